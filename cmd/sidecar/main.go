@@ -1,0 +1,197 @@
+// Command sidecar runs the routing sidecar beside one decode engine.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/sidecar"
+)
+
+func main() { boot.Main(run) }
+
+var program = boot.Program{Summary: "Tandem's routing sidecar: runs prefill on another pod, then decode on the engine beside it."}
+
+// config is the manual: every flag, its default and its meaning, and the flags of llm-d's sidecar with what became of them.
+type config struct {
+	Listen  listen `group:"Listeners"`
+	Sidecar sidecar.Config
+	Log     boot.Log `group:"Log"`
+	Foreign foreign
+}
+
+type listen struct {
+	Port    int    `flag:"port" arg:"PORT" help:"data port, all interfaces; 0 takes any free one"`
+	Host    string `flag:"host" arg:"ADDRESS" help:"address of the data and metrics ports; empty means all interfaces"`
+	Secure  bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve the data port over TLS (llm-d's default is true, ours is plaintext)"`
+	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
+	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
+}
+
+// foreign are flags of llm-d's sidecar that are known and not taken.
+type foreign struct {
+	_ struct{} `flag:"data-parallel-size" refused:"run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	_ struct{} `flag:"ec-connector" refused:"encoder disaggregation is not served; leave the encoder role out of the pool"`
+	_ struct{} `flag:"mooncake-bootstrap-port" refused:"the mooncake protocol is not served; use --kv-connector nixlv2"`
+	_ struct{} `flag:"p2p-connector-port" refused:"the offloading protocol is not served; use --kv-connector nixlv2"`
+	_ struct{} `flag:"enable-p2p-pull" refused:"pulling from a third pod is not served; use --kv-connector nixlv2"`
+	_ struct{} `flag:"decode-chunk-size" refused:"chunked decode changes what engines answer; leave it out"`
+	_ struct{} `flag:"enable-ssrf-protection" refused:"targets are always checked; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"inference-pool" refused:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"pool-group" refused:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"enable-tls" refused:"use --prefill-tls for prefill engines; the decode engine is on this pod's loopback"`
+	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
+	_ struct{} `flag:"decoder-use-tls" refused:"the decode engine is on this pod's loopback and is spoken to in plaintext"`
+	_ struct{} `flag:"tls-insecure-skip-verify" refused:"use --prefill-tls-insecure-skip-verify"`
+	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config"`
+	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
+	_ struct{} `flag:"tracing" refused:"set OTEL_EXPORTER_OTLP_ENDPOINT to export traces"`
+}
+
+func defaults() config {
+	return config{
+		Listen:  listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096"},
+		Sidecar: sidecar.Defaults(),
+	}
+}
+
+// Validate implements boot.Validator.
+func (c *config) Validate(p *boot.Problems) {
+	p.RequirePort("port", c.Listen.Port)
+	p.RequirePort("metrics-port", c.Listen.Metrics)
+	if _, _, err := net.SplitHostPort(c.Listen.Admin); err != nil {
+		p.Add("admin-address", "%q is not HOST:PORT", c.Listen.Admin)
+	}
+	c.Sidecar.Problems(p.Add)
+}
+
+func run(ctx context.Context, std boot.IO, args []string) error {
+	cfg := defaults()
+	if _, err := program.Load(std, &cfg, args); err != nil {
+		return err
+	}
+	log := cfg.Log.New(std)
+	telemetry, err := boot.StartTelemetry(ctx, std, "tandem-sidecar", log)
+	if err != nil {
+		return err
+	}
+	metrics := boot.NewRegistry()
+	server, err := sidecar.New(cfg.Sidecar, sidecar.Telemetry{
+		Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/sidecar"), Propagator: telemetry.Propagator,
+	})
+	if err != nil {
+		return errors.Join(boot.Configf("starting the sidecar: %w", err), telemetry.Close())
+	}
+	defer server.Close()
+	ports, err := cfg.Listen.open(ctx)
+	if err != nil {
+		return errors.Join(err, telemetry.Close())
+	}
+	services := []boot.Service{
+		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, server.Ready)},
+		{Name: "admin", Listener: ports.admin, Handler: boot.Admin()},
+	}
+	err = serve(ctx, std, log, server, ports, services, cfg.Listen)
+	return errors.Join(err, telemetry.Close())
+}
+
+// ports are the listeners of a sidecar.
+type ports struct{ data, metrics, admin net.Listener }
+
+func (l listen) open(ctx context.Context) (p ports, err error) {
+	for _, one := range []struct {
+		to         *net.Listener
+		flag, addr string
+	}{
+		{&p.data, "port", net.JoinHostPort(l.Host, strconv.Itoa(l.Port))},
+		{&p.metrics, "metrics-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
+		{&p.admin, "admin-address", l.Admin},
+	} {
+		if *one.to, err = boot.Listen(ctx, one.flag, one.addr); err != nil {
+			p.close()
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+func (p ports) close() {
+	for _, l := range []net.Listener{p.data, p.metrics, p.admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// headerTimeout bounds how long a client may take to send its request header. Bodies and answers have no such bound: long
+// prompts come over slow links, and answers take as long as they take.
+const headerTimeout = 30 * time.Second
+
+// serve runs all listeners until ctx ends, then drains the data port while probes and metrics still answer.
+func serve(ctx context.Context, std boot.IO, log *slog.Logger, server *sidecar.Server, p ports, services []boot.Service, l listen) error {
+	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: 5 * time.Minute,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols)}
+	data.Protocols.SetHTTP1(true)
+	data.Protocols.SetHTTP2(true)
+	data.Protocols.SetUnencryptedHTTP2(true)
+	if l.Secure {
+		tls, err := boot.ServerTLS(l.CertDir, log)
+		if err != nil {
+			p.close()
+			return err
+		}
+		data.TLSConfig = tls
+	}
+	aux, stopAux := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAux()
+	var auxErr, dataErr error
+	var running sync.WaitGroup
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
+	running.Go(func() { defer fail(); auxErr = boot.Serve(aux, log, services...) })
+	running.Go(func() { defer fail(); dataErr = serveData(data, p.data, l.Secure) })
+	if err := boot.Ready(std.Stdout, "sidecar", boot.Addresses{"http": p.data.Addr(), "metrics": p.metrics.Addr(), "admin": p.admin.Addr()}); err != nil {
+		fail()
+		dataErr = err
+	}
+	<-ctx.Done()
+	log.Info("draining")
+	server.Drain(aux)
+	shutdown(data)
+	stopAux()
+	running.Wait()
+	return errors.Join(auxErr, dataErr)
+}
+
+func serveData(s *http.Server, l net.Listener, secure bool) error {
+	var err error
+	if secure {
+		err = s.ServeTLS(l, "", "")
+	} else {
+		err = s.Serve(l)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving the data port: %w", err)
+}
+
+// shutdownTimeout is for passed-through calls, which Drain does not wait for.
+const shutdownTimeout = 5 * time.Second
+
+func shutdown(s *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		_ = s.Close() // what did not finish in time is cut; there is nobody to tell
+	}
+}

@@ -1,0 +1,52 @@
+package pd
+
+// API is one of the generate calls of an engine's HTTP surface.
+type API uint8
+
+// The APIs Tandem tells apart. APIOther is everything an engine serves that generates nothing.
+const (
+	APIOther API = iota
+	APIChat
+	APICompletions
+	APIResponses
+	APIMessages
+	APIGenerate
+	APIEmbeddings
+)
+
+var apis = []struct {
+	path, name string
+	splittable bool
+}{
+	APIOther:       {"", "other", false},
+	APIChat:        {"/v1/chat/completions", "chat", true},
+	APICompletions: {"/v1/completions", "completions", true},
+	APIResponses:   {"/v1/responses", "responses", false},
+	APIMessages:    {"/v1/messages", "messages", false},
+	APIGenerate:    {"/inference/v1/generate", "generate", false},
+	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
+}
+
+// APIOf names the API a path belongs to.
+func APIOf(path string) API {
+	for api, a := range apis {
+		if path == a.path {
+			return API(api)
+		}
+	}
+	return APIOther
+}
+
+// GenerateAPIs lists the APIs that have a path of their own, in a fixed order.
+func GenerateAPIs() []API {
+	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings}
+}
+
+// Path is the URL path of the API, "" for APIOther.
+func (a API) Path() string { return apis[a].path }
+
+// String names the API in metrics and spans.
+func (a API) String() string { return apis[a].name }
+
+// Splittable reports whether requests of this API may be prefilled on another pod.
+func (a API) Splittable() bool { return apis[a].splittable }

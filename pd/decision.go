@@ -1,0 +1,77 @@
+package pd
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Decision is what happened to a request, in HeaderDecision:
+//
+//	remote|local|refused;reason=<token>[;attempts=<n>;candidate=<index>]
+//
+// It names no address: it goes to clients.
+type Decision struct {
+	Verdict   Verdict
+	Reason    Reason
+	Attempts  int // prefill legs that were sent; 0 = none, then Candidate means nothing
+	Candidate int // index in HeaderPrefill of the candidate tried last
+}
+
+// maxAttempts bounds what a header may claim; candidates are few.
+const maxAttempts = 1000
+
+// ParseDecision reads HeaderDecision.
+func ParseDecision(value string) (Decision, error) {
+	var d Decision
+	head, err := splitParams(value, d.set)
+	if err != nil {
+		return Decision{}, fmt.Errorf("reading %s: %w", HeaderDecision, err)
+	}
+	for _, v := range []Verdict{Local, Remote, Refused} {
+		if head == v.String() {
+			d.Verdict = v
+		}
+	}
+	if d.Verdict == 0 {
+		return Decision{}, fmt.Errorf("reading %s: must begin with remote, local or refused", HeaderDecision)
+	}
+	if !d.Reason.Explains(d.Verdict) {
+		return Decision{}, fmt.Errorf("reading %s: reason %q does not explain %s", HeaderDecision, d.Reason, d.Verdict)
+	}
+	return d, nil
+}
+
+func (d *Decision) set(name, v string) (err error) {
+	switch name {
+	case "reason":
+		d.Reason = Reason(v)
+	case "attempts":
+		d.Attempts, err = parseCount(v)
+	case "candidate":
+		d.Candidate, err = parseCount(v)
+	default:
+		err = errUnknownParam
+	}
+	return err
+}
+
+// String prints the decision as ParseDecision reads it.
+func (d Decision) String() string {
+	b := make([]byte, 0, 64)
+	b = append(b, d.Verdict.String()...)
+	b = append(append(b, ";reason="...), d.Reason...)
+	if d.Attempts > 0 {
+		b = strconv.AppendInt(append(b, ";attempts="...), int64(d.Attempts), 10)
+		b = strconv.AppendInt(append(b, ";candidate="...), int64(d.Candidate), 10)
+	}
+	return string(b)
+}
+
+func parseCount(v string) (int, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 || n > maxAttempts || v[0] == '+' {
+		return 0, errors.New("must be a count")
+	}
+	return n, nil
+}

@@ -1,0 +1,296 @@
+package dialect
+
+import (
+	"errors"
+	"strconv"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// The members of a request Tandem looks at, in the order of requestTable.
+const (
+	wModel = iota
+	wStream
+	wStreamOptions
+	wMaxTokens
+	wMaxCompletionTokens
+	wMaxOutputTokens
+	wMinTokens
+	wN
+	wBestOf
+	wPrompt
+	wMessages
+	wToolChoice
+	wParams
+	wSamplingParams
+	wExtraParams
+	wXargsParams
+	wEcho
+	wLogprobs
+	wPromptLogprobs
+	wBeamSearch
+)
+
+// requestTable lists the controlled members (Once: a second one is refused, because engines and proxies disagree on which
+// of two counts) and those that only decide whether a request can be split.
+//
+// Engine parameters reach vLLM by three ways: at top level, in sampling_params.extra_args (generate) and in vllm_xargs,
+// which vLLM copies into the same extra_args.
+var requestTable = body.NewTable(
+	body.Want{Path: "model", Once: true},
+	body.Want{Path: "stream", Once: true},
+	body.Want{Path: "stream_options", Once: true},
+	body.Want{Path: "max_tokens", Once: true},
+	body.Want{Path: "max_completion_tokens", Once: true},
+	body.Want{Path: "max_output_tokens", Once: true},
+	body.Want{Path: "min_tokens", Once: true},
+	body.Want{Path: "n", Once: true},
+	body.Want{Path: "best_of", Once: true},
+	body.Want{Path: "prompt", Once: true},
+	body.Want{Path: "messages", Once: true},
+	body.Want{Path: "tool_choice", Once: true},
+	body.Want{Path: "kv_transfer_params", Once: true},
+	body.Want{Path: "sampling_params", Once: true},
+	body.Want{Path: "sampling_params.extra_args.kv_transfer_params"},
+	body.Want{Path: "vllm_xargs.kv_transfer_params"},
+	body.Want{Path: "echo"},
+	body.Want{Path: "logprobs"},
+	body.Want{Path: "prompt_logprobs"},
+	body.Want{Path: "use_beam_search"},
+)
+
+// RequestTable is what a request body is scanned for, whatever the dialect.
+func RequestTable() *body.Table { return requestTable }
+
+// Stripped reports whether a member of RequestTable must never reach an engine as a client sent it: it would aim the
+// engine at memory of the client's choosing, and an incomplete one ends the engine.
+func Stripped(want int) bool { return want == wParams || want == wExtraParams || want == wXargsParams }
+
+// stripped lists the members for which Stripped holds.
+var stripped = [...]int{wParams, wExtraParams, wXargsParams}
+
+// Request is a request body, whole and scanned.
+type Request struct {
+	API  pd.API
+	Body *body.Body
+	scan *body.Scanner
+}
+
+// NewRequest pairs a body with the scan of it by RequestTable. Both must stay unchanged while the request lives.
+func NewRequest(api pd.API, b *body.Body, scan *body.Scanner) *Request {
+	return &Request{API: api, Body: b, scan: scan}
+}
+
+// Fit says what may be done with a request.
+type Fit uint8
+
+// The fits.
+const (
+	FitSplit   Fit = iota // both legs
+	FitLocal              // a valid request that one hand-off cannot carry
+	FitDoubted            // the engine will, or may, refuse it: no prefill engine is to be bothered with it
+)
+
+// Fit looks at the controlled members. A request whose members the engine's own front end would refuse must not be
+// prefilled: priming overwrites the very members that are wrong, prefill then accepts, decode refuses the original, and
+// the KV cache is held for nobody.
+func (r *Request) Fit() Fit {
+	switch {
+	case r.doubted():
+		return FitDoubted
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), r.is(wBeamSearch, body.True):
+		return FitLocal
+	}
+	return FitSplit
+}
+
+// Stream reports whether the client asked for a stream.
+func (r *Request) Stream() bool { return r.is(wStream, body.True) }
+
+// ForcedTool reports whether tool_choice forces a tool call. Some engines answer such a request with an error as soon as
+// its token limit is 1, which is what priming sets.
+func (r *Request) ForcedTool() bool {
+	m, ok := r.scan.Find(wToolChoice)
+	if !ok {
+		return false
+	}
+	return m.Kind == body.Object || m.Kind == body.String && string(r.Body.Bytes(m.Value)) == `"required"`
+}
+
+// doubted reports whether a controlled member has a type or value that engines refuse, or accept only by coercion rules
+// that differ between versions.
+func (r *Request) doubted() bool {
+	if r.scan.Root().Kind != body.Object {
+		return true
+	}
+	for _, want := range [...]int{wMaxTokens, wMaxCompletionTokens, wMaxOutputTokens, wN, wBestOf} {
+		if n, ok := r.number(want); ok && n < 1 {
+			return true
+		}
+	}
+	if n, ok := r.number(wMinTokens); ok && (n < 0 || r.limit() >= 0 && n > r.limit()) {
+		return true
+	}
+	if !r.kind(wModel, body.String) || !r.kind(wStreamOptions, body.Object) || !r.kind(wStream, body.True, body.False) {
+		return true
+	}
+	if r.is(wStreamOptions, body.Object) && !r.Stream() {
+		return true
+	}
+	switch r.API {
+	case pd.APIChat:
+		return !r.is(wMessages, body.Array)
+	case pd.APICompletions:
+		return !r.is(wPrompt, body.Array) && !r.is(wPrompt, body.String)
+	}
+	return false
+}
+
+// limit is the largest number of tokens the request may generate, -1 if it does not say.
+func (r *Request) limit() int64 {
+	if n, ok := r.number(wMaxCompletionTokens); ok {
+		return n
+	}
+	if n, ok := r.number(wMaxTokens); ok {
+		return n
+	}
+	return -1
+}
+
+// one reports whether a count is absent, null or 1.
+func (r *Request) one(want int) bool {
+	n, ok := r.number(want)
+	return !ok || n == 1
+}
+
+// batch reports whether the prompt is a list of several prompts. A list of numbers is one prompt in tokens.
+func (r *Request) batch() bool {
+	m, ok := r.scan.Find(wPrompt)
+	if !ok || m.Kind != body.Array || m.Count <= 1 {
+		return false
+	}
+	for _, c := range r.Body.Bytes(body.Span{Start: m.Value.Start + 1, End: min(m.Value.End, m.Value.Start+1+maxBlank)}) {
+		switch c {
+		case ' ', '\t', '\n', '\r':
+		case '"', '[', '{':
+			return true
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// maxBlank is how much white space before a list's first element is looked through; more is nobody's honest body.
+const maxBlank = 4096
+
+// promptLogprobs reports whether log probabilities of the prompt are asked for: they make decode compute all of the
+// prompt again, so a transfer would be for nothing.
+func (r *Request) promptLogprobs() bool {
+	if m, ok := r.scan.Find(wPromptLogprobs); ok && m.Kind != body.Null {
+		return true
+	}
+	m, ok := r.scan.Find(wLogprobs)
+	return ok && m.Kind != body.Null && m.Kind != body.False && r.is(wEcho, body.True)
+}
+
+// is reports whether a member is present with one kind.
+func (r *Request) is(want int, kind body.Kind) bool {
+	m, ok := r.scan.Find(want)
+	return ok && m.Kind == kind
+}
+
+// kind reports whether a member is absent, null or of one of the kinds.
+func (r *Request) kind(want int, kinds ...body.Kind) bool {
+	m, ok := r.scan.Find(want)
+	if !ok || m.Kind == body.Null {
+		return true
+	}
+	for _, k := range kinds {
+		if m.Kind == k {
+			return true
+		}
+	}
+	return false
+}
+
+// number reads an integer member. Absent and null give ok false; anything that is not plainly an integer gives a number
+// no engine accepts.
+func (r *Request) number(want int) (n int64, ok bool) {
+	m, found := r.scan.Find(want)
+	if !found || m.Kind == body.Null {
+		return 0, false
+	}
+	if m.Kind != body.Number {
+		return -1, true
+	}
+	n, err := strconv.ParseInt(string(r.Body.Bytes(m.Value)), 10, 64)
+	if err != nil {
+		return -1, true
+	}
+	return n, true
+}
+
+var errNotObject = errors.New("request body is not a JSON object")
+
+// edit begins an edit that takes out what clients may not send below the top level.
+func (r *Request) edit() (*body.Edit, error) {
+	if r.scan.Root().Kind != body.Object {
+		return nil, errNotObject
+	}
+	e := &body.Edit{}
+	e.Reset(r.Body, r.scan.Root())
+	for _, m := range r.scan.Members() {
+		if m.Want == wExtraParams || m.Want == wXargsParams {
+			e.Remove(m)
+		}
+	}
+	return e, nil
+}
+
+// set replaces a top-level member or adds it.
+func (r *Request) set(e *body.Edit, want int, value []byte) {
+	if m, ok := r.scan.Find(want); ok {
+		e.Replace(m, value)
+		return
+	}
+	e.Add(r.scan.Root(), requestTable.Path(want), value)
+}
+
+// drop removes a top-level member if it is there.
+func (r *Request) drop(e *body.Edit, want int) {
+	if m, ok := r.scan.Find(want); ok {
+		e.Remove(m)
+	}
+}
+
+// Local gives the body for the local engine: as it came, less what clients may not send.
+func (r *Request) Local() (Leg, error) {
+	if !r.strips() {
+		return Leg{Segments: r.Body.Segments(), Length: r.Body.Len()}, nil
+	}
+	e, err := r.edit()
+	if err != nil {
+		return Leg{}, err
+	}
+	r.drop(e, wParams)
+	return leg(e)
+}
+
+func (r *Request) strips() bool {
+	for _, want := range stripped {
+		if _, ok := r.scan.Find(want); ok {
+			return true
+		}
+	}
+	return false
+}
+
+func leg(e *body.Edit) (Leg, error) {
+	segments, err := e.Segments(nil)
+	if err != nil {
+		return Leg{}, err
+	}
+	return Leg{Segments: segments, Length: e.Len()}, nil
+}

@@ -1,0 +1,182 @@
+package pd
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// Handoff is the object by which a vLLM prefill engine offers the KV cache of one request, checked as far as a bystander
+// can. The raw bytes go to the decode engine unchanged: engines add members by version, and whoever rebuilds the object
+// loses them (billing breaks without remote_prefill_cached_tokens).
+//
+// The check exists because decode engines do not make it: vLLM 0.32 exits on most incomplete objects and answers wrongly,
+// with status 200, on foreign ones.
+type Handoff struct {
+	raw       []byte
+	EngineID  string
+	RequestID string // the engine's own id, which a release must name
+	Blocks    int    // block ids over all KV cache groups
+	groups    int    // KV cache groups
+	Tokens    int    // remote_num_tokens; -1 = absent (older engines)
+	Cached    int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage then needs correcting)
+}
+
+// maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
+const maxHandoff = 1 << 20
+
+// The members ParseHandoff looks at, in the order of handoffTable.
+const (
+	hoPrefill = iota
+	hoBlocks
+	hoEngine
+	hoRequest
+	hoHost
+	hoPort
+	hoTokens
+	hoCached
+)
+
+var handoffTable = body.NewTable(
+	body.Want{Path: "do_remote_prefill", Once: true},
+	body.Want{Path: "remote_block_ids", Once: true},
+	body.Want{Path: "remote_engine_id", Once: true},
+	body.Want{Path: "remote_request_id", Once: true},
+	body.Want{Path: "remote_host", Once: true},
+	body.Want{Path: "remote_port", Once: true},
+	body.Want{Path: "remote_num_tokens", Once: true},
+	body.Want{Path: "remote_prefill_cached_tokens", Once: true},
+)
+
+// ParseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It demands what
+// vLLM's decode side needs to live: do_remote_prefill true, the five remote_* members present and of their type, and
+// remote_block_ids a list of lists of non-negative integers with at least one id; an empty list only beside others.
+func ParseHandoff(raw []byte) (Handoff, error) {
+	if len(raw) > maxHandoff {
+		return Handoff{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
+	}
+	var s body.Scanner
+	s.Reset(handoffTable, body.Limits{Depth: 16}, nil)
+	if _, err := s.Write(raw); err != nil {
+		return Handoff{}, fmt.Errorf("hand-off object: %w", err)
+	}
+	if err := s.Close(); err != nil {
+		return Handoff{}, fmt.Errorf("hand-off object: %w", err)
+	}
+	if s.Root().Kind != body.Object {
+		return Handoff{}, errors.New("hand-off is not an object")
+	}
+	return readHandoff(raw, &s)
+}
+
+func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
+	h := Handoff{raw: raw, Tokens: -1, Cached: -1}
+	if m, ok := s.Find(hoPrefill); !ok || m.Kind != body.True {
+		return Handoff{}, errors.New("hand-off lacks do_remote_prefill true")
+	}
+	var err error
+	if h.EngineID, err = handoffString(raw, s, hoEngine); err != nil {
+		return Handoff{}, err
+	}
+	if h.RequestID, err = handoffString(raw, s, hoRequest); err != nil {
+		return Handoff{}, err
+	}
+	if _, err = handoffString(raw, s, hoHost); err != nil {
+		return Handoff{}, err
+	}
+	if port, err := handoffInt(raw, s, hoPort); err != nil || port < 1 || port > 65535 {
+		return Handoff{}, errors.New("hand-off lacks a remote_port from 1 to 65535")
+	}
+	if h.Tokens, err = handoffOptional(raw, s, hoTokens); err != nil {
+		return Handoff{}, err
+	}
+	if h.Cached, err = handoffOptional(raw, s, hoCached); err != nil {
+		return Handoff{}, err
+	}
+	m, ok := s.Find(hoBlocks)
+	if !ok || m.Kind != body.Array {
+		return Handoff{}, errors.New("hand-off lacks a list remote_block_ids")
+	}
+	h.Blocks, h.groups, err = countBlocks(raw[m.Value.Start:m.Value.End])
+	return h, err
+}
+
+// Raw is the object as the engine wrote it.
+func (h Handoff) Raw() []byte { return h.raw }
+
+// Zero reports whether h holds no hand-off.
+func (h Handoff) Zero() bool { return h.raw == nil }
+
+// CheckBlocks compares the number of blocks with what the prompt needs, where that can be known: one KV cache group, a
+// known block size of the prefill engine (tokens), and a hand-off that covers the whole prompt. promptTokens or blockSize
+// 0 = unknown, no check. Too few blocks kill vLLM's decode engine; too many make it answer wrongly.
+func (h Handoff) CheckBlocks(promptTokens, blockSize int) error {
+	if promptTokens <= 0 || blockSize <= 0 || h.Tokens != promptTokens || h.groups != 1 {
+		return nil
+	}
+	if want := (promptTokens + blockSize - 1) / blockSize; want != h.Blocks {
+		return fmt.Errorf("hand-off has %d blocks, %d tokens need %d", h.Blocks, promptTokens, want)
+	}
+	return nil
+}
+
+func handoffString(raw []byte, s *body.Scanner, want int) (string, error) {
+	m, ok := s.Find(want)
+	if ok && m.Kind == body.String && m.Value.End-m.Value.Start > 2 {
+		if text, err := body.Text(raw[m.Value.Start:m.Value.End]); err == nil {
+			return text, nil
+		}
+	}
+	return "", fmt.Errorf("hand-off lacks a string %s", handoffTable.Path(want))
+}
+
+var errNotInt = errors.New("not an integer")
+
+func handoffInt(raw []byte, s *body.Scanner, want int) (int, error) {
+	m, ok := s.Find(want)
+	if !ok || m.Kind != body.Number {
+		return 0, errNotInt
+	}
+	return strconv.Atoi(string(raw[m.Value.Start:m.Value.End]))
+}
+
+// handoffOptional reads a member that older engines do not send, -1 when absent or null.
+func handoffOptional(raw []byte, s *body.Scanner, want int) (int, error) {
+	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
+		return -1, nil
+	}
+	n, err := handoffInt(raw, s, want)
+	if err != nil || n < 0 {
+		return -1, fmt.Errorf("hand-off member %s is not a number of tokens", handoffTable.Path(want))
+	}
+	return n, nil
+}
+
+// countBlocks counts ids and lists in "[[1,2],[3]]". The text is known to be valid JSON.
+func countBlocks(list []byte) (blocks, groups int, err error) {
+	depth, inNumber := 0, false
+	for _, c := range list {
+		digit := c >= '0' && c <= '9'
+		switch {
+		case digit && depth == 2:
+			if !inNumber {
+				blocks++
+			}
+		case c == '[' && depth < 2:
+			depth++
+			groups += depth - 1
+		case c == ']':
+			depth--
+		case c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r':
+		default:
+			return 0, 0, errors.New("hand-off member remote_block_ids is not a list of lists of block numbers")
+		}
+		inNumber = digit
+	}
+	if blocks == 0 {
+		return 0, 0, errors.New("hand-off offers no blocks")
+	}
+	return blocks, groups, nil
+}

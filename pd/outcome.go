@@ -1,0 +1,79 @@
+package pd
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// End says how an answer ended.
+type End uint8
+
+// The ends. Aborted is the zero value: an answer that nobody closed was aborted.
+const (
+	EndAborted End = iota // the client left, or the process died
+	EndDone               // whole
+	EndError              // the engine or Tandem ended it with an error
+)
+
+var ends = [...]string{"aborted", "done", "error"}
+
+// String is the end's token on the wire.
+func (e End) String() string { return ends[e] }
+
+// Outcome closes the report on an answer, in HeaderOutcome (a trailer on streams):
+//
+//	done|error|aborted;prompt=<n>;cached=<n>;completion=<n>
+//
+// Counts are tokens as the engine reported them; -1 (left out on the wire) where it did not.
+type Outcome struct {
+	End                        End
+	Prompt, Cached, Completion int64
+}
+
+// ParseOutcome reads HeaderOutcome.
+func ParseOutcome(value string) (Outcome, error) {
+	o := Outcome{Prompt: -1, Cached: -1, Completion: -1}
+	head, err := splitParams(value, o.set)
+	if err != nil {
+		return Outcome{}, fmt.Errorf("reading %s: %w", HeaderOutcome, err)
+	}
+	for e, name := range ends {
+		if name == head {
+			o.End = End(e)
+			return o, nil
+		}
+	}
+	return Outcome{}, fmt.Errorf("reading %s: must begin with done, error or aborted", HeaderOutcome)
+}
+
+func (o *Outcome) set(name, v string) error {
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 0 {
+		return fmt.Errorf("must be a number of tokens")
+	}
+	switch name {
+	case "prompt":
+		o.Prompt = n
+	case "cached":
+		o.Cached = n
+	case "completion":
+		o.Completion = n
+	default:
+		return errUnknownParam
+	}
+	return nil
+}
+
+// String prints the outcome as ParseOutcome reads it.
+func (o Outcome) String() string {
+	b := append(make([]byte, 0, 64), o.End.String()...)
+	for _, c := range [...]struct {
+		name   string
+		tokens int64
+	}{{";prompt=", o.Prompt}, {";cached=", o.Cached}, {";completion=", o.Completion}} {
+		if c.tokens >= 0 {
+			b = strconv.AppendInt(append(b, c.name...), c.tokens, 10)
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,141 @@
+package pd
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Phase is one part of a request's time in the sidecar. Phases are contiguous on the sidecar's monotonic clock, so their
+// sum is the request's span by construction.
+type Phase uint8
+
+// The phases in their order.
+const (
+	PhaseRecv    Phase = iota // first byte → prefill leg sent (local: engine leg sent)
+	PhasePrefill              // → usable hand-off, all attempts
+	PhaseHandoff              // → decode leg sent
+	PhaseFirst                // → first body byte of decode
+	PhaseDecode               // → last byte
+	phaseCount
+)
+
+// PhaseEPP is the picker's own time, which lies before the sidecar's clock and outside the sum.
+const PhaseEPP = phaseCount
+
+var phaseNames = [...]string{"recv", "prefill", "handoff", "first", "decode", "epp"}
+
+// String is the phase's token in Server-Timing, spans and metrics.
+func (p Phase) String() string { return phaseNames[p] }
+
+// PhaseCount is the number of phases that partition the sidecar's clock.
+const PhaseCount = int(phaseCount)
+
+// Phases holds how long each phase took, PhaseEPP included. A phase that a request did not go through is absent, which
+// is not the same as one that took no time.
+type Phases struct {
+	took [phaseCount + 1]time.Duration
+	seen [phaseCount + 1]bool
+}
+
+// Set records a phase.
+func (p *Phases) Set(phase Phase, d time.Duration) { p.took[phase], p.seen[phase] = d, true }
+
+// Get returns how long a phase took and whether it happened.
+func (p *Phases) Get(phase Phase) (time.Duration, bool) { return p.took[phase], p.seen[phase] }
+
+// Sum adds the phases of the sidecar's clock.
+func (p *Phases) Sum() time.Duration {
+	var sum time.Duration
+	for ph := PhaseRecv; ph < phaseCount; ph++ {
+		sum += p.took[ph]
+	}
+	return sum
+}
+
+// AppendTiming prints the phases that happened, up to and without end, as a Server-Timing value in milliseconds:
+// "epp;dur=0.8, recv;dur=0.3, …". Pass PhaseEPP as end for all of them.
+func (p *Phases) AppendTiming(b []byte, end Phase) []byte {
+	if p.seen[PhaseEPP] {
+		b = p.appendEntry(b, PhaseEPP)
+	}
+	for ph := PhaseRecv; ph < min(end, phaseCount); ph++ {
+		if p.seen[ph] {
+			b = p.appendEntry(b, ph)
+		}
+	}
+	return b
+}
+
+func (p *Phases) appendEntry(b []byte, ph Phase) []byte {
+	if len(b) > 0 {
+		b = append(b, ", "...)
+	}
+	b = append(b, ph.String()...)
+	return appendMillis(append(b, ";dur="...), p.took[ph])
+}
+
+// ParseTiming reads the phases out of a Server-Timing value. Entries of others (RFC 9110 lets every hop add its own) are
+// skipped; an entry of ours that is not a duration is an error, as is one that appears twice.
+func ParseTiming(value string) (Phases, error) {
+	var p Phases
+	for entry := range strings.SplitSeq(value, ",") {
+		name, params, _ := strings.Cut(strings.TrimSpace(entry), ";")
+		for ph := range Phase(len(phaseNames)) {
+			if phaseNames[ph] != name {
+				continue
+			}
+			dur, ok := strings.CutPrefix(strings.TrimSpace(params), "dur=")
+			d, err := parseMillis(dur)
+			if !ok || err != nil || p.seen[ph] {
+				return Phases{}, fmt.Errorf("reading %s: entry %q is not one duration", HeaderTiming, name)
+			}
+			p.Set(ph, d)
+		}
+	}
+	return p, nil
+}
+
+// Clock partitions a request's time into phases. It begins in PhaseRecv; Enter moves it forward. It is not safe for
+// concurrent use: one request has one clock.
+type Clock struct {
+	start, mark time.Time
+	phase       Phase
+	phases      Phases
+}
+
+// StartClock begins a clock at the request's first byte.
+func StartClock(now time.Time) Clock { return Clock{start: now, mark: now} }
+
+// Enter ends the phase the clock is in and begins another. Entering the current phase, or one that lies behind, changes
+// nothing: a redo stays in the phase it happens in, so the sum stays whole.
+func (c *Clock) Enter(p Phase, now time.Time) {
+	if p <= c.phase {
+		return
+	}
+	c.close(now)
+	c.phase = p
+}
+
+// Stop ends the last phase and returns all of them. A stopped clock stays stopped: Stop again returns the same.
+func (c *Clock) Stop(now time.Time) *Phases {
+	if c.phase < phaseCount {
+		c.close(now)
+		c.phase = phaseCount
+	}
+	return &c.phases
+}
+
+// Phase is the phase the clock is in.
+func (c *Clock) Phase() Phase { return c.phase }
+
+// Phases returns what is known so far; the current phase is not in it.
+func (c *Clock) Phases() *Phases { return &c.phases }
+
+// Start is when the clock was started.
+func (c *Clock) Start() time.Time { return c.start }
+
+func (c *Clock) close(now time.Time) {
+	c.phases.Set(c.phase, now.Sub(c.mark))
+	c.mark = now
+}

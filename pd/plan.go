@@ -1,0 +1,121 @@
+package pd
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Plan is what the picker wants of the sidecar, in HeaderPlan:
+//
+//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report]
+type Plan struct {
+	Verdict Verdict
+	ID      string // 16 lower-case hex digits, made by the picker, one per request
+	Reason  Reason
+	Strict  bool          // never prefill locally: the client forced P/D without fallback
+	EPP     time.Duration // last request byte at the picker → its answer
+	Report  bool          // the picker reads trailers: send the report on streams
+}
+
+// planIDLen is the length of a plan's id in hex digits (64 bits: no collision among what is in flight in one pool).
+const planIDLen = 16
+
+// ParsePlan reads HeaderPlan. Every member but report is required, each once; unknown members and reasons that do not
+// explain the verdict are errors.
+func ParsePlan(value string) (Plan, error) {
+	var p Plan
+	var have int
+	head, err := splitParams(value, func(name, v string) error {
+		have++
+		return p.set(name, v, &have)
+	})
+	if err != nil {
+		return Plan{}, fmt.Errorf("reading %s: %w", HeaderPlan, err)
+	}
+	switch head {
+	case "remote":
+		p.Verdict = Remote
+	case "local":
+		p.Verdict = Local
+	default:
+		return Plan{}, fmt.Errorf("reading %s: must begin with remote or local", HeaderPlan)
+	}
+	if have != 4 {
+		return Plan{}, fmt.Errorf("reading %s: needs id, reason, strict and epp", HeaderPlan)
+	}
+	if !p.Reason.Explains(p.Verdict) {
+		return Plan{}, fmt.Errorf("reading %s: reason %q does not explain %s", HeaderPlan, p.Reason, p.Verdict)
+	}
+	return p, nil
+}
+
+func (p *Plan) set(name, v string, have *int) (err error) {
+	switch name {
+	case "id":
+		if raw, err := hex.DecodeString(v); err != nil || len(raw) != planIDLen/2 {
+			return errors.New("must be 16 hex digits")
+		}
+		p.ID = v
+	case "reason":
+		p.Reason = Reason(v)
+	case "strict":
+		p.Strict, err = parseBit(v)
+	case "epp":
+		p.EPP, err = parseMillis(v)
+	case "report":
+		*have--
+		p.Report = true
+		if v != "" {
+			err = errors.New("takes no value")
+		}
+	default:
+		err = errUnknownParam
+	}
+	return err
+}
+
+// String prints the plan as ParsePlan reads it.
+func (p Plan) String() string {
+	b := make([]byte, 0, 96)
+	b = append(b, p.Verdict.String()...)
+	b = append(append(b, ";id="...), p.ID...)
+	b = append(append(b, ";reason="...), p.Reason...)
+	b = append(b, ";strict="...)
+	if p.Strict {
+		b = append(b, '1')
+	} else {
+		b = append(b, '0')
+	}
+	b = appendMillis(append(b, ";epp="...), p.EPP)
+	if p.Report {
+		b = append(b, ";report"...)
+	}
+	return string(b)
+}
+
+func parseBit(v string) (bool, error) {
+	switch v {
+	case "0":
+		return false, nil
+	case "1":
+		return true, nil
+	}
+	return false, errors.New("must be 0 or 1")
+}
+
+// parseMillis reads a non-negative decimal number of milliseconds. An hour is the most any header of ours may claim.
+func parseMillis(v string) (time.Duration, error) {
+	ms, err := strconv.ParseFloat(v, 64)
+	if err != nil || !(ms >= 0 && ms <= 3.6e6) {
+		return 0, errors.New("must be milliseconds, 0 to 3600000")
+	}
+	return time.Duration(ms * float64(time.Millisecond)).Round(time.Microsecond), nil
+}
+
+// appendMillis prints d in milliseconds with microsecond resolution and no trailing zeros.
+func appendMillis(b []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(b, float64(d.Round(time.Microsecond))/float64(time.Millisecond), 'f', -1, 64)
+}

@@ -1,0 +1,180 @@
+package pd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Refusal is the one error with meaning on the wire: for picker, sidecar and gateway alike. It becomes a JSON error in the
+// shape of the API that was called, and a Decision with verdict Refused.
+type Refusal struct {
+	Reason  Reason
+	Message string        // for the caller: what is wrong and what to do; never a prompt's text, never an address
+	After   time.Duration // overrides the table's Retry-After where it is known better; 0 = the table's
+	Cause   error         // for logs and spans only
+}
+
+// refusals is the one table of what a refusal looks like on the wire.
+var refusals = []struct {
+	reason            Reason
+	status            int
+	openai, anthropic string        // the "type" of the error object
+	after             time.Duration // Retry-After; 0 = no header: trying again would not help
+	dropped           string        // llm-d's token in HeaderDropped, when a picker refuses
+}{
+	{BadPDHeader, http.StatusBadRequest, "invalid_request_error", "invalid_request_error", 0, ""},
+	{BadRequest, http.StatusBadRequest, "invalid_request_error", "invalid_request_error", 0, ""},
+	{DuplicateKey, http.StatusBadRequest, "invalid_request_error", "invalid_request_error", 0, ""},
+	{NotSplittable, http.StatusBadRequest, "invalid_request_error", "invalid_request_error", 0, ""},
+	{TooLarge, http.StatusRequestEntityTooLarge, "invalid_request_error", "request_too_large", 0, ""},
+	{UntrustedPeer, http.StatusForbidden, "permission_error", "permission_error", 0, ""},
+	{DeniedTarget, http.StatusForbidden, "permission_error", "permission_error", 0, ""},
+	{NoEndpoint, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
+	{NoPrefill, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
+	{PrefillFailed, http.StatusBadGateway, "server_error", "api_error", time.Second, ""},
+	{Saturated, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-saturated"},
+	{Budget, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, ""},
+	{Draining, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-shutting-down"},
+	{Deadline, http.StatusGatewayTimeout, "timeout_error", "timeout_error", time.Second, "rejected-ttl-expired"},
+	{InternalError, http.StatusInternalServerError, "server_error", "api_error", 0, ""},
+}
+
+// Refuse makes a refusal with a message for the caller.
+func Refuse(reason Reason, format string, args ...any) *Refusal {
+	return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// AsRefusal finds the refusal in an error. An error that has none is an internal one: the caller is told no more than that.
+func AsRefusal(err error) *Refusal {
+	var r *Refusal
+	if errors.As(err, &r) {
+		return r
+	}
+	return &Refusal{Reason: InternalError, Message: "Tandem could not handle this request; the reason is in its log.", Cause: err}
+}
+
+// Error implements error.
+func (r *Refusal) Error() string {
+	if r.Cause != nil {
+		return fmt.Sprintf("%s: %s: %v", r.Reason, r.Message, r.Cause)
+	}
+	return fmt.Sprintf("%s: %s", r.Reason, r.Message)
+}
+
+// Unwrap gives the cause.
+func (r *Refusal) Unwrap() error { return r.Cause }
+
+func (r *Refusal) row() int {
+	last := len(refusals) - 1
+	for i := range refusals {
+		if refusals[i].reason == r.Reason {
+			return i
+		}
+	}
+	return last
+}
+
+// Status is the HTTP status.
+func (r *Refusal) Status() int { return refusals[r.row()].status }
+
+// RetryAfter is the value of the Retry-After header in seconds, "" for none.
+func (r *Refusal) RetryAfter() string {
+	after := r.After
+	if after == 0 {
+		after = refusals[r.row()].after
+	}
+	if after == 0 {
+		return ""
+	}
+	return strconv.Itoa(max(1, int((after+time.Second-1)/time.Second)))
+}
+
+// Dropped is the value of HeaderDropped for pickers, "" for none.
+func (r *Refusal) Dropped() string { return refusals[r.row()].dropped }
+
+// Decision is what HeaderDecision says of a refusal.
+func (r *Refusal) Decision() Decision {
+	return Decision{Verdict: Refused, Reason: refusals[r.row()].reason}
+}
+
+// errorObject is the inner object both error shapes share. OpenAI's has param and code, Anthropic's has neither.
+type errorObject struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    Reason  `json:"code"`
+}
+
+type anthropicError struct {
+	Type  string `json:"type"`
+	Error struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+// JSON is the error as the API's clients expect it: Anthropic's shape for messages, OpenAI's for all others. OpenAI's
+// code is the reason token.
+func (r *Refusal) JSON(api API) []byte {
+	row := refusals[r.row()]
+	var shape any
+	if api == APIMessages {
+		e := anthropicError{Type: "error"}
+		e.Error.Type, e.Error.Message = row.anthropic, r.Message
+		shape = e
+	} else {
+		shape = struct {
+			Error errorObject `json:"error"`
+		}{errorObject{Message: r.Message, Type: row.openai, Code: row.reason}}
+	}
+	b, err := json.Marshal(shape)
+	if err != nil {
+		panic(err) // strings always marshal
+	}
+	return b
+}
+
+// Event is the error as the last event of a stream whose status has already gone out, ended the way the API ends its
+// streams: chat and completions with [DONE], messages and responses with the error event itself.
+func (r *Refusal) Event(api API) []byte {
+	switch api {
+	case APIMessages:
+		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", r.JSON(api))
+	case APIResponses:
+		b, err := json.Marshal(struct {
+			Type    string  `json:"type"`
+			Code    Reason  `json:"code"`
+			Message string  `json:"message"`
+			Param   *string `json:"param"`
+		}{Type: "error", Code: r.Reason, Message: r.Message})
+		if err != nil {
+			panic(err) // strings always marshal
+		}
+		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", b)
+	}
+	return fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", r.JSON(api))
+}
+
+// Write answers an HTTP request with the refusal: status, Retry-After, the decision d and the API's JSON error. retriable
+// adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing has gone to the client.
+func (r *Refusal) Write(w http.ResponseWriter, api API, d Decision, retriable bool) error {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set(HeaderDecision, d.String())
+	if after := r.RetryAfter(); after != "" {
+		h.Set("Retry-After", after)
+	}
+	status := r.Status()
+	if retriable && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable) {
+		h.Set(HeaderRetry, "1")
+	}
+	body := r.JSON(api)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, err := w.Write(body)
+	return err
+}

@@ -1,0 +1,68 @@
+package pd
+
+import "strings"
+
+// RoleLabel is the pod label that says what a model server does. Its values are those of llm-d.
+const RoleLabel = "llm-d.ai/role"
+
+// Role is the set of stages a pod may serve.
+type Role uint8
+
+// The stages. A pod that serves several has several bits.
+const (
+	RolePrefill Role = 1 << iota
+	RoleDecode
+	RoleEncode
+)
+
+// roles is the value set of RoleLabel in the order of its documentation. "both" is llm-d's deprecated spelling of
+// prefill-decode; it is read and never written.
+var roles = []struct {
+	value string
+	role  Role
+}{
+	{"prefill", RolePrefill},
+	{"decode", RoleDecode},
+	{"encode", RoleEncode},
+	{"prefill-decode", RolePrefill | RoleDecode},
+	{"encode-prefill", RoleEncode | RolePrefill},
+	{"encode-decode", RoleEncode | RoleDecode},
+	{"encode-prefill-decode", RoleEncode | RolePrefill | RoleDecode},
+	{"both", RolePrefill | RoleDecode},
+}
+
+// ParseRole reads the value of RoleLabel. A pod without the label (the empty value) counts as decode, as llm-d's
+// decode-filter does. A value outside the set gives ok false and no role: such a pod serves no stage.
+func ParseRole(value string) (role Role, ok bool) {
+	if value == "" {
+		return RoleDecode, true
+	}
+	for _, r := range roles {
+		if r.value == value {
+			return r.role, true
+		}
+	}
+	return 0, false
+}
+
+// Has reports whether r serves every stage of want.
+func (r Role) Has(want Role) bool { return want != 0 && r&want == want }
+
+// String gives the label value of r, or "none" if r serves no stage.
+func (r Role) String() string {
+	for _, known := range roles {
+		if known.role == r {
+			return known.value
+		}
+	}
+	return "none"
+}
+
+// RoleValues lists the accepted values of RoleLabel, for messages that must say what is possible.
+func RoleValues() string {
+	values := make([]string, len(roles))
+	for i, r := range roles {
+		values[i] = r.value
+	}
+	return strings.Join(values, ", ")
+}

@@ -1,0 +1,95 @@
+package pd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Target is the address of one prefill candidate.
+type Target struct {
+	Host string // IP literal without brackets, or a DNS name
+	Port uint16
+}
+
+// String is host:port, IPv6 bracketed.
+func (t Target) String() string { return net.JoinHostPort(t.Host, strconv.Itoa(int(t.Port))) }
+
+// Addr is the target's IP address, if it is one.
+func (t Target) Addr() (netip.AddrPort, bool) {
+	ip, err := netip.ParseAddr(t.Host)
+	return netip.AddrPortFrom(ip.Unmap(), t.Port), err == nil
+}
+
+// MaxTargets is the most candidates one request may carry. Three are usual; more would only delay the local fallback.
+const MaxTargets = 16
+
+// ParseTargets reads HeaderPrefill: one or several lines, each a comma list of host:port, best first. Duplicates are
+// kept: whoever sends them means to try twice. The grammar is strict, because this is where a request is aimed at a
+// machine: no scheme, no user, no blanks inside, no zone, no port 0, IPv6 in brackets only.
+func ParseTargets(values []string) ([]Target, error) {
+	var targets []Target
+	for _, line := range values {
+		for item := range strings.SplitSeq(line, ",") {
+			t, err := parseTarget(strings.Trim(item, " \t"))
+			if err != nil {
+				return nil, fmt.Errorf("reading %s: %w", HeaderPrefill, err)
+			}
+			if len(targets) == MaxTargets {
+				return nil, fmt.Errorf("reading %s: more than %d candidates", HeaderPrefill, MaxTargets)
+			}
+			targets = append(targets, t)
+		}
+	}
+	return targets, nil
+}
+
+var errTarget = errors.New("every candidate must be host:port (IPv6 in brackets)")
+
+func parseTarget(s string) (Target, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || len(s) > 255+6 {
+		return Target{}, errTarget
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return Target{}, errors.New("every candidate needs a port from 1 to 65535")
+	}
+	bracketed := s[0] == '['
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case err == nil && ip.Zone() == "" && ip.Is6() == bracketed:
+		return Target{Host: host, Port: uint16(n)}, nil
+	case err == nil || bracketed || !isDNSName(host):
+		return Target{}, errTarget
+	}
+	return Target{Host: host, Port: uint16(n)}, nil
+}
+
+// isDNSName checks the letters of RFC 1123 host names plus the underscore some clusters use. A name of digits and dots
+// only is a mistyped IPv4 address.
+func isDNSName(s string) bool {
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	letters := false
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for _, c := range []byte(label) {
+			lower := c | 0x20
+			switch {
+			case lower >= 'a' && lower <= 'z' || c == '_':
+				letters = true
+			case c >= '0' && c <= '9' || c == '-':
+			default:
+				return false
+			}
+		}
+	}
+	return letters
+}

@@ -1,0 +1,114 @@
+package sidecar
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// Config is the sidecar's configuration, without its listeners. The tags declare the flags.
+type Config struct {
+	Engine   Engine   `group:"Decode engine"`
+	Prefill  Prefill  `group:"Prefill"`
+	Fallback Fallback `group:"Fallback and release"`
+	Trust    Trust    `group:"Trust and limits"`
+}
+
+// Engine is the decode engine beside the sidecar.
+type Engine struct {
+	Host      string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
+	Port      int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
+	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2"`
+	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine for ever.
+	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest silence of a remote stream after its headers, before it is redone without the hand-off"`
+	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
+}
+
+// Prefill is how prefill legs are sent.
+type Prefill struct {
+	Timeout      time.Duration `flag:"prefill-timeout" help:"longest time one prefill leg may take"`
+	MaxRetries   int           `flag:"prefill-max-retries" help:"further tries on the same candidate after a 502, 503, 504 or a lost connection, before the next candidate"`
+	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
+	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
+	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
+	TLS          bool          `flag:"prefill-tls" help:"speak TLS to prefill engines"`
+	TLSInsecure  bool          `flag:"prefill-tls-insecure-skip-verify" help:"do not verify the certificates of prefill engines"`
+}
+
+// Fallback bounds what is prefilled locally although it was planned remote, and what happens to hand-offs.
+type Fallback struct {
+	Ratio float64       `flag:"fallback-ratio" help:"share of all requests that may be prefilled locally although they were planned remote"`
+	Burst int           `flag:"fallback-burst" arg:"REQUESTS" help:"how many such requests may come at once"`
+	Lease time.Duration `flag:"lease" help:"how long prefill engines keep the KV cache of a finished prefill (vLLM: kv_lease_duration); a hand-off older than two thirds of it is not used"`
+	Drain time.Duration `flag:"drain-timeout" help:"how long running requests may go on after SIGTERM"`
+}
+
+// Trust is what the sidecar believes of its callers.
+type Trust struct {
+	PDHeader string      `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
+	Allow    []AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
+	AuthFile string      `flag:"auth-file" arg:"FILE" help:"file with the secret that x-tandem-auth must carry beside a prefill header"`
+	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413.
+	BodyLimit int64 `flag:"body-limit" arg:"BYTES" help:"largest request body"`
+}
+
+// Defaults is the configuration that a sidecar without flags runs with.
+func Defaults() Config {
+	return Config{
+		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
+		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond},
+		Fallback: Fallback{
+			Ratio: 0.1, Burst: 20,
+			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
+			Drain: 60 * time.Second,
+		},
+		Trust: Trust{PDHeader: "on", BodyLimit: 64 << 20},
+	}
+}
+
+// Problems reports everything that is wrong with the configuration, by the name of the flag.
+func (c *Config) Problems(report func(flag, format string, args ...any)) {
+	if _, ok := dialect.New(c.Engine.Connector); !ok {
+		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
+	}
+	if c.Engine.Host == "" {
+		report("model-server-host", "must not be empty")
+	}
+	if c.Engine.Port < 1 || c.Engine.Port > 65535 {
+		report("model-server-port", "%d is not a port (1 to 65535)", c.Engine.Port)
+	}
+	for _, d := range []struct {
+		flag string
+		d    time.Duration
+	}{
+		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"drain-timeout", c.Fallback.Drain},
+	} {
+		if d.d <= 0 {
+			report(d.flag, "%s is not a positive time", d.d)
+		}
+	}
+	for _, n := range []struct {
+		flag string
+		n    int
+	}{
+		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
+		{"prefill-block-size", c.Prefill.BlockSize}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
+	} {
+		if n.n < 0 {
+			report(n.flag, "must not be negative")
+		}
+	}
+	if !(c.Fallback.Ratio >= 0 && c.Fallback.Ratio <= 1) {
+		report("fallback-ratio", "%v is not a share from 0 to 1", c.Fallback.Ratio)
+	}
+	if c.Trust.BodyLimit < 1 {
+		report("body-limit", "must be at least 1 byte")
+	}
+	if c.Trust.PDHeader != "on" && c.Trust.PDHeader != "off" {
+		report("pd-header", "%q is neither on nor off", c.Trust.PDHeader)
+	}
+}
+
+// ageLimit is the age at which a hand-off is no longer trusted: two thirds of the lease leave the rest for the way to the
+// decode engine's scheduler, from where the engine itself renews it.
+func (c *Config) ageLimit() time.Duration { return c.Fallback.Lease * 2 / 3 }

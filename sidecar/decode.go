@@ -1,0 +1,261 @@
+package sidecar
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// errSilent is the cause of a leg that was cancelled because its first event did not come.
+var errSilent = errors.New("decode sent no event before the deadline")
+
+// runDecode sends the decode leg and relays its answer. With reason "" the answer is under way or complete. Another reason
+// says that nothing has gone to the client and the request should be prefilled locally. The error is final.
+func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
+	if x.ctx.Err() != nil {
+		return "", x.leaveHandedOff(req)
+	}
+	if age := time.Since(x.hand.finished); age > x.s.cfg.ageLimit() {
+		return x.tooLate(age), nil
+	}
+	l, err := x.s.dialect.Decode(req.Request, x.hand.offer)
+	if err != nil {
+		x.releaseHand(req)
+		return "", fmt.Errorf("editing the decode leg: %w", err)
+	}
+	header := legHeader(x.r.Header, x.id)
+	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
+		attribute.Int("server.port", x.s.cfg.Engine.Port))
+	status := 0
+	defer func() { endLeg(span, status, err) }()
+	sent := time.Now()
+	g, err := startLeg(ctx, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
+	if err != nil {
+		x.releaseHand(req)
+		return "", fmt.Errorf("making the decode leg: %w", err)
+	}
+	x.state = decoding
+	x.clock.Enter(pd.PhaseFirst, sent)
+	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
+	inflight.Inc()
+	defer inflight.Dec()
+	resp, trouble, err := x.awaitHeaders(g)
+	if resp != nil {
+		status = resp.StatusCode
+	}
+	x.s.metrics.leg("decode", status, time.Since(sent))
+	if resp == nil {
+		return x.noAnswer(g, trouble, err)
+	}
+	defer resp.Body.Close()
+	defer g.cancel(nil)
+	return x.takeAnswer(g, resp)
+}
+
+// leaveHandedOff ends a request whose client left, or which was cut, between the legs.
+func (x *exchange) leaveHandedOff(req *request) error {
+	if x.state.on(clientGone).has(release) {
+		x.releaseHand(req)
+	}
+	return x.gone()
+}
+
+// tooLate gives up a hand-off that is too old to be trusted: its blocks may hold another prompt by now. It is given back
+// without being read.
+func (x *exchange) tooLate(age time.Duration) pd.Reason {
+	x.hand.age = age
+	x.s.log.Warn("hand-off too old", "request_id", x.id, "age", age, "limit", x.s.cfg.ageLimit())
+	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
+	x.forgetHand()
+	return pd.HandoffLate
+}
+
+// awaitHeaders waits for the answer's headers. Without an answer, trouble and err say why; a leg that was not taken is
+// still running then only for clientGone.
+//
+// A whole (not streamed) answer has its headers last, so silence says nothing about it. It is taken for lost only if the
+// prefill pod does not answer any more either: that is what a transfer waits for without end.
+func (x *exchange) awaitHeaders(g *leg) (*http.Response, trouble, error) {
+	silence := time.NewTicker(x.s.cfg.Engine.FirstEvent)
+	defer silence.Stop()
+	for {
+		select {
+		case r := <-g.result:
+			if r.err != nil {
+				return nil, failed, r.err
+			}
+			return r.resp, 0, nil
+		case <-x.ctx.Done():
+			return nil, clientGone, x.gone()
+		case <-silence.C:
+			if err := x.askPrefill(); err != nil && x.ctx.Err() == nil {
+				g.drop()
+				return nil, timedOut, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
+			}
+		}
+	}
+}
+
+// askPrefill asks the pod that holds the KV cache whether it lives.
+func (x *exchange) askPrefill() error {
+	ctx, cancel := context.WithTimeout(x.ctx, probeTimeout)
+	defer cancel()
+	return x.s.healthy(ctx, x.s.prefill, x.s.prefillURL(x.hand.target))
+}
+
+// noAnswer decides on a decode leg that gave no headers.
+func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
+	switch act := x.state.on(t); {
+	case act.has(release):
+		x.releaseLeg(g)
+		return "", err
+	case act.has(redo):
+		g.cancel(nil)
+		return x.redoWithout(t, err), nil
+	}
+	return "", err
+}
+
+// redoWithout gives the hand-off up after decode could not use it. A leg that failed leaves prefill holding it.
+func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
+	cause := "failed"
+	if t == timedOut {
+		cause = "timeout"
+	}
+	x.failure = err
+	x.forgetHand()
+	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
+	x.s.log.Warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
+	return pd.TransferFailed
+}
+
+// takeAnswer looks at a decode answer before anything of it goes to the client.
+func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
+	x.hand.taken = true
+	x.hand.age = g.age(x.hand.finished)
+	x.s.metrics.handoffAge.Observe(x.hand.age.Seconds())
+	switch code := resp.StatusCode; {
+	case code == http.StatusServiceUnavailable, code == http.StatusTooManyRequests:
+		// Not admitted: the engine has let the hand-off go, and would not admit the redo either.
+		return "", x.relay(resp, newAnswer(resp.Body))
+	case isClientError(code):
+		x.forgetHand()
+		return "", x.relay(resp, newAnswer(resp.Body))
+	case code >= 500:
+		return x.redoWithout(failed, fmt.Errorf("decode answered %s", resp.Status)), nil
+	case x.hand.age > x.s.cfg.ageLimit():
+		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
+		return x.tooLate(x.hand.age), nil
+	case !isEventStream(resp.Header):
+		return "", x.relay(resp, newAnswer(resp.Body))
+	}
+	return x.takeStream(g, resp)
+}
+
+// takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
+func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
+	a := newAnswer(resp.Body)
+	if encoded(resp.Header) {
+		return "", x.relay(resp, a) // nobody can look into it
+	}
+	stop := context.AfterFunc(x.ctx, func() { g.cancel(errGone) })
+	defer stop()
+	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
+	err := a.peekEvent()
+	silence.Stop()
+	switch {
+	case err == nil:
+		return "", x.relay(resp, a)
+	case x.ctx.Err() != nil:
+		x.releaseWay = wayCancel // the engine has the leg, and loses it
+		return "", x.gone()
+	case context.Cause(g.ctx) == errSilent:
+		return x.redoWithout(timedOut, errSilent), nil
+	}
+	return x.redoWithout(failed, err), nil
+}
+
+// age is how old a hand-off was when the leg was written, or now if that is not known.
+func (g *leg) age(finished time.Time) time.Duration {
+	select {
+	case <-g.wrote:
+		return g.wroteAt.Sub(finished)
+	default:
+		return time.Since(finished)
+	}
+}
+
+func isEventStream(h http.Header) bool {
+	media, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && media == "text/event-stream"
+}
+
+func encoded(h http.Header) bool {
+	e := h.Get("Content-Encoding")
+	return e != "" && e != "identity"
+}
+
+// answer is an engine's answer body with what was read of it ahead.
+type answer struct {
+	r     *bufio.Reader
+	first []byte // the bytes up to the end of the first event
+}
+
+// answerBuffer is how much of an answer is read at once (bytes).
+const answerBuffer = 32 << 10
+
+func newAnswer(r io.Reader) *answer { return &answer{r: bufio.NewReaderSize(r, answerBuffer)} }
+
+var errEngineEvent = errors.New("decode began its stream with an error")
+
+// peekEvent reads up to the end of the first event that carries data, and fails if it is an error.
+func (a *answer) peekEvent() error {
+	var events body.Events
+	seen := false
+	for {
+		if _, err := a.r.Peek(1); err != nil {
+			return fmt.Errorf("reading the first event: %w", noEOF(err))
+		}
+		chunk, err := a.r.Peek(a.r.Buffered())
+		if err != nil {
+			return fmt.Errorf("reading the first event: %w", noEOF(err))
+		}
+		err = events.Feed(chunk, func(e body.Event) error {
+			if seen || len(e.Data) == 0 {
+				return nil
+			}
+			seen = true
+			if e.Error() {
+				return errEngineEvent
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		a.first = append(a.first, chunk...)
+		if _, err := a.r.Discard(len(chunk)); err != nil {
+			return err
+		}
+		if seen {
+			return nil
+		}
+	}
+}
+
+func noEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,215 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// exchange is one generate call on its way through the states. It belongs to the goroutine that serves the request.
+type exchange struct {
+	s   *Server
+	w   http.ResponseWriter
+	r   *http.Request
+	api pd.API
+
+	ctx    context.Context // the request's: ends when the client leaves, by cause errCut when the sidecar drains
+	cancel context.CancelCauseFunc
+
+	id       string
+	route    route
+	state    state
+	clock    pd.Clock
+	decision pd.Decision
+	scan     *body.Scanner // of a held body; goes back to the pool
+	hand     handInHand
+	target   string // of the last prefill leg
+	status   int    // sent to the client; 0 = none
+	usage    body.Usage
+	end      pd.End
+
+	span       trace.Span
+	releaseWay string
+	failure    error // why the answer is not what was asked for
+}
+
+// handInHand is a hand-off between its two legs.
+type handInHand struct {
+	offer    dialect.Offer
+	finished time.Time // the earliest time at which prefill may have finished
+	target   pd.Target
+	taken    bool
+	age      time.Duration // when decode was asked
+}
+
+var (
+	// errCut is the cause of a context that ended because the drain deadline passed.
+	errCut = errors.New("the sidecar was shut down before the answer was complete")
+	// errGone means that the client left: there is nobody to answer.
+	errGone = errors.New("client left")
+)
+
+// statusGone stands in metrics for a request whose client left before an answer, as nginx's log has it.
+const statusGone = 499
+
+// generate serves one generate call.
+func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
+	start := time.Now()
+	s.budget.earn()
+	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: requestID(r.Header),
+		usage: body.NoUsage}
+	ctx, span := s.tracing.request(r, api, start)
+	x.span = span
+	x.ctx, x.cancel = context.WithCancelCause(ctx)
+	defer x.cancel(nil)
+	w.Header().Set("X-Request-Id", x.id)
+	if !s.life.enter(x) {
+		x.refuse(pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer."))
+		x.finish()
+		return
+	}
+	defer s.life.leave(x)
+	defer x.recycle()
+	defer x.finish() // runs for http.ErrAbortHandler too
+	if err := x.run(); err != nil {
+		x.answerError(err)
+	}
+}
+
+// run takes the request through its states. The error is a *pd.Refusal, errGone, or internal.
+func (x *exchange) run() error {
+	route, err := x.s.readRoute(x.r.Header)
+	x.route = route
+	if err != nil {
+		return err
+	}
+	x.decide(route.verdict, route.reason)
+	if route.verdict != pd.Remote {
+		return x.streamLocal()
+	}
+	if !x.api.Splittable() {
+		return x.unsplittable(x.streamLocal)
+	}
+	req, err := x.receive()
+	if err != nil {
+		return err
+	}
+	held := func() error { return x.heldLocal(req) }
+	switch req.fit {
+	case dialect.FitDoubted:
+		// The engine's own error is the best answer, so even a strict plan gets it.
+		x.decide(pd.Local, pd.NotSplittable)
+		return held()
+	case dialect.FitLocal:
+		return x.unsplittable(held)
+	}
+	return x.remote(req)
+}
+
+// remote runs both legs.
+func (x *exchange) remote(req *request) error {
+	reason, err := x.runPrefill(req)
+	if err != nil {
+		return err
+	}
+	if reason == "" {
+		reason, err = x.runDecode(req)
+		if err != nil || reason == "" {
+			return err
+		}
+	}
+	return x.redoLocal(req, reason)
+}
+
+// unsplittable serves a request that no hand-off can carry, unless it must not be local.
+func (x *exchange) unsplittable(serve func() error) error {
+	if x.route.strict {
+		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
+			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
+	}
+	x.decide(pd.Local, pd.NotSplittable)
+	return serve()
+}
+
+// redoLocal prefills on the decode engine what was planned remote.
+func (x *exchange) redoLocal(req *request, reason pd.Reason) error {
+	if x.route.strict {
+		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
+	}
+	if !x.s.budget.take() {
+		return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
+	}
+	x.decide(pd.Local, reason)
+	return x.heldLocal(req)
+}
+
+func (x *exchange) decide(v pd.Verdict, r pd.Reason) { x.decision.Verdict, x.decision.Reason = v, r }
+
+// gone turns the end of the request's context into the error that tells who ended it.
+func (x *exchange) gone() error {
+	if context.Cause(x.ctx) == errCut {
+		return pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer.")
+	}
+	return errGone
+}
+
+// answerError ends an exchange whose answer has not begun.
+func (x *exchange) answerError(err error) {
+	if errors.Is(err, errGone) {
+		x.failure = err
+		x.decideIfGone()
+		return
+	}
+	x.refuse(pd.AsRefusal(err))
+}
+
+// decideIfGone keeps what was decided; a client that left before anything was gets the verdict of its plan.
+func (x *exchange) decideIfGone() {
+	if x.decision.Verdict == 0 {
+		x.decide(pd.Local, pd.NoPrefill)
+	}
+	x.status = statusGone
+}
+
+func (x *exchange) refuse(r *pd.Refusal) {
+	attempts := x.decision
+	x.decision = r.Decision()
+	x.decision.Attempts, x.decision.Candidate = attempts.Attempts, attempts.Candidate
+	x.status, x.failure, x.end = r.Status(), r, pd.EndError
+	if r.Reason == pd.InternalError {
+		x.s.log.Error("serving a request", "request_id", x.id, "error", r.Cause)
+	}
+	x.w.Header().Set(pd.HeaderTiming, string(x.clock.Phases().AppendTiming(nil, pd.PhaseEPP)))
+	if err := r.Write(x.w, x.api, x.decision, true); err != nil {
+		x.s.log.Debug("answering a request", "request_id", x.id, "error", err)
+	}
+}
+
+// finish records what happened.
+func (x *exchange) finish() {
+	x.state = done
+	phases := x.clock.Stop(time.Now())
+	x.endSpan(phases)
+	x.s.metrics.request(x.decision, x.status, phases)
+	x.s.log.Debug("request served", "request_id", x.id, "decision", x.decision.String(), "status", x.status,
+		"timing", timingValue{phases}, "error", x.failure)
+}
+
+// recycle gives the scanner of a held body back. What legs under way still read are the segments, not the scan.
+func (x *exchange) recycle() {
+	if x.scan != nil {
+		scanners.Put(x.scan)
+	}
+}
+
+// timingValue prints phases only if the line is written.
+type timingValue struct{ p *pd.Phases }
+
+func (t timingValue) String() string { return string(t.p.AppendTiming(nil, pd.PhaseEPP)) }

@@ -1,0 +1,99 @@
+package sidecar
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// leg is a decode leg under way. It does not end with the client: whether it may be cancelled at once depends on how far
+// the engine has come (see abandon).
+type leg struct {
+	cancel context.CancelCauseFunc
+	ctx    context.Context
+
+	wrote   chan struct{} // closed when the whole leg has been handed to the engine's socket
+	wroteAt time.Time     // set before wrote is closed
+	result  chan legResult
+}
+
+type legResult struct {
+	resp *http.Response
+	err  error
+}
+
+// startLeg sends a leg. The caller must take its result, or abandon it.
+func startLeg(ctx context.Context, by http.RoundTripper, url string, header http.Header, l dialect.Leg) (*leg, error) {
+	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
+	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	var once sync.Once
+	traced := httptrace.WithClientTrace(g.ctx, &httptrace.ClientTrace{
+		WroteRequest: func(info httptrace.WroteRequestInfo) {
+			if info.Err == nil {
+				once.Do(func() { g.wroteAt = time.Now(); close(g.wrote) })
+			}
+		},
+	})
+	req, err := newLeg(traced, url, header, l)
+	if err != nil {
+		g.cancel(nil)
+		return nil, err
+	}
+	go func() {
+		resp, err := by.RoundTrip(req)
+		g.result <- legResult{resp, err}
+	}()
+	return g, nil
+}
+
+const (
+	// settleTime is how long an engine gets between reading a leg and its end. vLLM let go of hand-offs in every try from
+	// 4 ms on; a front end that sees request and disconnect at once may drop it before the engine hears of the hand-off.
+	settleTime = 100 * time.Millisecond
+	// releaseTimeout bounds a release: an engine that has not read a leg by then is in no state to release anything.
+	releaseTimeout = 5 * time.Second
+)
+
+// abandon ends a leg whose answer nobody wants, no sooner than the engine knows of the hand-off in it, and reports the
+// status it was answered with (0 = not yet) and whether the engine got it. It takes at most releaseTimeout.
+func (g *leg) abandon() (status int, delivered bool) {
+	defer g.cancel(errGone)
+	limit := time.NewTimer(releaseTimeout)
+	defer limit.Stop()
+	wrote := g.wrote
+	var settled <-chan time.Time
+	for {
+		select {
+		case r := <-g.result:
+			if r.err != nil {
+				return 0, false
+			}
+			g.cancel(errGone)
+			r.resp.Body.Close()
+			return r.resp.StatusCode, true
+		case <-wrote:
+			wrote = nil
+			t := time.NewTimer(settleTime)
+			defer t.Stop()
+			settled = t.C
+		case <-settled:
+			g.drop()
+			return 0, true
+		case <-limit.C:
+			g.drop()
+			return 0, wrote == nil
+		}
+	}
+}
+
+// drop cancels the leg and waits for its goroutine.
+func (g *leg) drop() {
+	g.cancel(errGone)
+	if r := <-g.result; r.err == nil {
+		r.resp.Body.Close()
+	}
+}

@@ -1,0 +1,66 @@
+package sidecar
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// seconds are the buckets of all durations: from the sidecar's own work (100 µs) to a long prefill (2 min).
+var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
+
+// metrics are this room's metrics. None has an address as a label.
+type metrics struct {
+	requests   *prometheus.CounterVec
+	phases     *prometheus.HistogramVec
+	legs       *prometheus.HistogramVec
+	handoffAge prometheus.Histogram
+	retries    *prometheus.CounterVec
+	releases   *prometheus.CounterVec
+	stranded   prometheus.Counter
+	inflight   *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer, tokens func() float64) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
+			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"room", "decision", "reason", "code"}),
+		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
+			Help: "Time of a generate call in each phase of the sidecar's clock."}, []string{"phase", "decision"}),
+		legs: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_leg_seconds", Buckets: seconds,
+			Help: "Time from sending a leg to the end of its answer (prefill) or to its headers (decode, local), by status; 0 = none came."}, []string{"leg", "code"}),
+		handoffAge: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_handoff_age_seconds", Buckets: seconds,
+			Help: "Age of a hand-off when decode was asked to take it up."}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_retries_total",
+			Help: "Legs that were sent again, elsewhere or without the hand-off, by cause."}, []string{"leg", "cause"}),
+		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_release_total",
+			Help: "Hand-offs that were given back because nobody took them up, by the way it was done."}, []string{"way", "result"}),
+		stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
+			Help: "Hand-offs that could not be given back: their blocks stay held until the lease ends."}),
+		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_inflight",
+			Help: "Legs under way."}, []string{"room", "role"}),
+	}
+	fallback := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
+		Help: "Requests planned remote that may still be prefilled locally now."}, tokens)
+	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, fallback)
+	return m
+}
+
+const room = "sidecar"
+
+func (m *metrics) request(d pd.Decision, status int, phases *pd.Phases) {
+	verdict := d.Verdict.String()
+	m.requests.WithLabelValues(room, verdict, string(d.Reason), strconv.Itoa(status)).Inc()
+	for ph := range pd.Phase(pd.PhaseCount) {
+		if took, ok := phases.Get(ph); ok {
+			m.phases.WithLabelValues(ph.String(), verdict).Observe(took.Seconds())
+		}
+	}
+}
+
+func (m *metrics) leg(name string, status int, took time.Duration) {
+	m.legs.WithLabelValues(name, strconv.Itoa(status)).Observe(took.Seconds())
+}

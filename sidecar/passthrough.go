@@ -1,0 +1,74 @@
+package sidecar
+
+import (
+	"context"
+	"mime"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// newPassthrough makes the proxy for everything that is no generate call. It changes nothing but the headers that only
+// Tandem's parts may set.
+func (s *Server) newPassthrough() *httputil.ReverseProxy {
+	to, err := url.Parse(s.engine)
+	if err != nil {
+		panic(err) // host and port were checked
+	}
+	return &httputil.ReverseProxy{
+		Transport: s.local,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
+			p.Out.Host = p.In.Host
+			for name := range p.Out.Header {
+				if pd.Internal(name) {
+					p.Out.Header.Del(name)
+				}
+			}
+		},
+		ErrorLog: nil,
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			refusal := refusalOf(err, s.cfg.Trust.BodyLimit)
+			if g, ok := r.Context().Value(guardKey{}).(*guarded); ok && refusal == nil {
+				refusal = refusalOf(g.failure(), s.cfg.Trust.BodyLimit)
+			}
+			if refusal == nil {
+				refusal = pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
+			}
+			if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Decision(), true); err != nil {
+				s.log.Debug("answering a request", "error", err)
+			}
+		},
+	}
+}
+
+// guardKey finds the guard of a passed-through body in the request's context, where the error handler looks.
+type guardKey struct{}
+
+// pass serves what is no generate call. Engines have more doors to generation than the APIs known here (and will have
+// others), so every body that an engine could read as JSON is cleaned.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
+	if r.Body != nil && r.Body != http.NoBody && mayBeJSON(r.Header.Get("Content-Type")) {
+		g := s.guard(r.Body)
+		r = r.WithContext(context.WithValue(r.Context(), guardKey{}, g))
+		r.Body = g
+	}
+	s.passthrough.ServeHTTP(w, r)
+}
+
+// mayBeJSON reports whether an engine may read a body as JSON. Only the types of uploads are sure not to be.
+func mayBeJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return true
+	}
+	major, _, _ := strings.Cut(media, "/")
+	switch major {
+	case "multipart", "audio", "image", "video":
+		return false
+	}
+	return media != "application/octet-stream"
+}

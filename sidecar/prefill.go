@@ -1,0 +1,224 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// maxPrefillAnswer caps a prefill engine's answer (bytes). The largest honest ones repeat a prompt of a million tokens as
+// ids (return_token_ids), 7 to 8 bytes each.
+const maxPrefillAnswer = 16 << 20
+
+// prefillError is why one prefill leg gave no hand-off.
+type prefillError struct {
+	cause  string // metric label
+	reason pd.Reason
+	again  bool // the same candidate may do better in a moment
+	err    error
+}
+
+func (e *prefillError) Error() string { return fmt.Sprintf("%s: %v", e.cause, e.err) }
+func (e *prefillError) Unwrap() error { return e.err }
+
+// clientError is a prefill engine's answer that blames the client: no other engine would say anything else.
+type clientError struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (e *clientError) Error() string {
+	return fmt.Sprintf("prefill refused the request with %d", e.status)
+}
+
+// runPrefill tries the candidates in order. With reason "" the hand-off is in x.hand. Another reason says why there is
+// none and the request should be prefilled locally. The error is final.
+func (x *exchange) runPrefill(req *request) (pd.Reason, error) {
+	leg, err := x.s.dialect.Prefill(req.Request)
+	if err != nil {
+		return "", fmt.Errorf("editing the prefill leg: %w", err)
+	}
+	x.state = prefilling
+	last := &prefillError{reason: pd.PrefillFailed}
+	for i, target := range x.route.targets {
+		for try := 0; ; try++ {
+			err := x.attempt(req, leg, target, x.route.candidate(i))
+			var refused *clientError
+			switch {
+			case err == nil:
+				x.state = handedOff
+				x.clock.Enter(pd.PhaseHandoff, time.Now())
+				return "", nil
+			case x.ctx.Err() != nil:
+				return "", x.gone()
+			case errors.As(err, &refused):
+				return x.refusedByPrefill(req, refused)
+			case !errors.As(err, &last):
+				return "", err
+			}
+			again := last.again && try < x.s.cfg.Prefill.MaxRetries
+			x.noteRetry(last, target)
+			if !again {
+				break
+			}
+			if err := x.pause(x.s.cfg.Prefill.RetryBackoff); err != nil {
+				return "", err
+			}
+		}
+	}
+	x.failure = last
+	return last.reason, nil
+}
+
+func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
+	x.s.metrics.retries.WithLabelValues("prefill", e.cause).Inc()
+	x.s.log.Warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
+}
+
+// refusedByPrefill hands the engine's word on, unless our own priming may have caused it.
+func (x *exchange) refusedByPrefill(req *request, refused *clientError) (pd.Reason, error) {
+	if req.ForcedTool() {
+		return pd.PrefillFailed, nil
+	}
+	x.decide(pd.Refused, pd.BadRequest)
+	x.failure = refused
+	return "", x.relayBytes(refused.status, refused.header, refused.body)
+}
+
+// attempt sends one prefill leg and takes its hand-off.
+func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, candidate int) error {
+	x.decision.Attempts++
+	x.decision.Candidate = candidate
+	x.target = target.String()
+	ctx, cancel := context.WithTimeout(x.ctx, x.s.cfg.Prefill.Timeout)
+	defer cancel()
+	header := legHeader(x.r.Header, x.id)
+	header["Accept-Encoding"] = []string{"identity"}
+	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
+		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
+	sent := time.Now()
+	x.clock.Enter(pd.PhasePrefill, sent)
+	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
+	inflight.Inc()
+	status, offer, err := x.s.sendPrefill(ctx, target, x.r.URL.RequestURI(), header, leg)
+	inflight.Dec()
+	if err == nil {
+		err = x.check(offer)
+	}
+	x.s.metrics.leg("prefill", status, time.Since(sent))
+	endLeg(span, status, err)
+	if err != nil {
+		return err
+	}
+	x.hand = handInHand{offer: offer, finished: x.s.stalls.arrived(sent), target: target}
+	return nil
+}
+
+// check compares the hand-off with the prompt as far as sizes are known.
+func (x *exchange) check(o dialect.Offer) error {
+	if err := o.Handoff.CheckBlocks(int(o.PromptTokens), x.s.cfg.Prefill.BlockSize); err != nil {
+		return &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
+	}
+	return nil
+}
+
+// prefillURL is the base of a prefill engine's URLs.
+func (s *Server) prefillURL(t pd.Target) string {
+	if s.cfg.Prefill.TLS {
+		return "https://" + t.String()
+	}
+	return "http://" + t.String()
+}
+
+// sendPrefill sends the leg and reads its answer. status is 0 if none came.
+func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg dialect.Leg) (status int, o dialect.Offer, err error) {
+	req, err := newLeg(ctx, s.prefillURL(target)+uri, header, leg)
+	if err != nil {
+		return 0, o, fmt.Errorf("making the prefill leg: %w", err)
+	}
+	resp, err := s.prefill.RoundTrip(req)
+	if err != nil {
+		return 0, o, s.prefillFailure(ctx, err)
+	}
+	defer resp.Body.Close()
+	answer, err := readCapped(resp, maxPrefillAnswer)
+	if err != nil {
+		return resp.StatusCode, o, s.prefillFailure(ctx, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return resp.StatusCode, o, statusFailure(resp, answer)
+	}
+	o, err = s.dialect.Accept(answer)
+	if err != nil {
+		return resp.StatusCode, o, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
+	}
+	return resp.StatusCode, o, nil
+}
+
+var errAnswerTooLarge = fmt.Errorf("answer is longer than %d bytes", maxPrefillAnswer)
+
+// readCapped reads an answer of at most limit bytes.
+func readCapped(resp *http.Response, limit int64) ([]byte, error) {
+	if resp.ContentLength > limit {
+		return nil, errAnswerTooLarge
+	}
+	if n := resp.ContentLength; n >= 0 {
+		b := make([]byte, n)
+		_, err := io.ReadFull(resp.Body, b)
+		return b, err
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		return nil, errAnswerTooLarge
+	}
+	return b, err
+}
+
+// prefillFailure names what broke a prefill leg.
+func (s *Server) prefillFailure(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errDenied):
+		return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
+	case errors.Is(err, errAnswerTooLarge):
+		return &prefillError{cause: "too-large", reason: pd.HandoffInvalid, err: err}
+	case ctx.Err() != nil, isTimeout(err):
+		return &prefillError{cause: "timeout", reason: pd.PrefillFailed, err: err}
+	}
+	return &prefillError{cause: "connection", reason: pd.PrefillFailed, again: true, err: err}
+}
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// statusFailure tells a client's fault from a pod's. 408, 425 and 429 say that another pod may do better.
+func statusFailure(resp *http.Response, answer []byte) error {
+	code := resp.StatusCode
+	if code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests {
+		return &clientError{status: code, header: resp.Header, body: answer}
+	}
+	again := code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
+	return &prefillError{cause: "status", reason: pd.PrefillFailed, again: again, err: fmt.Errorf("prefill answered %s", resp.Status)}
+}
+
+// pause waits between two tries.
+func (x *exchange) pause(d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-x.ctx.Done():
+		return x.gone()
+	}
+}

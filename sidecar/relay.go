@@ -1,0 +1,330 @@
+package sidecar
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// relay sends an engine's answer to the client. From its first byte on the request is never redone.
+func (x *exchange) relay(resp *http.Response, a *answer) error {
+	if !isEventStream(resp.Header) {
+		return x.relayWhole(resp, a)
+	}
+	if a.first == nil { // a local stream: its headers do not wait for its first event
+		x.sendHeaders(resp, true)
+		x.flush()
+	}
+	return x.relayStream(resp, a)
+}
+
+// sendHeaders sends status and headers, with the decision and the phases that are known by now.
+func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
+	h := x.w.Header()
+	answerHeader(h, resp.Header)
+	h.Set("X-Request-Id", x.id)
+	h.Set(pd.HeaderDecision, x.decision.String())
+	phases := *x.clock.Phases()
+	if x.route.plan != nil {
+		phases.Set(pd.PhaseEPP, x.route.plan.EPP)
+	}
+	h.Set(pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusServiceUnavailable {
+		h.Set(pd.HeaderRetry, "1")
+	}
+	if stream && x.reports() {
+		h.Add("Trailer", "Server-Timing")
+		h.Add("Trailer", "X-Tandem-Outcome")
+	}
+	x.status, x.state = resp.StatusCode, streaming
+	x.w.WriteHeader(resp.StatusCode)
+}
+
+// reports says whether somebody reads a report after the answer: the picker, or a client that takes trailers.
+func (x *exchange) reports() bool {
+	if x.route.plan != nil && x.route.plan.Report {
+		return true
+	}
+	for _, te := range x.r.Header["Te"] {
+		if strings.Contains(te, "trailers") {
+			return true
+		}
+	}
+	return false
+}
+
+// corrects says whether decode's count of cached tokens must be replaced by prefill's.
+func (x *exchange) corrects() bool {
+	return x.decision.Verdict == pd.Remote && x.hand.taken && x.hand.offer.CorrectsUsage()
+}
+
+func (x *exchange) flush() {
+	if err := http.NewResponseController(x.w).Flush(); err != nil {
+		x.s.log.Debug("flushing an answer", "request_id", x.id, "error", err)
+	}
+}
+
+// relayStream passes events on as they come, whole events only: so an error event can follow at any time.
+func (x *exchange) relayStream(resp *http.Response, a *answer) error {
+	p := &eventPipe{x: x}
+	if a.first != nil {
+		x.clock.Enter(pd.PhaseDecode, time.Now())
+		x.sendHeaders(resp, true)
+		if err := p.pass(a.first); err != nil {
+			return x.brokenPipe(err)
+		}
+	}
+	for {
+		if _, err := a.r.Peek(1); err != nil {
+			return x.endEvents(resp, p, err)
+		}
+		chunk, err := a.r.Peek(a.r.Buffered())
+		if err != nil {
+			return x.endEvents(resp, p, err)
+		}
+		x.clock.Enter(pd.PhaseDecode, time.Now())
+		if err := p.pass(chunk); err != nil {
+			return x.brokenPipe(err)
+		}
+		if _, err := a.r.Discard(len(chunk)); err != nil {
+			return x.endEvents(resp, p, err)
+		}
+	}
+}
+
+// eventPipe passes events on and notes what they say.
+type eventPipe struct {
+	x      *exchange
+	events body.Events
+	usage  body.UsageReader
+	done   bool // the stream said [DONE]
+	failed bool // the stream said error
+}
+
+// pass writes the events that end in chunk, at once. The error is that of writing.
+func (p *eventPipe) pass(chunk []byte) error {
+	if err := p.events.Feed(chunk, p.event); err != nil {
+		return err
+	}
+	p.x.flush()
+	return nil
+}
+
+func (p *eventPipe) event(e body.Event) error {
+	switch {
+	case e.Done():
+		p.done = true
+	case e.Error():
+		p.failed = true
+	}
+	raw := e.Raw
+	if u, ok := p.usage.Event(e.Data); ok {
+		p.x.usage = p.x.usage.Merge(u)
+		if p.x.corrects() {
+			raw = correctEvent(e, p.x.hand.offer.CachedTokens)
+			p.x.usage.Cached = p.x.hand.offer.CachedTokens
+		}
+	}
+	_, err := p.x.w.Write(raw)
+	return err
+}
+
+// brokenPipe ends an answer whose client does not take it any more, or whose engine sends what is no event stream.
+func (x *exchange) brokenPipe(err error) error {
+	x.failure = err
+	if errors.Is(err, body.ErrTooLarge) {
+		x.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+	}
+	return nil
+}
+
+// endsWithDone are the APIs whose streams are whole only with [DONE].
+func endsWithDone(api pd.API) bool { return api == pd.APIChat || api == pd.APICompletions }
+
+// endEvents ends a stream as its engine, its client or the shutdown has ended it.
+func (x *exchange) endEvents(resp *http.Response, p *eventPipe, err error) error {
+	switch {
+	case x.ctx.Err() != nil && x.gone() == errGone:
+		x.failure = errGone
+		return nil
+	case x.ctx.Err() != nil:
+		x.endError(pd.AsRefusal(x.gone()))
+	case err != io.EOF, endsWithDone(x.api) && !p.done && resp.StatusCode == http.StatusOK:
+		x.failure = err
+		if !p.done && !p.failed {
+			x.endError(pd.Refuse(pd.InternalError, "The decode engine broke off this answer."))
+		}
+	default:
+		if _, err := x.w.Write(p.events.Pending()); err != nil {
+			return x.brokenPipe(err)
+		}
+		x.end = pd.EndDone
+	}
+	if p.failed {
+		x.end = pd.EndError
+	}
+	x.sendTrailers(resp)
+	return nil
+}
+
+// endError ends a stream with an error event in the API's shape.
+func (x *exchange) endError(r *pd.Refusal) {
+	x.failure, x.end = r, pd.EndError
+	if _, err := x.w.Write(r.Event(x.api)); err != nil {
+		x.s.log.Debug("ending a stream", "request_id", x.id, "error", err)
+	}
+	x.flush()
+}
+
+// sendTrailers closes the report, and passes the engine's own trailers on.
+func (x *exchange) sendTrailers(resp *http.Response) {
+	h := x.w.Header()
+	for name, values := range resp.Trailer {
+		if name != "Server-Timing" && !pd.Internal(name) {
+			h[http.TrailerPrefix+name] = values
+		}
+	}
+	if !x.reports() {
+		return
+	}
+	phases := x.clock.Stop(time.Now())
+	decode := pd.Phases{}
+	if took, ok := phases.Get(pd.PhaseDecode); ok {
+		decode.Set(pd.PhaseDecode, took)
+	}
+	h.Set(pd.HeaderTiming, string(decode.AppendTiming(nil, pd.PhaseEPP)))
+	h.Set(pd.HeaderOutcome, x.outcome().String())
+}
+
+func (x *exchange) outcome() pd.Outcome {
+	return pd.Outcome{End: x.end, Prompt: x.usage.Prompt, Cached: x.usage.Cached, Completion: x.usage.Completion}
+}
+
+// relayWhole passes an answer on that is no event stream. Its headers wait for its first byte, so that they can tell the
+// time to it. It is held only if something must be said or corrected that stands at its end.
+func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
+	if _, err := a.r.Peek(1); err != nil && err != io.EOF {
+		return x.lostBeforeFirst(err)
+	}
+	x.clock.Enter(pd.PhaseDecode, time.Now())
+	if resp.StatusCode == http.StatusOK && (x.reports() || x.corrects()) && !encoded(resp.Header) && resp.ContentLength <= maxHeldAnswer {
+		return x.relayHeld(resp, a)
+	}
+	x.sendHeaders(resp, false)
+	var usage body.UsageReader
+	usage.Reset()
+	if err := x.copyAnswer(a.r, &usage); err != nil {
+		x.failure = err
+		if x.ctx.Err() == nil {
+			panic(http.ErrAbortHandler) // half an answer must not look whole
+		}
+		return nil
+	}
+	if u, ok := usage.Usage(); ok {
+		x.usage = u
+	}
+	x.end = pd.EndDone
+	x.sendTrailers(resp)
+	return nil
+}
+
+// lostBeforeFirst is for an answer of which only headers came.
+func (x *exchange) lostBeforeFirst(err error) error {
+	if x.ctx.Err() != nil {
+		return x.gone()
+	}
+	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod broke off before its answer. Try again; another pod will answer.")
+	refusal.Cause = err
+	return refusal
+}
+
+// copyAnswer copies to the client, flushing whenever the engine pauses. Usage is read along only for a trace.
+func (x *exchange) copyAnswer(from interface {
+	Peek(int) ([]byte, error)
+	Buffered() int
+	Discard(int) (int, error)
+}, usage *body.UsageReader) error {
+	read := x.span.IsRecording()
+	for {
+		if _, err := from.Peek(1); err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		chunk, err := from.Peek(from.Buffered())
+		if err != nil {
+			return err
+		}
+		if read {
+			_, err := usage.Write(chunk)
+			read = err == nil
+		}
+		if _, err := x.w.Write(chunk); err != nil {
+			return err
+		}
+		if _, err := from.Discard(len(chunk)); err != nil {
+			return err
+		}
+		if from.Buffered() == 0 {
+			x.flush()
+		}
+	}
+}
+
+// maxHeldAnswer is the size up to which a whole answer is held back to read or correct what stands at its end (bytes).
+const maxHeldAnswer = 8 << 20
+
+// relayHeld reads an answer to its end before it is passed on.
+func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
+	whole, err := io.ReadAll(io.LimitReader(a.r, maxHeldAnswer+1))
+	if err != nil {
+		return x.lostBeforeFirst(err)
+	}
+	var usage body.UsageReader
+	if u, ok := usage.Event(whole); ok {
+		x.usage = u
+		if x.corrects() {
+			whole = correctUsage(whole, x.hand.offer.CachedTokens)
+			x.usage.Cached = x.hand.offer.CachedTokens
+		}
+	}
+	rest := len(whole) > maxHeldAnswer
+	if !rest {
+		resp.Header.Set("Content-Length", strconv.Itoa(len(whole)))
+		x.end = pd.EndDone
+		if x.reports() {
+			x.clock.Stop(time.Now())
+			x.w.Header().Set(pd.HeaderOutcome, x.outcome().String())
+		}
+	}
+	x.sendHeaders(resp, false)
+	if _, err := x.w.Write(whole); err != nil {
+		x.failure, x.end = err, pd.EndAborted
+		return nil
+	}
+	if rest {
+		if _, err := io.Copy(x.w, a.r); err != nil {
+			panic(http.ErrAbortHandler) // half an answer must not look whole
+		}
+		x.end = pd.EndDone
+	}
+	return nil
+}
+
+// relayBytes sends an answer that is held as bytes.
+func (x *exchange) relayBytes(status int, header http.Header, b []byte) error {
+	header.Set("Content-Length", strconv.Itoa(len(b)))
+	x.sendHeaders(&http.Response{StatusCode: status, Header: header}, false)
+	x.end = pd.EndDone
+	if _, err := x.w.Write(b); err != nil {
+		x.failure, x.end = err, pd.EndAborted
+	}
+	return nil
+}

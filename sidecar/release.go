@@ -1,0 +1,99 @@
+package sidecar
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// The ways a hand-off is given back.
+const (
+	wayCancel = "cancel" // decode gets the leg, and loses it: it tells prefill
+	wayNone   = "none"   // nobody could be told; the lease will end it
+)
+
+// releaseHand gives back a hand-off that decode knows nothing of, by sending the decode leg and cancelling it. It returns
+// at once; the release goes on after the request.
+func (x *exchange) releaseHand(req *request) {
+	x.releaseWay = wayCancel
+	offer, header, ctx := x.hand.offer, legHeader(x.r.Header, x.id), context.WithoutCancel(x.ctx)
+	url := x.s.engine + x.r.URL.RequestURI()
+	l, err := x.s.dialect.Decode(req.Request, offer)
+	x.s.life.background.Go(func() {
+		if err != nil {
+			x.s.released(x.id, false, fmt.Errorf("editing the release: %w", err))
+			return
+		}
+		g, err := startLeg(ctx, x.s.local, url, header, l)
+		if err != nil {
+			x.s.released(x.id, false, err)
+			return
+		}
+		x.s.abandon(x.id, g, offer)
+	})
+}
+
+// releaseLeg gives back the hand-off of a decode leg that is under way.
+func (x *exchange) releaseLeg(g *leg) {
+	x.releaseWay = wayCancel
+	offer, id := x.hand.offer, x.id
+	x.s.life.background.Go(func() { x.s.abandon(id, g, offer) })
+}
+
+// abandon ends a leg and sees to it that the engine gives the hand-off back, also when it refused the leg.
+func (s *Server) abandon(id string, g *leg, offer dialect.Offer) {
+	status, delivered := g.abandon()
+	if delivered && isClientError(status) {
+		s.forget(id, offer)
+		return
+	}
+	s.released(id, delivered, nil)
+}
+
+// forgetHand gives back a hand-off that must not be read any more, or that decode's front end refused: by a request that
+// the engine refuses after it has taken note of the hand-off.
+func (x *exchange) forgetHand() {
+	x.releaseWay = wayCancel
+	offer, id := x.hand.offer, x.id
+	x.s.life.background.Go(func() { x.s.forget(id, offer) })
+}
+
+// forget sends the request that makes the engine give the hand-off back without reading it.
+func (s *Server) forget(id string, offer dialect.Offer) {
+	f, ok := s.dialect.(dialect.Forgetter)
+	if !ok {
+		s.released(id, false, nil)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	path, b := f.Forget(offer)
+	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}
+	req, err := newLeg(ctx, s.engine+path, header, dialect.Leg{Segments: [][]byte{b}, Length: int64(len(b))})
+	if err != nil {
+		s.released(id, false, err)
+		return
+	}
+	resp, err := s.local.RoundTrip(req)
+	if err != nil {
+		s.released(id, false, err)
+		return
+	}
+	resp.Body.Close()
+	s.released(id, isClientError(resp.StatusCode), nil)
+}
+
+func isClientError(status int) bool { return status >= 400 && status < 500 }
+
+// released counts a release. One that did not work leaves blocks stranded until the lease ends.
+func (s *Server) released(id string, ok bool, err error) {
+	if ok {
+		s.metrics.releases.WithLabelValues(wayCancel, "ok").Inc()
+		return
+	}
+	s.metrics.releases.WithLabelValues(wayCancel, "failed").Inc()
+	s.metrics.stranded.Inc()
+	s.log.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", id, "error", err)
+}

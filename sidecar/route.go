@@ -1,0 +1,132 @@
+package sidecar
+
+import (
+	"crypto/subtle"
+	"math/rand/v2"
+	"net/http"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// route is what the headers say about a request.
+type route struct {
+	wish    pd.Wish
+	plan    *pd.Plan // nil: no picker of ours
+	verdict pd.Verdict
+	reason  pd.Reason
+	strict  bool // never prefill locally
+	targets []pd.Target
+	first   int // index of targets[0] in the header, when sampling turned the list
+}
+
+// planned is the verdict that was planned, for traces.
+func (r *route) planned() string {
+	if r.plan != nil {
+		return r.plan.Verdict.String()
+	}
+	return r.verdict.String()
+}
+
+// candidate is the index in the header of the i-th target tried.
+func (r *route) candidate(i int) int { return (r.first + i) % len(r.targets) }
+
+// readRoute reads wish, plan and prefill candidates. Without a plan (a picker that is not ours, or none) a prefill header
+// means remote, and the sidecar itself honours the wish.
+func (s *Server) readRoute(h http.Header) (route, error) {
+	values := h.Values(pd.HeaderPrefill)
+	plans := h.Values(pd.HeaderPlan)
+	if !s.trusted(h) {
+		if len(values) > 0 {
+			return route{}, pd.Refuse(pd.UntrustedPeer, "A prefill target needs the shared secret of this pool, which this request did not carry.")
+		}
+		plans = nil
+	}
+	var r route
+	var err error
+	if len(plans) > 0 {
+		r, err = s.plannedRoute(h, plans)
+	} else {
+		r, err = s.unplannedRoute(h, len(values) > 0)
+	}
+	if err != nil || r.verdict != pd.Remote {
+		return r, err
+	}
+	return s.aim(r, values)
+}
+
+// plannedRoute follows the plan. The picker has read the wish already, so a bad one is not refused here.
+func (s *Server) plannedRoute(h http.Header, plans []string) (route, error) {
+	if len(plans) > 1 {
+		return route{}, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderPlan)
+	}
+	plan, err := pd.ParsePlan(plans[0])
+	if err != nil {
+		return route{}, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	wish, err := s.readWish(h)
+	if err != nil {
+		wish = pd.WishAuto
+	}
+	return route{wish: wish, plan: &plan, verdict: plan.Verdict, reason: plan.Reason, strict: plan.Strict}, nil
+}
+
+func (s *Server) unplannedRoute(h http.Header, hasTargets bool) (route, error) {
+	wish, err := s.readWish(h)
+	if err != nil {
+		return route{}, pd.Refuse(pd.BadPDHeader, "%v.", err)
+	}
+	r := route{wish: wish, verdict: pd.Local, strict: wish == pd.WishForce}
+	switch {
+	case wish == pd.WishBypass:
+		r.reason = pd.Bypassed
+	case hasTargets:
+		r.verdict, r.reason = pd.Remote, pd.External
+	case r.strict:
+		return route{}, pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but none was chosen for this request.")
+	default:
+		r.reason = pd.NoPrefill
+	}
+	return r, nil
+}
+
+func (s *Server) readWish(h http.Header) (pd.Wish, error) {
+	if s.cfg.Trust.PDHeader == "off" {
+		return pd.WishAuto, nil
+	}
+	return pd.ParseWish(h.Values(pd.HeaderWish))
+}
+
+// aim reads and checks the candidates of a remote route.
+func (s *Server) aim(r route, values []string) (route, error) {
+	if len(values) == 0 {
+		if r.strict {
+			return r, pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but none was chosen for this request.")
+		}
+		r.verdict, r.reason = pd.Local, pd.NoPrefill
+		return r, nil
+	}
+	targets, err := pd.ParseTargets(values)
+	if err != nil {
+		return r, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	for _, t := range targets {
+		if refusal := s.allow.check(t); refusal != nil {
+			return r, refusal
+		}
+	}
+	r.targets = targets
+	if s.cfg.Prefill.Sampling {
+		r.first = rand.IntN(len(targets))
+		r.targets = append(append([]pd.Target(nil), targets[r.first:]...), targets[:r.first]...)
+	}
+	return r, nil
+}
+
+// trusted reports whether the sender knows the shared secret, or none is configured.
+func (s *Server) trusted(h http.Header) bool {
+	if s.secret == "" {
+		return true
+	}
+	got := h.Values(pd.HeaderAuth)
+	return len(got) == 1 && subtle.ConstantTimeCompare([]byte(got[0]), []byte(s.secret)) == 1
+}

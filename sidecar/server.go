@@ -1,0 +1,232 @@
+package sidecar
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/mux"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
+type Server struct {
+	cfg     Config
+	log     *slog.Logger
+	dialect dialect.Dialect
+	allow   allowList
+	secret  string // of x-tandem-auth; "" = not configured
+
+	local, prefill *http.Transport
+	passthrough    *httputil.ReverseProxy
+	engine         string // http://host:port
+
+	budget  *budget
+	stalls  *stallWatch
+	metrics *metrics
+	tracing tracing
+
+	life life
+}
+
+// Telemetry is where a Server reports. Tracer and Propagator may be no-ops; none may be nil.
+type Telemetry struct {
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
+	Tracer     trace.Tracer
+	Propagator propagation.TextMapPropagator
+}
+
+// New makes a sidecar from a configuration that has no Problems, and starts its watch. The error says what of the
+// configuration could not be used.
+func New(cfg Config, t Telemetry) (*Server, error) {
+	d, ok := dialect.New(cfg.Engine.Connector)
+	if !ok {
+		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
+	}
+	secret, err := readSecret(cfg.Trust.AuthFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading the shared secret: %w", err)
+	}
+	s := &Server{
+		cfg: cfg, log: t.Log, dialect: d, secret: secret,
+		allow:   newAllowList(cfg.Trust.Allow),
+		engine:  "http://" + net.JoinHostPort(cfg.Engine.Host, strconv.Itoa(cfg.Engine.Port)),
+		budget:  newBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
+		stalls:  newStallWatch(time.Now),
+		tracing: tracing{t.Tracer, t.Propagator},
+	}
+	s.local = newTransport(cfg.Engine.IdleConns, nil, nil)
+	s.prefill = newTransport(cfg.Engine.IdleConns, s.prefillTLS(), s.allow.control)
+	s.passthrough = s.newPassthrough()
+	s.metrics = newMetrics(t.Metrics, s.budget.left)
+	s.life.start(s.stalls.run)
+	return s, nil
+}
+
+func (s *Server) prefillTLS() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: s.cfg.Prefill.TLSInsecure} //nolint:gosec // the operator's choice, by a flag that says so
+}
+
+func readSecret(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimSpace(string(b))
+	if secret == "" {
+		return "", fmt.Errorf("%s is empty", file)
+	}
+	return secret, nil
+}
+
+// Handler serves the data port. Paths reach the engine as they came: the router neither cleans nor decodes them.
+func (s *Server) Handler() http.Handler {
+	r := mux.NewRouter().SkipClean(true).UseEncodedPath()
+	for _, api := range pd.GenerateAPIs() {
+		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
+	}
+	r.NotFoundHandler = http.HandlerFunc(s.pass)
+	r.MethodNotAllowedHandler = r.NotFoundHandler
+	return r
+}
+
+// probeTimeout bounds how long readiness waits for the engine.
+const probeTimeout = time.Second
+
+// Ready says why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
+func (s *Server) Ready() error {
+	if s.life.draining.Load() {
+		return errors.New("draining")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	if err := s.healthy(ctx, s.local, s.engine); err != nil {
+		return fmt.Errorf("asking the decode engine: %w", err)
+	}
+	return nil
+}
+
+// healthy asks an engine's /health.
+func (s *Server) healthy(ctx context.Context, by http.RoundTripper, base string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := by.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("it answers %s to /health", resp.Status)
+	}
+	return nil
+}
+
+// Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends,
+// or after the configured drain timeout, what still runs is cut: streams get an error event.
+func (s *Server) Drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Fallback.Drain)
+	defer cancel()
+	s.life.drain(ctx)
+}
+
+// Close ends the watch, waits for releases under way, and closes idle connections. Call it after Drain.
+func (s *Server) Close() {
+	s.life.close()
+	s.local.CloseIdleConnections()
+	s.prefill.CloseIdleConnections()
+}
+
+// life counts what runs, so that it can be waited for and cut.
+type life struct {
+	draining atomic.Bool
+
+	mu      sync.Mutex // guards running and idle
+	running map[*exchange]struct{}
+	idle    chan struct{} // closed when draining and nothing runs
+
+	stop       context.CancelFunc
+	background sync.WaitGroup // the watch and the releases
+}
+
+func (l *life) start(watch func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l.stop = cancel
+	l.running = map[*exchange]struct{}{}
+	l.idle = make(chan struct{})
+	l.background.Go(func() { watch(ctx) })
+}
+
+// enter admits an exchange unless the sidecar drains.
+func (l *life) enter(x *exchange) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.draining.Load() {
+		return false
+	}
+	l.running[x] = struct{}{}
+	return true
+}
+
+func (l *life) leave(x *exchange) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.running, x)
+	l.closeIfIdle()
+}
+
+// closeIfIdle is called with mu held.
+func (l *life) closeIfIdle() {
+	if !l.draining.Load() || len(l.running) > 0 {
+		return
+	}
+	select {
+	case <-l.idle:
+	default:
+		close(l.idle)
+	}
+}
+
+func (l *life) drain(ctx context.Context) {
+	l.mu.Lock()
+	l.draining.Store(true)
+	l.closeIfIdle()
+	l.mu.Unlock()
+	select {
+	case <-l.idle:
+		return
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	for x := range l.running {
+		x.cancel(errCut)
+	}
+	l.mu.Unlock()
+	<-l.idle
+}
+
+func (l *life) close() {
+	l.stop()
+	l.background.Wait()
+}

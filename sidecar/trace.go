@@ -1,0 +1,109 @@
+package sidecar
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Names of spans and attributes are the same for every dialect.
+const (
+	spanRequest = "sidecar.request"
+	spanPrefill = "prefill"
+	spanDecode  = "decode"
+)
+
+// tracing makes spans. A disabled tracer makes spans that do not record; nothing is computed for those.
+type tracing struct {
+	tracer     trace.Tracer
+	propagator propagation.TextMapPropagator
+}
+
+// request begins the server span under the caller's, at the time the clock was started.
+func (t tracing) request(r *http.Request, api pd.API, start time.Time) (context.Context, trace.Span) {
+	ctx := t.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	ctx, span := t.tracer.Start(ctx, spanRequest, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(start))
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("tandem.api", api.String()))
+	}
+	return ctx, span
+}
+
+// leg begins the span of one leg, a child of the server span, and writes it into the leg's headers.
+func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs ...attribute.KeyValue) (context.Context, trace.Span) {
+	ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient))
+	if span.IsRecording() {
+		span.SetAttributes(attrs...)
+	}
+	t.propagator.Inject(ctx, propagation.HeaderCarrier(header))
+	return ctx, span
+}
+
+// endLeg closes a leg's span with its status, 0 if none came.
+func endLeg(span trace.Span, status int, err error) {
+	if span.IsRecording() {
+		if status != 0 {
+			span.SetAttributes(attribute.Int("http.response.status_code", status))
+		}
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+	}
+	span.End()
+}
+
+// endRequest closes the server span: its length is the sum of the phases.
+func (x *exchange) endSpan(phases *pd.Phases) {
+	if x.span.IsRecording() {
+		attrs := []attribute.KeyValue{
+			attribute.String("tandem.pd.wish", x.route.wish.String()),
+			attribute.String("tandem.pd.plan", x.route.planned()),
+			attribute.String("tandem.pd.decision", x.decision.Verdict.String()),
+			attribute.String("tandem.pd.reason", string(x.decision.Reason)),
+			attribute.Int("http.response.status_code", x.status),
+			attribute.String("tandem.request_id", x.id),
+		}
+		for ph := range pd.Phase(pd.PhaseCount) {
+			if took, ok := phases.Get(ph); ok {
+				attrs = append(attrs, attribute.Float64("tandem.phase."+ph.String()+"_ms", float64(took)/float64(time.Millisecond)))
+			}
+		}
+		x.span.SetAttributes(append(attrs, x.facts()...)...)
+		if x.failure != nil {
+			x.span.SetStatus(codes.Error, x.failure.Error())
+		}
+	}
+	x.span.End(trace.WithTimestamp(x.clock.Start().Add(phases.Sum())))
+}
+
+// facts are the attributes that not every request has.
+func (x *exchange) facts() []attribute.KeyValue {
+	var attrs []attribute.KeyValue
+	if x.target != "" {
+		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
+	}
+	attrs = append(attrs, attribute.String("tandem.endpoint.decode", x.s.engine))
+	if x.hand.taken {
+		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.hand.age)/float64(time.Millisecond)),
+			attribute.Int("tandem.handoff.blocks", x.hand.offer.Handoff.Blocks))
+	}
+	if x.releaseWay != "" {
+		attrs = append(attrs, attribute.String("tandem.release.way", x.releaseWay))
+	}
+	for _, c := range []struct {
+		name   string
+		tokens int64
+	}{{"prompt", x.usage.Prompt}, {"cached", x.usage.Cached}, {"completion", x.usage.Completion}} {
+		if c.tokens >= 0 {
+			attrs = append(attrs, attribute.Int64("tandem.tokens."+c.name, c.tokens))
+		}
+	}
+	return attrs
+}
