@@ -52,6 +52,8 @@ type handInHand struct {
 var (
 	// errCut is the cause of a context that ended because the drain deadline passed.
 	errCut = errors.New("the sidecar was shut down before the answer was complete")
+	// errAnswered ends an exchange that has its answer.
+	errAnswered = errors.New("answered")
 	// errGone means that the client left: there is nobody to answer.
 	errGone = errors.New("client left")
 )
@@ -78,7 +80,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	defer s.life.leave(x)
 	defer x.recycle()
 	defer x.finish() // runs for http.ErrAbortHandler too
-	if err := x.run(); err != nil {
+	if err := x.run(); err != nil && !errors.Is(err, errAnswered) {
 		x.answerError(err)
 	}
 }

@@ -55,6 +55,7 @@ func (x *exchange) runPrefill(req *request) (pd.Reason, error) {
 			var refused *clientError
 			switch {
 			case err == nil:
+				// Also for a client that has left meanwhile: the hand-off must be given back.
 				x.state = handedOff
 				x.clock.Enter(pd.PhaseHandoff, time.Now())
 				return "", nil
@@ -91,7 +92,10 @@ func (x *exchange) refusedByPrefill(req *request, refused *clientError) (pd.Reas
 	}
 	x.decide(pd.Refused, pd.BadRequest)
 	x.failure = refused
-	return "", x.relayBytes(refused.status, refused.header, refused.body)
+	if err := x.relayBytes(refused.status, refused.header, refused.body); err != nil {
+		return "", err
+	}
+	return "", errAnswered
 }
 
 // attempt sends one prefill leg and takes its hand-off.
@@ -99,8 +103,10 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	x.decision.Attempts++
 	x.decision.Candidate = candidate
 	x.target = target.String()
-	ctx, cancel := context.WithTimeout(x.ctx, x.s.cfg.Prefill.Timeout)
-	defer cancel()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), x.s.cfg.Prefill.Timeout)
+	h := &hangup{cancel: cancel}
+	defer h.done()
+	defer context.AfterFunc(x.ctx, h.up)()
 	header := legHeader(x.r.Header, x.id)
 	header["Accept-Encoding"] = []string{"identity"}
 	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
@@ -109,7 +115,7 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	x.clock.Enter(pd.PhasePrefill, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
 	inflight.Inc()
-	status, offer, err := x.s.sendPrefill(ctx, target, x.r.URL.RequestURI(), header, leg)
+	status, offer, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, leg)
 	inflight.Dec()
 	if err == nil {
 		err = x.check(offer)

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// binDir holds the programs of this repository, built once for all tests of this package.
+var binDir string
+
+func TestMain(m *testing.M) {
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "tandem-e2e")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	binDir = dir
+	build := exec.Command("go", "build", "-o", dir, "./cmd/sidecar", "./cmd/sim")
+	build.Dir = ".."
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
+		return 1
+	}
+	code := m.Run()
+	client.CloseIdleConnections()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// program is a running program of this repository.
+type program struct {
+	cmd    *exec.Cmd
+	ready  map[string]string
+	stderr *lockedBuffer
+	ended  chan struct{}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// start runs a program and waits for its ready line. It ends with the test.
+func start(t *testing.T, name string, args ...string) *program {
+	t.Helper()
+	p := &program{cmd: exec.Command(filepath.Join(binDir, name), args...), stderr: &lockedBuffer{}, ended: make(chan struct{})}
+	p.cmd.Stderr = p.stderr
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	var ready struct{ Addresses map[string]string }
+	if err == nil {
+		err = json.Unmarshal(line, &ready)
+	}
+	go func() { defer close(p.ended); _ = p.cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGCONT)
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		if t.Failed() {
+			t.Logf("%s said:\n%s", name, p.stderr)
+		}
+	})
+	if err != nil {
+		t.Fatalf("%s was not ready: %v\n%s", name, err, p.stderr)
+	}
+	p.ready = ready.Addresses
+	return p
+}
+
+func (p *program) addr(name string) string { return p.ready[name] }
+
+func (p *program) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// wait waits for the end and gives the exit code.
+func (p *program) wait(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-p.ended:
+	case <-within(t).Done():
+		t.Fatalf("the program does not end:\n%s", p.stderr)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// startSidecar runs a sidecar before the engine at decode, on free loopback ports.
+func startSidecar(t *testing.T, decode string, flags ...string) *program {
+	t.Helper()
+	host, port, _ := strings.Cut(decode, ":")
+	return start(t, "sidecar", append([]string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+		"--model-server-host=" + host, "--model-server-port=" + port, "--prefill-allow=127.0.0.0/8", "--log-level=debug"}, flags...)...)
+}

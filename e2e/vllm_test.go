@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestRealPair runs the suite on a real vLLM pair, named in the environment:
+//
+//	TANDEM_VLLM_PREFILL, TANDEM_VLLM_DECODE, TANDEM_VLLM_PLAIN   host:port of three engines with the same weights
+//	TANDEM_VLLM_PREFILL_PID       main process of the prefill engine: the cases that stop and kill it need it
+//	TANDEM_VLLM_PREFILL_RESTART   command that starts the prefill engine again and prints its new process id as its last word
+//	TANDEM_VLLM_LEASE             the engines' kv_lease_duration (default 30s)
+//
+// Without TANDEM_VLLM_PREFILL there is no real pair to test on: the same suite has then run on the simulated engine.
+func TestRealPair(t *testing.T) {
+	addr := os.Getenv("TANDEM_VLLM_PREFILL")
+	if addr == "" {
+		t.Skip("no real vLLM pair is named in the environment; the suite runs on the simulated engine")
+	}
+	p := &pair{
+		prefill: engine{addr: addr}, decode: engine{addr: os.Getenv("TANDEM_VLLM_DECODE")}, plain: engine{addr: os.Getenv("TANDEM_VLLM_PLAIN")},
+		lease: 30 * time.Second, tokenIDs: [2]int{300, 1000},
+	}
+	var err error
+	if p.model, err = decodeModel(p.decode.addr); err != nil {
+		t.Fatal(err)
+	}
+	if v := os.Getenv("TANDEM_VLLM_LEASE"); v != "" {
+		if p.lease, err = time.ParseDuration(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pid := os.Getenv("TANDEM_VLLM_PREFILL_PID")
+	p.prefill.signal = func(t *testing.T, s syscall.Signal) { signalTree(t, pid, s) }
+	p.prefill.revive = func(t *testing.T) {
+		out, err := exec.Command("sh", "-c", os.Getenv("TANDEM_VLLM_PREFILL_RESTART")).Output()
+		if err != nil {
+			t.Fatalf("restarting prefill: %v", err)
+		}
+		words := strings.Fields(string(out))
+		pid = words[len(words)-1]
+	}
+	runPair(t, p)
+}
+
+// signalTree signals a process and all of its descendants.
+func signalTree(t *testing.T, pid string, s syscall.Signal) {
+	t.Helper()
+	n, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatalf("TANDEM_VLLM_PREFILL_PID is %q", pid)
+	}
+	for _, child := range descendants(t, pid) {
+		_ = syscall.Kill(child, s)
+	}
+	if err := syscall.Kill(n, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func descendants(t *testing.T, pid string) []int {
+	t.Helper()
+	lists, err := filepath.Glob("/proc/" + pid + "/task/*/children")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []int
+	for _, list := range lists {
+		b, err := os.ReadFile(list)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, child := range strings.Fields(string(b)) {
+			n, err := strconv.Atoi(child)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(append(all, descendants(t, child)...), n)
+		}
+	}
+	return all
+}
