@@ -505,7 +505,7 @@ func testFrozen(t *testing.T, p *pair) {
 			got <- r
 		}()
 		<-g.held
-		s.signal(syscall.SIGSTOP)
+		s.freeze(t)
 		g.release()
 		waitMetric(t, p.prefill, expiries, func(v float64) bool { return v > expired })
 		p.churn(t)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -106,6 +107,48 @@ func start(t *testing.T, name string, args ...string) *program {
 func (p *program) addr(name string) string { return p.ready[name] }
 
 func (p *program) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// freeze stops the program and returns when none of its threads runs any more.
+func (p *program) freeze(t *testing.T) { freeze(t, p.cmd.Process.Pid) }
+
+func freeze(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := within(t)
+	poll := time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	for _, pid := range pids {
+		for !frozen(t, pid) {
+			select {
+			case <-ctx.Done():
+				t.Fatalf("process %d does not stop", pid)
+			case <-poll.C:
+			}
+		}
+	}
+}
+
+func frozen(t *testing.T, pid int) bool {
+	t.Helper()
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("no threads of process %d are found: %v", pid, err)
+	}
+	for _, stat := range stats {
+		b, err := os.ReadFile(stat)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if _, state, ok := strings.Cut(string(b), ") "); !ok || state[0] != 'T' {
+			return false
+		}
+	}
+	return true
+}
 
 // wait waits for the end and gives the exit code.
 func (p *program) wait(t *testing.T) int {

@@ -57,11 +57,13 @@ func signalTree(t *testing.T, pid string, s syscall.Signal) {
 	if err != nil {
 		t.Fatalf("TANDEM_VLLM_PREFILL_PID is %q", pid)
 	}
-	for _, child := range descendants(t, pid) {
-		_ = syscall.Kill(child, s)
+	all := append(descendants(t, pid), n)
+	if s == syscall.SIGSTOP {
+		freeze(t, all...)
+		return
 	}
-	if err := syscall.Kill(n, s); err != nil {
-		t.Fatal(err)
+	for _, one := range all {
+		_ = syscall.Kill(one, s) // a child may end with its parent
 	}
 }
 

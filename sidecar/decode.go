@@ -116,12 +116,11 @@ func (x *exchange) askPrefill() error {
 // noAnswer decides on a decode leg that gave no headers.
 func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
 	switch act := x.state.on(t); {
-	case act.has(release):
-		x.releaseLeg(g)
-		return "", err
 	case act.has(redo):
 		g.cancel(nil)
 		return x.redoWithout(t, err), nil
+	case act.has(release):
+		x.releaseLeg(g)
 	}
 	return "", err
 }
