@@ -1,0 +1,171 @@
+package boot
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// defaultGroup is the heading of flags that are in no group.
+const defaultGroup = "General"
+
+// option is one row of the table that a config struct declares.
+type option struct {
+	name    string   // without dashes
+	aliases []string // other spellings with the same meaning
+	group   string   // heading on the help page
+	help    string
+	arg     string // what the help page calls the value
+	enum    []string
+	refused string // not empty: known, not taken, and what to use instead
+	ignored string // not empty: accepted without effect, and why
+
+	value    reflect.Value // invalid for refused and ignored options
+	kind     reflect.Type
+	fallback string   // text of the default
+	raw      []string // as given on the command line
+	origin   string   // where the value came from; empty for the default
+}
+
+// names are all spellings that mean o.
+func (o *option) names() []string { return append([]string{o.name}, o.aliases...) }
+
+// isSwitch tells whether the flag may stand without a value. A refused one is
+// refused either way.
+func (o *option) isSwitch() bool { return o.kind.Kind() == reflect.Bool || o.refused != "" }
+
+// inert tells whether o is known only to be refused or ignored.
+func (o *option) inert() bool { return o.refused != "" || o.ignored != "" }
+
+// table is every option of a program in the order of declaration.
+type table struct {
+	options []*option
+	byName  map[string]*option
+	log     *Log // of the config struct, if it has one
+}
+
+// newTable reads the tables that the given structs declare. Mistakes in the
+// declaration are the programmer's, so it panics on them.
+func newTable(structs ...any) *table {
+	t := &table{byName: map[string]*option{}}
+	for _, s := range structs {
+		v := reflect.ValueOf(s)
+		if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
+			panic(fmt.Sprintf("boot: config is a %T, not a pointer to a struct", s))
+		}
+		t.walk(v.Elem(), defaultGroup)
+	}
+	return t
+}
+
+// walk adds the fields of a struct; a struct field without a flag tag is a
+// group of its own.
+func (t *table) walk(v reflect.Value, group string) {
+	if log, ok := v.Addr().Interface().(*Log); ok {
+		t.log = log
+	}
+	for i := range v.NumField() {
+		field, tag := v.Type().Field(i), v.Type().Field(i).Tag
+		name, tagged := tag.Lookup("flag")
+		switch {
+		case tagged:
+			t.add(declare(name, group, field, v.Field(i)))
+		case field.Type.Kind() == reflect.Struct && field.IsExported():
+			heading := tag.Get("group")
+			if heading == "" {
+				heading = group
+			}
+			t.walk(v.Field(i), heading)
+		}
+	}
+}
+
+func declare(name, group string, field reflect.StructField, value reflect.Value) *option {
+	tag := field.Tag
+	o := &option{
+		name: name, group: group, kind: field.Type,
+		aliases: splitList(tag.Get("alias")), enum: splitList(tag.Get("enum")),
+		help: tag.Get("help"), arg: tag.Get("arg"),
+		refused: tag.Get("refused"), ignored: tag.Get("ignored"),
+	}
+	if o.inert() {
+		return o
+	}
+	if !field.IsExported() || !supported(field.Type) || o.help == "" {
+		panic(fmt.Sprintf("boot: field %s of flag --%s needs to be exported, of a supported type, and to have a help tag", field.Name, name))
+	}
+	o.value = value
+	o.fallback = formatValue(value)
+	if o.arg == "" {
+		o.arg = defaultArg(field.Type)
+	}
+	return o
+}
+
+func (t *table) add(o *option) {
+	for _, name := range o.names() {
+		if t.byName[name] != nil {
+			panic(fmt.Sprintf("boot: flag --%s is declared twice", name))
+		}
+		t.byName[name] = o
+	}
+	t.options = append(t.options, o)
+}
+
+// nearest gives the option name most like the given one, or "" if none is
+// close enough to be what the user meant.
+func (t *table) nearest(name string) string {
+	best, distance := "", max(2, len(name)/3)+1
+	for _, o := range t.options {
+		if o.inert() {
+			continue
+		}
+		for _, candidate := range o.names() {
+			if d := editDistance(name, candidate); d < distance {
+				best, distance = candidate, d
+			}
+		}
+	}
+	return best
+}
+
+// didYouMean is the end of a sentence about an unknown name.
+func (t *table) didYouMean(name, dashes string) string {
+	if near := t.nearest(name); near != "" {
+		return ", did you mean " + dashes + near + "?"
+	}
+	return ""
+}
+
+// editDistance is the Levenshtein distance of two names, in bytes.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(diagonal+cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// splitList splits a comma-separated list; empty text is an empty list.
+func splitList(s string) []string {
+	if strings.TrimSpace(s) == "" {
+		return nil
+	}
+	parts := strings.Split(s, ",")
+	for i := range parts {
+		parts[i] = strings.TrimSpace(parts[i])
+	}
+	return slices.DeleteFunc(parts, func(p string) bool { return p == "" })
+}

@@ -1,0 +1,71 @@
+package boot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+)
+
+// Listen opens a TCP listener at addr for the flag with the given name
+// (without dashes). The error is an [Exit] with CodeMissing that says what the
+// user can do.
+func Listen(ctx context.Context, flagName, addr string) (net.Listener, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", addr)
+	if err == nil {
+		return l, nil
+	}
+	advice := fmt.Sprintf("set another with --%s", flagName)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		advice = fmt.Sprintf("the address is in use: choose another with --%s, or 0 as port for any free one", flagName)
+	case errors.Is(err, syscall.EACCES):
+		advice = fmt.Sprintf("not permitted: choose a port above 1023 with --%s", flagName)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		advice = fmt.Sprintf("this host does not have the address: choose another with --%s", flagName)
+	}
+	return nil, Missingf("listening on %s: %w (%s)", addr, rootCause(err), advice)
+}
+
+// rootCause drops the layers of a network error that only repeat the address.
+func rootCause(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}
+
+// Addresses are the addresses a program listens on, by purpose (extproc, http,
+// admin …).
+type Addresses map[string]net.Addr
+
+// Ready prints the line that tells tests, scripts and cmd/tandem that every
+// listener of the room is up, and where, since any port may have been 0:
+//
+//	{"ready":"epp","addresses":{"extproc":"127.0.0.1:41233"}}
+//
+// The keys are sorted. Call it once.
+func Ready(stdout io.Writer, room string, addresses Addresses) error {
+	texts := make(map[string]string, len(addresses))
+	for name, addr := range addresses {
+		texts[name] = addr.String()
+	}
+	line, err := json.Marshal(struct {
+		Ready     string            `json:"ready"`
+		Addresses map[string]string `json:"addresses"`
+	}{room, texts})
+	if err != nil {
+		return fmt.Errorf("writing the ready line: %w", err)
+	}
+	if _, err := stdout.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("writing the ready line: %w", err)
+	}
+	return nil
+}

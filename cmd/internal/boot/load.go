@@ -1,0 +1,212 @@
+package boot
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"reflect"
+	"regexp"
+	"strings"
+)
+
+// Program is what the help page says about a program.
+type Program struct {
+	Summary  string // one sentence
+	Operands string // what may follow the flags, such as "FILE"; empty: nothing
+}
+
+// builtinGroup is the heading of the flags that every program has.
+const builtinGroup = "Program"
+
+// builtin are the flags that every program has.
+type builtin struct {
+	Config  string `flag:"config" arg:"FILE" help:"read settings from this YAML or JSON file; its keys are the flag names"`
+	Check   bool   `flag:"check" help:"print the effective configuration, or all problems of it, and exit with 0 or 3"`
+	Version bool   `flag:"version" help:"print the version and exit"`
+}
+
+// Load fills cfg, a pointer to a struct that holds the defaults, and returns
+// the operands. The precedence is: flag, environment variable TANDEM_<NAME>
+// (an empty one counts as unset), config file, default.
+//
+// A field with the tag flag:"name" declares a flag. More tags are help (the
+// manual), arg (name of the value), alias (other spellings, comma separated)
+// and enum (allowed texts). A blank field whose tags are flag and refused
+// declares a flag of other products that is not taken, and what to use
+// instead; one with flag and ignored is accepted without effect, a bool without
+// a value. A struct field is a group of flags, with the tag group for the
+// heading.
+//
+// The error is an [Exit]: with CodeOK and no cause when the user only asked
+// for --help, --version or --check; with CodeUsage for the command line; with
+// CodeConfig, and every problem on a line of its own, for the values, which
+// every [Validator] in cfg has been asked about.
+func (p Program) Load(std IO, cfg any, args []string) ([]string, error) {
+	var own struct {
+		Builtin builtin `group:"Program"`
+	}
+	t := newTable(cfg, &own)
+	operands, err := t.parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		t.writeHelp(std.Stdout, std.Name, p)
+		return nil, Exit{Code: CodeOK}
+	case err == nil && len(operands) > 0 && p.Operands == "":
+		err = fmt.Errorf("unexpected argument %q", operands[0])
+	}
+	if err != nil {
+		return nil, Usagef("%w (--help lists the flags)", err)
+	}
+	found := t.resolve(std, &own.Builtin, cfg)
+	if own.Builtin.Version {
+		fmt.Fprintf(std.Stdout, "%s %s\n", std.Name, ReadVersion())
+		return nil, Exit{Code: CodeOK}
+	}
+	if err := found.err(own.Builtin.Check); err != nil {
+		return nil, err
+	}
+	if own.Builtin.Check {
+		return nil, t.writeEffective(std.Stdout)
+	}
+	t.writeNotes(std)
+	return operands, nil
+}
+
+// parse takes the command line apart. Values stay texts until resolve, so that
+// all wrong ones are reported together.
+func (t *table) parse(args []string) (operands []string, err error) {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	for _, o := range t.options {
+		for _, name := range o.names() {
+			fs.Var(&rawValue{o}, name, "")
+		}
+	}
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, t.explain(err)
+		}
+		rest := fs.Args()
+		if len(rest) == 0 {
+			return operands, t.refusal()
+		}
+		// The flag package stops at the first operand, GNU does not; after
+		// "--" both do.
+		if n := len(args) - len(rest); n > 0 && args[n-1] == "--" {
+			return append(operands, rest...), t.refusal()
+		}
+		operands, args = append(operands, rest[0]), rest[1:]
+	}
+}
+
+// explain rewrites an error of the flag package in our words; the package has
+// no types for them.
+func (t *table) explain(err error) error {
+	if errors.Is(err, flag.ErrHelp) {
+		return err
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); ok {
+		return fmt.Errorf("unknown flag --%s%s", name, t.didYouMean(name, "--"))
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "flag needs an argument: -"); ok {
+		return fmt.Errorf("flag --%s needs a value", name)
+	}
+	return err
+}
+
+// refusal is the error about the first refused flag on the command line.
+func (t *table) refusal() error {
+	for _, o := range t.options {
+		if o.refused != "" && len(o.raw) > 0 {
+			return fmt.Errorf("flag --%s is not taken: %s", o.name, o.refused)
+		}
+	}
+	return nil
+}
+
+// rawValue is a flag.Value that only remembers.
+type rawValue struct{ *option }
+
+func (r *rawValue) String() string { return "" }
+
+func (r *rawValue) Set(text string) error {
+	r.raw = append(r.raw, text)
+	return nil
+}
+
+// IsBoolFlag lets the flag package accept a switch without a value.
+func (r *rawValue) IsBoolFlag() bool { return r.isSwitch() }
+
+// resolve sets every value by precedence, validates, and returns all problems.
+func (t *table) resolve(std IO, own *builtin, cfg any) *Problems {
+	found := &Problems{table: t}
+	t.set(std, found, t.byName["config"], fileValue{})
+	file := t.readFile(own.Config, found)
+	for _, o := range t.options {
+		if !o.inert() && o.name != "config" {
+			t.set(std, found, o, file[o])
+		}
+	}
+	validate(cfg, found)
+	return found
+}
+
+// set gives the option its value from the strongest source that has one.
+func (t *table) set(std IO, found *Problems, o *option, file fileValue) {
+	var texts []string
+	switch env := o.environment(std); {
+	case len(o.raw) > 0:
+		texts, o.origin = o.raw, "--"+o.name
+	case env != "":
+		texts, o.origin = []string{env}, envName(o.name)
+	case file.origin != "":
+		texts, o.origin = file.texts, file.origin
+	default:
+		return
+	}
+	if err := o.parseAll(texts); err != nil {
+		found.Add(o.name, "%w", err)
+		found.usage = found.usage || len(o.raw) > 0
+	}
+}
+
+// serviceLink is what Kubernetes puts into TANDEM_PORT of every container
+// beside a Service called "tandem". No number looks like it, so it is nobody's
+// setting.
+var serviceLink = regexp.MustCompile(`^(tcp|udp|sctp)://[^/]+:\d+$`)
+
+// environment is what the environment sets the option to, or "". An image may
+// well have TANDEM_VERSION for reasons of its own; --check and --version are
+// things to ask on a command line only.
+func (o *option) environment(std IO) string {
+	value := std.env(envName(o.name))
+	if o.group == builtinGroup && o.name != "config" ||
+		o.kind.Kind() == reflect.Int && serviceLink.MatchString(value) {
+		return ""
+	}
+	return value
+}
+
+// envName is the environment variable of a flag.
+func envName(flagName string) string {
+	return "TANDEM_" + strings.ToUpper(strings.ReplaceAll(flagName, "-", "_"))
+}
+
+// writeNotes tells about settings that have no effect.
+func (t *table) writeNotes(std IO) {
+	for _, o := range t.options {
+		if o.ignored != "" && len(o.raw) > 0 {
+			t.logger(std).Warn("flag has no effect", "flag", o.name, "reason", o.ignored)
+		}
+	}
+}
+
+// logger is the program's own logger, if its config struct has a [Log].
+func (t *table) logger(std IO) *slog.Logger {
+	if t.log == nil {
+		return Log{}.New(std)
+	}
+	return t.log.New(std)
+}

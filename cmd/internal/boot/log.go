@@ -1,0 +1,81 @@
+package boot
+
+import (
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+)
+
+// Log is the part of a config struct that chooses the logger.
+type Log struct {
+	// zap-log-level and v are llm-d's names; they take verbosities.
+	Level  LogLevel  `flag:"log-level" alias:"zap-log-level,v" arg:"LEVEL" help:"least severe message to write: debug, info, warn, error, or llm-d's verbosity 0..5 (4 and up mean debug)"`
+	Format LogFormat `flag:"log-format" alias:"zap-encoder" arg:"FORMAT" help:"form of the log: text or json"`
+}
+
+// New makes the logger on stderr; stdout belongs to the ready line.
+func (l Log) New(std IO) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: slog.Level(l.Level)}
+	if l.Format == "json" {
+		return slog.New(slog.NewJSONHandler(std.Stderr, opts))
+	}
+	return slog.New(slog.NewTextHandler(std.Stderr, opts))
+}
+
+// LogLevel is a slog level that also reads llm-d's numeric verbosities. The
+// zero value is info.
+type LogLevel slog.Level
+
+// debugVerbosity is the verbosity from which llm-d's components write what we
+// write at debug: their levels are default 2, verbose 3, debug 4, trace 5.
+const debugVerbosity = 4
+
+// UnmarshalText reads a level name or a verbosity.
+func (l *LogLevel) UnmarshalText(text []byte) error {
+	if v, err := strconv.ParseUint(string(text), 10, 8); err == nil {
+		*l = LogLevel(slog.LevelInfo)
+		if v >= debugVerbosity {
+			*l = LogLevel(slog.LevelDebug)
+		}
+		return nil
+	}
+	levels := map[string]slog.Level{
+		"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+	}
+	level, ok := levels[strings.ToLower(string(text))]
+	if !ok {
+		return fmt.Errorf("%q is not one of debug, info, warn, error", text)
+	}
+	*l = LogLevel(level)
+	return nil
+}
+
+// MarshalText gives the level's name.
+func (l LogLevel) MarshalText() ([]byte, error) {
+	return []byte(strings.ToLower(slog.Level(l).String())), nil
+}
+
+// LogFormat is text or json. The zero value is text.
+type LogFormat string
+
+// UnmarshalText reads the format; console is what llm-d calls text.
+func (f *LogFormat) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case "text", "console":
+		*f = "text"
+	case "json":
+		*f = "json"
+	default:
+		return fmt.Errorf("%q is not one of text, json", text)
+	}
+	return nil
+}
+
+// MarshalText gives the format's name.
+func (f LogFormat) MarshalText() ([]byte, error) {
+	if f == "" {
+		return []byte("text"), nil
+	}
+	return []byte(f), nil
+}

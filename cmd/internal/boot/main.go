@@ -1,0 +1,138 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Exit codes of every Tandem program.
+const (
+	CodeOK      = 0 // clean end
+	CodeFailed  = 1 // failed while running
+	CodeUsage   = 2 // the command line cannot be understood
+	CodeConfig  = 3 // the configuration is invalid
+	CodeMissing = 4 // cannot listen, or a needed part is missing
+)
+
+// Exit is an error that chooses the exit code of the program. Any other error
+// returned by a run function ends the program with [CodeFailed].
+type Exit struct {
+	Code int
+	Err  error // printed once on stderr; nil prints nothing
+}
+
+// Error gives the text of the wrapped error.
+func (e Exit) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit code %d", e.Code)
+	}
+	return e.Err.Error()
+}
+
+// Unwrap gives the cause.
+func (e Exit) Unwrap() error { return e.Err }
+
+// Usagef is an error about the command line: exit code 2.
+func Usagef(format string, args ...any) error {
+	return Exit{CodeUsage, fmt.Errorf(format, args...)}
+}
+
+// Configf is an error about the configuration: exit code 3.
+func Configf(format string, args ...any) error {
+	return Exit{CodeConfig, fmt.Errorf(format, args...)}
+}
+
+// Missingf is an error about a part that the program needs and cannot get, or
+// an address it cannot listen on: exit code 4.
+func Missingf(format string, args ...any) error {
+	return Exit{CodeMissing, fmt.Errorf(format, args...)}
+}
+
+// IO is the surroundings of a program, so that a test can provide others.
+type IO struct {
+	Name   string // of the program, for messages
+	Stdin  io.Reader
+	Stdout io.Writer // the ready line and what the user asked for
+	Stderr io.Writer // logs and errors
+	// Env looks up an environment variable. Nil means that none is set.
+	Env func(key string) (value string, ok bool)
+}
+
+func (s IO) env(key string) string {
+	if s.Env == nil {
+		return ""
+	}
+	v, _ := s.Env(key)
+	return v
+}
+
+// Func is the body of a main. It ends soon after ctx is cancelled, and returns
+// nil (or the context's error) if it could end cleanly.
+type Func func(ctx context.Context, std IO, args []string) error
+
+// Main runs f as the program and ends the process with its exit code.
+func Main(f Func) {
+	std := IO{
+		Name:   strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe"),
+		Stdin:  os.Stdin,
+		Stdout: os.Stdout,
+		Stderr: os.Stderr,
+		Env:    os.LookupEnv,
+	}
+	os.Exit(Run(context.Background(), std, os.Args[1:], f))
+}
+
+// Run runs f and returns the exit code. The first SIGINT or SIGTERM cancels
+// f's context; a second one means that the user will not wait: Run returns at
+// once, with f still running, because the process is about to end.
+func Run(ctx context.Context, std IO, args []string, f Func) int {
+	// Two, so that the second signal is not dropped while the first is handled.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	return run(ctx, std, args, f, signals)
+}
+
+func run(ctx context.Context, std IO, args []string, f Func, signals <-chan os.Signal) int {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx, std, args) }()
+
+	stopping := false
+	for {
+		select {
+		case err := <-done:
+			if stopping && errors.Is(err, context.Canceled) {
+				err = nil // it stopped because it was told to
+			}
+			return report(std, err)
+		case s := <-signals:
+			if stopping {
+				return report(std, fmt.Errorf("ending at once: second signal (%v)", s))
+			}
+			stopping = true
+			cancel()
+		}
+	}
+}
+
+// report prints err, if there is something to say, and gives its exit code.
+func report(std IO, err error) int {
+	if err == nil {
+		return CodeOK
+	}
+	exit := Exit{CodeFailed, err}
+	if errors.As(err, &exit) && exit.Err == nil {
+		return exit.Code
+	}
+	fmt.Fprintf(std.Stderr, "%s: %v\n", std.Name, err)
+	return exit.Code
+}

@@ -1,0 +1,129 @@
+package boot
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const (
+	// headerTimeout bounds how long a client may take to send its request
+	// header, so that idle connections cannot pile up half-open.
+	headerTimeout = 10 * time.Second
+	// idleTimeout is longer than any usual scrape interval, so that a scraper
+	// keeps its connection.
+	idleTimeout = 2 * time.Minute
+	// endTimeout bounds the graceful end of auxiliary listeners: their answers
+	// are short, except a running profile, which is cut.
+	endTimeout = 2 * time.Second
+)
+
+// Service is an auxiliary HTTP listener: metrics and probes, or administration.
+// It is not for request traffic, whose servers have needs of their own.
+type Service struct {
+	Name     string // for errors
+	Listener net.Listener
+	Handler  http.Handler
+	TLS      *tls.Config // nil: plaintext
+}
+
+// Serve serves until ctx is cancelled or one service fails, then ends all of
+// them, lets their running answers finish for two seconds, and returns after
+// the last goroutine has ended. It closes the listeners. Give it a context that
+// outlives the drain of the data port, so that probes and metrics still answer
+// during it.
+func Serve(ctx context.Context, log *slog.Logger, services ...Service) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var running sync.WaitGroup
+	errs := make([]error, len(services))
+	for i, s := range services {
+		running.Go(func() {
+			// One that fails takes the others with it.
+			defer cancel()
+			errs[i] = s.serve(ctx, log)
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+func (s Service) serve(ctx context.Context, log *slog.Logger) error {
+	server := &http.Server{
+		Handler:           s.Handler,
+		TLSConfig:         s.TLS,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		// What the server says here is about single connections, such as a
+		// scanner that does not speak TLS.
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		end(server)
+	})
+	var err error
+	if s.TLS != nil {
+		err = server.ServeTLS(s.Listener, "", "")
+	} else {
+		err = server.Serve(s.Listener)
+	}
+	if !stop() {
+		<-ended
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	_ = server.Close() // the listener is gone, its connections go too
+	return fmt.Errorf("serving %s at %v: %w", s.Name, s.Listener.Addr(), err)
+}
+
+// end stops the server gracefully, and then not.
+func end(server *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	if server.Shutdown(ctx) != nil {
+		_ = server.Close() // what did not finish in time is cut; there is nobody to tell
+	}
+}
+
+// Operations answers /metrics from the registry, /livez always, and /readyz
+// with 200 while ready returns nil, else with 503 and the reason.
+func Operations(metrics prometheus.Gatherer, ready func() error) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+// Admin answers /debug/pprof/. Programs add what else only their operator may
+// see; the listener belongs on loopback.
+func Admin() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}

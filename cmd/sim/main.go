@@ -1,0 +1,169 @@
+// Command sim runs one simulated engine: package e2e/sim says what it is and how it differs from a real one.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/e2e/sim"
+)
+
+func main() { boot.Main(run) }
+
+var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials"}
+
+// flags is the command line; its defaults are the engine's own.
+type flags struct {
+	Listen   listenFlags   `group:"Ports"`
+	Model    modelFlags    `group:"Model"`
+	Schedule scheduleFlags `group:"Scheduling"`
+	KV       kvFlags       `group:"KV cache and hand-off"`
+	Log      boot.Log      `group:"Logging"`
+}
+
+type listenFlags struct {
+	Host      string        `flag:"host" help:"address that all ports listen on; there is no authentication"`
+	Port      int           `flag:"port" help:"data port; 0 picks a free one"`
+	AdminPort int           `flag:"admin-port" help:"port of /sim/faults and /sim/state; 0 picks a free one"`
+	Transfer  string        `flag:"transfer-address" arg:"HOST:PORT" help:"where other engines read KV; named in hand-offs. Default: a free port of --host"`
+	KeepAlive time.Duration `flag:"keep-alive" help:"how long an idle client connection stays open"`
+}
+
+type modelFlags struct {
+	Model       string  `flag:"model" help:"built-in model: sizes and speeds"`
+	ModelFile   string  `flag:"model-file" arg:"FILE" help:"model file (YAML or JSON) instead of --model"`
+	ServedName  string  `flag:"served-model-name" arg:"NAME" help:"what requests call the model. Default: its own name"`
+	MaxModelLen int     `flag:"max-model-len" arg:"TOKENS" help:"longest prompt plus answer; 0: the model's"`
+	TimeScale   float64 `flag:"time-scale" arg:"FACTOR" help:"stretches every modelled time; 1 is the model's speed, 0 does not wait"`
+}
+
+type scheduleFlags struct {
+	MaxBatchedTokens int `flag:"max-num-batched-tokens" arg:"TOKENS" help:"tokens per step"`
+	MaxSequences     int `flag:"max-num-seqs" help:"sequences that run at once"`
+	MaxQueued        int `flag:"max-num-queued-reqs" help:"answer 503 once so many requests wait or run; 0: no limit"`
+}
+
+type kvFlags struct {
+	Role        string        `flag:"role" enum:"prefill,decode,both" help:"what the engine is meant for; like a real one, it serves both legs whatever this says"`
+	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used"`
+	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
+	Lease       time.Duration `flag:"kv-lease" help:"how long a finished prefill waits for a decode engine without a sign of life; not scaled"`
+	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does when KV cannot be read"`
+	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"act as an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
+}
+
+func defaults() flags {
+	return flags{
+		Listen:   listenFlags{Host: "127.0.0.1", Port: 8000, KeepAlive: 5 * time.Second},
+		Model:    modelFlags{Model: "tiny", TimeScale: 1},
+		Schedule: scheduleFlags{MaxBatchedTokens: 2048, MaxSequences: 256},
+		KV:       kvFlags{Role: "both", Blocks: 512, BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
+	}
+}
+
+// Validate implements boot.Validator.
+func (f *flags) Validate(p *boot.Problems) {
+	p.RequirePort("port", f.Listen.Port)
+	p.RequirePort("admin-port", f.Listen.AdminPort)
+	if f.KV.Lease <= 0 { // the engine takes 0 for its default
+		p.Add("kv-lease", "%v is no time to wait: want more than 0", f.KV.Lease)
+	}
+	if _, err := f.Model.load(); err != nil {
+		p.Add(f.Model.flag(), "%w", err)
+	} else if err := f.config().Validate(); err != nil {
+		p.Add("blocks", "%w", err)
+	}
+}
+
+func run(ctx context.Context, std boot.IO, args []string) error {
+	f := defaults()
+	if _, err := program.Load(std, &f, args); err != nil {
+		return err
+	}
+	cfg := f.config()
+	cfg.Logger = f.Log.New(std)
+	data, err := boot.Listen(ctx, "port", net.JoinHostPort(f.Listen.Host, strconv.Itoa(f.Listen.Port)))
+	if err != nil {
+		return err
+	}
+	admin, err := boot.Listen(ctx, "admin-port", net.JoinHostPort(f.Listen.Host, strconv.Itoa(f.Listen.AdminPort)))
+	if err != nil {
+		return errors.Join(err, data.Close())
+	}
+	server, err := sim.Serve(cfg, data, admin)
+	if err != nil {
+		return startError(err)
+	}
+	defer server.Close()
+	stop := context.AfterFunc(ctx, server.Close)
+	defer stop()
+	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "transfer": server.TransferAddr()})
+	if err != nil {
+		return err
+	}
+	if err := server.Wait(); err != nil {
+		return fmt.Errorf("running the engine: %w", err)
+	}
+	return nil
+}
+
+// startError tells a port that is taken from anything else.
+func startError(err error) error {
+	var network *net.OpError
+	if errors.As(err, &network) {
+		return boot.Missingf("%w (choose another address with --transfer-address)", err)
+	}
+	return err
+}
+
+// config is only asked for once the model has been found to load.
+func (f *flags) config() sim.Config {
+	model, _ := f.Model.load()
+	transferAddress := f.Listen.Transfer
+	if transferAddress == "" {
+		transferAddress = net.JoinHostPort(f.Listen.Host, "0")
+	}
+	return sim.Config{
+		Model:           model,
+		ServedModelName: f.Model.ServedName,
+		MaxModelLen:     f.Model.MaxModelLen,
+		TimeScale:       f.Model.TimeScale,
+		Schedule: sim.ScheduleConfig{
+			MaxBatchedTokens:  f.Schedule.MaxBatchedTokens,
+			MaxSequences:      f.Schedule.MaxSequences,
+			MaxQueuedRequests: f.Schedule.MaxQueued,
+		},
+		KV: sim.KVConfig{
+			Blocks: f.KV.Blocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease,
+			LoadFailure:             sim.LoadFailurePolicy(f.KV.LoadFailure),
+			OmitPrefillCachedTokens: f.KV.NoCached,
+		},
+		KeepAlive: f.Listen.KeepAlive,
+		Transfer:  sim.TransferConfig{Address: transferAddress},
+	}
+}
+
+// flag is the one that chose the model.
+func (m *modelFlags) flag() string {
+	if m.ModelFile != "" {
+		return "model-file"
+	}
+	return "model"
+}
+
+func (m *modelFlags) load() (sim.Model, error) {
+	if m.ModelFile == "" {
+		return sim.NamedModel(m.Model)
+	}
+	data, err := os.ReadFile(m.ModelFile)
+	if err != nil {
+		return sim.Model{}, err
+	}
+	return sim.ParseModel(data)
+}

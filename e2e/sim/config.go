@@ -1,0 +1,142 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+// LoadFailurePolicy says what a decode engine does when KV cannot be read.
+type LoadFailurePolicy string
+
+// The policies have the names of the engine's kv_load_failure_policy.
+const (
+	FailLoad      LoadFailurePolicy = "fail"      // the request ends with an error
+	RecomputeLoad LoadFailurePolicy = "recompute" // the engine prefills the prompt itself
+)
+
+// Config describes one engine. The zero value of every field means the default named beside it.
+type Config struct {
+	// Model gives sizes and speeds; default: the built-in model "tiny".
+	Model Model
+	// ServedModelName is what requests call the model; default: Model.Name.
+	ServedModelName string
+	// MaxModelLen caps the model's length, in tokens; default: Model.MaxModelLen.
+	MaxModelLen int
+	// TimeScale stretches every modelled time: 1 is the model's own speed, and 0 does not wait at all.
+	TimeScale float64
+	// Schedule bounds the batches.
+	Schedule ScheduleConfig
+	// KV describes the block pool and the hand-off.
+	KV KVConfig
+	// KeepAlive is how long an idle client connection stays open; default 5 s, as uvicorn's.
+	KeepAlive time.Duration
+	// Transfer is how KV moves between engines.
+	Transfer TransferConfig
+	// Logger gets lifecycle at Info and requests at Debug; default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// ScheduleConfig bounds what one step of the engine takes.
+type ScheduleConfig struct {
+	MaxBatchedTokens int // per step; default 2048
+	MaxSequences     int // running at once; default 256
+	// MaxQueuedRequests refuses requests with 503 once so many are waiting or running; 0: no limit.
+	MaxQueuedRequests int
+}
+
+// KVConfig describes the block pool and the hand-off.
+type KVConfig struct {
+	Blocks    int // in the pool, with the null block; default 512
+	BlockSize int // tokens; default 32
+	// Lease is how long blocks wait for a decode engine that gives no sign of life; default 30 s. It is real time,
+	// whatever the TimeScale, because whoever coordinates engines keeps real time as well.
+	Lease time.Duration
+	// LoadFailure is the engine's kv_load_failure_policy; default FailLoad.
+	LoadFailure LoadFailurePolicy
+	// HandshakeTimeout is how long an unknown peer is tried; default 5 s.
+	HandshakeTimeout time.Duration
+	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.
+	OmitPrefillCachedTokens bool
+}
+
+// TransferConfig is how KV moves between engines.
+type TransferConfig struct {
+	// Address is where the default Transport listens; default 127.0.0.1:0. With a Transport given, it is the host:port
+	// that hand-offs name, and that peers give to their Fetch.
+	Address string
+	// EngineID is this engine's name among its peers, and has to be the Transport's; default: a fresh UUID.
+	EngineID string
+	// Transport moves the KV; the engine closes it. Default: a transfer.TCP.
+	Transport transfer.Transport
+	// Fetch gets a peer's metadata from its address; default transfer.Fetch, which goes with transfer.TCP.
+	Fetch func(ctx context.Context, address string) ([]byte, error)
+}
+
+// withDefaults fills in what was left out, and reports all that is wrong.
+func (c Config) withDefaults() (Config, error) {
+	if c.Model.Name == "" {
+		m, err := NamedModel("tiny")
+		if err != nil {
+			return c, err
+		}
+		c.Model = m
+	}
+	setDefault(&c.ServedModelName, c.Model.Name)
+	setDefault(&c.MaxModelLen, c.Model.MaxModelLen)
+	setDefault(&c.Schedule.MaxBatchedTokens, 2048)
+	setDefault(&c.Schedule.MaxSequences, 256)
+	setDefault(&c.KV.Blocks, 512)
+	setDefault(&c.KV.BlockSize, 32)
+	setDefault(&c.KV.Lease, 30*time.Second)
+	setDefault(&c.KV.LoadFailure, FailLoad)
+	setDefault(&c.KV.HandshakeTimeout, 5*time.Second)
+	setDefault(&c.KeepAlive, 5*time.Second)
+	setDefault(&c.Transfer.Address, "127.0.0.1:0")
+	setDefault(&c.Transfer.EngineID, newUUID())
+	if c.Transfer.Fetch == nil {
+		c.Transfer.Fetch = transfer.Fetch
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, c.validate()
+}
+
+// Validate reports everything that New would refuse.
+func (c Config) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
+func (c *Config) validate() error {
+	errs := []error{c.Model.validate()}
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.TimeScale >= 0, "time scale is %v: want 0 or more", c.TimeScale)
+	check(c.MaxModelLen > 1, "max model len is %d tokens: want at least 2", c.MaxModelLen)
+	check(c.KV.BlockSize > 0, "block size is %d tokens: want at least 1", c.KV.BlockSize)
+	check(c.KV.Lease > 0, "KV lease is %v: want more than 0", c.KV.Lease)
+	check(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
+		"KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
+	// As the engine does: a pool that cannot hold the longest request would let it wait for ever.
+	check((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d",
+		c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
+	check(c.Schedule.MaxBatchedTokens > 0, "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
+	check(c.Schedule.MaxSequences > 0, "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
+	return errors.Join(errs...)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

@@ -1,0 +1,41 @@
+package sim
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"slices"
+)
+
+type rawMessage = json.RawMessage
+
+// member is one member of an object whose order matters.
+type member struct {
+	name  string
+	value any
+}
+
+// object encodes its members in their order: for events that are too many for a type each.
+type object []member
+
+// MarshalJSON implements json.Marshaler; it has no error.
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	for i, m := range o {
+		b.WriteByte("{,"[min(i, 1)])
+		b.Write(encodeJSON(m.name))
+		b.WriteByte(':')
+		b.Write(encodeJSON(m.value))
+	}
+	if len(o) == 0 {
+		b.WriteByte('{')
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// sortedMembers orders members as /v1/responses does in its small events: by name.
+func sortedMembers(members []member) []member {
+	slices.SortStableFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
+	return members
+}

@@ -1,0 +1,169 @@
+package tandem_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// made is a made-up house: files by path, and what cannot be read from them.
+type made struct {
+	files   map[string]string
+	links   map[string][]string
+	modules map[string]bool
+}
+
+func (m made) house(t *testing.T) house {
+	t.Helper()
+	h := house{files: map[string][]byte{}, links: m.links, modules: m.modules}
+	for file, text := range m.files {
+		h.files[file] = []byte(text)
+		if strings.HasSuffix(file, ".go") {
+			h.sources = append(h.sources, parse(t, file, []byte(text)))
+		}
+	}
+	return h
+}
+
+// imports is a Go file that imports the given packages, those of ours without
+// the module path.
+func imports(pkg string, paths ...string) string {
+	var b strings.Builder
+	b.WriteString("package " + pkg + "\n")
+	for _, p := range paths {
+		if !strings.Contains(p, ".") && p != "C" {
+			p = module + "/" + p
+		}
+		b.WriteString("import _ \"" + p + "\"\n")
+	}
+	return b.String()
+}
+
+func file(path, text string) made { return made{files: map[string]string{path: text}} }
+
+// madeUp is for each rule what it must let pass and what it must catch. A
+// breach is given by the beginning of its line.
+var madeUp = []struct {
+	rule, name string
+	given      made
+	breach     string // empty: none
+}{
+	{"arrows", "epp knows pd", file("epp/a.go", imports("epp", "pd", "transfer")), ""},
+	{"arrows", "epp knows sidecar", file("epp/a.go", imports("epp", "sidecar")), "epp/a.go imports sidecar"},
+	{"arrows", "sidecar knows epp", file("sidecar/lease/a.go", imports("lease", "epp/pool")), "sidecar/lease/a.go imports epp/pool"},
+	{"arrows", "sidecar knows epp in a test", file("sidecar/a_test.go", imports("sidecar", "epp")), "sidecar/a_test.go imports epp"},
+	{"arrows", "sidecar tested on the simulator", file("sidecar/a_test.go", imports("sidecar", "e2e/sim")), ""},
+	{"arrows", "sidecar runs the simulator", file("sidecar/a.go", imports("sidecar", "e2e/sim")), "sidecar/a.go imports e2e/sim"},
+	{"arrows", "pd knows its own", file("pd/dialect/a.go", imports("dialect", "pd", "pd/body")), ""},
+	{"arrows", "pd knows transfer", file("pd/a.go", imports("pd", "transfer")), "pd/a.go imports transfer"},
+	{"arrows", "pd tested on sidecar", file("pd/a_test.go", imports("pd", "sidecar")), "pd/a_test.go imports sidecar"},
+	{"arrows", "transfer knows pd", file("transfer/nixl/a.go", imports("nixl", "pd")), "transfer/nixl/a.go imports pd"},
+	{"arrows", "similar name is another room", file("pdx/a.go", imports("pdx", "transfer")), ""},
+	{"arrows", "front door knows the scheduler", file("epp/extproc/a.go", imports("extproc", "epp/sched", "epp/flow")), ""},
+	{"arrows", "scheduler knows the front door", file("epp/sched/a.go", imports("sched", "epp/extproc")), "epp/sched/a.go imports epp/extproc"},
+	{"arrows", "root of epp knows a room", file("epp/a.go", imports("epp", "epp/pool")), "epp/a.go imports epp/pool"},
+	{"arrows", "plugin uses prefix", file("epp/plugin/a.go", imports("plugin", "epp", "epp/prefix")), ""},
+	{"arrows", "config imports the plugins", file("epp/config/a.go", imports("config", "epp/plugin")), "epp/config/a.go imports epp/plugin"},
+	{"arrows", "epp's main sees its rooms", file("cmd/epp/main.go", imports("main", "epp/kube", "cmd/internal/boot")), ""},
+	{"arrows", "epp's main runs the simulator", file("cmd/epp/main.go", imports("main", "e2e/sim")), "cmd/epp/main.go imports e2e/sim"},
+	{"arrows", "sidecar's main runs a stack", file("cmd/sidecar/main.go", imports("main", "e2e/stack")), "cmd/sidecar/main.go imports e2e/stack"},
+	{"arrows", "boot runs a stack", file("cmd/internal/boot/a.go", imports("boot", "e2e/stack")), "cmd/internal/boot/a.go imports e2e/stack"},
+	{"arrows", "a main's test runs a stack", file("cmd/sidecar/main_test.go", imports("main", "e2e/stack")), ""},
+	{"arrows", "simulator's main", file("cmd/sim/main.go", imports("main", "e2e/sim")), ""},
+	{"arrows", "user's tool", file("cmd/tandem/bench/a.go", imports("bench", "e2e/stack", "epp/extproc/client")), ""},
+	{"arrows", "a room knows a command", file("e2e/stack/a.go", imports("stack", "cmd/tandem/bench")), "e2e/stack/a.go imports cmd/tandem/bench"},
+
+	{"only importers", "Envoy at its door", file("epp/extproc/a.go", imports("extproc", "github.com/envoyproxy/go-control-plane/envoy/config/core/v3")), ""},
+	{"only importers", "Envoy elsewhere", file("epp/a_test.go", imports("epp", "github.com/envoyproxy/go-control-plane/envoy")), "epp/a_test.go imports github.com/envoyproxy"},
+	{"only importers", "Kubernetes at its door", file("epp/kube/a.go", imports("kube", "sigs.k8s.io/controller-runtime/pkg/client")), ""},
+	{"only importers", "Kubernetes elsewhere", file("epp/pool/a.go", imports("pool", "sigs.k8s.io/controller-runtime")), "epp/pool/a.go imports sigs.k8s.io"},
+	{"only importers", "C at its door", file("transfer/nixl/a.go", imports("nixl", "C")), ""},
+	{"only importers", "C elsewhere", file("transfer/a.go", imports("transfer", "C")), "transfer/a.go imports C"},
+
+	{"links", "clean", made{links: map[string][]string{"cmd/epp": {"fmt", module + "/epp", "k8s.io/api"}}}, ""},
+	{"links", "epp links the gateway", made{links: map[string][]string{"cmd/epp": {module + "/e2e/gateway"}}}, "cmd/epp links"},
+	{"links", "sidecar links Kubernetes", made{links: map[string][]string{"cmd/sidecar": {"k8s.io/client-go"}}}, "cmd/sidecar links k8s.io/client-go"},
+
+	{"doc.go", "documented", made{files: map[string]string{"pd/a.go": "package pd", "pd/doc.go": "// Package pd is a room.\npackage pd"}}, ""},
+	{"doc.go", "a main needs none", file("cmd/epp/main.go", "package main"), ""},
+	{"doc.go", "only tests need none", file("e2e/a_test.go", "package e2e"), ""},
+	{"doc.go", "missing", file("pd/a.go", "// Package pd is a room.\npackage pd"), "pd has no doc.go"},
+	{"doc.go", "empty", file("pd/doc.go", "package pd"), "pd has no doc.go"},
+
+	{"depth", "three folders", file("epp/extproc/client/a.go", "package client"), ""},
+	{"depth", "test data may be deeper", file("epp/config/testdata/bad/deep/er/a.yaml", ""), ""},
+	{"depth", "four folders", file("epp/a/b/c/d.yaml", ""), "epp/a/b/c/d.yaml lies deeper"},
+
+	{"sleep", "in a test", file("pd/a_test.go", "package pd\nfunc f() { time.Sleep(1) }"), "pd/a_test.go calls time.Sleep"},
+	{"sleep", "on a fake clock", file("pd/a_test.go", "package pd\nfunc f() { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }"), ""},
+	{"sleep", "not a test", file("pd/a.go", "package pd\nfunc f() { time.Sleep(1) }"), ""},
+
+	{"init", "function", file("pd/a.go", "package pd\nfunc init() {}"), "pd/a.go declares init()"},
+	{"init", "method", file("pd/a.go", "package pd\nfunc (t T) init() {}"), ""},
+
+	{"leftovers", "in a comment", file("Makefile", "# TO"+"DO: later"), "Makefile:1 has"},
+	{"leftovers", "in code", file("pd/a.go", "package pd\nvar c = context.TO"+"DO()"), "pd/a.go:2 has"},
+	{"leftovers", "in a recording", file("pd/testdata/a.txt", "TO"+"DO"), ""},
+	{"leftovers", "inside a word", file("a.txt", "TO"+"DOS"), ""},
+
+	{"metric names", "ours", file("pd/a.go", `package pd; var o = prometheus.CounterOpts{Name: "tandem_requests_total"}`), ""},
+	{"metric names", "by namespace", file("pd/a.go", `package pd; var o = prometheus.GaugeOpts{Namespace: "tandem", Name: "inflight"}`), ""},
+	{"metric names", "foreign", file("pd/a.go", `package pd; var o = prometheus.HistogramOpts{Name: "ttft_seconds"}`), `pd/a.go declares the metric "ttft_seconds"`},
+	{"metric names", "described", file("pd/a.go", `package pd; var d = prometheus.NewDesc("ttft", "", nil, nil)`), `pd/a.go declares the metric "ttft"`},
+	{"metric names", "hidden in a variable", file("pd/a.go", `package pd; var o = prometheus.GaugeOpts{Name: name}`), `pd/a.go declares the metric ""`},
+	{"metric names", "the simulator's", file("e2e/sim/a.go", `package sim; var o = prometheus.GaugeOpts{Name: "vllm:num_requests_running"}`), ""},
+
+	{"machine paths", "home", file("README.md", "cd /ro"+"ot/x"), "README.md:1 has"},
+	{"machine paths", "in test data", file("pd/testdata/a.txt", "\n\"/ho"+"me/me/x\""), "pd/testdata/a.txt:2 has"},
+	{"machine paths", "part of an address", file("a.md", "example.com/ro"+"ot/x and /v1/models"), ""},
+
+	{"binaries", "built", file("bin", "\x7fELF\x00"), "bin is binary"},
+	{"binaries", "test data", file("pd/testdata/a.bin", "\x00"), ""},
+
+	{"direct modules", "true", made{files: map[string]string{"pd/a.go": imports("pd", "go.uber.org/goleak")}, modules: map[string]bool{"go.uber.org/goleak": true, "go.uber.org/x": false}}, ""},
+	{"direct modules", "listed as indirect", made{files: map[string]string{"pd/a.go": imports("pd", "go.uber.org/goleak/internal")}, modules: map[string]bool{"go.uber.org/goleak": false}}, "go.mod: go.uber.org/goleak is imported: true"},
+	{"direct modules", "not used", made{modules: map[string]bool{"go.uber.org/goleak": true}}, "go.mod: go.uber.org/goleak is imported: false"},
+	{"direct modules", "the longer path provides", made{files: map[string]string{"pd/a.go": imports("pd", "x.org/a/b/c")}, modules: map[string]bool{"x.org/a": false, "x.org/a/b": true}}, ""},
+
+	{"README map", "true", made{files: map[string]string{"README.md": "| `pd` | words |\n", "pd/a.go": "package pd"}}, ""},
+	{"README map", "promises", file("README.md", "| `epp` | words |\n"), "README.md shows epp"},
+	{"README map", "forgets", file("pd/a.go", "package pd"), "README.md does not show pd"},
+}
+
+func TestRulesOnMadeUpHouses(t *testing.T) {
+	proven := map[string]bool{}
+	for _, tt := range madeUp {
+		t.Run(tt.rule+"/"+tt.name, func(t *testing.T) {
+			i := slices.IndexFunc(rules, func(r rule) bool { return r.name == tt.rule })
+			if i < 0 {
+				t.Fatalf("there is no rule %q", tt.rule)
+			}
+			got := rules[i].check(tt.given.house(t))
+			switch {
+			case tt.breach == "" && len(got) > 0:
+				t.Errorf("caught %q, want nothing", got)
+			case tt.breach != "" && (len(got) != 1 || !strings.HasPrefix(got[0], tt.breach)):
+				t.Errorf("caught %q, want one that begins with %q", got, tt.breach)
+			}
+		})
+		proven[tt.rule] = proven[tt.rule] || tt.breach != ""
+	}
+	for _, r := range rules {
+		if !proven[r.name] {
+			t.Errorf("no made-up house breaks the rule %q", r.name)
+		}
+	}
+}
+
+// The bound of direct modules needs more of them than fit into the table.
+func TestTooManyModules(t *testing.T) {
+	modules, paths := map[string]bool{}, []string{}
+	for i := range maxModules {
+		m := "x.org/m" + string(rune('a'+i))
+		modules[m], paths = true, append(paths, m)
+	}
+	h := made{files: map[string]string{"pd/a.go": imports("pd", paths...)}, modules: modules}.house(t)
+	if got := checkModules(h); len(got) != 1 || !strings.Contains(got[0], "25 direct dependencies") {
+		t.Errorf("caught %q, want the bound", got)
+	}
+}

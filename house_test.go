@@ -1,0 +1,482 @@
+package tandem_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/tandem-serving/tandem"
+
+// house is what the rules look at.
+type house struct {
+	files   map[string][]byte   // every file git has or would take, by slash path
+	sources []source            // the Go files among them, outside testdata
+	links   map[string][]string // import paths that a command links, by its folder
+	modules map[string]bool     // modules of go.mod: true if required directly
+}
+
+// source is one Go file.
+type source struct {
+	path    string
+	dir     string
+	test    bool
+	imports []string
+	syntax  *ast.File
+}
+
+// rule is one house rule. check gives one line for each breach, beginning with
+// the file or folder.
+type rule struct {
+	name   string
+	reason string
+	check  func(h house) []string
+}
+
+// rules is the one list of house rules. Each is proven on made-up input by
+// TestRulesOnMadeUpHouses, because many rooms do not exist yet.
+var rules = []rule{
+	{"arrows", "the rooms stay separable only if dependencies point one way", checkArrows},
+	{"only importers", "a foreign world stays behind one door", checkDoors},
+	{"links", "what a production binary links is what it can do wrong", checkLinks},
+	{"doc.go", "a room says at its door what it is for", checkDocs},
+	{"depth", "a folder deeper than three is a room that nobody finds", checkDepth},
+	{"sleep", "a test that sleeps is slow, flaky, or both", checkSleep},
+	{"init", "what happens at start is written in main", checkInit},
+	{"leftovers", "what is not done is an issue, not a comment", checkLeftovers},
+	{"metric names", "users find our metrics by one prefix", checkMetricNames},
+	{"machine paths", "the repository works on every machine", checkMachinePaths},
+	{"binaries", "what is built is not kept, and cannot be reviewed", checkBinaries},
+	{"direct modules", "go.mod tells truly what we chose, and it stays under 25", checkModules},
+	{"README map", "the map shows the house as it is", checkMap},
+}
+
+func TestHouseRules(t *testing.T) {
+	h := readHouse(t)
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			for _, breach := range slices.Sorted(slices.Values(r.check(h))) {
+				t.Errorf("%s (rule %q: %s)", breach, r.name, r.reason)
+			}
+		})
+	}
+}
+
+// knows says which rooms the files of a room may import besides the room
+// itself; "…" ends a path that stands for everything below it.
+type knows struct {
+	room  string
+	may   []string
+	tests bool // the rule holds for tests too
+}
+
+// arrows: the first row that fits a file counts. A room without a row may
+// import whom it likes, but nobody outside cmd imports cmd.
+var arrows = []knows{
+	{"pd…", []string{"pd…"}, true},
+	{"transfer…", []string{"transfer…"}, true},
+	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, false},
+	{"epp", []string{"pd…", "transfer"}, false},
+	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/sched", "epp/flow", "pd…"}, false},
+	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, false},
+	{"epp…", []string{"epp", "pd…", "transfer"}, false},
+	{"cmd/sim", []string{"cmd…", "pd…", "transfer…", "e2e…"}, false},
+	{"cmd/tandem…", []string{"…"}, false},
+	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, false},
+	{"cmd/sidecar", []string{"cmd/internal…", "sidecar…", "pd…", "transfer…"}, false},
+	{"cmd/internal…", []string{"cmd/internal…"}, false},
+}
+
+// fits tells whether a folder is meant by a pattern of arrows.
+func fits(dir, pattern string) bool {
+	prefix, all := strings.CutSuffix(pattern, "…")
+	if !all {
+		return dir == pattern
+	}
+	return prefix == "" || dir == prefix || strings.HasPrefix(dir, prefix+"/")
+}
+
+func fitsAny(dir string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return fits(dir, p) })
+}
+
+func checkArrows(h house) (breaches []string) {
+	for _, s := range h.sources {
+		for _, imported := range s.imports {
+			to, ours := strings.CutPrefix(imported, module+"/")
+			if !ours || to == s.dir || arrowAllowed(s, to) {
+				continue
+			}
+			breaches = append(breaches, fmt.Sprintf("%s imports %s", s.path, to))
+		}
+	}
+	return breaches
+}
+
+func arrowAllowed(s source, to string) bool {
+	switch {
+	case fits(to, "cmd…") && !fits(s.dir, "cmd…"):
+		return false
+	case fits(s.dir, "epp…") && fits(to, "sidecar…"), fits(s.dir, "sidecar…") && fits(to, "epp…"):
+		return false // not even in tests
+	}
+	for _, row := range arrows {
+		if fits(s.dir, row.room) {
+			return s.test && !row.tests || fitsAny(to, row.may)
+		}
+	}
+	return true
+}
+
+// doors are the packages that only some rooms may import.
+var doors = []struct {
+	imported string
+	rooms    []string
+}{
+	{"github.com/envoyproxy/go-control-plane", []string{"epp/extproc", "epp/extproc/client"}},
+	{"sigs.k8s.io/controller-runtime", []string{"epp/kube"}},
+	{"C", []string{"transfer/nixl"}},
+}
+
+func checkDoors(h house) (breaches []string) {
+	for _, s := range h.sources {
+		for _, door := range doors {
+			opened := func(imported string) bool { return fits(imported, door.imported+"…") }
+			if slices.ContainsFunc(s.imports, opened) && !slices.Contains(door.rooms, s.dir) {
+				breaches = append(breaches, fmt.Sprintf("%s imports %s, which only %v may", s.path, door.imported, door.rooms))
+			}
+		}
+	}
+	return breaches
+}
+
+// unlinked is what a command must not link, however indirectly. The sidecar
+// runs in every engine pod, where a Kubernetes client would be most of it.
+var unlinked = map[string][]string{
+	"cmd/epp":     {module + "/e2e…", module + "/sidecar…"},
+	"cmd/sidecar": {module + "/e2e…", module + "/epp…", "k8s.io…", "sigs.k8s.io…"},
+}
+
+func checkLinks(h house) (breaches []string) {
+	for command, packages := range h.links {
+		for _, p := range packages {
+			if fitsAny(p, unlinked[command]) {
+				breaches = append(breaches, fmt.Sprintf("%s links %s", command, p))
+			}
+		}
+	}
+	return breaches
+}
+
+func checkDocs(h house) (breaches []string) {
+	documented, packages := map[string]bool{}, map[string]bool{}
+	for _, s := range h.sources {
+		if !s.test && s.syntax.Name.Name != "main" {
+			packages[s.dir] = true
+		}
+		if path.Base(s.path) == "doc.go" && s.syntax.Doc != nil {
+			documented[s.dir] = true
+		}
+	}
+	for dir := range packages {
+		if !documented[dir] {
+			breaches = append(breaches, dir+" has no doc.go with a package comment")
+		}
+	}
+	return breaches
+}
+
+func checkDepth(h house) (breaches []string) {
+	for file := range h.files {
+		dir, _, _ := strings.Cut(path.Dir(file)+"/", "/testdata/")
+		if strings.Count(strings.TrimSuffix(dir, "/"), "/") >= 3 {
+			breaches = append(breaches, file+" lies deeper than three folders")
+		}
+	}
+	return breaches
+}
+
+// checkSleep allows sleeping on the fake clock of a synctest bubble, which
+// takes no time and is exact.
+func checkSleep(h house) (breaches []string) {
+	for _, s := range h.sources {
+		if !s.test {
+			continue
+		}
+		ast.Inspect(s.syntax, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if ok && isSelector(call.Fun, "synctest", "Test") {
+				return false
+			}
+			if ok && isSelector(call.Fun, "time", "Sleep") {
+				breaches = append(breaches, s.path+" calls time.Sleep")
+			}
+			return true
+		})
+	}
+	return breaches
+}
+
+func isSelector(e ast.Expr, pkg, name string) bool {
+	sel, ok := e.(*ast.SelectorExpr)
+	if !ok || sel.Sel.Name != name {
+		return false
+	}
+	x, ok := sel.X.(*ast.Ident)
+	return ok && x.Name == pkg
+}
+
+func checkInit(h house) (breaches []string) {
+	for _, s := range h.sources {
+		for _, d := range s.syntax.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == "init" {
+				breaches = append(breaches, s.path+" declares init()")
+			}
+		}
+	}
+	return breaches
+}
+
+// leftover is put together so that this file does not match itself.
+var leftover = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X)\b`)
+
+func checkLeftovers(h house) (breaches []string) {
+	return grep(h, leftover, func(file string) bool { return !inTestdata(file) })
+}
+
+// machinePath is a path that exists on somebody's machine only.
+var machinePath = regexp.MustCompile(`(^|[^\w.-])/(` + `work|root|home|Users)/|\.\./` + `shared\b`)
+
+func checkMachinePaths(h house) (breaches []string) {
+	return grep(h, machinePath, func(string) bool { return true })
+}
+
+// grep gives file:line for each line that matches in the text files wanted.
+func grep(h house, re *regexp.Regexp, want func(file string) bool) (breaches []string) {
+	for file, data := range h.files {
+		if !want(file) || isBinary(data) {
+			continue
+		}
+		for i, line := range bytes.Split(data, []byte("\n")) {
+			if re.Match(line) {
+				breaches = append(breaches, fmt.Sprintf("%s:%d has %q", file, i+1, bytes.TrimSpace(line)))
+			}
+		}
+	}
+	return breaches
+}
+
+func inTestdata(file string) bool { return strings.Contains("/"+file, "/testdata/") }
+
+// isBinary is git's own test.
+func isBinary(data []byte) bool { return bytes.IndexByte(data[:min(len(data), 8000)], 0) >= 0 }
+
+func checkBinaries(h house) (breaches []string) {
+	for file, data := range h.files {
+		if isBinary(data) && !inTestdata(file) {
+			breaches = append(breaches, file+" is binary")
+		}
+	}
+	return breaches
+}
+
+// checkMetricNames leaves out tests, and the simulated engine, whose metrics
+// have the names of the real one.
+func checkMetricNames(h house) (breaches []string) {
+	for _, s := range h.sources {
+		if s.test || s.dir == "e2e/sim" {
+			continue
+		}
+		for _, name := range metricNames(s.syntax) {
+			if !strings.HasPrefix(name, "tandem_") {
+				breaches = append(breaches, fmt.Sprintf("%s declares the metric %q", s.path, name))
+			}
+		}
+	}
+	return breaches
+}
+
+// metricNames gives the literal names in prometheus.…Opts{} and
+// prometheus.NewDesc(), with an empty one where the name is not a literal.
+func metricNames(file *ast.File) (names []string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CompositeLit:
+			sel, ok := n.Type.(*ast.SelectorExpr)
+			if ok && strings.HasSuffix(sel.Sel.Name, "Opts") && isSelector(sel, "prometheus", sel.Sel.Name) {
+				names = append(names, optsName(n)...)
+			}
+		case *ast.CallExpr:
+			if isSelector(n.Fun, "prometheus", "NewDesc") && len(n.Args) > 0 {
+				names = append(names, literal(n.Args[0]))
+			}
+		}
+		return true
+	})
+	return names
+}
+
+func optsName(opts *ast.CompositeLit) []string {
+	fields := map[string]string{}
+	for _, e := range opts.Elts {
+		if kv, ok := e.(*ast.KeyValueExpr); ok {
+			if key, ok := kv.Key.(*ast.Ident); ok {
+				fields[key.Name] = literal(kv.Value)
+			}
+		}
+	}
+	name, ok := fields["Name"]
+	if !ok {
+		return nil // options of something else, such as ProcessCollectorOpts
+	}
+	for _, prefix := range []string{fields["Subsystem"], fields["Namespace"]} {
+		if prefix != "" {
+			name = prefix + "_" + name
+		}
+	}
+	return []string{name}
+}
+
+func literal(e ast.Expr) string {
+	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+		s, _ := strconv.Unquote(lit.Value)
+		return s
+	}
+	return ""
+}
+
+// maxModules is the bound of direct dependencies.
+const maxModules = 25
+
+func checkModules(h house) (breaches []string) {
+	used := map[string]bool{}
+	for _, s := range h.sources {
+		for _, imported := range s.imports {
+			if m := moduleOf(h, imported); m != "" {
+				used[m] = true
+			}
+		}
+	}
+	direct := 0
+	for m, listed := range h.modules {
+		if listed {
+			direct++
+		}
+		if listed != used[m] {
+			breaches = append(breaches, fmt.Sprintf("go.mod: %s is imported: %t, listed as direct: %t (run go mod tidy)", m, used[m], listed))
+		}
+	}
+	if direct >= maxModules {
+		breaches = append(breaches, fmt.Sprintf("go.mod: %d direct dependencies, want fewer than %d", direct, maxModules))
+	}
+	return breaches
+}
+
+// moduleOf gives the module of go.mod that provides a package: the longest
+// path that fits.
+func moduleOf(h house, imported string) (longest string) {
+	for m := range h.modules {
+		if fits(imported, m+"…") && len(m) > len(longest) {
+			longest = m
+		}
+	}
+	return longest
+}
+
+// mapRow is a row of the map in README.md: | `folder` | … |
+var mapRow = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
+
+func checkMap(h house) (breaches []string) {
+	rooms := map[string]bool{}
+	for _, s := range h.sources {
+		if !s.test && s.dir != "." {
+			rooms[s.dir] = true
+		}
+	}
+	for _, row := range mapRow.FindAllSubmatch(h.files["README.md"], -1) {
+		if room := string(row[1]); !rooms[room] {
+			breaches = append(breaches, "README.md shows "+room+", which has no Go files")
+		} else {
+			rooms[room] = false
+		}
+	}
+	for room, missing := range rooms {
+		if missing {
+			breaches = append(breaches, "README.md does not show "+room)
+		}
+	}
+	return breaches
+}
+
+// readHouse reads the repository this test lies in.
+func readHouse(t *testing.T) house {
+	t.Helper()
+	h := house{files: map[string][]byte{}, links: map[string][]string{}, modules: map[string]bool{}}
+	for _, file := range strings.Split(output(t, "git", "ls-files", "-co", "--exclude-standard", "-z"), "\x00") {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // the empty end of the list, or deleted and not yet committed
+		}
+		h.files[file] = data
+		if strings.HasSuffix(file, ".go") && !inTestdata(file) {
+			h.sources = append(h.sources, parse(t, file, data))
+		}
+	}
+	for command := range unlinked {
+		if _, err := os.Stat(command); err == nil {
+			h.links[command] = strings.Fields(output(t, "go", "list", "-deps", "./"+command))
+		}
+	}
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal([]byte(output(t, "go", "mod", "edit", "-json")), &mod); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mod.Require {
+		h.modules[m.Path] = !m.Indirect
+	}
+	if len(h.sources) == 0 || len(h.modules) == 0 {
+		t.Fatal("the house seems empty: the rules would hold for nothing")
+	}
+	return h
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("running %v: %v\n%s", cmd, err, stderr.Bytes())
+	}
+	return string(out)
+}
+
+func parse(t *testing.T, file string, data []byte) source {
+	t.Helper()
+	syntax, err := parser.ParseFile(token.NewFileSet(), file, data, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := source{path: file, dir: path.Dir(file), test: strings.HasSuffix(file, "_test.go"), syntax: syntax}
+	for _, spec := range syntax.Imports {
+		s.imports = append(s.imports, literal(spec.Path))
+	}
+	return s
+}
