@@ -74,8 +74,15 @@ func (l *lockedBuffer) String() string {
 // start runs a program and waits for its ready line. It ends with the test.
 func start(t *testing.T, name string, args ...string) *program {
 	t.Helper()
+	return startIn(t, nil, name, args...)
+}
+
+// startIn is start with more environment.
+func startIn(t *testing.T, env []string, name string, args ...string) *program {
+	t.Helper()
 	p := &program{cmd: exec.Command(filepath.Join(binDir, name), args...), stderr: &lockedBuffer{}, ended: make(chan struct{})}
 	p.cmd.Stderr = p.stderr
+	p.cmd.Env = append(os.Environ(), env...)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +171,12 @@ func (p *program) wait(t *testing.T) int {
 // startSidecar runs a sidecar before the engine at decode, on free loopback ports.
 func startSidecar(t *testing.T, decode string, flags ...string) *program {
 	t.Helper()
+	return startSidecarIn(t, nil, decode, flags...)
+}
+
+func startSidecarIn(t *testing.T, env []string, decode string, flags ...string) *program {
+	t.Helper()
 	host, port, _ := strings.Cut(decode, ":")
-	return start(t, "sidecar", append([]string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+	return startIn(t, env, "sidecar", append([]string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 		"--model-server-host=" + host, "--model-server-port=" + port, "--prefill-allow=127.0.0.0/8", "--log-level=debug"}, flags...)...)
 }

@@ -1,0 +1,19 @@
+// Package stack starts, watches and ends the programs of a P/D stack as child
+// processes, for trials and tests.
+//
+// In goes an argv for each program; out come the addresses that its ready line
+// names, its last lines of output, and word of it if it ends unasked. A program
+// counts as started when it has printed, on stdout, the one line that every
+// Tandem program prints:
+//
+//	{"ready":"sim","addresses":{"http":"127.0.0.1:41233"}}
+//
+// [Start] runs one program, a [Group] several that belong together. Whoever
+// starts stops; should the parent be killed instead, Linux kills the children
+// with it (PR_SET_PDEATHSIG). Other systems have nothing like it: there the
+// children of a killed parent live on.
+//
+// What it does not do: it builds no program, restarts none, and gives no port
+// away. [Sim] and [Sidecar] ask for free ports of the loopback interface; the
+// ready line tells which ones they got.
+package stack

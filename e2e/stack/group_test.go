@@ -1,0 +1,121 @@
+package stack_test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
+)
+
+// startGroup starts echo programs with the given names.
+func startGroup(t *testing.T, ctx context.Context, names ...string) (*stack.Group, context.Context, []*stack.Process) {
+	t.Helper()
+	g, alive := stack.NewGroup(ctx)
+	t.Cleanup(func() { g.Stop() })
+	var members []*stack.Process
+	for _, name := range names {
+		program := played(t, "echo")
+		program.Name = name
+		p, err := g.Start(alive, program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		members = append(members, p)
+	}
+	return g, alive, members
+}
+
+func ended(p *stack.Process) bool {
+	select {
+	case <-p.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+func TestGroupStopsInReverseOrder(t *testing.T) {
+	g, alive, members := startGroup(t, t.Context(), "first", "second", "third")
+	stopped := make(chan error, 1)
+	go func() { stopped <- g.Stop() }()
+	for i, p := range members {
+		<-p.Done()
+		for _, later := range members[i:] {
+			if !ended(later) {
+				t.Errorf("%s ended before %s", p.Name(), later.Name())
+			}
+		}
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if alive.Err() == nil {
+		t.Error("the context outlives the group")
+	}
+	_, err := g.Start(t.Context(), played(t, "echo"))
+	contains(t, err, "starting echo: the stack has been stopped")
+}
+
+func TestGroupTellsOfADeath(t *testing.T) {
+	g, alive, members := startGroup(t, t.Context(), "prefill", "decode")
+	if err := syscall.Kill(members[0].PID(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	<-alive.Done()
+	exit, ok := errors.AsType[*stack.ExitError](context.Cause(alive))
+	if !ok || exit.Name != "prefill" || exit.Code != 7 {
+		t.Errorf("cause: %v", context.Cause(alive))
+	}
+	if ended(members[1]) {
+		t.Error("the others ended with it")
+	}
+	if err := g.Stop(); err != nil {
+		t.Error(err)
+	}
+	if !ended(members[1]) {
+		t.Error("still running after Stop")
+	}
+}
+
+func TestGroupIsSilentAboutWhatWasMeant(t *testing.T) {
+	_, alive, members := startGroup(t, t.Context(), "prefill")
+	if err := members[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := alive.Err(); err != nil {
+		t.Errorf("the group took a Kill for a death: %v", context.Cause(alive))
+	}
+}
+
+func TestGroupStopsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	g, _, members := startGroup(t, ctx, "first", "second")
+	cancel()
+	for _, p := range members {
+		if err := p.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := g.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGroupJoinsErrors(t *testing.T) {
+	g, alive := stack.NewGroup(t.Context())
+	for range 2 {
+		if _, err := g.Start(alive, played(t, "sulky")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := g.Stop()
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || len(joined.Unwrap()) != 2 {
+		t.Errorf("want both errors, got: %v", err)
+	}
+	if again := g.Stop(); again != err {
+		t.Errorf("stopped twice: %v", again)
+	}
+}

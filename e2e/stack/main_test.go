@@ -1,0 +1,205 @@
+package stack_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
+)
+
+// playVariable makes the test binary play one of the programs below.
+const playVariable = "STACK_TEST_PLAY"
+
+func TestMain(m *testing.M) {
+	if program, ok := programs[os.Getenv(playVariable)]; ok {
+		os.Exit(program())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// programs end with the code they return.
+var programs = map[string]func() int{
+	"echo":     echo,
+	"early":    early,
+	"silent":   silent,
+	"stubborn": stubborn,
+	"sulky":    sulky,
+	"chatty":   chatty,
+	"environ":  environ,
+	"parent":   parent,
+}
+
+// played is a program that the test binary plays.
+func played(t *testing.T, name string) stack.Program {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Without it, a race-built program takes a second to end.
+	return stack.Program{Name: name, Path: path, Env: []string{playVariable + "=" + name, "GORACE=atexit_sleep_ms=0"}}
+}
+
+func ready(addresses string) {
+	fmt.Printf("{\"ready\":\"test\",\"addresses\":{%s}}\n", addresses)
+}
+
+// untilTold blocks until SIGTERM, or until SIGUSR1, of which it tells.
+func untilTold(signals <-chan os.Signal) (died bool) { return <-signals == syscall.SIGUSR1 }
+
+func catchSignals() <-chan os.Signal {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGUSR1)
+	return signals
+}
+
+// echo gives back every line that comes on its port, ends with 0 on SIGTERM, and dies with 7 of SIGUSR1.
+func echo() int {
+	signals := catchSignals()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 1
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go io.Copy(c, c)
+		}
+	}()
+	fmt.Println("about to be ready")
+	ready(`"echo":"` + l.Addr().String() + `"`)
+	if untilTold(signals) {
+		fmt.Fprintln(os.Stderr, "dying of SIGUSR1")
+		return 7
+	}
+	return 0
+}
+
+func early() int {
+	fmt.Fprintln(os.Stderr, "config is wrong")
+	return 3
+}
+
+func silent() int {
+	signals := catchSignals()
+	fmt.Println("not a ready line")
+	untilTold(signals)
+	return 0
+}
+
+func stubborn() int {
+	signal.Ignore(syscall.SIGTERM)
+	ready("")
+	select {}
+}
+
+func sulky() int {
+	signals := catchSignals()
+	ready("")
+	untilTold(signals)
+	fmt.Fprint(os.Stderr, "could not drain") // without the end of the line
+	return 1
+}
+
+// chatty writes more than is kept, on two outputs, and then dies.
+func chatty() int {
+	ready("")
+	for i := range 100 {
+		fmt.Printf("line %d\n", i)
+	}
+	ready(`"second":"time"`)
+	fmt.Println(strings.Repeat("x", 100_000))
+	return 0
+}
+
+func environ() int {
+	signals := catchSignals()
+	ready("")
+	for _, v := range os.Environ() {
+		fmt.Println(v)
+	}
+	fmt.Println("end of environment")
+	untilTold(signals)
+	return 0
+}
+
+// parent starts an echo program and waits to be killed.
+func parent() int {
+	path, err := os.Executable()
+	if err != nil {
+		return 1
+	}
+	child, err := stack.Start(context.Background(), stack.Program{Name: "child", Path: path, Env: []string{playVariable + "=echo"}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	address, err := child.Address("echo")
+	if err != nil {
+		return 1
+	}
+	ready(`"echo":"` + address + `"`)
+	select {}
+}
+
+func start(t *testing.T, p stack.Program) *stack.Process {
+	t.Helper()
+	process, err := stack.Start(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { process.Stop() })
+	return process
+}
+
+// dial connects to an echo program.
+func dial(t *testing.T, p *stack.Process) net.Conn {
+	t.Helper()
+	address, err := p.Address("echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func exchange(t *testing.T, c net.Conn) {
+	t.Helper()
+	if _, err := fmt.Fprintln(c, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if line != "hello\n" || err != nil {
+		t.Fatalf("echo: %q, %v", line, err)
+	}
+}
+
+// contains checks what an error says.
+func contains(t *testing.T, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error does not say %q: %v", part, err)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package stack
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"sync"
+)
+
+// maxLine is where a line of output is cut, in bytes: what is kept of a program that writes without end is bounded by it
+// and by the number of lines.
+const maxLine = 4 << 10
+
+// ring keeps the last lines of stdout and stderr, in the order in which they came.
+type ring struct {
+	mu    sync.Mutex
+	limit int
+	lines []string // oldest first
+}
+
+func (r *ring) add(line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.lines) == r.limit {
+		r.lines = slices.Delete(r.lines, 0, 1)
+	}
+	r.lines = append(r.lines, line)
+}
+
+func (r *ring) last() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.lines)
+}
+
+// splitter is an io.Writer that cuts one output into lines. Only the copying goroutine of that output may use it, and
+// once that has ended, whoever waited for it.
+type splitter struct {
+	line    func(line string)
+	partial []byte
+}
+
+// Write implements io.Writer; it cannot fail.
+func (s *splitter) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		line, more, whole := bytes.Cut(rest, []byte("\n"))
+		s.partial = append(s.partial, line[:min(len(line), maxLine-len(s.partial))]...)
+		if whole {
+			s.flush()
+		}
+		rest = more
+	}
+	return len(p), nil
+}
+
+// flush ends a line, even if it has no end.
+func (s *splitter) flush() {
+	s.line(string(bytes.TrimSuffix(s.partial, []byte("\r"))))
+	s.partial = s.partial[:0]
+}
+
+// end gives out what a program wrote last without ending the line.
+func (s *splitter) end() {
+	if len(s.partial) > 0 {
+		s.flush()
+	}
+}
+
+// parseReady reads a ready line; ok is false for every other line.
+func parseReady(line string) (addresses map[string]string, ok bool) {
+	var ready struct {
+		Ready     string            `json:"ready"`
+		Addresses map[string]string `json:"addresses"`
+	}
+	if json.Unmarshal([]byte(line), &ready) != nil || ready.Ready == "" {
+		return nil, false
+	}
+	return ready.Addresses, true
+}

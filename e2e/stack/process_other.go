@@ -1,0 +1,8 @@
+//go:build !linux
+
+package stack
+
+import "syscall"
+
+// attributes asks for nothing: only Linux can tie a child to the life of its parent.
+func attributes() *syscall.SysProcAttr { return nil }

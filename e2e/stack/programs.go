@@ -1,0 +1,34 @@
+package stack
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+)
+
+// Sim is a simulated engine (cmd/sim) on free ports of the loopback interface, from the folder of executables dir. Its
+// addresses are "http", "admin" and "transfer". Flags are added to those that choose the ports.
+func Sim(dir, name string, flags ...string) Program {
+	return Program{
+		Name: name,
+		Path: filepath.Join(dir, "sim"),
+		Args: append([]string{"--host=127.0.0.1", "--port=0", "--admin-port=0"}, flags...),
+	}
+}
+
+// Sidecar is a routing sidecar (cmd/sidecar) on free ports of the loopback interface, beside the engine at the given
+// host:port. Its addresses are "http", "metrics" and "admin". It may send prefill legs anywhere on loopback.
+func Sidecar(dir, engine string, flags ...string) (Program, error) {
+	host, port, err := net.SplitHostPort(engine)
+	if err != nil {
+		return Program{}, fmt.Errorf("putting a sidecar beside %q: %w", engine, err)
+	}
+	return Program{
+		Name: "sidecar",
+		Path: filepath.Join(dir, "sidecar"),
+		Args: append([]string{
+			"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+			"--model-server-host=" + host, "--model-server-port=" + port, "--prefill-allow=127.0.0.0/8",
+		}, flags...),
+	}, nil
+}

@@ -1,0 +1,144 @@
+package e2e
+
+import (
+	"context"
+	"encoding/hex"
+	"math"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// receiver is an OTLP collector that keeps what it gets.
+type receiver struct {
+	collector.UnimplementedTraceServiceServer
+	addr string
+
+	mu    sync.Mutex // guards spans
+	spans []*trace.Span
+}
+
+func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, resource := range req.ResourceSpans {
+		for _, scope := range resource.ScopeSpans {
+			r.spans = append(r.spans, scope.Spans...)
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func startReceiver(t *testing.T) *receiver {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &receiver{addr: l.Addr().String()}
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, r)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	return r
+}
+
+// traced sends one call whose trace the client began, ends the sidecar, and gives the spans by name.
+func traced(t *testing.T, p *pair, c call) map[string]*trace.Span {
+	t.Helper()
+	r := startReceiver(t)
+	s := startSidecarIn(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + r.addr}, p.decode.addr)
+	c.header["traceparent"] = "00-" + traceID + "-00f067aa0ba902b7-01"
+	if got := mustSend(t, c, s.addr("http"), p.model); got.status != 200 {
+		t.Fatalf("status %d %s", got.status, got.body)
+	}
+	s.signal(syscall.SIGTERM)
+	if code := s.wait(t); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	byName := map[string]*trace.Span{}
+	for _, span := range r.spans {
+		if hex.EncodeToString(span.TraceId) != traceID {
+			t.Errorf("span %s is in another trace", span.Name)
+		}
+		byName[span.Name] = span
+	}
+	if len(byName) != len(r.spans) {
+		t.Fatalf("%d spans, %d names", len(r.spans), len(byName))
+	}
+	return byName
+}
+
+const traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+func TestTraceOfARemoteRequest(t *testing.T) {
+	p := &pair{prefill: startSim(t, "--role=prefill"), decode: startSim(t, "--role=decode"), tokenIDs: [2]int{300, 1000}}
+	var err error
+	if p.model, err = decodeModel(p.decode.addr); err != nil {
+		t.Fatal(err)
+	}
+	both(t, func(t *testing.T, stream bool) {
+		c := call{api: pd.APICompletions, prompt: p.fresh(100), tokens: 8, stream: stream}.remote(p.prefill.addr)
+		spans := traced(t, p, c)
+		request, prefill, decode := spans["sidecar.request"], spans["prefill"], spans["decode"]
+		if len(spans) != 3 || request == nil || prefill == nil || decode == nil {
+			t.Fatalf("spans %v", spans)
+		}
+		if hex.EncodeToString(request.ParentSpanId) != "00f067aa0ba902b7" {
+			t.Error("the server span is not the client's child")
+		}
+		if string(prefill.ParentSpanId) != string(request.SpanId) || string(decode.ParentSpanId) != string(request.SpanId) {
+			t.Error("prefill and decode are not siblings under the server span")
+		}
+		attrs := attributes(request)
+		sum := 0.0
+		for ph := range pd.Phase(pd.PhaseCount) {
+			v, ok := attrs["tandem.phase."+ph.String()+"_ms"]
+			if !ok {
+				t.Errorf("phase %s is missing", ph)
+			}
+			sum += v.GetDoubleValue()
+		}
+		length := float64(request.EndTimeUnixNano-request.StartTimeUnixNano) / float64(time.Millisecond)
+		if math.Abs(length-sum) > 0.001 {
+			t.Errorf("phases sum to %v ms, the span is %v ms", sum, length)
+		}
+		for name, want := range map[string]string{"tandem.pd.decision": "remote", "tandem.pd.reason": "external", "tandem.pd.wish": "auto",
+			"tandem.endpoint.prefill": p.prefill.addr} {
+			if got := attrs[name].GetStringValue(); got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		for name, want := range map[string]int64{"tandem.tokens.prompt": 100, "tandem.tokens.completion": 8, "tandem.tokens.cached": 0, "tandem.handoff.blocks": 4} {
+			if v, ok := attrs[name]; !ok || v.GetIntValue() != want {
+				t.Errorf("%s is %v, want %d", name, v, want)
+			}
+		}
+		if attributes(prefill)["tandem.attempt"].GetIntValue() != 1 {
+			t.Error("the prefill span has no attempt")
+		}
+		if decode.StartTimeUnixNano < prefill.EndTimeUnixNano || decode.EndTimeUnixNano > request.EndTimeUnixNano+uint64(time.Millisecond) {
+			t.Error("the legs do not follow each other inside the server span")
+		}
+	})
+}
+
+func attributes(s *trace.Span) map[string]*common.AnyValue {
+	m := map[string]*common.AnyValue{}
+	for _, kv := range s.Attributes {
+		m[kv.Key] = kv.Value
+	}
+	return m
+}
