@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"sync"
@@ -17,6 +18,24 @@ type gate struct {
 	held   chan struct{} // gets one for every read that meets a closed gate
 	conns  map[net.Conn]struct{}
 	closed bool
+	record [2]bytes.Buffer // what went to the engine, and what came back
+}
+
+// exchanged gives the bytes of both ways so far.
+func (g *gate) exchanged() (request, answer string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.record[0].String(), g.record[1].String()
+}
+
+func (g *gate) note(way direction, b []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if way == requests {
+		g.record[0].Write(b)
+	} else {
+		g.record[1].Write(b)
+	}
 }
 
 // direction says which way a gate can hold.
@@ -51,8 +70,8 @@ func newGate(t *testing.T, addr string, holds direction) *gate {
 			if !g.keep(in, out) {
 				return
 			}
-			running.Go(func() { g.relay(out, in, holds == requests); g.drop(in, out) })
-			running.Go(func() { g.relay(in, out, holds == answers) })
+			running.Go(func() { g.relay(out, in, requests, holds); g.drop(in, out) })
+			running.Go(func() { g.relay(in, out, answers, holds) })
 		}
 	})
 	t.Cleanup(func() {
@@ -90,12 +109,13 @@ func (g *gate) drop(conns ...net.Conn) {
 	}
 }
 
-func (g *gate) relay(to, from net.Conn, hold bool) {
+func (g *gate) relay(to, from net.Conn, way, holds direction) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			if hold {
+			g.note(way, buf[:n])
+			if way == holds {
 				g.wait()
 			}
 			if _, werr := to.Write(buf[:n]); werr != nil {

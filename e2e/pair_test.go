@@ -147,6 +147,7 @@ func (p *pair) want(t *testing.T, c call) []int {
 
 // runPair is the suite. Cases that kill an engine come last.
 func runPair(t *testing.T, p *pair) {
+	t.Run("transcript", func(t *testing.T) { testTranscript(t, p) })
 	t.Run("tokens", func(t *testing.T) { testTokens(t, p) })
 	t.Run("candidates", func(t *testing.T) { testCandidates(t, p) })
 	t.Run("forged", func(t *testing.T) { testForged(t, p) })
