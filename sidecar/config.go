@@ -31,6 +31,7 @@ type Prefill struct {
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
 	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
+	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"where prefill pods are found for warming up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	TLS          bool          `flag:"prefill-tls" help:"speak TLS to prefill engines"`
 	TLSInsecure  bool          `flag:"prefill-tls-insecure-skip-verify" help:"do not verify the certificates of prefill engines"`
 }
@@ -48,8 +49,8 @@ type Trust struct {
 	PDHeader string      `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
 	Allow    []AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
 	AuthFile string      `flag:"auth-file" arg:"FILE" help:"file with the secret that x-tandem-auth must carry beside a prefill header"`
-	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413.
-	BodyLimit int64 `flag:"body-limit" arg:"BYTES" help:"largest request body"`
+	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. The program declares the flag.
+	BodyLimit int64
 }
 
 // Defaults is the configuration that a sidecar without flags runs with.
@@ -100,6 +101,11 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}
 	if !(c.Fallback.Ratio >= 0 && c.Fallback.Ratio <= 1) {
 		report("fallback-ratio", "%v is not a share from 0 to 1", c.Fallback.Ratio)
+	}
+	if c.Prefill.Discovery != "" {
+		if _, err := parseDiscovery(c.Prefill.Discovery); err != nil {
+			report("prefill-discovery", "%w", err)
+		}
 	}
 	if c.Trust.BodyLimit < 1 {
 		report("body-limit", "must be at least 1 byte")

@@ -53,7 +53,7 @@ type Telemetry struct {
 	Propagator propagation.TextMapPropagator
 }
 
-// New makes a sidecar from a configuration that has no Problems, and starts its watch. The error says what of the
+// New makes a sidecar from a configuration that has no Problems, and starts its watch and its warm-up. The error says what of the
 // configuration could not be used.
 func New(cfg Config, t Telemetry) (*Server, error) {
 	d, ok := dialect.New(cfg.Engine.Connector)
@@ -76,7 +76,16 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.prefill = newTransport(cfg.Engine.IdleConns, s.prefillTLS(), s.allow.control)
 	s.passthrough = s.newPassthrough()
 	s.metrics = newMetrics(t.Metrics, s.budget.left)
-	s.life.start(s.stalls.run)
+	s.life.start()
+	s.life.run(s.stalls.run)
+	if cfg.Prefill.Discovery != "" {
+		find, err := parseDiscovery(cfg.Prefill.Discovery)
+		if err != nil {
+			s.Close()
+			return nil, err
+		}
+		s.life.run((&warmup{s: s, find: find}).run)
+	}
 	return s, nil
 }
 
@@ -166,16 +175,20 @@ type life struct {
 	running map[*exchange]struct{}
 	idle    chan struct{} // closed when draining and nothing runs
 
-	stop       context.CancelFunc
-	background sync.WaitGroup // the watch and the releases
+	stops      []context.CancelFunc // end what run started
+	background sync.WaitGroup       // what run started, and the releases
 }
 
-func (l *life) start(watch func(context.Context)) {
-	ctx, cancel := context.WithCancel(context.Background())
-	l.stop = cancel
+func (l *life) start() {
 	l.running = map[*exchange]struct{}{}
 	l.idle = make(chan struct{})
-	l.background.Go(func() { watch(ctx) })
+}
+
+// run runs f until close.
+func (l *life) run(f func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l.stops = append(l.stops, cancel)
+	l.background.Go(func() { f(ctx) })
 }
 
 // enter admits an exchange unless the sidecar drains.
@@ -227,6 +240,8 @@ func (l *life) drain(ctx context.Context) {
 }
 
 func (l *life) close() {
-	l.stop()
+	for _, stop := range l.stops {
+		stop()
+	}
 	l.background.Wait()
 }

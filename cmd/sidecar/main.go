@@ -35,6 +35,8 @@ type listen struct {
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
+	// BodyLimit is here because its spelling (64MiB) is the command line's.
+	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 }
 
 // foreign are flags of llm-d's sidecar that are known and not taken.
@@ -59,7 +61,7 @@ type foreign struct {
 
 func defaults() config {
 	return config{
-		Listen:  listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096"},
+		Listen:  listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit)},
 		Sidecar: sidecar.Defaults(),
 	}
 }
@@ -71,6 +73,7 @@ func (c *config) Validate(p *boot.Problems) {
 	if _, _, err := net.SplitHostPort(c.Listen.Admin); err != nil {
 		p.Add("admin-address", "%q is not HOST:PORT", c.Listen.Admin)
 	}
+	c.Sidecar.Trust.BodyLimit = int64(c.Listen.BodyLimit)
 	c.Sidecar.Problems(p.Add)
 }
 
