@@ -87,24 +87,39 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	if err != nil {
 		return err
 	}
+	err = start(ctx, std, log, telemetry, cfg)
+	return errors.Join(err, telemetry.Close())
+}
+
+// start makes the sidecar, opens its ports and serves until ctx ends.
+func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg config) error {
 	metrics := boot.NewRegistry()
 	server, err := sidecar.New(cfg.Sidecar, sidecar.Telemetry{
 		Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/sidecar"), Propagator: telemetry.Propagator,
 	})
 	if err != nil {
-		return errors.Join(boot.Configf("starting the sidecar: %w", err), telemetry.Close())
+		return boot.Configf("starting the sidecar: %w", err)
 	}
 	defer server.Close()
+	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols)}
+	data.Protocols.SetHTTP1(true)
+	data.Protocols.SetHTTP2(true)
+	data.Protocols.SetUnencryptedHTTP2(true)
+	if cfg.Listen.Secure {
+		if data.TLSConfig, err = boot.ServerTLS(cfg.Listen.CertDir, log); err != nil {
+			return err
+		}
+	}
 	ports, err := cfg.Listen.open(ctx)
 	if err != nil {
-		return errors.Join(err, telemetry.Close())
+		return err
 	}
-	services := []boot.Service{
+	p := process{log: log, server: server, data: data, ports: ports, operations: []boot.Service{
 		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, server.Ready)},
 		{Name: "admin", Listener: ports.admin, Handler: boot.Admin()},
-	}
-	err = serve(ctx, std, log, server, ports, services, cfg.Listen)
-	return errors.Join(err, telemetry.Close())
+	}}
+	return p.serve(ctx, std)
 }
 
 // ports are the listeners of a sidecar.
@@ -135,52 +150,55 @@ func (p ports) close() {
 	}
 }
 
-// headerTimeout bounds how long a client may take to send its request header. Bodies and answers have no such bound: long
-// prompts come over slow links, and answers take as long as they take.
-const headerTimeout = 30 * time.Second
+const (
+	// headerTimeout bounds how long a client may take to send its request header. Bodies and answers have no such bound:
+	// long prompts come over slow links, and answers take as long as they take.
+	headerTimeout = 30 * time.Second
+	// idleTimeout is over what gateways keep a connection idle for, so that they close it and not we.
+	idleTimeout = 5 * time.Minute
+	// shutdownTimeout is for passed-through calls, which the drain does not wait for.
+	shutdownTimeout = 5 * time.Second
+)
 
-// serve runs all listeners until ctx ends, then drains the data port while probes and metrics still answer.
-func serve(ctx context.Context, std boot.IO, log *slog.Logger, server *sidecar.Server, p ports, services []boot.Service, l listen) error {
-	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: 5 * time.Minute,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols)}
-	data.Protocols.SetHTTP1(true)
-	data.Protocols.SetHTTP2(true)
-	data.Protocols.SetUnencryptedHTTP2(true)
-	if l.Secure {
-		tls, err := boot.ServerTLS(l.CertDir, log)
-		if err != nil {
-			p.close()
-			return err
-		}
-		data.TLSConfig = tls
-	}
-	aux, stopAux := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopAux()
-	var auxErr, dataErr error
-	var running sync.WaitGroup
-	ctx, fail := context.WithCancel(ctx)
-	defer fail()
-	running.Go(func() { defer fail(); auxErr = boot.Serve(aux, log, services...) })
-	running.Go(func() { defer fail(); dataErr = serveData(data, p.data, l.Secure) })
-	if err := boot.Ready(std.Stdout, "sidecar", boot.Addresses{"http": p.data.Addr(), "metrics": p.metrics.Addr(), "admin": p.admin.Addr()}); err != nil {
-		fail()
-		dataErr = err
-	}
-	<-ctx.Done()
-	log.Info("draining")
-	server.Drain(aux)
-	shutdown(data)
-	stopAux()
-	running.Wait()
-	return errors.Join(auxErr, dataErr)
+// process is a sidecar with its listeners.
+type process struct {
+	log        *slog.Logger
+	server     *sidecar.Server
+	data       *http.Server
+	ports      ports
+	operations []boot.Service
 }
 
-func serveData(s *http.Server, l net.Listener, secure bool) error {
+// serve runs all listeners until ctx ends or one fails, then drains the data port while probes and metrics still answer.
+func (p process) serve(ctx context.Context, std boot.IO) error {
+	operations, endOperations := context.WithCancel(context.WithoutCancel(ctx))
+	defer endOperations()
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
+	var errs [2]error
+	var running sync.WaitGroup
+	running.Go(func() { defer fail(); errs[0] = boot.Serve(operations, p.log, p.operations...) })
+	running.Go(func() { defer fail(); errs[1] = p.serveData() })
+	readyErr := boot.Ready(std.Stdout, "sidecar", boot.Addresses{
+		"http": p.ports.data.Addr(), "metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()})
+	if readyErr != nil {
+		fail()
+	}
+	<-ctx.Done()
+	p.log.Info("draining")
+	p.server.Drain(operations)
+	p.shutdown()
+	endOperations()
+	running.Wait()
+	return errors.Join(errs[0], errs[1], readyErr)
+}
+
+func (p process) serveData() error {
 	var err error
-	if secure {
-		err = s.ServeTLS(l, "", "")
+	if p.data.TLSConfig != nil {
+		err = p.data.ServeTLS(p.ports.data, "", "")
 	} else {
-		err = s.Serve(l)
+		err = p.data.Serve(p.ports.data)
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -188,13 +206,10 @@ func serveData(s *http.Server, l net.Listener, secure bool) error {
 	return fmt.Errorf("serving the data port: %w", err)
 }
 
-// shutdownTimeout is for passed-through calls, which Drain does not wait for.
-const shutdownTimeout = 5 * time.Second
-
-func shutdown(s *http.Server) {
+func (p process) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	if err := s.Shutdown(ctx); err != nil {
-		_ = s.Close() // what did not finish in time is cut; there is nobody to tell
+	if err := p.data.Shutdown(ctx); err != nil {
+		_ = p.data.Close() // what did not finish in time is cut; there is nobody to tell
 	}
 }

@@ -6,59 +6,20 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/rogpeppe/go-internal/testscript"
-	"go.uber.org/goleak"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 )
-
-// leakChecked runs the tests and then fails if a goroutine is left; testscript
-// wants to own the exit, so goleak cannot.
-type leakChecked struct{ m *testing.M }
-
-func (l leakChecked) Run() int {
-	code := l.m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, "leaked goroutines:", err)
-		return 1
-	}
-	return code
-}
 
 // TestMain lets the test binary play the program of the scripts.
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){
-		"server": func() { Main(server) },
-	})
+	boottest.Main(m, map[string]func(){"server": func() { Main(server) }})
 }
 
-func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir: "testdata",
-		// The race detector makes every program wait a second before it ends.
-		Setup: func(e *testscript.Env) error { e.Setenv("GORACE", "atexit_sleep_ms=0"); return nil },
-		Cmds:  map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
-	})
-}
-
-// exits runs a command and checks its exit code: exits CODE COMMAND ARGS…
-func exits(ts *testscript.TestScript, _ bool, args []string) {
-	err := ts.Exec(args[1], args[2:]...)
-	code := 0
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		code = exit.ExitCode()
-	} else {
-		ts.Check(err)
-	}
-	if strconv.Itoa(code) != args[0] {
-		ts.Fatalf("exit code %d, want %s", code, args[0])
-	}
-}
+func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
 // settings is the config of the program in the scripts.
 type settings struct {
