@@ -1,0 +1,590 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+)
+
+// world is where a kind of transport lives: what the suite needs to know about it.
+type world struct {
+	start func(t testing.TB, name string) Transport
+	// restart ends an agent and starts one of the same name in its place.
+	restart func(t testing.TB, old Transport) Transport
+}
+
+func TestMem(t *testing.T) {
+	testTransport(t, func() world {
+		network := NewMemNetwork()
+		return world{
+			start: func(t testing.TB, name string) Transport { return memAgent(t, network, name) },
+			restart: func(t testing.TB, old Transport) Transport {
+				closeAgent(t, old)
+				return memAgent(t, network, old.(*Mem).self.name)
+			},
+		}
+	})
+}
+
+func TestTCP(t *testing.T) {
+	testTransport(t, func() world {
+		return world{
+			start: func(t testing.TB, name string) Transport { return tcpAgent(t, name) },
+			restart: func(t testing.TB, old Transport) Transport {
+				closeAgent(t, old)
+				return tcpWith(t, TCPConfig{Name: old.(*TCP).self.name, Listen: old.(*TCP).Addr()})
+			},
+		}
+	})
+}
+
+// testTransport holds a transport to the contract of the interfaces.
+func testTransport(t *testing.T, newWorld func() world) {
+	for name, test := range map[string]func(*testing.T, world){
+		"read":                      testRead,
+		"refused reads":             testRefusedReads,
+		"read then tell":            testReadThenTell,
+		"notify":                    testNotify,
+		"flood":                     testFlood,
+		"without memory":            testWithoutMemory,
+		"load":                      testLoad,
+		"forget":                    testForget,
+		"closed":                    testClosed,
+		"gone":                      testGone,
+		"restarted":                 testRestarted,
+		"context":                   testContext,
+		"regions":                   testRegions,
+		"registered later":          testRegisteredLater,
+		"forged metadata":           testForgedMetadata,
+		"concurrent reads":          testConcurrentReads,
+		"write during reads":        testWriteDuringReads,
+		"region closed during read": testRegionClosedDuringRead,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newWorld()) })
+	}
+}
+
+// pattern is n bytes that differ from their neighbours and from another seed's.
+func pattern(seed, n int) []byte {
+	mem := make([]byte, n)
+	for i := range mem {
+		mem[i] = byte(i*7 + i>>8 + seed*101)
+	}
+	return mem
+}
+
+func buffers(spans []Span) [][]byte {
+	into := make([][]byte, len(spans))
+	for i, s := range spans {
+		into[i] = make([]byte, s.Length)
+	}
+	return into
+}
+
+func wantErr(t testing.TB, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("got error %v, want %v", got, want)
+	}
+}
+
+func testRead(t *testing.T, w world) {
+	const large = 64 << 20
+	memory := [][]byte{pattern(0, large), pattern(1, 4099)}
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	for _, mem := range memory {
+		register(t, owner, mem)
+	}
+	peer := load(t, reader, owner)
+
+	var small, mixed []Span
+	for i := range 3*maxSpans + 5 {
+		small = append(small, Span{0, uint64(i * 40), 13})
+		mixed = append(mixed, Span{uint32(i % 2), uint64(i), uint64(i % 5)})
+	}
+	for name, spans := range map[string][]Span{
+		"one":               {{0, 0, 4096}},
+		"several":           {{0, 0, 100}, {1, 50, 100}, {0, 200, 100}},
+		"backwards":         {{0, 200, 100}, {0, 100, 100}, {0, 0, 100}},
+		"overlapping":       {{0, 0, 100}, {0, 50, 100}},
+		"unaligned":         {{0, 1, 4095}, {0, 4097, 3}},
+		"last byte":         {{0, large - 1, 1}, {1, 4098, 1}},
+		"nothing":           {},
+		"empty span":        {{0, 7, 0}},
+		"empty at the end":  {{1, 4099, 0}},
+		"empty amid others": {{0, 0, 0}, {0, 5, 5}, {1, 0, 0}, {0, 9, 0}, {1, 1, 1}, {0, 0, 0}},
+		"many":              small,
+		"many in turns":     mixed,
+		"exactly one part":  {{0, 3, maxPart}},
+		"one too large":     {{0, 3, maxPart + 1}},
+		"large after small": {{1, 0, 10}, {0, 3, 3*maxPart + 17}, {1, 10, 10}},
+		"all":               {{0, 0, large}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into := buffers(spans)
+			if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range spans {
+				if !bytes.Equal(into[i], memory[s.Region][s.Offset:][:s.Length]) {
+					t.Fatalf("span %d (%+v) has wrong bytes", i, s)
+				}
+			}
+		})
+	}
+}
+
+func testRefusedReads(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 1000))
+	peer := load(t, reader, owner)
+	for name, c := range map[string]struct {
+		peer  Peer
+		spans []Span
+		sizes []int
+		want  error
+	}{
+		"unknown peer":           {"stranger", []Span{{0, 0, 1}}, []int{1}, ErrUnknownPeer},
+		"fewer buffers":          {peer, []Span{{0, 0, 1}, {0, 1, 1}}, []int{1}, ErrInvalid},
+		"more buffers":           {peer, []Span{{0, 0, 1}}, []int{1, 1}, ErrInvalid},
+		"buffer too small":       {peer, []Span{{0, 0, 2}, {0, 2, 2}}, []int{2, 1}, ErrInvalid},
+		"buffer too large":       {peer, []Span{{0, 0, 2}}, []int{3}, ErrInvalid},
+		"unknown region":         {peer, []Span{{1, 0, 1}}, []int{1}, ErrRange},
+		"past the end":           {peer, []Span{{0, 0, 5}, {0, 999, 2}}, []int{5, 2}, ErrRange},
+		"starts past the end":    {peer, []Span{{0, 1001, 0}}, []int{0}, ErrRange},
+		"sum wraps around":       {peer, []Span{{0, ^uint64(0), 2}}, []int{2}, ErrRange},
+		"empty, unknown region":  {peer, []Span{{9, 0, 0}}, []int{0}, ErrRange},
+		"one bad of many, last":  {peer, []Span{{0, 0, 5}, {0, 5, 5}, {2, 0, 5}}, []int{5, 5, 5}, ErrRange},
+		"one bad of many, first": {peer, []Span{{2, 0, 5}, {0, 0, 5}}, []int{5, 5}, ErrRange},
+	} {
+		t.Run(name, func(t *testing.T) {
+			into := make([][]byte, len(c.sizes))
+			for i, n := range c.sizes {
+				into[i] = make([]byte, n)
+			}
+			wantErr(t, reader.Read(t.Context(), c.peer, c.spans, into, []byte("read")), c.want)
+			for i, b := range into {
+				if !bytes.Equal(b, make([]byte, len(b))) {
+					t.Errorf("bytes moved into buffer %d", i)
+				}
+			}
+		})
+	}
+	if n := len(owner.Notifications()); n != 0 {
+		t.Errorf("the owner was told of %d failed reads", n)
+	}
+}
+
+func testReadThenTell(t *testing.T, w world) {
+	mem := pattern(0, 3*maxPart)
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, mem)
+	peer := load(t, reader, owner)
+	for _, message := range []string{"request-1:1", ""} {
+		spans := []Span{{0, 0, uint64(len(mem))}}
+		into := buffers(spans)
+		if err := reader.Read(t.Context(), peer, spans, into, []byte(message)); err != nil {
+			t.Fatal(err)
+		}
+		got := <-owner.Notifications()
+		if got.From != "reader" || string(got.Message) != message {
+			t.Errorf("got %q from %s, want %q from reader", got.Message, got.From, message)
+		}
+		if !bytes.Equal(into[0], mem) {
+			t.Error("told before all bytes were there")
+		}
+	}
+	if err := reader.Read(t.Context(), peer, nil, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(owner.Notifications()); n != 0 {
+		t.Error("told without being asked to tell")
+	}
+}
+
+func testNotify(t *testing.T, w world) {
+	a, b := w.start(t, "a"), w.start(t, "b")
+	peer := load(t, a, b)
+	long := pattern(0, MaxMessage)
+	reused := []byte("first")
+	for _, message := range [][]byte{reused, {}, long} {
+		want := bytes.Clone(message)
+		if err := a.Notify(t.Context(), peer, message); err != nil {
+			t.Fatal(err)
+		}
+		clear(reused) // what was handed over must not change
+		got := <-b.Notifications()
+		if got.From != "a" || !bytes.Equal(got.Message, want) {
+			t.Errorf("got %d bytes from %s, want %d from a", len(got.Message), got.From, len(want))
+		}
+	}
+	wantErr(t, a.Notify(t.Context(), peer, make([]byte, MaxMessage+1)), ErrInvalid)
+	wantErr(t, a.Notify(t.Context(), "stranger", nil), ErrUnknownPeer)
+	wantErr(t, a.Read(t.Context(), peer, nil, nil, make([]byte, MaxMessage+1)), ErrInvalid)
+	for i := range 5 {
+		if err := a.Notify(t.Context(), peer, fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 5 {
+		if got := <-b.Notifications(); string(got.Message) != fmt.Sprint(i) {
+			t.Errorf("message %d came as %q: out of order", i, got.Message)
+		}
+	}
+}
+
+func testFlood(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	peer := load(t, reader, owner)
+	for range QueueLength {
+		if err := reader.Notify(t.Context(), peer, []byte("flood")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spans := []Span{{0, 0, 10}}
+	wantErr(t, reader.Notify(t.Context(), peer, []byte("one too many")), ErrBusy)
+	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), ErrBusy)
+	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
+		t.Errorf("a full queue stopped a read that tells nobody: %v", err)
+	}
+	<-owner.Notifications()
+	if err := reader.Notify(t.Context(), peer, []byte("room again")); err != nil {
+		t.Errorf("after one was taken: %v", err)
+	}
+}
+
+func testWithoutMemory(t *testing.T, w world) {
+	var sidecar, engine Notifier = w.start(t, "sidecar"), w.start(t, "engine")
+	toEngine := load(t, sidecar.(Transport), engine.(Transport))
+	toSidecar := load(t, engine.(Transport), sidecar.(Transport))
+	if err := sidecar.Notify(t.Context(), toEngine, []byte("HB:1")); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-engine.Notifications(); got.From != toSidecar {
+		t.Errorf("from %s, want %s", got.From, toSidecar)
+	}
+	if err := engine.Notify(t.Context(), toSidecar, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	<-sidecar.Notifications()
+	wantErr(t, engine.(Transport).Read(t.Context(), toSidecar, []Span{{0, 0, 1}}, [][]byte{{0}}, nil), ErrRange)
+}
+
+func testLoad(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	blob := owner.Metadata()
+	foreign := slices.Clone(blob)
+	foreign[len(metadataMagic)+1] = 'x'
+	newer := slices.Clone(blob)
+	newer[len(metadataMagic)]++
+	for name, c := range map[string]struct {
+		blob []byte
+		want error
+	}{
+		"nothing":                   {nil, ErrInvalid},
+		"something else":            {[]byte("nixlSerDes|...."), ErrInvalid},
+		"cut off":                   {blob[:len(blob)-1], ErrInvalid},
+		"too long":                  {append(slices.Clone(blob), 0), ErrInvalid},
+		"one's own":                 {reader.Metadata(), ErrInvalid},
+		"another kind of transport": {foreign, ErrNotSupported},
+		"a later format":            {newer, ErrNotSupported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := reader.Load(t.Context(), c.blob)
+			wantErr(t, err, c.want)
+		})
+	}
+	for range 2 {
+		if peer := load(t, reader, owner); peer != "owner" {
+			t.Errorf("loaded as %s, want owner", peer)
+		}
+	}
+}
+
+func testForget(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	peer := load(t, reader, owner)
+	spans := []Span{{0, 0, 10}}
+	for range 2 {
+		if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
+			t.Fatal(err)
+		}
+		reader.Forget(peer)
+		reader.Forget(peer)
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrUnknownPeer)
+		wantErr(t, reader.Notify(t.Context(), peer, nil), ErrUnknownPeer)
+		load(t, reader, owner)
+	}
+}
+
+func testClosed(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	region := register(t, reader, pattern(0, 10))
+	peer := load(t, reader, owner)
+	if err := owner.Notify(t.Context(), load(t, owner, reader), []byte("early")); err != nil {
+		t.Fatal(err)
+	}
+	closeAgent(t, reader)
+	closeAgent(t, reader)
+
+	_, err := reader.Load(t.Context(), owner.Metadata())
+	wantErr(t, err, ErrClosed)
+	_, err = reader.Register(make([]byte, 1))
+	wantErr(t, err, ErrClosed)
+	wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), ErrClosed)
+	wantErr(t, reader.Notify(t.Context(), peer, nil), ErrClosed)
+	wantErr(t, region.Write(0, []byte{1}), ErrClosed)
+	if err := region.Close(); err != nil {
+		t.Errorf("closing a region of a closed agent: %v", err)
+	}
+	if got := <-reader.Notifications(); string(got.Message) != "early" {
+		t.Errorf("got %q, want what had come before", got.Message)
+	}
+	if _, open := <-reader.Notifications(); open {
+		t.Error("the channel is still open")
+	}
+}
+
+func testGone(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	peer := load(t, reader, owner)
+	spans := []Span{{0, 0, 10}}
+	if err := reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")); err != nil {
+		t.Fatal(err)
+	}
+	closeAgent(t, owner)
+	for range 2 {
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrGone)
+		wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), ErrGone)
+		wantErr(t, reader.Notify(t.Context(), peer, nil), ErrGone)
+	}
+}
+
+func testRestarted(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 100))
+	peer := load(t, reader, owner)
+	spans := []Span{{0, 0, 100}}
+	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
+		t.Fatal(err)
+	}
+
+	owner = w.restart(t, owner)
+	mem := pattern(1, 100)
+	register(t, owner, mem)
+	into := buffers(spans)
+	for range 2 {
+		wantErr(t, reader.Read(t.Context(), peer, spans, into, []byte("read")), ErrRestarted)
+		wantErr(t, reader.Notify(t.Context(), peer, []byte("release")), ErrRestarted)
+	}
+	if bytes.Equal(into[0], mem) {
+		t.Error("new memory was read under old metadata")
+	}
+	if n := len(owner.Notifications()); n != 0 {
+		t.Errorf("the new life got %d messages meant for the old one", n)
+	}
+
+	if again := load(t, reader, owner); again != peer {
+		t.Errorf("loaded as %s, want %s as before", again, peer)
+	}
+	if err := reader.Read(t.Context(), peer, spans, into, []byte("read")); err != nil {
+		t.Fatal(err)
+	}
+	<-owner.Notifications()
+	if !bytes.Equal(into[0], mem) {
+		t.Error("wrong bytes after loading the new metadata")
+	}
+}
+
+func testContext(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	peer := load(t, reader, owner)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	spans := []Span{{0, 0, 10}}
+	wantErr(t, reader.Read(ctx, peer, spans, buffers(spans), nil), context.Canceled)
+	wantErr(t, reader.Notify(ctx, peer, nil), context.Canceled)
+	_, err := reader.Load(ctx, owner.Metadata())
+	wantErr(t, err, context.Canceled)
+	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
+		t.Errorf("after somebody else's context ended: %v", err)
+	}
+}
+
+func testRegions(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	first, second := register(t, owner, make([]byte, 10)), register(t, owner, make([]byte, 10))
+	if first.ID() != 0 || second.ID() != 1 {
+		t.Errorf("regions are numbered %d, %d, want 0, 1", first.ID(), second.ID())
+	}
+	_, err := owner.Register(nil)
+	wantErr(t, err, ErrInvalid)
+	peer := load(t, reader, owner)
+
+	if err := second.Write(3, []byte("abc")); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, second.Write(8, []byte("abc")), ErrRange)
+	wantErr(t, second.Write(^uint64(0), []byte("abc")), ErrRange)
+	spans := []Span{{1, 2, 5}}
+	into := buffers(spans)
+	if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil || string(into[0]) != "\x00abc\x00" {
+		t.Errorf("read %q, %v after a write", into[0], err)
+	}
+
+	for range 2 {
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantErr(t, first.Write(0, []byte{1}), ErrClosed)
+	both := []Span{{1, 0, 1}, {0, 0, 1}}
+	wantErr(t, reader.Read(t.Context(), peer, both, buffers(both), nil), ErrRange)
+	if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
+		t.Errorf("the other region: %v", err)
+	}
+	if third := register(t, owner, make([]byte, 1)); third.ID() != 2 {
+		t.Errorf("a new region has the number %d, want 2: none is given twice", third.ID())
+	}
+}
+
+func testRegisteredLater(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	peer := load(t, reader, owner)
+	register(t, owner, pattern(0, 10))
+	spans := []Span{{0, 0, 10}}
+	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrRange)
+	load(t, reader, owner)
+	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
+		t.Errorf("after loading newer metadata of the same life: %v", err)
+	}
+}
+
+func testForgedMetadata(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, pattern(0, 10))
+	md, err := parseMetadata(owner.Metadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	md.regions[0], md.regions[1] = 1000, 1000
+	peer, err := reader.Load(t.Context(), md.append(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, spans := range [][]Span{{{0, 0, 11}}, {{1, 0, 1}}} {
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), ErrRange)
+	}
+}
+
+func testConcurrentReads(t *testing.T, w world) {
+	mem := pattern(0, 4<<20)
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	register(t, owner, mem)
+	peer := load(t, reader, owner)
+	var group sync.WaitGroup
+	for g := range 16 {
+		group.Go(func() {
+			for i := range 20 {
+				spans := []Span{{0, uint64(g*1000 + i), uint64(1 + i*10_000)}, {0, uint64(i), 64 << 10}, {0, 0, uint64(g * 100_000)}}
+				into := buffers(spans)
+				if err := reader.Read(t.Context(), peer, spans, into, []byte("read")); err != nil {
+					t.Error(err)
+					return
+				}
+				for k, s := range spans {
+					if !bytes.Equal(into[k], mem[s.Offset:][:s.Length]) {
+						t.Errorf("reader %d, round %d: wrong bytes in span %d", g, i, k)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	if n := len(owner.Notifications()); n != 16*20 {
+		t.Errorf("%d notifications, want %d", n, 16*20)
+	}
+}
+
+// testWriteDuringReads fails by the race detector, or by bytes that were never written.
+func testWriteDuringReads(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	region := register(t, owner, make([]byte, 64<<10))
+	peer := load(t, reader, owner)
+	done := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		ones, noughts := bytes.Repeat([]byte{1}, 64<<10), make([]byte, 64<<10)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if err := errors.Join(region.Write(0, ones), region.Write(0, noughts)); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	spans := []Span{{0, 0, 64 << 10}}
+	into := buffers(spans)
+	for range 100 {
+		if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
+			t.Error(err)
+		}
+		if i := slices.IndexFunc(into[0], func(b byte) bool { return b > 1 }); i >= 0 {
+			t.Errorf("byte %d is %d, which nobody wrote", i, into[0][i])
+		}
+	}
+	close(done)
+	writer.Wait()
+}
+
+// testRegionClosedDuringRead uses the memory for something else after Close, without any lock: a read that still touched it
+// would be seen by the race detector, or by its bytes.
+func testRegionClosedDuringRead(t *testing.T, w world) {
+	owner, reader := w.start(t, "owner"), w.start(t, "reader")
+	for range 20 {
+		mem := pattern(0, 2*maxPart)
+		want := bytes.Clone(mem)
+		region := register(t, owner, mem)
+		peer := load(t, reader, owner)
+		started := make(chan struct{}, 4)
+		var readers sync.WaitGroup
+		for range 4 {
+			readers.Go(func() {
+				spans := []Span{{region.ID(), 0, uint64(len(want))}}
+				into := buffers(spans)
+				for err := error(nil); err == nil; {
+					err = reader.Read(t.Context(), peer, spans, into, nil)
+					if err == nil && !bytes.Equal(into[0], want) {
+						t.Error("a read of a closing region succeeded with other bytes")
+					}
+					if err != nil {
+						wantErr(t, err, ErrRange)
+					}
+					select {
+					case started <- struct{}{}:
+					default:
+					}
+				}
+			})
+		}
+		<-started
+		if err := region.Close(); err != nil {
+			t.Error(err)
+		}
+		clear(mem)
+		readers.Wait()
+	}
+}

@@ -1,0 +1,65 @@
+package transfer
+
+import (
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func memAgent(t testing.TB, network *MemNetwork, name string) *Mem {
+	t.Helper()
+	m, err := NewMem(network, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAgent(t, m) })
+	return m
+}
+
+func tcpAgent(t testing.TB, name string) *TCP {
+	t.Helper()
+	return tcpWith(t, TCPConfig{Name: name})
+}
+
+// tcpWith starts an agent whose patience is long, so that on a slow machine only what the test provokes runs out.
+func tcpWith(t testing.TB, config TCPConfig) *TCP {
+	t.Helper()
+	if config.DialTimeout == 0 {
+		config.DialTimeout = time.Minute
+	}
+	agent, err := NewTCP(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAgent(t, agent) })
+	return agent
+}
+
+func closeAgent(t testing.TB, agent Transport) {
+	t.Helper()
+	if err := agent.Close(); err != nil {
+		t.Errorf("closing: %v", err)
+	}
+}
+
+func register(t testing.TB, owner Transport, mem []byte) Region {
+	t.Helper()
+	r, err := owner.Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// load makes owner, and what it has registered so far, known to reader.
+func load(t testing.TB, reader, owner Transport) Peer {
+	t.Helper()
+	peer, err := reader.Load(t.Context(), owner.Metadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return peer
+}

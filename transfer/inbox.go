@@ -1,0 +1,39 @@
+package transfer
+
+import (
+	"slices"
+	"sync"
+)
+
+// inbox is the bounded queue of received notifications. Putting never blocks, so a receiver that does not read slows
+// nobody down but those who write to it.
+type inbox struct {
+	mu     sync.Mutex
+	closed bool
+	queue  chan Notification
+}
+
+func newInbox() *inbox { return &inbox{queue: make(chan Notification, QueueLength)} }
+
+// put copies message, which remains the caller's. Errors: ErrBusy, and ErrGone because to the sender a closed agent is gone.
+func (b *inbox) put(from Peer, message []byte) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return ErrGone
+	}
+	if len(b.queue) == cap(b.queue) {
+		return ErrBusy
+	}
+	b.queue <- Notification{From: from, Message: slices.Clone(message)}
+	return nil
+}
+
+func (b *inbox) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.closed = true
+		close(b.queue)
+	}
+}

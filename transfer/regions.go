@@ -1,0 +1,148 @@
+package transfer
+
+import (
+	"fmt"
+	"math"
+	"sync"
+)
+
+// regions is the memory that one agent has registered.
+type regions struct {
+	mu     sync.RWMutex
+	open   map[uint32]*region
+	next   uint32
+	closed bool
+}
+
+// region is one registered slice. Its lock is held for reading only while bytes are copied out, never while a peer is
+// waited for: a peer that stops reading must stop neither the owner's writes nor other peers.
+type region struct {
+	id    uint32
+	owner *regions
+
+	mu  sync.RWMutex
+	mem []byte // nil once closed
+}
+
+func (rs *regions) register(mem []byte) (*region, error) {
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("registering memory: %w: no bytes", ErrInvalid)
+	}
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.closed {
+		return nil, fmt.Errorf("registering memory: %w", ErrClosed)
+	}
+	if len(rs.open) == maxRegions || rs.next == math.MaxUint32 {
+		return nil, fmt.Errorf("registering memory: %w: %d regions open, %d numbers used", ErrNotSupported, len(rs.open), rs.next)
+	}
+	r := &region{id: rs.next, owner: rs, mem: mem}
+	if rs.open == nil {
+		rs.open = make(map[uint32]*region)
+	}
+	rs.open[r.id] = r
+	rs.next++
+	return r, nil
+}
+
+func (rs *regions) get(id uint32) *region {
+	rs.mu.RLock()
+	defer rs.mu.RUnlock()
+	return rs.open[id]
+}
+
+// lengths lists what is registered now, for the metadata. A region leaves the map before it loses its memory, so what is
+// in the map can be measured without its lock.
+func (rs *regions) lengths() map[uint32]uint64 {
+	rs.mu.RLock()
+	defer rs.mu.RUnlock()
+	list := make(map[uint32]uint64, len(rs.open))
+	for id, r := range rs.open {
+		list[id] = uint64(len(r.mem))
+	}
+	return list
+}
+
+// closeAll returns when nobody touches any of the memory.
+func (rs *regions) closeAll() {
+	rs.mu.Lock()
+	rs.closed = true
+	open := rs.open
+	rs.open = nil
+	rs.mu.Unlock()
+	for _, r := range open {
+		r.release()
+	}
+}
+
+func (r *region) ID() uint32 { return r.id }
+
+func (r *region) Write(offset uint64, p []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mem == nil {
+		return fmt.Errorf("writing to region %d: %w", r.id, ErrClosed)
+	}
+	if !within(Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
+		return fmt.Errorf("writing %d bytes at %d to region %d of %d: %w", len(p), offset, r.id, len(r.mem), ErrRange)
+	}
+	copy(r.mem[offset:], p)
+	return nil
+}
+
+// Close takes the region out of the agent's list before its lock, which closeAll takes in the same order.
+func (r *region) Close() error {
+	r.owner.mu.Lock()
+	delete(r.owner.open, r.id)
+	r.owner.mu.Unlock()
+	r.release()
+	return nil
+}
+
+func (r *region) release() {
+	r.mu.Lock()
+	r.mem = nil
+	r.mu.Unlock()
+}
+
+// hold keeps the memory from being written or closed until letGo; false if it is closed already.
+func (r *region) hold() bool {
+	r.mu.RLock()
+	if r.mem == nil {
+		r.mu.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (r *region) letGo() { r.mu.RUnlock() }
+
+// view is the memory of a span, to be touched only between hold and letGo; false if region or span are not there.
+func (r *region) view(s Span) ([]byte, bool) {
+	if r == nil || !r.hold() {
+		return nil, false
+	}
+	defer r.letGo()
+	if !within(s, uint64(len(r.mem))) {
+		return nil, false
+	}
+	return r.mem[s.Offset:][:s.Length:s.Length], true
+}
+
+// copyOut copies from the region into p, or reports that the region or the range is not there (any more).
+func (r *region) copyOut(p []byte, offset uint64) bool {
+	if !r.hold() {
+		return false
+	}
+	defer r.letGo()
+	if !within(Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
+		return false
+	}
+	copy(p, r.mem[offset:])
+	return true
+}
+
+// within tells whether a span lies inside of size bytes, without overflowing.
+func within(s Span, size uint64) bool {
+	return s.Offset <= size && s.Length <= size-s.Offset
+}

@@ -1,0 +1,39 @@
+package transfer
+
+import (
+	"math"
+	"testing"
+)
+
+func TestRegionsAreBounded(t *testing.T) {
+	var rs regions
+	one := make([]byte, 1)
+	for range maxRegions {
+		if _, err := rs.register(one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := rs.register(one)
+	wantErr(t, err, ErrNotSupported)
+	blob := metadata{identity: identity{"owner", 1}, kind: kindTCP, regions: rs.lengths()}.append(nil)
+	if len(blob) > maxMetadata {
+		t.Errorf("metadata of %d bytes cannot be fetched, at most %d can", len(blob), maxMetadata)
+	}
+
+	if err := rs.get(5).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rs.register(one); err != nil {
+		t.Errorf("after one was closed: %v", err)
+	}
+	numbers := regions{next: math.MaxUint32}
+	_, err = numbers.register(one)
+	wantErr(t, err, ErrNotSupported)
+}
+
+func TestClosedInboxIsGone(t *testing.T) {
+	b := newInbox()
+	b.close()
+	b.close()
+	wantErr(t, b.put("a", nil), ErrGone)
+}
