@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,14 +21,14 @@ type pair struct {
 	model                  string
 	prefill, decode, plain engine
 	lease                  time.Duration
-	tokenIDs               [2]int // lowest and highest id that is an ordinary token
+	tokenIDs               [2]int             // lowest and highest id that is an ordinary token
+	revive                 func(t *testing.T) // starts the prefill engine again, at the same address, after it was killed
 }
 
 // engine is one engine of a pair, simulated or real.
 type engine struct {
-	addr   string
-	signal func(t *testing.T, s syscall.Signal) // to all of its processes
-	revive func(t *testing.T)                   // after it was killed: starts it again at the same address
+	addr                string
+	pause, resume, kill func(t *testing.T) // all of its processes
 }
 
 // metric reads one unlabelled-enough series of the engine's metrics page.
@@ -401,7 +400,7 @@ func testClientGone(t *testing.T, p *pair) {
 }
 
 // leave makes a call and drops its connection when at returns.
-func leave(t *testing.T, c call, s *program, p *pair, at func()) {
+func leave(t *testing.T, c call, s program, p *pair, at func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(within(t))
 	ended := make(chan error, 1)
@@ -452,11 +451,8 @@ func testDrain(t *testing.T, p *pair) {
 		got <- r
 	}()
 	waitRunning(t, p.decode)
-	s.signal(syscall.SIGTERM)
+	s.stop(t)
 	mustMatch(t, <-got, true, want)
-	if code := s.wait(t); code != 0 {
-		t.Errorf("exit code %d after a drain", code)
-	}
 }
 
 func testPrefillStopped(t *testing.T, p *pair) {
@@ -475,8 +471,8 @@ func testPrefillStopped(t *testing.T, p *pair) {
 			got <- r
 		}()
 		<-g.held
-		p.prefill.signal(t, syscall.SIGSTOP)
-		defer p.prefill.signal(t, syscall.SIGCONT)
+		p.prefill.pause(t)
+		defer p.prefill.resume(t)
 		g.release()
 		r := <-got
 		mustMatch(t, r, stream, want)
@@ -510,7 +506,7 @@ func testFrozen(t *testing.T, p *pair) {
 		g.release()
 		waitMetric(t, p.prefill, expiries, func(v float64) bool { return v > expired })
 		p.churn(t)
-		s.signal(syscall.SIGCONT)
+		s.resume(t)
 		r := <-got
 		mustMatch(t, r, stream, want)
 		if r.decision.Verdict != pd.Local || r.decision.Reason != pd.HandoffLate {
@@ -550,14 +546,14 @@ func testPrefillKilled(t *testing.T, p *pair) {
 			got <- r
 		}()
 		<-g.held
-		p.prefill.signal(t, syscall.SIGKILL)
+		p.prefill.kill(t)
 		g.release()
 		r := <-got
 		mustMatch(t, r, stream, want)
 		if r.decision.Verdict != pd.Local || r.decision.Reason != pd.TransferFailed {
 			t.Errorf("decision %v", r.decision)
 		}
-		p.prefill.revive(t)
+		p.revive(t)
 		c = call{api: pd.APICompletions, prompt: p.fresh(200), tokens: 8, stream: stream}
 		r = mustSend(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
 		mustMatch(t, r, stream, p.want(t, c))

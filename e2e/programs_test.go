@@ -1,20 +1,19 @@
 package e2e
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
 )
 
 // binDir holds the programs of this repository, built once for all tests of this package.
@@ -47,76 +46,57 @@ func runTests(m *testing.M) int {
 }
 
 // program is a running program of this repository.
-type program struct {
-	cmd    *exec.Cmd
-	ready  map[string]string
-	stderr *lockedBuffer
-	ended  chan struct{}
-}
+type program struct{ *stack.Process }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// start runs a program and waits for its ready line. It ends with the test.
-func start(t *testing.T, name string, args ...string) *program {
+// start runs a program. It ends with the test, which shows its last lines if it fails.
+func start(t *testing.T, what stack.Program) program {
 	t.Helper()
-	return startIn(t, nil, name, args...)
-}
-
-// startIn is start with more environment.
-func startIn(t *testing.T, env []string, name string, args ...string) *program {
-	t.Helper()
-	p := &program{cmd: exec.Command(filepath.Join(binDir, name), args...), stderr: &lockedBuffer{}, ended: make(chan struct{})}
-	p.cmd.Stderr = p.stderr
-	p.cmd.Env = append(os.Environ(), env...)
-	out, err := p.cmd.StdoutPipe()
+	what.Grace = patience
+	p, err := stack.Start(context.Background(), what)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(out).ReadBytes('\n')
-	var ready struct{ Addresses map[string]string }
-	if err == nil {
-		err = json.Unmarshal(line, &ready)
-	}
-	go func() { defer close(p.ended); _ = p.cmd.Wait() }()
 	t.Cleanup(func() {
-		_ = p.cmd.Process.Signal(syscall.SIGCONT)
-		_ = p.cmd.Process.Kill()
-		<-p.ended
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
 		if t.Failed() {
-			t.Logf("%s said:\n%s", name, p.stderr)
+			t.Logf("%s said:\n%s", p.Name(), strings.Join(p.Output(), "\n"))
 		}
 	})
-	if err != nil {
-		t.Fatalf("%s was not ready: %v\n%s", name, err, p.stderr)
-	}
-	p.ready = ready.Addresses
-	return p
+	return program{p}
 }
 
-func (p *program) addr(name string) string { return p.ready[name] }
+// addr is an address of the program's ready line.
+func (p program) addr(purpose string) string {
+	a, err := p.Address(purpose)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
 
-func (p *program) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+// stop ends the program as an operator does, and fails if it does not end cleanly.
+func (p program) stop(t *testing.T) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+}
 
 // freeze stops the program and returns when none of its threads runs any more.
-func (p *program) freeze(t *testing.T) { freeze(t, p.cmd.Process.Pid) }
+func (p program) freeze(t *testing.T) {
+	t.Helper()
+	freeze(t, p.PID())
+}
+
+// resume lets a frozen program go on.
+func (p program) resume(t *testing.T) {
+	t.Helper()
+	if err := p.Resume(); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func freeze(t *testing.T, pids ...int) {
 	t.Helper()
@@ -157,26 +137,30 @@ func frozen(t *testing.T, pid int) bool {
 	return true
 }
 
-// wait waits for the end and gives the exit code.
-func (p *program) wait(t *testing.T) int {
-	t.Helper()
-	select {
-	case <-p.ended:
-	case <-within(t).Done():
-		t.Fatalf("the program does not end:\n%s", p.stderr)
-	}
-	return p.cmd.ProcessState.ExitCode()
-}
-
 // startSidecar runs a sidecar before the engine at decode, on free loopback ports.
-func startSidecar(t *testing.T, decode string, flags ...string) *program {
+func startSidecar(t *testing.T, decode string, flags ...string) program {
 	t.Helper()
 	return startSidecarIn(t, nil, decode, flags...)
 }
 
-func startSidecarIn(t *testing.T, env []string, decode string, flags ...string) *program {
+func startSidecarIn(t *testing.T, env []string, decode string, flags ...string) program {
 	t.Helper()
-	host, port, _ := strings.Cut(decode, ":")
-	return startIn(t, env, "sidecar", append([]string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
-		"--model-server-host=" + host, "--model-server-port=" + port, "--prefill-allow=127.0.0.0/8", "--log-level=debug"}, flags...)...)
+	what, err := stack.Sidecar(binDir, decode, append([]string{"--log-level=debug"}, flags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	what.Env = env
+	return start(t, what)
+}
+
+// startSim runs a simulated engine.
+func startSim(t *testing.T, name string, flags ...string) engine {
+	t.Helper()
+	p := start(t, stack.Sim(binDir, name, flags...))
+	return engine{addr: p.addr("http"), pause: p.freeze, resume: p.resume, kill: func(t *testing.T) {
+		t.Helper()
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}}
 }

@@ -40,8 +40,11 @@ func TestRealPair(t *testing.T) {
 		}
 	}
 	pid := os.Getenv("TANDEM_VLLM_PREFILL_PID")
-	p.prefill.signal = func(t *testing.T, s syscall.Signal) { signalTree(t, pid, s) }
-	p.prefill.revive = func(t *testing.T) {
+	signal := func(s syscall.Signal) func(*testing.T) {
+		return func(t *testing.T) { signalTree(t, pid, s) }
+	}
+	p.prefill.pause, p.prefill.resume, p.prefill.kill = signal(syscall.SIGSTOP), signal(syscall.SIGCONT), signal(syscall.SIGKILL)
+	p.revive = func(t *testing.T) {
 		out, err := exec.Command("sh", "-c", os.Getenv("TANDEM_VLLM_PREFILL_RESTART")).Output()
 		if err != nil {
 			t.Fatalf("restarting prefill: %v", err)

@@ -1,0 +1,242 @@
+package body
+
+import "io"
+
+const (
+	// maxGap is how many bytes of white space between a comma and a key are
+	// held back with the comma. Before more of them the comma is put off.
+	maxGap = 64
+	// smallRead is the size of the buffer behind reads that are too short to
+	// hold anything back in; a page.
+	smallRead = 4096
+)
+
+// Blank is a reader that overwrites the members it is to remove by spaces, each
+// with the comma that belongs to it, so that the length of a body does not
+// change while it is streamed. What remains is valid JSON if the source is.
+//
+// Ordinary content is scanned in the caller's buffer and not copied. Held back
+// between two reads are only a comma and the beginning of a key that may be
+// wanted. A comma before a long run of white space may move to the run's end;
+// else no byte of what remains changes.
+//
+// If the source is no JSON, the rest passes unchanged, unless it may hide such a
+// member: then Read fails with ErrHidden, having released none of the bytes
+// that complete its name. The scanner's other errors are returned from Read.
+type Blank struct {
+	src    io.Reader
+	scan   Scanner
+	remove func(want int) bool
+	hint   hint
+	broken bool  // the source turned out to be no JSON
+	err    error // what the next Read returns
+
+	held []byte // read from src, not yet released
+	buf  []byte // for reads that are too short
+	out  []byte // rest of buf to be released
+	room int    // shortest read that is served directly
+
+	removal
+}
+
+// removal is where the removing stands.
+type removal struct {
+	next    int    // index of the first member not looked at
+	cur     int    // index of the member being removed, -1 = none
+	from    int64  // offset from which it is removed
+	leading bool   // all members before it are removed, so the comma after it goes
+	comma   int    // index of a leading member whose comma may yet come, -1 = none
+	leads   []lead // enclosing objects last
+	removed bool
+}
+
+// lead counts the removed members that an object begins with.
+type lead struct {
+	object int64
+	run    int
+}
+
+// NewBlank returns a reader of src without the members of the wants that remove
+// selects. A want that is sent to the sink alone (Want.Sink beneath a "*")
+// cannot be removed.
+func NewBlank(src io.Reader, t *Table, l Limits, remove func(want int) bool) *Blank {
+	b := &Blank{
+		src: src, remove: remove, hint: t.hint(remove),
+		room:    2 * (t.longestKey() + maxGap),
+		removal: removal{cur: -1, comma: -1},
+	}
+	b.scan.Reset(t, l, nil)
+	return b
+}
+
+// Removed tells whether a member was removed so far.
+func (b *Blank) Removed() bool { return b.removed }
+
+// Scanner returns the scanner of the source. Its offsets hold for the source
+// and, the length being the same, for what Read returned.
+func (b *Blank) Scanner() *Scanner { return &b.scan }
+
+// Read implements io.Reader.
+func (b *Blank) Read(p []byte) (int, error) {
+	if len(b.out) == 0 {
+		if len(p) >= b.room {
+			return b.fill(p)
+		}
+		if b.buf == nil {
+			b.buf = make([]byte, max(smallRead, b.room))
+		}
+		n, err := b.fill(b.buf)
+		if n == 0 {
+			return 0, err
+		}
+		b.out = b.buf[:n]
+	}
+	n := copy(p, b.out)
+	b.out = b.out[n:]
+	return n, nil
+}
+
+// fill reads into p until something can be released, and returns how much.
+func (b *Blank) fill(p []byte) (int, error) {
+	for b.err == nil {
+		h := copy(p, b.held)
+		n, err := b.src.Read(p[h:])
+		idle := n == 0 && err == nil
+		n, b.err = b.advance(p[:h+n], h, err)
+		if n > 0 || idle {
+			return n, nil
+		}
+	}
+	return 0, b.err
+}
+
+// advance scans p, of which the first h bytes were held back, removes what it
+// can and returns how many bytes are released. end is what the source said.
+func (b *Blank) advance(p []byte, h int, end error) (int, error) {
+	b.held = b.held[:0]
+	if b.broken {
+		return b.pass(p, end)
+	}
+	base := b.scan.Offset() - int64(h)
+	_, err := b.scan.Write(p[h:])
+	b.sweep(p, base)
+	if err == nil && end == io.EOF {
+		err = b.scan.Close()
+	}
+	n := b.settled(p, base)
+	b.hint.note(p[:n])
+	if _, b.broken = err.(*SyntaxError); b.broken {
+		rest, err := b.pass(p[n:], end)
+		return n + rest, err
+	}
+	if err != nil {
+		return 0, err
+	}
+	b.held = append(b.held, p[n:]...)
+	return n, end
+}
+
+// pass releases all of p, which cannot be understood, if it hides nothing.
+func (b *Blank) pass(p []byte, end error) (int, error) {
+	if b.hint.feed(p) {
+		return 0, ErrHidden
+	}
+	return len(p), end
+}
+
+// settled returns how much of p, which begins at offset base, may be released.
+func (b *Blank) settled(p []byte, base int64) int {
+	at := b.scan.Settled()
+	if at == b.scan.Offset() {
+		return int(at - base)
+	}
+	n, key := int(max(at-base, 0)), int(b.scan.Offset()-base)
+	if b.scan.state == inKey {
+		key = int(b.scan.key.span.Start - base)
+	}
+	switch {
+	case key < n || n == key:
+		return n
+	case p[n] != ',':
+		return key // the comma went with a member before it
+	case key-n > maxGap:
+		p[n], p[key-1] = ' ', ','
+		return key - 1
+	}
+	return n
+}
+
+// sweep blanks, in p, which begins at offset base, what is to be removed.
+func (b *Blank) sweep(p []byte, base int64) {
+	members := b.scan.members
+	b.sweepComma(p, base)
+	for b.cur >= 0 || b.pick() {
+		end := members[b.cur].Value.End
+		if end < 0 {
+			blank(p, base, Span{b.from, b.scan.Offset()})
+			return
+		}
+		blank(p, base, Span{b.from, end})
+		if b.leading {
+			b.comma = b.cur
+			b.sweepComma(p, base)
+		}
+		b.cur = -1
+	}
+}
+
+// sweepComma blanks the comma after a leading member, once it came.
+func (b *Blank) sweepComma(p []byte, base int64) {
+	if b.comma < 0 {
+		return
+	}
+	if at := b.scan.members[b.comma].Next; at >= 0 {
+		blank(p, base, Span{at, at + 1})
+		b.comma = -1
+	}
+}
+
+// pick moves to the next member to remove.
+func (b *Blank) pick() bool {
+	for b.next < len(b.scan.members) {
+		m := &b.scan.members[b.next]
+		b.next++
+		if !b.remove(m.Want) {
+			continue
+		}
+		b.cur, b.removed = b.next-1, true
+		b.leading = b.isLeading(m)
+		if b.from = m.Key.Start; !b.leading {
+			b.from = m.Prev
+		}
+		return true
+	}
+	return false
+}
+
+// isLeading tells whether m is removed and so are all members before it.
+func (b *Blank) isLeading(m *Member) bool {
+	n := len(b.leads)
+	for n > 0 && b.leads[n-1].object > m.Object {
+		n--
+	}
+	b.leads = b.leads[:n]
+	if n == 0 || b.leads[n-1].object < m.Object {
+		b.leads = append(b.leads, lead{object: m.Object})
+		n++
+	}
+	l := &b.leads[n-1]
+	if l.run != m.Index {
+		return false
+	}
+	l.run++
+	return true
+}
+
+// blank overwrites the part of p, which begins at offset base, that is in s.
+func blank(p []byte, base int64, s Span) {
+	from, to := max(s.Start-base, 0), min(s.End-base, int64(len(p)))
+	for i := from; i < to; i++ {
+		p[i] = ' '
+	}
+}

@@ -1,0 +1,74 @@
+package body
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+)
+
+// skipIDs runs over the elements of an array as long as they are token ids:
+// positive integers, each with its comma and at most one space. It begins and
+// ends before a value; all else it leaves to step.
+func (s *Scanner) skipIDs(p []byte, i int) int {
+	if s.depth != s.tracked {
+		i, _ = runIDs(p, i)
+		return i
+	}
+	f := s.top()
+	if f.node.any != nil {
+		return i // every element is a member
+	}
+	i, n := runIDs(p, i)
+	f.count += n
+	return i
+}
+
+// ones has 1 in each byte, highs the high bit.
+const (
+	ones  = 0x0101010101010101
+	highs = 0x80 * ones
+)
+
+// runIDs passes elements of p from i on, where a value must come, and returns
+// where it stopped, again where a value must come, and how many it passed.
+//
+// It looks at eight bytes at once, as masks that have the high bit in each byte
+// that is not of a class, and checks whether each byte may follow the one before:
+// a comma only a digit, a space only a comma, a digit anything, but not a zero
+// that begins a number (which may be one, or be wrong).
+func runIDs(p []byte, i int) (int, int) {
+	if i == len(p) || p[i] > '9' {
+		return i, 0 // most often an object
+	}
+	start, count := i, 0
+	// Of the byte before: a comma, as it were.
+	var lastDigit, lastComma, lastSpace uint64 = 0x80, 0, 0x80
+	for ; i+8 <= len(p); i += 8 {
+		w := binary.LittleEndian.Uint64(p[i:])
+		// Now a digit is at most 9, which adding 0x76 leaves below 0x80; what is
+		// equal is 0, which adding 0x7F does. A byte beyond ASCII may carry into
+		// the next, but it is wrong itself, and only the first wrong byte counts.
+		x := w ^ '0'*ones
+		zero := x + 0x7F*ones
+		digit := x + 0x76*ones
+		comma := (x ^ ('0'^',')*ones) + 0x7F*ones
+		space := (x ^ ('0'^' ')*ones) + 0x7F*ones
+		beforeDigit := digit<<8 | lastDigit
+		beforeComma := comma<<8 | lastComma
+		beforeSpace := space<<8 | lastSpace
+		wrong := (w | digit&comma&space | beforeDigit&^comma | beforeComma&^space | ^(zero | beforeComma&beforeSpace)) & highs
+		if wrong != 0 {
+			// What precedes the wrong byte is right.
+			n := bits.TrailingZeros64(wrong) / 8
+			count += bits.OnesCount64(^comma & highs & (1<<(8*n) - 1))
+			i += n
+			break
+		}
+		count += bits.OnesCount64(^comma & highs)
+		lastDigit, lastComma, lastSpace = digit>>56, comma>>56, space>>56
+	}
+	if count == 0 {
+		return start, 0
+	}
+	return start + bytes.LastIndexByte(p[start:i], ',') + 1, count
+}

@@ -1,0 +1,141 @@
+package body
+
+import "bytes"
+
+// Usage is what an answer says of its tokens. -1 = not said.
+type Usage struct {
+	Prompt     int64 // tokens of the prompt
+	Cached     int64 // those of them that were in the prefix cache
+	Completion int64 // tokens generated
+}
+
+// NoUsage is what an answer without usage says.
+var NoUsage = Usage{Prompt: -1, Cached: -1, Completion: -1}
+
+// Merge adds what a later event of the same stream says: of each count the
+// larger. A stream's counts grow, and the last event of the messages API says
+// less of the prompt than the first: only what was not cached.
+func (u Usage) Merge(later Usage) Usage {
+	return Usage{
+		Prompt:     max(u.Prompt, later.Prompt),
+		Cached:     max(u.Cached, later.Cached),
+		Completion: max(u.Completion, later.Completion),
+	}
+}
+
+// The names of the APIs: chat and completions, responses, messages; and where
+// they put the usage object: in the answer, in the event of responses that
+// carries the whole answer, in the first event of messages.
+var (
+	usagePlaces = []string{"usage", "response.usage", "message.usage"}
+	usageNames  = [...][]string{
+		usagePrompt:     {"prompt_tokens", "input_tokens"},
+		usageCached:     {"prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cache_read_input_tokens"},
+		usageCompletion: {"completion_tokens", "output_tokens"},
+	}
+	usageKey                = []byte(`"usage"`)
+	usageTable, usageCounts = newUsageTable()
+)
+
+// The counts of a Usage.
+const (
+	usagePrompt = iota
+	usageCached
+	usageCompletion
+)
+
+// newUsageTable returns the table and, per want, the count that it is.
+func newUsageTable() (*Table, []int) {
+	var wants []Want
+	var counts []int
+	for _, place := range usagePlaces {
+		for count, names := range usageNames {
+			for _, name := range names {
+				wants = append(wants, Want{Path: place + "." + name, Sink: true})
+				counts = append(counts, count)
+			}
+		}
+	}
+	return NewTable(wants...), counts
+}
+
+// UsageReader finds the usage in an answer that is written to it in chunks, or
+// in single events. It must be Reset before use and allocates nothing after
+// warm-up. The value must not be copied after Reset.
+type UsageReader struct {
+	scan   Scanner
+	sink   Sink
+	counts [3]int64
+	number int64 // of the count being read, -1 = it is no whole number
+}
+
+// Reset prepares for a new answer.
+func (r *UsageReader) Reset() {
+	if r.sink == nil {
+		r.sink = r.take
+	}
+	r.counts = [3]int64{-1, -1, -1}
+	r.number = 0
+	r.scan.Reset(usageTable, Limits{}, r.sink)
+}
+
+// Write reads the next chunk of an answer. Its error is the scanner's; what was
+// found before it stands.
+func (r *UsageReader) Write(chunk []byte) (int, error) { return r.scan.Write(chunk) }
+
+// Usage returns what was found so far, and whether that is anything.
+func (r *UsageReader) Usage() (Usage, bool) {
+	u := Usage{r.counts[usagePrompt], r.counts[usageCached], r.counts[usageCompletion]}
+	return u, u != NoUsage
+}
+
+// Event returns the usage in the data of one event. Events without usage, or
+// with "usage":null, cost a search for that text.
+func (r *UsageReader) Event(data []byte) (Usage, bool) {
+	if !hasUsage(data) {
+		return NoUsage, false
+	}
+	r.Reset()
+	if _, err := r.Write(data); err != nil {
+		return NoUsage, false
+	}
+	return r.Usage()
+}
+
+// hasUsage tells whether data has the text "usage", a colon and a brace.
+func hasUsage(data []byte) bool {
+	for {
+		i := bytes.Index(data, usageKey)
+		if i < 0 {
+			return false
+		}
+		data = data[i+len(usageKey):]
+		i = skipSpace(data, 0)
+		if i == len(data) || data[i] != ':' {
+			continue
+		}
+		if i = skipSpace(data, i+1); i < len(data) && data[i] == '{' {
+			return true
+		}
+	}
+}
+
+// maxCount is beyond any count of tokens and far from an overflow.
+const maxCount = 1 << 50
+
+func (r *UsageReader) take(want int, piece []byte, last bool) {
+	for _, c := range piece {
+		if c < '0' || c > '9' || r.scan.Sinking() != Number || r.number < 0 || r.number > maxCount {
+			r.number = -1
+			break
+		}
+		r.number = r.number*10 + int64(c-'0')
+	}
+	if !last {
+		return
+	}
+	if r.number >= 0 && r.scan.Sinking() == Number {
+		r.counts[usageCounts[want]] = r.number
+	}
+	r.number = 0
+}
