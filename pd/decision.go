@@ -23,7 +23,7 @@ const maxAttempts = 1000
 
 // ParseDecision reads HeaderDecision.
 func ParseDecision(value string) (Decision, error) {
-	var d Decision
+	d := Decision{Candidate: -1}
 	head, err := splitParams(value, d.set)
 	if err != nil {
 		return Decision{}, fmt.Errorf("reading %s: %w", HeaderDecision, err)
@@ -39,6 +39,10 @@ func ParseDecision(value string) (Decision, error) {
 	if !d.Reason.Explains(d.Verdict) {
 		return Decision{}, fmt.Errorf("reading %s: reason %q does not explain %s", HeaderDecision, d.Reason, d.Verdict)
 	}
+	if (d.Attempts > 0) != (d.Candidate >= 0) {
+		return Decision{}, fmt.Errorf("reading %s: attempts and candidate come together", HeaderDecision)
+	}
+	d.Candidate = max(d.Candidate, 0)
 	return d, nil
 }
 
@@ -70,7 +74,7 @@ func (d Decision) String() string {
 
 func parseCount(v string) (int, error) {
 	n, err := strconv.Atoi(v)
-	if err != nil || n < 0 || n > maxAttempts || v[0] == '+' {
+	if err != nil || n > maxAttempts || v[0] < '0' { // no sign
 		return 0, errors.New("must be a count")
 	}
 	return n, nil

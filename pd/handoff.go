@@ -72,7 +72,8 @@ func ParseHandoff(raw []byte) (Handoff, error) {
 }
 
 func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
-	h := Handoff{raw: raw, Tokens: -1, Cached: -1}
+	object := s.Root().Value // without what may surround it: it is pasted into a body
+	h := Handoff{raw: raw[object.Start:object.End], Tokens: -1, Cached: -1}
 	if m, ok := s.Find(hoPrefill); !ok || m.Kind != body.True {
 		return Handoff{}, errors.New("hand-off lacks do_remote_prefill true")
 	}
@@ -99,8 +100,10 @@ func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
 	if !ok || m.Kind != body.Array {
 		return Handoff{}, errors.New("hand-off lacks a list remote_block_ids")
 	}
-	h.Blocks, h.groups, err = countBlocks(raw[m.Value.Start:m.Value.End])
-	return h, err
+	if h.Blocks, h.groups, err = countBlocks(raw[m.Value.Start:m.Value.End]); err != nil {
+		return Handoff{}, err
+	}
+	return h, nil
 }
 
 // Raw is the object as the engine wrote it.

@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 )
@@ -48,8 +49,8 @@ func ParseOutcome(value string) (Outcome, error) {
 
 func (o *Outcome) set(name, v string) error {
 	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 {
-		return fmt.Errorf("must be a number of tokens")
+	if err != nil || v[0] < '0' { // no sign
+		return errors.New("must be a number of tokens")
 	}
 	switch name {
 	case "prompt":

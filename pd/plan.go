@@ -1,10 +1,10 @@
 package pd
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -55,8 +55,8 @@ func ParsePlan(value string) (Plan, error) {
 func (p *Plan) set(name, v string, have *int) (err error) {
 	switch name {
 	case "id":
-		if raw, err := hex.DecodeString(v); err != nil || len(raw) != planIDLen/2 {
-			return errors.New("must be 16 hex digits")
+		if len(v) != planIDLen || strings.Trim(v, "0123456789abcdef") != "" {
+			return errors.New("must be 16 hex digits in lower case")
 		}
 		p.ID = v
 	case "reason":
@@ -106,11 +106,12 @@ func parseBit(v string) (bool, error) {
 	return false, errors.New("must be 0 or 1")
 }
 
-// parseMillis reads a non-negative decimal number of milliseconds. An hour is the most any header of ours may claim.
+// parseMillis reads a non-negative decimal number of milliseconds, without sign or exponent. A day is the most any header
+// of ours may claim: a stream has no time limit, and one of hours is a slow engine, not a lie.
 func parseMillis(v string) (time.Duration, error) {
 	ms, err := strconv.ParseFloat(v, 64)
-	if err != nil || !(ms >= 0 && ms <= 3.6e6) {
-		return 0, errors.New("must be milliseconds, 0 to 3600000")
+	if err != nil || strings.Trim(v, "0123456789.") != "" || ms > 86.4e6 {
+		return 0, errors.New("must be milliseconds, 0 to 86400000")
 	}
 	return time.Duration(ms * float64(time.Millisecond)).Round(time.Microsecond), nil
 }

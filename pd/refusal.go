@@ -150,7 +150,7 @@ func (r *Refusal) Event(api API) []byte {
 			Code    Reason  `json:"code"`
 			Message string  `json:"message"`
 			Param   *string `json:"param"`
-		}{Type: "error", Code: r.Reason, Message: r.Message})
+		}{Type: "error", Code: refusals[r.row()].reason, Message: r.Message})
 		if err != nil {
 			panic(err) // strings always marshal
 		}

@@ -80,12 +80,15 @@ func TestGroupTellsOfADeath(t *testing.T) {
 }
 
 func TestGroupIsSilentAboutWhatWasMeant(t *testing.T) {
-	_, alive, members := startGroup(t, t.Context(), "prefill")
+	g, alive, members := startGroup(t, t.Context(), "prefill", "decode")
 	if err := members[0].Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := alive.Err(); err != nil {
-		t.Errorf("the group took a Kill for a death: %v", context.Cause(alive))
+	if err := g.Stop(); err != nil {
+		t.Error(err)
+	}
+	if exit, ok := errors.AsType[*stack.ExitError](context.Cause(alive)); ok {
+		t.Errorf("the group took a Kill for a death: %v", exit)
 	}
 }
 

@@ -2,7 +2,10 @@ package stack_test
 
 import (
 	"runtime"
+	"sync"
 	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
 )
 
 func TestKilledParentTakesItsChildrenAlong(t *testing.T) {
@@ -17,16 +20,18 @@ func TestKilledParentTakesItsChildrenAlong(t *testing.T) {
 
 // The kernel sends the parent-death signal when the thread that started a child ends.
 func TestChildOutlivesTheThreadOfItsStarter(t *testing.T) {
-	ended := make(chan struct{})
 	program := played(t, "echo")
-	starter := make(chan func())
-	go func() {
-		defer close(ended)
+	var p *stack.Process
+	var err error
+	var starter sync.WaitGroup
+	starter.Go(func() {
 		runtime.LockOSThread() // without unlocking: the thread ends with the goroutine
-		p := start(t, program)
-		starter <- func() { exchange(t, dial(t, p)) }
-	}()
-	use := <-starter
-	<-ended
-	use()
+		p, err = stack.Start(t.Context(), program)
+	})
+	starter.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Stop() })
+	exchange(t, dial(t, p))
 }

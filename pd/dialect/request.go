@@ -67,9 +67,6 @@ func RequestTable() *body.Table { return requestTable }
 // engine at memory of the client's choosing, and an incomplete one ends the engine.
 func Stripped(want int) bool { return want == wParams || want == wExtraParams || want == wXargsParams }
 
-// stripped lists the members for which Stripped holds.
-var stripped = [...]int{wParams, wExtraParams, wXargsParams}
-
 // Request is a request body, whole and scanned.
 type Request struct {
 	API  pd.API
@@ -99,7 +96,7 @@ func (r *Request) Fit() Fit {
 	switch {
 	case r.doubted():
 		return FitDoubted
-	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), r.is(wBeamSearch, body.True):
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False):
 		return FitLocal
 	}
 	return FitSplit
@@ -115,7 +112,8 @@ func (r *Request) ForcedTool() bool {
 	if !ok {
 		return false
 	}
-	return m.Kind == body.Object || m.Kind == body.String && string(r.Body.Bytes(m.Value)) == `"required"`
+	choice, err := body.Text(r.Body.Bytes(m.Value))
+	return m.Kind == body.Object || err == nil && choice == "required"
 }
 
 // doubted reports whether a controlled member has a type or value that engines refuse, or accept only by coercion rules
@@ -167,23 +165,8 @@ func (r *Request) one(want int) bool {
 // batch reports whether the prompt is a list of several prompts. A list of numbers is one prompt in tokens.
 func (r *Request) batch() bool {
 	m, ok := r.scan.Find(wPrompt)
-	if !ok || m.Kind != body.Array || m.Count <= 1 {
-		return false
-	}
-	for _, c := range r.Body.Bytes(body.Span{Start: m.Value.Start + 1, End: min(m.Value.End, m.Value.Start+1+maxBlank)}) {
-		switch c {
-		case ' ', '\t', '\n', '\r':
-		case '"', '[', '{':
-			return true
-		default:
-			return false
-		}
-	}
-	return true
+	return ok && m.Kind == body.Array && m.Count > 1 && m.First != body.Number
 }
-
-// maxBlank is how much white space before a list's first element is looked through; more is nobody's honest body.
-const maxBlank = 4096
 
 // promptLogprobs reports whether log probabilities of the prompt are asked for: they make decode compute all of the
 // prompt again, so a transfer would be for nothing.
@@ -192,7 +175,7 @@ func (r *Request) promptLogprobs() bool {
 		return true
 	}
 	m, ok := r.scan.Find(wLogprobs)
-	return ok && m.Kind != body.Null && m.Kind != body.False && r.is(wEcho, body.True)
+	return ok && m.Kind != body.Null && m.Kind != body.False && !r.kind(wEcho, body.False)
 }
 
 // is reports whether a member is present with one kind.
@@ -278,9 +261,11 @@ func (r *Request) Local() (Leg, error) {
 	return leg(e)
 }
 
+// strips reports whether there is anything to take out, be it in an object that a later one of the same name hides: which
+// of the two counts is the reader's choice.
 func (r *Request) strips() bool {
-	for _, want := range stripped {
-		if _, ok := r.scan.Find(want); ok {
+	for _, m := range r.scan.Members() {
+		if Stripped(m.Want) {
 			return true
 		}
 	}

@@ -1,0 +1,195 @@
+package dialect_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+func answer(t testing.TB, name string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("testdata/answers", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// valueOf is the raw value of a top-level member.
+func valueOf(t testing.TB, object, name string) string {
+	t.Helper()
+	for _, m := range members(t, object) {
+		if m.name == name {
+			return m.value
+		}
+	}
+	t.Fatalf("no %s in %s", name, object)
+	return ""
+}
+
+func TestAcceptRecordings(t *testing.T) {
+	cases := []struct {
+		file           string
+		prompt, cached int64
+		blocks         int
+	}{
+		{"chat-P.json", 95, 0, 3},
+		{"chat-stream-P.json", 95, 0, 3},
+		{"completions-first-contact-P.json", 100, 0, 4},
+		{"completions-same-prompt-again-P.json", 100, 96, 4},
+		{"completions-long-3000-P.json", 3000, 0, 94},
+		{"stop-first-P.json", 100, 0, 4},
+		{"responses-P.json", -1, -1, 4}, // usage has other names there
+		{"messages-P.json", -1, -1, 4},
+	}
+	for _, c := range cases {
+		t.Run(c.file, func(t *testing.T) {
+			raw := answer(t, c.file)
+			o, err := nixl(t).Accept([]byte(raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := string(o.Handoff.Raw()), valueOf(t, raw, "kv_transfer_params"); got != want {
+				t.Errorf("hand-off %s, want %s", got, want)
+			}
+			if o.PromptTokens != c.prompt || o.CachedTokens != c.cached || o.Handoff.Blocks != c.blocks {
+				t.Errorf("%d tokens, %d cached, %d blocks", o.PromptTokens, o.CachedTokens, o.Handoff.Blocks)
+			}
+			if o.CorrectsUsage() {
+				t.Error("corrects the usage of an engine that hands its count over")
+			}
+			if err := o.Handoff.CheckBlocks(int(o.PromptTokens), 32); err != nil {
+				t.Error(err)
+			}
+			if cached := int64(o.Handoff.Cached); c.cached >= 0 && cached != c.cached {
+				t.Errorf("the hand-off says %d cached", cached)
+			}
+			leg, err := nixl(t).Decode(request(t, pd.APICompletions, `{"prompt":"x"}`), o)
+			if got := valueOf(t, text(t, leg, err), "kv_transfer_params"); got != string(o.Handoff.Raw()) {
+				t.Errorf("decode is given %s", got)
+			}
+		})
+	}
+}
+
+func TestAccept(t *testing.T) {
+	older := strings.Replace(handoff, `,"remote_prefill_cached_tokens":96`, "", 1)
+	cases := []struct {
+		name, usage, handoff string
+		prompt, cached       int64
+		corrects             bool
+	}{
+		{"an engine that hands its count over", `{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":96}}`, handoff, 100, 96, false},
+		{"an older engine", `{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":96}}`, older, 100, 96, true},
+		{"an older engine, nothing cached", `{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":0}}`, older, 100, 0, true},
+		{"an older engine that does not count", `{"prompt_tokens":100,"prompt_tokens_details":null}`, older, 100, -1, false},
+		{"no usage", `null`, older, -1, -1, false},
+		{"usage of a wrong type", `[100]`, handoff, -1, -1, false},
+		{"counts that are none", `{"prompt_tokens":-5,"prompt_tokens_details":{"cached_tokens":1.5}}`, older, -1, -1, false},
+		{"counts of a wrong type", `{"prompt_tokens":"100","prompt_tokens_details":{"cached_tokens":true}}`, older, -1, -1, false},
+		{"counts beyond integers", `{"prompt_tokens":99999999999999999999,"prompt_tokens_details":{"cached_tokens":9999999999999999}}`, older, -1, -1, false},
+		{"the largest count", `{"prompt_tokens":999999999999999}`, handoff, 999999999999999, -1, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			for _, in := range []string{
+				`{"id":"1","usage":` + c.usage + `,"kv_transfer_params":` + c.handoff + `}`,
+				"\n{ \"kv_transfer_params\" : " + c.handoff + " , \"usage\" :\t" + c.usage + " }\n",
+			} {
+				o, err := nixl(t).Accept([]byte(in))
+				if err != nil || string(o.Handoff.Raw()) != c.handoff {
+					t.Fatalf("%s: got %s, %v", in, o.Handoff.Raw(), err)
+				}
+				if o.PromptTokens != c.prompt || o.CachedTokens != c.cached || o.CorrectsUsage() != c.corrects {
+					t.Errorf("%s: %d tokens, %d cached, corrects %v", in, o.PromptTokens, o.CachedTokens, o.CorrectsUsage())
+				}
+			}
+		})
+	}
+}
+
+func TestAcceptRefuses(t *testing.T) {
+	good := `{"id":"1","kv_transfer_params":` + handoff + `}`
+	cases := []struct{ name, in, err string }{
+		{"nothing", ``, "unexpected end"},
+		{"no JSON", `<html>502 Bad Gateway</html>`, "reading the prefill answer"},
+		{"gzip", "\x1f\x8b\x08\x00\x00", "reading the prefill answer"},
+		{"a stream of events", "data: " + good + "\n\ndata: [DONE]\n\n", "reading the prefill answer"},
+		{"garbage after it", good + "x", "reading the prefill answer"},
+		{"two answers", good + good, "reading the prefill answer"},
+		{"a list", `[` + good + `]`, "is a KV connector configured"},
+		{"an empty object", `{}`, "is a KV connector configured"},
+		{"an engine without a connector", `{"id":"1","kv_transfer_params":null}`, "is a KV connector configured"},
+		{"params not at top level", `{"choices":[` + good + `]}`, "is a KV connector configured"},
+		{"params by another name", `{"Kv_transfer_params":` + handoff + `}`, "is a KV connector configured"},
+		{"params twice", `{"kv_transfer_params":` + handoff + `,"kv_transfer_params":` + handoff + `}`, "occurs twice"},
+		{"params a list", `{"kv_transfer_params":[` + handoff + `]}`, "not an object"},
+		{"params a string", `{"kv_transfer_params":"x"}`, "not an object"},
+		{"params incomplete", `{"kv_transfer_params":{"do_remote_prefill":true}}`, "hand-off lacks"},
+		{"params without blocks", strings.Replace(good, "[[1,2, 3,4]]", "[[]]", 1), "no blocks"},
+		{"prefill's own params", `{"kv_transfer_params":` + priming + `}`, "do_remote_prefill true"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			o, err := nixl(t).Accept([]byte(c.in))
+			if err == nil || !o.Handoff.Zero() {
+				t.Fatalf("got %s, %v", o.Handoff.Raw(), err)
+			}
+			if !strings.Contains(err.Error(), c.err) {
+				t.Errorf("got %q, want %q in it", err, c.err)
+			}
+		})
+	}
+}
+
+func TestAcceptRefusesEveryTruncation(t *testing.T) {
+	whole := answer(t, "chat-P.json")
+	for n := range len(whole) {
+		if o, err := nixl(t).Accept([]byte(whole[:n])); err == nil {
+			t.Fatalf("%s was accepted: %s", whole[:n], o.Handoff.Raw())
+		}
+	}
+}
+
+// The engine must refuse it, but only after it has read the params: so it is a whole request, of a model nobody serves.
+func TestForget(t *testing.T) {
+	f, ok := nixl(t).(dialect.Forgetter)
+	if !ok {
+		t.Fatal("the dialect cannot forget")
+	}
+	path, raw := f.Forget(offered(t))
+	if pd.APIOf(path) != pd.APICompletions || !json.Valid(raw) {
+		t.Fatalf("POST %s %s", path, raw)
+	}
+	list := members(t, string(raw))
+	if !slices.Contains(list, member{"kv_transfer_params", handoff}) || !slices.Contains(list, member{"max_tokens", "1"}) {
+		t.Errorf("body %s", raw)
+	}
+	if request(t, pd.APICompletions, string(raw)).Fit() != dialect.FitSplit {
+		t.Errorf("the engine's front end would refuse it before it reads the params: %s", raw)
+	}
+	if valueOf(t, string(raw), "model") != `"tandem-release"` {
+		t.Errorf("body %s", raw)
+	}
+}
+
+func BenchmarkAccept(b *testing.B) {
+	for _, file := range []string{"chat-P.json", "completions-long-3000-P.json"} {
+		b.Run(file, func(b *testing.B) {
+			raw, d := []byte(answer(b, file)), nixl(b)
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := d.Accept(raw); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,216 @@
+package dialect_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+const (
+	split   = dialect.FitSplit
+	local   = dialect.FitLocal
+	doubted = dialect.FitDoubted
+)
+
+// wrongNumbers are values that no engine takes for a count, or that some take and some do not.
+var wrongNumbers = []string{`"1"`, `1.0`, `1.5`, `1e2`, `true`, `[]`, `[1]`, `{}`, `NaN`, `9223372036854775808`, `-9223372036854775809`}
+
+// TestFitOfMembers puts each value beside what makes a plain request.
+func TestFitOfMembers(t *testing.T) {
+	cases := []struct {
+		member string
+		values []string
+		fit    dialect.Fit
+	}{
+		{"model", []string{`"m"`, `""`, `null`}, split},
+		{"model", []string{`7`, `true`, `["m"]`, `{}`}, doubted},
+		{"stream", []string{`true`, `false`, `null`}, split},
+		{"stream", []string{`1`, `0`, `"true"`, `[]`, `{}`}, doubted},
+		{"stream_options", []string{`null`}, split},
+		{"stream_options", []string{`{}`, `{"include_usage":true}`, `true`, `"x"`, `[]`, `1`}, doubted}, // without a stream
+		{"max_tokens", []string{`1`, `300`, `null`, `9223372036854775807`}, split},
+		{"max_tokens", append(wrongNumbers, `0`, `-1`), doubted},
+		{"max_completion_tokens", []string{`1`, `300`, `null`}, split},
+		{"max_completion_tokens", append(wrongNumbers, `0`, `-1`), doubted},
+		{"max_output_tokens", []string{`1`, `300`, `null`}, split},
+		{"max_output_tokens", append(wrongNumbers, `0`, `-1`), doubted},
+		{"min_tokens", []string{`0`, `1`, `300`, `null`}, split},
+		{"min_tokens", append(wrongNumbers, `-1`), doubted},
+		{"n", []string{`1`, `null`}, split},
+		{"n", []string{`2`, `100`, `9223372036854775807`}, local},
+		{"n", append(wrongNumbers, `0`, `-1`), doubted},
+		{"best_of", []string{`1`, `null`}, split},
+		{"best_of", []string{`2`}, local},
+		{"best_of", append(wrongNumbers, `0`, `-1`), doubted},
+		{"use_beam_search", []string{`false`, `null`}, split},
+		{"use_beam_search", []string{`true`, `"true"`, `1`}, local},
+		{"prompt_logprobs", []string{`null`}, split},
+		{"prompt_logprobs", []string{`0`, `1`, `-1`, `true`, `"1"`}, local},
+		{"logprobs", []string{`null`, `false`, `true`, `0`, `5`}, split}, // of what is generated
+		{"echo", []string{`true`, `false`, `null`}, split},
+		{"tool_choice", []string{`"auto"`, `"required"`, `null`, `{"type":"function"}`}, split},
+		{"kv_transfer_params", []string{`null`, `{}`, `[]`, `"x"`, `7`}, split}, // replaced on every path
+		{"sampling_params", []string{`null`, `{}`, `7`}, split},
+		{"vllm_xargs", []string{`null`, `{"kv_transfer_params":1}`, `7`}, split},
+		{"unknown", []string{`1`, `null`, `{}`}, split},
+	}
+	for _, c := range cases {
+		for _, value := range c.values {
+			for _, api := range []pd.API{pd.APIChat, pd.APICompletions} {
+				in := fmt.Sprintf(`{"messages":[{}],"prompt":"x",%q:%s}`, c.member, value)
+				if got := request(t, api, in).Fit(); got != c.fit {
+					t.Errorf("%s %s: got %d, want %d", api, in, got, c.fit)
+				}
+			}
+		}
+	}
+}
+
+func TestFit(t *testing.T) {
+	cases := []struct {
+		name string
+		api  pd.API
+		in   string
+		fit  dialect.Fit
+	}{
+		{"plain chat", pd.APIChat, `{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":9}`, split},
+		{"plain completion", pd.APICompletions, `{"model":"m","prompt":"x"}`, split},
+
+		{"no messages", pd.APIChat, `{"prompt":"x"}`, doubted},
+		{"messages null", pd.APIChat, `{"messages":null}`, doubted},
+		{"messages a string", pd.APIChat, `{"messages":"x"}`, doubted},
+		{"messages an object", pd.APIChat, `{"messages":{}}`, doubted},
+		{"no prompt", pd.APICompletions, `{"messages":[]}`, doubted},
+		{"prompt null", pd.APICompletions, `{"prompt":null}`, doubted},
+		{"prompt a number", pd.APICompletions, `{"prompt":7}`, doubted},
+		{"prompt an object", pd.APICompletions, `{"prompt":{}}`, doubted},
+
+		{"a list of one text", pd.APICompletions, `{"prompt":["a"]}`, split},
+		{"a list of two texts", pd.APICompletions, `{"prompt":["a","b"]}`, local},
+		{"a list of two texts, the second empty", pd.APICompletions, `{"prompt":["a",""]}`, local},
+		{"tokens", pd.APICompletions, `{"prompt":[1,2]}`, split},
+		{"one token", pd.APICompletions, `{"prompt":[1]}`, split},
+		{"tokens after white space", pd.APICompletions, "{\"prompt\":[ \n\t\r 1 , 2 ]}", split},
+		{"a list of one prompt in tokens", pd.APICompletions, `{"prompt":[[1,2]]}`, split},
+		{"a list of two prompts in tokens", pd.APICompletions, `{"prompt":[[1],[2]]}`, local},
+		{"two prompts after white space", pd.APICompletions, "{\"prompt\":[ \n\t\r [1],[2]]}", local},
+		{"two prompts as objects", pd.APICompletions, `{"prompt":[{},{}]}`, local},
+		{"two prompts of no known sort", pd.APICompletions, `{"prompt":[null,true]}`, local},
+		{"no prompts", pd.APICompletions, `{"prompt":[]}`, split}, // refused by prefill as by decode
+		{"a list of prompts beside a chat", pd.APIChat, `{"messages":[],"prompt":["a","b"]}`, local},
+
+		{"echo and logprobs", pd.APICompletions, `{"prompt":"x","echo":true,"logprobs":1}`, local},
+		{"echo and no logprobs but 0", pd.APICompletions, `{"prompt":"x","echo":true,"logprobs":0}`, local},
+		{"echo, and logprobs null", pd.APICompletions, `{"prompt":"x","echo":true,"logprobs":null}`, split},
+		{"echo, and logprobs false", pd.APICompletions, `{"prompt":"x","echo":true,"logprobs":false}`, split},
+		{"no echo, but logprobs", pd.APICompletions, `{"prompt":"x","echo":false,"logprobs":1}`, split},
+		{"echo null, and logprobs", pd.APICompletions, `{"prompt":"x","echo":null,"logprobs":1}`, split},
+		{"echo that engines take for true", pd.APICompletions, `{"prompt":"x","echo":1,"logprobs":1}`, local},
+		{"echo twice, the last counts", pd.APICompletions, `{"prompt":"x","echo":true,"logprobs":1,"echo":false}`, split},
+
+		{"stream_options with a stream", pd.APIChat, `{"messages":[],"stream":true,"stream_options":{}}`, split},
+		{"stream_options with stream null", pd.APIChat, `{"messages":[],"stream":null,"stream_options":{}}`, doubted},
+		{"stream_options of a wrong type, with a stream", pd.APIChat, `{"messages":[],"stream":true,"stream_options":[]}`, doubted},
+
+		{"min_tokens at the limit", pd.APICompletions, `{"prompt":"x","min_tokens":5,"max_tokens":5}`, split},
+		{"min_tokens above the limit", pd.APICompletions, `{"prompt":"x","min_tokens":6,"max_tokens":5}`, doubted},
+		{"min_tokens above the completion limit", pd.APIChat, `{"messages":[],"min_tokens":6,"max_tokens":9,"max_completion_tokens":5}`, doubted},
+		{"min_tokens above a limit that does not count", pd.APIChat, `{"messages":[],"min_tokens":6,"max_tokens":5,"max_completion_tokens":9}`, split},
+		{"min_tokens without a limit", pd.APIChat, `{"messages":[],"min_tokens":600,"max_tokens":null}`, split},
+
+		{"a wrong member spelled by an escape", pd.APICompletions, `{"prompt":"x","max\u005ftokens":"7"}`, doubted},
+		{"doubted goes before local", pd.APICompletions, `{"prompt":["a","b"],"n":2,"max_tokens":0}`, doubted},
+
+		{"a list", pd.APIChat, `[]`, doubted},
+		{"a string", pd.APIChat, `"x"`, doubted},
+		{"null", pd.APICompletions, `null`, doubted},
+		{"a number", pd.APICompletions, `7`, doubted},
+
+		{"responses", pd.APIResponses, `{"input":"x"}`, local},
+		{"messages", pd.APIMessages, `{"messages":[],"max_tokens":5}`, local},
+		{"generate", pd.APIGenerate, `{"token_ids":[1]}`, local},
+		{"embeddings", pd.APIEmbeddings, `{"input":"x"}`, local},
+		{"another", pd.APIOther, `{}`, local},
+		{"a wrong member of another API", pd.APIMessages, `{"max_tokens":"5"}`, doubted},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			if got := request(t, c.api, c.in).Fit(); got != c.fit {
+				t.Errorf("%s: got %d, want %d", c.in, got, c.fit)
+			}
+		})
+	}
+}
+
+func TestStream(t *testing.T) {
+	for in, want := range map[string]bool{
+		`{}`: false, `{"stream":true}`: true, `{"stream":false}`: false, `{"stream":null}`: false, `{"stream":"true"}`: false,
+		`{"str\u0065am":true}`: true, `{"metadata":{"stream":true}}`: false, `[true]`: false,
+	} {
+		if got := request(t, pd.APIChat, in).Stream(); got != want {
+			t.Errorf("%s: got %v", in, got)
+		}
+	}
+}
+
+func TestForcedTool(t *testing.T) {
+	cases := []struct {
+		value  string
+		forced bool
+	}{
+		{`"required"`, true},
+		{`"requir\u0065d"`, true},
+		{`{"type":"function","function":{"name":"f"}}`, true},
+		{`{}`, true},
+		{`"auto"`, false},
+		{`"none"`, false},
+		{`"Required"`, false},
+		{`"required "`, false},
+		{`null`, false},
+		{`true`, false},
+		{`["required"]`, false},
+	}
+	for _, c := range cases {
+		if got := request(t, pd.APIChat, `{"messages":[],"tool_choice":`+c.value+`}`).ForcedTool(); got != c.forced {
+			t.Errorf("%s: got %v", c.value, got)
+		}
+	}
+	if request(t, pd.APIChat, `{"messages":[{"tool_choice":"required"}]}`).ForcedTool() {
+		t.Error("forced by a member of a message")
+	}
+}
+
+// Engines and proxies disagree on which of two counts, so neither gets to choose.
+func TestControlledMembersOccurOnce(t *testing.T) {
+	for _, name := range []string{
+		"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of",
+		"prompt", "messages", "tool_choice", "kv_transfer_params", "sampling_params",
+	} {
+		for _, second := range []string{name, fmt.Sprintf(`\u%04x%s`, name[0], name[1:])} {
+			in := fmt.Sprintf(`{"%s":1,"x":2,"%s":1}`, name, second)
+			_, _, err := scan(pd.APIChat, []byte(in))
+			if d, ok := err.(*body.DuplicateError); !ok || d.Path != name {
+				t.Errorf("%s: got %v", in, err)
+			}
+		}
+	}
+}
+
+func TestStripped(t *testing.T) {
+	table := dialect.RequestTable()
+	want := map[string]bool{
+		"kv_transfer_params": true, "sampling_params.extra_args.kv_transfer_params": true, "vllm_xargs.kv_transfer_params": true,
+	}
+	for i := range table.Wants() {
+		if path := table.Path(i); dialect.Stripped(i) != want[path] {
+			t.Errorf("%s: got %v", path, dialect.Stripped(i))
+		}
+		delete(want, table.Path(i))
+	}
+	if len(want) > 0 {
+		t.Errorf("not looked for: %v", want)
+	}
+}

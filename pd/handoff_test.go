@@ -1,0 +1,407 @@
+package pd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// offered is a hand-off as vLLM 0.32 writes it, member by member.
+var offered = [][2]string{
+	{"do_remote_prefill", `true`},
+	{"do_remote_decode", `false`},
+	{"remote_block_ids", `[[1,2,3,4]]`},
+	{"remote_engine_id", `"c1e963da-976a-4246-9d89-e8698d91a654"`},
+	{"remote_request_id", `"cmpl-1-0-8a7a7f67"`},
+	{"remote_host", `"10.0.0.7"`},
+	{"remote_port", `5601`},
+	{"tp_size", `1`},
+	{"remote_num_tokens", `100`},
+	{"remote_blocks_expiry_time", `null`},
+	{"transfer_mode", `"pull"`},
+	{"remote_prefill_cached_tokens", `0`},
+}
+
+const absent = ""
+
+// offer is the text of offered with one member's value changed, or left out, or added at the end.
+func offer(name, value string) string {
+	var b strings.Builder
+	found := name == ""
+	for _, m := range offered {
+		if m[0] == name {
+			found, m[1] = true, value
+		}
+		if m[1] != absent {
+			fmt.Fprintf(&b, `,"%s":%s`, m[0], m[1])
+		}
+	}
+	if !found {
+		fmt.Fprintf(&b, `,"%s":%s`, name, value)
+	}
+	return "{" + b.String()[1:] + "}"
+}
+
+func recorded(t testing.TB, folder string) map[string][]byte {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata/handoff", folder, "*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no recorded hand-offs in %s: %v", folder, err)
+	}
+	out := map[string][]byte{}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[filepath.Base(file)] = raw
+	}
+	return out
+}
+
+// plainHandoff is a hand-off read by encoding/json: another opinion on the same bytes.
+type plainHandoff struct {
+	DoRemotePrefill any             `json:"do_remote_prefill"`
+	BlockIDs        [][]json.Number `json:"remote_block_ids"`
+	EngineID        *string         `json:"remote_engine_id"`
+	RequestID       *string         `json:"remote_request_id"`
+	Host            *string         `json:"remote_host"`
+	Port            *uint16         `json:"remote_port"`
+	Tokens          *int            `json:"remote_num_tokens"`
+	Cached          *int            `json:"remote_prefill_cached_tokens"`
+}
+
+func (p plainHandoff) blocks() (n int) {
+	for _, group := range p.BlockIDs {
+		n += len(group)
+	}
+	return n
+}
+
+func orAbsent(n *int) int {
+	if n == nil {
+		return -1
+	}
+	return *n
+}
+
+// check compares what ParseHandoff made of raw with what encoding/json makes of it.
+func check(t *testing.T, raw []byte, h pd.Handoff) {
+	t.Helper()
+	var p plainHandoff
+	if err := json.Unmarshal(raw, &p); err != nil {
+		t.Fatalf("%s was accepted, encoding/json says %v", raw, err)
+	}
+	if p.DoRemotePrefill != true || p.EngineID == nil || p.RequestID == nil || p.Host == nil || *p.Host == "" || p.Port == nil || *p.Port == 0 {
+		t.Fatalf("%s was accepted", raw)
+	}
+	if h.EngineID != *p.EngineID || h.RequestID != *p.RequestID || h.EngineID == "" || h.RequestID == "" {
+		t.Fatalf("%s: engine %q, request %q", raw, h.EngineID, h.RequestID)
+	}
+	if h.Blocks != p.blocks() || h.Blocks == 0 || h.Tokens != orAbsent(p.Tokens) || h.Cached != orAbsent(p.Cached) {
+		t.Fatalf("%s: %d blocks, %d tokens, %d cached", raw, h.Blocks, h.Tokens, h.Cached)
+	}
+}
+
+func TestParseHandoffAcceptsRecordings(t *testing.T) {
+	const blockSize = 32 // of the engine that was recorded
+	for name, raw := range recorded(t, "good") {
+		t.Run(name, func(t *testing.T) {
+			h, err := pd.ParseHandoff(raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(t, raw, h)
+			if string(h.Raw()) != string(raw) || h.Zero() {
+				t.Errorf("kept as %s", h.Raw())
+			}
+			if h.Tokens < 1 || h.Cached < 0 {
+				t.Errorf("%d tokens, %d cached", h.Tokens, h.Cached)
+			}
+			if err := h.CheckBlocks(h.Tokens, blockSize); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestParseHandoffRefusesRecordings(t *testing.T) {
+	for name, raw := range recorded(t, "bad") {
+		if h, err := pd.ParseHandoff(raw); err == nil {
+			t.Errorf("%s was accepted: %s", name, h.Raw())
+		}
+	}
+}
+
+func TestParseHandoffAccepts(t *testing.T) {
+	cases := []struct{ name, raw string }{
+		{"as vLLM writes it", offer("", "")},
+		{"two groups", offer("remote_block_ids", `[[1,2],[3]]`)},
+		{"an empty group beside another", offer("remote_block_ids", `[[],[7],[]]`)},
+		{"blanks between the blocks", offer("remote_block_ids", "[ [ 1 , 2 ]\n,\t[3]\r\n]")},
+		{"block 0", offer("remote_block_ids", `[[0]]`)},
+		{"no token count, as older engines", offer("remote_num_tokens", absent)},
+		{"no cached count, as older engines", offer("remote_prefill_cached_tokens", absent)},
+		{"null counts", strings.Replace(offer("remote_num_tokens", `null`), `cached_tokens":0`, `cached_tokens":null`, 1)},
+		{"the least and the greatest port", offer("remote_port", `1`)},
+		{"the greatest port", offer("remote_port", `65535`)},
+		{"escapes in a value", offer("remote_engine_id", `"a\u002d\"b\""`)},
+		{"an escape in a name", strings.Replace(offer("", ""), "remote_port", `remote\u005fport`, 1)},
+		{"both marks", offer("do_remote_decode", `true`)},
+		{"an unknown member", offer("tier", `{"deep":[1,{"x":null}]}`)},
+		{"an unknown member twice", strings.Replace(offer("tier", `1`), `"tier"`, `"tier":0,"tier"`, 1)},
+		{"blanks everywhere", strings.NewReplacer(",", " ,\n", ":", " :\t").Replace(offer("remote_engine_id", `"e"`))},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := pd.ParseHandoff([]byte(c.raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(t, []byte(c.raw), h)
+			if string(h.Raw()) != c.raw {
+				t.Errorf("kept as %s", h.Raw())
+			}
+		})
+	}
+}
+
+// Only the six members that decode needs are in it: measured to be enough for vLLM.
+func TestParseHandoffNeedsNoMoreThanDecodeDoes(t *testing.T) {
+	h, err := pd.ParseHandoff([]byte(`{"do_remote_prefill":true,"remote_block_ids":[[9]],"remote_engine_id":"e",` +
+		`"remote_request_id":"r","remote_host":"h","remote_port":5601}`))
+	if err != nil || h.EngineID != "e" || h.RequestID != "r" || h.Blocks != 1 || h.Tokens != -1 || h.Cached != -1 {
+		t.Errorf("got %+v, %v", h, err)
+	}
+}
+
+// Whoever decodes and encodes again loses these.
+func TestHandoffKeepsEveryByte(t *testing.T) {
+	for _, value := range []string{"12345678901234567890123", "1.0", "1e400", "-0", `"\u00e9\/é"`, `{ "b":1 , "a":2,"a":3 }`} {
+		raw := offer("added_in_0.40", value)
+		h, err := pd.ParseHandoff([]byte(raw))
+		if err != nil || string(h.Raw()) != raw {
+			t.Errorf("%s: kept as %s, %v", raw, h.Raw(), err)
+		}
+	}
+}
+
+// The raw object is pasted into a body, so what surrounds it must not come along.
+func TestHandoffIsTheObjectAlone(t *testing.T) {
+	raw := offer("", "")
+	for _, around := range [][2]string{{" \n", "\t "}, {"\xEF\xBB\xBF", ""}} {
+		h, err := pd.ParseHandoff([]byte(around[0] + raw + around[1]))
+		if err != nil || string(h.Raw()) != raw {
+			t.Errorf("between %q: kept as %q, %v", around, h.Raw(), err)
+		}
+	}
+}
+
+func TestParseHandoffAnyOrder(t *testing.T) {
+	r := seeded()
+	want, err := pd.ParseHandoff([]byte(offer("", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 200 {
+		members := strings.Split(strings.Trim(strings.ReplaceAll(offer("", ""), "[[1,2,3,4]]", "[[1;2;3;4]]"), "{}"), ",")
+		r.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
+		raw := strings.ReplaceAll("{"+strings.Join(members, ",")+"}", ";", ",")
+		h, err := pd.ParseHandoff([]byte(raw))
+		if err != nil || h.EngineID != want.EngineID || h.RequestID != want.RequestID || h.Blocks != 4 || h.Tokens != 100 || h.Cached != 0 {
+			t.Fatalf("%s: got %+v, %v", raw, h, err)
+		}
+	}
+}
+
+// Each of these either ends a real decode engine, makes it wait for ever, or makes it answer wrongly.
+func TestParseHandoffRefusesMembers(t *testing.T) {
+	token := []string{`"100"`, `-1`, `1.5`, `1e2`, `true`, `[100]`, `{}`, `99999999999999999999`, `NaN`}
+	text := []string{absent, `null`, `""`, `5`, `true`, `["e"]`, `{"e":1}`, `"\x"`}
+	cases := map[string][]string{
+		"do_remote_prefill": {absent, `null`, `false`, `1`, `"true"`, `"yes"`, `[true]`, `{}`},
+		"remote_block_ids": {
+			absent, `null`, `[]`, `[[]]`, `[[],[]]`, `[1,2]`, `3`, `true`, `"[[1]]"`, `{}`, `{"0":[1]}`,
+			`[["1"]]`, `[["x","y"]]`, `[[-1]]`, `[[1,-2]]`, `[[1.5]]`, `[[1.0]]`, `[[1e2]]`, `[[true]]`, `[[null]]`, `[[1,null]]`, `[[NaN]]`, `[[-Infinity]]`,
+			`[[[1]]]`, `[[1,[2]]]`, `[[1],[[]]]`, `[[[]],[1]]`, `[[1],2]`, `[1,[2]]`, `[null,[1]]`, `[[1],null]`, `[[1],{}]`, `[{"a":1},[1]]`, `[[1],"2"]`,
+		},
+		"remote_engine_id":             text,
+		"remote_request_id":            text,
+		"remote_host":                  text,
+		"remote_port":                  {absent, `null`, `"5601"`, `0`, `-1`, `65536`, `5601.0`, `5e3`, `true`, `[5601]`, `99999999999999999999`},
+		"remote_num_tokens":            token,
+		"remote_prefill_cached_tokens": token,
+	}
+	for name, values := range cases {
+		for _, value := range values {
+			h, err := pd.ParseHandoff([]byte(offer(name, value)))
+			if err == nil || !h.Zero() {
+				t.Errorf("%s %s: got %s, %v", name, value, h.Raw(), err)
+			}
+		}
+	}
+}
+
+func TestParseHandoffRefuses(t *testing.T) {
+	good := offer("", "")
+	cases := []struct{ name, raw, err string }{
+		{"nothing", ``, "unexpected end"},
+		{"null", `null`, "not an object"},
+		{"a list", `[` + good + `]`, "not an object"},
+		{"a string", `"x"`, "not an object"},
+		{"an empty object", `{}`, "do_remote_prefill true"},
+		{"the mark alone", `{"do_remote_prefill":true}`, "remote_engine_id"},
+		{"what prefill is asked with", `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`, "do_remote_prefill true"},
+		{"garbage after it", good + `x`, "after the value"},
+		{"two objects", good + good, "after the value"},
+		{"a comma too many", strings.TrimSuffix(good, "}") + `,}`, "no key"},
+		{"single quotes", strings.ReplaceAll(good, `"`, `'`), "no key"},
+		{"UTF-16", "{\x00}\x00", "UTF-8"},
+		{"a member twice", strings.TrimSuffix(good, "}") + `,"remote_port":5601}`, `"remote_port" occurs twice`},
+		{"a member twice, by an escape", strings.TrimSuffix(good, "}") + `,"remote\u005fport":5601}`, `"remote_port" occurs twice`},
+		{"the mark twice", strings.TrimSuffix(good, "}") + `,"do_remote_prefill":false}`, `"do_remote_prefill" occurs twice`},
+		{"nested too deeply", offer("x", strings.Repeat("[", 16)+strings.Repeat("]", 16)), "nested too deeply"},
+		{"the members one level too deep", `{"kv_transfer_params":` + good + `}`, "do_remote_prefill true"},
+		{"names in capitals", strings.ToUpper(good), "value"},
+		{"too long", offer("x", `"`+strings.Repeat("x", 1<<20)+`"`), "longer than 1048576 bytes"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h, err := pd.ParseHandoff([]byte(c.raw))
+			if err == nil || !h.Zero() {
+				t.Fatalf("got %s, %v", h.Raw(), err)
+			}
+			if !strings.Contains(err.Error(), c.err) {
+				t.Errorf("got %q, want %q in it", err, c.err)
+			}
+		})
+	}
+}
+
+func TestParseHandoffRefusesEveryTruncation(t *testing.T) {
+	good := offer("", "")
+	for n := range len(good) {
+		if h, err := pd.ParseHandoff([]byte(good[:n])); err == nil {
+			t.Errorf("%s was accepted: %s", good[:n], h.Raw())
+		}
+	}
+}
+
+func TestCheckBlocks(t *testing.T) {
+	const one, two = `[[1,2,3,4]]`, `[[1,2],[3,4]]`
+	cases := []struct {
+		name                   string
+		blocks                 string
+		tokens                 string // remote_num_tokens
+		promptTokens, perBlock int
+		ok                     bool
+	}{
+		{"just right, last block in part", one, `100`, 100, 32, true},
+		{"just right, whole blocks", one, `128`, 128, 32, true},
+		{"a block too many", one, `96`, 96, 32, false},
+		{"a block too few", one, `129`, 129, 32, false},
+		{"one token", `[[9]]`, `1`, 1, 32, true},
+		{"far too many", one, `1`, 1, 1024, false},
+		{"the prompt's length is not known", one, `1`, 0, 32, true},
+		{"prefill did not say the prompt's length", one, `1`, -1, 32, true},
+		{"the block size is not known", one, `1`, 1, 0, true},
+		{"the hand-off covers another number of tokens", one, `103`, 100, 16, true},
+		{"an older engine does not say", one, absent, 100, 16, true},
+		{"two groups", two, `100`, 100, 16, true},
+		{"an empty group counts as one", `[[1,2,3,4],[]]`, `100`, 100, 16, true},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			raw := strings.Replace(offer("remote_num_tokens", c.tokens), one, c.blocks, 1)
+			h, err := pd.ParseHandoff([]byte(raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.CheckBlocks(c.promptTokens, c.perBlock); (err == nil) != c.ok {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestZeroHandoff(t *testing.T) {
+	var h pd.Handoff
+	if !h.Zero() || h.Raw() != nil || h.CheckBlocks(100, 32) != nil {
+		t.Errorf("got %+v", h)
+	}
+}
+
+// FuzzHandoff: what is accepted is an offer in the opinion of encoding/json too.
+func FuzzHandoff(f *testing.F) {
+	for _, raw := range recorded(f, "good") {
+		f.Add(raw)
+	}
+	for _, raw := range recorded(f, "bad") {
+		f.Add(raw)
+	}
+	f.Add([]byte(offer("remote_block_ids", `[[],[1, 2],[]]`)))
+	f.Add([]byte(offer("added", `{"a":[1e400,{}]}`)))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		h, err := pd.ParseHandoff(raw)
+		if err != nil {
+			if !h.Zero() {
+				t.Fatalf("%q: %q beside %v", raw, h.Raw(), err)
+			}
+			return
+		}
+		again, err := pd.ParseHandoff(h.Raw())
+		if err != nil || string(again.Raw()) != string(h.Raw()) {
+			t.Fatalf("%q is kept as %q, which gives %v", raw, h.Raw(), err)
+		}
+		// encoding/json is stricter on what no one looks at, and compares names without case.
+		if json.Valid(h.Raw()) && !foldedTwice(h.Raw()) {
+			check(t, h.Raw(), h)
+		}
+	})
+}
+
+// foldedTwice tells whether two names of an object differ in case only.
+func foldedTwice(raw []byte) bool {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(raw, &members) != nil {
+		return true
+	}
+	for a := range members {
+		for b := range members {
+			if a != b && strings.EqualFold(a, b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// damage changes some bytes of a text that is mostly right: closer to real damage than what a fuzzer begins with.
+func damage(r *rand.Rand, good string) string {
+	b := []byte(good)
+	for range 1 + r.IntN(3) {
+		b[r.IntN(len(b))] = `{}[]",:0-1 nt\e`[r.IntN(15)]
+	}
+	return string(b)
+}
+
+func TestParseHandoffUnderDamage(t *testing.T) {
+	r := seeded()
+	accepted := 0
+	for range 5 * rounds {
+		raw := []byte(damage(r, offer("", "")))
+		if h, err := pd.ParseHandoff(raw); err == nil && json.Valid(raw) && !foldedTwice(raw) {
+			accepted++
+			check(t, raw, h)
+		}
+	}
+	if accepted == 0 {
+		t.Error("nothing was accepted, so nothing was checked")
+	}
+}
