@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
@@ -28,7 +27,7 @@ var commands = []command{
 
 func run(ctx context.Context, std boot.IO, args []string) error {
 	if len(args) == 0 {
-		return boot.Usagef("a command is missing: want one of %s (%s --help says more)", names(), std.Name)
+		return boot.Usagef("a command is missing: want one of %s (%s --help says more)", strings.Join(names(), ", "), std.Name)
 	}
 	switch args[0] {
 	case "-h", "-help", "--help", "help":
@@ -43,30 +42,19 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 			return c.run(ctx, std, args[1:])
 		}
 	}
-	return boot.Usagef("unknown command %q, did you mean %s? (%s --help lists all)", args[0], nearest(args[0]), std.Name)
+	meant := ""
+	if near := boot.Nearest(args[0], names()); near != "" {
+		meant = fmt.Sprintf(", did you mean %s?", near)
+	}
+	return boot.Usagef("unknown command %q%s (%s --help lists all)", args[0], meant, std.Name)
 }
 
-func names() string {
+func names() []string {
 	all := make([]string, len(commands))
 	for i, c := range commands {
 		all[i] = c.name
 	}
-	return strings.Join(all, ", ")
-}
-
-// nearest is the command that shares most letters with a name: enough for names of one word.
-func nearest(name string) string {
-	return slices.MaxFunc(commands, func(a, b command) int { return shared(a.name, name) - shared(b.name, name) }).name
-}
-
-// shared counts the letters of a that also occur in b.
-func shared(a, b string) (n int) {
-	for _, letter := range a {
-		if strings.ContainsRune(b, letter) {
-			n++
-		}
-	}
-	return n
+	return all
 }
 
 func writeHelp(w io.Writer, name string) error {

@@ -116,15 +116,22 @@ func (t *table) add(o *option) {
 // nearest gives the option name most like the given one, or "" if none is
 // close enough to be what the user meant.
 func (t *table) nearest(name string) string {
-	best, distance := "", max(2, len(name)/3)+1
+	var names []string
 	for _, o := range t.options {
-		if o.inert() {
-			continue
+		if !o.inert() {
+			names = append(names, o.names()...)
 		}
-		for _, candidate := range o.names() {
-			if d := editDistance(name, candidate); d < distance {
-				best, distance = candidate, d
-			}
+	}
+	return Nearest(name, names)
+}
+
+// Nearest gives the candidate most like name, or "" if none is close enough to
+// be what the user meant.
+func Nearest(name string, candidates []string) string {
+	best, distance := "", max(2, len(name)/3)+1
+	for _, candidate := range candidates {
+		if d := editDistance(name, candidate); d < distance {
+			best, distance = candidate, d
 		}
 	}
 	return best
