@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -148,11 +149,13 @@ func (p *pair) want(t *testing.T, c call) []int {
 func runPair(t *testing.T, p *pair) {
 	t.Run("transcript", func(t *testing.T) { testTranscript(t, p) })
 	t.Run("tokens", func(t *testing.T) { testTokens(t, p) })
+	t.Run("stop on the first token", func(t *testing.T) { testFirstTokenStop(t, p) })
 	t.Run("candidates", func(t *testing.T) { testCandidates(t, p) })
 	t.Run("forged", func(t *testing.T) { testForged(t, p) })
 	t.Run("unsplittable", func(t *testing.T) { testUnsplittable(t, p) })
 	t.Run("refused", func(t *testing.T) { testRefused(t, p) })
 	t.Run("client gone", func(t *testing.T) { testClientGone(t, p) })
+	t.Run("crowd", func(t *testing.T) { testCrowd(t, p) })
 	t.Run("drain", func(t *testing.T) { testDrain(t, p) })
 	t.Run("prefill stopped between the legs", func(t *testing.T) { testPrefillStopped(t, p) })
 	t.Run("sidecar frozen between the legs", func(t *testing.T) { testFrozen(t, p) })
@@ -188,6 +191,23 @@ func testTokens(t *testing.T, p *pair) {
 			})
 		})
 	}
+	p.mustRelease(t, p.prefill.metric(t, expiries))
+}
+
+// testFirstTokenStop has prefill's one token end the answer: decode must repeat the stop, or generate as if there was none.
+func testFirstTokenStop(t *testing.T, p *pair) {
+	s := startSidecar(t, p.decode.addr)
+	both(t, func(t *testing.T, stream bool) {
+		c := call{api: pd.APICompletions, prompt: p.fresh(100), tokens: 8, stream: stream}
+		first := p.want(t, c)[0]
+		c.members = map[string]any{"stop_token_ids": []int{first}}
+		want := p.want(t, c)
+		got := mustSend(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
+		mustMatch(t, got, stream, want)
+		if got.finish != "stop" || len(got.tokens) != 1 {
+			t.Errorf("finish reason %q after %v", got.finish, got.tokens)
+		}
+	})
 	p.mustRelease(t, p.prefill.metric(t, expiries))
 }
 
@@ -397,6 +417,45 @@ func testClientGone(t *testing.T, p *pair) {
 			waitIdle(t, p.decode)
 		})
 	})
+}
+
+// testCrowd sends many calls at once, of which every third is given up after a time that falls into all states.
+func testCrowd(t *testing.T, p *pair) {
+	expired := p.prefill.metric(t, expiries)
+	s := startSidecar(t, p.decode.addr)
+	const calls, atOnce = 90, 6
+	turn := make(chan struct{}, atOnce)
+	var running sync.WaitGroup
+	for i := range calls {
+		c := call{api: pd.APICompletions, prompt: p.fresh(20 + 37*i%700), tokens: 6 + i%20, stream: i%2 == 0}
+		turn <- struct{}{}
+		running.Go(func() {
+			defer func() { <-turn }()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			if i%3 == 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
+			}
+			defer cancel()
+			got, err := c.remote(p.prefill.addr).send(ctx, s.addr("http"), p.model)
+			if err != nil {
+				if i%3 != 0 {
+					t.Errorf("call %d: %v", i, err)
+				}
+				return
+			}
+			c.stream, c.header = false, nil
+			want, err := c.send(t.Context(), p.plain.addr, p.model)
+			if err != nil || !slices.Equal(got.tokens, want.tokens) {
+				t.Errorf("call %d: tokens %v, an undisturbed engine gives %v (%v; %v)", i, got.tokens, want.tokens, err, got.decision)
+			}
+			if got.decision.Verdict != pd.Remote {
+				t.Errorf("call %d: decision %v", i, got.decision)
+			}
+		})
+	}
+	running.Wait()
+	p.mustRelease(t, expired)
+	waitIdle(t, p.decode)
 }
 
 // leave makes a call and drops its connection when at returns.

@@ -51,7 +51,7 @@ type program struct{ *stack.Process }
 // start runs a program. It ends with the test, which shows its last lines if it fails.
 func start(t *testing.T, what stack.Program) program {
 	t.Helper()
-	what.Grace = patience
+	what.Grace, what.Lines = patience, 2000
 	p, err := stack.Start(context.Background(), what)
 	if err != nil {
 		t.Fatal(err)

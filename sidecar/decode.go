@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -44,6 +45,7 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 		x.releaseHand(req)
 		return "", fmt.Errorf("making the decode leg: %w", err)
 	}
+	g.stream = req.Stream()
 	x.state = decoding
 	x.clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
@@ -59,6 +61,8 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 	}
 	defer resp.Body.Close()
 	defer g.cancel(nil)
+	// From here on the engine has the leg: ending it with its client is safe.
+	defer context.AfterFunc(x.ctx, func() { g.cancel(errGone) })()
 	return x.takeAnswer(g, resp)
 }
 
@@ -74,7 +78,7 @@ func (x *exchange) leaveHandedOff(req *request) error {
 // without being read.
 func (x *exchange) tooLate(age time.Duration) pd.Reason {
 	x.hand.age = age
-	x.s.log.Warn("hand-off too old", "request_id", x.id, "age", age, "limit", x.s.cfg.ageLimit())
+	x.s.quiet.warn("hand-off too old", "request_id", x.id, "age", age, "limit", x.s.cfg.ageLimit())
 	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
 	x.forgetHand()
 	return pd.HandoffLate
@@ -134,7 +138,7 @@ func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
 	x.failure = err
 	x.forgetHand()
 	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
-	x.s.log.Warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
+	x.s.quiet.warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
 	return pd.TransferFailed
 }
 
@@ -146,17 +150,17 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, code == http.StatusTooManyRequests:
 		// Not admitted: the engine has let the hand-off go, and would not admit the redo either.
-		return "", x.relay(resp, newAnswer(resp.Body))
+		return "", x.relayFresh(resp)
 	case isClientError(code):
 		x.forgetHand()
-		return "", x.relay(resp, newAnswer(resp.Body))
+		return "", x.relayFresh(resp)
 	case code >= 500:
 		return x.redoWithout(failed, fmt.Errorf("decode answered %s", resp.Status)), nil
 	case x.hand.age > x.s.cfg.ageLimit():
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
 		return x.tooLate(x.hand.age), nil
 	case !isEventStream(resp.Header):
-		return "", x.relay(resp, newAnswer(resp.Body))
+		return "", x.relayFresh(resp)
 	}
 	return x.takeStream(g, resp)
 }
@@ -164,11 +168,10 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 // takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
 func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	a := newAnswer(resp.Body)
+	defer a.free()
 	if encoded(resp.Header) {
 		return "", x.relay(resp, a) // nobody can look into it
 	}
-	stop := context.AfterFunc(x.ctx, func() { g.cancel(errGone) })
-	defer stop()
 	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.peekEvent()
 	silence.Stop()
@@ -177,6 +180,7 @@ func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 		return "", x.relay(resp, a)
 	case x.ctx.Err() != nil:
 		x.releaseWay = wayCancel // the engine has the leg, and loses it
+		x.s.released(x.id, true, nil)
 		return "", x.gone()
 	case context.Cause(g.ctx) == errSilent:
 		return x.redoWithout(timedOut, errSilent), nil
@@ -204,7 +208,7 @@ func encoded(h http.Header) bool {
 	return e != "" && e != "identity"
 }
 
-// answer is an engine's answer body with what was read of it ahead.
+// answer is an engine's answer body with what was read of it ahead. It has to be freed.
 type answer struct {
 	r     *bufio.Reader
 	first []byte // the bytes up to the end of the first event
@@ -213,7 +217,18 @@ type answer struct {
 // answerBuffer is how much of an answer is read at once (bytes).
 const answerBuffer = 32 << 10
 
-func newAnswer(r io.Reader) *answer { return &answer{r: bufio.NewReaderSize(r, answerBuffer)} }
+var answerReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, answerBuffer) }}
+
+func newAnswer(from io.Reader) *answer {
+	r := answerReaders.Get().(*bufio.Reader)
+	r.Reset(from)
+	return &answer{r: r}
+}
+
+func (a *answer) free() {
+	a.r.Reset(nil)
+	answerReaders.Put(a.r)
+}
 
 var errEngineEvent = errors.New("decode began its stream with an error")
 

@@ -30,8 +30,9 @@ type exchange struct {
 	decision pd.Decision
 	scan     *body.Scanner // of a held body; goes back to the pool
 	hand     handInHand
-	target   string // of the last prefill leg
-	status   int    // sent to the client; 0 = none
+	target   string   // of the last prefill leg
+	status   int      // sent to the client; 0 = none
+	told     pd.Phase // the first phase that the answer's headers could not tell yet
 	usage    body.Usage
 	end      pd.End
 
@@ -162,12 +163,13 @@ func (x *exchange) gone() error {
 	return errGone
 }
 
-// answerError ends an exchange whose answer has not begun.
+// answerError ends an exchange whose answer has not begun. For a client that left it aborts the connection: who only
+// stopped sending still listens, and would take silence for an empty 200.
 func (x *exchange) answerError(err error) {
 	if errors.Is(err, errGone) {
 		x.failure = err
 		x.decideIfGone()
-		return
+		panic(http.ErrAbortHandler)
 	}
 	x.refuse(pd.AsRefusal(err))
 }
@@ -188,10 +190,18 @@ func (x *exchange) refuse(r *pd.Refusal) {
 	if r.Reason == pd.InternalError {
 		x.s.log.Error("serving a request", "request_id", x.id, "error", r.Cause)
 	}
-	x.w.Header().Set(pd.HeaderTiming, string(x.clock.Phases().AppendTiming(nil, pd.PhaseEPP)))
+	x.setTiming(*x.clock.Stop(time.Now()))
 	if err := r.Write(x.w, x.api, x.decision, true); err != nil {
 		x.s.log.Debug("answering a request", "request_id", x.id, "error", err)
 	}
+}
+
+// setTiming writes the phases, and the picker's before them if it told.
+func (x *exchange) setTiming(phases pd.Phases) {
+	if x.route.plan != nil {
+		phases.Set(pd.PhaseEPP, x.route.plan.EPP)
+	}
+	x.w.Header().Set(pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 }
 
 // finish records what happened.

@@ -8,23 +8,28 @@ import (
 	"time"
 )
 
-// hangup ends a prefill leg whose client has left without losing sight of a prefill that has just finished.
+// hangup ends a prefill leg whose client has left, without losing sight of a prefill that is about to finish.
 //
-// Closing the connection aborts a running prefill and frees its blocks. If the answer is already on its way, closing loses
-// it: the engine believes it delivered, and holds the blocks for the lease. So only our half is closed at first. An
-// engine still at work takes that as a disconnect and aborts; from one that has finished the answer still comes, and the
-// hand-off in it can be given back.
+// Closing the connection aborts a running prefill and frees its blocks. But an engine that has just finished drops the
+// answer when it sees the connection go, and with it the only word of the hand-off: its blocks are then held for the lease
+// and nobody can give them back. So a leg is first waited for: short prefills end by themselves, and their hand-off is
+// given back. A longer one is aborted by closing our half of the connection, which leaves an answer that is already on its
+// way readable. What remains is a prefill that ends within the milliseconds in which it is aborted.
 type hangup struct {
 	cancel context.CancelFunc
 
-	mu   sync.Mutex // guards conn and hung
-	conn net.Conn
-	hung bool
-	stop *time.Timer
+	mu    sync.Mutex // guards what follows
+	conn  net.Conn
+	timer *time.Timer
+	over  bool
 }
 
-// hangupGrace is how long an answer may still be on its way after our half was closed: far more than a network takes.
-const hangupGrace = time.Second
+const (
+	// hangupDelay is how long a prefill may go on for a client that has left. Blocks are promised to be free after 2 s.
+	hangupDelay = time.Second
+	// hangupGrace is how long an answer may still be on its way after our half was closed: far more than a network takes.
+	hangupGrace = 500 * time.Millisecond
+)
 
 // trace makes a leg's connection known to the hangup.
 func (h *hangup) trace(ctx context.Context) context.Context {
@@ -32,31 +37,37 @@ func (h *hangup) trace(ctx context.Context) context.Context {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.conn = info.Conn
-		if h.hung {
-			h.cancel()
-		}
 	}})
+}
+
+// after hangs up in a while.
+func (h *hangup) after(delay time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.over {
+		h.timer = time.AfterFunc(delay, h.up)
+	}
 }
 
 // up hangs up. A leg that has no connection yet is cancelled.
 func (h *hangup) up() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.hung = true
 	half, ok := h.conn.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil {
+	if h.over || !ok || half.CloseWrite() != nil {
 		h.cancel()
 		return
 	}
-	h.stop = time.AfterFunc(hangupGrace, h.cancel)
+	h.timer = time.AfterFunc(hangupGrace, h.cancel)
 }
 
 // done ends the hangup with its leg.
 func (h *hangup) done() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stop != nil {
-		h.stop.Stop()
+	h.over = true
+	if h.timer != nil {
+		h.timer.Stop()
 	}
 	h.cancel()
 }

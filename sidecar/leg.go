@@ -15,6 +15,7 @@ import (
 type leg struct {
 	cancel context.CancelCauseFunc
 	ctx    context.Context
+	stream bool // its headers come when the engine has admitted it
 
 	wrote   chan struct{} // closed when the whole leg has been handed to the engine's socket
 	wroteAt time.Time     // set before wrote is closed
@@ -51,15 +52,17 @@ func startLeg(ctx context.Context, by http.RoundTripper, url string, header http
 }
 
 const (
-	// settleTime is how long an engine gets between reading a leg and its end. vLLM let go of hand-offs in every try from
-	// 4 ms on; a front end that sees request and disconnect at once may drop it before the engine hears of the hand-off.
-	settleTime = 100 * time.Millisecond
-	// releaseTimeout bounds a release: an engine that has not read a leg by then is in no state to release anything.
+	// settleTime is how long an engine gets between reading a leg that is no stream and its end. vLLM let go of hand-offs in
+	// every try from 4 ms on; a front end that sees request and disconnect at once drops it, and nobody else ever hears of
+	// the hand-off. The rest is for a front end that is busy.
+	settleTime = 250 * time.Millisecond
+	// releaseTimeout bounds a release: an engine that has not answered a stream by then is in no state to release anything.
 	releaseTimeout = 5 * time.Second
 )
 
-// abandon ends a leg whose answer nobody wants, no sooner than the engine knows of the hand-off in it, and reports the
-// status it was answered with (0 = not yet) and whether the engine got it. It takes at most releaseTimeout.
+// abandon ends a leg whose answer nobody wants, no sooner than the engine knows of the hand-off in it: a stream tells by
+// its headers, of a whole answer it is taken for granted some time after the leg was written. It reports the status the
+// leg was answered with (0 = not yet) and whether the engine got it, after at most releaseTimeout.
 func (g *leg) abandon() (status int, delivered bool) {
 	defer g.cancel(errGone)
 	limit := time.NewTimer(releaseTimeout)
@@ -77,9 +80,11 @@ func (g *leg) abandon() (status int, delivered bool) {
 			return r.resp.StatusCode, true
 		case <-wrote:
 			wrote = nil
-			t := time.NewTimer(settleTime)
-			defer t.Stop()
-			settled = t.C
+			if !g.stream {
+				t := time.NewTimer(time.Until(g.wroteAt.Add(settleTime)))
+				defer t.Stop()
+				settled = t.C
+			}
 		case <-settled:
 			g.drop()
 			return 0, true

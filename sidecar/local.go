@@ -70,7 +70,7 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) error {
 	}
 	defer resp.Body.Close()
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
-	err = x.relay(resp, newAnswer(resp.Body))
+	err = x.relayFresh(resp)
 	endLeg(span, resp.StatusCode, err)
 	return err
 }

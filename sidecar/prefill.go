@@ -82,7 +82,7 @@ func (x *exchange) runPrefill(req *request) (pd.Reason, error) {
 
 func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.s.metrics.retries.WithLabelValues("prefill", e.cause).Inc()
-	x.s.log.Warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
+	x.s.quiet.warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
 }
 
 // refusedByPrefill hands the engine's word on, unless our own priming may have caused it.
@@ -106,7 +106,13 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), x.s.cfg.Prefill.Timeout)
 	h := &hangup{cancel: cancel}
 	defer h.done()
-	defer context.AfterFunc(x.ctx, h.up)()
+	defer context.AfterFunc(x.ctx, func() {
+		delay := hangupDelay
+		if context.Cause(x.ctx) == errCut {
+			delay = 0
+		}
+		h.after(delay)
+	})()
 	header := legHeader(x.r.Header, x.id)
 	header["Accept-Encoding"] = []string{"identity"}
 	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),

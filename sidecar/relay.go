@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"net/http"
@@ -14,7 +15,7 @@ import (
 
 // relay sends an engine's answer to the client. From its first byte on the request is never redone.
 func (x *exchange) relay(resp *http.Response, a *answer) error {
-	if !isEventStream(resp.Header) {
+	if !isEventStream(resp.Header) || encoded(resp.Header) {
 		return x.relayWhole(resp, a)
 	}
 	if a.first == nil { // a local stream: its headers do not wait for its first event
@@ -24,25 +25,31 @@ func (x *exchange) relay(resp *http.Response, a *answer) error {
 	return x.relayStream(resp, a)
 }
 
+// relayFresh relays an answer of which nothing has been read.
+func (x *exchange) relayFresh(resp *http.Response) error {
+	a := newAnswer(resp.Body)
+	defer a.free()
+	return x.relay(resp, a)
+}
+
 // sendHeaders sends status and headers, with the decision and the phases that are known by now.
 func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
 	h := x.w.Header()
 	answerHeader(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
 	h.Set(pd.HeaderDecision, x.decision.String())
-	phases := *x.clock.Phases()
-	if x.route.plan != nil {
-		phases.Set(pd.PhaseEPP, x.route.plan.EPP)
-	}
-	h.Set(pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	x.setTiming(*x.clock.Phases())
 	if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusServiceUnavailable {
 		h.Set(pd.HeaderRetry, "1")
+	}
+	if stream {
+		h.Del("Content-Length") // its usage may be corrected, an error may end it, trailers may follow
 	}
 	if stream && x.reports() {
 		h.Add("Trailer", "Server-Timing")
 		h.Add("Trailer", "X-Tandem-Outcome")
 	}
-	x.status, x.state = resp.StatusCode, streaming
+	x.status, x.state, x.told = resp.StatusCode, streaming, x.clock.Phase()
 	x.w.WriteHeader(resp.StatusCode)
 }
 
@@ -77,7 +84,7 @@ func (x *exchange) relayStream(resp *http.Response, a *answer) error {
 		x.clock.Enter(pd.PhaseDecode, time.Now())
 		x.sendHeaders(resp, true)
 		if err := p.pass(a.first); err != nil {
-			return x.brokenPipe(err)
+			return x.brokenPipe(resp, err)
 		}
 	}
 	for {
@@ -90,7 +97,7 @@ func (x *exchange) relayStream(resp *http.Response, a *answer) error {
 		}
 		x.clock.Enter(pd.PhaseDecode, time.Now())
 		if err := p.pass(chunk); err != nil {
-			return x.brokenPipe(err)
+			return x.brokenPipe(resp, err)
 		}
 		if _, err := a.r.Discard(len(chunk)); err != nil {
 			return x.endEvents(resp, p, err)
@@ -136,10 +143,11 @@ func (p *eventPipe) event(e body.Event) error {
 }
 
 // brokenPipe ends an answer whose client does not take it any more, or whose engine sends what is no event stream.
-func (x *exchange) brokenPipe(err error) error {
+func (x *exchange) brokenPipe(resp *http.Response, err error) error {
 	x.failure = err
 	if errors.Is(err, body.ErrTooLarge) {
 		x.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+		x.sendTrailers(resp)
 	}
 	return nil
 }
@@ -155,14 +163,14 @@ func (x *exchange) endEvents(resp *http.Response, p *eventPipe, err error) error
 		return nil
 	case x.ctx.Err() != nil:
 		x.endError(pd.AsRefusal(x.gone()))
-	case err != io.EOF, endsWithDone(x.api) && !p.done && resp.StatusCode == http.StatusOK:
+	case !p.done && (err != io.EOF || endsWithDone(x.api) && resp.StatusCode == http.StatusOK):
 		x.failure = err
-		if !p.done && !p.failed {
+		if !p.failed {
 			x.endError(pd.Refuse(pd.InternalError, "The decode engine broke off this answer."))
 		}
 	default:
 		if _, err := x.w.Write(p.events.Pending()); err != nil {
-			return x.brokenPipe(err)
+			return x.brokenPipe(resp, err)
 		}
 		x.end = pd.EndDone
 	}
@@ -182,7 +190,8 @@ func (x *exchange) endError(r *pd.Refusal) {
 	x.flush()
 }
 
-// sendTrailers closes the report, and passes the engine's own trailers on.
+// sendTrailers closes the report with the phases that the headers came too early for, and passes the engine's own trailers
+// on.
 func (x *exchange) sendTrailers(resp *http.Response) {
 	h := x.w.Header()
 	for name, values := range resp.Trailer {
@@ -193,12 +202,14 @@ func (x *exchange) sendTrailers(resp *http.Response) {
 	if !x.reports() {
 		return
 	}
-	phases := x.clock.Stop(time.Now())
-	decode := pd.Phases{}
-	if took, ok := phases.Get(pd.PhaseDecode); ok {
-		decode.Set(pd.PhaseDecode, took)
+	all := x.clock.Stop(time.Now())
+	var rest pd.Phases
+	for ph := x.told; int(ph) < pd.PhaseCount; ph++ {
+		if took, ok := all.Get(ph); ok {
+			rest.Set(ph, took)
+		}
 	}
-	h.Set(pd.HeaderTiming, string(decode.AppendTiming(nil, pd.PhaseEPP)))
+	h.Set(pd.HeaderTiming, string(rest.AppendTiming(nil, pd.PhaseEPP)))
 	h.Set(pd.HeaderOutcome, x.outcome().String())
 }
 
@@ -244,12 +255,8 @@ func (x *exchange) lostBeforeFirst(err error) error {
 	return refusal
 }
 
-// copyAnswer copies to the client, flushing whenever the engine pauses. Usage is read along only for a trace.
-func (x *exchange) copyAnswer(from interface {
-	Peek(int) ([]byte, error)
-	Buffered() int
-	Discard(int) (int, error)
-}, usage *body.UsageReader) error {
+// copyAnswer copies to the client as the engine sends. Usage is read along only for a trace.
+func (x *exchange) copyAnswer(from *bufio.Reader, usage *body.UsageReader) error {
 	read := x.span.IsRecording()
 	for {
 		if _, err := from.Peek(1); err != nil {
@@ -272,9 +279,7 @@ func (x *exchange) copyAnswer(from interface {
 		if _, err := from.Discard(len(chunk)); err != nil {
 			return err
 		}
-		if from.Buffered() == 0 {
-			x.flush()
-		}
+		x.flush()
 	}
 }
 

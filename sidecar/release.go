@@ -14,13 +14,13 @@ const (
 	wayNone   = "none"   // nobody could be told; the lease will end it
 )
 
-// releaseHand gives back a hand-off that decode knows nothing of, by sending the decode leg and cancelling it. It returns
+// releaseHand gives back a hand-off that decode knows nothing of, by sending a decode leg and cancelling it. It returns
 // at once; the release goes on after the request.
 func (x *exchange) releaseHand(req *request) {
 	x.releaseWay = wayCancel
 	offer, header, ctx := x.hand.offer, legHeader(x.r.Header, x.id), context.WithoutCancel(x.ctx)
 	url := x.s.engine + x.r.URL.RequestURI()
-	l, err := x.s.dialect.Decode(req.Request, offer)
+	l, err := x.s.dialect.Release(req.Request, offer)
 	x.s.life.background.Go(func() {
 		if err != nil {
 			x.s.released(x.id, false, fmt.Errorf("editing the release: %w", err))
@@ -31,6 +31,7 @@ func (x *exchange) releaseHand(req *request) {
 			x.s.released(x.id, false, err)
 			return
 		}
+		g.stream = true
 		x.s.abandon(x.id, g, offer)
 	})
 }
@@ -42,14 +43,19 @@ func (x *exchange) releaseLeg(g *leg) {
 	x.s.life.background.Go(func() { x.s.abandon(id, g, offer) })
 }
 
-// abandon ends a leg and sees to it that the engine gives the hand-off back, also when it refused the leg.
+// abandon ends a leg and sees to it that the engine gives the hand-off back, also when it refused or lost the leg.
 func (s *Server) abandon(id string, g *leg, offer dialect.Offer) {
-	status, delivered := g.abandon()
-	if delivered && isClientError(status) {
+	if status, delivered := g.abandon(); !delivered || keepsHold(status) {
 		s.forget(id, offer)
 		return
 	}
-	s.released(id, delivered, nil)
+	s.released(id, true, nil)
+}
+
+// keepsHold reports whether a decode leg that was answered with status may have left the hand-off held: a front end that
+// refuses it need not have noted it, and a failed transfer tells nobody. One that is not admitted is let go.
+func keepsHold(status int) bool {
+	return status >= 400 && status != http.StatusServiceUnavailable && status != http.StatusTooManyRequests
 }
 
 // forgetHand gives back a hand-off that must not be read any more, or that decode's front end refused: by a request that
@@ -95,5 +101,5 @@ func (s *Server) released(id string, ok bool, err error) {
 	}
 	s.metrics.releases.WithLabelValues(wayCancel, "failed").Inc()
 	s.metrics.stranded.Inc()
-	s.log.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", id, "error", err)
+	s.quiet.warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", id, "error", err)
 }

@@ -29,6 +29,7 @@ import (
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
+	quiet   *quiet
 	dialect dialect.Dialect
 	allow   allowList
 	secret  string // of x-tandem-auth; "" = not configured
@@ -65,7 +66,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		return nil, fmt.Errorf("reading the shared secret: %w", err)
 	}
 	s := &Server{
-		cfg: cfg, log: t.Log, dialect: d, secret: secret,
+		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d, secret: secret,
 		allow:   newAllowList(cfg.Trust.Allow),
 		engine:  "http://" + net.JoinHostPort(cfg.Engine.Host, strconv.Itoa(cfg.Engine.Port)),
 		budget:  newBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),

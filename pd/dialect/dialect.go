@@ -13,6 +13,9 @@ type Dialect interface {
 	Accept(answer []byte) (Offer, error)
 	// Decode gives the body of the decode leg, which takes the offer up.
 	Decode(r *Request, o Offer) (Leg, error)
+	// Release gives the body of a decode leg that is sent only to be cancelled once the engine answers its first byte: it
+	// takes the offer up, so that the prefill engine is told, and shows soonest that it has.
+	Release(r *Request, o Offer) (Leg, error)
 }
 
 // Forgetter is a Dialect that can make a decode engine give an offer back although it refused the request the offer was

@@ -17,6 +17,7 @@ var (
 	prefillParams = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 	jsonOne       = []byte("1")
 	jsonFalse     = []byte("false")
+	jsonTrue      = []byte("true")
 )
 
 // Prefill touches exactly: stream and stream_options (a prefill that streams never offers anything), the token limits
@@ -48,6 +49,20 @@ func (vllmNIXL) Decode(r *Request, o Offer) (Leg, error) {
 	e, err := r.edit()
 	if err != nil {
 		return Leg{}, err
+	}
+	r.set(e, wParams, o.Handoff.Raw())
+	return leg(e)
+}
+
+// Release is the decode leg as a stream: vLLM sends a stream's headers when it has admitted the request, a whole answer's
+// only at its end.
+func (vllmNIXL) Release(r *Request, o Offer) (Leg, error) {
+	e, err := r.edit()
+	if err != nil {
+		return Leg{}, err
+	}
+	if !r.Stream() {
+		r.set(e, wStream, jsonTrue)
 	}
 	r.set(e, wParams, o.Handoff.Raw())
 	return leg(e)
