@@ -204,6 +204,22 @@ func (x *exchange) setTiming(phases pd.Phases) {
 	x.w.Header().Set(pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 }
 
+// cutGrace is how long a client gets to take the end of an answer that the drain deadline cut: a living one takes it at
+// once.
+const cutGrace = time.Second
+
+// cut ends the exchange from outside. A client that neither sends nor reads must not hold the shutdown up. The caller sees
+// to it that the exchange has not left yet.
+func (x *exchange) cut() {
+	x.cancel(errCut)
+	c := http.NewResponseController(x.w)
+	for _, err := range []error{c.SetReadDeadline(time.Now()), c.SetWriteDeadline(time.Now().Add(cutGrace))} {
+		if err != nil {
+			x.s.log.Debug("cutting a request", "request_id", x.id, "error", err)
+		}
+	}
+}
+
 // finish records what happened.
 func (x *exchange) finish() {
 	x.state = done

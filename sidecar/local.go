@@ -51,8 +51,10 @@ func (x *exchange) heldLocal(req *request) error {
 }
 
 // sendLocal sends a leg to the engine beside and relays its answer.
-func (x *exchange) sendLocal(req *http.Request, source *guarded) error {
+func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 	ctx, span := x.s.tracing.leg(req.Context(), spanDecode, req.Header)
+	status := 0
+	defer func() { endLeg(span, status, err) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	x.state = decoding
@@ -64,15 +66,12 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) error {
 	resp, err := x.s.local.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		x.s.metrics.leg("local", 0, time.Since(sent))
-		err = x.localFailure(source, err)
-		endLeg(span, 0, err)
-		return err
+		return x.localFailure(source, err)
 	}
 	defer resp.Body.Close()
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
-	err = x.relayFresh(resp)
-	endLeg(span, resp.StatusCode, err)
-	return err
+	status = resp.StatusCode
+	return x.relayFresh(resp)
 }
 
 // localFailure says why the engine beside gave no answer.

@@ -23,13 +23,17 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 			p.Out.Host = p.In.Host
+			for _, name := range forwardedHeaders { // the proxy before us has written them
+				if values, ok := p.In.Header[name]; ok {
+					p.Out.Header[name] = values
+				}
+			}
 			for name := range p.Out.Header {
 				if pd.Internal(name) {
 					p.Out.Header.Del(name)
 				}
 			}
 		},
-		ErrorLog: nil,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			refusal := refusalOf(err, s.cfg.Trust.BodyLimit)
 			if g, ok := r.Context().Value(guardKey{}).(*guarded); ok && refusal == nil {
@@ -44,6 +48,9 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 		},
 	}
 }
+
+// forwardedHeaders are dropped by httputil.ReverseProxy unless they are put back.
+var forwardedHeaders = [...]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
 // guardKey finds the guard of a passed-through body in the request's context, where the error handler looks.
 type guardKey struct{}

@@ -232,15 +232,15 @@ func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
 	usage.Reset()
 	if err := x.copyAnswer(a.r, &usage); err != nil {
 		x.failure = err
-		if x.ctx.Err() == nil {
-			panic(http.ErrAbortHandler) // half an answer must not look whole
-		}
-		return nil
+		panic(http.ErrAbortHandler) // half an answer must not look whole
 	}
 	if u, ok := usage.Usage(); ok {
 		x.usage = u
 	}
 	x.end = pd.EndDone
+	if resp.StatusCode >= http.StatusBadRequest {
+		x.end = pd.EndError
+	}
 	x.sendTrailers(resp)
 	return nil
 }
@@ -323,11 +323,11 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 	return nil
 }
 
-// relayBytes sends an answer that is held as bytes.
+// relayBytes sends an engine's refusal that is held as bytes.
 func (x *exchange) relayBytes(status int, header http.Header, b []byte) error {
 	header.Set("Content-Length", strconv.Itoa(len(b)))
 	x.sendHeaders(&http.Response{StatusCode: status, Header: header}, false)
-	x.end = pd.EndDone
+	x.end = pd.EndError
 	if _, err := x.w.Write(b); err != nil {
 		x.failure, x.end = err, pd.EndAborted
 	}

@@ -234,7 +234,7 @@ func (l *life) drain(ctx context.Context) {
 	}
 	l.mu.Lock()
 	for x := range l.running {
-		x.cancel(errCut)
+		x.cut()
 	}
 	l.mu.Unlock()
 	<-l.idle

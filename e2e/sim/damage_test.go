@@ -118,46 +118,9 @@ func decodeOutcome(t *testing.T, d *Server, body map[string]any, want []int) out
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
-	answered := make(chan outcome, 1)
-	go func() {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.URL+"/v1/completions", bytes.NewReader(encodeJSON(body)))
-		if err != nil {
-			answered <- outcome(err.Error())
-			return
-		}
-		req.Header.Set("Content-Type", "application/json")
-		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
-		if err != nil {
-			answered <- hangs
-			return
-		}
-		defer resp.Body.Close()
-		var c completionOf
-		switch err := json.NewDecoder(resp.Body).Decode(&c); {
-		case err != nil:
-			answered <- outcome(err.Error())
-		case c.Error != nil && c.Error.Message == errEngineDead.Message:
-			answered <- dies
-		case resp.StatusCode == http.StatusInternalServerError && c.Error.Message == errInternal.Message:
-			answered <- fails
-		case resp.StatusCode == http.StatusOK && slices.Equal(c.tokens(), want):
-			answered <- right
-		default:
-			answered <- wrong
-		}
-	}()
-	stuck := make(chan bool, 1) // true once the request waits for ever
-	go func() {
-		_, err := d.Engine.WaitState(ctx, func(State) bool {
-			for s := range d.Engine.live { // asked in the engine's loop, which owns it
-				if s.load == loadStuck {
-					return true
-				}
-			}
-			return false
-		})
-		stuck <- err == nil
-	}()
+	answered, stuck := make(chan outcome, 1), make(chan bool, 1)
+	go func() { answered <- judge(ctx, d, body, want) }()
+	go func() { stuck <- waitsForEver(ctx, d.Engine) }()
 	var got outcome
 	select {
 	case got = <-answered:
@@ -175,4 +138,43 @@ func decodeOutcome(t *testing.T, d *Server, body map[string]any, want []int) out
 		}
 	}
 	return got
+}
+
+// waitsForEver returns true once a request of the engine does, and false when ctx or the engine ends before.
+func waitsForEver(ctx context.Context, e *Engine) bool {
+	_, err := e.WaitState(ctx, func(State) bool {
+		for s := range e.live { // asked in the engine's loop, which owns it
+			if s.load == loadStuck {
+				return true
+			}
+		}
+		return false
+	})
+	return err == nil
+}
+
+// judge sends one request and says what came of it.
+func judge(ctx context.Context, d *Server, body map[string]any, want []int) outcome {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.URL+"/v1/completions", bytes.NewReader(encodeJSON(body)))
+	if err != nil {
+		return outcome(err.Error())
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return hangs
+	}
+	defer resp.Body.Close()
+	var c completionOf
+	switch err := json.NewDecoder(resp.Body).Decode(&c); {
+	case err != nil:
+		return outcome(err.Error())
+	case c.Error != nil && c.Error.Message == errEngineDead.Message:
+		return dies
+	case c.Error != nil && c.Error.Message == errInternal.Message && resp.StatusCode == http.StatusInternalServerError:
+		return fails
+	case resp.StatusCode == http.StatusOK && slices.Equal(c.tokens(), want):
+		return right
+	}
+	return wrong
 }

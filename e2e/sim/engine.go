@@ -188,7 +188,6 @@ func (e *Engine) run(ctx context.Context) {
 	)
 	defer timers.stop()
 	for !e.dead {
-		e.waiters = slices.DeleteFunc(e.waiters, e.served)
 		if step.sequences == 0 {
 			if step = e.schedule(); step.sequences > 0 {
 				timers.step.Reset(e.scaled(e.cfg.Model.stepTime(step)))
@@ -197,6 +196,7 @@ func (e *Engine) run(ctx context.Context) {
 				break
 			}
 		}
+		e.waiters = slices.DeleteFunc(e.waiters, e.served)
 		timers.armLease(e.leases)
 		select {
 		case f := <-e.commands:

@@ -19,12 +19,11 @@ type apiError struct {
 
 // The types of the envelope. Errors of request models say "Bad Request", those of handlers "BadRequestError".
 const (
-	typeBadRequest   = "BadRequestError"
-	typeSchema       = "Bad Request"
-	typeNotFound     = "NotFoundError"
-	typeInternal     = "InternalServerError"
-	typeUnavailable  = "Service Unavailable"
-	anthropicAPIPath = "/v1/messages"
+	typeBadRequest  = "BadRequestError"
+	typeSchema      = "Bad Request"
+	typeNotFound    = "NotFoundError"
+	typeInternal    = "InternalServerError"
+	typeUnavailable = "Service Unavailable"
 )
 
 var (
@@ -61,9 +60,12 @@ func unknownModel(name, served string) *apiError {
 	}
 }
 
-// envelope is how the error appears in a body of the given API.
+// anthropicPath is where errors have Anthropic's envelope, but for those of the request model.
+const anthropicPath = "/v1/messages"
+
+// envelope is how the error appears in the body of an answer on that path.
 func (e *apiError) envelope(path string) any {
-	if path == anthropicAPIPath && !e.schema {
+	if path == anthropicPath && !e.schema {
 		type anthropicError struct {
 			Type    string `json:"type"`
 			Message string `json:"message"`

@@ -155,6 +155,13 @@ func (l *faultList) onPort(f func(closed bool)) {
 	l.changed()
 }
 
+// none spares requests from being looked at.
+func (l *faultList) none() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.list) == 0
+}
+
 // take returns the fault that hits a request, or nil, and a channel that is closed when faults are cleared.
 func (l *faultList) take(leg, requestID, model string) (*Fault, <-chan struct{}) {
 	l.mu.Lock()

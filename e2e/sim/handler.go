@@ -5,8 +5,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // route is one path of the data port. A path knows its methods, because a wrong one is a 405 that names them.
@@ -58,7 +60,7 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		c.json(http.StatusNotFound, detail{"Not Found"})
 		return
-	case !contains(rt.methods, r.Method):
+	case !slices.Contains(rt.methods, r.Method):
 		w.Header().Set("Allow", strings.Join(rt.methods, ", "))
 		c.json(http.StatusMethodNotAllowed, detail{"Method Not Allowed"})
 		return
@@ -71,15 +73,6 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rt.serve(e, c)
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // detail is FastAPI's own error body, for what no handler of the engine saw.
@@ -112,7 +105,7 @@ func (c *call) fail(err *apiError) { c.json(err.Code, err.envelope(c.r.URL.Path)
 
 // object reads the body as a JSON object, or answers and returns nil.
 func (c *call) object() *fields {
-	if !validUTF8(c.body) {
+	if !utf8.Valid(c.body) {
 		c.json(http.StatusBadRequest, detail{"There was an error parsing the body"})
 		return nil
 	}
@@ -186,7 +179,7 @@ func (a *answer) add(out output) {
 
 func (a *answer) text() string { return strings.Join(a.pieces, "") }
 
-// finishCollecting answers errors of collect; false if there is nothing to answer any more.
+// collected answers the errors of collect; false if there is nothing to answer any more.
 func (c *call) collected(apiErr *apiError, err error) bool {
 	switch {
 	case err != nil: // the client has left

@@ -29,6 +29,7 @@ type kvMemory struct {
 	blockSize int // tokens per block
 	seed      link
 	scratch   []byte // one block, reused
+	stretcher stretcher
 }
 
 func newKVMemory(m *Model, blocks, blockSize int, t transfer.Transport) (*kvMemory, error) {
@@ -66,7 +67,7 @@ func (k *kvMemory) compute(blocks []*block, tokens []int, from int) error {
 		n := min(len(tokens), k.blockSize-offset)
 		for i, token := range tokens[:n] {
 			previous = nextLink(previous, token)
-			fillSlot(k.scratch[i*k.slot:(i+1)*k.slot], previous)
+			k.stretcher.fill(k.scratch[i*k.slot:(i+1)*k.slot], previous)
 		}
 		at := blocks[from/k.blockSize].id*k.blockBytes() + offset*k.slot
 		if err := k.region.Write(uint64(at), k.scratch[:n*k.slot]); err != nil {
@@ -101,13 +102,14 @@ func (k *kvMemory) fold(d digest, blocks []*block, from, to int) digest {
 // simulator recomputes the chain, away from the engine's loop.
 func verifyKV(seed link, slotSize int, tokens []int, from int, data []byte) bool {
 	previous := seed
+	var s stretcher
 	slot := make([]byte, slotSize)
 	for p, token := range tokens {
 		previous = nextLink(previous, token)
 		if p < from {
 			continue
 		}
-		fillSlot(slot, previous)
+		s.fill(slot, previous)
 		at := (p - from) * slotSize
 		if !bytes.Equal(slot, data[at:at+slotSize]) {
 			return false
@@ -123,17 +125,15 @@ func nextLink(previous link, token int) link {
 	return sha256.Sum256(b[:])
 }
 
-// fillSlot writes the link and stretches it over the rest of the slot.
-func fillSlot(dst []byte, l link) {
-	n := copy(dst, l[:])
-	if n == len(dst) {
+// stretcher fills slots. Its zero value is ready; it keeps the state of its generator so that a slot costs no memory.
+type stretcher struct{ stream rand.ChaCha8 }
+
+// fill writes the link and stretches it over the rest of the slot.
+func (s *stretcher) fill(slot []byte, l link) {
+	n := copy(slot, l[:])
+	if n == len(slot) {
 		return
 	}
-	stream := rand.NewChaCha8(l)
-	for ; n+8 <= len(dst); n += 8 {
-		binary.LittleEndian.PutUint64(dst[n:], stream.Uint64())
-	}
-	for ; n < len(dst); n++ {
-		dst[n] = byte(stream.Uint64())
-	}
+	s.stream.Seed(l)
+	_, _ = s.stream.Read(slot[n:]) // never fails
 }

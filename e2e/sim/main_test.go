@@ -106,7 +106,7 @@ type completionOf struct {
 	Error            *apiError
 }
 
-func (c *completionOf) tokens() []int { return c.Choices[0].TokenIDs }
+func (c completionOf) tokens() []int { return c.Choices[0].TokenIDs }
 
 // prompt returns n token ids that differ from those of other seeds from the first on.
 func prompt(seed, n int) []int {
@@ -187,4 +187,13 @@ func occupy(t *testing.T, s *Server) {
 		resp.Body.Close()
 	})
 	settle(t, s, "the start of the long request", func(st State) bool { return st.Blocks.Used > 0 })
+}
+
+func model(t *testing.T, name string) Model {
+	t.Helper()
+	m, err := NamedModel(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
 }

@@ -3,11 +3,8 @@ package sim
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"slices"
 )
-
-type rawMessage = json.RawMessage
 
 // member is one member of an object whose order matters.
 type member struct {

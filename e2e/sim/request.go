@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // generateRequest is what completions, chat, responses and messages have in common once their bodies are read.
@@ -317,5 +316,3 @@ func escaped(text string) bool {
 	n := len(text) - len(strings.TrimRight(text, `\`))
 	return n%2 == 1
 }
-
-func validUTF8(body []byte) bool { return utf8.Valid(body) }

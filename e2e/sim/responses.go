@@ -1,6 +1,9 @@
 package sim
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // response is the object of /v1/responses.
 type response struct {
@@ -121,7 +124,7 @@ func (e *Engine) readResponses(f *fields) (*generateRequest, *apiError) {
 		if raw[0] == '"' {
 			messages = append(messages, chatMessage{"user", contentText(raw)})
 		} else {
-			input := &fields{members: map[string]rawMessage{"messages": raw}}
+			input := &fields{members: map[string]json.RawMessage{"messages": raw}}
 			messages = append(messages, readMessages(input)...)
 			f.problems = append(f.problems, input.problems...)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -107,7 +108,7 @@ func (s *sequence) accept(token, maxModelLen int) output {
 	switch {
 	case token == tokenEOS && !s.sampling.ignoreEOS && enough:
 		out.finish = "stop"
-	case enough && containsToken(s.sampling.stopTokens, token):
+	case enough && slices.Contains(s.sampling.stopTokens, token):
 		out.finish, out.stopReason = "stop", token
 	case s.generated() >= s.sampling.maxTokens || len(s.tokens) >= maxModelLen:
 		out.finish = "length"
@@ -118,15 +119,6 @@ func (s *sequence) accept(token, maxModelLen int) output {
 		out.finish, out.stopReason = "stop", stop
 	}
 	return out
-}
-
-func containsToken(tokens []int, token int) bool {
-	for _, t := range tokens {
-		if t == token {
-			return true
-		}
-	}
-	return false
 }
 
 // textStop turns tokens into text and looks for stop strings. It holds back as much text as could be the beginning of

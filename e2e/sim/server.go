@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -98,10 +97,12 @@ type port struct {
 	listener net.Listener // nil while closed
 	ended    bool
 	serving  sync.WaitGroup
+	conns    busyConns
 }
 
 func newPort(l net.Listener, server *http.Server) *port {
-	p := &port{address: l.Addr().String(), server: server}
+	p := &port{address: l.Addr().String(), server: server, conns: busyConns{busy: make(map[net.Conn]struct{})}}
+	server.ConnState = p.conns.changed
 	p.serve(l)
 	return p
 }
@@ -136,7 +137,8 @@ func (p *port) closeListener() {
 	p.listener = nil
 }
 
-// end lets running requests write what they have, for a moment.
+// end lets running requests write what they have, for a moment. It does not use Shutdown, which would announce itself in
+// their headers.
 func (p *port) end() {
 	p.mu.Lock()
 	p.ended = true
@@ -144,12 +146,50 @@ func (p *port) end() {
 		p.closeListener()
 	}
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
-	defer cancel()
-	if p.server.Shutdown(ctx) != nil {
-		_ = p.server.Close() // they had their time
+	grace := time.NewTimer(shutdownGrace)
+	defer grace.Stop()
+	select {
+	case <-p.conns.drained():
+	case <-grace.C:
 	}
+	_ = p.server.Close() // no more listeners, so no error either
 	p.serving.Wait()
+}
+
+// busyConns are the connections on which a request is being answered. A connection stops being busy once the last byte of
+// its answer has been written, which is later than the end of the handler.
+type busyConns struct {
+	mu   sync.Mutex
+	busy map[net.Conn]struct{}
+	idle chan struct{} // closed when the last one stops being busy, if somebody waits
+}
+
+// changed is an http.Server's ConnState.
+func (c *busyConns) changed(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if state == http.StateActive {
+		c.busy[conn] = struct{}{}
+		return
+	}
+	delete(c.busy, conn)
+	if len(c.busy) == 0 && c.idle != nil {
+		close(c.idle)
+		c.idle = nil
+	}
+}
+
+// drained returns a channel that is closed as soon as no connection is busy. It is for one caller.
+func (c *busyConns) drained() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	idle := make(chan struct{})
+	if len(c.busy) == 0 {
+		close(idle)
+	} else {
+		c.idle = idle
+	}
+	return idle
 }
 
 // TransferAddress is the host:port that hand-offs name.
