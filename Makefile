@@ -47,7 +47,7 @@ fuzz: modules ## run every fuzz target for FUZZTIME
 
 .PHONY: lint
 lint: .tools/staticcheck ## vet, format, staticcheck
-	go vet ./...
+	go vet ./... && go vet -tags vllm ./e2e
 	@unformatted=$$(gofmt -l .); \
 	if [[ -n $$unformatted ]]; then echo "not formatted: $$unformatted"; exit 1; fi
 	.tools/staticcheck/staticcheck ./...

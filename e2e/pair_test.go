@@ -131,9 +131,6 @@ func (c call) remote(addrs ...string) call {
 	return c
 }
 
-// on makes a call a stream or not.
-func (c call) on(stream bool) call { c.stream = stream; return c }
-
 // want asks the plain engine.
 func (p *pair) want(t *testing.T, c call) []int {
 	t.Helper()

@@ -11,7 +11,7 @@ import (
 // The ways a hand-off is given back.
 const (
 	wayCancel = "cancel" // decode gets the leg, and loses it: it tells prefill
-	wayNone   = "none"   // nobody could be told; the lease will end it
+	wayNone   = "none"   // it was taken up, or nobody could be told
 )
 
 // releaseHand gives back a hand-off that decode knows nothing of, by sending a decode leg and cancelling it. It returns

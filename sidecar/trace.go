@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -94,8 +95,8 @@ func (x *exchange) facts() []attribute.KeyValue {
 		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.hand.age)/float64(time.Millisecond)),
 			attribute.Int("tandem.handoff.blocks", x.hand.offer.Handoff.Blocks))
 	}
-	if x.releaseWay != "" {
-		attrs = append(attrs, attribute.String("tandem.release.way", x.releaseWay))
+	if !x.hand.offer.Handoff.Zero() {
+		attrs = append(attrs, attribute.String("tandem.release.way", cmp.Or(x.releaseWay, wayNone)))
 	}
 	for _, c := range []struct {
 		name   string

@@ -3,7 +3,6 @@ package body
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -232,11 +231,6 @@ func (r *chunkReader) Read(p []byte) (int, error) {
 		r.chunks = r.chunks[1:]
 	}
 	return n, nil
-}
-
-func isSyntax(err error) bool {
-	var syntax *SyntaxError
-	return errors.As(err, &syntax)
 }
 
 // bodies is a corpus of JSON, right and wrong, that all fuzz targets begin with.
