@@ -51,7 +51,7 @@ type scheduleFlags struct {
 
 type kvFlags struct {
 	Role        string        `flag:"role" enum:"prefill,decode,both" help:"what the engine is meant for; like a real one, it serves both legs whatever this says"`
-	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used"`
+	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
 	Lease       time.Duration `flag:"kv-lease" help:"how long a finished prefill waits for a decode engine without a sign of life; not scaled"`
 	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does when KV cannot be read"`
@@ -63,7 +63,7 @@ func defaults() flags {
 		Listen:   listenFlags{Host: "127.0.0.1", Port: 8000, KeepAlive: 5 * time.Second},
 		Model:    modelFlags{Model: "tiny", TimeScale: 1},
 		Schedule: scheduleFlags{MaxBatchedTokens: 2048, MaxSequences: 256},
-		KV:       kvFlags{Role: "both", Blocks: 512, BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
+		KV:       kvFlags{Role: "both", BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
 	}
 }
 

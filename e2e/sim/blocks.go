@@ -71,6 +71,17 @@ func (p *pool) take(n int) ([]*block, bool) {
 	return taken, true
 }
 
+// fits tells whether n blocks can be taken once found ones are held.
+func (p *pool) fits(n int, found []*block) bool {
+	free := p.nfree
+	for _, b := range found {
+		if b.refs == 0 {
+			free--
+		}
+	}
+	return n <= free
+}
+
 // share holds blocks that the prefix cache found.
 func (p *pool) share(blocks []*block) {
 	for _, b := range blocks {

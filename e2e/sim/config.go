@@ -51,7 +51,8 @@ type ScheduleConfig struct {
 
 // KVConfig describes the block pool and the hand-off.
 type KVConfig struct {
-	Blocks    int // in the pool, with the null block; default 512
+	// Blocks is the size of the pool, with the null block; default 512, or what the longest request needs.
+	Blocks    int
 	BlockSize int // tokens; default 32
 	// Lease is how long blocks wait for a decode engine that gives no sign of life; default 30 s. It is real time,
 	// whatever the TimeScale, because whoever coordinates engines keeps real time as well.
@@ -90,8 +91,10 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxModelLen, c.Model.MaxModelLen)
 	setDefault(&c.Schedule.MaxBatchedTokens, 2048)
 	setDefault(&c.Schedule.MaxSequences, 256)
-	setDefault(&c.KV.Blocks, 512)
 	setDefault(&c.KV.BlockSize, 32)
+	if c.KV.BlockSize > 0 {
+		setDefault(&c.KV.Blocks, max(512, blocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
+	}
 	setDefault(&c.KV.Lease, 30*time.Second)
 	setDefault(&c.KV.LoadFailure, FailLoad)
 	setDefault(&c.KV.HandshakeTimeout, 5*time.Second)

@@ -98,7 +98,7 @@ func TestFailureMatrix(t *testing.T) {
 			}
 			t.Run(string(policy)+"/"+row.name, func(t *testing.T) {
 				p := start(t)
-				d := start(t, func(c *Config) { c.KV.LoadFailure = policy; c.KV.HandshakeTimeout = 50 * time.Millisecond })
+				d := start(t, func(c *Config) { c.KV.LoadFailure = policy; c.KV.HandshakeTimeout = time.Second })
 				complete(t, d, ask(prompt(7, 40), 1, prefill(t, p, prompt(7, 40)))) // the pair knows each other
 				settle(t, p, "the release of the first hand-off", idle)
 				ids := prompt(1, 100)

@@ -42,7 +42,6 @@ type identity struct {
 	host        string // where peers fetch the metadata
 	port        int
 	fingerprint string
-	created     time.Time
 }
 
 // counts is what State reports and no metric of the real engine does.
@@ -77,7 +76,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg: cfg, log: cfg.Logger, transport: cfg.Transfer.Transport,
 		pool: newPool(cfg.KV.Blocks), metrics: newMetrics(&cfg), faults: newFaultList(),
 		live: make(map[*sequence]struct{}), leases: newLeaseBook(),
-		identity: identity{engineID: cfg.Transfer.EngineID, created: time.Now()},
+		identity: identity{engineID: cfg.Transfer.EngineID},
 	}
 	if err := e.openTransport(); err != nil {
 		return nil, err
@@ -205,9 +204,11 @@ func (e *Engine) run(ctx context.Context) {
 			e.apply(step)
 			step = batch{}
 		case n, ok := <-e.transport.Notifications():
-			if ok {
-				e.notified(string(n.Message))
+			if !ok {
+				e.die(fmt.Errorf("reading notifications: %w", transfer.ErrClosed))
+				break
 			}
+			e.notified(string(n.Message))
 		case <-timers.lease.C:
 			e.expireLeases(time.Now())
 		case <-timers.heartbeat.C:
@@ -234,9 +235,11 @@ func newLoopTimers(lease time.Duration) *loopTimers {
 }
 
 func (t *loopTimers) armLease(b *leaseBook) {
-	if next, ok := b.nextExpiry(); ok {
+	switch next, ok, changed := b.nextExpiry(); {
+	case !changed:
+	case ok:
 		t.lease.Reset(time.Until(next))
-	} else {
+	default:
 		t.lease.Stop()
 	}
 }

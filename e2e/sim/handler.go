@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -94,7 +95,7 @@ func (c *call) json(status int, body any) {
 }
 
 func (c *call) write(status int, body []byte) {
-	c.w.Header().Set("Content-Length", itoa(len(body)))
+	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	c.w.WriteHeader(status)
 	if _, err := c.w.Write(body); err != nil {
 		return // the client has left; there is nobody to tell

@@ -3,11 +3,8 @@ package sim
 import (
 	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 )
-
-func itoa(n int) string { return strconv.Itoa(n) }
 
 func (e *Engine) serveHealth(c *call) {
 	select {
@@ -35,7 +32,7 @@ func (e *Engine) serveLoad(c *call) {
 func (e *Engine) serveEventSources(c *call) { c.json(http.StatusOK, struct{}{}) }
 
 func (e *Engine) serveScaleOut(c *call) {
-	c.fail(&apiError{Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out", Type: "PermissionDeniedError", Code: http.StatusForbidden})
+	c.fail(&apiError{Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.", Type: "PermissionDeniedError", Code: http.StatusForbidden})
 }
 
 func (e *Engine) serveResetPrefixCache(c *call) {
@@ -160,7 +157,9 @@ func (e *Engine) serveTokenize(c *call) {
 	if _, chat := f.get("messages"); chat {
 		tokens = e.tokenizer().chatTokens(readMessages(f))
 	} else {
-		f.require("prompt")
+		if _, ok := f.require("prompt"); !ok {
+			f.require("messages")
+		}
 		tokens = e.tokenizer().split(f.text("prompt", ""))
 	}
 	model, names := f.text("model", ""), f.boolean("return_token_strs")

@@ -22,6 +22,7 @@ type leaseBook struct {
 	open    map[string]*lease
 	expired map[string]struct{}
 	order   []string // of expired, oldest first
+	changed bool     // since nextExpiry was asked last
 }
 
 // maxExpired bounds what is remembered of leases that ran out. Whoever reads later than so many others is counted as
@@ -32,13 +33,18 @@ func newLeaseBook() *leaseBook {
 	return &leaseBook{open: make(map[string]*lease), expired: make(map[string]struct{})}
 }
 
-func (b *leaseBook) nextExpiry() (next time.Time, ok bool) {
+// nextExpiry is asked between all steps, so it has to cost nothing while no lease changes: then it is not new.
+func (b *leaseBook) nextExpiry() (next time.Time, ok, changed bool) {
+	if !b.changed {
+		return next, false, false
+	}
+	b.changed = false
 	for _, l := range b.open {
 		if !ok || l.expires.Before(next) {
 			next, ok = l.expires, true
 		}
 	}
-	return next, ok
+	return next, ok, true
 }
 
 func (b *leaseBook) rememberExpired(id string) {
@@ -54,7 +60,7 @@ func (b *leaseBook) rememberExpired(id string) {
 func (e *Engine) handOff(s *sequence) *handoff {
 	delete(e.live, s)
 	l := &lease{blocks: s.blocks, expires: time.Now().Add(e.cfg.KV.Lease)}
-	e.leases.open[s.id] = l
+	e.leases.open[s.id], e.leases.changed = l, true
 	e.pool.pin(l.blocks)
 	h := &handoff{
 		DoRemotePrefill: true,
@@ -118,12 +124,13 @@ func (e *Engine) notified(message string) {
 func (e *Engine) prolong(id string, now time.Time) {
 	if l, ok := e.leases.open[id]; ok {
 		if until := now.Add(e.cfg.KV.Lease * 2 / 3); until.After(l.expires) {
-			l.expires = until
+			l.expires, e.leases.changed = until, true
 		}
 	}
 }
 
 func (e *Engine) expireLeases(now time.Time) {
+	e.leases.changed = true // the timer has to be set again, whatever is found
 	for id, l := range e.leases.open {
 		if !l.expires.After(now) {
 			e.expire(id, l)
@@ -141,6 +148,7 @@ func (e *Engine) expire(id string, l *lease) {
 
 func (e *Engine) endLease(id string, l *lease) {
 	delete(e.leases.open, id)
+	e.leases.changed = true
 	e.pool.unpin(l.blocks)
 	e.pool.release(l.blocks)
 }

@@ -25,6 +25,7 @@ type generateRequest struct {
 	maxTokens                             *int
 	sampling                              sampling
 	salt                                  string
+	instructions                          *string // of /v1/responses, which repeats them
 	fault                                 *Fault
 }
 
@@ -77,10 +78,14 @@ func checkBefore(f *fields) *apiError {
 // a hand-off differed from run to run with the real engine; here it always does, which is worse for the caller.
 func (q *generateRequest) checkLimits() *apiError {
 	if q.maxTokens != nil && *q.maxTokens < 1 {
-		v := strconv.Itoa(*q.maxTokens)
-		return badParameter("max_tokens", v, "max_tokens must be at least 1, got %s.", v).inSchema()
+		return noTokens(*q.maxTokens).inSchema()
 	}
 	return nil
+}
+
+func noTokens(maxTokens int) *apiError {
+	v := strconv.Itoa(maxTokens)
+	return badParameter("max_tokens", v, "max_tokens must be at least 1, got %s.", v)
 }
 
 // check is what the handler refuses: values, and prompts that do not fit.
@@ -124,18 +129,19 @@ func (q *generateRequest) checkPrompts(e *Engine) *apiError {
 		if i := slices.IndexFunc(p, func(t int) bool { return t < 0 || t >= e.cfg.Model.Vocabulary }); i >= 0 {
 			return badRequest("Token id %d is out of vocabulary", p[i])
 		}
-		if limit := e.cfg.MaxModelLen; len(p) >= limit {
-			return tooLong(limit, len(p))
+		switch limit := e.cfg.MaxModelLen; {
+		case len(p) > limit:
+			return tooLong(limit)
+		case len(p) == limit: // the limit of the answer has been clipped to nothing
+			return noTokens(0)
 		}
 	}
 	return nil
 }
 
-func tooLong(limit, n int) *apiError {
+// tooLong never counts further than to the first token too many.
+func tooLong(limit int) *apiError {
 	v := strconv.Itoa(limit + 1)
-	if n <= limit {
-		v = strconv.Itoa(n)
-	}
 	return badParameter("input_tokens", v,
 		"This model's maximum context length is %d tokens. However, your prompt contains at least %s input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.", limit, v)
 }

@@ -117,8 +117,9 @@ func (e *Engine) readResponses(f *fields) (*generateRequest, *apiError) {
 	q := readCommon(f)
 	q.maxTokens = f.optionalInteger("max_output_tokens")
 	var messages []chatMessage
-	if s, ok := f.get("instructions"); ok {
-		messages = append(messages, chatMessage{"system", contentText(s)})
+	if s := f.text("instructions", ""); s != "" {
+		q.instructions = &s
+		messages = append(messages, chatMessage{"system", s})
 	}
 	if raw, ok := f.require("input"); ok {
 		if raw[0] == '"' {
@@ -138,7 +139,8 @@ func (e *Engine) readResponses(f *fields) (*generateRequest, *apiError) {
 
 func (e *Engine) newResponse(q *generateRequest, seq *sequence) response {
 	return response{
-		ID: q.id, CreatedAt: time.Now().Unix(), Model: e.cfg.ServedModelName, Object: "response", Output: []responseItem{},
+		ID: q.id, CreatedAt: time.Now().Unix(), Instructions: q.instructions,
+		Model: e.cfg.ServedModelName, Object: "response", Output: []responseItem{},
 		ParallelToolCalls: true, Temperature: pythonFloat(q.temperature), ToolChoice: "none", Tools: []any{}, TopP: pythonFloat(q.topP),
 		MaxOutputTokens: seq.sampling.maxTokens, ServiceTier: "auto", Status: "in_progress", Truncation: "disabled",
 	}

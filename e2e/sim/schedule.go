@@ -99,14 +99,13 @@ func (e *Engine) admit(s *sequence, budget int) (n int, ok bool) {
 	if s.load != loadWanted {
 		wanted = min(wanted, len(hit)*e.cfg.KV.BlockSize+budget)
 	}
-	// Held first: taking fresh blocks must not evict the very blocks that were found.
-	e.pool.share(hit)
-	s.blocks = hit
-	if !e.grow(s, wanted) {
-		e.pool.release(hit)
-		s.blocks = nil
+	fresh := blocksFor(wanted, e.cfg.KV.BlockSize) - len(hit)
+	if !e.pool.fits(fresh, hit) {
 		return 0, false
 	}
+	e.pool.share(hit) // first: taking fresh blocks must not evict the very blocks that were found
+	blocks, _ := e.pool.take(fresh)
+	s.blocks = append(hit, blocks...)
 	s.computed = len(hit) * e.cfg.KV.BlockSize
 	e.countPrefix(s)
 	if s.load == loadWanted {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -194,7 +195,7 @@ func (c *busyConns) drained() <-chan struct{} {
 
 // TransferAddress is the host:port that hand-offs name.
 func (e *Engine) TransferAddress() string {
-	return net.JoinHostPort(e.identity.host, itoa(e.identity.port))
+	return net.JoinHostPort(e.identity.host, strconv.Itoa(e.identity.port))
 }
 
 // ID is the engine id that hand-offs name; it is new for every start.

@@ -3,8 +3,21 @@ package sim
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"slices"
 )
+
+// encodeJSON writes a value as the engine does: without blanks, and with every character as itself.
+// The values are this package's own, so failing to encode one is a bug.
+func encodeJSON(v any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
 
 // member is one member of an object whose order matters.
 type member struct {

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/e2e/sim"
+)
+
+func TestMain(m *testing.M) {
+	boottest.Main(m, map[string]func(){"sim": func() { boot.Main(run) }})
+}
+
+func TestScripts(t *testing.T) { boottest.Scripts(t) }
+
+// TestFlagsReachTheEngine: no flag is read and then forgotten.
+func TestFlagsReachTheEngine(t *testing.T) {
+	f := defaults()
+	_, err := program.Load(boot.IO{Name: "sim"}, &f, []string{
+		"--model=llama-3.1-8b-h100", "--served-model-name=llama", "--max-model-len=300", "--time-scale=0.5", "--max-num-batched-tokens=100",
+		"--max-num-seqs=3", "--max-num-queued-reqs=4", "--blocks=21", "--block-size=16", "--kv-lease=9s", "--kv-load-failure-policy=recompute",
+		"--no-prefill-cached-tokens", "--keep-alive=7s", "--host=127.0.0.2",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := f.config()
+	want := sim.Config{
+		ServedModelName: "llama", MaxModelLen: 300, TimeScale: 0.5, KeepAlive: f.Listen.KeepAlive,
+		Schedule: sim.ScheduleConfig{MaxBatchedTokens: 100, MaxSequences: 3, MaxQueuedRequests: 4},
+		KV:       sim.KVConfig{Blocks: 21, BlockSize: 16, Lease: f.KV.Lease, LoadFailure: sim.RecomputeLoad, OmitPrefillCachedTokens: true},
+		Transfer: sim.TransferConfig{Address: "127.0.0.2:0"},
+	}
+	if got.Model.Name != "llama-3.1-8b-h100" || f.KV.Lease.Seconds() != 9 || f.Listen.KeepAlive.Seconds() != 7 {
+		t.Errorf("model %s, lease %v, keep-alive %v", got.Model.Name, f.KV.Lease, f.Listen.KeepAlive)
+	}
+	if got.Model = want.Model; got.Schedule != want.Schedule || got.KV != want.KV || got.ServedModelName != want.ServedModelName ||
+		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.Address != want.Transfer.Address {
+		t.Errorf("config %+v\nwant   %+v", got, want)
+	}
+}
+
+// TestDeathIsExitOne: the program ends with its engine, and says of what.
+func TestDeathIsExitOne(t *testing.T) {
+	out, ready := io.Pipe()
+	var stderr strings.Builder
+	code := make(chan int, 1)
+	go func() {
+		std := boot.IO{Name: "sim", Stdout: ready, Stderr: &stderr}
+		code <- boot.Run(t.Context(), std, []string{"--port=0", "--admin-port=0", "--time-scale=0"}, run)
+		ready.Close()
+	}()
+	var line struct{ Addresses struct{ HTTP string } }
+	if err := json.NewDecoder(out).Decode(&line); err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, out) // until the program closes it
+	body := `{"prompt":"a","max_tokens":1,"kv_transfer_params":{"do_remote_prefill":true}}`
+	resp, err := http.Post("http://"+line.Addresses.HTTP+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusInternalServerError {
+		t.Errorf("status %d", resp.StatusCode)
+	}
+	if got := <-code; got != boot.CodeFailed || !strings.Contains(stderr.String(), "sim: running the engine: ") {
+		t.Errorf("exit code %d, stderr %q", got, stderr.String())
+	}
+	http.DefaultClient.CloseIdleConnections()
+}

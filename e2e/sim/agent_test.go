@@ -1,0 +1,235 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+// TestThirdAgentReleases: whoever knows the address in a hand-off can give it back, without memory and without decode.
+func TestThirdAgentReleases(t *testing.T) {
+	p := start(t)
+	h := prefill(t, p, prompt(1, 100))
+	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close()
+	metadata, err := transfer.Fetch(t.Context(), joinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := agent.Load(t.Context(), metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(peer) != h["remote_engine_id"] {
+		t.Errorf("the agent at the address is %s, the hand-off names %s", peer, h["remote_engine_id"])
+	}
+	release := []byte(h["remote_request_id"].(string) + ":1")
+	if err := agent.Notify(t.Context(), peer, release); err != nil {
+		t.Fatal(err)
+	}
+	if st := settle(t, p, "the release", idle); st.Released != 1 || st.Expired != 0 {
+		t.Errorf("state %+v", st)
+	}
+	if err := agent.Notify(t.Context(), peer, release); err != nil {
+		t.Fatal(err)
+	}
+	// A second release finds nothing; it is counted as the engine counts it, but no lease had run out.
+	if st := p.Engine.State(); st.StaleReads != 0 || st.Released != 1 {
+		t.Errorf("state %+v", st)
+	}
+}
+
+// TestThirdAgentHolds: heartbeats keep a lease of 30 s for a minute, and it ends two thirds of a lease after the last.
+func TestThirdAgentHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite()
+		p := s.engine(t)
+		agent, err := transfer.NewMem(s.network, "sidecar")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer agent.Close()
+		var h handoff
+		if err := json.Unmarshal(serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams, &h); err != nil {
+			t.Fatal(err)
+		}
+		peer, err := agent.Load(t.Context(), s.engines[0].Metadata())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 15 {
+			pass(t, 4*time.Second)
+			if err := agent.Notify(t.Context(), peer, []byte("HB:nobody,"+h.RemoteRequestID)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(t, 20*time.Second-time.Millisecond)
+		if st := p.State(); st.Blocks.Pinned != 4 {
+			t.Errorf("held for a minute: %+v", st)
+		}
+		pass(t, 2*time.Millisecond)
+		synctest.Wait()
+		if st := p.State(); st.Expired != 1 {
+			t.Errorf("no longer held: %+v", st)
+		}
+	})
+}
+
+// TestReaders: a release that speaks of two readers waits for the second.
+func TestReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSite().engine(t)
+		var h handoff
+		if err := json.Unmarshal(serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams, &h); err != nil {
+			t.Fatal(err)
+		}
+		for i, pinned := range []int{4, 0} {
+			p.call(func() { p.notified(h.RemoteRequestID + ":2") })
+			if st := p.State(); st.Blocks.Pinned != pinned {
+				t.Errorf("%d blocks pinned after notification %d", st.Blocks.Pinned, i+1)
+			}
+		}
+	})
+}
+
+// hungTransport is a peer that is stopped: reads wait until it goes on.
+type hungTransport struct {
+	transfer.Transport
+	goOn chan struct{}
+}
+
+func (h *hungTransport) Read(ctx context.Context, from transfer.Peer, spans []transfer.Span, into [][]byte, notify []byte) error {
+	select {
+	case <-h.goOn:
+		return h.Transport.Read(ctx, from, spans, into, notify)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestHungPeer: the engine has no deadline. Others are served meanwhile, a client that leaves leaves the blocks to the
+// transfer, and nothing remains once the peer goes on.
+func TestHungPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite()
+		p := s.engine(t)
+		hung := &hungTransport{goOn: make(chan struct{})}
+		d := s.engine(t, func(c *Config) {
+			hung.Transport = c.Transfer.Transport
+			c.Transfer.Transport = hung
+		})
+		h := serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { serve(ctx, d, ask(prompt(1, 100), 4, h)) })
+		pass(t, 20*time.Minute)
+		if other := serve(t.Context(), d, ask(prompt(2, 100), 4, nil)); len(other.tokens()) != 4 {
+			t.Errorf("another request got %+v", other)
+		}
+		if st := p.State(); st.Expired != 0 {
+			t.Errorf("prefill state %+v: heartbeats stopped", st)
+		}
+		cancel()
+		wg.Wait()
+		if st := d.State(); st.Blocks.Used != 4 {
+			t.Errorf("%d blocks used: bytes may still land in 4", st.Blocks.Used)
+		}
+		close(hung.goOn)
+		synctest.Wait()
+		if p, d := p.State(), d.State(); p.Blocks.Used != 0 || d.Blocks.Used != 0 {
+			t.Errorf("prefill %+v, decode %+v", p, d)
+		}
+	})
+}
+
+// TestUsedTwice: a hand-off that is read again before anybody has reused its blocks is right by luck, and is counted.
+func TestUsedTwice(t *testing.T) {
+	p, d, other := start(t), start(t), start(t)
+	ids := prompt(1, 100)
+	h := prefill(t, p, ids)
+	first, second := complete(t, d, ask(ids, 6, h)), complete(t, other, ask(ids, 6, h))
+	if !slices.Equal(first.tokens(), second.tokens()) {
+		t.Errorf("tokens %v and %v", first.tokens(), second.tokens())
+	}
+	if page := metricsPage(t, p); !strings.Contains(page, `vllm:nixl_num_notifications_after_expiry_total{engine="0",model_name="tiny"} 1.0`) {
+		t.Error("the second notification is not counted")
+	}
+}
+
+// TestLostTransport: an engine whose transport is gone can keep no promise about its KV.
+func TestLostTransport(t *testing.T) {
+	s := newSite()
+	e := s.engine(t)
+	if err := s.engines[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-e.Done()
+	if !errors.Is(e.Err(), transfer.ErrClosed) {
+		t.Errorf("the engine ended with %v", e.Err())
+	}
+}
+
+// TestOtherModel: KV of another model is foreign, whatever the prompt.
+func TestOtherModel(t *testing.T) {
+	p := start(t, func(c *Config) { c.Model, c.ServedModelName = model(t, "tiny"), "tiny"; c.Model.Name = "other" })
+	d := start(t)
+	ids := prompt(1, 100)
+	want := complete(t, d, ask(ids, 6, nil)).tokens()
+	do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
+	if got := complete(t, d, ask(ids, 6, prefill(t, p, ids))).tokens(); slices.Equal(got, want) {
+		t.Error("another model's KV gave the right tokens")
+	}
+	if st := d.Engine.State(); st.ForeignReads != 1 {
+		t.Errorf("state %+v", st)
+	}
+}
+
+// TestLongPrefill: a prefill of several tokens hands over what it generated as well, and omits what it had cached.
+func TestLongPrefill(t *testing.T) {
+	p, d, plain := start(t), start(t), start(t)
+	ids := prompt(1, 100)
+	c := complete(t, p, ask(ids, 4, prefillLeg))
+	var h handoff
+	if err := json.Unmarshal(c.KVTransferParams, &h); err != nil {
+		t.Fatal(err)
+	}
+	if h.RemoteNumTokens != 103 || h.RemotePrefillCachedTokens != nil {
+		t.Errorf("hand-off %s", c.KVTransferParams)
+	}
+	got, want := complete(t, d, ask(ids, 6, h)), complete(t, plain, ask(ids, 6, nil))
+	if !slices.Equal(got.tokens(), want.tokens()) || got.Usage.PromptTokensDetails.CachedTokens != 100 {
+		t.Errorf("tokens %v, want %v; %d cached", got.tokens(), want.tokens(), got.Usage.PromptTokensDetails.CachedTokens)
+	}
+}
+
+// TestPrefillThatStops: the first token may end the answer; the hand-off is there, and decode stops as well.
+func TestPrefillThatStops(t *testing.T) {
+	p, d := start(t), start(t)
+	body := ask(prompt(1, 100), 1, nil)
+	body["stop_token_ids"] = complete(t, d, body).tokens()
+	do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
+	body["kv_transfer_params"] = prefillLeg
+	c := complete(t, p, body)
+	body["kv_transfer_params"], body["max_tokens"] = c.KVTransferParams, 9
+	got := complete(t, d, body)
+	for _, choice := range []string{c.Choices[0].FinishReason, got.Choices[0].FinishReason} {
+		if choice != "stop" {
+			t.Errorf("finish reason %q", choice)
+		}
+	}
+	if len(got.tokens()) != 1 {
+		t.Errorf("decode generated %v", got.tokens())
+	}
+}

@@ -1,0 +1,120 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestNothingIsLost: over random requests on a pair, with clients that leave at random moments, choices, batches, hand-offs
+// nobody reads, hand-offs that are damaged and KV that goes stale, every block is free in the end, whatever the policy.
+func TestNothingIsLost(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite()
+				small := func(c *Config) {
+					c.KV.Blocks, c.MaxModelLen, c.Schedule.MaxSequences = 40, 600, 4
+					c.Schedule.MaxBatchedTokens = 128
+					if seed%2 == 1 {
+						c.KV.LoadFailure = RecomputeLoad
+					}
+				}
+				p, d := s.engine(t, small), s.engine(t, small)
+				r := rand.New(rand.NewPCG(seed, 7))
+				var wg sync.WaitGroup
+				for range 120 {
+					c := randomCase(r)
+					wg.Go(func() { c.run(t.Context(), p, d) })
+					pass(t, time.Duration(r.IntN(30))*time.Millisecond)
+				}
+				wg.Wait()
+				pass(t, time.Minute) // the leases of what nobody read
+				synctest.Wait()
+				for name, e := range map[string]*Engine{"prefill": p, "decode": d} {
+					checkEmpty(t, name, e)
+				}
+			})
+		})
+	}
+}
+
+func checkEmpty(t *testing.T, name string, e *Engine) {
+	t.Helper()
+	ran := e.call(func() {
+		if e.pool.used() != 0 || e.pool.pinned != 0 || len(e.leases.open) != 0 {
+			t.Errorf("%s: %d blocks used, %d pinned, %d leases", name, e.pool.used(), e.pool.pinned, len(e.leases.open))
+		}
+		if len(e.live) != 0 || len(e.running) != 0 || len(e.waiting) != 0 {
+			t.Errorf("%s: %d sequences live, %d running, %d waiting", name, len(e.live), len(e.running), len(e.waiting))
+		}
+		if e.counts.requests == 0 {
+			t.Errorf("%s: it had nothing to do", name)
+		}
+	})
+	if !ran {
+		t.Errorf("%s died: %v", name, e.Err())
+	}
+}
+
+// randomRequest is one request of the property test and what happens to it.
+type randomRequest struct {
+	ids        []int
+	max, n     int
+	remote     bool
+	batch      bool
+	stale      bool
+	damage     string        // of the hand-off; "" for none, "drop" if decode never hears of it
+	leavesIn   time.Duration // after its start; 0: it stays
+	pauseAfter time.Duration // between the legs
+}
+
+// survivable are the damages that no engine dies of.
+var survivable = []string{"", "", "", "", "drop", "far-blocks", "wrong-engine", "wrong-request", "missing-cached", "string-blocks", "foreign", "flag-false"}
+
+func randomCase(r *rand.Rand) randomRequest {
+	c := randomRequest{
+		ids: prompt(r.IntN(5), 1+r.IntN(400)), max: 1 + r.IntN(60), n: 1 + r.IntN(2),
+		remote: r.IntN(3) > 0, batch: r.IntN(8) == 0, stale: r.IntN(10) == 0,
+		damage: survivable[r.IntN(len(survivable))], pauseAfter: time.Duration(r.IntN(50)) * time.Millisecond,
+	}
+	if r.IntN(3) == 0 {
+		c.leavesIn = time.Duration(1 + r.IntN(400)*int(time.Millisecond))
+	}
+	return c
+}
+
+func (c randomRequest) run(ctx context.Context, p, d *Engine) {
+	if c.leavesIn > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.leavesIn)
+		defer cancel()
+	}
+	body := ask(c.ids, c.max, nil)
+	body["n"], body["temperature"] = c.n, 1
+	if c.remote {
+		leg := ask(c.ids, 1, prefillLeg)
+		if c.batch {
+			leg["prompt"] = [][]int{c.ids, c.ids}
+		}
+		if c.stale && p.AddFault(Fault{Leg: legPrefill, Fault: faultStale, Count: 1}) != nil {
+			return
+		}
+		answer := serve(ctx, p, leg)
+		var h *handoff
+		if json.Unmarshal(answer.KVTransferParams, &h) != nil || h == nil || c.damage == "drop" || sleep(ctx, c.pauseAfter) != nil {
+			return
+		}
+		if c.damage == "" {
+			body["kv_transfer_params"] = h
+		} else {
+			body["kv_transfer_params"] = damages[c.damage](h)
+		}
+	}
+	serve(ctx, d, body)
+}

@@ -1,0 +1,188 @@
+package sim
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestKeepAlive: an idle connection is closed by FIN, not by RST, and not before its time.
+func TestKeepAlive(t *testing.T) {
+	s := start(t, func(c *Config) { c.KeepAlive = 300 * time.Millisecond })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(conn)
+	for range 2 {
+		fmt.Fprint(conn, "GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("answer %v, %v", resp, err)
+		}
+	}
+	if _, err := r.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("the connection ended with %v", err)
+	}
+	if cfg, err := (Config{}).withDefaults(); err != nil || cfg.KeepAlive != 5*time.Second {
+		t.Errorf("the default is %v (%v)", cfg.KeepAlive, err)
+	}
+}
+
+// TestChoicesAndSeeds: choices differ, seeds shift the draw, and everything repeats.
+func TestChoicesAndSeeds(t *testing.T) {
+	s := start(t)
+	request := func(seed any, n int) completionOf {
+		body := ask(prompt(1, 50), 8, nil)
+		body["temperature"], body["n"], body["seed"] = 1, n, seed
+		return complete(t, s, body)
+	}
+	greedy := complete(t, s, ask(prompt(1, 50), 8, nil)).tokens()
+	two := request(nil, 2)
+	if !slices.Equal(two.Choices[0].TokenIDs, greedy) || slices.Equal(two.Choices[1].TokenIDs, greedy) {
+		t.Errorf("choices %v, greedy %v", two.Choices, greedy)
+	}
+	if a, b := request(7, 1).tokens(), request(8, 1).tokens(); slices.Equal(a, b) || !slices.Equal(a, request(7, 1).tokens()) {
+		t.Errorf("seeds gave %v and %v", a, b)
+	}
+}
+
+// TestMinTokens: an answer that would end by itself goes on until it is long enough, or past its end on request.
+func TestMinTokens(t *testing.T) {
+	s := start(t, func(c *Config) { c.Model = model(t, "tiny"); c.Model.EOSEvery = 4 })
+	lengths := func(add map[string]any) (list []int) {
+		for seed := range 30 {
+			body := ask(prompt(seed, 20), 40, nil)
+			for k, v := range add {
+				body[k] = v
+			}
+			c := complete(t, s, body)
+			list = append(list, c.Usage.CompletionTokens)
+			if ended := c.Usage.CompletionTokens < 40; ended != (c.Choices[0].FinishReason == "stop") {
+				t.Errorf("%d tokens and finish reason %s", c.Usage.CompletionTokens, c.Choices[0].FinishReason)
+			}
+		}
+		return list
+	}
+	if free, long := lengths(nil), lengths(map[string]any{"min_tokens": 20}); slices.Min(free) >= 20 || slices.Min(long) < 20 || slices.Min(long) == 40 {
+		t.Errorf("lengths %v, and with min_tokens 20 %v", free, long)
+	}
+	if all := lengths(map[string]any{"ignore_eos": true}); slices.Min(all) != 40 {
+		t.Errorf("with ignore_eos %v", all)
+	}
+}
+
+// TestCacheSalt: prompts with different salts share no blocks.
+func TestCacheSalt(t *testing.T) {
+	s := start(t)
+	var cached []int
+	for _, salt := range []string{"a", "a", "b"} {
+		body := ask(prompt(1, 100), 1, nil)
+		body["cache_salt"] = salt
+		cached = append(cached, complete(t, s, body).Usage.PromptTokensDetails.CachedTokens)
+	}
+	if !slices.Equal(cached, []int{0, 96, 0}) {
+		t.Errorf("cached tokens %v", cached)
+	}
+}
+
+// TestGauges: a request that runs and one that waits show on the page.
+func TestGauges(t *testing.T) {
+	s := start(t, func(c *Config) { c.TimeScale = 1e6; c.Schedule.MaxSequences = 1; c.KV.Blocks = 257 })
+	occupy(t, s) // one block of 256
+	occupy(t, s)
+	page := metricsPage(t, s)
+	for _, line := range []string{
+		`vllm:num_requests_running{engine="0",model_name="tiny"} 1.0`,
+		`vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0`,
+		`vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 1.0`,
+		`vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.00390625`,
+		`vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} 1.0`,
+		`block_size="32"`, `num_gpu_blocks="257"`,
+	} {
+		if !strings.Contains(page, line) {
+			t.Errorf("the page lacks %s", line)
+		}
+	}
+}
+
+// TestAccounting: what the counters of both engines say of one hand-off.
+func TestAccounting(t *testing.T) {
+	p, d := start(t), start(t)
+	complete(t, d, ask(prompt(1, 100), 4, prefill(t, p, prompt(1, 100))))
+	series := func(name string, labels ...string) string {
+		return fmt.Sprintf(`vllm:%s{engine="0",model_name="tiny"%s} `, name, strings.Join(labels, ""))
+	}
+	for _, c := range []struct {
+		engine *Server
+		series string
+		want   string
+	}{
+		{p, series("prompt_tokens_by_source_total", `,source="local_compute"`), "100.0"},
+		{p, series("external_prefix_cache_queries_total"), "100.0"},
+		{p, series("external_prefix_cache_hits_total"), "0.0"},
+		{p, series("nixl_bytes_transferred_count"), "0.0"},
+		{d, series("prompt_tokens_by_source_total", `,source="local_compute"`), "0.0"},
+		{d, series("prompt_tokens_by_source_total", `,source="external_kv_transfer"`), "100.0"},
+		{d, series("prompt_tokens_cached_by_source_total", `,source="p2p"`), "100.0"},
+		{d, series("external_prefix_cache_hits_total"), "100.0"},
+		{d, series("nixl_bytes_transferred_sum"), "65536.0"},
+		{d, series("nixl_num_descriptors_sum"), "1.0"},
+		{d, series("generation_tokens_total"), "4.0"},
+		{d, series("time_to_first_token_seconds_count"), "1.0"},
+		{d, series("inter_token_latency_seconds_count"), "3.0"},
+	} {
+		if page := metricsPage(t, c.engine); !strings.Contains(page, c.series+c.want+"\n") {
+			_, rest, _ := strings.Cut(page, c.series)
+			value, _, _ := strings.Cut(rest, "\n")
+			t.Errorf("%s is %s, want %s", c.series, value, c.want)
+		}
+	}
+}
+
+func TestTruthy(t *testing.T) {
+	for raw, want := range map[string]bool{
+		`null`: false, `false`: false, `0`: false, `0.0`: false, `""`: false, `[]`: false, `{}`: false,
+		`true`: true, `1`: true, `"no"`: true, `[0]`: true, `{"a":0}`: true,
+	} {
+		p := parseTransferParams(json.RawMessage(`{"do_remote_prefill":` + raw + `}`))
+		if p.remotePrefill != want {
+			t.Errorf("%s counts as %v", raw, p.remotePrefill)
+		}
+	}
+}
+
+// TestContentOfMessages: text counts wherever it stands, and other parts have no tokens.
+func TestContentOfMessages(t *testing.T) {
+	s := start(t)
+	count := func(content string) int {
+		var got struct{ Count int }
+		do(t, http.MethodPost, s.URL+"/tokenize", `{"messages":[{"role":"user","content":`+content+`}]}`).decode(t, &got)
+		return got.Count
+	}
+	if whole, parts := count(`"ab cd"`), count(`[{"type":"text","text":"ab"},{"type":"image_url"},{"type":"text","text":" cd"}]`); whole != parts {
+		t.Errorf("%d tokens as text, %d as parts", whole, parts)
+	}
+	if none, empty := count(`null`), count(`""`); none != empty {
+		t.Errorf("%d tokens for null, %d for nothing", none, empty)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	s := start(t)
+	if a := s.TransferAddr(); a.String() != s.Transfer || a.Network() != "tcp" || s.Transfer != s.Engine.TransferAddress() {
+		t.Errorf("addresses %v, %s", a, s.Transfer)
+	}
+}
