@@ -183,6 +183,20 @@ func mustSend(t *testing.T, c call, base, model string) reply {
 	return r
 }
 
+// begin makes a call in the background; what comes of it can be received.
+func begin(t *testing.T, c call, base, model string) <-chan reply {
+	got := make(chan reply, 1)
+	ctx := within(t)
+	go func() {
+		r, err := c.send(ctx, base, model)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	return got
+}
+
 // mustMatch fails unless a reply is whole and has the tokens of an undisturbed engine.
 func mustMatch(t *testing.T, got reply, stream bool, want []int) {
 	t.Helper()

@@ -498,14 +498,7 @@ func testDrain(t *testing.T, p *pair) {
 	s := startSidecar(t, p.decode.addr)
 	c := call{api: pd.APICompletions, prompt: p.fresh(100), tokens: 400, stream: true}
 	want := p.want(t, c)
-	got := make(chan reply, 1)
-	go func() {
-		r, err := c.remote(p.prefill.addr).send(within(t), s.addr("http"), p.model)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- r
-	}()
+	got := begin(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
 	waitRunning(t, p.decode)
 	s.stop(t)
 	mustMatch(t, <-got, true, want)
@@ -518,14 +511,7 @@ func testPrefillStopped(t *testing.T, p *pair) {
 		c := call{api: pd.APICompletions, prompt: p.fresh(200), tokens: 8, stream: stream}
 		want := p.want(t, c)
 		g.shut()
-		got := make(chan reply, 1)
-		go func() {
-			r, err := c.remote(p.prefill.addr).send(within(t), s.addr("http"), p.model)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- r
-		}()
+		got := begin(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
 		<-g.held
 		p.prefill.pause(t)
 		defer p.prefill.resume(t)
@@ -549,14 +535,7 @@ func testFrozen(t *testing.T, p *pair) {
 		want := p.want(t, c)
 		expired := p.prefill.metric(t, expiries)
 		g.shut()
-		got := make(chan reply, 1)
-		go func() {
-			r, err := c.remote(g.addr).send(within(t), s.addr("http"), p.model)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- r
-		}()
+		got := begin(t, c.remote(g.addr), s.addr("http"), p.model)
 		<-g.held
 		s.freeze(t)
 		g.release()
@@ -593,14 +572,7 @@ func testPrefillKilled(t *testing.T, p *pair) {
 		c.prompt = p.fresh(200)
 		want = p.want(t, c)
 		g.shut()
-		got := make(chan reply, 1)
-		go func() {
-			r, err := c.remote(p.prefill.addr).send(within(t), s.addr("http"), p.model)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- r
-		}()
+		got := begin(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
 		<-g.held
 		p.prefill.kill(t)
 		g.release()

@@ -23,20 +23,24 @@ type exchange struct {
 	ctx    context.Context // the request's: ends when the client leaves, by cause errCut when the sidecar drains
 	cancel context.CancelCauseFunc
 
-	id       string
-	route    route
-	state    state
-	clock    pd.Clock
-	decision pd.Decision
-	scan     *body.Scanner // of a held body; goes back to the pool
-	hand     handInHand
-	target   string   // of the last prefill leg
-	status   int      // sent to the client; 0 = none
-	told     pd.Phase // the first phase that the answer's headers could not tell yet
-	usage    body.Usage
-	end      pd.End
+	id    string
+	route route
+	state state
+	clock pd.Clock
+	scan  *body.Scanner // of a held body; goes back to the pool
+	hand  handInHand
+	span  trace.Span
+	report
+}
 
-	span       trace.Span
+// report is what will be told of an exchange: to the client, in metrics and in the trace.
+type report struct {
+	decision   pd.Decision
+	target     string   // of the last prefill leg
+	status     int      // sent to the client; 0 = none
+	told       pd.Phase // the first phase that the answer's headers could not tell yet
+	usage      body.Usage
+	end        pd.End
 	releaseWay string
 	failure    error // why the answer is not what was asked for
 }
@@ -67,7 +71,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	start := time.Now()
 	s.budget.earn()
 	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: requestID(r.Header),
-		usage: body.NoUsage}
+		report: report{usage: body.NoUsage}}
 	ctx, span := s.tracing.request(r, api, start)
 	x.span = span
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
