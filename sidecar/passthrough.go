@@ -23,6 +23,7 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 			p.Out.Host = p.In.Host
+			p.Out.URL.RawQuery = p.In.URL.RawQuery  // what net/url cannot parse, an engine may
 			for _, name := range forwardedHeaders { // the proxy before us has written them
 				if values, ok := p.In.Header[name]; ok {
 					p.Out.Header[name] = values

@@ -67,7 +67,8 @@ func readTargets(path string) ([]pd.Target, error) {
 	}
 	defer f.Close()
 	var targets []pd.Target
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
 		line, _, _ := strings.Cut(lines.Text(), "#")
 		if line = strings.TrimSpace(line); line == "" {
 			continue
@@ -77,6 +78,9 @@ func readTargets(path string) ([]pd.Target, error) {
 			return nil, fmt.Errorf("reading %s: %w", path, err)
 		}
 		targets = append(targets, t...)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
 	return targets, nil
 }
@@ -150,10 +154,14 @@ func (w *warmup) meet(ctx context.Context, t pd.Target) error {
 	}
 	resp, err := w.s.local.RoundTrip(leg)
 	if err != nil {
+		w.s.forget(header.Get("X-Request-Id"), offer)
 		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
+		if keepsHold(resp.StatusCode) {
+			w.s.forget(header.Get("X-Request-Id"), offer)
+		}
 		return fmt.Errorf("decode answered %s", resp.Status)
 	}
 	_, err = io.Copy(io.Discard, resp.Body)

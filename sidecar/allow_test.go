@@ -1,0 +1,141 @@
+package sidecar
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+func TestAllowRuleText(t *testing.T) {
+	cases := []struct {
+		in, prefix string
+		port       uint16
+		out        string
+	}{
+		{"10.0.0.0/8", "10.0.0.0/8", 0, "10.0.0.0/8"},
+		{"10.0.0.0/8:8000", "10.0.0.0/8", 8000, "10.0.0.0/8:8000"},
+		{"10.0.0.0/8:*", "10.0.0.0/8", 0, "10.0.0.0/8"},
+		{"10.1.2.3", "10.1.2.3/32", 0, "10.1.2.3/32"},
+		{"10.1.2.3:65535", "10.1.2.3/32", 65535, "10.1.2.3/32:65535"},
+		{"10.1.2.3/8", "10.0.0.0/8", 0, "10.0.0.0/8"}, // the host bits mean nothing
+		{"fd00::/8", "fd00::/8", 0, "fd00::/8"},
+		{"fd00::1", "fd00::1/128", 0, "fd00::1/128"},
+		{"[fd00::/8]:8000", "fd00::/8", 8000, "[fd00::/8]:8000"},
+		{"[fd00::1]:8000", "fd00::1/128", 8000, "[fd00::1/128]:8000"},
+		{"[fd00::/8]", "fd00::/8", 0, "fd00::/8"},
+		{"::ffff:10.1.2.3", "10.1.2.3/32", 0, "10.1.2.3/32"},
+		{"0.0.0.0/0", "0.0.0.0/0", 0, "0.0.0.0/0"},
+	}
+	for _, c := range cases {
+		t.Run(c.in, func(t *testing.T) {
+			var r AllowRule
+			if err := r.UnmarshalText([]byte(c.in)); err != nil {
+				t.Fatal(err)
+			}
+			if r.Prefix.String() != c.prefix || r.Port != c.port {
+				t.Errorf("got %v port %d", r.Prefix, r.Port)
+			}
+			out, err := r.MarshalText()
+			if err != nil || string(out) != c.out {
+				t.Errorf("printed %s, %v", out, err)
+			}
+			var again AllowRule
+			if err := again.UnmarshalText(out); err != nil || again != r {
+				t.Errorf("read again %v, %v", again, err)
+			}
+		})
+	}
+	for _, in := range []string{"", "x", "10.0.0.0/33", "10.0.0.0/8:0", "10.0.0.0/8:65536", "10.0.0.0/8:x", "10.0.0.0/8:-1", "[fd00::/8", "[fd00::/8]8000",
+		"[fd00::/8]:0", "fd00::/8:8000", "10.0.0:80", ":80", "[]:80", "pods.local", "10.0.0.0/8,10.0.0.0/8"} {
+		t.Run("not "+in, func(t *testing.T) {
+			r := AllowRule{Port: 7}
+			if err := r.UnmarshalText([]byte(in)); err == nil {
+				t.Errorf("was read as %v", r)
+			}
+			if (r != AllowRule{Port: 7}) {
+				t.Errorf("was changed to %v", r)
+			}
+		})
+	}
+}
+
+func rules(t *testing.T, texts ...string) []AllowRule {
+	t.Helper()
+	list := make([]AllowRule, len(texts))
+	for i, text := range texts {
+		if err := list[i].UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list
+}
+
+func TestAllowList(t *testing.T) {
+	cases := []struct {
+		name  string
+		rules []string // none: the default
+		to    string
+		want  bool
+	}{
+		{"10/8", nil, "10.1.2.3:1", true},
+		{"the end of 10/8", nil, "10.255.255.255:65535", true},
+		{"172.16/12", nil, "172.31.0.1:80", true},
+		{"behind 172.16/12", nil, "172.32.0.1:80", false},
+		{"192.168/16", nil, "192.168.0.1:80", true},
+		{"100.64/10", nil, "100.127.0.1:80", true},
+		{"behind 100.64/10", nil, "100.128.0.1:80", false},
+		{"fc00::/7", nil, "[fd12::1]:80", true},
+		{"public", nil, "8.8.8.8:80", false},
+		{"public IPv6", nil, "[2001:db8::1]:80", false},
+		{"loopback", nil, "127.0.0.1:80", false},
+		{"IPv6 loopback", nil, "[::1]:80", false},
+		{"unspecified", nil, "0.0.0.0:80", false},
+		{"link-local", nil, "169.254.1.1:80", false},
+		{"IPv6 link-local", nil, "[fe80::1]:80", false},
+		{"metadata", nil, "169.254.169.254:80", false},
+		{"Alibaba's metadata", nil, "100.100.100.200:80", false},
+		{"AWS's IPv6 metadata", nil, "[fd00:ec2::254]:80", false},
+		{"multicast", nil, "224.0.0.1:80", false},
+		{"mapped private", nil, "[::ffff:10.1.2.3]:80", true},
+		{"mapped loopback", nil, "[::ffff:127.0.0.1]:80", false},
+		{"mapped metadata", nil, "[::ffff:169.254.169.254]:80", false},
+		{"with a zone", nil, "[fd12::1%eth0]:80", true},
+
+		{"listed", []string{"127.0.0.1"}, "127.0.0.1:80", true},
+		{"a list replaces the default", []string{"127.0.0.1"}, "10.1.2.3:80", false},
+		{"listed port", []string{"10.0.0.0/8:8000"}, "10.1.2.3:8000", true},
+		{"other port", []string{"10.0.0.0/8:8000"}, "10.1.2.3:8001", false},
+		{"second rule", []string{"10.0.0.0/8:8000", "10.0.0.0/8:8001"}, "10.1.2.3:8001", true},
+		{"listed link-local", []string{"169.254.0.0/16"}, "169.254.1.1:80", true},
+		{"metadata in a range", []string{"100.64.0.0/10"}, "100.100.100.200:80", false},
+		{"metadata in everything", []string{"0.0.0.0/0"}, "100.100.100.200:80", false},
+		{"metadata by itself", []string{"100.100.100.200"}, "100.100.100.200:80", true},
+		{"everything of IPv4 is no IPv6", []string{"0.0.0.0/0"}, "[fd12::1]:80", false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			list, to := newAllowList(rules(t, c.rules...)), netip.MustParseAddrPort(c.to)
+			if got := list.has(to); got != c.want {
+				t.Errorf("has(%s) is %v", to, got)
+			}
+			refusal := list.check(pd.Target{Host: to.Addr().WithZone("").String(), Port: to.Port()})
+			if (refusal == nil) != c.want || refusal != nil && refusal.Reason != pd.DeniedTarget {
+				t.Errorf("check(%s) is %v", to, refusal)
+			}
+			if err := list.control(t.Context(), "tcp", to.String(), nil); (err == nil) != c.want {
+				t.Errorf("control(%s) is %v", to, err)
+			}
+		})
+	}
+	t.Run("a name waits for its address", func(t *testing.T) {
+		if refusal := newAllowList(nil).check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
+			t.Errorf("%v", refusal)
+		}
+	})
+	t.Run("what is dialled is no address", func(t *testing.T) {
+		if err := newAllowList(nil).control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
+			t.Error("allowed")
+		}
+	})
+}

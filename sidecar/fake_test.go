@@ -1,0 +1,303 @@
+package sidecar
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// fakeEngine is an engine that answers by a script and remembers what it was asked. /health and releases are answered
+// beside the script.
+type fakeEngine struct {
+	addr   string
+	server *httptest.Server
+	probed chan struct{} // gets one for each /health, up to its size
+
+	mu      sync.Mutex // guards what follows
+	script  []act      // one per request; the last one goes on
+	forgive act        // answers releases
+	sick    bool       // fails /health
+	seen    []*asked
+	forgot  []*asked
+}
+
+// act is one answer.
+type act func(w http.ResponseWriter, r *asked)
+
+// asked is a request as the engine got it.
+type asked struct {
+	*http.Request
+	body string
+}
+
+// startEngine serves an engine until the test ends.
+func startEngine(t testing.TB, script ...act) *fakeEngine {
+	t.Helper()
+	e := &fakeEngine{script: script, probed: make(chan struct{}, 16), forgive: says(http.StatusNotFound, "application/json", `{"error":{"message":"no such model"}}`)}
+	e.server = httptest.NewServer(e)
+	e.addr = e.server.Listener.Addr().String()
+	t.Cleanup(e.server.Close)
+	return e
+}
+
+// ServeHTTP implements http.Handler.
+func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/health" {
+		e.health(w)
+		return
+	}
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // who asked has left
+	}
+	q := &asked{r, string(b)}
+	e.next(q)(w, q)
+}
+
+func (e *fakeEngine) health(w http.ResponseWriter) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sick {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	select {
+	case e.probed <- struct{}{}:
+	default:
+	}
+}
+
+// fallSick fails /health from now on.
+func (e *fakeEngine) fallSick() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sick = true
+}
+
+// vanish ends the engine as a crash does.
+func (e *fakeEngine) vanish() {
+	e.server.Listener.Close()
+	e.server.CloseClientConnections()
+}
+
+// next notes a request and takes its act from the script.
+func (e *fakeEngine) next(r *asked) act {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if strings.Contains(r.body, `"tandem-release"`) {
+		e.forgot = append(e.forgot, r)
+		return e.forgive
+	}
+	e.seen = append(e.seen, r)
+	return e.script[min(len(e.seen), len(e.script))-1]
+}
+
+// requests returns what was asked so far, without releases.
+func (e *fakeEngine) requests() []*asked {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]*asked(nil), e.seen...)
+}
+
+func (e *fakeEngine) releases() []*asked {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]*asked(nil), e.forgot...)
+}
+
+// only returns the request of an engine that was asked once.
+func (e *fakeEngine) only(t *testing.T) *asked {
+	t.Helper()
+	seen := e.requests()
+	if len(seen) != 1 {
+		t.Fatalf("the engine was asked %d times", len(seen))
+	}
+	return seen[0]
+}
+
+// mustSee checks the bodies an engine was asked with.
+func (e *fakeEngine) mustSee(t *testing.T, bodies ...string) {
+	t.Helper()
+	seen := e.requests()
+	if len(seen) != len(bodies) {
+		t.Errorf("the engine was asked %d times, want %d", len(seen), len(bodies))
+	}
+	for i := range min(len(seen), len(bodies)) {
+		if seen[i].body != bodies[i] {
+			t.Errorf("request %d was\n%s\nwant\n%s", i, seen[i].body, bodies[i])
+		}
+	}
+}
+
+// says answers whole.
+func says(status int, contentType, body string, header ...string) act {
+	return func(w http.ResponseWriter, _ *asked) {
+		h := w.Header()
+		h.Set("Content-Type", contentType)
+		for i := 0; i < len(header); i += 2 {
+			h.Add(header[i], header[i+1])
+		}
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body) // who does not take it has left
+	}
+}
+
+// chunked answers without a Content-Length.
+func chunked(status int, contentType, body string) act {
+	return func(w http.ResponseWriter, _ *asked) {
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+		flush(w)
+	}
+}
+
+// streams answers with pieces of an event stream, each in a chunk of its own.
+func streams(pieces ...string) act {
+	return func(w http.ResponseWriter, _ *asked) {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		flush(w)
+		for _, p := range pieces {
+			_, _ = io.WriteString(w, p)
+			flush(w)
+		}
+	}
+}
+
+// then runs one act after another.
+func then(acts ...act) act {
+	return func(w http.ResponseWriter, r *asked) {
+		for _, a := range acts {
+			a(w, r)
+		}
+	}
+}
+
+func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
+
+// resets ends the connection by RST, with what was not flushed unsent.
+func resets(w http.ResponseWriter, _ *asked) { cut(w, true) }
+
+// closes ends the connection by FIN, whatever was promised.
+func closes(w http.ResponseWriter, _ *asked) { cut(w, false) }
+
+func cut(w http.ResponseWriter, reset bool) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok && reset {
+		_ = tcp.SetLinger(0)
+	}
+	conn.Close()
+}
+
+// breaks sends the beginning of a whole answer, and ends the connection by FIN.
+func breaks(contentType, body string) act {
+	return func(w http.ResponseWriter, r *asked) {
+		w.Header().Set("Content-Type", contentType)
+		w.Header().Set("Content-Length", strconv.Itoa(2*len(body)+1))
+		w.WriteHeader(http.StatusOK)
+		_, _ = io.WriteString(w, body)
+		flush(w)
+		closes(w, r)
+	}
+}
+
+// hangs answers nothing until the other side has left.
+func hangs(_ http.ResponseWriter, r *asked) { <-r.Context().Done() }
+
+// gate stops the one who comes to it until it is opened.
+type gate struct{ arrived, opened chan struct{} }
+
+func newGate() gate { return gate{make(chan struct{}, 16), make(chan struct{})} }
+
+// act waits at the gate, or until the other side has left.
+func (g gate) act(_ http.ResponseWriter, r *asked) {
+	g.arrived <- struct{}{}
+	select {
+	case <-g.opened:
+	case <-r.Context().Done():
+	}
+}
+
+// The texts of the tests. A prompt of 40 tokens of which prefill had 8 cached.
+const (
+	chatPath        = "/v1/chat/completions"
+	completionsPath = "/v1/completions"
+
+	handoff = `{"do_remote_prefill": true, "remote_block_ids": [[3, 1, 2]], "remote_engine_id": "e-1", "remote_request_id": "cmpl-r-1", ` +
+		`"remote_host": "10.9.9.9", "remote_port": 5600, "remote_num_tokens": 40, "remote_prefill_cached_tokens": 8, "x": 12345678901234567890}`
+	oldHandoff = `{"do_remote_prefill":true,"remote_block_ids":[[3,1,2]],"remote_engine_id":"e-1","remote_request_id":"cmpl-r-1",` +
+		`"remote_host":"10.9.9.9","remote_port":5600}`
+
+	primed = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+
+	wholeAnswer = `{"id":"cmpl-1","choices":[{"index":0,"text":" hello"}],"usage":{"prompt_tokens":40,"completion_tokens":1}}`
+
+	firstEvent  = "data: {\"choices\":[{\"text\":\" hel\"}]}\n\n"
+	secondEvent = "data: {\"choices\":[{\"text\":\"lo\"}]}\n\n"
+	doneEvent   = "data: [DONE]\n\n"
+	wholeStream = firstEvent + secondEvent + doneEvent
+	errorEvent  = `data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
+)
+
+// offering is a prefill engine's answer that offers a hand-off.
+func offering(params string) act {
+	return says(http.StatusOK, "application/json", offer(params))
+}
+
+func offer(params string) string {
+	return `{"id":"cmpl-p","choices":[{"text":"x"}],"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":8},` +
+		`"completion_tokens":1},"kv_transfer_params":` + params + `}`
+}
+
+// question is a request and what both engines must get of it.
+type question struct {
+	stream                                bool
+	local, prefill, decode, release, body string
+}
+
+// ask is a completion request.
+func ask(stream bool) question {
+	q := question{stream: stream, body: `{"model":"m", "prompt":"a b c", "seed":12345678901234567}`}
+	q.prefill = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"max_tokens":1,"kv_transfer_params":%s}`, primed)
+	q.decode = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"kv_transfer_params":%s}`, handoff)
+	q.release = strings.Replace(q.decode, `,"kv_`, `,"stream":true,"kv_`, 1)
+	if stream {
+		q.body = strings.Replace(q.body, "{", `{"stream": true, `, 1)
+		q.prefill = strings.Replace(q.prefill, "{", `{"stream": false, `, 1)
+		q.decode = strings.Replace(q.decode, "{", `{"stream": true, `, 1)
+		q.release = q.decode
+	}
+	q.local = q.body
+	return q
+}
+
+// answer is how a decode engine serves the question, and right what the client should get.
+func (q question) answer() act {
+	if q.stream {
+		return streams(firstEvent, secondEvent, doneEvent)
+	}
+	return says(http.StatusOK, "application/json", wholeAnswer)
+}
+
+func (q question) right() string {
+	if q.stream {
+		return wholeStream
+	}
+	return wholeAnswer
+}
+
+// both runs a case with a stream and with a whole answer.
+func both(t *testing.T, run func(t *testing.T, q question)) {
+	for _, stream := range []bool{false, true} {
+		t.Run(map[bool]string{false: "whole", true: "stream"}[stream], func(t *testing.T) { run(t, ask(stream)) })
+	}
+}

@@ -1,0 +1,218 @@
+package sidecar
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// startSim serves a simulated engine until the test ends.
+func startSim(t *testing.T, cfg sim.Config) *sim.Server {
+	t.Helper()
+	s, err := sim.Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func addrOf(s *sim.Server) string { return strings.TrimPrefix(s.URL, "http://") }
+
+var prompts atomic.Int64
+
+// simAsk is a completion request for a prompt of n tokens that no engine has seen.
+func simAsk(n, tokens int, stream bool) string {
+	seed := int(prompts.Add(1))
+	ids := make([]int, n)
+	for i := range ids {
+		ids[i] = 20 + (seed*131+i*7)%900
+	}
+	b, err := json.Marshal(map[string]any{"model": "tiny", "prompt": ids, "max_tokens": tokens, "stream": stream, "temperature": 0})
+	if err != nil {
+		panic(err) // numbers always marshal
+	}
+	return string(b)
+}
+
+// mustState waits for a state of an engine.
+func mustState(t *testing.T, s *sim.Server, what string, ok func(sim.State) bool) {
+	t.Helper()
+	if st, err := s.Engine.WaitState(within(t), ok); err != nil {
+		t.Fatalf("waited in vain for %s: %+v, %v", what, st, err)
+	}
+}
+
+func busy(st sim.State) bool { return st.Blocks.Used > 0 }
+func free(st sim.State) bool { return st.Blocks.Used == 0 && st.Blocks.Pinned == 0 }
+
+// mustFree checks that both engines hold nothing, and that no lease had to run out for it.
+func mustFree(t *testing.T, prefill, decode *sim.Server) {
+	t.Helper()
+	mustState(t, prefill, "prefill to be free", free)
+	mustState(t, decode, "decode to be free", free)
+	for _, s := range []*sim.Server{prefill, decode} {
+		if st := s.Engine.State(); st.Expired != 0 || st.StaleReads != 0 || st.ForeignReads != 0 {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+func TestSimClientGone(t *testing.T) {
+	slow := sim.Config{TimeScale: 20}
+	cases := []struct {
+		name            string
+		prefill, decode sim.Config
+		tokens          int
+		at              func(t *testing.T, prefill, decode *sim.Server, l *leaver)
+	}{
+		{"during prefill", slow, sim.Config{}, 8, func(t *testing.T, prefill, _ *sim.Server, _ *leaver) {
+			mustState(t, prefill, "prefill to run", busy)
+		}},
+		{"during decode", sim.Config{}, slow, 3000, func(t *testing.T, _, decode *sim.Server, _ *leaver) {
+			mustState(t, decode, "decode to run", busy)
+		}},
+		{"within the answer", sim.Config{}, sim.Config{TimeScale: 1}, 3000, func(t *testing.T, _, decode *sim.Server, l *leaver) {
+			mustState(t, decode, "decode to run", busy)
+			select {
+			case <-l.begun:
+			case <-l.ended:
+			}
+		}},
+	}
+	for _, c := range cases {
+		for _, stream := range []bool{true, false} {
+			if !stream && c.name == "within the answer" {
+				continue // a whole answer has no within
+			}
+			t.Run(fmt.Sprintf("%s/stream=%v", c.name, stream), func(t *testing.T) {
+				t.Parallel()
+				prefill, decode := startSim(t, c.prefill), startSim(t, c.decode)
+				s := startRig(t, addrOf(decode))
+				l := startLeaver(t, s.url+completionsPath, simAsk(1000, c.tokens, stream), pd.HeaderPrefill, addrOf(prefill))
+				c.at(t, prefill, decode, l)
+				l.mustLeave(t)
+				mustFree(t, prefill, decode)
+				s.end()
+				s.mustCount(t, 0, "tandem_kv_stranded_total")
+				s.mustCount(t, 0, "tandem_kv_release_total", "result", "failed")
+			})
+		}
+	}
+}
+
+// Prefill has finished, its answer is on its way, and the client is gone: decode never hears of the request but to let go.
+func TestSimClientGoneBetweenTheLegs(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		t.Run(fmt.Sprintf("stream=%v", stream), func(t *testing.T) {
+			t.Parallel()
+			prefill, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+			late, arrived := withhold(t, prefill)
+			s := startRig(t, addrOf(decode))
+			l := startLeaver(t, s.url+completionsPath, simAsk(200, 8, stream), pd.HeaderPrefill, late)
+			wait(t, arrived, "prefill to finish")
+			if st := prefill.Engine.State(); st.Blocks.Pinned == 0 {
+				t.Fatalf("%+v: nothing to give back", st)
+			}
+			l.mustLeave(t)
+			mustFree(t, prefill, decode)
+			s.end()
+			s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel", "result", "ok")
+			s.mustCount(t, 0, "tandem_kv_stranded_total")
+		})
+	}
+}
+
+// withhold serves an engine whose answers come only when the one who asked has hung up.
+func withhold(t *testing.T, engine *sim.Server) (addr string, arrived <-chan struct{}) {
+	t.Helper()
+	to, err := url.Parse(engine.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := make(chan struct{}, 1)
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	proxy.Transport = transport
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		whole := httptest.NewRecorder()
+		proxy.ServeHTTP(whole, r)
+		at <- struct{}{}
+		<-r.Context().Done()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(whole.Body.Bytes())
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://"), at
+}
+
+// Every fault of an engine ends in the right tokens, with nothing held.
+func TestSimFaults(t *testing.T) {
+	cases := []struct {
+		name            string
+		prefill, decode *sim.Fault
+		verdict         pd.Verdict
+		reason          pd.Reason
+		expires         bool // the hand-off came with an answer that nobody could read
+	}{
+		{name: "none", verdict: pd.Remote, reason: pd.External},
+		{name: "prefill refuses", prefill: &sim.Fault{Fault: "refuse"}, verdict: pd.Local, reason: pd.PrefillFailed},
+		{name: "prefill 503", prefill: &sim.Fault{Leg: "prefill", Fault: "status", Arg: "503"}, verdict: pd.Local, reason: pd.PrefillFailed},
+		{name: "prefill without hand-off", prefill: &sim.Fault{Leg: "prefill", Fault: "no-handoff"}, verdict: pd.Local, reason: pd.HandoffInvalid},
+		{name: "decode 500", decode: &sim.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "decode reset", decode: &sim.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "wrong engine", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, verdict: pd.Local, reason: pd.TransferFailed, expires: true},
+		{name: "far blocks", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "far-blocks"}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "short blocks", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "short-blocks"}, verdict: pd.Local, reason: pd.HandoffInvalid, expires: true},
+	}
+	for _, c := range cases {
+		for _, stream := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/stream=%v", c.name, stream), func(t *testing.T) {
+				t.Parallel()
+				prefill, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+				for s, f := range map[*sim.Server]*sim.Fault{prefill: c.prefill, decode: c.decode} {
+					if f == nil {
+						continue
+					}
+					if err := s.Engine.AddFault(*f); err != nil {
+						t.Fatal(err)
+					}
+				}
+				s := startRig(t, addrOf(decode), set(func(c *Config) { c.Prefill.BlockSize = 32 }))
+				q := simAsk(100, 8, stream)
+				got := post(t, s.url+completionsPath, q, pd.HeaderPrefill, addrOf(prefill))
+				if d := got.decision(t); got.status != 200 || d.Verdict != c.verdict || d.Reason != c.reason {
+					t.Errorf("%d %v", got.status, d)
+				}
+				if want := post(t, plain.URL+completionsPath, q); textOf(got.body) != textOf(want.body) || textOf(got.body) == "" {
+					t.Errorf("text %q, want %q", textOf(got.body), textOf(want.body))
+				}
+				s.end()
+				if !c.expires {
+					mustFree(t, prefill, decode)
+					s.mustCount(t, 0, "tandem_kv_stranded_total")
+				}
+			})
+		}
+	}
+}
+
+// textOf joins the text of an answer, whole or streamed.
+func textOf(body string) string {
+	var text strings.Builder
+	for _, part := range strings.Split(body, `"text":"`)[1:] {
+		end, _, _ := strings.Cut(part, `","`)
+		text.WriteString(end)
+	}
+	return text.String()
+}

@@ -1,0 +1,407 @@
+package sidecar
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+func TestBudget(t *testing.T) {
+	take := func(b *budget, n int) (taken int) {
+		for range n {
+			if b.take() {
+				taken++
+			}
+		}
+		return taken
+	}
+	earn := func(b *budget, n int) {
+		for range n {
+			b.earn()
+		}
+	}
+	t.Run("burst", func(t *testing.T) {
+		if got := take(newBudget(0.1, 20), 100); got != 20 {
+			t.Errorf("took %d", got)
+		}
+	})
+	t.Run("ratio", func(t *testing.T) {
+		b := newBudget(0.1, 20)
+		take(b, 20)
+		earn(b, 9)
+		if b.take() {
+			t.Error("nine tenths are no token")
+		}
+		earn(b, 1)
+		if !b.take() || b.take() {
+			t.Error("ten tenths are one token")
+		}
+		earn(b, 100)
+		if got := take(b, 100); got != 10 {
+			t.Errorf("100 requests earned %d", got)
+		}
+	})
+	t.Run("never above the burst", func(t *testing.T) {
+		b := newBudget(0.5, 3)
+		earn(b, 1000)
+		if b.left() != 3 || take(b, 10) != 3 || b.left() != 0 {
+			t.Errorf("%v left", b.left())
+		}
+	})
+	t.Run("nothing", func(t *testing.T) {
+		b := newBudget(1, 0)
+		earn(b, 10)
+		if b.take() {
+			t.Error("a burst of 0 gave a token")
+		}
+	})
+	t.Run("everything", func(t *testing.T) {
+		b := newBudget(1, 1)
+		for range 100 {
+			b.earn()
+			if !b.take() {
+				t.Fatal("a ratio of 1 refused")
+			}
+		}
+	})
+	t.Run("concurrent", func(t *testing.T) {
+		b := newBudget(0.1, 50)
+		var taken atomic.Int64
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				for range 100 {
+					b.earn()
+					if b.take() {
+						taken.Add(1)
+					}
+				}
+			})
+		}
+		all.Wait()
+		// What was earned while the bucket was full is lost, at most the burst's share of requests.
+		if got := taken.Load() + int64(b.left()); got < 100 || got > 150 {
+			t.Errorf("1000 requests with a burst of 50 took %d", got)
+		}
+	})
+}
+
+// clock is a time that a test moves.
+type clock struct{ at time.Time }
+
+func (c *clock) now() time.Time       { return c.at }
+func (c *clock) pass(d time.Duration) { c.at = c.at.Add(d) }
+
+func TestStallWatch(t *testing.T) {
+	start := time.Unix(1000, 0)
+	live := func(c *clock, w *stallWatch, n int) {
+		for range n {
+			c.pass(stallTick)
+			w.alive()
+		}
+	}
+	cases := []struct {
+		name string
+		run  func(c *clock, w *stallWatch) (sent time.Time)
+		want func(c *clock, sent time.Time) time.Time
+	}{
+		{"no stall", func(c *clock, w *stallWatch) time.Time {
+			sent := c.at
+			live(c, w, 40)
+			return sent
+		}, func(c *clock, _ time.Time) time.Time { return c.at }},
+		{"late ticks are no stall", func(c *clock, w *stallWatch) time.Time {
+			sent := c.at
+			c.pass(stallAfter)
+			return sent
+		}, func(c *clock, _ time.Time) time.Time { return c.at }},
+		{"a stall just before the read", func(c *clock, w *stallWatch) time.Time {
+			sent := c.at
+			live(c, w, 4)
+			c.pass(25 * time.Second)
+			return sent
+		}, func(_ *clock, sent time.Time) time.Time { return sent.Add(4 * stallTick) }},
+		{"a stall that the watch saw before the read", func(c *clock, w *stallWatch) time.Time {
+			sent := c.at
+			live(c, w, 4)
+			c.pass(25 * time.Second)
+			live(c, w, 1)
+			return sent
+		}, func(_ *clock, sent time.Time) time.Time { return sent.Add(4 * stallTick) }},
+		{"a stall that began before the leg was sent", func(c *clock, w *stallWatch) time.Time {
+			live(c, w, 4)
+			c.pass(25 * time.Second)
+			return c.at.Add(-time.Second)
+		}, func(_ *clock, sent time.Time) time.Time { return sent }},
+		{"an old stall", func(c *clock, w *stallWatch) time.Time {
+			c.pass(25 * time.Second)
+			w.alive()
+			sent := c.at
+			live(c, w, int(stallAfter/stallTick)+1)
+			return sent
+		}, func(c *clock, _ time.Time) time.Time { return c.at }},
+		{"a clock that goes back", func(c *clock, w *stallWatch) time.Time {
+			c.pass(-time.Hour)
+			return c.at
+		}, func(c *clock, _ time.Time) time.Time { return c.at }},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			k := &clock{start}
+			w := newStallWatch(k.now)
+			sent := c.run(k, w)
+			if got, want := w.arrived(sent), c.want(k, sent); !got.Equal(want) {
+				t.Errorf("arrived %v after the start, want %v", got.Sub(start), want.Sub(start))
+			}
+		})
+	}
+}
+
+func TestReactions(t *testing.T) {
+	for s := range stateCount {
+		for trouble := range troubleCount {
+			act := s.on(trouble)
+			name := fmt.Sprintf("%s, trouble %d: %b", s, trouble, act)
+			switch {
+			case s == done && act != nothing:
+				t.Errorf("%s: what is done needs nothing", name)
+			case s == handedOff && !act.has(release):
+				t.Errorf("%s: a hand-off that decode does not know must be given back", name)
+			case s == streaming && act.has(redo|next|refuse):
+				t.Errorf("%s: nothing is redone, and no status sent, once a token has gone out", name)
+			case s < handedOff && act.has(release|redo) && s != prefilling:
+				t.Errorf("%s: there is nothing to give back yet", name)
+			case trouble == clientGone && act.has(refuse|endStream|redo|next):
+				t.Errorf("%s: nobody is there to answer", name)
+			case trouble == cutOff && act.has(redo|next):
+				t.Errorf("%s: no time for another try", name)
+			case trouble == cutOff && s < streaming && !act.has(refuse):
+				t.Errorf("%s: the client needs an answer", name)
+			case s == streaming && trouble != clientGone && !act.has(endStream):
+				t.Errorf("%s: the stream must end", name)
+			}
+		}
+		if s.String() == "" {
+			t.Errorf("state %d has no name", s)
+		}
+	}
+	for _, c := range []struct {
+		s    state
+		t    trouble
+		want action
+	}{
+		{prefilling, failed, next}, {prefilling, timedOut, cancelLeg | next}, {prefilling, clientGone, cancelLeg},
+		{decoding, clientGone, release}, {decoding, failed, release | redo}, {decoding, timedOut, cancelLeg | release | redo},
+		{received, failed, refuse}, {streaming, failed, endStream},
+	} {
+		if got := c.s.on(c.t); got != c.want {
+			t.Errorf("%s, trouble %d: %b, want %b", c.s, c.t, got, c.want)
+		}
+	}
+}
+
+func TestConfigProblems(t *testing.T) {
+	problems := func(c Config) (flags []string) {
+		c.Problems(func(flag, format string, args ...any) {
+			if text := fmt.Errorf(format, args...).Error(); text == "" || strings.Contains(text, "%!") {
+				t.Errorf("%s: message %q", flag, text)
+			}
+			flags = append(flags, flag)
+		})
+		return flags
+	}
+	if got := problems(Defaults()); len(got) != 0 {
+		t.Errorf("the defaults have problems: %v", got)
+	}
+	cases := []struct {
+		flag   string
+		change func(*Config)
+	}{
+		{"kv-connector", func(c *Config) { c.Engine.Connector = "pigeon" }},
+		{"prefill-discovery", func(c *Config) { c.Prefill.Discovery = "http://x" }},
+		{"model-server-host", func(c *Config) { c.Engine.Host = "" }},
+		{"model-server-port", func(c *Config) { c.Engine.Port = 0 }},
+		{"model-server-port", func(c *Config) { c.Engine.Port = 65536 }},
+		{"first-event-timeout", func(c *Config) { c.Engine.FirstEvent = 0 }},
+		{"prefill-timeout", func(c *Config) { c.Prefill.Timeout = -time.Second }},
+		{"lease", func(c *Config) { c.Fallback.Lease = 0 }},
+		{"drain-timeout", func(c *Config) { c.Fallback.Drain = 0 }},
+		{"max-idle-conns-per-host", func(c *Config) { c.Engine.IdleConns = -1 }},
+		{"prefill-max-retries", func(c *Config) { c.Prefill.MaxRetries = -1 }},
+		{"fallback-burst", func(c *Config) { c.Fallback.Burst = -1 }},
+		{"prefill-block-size", func(c *Config) { c.Prefill.BlockSize = -1 }},
+		{"prefill-retry-backoff", func(c *Config) { c.Prefill.RetryBackoff = -1 }},
+		{"fallback-ratio", func(c *Config) { c.Fallback.Ratio = -0.1 }},
+		{"fallback-ratio", func(c *Config) { c.Fallback.Ratio = 1.1 }},
+		{"fallback-ratio", func(c *Config) { var zero float64; c.Fallback.Ratio = zero / zero }},
+		{"body-limit", func(c *Config) { c.Trust.BodyLimit = 0 }},
+		{"pd-header", func(c *Config) { c.Trust.PDHeader = "maybe" }},
+	}
+	for _, c := range cases {
+		cfg := Defaults()
+		c.change(&cfg)
+		if got := problems(cfg); !slices.Equal(got, []string{c.flag}) {
+			t.Errorf("problems %v, want one with %s", got, c.flag)
+		}
+	}
+	if got := problems(Config{}); len(got) < 8 {
+		t.Errorf("an empty configuration has only the problems %v", got)
+	}
+	if got := (&Config{Fallback: Fallback{Lease: 30 * time.Second}}).ageLimit(); got != 20*time.Second {
+		t.Errorf("a hand-off may be %v old", got)
+	}
+}
+
+func TestRequestID(t *testing.T) {
+	for _, id := range []string{"a", "call-1", "0af7651916cd43dd8448eb211c80319c", "A.b_c:d-9", strings.Repeat("x", 128)} {
+		if got := requestID(http.Header{"X-Request-Id": {id, "other"}}); got != id {
+			t.Errorf("%s became %s", id, got)
+		}
+	}
+	made := map[string]bool{}
+	for _, id := range []string{"", "a b", "a\tb", "a/b", "ä", "a\n", `"`, "{}", "@", "[", "`", strings.Repeat("x", 129)} {
+		got := requestID(http.Header{"X-Request-Id": {id}})
+		if !saneID(got) || len(got) != 32 || made[got] {
+			t.Errorf("%q became %q", id, got)
+		}
+		made[got] = true
+	}
+}
+
+func TestLegHeader(t *testing.T) {
+	in := http.Header{"Authorization": {"x"}, "X-Mine": {"1", "2"}, "X-Request-Id": {"a", "b"}, "Content-Length": {"7"}, "Expect": {"100-continue"},
+		"Connection": {"close, X-Hop", "x-other-hop"}, "X-Hop": {"1"}, "X-Other-Hop": {"1"}, "Te": {"trailers"}, "Upgrade": {"h2c"}, "Transfer-Encoding": {"chunked"},
+		"Trailer": {"X"}, "Keep-Alive": {"1"}, "Proxy-Connection": {"1"}, "Proxy-Authorization": {"1"}, "Proxy-Authenticate": {"1"}, "User-Agent": {"u"}}
+	for _, name := range append([]string{"X-Tandem-Pd", "X-Tandem-Plan", "X-Prefiller-Host-Port"}, internalHeaders...) {
+		in[name] = []string{"x"}
+	}
+	before := in.Clone()
+	got := legHeader(in, "id-1")
+	want := http.Header{"Authorization": {"x"}, "X-Mine": {"1", "2"}, "X-Request-Id": {"id-1"}, "User-Agent": {"u"}}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if fmt.Sprint(in) != fmt.Sprint(before) {
+		t.Errorf("the client's headers became %v", in)
+	}
+	if agent, ok := legHeader(http.Header{}, "x")["User-Agent"]; !ok || !slices.Equal(agent, []string{""}) {
+		t.Errorf("without the client's, User-Agent is %v", agent)
+	}
+}
+
+func TestSegmentReader(t *testing.T) {
+	segments := [][]byte{[]byte("one "), []byte("two "), []byte("three")}
+	read := func(r io.Reader) string {
+		b, err := io.ReadAll(r)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(b)
+	}
+	for range 2 { // what one reader reads is there for the next
+		if got := read(newSegmentReader(segments)); got != "one two three" {
+			t.Errorf("read %q", got)
+		}
+		if got := read(iotest.OneByteReader(newSegmentReader(segments))); got != "one two three" {
+			t.Errorf("read %q byte by byte", got)
+		}
+		var b bytes.Buffer
+		if n, err := newSegmentReader(segments).WriteTo(&b); n != 13 || err != nil || b.String() != "one two three" {
+			t.Errorf("wrote %d, %v: %q", n, err, b.String())
+		}
+	}
+	if n, err := newSegmentReader(segments).WriteTo(&fullAfter{left: 6}); n != 6 || err == nil {
+		t.Errorf("wrote %d to a writer that takes 6, %v", n, err)
+	}
+	if got := read(newSegmentReader(nil)); got != "" {
+		t.Errorf("read %q of nothing", got)
+	}
+}
+
+// fullAfter is a writer that takes only so much.
+type fullAfter struct{ left int }
+
+// Write implements io.Writer.
+func (w *fullAfter) Write(p []byte) (int, error) {
+	n := min(len(p), w.left)
+	w.left -= n
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}
+
+func TestCorrectUsage(t *testing.T) {
+	cases := []struct{ name, in, want string }{
+		{"smaller", `{"usage":{"prompt_tokens_details":{"cached_tokens":100}}}`, `{"usage":{"prompt_tokens_details":{"cached_tokens":7}}}`},
+		{"spaces stay", `{"usage" : {"prompt_tokens_details":{ "cached_tokens" : 1 } } }`, `{"usage" : {"prompt_tokens_details":{ "cached_tokens" : 7 } } }`},
+		{"elsewhere", `{"x":{"usage":{"prompt_tokens_details":{"cached_tokens":1}}}}`, ""},
+		{"null", `{"usage":{"prompt_tokens_details":null}}`, ""},
+		{"no usage", `{"choices":[]}`, ""},
+		{"a string", `{"usage":{"prompt_tokens_details":{"cached_tokens":"1"}}}`, ""},
+		{"in text", `{"text":"\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":1}}"}`, ""},
+		{"no JSON", `{"usage":]`, ""},
+		{"empty", ``, ""},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			want := c.want
+			if want == "" {
+				want = c.in
+			}
+			if got := string(correctUsage([]byte(c.in), 7)); got != want {
+				t.Errorf("got %s", got)
+			}
+			for _, form := range []string{"data: %s\n\n", ": hi\r\nid: 1\r\ndata:%s\r\n\r\n", "event: x\ndata: %s\nretry: 1\n\n"} {
+				var events body.Events
+				err := events.Feed(fmt.Appendf(nil, form, c.in), func(e body.Event) error {
+					if got := string(correctEvent(e, 7)); got != fmt.Sprintf(form, want) {
+						t.Errorf("event became %q", got)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	t.Run("data of several lines stays", func(t *testing.T) {
+		const event = "data: {\"usage\":\ndata: {\"prompt_tokens_details\":{\"cached_tokens\":1}}}\n\n"
+		var events body.Events
+		err := events.Feed([]byte(event), func(e body.Event) error {
+			if got := string(correctEvent(e, 7)); got != event {
+				t.Errorf("event became %q", got)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A hangup that comes late must not touch a connection that another leg may use by now.
+func TestHangupAfterItsLeg(t *testing.T) {
+	cancelled := 0
+	h := &hangup{cancel: func() { cancelled++ }}
+	h.done()
+	h.after(0)
+	h.up()
+	if h.timer != nil {
+		t.Error("a finished leg was hung up on")
+	}
+	if cancelled == 0 {
+		t.Error("a finished leg's context was not ended")
+	}
+}
