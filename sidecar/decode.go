@@ -68,7 +68,7 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 
 // leaveHandedOff ends a request whose client left, or which was cut, between the legs.
 func (x *exchange) leaveHandedOff(req *request) error {
-	if x.state.on(clientGone).has(release) {
+	if x.state.on(x.interrupted()).has(release) {
 		x.releaseHand(req)
 	}
 	return x.gone()
@@ -85,7 +85,7 @@ func (x *exchange) tooLate(age time.Duration) pd.Reason {
 }
 
 // awaitHeaders waits for the answer's headers. Without an answer, trouble and err say why; a leg that was not taken is
-// still running then only for clientGone.
+// still running then only if the client left or the drain cut it.
 //
 // A whole (not streamed) answer has its headers last, so silence says nothing about it. It is taken for lost only if the
 // prefill pod does not answer any more either: that is what a transfer waits for without end.
@@ -100,7 +100,7 @@ func (x *exchange) awaitHeaders(g *leg) (*http.Response, trouble, error) {
 			}
 			return r.resp, 0, nil
 		case <-x.ctx.Done():
-			return nil, clientGone, x.gone()
+			return nil, x.interrupted(), x.gone()
 		case <-silence.C:
 			if err := x.askPrefill(); err != nil && x.ctx.Err() == nil {
 				g.drop()
@@ -159,19 +159,35 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	case x.hand.age > x.s.cfg.ageLimit():
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
 		return x.tooLate(x.hand.age), nil
-	case !isEventStream(resp.Header):
-		return "", x.relayFresh(resp)
+	case !isEventStream(resp.Header), encoded(resp.Header): // nobody can look into an encoded stream
+		return x.takeWhole(resp)
 	}
 	return x.takeStream(g, resp)
+}
+
+// takeWhole waits for the first byte: until it has come, the engine may break off and the request be redone.
+func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
+	a := newAnswer(resp.Body)
+	defer a.free()
+	if _, err := a.r.Peek(1); err == nil || err == io.EOF {
+		return "", x.relay(resp, a)
+	} else if x.ctx.Err() == nil {
+		return x.redoWithout(failed, err), nil
+	}
+	return "", x.taken()
+}
+
+// taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
+func (x *exchange) taken() error {
+	x.releaseWay = wayCancel
+	x.s.released(x.id, true, nil)
+	return x.gone()
 }
 
 // takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
 func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	a := newAnswer(resp.Body)
 	defer a.free()
-	if encoded(resp.Header) {
-		return "", x.relay(resp, a) // nobody can look into it
-	}
 	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.peekEvent()
 	silence.Stop()
@@ -179,9 +195,7 @@ func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	case err == nil:
 		return "", x.relay(resp, a)
 	case x.ctx.Err() != nil:
-		x.releaseWay = wayCancel // the engine has the leg, and loses it
-		x.s.released(x.id, true, nil)
-		return "", x.gone()
+		return "", x.taken()
 	case context.Cause(g.ctx) == errSilent:
 		return x.redoWithout(timedOut, errSilent), nil
 	}

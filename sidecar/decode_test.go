@@ -54,6 +54,7 @@ func TestDecodeFails(t *testing.T) {
 		{"501", says(501, "text/plain", ""), false, "failed"},
 		{"502", says(502, "text/plain", ""), false, "failed"},
 		{"504", says(504, "text/plain", ""), false, "failed"},
+		{"nothing but headers", then(chunked(200, "application/json", ""), closes), false, "failed"},
 		{"error event", streams(errorEvent, doneEvent), true, "failed"},
 		{"error event after a comment", streams(": hello\n\n", errorEvent), true, "failed"},
 		{"error event in two pieces", streams(errorEvent[:20], errorEvent[20:]), true, "failed"},
@@ -287,6 +288,9 @@ func TestWholeAnswerBreaksOff(t *testing.T) {
 				s := startRig(t, decode.addr)
 				got := post(t, s.url+completionsPath, ask(false).body, append(header, pd.HeaderPrefill, prefill.addr)...)
 				got.mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+				if name == "remote" { // it was redone, and broke off again
+					decode.mustSee(t, ask(false).decode, ask(false).body)
+				}
 			})
 		})
 	}

@@ -78,7 +78,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	defer x.cancel(nil)
 	w.Header().Set("X-Request-Id", x.id)
 	if !s.life.enter(x) {
-		x.refuse(pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer."))
+		x.refuse(draining())
 		x.finish()
 		return
 	}
@@ -151,20 +151,36 @@ func (x *exchange) redoLocal(req *request, reason pd.Reason) error {
 		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
 	}
 	if !x.s.budget.take() {
-		return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
+		return overBudget(reason)
 	}
 	x.decide(pd.Local, reason)
 	return x.heldLocal(req)
 }
 
+func overBudget(reason pd.Reason) *pd.Refusal {
+	return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
+}
+
 func (x *exchange) decide(v pd.Verdict, r pd.Reason) { x.decision.Verdict, x.decision.Reason = v, r }
 
-// gone turns the end of the request's context into the error that tells who ended it.
-func (x *exchange) gone() error {
+// interrupted says who ended the request's context.
+func (x *exchange) interrupted() trouble {
 	if context.Cause(x.ctx) == errCut {
-		return pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer.")
+		return cutOff
+	}
+	return clientGone
+}
+
+// gone is the error of a request whose context has ended.
+func (x *exchange) gone() error {
+	if x.state.on(x.interrupted()).has(refuse) {
+		return draining()
 	}
 	return errGone
+}
+
+func draining() *pd.Refusal {
+	return pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer.")
 }
 
 // answerError ends an exchange whose answer has not begun. For a client that left it aborts the connection: who only
@@ -172,18 +188,10 @@ func (x *exchange) gone() error {
 func (x *exchange) answerError(err error) {
 	if errors.Is(err, errGone) {
 		x.failure = err
-		x.decideIfGone()
+		x.status = statusGone
 		panic(http.ErrAbortHandler)
 	}
 	x.refuse(pd.AsRefusal(err))
-}
-
-// decideIfGone keeps what was decided; a client that left before anything was gets the verdict of its plan.
-func (x *exchange) decideIfGone() {
-	if x.decision.Verdict == 0 {
-		x.decide(pd.Local, pd.NoPrefill)
-	}
-	x.status = statusGone
 }
 
 func (x *exchange) refuse(r *pd.Refusal) {
@@ -195,6 +203,9 @@ func (x *exchange) refuse(r *pd.Refusal) {
 		x.s.log.Error("serving a request", "request_id", x.id, "error", r.Cause)
 	}
 	x.setTiming(*x.clock.Stop(time.Now()))
+	if x.reports() {
+		x.w.Header().Set(pd.HeaderOutcome, x.outcome().String())
+	}
 	if err := r.Write(x.w, x.api, x.decision, true); err != nil {
 		x.s.log.Debug("answering a request", "request_id", x.id, "error", err)
 	}

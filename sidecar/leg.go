@@ -39,7 +39,7 @@ func startLeg(ctx context.Context, by http.RoundTripper, url string, header http
 			}
 		},
 	})
-	req, err := newLeg(traced, url, header, l)
+	req, err := newHeldLeg(traced, url, header, l)
 	if err != nil {
 		g.cancel(nil)
 		return nil, err

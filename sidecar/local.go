@@ -2,15 +2,11 @@ package sidecar
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
 )
 
@@ -21,16 +17,11 @@ func (x *exchange) streamLocal() error {
 		return tooLarge(x.s.cfg.Trust.BodyLimit)
 	}
 	source := x.s.guard(x.r.Body)
-	header := legHeader(x.r.Header, x.id)
-	req, err := http.NewRequestWithContext(x.ctx, http.MethodPost, x.s.engine+x.r.URL.RequestURI(), source)
+	defer source.free()
+	req, err := newLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), x.r.ContentLength, source.again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
-	req.ContentLength = x.r.ContentLength
-	if req.ContentLength == 0 {
-		req.Body = http.NoBody
-	}
-	req.Header = header
 	return x.sendLocal(req, source)
 }
 
@@ -43,7 +34,7 @@ func (x *exchange) heldLocal(req *request) error {
 			return fmt.Errorf("editing the local leg: %w", err)
 		}
 	}
-	r, err := newLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), l)
+	r, err := newHeldLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), l)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -88,38 +79,4 @@ func (x *exchange) localFailure(source *guarded, err error) error {
 	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
 	refusal.Cause = err
 	return refusal
-}
-
-// guarded is a request body that is cleaned while it is read.
-type guarded struct {
-	io.Reader
-	io.Closer
-
-	mu  sync.Mutex // guards err: the transport may still read when its RoundTrip has returned
-	err error      // why reading stopped, if not at the end
-}
-
-// guard wraps a client's body so that nothing a client may not send passes.
-func (s *Server) guard(r io.ReadCloser) *guarded {
-	return &guarded{Reader: body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped), Closer: r}
-}
-
-func (g *guarded) Read(p []byte) (int, error) {
-	n, err := g.Reader.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		g.mu.Lock()
-		g.err = err
-		g.mu.Unlock()
-	}
-	return n, err
-}
-
-// failure is why reading stopped, nil for a nil receiver or a body that could be read.
-func (g *guarded) failure() error {
-	if g == nil {
-		return nil
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.err
 }

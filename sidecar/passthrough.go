@@ -35,6 +35,14 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 				}
 			}
 		},
+		ModifyResponse: func(resp *http.Response) error {
+			for name := range resp.Header {
+				if ours(name) {
+					resp.Header.Del(name)
+				}
+			}
+			return nil
+		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			refusal := refusalOf(err, s.cfg.Trust.BodyLimit)
 			if g, ok := r.Context().Value(guardKey{}).(*guarded); ok && refusal == nil {
@@ -61,8 +69,9 @@ type guardKey struct{}
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	if r.Body != nil && r.Body != http.NoBody && mayBeJSON(r.Header.Get("Content-Type")) {
 		g := s.guard(r.Body)
+		defer g.free()
 		r = r.WithContext(context.WithValue(r.Context(), guardKey{}, g))
-		r.Body = g
+		r.Body, _ = g.again() // nothing has been read: there is no error
 	}
 	s.passthrough.ServeHTTP(w, r)
 }

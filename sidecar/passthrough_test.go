@@ -192,10 +192,15 @@ func TestStaleConnections(t *testing.T) {
 		}
 	})
 	t.Run("streamed local", func(t *testing.T) {
-		// Its body is gone, but another pod may try.
+		addr, cuts := fickleEngine(t, ask(false).answer())
+		twice(t, startRig(t, addr), "local;reason=no-prefill", cuts)
+	})
+	t.Run("streamed local, read too far", func(t *testing.T) {
+		// What was read is gone, but another pod may try.
 		addr, _ := fickleEngine(t, ask(false).answer())
 		s := startRig(t, addr)
-		post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=no-prefill")
-		post(t, s.url+completionsPath, ask(false).body).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+		long := strings.Replace(ask(false).body, `"prompt":"`, `"prompt":"`+strings.Repeat("a", 8<<20), 1)
+		post(t, s.url+completionsPath, long).mustBe(t, 200, "local;reason=no-prefill")
+		post(t, s.url+completionsPath, long).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 	})
 }

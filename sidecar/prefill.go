@@ -129,6 +129,9 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	x.s.metrics.leg("prefill", status, time.Since(sent))
 	endLeg(span, status, err)
 	if err != nil {
+		if status == http.StatusOK && x.ctx.Err() == nil && !errors.Is(err, dialect.ErrNoOffer) {
+			x.s.metrics.stranded.Inc() // it has finished, and who holds what is not known well enough to release it
+		}
 		return err
 	}
 	x.hand = handInHand{offer: offer, finished: x.s.stalls.arrived(sent), target: target}
@@ -153,7 +156,7 @@ func (s *Server) prefillURL(t pd.Target) string {
 
 // sendPrefill sends the leg and reads its answer. status is 0 if none came.
 func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg dialect.Leg) (status int, o dialect.Offer, err error) {
-	req, err := newLeg(ctx, s.prefillURL(target)+uri, header, leg)
+	req, err := newHeldLeg(ctx, s.prefillURL(target)+uri, header, leg)
 	if err != nil {
 		return 0, o, fmt.Errorf("making the prefill leg: %w", err)
 	}

@@ -158,11 +158,11 @@ func endsWithDone(api pd.API) bool { return api == pd.APIChat || api == pd.APICo
 // endEvents ends a stream as its engine, its client or the shutdown has ended it.
 func (x *exchange) endEvents(resp *http.Response, p *eventPipe, err error) error {
 	switch {
-	case x.ctx.Err() != nil && x.gone() == errGone:
+	case x.ctx.Err() != nil && !x.state.on(x.interrupted()).has(endStream):
 		x.failure = errGone
 		return nil
 	case x.ctx.Err() != nil:
-		x.endError(pd.AsRefusal(x.gone()))
+		x.endError(draining())
 	case !p.done && (err != io.EOF || endsWithDone(x.api) && resp.StatusCode == http.StatusOK):
 		x.failure = err
 		if !p.failed {
@@ -195,7 +195,7 @@ func (x *exchange) endError(r *pd.Refusal) {
 func (x *exchange) sendTrailers(resp *http.Response) {
 	h := x.w.Header()
 	for name, values := range resp.Trailer {
-		if name != "Server-Timing" && !pd.Internal(name) {
+		if !ours(name) {
 			h[http.TrailerPrefix+name] = values
 		}
 	}
@@ -218,7 +218,7 @@ func (x *exchange) outcome() pd.Outcome {
 }
 
 // relayWhole passes an answer on that is no event stream. Its headers wait for its first byte, so that they can tell the
-// time to it. It is held only if something must be said or corrected that stands at its end.
+// time to it, and so that an answer that breaks off before it can be refused. It is held only if something must be said or corrected that stands at its end.
 func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
 	if _, err := a.r.Peek(1); err != nil && err != io.EOF {
 		return x.lostBeforeFirst(err)

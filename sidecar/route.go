@@ -102,6 +102,9 @@ func (s *Server) aim(r route, values []string) (route, error) {
 		if r.strict {
 			return r, pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but none was chosen for this request.")
 		}
+		if !s.budget.take() {
+			return r, overBudget(pd.NoPrefill)
+		}
 		r.verdict, r.reason = pd.Local, pd.NoPrefill
 		return r, nil
 	}

@@ -68,12 +68,15 @@ func legHeader(in http.Header, id string) http.Header {
 // answerHeader copies an engine's answer headers, less those of the connection and those only Tandem may write.
 func answerHeader(to, from http.Header) {
 	for name, values := range from {
-		if name != "Server-Timing" && !pd.Internal(name) {
+		if !ours(name) {
 			to[name] = values
 		}
 	}
 	removeHop(to, from)
 }
+
+// ours reports whether an answer's header is for Tandem's parts alone to write.
+func ours(name string) bool { return name == "Server-Timing" || pd.Internal(name) }
 
 func removeHop(h, original http.Header) {
 	for _, list := range original["Connection"] {
@@ -112,20 +115,30 @@ func saneID(s string) bool {
 	return true
 }
 
-// newLeg makes the request of one engine leg. It may be sent again if it met a connection that the engine had closed
-// while idle: net/http does so by itself when no byte of an answer has been read, the connection was not new, and the
-// body can be had again, for requests it holds to be idempotent. The nil key says so without going over the wire.
-func newLeg(ctx context.Context, url string, header http.Header, l dialect.Leg) (*http.Request, error) {
+// newLeg makes the request of one engine leg, whose body of length bytes (-1 = not known) open gives from its beginning. It
+// may be sent again if it met a connection that the engine had closed while idle: net/http does so by itself when no byte
+// of an answer has been read, the connection was not new, and the body can be had again, for requests it holds to be
+// idempotent. The nil key says so without going over the wire.
+func newLeg(ctx context.Context, url string, header http.Header, length int64, open func() (io.ReadCloser, error)) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header = header
 	req.Header["Idempotency-Key"] = nil
-	req.ContentLength = l.Length
-	req.GetBody = func() (io.ReadCloser, error) { return newSegmentReader(l.Segments), nil }
-	req.Body, err = req.GetBody()
+	if length == 0 {
+		req.Body = http.NoBody
+		return req, nil
+	}
+	req.ContentLength = length
+	req.GetBody = open
+	req.Body, err = open()
 	return req, err
+}
+
+// newHeldLeg is newLeg for a body that is held.
+func newHeldLeg(ctx context.Context, url string, header http.Header, l dialect.Leg) (*http.Request, error) {
+	return newLeg(ctx, url, header, l.Length, func() (io.ReadCloser, error) { return newSegmentReader(l.Segments), nil })
 }
 
 // segmentReader reads segments in order without joining them.

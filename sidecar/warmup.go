@@ -148,19 +148,19 @@ func (w *warmup) meet(ctx context.Context, t pd.Target) error {
 	if l, err = w.s.dialect.Decode(req, offer); err != nil {
 		return fmt.Errorf("editing the decode leg: %w", err)
 	}
-	leg, err := newLeg(ctx, w.s.engine+pd.APICompletions.Path(), header, l)
+	leg, err := newHeldLeg(ctx, w.s.engine+pd.APICompletions.Path(), header, l)
 	if err != nil {
 		return err
 	}
 	resp, err := w.s.local.RoundTrip(leg)
 	if err != nil {
-		w.s.forget(header.Get("X-Request-Id"), offer)
+		w.s.forget(held{header.Get("X-Request-Id"), offer, header.Clone()})
 		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		if keepsHold(resp.StatusCode) {
-			w.s.forget(header.Get("X-Request-Id"), offer)
+			w.s.forget(held{header.Get("X-Request-Id"), offer, header.Clone()})
 		}
 		return fmt.Errorf("decode answered %s", resp.Status)
 	}

@@ -1,6 +1,8 @@
 package dialect
 
 import (
+	"errors"
+
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -9,7 +11,7 @@ type Dialect interface {
 	// Prefill gives the body of the prefill leg: one token, no stream, and the mark that makes the engine keep the KV cache.
 	Prefill(r *Request) (Leg, error)
 	// Accept reads the whole answer of a prefill leg that ended with status 200. An error means that the answer offers
-	// nothing that is safe to use.
+	// nothing that is safe to use; ErrNoOffer, that it offers nothing at all.
 	Accept(answer []byte) (Offer, error)
 	// Decode gives the body of the decode leg, which takes the offer up.
 	Decode(r *Request, o Offer) (Leg, error)
@@ -17,6 +19,9 @@ type Dialect interface {
 	// takes the offer up, so that the prefill engine is told, and shows soonest that it has.
 	Release(r *Request, o Offer) (Leg, error)
 }
+
+// ErrNoOffer says that a prefill engine offers nothing, so it holds nothing either.
+var ErrNoOffer = errors.New("prefill answered without a hand-off (kv_transfer_params): is a KV connector configured on it?")
 
 // Forgetter is a Dialect that can make a decode engine give an offer back although it refused the request the offer was
 // made for: by another request, which the engine refuses only after it has taken the offer in.

@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -81,8 +80,6 @@ var answerTable = body.NewTable(
 	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
 )
 
-var errNoOffer = errors.New("prefill answered without kv_transfer_params: is a KV connector configured on it?")
-
 // Accept finds and checks the hand-off. The answer stays referenced by the offer.
 func (vllmNIXL) Accept(answer []byte) (Offer, error) {
 	var s body.Scanner
@@ -95,7 +92,7 @@ func (vllmNIXL) Accept(answer []byte) (Offer, error) {
 	}
 	m, ok := s.Find(aParams)
 	if !ok || m.Kind == body.Null {
-		return Offer{}, errNoOffer
+		return Offer{}, ErrNoOffer
 	}
 	h, err := pd.ParseHandoff(answer[m.Value.Start:m.Value.End:m.Value.End])
 	if err != nil {

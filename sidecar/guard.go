@@ -1,0 +1,117 @@
+package sidecar
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// guarded is a client's body that is cleaned while it is read: nothing a client may not send passes. Its beginning is
+// kept, so that a leg that met a connection its engine had closed while idle can be sent again: the engine has read
+// nothing then, but the transport may have read a little.
+type guarded struct {
+	failed atomic.Pointer[error] // why reading stopped, if not at the end
+
+	mu   sync.Mutex // guards what follows, also while the client's next bytes are waited for
+	src  io.Reader
+	kept *[]byte  // what has been read; nil if it became too much
+	last *passing // the one that may read on
+}
+
+// keptBody is how much of a streamed body is kept for sending it again (bytes): a short request is whole, and of a long
+// one the transport seldom gets further into the socket of a connection that is gone.
+const keptBody = 64 << 10
+
+var keptBodies = sync.Pool{New: func() any { b := make([]byte, 0, keptBody); return &b }}
+
+// guard wraps a client's body.
+func (s *Server) guard(r io.Reader) *guarded {
+	return &guarded{src: body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped), kept: keptBodies.Get().(*[]byte)}
+}
+
+var (
+	errBodyGone   = errors.New("the request body was read too far to be sent again")
+	errSuperseded = errors.New("the request body is no longer read")
+)
+
+// again gives the body from its beginning. Who reads an earlier one gets an error from now on.
+func (g *guarded) again() (io.ReadCloser, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.kept == nil {
+		return nil, errBodyGone
+	}
+	g.last = &passing{g: g}
+	return g.last, nil
+}
+
+// free ends all reading. A transport that still waits for the client's next bytes keeps what it holds.
+func (g *guarded) free() {
+	if !g.mu.TryLock() {
+		return
+	}
+	defer g.mu.Unlock()
+	g.last = nil
+	g.forgetKept()
+}
+
+// forgetKept is called with mu held.
+func (g *guarded) forgetKept() {
+	if g.kept != nil {
+		*g.kept = (*g.kept)[:0]
+		keptBodies.Put(g.kept)
+		g.kept = nil
+	}
+}
+
+// failure is why reading stopped, nil for a nil receiver or a body that could be read.
+func (g *guarded) failure() error {
+	if g == nil {
+		return nil
+	}
+	if err := g.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// passing is one reading of a guarded body.
+type passing struct {
+	g  *guarded
+	at int // in what is kept
+}
+
+// Read implements io.Reader.
+func (p *passing) Read(b []byte) (int, error) {
+	g := p.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last != p {
+		return 0, errSuperseded
+	}
+	if g.kept != nil && p.at < len(*g.kept) {
+		n := copy(b, (*g.kept)[p.at:])
+		p.at += n
+		return n, nil
+	}
+	n, err := g.src.Read(b)
+	if err != nil && err != io.EOF {
+		g.failed.Store(&err)
+	}
+	switch {
+	case g.kept == nil:
+	case len(*g.kept)+n > keptBody:
+		g.forgetKept()
+	default:
+		*g.kept = append(*g.kept, b[:n]...)
+		p.at = len(*g.kept)
+	}
+	return n, err
+}
+
+// Close implements io.Closer. The client's body is closed by its server.
+func (p *passing) Close() error { return nil }

@@ -1,0 +1,79 @@
+package sidecar
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// An engine that wants credentials wants them with a release, too; one that refuses them has let nothing go.
+func TestReleaseCarriesCredentials(t *testing.T) {
+	q := ask(false)
+	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(500, "text/plain", ""), q.answer())
+	decode.forgive = func(w http.ResponseWriter, r *asked) {
+		if r.Header.Get("Authorization") != "Bearer key" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}
+	s := startRig(t, decode.addr)
+	post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr, "Authorization", "Bearer key").mustBe(t, 200, transferFailed)
+	s.mustGiveBack(t, decode, 1)
+
+	decode = startEngine(t, says(500, "text/plain", ""), q.answer())
+	decode.forgive = says(http.StatusUnauthorized, "application/json", "{}")
+	s = startRig(t, decode.addr)
+	post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, transferFailed)
+	s.end()
+	s.mustCount(t, 1, "tandem_kv_stranded_total")
+}
+
+// Who reads reports reads of refusals, too: no outcome would mean that the answer was aborted.
+func TestRefusalReports(t *testing.T) {
+	s := startRig(t, startEngine(t, ask(false).answer()).addr)
+	got := post(t, s.url+completionsPath, ask(false).body, "TE", "trailers", pd.HeaderWish, "maybe")
+	got.mustRefuse(t, http.StatusBadRequest, pd.BadPDHeader)
+	if o, err := pd.ParseOutcome(got.header.Get(pd.HeaderOutcome)); err != nil || o.End != pd.EndError {
+		t.Errorf("outcome %q, %v", got.header.Get(pd.HeaderOutcome), err)
+	}
+}
+
+// What only Tandem may say of itself, an engine does not say, on no path.
+func TestEnginesDoNotSpeakForTandem(t *testing.T) {
+	engine := startEngine(t, says(200, "application/json", "{}", "Server-Timing", "x;dur=1", "X-Tandem-Outcome", "done", "X-Prefiller-Host-Port", "h:1",
+		"X-Other", "kept"))
+	s := startRig(t, engine.addr)
+	got := get(t, s.url+"/v1/models")
+	for _, name := range []string{"Server-Timing", pd.HeaderOutcome, pd.HeaderPrefill} {
+		if v := got.header.Get(name); v != "" {
+			t.Errorf("%s: %s", name, v)
+		}
+	}
+	if got.header.Get("X-Other") != "kept" {
+		t.Errorf("headers %v", got.header)
+	}
+}
+
+// A plan that is remote and names nobody is a local prefill that was planned remote.
+func TestPlanWithoutCandidatesIsBudgeted(t *testing.T) {
+	s := startRig(t, startEngine(t, ask(false).answer()).addr, set(func(c *Config) { c.Fallback.Ratio, c.Fallback.Burst = 0, 1 }))
+	plan := []string{pd.HeaderPlan, "remote;id=" + planID + ";reason=uncached;strict=0;epp=1"}
+	post(t, s.url+completionsPath, ask(false).body, plan...).mustBe(t, 200, "local;reason=no-prefill")
+	post(t, s.url+completionsPath, ask(false).body, plan...).mustRefuse(t, http.StatusServiceUnavailable, pd.Budget)
+}
+
+// A hand-off that is too damaged to be given back is counted; a prefill that offers nothing holds nothing.
+func TestDamagedHandoffIsCounted(t *testing.T) {
+	for answer, stranded := range map[string]float64{
+		`{"kv_transfer_params":{"do_remote_prefill":true}}`: 1,
+		`{"kv_transfer_params":null}`:                       0,
+		`{"kv_transfer_params"`:                             1,
+	} {
+		prefill := startEngine(t, says(200, "application/json", answer))
+		s := startRig(t, startEngine(t, ask(false).answer()).addr)
+		post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, "local;reason=handoff-invalid;attempts=1;candidate=0")
+		s.mustCount(t, stranded, "tandem_kv_stranded_total")
+	}
+}
