@@ -22,7 +22,9 @@ const (
 //
 // If the source is no JSON, the rest passes unchanged, unless it may hide such a
 // member: then Read fails with ErrHidden, having released none of the bytes
-// that complete its name. The scanner's other errors are returned from Read.
+// that complete its name. It fails so too if a member was removed before a byte
+// that does not fit: without the member, the rest might be JSON again, and say
+// what the source did not. The scanner's other errors are returned from Read.
 type Blank struct {
 	src    io.Reader
 	scan   Scanner
@@ -125,7 +127,11 @@ func (b *Blank) advance(p []byte, h int, end error) (int, error) {
 	}
 	n := b.settled(p, base)
 	b.hint.note(p[:n])
-	if _, b.broken = err.(*SyntaxError); b.broken {
+	if e, ok := err.(*SyntaxError); ok {
+		b.broken = true
+		if cutOff := e.Offset == base+int64(len(p)); b.removed && !cutOff {
+			return n, ErrHidden
+		}
 		rest, err := b.pass(p[n:], end)
 		return n + rest, err
 	}

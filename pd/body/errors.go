@@ -15,8 +15,8 @@ var (
 	// ErrEncoding: the body is not UTF-8. Python's json.loads would read
 	// UTF-16 and UTF-32, in which nothing would be found here.
 	ErrEncoding = errors.New("JSON is not encoded as UTF-8")
-	// ErrHidden: a body that is no JSON may hold a member that had to go.
-	ErrHidden = errors.New("malformed JSON may hide a controlled member")
+	// ErrHidden: a body that is no JSON, or a form, holds, or may hold, a member that had to go.
+	ErrHidden = errors.New("body may hide a controlled member")
 )
 
 // SyntaxError tells where a body ceases to be JSON.

@@ -37,8 +37,8 @@ func TestFitOfMembers(t *testing.T) {
 		{"max_completion_tokens", append(wrongNumbers, `0`, `-1`), doubted},
 		{"max_output_tokens", []string{`1`, `300`, `null`}, split},
 		{"max_output_tokens", append(wrongNumbers, `0`, `-1`), doubted},
-		{"min_tokens", []string{`0`, `1`, `300`, `null`}, split},
-		{"min_tokens", append(wrongNumbers, `-1`), doubted},
+		{"min_tokens", []string{`0`, `1`, `16`}, split},
+		{"min_tokens", append(wrongNumbers, `-1`, `null`), doubted}, // vLLM's null is an error, too
 		{"n", []string{`1`, `null`}, split},
 		{"n", []string{`2`, `100`, `9223372036854775807`}, local},
 		{"n", append(wrongNumbers, `0`, `-1`), doubted},
@@ -47,6 +47,8 @@ func TestFitOfMembers(t *testing.T) {
 		{"best_of", append(wrongNumbers, `0`, `-1`), doubted},
 		{"use_beam_search", []string{`false`, `null`}, split},
 		{"use_beam_search", []string{`true`, `"true"`, `1`}, local},
+		{"prompt_embeds", []string{`null`}, split},
+		{"prompt_embeds", []string{`"AAAA"`, `["AAAA"]`, `[]`}, local}, // a second prompt
 		{"prompt_logprobs", []string{`null`}, split},
 		{"prompt_logprobs", []string{`0`, `1`, `-1`, `true`, `"1"`}, local},
 		{"logprobs", []string{`null`, `false`, `true`, `0`, `5`}, split}, // of what is generated
@@ -120,6 +122,9 @@ func TestFit(t *testing.T) {
 		{"min_tokens above the completion limit", pd.APIChat, `{"messages":[],"min_tokens":6,"max_tokens":9,"max_completion_tokens":5}`, doubted},
 		{"min_tokens above a limit that does not count", pd.APIChat, `{"messages":[],"min_tokens":6,"max_tokens":5,"max_completion_tokens":9}`, split},
 		{"min_tokens without a limit", pd.APIChat, `{"messages":[],"min_tokens":600,"max_tokens":null}`, split},
+		{"min_tokens at the limit of completions", pd.APICompletions, `{"prompt":"x","min_tokens":16,"max_tokens":null}`, split},
+		{"min_tokens above the limit of completions", pd.APICompletions, `{"prompt":"x","min_tokens":17}`, doubted},
+		{"min_tokens above the limit of completions, chat's given", pd.APICompletions, `{"prompt":"x","min_tokens":6,"max_tokens":5,"max_completion_tokens":9}`, doubted},
 
 		{"a wrong member spelled by an escape", pd.APICompletions, `{"prompt":"x","max\u005ftokens":"7"}`, doubted},
 		{"doubted goes before local", pd.APICompletions, `{"prompt":["a","b"],"n":2,"max_tokens":0}`, doubted},

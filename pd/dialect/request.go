@@ -30,6 +30,7 @@ const (
 	wLogprobs
 	wPromptLogprobs
 	wBeamSearch
+	wPromptEmbeds
 )
 
 // requestTable lists the controlled members (Once: a second one is refused, because engines and proxies disagree on which
@@ -58,6 +59,7 @@ var requestTable = body.NewTable(
 	body.Want{Path: "logprobs"},
 	body.Want{Path: "prompt_logprobs"},
 	body.Want{Path: "use_beam_search"},
+	body.Want{Path: "prompt_embeds"},
 )
 
 // RequestTable is what a request body is scanned for, whatever the dialect.
@@ -96,7 +98,8 @@ func (r *Request) Fit() Fit {
 	switch {
 	case r.doubted():
 		return FitDoubted
-	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False):
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
+		!r.kind(wPromptEmbeds): // prompts of their own, beside prompt
 		return FitLocal
 	}
 	return FitSplit
@@ -127,7 +130,7 @@ func (r *Request) doubted() bool {
 			return true
 		}
 	}
-	if n, ok := r.number(wMinTokens); ok && (n < 0 || r.limit() >= 0 && n > r.limit()) {
+	if n, ok := r.number(wMinTokens); ok && (n < 0 || r.limit() >= 0 && n > r.limit()) || r.is(wMinTokens, body.Null) {
 		return true
 	}
 	if !r.kind(wModel, body.String) || !r.kind(wStreamOptions, body.Object) || !r.kind(wStream, body.True, body.False) {
@@ -145,13 +148,20 @@ func (r *Request) doubted() bool {
 	return false
 }
 
-// limit is the largest number of tokens the request may generate, -1 if it does not say.
+// completionsLimit is what the completions API generates at most if it is not told (tokens): OpenAI's default, and vLLM's.
+const completionsLimit = 16
+
+// limit is the largest number of tokens the request may generate, -1 if it does not say. Completions know max_tokens alone.
 func (r *Request) limit() int64 {
-	if n, ok := r.number(wMaxCompletionTokens); ok {
+	completions := r.API == pd.APICompletions
+	if n, ok := r.number(wMaxCompletionTokens); ok && !completions {
 		return n
 	}
 	if n, ok := r.number(wMaxTokens); ok {
 		return n
+	}
+	if completions {
+		return completionsLimit
 	}
 	return -1
 }
