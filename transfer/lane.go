@@ -47,7 +47,7 @@ type call struct {
 type callState byte
 
 const (
-	waiting   callState = iota // sent or about to be, no answer yet
+	waiting   callState = iota // for an answer, or for the status behind its data
 	receiving                  // the receiver writes to into
 	abandoned                  // the caller has gone, or goes once the receiver lets go of into
 	finished
@@ -304,7 +304,20 @@ func (l *lane) fill(c *call) error {
 			return l.lost(err)
 		}
 	}
+	l.filled(c)
 	return nil
+}
+
+// filled lets the caller give up without waiting for the rest: what is still to come of the answer is its status.
+func (l *lane) filled(c *call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch c.state {
+	case receiving:
+		c.state = waiting
+	case abandoned:
+		l.end(c, nil)
+	}
 }
 
 // some reads what there is, at least one byte.

@@ -159,6 +159,32 @@ func TestCancelInTheMiddle(t *testing.T) {
 	}
 }
 
+// TestCancelBeforeTheEndStatus: with all its data there, a read is not held by a peer that stops before the last byte.
+func TestCancelBeforeTheEndStatus(t *testing.T) {
+	conn, peer := tcpPair(t)
+	l, err := newLane(conn, &TCPConfig{StallTimeout: time.Hour, IdleTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spans := []Span{{0, 0, 10}}
+	c := &call{op: opRead, spans: spans, into: buffers(spans), total: 10, done: make(chan struct{})}
+	if err := l.enqueue(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.current(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := peer.Write(bytes.Repeat([]byte{1}, 10)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.fill(c); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantErr(t, l.wait(ctx, c), context.Canceled)
+}
+
 // TestLostConnection: a read survives the loss of one connection, a second loss is an error.
 func TestLostConnection(t *testing.T) {
 	for name, c := range map[string]struct {
