@@ -294,6 +294,9 @@ func testForged(t *testing.T, p *pair) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("/invocations: status %d", resp.StatusCode)
+	}
 	c := call{api: pd.APICompletions, prompt: p.fresh(100), tokens: 8}
 	mustMatch(t, mustSend(t, c, s.addr("http"), p.model), false, p.want(t, c))
 	p.mustRelease(t, p.prefill.metric(t, expiries))

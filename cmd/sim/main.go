@@ -16,7 +16,7 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials"}
+var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials."}
 
 // flags is the command line; its defaults are the engine's own.
 type flags struct {
@@ -74,11 +74,14 @@ func (f *flags) Validate(p *boot.Problems) {
 	if f.KV.Lease <= 0 { // the engine takes 0 for its default
 		p.Add("kv-lease", "%v is no time to wait: want more than 0", f.KV.Lease)
 	}
+	if f.Listen.Transfer != "" {
+		p.RequireAddress("transfer-address", f.Listen.Transfer)
+	}
 	if _, err := f.Model.load(); err != nil {
 		p.Add(f.Model.flag(), "%w", err)
-	} else if err := f.config().Validate(); err != nil {
-		p.Add("blocks", "%w", err)
+		return
 	}
+	f.config().Problems(p.Add)
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {

@@ -36,6 +36,7 @@ func TestRefusals(t *testing.T) {
 		{"messages: unknown model", "messages", `{"model":"nope","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`, `{"type":"error","error":{"type":"NotFoundError","message":"The model ` + "`nope`" + ` does not exist. Valid aliases: tiny."}}`},
 		{"messages: no max_tokens", "messages", `{"model":"tiny","messages":[{"role":"user","content":"hi"}]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens', 'msg': 'Field required', 'input': '<dict of 2 items>'}","type":"Bad Request","param":"body.max_tokens","code":400}}`},
 		{"responses: no input", "responses", `{"model":"tiny"}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.input","code":400}}`},
+		{"negative token", "completions", `{"prompt":[3,-1],"max_tokens":1}`, `{"error":{"message":"1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.prompt.1', 'msg': 'Input should be greater than or equal to 0', 'input': '-1'}","type":"Bad Request","param":"body.prompt.1","code":400}}`},
 		{"not text", "completions", "\x1f\x8b\xff", `{"detail":"There was an error parsing the body"}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -110,31 +110,44 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.validate()
 }
 
-// Validate reports everything that New would refuse.
-func (c Config) Validate() error {
-	_, err := c.withDefaults()
-	return err
+// Problems reports everything that New would refuse, by the flag of cmd/sim that sets it.
+func (c Config) Problems(report func(flag, format string, args ...any)) {
+	c, _ = c.withDefaults()
+	c.problems(report)
 }
 
 func (c *Config) validate() error {
-	errs := []error{c.Model.validate()}
-	check := func(ok bool, format string, args ...any) {
+	var errs []error
+	c.problems(func(_, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
+	return errors.Join(errs...)
+}
+
+// maxPoolBytes bounds what the pool takes of this machine's memory: a slip of the pen is refused, not tried.
+const maxPoolBytes int64 = 64 << 30
+
+func (c *Config) problems(report func(flag, format string, args ...any)) {
+	check := func(ok bool, flag, format string, args ...any) {
 		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
+			report(flag, format, args...)
 		}
 	}
-	check(c.TimeScale >= 0, "time scale is %v: want 0 or more", c.TimeScale)
-	check(c.MaxModelLen > 1, "max model len is %d tokens: want at least 2", c.MaxModelLen)
-	check(c.KV.BlockSize > 0, "block size is %d tokens: want at least 1", c.KV.BlockSize)
-	check(c.KV.Lease > 0, "KV lease is %v: want more than 0", c.KV.Lease)
+	if err := c.Model.validate(); err != nil {
+		report("model", "%w", err)
+	}
+	check(c.TimeScale >= 0, "time-scale", "time scale is %v: want 0 or more", c.TimeScale)
+	check(c.MaxModelLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxModelLen)
+	check(c.KV.BlockSize > 0, "block-size", "block size is %d tokens: want at least 1", c.KV.BlockSize)
+	check(c.KV.Lease > 0, "kv-lease", "KV lease is %v: want more than 0", c.KV.Lease)
 	check(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
-		"KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
+		"kv-load-failure-policy", "KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
+	check(int64(c.KV.Blocks) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken))/int64(max(1, c.KV.BlockSize)), "blocks",
+		"%d blocks of %d tokens take more than %d GiB of memory", c.KV.Blocks, c.KV.BlockSize, maxPoolBytes>>30)
 	// As the engine does: a pool that cannot hold the longest request would let it wait for ever.
-	check((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d",
-		c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
-	check(c.Schedule.MaxBatchedTokens > 0, "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
-	check(c.Schedule.MaxSequences > 0, "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
-	return errors.Join(errs...)
+	check((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
+		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
+	check(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)
+	check(c.Schedule.MaxSequences > 0, "max-num-seqs", "max sequences is %d: want at least 1", c.Schedule.MaxSequences)
+	check(c.Schedule.MaxQueuedRequests >= 0, "max-num-queued-reqs", "max queued requests is %d: want 0 or more", c.Schedule.MaxQueuedRequests)
 }
 
 func setDefault[T comparable](field *T, value T) {

@@ -36,9 +36,12 @@
 //   - Tools, structured output, LoRA, several modalities, embeddings, beam search and WebSocket endpoints are not there:
 //     they do not change how KV is handed off. Unknown members are ignored, as the engine ignores them.
 //   - Validation errors inside of prompts and messages name the first thing that is wrong instead of every alternative of
-//     the union type; status, type and envelope agree.
+//     the union type; status and envelope agree, and the type but for messages that are a number, a boolean or null.
 //   - max_tokens below 1 never releases a hand-off; with the real engine it did in one run and not in another, and a
 //     coordinator must not rely on it.
+//   - /invocations refuses what the API that it stands for refuses, unknown models as well; the real one lets those pass.
+//   - Routes to stored responses, batches of chats, scoring, sleep, pause, weights and the like are not there, and /metrics
+//     takes GET only: what is tested here needs none of them.
 //   - /reset_prefix_cache needs no developer mode, so that tests of a poisoned cache can go on.
 //   - Scale-out endpoints (render, generate, abort) always answer 403, as by default.
 //   - There are no KV events: /kv_event_sources is empty, as with the real engine when they are off.

@@ -158,6 +158,22 @@ func TestSlowFault(t *testing.T) {
 	}
 }
 
+// TestSlowFaultOfADyingEngine: who waits for an engine that ends gets its error, like everybody else.
+func TestSlowFaultOfADyingEngine(t *testing.T) {
+	s := start(t)
+	stand(t, s, Fault{Fault: faultSlow, Arg: forever, Count: 1})
+	stand(t, s, Fault{Fault: faultCrash})
+	answered := make(chan reply, 1)
+	for range 2 {
+		go func() { answered <- post(t, s.URL+"/v1/completions", ask(prompt(1, 4), 1, nil)) }()
+	}
+	for range 2 {
+		if r := <-answered; r.status != http.StatusInternalServerError || !bytes.Contains(r.body, []byte("EngineCore")) {
+			t.Errorf("status %d: %q", r.status, r.body)
+		}
+	}
+}
+
 func TestCrashFault(t *testing.T) {
 	s := start(t)
 	stand(t, s, Fault{Leg: legPrefill, Fault: faultCrash})
@@ -240,6 +256,13 @@ func TestFaultsChoose(t *testing.T) {
 	}
 	clearFaults(t, s)
 	stand(t, s, Fault{Leg: legDecode, Fault: faultStatus, Arg: "429", Count: 2})
+	if r := post(t, s.URL+"/tokenize", map[string]any{"prompt": "a"}); r.status != http.StatusOK {
+		t.Errorf("tokenizing, which generates nothing: status %d", r.status)
+	}
+	count := map[string]any{"model": "tiny", "messages": []any{map[string]any{"role": "user", "content": "a"}}}
+	if r := post(t, s.URL+"/v1/messages/count_tokens", count); r.status != http.StatusOK {
+		t.Errorf("counting tokens, which generates nothing: status %d", r.status)
+	}
 	var got []int
 	for range 3 {
 		got = append(got, post(t, s.URL+"/v1/completions", body).status)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -23,6 +24,7 @@ var routes = map[string]route{
 	"/v1/chat/completions":         {[]string{http.MethodPost}, (*Engine).serveChat},
 	"/v1/responses":                {[]string{http.MethodPost}, (*Engine).serveResponses},
 	"/v1/messages":                 {[]string{http.MethodPost}, (*Engine).serveMessages},
+	"/invocations":                 {[]string{http.MethodPost}, (*Engine).serveInvocations},
 	"/v1/messages/count_tokens":    {[]string{http.MethodPost}, (*Engine).serveCountTokens},
 	"/tokenize":                    {[]string{http.MethodPost}, (*Engine).serveTokenize},
 	"/detokenize":                  {[]string{http.MethodPost}, (*Engine).serveDetokenize},
@@ -68,7 +70,8 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	var err error
 	if c.body, err = io.ReadAll(r.Body); err != nil {
-		return // the client has left
+		c.unreadable()
+		return
 	}
 	if r.URL.Path != "/metrics" && !e.faulty(c) {
 		return
@@ -104,6 +107,13 @@ func (c *call) write(status int, body []byte) {
 
 func (c *call) fail(err *apiError) { c.json(err.Code, err.envelope(c.r.URL.Path)) }
 
+// unreadable answers a body that is not sent as HTTP wants it. If the client has left instead, nobody reads it.
+func (c *call) unreadable() {
+	c.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	c.w.Header().Set("Connection", "close")
+	c.write(http.StatusBadRequest, []byte("Invalid HTTP request received."))
+}
+
 // object reads the body as a JSON object, or answers and returns nil.
 func (c *call) object() *fields {
 	if !utf8.Valid(c.body) {
@@ -121,6 +131,16 @@ func (c *call) object() *fields {
 		return nil
 	}
 	return f
+}
+
+// serveInvocations serves chat or completions, by what the body has.
+func (e *Engine) serveInvocations(c *call) {
+	var chat struct{ Messages json.RawMessage }
+	if json.Unmarshal(c.body, &chat) == nil && chat.Messages != nil {
+		e.serveChat(c)
+		return
+	}
+	e.serveCompletions(c)
 }
 
 // accept checks a request and queues its sequences, or answers and returns false. A refusal by the handler, and by

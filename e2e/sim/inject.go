@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -42,9 +43,12 @@ func (e *Engine) faulty(c *call) bool {
 	return true
 }
 
+// generatePaths are the paths whose requests have a leg.
+var generatePaths = []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations"}
+
 // describeCall finds out what a fault can choose by, without judging the body.
 func describeCall(c *call) (leg, model string) {
-	if !strings.HasPrefix(c.r.URL.Path, "/v1/") || c.r.Method != http.MethodPost {
+	if !slices.Contains(generatePaths, c.r.URL.Path) {
 		return "", ""
 	}
 	var b struct {
@@ -58,7 +62,8 @@ func describeCall(c *call) (leg, model string) {
 	return leg, strings.Trim(string(b.Model), `"`)
 }
 
-// waitSlow holds a request back. It goes on when its time is over or the faults are cleared, unless the client has left.
+// waitSlow holds a request back. It goes on when its time is over, the faults are cleared or the engine has ended, unless
+// the client has left.
 func (e *Engine) waitSlow(c *call, f *Fault, cleared <-chan struct{}) bool {
 	delay, err := f.delay()
 	if err != nil {
@@ -67,11 +72,11 @@ func (e *Engine) waitSlow(c *call, f *Fault, cleared <-chan struct{}) bool {
 	if f.Arg == forever {
 		select {
 		case <-cleared:
-			return true
-		case <-c.ctx().Done():
 		case <-e.stopped:
+		case <-c.ctx().Done():
+			return false
 		}
-		return false
+		return true
 	}
 	return sleep(c.ctx(), delay) == nil
 }

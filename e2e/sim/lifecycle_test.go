@@ -23,6 +23,7 @@ func TestRelease(t *testing.T) {
 		{"too long a prompt", func(b map[string]any) { b["prompt"] = prompt(1, 5000) }, 400, true},
 		{"wrong type", func(b map[string]any) { b["max_tokens"] = "many" }, 400, false},
 		{"stream_options without stream", func(b map[string]any) { b["stream_options"] = map[string]any{"include_usage": true} }, 400, false},
+		{"negative token", func(b map[string]any) { b["prompt"] = []int{-1} }, 400, false},
 		{"max_tokens 0", func(b map[string]any) { b["max_tokens"] = 0 }, 400, false},
 		{"decode leg of one token", func(b map[string]any) { b["max_tokens"] = 1 }, 200, true},
 	} {

@@ -114,7 +114,7 @@ func (m *metrics) finished(s *sequence, reason string, now time.Time) {
 	m.addTo(requestSuccess, reason, 1)
 	m.observe(requestPromptTokens, float64(s.prompt))
 	m.observe(requestGenerationTokens, float64(s.generated()))
-	m.observe(requestKVComputed, float64(max(0, s.prompt-s.hit-s.external)))
+	m.observe(requestKVComputed, float64(s.prompt-max(0, s.usage.cached)))
 	m.observe(e2eLatency, now.Sub(s.times.queued).Seconds())
 	m.observe(queueTime, s.times.started.Sub(s.times.queued).Seconds())
 	m.observe(inferenceTime, now.Sub(s.times.started).Seconds())

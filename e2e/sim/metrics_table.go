@@ -80,7 +80,7 @@ var families = []familyInfo{
 	inferenceTime:            {name: "vllm:request_inference_time_seconds", kind: histogramKind, help: "Time from the first step on.", bounds: latencyBounds},
 	prefillTime:              {name: "vllm:request_prefill_time_seconds", kind: histogramKind, help: "Time from the first step to the first token.", bounds: latencyBounds},
 	decodeTime:               {name: "vllm:request_decode_time_seconds", kind: histogramKind, help: "Time from the first token on.", bounds: latencyBounds},
-	requestKVComputed:        {name: "vllm:request_prefill_kv_computed_tokens", kind: histogramKind, help: "Prompt tokens computed here.", bounds: lengthBounds},
+	requestKVComputed:        {name: "vllm:request_prefill_kv_computed_tokens", kind: histogramKind, help: "Prompt tokens less those reported as cached.", bounds: lengthBounds},
 	cacheConfigInfo:          {name: "vllm:cache_config_info", kind: gaugeKind, help: "The cache's configuration, as labels.", label: "all"},
 }
 

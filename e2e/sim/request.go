@@ -126,7 +126,7 @@ func (q *generateRequest) checkPrompts(e *Engine) *apiError {
 		if len(p) == 0 {
 			return badRequest("The decoder prompt cannot be empty")
 		}
-		if i := slices.IndexFunc(p, func(t int) bool { return t < 0 || t >= e.cfg.Model.Vocabulary }); i >= 0 {
+		if i := slices.IndexFunc(p, func(t int) bool { return t >= e.cfg.Model.Vocabulary }); i >= 0 {
 			return badRequest("Token id %d is out of vocabulary", p[i])
 		}
 		switch limit := e.cfg.MaxModelLen; {
@@ -198,7 +198,7 @@ func (q *generateRequest) readPrompts(f *fields, t tokenizer) {
 		q.addText(text, t)
 	case json.Unmarshal(raw, &ids) == nil:
 		if len(ids) > 0 {
-			q.addTokens(ids)
+			q.addTokens(f, ids)
 		}
 	case json.Unmarshal(raw, &texts) == nil:
 		for _, text := range texts {
@@ -206,7 +206,7 @@ func (q *generateRequest) readPrompts(f *fields, t tokenizer) {
 		}
 	case json.Unmarshal(raw, &lists) == nil:
 		for _, ids := range lists {
-			q.addTokens(ids)
+			q.addTokens(f, ids)
 		}
 	default:
 		// The real engine lists what is wrong with each of the shapes; that there is an error, and where, is enough here.
@@ -219,7 +219,12 @@ func (q *generateRequest) addText(text string, t tokenizer) {
 	q.texts = append(q.texts, text)
 }
 
-func (q *generateRequest) addTokens(ids []int) {
+// addTokens has negative ids refused by the request model; those too large are the handler's to refuse.
+func (q *generateRequest) addTokens(f *fields, ids []int) {
+	if i := slices.IndexFunc(ids, func(id int) bool { return id < 0 }); i >= 0 {
+		raw := json.RawMessage(strconv.Itoa(ids[i]))
+		f.wrong("greater_than_equal", "prompt."+strconv.Itoa(i), "Input should be greater than or equal to 0", raw)
+	}
 	q.prompts = append(q.prompts, ids)
 	q.texts = append(q.texts, joinTokens(ids))
 }

@@ -41,6 +41,46 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
+// TestBrokenFraming: a body that is no HTTP is a 400, and the end of its connection.
+func TestBrokenFraming(t *testing.T) {
+	s := start(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n")
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(answer); !strings.HasPrefix(text, "HTTP/1.1 400 ") || !strings.HasSuffix(text, "\r\n\r\nInvalid HTTP request received.") {
+		t.Errorf("answer %q", text)
+	}
+}
+
+// TestInvocations: the path takes both APIs, and their hand-offs with all that they can do.
+func TestInvocations(t *testing.T) {
+	s := start(t)
+	for object, body := range map[string]map[string]any{
+		"text_completion": {"prompt": "a b c", "max_tokens": 1},
+		"chat.completion": {"messages": []any{map[string]any{"role": "user", "content": "a"}}, "max_tokens": 1},
+	} {
+		var got struct{ Object string }
+		post(t, s.URL+"/invocations", body).decode(t, &got)
+		if got.Object != object {
+			t.Errorf("%v was answered by a %q", body, got.Object)
+		}
+	}
+	forged := map[string]any{"prompt": "a b c", "kv_transfer_params": map[string]any{"do_remote_prefill": true}}
+	if r := post(t, s.URL+"/invocations", forged); r.status != http.StatusInternalServerError || s.Wait() == nil {
+		t.Errorf("a forged hand-off was answered with %d %s", r.status, r.body)
+	}
+}
+
 // TestChoicesAndSeeds: choices differ, seeds shift the draw, and everything repeats.
 func TestChoicesAndSeeds(t *testing.T) {
 	s := start(t)
@@ -138,6 +178,7 @@ func TestAccounting(t *testing.T) {
 		{d, series("prompt_tokens_by_source_total", `,source="external_kv_transfer"`), "100.0"},
 		{d, series("prompt_tokens_cached_by_source_total", `,source="p2p"`), "100.0"},
 		{d, series("external_prefix_cache_hits_total"), "100.0"},
+		{d, series("request_prefill_kv_computed_tokens_sum"), "100.0"}, // all that is not reported as cached
 		{d, series("nixl_bytes_transferred_sum"), "65536.0"},
 		{d, series("nixl_num_descriptors_sum"), "1.0"},
 		{d, series("generation_tokens_total"), "4.0"},
