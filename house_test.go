@@ -63,6 +63,9 @@ var rules = []rule{
 }
 
 func TestHouseRules(t *testing.T) {
+	if _, err := os.Stat(".git"); err != nil && os.Getenv("CI") != "true" {
+		t.Skip("not a git checkout: the rules are about the files that git has")
+	}
 	h := readHouse(t)
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) {

@@ -70,11 +70,23 @@ func defaults() config {
 func (c *config) Validate(p *boot.Problems) {
 	p.RequirePort("port", c.Listen.Port)
 	p.RequirePort("metrics-port", c.Listen.Metrics)
-	if _, _, err := net.SplitHostPort(c.Listen.Admin); err != nil {
-		p.Add("admin-address", "%q is not HOST:PORT", c.Listen.Admin)
+	p.RequireAddress("admin-address", c.Listen.Admin)
+	if c.Listen.Secure && c.Listen.CertDir != "" {
+		if _, err := boot.ServerTLS(c.Listen.CertDir, slog.New(slog.DiscardHandler)); err != nil {
+			p.Add("cert-path", "%w", err)
+		}
+	}
+	if engine := c.Sidecar.Engine; engine.Port == c.Listen.Port && c.Listen.catches(engine.Host) {
+		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
 	}
 	c.Sidecar.Trust.BodyLimit = int64(c.Listen.BodyLimit)
 	c.Sidecar.Problems(p.Add)
+}
+
+// catches tells whether calls to an engine at host come to the data port, if the port is the same.
+func (l listen) catches(host string) bool {
+	all := l.Host == "" || net.ParseIP(l.Host).IsUnspecified()
+	return l.Host == host || all && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {

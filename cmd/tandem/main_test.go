@@ -91,6 +91,7 @@ func TestCommandLine(t *testing.T) {
 		{"no programs", []string{"demo"}, 4, "", "make build"},
 		{"no programs there", []string{"demo", "--bin-dir", t.TempDir()}, 4, "", "sim: no such file or directory (build them with make build"},
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
+		{"negative time", []string{"demo", "--timeout=-1s"}, 3, "", "timeout: -1s is not a positive time"},
 		{"no time", []string{"demo", "--bin-dir", programs, "--timeout", "1ns"}, 1, "", "it took longer than 1ns (see --timeout)"},
 	}
 	for _, test := range tests {

@@ -95,9 +95,7 @@ func (t *table) lookup(key string) (*option, error) {
 // because YAML's own guesses (a version that became a number, an empty value)
 // are better answered at once.
 func nodeTexts(o *option, node *yaml.Node) ([]string, error) {
-	if node.Kind == yaml.AliasNode {
-		node = node.Alias
-	}
+	node = meant(node)
 	if !isList(o.kind) || node.Kind == yaml.ScalarNode {
 		if err := checkScalar(o, node); err != nil {
 			return nil, err
@@ -109,12 +107,21 @@ func nodeTexts(o *option, node *yaml.Node) ([]string, error) {
 	}
 	texts := make([]string, len(node.Content))
 	for i, item := range node.Content {
+		item = meant(item)
 		if err := checkScalar(o, item); err != nil {
 			return nil, fmt.Errorf("item %d: %w", i+1, err)
 		}
 		texts[i] = item.Value
 	}
 	return texts, nil
+}
+
+// meant follows an alias to what it stands for.
+func meant(node *yaml.Node) *yaml.Node {
+	if node.Kind == yaml.AliasNode {
+		return node.Alias
+	}
+	return node
 }
 
 func checkScalar(o *option, node *yaml.Node) error {
@@ -164,8 +171,10 @@ func nodeName(node *yaml.Node) string {
 		return fmt.Sprintf("the text %q", node.Value)
 	case "!!bool":
 		return "the switch value " + node.Value
-	default:
+	case "!!int", "!!float":
 		return "the number " + node.Value
+	default:
+		return "the value " + node.Value
 	}
 }
 

@@ -130,7 +130,8 @@ func (t *table) nearest(name string) string {
 func Nearest(name string, candidates []string) string {
 	best, distance := "", max(2, len(name)/3)+1
 	for _, candidate := range candidates {
-		if d := editDistance(name, candidate); d < distance {
+		// At a distance of its length, no letter of it is left.
+		if d := editDistance(name, candidate); d < distance && d < len(name) {
 			best, distance = candidate, d
 		}
 	}

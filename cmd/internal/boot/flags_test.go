@@ -147,7 +147,7 @@ func TestNearestName(t *testing.T) {
 	cfg := defaults()
 	table := newTable(&cfg)
 	for name, want := range map[string]string{
-		"prot": "port", "vllm-prt": "vllm-port", "prefill_timeout": "prefill-timeout", "conector": "", "quux": "",
+		"prot": "port", "vllm-prt": "vllm-port", "prefill_timeout": "prefill-timeout", "conector": "", "quux": "", "a": "",
 	} {
 		if got := table.nearest(name); got != want {
 			t.Errorf("nearest(%q) = %q, want %q", name, got, want)

@@ -3,7 +3,9 @@ package boot
 import (
 	"errors"
 	"fmt"
+	"net"
 	"reflect"
+	"strconv"
 )
 
 // Validator is a config struct, or a struct inside it, that can tell what is
@@ -46,6 +48,16 @@ func (p *Problems) Require(ok bool, flag, format string, args ...any) {
 // RequirePort reports a port that is neither a TCP port nor 0 (any free one).
 func (p *Problems) RequirePort(flag string, port int) {
 	p.Require(port >= 0 && port <= 65535, flag, "%d is not a port (0 to 65535; 0 takes any free one)", port)
+}
+
+// RequireAddress reports an address that is not HOST:PORT. The host may be
+// empty (all interfaces), the port 0 (any free one).
+func (p *Problems) RequireAddress(flag, address string) {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	p.Require(err == nil, flag, "%q is not HOST:PORT (port 0 to 65535; 0 takes any free one)", address)
 }
 
 func (p *Problems) add(field, origin string, err error) {

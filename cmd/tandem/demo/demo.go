@@ -23,6 +23,11 @@ type settings struct {
 	Fault   string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engine first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
 }
 
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	p.Require(s.Timeout > 0, "timeout", "%v is not a positive time", s.Timeout)
+}
+
 // Run is the command. The error is an Exit with CodeMissing if there are no programs to start, and the names of the broken
 // promises, which means CodeFailed, if the proof fails.
 func Run(ctx context.Context, std boot.IO, args []string) error {
