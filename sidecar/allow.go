@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -82,12 +83,17 @@ var privateRanges = allowList{
 	{Prefix: netip.MustParsePrefix("fc00::/7")},
 }
 
-// metadataServices are addresses inside the private ranges that answer with credentials: Alibaba's and Oracle's in
-// 100.64/10, AWS's in fc00::/7. They must be listed by a rule of their own length to be reached.
-var metadataServices = []netip.Addr{
-	netip.MustParseAddr("100.100.100.200"),
-	netip.MustParseAddr("192.0.0.192"),
-	netip.MustParseAddr("fd00:ec2::254"),
+// metadataServices are addresses in or near the private ranges that answer with credentials. A rule reaches them only if it
+// lists them one by one.
+var metadataServices = []netip.Prefix{
+	netip.MustParsePrefix("100.100.100.200/32"),     // Alibaba
+	netip.MustParsePrefix("fd00:100::100:200/128"),  // Alibaba
+	netip.MustParsePrefix("192.0.0.192/32"),         // Oracle, classic
+	netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), // Oracle
+	netip.MustParsePrefix("fd00:ec2::/32"),          // AWS: instance metadata, EKS pod identity
+	netip.MustParsePrefix("fd20:ce::254/128"),       // Google
+	netip.MustParsePrefix("fd00:42::42/128"),        // Scaleway
+	netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
 }
 
 func newAllowList(rules []AllowRule) allowList {
@@ -108,12 +114,7 @@ func (l allowList) has(to netip.AddrPort) bool {
 }
 
 func isMetadata(addr netip.Addr) bool {
-	for _, m := range metadataServices {
-		if addr == m {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(metadataServices, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // check refuses a target that is an address outside the list. A name is checked when it is dialled, by what it resolves

@@ -1,6 +1,9 @@
 package sidecar
 
 import (
+	"net"
+	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -23,6 +26,9 @@ type Engine struct {
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest silence of a remote stream after its headers, before it is redone without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
 }
+
+// url is the base of the engine's URLs.
+func (e Engine) url() string { return "http://" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
 
 // Prefill is how prefill legs are sent.
 type Prefill struct {
@@ -72,8 +78,8 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
 	}
-	if c.Engine.Host == "" {
-		report("model-server-host", "must not be empty")
+	if u, err := url.Parse(c.Engine.url()); err != nil || c.Engine.Host == "" || u.Hostname() != c.Engine.Host {
+		report("model-server-host", "%q is neither an address (IPv6 without brackets) nor a DNS name", c.Engine.Host)
 	}
 	if c.Engine.Port < 1 || c.Engine.Port > 65535 {
 		report("model-server-port", "%d is not a port (1 to 65535)", c.Engine.Port)
@@ -106,6 +112,9 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		if _, err := parseDiscovery(c.Prefill.Discovery); err != nil {
 			report("prefill-discovery", "%w", err)
 		}
+	}
+	if _, err := readSecret(c.Trust.AuthFile); err != nil {
+		report("auth-file", "reading the shared secret: %w", err)
 	}
 	if c.Trust.BodyLimit < 1 {
 		report("body-limit", "must be at least 1 byte")

@@ -38,7 +38,13 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
 		attribute.Int("server.port", x.s.cfg.Engine.Port))
 	status := 0
-	defer func() { endLeg(span, status, err) }()
+	defer func() {
+		if reason != "" {
+			endLeg(span, status, x.failure)
+			return
+		}
+		endLeg(span, status, err)
+	}()
 	sent := time.Now()
 	g, err := startLeg(ctx, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
 	if err != nil {
@@ -190,13 +196,13 @@ func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	defer a.free()
 	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.peekEvent()
-	silence.Stop()
+	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
-	case err == nil:
+	case err == nil && !late:
 		return "", x.relay(resp, a)
 	case x.ctx.Err() != nil:
 		return "", x.taken()
-	case context.Cause(g.ctx) == errSilent:
+	case late:
 		return x.redoWithout(timedOut, errSilent), nil
 	}
 	return x.redoWithout(failed, err), nil
@@ -248,7 +254,7 @@ var errEngineEvent = errors.New("decode began its stream with an error")
 
 // peekEvent reads up to the end of the first event that carries data, and fails if it is an error.
 func (a *answer) peekEvent() error {
-	var events body.Events
+	events := body.Events{Limit: maxEvent}
 	seen := false
 	for {
 		if _, err := a.r.Peek(1); err != nil {

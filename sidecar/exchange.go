@@ -220,8 +220,8 @@ func (x *exchange) setTiming(phases pd.Phases) {
 }
 
 // cutGrace is how long a client gets to take the end of an answer that the drain deadline cut: a living one takes it at
-// once.
-const cutGrace = time.Second
+// once, and a prefill leg has to be hung up on before there is one.
+const cutGrace = hangupDelay + hangupGrace + time.Second
 
 // cut ends the exchange from outside. A client that neither sends nor reads must not hold the shutdown up. The caller sees
 // to it that the exchange has not left yet.

@@ -28,9 +28,19 @@ const keptBody = 64 << 10
 
 var keptBodies = sync.Pool{New: func() any { b := make([]byte, 0, keptBody); return &b }}
 
-// guard wraps a client's body.
+// guard wraps a client's body that an engine may read as JSON.
 func (s *Server) guard(r io.Reader) *guarded {
-	return &guarded{src: body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped), kept: keptBodies.Get().(*[]byte)}
+	return keep(body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped))
+}
+
+// guardForm wraps a client's form: its fields may be JSON, so none may mention what a client may not send. Nothing can be
+// taken out of it. It may be as large as the engine likes.
+func (s *Server) guardForm(r io.Reader) *guarded {
+	return keep(body.NewSentry(r, dialect.RequestTable(), dialect.Stripped))
+}
+
+func keep(src io.Reader) *guarded {
+	return &guarded{src: src, kept: keptBodies.Get().(*[]byte)}
 }
 
 var (
@@ -47,6 +57,27 @@ func (g *guarded) again() (io.ReadCloser, error) {
 	}
 	g.last = &passing{g: g}
 	return g.last, nil
+}
+
+// once gives the body for a call that is not sent again: nothing says that an engine may get it twice.
+func (g *guarded) once() io.ReadCloser {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgetKept()
+	g.last = &passing{g: g}
+	return g.last
+}
+
+// answered gives back what was kept, unless it is still being read: a leg that has its answer is not sent again, and the
+// answer may take minutes. For a nil receiver it does nothing.
+func (g *guarded) answered() {
+	if g == nil || !g.mu.TryLock() {
+		return
+	}
+	defer g.mu.Unlock()
+	if g.kept != nil && (g.last == nil || g.last.at == len(*g.kept)) {
+		g.forgetKept()
+	}
 }
 
 // free ends all reading. A transport that still waits for the client's next bytes keeps what it holds.

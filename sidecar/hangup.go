@@ -40,12 +40,12 @@ func (h *hangup) trace(ctx context.Context) context.Context {
 	}})
 }
 
-// after hangs up in a while.
-func (h *hangup) after(delay time.Duration) {
+// soon hangs up in a while.
+func (h *hangup) soon() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.over {
-		h.timer = time.AfterFunc(delay, h.up)
+		h.timer = time.AfterFunc(hangupDelay, h.up)
 	}
 }
 

@@ -60,6 +60,7 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 		return x.localFailure(source, err)
 	}
 	defer resp.Body.Close()
+	source.answered()
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
 	status = resp.StatusCode
 	return x.relayFresh(resp)

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"log/slog"
 	"mime"
 	"net/http"
 	"net/http/httputil"
@@ -20,6 +21,7 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 	}
 	return &httputil.ReverseProxy{
 		Transport: s.local,
+		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 			p.Out.Host = p.In.Host
@@ -51,9 +53,7 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 			if refusal == nil {
 				refusal = pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
 			}
-			if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Decision(), true); err != nil {
-				s.log.Debug("answering a request", "error", err)
-			}
+			s.refusePass(w, r, refusal)
 		},
 	}
 }
@@ -67,25 +67,43 @@ type guardKey struct{}
 // pass serves what is no generate call. Engines have more doors to generation than the APIs known here (and will have
 // others), so every body that an engine could read as JSON is cleaned.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
-	if r.Body != nil && r.Body != http.NoBody && mayBeJSON(r.Header.Get("Content-Type")) {
-		g := s.guard(r.Body)
-		defer g.free()
-		r = r.WithContext(context.WithValue(r.Context(), guardKey{}, g))
-		r.Body, _ = g.again() // nothing has been read: there is no error
+	if r.Body != nil && r.Body != http.NoBody {
+		g, err := s.guardOf(r)
+		if err != nil {
+			s.refusePass(w, r, err)
+			return
+		}
+		if g != nil {
+			defer g.free()
+			r = r.WithContext(context.WithValue(r.Context(), guardKey{}, g))
+			r.Body = g.once()
+		}
 	}
 	s.passthrough.ServeHTTP(w, r)
 }
 
-// mayBeJSON reports whether an engine may read a body as JSON. Only the types of uploads are sure not to be.
-func mayBeJSON(contentType string) bool {
-	media, _, err := mime.ParseMediaType(contentType)
+// guardOf wraps a body by what an engine may take it for, nil for one that is sure to be no JSON. A form's text must be
+// UTF-8: in any other encoding an engine could read what is not seen here.
+func (s *Server) guardOf(r *http.Request) (*guarded, *pd.Refusal) {
+	media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
-		return true
+		return s.guard(r.Body), nil
 	}
 	major, _, _ := strings.Cut(media, "/")
-	switch major {
-	case "multipart", "audio", "image", "video":
-		return false
+	switch {
+	case major == "multipart":
+		if c := strings.ToLower(params["charset"]); c != "" && c != "utf-8" && c != "us-ascii" {
+			return nil, pd.Refuse(pd.BadRequest, "Forms must be encoded as UTF-8, not %q.", c)
+		}
+		return s.guardForm(r.Body), nil
+	case major == "audio", major == "image", major == "video", media == "application/octet-stream":
+		return nil, nil
 	}
-	return media != "application/octet-stream"
+	return s.guard(r.Body), nil
+}
+
+func (s *Server) refusePass(w http.ResponseWriter, r *http.Request, refusal *pd.Refusal) {
+	if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Decision(), true); err != nil {
+		s.log.Debug("answering a request", "error", err)
+	}
 }

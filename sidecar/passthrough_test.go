@@ -62,7 +62,7 @@ func TestUploadsPass(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 8 }))
 	const body = `{"kv_transfer_params":{},"model":1,"model":2}`
-	for i, kind := range []string{"multipart/form-data; boundary=x", "audio/wav", "image/png", "video/mp4", "application/octet-stream"} {
+	for i, kind := range []string{"audio/wav", "image/png", "video/mp4", "application/octet-stream"} {
 		req, err := http.NewRequestWithContext(within(t), http.MethodPost, s.url+"/v1/audio/transcriptions", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -75,6 +75,40 @@ func TestUploadsPass(t *testing.T) {
 		resp.Body.Close()
 		if got := engine.requests()[i].body; got != body {
 			t.Errorf("%s: the engine got %s", kind, got)
+		}
+	}
+}
+
+// A form's fields may be JSON that an engine reads: vLLM's transcriptions take vllm_xargs so.
+func TestForms(t *testing.T) {
+	engine := startEngine(t, ask(false).answer())
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 8 }))
+	field := func(name, value string) string {
+		return "--x\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n--x--\r\n"
+	}
+	const form = "multipart/form-data; boundary=x"
+	for name, c := range map[string]struct {
+		kind, body string
+		status     int
+	}{
+		"an ordinary form":   {form, field("prompt", "a b c"), 200},
+		"its own xargs":      {form, field("vllm_xargs", `{"x":1}`), 200},
+		"in UTF-8":           {form + "; charset=UTF-8", field("prompt", "a"), 200},
+		"a hand-off":         {form, field("vllm_xargs", `{"kv_transfer_params":0}`), 400},
+		"an escaped one":     {form, field("vllm_xargs", `{"kv\u005ftransfer_params":0}`), 400},
+		"in another charset": {form + "; charset=utf-16", field("prompt", "a"), 400},
+	} {
+		before := len(engine.requests())
+		resp, err := newClient(t).Post(s.url+"/v1/audio/transcriptions", c.kind, strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.status {
+			t.Errorf("%s: status %d", name, resp.StatusCode)
+		}
+		if seen := engine.requests()[before:]; c.status == 200 && (len(seen) != 1 || seen[0].body != c.body) || c.status != 200 && len(seen) != 0 {
+			t.Errorf("%s: the engine was asked %d times", name, len(seen))
 		}
 	}
 }

@@ -106,13 +106,7 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), x.s.cfg.Prefill.Timeout)
 	h := &hangup{cancel: cancel}
 	defer h.done()
-	defer context.AfterFunc(x.ctx, func() {
-		delay := hangupDelay
-		if context.Cause(x.ctx) == errCut {
-			delay = 0
-		}
-		h.after(delay)
-	})()
+	defer context.AfterFunc(x.ctx, h.soon)()
 	header := legHeader(x.r.Header, x.id)
 	header["Accept-Encoding"] = []string{"identity"}
 	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
@@ -123,9 +117,6 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	inflight.Inc()
 	status, offer, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, leg)
 	inflight.Dec()
-	if err == nil {
-		err = x.check(offer)
-	}
 	x.s.metrics.leg("prefill", status, time.Since(sent))
 	endLeg(span, status, err)
 	if err != nil {
@@ -135,14 +126,6 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 		return err
 	}
 	x.hand = handInHand{offer: offer, finished: x.s.stalls.arrived(sent), target: target}
-	return nil
-}
-
-// check compares the hand-off with the prompt as far as sizes are known.
-func (x *exchange) check(o dialect.Offer) error {
-	if err := o.Handoff.CheckBlocks(int(o.PromptTokens), x.s.cfg.Prefill.BlockSize); err != nil {
-		return &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
-	}
 	return nil
 }
 
@@ -173,6 +156,9 @@ func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, 
 		return resp.StatusCode, o, statusFailure(resp, answer)
 	}
 	o, err = s.dialect.Accept(answer)
+	if err == nil {
+		err = o.Handoff.CheckBlocks(int(o.PromptTokens), s.cfg.Prefill.BlockSize)
+	}
 	if err != nil {
 		return resp.StatusCode, o, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
 	}

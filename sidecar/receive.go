@@ -128,7 +128,7 @@ func refusalOf(err error, limit int64) *pd.Refusal {
 	case errors.Is(err, body.ErrTooMany):
 		return pd.Refuse(pd.BadRequest, "The request body repeats controlled members too often.")
 	case errors.Is(err, body.ErrHidden):
-		return pd.Refuse(pd.BadRequest, "The request body is not valid JSON, and names members that only engines may exchange.")
+		return pd.Refuse(pd.BadRequest, "The request body names members that only engines may exchange, where they cannot be taken out.")
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func (x *exchange) flush() {
 
 // relayStream passes events on as they come, whole events only: so an error event can follow at any time.
 func (x *exchange) relayStream(resp *http.Response, a *answer) error {
-	p := &eventPipe{x: x}
+	p := &eventPipe{x: x, events: body.Events{Limit: maxEvent}}
 	if a.first != nil {
 		x.clock.Enter(pd.PhaseDecode, time.Now())
 		x.sendHeaders(resp, true)
@@ -104,6 +104,9 @@ func (x *exchange) relayStream(resp *http.Response, a *answer) error {
 		}
 	}
 }
+
+// maxEvent caps one event of a stream (bytes). The largest honest ones repeat a long prompt, as prefill's answers may.
+const maxEvent = maxPrefillAnswer
 
 // eventPipe passes events on and notes what they say.
 type eventPipe struct {
@@ -166,7 +169,9 @@ func (x *exchange) endEvents(resp *http.Response, p *eventPipe, err error) error
 	case !p.done && (err != io.EOF || endsWithDone(x.api) && resp.StatusCode == http.StatusOK):
 		x.failure = err
 		if !p.failed {
-			x.endError(pd.Refuse(pd.InternalError, "The decode engine broke off this answer."))
+			broken := pd.Refuse(pd.InternalError, "The decode engine broke off this answer.")
+			broken.Cause = err
+			x.endError(broken)
 		}
 	default:
 		if _, err := x.w.Write(p.events.Pending()); err != nil {
@@ -218,7 +223,8 @@ func (x *exchange) outcome() pd.Outcome {
 }
 
 // relayWhole passes an answer on that is no event stream. Its headers wait for its first byte, so that they can tell the
-// time to it, and so that an answer that breaks off before it can be refused. It is held only if something must be said or corrected that stands at its end.
+// time to it, and so that an answer that breaks off before it can be refused. It is held only if something must be said or
+// corrected that stands at its end.
 func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
 	if _, err := a.r.Peek(1); err != nil && err != io.EOF {
 		return x.lostBeforeFirst(err)
@@ -292,6 +298,7 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 	if err != nil {
 		return x.lostBeforeFirst(err)
 	}
+	rest := len(whole) > maxHeldAnswer // correcting it changes its length
 	var usage body.UsageReader
 	if u, ok := usage.Event(whole); ok {
 		x.usage = u
@@ -300,7 +307,6 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 			x.usage.Cached = x.hand.offer.CachedTokens
 		}
 	}
-	rest := len(whole) > maxHeldAnswer
 	if !rest {
 		resp.Header.Set("Content-Length", strconv.Itoa(len(whole)))
 		x.end = pd.EndDone

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httputil"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,7 +66,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d, secret: secret,
 		allow:   newAllowList(cfg.Trust.Allow),
-		engine:  "http://" + net.JoinHostPort(cfg.Engine.Host, strconv.Itoa(cfg.Engine.Port)),
+		engine:  cfg.Engine.url(),
 		budget:  newBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},

@@ -373,7 +373,7 @@ func TestCompressedStream(t *testing.T) {
 
 // An event larger than any engine's ends the stream with an error, and the report says so.
 func TestTooLargeEvent(t *testing.T) {
-	s, _ := serve(t, ways["local"], handoff, streams(firstEvent, "data: "+strings.Repeat("x", body.DefaultEventLimit)))
+	s, _ := serve(t, ways["local"], handoff, streams(firstEvent, "data: "+strings.Repeat("x", maxEvent)))
 	got := post(t, s.url+completionsPath, ask(true).body, "TE", "trailers")
 	if !strings.HasPrefix(got.body, firstEvent) || got.err != nil {
 		t.Errorf("%q, %v", tail(got.body), got.err)

@@ -60,7 +60,7 @@ func endLeg(span trace.Span, status int, err error) {
 	span.End()
 }
 
-// endRequest closes the server span: its length is the sum of the phases.
+// endSpan closes the server span: its length is the sum of the phases.
 func (x *exchange) endSpan(phases *pd.Phases) {
 	if x.span.IsRecording() {
 		attrs := []attribute.KeyValue{

@@ -125,7 +125,9 @@ func newLeg(ctx context.Context, url string, header http.Header, length int64, o
 		return nil, err
 	}
 	req.Header = header
-	req.Header["Idempotency-Key"] = nil
+	if _, ok := header["Idempotency-Key"]; !ok {
+		header["Idempotency-Key"] = nil
+	}
 	if length == 0 {
 		req.Body = http.NoBody
 		return req, nil

@@ -396,7 +396,7 @@ func TestHangupAfterItsLeg(t *testing.T) {
 	cancelled := 0
 	h := &hangup{cancel: func() { cancelled++ }}
 	h.done()
-	h.after(0)
+	h.soon()
 	h.up()
 	if h.timer != nil {
 		t.Error("a finished leg was hung up on")

@@ -1,0 +1,287 @@
+package sidecar
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// An engine that repeats a long prompt in its first event (as ids, or by echo) sends events of megabytes.
+func TestLongEvent(t *testing.T) {
+	long := `data: {"prompt_token_ids":[` + strings.Repeat("123456,", 1<<20) + "0]}\n\n"
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			s, header := serve(t, way, handoff, streams(long, secondEvent, doneEvent))
+			got := post(t, s.url+completionsPath, ask(true).body, header...)
+			if got.body != long+secondEvent+doneEvent || got.err != nil {
+				t.Errorf("%d bytes of %d, ending in %q, %v", len(got.body), len(long+secondEvent+doneEvent), tail(got.body), got.err)
+			}
+		})
+	}
+}
+
+// A client whose connection breaks while it sends is one that left, not one that sent something wrong.
+func TestClientResetsWhileSending(t *testing.T) {
+	decode := startEngine(t, ask(false).answer())
+	for name, header := range map[string]string{"local": "", "remote": pd.HeaderPrefill + ": 127.0.0.1:1\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			s := startRig(t, decode.addr)
+			conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n%s\r\n", completionsPath, header)
+			if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "100") {
+				t.Fatalf("%q, %v", line, err)
+			}
+			_, _ = io.WriteString(conn, `{"model":`)
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			conn.Close()
+			s.mustCount(t, 1, "tandem_requests_total", "code", "499")
+			s.mustCount(t, 1, "tandem_requests_total")
+		})
+	}
+}
+
+// An event that comes when its deadline passes is relayed, or the request is redone: never is its answer broken off.
+func TestEventAtTheDeadline(t *testing.T) {
+	q := ask(true)
+	const deadline = 2 * time.Millisecond
+	prefill := startEngine(t, offering(handoff))
+	decode := startEngine(t, func(w http.ResponseWriter, r *asked) {
+		if r.body == q.local {
+			q.answer()(w, r)
+			return
+		}
+		streams()(w, r)
+		<-time.After(deadline)
+		streams(firstEvent, secondEvent, doneEvent)(w, r)
+	})
+	s := startRig(t, decode.addr, set(func(c *Config) { c.Engine.FirstEvent, c.Fallback.Burst = deadline, 1000 }))
+	for range 300 {
+		if got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr); got.body != q.right() {
+			t.Fatalf("%d %s\n%s", got.status, got.header.Get(pd.HeaderDecision), got.body)
+		}
+	}
+}
+
+// An answer that is too long to be held is whole also if correcting it makes it shorter.
+func TestCorrectedLongAnswer(t *testing.T) {
+	answer := `{"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":40}},"text":"`
+	answer += strings.Repeat("x", maxHeldAnswer+1-len(answer)) + `the end"}`
+	s, header := serve(t, ways["remote"], oldHandoff, chunked(200, "application/json", answer))
+	got := post(t, s.url+completionsPath, ask(false).body, header...)
+	if want := strings.Replace(answer, `cached_tokens":40`, `cached_tokens":8`, 1); got.body != want || got.err != nil {
+		t.Errorf("%d bytes ending in %q, want %d, %v", len(got.body), tail(got.body), len(want), got.err)
+	}
+}
+
+// A host that no URL can hold is a problem of the configuration, not a crash at the start.
+func TestEngineHost(t *testing.T) {
+	for host, ok := range map[string]bool{"127.0.0.1": true, "::1": true, "localhost": true, "vllm.svc.local.": true,
+		"a b": false, " h": false, "fe80::1%eth0": false, "[::1]": false, "h/path": false, "u@h": false, "": false, "h:1": false, "a%zz": false} {
+		cfg, problems := Defaults(), []string(nil)
+		cfg.Engine.Host = host
+		cfg.Problems(func(flag, format string, args ...any) {
+			problems = append(problems, flag+": "+fmt.Sprintf(format, args...))
+		})
+		if (len(problems) == 0) != ok || len(problems) > 1 {
+			t.Errorf("%q: problems %q", host, problems)
+		}
+	}
+}
+
+// The same over HTTP/2, where a stream and a connection can break.
+func TestClientBreaksOffWhileSendingHTTP2(t *testing.T) {
+	decode := startEngine(t, ask(false).answer())
+	for _, way := range []string{"stream", "connection"} {
+		t.Run(way, func(t *testing.T) {
+			s := startRig(t, decode.addr)
+			front := httptest.NewUnstartedServer(s)
+			front.Config.Protocols = new(http.Protocols)
+			front.Config.Protocols.SetUnencryptedHTTP2(true)
+			front.Start()
+			t.Cleanup(front.Close)
+			const times = 20
+			for range times {
+				breakOff(t, front.URL+completionsPath, way == "stream")
+			}
+			front.Close()
+			s.mustCount(t, times, "tandem_requests_total", "code", "499")
+		})
+	}
+}
+
+// breakOff sends a part of a request over HTTP/2, then ends the stream or the connection.
+func breakOff(t *testing.T, url string, stream bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	var conn net.Conn
+	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+		return conn, err
+	}}
+	defer transport.CloseIdleConnections()
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	continued := make(chan struct{})
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got100Continue: func() { close(continued) }})
+	body, w := io.Pipe()
+	defer w.Close()
+	req, err := http.NewRequestWithContext(traced, http.MethodPost, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Expect", "100-continue")
+	req.Header.Set(pd.HeaderPrefill, "127.0.0.1:1")
+	transport.ExpectContinueTimeout = testTimeout
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if resp, err := transport.RoundTrip(req); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	wait(t, continued, "the sidecar to read")
+	if stream {
+		cancel()
+	} else {
+		conn.Close()
+	}
+	wait(t, ended, "the request to end")
+}
+
+// The warm-up is as careful as a request: too few blocks would end the decode engine.
+func TestWarmupChecksBlocks(t *testing.T) {
+	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(200, "application/json", `{"data":[{"id":"m"}]}`))
+	targets, err := pd.ParseTargets([]string{prefill.addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &warmup{s: startRig(t, decode.addr, set(func(c *Config) { c.Prefill.BlockSize = 8 })).Server}
+	if err := w.meet(within(t), targets[0]); err == nil || !strings.Contains(err.Error(), "3 blocks") {
+		t.Errorf("%v", err)
+	}
+	if got := decode.only(t); got.URL.Path != "/v1/models" {
+		t.Errorf("decode was asked for %s", got.URL.Path)
+	}
+}
+
+// What goes wrong while passing through is told to the log that was given, and to no other.
+func TestPassthroughLogs(t *testing.T) {
+	var stray, given strings.Builder
+	log.SetOutput(&stray)
+	t.Cleanup(func() { log.SetOutput(os.Stderr) })
+	engine := startEngine(t, breaks("text/plain", "half"))
+	s := startRig(t, engine.addr, func(_ *Config, to *Telemetry) {
+		to.Log = slog.New(slog.NewTextHandler(&given, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	if resp, err := open(t, within(t), http.MethodGet, s.url+"/metrics", nil); err == nil {
+		resp.Body.Close()
+	}
+	s.busy.Wait()
+	if stray.Len() > 0 || !strings.Contains(given.String(), "unexpected EOF") {
+		t.Errorf("log %q, beside it %q", given.String(), stray.String())
+	}
+}
+
+// Services that hand out credentials stand within the private ranges of several clouds.
+func TestMetadataServices(t *testing.T) {
+	for cloud, addr := range map[string]string{
+		"AWS": "fd00:ec2::254", "AWS, pod identity": "fd00:ec2::23", "Google": "fd20:ce::254", "Oracle": "fd00:c1::a9fe:a9fe",
+		"Scaleway": "fd00:42::42", "Akamai": "fd00:a9fe:a9fe::1", "Alibaba": "100.100.100.200", "Alibaba, IPv6": "fd00:100::100:200",
+	} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
+		for _, rules := range [][]AllowRule{nil, {{Prefix: netip.MustParsePrefix("::/0")}, {Prefix: netip.MustParsePrefix("0.0.0.0/0")}}} {
+			if newAllowList(rules).has(to) {
+				t.Errorf("%s's %s may be asked by %v", cloud, addr, rules)
+			}
+		}
+		if !newAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}).has(to) {
+			t.Errorf("%s's %s is refused although it is listed", cloud, addr)
+		}
+	}
+}
+
+// Why a stream was broken off is for the log; its client is told no more than that it was.
+func TestBrokenStreamIsExplained(t *testing.T) {
+	var given strings.Builder
+	decode := startEngine(t, then(streams(firstEvent), resets))
+	s := startRig(t, decode.addr, func(_ *Config, to *Telemetry) {
+		to.Log = slog.New(slog.NewTextHandler(&given, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	got := post(t, s.url+completionsPath, ask(true).body)
+	s.busy.Wait()
+	if !strings.Contains(given.String(), "reset by peer") || strings.Contains(got.body, "reset by peer") {
+		t.Errorf("log %q\nclient %q", given.String(), got.body)
+	}
+}
+
+// What is kept of a body for sending it again is not held for as long as an answer takes, and is not lost to who reads it.
+func TestKeptBodyIsGivenBack(t *testing.T) {
+	s := startRig(t, startEngine(t, nothingYet).addr)
+	text := `{"prompt":"` + strings.Repeat("a", 2000) + `"}`
+	g := s.guard(strings.NewReader(text))
+	defer g.free()
+	first, err := g.again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(first); string(b) != text || err != nil {
+		t.Fatalf("%q, %v", b, err)
+	}
+	second, err := g.again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := make([]byte, 100)
+	if _, err := io.ReadFull(second, begin); err != nil {
+		t.Fatal(err)
+	}
+	g.answered() // early, while the body is sent again
+	if rest, err := io.ReadAll(second); string(begin)+string(rest) != text || err != nil {
+		t.Errorf("%q and %q, %v", begin, rest, err)
+	}
+	if g.answered(); g.kept != nil {
+		t.Error("still kept")
+	}
+	if n, err := second.Read(begin); n != 0 || err != io.EOF {
+		t.Errorf("%d bytes after the end, %v", n, err)
+	}
+}
+
+// The handler does so when the answer begins.
+func TestAnsweredStreamKeepsNothing(t *testing.T) {
+	g := newGate()
+	s := startRig(t, startEngine(t, then(streams(firstEvent), g.act, streams(doneEvent))).addr)
+	source := s.guard(strings.NewReader("{}"))
+	req, err := newLeg(within(t), s.engine+completionsPath, http.Header{}, 2, source.again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &exchange{s: s.Server, w: httptest.NewRecorder(), r: req, api: pd.APICompletions, ctx: req.Context(), clock: pd.StartClock(time.Now()),
+		span: trace.SpanFromContext(req.Context())}
+	ended := make(chan error, 1)
+	go func() { ended <- x.sendLocal(req, source) }()
+	wait(t, g.arrived, "the answer")
+	close(g.opened)
+	if err := wait(t, ended, "the end"); err != nil || source.kept != nil {
+		t.Errorf("%v, kept %v", err, source.kept != nil)
+	}
+}
