@@ -51,7 +51,7 @@ func (e *Engine) startLoad(s *sequence) {
 
 // transferKV runs beside the loop. There is no deadline once the peer is known: a peer that hangs, hangs the request.
 func (e *Engine) transferKV(ctx context.Context, p *pull) error {
-	peer, fresh, err := e.peers.get(ctx, p.from)
+	owner, fresh, err := e.peers.get(ctx, p.from)
 	if err != nil {
 		return err
 	}
@@ -73,8 +73,8 @@ func (e *Engine) transferKV(ctx context.Context, p *pull) error {
 		spans[i] = transfer.Span{Offset: uint64(id) * uint64(blockBytes), Length: uint64(blockBytes)}
 		into[i] = p.data[i*blockBytes : (i+1)*blockBytes]
 	}
-	if err := e.transport.Read(ctx, peer, spans, into, []byte(p.from.requestID+":1")); err != nil {
-		e.peers.forgetLost(p.from.engineID, err)
+	if err := e.transport.Read(ctx, owner.name, spans, into, []byte(p.from.requestID+":1")); err != nil {
+		e.peers.forgetLost(owner, err)
 		return fmt.Errorf("reading KV from %s: %w", p.from.engineID, err)
 	}
 	p.good = verifyKV(e.kv.seed, e.kv.slot, p.tokens, p.start, p.data)

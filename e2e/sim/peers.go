@@ -37,10 +37,10 @@ func (e *Engine) tell(to source, message string, done func()) {
 	e.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 		defer cancel()
-		peer, _, err := e.peers.get(ctx, to)
+		owner, _, err := e.peers.get(ctx, to)
 		if err == nil {
-			if err = e.transport.Notify(ctx, peer, []byte(message)); err != nil {
-				e.peers.forgetLost(to.engineID, err)
+			if err = e.transport.Notify(ctx, owner.name, []byte(message)); err != nil {
+				e.peers.forgetLost(owner, err)
 			}
 		}
 		if err != nil {
@@ -99,7 +99,7 @@ type peer struct {
 
 // get returns the peer, after a handshake if it is not known yet: then fresh is true for the one who waited first.
 // All who ask during a handshake wait for the same one.
-func (ps *peers) get(ctx context.Context, from source) (name transfer.Peer, fresh bool, err error) {
+func (ps *peers) get(ctx context.Context, from source) (p *peer, fresh bool, err error) {
 	ps.mu.Lock()
 	p, ok := ps.known[from.engineID]
 	if !ok {
@@ -110,9 +110,9 @@ func (ps *peers) get(ctx context.Context, from source) (name transfer.Peer, fres
 	if ok {
 		select {
 		case <-p.ready:
-			return p.name, false, p.err
+			return p, false, p.err
 		case <-ctx.Done():
-			return "", false, ctx.Err()
+			return nil, false, ctx.Err()
 		}
 	}
 	p.name, p.err = ps.handshake(ctx, from)
@@ -122,7 +122,7 @@ func (ps *peers) get(ctx context.Context, from source) (name transfer.Peer, fres
 		ps.mu.Unlock()
 	}
 	close(p.ready)
-	return p.name, true, p.err
+	return p, true, p.err
 }
 
 // handshakeRetry is the pause between two attempts to reach an unknown peer.
@@ -149,15 +149,18 @@ func (ps *peers) handshake(ctx context.Context, from source) (transfer.Peer, err
 	return name, nil
 }
 
-// forgetLost makes the next request meet the peer anew, if err says that it is not what it was.
-func (ps *peers) forgetLost(engineID string, err error) {
+// forgetLost makes the next request meet a peer anew, if err says that it is not what it was, and nobody has met it anew
+// meanwhile.
+func (ps *peers) forgetLost(lost *peer, err error) {
 	if !errors.Is(err, transfer.ErrGone) && !errors.Is(err, transfer.ErrRestarted) && !errors.Is(err, transfer.ErrUnknownPeer) {
 		return
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	delete(ps.known, engineID)
-	ps.transport.Forget(transfer.Peer(engineID))
+	if ps.known[string(lost.name)] == lost {
+		delete(ps.known, string(lost.name))
+		ps.transport.Forget(lost.name)
+	}
 }
 
 func (ps *peers) startBeat(engineID string) bool {
