@@ -237,12 +237,13 @@ func (x *exchange) cut() {
 
 // finish records what happened.
 func (x *exchange) finish() {
+	last := x.state
 	x.state = done
 	phases := x.clock.Stop(time.Now())
 	x.endSpan(phases)
 	x.s.metrics.request(x.decision, x.status, phases)
 	x.s.log.Debug("request served", "request_id", x.id, "decision", x.decision.String(), "status", x.status,
-		"timing", timingValue{phases}, "error", x.failure)
+		"state", last, "timing", timingValue{phases}, "error", x.failure)
 }
 
 // recycle gives the scanner of a held body back. What legs under way still read are the segments, not the scan.

@@ -92,9 +92,7 @@ func (x *exchange) refusedByPrefill(req *request, refused *clientError) (pd.Reas
 	}
 	x.decide(pd.Refused, pd.BadRequest)
 	x.failure = refused
-	if err := x.relayBytes(refused.status, refused.header, refused.body); err != nil {
-		return "", err
-	}
+	x.relayBytes(refused.status, refused.header, refused.body)
 	return "", errAnswered
 }
 

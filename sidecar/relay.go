@@ -330,12 +330,11 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 }
 
 // relayBytes sends an engine's refusal that is held as bytes.
-func (x *exchange) relayBytes(status int, header http.Header, b []byte) error {
+func (x *exchange) relayBytes(status int, header http.Header, b []byte) {
 	header.Set("Content-Length", strconv.Itoa(len(b)))
 	x.sendHeaders(&http.Response{StatusCode: status, Header: header}, false)
 	x.end = pd.EndError
 	if _, err := x.w.Write(b); err != nil {
 		x.failure, x.end = err, pd.EndAborted
 	}
-	return nil
 }
