@@ -2,6 +2,7 @@ package dialect_test
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -217,5 +218,38 @@ func TestStripped(t *testing.T) {
 	}
 	if len(want) > 0 {
 		t.Errorf("not looked for: %v", want)
+	}
+}
+
+// What a picker wants besides moves none of what a dialect looks at, and adds its sink to what both want.
+func TestRequestTableWith(t *testing.T) {
+	plain := dialect.RequestTable()
+	more := dialect.RequestTableWith(body.Want{Path: "tools"}, body.Want{Path: "prompt", Sink: true}, body.Want{Path: "messages.*.content", Sink: true})
+	if n := plain.Wants(); more.Wants() != n+2 || more.Path(n) != "tools" || more.Path(n+1) != "messages.*.content" {
+		t.Fatalf("%d wants, %d more", n, more.Wants()-n)
+	}
+	for i := range plain.Wants() {
+		if more.Path(i) != plain.Path(i) {
+			t.Errorf("want %d is %s, was %s", i, more.Path(i), plain.Path(i))
+		}
+	}
+	in := []byte(`{"prompt":"abc","n":2,"messages":[{"content":"def"}],"stream":true}`)
+	sunk := map[string]string{}
+	var s body.Scanner
+	s.Reset(more, body.Limits{}, func(want int, piece []byte, _ bool) { sunk[more.Path(want)] += string(piece) })
+	if _, err := s.Write(in); err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]string{"prompt": "abc", "messages.*.content": "def"}; !maps.Equal(sunk, want) {
+		t.Errorf("sunk %q, want %q", sunk, want)
+	}
+	var b body.Body
+	b.Append(in)
+	if r := dialect.NewRequest(pd.APICompletions, &b, &s); !r.Stream() || r.Fit() != dialect.FitLocal {
+		t.Errorf("stream %v, fit %v", r.Stream(), r.Fit())
+	}
+	s.Reset(more, body.Limits{}, nil)
+	if _, err := s.Write([]byte(`{"prompt":1,"prompt":2}`)); err == nil {
+		t.Error("a prompt with a sink may occur twice")
 	}
 }

@@ -2,13 +2,14 @@ package dialect
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// The members of a request Tandem looks at, in the order of requestTable.
+// The members of a request Tandem looks at, in the order of requestWants.
 const (
 	wModel = iota
 	wStream
@@ -33,37 +34,55 @@ const (
 	wPromptEmbeds
 )
 
-// requestTable lists the controlled members (Once: a second one is refused, because engines and proxies disagree on which
+// requestWants lists the controlled members (Once: a second one is refused, because engines and proxies disagree on which
 // of two counts) and those that only decide whether a request can be split.
 //
 // Engine parameters reach vLLM by three ways: at top level, in sampling_params.extra_args (generate) and in vllm_xargs,
 // which vLLM copies into the same extra_args.
-var requestTable = body.NewTable(
-	body.Want{Path: "model", Once: true},
-	body.Want{Path: "stream", Once: true},
-	body.Want{Path: "stream_options", Once: true},
-	body.Want{Path: "max_tokens", Once: true},
-	body.Want{Path: "max_completion_tokens", Once: true},
-	body.Want{Path: "max_output_tokens", Once: true},
-	body.Want{Path: "min_tokens", Once: true},
-	body.Want{Path: "n", Once: true},
-	body.Want{Path: "best_of", Once: true},
-	body.Want{Path: "prompt", Once: true},
-	body.Want{Path: "messages", Once: true},
-	body.Want{Path: "tool_choice", Once: true},
-	body.Want{Path: "kv_transfer_params", Once: true},
-	body.Want{Path: "sampling_params", Once: true},
-	body.Want{Path: "sampling_params.extra_args.kv_transfer_params"},
-	body.Want{Path: "vllm_xargs.kv_transfer_params"},
-	body.Want{Path: "echo"},
-	body.Want{Path: "logprobs"},
-	body.Want{Path: "prompt_logprobs"},
-	body.Want{Path: "use_beam_search"},
-	body.Want{Path: "prompt_embeds"},
-)
+var requestWants = []body.Want{
+	{Path: "model", Once: true},
+	{Path: "stream", Once: true},
+	{Path: "stream_options", Once: true},
+	{Path: "max_tokens", Once: true},
+	{Path: "max_completion_tokens", Once: true},
+	{Path: "max_output_tokens", Once: true},
+	{Path: "min_tokens", Once: true},
+	{Path: "n", Once: true},
+	{Path: "best_of", Once: true},
+	{Path: "prompt", Once: true},
+	{Path: "messages", Once: true},
+	{Path: "tool_choice", Once: true},
+	{Path: "kv_transfer_params", Once: true},
+	{Path: "sampling_params", Once: true},
+	{Path: "sampling_params.extra_args.kv_transfer_params"},
+	{Path: "vllm_xargs.kv_transfer_params"},
+	{Path: "echo"},
+	{Path: "logprobs"},
+	{Path: "prompt_logprobs"},
+	{Path: "use_beam_search"},
+	{Path: "prompt_embeds"},
+}
+
+var requestTable = body.NewTable(requestWants...)
 
 // RequestTable is what a request body is scanned for, whatever the dialect.
 func RequestTable() *body.Table { return requestTable }
+
+// RequestTableWith is a table for those who want more of a request than a dialect does: the members of RequestTable under
+// their own indices, so that NewRequest takes a scan by either, then the others in their order. One of the same path as a
+// member of RequestTable is not added: it only turns that member's Sink on.
+func RequestTableWith(more ...body.Want) *body.Table {
+	wants := slices.Clone(requestWants)
+	for _, w := range more {
+		k := slices.IndexFunc(requestWants, func(have body.Want) bool { return have.Path == w.Path })
+		if k < 0 {
+			wants = append(wants, w)
+		} else {
+			wants[k].Sink = w.Sink
+		}
+	}
+	return body.NewTable(wants...)
+}
 
 // Stripped reports whether a member of RequestTable must never reach an engine as a client sent it: it would aim the
 // engine at memory of the client's choosing, and an incomplete one ends the engine.
@@ -76,7 +95,8 @@ type Request struct {
 	scan *body.Scanner
 }
 
-// NewRequest pairs a body with the scan of it by RequestTable. Both must stay unchanged while the request lives.
+// NewRequest pairs a body with the scan of it by RequestTable or a table of RequestTableWith. Both must stay unchanged
+// while the request lives.
 func NewRequest(api pd.API, b *body.Body, scan *body.Scanner) *Request {
 	return &Request{API: api, Body: b, scan: scan}
 }

@@ -1,0 +1,152 @@
+package epp
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Endpoint is one address that serves requests: a pod, or one rank of it. Its fields do not change; a pod that changes
+// becomes a new Endpoint. It lives until the last request charged to it has ended, which may be long after it left the
+// pool.
+type Endpoint struct {
+	Name      string // unique in the pool
+	Namespace string
+	Addr      netip.AddrPort
+	Address   string // Addr as headers carry it: IPv6 bracketed
+	Metrics   string // host:port of the metrics page
+	Role      pd.Role
+	Labels    map[string]string
+	// Slot is a small number that no other endpoint of the pool has at the same time. Tables about endpoints are arrays by
+	// slot. It is free for another endpoint only after every Matcher was told to forget this one.
+	Slot int
+
+	inFlight atomic.Uint64
+}
+
+// NewEndpoint makes an endpoint with nothing in flight. metrics "" means its own address.
+func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, labels map[string]string) *Endpoint {
+	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // a value nobody knows serves no stage
+	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
+		Labels: labels}
+	if e.Metrics == "" {
+		e.Metrics = e.Address
+	}
+	return e
+}
+
+// String is namespace/name.
+func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.Name) }
+
+// InFlight is the load that this picker has sent to an endpoint and that has not ended.
+type InFlight struct {
+	Requests int
+	Tokens   int // prompt tokens still to be computed, as estimated at the pick
+}
+
+// An endpoint's load in flight is one word, so that a pick sees both counts of the same moment and can reserve only if
+// they still hold: the upper 24 bits count requests, the lower 40 tokens.
+const (
+	tokenBits = 40
+	maxTokens = 1 << 24 // of one charge: 2^16 requests of that size fit
+)
+
+// pack gives the word of one charge, capped so that it never reaches into the count of requests.
+func (f InFlight) pack() uint64 {
+	return InFlight{Requests: f.Requests, Tokens: max(0, min(f.Tokens, maxTokens))}.word()
+}
+
+func (f InFlight) word() uint64 { return uint64(f.Requests)<<tokenBits + uint64(f.Tokens) }
+
+func unpack(word uint64) InFlight {
+	return InFlight{Requests: int(word >> tokenBits), Tokens: int(word & (1<<tokenBits - 1))}
+}
+
+// InFlight is the endpoint's load in flight now.
+func (e *Endpoint) InFlight() InFlight { return unpack(e.inFlight.Load()) }
+
+// chargeIf adds to the load in flight if it still is what the caller saw.
+func (e *Endpoint) chargeIf(seen, add InFlight) bool {
+	return e.inFlight.CompareAndSwap(seen.word(), seen.word()+add.pack())
+}
+
+func (e *Endpoint) charge(add InFlight)       { e.inFlight.Add(add.pack()) }
+func (e *Endpoint) discharge(charge InFlight) { e.inFlight.Add(-charge.pack()) }
+
+// Load is what the engine's metrics page said last. A value that Known does not name was never seen.
+type Load struct {
+	Known   LoadField
+	At      time.Time // when the page was read; zero = never
+	Waiting int       // requests queued in the engine
+	Running int       // requests in its batch
+	KVUsage float64   // used part of the KV cache, 0..1
+	Cache   CacheInfo
+	LoRA    *LoRA // nil: the page names no adapters
+}
+
+// LoadField is a set of the values of a Load.
+type LoadField uint8
+
+// The values a Load may have.
+const (
+	LoadWaiting LoadField = 1 << iota
+	LoadRunning
+	LoadKVUsage
+)
+
+// CacheInfo is the size of an engine's KV cache as it reports it; zeros where it does not.
+type CacheInfo struct {
+	BlockTokens int `json:"block_tokens"` // tokens in a block
+	Blocks      int `json:"blocks"`
+}
+
+// LoRA is what an engine says of its adapters.
+type LoRA struct {
+	Max              int // adapters that fit at once
+	Running, Waiting []string
+}
+
+// Has reports whether every value of want is known.
+func (l *Load) Has(want LoadField) bool { return l.Known&want == want }
+
+// Trust is how much a load of this age still says: 1 up to stale, then falling evenly to 0 at three times that age. A
+// page never read has 0. Scorers mix a value with what they know nothing of in this proportion, so an engine that has gone
+// silent looks average, neither idle nor full.
+func (l *Load) Trust(now time.Time, stale time.Duration) float64 {
+	if l.At.IsZero() {
+		return 0
+	}
+	age := now.Sub(l.At)
+	switch {
+	case age <= stale:
+		return 1
+	case age >= 3*stale:
+		return 0
+	}
+	return float64(3*stale-age) / float64(2*stale)
+}
+
+// Snapshot is the pool at one moment. It does not change.
+type Snapshot struct {
+	Version   uint64      // grows with every snapshot
+	Endpoints []*Endpoint // ordered by namespace and name
+	Loads     []Load      // of the endpoint at the same index
+}
+
+// Shown gives the values for people and JSON: nil where the engine did not say.
+func (l *Load) Shown() (waiting, running *int, kvUsage *float64) {
+	if l.Has(LoadWaiting) {
+		waiting = &l.Waiting
+	}
+	if l.Has(LoadRunning) {
+		running = &l.Running
+	}
+	if l.Has(LoadKVUsage) {
+		kvUsage = &l.KVUsage
+	}
+	return waiting, running, kvUsage
+}

@@ -1,0 +1,104 @@
+package epp
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Explanation is what the picker's POST /explain answers: where a request would go now and why. Nothing is reserved for
+// it, and nothing is learnt from it.
+type Explanation struct {
+	Request  RequestSummary    `json:"request"`
+	Decision string            `json:"decision"` // local, remote or refused
+	Reason   pd.Reason         `json:"reason"`
+	Refusal  *RefusalSummary   `json:"refusal,omitempty"`
+	Decode   []string          `json:"decode"`  // addresses, best first
+	Prefill  []string          `json:"prefill"` // addresses, best first
+	Headers  map[string]string `json:"headers"` // what the gateway would be told to add; the plan's id is made at the pick
+	Decider  DeciderNumbers    `json:"decider"`
+	Trace    *Trace            `json:"trace"`
+}
+
+// RequestSummary is what the picker understood of a request. It holds no prompt.
+type RequestSummary struct {
+	API    string `json:"api"`
+	Model  string `json:"model"`
+	Stream bool   `json:"stream"`
+	Wish   string `json:"wish"`
+	Split  bool   `json:"splittable"`
+	Tokens int    `json:"prompt_tokens"` // estimated
+	Blocks int    `json:"prompt_blocks"`
+}
+
+// RefusalSummary is how a request would be refused.
+type RefusalSummary struct {
+	Status  int    `json:"status"`
+	Message string `json:"message"`
+}
+
+// DeciderNumbers is what the decider looked at.
+type DeciderNumbers struct {
+	Name       string `json:"name"`                 // in the configuration; "" if none was asked
+	Parameters any    `json:"parameters,omitempty"` // as configured
+	Tokens     int    `json:"prompt_tokens"`
+	Cached     int    `json:"cached_tokens"` // on the decode endpoint
+	Uncached   int    `json:"uncached_tokens"`
+}
+
+// Explain puts an explanation together: of a request, nil if it could not be read; of the decision on it, nil if there is
+// none; and of the refusal, nil if it is served.
+func Explain(r *Request, d *Decision, refused error) *Explanation {
+	x := &Explanation{Decode: []string{}, Prefill: []string{}, Headers: map[string]string{}}
+	if r != nil {
+		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Wish: r.Wish.String(),
+			Split: r.Fit == FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks)}
+	}
+	if d != nil {
+		x.Decision, x.Reason, x.Trace = d.Verdict.String(), d.Reason, d.Trace
+		x.Decode, x.Prefill = addresses(d.Decode), addresses(d.Prefill)
+		x.Decider = DeciderNumbers{Tokens: d.Prompt.Tokens, Cached: d.Prompt.Cached, Uncached: max(0, d.Prompt.Tokens-d.Prompt.Cached)}
+		if d.Trace != nil {
+			x.Decider.Name = d.Trace.Decider
+		}
+	}
+	if d != nil && refused == nil {
+		x.addHeaders(r, d)
+	}
+	if refused != nil {
+		why := pd.AsRefusal(refused)
+		x.Decision, x.Reason = pd.Refused.String(), why.Decision().Reason
+		x.Refusal = &RefusalSummary{Status: why.Status(), Message: why.Message}
+	}
+	return x
+}
+
+func (x *Explanation) addHeaders(r *Request, d *Decision) {
+	x.Headers[HeaderDestination] = strings.Join(x.Decode, ",")
+	if r.API == pd.APIOther {
+		return
+	}
+	x.Headers[pd.HeaderPlan] = pd.Plan{Verdict: d.Verdict, ID: "0000000000000000", Reason: d.Reason, Strict: d.Strict}.String()
+	if len(x.Prefill) > 0 {
+		x.Headers[pd.HeaderPrefill] = strings.Join(x.Prefill, ",")
+	}
+}
+
+func addresses(endpoints []*Endpoint) []string {
+	all := make([]string, len(endpoints))
+	for i, e := range endpoints {
+		all[i] = e.Address
+	}
+	return all
+}
+
+// HeadOf makes the head of a request that came over HTTP, for the parts of the picker that are asked that way.
+func HeadOf(r *http.Request, path string) Head {
+	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
+		Wish: r.Header.Values(pd.HeaderWish)}
+	if hint, ok := r.Header[http.CanonicalHeaderKey(HeaderSubset)]; ok {
+		h.Subset = NewSubset(SplitList(hint...)...)
+	}
+	return h
+}

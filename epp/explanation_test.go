@@ -1,0 +1,69 @@
+package epp_test
+
+import (
+	"errors"
+	"maps"
+	"net/http/httptest"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+func TestExplain(t *testing.T) {
+	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Wish: pd.WishForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
+	d := &epp.Decision{Decode: pods(2), Prefill: pods(1), Verdict: pd.Remote, Reason: pd.Forced, Prompt: pd.Prompt{Tokens: 9, Cached: 16},
+		Trace: &epp.Trace{Decider: "threshold"}}
+	t.Run("served", func(t *testing.T) {
+		x := epp.Explain(r, d, nil)
+		if want := (epp.RequestSummary{API: "chat", Model: "m", Stream: true, Wish: "force", Split: true, Tokens: 9, Blocks: 2}); x.Request != want {
+			t.Errorf("request %+v", x.Request)
+		}
+		if x.Decision != "remote" || x.Reason != pd.Forced || x.Refusal != nil || x.Trace != d.Trace {
+			t.Errorf("got %+v", x)
+		}
+		if len(x.Decode) != 2 || !slices.Equal(x.Prefill, []string{"10.0.0.1:8000"}) {
+			t.Errorf("decode %v, prefill %v", x.Decode, x.Prefill)
+		}
+		want := map[string]string{"x-gateway-destination-endpoint": "10.0.0.1:8000,10.0.0.1:8000", "x-prefiller-host-port": "10.0.0.1:8000",
+			"x-tandem-plan": "remote;id=0000000000000000;reason=forced;strict=0;epp=0"}
+		if !maps.Equal(x.Headers, want) {
+			t.Errorf("headers %q", x.Headers)
+		}
+		if want := (epp.DeciderNumbers{Name: "threshold", Tokens: 9, Cached: 16}); !reflect.DeepEqual(x.Decider, want) {
+			t.Errorf("decider %+v", x.Decider)
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		x := epp.Explain(r, nil, pd.Refuse(pd.NoEndpoint, "None."))
+		if x.Decision != "refused" || x.Reason != pd.NoEndpoint || x.Refusal.Status != 503 || x.Refusal.Message != "None." || x.Decode == nil {
+			t.Errorf("got %+v, %+v", x, x.Refusal)
+		}
+	})
+	t.Run("unreadable", func(t *testing.T) {
+		x := epp.Explain(nil, nil, errors.New("secret"))
+		if x.Reason != pd.InternalError || x.Request != (epp.RequestSummary{}) {
+			t.Errorf("got %+v", x)
+		}
+	})
+}
+
+func TestHeadOf(t *testing.T) {
+	r := httptest.NewRequest("POST", "/explain", nil)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Request-Id", "r-1")
+	r.Header.Add("X-Tandem-Pd", "force")
+	h := epp.HeadOf(r, "/v1/completions")
+	if want := (epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Wish: []string{"force"}}); !reflect.DeepEqual(h, want) {
+		t.Errorf("got %+v", h)
+	}
+	r.Header.Set(epp.HeaderSubset, "10.0.0.1:8000, 10.0.0.2")
+	for addr, want := range map[string]bool{"10.0.0.1:8000": true, "10.0.0.1:8001": false, "10.0.0.2:8001": true} {
+		if got := epp.HeadOf(r, "/").Subset.Has(netip.MustParseAddrPort(addr)); got != want {
+			t.Errorf("%s: got %v", addr, got)
+		}
+	}
+}

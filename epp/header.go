@@ -1,0 +1,30 @@
+package epp
+
+import "strings"
+
+// Names of the endpoint picker protocol (gateway API inference extension, proposal 004): headers, and keys of the dynamic
+// metadata in the namespaces beneath.
+const (
+	// HeaderDestination carries the picked endpoints, ip:port[,ip:port…], best first.
+	HeaderDestination = "x-gateway-destination-endpoint"
+	// HeaderServed names the endpoint that served, which may be a later one of the list.
+	HeaderServed = "x-gateway-destination-endpoint-served"
+	// HeaderSubset lists the endpoints a gateway allows.
+	HeaderSubset = "x-gateway-destination-endpoint-subset"
+
+	NamespaceLB     = "envoy.lb"
+	NamespaceSubset = "envoy.lb.subset_hint"
+)
+
+// SplitList splits comma lists and leaves out what is blank.
+func SplitList(lists ...string) []string {
+	var all []string
+	for _, list := range lists {
+		for item := range strings.SplitSeq(list, ",") {
+			if item = strings.TrimSpace(item); item != "" {
+				all = append(all, item)
+			}
+		}
+	}
+	return all
+}

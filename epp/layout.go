@@ -1,0 +1,88 @@
+package epp
+
+import (
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+)
+
+// layout is where the bodies of one API have what a picker looks at.
+type layout struct {
+	table   *body.Table
+	members []member // by index of the table's wants
+	model   int      // index of the want
+	salt    int
+}
+
+// layouts says what is the prompt in each API. Left out is what few templates render: names, reasoning that is sent back,
+// documents.
+var layouts = map[pd.API]*layout{
+	pd.APIChat: newLayout(
+		member{"tools", isPart, inTools, 0},
+		member{"messages.*.role", isText, inDialog, 0},
+		member{"messages.*.content", isText, inDialog, 0},
+		member{"messages.*.content.*", isPart, inDialog, 0},
+		member{"messages.*.content.*.type", isPartType, inDialog, 1},
+		member{"messages.*.content.*.text", isText, inDialog, 1},
+		member{"messages.*.tool_calls", isPart, inDialog, 0},
+	),
+	pd.APICompletions: newLayout(
+		member{"prompt", isPrompt, inDialog, 0},
+	),
+	pd.APIMessages: newLayout(
+		member{"tools", isPart, inTools, 0},
+		member{"system", isText, inSystem, 0},
+		member{"system.*", isPart, inSystem, 0},
+		member{"system.*.text", isText, inSystem, 1},
+		member{"messages.*.role", isText, inDialog, 0},
+		member{"messages.*.content", isText, inDialog, 0},
+		member{"messages.*.content.*", isPart, inDialog, 0},
+		member{"messages.*.content.*.type", isPartType, inDialog, 1},
+		member{"messages.*.content.*.text", isText, inDialog, 1},
+		member{"messages.*.content.*.content", isText, inDialog, 1},
+		member{"messages.*.content.*.content.*", isPart, inDialog, 1},
+		member{"messages.*.content.*.content.*.type", isPartType, inDialog, 2},
+		member{"messages.*.content.*.content.*.text", isText, inDialog, 2},
+	),
+	pd.APIResponses: newLayout(
+		member{"tools", isPart, inTools, 0},
+		member{"instructions", isText, inSystem, 0},
+		member{"input", isText, inDialog, 0},
+		member{"input.*", isPart, inDialog, 0},
+		member{"input.*.role", isText, inDialog, 0},
+		member{"input.*.content", isText, inDialog, 1},
+		member{"input.*.content.*", isPart, inDialog, 1},
+		member{"input.*.content.*.type", isPartType, inDialog, 2},
+		member{"input.*.content.*.text", isText, inDialog, 2},
+	),
+	pd.APIGenerate: newLayout(
+		member{"token_ids", isPrompt, inDialog, 0},
+	),
+	pd.APIEmbeddings: newLayout(
+		member{"input", isPrompt, inDialog, 0},
+	),
+}
+
+func newLayout(members ...member) *layout {
+	wants := []body.Want{{Path: "cache_salt"}}
+	for _, m := range members {
+		wants = append(wants, body.Want{Path: m.path, Sink: true})
+	}
+	l := &layout{table: dialect.RequestTableWith(wants...)}
+	l.members = make([]member, l.table.Wants())
+	for want := range l.members {
+		path := l.table.Path(want)
+		switch path {
+		case "model":
+			l.model = want
+		case "cache_salt":
+			l.salt = want
+		}
+		for _, m := range members {
+			if m.path == path {
+				l.members[want] = m
+			}
+		}
+	}
+	return l
+}

@@ -1,0 +1,165 @@
+package epp
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Stage is what an endpoint is picked for.
+type Stage uint8
+
+// The stages.
+const (
+	StageDecode Stage = iota
+	StagePrefill
+)
+
+// String names the stage.
+func (s Stage) String() string {
+	if s == StagePrefill {
+		return "prefill"
+	}
+	return "decode"
+}
+
+// Candidate is an endpoint that may be picked, with all that was known of it when the pick began.
+type Candidate struct {
+	*Endpoint
+	Load     *Load    // never nil
+	Trust    float64  // in Load, 0..1: see Load.Trust
+	InFlight InFlight // of this picker
+	Cached   int      // tokens of this prompt's beginning that it has in its prefix cache; 0 without a Matcher
+}
+
+// Round is one run of a profile for one request. Plugins must not keep it.
+type Round struct {
+	Request *Request
+	Stage   Stage
+	Decode  *Endpoint  // in the prefill stage, the decode endpoint chosen before
+	Rand    *rand.Rand // reproducible under a seed
+	Now     time.Time
+}
+
+// Filter keeps the candidates that may serve. It works in place: the result is a prefix of c's array, in the same order.
+type Filter interface {
+	Filter(r *Round, c []Candidate) []Candidate
+}
+
+// Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. What is not
+// known rates like the middle, never like the best. What lies outside 0..1, or is no number, is clamped by the caller.
+type Scorer interface {
+	Score(r *Round, c []Candidate, scores []float64)
+}
+
+// Picker orders candidates by their totals, the weighted sums of all scorers. It appends the indices of the chosen ones
+// to dst, best first, as many as n or all there are. Equal ones are chosen among by r.Rand.
+type Picker interface {
+	Pick(r *Round, totals []float64, n int, dst []int) []int
+	// Endpoints is how many the picker was configured to choose: the stage may want more.
+	Endpoints() int
+}
+
+// Matcher knows which endpoints have the beginning of a prompt in their prefix cache. Its methods are called from many
+// goroutines.
+type Matcher interface {
+	// Blocks says how prompts must be cut for Match and Learn.
+	Blocks() BlockSpec
+	// Match sets Cached of every candidate, in tokens.
+	Match(p *Prompt, c []Candidate)
+	// Learn is told that a prompt will be computed on an endpoint, whose load tells the size of its KV cache.
+	Learn(p *Prompt, e *Endpoint, load *Load)
+	// Forget is told that an endpoint has left the pool. Its slot is given away only after Forget has returned.
+	Forget(e *Endpoint)
+}
+
+// Handler says which profiles run, and in what order.
+type Handler interface {
+	// Stages is asked once, with the names of all profiles there are. The error tells which one is missing, or too many.
+	Stages(profiles []string) (Stages, error)
+}
+
+// Stages are the profiles of the two stages, and what lies between.
+type Stages struct {
+	Decode     string     // profile of the decode stage
+	Prefill    string     // profile of the prefill stage; "" = requests are never split
+	Decider    pd.Decider // nil = never remote, unless the client forces it
+	Candidates int        // how many prefill endpoints the sidecar gets, best first
+	// RefuseNoPrefill refuses, with 503, what should go remote while no prefill endpoint is to be had. Otherwise it is
+	// prefilled on decode, and counted.
+	RefuseNoPrefill bool
+}
+
+// Charge says how a request is charged to the endpoints it goes to.
+type Charge struct {
+	// Output adds OutputRatio times the prompt, at most MaxOutput (0 = no limit) tokens, for what will be generated. Tokens
+	// then stay charged until the request ends. Otherwise they are discharged when the answer begins.
+	Output      bool
+	OutputRatio float64
+	MaxOutput   int
+}
+
+// Charger is a plugin that says how requests are charged.
+type Charger interface {
+	Charge() Charge
+}
+
+// Profile is a chain of filters, the scorers of what is left, and the picker.
+type Profile struct {
+	Name    string
+	Filters []NamedFilter
+	Scorers []NamedScorer
+	Picker  Picker
+}
+
+// NamedFilter is a filter under its name in the configuration.
+type NamedFilter struct {
+	Name string
+	Filter
+}
+
+// NamedScorer is a scorer under its name in the configuration, with its weight in this profile.
+type NamedScorer struct {
+	Name   string
+	Weight float64
+	Scorer
+}
+
+// Report tells one problem of a configuration: the path of the field, and what is wrong.
+type Report func(field, format string, args ...any)
+
+// Plugin is the parameters of one plugin: a pointer to a struct that holds the defaults, whose fields (tag yaml) are
+// decoded strictly, and whose comments are the manual.
+type Plugin interface {
+	// Problems reports values that mean nothing. Fields are named by their yaml names.
+	Problems(report Report)
+	// Build makes the instance: what of Filter, Scorer, Picker, Matcher, Handler, pd.Decider and the like it implements is
+	// what it can be used for. If it is an io.Closer, it is closed when the configuration is replaced.
+	Build(b *Builder) (any, error)
+}
+
+// Referrer is a Plugin whose parameters name other plugins.
+type Referrer interface {
+	// References gives the names by the yaml path of the parameter. They are built before.
+	References() map[string]string
+}
+
+// Builder is what a plugin may use while it is built.
+type Builder struct {
+	Name string // the plugin's name in the configuration
+	Log  *slog.Logger
+	// Instance gives another plugin's instance by the name that References gave.
+	Instance func(name string) (instance any, ok bool)
+	// Keep holds what shall outlive a reload of the configuration.
+	Keep *Keep
+}
+
+// Row is one plugin type of the table.
+type Row struct {
+	Type       string
+	Aliases    []string // other names of the same; each is accepted silently
+	Deprecated []string // names of older configurations; accepted with a warning
+	New        func() Plugin
+}

@@ -1,0 +1,283 @@
+package epp_test
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// blocks of 4 tokens, so that short prompts have some.
+var blocks = epp.BlockSpec{Tokens: 4, Max: 100}
+
+func post(api pd.API) epp.Head { return epp.Head{Method: http.MethodPost, Path: api.Path()} }
+
+// read reads a body in chunks of a size, 0 = whole.
+func read(h epp.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (*epp.Request, error) {
+	var r epp.Reader
+	r.Reset(h, limit, spec)
+	if chunk == 0 {
+		chunk = max(1, len(text))
+	}
+	for part := range slices.Chunk([]byte(text), chunk) {
+		if err := r.Write(part); err != nil {
+			return nil, err
+		}
+	}
+	return r.Close()
+}
+
+func mustRead(t *testing.T, api pd.API, text string) *epp.Request {
+	t.Helper()
+	r, err := read(post(api), 0, blocks, text, 0)
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return r
+}
+
+func TestHeadAPI(t *testing.T) {
+	for _, c := range []struct {
+		method, path string
+		want         pd.API
+	}{
+		{"POST", "/v1/chat/completions", pd.APIChat},
+		{"POST", "/v1/completions", pd.APICompletions},
+		{"POST", "/v1/responses", pd.APIResponses},
+		{"POST", "/v1/messages", pd.APIMessages},
+		{"POST", "/inference/v1/generate", pd.APIGenerate},
+		{"POST", "/v1/embeddings", pd.APIEmbeddings},
+		{"POST", "/v1/completions?x=/v1/models", pd.APICompletions},
+		{"POST", "/tenant-a/v1/chat/completions", pd.APIChat},
+		{"POST", "/v1/models?x=/v1/completions", pd.APIOther},
+		{"POST", "/xv1/completions", pd.APIOther},
+		{"POST", "/v1/messages/count_tokens", pd.APIOther},
+		{"POST", "/v1/completions/", pd.APIOther},
+		{"POST", "", pd.APIOther},
+		{"OPTIONS", "/v1/chat/completions", pd.APIOther},
+		{"GET", "/v1/chat/completions", pd.APIOther},
+		{"", "", pd.APIOther},
+	} {
+		h := epp.Head{Method: c.method, Path: c.path}
+		if got := h.API(); got != c.want {
+			t.Errorf("%s %s: got %v, want %v", c.method, c.path, got, c.want)
+		}
+	}
+}
+
+func TestReaderFillsTheRequest(t *testing.T) {
+	subset := epp.NewSubset("10.0.0.1")
+	h := epp.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Wish: []string{"force;fallback"}, Subset: subset}
+	r, err := read(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
+	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
+		Wish: pd.WishForceFallback, Fit: epp.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
+	if err != nil || !reflect.DeepEqual(r, want) {
+		t.Errorf("got %+v, %v; want %+v", r, err, want)
+	}
+}
+
+func TestReaderMembers(t *testing.T) {
+	chat := func(members string) string { return `{"messages":[]` + members + `}` }
+	for _, c := range []struct {
+		name   string
+		api    pd.API
+		body   string
+		model  string
+		stream bool
+		fit    epp.Fit
+	}{
+		{"nothing but the prompt", pd.APIChat, chat(``), "", false, epp.FitSplit},
+		{"stream off", pd.APIChat, chat(`,"stream":false`), "", false, epp.FitSplit},
+		{"no model", pd.APIChat, chat(`,"model":null`), "", false, epp.FitSplit},
+		{"a model that is none", pd.APIChat, chat(`,"model":7`), "", false, epp.FitDoubted},
+		{"several choices", pd.APIChat, chat(`,"n":2,"model":"m"`), "m", false, epp.FitLocal},
+		{"no messages", pd.APIChat, `{"model":"m"}`, "m", false, epp.FitDoubted},
+		{"max_tokens 0", pd.APICompletions, `{"prompt":"x","max_tokens":0}`, "", false, epp.FitDoubted},
+		{"one prompt", pd.APICompletions, `{"prompt":["x"]}`, "", false, epp.FitSplit},
+		{"two prompts", pd.APICompletions, `{"prompt":["x","y"],"stream":true}`, "", true, epp.FitLocal},
+		{"token ids", pd.APICompletions, `{"prompt":[1,2]}`, "", false, epp.FitSplit},
+		{"an API that is never split", pd.APIMessages, chat(`,"stream":true`), "", true, epp.FitLocal},
+		{"its mistakes too", pd.APIResponses, `{"max_tokens":0}`, "", false, epp.FitLocal},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := mustRead(t, c.api, c.body)
+			if r.Model != c.model || r.Stream != c.stream || r.Fit != c.fit || r.API != c.api {
+				t.Errorf("got %+v", r)
+			}
+		})
+	}
+}
+
+// Every API that generates has a place for its prompt.
+func TestReaderKnowsAllAPIs(t *testing.T) {
+	for _, api := range pd.GenerateAPIs() {
+		if _, err := read(post(api), 0, blocks, `nonsense`, 0); err == nil {
+			t.Errorf("%v: a body that is no JSON was accepted", api)
+		}
+	}
+}
+
+func TestReaderRefuses(t *testing.T) {
+	deep := strings.Repeat(`[`, 10_001)
+	const secret = "sesame"
+	for _, c := range []struct {
+		name    string
+		head    epp.Head
+		body    string
+		reason  pd.Reason
+		message string
+	}{
+		{"no body", post(pd.APIChat), ``, pd.BadRequest, "Send a JSON object"},
+		{"white space", post(pd.APIChat), ` `, pd.BadRequest, "unexpected end at byte 1."},
+		{"cut off", post(pd.APIChat), `{"prompt":"sesame`, pd.BadRequest, "unexpected end at byte 17."},
+		{"no JSON", post(pd.APIChat), `prompt=sesame`, pd.BadRequest, "not valid JSON"},
+		{"a form", epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/x-www-form-urlencoded"}, `prompt=sesame`,
+			pd.BadRequest, "Content-Type application/json"},
+		{"no object", post(pd.APIChat), `["sesame"]`, pd.BadRequest, "not a JSON object"},
+		{"something behind", post(pd.APIChat), `{} sesame`, pd.BadRequest, "not valid JSON"},
+		{"too deep", post(pd.APIChat), `{"messages":` + deep, pd.BadRequest, "deeper than 10000"},
+		{"UTF-16", post(pd.APIChat), "{\x00}\x00", pd.BadRequest, "UTF-8"},
+		{"too many members", post(pd.APIChat), `{` + strings.Repeat(`"echo":1,`, 2000), pd.BadRequest, "too often"},
+		{"a member twice", post(pd.APIChat), `{"model":"sesame","mod\u0065l":"m"}`, pd.DuplicateKey, `"model" twice`},
+		{"a long model", post(pd.APIChat), `{"messages":[],"model":"` + strings.Repeat(secret, 200) + `"}`, pd.BadRequest, "longer than 1024"},
+		{"a broken model", post(pd.APIChat), `{"messages":[],"model":"\sesame"}`, pd.BadRequest, "not a valid JSON string"},
+		{"too large", post(pd.APIChat), `{"a":"` + strings.Repeat(secret, 10_000) + `"}`, pd.TooLarge, "larger than 50000 bytes"},
+		{"too large for what nobody reads", epp.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
+			pd.TooLarge, "larger than 50000 bytes"},
+		{"a bad wish", epp.Head{Method: "POST", Path: "/v1/chat/completions", Wish: []string{"always"}}, `{"messages":[]}`,
+			pd.BadPDHeader, "must be one of auto, force"},
+		{"two wishes", epp.Head{Method: "POST", Path: "/v1/messages", Wish: []string{"auto", "auto"}}, ``, pd.BadPDHeader, "must be one of"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, chunk := range []int{0, 1, 1000} {
+				r, err := read(c.head, 50_000, blocks, c.body, chunk)
+				refusal := pd.AsRefusal(err)
+				if r != nil || err == nil || refusal.Reason != c.reason || !strings.Contains(refusal.Message, c.message) {
+					t.Fatalf("chunks of %d bytes: got %v, %v; want %s: … %s …", chunk, r, err, c.reason, c.message)
+				}
+				if strings.Contains(refusal.Message, secret) {
+					t.Errorf("the message repeats the prompt: %s", refusal.Message)
+				}
+			}
+		})
+	}
+}
+
+// What is wrong is told by the chunk that shows it, and by every call after it.
+func TestReaderRefusesEarly(t *testing.T) {
+	var r epp.Reader
+	r.Reset(post(pd.APIChat), 20, blocks)
+	if err := r.Write([]byte(`{"messages":`)); err != nil {
+		t.Fatal(err)
+	}
+	first := r.Write([]byte(`["123456"`))
+	if pd.AsRefusal(first).Reason != pd.TooLarge || r.Body().Len() != 12 {
+		t.Fatalf("got %v with %d bytes kept", first, r.Body().Len())
+	}
+	again := r.Write([]byte(`]`))
+	if _, end := r.Close(); !errors.Is(again, first) || !errors.Is(end, first) {
+		t.Errorf("then %v and %v", again, end)
+	}
+	r.Reset(post(pd.APIChat), 20, blocks)
+	if err := r.Write([]byte(`{"messages":[]}`)); err != nil {
+		t.Errorf("the next request: %v", err)
+	}
+}
+
+func TestReaderTakesABodyOfExactlyTheLimit(t *testing.T) {
+	const text = `{"messages":[]}`
+	if _, err := read(post(pd.APIChat), int64(len(text)), blocks, text, 4); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where nothing is generated the body is nobody's business here, and neither is the wish of a client that always sends it.
+func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
+	h := epp.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Wish: []string{"garbage"}}
+	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
+		r, err := read(h, 0, blocks, text, 1)
+		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: epp.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {
+			t.Errorf("%q: got %+v, %v", text, r, err)
+		}
+	}
+}
+
+func TestReaderKeepsTheChunks(t *testing.T) {
+	for _, api := range []pd.API{pd.APIChat, pd.APIOther} {
+		var r epp.Reader
+		r.Reset(post(api), 0, blocks)
+		chunks := [][]byte{[]byte(`{"messages":[{"content":"He`), {}, []byte(`llo"}]}`)}
+		for _, c := range chunks {
+			if err := r.Write(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kept := r.Body().Segments()
+		if len(kept) != 2 || &kept[0][0] != &chunks[0][0] || &kept[1][0] != &chunks[2][0] {
+			t.Errorf("%v: kept %q", api, kept)
+		}
+		if joined := bytes.Join(chunks, nil); r.Body().Len() != int64(len(joined)) {
+			t.Errorf("%v: %d bytes of %d", api, r.Body().Len(), len(joined))
+		}
+	}
+}
+
+func TestReaderIsReusable(t *testing.T) {
+	var used epp.Reader
+	for _, text := range seeds() {
+		for _, api := range pd.GenerateAPIs() {
+			want, wantErr := read(post(api), 300, blocks, text, 0)
+			used.Reset(post(api), 300, blocks)
+			var got *epp.Request
+			err := used.Write([]byte(text))
+			if err == nil {
+				got, err = used.Close()
+			}
+			if !same(got, want) || !reflect.DeepEqual(err, wantErr) {
+				t.Errorf("%v %s: a used reader says %+v, %v; a new one %+v, %v", api, text, got, err, want, wantErr)
+			}
+		}
+	}
+}
+
+// same compares requests, with blocks that are nil or empty being the same.
+func same(a, b *epp.Request) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, y := *a, *b
+	x.Prompt.Blocks, y.Prompt.Blocks = nil, nil
+	return reflect.DeepEqual(x, y) && slices.Equal(a.Prompt.Blocks, b.Prompt.Blocks)
+}
+
+func TestReaderAllocatesOnlyTheModel(t *testing.T) {
+	text := chatBody(32<<10, `code\n`)
+	var r epp.Reader
+	use := func() { readAll(t, &r, post(pd.APIChat), epp.BlockSpec{Tokens: 16, Max: 2048}, text, 1000) }
+	use()
+	if n := testing.AllocsPerRun(20, use); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// seeds are bodies with everything a prompt can hold.
+func seeds() []string {
+	return []string{
+		``, `{}`, `[]`, `{"prompt":"x","prompt":"y"}`, `{"messages":[],"model":"m","cache_salt":"s"}`,
+		`{"prompt":"\u4f60\ud83d\ude00\ud83d \\\" \/\b\f\n\r\t"}`, `{"prompt":["a\"b","\\","\ud83d\"\\"],"n":1}`,
+		`{"prompt":[1,2,3, 4,1234567890123,5.5,-6,7e8,null]}`, `{"prompt":[[1,2],[3]],"input":[[1],["x"]],"token_ids":[1,2,3,4,5,6,7,8]}`,
+		`{"prompt":{"a":["b"]},"messages":"x","tools":null,"system":7,"input":true}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"What is\nthis?"},{"type":"image_url","image_url":{"url":"data:x"}}]},` +
+			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","function":{"name":"f","arguments":"{\"a\":1}"}}]}],"tools":[{"type":"function"}]}`,
+		`{"system":[{"type":"text","text":"be brief"}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[` +
+			`{"text":"12 degrees","type":"text"},{"type":"image","source":{"data":"xyz"}}]},"plain",{"type":"tool_result","content":"none"}]}]}`,
+		`{"instructions":"be brief","input":[{"role":"user","content":[{"type":"input_text","text":"hello"},{"type":"input_image"}]},` +
+			`{"role":"user","content":"again"},{"type":"function_call_output","output":"12"}]}`,
+	}
+}

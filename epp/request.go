@@ -1,0 +1,84 @@
+package epp
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Request is what a client asks, as far as a picker looks at it. It does not change after Reader.Close made it.
+type Request struct {
+	ID     string // x-request-id, for logs and spans; never a key, since clients choose it
+	Path   string // URL path without the query
+	API    pd.API
+	Model  string // "" if the request names none
+	Stream bool
+	Wish   pd.Wish
+	Fit    Fit
+	Prompt Prompt
+	Subset *Subset // nil: the whole pool
+}
+
+// Fit says whether a request's prompt may be computed on another pod than its tokens.
+type Fit uint8
+
+const (
+	// FitSplit is a request that prefill and decode engines can share.
+	FitSplit Fit = iota
+	// FitLocal is a valid request that one hand-off cannot carry, such as one with n > 1.
+	FitLocal
+	// FitDoubted is a request that the engine will, or may, refuse. It goes to decode, whose own error is the best answer,
+	// even if the client forbade local prefill.
+	FitDoubted
+)
+
+// Prompt is the prompt as far as it can be known without the model's tokenizer.
+type Prompt struct {
+	// Tokens is the length of the prompt: exact for prompts given as token ids, else estimated as llm-d does, four bytes of
+	// text a token.
+	Tokens int
+	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block and all
+	// before it, the model, and the cache salt. nil if nobody wants them. A tail shorter than a block has no hash.
+	Blocks []uint64
+	// BlockTokens is how many tokens one block has.
+	BlockTokens int
+}
+
+// BlockSpec says how prompts are to be cut into blocks. The zero value wants no blocks.
+type BlockSpec struct {
+	Tokens int // tokens in a block
+	Max    int // most blocks of one prompt; what is longer has no more hashes
+}
+
+// Subset is the part of the pool a gateway allows for one request.
+type Subset struct {
+	addrs []netip.AddrPort // in order; port 0 = every port of the address
+}
+
+// NewSubset makes the subset of the given ip:port texts, IPv6 bracketed. An address without a port stands for all its
+// ports. What is neither is left out: it names no endpoint.
+func NewSubset(texts ...string) *Subset {
+	s := &Subset{}
+	for _, text := range texts {
+		if a, err := netip.ParseAddrPort(text); err == nil {
+			s.addrs = append(s.addrs, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
+		} else if ip, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+			s.addrs = append(s.addrs, netip.AddrPortFrom(ip.Unmap(), 0))
+		}
+	}
+	slices.SortFunc(s.addrs, netip.AddrPort.Compare)
+	return s
+}
+
+// Has reports whether an endpoint's address is in the subset. A nil subset has all.
+func (s *Subset) Has(addr netip.AddrPort) bool {
+	return s == nil || s.lists(addr) || s.lists(netip.AddrPortFrom(addr.Addr(), 0))
+}
+
+// lists looks by halves: some gateways name the whole pool.
+func (s *Subset) lists(addr netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(s.addrs, addr, netip.AddrPort.Compare)
+	return found
+}

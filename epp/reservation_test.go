@@ -1,0 +1,246 @@
+package epp_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+func pods(n int) (all []*epp.Endpoint) {
+	for i := range n {
+		all = append(all, pod(fmt.Sprint("pod-", i)))
+	}
+	return all
+}
+
+// claim charges one request of some tokens to what an endpoint has in flight now.
+func claim(e *epp.Endpoint, tokens int) epp.Claim {
+	return epp.Claim{Endpoint: e, Seen: e.InFlight(), Add: epp.InFlight{Requests: 1, Tokens: tokens}}
+}
+
+func checkInFlight(t *testing.T, e *epp.Endpoint, requests, tokens int) {
+	t.Helper()
+	if got, want := e.InFlight(), (epp.InFlight{Requests: requests, Tokens: tokens}); got != want {
+		t.Errorf("%s: %+v in flight, want %+v", e.Name, got, want)
+	}
+}
+
+func TestReserve(t *testing.T) {
+	d, p := pod("decode"), pod("prefill")
+	stale := claim(d, 1)
+	r, ok := epp.Reserve(claim(d, 10), claim(p, 100), false)
+	if !ok || r.Decode() != d {
+		t.Fatal("not reserved")
+	}
+	checkInFlight(t, d, 1, 10)
+	checkInFlight(t, p, 1, 100)
+	if _, ok := epp.Reserve(stale, epp.Claim{}, false); ok {
+		t.Error("reserved on a load that is no longer so")
+	}
+	stale.Endpoint = p
+	if _, ok := epp.Reserve(claim(d, 7), stale, false); ok {
+		t.Error("reserved though prefill's load is no longer so")
+	}
+	checkInFlight(t, d, 1, 10)
+	checkInFlight(t, p, 1, 100)
+	r.End()
+	r.End()
+	checkInFlight(t, d, 0, 0)
+	checkInFlight(t, p, 0, 0)
+	if r.Decode() != nil {
+		t.Error("an ended reservation names an endpoint")
+	}
+}
+
+func TestReserveBothOnOneEndpoint(t *testing.T) {
+	e := pod("both")
+	r, ok := epp.Reserve(claim(e, 10), claim(e, 100), false)
+	if !ok {
+		t.Fatal("not reserved")
+	}
+	checkInFlight(t, e, 2, 110)
+	r.Answered()
+	checkInFlight(t, e, 1, 0)
+	r.End()
+	checkInFlight(t, e, 0, 0)
+}
+
+func TestInsist(t *testing.T) {
+	d, p := pod("decode"), pod("prefill")
+	old, oldPrefill := claim(d, 10), claim(p, 100)
+	first := epp.Insist(old, oldPrefill, false)
+	second := epp.Insist(old, oldPrefill, false)
+	checkInFlight(t, d, 2, 20)
+	checkInFlight(t, p, 2, 200)
+	first.End()
+	second.End()
+	checkInFlight(t, d, 0, 0)
+	checkInFlight(t, p, 0, 0)
+}
+
+func TestAnswered(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		t.Run(fmt.Sprint("keep ", keep), func(t *testing.T) {
+			d, p := pod("decode"), pod("prefill")
+			r := epp.Insist(claim(d, 10), claim(p, 100), keep)
+			left := 0
+			if keep {
+				left = 10
+			}
+			for range 2 {
+				r.Answered()
+				checkInFlight(t, d, 1, left)
+				checkInFlight(t, p, 0, 0)
+			}
+			r.End()
+			r.Answered()
+			checkInFlight(t, d, 0, 0)
+		})
+	}
+}
+
+func TestMove(t *testing.T) {
+	picked, served := pod("picked"), pod("served")
+	r := epp.Insist(claim(picked, 10), epp.Claim{}, false)
+	r.Move(picked)
+	checkInFlight(t, picked, 1, 10)
+	r.Move(served)
+	checkInFlight(t, picked, 0, 0)
+	checkInFlight(t, served, 1, 10)
+	r.Answered()
+	r.Move(picked)
+	checkInFlight(t, picked, 1, 0)
+	checkInFlight(t, served, 0, 0)
+	r.End()
+	r.Move(served)
+	checkInFlight(t, picked, 0, 0)
+	checkInFlight(t, served, 0, 0)
+	if r.Decode() != nil {
+		t.Error("moved after its end")
+	}
+}
+
+// A burst of requests that all see the same idle endpoints must spread: each goes to what is the least loaded at the moment
+// it is charged, however many pick at once.
+func TestReserveSpreadsABurst(t *testing.T) {
+	const endpoints, pickers, each = 8, 16, 50
+	all := pods(endpoints)
+	var wg sync.WaitGroup
+	for range pickers {
+		wg.Go(func() {
+			for range each {
+				for reserved := false; !reserved; {
+					least := claim(all[0], 5)
+					for _, e := range all[1:] {
+						if c := claim(e, 5); c.Seen.Requests < least.Seen.Requests {
+							least = c
+						}
+					}
+					_, reserved = epp.Reserve(least, epp.Claim{}, false)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, e := range all {
+		checkInFlight(t, e, pickers*each/endpoints, 5*pickers*each/endpoints)
+	}
+}
+
+// world is endpoints, a ledger, and what may be done to them in any order.
+type world struct {
+	endpoints []*epp.Endpoint
+	ledger    *epp.Ledger
+	ids       atomic.Int64
+}
+
+const patience = 2 * time.Second
+
+// most is more than may ever be in flight in these tests: a charge taken back twice makes a count wrap to far above it.
+const most = 1 << 20
+
+func (w *world) check(t *testing.T) {
+	for _, e := range w.endpoints {
+		if f := e.InFlight(); f.Requests > most || f.Tokens > most {
+			t.Errorf("%s: %+v in flight", e.Name, f)
+		}
+	}
+}
+
+// request takes one request through its life, as the streams of the picker might.
+func (w *world) request(t *testing.T, rnd *rand.Rand) {
+	e := func() *epp.Endpoint { return w.endpoints[rnd.IntN(len(w.endpoints))] }
+	// Pauses that meet the ledger's patience to the nanosecond are the ones that race with it.
+	pause := func() { <-time.After(time.Duration(rnd.IntN(4)) * patience / 2) }
+	decode, prefill := claim(e(), rnd.IntN(100)), epp.Claim{}
+	if rnd.IntN(2) == 0 {
+		prefill = claim(e(), rnd.IntN(100))
+	}
+	r, ok := epp.Reserve(decode, prefill, rnd.IntN(2) == 0)
+	if !ok {
+		r = epp.Insist(decode, prefill, rnd.IntN(2) == 0)
+	}
+	held := rnd.IntN(4) > 0
+	if held {
+		// Ids are ours, yet one that comes twice must cost nothing.
+		id := fmt.Sprint(w.ids.Add(int64(rnd.IntN(2))))
+		w.ledger.Hold(id, r)
+		pause()
+		if r, ok = w.ledger.Take(id); !ok {
+			return // expired, or another's hold took its place: it has been ended
+		}
+	}
+	for range rnd.IntN(6) {
+		switch rnd.IntN(4) {
+		case 0:
+			r.Move(e())
+		case 1:
+			r.Answered()
+		case 2:
+			r.Decode()
+		case 3:
+			pause()
+		}
+		w.check(t)
+	}
+	for range 1 + rnd.IntN(2) {
+		r.End()
+	}
+	w.check(t)
+}
+
+// Whatever the order and the end, nothing stays charged and nothing is taken back twice.
+func TestReservationsLeakNothing(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{endpoints: pods(3), ledger: epp.NewLedger(patience)}
+			var wg sync.WaitGroup
+			for worker := range uint64(8) {
+				rnd := rand.New(rand.NewPCG(seed, worker))
+				wg.Go(func() {
+					for range 100 {
+						w.request(t, rnd)
+					}
+				})
+			}
+			if seed%2 == 0 {
+				time.Sleep(20 * patience)
+				w.ledger.Close() // the rest finds it closed
+			}
+			wg.Wait()
+			time.Sleep(2 * patience)
+			if n := w.ledger.Len(); n != 0 {
+				t.Errorf("seed %d: %d reservations are held beyond the ledger's patience", seed, n)
+			}
+			for _, e := range w.endpoints {
+				checkInFlight(t, e, 0, 0)
+			}
+		})
+	}
+}

@@ -1,0 +1,70 @@
+package epp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// WatchInterval is how often WatchFile looks. A look at an unchanged file is one stat.
+const WatchInterval = 500 * time.Millisecond
+
+// ReadFile reads a file of at most limit bytes.
+func ReadFile(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
+	}
+	return data, err
+}
+
+// WatchFile calls changed with the content of a file when it is no longer last, and with the error when it cannot be read
+// any more, once each; it returns when ctx ends. It looks at the file by name every WatchInterval instead of asking the
+// kernel for events: that sees renames, swapped symbolic links of a Kubernetes volume and network file systems alike.
+// A file is passed on only when two looks in a row found the same, since writers that do not rename are seen half done.
+func WatchFile(ctx context.Context, path string, limit int64, last []byte, changed func(data []byte, err error)) {
+	tick := time.NewTicker(WatchInterval)
+	defer tick.Stop()
+	var seen os.FileInfo
+	var failed, settling bool
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		info, err := os.Stat(path)
+		if err == nil && seen != nil && same(info, seen) && !settling && !failed {
+			continue
+		}
+		if err == nil && (seen == nil || !same(info, seen)) {
+			seen, settling = info, true
+			continue
+		}
+		settling = false
+		var data []byte
+		if err == nil {
+			data, err = ReadFile(path, limit)
+		}
+		switch {
+		case err != nil && !failed:
+			seen, failed = nil, true
+			changed(nil, err)
+		case err == nil && (failed || !bytes.Equal(data, last)):
+			last, failed = data, false
+			changed(data, nil)
+		}
+	}
+}
+
+func same(a, b os.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
