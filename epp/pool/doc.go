@@ -1,0 +1,28 @@
+// Package pool knows the endpoints a request may go to, and how loaded each of them is.
+//
+// In comes the whole pool from a Discovery, each time it changes, and the metrics page of every endpoint, read again and
+// again. Out goes a Snapshot behind an atomic pointer: the endpoints in order, each with the load it last told of itself
+// and when.
+//
+// An endpoint that stays the same keeps its epp.Endpoint, and with it the load in flight. One that leaves is out of the
+// snapshot at once, can still be found by its address while requests run on it, and its slot rests before another gets it.
+//
+// # Reading metrics pages
+//
+// A page is read as bytes, line by line, and only lines of the wanted families are looked at: see Extractor for what is
+// wanted. What is read is never mended:
+//
+//   - A page that cannot be read whole changes nothing. The load before it stays, with its time, and grows old.
+//   - A value that the page does not have, or that makes no sense, is unknown from then on, not as it was.
+//   - One page may show several engines, such as the data-parallel ranks of one vLLM. Their requests and blocks are added
+//     up; of their KV usage the mean is taken, since the ranks of one engine have caches of about the same size. If one of
+//     the series makes no sense, the sum is unknown.
+//   - Series with explicit timestamps are of different moments: only those of the newest count. Those without are of now.
+//   - Of a LoRA family, whose values are times, the series of the latest time counts.
+//
+// # What it does not do
+//
+// It picks nothing and probes nothing: an endpoint whose page cannot be read stays in the pool, with a load that nobody
+// trusts any more. It knows no Kubernetes: epp/kube is another Discovery. It writes the load in flight nowhere; that is
+// epp's.
+package pool

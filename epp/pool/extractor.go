@@ -1,0 +1,244 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+const (
+	engineLabel      = "llm-d.ai/engine-type"
+	engineLabelOlder = "inference.networking.k8s.io/engine-type"
+)
+
+// Extractor says which values of a metrics page are read: the parameters of llm-d's core-metrics-extractor.
+type Extractor struct {
+	// EngineLabelKey is the label that names an endpoint's engine. Under the default key, endpoints that only have its older
+	// spelling, inference.networking.k8s.io/engine-type, are read by that.
+	EngineLabelKey string `yaml:"engineLabelKey"`
+	// DefaultEngine is the engine of endpoints without the label, or with an engine that nobody knows.
+	DefaultEngine string `yaml:"defaultEngine"`
+	// EngineConfigs are further engines. vllm, sglang, trtllm-serve, triton-tensorrt-llm and triton are known; one of the
+	// same name takes its place as a whole.
+	EngineConfigs []EngineConfig `yaml:"engineConfigs"`
+}
+
+// EngineConfig says where an engine's metrics page has what. A spec is family{label=value,…}: the series of the family
+// that have all the labels; quotes around values may be left out. A spec left empty switches its value off.
+type EngineConfig struct {
+	// Name is the value of the engine label.
+	Name string `yaml:"name"`
+	// QueuedRequestsSpec is a gauge of requests that wait in the engine.
+	QueuedRequestsSpec string `yaml:"queuedRequestsSpec"`
+	// RunningRequestsSpec is a gauge of requests in the engine's batch.
+	RunningRequestsSpec string `yaml:"runningRequestsSpec"`
+	// KVUsageSpec is a gauge of the used part of the KV cache, 0 to 1.
+	KVUsageSpec string `yaml:"kvUsageSpec"`
+	// LoRASpec is a gauge whose labels running_lora_adapters and waiting_lora_adapters are comma lists, and max_lora a number.
+	// Its values are times: the latest counts.
+	LoRASpec string `yaml:"loraSpec"`
+	// CacheInfoSpec is a gauge whose labels tell the size of the KV cache.
+	CacheInfoSpec string `yaml:"cacheInfoSpec"`
+	// CacheBlockSizeLabelName is the label of CacheInfoSpec with the tokens of a block. Empty means block_size.
+	CacheBlockSizeLabelName string `yaml:"cacheBlockSizeLabelName"`
+	// CacheNumBlocksLabelName is the label of CacheInfoSpec with the number of blocks. Empty means num_gpu_blocks.
+	CacheNumBlocksLabelName string `yaml:"cacheNumBlocksLabelName"`
+	// CacheBlockSizeSpec is a gauge of the tokens of a block, for engines that have no label of it.
+	CacheBlockSizeSpec string `yaml:"cacheBlockSizeSpec"`
+	// CacheNumBlocksSpec is a gauge of the number of blocks, for engines that have no label of it.
+	CacheNumBlocksSpec string `yaml:"cacheNumBlocksSpec"`
+	// CustomMetrics are further values for plugins of llm-d. They are checked, and not read: no plugin here uses them.
+	CustomMetrics []CustomMetric `yaml:"customMetrics"`
+}
+
+// CustomMetric names a value for plugins.
+type CustomMetric struct {
+	// AttributeKey is the name under which plugins find the value.
+	AttributeKey string `yaml:"attributeKey"`
+	// MetricSpec is the gauge or counter it comes from.
+	MetricSpec string `yaml:"metricSpec"`
+}
+
+// builtin are the engines that need no configuration, with the names their pages had in the version llm-d documents.
+var builtin = []EngineConfig{
+	{
+		Name:                    "vllm",
+		QueuedRequestsSpec:      "vllm:num_requests_waiting",
+		RunningRequestsSpec:     "vllm:num_requests_running",
+		KVUsageSpec:             "vllm:kv_cache_usage_perc",
+		LoRASpec:                "vllm:lora_requests_info",
+		CacheInfoSpec:           "vllm:cache_config_info",
+		CacheBlockSizeLabelName: "block_size",
+		CacheNumBlocksLabelName: "num_gpu_blocks",
+	},
+	{
+		Name:                    "sglang",
+		QueuedRequestsSpec:      "sglang:num_queue_reqs",
+		RunningRequestsSpec:     "sglang:num_running_reqs",
+		KVUsageSpec:             "sglang:token_usage",
+		CacheInfoSpec:           "sglang:cache_config_info",
+		CacheBlockSizeLabelName: "page_size",
+		CacheNumBlocksLabelName: "num_pages",
+	},
+	{
+		Name:                "trtllm-serve",
+		QueuedRequestsSpec:  "trtllm_num_requests_waiting",
+		RunningRequestsSpec: "trtllm_num_requests_running",
+		KVUsageSpec:         "trtllm_kv_cache_utilization",
+		CacheBlockSizeSpec:  "trtllm_kv_cache_tokens_per_block",
+		CacheNumBlocksSpec:  "trtllm_kv_cache_max_blocks",
+	},
+	{
+		Name:                "triton-tensorrt-llm",
+		QueuedRequestsSpec:  "nv_trt_llm_request_metrics{request_type=waiting}",
+		RunningRequestsSpec: "nv_trt_llm_request_metrics{request_type=scheduled}",
+		KVUsageSpec:         "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+		CacheBlockSizeSpec:  "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+		CacheNumBlocksSpec:  "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+	},
+	{
+		Name:                "triton",
+		QueuedRequestsSpec:  "nv_inference_pending_request_count",
+		RunningRequestsSpec: "nv_inference_exec_count",
+	},
+}
+
+// DefaultExtractor reads the engines that are built in; endpoints that name none run vllm.
+func DefaultExtractor() Extractor {
+	return Extractor{EngineLabelKey: engineLabel, DefaultEngine: "vllm"}
+}
+
+// Problems reports what means nothing.
+func (x *Extractor) Problems(report epp.Report) {
+	if x.EngineLabelKey == "" {
+		report("engineLabelKey", "must not be empty; the default is %s", engineLabel)
+	}
+	seen := map[string]bool{}
+	for i := range x.EngineConfigs {
+		c := &x.EngineConfigs[i]
+		at := fmt.Sprintf("engineConfigs[%d].", i)
+		switch {
+		case c.Name == "":
+			report(at+"name", "must not be empty: endpoints name it by the label %s", x.EngineLabelKey)
+		case c.Name == "default":
+			report(at+"name", "must not be default, which is reserved; choose the engine of unlabelled endpoints by defaultEngine")
+		case seen[c.Name]:
+			report(at+"name", "%q is there twice", c.Name)
+		}
+		seen[c.Name] = true
+		c.problems(func(field, format string, args ...any) { report(at+field, format, args...) })
+	}
+	if x.engine(x.DefaultEngine) == nil {
+		report("defaultEngine", "no engine is named %q; there are %s", x.DefaultEngine, strings.Join(x.names(), ", "))
+	}
+}
+
+func (c *EngineConfig) problems(report epp.Report) {
+	for _, s := range c.specs() {
+		if s.text == "" {
+			continue
+		}
+		if _, err := parseSpec(s.text); err != nil {
+			report(s.field, "%v", err)
+		}
+	}
+	for i, m := range c.CustomMetrics {
+		if m.AttributeKey == "" {
+			report(fmt.Sprintf("customMetrics[%d].attributeKey", i), "must not be empty")
+		}
+		if _, err := parseSpec(m.MetricSpec); err != nil {
+			report(fmt.Sprintf("customMetrics[%d].metricSpec", i), "%v", err)
+		}
+	}
+}
+
+// Override gives the default engine other specs, as older documents do by flags (--total-queued-requests-metric,
+// --kv-cache-usage-percentage-metric, --lora-info-metric). An empty one stays as it is. The error tells which spec cannot
+// be read; then nothing is changed.
+func (x *Extractor) Override(queued, kvUsage, lora string) error {
+	old := x.engine(x.DefaultEngine)
+	if old == nil {
+		return fmt.Errorf("no engine is named %q", x.DefaultEngine)
+	}
+	c := *old
+	for _, o := range []struct {
+		text string
+		spec *string
+	}{{queued, &c.QueuedRequestsSpec}, {kvUsage, &c.KVUsageSpec}, {lora, &c.LoRASpec}} {
+		if o.text == "" {
+			continue
+		}
+		if _, err := parseSpec(o.text); err != nil {
+			return fmt.Errorf("reading the metric %q: %w", o.text, err)
+		}
+		*o.spec = o.text
+	}
+	others := slices.DeleteFunc(slices.Clone(x.EngineConfigs), func(e EngineConfig) bool { return e.Name == c.Name })
+	x.EngineConfigs = append(others, c)
+	return nil
+}
+
+// engine finds the configuration of an engine, nil if there is none.
+func (x *Extractor) engine(name string) *EngineConfig {
+	for _, list := range [][]EngineConfig{x.EngineConfigs, builtin} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// names are the engines there are, each once.
+func (x *Extractor) names() []string {
+	var names []string
+	for _, list := range [][]EngineConfig{x.EngineConfigs, builtin} {
+		for i := range list {
+			names = append(names, list[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// programs are the compiled engines.
+type programs struct {
+	label  string
+	byName map[string]*program
+	usual  *program
+}
+
+// compile makes ready to read pages. The error tells all problems.
+func (x *Extractor) compile() (*programs, error) {
+	var problems []string
+	x.Problems(func(field, format string, args ...any) {
+		problems = append(problems, field+": "+fmt.Sprintf(format, args...))
+	})
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("reading the metrics settings: %s", strings.Join(problems, "; "))
+	}
+	all := &programs{label: x.EngineLabelKey, byName: make(map[string]*program)}
+	for _, name := range x.names() {
+		all.byName[name] = x.engine(name).compile()
+	}
+	all.usual = all.byName[x.DefaultEngine]
+	return all, nil
+}
+
+// of gives the program for an endpoint with these labels. ok is false if they name an engine that nobody knows.
+func (p *programs) of(labels map[string]string) (prog *program, ok bool) {
+	name := labels[p.label]
+	if name == "" && p.label == engineLabel {
+		name = labels[engineLabelOlder]
+	}
+	if name == "" {
+		return p.usual, true
+	}
+	if prog, ok = p.byName[name]; !ok {
+		prog = p.usual
+	}
+	return prog, ok
+}

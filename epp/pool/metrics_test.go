@@ -1,0 +1,94 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		roles := map[string]string{"10.0.0.1:8000": "decode", "10.0.0.2:8000": "prefill", "10.0.0.3:8000": "decode"}
+		var specs []Spec
+		for _, addr := range slices.Sorted(maps.Keys(roles)) {
+			specs = append(specs, withLabel(specOf("e"+addr, addr), pd.RoleLabel, roles[addr]))
+		}
+		reg, discovery := prometheus.NewPedanticRegistry(), ofPool(specs...)
+		p, e := withEngines(t, Options{Metrics: reg}, discovery, func(_ context.Context, host string) (string, error) {
+			if host == "10.0.0.3:8000" {
+				return "", errors.New("connection refused")
+			}
+			return idlePage, nil
+		})
+		start(t, p)
+		time.Sleep(10 * time.Second)
+		inFlight(p.Snapshot().Endpoints[0])
+		inFlight(p.Snapshot().Endpoints[1])
+		e.behave(func(ctx context.Context, host string) (string, error) {
+			if host != "10.0.0.1:8000" {
+				return hang(ctx, host)
+			}
+			return idlePage, nil
+		})
+		time.Sleep(10 * time.Second)
+		discovery <- append(slices.Clone(specs[:1]), specs[2])
+		synctest.Wait()
+		expectMetrics(t, reg, map[string]float64{
+			`tandem_endpoints{role="decode",state="fresh"}`:   1,
+			`tandem_endpoints{role="decode",state="unread"}`:  1,
+			`tandem_endpoints{role="prefill",state="left"}`:   1,
+			`tandem_endpoints{role="prefill",state="stale"}`:  0,
+			`tandem_inflight{role="decode",room="epp"}`:       1,
+			`tandem_inflight{role="prefill",room="epp"}`:      1,
+			`tandem_scrapes_total{result="no-values"}`:        0,
+			`some tandem_scrapes_total{result="ok"}`:          1,
+			`some tandem_scrapes_total{result="unreachable"}`: 1,
+			`some tandem_scrapes_total{result="timeout"}`:     1,
+			`some tandem_scrape_age_seconds{}`:                1,
+			`some tandem_scrape_seconds{}`:                    1,
+		})
+		discovery <- specs
+		synctest.Wait()
+		expectMetrics(t, reg, map[string]float64{
+			`tandem_endpoints{role="prefill",state="stale"}`: 1,
+			`tandem_endpoints{role="prefill",state="left"}`:  0,
+			`some tandem_scrape_oldest_seconds{}`:            1,
+		})
+	})
+}
+
+// expectMetrics compares gauges and counters, and the counts of histograms; "some " demands at least as many.
+func expectMetrics(t *testing.T, reg *prometheus.Registry, want map[string]float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			got[fmt.Sprintf("%s{%s}", f.GetName(), strings.Join(labels, ","))] =
+				m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	for name, n := range want {
+		bare, atLeast := strings.CutPrefix(name, "some ")
+		if v := got[bare]; v != n && (!atLeast || v < n) {
+			t.Errorf("%s is %v, want %v; all: %v", name, v, n, got)
+		}
+	}
+}

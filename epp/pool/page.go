@@ -1,0 +1,285 @@
+package pool
+
+import (
+	"bytes"
+	"cmp"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// value is one thing a page may tell.
+type value uint8
+
+const (
+	valueWaiting value = iota
+	valueRunning
+	valueUsage
+	valueLoRA
+	valueCache // the size of the cache in labels
+	valueBlockTokens
+	valueBlocks
+	valueCount
+)
+
+// program is what is read from the pages of one engine. It does not change once it is made.
+type program struct {
+	families []family
+	// The labels of valueCache.
+	blockTokensLabel, blocksLabel string
+}
+
+// family is a metric family from which one value or several are read.
+type family struct {
+	name  string
+	wants []want
+}
+
+type want struct {
+	spec metricSpec
+	of   value
+}
+
+type specField struct {
+	field, text string
+	of          value
+}
+
+// specs lists the specs of an engine by the names of their fields.
+func (c *EngineConfig) specs() []specField {
+	return []specField{
+		{"queuedRequestsSpec", c.QueuedRequestsSpec, valueWaiting},
+		{"runningRequestsSpec", c.RunningRequestsSpec, valueRunning},
+		{"kvUsageSpec", c.KVUsageSpec, valueUsage},
+		{"loraSpec", c.LoRASpec, valueLoRA},
+		{"cacheInfoSpec", c.CacheInfoSpec, valueCache},
+		{"cacheBlockSizeSpec", c.CacheBlockSizeSpec, valueBlockTokens},
+		{"cacheNumBlocksSpec", c.CacheNumBlocksSpec, valueBlocks},
+	}
+}
+
+// compile makes the program of an engine without problems.
+func (c *EngineConfig) compile() *program {
+	p := &program{
+		blockTokensLabel: cmp.Or(c.CacheBlockSizeLabelName, "block_size"),
+		blocksLabel:      cmp.Or(c.CacheNumBlocksLabelName, "num_gpu_blocks"),
+	}
+	for _, s := range c.specs() {
+		if s.text == "" {
+			continue
+		}
+		spec, err := parseSpec(s.text)
+		if err != nil {
+			panic("pool: a spec with a problem was compiled: " + s.text)
+		}
+		f := p.family(spec.family)
+		f.wants = append(f.wants, want{spec, s.of})
+	}
+	return p
+}
+
+func (p *program) family(name string) *family {
+	for i := range p.families {
+		if p.families[i].name == name {
+			return &p.families[i]
+		}
+	}
+	p.families = append(p.families, family{name: name})
+	return &p.families[len(p.families)-1]
+}
+
+// page collects what one metrics page tells. It is used again for the next page: reset first.
+type page struct {
+	program *program
+	sums    [valueCount]sum
+	lora    loraLabels
+	cache   epp.CacheInfo // from labels
+}
+
+// sum adds up the series of one value that are of the newest moment.
+type sum struct {
+	total float64
+	count int
+	at    float64 // -Inf: they have no explicit time
+	bad   bool    // one of them makes no sense
+}
+
+// loraLabels is what the newest series of the LoRA family says.
+type loraLabels struct {
+	running, waiting []byte
+	max              int
+}
+
+func (p *page) reset(program *program) {
+	p.program = program
+	for i := range p.sums {
+		p.sums[i] = sum{at: math.Inf(-1)}
+	}
+	p.lora = loraLabels{running: p.lora.running[:0], waiting: p.lora.waiting[:0]}
+	p.cache = epp.CacheInfo{}
+}
+
+// line reads one line without its line feed. whole is false if the end of the line is missing because it is too long.
+func (p *page) line(text []byte, whole bool) {
+	if len(text) > 0 && (text[0] == ' ' || text[0] == '\t') {
+		text = trimLeft(text)
+	}
+	if len(text) == 0 || text[0] == '#' {
+		return
+	}
+	for i := range p.program.families {
+		f := &p.program.families[i]
+		n := len(f.name)
+		if len(text) <= n || text[n] != '{' && text[n] != ' ' && text[n] != '\t' || string(text[:n]) != f.name {
+			continue
+		}
+		s, ok := parseSeries(bytes.TrimSuffix(text[n:], []byte("\r")))
+		ok = ok && whole
+		for j := range f.wants {
+			if w := &f.wants[j]; !ok || w.spec.matches(s.labels) {
+				p.take(w.of, s, ok)
+			}
+		}
+		return
+	}
+}
+
+// take adds a series to a value. If it could not be read, ok is false: then it might have been of this value.
+func (p *page) take(of value, s series, ok bool) {
+	v := &p.sums[of]
+	if !ok {
+		v.bad = true
+		return
+	}
+	at := math.Inf(-1)
+	if s.timed {
+		at = s.at
+	}
+	switch {
+	case at < v.at:
+		return
+	case at > v.at:
+		*v = sum{at: at}
+		if of == valueCache {
+			p.cache = epp.CacheInfo{}
+		}
+	}
+	switch of {
+	case valueLoRA:
+		p.takeLoRA(v, s)
+	case valueCache:
+		p.takeCache(v, s)
+	default:
+		v.bad = v.bad || !sensible(of, s.value)
+		v.total += s.value
+		v.count++
+	}
+}
+
+// sensible reports whether a value is possible at all. 2^40 is more than any engine counts.
+func sensible(of value, v float64) bool {
+	if of == valueUsage {
+		return v >= 0 && v <= 1
+	}
+	return v >= 0 && v < 1<<40
+}
+
+// takeLoRA keeps the series of the latest time, which is its value.
+func (p *page) takeLoRA(v *sum, s series) {
+	if !(s.value >= 0) || v.count > 0 && s.value <= v.total {
+		return
+	}
+	limit, _ := label(s.labels, "max_lora")
+	running, _ := label(s.labels, "running_lora_adapters")
+	waiting, _ := label(s.labels, "waiting_lora_adapters")
+	v.total, v.count = s.value, 1
+	p.lora.running = append(p.lora.running[:0], running...)
+	p.lora.waiting = append(p.lora.waiting[:0], waiting...)
+	p.lora.max = count(limit)
+}
+
+// takeCache reads the size of one engine's cache. Engines of one page have blocks of the same size.
+func (p *page) takeCache(v *sum, s series) {
+	tokens, _ := label(s.labels, p.program.blockTokensLabel)
+	blocks, _ := label(s.labels, p.program.blocksLabel)
+	v.count++
+	p.cache.BlockTokens = max(p.cache.BlockTokens, count(tokens))
+	p.cache.Blocks += count(blocks)
+}
+
+// count reads a label that holds a number; anything else, such as None, is 0.
+func count(text []byte) int {
+	n, err := strconv.ParseUint(string(text), 10, 40)
+	if err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+// load is what the page told; before is the load it follows. ok is false if the page had nothing of what is wanted, so it
+// is no page of this engine. The time is not set.
+func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
+	found := len(p.program.families) == 0
+	for i := range p.sums {
+		found = found || p.sums[i].count > 0
+	}
+	if v := &p.sums[valueWaiting]; v.known() {
+		l.Waiting, l.Known = int(math.Round(v.total)), l.Known|epp.LoadWaiting
+	}
+	if v := &p.sums[valueRunning]; v.known() {
+		l.Running, l.Known = int(math.Round(v.total)), l.Known|epp.LoadRunning
+	}
+	if v := &p.sums[valueUsage]; v.known() {
+		l.KVUsage, l.Known = v.total/float64(v.count), l.Known|epp.LoadKVUsage
+	}
+	if v := &p.sums[valueCache]; v.known() {
+		l.Cache = p.cache
+	}
+	if v := &p.sums[valueBlockTokens]; v.known() {
+		l.Cache.BlockTokens = int(v.total) / v.count
+	}
+	if v := &p.sums[valueBlocks]; v.known() {
+		l.Cache.Blocks = int(v.total)
+	}
+	if p.sums[valueLoRA].known() {
+		l.LoRA = p.lora.adapters(before.LoRA)
+	}
+	return l, found
+}
+
+func (v *sum) known() bool { return v.count > 0 && !v.bad }
+
+// adapters are those that the labels name. It gives before where nothing has changed, which is nearly always.
+func (l *loraLabels) adapters(before *epp.LoRA) *epp.LoRA {
+	if before != nil && before.Max == l.max && sameList(l.running, before.Running) && sameList(l.waiting, before.Waiting) {
+		return before
+	}
+	return &epp.LoRA{Max: l.max, Running: splitList(l.running), Waiting: splitList(l.waiting)}
+}
+
+func splitList(text []byte) []string {
+	var items []string
+	for item := range strings.SplitSeq(string(text), ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// sameList reports whether text is the list, without making one of it.
+func sameList(text []byte, list []string) bool {
+	n := 0
+	for item := range bytes.SplitSeq(text, []byte(",")) {
+		if item = bytes.TrimSpace(item); len(item) == 0 {
+			continue
+		}
+		if n == len(list) || string(item) != list[n] {
+			return false
+		}
+		n++
+	}
+	return n == len(list)
+}

@@ -1,0 +1,364 @@
+package pool
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+func builtinProgram(t testing.TB, engine string) *program {
+	t.Helper()
+	x := DefaultExtractor()
+	c := x.engine(engine)
+	if c == nil {
+		t.Fatalf("no engine is named %q", engine)
+	}
+	return c.compile()
+}
+
+func recorded(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// loadOf reads a page; ok is that of page.load.
+func loadOf(t testing.TB, prog *program, from io.Reader) (epp.Load, bool) {
+	t.Helper()
+	var r reader
+	if err := r.read(from, 1<<30, prog); err != nil {
+		t.Fatalf("reading the page: %v", err)
+	}
+	return r.load(&epp.Load{})
+}
+
+const allKnown = epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage
+
+func TestGoldenPages(t *testing.T) {
+	cases := []struct {
+		engine, file string
+		want         epp.Load
+	}{
+		{"vllm", "vllm-idle.txt", epp.Load{Known: allKnown, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-load.txt", epp.Load{Known: allKnown, Running: 2, Waiting: 8, KVUsage: 0.2524461839530333,
+			Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-dp2.txt", epp.Load{Known: allKnown, KVUsage: 0.023483365949119372, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}}},
+		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Known: allKnown, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"sglang", "sglang.txt", epp.Load{Known: allKnown, Running: 7, Waiting: 3, KVUsage: 0.375, Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 512}}},
+		{"trtllm-serve", "trtllm-serve.txt", epp.Load{Known: allKnown, Running: 5, Waiting: 2, KVUsage: 0.125,
+			Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 4096}}},
+		{"triton-tensorrt-llm", "triton-tensorrt-llm.txt", epp.Load{Known: allKnown, Running: 6, Waiting: 4, KVUsage: 0.25,
+			Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 2048}}},
+		{"triton", "triton.txt", epp.Load{Known: epp.LoadWaiting | epp.LoadRunning, Running: 11, Waiting: 9}},
+	}
+	for _, c := range cases {
+		t.Run(c.file, func(t *testing.T) {
+			text, prog := recorded(t, c.file), builtinProgram(t, c.engine)
+			crlf := bytes.ReplaceAll(text, []byte("\n"), []byte("\r\n"))
+			for name, from := range map[string]io.Reader{
+				"whole": bytes.NewReader(text), "byte by byte": iotest.OneByteReader(bytes.NewReader(text)),
+				"halves": iotest.HalfReader(bytes.NewReader(text)), "end with the data": iotest.DataErrReader(bytes.NewReader(text)),
+				"CRLF": bytes.NewReader(crlf), "no last line feed": bytes.NewReader(bytes.TrimRight(text, "\n")),
+			} {
+				if got, ok := loadOf(t, prog, from); !ok || !reflect.DeepEqual(got, c.want) {
+					t.Errorf("%s: got %+v, %v, want %+v", name, got, ok, c.want)
+				}
+			}
+		})
+	}
+}
+
+func TestPageValues(t *testing.T) {
+	const engines = "WAIT{engine=\"0\"} 3\nWAIT{engine=\"1\"} 4\n"
+	names := strings.NewReplacer("WAIT", "vllm:num_requests_waiting", "RUN", "vllm:num_requests_running",
+		"USAGE", "vllm:kv_cache_usage_perc", "LORA", "vllm:lora_requests_info")
+	running1 := epp.Load{Known: epp.LoadRunning, Running: 1}
+	waiting := func(n int) epp.Load { return epp.Load{Known: epp.LoadWaiting, Waiting: n} }
+	usage := func(v float64) epp.Load { return epp.Load{Known: epp.LoadKVUsage, KVUsage: v} }
+	cases := []struct {
+		name, page string
+		want       epp.Load
+		none       bool // nothing of what is wanted
+	}{
+		{name: "two engines are added", page: engines, want: waiting(7)},
+		{name: "usage of two engines is their mean", page: "USAGE{engine=\"0\"} 0.25\nUSAGE{engine=\"1\"} 0.75", want: usage(.5)},
+		{name: "no labels", page: "WAIT 5", want: waiting(5)},
+		{name: "empty labels", page: "WAIT{} 5", want: waiting(5)},
+		{name: "blanks everywhere", page: "\t WAIT\t{ a = \"b\" , } \t 5 \t", want: waiting(5)},
+		{name: "exponent", page: "WAIT 1.2e+01", want: waiting(12)},
+		{name: "timestamp", page: "WAIT 5 1795188815000", want: waiting(5)},
+		{name: "exemplar", page: "WAIT{a=\"#\"} 5 # {trace=\"x\"} 1 1.5\n# EOF\n", want: waiting(5)},
+		{name: "brace and escaped quote in a label", page: `WAIT{a="}\"} 9",b="\\"} 5`, want: waiting(5)},
+		{name: "newest moment wins", page: "WAIT{e=\"0\"} 5 10\nWAIT{e=\"0\"} 7 30\nWAIT{e=\"0\"} 6 20\n", want: waiting(7)},
+		{name: "series of the newest moment are added", page: "WAIT{e=\"0\"} 5 30\nWAIT{e=\"1\"} 7 30\n", want: waiting(12)},
+		{name: "a time beats none", page: "WAIT{e=\"0\"} 5\nWAIT{e=\"0\"} 7 30\n", want: waiting(7)},
+		{name: "a newer moment heals", page: "WAIT NaN 10\nWAIT 7 30\n", want: waiting(7)},
+		{name: "other families with the same beginning", page: "WAIT_by_reason 5\nvllm:num_requests_waitin 5\nWAIT", none: true},
+		{name: "only comments", page: "# TYPE WAIT gauge\n#WAIT 5\n\n", none: true},
+		{name: "empty", page: "", none: true},
+		{name: "negative", page: "WAIT -1\nRUN 1", want: running1},
+		{name: "not a number", page: "WAIT NaN\nRUN 1", want: running1},
+		{name: "infinite", page: "WAIT +Inf\nRUN 1", want: running1},
+		{name: "absurd", page: "WAIT 1e300\nRUN 1", want: running1},
+		{name: "usage in per cent", page: "USAGE 37\nRUN 1", want: running1},
+		{name: "one series of two makes no sense", page: engines + "WAIT{engine=\"2\"} -4\nRUN 1", want: running1},
+		{name: "one series of two is broken", page: engines + "WAIT{engine=\"2} 4\nRUN 1", want: running1},
+		{name: "something behind the timestamp", page: engines + "WAIT 4 5 6\nRUN 1", want: running1},
+		{name: "a timestamp that is none", page: engines + "WAIT 4 NaN\nRUN 1", want: running1},
+		{name: "an info without numbers", page: "vllm:cache_config_info{block_size=\"None\"} 1\nRUN 1", want: running1},
+		{name: "LoRA", page: `LORA{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters=""} 20` + "\n" +
+			`LORA{max_lora="4",running_lora_adapters="old",waiting_lora_adapters="b"} 10`,
+			want: epp.Load{LoRA: &epp.LoRA{Max: 4, Running: []string{"a", "b"}}}},
+		{name: "LoRA, the latest last", page: `LORA{max_lora="4",running_lora_adapters="old"} 10` + "\n" +
+			`LORA{max_lora="2",running_lora_adapters="",waiting_lora_adapters="c"} 20`,
+			want: epp.Load{LoRA: &epp.LoRA{Max: 2, Waiting: []string{"c"}}}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, ok := loadOf(t, builtinProgram(t, "vllm"), strings.NewReader(names.Replace(c.page)))
+			if ok == c.none || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %+v (LoRA %+v), %v, want %+v", got, got.LoRA, ok, c.want)
+			}
+		})
+	}
+}
+
+func TestPageOfTooLongLines(t *testing.T) {
+	prog := builtinProgram(t, "vllm")
+	long := strings.Repeat("x", 3*readSize)
+	const good = "\nvllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
+	cases := []struct {
+		name, page string
+		want       epp.LoadField
+	}{
+		{"comment", "# " + long + good, epp.LoadWaiting | epp.LoadRunning},
+		{"other family", long + "{} 5" + good, epp.LoadWaiting | epp.LoadRunning},
+		{"wanted family", "vllm:num_requests_waiting{a=\"" + long + "\"} 5" + good, epp.LoadRunning},
+		{"the end of one looks like a line", long + " vllm:num_requests_waiting 9" + good, epp.LoadWaiting | epp.LoadRunning},
+		{"at the end of the page", good + long, epp.LoadWaiting | epp.LoadRunning},
+		{"just fits", good + strings.Repeat("y", readSize-1), epp.LoadWaiting | epp.LoadRunning},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			for name, from := range map[string]io.Reader{"whole": strings.NewReader(c.page), "halves": iotest.HalfReader(strings.NewReader(c.page))} {
+				got, _ := loadOf(t, prog, from)
+				if got.Known != c.want || got.Has(epp.LoadWaiting) && got.Waiting != 1 || got.Running != 2 {
+					t.Errorf("%s: got %+v, want %b known", name, got, c.want)
+				}
+			}
+		})
+	}
+}
+
+func TestReaderIsUsedAgain(t *testing.T) {
+	var r reader
+	vllm, triton := builtinProgram(t, "vllm"), builtinProgram(t, "triton")
+	if err := r.read(bytes.NewReader(recorded(t, "vllm-load.txt")), 1<<20, vllm); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.read(strings.NewReader("nv_inference_exec_count 3"), 1<<20, triton); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := r.load(&epp.Load{}); !ok || !reflect.DeepEqual(got, epp.Load{Known: epp.LoadRunning, Running: 3}) {
+		t.Errorf("got %+v, which is not of the second page", got)
+	}
+}
+
+func TestReaderEnds(t *testing.T) {
+	prog, broken := builtinProgram(t, "vllm"), errors.New("broken")
+	var r reader
+	if err := r.read(io.MultiReader(strings.NewReader("vllm:num_requests_waiting 1\n"), iotest.ErrReader(broken)), 1<<20, prog); !errors.Is(err, broken) {
+		t.Errorf("a reader that breaks: got %v", err)
+	}
+	if err := r.read(endless{}, 1<<20, prog); !errors.Is(err, errTooLarge) {
+		t.Errorf("a page without end: got %v", err)
+	}
+	if err := r.read(strings.NewReader(strings.Repeat("a", 100)), 100, prog); err != nil {
+		t.Errorf("a page of the greatest size: got %v", err)
+	}
+}
+
+// endless is a page that never ends, and has no line feed.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'x'
+	}
+	return len(b), nil
+}
+
+func TestSameAdaptersAreNotMadeAnew(t *testing.T) {
+	const text = `vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 20`
+	prog := builtinProgram(t, "vllm")
+	first, _ := loadOf(t, prog, strings.NewReader(text))
+	var r reader
+	for _, c := range []struct {
+		text string
+		same bool
+	}{{text, true}, {strings.Replace(text, "a,b", "a", 1), false}, {strings.Replace(text, "a,b", "a,b,d", 1), false},
+		{strings.Replace(text, "4", "5", 1), false}, {strings.Replace(text, `"c"`, `"d"`, 1), false}} {
+		if err := r.read(strings.NewReader(c.text), 1<<20, prog); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := r.load(&first); (got.LoRA == first.LoRA) != c.same {
+			t.Errorf("%s: the same adapters: %v, want %v", c.text, !c.same, c.same)
+		}
+	}
+}
+
+func TestReadingAllocatesNothing(t *testing.T) {
+	text, prog := recorded(t, "vllm-load.txt"), builtinProgram(t, "vllm")
+	var r reader
+	from := bytes.NewReader(text)
+	before := &epp.Load{}
+	if n := testing.AllocsPerRun(20, func() {
+		from.Reset(text)
+		if r.read(from, 1<<20, prog) != nil {
+			t.Error("the page was not read")
+		}
+		r.load(before)
+	}); n != 0 {
+		t.Errorf("reading a page allocates %v times", n)
+	}
+}
+
+// FuzzPage compares with a plain model of the format, for an engine whose specs have labels and one whose have none.
+func FuzzPage(f *testing.F) {
+	for _, name := range []string{"triton-tensorrt-llm.txt", "triton.txt"} {
+		f.Add(recorded(f, name))
+	}
+	f.Add([]byte("nv_inference_exec_count{a=\"\\\\\\\"}\",} 1e2 3 # {} 1\r\nnv_inference_exec_count 0x1p3 5\n"))
+	f.Add([]byte("nv_trt_llm_request_metrics {request_type=\"waiting\"\"} 1\nnv_trt_llm_request_metrics{request_type=\"wai\\nting\"} 2"))
+	x := DefaultExtractor()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) >= readSize {
+			return // the model knows no line that is too long
+		}
+		for _, engine := range []string{"triton", "triton-tensorrt-llm"} {
+			c := x.engine(engine)
+			want := modelOf(text, c)
+			for _, from := range []io.Reader{bytes.NewReader(text), iotest.OneByteReader(bytes.NewReader(text))} {
+				if got, _ := loadOf(t, c.compile(), from); !reflect.DeepEqual(got, want) {
+					t.Fatalf("%s: got %+v, want %+v", engine, got, want)
+				}
+			}
+		}
+	})
+}
+
+var (
+	modelLine  = regexp.MustCompile(`(?s)^[ \t]*(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?([^{].*)$`)
+	modelLabel = regexp.MustCompile(`(?s)^[ \t,]*([^=]*)=[ \t]*"((?:\\.|[^"\\])*)"`)
+)
+
+// modelOf reads a page slowly, line by line and spec by spec.
+func modelOf(text []byte, c *EngineConfig) (l epp.Load) {
+	read := func(of value, spec string) (float64, int, bool) {
+		if spec == "" {
+			return 0, 0, false
+		}
+		m, _ := parseSpec(spec)
+		total, n, bad, newest := 0.0, 0, false, math.Inf(-1)
+		for line := range strings.SplitSeq(string(text), "\n") {
+			rest, ours := strings.CutPrefix(strings.TrimLeft(line, " \t"), m.family)
+			if rest == "" || !ours || !strings.ContainsAny(rest[:1], "{ \t") {
+				continue
+			}
+			labels, v, at, ok := modelSeries(strings.TrimSuffix(rest, "\r"))
+			switch {
+			case !ok:
+				bad = true
+			case len(m.labels) > 0 && labels[m.labels[0].name] != m.labels[0].value, at < newest:
+			default:
+				if at > newest {
+					total, n, bad, newest = 0, 0, false, at
+				}
+				total, n, bad = total+v, n+1, bad || !(v >= 0) || of == valueUsage && v > 1 || v >= 1<<40
+			}
+		}
+		return total, n, n > 0 && !bad
+	}
+	for _, s := range c.specs() {
+		total, n, known := read(s.of, s.text)
+		if !known {
+			continue
+		}
+		switch s.of {
+		case valueWaiting:
+			l.Waiting, l.Known = int(math.Round(total)), l.Known|epp.LoadWaiting
+		case valueRunning:
+			l.Running, l.Known = int(math.Round(total)), l.Known|epp.LoadRunning
+		case valueUsage:
+			l.KVUsage, l.Known = total/float64(n), l.Known|epp.LoadKVUsage
+		case valueBlockTokens:
+			l.Cache.BlockTokens = int(total) / n
+		case valueBlocks:
+			l.Cache.Blocks = int(total)
+		}
+	}
+	return l
+}
+
+func modelSeries(rest string) (labels map[string]string, v, at float64, ok bool) {
+	parts := modelLine.FindStringSubmatch(rest)
+	if parts == nil {
+		return nil, 0, 0, false
+	}
+	labels = map[string]string{}
+	for list := parts[1]; ; {
+		m := modelLabel.FindStringSubmatch(list)
+		if m == nil {
+			break
+		}
+		name := strings.TrimRight(m[1], " \t")
+		if _, twice := labels[name]; !twice {
+			labels[name] = strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\n`, "\n").Replace(m[2])
+		}
+		list = list[len(m[0]):]
+	}
+	number, _, _ := strings.Cut(parts[2], "#")
+	fields := strings.FieldsFunc(number, func(r rune) bool { return r == ' ' || r == '\t' })
+	if len(fields) != 1 && len(fields) != 2 {
+		return nil, 0, 0, false
+	}
+	v, err := strconv.ParseFloat(fields[0], 64)
+	if at = math.Inf(-1); err == nil && len(fields) == 2 {
+		at, err = strconv.ParseFloat(fields[1], 64)
+	}
+	return labels, v, at, err == nil && !math.IsNaN(at)
+}
+
+func BenchmarkPage(b *testing.B) {
+	prog := builtinProgram(b, "vllm")
+	for _, name := range []string{"vllm-idle.txt", "vllm-nixl-prefill.txt", "vllm-dp2.txt"} {
+		b.Run(name, func(b *testing.B) {
+			text := recorded(b, name)
+			r, from, before := new(reader), bytes.NewReader(text), &epp.Load{}
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				from.Reset(text)
+				if err := r.read(from, 4<<20, prog); err != nil {
+					b.Fatal(err)
+				}
+				if _, ok := r.load(before); !ok {
+					b.Fatal("nothing was found")
+				}
+			}
+		})
+	}
+}

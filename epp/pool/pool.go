@@ -1,0 +1,326 @@
+package pool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Discovery finds the endpoints of the pool.
+type Discovery interface {
+	// Run calls apply with the whole pool, first as soon as it is known and then whenever it changes, from one goroutine at
+	// a time. It returns when ctx ends, or before if there will be no further change; apply is not called after that. The
+	// error tells why the pool cannot be known.
+	Run(ctx context.Context, apply func([]Spec)) error
+}
+
+// Options are what a pool needs. Zero values mean the defaults given.
+type Options struct {
+	Log     *slog.Logger          // nil: nothing is logged
+	Metrics prometheus.Registerer // nil: nobody asks
+	// OnGone is called with every endpoint that has left, and once more just before its slot is given away: a pick that was
+	// under way may have taught somebody about it in between. It may read the pool's Snapshot and Find, nothing else.
+	OnGone func(*epp.Endpoint)
+
+	Busy       time.Duration // between two readings of a page while the endpoint has requests: 200 ms; 50 ms at least
+	Idle       time.Duration // and while it has none: 1 s; Busy at least
+	Timeout    time.Duration // of one reading: 1 s
+	PageLimit  int64         // bytes of a page; what is larger is not read: 4 MiB
+	Quarantine time.Duration // how long the slot of an endpoint that left is not given away: 1 min
+	Stale      time.Duration // age of a load that metrics call stale: 2 s
+}
+
+const (
+	// minInterval is llm-d's shortest interval.
+	minInterval = 50 * time.Millisecond
+	// publishInterval is how often changed loads become a new snapshot. A busy endpoint is read every 200 ms: this adds a
+	// tenth to the age of its load.
+	publishInterval = 20 * time.Millisecond
+	// sweepInterval is how often the pool looks for what it need not remember any more.
+	sweepInterval = time.Second
+
+	defaultNamespace = "default"
+)
+
+func (o Options) withDefaults() Options {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.OnGone == nil {
+		o.OnGone = func(*epp.Endpoint) {}
+	}
+	o.Busy = max(cmp.Or(o.Busy, 200*time.Millisecond), minInterval)
+	o.Idle = max(cmp.Or(o.Idle, time.Second), o.Busy)
+	o.Timeout = cmp.Or(o.Timeout, time.Second)
+	o.PageLimit = cmp.Or(o.PageLimit, 4<<20)
+	o.Quarantine = cmp.Or(o.Quarantine, time.Minute)
+	o.Stale = cmp.Or(o.Stale, 2*time.Second)
+	return o
+}
+
+// Pool keeps the endpoints and their loads. Its methods may be called from any goroutine.
+type Pool struct {
+	options    Options
+	metrics    *metrics
+	lanes      lanes
+	snapshot   atomic.Pointer[epp.Snapshot]
+	byAddr     atomic.Pointer[map[netip.AddrPort]*epp.Endpoint]
+	pages      atomic.Pointer[pages]
+	configured chan struct{} // holds one: discovery was replaced
+	loaded     chan struct{} // holds one: a load has changed since the snapshot
+	synced     chan struct{} // closed: a discovery has spoken
+
+	mu        sync.Mutex // guards what follows, and changes of snapshot and byAddr
+	discovery Discovery
+	set       set
+	endpoints []*epp.Endpoint // of set, in the same order; never changed, only replaced
+	changed   chan struct{}   // closed at the next change of set
+	told      map[string]bool // problems that were logged, and are still there
+}
+
+// New makes a pool without endpoints. Configure says where they come from.
+func New(options Options) *Pool {
+	p := &Pool{
+		options:    options.withDefaults(),
+		lanes:      newLanes(),
+		configured: make(chan struct{}, 1),
+		loaded:     make(chan struct{}, 1),
+		synced:     make(chan struct{}),
+		changed:    make(chan struct{}),
+	}
+	p.snapshot.Store(&epp.Snapshot{})
+	p.byAddr.Store(&map[netip.AddrPort]*epp.Endpoint{})
+	p.metrics = newMetrics(p, options.Metrics)
+	return p
+}
+
+// Configure says where the endpoints come from and how their metrics are read, before Run or while it runs. The endpoints
+// found so far stay until the new discovery has spoken, and those that it finds too stay as they are. After an error
+// nothing has changed.
+func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error {
+	next, err := newPages(source, extractor, p.options.Timeout, p.options.Busy)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.discovery = d
+	p.mu.Unlock()
+	if old := p.pages.Swap(next); old != nil {
+		old.client.CloseIdleConnections()
+	}
+	wake(p.configured)
+	return nil
+}
+
+// Snapshot is the pool as it is now. Version 0 is the empty one from before the first discovery.
+func (p *Pool) Snapshot() *epp.Snapshot { return p.snapshot.Load() }
+
+// Find gives the endpoint of an address, also one that has left the pool, as long as requests run on it (at most an hour).
+func (p *Pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
+	e, ok := (*p.byAddr.Load())[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
+	return e, ok
+}
+
+// Changes gives a channel that is closed when the set of endpoints changes next; a change of loads is none. Whoever takes
+// the channel before the snapshot misses nothing.
+func (p *Pool) Changes() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed
+}
+
+// Synced gives a channel that is closed once a discovery has said which endpoints there are.
+func (p *Pool) Synced() <-chan struct{} { return p.synced }
+
+// Run discovers endpoints and reads their metrics until ctx ends. It is called once. The error is that of a discovery which
+// failed before any endpoint was known; one that fails later is logged, and the endpoints stay.
+func (p *Pool) Run(ctx context.Context) error {
+	defer p.closeConnections()
+	var work sync.WaitGroup
+	defer work.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	work.Go(func() { p.upkeep(ctx) })
+
+	current := idle()
+	defer func() { current.end() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.configured:
+			current.end()
+			current = p.discover(ctx, &work)
+		case err := <-current.ended:
+			current = idle()
+			if err == nil || ctx.Err() != nil {
+				continue
+			}
+			if p.snapshot.Load().Version == 0 {
+				return fmt.Errorf("discovering endpoints: %w", err)
+			}
+			p.options.Log.Error("discovery of endpoints has failed; the pool stays as it is", "error", err)
+		}
+	}
+}
+
+// discovering is a running discovery.
+type discovering struct {
+	stop  context.CancelFunc
+	ended chan error // gets its result; nil if there is none
+}
+
+func idle() discovering { return discovering{stop: func() {}} }
+
+// end stops the discovery and waits for it.
+func (d discovering) end() {
+	d.stop()
+	if d.ended != nil {
+		<-d.ended
+	}
+}
+
+// discover starts the discovery. Scrapers of what it finds run until ctx ends.
+func (p *Pool) discover(ctx context.Context, scrapers *sync.WaitGroup) discovering {
+	p.mu.Lock()
+	discovery := p.discovery
+	p.mu.Unlock()
+	own, stop := context.WithCancel(ctx)
+	d := discovering{stop, make(chan error, 1)}
+	go func() {
+		d.ended <- discovery.Run(own, func(specs []Spec) { p.apply(ctx, scrapers, specs) })
+	}()
+	return d
+}
+
+// apply makes specs the pool.
+func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []Spec) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	first := p.snapshot.Load().Version == 0
+	c, problems := p.set.apply(specs, time.Now())
+	p.tell(problems)
+	if !c.any() && !first {
+		return
+	}
+	p.endpoints = make([]*epp.Endpoint, len(p.set.members))
+	for i, m := range p.set.members {
+		p.endpoints[i] = m.Endpoint
+	}
+	p.index()
+	p.publish()
+	p.follow(ctx, scrapers, c)
+	close(p.changed)
+	p.changed = make(chan struct{})
+	if first {
+		close(p.synced)
+	}
+	p.options.Log.Info("endpoints changed", "endpoints", len(p.endpoints), "added", len(c.added), "removed", len(c.removed))
+}
+
+// follow ends the scrapers of those who left and starts those of the new ones.
+func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
+	for _, m := range c.removed {
+		m.stop()
+		p.options.OnGone(m.Endpoint)
+	}
+	for _, m := range c.added {
+		own, stop := context.WithCancel(ctx)
+		m.stop = stop
+		s := &scraper{pool: p, member: m}
+		scrapers.Go(func() { s.run(own) })
+	}
+}
+
+// tell logs each problem once, until it is gone.
+func (p *Pool) tell(problems []string) {
+	still := make(map[string]bool, len(problems))
+	for _, problem := range problems {
+		if still[problem] = true; !p.told[problem] {
+			p.options.Log.Warn("endpoint is not as it should be", "problem", problem)
+		}
+	}
+	p.told = still
+}
+
+// upkeep publishes changed loads and forgets who left, until ctx ends.
+func (p *Pool) upkeep(ctx context.Context) {
+	sweep, pause := time.NewTicker(sweepInterval), time.NewTimer(0)
+	defer sweep.Stop()
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sweep.C:
+			p.sweep()
+			continue
+		case <-p.loaded:
+		}
+		p.mu.Lock()
+		p.publish()
+		p.mu.Unlock()
+		pause.Reset(publishInterval)
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+	}
+}
+
+// publish makes a snapshot of the pool as it is. The caller holds mu.
+func (p *Pool) publish() {
+	loads := make([]epp.Load, len(p.set.members))
+	for i, m := range p.set.members {
+		loads[i] = *m.load.Load()
+	}
+	p.snapshot.Store(&epp.Snapshot{Version: p.snapshot.Load().Version + 1, Endpoints: p.endpoints, Loads: loads})
+}
+
+func (p *Pool) index() {
+	byAddr := p.set.index()
+	p.byAddr.Store(&byAddr)
+}
+
+func (p *Pool) sweep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.set.sweep(time.Now(), p.options.Quarantine, p.options.OnGone) {
+		p.index()
+	}
+}
+
+// store keeps what an endpoint's page told, for the next snapshot.
+func (p *Pool) store(m *member, load *epp.Load) {
+	if before := m.load.Swap(load); !before.At.IsZero() {
+		p.metrics.age.Observe(load.At.Sub(before.At).Seconds())
+	}
+	wake(p.loaded)
+}
+
+func (p *Pool) closeConnections() {
+	if pages := p.pages.Load(); pages != nil {
+		pages.client.CloseIdleConnections()
+	}
+}
+
+// wake leaves word in a channel that holds one.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,407 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// engines answers for all endpoints, without sockets, so that a test has the clock of its bubble.
+type engines struct {
+	mu     sync.Mutex
+	asked  map[string]int // by host:port
+	answer func(ctx context.Context, host string) (page string, err error)
+}
+
+func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
+	e.mu.Lock()
+	e.asked[r.URL.Host]++
+	answer := e.answer
+	e.mu.Unlock()
+	page, err := answer(r.Context(), r.URL.Host)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(page)), ContentLength: int64(len(page))}, nil
+}
+
+// since gives how often each was asked since the last call.
+func (e *engines) since() map[string]int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	asked := maps.Clone(e.asked)
+	clear(e.asked)
+	return asked
+}
+
+func (e *engines) behave(answer func(ctx context.Context, host string) (string, error)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.answer = answer
+}
+
+// always answers with one page.
+func always(page string) func(context.Context, string) (string, error) {
+	return func(context.Context, string) (string, error) { return page, nil }
+}
+
+func refuse(context.Context, string) (string, error) { return "", errors.New("connection refused") }
+
+func hang(ctx context.Context, _ string) (string, error) {
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+const (
+	idlePage = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0.5\n"
+	busyPage = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5\n"
+)
+
+// withEngines makes a pool whose endpoints are all served by engines.
+func withEngines(t *testing.T, o Options, d Discovery, page func(context.Context, string) (string, error)) (*Pool, *engines) {
+	t.Helper()
+	p, e := New(o), &engines{asked: make(map[string]int), answer: page}
+	configure(t, p, d)
+	e.serve(p)
+	return p, e
+}
+
+// serve answers what p asks from now on, until it is configured again.
+func (e *engines) serve(p *Pool) {
+	pages := *p.pages.Load()
+	pages.client = &http.Client{Transport: e}
+	p.pages.Store(&pages)
+}
+
+func configure(t *testing.T, p *Pool, d Discovery) {
+	t.Helper()
+	if err := p.Configure(d, DefaultSource(), DefaultExtractor()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func between(t *testing.T, what string, got, low, high int) {
+	t.Helper()
+	if got < low || got > high {
+		t.Errorf("%s: %d, want %d to %d", what, got, low, high)
+	}
+}
+
+func manySpecs(n int) []Spec {
+	specs := make([]Spec, n)
+	for i := range specs {
+		specs[i] = specOf(fmt.Sprintf("e%04d", i), fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250+1))
+	}
+	return specs
+}
+
+func TestSnapshotsFollowLoads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, e := withEngines(t, Options{}, ofPool(manySpecs(100)...), always(busyPage))
+		start(t, p)
+		time.Sleep(2 * time.Second)
+		first := p.Snapshot()
+		old := slices.Clone(first.Loads)
+		time.Sleep(2 * time.Second)
+		second := p.Snapshot()
+		between(t, "snapshots in 2 s", int(second.Version-first.Version), 50, 101)
+		if &first.Endpoints[0] != &second.Endpoints[0] {
+			t.Error("the list of endpoints was made anew, though none came or went")
+		}
+		if !slices.Equal(old, first.Loads) {
+			t.Error("a snapshot has changed")
+		}
+		for i, l := range second.Loads {
+			if l.Known != allKnown || l.Waiting != 1 || l.Running != 2 || l.KVUsage != .5 || time.Since(l.At) > 250*time.Millisecond {
+				t.Errorf("%v: load %+v", second.Endpoints[i], l)
+			}
+		}
+
+		e.behave(refuse)
+		time.Sleep(time.Second)
+		silent := p.Snapshot()
+		time.Sleep(20 * time.Second)
+		if p.Snapshot() != silent {
+			t.Error("a new snapshot, though no page was read")
+		}
+		if l := silent.Loads[0]; l.Known != allKnown || time.Since(l.At) < 20*time.Second {
+			t.Errorf("a page that could not be read left the load %+v, want the one before", l)
+		}
+
+		e.behave(always("<html>"))
+		time.Sleep(20 * time.Second)
+		if p.Snapshot() != silent {
+			t.Error("a new snapshot, though pages held nothing")
+		}
+
+		e.behave(always("vllm:num_requests_running 7\nvllm:kv_cache_usage_perc NaN\n"))
+		time.Sleep(20 * time.Second)
+		if l := p.Snapshot().Loads[0]; l.Known != epp.LoadRunning || l.Running != 7 || l.Waiting != 0 || l.KVUsage != 0 {
+			t.Errorf("a page without two of the values left the load %+v, want only running", l)
+		}
+	})
+}
+
+// forgetful notes calls of OnGone.
+type forgetful struct {
+	mu   sync.Mutex
+	gone []string
+}
+
+func (f *forgetful) forget(e *epp.Endpoint) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone = append(f.gone, e.Name)
+}
+
+func (f *forgetful) taken() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gone := f.gone
+	f.gone = nil
+	return gone
+}
+
+func names(s *epp.Snapshot) (names []string) {
+	for _, e := range s.Endpoints {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+func TestEndpointsComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gone forgetful
+		a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
+		discovery := ofPool(b, a)
+		p, e := withEngines(t, Options{OnGone: gone.forget}, discovery, always(idlePage))
+		if s := p.Snapshot(); s.Version != 0 || len(s.Endpoints) != 0 {
+			t.Errorf("before the first discovery: %+v", s)
+		}
+		start(t, p)
+		<-p.Synced()
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a", "b"}) {
+			t.Fatalf("endpoints %v", got)
+		}
+		time.Sleep(5 * time.Second)
+		before := p.Snapshot()
+		inFlight(before.Endpoints[1])
+
+		changed, another := p.Changes(), p.Changes()
+		discovery <- []Spec{a}
+		<-changed
+		<-another
+		after := p.Snapshot()
+		if got := names(after); !slices.Equal(got, []string{"a"}) || after.Endpoints[0] != before.Endpoints[0] || after.Loads[0].At.IsZero() {
+			t.Errorf("endpoints %v, loads %+v: want the same a with its load", got, after.Loads)
+		}
+		if got := gone.taken(); !slices.Equal(got, []string{"b"}) {
+			t.Errorf("gone: %v", got)
+		}
+		if found, ok := p.Find(b.Addr); !ok || found != before.Endpoints[1] {
+			t.Errorf("b, on which a request runs, is %v, %v", found, ok)
+		}
+		e.since()
+		time.Sleep(70 * time.Second)
+		if n := e.since()[b.Addr.String()]; n != 0 {
+			t.Errorf("an endpoint that has left was read %d times", n)
+		}
+		if got := gone.taken(); !slices.Equal(got, []string{"b"}) {
+			t.Errorf("before its slot was given up: %v", got)
+		}
+		if found, ok := p.Find(netip.MustParseAddrPort("[::ffff:10.0.0.2]:8000")); !ok || found.Name != "b" {
+			t.Errorf("b, on which a request runs, is %v, %v after its quarantine", found, ok)
+		}
+
+		select {
+		case <-p.Changes():
+			t.Error("a change of loads woke who waits for endpoints")
+		default:
+		}
+		discovery <- nil
+		<-p.Changes()
+		if s := p.Snapshot(); len(s.Endpoints) != 0 || len(s.Loads) != 0 {
+			t.Errorf("an empty pool has %v", names(s))
+		}
+	})
+}
+
+// TestNoChangeIsMissed has several who follow the pool while it changes as fast as it can.
+func TestNoChangeIsMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		discovery := make(fixed)
+		p, _ := withEngines(t, Options{}, discovery, always(idlePage))
+		start(t, p)
+		var followers sync.WaitGroup
+		for range 8 {
+			followers.Go(func() {
+				for {
+					changed := p.Changes()
+					if len(p.Snapshot().Endpoints) == 200 {
+						return
+					}
+					<-changed // a change that is missed ends the test: all its goroutines would wait
+				}
+			})
+		}
+		specs := manySpecs(200)
+		for n := range 200 {
+			discovery <- specs[:n+1]
+		}
+		followers.Wait()
+	})
+}
+
+func TestProblemsAreToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, twin := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.1:8000")
+		odd := withLabel(specOf("c", "10.0.0.3:8000"), engineLabel, "tgi")
+		discovery, log := make(fixed), &logged{}
+		p, e := withEngines(t, Options{Log: log.logger()}, discovery, always(idlePage))
+		start(t, p)
+		for range 3 {
+			discovery <- []Spec{a, twin, odd}
+			time.Sleep(5 * time.Second)
+		}
+		if got := log.count("has the address"); got != 1 {
+			t.Errorf("the twin was told %d times", got)
+		}
+		discovery <- []Spec{a, odd}
+		discovery <- []Spec{a, twin, odd}
+		e.behave(refuse)
+		time.Sleep(30 * time.Second)
+		e.behave(always(idlePage))
+		time.Sleep(30 * time.Second)
+		for text, want := range map[string]int{"has the address": 2, "names an engine that is not configured": 1,
+			"metrics page cannot be read": 2, "metrics page can be read again": 2} {
+			if got := log.count(text); got != want {
+				t.Errorf("%q was logged %d times, want %d", text, got, want)
+			}
+		}
+	})
+}
+
+// failing is a Discovery that fails after it has found specs, if it has any.
+type failing struct{ specs []Spec }
+
+func (f failing) Run(_ context.Context, apply func([]Spec)) error {
+	if f.specs != nil {
+		apply(f.specs)
+	}
+	return errors.New("no such file")
+}
+
+func TestReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
+		log := &logged{}
+		p, _ := withEngines(t, Options{Log: log.logger()}, ofPool(a), always(idlePage))
+		start(t, p)
+		<-p.Synced()
+		first := p.Snapshot().Endpoints[0]
+		inFlight(first)
+
+		next := make(fixed)
+		configure(t, p, next)
+		synctest.Wait()
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("before the new discovery has spoken: %v", got)
+		}
+		next <- []Spec{a, b}
+		synctest.Wait()
+		if s := p.Snapshot(); !slices.Equal(names(s), []string{"a", "b"}) || s.Endpoints[0] != first || first.InFlight().Requests != 1 {
+			t.Errorf("after the new discovery has spoken: %v", names(s))
+		}
+
+		configure(t, p, failing{})
+		synctest.Wait()
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a", "b"}) || log.count("discovery of endpoints has failed") != 1 {
+			t.Errorf("after a discovery that failed: %v", got)
+		}
+		configure(t, p, ofPool(b))
+		synctest.Wait()
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"b"}) {
+			t.Errorf("after a discovery that works again: %v", got)
+		}
+
+		bad := DefaultExtractor()
+		bad.DefaultEngine = "nobody"
+		if err := p.Configure(ofPool(a), DefaultSource(), bad); err == nil {
+			t.Error("a bad extractor: no error")
+		}
+		synctest.Wait()
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"b"}) {
+			t.Errorf("after a configuration that is refused: %v", got)
+		}
+	})
+}
+
+// TestReloadOfMetrics changes which engine is read while scrapers run.
+func TestReloadOfMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := specOf("a", "10.0.0.1:8000")
+		p, e := withEngines(t, Options{}, ofPool(spec), always("mine 4\n"+idlePage))
+		start(t, p)
+		time.Sleep(5 * time.Second)
+		if l := p.Snapshot().Loads[0]; l.Running != 0 || l.Known != allKnown {
+			t.Errorf("vllm: %+v", l)
+		}
+		x := DefaultExtractor()
+		x.DefaultEngine, x.EngineConfigs = "mine", []EngineConfig{{Name: "mine", RunningRequestsSpec: "mine"}}
+		s := DefaultSource()
+		s.Port = 9100
+		if err := p.Configure(ofPool(spec), s, x); err != nil {
+			t.Fatal(err)
+		}
+		e.serve(p)
+		time.Sleep(5 * time.Second)
+		if l := p.Snapshot().Loads[0]; l.Running != 4 || l.Known != epp.LoadRunning {
+			t.Errorf("mine: %+v", l)
+		}
+		if e.since()["10.0.0.1:9100"] == 0 {
+			t.Error("the new port was not asked")
+		}
+	})
+}
+
+func TestRunFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(Options{})
+		configure(t, p, failing{})
+		if err := p.Run(t.Context()); err == nil || err.Error() != "discovering endpoints: no such file" {
+			t.Errorf("a discovery that finds nothing: got %v", err)
+		}
+		p, _ = withEngines(t, Options{}, failing{[]Spec{specOf("a", "10.0.0.1:8000")}}, always(idlePage))
+		start(t, p)
+		time.Sleep(time.Minute)
+		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("a discovery that fails later: %v", got)
+		}
+	})
+}
+
+func TestRunWithoutConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(Options{})
+		start(t, p)
+		time.Sleep(time.Minute)
+		p2, e := withEngines(t, Options{}, ofPool(specOf("a", "10.0.0.1:8000")), always(idlePage))
+		start(t, p2)
+		time.Sleep(time.Minute)
+		if len(p.Snapshot().Endpoints) != 0 || e.since()["10.0.0.1:8000"] == 0 {
+			t.Error("want nothing of a pool without configuration, and all of one that has one")
+		}
+	})
+}

@@ -1,0 +1,52 @@
+package pool
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// maxPause is the longest time between two scrapes of an endpoint whose page cannot be read.
+const maxPause = 5 * time.Second
+
+// schedule says when an endpoint's page is read next. Every time in it varies by a tenth, so that endpoints that were
+// found together are not read together.
+type schedule struct {
+	busy, idle time.Duration
+	failures   int       // since the last page that was read
+	due        time.Time // unless the endpoint is busy before
+}
+
+// ready reports whether the page is to be read now. An endpoint that fails is no sooner asked for being busy.
+func (s *schedule) ready(now time.Time, busy bool) bool {
+	return busy && s.failures == 0 || !now.Before(s.due)
+}
+
+// done tells how a scrape ended. The first pause after a failure is that of an idle endpoint; each further one is twice as
+// long.
+func (s *schedule) done(now time.Time, ok bool) {
+	if ok {
+		s.failures = 0
+		s.due = now.Add(spread(s.idle, rand.Float64()))
+		return
+	}
+	pause := s.idle
+	for range min(s.failures, 8) {
+		pause *= 2
+	}
+	s.failures++
+	s.due = now.Add(spread(min(pause, max(maxPause, s.idle)), rand.Float64()))
+}
+
+// wait is how long to wait until looking again whether the page is to be read.
+func (s *schedule) wait(now time.Time) time.Duration {
+	next := spread(s.busy, rand.Float64())
+	if s.failures > 0 {
+		return s.due.Sub(now)
+	}
+	return max(min(next, s.due.Sub(now)), s.busy/10)
+}
+
+// spread varies a time by a tenth, up and down, as r goes from 0 to 1.
+func spread(d time.Duration, r float64) time.Duration {
+	return time.Duration(float64(d) * (0.9 + 0.2*r))
+}

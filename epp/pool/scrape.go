@@ -1,0 +1,198 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// pages is how metrics pages are read, until the configuration changes.
+type pages struct {
+	source   Source
+	client   *http.Client
+	programs *programs
+	busy     time.Duration
+}
+
+func newPages(source Source, extractor Extractor, timeout, busy time.Duration) (*pages, error) {
+	programs, err := extractor.compile()
+	if err != nil {
+		return nil, err
+	}
+	transport, err := source.transport(timeout)
+	if err != nil {
+		return nil, err
+	}
+	if source.Interval > 0 {
+		busy = max(source.Interval, minInterval)
+	}
+	client := &http.Client{Transport: transport, CheckRedirect: noRedirect}
+	return &pages{source, client, programs, busy}, nil
+}
+
+// noRedirect makes of a redirect a failure: followed, it would have us ask whomever an engine names.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// lanes bound how many scrapes run at the same time. Endpoints whose last scrape went well and those whose did not, or
+// that never had one, queue apart: those that use up their timeout each time keep no healthy one waiting. One that turns
+// bad holds a place among the healthy once, for at most the timeout.
+type lanes struct{ proven, unproven chan struct{} }
+
+func newLanes() lanes { return lanes{make(chan struct{}, 64), make(chan struct{}, 32)} }
+
+// enter waits for a place. ok is false if ctx ended before.
+func (l lanes) enter(ctx context.Context, proven bool) (leave func(), ok bool) {
+	lane := l.unproven
+	if proven {
+		lane = l.proven
+	}
+	select {
+	case lane <- struct{}{}:
+		return func() { <-lane }, true
+	case <-ctx.Done():
+		return nil, false
+	}
+}
+
+// scraper reads the page of one endpoint again and again.
+type scraper struct {
+	pool   *Pool
+	member *member
+	schedule
+	proven  bool // the last scrape went well
+	pages   *pages
+	program *program
+	request *http.Request
+}
+
+// run reads the page until ctx ends.
+func (s *scraper) run(ctx context.Context) {
+	timer := time.NewTimer(time.Duration(rand.Float64() * float64(s.pool.options.Busy)))
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if s.ready(time.Now(), s.member.busy()) {
+			s.turn(ctx)
+		}
+		timer.Reset(s.wait(time.Now()))
+	}
+}
+
+// turn reads the page once and keeps what it told.
+func (s *scraper) turn(ctx context.Context) {
+	s.prepare()
+	leave, ok := s.pool.lanes.enter(ctx, s.proven)
+	if !ok {
+		return
+	}
+	start := time.Now()
+	load, err := s.read(ctx)
+	now := time.Now()
+	leave()
+	if ctx.Err() != nil {
+		return // the endpoint is gone, or we are: this says nothing of it
+	}
+	s.pool.metrics.scraped(resultOf(err), now.Sub(start))
+	s.tell(err)
+	s.done(now, err == nil)
+	if err == nil {
+		load.At = start // the engine wrote the page since
+		s.pool.store(s.member, &load)
+	}
+}
+
+// prepare takes up a changed configuration.
+func (s *scraper) prepare() {
+	pages := s.pool.pages.Load()
+	if pages == s.pages {
+		return
+	}
+	s.pages, s.busy, s.idle = pages, pages.busy, max(s.pool.options.Idle, pages.busy)
+	var known bool
+	if s.program, known = pages.programs.of(s.member.Labels); !known {
+		s.pool.options.Log.Warn("endpoint names an engine that is not configured; its metrics are read as the default engine's",
+			"endpoint", s.member.String(), "label", pages.programs.label, "engine", s.member.Labels[pages.programs.label])
+	}
+	s.request, _ = pages.source.request(s.member.Metrics)
+}
+
+// tell logs that the page cannot be read, or can again.
+func (s *scraper) tell(err error) {
+	switch {
+	case err != nil && s.failures == 0:
+		s.pool.options.Log.Warn("metrics page cannot be read", "endpoint", s.member.String(), "error", err)
+	case err == nil && s.failures > 0:
+		s.pool.options.Log.Info("metrics page can be read again", "endpoint", s.member.String(), "failures", s.failures)
+	}
+	s.proven = err == nil
+}
+
+var readers = sync.Pool{New: func() any { return new(reader) }}
+
+// errStatus is an answer that is no page.
+type errStatus int
+
+func (e errStatus) Error() string { return fmt.Sprintf("status %d", int(e)) }
+
+// read gets the page and gives the load that it tells.
+func (s *scraper) read(ctx context.Context) (epp.Load, error) {
+	if s.request == nil {
+		return epp.Load{}, fmt.Errorf("%q is no host:port", s.member.Metrics)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.pool.options.Timeout)
+	defer cancel()
+	answer, err := s.pages.client.Do(s.request.WithContext(ctx))
+	if err != nil {
+		return epp.Load{}, err
+	}
+	defer answer.Body.Close()
+	switch {
+	case answer.StatusCode != http.StatusOK:
+		return epp.Load{}, errStatus(answer.StatusCode)
+	case answer.ContentLength > s.pool.options.PageLimit:
+		return epp.Load{}, errTooLarge
+	}
+	r := readers.Get().(*reader)
+	defer readers.Put(r)
+	if err := r.read(answer.Body, s.pool.options.PageLimit, s.program); err != nil {
+		return epp.Load{}, fmt.Errorf("reading the page: %w", err)
+	}
+	load, ok := r.load(s.member.load.Load())
+	if !ok {
+		return epp.Load{}, errNoValues
+	}
+	return load, nil
+}
+
+// resultOf names the end of a scrape in metrics.
+func resultOf(err error) string {
+	var status errStatus
+	var unreachable *url.Error
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, errTooLarge):
+		return "too-large"
+	case errors.Is(err, errNoValues):
+		return "no-values"
+	case errors.As(err, &status):
+		return "status"
+	case errors.As(err, &unreachable):
+		return "unreachable"
+	}
+	return "broken"
+}

@@ -1,0 +1,155 @@
+package pool
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// show serves one text.
+func show(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
+}
+
+// flood writes line after line until the reader leaves, or more than any pool should have read.
+func flood(written *atomic.Int64, line string) http.HandlerFunc {
+	const most = 100 << 20
+	return func(w http.ResponseWriter, _ *http.Request) {
+		for written.Load() < most {
+			n, err := w.Write([]byte(line))
+			written.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	}
+}
+
+func TestReadOverSockets(t *testing.T) {
+	var written atomic.Int64
+	noise := strings.Repeat("some_family{a=\"b\"} 1\n", 1000)
+	cases := []struct {
+		name   string
+		serve  http.HandlerFunc
+		result string
+	}{
+		{"a page", show(busyPage), "ok"},
+		{"garbage", show(strings.Repeat("\x00\xff{\"", 5000)), "no-values"},
+		{"page of something else", show("<html><body>hello</body></html>"), "no-values"},
+		{"nothing", show(""), "no-values"},
+		{"not found", http.NotFound, "status"},
+		{"redirect", http.RedirectHandler("http://127.0.0.1:1/elsewhere", http.StatusFound).ServeHTTP, "status"},
+		{"100 MB, announced", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(100<<20))
+			flood(&written, noise)(w, r)
+		}, "too-large"},
+		{"100 MB", flood(&written, noise), "too-large"},
+		{"100 MB in one line", flood(&written, strings.Repeat("x", 64<<10)), "too-large"},
+		{"never begins", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "timeout"},
+		{"never ends", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write([]byte(busyPage))
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, "timeout"},
+		{"breaks off", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			_, _ = w.Write([]byte(busyPage))
+		}, "broken"},
+		{"hangs up", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "unreachable"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			engine := httptest.NewUnstartedServer(c.serve)
+			engine.Config.ErrorLog = quiet()
+			engine.Start()
+			defer engine.Close()
+			o := Options{Timeout: 10 * time.Second} // far away, unless it is what is tested
+			if c.result == "timeout" {
+				o.Timeout = 50 * time.Millisecond
+			}
+			p := New(o)
+			configure(t, p, nil)
+			defer p.closeConnections()
+			s := scraperOf(p, engine.Listener.Addr().String())
+			before := epp.Load{Known: epp.LoadWaiting, Waiting: 3, At: time.Unix(1, 0)}
+			s.member.load.Store(&before)
+			written.Store(0)
+			_, err := s.read(t.Context())
+			if got := resultOf(err); got != c.result {
+				t.Errorf("got %s (%v), want %s", got, err, c.result)
+			}
+			s.turn(t.Context())
+			engine.CloseClientConnections()
+			if n := written.Load(); n > 32<<20 { // twice the limit, and what socket buffers hold
+				t.Errorf("%d bytes were taken", n)
+			}
+			after := *s.member.load.Load()
+			if failed := c.result != "ok"; failed != (after == before) || failed != (s.failures == 1) || failed == s.proven {
+				t.Errorf("load %+v, %d failures, proven %v", after, s.failures, s.proven)
+			}
+		})
+	}
+}
+
+func TestConnectionIsKept(t *testing.T) {
+	var connections atomic.Int64
+	var encoding atomic.Value
+	engine := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		encoding.Store(r.Header.Get("Accept-Encoding"))
+		show(busyPage+strings.Repeat("# noise\n", 20_000))(w, r)
+	}))
+	engine.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections.Add(1)
+		}
+	}
+	engine.Start()
+	defer engine.Close()
+	p := New(Options{})
+	configure(t, p, nil)
+	defer p.closeConnections()
+	s := scraperOf(p, engine.Listener.Addr().String())
+	for range 5 {
+		if _, err := s.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := connections.Load(); n != 1 || encoding.Load() != "identity" {
+		t.Errorf("%d connections for 5 pages, asked for in %q; want 1, identity", n, encoding.Load())
+	}
+}
+
+func TestRunOverSockets(t *testing.T) {
+	asked := make(chan struct{}, 100)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		show(busyPage)(w, r)
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+	}))
+	defer engine.Close()
+	p := New(Options{Busy: minInterval})
+	configure(t, p, ofPool(specOf("a", engine.Listener.Addr().String())))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	for range 3 {
+		<-asked
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if l := p.set.members[0].load.Load(); l.Known != allKnown || l.Running != 2 || l.At.IsZero() {
+		t.Errorf("load %+v", l)
+	}
+}

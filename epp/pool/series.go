@@ -1,0 +1,144 @@
+package pool
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// series is one line of an exposition: the labels as text, still to be parsed, and what follows them.
+type series struct {
+	labels []byte // between the braces, nil if there are none
+	value  float64
+	at     float64 // explicit timestamp, in whichever unit the page uses
+	timed  bool    // there is one
+}
+
+// parseSeries reads what follows the name of a family in a line. A value that is no number, or anything else that the
+// format does not have, gives ok false. An exemplar is left out.
+func parseSeries(rest []byte) (s series, ok bool) {
+	rest = trimLeft(rest)
+	if len(rest) > 0 && rest[0] == '{' {
+		end := closingBrace(rest)
+		if end < 0 {
+			return s, false
+		}
+		s.labels, rest = rest[1:end], rest[end+1:]
+	}
+	if exemplar := bytes.IndexByte(rest, '#'); exemplar >= 0 {
+		rest = rest[:exemplar]
+	}
+	value, rest := nextField(rest)
+	at, rest := nextField(rest)
+	if len(trimLeft(rest)) > 0 {
+		return s, false
+	}
+	var err error
+	if s.value, err = strconv.ParseFloat(string(value), 64); err != nil {
+		return s, false
+	}
+	if len(at) > 0 {
+		s.timed = true
+		if s.at, err = strconv.ParseFloat(string(at), 64); err != nil || s.at != s.at {
+			return s, false
+		}
+	}
+	return s, true
+}
+
+// closingBrace is the index of the brace that ends the labels at the beginning of text, -1 if none does.
+func closingBrace(text []byte) int {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case c == '}' && !quoted:
+			return i
+		}
+	}
+	return -1
+}
+
+// closingQuote is the index of the first quote in text that no backslash takes the meaning from, -1 if there is none.
+func closingQuote(text []byte) int {
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return i
+		}
+	}
+	return -1
+}
+
+// nextLabel takes the first label off labels. ok is false at the end, and where labels are broken.
+func nextLabel(labels []byte) (name, value, rest []byte, ok bool) {
+	labels = bytes.TrimLeft(labels, " \t,")
+	equals := bytes.IndexByte(labels, '=')
+	if equals < 0 {
+		return nil, nil, nil, false
+	}
+	name, rest = bytes.TrimRight(labels[:equals], " \t"), trimLeft(labels[equals+1:])
+	if len(rest) == 0 || rest[0] != '"' {
+		return nil, nil, nil, false
+	}
+	end := closingQuote(rest[1:])
+	if end < 0 {
+		return nil, nil, nil, false
+	}
+	return name, rest[1 : end+1], rest[end+2:], true
+}
+
+// label finds the value of a label, with its escapes resolved. The result may lie in labels.
+func label(labels []byte, wanted string) (value []byte, ok bool) {
+	for {
+		name, value, rest, more := nextLabel(labels)
+		switch {
+		case !more:
+			return nil, false
+		case string(name) == wanted:
+			return unescape(value), true
+		}
+		labels = rest
+	}
+}
+
+// unescape resolves \\, \" and \n, the escapes of label values. Others stand for themselves.
+func unescape(value []byte) []byte {
+	if bytes.IndexByte(value, '\\') < 0 {
+		return value
+	}
+	plain := make([]byte, 0, len(value))
+	for i := 0; i < len(value); i++ {
+		if value[i] == '\\' && i+1 < len(value) {
+			switch value[i+1] {
+			case 'n':
+				plain = append(plain, '\n')
+				i++
+				continue
+			case '\\', '"':
+				i++
+			}
+		}
+		plain = append(plain, value[i])
+	}
+	return plain
+}
+
+func nextField(text []byte) (field, rest []byte) {
+	text = trimLeft(text)
+	if end := bytes.IndexAny(text, " \t"); end >= 0 {
+		return text[:end], text[end:]
+	}
+	return text, nil
+}
+
+func trimLeft(text []byte) []byte {
+	for len(text) > 0 && (text[0] == ' ' || text[0] == '\t') {
+		text = text[1:]
+	}
+	return text
+}

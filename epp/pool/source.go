@@ -1,0 +1,139 @@
+package pool
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Source says where and how metrics pages are read: the parameters of llm-d's metrics-data-source.
+type Source struct {
+	// Scheme is http or https.
+	Scheme string `yaml:"scheme"`
+	// Path is the path of the page, with its query if it needs one.
+	Path string `yaml:"path"`
+	// Port is used instead of the endpoint's own; 0 = the endpoint's own.
+	Port int `yaml:"port"`
+	// InsecureSkipVerify takes whatever certificate an endpoint shows: engines sign their own.
+	InsecureSkipVerify bool `yaml:"insecureSkipVerify"`
+	// CACertPath is a PEM file of the authorities to trust instead of the system's. It is of use without InsecureSkipVerify.
+	CACertPath string `yaml:"caCertPath"`
+	// ClientCertPath and ClientKeyPath are PEM files of the certificate to show to endpoints; none = show none.
+	ClientCertPath string `yaml:"clientCertPath"`
+	// ClientKeyPath is the key of ClientCertPath.
+	ClientKeyPath string `yaml:"clientKeyPath"`
+	// Interval is the time between two readings of a busy endpoint; 0 = as the flag --refresh-metrics-interval says. Less than
+	// 50ms is raised to that, as llm-d does.
+	Interval time.Duration `yaml:"interval"`
+}
+
+// DefaultSource reads http://endpoint/metrics.
+func DefaultSource() Source {
+	return Source{Scheme: "http", Path: "/metrics", InsecureSkipVerify: true}
+}
+
+// Problems reports what means nothing. It reads no file.
+func (s *Source) Problems(report epp.Report) {
+	if s.Scheme != "http" && s.Scheme != "https" {
+		report("scheme", "must be http or https, got %q", s.Scheme)
+	}
+	if u, err := url.ParseRequestURI(s.Path); err != nil || !strings.HasPrefix(s.Path, "/") || u.Host != "" {
+		report("path", "must be a URL path such as /metrics, got %q", s.Path)
+	}
+	if s.Port < 0 || s.Port > 65535 {
+		report("port", "must be from 0 to 65535, got %d", s.Port)
+	}
+	if (s.ClientCertPath == "") != (s.ClientKeyPath == "") {
+		report("clientKeyPath", "clientCertPath and clientKeyPath go together: one of them is empty")
+	}
+	if s.Interval < 0 {
+		report("interval", "must not be negative, got %v", s.Interval)
+	}
+}
+
+// transport makes the connections for reading pages. timeout is that of a scrape.
+func (s *Source) transport(timeout time.Duration) (*http.Transport, error) {
+	var problems []error
+	s.Problems(func(field, format string, args ...any) {
+		problems = append(problems, fmt.Errorf(field+": "+format, args...))
+	})
+	if err := errors.Join(problems...); err != nil {
+		return nil, fmt.Errorf("reading the metrics source: %w", err)
+	}
+	secrets, err := s.tls()
+	if err != nil {
+		return nil, fmt.Errorf("reading the certificates of the metrics source: %w", err)
+	}
+	return &http.Transport{
+		DialContext:            (&net.Dialer{Timeout: timeout}).DialContext, // no proxy: endpoints are pods beside us
+		TLSClientConfig:        secrets,
+		TLSHandshakeTimeout:    timeout,
+		DisableCompression:     true, // unpacking costs us and packing costs the engine more than the bytes do
+		MaxIdleConnsPerHost:    2,
+		MaxConnsPerHost:        2,
+		IdleConnTimeout:        6 * maxPause,
+		MaxResponseHeaderBytes: 64 << 10,
+		ReadBufferSize:         4 << 10, // pages are read past it, into a buffer of readSize
+	}, nil
+}
+
+func (s *Source) tls() (*tls.Config, error) {
+	c := &tls.Config{InsecureSkipVerify: s.InsecureSkipVerify}
+	if s.CACertPath != "" {
+		pem, err := os.ReadFile(s.CACertPath)
+		if err != nil {
+			return nil, err
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no certificate", s.CACertPath)
+		}
+	}
+	if s.ClientCertPath != "" {
+		pair, err := tls.LoadX509KeyPair(s.ClientCertPath, s.ClientKeyPath)
+		if err != nil {
+			return nil, err
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+// checkHostPort checks the place of a metrics page.
+func checkHostPort(text string) error {
+	host, port, err := net.SplitHostPort(text)
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	if errors.Join(err, portErr) != nil || n == 0 || host == "" || strings.ContainsAny(host, "/@?# ") {
+		return fmt.Errorf("want host:port, IPv6 in brackets, got %q", text)
+	}
+	return nil
+}
+
+// request makes what is sent to an endpoint whose page is at hostport.
+func (s *Source) request(hostport string) (*http.Request, error) {
+	if err := checkHostPort(hostport); err != nil {
+		return nil, err
+	}
+	if s.Port != 0 {
+		host, _, _ := net.SplitHostPort(hostport)
+		hostport = net.JoinHostPort(host, strconv.Itoa(s.Port))
+	}
+	r, err := http.NewRequest(http.MethodGet, s.Scheme+"://"+hostport+s.Path, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Accept", "text/plain;version=0.0.4")
+	r.Header.Set("Accept-Encoding", "identity")
+	r.Header.Set("User-Agent", "tandem-epp")
+	return r, nil
+}
