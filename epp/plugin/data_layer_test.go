@@ -1,0 +1,32 @@
+package plugin
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp/pool"
+)
+
+// TestDataLayer checks that parameters reach the pool's own settings, over their defaults.
+func TestDataLayer(t *testing.T) {
+	source := pool.DefaultSource()
+	source.Scheme, source.Port, source.Interval = "https", 9100, 50*time.Millisecond
+	extractor := pool.DefaultExtractor()
+	extractor.DefaultEngine = "mine"
+	extractor.EngineConfigs = []pool.EngineConfig{{Name: "mine", QueuedRequestsSpec: "q{a=b}"}}
+	for _, test := range []struct {
+		typ, parameters string
+		want            any
+	}{
+		{"file-discovery", "{path: endpoints.yaml, watchFile: true}", &pool.File{Path: "endpoints.yaml", WatchFile: true}},
+		{"metrics-data-source", "", pool.DefaultSource()},
+		{"metrics-data-source", "{scheme: https, port: 9100, interval: 50ms}", source},
+		{"core-metrics-extractor", "", pool.DefaultExtractor()},
+		{"core-metrics-extractor", "{defaultEngine: mine, engineConfigs: [{name: mine, queuedRequestsSpec: 'q{a=b}'}]}", extractor},
+	} {
+		if got := build[any](t, test.typ, test.parameters); !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s {%s}: %+v, want %+v", test.typ, test.parameters, got, test.want)
+		}
+	}
+}

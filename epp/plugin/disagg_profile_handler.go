@@ -1,0 +1,181 @@
+package plugin
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// DisaggProfileHandler runs the decode profile, asks the decider whether the prompt should be computed on another pod, and
+// if so runs the prefill profile.
+type DisaggProfileHandler struct {
+	// StageOrder is decode-first, the default, or prefill-first. The latter prefills every request on a prefill pod, so no
+	// prefill decider may be named. Either way the decode pod is picked first, because what it has cached and what the
+	// client wishes decide about prefill.
+	StageOrder string `yaml:"stageOrder"`
+	// Profiles names the profile of each stage.
+	Profiles StageNames `yaml:"profiles"`
+	// Deciders names the plugin that decides about each stage.
+	Deciders DeciderNames `yaml:"deciders"`
+	// PrefillCandidates is how many prefill endpoints the sidecar of the decode pod is told, best first; it tries the next
+	// if one fails. Default 3.
+	PrefillCandidates int `yaml:"prefillCandidates"`
+	// OnNoPrefill says what becomes of a request that should be split while no prefill endpoint is to be had: local, the
+	// default, prefills it on decode; refuse answers 503.
+	OnNoPrefill string `yaml:"onNoPrefill"`
+
+	// DecodeProfile is profiles.decode in the older, flat form. The two forms must not be mixed.
+	DecodeProfile string `yaml:"decodeProfile"`
+	// PrefillProfile is profiles.prefill in the flat form.
+	PrefillProfile string `yaml:"prefillProfile"`
+	// EncodeProfile is profiles.encode in the flat form.
+	EncodeProfile string `yaml:"encodeProfile"`
+	// PrefillDeciderPluginName is deciders.prefill in the flat form.
+	PrefillDeciderPluginName string `yaml:"prefillDeciderPluginName"`
+	// DeciderPluginName is an older name of prefillDeciderPluginName, which goes before it.
+	DeciderPluginName string `yaml:"deciderPluginName"`
+	// EncodeDeciderPluginName is deciders.encode in the flat form.
+	EncodeDeciderPluginName string `yaml:"encodeDeciderPluginName"`
+}
+
+// StageNames names the profile of each stage.
+type StageNames struct {
+	// Decode picks where tokens are generated. Default "" = decode.
+	Decode string `yaml:"decode"`
+	// Prefill picks where prompts are computed. Default "" = prefill if there is such a profile, else nothing is split.
+	Prefill string `yaml:"prefill"`
+	// Encode is not served, and must be empty.
+	Encode string `yaml:"encode"`
+}
+
+// DeciderNames names the plugin that decides about each stage.
+type DeciderNames struct {
+	// Prefill decides whether a prompt is computed on another pod. Default "" = never, unless the client forces it.
+	Prefill string `yaml:"prefill"`
+	// Encode is not served, and must be empty.
+	Encode string `yaml:"encode"`
+}
+
+// The values of stageOrder and onNoPrefill.
+const (
+	decodeFirst   = "decode-first"
+	prefillFirst  = "prefill-first"
+	prefillLocal  = "local"
+	prefillRefuse = "refuse"
+)
+
+// prefillCandidates is the default of the parameter of this name.
+const prefillCandidates = 3
+
+func newDisaggProfileHandler() epp.Plugin {
+	return &DisaggProfileHandler{StageOrder: decodeFirst, PrefillCandidates: prefillCandidates, OnNoPrefill: prefillLocal}
+}
+
+// Problems implements epp.Plugin.
+func (p *DisaggProfileHandler) Problems(report epp.Report) {
+	if !slices.Contains([]string{decodeFirst, prefillFirst}, p.StageOrder) {
+		report("stageOrder", "must be %s or %s, got %q", decodeFirst, prefillFirst, p.StageOrder)
+	}
+	if !slices.Contains([]string{prefillLocal, prefillRefuse}, p.OnNoPrefill) {
+		report("onNoPrefill", "must be %s or %s, got %q", prefillLocal, prefillRefuse, p.OnNoPrefill)
+	}
+	if p.PrefillCandidates < 1 || p.PrefillCandidates > pd.MaxTargets {
+		report("prefillCandidates", "must be from 1 to %d, got %d", pd.MaxTargets, p.PrefillCandidates)
+	}
+	if field, name := p.decider(); name != "" && p.StageOrder == prefillFirst {
+		report(field, "must be empty with stageOrder %s, which prefills every request remotely", prefillFirst)
+	}
+	for _, encode := range []struct{ field, value string }{
+		{"profiles.encode", p.Profiles.Encode}, {"encodeProfile", p.EncodeProfile},
+		{"deciders.encode", p.Deciders.Encode}, {"encodeDeciderPluginName", p.EncodeDeciderPluginName},
+	} {
+		if encode.value != "" {
+			report(encode.field, "encode stages are not served; remove it, and pods that prefill or decode encode as well")
+		}
+	}
+	if p.Profiles == (StageNames{}) && p.Deciders == (DeciderNames{}) {
+		return
+	}
+	for _, flat := range []struct{ field, value string }{
+		{"decodeProfile", p.DecodeProfile}, {"prefillProfile", p.PrefillProfile},
+		{"prefillDeciderPluginName", p.PrefillDeciderPluginName}, {"deciderPluginName", p.DeciderPluginName},
+	} {
+		if flat.value != "" {
+			report(flat.field, "the older form must not be mixed with profiles and deciders; write it there")
+		}
+	}
+}
+
+// decider gives the name of the prefill decider, and the parameter that it came from.
+func (p *DisaggProfileHandler) decider() (field, name string) {
+	switch {
+	case p.Deciders.Prefill != "":
+		return "deciders.prefill", p.Deciders.Prefill
+	case p.PrefillDeciderPluginName != "":
+		return "prefillDeciderPluginName", p.PrefillDeciderPluginName
+	}
+	return "deciderPluginName", p.DeciderPluginName
+}
+
+// References implements epp.Referrer.
+func (p *DisaggProfileHandler) References() map[string]string { return references(p.decider()) }
+
+// Build implements epp.Plugin.
+func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
+	h := disaggHandler{
+		decode:  cmp.Or(p.Profiles.Decode, p.DecodeProfile),
+		prefill: cmp.Or(p.Profiles.Prefill, p.PrefillProfile),
+		stages:  epp.Stages{Candidates: p.PrefillCandidates, RefuseNoPrefill: p.OnNoPrefill == prefillRefuse},
+	}
+	if p.StageOrder == prefillFirst {
+		h.stages.Decider = pd.AlwaysRemote{}
+		return h, nil
+	}
+	if field, name := p.decider(); name != "" {
+		decider, err := refer[pd.Decider](b, field, name)
+		if err != nil {
+			return nil, err
+		}
+		h.stages.Decider = decider
+	}
+	return h, nil
+}
+
+// disaggHandler finds the profiles of the two stages; "" stands for the name they have by default.
+type disaggHandler struct {
+	decode, prefill string
+	stages          epp.Stages
+}
+
+// Stages implements epp.Handler.
+func (h disaggHandler) Stages(profiles []string) (epp.Stages, error) {
+	s := h.stages
+	var errs []error
+	find := func(stage, name string) string {
+		wanted := cmp.Or(name, stage)
+		switch {
+		case slices.Contains(profiles, wanted):
+			return wanted
+		case stage == "prefill" && name == "" && s.Decider == nil:
+			return "" // nobody asks for it: requests are not split
+		}
+		errs = append(errs, fmt.Errorf("no profile %q for the %s stage, there is %s",
+			wanted, stage, strings.Join(profiles, ", ")))
+		return wanted
+	}
+	s.Decode, s.Prefill = find("decode", h.decode), find("prefill", h.prefill)
+	if s.Decode == s.Prefill {
+		errs = append(errs, fmt.Errorf("profile %q cannot be that of both stages", s.Decode))
+	}
+	for _, name := range profiles {
+		if name != s.Decode && name != s.Prefill {
+			errs = append(errs, fmt.Errorf("profile %q is run by no stage", name))
+		}
+	}
+	return s, errors.Join(errs...)
+}

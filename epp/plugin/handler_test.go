@@ -1,0 +1,101 @@
+package plugin
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+func TestStages(t *testing.T) {
+	split := func(s epp.Stages) epp.Stages {
+		s.Decode, s.Prefill = "decode", "prefill"
+		return s
+	}
+	const disagg, old = "disagg-profile-handler", "pd-profile-handler"
+	for _, test := range []struct {
+		name, typ, parameters string
+		profiles              string
+		want                  epp.Stages
+		err                   string
+	}{
+		{"single", "single-profile-handler", "", "mine", epp.Stages{Decode: "mine"}, ""},
+		{"single of two", "single-profile-handler", "", "a b", epp.Stages{}, "exactly one profile is run, there are 2 (a, b)"},
+		{"single of none", "single-profile-handler", "", "", epp.Stages{}, "exactly one profile is run, there are 0 ()"},
+
+		{"no decider: never, unless forced", disagg, "", "prefill decode", split(epp.Stages{Candidates: 3}), ""},
+		{"no prefill profile, nobody asks for it", disagg, "", "decode", epp.Stages{Decode: "decode", Candidates: 3}, ""},
+		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split(epp.Stages{Candidates: 5, RefuseNoPrefill: true}), ""},
+		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
+			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+		{"flat names", disagg, "{decodeProfile: d, prefillProfile: p, prefillDeciderPluginName: always, deciderPluginName: nobody}", "d p",
+			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+		{"oldest name of the decider", disagg, "deciderPluginName: always", "decode prefill",
+			split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+
+		{"decider without a prefill profile", disagg, "deciders: {prefill: always}", "decode", epp.Stages{},
+			`no profile "prefill" for the prefill stage, there is decode`},
+		{"named prefill profile is missing", disagg, "profiles: {prefill: p}", "decode", epp.Stages{},
+			`no profile "p" for the prefill stage, there is decode`},
+		{"all is wrong", disagg, "{profiles: {decode: d}, stageOrder: prefill-first}", "x y", epp.Stages{},
+			`no profile "d" for the decode stage, there is x, y|no profile "prefill" for the prefill stage, there is x, y|` +
+				`profile "x" is run by no stage|profile "y" is run by no stage`},
+		{"both the same", disagg, "profiles: {decode: p, prefill: p}", "p", epp.Stages{}, `profile "p" cannot be that of both stages`},
+		{"one too many", disagg, "", "decode encode", epp.Stages{}, `profile "encode" is run by no stage`},
+
+		{"old", old, "", "decode prefill", split(epp.Stages{Decider: pd.Threshold{NonCachedTokens: 25}, Candidates: 3}), ""},
+		{"old, characters", old, "{threshold: 10, hashBlockSize: 5}", "decode prefill",
+			split(epp.Stages{Decider: pd.Threshold{NonCachedTokens: 3}, Candidates: 3}), ""},
+		{"old, zero is always", old, "threshold: 0", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+		{"old, decider", old, "{deciderPluginName: always, decodeProfile: d, prefillProfile: p}", "d p",
+			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+		{"old, no prefill profile", old, "", "decode", epp.Stages{}, `no profile "prefill" for the prefill stage, there is decode`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := build[epp.Handler](t, test.typ, test.parameters)
+			got, err := h.Stages(strings.Fields(test.profiles))
+			switch {
+			case test.err == "" && err != nil:
+				t.Error(err)
+			case test.err != "" && (err == nil || err.Error() != strings.ReplaceAll(test.err, "|", "\n")):
+				t.Errorf("error %v, want %s", err, test.err)
+			case test.err == "" && got != test.want:
+				t.Errorf("%+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDeciders(t *testing.T) {
+	for _, test := range []struct {
+		typ, parameters string
+		prompt          pd.Prompt
+		verdict         pd.Verdict
+		reason          pd.Reason
+	}{
+		{"always-disagg-pd-decider", "", pd.Prompt{}, pd.Remote, pd.Always},
+		{"prefix-based-pd-decider", "", pd.Prompt{Tokens: 1000}, pd.Local, pd.BelowThreshold},
+		{"prefix-based-pd-decider", "nonCachedTokens: 16", pd.Prompt{Tokens: 100, Cached: 84}, pd.Remote, pd.Uncached},
+		{"prefix-based-pd-decider", "nonCachedTokens: 16", pd.Prompt{Tokens: 100, Cached: 85}, pd.Local, pd.BelowThreshold},
+		{"prefix-based-pd-decider", "{nonCachedTokens: 16, promptTokens: 101}", pd.Prompt{Tokens: 100}, pd.Local, pd.ShortPrompt},
+	} {
+		verdict, reason := build[pd.Decider](t, test.typ, test.parameters).Decide(test.prompt)
+		if verdict != test.verdict || reason != test.reason {
+			t.Errorf("%s {%s} %+v: %s %s, want %s %s", test.typ, test.parameters, test.prompt, verdict, reason, test.verdict, test.reason)
+		}
+	}
+}
+
+func TestCharge(t *testing.T) {
+	for parameters, want := range map[string]epp.Charge{
+		"": {OutputRatio: 1.5},
+		"{addEstimatedOutputTokens: true, outputRatio: 2, maxEstimatedOutputTokens: 512}": {Output: true, OutputRatio: 2, MaxOutput: 512},
+	} {
+		if got := build[epp.Charger](t, "inflight-load-producer", parameters).Charge(); got != want {
+			t.Errorf("{%s}: %+v, want %+v", parameters, got, want)
+		}
+	}
+}

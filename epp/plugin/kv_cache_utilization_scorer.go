@@ -1,0 +1,30 @@
+package plugin
+
+import "github.com/tandem-serving/tandem/epp"
+
+// KVCacheUtilizationScorer prefers engines with room in their KV cache: 1 − used part. It has no parameters.
+type KVCacheUtilizationScorer struct{}
+
+func newKVCacheUtilizationScorer() epp.Plugin { return &KVCacheUtilizationScorer{} }
+
+// Problems implements epp.Plugin.
+func (*KVCacheUtilizationScorer) Problems(epp.Report) {}
+
+// Build implements epp.Plugin.
+func (*KVCacheUtilizationScorer) Build(*epp.Builder) (any, error) {
+	return kvCacheUtilizationScorer{}, nil
+}
+
+type kvCacheUtilizationScorer struct{}
+
+// Score implements epp.Scorer.
+func (kvCacheUtilizationScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
+	for i := range c {
+		used := c[i].Load.KVUsage
+		if !c[i].Load.Has(epp.LoadKVUsage) || used != used { // NaN is no usage
+			scores[i] = middle
+			continue
+		}
+		scores[i] = trusted(&c[i], 1-min(max(used, 0), 1))
+	}
+}

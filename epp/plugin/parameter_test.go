@@ -1,0 +1,134 @@
+package plugin
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// TestReferences checks that what a plugin names must be there, and be what it is taken for.
+func TestReferences(t *testing.T) {
+	for _, test := range []struct{ typ, field, right, kind string }{
+		{"active-request-scorer", "inFlightLoadProducerName", "charger", "Charger"},
+		{"token-load-scorer", "inFlightLoadProducerName", "charger", "Charger"},
+		{"prefix-cache-scorer", "prefixMatchInfoProducerName", "matcher", "Matcher"},
+		{"prefix-cache-affinity-filter", "prefixMatchInfoProducerName", "matcher", "Matcher"},
+		{"prefix-cache-affinity-filter", "inFlightLoadProducerName", "charger", "Charger"},
+		{"prefix-based-pd-decider", "prefixMatchInfoProducerName", "matcher", "Matcher"},
+		{"inflight-load-producer", "prefixMatchInfoProducerName", "matcher", "Matcher"},
+		{"disagg-profile-handler", "deciders.prefill", "always", "Decider"},
+		{"disagg-profile-handler", "prefillDeciderPluginName", "always", "Decider"},
+		{"disagg-profile-handler", "deciderPluginName", "always", "Decider"},
+		{"pd-profile-handler", "deciderPluginName", "always", "Decider"},
+	} {
+		t.Run(test.typ+"/"+test.field, func(t *testing.T) {
+			for name, want := range map[string]string{
+				test.right: "",
+				"picker":   test.field + `: plugin "picker" is no ` + test.kind,
+				"nobody":   test.field + `: no plugin is named "nobody"`,
+			} {
+				parameters := test.field + ": " + name
+				if outer, inner, ok := strings.Cut(test.field, "."); ok {
+					parameters = outer + ": {" + inner + ": " + name + "}"
+				}
+				p, err := decode(t, test.typ, parameters)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if refs := p.(epp.Referrer).References(); len(refs) != 1 || refs[test.field] != name {
+					t.Errorf("references %v", refs)
+				}
+				if _, err := p.Build(builder()); err != nil && err.Error() != want || err == nil && want != "" {
+					t.Errorf("%s: error %v, want %q", name, err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestProblems lists what each plugin refuses.
+func TestProblems(t *testing.T) {
+	for _, test := range []struct{ typ, parameters, want string }{
+		{"active-request-scorer", "idleThreshold: -1", "idleThreshold: must not be negative, got -1"},
+		{"active-request-scorer", "maxBusyScore: 1.5", "maxBusyScore: must be from 0 to 1, got 1.5"},
+		{"token-load-scorer", "queueThresholdTokens: 0", "queueThresholdTokens: must be at least 1, got 0"},
+		{"prefix-cache-scorer", "matchLengthWeight: .nan", "matchLengthWeight: must be from 0 to 1, got NaN"},
+		{"prefix-cache-scorer", "matchLengthScaleTokens: 0", "matchLengthScaleTokens: must be at least 1, got 0"},
+		{"prefix-cache-affinity-filter", "affinityThreshold: -0.1", "affinityThreshold: must be from 0 to 1, got -0.1"},
+		{"prefix-cache-affinity-filter", "explorationProbability: 2", "explorationProbability: must be from 0 to 1, got 2"},
+		{"prefix-cache-affinity-filter", "maxTTFTPenaltyMs: -1", "maxTTFTPenaltyMs: must not be negative, got -1"},
+		{"prefix-cache-affinity-filter", "peakPrefillThroughput: 0", "peakPrefillThroughput: must be more than 0 tokens per second, got 0"},
+		{"prefix-cache-affinity-filter", "{peakPrefillThroughput: 0, maxTTFTPenaltyMs: 0}", ""},
+		{"prefix-cache-affinity-filter", "ttftSource: latencyPredictor", "ttftSource: latencyPredictor is not served; use prefillThroughput with a measured peakPrefillThroughput"},
+		{"prefix-cache-affinity-filter", "ttftSource: x", `ttftSource: must be prefillThroughput, got "x"`},
+		{"max-score-picker", "maxNumOfEndpoints: 0", "maxNumOfEndpoints: must be at least 1, got 0"},
+		{"random-picker", "maxNumOfEndpoints: -1", "maxNumOfEndpoints: must be at least 1, got -1"},
+		{"weighted-random-picker", "maxNumOfEndpoints: 0", "maxNumOfEndpoints: must be at least 1, got 0"},
+		{"prefix-based-pd-decider", "nonCachedTokens: -1", "nonCachedTokens: must not be negative, got -1"},
+		{"prefix-based-pd-decider", "promptTokens: -1", "promptTokens: must not be negative, got -1"},
+		{"inflight-load-producer", "outputRatio: -1", "outputRatio: must be from 0 to 1000, got -1"},
+		{"inflight-load-producer", "maxEstimatedOutputTokens: -1", "maxEstimatedOutputTokens: must not be negative, got -1"},
+		{"token-producer", "estimate: {}", ""},
+		{"tokenizer", "vllm: {url: x}", "vllm: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
+		{"tokenizer", "udsTokenizerConfig: {}", "udsTokenizerConfig: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
+		{"tokenizer", "modelName: m", "modelName: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
+
+		{"label-selector-filter", "matchLabels: {'': x}", "matchLabels: a label has no name"},
+		{"by-label-selector", "matchExpressions: [{key: a, operator: In}]", "matchExpressions[0].values: must not be empty with In"},
+		{"label-selector-filter", "matchExpressions: [{key: a, operator: Exists, values: [x]}]", "matchExpressions[0].values: must be empty with Exists"},
+		{"label-selector-filter", "matchExpressions: [{key: a, operator: Exists}, {operator: exists}]", "matchExpressions[1].key: must not be empty|" +
+			`matchExpressions[1].operator: must be In, NotIn, Exists or DoesNotExist, got "exists"`},
+		{"by-label", "{label: a, validValues: [x], matchLabels: {a: x}}", "label: label, validValues and allowsNoLabel must not stand beside matchLabels and matchExpressions"},
+		{"by-label", "validValues: [x]", "label: must not be empty beside validValues or allowsNoLabel"},
+		{"by-label", "label: a", "validValues: must not be empty without allowsNoLabel: no endpoint would be left"},
+
+		{"disagg-profile-handler", "stageOrder: both", `stageOrder: must be decode-first or prefill-first, got "both"`},
+		{"disagg-profile-handler", "onNoPrefill: ''", `onNoPrefill: must be local or refuse, got ""`},
+		{"disagg-profile-handler", "prefillCandidates: 17", "prefillCandidates: must be from 1 to 16, got 17"},
+		{"disagg-profile-handler", "{stageOrder: prefill-first, deciders: {prefill: x}}", "deciders.prefill: must be empty with stageOrder prefill-first, which prefills every request remotely"},
+		{"disagg-profile-handler", "deciders: {encode: x}", "deciders.encode: encode stages are not served; remove it, and pods that prefill or decode encode as well"},
+		{"disagg-profile-handler", "encodeProfile: x", "encodeProfile: encode stages are not served; remove it, and pods that prefill or decode encode as well"},
+		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
+		{"file-discovery", "", "path: must name the endpoints file"},
+		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
+		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: must not stand beside deciderPluginName"},
+		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
+		{"pd-profile-handler", "primaryPort: 8000", "primaryPort: is not served; list every rank as an endpoint with its own port"},
+	} {
+		p, err := decode(t, test.typ, test.parameters)
+		if err != nil {
+			t.Errorf("%s {%s}: %v", test.typ, test.parameters, err)
+			continue
+		}
+		if found := strings.Join(problems(p), "|"); found != test.want {
+			t.Errorf("%s {%s}:\n got %s\nwant %s", test.typ, test.parameters, found, test.want)
+		}
+	}
+}
+
+// TestGuide builds the plugins of llm-d's guide for P/D serving, and of its sample configurations.
+func TestGuide(t *testing.T) {
+	for _, p := range []struct{ typ, parameters string }{
+		{"always-disagg-pd-decider", ""},
+		{"disagg-profile-handler", "deciders: {prefill: always}"},
+		{"prefill-filter", ""},
+		{"decode-filter", ""},
+		{"approx-prefix-cache-producer", "maxPrefixTokensToMatch: 131072"},
+		{"inflight-load-producer", ""},
+		{"prefix-cache-affinity-filter", "peakPrefillThroughput: 33821"},
+		{"token-load-scorer", ""},
+		{"active-request-scorer", ""},
+		{"max-score-picker", ""},
+		{"prefix-based-pd-decider", "nonCachedTokens: 16"},
+		{"prefix-cache-scorer", ""},
+		{"queue-scorer", ""},
+		{"kv-cache-utilization-scorer", ""},
+		{"token-producer", "estimate: {}"},
+		{"pd-profile-handler", "{threshold: 0, hashBlockSize: 5}"},
+		{"by-label", "{label: llm-d.ai/role, validValues: [decode, both], allowsNoLabel: true}"},
+	} {
+		build[any](t, p.typ, p.parameters)
+	}
+}

@@ -1,0 +1,80 @@
+package plugin
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// PDProfileHandler is the handler of configurations that are older than disagg-profile-handler, with their meaning. With
+// threshold it decides by itself, else the named decider does.
+type PDProfileHandler struct {
+	// DecodeProfile names the profile of the decode stage. Default decode.
+	DecodeProfile string `yaml:"decodeProfile"`
+	// PrefillProfile names the profile of the prefill stage. Default prefill.
+	PrefillProfile string `yaml:"prefillProfile"`
+	// DeciderPluginName names the decider, which must be among the plugins. Without it and threshold: as threshold 100.
+	DeciderPluginName string `yaml:"deciderPluginName"`
+	// Threshold is the least part of a prompt, in characters, that is worth a transfer if it is not cached on decode. A
+	// token is taken for four characters. 0 = every prompt is. Default 100.
+	Threshold *int `yaml:"threshold"`
+	// HashBlockSize is ignored: the prefix cache producer knows its own block size.
+	HashBlockSize int `yaml:"hashBlockSize"`
+	// PrefixPluginType is ignored, as in llm-d.
+	PrefixPluginType string `yaml:"prefixPluginType"`
+	// PrefixPluginName is ignored, as in llm-d.
+	PrefixPluginName string `yaml:"prefixPluginName"`
+	// PrimaryPort is not served, and must be 0: ranks are endpoints of their own.
+	PrimaryPort int `yaml:"primaryPort"`
+}
+
+const (
+	charactersPerToken = 4
+	pdThreshold        = 100 // characters
+)
+
+func newPDProfileHandler() epp.Plugin {
+	return &PDProfileHandler{DecodeProfile: "decode", PrefillProfile: "prefill"}
+}
+
+// Problems implements epp.Plugin.
+func (p *PDProfileHandler) Problems(report epp.Report) {
+	if p.Threshold != nil {
+		atLeast(report, "threshold", *p.Threshold, 0)
+		if p.DeciderPluginName != "" {
+			report("threshold", "must not stand beside deciderPluginName")
+		}
+	}
+	atLeast(report, "hashBlockSize", p.HashBlockSize, 0)
+	if p.PrimaryPort != 0 {
+		report("primaryPort", "is not served; list every rank as an endpoint with its own port")
+	}
+}
+
+// References implements epp.Referrer.
+func (p *PDProfileHandler) References() map[string]string {
+	return references("deciderPluginName", p.DeciderPluginName)
+}
+
+// Build implements epp.Plugin.
+func (p *PDProfileHandler) Build(b *epp.Builder) (any, error) {
+	b.Log.Warn("pd-profile-handler is an old form; write a disagg-profile-handler with a prefix-based-pd-decider")
+	h := disaggHandler{decode: p.DecodeProfile, prefill: p.PrefillProfile, stages: epp.Stages{Candidates: prefillCandidates}}
+	if p.DeciderPluginName == "" {
+		h.stages.Decider = p.threshold()
+		return h, nil
+	}
+	decider, err := refer[pd.Decider](b, "deciderPluginName", p.DeciderPluginName)
+	h.stages.Decider = decider
+	return h, err
+}
+
+func (p *PDProfileHandler) threshold() pd.Decider {
+	characters := pdThreshold
+	if p.Threshold != nil {
+		characters = *p.Threshold
+	}
+	if characters == 0 {
+		return pd.AlwaysRemote{}
+	}
+	return pd.Threshold{NonCachedTokens: (characters + charactersPerToken - 1) / charactersPerToken}
+}

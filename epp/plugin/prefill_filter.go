@@ -1,0 +1,18 @@
+package plugin
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// PrefillFilter keeps endpoints that may prefill, by their role label; those without a label may not. It has no
+// parameters.
+type PrefillFilter struct{}
+
+func newPrefillFilter() epp.Plugin { return &PrefillFilter{} }
+
+// Problems implements epp.Plugin.
+func (*PrefillFilter) Problems(epp.Report) {}
+
+// Build implements epp.Plugin.
+func (*PrefillFilter) Build(*epp.Builder) (any, error) { return roleFilter(pd.RolePrefill), nil }

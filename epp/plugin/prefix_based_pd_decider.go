@@ -1,0 +1,40 @@
+package plugin
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// PrefixBasedPDDecider has the prompt computed on another pod if enough of it is not cached on the decode pod that was
+// picked.
+type PrefixBasedPDDecider struct {
+	// NonCachedTokens is the least number of prompt tokens that is worth a transfer if they are not cached. Default 0:
+	// never.
+	NonCachedTokens int `yaml:"nonCachedTokens"`
+	// PromptTokens is the least length of a prompt, in tokens, at which the cache is looked at at all. Default 0: any.
+	PromptTokens int `yaml:"promptTokens"`
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// is only checked. Default "" = whichever there is.
+	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+}
+
+func newPrefixBasedPDDecider() epp.Plugin { return &PrefixBasedPDDecider{} }
+
+// Problems implements epp.Plugin.
+func (p *PrefixBasedPDDecider) Problems(report epp.Report) {
+	atLeast(report, "nonCachedTokens", p.NonCachedTokens, 0)
+	atLeast(report, "promptTokens", p.PromptTokens, 0)
+}
+
+// References implements epp.Referrer.
+func (p *PrefixBasedPDDecider) References() map[string]string {
+	return references("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName)
+}
+
+// Build implements epp.Plugin.
+func (p *PrefixBasedPDDecider) Build(b *epp.Builder) (any, error) {
+	if err := check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+		return nil, err
+	}
+	return pd.Threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens}, nil
+}

@@ -1,0 +1,109 @@
+package plugin
+
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// PrefixCacheAffinityFilter keeps only the candidates that have the prompt in their prefix cache ("warm"), unless the best
+// of them would answer much later than the best of the others. The time to the first token is estimated as prompt tokens
+// in flight / peakPrefillThroughput. Without a warm candidate it keeps all.
+type PrefixCacheAffinityFilter struct {
+	// AffinityThreshold is the share of the prompt, 0..1, that a warm candidate has cached. 0 switches the filter off.
+	// Default 0.80.
+	AffinityThreshold float64 `yaml:"affinityThreshold"`
+	// ExplorationProbability is how often the filter steps aside, 0..1, so that other candidates get warm too. Default 0.
+	ExplorationProbability float64 `yaml:"explorationProbability"`
+	// MaxTTFTPenaltyMs is how much later, in milliseconds, the best warm candidate may be expected to answer. 0 = however
+	// late. Default 18000.
+	MaxTTFTPenaltyMs float64 `yaml:"maxTTFTPenaltyMs"`
+	// TTFTSource says where the estimate comes from. Only prefillThroughput, the default, is served.
+	TTFTSource string `yaml:"ttftSource"`
+	// PeakPrefillThroughput is what one endpoint prefills, in tokens per second. It should be measured: prefill chunk /
+	// median TTFT of one chunk. Default 15928: Qwen3-32B on two H100.
+	PeakPrefillThroughput float64 `yaml:"peakPrefillThroughput"`
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// is only checked. Default "" = whichever there is.
+	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+	// InFlightLoadProducerName names the inflight-load-producer. There is one count whoever is named; the name is only
+	// checked. Default "" = whichever there is.
+	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
+}
+
+const prefillThroughput = "prefillThroughput"
+
+func newPrefixCacheAffinityFilter() epp.Plugin {
+	return &PrefixCacheAffinityFilter{
+		AffinityThreshold:     0.80,
+		MaxTTFTPenaltyMs:      18000,
+		TTFTSource:            prefillThroughput,
+		PeakPrefillThroughput: 15928,
+	}
+}
+
+// Problems implements epp.Plugin.
+func (p *PrefixCacheAffinityFilter) Problems(report epp.Report) {
+	within(report, "affinityThreshold", p.AffinityThreshold, 0, 1)
+	within(report, "explorationProbability", p.ExplorationProbability, 0, 1)
+	atLeast(report, "maxTTFTPenaltyMs", p.MaxTTFTPenaltyMs, 0)
+	if p.MaxTTFTPenaltyMs > 0 && !(p.PeakPrefillThroughput > 0) {
+		report("peakPrefillThroughput", "must be more than 0 tokens per second, got %v", p.PeakPrefillThroughput)
+	}
+	switch p.TTFTSource {
+	case prefillThroughput:
+	case "latencyPredictor":
+		report("ttftSource", "latencyPredictor is not served; use %s with a measured peakPrefillThroughput",
+			prefillThroughput)
+	default:
+		report("ttftSource", "must be %s, got %q", prefillThroughput, p.TTFTSource)
+	}
+}
+
+// References implements epp.Referrer.
+func (p *PrefixCacheAffinityFilter) References() map[string]string {
+	return references("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName,
+		"inFlightLoadProducerName", p.InFlightLoadProducerName)
+}
+
+// Build implements epp.Plugin.
+func (p *PrefixCacheAffinityFilter) Build(b *epp.Builder) (any, error) {
+	if err := check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+		return nil, err
+	}
+	if err := check[epp.Charger](b, "inFlightLoadProducerName", p.InFlightLoadProducerName); err != nil {
+		return nil, err
+	}
+	f := prefixCacheAffinityFilter{threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
+	if p.MaxTTFTPenaltyMs > 0 {
+		f.maxMore = p.MaxTTFTPenaltyMs / 1000 * p.PeakPrefillThroughput
+	}
+	return f, nil
+}
+
+// prefixCacheAffinityFilter compares tokens instead of times: both sides of the comparison have the same throughput.
+type prefixCacheAffinityFilter struct {
+	threshold, explore float64
+	maxMore            float64 // tokens
+}
+
+// Filter implements epp.Filter.
+func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp.Candidate {
+	whole := float64(matchable(&r.Request.Prompt))
+	if len(c) < 2 || f.threshold == 0 || whole <= 0 || f.explore > 0 && r.Rand.Float64() < f.explore {
+		return c
+	}
+	isWarm := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
+	warm, cold := math.Inf(1), math.Inf(1) // the least tokens in flight on either side
+	for i := range c {
+		if tokens := float64(c[i].InFlight.Tokens); isWarm(&c[i]) {
+			warm = min(warm, tokens)
+		} else {
+			cold = min(cold, tokens)
+		}
+	}
+	if math.IsInf(warm, 1) || warm-cold > f.maxMore {
+		return c
+	}
+	return keep(c, isWarm)
+}

@@ -1,0 +1,174 @@
+package plugin
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// TestFormulas compares every scorer with its formula, written down as plainly as possible, for one candidate at a time.
+func TestFormulas(t *testing.T) {
+	for _, test := range []struct {
+		typ, parameters string
+		formula         func(r *epp.Round, all []epp.Candidate, one epp.Candidate) float64
+	}{
+		{"queue-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
+			return spread(all, one, epp.LoadWaiting, func(l *epp.Load) int { return l.Waiting })
+		}},
+		{"running-requests-size-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
+			return spread(all, one, epp.LoadRunning, func(l *epp.Load) int { return l.Running })
+		}},
+		{"kv-cache-utilization-scorer", "", func(_ *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
+			if one.Load.Known&epp.LoadKVUsage == 0 || math.IsNaN(one.Load.KVUsage) {
+				return 0.5
+			}
+			return 0.5*(1-one.Trust) + one.Trust*(1-math.Max(0, math.Min(1, one.Load.KVUsage)))
+		}},
+		{"active-request-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
+			return idleOrBusy(all, one, 0, 1)
+		}},
+		{"active-request-scorer", "{idleThreshold: 5, maxBusyScore: 0.5}", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
+			return idleOrBusy(all, one, 5, 0.5)
+		}},
+		{"token-load-scorer", "queueThresholdTokens: 8000", func(r *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
+			uncached := math.Max(0, float64(r.Request.Prompt.Tokens-one.Cached))
+			return math.Max(0, 1-(float64(one.InFlight.Tokens)+uncached)/8000)
+		}},
+		{"prefix-cache-scorer", "", func(_ *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
+			return math.Min(1, float64(one.Cached)/1024)
+		}},
+		{"prefix-cache-scorer", "{matchLengthWeight: 0.25, matchLengthScaleTokens: 2000}", func(_ *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
+			return 0.25*math.Pow(math.Min(1, float64(one.Cached)/2000), 2) + 0.75*math.Min(1, float64(one.Cached)/1024)
+		}},
+		{"lora-affinity-scorer", "", func(r *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
+			l := one.Load.LoRA
+			if l == nil {
+				return 0.5
+			}
+			score := 0.0
+			if slices.Contains(l.Waiting, r.Request.Model) {
+				score = 0.6
+			}
+			if l.Max-len(l.Running)-len(l.Waiting) > 0 {
+				score = 0.8
+			}
+			if slices.Contains(l.Running, r.Request.Model) {
+				score = 1
+			}
+			return 0.5*(1-one.Trust) + one.Trust*score
+		}},
+	} {
+		t.Run(test.typ, func(t *testing.T) {
+			s := build[epp.Scorer](t, test.typ, test.parameters)
+			rng := source(4)
+			for range 300 {
+				c, r := somePods(rng, rng.IntN(12)), round(rng)
+				scores := make([]float64, len(c))
+				s.Score(r, c, scores)
+				for i, got := range scores {
+					if want := test.formula(r, c, c[i]); math.Abs(got-want) > 1e-9 {
+						t.Fatalf("candidate %d of %d: %v, want %v\n%+v %+v", i, len(c), got, want, c[i], *c[i].Load)
+					}
+				}
+			}
+		})
+	}
+}
+
+// spread is (max−n)/(max−min) over those that are known, mixed with the middle.
+func spread(all []epp.Candidate, one epp.Candidate, field epp.LoadField, value func(*epp.Load) int) float64 {
+	var known []int
+	for _, c := range all {
+		if c.Load.Known&field != 0 && c.Trust > 0 {
+			known = append(known, value(c.Load))
+		}
+	}
+	if one.Load.Known&field == 0 || one.Trust == 0 {
+		return 0.5
+	}
+	score := 1.0
+	if low, high := slices.Min(known), slices.Max(known); low < high {
+		score = (float64(high) - float64(value(one.Load))) / (float64(high) - float64(low))
+	}
+	return 0.5*(1-one.Trust) + one.Trust*score
+}
+
+func idleOrBusy(all []epp.Candidate, one epp.Candidate, idle int, busy float64) float64 {
+	if one.InFlight.Requests <= idle {
+		return 1
+	}
+	most := 0
+	for _, c := range all {
+		most = max(most, c.InFlight.Requests)
+	}
+	return busy * float64(most-one.InFlight.Requests) / float64(most)
+}
+
+// TestUnknownIsMiddle is what llm-d does otherwise: an engine that was never read must not look idle.
+func TestUnknownIsMiddle(t *testing.T) {
+	idle := &epp.Load{Known: epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage}
+	busy := &epp.Load{Known: idle.Known, Waiting: 10, Running: 10, KVUsage: 1}
+	c := []epp.Candidate{
+		{Load: idle, Trust: 1}, {Load: busy, Trust: 1}, {Load: busy, Trust: 0.5}, {Load: idle}, {Load: &epp.Load{}, Trust: 1}, {Load: &epp.Load{}},
+	}
+	want := []float64{1, 0, 0.25, 0.5, 0.5, 0.5}
+	for _, typ := range []string{"queue-scorer", "running-requests-size-scorer", "kv-cache-utilization-scorer"} {
+		scores := make([]float64, len(c))
+		build[epp.Scorer](t, typ, "").Score(round(source(1)), c, scores)
+		if !slices.Equal(scores, want) {
+			t.Errorf("%s: %v, want %v", typ, scores, want)
+		}
+	}
+}
+
+// TestEqualIsBest keeps llm-d's rule: where all are the same, all are best.
+func TestEqualIsBest(t *testing.T) {
+	load := &epp.Load{Known: epp.LoadWaiting | epp.LoadRunning, Waiting: 3, Running: 3}
+	c := []epp.Candidate{{Load: load, Trust: 1}, {Load: load, Trust: 1}}
+	for _, typ := range []string{"queue-scorer", "running-requests-size-scorer"} {
+		scores := make([]float64, len(c))
+		build[epp.Scorer](t, typ, "").Score(round(source(1)), c, scores)
+		if !slices.Equal(scores, []float64{1, 1}) {
+			t.Errorf("%s: %v", typ, scores)
+		}
+	}
+}
+
+func TestMatchable(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		prompt epp.Prompt
+		want   int
+	}{
+		{"empty", epp.Prompt{}, 0},
+		{"no blocks wanted", epp.Prompt{Tokens: 10}, 10},
+		{"shorter than a block", epp.Prompt{Tokens: 10, BlockTokens: 16}, 10},
+		{"with a tail", epp.Prompt{Tokens: 40, BlockTokens: 16, Blocks: make([]uint64, 2)}, 32},
+		{"beyond the longest that is matched", epp.Prompt{Tokens: 1000, BlockTokens: 16, Blocks: make([]uint64, 4)}, 64},
+	} {
+		if got := matchable(&test.prompt); got != test.want {
+			t.Errorf("%s: %d, want %d", test.name, got, test.want)
+		}
+	}
+}
+
+func BenchmarkScorers(b *testing.B) {
+	for _, row := range Table {
+		s, ok := build[any](b, row.Type, required[row.Type]).(epp.Scorer)
+		if !ok {
+			continue
+		}
+		b.Run(row.Type, func(b *testing.B) {
+			rng := source(5)
+			c, r := somePods(rng, 100), round(rng)
+			scores := make([]float64, len(c))
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(scores)
+				s.Score(r, c, scores)
+			}
+		})
+	}
+}

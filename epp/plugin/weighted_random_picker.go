@@ -1,0 +1,44 @@
+package plugin
+
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// WeightedRandomPicker draws candidates with chances in proportion to their totals, without putting them back. Those with
+// a total of 0 come after all others.
+type WeightedRandomPicker struct {
+	// MaxNumOfEndpoints is how many endpoints are drawn; the proxy tries the next if one cannot be reached. Default 1.
+	MaxNumOfEndpoints int `yaml:"maxNumOfEndpoints"`
+}
+
+func newWeightedRandomPicker() epp.Plugin { return &WeightedRandomPicker{MaxNumOfEndpoints: 1} }
+
+// Problems implements epp.Plugin.
+func (p *WeightedRandomPicker) Problems(report epp.Report) {
+	atLeast(report, "maxNumOfEndpoints", p.MaxNumOfEndpoints, 1)
+}
+
+// Build implements epp.Plugin.
+func (p *WeightedRandomPicker) Build(*epp.Builder) (any, error) {
+	return weightedRandomPicker(p.MaxNumOfEndpoints), nil
+}
+
+type weightedRandomPicker int
+
+// Endpoints implements epp.Picker.
+func (p weightedRandomPicker) Endpoints() int { return int(p) }
+
+// Pick implements epp.Picker. It is the A-Res sampling of Efraimidis and Spirakis: the highest of U^(1/total), U uniform,
+// are drawn. The logarithm of that ranks the same and does not run out of digits.
+func (weightedRandomPicker) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
+	seed := r.Rand.Uint64()
+	return best(dst, len(totals), n, ranking{seed, func(i int) float64 {
+		if !(totals[i] > 0) {
+			return math.Inf(-1)
+		}
+		u := (float64(lot(seed, i)>>11) + 0.5) / (1 << 53) // never 0 or 1
+		return math.Log(u) / totals[i]
+	}})
+}

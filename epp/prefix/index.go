@@ -1,0 +1,139 @@
+package prefix
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// MaxSlots is how many endpoints an Index can tell apart. One whose slot is not below it is never matched.
+const MaxSlots = 1 << 14
+
+// Index tells which endpoints hold which blocks. The zero value is empty, and it is safe for concurrent use.
+//
+// Each slot has one tenant, the endpoint that was last added to. Whoever else has the same slot, before or after it,
+// matches nothing.
+type Index struct {
+	groups    [MaxSlots / places]atomic.Pointer[group]
+	blocks    atomic.Int64
+	evictions atomic.Int64
+}
+
+// group is the endpoints of as many slots as share a tree.
+type group struct {
+	tenants [places]atomic.Pointer[epp.Endpoint] // changed under mu
+	mu      sync.RWMutex
+	tree    tree
+}
+
+// group gives the group of a slot and the slot's place in it. g is nil if there is none yet.
+func (x *Index) group(slot int) (g *group, place int) {
+	if uint(slot) >= MaxSlots {
+		return nil, 0
+	}
+	return x.groups[slot/places].Load(), slot % places
+}
+
+// open is group, which it makes if there is none. slot is below MaxSlots.
+func (x *Index) open(slot int) (g *group, place int) {
+	at := &x.groups[slot/places]
+	if at.Load() == nil {
+		at.CompareAndSwap(nil, new(group))
+	}
+	return at.Load(), slot % places
+}
+
+// Match sets Cached of every candidate to the tokens of the leading blocks that it holds. tokens is the length of a block.
+func (x *Index) Match(blocks []uint64, tokens int, c []epp.Candidate) {
+	// The candidates of a group make a list: first has the number, from 1, of one of them, and Cached that of the next.
+	var first [MaxSlots / places]int32
+	groups := 0
+	for i := range c {
+		slot := c[i].Slot
+		c[i].Cached = 0
+		if g, place := x.group(slot); g == nil || g.tenants[place].Load() != c[i].Endpoint {
+			continue
+		}
+		at := &first[slot/places]
+		c[i].Cached, *at = int(*at), int32(i+1)
+		groups = max(groups, slot/places+1)
+	}
+	for i, n := range first[:groups] {
+		if n != 0 {
+			x.groups[i].Load().match(blocks, tokens, c, int(n))
+		}
+	}
+}
+
+// match is Match for the list of candidates that begins with the n-th.
+func (g *group) match(blocks []uint64, tokens int, c []epp.Candidate, n int) {
+	var want uint64
+	for i := n; i != 0; i = c[i-1].Cached {
+		want |= 1 << (c[i-1].Slot % places)
+	}
+	var depth [places]int
+	g.mu.RLock()
+	g.tree.measure(blocks, want, &depth)
+	g.mu.RUnlock()
+	for i := n; i != 0; {
+		at := &c[i-1]
+		i, at.Cached = at.Cached, tokens*depth[at.Slot%places]
+	}
+}
+
+// Add makes an endpoint hold the blocks of a prompt, which are now those asked for last. capacity is how many it holds at
+// most; the oldest that are more go, also when it is less than it was before.
+func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
+	if uint(e.Slot) >= MaxSlots {
+		return
+	}
+	capacity = max(capacity, 0)
+	blocks = blocks[:min(len(blocks), capacity)]
+	g, place := x.open(e.Slot)
+	g.mu.RLock()
+	known := g.tree.known(blocks)
+	g.mu.RUnlock()
+	end := slices.Clone(blocks[known:]) // while nobody waits
+
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.tenants[place].Load() != e {
+		g.tenants[place].Store(nil)
+		x.shrink(g, place, 0)
+		g.tenants[place].Store(e)
+	}
+	// What is added is the youngest, so it may come before the old goes.
+	x.blocks.Add(int64(g.tree.hold(place, blocks, end)))
+	x.evictions.Add(int64(x.shrink(g, place, capacity)))
+}
+
+// Forget makes an endpoint hold nothing. Its slot may then be another's.
+func (x *Index) Forget(e *epp.Endpoint) {
+	g, place := x.group(e.Slot)
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.tenants[place].Load() == e {
+		g.tenants[place].Store(nil) // from now on, nothing is seen of it
+		x.shrink(g, place, 0)
+	}
+}
+
+// shrink removes the oldest blocks of a slot until size are left, and tells how many went. The caller has the lock; others
+// get it in between.
+func (x *Index) shrink(g *group, place, size int) (lost int) {
+	for {
+		n, done := g.tree.shrink(place, size)
+		x.blocks.Add(-int64(n))
+		lost += n
+		if done {
+			return lost
+		}
+		g.mu.Unlock()
+		g.mu.Lock()
+	}
+}

@@ -1,0 +1,295 @@
+package prefix
+
+import (
+	"math/bits"
+	"slices"
+	"sort"
+)
+
+const (
+	// places is how many endpoints share a tree: a machine word of them.
+	places = 64
+	// turn is how many shares are evicted before others get their turn: some microseconds.
+	turn = 64
+)
+
+// tree is what the endpoints of a group hold. Chains that share their beginning share the segments of it, and an endpoint
+// has a share of each segment that it holds something of. It is not safe for concurrent use.
+//
+// Blocks leave an endpoint in the order of when they were last asked for there, and of those asked for together the last
+// of the chain leaves first. Asking for a chain makes all of it young, yet only the share it ends in is marked: a share is
+// as young as itself or the youngest that continues it, so what lies before it need not be touched.
+type tree struct {
+	heads map[uint64]*segment // segments by their first block
+	slots [places]slot
+}
+
+// slot is what one endpoint holds.
+type slot struct {
+	ages share // root of the ring of marked shares, from old to young; every share without kids is in it
+	size int   // blocks
+}
+
+// segment is a part of a chain that no other chain leaves, except at its end.
+type segment struct {
+	parent  *segment // nil = the chain begins here
+	blocks  []uint64 // never empty, and no more than somebody holds
+	holders uint64   // places of those who hold the first block
+	full    uint64   // of these, those who hold all
+	shares  []*share // of the holders, in the order of their places
+}
+
+// share is what one endpoint holds of a segment.
+type share struct {
+	of             *segment
+	held           int    // blocks, from the first one on
+	kids           int    // segments that continue this one, and of which the endpoint has a share
+	older, younger *share // nil = not marked
+}
+
+// share gives a holder's share of a segment.
+func (s *segment) share(place int) *share {
+	return s.shares[bits.OnesCount64(s.holders&(1<<place-1))]
+}
+
+// next gives the segment that continues the one before it, which is nil at the beginning, and how much of it is in the
+// chain that follows.
+func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
+	s = t.heads[chain[0]]
+	if s == nil || s.parent != before {
+		return nil, 0
+	}
+	n := min(len(s.blocks), len(chain))
+	if s.blocks[n-1] == chain[n-1] {
+		return s, n
+	}
+	// A hash stands for all blocks before it: the two differ from the first difference on.
+	return s, sort.Search(n, func(i int) bool { return s.blocks[i] != chain[i] })
+}
+
+// measure sets depth, from 0, of those wanted: how many blocks of a chain they hold.
+func (t *tree) measure(chain []uint64, want uint64, depth *[places]int) {
+	var before *segment
+	for at := 0; want != 0; {
+		var s *segment
+		var common int
+		if at < len(chain) {
+			s, common = t.next(before, chain[at:])
+		}
+		if s == nil {
+			assign(depth, want, at)
+			return
+		}
+		assign(depth, want&^s.holders, at)
+		want &= s.holders
+		var through uint64
+		if common == len(s.blocks) {
+			through = want & s.full
+		}
+		for ending := want &^ through; ending != 0; ending &= ending - 1 {
+			place := bits.TrailingZeros64(ending)
+			depth[place] = at + min(common, s.share(place).held)
+		}
+		before, want, at = s, through, at+common
+	}
+}
+
+func assign(depth *[places]int, who uint64, n int) {
+	for ; who != 0; who &= who - 1 {
+		depth[bits.TrailingZeros64(who)] = n
+	}
+}
+
+// known is how much of a chain anybody holds.
+func (t *tree) known(chain []uint64) (at int) {
+	var before *segment
+	for at < len(chain) {
+		s, common := t.next(before, chain[at:])
+		at += common
+		if s == nil || common < len(s.blocks) {
+			break
+		}
+		before = s
+	}
+	return at
+}
+
+// hold makes an endpoint hold a chain, and gives the number of blocks that it did not hold before. end is a copy of what
+// is not known of the chain, for the tree to keep; if it is not that any more, another copy is made.
+func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
+	var before *share // the endpoint's, of the segment before
+	for at := 0; at < len(chain); {
+		var of *segment
+		if before != nil {
+			of = before.of
+		}
+		s, common := t.next(of, chain[at:])
+		if s == nil {
+			if len(end) != len(chain)-at {
+				end = slices.Clone(chain[at:])
+			}
+			s, common = t.grow(of, end), len(end)
+		}
+		mine := t.join(s, place, before)
+		if common < len(s.blocks) && (at+common < len(chain) || mine.held > common) {
+			// Another chain leaves here, or what is behind will be older.
+			s = t.split(s, common)
+			mine = s.share(place)
+		}
+		if more := common - mine.held; more > 0 {
+			mine.held = common
+			fresh += more
+		}
+		if mine.held == len(s.blocks) {
+			s.full |= 1 << place
+		}
+		before, at = mine, at+common
+	}
+	slot := &t.slots[place]
+	slot.size += fresh
+	if before != nil {
+		slot.mark(before, slot.ages.older)
+	}
+	return fresh
+}
+
+// grow makes a segment that nobody holds yet, of blocks that become its own.
+func (t *tree) grow(parent *segment, blocks []uint64) *segment {
+	if t.heads == nil {
+		t.heads = make(map[uint64]*segment)
+	}
+	s := &segment{parent: parent, blocks: blocks}
+	t.heads[blocks[0]] = s
+	return s
+}
+
+// join gives an endpoint's share of a segment, which it makes, with nothing held, if there is none. before is the share
+// of the segment before.
+func (t *tree) join(s *segment, place int, before *share) *share {
+	if s.holders&(1<<place) != 0 {
+		return s.share(place)
+	}
+	if before != nil {
+		before.kids++
+	}
+	mine := &share{of: s}
+	s.shares = slices.Insert(s.shares, bits.OnesCount64(s.holders&(1<<place-1)), mine)
+	s.holders |= 1 << place
+	return mine
+}
+
+// split cuts a segment after n blocks and gives the new one of these. Both get blocks of their own, lest the one that
+// stays keep alive what the other has lost.
+func (t *tree) split(s *segment, n int) (head *segment) {
+	head = &segment{parent: s.parent, blocks: slices.Clone(s.blocks[:n]), holders: s.holders}
+	head.shares = make([]*share, 0, len(s.shares))
+	s.parent, s.blocks = head, slices.Clone(s.blocks[n:])
+	t.heads[head.blocks[0]], t.heads[s.blocks[0]] = head, s
+	all := s.shares
+	s.shares = nil
+	for i, who := 0, head.holders; who != 0; i, who = i+1, who&(who-1) {
+		bit, mine := who&-who, all[i]
+		if mine.held >= n {
+			head.full |= bit
+		}
+		if mine.held <= n { // all of it is in the head
+			mine.of = head
+			s.holders &^= bit
+		} else {
+			mine.held -= n
+			s.shares = append(s.shares, mine)
+			mine = &share{of: head, held: n, kids: 1}
+		}
+		head.shares = append(head.shares, mine)
+	}
+	return head
+}
+
+// shrink removes the oldest blocks of an endpoint until no more than size are left. done is false if that takes another
+// turn.
+func (t *tree) shrink(place, size int) (lost int, done bool) {
+	slot := &t.slots[place]
+	before := slot.size
+	for range turn {
+		if slot.size <= size {
+			break
+		}
+		oldest := slot.ages.younger
+		if oldest.kids > 0 { // those are younger, so it is not what it was marked for
+			oldest.unmark()
+			continue
+		}
+		n := min(slot.size-size, oldest.held)
+		oldest.held -= n
+		slot.size -= n
+		oldest.of.full &^= 1 << place
+		if oldest.held == 0 {
+			t.leave(oldest, place)
+		}
+		t.trim(oldest.of)
+	}
+	return before - slot.size, slot.size <= size
+}
+
+// leave takes out a share of which nothing is held, and which has no kids. The one before it is now as old as this one
+// was, unless it is marked as younger.
+func (t *tree) leave(mine *share, place int) {
+	mine.unmark()
+	s, slot := mine.of, &t.slots[place]
+	if s.parent != nil {
+		before := s.parent.share(place)
+		if before.kids--; before.kids == 0 && before.older == nil {
+			slot.mark(before, &slot.ages)
+		}
+	}
+	at := bits.OnesCount64(s.holders & (1<<place - 1))
+	s.shares = slices.Delete(s.shares, at, at+1)
+	s.holders &^= 1 << place
+}
+
+// trim gives up the blocks of a segment that nobody holds, and the segment if that is all of it.
+func (t *tree) trim(s *segment) {
+	if s.full != 0 {
+		return
+	}
+	longest := 0
+	for _, one := range s.shares {
+		longest = max(longest, one.held)
+	}
+	if longest == 0 {
+		if t.heads[s.blocks[0]] == s {
+			delete(t.heads, s.blocks[0])
+		}
+		return
+	}
+	s.blocks = s.blocks[:longest]
+	if 2*longest < cap(s.blocks) {
+		s.blocks = slices.Clone(s.blocks)
+	}
+	for i, who := 0, s.holders; who != 0; i, who = i+1, who&(who-1) {
+		if s.shares[i].held == longest {
+			s.full |= who & -who
+		}
+	}
+}
+
+// mark puts a share into the ring of ages, as the next younger of another.
+func (s *slot) mark(mine, older *share) {
+	if s.ages.older == nil {
+		s.ages.older, s.ages.younger = &s.ages, &s.ages
+		older = &s.ages
+	}
+	if mine == older {
+		return
+	}
+	mine.unmark()
+	mine.older, mine.younger = older, older.younger
+	mine.older.younger, mine.younger.older = mine, mine
+}
+
+func (s *share) unmark() {
+	if s.older != nil {
+		s.older.younger, s.younger.older = s.younger, s.older
+		s.older, s.younger = nil, nil
+	}
+}
