@@ -1,0 +1,99 @@
+package config
+
+import (
+	"reflect"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Config is a configuration that was read, completed by defaults, and found to be sound. It does not change.
+type Config struct {
+	// Warnings tell what works otherwise than the author of the file may think: names that got old, and what llm-d does
+	// and this picker does not.
+	Warnings []string
+
+	plugins        []*plugin // as in the file, then those that were added
+	profiles       []profile
+	injectDefaults bool
+	sources        []source
+	discovery      *plugin // nil: none
+}
+
+func (c *Config) profileNames() []string {
+	names := make([]string, len(c.profiles))
+	for i, p := range c.profiles {
+		names[i] = p.name
+	}
+	return names
+}
+
+// plugin is one plugin of a configuration.
+type plugin struct {
+	name   string
+	row    epp.Row
+	params epp.Plugin
+	path   string // in the file; "" if it was added
+	added  string // why it was added; "" if it is in the file
+}
+
+// references are the plugins that the parameters name, by the parameter.
+func (p *plugin) references() map[string]string {
+	if r, ok := p.params.(epp.Referrer); ok {
+		return r.References()
+	}
+	return nil
+}
+
+// profile is one scheduling profile.
+type profile struct {
+	name    string
+	entries []entry
+	path    string // in the file; "" if it was added
+}
+
+// entry is one plugin of a profile.
+type entry struct {
+	*plugin
+	weight float64
+	scores bool // else the weight means nothing
+}
+
+// source is where something is read about endpoints, and what is made of it.
+type source struct {
+	*plugin
+	extractors []*plugin
+}
+
+// Parse reads an EndpointPickerConfig, YAML or JSON, whose plugins are of the table's types. Its error is Problems: all
+// that is wrong at once.
+//
+// To know what plugins can be used for, it builds each of them for a moment. So a configuration that Parse accepts can be
+// built, unless what lies outside it, such as a certificate, has changed in between.
+func Parse(data []byte, table []epp.Row) (*Config, error) {
+	root, err := parseTree(data)
+	if err == nil {
+		err = otherKind(root)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := newReader(table)
+	defer r.trial.close() // that something cannot be closed shows when it was in use
+	r.decode(root, "", reflect.ValueOf(&r.doc).Elem())
+	r.readHeader()
+	r.readPlugins()
+	r.readIgnored()
+	r.addProducers()
+	r.readProfiles()
+	r.readDataLayer()
+	r.checkHandler()
+	r.checkSingles()
+	r.warnUnused()
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	for _, w := range r.warnings.inOrder() {
+		r.cfg.Warnings = append(r.cfg.Warnings, w.String())
+	}
+	return r.cfg, nil
+}

@@ -1,0 +1,99 @@
+package config
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+//go:embed default.yaml
+var defaultYAML []byte
+
+// Default is the configuration that is used where none is given: prefill and decode apart where the pool has prefill
+// endpoints, everything on decode where it has none.
+func Default() []byte { return slices.Clone(defaultYAML) }
+
+// Types that are added to a configuration that needs them and does not name them.
+const (
+	typeSingleHandler = "single-profile-handler"
+	typePicker        = "max-score-picker"
+	typeMetrics       = "metrics-data-source"
+	typeExtractor     = "core-metrics-extractor"
+)
+
+// producers are the types that others read from. One is added, with its default parameters, to a configuration that has a
+// reader and nothing that is read. llm-d works that out from what its plugins declare; this is the outcome.
+var producers = []struct {
+	producer string
+	is       func(instance any) bool // whether a plugin does as well
+	readers  []string
+}{
+	{"approx-prefix-cache-producer", isA[epp.Matcher],
+		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler"}},
+	{"inflight-load-producer", isA[epp.Charger],
+		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},
+}
+
+func isProducer(typeName string) bool {
+	for _, rule := range producers {
+		if rule.producer == typeName {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *reader) addProducers() {
+	for _, rule := range producers {
+		if r.first(rule.is) != nil || r.doubtful() { // the plugin in trouble may be the producer
+			continue
+		}
+		for _, p := range r.cfg.plugins {
+			if slices.Contains(rule.readers, p.row.Type) {
+				r.add(rule.producer, quote(p.name)+" reads it")
+				break
+			}
+		}
+	}
+}
+
+// first is the first plugin whose instance is such a one, in the order of the file, or nil.
+func (r *reader) first(is func(instance any) bool) *plugin {
+	for _, p := range r.cfg.plugins {
+		if instance, ok := r.trial.instance(p); ok && is(instance) {
+			return p
+		}
+	}
+	return nil
+}
+
+// firstOf is the first plugin of a type in the order of the file, or nil.
+func (r *reader) firstOf(typeName string) *plugin {
+	for _, p := range r.cfg.plugins {
+		if p.row.Type == typeName {
+			return p
+		}
+	}
+	return nil
+}
+
+// add adds a plugin with default parameters, under the name of its type unless that is taken. It gives nil if the table
+// has no such type.
+func (r *reader) add(typeName, why string) *plugin {
+	t, ok := r.types[typeName]
+	if !ok {
+		r.problem("plugins", "%s is needed (%s), and there is no such plugin type", typeName, why)
+		return nil
+	}
+	name := typeName
+	for n := 2; r.has(name); n++ {
+		name = fmt.Sprintf("%s-%d", typeName, n)
+	}
+	p := &plugin{name: name, row: t.row, params: t.row.New(), added: why}
+	r.names[name] = named{plugin: p}
+	r.cfg.plugins = append(r.cfg.plugins, p)
+	r.trial.make(p)
+	return p
+}

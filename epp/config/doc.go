@@ -1,0 +1,24 @@
+// Package config reads llm-d's EndpointPickerConfig.
+//
+// In go the bytes of a file and the table of plugin types; out come a Config, which knows every value there is, those by
+// default included, and of it a Built: plugins at work, profiles, the stages. Or else Problems: everything that is wrong,
+// each with its line and the path of its field. A Live configuration follows its file: the new one is built as a whole,
+// swapped in, and the old one closed; a file that cannot be used leaves the last good one in use.
+//
+// It is strict: a field that means nothing is a problem, parameters of plugins included, and so is a name that leads
+// nowhere. What llm-d serves and this picker does not is accepted with a warning if no request is treated worse for it
+// than it would be by leaving it out (request parsers, flow control, talk between replicas), and refused otherwise.
+//
+// Defaults are llm-d's, in the order of the file where llm-d's depends on chance:
+//
+//   - The name of a plugin is its type.
+//   - Without profiles there is one, default, with all filters, scorers and pickers.
+//   - A profile without a picker gets the first picker of the file, else a max-score-picker.
+//   - Without a profile handler, one profile is run by a single-profile-handler.
+//   - A producer that some plugin reads from is added, unless there is one.
+//   - A metrics-data-source with a core-metrics-extractor is added, unless dataLayer.injectDefaults is false.
+//
+// What a plugin can be used for is seen in what its Build makes, so Parse builds every plugin for a moment.
+//
+// The package knows no plugin but those it adds by default, finds no endpoints, and picks nothing.
+package config

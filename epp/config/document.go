@@ -1,0 +1,135 @@
+package config
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Names that every configuration begins with.
+const (
+	apiVersion = "llm-d.ai/v1alpha1"
+	kind       = "EndpointPickerConfig"
+)
+
+// otherVersions are the API versions that are read as well, with what there is to say about them.
+var otherVersions = map[string]string{
+	"inference.networking.x-k8s.io/v1alpha1": "is the old name of " + apiVersion,
+	"llm-d.ai/v1":                            "is read as " + apiVersion,
+}
+
+// document is an EndpointPickerConfig as it is written. Fields whose content has no effect are decoded too, so that
+// mistakes in them show.
+type document struct {
+	APIVersion         string         `yaml:"apiVersion"`
+	Kind               string         `yaml:"kind"`
+	FeatureGates       []string       `yaml:"featureGates"`
+	Plugins            []pluginSpec   `yaml:"plugins"`
+	SchedulingProfiles []profileSpec  `yaml:"schedulingProfiles"`
+	DataLayer          dataLayerSpec  `yaml:"dataLayer"`
+	FlowControl        *flowSpec      `yaml:"flowControl"`
+	RequestHandler     requestHandler `yaml:"requestHandler"`
+	SaturationDetector *reference     `yaml:"saturationDetector"` // older place of flowControl.saturationDetector
+	Parser             *reference     `yaml:"parser"`             // older place of requestHandler.parsers
+}
+
+// pluginSpec is one plugin to be made.
+type pluginSpec struct {
+	Name       string    `yaml:"name"` // default: the type
+	Type       string    `yaml:"type"`
+	Parameters yaml.Node `yaml:"parameters"`
+}
+
+// reference names a plugin.
+type reference struct {
+	PluginRef string `yaml:"pluginRef"`
+}
+
+// profileSpec is one scheduling profile.
+type profileSpec struct {
+	Name    string      `yaml:"name"`
+	Plugins []entrySpec `yaml:"plugins"`
+}
+
+// entrySpec is one plugin of a profile.
+type entrySpec struct {
+	PluginRef string   `yaml:"pluginRef"`
+	Weight    *float64 `yaml:"weight"` // of a scorer; default 1
+}
+
+// dataLayerSpec says where endpoints and what is known of them come from.
+type dataLayerSpec struct {
+	InjectDefaults *bool         `yaml:"injectDefaults"` // default true
+	Sources        []sourceSpec  `yaml:"sources"`
+	Discovery      discoverySpec `yaml:"discovery"`
+
+	// What several replicas of llm-d's picker tell each other.
+	PeerDiscovery               *reference        `yaml:"peerDiscovery"`
+	CrossReplicaSyncerPluginRef string            `yaml:"crossReplicaSyncerPluginRef"`
+	CrossReplicaSyncInterval    *time.Duration    `yaml:"crossReplicaSyncInterval"`
+	CrossReplica                *crossReplicaSpec `yaml:"crossReplica"` // newer form of the two before
+}
+
+type sourceSpec struct {
+	PluginRef  string      `yaml:"pluginRef"`
+	Extractors []reference `yaml:"extractors"`
+}
+
+// discoverySpec names the plugin that finds the endpoints: directly, or in the newer form under endpoints.
+type discoverySpec struct {
+	PluginRef string     `yaml:"pluginRef"`
+	Endpoints *reference `yaml:"endpoints"`
+	Peers     *reference `yaml:"peers"` // newer form of peerDiscovery
+}
+
+type crossReplicaSpec struct {
+	SyncerPluginRef string         `yaml:"syncerPluginRef"`
+	SyncInterval    *time.Duration `yaml:"syncInterval"`
+}
+
+type requestHandler struct {
+	Parsers []reference `yaml:"parsers"`
+	Parser  *reference  `yaml:"parser"` // older form: only one
+}
+
+// flowSpec is llm-d's flow control.
+type flowSpec struct {
+	MaxBytes                    quantity       `yaml:"maxBytes"`
+	MaxRequests                 quantity       `yaml:"maxRequests"`
+	DefaultRequestTTL           *time.Duration `yaml:"defaultRequestTTL"`
+	NoEndpointRequestTTL        *time.Duration `yaml:"noEndpointRequestTTL"`
+	DefaultPriorityBand         *bandSpec      `yaml:"defaultPriorityBand"`
+	DefaultNegativePriorityBand *bandSpec      `yaml:"defaultNegativePriorityBand"`
+	PriorityBands               []bandSpec     `yaml:"priorityBands"`
+	UsageLimitPolicyPluginRef   string         `yaml:"usageLimitPolicyPluginRef"`
+	SaturationDetector          *reference     `yaml:"saturationDetector"`
+	EnableEviction              bool           `yaml:"enableEviction"`
+}
+
+type bandSpec struct {
+	Priority          int      `yaml:"priority"`
+	MaxBytes          quantity `yaml:"maxBytes"`
+	MaxRequests       quantity `yaml:"maxRequests"`
+	FairnessPolicyRef string   `yaml:"fairnessPolicyRef"`
+	OrderingPolicyRef string   `yaml:"orderingPolicyRef"`
+}
+
+// quantity is a number as Kubernetes writes resources: 5000, 1k, 500M, 1Gi. It is only checked.
+type quantity string
+
+var quantityForm = regexp.MustCompile(`^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$`)
+
+// UnmarshalYAML implements yaml.Unmarshaler.
+func (q *quantity) UnmarshalYAML(n *yaml.Node) error {
+	switch {
+	case n.Kind != yaml.ScalarNode || !quantityForm.MatchString(n.Value):
+		return errors.New("want a quantity like 5000, 500M or 1Gi, got " + nodeName(n))
+	case strings.HasPrefix(n.Value, "-"):
+		return errors.New("must not be negative, got " + n.Value)
+	}
+	*q = quantity(n.Value)
+	return nil
+}

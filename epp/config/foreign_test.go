@@ -1,0 +1,57 @@
+package config
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	plugins "github.com/tandem-serving/tandem/epp/plugin"
+)
+
+// TestForeignTypes: no plugin that is served is on the lists of those that are not, and no list names one twice.
+func TestForeignTypes(t *testing.T) {
+	for _, row := range plugins.Table {
+		for _, name := range slices.Concat([]string{row.Type}, row.Aliases, row.Deprecated) {
+			if _, ok := accepted[name]; ok || slices.Contains(refused, name) {
+				t.Errorf("%s is served", name)
+			}
+		}
+	}
+	for i, name := range refused {
+		if _, ok := accepted[name]; ok || slices.Contains(refused[:i], name) {
+			t.Errorf("%s is listed twice", name)
+		}
+	}
+	if !slices.IsSorted(refused) {
+		t.Error("the list is not sorted")
+	}
+}
+
+// TestDefaultTypes: all types that this package names are in the table, and are what they are named for.
+func TestDefaultTypes(t *testing.T) {
+	types := map[string]epp.Row{}
+	for _, row := range plugins.Table {
+		types[row.Type] = row
+	}
+	for _, name := range []string{typeSingleHandler, typePicker, typeMetrics, typeExtractor} {
+		if _, ok := types[name]; !ok {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	for _, rule := range producers {
+		row, ok := types[rule.producer]
+		if !ok {
+			t.Errorf("there is no %s", rule.producer)
+			continue
+		}
+		instance, err := row.New().Build(&epp.Builder{Name: rule.producer, Log: quiet, Keep: &epp.Keep{}})
+		if err != nil || !rule.is(instance) {
+			t.Errorf("%s is not what it is added for: %T, %v", rule.producer, instance, err)
+		}
+		for _, reader := range rule.readers {
+			if _, ok := types[reader]; !ok {
+				t.Errorf("there is no %s", reader)
+			}
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// readIgnored reads what has no effect here, and tells so.
+func (r *reader) readIgnored() {
+	for i, gate := range r.doc.FeatureGates {
+		r.readGate(fmt.Sprintf("featureGates[%d]", i), gate)
+	}
+	r.readParsers()
+	r.readFlowControl()
+	r.readReplicas()
+}
+
+func (r *reader) readGate(path, gate string) {
+	name, value, given := strings.Cut(gate, "=")
+	why, known := gates[name]
+	switch {
+	case !known:
+		r.problem(path, "there is no feature gate %s%s", quote(name), r.nearest(name, slices.Sorted(maps.Keys(gates))))
+	case given && value != "true" && value != "false":
+		r.problem(path, "a feature gate is NAME, NAME=true or NAME=false, got %s", quote(gate))
+	case value != "false":
+		r.warn(path, "%s has no effect: %s", name, why)
+	}
+}
+
+func (r *reader) readParsers() {
+	handler := r.doc.RequestHandler
+	for i, parser := range handler.Parsers {
+		r.checkForeign(fmt.Sprintf("requestHandler.parsers[%d].pluginRef", i), parser.PluginRef, roleParser)
+	}
+	if handler.Parser != nil {
+		r.checkForeign("requestHandler.parser.pluginRef", handler.Parser.PluginRef, roleParser)
+	}
+	if r.doc.Parser != nil {
+		r.checkForeign("parser.pluginRef", r.doc.Parser.PluginRef, roleParser)
+	}
+}
+
+func (r *reader) readFlowControl() {
+	if d := r.doc.SaturationDetector; d != nil {
+		r.warn("saturationDetector", "has no effect: %s", noQueue)
+		r.checkOptional("saturationDetector.pluginRef", d.PluginRef, roleDetector)
+	}
+	flow := r.doc.FlowControl
+	if flow == nil {
+		return
+	}
+	r.warn("flowControl", "has no effect: %s", noQueue)
+	r.checkOptional("flowControl.usageLimitPolicyPluginRef", flow.UsageLimitPolicyPluginRef, roleUsage)
+	if d := flow.SaturationDetector; d != nil {
+		r.checkOptional("flowControl.saturationDetector.pluginRef", d.PluginRef, roleDetector)
+	}
+	r.readBand("flowControl.defaultPriorityBand", flow.DefaultPriorityBand)
+	r.readBand("flowControl.defaultNegativePriorityBand", flow.DefaultNegativePriorityBand)
+	for i := range flow.PriorityBands {
+		r.readBand(fmt.Sprintf("flowControl.priorityBands[%d]", i), &flow.PriorityBands[i])
+	}
+}
+
+func (r *reader) readBand(path string, band *bandSpec) {
+	if band != nil {
+		r.checkOptional(path+".fairnessPolicyRef", band.FairnessPolicyRef, roleFairness)
+		r.checkOptional(path+".orderingPolicyRef", band.OrderingPolicyRef, roleOrdering)
+	}
+}
+
+func (r *reader) readReplicas() {
+	layer := r.doc.DataLayer
+	switch {
+	case layer.PeerDiscovery != nil:
+		r.warn("dataLayer.peerDiscovery", "has no effect: %s", noReplicas)
+	case layer.Discovery.Peers != nil:
+		r.warn("dataLayer.discovery.peers", "has no effect: %s", noReplicas)
+	case layer.CrossReplicaSyncerPluginRef != "":
+		r.warn("dataLayer.crossReplicaSyncerPluginRef", "has no effect: %s", noReplicas)
+	case layer.CrossReplica != nil:
+		r.warn("dataLayer.crossReplica", "has no effect: %s", noReplicas)
+	}
+	r.checkOptional("dataLayer.crossReplicaSyncerPluginRef", layer.CrossReplicaSyncerPluginRef, roleSyncer)
+	if cross := layer.CrossReplica; cross != nil {
+		r.checkOptional("dataLayer.crossReplica.syncerPluginRef", cross.SyncerPluginRef, roleSyncer)
+	}
+}
+
+func (r *reader) checkOptional(path, name string, want role) {
+	if name != "" {
+		r.checkForeign(path, name, want)
+	}
+}
+
+// checkForeign checks a reference to a plugin without effect. llm-d makes some by itself, under the name of their type.
+func (r *reader) checkForeign(path, name string, want role) {
+	to := named{foreign: accepted[name].role}
+	if _, listed := r.names[name]; listed || to.broken() {
+		to, _ = r.find(path, name, acceptedAs(want)...)
+	}
+	switch {
+	case to.broken():
+	case to.plugin != nil:
+		r.used[to.plugin] = true
+		r.problem(path, "%s is of type %s, want %s", quote(name), to.plugin.row.Type, want)
+	case to.foreign != want:
+		r.problem(path, "%s is %s, want %s", quote(name), to.foreign, want)
+	}
+}

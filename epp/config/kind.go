@@ -1,0 +1,73 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// describe says what a plugin is, for an error message.
+func describe(p *plugin, instance any) string {
+	switch instance.(type) {
+	case epp.Filter:
+		return "a filter"
+	case epp.Scorer:
+		return "a scorer"
+	case epp.Picker:
+		return "a picker"
+	case epp.Handler:
+		return "a profile handler"
+	case pd.Decider:
+		return "a decider"
+	case epp.Matcher:
+		return "a producer of prefix matches"
+	case epp.Charger:
+		return "a producer of load in flight"
+	}
+	if kind := dataLayerKind(p); kind != "" {
+		return kind.article()
+	}
+	return "of type " + p.row.Type
+}
+
+func isA[T any](instance any) bool { _, ok := instance.(T); return ok }
+
+// inProfile reports whether a profile can run the instance.
+func inProfile(instance any) bool {
+	return isA[epp.Filter](instance) || isA[epp.Scorer](instance) || isA[epp.Picker](instance)
+}
+
+// passive reports whether the instance does nothing unless something refers to it.
+func passive(instance any) bool { return inProfile(instance) || isA[pd.Decider](instance) }
+
+// layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this
+// package does not know; llm-d's type names end in the kind.
+type layerKind string
+
+const (
+	kindDiscovery layerKind = "discovery"
+	kindSource    layerKind = "source"
+	kindExtractor layerKind = "extractor"
+)
+
+func dataLayerKind(p *plugin) layerKind {
+	for _, kind := range []layerKind{kindDiscovery, kindSource, kindExtractor} {
+		if strings.HasSuffix(p.row.Type, "-"+string(kind)) {
+			return kind
+		}
+	}
+	return ""
+}
+
+// article gives the kind in words, with its article.
+func (k layerKind) article() string {
+	switch k {
+	case kindDiscovery:
+		return "a discovery plugin"
+	case kindSource:
+		return "a data source"
+	default:
+		return "an extractor"
+	}
+}

@@ -1,0 +1,141 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Options say how a configuration is kept up to date.
+type Options struct {
+	Table []epp.Row // plugin types
+	Log   *slog.Logger
+	Keep  *epp.Keep
+	// Swap puts a configuration to use, in place of the one before. After it has returned without an error, the plugins of
+	// the one before are closed; what still runs on them must be able to bear that.
+	Swap    func(c *Config, b *Built) error
+	Metrics prometheus.Registerer // nil: none
+}
+
+// Live is a configuration in use that follows its file. A file that cannot be used changes nothing but State.
+type Live struct {
+	opt     Options
+	metrics *metrics
+	data    []byte // of the configuration in use
+	built   *Built
+
+	mu    sync.Mutex
+	state State
+}
+
+// State tells about the configuration in use, and about the last change of its file.
+type State struct {
+	Generation int       // 1 = the first one; grows with every one that was put to use
+	Since      time.Time // when it was put to use
+	Err        error     // why the file as it is now cannot be used; nil if it is in use
+	ErrAt      time.Time // when that was found; zero without Err
+}
+
+// Detail is the state in words, for probes.
+func (s State) Detail() string {
+	text := fmt.Sprintf("configuration %d in use since %s", s.Generation, s.Since.UTC().Format(time.RFC3339))
+	if s.Err != nil {
+		text += fmt.Sprintf("; the file changed and cannot be used (%s): %s", s.ErrAt.UTC().Format(time.RFC3339), oneLine(s.Err))
+	}
+	return text
+}
+
+// Start puts a configuration to use, given as the text of its file. Its error is Problems if the text is at fault.
+func Start(data []byte, opt Options) (*Live, error) {
+	l := &Live{opt: opt}
+	if err := l.use(data); err != nil {
+		return nil, err
+	}
+	l.metrics = newMetrics(opt.Metrics)
+	return l, nil
+}
+
+// State gives the state. It may be called at any time.
+func (l *Live) State() State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state
+}
+
+// Follow puts every change of the file to use, until ctx ends.
+func (l *Live) Follow(ctx context.Context, path string) {
+	epp.WatchFile(ctx, path, MaxSize, l.data, func(data []byte, err error) { l.changed(path, data, err) })
+}
+
+// Close closes the plugins. Follow must have returned.
+func (l *Live) Close() error { return l.built.Close() }
+
+func (l *Live) changed(path string, data []byte, err error) {
+	result := resultUnreadable
+	switch {
+	case err != nil:
+		err = fmt.Errorf("reading the configuration: %w", err)
+	case bytes.Equal(data, l.data): // it was broken, and is now again what is in use
+		result = resultOK
+		l.setErr(nil)
+	default:
+		if err = l.use(data); err == nil {
+			result = resultOK
+		} else {
+			result = resultInvalid
+		}
+	}
+	l.metrics.count(result)
+	if err != nil {
+		l.setErr(err)
+		l.opt.Log.Error("configuration not reloaded, the last good one stays in use", "file", path, "error", err)
+		return
+	}
+	l.opt.Log.Info("configuration reloaded", "file", path, "generation", l.State().Generation)
+}
+
+// use builds a configuration, swaps it in, and closes the one before.
+func (l *Live) use(data []byte) error {
+	c, err := Parse(data, l.opt.Table)
+	if err != nil {
+		return err
+	}
+	b, err := c.Build(l.opt.Log, l.opt.Keep)
+	if err != nil {
+		return fmt.Errorf("building the configuration: %w", err)
+	}
+	if err := l.opt.Swap(c, b); err != nil {
+		return errors.Join(fmt.Errorf("putting the configuration to use: %w", err), b.Close())
+	}
+	for _, warning := range c.Warnings {
+		l.opt.Log.Warn("configuration", "warning", warning)
+	}
+	old := l.built
+	l.data, l.built = data, b
+	l.mu.Lock()
+	l.state = State{Generation: l.state.Generation + 1, Since: time.Now()}
+	l.mu.Unlock()
+	if old != nil {
+		if err := old.Close(); err != nil {
+			l.opt.Log.Error("plugins of the replaced configuration not closed", "error", err)
+		}
+	}
+	return nil
+}
+
+func (l *Live) setErr(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state.Err, l.state.ErrAt = err, time.Time{}
+	if err != nil {
+		l.state.ErrAt = time.Now()
+	}
+}

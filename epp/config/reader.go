@@ -1,0 +1,222 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// reader makes a Config of a document, step by step.
+type reader struct {
+	*findings
+	decoder
+	doc     document
+	types   map[string]typeName // all spellings of the table's types
+	names   map[string]named    // plugins of the file by name
+	trial   *workshop           // where plugins are built to see what they are
+	used    map[*plugin]bool    // referred to by something
+	cfg     *Config
+	ordered []string // spellings in the order of the table, for suggestions
+}
+
+// typeName is one spelling of a plugin type.
+type typeName struct {
+	row epp.Row
+	old bool // a deprecated spelling
+}
+
+// named is what a name of the file stands for: a plugin, or one that is accepted but has no effect. Neither: it is broken
+// in a way that was told already.
+type named struct {
+	path    string
+	plugin  *plugin
+	foreign role
+}
+
+func (n named) broken() bool { return n.plugin == nil && n.foreign == "" }
+
+func newReader(table []epp.Row) *reader {
+	found := newFindings()
+	r := &reader{
+		findings: found,
+		decoder:  decoder{found},
+		types:    map[string]typeName{},
+		names:    map[string]named{},
+		used:     map[*plugin]bool{},
+		cfg:      &Config{},
+		trial:    newWorkshop(slog.New(slog.DiscardHandler), &epp.Keep{}),
+	}
+	r.trial.fail = r.failed
+	for _, row := range table {
+		for _, spelling := range slices.Concat([]string{row.Type}, row.Aliases) {
+			r.types[spelling] = typeName{row: row}
+			r.ordered = append(r.ordered, spelling)
+		}
+		for _, spelling := range row.Deprecated {
+			r.types[spelling] = typeName{row: row, old: true}
+		}
+	}
+	return r
+}
+
+func (r *reader) readHeader() {
+	why, other := otherVersions[r.doc.APIVersion]
+	switch {
+	case other:
+		r.warn("apiVersion", "%s %s", r.doc.APIVersion, why)
+	case r.doc.APIVersion == "":
+		r.problem("apiVersion", "is missing; want %s", apiVersion)
+	case r.doc.APIVersion != apiVersion:
+		r.problem("apiVersion", "want %s, got %s", apiVersion, quote(r.doc.APIVersion))
+	}
+	if r.doc.Kind == "" {
+		r.problem("kind", "is missing; want %s", kind)
+	}
+}
+
+// readPlugins decodes the parameters of all plugins, checks whom they refer to, and builds them.
+func (r *reader) readPlugins() {
+	for i, spec := range r.doc.Plugins {
+		path := fmt.Sprintf("plugins[%d]", i)
+		name := spec.Name
+		if name == "" {
+			name = spec.Type
+		}
+		one := r.readPlugin(spec, path, name)
+		if first, twice := r.names[name]; twice {
+			r.problem(join(path, "name"), "%s is the name of %s too", quote(name), first.path)
+			continue
+		}
+		r.names[name] = one
+		if one.plugin != nil {
+			r.cfg.plugins = append(r.cfg.plugins, one.plugin)
+		}
+	}
+	for _, p := range r.cfg.plugins {
+		r.checkReferences(p)
+	}
+	for _, p := range r.cfg.plugins {
+		r.trial.make(p)
+	}
+}
+
+func (r *reader) readPlugin(spec pluginSpec, path, name string) named {
+	at := join(path, "type")
+	t, known := r.types[spec.Type]
+	foreign, harmless := accepted[spec.Type]
+	switch {
+	case spec.Type == "":
+		r.missing(at, "is missing")
+		return named{path: path}
+	case harmless:
+		r.warn(at, "%s has no effect: %s", spec.Type, foreign.why)
+		return named{path: path, foreign: foreign.role}
+	case !known && slices.Contains(refused, spec.Type):
+		r.problem(at, "%s is a plugin of llm-d that is not served here", spec.Type)
+		return named{path: path}
+	case !known:
+		r.problem(at, "there is no plugin type %s%s", quote(spec.Type), r.nearest(spec.Type, r.ordered))
+		return named{path: path}
+	case t.old:
+		r.warn(at, "%s is an old name of %s", spec.Type, t.row.Type)
+	}
+	p := &plugin{name: name, row: t.row, params: t.row.New(), path: path}
+	r.readParameters(p, &spec)
+	return named{path: path, plugin: p}
+}
+
+func (r *reader) readParameters(p *plugin, spec *pluginSpec) {
+	path, before := join(p.path, "parameters"), len(r.problems)+r.more
+	if spec.Parameters.Kind != 0 {
+		r.decode(&spec.Parameters, path, reflect.ValueOf(p.params).Elem())
+	}
+	p.params.Problems(func(field, format string, args ...any) { r.problem(inside(path, field), format, args...) })
+	if len(r.problems)+r.more > before {
+		r.trial.spoil(p)
+	}
+}
+
+// inside is the path of a field that a plugin reports, such as engineConfigs[0].name.
+func inside(path, field string) string {
+	if field == "" {
+		return path
+	}
+	return path + "." + field
+}
+
+// checkReferences looks up the plugins that a plugin's parameters name.
+func (r *reader) checkReferences(p *plugin) {
+	refs := p.references()
+	for _, field := range slices.Sorted(maps.Keys(refs)) {
+		path := inside(join(p.path, "parameters"), field)
+		if name := refs[field]; isProducer(name) && !r.has(name) && r.firstOf(name) == nil {
+			r.add(name, quote(p.name)+" names it")
+		}
+		to, _ := r.find(path, refs[field])
+		if to.foreign != "" {
+			r.problem(path, "%s is %s, which has no effect", quote(refs[field]), to.foreign)
+		}
+		if to.plugin == nil {
+			r.trial.spoil(p)
+			continue
+		}
+		r.used[to.plugin] = true
+		r.trial.refer(p, to.plugin)
+	}
+}
+
+// find looks up a reference to a plugin. Of one that leads nowhere it tells; others are further names that it may be.
+func (r *reader) find(path, name string, others ...string) (to named, ok bool) {
+	if name == "" {
+		r.missing(path, "names no plugin")
+		return to, false
+	}
+	if to, ok = r.names[name]; !ok {
+		r.problem(path, "no plugin is named %s%s", quote(name), r.meant(name, others))
+	}
+	return to, ok
+}
+
+func (r *reader) has(name string) bool { _, ok := r.names[name]; return ok }
+
+// meant is the end of a sentence about a name that no plugin has.
+func (r *reader) meant(name string, others []string) string {
+	t, isType := r.types[name]
+	switch p := r.firstOf(t.row.Type); {
+	case r.full(): // looking for nothing takes long if there are many names and many mistakes
+		return ""
+	case isType && p != nil:
+		return fmt.Sprintf("; the one of that type is named %s", quote(p.name))
+	case isType:
+		return "; add one of that type to plugins"
+	}
+	return r.nearest(name, slices.Concat(slices.Sorted(maps.Keys(r.names)), others))
+}
+
+// failed tells that a plugin could not be built. An error that begins with the name of a reference is about that.
+func (r *reader) failed(p *plugin, err error) {
+	path, text := p.path, oneLine(err)
+	if field, rest, ok := strings.Cut(text, ": "); ok {
+		if _, about := p.references()[field]; about {
+			path, text = inside(join(path, "parameters"), field), rest
+		}
+	}
+	r.problem(path, "%s", text)
+}
+
+// oneLine is the text of an error that may be several.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// warnUnused tells about plugins that nothing refers to, though only that would give them an effect.
+func (r *reader) warnUnused() {
+	for _, p := range r.cfg.plugins {
+		if instance, ok := r.trial.instance(p); ok && !r.used[p] && (passive(instance) || dataLayerKind(p) != "") {
+			r.warn(p.path, "%s has no effect: nothing refers to it", quote(p.name))
+		}
+	}
+}
