@@ -1,0 +1,114 @@
+package sched_test
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin"
+	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// instance builds a plugin of the table with its defaults.
+func instance[T any](tb testing.TB, typ string) T {
+	tb.Helper()
+	i := slices.IndexFunc(plugin.Table, func(r epp.Row) bool { return r.Type == typ })
+	if i < 0 {
+		tb.Fatalf("%s is not in the table", typ)
+	}
+	built, err := plugin.Table[i].New().Build(&epp.Builder{Name: typ, Log: slog.New(slog.DiscardHandler), Keep: &epp.Keep{}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return built.(T)
+}
+
+// production is a configuration of real plugins: by role, four scorers in each profile, a prefix cache.
+func production(tb testing.TB) sched.Config {
+	profile := func(name string) epp.Profile {
+		p := epp.Profile{Name: name, Picker: instance[epp.Picker](tb, "max-score-picker"),
+			Filters: []epp.NamedFilter{{Name: name + "-filter", Filter: instance[epp.Filter](tb, name+"-filter")}}}
+		for _, s := range []string{"queue-scorer", "kv-cache-utilization-scorer", "active-request-scorer", "prefix-cache-scorer"} {
+			p.Scorers = append(p.Scorers, epp.NamedScorer{Name: s, Weight: 2, Scorer: instance[epp.Scorer](tb, s)})
+		}
+		return p
+	}
+	c := disagg()
+	c.Profiles = []epp.Profile{profile("decode"), profile("prefill")}
+	c.Stages.Decider = pd.AlwaysRemote{}
+	c.Matcher = instance[epp.Matcher](tb, "approx-prefix-cache-producer")
+	return c
+}
+
+// half is a pool half of whose endpoints prefill.
+func half(n int) *pool { return fleet(append(times(n/2, "decode"), times(n-n/2, "prefill")...)...) }
+
+// kilobyte is a request with a prompt of 1 kB, whose blocks nobody else has.
+func kilobyte(c sched.Config, number int) *epp.Request {
+	r := request(256)
+	r.Prompt.BlockTokens = c.Matcher.Blocks().Tokens
+	for i := range r.Prompt.Blocks {
+		r.Prompt.Blocks[i] = uint64(number*1000+i) * 0x9e3779b97f4a7c15
+	}
+	return r
+}
+
+// BenchmarkPick is a remote decision: both profiles with four scorers each, the reservation, and what is learnt.
+func BenchmarkPick(b *testing.B) {
+	for _, n := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			c := production(b)
+			c.Stale = time.Hour // however long the benchmark runs, loads are fresh
+			s := scheduler(b, half(n), c)
+			var requests []*epp.Request
+			for i := range 16 {
+				requests = append(requests, kilobyte(c, i))
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				mustPick(b, s, requests[i%len(requests)]).Reservation.End()
+			}
+		})
+	}
+}
+
+// BenchmarkPickParallel is BenchmarkPick on all cores at once, over the same endpoints.
+func BenchmarkPickParallel(b *testing.B) {
+	for _, n := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			c := production(b)
+			c.Stale = time.Hour
+			s := scheduler(b, half(n), c)
+			var number int
+			var mu sync.Mutex
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				mu.Lock()
+				number++
+				r := kilobyte(c, number)
+				mu.Unlock()
+				for pb.Next() {
+					mustPick(b, s, r).Reservation.End()
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkExplain is what a person's question costs the machine.
+func BenchmarkExplain(b *testing.B) {
+	c := production(b)
+	c.Stale = time.Hour
+	s, r := scheduler(b, half(100), c), kilobyte(c, 1)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Explain(r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package sched
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// decide gives the verdict once the decode endpoint is known: the client's word first, then what the request allows, then
+// the decider. The error is a *pd.Refusal.
+func (k *pick) decide() error {
+	r, stages := k.round.Request, &k.pipeline.config.Stages
+	forced := r.Wish == pd.WishForce || r.Wish == pd.WishForceFallback
+	switch {
+	case r.Wish == pd.WishBypass:
+		k.verdict, k.reason = pd.Local, pd.Bypassed
+	case r.Fit == epp.FitLocal && r.Wish == pd.WishForce:
+		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
+			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
+	case r.Fit != epp.FitSplit:
+		k.verdict, k.reason = pd.Local, pd.NotSplittable
+	case forced:
+		k.verdict, k.reason = pd.Remote, pd.Forced
+	case k.pipeline.prefill == nil:
+		k.verdict, k.reason = pd.Local, pd.NoPrefill
+	case stages.Decider == nil:
+		k.verdict, k.reason = pd.Local, pd.BelowThreshold
+	default:
+		k.verdict, k.reason = stages.Decider.Decide(k.prompt())
+		if k.trace != nil {
+			k.trace.Decider = k.pipeline.config.DeciderName
+		}
+	}
+	return nil
+}
+
+// prompt is what the decider sees.
+func (k *pick) prompt() pd.Prompt {
+	tokens := k.round.Request.Prompt.Tokens
+	if len(k.decode) == 0 {
+		return pd.Prompt{Tokens: tokens}
+	}
+	return pd.Prompt{Tokens: tokens, Cached: min(k.decode[0].Cached, tokens)}
+}
+
+// strict tells whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
+// engine's own error is wanted (epp.FitDoubted).
+func (k *pick) strict() bool {
+	return k.round.Request.Wish == pd.WishForce && k.verdict == pd.Remote
+}
+
+// noPrefill settles a request that was to go remote while there is nobody to prefill it.
+func (k *pick) noPrefill() error {
+	switch wish := k.round.Request.Wish; {
+	case wish == pd.WishForce && k.pipeline.prefill == nil:
+		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
+	case wish == pd.WishForce:
+		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now. "+
+			"Try again, or allow local prefill by \"%s: %s\".", pd.HeaderWish, pd.WishForceFallback)
+	case wish == pd.WishAuto && k.pipeline.config.Stages.RefuseNoPrefill:
+		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
+	}
+	k.verdict, k.reason = pd.Local, pd.NoPrefill
+	return nil
+}
+
+// noEndpoint tells why nobody can decode a request.
+func (k *pick) noEndpoint() error {
+	decoders := 0
+	for i := range k.all {
+		if k.all[i].Role.Has(pd.RoleDecode) {
+			decoders++
+		}
+	}
+	switch {
+	case len(k.all)+k.outside == 0:
+		return pd.Refuse(pd.NoEndpoint, "The pool has no endpoints.")
+	case len(k.all) == 0:
+		return pd.Refuse(pd.NoEndpoint, "The gateway's subset for this request names no endpoint of the pool.")
+	case len(k.left) > 0:
+		return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to was picked.", len(k.all))
+	case decoders == 0:
+		return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to serves decode.", len(k.all))
+	}
+	return pd.Refuse(pd.NoEndpoint, "Of the %d endpoints that this request may go to, %d serve decode, "+
+		"and filter %q left none of them.", len(k.all), decoders, k.dropper)
+}

@@ -1,0 +1,267 @@
+package sched_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// verdict is what becomes of a request, by everything it depends on. An empty field stands for every value.
+type verdict struct {
+	wish    string // of wishes
+	fit     string // of fits
+	decider string // remote, local, none
+	prefill string // there; gone: no endpoint is left; self: only the decode endpoint; none: no stage
+	refuse  string // onNoPrefill is refuse: yes, no
+	want    string // verdict/reason, and "strict"
+	missing string // the value of tandem_no_prefill_total's label that is counted; "" = none
+}
+
+// verdicts has exactly one row that fits each combination.
+var verdicts = []verdict{
+	{wish: "bypass", want: "local/bypassed"},
+
+	{wish: "auto force;fallback force", fit: "doubted", want: "local/not-splittable"},
+	{wish: "auto force;fallback", fit: "local", want: "local/not-splittable"},
+	{wish: "force", fit: "local", want: "refused/not-splittable"},
+
+	{wish: "force", fit: "split", prefill: "there", want: "remote/forced strict"},
+	{wish: "force", fit: "split", prefill: "gone self", want: "refused/no-prefill", missing: "refused"},
+	{wish: "force", fit: "split", prefill: "none", want: "refused/no-prefill"},
+
+	{wish: "force;fallback", fit: "split", prefill: "there", want: "remote/forced"},
+	{wish: "force;fallback", fit: "split", prefill: "gone self", want: "local/no-prefill", missing: "local"},
+	{wish: "force;fallback", fit: "split", prefill: "none", want: "local/no-prefill"},
+
+	{wish: "auto", fit: "split", prefill: "none", want: "local/no-prefill"},
+	{wish: "auto", fit: "split", prefill: "there gone self", decider: "none", want: "local/below-threshold"},
+	{wish: "auto", fit: "split", prefill: "there gone self", decider: "local", want: "local/short-prompt"},
+	{wish: "auto", fit: "split", prefill: "there", decider: "remote", want: "remote/uncached"},
+	{wish: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "no",
+		want: "local/no-prefill", missing: "local"},
+	{wish: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "yes",
+		want: "refused/no-prefill", missing: "refused"},
+}
+
+var (
+	wishes = []pd.Wish{pd.WishAuto, pd.WishForce, pd.WishForceFallback, pd.WishBypass}
+	fits   = map[string]epp.Fit{"split": epp.FitSplit, "local": epp.FitLocal, "doubted": epp.FitDoubted}
+	pools  = map[string][]string{
+		"there": {"decode", "prefill"}, "gone": {"decode", "decode"}, "self": {"prefill-decode"}, "none": {"decode", "prefill"},
+	}
+)
+
+func TestVerdicts(t *testing.T) {
+	for _, wish := range wishes {
+		for fit := range fits {
+			for _, decider := range []string{"remote", "local", "none"} {
+				for prefill := range pools {
+					for _, refuse := range []string{"yes", "no"} {
+						t.Run(fmt.Sprintf("%s/%s/%s/%s/%s", wish, fit, decider, prefill, refuse), func(t *testing.T) {
+							testVerdict(t, wish, fit, decider, prefill, refuse)
+						})
+					}
+				}
+			}
+		}
+	}
+}
+
+func testVerdict(t *testing.T, wish pd.Wish, fit, decider, prefill, refuse string) {
+	row := verdictOf(t, wish.String(), fit, decider, prefill, refuse)
+	p, asked := fleet(pools[prefill]...), &says{}
+	registry := prometheus.NewPedanticRegistry()
+	c := disagg()
+	c.Metrics = sched.NewMetrics(registry)
+	c.Stages.RefuseNoPrefill = refuse == "yes"
+	c.Stages.Decider = asked
+	switch decider {
+	case "remote":
+		*asked = says{verdict: pd.Remote, reason: pd.Uncached}
+	case "local":
+		*asked = says{verdict: pd.Local, reason: pd.ShortPrompt}
+	default:
+		c.Stages.Decider = nil
+	}
+	if prefill == "none" {
+		c.Stages.Prefill = ""
+	}
+	s := scheduler(t, p, c)
+	r := request(100)
+	r.Wish, r.Fit = wish, fits[fit]
+
+	d, err := s.Pick(r)
+	if got := outcome(d, err); got != row.want {
+		t.Errorf("picked %s, want %s", got, row.want)
+	}
+	mayAsk := wish == pd.WishAuto && fit == "split" && prefill != "none" && decider != "none"
+	if (len(asked.asked) > 0) != mayAsk {
+		t.Errorf("the decider was asked %d times; should it have been: %t", len(asked.asked), mayAsk)
+	}
+	checkMissing(t, registry, row.missing)
+	checkCharges(t, p, d)
+
+	explained, err := s.Explain(r)
+	if got := outcome(explained, err); got != row.want {
+		t.Errorf("explained %s, want %s", got, row.want)
+	}
+	if err != nil && (explained.Verdict != pd.Refused || explained.Reason != pd.AsRefusal(err).Reason) {
+		t.Errorf("beside the refusal came %+v", explained)
+	}
+	if named := explained.Trace.Decider == "always"; named != mayAsk {
+		t.Errorf("the trace names decider %q; was it asked: %t", explained.Trace.Decider, mayAsk)
+	}
+}
+
+// verdictOf is the one row of verdicts that fits.
+func verdictOf(t *testing.T, wish, fit, decider, prefill, refuse string) (row verdict) {
+	t.Helper()
+	fitting := 0
+	for _, v := range verdicts {
+		if among(v.wish, wish) && among(v.fit, fit) && among(v.decider, decider) && among(v.prefill, prefill) &&
+			among(v.refuse, refuse) {
+			fitting++
+			row = v
+		}
+	}
+	if fitting != 1 {
+		t.Fatalf("%d rows of the table fit, want 1", fitting)
+	}
+	return row
+}
+
+func among(list, value string) bool {
+	return list == "" || slices.Contains(strings.Fields(list), value)
+}
+
+func outcome(d *epp.Decision, err error) string {
+	if err != nil {
+		return "refused/" + string(pd.AsRefusal(err).Reason)
+	}
+	text := fmt.Sprintf("%s/%s", d.Verdict, d.Reason)
+	if d.Strict {
+		text += " strict"
+	}
+	return text
+}
+
+func checkMissing(t *testing.T, registry *prometheus.Registry, missing string) {
+	t.Helper()
+	for _, decision := range []string{"local", "refused"} {
+		want := 0.0
+		if decision == missing {
+			want = 1
+		}
+		if got := counted(t, registry, "tandem_no_prefill_total", decision); got != want {
+			t.Errorf("tandem_no_prefill_total{decision=%q} is %v, want %v", decision, got, want)
+		}
+	}
+}
+
+// checkCharges ends the reservation and sees that it was there, and that nothing is left.
+func checkCharges(t *testing.T, p *pool, d *epp.Decision) {
+	t.Helper()
+	if d == nil {
+		if left := inFlight(p); len(left) > 0 {
+			t.Errorf("a refused request is charged: %v", left)
+		}
+		return
+	}
+	charged := inFlight(p)
+	if got, want := len(charged), 1+min(1, len(d.Prefill)); got != want {
+		t.Errorf("%d endpoints are charged, want %d: %v", got, want, charged)
+	}
+	d.Reservation.End()
+	if left := inFlight(p); len(left) > 0 {
+		t.Errorf("after its end a request is charged: %v", left)
+	}
+}
+
+func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cached int
+		want   pd.Prompt
+	}{
+		"a part is cached":           {64, pd.Prompt{Tokens: 100, Cached: 64}},
+		"nothing is cached":          {0, pd.Prompt{Tokens: 100}},
+		"more is said to be cached":  {112, pd.Prompt{Tokens: 100, Cached: 100}},
+		"all of the prompt is there": {100, pd.Prompt{Tokens: 100, Cached: 100}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			decider := &says{verdict: pd.Local, reason: pd.BelowThreshold}
+			c := disagg()
+			c.Matcher = &caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}
+			c.Stages.Decider = decider
+			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), request(100))
+			if len(decider.asked) != 1 || decider.asked[0] != tc.want || d.Prompt != tc.want {
+				t.Errorf("the decider was asked %v, the decision says %v, want %v", decider.asked, d.Prompt, tc.want)
+			}
+		})
+	}
+}
+
+func TestRefusalsSayWhatIsMissing(t *testing.T) {
+	nobody := only(func(*epp.Round, *epp.Candidate) bool { return false })
+	for name, tc := range map[string]struct {
+		pool    []string
+		subset  *epp.Subset
+		filters []epp.NamedFilter
+		want    string
+	}{
+		"empty pool": {want: "no endpoints"},
+		"subset of others": {pool: []string{"decode"}, subset: epp.NewSubset("192.0.2.1:1"),
+			want: "names no endpoint of the pool"},
+		"empty pool, subset": {subset: epp.NewSubset("192.0.2.1:1"), want: "The pool has no endpoints"},
+		"empty subset":       {pool: []string{"decode"}, subset: epp.NewSubset(), want: "names no endpoint of the pool"},
+		"no decode role": {pool: []string{"prefill", "encode"},
+			want: "None of the 2 endpoints that this request may go to serves"},
+		"filter drops all": {pool: []string{"prefill", "decode"}, filters: []epp.NamedFilter{{Name: "nobody", Filter: nobody}},
+			want: `1 serve decode, and filter "nobody" left none`},
+		"the picker is shy": {pool: []string{"decode"},
+			want: "None of the 1 endpoints that this request may go to was picked"},
+		"no decode, by port": {pool: []string{"decode"}, subset: epp.NewSubset("10.0.0.0:8001"), want: "subset"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := disagg()
+			c.Profiles[0].Filters = append(c.Profiles[0].Filters, tc.filters...)
+			if name == "the picker is shy" {
+				c.Profiles[0].Picker = shy{}
+			}
+			r := request(10)
+			r.Subset = tc.subset
+			d, err := scheduler(t, fleet(tc.pool...), c).Pick(r)
+			refusal := pd.AsRefusal(err)
+			if err == nil || d != nil || refusal.Reason != pd.NoEndpoint || !strings.Contains(refusal.Message, tc.want) {
+				t.Errorf("got %v and %v, want no-endpoint with %q", d, err, tc.want)
+			}
+		})
+	}
+}
+
+// shy is a picker that picks nobody.
+type shy struct{}
+
+func (shy) Endpoints() int { return 1 }
+
+func (shy) Pick(_ *epp.Round, _ []float64, _ int, dst []int) []int { return dst }
+
+func TestUnconfiguredRefuses(t *testing.T) {
+	s := sched.New(fleet("decode"))
+	_, picked := s.Pick(request(1))
+	_, explained := s.Explain(request(1))
+	for _, err := range []error{picked, explained} {
+		if refusal := pd.AsRefusal(err); err == nil || refusal.Reason != pd.NoEndpoint {
+			t.Errorf("got %v, want no-endpoint", err)
+		}
+	}
+	if spec := s.Blocks(); spec != (epp.BlockSpec{}) {
+		t.Errorf("without a pipeline blocks are wanted: %v", spec)
+	}
+}

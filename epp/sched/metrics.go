@@ -1,0 +1,54 @@
+package sched
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// seconds are the buckets of a pick: some microseconds in a small pool, half a millisecond in one of thousands.
+var seconds = []float64{1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 1e-1}
+
+// Metrics are this room's metrics. They outlive pipelines.
+type Metrics struct {
+	seconds          prometheus.Histogram
+	retries          prometheus.Counter
+	insisted         prometheus.Counter
+	noPrefillLocal   prometheus.Counter
+	noPrefillRefused prometheus.Counter
+}
+
+// NewMetrics makes the metrics and registers them, unless reg is nil.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	noPrefill := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_no_prefill_total",
+		Help: "Requests that were to be prefilled on another pod while none was to be had, by what became of them."},
+		[]string{"decision"})
+	m := &Metrics{
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_pick_seconds", Buckets: seconds,
+			Help: "Time of a pick, from the pool's snapshot to the reservation."}),
+		retries: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_retries_total",
+			Help: "Picks made again because the chosen endpoint was charged or discharged meanwhile."}),
+		insisted: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_insisted_total",
+			Help: "Picks that stood although the last try lost the race too: their load was placed by a view slightly out of date."}),
+		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
+		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
+	}
+	if reg != nil {
+		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill)
+	}
+	return m
+}
+
+// picked counts one pick. A pool that has no prefill stage lacks nothing.
+func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
+	m.seconds.Observe(took.Seconds())
+	switch {
+	case k.pipeline.prefill == nil:
+	case refused == nil && k.reason == pd.NoPrefill:
+		m.noPrefillLocal.Inc()
+	case refused != nil && pd.AsRefusal(refused).Reason == pd.NoPrefill:
+		m.noPrefillRefused.Inc()
+	}
+}

@@ -1,0 +1,115 @@
+package sched
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// decodeItself stands where the name of a filter would, for the endpoint that is no prefill candidate because it decodes.
+const decodeItself = "decode-endpoint-itself"
+
+// tracer writes a pick along. Only explained picks have one, so it need not be quick.
+type tracer struct {
+	epp.Trace
+	now   time.Time
+	stage *epp.StageTrace       // the one that runs
+	index map[*epp.Endpoint]int // of stage.Candidates
+}
+
+func newTracer(s *epp.Snapshot, subset *epp.Subset, now time.Time) *tracer {
+	t := &tracer{now: now, Trace: epp.Trace{Snapshot: s.Version, Outside: []string{}, Stages: []epp.StageTrace{}}}
+	for _, e := range s.Endpoints {
+		if !subset.Has(e.Addr) {
+			t.Outside = append(t.Outside, e.String())
+		}
+	}
+	return t
+}
+
+// enter begins a stage with all its candidates.
+func (t *tracer) enter(stage epp.Stage, profile string, all []epp.Candidate) {
+	candidates := make([]epp.CandidateTrace, len(all))
+	t.Stages = append(t.Stages, epp.StageTrace{Stage: stage.String(), Profile: profile, Candidates: candidates})
+	t.stage = &t.Stages[len(t.Stages)-1]
+	t.index = make(map[*epp.Endpoint]int, len(all))
+	for i := range all {
+		t.stage.Candidates[i] = describe(&all[i], t.now)
+		t.index[all[i].Endpoint] = i
+	}
+}
+
+// describe tells what the scorers see of a candidate.
+func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
+	t := epp.CandidateTrace{Endpoint: c.String(), Address: c.Address, Role: c.Role.String(), LoadAge: -1,
+		Requests: c.InFlight.Requests, Tokens: c.InFlight.Tokens, Cached: c.Cached}
+	if !c.Load.At.IsZero() {
+		t.LoadAge = now.Sub(c.Load.At).Seconds()
+	}
+	if c.Load.Has(epp.LoadWaiting) {
+		t.Waiting = &c.Load.Waiting
+	}
+	if c.Load.Has(epp.LoadRunning) {
+		t.Running = &c.Load.Running
+	}
+	if c.Load.Has(epp.LoadKVUsage) {
+		t.KVUsage = &c.Load.KVUsage
+	}
+	return t
+}
+
+// of finds what is written about a candidate.
+func (t *tracer) of(c *epp.Candidate) *epp.CandidateTrace {
+	return &t.stage.Candidates[t.index[c.Endpoint]]
+}
+
+// filtered notes whom a filter dropped: those that were there before and are not left.
+func (t *tracer) filtered(filter string, left []epp.Candidate) {
+	kept := make(map[int]bool, len(left))
+	for i := range left {
+		kept[t.index[left[i].Endpoint]] = true
+	}
+	for i := range t.stage.Candidates {
+		if c := &t.stage.Candidates[i]; c.Dropped == "" && !kept[i] {
+			c.Dropped = filter
+		}
+	}
+}
+
+func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float64) {
+	for i := range left {
+		c := t.of(&left[i])
+		c.Scores = append(c.Scores, epp.ScoreTrace{Scorer: s.Name, Weight: s.Weight, Score: clamp(scores[i])})
+	}
+}
+
+// chosen ends a stage.
+func (t *tracer) chosen(left []epp.Candidate, totals []float64, order []int) {
+	for i := range left {
+		t.of(&left[i]).Total = totals[i]
+	}
+	for rank, i := range order {
+		t.of(&left[i]).Chosen = rank + 1
+	}
+	slices.SortStableFunc(t.stage.Candidates, byRank)
+	r := rank(t.stage, len(order))
+	for i := range t.stage.Candidates {
+		t.stage.Candidates[i].Why = r.why(&t.stage.Candidates[i])
+	}
+}
+
+// byRank orders as StageTrace wants it: the chosen ones, then by total, then those a filter dropped.
+func byRank(a, b epp.CandidateTrace) int {
+	class := func(c *epp.CandidateTrace) int {
+		switch {
+		case c.Chosen > 0:
+			return 0
+		case c.Dropped == "":
+			return 1
+		}
+		return 2
+	}
+	return cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.Chosen, b.Chosen), cmp.Compare(b.Total, a.Total))
+}

@@ -1,0 +1,115 @@
+package sched
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// ranking is what must be known of a stage to say why one of its candidates came where it did.
+type ranking struct {
+	role     pd.Role             // that the stage is for
+	left     int                 // candidates that no filter dropped
+	chosen   int                 // candidates chosen
+	scorers  int                 // scorers that rated them
+	best     float64             // the highest total
+	atBest   int                 // candidates that have it
+	first    *epp.CandidateTrace // the first choice; nil if there is none
+	lastPick *epp.CandidateTrace // the last choice
+}
+
+// rank reads a stage whose candidates are in order.
+func rank(stage *epp.StageTrace, chosen int) ranking {
+	r := ranking{role: pd.RoleDecode, chosen: chosen}
+	if stage.Stage == epp.StagePrefill.String() {
+		r.role = pd.RolePrefill
+	}
+	for i := range stage.Candidates {
+		c := &stage.Candidates[i]
+		if c.Dropped != "" {
+			break
+		}
+		switch {
+		case r.left == 0 || c.Total > r.best:
+			r.best, r.atBest = c.Total, 1
+		case c.Total == r.best:
+			r.atBest++
+		}
+		r.left++
+		r.scorers = len(c.Scores)
+	}
+	if chosen > 0 {
+		r.first, r.lastPick = &stage.Candidates[0], &stage.Candidates[chosen-1]
+	}
+	return r
+}
+
+// otherwise explains an order that the totals do not: that of pickers that draw.
+const otherwise = "the picker does not go by totals alone"
+
+// why says in one sentence what became of a candidate.
+func (r *ranking) why(c *epp.CandidateTrace) string {
+	switch {
+	case c.Dropped == decodeItself:
+		return "it is the decode endpoint itself"
+	case c.Dropped != "":
+		return r.dropped(c)
+	case c.Chosen == 1:
+		return "chosen: " + r.won(c)
+	case c.Chosen > 1:
+		return fmt.Sprintf("choice %d of %d: %s", c.Chosen, r.chosen, r.won(c))
+	case r.first == nil:
+		return "the picker chose nobody"
+	case c.Total == r.lastPick.Total:
+		return r.even() + "; lost the draw"
+	case c.Total > r.first.Total:
+		return fmt.Sprintf("total %.2f is %.3g above the chosen one; %s", c.Total, c.Total-r.first.Total, otherwise)
+	}
+	return fmt.Sprintf("total %.2f is %.3g below the chosen one%s", c.Total, r.first.Total-c.Total, mostly(r.first, c))
+}
+
+// dropped tells the filter, and the role where that explains it.
+func (r *ranking) dropped(c *epp.CandidateTrace) string {
+	if role, ok := pd.ParseRole(c.Role); ok && role.Has(r.role) {
+		return "dropped by " + c.Dropped
+	}
+	return fmt.Sprintf("dropped by %s: its role is %s", c.Dropped, c.Role)
+}
+
+// won tells what spoke for a chosen candidate.
+func (r *ranking) won(c *epp.CandidateTrace) string {
+	switch {
+	case r.left == 1:
+		return "the only candidate left"
+	case r.scorers == 0:
+		return fmt.Sprintf("won the draw among %d candidates, as the profile has no scorers", r.left)
+	case c.Total == r.best && r.atBest == 1:
+		return fmt.Sprintf("highest total %.2f of %d", c.Total, r.left)
+	case c.Total == r.best:
+		return fmt.Sprintf("highest total %.2f of %d, which %d have; won the draw", c.Total, r.left, r.atBest)
+	case r.first.Total < r.best:
+		return fmt.Sprintf("total %.2f, where the highest of %d is %.2f; %s", c.Total, r.left, r.best, otherwise)
+	}
+	return fmt.Sprintf("total %.2f is %.3g below the first%s", c.Total, r.best-c.Total, mostly(r.first, c))
+}
+
+func (r *ranking) even() string {
+	if r.chosen == 1 {
+		return "equal to the chosen one"
+	}
+	return fmt.Sprintf("equal to choice %d", r.chosen)
+}
+
+// mostly names the scorer that set a candidate back most, behind one that has scores of the same scorers.
+func mostly(first, c *epp.CandidateTrace) string {
+	name, most := "", math.Inf(-1)
+	for i, s := range c.Scores {
+		back := first.Scores[i].Weight*first.Scores[i].Score - s.Weight*s.Score
+		if back > most {
+			name, most = s.Scorer, back
+		}
+	}
+	return "; mostly " + name
+}
