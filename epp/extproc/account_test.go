@@ -1,0 +1,298 @@
+package extproc
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+const a, b, c6 = "10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8200"
+
+// remotePool decodes on a and prefills on b.
+func remotePool() *pool {
+	p := newPool(a, b, c6)
+	p.choose = func(*epp.Request) (*epp.Decision, error) { return p.remote(p.endpoints[0], p.endpoints[1]) }
+	return p
+}
+
+// decide sends a whole chat call and gives the headers of the answer.
+func (c *call) decide(fields ...string) map[string]string {
+	c.t.Helper()
+	c.send(chat(more, fields...), requestBody(ends, prompt))
+	set := headersSet(c.t, c.recv())
+	c.recv() // the body
+	return set
+}
+
+func TestOneFilterAccounts(t *testing.T) {
+	byAttribute := responseHeaders(more)
+	byAttribute.Attributes = map[string]*structpb.Struct{attributesKey: {Fields: map[string]*structpb.Value{
+		upstreamAddress: structpb.NewStringValue(c6)}}}
+	for _, c := range []struct {
+		name    string
+		headers *procv3.ProcessingRequest
+		want    string // in flight once the answer has begun
+		served  string
+	}{
+		{"nobody says who served", responseHeaders(more), "1/0 0/0 0/0", ""},
+		{"the first choice served", served(responseHeaders(more), a), "1/0 0/0 0/0", a},
+		{"another served", served(responseHeaders(more), c6), "0/0 0/0 1/0", c6},
+		{"another served, says an attribute", byAttribute, "0/0 0/0 1/0", c6},
+		{"one served that is not known", served(responseHeaders(more), "10.9.9.9:1"), "1/0 0/0 0/0", "10.9.9.9:1"},
+		{"garbage served", served(responseHeaders(more), "nobody"), "1/0 0/0 0/0", ""},
+		{"an IPv4 address in IPv6 served", served(responseHeaders(more), "[::ffff:10.0.0.2]:8000"), "0/0 1/0 0/0", b},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startRig(t, remotePool())
+			s := r.open(t, "")
+			s.decide()
+			r.pool.mustLoad(t, "1/0 1/100 0/0")
+			s.send(c.headers)
+			s.recv()
+			r.pool.mustLoad(t, c.want)
+			s.mustFinish()
+			all := r.outcomes(t)
+			r.pool.mustLoad(t, "0/0 0/0 0/0")
+			if len(all) != 1 || all[0].Served != c.served || all[0].Status != 200 || all[0].Immediate || all[0].Request != "r-1" ||
+				all[0].API != pd.APIChat || all[0].Plan.Verdict != pd.Remote {
+				t.Errorf("outcomes %+v", all)
+			}
+			r.mustMetric(t, 1, "tandem_requests_total", "room", "epp", "decision", "remote", "reason", "uncached", "code", "200")
+			r.mustMetric(t, 1, "tandem_phase_seconds", "phase", "epp", "decision", "remote")
+		})
+	}
+}
+
+func TestPairAccounts(t *testing.T) {
+	r := startRig(t, remotePool())
+	picker := r.open(t, client.MarkPicker)
+	plan := picker.decide()[pd.HeaderPlan]
+	if _, err := picker.rest(); err != nil {
+		t.Fatal(err) // it ends by itself
+	}
+	r.gone(t)
+	r.pool.mustLoad(t, "1/0 1/100 0/0")
+	if r.ledger.Len() != 1 {
+		t.Errorf("%d reservations wait", r.ledger.Len())
+	}
+
+	acct := r.open(t, client.MarkAcct)
+	acct.send(chat(more, pd.HeaderPlan, plan, epp.HeaderDestination, a, pd.HeaderPrefill, b))
+	if m := mutationOf(acct.recv()); m != nil {
+		t.Errorf("the accountant changes the request: %v", m)
+	}
+	r.pool.mustLoad(t, "1/0 1/100 0/0")
+	if r.ledger.Len() != 0 {
+		t.Errorf("%d reservations wait", r.ledger.Len())
+	}
+	acct.send(served(responseHeaders(more), c6))
+	acct.recv()
+	r.pool.mustLoad(t, "0/0 0/0 1/0")
+	acct.mustFinish()
+	all := r.outcomes(t)
+	r.pool.mustLoad(t, "0/0 0/0 0/0")
+	if len(all) != 1 || all[0].Plan.String() != plan || all[0].Served != c6 {
+		t.Errorf("outcomes %+v", all)
+	}
+	r.mustMetric(t, 1, "tandem_requests_total")
+}
+
+func TestAccountantWithoutReservation(t *testing.T) {
+	const plan = "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=0.5;report"
+	for _, c := range []struct {
+		name    string
+		headers []string
+		want    string
+	}{
+		{"picked by another replica", []string{pd.HeaderPlan, plan, epp.HeaderDestination, a, pd.HeaderPrefill, b + "," + c6}, "1/0 1/0 0/0"},
+		{"best of several", []string{pd.HeaderPlan, plan, epp.HeaderDestination, c6 + ", " + a}, "0/0 0/0 1/0"},
+		{"prefill that is not known", []string{pd.HeaderPlan, plan, epp.HeaderDestination, a, pd.HeaderPrefill, "10.9.9.9:1"}, "1/0 0/0 0/0"},
+		{"decode that is not known", []string{pd.HeaderPlan, plan, epp.HeaderDestination, "10.9.9.9:1", pd.HeaderPrefill, b}, "0/0 0/0 0/0"},
+		{"no plan", []string{epp.HeaderDestination, b}, "0/0 1/0 0/0"},
+		{"plan of nobody's making", []string{pd.HeaderPlan, "x", epp.HeaderDestination, b}, "0/0 1/0 0/0"},
+		{"no pick", nil, "0/0 0/0 0/0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startRig(t, remotePool())
+			s := r.open(t, client.MarkAcct)
+			s.send(chat(more, c.headers...))
+			s.recv()
+			r.pool.mustLoad(t, c.want)
+			s.send(served(responseHeaders(more), b))
+			s.recv()
+			if c.want != "0/0 0/0 0/0" {
+				r.pool.mustLoad(t, "0/0 1/0 0/0")
+			}
+			s.mustFinish()
+			if all := r.outcomes(t); len(all) != 1 {
+				t.Errorf("outcomes %+v", all)
+			}
+			r.pool.mustLoad(t, "0/0 0/0 0/0")
+		})
+	}
+}
+
+// What is not planned has no id under which it could be taken over.
+func TestPickerKeepsNothingWithoutAPlan(t *testing.T) {
+	r := startRig(t, remotePool())
+	s := r.open(t, client.MarkPicker)
+	s.send(get("/v1/models"))
+	if answers, err := s.rest(); len(answers) != 1 || err != nil {
+		t.Errorf("got %q, %v", describe(answers), err)
+	}
+	r.gone(t)
+	r.pool.mustLoad(t, "0/0 0/0 0/0")
+	if all := r.outcomes(t); len(all) != 0 {
+		t.Errorf("outcomes %+v: the accountant tells them", all)
+	}
+}
+
+func TestLedgerIsEndedWithoutAccountant(t *testing.T) {
+	r := startRig(t, remotePool())
+	s := r.open(t, client.MarkPicker)
+	s.decide()
+	r.ledger.Close() // as its patience would do
+	r.pool.mustLoad(t, "0/0 0/0 0/0")
+}
+
+func TestAnswerTellsWhatWasPlanned(t *testing.T) {
+	const happened, timing = "local;reason=prefill-failed;attempts=2;candidate=1", "epp;dur=0.1, recv;dur=1"
+	for _, c := range []struct {
+		name    string
+		headers []string
+		want    []string // headers that are added
+	}{
+		{"foreign sidecar", nil, []string{pd.HeaderTiming, pd.HeaderDecision}},
+		{"our sidecar", []string{pd.HeaderDecision, happened, pd.HeaderTiming, timing}, nil},
+		{"foreign sidecar, engine with timing", []string{pd.HeaderTiming, "db;dur=3"}, []string{pd.HeaderDecision}},
+	} {
+		for _, mark := range []client.Mark{"", client.MarkAcct} {
+			t.Run(c.name+string(mark), func(t *testing.T) {
+				r := startRig(t, remotePool())
+				s := r.open(t, mark)
+				if mark == client.MarkAcct {
+					s.send(chat(ends, pd.HeaderPlan, "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=0.5"))
+					s.recv()
+				} else {
+					s.decide()
+				}
+				s.send(responseHeaders(more, c.headers...))
+				set := headersSet(t, s.recv())
+				for name, value := range set {
+					if !slices.Contains(c.want, name) {
+						t.Errorf("%s: %s is added", name, value)
+					}
+				}
+				if len(set) != len(c.want) {
+					t.Errorf("added %v, want %v", set, c.want)
+				}
+				if said, ok := set[pd.HeaderDecision]; ok && said != "remote;reason=uncached" {
+					t.Errorf("decision %s", said)
+				}
+				if said, ok := set[pd.HeaderTiming]; ok && !strings.HasPrefix(said, "epp;dur=") {
+					t.Errorf("timing %s", said)
+				}
+			})
+		}
+	}
+	t.Run("nothing is generated", func(t *testing.T) {
+		r := startRig(t, remotePool())
+		s := r.open(t, "")
+		s.send(get("/v1/models"), responseHeaders(more))
+		s.recv()
+		if m := mutationOf(s.recv()); m != nil {
+			t.Errorf("added %v", m)
+		}
+	})
+}
+
+func TestReport(t *testing.T) {
+	headers := []string{pd.HeaderDecision, "local;reason=prefill-failed;attempts=2;candidate=1",
+		pd.HeaderTiming, "epp;dur=0.5, recv;dur=1, prefill;dur=20, first;dur=3"}
+	trailers := []string{pd.HeaderTiming, "decode;dur=300", pd.HeaderOutcome, "done;prompt=40;cached=39;completion=2", "x-mine", "1"}
+	for _, c := range []struct {
+		name    string
+		te      string
+		headers []string
+		trailer []string
+		removed []string
+		phases  string
+		result  string
+	}{
+		{"client takes no trailers", "", headers, trailers, []string{pd.HeaderTiming, pd.HeaderOutcome}, "epp recv prefill first decode",
+			"done;prompt=40;cached=39;completion=2"},
+		{"client takes trailers", "gzip;q=0.5, Trailers", headers, trailers, nil, "epp recv prefill first decode",
+			"done;prompt=40;cached=39;completion=2"},
+		{"trailers of others stay", "", headers, []string{"x-mine", "1"}, nil, "epp recv prefill first", ""},
+		{"not a stream", "", append(slices.Clone(headers), pd.HeaderOutcome, "done;prompt=4"), nil, nil, "epp recv prefill first", "done;prompt=4"},
+		{"garbage", "", []string{pd.HeaderDecision, "x", pd.HeaderTiming, "recv;dur=-1"}, []string{pd.HeaderOutcome, "?", pd.HeaderTiming, "decode"},
+			[]string{pd.HeaderTiming, pd.HeaderOutcome}, "", ""},
+	} {
+		for _, mark := range []client.Mark{"", client.MarkAcct} {
+			t.Run(c.name+" "+string(mark), func(t *testing.T) {
+				r := startRig(t, remotePool())
+				s := r.open(t, mark)
+				var te []string
+				if c.te != "" {
+					te = []string{"te", c.te}
+				}
+				if mark == client.MarkAcct {
+					s.send(chat(ends, append(te, pd.HeaderPlan, "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=0.5")...))
+					s.recv()
+				} else {
+					s.decide(te...)
+				}
+				s.send(responseHeaders(more, c.headers...))
+				s.recv()
+				if c.trailer != nil {
+					s.send(responseTrailers(c.trailer...))
+					m := mutationOf(s.recv())
+					if !slices.Equal(m.GetRemoveHeaders(), c.removed) || len(m.GetSetHeaders()) > 0 {
+						t.Errorf("trailers changed by %v, want %v removed", m, c.removed)
+					}
+				}
+				s.mustFinish()
+				all := r.outcomes(t)
+				if len(all) != 1 {
+					t.Fatalf("outcomes %+v", all)
+				}
+				if got := phasesOf(all[0].Phases); got != c.phases {
+					t.Errorf("phases %q, want %q", got, c.phases)
+				}
+				result := ""
+				if all[0].Result != nil {
+					result = all[0].Result.String()
+				}
+				if result != c.result {
+					t.Errorf("result %q, want %q", result, c.result)
+				}
+				decision, reason := "local", "prefill-failed"
+				if c.name == "garbage" {
+					decision, reason = "remote", "uncached" // what was planned
+				}
+				r.mustMetric(t, 1, "tandem_requests_total", "decision", decision, "reason", reason, "code", "200")
+			})
+		}
+	}
+}
+
+func phasesOf(p *pd.Phases) string {
+	if p == nil {
+		return ""
+	}
+	var names []string
+	for _, ph := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
+		if took, ok := p.Get(ph); ok && took > 0 && took < time.Minute {
+			names = append(names, ph.String())
+		}
+	}
+	return strings.Join(names, " ")
+}

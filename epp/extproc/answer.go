@@ -1,0 +1,157 @@
+package extproc
+
+import (
+	"strconv"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// maxFrame is the most bytes of a body in one answer. The protocol advises 64 KiB; what surrounds the body fits too.
+const maxFrame = 62_000
+
+// The answers that change nothing. They are shared: sending does not change a message.
+var (
+	requestHeadersPass = &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_RequestHeaders{
+		RequestHeaders: &procv3.HeadersResponse{}}}
+	requestTrailersPass = &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_RequestTrailers{
+		RequestTrailers: &procv3.TrailersResponse{}}}
+	responseHeadersPass = &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseHeaders{
+		ResponseHeaders: &procv3.HeadersResponse{}}}
+	responseTrailersPass = &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseTrailers{
+		ResponseTrailers: &procv3.TrailersResponse{}}}
+)
+
+// set adds a header to a mutation, in place of one that is there. Envoy reads raw_value only.
+func set(m *procv3.HeaderMutation, name, value string) {
+	h := &struct {
+		option corev3.HeaderValueOption
+		value  corev3.HeaderValue
+	}{}
+	h.value.Key, h.value.RawValue = name, []byte(value)
+	h.option.Header, h.option.AppendAction = &h.value, corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
+	m.SetHeaders = append(m.SetHeaders, &h.option)
+}
+
+// requestHeadersAnswer changes headers of the request and tells the load balancer where it goes.
+func requestHeadersAnswer(m *procv3.HeaderMutation, destination string, clearRoute bool) *procv3.ProcessingResponse {
+	return &procv3.ProcessingResponse{
+		Response: &procv3.ProcessingResponse_RequestHeaders{RequestHeaders: &procv3.HeadersResponse{
+			Response: &procv3.CommonResponse{HeaderMutation: m, ClearRouteCache: clearRoute},
+		}},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			epp.NamespaceLB: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+				epp.HeaderDestination: structpb.NewStringValue(destination),
+			}}),
+		}},
+	}
+}
+
+// responseHeadersAnswer changes headers of the answer.
+func responseHeadersAnswer(m *procv3.HeaderMutation) *procv3.ProcessingResponse {
+	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseHeaders{
+		ResponseHeaders: &procv3.HeadersResponse{Response: &procv3.CommonResponse{HeaderMutation: m}},
+	}}
+}
+
+// responseTrailersAnswer removes trailers of the answer.
+func responseTrailersAnswer(remove []string) *procv3.ProcessingResponse {
+	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseTrailers{
+		ResponseTrailers: &procv3.TrailersResponse{HeaderMutation: &procv3.HeaderMutation{RemoveHeaders: remove}},
+	}}
+}
+
+// bodyAnswer is an answer with a part of a body, with all that surrounds it in one allocation.
+type bodyAnswer struct {
+	message  procv3.ProcessingResponse
+	request  procv3.ProcessingResponse_RequestBody
+	response procv3.ProcessingResponse_ResponseBody
+	body     procv3.BodyResponse
+	common   procv3.CommonResponse
+	mutation procv3.BodyMutation
+	streamed procv3.BodyMutation_StreamedResponse
+	part     procv3.StreamedBodyResponse
+}
+
+func newBodyAnswer(toRequest bool, part []byte, end bool) *procv3.ProcessingResponse {
+	a := &bodyAnswer{}
+	a.part.Body, a.part.EndOfStream = part, end
+	a.streamed.StreamedResponse = &a.part
+	a.mutation.Mutation = &a.streamed
+	a.common.BodyMutation = &a.mutation
+	a.body.Response = &a.common
+	a.request.RequestBody, a.response.ResponseBody = &a.body, &a.body
+	if toRequest {
+		a.message.Response = &a.request
+	} else {
+		a.message.Response = &a.response
+	}
+	return &a.message
+}
+
+// immediateAnswer is the answer to a request that is refused; took is the picker's own time.
+func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.ProcessingResponse {
+	var phases pd.Phases
+	phases.Set(pd.PhaseEPP, took)
+	m := &procv3.HeaderMutation{}
+	set(m, "content-type", "application/json")
+	set(m, pd.HeaderDecision, r.Decision().String())
+	set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	if after := r.RetryAfter(); after != "" {
+		set(m, "retry-after", after)
+	}
+	if dropped := r.Dropped(); dropped != "" {
+		set(m, pd.HeaderDropped, dropped)
+	}
+	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &procv3.ImmediateResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(r.Status())},
+			Headers: m,
+			Body:    r.JSON(api),
+			Details: "tandem_" + string(r.Decision().Reason),
+		},
+	}}
+}
+
+// destinations lists endpoints as headers carry them.
+func destinations(endpoints []*epp.Endpoint) string {
+	if len(endpoints) == 1 {
+		return endpoints[0].Address
+	}
+	var list []byte
+	for i, e := range endpoints {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = append(list, e.Address...)
+	}
+	return string(list)
+}
+
+// planID prints 64 random bits: an id that no client can guess, and that two pickers do not make twice.
+func planID(bits uint64) string {
+	const digits = 16
+	id := strconv.AppendUint(make([]byte, 0, digits), bits, 16)
+	var padded [digits]byte
+	for i := range padded {
+		padded[i] = '0'
+	}
+	copy(padded[digits-len(id):], id)
+	return string(padded[:])
+}
+
+// sets tells whether a mutation sets a header.
+func sets(m *procv3.HeaderMutation, name string) bool {
+	for _, o := range m.GetSetHeaders() {
+		if o.GetHeader().GetKey() == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,329 @@
+package extproc_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+var update = flag.Bool("update", false, "write the golden bootstraps")
+
+func bootstrap(t *testing.T, o extproc.BootstrapOptions) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := extproc.Bootstrap(&b, o); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func static(addresses ...string) (ports []netip.AddrPort) {
+	for _, a := range addresses {
+		ports = append(ports, netip.MustParseAddrPort(a))
+	}
+	return ports
+}
+
+func TestBootstrapGolden(t *testing.T) {
+	everything := extproc.DefaultBootstrap()
+	everything.Listen, everything.Pickers = "[::]:80", []string{"epp-0.epp:9002", "epp-1.epp:9002"}
+	everything.Filters, everything.CAFile = extproc.FiltersSingle, `/etc/tandem/"ca".pem`
+	everything.Pool, everything.Static = extproc.PoolStatic, static("10.0.0.1:8000", "[fd00::1]:8000")
+	everything.AccessLog, everything.Collector, everything.BodyLimit = true, "collector:4317", 1<<20
+	originalDst := extproc.DefaultBootstrap()
+	originalDst.Pool, originalDst.Plaintext = extproc.PoolOriginalDst, true
+	for name, o := range map[string]extproc.BootstrapOptions{
+		"default": extproc.DefaultBootstrap(), "everything": everything, "original-dst": originalDst} {
+		t.Run(name, func(t *testing.T) {
+			got, file := bootstrap(t, o), filepath.Join("testdata", "bootstrap", name+".yaml")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s is not what is written (go test -update writes it):\n%s", file, got)
+			}
+		})
+	}
+}
+
+// Envoy itself takes every combination of options.
+func TestBootstrapIsValid(t *testing.T) {
+	envoy.Require(t)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	writeCertificate(t, ca)
+	for _, filters := range []extproc.Filters{extproc.FiltersPair, extproc.FiltersSingle} {
+		for _, pool := range []extproc.PoolSource{extproc.PoolEDS, extproc.PoolStatic, extproc.PoolOriginalDst} {
+			for _, security := range []string{"plaintext", "tls", "ca"} {
+				for _, rich := range []bool{false, true} {
+					o := extproc.DefaultBootstrap()
+					o.Filters, o.Pool, o.Plaintext = filters, pool, security == "plaintext"
+					if security == "ca" {
+						o.CAFile = ca
+					}
+					if pool == extproc.PoolStatic {
+						o.Static = static("10.0.0.1:8000", "[fd00::1]:8000")
+					}
+					if rich {
+						o.AccessLog, o.Collector, o.Pickers = true, "127.0.0.1:4317", []string{"localhost:9002", "epp.invalid:9002"}
+					}
+					t.Run(fmt.Sprintf("%s/%s/%s/rich=%v", filters, pool, security, rich), func(t *testing.T) {
+						t.Parallel()
+						if err := envoy.Validate(t.Context(), bootstrap(t, o)); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+func TestBootstrapProblems(t *testing.T) {
+	tests := []struct {
+		name  string
+		spoil func(*extproc.BootstrapOptions)
+		want  string
+	}{
+		{"listen", func(o *extproc.BootstrapOptions) { o.Listen = ":8080" }, `listen: ":8080" is not IP:PORT`},
+		{"admin", func(o *extproc.BootstrapOptions) { o.Admin = "localhost:1" }, "admin-address: "},
+		{"mode", func(o *extproc.BootstrapOptions) { o.Filters = "triple" }, "mode: "},
+		{"pool", func(o *extproc.BootstrapOptions) { o.Pool = "dns" }, "pool: "},
+		{"no endpoints", func(o *extproc.BootstrapOptions) { o.Pool = extproc.PoolStatic }, "endpoint: a static pool"},
+		{"endpoints", func(o *extproc.BootstrapOptions) { o.Static = static("10.0.0.1:1") }, "endpoint: only"},
+		{"certificate", func(o *extproc.BootstrapOptions) { o.Plaintext, o.CAFile = true, "ca" }, "epp-ca: "},
+		{"body limit", func(o *extproc.BootstrapOptions) { o.BodyLimit = 0 }, "body-limit: "},
+		{"no EPP", func(o *extproc.BootstrapOptions) { o.Pickers = nil }, "epp: there must be"},
+		{"EPP", func(o *extproc.BootstrapOptions) { o.Pickers = []string{"a b:1"} }, `epp: "a b:1" is not HOST:PORT`},
+		{"mixed EPPs", func(o *extproc.BootstrapOptions) { o.Pickers = []string{"10.0.0.1:1", "epp:1"} }, "epp: give all"},
+		{"collector", func(o *extproc.BootstrapOptions) { o.Collector = "x" }, "otlp: "},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			o := extproc.DefaultBootstrap()
+			test.spoil(&o)
+			var b bytes.Buffer
+			if err := extproc.Bootstrap(&b, o); err == nil || !strings.Contains(err.Error(), test.want) || b.Len() > 0 {
+				t.Errorf("error %v with %d bytes written, want %q", err, b.Len(), test.want)
+			}
+		})
+	}
+}
+
+// front is an Envoy in front of a Floor.
+type front struct {
+	url   string
+	envoy *envoy.Envoy
+	floor *grpc.Server
+}
+
+// startFront starts an Envoy with the default bootstrap, changed, and a floor behind it.
+func startFront(t *testing.T, floor *client.Floor, change func(*extproc.BootstrapOptions)) *front {
+	t.Helper()
+	server := grpc.NewServer()
+	floor.Register(server)
+	return startEnvoy(t, server, change)
+}
+
+func startEnvoy(t *testing.T, server *grpc.Server, change func(*extproc.BootstrapOptions)) *front {
+	t.Helper()
+	envoy.Require(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+	})
+	o := extproc.DefaultBootstrap()
+	o.Listen, o.Admin, o.Pickers, o.Plaintext = "127.0.0.1:0", "127.0.0.1:0", []string{l.Addr().String()}, true
+	if change != nil {
+		change(&o)
+	}
+	e, err := envoy.Start(t.Context(), bootstrap(t, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	address, err := e.Listener(t.Context(), extproc.ListenerName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &front{"http://" + address, e, server}
+}
+
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (f *front) post(t *testing.T, header http.Header, body string) reply {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = header
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	a, err := transport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply{a.StatusCode, a.Header, string(text)}
+}
+
+// Envoy removes what pd calls internal, and nothing else, even if the picker does not.
+func TestEnvoyRemovesInternalHeaders(t *testing.T) {
+	got := make(chan http.Header, 1)
+	endpoint := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header }))
+	defer endpoint.Close()
+	address := endpoint.Listener.Addr().String()
+	f := startFront(t, &client.Floor{Endpoints: address}, func(o *extproc.BootstrapOptions) {
+		o.Pool, o.Static = extproc.PoolStatic, static(address)
+	})
+	sent := http.Header{}
+	for _, name := range []string{pd.HeaderWish, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry, "x-tandem-",
+		"x-tandem-p", "x-tandem-pdx", "x-tandem-pd-", "x-tandem-px", "x-tandem-d", "x-tandemic", pd.HeaderPrefill, "x-prefiller-url",
+		"x-encoder-hosts-ports", "x-kv-cache-source-host-port", "x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
+		epp.HeaderDestination, epp.HeaderSubset, epp.HeaderServed, pd.HeaderRequestID, "x-gateway-other"} {
+		sent.Set(name, "client")
+	}
+	if a := f.post(t, sent.Clone(), "{}"); a.status != http.StatusOK {
+		t.Fatalf("answer %+v", a)
+	}
+	arrived := <-got
+	for name := range sent {
+		want := !pd.Internal(name) || strings.EqualFold(name, pd.HeaderWish)
+		if here := arrived.Get(name) == "client"; here != want {
+			t.Errorf("%s of the client arrived: %v, want %v", name, here, want)
+		}
+	}
+}
+
+// What Envoy answers itself is JSON; what the picker answers passes unchanged.
+func TestEnvoyAnswersJSON(t *testing.T) {
+	own := &client.Reply{Status: 429, Header: http.Header{"content-type": {"application/json"}, "retry-after": {"7"}}, Body: []byte(`{"mine":1}`)}
+	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9", Watch: func(e client.Event) (*client.Reply, error) {
+		if e.Kind == client.RequestHeaders && e.Header.Get("X-Ask") != "" {
+			return own, nil
+		}
+		return nil, nil
+	}}, func(o *extproc.BootstrapOptions) { o.Pool, o.Static = extproc.PoolStatic, static("127.0.0.1:9") })
+	if a := f.post(t, http.Header{"X-Ask": {"1"}}, "{}"); a.status != 429 || a.body != `{"mine":1}` || a.header.Get("Retry-After") != "7" {
+		t.Errorf("the picker's own answer: %+v", a)
+	}
+	unavailable := func(what string) {
+		t.Helper()
+		a := f.post(t, http.Header{}, "{}")
+		if a.status != 503 || !strings.Contains(a.body, `"code":"no-endpoint"`) || a.header.Get("Retry-After") != "1" ||
+			a.header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %+v", what, a)
+		}
+	}
+	unavailable("no endpoint alive")
+	f.floor.Stop()
+	unavailable("no picker")
+}
+
+// A retry takes the next endpoint of the picker's list, whatever the size of the body, and acct learns who served.
+func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	handlers := map[string]http.HandlerFunc{
+		"refused": nil,
+		"retry header": func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set(pd.HeaderRetry, "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		},
+		"dies": func(_ http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			panic(http.ErrAbortHandler)
+		},
+	}
+	for name, handler := range handlers {
+		t.Run(name, func(t *testing.T) {
+			first := dead.Addr().String()
+			if handler != nil {
+				s := httptest.NewServer(handler)
+				defer s.Close()
+				first = s.Listener.Addr().String()
+			}
+			live := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, _ := io.Copy(io.Discard, r.Body)
+				fmt.Fprint(w, n)
+			}))
+			defer live.Close()
+			second, served := live.Listener.Addr().String(), make(chan string, 1)
+			f := startFront(t, &client.Floor{Endpoints: first + "," + second, Watch: func(e client.Event) (*client.Reply, error) {
+				if e.Kind == client.ResponseHeaders && e.Mark == client.MarkAcct && !e.End {
+					served <- e.Served
+				}
+				return nil, nil
+			}}, func(o *extproc.BootstrapOptions) { o.Pool, o.Static = extproc.PoolStatic, static(first, second) })
+			if a := f.post(t, http.Header{}, strings.Repeat("x", 4<<20)); a.status != 200 || a.body != fmt.Sprint(4<<20) {
+				t.Errorf("answer %+v", a)
+			}
+			if who := <-served; who != second {
+				t.Errorf("served by %s, want %s", who, second)
+			}
+			f.wantClean(t)
+		})
+	}
+}
+
+// wantClean checks that Envoy took every frame, and that no stream is left.
+func (f *front) wantClean(t *testing.T) {
+	t.Helper()
+	stats, err := f.envoy.Stats(t.Context(), "ext_proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(stats) == 0 {
+		t.Error("there are no ext_proc statistics")
+	}
+	for name, n := range stats {
+		if n != 0 && (strings.HasSuffix(name, "spurious_msgs_received") || strings.HasSuffix(name, "rejected_header_mutations")) {
+			t.Errorf("%s: %d", name, n)
+		}
+	}
+}

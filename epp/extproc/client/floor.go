@@ -1,0 +1,160 @@
+package client
+
+import (
+	"io"
+	"net/http"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Floor is the least an endpoint picker can be: it sends every request to the same endpoints, unread, and gives every body
+// back as it came. What a real picker costs is measured against it.
+//
+// Like a real one it answers the headers only when it has the whole request. An Envoy that has sent the head upstream and
+// tries another endpoint while the body is still on its way to the picker loses pieces of it without a word, if a second
+// ext-proc filter follows.
+type Floor struct {
+	// Endpoints are what every request gets, ip:port[,ip:port…], best first.
+	Endpoints string
+	// Watch is told of every frame, and of the end of every stream, on the stream's goroutine; nil = nobody is. An error
+	// ends the stream with it, and a reply is given to the client.
+	Watch func(Event) (*Reply, error)
+
+	extproc.UnimplementedExternalProcessorServer
+	headers *extproc.ProcessingResponse
+}
+
+// Event is a frame that a Floor got, or the end of a stream.
+type Event struct {
+	Mark   Mark
+	End    bool // the stream has ended, and the other fields say nothing
+	Kind   Kind
+	Header http.Header // of headers and trailers, with pseudo-headers
+	Body   []byte
+	Served string // of response headers
+}
+
+// Register makes the floor serve on g. Its fields must not change any more.
+func (f *Floor) Register(g grpc.ServiceRegistrar) {
+	f.headers = &extproc.ProcessingResponse{
+		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
+			HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{{
+				Header:       &core.HeaderValue{Key: epp.HeaderDestination, RawValue: []byte(f.Endpoints)},
+				AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+			}}},
+		}}},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			epp.NamespaceLB: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+				epp.HeaderDestination: structpb.NewStringValue(f.Endpoints),
+			}}),
+		}},
+	}
+	extproc.RegisterExternalProcessorServer(g, f)
+}
+
+// Process serves one stream. The end of a stream is one event, however it looks.
+func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingRequest, extproc.ProcessingResponse]) error {
+	var mark Mark
+	if values := metadata.ValueFromIncomingContext(stream.Context(), MetadataFilter); len(values) > 0 {
+		mark = Mark(values[0])
+	}
+	if f.Watch != nil {
+		defer f.Watch(Event{Mark: mark, End: true})
+	}
+	var held []*extproc.ProcessingResponse
+	for {
+		frame, err := stream.Recv()
+		if err == io.EOF || status.Code(err) == codes.Canceled {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		var reply *Reply
+		if f.Watch != nil {
+			if reply, err = f.Watch(event(mark, frame)); err != nil {
+				return err
+			}
+		}
+		answer, last := f.answer(mark, frame)
+		if reply != nil {
+			held, answer, last = nil, reply.wire(), true
+		}
+		held = append(held, answer)
+		if !last {
+			continue
+		}
+		for _, answer := range held {
+			if err := stream.Send(answer); err != nil {
+				return err
+			}
+		}
+		held = held[:0]
+	}
+}
+
+// answer is the answer to a frame. last: it and what is held before it may go out.
+func (f *Floor) answer(mark Mark, frame *extproc.ProcessingRequest) (answer *extproc.ProcessingResponse, last bool) {
+	switch r := frame.Request.(type) {
+	case *extproc.ProcessingRequest_RequestHeaders:
+		if mark == MarkAcct {
+			return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{}}, true
+		}
+		return f.headers, r.RequestHeaders.GetEndOfStream()
+	case *extproc.ProcessingRequest_RequestBody:
+		answer = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: echo(r.RequestBody)}}
+		return answer, r.RequestBody.GetEndOfStream()
+	case *extproc.ProcessingRequest_RequestTrailers:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{}}, true
+	case *extproc.ProcessingRequest_ResponseHeaders:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{}}, true
+	case *extproc.ProcessingRequest_ResponseBody:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{ResponseBody: echo(r.ResponseBody)}}, true
+	default:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{}}, true
+	}
+}
+
+func echo(b *extproc.HttpBody) *extproc.BodyResponse {
+	return &extproc.BodyResponse{Response: &extproc.CommonResponse{BodyMutation: &extproc.BodyMutation{
+		Mutation: &extproc.BodyMutation_StreamedResponse{StreamedResponse: &extproc.StreamedBodyResponse{
+			Body: b.GetBody(), EndOfStream: b.GetEndOfStream(),
+		}},
+	}}}
+}
+
+func event(mark Mark, frame *extproc.ProcessingRequest) Event {
+	e := Event{Mark: mark}
+	switch r := frame.Request.(type) {
+	case *extproc.ProcessingRequest_RequestHeaders:
+		e.Kind, e.Header = RequestHeaders, header(r.RequestHeaders.GetHeaders())
+	case *extproc.ProcessingRequest_RequestBody:
+		e.Kind, e.Body = RequestBody, r.RequestBody.GetBody()
+	case *extproc.ProcessingRequest_RequestTrailers:
+		e.Kind, e.Header = RequestTrailers, header(r.RequestTrailers.GetTrailers())
+	case *extproc.ProcessingRequest_ResponseHeaders:
+		e.Kind, e.Header = ResponseHeaders, header(r.ResponseHeaders.GetHeaders())
+		lb := frame.GetMetadataContext().GetFilterMetadata()[epp.NamespaceLB]
+		e.Served = lb.GetFields()[epp.HeaderServed].GetStringValue()
+	case *extproc.ProcessingRequest_ResponseBody:
+		e.Kind, e.Body = ResponseBody, r.ResponseBody.GetBody()
+	case *extproc.ProcessingRequest_ResponseTrailers:
+		e.Kind, e.Header = ResponseTrailers, header(r.ResponseTrailers.GetTrailers())
+	}
+	return e
+}
+
+func header(m *core.HeaderMap) http.Header {
+	h := make(http.Header, len(m.GetHeaders()))
+	for _, v := range m.GetHeaders() {
+		h.Add(v.GetKey(), string(v.GetRawValue()))
+	}
+	return h
+}

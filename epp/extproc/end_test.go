@@ -1,0 +1,324 @@
+package extproc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// However a stream ends, and wherever: its load ends with it, and nobody complains.
+func TestEnds(t *testing.T) {
+	for name, end := range map[string]func(r *rig, s *call){
+		"half-closed": func(_ *rig, s *call) { s.mustFinish() },
+		"cancelled":   func(_ *rig, s *call) { s.cancel() },
+		"connection lost": func(r *rig, _ *call) {
+			if err := r.conn.Close(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		for stage, c := range map[string]struct {
+			frames   frames
+			answers  int
+			outcomes int
+		}{
+			"before the headers":  {nil, 0, 0},
+			"within the body":     {frames{chat(more), requestBody(more, prompt[:9])}, 0, 0},
+			"after the answer":    {frames{chat(more), requestBody(ends, prompt)}, 2, 1},
+			"within the response": {frames{chat(more), requestBody(ends, prompt), responseHeaders(more)}, 3, 1},
+			"after the response":  {frames{chat(more), requestBody(ends, prompt), responseHeaders(more), responseTrailers()}, 4, 1},
+		} {
+			t.Run(name+" "+stage, func(t *testing.T) {
+				r := startRig(t, remotePool())
+				s := r.open(t, "")
+				s.send(c.frames...)
+				for range c.answers {
+					s.recv()
+				}
+				wait(t, r.handlers.first, "the stream to arrive")
+				end(r, s)
+				if all := r.outcomes(t); len(all) != c.outcomes {
+					t.Errorf("outcomes %+v, want %d", all, c.outcomes)
+				}
+				r.pool.mustLoad(t, "0/0 0/0 0/0")
+				r.mustMetric(t, 0, "tandem_extproc_violations_total")
+				r.mustMetric(t, 0, "tandem_extproc_streams")
+				if logged := r.log.String(); logged != "" {
+					t.Errorf("logged: %s", logged)
+				}
+			})
+		}
+	}
+}
+
+func TestDrain(t *testing.T) {
+	plan := []string{pd.HeaderPlan, "local;id=0123456789abcdef;reason=bypassed;strict=0;epp=1", epp.HeaderDestination, a}
+	r := startRig(t, remotePool())
+	resting := []*call{r.open(t, ""), r.open(t, ""), r.open(t, client.MarkAcct)}
+	resting[0].decide()
+	resting[1].decide()
+	resting[1].send(responseHeaders(more))
+	resting[1].recv()
+	resting[2].send(chat(more, plan...))
+	resting[2].recv()
+	reading := r.open(t, "")
+	reading.send(chat(more), requestBody(more, prompt))
+	echoing := r.open(t, "")
+	echoing.first = duplexBoth
+	echoing.decide()
+	echoing.send(responseHeaders(more))
+	echoing.recv()
+
+	r.Drain()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.grpc.GracefulStop() }()
+	for i, s := range resting {
+		if answers, err := s.rest(); len(answers) > 0 || err != nil {
+			t.Errorf("stream %d ended with %q, %v: Envoy cuts an answer on anything but OK", i, describe(answers), err)
+		}
+	}
+	reading.send(requestBody(ends, ""))
+	if answers, err := reading.rest(); err != nil || len(answers) != 2 {
+		t.Errorf("a request that was on its way got %q, %v", describe(answers), err)
+	}
+	echoing.send(responseBody(more, "token"), responseBody(ends, ""))
+	if answers, err := echoing.finish(); err != nil || len(answers) != 2 {
+		t.Errorf("an answer that goes through the server got %q, %v", describe(answers), err)
+	}
+	wait(t, stopped, "GracefulStop")
+	r.pool.mustLoad(t, "0/0 0/0 0/0")
+	r.mustMetric(t, 0, "tandem_extproc_streams")
+	if all := r.outcomes(t); len(all) != 1 {
+		t.Errorf("outcomes %+v: what became of requests that the server left is not known", all)
+	}
+}
+
+// New streams come until the gateway has heard of the end.
+func TestNewStreamsWhileDraining(t *testing.T) {
+	r := startRig(t, remotePool())
+	r.Drain()
+	for _, mark := range []client.Mark{"", client.MarkPicker} {
+		s := r.open(t, mark)
+		s.send(chat(more), requestBody(ends, prompt))
+		if answers, err := s.rest(); err != nil || len(answers) != 2 {
+			t.Errorf("filter %q got %q, %v", mark, describe(answers), err)
+		}
+	}
+	s := r.open(t, client.MarkAcct)
+	s.send(chat(more))
+	if answers, err := s.rest(); err != nil || len(answers) != 1 {
+		t.Errorf("the accountant got %q, %v", describe(answers), err)
+	}
+}
+
+func TestDeadlines(t *testing.T) {
+	const soon = time.Millisecond
+	for _, c := range []struct {
+		name   string
+		config func(*Config)
+		frames frames
+		picked bool
+	}{
+		{"body never comes", func(c *Config) { c.BodyTimeout = soon }, frames{chat(more)}, false},
+		{"body stops", func(c *Config) { c.BodyPause = soon }, frames{chat(more), requestBody(more, prompt[:5])}, false},
+		{"no decision", func(c *Config) { c.DecisionTimeout = soon }, frames{chat(more), requestBody(ends, prompt)}, true},
+		{"no decision for a GET", func(c *Config) { c.DecisionTimeout = soon }, frames{get("/v1/models")}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPool(a)
+			answered := make(chan struct{})
+			p.choose = func(r *epp.Request) (*epp.Decision, error) {
+				<-answered
+				return p.local(r, p.endpoints[0])
+			}
+			r := startRig(t, p, setting(c.config))
+			s := r.open(t, "")
+			s.send(c.frames...)
+			got := s.recv()
+			if code := got.GetImmediateResponse().GetStatus().GetCode(); code != 504 {
+				t.Errorf("%s, want 504", describe1(got))
+			}
+			if said := headersSet(t, got)[pd.HeaderDecision]; said != "refused;reason=deadline" {
+				t.Errorf("decision %s", said)
+			}
+			close(answered)
+			if answers, err := s.rest(); len(answers) > 0 || err != nil {
+				t.Errorf("after the answer: %q, %v", describe(answers), err)
+			}
+			r.mustOutcome(t, 504, c.frames[0].GetRequestHeaders(), pd.Deadline)
+		})
+	}
+}
+
+// A sender that is slow is not silent, and an answer that has begun is not answered over.
+func TestDeadlinesThatDoNotCome(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := &Config{BodyTimeout: 10 * time.Second, BodyPause: 2 * time.Second, DecisionTimeout: 5 * time.Second}
+	for _, k := range []struct {
+		name    string
+		w       deadline
+		c       *Config
+		left    time.Duration
+		limited bool
+	}{
+		{"nothing is waited for", deadline{}, c, 0, false},
+		{"fresh", deadline{state: waitBody, since: now, last: now}, c, 2 * time.Second, true},
+		{"slow, not silent", deadline{state: waitBody, since: now.Add(-5 * time.Second), last: now.Add(-time.Second)}, c, time.Second, true},
+		{"slow for too long", deadline{state: waitBody, since: now.Add(-9 * time.Second), last: now}, c, time.Second, true},
+		{"silent", deadline{state: waitBody, since: now.Add(-3 * time.Second), last: now.Add(-2 * time.Second)}, c, 0, true},
+		{"deciding", deadline{state: waitDecision, since: now.Add(-time.Second), last: now}, c, 4 * time.Second, true},
+		{"no limits", deadline{state: waitBody}, &Config{}, 0, false},
+		{"no limit of pauses", deadline{state: waitBody, since: now}, &Config{BodyTimeout: time.Second}, time.Second, true},
+	} {
+		if left, limited := k.w.left(k.c, now); left != k.left || limited != k.limited {
+			t.Errorf("%s: %v %t, want %v %t", k.name, left, limited, k.left, k.limited)
+		}
+	}
+
+	r := startRig(t, newPool(a), setting(func(c *Config) { c.BodyPause = 5 * time.Millisecond }))
+	s := r.open(t, "")
+	s.send(chat(more), responseHeaders(more)) // the gateway answers by itself
+	s.recv()
+	timer := time.NewTimer(20 * time.Millisecond) // several pauses long: what comes now must not be an answer
+	defer timer.Stop()
+	<-timer.C
+	s.send(requestBody(ends, prompt))
+	if answers, err := s.finish(); err != nil || len(answers) != 2 {
+		t.Errorf("got %q, %v", describe(answers), err)
+	}
+}
+
+// TestRandomSequences sends frames in any order and ends streams anywhere. Whatever happens, nothing stays in flight,
+// nothing is taken back twice, and every stream ends.
+func TestRandomSequences(t *testing.T) {
+	const streams, workers = 400, 8
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	p := remotePool()
+	r := startRig(t, p)
+	var group sync.WaitGroup
+	for w := range workers {
+		random := rand.New(rand.NewPCG(seed, uint64(w)))
+		group.Go(func() {
+			for range streams / workers {
+				r.play(t, script(random, 12))
+			}
+		})
+	}
+	group.Wait()
+	r.allGone(t)
+	r.ledger.Close()
+	p.mustLoad(t, "0/0 0/0 0/0")
+	r.mustMetric(t, 0, "tandem_extproc_streams")
+}
+
+// script is a random way to use a stream: the first byte says how it is opened, the last one how it ends, the others are
+// frames. Most of them begin like a real one.
+func script(random *rand.Rand, most int) []byte {
+	s := []byte{byte(random.IntN(256))}
+	if random.IntN(4) > 0 {
+		s = append(s, 0, 2)
+	}
+	for range random.IntN(most) {
+		s = append(s, byte(random.IntN(256)))
+	}
+	return append(s, byte(random.IntN(256)))
+}
+
+var playMarks = []client.Mark{"", client.MarkPicker, client.MarkAcct, "bogus"}
+
+// play uses a stream as the script says, and demands that it ends.
+func (r *rig) play(t testing.TB, script []byte) {
+	if len(script) < 2 {
+		return
+	}
+	s := r.open(quietT{t}, playMarks[script[0]%4])
+	defer s.cancel()
+	switch script[0] / 4 % 4 {
+	case 1:
+		s.first = duplexBoth
+	case 2:
+		s.first = nil
+	}
+	last := script[len(script)-1]
+	for _, code := range script[1 : len(script)-1] {
+		s.send(playFrame(code))
+	}
+	if last%3 == 0 {
+		s.cancel()
+	}
+	answers, err := s.finish()
+	immediate := slices.IndexFunc(describe(answers), func(d string) bool { return strings.HasPrefix(d, "immediate") })
+	if immediate >= 0 && immediate != len(answers)-1 {
+		t.Errorf("script %x: an immediate answer is not the last of %q", script, describe(answers))
+	}
+	if code := status.Code(err); code == codes.Internal || code == codes.Unknown || code == codes.Unavailable {
+		t.Errorf("script %x: %v", script, err)
+	}
+}
+
+var playPlan = "remote;id=%016x;reason=uncached;strict=0;epp=0.5;report"
+
+func playFrame(code byte) *procv3.ProcessingRequest {
+	arg := int(code / 13)
+	switch code % 13 {
+	case 0:
+		return chat(more, pd.HeaderPlan, fmt.Sprintf(playPlan, arg), epp.HeaderDestination, a+","+b, pd.HeaderPrefill, b)
+	case 1:
+		return chat(ends)
+	case 2:
+		return requestBody(ends, prompt)
+	case 3:
+		return requestBody(more, prompt[:30])
+	case 4:
+		return requestBody(ends, prompt[30:])
+	case 5:
+		return requestBody(more, "")
+	case 6:
+		return requestTrailers("x", "y")
+	case 7:
+		return served(responseHeaders(arg%2 == 0), []string{a, b, c6, "x"}[arg%4])
+	case 8:
+		return responseBody(arg%2 == 0, "token")
+	case 9:
+		return responseTrailers(pd.HeaderOutcome, "done", pd.HeaderTiming, "decode;dur=1")
+	case 10:
+		return get("/v1/models")
+	case 11:
+		return &procv3.ProcessingRequest{}
+	default:
+		return requestHeaders(arg%2 == 0, ":method", "POST", ":path", "/v1/messages", "content-length", fmt.Sprint(arg<<16))
+	}
+}
+
+// FuzzStream plays scripts: see script. Nothing may panic, hang or leak.
+func FuzzStream(f *testing.F) {
+	for code := range 13 {
+		f.Add([]byte{0, byte(code), 1})
+		f.Add([]byte{5, 0, 2, byte(code), 7, 8, 1})
+		f.Add([]byte{2, 0, byte(code), 9, 0})
+	}
+	p := remotePool()
+	r := startRig(f, p)
+	f.Fuzz(func(t *testing.T, script []byte) {
+		r.play(t, script[:min(len(script), 64)])
+		r.allGone(t)
+		for e := range slices.Values(p.endpoints) {
+			if load := e.InFlight(); load.Requests > r.ledger.Len() || load.Tokens > r.ledger.Len()*tokens {
+				t.Fatalf("%v are in flight at %s while %d reservations wait", load, e, r.ledger.Len())
+			}
+		}
+	})
+}

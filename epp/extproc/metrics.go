@@ -1,0 +1,66 @@
+package extproc
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// seconds are the buckets of the picker's own time: a decision takes some 10 µs, a request that waits may take seconds.
+var seconds = []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1,
+	2.5, 5, 10, 30}
+
+// metrics are this room's metrics. None has an address as a label.
+type metrics struct {
+	requests   *prometheus.CounterVec
+	phases     [pd.Refused + 1]prometheus.Observer // by verdict
+	streams    [filters]prometheus.Gauge
+	violations *prometheus.CounterVec
+}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	phases := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
+		Help: "Time of a request in a phase. epp: from its last byte at the picker to the picker's answer."},
+		[]string{"phase", "decision"})
+	streams := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_extproc_streams",
+		Help: "Open ext-proc streams by the filter they come from."}, []string{"filter"})
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
+			Help: "Generate calls by what was decided, why, and the status the client got; 0 = none came."},
+			[]string{"room", "decision", "reason", "code"}),
+		violations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_extproc_violations_total",
+			Help: "Streams ended because the gateway is not configured for this picker, or breaks the protocol, by cause."},
+			[]string{"cause"}),
+	}
+	for v := pd.Local; v <= pd.Refused; v++ {
+		m.phases[v] = phases.WithLabelValues(pd.PhaseEPP.String(), v.String())
+	}
+	for f := range filters {
+		m.streams[f] = streams.WithLabelValues(f.String())
+	}
+	for _, c := range []prometheus.Collector{m.requests, phases, streams, m.violations} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// request counts what became of a generate call: what the sidecar says happened, else what was planned.
+func (m *metrics) request(o *epp.Outcome) {
+	d := pd.Decision{Verdict: o.Plan.Verdict, Reason: o.Plan.Reason}
+	if o.Happened != nil {
+		d = *o.Happened
+	}
+	m.requests.WithLabelValues("epp", d.Verdict.String(), string(d.Reason), strconv.Itoa(o.Status)).Inc()
+}
+
+// answered observes the picker's own time.
+func (m *metrics) answered(v pd.Verdict, took time.Duration) { m.phases[v].Observe(took.Seconds()) }
+
+// violation counts a stream that was ended. cause is one of few words.
+func (m *metrics) violation(cause string) { m.violations.WithLabelValues(cause).Inc() }

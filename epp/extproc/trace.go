@@ -1,0 +1,129 @@
+package extproc
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+const spanPick = "epp.pick"
+
+// traceHeaders are the trace context a client sent.
+type traceHeaders struct{ parent, state string }
+
+// tracing makes the picker's spans. If it is off, nothing is read, made or sent.
+type tracing struct {
+	tracer     trace.Tracer
+	propagator propagation.TextMapPropagator
+	on         bool
+}
+
+// newTracing is off without a tracer, and with a propagator that has nothing to pass on.
+func newTracing(t trace.Tracer, p propagation.TextMapPropagator) tracing {
+	return tracing{tracer: t, propagator: p, on: t != nil && p != nil && len(p.Fields()) > 0}
+}
+
+// span is the span of one pick. The zero value is that of a picker that does not trace.
+type span struct {
+	trace.Span
+	context context.Context
+	adds    bool // nobody before us traces: the request shall carry our context on
+}
+
+// pick begins the span of a request whose first frame came at start. Its parent is the gateway's own span, which stands in
+// the stream's metadata, else what the client sent.
+func (t tracing) pick(stream context.Context, sent traceHeaders, start time.Time) span {
+	if !t.on {
+		return span{}
+	}
+	ctx := t.propagator.Extract(stream, metadataCarrier{stream})
+	parent := trace.SpanContextFromContext(ctx).IsValid()
+	if !parent {
+		ctx = t.propagator.Extract(stream, propagation.MapCarrier{"traceparent": sent.parent, "tracestate": sent.state})
+	}
+	s := span{adds: !parent && sent.parent == ""}
+	s.context, s.Span = t.tracer.Start(ctx, spanPick, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(start))
+	return s
+}
+
+// inject gives the headers by which a request carries the span on: none if the gateway or the client sent some already.
+func (t tracing) inject(s span) propagation.MapCarrier {
+	if !t.on || !s.adds {
+		return nil
+	}
+	headers := propagation.MapCarrier{}
+	t.propagator.Inject(s.context, headers)
+	return headers
+}
+
+// finish ends the span.
+func (s span) finish() {
+	if s.Span != nil {
+		s.End()
+	}
+}
+
+// picked notes where a request goes.
+func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
+	if s.Span == nil || !s.IsRecording() {
+		return
+	}
+	s.SetAttributes(append(requestAttributes(r),
+		attribute.String("tandem.pd.plan", d.Verdict.String()),
+		attribute.String("tandem.pd.reason", string(d.Reason)),
+		attribute.String("tandem.endpoint.decode", d.Decode[0].Address),
+		attribute.Int("tandem.tokens.cached", d.Prompt.Cached),
+		attribute.Float64("tandem.phase.epp_ms", float64(took)/float64(time.Millisecond)))...)
+	if len(d.Prefill) > 0 {
+		s.SetAttributes(attribute.String("tandem.endpoint.prefill", d.Prefill[0].Address))
+	}
+}
+
+// refused notes why a request goes nowhere; r is nil if it could not be read.
+func (s span) refused(r *epp.Request, why *pd.Refusal) {
+	if s.Span == nil || !s.IsRecording() {
+		return
+	}
+	s.SetAttributes(append(requestAttributes(r),
+		attribute.String("tandem.pd.decision", pd.Refused.String()),
+		attribute.String("tandem.pd.reason", string(why.Decision().Reason)),
+		attribute.Int("http.response.status_code", why.Status()))...)
+	s.SetStatus(codes.Error, why.Error())
+}
+
+func requestAttributes(r *epp.Request) []attribute.KeyValue {
+	if r == nil {
+		return nil
+	}
+	return []attribute.KeyValue{
+		attribute.String("tandem.request_id", r.ID),
+		attribute.String("tandem.api", r.API.String()),
+		attribute.String("tandem.pd.wish", r.Wish.String()),
+		attribute.Int("tandem.tokens.prompt", r.Prompt.Tokens),
+	}
+}
+
+// metadataCarrier reads trace context out of the metadata of a stream.
+type metadataCarrier struct{ stream context.Context }
+
+// Get implements propagation.TextMapCarrier.
+func (c metadataCarrier) Get(key string) string {
+	if values := metadata.ValueFromIncomingContext(c.stream, key); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// Set implements propagation.TextMapCarrier. What came in is not changed.
+func (metadataCarrier) Set(string, string) {}
+
+// Keys implements propagation.TextMapCarrier.
+func (metadataCarrier) Keys() []string { return nil }
