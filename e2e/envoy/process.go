@@ -1,0 +1,209 @@
+package envoy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// startTimeout is what a busy machine needs at most: 4 s were seen.
+	startTimeout = 15 * time.Second
+	// stopTimeout is between SIGTERM and SIGKILL. Envoy does not wait for its streams.
+	stopTimeout = 5 * time.Second
+	// pollInterval is between two looks whether it is ready: there is no event for that.
+	pollInterval = 20 * time.Millisecond
+	// logLimit bounds how much of Envoy's log is kept, in bytes.
+	logLimit = 64 << 10
+)
+
+// Envoy is a running Envoy. Its methods may be called by several goroutines.
+type Envoy struct {
+	dir   string
+	admin string
+	http  *http.Client
+	cmd   *exec.Cmd
+	log   tail
+	done  chan struct{} // closed when it has ended and err is there
+	err   error
+	stop  func() error
+}
+
+// Start runs an Envoy and returns once it is ready, with every cluster initialised. ctx bounds the start only: what runs is
+// ended by Stop. args are added to the command line, such as "--component-log-level ext_proc:debug".
+func Start(ctx context.Context, bootstrap []byte, args ...string) (*Envoy, error) {
+	path, err := Find()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "envoy")
+	if err != nil {
+		return nil, fmt.Errorf("starting Envoy: %w", err)
+	}
+	e := &Envoy{dir: dir, http: &http.Client{Transport: &http.Transport{}}, done: make(chan struct{})}
+	e.stop = sync.OnceValue(e.end)
+	if err := e.start(ctx, path, bootstrap, args); err != nil {
+		return nil, errors.Join(fmt.Errorf("starting Envoy: %w%s", err, e.quoteLog()), e.Stop())
+	}
+	return e, nil
+}
+
+func (e *Envoy) start(ctx context.Context, path string, bootstrap []byte, args []string) error {
+	file, address := filepath.Join(e.dir, "bootstrap.yaml"), filepath.Join(e.dir, "admin")
+	if err := os.WriteFile(file, bootstrap, 0o600); err != nil {
+		close(e.done)
+		return err
+	}
+	// Without a hot restart, no two of them share memory. One worker is as much as a test machine can spare.
+	args = append([]string{"-c", file, "--admin-address-path", address, "--disable-hot-restart", "--concurrency", "1", "-l", "warn"}, args...)
+	started := make(chan error)
+	go e.run(exec.Command(path, args...), started)
+	if err := <-started; err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("it was not ready within %v", startTimeout))
+	defer cancel()
+	return e.awaitReady(ctx, address)
+}
+
+// run starts the program and waits for its end, on one thread: Linux takes the death of the thread that started a child
+// for that of its parent.
+func (e *Envoy) run(cmd *exec.Cmd, started chan<- error) {
+	defer close(e.done)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.Stdout, cmd.Stderr = &e.log, &e.log
+	cmd.SysProcAttr = attributes()
+	e.cmd = cmd
+	err := cmd.Start()
+	started <- err
+	if err == nil {
+		e.err = cmd.Wait()
+	}
+}
+
+func (e *Envoy) awaitReady(ctx context.Context, addressFile string) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		if address, err := os.ReadFile(addressFile); err == nil && len(address) > 0 {
+			e.admin = string(address)
+			if _, err := e.get(ctx, "/ready"); err == nil {
+				return nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-e.done:
+			return fmt.Errorf("it ended: %w", e.err)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Log is the end of what it has written.
+func (e *Envoy) Log() string { return e.log.String() }
+
+func (e *Envoy) quoteLog() string {
+	if log := strings.TrimSpace(e.Log()); log != "" {
+		return "\n" + log
+	}
+	return ""
+}
+
+// Stop ends it and waits for that. The error says that it had to be killed, or how it ended instead. Stop may be called
+// again and gives the same answer.
+func (e *Envoy) Stop() error { return e.stop() }
+
+func (e *Envoy) end() error {
+	e.http.CloseIdleConnections()
+	defer os.RemoveAll(e.dir)
+	select {
+	case <-e.done:
+		return e.deathError()
+	default:
+	}
+	if err := e.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stopping Envoy: %w", err)
+	}
+	grace := time.NewTimer(stopTimeout)
+	defer grace.Stop()
+	select {
+	case <-e.done:
+		return e.deathError()
+	case <-grace.C:
+	}
+	_ = e.cmd.Process.Kill() // it has ended if this fails
+	<-e.done
+	return fmt.Errorf("stopping Envoy: it did not end within %v of SIGTERM and was killed%s", stopTimeout, e.quoteLog())
+}
+
+func (e *Envoy) deathError() error {
+	if e.err == nil {
+		return nil
+	}
+	return fmt.Errorf("stopping Envoy: it ended: %w%s", e.err, e.quoteLog())
+}
+
+// Validate asks Envoy whether it would take a bootstrap, without a warning.
+func Validate(ctx context.Context, bootstrap []byte) error {
+	path, err := Find()
+	if err != nil {
+		return err
+	}
+	// Envoy reads the file twice, so it cannot be a pipe.
+	file, err := os.CreateTemp("", "envoy*.yaml")
+	if err != nil {
+		return fmt.Errorf("validating a bootstrap: %w", err)
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(bootstrap)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("validating a bootstrap: %w", err)
+	}
+	runtime.LockOSThread() // as in run
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, path, "--mode", "validate", "-c", file.Name(), "-l", "warn")
+	cmd.SysProcAttr = attributes()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("validating a bootstrap: %w\n%s", err, bytes.TrimSpace(out))
+	}
+	if bytes.Contains(out, []byte("[warning]")) {
+		return fmt.Errorf("validating a bootstrap: Envoy warns\n%s", bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - logLimit; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.buf)
+}

@@ -1,0 +1,288 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// chunkSize is how much of a client's body goes to the picker in one frame, in bytes.
+const chunkSize = 64 << 10
+
+// errUnavailable is all that a client learns when the picker or the endpoints fail; the log says more.
+var errUnavailable = pd.Refuse(pd.NoEndpoint, "The gateway found no endpoint that answers. Try again later.")
+
+// call is one request on its way.
+type call struct {
+	g       *Gateway
+	w       http.ResponseWriter
+	in      *http.Request
+	control *http.ResponseController
+	trailer []string // names of the trailers that the client has announced
+
+	head      client.RequestHead // as it goes upstream
+	endpoints []string           // best first
+	body      *spool
+	picker    *exchange
+	acct      *exchange     // of the pair; the picker's if there is one filter; nil if it has failed
+	pumped    chan struct{} // closed when the client's body is read; nil if there is none
+	answering bool          // the client has the status
+}
+
+// serve takes the request through: picker, acct, endpoints, and the answer back. The error is for refuse, or means that
+// the answer is not whole.
+func (c *call) serve(ctx context.Context) error {
+	if err := c.pick(ctx); err != nil {
+		return err
+	}
+	if err := c.account(ctx); err != nil {
+		return err
+	}
+	answer, served, err := c.forward(ctx)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if !c.g.options.Single && c.picker.stream.RequestDone() {
+		c.picker.close() // it is told nothing of the answer
+	}
+	removeHopByHop(answer.Header)
+	if err := c.tellHead(ctx, answer, served); err != nil {
+		return err
+	}
+	return c.relay(ctx, answer)
+}
+
+// pick asks the picker, while the client's body goes through it, and waits for the changed head.
+func (c *call) pick(ctx context.Context) (err error) {
+	filter := client.Picker()
+	if c.g.options.Single {
+		filter = client.Single()
+	}
+	c.body = newSpool(c.g.options.Keep)
+	if c.picker, err = c.g.open(ctx, filter, c.body); err != nil {
+		return err
+	}
+	bodyless := c.in.Body == http.NoBody
+	if err := c.picker.stream.RequestHeaders(c.head, bodyless); err != nil && err != io.EOF {
+		return err
+	}
+	if bodyless {
+		c.body.add(nil, true)
+	} else {
+		c.pumped = make(chan struct{})
+		go c.pump()
+	}
+	a, err := c.picker.await(ctx, 0)
+	if err != nil {
+		return err
+	}
+	a.Mutation.Apply(c.head.Header, &c.head.Path)
+	if a.Endpoints == "" {
+		a.Endpoints = c.head.Header.Get(epp.HeaderDestination)
+	}
+	if c.endpoints = epp.SplitList(a.Endpoints); len(c.endpoints) == 0 {
+		return errors.New("the picker named no endpoint")
+	}
+	return nil
+}
+
+// pump sends the client's body to the picker as it arrives, and ends as Envoy does with HTTP/1: with an empty frame.
+func (c *call) pump() {
+	defer close(c.pumped)
+	stream, buf := c.picker.stream, make([]byte, chunkSize)
+	for {
+		n, err := c.in.Body.Read(buf)
+		if n > 0 && stream.RequestBody(buf[:n], false) != nil {
+			return // the receiving side knows why
+		}
+		switch {
+		case err == io.EOF && len(c.in.Trailer) > 0:
+			c.body.expectTrailer(c.in.Trailer)
+			_ = stream.RequestTrailers(c.in.Trailer)
+			return
+		case err == io.EOF:
+			_ = stream.RequestBody(nil, true)
+			return
+		case err != nil:
+			c.body.end(fmt.Errorf("reading the client's body: %w", err))
+			stream.Close() // nothing that could be picked for would be whole
+			return
+		}
+	}
+}
+
+// account opens the second stream of the pair, which may fail without harm.
+func (c *call) account(ctx context.Context) error {
+	if c.g.options.Single {
+		c.acct = c.picker
+		return nil
+	}
+	x, err := c.g.open(ctx, client.Acct(), nil)
+	if err != nil {
+		return c.forgive("opening the accounting stream", err)
+	}
+	c.acct = x
+	a, err := x.sent(ctx, x.stream.RequestHeaders(c.head, c.in.Body == http.NoBody), messageTimeout)
+	if err != nil {
+		return c.forgive("accounting for a request", err)
+	}
+	a.Mutation.Apply(c.head.Header, &c.head.Path)
+	return nil
+}
+
+// forgive does without the accounting stream from here on. With one filter that is an error.
+func (c *call) forgive(doing string, err error) error {
+	if c.g.options.Single && err != io.EOF {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if c.acct != nil && c.acct != c.picker {
+		c.acct.close()
+	}
+	c.acct = nil
+	if err != io.EOF { // one that has left in good order wants no more
+		c.g.log.Warn("going on without the accounting stream", "doing", doing, "error", err)
+	}
+	return nil
+}
+
+// tellHead tells the accounting stream who answered what, and changes the answer's head as it says.
+func (c *call) tellHead(ctx context.Context, answer *http.Response, served string) error {
+	if c.acct == nil {
+		return nil
+	}
+	head := client.ResponseHead{Status: answer.StatusCode, Header: answer.Header, Served: served}
+	a, err := c.acct.sent(ctx, c.acct.stream.ResponseHeaders(head, answer.Body == http.NoBody), messageTimeout)
+	if err != nil {
+		return c.forgive("telling the head of an answer", err)
+	}
+	a.Mutation.Apply(answer.Header, nil)
+	return nil
+}
+
+// tellTrailer does the same with the trailers.
+func (c *call) tellTrailer(ctx context.Context, trailer http.Header) error {
+	if c.acct == nil || len(trailer) == 0 {
+		return nil
+	}
+	a, err := c.acct.sent(ctx, c.acct.stream.ResponseTrailers(trailer), messageTimeout)
+	if err != nil {
+		return c.forgive("telling the trailers of an answer", err)
+	}
+	a.Mutation.Apply(trailer, nil)
+	return nil
+}
+
+// relay gives the answer to the client as it comes.
+func (c *call) relay(ctx context.Context, answer *http.Response) error {
+	h := c.w.Header()
+	for name, values := range answer.Header {
+		h[name] = values
+	}
+	c.closeUnread(h)
+	c.answering = true
+	c.w.WriteHeader(answer.StatusCode)
+	if answer.ContentLength < 0 { // a stream, whose first piece may be long in coming
+		if err := c.control.Flush(); err != nil {
+			return fmt.Errorf("writing the answer: %w", err)
+		}
+	}
+	if err := c.copy(answer.Body); err != nil {
+		return err
+	}
+	maps.DeleteFunc(answer.Trailer, func(_ string, values []string) bool { return values == nil }) // announced and not sent
+	if err := c.tellTrailer(ctx, answer.Trailer); err != nil {
+		return err
+	}
+	for name, values := range answer.Trailer {
+		h[http.TrailerPrefix+name] = values
+	}
+	return nil
+}
+
+// copy passes a body on, each piece at once.
+func (c *call) copy(body io.Reader) error {
+	buf := make([]byte, chunkSize/2)
+	for {
+		n, err := body.Read(buf)
+		if n > 0 {
+			if _, err := c.w.Write(buf[:n]); err != nil {
+				return fmt.Errorf("writing the answer: %w", err)
+			}
+			if err := c.control.Flush(); err != nil {
+				return fmt.Errorf("writing the answer: %w", err)
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading the answer: %w", err)
+		}
+	}
+}
+
+// refuse answers for the picker, or because something failed before there was an answer.
+func (c *call) refuse(ctx context.Context, err error) {
+	h := c.w.Header()
+	c.closeUnread(h)
+	if reply, ok := errors.AsType[replied](err); ok {
+		for name, values := range reply.Header {
+			h[name] = values
+		}
+		c.w.WriteHeader(reply.Status)
+		_, _ = c.w.Write(reply.Body) // a client that has gone needs none
+		return
+	}
+	if ctx.Err() == nil {
+		c.g.log.Warn("refusing a request", "request", c.head.Header.Get(pd.HeaderRequestID), "error", err)
+	}
+	body := errUnavailable.JSON(pd.APIOf(c.in.URL.Path))
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Retry-After", errUnavailable.RetryAfter())
+	c.w.WriteHeader(errUnavailable.Status())
+	_, _ = c.w.Write(body)
+}
+
+// closeUnread ends the client's connection after the answer if its body is still coming.
+func (c *call) closeUnread(h http.Header) {
+	if c.pumped == nil {
+		return
+	}
+	if c.picker.stream.RequestDone() {
+		<-c.pumped // it has sent all there is
+	}
+	select {
+	case <-c.pumped:
+	default:
+		h.Set("Connection", "close")
+	}
+}
+
+// close ends everything that runs for the request, and waits for it.
+func (c *call) close(cancel context.CancelFunc) {
+	cancel()
+	if c.pumped != nil {
+		select {
+		case <-c.pumped:
+		default:
+			_ = c.control.SetReadDeadline(time.Unix(1, 0)) // wakes the pump, which may wait for the client
+			<-c.pumped
+		}
+	}
+	for _, x := range []*exchange{c.picker, c.acct} {
+		if x != nil {
+			x.close()
+		}
+	}
+}
