@@ -2,7 +2,7 @@
 #
 #   docker build --target sidecar --build-arg VERSION=v0.1.0 -t tandem/sidecar:v0.1.0 .
 #
-# One target for each command: sidecar, sim, tandem.
+# One target for each command: epp, sidecar, sim, tandem.
 ARG GO_VERSION=1.26
 
 FROM --platform=$BUILDPLATFORM golang:${GO_VERSION} AS build
@@ -29,6 +29,14 @@ LABEL org.opencontainers.image.vendor="Tandem" \
       org.opencontainers.image.source="https://github.com/tandem-serving/tandem" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+
+FROM base AS epp
+LABEL org.opencontainers.image.title="tandem epp" \
+      org.opencontainers.image.description="Endpoint picker for disaggregated prefill/decode serving"
+COPY --from=build /out/epp /epp
+# ext-proc and EDS; gRPC health; metrics and probes. The admin port stays on loopback.
+EXPOSE 9002 9003 9090
+ENTRYPOINT ["/epp"]
 
 FROM base AS sidecar
 LABEL org.opencontainers.image.title="tandem sidecar" \

@@ -30,7 +30,7 @@ func runTests(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binDir = dir
-	build := exec.Command("go", "build", "-o", dir, "./cmd/sidecar", "./cmd/sim")
+	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
 	build.Dir = ".."
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
@@ -163,4 +163,20 @@ func startSim(t *testing.T, name string, flags ...string) engine {
 			t.Fatal(err)
 		}
 	}}
+}
+
+// output runs a program of this repository and gives what it printed on stdout.
+func output(name string, args ...string) (string, error) { return outputOf("", name, args...) }
+
+// outputOf gives it something to read on stdin.
+func outputOf(stdin, name string, args ...string) (string, error) {
+	c := exec.Command(filepath.Join(binDir, name), args...)
+	c.Stdin = strings.NewReader(stdin)
+	var stderr strings.Builder
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out), nil
 }

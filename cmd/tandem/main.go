@@ -8,7 +8,11 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/check"
 	"github.com/tandem-serving/tandem/cmd/tandem/demo"
+	"github.com/tandem-serving/tandem/cmd/tandem/envoyconfig"
+	"github.com/tandem-serving/tandem/cmd/tandem/explain"
+	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
 )
 
 func main() { boot.Main(run) }
@@ -23,6 +27,10 @@ type command struct {
 // commands is all that the tool can do.
 var commands = []command{
 	{"demo", demo.Summary, demo.Run},
+	{"check", check.Summary, check.Run},
+	{"explain", explain.Summary, explain.Run},
+	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},
+	{"gateway", gateway.Summary, gateway.Run},
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {
@@ -61,7 +69,7 @@ func writeHelp(w io.Writer, name string) error {
 	_, err := fmt.Fprintf(w, "%s is the user's tool of Tandem.\n\nUsage: %s COMMAND [flags]\n\nCommands:\n", name, name)
 	for _, c := range commands {
 		if err == nil {
-			_, err = fmt.Fprintf(w, "  %-8s %s\n", c.name, c.summary)
+			_, err = fmt.Fprintf(w, "  %-12s %s\n", c.name, c.summary)
 		}
 	}
 	if err == nil {

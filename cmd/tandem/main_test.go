@@ -82,7 +82,7 @@ func TestCommandLine(t *testing.T) {
 		stdout, stderr string // a part of it
 	}{
 		{"nothing", nil, 2, "", "tandem: a command is missing: want one of demo"},
-		{"help", []string{"--help"}, 0, "demo     run a whole P/D stack", ""},
+		{"help", []string{"--help"}, 0, "run a whole P/D stack", ""},
 		{"help as a word", []string{"help"}, 0, "Usage: tandem COMMAND", ""},
 		{"version", []string{"--version"}, 0, boot.ReadVersion().Go, ""},
 		{"unknown command", []string{"dmeo"}, 2, "", `tandem: unknown command "dmeo", did you mean demo?`},

@@ -32,3 +32,15 @@ func Sidecar(dir, engine string, flags ...string) (Program, error) {
 		}, flags...),
 	}, nil
 }
+
+// EPP is an endpoint picker (cmd/epp) on free ports of the loopback interface. Its addresses are "extproc", "health",
+// "metrics" and "admin". The flags say where it finds its endpoints.
+func EPP(dir string, flags ...string) Program {
+	return Program{
+		Name: "epp",
+		Path: filepath.Join(dir, "epp"),
+		Args: append([]string{
+			"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+		}, flags...),
+	}
+}

@@ -99,8 +99,10 @@ func end(server *http.Server) {
 }
 
 // Operations answers /metrics from the registry, /livez always, and /readyz
-// with 200 while ready returns nil, else with 503 and the reason.
-func Operations(metrics prometheus.Gatherer, ready func() error) *http.ServeMux {
+// with 200 while ready returns nil, else with 503 and the reason. Each of the
+// details that is not empty is a further line of /readyz: what does not keep
+// the program from serving, and should be known.
+func Operations(metrics prometheus.Gatherer, ready func() error, details ...func() string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
@@ -112,6 +114,11 @@ func Operations(metrics prometheus.Gatherer, ready func() error) *http.ServeMux 
 			return
 		}
 		fmt.Fprintln(w, "ok")
+		for _, detail := range details {
+			if line := detail(); line != "" {
+				fmt.Fprintln(w, line)
+			}
+		}
 	})
 	return mux
 }

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// admin answers what only the picker's operator may see.
+func (p *picker) admin() http.Handler {
+	mux := boot.Admin()
+	mux.HandleFunc("GET /debug/endpoints", p.debugEndpoints)
+	mux.HandleFunc("GET /debug/config", p.debugConfig)
+	mux.HandleFunc("POST /explain", p.explain)
+	mux.HandleFunc("POST /explain/", p.explain)
+	return mux
+}
+
+// endpointState is one endpoint as /debug/endpoints shows it. Waiting, Running and KVUsage are null where the engine did
+// not say.
+type endpointState struct {
+	Name     string            `json:"name"`
+	Address  string            `json:"address"`
+	Role     string            `json:"role"`
+	Labels   map[string]string `json:"labels"`
+	Waiting  *int              `json:"waiting"`
+	Running  *int              `json:"running"`
+	KVUsage  *float64          `json:"kv_usage"`
+	Cache    epp.CacheInfo     `json:"cache"`
+	LoadAge  float64           `json:"load_age_seconds"` // -1 = never read
+	Trust    float64           `json:"trust"`            // 0..1, in these numbers
+	Requests int               `json:"inflight_requests"`
+	Tokens   int               `json:"inflight_tokens"`
+}
+
+func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
+	snapshot, now := p.pool.Snapshot(), time.Now()
+	state := struct {
+		Snapshot  uint64          `json:"snapshot"`
+		Endpoints []endpointState `json:"endpoints"`
+	}{snapshot.Version, make([]endpointState, len(snapshot.Endpoints))}
+	for i, e := range snapshot.Endpoints {
+		load, inFlight := &snapshot.Loads[i], e.InFlight()
+		s := endpointState{Name: e.String(), Address: e.Address, Role: e.Role.String(), Labels: e.Labels, Cache: load.Cache, LoadAge: -1,
+			Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens}
+		s.Waiting, s.Running, s.KVUsage = load.Shown()
+		if !load.At.IsZero() {
+			s.LoadAge = now.Sub(load.At).Seconds()
+		}
+		state.Endpoints[i] = s
+	}
+	writeJSON(w, state)
+}
+
+func (p *picker) debugConfig(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(p.inUse().config.YAML()) // the operator who has left needs no answer
+}
+
+// explain takes a request as a client would send it, its path after /explain, and tells where it would go.
+func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
+	path := strings.TrimPrefix(r.URL.Path, "/explain")
+	if path == "" || path == "/" {
+		path = pd.APIChat.Path()
+	}
+	head := epp.HeadOf(r, path)
+	if p.settings.Picking.PDHeader == "off" {
+		head.Wish = nil
+	}
+	if p.settings.Picking.NoSubset {
+		head.Subset = nil
+	}
+	reader := &epp.Reader{}
+	reader.Reset(head, int64(p.settings.Listen.BodyLimit), p.sched.Blocks())
+	if err := copyBody(reader, r.Body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	var decision *epp.Decision
+	request, err := reader.Close()
+	if err == nil {
+		decision, err = p.sched.Explain(request)
+	}
+	x := epp.Explain(request, decision, err)
+	if x.Decider.Name != "" {
+		x.Decider.Parameters = p.inUse().built.Stages.Decider
+	}
+	writeJSON(w, x)
+}
+
+// copyBody feeds a reader. A refusal of the reader is not an error here: Close tells it again, and it is to be explained.
+func copyBody(reader *epp.Reader, body io.Reader) error {
+	for {
+		chunk := make([]byte, 64<<10)
+		n, err := body.Read(chunk)
+		if n > 0 && reader.Write(chunk[:n]) != nil {
+			return nil
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading the request: %w", err)
+		}
+	}
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc"
+)
+
+// takeover is how long a reservation waits for the stream that accounts for it, as the contract says.
+const takeover = 2 * time.Second
+
+// start makes the picker, opens its ports and serves until ctx ends.
+func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg settings) (err error) {
+	registry := boot.NewRegistry()
+	picker, err := newPicker(cfg, log, registry)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, picker.live.Close()) }()
+	auth, err := readSecret(cfg.Picking.AuthFile)
+	if err != nil {
+		return boot.Configf("auth-file: reading the shared secret: %w", err)
+	}
+	ledger := epp.NewLedger(takeover)
+	defer ledger.Close()
+	front := cfg.front(auth)
+	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Ledger: ledger, Log: log,
+		Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
+	if err != nil {
+		return fmt.Errorf("starting the front door: %w", err)
+	}
+	ports, err := cfg.Listen.open(ctx)
+	if err != nil {
+		return err
+	}
+	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), ports: ports, health: newHealth(),
+		notReady: errors.New("the endpoints are not known yet")}
+	if err := p.makeServers(extproc.ServerOptions(front)); err != nil {
+		ports.close()
+		return err
+	}
+	p.operations = []boot.Service{
+		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail)},
+		{Name: "admin", Listener: ports.admin, Handler: picker.admin()},
+	}
+	return p.serve(ctx, std)
+}
+
+// front is how requests are read and answered.
+func (c *settings) front(auth string) extproc.Config {
+	f := extproc.Defaults()
+	f.BodyLimit, f.BodyPause, f.Auth = int64(c.Listen.BodyLimit), c.Listen.BodyPause, auth
+	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
+	return f
+}
+
+func readSecret(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimSpace(string(b))
+	if secret == "" {
+		return "", fmt.Errorf("%s is empty", file)
+	}
+	return secret, nil
+}
+
+// ports are the listeners of a picker.
+type ports struct{ extproc, health, metrics, admin net.Listener }
+
+func (l listen) open(ctx context.Context) (p ports, err error) {
+	for _, one := range []struct {
+		to         *net.Listener
+		flag, addr string
+	}{
+		{&p.extproc, "grpc-port", net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
+		{&p.health, "grpc-health-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
+		{&p.metrics, "metrics-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
+		{&p.admin, "admin-address", l.Admin},
+	} {
+		if *one.to, err = boot.Listen(ctx, one.flag, one.addr); err != nil {
+			p.close()
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+func (p ports) close() {
+	for _, l := range []net.Listener{p.extproc, p.health, p.metrics, p.admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// Service names of the endpoint picker protocol's health check. chartService is what llm-d's charts ask for.
+const (
+	serviceLiveness  = "liveness"
+	serviceReadiness = "readiness"
+	serviceExtProc   = "envoy.service.ext_proc.v3.ExternalProcessor"
+	chartService     = "inference-extension"
+)
+
+func newHealth() *health.Server {
+	h := health.NewServer()
+	h.SetServingStatus(serviceLiveness, healthpb.HealthCheckResponse_SERVING)
+	setReady(h, false)
+	return h
+}
+
+func setReady(h *health.Server, ready bool) {
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if ready {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	for _, service := range []string{"", serviceReadiness, serviceExtProc, chartService} {
+		h.SetServingStatus(service, status)
+	}
+}
+
+// process is a picker with its listeners and servers.
+type process struct {
+	log        *slog.Logger
+	cfg        settings
+	picker     *picker
+	door       *extproc.Server
+	eds        *extproc.EDS
+	ports      ports
+	health     *health.Server
+	extproc    *grpc.Server
+	probes     *grpc.Server
+	operations []boot.Service
+
+	mu       sync.Mutex
+	notReady error // nil while requests are to come
+}
+
+func (p *process) makeServers(options []grpc.ServerOption) error {
+	if p.cfg.Listen.Secure {
+		tls, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.log)
+		if err != nil {
+			return err
+		}
+		tls.NextProtos = []string{"h2"}
+		options = append(options, grpc.Creds(credentials.NewTLS(tls)))
+	}
+	p.extproc = grpc.NewServer(options...)
+	p.door.Register(p.extproc)
+	p.eds.Register(p.extproc)
+	p.probes = grpc.NewServer()
+	healthpb.RegisterHealthServer(p.probes, p.health)
+	if p.cfg.Listen.HealthToo {
+		healthpb.RegisterHealthServer(p.extproc, p.health)
+	}
+	return nil
+}
+
+// ready tells whether requests are to come.
+func (p *process) ready() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.notReady
+}
+
+func (p *process) setReady(reason error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.notReady = reason
+	setReady(p.health, reason == nil)
+}
+
+// serve runs all listeners until ctx ends or one fails, then drains the ext-proc port while probes and metrics still answer.
+func (p *process) serve(ctx context.Context, std boot.IO) error {
+	operations, endOperations := context.WithCancel(context.WithoutCancel(ctx))
+	defer endOperations()
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
+	serving, endServing := context.WithCancel(operations)
+	defer endServing()
+	var errs [6]error
+	var running sync.WaitGroup
+	for i, one := range []func() error{
+		func() error { return boot.Serve(operations, p.log, p.operations...) },
+		func() error { return p.picker.run(operations) },
+		func() error { return p.eds.Run(serving) },
+		func() error { return serveGRPC(p.extproc, p.ports.extproc, "ext-proc") },
+		func() error { return serveGRPC(p.probes, p.ports.health, "health") },
+	} {
+		running.Go(func() { defer fail(); errs[i] = one() })
+	}
+	if errs[5] = p.announce(ctx, std); errs[5] != nil {
+		fail()
+	}
+	<-ctx.Done()
+	p.drain(endServing)
+	endOperations()
+	p.probes.Stop()
+	running.Wait()
+	return errors.Join(errs[:]...)
+}
+
+func serveGRPC(server *grpc.Server, l net.Listener, name string) error {
+	if err := server.Serve(l); err != nil {
+		return fmt.Errorf("serving the %s port: %w", name, err)
+	}
+	return nil
+}
+
+// announce waits until the pool is known and says that the picker is ready.
+func (p *process) announce(ctx context.Context, std boot.IO) error {
+	select {
+	case <-p.picker.pool.Synced():
+	case <-ctx.Done():
+		return nil
+	}
+	p.setReady(nil)
+	return boot.Ready(std.Stdout, "epp", boot.Addresses{"extproc": p.ports.extproc.Addr(), "health": p.ports.health.Addr(),
+		"metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()})
+}
+
+// drain tells Envoy to go elsewhere, lets streams whose answer runs go, and waits for the requests that are being picked
+// for. endServing ends EDS, whose streams would never end by themselves.
+func (p *process) drain(endServing func()) {
+	p.log.Info("draining")
+	p.setReady(errors.New("draining"))
+	p.door.Drain()
+	endServing()
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.extproc.GracefulStop() }()
+	late := time.NewTimer(p.cfg.Listen.Drain)
+	defer late.Stop()
+	select {
+	case <-ended:
+	case <-late.C:
+		p.log.Warn("drain-timeout is over, ending the streams that are left")
+		p.extproc.Stop()
+		<-ended
+	}
+}

@@ -1,0 +1,57 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/plugin"
+)
+
+// Summary is what the command does, for help pages.
+const Summary = "check an EndpointPickerConfig, and print it with all defaults"
+
+// Run is the command. The operand is a file, "-" for stdin, or nothing for the configuration that is built in. The
+// effective configuration goes to stdout, warnings go to stderr. The error is an Exit with CodeConfig, and every problem on
+// a line of its own, if the configuration cannot be used.
+func Run(_ context.Context, std boot.IO, args []string) error {
+	program := boot.Program{Summary: "check: " + Summary + ".", Operands: "[FILE | -]"}
+	files, err := program.Load(std, &struct{}{}, args)
+	if err != nil {
+		return err
+	}
+	if len(files) > 1 {
+		return boot.Usagef("want one FILE, got %d", len(files))
+	}
+	name, data, err := read(std, files)
+	if err != nil {
+		return boot.Configf("reading the configuration: %w", err)
+	}
+	c, err := config.Parse(data, plugin.Table)
+	if err != nil {
+		return boot.Configf("checking %s:\n%w", name, err)
+	}
+	for _, warning := range c.Warnings {
+		fmt.Fprintf(std.Stderr, "%s: warning: %s\n", name, warning)
+	}
+	if _, err := std.Stdout.Write(c.YAML()); err != nil {
+		return fmt.Errorf("printing the configuration: %w", err)
+	}
+	return nil
+}
+
+// read gives the configuration, and a name for it.
+func read(std boot.IO, files []string) (name string, data []byte, err error) {
+	switch {
+	case len(files) == 0:
+		return "the built-in configuration", config.Default(), nil
+	case files[0] == "-":
+		data, err = io.ReadAll(io.LimitReader(std.Stdin, config.MaxSize+1))
+		return "stdin", data, err
+	}
+	data, err = epp.ReadFile(files[0], config.MaxSize)
+	return files[0], data, err
+}

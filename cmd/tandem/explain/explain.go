@@ -1,0 +1,112 @@
+package explain
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Summary is what the command does, for help pages.
+const Summary = "ask a running picker where a request would go, and why"
+
+var program = boot.Program{
+	Summary:  "explain: " + Summary + ". FILE holds the request body; - reads it from stdin.",
+	Operands: "FILE",
+}
+
+// settings are the flags.
+type settings struct {
+	Admin   string        `flag:"admin" arg:"HOST:PORT" help:"admin address of the picker (its --admin-address)"`
+	Path    string        `flag:"path" arg:"PATH" help:"URL path that the request would be sent to"`
+	Headers []string      `flag:"header" arg:"NAME: VALUE[,…]" help:"headers of the request, such as \"x-tandem-pd: force\""`
+	JSON    bool          `flag:"json" help:"print the whole answer as JSON"`
+	Top     int           `flag:"top" arg:"NUMBER" help:"candidates to show of each stage; 0 shows all"`
+	Timeout time.Duration `flag:"timeout" help:"longest wait for the picker"`
+}
+
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	p.RequireAddress("admin", s.Admin)
+	p.Require(strings.HasPrefix(s.Path, "/"), "path", "%q does not begin with a slash", s.Path)
+	p.Require(s.Top >= 0, "top", "must not be negative")
+	p.Require(s.Timeout > 0, "timeout", "must be positive")
+	for _, h := range s.Headers {
+		p.Require(strings.Contains(h, ":"), "header", "%q is not NAME: VALUE", h)
+	}
+}
+
+// answerLimit bounds what is read of an answer, bytes: some 200 for each score of each candidate of a large pool.
+const answerLimit = 64 << 20
+
+// Run is the command. The error is an Exit with CodeMissing if no picker answers.
+func Run(ctx context.Context, std boot.IO, args []string) error {
+	s := settings{Admin: "127.0.0.1:9091", Path: "/v1/chat/completions", Top: 10, Timeout: 10 * time.Second}
+	operands, err := program.Load(std, &s, args)
+	if err != nil {
+		return err
+	}
+	if len(operands) != 1 {
+		return boot.Usagef("want one FILE with the request body, or - for stdin (--help says more)")
+	}
+	body, err := read(std, operands[0])
+	if err != nil {
+		return boot.Missingf("reading the request body: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	answer, err := s.ask(ctx, body)
+	if err != nil {
+		return err
+	}
+	if s.JSON {
+		_, err = fmt.Fprintf(std.Stdout, "%s\n", bytes.TrimSpace(answer))
+		return err
+	}
+	var x epp.Explanation
+	if err := json.Unmarshal(answer, &x); err != nil {
+		return fmt.Errorf("reading the picker's answer: %w", err)
+	}
+	_, err = io.WriteString(std.Stdout, s.table(&x))
+	return err
+}
+
+func read(std boot.IO, file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(std.Stdin)
+	}
+	return os.ReadFile(file)
+}
+
+func (s *settings) ask(ctx context.Context, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.Admin+"/explain"+s.Path, bytes.NewReader(body))
+	if err != nil {
+		return nil, boot.Usagef("making the request: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for _, h := range s.Headers {
+		name, value, _ := strings.Cut(h, ":")
+		req.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, boot.Missingf("asking the picker: %w (is it running, and is %s its --admin-address?)", err, s.Admin)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	if err != nil {
+		return nil, fmt.Errorf("reading the picker's answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("asking the picker: %s answered %s: %s", s.Admin, resp.Status, bytes.TrimSpace(answer))
+	}
+	return answer, nil
+}

@@ -1,0 +1,142 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// table shows an explanation to people: what was asked, the decision with its numbers, and every candidate of each stage.
+func (s *settings) table(x *epp.Explanation) string {
+	var b strings.Builder
+	r := x.Request
+	if r.API != "" {
+		fmt.Fprintf(&b, "request   %s, model %s, about %d prompt tokens, x-tandem-pd: %s\n", r.API, orNone(r.Model), r.Tokens, r.Wish)
+	}
+	fmt.Fprintf(&b, "decision  %s, because: %s\n", x.Decision, x.Reason)
+	if x.Refusal != nil {
+		fmt.Fprintf(&b, "refused   with status %d: %s\n", x.Refusal.Status, x.Refusal.Message)
+	}
+	if x.Trace != nil && len(x.Decode) > 0 {
+		fmt.Fprintf(&b, "decider   %s\n", decider(x.Decider))
+	}
+	if len(x.Decode) > 0 {
+		fmt.Fprintf(&b, "decode    %s\n", strings.Join(x.Decode, ", then "))
+	}
+	if len(x.Prefill) > 0 {
+		fmt.Fprintf(&b, "prefill   %s\n", strings.Join(x.Prefill, ", then "))
+	}
+	if x.Trace == nil {
+		return b.String()
+	}
+	if len(x.Trace.Outside) > 0 {
+		fmt.Fprintf(&b, "outside   the gateway's subset: %s\n", strings.Join(x.Trace.Outside, ", "))
+	}
+	for _, stage := range x.Trace.Stages {
+		s.stage(&b, stage)
+	}
+	return b.String()
+}
+
+// decider tells the numbers in words.
+func decider(d epp.DeciderNumbers) string {
+	numbers := fmt.Sprintf("%d of %d prompt tokens are not cached on the decode endpoint", d.Uncached, d.Tokens)
+	if d.Name == "" {
+		return "was not asked; " + numbers
+	}
+	if p, ok := d.Parameters.(map[string]any); ok && len(p) > 0 {
+		return fmt.Sprintf("%s: %s (%s)", d.Name, numbers, parameters(p))
+	}
+	return d.Name + ": " + numbers
+}
+
+func parameters(p map[string]any) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		all = append(all, fmt.Sprintf("%s %v", name, p[name]))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
+	fmt.Fprintf(b, "\n%s stage, profile %s\n", stage.Stage, stage.Profile)
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	scorers := scorersOf(stage)
+	fmt.Fprint(w, "\tendpoint\trole\twaiting\trunning\tKV use\tload age\tin flight\tcached\t")
+	for _, sc := range scorers {
+		fmt.Fprintf(w, "%s ×%s\t", sc.Scorer, number(sc.Weight))
+	}
+	fmt.Fprint(w, "total\twhy\n")
+	shown := stage.Candidates
+	if s.Top > 0 && len(shown) > s.Top {
+		shown = shown[:s.Top]
+	}
+	for _, c := range shown {
+		row(w, c, len(scorers))
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	if hidden := len(stage.Candidates) - len(shown); hidden > 0 {
+		fmt.Fprintf(b, "and %d more (--top 0 shows all)\n", hidden)
+	}
+}
+
+func scorersOf(stage epp.StageTrace) []epp.ScoreTrace {
+	for _, c := range stage.Candidates {
+		if len(c.Scores) > 0 {
+			return c.Scores
+		}
+	}
+	return nil
+}
+
+func row(w *tabwriter.Writer, c epp.CandidateTrace, scorers int) {
+	mark := ""
+	if c.Chosen > 0 {
+		mark = strconv.Itoa(c.Chosen)
+	}
+	usage, age := "?", "never"
+	if c.KVUsage != nil {
+		usage = number(*c.KVUsage)
+	}
+	if c.LoadAge >= 0 {
+		age = number(c.LoadAge) + "s"
+	}
+	fmt.Fprintf(w, "%s\t%s %s\t%s\t%s\t%s\t%s\t%s\t%d req %d tok\t%d\t", mark, c.Endpoint, c.Address, c.Role, count(c.Waiting), count(c.Running),
+		usage, age, c.Requests, c.Tokens, c.Cached)
+	for i := range scorers {
+		cell := "-"
+		if i < len(c.Scores) {
+			cell = number(c.Scores[i].Score)
+		}
+		fmt.Fprintf(w, "%s\t", cell)
+	}
+	total := "-"
+	if c.Dropped == "" {
+		total = number(c.Total)
+	}
+	fmt.Fprintf(w, "%s\t%s\n", total, c.Why)
+}
+
+func count(n *int) string {
+	if n == nil {
+		return "?"
+	}
+	return strconv.Itoa(*n)
+}
+
+// number prints with at most three digits after the point.
+func number(f float64) string {
+	return strconv.FormatFloat(float64(int64(f*1000+0.5))/1000, 'f', -1, 64)
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "not named"
+	}
+	return s
+}

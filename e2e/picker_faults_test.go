@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// TestPickerKilled ends the picker by SIGKILL while answers stream: with the filter pair no answer is cut, and the next
+// request gets a JSON error that says when to come back.
+func TestPickerKilled(t *testing.T) {
+	for _, l := range []layout{{"gateway", "pair"}, {"envoy", "pair"}} {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newStack(t, l, 1, 1)
+			const streams = 6
+			begun := make(chan struct{}, streams)
+			killed := make(chan struct{})
+			var running sync.WaitGroup
+			for i := range streams {
+				q := f.tokensCall(threshold/2+i%2*2*threshold, true)
+				q.tokens = 400
+				want := f.want(t, q)
+				running.Go(func() {
+					got, err := f.readSlowly(t, q, begun, killed)
+					if err != nil {
+						t.Errorf("stream %d was cut: %v", i, err)
+						return
+					}
+					mustMatch(t, got, true, want)
+				})
+			}
+			for range streams {
+				<-begun
+			}
+			if err := f.pickers[0].Kill(); err != nil {
+				t.Fatal(err)
+			}
+			close(killed)
+			running.Wait()
+			got := f.send(t, f.tokensCall(threshold/2, false))
+			if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") == "" || !strings.Contains(got.body, `"error"`) {
+				t.Errorf("without a picker: %d %v %s", got.status, got.header, got.body)
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+// readSlowly reads the first event of a stream, tells so, and goes on when it may.
+func (f *fleet) readSlowly(t *testing.T, q call, begun chan<- struct{}, goOn <-chan struct{}) (reply, error) {
+	resp, err := f.open(t.Context(), q)
+	if err != nil {
+		begun <- struct{}{}
+		return reply{}, err
+	}
+	defer resp.Body.Close()
+	r := reply{status: resp.StatusCode, header: resp.Header, cached: -1}
+	body := bufio.NewReader(resp.Body)
+	_, err = body.Peek(1)
+	begun <- struct{}{}
+	<-goOn
+	if err == nil {
+		err = r.readStream(body)
+	}
+	return r, err
+}
+
+// TestTwoPickers has requests picked by one replica and accounted by either; then one is killed.
+func TestTwoPickers(t *testing.T) {
+	for _, l := range []layout{{"gateway", "pair"}, {"envoy", "pair"}, {"envoy", "single"}} {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newFleet(t, 1, 2)
+			f.startPicker(t)
+			f.startPicker(t)
+			f.startFront(t, l)
+			testFleetCrowd(t, f)
+			f.mustRest(t)
+			if err := f.pickers[1].Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 20 {
+				q := f.tokensCall(threshold/2, i%2 == 0)
+				mustMatch(t, f.send(t, q), q.stream, f.want(t, q))
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestPoolChanges rewrites the endpoints file while requests run: pods come and go, and no request fails.
+func TestPoolChanges(t *testing.T) {
+	for _, l := range []layout{{"gateway", "pair"}, {"envoy", "pair"}, {"envoy", "single"}} {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newStack(t, l, 1, 2)
+			all := f.decode
+			var done atomic.Bool
+			var running sync.WaitGroup
+			for range 4 {
+				running.Go(func() {
+					for !done.Load() {
+						q := call{api: pd.APICompletions, text: "load", tokens: 4}
+						got, err := q.send(t.Context(), f.front.addr, f.model)
+						if err != nil || got.status != http.StatusOK {
+							t.Errorf("while the pool changed: %d %v %s", got.status, err, got.body)
+							return
+						}
+					}
+				})
+			}
+			for _, pods := range [][]decodePod{all[:1], all, all[1:], all} {
+				f.decode = pods
+				f.writeEndpoints(t)
+				f.eventually(t, "decode endpoints", func() (string, bool) {
+					state, err := endpointsOf(f.pickers[0])
+					if err != nil {
+						return err.Error(), false
+					}
+					return fmt.Sprint(len(state.Endpoints)), len(state.Endpoints) == len(pods)+1
+				})
+				for range 10 { // and the pods that are there are the ones that serve
+					q := f.tokensCall(threshold/2, false)
+					mustMatch(t, f.send(t, q), false, f.want(t, q))
+				}
+			}
+			done.Store(true)
+			running.Wait()
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestDeadEndpoint has a pod in the pool that is not there: whoever is sent to it is served by the next of the list.
+func TestDeadEndpoint(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newFleet(t, 1, 1)
+			f.writeEndpoints(t, "127.0.0.1:9")
+			f.startPicker(t)
+			f.startFront(t, l)
+			for i := range 12 {
+				q := f.tokensCall(threshold/2+i%2*2*threshold, i%4 < 2)
+				mustMatch(t, f.send(t, q), q.stream, f.want(t, q))
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestEmptyPool has no endpoint at all, and later one.
+func TestEmptyPool(t *testing.T) {
+	for _, l := range []layout{{"gateway", "pair"}, {"envoy", "pair"}} {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newFleet(t, 0, 1)
+			pods := f.decode
+			f.decode = nil
+			replace(t, f.endpoints, "endpoints: []\n")
+			f.startPicker(t)
+			f.startFront(t, l)
+			got := f.send(t, f.tokensCall(threshold/2, false))
+			if got.status != http.StatusServiceUnavailable || planned(got) != "refused;reason=no-endpoint" {
+				t.Errorf("status %d, decision %v", got.status, got.decision)
+			}
+			mustBeOverloaded(t, got, "no-endpoint")
+			f.decode = pods
+			f.writeEndpoints(t)
+			q := f.tokensCall(threshold/2, false)
+			want := f.want(t, q)
+			f.eventually(t, "the answer", func() (string, bool) {
+				got := f.send(t, q)
+				return fmt.Sprint(got.status, got.body), got.status == http.StatusOK && fmt.Sprint(got.tokens) == fmt.Sprint(want)
+			})
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestReload changes the configuration under a running picker: a good one counts at once, a bad one changes nothing and is
+// told.
+func TestReload(t *testing.T) {
+	f := newStack(t, layout{"gateway", "pair"}, 1, 1)
+	p := f.pickers[0]
+	q := f.tokensCall(2*threshold, false)
+	if got := f.send(t, q); got.decision.Verdict != pd.Remote {
+		t.Fatalf("decision %v", got.decision)
+	}
+	f.writeConfig(t, fmt.Sprintf(pdConfig, 100*threshold, ""))
+	f.eventually(t, "the decision", func() (string, bool) {
+		got := f.send(t, f.tokensCall(2*threshold, false))
+		return got.decision.String(), planned(got) == "local;reason=short-prompt"
+	})
+	f.writeConfig(t, fmt.Sprintf(pdConfig, -5, ""))
+	f.eventually(t, "/readyz", func() (string, bool) {
+		status, text := page(t, "http://"+p.addr("metrics")+"/readyz")
+		if status != http.StatusOK {
+			t.Fatalf("a bad file made it not ready: %d %s", status, text)
+		}
+		return text, strings.Contains(text, "nonCachedTokens")
+	})
+	if _, metrics := page(t, "http://"+p.addr("metrics")+"/metrics"); !strings.Contains(metrics, `tandem_config_reloads_total{result="invalid"} 1`) {
+		t.Errorf("no metric tells of the bad file")
+	}
+	if got := f.send(t, f.tokensCall(2*threshold, false)); planned(got) != "local;reason=short-prompt" {
+		t.Errorf("decision %v: the last good configuration is not kept", got.decision)
+	}
+	f.mustRest(t)
+}
+
+// TestExplain asks as an operator does.
+func TestExplain(t *testing.T) {
+	f := newFleet(t, 1, 2)
+	p := f.startPicker(t)
+	body := string(f.tokensCall(2*threshold, false).body(f.model))
+	for _, c := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"remote", nil, []string{"decision  remote, because: uncached", "prefix-based-pd-decider: 128 of 128", "nonCachedTokens 64",
+			f.prefill[0].addr, f.decode[0].addr(), "decode-filter", "token-load-scorer"}},
+		{"bypass", []string{"--header=x-tandem-pd: bypass"}, []string{"decision  local, because: bypassed", "decider   was not asked"}},
+		{"refused", []string{"--header=x-tandem-pd: perhaps"}, []string{"decision  refused, because: bad-pd-header", "status 400"}},
+		{"nowhere", []string{"--header=x-gateway-destination-endpoint-subset: 10.0.0.1:1"}, []string{"refused, because: no-endpoint", "outside"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := outputOf(body, "tandem", append([]string{"explain", "--admin=" + p.addr("admin"), "--path=/v1/completions"}, append(c.args, "-")...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("%q is not in:\n%s", want, out)
+				}
+			}
+		})
+	}
+	state, err := endpointsOf(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range state.Endpoints {
+		if e.Requests != 0 {
+			t.Errorf("explaining reserved something at %s", e.Name)
+		}
+	}
+}

@@ -1,0 +1,341 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// TestPicker is the suite of the picker behind a proxy: the same on the embedded gateway and on real Envoy, with the filter
+// pair and with the one filter that gateways configure today.
+func TestPicker(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newStack(t, l, 2, 2)
+			t.Run("threshold", func(t *testing.T) { testThreshold(t, f) })
+			t.Run("wishes", func(t *testing.T) { testWishes(t, f) })
+			t.Run("headers", func(t *testing.T) { testHeaders(t, f, l) })
+			t.Run("bad input", func(t *testing.T) { testBadInput(t, f) })
+			t.Run("long prompt", func(t *testing.T) { testLongPrompt(t, f) })
+			t.Run("other calls", func(t *testing.T) { testOtherCalls(t, f) })
+			t.Run("prefix", func(t *testing.T) { testPrefixAffinity(t, f) })
+			t.Run("crowd", func(t *testing.T) { testFleetCrowd(t, f) })
+			t.Run("client gone", func(t *testing.T) { testFleetClientGone(t, f) })
+			f.mustRest(t)
+		})
+	}
+}
+
+// tokensCall is a completions call with a prompt of n token ids that nobody has seen.
+func (f *fleet) tokensCall(n int, stream bool) call {
+	return call{api: pd.APICompletions, prompt: f.fresh(n), tokens: 8, stream: stream}
+}
+
+func testThreshold(t *testing.T, f *fleet) {
+	for _, c := range []struct {
+		tokens int
+		want   pd.Verdict
+		reason pd.Reason
+	}{{threshold - 1, pd.Local, pd.ShortPrompt}, {threshold, pd.Remote, pd.Uncached}, {4 * threshold, pd.Remote, pd.Uncached}} {
+		t.Run(fmt.Sprint(c.tokens), func(t *testing.T) {
+			both(t, func(t *testing.T, stream bool) {
+				q := f.tokensCall(c.tokens, stream)
+				got := f.send(t, q)
+				mustMatch(t, got, stream, f.want(t, q))
+				if got.decision.Verdict != c.want || got.decision.Reason != c.reason {
+					t.Errorf("decision %v, want %v %v", got.decision, c.want, c.reason)
+				}
+			})
+		})
+	}
+}
+
+// testWishes is the client's word, where prefill pods are to be had.
+func testWishes(t *testing.T, f *fleet) {
+	short, long := threshold/2, 2*threshold
+	batch := map[string]any{"prompt": [][]int{f.fresh(20), f.fresh(30)}}
+	doubted := map[string]any{"max_tokens": -1}
+	for _, c := range []struct {
+		wish    string
+		tokens  int
+		members map[string]any
+		status  int
+		want    string
+	}{
+		{"", short, nil, 200, "local;reason=short-prompt"},
+		{"", long, nil, 200, "remote;reason=uncached"},
+		{"auto", long, nil, 200, "remote;reason=uncached"},
+		{"force", short, nil, 200, "remote;reason=forced"},
+		{"force;fallback", short, nil, 200, "remote;reason=forced"},
+		{"bypass", long, nil, 200, "local;reason=bypassed"},
+		{"", long, batch, 200, "local;reason=not-splittable"},
+		{"bypass", long, batch, 200, "local;reason=bypassed"},
+		{"force", long, batch, 400, "refused;reason=not-splittable"},
+		{"force;fallback", long, batch, 200, "local;reason=not-splittable"},
+		{"force", long, doubted, 400, "local;reason=not-splittable"}, // the engine's own 400
+		{"yes", long, nil, 400, "refused;reason=bad-pd-header"},
+		{"force;now", long, nil, 400, "refused;reason=bad-pd-header"},
+		{"Force", long, nil, 400, "refused;reason=bad-pd-header"},
+	} {
+		name := fmt.Sprintf("%q of %d %v", c.wish, c.tokens, c.members)
+		t.Run(name, func(t *testing.T) {
+			q := f.tokensCall(c.tokens, false)
+			q.members = c.members
+			if c.wish != "" {
+				q.header = map[string]string{pd.HeaderWish: c.wish}
+			}
+			got := f.send(t, q)
+			if decision := planned(got); got.status != c.status || decision != c.want {
+				t.Errorf("status %d, decision %q (%s), want %d %q", got.status, decision, got.body, c.status, c.want)
+			}
+		})
+	}
+}
+
+// planned is a decision without its count of attempts.
+func planned(r reply) string {
+	d := r.decision
+	d.Attempts = 0
+	return d.String()
+}
+
+// TestWishesWithoutPrefill is the client's word, and the operator's, where no prefill pod is to be had.
+func TestWishesWithoutPrefill(t *testing.T) {
+	l := layout{"envoy", "pair"}
+	for _, operator := range []struct {
+		name, parameter, flag string
+		rows                  map[string]string // wish → status and decision of a long prompt
+	}{
+		{"local", "", "", map[string]string{
+			"": "200 local;reason=no-prefill", "force": "503 refused;reason=no-prefill",
+			"force;fallback": "200 local;reason=no-prefill", "bypass": "200 local;reason=bypassed", "no": "400 refused;reason=bad-pd-header",
+		}},
+		{"refuse", "onNoPrefill: refuse", "", map[string]string{
+			"": "503 refused;reason=no-prefill", "force": "503 refused;reason=no-prefill",
+			"force;fallback": "200 local;reason=no-prefill", "bypass": "200 local;reason=bypassed", "no": "400 refused;reason=bad-pd-header",
+		}},
+		{"header off", "", "--pd-header=off", map[string]string{
+			"": "200 local;reason=no-prefill", "force": "200 local;reason=no-prefill",
+			"bypass": "200 local;reason=no-prefill", "no": "200 local;reason=no-prefill",
+		}},
+	} {
+		t.Run(operator.name, func(t *testing.T) {
+			f := newFleet(t, 0, 1)
+			f.writeConfig(t, fmt.Sprintf(pdConfig, threshold, operator.parameter))
+			var flags []string
+			if operator.flag != "" {
+				flags = append(flags, operator.flag)
+				f.decode[0].sidecar = startSidecar(t, f.decode[0].engine.addr, operator.flag)
+				f.writeEndpoints(t)
+			}
+			f.startPicker(t, flags...)
+			f.startFront(t, l)
+			for wish, want := range operator.rows {
+				q := f.tokensCall(2*threshold, false)
+				if wish != "" {
+					q.header = map[string]string{pd.HeaderWish: wish}
+				}
+				got := f.send(t, q)
+				if seen := fmt.Sprint(got.status, " ", planned(got)); seen != want {
+					t.Errorf("x-tandem-pd %q: %s (%s), want %s", wish, seen, got.body, want)
+				}
+				if got.status == http.StatusServiceUnavailable {
+					mustBeOverloaded(t, got, "no-prefill")
+				}
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+// mustBeOverloaded checks a 503 of the picker: OpenAI's error shape, Retry-After and llm-d's reason.
+func mustBeOverloaded(t *testing.T, got reply, code string) {
+	t.Helper()
+	var e struct {
+		Error struct{ Message, Type, Code string }
+	}
+	if err := json.Unmarshal([]byte(got.body), &e); err != nil || e.Error.Code != code || e.Error.Message == "" {
+		t.Errorf("body %q is not an error with code %s", got.body, code)
+	}
+	if got.header.Get("Retry-After") != "1" || got.header.Get(pd.HeaderDropped) != "rejected-no-endpoints" {
+		t.Errorf("headers %v lack Retry-After or %s", got.header, pd.HeaderDropped)
+	}
+}
+
+func testHeaders(t *testing.T, f *fleet, l layout) {
+	t.Run("forged", func(t *testing.T) {
+		q := f.tokensCall(threshold/2, false)
+		q.header = map[string]string{
+			pd.HeaderPrefill: "127.0.0.1:9", pd.HeaderPlan: "remote;id=0123456789abcdef;reason=uncached;strict=1;epp=0.1",
+			"x-gateway-destination-endpoint": "127.0.0.1:9", "x-data-parallel-host-port": "127.0.0.1:9", "X-Tandem-Auth": "guess",
+		}
+		got := f.send(t, q)
+		mustMatch(t, got, false, f.want(t, q))
+		if planned(got) != "local;reason=short-prompt" {
+			t.Errorf("decision %v: a client's header got through", got.decision)
+		}
+	})
+	t.Run("timing", func(t *testing.T) {
+		got := f.send(t, f.tokensCall(2*threshold, false))
+		phases, err := pd.ParseTiming(got.header.Get(pd.HeaderTiming))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, phase := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst} {
+			if _, ok := phases.Get(phase); !ok {
+				t.Errorf("Server-Timing %q lacks %v", got.header.Get(pd.HeaderTiming), phase)
+			}
+		}
+	})
+	t.Run("no address", func(t *testing.T) {
+		got := f.send(t, f.tokensCall(2*threshold, false))
+		for name, values := range got.header {
+			if strings.Contains(strings.Join(values, " "), "127.0.0.1") || strings.HasPrefix(name, "X-Gateway-") {
+				t.Errorf("the answer tells %s: %v", name, values)
+			}
+		}
+	})
+	t.Run("trailers", func(t *testing.T) {
+		q := f.tokensCall(2*threshold, true)
+		for name, values := range f.send(t, q).trailer {
+			if len(values) > 0 && l.mode == "pair" {
+				t.Errorf("trailer %s: %v for a client that did not ask", name, values)
+			}
+		}
+	})
+}
+
+func testBadInput(t *testing.T, f *fleet) {
+	for name, c := range map[string]struct {
+		path, body string
+		status     int
+		code       string
+	}{
+		"no JSON":       {"/v1/chat/completions", "hello", 400, "bad-request"},
+		"half JSON":     {"/v1/chat/completions", `{"model":"m","messages":[`, 400, "bad-request"},
+		"empty":         {"/v1/completions", "", 400, "bad-request"},
+		"an array":      {"/v1/completions", "[]", 400, "bad-request"},
+		"twice":         {"/v1/completions", `{"model":"m","prompt":"a","prompt":"b"}`, 400, "duplicate-key"},
+		"UTF-16":        {"/v1/completions", "\xff\xfe{\x00}\x00", 400, "bad-request"},
+		"unknown model": {"/v1/completions", `{"model":"nobody","prompt":"a"}`, 404, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			resp, err := client.Post("http://"+f.front.addr+c.path, "application/json", strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, _ := io.ReadAll(resp.Body)
+			var e struct{ Error struct{ Message, Code any } }
+			if err := json.Unmarshal(b, &e); err != nil || e.Error.Message == nil {
+				t.Errorf("%d %q is not an error of the API's shape", resp.StatusCode, b)
+			}
+			if resp.StatusCode != c.status || c.code != "" && e.Error.Code != c.code {
+				t.Errorf("status %d %s, want %d %s", resp.StatusCode, b, c.status, c.code)
+			}
+		})
+	}
+}
+
+// testLongPrompt sends a body of many frames, which must reach the engine whole.
+func testLongPrompt(t *testing.T, f *fleet) {
+	both(t, func(t *testing.T, stream bool) {
+		q := call{api: pd.APIChat, text: words(100), tokens: 4, stream: stream, members: map[string]any{"user": strings.Repeat("pad\n", 200_000)}}
+		for _, wish := range []string{"force", "bypass"} {
+			q.header = map[string]string{pd.HeaderWish: wish}
+			got := f.send(t, q)
+			mustMatch(t, got, stream, f.want(t, q))
+		}
+	})
+}
+
+func testOtherCalls(t *testing.T, f *fleet) {
+	status, text := page(t, "http://"+f.front.addr+"/v1/models")
+	if status != http.StatusOK || !strings.Contains(text, f.model) {
+		t.Errorf("GET /v1/models: %d %s", status, text)
+	}
+	resp, err := client.Post("http://"+f.front.addr+"/tokenize", "application/json", strings.NewReader(`{"model":"`+f.model+`","prompt":"a b c"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || !strings.Contains(string(b), "tokens") {
+		t.Errorf("POST /tokenize: %d %s", resp.StatusCode, b)
+	}
+}
+
+// testPrefixAffinity sends a conversation: its later turns find most of the prompt cached and stay local.
+func testPrefixAffinity(t *testing.T, f *fleet) {
+	first := f.tokensCall(4*threshold, false)
+	if got := f.send(t, first); got.decision.Verdict != pd.Remote {
+		t.Fatalf("decision %v", got.decision)
+	}
+	second := call{api: pd.APICompletions, prompt: append(slices.Clone(first.prompt), f.fresh(threshold/2)...), tokens: 8}
+	got := f.send(t, second)
+	mustMatch(t, got, false, f.want(t, second))
+	if planned(got) != "local;reason=below-threshold" {
+		t.Errorf("decision %v although only %d tokens are new", got.decision, threshold/2)
+	}
+	if got.cached < 4*threshold-32 {
+		t.Errorf("%d tokens cached: it went to another decode pod", got.cached)
+	}
+}
+
+// testFleetCrowd sends many calls at once, of all kinds. None may fail, and every answer must be right.
+func testFleetCrowd(t *testing.T, f *fleet) {
+	const calls = 48
+	var running sync.WaitGroup
+	var remote [calls]bool
+	for i := range calls {
+		q := f.tokensCall(20+i*8, i%2 == 0)
+		want := f.want(t, q)
+		running.Go(func() {
+			got, err := q.send(t.Context(), f.front.addr, f.model)
+			if err != nil || got.status != http.StatusOK || !slices.Equal(got.tokens, want) {
+				t.Errorf("call %d: %d %v %s: tokens %v, want %v", i, got.status, err, got.body, got.tokens, want)
+			}
+			remote[i] = got.decision.Verdict == pd.Remote
+		})
+	}
+	running.Wait()
+	if n := len(slices.DeleteFunc(remote[:], func(r bool) bool { return !r })); n == 0 || n == calls {
+		t.Errorf("%d of %d calls went remote", n, calls)
+	}
+}
+
+// testFleetClientGone leaves at the first event of a stream; mustRest then finds nothing left of it.
+func testFleetClientGone(t *testing.T, f *fleet) {
+	for range 8 {
+		ctx, cancel := context.WithCancel(t.Context())
+		q := f.tokensCall(2*threshold, true)
+		q.tokens = 2000
+		resp, err := f.open(ctx, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := resp.Body.Read(make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("the stream did not begin: status %d, %v", resp.StatusCode, err)
+		}
+		cancel()
+		resp.Body.Close()
+	}
+}
+
+// open begins a call and leaves its answer to be read.
+func (f *fleet) open(ctx context.Context, q call) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.front.addr+q.api.Path(), bytes.NewReader(q.body(f.model)))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return client.Do(req)
+}
