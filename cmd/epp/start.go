@@ -45,19 +45,17 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if err != nil {
 		return fmt.Errorf("starting the front door: %w", err)
 	}
-	ports, err := cfg.Listen.open(ctx)
-	if err != nil {
-		return err
-	}
-	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), ports: ports, health: newHealth(),
+	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), health: newHealth(),
 		notReady: errors.New("the endpoints are not known yet")}
 	if err := p.makeServers(extproc.ServerOptions(front)); err != nil {
-		ports.close()
+		return err
+	}
+	if p.ports, err = cfg.Listen.open(ctx); err != nil {
 		return err
 	}
 	p.operations = []boot.Service{
-		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail)},
-		{Name: "admin", Listener: ports.admin, Handler: picker.admin()},
+		{Name: "metrics", Listener: p.ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail)},
+		{Name: "admin", Listener: p.ports.admin, Handler: picker.admin()},
 	}
 	return p.serve(ctx, std)
 }
@@ -88,30 +86,16 @@ func readSecret(file string) (string, error) {
 // ports are the listeners of a picker.
 type ports struct{ extproc, health, metrics, admin net.Listener }
 
-func (l listen) open(ctx context.Context) (p ports, err error) {
-	for _, one := range []struct {
-		to         *net.Listener
-		flag, addr string
-	}{
-		{&p.extproc, "grpc-port", net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
-		{&p.health, "grpc-health-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
-		{&p.metrics, "metrics-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
-		{&p.admin, "admin-address", l.Admin},
-	} {
-		if *one.to, err = boot.Listen(ctx, one.flag, one.addr); err != nil {
-			p.close()
-			return p, err
-		}
+func (l listen) open(ctx context.Context) (ports, error) {
+	open, err := boot.ListenAll(ctx,
+		boot.Port{Flag: "grpc-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.GRPC))},
+		boot.Port{Flag: "grpc-health-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Health))},
+		boot.Port{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
+		boot.Port{Flag: "admin-address", Addr: l.Admin})
+	if err != nil {
+		return ports{}, err
 	}
-	return p, nil
-}
-
-func (p ports) close() {
-	for _, l := range []net.Listener{p.extproc, p.health, p.metrics, p.admin} {
-		if l != nil {
-			l.Close()
-		}
-	}
+	return ports{extproc: open[0], health: open[1], metrics: open[2], admin: open[3]}, nil
 }
 
 // Service names of the endpoint picker protocol's health check. chartService is what llm-d's charts ask for.

@@ -137,29 +137,15 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 // ports are the listeners of a sidecar.
 type ports struct{ data, metrics, admin net.Listener }
 
-func (l listen) open(ctx context.Context) (p ports, err error) {
-	for _, one := range []struct {
-		to         *net.Listener
-		flag, addr string
-	}{
-		{&p.data, "port", net.JoinHostPort(l.Host, strconv.Itoa(l.Port))},
-		{&p.metrics, "metrics-port", net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
-		{&p.admin, "admin-address", l.Admin},
-	} {
-		if *one.to, err = boot.Listen(ctx, one.flag, one.addr); err != nil {
-			p.close()
-			return p, err
-		}
+func (l listen) open(ctx context.Context) (ports, error) {
+	open, err := boot.ListenAll(ctx,
+		boot.Port{Flag: "port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Port))},
+		boot.Port{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
+		boot.Port{Flag: "admin-address", Addr: l.Admin})
+	if err != nil {
+		return ports{}, err
 	}
-	return p, nil
-}
-
-func (p ports) close() {
-	for _, l := range []net.Listener{p.data, p.metrics, p.admin} {
-		if l != nil {
-			l.Close()
-		}
-	}
+	return ports{data: open[0], metrics: open[1], admin: open[2]}, nil
 }
 
 const (

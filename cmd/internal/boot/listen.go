@@ -31,6 +31,25 @@ func Listen(ctx context.Context, flagName, addr string) (net.Listener, error) {
 	return nil, Missingf("listening on %s: %w (%s)", addr, rootCause(err), advice)
 }
 
+// Port is one address to listen at, and the name of the flag that says so.
+type Port struct{ Flag, Addr string }
+
+// ListenAll opens listeners at all ports, in their order, or at none.
+func ListenAll(ctx context.Context, ports ...Port) ([]net.Listener, error) {
+	var open []net.Listener
+	for _, p := range ports {
+		l, err := Listen(ctx, p.Flag, p.Addr)
+		if err != nil {
+			for _, l := range open {
+				_ = l.Close() // nobody has connected
+			}
+			return nil, err
+		}
+		open = append(open, l)
+	}
+	return open, nil
+}
+
 // rootCause drops the layers of a network error that only repeat the address.
 func rootCause(err error) error {
 	for {

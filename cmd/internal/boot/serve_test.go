@@ -182,3 +182,28 @@ func TestBuildInfoLabels(t *testing.T) {
 		t.Errorf("labels = %v", labels)
 	}
 }
+
+func TestListenAll(t *testing.T) {
+	free := Port{"port", "127.0.0.1:0"}
+	all, err := ListenAll(t.Context(), free, free)
+	if err != nil || len(all) != 2 || all[0].Addr().String() == all[1].Addr().String() {
+		t.Fatalf("%v, %v", all, err)
+	}
+	for _, l := range all {
+		defer l.Close()
+	}
+	spare, err := Listen(t.Context(), "port", free.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := spare.Addr().String()
+	spare.Close()
+	if _, err := ListenAll(t.Context(), Port{"port", addr}, Port{"metrics-port", all[0].Addr().String()}); err == nil {
+		t.Fatal("a port was taken twice")
+	}
+	again, err := Listen(t.Context(), "port", addr)
+	if err != nil {
+		t.Fatalf("a listener was left open: %v", err)
+	}
+	again.Close()
+}
