@@ -65,7 +65,8 @@ func (e *Envoy) start(ctx context.Context, path string, bootstrap []byte, args [
 		return err
 	}
 	// Without a hot restart, no two of them share memory. One worker is as much as a test machine can spare.
-	args = append([]string{"-c", file, "--admin-address-path", address, "--disable-hot-restart", "--concurrency", "1", "-l", "warn"}, args...)
+	args = append([]string{"-c", file, "--admin-address-path", address,
+		"--disable-hot-restart", "--concurrency", "1", "-l", "warn"}, args...)
 	started := make(chan error)
 	go e.run(exec.Command(path, args...), started)
 	if err := <-started; err != nil {

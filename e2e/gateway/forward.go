@@ -58,7 +58,8 @@ func (c *call) try(ctx context.Context, endpoint string) (*http.Response, error)
 		return nil, fmt.Errorf("reading the path: %w", err)
 	}
 	target.Scheme, target.Host = "http", endpoint
-	out := (&http.Request{Method: c.head.Method, URL: target, Host: c.head.Authority, Header: c.head.Header.Clone()}).WithContext(ctx)
+	out := (&http.Request{Method: c.head.Method, URL: target, Host: c.head.Authority}).WithContext(ctx)
+	out.Header = c.head.Header.Clone()
 	out.Header.Del("Content-Length")
 	if _, ok := out.Header["User-Agent"]; !ok {
 		out.Header["User-Agent"] = nil // else the transport adds its own

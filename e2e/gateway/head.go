@@ -12,8 +12,8 @@ import (
 )
 
 // hopByHop are the headers that speak of one connection (RFC 9110 section 7.6.1), and Expect, which the server answers.
-var hopByHop = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
-	"Transfer-Encoding", "Upgrade", "Expect"}
+var hopByHop = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te",
+	"Trailer", "Transfer-Encoding", "Upgrade", "Expect"}
 
 func removeHopByHop(h http.Header) {
 	for _, named := range h["Connection"] {

@@ -118,7 +118,8 @@ func (l *log) String() string {
 func startGateway(t *testing.T, change func(*gateway.Options), pickers ...string) *gate {
 	t.Helper()
 	text := &log{}
-	o := gateway.Options{Picker: client.Options{Addresses: pickers, Plaintext: true}, Keep: 1 << 20, Log: slog.New(slog.NewTextHandler(text, nil))}
+	o := gateway.Options{Picker: client.Options{Addresses: pickers, Plaintext: true}, Keep: 1 << 20,
+		Log: slog.New(slog.NewTextHandler(text, nil))}
 	if change != nil {
 		change(&o)
 	}

@@ -218,10 +218,13 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 		o.Pool, o.Static = extproc.PoolStatic, static(address)
 	})
 	sent := http.Header{}
-	for _, name := range []string{pd.HeaderWish, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry, "x-tandem-",
-		"x-tandem-p", "x-tandem-pdx", "x-tandem-pd-", "x-tandem-px", "x-tandem-d", "x-tandemic", pd.HeaderPrefill, "x-prefiller-url",
-		"x-encoder-hosts-ports", "x-kv-cache-source-host-port", "x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
-		epp.HeaderDestination, epp.HeaderSubset, epp.HeaderServed, pd.HeaderRequestID, "x-gateway-other"} {
+	for _, name := range []string{
+		pd.HeaderWish, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry,
+		"x-tandem-", "x-tandem-p", "x-tandem-pdx", "x-tandem-pd-", "x-tandem-px", "x-tandem-d", "x-tandemic",
+		pd.HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
+		"x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
+		epp.HeaderDestination, epp.HeaderSubset, epp.HeaderServed, pd.HeaderRequestID, "x-gateway-other",
+	} {
 		sent.Set(name, "client")
 	}
 	if a := f.post(t, sent.Clone(), "{}"); a.status != http.StatusOK {
@@ -238,14 +241,16 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 
 // What Envoy answers itself is JSON; what the picker answers passes unchanged.
 func TestEnvoyAnswersJSON(t *testing.T) {
-	own := &client.Reply{Status: 429, Header: http.Header{"content-type": {"application/json"}, "retry-after": {"7"}}, Body: []byte(`{"mine":1}`)}
+	own := &client.Reply{Status: 429, Body: []byte(`{"mine":1}`),
+		Header: http.Header{"content-type": {"application/json"}, "retry-after": {"7"}}}
 	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9", Watch: func(e client.Event) (*client.Reply, error) {
 		if e.Kind == client.RequestHeaders && e.Header.Get("X-Ask") != "" {
 			return own, nil
 		}
 		return nil, nil
 	}}, func(o *extproc.BootstrapOptions) { o.Pool, o.Static = extproc.PoolStatic, static("127.0.0.1:9") })
-	if a := f.post(t, http.Header{"X-Ask": {"1"}}, "{}"); a.status != 429 || a.body != `{"mine":1}` || a.header.Get("Retry-After") != "7" {
+	a := f.post(t, http.Header{"X-Ask": {"1"}}, "{}")
+	if a.status != 429 || a.body != `{"mine":1}` || a.header.Get("Retry-After") != "7" {
 		t.Errorf("the picker's own answer: %+v", a)
 	}
 	unavailable := func(what string) {

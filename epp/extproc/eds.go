@@ -48,7 +48,9 @@ func NewEDS(pool Pool) *EDS {
 }
 
 // Register makes g serve EDS.
-func (e *EDS) Register(g grpc.ServiceRegistrar) { edsv3.RegisterEndpointDiscoveryServiceServer(g, e.xds) }
+func (e *EDS) Register(g grpc.ServiceRegistrar) {
+	edsv3.RegisterEndpointDiscoveryServiceServer(g, e.xds)
+}
 
 // Run publishes the endpoints until ctx ends, and then ends all streams, so that a graceful stop need not wait for them.
 // Call it once.

@@ -92,8 +92,9 @@ func runEDS(t *testing.T, p extproc.Pool, g *grpc.Server) (stop func()) {
 	return stop
 }
 
-// subscribe opens a stream of EDS to a server of p's, as Envoy does, and gives what receives the next assignment.
-func subscribe(t *testing.T, p *madePool) (next func() (version string, addresses []string), server *grpc.Server, stop func()) {
+// subscribe opens a stream of EDS to a server of p's, as Envoy does, and gives what receives the next assignment:
+// its version and addresses.
+func subscribe(t *testing.T, p *madePool) (next func() (string, []string), server *grpc.Server, stop func()) {
 	t.Helper()
 	g := grpc.NewServer()
 	stop = runEDS(t, p, g)
@@ -157,7 +158,8 @@ func TestEDS(t *testing.T) {
 		members []member
 		want    []string
 	}{
-		{"those that decode", []member{{"decode", a}, {"prefill", b}, {"prefill-decode", c}, {"", six}, {"nonsense", "10.0.0.9:1"}}, []string{a, c, six}},
+		{"those that decode", []member{{"decode", a}, {"prefill", b}, {"prefill-decode", c}, {"", six}, {"nonsense", "10.0.0.9:1"}},
+			[]string{a, c, six}},
 		{"one less", []member{{"decode", a}, {"prefill", b}}, []string{a}},
 		{"a role changed", []member{{"decode", a}, {"decode", b}}, []string{a, b}},
 		{"none", nil, []string{}},
@@ -209,7 +211,9 @@ func TestEDSSaysNothingBeforeItKnows(t *testing.T) {
 func TestEnvoyFollowsThePool(t *testing.T) {
 	var members []member
 	for range 2 {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Context().Value(http.LocalAddrContextKey)) }))
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, r.Context().Value(http.LocalAddrContextKey))
+		}))
 		defer s.Close()
 		members = append(members, member{"decode", s.Listener.Addr().String()})
 	}

@@ -28,13 +28,16 @@ type settings struct {
 
 func defaults() settings {
 	d := extproc.DefaultBootstrap()
-	return settings{Listen: d.Listen, Admin: d.Admin, EPP: d.Pickers, Mode: d.Filters, Pool: d.Pool, BodyLimit: boot.Bytes(d.BodyLimit)}
+	return settings{
+		Listen: d.Listen, Admin: d.Admin, EPP: d.Pickers, Mode: d.Filters, Pool: d.Pool, BodyLimit: boot.Bytes(d.BodyLimit),
+	}
 }
 
 func (s *settings) options() extproc.BootstrapOptions {
 	return extproc.BootstrapOptions{
-		Listen: s.Listen, Admin: s.Admin, Pickers: s.EPP, Filters: s.Mode, Pool: s.Pool, Static: s.Endpoints, Plaintext: s.Plaintext,
-		CAFile: s.CA, BodyLimit: int64(s.BodyLimit), AccessLog: s.AccessLog, Collector: s.Collector,
+		Listen: s.Listen, Admin: s.Admin, AccessLog: s.AccessLog, Collector: s.Collector,
+		Pickers: s.EPP, Plaintext: s.Plaintext, CAFile: s.CA, Filters: s.Mode,
+		Pool: s.Pool, Static: s.Endpoints, BodyLimit: int64(s.BodyLimit),
 	}
 }
 

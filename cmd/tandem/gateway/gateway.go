@@ -55,6 +55,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if err := boot.Ready(std.Stdout, "gateway", boot.Addresses{"http": l.Addr()}); err != nil {
 		return errors.Join(err, l.Close(), g.Close())
 	}
-	log.Info("the embedded gateway is for trials only; for serving, run Envoy with what tandem envoy-config writes", "listen", l.Addr().String())
+	log.Info("the embedded gateway is for trials only; for serving, run Envoy with what tandem envoy-config writes",
+		"listen", l.Addr().String())
 	return errors.Join(g.Serve(ctx, l), g.Close())
 }

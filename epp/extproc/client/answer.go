@@ -54,9 +54,9 @@ func (o *order) take(frame *extproc.ProcessingResponse) (a Answer, skip bool, er
 	case *extproc.ProcessingResponse_ResponseBody:
 		a, err = o.response.bodyAnswer(ResponseBody, r.ResponseBody)
 	case *extproc.ProcessingResponse_RequestTrailers:
-		a, err = Answer{Kind: RequestTrailers, Mutation: parseMutation(r.RequestTrailers.GetHeaderMutation())}, o.request.takeTrailers()
+		a, err = o.request.trailersAnswer(RequestTrailers, r.RequestTrailers)
 	case *extproc.ProcessingResponse_ResponseTrailers:
-		a, err = Answer{Kind: ResponseTrailers, Mutation: parseMutation(r.ResponseTrailers.GetHeaderMutation())}, o.response.takeTrailers()
+		a, err = o.response.trailersAnswer(ResponseTrailers, r.ResponseTrailers)
 	case *extproc.ProcessingResponse_ImmediateResponse:
 		a = Answer{Kind: Immediate, Reply: parseReply(r.ImmediateResponse)}
 	case nil:
@@ -90,6 +90,10 @@ func (s *side) bodyAnswer(kind Kind, r *extproc.BodyResponse) (Answer, error) {
 	return Answer{Kind: kind, Body: streamed.GetBody(), End: end}, s.takeBody(end)
 }
 
+func (s *side) trailersAnswer(kind Kind, r *extproc.TrailersResponse) (Answer, error) {
+	return Answer{Kind: kind, Mutation: parseMutation(r.GetHeaderMutation())}, s.takeTrailers()
+}
+
 // parseReply reads an immediate answer. Envoy sends it as plain text unless a header says otherwise.
 func parseReply(r *extproc.ImmediateResponse) *Reply {
 	reply := &Reply{Status: int(r.GetStatus().GetCode()), Header: http.Header{}, Body: r.GetBody()}
@@ -108,10 +112,12 @@ func (r *Reply) wire() *extproc.ProcessingResponse {
 	m := &extproc.HeaderMutation{}
 	for name, values := range r.Header {
 		for _, v := range values {
-			m.SetHeaders = append(m.SetHeaders, &core.HeaderValueOption{Header: &core.HeaderValue{Key: name, RawValue: []byte(v)}})
+			h := &core.HeaderValue{Key: name, RawValue: []byte(v)}
+			m.SetHeaders = append(m.SetHeaders, &core.HeaderValueOption{Header: h})
 		}
 	}
-	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
-		Status: &envoytype.HttpStatus{Code: envoytype.StatusCode(r.Status)}, Headers: m, Body: r.Body,
-	}}}
+	code := &envoytype.HttpStatus{Code: envoytype.StatusCode(r.Status)}
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extproc.ImmediateResponse{Status: code, Headers: m, Body: r.Body},
+	}}
 }

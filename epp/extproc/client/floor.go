@@ -45,12 +45,12 @@ type Event struct {
 // Register makes the floor serve on g. Its fields must not change any more.
 func (f *Floor) Register(g grpc.ServiceRegistrar) {
 	f.headers = &extproc.ProcessingResponse{
-		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
-			HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{{
+		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{
+			Response: &extproc.CommonResponse{HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{{
 				Header:       &core.HeaderValue{Key: epp.HeaderDestination, RawValue: []byte(f.Endpoints)},
 				AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-			}}},
-		}}},
+			}}}},
+		}},
 		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
 			epp.NamespaceLB: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
 				epp.HeaderDestination: structpb.NewStringValue(f.Endpoints),
@@ -116,7 +116,8 @@ func (f *Floor) answer(mark Mark, frame *extproc.ProcessingRequest) (answer *ext
 	case *extproc.ProcessingRequest_ResponseHeaders:
 		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{}}, true
 	case *extproc.ProcessingRequest_ResponseBody:
-		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{ResponseBody: echo(r.ResponseBody)}}, true
+		answer = &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{ResponseBody: echo(r.ResponseBody)}}
+		return answer, true
 	default:
 		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{}}, true
 	}

@@ -25,7 +25,9 @@ func parseMutation(m *extproc.HeaderMutation) Mutation {
 	var parsed Mutation
 	for _, option := range m.GetSetHeaders() {
 		h := option.GetHeader()
-		parsed.Set = append(parsed.Set, Field{strings.ToLower(h.GetKey()), string(h.GetRawValue()), option.GetAppend().GetValue()})
+		//lint:ignore SA1019 deprecated, and the only way to append that Envoy obeys
+		beside := option.GetAppend().GetValue()
+		parsed.Set = append(parsed.Set, Field{strings.ToLower(h.GetKey()), string(h.GetRawValue()), beside})
 	}
 	for _, name := range m.GetRemoveHeaders() {
 		parsed.Remove = append(parsed.Remove, strings.ToLower(name))

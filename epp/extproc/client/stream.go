@@ -16,16 +16,18 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
+type frameStream = grpc.BidiStreamingClient[extproc.ProcessingRequest, extproc.ProcessingResponse]
+
 // Stream is one ext-proc stream. One goroutine may send while another receives.
 type Stream struct {
 	filter Filter
-	frames grpc.BidiStreamingClient[extproc.ProcessingRequest, extproc.ProcessingResponse]
+	frames frameStream
 	cancel context.CancelFunc
 	order  order
 	first  sync.Once
 }
 
-func newStream(f Filter, frames grpc.BidiStreamingClient[extproc.ProcessingRequest, extproc.ProcessingResponse], cancel context.CancelFunc) *Stream {
+func newStream(f Filter, frames frameStream, cancel context.CancelFunc) *Stream {
 	s := &Stream{filter: f, frames: frames, cancel: cancel}
 	s.order.request.duplex, s.order.response.duplex = f.requestBody, f.responseBody
 	return s
@@ -49,11 +51,10 @@ type ResponseHead struct {
 
 // RequestHeaders sends the request's head; end: it has no body.
 func (s *Stream) RequestHeaders(h RequestHead, end bool) error {
-	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{
-		EndOfStream: end,
-		Headers: pairs([]Field{{Name: ":authority", Value: h.Authority}, {Name: ":path", Value: h.Path}, {Name: ":method", Value: h.Method},
-			{Name: ":scheme", Value: h.Scheme}}, h.Header),
-	}}}
+	pseudo := []Field{{Name: ":authority", Value: h.Authority}, {Name: ":path", Value: h.Path}, {Name: ":method", Value: h.Method},
+		{Name: ":scheme", Value: h.Scheme}}
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{
+		RequestHeaders: &extproc.HttpHeaders{Headers: pairs(pseudo, h.Header), EndOfStream: end}}}
 	if h.Subset != nil {
 		addresses := make([]any, len(h.Subset))
 		for i, a := range h.Subset {
@@ -68,21 +69,23 @@ func (s *Stream) RequestHeaders(h RequestHead, end bool) error {
 
 // RequestBody sends a piece of the request's body, which may be reused when it returns; end: it was the last.
 func (s *Stream) RequestBody(chunk []byte, end bool) error {
-	return s.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{
-		RequestBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}, func(o *order) error { return o.request.sendBody(end) })
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{
+		RequestBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}
+	return s.send(frame, func(o *order) error { return o.request.sendBody(end) })
 }
 
 // RequestTrailers sends the request's trailers instead of an end on its body.
 func (s *Stream) RequestTrailers(h http.Header) error {
-	return s.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{
-		RequestTrailers: &extproc.HttpTrailers{Trailers: pairs(nil, h)}}}, func(o *order) error { return o.request.sendTrailers() })
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{
+		RequestTrailers: &extproc.HttpTrailers{Trailers: pairs(nil, h)}}}
+	return s.send(frame, func(o *order) error { return o.request.sendTrailers() })
 }
 
 // ResponseHeaders sends the answer's head; end: it has no body. Picker streams must not.
 func (s *Stream) ResponseHeaders(h ResponseHead, end bool) error {
-	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{
-		EndOfStream: end, Headers: pairs([]Field{{Name: ":status", Value: strconv.Itoa(h.Status)}}, h.Header),
-	}}}
+	pseudo := []Field{{Name: ":status", Value: strconv.Itoa(h.Status)}}
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{
+		ResponseHeaders: &extproc.HttpHeaders{Headers: pairs(pseudo, h.Header), EndOfStream: end}}}
 	if h.Served != "" {
 		if err := setMetadata(frame, epp.NamespaceLB, epp.HeaderServed, h.Served); err != nil {
 			return err
@@ -93,14 +96,16 @@ func (s *Stream) ResponseHeaders(h ResponseHead, end bool) error {
 
 // ResponseBody sends a piece of the answer's body. Only Duplex streams may.
 func (s *Stream) ResponseBody(chunk []byte, end bool) error {
-	return s.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{
-		ResponseBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}, func(o *order) error { return o.response.sendBody(end) })
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{
+		ResponseBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}
+	return s.send(frame, func(o *order) error { return o.response.sendBody(end) })
 }
 
 // ResponseTrailers sends the answer's trailers.
 func (s *Stream) ResponseTrailers(h http.Header) error {
-	return s.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseTrailers{
-		ResponseTrailers: &extproc.HttpTrailers{Trailers: pairs(nil, h)}}}, func(o *order) error { return o.response.sendTrailers() })
+	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseTrailers{
+		ResponseTrailers: &extproc.HttpTrailers{Trailers: pairs(nil, h)}}}
+	return s.send(frame, func(o *order) error { return o.response.sendTrailers() })
 }
 
 func setMetadata(frame *extproc.ProcessingRequest, namespace, key string, value any) error {
