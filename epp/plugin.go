@@ -62,6 +62,13 @@ type Picker interface {
 	Endpoints() int
 }
 
+// Drawer is a Picker that draws lots also between candidates whose totals differ. Explanations go by it: of others they say
+// that the totals decided.
+type Drawer interface {
+	Picker
+	Draws()
+}
+
 // Matcher knows which endpoints have the beginning of a prompt in their prefix cache. Its methods are called from many
 // goroutines.
 type Matcher interface {

@@ -12,6 +12,7 @@
 //     an engine that is silent is neither idle nor full. In llm-d it looks idle.
 //   - Values from lowest to highest are spread over 0..1 among those only that are known.
 //   - Prompts are compared by tokens of their whole blocks, so a tail shorter than a block counts for nothing.
+//   - The tokens of a prompt are charged to the one endpoint that computes it. llm-d charges both pods of a split request.
 //   - Equal totals are drawn among fairly and reproducibly, by the round's own random numbers.
 //   - A parameter out of range, and a name that leads nowhere, is a problem of the configuration. llm-d takes its default
 //     in silence, or turns disaggregation off.

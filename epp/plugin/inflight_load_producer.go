@@ -3,7 +3,8 @@ package plugin
 import "github.com/tandem-serving/tandem/epp"
 
 // InflightLoadProducer says how a request is charged to the endpoints it is sent to, from the pick to its end: as one
-// request, and as the tokens of its prompt that are not cached there, until the answer begins.
+// request, and as the tokens of its prompt that are not cached there, until the answer begins. If the prompt is computed on
+// another pod, its tokens are charged to that one alone.
 type InflightLoadProducer struct {
 	// AddEstimatedOutputTokens charges the tokens to be generated too; then all tokens stay charged until the request ends.
 	// Default false.

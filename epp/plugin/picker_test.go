@@ -28,6 +28,15 @@ func TestMaxScoreOrder(t *testing.T) {
 	}
 }
 
+// TestDrawers: explanations must know whether totals decide.
+func TestDrawers(t *testing.T) {
+	for typ, want := range map[string]bool{"max-score-picker": false, "random-picker": true, "weighted-random-picker": true} {
+		if _, draws := build[epp.Picker](t, typ, "").(epp.Drawer); draws != want {
+			t.Errorf("%s draws: %t", typ, draws)
+		}
+	}
+}
+
 // TestFair counts how often each candidate comes out on each place. Under a fixed seed the counts are always the same;
 // they must lie within 5 standard deviations of what the chances say.
 func TestFair(t *testing.T) {

@@ -8,7 +8,8 @@ import (
 
 // PrefixCacheAffinityFilter keeps only the candidates that have the prompt in their prefix cache ("warm"), unless the best
 // of them would answer much later than the best of the others. The time to the first token is estimated as prompt tokens
-// in flight / peakPrefillThroughput. Without a warm candidate it keeps all.
+// in flight / peakPrefillThroughput. Without a warm candidate it keeps all. It is for profiles whose endpoints compute
+// prompts: one that decodes what others have prefilled has no tokens in flight, and would never be too late.
 type PrefixCacheAffinityFilter struct {
 	// AffinityThreshold is the share of the prompt, 0..1, that a warm candidate has cached. 0 switches the filter off.
 	// Default 0.80.

@@ -25,6 +25,9 @@ type randomPicker int
 // Endpoints implements epp.Picker.
 func (p randomPicker) Endpoints() int { return int(p) }
 
+// Draws implements epp.Drawer.
+func (randomPicker) Draws() {}
+
 // Pick implements epp.Picker.
 func (randomPicker) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
 	return best(dst, len(totals), n, ranking{r.Rand.Uint64(), func(int) float64 { return 0 }})

@@ -30,6 +30,9 @@ type weightedRandomPicker int
 // Endpoints implements epp.Picker.
 func (p weightedRandomPicker) Endpoints() int { return int(p) }
 
+// Draws implements epp.Drawer.
+func (weightedRandomPicker) Draws() {}
+
 // Pick implements epp.Picker. It is the A-Res sampling of Efraimidis and Spirakis: the highest of U^(1/total), U uniform,
 // are drawn. The logarithm of that ranks the same and does not run out of digits.
 func (weightedRandomPicker) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {

@@ -11,6 +11,10 @@ const (
 	places = 64
 	// turn is how many shares are evicted before others get their turn: some microseconds.
 	turn = 64
+	// reach is how many segments of a chain are followed, from its beginning; what lies behind is neither found nor added.
+	// Conversations have one for every message that was answered, so few get there. But a client may send prompts that
+	// leave another one at each of its blocks, and nobody else shall wait for all of them.
+	reach = 1024
 )
 
 // tree is what the endpoints of a group hold. Chains that share their beginning share the segments of it, and an endpoint
@@ -70,10 +74,10 @@ func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
 // measure sets depth, from 0, of those wanted: how many blocks of a chain they hold.
 func (t *tree) measure(chain []uint64, want uint64, depth *[places]int) {
 	var before *segment
-	for at := 0; want != 0; {
+	for at, n := 0, 0; want != 0; n++ {
 		var s *segment
 		var common int
-		if at < len(chain) {
+		if at < len(chain) && n < reach {
 			s, common = t.next(before, chain[at:])
 		}
 		if s == nil {
@@ -103,7 +107,7 @@ func assign(depth *[places]int, who uint64, n int) {
 // known is how much of a chain anybody holds.
 func (t *tree) known(chain []uint64) (at int) {
 	var before *segment
-	for at < len(chain) {
+	for n := 0; at < len(chain) && n < reach; n++ {
 		s, common := t.next(before, chain[at:])
 		at += common
 		if s == nil || common < len(s.blocks) {
@@ -118,7 +122,7 @@ func (t *tree) known(chain []uint64) (at int) {
 // is not known of the chain, for the tree to keep; if it is not that any more, another copy is made.
 func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
 	var before *share // the endpoint's, of the segment before
-	for at := 0; at < len(chain); {
+	for at, n := 0, 0; at < len(chain) && n < reach; n++ {
 		var of *segment
 		if before != nil {
 			of = before.of

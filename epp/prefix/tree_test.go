@@ -79,3 +79,37 @@ func TestShrinkTakesTurns(t *testing.T) {
 	}
 	checkTree(t, tree)
 }
+
+// TestReach lets other prompts leave one at every block: an endpoint gets no more of it than is followed, the others are
+// found with no more, and nothing that was cut off is lost to the eviction.
+func TestReach(t *testing.T) {
+	tree, c := new(tree), new(chains)
+	prompt := c.next(reach + 500)
+	tree.hold(0, prompt, nil)
+	for at := range prompt {
+		tree.hold(0, append(prompt[:at:at], c.next(1)...), nil)
+	}
+	all := tree.slots[0].size
+	if fresh := tree.hold(1, prompt, nil); fresh != reach {
+		t.Errorf("%d blocks were added, want those of %d segments", fresh, reach)
+	}
+	tree.hold(0, prompt, nil)
+	var depth [places]int
+	tree.measure(prompt, 0b11, &depth)
+	if depth[0] != reach || depth[1] != reach || tree.known(prompt) != reach {
+		t.Errorf("found are %d and %d blocks, %d are known, want %d", depth[0], depth[1], tree.known(prompt), reach)
+	}
+	checkTree(t, tree)
+	for size := all; size > 0; size -= turn {
+		tree.shrink(0, size)
+		checkTree(t, tree)
+	}
+	tree.shrink(1, 0)
+	for done := false; !done; _, done = tree.shrink(0, 0) {
+	}
+	for done := false; !done; _, done = tree.shrink(1, 0) {
+	}
+	if len(tree.heads) > 0 {
+		t.Errorf("%d segments are left of nothing", len(tree.heads))
+	}
+}

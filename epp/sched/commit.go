@@ -9,10 +9,18 @@ import (
 // rare, since it takes another pick of the same endpoint, or an end there, within a few microseconds.
 const tries = 3
 
-// commit makes the decision and charges it. The error is a *pd.Refusal.
+// commit makes the decision and charges it. The last tries of all picks are made one after the other: each sees what the
+// one before it charged, where all that lose together would choose alike, and insist. The error is a *pd.Refusal.
 func (k *pick) commit() (*epp.Reservation, error) {
 	keep, metrics := k.pipeline.config.Charge.Output, k.pipeline.config.Metrics
 	for try := 1; ; try++ {
+		if try == tries {
+			k.pipeline.last.Lock()
+			defer k.pipeline.last.Unlock()
+		}
+		if try > 1 {
+			k.refresh()
+		}
 		if err := k.run(); err != nil {
 			return nil, err
 		}
@@ -25,7 +33,6 @@ func (k *pick) commit() (*epp.Reservation, error) {
 			return epp.Insist(decode, prefill, keep), nil
 		}
 		metrics.retries.Inc()
-		k.refresh()
 	}
 }
 

@@ -2,6 +2,7 @@ package sched_test
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -159,9 +160,20 @@ func (p picker) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
 // endpoints, because its load still was what the pick saw and loads only grow here, so the loads differ by one at most; each
 // pick that insisted may add one.
 func TestBurstSpreads(t *testing.T) {
+	for name, meanwhile := range map[string]func(){
+		"as it comes":                          func() {},
+		"all look before any of them reserves": runtime.Gosched,
+	} {
+		t.Run(name, func(t *testing.T) { testBurst(t, meanwhile) })
+	}
+}
+
+func testBurst(t *testing.T, meanwhile func()) {
 	const endpoints, perEndpoint = 8, 8
 	p, c, registry := fleet(times(endpoints, "decode")...), disagg(), prometheus.NewPedanticRegistry()
 	c.Metrics = sched.NewMetrics(registry)
+	wait := by(func(*epp.Round, *epp.Candidate) float64 { meanwhile(); return 0 })
+	c.Profiles[0].Scorers = append(c.Profiles[0].Scorers, epp.NamedScorer{Name: "wait", Scorer: wait})
 	s := scheduler(t, p, c)
 	start := make(chan struct{})
 	var burst sync.WaitGroup
@@ -188,6 +200,9 @@ func TestBurstSpreads(t *testing.T) {
 		t.Errorf("%d requests are charged, want %d", total, endpoints*perEndpoint)
 	}
 	insisted := int(counted(t, registry, "tandem_pick_insisted_total"))
+	if insisted > total/4 {
+		t.Errorf("%d of %d picks insisted", insisted, total)
+	}
 	if len(requests) != endpoints || slices.Max(requests)-slices.Min(requests) > 1+insisted {
 		t.Errorf("the burst went %v (%d insisted), want %d each", requests, insisted, perEndpoint)
 	}

@@ -54,8 +54,9 @@ func (k *pick) noPrefill() error {
 	case wish == pd.WishForce && k.pipeline.prefill == nil:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
 	case wish == pd.WishForce:
-		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now. "+
-			"Try again, or allow local prefill by \"%s: %s\".", pd.HeaderWish, pd.WishForceFallback)
+		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now among the %d endpoints "+
+			"that this request may go to. Try again, or allow local prefill by \"%s: %s\".",
+			len(k.all), pd.HeaderWish, pd.WishForceFallback)
 	case wish == pd.WishAuto && k.pipeline.config.Stages.RefuseNoPrefill:
 		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
 	}

@@ -9,12 +9,15 @@
 // prefill profile, in which the chosen decode endpoint is no candidate. A profile is a chain: filters drop candidates,
 // scorers rate them, weights add the ratings up to totals, and the picker orders by these.
 //
+// The gateway's subset holds for both stages, as in llm-d: gateways keep a request to one version or zone by it, and KV
+// caches must not leave those either. One that names decode endpoints only has all prompts computed on them (no-prefill).
+//
 // A pick is optimistic. It charges its endpoints only if their load in flight still is what it saw, and is made again
-// otherwise, so that a burst spreads over idle endpoints instead of running to the first of them. Chance decides between
-// equals, reproducibly under a seed.
+// otherwise, the last time with no other last try beside it, so that a burst spreads over idle endpoints instead of running
+// to the first of them. Chance decides between equals, reproducibly under a seed.
 //
 // Explain takes the same way with somebody writing along, and reserves and learns nothing.
 //
-// The package does not know any plugin, waits for nothing, starts no goroutine and holds no state between picks but a
-// counter: queues are in epp/flow, loads in epp/pool, prefix caches behind epp.Matcher.
+// The package does not know any plugin, waits for nothing but other picks, starts no goroutine and holds no state between
+// picks but a counter: queues are in epp/flow, loads in epp/pool, prefix caches behind epp.Matcher.
 package sched

@@ -128,7 +128,7 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 		k.order = profile.Picker.Pick(&k.round, k.totals, n, k.order)
 	}
 	if k.trace != nil {
-		k.trace.chosen(k.left, k.totals, k.order)
+		k.trace.chosen(profile.Picker, k.left, k.totals, k.order)
 	}
 	for _, i := range k.order {
 		dst = append(dst, k.left[i])

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ type Pipeline struct {
 	decode  *epp.Profile
 	prefill *epp.Profile // nil: requests are never split
 	picks   atomic.Uint64
+	last    sync.Mutex // held in the last try of a pick
 }
 
 // NewPipeline makes a pipeline. The error joins all that is wrong with the configuration.

@@ -86,7 +86,7 @@ func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float
 }
 
 // chosen ends a stage.
-func (t *tracer) chosen(left []epp.Candidate, totals []float64, order []int) {
+func (t *tracer) chosen(picker epp.Picker, left []epp.Candidate, totals []float64, order []int) {
 	for i := range left {
 		t.of(&left[i]).Total = totals[i]
 	}
@@ -95,6 +95,7 @@ func (t *tracer) chosen(left []epp.Candidate, totals []float64, order []int) {
 	}
 	slices.SortStableFunc(t.stage.Candidates, byRank)
 	r := rank(t.stage, len(order))
+	_, r.drawn = picker.(epp.Drawer)
 	for i := range t.stage.Candidates {
 		t.stage.Candidates[i].Why = r.why(&t.stage.Candidates[i])
 	}

@@ -43,6 +43,11 @@ func (backwards) Pick(_ *epp.Round, totals []float64, n int, dst []int) []int {
 	return dst
 }
 
+// raffle is a picker that says it draws.
+type raffle struct{ epp.Picker }
+
+func (raffle) Draws() {}
+
 func TestWhy(t *testing.T) {
 	queue := ratings{"decode-0": 0.5, "decode-1": 1, "decode-2": 1, "decode-3": 0.2}
 	cache := ratings{"decode-0": 0.9, "decode-1": 0.1, "decode-2": 0.1, "decode-3": 1}
@@ -101,6 +106,33 @@ func TestWhy(t *testing.T) {
 				"decode-2: choice 2 of 2: highest total 2.10 of 4, which 2 have; won the draw",
 				"decode-1: equal to choice 2; lost the draw",
 				"decode-0: total 1.90 is 0.5 above the chosen one; the picker does not go by totals alone",
+			}},
+		"a picker that draws": {[]string{"decode", "decode", "decode", "decode"},
+			epp.Profile{Scorers: scorers, Picker: raffle{inTurn{2}}},
+			[]string{
+				"decode-1: chosen: drawn among 4 candidates; total 2.10",
+				"decode-2: choice 2 of 2: drawn among 4 candidates; total 2.10",
+				"decode-0: lost the draw; total 1.90",
+				"decode-3: lost the draw; total 1.40",
+			}},
+		"a draw of one": {[]string{"decode"}, epp.Profile{Scorers: scorers, Picker: raffle{inTurn{1}}},
+			[]string{"decode-0: chosen: the only candidate left"}},
+		"another filter drops a role too": {[]string{"prefill", "decode", "decode", "decode"},
+			epp.Profile{Filters: []epp.NamedFilter{{Name: "picky", Filter: picky}}, Picker: inTurn{1}},
+			[]string{
+				"decode-3: chosen: the only candidate left",
+				"prefill-0: dropped by picky",
+				"decode-1: dropped by picky",
+				"decode-2: dropped by picky",
+			}},
+		"the role does not matter": {[]string{"prefill", "prefill", "decode"},
+			epp.Profile{Filters: []epp.NamedFilter{{Name: "not the first", Filter: only(func(_ *epp.Round, c *epp.Candidate) bool {
+				return c.Name != "prefill-0"
+			})}}, Scorers: scorers[:1], Picker: inTurn{1}},
+			[]string{
+				"decode-2: chosen: highest total 2.00 of 2",
+				"prefill-1: total 0.00 is 2 below the chosen one; mostly queue-scorer",
+				"prefill-0: dropped by not the first",
 			}},
 		"nobody": {[]string{"decode"}, epp.Profile{Scorers: scorers, Picker: shy{}},
 			[]string{"decode-0: the picker chose nobody"}},

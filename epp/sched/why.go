@@ -11,8 +11,11 @@ import (
 // ranking is what must be known of a stage to say why one of its candidates came where it did.
 type ranking struct {
 	role     pd.Role             // that the stage is for
+	mixed    map[string]bool     // filters that dropped candidates of that role
+	foreign  int                 // candidates of other roles that no filter dropped
 	left     int                 // candidates that no filter dropped
 	chosen   int                 // candidates chosen
+	drawn    bool                // by lot, whatever their totals: see epp.Drawer
 	scorers  int                 // scorers that rated them
 	best     float64             // the highest total
 	atBest   int                 // candidates that have it
@@ -22,14 +25,18 @@ type ranking struct {
 
 // rank reads a stage whose candidates are in order.
 func rank(stage *epp.StageTrace, chosen int) ranking {
-	r := ranking{role: pd.RoleDecode, chosen: chosen}
+	r := ranking{role: pd.RoleDecode, mixed: make(map[string]bool), chosen: chosen}
 	if stage.Stage == epp.StagePrefill.String() {
 		r.role = pd.RolePrefill
 	}
 	for i := range stage.Candidates {
 		c := &stage.Candidates[i]
 		if c.Dropped != "" {
-			break
+			r.mixed[c.Dropped] = r.mixed[c.Dropped] || r.fits(c)
+			continue
+		}
+		if !r.fits(c) {
+			r.foreign++
 		}
 		switch {
 		case r.left == 0 || c.Total > r.best:
@@ -62,6 +69,8 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 		return fmt.Sprintf("choice %d of %d: %s", c.Chosen, r.chosen, r.won(c))
 	case r.first == nil:
 		return "the picker chose nobody"
+	case r.drawn:
+		return fmt.Sprintf("lost the draw; total %.2f", c.Total)
 	case c.Total == r.lastPick.Total:
 		return r.even() + "; lost the draw"
 	case c.Total > r.first.Total:
@@ -70,9 +79,16 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	return fmt.Sprintf("total %.2f is %.3g below the chosen one%s", c.Total, r.first.Total-c.Total, mostly(r.first, c))
 }
 
-// dropped tells the filter, and the role where that explains it.
+// fits tells whether a candidate has the role that the stage is for.
+func (r *ranking) fits(c *epp.CandidateTrace) bool {
+	role, ok := pd.ParseRole(c.Role)
+	return ok && role.Has(r.role)
+}
+
+// dropped tells the filter, and the role where that explains it: where the filter dropped nobody who has the right one, and
+// nobody is left who has not.
 func (r *ranking) dropped(c *epp.CandidateTrace) string {
-	if role, ok := pd.ParseRole(c.Role); ok && role.Has(r.role) {
+	if r.mixed[c.Dropped] || r.foreign > 0 {
 		return "dropped by " + c.Dropped
 	}
 	return fmt.Sprintf("dropped by %s: its role is %s", c.Dropped, c.Role)
@@ -83,6 +99,8 @@ func (r *ranking) won(c *epp.CandidateTrace) string {
 	switch {
 	case r.left == 1:
 		return "the only candidate left"
+	case r.drawn:
+		return fmt.Sprintf("drawn among %d candidates; total %.2f", r.left, c.Total)
 	case r.scorers == 0:
 		return fmt.Sprintf("won the draw among %d candidates, as the profile has no scorers", r.left)
 	case c.Total == r.best && r.atBest == 1:
