@@ -15,6 +15,12 @@ const (
 	bodyDepth = 10000
 	// maxModel bounds the name of a model, as it is written in the body (bytes).
 	maxModel = 1024
+
+	// Beyond the first fewChunks chunks of a body, those shorter than tinyChunk (bytes) are copied together, gatherSize
+	// bytes at most: what is kept about a chunk would outweigh one of a single byte forty times, and clients choose.
+	fewChunks  = 64
+	tinyChunk  = 512
+	gatherSize = 4096
 )
 
 // Reader makes a Request of a head and a body that comes in chunks. Each chunk is looked at once, when it comes: what is
@@ -25,6 +31,7 @@ type Reader struct {
 	limit   int64
 	layout  *layout // nil: nothing is generated, so the body is none of ours
 	kept    body.Body
+	tiny    []byte // chunks copied together that are not in kept yet; beyond it is room for more
 	scan    body.Scanner
 	prompt  promptReader
 	sink    body.Sink
@@ -42,6 +49,7 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
 	r.request = Request{ID: h.RequestID, Path: h.path(), API: api, Fit: FitLocal, Subset: h.Subset}
 	r.kept.Reset()
+	r.tiny = nil
 	if r.layout == nil {
 		return
 	}
@@ -54,15 +62,15 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 	r.request.Wish = wish
 }
 
-// Write reads the next chunk, and keeps it: it must not change until Reset. The error is a *pd.Refusal, and that of every
-// later call too.
+// Write reads the next chunk, and keeps it: it must not change until Reset. Only of bodies that come in very many tiny
+// chunks are copies kept. The error is a *pd.Refusal, and that of every later call too.
 func (r *Reader) Write(chunk []byte) error {
 	switch {
 	case r.err != nil:
-	case r.limit > 0 && int64(len(chunk)) > r.limit-r.kept.Len():
+	case r.limit > 0 && int64(len(chunk)) > r.limit-r.kept.Len()-int64(len(r.tiny)):
 		r.err = pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", r.limit)
 	default:
-		r.kept.Append(chunk)
+		r.keep(chunk)
 		if r.layout != nil {
 			if _, err := r.scan.Write(chunk); err != nil {
 				r.err = r.unreadable(err)
@@ -72,8 +80,31 @@ func (r *Reader) Write(chunk []byte) error {
 	return r.err
 }
 
-// Body is what was written, in the slices it came in. It is valid until Reset.
-func (r *Reader) Body() *body.Body { return &r.kept }
+// keep keeps a chunk.
+func (r *Reader) keep(chunk []byte) {
+	if len(chunk) >= tinyChunk || len(r.kept.Segments()) < fewChunks {
+		r.gather()
+		r.kept.Append(chunk)
+		return
+	}
+	if len(chunk) > cap(r.tiny)-len(r.tiny) {
+		r.gather()
+		r.tiny = make([]byte, 0, gatherSize)
+	}
+	r.tiny = append(r.tiny, chunk...)
+}
+
+// gather makes a segment of the tiny chunks there are. The room behind them is for the next ones.
+func (r *Reader) gather() {
+	r.kept.Append(r.tiny)
+	r.tiny = r.tiny[len(r.tiny):]
+}
+
+// Body is what was written, in the slices it came in, but for tiny ones: see Write. It is valid until Reset.
+func (r *Reader) Body() *body.Body {
+	r.gather()
+	return &r.kept
+}
 
 func (r *Reader) take(want int, piece []byte, last bool) {
 	r.prompt.take(&r.layout.members[want], r.scan.Sinking(), piece, last)
@@ -81,6 +112,7 @@ func (r *Reader) take(want int, piece []byte, last bool) {
 
 // Close ends the body and gives the request, which is valid until Reset. The error is a *pd.Refusal.
 func (r *Reader) Close() (*Request, error) {
+	r.gather()
 	if r.err == nil && r.layout != nil {
 		r.err = r.finish()
 	}

@@ -228,6 +228,49 @@ func TestReaderKeepsTheChunks(t *testing.T) {
 	}
 }
 
+// A client that sends its body a byte at a time must not make us keep forty times what it sent.
+func TestReaderJoinsTinyChunks(t *testing.T) {
+	text := chatBody(64<<10, `code\n`)
+	for _, api := range []pd.API{pd.APIChat, pd.APIOther} {
+		for _, size := range []int{1, 7, 100, 511} {
+			var r epp.Reader
+			r.Reset(post(api), int64(len(text)), blocks)
+			for chunk := range slices.Chunk(text, size) {
+				if err := r.Write(chunk); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := r.Write([]byte(" ")); pd.AsRefusal(err).Reason != pd.TooLarge {
+				t.Errorf("%v by %d: %v beyond the limit", api, size, err)
+			}
+			kept := r.Body().Segments()
+			if most := 64 + len(text)/2048; len(kept) > most || !bytes.Equal(bytes.Join(kept, nil), text) {
+				t.Errorf("%v by %d: %d bytes in %d segments, want %d bytes in at most %d", api, size, r.Body().Len(), len(kept), len(text), most)
+			}
+		}
+	}
+}
+
+// Tiny chunks between others stay where they were.
+func TestReaderKeepsTheOrderOfChunks(t *testing.T) {
+	var r epp.Reader
+	r.Reset(epp.Head{}, 0, blocks)
+	var want []byte
+	for i := range 2000 {
+		chunk := bytes.Repeat([]byte{byte(i)}, []int{1, 300, 600, 0, 511, 512, 5000}[i%7])
+		want = append(want, chunk...)
+		if err := r.Write(chunk); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 0 && r.Body().Len() != int64(len(want)) {
+			t.Fatalf("%d bytes after chunk %d, want %d", r.Body().Len(), i, len(want))
+		}
+	}
+	if !bytes.Equal(bytes.Join(r.Body().Segments(), nil), want) {
+		t.Error("the body is not what was written")
+	}
+}
+
 func TestReaderIsReusable(t *testing.T) {
 	var used epp.Reader
 	for _, text := range seeds() {

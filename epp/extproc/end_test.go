@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -62,6 +63,37 @@ func TestEnds(t *testing.T) {
 		}
 	}
 }
+
+// The load of a client that left while an endpoint was chosen for it ends at once, and is counted, in the pair too.
+func TestClientLeavesBeforeTheDecision(t *testing.T) {
+	for _, f := range []filter{filterOne, filterPicker} {
+		r := startRig(t, remotePool())
+		ctx, leave := context.WithCancel(t.Context())
+		choose := r.pool.choose
+		r.pool.choose = func(q *epp.Request) (*epp.Decision, error) { leave(); return choose(q) }
+		kept := &leaving{ctx: ctx}
+		st := &stream{s: r.Server, grpc: kept, filter: f, began: time.Now()}
+		for i, frame := range []*procv3.ProcessingRequest{chat(more), requestBody(ends, prompt)} {
+			if done, err := st.step(frame); done != (i == 1) || err != nil {
+				t.Errorf("%v: frame %d: done %t, %v", f, i, done, err)
+			}
+		}
+		st.close()
+		r.pool.mustLoad(t, "0/0 0/0 0/0")
+		if all := r.outcomes(t); len(all) != 1 || all[0].Status != 0 || len(kept.sent) > 0 || r.ledger.Len() > 0 {
+			t.Errorf("%v: outcomes %+v, sent %q, %d in the ledger", f, all, describe(kept.sent), r.ledger.Len())
+		}
+		r.mustMetric(t, 1, "tandem_requests_total", "decision", "remote", "code", "0")
+	}
+}
+
+// leaving is a sink whose client leaves with ctx.
+type leaving struct {
+	sink
+	ctx context.Context
+}
+
+func (l *leaving) Context() context.Context { return l.ctx }
 
 func TestDrain(t *testing.T) {
 	plan := []string{pd.HeaderPlan, "local;id=0123456789abcdef;reason=bypassed;strict=0;epp=1", epp.HeaderDestination, a}

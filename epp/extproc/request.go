@@ -59,7 +59,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	r.reader.Reset(r.head.Head, limit, st.s.deps.Scheduler.Blocks())
 	switch {
 	case h.GetEndOfStream():
-		return st.decide(endHeaders)
+		return st.decide(endHeaders, time.Now())
 	case r.head.length > limit:
 		return st.refuse(pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", limit), st.began)
 	}
@@ -80,7 +80,7 @@ func (st *stream) requestBody(f *procv3.ProcessingRequest, b *procv3.HttpBody) (
 		}
 	}
 	if b.GetEndOfStream() {
-		return st.decide(endBody)
+		return st.decide(endBody, now)
 	}
 	return false, nil
 }
@@ -94,7 +94,7 @@ func (st *stream) requestTrailers(f *procv3.ProcessingRequest) (done bool, err e
 		return st.send(requestTrailersPass)
 	}
 	st.hint(f)
-	return st.decide(endTrailers)
+	return st.decide(endTrailers, time.Now())
 }
 
 // hint keeps the gateway's subset hint. Envoy sends it with the headers; others, and llm-d's picker, know it on the body.
@@ -107,13 +107,12 @@ func (st *stream) hint(f *procv3.ProcessingRequest) {
 	}
 }
 
-// decide answers a request that is complete.
-func (st *stream) decide(how end) (done bool, err error) {
-	now := time.Now()
+// decide answers a request that is complete; last is when the last byte of it came.
+func (st *stream) decide(how end, last time.Time) (done bool, err error) {
 	st.request.state = requestEnded
 	span := st.s.tracing.pick(st.grpc.Context(), st.request.head.trace, st.began)
 	defer span.finish()
-	r, d, err := st.pick(now)
+	r, d, err := st.pick(last)
 	switch {
 	case !st.claim(): // the timer has answered
 		if d != nil && d.Reservation != nil {
@@ -124,17 +123,17 @@ func (st *stream) decide(how end) (done bool, err error) {
 	case err != nil:
 		why := pd.AsRefusal(err)
 		span.refused(r, why)
-		return st.refuse(why, now)
+		return st.refuse(why, last)
 	}
 	st.reservation = d.Reservation
-	took := time.Since(now)
+	took := time.Since(last)
 	st.s.metrics.answered(d.Verdict, took)
 	span.picked(r, d, took)
 	return st.answer(how, d, took, span)
 }
 
 // pick has the scheduler decide on a request that came in whole.
-func (st *stream) pick(now time.Time) (r *epp.Request, d *epp.Decision, err error) {
+func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err error) {
 	if r, err = st.request.reader.Close(); err != nil {
 		return nil, nil, err
 	}
@@ -142,7 +141,7 @@ func (st *stream) pick(now time.Time) (r *epp.Request, d *epp.Decision, err erro
 		r.Subset = st.request.subset // the request is a moment old, and nobody else's yet
 	}
 	if st.response.state == responseExpected {
-		st.await(waitDecision, now)
+		st.await(waitDecision, last)
 	}
 	d, err = st.s.deps.Scheduler.Pick(r)
 	return r, d, err
@@ -153,6 +152,10 @@ func (st *stream) answer(how end, d *epp.Decision, took time.Duration, span span
 	if st.request.head.generates() {
 		st.outcome.Plan = pd.Plan{Verdict: d.Verdict, ID: planID(rand.Uint64()), Reason: d.Reason, Strict: d.Strict, EPP: took,
 			Report: st.reports()}
+	}
+	if st.grpc.Context().Err() != nil { // the client left while we chose: no accountant will come
+		st.decided = true
+		return true, nil
 	}
 	st.decided = st.filter == filterOne
 	st.leave()

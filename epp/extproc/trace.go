@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -104,7 +105,8 @@ func requestAttributes(r *epp.Request) []attribute.KeyValue {
 		return nil
 	}
 	return []attribute.KeyValue{
-		attribute.String("tandem.request_id", r.ID),
+		// Clients choose it, and OTLP drops the whole batch of a span with a text that is no UTF-8.
+		attribute.String("tandem.request_id", strings.ToValidUTF8(r.ID, "\uFFFD")),
 		attribute.String("tandem.api", r.API.String()),
 		attribute.String("tandem.pd.wish", r.Wish.String()),
 		attribute.Int("tandem.tokens.prompt", r.Prompt.Tokens),

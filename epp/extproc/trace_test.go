@@ -3,6 +3,7 @@ package extproc
 import (
 	"slices"
 	"testing"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -113,6 +114,34 @@ func TestSpanAttributes(t *testing.T) {
 	for _, key := range []attribute.Key{"tandem.phase.epp_ms", "tandem.tokens.prompt"} {
 		if !slices.ContainsFunc(spans[0].Attributes(), func(kv attribute.KeyValue) bool { return kv.Key == key }) {
 			t.Errorf("the span lacks %s", key)
+		}
+	}
+}
+
+// A span with a text that is no UTF-8 cannot be exported, nor any other span of its batch.
+func TestSpanAttributesAreUTF8(t *testing.T) {
+	recorder := tracetest.NewSpanRecorder()
+	r := startRig(t, remotePool(), traced(recorder))
+	bad := "x\xff"
+	s := r.open(t, client.MarkPicker)
+	s.send(requestHeaders(more, ":method", "POST", ":path", "/v1/chat/completions", pd.HeaderRequestID, bad, "content-type", bad),
+		requestBody(ends, prompt))
+	if _, err := s.rest(); err != nil {
+		t.Error(err)
+	}
+	r.ask(t, chat(more, pd.HeaderWish, bad))
+	spans := recorder.Ended()
+	if len(spans) == 0 {
+		t.Fatal("no spans")
+	}
+	for _, span := range spans {
+		for _, kv := range span.Attributes() {
+			if !utf8.ValidString(kv.Value.String()) {
+				t.Errorf("%s is %q", kv.Key, kv.Value.String())
+			}
+		}
+		if why := span.Status().Description; !utf8.ValidString(why) {
+			t.Errorf("status %q", why)
 		}
 	}
 }
