@@ -105,6 +105,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	p.Require(c.Metrics.Interval >= 50*time.Millisecond, "refresh-metrics-interval", "must be 50ms or more")
 	p.Require(c.Metrics.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(c.Picking.File == "" || c.Picking.Text == "", "config-text", "cannot be given beside --config-file")
+	c.Picking.validate(p)
 	if c.Listen.Secure && c.Listen.CertDir != "" {
 		if _, err := boot.ServerTLS(c.Listen.CertDir, slog.New(slog.DiscardHandler)); err != nil {
 			p.Add("cert-path", "%w", err)

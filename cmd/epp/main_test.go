@@ -3,10 +3,12 @@ package main
 import (
 	"errors"
 	"io"
+	"path/filepath"
 	"testing"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/epp/config"
 )
 
 func TestMain(m *testing.M) {
@@ -17,11 +19,13 @@ func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
 // TestForeignFlags holds the answer to every flag of llm-d's picker, and of its older documents.
 func TestForeignFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, string(config.Default()))
 	taken := []string{"--grpc-port=9002", "--grpc-health-port=9003", "--metrics-port=9090", "--grpc-max-recv-msg-size=1", "--grpc-max-send-msg-size=1",
 		"--disable-endpoint-subset-filter", "--refresh-metrics-interval=50ms", "--refresh-prometheus-metrics-interval=5s",
 		"--metrics-staleness-threshold=2s", "--drain-timeout=30s", "--tracing=false", "--health-checking", "--enable-pprof=false",
 		"--enable-cert-reload", "--secure-serving=false", "--tls-min-version=VersionTLS12", "--metrics-endpoint-auth=false",
-		"--enable-grpc-stream-metrics", "--config-file=f", "--config-text=t", "--allow-experimental-plugins", "--v=2", "--zap-log-level=1",
+		"--enable-grpc-stream-metrics", "--config-file=" + file, "--config-text=" + string(config.Default()), "--allow-experimental-plugins", "--v=2", "--zap-log-level=1",
 		"--zap-encoder=json", "--total-queued-requests-metric=m", "--kv-cache-usage-percentage-metric=m", "--lora-info-metric=m"}
 	refused := []string{"--pool-group=g", "--pool-namespace=n", "--pool-name=p", "--endpoint-selector=a=b", "--endpoint-target-ports=8000",
 		"--emit-endpoint-scores", "--ha-enable-leader-election", "--tls-cipher-suites=x", "--metrics-client-ca-file=f", "--metrics-cert-dir=d"}

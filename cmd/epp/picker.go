@@ -27,6 +27,7 @@ type picker struct {
 	sched    *sched.Scheduler
 	metrics  *sched.Metrics
 	live     *config.Live
+	file     pool.File // where the endpoints come from
 	current  atomic.Pointer[use]
 }
 
@@ -67,6 +68,24 @@ func (c picking) read() ([]byte, error) {
 	return config.Default(), nil
 }
 
+// validate reads the files that the flags name as the start will, but for the endpoints, which change more often.
+func (c picking) validate(p *boot.Problems) {
+	_, err := readSecret(c.AuthFile)
+	p.Require(err == nil, "auth-file", "reading the shared secret: %w", err)
+	flag, name := "config-file", c.File
+	if c.Text != "" {
+		flag, name = "config-text", "the text"
+	}
+	data, err := c.read()
+	if err != nil {
+		p.Add(flag, "%w", err)
+		return
+	}
+	if _, err := config.Parse(data, plugin.Table); err != nil {
+		p.Add(flag, "%s cannot be used:\n%w", name, err)
+	}
+}
+
 // swap makes a configuration the one in use, as a whole or not at all.
 func (p *picker) swap(c *config.Config, b *config.Built) error {
 	pipeline, err := sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
@@ -74,9 +93,15 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if err != nil {
 		return err
 	}
-	discovery, err := p.discovery(b)
+	file, err := p.endpointsFile(b)
 	if err != nil {
 		return err
+	}
+	var discovery pool.Discovery
+	if file != p.file { // else it goes on: a broken endpoints file is no reason to refuse a configuration
+		if discovery, err = file.Discovery(p.log); err != nil {
+			return err
+		}
 	}
 	source, extractor, err := p.scraping(b)
 	if err != nil {
@@ -85,38 +110,36 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if err := p.pool.Configure(discovery, source, extractor); err != nil {
 		return err
 	}
+	p.file = file
 	p.sched.Swap(pipeline)
 	p.current.Store(&use{c, b})
 	return nil
 }
 
-// discovery is the one that the configuration names, or else the file that the flag names.
-func (p *picker) discovery(b *config.Built) (pool.Discovery, error) {
-	file, ok := b.Discovery.(*pool.File)
-	switch {
-	case ok:
-	case p.settings.Picking.Endpoints != "":
-		file = &pool.File{Path: p.settings.Picking.Endpoints, WatchFile: true}
-	default:
-		return nil, errors.New("nothing says where the endpoints are: name a file with --endpoints-file, or configure dataLayer.discovery with the plugin file-discovery")
+// endpointsFile is the one that the configuration names, or else the flag.
+func (p *picker) endpointsFile(b *config.Built) (pool.File, error) {
+	if file, ok := b.Discovery.(*pool.File); ok {
+		return *file, nil
 	}
-	return file.Discovery(p.log)
+	if p.settings.Picking.Endpoints == "" {
+		return pool.File{}, errors.New("nothing says where the endpoints are: name a file with --endpoints-file, or configure dataLayer.discovery with the plugin file-discovery")
+	}
+	return pool.File{Path: p.settings.Picking.Endpoints, WatchFile: true}, nil
 }
 
-// scraping is how metrics pages are read: as configured, with what the older flags change of the default engine.
-func (p *picker) scraping(b *config.Built) (pool.Source, pool.Extractor, error) {
-	source, extractor := pool.DefaultSource(), pool.DefaultExtractor()
+// scraping is how metrics pages are read: as configured, with what the older flags change of the default engine. Without a
+// source, or without an extractor for what it reads, they are not.
+func (p *picker) scraping(b *config.Built) (source pool.Source, extractor pool.Extractor, err error) {
 	for _, configured := range b.Sources {
-		s, ok := configured.Source.(pool.Source)
-		if !ok {
-			continue
-		}
-		source = s
+		s, isSource := configured.Source.(pool.Source)
 		for _, x := range configured.Extractors {
-			if e, ok := x.(pool.Extractor); ok {
-				extractor = e
+			if e, ok := x.(pool.Extractor); ok && isSource {
+				source, extractor = s, e
 			}
 		}
+	}
+	if source == (pool.Source{}) {
+		return source, extractor, nil
 	}
 	m := p.settings.Metrics
 	if err := extractor.Override(m.Queued, m.KVUsage, m.LoRA); err != nil {

@@ -22,6 +22,10 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc"
 )
 
+// handshakeTimeout is how long a connection may take to say that it speaks gRPC. A server cannot stop, not even by force,
+// before that is over: gRPC's own two minutes would let one silent connection hold up a drain until the kubelet kills us.
+const handshakeTimeout = 5 * time.Second
+
 // takeover is how long a reservation waits for the stream that accounts for it, as the contract says.
 const takeover = 2 * time.Second
 
@@ -46,7 +50,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return fmt.Errorf("starting the front door: %w", err)
 	}
 	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), health: newHealth(),
-		notReady: errors.New("the endpoints are not known yet")}
+		drained: make(chan struct{}), notReady: errors.New("the endpoints are not known yet")}
 	if err := p.makeServers(extproc.ServerOptions(front)); err != nil {
 		return err
 	}
@@ -123,6 +127,36 @@ func setReady(h *health.Server, ready bool) {
 	}
 }
 
+// drainedHealth is the health service of a port that drains: those who watch would never leave by themselves.
+type drainedHealth struct {
+	*health.Server
+	drained <-chan struct{}
+}
+
+// Watch implements the health service.
+func (h drainedHealth) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Health_WatchServer) error {
+	ctx, end := context.WithCancel(stream.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer end()
+	waiting.Go(func() {
+		defer end()
+		select {
+		case <-h.drained:
+		case <-ctx.Done():
+		}
+	})
+	return h.Server.Watch(r, watch{stream, ctx})
+}
+
+// watch is a stream that may end before its client leaves.
+type watch struct {
+	healthpb.Health_WatchServer
+	ctx context.Context
+}
+
+func (w watch) Context() context.Context { return w.ctx }
+
 // process is a picker with its listeners and servers.
 type process struct {
 	log        *slog.Logger
@@ -135,12 +169,14 @@ type process struct {
 	extproc    *grpc.Server
 	probes     *grpc.Server
 	operations []boot.Service
+	drained    chan struct{} // closed when the ext-proc port is to come to an end
 
 	mu       sync.Mutex
 	notReady error // nil while requests are to come
 }
 
 func (p *process) makeServers(options []grpc.ServerOption) error {
+	options = append(options, grpc.ConnectionTimeout(handshakeTimeout))
 	if p.cfg.Listen.Secure {
 		tls, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.log)
 		if err != nil {
@@ -152,10 +188,10 @@ func (p *process) makeServers(options []grpc.ServerOption) error {
 	p.extproc = grpc.NewServer(options...)
 	p.door.Register(p.extproc)
 	p.eds.Register(p.extproc)
-	p.probes = grpc.NewServer()
+	p.probes = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout))
 	healthpb.RegisterHealthServer(p.probes, p.health)
 	if p.cfg.Listen.HealthToo {
-		healthpb.RegisterHealthServer(p.extproc, p.health)
+		healthpb.RegisterHealthServer(p.extproc, drainedHealth{p.health, p.drained})
 	}
 	return nil
 }
@@ -205,7 +241,7 @@ func (p *process) serve(ctx context.Context, std boot.IO) error {
 }
 
 func serveGRPC(server *grpc.Server, l net.Listener, name string) error {
-	if err := server.Serve(l); err != nil {
+	if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped: told to end before it began
 		return fmt.Errorf("serving the %s port: %w", name, err)
 	}
 	return nil
@@ -230,6 +266,7 @@ func (p *process) drain(endServing func()) {
 	p.setReady(errors.New("draining"))
 	p.door.Drain()
 	endServing()
+	close(p.drained)
 	ended := make(chan struct{})
 	go func() { defer close(ended); p.extproc.GracefulStop() }()
 	late := time.NewTimer(p.cfg.Listen.Drain)

@@ -1,6 +1,9 @@
 package config
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // readDataLayer reads where endpoints come from and what is read about them.
 func (r *reader) readDataLayer() {
@@ -12,6 +15,9 @@ func (r *reader) readDataLayer() {
 	}
 	if r.cfg.injectDefaults {
 		r.addMetrics()
+	}
+	if !slices.ContainsFunc(r.cfg.sources, func(s source) bool { return len(s.extractors) > 0 }) {
+		r.warn("dataLayer.injectDefaults", "no source with an extractor: no metrics are read, the engines' loads are unknown")
 	}
 }
 
@@ -29,13 +35,23 @@ func (r *reader) readDiscovery(spec *discoverySpec) {
 }
 
 func (r *reader) readSource(spec *sourceSpec, path string) {
-	s := source{plugin: r.findLayer(join(path, "pluginRef"), spec.PluginRef, kindSource)}
+	at := join(path, "pluginRef")
+	s := source{plugin: r.findLayer(at, spec.PluginRef, kindSource)}
 	for i, ref := range spec.Extractors {
-		if e := r.findLayer(fmt.Sprintf("%s.extractors[%d].pluginRef", path, i), ref.PluginRef, kindExtractor); e != nil {
+		at := fmt.Sprintf("%s.extractors[%d].pluginRef", path, i)
+		switch e := r.findLayer(at, ref.PluginRef, kindExtractor); {
+		case e == nil:
+		case len(s.extractors) > 0:
+			r.problem(at, "%s is a second extractor; %s is one already", quote(e.name), quote(s.extractors[0].name))
+		default:
 			s.extractors = append(s.extractors, e)
 		}
 	}
-	if s.plugin != nil {
+	switch {
+	case s.plugin == nil:
+	case len(r.cfg.sources) > 0:
+		r.problem(at, "%s is a second source; %s is one already", quote(s.name), quote(r.cfg.sources[0].name))
+	default:
 		r.cfg.sources = append(r.cfg.sources, s)
 	}
 }
@@ -62,21 +78,28 @@ func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 // addMetrics sees to it that the engines' metrics are read: by the source and the extractor of the file, else by ones that
 // are added.
 func (r *reader) addMetrics() {
-	for _, s := range r.cfg.sources {
-		if s.row.Type == typeMetrics {
-			return
+	if len(r.cfg.sources) == 0 {
+		if from := r.firstOrAdd(typeMetrics); from != nil {
+			r.cfg.sources = append(r.cfg.sources, source{plugin: from})
 		}
 	}
-	const why = "dataLayer.injectDefaults"
-	from, extractor := r.firstOf(typeMetrics), r.firstOf(typeExtractor)
-	if from == nil {
-		from = r.add(typeMetrics, why)
+	for i := range r.cfg.sources {
+		if s := &r.cfg.sources[i]; len(s.extractors) == 0 {
+			if extractor := r.firstOrAdd(typeExtractor); extractor != nil {
+				s.extractors = []*plugin{extractor}
+			}
+		}
 	}
-	if extractor == nil {
-		extractor = r.add(typeExtractor, why)
+}
+
+// firstOrAdd gives the first plugin of a type in the order of the file, or one that is added.
+func (r *reader) firstOrAdd(typeName string) *plugin {
+	p := r.firstOf(typeName)
+	if p == nil {
+		p = r.add(typeName, "dataLayer.injectDefaults")
 	}
-	if from != nil && extractor != nil {
-		r.used[from], r.used[extractor] = true, true
-		r.cfg.sources = append(r.cfg.sources, source{from, []*plugin{extractor}})
+	if p != nil {
+		r.used[p] = true
 	}
+	return p
 }

@@ -31,6 +31,7 @@ type Live struct {
 	metrics *metrics
 	data    []byte // of the configuration in use
 	built   *Built
+	pending []byte // of the file as it is now, if it could be read but not be put to use
 
 	mu    sync.Mutex
 	state State
@@ -70,32 +71,78 @@ func (l *Live) State() State {
 	return l.state
 }
 
+// retryInterval is how often a file that could not be put to use is tried again: what is in its way may lie outside of it,
+// such as a certificate or an endpoints file that Kubernetes mounts a minute later.
+const retryInterval = 5 * time.Second
+
 // Follow puts every change of the file to use, until ctx ends.
 func (l *Live) Follow(ctx context.Context, path string) {
-	epp.WatchFile(ctx, path, MaxSize, l.data, func(data []byte, err error) { l.changed(path, data, err) })
+	changes := make(chan func())
+	begin := l.data
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() {
+		epp.WatchFile(ctx, path, MaxSize, begin, func(data []byte, err error) {
+			select {
+			case changes <- func() { l.changed(path, data, err) }:
+			case <-ctx.Done():
+			}
+		})
+	})
+	again := time.NewTicker(retryInterval)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case change := <-changes:
+			change()
+		case <-again.C:
+			l.retry(path)
+		}
+	}
 }
 
 // Close closes the plugins. Follow must have returned.
 func (l *Live) Close() error { return l.built.Close() }
 
 func (l *Live) changed(path string, data []byte, err error) {
-	result := resultUnreadable
+	l.pending = nil
 	switch {
 	case err != nil:
-		err = fmt.Errorf("reading the configuration: %w", err)
+		l.tell(path, resultUnreadable, fmt.Errorf("reading the configuration: %w", err))
 	case bytes.Equal(data, l.data): // it was broken, and is now again what is in use
-		result = resultOK
-		l.setErr(nil)
+		l.tell(path, resultOK, nil)
 	default:
-		if err = l.use(data); err == nil {
-			result = resultOK
-		} else {
-			result = resultInvalid
-		}
+		l.pending = data
+		l.try(path, nil)
 	}
+}
+
+// retry tries again to put the file to use.
+func (l *Live) retry(path string) {
+	if l.pending != nil {
+		l.try(path, l.State().Err)
+	}
+}
+
+// try puts the pending file to use. told is what was in its way before, and needs no telling again.
+func (l *Live) try(path string, told error) {
+	err := l.use(l.pending)
+	switch {
+	case err == nil:
+		l.pending = nil
+		l.tell(path, resultOK, nil)
+	case told == nil || told.Error() != err.Error():
+		l.tell(path, resultInvalid, err)
+	}
+}
+
+// tell says what became of a change of the file.
+func (l *Live) tell(path, result string, err error) {
 	l.metrics.count(result)
+	l.setErr(err)
 	if err != nil {
-		l.setErr(err)
 		l.opt.Log.Error("configuration not reloaded, the last good one stays in use", "file", path, "error", err)
 		return
 	}

@@ -193,6 +193,58 @@ func TestReloadRefused(t *testing.T) {
 	})
 }
 
+// TestReloadIsTriedAgain: what was in the way of a good file may go away without a change of the file. It is told once.
+func TestReloadIsTriedAgain(t *testing.T) {
+	follow(t, "plugins: [{name: one, type: scorer}]", func(l *live) {
+		l.refuse = errors.New("no endpoints yet")
+		l.write(liveHeader + "plugins: [{name: two, type: scorer}]")
+		for range 10 {
+			l.wait()
+		}
+		l.check(1, "putting the configuration to use: no endpoints yet", 0)
+		if n := l.metric("tandem_config_reloads_total", resultInvalid); n != 1 || strings.Count(l.log.String(), "no endpoints yet") != 1 {
+			t.Errorf("%v failures told, log: %s", n, &l.log)
+		}
+		l.refuse = nil
+		for range 3 {
+			l.wait()
+		}
+		l.check(2, "", 1)
+		if got := l.metric("tandem_config_reloads_total", resultOK); got != 1 {
+			t.Errorf("%v reloads", got)
+		}
+	})
+}
+
+// TestReloadIsNotTriedAgain: a file that is gone, or is again what is in use, leaves nothing to try.
+func TestReloadIsNotTriedAgain(t *testing.T) {
+	const good = "plugins: [{name: one, type: scorer}]"
+	for name, away := range map[string]func(*live){
+		"gone": func(l *live) {
+			if err := os.Remove(l.path); err != nil {
+				l.t.Fatal(err)
+			}
+		},
+		"good again": func(l *live) { l.write(liveHeader + good) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			follow(t, good, func(l *live) {
+				l.refuse = errors.New("not now")
+				l.write(liveHeader + "plugins: [{name: two, type: scorer}]")
+				away(l)
+				l.wait()
+				l.refuse = nil
+				for range 10 {
+					l.wait()
+				}
+				if got := l.live.State().Generation; got != 1 {
+					t.Errorf("generation %d", got)
+				}
+			})
+		})
+	}
+}
+
 // TestReloadWarns: warnings are logged, and so is a replaced plugin that cannot be closed, which is no reason to go back.
 func TestReloadWarns(t *testing.T) {
 	follow(t, "plugins: [{name: one, type: scorer, parameters: {sticks: true}}]", func(l *live) {

@@ -104,20 +104,21 @@ func New(options Options) *Pool {
 }
 
 // Configure says where the endpoints come from and how their metrics are read, before Run or while it runs. The endpoints
-// found so far stay until the new discovery has spoken, and those that it finds too stay as they are. After an error
-// nothing has changed.
+// found so far stay until the new discovery has spoken, and those that it finds too stay as they are; with nil, the
+// discovery that runs goes on. The zero Source reads no metrics: then all loads are unknown, and extractor does not matter.
+// After an error nothing has changed.
 func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error {
 	next, err := newPages(source, extractor, p.options.Timeout, p.options.Busy)
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	p.discovery = d
-	p.mu.Unlock()
-	if old := p.pages.Swap(next); old != nil {
-		old.client.CloseIdleConnections()
+	p.pages.Swap(next).closeIdle()
+	if d != nil {
+		p.mu.Lock()
+		p.discovery = d
+		p.mu.Unlock()
+		wake(p.configured)
 	}
-	wake(p.configured)
 	return nil
 }
 
@@ -311,11 +312,13 @@ func (p *Pool) store(m *member, load *epp.Load) {
 	wake(p.loaded)
 }
 
-func (p *Pool) closeConnections() {
-	if pages := p.pages.Load(); pages != nil {
-		pages.client.CloseIdleConnections()
-	}
+// forget makes an endpoint's load unknown.
+func (p *Pool) forget(m *member) {
+	m.load.Store(&epp.Load{})
+	wake(p.loaded)
 }
+
+func (p *Pool) closeConnections() { p.pages.Load().closeIdle() }
 
 // wake leaves word in a channel that holds one.
 func wake(c chan struct{}) {

@@ -376,6 +376,33 @@ func TestReloadOfMetrics(t *testing.T) {
 	})
 }
 
+// TestReloadToNoMetrics stops reading while scrapers run, and begins again.
+func TestReloadToNoMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, e := withEngines(t, Options{}, ofPool(specOf("a", "10.0.0.1:8000")), always(busyPage))
+		start(t, p)
+		time.Sleep(5 * time.Second)
+		if l := p.Snapshot().Loads[0]; l.Known != allKnown {
+			t.Errorf("before: %+v", l)
+		}
+		if err := p.Configure(ofPool(specOf("a", "10.0.0.1:8000")), Source{}, Extractor{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second) // whoever reads now does so once more at most
+		e.since()
+		time.Sleep(time.Minute)
+		if l := p.Snapshot().Loads[0]; l != (epp.Load{}) || len(e.since()) != 0 {
+			t.Errorf("without a source: %+v", l)
+		}
+		configure(t, p, ofPool(specOf("a", "10.0.0.1:8000")))
+		e.serve(p)
+		time.Sleep(5 * time.Second)
+		if l := p.Snapshot().Loads[0]; l.Known != allKnown {
+			t.Errorf("with a source again: %+v", l)
+		}
+	})
+}
+
 func TestRunFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Options{})

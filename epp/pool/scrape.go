@@ -17,12 +17,15 @@ import (
 // pages is how metrics pages are read, until the configuration changes.
 type pages struct {
 	source   Source
-	client   *http.Client
+	client   *http.Client // nil: they are not
 	programs *programs
 	busy     time.Duration
 }
 
 func newPages(source Source, extractor Extractor, timeout, busy time.Duration) (*pages, error) {
+	if source == (Source{}) {
+		return &pages{busy: busy}, nil
+	}
 	programs, err := extractor.compile()
 	if err != nil {
 		return nil, err
@@ -36,6 +39,12 @@ func newPages(source Source, extractor Extractor, timeout, busy time.Duration) (
 	}
 	client := &http.Client{Transport: transport, CheckRedirect: noRedirect}
 	return &pages{source, client, programs, busy}, nil
+}
+
+func (p *pages) closeIdle() {
+	if p != nil && p.client != nil {
+		p.client.CloseIdleConnections()
+	}
 }
 
 // noRedirect makes of a redirect a failure: followed, it would have us ask whomever an engine names.
@@ -93,6 +102,10 @@ func (s *scraper) run(ctx context.Context) {
 // turn reads the page once and keeps what it told.
 func (s *scraper) turn(ctx context.Context) {
 	s.prepare()
+	if s.pages.client == nil {
+		s.done(time.Now(), true)
+		return
+	}
 	leave, ok := s.pool.lanes.enter(ctx, s.proven)
 	if !ok {
 		return
@@ -120,6 +133,10 @@ func (s *scraper) prepare() {
 		return
 	}
 	s.pages, s.busy, s.idle = pages, pages.busy, max(s.pool.options.Idle, pages.busy)
+	if pages.client == nil {
+		s.pool.forget(s.member)
+		return
+	}
 	var known bool
 	if s.program, known = pages.programs.of(s.member.Labels); !known {
 		s.pool.options.Log.Warn("endpoint names an engine that is not configured; its metrics are read as the default engine's",

@@ -16,7 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Source says where and how metrics pages are read: the parameters of llm-d's metrics-data-source.
+// Source says where and how metrics pages are read: the parameters of llm-d's metrics-data-source. The zero Source reads
+// none.
 type Source struct {
 	// Scheme is http or https.
 	Scheme string `yaml:"scheme"`

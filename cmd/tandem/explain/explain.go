@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -40,9 +41,12 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Top >= 0, "top", "must not be negative")
 	p.Require(s.Timeout > 0, "timeout", "must be positive")
 	for _, h := range s.Headers {
-		p.Require(strings.Contains(h, ":"), "header", "%q is not NAME: VALUE", h)
+		p.Require(headerForm.MatchString(h), "header", "%q is not NAME: VALUE; commas separate headers: for several values, repeat the name", h)
 	}
 }
+
+// headerForm wants a letter first: 10.0.0.2:8000, the rest of a list of addresses, would be a header otherwise.
+var headerForm = regexp.MustCompile(`^\s*[A-Za-z][^\s:]*\s*:`)
 
 // answerLimit bounds what is read of an answer, bytes: some 200 for each score of each candidate of a large pool.
 const answerLimit = 64 << 20

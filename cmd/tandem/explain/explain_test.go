@@ -125,6 +125,7 @@ func TestTroubles(t *testing.T) {
 		"nobody":         {[]string{"--admin=127.0.0.1:9", "-"}, boot.CodeMissing, "--admin-address"},
 		"bad path":       {[]string{"--path=v1", "-"}, boot.CodeConfig, "slash"},
 		"bad header":     {[]string{"--header=x-tandem-pd", "-"}, boot.CodeConfig, "NAME: VALUE"},
+		"list header":    {[]string{"--header=x-gateway-destination-endpoint-subset: 10.0.0.1:8000,10.0.0.2:8000", "-"}, boot.CodeConfig, "repeat the name"},
 		"not a picker":   {[]string{"--admin=" + wrong.Listener.Addr().String(), "-"}, boot.CodeFailed, "404"},
 		"negative top":   {[]string{"--top=-1", "-"}, boot.CodeConfig, "negative"},
 		"no time at all": {[]string{"--timeout=0s", "-"}, boot.CodeConfig, "positive"},
