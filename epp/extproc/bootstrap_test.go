@@ -284,6 +284,10 @@ func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 			io.Copy(io.Discard, r.Body)
 			panic(http.ErrAbortHandler)
 		},
+		"dies while it reads": func(_ http.ResponseWriter, r *http.Request) {
+			io.CopyN(io.Discard, r.Body, 1<<20)
+			panic(http.ErrAbortHandler)
+		},
 	}
 	for name, handler := range handlers {
 		t.Run(name, func(t *testing.T) {
@@ -310,6 +314,31 @@ func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 			}
 			if who := <-served; who != second {
 				t.Errorf("served by %s, want %s", who, second)
+			}
+			f.wantClean(t)
+		})
+	}
+}
+
+// An endpoint that is full and does not say that another may try has the last word: asking others would spread the overload.
+func TestEnvoyLeavesRefusalsAlone(t *testing.T) {
+	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			full := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.WriteHeader(status)
+				io.WriteString(w, "full")
+			}))
+			defer full.Close()
+			idle := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another was asked") }))
+			defer idle.Close()
+			first, second := full.Listener.Addr().String(), idle.Listener.Addr().String()
+			f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *extproc.BootstrapOptions) {
+				o.Pool, o.Static = extproc.PoolStatic, static(first, second)
+			})
+			// Not even if the client asks for it: Envoy has headers of its own for that.
+			if a := f.post(t, http.Header{"X-Envoy-Retry-On": {"5xx,retriable-4xx"}}, "{}"); a.status != status || a.body != "full" {
+				t.Errorf("answer %+v", a)
 			}
 			f.wantClean(t)
 		})

@@ -251,7 +251,8 @@ func (r *entryReader) address(entry *yaml.Node, fields map[string]*yaml.Node) ne
 		return netip.Addr{}
 	}
 	addr, err := netip.ParseAddr(text)
-	if err != nil || addr.IsUnspecified() || addr.IsMulticast() {
+	// A zone means something on one host only, and an Envoy that does not know it refuses the whole pool.
+	if err != nil || addr.IsUnspecified() || addr.IsMulticast() || addr.Zone() != "" {
 		r.problem(fields["address"], ".address", "want an IPv4 or IPv6 address of a pod, got %q", text)
 	}
 	return addr.Unmap()

@@ -1,0 +1,303 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// crowd is a number of streams that have begun and do not end before the test lets them.
+type crowd struct {
+	leave  context.CancelFunc
+	ended  sync.WaitGroup
+	status []int
+}
+
+// gather opens n streams at once, with prompts of so many tokens, and returns when all have begun. An answer is too long
+// to end by itself, and ends with the crowd.
+func (f *fleet) gather(t *testing.T, n, tokens int) *crowd {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	c := &crowd{leave: leave, status: make([]int, n)}
+	t.Cleanup(c.disperse)
+	var begun sync.WaitGroup
+	for i := range n {
+		q := f.tokensCall(tokens, true)
+		q.tokens = 20_000
+		begun.Add(1)
+		c.ended.Go(func() {
+			resp, err := f.open(ctx, q)
+			if err != nil {
+				t.Errorf("stream %d: %v", i, err)
+				begun.Done()
+				return
+			}
+			defer resp.Body.Close()
+			c.status[i] = resp.StatusCode
+			begun.Done()
+			<-ctx.Done()
+		})
+	}
+	begun.Wait()
+	for i, status := range c.status {
+		if status != http.StatusOK {
+			t.Fatalf("stream %d: status %d", i, status)
+		}
+	}
+	return c
+}
+
+// disperse ends the streams.
+func (c *crowd) disperse() {
+	c.leave()
+	c.ended.Wait()
+}
+
+// mustCount fails unless the picker counts so many requests at the endpoints. What is counted of a request is right before
+// its client has the status.
+func mustCount(t *testing.T, p program, want map[string]int) {
+	t.Helper()
+	if got := counted(t, p); !maps.Equal(got, want) {
+		t.Errorf("requests in flight: %v, want %v", got, want)
+	}
+}
+
+// counted is how many requests a picker counts at each endpoint.
+func counted(t *testing.T, p program) map[string]int {
+	t.Helper()
+	state, err := endpointsOf(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := map[string]int{}
+	for _, e := range state.Endpoints {
+		requests[e.Address] = e.Requests
+	}
+	return requests
+}
+
+// TestBurst has requests come all at once: each is counted before the next is picked, so they are spread evenly.
+func TestBurst(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newStack(t, l, 0, 3)
+			const each = 8
+			c := f.gather(t, 3*each, threshold/2)
+			even := map[string]int{}
+			for _, p := range f.decode {
+				even[p.addr()] = each
+			}
+			mustCount(t, f.pickers[0], even)
+			c.disperse()
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestAccountedElsewhere has one replica pick and another follow the answers: the one that does not know the reservation
+// charges the endpoint anew, and the other's ends because nobody takes it over.
+func TestAccountedElsewhere(t *testing.T) {
+	f := newFleet(t, 0, 1)
+	picks, accounts := f.startPicker(t), f.startPicker(t)
+	bootstrap := f.bootstrap(t, "pair", picks)
+	const accountant, cluster, end = "stat_prefix: acct", "  - name: epp\n", "\n  # The decode endpoints."
+	before, after, found := strings.Cut(bootstrap, accountant)
+	_, other, alsoFound := strings.Cut(f.bootstrap(t, "pair", accounts), cluster)
+	other, _, ends := strings.Cut(other, end)
+	if !found || !alsoFound || !ends {
+		t.Fatal("the bootstrap has no accountant, or no cluster of pickers")
+	}
+	after = strings.Replace(after, "cluster_name: epp", "cluster_name: other", 1)
+	other = "  - name: other\n" + strings.Replace(other, "&unlimited", "", 1)
+	f.front = startEnvoy(t, before+accountant+strings.Replace(after, end, "\n"+other+end, 1))
+	const streams = 9
+	c := f.gather(t, streams, threshold/2)
+	mustCount(t, accounts, map[string]int{f.decode[0].addr(): streams})
+	f.eventually(t, "requests in flight where they were picked", func() (string, bool) {
+		left := counted(t, picks)[f.decode[0].addr()]
+		return fmt.Sprint(left), left == 0
+	})
+	mustCount(t, accounts, map[string]int{f.decode[0].addr(): streams})
+	c.disperse()
+	f.mustRest(t)
+}
+
+// bootstrap is what makes Envoy ask one picker.
+func (f *fleet) bootstrap(t *testing.T, mode string, p program) string {
+	t.Helper()
+	text, err := output("tandem", "envoy-config", "--listen=127.0.0.1:0", "--admin-address=127.0.0.1:0",
+		"--epp="+p.addr("extproc"), "--epp-plaintext", "--mode="+mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestServed has a pod in the pool that is not there: what was picked for it is counted at the pod that serves.
+func TestServed(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			const dead = "127.0.0.1:9"
+			f := newFleet(t, 0, 1)
+			f.writeEndpoints(t, dead)
+			f.startPicker(t)
+			f.startFront(t, l)
+			const streams = 8
+			c := f.gather(t, streams, threshold/2)
+			mustCount(t, f.pickers[0], map[string]int{f.decode[0].addr(): streams, dead: 0})
+			if f.front.stat != nil && f.front.stat(t, "cluster.pool.upstream_rq_retry_success") == 0 {
+				t.Error("nothing was picked for the dead pod")
+			}
+			c.disperse()
+			f.mustRest(t)
+		})
+	}
+}
+
+// TestSubset has a filter before the picker allow some pods only, as gateways do that route by subsets.
+func TestSubset(t *testing.T) {
+	for _, mode := range []string{"pair", "single"} {
+		t.Run(mode, func(t *testing.T) {
+			f := newFleet(t, 0, 3)
+			f.startPicker(t)
+			allowed := f.decode[1].addr()
+			for _, c := range []struct {
+				name, hint string
+				status     int
+			}{
+				{"text", fmt.Sprintf("%q", allowed+", 127.0.0.1:9"), http.StatusOK},
+				{"list", fmt.Sprintf("[ %q, %q ]", "127.0.0.1:9", allowed), http.StatusOK},
+				{"nobody", `"127.0.0.1:9"`, http.StatusServiceUnavailable},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					f.frontWithSubset(t, mode, c.hint)
+					if c.status != http.StatusOK {
+						got := f.send(t, f.tokensCall(threshold/2, false))
+						if got.status != c.status || planned(got) != "refused;reason=no-endpoint" {
+							t.Errorf("status %d, decision %v", got.status, got.decision)
+						}
+						mustBeOverloaded(t, got, "no-endpoint")
+						return
+					}
+					const streams = 6
+					crowd := f.gather(t, streams, threshold/2)
+					mustCount(t, f.pickers[0], map[string]int{f.decode[0].addr(): 0, allowed: streams, f.decode[2].addr(): 0})
+					crowd.disperse()
+					f.mustRest(t)
+				})
+			}
+		})
+	}
+}
+
+// frontWithSubset runs an Envoy that sets the subset hint before it asks the picker.
+func (f *fleet) frontWithSubset(t *testing.T, mode, hint string) {
+	t.Helper()
+	const filters = "          http_filters:\n"
+	before, after, found := strings.Cut(f.bootstrap(t, mode, f.pickers[0]), filters)
+	if !found {
+		t.Fatal("the bootstrap has no HTTP filters")
+	}
+	f.front = startEnvoy(t, before+filters+`          - name: envoy.filters.http.set_metadata
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+              metadata:
+              - metadata_namespace: envoy.lb.subset_hint
+                value: { x-gateway-destination-endpoint-subset: `+hint+` }
+`+after)
+}
+
+// TestRetry has a decode pod that can answer nobody: it says whether another pod may try.
+func TestRetry(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newFleet(t, 0, 2)
+			// No budget for prefilling locally what was planned remote: the sidecar refuses, and says that others may try.
+			f.decode[0].sidecar = startSidecar(t, f.decode[0].engine.addr, "--fallback-ratio=0", "--fallback-burst=0")
+			f.writePrefill(t, "127.0.0.1:9")
+			f.startPicker(t)
+			f.startFront(t, l)
+			for range 6 {
+				q := f.tokensCall(2*threshold, false)
+				got := f.send(t, q)
+				mustMatch(t, got, false, f.want(t, q))
+				if planned(got) != "local;reason=prefill-failed" {
+					t.Errorf("decision %v", got.decision)
+				}
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+// writePrefill adds a prefill pod at an address to the pool.
+func (f *fleet) writePrefill(t *testing.T, addr string) {
+	t.Helper()
+	f.prefill = append(f.prefill, engine{addr: addr})
+	f.writeEndpoints(t)
+	f.prefill = f.prefill[:len(f.prefill)-1]
+}
+
+// TestTrailersForWhoAsks gives the report of a stream to clients that ask for trailers, and to nobody else.
+func TestTrailersForWhoAsks(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newStack(t, l, 1, 1)
+			for name, over := range map[string]*http.Protocols{"HTTP/1.1": protocols(false), "HTTP/2": protocols(true)} {
+				for _, asks := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/%v", name, asks), func(t *testing.T) {
+						transport := &http.Transport{Protocols: over, DisableKeepAlives: true}
+						defer transport.CloseIdleConnections()
+						q := f.tokensCall(2*threshold, true)
+						got := f.ask(t, transport, q, asks)
+						mustMatch(t, got, true, f.want(t, q))
+						_, err := pd.ParseOutcome(got.trailer.Get(pd.HeaderOutcome))
+						timed := got.trailer.Get(pd.HeaderTiming) != ""
+						if (err == nil) != asks || timed != asks {
+							t.Errorf("trailers %v for a client that asks: %v", got.trailer, asks)
+						}
+					})
+				}
+			}
+			f.mustRest(t)
+		})
+	}
+}
+
+func protocols(two bool) *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(!two)
+	p.SetUnencryptedHTTP2(two)
+	return p
+}
+
+// ask makes a streamed call over a transport.
+func (f *fleet) ask(t *testing.T, over http.RoundTripper, q call, trailers bool) reply {
+	t.Helper()
+	req, err := http.NewRequestWithContext(within(t), http.MethodPost, "http://"+f.front.addr+q.api.Path(),
+		strings.NewReader(string(q.body(f.model))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if trailers {
+		req.Header.Set("Te", "trailers")
+	}
+	resp, err := over.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	r := reply{status: resp.StatusCode, header: resp.Header, cached: -1}
+	if err := r.readStream(resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	r.trailer = resp.Trailer
+	return r
+}

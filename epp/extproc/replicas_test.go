@@ -1,0 +1,94 @@
+package extproc_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+)
+
+// replica runs one more floor at an address, "127.0.0.1:0" for any, and gives that and what kills it.
+func replica(t *testing.T, floor client.Floor, at string) (address string, kill func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	floor.Register(g)
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	ended := false
+	kill = func() {
+		if !ended {
+			ended = true
+			g.Stop()
+			<-served
+		}
+	}
+	t.Cleanup(kill)
+	return l.Addr().String(), kill
+}
+
+// Streams with large bodies are not retried, so Envoy must keep away from replicas that are gone, also when only one of
+// three is left, and come back to one that is there again.
+func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		fmt.Fprint(w, n)
+	}))
+	defer endpoint.Close()
+	floor := client.Floor{Endpoints: endpoint.Listener.Addr().String()}
+	second, killSecond := replica(t, floor, "127.0.0.1:0")
+	third, killThird := replica(t, floor, "127.0.0.1:0")
+	f := startFront(t, &client.Floor{Endpoints: floor.Endpoints}, func(o *extproc.BootstrapOptions) {
+		o.Pool, o.Static = extproc.PoolStatic, static(floor.Endpoints)
+		o.Pickers = append(o.Pickers, second, third)
+	})
+	body := strings.Repeat("x", 1<<20)
+	mustServe := func(what string) {
+		t.Helper()
+		for range 12 {
+			if a := f.post(t, http.Header{}, body); a.status != http.StatusOK || a.body != fmt.Sprint(len(body)) {
+				t.Fatalf("%s: answer %+v", what, a)
+			}
+		}
+	}
+	mustServe("all live")
+	killSecond()
+	killThird()
+	f.awaitHealthy(t, 1)
+	mustServe("one of three lives")
+	f.floor.Stop()
+	f.awaitHealthy(t, 0)
+	if a := f.post(t, http.Header{}, body); a.status != http.StatusServiceUnavailable {
+		t.Errorf("none lives: answer %+v", a)
+	}
+	replica(t, floor, third)
+	f.awaitHealthy(t, 1)
+	mustServe("one is back")
+	f.wantClean(t)
+}
+
+// awaitHealthy waits until Envoy takes so many replicas for healthy. It has no event for that.
+func (f *front) awaitHealthy(t *testing.T, want int64) {
+	t.Helper()
+	const gauge = "cluster." + extproc.PickerCluster + ".membership_healthy"
+	for t.Context().Err() == nil {
+		stats, err := f.envoy.Stats(t.Context(), gauge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats[gauge] == want {
+			return
+		}
+	}
+}
