@@ -12,6 +12,10 @@ import (
 // WatchInterval is how often WatchFile looks. A look at an unchanged file is one stat.
 const WatchInterval = 500 * time.Millisecond
 
+// patience is how many looks in a row WatchFile waits for a file to stay the same: 10 s. Nobody writes one file for so long;
+// a file that is replaced all the time would otherwise never be read again.
+const patience = 20
+
 // ReadFile reads a file of at most limit bytes.
 func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
@@ -29,12 +33,14 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 // WatchFile calls changed with the content of a file when it is no longer last, and with the error when it cannot be read
 // any more, once each; it returns when ctx ends. It looks at the file by name every WatchInterval instead of asking the
 // kernel for events: that sees renames, swapped symbolic links of a Kubernetes volume and network file systems alike.
-// A file is passed on only when two looks in a row found the same, since writers that do not rename are seen half done.
+// A file is passed on only when two looks in a row found the same, since writers that do not rename are seen half done, or
+// when it has not kept still for 10 s.
 func WatchFile(ctx context.Context, path string, limit int64, last []byte, changed func(data []byte, err error)) {
 	tick := time.NewTicker(WatchInterval)
 	defer tick.Stop()
 	var seen os.FileInfo
-	var failed, settling bool
+	var failed bool
+	var settling int // looks since the file kept still
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,14 +48,16 @@ func WatchFile(ctx context.Context, path string, limit int64, last []byte, chang
 		case <-tick.C:
 		}
 		info, err := os.Stat(path)
-		if err == nil && seen != nil && same(info, seen) && !settling && !failed {
+		if err == nil && seen != nil && same(info, seen) && settling == 0 && !failed {
 			continue
 		}
 		if err == nil && (seen == nil || !same(info, seen)) {
-			seen, settling = info, true
-			continue
+			seen, settling = info, settling+1
+			if settling < patience {
+				continue
+			}
 		}
-		settling = false
+		settling = 0
 		var data []byte
 		if err == nil {
 			data, err = ReadFile(path, limit)

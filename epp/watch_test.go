@@ -137,6 +137,21 @@ func TestWatchFile(t *testing.T) {
 			w.looks(1)
 			w.told("whole")
 		}},
+		{"replaced all the time", func(t *testing.T, w *watched) {
+			w.looks(3)
+			for round := range 2 {
+				for n := range 19 {
+					replace(t, w.path, strings.Repeat("x", 100*round+n))
+					w.looks(1)
+					w.told()
+				}
+				replace(t, w.path, strings.Repeat("y", 1+round))
+				w.looks(1)
+				w.told(strings.Repeat("y", 1+round))
+			}
+			w.looks(3)
+			w.told()
+		}},
 		{"vanished and back", func(t *testing.T, w *watched) {
 			w.looks(3)
 			must(t, os.Remove(w.path))

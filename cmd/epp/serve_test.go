@@ -341,6 +341,32 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// TestPlaintextToTLS: a gateway that does not speak TLS only sees its connections end, so the picker says why.
+func TestPlaintextToTLS(t *testing.T) {
+	s := serve(t)
+	s.handshake(t) // who leaves in good order is not told of
+	const text = "somebody does not speak TLS"
+	if strings.Contains(s.stderr.String(), text) {
+		t.Errorf("after a handshake: %s", &s.stderr)
+	}
+	for range 2 {
+		conn, err := net.Dial("tcp", s.addresses["extproc"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, conn); err != nil {
+			t.Logf("how the picker left: %v", err)
+		}
+	}
+	if n := strings.Count(s.stderr.String(), text); n != 1 {
+		t.Errorf("told %d times, want once: %s", n, &s.stderr)
+	}
+}
+
 func (s *served) handshake(t *testing.T) tls.ConnectionState {
 	t.Helper()
 	conn, err := tls.Dial("tcp", s.addresses["extproc"], unverified("h2", "http/1.1"))

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -183,7 +182,7 @@ func (p *process) makeServers(options []grpc.ServerOption) error {
 			return err
 		}
 		tls.NextProtos = []string{"h2"}
-		options = append(options, grpc.Creds(credentials.NewTLS(tls)))
+		options = append(options, grpc.Creds(newSecured(tls, p.log)))
 	}
 	p.extproc = grpc.NewServer(options...)
 	p.door.Register(p.extproc)
