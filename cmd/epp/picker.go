@@ -163,4 +163,10 @@ func (p *picker) run(ctx context.Context) error {
 }
 
 // detail is what probes are told beside ok.
-func (p *picker) detail() string { return p.live.State().Detail() }
+func (p *picker) detail() string {
+	text := p.live.State().Detail()
+	if trouble := p.pool.Trouble(); trouble != nil {
+		text += "\n" + trouble.Error()
+	}
+	return text
+}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"go.yaml.in/yaml/v3"
 
@@ -93,6 +94,16 @@ type fileDiscovery struct {
 	log   *slog.Logger
 	data  []byte
 	specs []Spec
+
+	trouble atomic.Pointer[error] // nil: none
+}
+
+// Trouble tells what is wrong with the file as it is now; nil = nothing.
+func (d *fileDiscovery) Trouble() error {
+	if err := d.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // Run implements Discovery.
@@ -114,12 +125,17 @@ func (d *fileDiscovery) changed(data []byte, err error, apply func([]Spec)) {
 	if err == nil && len(specs) == 0 && len(problems) > 0 {
 		err = fmt.Errorf("no entry is valid: %w", join(problems))
 	}
+	d.trouble.Store(nil)
 	if err != nil {
-		d.log.Error("endpoints file cannot be used; the endpoints stay as they are", "file", d.file.Path, "error", err)
+		err = fmt.Errorf("endpoints file %s cannot be used: %w", d.file.Path, err)
+		d.trouble.Store(&err)
+		d.log.Error("the endpoints stay as they are", "error", err)
 		return
 	}
 	if len(problems) > 0 {
-		d.log.Warn("entries of the endpoints file are left out", "file", d.file.Path, "problems", join(problems))
+		left := fmt.Errorf("entries of the endpoints file %s are left out: %w", d.file.Path, join(problems))
+		d.trouble.Store(&left)
+		d.log.Warn("endpoints are missing", "error", left)
 	}
 	apply(specs)
 }

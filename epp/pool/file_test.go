@@ -157,6 +157,9 @@ func TestFileIsFollowed(t *testing.T) {
 			if got := strings.Join(names(p.Snapshot()), " "); got != s.want {
 				t.Errorf("%s: endpoints %q, want %q", s.name, got, s.want)
 			}
+			if trouble := p.Trouble(); (trouble != nil) != (s.log != "") || trouble != nil && !strings.Contains(trouble.Error(), s.log) {
+				t.Errorf("%s: trouble %v, want one with %q", s.name, trouble, s.log)
+			}
 			if s.log != "" && log.count(s.log) != before+1 {
 				t.Errorf("%s: want %q logged once", s.name, s.log)
 			}

@@ -20,6 +20,7 @@ type metrics struct {
 	oldest    *prometheus.Desc
 	endpoints *prometheus.Desc
 	inflight  *prometheus.Desc
+	trouble   *prometheus.Desc
 }
 
 func newMetrics(p *Pool, reg prometheus.Registerer) *metrics {
@@ -38,6 +39,8 @@ func newMetrics(p *Pool, reg prometheus.Registerer) *metrics {
 			[]string{"role", "state"}, nil),
 		inflight: prometheus.NewDesc("tandem_inflight",
 			"Requests that were sent to endpoints and have not ended.", []string{"role"}, prometheus.Labels{"room": "epp"}),
+		trouble: prometheus.NewDesc("tandem_discovery_trouble",
+			"1 while the source of the endpoints, or a part of it, cannot be used.", nil, nil),
 	}
 	if reg != nil {
 		reg.MustRegister(m)
@@ -58,6 +61,7 @@ func (m *metrics) Describe(out chan<- *prometheus.Desc) {
 	out <- m.oldest
 	out <- m.endpoints
 	out <- m.inflight
+	out <- m.trouble
 }
 
 // Collect implements prometheus.Collector.
@@ -67,6 +71,11 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	m.age.Collect(out)
 	c := m.pool.census(time.Now())
 	out <- prometheus.MustNewConstMetric(m.oldest, prometheus.GaugeValue, c.oldest.Seconds())
+	trouble := 0.0
+	if m.pool.Trouble() != nil {
+		trouble = 1
+	}
+	out <- prometheus.MustNewConstMetric(m.trouble, prometheus.GaugeValue, trouble)
 	for kind, n := range c.endpoints {
 		out <- prometheus.MustNewConstMetric(m.endpoints, prometheus.GaugeValue, float64(n), kind.role, kind.state)
 	}

@@ -139,6 +139,18 @@ func (p *Pool) Changes() <-chan struct{} {
 	return p.changed
 }
 
+// Trouble tells why the endpoints may not be what they should be, if their discovery can tell (by a method of this name);
+// nil = nothing is wrong.
+func (p *Pool) Trouble() error {
+	p.mu.Lock()
+	d, tells := p.discovery.(interface{ Trouble() error })
+	p.mu.Unlock()
+	if !tells {
+		return nil
+	}
+	return d.Trouble()
+}
+
 // Synced gives a channel that is closed once a discovery has said which endpoints there are.
 func (p *Pool) Synced() <-chan struct{} { return p.synced }
 
