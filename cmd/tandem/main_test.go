@@ -18,9 +18,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
 )
 
-// programs is the folder with the real sim and sidecar.
+// programs is the folder with the real programs.
 var programs string
 
 // dialVariable is where a child that hangs connects to, so that a test sees it live and die.
@@ -45,7 +46,7 @@ func build() (err error) {
 	if programs, err = os.MkdirTemp("", "tandem"); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-o", programs, "../sim", "../sidecar")
+	cmd := exec.Command("go", "build", "-o", programs, "../sim", "../sidecar", "../epp", ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the programs: %w\n%s", err, out)
@@ -91,6 +92,9 @@ func TestCommandLine(t *testing.T) {
 		{"no programs", []string{"demo"}, 4, "", "make build"},
 		{"no programs there", []string{"demo", "--bin-dir", t.TempDir()}, 4, "", "sim: no such file or directory (build them with make build"},
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
+		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
+		{"unknown proxy", []string{"demo", "--proxy=nginx"}, 2, "", "auto, envoy, gateway"},
+		{"nowhere to put the page", []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "page.html")}, 3, "", "report: the page cannot be written"},
 		{"negative time", []string{"demo", "--timeout=-1s"}, 3, "", "timeout: -1s is not a positive time"},
 		{"no time", []string{"demo", "--bin-dir", programs, "--timeout", "1ns"}, 1, "", "it took longer than 1ns (see --timeout)"},
 	}
@@ -104,112 +108,115 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// promises are all of the proof.
+var promises = []string{"every request answered", "decisions as expected", "tokens equal to an undisturbed engine's", "KV bytes moved",
+	"blocks stranded", "phases add up to the measured time", "everything started has ended"}
+
 func TestDemo(t *testing.T) {
-	got := tandem(t.Context(), "demo", "--bin-dir", programs)
+	page := filepath.Join(t.TempDir(), "page.html")
+	got := tandem(t.Context(), "demo", "--bin-dir", programs, "--rounds=3", "--report", page)
 	if got.code != 0 || got.stderr != "" {
 		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
-	for _, want := range []string{
-		"\nok      decisions as planned: 8 of 8\n",
-		"\nok      tokens equal to an undisturbed engine's: 8 of 8\n",
-		"\nok      blocks stranded: 0 still held; 4 hand-offs released, 0 expired\n",
-	} {
-		if !strings.Contains(got.stdout, want) {
-			t.Errorf("%q is missing in\n%s", want, got.stdout)
+	for _, name := range promises {
+		if !strings.Contains(got.stdout, "\nok      "+name+": ") {
+			t.Errorf("%q is not proven in\n%s", name, got.stdout)
 		}
 	}
-	if n := strings.Count(got.stdout, "\nok "); n != 6 {
-		t.Errorf("%d promises, want 6:\n%s", n, got.stdout)
+	html, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(html, []byte("<!DOCTYPE html>")) && !bytes.HasPrefix(html, []byte("<!doctype html>")) || !strings.Contains(got.stdout, page) {
+		t.Errorf("the page begins with %.40q; stdout:\n%s", html, got.stdout)
 	}
 }
 
-// demoReport is what the tests read of --json.
-type demoReport struct {
-	OK       bool
-	Requests []struct {
-		Decision      string
-		KVBytes       int64 `json:"kv_bytes"`
-		WantedKVBytes int64 `json:"kv_bytes_expected"`
-		Error         string
-	}
-	Promises []struct {
-		Promise string
-		OK      bool
-	}
-}
-
-func demoJSON(t *testing.T, args ...string) (result, demoReport) {
+func demoJSON(t *testing.T, args ...string) (result, report.Data) {
 	t.Helper()
-	got := tandem(t.Context(), append([]string{"demo", "--json", "--bin-dir", programs}, args...)...)
-	var r demoReport
-	if err := json.Unmarshal([]byte(got.stdout), &r); err != nil {
+	got := tandem(t.Context(), append([]string{"demo", "--json", "--bin-dir", programs, "--proxy=gateway"}, args...)...)
+	var d report.Data
+	if err := json.Unmarshal([]byte(got.stdout), &d); err != nil {
 		t.Fatalf("reading the report: %v; exit %d: %s", err, got.code, got.stderr)
 	}
-	return got, r
+	return got, d
 }
 
-func (r *demoReport) broken() (names []string) {
-	for _, p := range r.Promises {
-		if !p.OK {
-			names = append(names, p.Promise)
+func brokenPromises(d *report.Data) (names []string) {
+	for _, p := range d.Promises {
+		if !p.Kept {
+			names = append(names, p.Name)
 		}
 	}
 	return names
 }
 
 func TestDemoJSON(t *testing.T) {
-	got, r := demoJSON(t)
-	if got.code != 0 || !r.OK || len(r.Requests) != 8 || r.broken() != nil {
+	got, d := demoJSON(t, "--rounds=2")
+	if got.code != 0 || len(d.Promises) != len(promises) || brokenPromises(&d) != nil {
 		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
-	moved := 0
-	for _, q := range r.Requests {
-		if q.KVBytes != q.WantedKVBytes || q.Decision == "" {
-			t.Errorf("%+v", q)
+	classes := map[string]int{}
+	for i, r := range d.Requests {
+		classes[r.Class]++
+		if r.Number != i+1 || r.Decision == "" || r.Failure != "" || r.TTFT <= 0 || r.Total < r.TTFT || r.Prompt == 0 || r.Completion < 16 {
+			t.Errorf("request %d: %+v", i+1, r)
 		}
-		if q.KVBytes > 0 {
-			moved++
+		if _, ok := r.Phases["epp"]; !ok || r.Stream != (len(r.ITL) > 0) {
+			t.Errorf("request %d: phases %v, ITL %v", i+1, r.Phases, r.ITL)
 		}
 	}
-	if moved != 4 {
-		t.Errorf("KV moved for %d requests, want 4", moved)
+	if len(classes) != 8 || classes["chat, later turns"] != 6 {
+		t.Errorf("classes %v", classes)
+	}
+	endpoints := map[string]bool{}
+	for _, s := range d.Load {
+		endpoints[s.Endpoint] = true
+	}
+	if len(endpoints) != 4 || len(d.Load) < 2*len(endpoints) {
+		t.Errorf("%d samples of the load of %v", len(d.Load), endpoints)
+	}
+	if len(d.Why) != 3 {
+		t.Fatalf("%d decisions are explained", len(d.Why))
+	}
+	for _, w := range d.Why {
+		if r := d.Requests[w.Request-1]; w.Explanation.Decision != r.Decision || string(w.Explanation.Reason) != r.Reason || w.Explanation.Trace == nil {
+			t.Errorf("%s %+v does not explain %+v", w.Question, w.Explanation, r)
+		}
 	}
 }
 
-// A demo that cannot fail proves nothing: each fault of the prefill engine breaks just the promises that it touches.
+// A demo that cannot fail proves nothing: each fault of the prefill engines breaks just the promises that it touches.
 func TestDemoFails(t *testing.T) {
-	const (
-		decisions = "decisions as planned"
-		tokens    = "tokens equal to an undisturbed engine's"
-		bytes     = "KV bytes moved"
-		stranded  = "blocks stranded"
-	)
+	const answers, decisions, tokens, bytes, stranded = 0, 1, 2, 3, 4
 	tests := []struct {
 		fault  string
-		broken []string
+		broken []int
 	}{
-		{"bad-handoff:foreign", []string{tokens}},
-		{"stale", []string{tokens, stranded}},
-		{"no-handoff", []string{decisions, bytes}},
-		{"status:500", []string{decisions, bytes}},
+		{"bad-handoff:foreign", []int{tokens}},
+		{"stale", []int{tokens, bytes, stranded}},
+		{"no-handoff", []int{answers, decisions, bytes}},
+		{"status:500", []int{answers, decisions, bytes}},
 	}
 	for _, test := range tests {
 		t.Run(test.fault, func(t *testing.T) {
-			got, r := demoJSON(t, "--fault", test.fault)
-			if got.code != 1 || r.OK {
-				t.Errorf("exit %d", got.code)
+			got, d := demoJSON(t, "--rounds=1", "--fault", test.fault)
+			var want []string
+			for _, i := range test.broken {
+				want = append(want, promises[i])
 			}
-			if broken := r.broken(); !slices.Equal(broken, test.broken) {
-				t.Errorf("broken: %q, want %q\n%s", broken, test.broken, got.stdout)
+			if found := brokenPromises(&d); got.code != 1 || !slices.Equal(found, want) {
+				t.Errorf("exit %d, broken: %q, want %q\n%+v", got.code, found, want, d.Promises)
 			}
-			if want := "tandem: not proven: " + strings.Join(test.broken, "; "); strings.TrimSpace(got.stderr) != want {
+			if line := "tandem: not proven: " + strings.Join(want, "; "); strings.TrimSpace(got.stderr) != line {
 				t.Errorf("stderr %q", got.stderr)
 			}
 		})
 	}
 	t.Run("crash", func(t *testing.T) {
-		got := tandem(t.Context(), "demo", "--bin-dir", programs, "--fault", "crash")
-		if got.code != 1 || !strings.Contains(got.stderr, "prefill engine ended: exit status 1") || !strings.Contains(got.stderr, "crash fault") {
+		got := tandem(t.Context(), "demo", "--bin-dir", programs, "--rounds=1", "--proxy=gateway", "--fault", "crash")
+		if got.code != 1 || !strings.Contains(got.stderr, " ended: exit status 1") || !strings.Contains(got.stderr, "crash fault") ||
+			!strings.Contains(got.stderr, "running the demo: prefill-") {
 			t.Errorf("exit %d: %s", got.code, got.stderr)
 		}
 	})
@@ -227,7 +234,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"sim", "sidecar"} {
+	for _, name := range []string{"sim", "sidecar", "epp", "tandem"} {
 		if err := os.Symlink(self, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

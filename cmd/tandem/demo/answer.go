@@ -18,69 +18,89 @@ import (
 type answer struct {
 	prompt    []int // token ids that the engine made of the prompt
 	generated []int
-	decision  pd.Decision // from here on: empty in the reference's answers
-	phases    pd.Phases
-	took      time.Duration // from before the request was sent to the end of the answer
+	text      string
+	took      time.Duration   // from before the request was sent to the end of the answer
+	first     time.Duration   // … to the first byte of its body
+	gaps      []time.Duration // between the events of a stream that carry tokens
+
+	decision pd.Decision // from here on: empty in the reference's answers
+	phases   pd.Phases
+	outcome  pd.Outcome
 }
 
-// timed is an answer while it comes.
-type timed struct {
-	io.Reader
-	first time.Time // of its bytes
-}
-
-func (t *timed) Read(p []byte) (int, error) {
-	n, err := t.Reader.Read(p)
-	if n > 0 && t.first.IsZero() {
-		t.first = time.Now()
-	}
-	return n, err
-}
-
-// ask sends a question, with the given headers and its own, and reads the whole answer. An answer other than 200 is an error.
-func (s *stage) ask(ctx context.Context, address string, q question, header http.Header) (a answer, err error) {
-	content, err := q.body()
+// ask sends a question to an address and reads the whole answer, with the report on it if it was told. An answer other than
+// 200 is an error.
+func (s *stage) ask(ctx context.Context, address string, q *question, told bool) (a answer, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+q.class.api.Path(), bytes.NewReader(q.body))
 	if err != nil {
-		return a, err
+		return a, fmt.Errorf("making the request: %w", err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+q.api.Path(), bytes.NewReader(content))
-	if err != nil {
-		return a, fmt.Errorf("making request %d: %w", q.number, err)
-	}
-	req.Header = header
-	req.Header.Set("Content-Type", "application/json")
+	req.Header = q.header()
 	start := time.Now()
 	resp, err := s.http.Do(req)
 	if err != nil {
-		return a, fmt.Errorf("sending request %d: %w", q.number, err)
+		return a, fmt.Errorf("sending the request: %w", err)
 	}
 	defer resp.Body.Close()
-	text := timed{Reader: resp.Body}
-	if err := a.read(&text, resp.StatusCode, q.stream); err != nil {
-		return a, fmt.Errorf("reading the answer to request %d: %w", q.number, err)
+	from := &timed{from: resp.Body}
+	if err := a.read(from, resp.StatusCode, q.class.stream); err != nil {
+		return a, fmt.Errorf("reading the answer: %w", err)
 	}
-	a.took = time.Since(start)
-	if header.Get(pd.HeaderPlan) != "" {
-		if err := a.readReport(resp, text.first.Sub(start)); err != nil {
-			return a, fmt.Errorf("reading the report on request %d: %w", q.number, err)
+	a.took, a.first = time.Since(start), from.first.Sub(start)
+	if told {
+		if err := a.readReport(resp); err != nil {
+			return a, fmt.Errorf("reading the report: %w", err)
 		}
 	}
 	return a, nil
 }
 
-func (a *answer) read(r io.Reader, status int, stream bool) error {
+// header is what the client says beside the question.
+func (q *question) header() http.Header {
+	h := http.Header{"Content-Type": {"application/json"}, "Te": {"trailers"}}
+	if q.class.wish != pd.WishAuto {
+		h.Set(pd.HeaderWish, q.class.wish.String())
+	}
+	return h
+}
+
+// timed tells when bytes came.
+type timed struct {
+	from        io.Reader
+	first, last time.Time
+}
+
+func (t *timed) Read(p []byte) (int, error) {
+	n, err := t.from.Read(p)
+	if n > 0 {
+		t.last = time.Now()
+		if t.first.IsZero() {
+			t.first = t.last
+		}
+	}
+	return n, err
+}
+
+func (a *answer) read(r *timed, status int, stream bool) error {
+	if stream && status == http.StatusOK {
+		return a.readStream(r)
+	}
 	text, err := io.ReadAll(r)
 	switch {
 	case err != nil:
 		return err
 	case status != http.StatusOK:
 		return fmt.Errorf("status %d: %s", status, bytes.TrimSpace(text))
-	case !stream:
-		return a.add(text)
 	}
-	done := false
+	return a.add(text)
+}
+
+// readStream reads events as they come.
+func (a *answer) readStream(r *timed) error {
 	var events body.Events
-	err = events.Feed(text, func(e body.Event) error {
+	var previous time.Time // of an event with tokens
+	done := false
+	take := func(e body.Event) error {
 		switch {
 		case e.Error():
 			return fmt.Errorf("an error event: %s", e.Data)
@@ -88,21 +108,41 @@ func (a *answer) read(r io.Reader, status int, stream bool) error {
 			done = true
 			return nil
 		}
-		return a.add(e.Data)
-	})
-	if err == nil && !done {
-		err = errors.New("the stream ends without [DONE]")
+		before := len(a.generated)
+		if err := a.add(e.Data); err != nil || len(a.generated) == before {
+			return err
+		}
+		if !previous.IsZero() {
+			a.gaps = append(a.gaps, r.last.Sub(previous))
+		}
+		previous = r.last
+		return nil
 	}
-	return err
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		if err := events.Feed(buf[:n], take); err != nil {
+			return err
+		}
+		switch {
+		case errors.Is(err, io.EOF) && !done:
+			return errors.New("the stream ends without [DONE]")
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
 }
 
-// add takes the token ids of a whole answer, or of one event: engines have them in the same places.
+// add takes the tokens of a whole answer, or of one event: engines have them in the same places.
 func (a *answer) add(text []byte) error {
 	var part struct {
 		Prompt  []int `json:"prompt_token_ids"` // chat
 		Choices []struct {
-			Prompt    []int `json:"prompt_token_ids"` // completions
-			Generated []int `json:"token_ids"`
+			Prompt         []int `json:"prompt_token_ids"` // completions
+			Generated      []int `json:"token_ids"`
+			Message, Delta message
 		}
 	}
 	if err := json.Unmarshal(text, &part); err != nil {
@@ -112,12 +152,13 @@ func (a *answer) add(text []byte) error {
 	for _, c := range part.Choices {
 		a.prompt = append(a.prompt, c.Prompt...)
 		a.generated = append(a.generated, c.Generated...)
+		a.text += c.Message.Content + c.Delta.Content
 	}
 	return nil
 }
 
 // readReport reads what the sidecar says of the request: in the headers, and of a stream also in the trailers.
-func (a *answer) readReport(resp *http.Response, first time.Duration) (err error) {
+func (a *answer) readReport(resp *http.Response) (err error) {
 	if a.decision, err = pd.ParseDecision(resp.Header.Get(pd.HeaderDecision)); err != nil {
 		return err
 	}
@@ -130,9 +171,9 @@ func (a *answer) readReport(resp *http.Response, first time.Duration) (err error
 	}
 	if _, ok := a.phases.Get(pd.PhaseFirst); !ok {
 		// The headers of a local stream pass before its first byte, so the client has to look at the clock. The byte may
-		// have been on its way for longer than the last one, which the phases of the sidecar's clock leave no room for.
-		before := a.phases.Sum()
-		late.Set(pd.PhaseFirst, max(0, min(first-before, a.took-before-late.Sum())))
+		// have been on its way for longer than the last one, which the phases of the others' clocks leave no room for.
+		before := a.attributed()
+		late.Set(pd.PhaseFirst, max(0, min(a.first-before, a.took-before-late.Sum())))
 	}
 	for ph := range pd.Phase(pd.PhaseCount) {
 		if d, ok := late.Get(ph); ok {
@@ -140,9 +181,15 @@ func (a *answer) readReport(resp *http.Response, first time.Duration) (err error
 		}
 	}
 	end := resp.Trailer.Get(pd.HeaderOutcome) + resp.Header.Get(pd.HeaderOutcome)
-	outcome, err := pd.ParseOutcome(end)
-	if err == nil && outcome.End != pd.EndDone {
-		err = fmt.Errorf("the outcome is %s", outcome)
+	a.outcome, err = pd.ParseOutcome(end)
+	if err == nil && a.outcome.End != pd.EndDone {
+		err = fmt.Errorf("the outcome is %s", a.outcome)
 	}
 	return err
+}
+
+// attributed is the time that phases account for, the picker's own included.
+func (a *answer) attributed() time.Duration {
+	picker, _ := a.phases.Get(pd.PhaseEPP)
+	return picker + a.phases.Sum()
 }

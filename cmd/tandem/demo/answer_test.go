@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,53 +32,131 @@ func answerWith(t *testing.T, status int, header map[string]string, text string)
 }
 
 const (
-	wholeChat  = `{"prompt_token_ids":[1,2],"choices":[{"token_ids":[7,8]}]}`
+	wholeChat  = `{"prompt_token_ids":[1,2],"choices":[{"message":{"content":"ab"},"token_ids":[7,8]}]}`
 	wholeText  = `{"choices":[{"prompt_token_ids":[1,2],"token_ids":[7,8]}]}`
-	streamChat = "data: {\"prompt_token_ids\":[1,2],\"choices\":[{}]}\n\ndata: {\"choices\":[{\"token_ids\":[7]}]}\n\ndata: {\"choices\":[{\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
+	streamChat = "data: {\"prompt_token_ids\":[1,2],\"choices\":[{}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"token_ids\":[7]}]}\n\n" +
+		"data: {\"choices\":[{\"delta\":{\"content\":\"b\"},\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
 	streamText = "data: {\"choices\":[{\"prompt_token_ids\":[1,2],\"token_ids\":[7]}]}\n\ndata: {\"choices\":[{\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
 )
 
+// asking is a question of a class that has what matters here.
+func asking(stream bool) *question {
+	return &question{class: &class{name: "any", api: pd.APIChat, stream: stream, wish: pd.WishForce}, body: []byte("{}")}
+}
+
 func TestAskReadsTokens(t *testing.T) {
 	tests := []struct {
-		name   string
-		stream bool
-		text   string
+		name       string
+		stream     bool
+		body, text string
 	}{
-		{"chat", false, wholeChat},
-		{"completions", false, wholeText},
-		{"chat stream", true, streamChat},
-		{"completions stream", true, streamText},
+		{"chat", false, wholeChat, "ab"},
+		{"completions", false, wholeText, ""},
+		{"chat stream", true, streamChat, "ab"},
+		{"completions stream", true, streamText, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s, address := answerWith(t, http.StatusOK, nil, test.text)
-			a, err := s.ask(t.Context(), address, question{number: 1, api: pd.APIChat, stream: test.stream}, http.Header{})
+			s, address := answerWith(t, http.StatusOK, nil, test.body)
+			a, err := s.ask(t.Context(), address, asking(test.stream), false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(a.prompt, []int{1, 2}) || !slices.Equal(a.generated, []int{7, 8}) || a.took <= 0 {
+			if !slices.Equal(a.prompt, []int{1, 2}) || !slices.Equal(a.generated, []int{7, 8}) || a.text != test.text {
 				t.Errorf("%+v", a)
+			}
+			gaps := 0
+			if test.stream {
+				gaps = 1 // between two tokens
+			}
+			if a.first <= 0 || a.first > a.took || len(a.gaps) != gaps {
+				t.Errorf("first byte after %v, end after %v, gaps %v", a.first, a.took, a.gaps)
 			}
 		})
 	}
 }
 
+func TestGapsAreBetweenEvents(t *testing.T) {
+	more := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		events := strings.SplitAfter(streamChat, "\n\n")
+		fmt.Fprint(w, events[0], events[1])
+		http.NewResponseController(w).Flush()
+		<-more
+		fmt.Fprint(w, events[2], events[3])
+	}))
+	defer server.Close()
+	s := &stage{http: &http.Client{Transport: onFirstRead{server.Client().Transport, func() { close(more) }}}}
+	a, err := s.ask(t.Context(), strings.TrimPrefix(server.URL, "http://"), asking(true), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(a.gaps) != 1 || a.gaps[0] <= 0 || a.first+a.gaps[0] > a.took {
+		t.Errorf("first byte after %v, gaps %v, end after %v", a.first, a.gaps, a.took)
+	}
+}
+
+// onFirstRead calls a function when the first bytes of an answer have been read.
+type onFirstRead struct {
+	http.RoundTripper
+	call func()
+}
+
+func (o onFirstRead) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := o.RoundTripper.RoundTrip(r)
+	if err == nil {
+		resp.Body = &firstRead{ReadCloser: resp.Body, call: sync.OnceFunc(o.call)}
+	}
+	return resp, err
+}
+
+type firstRead struct {
+	io.ReadCloser
+	call func()
+	read bool
+}
+
+func (f *firstRead) Read(p []byte) (int, error) {
+	if f.read {
+		f.call() // what came before has been looked at
+	}
+	f.read = true
+	return f.ReadCloser.Read(p)
+}
+
+func TestAskSaysWhatTheClientWants(t *testing.T) {
+	heard := make(chan http.Header, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		heard <- r.Header
+		fmt.Fprint(w, wholeChat)
+	}))
+	defer server.Close()
+	s := &stage{http: server.Client()}
+	if _, err := s.ask(t.Context(), strings.TrimPrefix(server.URL, "http://"), asking(false), false); err != nil {
+		t.Fatal(err)
+	}
+	if h := <-heard; h.Get("TE") != "trailers" || h.Get(pd.HeaderWish) != "force" || h.Get("Content-Type") != "application/json" {
+		t.Errorf("headers %v", h)
+	}
+}
+
 func TestAskReadsTheReport(t *testing.T) {
 	const decision = "remote;reason=uncached;attempts=1;candidate=0"
-	phases := []pd.Phase{pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
-	all := "recv;dur=1, prefill;dur=2, handoff;dur=3, first;dur=4"
+	phases := []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
+	all := "epp;dur=7, recv;dur=1, prefill;dur=2, handoff;dur=3, first;dur=4"
 	tests := []struct {
 		name   string
-		q      question
+		stream bool
+		remote bool
 		header map[string]string
 		phases []pd.Phase
 	}{
-		{"whole", question{remote: true}, map[string]string{
-			pd.HeaderDecision: decision, pd.HeaderTiming: all + ", decode;dur=5", pd.HeaderOutcome: "done"}, phases},
-		{"stream", question{stream: true, remote: true}, map[string]string{
+		{"whole", false, true, map[string]string{
+			pd.HeaderDecision: decision, pd.HeaderTiming: all + ", decode;dur=5", pd.HeaderOutcome: "done;cached=3"}, phases},
+		{"stream", true, true, map[string]string{
 			pd.HeaderDecision: decision, pd.HeaderTiming: all,
-			http.TrailerPrefix + pd.HeaderTiming: "decode;dur=5", http.TrailerPrefix + pd.HeaderOutcome: "done"}, phases},
-		{"local stream", question{stream: true}, map[string]string{
+			http.TrailerPrefix + pd.HeaderTiming: "decode;dur=5", http.TrailerPrefix + pd.HeaderOutcome: "done;cached=3"}, phases},
+		{"local stream", true, false, map[string]string{
 			pd.HeaderDecision: "local;reason=below-threshold", pd.HeaderTiming: "recv;dur=0",
 			http.TrailerPrefix + pd.HeaderTiming: "decode;dur=0", http.TrailerPrefix + pd.HeaderOutcome: "done"},
 			[]pd.Phase{pd.PhaseRecv, pd.PhaseFirst, pd.PhaseDecode}},
@@ -85,28 +164,27 @@ func TestAskReadsTheReport(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			text := wholeChat
-			if test.q.stream {
+			if test.stream {
 				text = streamChat
 			}
-			test.q.api = pd.APIChat
 			s, address := answerWith(t, http.StatusOK, test.header, text)
-			a, err := s.ask(t.Context(), address, test.q, test.q.header("127.0.0.1:1"))
+			a, err := s.ask(t.Context(), address, asking(test.stream), true)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if a.decision.String() != test.header[pd.HeaderDecision] {
 				t.Errorf("decision %s", a.decision)
 			}
-			for _, ph := range []pd.Phase{pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
+			for _, ph := range phases {
 				if _, ok := a.phases.Get(ph); ok != slices.Contains(test.phases, ph) {
 					t.Errorf("phase %s: there %t", ph, ok)
 				}
 			}
-			if test.q.remote && a.phases.Sum() != 15*time.Millisecond {
-				t.Errorf("phases sum up to %v", a.phases.Sum())
+			if test.remote && (a.attributed() != 22*time.Millisecond || a.outcome.Cached != 3) {
+				t.Errorf("phases sum up to %v, outcome %v", a.attributed(), a.outcome)
 			}
-			if !test.q.remote && a.phases.Sum() > a.took {
-				t.Errorf("phases of %v within %v", a.phases.Sum(), a.took)
+			if !test.remote && a.attributed() > a.took {
+				t.Errorf("phases of %v within %v", a.attributed(), a.took)
 			}
 		})
 	}
@@ -128,11 +206,11 @@ func TestAskFailures(t *testing.T) {
 		text   string
 		want   string
 	}{
-		{"refused", 503, nil, false, `{"error":"busy"}`, `reading the answer to request 3: status 503: {"error":"busy"}`},
-		{"no JSON", 200, good(nil), false, "hello", "reading the answer to request 3: invalid character"},
+		{"refused", 503, nil, false, `{"error":"busy"}`, `reading the answer: status 503: {"error":"busy"}`},
+		{"no JSON", 200, good(nil), false, "hello", "reading the answer: invalid character"},
 		{"error event", 200, good(nil), true, "data: {\"error\":{\"message\":\"lost\"}}\n\ndata: [DONE]\n\n", "an error event"},
 		{"cut stream", 200, good(nil), true, strings.TrimSuffix(streamChat, "data: [DONE]\n\n"), "ends without [DONE]"},
-		{"no decision", 200, good(map[string]string{pd.HeaderDecision: ""}), false, wholeChat, "reading the report on request 3: reading " + pd.HeaderDecision},
+		{"no decision", 200, good(map[string]string{pd.HeaderDecision: ""}), false, wholeChat, "reading the report: reading " + pd.HeaderDecision},
 		{"strange phases", 200, good(map[string]string{pd.HeaderTiming: "recv;dur=x"}), false, wholeChat, "reading " + pd.HeaderTiming},
 		{"no outcome", 200, good(map[string]string{pd.HeaderOutcome: ""}), false, wholeChat, "reading " + pd.HeaderOutcome},
 		{"aborted", 200, good(map[string]string{pd.HeaderOutcome: "aborted"}), false, wholeChat, "the outcome is aborted"},
@@ -140,28 +218,10 @@ func TestAskFailures(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			s, address := answerWith(t, test.status, test.header, test.text)
-			q := question{number: 3, api: pd.APIChat, stream: test.stream}
-			_, err := s.ask(t.Context(), address, q, q.header(""))
+			_, err := s.ask(t.Context(), address, asking(test.stream), true)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 		})
-	}
-}
-
-func TestQuestions(t *testing.T) {
-	prompts := map[string]bool{}
-	for _, q := range questions() {
-		prompts[q.prompt()[:len("1 is")]] = true
-		plan, err := pd.ParsePlan(q.header("127.0.0.1:1").Get(pd.HeaderPlan))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if (plan.Verdict == pd.Remote) != q.remote || (q.header("127.0.0.1:1").Get(pd.HeaderPrefill) != "") != q.remote {
-			t.Errorf("request %d, remote %t: plan %s", q.number, q.remote, plan)
-		}
-	}
-	if len(prompts) != 8 {
-		t.Errorf("%d prompts differ at their beginning, want 8: %v", len(prompts), prompts)
 	}
 }

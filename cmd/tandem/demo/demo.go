@@ -1,15 +1,20 @@
 package demo
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/e2e/envoy"
 )
 
 // Summary is what the command does, for help pages.
@@ -17,39 +22,60 @@ const Summary = "run a whole P/D stack on this machine and prove that it works"
 
 // settings are the flags.
 type settings struct {
-	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs sim and sidecar. Default: the one that this program lies in"`
+	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar, sim and tandem. Default: the one that this program lies in"`
+	Proxy   string        `flag:"proxy" enum:"auto,envoy,gateway" help:"what clients talk to; auto: Envoy if there is one (ENVOY_BIN, .tools/envoy or PATH), else the gateway that is built in"`
+	Rounds  int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
+	Report  string        `flag:"report" arg:"FILE.html" help:"write a page to look at"`
+	JSON    bool          `flag:"json" help:"print what was seen and what is proven as JSON instead of text"`
 	Timeout time.Duration `flag:"timeout" help:"longest time that everything may take"`
-	JSON    bool          `flag:"json" help:"print JSON instead of text"`
-	Fault   string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engine first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
+	Fault   string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engines first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
 }
+
+// maxRounds is about a quarter of an hour.
+const maxRounds = 1000
 
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Timeout > 0, "timeout", "%v is not a positive time", s.Timeout)
+	p.Require(s.Rounds >= 1 && s.Rounds <= maxRounds, "rounds", "must be from 1 to %d, got %d", maxRounds, s.Rounds)
+	if s.Report != "" { // better now than after the run
+		_, err := os.Stat(filepath.Dir(s.Report))
+		p.Require(err == nil, "report", "the page cannot be written: %w", err)
+	}
 }
 
-// Run is the command. The error is an Exit with CodeMissing if there are no programs to start, and the names of the broken
-// promises, which means CodeFailed, if the proof fails.
+// Run is the command. The error is an Exit with CodeMissing if there are no programs to start, or not the proxy that was
+// asked for, and the names of the broken promises, which means CodeFailed, if the proof fails.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Timeout: time.Minute}
+	s := settings{Timeout: time.Minute, Proxy: "auto", Rounds: 8}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
 	if err := s.findPrograms(); err != nil {
 		return err
 	}
-	r, err := s.perform(ctx)
+	line := &progress{}
+	if !s.JSON && isTerminal(std.Stdout) {
+		line.to = std.Stdout
+	}
+	data, err := s.perform(ctx, line)
+	line.clear()
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("running the demo: interrupted, nothing is proven")
+	case errors.Is(err, envoy.ErrNone):
+		return boot.Missingf("running the demo: %w", err)
 	case err != nil:
 		return fmt.Errorf("running the demo: %w", err)
 	}
-	if err := r.write(std.Stdout, s.JSON); err != nil {
-		return fmt.Errorf("printing the report: %w", err)
+	if err := s.write(std.Stdout, data); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
 	}
-	return r.err()
+	return broken(data.Promises)
 }
+
+// programs are what the demo needs.
+var programs = []string{"sim", "sidecar", "epp", "tandem"}
 
 // findPrograms fills in BinDir and looks whether it has what will be started.
 func (s *settings) findPrograms() error {
@@ -60,7 +86,7 @@ func (s *settings) findPrograms() error {
 		}
 		s.BinDir = filepath.Dir(self)
 	}
-	for _, program := range []string{"sim", "sidecar"} {
+	for _, program := range programs {
 		if _, err := os.Stat(filepath.Join(s.BinDir, program)); err != nil {
 			return boot.Missingf("finding the programs to start: %w (build them with make build, or name their folder with --bin-dir)", err)
 		}
@@ -69,38 +95,66 @@ func (s *settings) findPrograms() error {
 }
 
 // perform starts a stack, asks it everything, ends it, and judges what was seen.
-func (s *settings) perform(ctx context.Context) (report, error) {
+func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %v (see --timeout)", s.Timeout))
 	defer cancel()
 	st, alive := newStage(ctx)
 	var seen evidence
-	err := st.start(alive, s.BinDir)
+	line.say("starting %d prefill and %d decode engines, sidecars, picker and proxy …", prefillEngines, decodeEngines)
+	err := st.start(alive, s)
 	if err == nil {
 		err = st.spoil(alive, s.Fault)
 	}
 	if err == nil {
-		seen, err = st.exercise(alive)
+		seen, err = st.exercise(alive, workload(s.Rounds), line)
 	}
 	if err != nil && alive.Err() != nil {
 		err = context.Cause(alive) // of all that fails when a program has died, its death is the news
 	}
+	line.say("ending everything …")
 	seen.ended = st.stop()
 	if err != nil {
-		return report{}, errors.Join(err, seen.ended)
+		return nil, errors.Join(err, seen.ended)
 	}
-	return judge(seen), nil
+	return seen.data(), nil
 }
 
-// err names the broken promises.
-func (r *report) err() error {
-	var broken []string
-	for _, p := range r.Promises {
-		if !p.Kept {
-			broken = append(broken, p.Name)
+// write prints what the flags ask for.
+func (s *settings) write(stdout io.Writer, data *report.Data) error {
+	if s.Report != "" {
+		var page bytes.Buffer
+		if err := report.HTML(&page, data); err != nil {
+			return err
+		}
+		if err := os.WriteFile(s.Report, page.Bytes(), 0o644); err != nil {
+			return err
 		}
 	}
-	if len(broken) == 0 {
+	if s.JSON {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(data)
+	}
+	if err := report.Text(stdout, data); err != nil {
+		return err
+	}
+	if s.Report != "" {
+		_, err := fmt.Fprintf(stdout, "\nThe page to look at is %s\n", s.Report)
+		return err
+	}
+	return nil
+}
+
+// broken is nil if all promises were kept, and else names the others.
+func broken(promises []report.Promise) error {
+	var names []string
+	for _, p := range promises {
+		if !p.Kept {
+			names = append(names, p.Name)
+		}
+	}
+	if len(names) == 0 {
 		return nil
 	}
-	return boot.Exit{Code: boot.CodeFailed, Err: fmt.Errorf("not proven: %s", strings.Join(broken, "; "))}
+	return boot.Exit{Code: boot.CodeFailed, Err: fmt.Errorf("not proven: %s", strings.Join(names, "; "))}
 }

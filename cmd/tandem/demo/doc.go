@@ -1,12 +1,13 @@
 // Package demo runs a whole P/D stack on this machine and proves that it works.
 //
-// In goes a folder with the programs sim and sidecar; out come a table with one
-// row for each request, one line for each promise, and exit code 1 if any of
-// them is broken. It starts a prefill, a decode and an undisturbed reference
-// engine, and the sidecar, as processes on free ports of the loopback
-// interface, asks the stack and the reference the same, and ends all of them.
+// In goes a folder with Tandem's programs; out come a report of how a mixed
+// workload was served (package report shows it), one line for each promise,
+// and exit code 1 if any of them is broken. Simulated engines, sidecars, the
+// endpoint picker and a proxy (package e2e/stack puts them together), and one
+// engine beside them that nobody disturbs, run as processes on free ports of
+// the loopback interface. The stack and the undisturbed engine are asked the
+// same, and all of them are ended.
 //
 // What it does not do: it measures nothing that could be called performance,
-// it builds no program, and it has no endpoint picker: it writes the headers
-// that one would send.
+// it builds no program, and it draws no picture.
 package demo

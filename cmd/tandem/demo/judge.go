@@ -5,29 +5,187 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// wantKV is how many bytes of KV have to move for a request: all blocks of the prompt, of which the last may not be full.
-func (x *exchange) wantKV(blockBytes int64) int64 {
-	if !x.remote {
-		return 0
+// The promises.
+const (
+	promiseAnswers   = "every request answered"
+	promiseDecisions = "decisions as expected"
+	promiseTokens    = "tokens equal to an undisturbed engine's"
+	promiseKV        = "KV bytes moved"
+	promiseStranded  = "blocks stranded"
+	promisePhases    = "phases add up to the measured time"
+	promiseEnd       = "everything started has ended"
+)
+
+// judge holds what was seen against what was promised.
+func (e *evidence) judge() []report.Promise {
+	return []report.Promise{
+		e.judgeAnswers(), e.judgeDecisions(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgePhases(), e.judgeEnd(),
 	}
-	return int64((len(x.reference.prompt)+blockSize-1)/blockSize) * blockBytes
 }
 
-// equal tells whether both engines generated the same.
-func (x *exchange) equal() bool {
-	return x.failure == nil && len(x.generated) == answerTokens && slices.Equal(x.generated, x.reference.generated)
+func promise(name string, kept bool, format string, args ...any) report.Promise {
+	return report.Promise{Name: name, Kept: kept, Found: fmt.Sprintf(format, args...)}
 }
 
-// asPlanned tells whether the sidecar did what it was told to, at the first attempt.
-func (x *exchange) asPlanned() bool {
-	want := pd.Decision{Verdict: x.plan().Verdict, Reason: x.plan().Reason}
-	if x.remote {
-		want.Attempts = 1
+// answered are the exchanges that have a whole answer. Those that have none break a promise of their own.
+func (e *evidence) answered() (all []*exchange) {
+	for i := range e.exchanges {
+		if e.exchanges[i].failure == nil {
+			all = append(all, &e.exchanges[i])
+		}
 	}
-	return x.failure == nil && x.decision == want
+	return all
+}
+
+// tally counts the answered exchanges that keep a promise.
+func (e *evidence) tally(kept func(*exchange) bool) (right, of int) {
+	for _, x := range e.answered() {
+		of++
+		if kept(x) {
+			right++
+		}
+	}
+	return right, of
+}
+
+func (e *evidence) judgeAnswers() report.Promise {
+	n := len(e.answered())
+	return promise(promiseAnswers, n == len(e.exchanges) && n > 0, "%d of %d with status 200, each to its end", n, len(e.exchanges))
+}
+
+// judgeDecisions looks whether each request was served as its class is to be, and remote ones at the first attempt.
+func (e *evidence) judgeDecisions() report.Promise {
+	right, of := e.tally((*exchange).asExpected)
+	verdicts := map[pd.Verdict]int{}
+	for _, x := range e.answered() {
+		verdicts[x.answer.decision.Verdict]++
+	}
+	return promise(promiseDecisions, right == of && of > 0, "%d of %d; %d prefilled remotely, %d locally", right, of,
+		verdicts[pd.Remote], verdicts[pd.Local])
+}
+
+func (x *exchange) asExpected() bool {
+	d := x.answer.decision
+	attempts := 0
+	if d.Verdict == pd.Remote {
+		attempts = 1
+	}
+	return slices.Contains(x.class.want, d.Reason) && d.Reason.Explains(d.Verdict) && d.Attempts == attempts
+}
+
+func (e *evidence) judgeTokens() report.Promise {
+	right, of := e.tally(func(x *exchange) bool {
+		return len(x.answer.generated) == x.tokens && slices.Equal(x.answer.generated, x.reference.generated)
+	})
+	return promise(promiseTokens, right == of && of > 0, "%d of %d answers", right, of)
+}
+
+// blocks is how many blocks the prompt fills.
+func (x *exchange) blocks() int { return (len(x.reference.prompt) + blockSize - 1) / blockSize }
+
+// isRemote tells whether the decode engine pulled KV for it.
+func (x *exchange) isRemote() bool { return x.failure == nil && x.answer.decision.Verdict == pd.Remote }
+
+// wanted is how many blocks have to move for remote prompts, if the engines say of so many of their tokens that they came
+// from another one: those that the decode engine's prefix cache does not have, which are whole blocks, but for the last
+// of a prompt, which may not be full.
+func wanted(tokens int64, remote ...*exchange) int64 {
+	for _, x := range remote {
+		tokens += int64(x.blocks()*blockSize - len(x.reference.prompt))
+	}
+	return tokens / blockSize
+}
+
+// moved is what the KV that moved is judged by.
+type moved struct {
+	remote       []*exchange
+	offered      int // blocks of their prompts
+	alone, right int // requests that no other ran beside, and of these, those for which the right bytes moved
+}
+
+func (e *evidence) moved() (m moved) {
+	for i := range e.exchanges {
+		x := &e.exchanges[i]
+		var self []*exchange
+		if x.isRemote() {
+			self = []*exchange{x}
+			m.remote = append(m.remote, x)
+			m.offered += x.blocks()
+		}
+		if x.alone == nil {
+			continue
+		}
+		m.alone++
+		if x.alone.bytes == wanted(x.alone.tokens, self...)*e.blockBytes && (x.alone.bytes > 0) == x.isRemote() {
+			m.right++
+		}
+	}
+	return m
+}
+
+// judgeKV compares bytes that really moved with what the decode engines count of prompts, in sum and by every request that
+// ran alone. And the prefill engines must have been told of every remote prompt's end, with all of its blocks.
+func (e *evidence) judgeKV() report.Promise {
+	m := e.moved()
+	var released int64
+	for _, engine := range e.engines {
+		released += engine.KVBytesServed
+	}
+	pulled, offered := wanted(e.pulled.tokens, m.remote...), int64(m.offered)*e.blockBytes
+	kept := m.right == m.alone && pulled > 0 && e.pulled.bytes == pulled*e.blockBytes && released == offered
+	return promise(promiseKV, kept, "%s for %d blocks that were not cached, of %s offered for %d remote prompts; right by request: %d of %d that ran alone",
+		against(e.pulled.bytes, pulled*e.blockBytes), pulled, against(released, offered), len(m.remote), m.right, m.alone)
+}
+
+// against is a number of bytes, and what it should have been if that is another.
+func against(seen, want int64) string {
+	if seen == want {
+		return fmt.Sprintf("%d bytes", seen)
+	}
+	return fmt.Sprintf("%d instead of %d bytes", seen, want)
+}
+
+// judgeStranded counts the blocks that nobody came for: those that are still held, and those whose lease had to run out.
+func (e *evidence) judgeStranded() report.Promise {
+	held := 0
+	var released, expired int64
+	for _, engine := range e.engines {
+		held += engine.Blocks.Used
+		released += engine.Released
+		expired += engine.Expired
+	}
+	return promise(promiseStranded, held == 0 && expired == 0, "%d still held; %d hand-offs released, %d expired", held, released, expired)
+}
+
+// minAttributed is the share of the measured time that the phases have to cover, all requests together. The rest is the
+// way between client and sidecar, and a machine that is busy with something else.
+const minAttributed = 0.6
+
+func (e *evidence) judgePhases() report.Promise {
+	var attributed, measured time.Duration
+	for _, x := range e.answered() {
+		attributed += x.answer.attributed()
+		measured += x.answer.took
+	}
+	right, of := e.tally((*exchange).wellTimed)
+	share := attributed.Seconds() / max(measured, 1).Seconds()
+	return promise(promisePhases, right == of && of > 0 && share >= minAttributed,
+		"%.1f %% of %.1f s, at least %.0f %%; never above it: %d of %d", 100*share, measured.Seconds(), 100*minAttributed, right, of)
+}
+
+// wellTimed tells whether the phases are those that the request went through, and no more than was measured here. They are
+// told in microseconds, so each may be half of one too long.
+func (x *exchange) wellTimed() bool {
+	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
+		if _, ok := x.answer.phases.Get(ph); ok != wantPhase(x.answer.decision, ph) {
+			return false
+		}
+	}
+	return x.answer.attributed() <= x.answer.took+time.Duration(pd.PhaseCount+1)*time.Microsecond
 }
 
 // wantPhase tells whether a request goes through a phase, by what happened to it.
@@ -41,98 +199,9 @@ func wantPhase(d pd.Decision, ph pd.Phase) bool {
 	return true
 }
 
-// wellTimed tells whether the phases are those that the request went through, and no more than was measured here. The
-// sidecar prints microseconds, so each may be half of one too long.
-func (x *exchange) wellTimed() bool {
-	for ph := range pd.Phase(pd.PhaseCount) {
-		if _, ok := x.phases.Get(ph); ok != wantPhase(x.decision, ph) {
-			return false
-		}
+func (e *evidence) judgeEnd() report.Promise {
+	if e.ended != nil {
+		return promise(promiseEnd, false, "%v", e.ended)
 	}
-	return x.failure == nil && x.phases.Sum() <= x.took+time.Duration(pd.PhaseCount)*time.Microsecond
-}
-
-// minAttributed is the share of the measured time that the phases have to cover, all requests together. The rest is the
-// way between client and sidecar, and a machine that is busy with something else: 1 % on a quiet one, 18 % on one with four
-// times the work it has cores for.
-const minAttributed = 0.6
-
-// judge holds what was seen against what was promised.
-func judge(seen evidence) report {
-	r := report{rows: seen.exchanges, blockBytes: seen.blockBytes}
-	r.count("decisions as planned", (*exchange).asPlanned)
-	r.count("tokens equal to an undisturbed engine's", (*exchange).equal)
-	r.judgeKV()
-	r.judgeStranded(&seen)
-	r.judgePhases()
-	r.judgeEnd(seen.ended)
-	return r
-}
-
-func (r *report) promise(name string, kept bool, format string, args ...any) {
-	r.Promises = append(r.Promises, promise{name, kept, fmt.Sprintf(format, args...)})
-}
-
-// count is a promise that every request keeps by itself.
-func (r *report) count(name string, kept func(*exchange) bool) {
-	n := 0
-	for i := range r.rows {
-		if kept(&r.rows[i]) {
-			n++
-		}
-	}
-	r.promise(name, n == len(r.rows), "%d of %d", n, len(r.rows))
-}
-
-func (r *report) judgeKV() {
-	var moved, want int64
-	prompts, right := 0, 0
-	for i := range r.rows {
-		x := &r.rows[i]
-		moved += x.kvBytes
-		want += x.wantKV(r.blockBytes)
-		if x.kvBytes == x.wantKV(r.blockBytes) {
-			right++
-		}
-		if x.remote {
-			prompts++
-		}
-	}
-	relation := "="
-	if moved != want {
-		relation = "instead of"
-	}
-	r.promise("KV bytes moved", right == len(r.rows) && want > 0, "%d %s %d blocks × %d bytes of %d remote prompts; right: %d of %d",
-		moved, relation, want/r.blockBytes, r.blockBytes, prompts, right, len(r.rows))
-}
-
-// judgeStranded counts the blocks that nobody came for: those that are still held, and those whose lease had to run out.
-func (r *report) judgeStranded(seen *evidence) {
-	held := seen.prefill.Blocks.Used + seen.decode.Blocks.Used + seen.reference.Blocks.Used
-	r.promise("blocks stranded", held == 0 && seen.prefill.Expired == 0,
-		"%d still held; %d hand-offs released, %d expired", held, seen.prefill.Released, seen.prefill.Expired)
-}
-
-func (r *report) judgePhases() {
-	var attributed, measured time.Duration
-	timed := 0
-	for i := range r.rows {
-		x := &r.rows[i]
-		attributed += x.phases.Sum()
-		measured += x.took
-		if x.wellTimed() {
-			timed++
-		}
-	}
-	share := attributed.Seconds() / max(measured, 1).Seconds()
-	r.promise("phases add up to the measured time", timed == len(r.rows) && share >= minAttributed,
-		"%.1f %% of %s ms, at least %.0f %%; not above it: %d of %d", 100*share, millis(measured), 100*minAttributed, timed, len(r.rows))
-}
-
-func (r *report) judgeEnd(err error) {
-	if err != nil {
-		r.promise("everything started has ended", false, "%v", err)
-		return
-	}
-	r.promise("everything started has ended", true, "3 engines and the sidecar, each when asked")
+	return promise(promiseEnd, true, "each program when asked")
 }

@@ -1,49 +1,51 @@
 package demo
 
 import (
-	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// sound is what a run without any fault sees: a local request and a remote one of two and a half blocks.
-func sound() evidence {
-	tokens := make([]int, answerTokens)
-	local := exchange{question: question{number: 1, api: pd.APIChat}}
-	local.decision = pd.Decision{Verdict: pd.Local, Reason: pd.BelowThreshold}
-	remote := exchange{question: question{number: 2, api: pd.APICompletions, stream: true, remote: true}, kvBytes: 3 * 100}
-	remote.decision = pd.Decision{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}
-	for _, x := range []*exchange{&local, &remote} {
-		x.generated = slices.Clone(tokens)
-		x.reference = answer{prompt: make([]int, 2*blockSize+blockSize/2), generated: tokens}
-		for ph := range pd.Phase(pd.PhaseCount) {
-			if wantPhase(x.decision, ph) {
-				x.phases.Set(ph, time.Millisecond)
+var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// sound is what a run without any fault sees: a local request and a remote one of two and a half blocks, each alone, and
+// then another remote one of two blocks, of which the decode engine had one.
+func sound() *evidence {
+	local := exchange{question: question{class: &singles[0]}, alone: &pulls{}}
+	local.answer.decision = pd.Decision{Verdict: pd.Local, Reason: pd.ShortPrompt}
+	first := exchange{question: question{class: &firstTurn}, alone: &pulls{3 * 100, 2*blockSize + blockSize/2}}
+	first.answer.decision = pd.Decision{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}
+	later := exchange{question: question{class: &laterTurn}}
+	later.answer.decision = first.answer.decision
+	e := &evidence{stack: []string{"a stack"}, started: started, blockBytes: 100, pulled: pulls{4 * 100, 3*blockSize + blockSize/2}}
+	for i, x := range []exchange{local, first, later} {
+		x.tokens = 4
+		x.answer.generated = []int{7, 8, 9, 7}
+		x.reference = answer{prompt: make([]int, []int{5, 2*blockSize + blockSize/2, 2 * blockSize}[i]), generated: []int{7, 8, 9, 7}}
+		for ph := range pd.Phase(pd.PhaseCount) + 1 {
+			if wantPhase(x.answer.decision, ph) {
+				x.answer.phases.Set(ph, time.Millisecond)
 			}
 		}
-		x.took = x.phases.Sum() + 100*time.Microsecond
+		x.answer.took = x.answer.attributed() + 100*time.Microsecond
+		x.start = started.Add(time.Duration(i) * time.Second)
+		x.foretold = &epp.Explanation{Decision: x.answer.decision.Verdict.String(), Reason: x.answer.decision.Reason}
+		e.exchanges = append(e.exchanges, x)
 	}
-	e := evidence{exchanges: []exchange{local, remote}, blockBytes: 100}
-	e.prefill.Released = 1
+	e.engines = []sim.State{{Released: 2, KVBytesServed: 5 * 100}, {}}
 	return e
 }
 
 func TestJudge(t *testing.T) {
-	const (
-		decisions = "decisions as planned"
-		tokens    = "tokens equal to an undisturbed engine's"
-		moved     = "KV bytes moved"
-		stranded  = "blocks stranded"
-		phases    = "phases add up to the measured time"
-		end       = "everything started has ended"
-	)
+	failed := errors.New("status 500")
 	local := func(e *evidence) *exchange { return &e.exchanges[0] }
 	remote := func(e *evidence) *exchange { return &e.exchanges[1] }
 	tests := []struct {
@@ -52,103 +54,115 @@ func TestJudge(t *testing.T) {
 		broken []string
 	}{
 		{"nothing wrong", func(*evidence) {}, nil},
-		{"prefilled locally", func(e *evidence) { remote(e).decision.Reason = pd.Always }, []string{decisions}},
-		{"second attempt", func(e *evidence) { remote(e).decision.Attempts = 2 }, []string{decisions}},
-		{"other token", func(e *evidence) { remote(e).generated[15]++ }, []string{tokens}},
+		{"one without an answer", func(e *evidence) { local(e).failure = failed }, []string{promiseAnswers}},
+		{"nothing asked", func(e *evidence) { e.exchanges = nil },
+			[]string{promiseAnswers, promiseDecisions, promiseTokens, promiseKV, promisePhases}},
+		{"no answers", func(e *evidence) {
+			for i := range e.exchanges {
+				e.exchanges[i].failure = failed
+			}
+		}, []string{promiseAnswers, promiseDecisions, promiseTokens, promiseKV, promisePhases}},
+		{"another reason", func(e *evidence) { local(e).answer.decision.Reason = pd.Bypassed }, []string{promiseDecisions}},
+		{"a reason that explains nothing", func(e *evidence) { local(e).answer.decision.Reason = pd.Uncached }, []string{promiseDecisions}},
+		{"second attempt", func(e *evidence) { remote(e).answer.decision.Attempts = 2 }, []string{promiseDecisions}},
+		{"other token", func(e *evidence) { remote(e).answer.generated[3]++ }, []string{promiseTokens}},
 		{"one token less", func(e *evidence) {
-			remote(e).generated = remote(e).generated[1:]
-			remote(e).reference.generated = remote(e).generated
-		}, []string{tokens}},
-		{"no answer", func(e *evidence) { local(e).failure = errors.New("status 500") }, []string{decisions, tokens, phases}},
-		{"block not moved", func(e *evidence) { remote(e).kvBytes -= 100 }, []string{moved}},
-		{"moved for the wrong request", func(e *evidence) { local(e).kvBytes, remote(e).kvBytes = 300, 0 }, []string{moved}},
-		{"nothing remote", func(e *evidence) { e.exchanges = e.exchanges[:1] }, []string{moved}},
-		{"blocks held by prefill", func(e *evidence) { e.prefill.Blocks.Used = 1 }, []string{stranded}},
-		{"blocks held by decode", func(e *evidence) { e.decode.Blocks.Used = 1 }, []string{stranded}},
-		{"lease ran out", func(e *evidence) { e.prefill.Expired = 1 }, []string{stranded}},
-		{"phase missing", func(e *evidence) { remote(e).phases = pd.Phases{} }, []string{phases}},
-		{"phase too many", func(e *evidence) { local(e).phases.Set(pd.PhasePrefill, 0) }, []string{phases}},
-		{"more than measured", func(e *evidence) { local(e).took = time.Millisecond }, []string{phases}},
-		{"time unaccounted for", func(e *evidence) { local(e).took = time.Second }, []string{phases}},
-		{"did not end", func(e *evidence) { e.ended = errors.New("killed") }, []string{end}},
+			remote(e).answer.generated = remote(e).answer.generated[1:]
+			remote(e).reference.generated = remote(e).answer.generated
+		}, []string{promiseTokens}},
+		{"block not moved", func(e *evidence) { e.pulled.bytes -= 100 }, []string{promiseKV}},
+		{"block not counted", func(e *evidence) { e.pulled.tokens -= blockSize }, []string{promiseKV}},
+		{"block never released", func(e *evidence) { e.engines[0].KVBytesServed -= 100 }, []string{promiseKV}},
+		{"moved for the wrong request", func(e *evidence) { local(e).alone, remote(e).alone = remote(e).alone, local(e).alone }, []string{promiseKV}},
+		{"all of it was cached", func(e *evidence) {
+			e.pulled, remote(e).alone = pulls{}, nil
+			remote(e).reference.prompt = remote(e).reference.prompt[:2*blockSize]
+			e.engines[0].KVBytesServed = 4 * 100
+		}, []string{promiseKV}},
+		{"blocks held", func(e *evidence) { e.engines[1].Blocks.Used = 1 }, []string{promiseStranded}},
+		{"lease ran out", func(e *evidence) { e.engines[0].Expired = 1 }, []string{promiseStranded}},
+		{"phases missing", func(e *evidence) { remote(e).answer.phases = pd.Phases{} }, []string{promisePhases}},
+		{"phase too many", func(e *evidence) { local(e).answer.phases.Set(pd.PhasePrefill, 0) }, []string{promisePhases}},
+		{"more than measured", func(e *evidence) { local(e).answer.took = local(e).answer.phases.Sum() }, []string{promisePhases}},
+		{"time unaccounted for", func(e *evidence) { local(e).answer.took = time.Second }, []string{promisePhases}},
+		{"did not end", func(e *evidence) { e.ended = errors.New("killed") }, []string{promiseEnd}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			seen := sound()
-			test.spoil(&seen)
-			r := judge(seen)
-			var broken []string
-			for _, p := range r.Promises {
+			test.spoil(seen)
+			promises := seen.judge()
+			var names []string
+			for _, p := range promises {
 				if !p.Kept {
-					broken = append(broken, p.Name)
+					names = append(names, p.Name)
 				}
 			}
-			if !slices.Equal(broken, test.broken) {
-				t.Errorf("broken: %q, want %q", broken, test.broken)
+			if !slices.Equal(names, test.broken) {
+				t.Errorf("broken: %q, want %q\n%+v", names, test.broken, promises)
 			}
-			exit, failed := errors.AsType[boot.Exit](r.err())
-			if failed != (test.broken != nil) || failed && exit.Code != boot.CodeFailed {
-				t.Errorf("error %v", r.err())
+			err := broken(promises)
+			exit, isExit := errors.AsType[boot.Exit](err)
+			if isExit != (test.broken != nil) || isExit && exit.Code != boot.CodeFailed {
+				t.Errorf("error %v", err)
 			}
 			for _, name := range test.broken {
-				if !strings.Contains(r.err().Error(), name) || !strings.Contains(r.text(), "FAILED  "+name) {
-					t.Errorf("%q is not named in %v or\n%s", name, r.err(), r.text())
+				if !strings.Contains(err.Error(), name) {
+					t.Errorf("%q is not named in %v", name, err)
 				}
 			}
 		})
 	}
 }
 
-func TestTextFitsTheScreen(t *testing.T) {
+func TestFoundNamesWhatIsMissing(t *testing.T) {
+	seen := sound()
+	seen.pulled.bytes, seen.engines[0].KVBytesServed = 300, 0
+	want := "300 instead of 400 bytes for 4 blocks that were not cached, of 0 instead of 500 bytes offered for 2 remote prompts; right by request: 2 of 2 that ran alone"
+	if got := seen.judgeKV().Found; got != want {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestData(t *testing.T) {
 	seen := sound()
 	x := &seen.exchanges[1]
-	x.decision = pd.Decision{Verdict: pd.Local, Reason: pd.HandoffInvalid, Attempts: 1}
-	x.took, x.kvBytes = 999*time.Millisecond, 9999<<10
-	r := judge(seen)
-	lines := strings.Split(r.text(), "\n")
-	for _, line := range lines {
-		if n := utf8.RuneCountInString(line); n > 100 {
-			t.Errorf("%d columns: %s", n, line)
-		}
-	}
-	if len(lines[0]) != len(lines[1]) || len(lines[1]) != len(lines[2]) {
-		t.Errorf("not aligned:\n%s", r.text())
-	}
-}
-
-func TestTextNamesFailures(t *testing.T) {
-	seen := sound()
-	seen.exchanges[0].failure = errors.New("status 503: busy")
-	r := judge(seen)
-	if !strings.Contains(r.text(), "\nrequest 1: status 503: busy\n") {
-		t.Errorf("the failure is not named:\n%s", r.text())
-	}
-}
-
-func TestJSON(t *testing.T) {
-	seen := sound()
+	x.answer.first, x.answer.gaps = 3*time.Millisecond, []time.Duration{1500 * time.Microsecond, 0}
+	x.answer.outcome = pd.Outcome{End: pd.EndDone, Prompt: 80, Cached: -1, Completion: 4}
 	seen.exchanges[0].failure = errors.New("status 503")
-	r := judge(seen)
-	var b strings.Builder
-	if err := r.write(&b, true); err != nil {
-		t.Fatal(err)
+	seen.load = []report.LoadSample{{Endpoint: "decode-0"}}
+	d := seen.data()
+	if len(d.Requests) != 3 || len(d.Promises) != 7 || len(d.Load) != 1 || len(d.Stack) != 1 || !d.Started.Equal(started) {
+		t.Fatalf("%+v", d)
 	}
-	var got struct {
-		OK       bool
-		Requests []jsonRow
-		Promises []promise
+	failed, remote, crowd := d.Requests[0], d.Requests[1], d.Requests[2]
+	if failed.Failure != "status 503" || failed.Decision != "" || failed.Number != 1 {
+		t.Errorf("failed request: %+v", failed)
 	}
-	if err := json.Unmarshal([]byte(b.String()), &got); err != nil {
-		t.Fatal(err)
-	}
-	if got.OK || len(got.Requests) != 2 || len(got.Promises) != 6 {
-		t.Fatalf("%s", b.String())
-	}
-	if got.Requests[0].Error != "status 503" || got.Requests[0].Decision != "" {
-		t.Errorf("failed request: %+v", got.Requests[0])
-	}
-	remote := got.Requests[1]
-	if remote.KVBytes != 300 || remote.WantedKVBytes != 300 || remote.Phases["handoff"] != 1 || remote.Total != 5.1 {
+	if remote.Class != firstTurn.name || remote.API != "chat" || !remote.Stream || remote.Decision != "remote" || remote.Reason != "uncached" ||
+		remote.Attempts != 1 || remote.Prompt != 80 || remote.Cached != 0 || remote.Completion != 4 {
 		t.Errorf("remote request: %+v", remote)
+	}
+	if remote.Start != 1000 || remote.TTFT != 3 || remote.Total != 6.1 || !slices.Equal(remote.ITL, []float64{1.5, 0}) {
+		t.Errorf("times of the remote request: %+v", remote)
+	}
+	if len(remote.Phases) != 6 || remote.Phases["epp"] != 1 || remote.Phases["handoff"] != 1 {
+		t.Errorf("phases of the remote request: %v", remote.Phases)
+	}
+	if remote.KVBytes != 300 || crowd.KVBytes != -1 || failed.KVBytes != 0 {
+		t.Errorf("KV bytes %d, %d and %d", remote.KVBytes, crowd.KVBytes, failed.KVBytes)
+	}
+}
+
+func TestWhy(t *testing.T) {
+	seen := sound()
+	why := seen.why()
+	if len(why) != 2 || why[0].Question != "Why was request 2 (chat, first turn) remote?" || why[0].Request != 2 ||
+		why[0].Explanation != seen.exchanges[1].foretold || why[1].Request != 1 {
+		t.Errorf("%+v", why)
+	}
+	seen.exchanges[1].foretold.Reason = pd.BelowThreshold // others came between
+	if why := seen.why(); len(why) != 2 || why[0].Request != 3 {
+		t.Errorf("%+v", why)
 	}
 }

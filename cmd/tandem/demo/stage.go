@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,12 +15,20 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/epp"
 )
 
 const (
-	modelName = "tiny"
-	blockSize = 32 // tokens
+	prefillEngines = 2
+	decodeEngines  = 2
+	modelName      = "llama-3.1-8b-h100"
+	blockSize      = 32  // tokens
+	threshold      = 256 // uncached tokens, by the picker's estimate, from which a prompt is prefilled remotely
 )
+
+// simFlags are those of all engines, the reference too. 32768 tokens of KV are a little more than what runs at once: the
+// prefix caches evict, as real ones do.
+var simFlags = []string{"--model=" + modelName, "--block-size=" + strconv.Itoa(blockSize), "--max-model-len=8192", "--blocks=1024"}
 
 // engine is one simulated engine of the stage.
 type engine struct {
@@ -29,50 +38,65 @@ type engine struct {
 
 // stage is the running programs and the way to them.
 type stage struct {
-	group                      *stack.Group
-	prefill, decode, reference engine
-	sidecar                    string // host:port of its data port
-	http                       *http.Client
+	group           *stack.Group
+	prefill, decode []engine
+	reference       string // host:port of its data port
+	proxy           string // host:port
+	proxyName       string
+	picker          string // host:port of its admin port
+	blockBytes      int64  // of KV that moves for one block
+	http            *http.Client
 }
 
 // newStage gives an empty stage, and the context that ends when one of its programs dies.
 func newStage(ctx context.Context) (*stage, context.Context) {
 	group, alive := stack.NewGroup(ctx)
 	// Its own transport: no proxy of the environment stands between a machine and itself.
-	return &stage{group: group, http: &http.Client{Transport: &http.Transport{}}}, alive
+	return &stage{group: group, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}}, alive
 }
 
-func (s *stage) start(ctx context.Context, dir string) error {
-	for _, one := range []struct {
-		name string
-		to   *engine
-	}{{"prefill engine", &s.prefill}, {"decode engine", &s.decode}, {"reference engine", &s.reference}} {
-		p, err := s.group.Start(ctx, stack.Sim(dir, one.name, "--model="+modelName, "--block-size="+strconv.Itoa(blockSize)))
-		if err != nil {
-			return err
-		}
-		if err := addresses(p, map[string]*string{"http": &one.to.address, "admin": &one.to.admin}); err != nil {
-			return err
-		}
-	}
-	program, err := stack.Sidecar(dir, s.decode.address)
+func (s *stage) start(ctx context.Context, with *settings) error {
+	model, err := sim.NamedModel(modelName)
 	if err != nil {
 		return err
 	}
-	p, err := s.group.Start(ctx, program)
+	s.blockBytes = int64(blockSize * model.StoredBytesPerToken)
+	proxy := with.Proxy
+	if proxy == "auto" {
+		proxy = ""
+	}
+	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
+		Threshold: threshold, Proxy: proxy, SimFlags: simFlags})
 	if err != nil {
 		return err
 	}
-	return addresses(p, map[string]*string{"http": &s.sidecar})
+	s.proxy, s.proxyName, s.picker = pd.Proxy, pd.ProxyName, pd.EPP.Admin
+	s.prefill, s.decode = engines(pd.Prefill), engines(pd.Decode)
+	// Tokens are the same at any speed, so nobody has to wait for the reference.
+	p, err := s.group.Start(ctx, stack.Sim(with.BinDir, "reference engine", slices.Concat(simFlags, []string{"--time-scale=0"})...))
+	if err != nil {
+		return err
+	}
+	s.reference, err = p.Address("http")
+	return err
 }
 
-func addresses(p *stack.Process, wanted map[string]*string) (err error) {
-	for purpose, to := range wanted {
-		if *to, err = p.Address(purpose); err != nil {
-			return err
-		}
+func engines(pods []stack.Pod) []engine {
+	all := make([]engine, len(pods))
+	for i, pod := range pods {
+		all[i] = engine{pod.Engine, pod.EngineAdmin}
 	}
-	return nil
+	return all
+}
+
+// describe tells what runs.
+func (s *stage) describe() []string {
+	return []string{
+		fmt.Sprintf("%d prefill and %d decode engines, simulated: %s", len(s.prefill), len(s.decode), modelName),
+		"a Tandem sidecar beside each decode engine, and the Tandem EPP",
+		s.proxyName,
+		fmt.Sprintf("prefill is remote from %d uncached tokens on", threshold),
+	}
 }
 
 // stop ends everything that was started.
@@ -91,26 +115,80 @@ func (s *stage) spoil(ctx context.Context, fault string) error {
 	if err != nil {
 		return fmt.Errorf("writing the fault: %w", err)
 	}
-	answer, err := s.admin(ctx, http.MethodPost, s.prefill, "/sim/faults", body)
-	if err != nil {
-		return err
-	}
-	if answer.status != http.StatusNoContent {
-		return boot.Usagef("setting --fault: %s", bytes.TrimSpace(answer.body))
+	for _, e := range s.prefill {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.admin+"/sim/faults", bytes.NewReader(body))
+		if err != nil {
+			return fmt.Errorf("setting the fault: %w", err)
+		}
+		status, answer, err := s.do(req)
+		switch {
+		case err != nil:
+			return err
+		case status != http.StatusNoContent:
+			return boot.Usagef("setting --fault: %s", bytes.TrimSpace(answer))
+		}
 	}
 	return nil
 }
 
-// state asks an engine for its blocks and counters.
-func (s *stage) state(ctx context.Context, e engine) (state sim.State, err error) {
-	answer, err := s.admin(ctx, http.MethodGet, e, "/sim/state", nil)
+// do sends a request to one of the ports that are not for clients, and gives the whole answer.
+func (s *stage) do(req *http.Request) (status int, answer []byte, err error) {
+	resp, err := s.http.Do(req)
 	if err != nil {
-		return state, err
+		return 0, nil, fmt.Errorf("asking a program of the stack: %w", err)
 	}
-	if err := json.Unmarshal(answer.body, &state); err != nil {
-		return state, fmt.Errorf("reading the state of %s: %w", e.admin, err)
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		return 0, nil, fmt.Errorf("asking a program of the stack: %w", err)
 	}
-	return state, nil
+	return resp.StatusCode, answer, nil
+}
+
+// page gives the text of a page.
+func (s *stage) page(ctx context.Context, address, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", address, err)
+	}
+	return s.successful(req)
+}
+
+func (s *stage) successful(req *http.Request) ([]byte, error) {
+	status, answer, err := s.do(req)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("asking %s: status %d: %s", req.URL, status, bytes.TrimSpace(answer))
+	}
+	return answer, err
+}
+
+// get reads a page of JSON.
+func (s *stage) get(ctx context.Context, address, path string, into any) error {
+	text, err := s.page(ctx, address, path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("reading %s of %s: %w", path, address, err)
+	}
+	return nil
+}
+
+// explain asks the picker where a question would go now, and why.
+func (s *stage) explain(ctx context.Context, q *question) (*epp.Explanation, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.picker+"/explain"+q.class.api.Path(), bytes.NewReader(q.body))
+	if err != nil {
+		return nil, fmt.Errorf("asking the picker: %w", err)
+	}
+	req.Header = q.header()
+	text, err := s.successful(req)
+	if err != nil {
+		return nil, err
+	}
+	var x epp.Explanation
+	if err := json.Unmarshal(text, &x); err != nil {
+		return nil, fmt.Errorf("reading the picker's explanation: %w", err)
+	}
+	return &x, nil
 }
 
 // settleTime is how long blocks may be held after the last answer: the prefill engine hears of the end of a transfer by a
@@ -118,12 +196,12 @@ func (s *stage) state(ctx context.Context, e engine) (state sim.State, err error
 const settleTime = 3 * time.Second
 
 // settle waits until an engine holds no blocks, for settleTime at most, and gives its last state.
-func (s *stage) settle(ctx context.Context, e engine) (sim.State, error) {
+func (s *stage) settle(ctx context.Context, e engine) (state sim.State, err error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	deadline := time.Now().Add(settleTime)
 	for {
-		state, err := s.state(ctx, e)
+		err = s.get(ctx, e.admin, "/sim/state", &state)
 		if err != nil || state.Blocks.Used == 0 || time.Now().After(deadline) {
 			return state, err
 		}
@@ -135,24 +213,36 @@ func (s *stage) settle(ctx context.Context, e engine) (sim.State, error) {
 	}
 }
 
-type adminAnswer struct {
-	status int
-	body   []byte
+// pulls asks the decode engines what they have read from others.
+func (s *stage) pulls(ctx context.Context) (sum pulls, err error) {
+	for _, e := range s.decode {
+		var state sim.State
+		if err := s.get(ctx, e.admin, "/sim/state", &state); err != nil {
+			return sum, err
+		}
+		page, err := s.page(ctx, e.address, "/metrics")
+		if err != nil {
+			return sum, err
+		}
+		tokens, err := pulledTokens(page)
+		if err != nil {
+			return sum, fmt.Errorf("reading the metrics of %s: %w", e.address, err)
+		}
+		sum.bytes += state.KVBytesRead
+		sum.tokens += tokens
+	}
+	return sum, nil
 }
 
-func (s *stage) admin(ctx context.Context, method string, e engine, path string, body []byte) (adminAnswer, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+e.admin+path, bytes.NewReader(body))
-	if err != nil {
-		return adminAnswer{}, fmt.Errorf("asking %s: %w", e.admin, err)
+// pulledTokens finds, on an engine's metrics page, how many tokens of prompts came from another engine.
+func pulledTokens(page []byte) (int64, error) {
+	const name, label = "vllm:prompt_tokens_by_source_total{", `source="external_kv_transfer"`
+	for line := range strings.Lines(string(page)) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if ok && strings.HasPrefix(series, name) && strings.Contains(series, label) {
+			n, err := strconv.ParseFloat(value, 64)
+			return int64(n), err
+		}
 	}
-	resp, err := s.http.Do(req)
-	if err != nil {
-		return adminAnswer{}, fmt.Errorf("asking a simulator: %w", err)
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return adminAnswer{}, fmt.Errorf("asking a simulator: %w", err)
-	}
-	return adminAnswer{resp.StatusCode, answer}, nil
+	return 0, fmt.Errorf("there is no %s%s}", name, label)
 }

@@ -1,0 +1,75 @@
+package demo
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// data is what was seen and what is proven by it.
+func (e *evidence) data() *report.Data {
+	d := &report.Data{Title: "Tandem demo", Started: e.started, Stack: e.stack, Load: e.load, Why: e.why(), Promises: e.judge(), KVMoved: e.pulled.bytes}
+	for i := range e.exchanges {
+		d.Requests = append(d.Requests, e.exchanges[i].request(i+1, e.started))
+	}
+	return d
+}
+
+func (x *exchange) request(number int, started time.Time) report.Request {
+	r := report.Request{Number: number, Class: x.class.name, API: x.class.api.String(), Stream: x.class.stream,
+		Prompt: len(x.reference.prompt), Start: inMillis(x.start.Sub(started)), Phases: map[string]float64{}, KVBytes: x.kvBytes()}
+	if x.failure != nil {
+		r.Failure = x.failure.Error()
+		return r
+	}
+	a := &x.answer
+	r.Decision, r.Reason, r.Attempts = a.decision.Verdict.String(), string(a.decision.Reason), a.decision.Attempts
+	r.Cached, r.Completion = int(max(0, a.outcome.Cached)), len(a.generated)
+	r.TTFT, r.Total = inMillis(a.first), inMillis(a.took)
+	for _, gap := range a.gaps {
+		r.ITL = append(r.ITL, inMillis(gap))
+	}
+	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
+		if d, ok := a.phases.Get(ph); ok {
+			r.Phases[ph.String()] = inMillis(d)
+		}
+	}
+	return r
+}
+
+// kvBytes is what was pulled for a request; the engines tell it by request only of those that ran alone.
+func (x *exchange) kvBytes() int64 {
+	switch {
+	case x.alone != nil:
+		return x.alone.bytes
+	case x.isRemote():
+		return -1
+	}
+	return 0
+}
+
+// inMillis is d in milliseconds, with the microseconds that Server-Timing has.
+func inMillis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// whys is how many decisions are shown with the numbers behind them.
+const whys = 3
+
+// why gives the picker's word on the first request of each reason, the most telling ones first. Of requests that came out
+// otherwise than foretold, because others came between, it says nothing.
+func (e *evidence) why() (all []report.Why) {
+	for _, reason := range []pd.Reason{pd.BelowThreshold, pd.Uncached, pd.ShortPrompt, pd.Forced, pd.Bypassed} {
+		i := slices.IndexFunc(e.exchanges, func(x exchange) bool {
+			return x.failure == nil && x.answer.decision.Reason == reason && x.foretold != nil && x.foretold.Reason == reason
+		})
+		if i < 0 || len(all) == whys {
+			continue
+		}
+		x := &e.exchanges[i]
+		all = append(all, report.Why{Question: fmt.Sprintf("Why was request %d (%s) %s?", i+1, x.class.name, x.answer.decision.Verdict),
+			Request: i + 1, Explanation: x.foretold})
+	}
+	return all
+}

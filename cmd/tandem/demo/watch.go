@@ -1,0 +1,146 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// watchInterval is between two looks at the picker's view of its endpoints.
+const watchInterval = 100 * time.Millisecond
+
+// watcher looks at the load while requests run.
+type watcher struct {
+	stop    context.CancelFunc
+	done    chan struct{} // closed when samples and err are there
+	samples []report.LoadSample
+	err     error
+}
+
+// watch begins to look, and to show the progress. Its end has to be called.
+func (s *stage) watch(ctx context.Context, started time.Time, line *progress) *watcher {
+	ctx, stop := context.WithCancel(ctx)
+	w := &watcher{stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		tick := time.NewTicker(watchInterval)
+		defer tick.Stop()
+		for {
+			line.show()
+			samples, err := s.load(ctx, started)
+			if err != nil {
+				if ctx.Err() == nil {
+					w.err = err
+				}
+				return
+			}
+			w.samples = append(w.samples, samples...)
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// end waits for the last look. The error is the given one or, if that is nil, why it could not look any more.
+func (w *watcher) end(err error) ([]report.LoadSample, error) {
+	w.stop()
+	<-w.done
+	if err == nil {
+		err = w.err
+	}
+	return w.samples, err
+}
+
+// load asks the picker how loaded its endpoints are.
+func (s *stage) load(ctx context.Context, started time.Time) ([]report.LoadSample, error) {
+	var state struct {
+		Endpoints []struct {
+			Name, Role       string
+			Waiting, Running int     // 0 where the engine does not say
+			KVUsage          float64 `json:"kv_usage"`
+			InFlight         int     `json:"inflight_requests"`
+		}
+	}
+	at := inMillis(time.Since(started))
+	if err := s.get(ctx, s.picker, "/debug/endpoints", &state); err != nil {
+		return nil, fmt.Errorf("watching the load: %w", err)
+	}
+	samples := make([]report.LoadSample, len(state.Endpoints))
+	for i, e := range state.Endpoints {
+		samples[i] = report.LoadSample{At: at, Endpoint: e.Name, Role: e.Role,
+			Waiting: e.Waiting, Running: e.Running, KVUsage: e.KVUsage, InFlight: e.InFlight}
+	}
+	return samples, nil
+}
+
+// progress is one line on a terminal that changes in place.
+type progress struct {
+	to    io.Writer // nil: none
+	total int       // requests
+
+	mu                            sync.Mutex
+	running, local, remote, other int
+}
+
+func (p *progress) began() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running++
+}
+
+func (p *progress) ended(x *exchange) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	switch {
+	case x.failure == nil && x.answer.decision.Verdict == pd.Local:
+		p.local++
+	case x.failure == nil && x.answer.decision.Verdict == pd.Remote:
+		p.remote++
+	default:
+		p.other++
+	}
+}
+
+// show tells how far it is.
+func (p *progress) show() {
+	p.mu.Lock()
+	text := fmt.Sprintf("%d of %d answered, %d running · prefilled locally %d, remotely %d", p.local+p.remote+p.other, p.total,
+		p.running, p.local, p.remote)
+	if p.other > 0 {
+		text += fmt.Sprintf(" · failed %d", p.other)
+	}
+	p.mu.Unlock()
+	p.say("%s", text)
+}
+
+// eraseLine goes to the beginning of the terminal's line, and empties it.
+const eraseLine = "\r\x1b[K"
+
+// say puts a text in the place of the last one. What becomes of it is nobody's concern.
+func (p *progress) say(format string, args ...any) {
+	if p.to != nil {
+		fmt.Fprintf(p.to, eraseLine+format, args...)
+	}
+}
+
+func (p *progress) clear() { p.say("") }
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

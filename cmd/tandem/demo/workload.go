@@ -1,0 +1,138 @@
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// class is one kind of request: what it stands for, and what may become of it.
+type class struct {
+	name   string
+	api    pd.API
+	stream bool
+	wish   pd.Wish
+	words  span // of what the user says
+	want   []pd.Reason
+}
+
+// span is the least and the most of something.
+type span struct{ least, most int }
+
+func (s span) draw(r *rand.Rand) int { return s.least + r.IntN(s.most-s.least+1) }
+
+var (
+	// few words are far below threshold; many are as far above it, even after the beginning that conversations share.
+	few  = span{12, 30}
+	many = span{280, 700}
+	// answerTokens is the length of answers. The engines are told to ignore an end before.
+	answerTokens = span{16, 32}
+)
+
+var (
+	staysLocal = []pd.Reason{pd.ShortPrompt, pd.BelowThreshold}
+	goesRemote = []pd.Reason{pd.Uncached}
+)
+
+// singles are the classes of requests that stand alone.
+var singles = []class{
+	{"short chat", pd.APIChat, false, pd.WishAuto, few, staysLocal},
+	{"short completion", pd.APICompletions, true, pd.WishAuto, few, staysLocal},
+	{"long chat", pd.APIChat, true, pd.WishAuto, many, goesRemote},
+	{"long completion", pd.APICompletions, false, pd.WishAuto, many, goesRemote},
+	{"short chat, forced", pd.APIChat, false, pd.WishForce, few, []pd.Reason{pd.Forced}},
+	{"long, bypassed", pd.APICompletions, true, pd.WishBypass, many, []pd.Reason{pd.Bypassed}},
+}
+
+// The classes of a conversation. Its later turns are local where the first ones were computed, if that pod has the time.
+var (
+	firstTurn = class{"chat, first turn", pd.APIChat, true, pd.WishAuto, many, goesRemote}
+	laterTurn = class{"chat, later turns", pd.APIChat, true, pd.WishAuto, few, []pd.Reason{pd.BelowThreshold, pd.Uncached}}
+)
+
+// turns is the length of a conversation.
+const turns = 4
+
+// turn is what the user says.
+type turn struct {
+	class  *class
+	words  string
+	tokens int // of the answer
+}
+
+// thread is requests that follow one another. All but conversations have one turn.
+type thread struct {
+	system string // "": there is no such message
+	turns  []turn
+}
+
+// workload is what the stack is asked: in each round, a thread of every kind. It is the same at every run.
+func workload(rounds int) (all [][]thread) {
+	r := rand.New(rand.NewPCG(1, 2))
+	system := "You answer for a library. " + prose(r, 60)
+	for range rounds {
+		var round []thread
+		for i := range singles {
+			round = append(round, thread{turns: []turn{draw(r, &singles[i])}})
+		}
+		talk := thread{system: system, turns: []turn{draw(r, &firstTurn)}}
+		for range turns - 1 {
+			talk.turns = append(talk.turns, draw(r, &laterTurn))
+		}
+		all = append(all, append(round, talk))
+	}
+	return all
+}
+
+func draw(r *rand.Rand, c *class) turn {
+	return turn{c, prose(r, c.words.draw(r)), answerTokens.draw(r)}
+}
+
+var vocabulary = strings.Fields("a the of to and river stone paper winter morning window letter engine garden market bridge copper " +
+	"silver quiet narrow bright heavy early late carried opened followed measured counted remembered answered between under above " +
+	"within without toward against because while every another several seven eleven twenty city harbour mountain valley forest " +
+	"language history music machine number picture question reason shadow summer travel village weather")
+
+// prose is noise, so that no prompt finds another one's KV in a prefix cache.
+func prose(r *rand.Rand, words int) string {
+	var b strings.Builder
+	for i := range words {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(vocabulary[r.IntN(len(vocabulary))])
+	}
+	return b.String() + "."
+}
+
+// message is one of a chat.
+type message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// question is one request.
+type question struct {
+	class  *class
+	body   []byte
+	tokens int // of the answer
+}
+
+// ask makes the request of a turn. History is the chat before it.
+func (t turn) ask(history []message) (question, error) {
+	body := map[string]any{"model": modelName, "max_tokens": t.tokens, "ignore_eos": true, "temperature": 0,
+		"stream": t.class.stream, "return_token_ids": true}
+	if t.class.api == pd.APIChat {
+		body["messages"] = append(history[:len(history):len(history)], message{"user", t.words})
+	} else {
+		body["prompt"] = t.words
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		return question{}, fmt.Errorf("writing a request: %w", err)
+	}
+	return question{t.class, b, t.tokens}, nil
+}

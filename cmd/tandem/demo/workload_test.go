@@ -1,0 +1,114 @@
+package demo
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+func TestWorkload(t *testing.T) {
+	rounds := workload(8)
+	if !reflect.DeepEqual(rounds, workload(8)) {
+		t.Error("two runs would ask different things")
+	}
+	if n := count(rounds); n != 8*(len(singles)+turns) {
+		t.Errorf("%d requests", n)
+	}
+	seen := map[string]bool{}
+	var streamed, whole [2]bool // chat, completions
+	for _, round := range rounds {
+		for _, thread := range round {
+			for _, turn := range thread.turns {
+				if beginning := turn.words[:40]; seen[beginning] {
+					t.Errorf("two prompts begin with %q", beginning)
+				} else {
+					seen[beginning] = true
+				}
+				api := 0
+				if turn.class.api == pd.APICompletions {
+					api = 1
+				}
+				if turn.class.stream {
+					streamed[api] = true
+				} else {
+					whole[api] = true
+				}
+			}
+		}
+	}
+	if all := [2]bool{true, true}; streamed != all || whole != all {
+		t.Errorf("streamed %v, whole %v: want chat and completions", streamed, whole)
+	}
+}
+
+// What the picker makes of a prompt has to be on the side of the threshold that the class is expected on.
+func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
+	for _, round := range workload(50) {
+		for _, thread := range round {
+			system := 0
+			var history []message
+			if thread.system != "" {
+				history = []message{{"system", thread.system}}
+				system = len(thread.system) / 4
+			}
+			for _, turn := range thread.turns {
+				q, err := turn.ask(history)
+				if err != nil {
+					t.Fatal(err)
+				}
+				tokens := estimate(t, &q)
+				switch turn.class.words {
+				case few:
+					if own := len(turn.words) / 4; own+answerTokens.most*2 >= threshold {
+						t.Errorf("%s: %d tokens are more than few", turn.class.name, own)
+					}
+				case many:
+					if tokens-system < threshold+32 {
+						t.Errorf("%s: %d tokens, of which %d may be cached, are not many", turn.class.name, tokens, system)
+					}
+				}
+				history = append(history, message{"user", turn.words}, message{"assistant", "as it was"})
+			}
+		}
+	}
+}
+
+// estimate is how many tokens the picker takes a prompt to have.
+func estimate(t *testing.T, q *question) int {
+	t.Helper()
+	var r epp.Reader
+	r.Reset(epp.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json"}, 0, epp.BlockSpec{})
+	if err := r.Write(q.body); err != nil {
+		t.Fatal(err)
+	}
+	request, err := r.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request.Prompt.Tokens
+}
+
+func TestConversationGoesOn(t *testing.T) {
+	history := []message{{"system", "be brief"}, {"user", "a"}, {"assistant", "b"}}
+	for _, words := range []string{"c", "d"} { // the first must leave nothing behind in the history
+		q, err := turn{class: &laterTurn, words: words, tokens: 16}.ask(history)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body struct {
+			Messages  []message
+			MaxTokens int `json:"max_tokens"`
+			Stream    bool
+		}
+		if err := json.Unmarshal(q.body, &body); err != nil {
+			t.Fatal(err)
+		}
+		want := append(history[:3:3], message{"user", words})
+		if !reflect.DeepEqual(body.Messages, want) || body.MaxTokens != 16 || !body.Stream {
+			t.Errorf("%s", q.body)
+		}
+	}
+}

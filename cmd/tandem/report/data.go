@@ -1,0 +1,65 @@
+package report
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Data is one run of a stack. All times in it are milliseconds; times of day count from Started.
+type Data struct {
+	Title    string       `json:"title"`
+	Started  time.Time    `json:"started"`
+	Stack    []string     `json:"stack"`    // what ran, one line each: "2 prefill engines (simulated)", "Envoy 1.40.0"
+	Requests []Request    `json:"requests"` // in the order they were sent
+	Load     []LoadSample `json:"load"`     // in the order of time
+	Why      []Why        `json:"why"`      // decisions with the numbers behind them
+	Promises []Promise    `json:"promises"` // the proof
+	KVMoved  int64        `json:"kv_bytes"` // bytes of KV cache that all requests together pulled; -1 if that cannot be told
+}
+
+// Request is one request and what became of it.
+type Request struct {
+	Number     int                `json:"number"` // from 1
+	Class      string             `json:"class"`  // what it stands for: "short chat", "long completion, streamed", …
+	API        string             `json:"api"`
+	Stream     bool               `json:"stream"`
+	Decision   string             `json:"decision"` // local, remote or refused; "" if there is no answer
+	Reason     string             `json:"reason"`
+	Attempts   int                `json:"attempts"`
+	Prompt     int                `json:"prompt_tokens"`
+	Cached     int                `json:"cached_tokens"`
+	Completion int                `json:"completion_tokens"`
+	Start      float64            `json:"start_ms"`
+	TTFT       float64            `json:"ttft_ms"`  // to the first body byte of the answer
+	Total      float64            `json:"total_ms"` // to the last
+	ITL        []float64          `json:"itl_ms,omitempty"`
+	Phases     map[string]float64 `json:"phases_ms"` // by the tokens of pd.Phase, epp included; those it went through
+	KVBytes    int64              `json:"kv_bytes"`  // pulled for it; -1 if that cannot be told
+	Failure    string             `json:"failure,omitempty"`
+}
+
+// LoadSample is the load of one endpoint at one time, as the picker saw it.
+type LoadSample struct {
+	At       float64 `json:"at_ms"`
+	Endpoint string  `json:"endpoint"`
+	Role     string  `json:"role"`
+	Waiting  int     `json:"waiting"`
+	Running  int     `json:"running"`
+	KVUsage  float64 `json:"kv_usage"` // 0..1
+	InFlight int     `json:"inflight_requests"`
+}
+
+// Why is one decision with the numbers behind it.
+type Why struct {
+	Question    string           `json:"question"` // "Why was request 3 local?"
+	Request     int              `json:"request"`  // its number
+	Explanation *epp.Explanation `json:"explanation"`
+}
+
+// Promise is one line of the proof.
+type Promise struct {
+	Name  string `json:"promise"`
+	Kept  bool   `json:"ok"`
+	Found string `json:"found"`
+}

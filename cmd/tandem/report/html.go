@@ -1,0 +1,179 @@
+package report
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed" // the page's template and style sheet
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"io"
+	"strconv"
+)
+
+var (
+	//go:embed report.html.tmpl
+	pageText string
+	//go:embed report.css
+	styleText string
+
+	pageTemplate = template.Must(template.New("report").Parse(pageText))
+)
+
+// page is what the template shows. Everything in it is text that the template escapes, but for the drawings.
+type page struct {
+	Title, Started, Summary, Verdict string
+	Policy                           string // Content-Security-Policy: the one style sheet and nothing else
+	Style                            template.CSS
+	Kept                             bool
+	Stack                            []string
+	Promises                         []Promise
+	Failures                         []*Request
+	MoreFailures                     int
+	Tiles                            []part
+	Latency                          latency
+	Phases                           chart
+	Waterfall                        *flow
+	Reasons                          chart
+	Whys                             []why
+	Load                             load
+	Requests                         [][]string // cells by requestColumns
+}
+
+// chart is lanes above each other that share one axis.
+type chart struct {
+	Lanes []lane
+	More  int // groups that are not drawn
+	Axis  template.HTML
+}
+
+// lane is one row of a chart: its name and numbers in words, and below them what is drawn.
+type lane struct {
+	Name    string
+	Kind    string // class of the style sheet that gives the colour
+	Numbers string
+	Drawing template.HTML
+	Note    string
+	Parts   []part
+}
+
+// part is one of several that a drawing is made of: its legend and its number.
+type part struct {
+	Kind, Name, Number string
+}
+
+// maxLanes bounds a chart; a run has about ten classes. Tables have them all.
+const maxLanes = 24
+
+// HTML shows a run as one page that needs nothing but itself: no script, no network, no fonts. Whatever stands in d is shown
+// as text. The error is the one of w.
+func HTML(w io.Writer, d *Data) error {
+	var b bytes.Buffer
+	if err := pageTemplate.Execute(&b, newPage(d)); err != nil {
+		return fmt.Errorf("making the report: %w", err)
+	}
+	if _, err := io.WriteString(w, printable(b.String())); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+func newPage(d *Data) *page {
+	sum := sha256.Sum256([]byte(styleText))
+	p := &page{
+		Title: d.Title, Started: started(d), Summary: summary(d), Verdict: verdict(d),
+		Policy: fmt.Sprintf("default-src 'none'; style-src 'sha256-%s'; base-uri 'none'; form-action 'none'",
+			base64.StdEncoding.EncodeToString(sum[:])),
+		Style: template.CSS(styleText), Kept: broken(d) == 0 && len(d.Promises) > 0,
+		Stack: d.Stack, Promises: d.Promises, Tiles: tiles(d),
+		Latency: newLatency(d), Phases: phaseChart(d), Waterfall: newFlow(d),
+		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Requests: requestRows(d),
+	}
+	p.Failures, p.MoreFailures = failures(d)
+	if p.Title == "" {
+		p.Title = "A run of Tandem"
+	}
+	return p
+}
+
+// tiles are the numbers to see first.
+func tiles(d *Data) []part {
+	all := group{}
+	for i := range d.Requests {
+		all.requests = append(all.requests, &d.Requests[i])
+	}
+	shown := []part{
+		{"plain", "requests answered", fmt.Sprintf("%d of %d", all.count(remote)+all.count(local), len(d.Requests))},
+		{remote, "prefilled remotely", strconv.Itoa(all.count(remote))},
+		{local, "prefilled locally", strconv.Itoa(all.count(local))},
+		{"plain", "promises kept", fmt.Sprintf("%d of %d", len(d.Promises)-broken(d), len(d.Promises))},
+	}
+	if d.KVMoved >= 0 {
+		shown = append(shown, part{"plain", "KV cache moved", bytesText(d.KVMoved)})
+	}
+	return shown
+}
+
+// reasonChart draws how often each reason decided.
+func reasonChart(d *Data) (c chart) {
+	all := reasons(d)
+	most := 0
+	for _, r := range all {
+		most = max(most, r.count)
+	}
+	if len(all) > maxLanes {
+		c.More = len(all) - maxLanes
+		all = all[:maxLanes]
+	}
+	for _, r := range all {
+		drawing := decorate(10)
+		drawing.rect("fill", box{to: 100 * float64(r.count) / float64(most), height: 10})
+		c.Lanes = append(c.Lanes, lane{Name: r.decision + ", " + r.reason, Kind: kind(r.decision), Note: meaning(r.reason),
+			Numbers: counted(r.count, "request"), Drawing: drawing.html()})
+	}
+	return c
+}
+
+// kind is the class of the style sheet for what became of a request. A decision may be any text; a class may not.
+func kind(decision string) string {
+	switch decision {
+	case remote, local, refused:
+		return decision
+	}
+	return "other"
+}
+
+// RequestColumns are the headings of the table of all requests.
+func (p *page) RequestColumns() []string {
+	columns := []string{"number", "class", "API", "decision", "reason", "attempts", "prompt", "cached", "completion",
+		"start", "TTFT", "ITL p50"}
+	for _, phase := range phaseOrder {
+		columns = append(columns, phase.String())
+	}
+	return append(columns, "total", "KV KiB", "failure")
+}
+
+// ClassColumns are the headings of the table of classes.
+func (p *page) ClassColumns() []string { return classColumns() }
+
+// Counted is how many requests there are, in words.
+func (p *page) Counted() string { return counted(len(p.Requests), "request") }
+
+func requestRows(d *Data) [][]string {
+	rows := make([][]string, 0, len(d.Requests))
+	for i := range d.Requests {
+		r := &d.Requests[i]
+		row := []string{strconv.Itoa(r.Number), r.Class, r.what(), r.Decision, r.Reason, strconv.Itoa(r.Attempts),
+			strconv.Itoa(r.Prompt),
+			strconv.Itoa(r.Cached), strconv.Itoa(r.Completion), millis(r.Start), millis(r.TTFT), millis(sorted(r.ITL).percentile(50))}
+		for _, p := range phaseOrder {
+			took, ok := r.Phases[p.String()]
+			if !ok {
+				took = -1
+			}
+			row = append(row, millis(took))
+		}
+		rows = append(rows, append(row, millis(r.Total), kibibytes(r.KVBytes), r.Failure))
+	}
+	return rows
+}

@@ -1,0 +1,181 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// textColumns is the width of a terminal, which the tables and the waterfall fit into.
+const textColumns = 120
+
+// Text shows a run on a terminal: a table with a row for each request class, one remote request as a waterfall, the
+// decisions by reason, and the proof. Tables are at most 120 columns wide. The error is the one of w.
+func Text(w io.Writer, d *Data) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s\n%s\n", line(d.Title), summary(d))
+	if len(d.Stack) > 0 {
+		fmt.Fprintf(&b, "Stack: %s\n", line(strings.Join(d.Stack, "; ")))
+	}
+	textClasses(&b, d)
+	if r := example(d); r != nil {
+		textWaterfall(&b, r)
+	}
+	textReasons(&b, d)
+	textFailed(&b, d)
+	textProof(&b, d)
+	if _, err := w.Write(b.Bytes()); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+// classColumns are the headings of the table of classes, in a terminal and in a page.
+func classColumns() []string {
+	columns := []string{"class", "count", remote, local, "TTFT p50", "p99", "ITL p50", "p99"}
+	for _, p := range phaseOrder {
+		columns = append(columns, p.String())
+	}
+	return columns
+}
+
+// cells is the row of a class.
+func (g *group) cells() []string {
+	ttft, itl := g.ttft(), g.itl()
+	row := []string{g.class, strconv.Itoa(len(g.requests)), strconv.Itoa(g.count(remote)), strconv.Itoa(g.count(local)),
+		millis(ttft.percentile(50)), millis(ttft.percentile(99)), millis(itl.percentile(50)), millis(itl.percentile(99))}
+	for _, p := range phaseOrder {
+		row = append(row, millis(g.meanPhase(p)))
+	}
+	return row
+}
+
+func textClasses(b *bytes.Buffer, d *Data) {
+	table := [][]string{classColumns()}
+	for _, g := range classes(d) {
+		table = append(table, g.cells())
+	}
+	if len(table) == 1 {
+		return
+	}
+	b.WriteString("\n")
+	textTable(b, table)
+	b.WriteString("TTFT, ITL and the mean of each phase in ms; a mean is of those requests that went through the phase\n")
+}
+
+// textTable sets the first column left, and gives it the room that the others, set right, leave. They move closer if that
+// is too little.
+func textTable(b *bytes.Buffer, table [][]string) {
+	widths, room := make([]int, len(table[0])), textColumns
+	for i := range widths {
+		for _, row := range table {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		if i > 0 {
+			room -= widths[i]
+		}
+	}
+	gap := 2
+	if room-gap*(len(widths)-1) < widths[0] {
+		gap = 1
+	}
+	widths[0] = max(1, min(widths[0], room-gap*(len(widths)-1)))
+	for _, row := range table {
+		fmt.Fprintf(b, "%-*s", widths[0], cut(row[0], widths[0]))
+		for i, cell := range row[1:] {
+			fmt.Fprintf(b, "%*s", gap+widths[i+1], cell)
+		}
+		b.WriteString("\n")
+	}
+}
+
+func textWaterfall(b *bytes.Buffer, r *Request) {
+	fmt.Fprintf(b, "\n%s\n", line(r.story()))
+	spans := r.waterfall()
+	length := 0.0
+	for _, s := range spans {
+		length = max(length, s.end)
+	}
+	const label = len("1234567  12345678 ms  ")
+	for _, s := range spans {
+		fmt.Fprintf(b, "%-7s  %8s ms  %s\n", s.name, millis(s.end-s.start), strings.TrimRight(bar(s, length,
+			textColumns-label), " "))
+	}
+}
+
+// bar draws a part of a time from 0 to length with so many characters, at least a sliver of it.
+func bar(s stretch, length float64, width int) string {
+	if length <= 0 {
+		return ""
+	}
+	column := func(t float64) int { return min(width, int(math.Round(t/length*float64(width)))) }
+	from, to := min(column(s.start), width-1), column(s.end)
+	if to <= from {
+		return strings.Repeat(" ", from) + "▏"
+	}
+	return strings.Repeat(" ", from) + strings.Repeat("█", to-from)
+}
+
+// stretch is a part of a request's time, in ms from when it was sent.
+type stretch struct {
+	name       string
+	start, end float64
+}
+
+// waterfall lays the phases one after the other. What lies before and between them on the way is not known, so the first
+// one begins when the request was sent. The last stretch is what the client saw: from its first byte to its last.
+func (r *Request) waterfall() (all []stretch) {
+	at := 0.0
+	for _, p := range phaseOrder {
+		took, ok := r.Phases[p.String()]
+		if ok {
+			all = append(all, stretch{p.String(), at, at + took})
+			at += took
+		}
+	}
+	return append(all, stretch{"client", min(r.TTFT, r.Total), r.Total})
+}
+
+func textReasons(b *bytes.Buffer, d *Data) {
+	all := reasons(d)
+	if len(all) == 0 {
+		return
+	}
+	b.WriteString("\n")
+	for _, c := range all {
+		row := fmt.Sprintf("%6d  %-7s  %-15s  %s", c.count, line(c.decision), line(c.reason), meaning(c.reason))
+		fmt.Fprintf(b, "%s\n", strings.TrimRight(row, " "))
+	}
+}
+
+func textFailed(b *bytes.Buffer, d *Data) {
+	told, more := failures(d)
+	if len(told) > 0 {
+		b.WriteString("\n")
+	}
+	for _, r := range told {
+		fmt.Fprintf(b, "request %d, %s: %s\n", r.Number, line(r.Class), line(r.Failure))
+	}
+	if more > 0 {
+		fmt.Fprintf(b, "and %s\n", counted(more, "more failed request"))
+	}
+}
+
+func textProof(b *bytes.Buffer, d *Data) {
+	b.WriteString("\n")
+	for _, p := range d.Promises {
+		fmt.Fprintf(b, "%-6s  %s: %s\n", mark(p), line(p.Name), line(p.Found))
+	}
+	fmt.Fprintf(b, "%s\n", verdict(d))
+}
+
+func mark(p Promise) string {
+	if p.Kept {
+		return "ok"
+	}
+	return "FAILED"
+}

@@ -1,0 +1,141 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// phaseChart draws where the time of a mean request of each class and decision goes. A phase that a request did not go
+// through counts as no time, so that a bar is as long as the mean of the sums.
+func phaseChart(d *Data) (c chart) {
+	groups := outcomes(d)
+	if len(groups) > maxLanes {
+		c.More = len(groups) - maxLanes
+		groups = groups[:maxLanes]
+	}
+	longest := 0.0
+	for _, g := range groups {
+		longest = max(longest, g.meanSum())
+	}
+	if longest == 0 {
+		return chart{}
+	}
+	common := linear(longest)
+	for _, g := range groups {
+		c.Lanes = append(c.Lanes, phaseLane(g, common))
+	}
+	c.Axis = axis(common)
+	return c
+}
+
+// meanSum is the mean of the sums of all phases.
+func (g *group) meanSum() (sum float64) {
+	for _, p := range phaseOrder {
+		took, _ := g.phase(p)
+		sum += took / float64(len(g.requests))
+	}
+	return sum
+}
+
+// seamless is the width in percent of what is too narrow for a seam beside it.
+const seamless = 0.7
+
+func phaseLane(g *group, on scale) lane {
+	const height = 18
+	l := lane{Name: g.name(), Kind: kind(g.decision)}
+	l.Numbers = fmt.Sprintf("%s ms · n %d", millis(g.meanSum()), len(g.requests))
+	var boxes []box
+	at := 0.0
+	for _, p := range phaseOrder {
+		sum, through := g.phase(p)
+		if through == 0 {
+			continue
+		}
+		mean := sum / float64(len(g.requests))
+		boxes = append(boxes, box{from: on.at(at), to: on.at(at + mean), y: 1, height: height - 2})
+		l.Parts = append(l.Parts, part{phaseKind(p), p.String(), millis(mean)})
+		at += mean
+	}
+	d := draw(height, "Mean phases of "+g.name(), wordsOf(l.Parts, " ms"))
+	d.grid(on, 0, height)
+	for i, b := range boxes {
+		d.rect("fill "+l.Parts[i].Kind, b)
+		// A seam parts what two colours might not, unless it would hide one of them.
+		if i > 0 && b.to-b.from > seamless && boxes[i-1].to-boxes[i-1].from > seamless {
+			d.line("seam", b.from, 0, height)
+		}
+	}
+	l.Drawing = d.html()
+	return l
+}
+
+func phaseKind(p pd.Phase) string { return "phase-" + p.String() }
+
+func wordsOf(parts []part, unit string) string {
+	words := make([]string, len(parts))
+	for i, p := range parts {
+		words[i] = p.Name + " " + p.Number + unit
+	}
+	return strings.Join(words, ", ")
+}
+
+// Legend explains the phases.
+func (p *page) Legend() (all []part) {
+	for _, phase := range phaseOrder {
+		all = append(all, part{phaseKind(phase), phase.String(), phaseMeaning[phase]})
+	}
+	return all
+}
+
+// flow is the way of one remote request, step by step.
+type flow struct {
+	Story string
+	Chart chart
+}
+
+// newFlow is nil if there is no remote request that was measured whole.
+func newFlow(d *Data) *flow {
+	r := example(d)
+	if r == nil {
+		return nil
+	}
+	stretches := r.waterfall()
+	end := 0.0
+	for _, s := range stretches {
+		end = max(end, s.end)
+	}
+	on := linear(end)
+	f := &flow{Story: r.story(), Chart: chart{Axis: axis(on)}}
+	for _, s := range stretches[:len(stretches)-1] {
+		f.Chart.Lanes = append(f.Chart.Lanes, stepLane(s, on))
+	}
+	f.Chart.Lanes = append(f.Chart.Lanes, clientLane(r, on))
+	return f
+}
+
+const stepHeight = 22
+
+func stepLane(s stretch, on scale) lane {
+	d := draw(stepHeight, s.name, fmt.Sprintf("From %s to %s ms.", millis(s.start), millis(s.end)))
+	d.grid(on, 0, stepHeight)
+	d.rect("fill sliver", box{from: on.at(s.start), to: on.at(s.end), y: 5, height: stepHeight - 10})
+	return lane{Name: s.name, Kind: "phase-" + s.name, Numbers: millis(s.end-s.start) + " ms", Drawing: d.html()}
+}
+
+// clientLane draws what the client saw: every token of a stream at the time it came, or the answer in one piece.
+func clientLane(r *Request, on scale) lane {
+	d := draw(stepHeight, "client", fmt.Sprintf("First byte at %s ms, last byte at %s ms.", millis(r.TTFT), millis(r.Total)))
+	d.grid(on, 0, stepHeight)
+	at := r.TTFT
+	d.line("token", on.at(at), 4, stepHeight-4)
+	for _, gap := range r.ITL {
+		if plausible(gap) {
+			at += gap
+			d.line("token", on.at(at), 4, stepHeight-4)
+		}
+	}
+	return lane{Name: "client", Kind: "client", Drawing: d.html(),
+		Numbers: fmt.Sprintf("%s to %s ms", millis(r.TTFT), millis(r.Total))}
+}

@@ -1,0 +1,159 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// phaseMeaning says what happens in a phase.
+var phaseMeaning = map[pd.Phase]string{
+	pd.PhaseEPP:     "the picker reads the request and chooses the endpoints",
+	pd.PhaseRecv:    "the sidecar reads the request",
+	pd.PhasePrefill: "a prefill engine computes the KV cache of the prompt",
+	pd.PhaseHandoff: "the sidecar turns the answer of prefill into the request to decode",
+	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte; " +
+		"all of an answer that is not streamed",
+	pd.PhaseDecode: "the decode engine makes the rest of a streamed answer",
+}
+
+// reasonMeaning says what a reason stands for.
+var reasonMeaning = map[pd.Reason]string{
+	pd.Uncached:       "enough of the prompt was not cached on the decode endpoint",
+	pd.Always:         "the decider sends every prompt to a prefill endpoint",
+	pd.Forced:         "the client asked for remote prefill",
+	pd.External:       "another picker chose the prefill endpoint",
+	pd.BelowThreshold: "too little of the prompt was uncached to pay for a transfer",
+	pd.ShortPrompt:    "the prompt is too short, whatever of it is cached",
+	pd.Bypassed:       "the client asked for local prefill",
+	pd.NotSplittable:  "one hand-off cannot carry the request",
+	pd.NoPrefill:      "no prefill endpoint was to be had",
+	pd.PrefillFailed:  "every prefill candidate failed",
+	pd.HandoffInvalid: "prefill answered without a hand-off that is safe to use",
+	pd.HandoffLate:    "the hand-off was too old to be trusted",
+	pd.TransferFailed: "the decode engine could not load the KV cache",
+	pd.BadPDHeader:    "the client's x-tandem-pd header is malformed",
+	pd.BadRequest:     "the request is malformed",
+	pd.DuplicateKey:   "a key that matters stands twice in the body",
+	pd.TooLarge:       "the body is larger than the limit",
+	pd.UntrustedPeer:  "the sender may not choose a prefill endpoint",
+	pd.DeniedTarget:   "the prefill endpoint is not on the allow-list",
+	pd.NoEndpoint:     "no endpoint may serve the request",
+	pd.Saturated:      "every endpoint is full",
+	pd.Budget:         "too many requests fell back to local prefill already",
+	pd.Draining:       "the server is shutting down",
+	pd.Deadline:       "time ran out",
+	pd.InternalError:  "an error inside Tandem",
+}
+
+// absent stands where nothing was measured.
+const absent = "–"
+
+// millis prints milliseconds without their unit, in at most eight characters.
+func millis(v float64) string {
+	switch {
+	case !plausible(v):
+		return absent
+	case v != 0 && v < 0.995:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	case v < 99999:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 3, 64)
+}
+
+// seconds prints milliseconds as seconds.
+func seconds(ms float64) string { return strconv.FormatFloat(ms/1000, 'f', 1, 64) + " s" }
+
+// tick names a place on a time axis in the unit that is shortest.
+func tick(ms float64) string {
+	short := func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
+	switch {
+	case ms == 0:
+		return "0"
+	case ms < 0.9999:
+		return short(ms*1000) + " µs"
+	case ms < 999.9:
+		return short(ms) + " ms"
+	}
+	return short(ms/1000) + " s"
+}
+
+// bytesText prints bytes in the largest unit of which there is at least one.
+func bytesText(n int64) string {
+	const kib = 1 << 10
+	switch v := float64(n); {
+	case n < kib:
+		return strconv.FormatInt(n, 10) + " B"
+	case n < kib*kib:
+		return strconv.FormatFloat(v/kib, 'f', 1, 64) + " KiB"
+	case n < kib*kib*kib:
+		return strconv.FormatFloat(v/kib/kib, 'f', 1, 64) + " MiB"
+	default:
+		return strconv.FormatFloat(v/kib/kib/kib, 'f', 1, 64) + " GiB"
+	}
+}
+
+// kibibytes is for columns of them; negative is unknown.
+func kibibytes(n int64) string {
+	if n < 0 {
+		return absent
+	}
+	return strconv.FormatInt((n+512)/1024, 10)
+}
+
+// fraction prints a score or a share with at most three digits after the point.
+func fraction(v float64) string { return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64) }
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// printable is what may stand in a terminal and in a page: valid UTF-8 without control characters, which could move the
+// cursor or colour a FAILED green, and without those that turn the direction of writing. Lines and tabs stay.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || r == utf8.RuneError || unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) {
+			return r
+		}
+		return utf8.RuneError
+	}, s)
+}
+
+// line is what is printable, on one line.
+func line(s string) string { return strings.Join(strings.Fields(printable(s)), " ") }
+
+// cut shortens a line to at most n characters.
+func cut(s string, n int) string {
+	s = line(s)
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// what tells what a request is, in its row and above its waterfall.
+func (r *Request) what() string {
+	if r.Stream {
+		return r.API + ", streamed"
+	}
+	return r.API
+}
+
+// story is a request in one sentence.
+func (r *Request) story() string {
+	s := fmt.Sprintf("Request %d (%s) of class “%s”: %s because %s", r.Number, r.what(), r.Class, r.Decision, r.Reason)
+	s += fmt.Sprintf(", %d prompt tokens of which %d were cached, %d completion tokens", r.Prompt, r.Cached, r.Completion)
+	if r.KVBytes > 0 {
+		s += ", " + bytesText(r.KVBytes) + " of KV cache moved"
+	}
+	return s + "."
+}
