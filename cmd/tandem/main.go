@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/envoyconfig"
 	"github.com/tandem-serving/tandem/cmd/tandem/explain"
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
+	"github.com/tandem-serving/tandem/cmd/tandem/up"
 )
 
 func main() { boot.Main(run) }
@@ -26,6 +27,7 @@ type command struct {
 
 // commands is all that the tool can do.
 var commands = []command{
+	{"up", up.Summary, up.Run},
 	{"demo", demo.Summary, demo.Run},
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},

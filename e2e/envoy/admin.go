@@ -15,6 +15,25 @@ import (
 // Admin is the host:port of its administration page.
 func (e *Envoy) Admin() string { return e.admin }
 
+// Version is its version, such as 1.40.0.
+func (e *Envoy) Version(ctx context.Context) (string, error) {
+	body, err := e.get(ctx, "/server_info")
+	if err != nil {
+		return "", err
+	}
+	var info struct {
+		Version string `json:"version"` // commit/version/state of the tree/kind of build/TLS library
+	}
+	if err := json.Unmarshal(body, &info); err != nil {
+		return "", fmt.Errorf("reading Envoy's version: %w", err)
+	}
+	parts := strings.Split(info.Version, "/")
+	if len(parts) < 2 {
+		return "", fmt.Errorf("reading Envoy's version: %q has none", info.Version)
+	}
+	return parts[1], nil
+}
+
 // Listener gives the host:port of a listener by its name.
 func (e *Envoy) Listener(ctx context.Context, name string) (string, error) {
 	body, err := e.get(ctx, "/listeners?format=json")

@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 )
 
+// ErrNone says that this machine has no Envoy, and how to get one.
+var ErrNone = errors.New("there is none (make .tools/envoy fetches one; ENVOY_BIN names another)")
+
 // Find gives the path of an Envoy: what ENVOY_BIN names, else .tools/envoy of the checkout that the current directory
-// lies in, else one in PATH. The error says how to get one.
+// lies in, else one in PATH. The error is ErrNone, or that ENVOY_BIN is wrong.
 func Find() (string, error) {
 	if path := os.Getenv("ENVOY_BIN"); path != "" {
 		if _, err := os.Stat(path); err != nil {
@@ -23,7 +26,7 @@ func Find() (string, error) {
 	if path, err := exec.LookPath("envoy"); err == nil {
 		return path, nil
 	}
-	return "", errors.New("finding Envoy: there is none (make .tools/envoy fetches one; ENVOY_BIN names another)")
+	return "", fmt.Errorf("finding Envoy: %w", ErrNone)
 }
 
 func findTool() (path string, ok bool) {

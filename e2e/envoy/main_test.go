@@ -100,8 +100,27 @@ func TestRun(t *testing.T) {
 	if err := e.Stop(); err != nil {
 		t.Error(err)
 	}
+	if err := e.Wait(); err != nil {
+		t.Errorf("it was asked to end, but: %v", err)
+	}
 	if _, err := e.Stats(t.Context(), "."); err == nil {
 		t.Error("it answers after its end")
+	}
+}
+
+func TestUnaskedEnd(t *testing.T) {
+	e := start(t)
+	if version, err := e.Version(t.Context()); err != nil || strings.Count(version, ".") != 2 {
+		t.Errorf("version %q, %v", version, err)
+	}
+	if err := syscall.Kill(e.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Wait(); err == nil || !strings.HasPrefix(err.Error(), "envoy ended: signal: killed") || e.Name() != "envoy" {
+		t.Errorf("error %v", err)
+	}
+	if err := e.Stop(); err == nil || !strings.Contains(err.Error(), "signal: killed") {
+		t.Errorf("stopping what has died: %v", err)
 	}
 }
 

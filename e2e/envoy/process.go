@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -34,6 +35,7 @@ type Envoy struct {
 	http  *http.Client
 	cmd   *exec.Cmd
 	log   tail
+	asked atomic.Bool   // somebody here wants it to end
 	done  chan struct{} // closed when it has ended and err is there
 	err   error
 	stop  func() error
@@ -123,6 +125,21 @@ func (e *Envoy) quoteLog() string {
 	return ""
 }
 
+// Name is what messages call it.
+func (e *Envoy) Name() string { return "envoy" }
+
+// Wait waits for its end. The error is nil if Stop ended it, and else says how it ended, with its last lines.
+func (e *Envoy) Wait() error {
+	<-e.done
+	if e.asked.Load() {
+		return nil
+	}
+	return fmt.Errorf("envoy ended: %v%s", e.cmd.ProcessState, e.quoteLog())
+}
+
+// PID is the process id.
+func (e *Envoy) PID() int { return e.cmd.Process.Pid }
+
 // Stop ends it and waits for that. The error says that it had to be killed, or how it ended instead. Stop may be called
 // again and gives the same answer.
 func (e *Envoy) Stop() error { return e.stop() }
@@ -135,6 +152,7 @@ func (e *Envoy) end() error {
 		return e.deathError()
 	default:
 	}
+	e.asked.Store(true)
 	if err := e.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stopping Envoy: %w", err)
 	}

@@ -13,7 +13,12 @@
 // with it (PR_SET_PDEATHSIG). Other systems have nothing like it: there the
 // children of a killed parent live on.
 //
+// [StartPD] puts a whole P/D stack together in a group: simulated engines or
+// those that run already, sidecars, endpoint picker and proxy. Its files are
+// gone when the group has stopped; a parent that is killed leaves them in the
+// folder for temporary files.
+//
 // What it does not do: it builds no program, restarts none, and gives no port
-// away. [Sim] and [Sidecar] ask for free ports of the loopback interface; the
-// ready line tells which ones they got.
+// away. What it starts asks for free ports of the loopback interface, unless
+// told otherwise; the ready line tells which ones they got.
 package stack

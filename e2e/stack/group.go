@@ -4,9 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 )
+
+// Member is a running program of a Group.
+type Member interface {
+	// Name is what messages call it.
+	Name() string
+	// Wait waits for its end. The error is nil if Stop ended it, and else says how it ended.
+	Wait() error
+	// Stop ends it and waits for that. It may be called again.
+	Stop() error
+}
 
 // Group is the programs of one stack, which end together.
 type Group struct {
@@ -19,15 +30,16 @@ type Group struct {
 	watching sync.WaitGroup
 
 	mu      sync.Mutex
-	members []*Process // in the order of their start
-	closed  bool       // nothing is started any more
+	members []Member // in the order of their start
+	dirs    []string // removed when all members have ended
+	closed  bool     // nothing is started any more
 }
 
 var errStopped = errors.New("the stack has been stopped")
 
 // NewGroup makes a group that stops when ctx ends, or by Stop, which has to be called in any case. The context it returns
-// ends when the first member ends unasked, with the *ExitError as its cause, and when the group is stopped. The others
-// then run on until Stop, because they may have something to tell.
+// ends when the first member ends unasked, with what its Wait says as the cause (an *ExitError for what Start has
+// started), and when the group is stopped. The others then run on until Stop, because they may have something to tell.
 func NewGroup(ctx context.Context) (*Group, context.Context) {
 	alive, end := context.WithCancelCause(ctx)
 	g := &Group{alive: end, stop: make(chan struct{}), done: make(chan struct{})}
@@ -48,22 +60,58 @@ func (g *Group) Start(ctx context.Context, program Program) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return nil, errors.Join(fmt.Errorf("starting %s: %w", p.Name(), errStopped), p.Stop())
+	if err := g.Add(p); err != nil {
+		return nil, err
 	}
-	g.members = append(g.members, p)
-	g.watching.Go(func() {
-		if err := p.Wait(); err != nil {
-			g.alive(err)
-		}
-	})
 	return p, nil
 }
 
+// Add takes over a program that runs already, watches it, and stops it with the others. If the error is not nil, the
+// group has been stopped, and so is the program.
+func (g *Group) Add(m Member) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return errors.Join(fmt.Errorf("starting %s: %w", m.Name(), errStopped), m.Stop())
+	}
+	g.members = append(g.members, m)
+	g.watching.Go(func() {
+		if err := m.Wait(); err != nil {
+			g.alive(err)
+		}
+	})
+	return nil
+}
+
+// Member finds a program by its name.
+func (g *Group) Member(name string) (m Member, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.IndexFunc(g.members, func(m Member) bool { return m.Name() == name })
+	if i < 0 {
+		return nil, false
+	}
+	return g.members[i], true
+}
+
+// TempDir makes a folder for files of the programs. Stop removes it once they have ended.
+func (g *Group) TempDir() (string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return "", fmt.Errorf("making a folder: %w", errStopped)
+	}
+	dir, err := os.MkdirTemp("", "tandem")
+	if err != nil {
+		return "", fmt.Errorf("making a folder: %w", err)
+	}
+	g.dirs = append(g.dirs, dir)
+	return dir, nil
+}
+
 // Stop ends all members, the last started first, and waits for the end of each before the next. The error joins theirs;
-// see Process.Stop. Stop may be called again and gives the same answer.
+// of a member that has ended unasked it says nothing, for the context has. Stop may be called again and gives the same
+// answer.
 func (g *Group) Stop() error {
 	g.once.Do(func() { close(g.stop) })
 	<-g.done
@@ -73,13 +121,18 @@ func (g *Group) Stop() error {
 func (g *Group) end() error {
 	g.mu.Lock()
 	g.closed = true
-	members := g.members
+	members, dirs := g.members, g.dirs
 	g.mu.Unlock()
 	var errs []error
-	for _, p := range slices.Backward(members) {
-		errs = append(errs, p.Stop())
+	for _, m := range slices.Backward(members) {
+		if err := m.Stop(); m.Wait() == nil {
+			errs = append(errs, err)
+		}
 	}
 	g.watching.Wait()
+	for _, dir := range dirs {
+		errs = append(errs, os.RemoveAll(dir))
+	}
 	g.alive(errStopped)
 	return errors.Join(errs...)
 }

@@ -3,6 +3,9 @@ package stack_test
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 
@@ -56,6 +59,57 @@ func TestGroupStopsInReverseOrder(t *testing.T) {
 	}
 	_, err := g.Start(t.Context(), played(t, "echo"))
 	contains(t, err, "starting echo: the stack has been stopped")
+	_, err = g.TempDir()
+	contains(t, err, "making a folder: the stack has been stopped")
+}
+
+// guest is a program that something else has started.
+type guest struct{ ended chan struct{} }
+
+func (g guest) Name() string { return "guest" }
+func (g guest) Wait() error  { <-g.ended; return errors.New("guest ended: bored") }
+func (g guest) Stop() error  { return errors.New("stopping guest: it ended: bored") }
+
+func TestGroupTellsOfADeathOnce(t *testing.T) {
+	g, alive := stack.NewGroup(t.Context())
+	bored := guest{make(chan struct{})}
+	if err := g.Add(bored); err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := g.Member("guest"); !ok || m != stack.Member(bored) {
+		t.Errorf("found %v", m)
+	}
+	if m, ok := g.Member("nobody"); ok {
+		t.Errorf("found %v", m)
+	}
+	close(bored.ended)
+	<-alive.Done()
+	contains(t, context.Cause(alive), "guest ended: bored")
+	if err := g.Stop(); err != nil {
+		t.Errorf("told again: %v", err)
+	}
+	contains(t, g.Add(bored), "starting guest: the stack has been stopped", "stopping guest")
+}
+
+func TestGroupRemovesItsFolders(t *testing.T) {
+	g, alive := stack.NewGroup(t.Context())
+	dir, err := g.TempDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := g.Start(alive, played(t, "echo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Stop(); err != nil || !ended(p) {
+		t.Errorf("stopped with %v", err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
+	}
 }
 
 func TestGroupTellsOfADeath(t *testing.T) {

@@ -7,8 +7,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -24,8 +27,29 @@ func TestMain(m *testing.M) {
 	if program, ok := programs[os.Getenv(playVariable)]; ok {
 		os.Exit(program())
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(builtDir)
+		os.Exit(code)
+	}))
 }
+
+// builtDir is the folder that buildPrograms has made; "" if no test needed it.
+var builtDir string
+
+// buildPrograms builds the programs of a P/D stack, once, and gives their folder.
+var buildPrograms = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "stack"); err != nil {
+		return "", err
+	}
+	builtDir = dir
+	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
+	build.Dir = filepath.Join("..", "..")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the programs: %w\n%s", err, out)
+	}
+	return dir, nil
+})
 
 // programs end with the code they return.
 var programs = map[string]func() int{

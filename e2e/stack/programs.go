@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 )
 
 // Sim is a simulated engine (cmd/sim) on free ports of the loopback interface, from the folder of executables dir. Its
@@ -42,5 +43,16 @@ func EPP(dir string, flags ...string) Program {
 		Args: append([]string{
 			"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 		}, flags...),
+		Grace: 10 * time.Second, // a connection that never says a word holds it up for 5 s
+	}
+}
+
+// Gateway is the embedded gateway (cmd/tandem gateway), which listens where the flags say. Its address is "http".
+func Gateway(dir string, flags ...string) Program {
+	return Program{
+		Name:  "gateway",
+		Path:  filepath.Join(dir, "tandem"),
+		Args:  append([]string{"gateway"}, flags...),
+		Grace: 10 * time.Second, // it gives running answers 5 s
 	}
 }

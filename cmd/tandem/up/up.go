@@ -1,0 +1,175 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/e2e/stack"
+)
+
+// Summary is what the command does, for help pages.
+const Summary = "run a whole P/D stack on this machine until Ctrl-C"
+
+// settings are the flags.
+type settings struct {
+	Stack   stackFlags   `group:"Stack"`
+	Engines engineFlags  `group:"Your own engines"`
+	Sims    simFlags     `group:"Simulated engines, if you name none of your own"`
+	Program programFlags `group:"Programs"`
+}
+
+type stackFlags struct {
+	Listen    string `flag:"listen" arg:"IP:PORT" help:"where clients connect to; port 0 takes any free one"`
+	Threshold int    `flag:"threshold" arg:"TOKENS" help:"prompts with so many tokens that the decode engine has not cached are prefilled remotely; 0: none"`
+	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
+	Envoy     bool   `flag:"envoy" help:"insist on the real Envoy. Default: Envoy if there is one (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
+	OTLP      string `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans. Default: the one that OTEL_* variables name, if any"`
+}
+
+type engineFlags struct {
+	Prefill []string `flag:"prefill-engine" arg:"HOST:PORT[,…]" help:"prefill engines that run already"`
+	Decode  []string `flag:"decode-engine" arg:"HOST:PORT[,…]" help:"decode engines that run already; a sidecar is started for each"`
+}
+
+type simFlags struct {
+	Prefill   int    `flag:"prefill" help:"prefill engines"`
+	Decode    int    `flag:"decode" help:"decode engines"`
+	ModelFile string `flag:"model-file" arg:"FILE" help:"model of the simulator, sizes and speeds (YAML or JSON). Default: a tiny one"`
+}
+
+type programFlags struct {
+	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar, sim and tandem. Default: the one that this program lies in"`
+}
+
+// defaultThreshold lets a person see both decisions with prompts that fit a terminal. For what it should be on real engines,
+// see the picker's default configuration.
+const defaultThreshold = 256
+
+// maxSimulated bounds each kind of simulated engines: every one is a process.
+const maxSimulated = 64
+
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	_, err := netip.ParseAddrPort(s.Stack.Listen)
+	p.Require(err == nil, "listen", "%q is not IP:PORT", s.Stack.Listen)
+	p.Require(s.Stack.Threshold >= 0, "threshold", "must not be negative")
+	if s.Stack.OTLP != "" {
+		p.RequireAddress("otlp", s.Stack.OTLP)
+	}
+	for _, engine := range s.Engines.Prefill {
+		p.RequireAddress("prefill-engine", engine)
+	}
+	for _, engine := range s.Engines.Decode {
+		p.RequireAddress("decode-engine", engine)
+	}
+	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one to decode for")
+	p.Require(s.Sims.Prefill >= 0 && s.Sims.Prefill <= maxSimulated, "prefill", "want 0 to %d", maxSimulated)
+	p.Require(s.Sims.Decode >= 1 && s.Sims.Decode <= maxSimulated, "decode", "want 1 to %d", maxSimulated)
+	if s.Sims.ModelFile != "" {
+		err := checkModel(s.Sims.ModelFile)
+		p.Require(err == nil, "model-file", "%w", err)
+	}
+}
+
+func checkModel(file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	_, err = sim.ParseModel(data)
+	return err
+}
+
+func (s *settings) options() stack.PDOptions {
+	o := stack.PDOptions{
+		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, OTLP: s.Stack.OTLP,
+		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode,
+	}
+	if s.Stack.Envoy {
+		o.Proxy = stack.ProxyEnvoy
+	}
+	if s.Sims.ModelFile != "" {
+		o.SimFlags = []string{"--model-file=" + s.Sims.ModelFile}
+	}
+	return o
+}
+
+// Run is the command. The error is an Exit with CodeMissing if the stack cannot be started for want of a part.
+func Run(ctx context.Context, std boot.IO, args []string) error {
+	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Threshold: defaultThreshold}, Sims: simFlags{Prefill: 2, Decode: 2}}
+	if _, err := (boot.Program{Summary: "up: " + Summary + "."}).Load(std, &s, args); err != nil {
+		return err
+	}
+	if s.Program.BinDir == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return boot.Missingf("finding the folder of this program: %w (name one with --bin-dir)", err)
+		}
+		s.Program.BinDir = filepath.Dir(self)
+	}
+	group, alive := stack.NewGroup(ctx)
+	err := s.run(ctx, alive, group, std)
+	if ctx.Err() != nil {
+		err = nil // it was told to end
+	}
+	return errors.Join(err, group.Stop())
+}
+
+// run starts the stack and waits until a program has ended by itself, or ctx has.
+func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.IO) error {
+	pd, err := stack.StartPD(alive, group, s.options())
+	if err != nil {
+		return startError(err)
+	}
+	if err := announce(std.Stdout, pd); err != nil {
+		return err
+	}
+	if err := s.describe(std.Stderr, pd); err != nil {
+		return fmt.Errorf("saying what runs: %w", err)
+	}
+	<-alive.Done()
+	if ctx.Err() != nil {
+		_, err := fmt.Fprintln(std.Stderr, "\nending")
+		return err
+	}
+	return fmt.Errorf("running the stack: %w", context.Cause(alive))
+}
+
+// startError tells a part that is missing from a program that failed.
+func startError(err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return boot.Missingf("%w (choose another with --listen, or 0 as port for any free one)", err)
+	case isExit(err):
+		return err
+	}
+	return boot.Missingf("%w", err)
+}
+
+func isExit(err error) bool {
+	_, ok := errors.AsType[*stack.ExitError](err)
+	return ok
+}
+
+// announce prints the ready line.
+func announce(stdout io.Writer, pd *stack.PD) error {
+	addresses := boot.Addresses{}
+	for name, address := range map[string]string{"http": pd.Proxy, "extproc": pd.EPP.ExtProc, "health": pd.EPP.Health,
+		"metrics": pd.EPP.Metrics, "admin": pd.EPP.Admin} {
+		parsed, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return fmt.Errorf("announcing the %s address: %w", name, err)
+		}
+		addresses[name] = net.TCPAddrFromAddrPort(parsed)
+	}
+	return boot.Ready(stdout, "up", addresses)
+}

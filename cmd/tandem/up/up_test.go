@@ -1,0 +1,302 @@
+package up_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/cmd/tandem/up"
+	"github.com/tandem-serving/tandem/e2e/envoy"
+)
+
+func TestMain(m *testing.M) {
+	boottest.Main(m, map[string]func(){"up": func() { boot.Main(up.Run) }})
+}
+
+func TestScripts(t *testing.T) { boottest.Scripts(t) }
+
+// TestUp runs whole stacks, from programs that are built once.
+func TestUp(t *testing.T) {
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir, "../../epp", "../../sidecar", "../../sim", "..")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the programs: %v\n%s", err, out)
+	}
+	model := awkwardModel(t)
+	for _, proxy := range []string{"envoy", "gateway"} {
+		t.Run(proxy, func(t *testing.T) {
+			useProxy(t, proxy)
+			t.Run("page", func(t *testing.T) { testPage(t, dir, proxy, model) })
+			t.Run("Ctrl-C during an answer", func(t *testing.T) { testInterrupt(t, dir) })
+			t.Run("killed", func(t *testing.T) { testKilled(t, dir) })
+			t.Run("dead child", func(t *testing.T) { testDeadChild(t, dir) })
+		})
+	}
+	t.Run("port taken", func(t *testing.T) { testPortTaken(t, dir) })
+	t.Run("before engines that run", func(t *testing.T) { testOwnEngines(t, dir) })
+}
+
+// useProxy makes the machine have an Envoy or not.
+func useProxy(t *testing.T, proxy string) {
+	t.Helper()
+	if proxy == "envoy" {
+		envoy.Require(t)
+		return
+	}
+	t.Chdir(t.TempDir())
+	t.Setenv("ENVOY_BIN", "")
+	t.Setenv("PATH", withoutEnvoy(os.Getenv("PATH")))
+}
+
+func withoutEnvoy(path string) string {
+	dirs := slices.DeleteFunc(filepath.SplitList(path), func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, "envoy"))
+		return err == nil
+	})
+	return strings.Join(dirs, string(filepath.ListSeparator))
+}
+
+// running is a tandem up.
+type running struct {
+	cmd   *exec.Cmd
+	out   *bufio.Reader // of stdout and stderr
+	page  string        // all that it has printed when it is ready
+	files string        // folder for its files
+}
+
+// start runs the command until it has said all that it has to say.
+func start(t *testing.T, dir string, args ...string) *running {
+	t.Helper()
+	r := run(t, dir, args...)
+	for !strings.Contains(r.page, "Ctrl-C ends all of it.\n") {
+		line, err := r.out.ReadString('\n')
+		r.page += line
+		if err != nil {
+			t.Fatalf("ended with %v before it was ready:\n%s", err, r.page)
+		}
+	}
+	return r
+}
+
+func run(t *testing.T, dir string, args ...string) *running {
+	t.Helper()
+	r := &running{cmd: exec.Command("up", append([]string{"--bin-dir", dir, "--listen=127.0.0.1:0"}, args...)...), files: t.TempDir()}
+	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.files, "GORACE=atexit_sleep_ms=0")
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.Stdout, r.cmd.Stderr = out, out
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	r.out = bufio.NewReader(in)
+	t.Cleanup(func() {
+		_ = r.cmd.Process.Kill() // it has ended if the test went well
+		_ = r.cmd.Wait()
+		in.Close()
+	})
+	return r
+}
+
+// end waits for its end, and gives its exit code and what it said after the page.
+func (r *running) end(t *testing.T) (code int, said string) {
+	t.Helper()
+	rest, err := io.ReadAll(r.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := errors.AsType[*exec.ExitError](r.cmd.Wait()); !ok && !r.cmd.ProcessState.Success() {
+		t.Fatal(r.cmd.ProcessState)
+	}
+	return r.cmd.ProcessState.ExitCode(), string(rest)
+}
+
+func (r *running) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := r.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addresses are those of the ready line.
+func (r *running) addresses(t *testing.T) map[string]string {
+	t.Helper()
+	var ready struct {
+		Ready     string
+		Addresses map[string]string
+	}
+	line, _, _ := strings.Cut(r.page, "\n")
+	if err := json.Unmarshal([]byte(line), &ready); err != nil || ready.Ready != "up" {
+		t.Fatalf("the first line is no ready line: %s", r.page)
+	}
+	return ready.Addresses
+}
+
+var portLine = regexp.MustCompile(`(?m)^  .* (127\.0\.0\.1:\d+)  `)
+
+// ports are all that the page names.
+func (r *running) ports(t *testing.T) (ports []string) {
+	t.Helper()
+	for _, found := range portLine.FindAllStringSubmatch(r.page, -1) {
+		ports = append(ports, found[1])
+	}
+	if len(ports) < 10 {
+		t.Fatalf("%d ports in\n%s", len(ports), r.page)
+	}
+	return ports
+}
+
+// mustRefuse fails if somebody listens.
+func mustRefuse(t *testing.T, ports []string) {
+	t.Helper()
+	for _, port := range ports {
+		c, err := net.Dial("tcp", port)
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("somebody is at %s: %v", port, err)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+}
+
+// interrupt ends it as Ctrl-C does, cleanly.
+func (r *running) interrupt(t *testing.T) {
+	t.Helper()
+	r.signal(t, syscall.SIGINT)
+	if code, said := r.end(t); code != 0 || said != "\nending\n" {
+		t.Errorf("exit %d: %s", code, said)
+	}
+	mustRefuse(t, r.ports(t))
+	if left, err := os.ReadDir(r.files); len(left) > 0 || err != nil {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+var proxyNames = map[string]string{"envoy": "Envoy 1.", "gateway": "embedded gateway)"}
+
+// testPage pastes the command into a shell.
+func testPage(t *testing.T, dir, proxy, model string) {
+	r := start(t, dir, "--prefill=1", "--decode=2", "--threshold=64", "--model-file="+model)
+	addresses := r.addresses(t)
+	for _, want := range []string{
+		"Tandem is up at http://" + addresses["http"] + " (" + proxyNames[proxy], "1 prefill and 2 decode engines (simulated) that serve it's a \"model\".\n",
+		"remotely from 64 tokens on", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
+	} {
+		if !strings.Contains(r.page, want) {
+			t.Errorf("%q is missing in\n%s", want, r.page)
+		}
+	}
+	command := regexp.MustCompile(`(?s)\n  (curl .*?'\n)`).FindStringSubmatch(r.page)
+	if command == nil {
+		t.Fatalf("no command in\n%s", r.page)
+	}
+	shell := exec.Command("sh", "-c", command[1])
+	shell.Stderr = t.Output()
+	answer, err := shell.Output()
+	for _, want := range []string{"HTTP/1.1 200", "x-tandem-pd-decision: local;reason=short-prompt", "\nServer-Timing: ", `"role":"assistant"`} {
+		if err != nil || !strings.Contains(strings.ToLower(string(answer)), strings.ToLower(want)) {
+			t.Errorf("%v: %q is missing in\n%s", err, want, answer)
+		}
+	}
+	r.interrupt(t)
+}
+
+// awkwardModel is the file of a model with a name that a shell would like to take apart.
+func awkwardModel(t *testing.T) string {
+	t.Helper()
+	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "e2e", "sim", "models", "tiny.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "model.yaml")
+	if err := os.WriteFile(file, bytes.Replace(tiny, []byte("name: tiny"), []byte(`name: "it's a \"model\""`), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// testInterrupt ends a stack while it answers.
+func testInterrupt(t *testing.T, dir string) {
+	r := start(t, dir, "--prefill=1", "--decode=1")
+	body := `{"model":"tiny","prompt":"go on","max_tokens":4000,"stream":true}`
+	resp, err := http.Post("http://"+r.addresses(t)["http"]+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %v", resp.Status, err)
+	}
+	r.interrupt(t)
+}
+
+func testPortTaken(t *testing.T, dir string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	code, said := run(t, dir, "--listen="+l.Addr().String()).end(t)
+	want := fmt.Sprintf("up: listening on %v: address already in use (choose another with --listen, or 0 as port for any free one)\n", l.Addr())
+	if code != 4 || said != want {
+		t.Errorf("exit %d: %s", code, said)
+	}
+}
+
+// testOwnEngines puts a stack before the engines of another.
+func testOwnEngines(t *testing.T, dir string) {
+	engines := start(t, dir, "--prefill=1", "--decode=1")
+	at := func(name string) string {
+		found := regexp.MustCompile(`(?m)^  ` + name + ` +(127\.0\.0\.1:\d+)  `).FindStringSubmatch(engines.page)
+		if found == nil {
+			t.Fatalf("no %s in\n%s", name, engines.page)
+		}
+		return found[1]
+	}
+	// Of a decode pod, the sidecar comes first on the page, and then the engine.
+	r := start(t, dir, "--prefill-engine="+at("prefill-0"), "--decode-engine="+at("decode-0"), "--threshold=0")
+	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled where they are decoded"} {
+		if !strings.Contains(r.page, want) {
+			t.Errorf("%q is missing in\n%s", want, r.page)
+		}
+	}
+	req, err := http.NewRequest(http.MethodPost, "http://"+r.addresses(t)["http"]+"/v1/completions", strings.NewReader(`{"model":"tiny","prompt":"hello"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}, "X-Tandem-Pd": {"force"}, "Connection": {"close"}}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got := resp.Header.Get("x-tandem-pd-decision"); !strings.HasPrefix(got, "remote;reason=forced") {
+		t.Errorf("decision %q", got)
+	}
+	prefill := at("prefill-0")
+	engines.interrupt(t)
+	code, said := run(t, dir, "--decode-engine="+prefill).end(t)
+	if want := "up: decode engine " + prefill + " is not ready: connection refused\n"; code != 4 || said != want {
+		t.Errorf("exit %d: %s", code, said)
+	}
+	r.interrupt(t) // that its engines are gone is no reason to fail
+}

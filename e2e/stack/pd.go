@@ -1,0 +1,243 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+)
+
+// The proxies of PDOptions.Proxy.
+const (
+	ProxyEnvoy   = "envoy"
+	ProxyGateway = "gateway"
+)
+
+// PDOptions say what a P/D stack is made of.
+type PDOptions struct {
+	// Dir is the folder with the programs epp, sidecar, sim and tandem; those that are not needed need not be there.
+	Dir string
+	// Prefill and Decode are how many engines are simulated, if none are named.
+	Prefill, Decode int
+	// PrefillEngines and DecodeEngines, host:port, run already and are used as they are. If there are any, none are simulated.
+	PrefillEngines, DecodeEngines []string
+	// Threshold is how many uncached tokens a prompt needs to be prefilled remotely; 0: none is.
+	Threshold int
+	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
+	Config string
+	// Proxy is ProxyEnvoy, ProxyGateway, or "": Envoy if this machine has one, else the gateway.
+	Proxy string
+	// Listen is the ip:port of the proxy; "": any free port of loopback.
+	Listen string
+	// SimFlags are for every simulated engine.
+	SimFlags []string
+	// OTLP is the host:port of a collector that gets spans; "": the one that OTEL_* variables name, if any.
+	OTLP string
+}
+
+// PD is a running P/D stack. All addresses are host:port.
+type PD struct {
+	Model      string // that all engines serve
+	Proxy      string // where clients connect to
+	ProxyName  string // "Envoy 1.40.0" or "embedded gateway"
+	ProxyAdmin string // Envoy's own pages; "" for the gateway
+	EPP        EPPAddrs
+	Prefill    []Pod
+	Decode     []Pod
+}
+
+// EPPAddrs are the ports of the endpoint picker.
+type EPPAddrs struct{ ExtProc, Health, Metrics, Admin string }
+
+// Pod is one engine, and the sidecar beside it if it decodes.
+type Pod struct {
+	Name           string // such as prefill-0, in the endpoints file and, if it is simulated, in its group
+	Address        string // where its requests go: to the sidecar, if there is one, else to the engine
+	Engine         string
+	EngineAdmin    string // a simulated engine's; else ""
+	SidecarMetrics string // "" for prefill, as is the next
+	SidecarAdmin   string
+}
+
+// StartPD starts a whole stack in a group: engines, or a look at those that run, a sidecar beside each decode engine, the
+// endpoint picker, and a proxy. ctx is the group's. Everything runs until g.Stop, also what has been started before an
+// error; an error is one sentence for the person who chose the options.
+func StartPD(ctx context.Context, g *Group, o PDOptions) (*PD, error) {
+	a := assembly{PDOptions: o, group: g}
+	for _, step := range []func(context.Context) error{a.check, a.startEngines, a.findModel, a.startSidecars, a.startPicker, a.startProxy} {
+		err := step(ctx)
+		if err != nil && ctx.Err() != nil {
+			return nil, context.Cause(ctx) // of all that fails when a program has died, its death is the news
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &a.pd, nil
+}
+
+// assembly is a stack that is being put together.
+type assembly struct {
+	PDOptions
+	group *Group
+	pd    PD
+}
+
+// foreign tells whether the engines run already.
+func (a *assembly) foreign() bool { return len(a.PrefillEngines)+len(a.DecodeEngines) > 0 }
+
+// check fills in what was left open, and looks for what can be known to be missing before anything runs.
+func (a *assembly) check(ctx context.Context) error {
+	decode := a.Decode
+	if a.foreign() {
+		decode = len(a.DecodeEngines)
+	}
+	if decode == 0 {
+		return errors.New("there is no decode engine: it takes at least one, and prefill engines beside it to prefill remotely")
+	}
+	if err := a.chooseProxy(); err != nil {
+		return err
+	}
+	if err := a.findPrograms(); err != nil {
+		return err
+	}
+	return a.checkPort(ctx)
+}
+
+func (a *assembly) chooseProxy() error {
+	switch a.Proxy {
+	case ProxyGateway:
+		return nil
+	case ProxyEnvoy, "":
+	default:
+		return fmt.Errorf("%q is not a proxy: want %s or %s", a.Proxy, ProxyEnvoy, ProxyGateway)
+	}
+	_, err := envoy.Find()
+	if a.Proxy == "" && errors.Is(err, envoy.ErrNone) {
+		a.Proxy = ProxyGateway
+		return nil
+	}
+	a.Proxy = ProxyEnvoy
+	return err
+}
+
+func (a *assembly) findPrograms() error {
+	programs := []string{"epp", "sidecar"}
+	if !a.foreign() {
+		programs = append(programs, "sim")
+	}
+	if a.Proxy == ProxyGateway {
+		programs = append(programs, "tandem")
+	}
+	for _, program := range programs {
+		if _, err := os.Stat(filepath.Join(a.Dir, program)); err != nil {
+			return fmt.Errorf("finding the programs of the stack: %w (make build builds them into bin)", err)
+		}
+	}
+	return nil
+}
+
+// checkPort looks whether the proxy can listen: Envoys would share a port without a word, and each get some of the clients.
+func (a *assembly) checkPort(ctx context.Context) error {
+	if a.Listen == "" {
+		a.Listen = "127.0.0.1:0"
+	}
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", a.Listen)
+	if err != nil {
+		return fmt.Errorf("listening on %s: %w", a.Listen, rootCause(err))
+	}
+	return l.Close()
+}
+
+func (a *assembly) startEngines(ctx context.Context) (err error) {
+	if a.foreign() {
+		return a.findEngines(ctx)
+	}
+	if a.pd.Prefill, err = a.simulate(ctx, "prefill", a.Prefill); err != nil {
+		return err
+	}
+	a.pd.Decode, err = a.simulate(ctx, "decode", a.Decode)
+	return err
+}
+
+func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, error) {
+	pods := make([]Pod, n)
+	for i := range pods {
+		pod := &pods[i]
+		pod.Name = role + "-" + strconv.Itoa(i)
+		p, err := a.group.Start(ctx, Sim(a.Dir, pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...))
+		if err != nil {
+			return nil, err
+		}
+		if err := addresses(p, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}); err != nil {
+			return nil, err
+		}
+		pod.Address = pod.Engine
+	}
+	return pods, nil
+}
+
+// startSidecars puts a sidecar beside each decode engine, which may send prefill legs to the prefill engines: beyond
+// loopback, where simulated ones are, to exactly those.
+func (a *assembly) startSidecars(ctx context.Context) error {
+	var allow []string
+	for _, pod := range a.pd.Prefill {
+		allow = append(allow, "--prefill-allow="+pod.Engine)
+	}
+	for i := range a.pd.Decode {
+		pod := &a.pd.Decode[i]
+		program, err := Sidecar(a.Dir, pod.Engine, allow...)
+		if err != nil {
+			return err
+		}
+		program.Name, program.Env = pod.Name+" sidecar", a.telemetry()
+		p, err := a.group.Start(ctx, program)
+		if err != nil {
+			return err
+		}
+		err = addresses(p, map[string]*string{"http": &pod.Address, "metrics": &pod.SidecarMetrics, "admin": &pod.SidecarAdmin})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startPicker starts the picker in plaintext: nobody but who is on this machine can listen in.
+func (a *assembly) startPicker(ctx context.Context) error {
+	config, endpoints, err := a.writeFiles()
+	if err != nil {
+		return err
+	}
+	program := EPP(a.Dir, "--secure-serving=false", "--config-file="+config, "--endpoints-file="+endpoints)
+	program.Env = a.telemetry()
+	p, err := a.group.Start(ctx, program)
+	if err != nil {
+		return err
+	}
+	e := &a.pd.EPP
+	return addresses(p, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
+}
+
+// telemetry is what tells a program where its spans go.
+func (a *assembly) telemetry() []string {
+	if a.OTLP == "" {
+		return nil
+	}
+	return []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://" + a.OTLP}
+}
+
+func addresses(p *Process, wanted map[string]*string) (err error) {
+	for purpose, to := range wanted {
+		if *to, err = p.Address(purpose); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// lookTimeout bounds one look at an engine. A busy one answers too: neither health nor models wait in its queue.
+	lookTimeout = 5 * time.Second
+	// pageLimit bounds what is read of a page, in bytes.
+	pageLimit = 1 << 20
+)
+
+// findEngines looks for the engines that run already. The error has a sentence for each that is not ready.
+func (a *assembly) findEngines(ctx context.Context) (err error) {
+	var errs [2]error
+	a.pd.Prefill, errs[0] = find(ctx, "prefill", a.PrefillEngines)
+	a.pd.Decode, errs[1] = find(ctx, "decode", a.DecodeEngines)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, pod := range slices.Concat(a.pd.Prefill, a.pd.Decode) {
+		if seen[pod.Engine] {
+			return fmt.Errorf("engine %s is named twice: each can be one pod only", pod.Engine)
+		}
+		seen[pod.Engine] = true
+	}
+	return nil
+}
+
+func find(ctx context.Context, role string, engines []string) ([]Pod, error) {
+	pods, errs := make([]Pod, len(engines)), make([]error, len(engines))
+	var looking sync.WaitGroup
+	for i, engine := range engines {
+		looking.Go(func() {
+			address, err := locate(ctx, engine)
+			if err == nil {
+				_, err = look(ctx, address, "/health")
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("%s engine %s is not ready: %w", role, engine, err)
+			}
+			pods[i] = Pod{Name: role + "-" + strconv.Itoa(i), Address: address, Engine: address}
+		})
+	}
+	looking.Wait()
+	return pods, errors.Join(errs...)
+}
+
+// locate gives the ip:port behind a host:port. Endpoints are addresses: picker, proxy and sidecar compare them. Of several
+// it is the one that takes connections.
+func locate(ctx context.Context, engine string) (address string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, errNoAnswer)
+	defer cancel()
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "tcp", engine)
+	if err != nil {
+		return "", rootCause(causeOf(ctx, err))
+	}
+	defer c.Close()
+	found, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return "", fmt.Errorf("finding its address: %w", err)
+	}
+	return netip.AddrPortFrom(found.Addr().Unmap(), found.Port()).String(), nil
+}
+
+// findModel finds the model that all engines serve: a hand-off between two models makes nonsense.
+func (a *assembly) findModel(ctx context.Context) error {
+	var common []string
+	first := ""
+	for _, pod := range slices.Concat(a.pd.Decode, a.pd.Prefill) {
+		models, err := servedModels(ctx, pod.Engine)
+		if err != nil {
+			return fmt.Errorf("engine %s (%s) is not ready: %w", pod.Engine, pod.Name, err)
+		}
+		if first == "" {
+			first, common = pod.Engine, models
+		}
+		was := common
+		common = slices.DeleteFunc(slices.Clone(common), func(m string) bool { return !slices.Contains(models, m) })
+		if len(common) == 0 {
+			return fmt.Errorf("the engines serve no model in common: %s at %s, %s at %s",
+				strings.Join(was, ", "), first, strings.Join(models, ", "), pod.Engine)
+		}
+	}
+	a.pd.Model = common[0]
+	return nil
+}
+
+func servedModels(ctx context.Context, engine string) ([]string, error) {
+	body, err := look(ctx, engine, "/v1/models")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if json.Unmarshal(body, &list) != nil || len(list.Data) == 0 {
+		return nil, errors.New("GET /v1/models names no model")
+	}
+	var models []string
+	for _, m := range list.Data {
+		models = append(models, m.ID)
+	}
+	return models, nil
+}
+
+var errNoAnswer = fmt.Errorf("no answer within %v", lookTimeout)
+
+// look reads a page of an engine.
+func look(ctx context.Context, engine, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, errNoAnswer)
+	defer cancel()
+	body, err := get(ctx, "http://"+engine+path)
+	if err != nil {
+		return nil, fmt.Errorf("GET %s: %w", path, rootCause(causeOf(ctx, err)))
+	}
+	return body, nil
+}
+
+func get(ctx context.Context, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Its own transport: no proxy of the environment stands between an engine and its neighbours.
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New(resp.Status)
+	}
+	return io.ReadAll(io.LimitReader(resp.Body, pageLimit))
+}
+
+// causeOf is why ctx ended, if that is what the error is about.
+func causeOf(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// rootCause drops the layers of a network error, which repeat what was asked.
+func rootCause(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}

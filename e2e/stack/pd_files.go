@@ -1,0 +1,87 @@
+package stack
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-serving/tandem/epp/config"
+)
+
+// writeFiles writes what the picker reads, and gives the names of the files.
+func (a *assembly) writeFiles() (configFile, endpointsFile string, err error) {
+	dir, err := a.group.TempDir()
+	if err != nil {
+		return "", "", err
+	}
+	endpoints, err := a.endpoints()
+	if err != nil {
+		return "", "", err
+	}
+	endpointsFile = filepath.Join(dir, "endpoints.yaml")
+	if err := os.WriteFile(endpointsFile, endpoints, 0o600); err != nil {
+		return "", "", fmt.Errorf("writing the endpoints file: %w", err)
+	}
+	if a.Config != "" {
+		return a.Config, endpointsFile, nil
+	}
+	data, err := pickerConfig(a.Threshold)
+	if err != nil {
+		return "", "", fmt.Errorf("making the picker's configuration: %w", err)
+	}
+	configFile = filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(configFile, data, 0o600); err != nil {
+		return "", "", fmt.Errorf("writing the picker's configuration: %w", err)
+	}
+	return configFile, endpointsFile, nil
+}
+
+// endpoint is an entry of the endpoints file.
+type endpoint struct {
+	Name    string            `yaml:"name"`
+	Address string            `yaml:"address"`
+	Port    uint16            `yaml:"port"`
+	Labels  map[string]string `yaml:"labels"`
+}
+
+// endpoints is the endpoints file.
+func (a *assembly) endpoints() ([]byte, error) {
+	var list []endpoint
+	for _, of := range []struct {
+		role string
+		pods []Pod
+	}{{"prefill", a.pd.Prefill}, {"decode", a.pd.Decode}} {
+		for _, pod := range of.pods {
+			address, err := netip.ParseAddrPort(pod.Address)
+			if err != nil {
+				return nil, fmt.Errorf("naming the endpoint %s: %w", pod.Name, err)
+			}
+			list = append(list, endpoint{pod.Name, address.Addr().String(), address.Port(), map[string]string{"llm-d.ai/role": of.role}})
+		}
+	}
+	return yaml.Marshal(map[string]any{"endpoints": list})
+}
+
+// pickerConfig is the picker's default with another threshold, and with a second endpoint in every answer, which the proxies
+// try if the first is gone.
+func pickerConfig(threshold int) ([]byte, error) {
+	var document struct {
+		Head    map[string]any   `yaml:",inline"`
+		Plugins []map[string]any `yaml:"plugins"`
+	}
+	if err := yaml.Unmarshal(config.Default(), &document); err != nil {
+		return nil, err
+	}
+	for _, plugin := range document.Plugins {
+		switch plugin["type"] {
+		case "prefix-based-pd-decider":
+			plugin["parameters"] = map[string]any{"nonCachedTokens": threshold}
+		case "max-score-picker":
+			plugin["parameters"] = map[string]any{"maxNumOfEndpoints": 2}
+		}
+	}
+	return yaml.Marshal(document)
+}

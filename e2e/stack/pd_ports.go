@@ -1,0 +1,49 @@
+package stack
+
+// PortLine says what one port of a stack is for.
+type PortLine struct {
+	Name    string // of who listens: envoy, gateway, epp, prefill-0, …
+	Address string // host:port
+	What    string // what it is for
+}
+
+// Ports are all ports of the stack that a person may want to look at, those of clients first.
+func (p *PD) Ports() []PortLine {
+	lines := []PortLine{{p.proxyProgram(), p.Proxy, "clients connect here: the OpenAI API over HTTP/1.1 and HTTP/2 without TLS"}}
+	if p.ProxyAdmin != "" {
+		lines = append(lines, PortLine{p.proxyProgram(), p.ProxyAdmin, "Envoy's own pages"})
+	}
+	lines = append(lines,
+		PortLine{"epp", p.EPP.Admin, "/debug/endpoints, POST /explain, profiles"},
+		PortLine{"epp", p.EPP.Metrics, "/metrics, /readyz, /livez"},
+		PortLine{"epp", p.EPP.ExtProc, "gRPC: the proxy asks here where to send a request"},
+		PortLine{"epp", p.EPP.Health, "gRPC: health"})
+	for _, pod := range p.Prefill {
+		lines = append(lines, pod.engineLines()...)
+	}
+	for _, pod := range p.Decode {
+		sidecar := pod.Name + " sidecar"
+		lines = append(lines, PortLine{sidecar, pod.Address, "the proxy sends requests here"},
+			PortLine{sidecar, pod.SidecarMetrics, "/metrics, /readyz, /livez"},
+			PortLine{sidecar, pod.SidecarAdmin, "profiles"})
+		lines = append(lines, pod.engineLines()...)
+	}
+	return lines
+}
+
+func (p *PD) proxyProgram() string {
+	if p.ProxyAdmin != "" {
+		return "envoy"
+	}
+	return "gateway"
+}
+
+func (pod *Pod) engineLines() []PortLine {
+	if pod.EngineAdmin == "" {
+		return []PortLine{{pod.Name, pod.Engine, "the engine"}}
+	}
+	return []PortLine{
+		{pod.Name, pod.Engine, "the engine, simulated: its API and /metrics"},
+		{pod.Name, pod.EngineAdmin, "its /sim/state and /sim/faults"},
+	}
+}

@@ -1,0 +1,45 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/epp/extproc"
+)
+
+func (a *assembly) startProxy(ctx context.Context) error {
+	if a.Proxy == ProxyEnvoy {
+		return a.startEnvoy(ctx)
+	}
+	a.pd.ProxyName = "embedded gateway"
+	p, err := a.group.Start(ctx, Gateway(a.Dir, "--listen="+a.Listen, "--epp="+a.pd.EPP.ExtProc, "--epp-plaintext"))
+	if err != nil {
+		return err
+	}
+	return addresses(p, map[string]*string{"http": &a.pd.Proxy})
+}
+
+// startEnvoy starts an Envoy as tandem envoy-config sets it up.
+func (a *assembly) startEnvoy(ctx context.Context) error {
+	o := extproc.DefaultBootstrap()
+	o.Listen, o.Admin, o.Pickers, o.Plaintext, o.Collector = a.Listen, "127.0.0.1:0", []string{a.pd.EPP.ExtProc}, true, a.OTLP
+	var bootstrap bytes.Buffer
+	if err := extproc.Bootstrap(&bootstrap, o); err != nil {
+		return err
+	}
+	e, err := envoy.Start(ctx, bootstrap.Bytes())
+	if err != nil {
+		return err
+	}
+	if err := a.group.Add(e); err != nil {
+		return err
+	}
+	version, err := e.Version(ctx)
+	if err != nil {
+		return err
+	}
+	a.pd.ProxyName, a.pd.ProxyAdmin = "Envoy "+version, e.Admin()
+	a.pd.Proxy, err = e.Listener(ctx, extproc.ListenerName)
+	return err
+}

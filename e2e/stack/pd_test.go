@@ -1,0 +1,345 @@
+package stack_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	otlp "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/grpc"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/e2e/stack"
+)
+
+// proxies are all that a stack can have.
+var proxies = []string{stack.ProxyEnvoy, stack.ProxyGateway}
+
+func requireProxy(t *testing.T, proxy string) {
+	t.Helper()
+	if proxy == stack.ProxyEnvoy {
+		envoy.Require(t)
+	}
+}
+
+func programsDir(t *testing.T) string {
+	t.Helper()
+	dir, err := buildPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// startPD starts a stack that ends with the test, and whose files must then be gone.
+func startPD(t *testing.T, o stack.PDOptions) (*stack.Group, context.Context, *stack.PD) {
+	t.Helper()
+	o.Dir = programsDir(t)
+	files := t.TempDir()
+	t.Setenv("TMPDIR", files)
+	g, alive := stack.NewGroup(t.Context())
+	t.Cleanup(func() {
+		if err := g.Stop(); err != nil {
+			t.Error(err)
+		}
+		if left, err := os.ReadDir(files); len(left) > 0 || err != nil {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	})
+	pd, err := stack.StartPD(alive, g, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, alive, pd
+}
+
+// decision sends a prompt of so many words and says what became of it.
+func decision(t *testing.T, pd *stack.PD, words int, wish string) string {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4}`, pd.Model, strings.Repeat("hello ", words))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+pd.Proxy+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("x-tandem-pd", wish)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s, %v", resp.Status, answer, err)
+	}
+	return resp.Header.Get("x-tandem-pd-decision")
+}
+
+func TestPD(t *testing.T) {
+	for _, proxy := range proxies {
+		t.Run(proxy, func(t *testing.T) {
+			requireProxy(t, proxy)
+			_, _, pd := startPD(t, stack.PDOptions{Prefill: 2, Decode: 2, Threshold: 64, Proxy: proxy, SimFlags: []string{"--time-scale=0"}})
+			if len(pd.Prefill) != 2 || len(pd.Decode) != 2 || pd.Model != "tiny" {
+				t.Errorf("%d prefill, %d decode, model %q", len(pd.Prefill), len(pd.Decode), pd.Model)
+			}
+			for _, test := range []struct {
+				words      int
+				wish, want string
+			}{{3, "auto", "local;reason=short-prompt"}, {300, "auto", "remote;reason=uncached"}, {3, "force", "remote;reason=forced"}} {
+				if got := decision(t, pd, test.words, test.wish); !strings.HasPrefix(got, test.want) {
+					t.Errorf("%d words, %s: %q, want %s", test.words, test.wish, got, test.want)
+				}
+			}
+			checkPorts(t, pd, proxy)
+		})
+	}
+}
+
+// checkPorts looks whether there is something at every port that people are told of.
+func checkPorts(t *testing.T, pd *stack.PD, proxy string) {
+	t.Helper()
+	lines, seen := pd.Ports(), map[string]bool{}
+	for _, line := range lines {
+		if line.What == "" || seen[line.Address] {
+			t.Errorf("%+v", line)
+		}
+		seen[line.Address] = true
+		c, err := net.Dial("tcp", line.Address)
+		if err != nil {
+			t.Errorf("%s: %v", line.Name, err)
+			continue
+		}
+		c.Close()
+	}
+	want, name := 1+4+2*2+2*5, "embedded gateway"
+	if proxy == stack.ProxyEnvoy {
+		want, name = want+1, "Envoy 1."
+	}
+	if len(lines) != want || lines[0].Name != proxy || lines[0].Address != pd.Proxy || !strings.HasPrefix(pd.ProxyName, name) {
+		t.Errorf("%s, %d ports, want %d: %+v", pd.ProxyName, len(lines), want, lines)
+	}
+}
+
+// A stack before engines that run already, named as people name them.
+func TestPDBeforeRunningEngines(t *testing.T) {
+	dir := programsDir(t)
+	var engines []string
+	for _, role := range []string{"prefill", "decode"} {
+		address, err := start(t, stack.Sim(dir, role, "--time-scale=0")).Address("http")
+		if err != nil {
+			t.Fatal(err)
+		}
+		engines = append(engines, strings.Replace(address, "127.0.0.1", "localhost", 1))
+	}
+	_, _, pd := startPD(t, stack.PDOptions{PrefillEngines: engines[:1], DecodeEngines: engines[1:], Proxy: stack.ProxyGateway, Prefill: 3})
+	if len(pd.Prefill) != 1 || len(pd.Decode) != 1 || pd.Prefill[0].EngineAdmin != "" || pd.Decode[0].Address == pd.Decode[0].Engine {
+		t.Errorf("%+v", pd)
+	}
+	if got := decision(t, pd, 3, "force"); !strings.HasPrefix(got, "remote;reason=forced") {
+		t.Errorf("forced: %q", got)
+	}
+	if got := decision(t, pd, 300, "auto"); !strings.HasPrefix(got, "local") {
+		t.Errorf("no threshold: %q", got)
+	}
+	if lines := pd.Ports(); len(lines) != 1+4+1+4 {
+		t.Errorf("%d ports: %+v", len(lines), lines)
+	}
+}
+
+func TestPDNamesTheDead(t *testing.T) {
+	for _, victim := range []string{"prefill-0", "decode-0", "decode-0 sidecar", "epp", "gateway", "envoy"} {
+		t.Run(victim, func(t *testing.T) {
+			proxy := stack.ProxyGateway
+			if victim == stack.ProxyEnvoy {
+				proxy = victim
+			}
+			requireProxy(t, proxy)
+			g, alive, _ := startPD(t, stack.PDOptions{Prefill: 1, Decode: 1, Proxy: proxy})
+			m, ok := g.Member(victim)
+			if !ok {
+				t.Fatal("there is no such program")
+			}
+			if err := syscall.Kill(m.(interface{ PID() int }).PID(), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			<-alive.Done()
+			contains(t, context.Cause(alive), victim+" ended: signal: killed")
+		})
+	}
+}
+
+// collector takes spans and tells whose they are.
+type collector struct {
+	otlp.UnimplementedTraceServiceServer
+	services chan string
+}
+
+func (c collector) Export(ctx context.Context, r *otlp.ExportTraceServiceRequest) (*otlp.ExportTraceServiceResponse, error) {
+	for _, of := range r.ResourceSpans {
+		for _, attribute := range of.Resource.Attributes {
+			if attribute.Key == "service.name" {
+				select {
+				case c.services <- attribute.Value.GetStringValue():
+				case <-ctx.Done():
+				}
+			}
+		}
+	}
+	return &otlp.ExportTraceServiceResponse{}, nil
+}
+
+func TestPDSendsSpans(t *testing.T) {
+	envoy.Require(t)
+	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10") // ms
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, server := collector{services: make(chan string, 1000)}, grpc.NewServer()
+	otlp.RegisterTraceServiceServer(server, c)
+	var serving sync.WaitGroup
+	serving.Go(func() { server.Serve(l) })
+	t.Cleanup(serving.Wait)
+	t.Cleanup(server.Stop)
+	_, _, pd := startPD(t, stack.PDOptions{Decode: 1, Proxy: stack.ProxyEnvoy, OTLP: l.Addr().String()})
+	for range 5 { // Envoy sends so many at once, and fewer after 5 s
+		decision(t, pd, 3, "auto")
+	}
+	for missing := map[string]bool{"tandem-gateway": true, "tandem-epp": true, "tandem-sidecar": true}; len(missing) > 0; {
+		delete(missing, <-c.services)
+	}
+}
+
+// notReady is an engine that answers so.
+func notReady(t *testing.T, health int, models string) string {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(health) })
+	if models != "" {
+		mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, models) })
+	}
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+// taken is a port that somebody listens on; free is one that nobody does.
+func taken(t *testing.T) (taken, free string) {
+	t.Helper()
+	var addresses [2]string
+	for i := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if addresses[i] = l.Addr().String(); i == 0 {
+			t.Cleanup(func() { l.Close() })
+		} else {
+			l.Close()
+		}
+	}
+	return addresses[0], addresses[1]
+}
+
+func TestPDErrors(t *testing.T) {
+	dir, empty := programsDir(t), t.TempDir()
+	full, free := taken(t)
+	loading := notReady(t, http.StatusServiceUnavailable, "")
+	lame, modelless := notReady(t, http.StatusOK, ""), notReady(t, http.StatusOK, `{"data":[]}`)
+	llama, qwen := notReady(t, http.StatusOK, `{"data":[{"id":"llama"}]}`), notReady(t, http.StatusOK, `{"data":[{"id":"qwen"},{"id":"lora"}]}`)
+	list := func(engines ...string) []string { return engines }
+	tests := []struct {
+		name string
+		o    stack.PDOptions
+		want string // the whole error; … ends what is said
+	}{
+		{"no decode engine", stack.PDOptions{Prefill: 1}, "there is no decode engine: …"},
+		{"no decode engine beside the prefill engine", stack.PDOptions{PrefillEngines: list(llama), Decode: 1}, "there is no decode engine: …"},
+		{"unknown proxy", stack.PDOptions{Decode: 1, Proxy: "nginx"}, `"nginx" is not a proxy: want envoy or gateway`},
+		{"missing program", stack.PDOptions{Decode: 1, Dir: empty},
+			"finding the programs of the stack: stat " + filepath.Join(empty, "epp") + ": no such file or directory (make build builds them into bin)"},
+		{"taken port", stack.PDOptions{Decode: 1, Listen: full}, "listening on " + full + ": address already in use"},
+		{"no engine", stack.PDOptions{DecodeEngines: list(free)}, "decode engine " + free + " is not ready: connection refused"},
+		{"two not ready", stack.PDOptions{PrefillEngines: list(free), DecodeEngines: list(loading)},
+			"prefill engine " + free + " is not ready: connection refused\ndecode engine " + loading + " is not ready: GET /health: 503 Service Unavailable"},
+		{"no port", stack.PDOptions{DecodeEngines: list("127.0.0.1")}, "decode engine 127.0.0.1 is not ready: address 127.0.0.1: missing port in address"},
+		{"no models", stack.PDOptions{DecodeEngines: list(lame)}, "engine " + lame + " (decode-0) is not ready: GET /v1/models: 404 Not Found"},
+		{"no model", stack.PDOptions{DecodeEngines: list(modelless)}, "engine " + modelless + " (decode-0) is not ready: GET /v1/models names no model"},
+		{"two models", stack.PDOptions{DecodeEngines: list(llama), PrefillEngines: list(qwen)},
+			"the engines serve no model in common: llama at " + llama + ", qwen, lora at " + qwen},
+		{"named twice", stack.PDOptions{DecodeEngines: list(llama), PrefillEngines: list(llama)}, "engine " + llama + " is named twice: …"},
+		{"wrong flag of the simulator", stack.PDOptions{Decode: 1, SimFlags: list("--model=huge")}, "starting decode-0: decode-0 ended: exit status 3; its last lines:…"},
+		{"wrong configuration", stack.PDOptions{Decode: 1, Config: filepath.Join(empty, "config.yaml")}, "starting epp: epp ended: exit status 3; …"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			g, alive := stack.NewGroup(t.Context())
+			defer g.Stop()
+			if test.o.Dir == "" {
+				test.o.Dir = dir
+			}
+			if test.o.Proxy == "" {
+				test.o.Proxy = stack.ProxyGateway
+			}
+			pd, err := stack.StartPD(alive, g, test.o)
+			if pd != nil || err == nil {
+				t.Fatalf("a stack: %+v", pd)
+			}
+			got, want := err.Error(), test.want
+			if head, cut := strings.CutSuffix(want, "…"); cut && strings.HasPrefix(got, head) {
+				got = want
+			}
+			if got != want {
+				t.Errorf("error\n%v\nwant\n%s", err, test.want)
+			}
+			if err := g.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestPDChoosesTheProxy(t *testing.T) {
+	o := stack.PDOptions{Dir: programsDir(t), Decode: 1}
+	t.Chdir(t.TempDir())
+	t.Setenv("PATH", "")
+	t.Setenv("ENVOY_BIN", "")
+	g, alive := stack.NewGroup(t.Context())
+	defer g.Stop()
+	pd, err := stack.StartPD(alive, g, o)
+	if err != nil || pd.ProxyName != "embedded gateway" {
+		t.Fatalf("without Envoy: %+v, %v", pd, err)
+	}
+	o.Proxy = stack.ProxyEnvoy
+	_, err = stack.StartPD(alive, g, o)
+	if !errors.Is(err, envoy.ErrNone) {
+		t.Errorf("Envoy that is not there: %v", err)
+	}
+	o.Proxy = ""
+	t.Setenv("ENVOY_BIN", filepath.Join(o.Dir, "no-envoy"))
+	_, err = stack.StartPD(alive, g, o)
+	contains(t, err, "ENVOY_BIN")
+}
+
+// A program that dies while the others start is the news, not what fails by it.
+func TestPDStartIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	g, alive := stack.NewGroup(ctx)
+	defer g.Stop()
+	cancel(errors.New("the user left"))
+	_, err := stack.StartPD(alive, g, stack.PDOptions{Dir: programsDir(t), Decode: 1, Proxy: stack.ProxyGateway})
+	if err == nil || err.Error() != "the user left" {
+		t.Errorf("error %v", err)
+	}
+}
