@@ -24,6 +24,12 @@ ENVOY_VERSION := 1.40.0
 ENVOY_SHA256 := 8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80
 ENVOY := $(CACHE)/envoy-$(ENVOY_VERSION)
 
+# The stock OpenAI client, for tests, is a Python environment of its own: one for
+# each choice of packages and each Python, since some are compiled.
+OPENAI_PINS := e2e/testdata/openai/requirements.txt
+OPENAI := $(CACHE)/openai-$(shell sed -n 's/^openai==//p' $(OPENAI_PINS))-$(shell sha256sum $(OPENAI_PINS) | cut -c1-8)-$(shell \
+	python3 -c 'import sys; print(sys.implementation.cache_tag)' 2>/dev/null)
+
 .PHONY: help
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +39,7 @@ build: ## build every command into bin/, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(COMMANDS)
 
 .PHONY: test
-test: modules $(if $(ENVOY_BIN),,.tools/envoy) ## run all tests with the race detector
+test: modules $(if $(ENVOY_BIN),,.tools/envoy) .tools/openai ## run all tests with the race detector
 	go test -race $(PKG)
 
 .PHONY: demo
@@ -90,3 +96,19 @@ $(ENVOY)/envoy:
 .tools/envoy: $(ENVOY)/envoy
 	@mkdir -p .tools
 	@ln -sfn $(ENVOY)/envoy $@
+
+# The environment is told what to install by the pip outside of it: it has none,
+# so python3-venv of Debian is not needed. It may be moved once it is complete.
+$(OPENAI):
+	@python3 -m pip --version >/dev/null || { \
+		echo "fetching the OpenAI client needs python3 with pip (Debian: apt-get install python3-pip)"; exit 1; } >&2
+	@mkdir -p $(@D)
+	@dir=$$(mktemp -d $@.XXXXXX) && trap 'rm -rf "$$dir"' EXIT && \
+	python3 -m venv --without-pip "$$dir" && \
+	python3 -m pip --python "$$dir" install --quiet --disable-pip-version-check --only-binary :all: \
+		--root-user-action ignore --requirement $(OPENAI_PINS) && \
+	mv "$$dir" $@
+
+.tools/openai: $(OPENAI)
+	@mkdir -p .tools
+	@ln -sfn $(OPENAI) $@

@@ -279,6 +279,7 @@ func testPrefixAffinity(t *testing.T, f *fleet) {
 	if got := f.send(t, first); got.decision.Verdict != pd.Remote {
 		t.Fatalf("decision %v", got.decision)
 	}
+	f.mustRest(t) // while the first counts, its pod is the busier one
 	second := call{api: pd.APICompletions, prompt: append(slices.Clone(first.prompt), f.fresh(threshold/2)...), tokens: 8}
 	got := f.send(t, second)
 	mustMatch(t, got, false, f.want(t, second))
@@ -337,5 +338,8 @@ func (f *fleet) open(ctx context.Context, q call) (*http.Response, error) {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	for k, v := range q.header {
+		req.Header.Set(k, v)
+	}
 	return client.Do(req)
 }

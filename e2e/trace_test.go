@@ -23,15 +23,24 @@ type receiver struct {
 	addr string
 
 	mu    sync.Mutex // guards spans
-	spans []*trace.Span
+	spans []exported
+}
+
+// exported is a span, and the service it is of.
+type exported struct {
+	*trace.Span
+	service string
 }
 
 func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, resource := range req.ResourceSpans {
+		service := value(resource.Resource.Attributes, "service.name").GetStringValue()
 		for _, scope := range resource.ScopeSpans {
-			r.spans = append(r.spans, scope.Spans...)
+			for _, span := range scope.Spans {
+				r.spans = append(r.spans, exported{span, service})
+			}
 		}
 	}
 	return &collector.ExportTraceServiceResponse{}, nil
@@ -69,7 +78,7 @@ func traced(t *testing.T, p *pair, c call) map[string]*trace.Span {
 		if hex.EncodeToString(span.TraceId) != traceID {
 			t.Errorf("span %s is in another trace", span.Name)
 		}
-		byName[span.Name] = span
+		byName[span.Name] = span.Span
 	}
 	if len(byName) != len(r.spans) {
 		t.Fatalf("%d spans, %d names", len(r.spans), len(byName))
@@ -99,17 +108,8 @@ func TestTraceOfARemoteRequest(t *testing.T) {
 			t.Error("prefill and decode are not siblings under the server span")
 		}
 		attrs := attributes(request)
-		sum := 0.0
-		for ph := range pd.Phase(pd.PhaseCount) {
-			v, ok := attrs["tandem.phase."+ph.String()+"_ms"]
-			if !ok {
-				t.Errorf("phase %s is missing", ph)
-			}
-			sum += v.GetDoubleValue()
-		}
-		length := float64(request.EndTimeUnixNano-request.StartTimeUnixNano) / float64(time.Millisecond)
-		if math.Abs(length-sum) > 0.001 {
-			t.Errorf("phases sum to %v ms, the span is %v ms", sum, length)
+		if n := mustAddUp(t, request); n != pd.PhaseCount {
+			t.Errorf("%d phases", n)
 		}
 		for name, want := range map[string]string{"tandem.pd.decision": "remote", "tandem.pd.reason": "external", "tandem.pd.wish": "auto",
 			"tandem.endpoint.prefill": p.prefill.addr} {
@@ -129,6 +129,36 @@ func TestTraceOfARemoteRequest(t *testing.T) {
 			t.Error("the legs do not follow each other inside the server span")
 		}
 	})
+}
+
+// mustAddUp fails unless the phases of a server span sum to its length, and says how many there are.
+func mustAddUp(t *testing.T, s *trace.Span) (phases int) {
+	t.Helper()
+	attrs, sum := attributes(s), 0.0
+	for ph := range pd.Phase(pd.PhaseCount) {
+		if v, ok := attrs["tandem.phase."+ph.String()+"_ms"]; ok {
+			phases++
+			sum += v.GetDoubleValue()
+		}
+	}
+	if length := milliseconds(s); math.Abs(length-sum) > 0.001 {
+		t.Errorf("phases of %s sum to %v ms, the span is %v ms", s.Name, sum, length)
+	}
+	return phases
+}
+
+// milliseconds is the length of a span.
+func milliseconds(s *trace.Span) float64 {
+	return float64(s.EndTimeUnixNano-s.StartTimeUnixNano) / float64(time.Millisecond)
+}
+
+func value(attrs []*common.KeyValue, key string) *common.AnyValue {
+	for _, kv := range attrs {
+		if kv.Key == key {
+			return kv.Value
+		}
+	}
+	return nil
 }
 
 func attributes(s *trace.Span) map[string]*common.AnyValue {

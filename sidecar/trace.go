@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -90,7 +91,7 @@ func (x *exchange) facts() []attribute.KeyValue {
 	if x.target != "" {
 		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
 	}
-	attrs = append(attrs, attribute.String("tandem.endpoint.decode", x.s.engine))
+	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.s.engine, "http://")))
 	if x.hand.taken {
 		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.hand.age)/float64(time.Millisecond)),
 			attribute.Int("tandem.handoff.blocks", x.hand.offer.Handoff.Blocks))

@@ -82,7 +82,7 @@ func TestCommandLine(t *testing.T) {
 		code           int
 		stdout, stderr string // a part of it
 	}{
-		{"nothing", nil, 2, "", "tandem: a command is missing: want one of demo"},
+		{"nothing", nil, 2, "", "tandem: a command is missing: want one of up, demo, check"},
 		{"help", []string{"--help"}, 0, "run a whole P/D stack", ""},
 		{"help as a word", []string{"help"}, 0, "Usage: tandem COMMAND", ""},
 		{"version", []string{"--version"}, 0, boot.ReadVersion().Go, ""},

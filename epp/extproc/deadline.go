@@ -100,6 +100,9 @@ func (st *stream) expire() {
 		w.timer.Reset(left)
 	default:
 		w.overdue = w.refusal()
+		if w.state == waitBody { // of one that is being picked for, the span is the handler's
+			st.noteUnpicked(w.overdue)
+		}
 		w.state = waitNothing
 		took := now.Sub(w.last)
 		st.s.metrics.answered(pd.Refused, took)

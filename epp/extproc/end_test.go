@@ -11,6 +11,8 @@ import (
 	"time"
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -175,7 +177,8 @@ func TestDeadlines(t *testing.T) {
 				<-answered
 				return p.local(r, p.endpoints[0])
 			}
-			r := startRig(t, p, setting(c.config))
+			recorder := tracetest.NewSpanRecorder()
+			r := startRig(t, p, setting(c.config), traced(recorder))
 			s := r.open(t, "")
 			s.send(c.frames...)
 			got := s.recv()
@@ -190,6 +193,10 @@ func TestDeadlines(t *testing.T) {
 				t.Errorf("after the answer: %q, %v", describe(answers), err)
 			}
 			r.mustOutcome(t, 504, c.frames[0].GetRequestHeaders(), pd.Deadline)
+			spans := recorder.Ended()
+			if len(spans) != 1 || !slices.Contains(spans[0].Attributes(), attribute.String("tandem.pd.reason", string(pd.Deadline))) {
+				t.Errorf("spans %v", spans)
+			}
 		})
 	}
 }

@@ -61,7 +61,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	case h.GetEndOfStream():
 		return st.decide(endHeaders, time.Now())
 	case r.head.length > limit:
-		return st.refuse(pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", limit), st.began)
+		return st.turnAway(pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", limit), st.began)
 	}
 	st.await(waitBody, st.began)
 	return false, nil
@@ -76,7 +76,7 @@ func (st *stream) requestBody(f *procv3.ProcessingRequest, b *procv3.HttpBody) (
 	st.hint(f)
 	if part := b.GetBody(); len(part) > 0 {
 		if err := st.request.reader.Write(part); err != nil {
-			return st.refuse(pd.AsRefusal(err), now)
+			return st.turnAway(pd.AsRefusal(err), now)
 		}
 	}
 	if b.GetEndOfStream() {
@@ -110,7 +110,7 @@ func (st *stream) hint(f *procv3.ProcessingRequest) {
 // decide answers a request that is complete; last is when the last byte of it came.
 func (st *stream) decide(how end, last time.Time) (done bool, err error) {
 	st.request.state = requestEnded
-	span := st.s.tracing.pick(st.grpc.Context(), st.request.head.trace, st.began)
+	span := st.s.tracing.pick(st.grpc.Context(), &st.request.head, st.began)
 	defer span.finish()
 	r, d, err := st.pick(last)
 	switch {
@@ -231,6 +231,21 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 		}
 	}
 	return requestHeadersAnswer(m, destination, st.s.cfg.ClearRouteCache)
+}
+
+// turnAway refuses a request that has not come in whole.
+func (st *stream) turnAway(why *pd.Refusal, last time.Time) (bool, error) {
+	if st.claim() {
+		st.noteUnpicked(why)
+	}
+	return st.refuse(why, last)
+}
+
+// noteUnpicked makes the span of a request that is refused before there is anything to pick for.
+func (st *stream) noteUnpicked(why *pd.Refusal) {
+	span := st.s.tracing.pick(st.grpc.Context(), &st.request.head, st.began)
+	span.refused(nil, why)
+	span.finish()
 }
 
 // refuse answers a request from here; last is when the last byte of it came.

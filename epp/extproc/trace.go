@@ -41,17 +41,22 @@ type span struct {
 
 // pick begins the span of a request whose first frame came at start. Its parent is the gateway's own span, which stands in
 // the stream's metadata, else what the client sent.
-func (t tracing) pick(stream context.Context, sent traceHeaders, start time.Time) span {
+func (t tracing) pick(stream context.Context, h *head, start time.Time) span {
 	if !t.on {
 		return span{}
 	}
 	ctx := t.propagator.Extract(stream, metadataCarrier{stream})
 	parent := trace.SpanContextFromContext(ctx).IsValid()
 	if !parent {
-		ctx = t.propagator.Extract(stream, propagation.MapCarrier{"traceparent": sent.parent, "tracestate": sent.state})
+		ctx = t.propagator.Extract(stream, propagation.MapCarrier{"traceparent": h.trace.parent, "tracestate": h.trace.state})
 	}
-	s := span{adds: !parent && sent.parent == ""}
+	s := span{adds: !parent && h.trace.parent == ""}
 	s.context, s.Span = t.tracer.Start(ctx, spanPick, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(start))
+	if s.IsRecording() {
+		// Clients choose the id, and OTLP drops the whole batch of a span with a text that is no UTF-8.
+		s.SetAttributes(attribute.String("tandem.request_id", strings.ToValidUTF8(h.RequestID, "\uFFFD")),
+			attribute.String("tandem.api", h.api.String()))
+	}
 	return s
 }
 
@@ -105,9 +110,6 @@ func requestAttributes(r *epp.Request) []attribute.KeyValue {
 		return nil
 	}
 	return []attribute.KeyValue{
-		// Clients choose it, and OTLP drops the whole batch of a span with a text that is no UTF-8.
-		attribute.String("tandem.request_id", strings.ToValidUTF8(r.ID, "\uFFFD")),
-		attribute.String("tandem.api", r.API.String()),
 		attribute.String("tandem.pd.wish", r.Wish.String()),
 		attribute.Int("tandem.tokens.prompt", r.Prompt.Tokens),
 	}

@@ -89,9 +89,11 @@ func TestSpanAttributes(t *testing.T) {
 	r.ask(t, chat(more, pd.HeaderWish, "force"))
 	r.pool.choose = func(*epp.Request) (*epp.Decision, error) { return nil, pd.Refuse(pd.NoEndpoint, "None.") }
 	r.ask(t, chat(more))
-	r.ask(t, chat(ends)) // cannot be read
+	r.ask(t, chat(ends))                                  // cannot be read
+	r.ask(t, chat(more, pd.HeaderWish, "perhaps"))        // is refused while it comes
+	r.ask(t, chat(more, "content-length", "99999999999")) // is refused before it comes
 	spans := recorder.Ended()
-	if len(spans) != 3 {
+	if len(spans) != 5 {
 		t.Fatalf("%d spans", len(spans))
 	}
 	for i, want := range [][]string{
@@ -99,7 +101,10 @@ func TestSpanAttributes(t *testing.T) {
 			"tandem.endpoint.decode=" + a, "tandem.endpoint.prefill=" + b, "tandem.tokens.cached=0"},
 		{"tandem.request_id=r-1", "tandem.pd.wish=auto", "tandem.pd.decision=refused", "tandem.pd.reason=no-endpoint",
 			"http.response.status_code=503"},
-		{"tandem.pd.decision=refused", "tandem.pd.reason=bad-request", "http.response.status_code=400"},
+		{"tandem.request_id=r-1", "tandem.api=chat", "tandem.pd.decision=refused", "tandem.pd.reason=bad-request",
+			"http.response.status_code=400"},
+		{"tandem.request_id=r-1", "tandem.pd.decision=refused", "tandem.pd.reason=bad-pd-header", "http.response.status_code=400"},
+		{"tandem.request_id=r-1", "tandem.pd.decision=refused", "tandem.pd.reason=too-large", "http.response.status_code=413"},
 	} {
 		have := spans[i].Attributes()
 		for _, w := range want {
@@ -152,8 +157,9 @@ func TestTracingOffCostsNothing(t *testing.T) {
 		"no-op": newTracing(noop.NewTracerProvider().Tracer(""), propagation.NewCompositeTextMapPropagator()),
 	} {
 		st := &stream{}
+		st.request.head.trace.parent = clientSpan
 		if n := testing.AllocsPerRun(100, func() {
-			span := off.pick(t.Context(), traceHeaders{parent: clientSpan}, st.began)
+			span := off.pick(t.Context(), &st.request.head, st.began)
 			span.picked(nil, nil, 0)
 			if off.inject(span) != nil {
 				t.Error("something is injected")

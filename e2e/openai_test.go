@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestOpenAIClient has the stock Python client do what its users do, through a real Envoy: testdata/openai/client.py. Here
+// is what it cannot see: what reached the engines, and what is left there afterwards.
+func TestOpenAIClient(t *testing.T) {
+	python := requireOpenAI(t)
+	f := newTappedFleet(t, 1)
+	for _, fault := range []string{
+		`{"leg":"decode","fault":"status","arg":"429","match":"fault-429"}`,
+		`{"leg":"decode","fault":"status","arg":"500","match":"fault-500"}`,
+		`{"leg":"decode","fault":"status","arg":"429","match":"fault-once","count":1}`,
+		`{"leg":"decode","fault":"slow","arg":"stop","match":"fault-hang"}`,
+	} {
+		f.decode[0].fault(t, fault)
+	}
+	f.prefill[0].fault(t, `{"leg":"prefill","fault":"slow","arg":"stop","match":"fault-hang"}`)
+	f.startPicker(t)
+	f.startFront(t, layout{"envoy", "pair"})
+
+	run := func(t *testing.T, class string) string {
+		t.Helper()
+		c := exec.CommandContext(within(t), python, filepath.Join("testdata", "openai", "client.py"), class)
+		c.Env = append(os.Environ(), "OPENAI_BASE_URL=http://"+f.front.addr+"/v1", "OPENAI_API_KEY=none", "MODEL="+f.model,
+			"PLAIN_URL=http://"+f.plain.addr+"/v1", "NO_PROXY=*", "PYTHONDONTWRITEBYTECODE=1")
+		var stderr bytes.Buffer
+		c.Stderr = &stderr
+		out, err := c.Output()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stderr.String())
+		}
+		if strings.Contains(stderr.String(), "Ran 0 tests") {
+			t.Fatalf("nothing was run:\n%s", stderr.String())
+		}
+		return string(out)
+	}
+	t.Run("answers", func(t *testing.T) {
+		sent := json.NewDecoder(strings.NewReader(run(t, "Answers")))
+		calls := 0
+		for sent.More() {
+			var c clientCall
+			if err := sent.Decode(&c); err != nil {
+				t.Fatal(err)
+			}
+			c.mustReach(t, f.prefill[0].tap, f.decode[0].tap)
+			calls++
+		}
+		if calls < 25 {
+			t.Errorf("only %d calls were compared", calls)
+		}
+		f.mustRest(t)
+	})
+	t.Run("errors", func(t *testing.T) {
+		run(t, "Errors")
+		f.mustRest(t)
+		f.mustIdle(t)
+	})
+	t.Run("cancellation", func(t *testing.T) {
+		run(t, "Cancellation")
+		f.mustRest(t)
+		f.mustIdle(t)
+		const whole = 20_000 // tokens of each stream
+		if drawn := f.fleet.decode[0].engine.metric(t, "vllm:generation_tokens_total"); drawn >= whole {
+			t.Errorf("decode went on to %v tokens", drawn)
+		}
+	})
+	t.Run("empty pool", func(t *testing.T) {
+		replace(t, f.endpoints, "endpoints: []\n")
+		f.eventually(t, "endpoints", func() (string, bool) {
+			state, err := endpointsOf(f.pickers[0])
+			return fmt.Sprint(len(state.Endpoints), err), err == nil && len(state.Endpoints) == 0
+		})
+		run(t, "EmptyPool")
+	})
+}
+
+// requireOpenAI gives the Python that has the client. Where there is none, the test skips, or fails if CI=true.
+func requireOpenAI(t *testing.T) (python string) {
+	t.Helper()
+	python = filepath.Join("..", ".tools", "openai", "bin", "python")
+	_, err := os.Stat(python)
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("%v (make .tools/openai fetches it)", err)
+	default:
+		t.Skipf("%v (make .tools/openai fetches it)", err)
+	}
+	return python
+}
+
+// mustIdle fails unless the decode engines come to have nothing to do.
+func (f *fleet) mustIdle(t *testing.T) {
+	t.Helper()
+	for _, p := range f.decode {
+		for _, name := range []string{"vllm:num_requests_running", "vllm:num_requests_waiting", usageGauge} {
+			f.eventually(t, name+" of decode", func() (string, bool) {
+				v, err := p.engine.readMetric(name)
+				return fmt.Sprint(v, err), err == nil && v == 0
+			})
+		}
+	}
+}
+
+// clientCall is what the script says of a call.
+type clientCall struct {
+	ID     string
+	Sent   string // the body
+	Remote bool
+}
+
+// mustReach fails unless the engines got what the client sent: locally the same bytes, remotely the same members with the
+// same bytes, but for those that make a leg.
+func (c clientCall) mustReach(t *testing.T, prefill, decode *tap) {
+	t.Helper()
+	atPrefill, atDecode := bodies(prefill.seen(c.ID)), bodies(decode.seen(c.ID))
+	switch {
+	case !c.Remote && len(atPrefill) == 0 && slices.Equal(atDecode, []string{c.Sent}):
+	case !c.Remote || len(atPrefill) != 1 || len(atDecode) != 1:
+		t.Errorf("%s (remote %v): the client sent\n%s\nprefill got %q\ndecode got %q", c.ID, c.Remote, c.Sent, atPrefill, atDecode)
+	default:
+		mustDiffer(t, c.ID+" at prefill", c.Sent, atPrefill[0], "kv_transfer_params", "max_tokens", "stream", "stream_options")
+		mustDiffer(t, c.ID+" at decode", c.Sent, atDecode[0], "kv_transfer_params")
+	}
+}
+
+// mustDiffer fails unless two JSON objects differ in nothing but these members, and in kv_transfer_params indeed.
+func mustDiffer(t *testing.T, what, sent, got string, in ...string) {
+	t.Helper()
+	var members [2]map[string]json.RawMessage
+	for i, text := range []string{sent, got} {
+		if err := json.Unmarshal([]byte(text), &members[i]); err != nil {
+			t.Fatalf("%s: %v in %s", what, err, text)
+		}
+	}
+	if members[1]["kv_transfer_params"] == nil {
+		t.Errorf("%s: no hand-off in %s", what, got)
+	}
+	for _, name := range in {
+		delete(members[0], name)
+		delete(members[1], name)
+	}
+	if !maps.EqualFunc(members[0], members[1], func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+		t.Errorf("%s: the client sent\n%s\nthe engine got\n%s", what, sent, got)
+	}
+}
+
+func bodies(seen []tapped) []string {
+	var all []string
+	for _, s := range seen {
+		all = append(all, s.body)
+	}
+	return all
+}

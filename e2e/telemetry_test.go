@@ -1,0 +1,459 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// TestTelemetry follows requests from the client's traceparent to both engines, through every front, with and without
+// Envoy's own tracer, by what a real OTLP receiver gets.
+func TestTelemetry(t *testing.T) {
+	for _, c := range []struct {
+		layout
+		tracer bool // the proxy makes spans too
+	}{
+		{layout{"gateway", "pair"}, false},
+		{layout{"envoy", "pair"}, false}, {layout{"envoy", "single"}, false},
+		{layout{"envoy", "pair"}, true}, {layout{"envoy", "single"}, true},
+	} {
+		name := c.layout.String()
+		if c.tracer {
+			name += " traced"
+		}
+		t.Run(name, func(t *testing.T) { testTelemetry(t, c.layout, c.tracer) })
+	}
+}
+
+// journey is a request, and what its trace has to tell.
+type journey struct {
+	name   string
+	call   call
+	body   string // instead of the call's
+	wish   string
+	bare   bool // the client sends no traceparent
+	leaves bool // the client leaves once the answer has begun
+	status int
+	legs   []string // spans under the sidecar's; nil: it never got there
+	want   string   // decision
+	plan   string   // what the picker chose; empty: it refused
+}
+
+func journeys(f *tappedFleet) []journey {
+	short := func() call { return f.tokensCall(threshold/2, false) }
+	long := func(stream bool) call { return f.tokensCall(2*threshold, stream) }
+	batch, doubted, endless := long(false), short(), long(true)
+	batch.members = map[string]any{"prompt": [][]int{f.fresh(20), f.fresh(30)}}
+	doubted.members = map[string]any{"max_tokens": -1}
+	endless.tokens = 20_000
+	both, decode := []string{"prefill", "decode"}, []string{"decode"}
+	failed := []string{"prefill", "prefill", "decode"}
+	return []journey{
+		{name: "remote", call: long(false), status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
+		{name: "stream", call: long(true), status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
+		{name: "forced", call: f.tokensCall(threshold/2, true), wish: "force", status: 200, legs: both,
+			want: "remote;reason=forced", plan: "remote"},
+		// An id of Envoy's own form, which it is not to alter.
+		{name: "0f8fad5b-d9cb-469f-a165-70867728950e", call: short(), status: 200, legs: decode,
+			want: "local;reason=short-prompt", plan: "local"},
+		{name: "bypassed", call: long(true), wish: "bypass", status: 200, legs: decode,
+			want: "local;reason=bypassed", plan: "local"},
+		{name: "fault-prefill", call: long(false), status: 200, legs: failed,
+			want: "local;reason=prefill-failed", plan: "remote"},
+		{name: "left", call: endless, leaves: true, status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
+		{name: "engine-refuses", call: doubted, status: 400, legs: decode, want: "local;reason=not-splittable", plan: "local"},
+		{name: "bad-wish", call: short(), wish: "perhaps", status: 400, want: "refused;reason=bad-pd-header"},
+		{name: "not-splittable", call: batch, wish: "force", status: 400, want: "refused;reason=not-splittable"},
+		{name: "twice", body: `{"model":"m","prompt":"a","prompt":"b"}`, call: short(), status: 400,
+			want: "refused;reason=duplicate-key"},
+		{name: "bare", call: long(false), bare: true, status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
+		{name: "bare-bad-wish", call: short(), wish: "perhaps", bare: true, status: 400, want: "refused;reason=bad-pd-header"},
+	}
+}
+
+const (
+	clientSpan   = "00f067aa0ba902b7" // the client's own, in all of its traces
+	vendor       = "vendor=1"         // what it says besides
+	untraced     = "ffffffffffffffffffffffffffffffff"
+	odd          = "dddddddddddddddddddddddddddddddd"
+	proxyService = "tandem-gateway"
+)
+
+func testTelemetry(t *testing.T, l layout, tracer bool) {
+	r := startReceiver(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+r.addr) // all programs inherit it
+	f := newTappedFleet(t, 2)
+	for _, e := range f.prefill {
+		e.fault(t, `{"leg":"prefill","fault":"status","arg":"500","match":"fault-prefill"}`)
+	}
+	f.startPicker(t)
+	var flags []string
+	if tracer {
+		flags = []string{"--otlp=" + r.addr}
+	}
+	f.startFront(t, l, flags...)
+	all := journeys(f)
+	for i, j := range all {
+		j.travel(t, f, fmt.Sprintf("%032x", i+1))
+	}
+	f.travelUntraced(t)
+	if tracer {
+		r.await(t, f, len(all))
+	} else { // Envoy's own spans say what the client said as it is, and would be lost
+		f.travelOddly(t)
+	}
+	f.fleet.decode[0].sidecar.stop(t) // what is left of the traces is sent at the end
+	f.pickers[0].stop(t)
+	for i, j := range all {
+		t.Run(j.name, func(t *testing.T) {
+			id := fmt.Sprintf("%032x", i+1)
+			if j.bare {
+				id = r.traceOf(j.name)
+			}
+			tr := travelled{journey: j, fleet: f, spans: r.spansOf(id), traceID: id}
+			tr.mustBeginRight(t, tracer)
+			tr.mustTellOfThePick(t)
+			tr.mustTellOfTheLegs(t)
+		})
+	}
+	if spans := r.spansOf(odd); !tracer && len(spans) != 4 {
+		t.Errorf("%d spans of a request with an odd id", len(spans))
+	}
+	if spans := r.spansOf(untraced); len(spans) > 0 {
+		t.Errorf("%d spans of a client that chose not to be traced", len(spans))
+	}
+}
+
+// travel sends the request.
+func (j journey) travel(t *testing.T, f *tappedFleet, traceID string) {
+	t.Helper()
+	q := j.call
+	q.header = map[string]string{pd.HeaderRequestID: j.name}
+	if j.wish != "" {
+		q.header[pd.HeaderWish] = j.wish
+	}
+	if !j.bare {
+		q.header["traceparent"], q.header["tracestate"] = "00-"+traceID+"-"+clientSpan+"-01", vendor
+	}
+	body := q.body(f.model)
+	if j.body != "" {
+		body = []byte(j.body)
+	}
+	if j.leaves {
+		f.leave(t, q)
+		return
+	}
+	got, err := q.sendBody(within(t), f.front.addr, body)
+	if err != nil || got.status != j.status || planned(got) != j.want {
+		t.Errorf("%s: status %d, decision %q, error %v, want %d %q", j.name, got.status, planned(got), err, j.status, j.want)
+	}
+}
+
+// leave reads the beginning of an answer and goes.
+func (f *fleet) leave(t *testing.T, q call) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(within(t))
+	defer cancel()
+	resp, err := f.open(ctx, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("the stream did not begin: status %d, %v", resp.StatusCode, err)
+	}
+}
+
+// travelUntraced is a request that its client does not want to be traced: the engines are told so too.
+func (f *tappedFleet) travelUntraced(t *testing.T) {
+	t.Helper()
+	q := f.tokensCall(2*threshold, false)
+	q.header = map[string]string{pd.HeaderRequestID: "untraced", "traceparent": "00-" + untraced + "-" + clientSpan + "-00"}
+	if got := f.send(t, q); got.status != http.StatusOK {
+		t.Errorf("untraced: status %d %s", got.status, got.body)
+	}
+	for leg, seen := range f.legs("untraced") {
+		parent := seen.header.Get("Traceparent")
+		if !strings.HasPrefix(parent, "00-"+untraced) || !strings.HasSuffix(parent, "-00") {
+			t.Errorf("%s of an untraced request has traceparent %q", leg, parent)
+		}
+	}
+}
+
+// travelOddly is a request whose id is no text: no span may say so, since its whole batch would be lost.
+func (f *tappedFleet) travelOddly(t *testing.T) {
+	t.Helper()
+	q := f.tokensCall(2*threshold, false)
+	q.header = map[string]string{pd.HeaderRequestID: "odd \xff", "traceparent": "00-" + odd + "-" + clientSpan + "-01"}
+	if got := f.send(t, q); got.status != http.StatusOK {
+		t.Errorf("odd: status %d %s", got.status, got.body)
+	}
+}
+
+// legs gives the requests that reached engines under a request id, and the name of their leg.
+func (f *tappedFleet) legs(id string) iter.Seq2[string, tapped] {
+	return func(yield func(string, tapped) bool) {
+		for _, e := range f.prefill {
+			for _, r := range e.tap.seen(id) {
+				if !yield("prefill", r) {
+					return
+				}
+			}
+		}
+		for _, r := range f.decode[0].tap.seen(id) {
+			if !yield("decode", r) {
+				return
+			}
+		}
+	}
+}
+
+// await waits for the spans of the proxy, which sends them in its own time.
+func (r *receiver) await(t *testing.T, f *tappedFleet, requests int) {
+	t.Helper()
+	f.eventually(t, "the proxy's spans", func() (string, bool) {
+		n := 0
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, s := range r.spans {
+			if s.ofProxy() {
+				n++
+			}
+		}
+		return fmt.Sprintf("%d of %d", n, requests), n >= requests
+	})
+}
+
+func (r *receiver) spansOf(traceID string) (spans []exported) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.spans {
+		if hex.EncodeToString(s.TraceId) == traceID {
+			spans = append(spans, s)
+		}
+	}
+	return spans
+}
+
+// traceOf is the trace of the request with an id.
+func (r *receiver) traceOf(id string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.spans {
+		if attributes(s.Span)["tandem.request_id"].GetStringValue() == id {
+			return hex.EncodeToString(s.TraceId)
+		}
+	}
+	return ""
+}
+
+// travelled is a journey with its spans.
+type travelled struct {
+	journey
+	fleet   *tappedFleet
+	traceID string
+	spans   []exported
+}
+
+// named gives the spans of a name.
+func (j travelled) named(name string) (spans []exported) {
+	for _, s := range j.spans {
+		if s.Name == name {
+			spans = append(spans, s)
+		}
+	}
+	return spans
+}
+
+// only gives the one span of a name and a service.
+func (j travelled) only(t *testing.T, name, service string, kind trace.Span_SpanKind) exported {
+	t.Helper()
+	spans := j.named(name)
+	if len(spans) != 1 {
+		t.Fatalf("%d spans %s among %v", len(spans), name, j)
+	}
+	if spans[0].service != service || spans[0].Kind != kind {
+		t.Errorf("span %s is %v of %q", name, spans[0].Kind, spans[0].service)
+	}
+	return spans[0]
+}
+
+// String lists the spans.
+func (j travelled) String() string {
+	var b strings.Builder
+	for _, s := range j.spans {
+		fmt.Fprintf(&b, "\n%x under %-16x %v %s %q", s.SpanId, s.ParentSpanId, s.Kind, s.service, s.Name)
+	}
+	return b.String()
+}
+
+// mustBeginRight is about who is whose parent: from the client to the two parts of ours.
+func (j travelled) mustBeginRight(t *testing.T, tracer bool) {
+	t.Helper()
+	client := clientSpan
+	if j.bare {
+		client = ""
+	}
+	pick := j.only(t, "epp.pick", "tandem-epp", trace.Span_SPAN_KIND_SERVER)
+	pickParent, requestParent := client, client
+	if tracer {
+		in := slices.IndexFunc(j.spans, exported.ofProxy)
+		out := slices.IndexFunc(j.spans, func(s exported) bool { return id(s.SpanId) == id(pick.ParentSpanId) })
+		if in < 0 || out < 0 {
+			t.Fatalf("the proxy's span, or the one that the pick belongs to, is not among %v", j)
+		}
+		if got := id(j.spans[in].ParentSpanId); got != client {
+			t.Errorf("the proxy's span is under %q, want the client's %q", got, client)
+		}
+		requestParent = id(j.spans[in].SpanId)
+		asks := j.spans[out]
+		pickParent = id(asks.SpanId)
+		if asks.service != proxyService || asks.Kind != trace.Span_SPAN_KIND_CLIENT || id(asks.ParentSpanId) != requestParent {
+			t.Errorf("the pick is under %v %q of %q", asks.Kind, asks.Name, asks.service)
+		}
+	} else if j.bare {
+		requestParent = id(pick.SpanId)
+	}
+	if got := id(pick.ParentSpanId); got != pickParent {
+		t.Errorf("epp.pick is under %q, want %q, in %v", got, pickParent, j)
+	}
+	if j.legs == nil {
+		if spans := j.named("sidecar.request"); len(spans) > 0 {
+			t.Errorf("a refused request has %d spans of the sidecar", len(spans))
+		}
+		return
+	}
+	request := j.only(t, "sidecar.request", "tandem-sidecar", trace.Span_SPAN_KIND_SERVER)
+	if got := id(request.ParentSpanId); got != requestParent {
+		t.Errorf("sidecar.request is under %q, want %q, in %v", got, requestParent, j)
+	}
+}
+
+// ofProxy says whether it is the proxy's own span of a request.
+func (s exported) ofProxy() bool {
+	return s.service == proxyService && s.Kind == trace.Span_SPAN_KIND_SERVER
+}
+
+func id(b []byte) string { return hex.EncodeToString(b) }
+
+// mustTellOfThePick is about what the picker's span says.
+func (j travelled) mustTellOfThePick(t *testing.T) {
+	t.Helper()
+	pick := j.only(t, "epp.pick", "tandem-epp", trace.Span_SPAN_KIND_SERVER)
+	attrs := attributes(pick.Span)
+	want := map[string]string{"tandem.request_id": j.name}
+	if j.plan == "" {
+		if got := attrs["http.response.status_code"].GetIntValue(); got != int64(j.status) {
+			t.Errorf("epp.pick has status %d, want %d", got, j.status)
+		}
+		want["tandem.pd.decision"], want["tandem.pd.reason"], _ = strings.Cut(j.want, ";reason=")
+		if pick.Status.GetCode() != trace.Status_STATUS_CODE_ERROR {
+			t.Error("the span of a refusal is not marked as failed")
+		}
+	} else {
+		want["tandem.pd.wish"], want["tandem.pd.plan"] = cmp.Or(j.wish, "auto"), j.plan
+		want["tandem.endpoint.decode"] = j.fleet.fleet.decode[0].addr()
+		j.mustCount(t, pick, "prompt", len(j.call.prompt))
+		j.mustCount(t, pick, "cached", 0)
+		if took, length := attrs["tandem.phase.epp_ms"].GetDoubleValue(), milliseconds(pick.Span); took <= 0 || took > length {
+			t.Errorf("the pick took %v ms of a span of %v ms", took, length)
+		}
+	}
+	mustSay(t, pick, want)
+	if _, ok := attrs["tandem.endpoint.prefill"]; ok != (j.plan == "remote") {
+		t.Errorf("epp.pick names a prefill pod: %v", ok)
+	}
+}
+
+// mustTellOfTheLegs is about the sidecar's spans, and what the engines were told of them.
+func (j travelled) mustTellOfTheLegs(t *testing.T) {
+	t.Helper()
+	if j.legs == nil {
+		return
+	}
+	request := j.only(t, "sidecar.request", "tandem-sidecar", trace.Span_SPAN_KIND_SERVER)
+	mustAddUp(t, request.Span)
+	decision, reason, _ := strings.Cut(j.want, ";reason=")
+	mustSay(t, request, map[string]string{
+		"tandem.request_id": j.name, "tandem.pd.wish": cmp.Or(j.wish, "auto"), "tandem.pd.plan": j.plan,
+		"tandem.pd.decision": decision, "tandem.pd.reason": reason, "tandem.endpoint.decode": j.fleet.decode[0].tap.addr,
+	})
+	attrs := attributes(request.Span)
+	if j.status == http.StatusOK && !j.leaves {
+		j.mustCount(t, request, "prompt", len(j.call.prompt))
+		j.mustCount(t, request, "completion", j.call.tokens)
+	}
+	if decision == "remote" {
+		mustSay(t, request, map[string]string{"tandem.release.way": "none"})
+		if blocks := attrs["tandem.handoff.blocks"].GetIntValue(); blocks <= 0 {
+			t.Errorf("%d blocks were handed off", blocks)
+		}
+		if age := attrs["tandem.handoff.age_ms"].GetDoubleValue(); age <= 0 {
+			t.Errorf("the hand-off was %v ms old", age)
+		}
+	}
+	var legs []string
+	carried := map[string]string{} // traceparent that a leg has to carry → its name
+	var last uint64
+	for _, s := range j.spans {
+		if s.Name != "prefill" && s.Name != "decode" {
+			continue
+		}
+		legs = append(legs, s.Name)
+		carried["00-"+j.traceID+"-"+id(s.SpanId)+"-01"] = s.Name
+		if s.service != "tandem-sidecar" || s.Kind != trace.Span_SPAN_KIND_CLIENT || id(s.ParentSpanId) != id(request.SpanId) {
+			t.Errorf("%s is not a leg under the sidecar's span in %v", s.Name, j)
+		}
+		if attempt := attributes(s.Span)["tandem.attempt"].GetIntValue(); s.Name == "prefill" && attempt != int64(len(legs)) {
+			t.Errorf("prefill %d is attempt %d", len(legs), attempt)
+		}
+		if s.StartTimeUnixNano < last || s.EndTimeUnixNano > request.EndTimeUnixNano+uint64(time.Millisecond) {
+			t.Errorf("%s does not follow the leg before, or ends after the request", s.Name)
+		}
+		last = s.EndTimeUnixNano
+	}
+	if !slices.Equal(legs, j.legs) {
+		t.Errorf("legs %q, want %q", legs, j.legs)
+	}
+	for leg, seen := range j.fleet.legs(j.name) {
+		parent := seen.header.Get("Traceparent")
+		if carried[parent] != leg {
+			t.Errorf("%s carries %q, which is no span of it", leg, parent)
+		}
+		delete(carried, parent)
+		if state := seen.header.Get("Tracestate"); !j.bare && state != vendor {
+			t.Errorf("%s carries tracestate %q", leg, state)
+		}
+	}
+	if len(carried) > 0 {
+		t.Errorf("no engine was told of %v", carried)
+	}
+}
+
+func (j travelled) mustCount(t *testing.T, s exported, what string, want int) {
+	t.Helper()
+	if v, ok := attributes(s.Span)["tandem.tokens."+what]; !ok || v.GetIntValue() != int64(want) {
+		t.Errorf("%s has %v %s tokens, want %d", s.Name, v, what, want)
+	}
+}
+
+func mustSay(t *testing.T, s exported, want map[string]string) {
+	t.Helper()
+	attrs := attributes(s.Span)
+	for name, want := range want {
+		if got := attrs[name].GetStringValue(); got != want {
+			t.Errorf("%s of %s is %q, want %q", name, s.Name, got, want)
+		}
+	}
+}
