@@ -49,6 +49,7 @@ type picking struct {
 	AuthFile  string `flag:"auth-file" arg:"FILE" help:"file with the secret that sidecars ask for (x-tandem-auth)"`
 	NoSubset  bool   `flag:"disable-endpoint-subset-filter" help:"pick from the whole pool whatever subset the gateway names"`
 	Single    bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
+	Route     bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the pick's header need it"`
 	Seed      int64  `flag:"seed" arg:"NUMBER" help:"makes picks among equals repeatable; 0 takes a random one"`
 }
 

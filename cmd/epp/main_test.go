@@ -5,10 +5,12 @@ import (
 	"io"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/extproc"
 )
 
 func TestMain(m *testing.M) {
@@ -41,5 +43,20 @@ func TestForeignFlags(t *testing.T) {
 		if exit, ok := errors.AsType[boot.Exit](err); !ok || exit.Code != boot.CodeUsage {
 			t.Errorf("%s: %v, want a refusal with exit code %d", f, err, boot.CodeUsage)
 		}
+	}
+}
+
+// TestFront holds that the flags of the front door reach it.
+func TestFront(t *testing.T) {
+	cfg := defaults()
+	args := []string{"--body-limit=2MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache"}
+	if _, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, args); err != nil {
+		t.Fatal(err)
+	}
+	want := extproc.Defaults()
+	want.BodyLimit, want.BodyPause, want.Auth = 2<<20, 7*time.Second, "secret"
+	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache = false, false, true, true
+	if got := cfg.front("secret"); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }

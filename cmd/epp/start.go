@@ -68,6 +68,7 @@ func (c *settings) front(auth string) extproc.Config {
 	f := extproc.Defaults()
 	f.BodyLimit, f.BodyPause, f.Auth = int64(c.Listen.BodyLimit), c.Listen.BodyPause, auth
 	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
+	f.ClearRouteCache = c.Picking.Route
 	return f
 }
 
