@@ -122,7 +122,8 @@ func setReady(h *health.Server, ready bool) {
 	if ready {
 		status = healthpb.HealthCheckResponse_SERVING
 	}
-	for _, service := range []string{"", serviceReadiness, serviceExtProc, chartService} {
+	// Readiness comes last: whoever sees it change finds the others changed.
+	for _, service := range []string{"", serviceExtProc, chartService, serviceReadiness} {
 		h.SetServingStatus(service, status)
 	}
 }
