@@ -2,8 +2,9 @@ package epp
 
 import (
 	"bytes"
-	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/pd/body"
 )
 
 // unescaper turns the raw text of a JSON string, cut anywhere, into what it stands for: one prompt must hash and count
@@ -83,61 +84,11 @@ func (u *unescaper) end(d *digest) {
 // unitLen is the length of \uXXXX in bytes.
 const unitLen = 6
 
-// escape reads the escape at the start of raw, or the two of a surrogate pair, and tells its length in bytes: 0 if more of
-// it has to come.
+// escape reads the escape at the start of raw and tells its length in bytes: 0 if more of it has to come. What follows a
+// backslash that JSON does not know stands for itself.
 func escape(raw []byte) (r rune, n int) {
-	if len(raw) < 2 {
-		return 0, 0
-	}
-	if raw[1] != 'u' {
-		if c := short[raw[1]]; c != 0 {
-			return rune(c), 2
-		}
+	if r, n = body.Escape(raw, false); n < 0 {
 		return rune(raw[1]), 2
 	}
-	r, n = unit(raw)
-	if n < unitLen || !utf16.IsSurrogate(r) {
-		return r, n
-	}
-	rest := raw[n:]
-	switch {
-	case len(rest) == 0, len(rest) == 1 && rest[0] == '\\':
-		return 0, 0
-	case rest[0] != '\\', rest[1] != 'u':
-		return utf8.RuneError, n
-	}
-	low, k := unit(rest)
-	if k == 0 {
-		return 0, 0
-	}
-	if pair := utf16.DecodeRune(r, low); k == unitLen && pair != utf8.RuneError {
-		return pair, n + k
-	}
-	return utf8.RuneError, n
+	return r, n
 }
-
-// unit reads the \u at the start of raw and its four digits; n is 0 if more has to come. Where one is no digit it reads the
-// u alone.
-func unit(raw []byte) (r rune, n int) {
-	for _, c := range raw[2:min(unitLen, len(raw))] {
-		digit := digits[c]
-		if digit == 0 {
-			return 'u', 2
-		}
-		r = r<<4 | rune(digit-1)
-	}
-	if len(raw) < unitLen {
-		return 0, 0
-	}
-	return r, unitLen
-}
-
-var (
-	// short is what the escapes of one byte stand for; any other byte stands for itself.
-	short = [256]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
-	// digits is one more than the value of each hexadecimal digit, 0 for other bytes.
-	digits = [256]byte{
-		'0': 1, '1': 2, '2': 3, '3': 4, '4': 5, '5': 6, '6': 7, '7': 8, '8': 9, '9': 10,
-		'a': 11, 'b': 12, 'c': 13, 'd': 14, 'e': 15, 'f': 16, 'A': 11, 'B': 12, 'C': 13, 'D': 14, 'E': 15, 'F': 16,
-	}
-)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // bodyOf returns in as a body of segments.
@@ -272,4 +273,34 @@ func FuzzEdit(f *testing.F) {
 		f.Add([]byte(in), []byte{byte(i), 4}, uint16(i*777))
 	}
 	f.Fuzz(func(t *testing.T, in, cuts []byte, ops uint16) { checkEdit(t, in, cuts, editOps(ops)) })
+}
+
+func TestEscape(t *testing.T) {
+	for raw, want := range map[string]struct {
+		r       rune
+		n, open int // length if nothing follows, and if something may
+	}{
+		`\n`:           {'\n', 2, 2},
+		`\"x`:          {'"', 2, 2},
+		`\x`:           {0, -1, -1},
+		`\`:            {0, -1, 0},
+		`\u00e`:        {0, -1, 0},
+		`\u00g`:        {0, -1, -1},
+		`\u00e9\n`:     {'é', 6, 6},
+		`\ud83d\ude00`: {'😀', 12, 12},
+		`\ud83d`:       {utf8.RuneError, 6, 0},
+		`\ud83d\`:      {utf8.RuneError, 6, 0},
+		`\ud83d\ude0`:  {utf8.RuneError, 6, 0},
+		`\ud83d\ude0g`: {utf8.RuneError, 6, 6},
+		`\ud83d\n`:     {utf8.RuneError, 6, 6},
+		`\ud83dx`:      {utf8.RuneError, 6, 6},
+		`\ude00\ud83d`: {utf8.RuneError, 6, 6},
+	} {
+		if r, n := Escape([]byte(raw), true); r != want.r || n != want.n {
+			t.Errorf("%s: %q, %d, want %q, %d", raw, r, n, want.r, want.n)
+		}
+		if _, n := Escape([]byte(raw), false); n != want.open {
+			t.Errorf("%s, and more to come: %d, want %d", raw, n, want.open)
+		}
+	}
 }

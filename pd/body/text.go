@@ -46,8 +46,8 @@ func unquote(dst, raw []byte) ([]byte, error) {
 			dst, raw = utf8.AppendRune(dst, r), raw[n:]
 			continue
 		}
-		r, n := unescape(raw)
-		if n == 0 {
+		r, n := Escape(raw, true)
+		if n < 0 {
 			return dst, errors.New("unknown escape")
 		}
 		dst, raw = utf8.AppendRune(dst, r), raw[n:]
@@ -55,36 +55,58 @@ func unquote(dst, raw []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// unescape reads one escape, or a pair of them that make one rune, and returns
-// its length in bytes, 0 if it is none.
-func unescape(raw []byte) (rune, int) {
-	if len(raw) < 2 {
-		return 0, 0
+// Escape reads the escape that raw begins with, or the two of them that make
+// one rune. n is its length in bytes: 0 if raw may hold only the beginning of
+// it, unless last says that nothing follows; -1 if JSON knows no such escape.
+func Escape(raw []byte, last bool) (r rune, n int) {
+	if len(raw) > 1 && raw[1] != 'u' {
+		if c := short[raw[1]]; c != 0 {
+			return rune(c), 2
+		}
+		return 0, -1
 	}
-	if raw[1] != 'u' {
-		k := bytes.IndexByte([]byte(`"\/bfnrt`), raw[1])
-		if k < 0 {
+	if r = unit(raw); r < 0 {
+		if !last && beginsUnit(raw) {
 			return 0, 0
 		}
-		return rune("\"\\/\b\f\n\r\t"[k]), 2
+		return 0, -1
 	}
-	r := unit(raw)
-	if r < 0 {
+	if !utf16.IsSurrogate(r) {
+		return r, unitLen
+	}
+	rest := raw[unitLen:]
+	if !last && beginsUnit(rest) {
 		return 0, 0
 	}
-	if utf16.IsSurrogate(r) {
-		if pair := utf16.DecodeRune(r, unit(raw[6:])); pair != utf8.RuneError {
-			return pair, 12
-		}
-		r = utf8.RuneError
+	if pair := utf16.DecodeRune(r, unit(rest)); pair != utf8.RuneError {
+		return pair, 2 * unitLen
 	}
-	return r, 6
+	return utf8.RuneError, unitLen
+}
+
+// short is what the escapes of one byte stand for.
+var short = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// unitLen is the length of \uXXXX in bytes.
+const unitLen = 6
+
+// beginsUnit tells that raw is a part of a \uXXXX, from its beginning on, and not
+// all of it.
+func beginsUnit(raw []byte) bool {
+	for i, c := range raw {
+		switch {
+		case i == 0 && c == '\\', i == 1 && c == 'u', i > 1 && digits[c] <= 15:
+		default:
+			return false
+		}
+	}
+	return len(raw) < unitLen
 }
 
 // unit returns the UTF-16 code unit that a \uXXXX at the start of raw stands
 // for, -1 if there is none.
 func unit(raw []byte) rune {
-	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
+	if len(raw) < unitLen || raw[0] != '\\' || raw[1] != 'u' {
 		return -1
 	}
 	a, b, c, d := digits[raw[2]], digits[raw[3]], digits[raw[4]], digits[raw[5]]
