@@ -97,13 +97,11 @@ func (st *stream) requestTrailers(f *procv3.ProcessingRequest) (done bool, err e
 	return st.decide(endTrailers, time.Now())
 }
 
-// hint keeps the gateway's subset hint. Envoy sends it with the headers; others, and llm-d's picker, know it on the body.
+// hint keeps the gateway's subset hint, which may come with any frame of the request: Envoy sends it with every one, and it
+// is read once.
 func (st *stream) hint(f *procv3.ProcessingRequest) {
-	if !st.s.cfg.Subset {
-		return
-	}
-	if subset := subsetOf(f); subset != nil {
-		st.request.subset = subset
+	if st.s.cfg.Subset && st.request.subset == nil {
+		st.request.subset = subsetOf(f)
 	}
 }
 
