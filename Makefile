@@ -30,6 +30,21 @@ OPENAI_PINS := e2e/testdata/openai/requirements.txt
 OPENAI := $(CACHE)/openai-$(shell sed -n 's/^openai==//p' $(OPENAI_PINS))-$(shell sha256sum $(OPENAI_PINS) | cut -c1-8)-$(shell \
 	python3 -c 'import sys; print(sys.implementation.cache_tag)' 2>/dev/null)
 
+# The Kubernetes control plane and kubectl, for tests, are one binary that is built
+# from a module of its own; whoever changes that gets another one.
+KUBE_SOURCE := e2e/kube/binaries
+KUBE_VERSION := $(shell sed -n 's|^\tk8s.io/kubernetes ||p' $(KUBE_SOURCE)/go.mod)
+KUBE := $(CACHE)/kube-$(KUBE_VERSION)-$(shell cat $(KUBE_SOURCE)/go.mod $(KUBE_SOURCE)/main.go | sha256sum | cut -c1-8)
+KUBE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION) \
+	-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBE_VERSION)))
+HELM_VERSION := v4.3.1
+HELM := $(CACHE)/helm-$(HELM_VERSION)
+
+# Definitions of the objects of others that the chart may make, out of their Go modules.
+GATEWAY_API_VERSION := v1.6.3
+PROMETHEUS_OPERATOR_VERSION := v0.85.0
+CRDS := $(CACHE)/crds-gateway-api-$(GATEWAY_API_VERSION)-prometheus-operator-$(PROMETHEUS_OPERATOR_VERSION)
+
 .PHONY: help
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +54,7 @@ build: ## build every command into bin/, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(COMMANDS)
 
 .PHONY: test
-test: modules $(if $(ENVOY_BIN),,.tools/envoy) .tools/openai ## run all tests with the race detector
+test: modules $(if $(ENVOY_BIN),,.tools/envoy) .tools/openai .tools/kube .tools/helm .tools/crds ## run all tests with the race detector
 	go test -race $(PKG)
 
 .PHONY: demo
@@ -115,3 +130,35 @@ $(OPENAI):
 .tools/openai: $(OPENAI)
 	@mkdir -p .tools
 	@ln -sfn $(OPENAI) $@
+
+# Built aside, so that an interrupted build leaves nothing that looks like a tool.
+$(KUBE):
+	@mkdir -p $(@D)
+	@echo "building Kubernetes $(KUBE_VERSION) for the tests: some minutes, once"
+	@dir=$$(mktemp -d $@.XXXXXX) && trap 'rm -rf "$$dir"' EXIT && \
+	(cd $(KUBE_SOURCE) && CGO_ENABLED=0 go build -trimpath -ldflags '$(KUBE_LDFLAGS)' -o "$$dir/kube" .) && \
+	for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; do ln -s kube "$$dir/$$name"; done && \
+	mv "$$dir" $@
+
+.tools/kube: $(KUBE)
+	@mkdir -p .tools
+	@ln -sfn $(KUBE) $@
+
+$(HELM)/helm:
+	CGO_ENABLED=0 GOBIN=$(HELM) go install -trimpath -ldflags '-s -w' helm.sh/helm/v4/cmd/helm@$(HELM_VERSION)
+
+.tools/helm: $(HELM)/helm
+	@mkdir -p .tools
+	@ln -sfn $(HELM)/helm $@
+
+$(CRDS):
+	@mkdir -p $(@D)
+	@dir=$$(mktemp -d $@.XXXXXX) && trap 'rm -rf "$$dir"' EXIT && \
+	module() { (cd "$$dir" && go mod download -json "$$1") | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p'; } && \
+	cp "$$(module sigs.k8s.io/gateway-api@$(GATEWAY_API_VERSION))"/config/crd/standard/*_{gateways,httproutes}.yaml "$$dir" && \
+	cp "$$(module github.com/prometheus-operator/prometheus-operator@$(PROMETHEUS_OPERATOR_VERSION))"/example/prometheus-operator-crd/*_{podmonitors,prometheusrules}.yaml "$$dir" && \
+	chmod u+w "$$dir"/* && mv "$$dir" $@
+
+.tools/crds: $(CRDS)
+	@mkdir -p .tools
+	@ln -sfn $(CRDS) $@

@@ -22,7 +22,7 @@ const module = "github.com/tandem-serving/tandem"
 // house is what the rules look at.
 type house struct {
 	files   map[string][]byte   // every file git has or would take, by slash path
-	sources []source            // the Go files among them, outside testdata
+	sources []source            // the Go files of this module among them, outside testdata
 	links   map[string][]string // import paths that a command links, by its folder
 	modules map[string]bool     // modules of go.mod: true if required directly
 }
@@ -34,6 +34,17 @@ type source struct {
 	test    bool
 	imports []string
 	syntax  *ast.File
+}
+
+// foreign tells whether a file belongs to a module of its own inside this one,
+// which nothing here imports.
+func (h house) foreign(file string) bool {
+	for dir := path.Dir(file); dir != "."; dir = path.Dir(dir) {
+		if _, ok := h.files[dir+"/go.mod"]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // rule is one house rule. check gives one line for each breach, beginning with
@@ -432,7 +443,9 @@ func readHouse(t *testing.T) house {
 			continue // the empty end of the list, or deleted and not yet committed
 		}
 		h.files[file] = data
-		if strings.HasSuffix(file, ".go") && !inTestdata(file) {
+	}
+	for file, data := range h.files {
+		if strings.HasSuffix(file, ".go") && !inTestdata(file) && !h.foreign(file) {
 			h.sources = append(h.sources, parse(t, file, data))
 		}
 	}

@@ -25,12 +25,16 @@ type Program struct {
 	// Env is added to the parent's environment, of which the program does not get TANDEM_*: every Tandem program reads
 	// its flags from there, so what is meant for one of them would reach all.
 	Env []string
-	// ReadyTimeout bounds the wait for the ready line; default 10 s.
+	// Probe asks a program that prints no ready line whether it is ready: again and again until the error is nil.
+	Probe func(ctx context.Context) error
+	// ReadyTimeout bounds the wait for the ready line, or for Probe; default 10 s.
 	ReadyTimeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL; default 5 s.
 	Grace time.Duration
 	// Lines is how many of its last lines of output are kept; default 40.
 	Lines int
+	// Cores are the processors it may run on, counted from 0; none = all. Only Linux can hold it to them.
+	Cores []int
 }
 
 func (p Program) withDefaults() Program {
@@ -48,6 +52,9 @@ func (p Program) withDefaults() Program {
 	}
 	return p
 }
+
+// probeInterval is how often Probe asks.
+const probeInterval = 50 * time.Millisecond
 
 // pipeDelay bounds how long the output of a program that has ended is waited for, should a child of its own hold it open.
 const pipeDelay = time.Second
@@ -102,7 +109,7 @@ func (p *Process) run(started chan<- error) {
 	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
 	p.cmd.WaitDelay = pipeDelay
 	p.cmd.SysProcAttr = attributes()
-	err := p.cmd.Start()
+	err := holdTo(p.program.Cores, p.cmd.Start)
 	started <- err
 	if err != nil {
 		return
@@ -137,6 +144,9 @@ func (p *Process) stdoutLine() func(line string) {
 }
 
 func (p *Process) awaitReady(ctx context.Context) error {
+	if p.program.Probe != nil {
+		return p.awaitProbe(ctx)
+	}
 	timeout := time.NewTimer(p.program.ReadyTimeout)
 	defer timeout.Stop()
 	select {
@@ -148,6 +158,27 @@ func (p *Process) awaitReady(ctx context.Context) error {
 		return fmt.Errorf("no ready line on its stdout within %v%s", p.program.ReadyTimeout, quoteLines(p.Output()))
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+// awaitProbe asks until the program is ready, has ended, or its time is up.
+func (p *Process) awaitProbe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, p.program.ReadyTimeout)
+	defer cancel()
+	again := time.NewTicker(probeInterval)
+	defer again.Stop()
+	for {
+		err := p.program.Probe(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-p.done:
+			return p.err
+		case <-ctx.Done():
+			return fmt.Errorf("it is not ready after %v: %w%s", p.program.ReadyTimeout, err, quoteLines(p.Output()))
+		}
 	}
 }
 

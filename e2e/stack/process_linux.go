@@ -1,9 +1,34 @@
 package stack
 
-import "syscall"
+import (
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
 
 // attributes gives a child a process group of its own, so that Ctrl-C reaches it through its parent, which ends a stack
 // in order, and has it killed with its parent.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// holdTo has start run on the given processors, and with it what it starts. The caller has locked its thread, which then
+// may run everywhere again.
+func holdTo(cores []int, start func() error) error {
+	if len(cores) == 0 {
+		return start()
+	}
+	var before, held unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return fmt.Errorf("reading the processors it may run on: %w", err)
+	}
+	for _, core := range cores {
+		held.Set(core)
+	}
+	if err := unix.SchedSetaffinity(0, &held); err != nil {
+		return fmt.Errorf("holding it to processors %v: %w", cores, err)
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }() // it was allowed a moment ago
+	return start()
 }

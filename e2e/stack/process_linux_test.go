@@ -1,7 +1,11 @@
 package stack_test
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 
@@ -34,4 +38,21 @@ func TestChildOutlivesTheThreadOfItsStarter(t *testing.T) {
 	}
 	t.Cleanup(func() { p.Stop() })
 	exchange(t, dial(t, p))
+}
+
+func TestCores(t *testing.T) {
+	program := played(t, "silent")
+	program.Cores, program.Probe = []int{0}, func(context.Context) error { return nil }
+	p := start(t, program)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(status), "\nCpus_allowed_list:\t0\n") {
+		t.Errorf("it may run elsewhere:\n%s", status)
+	}
+	program.Cores = []int{1000}
+	if p, err := stack.Start(t.Context(), program); p != nil || err == nil {
+		t.Errorf("held to a processor that is not there: %v", err)
+	}
 }

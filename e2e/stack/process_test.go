@@ -62,6 +62,36 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
+// TestProbe: a program without a ready line is asked until it says that it is ready, its end, or the end of patience.
+func TestProbe(t *testing.T) {
+	asked := 0
+	third := func(context.Context) error {
+		if asked++; asked < 3 {
+			return errors.New("still loading")
+		}
+		return nil
+	}
+	program := played(t, "silent")
+	program.Probe = third
+	start(t, program)
+	if asked != 3 {
+		t.Errorf("asked %d times, want 3", asked)
+	}
+	never := func(context.Context) error { return errors.New("still loading") }
+	for name, want := range map[string]string{"silent": "it is not ready after 80ms: still loading", "early": "early ended: exit status 3"} {
+		program := played(t, name)
+		program.Probe, program.ReadyTimeout = never, 80*time.Millisecond
+		if name == "early" {
+			program.ReadyTimeout = 0
+		}
+		p, err := stack.Start(t.Context(), program)
+		if p != nil {
+			t.Error("a process beside the error")
+		}
+		contains(t, err, want)
+	}
+}
+
 func TestStartErrorsCanBeTold(t *testing.T) {
 	_, err := stack.Start(t.Context(), stack.Program{Path: filepath.Join(t.TempDir(), "sim")})
 	if !errors.Is(err, fs.ErrNotExist) {
