@@ -12,6 +12,8 @@ const (
 	HeaderPlan = "x-tandem-plan"
 	// HeaderAuth carries the secret shared by picker and sidecar, where one is configured.
 	HeaderAuth = "x-tandem-auth"
+	// HeaderModel tells the sidecar that another model answers than the client asked for: see Rename.
+	HeaderModel = "x-tandem-model"
 	// HeaderDecision tells the client what happened: see Decision.
 	HeaderDecision = "x-tandem-pd-decision"
 	// HeaderTiming carries the phases in milliseconds: see Phases.

@@ -5,8 +5,9 @@
 // it, and a Sink for text that is wanted while it arrives. Out come the places
 // of those members (Scanner), the body with some of them replaced, removed or
 // added and every other byte as it was (Edit), the same body with some of them
-// blanked while it streams (Blank), and the events of a stream (Events). A body
-// is scanned once, is never decoded as a whole and never copied.
+// blanked while it streams (Blank), an answer with another model's name while
+// it streams (Renamer), and the events of a stream (Events). A body is scanned
+// once, is never decoded as a whole and never copied.
 //
 // # What counts as JSON
 //
@@ -29,7 +30,8 @@
 //
 // The package knows no API and no policy: which members are wanted and what
 // becomes of them is the callers' business. The exceptions are conventions of
-// event streams, each in one place: "error" and [DONE] in sse.go, and the names
-// of token counts in usage.go. It does no I/O but through the io.Reader of
-// Blank, starts no goroutines, and imports only the standard library.
+// event streams and answers, each in one place: "error" and [DONE] in sse.go,
+// the names of token counts in usage.go, the places of the model's in rename.go.
+// It does no I/O but through the io.Reader of Blank, starts no goroutines, and
+// imports only the standard library.
 package body

@@ -68,7 +68,7 @@ func (e *Edit) Remove(m Member) { e.add(op{verb: removing, member: m}) }
 // is written as a JSON string; value is raw JSON, used as it is.
 func (e *Edit) Add(object Member, name string, value []byte) {
 	text := make([]byte, 0, len(name)+len(`,"":`))
-	text = append(appendQuoted(append(text, ','), name), ':')
+	text = append(AppendQuoted(append(text, ','), name), ':')
 	e.add(op{verb: adding, member: object, name: text, value: value})
 }
 

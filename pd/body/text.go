@@ -134,8 +134,8 @@ func hexDigits() (table [256]byte) {
 	return table
 }
 
-// appendQuoted appends s as a JSON string.
-func appendQuoted(dst []byte, s string) []byte {
+// AppendQuoted appends s as a JSON string, quotes included.
+func AppendQuoted(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	for _, r := range s {
 		switch {
