@@ -9,9 +9,9 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Endpoint is one address that serves requests: a pod, or one rank of it. Its fields do not change; a pod that changes
-// becomes a new Endpoint. It lives until the last request charged to it has ended, which may be long after it left the
-// pool.
+// Endpoint is one address that serves requests: a pod, or one rank of it. Its fields do not change: a pod whose labels
+// change becomes a new version of its Endpoint (With), and one whose address changes a new Endpoint. It lives until the last
+// request charged to it has ended, which may be long after it left the pool.
 type Endpoint struct {
 	Name      string // unique in the pool
 	Namespace string
@@ -20,11 +20,26 @@ type Endpoint struct {
 	Metrics   string // host:port of the metrics page
 	Role      pd.Role
 	Labels    map[string]string
-	// Slot is a small number that no other endpoint of the pool has at the same time. Tables about endpoints are arrays by
-	// slot. It is free for another endpoint only after every Matcher was told to forget this one.
+	// Slot is a small number that no other endpoint of the pool has at the same time; the versions of one share it. Tables
+	// about endpoints are arrays by slot. It is free for another endpoint only after every Matcher was told to forget this one.
 	Slot int
 
-	inFlight atomic.Uint64
+	inFlight *inFlightWord // shared by all versions
+}
+
+// inFlightWord is an endpoint's load in flight. It fills a cache line, so that picks of one endpoint do not slow those of
+// another down.
+type inFlightWord struct {
+	atomic.Uint64
+	_ [56]byte
+}
+
+// Spec is an endpoint as it was found: in a file, or in a cluster.
+type Spec struct {
+	Namespace, Name string // together unique; Namespace "" means default
+	Addr            netip.AddrPort
+	Metrics         string // host:port of the metrics page; "" = Addr
+	Labels          map[string]string
 }
 
 // NewEndpoint makes an endpoint with nothing in flight. metrics "" means its own address.
@@ -32,11 +47,24 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // a value nobody knows serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels}
+		Labels: labels, inFlight: new(inFlightWord)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
 	return e
+}
+
+// With makes a new version of an endpoint, with another metrics page and other labels: the same engine, so it has the same
+// slot, and what is charged to one version is charged to all.
+func (e *Endpoint) With(metrics string, labels map[string]string) *Endpoint {
+	next := NewEndpoint(e.Namespace, e.Name, e.Addr, metrics, labels)
+	next.Slot, next.inFlight = e.Slot, e.inFlight
+	return next
+}
+
+// Is reports whether both are versions of one endpoint.
+func (e *Endpoint) Is(other *Endpoint) bool {
+	return e == other || e != nil && other != nil && e.inFlight == other.inFlight
 }
 
 // String is namespace/name.

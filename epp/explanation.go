@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"cmp"
 	"net/http"
 	"strings"
 
@@ -30,6 +31,12 @@ type RequestSummary struct {
 	Split  bool   `json:"splittable"`
 	Tokens int    `json:"prompt_tokens"` // estimated
 	Blocks int    `json:"prompt_blocks"`
+
+	Asked     string `json:"asked_model,omitempty"`   // by the client, if another model answers
+	Rewrite   string `json:"model_rewrite,omitempty"` // what chose the model; each request draws anew among several
+	Objective string `json:"objective,omitempty"`
+	Known     bool   `json:"objective_known,omitempty"` // to the pool; otherwise its priority is 0
+	Priority  int    `json:"priority"`
 }
 
 // RefusalSummary is how a request would be refused.
@@ -53,7 +60,8 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	x := &Explanation{Decode: []string{}, Prefill: []string{}, Headers: map[string]string{}}
 	if r != nil {
 		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Wish: r.Wish.String(),
-			Split: r.Fit == FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks)}
+			Split: r.Fit == FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks),
+			Asked: r.Asked, Rewrite: r.Rewrite, Objective: r.Objective, Known: r.Known, Priority: r.Priority}
 	}
 	if d != nil {
 		x.Decision, x.Reason, x.Trace = d.Verdict.String(), d.Reason, d.Trace
@@ -83,6 +91,9 @@ func (x *Explanation) addHeaders(r *Request, d *Decision) {
 	if len(x.Prefill) > 0 {
 		x.Headers[pd.HeaderPrefill] = strings.Join(x.Prefill, ",")
 	}
+	if r.Asked != "" {
+		x.Headers[pd.HeaderModel] = pd.Rename{Asked: r.Asked, Answers: r.Model}.String()
+	}
 }
 
 func addresses(endpoints []*Endpoint) []string {
@@ -96,7 +107,9 @@ func addresses(endpoints []*Endpoint) []string {
 // HeadOf makes the head of a request that came over HTTP, for the parts of the picker that are asked that way.
 func HeadOf(r *http.Request, path string) Head {
 	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
-		Wish: r.Header.Values(pd.HeaderWish)}
+		Wish:      r.Header.Values(pd.HeaderWish),
+		Objective: cmp.Or(r.Header.Get(HeaderObjective), r.Header.Get(HeaderObjectiveOld)),
+		Target:    cmp.Or(r.Header.Get(HeaderTarget), r.Header.Get(HeaderTargetOld))}
 	if hint, ok := r.Header[http.CanonicalHeaderKey(HeaderSubset)]; ok {
 		h.Subset = NewSubset(SplitList(hint...)...)
 	}

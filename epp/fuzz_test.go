@@ -40,7 +40,7 @@ func FuzzReaderChunks(f *testing.F) {
 		err := whole.Write(text)
 		var want *epp.Request
 		if err == nil {
-			want, err = whole.Close()
+			want, err = whole.Close(nil)
 		}
 		var parts epp.Reader
 		for _, sizes := range [][]byte{nil, sizes} {
@@ -53,7 +53,7 @@ func FuzzReaderChunks(f *testing.F) {
 				}
 			}
 			if gotErr == nil {
-				got, gotErr = parts.Close()
+				got, gotErr = parts.Close(nil)
 			}
 			// A body that is wrong and too large is refused for what is met first.
 			if len(text) > 500 && err != nil && gotErr != nil {

@@ -14,6 +14,8 @@ type Head struct {
 	ContentType string
 	RequestID   string   // x-request-id
 	Wish        []string // the values of x-tandem-pd; nil if they are to be ignored
+	Objective   string   // x-llm-d-inference-objective
+	Target      string   // x-llm-d-model-name-rewrite
 	Subset      *Subset  // nil: the whole pool
 }
 

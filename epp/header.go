@@ -12,6 +12,17 @@ const (
 	// HeaderSubset lists the endpoints a gateway allows.
 	HeaderSubset = "x-gateway-destination-endpoint-subset"
 
+	// HeaderObjective names the InferenceObjective of a request, and with it its priority. It goes on to the engine, as llm-d
+	// leaves it.
+	HeaderObjective = "x-llm-d-inference-objective"
+	// HeaderObjectiveOld is its older name. If both are there the newer one counts.
+	HeaderObjectiveOld = "x-gateway-inference-objective"
+	// HeaderTarget names the model that shall answer, unless a rewrite of the pool says otherwise: how a gateway before the
+	// picker rewrites. It ends at the picker.
+	HeaderTarget = "x-llm-d-model-name-rewrite"
+	// HeaderTargetOld is its older name.
+	HeaderTargetOld = "x-gateway-model-name-rewrite"
+
 	NamespaceLB     = "envoy.lb"
 	NamespaceSubset = "envoy.lb.subset_hint"
 )

@@ -2,8 +2,11 @@ package epp
 
 import (
 	"errors"
+	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -36,7 +39,9 @@ type Reader struct {
 	prompt  promptReader
 	sink    body.Sink
 	request Request
-	err     error // *pd.Refusal
+	edit    body.Edit
+	out     [][]byte // the body with another model in it; empty if it goes on as it came
+	err     error    // *pd.Refusal
 }
 
 // Reset prepares for a new request. limit is the most bytes a body may have, 0 = any; spec says how its prompt is to be cut.
@@ -47,8 +52,10 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 	}
 	api := h.API()
 	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
-	r.request = Request{ID: h.RequestID, Path: h.path(), API: api, Fit: FitLocal, Subset: h.Subset}
+	r.request = Request{ID: h.RequestID, Path: h.path(), API: api, Fit: FitLocal, Subset: h.Subset, Objective: h.Objective}
 	r.kept.Reset()
+	clear(r.out)
+	r.out = r.out[:0]
 	r.tiny = nil
 	if r.layout == nil {
 		return
@@ -110,20 +117,34 @@ func (r *Reader) take(want int, piece []byte, last bool) {
 	r.prompt.take(&r.layout.members[want], r.scan.Sinking(), piece, last)
 }
 
-// Close ends the body and gives the request, which is valid until Reset. The error is a *pd.Refusal.
-func (r *Reader) Close() (*Request, error) {
+// Rewritten tells, after Close, whether the body goes on with another model's name than it came with.
+func (r *Reader) Rewritten() bool { return len(r.out) > 0 }
+
+// Segments is the body as it goes on after Close: that of Body, but for the model's name if it was Rewritten. Its slices are
+// those of Body, before and behind the name.
+func (r *Reader) Segments() [][]byte {
+	if r.Rewritten() {
+		return r.out
+	}
+	return r.Body().Segments()
+}
+
+// Close ends the body and gives the request, as the policy of the pool has it; nil is none. It is valid until Reset. The
+// error is a *pd.Refusal.
+func (r *Reader) Close(policy *Policy) (*Request, error) {
 	r.gather()
 	if r.err == nil && r.layout != nil {
-		r.err = r.finish()
+		r.err = r.finish(policy)
 	}
 	if r.err != nil {
 		return nil, r.err
 	}
+	r.request.Priority, r.request.Known = policy.Priority(r.request.Objective)
 	return &r.request, nil
 }
 
 // finish reads what could be told only from the whole body.
-func (r *Reader) finish() error {
+func (r *Reader) finish(policy *Policy) error {
 	if r.kept.Len() == 0 {
 		return pd.Refuse(pd.BadRequest, "The request has no body. Send a JSON object.")
 	}
@@ -133,25 +154,83 @@ func (r *Reader) finish() error {
 	if r.scan.Root().Kind != body.Object {
 		return pd.Refuse(pd.BadRequest, "The request body is not a JSON object.")
 	}
-	model, err := r.model()
-	if err != nil {
+	if err := r.choose(policy); err != nil {
 		return err
 	}
 	asked := dialect.NewRequest(r.request.API, &r.kept, &r.scan)
-	r.request.Model, r.request.Stream = model, asked.Stream()
+	r.request.Stream = asked.Stream()
 	if r.request.API.Splittable() {
 		r.request.Fit = fits[asked.Fit()]
 	}
-	r.request.Prompt = r.prompt.finish(r.root(model))
+	r.request.Prompt = r.prompt.finish(r.root(r.request.Model))
 	return nil
 }
 
 var fits = [...]Fit{dialect.FitSplit: FitSplit, dialect.FitLocal: FitLocal, dialect.FitDoubted: FitDoubted}
 
-// model is the name of the model, or adapter. "" is none, or none that an engine would take.
-func (r *Reader) model() (string, error) {
+// choose says which model answers, and writes it into the body if it is not the one that was asked for.
+func (r *Reader) choose(policy *Policy) error {
 	m, ok := r.scan.Find(r.layout.model)
-	if !ok || m.Kind != body.String {
+	asked, err := r.name(m)
+	if err != nil {
+		return err
+	}
+	r.request.Model = asked
+	if ok && m.Kind != body.String && m.Kind != body.Null {
+		return nil // no engine takes it
+	}
+	target, by, err := r.target(policy, asked)
+	if err != nil || by == "" {
+		return err
+	}
+	r.request.Rewrite = by
+	if target == asked {
+		return nil
+	}
+	r.request.Model, r.request.Asked = target, asked
+	return r.rewrite(target, m, ok)
+}
+
+// target is the model that answers, and what says so; "" if nothing does.
+func (r *Reader) target(policy *Policy, asked string) (model, by string, err error) {
+	if model, by, ok := policy.Target(asked, lots); ok {
+		return model, by, nil
+	}
+	switch model := r.head.Target; {
+	case model == "":
+		return "", "", nil
+	case len(model) > maxModel || !utf8.ValidString(model):
+		return "", "", pd.Refuse(pd.BadRequest, "%s must be the name of a model: UTF-8, at most %d bytes.", HeaderTarget, maxModel)
+	}
+	return r.head.Target, HeaderTarget, nil
+}
+
+// rewrite puts a model into the body, in place of the member m if it is there.
+func (r *Reader) rewrite(model string, m body.Member, there bool) (err error) {
+	name := body.AppendQuoted(nil, model)
+	r.edit.Reset(&r.kept, r.scan.Root())
+	if there {
+		r.edit.Replace(m, name)
+	} else {
+		r.edit.Add(r.scan.Root(), "model", name)
+	}
+	if r.out, err = r.edit.Segments(r.out[:0]); err != nil {
+		return pd.AsRefusal(fmt.Errorf("rewriting the model: %w", err))
+	}
+	return nil
+}
+
+// lots is the process's own generator, which any number of goroutines may use.
+var lots = rand.New(lottery{})
+
+type lottery struct{}
+
+// Uint64 implements rand.Source.
+func (lottery) Uint64() uint64 { return rand.Uint64() }
+
+// name is the name of the model, or adapter, in a member. "" is none, or none that an engine would take.
+func (r *Reader) name(m body.Member) (string, error) {
+	if m.Kind != body.String {
 		return "", nil
 	}
 	if m.Value.Len() > maxModel {

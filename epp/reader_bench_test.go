@@ -77,7 +77,7 @@ func readAll(tb testing.TB, r *epp.Reader, head epp.Head, spec epp.BlockSpec, te
 			tb.Fatal(err)
 		}
 	}
-	req, err := r.Close()
+	req, err := r.Close(nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

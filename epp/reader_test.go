@@ -30,7 +30,7 @@ func read(h epp.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (
 			return nil, err
 		}
 	}
-	return r.Close()
+	return r.Close(nil)
 }
 
 func mustRead(t *testing.T, api pd.API, text string) *epp.Request {
@@ -181,7 +181,7 @@ func TestReaderRefusesEarly(t *testing.T) {
 		t.Fatalf("got %v with %d bytes kept", first, r.Body().Len())
 	}
 	again := r.Write([]byte(`]`))
-	if _, end := r.Close(); !errors.Is(again, first) || !errors.Is(end, first) {
+	if _, end := r.Close(nil); !errors.Is(again, first) || !errors.Is(end, first) {
 		t.Errorf("then %v and %v", again, end)
 	}
 	r.Reset(post(pd.APIChat), 20, blocks)
@@ -280,7 +280,7 @@ func TestReaderIsReusable(t *testing.T) {
 			var got *epp.Request
 			err := used.Write([]byte(text))
 			if err == nil {
-				got, err = used.Close()
+				got, err = used.Close(nil)
 			}
 			if !same(got, want) || !reflect.DeepEqual(err, wantErr) {
 				t.Errorf("%v %s: a used reader says %+v, %v; a new one %+v, %v", api, text, got, err, want, wantErr)

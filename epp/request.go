@@ -13,12 +13,23 @@ type Request struct {
 	ID     string // x-request-id, for logs and spans; never a key, since clients choose it
 	Path   string // URL path without the query
 	API    pd.API
-	Model  string // "" if the request names none
+	Model  string // that answers; "" if the request names none
 	Stream bool
 	Wish   pd.Wish
 	Fit    Fit
 	Prompt Prompt
 	Subset *Subset // nil: the whole pool
+
+	// Asked is the model that the client named, if another one answers; else "".
+	Asked string
+	// Rewrite names what chose the model: an InferenceModelRewrite, or HeaderTarget; "" = nothing did. It may have chosen the
+	// one that was asked for.
+	Rewrite string
+	// Objective is the InferenceObjective that the client named, "" = none; Known tells whether the pool has it.
+	Objective string
+	Known     bool
+	// Priority is that of the objective, 0 without a known one. Nothing goes by it yet.
+	Priority int
 }
 
 // Fit says whether a request's prompt may be computed on another pod than its tokens.

@@ -44,7 +44,7 @@ func Reserve(decode, prefill Claim, keep bool) (*Reservation, bool) {
 	if prefill.Endpoint == nil {
 		return r, true
 	}
-	if prefill.Endpoint == decode.Endpoint {
+	if prefill.Endpoint.Is(decode.Endpoint) {
 		prefill.Endpoint.charge(prefill.Add)
 	} else if !prefill.Endpoint.chargeIf(prefill.Seen, prefill.Add) {
 		r.End()
@@ -76,7 +76,7 @@ func (r *Reservation) Decode() *Endpoint {
 func (r *Reservation) Move(to *Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended || r.decode.to == to {
+	if r.ended || to.Is(r.decode.to) {
 		return
 	}
 	charge := r.decode.charge

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 func pods(n int) (all []*epp.Endpoint) {
@@ -126,6 +127,50 @@ func TestMove(t *testing.T) {
 	}
 }
 
+// What is charged to one version of an endpoint is charged to all, and going from one to the other moves nothing.
+func TestVersionsShareTheirLoad(t *testing.T) {
+	old := pod("pod")
+	old.Slot = 7
+	next := old.With("10.0.0.1:9000", map[string]string{pd.RoleLabel: "prefill"})
+	if next.Slot != 7 || next.Role != pd.RolePrefill || next.Metrics != "10.0.0.1:9000" || next.String() != old.String() || next.Address != old.Address {
+		t.Errorf("got %+v", next)
+	}
+	other := pod("pod")
+	for _, c := range []struct {
+		name string
+		a, b *epp.Endpoint
+		want bool
+	}{{"itself", old, old, true}, {"versions", old, next, true}, {"versions, the other way", next, old, true}, {"namesakes", old, other, false},
+		{"nil and one", nil, old, false}, {"one and nil", old, nil, false}, {"nil", nil, nil, true}} {
+		if got := c.a.Is(c.b); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	stale := claim(old, 1)
+	r := epp.Insist(claim(old, 10), epp.Claim{}, false)
+	checkInFlight(t, next, 1, 10)
+	r.Move(next)
+	checkInFlight(t, next, 1, 10)
+	if _, ok := epp.Reserve(stale, epp.Claim{}, false); ok {
+		t.Error("reserved on a load that another version has no longer")
+	}
+	both, ok := epp.Reserve(claim(old, 1), claim(next, 2), false)
+	if !ok {
+		t.Fatal("not reserved on two versions of one endpoint")
+	}
+	checkInFlight(t, old, 3, 13)
+	both.End()
+	r.Answered()
+	checkInFlight(t, old, 1, 0)
+	r.Move(other)
+	checkInFlight(t, next, 0, 0)
+	r.Move(next)
+	r.End()
+	for _, e := range []*epp.Endpoint{old, next, other} {
+		checkInFlight(t, e, 0, 0)
+	}
+}
+
 // A burst of requests that all see the same idle endpoints must spread: each goes to what is the least loaded at the moment
 // it is charged, however many pick at once.
 func TestReserveSpreadsABurst(t *testing.T) {
@@ -175,7 +220,13 @@ func (w *world) check(t *testing.T) {
 
 // request takes one request through its life, as the streams of the picker might.
 func (w *world) request(t *testing.T, rnd *rand.Rand) {
-	e := func() *epp.Endpoint { return w.endpoints[rnd.IntN(len(w.endpoints))] }
+	e := func() *epp.Endpoint {
+		e := w.endpoints[rnd.IntN(len(w.endpoints))]
+		if rnd.IntN(3) == 0 {
+			e = e.With("", nil) // its labels have changed since
+		}
+		return e
+	}
 	// Pauses that meet the ledger's patience to the nanosecond are the ones that race with it.
 	pause := func() { <-time.After(time.Duration(rnd.IntN(4)) * patience / 2) }
 	decode, prefill := claim(e(), rnd.IntN(100)), epp.Claim{}

@@ -85,7 +85,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var decision *epp.Decision
-	request, err := reader.Close()
+	request, err := reader.Close(p.rules.policy())
 	if err == nil {
 		decision, err = p.sched.Explain(request)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"io"
 	"path/filepath"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/cmd/internal/flagpage"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/extproc"
 )
@@ -19,31 +19,18 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestForeignFlags holds the answer to every flag of llm-d's picker, and of its older documents.
-func TestForeignFlags(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	write(t, file, string(config.Default()))
-	taken := []string{"--grpc-port=9002", "--grpc-health-port=9003", "--metrics-port=9090", "--grpc-max-recv-msg-size=1", "--grpc-max-send-msg-size=1",
-		"--disable-endpoint-subset-filter", "--refresh-metrics-interval=50ms", "--refresh-prometheus-metrics-interval=5s",
-		"--metrics-staleness-threshold=2s", "--drain-timeout=30s", "--tracing=false", "--health-checking", "--enable-pprof=false",
-		"--enable-cert-reload", "--secure-serving=false", "--tls-min-version=VersionTLS12", "--metrics-endpoint-auth=false",
-		"--enable-grpc-stream-metrics", "--config-file=" + file, "--config-text=" + string(config.Default()), "--allow-experimental-plugins", "--v=2", "--zap-log-level=1",
-		"--zap-encoder=json", "--total-queued-requests-metric=m", "--kv-cache-usage-percentage-metric=m", "--lora-info-metric=m"}
-	refused := []string{"--pool-group=g", "--pool-namespace=n", "--pool-name=p", "--endpoint-selector=a=b", "--endpoint-target-ports=8000",
-		"--emit-endpoint-scores", "--ha-enable-leader-election", "--tls-cipher-suites=x", "--metrics-client-ca-file=f", "--metrics-cert-dir=d"}
-	for _, f := range taken {
+// TestFlagsPage tries what FLAGS.md says of llm-d's flags.
+func TestFlagsPage(t *testing.T) {
+	page, err := filepath.Abs("../../FLAGS.md")
+	must(t, err)
+	t.Chdir(t.TempDir())
+	boottest.KeyPair(t, "certs", 1)
+	write(t, "config.yaml", string(config.Default()))
+	flagpage.Check(t, page, "The endpoint picker", foreign{}, func(std boot.IO, args []string) error {
 		cfg := defaults()
-		if _, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, []string{f}); err != nil {
-			t.Errorf("%s: %v", f, err)
-		}
-	}
-	for _, f := range refused {
-		cfg := defaults()
-		_, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, []string{f})
-		if exit, ok := errors.AsType[boot.Exit](err); !ok || exit.Code != boot.CodeUsage {
-			t.Errorf("%s: %v, want a refusal with exit code %d", f, err, boot.CodeUsage)
-		}
-	}
+		_, err := program.Load(std, &cfg, args)
+		return err
+	})
 }
 
 // TestFront holds that the flags of the front door reach it.

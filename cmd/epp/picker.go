@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/kube"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/sched"
@@ -27,7 +27,9 @@ type picker struct {
 	sched    *sched.Scheduler
 	metrics  *sched.Metrics
 	live     *config.Live
-	file     pool.File // where the endpoints come from
+	watch    *kube.Watch // where the endpoints come from, or nil
+	file     pool.File   // and then this is where
+	rules    *rules
 	current  atomic.Pointer[use]
 }
 
@@ -40,11 +42,15 @@ type use struct {
 // inUse is never nil.
 func (p *picker) inUse() *use { return p.current.Load() }
 
-// newPicker puts the configuration that the flags name to use. Its errors are about the configuration.
-func newPicker(cfg settings, log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
+// newPicker puts the configuration that the flags name to use. Its errors are about the configuration. env looks up the
+// environment.
+func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, OnGone: p.keep.Forget, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool)
+	if err := p.findPool(env, registry); err != nil {
+		return nil, err
+	}
 	data, err := cfg.Picking.read()
 	if err != nil {
 		return nil, boot.Configf("config-file: %w", err)
@@ -55,6 +61,26 @@ func newPicker(cfg settings, log *slog.Logger, registry *prometheus.Registry) (*
 	}
 	registry.MustRegister(pluginMetrics{p})
 	return p, nil
+}
+
+// findPool makes what follows the cluster, if the endpoints are there, and what knows the policy.
+func (p *picker) findPool(env func(string) (string, bool), registry *prometheus.Registry) error {
+	from := &p.settings.Endpoints
+	var err error
+	if from.cluster() {
+		options, err := from.options(env)
+		if err != nil {
+			return boot.Configf("%w", err)
+		}
+		options.Log, options.Metrics = p.log, registry
+		if p.watch, err = kube.New(options); err != nil {
+			return boot.Configf("%w", err)
+		}
+	}
+	if p.rules, err = newRules(p.watch, from.Policy, p.log); err != nil {
+		return boot.Configf("policy-file: %w", err)
+	}
+	return nil
 }
 
 // read gives the EndpointPickerConfig, from wherever the flags say.
@@ -68,22 +94,38 @@ func (c picking) read() ([]byte, error) {
 	return config.Default(), nil
 }
 
-// validate reads the files that the flags name as the start will, but for the endpoints, which change more often.
-func (c picking) validate(p *boot.Problems) {
-	_, err := readSecret(c.AuthFile)
+// validateFiles reads the files that the flags name as the start will, but for the endpoints, which change more often. That
+// nothing says where those are is the start's to tell: who checks without it wants to see the defaults.
+func (c *settings) validateFiles(p *boot.Problems) {
+	_, err := readSecret(c.Picking.AuthFile)
 	p.Require(err == nil, "auth-file", "reading the shared secret: %w", err)
-	flag, name := "config-file", c.File
-	if c.Text != "" {
+	_, err = newRules(nil, c.Endpoints.Policy, nil)
+	p.Require(err == nil, "policy-file", "%w", err)
+	flag, name := "config-file", c.Picking.File
+	if c.Picking.Text != "" {
 		flag, name = "config-text", "the text"
 	}
-	data, err := c.read()
+	data, err := c.Picking.read()
 	if err != nil {
 		p.Add(flag, "%w", err)
 		return
 	}
-	if _, err := config.Parse(data, plugin.Table); err != nil {
+	parsed, err := config.Parse(data, plugin.Table)
+	if err != nil {
 		p.Add(flag, "%s cannot be used:\n%w", name, err)
+		return
 	}
+	built, err := parsed.Build(slog.New(slog.DiscardHandler), &epp.Keep{})
+	if err != nil {
+		p.Add(flag, "%s cannot be used: %w", name, err)
+		return
+	}
+	if given := c.Endpoints.given(); len(given) > 0 {
+		_, err = c.Endpoints.choose(built.Discovery)
+		p.Require(err == nil, given[0], "%w", err)
+	}
+	err = built.Close()
+	p.Require(err == nil, flag, "%w", err)
 }
 
 // swap makes a configuration the one in use, as a whole or not at all.
@@ -93,15 +135,13 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if err != nil {
 		return err
 	}
-	file, err := p.endpointsFile(b)
+	file, err := p.settings.Endpoints.choose(b.Discovery)
 	if err != nil {
 		return err
 	}
-	var discovery pool.Discovery
-	if file != p.file { // else it goes on: a broken endpoints file is no reason to refuse a configuration
-		if discovery, err = file.Discovery(p.log); err != nil {
-			return err
-		}
+	discovery, err := p.discovery(file)
+	if err != nil {
+		return err
 	}
 	source, extractor, err := p.scraping(b)
 	if err != nil {
@@ -116,15 +156,16 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	return nil
 }
 
-// endpointsFile is the one that the configuration names, or else the flag.
-func (p *picker) endpointsFile(b *config.Built) (pool.File, error) {
-	if file, ok := b.Discovery.(*pool.File); ok {
-		return *file, nil
+// discovery is what finds the endpoints from now on, or nil if what does goes on: a broken endpoints file is no reason to
+// refuse a configuration.
+func (p *picker) discovery(file pool.File) (pool.Discovery, error) {
+	switch {
+	case p.watch != nil && p.current.Load() == nil:
+		return p.watch, nil
+	case p.watch != nil || file == p.file:
+		return nil, nil
 	}
-	if p.settings.Picking.Endpoints == "" {
-		return pool.File{}, errors.New("nothing says where the endpoints are: name a file with --endpoints-file, or configure dataLayer.discovery with the plugin file-discovery")
-	}
-	return pool.File{Path: p.settings.Picking.Endpoints, WatchFile: true}, nil
+	return file.Discovery(p.log)
 }
 
 // scraping is how metrics pages are read: as configured, with what the older flags change of the default engine. Without a
@@ -156,6 +197,7 @@ func (p *picker) run(ctx context.Context) error {
 	if p.settings.Picking.File != "" {
 		following.Go(func() { p.live.Follow(ctx, p.settings.Picking.File) })
 	}
+	following.Go(func() { p.rules.follow(ctx) })
 	err := p.pool.Run(ctx)
 	stop()
 	following.Wait()
@@ -165,8 +207,10 @@ func (p *picker) run(ctx context.Context) error {
 // detail is what probes are told beside ok.
 func (p *picker) detail() string {
 	text := p.live.State().Detail()
-	if trouble := p.pool.Trouble(); trouble != nil {
-		text += "\n" + trouble.Error()
+	for _, trouble := range []error{p.pool.Trouble(), p.rules.trouble()} {
+		if trouble != nil {
+			text += "\n" + trouble.Error()
+		}
 	}
 	return text
 }

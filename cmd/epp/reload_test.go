@@ -104,7 +104,7 @@ func TestReload(t *testing.T) {
 	elsewhere := filepath.Join(t.TempDir(), "endpoints.yaml")
 	here := maps.file("endpoints.yaml")
 	maps.update(t, map[string]string{"config.yaml": configOf(here, 1000), "endpoints.yaml": endpointsFile})
-	s := serve(t, "--config-file="+maps.file("config.yaml"), "--secure-serving=false")
+	s := serveWith(t, nil, "--config-file="+maps.file("config.yaml"), "--secure-serving=false")
 
 	prompt := `{"model":"m","prompt":"` + strings.Repeat("all the same ", 100) + `"}`
 	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})

@@ -4,17 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"maps"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -31,6 +25,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 )
@@ -44,6 +39,7 @@ const endpointsFile = `endpoints:
 type served struct {
 	addresses map[string]string
 	stop      context.CancelFunc // as SIGTERM does
+	stdout    *bufio.Reader
 	ended     chan struct{}
 	code      int // once it has ended
 	stderr    logged
@@ -70,18 +66,33 @@ func (l *logged) String() string {
 // localPorts are flags that take any free ports of loopback.
 var localPorts = []string{"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0"}
 
-// serve runs a picker until the test ends. It must then end cleanly.
+// serve runs a picker with the endpoints of endpointsFile until the test ends. It must then end cleanly.
 func serve(t *testing.T, flags ...string) *served {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "endpoints.yaml")
 	write(t, file, endpointsFile)
+	return serveWith(t, nil, append(flags, "--endpoints-file="+file)...)
+}
+
+// serveWith runs a picker with an environment, and with flags that say where its endpoints are. It returns when that is
+// ready.
+func serveWith(t *testing.T, env map[string]string, flags ...string) *served {
+	t.Helper()
+	s := begin(t, env, flags...)
+	s.awaitReady(t)
+	return s
+}
+
+// begin runs a picker until the test ends.
+func begin(t *testing.T, env map[string]string, flags ...string) *served {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	s := &served{stop: stop, ended: make(chan struct{})}
 	line, stdout := io.Pipe()
-	args := slices.Concat(localPorts, []string{"--endpoints-file=" + file}, flags)
+	s := &served{stop: stop, stdout: bufio.NewReader(line), ended: make(chan struct{})}
+	std := boot.IO{Name: "epp", Stdout: stdout, Stderr: &s.stderr, Env: func(key string) (string, bool) { v, ok := env[key]; return v, ok }}
 	go func() {
 		defer close(s.ended)
-		s.code = boot.Run(ctx, boot.IO{Name: "epp", Stdout: stdout, Stderr: &s.stderr}, args, run)
+		s.code = boot.Run(ctx, std, slices.Concat(localPorts, flags), run)
 		stdout.Close()
 	}()
 	t.Cleanup(func() {
@@ -90,13 +101,18 @@ func serve(t *testing.T, flags ...string) *served {
 			t.Errorf("exit code %d: %s", s.code, &s.stderr)
 		}
 	})
-	text, err := bufio.NewReader(line).ReadString('\n')
+	return s
+}
+
+// awaitReady reads the ready line.
+func (s *served) awaitReady(t *testing.T) {
+	t.Helper()
+	text, err := s.stdout.ReadString('\n')
 	var ready struct{ Addresses map[string]string }
 	if err != nil || json.Unmarshal([]byte(text), &ready) != nil {
 		t.Fatalf("the ready line is %q: %v; %s", text, err, &s.stderr)
 	}
 	s.addresses = ready.Addresses
-	return s
 }
 
 func write(t *testing.T, path, text string) {
@@ -156,8 +172,36 @@ func mustBe(t *testing.T, probes healthpb.HealthClient, service string, want hea
 	}
 }
 
+// pick asks where a long prompt goes, and gives decode and prefill.
+func (s *served) pick(t *testing.T, plaintext bool) (decode, prefill string) {
+	t.Helper()
+	head := s.pickHead(t, plaintext)
+	return head.Get("x-gateway-destination-endpoint"), head.Get("x-prefiller-host-port")
+}
+
+// pickHead asks where a long prompt goes, and gives the headers that the request goes on with.
+func (s *served) pickHead(t *testing.T, plaintext bool) http.Header {
+	t.Helper()
+	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: plaintext})
+	must(t, err)
+	defer conn.Close()
+	stream, err := conn.Open(t.Context(), client.Duplex())
+	must(t, err)
+	defer stream.Close()
+	must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions", Header: http.Header{}}, false))
+	must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"`+strings.Repeat("word ", 4000)+`"}`), true))
+	answer, err := stream.Recv()
+	must(t, err)
+	if answer.Kind != client.RequestHeaders {
+		t.Fatalf("answer %+v; %s", answer, &s.stderr)
+	}
+	head, path := http.Header{}, ""
+	answer.Mutation.Apply(head, &path)
+	return head
+}
+
 func TestHealth(t *testing.T) {
-	s := serve(t, "--health-checking")
+	s := serve(t)
 	for port, creds := range map[string]credentials.TransportCredentials{"health": insecure.NewCredentials(),
 		"extproc": credentials.NewTLS(unverified())} {
 		t.Run(port, func(t *testing.T) {
@@ -179,15 +223,6 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestNoHealthOnExtProc: the ext-proc port answers probes only if it was told to.
-func TestNoHealthOnExtProc(t *testing.T) {
-	s := serve(t)
-	_, err := s.health(t, "extproc", credentials.NewTLS(unverified())).Check(t.Context(), &healthpb.HealthCheckRequest{})
-	if err == nil || !strings.Contains(err.Error(), "Unimplemented") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // TestLivenessNeedsNoPool: a picker that knows no endpoints yet is alive, and not ready.
 func TestLivenessNeedsNoPool(t *testing.T) {
 	h := newHealth()
@@ -205,7 +240,7 @@ func TestLivenessNeedsNoPool(t *testing.T) {
 // TestDrain ends a picker while a request is being picked for and probes watch: it is not ready from then on, and alive;
 // the request gets its answer; and nobody who only watches, or has connected and said nothing, holds up the end.
 func TestDrain(t *testing.T) {
-	s := serve(t, "--health-checking", "--drain-timeout=1h")
+	s := serve(t, "--drain-timeout=1h")
 	probes := s.health(t, "health", insecure.NewCredentials())
 	watch := watchService(t, probes, "readiness")
 	beside := watchService(t, s.health(t, "extproc", credentials.NewTLS(unverified())), "liveness")
@@ -255,6 +290,9 @@ func TestDrain(t *testing.T) {
 	}
 	if status, _ := s.ask(t, "GET", "metrics", "/livez", nil); status != http.StatusOK {
 		t.Errorf("/livez while draining: %d", status)
+	}
+	if decode, _ := s.pick(t, false); decode != "127.0.0.2:9" {
+		t.Errorf("who comes while it drains is sent to %q", decode)
 	}
 	if err := stream.RequestBody(body[10:], true); err != nil {
 		t.Fatal(err)
@@ -380,12 +418,12 @@ func (s *served) handshake(t *testing.T) tls.ConnectionState {
 // TestCertPath: the certificate is the one of the directory, and the new one when that changes.
 func TestCertPath(t *testing.T) {
 	dir := t.TempDir()
-	writePair(t, dir, 1)
+	boottest.KeyPair(t, dir, 1)
 	s := serve(t, "--cert-path="+dir)
 	if n := s.handshake(t).PeerCertificates[0].SerialNumber.Int64(); n != 1 {
 		t.Errorf("certificate %d", n)
 	}
-	writePair(t, dir, 2)
+	boottest.KeyPair(t, dir, 2)
 	eventually(t, func() bool { return s.handshake(t).PeerCertificates[0].SerialNumber.Int64() == 2 }) // it looks once a second
 }
 
@@ -401,26 +439,6 @@ func eventually(t *testing.T, check func() bool) {
 			t.Fatal("not before the end of the test")
 		}
 	}
-}
-
-// writePair puts a new certificate into dir.
-func writePair(t *testing.T, dir string, serial int64) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour)}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(dir, "tls.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
-	write(t, filepath.Join(dir, "tls.key"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
 }
 
 func TestDebug(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,7 +32,7 @@ const takeover = 2 * time.Second
 // start makes the picker, opens its ports and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg settings) (err error) {
 	registry := boot.NewRegistry()
-	picker, err := newPicker(cfg, log, registry)
+	picker, err := newPicker(cfg, std.Env, log, registry)
 	if err != nil {
 		return err
 	}
@@ -43,19 +44,20 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	ledger := epp.NewLedger(takeover)
 	defer ledger.Close()
 	front := cfg.front(auth)
-	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Ledger: ledger, Log: log,
-		Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
+	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
+		Log: log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
 		return fmt.Errorf("starting the front door: %w", err)
 	}
 	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), health: newHealth(),
-		drained: make(chan struct{}), notReady: errors.New("the endpoints are not known yet")}
+		traffic: newTraffic(), drained: make(chan struct{}), notReady: errUnknown}
 	if err := p.makeServers(extproc.ServerOptions(front)); err != nil {
 		return err
 	}
 	if p.ports, err = cfg.Listen.open(ctx); err != nil {
 		return err
 	}
+	p.traffic.Listener = p.ports.extproc
 	p.operations = []boot.Service{
 		{Name: "metrics", Listener: p.ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail)},
 		{Name: "admin", Listener: p.ports.admin, Handler: picker.admin()},
@@ -89,6 +91,14 @@ func readSecret(file string) (string, error) {
 
 // ports are the listeners of a picker.
 type ports struct{ extproc, health, metrics, admin net.Listener }
+
+// minTLS is the oldest version of TLS that is spoken.
+func (l listen) minTLS() uint16 {
+	if l.MinTLS == "VersionTLS13" {
+		return tls.VersionTLS13
+	}
+	return tls.VersionTLS12
+}
 
 func (l listen) open(ctx context.Context) (ports, error) {
 	open, err := boot.ListenAll(ctx,
@@ -170,6 +180,7 @@ type process struct {
 	extproc    *grpc.Server
 	probes     *grpc.Server
 	operations []boot.Service
+	traffic    *traffic
 	drained    chan struct{} // closed when the ext-proc port is to come to an end
 
 	mu       sync.Mutex
@@ -179,28 +190,32 @@ type process struct {
 func (p *process) makeServers(options []grpc.ServerOption) error {
 	options = append(options, grpc.ConnectionTimeout(handshakeTimeout))
 	if p.cfg.Listen.Secure {
-		tls, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.log)
+		secure, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.log)
 		if err != nil {
 			return err
 		}
-		tls.NextProtos = []string{"h2"}
-		options = append(options, grpc.Creds(newSecured(tls, p.log)))
+		secure.NextProtos, secure.MinVersion = []string{"h2"}, p.cfg.Listen.minTLS()
+		options = append(options, grpc.Creds(newSecured(secure, p.log)))
 	}
-	p.extproc = grpc.NewServer(options...)
+	p.extproc = grpc.NewServer(append(options, grpc.StreamInterceptor(p.traffic.note))...)
 	p.door.Register(p.extproc)
 	p.eds.Register(p.extproc)
 	p.probes = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout))
 	healthpb.RegisterHealthServer(p.probes, p.health)
-	if p.cfg.Listen.HealthToo {
-		healthpb.RegisterHealthServer(p.extproc, drainedHealth{p.health, p.drained})
-	}
+	healthpb.RegisterHealthServer(p.extproc, drainedHealth{p.health, p.drained})
 	return nil
 }
 
-// ready tells whether requests are to come.
+// errUnknown is why requests are not to come yet.
+var errUnknown = errors.New("the endpoints are not known yet")
+
+// ready tells whether requests are to come, and else why not.
 func (p *process) ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if trouble := p.picker.pool.Trouble(); trouble != nil && errors.Is(p.notReady, errUnknown) {
+		return fmt.Errorf("%w: %w", errUnknown, trouble)
+	}
 	return p.notReady
 }
 
@@ -225,7 +240,7 @@ func (p *process) serve(ctx context.Context, std boot.IO) error {
 		func() error { return boot.Serve(operations, p.log, p.operations...) },
 		func() error { return p.picker.run(operations) },
 		func() error { return p.eds.Run(serving) },
-		func() error { return serveGRPC(p.extproc, p.ports.extproc, "ext-proc") },
+		func() error { return serveGRPC(p.extproc, p.traffic, "ext-proc") },
 		func() error { return serveGRPC(p.probes, p.ports.health, "health") },
 	} {
 		running.Go(func() { defer fail(); errs[i] = one() })
@@ -248,33 +263,51 @@ func serveGRPC(server *grpc.Server, l net.Listener, name string) error {
 	return nil
 }
 
-// announce waits until the pool is known and says that the picker is ready.
+// announce waits until the pool is known, and what the cluster says of requests, and tells that the picker is ready.
 func (p *process) announce(ctx context.Context, std boot.IO) error {
-	select {
-	case <-p.picker.pool.Synced():
-	case <-ctx.Done():
-		return nil
+	known := []<-chan struct{}{p.picker.pool.Synced()}
+	if watch := p.picker.watch; watch != nil {
+		p.log.Info("not ready until the cluster has told the endpoints")
+		known = append(known, watch.Synced())
+	}
+	for _, synced := range known {
+		select {
+		case <-synced:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 	p.setReady(nil)
+	p.log.Info("ready")
 	return boot.Ready(std.Stdout, "epp", boot.Addresses{"extproc": p.ports.extproc.Addr(), "health": p.ports.health.Addr(),
 		"metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()})
 }
 
-// drain tells Envoy to go elsewhere, lets streams whose answer runs go, and waits for the requests that are being picked
-// for. endServing ends EDS, whose streams would never end by themselves.
+const (
+	// calm is how long nobody must have asked for a pick before a draining picker says goodbye: gateways that check its
+	// health every second have heard by then that it drains, and ask others.
+	calm = 2 * time.Second
+	// calmMost bounds the wait for that: a gateway that still comes does not look, and must be told by GOAWAY.
+	calmMost = 5 * time.Second
+)
+
+// drain tells gateways to go elsewhere, lets streams whose answer runs go, and serves those who still come until nobody does.
+// Only then the port is closed, with GOAWAY: a request whose stream has to move to another picker fails if its body is too
+// large for Envoy to send again. endServing ends EDS, whose streams would never end by themselves.
 func (p *process) drain(endServing func()) {
 	p.log.Info("draining")
 	p.setReady(errors.New("draining"))
 	p.door.Drain()
+	late, cancel := context.WithTimeout(context.Background(), p.cfg.Listen.Drain)
+	defer cancel()
+	p.traffic.awaitCalm(late, calm, min(calmMost, p.cfg.Listen.Drain/2))
 	endServing()
 	close(p.drained)
 	ended := make(chan struct{})
 	go func() { defer close(ended); p.extproc.GracefulStop() }()
-	late := time.NewTimer(p.cfg.Listen.Drain)
-	defer late.Stop()
 	select {
 	case <-ended:
-	case <-late.C:
+	case <-late.Done():
 		p.log.Warn("drain-timeout is over, ending the streams that are left")
 		p.extproc.Stop()
 		<-ended

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ type config struct {
 	Listen  listen `group:"Listeners"`
 	Sidecar sidecar.Config
 	Log     boot.Log `group:"Log"`
-	Foreign foreign
+	Foreign foreign  `group:"Known from llm-d"`
 }
 
 type listen struct {
@@ -39,30 +40,53 @@ type listen struct {
 	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 }
 
-// foreign are flags of llm-d's sidecar that are known and not taken.
+// foreign are flags of llm-d's sidecar that are served in part, not at all, or without effect here. They may be given as
+// they are by default: charts write out what they would not change.
 type foreign struct {
-	_ struct{} `flag:"data-parallel-size" refused:"run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
-	_ struct{} `flag:"ec-connector" refused:"encoder disaggregation is not served; leave the encoder role out of the pool"`
-	_ struct{} `flag:"mooncake-bootstrap-port" refused:"the mooncake protocol is not served; use --kv-connector nixlv2"`
-	_ struct{} `flag:"p2p-connector-port" refused:"the offloading protocol is not served; use --kv-connector nixlv2"`
-	_ struct{} `flag:"enable-p2p-pull" refused:"pulling from a third pod is not served; use --kv-connector nixlv2"`
-	_ struct{} `flag:"decode-chunk-size" refused:"chunked decode changes what engines answer; leave it out"`
-	_ struct{} `flag:"enable-ssrf-protection" refused:"targets are always checked; say where prefill may run with --prefill-allow"`
-	_ struct{} `flag:"inference-pool" refused:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
-	_ struct{} `flag:"pool-group" refused:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
-	_ struct{} `flag:"enable-tls" refused:"use --prefill-tls for prefill engines; the decode engine is on this pod's loopback"`
+	Ranks    int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is taken: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	Encoder  string   `flag:"ec-connector" arg:"NAME" help:"not served, only the empty name is taken: leave the encoder role out of the pool"`
+	Pull     bool     `flag:"enable-p2p-pull" help:"not served, only false is taken: the prefill pod is the only one that KV cache is pulled from"`
+	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not served, only 0 is taken: chunked decode changes what engines answer"`
+	Watch    bool     `flag:"enable-ssrf-protection" help:"not served, only false is taken: prefill targets are always checked, say which with --prefill-allow"`
+	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls; no other stage is taken, as the decode engine is on this pod's loopback"`
+	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify; no other stage is taken"`
+
 	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
 	_ struct{} `flag:"decoder-use-tls" refused:"the decode engine is on this pod's loopback and is spoken to in plaintext"`
-	_ struct{} `flag:"tls-insecure-skip-verify" refused:"use --prefill-tls-insecure-skip-verify"`
-	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config"`
+	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
-	_ struct{} `flag:"tracing" refused:"set OTEL_EXPORTER_OTLP_ENDPOINT to export traces"`
+	_ struct{} `flag:"inference-pool" ignored:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"pool-group" ignored:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"mooncake-bootstrap-port" ignored:"only the mooncake protocol uses it"`
+	_ struct{} `flag:"p2p-connector-port" ignored:"only the offloading protocol uses it"`
+	_ bool     `flag:"tracing" ignored:"spans go out if OTEL_EXPORTER_OTLP_ENDPOINT is set"`
+	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
+	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors say what was being done, without stacks"`
+	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
 }
+
+// Validate implements boot.Validator.
+func (f *foreign) Validate(p *boot.Problems) {
+	p.Require(f.Ranks == 1, "data-parallel-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
+	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not served: leave the encoder role out of the pool")
+	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not served: use --kv-connector=nixlv2 without it")
+	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes what engines answer, leave it out")
+	p.Require(!f.Watch, "enable-ssrf-protection", "the sidecar does not watch the cluster: targets are always checked, say where prefill may run with --prefill-allow")
+	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
+		for _, stage := range stages {
+			p.Require(stage == prefiller, flag, "%q is not taken, only prefiller: the decode engine is on this pod's loopback, and encoders are not served", stage)
+		}
+	}
+}
+
+// prefiller is llm-d's name of the prefill stage.
+const prefiller = "prefiller"
 
 func defaults() config {
 	return config{
 		Listen:  listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit)},
 		Sidecar: sidecar.Defaults(),
+		Foreign: foreign{Ranks: 1},
 	}
 }
 
@@ -80,6 +104,8 @@ func (c *config) Validate(p *boot.Problems) {
 		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
 	}
 	c.Sidecar.Trust.BodyLimit = int64(c.Listen.BodyLimit)
+	c.Sidecar.Prefill.TLS = c.Sidecar.Prefill.TLS || slices.Contains(c.Foreign.TLS, prefiller)
+	c.Sidecar.Prefill.TLSInsecure = c.Sidecar.Prefill.TLSInsecure || slices.Contains(c.Foreign.Insecure, prefiller)
 	c.Sidecar.Problems(p.Add)
 }
 

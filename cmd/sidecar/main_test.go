@@ -1,11 +1,12 @@
 package main
 
 import (
-	"errors"
+	"path/filepath"
 	"testing"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	"github.com/tandem-serving/tandem/cmd/internal/flagpage"
 )
 
 func TestMain(m *testing.M) {
@@ -14,26 +15,41 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestForeignFlags holds the answer to every flag of llm-d's sidecar that means the same here, or does not.
-func TestForeignFlags(t *testing.T) {
-	same := []string{"--vllm-port=8201", "--model-server-port=8201", "--connector=nixlv2", "--kv-connector=nixlv2", "--secure-proxy=true",
-		"--secure-serving=false", "--enable-prefiller-sampling", "--prefill-max-retries=2", "--prefill-retry-backoff=100ms",
-		"--max-idle-conns-per-host=64", "--metrics-port=9000", "--port=8001", "--zap-log-level=1"}
-	refused := []string{"--data-parallel-size=2", "--ec-connector=ec-nixl", "--mooncake-bootstrap-port=8998", "--p2p-connector-port=7777",
-		"--enable-p2p-pull", "--decode-chunk-size=5", "--enable-ssrf-protection", "--inference-pool=ns/pool", "--pool-group=g", "--tracing",
-		"--enable-tls=prefiller", "--prefiller-use-tls", "--decoder-use-tls", "--tls-insecure-skip-verify=prefiller", "--configuration={}",
-		"--configuration-file=f"}
-	for _, f := range same {
-		cfg := defaults()
-		if _, err := program.Load(boot.IO{Name: "sidecar"}, &cfg, []string{f}); err != nil {
-			t.Errorf("%s: %v", f, err)
-		}
+// TestFlagsPage tries what FLAGS.md says of llm-d's flags.
+func TestFlagsPage(t *testing.T) {
+	page, err := filepath.Abs("../../FLAGS.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, f := range refused {
+	t.Chdir(t.TempDir())
+	boottest.KeyPair(t, "certs", 1)
+	flagpage.Check(t, page, "The sidecar", foreign{}, func(std boot.IO, args []string) error {
 		cfg := defaults()
-		_, err := program.Load(boot.IO{Name: "sidecar"}, &cfg, []string{f})
-		if exit, ok := errors.AsType[boot.Exit](err); !ok || exit.Code != boot.CodeUsage {
-			t.Errorf("%s: %v, want a refusal with exit code %d", f, err, boot.CodeUsage)
-		}
+		_, err := program.Load(std, &cfg, args)
+		return err
+	})
+}
+
+// TestPrefillerTLS: llm-d's lists of stages mean what our switches do.
+func TestPrefillerTLS(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		args          []string
+		tls, insecure bool
+	}{
+		{"by default", nil, false, false},
+		{"ours", []string{"--prefill-tls", "--prefill-tls-insecure-skip-verify"}, true, true},
+		{"llm-d's", []string{"--enable-tls=prefiller", "--tls-insecure-skip-verify=prefiller"}, true, true},
+		{"one of them", []string{"--enable-tls=prefiller"}, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := defaults()
+			if _, err := program.Load(boot.IO{Name: "sidecar"}, &cfg, c.args); err != nil {
+				t.Fatal(err)
+			}
+			if got := cfg.Sidecar.Prefill; got.TLS != c.tls || got.TLSInsecure != c.insecure {
+				t.Errorf("got %+v", got)
+			}
+		})
 	}
 }

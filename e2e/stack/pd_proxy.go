@@ -23,7 +23,8 @@ func (a *assembly) startProxy(ctx context.Context) error {
 // startEnvoy starts an Envoy as tandem envoy-config sets it up.
 func (a *assembly) startEnvoy(ctx context.Context) error {
 	o := extproc.DefaultBootstrap()
-	o.Listen, o.Admin, o.Pickers, o.Plaintext, o.Collector = a.Listen, "127.0.0.1:0", []string{a.pd.EPP.ExtProc}, true, a.OTLP
+	o.Listen, o.Admin, o.Pickers, o.Collector = a.Listen, "127.0.0.1:0", []string{a.pd.EPP.ExtProc}, a.OTLP
+	o.PickerTLS.Plaintext = true
 	var bootstrap bytes.Buffer
 	if err := extproc.Bootstrap(&bootstrap, o); err != nil {
 		return err

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -22,7 +24,13 @@ const (
 	PoolCluster = "pool"
 	// PickerCluster is the cluster of the EPP's replicas.
 	PickerCluster = "epp"
+	// OperationsListener is the listener of probes and Prometheus.
+	OperationsListener = "operations"
 )
+
+// DefaultIdle is how long Envoy keeps an idle connection to a pod open. Whatever closes it there must wait longer, or now
+// and then a request meets a connection that is being closed: our sidecar waits for 5 minutes.
+const DefaultIdle = 4 * time.Minute
 
 // Filters is the layout of the ext-proc filters.
 type Filters string
@@ -51,48 +59,87 @@ const (
 
 // BootstrapOptions say what Envoy's bootstrap shall do.
 type BootstrapOptions struct {
-	Listen  string   // ip:port for clients, plaintext
-	Admin   string   // ip:port of Envoy's own pages
-	Pickers []string // host:port of the EPP's replicas, all by IP address or all by name
-	Filters Filters
-	Pool    PoolSource
-	Static  []netip.AddrPort // the decode endpoints of PoolStatic
+	Listen     string   // ip:port for clients
+	Admin      string   // ip:port of Envoy's own pages
+	Operations string   // ip:port of /livez, /readyz and /metrics, for probes and Prometheus; "" = none
+	Pickers    []string // host:port of the EPP's replicas, all by IP address or all by name
+	Filters    Filters
+	Pool       PoolSource
+	Static     []netip.AddrPort // the decode endpoints of PoolStatic
 
-	Plaintext bool   // no TLS to the EPP
-	CAFile    string // certificates, PEM, that the EPP's must be signed by; "" = any will do, since EPPs sign their own
+	Cert      OwnCert // what clients are served with
+	PickerTLS PeerTLS // to the EPP
+	PoolTLS   PeerTLS // to the decode endpoints
 
-	BodyLimit int64  // largest request body that can be retried, in bytes: the EPP's limit
-	AccessLog bool   // one line of JSON for each request, on stdout
-	Collector string // host:port of an OTLP/gRPC collector of spans; "" = no spans
+	Idle       time.Duration // how long an idle connection to a decode endpoint is kept open, to the second
+	BodyLimit  int64         // largest request body that can be retried, in bytes: the EPP's limit
+	AccessLog  bool          // one line of JSON for each request, on stdout
+	Collector  string        // host:port of an OTLP/gRPC collector of spans; "" = no spans
+	TraceRatio float64       // part of the traces that begin here which are kept, 0 to 1
+}
+
+// OwnCert is Envoy's own certificate. The zero one is none: clients are served in plaintext.
+type OwnCert struct {
+	Dir  string // directory with tls.crt and tls.key
+	File string // file that Certificate wrote for Dir: renewed ones are taken at once; "" = those of the start stay
+}
+
+// PeerTLS is how a connection to a peer is secured: TLS that takes any certificate, unless the fields say otherwise.
+type PeerTLS struct {
+	Plaintext bool
+	CAFile    string // certificates, PEM, that the peer's must be signed by; "" = any will do: EPPs and sidecars sign their own
+	Name      string // DNS name that the peer's certificate must be for, and that it is asked for; "" = whatever it is for
 }
 
 // DefaultBootstrap is what a user gets who says nothing.
 func DefaultBootstrap() BootstrapOptions {
 	return BootstrapOptions{
 		Listen: "0.0.0.0:8080", Admin: "127.0.0.1:9901", Pickers: []string{"127.0.0.1:9002"},
-		Filters: FiltersPair, Pool: PoolEDS, BodyLimit: 64 << 20,
+		Filters: FiltersPair, Pool: PoolEDS, PoolTLS: PeerTLS{Plaintext: true}, Idle: DefaultIdle, BodyLimit: 64 << 20,
+		TraceRatio: 1,
 	}
 }
 
 // Problems reports what is wrong with the options, under the names of the flags of tandem envoy-config.
 func (o *BootstrapOptions) Problems(report func(flag, format string, args ...any)) {
-	if _, err := netip.ParseAddrPort(o.Listen); err != nil {
-		report("listen", "%q is not IP:PORT", o.Listen)
-	}
-	if _, err := netip.ParseAddrPort(o.Admin); err != nil {
-		report("admin-address", "%q is not IP:PORT", o.Admin)
-	}
+	o.listenProblems(report)
 	if o.Filters != FiltersPair && o.Filters != FiltersSingle {
 		report("mode", "%q is not one of %s, %s", o.Filters, FiltersPair, FiltersSingle)
 	}
-	if o.Plaintext && o.CAFile != "" {
-		report("epp-ca", "without TLS there is no certificate to verify")
+	if !(o.TraceRatio >= 0 && o.TraceRatio <= 1) {
+		report("trace-ratio", "%v is not from 0 to 1", o.TraceRatio)
+	}
+	if o.Idle < time.Second { // Envoy takes 0 for never
+		report("idle-timeout", "must be 1s or more, got %v", o.Idle)
 	}
 	if o.BodyLimit <= 0 {
 		report("body-limit", "%d is not a positive size", o.BodyLimit)
 	}
 	o.poolProblems(report)
 	o.peerProblems(report)
+	o.PickerTLS.problems("epp", report)
+	o.PoolTLS.problems("pool", report)
+}
+
+func (o *BootstrapOptions) listenProblems(report func(flag, format string, args ...any)) {
+	if _, err := netip.ParseAddrPort(o.Listen); err != nil {
+		report("listen", "%q is not IP:PORT", o.Listen)
+	}
+	admin, err := netip.ParseAddrPort(o.Admin)
+	if err != nil {
+		report("admin-address", "%q is not IP:PORT", o.Admin)
+	}
+	if o.Operations != "" {
+		if _, err := netip.ParseAddrPort(o.Operations); err != nil {
+			report("operations-address", "%q is not IP:PORT", o.Operations)
+		}
+		if admin.Port() == 0 { // it is what answers there
+			report("admin-address", "must have a port of its own with operations-address, got %q", o.Admin)
+		}
+	}
+	if o.Cert.File != "" && o.Cert.Dir == "" {
+		report("cert-file", "names the certificate of cert-path, which is missing")
+	}
 }
 
 func (o *BootstrapOptions) poolProblems(report func(flag, format string, args ...any)) {
@@ -129,6 +176,16 @@ func (o *BootstrapOptions) peerProblems(report func(flag, format string, args ..
 	}
 }
 
+// problems reports under the names of flags that begin with the peer's.
+func (t PeerTLS) problems(peer string, report func(flag, format string, args ...any)) {
+	switch {
+	case t.Plaintext && (t.CAFile != "" || t.Name != ""):
+		report(peer+"-ca", "without TLS there is no certificate to verify")
+	case t.Name != "" && t.CAFile == "":
+		report(peer+"-server-name", "anybody may claim a name: it needs %s-ca", peer)
+	}
+}
+
 // peer is an address that Envoy listens on or connects to.
 type peer struct {
 	Host string
@@ -149,10 +206,20 @@ func (p peer) named() bool {
 	return err != nil
 }
 
-//go:embed bootstrap.yaml.tmpl
-var bootstrapText string
+// The chart has copies of both templates.
+var (
+	//go:embed bootstrap.yaml.tmpl
+	bootstrapText string
+	//go:embed certificate.yaml.tmpl
+	certificateText string
 
-var bootstrapTemplate = template.Must(template.New("bootstrap").Funcs(template.FuncMap{"quote": quote}).Parse(bootstrapText))
+	bootstrapTemplate   = parse("bootstrap", bootstrapText)
+	certificateTemplate = parse("certificate", certificateText)
+)
+
+func parse(name, text string) *template.Template {
+	return template.Must(template.New(name).Funcs(template.FuncMap{"quote": quote}).Parse(text))
+}
 
 // quote makes a YAML scalar of any text: the strings of JSON are among YAML's.
 func quote(v any) (string, error) {
@@ -160,11 +227,15 @@ func quote(v any) (string, error) {
 	return string(b), err
 }
 
-// bootstrapPage is what the template sees.
+// bootstrapPage is what the template sees. The Helm chart fills the same template from its values, so each name here is
+// one there (charts/tandem/templates/_proxy.tpl).
 type bootstrapPage struct {
 	BootstrapOptions
 	Listener, PoolName, PickerName string
 	ListenOn, AdminPage            peer
+	OperationsPage                 *peer
+	IdleSeconds                    int64
+	SampledPercent                 float64
 	Peers                          []peer
 	Named                          bool // the replicas have to be resolved
 	Traces                         *peer
@@ -213,6 +284,15 @@ func Bootstrap(w io.Writer, o BootstrapOptions) error {
 	return nil
 }
 
+// Certificate writes the file that OwnCert.File names: it tells Envoy where the certificate is, and to look again when the
+// directory changes. dir holds tls.crt and tls.key, as a mounted Kubernetes secret does.
+func Certificate(w io.Writer, dir string) error {
+	if err := certificateTemplate.Execute(w, OwnCert{Dir: dir}); err != nil {
+		return fmt.Errorf("writing Envoy's certificate resource: %w", err)
+	}
+	return nil
+}
+
 // page fills the template's page from options without problems.
 func (o BootstrapOptions) page() bootstrapPage {
 	p := bootstrapPage{
@@ -221,6 +301,12 @@ func (o BootstrapOptions) page() bootstrapPage {
 	}
 	p.ListenOn, _ = parsePeer(o.Listen)
 	p.AdminPage, _ = parsePeer(o.Admin)
+	if o.Operations != "" {
+		operations, _ := parsePeer(o.Operations)
+		p.OperationsPage = &operations
+	}
+	p.SampledPercent = math.Round(1e4*o.TraceRatio) / 100
+	p.IdleSeconds = int64(o.Idle.Seconds())
 	for _, address := range o.Pickers {
 		picker, _ := parsePeer(address)
 		p.Peers = append(p.Peers, picker)

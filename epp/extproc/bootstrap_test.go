@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -44,11 +45,15 @@ func static(addresses ...string) (ports []netip.AddrPort) {
 func TestBootstrapGolden(t *testing.T) {
 	everything := extproc.DefaultBootstrap()
 	everything.Listen, everything.Pickers = "[::]:80", []string{"epp-0.epp:9002", "epp-1.epp:9002"}
-	everything.Filters, everything.CAFile = extproc.FiltersSingle, `/etc/tandem/"ca".pem`
+	everything.Filters, everything.PickerTLS.CAFile = extproc.FiltersSingle, `/etc/tandem/"ca".pem`
 	everything.Pool, everything.Static = extproc.PoolStatic, static("10.0.0.1:8000", "[fd00::1]:8000")
-	everything.AccessLog, everything.Collector, everything.BodyLimit = true, "collector:4317", 1<<20
+	everything.PickerTLS.Name = "epp.ns.svc"
+	everything.PoolTLS = extproc.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
+	everything.Cert = extproc.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
+	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1
+	everything.BodyLimit, everything.Idle, everything.Operations = 1<<20, time.Minute, "0.0.0.0:9902"
 	originalDst := extproc.DefaultBootstrap()
-	originalDst.Pool, originalDst.Plaintext = extproc.PoolOriginalDst, true
+	originalDst.Pool, originalDst.PickerTLS.Plaintext = extproc.PoolOriginalDst, true
 	for name, o := range map[string]extproc.BootstrapOptions{
 		"default": extproc.DefaultBootstrap(), "everything": everything, "original-dst": originalDst} {
 		t.Run(name, func(t *testing.T) {
@@ -69,25 +74,52 @@ func TestBootstrapGolden(t *testing.T) {
 	}
 }
 
+// The chart fills the same templates.
+func TestChartHasTheTemplates(t *testing.T) {
+	for here, there := range map[string]string{
+		"bootstrap.yaml.tmpl": "envoy.yaml.tmpl", "certificate.yaml.tmpl": "certificate.yaml.tmpl"} {
+		want, err := os.ReadFile(here)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join("..", "..", "charts", "tandem", there)
+		if *update {
+			if err := os.WriteFile(file, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s is not %s (go test -update copies it); error %v", file, here, err)
+		}
+	}
+}
+
 // Envoy itself takes every combination of options.
 func TestBootstrapIsValid(t *testing.T) {
 	envoy.Require(t)
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	writeCertificate(t, ca)
+	dir := t.TempDir()
+	ca := writeKeyPair(t, dir, "epp.invalid", 1)
+	certificate := writeCertificateFile(t, dir)
 	for _, filters := range []extproc.Filters{extproc.FiltersPair, extproc.FiltersSingle} {
 		for _, pool := range []extproc.PoolSource{extproc.PoolEDS, extproc.PoolStatic, extproc.PoolOriginalDst} {
 			for _, security := range []string{"plaintext", "tls", "ca"} {
 				for _, rich := range []bool{false, true} {
 					o := extproc.DefaultBootstrap()
-					o.Filters, o.Pool, o.Plaintext = filters, pool, security == "plaintext"
+					o.Filters, o.Pool, o.PickerTLS.Plaintext = filters, pool, security == "plaintext"
 					if security == "ca" {
-						o.CAFile = ca
+						o.PickerTLS.CAFile, o.PickerTLS.Name, o.Cert.Dir = ca, "epp.invalid", dir
+						o.PoolTLS = extproc.PeerTLS{CAFile: ca, Name: "decode.invalid"}
 					}
 					if pool == extproc.PoolStatic {
 						o.Static = static("10.0.0.1:8000", "[fd00::1]:8000")
 					}
 					if rich {
-						o.AccessLog, o.Collector, o.Pickers = true, "127.0.0.1:4317", []string{"localhost:9002", "epp.invalid:9002"}
+						o.AccessLog, o.Collector, o.TraceRatio = true, "127.0.0.1:4317", 0.1
+						o.Pickers = []string{"localhost:9002", "epp.invalid:9002"}
+						o.Operations, o.PoolTLS.Plaintext = "0.0.0.0:0", false
+						if o.Cert.Dir != "" {
+							o.Cert.File = certificate
+						}
 					}
 					t.Run(fmt.Sprintf("%s/%s/%s/rich=%v", filters, pool, security, rich), func(t *testing.T) {
 						t.Parallel()
@@ -109,11 +141,19 @@ func TestBootstrapProblems(t *testing.T) {
 	}{
 		{"listen", func(o *extproc.BootstrapOptions) { o.Listen = ":8080" }, `listen: ":8080" is not IP:PORT`},
 		{"admin", func(o *extproc.BootstrapOptions) { o.Admin = "localhost:1" }, "admin-address: "},
+		{"operations", func(o *extproc.BootstrapOptions) { o.Operations = ":9902" }, `operations-address: ":9902" is not IP:PORT`},
+		{"operations of nothing", func(o *extproc.BootstrapOptions) { o.Operations, o.Admin = "0.0.0.0:9902", "127.0.0.1:0" },
+			"admin-address: must have a port"},
+		{"certificate of nothing", func(o *extproc.BootstrapOptions) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
+		{"pool's certificate", func(o *extproc.BootstrapOptions) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
+		{"pool's name", func(o *extproc.BootstrapOptions) { o.PoolTLS = extproc.PeerTLS{Name: "decode"} }, "pool-server-name: "},
+		{"trace ratio", func(o *extproc.BootstrapOptions) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},
+		{"idle", func(o *extproc.BootstrapOptions) { o.Idle = 999 * time.Millisecond }, "idle-timeout: must be 1s or more"},
 		{"mode", func(o *extproc.BootstrapOptions) { o.Filters = "triple" }, "mode: "},
 		{"pool", func(o *extproc.BootstrapOptions) { o.Pool = "dns" }, "pool: "},
 		{"no endpoints", func(o *extproc.BootstrapOptions) { o.Pool = extproc.PoolStatic }, "endpoint: a static pool"},
 		{"endpoints", func(o *extproc.BootstrapOptions) { o.Static = static("10.0.0.1:1") }, "endpoint: only"},
-		{"certificate", func(o *extproc.BootstrapOptions) { o.Plaintext, o.CAFile = true, "ca" }, "epp-ca: "},
+		{"certificate", func(o *extproc.BootstrapOptions) { o.PickerTLS.Plaintext, o.PickerTLS.CAFile = true, "ca" }, "epp-ca: "},
 		{"body limit", func(o *extproc.BootstrapOptions) { o.BodyLimit = 0 }, "body-limit: "},
 		{"no EPP", func(o *extproc.BootstrapOptions) { o.Pickers = nil }, "epp: there must be"},
 		{"EPP", func(o *extproc.BootstrapOptions) { o.Pickers = []string{"a b:1"} }, `epp: "a b:1" is not HOST:PORT`},
@@ -161,7 +201,7 @@ func startEnvoy(t *testing.T, server *grpc.Server, change func(*extproc.Bootstra
 		<-served
 	})
 	o := extproc.DefaultBootstrap()
-	o.Listen, o.Admin, o.Pickers, o.Plaintext = "127.0.0.1:0", "127.0.0.1:0", []string{l.Addr().String()}, true
+	o.Listen, o.Admin, o.Pickers, o.PickerTLS.Plaintext = "127.0.0.1:0", "127.0.0.1:0", []string{l.Addr().String()}, true
 	if change != nil {
 		change(&o)
 	}

@@ -54,11 +54,12 @@ type Endpoints interface {
 	Find(addr netip.AddrPort) (*epp.Endpoint, bool)
 }
 
-// Deps is what a Server works with. Only Observers, Tracer and Propagator may be nil.
+// Deps is what a Server works with. Only Policy, Observers, Tracer and Propagator may be nil.
 type Deps struct {
 	Scheduler  Scheduler
 	Endpoints  Endpoints
 	Ledger     *epp.Ledger
+	Policy     func() *epp.Policy // asked for every request; nil, or one that gives nil: there is none
 	Observers  []epp.Observer
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer

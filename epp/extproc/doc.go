@@ -18,8 +18,15 @@
 // cancellation and a lost connection all mean that the request is over, and none of them is an error. A handler never
 // returns while a frame of the request is unanswered, for Envoy would send the rest of the request without it.
 //
-// Answers of engines are never read. Where the gateway sends them, they are echoed. A stream has no goroutine but its
-// handler; deadlines are timers. Nothing is picked here, and no state is held between streams but in the ledger.
+// Where the pool's policy has another model answer, the name in the request's body is replaced, with all other bytes as they
+// came, and a declared length is corrected. The sidecar is told the client's name and puts it back into the answer; where the
+// gateway sends answers this way, so does this package. With another sidecar behind a gateway that does not, or behind the
+// pair, the answer has the engine's name. Paths that generate nothing, such as /tokenize and /v1/models, know the engine's
+// names only.
+//
+// Other answers of engines are never read. Where the gateway sends them, they are echoed. A stream has no goroutine but its
+// handler; deadlines are timers. Nothing is picked here, and no state is held between streams but in the ledger. Priorities
+// are noted and shown; nothing is queued or shed by them.
 //
 // Beside the Server stands what Envoy needs to use it: Bootstrap writes its configuration, EDS tells it the endpoints.
 package extproc

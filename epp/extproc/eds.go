@@ -36,6 +36,7 @@ type EDS struct {
 	cache *cachev3.LinearCache
 	xds   serverv3.Server
 	end   context.CancelFunc // ends the streams
+	known chan struct{}      // closed when something is published
 	last  []*epp.Endpoint    // as published
 }
 
@@ -44,7 +45,24 @@ func NewEDS(pool Pool) *EDS {
 	// Versions of different processes must differ: after a restart, Envoy asks whether what it has is still current.
 	cache := cachev3.NewLinearCache(resourcev3.EndpointType, cachev3.WithVersionPrefix(fmt.Sprintf("%016x-", rand.Uint64())))
 	alive, end := context.WithCancel(context.Background())
-	return &EDS{pool: pool, cache: cache, xds: serverv3.NewServer(alive, cache, nil), end: end}
+	e := &EDS{pool: pool, cache: cache, end: end, known: make(chan struct{})}
+	e.xds = serverv3.NewServer(alive, cache, serverv3.CallbackFuncs{
+		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error { return e.await(ctx, alive) },
+	})
+	return e
+}
+
+// await holds up a new stream until there is something to tell. The cache would answer it with an empty list, with which an
+// Envoy that starts would take requests for a pool that it does not know.
+func (e *EDS) await(stream, alive context.Context) error {
+	select {
+	case <-e.known:
+		return nil
+	case <-stream.Done():
+		return context.Cause(stream)
+	case <-alive.Done():
+		return context.Cause(alive)
+	}
 }
 
 // Register makes g serve EDS.
@@ -86,6 +104,9 @@ func (e *EDS) publish(s *epp.Snapshot) error {
 	}
 	if e.last != nil && slices.EqualFunc(decode, e.last, func(a, b *epp.Endpoint) bool { return a.Addr == b.Addr }) {
 		return nil
+	}
+	if e.last == nil {
+		defer close(e.known)
 	}
 	e.last = decode
 	if err := e.cache.UpdateResource(PoolCluster, assignment(decode)); err != nil {

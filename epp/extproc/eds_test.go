@@ -2,18 +2,11 @@ package extproc_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -201,10 +194,22 @@ func TestEDSSaysNothingBeforeItKnows(t *testing.T) {
 		_, got := next()
 		first <- got
 	}()
+	select {
+	case got := <-first:
+		t.Fatalf("told %q before anything is known", got)
+	case <-time.After(100 * time.Millisecond): // time for the subscription to come; the test cannot fail for want of it
+	}
 	p.set(member{"decode", "10.0.0.1:8000"})
 	if got := <-first; len(got) != 1 {
 		t.Errorf("the first thing told is %q", got)
 	}
+}
+
+// TestEDSEndsBeforeItKnows: a stream that waits for the pool holds up nobody who stops.
+func TestEDSEndsBeforeItKnows(t *testing.T) {
+	_, g, stop := subscribe(t, newMadePool())
+	stop()
+	g.GracefulStop()
 }
 
 // Envoy itself follows the pool.
@@ -254,22 +259,5 @@ func (f *front) awaitMembers(t *testing.T, n int, want []member) {
 		if len(got) == n && !slices.ContainsFunc(want, func(m member) bool { return !slices.Contains(got, m.address) }) {
 			return
 		}
-	}
-}
-
-// writeCertificate writes a self-signed certificate.
-func writeCertificate(t *testing.T, file string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -53,7 +53,7 @@ func (r *rig) gateway(t *testing.T, filters Filters, engines ...netip.AddrPort) 
 	envoy.Require(t)
 	o := DefaultBootstrap()
 	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", []string{r.conn.Target()}
-	o.Filters, o.Pool, o.Static, o.Plaintext = filters, PoolStatic, engines, true
+	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, PoolStatic, engines, true
 	var boot bytes.Buffer
 	if err := Bootstrap(&boot, o); err != nil {
 		t.Fatal(err)

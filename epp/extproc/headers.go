@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -23,7 +24,7 @@ type head struct {
 	epp.Head
 	api      pd.API
 	length   int64    // as declared; 0 = not
-	internal []string // headers that only Tandem's parts may set, as sent; the wish is not one
+	internal []string // headers that end here, as sent: only Tandem's parts may set them, or they are for the picker alone
 	trailers bool     // the client takes trailers
 	trace    traceHeaders
 	// What the picker of a pair said to its accountant.
@@ -32,6 +33,7 @@ type head struct {
 
 // readHead goes through the headers of a request once. Gateways send names in lower case.
 func readHead(m *corev3.HeaderMap) (h head) {
+	var olds older
 	for _, v := range m.GetHeaders() {
 		switch name := v.GetKey(); name {
 		case ":method":
@@ -52,6 +54,14 @@ func readHead(m *corev3.HeaderMap) (h head) {
 			h.RequestID = valueOf(v)
 		case pd.HeaderWish:
 			h.Wish = append(h.Wish, valueOf(v))
+		case epp.HeaderObjective:
+			h.Objective = valueOf(v)
+		case epp.HeaderObjectiveOld:
+			olds.objective = valueOf(v)
+		case epp.HeaderTarget:
+			h.Target, h.internal = valueOf(v), append(h.internal, name)
+		case epp.HeaderTargetOld:
+			olds.target, h.internal = valueOf(v), append(h.internal, name)
 		default:
 			if pd.Internal(name) {
 				h.readInternal(name, v)
@@ -59,8 +69,12 @@ func readHead(m *corev3.HeaderMap) (h head) {
 		}
 	}
 	h.api = h.API()
+	h.Objective, h.Target = cmp.Or(h.Objective, olds.objective), cmp.Or(h.Target, olds.target)
 	return h
 }
+
+// older are the headers under their older names, which count if the newer ones are not there.
+type older struct{ objective, target string }
 
 func (h *head) readInternal(name string, v *corev3.HeaderValue) {
 	h.internal = append(h.internal, name)
@@ -93,6 +107,8 @@ type report struct {
 	decided bool // pd.HeaderDecision is there
 	timed   bool // pd.HeaderTiming is there
 	closed  bool // pd.HeaderOutcome is there
+	media   string
+	coding  string // content-encoding
 }
 
 // readReport adds what an answer's headers or trailers say to the outcome. A value that cannot be read says nothing.
@@ -103,6 +119,10 @@ func readReport(m *corev3.HeaderMap, o *epp.Outcome) (r report) {
 			if code, err := strconv.Atoi(valueOf(v)); err == nil && code >= 100 && code <= 999 {
 				r.status = code
 			}
+		case "content-type":
+			r.media = valueOf(v)
+		case "content-encoding":
+			r.coding = valueOf(v)
 		case pd.HeaderDecision:
 			r.decided = true
 			if d, err := pd.ParseDecision(valueOf(v)); err == nil {

@@ -20,6 +20,7 @@ type metrics struct {
 	phases     [pd.Refused + 1]prometheus.Observer // by verdict
 	streams    [filters]prometheus.Gauge
 	violations *prometheus.CounterVec
+	rewrites   *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -35,6 +36,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		violations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_extproc_violations_total",
 			Help: "Streams ended because the gateway is not configured for this picker, or breaks the protocol, by cause."},
 			[]string{"cause"}),
+		rewrites: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_model_rewrites_total",
+			Help: "Picked requests whose model was chosen by an InferenceModelRewrite, and the model that answers. " +
+				"Of those that a header rewrote, which clients may send, the model is not told."},
+			[]string{"rewrite", "model"}),
 	}
 	for v := pd.Local; v <= pd.Refused; v++ {
 		m.phases[v] = phases.WithLabelValues(pd.PhaseEPP.String(), v.String())
@@ -42,7 +47,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	for f := range filters {
 		m.streams[f] = streams.WithLabelValues(f.String())
 	}
-	for _, c := range []prometheus.Collector{m.requests, phases, streams, m.violations} {
+	for _, c := range []prometheus.Collector{m.requests, phases, streams, m.violations, m.rewrites} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -61,6 +66,17 @@ func (m *metrics) request(o *epp.Outcome) {
 
 // answered observes the picker's own time.
 func (m *metrics) answered(v pd.Verdict, took time.Duration) { m.phases[v].Observe(took.Seconds()) }
+
+// rewritten counts a request whose model was chosen here. Names of objects and their targets are the operator's, and few.
+func (m *metrics) rewritten(r *epp.Request) {
+	switch r.Rewrite {
+	case "":
+	case epp.HeaderTarget:
+		m.rewrites.WithLabelValues(r.Rewrite, "").Inc()
+	default:
+		m.rewrites.WithLabelValues(r.Rewrite, r.Model).Inc()
+	}
+}
 
 // violation counts a stream that was ended. cause is one of few words.
 func (m *metrics) violation(cause string) { m.violations.WithLabelValues(cause).Inc() }

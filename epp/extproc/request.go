@@ -3,6 +3,7 @@ package extproc
 import (
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -20,6 +21,7 @@ type request struct {
 	head   head
 	reader *epp.Reader // nil before the headers and after the answer: an answer may run for hours, its prompt is not kept
 	subset *epp.Subset
+	rename *pd.Rename // the model's name that the client gets to see; nil: the engine's
 }
 
 type requestState uint8
@@ -132,7 +134,7 @@ func (st *stream) decide(how end, last time.Time) (done bool, err error) {
 
 // pick has the scheduler decide on a request that came in whole.
 func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err error) {
-	if r, err = st.request.reader.Close(); err != nil {
+	if r, err = st.request.reader.Close(st.s.policy()); err != nil {
 		return nil, nil, err
 	}
 	if st.request.subset != nil {
@@ -141,11 +143,17 @@ func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err err
 	if st.response.state == responseExpected {
 		st.await(waitDecision, last)
 	}
-	d, err = st.s.deps.Scheduler.Pick(r)
-	return r, d, err
+	if d, err = st.s.deps.Scheduler.Pick(r); err != nil {
+		return r, nil, err
+	}
+	st.s.metrics.rewritten(r)
+	if r.Asked != "" {
+		st.request.rename = &pd.Rename{Asked: r.Asked, Answers: r.Model}
+	}
+	return r, d, nil
 }
 
-// answer sends a complete request on its way: the headers that change, then the body as it came.
+// answer sends a complete request on its way: the headers that change, then the body, with the model that answers.
 func (st *stream) answer(how end, d *epp.Decision, took time.Duration, span span) (done bool, err error) {
 	if st.request.head.generates() {
 		st.outcome.Plan = pd.Plan{Verdict: d.Verdict, ID: planID(rand.Uint64()), Reason: d.Reason, Strict: d.Strict, EPP: took,
@@ -157,11 +165,12 @@ func (st *stream) answer(how end, d *epp.Decision, took time.Duration, span span
 	}
 	st.decided = st.filter == filterOne
 	st.leave()
+	body := st.request.reader.Segments()
 	if done, err = st.send(st.headersAnswer(d, span)); done || err != nil {
 		return true, err
 	}
 	if how != endHeaders {
-		if done, err = st.sendBody(true, st.request.reader.Body().Segments(), how == endBody); done || err != nil {
+		if done, err = st.sendBody(true, body, how == endBody); done || err != nil {
 			return true, err
 		}
 	}
@@ -202,7 +211,7 @@ func (st *stream) rests() (done bool) {
 	return st.dismissed.Load()
 }
 
-// headersAnswer has the headers that change: those of the decision, and those a client must not send.
+// headersAnswer has the headers that change: those of the decision and of the body, and those a client must not send.
 func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingResponse {
 	chosen := d.Decode
 	if st.s.cfg.SingleEndpoint {
@@ -220,6 +229,13 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 			set(m, pd.HeaderAuth, st.s.cfg.Auth)
 		}
 	}
+	if st.request.rename != nil {
+		set(m, pd.HeaderModel, st.request.rename.String())
+	}
+	if r := &st.request; r.head.length > 0 && r.reader.Rewritten() {
+		// Envoy drops the length where bodies come this way, unless it is told to keep it.
+		set(m, "content-length", strconv.FormatInt(size(r.reader.Segments()), 10))
+	}
 	for name, value := range st.s.tracing.inject(span) {
 		set(m, name, value)
 	}
@@ -229,6 +245,13 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 		}
 	}
 	return requestHeadersAnswer(m, destination, st.s.cfg.ClearRouteCache)
+}
+
+func size(segments [][]byte) (n int64) {
+	for _, s := range segments {
+		n += int64(len(s))
+	}
+	return n
 }
 
 // turnAway refuses a request that has not come in whole.

@@ -1,16 +1,22 @@
 package extproc
 
 import (
+	"mime"
+	"strings"
+
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
 )
 
 // response is the state of the direction to the client. Every frame is answered at once: Envoy gives headers 200 ms.
 // A gateway may be told to skip the headers, so bodies and trailers may come without.
 type response struct {
-	state responseState
+	state  responseState
+	rename *body.Renamer // gives the client's name of the model back; nil: the body passes as it is
+	parts  [][]byte      // scratch
 }
 
 type responseState uint8
@@ -39,15 +45,41 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		st.reservation.Answered()
 	}
-	return st.send(st.told(said))
+	m := st.told(said)
+	if !h.GetEndOfStream() && st.renames(said) {
+		if m == nil {
+			m = &procv3.HeaderMutation{}
+		}
+		m.RemoveHeaders = append(m.RemoveHeaders, "content-length") // names have lengths of their own
+	}
+	if m == nil {
+		return st.send(responseHeadersPass)
+	}
+	return st.send(responseHeadersAnswer(m))
+}
+
+// renames begins to give the client's name of the model back, if the answer's body comes this way and can be read. A sidecar
+// of ours has done it then, which costs no more than looking.
+func (st *stream) renames(said report) bool {
+	names := st.request.rename
+	if names == nil || st.modes.bodiless() || said.coding != "" && said.coding != "identity" {
+		return false
+	}
+	media, _, err := mime.ParseMediaType(said.media)
+	events := media == "text/event-stream"
+	if err != nil || !events && media != "application/json" && !strings.HasSuffix(media, "+json") {
+		return false
+	}
+	st.response.rename = body.NewRenamer(names.Answers, names.Asked, events)
+	return true
 }
 
 // told adds to the answer of a generate call what a sidecar that is not ours leaves out: what was planned, since nobody
-// knows what happened.
-func (st *stream) told(said report) *procv3.ProcessingResponse {
+// knows what happened. It gives nil if nothing is left out.
+func (st *stream) told(said report) *procv3.HeaderMutation {
 	plan := &st.outcome.Plan
 	if plan.ID == "" || said.decided && said.timed {
-		return responseHeadersPass
+		return nil
 	}
 	m := &procv3.HeaderMutation{}
 	if !said.decided {
@@ -58,7 +90,7 @@ func (st *stream) told(said report) *procv3.ProcessingResponse {
 		phases.Set(pd.PhaseEPP, plan.EPP)
 		set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 	}
-	return responseHeadersAnswer(m)
+	return m
 }
 
 func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
@@ -66,10 +98,23 @@ func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
 		return st.violation("response-order", "a part of the response's body came where none can be")
 	}
 	st.responseBegins(b.GetEndOfStream())
+	if st.response.rename != nil {
+		return st.renamedBody(b)
+	}
 	if len(b.GetBody()) == 0 {
 		return st.send(newBodyAnswer(false, nil, b.GetEndOfStream()))
 	}
 	return st.sendBody(false, [][]byte{b.GetBody()}, b.GetEndOfStream())
+}
+
+// renamedBody passes a part of the answer's body on, but for what may be the beginning of the model's name.
+func (st *stream) renamedBody(b *procv3.HttpBody) (done bool, err error) {
+	r := &st.response
+	r.parts = r.rename.Feed(r.parts[:0], b.GetBody())
+	if held := r.rename.Close(); b.GetEndOfStream() && len(held) > 0 {
+		r.parts = append(r.parts, held)
+	}
+	return st.sendBody(false, r.parts, b.GetEndOfStream())
 }
 
 func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error) {
@@ -79,6 +124,13 @@ func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error
 	st.responseBegins(true)
 	if st.filter == filterPicker {
 		return st.send(responseTrailersPass)
+	}
+	if r := &st.response; r.rename != nil {
+		if held := r.rename.Close(); len(held) > 0 { // of a body that broke off
+			if done, err = st.sendBody(false, [][]byte{held}, false); done || err != nil {
+				return true, err
+			}
+		}
 	}
 	said := readReport(t.GetTrailers(), &st.outcome)
 	if st.request.head.trailers {

@@ -49,6 +49,14 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}, nil
 }
 
+// policy is what holds for requests that are decided on now; nil is none.
+func (s *Server) policy() *epp.Policy {
+	if s.deps.Policy == nil {
+		return nil
+	}
+	return s.deps.Policy()
+}
+
 // Register adds the service to a gRPC server, which was made with ServerOptions.
 func (s *Server) Register(g *grpc.Server) { procv3.RegisterExternalProcessorServer(g, s) }
 

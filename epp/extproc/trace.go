@@ -109,10 +109,21 @@ func requestAttributes(r *epp.Request) []attribute.KeyValue {
 	if r == nil {
 		return nil
 	}
-	return []attribute.KeyValue{
+	all := []attribute.KeyValue{
 		attribute.String("tandem.pd.wish", r.Wish.String()),
 		attribute.Int("tandem.tokens.prompt", r.Prompt.Tokens),
 	}
+	if r.Objective != "" {
+		all = append(all, attribute.String("tandem.objective", strings.ToValidUTF8(r.Objective, "\uFFFD")),
+			attribute.Int("tandem.priority", r.Priority))
+	}
+	if r.Rewrite != "" {
+		all = append(all, attribute.String("tandem.model.answers", r.Model), attribute.String("tandem.model.rewrite", r.Rewrite))
+	}
+	if r.Asked != "" {
+		all = append(all, attribute.String("tandem.model.asked", r.Asked))
+	}
+	return all
 }
 
 // metadataCarrier reads trace context out of the metadata of a stream.

@@ -4,8 +4,9 @@
 // again. Out goes a Snapshot behind an atomic pointer: the endpoints in order, each with the load it last told of itself
 // and when.
 //
-// An endpoint that stays the same keeps its epp.Endpoint, and with it the load in flight. One that leaves is out of the
-// snapshot at once, can still be found by its address while requests run on it, and its slot rests before another gets it.
+// An endpoint that stays the same keeps its epp.Endpoint. One whose labels change gets a new version of it, with the same slot
+// and load in flight: the pod still does what it was given. One that leaves is out of the snapshot at once, can still be found
+// by its address while requests run on it, and its slot rests before another gets it.
 //
 // # Reading metrics pages
 //

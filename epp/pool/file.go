@@ -49,12 +49,12 @@ func (f *File) Problems(report epp.Report) {
 }
 
 // Load reads the file. The error tells all its problems, by line.
-func (f *File) Load() ([]Spec, error) {
+func (f *File) Load() ([]epp.Spec, error) {
 	_, specs, err := f.load()
 	return specs, err
 }
 
-func (f *File) load() (data []byte, specs []Spec, err error) {
+func (f *File) load() (data []byte, specs []epp.Spec, err error) {
 	data, err = epp.ReadFile(f.Path, MaxFileSize)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the endpoints file: %w", err)
@@ -93,7 +93,7 @@ type fileDiscovery struct {
 	file  File
 	log   *slog.Logger
 	data  []byte
-	specs []Spec
+	specs []epp.Spec
 
 	trouble atomic.Pointer[error] // nil: none
 }
@@ -107,7 +107,7 @@ func (d *fileDiscovery) Trouble() error {
 }
 
 // Run implements Discovery.
-func (d *fileDiscovery) Run(ctx context.Context, apply func([]Spec)) error {
+func (d *fileDiscovery) Run(ctx context.Context, apply func([]epp.Spec)) error {
 	apply(d.specs)
 	if d.file.WatchFile {
 		epp.WatchFile(ctx, d.file.Path, MaxFileSize, d.data, func(data []byte, err error) { d.changed(data, err, apply) })
@@ -116,8 +116,8 @@ func (d *fileDiscovery) Run(ctx context.Context, apply func([]Spec)) error {
 }
 
 // changed applies as much of a changed file as is valid.
-func (d *fileDiscovery) changed(data []byte, err error, apply func([]Spec)) {
-	var specs []Spec
+func (d *fileDiscovery) changed(data []byte, err error, apply func([]epp.Spec)) {
+	var specs []epp.Spec
 	var problems []string
 	if err == nil {
 		specs, problems, err = parseFile(data)
@@ -142,7 +142,7 @@ func (d *fileDiscovery) changed(data []byte, err error, apply func([]Spec)) {
 
 // parseFile reads an endpoints file. problems are those of single entries, which are not in specs; err is one of the file
 // as a whole.
-func parseFile(data []byte) (specs []Spec, problems []string, err error) {
+func parseFile(data []byte) (specs []epp.Spec, problems []string, err error) {
 	list, problems, err := endpointList(data)
 	if err != nil {
 		return nil, nil, err
@@ -212,7 +212,7 @@ func (r *entryReader) problem(n *yaml.Node, field, format string, args ...any) {
 }
 
 // entry reads one endpoint. Its result is of no use if there was a problem.
-func (r *entryReader) entry(n *yaml.Node) (spec Spec) {
+func (r *entryReader) entry(n *yaml.Node) (spec epp.Spec) {
 	if n.Kind != yaml.MappingNode {
 		r.problem(n, "", "want a mapping with name, address and port")
 		return spec
@@ -321,14 +321,14 @@ func (r *entryReader) labels(n *yaml.Node) map[string]string {
 }
 
 // unique checks that no entry before has the same name or address.
-func (r *entryReader) unique(n *yaml.Node, spec *Spec) {
+func (r *entryReader) unique(n *yaml.Node, spec *epp.Spec) {
 	if r.names == nil {
 		r.names, r.addrs = make(map[id]int), make(map[netip.AddrPort]int)
 	}
-	if line, twice := r.names[spec.id()]; twice && spec.Name != "" {
+	if line, twice := r.names[idOf(spec)]; twice && spec.Name != "" {
 		r.problem(n, ".name", "%s is the name of the entry in line %d too", spec.Name, line)
 	} else {
-		r.names[spec.id()] = n.Line
+		r.names[idOf(spec)] = n.Line
 	}
 	if line, twice := r.addrs[spec.Addr]; twice && spec.Addr.IsValid() {
 		r.problem(n, ".address", "%v is the address of the entry in line %d too", spec.Addr, line)

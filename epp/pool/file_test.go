@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
 func writeFile(t *testing.T, path, text string) {
@@ -20,9 +22,10 @@ func writeFile(t *testing.T, path, text string) {
 }
 
 func TestFileAsLLMDWritesIt(t *testing.T) {
-	want := []Spec{
-		{"default", "decode-0", netip.MustParseAddrPort("10.0.0.7:8000"), "10.0.0.7:9100", map[string]string{"llm-d.ai/role": "decode"}},
-		{"serving", "prefill-0", netip.MustParseAddrPort("[2001:db8::8]:8200"), "", map[string]string{}},
+	want := []epp.Spec{
+		{Namespace: "default", Name: "decode-0", Addr: netip.MustParseAddrPort("10.0.0.7:8000"), Metrics: "10.0.0.7:9100",
+			Labels: map[string]string{"llm-d.ai/role": "decode"}},
+		{Namespace: "serving", Name: "prefill-0", Addr: netip.MustParseAddrPort("[2001:db8::8]:8200"), Labels: map[string]string{}},
 	}
 	for _, name := range []string{"endpoints.yaml", "endpoints.json"} {
 		t.Run(name, func(t *testing.T) {

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
 func TestMain(m *testing.M) {
@@ -35,7 +37,7 @@ func quiet() *log.Logger { return log.New(io.Discard, "", 0) }
 // scraperOf makes a scraper for the endpoint at addr that is ready to read.
 func scraperOf(p *Pool, addr string) *scraper {
 	var s set
-	s.apply([]Spec{{Name: "engine", Addr: netip.MustParseAddrPort(addr)}}, time.Now())
+	s.apply([]epp.Spec{{Name: "engine", Addr: netip.MustParseAddrPort(addr)}}, time.Now())
 	scraper := &scraper{pool: p, member: s.members[0]}
 	scraper.prepare()
 	return scraper
@@ -61,9 +63,9 @@ func selfSigned(t *testing.T) [2]*pem.Block {
 }
 
 // fixed is a Discovery of pools that a test sends.
-type fixed chan []Spec
+type fixed chan []epp.Spec
 
-func (f fixed) Run(ctx context.Context, apply func([]Spec)) error {
+func (f fixed) Run(ctx context.Context, apply func([]epp.Spec)) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -78,7 +80,7 @@ func (f fixed) Run(ctx context.Context, apply func([]Spec)) error {
 }
 
 // ofPool is a Discovery that finds one pool.
-func ofPool(specs ...Spec) fixed {
+func ofPool(specs ...epp.Spec) fixed {
 	f := make(fixed, 1)
 	f <- specs
 	return f

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // seconds are the buckets of ages and durations: from a page read on loopback (1 ms) to an endpoint given up (1 min).
@@ -93,26 +94,47 @@ type census struct {
 
 type kind struct{ role, state string }
 
+// The states of an endpoint.
+const (
+	stateFresh  = "fresh"  // its load is as new as it should be
+	stateStale  = "stale"  // its load is old
+	stateUnread = "unread" // it has no load
+	stateLeft   = "left"   // it is gone, with requests still running
+)
+
+// newCensus has both stages of every pool, also without endpoints: an alert can tell none from no answer, and a graph falls
+// to zero instead of ending.
+func newCensus() census {
+	c := census{endpoints: make(map[kind]int), inflight: make(map[string]int)}
+	for _, role := range []pd.Role{pd.RolePrefill, pd.RoleDecode} {
+		c.inflight[role.String()] = 0
+		for _, state := range []string{stateFresh, stateStale, stateUnread} {
+			c.endpoints[kind{role.String(), state}] = 0
+		}
+	}
+	return c
+}
+
 func (p *Pool) census(now time.Time) census {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := census{endpoints: make(map[kind]int), inflight: make(map[string]int)}
+	c := newCensus()
 	for _, m := range p.set.members {
 		load := m.load.Load()
 		age := now.Sub(load.At)
-		state := "fresh"
+		state := stateFresh
 		switch {
 		case load.At.IsZero():
-			state, age = "unread", 0
+			state, age = stateUnread, 0
 		case age > p.options.Stale:
-			state = "stale"
+			state = stateStale
 		}
 		c.oldest = max(c.oldest, age)
 		c.add(m.Endpoint, state)
 	}
 	for _, d := range p.set.gone {
 		if d.InFlight().Requests > 0 {
-			c.add(d.Endpoint, "left")
+			c.add(d.Endpoint, stateLeft)
 		}
 	}
 	return c

@@ -13,13 +13,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		roles := map[string]string{"10.0.0.1:8000": "decode", "10.0.0.2:8000": "prefill", "10.0.0.3:8000": "decode"}
-		var specs []Spec
+		var specs []epp.Spec
 		for _, addr := range slices.Sorted(maps.Keys(roles)) {
 			specs = append(specs, withLabel(specOf("e"+addr, addr), pd.RoleLabel, roles[addr]))
 		}
@@ -67,8 +68,43 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
+// An empty pool shows a zero for what every pool should have: an alert on it could not fire on nothing.
+func TestMetricsOfAnEmptyPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := prometheus.NewPedanticRegistry()
+		p, _ := withEngines(t, Options{Metrics: reg}, ofPool(), nil)
+		start(t, p)
+		synctest.Wait()
+		got := gather(t, reg)
+		for _, role := range []string{"prefill", "decode"} {
+			for _, name := range []string{
+				fmt.Sprintf(`tandem_inflight{role=%q,room="epp"}`, role),
+				fmt.Sprintf(`tandem_endpoints{role=%q,state="fresh"}`, role),
+				fmt.Sprintf(`tandem_endpoints{role=%q,state="stale"}`, role),
+				fmt.Sprintf(`tandem_endpoints{role=%q,state="unread"}`, role),
+			} {
+				if v, ok := got[name]; !ok || v != 0 {
+					t.Errorf("%s is there: %t, and is %v", name, ok, v)
+				}
+			}
+		}
+	})
+}
+
 // expectMetrics compares gauges and counters, and the counts of histograms; "some " demands at least as many.
 func expectMetrics(t *testing.T, reg *prometheus.Registry, want map[string]float64) {
+	t.Helper()
+	got := gather(t, reg)
+	for name, n := range want {
+		bare, atLeast := strings.CutPrefix(name, "some ")
+		if v := got[bare]; v != n && (!atLeast || v < n) {
+			t.Errorf("%s is %v, want %v; all: %v", name, v, n, got)
+		}
+	}
+}
+
+// gather gives the values of gauges and counters, and the counts of histograms.
+func gather(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {
@@ -85,10 +121,5 @@ func expectMetrics(t *testing.T, reg *prometheus.Registry, want map[string]float
 				m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
 		}
 	}
-	for name, n := range want {
-		bare, atLeast := strings.CutPrefix(name, "some ")
-		if v := got[bare]; v != n && (!atLeast || v < n) {
-			t.Errorf("%s is %v, want %v; all: %v", name, v, n, got)
-		}
-	}
+	return got
 }

@@ -20,7 +20,7 @@ type Discovery interface {
 	// Run calls apply with the whole pool, first as soon as it is known and then whenever it changes, from one goroutine at
 	// a time. It returns when ctx ends, or before if there will be no further change; apply is not called after that. The
 	// error tells why the pool cannot be known.
-	Run(ctx context.Context, apply func([]Spec)) error
+	Run(ctx context.Context, apply func([]epp.Spec)) error
 }
 
 // Options are what a pool needs. Zero values mean the defaults given.
@@ -210,13 +210,13 @@ func (p *Pool) discover(ctx context.Context, scrapers *sync.WaitGroup) discoveri
 	own, stop := context.WithCancel(ctx)
 	d := discovering{stop, make(chan error, 1)}
 	go func() {
-		d.ended <- discovery.Run(own, func(specs []Spec) { p.apply(ctx, scrapers, specs) })
+		d.ended <- discovery.Run(own, func(specs []epp.Spec) { p.apply(ctx, scrapers, specs) })
 	}()
 	return d
 }
 
 // apply makes specs the pool.
-func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []Spec) {
+func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []epp.Spec) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ctx.Err() != nil {
@@ -240,11 +240,16 @@ func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []Spec
 	if first {
 		close(p.synced)
 	}
-	p.options.Log.Info("endpoints changed", "endpoints", len(p.endpoints), "added", len(c.added), "removed", len(c.removed))
+	p.options.Log.Info("endpoints changed", "endpoints", len(p.endpoints), "added", len(c.added)-len(c.renewed),
+		"removed", len(c.removed), "relabeled", len(c.renewed))
 }
 
-// follow ends the scrapers of those who left and starts those of the new ones.
+// follow ends the scrapers of those who left and starts those of the new ones. A new version of an endpoint is read by a
+// scraper of its own, because its labels say how; nobody is told that the old one is gone, because the engine is not.
 func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
+	for _, m := range c.renewed {
+		m.stop()
+	}
 	for _, m := range c.removed {
 		m.stop()
 		p.options.OnGone(m.Endpoint)

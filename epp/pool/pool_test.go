@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // engines answers for all endpoints, without sockets, so that a test has the clock of its bubble.
@@ -99,8 +100,8 @@ func between(t *testing.T, what string, got, low, high int) {
 	}
 }
 
-func manySpecs(n int) []Spec {
-	specs := make([]Spec, n)
+func manySpecs(n int) []epp.Spec {
+	specs := make([]epp.Spec, n)
 	for i := range specs {
 		specs[i] = specOf(fmt.Sprintf("e%04d", i), fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250+1))
 	}
@@ -200,7 +201,7 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		inFlight(before.Endpoints[1])
 
 		changed, another := p.Changes(), p.Changes()
-		discovery <- []Spec{a}
+		discovery <- []epp.Spec{a}
 		<-changed
 		<-another
 		after := p.Snapshot()
@@ -238,6 +239,87 @@ func TestEndpointsComeAndGo(t *testing.T) {
 	})
 }
 
+// TestRelabeled: an engine whose labels change goes on being what it was. Nobody is told that it is gone, since its caches
+// are not; and it is read once at a time.
+func TestRelabeled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gone forgetful
+		a := specOf("a", "10.0.0.1:8000")
+		discovery := ofPool(a)
+		p, e := withEngines(t, Options{OnGone: gone.forget, Idle: time.Second}, discovery, always(idlePage))
+		start(t, p)
+		<-p.Synced()
+		time.Sleep(5 * time.Second)
+		before := p.Snapshot()
+		running := inFlight(before.Endpoints[0])
+		for _, role := range []string{"prefill", "decode", "prefill"} {
+			changed := p.Changes()
+			discovery <- []epp.Spec{withLabel(a, pd.RoleLabel, role)}
+			<-changed
+			after := p.Snapshot()
+			if next := after.Endpoints[0]; next.Role.String() != role || !next.Is(before.Endpoints[0]) || next.Slot != before.Endpoints[0].Slot ||
+				next.InFlight().Requests != 1 || after.Loads[0].At.IsZero() {
+				t.Errorf("as %s: %+v, load %+v", role, next, after.Loads[0])
+			}
+		}
+		last := p.Snapshot().Endpoints[0]
+		if found, ok := p.Find(a.Addr); !ok || found != last {
+			t.Errorf("at its address is %+v", found)
+		}
+		running.End()
+		time.Sleep(2 * time.Minute)
+		if got := gone.taken(); len(got) != 0 || last.InFlight().Requests != 0 {
+			t.Errorf("gone: %v, in flight: %v", got, last.InFlight())
+		}
+		e.since()
+		time.Sleep(time.Minute)
+		between(t, "readings in a minute", e.since()[a.Addr.String()], 50, 70)
+	})
+}
+
+// TestRelabeledUnderLoad changes labels while requests are charged, moved and ended.
+func TestRelabeledUnderLoad(t *testing.T) {
+	discovery := make(fixed)
+	p := New(Options{})
+	if err := p.Configure(discovery, Source{}, Extractor{}); err != nil { // nobody answers at the addresses
+		t.Fatal(err)
+	}
+	start(t, p)
+	specs := manySpecs(4)
+	discovery <- specs
+	<-p.Synced()
+	first := p.Snapshot().Endpoints
+	done := make(chan struct{})
+	var requests sync.WaitGroup
+	for i := range 4 {
+		requests.Go(func() {
+			for n := i; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				r := inFlight(p.Snapshot().Endpoints[n%len(specs)])
+				r.Move(p.Snapshot().Endpoints[n/2%len(specs)])
+				r.Answered()
+				r.End()
+			}
+		})
+	}
+	for n := range 200 {
+		next := slices.Clone(specs)
+		next[n%len(specs)] = withLabel(next[n%len(specs)], pd.RoleLabel, []string{"prefill", "both"}[n%2])
+		discovery <- next
+	}
+	close(done)
+	requests.Wait()
+	for i, e := range p.Snapshot().Endpoints {
+		if !e.Is(first[i]) || e.InFlight() != (epp.InFlight{}) {
+			t.Errorf("%s: %+v in flight at the end", e, e.InFlight())
+		}
+	}
+}
+
 // TestNoChangeIsMissed has several who follow the pool while it changes as fast as it can.
 func TestNoChangeIsMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -272,14 +354,14 @@ func TestProblemsAreToldOnce(t *testing.T) {
 		p, e := withEngines(t, Options{Log: log.logger()}, discovery, always(idlePage))
 		start(t, p)
 		for range 3 {
-			discovery <- []Spec{a, twin, odd}
+			discovery <- []epp.Spec{a, twin, odd}
 			time.Sleep(5 * time.Second)
 		}
 		if got := log.count("has the address"); got != 1 {
 			t.Errorf("the twin was told %d times", got)
 		}
-		discovery <- []Spec{a, odd}
-		discovery <- []Spec{a, twin, odd}
+		discovery <- []epp.Spec{a, odd}
+		discovery <- []epp.Spec{a, twin, odd}
 		e.behave(refuse)
 		time.Sleep(30 * time.Second)
 		e.behave(always(idlePage))
@@ -294,9 +376,9 @@ func TestProblemsAreToldOnce(t *testing.T) {
 }
 
 // failing is a Discovery that fails after it has found specs, if it has any.
-type failing struct{ specs []Spec }
+type failing struct{ specs []epp.Spec }
 
-func (f failing) Run(_ context.Context, apply func([]Spec)) error {
+func (f failing) Run(_ context.Context, apply func([]epp.Spec)) error {
 	if f.specs != nil {
 		apply(f.specs)
 	}
@@ -319,7 +401,7 @@ func TestReload(t *testing.T) {
 		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("before the new discovery has spoken: %v", got)
 		}
-		next <- []Spec{a, b}
+		next <- []epp.Spec{a, b}
 		synctest.Wait()
 		if s := p.Snapshot(); !slices.Equal(names(s), []string{"a", "b"}) || s.Endpoints[0] != first || first.InFlight().Requests != 1 {
 			t.Errorf("after the new discovery has spoken: %v", names(s))
@@ -410,7 +492,7 @@ func TestRunFails(t *testing.T) {
 		if err := p.Run(t.Context()); err == nil || err.Error() != "discovering endpoints: no such file" {
 			t.Errorf("a discovery that finds nothing: got %v", err)
 		}
-		p, _ = withEngines(t, Options{}, failing{[]Spec{specOf("a", "10.0.0.1:8000")}}, always(idlePage))
+		p, _ = withEngines(t, Options{}, failing{[]epp.Spec{specOf("a", "10.0.0.1:8000")}}, always(idlePage))
 		start(t, p)
 		time.Sleep(time.Minute)
 		if got := names(p.Snapshot()); !slices.Equal(got, []string{"a"}) {

@@ -14,27 +14,19 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Spec is an endpoint as a Discovery found it.
-type Spec struct {
-	Namespace, Name string // together unique; Namespace "" means default
-	Addr            netip.AddrPort
-	Metrics         string // host:port of the metrics page; "" = Addr
-	Labels          map[string]string
-}
-
 // id is what a spec is known by.
 type id struct{ namespace, name string }
 
-func (s *Spec) id() id { return id{s.Namespace, s.Name} }
+func idOf(s *epp.Spec) id { return id{s.Namespace, s.Name} }
 
-func (s *Spec) same(o *Spec) bool {
+func same(s, o *epp.Spec) bool {
 	return s.Addr == o.Addr && s.Metrics == o.Metrics && maps.Equal(s.Labels, o.Labels)
 }
 
 // member is an endpoint of the pool with what is known of it.
 type member struct {
 	*epp.Endpoint
-	spec Spec
+	spec epp.Spec
 	load atomic.Pointer[epp.Load] // never nil
 	stop context.CancelFunc       // ends its scraper
 }
@@ -62,32 +54,41 @@ type set struct {
 	slots   []bool // by slot: in use
 }
 
-// change is what an apply did.
-type change struct{ added, removed []*member }
+// change is what an apply did: who came, who left, and which members gave way to a new version of their endpoint, which is
+// among those who came.
+type change struct{ added, removed, renewed []*member }
 
 func (c change) any() bool { return len(c.added)+len(c.removed) > 0 }
 
 // apply makes specs the set. Those that are as they were keep their member, also if they were gone for less than the
-// quarantine. problems says what of specs was left out, or will not serve.
-func (s *set) apply(specs []Spec, now time.Time) (c change, problems []string) {
+// quarantine. Those that have their name and address and differ in the rest are new versions of the endpoint they were.
+// problems says what of specs was left out, or will not serve.
+func (s *set) apply(specs []epp.Spec, now time.Time) (c change, problems []string) {
 	specs, problems = admit(specs)
 	before := make(map[id]*member, len(s.members))
 	for _, m := range s.members {
-		before[m.spec.id()] = m
+		before[idOf(&m.spec)] = m
 	}
 	next := make([]*member, 0, len(specs))
 	for i := range specs {
-		m := before[specs[i].id()]
-		if m != nil && m.spec.same(&specs[i]) {
-			delete(before, specs[i].id())
-		} else {
-			m = s.join(&specs[i], m)
+		spec := &specs[i]
+		m := before[idOf(spec)]
+		if m == nil || m.spec.Addr != spec.Addr { // who moved has left, and another has come
+			m = s.join(spec)
+			c.added = append(c.added, m)
+			next = append(next, m)
+			continue
+		}
+		delete(before, idOf(spec))
+		if !same(&m.spec, spec) {
+			c.renewed = append(c.renewed, m)
+			m = m.with(spec)
 			c.added = append(c.added, m)
 		}
 		next = append(next, m)
 	}
 	for _, m := range s.members {
-		if before[m.spec.id()] == m {
+		if before[idOf(&m.spec)] == m {
 			c.removed = append(c.removed, m)
 			s.gone = append(s.gone, departed{m, now, true})
 		}
@@ -96,21 +97,37 @@ func (s *set) apply(specs []Spec, now time.Time) (c change, problems []string) {
 	return c, problems
 }
 
-// join makes the member for a spec, or takes back the one it was. before is the one that it replaces, or nil.
-func (s *set) join(spec *Spec, before *member) *member {
+// join makes the member for a spec, or takes back the one it was.
+func (s *set) join(spec *epp.Spec) *member {
 	for i, d := range s.gone {
-		if d.resting && d.spec.id() == spec.id() && d.spec.same(spec) {
-			s.gone = slices.Delete(s.gone, i, i+1)
+		if idOf(&d.spec) != idOf(spec) || d.spec.Addr != spec.Addr {
+			continue
+		}
+		s.gone = slices.Delete(s.gone, i, i+1)
+		if d.resting && same(&d.spec, spec) {
 			return d.member
 		}
+		m := d.with(spec)
+		if !d.resting {
+			m.Slot = s.takeSlot()
+		}
+		return m
 	}
 	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec}
 	m.Slot = s.takeSlot()
 	m.load.Store(&epp.Load{})
-	if before != nil && before.Addr == m.Addr && before.Metrics == m.Metrics {
-		m.load.Store(before.load.Load()) // the same engine under other labels
-	}
 	return m
+}
+
+// with makes the member for a spec that has the name and the address of this one. Its load is that of the same engine,
+// unless it is read elsewhere from now on.
+func (m *member) with(spec *epp.Spec) *member {
+	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec}
+	next.load.Store(m.load.Load())
+	if next.Metrics != m.Metrics {
+		next.load.Store(&epp.Load{})
+	}
+	return next
 }
 
 // takeSlot gives the smallest free slot.
@@ -153,13 +170,13 @@ func (s *set) index() map[netip.AddrPort]*epp.Endpoint {
 
 // admit orders specs and leaves out those that cannot be: without a name or an address, or with one that an earlier spec
 // has. Earlier is by namespace and name, so the outcome does not depend on the order in which they were found.
-func admit(specs []Spec) (admitted []Spec, problems []string) {
+func admit(specs []epp.Spec) (admitted []epp.Spec, problems []string) {
 	sorted := slices.Clone(specs)
 	for i := range sorted {
 		sorted[i].Namespace = cmp.Or(sorted[i].Namespace, defaultNamespace)
 		sorted[i].Addr = netip.AddrPortFrom(sorted[i].Addr.Addr().Unmap(), sorted[i].Addr.Port())
 	}
-	slices.SortStableFunc(sorted, func(a, b Spec) int {
+	slices.SortStableFunc(sorted, func(a, b epp.Spec) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	ids, addrs := make(map[id]bool, len(sorted)), make(map[netip.AddrPort]string, len(sorted))
@@ -174,7 +191,7 @@ func admit(specs []Spec) (admitted []Spec, problems []string) {
 		case !spec.Addr.IsValid() || spec.Addr.Port() == 0:
 			problems = append(problems, fmt.Sprintf("%s has no address", name))
 			continue
-		case ids[spec.id()]:
+		case ids[idOf(&spec)]:
 			problems = append(problems, fmt.Sprintf("%s is there twice; the one at %v is left out", name, spec.Addr))
 			continue
 		case addrs[spec.Addr] != "":
@@ -183,7 +200,7 @@ func admit(specs []Spec) (admitted []Spec, problems []string) {
 		case !known:
 			problems = append(problems, fmt.Sprintf("%s serves nothing: its role is %q, want one of %s", name, role, pd.RoleValues()))
 		}
-		ids[spec.id()], addrs[spec.Addr] = true, name
+		ids[idOf(&spec)], addrs[spec.Addr] = true, name
 		admitted = append(admitted, spec)
 	}
 	return admitted, problems

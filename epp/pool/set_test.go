@@ -14,11 +14,11 @@ import (
 )
 
 // specOf makes a spec of the name and address in the namespace default.
-func specOf(name, addr string) Spec {
-	return Spec{Namespace: "default", Name: name, Addr: netip.MustParseAddrPort(addr)}
+func specOf(name, addr string) epp.Spec {
+	return epp.Spec{Namespace: "default", Name: name, Addr: netip.MustParseAddrPort(addr)}
 }
 
-func withLabel(s Spec, name, value string) Spec {
+func withLabel(s epp.Spec, name, value string) epp.Spec {
 	s.Labels = map[string]string{name: value}
 	return s
 }
@@ -50,45 +50,64 @@ func TestSetKeepsWhatStays(t *testing.T) {
 	var s set
 	now := time.Now()
 	a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
-	s.apply([]Spec{b, a}, now)
+	s.apply([]epp.Spec{b, a}, now)
 	first := s.member("a")
-	c, problems := s.apply([]Spec{a, b, specOf("0", "10.0.0.3:8000")}, now)
+	c, problems := s.apply([]epp.Spec{a, b, specOf("0", "10.0.0.3:8000")}, now)
 	if s.member("a") != first || len(c.added) != 1 || len(c.removed) != 0 || len(problems) != 0 {
 		t.Errorf("got %+v, %v", c, problems)
 	}
 	if got := s.names(); !slices.Equal(got, []string{"0", "a", "b"}) {
 		t.Errorf("order %v", got)
 	}
-	if c, _ := s.apply([]Spec{b, specOf("0", "10.0.0.3:8000"), a}, now); c.any() {
+	if c, _ := s.apply([]epp.Spec{b, specOf("0", "10.0.0.3:8000"), a}, now); c.any() {
 		t.Errorf("the same pool in another order is a change: %+v", c)
 	}
 }
 
-func TestSetReplacesWhatChanged(t *testing.T) {
+// TestSetChanges: the engine at an address stays what it is, whatever it is called or labelled by now.
+func TestSetChanges(t *testing.T) {
 	load := &epp.Load{Known: epp.LoadRunning, Running: 3}
 	base := specOf("a", "10.0.0.1:8000")
 	cases := []struct {
 		name    string
-		changed Spec
+		changed epp.Spec
+		version bool      // of the same endpoint
 		load    *epp.Load // that the new one begins with
 	}{
-		{"labels", withLabel(base, pd.RoleLabel, "prefill"), load},
-		{"address", specOf("a", "10.0.0.9:8000"), &epp.Load{}},
-		{"metrics", Spec{Namespace: base.Namespace, Name: "a", Addr: base.Addr, Metrics: "10.0.0.1:9000"}, &epp.Load{}},
+		{"labels", withLabel(base, pd.RoleLabel, "prefill"), true, load},
+		{"metrics", epp.Spec{Namespace: base.Namespace, Name: "a", Addr: base.Addr, Metrics: "10.0.0.1:9000"}, true, &epp.Load{}},
+		{"address", specOf("a", "10.0.0.9:8000"), false, &epp.Load{}},
+		{"name", specOf("b", "10.0.0.1:8000"), false, &epp.Load{}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			var s set
-			s.apply([]Spec{base}, time.Now())
-			old := s.member("a")
+			now := time.Now()
+			s.apply([]epp.Spec{base}, now)
+			old := s.members[0]
 			old.load.Store(load)
-			got, _ := s.apply([]Spec{c.changed}, time.Now())
-			fresh := s.member("a")
-			if fresh == old || len(got.added) != 1 || len(got.removed) != 1 || got.removed[0] != old {
+			running := inFlight(old.Endpoint)
+			got, _ := s.apply([]epp.Spec{c.changed}, now)
+			fresh := s.members[0]
+			if fresh == old || len(got.added) != 1 {
 				t.Fatalf("got %+v", got)
 			}
-			if fresh.Slot == old.Slot || *fresh.load.Load() != *c.load {
+			left, renewed := got.removed, got.renewed
+			if c.version {
+				left, renewed = renewed, left
+			}
+			if len(left) != 1 || left[0] != old || len(renewed) != 0 || len(s.gone) == 0 != c.version {
+				t.Errorf("removed %v, renewed %v, gone %v", got.removed, got.renewed, s.gone)
+			}
+			if fresh.Is(old.Endpoint) != c.version || fresh.Slot == old.Slot != c.version || *fresh.load.Load() != *c.load {
 				t.Errorf("slot %d after %d, load %+v, want %+v", fresh.Slot, old.Slot, fresh.load.Load(), c.load)
+			}
+			if got := fresh.InFlight().Requests; got == 1 != c.version {
+				t.Errorf("%d requests in flight", got)
+			}
+			running.End()
+			if a, b := old.InFlight(), fresh.InFlight(); a != (epp.InFlight{}) || b != a {
+				t.Errorf("in flight after the end: %v, %v", a, b)
 			}
 		})
 	}
@@ -98,27 +117,58 @@ func TestSetTakesBackWhoReturns(t *testing.T) {
 	var s set
 	now := time.Now()
 	a := specOf("a", "10.0.0.1:8000")
-	s.apply([]Spec{a}, now)
+	s.apply([]epp.Spec{a}, now)
 	first := s.member("a")
 	s.apply(nil, now)
 	if s.sweep(now.Add(30*time.Second), time.Minute, noForget) {
 		t.Error("dropped before its quarantine was over")
 	}
-	if c, _ := s.apply([]Spec{a}, now); s.member("a") != first || len(c.added) != 1 || len(s.gone) != 0 {
+	if c, _ := s.apply([]epp.Spec{a}, now); s.member("a") != first || len(c.added) != 1 || len(s.gone) != 0 {
 		t.Errorf("it is not the same after a short absence: %+v", c)
 	}
 	s.apply(nil, now)
+	s.apply([]epp.Spec{withLabel(a, pd.RoleLabel, "prefill")}, now)
+	second := s.member("a")
+	if second == first || !second.Is(first.Endpoint) || second.Slot != first.Slot || second.Role != pd.RolePrefill || len(s.gone) != 0 {
+		t.Errorf("it is no new version after a short absence: %+v", second)
+	}
+	s.apply(nil, now)
 	s.sweep(now.Add(time.Minute), time.Minute, noForget)
-	s.apply([]Spec{a}, now)
-	if s.member("a") == first {
-		t.Error("it is the same although its slot was given up")
+	s.sweep(now.Add(time.Minute), time.Minute, noForget)
+	s.apply([]epp.Spec{a}, now)
+	if s.member("a").Is(first.Endpoint) {
+		t.Error("it is the same although nothing ran on it when its slot was given up")
+	}
+}
+
+// TestSetTakesBackWhatStillRuns: a pod that was not ready for long, and is again, still has its requests, though its slot is
+// another's by now.
+func TestSetTakesBackWhatStillRuns(t *testing.T) {
+	var s set
+	now := time.Now()
+	a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
+	s.apply([]epp.Spec{a}, now)
+	first := s.member("a")
+	running := inFlight(first.Endpoint)
+	s.apply(nil, now)
+	s.sweep(now.Add(2*time.Minute), time.Minute, noForget)
+	s.apply([]epp.Spec{b}, now)
+	s.apply([]epp.Spec{a, b}, now)
+	second := s.member("a")
+	if !second.Is(first.Endpoint) || second.Slot == s.member("b").Slot || len(s.gone) != 0 || second.InFlight().Requests != 1 {
+		t.Errorf("%+v after %+v, beside %+v", second, first, s.member("b"))
+	}
+	running.Move(second.Endpoint)
+	running.End()
+	if got := second.InFlight(); got != (epp.InFlight{}) {
+		t.Errorf("in flight after the end: %v", got)
 	}
 }
 
 func TestSlots(t *testing.T) {
 	var s set
 	now := time.Now()
-	var specs []Spec
+	var specs []epp.Spec
 	for i := range 4 {
 		specs = append(specs, specOf(fmt.Sprint(i), fmt.Sprintf("10.0.0.%d:8000", i)))
 	}
@@ -146,7 +196,7 @@ func TestGoneCanBeFoundWhileRequestsRun(t *testing.T) {
 	var s set
 	now := time.Now()
 	busy, idle := specOf("busy", "10.0.0.1:8000"), specOf("idle", "10.0.0.2:8000")
-	s.apply([]Spec{busy, idle}, now)
+	s.apply([]epp.Spec{busy, idle}, now)
 	old := s.member("busy").Endpoint
 	running := inFlight(old)
 	s.apply(nil, now)
@@ -165,7 +215,7 @@ func TestGoneCanBeFoundWhileRequestsRun(t *testing.T) {
 	if got := sweep(2 * time.Minute); !slices.Equal(got, []string{"10.0.0.1:8000"}) {
 		t.Errorf("found %v, want the busy one", got)
 	}
-	s.apply([]Spec{specOf("new", "10.0.0.1:8000")}, now)
+	s.apply([]epp.Spec{specOf("new", "10.0.0.1:8000")}, now)
 	if got := s.index()[busy.Addr]; got == old || got.Name != "new" {
 		t.Errorf("its address now belongs to %v", got)
 	}
@@ -174,7 +224,7 @@ func TestGoneCanBeFoundWhileRequestsRun(t *testing.T) {
 	if got := sweep(4 * time.Minute); len(got) != 0 {
 		t.Errorf("found %v after the last request", got)
 	}
-	s.apply([]Spec{busy}, now)
+	s.apply([]epp.Spec{busy}, now)
 	inFlight(s.member("busy").Endpoint)
 	s.apply(nil, now)
 	if got := sweep(lingerMax); len(got) != 0 {
@@ -188,20 +238,20 @@ func TestAdmit(t *testing.T) {
 	other.Namespace = "other"
 	cases := []struct {
 		name    string
-		specs   []Spec
+		specs   []epp.Spec
 		want    []string // namespace/name
 		problem string
 	}{
-		{"all is well", []Spec{specOf("b", "[2001:db8::1]:1"), a}, []string{"default/a", "default/b"}, ""},
-		{"default namespace", []Spec{{Name: "a", Addr: a.Addr}}, []string{"default/a"}, ""},
-		{"same name elsewhere", []Spec{a, {Namespace: "other", Name: "a", Addr: netip.MustParseAddrPort("10.0.0.2:1")}}, []string{"default/a", "other/a"}, ""},
-		{"same name", []Spec{a, specOf("a", "10.0.0.2:8000")}, []string{"default/a"}, "default/a is there twice; the one at 10.0.0.2:8000 is left out"},
-		{"same address", []Spec{other, a}, []string{"default/a"}, "other/a has the address 10.0.0.1:8000 of default/a"},
-		{"same address in IPv6", []Spec{a, specOf("b", "[::ffff:10.0.0.1]:8000")}, []string{"default/a"}, "default/b has the address"},
-		{"no name", []Spec{specOf("", "10.0.0.1:8000")}, nil, "the endpoint at 10.0.0.1:8000 has no name"},
-		{"no address", []Spec{{Name: "a"}}, nil, "default/a has no address"},
-		{"no port", []Spec{specOf("a", "10.0.0.1:0")}, nil, "default/a has no address"},
-		{"unknown role", []Spec{withLabel(a, pd.RoleLabel, "chef")}, []string{"default/a"}, `its role is "chef"`},
+		{"all is well", []epp.Spec{specOf("b", "[2001:db8::1]:1"), a}, []string{"default/a", "default/b"}, ""},
+		{"default namespace", []epp.Spec{{Name: "a", Addr: a.Addr}}, []string{"default/a"}, ""},
+		{"same name elsewhere", []epp.Spec{a, {Namespace: "other", Name: "a", Addr: netip.MustParseAddrPort("10.0.0.2:1")}}, []string{"default/a", "other/a"}, ""},
+		{"same name", []epp.Spec{a, specOf("a", "10.0.0.2:8000")}, []string{"default/a"}, "default/a is there twice; the one at 10.0.0.2:8000 is left out"},
+		{"same address", []epp.Spec{other, a}, []string{"default/a"}, "other/a has the address 10.0.0.1:8000 of default/a"},
+		{"same address in IPv6", []epp.Spec{a, specOf("b", "[::ffff:10.0.0.1]:8000")}, []string{"default/a"}, "default/b has the address"},
+		{"no name", []epp.Spec{specOf("", "10.0.0.1:8000")}, nil, "the endpoint at 10.0.0.1:8000 has no name"},
+		{"no address", []epp.Spec{{Name: "a"}}, nil, "default/a has no address"},
+		{"no port", []epp.Spec{specOf("a", "10.0.0.1:0")}, nil, "default/a has no address"},
+		{"unknown role", []epp.Spec{withLabel(a, pd.RoleLabel, "chef")}, []string{"default/a"}, `its role is "chef"`},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -233,7 +283,7 @@ func TestSetOverTime(t *testing.T) {
 	var s set
 	for range 2000 {
 		now = now.Add(time.Duration(rnd.IntN(20)) * time.Second)
-		var specs []Spec
+		var specs []epp.Spec
 		for i := range 12 {
 			if rnd.IntN(3) > 0 {
 				spec := specOf(fmt.Sprint(i), fmt.Sprintf("10.0.0.%d:8000", i))

@@ -84,7 +84,7 @@ func estimate(t *testing.T, q *question) int {
 	if err := r.Write(q.body); err != nil {
 		t.Fatal(err)
 	}
-	request, err := r.Close()
+	request, err := r.Close(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package envoyconfig
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp/extproc"
@@ -11,33 +12,64 @@ import (
 // Summary is what the command does, for help pages.
 const Summary = "write a complete Envoy configuration for an EPP"
 
+// The files that can be written.
+const (
+	writeBootstrap   = "bootstrap"
+	writeCertificate = "certificate"
+)
+
 // settings are the flags.
 type settings struct {
-	Listen    string             `flag:"listen" arg:"IP:PORT" help:"where clients connect to"`
-	Admin     string             `flag:"admin-address" arg:"IP:PORT" help:"Envoy's own pages; keep it on loopback"`
-	AccessLog bool               `flag:"access-log" help:"one line of JSON for each request, on stdout"`
-	Collector string             `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans"`
-	EPP       []string           `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
-	Plaintext bool               `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
-	CA        string             `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
-	Mode      extproc.Filters    `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
-	Pool      extproc.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
+	Listen  listen     `group:"Envoy"`
+	Picker  picker     `group:"EPP"`
+	Pool    pool       `group:"Decode endpoints"`
+	Request boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
+	Write   string     `flag:"write" enum:"bootstrap,certificate" help:"which file to write: Envoy's configuration, or the one that --cert-file names in it"`
+}
+
+type listen struct {
+	Address    string  `flag:"listen" arg:"IP:PORT" help:"where clients connect to"`
+	CertDir    string  `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to serve clients over TLS"`
+	CertFile   string  `flag:"cert-file" arg:"FILE" help:"where Envoy will find what --write certificate writes; with it Envoy takes renewed certificates at once, without it at its next start"`
+	Admin      string  `flag:"admin-address" arg:"IP:PORT" help:"Envoy's own pages; keep it on loopback"`
+	Operations string  `flag:"operations-address" arg:"IP:PORT" help:"/livez, /readyz and /metrics, for probes and Prometheus"`
+	AccessLog  bool    `flag:"access-log" help:"one line of JSON for each request, on stdout"`
+	Collector  string  `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans"`
+	TraceRatio float64 `flag:"trace-ratio" help:"part of the traces that begin here which are kept"`
+}
+
+type picker struct {
+	Addresses []string        `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
+	Mode      extproc.Filters `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
+	Plaintext bool            `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
+	CA        string          `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
+	Name      string          `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
+}
+
+type pool struct {
+	Source    extproc.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
 	Endpoints []netip.AddrPort   `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
-	BodyLimit boot.Bytes         `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
+	Idle      time.Duration      `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint is kept open; what closes it there must wait longer (our sidecar: 5m)"`
+	TLS       bool               `flag:"pool-tls" help:"TLS to the endpoints, for sidecars that run with --secure-serving"`
+	CA        string             `flag:"pool-ca" arg:"FILE" help:"certificates that the endpoints' must be signed by. Default: they are not verified, since sidecars sign their own"`
+	Name      string             `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
 }
 
 func defaults() settings {
 	d := extproc.DefaultBootstrap()
 	return settings{
-		Listen: d.Listen, Admin: d.Admin, EPP: d.Pickers, Mode: d.Filters, Pool: d.Pool, BodyLimit: boot.Bytes(d.BodyLimit),
+		Listen: listen{Address: d.Listen, Admin: d.Admin, TraceRatio: d.TraceRatio}, Picker: picker{Addresses: d.Pickers, Mode: d.Filters},
+		Pool: pool{Source: d.Pool, Idle: d.Idle, TLS: !d.PoolTLS.Plaintext}, Request: boot.Bytes(d.BodyLimit), Write: writeBootstrap,
 	}
 }
 
 func (s *settings) options() extproc.BootstrapOptions {
+	l, e, p := s.Listen, s.Picker, s.Pool
 	return extproc.BootstrapOptions{
-		Listen: s.Listen, Admin: s.Admin, AccessLog: s.AccessLog, Collector: s.Collector,
-		Pickers: s.EPP, Plaintext: s.Plaintext, CAFile: s.CA, Filters: s.Mode,
-		Pool: s.Pool, Static: s.Endpoints, BodyLimit: int64(s.BodyLimit),
+		Listen: l.Address, Cert: extproc.OwnCert{Dir: l.CertDir, File: l.CertFile}, Admin: l.Admin, Operations: l.Operations,
+		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
+		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: extproc.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
+		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: extproc.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
 	}
 }
 
@@ -45,6 +77,7 @@ func (s *settings) options() extproc.BootstrapOptions {
 func (s *settings) Validate(p *boot.Problems) {
 	o := s.options()
 	o.Problems(p.Add)
+	p.Require(s.Write != writeCertificate || s.Listen.CertDir != "", "write", "there is no certificate to write about: cert-path is missing")
 }
 
 // Run is the command.
@@ -52,6 +85,9 @@ func Run(_ context.Context, std boot.IO, args []string) error {
 	s := defaults()
 	if _, err := (boot.Program{Summary: "envoy-config: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
+	}
+	if s.Write == writeCertificate {
+		return extproc.Certificate(std.Stdout, s.Listen.CertDir)
 	}
 	return extproc.Bootstrap(std.Stdout, s.options())
 }

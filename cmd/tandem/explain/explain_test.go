@@ -86,6 +86,31 @@ func TestTable(t *testing.T) {
 	}
 }
 
+func TestRequestLine(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		request epp.RequestSummary
+		want    string
+	}{
+		{"no model", epp.RequestSummary{}, "model not named, about 0 prompt tokens, x-tandem-pd: auto\n"},
+		{"rewritten", epp.RequestSummary{Model: "big", Asked: "llama", Rewrite: "canary"}, "model big (asked for llama, rewritten by canary), about"},
+		{"kept by a rewrite", epp.RequestSummary{Model: "big", Rewrite: "canary"}, "model big (by rewrite canary), about"},
+		{"an objective", epp.RequestSummary{Objective: "fast", Known: true, Priority: -3}, "x-tandem-pd: auto, objective fast: priority -3\n"},
+		{"an unknown one", epp.RequestSummary{Objective: "fa st"}, `x-tandem-pd: auto, objective "fa st" is not known: priority 0` + "\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := remote()
+			x.Request = c.request
+			x.Request.API, x.Request.Wish = "chat", "auto"
+			addr, _, _ := answering(t, x)
+			out, err := runWith(t, "{}", "--admin="+addr, "-")
+			if err != nil || !strings.HasPrefix(out, "request   chat, ") || !strings.Contains(out, c.want) {
+				t.Errorf("%v:\n%s\nwant %s", err, out, c.want)
+			}
+		})
+	}
+}
+
 func TestTop(t *testing.T) {
 	addr, _, _ := answering(t, remote())
 	out, err := runWith(t, "{}", "--admin="+addr, "--top=1", "-")

@@ -16,7 +16,7 @@ func (s *settings) table(x *epp.Explanation) string {
 	var b strings.Builder
 	r := x.Request
 	if r.API != "" {
-		fmt.Fprintf(&b, "request   %s, model %s, about %d prompt tokens, x-tandem-pd: %s\n", r.API, orNone(r.Model), r.Tokens, r.Wish)
+		fmt.Fprintf(&b, "request   %s, model %s, about %d prompt tokens, x-tandem-pd: %s%s\n", r.API, model(&r), r.Tokens, r.Wish, urgency(&r))
 	}
 	fmt.Fprintf(&b, "decision  %s, because: %s\n", x.Decision, x.Reason)
 	if x.Refusal != nil {
@@ -41,6 +41,28 @@ func (s *settings) table(x *epp.Explanation) string {
 		s.stage(&b, stage)
 	}
 	return b.String()
+}
+
+// model tells which model answers, and why it is not the one that was asked for.
+func model(r *epp.RequestSummary) string {
+	switch {
+	case r.Rewrite == "":
+		return orNone(r.Model)
+	case r.Asked == "":
+		return fmt.Sprintf("%s (by rewrite %s)", r.Model, r.Rewrite)
+	}
+	return fmt.Sprintf("%s (asked for %s, rewritten by %s)", r.Model, r.Asked, r.Rewrite)
+}
+
+// urgency tells the objective of a request that has one.
+func urgency(r *epp.RequestSummary) string {
+	switch {
+	case r.Objective == "":
+		return ""
+	case !r.Known:
+		return fmt.Sprintf(", objective %q is not known: priority 0", r.Objective)
+	}
+	return fmt.Sprintf(", objective %s: priority %d", r.Objective, r.Priority)
 }
 
 // decider tells the numbers in words.

@@ -8,6 +8,8 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -42,7 +44,7 @@ type Event struct {
 	Served string // of response headers
 }
 
-// Register makes the floor serve on g. Its fields must not change any more.
+// Register makes the floor serve on g, and tell that it is healthy. Its fields must not change any more.
 func (f *Floor) Register(g grpc.ServiceRegistrar) {
 	f.headers = &extproc.ProcessingResponse{
 		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{
@@ -58,6 +60,9 @@ func (f *Floor) Register(g grpc.ServiceRegistrar) {
 		}},
 	}
 	extproc.RegisterExternalProcessorServer(g, f)
+	healthy := health.NewServer()
+	healthy.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(g, healthy)
 }
 
 // Process serves one stream. The end of a stream is one event, however it looks.

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp/kube"
+	"github.com/tandem-serving/tandem/epp/pool"
+)
+
+// endpoints says where the endpoints come from: one of its flags, or else the configuration. Two sources that disagree would
+// make it a matter of order who is served.
+type endpoints struct {
+	File       string `flag:"endpoints-file" arg:"FILE" help:"file with the endpoints, read again when it changes"`
+	Pool       string `flag:"pool-name" arg:"NAME" help:"InferencePool whose pods are the endpoints"`
+	Namespace  string `flag:"pool-namespace" arg:"NAME" help:"namespace of the pool or the pods; none: what NAMESPACE in the environment says, else the picker's own or the kubeconfig's, else default"`
+	Group      string `flag:"pool-group" arg:"GROUP" enum:"inference.networking.k8s.io,inference.networking.x-k8s.io" help:"API group of the InferencePool"`
+	Selector   string `flag:"endpoint-selector" arg:"SELECTOR" help:"label selector of the pods that are the endpoints, where there is no InferencePool"`
+	Ports      []int  `flag:"endpoint-target-ports" arg:"PORT[,…]" help:"ports of these pods, 1 to 8 of them; each is an endpoint"`
+	Kubeconfig string `flag:"kubeconfig" arg:"FILE" help:"how to reach the cluster; none: as KUBECONFIG in the environment says, else as a pod in it"`
+	Policy     string `flag:"policy-file" arg:"FILE" help:"InferenceObjectives and InferenceModelRewrites where there is no InferencePool, read again when it changes"`
+}
+
+const (
+	// maxTargetPorts is how many an InferencePool may have.
+	maxTargetPorts = 8
+	sources        = "--pool-name, --endpoint-selector, --endpoints-file, or the plugin file-discovery as dataLayer.discovery of the configuration"
+)
+
+// Validate implements boot.Validator.
+func (e *endpoints) Validate(p *boot.Problems) {
+	if given := e.given(); len(given) > 1 {
+		p.Add(given[1], "cannot be given beside --%s: choose one of them", given[0])
+	}
+	e.validateCluster(p)
+	_, err := labels.Parse(e.Selector)
+	p.Require(err == nil, "endpoint-selector", "%w", err)
+	p.Require(e.Selector == "" || len(e.Ports) > 0, "endpoint-target-ports", "is needed beside --endpoint-selector: the ports that the pods serve")
+	p.Require(e.Selector != "" || len(e.Ports) == 0, "endpoint-target-ports", "is for --endpoint-selector: an InferencePool has targetPorts of its own, and an endpoints file names ports")
+	p.Require(len(e.Ports) <= maxTargetPorts, "endpoint-target-ports", "%d ports are too many: at most %d", len(e.Ports), maxTargetPorts)
+	for i, port := range e.Ports {
+		p.Require(port > 0 && port <= 65535, "endpoint-target-ports", "%d is not a port from 1 to 65535", port)
+		p.Require(!slices.Contains(e.Ports[:i], port), "endpoint-target-ports", "%d is there twice", port)
+	}
+	p.Require(e.Policy == "" || e.Pool == "", "policy-file", "cannot be given beside --pool-name: the objects of the cluster that name the pool are used")
+}
+
+func (e *endpoints) validateCluster(p *boot.Problems) {
+	const without = "is of no use without --pool-name or --endpoint-selector"
+	p.Require(e.Namespace == "" || e.cluster(), "pool-namespace", without)
+	p.Require(e.Kubeconfig == "" || e.cluster(), "kubeconfig", without)
+	if e.Kubeconfig != "" {
+		_, err := clientcmd.LoadFromFile(e.Kubeconfig)
+		p.Require(err == nil, "kubeconfig", "%w", err)
+	}
+}
+
+// given are the flags that say where the endpoints come from.
+func (e *endpoints) given() (flags []string) {
+	for _, f := range []struct{ name, value string }{{"pool-name", e.Pool}, {"endpoint-selector", e.Selector}, {"endpoints-file", e.File}} {
+		if f.value != "" {
+			flags = append(flags, f.name)
+		}
+	}
+	return flags
+}
+
+// cluster tells whether the endpoints are pods of a cluster.
+func (e *endpoints) cluster() bool { return e.Pool != "" || e.Selector != "" }
+
+// choose tells which file the endpoints are in, given what the configuration names as discovery. The zero File means the
+// cluster. The error tells that there is not exactly one source.
+func (e *endpoints) choose(discovery any) (pool.File, error) {
+	file, configured := discovery.(*pool.File)
+	given := e.given()
+	switch {
+	case configured && len(given) > 0:
+		return pool.File{}, fmt.Errorf("the configuration names file-discovery, and --%s is given too: leave one of them out", strings.Join(given, ", --"))
+	case configured:
+		return *file, nil
+	case len(given) == 0:
+		return pool.File{}, errors.New("nothing says where the endpoints are: give " + sources)
+	case e.File != "":
+		return pool.File{Path: e.File, WatchFile: true}, nil
+	}
+	return pool.File{}, nil
+}
+
+// reach finds the cluster, and the namespace that is meant.
+func (e *endpoints) reach(env func(string) (string, bool)) (config *rest.Config, namespace string, err error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = e.Kubeconfig
+	cluster := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
+	if config, err = cluster.ClientConfig(); err != nil {
+		return nil, "", fmt.Errorf("finding the cluster: %w (run in a pod of it, or give --kubeconfig)", err)
+	}
+	if e.Namespace != "" {
+		return config, e.Namespace, nil
+	}
+	if env != nil {
+		if namespace, _ = env("NAMESPACE"); namespace != "" { // llm-d's charts set it
+			return config, namespace, nil
+		}
+	}
+	namespace, _, err = cluster.Namespace()
+	return config, namespace, err
+}
+
+// options are those of the watch, but for what the process has.
+func (e *endpoints) options(env func(string) (string, bool)) (options kube.Options, err error) {
+	options = kube.Options{Pool: e.Pool, Group: e.Group, TargetPorts: e.Ports}
+	if e.Selector != "" {
+		if options.Selector, err = labels.Parse(e.Selector); err != nil {
+			return options, err
+		}
+	}
+	options.Config, options.Namespace, err = e.reach(env)
+	return options, err
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/epp/extproc"
+)
+
+// replica is a picker in a process of its own, so that it can be killed.
+type replica struct {
+	*served
+	cmd *exec.Cmd
+}
+
+// startReplica starts a picker whose ext-proc port is port, and waits until it is ready.
+func startReplica(t *testing.T, port, endpoints string) *replica {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	r := &replica{served: &served{}}
+	r.cmd = exec.Command(self, append(localPorts, "--grpc-port="+port, "--endpoints-file="+endpoints)...)
+	r.cmd.Args[0] = "epp" // what TestMain knows the program by
+	r.cmd.Stderr, r.cmd.Env = &r.stderr, append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	stdout, err := r.cmd.StdoutPipe()
+	must(t, err)
+	must(t, r.cmd.Start())
+	t.Cleanup(func() { _ = r.end(syscall.SIGKILL) }) // how it ends is the test's to look at
+	r.stdout = bufio.NewReader(stdout)
+	r.awaitReady(t)
+	return r
+}
+
+// end sends a signal and waits for the end; one that has ended stays so.
+func (r *replica) end(signal os.Signal) error {
+	if r.cmd.ProcessState != nil {
+		return nil
+	}
+	_ = r.cmd.Process.Signal(signal) // it fails only if the process has just ended
+	return r.cmd.Wait()
+}
+
+// picks is how many requests it has picked for.
+func (r *replica) picks(t *testing.T) string {
+	t.Helper()
+	_, text := r.ask(t, "GET", "metrics", "/metrics", nil)
+	return regexp.MustCompile(`(?m)^tandem_pick_seconds_count.* (\d+)$`).FindStringSubmatch(text)[1]
+}
+
+// front is Envoy before two replicas.
+type front struct {
+	*envoy.Envoy
+	url       string
+	endpoints string // file
+	replicas  [2]*replica
+}
+
+// startFront starts two replicas, Envoy before them, and an engine behind it that answers with the length of what it got.
+func startFront(t *testing.T) *front {
+	t.Helper()
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if err == nil {
+			fmt.Fprint(w, n)
+		}
+	}))
+	t.Cleanup(engine.Close)
+	host, port, err := net.SplitHostPort(engine.Listener.Addr().String())
+	must(t, err)
+	f := &front{endpoints: filepath.Join(t.TempDir(), "endpoints.yaml")}
+	write(t, f.endpoints, fmt.Sprintf("endpoints: [{name: d, address: %s, port: %s}]\n", host, port))
+	options := extproc.DefaultBootstrap()
+	options.Listen, options.Admin = "127.0.0.1:0", "127.0.0.1:0"
+	for i := range f.replicas {
+		f.replicas[i] = startReplica(t, "0", f.endpoints)
+		options.Pickers = append(options.Pickers, f.replicas[i].addresses["extproc"])
+	}
+	var boot bytes.Buffer
+	must(t, extproc.Bootstrap(&boot, options))
+	f.Envoy, err = envoy.Start(t.Context(), boot.Bytes())
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Stop()) })
+	address, err := f.Listener(t.Context(), extproc.ListenerName)
+	must(t, err)
+	f.url = "http://" + address + "/v1/completions"
+	return f
+}
+
+// awaitBoth waits until Envoy takes both replicas for healthy. It has no event for that.
+func (f *front) awaitBoth(t *testing.T) {
+	t.Helper()
+	const gauge = "cluster." + extproc.PickerCluster + ".membership_healthy"
+	eventually(t, func() bool {
+		stats, err := f.Stats(t.Context(), gauge)
+		must(t, err)
+		return stats[gauge] == int64(len(f.replicas))
+	})
+}
+
+// replace ends a replica under load and puts another in its place, at the same address.
+func (f *front) replace(t *testing.T, i int, signal os.Signal) (failed []string) {
+	t.Helper()
+	f.awaitBoth(t)
+	_, port, err := net.SplitHostPort(f.replicas[i].addresses["extproc"])
+	must(t, err)
+	l := f.press()
+	l.await(t, 50)
+	l.goOn(func() { err = f.replicas[i].end(signal) })
+	if err != nil && signal != syscall.SIGKILL {
+		t.Errorf("the replica ended with %v: %s", err, &f.replicas[i].stderr)
+	}
+	l.await(t, 50)
+	l.goOn(func() { f.replicas[i] = startReplica(t, port, f.endpoints) })
+	l.await(t, 50)
+	return l.end()
+}
+
+// load is clients that send one request after the other.
+type load struct {
+	clients sync.WaitGroup
+	stop    chan struct{}
+	served  chan struct{}
+	mu      sync.Mutex
+	failed  []string
+}
+
+const (
+	clients = 8
+	// Envoy sends a stream with a body of up to smallBody again if a picker dies while it reads.
+	smallBody = 20_000
+)
+
+func (f *front) press() *load {
+	l := &load{stop: make(chan struct{}), served: make(chan struct{})}
+	for i := range clients {
+		l.clients.Go(func() {
+			transport := &http.Transport{}
+			defer transport.CloseIdleConnections()
+			l.run(&http.Client{Transport: transport}, f.url, i)
+		})
+	}
+	return l
+}
+
+// run sends requests of all sizes until the load stops.
+func (l *load) run(client *http.Client, url string, n int) {
+	sizes := []int{100, smallBody, 200_000, 1 << 20}
+	for ; ; n++ {
+		size := sizes[n%len(sizes)]
+		if problem := sendPrompt(client, url, size); problem != "" {
+			l.mu.Lock()
+			l.failed = append(l.failed, fmt.Sprintf("%d bytes: %s", size, problem))
+			l.mu.Unlock()
+		}
+		select {
+		case <-l.stop:
+			return
+		case l.served <- struct{}{}:
+		}
+	}
+}
+
+// sendPrompt tells how a request with a prompt of some size failed, "" if it did not.
+func sendPrompt(client *http.Client, url string, size int) string {
+	body := `{"model":"m","prompt":"` + strings.Repeat("x", size) + `"}`
+	answer, err := client.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return err.Error()
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode == http.StatusOK && string(text) == fmt.Sprint(len(body)) {
+		return ""
+	}
+	return fmt.Sprintf("status %d, Retry-After %q, %s, %v", answer.StatusCode, answer.Header.Get("Retry-After"), text, err)
+}
+
+// goOn lets the clients go on while something is done.
+func (l *load) goOn(do func()) {
+	done := make(chan struct{})
+	go func() { defer close(done); do() }()
+	for {
+		select {
+		case <-l.served:
+		case <-done:
+			return
+		}
+	}
+}
+
+// await waits for so many answers. Clients go on only while somebody waits.
+func (l *load) await(t *testing.T, answers int) {
+	t.Helper()
+	for range answers {
+		select {
+		case <-l.served:
+		case <-t.Context().Done():
+			t.Fatal("no answer")
+		}
+	}
+}
+
+func (l *load) end() []string {
+	close(l.stop)
+	l.clients.Wait()
+	return l.failed
+}
+
+// TestRestartBehindEnvoy ends one of two replicas under load. By SIGTERM no request fails. By SIGKILL only those may fail
+// whose large body it was reading, and their clients are told to come again: Envoy has not kept what it passed on.
+func TestRestartBehindEnvoy(t *testing.T) {
+	envoy.Require(t)
+	f := startFront(t)
+	l := f.press()
+	l.await(t, 50)
+	if failed := l.end(); len(failed) > 0 {
+		t.Errorf("with both replicas: %q", failed)
+	}
+	for i, r := range f.replicas {
+		if r.picks(t) == "0" {
+			t.Errorf("replica %d has picked for nobody", i)
+		}
+	}
+	for i := range f.replicas {
+		if failed := f.replace(t, i, syscall.SIGTERM); len(failed) > 0 {
+			t.Errorf("SIGTERM to replica %d: %q", i, failed)
+		}
+	}
+	for i := range f.replicas {
+		failed := f.replace(t, i, syscall.SIGKILL)
+		t.Logf("SIGKILL to replica %d: %d requests failed, with %d clients", i, len(failed), clients)
+		if len(failed) > clients {
+			t.Errorf("%d requests failed, with %d in flight", len(failed), clients)
+		}
+		for _, problem := range failed {
+			var size int
+			if _, err := fmt.Sscan(problem, &size); err != nil || size <= smallBody || !strings.Contains(problem, `status 503, Retry-After "1"`) {
+				t.Error(problem)
+			}
+		}
+	}
+}

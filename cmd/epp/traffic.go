@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// traffic knows whether anybody still asks for picks. Its listener counts connections, its interceptor notes streams.
+type traffic struct {
+	net.Listener
+	open atomic.Int64
+	last atomic.Int64  // when the latest stream began, in ns since 1970; 0 = never
+	left chan struct{} // holds one: a connection has ended
+}
+
+func newTraffic() *traffic { return &traffic{left: make(chan struct{}, 1)} }
+
+// Accept implements net.Listener.
+func (t *traffic) Accept() (net.Conn, error) {
+	conn, err := t.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	t.open.Add(1)
+	return &countedConn{Conn: conn, of: t}, nil
+}
+
+// countedConn is a connection that tells when it ends.
+type countedConn struct {
+	net.Conn
+	of   *traffic
+	once sync.Once
+}
+
+// Close implements net.Conn.
+func (c *countedConn) Close() error {
+	c.once.Do(func() {
+		c.of.open.Add(-1)
+		select {
+		case c.of.left <- struct{}{}:
+		default:
+		}
+	})
+	return c.Conn.Close()
+}
+
+// note is a grpc.StreamServerInterceptor.
+func (t *traffic) note(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.FullMethod == pickMethod {
+		t.last.Store(time.Now().UnixNano())
+	}
+	return handler(srv, stream)
+}
+
+// pickMethod is what gateways call for every request.
+const pickMethod = "/" + serviceExtProc + "/Process"
+
+// awaitCalm waits until no stream has begun for a time, counted from now, or nobody is connected: at most so long.
+func (t *traffic) awaitCalm(ctx context.Context, calm, most time.Duration) {
+	since := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for t.open.Load() > 0 {
+		if last := time.Unix(0, t.last.Load()); last.After(since) {
+			since = last
+		}
+		wait := time.Until(since.Add(calm))
+		if wait <= 0 {
+			return
+		}
+		rest := time.NewTimer(wait)
+		select {
+		case <-rest.C:
+		case <-t.left:
+		case <-ctx.Done():
+			rest.Stop()
+			return
+		}
+		rest.Stop()
+	}
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"slices"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+)
+
+// container is what a test needs of one.
+type container struct {
+	Name string
+	Args []string
+}
+
+// routingProxies gives the arguments of all routing proxies in a file of Deployments, by the Deployment's name.
+func routingProxies(t *testing.T, file string) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string][]string{}
+	for objects := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var deployment struct {
+			Metadata struct{ Name string }
+			Spec     struct {
+				Template struct {
+					Spec struct {
+						InitContainers []container `yaml:"initContainers"`
+					}
+				}
+			}
+		}
+		if err := objects.Decode(&deployment); errors.Is(err, io.EOF) {
+			return found
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range deployment.Spec.Template.Spec.InitContainers {
+			if c.Name == "routing-proxy" {
+				found[deployment.Metadata.Name] = c.Args
+			}
+		}
+	}
+}
+
+// TestInPlaceOfLLMD starts the sidecar with the arguments that llm-d's decode pods give to theirs.
+func TestInPlaceOfLLMD(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.URL.Path) }))
+	defer engine.Close()
+	at, err := url.Parse(engine.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := routingProxies(t, "testdata/llm-d/decode.yaml")
+	if len(all) != 2 {
+		t.Fatalf("found the routing proxies of %v", all)
+	}
+	for name, args := range all {
+		t.Run(name, func(t *testing.T) {
+			var told bytes.Buffer
+			std := boot.IO{Name: "sidecar", Stdout: io.Discard, Stderr: &told}
+			if code := boot.Run(t.Context(), std, append(slices.Clone(args), "--check"), run); code != boot.CodeOK {
+				t.Fatalf("a check of %q ends with %d: %s", args, code, &told)
+			}
+			data, end := serving(t, append(slices.Clone(args), "--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+				"--model-server-port="+at.Port()))
+			defer end()
+			answer, err := http.Get("http://" + data + "/v1/models") // as the pod's probes do
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			defer http.DefaultClient.CloseIdleConnections()
+			if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "/v1/models" {
+				t.Errorf("got %q, %v", text, err)
+			}
+		})
+	}
+}
+
+// serving runs a sidecar until end is called, and gives the address of its data port.
+func serving(t *testing.T, args []string) (data string, end func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	line, stdout := io.Pipe()
+	ended := make(chan int, 1)
+	var told bytes.Buffer
+	go func() {
+		ended <- boot.Run(ctx, boot.IO{Name: "sidecar", Stdout: stdout, Stderr: &told}, args, run)
+		stdout.Close()
+	}()
+	text, err := bufio.NewReader(line).ReadBytes('\n')
+	var ready struct{ Addresses map[string]string }
+	if err == nil {
+		err = json.Unmarshal(text, &ready)
+	}
+	end = func() {
+		stop()
+		if code := <-ended; code != boot.CodeOK {
+			t.Errorf("the sidecar ended with %d: %s", code, &told)
+		}
+	}
+	if err != nil {
+		end()
+		t.Fatal(err)
+	}
+	return ready.Addresses["http"], end
+}

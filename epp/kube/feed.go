@@ -1,0 +1,202 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Why a watch does not run.
+const (
+	faultUnreachable  = "unreachable"  // the API server does not answer
+	faultUnauthorized = "unauthorized" // it does not know who asks
+	faultForbidden    = "forbidden"    // RBAC
+	faultMissing      = "missing"      // the cluster does not have the kind
+	faultOther        = "error"        // whatever else it says
+)
+
+// fault is why a watch does not run.
+type fault struct {
+	reason string
+	err    error
+}
+
+// faultOf reads what came of opening a watch; nil if that worked, or says nothing about what is to come.
+func faultOf(err error) *fault {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+		return nil
+	case apierrors.IsForbidden(err):
+		return &fault{faultForbidden, err}
+	case apierrors.IsUnauthorized(err):
+		return &fault{faultUnauthorized, err}
+	case apierrors.IsNotFound(err):
+		return &fault{faultMissing, err}
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
+		return &fault{faultOther, err}
+	}
+	if asked := (*url.Error)(nil); errors.As(err, &asked) {
+		err = asked.Err // without the address asked, which is long
+	}
+	return &fault{faultUnreachable, err}
+}
+
+// feed follows the objects of one kind, as long as its context lasts. client-go does the work: a watch that ends is opened
+// again, one whose history is gone begins anew, one that fails is tried again, after 1 s at first and a minute at last.
+type feed struct {
+	kind  kind
+	stop  context.CancelFunc
+	ready chan struct{} // closed when all objects that there were at first have been delivered
+	tell  func(*fault)  // called when fault changes
+
+	mu    sync.Mutex
+	fault *fault
+}
+
+// only limits what is followed to the namespace. controller-runtime asks for just that namespace if the field selector has
+// it; its own option for namespaces leaves goroutines behind where a watch is stopped before it ran.
+func (w *Watch) only(by cache.ByObject) cache.ByObject {
+	namespace := fields.OneTermEqualSelector("metadata.namespace", w.options.Namespace)
+	if by.Field == nil {
+		by.Field = namespace
+	} else {
+		by.Field = fields.AndSelectors(namespace, by.Field)
+	}
+	return by
+}
+
+// follow starts a feed. work has its goroutines, which end with ctx or stop.
+func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cache.ByObject,
+	to toolscache.ResourceEventHandler) (*feed, error) {
+	f := &feed{kind: k, ready: make(chan struct{}), tell: func(broken *fault) {
+		w.metrics.fault(k, broken)
+		w.wake()
+	}}
+	objects, err := cache.New(w.config, cache.Options{
+		HTTPClient:               w.client,
+		Scheme:                   k.scheme(),
+		Mapper:                   k.mapper(),
+		ByObject:                 map[client.Object]cache.ByObject{k.object: w.only(by)},
+		NewInformer:              f.informer,
+		DefaultWatchErrorHandler: func(context.Context, *toolscache.Reflector, error) {}, // opened has seen it
+	})
+	if err != nil {
+		return nil, fmt.Errorf("preparing to watch %v: %w", k, err)
+	}
+	informer, err := objects.GetInformer(ctx, k.object, cache.BlockUntilSynced(false))
+	if err != nil {
+		return nil, fmt.Errorf("preparing to watch %v: %w", k, err)
+	}
+	delivered, err := informer.AddEventHandler(to)
+	if err != nil {
+		return nil, fmt.Errorf("preparing to watch %v: %w", k, err)
+	}
+	ctx, f.stop = context.WithCancel(ctx)
+	work.Go(func() { _ = objects.Start(ctx) }) // fails only if it was started before
+	work.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-delivered.HasSyncedChecker().Done():
+			close(f.ready)
+			w.wake()
+		}
+	})
+	return f, nil
+}
+
+// informer makes client-go's informer, with a look at how its requests end.
+func (f *feed) informer(from toolscache.ListerWatcher, of runtime.Object, _ time.Duration,
+	by toolscache.Indexers) toolscache.SharedIndexInformer {
+	inner := toolscache.ToListerWatcherWithContext(from)
+	return toolscache.NewSharedIndexInformer(&toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := inner.ListWithContext(ctx, o)
+			if err != nil { // success is not yet a watch
+				f.opened(err)
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			stream, err := inner.WatchWithContext(ctx, o)
+			f.opened(err)
+			if o.SendInitialEvents != nil && utilnet.IsConnectionRefused(err) {
+				// The reflector would wait for its next try without looking whether it is to end; for other errors it looks.
+				err = errors.New(err.Error())
+			}
+			return stream, err
+		},
+	}, of, 0, by)
+}
+
+// opened notes what came of a request.
+func (f *feed) opened(err error) {
+	next := faultOf(err)
+	if err != nil && next == nil {
+		return
+	}
+	f.mu.Lock()
+	before := f.fault
+	f.fault = next
+	f.mu.Unlock()
+	if before != next {
+		f.tell(next)
+	}
+}
+
+// state gives why the feed does not follow now, and whether it has told what there was at first.
+func (f *feed) state() (*fault, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-f.ready:
+		return f.fault, true
+	default:
+		return f.fault, false
+	}
+}
+
+// has tells whether what the feed knows can be gone by: the kind is there, and was told.
+func (f *feed) has() bool {
+	broken, told := f.state()
+	return told && (broken == nil || broken.reason != faultMissing)
+}
+
+// settled tells whether the feed has told what there is, or why it will not for a while.
+func (f *feed) settled() bool {
+	broken, told := f.state()
+	return told || broken != nil && (broken.reason == faultMissing || broken.reason == faultForbidden)
+}
+
+// handler calls set with objects that are new or changed and remove with the names of those that are gone.
+func handler[T client.Object](set func(T), remove func(name string)) toolscache.ResourceEventHandler {
+	given := func(object any) {
+		if o, ok := object.(T); ok {
+			set(o)
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    given,
+		UpdateFunc: func(_, object any) { given(object) },
+		DeleteFunc: func(object any) {
+			if missed, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+				object = missed.Obj
+			}
+			if o, ok := object.(T); ok {
+				remove(o.GetName())
+			}
+		},
+	}
+}

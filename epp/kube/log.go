@@ -1,0 +1,49 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+// quieten has what client-go and controller-runtime say go through our log. Their loggers belong to the process: the first
+// Watch's log gets it all.
+var quieten = func() func(*slog.Logger) {
+	var once sync.Once
+	return func(log *slog.Logger) {
+		once.Do(func() {
+			klog.SetSlogLogger(slog.New(quiet{log.Handler()}))
+			ctrllog.SetLogger(klog.Background())
+		})
+	}
+}()
+
+// quiet lowers what libraries inform of to Debug: what an operator must know, Trouble tells. Their errors stay, as warnings.
+type quiet struct{ slog.Handler }
+
+func lowered(level slog.Level) slog.Level {
+	if level > slog.LevelInfo {
+		return slog.LevelWarn
+	}
+	return min(level, slog.LevelDebug)
+}
+
+// Enabled implements slog.Handler.
+func (q quiet) Enabled(ctx context.Context, level slog.Level) bool {
+	return q.Handler.Enabled(ctx, lowered(level))
+}
+
+// Handle implements slog.Handler.
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = lowered(r.Level)
+	return q.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(attrs)} }
+
+// WithGroup implements slog.Handler.
+func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name)} }

@@ -1,0 +1,121 @@
+package kube
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// Annotations that limit which of the pool's ports a pod serves, as numbers with commas between. The older one counts only
+// where the other is not there.
+const (
+	activePorts      = "llm-d.ai/active-ports"
+	activePortsOlder = "inference.networking.k8s.io/active-ports"
+)
+
+// trimPod keeps of a pod what is used here. It runs before a pod is cached: thousands of whole pods are tens of megabytes.
+func trimPod(object any) (any, error) {
+	p, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	kept := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		Labels: p.Labels, DeletionTimestamp: p.DeletionTimestamp,
+	}}
+	for _, name := range []string{activePorts, activePortsOlder} {
+		if value, there := p.Annotations[name]; there {
+			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
+		}
+	}
+	kept.Status.PodIP = p.Status.PodIP
+	for i := range p.Status.Conditions {
+		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
+			kept.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return kept, nil
+}
+
+// endpointsOf gives the endpoints that a pod is, none if it cannot serve. problem says what of the pod is not as it should
+// be.
+func endpointsOf(p *corev1.Pod, ports []uint16) (specs []epp.Spec, problem string) {
+	if p.DeletionTimestamp != nil || !ready(p) || p.Status.PodIP == "" {
+		return nil, ""
+	}
+	addr, err := netip.ParseAddr(p.Status.PodIP)
+	if err != nil {
+		return nil, fmt.Sprintf("pod %s/%s serves nothing: its address %q is none", p.Namespace, p.Name, p.Status.PodIP)
+	}
+	active, problem := activeOf(p, ports)
+	for i, port := range ports {
+		if active == nil || active[port] {
+			specs = append(specs, epp.Spec{Namespace: p.Namespace, Name: p.Name + "-rank-" + strconv.Itoa(i),
+				Addr: netip.AddrPortFrom(addr.Unmap(), port), Labels: p.Labels})
+		}
+	}
+	return specs, problem
+}
+
+func ready(p *corev1.Pod) bool {
+	for i := range p.Status.Conditions {
+		if p.Status.Conditions[i].Type == corev1.PodReady {
+			return p.Status.Conditions[i].Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// activeOf gives the ports that the pod's annotation names, nil if it has none. As in llm-d, what is no port of the pool
+// counts for nothing, so an annotation without a single one of them takes the pod out.
+func activeOf(p *corev1.Pod, ports []uint16) (active map[uint16]bool, problem string) {
+	name := activePorts
+	value, there := p.Annotations[name]
+	if !there {
+		name = activePortsOlder
+		if value, there = p.Annotations[name]; !there {
+			return nil, ""
+		}
+	}
+	active = make(map[uint16]bool, len(ports))
+	var odd []string
+	for text := range strings.SplitSeq(value, ",") {
+		text = strings.TrimSpace(text)
+		port, err := strconv.ParseUint(text, 10, 16)
+		switch {
+		case text == "":
+		case err == nil && slices.Contains(ports, uint16(port)):
+			active[uint16(port)] = true
+		default:
+			odd = append(odd, strconv.Quote(text))
+		}
+	}
+	if len(odd) > 0 {
+		problem = fmt.Sprintf("annotation %s of pod %s/%s names %s, want ports of the pool (%s); the pod serves %d of them",
+			name, p.Namespace, p.Name, strings.Join(odd, ", "), portList(ports), len(active))
+	}
+	return active, problem
+}
+
+func portList(ports []uint16) string {
+	text := make([]string, len(ports))
+	for i, p := range ports {
+		text[i] = strconv.Itoa(int(p))
+	}
+	return strings.Join(text, ", ")
+}
+
+// sameSpecs tells whether the endpoints of a pod are as they were.
+func sameSpecs(a, b []epp.Spec) bool {
+	return slices.EqualFunc(a, b, func(a, b epp.Spec) bool {
+		return a.Namespace == b.Namespace && a.Name == b.Name && a.Addr == b.Addr && maps.Equal(a.Labels, b.Labels)
+	})
+}

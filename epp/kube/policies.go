@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// policies follows objectives and rewrites in both groups. Where a kind is there in both, only the newer group counts.
+type policies struct {
+	objectives dual[*InferenceObjective]
+	rewrites   dual[*InferenceModelRewrite]
+	used       policyState
+	problems   []string // of the policy in use
+}
+
+// policyState is what a policy was made of.
+type policyState struct {
+	made                   bool
+	objectives, rewrites   uint64
+	objectiveOf, rewriteOf int
+}
+
+// dual follows a kind in two groups.
+type dual[T policyObject] struct {
+	groups [2]struct { // the newer first
+		feed  *feed
+		shelf shelf[T]
+	}
+}
+
+// policyObject is an objective or a rewrite.
+type policyObject interface {
+	client.Object
+	pool() PoolRef
+}
+
+func (o *InferenceObjective) pool() PoolRef    { return o.Spec.PoolRef }
+func (r *InferenceModelRewrite) pool() PoolRef { return r.Spec.PoolRef }
+
+func (p *policies) start(ctx context.Context, r *run) error {
+	if err := p.objectives.start(ctx, r, objectiveKind); err != nil {
+		return err
+	}
+	return p.rewrites.start(ctx, r, rewriteKind)
+}
+
+func (d *dual[T]) start(ctx context.Context, r *run, kindOf func(group string) kind) (err error) {
+	for i, group := range []string{PolicyGroup, AlphaGroup} {
+		g, k := &d.groups[i], kindOf(group)
+		set := func(object T) {
+			r.metrics.event(k)
+			g.shelf.set(object)
+			r.wake()
+		}
+		remove := func(name string) {
+			r.metrics.event(k)
+			g.shelf.remove(name)
+			r.wake()
+		}
+		by := cache.ByObject{Transform: cache.TransformStripManagedFields()}
+		g.feed, err = r.follow(ctx, &r.work, k, by, handler(set, remove))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// none is the group in use of a kind that the cluster does not have.
+const none = -1
+
+// choose gives the group whose objects count.
+func (d *dual[T]) choose() int {
+	for i := range d.groups {
+		if d.groups[i].feed.has() {
+			return i
+		}
+	}
+	return none
+}
+
+// settled tells whether it is known which objects there are.
+func (d *dual[T]) settled() bool { return d.groups[0].feed.settled() && d.groups[1].feed.settled() }
+
+// complain notes why the objects may not be what the cluster says. A kind that the cluster does not have is no trouble, and
+// neither is a refusal to tell of the older group: who has only the newer one need not grant it.
+func (d *dual[T]) complain(r *run, found *troubles) {
+	for i := range d.groups {
+		broken, told := d.groups[i].feed.state()
+		if broken != nil && (broken.reason == faultMissing || broken.reason == faultForbidden && i > 0 && !told) {
+			continue
+		}
+		found.feed(d.groups[i].feed, broken, told, r.options.Namespace)
+	}
+	if d.choose() != 0 {
+		return
+	}
+	var ignored []string
+	older, _ := d.groups[1].shelf.list()
+	for _, object := range older {
+		if d.groups[1].feed.has() && object.pool().means(r.poolID()) {
+			ignored = append(ignored, object.GetName())
+		}
+	}
+	if k := d.groups[1].feed.kind; len(ignored) > 0 {
+		found.add("ignored "+k.String(), fmt.Sprintf("%s of %s are not used, since the cluster has the kind in %s too:"+
+			" move them there: %s", k.gvk.Kind, AlphaGroup, PolicyGroup, strings.Join(ignored, ", ")))
+	}
+}
+
+// objects gives those that count.
+func (d *dual[T]) objects() (objects []T, version uint64, group int) {
+	if group = d.choose(); group == none {
+		return nil, 0, none
+	}
+	objects, version = d.groups[group].shelf.list()
+	return objects, version, group
+}
+
+// read brings the policy up to date, and tells whether it is known.
+func (p *policies) read(r *run, found *troubles) (known bool) {
+	if r.fixed != nil {
+		return true
+	}
+	p.objectives.complain(r, found)
+	p.rewrites.complain(r, found)
+	if !p.used.made && !(p.objectives.settled() && p.rewrites.settled()) {
+		return false
+	}
+	now := policyState{made: true}
+	objectives, rewrites := []*InferenceObjective(nil), []*InferenceModelRewrite(nil)
+	objectives, now.objectives, now.objectiveOf = p.objectives.objects()
+	rewrites, now.rewrites, now.rewriteOf = p.rewrites.objects()
+	if now != p.used {
+		made, problems := policyOf(r.poolID(), objectives, rewrites)
+		p.used, p.problems = now, problems
+		r.policy.Store(made)
+		r.options.Log.Info("policy changed", "left out", len(problems))
+	}
+	for _, problem := range p.problems {
+		found.add(problem, problem)
+	}
+	return true
+}
+
+func (r *run) poolID() poolID { return poolID{r.options.Group, r.options.Pool} }

@@ -1,0 +1,249 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// pace is how far apart the pool is applied at least: a pod that comes or goes alone is seen at once, and when a thousand
+// come, the pool is made fifty times a second and not a thousand.
+const pace = 20 * time.Millisecond
+
+// run is one Run of a Watch. Only its loop touches its fields; feeds fill the shelves and rosters, and wake it.
+type run struct {
+	*Watch
+	apply func([]epp.Spec)
+	work  sync.WaitGroup // goroutines of feeds
+
+	pool  *feed // nil in selector mode
+	pools shelf[*InferencePool]
+	seen  bool    // the pool was there
+	want  *target // what it said last that can be gone by; nil: there is no pool
+
+	pods *selected // whose pods are the endpoints; nil: none
+	next *selected // of another selector, until its pods are known
+
+	policies policies
+	applied  appliedState
+	told     map[string]string // troubles that were logged and are not over, by key
+}
+
+// selected is the pods of one selector.
+type selected struct {
+	feed     *feed
+	roster   *roster
+	selector string
+}
+
+// appliedState is what was applied last.
+type appliedState struct {
+	once    bool
+	of      *roster // nil: no endpoints
+	version uint64
+}
+
+// start begins to follow what is known from the beginning to be followed.
+func (r *run) start(ctx context.Context) error {
+	r.wake()
+	if r.fixed != nil {
+		r.want = r.fixed
+		return nil
+	}
+	var err error
+	r.pool, err = r.follow(ctx, &r.work, poolKind(r.options.Group), cache.ByObject{
+		Field:     fields.OneTermEqualSelector("metadata.name", r.options.Pool),
+		Transform: cache.TransformStripManagedFields(),
+	}, r.poolHandler())
+	if err != nil {
+		return err
+	}
+	return r.policies.start(ctx, r)
+}
+
+// loop looks at everything when something has changed, until ctx ends.
+func (r *run) loop(ctx context.Context) error {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.changed:
+		}
+		if err := r.look(ctx); err != nil {
+			return err
+		}
+		pause.Reset(pace)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// look brings endpoints, policy and trouble up to date.
+func (r *run) look(ctx context.Context) error {
+	var found troubles
+	r.readPool(&found)
+	if err := r.choosePods(ctx); err != nil {
+		return err
+	}
+	known := r.policies.read(r, &found) && r.podsKnown()
+	r.complain(&found)
+	r.following.Store(known && !found.watching)
+	r.report(&found)
+	if known {
+		r.deliver()
+	}
+	return nil
+}
+
+// readPool finds out which pods are wanted.
+func (r *run) readPool(found *troubles) {
+	if r.fixed != nil {
+		return
+	}
+	broken, told := r.pool.state()
+	found.feed(r.pool, broken, told, r.options.Namespace)
+	if !told {
+		return
+	}
+	pools, _ := r.pools.list()
+	if len(pools) == 0 {
+		r.want = nil
+		found.noPool(r.seen, &r.options)
+		return
+	}
+	p := pools[0]
+	r.seen = true
+	if p.Spec.AppProtocol == h2c {
+		found.add("appProtocol", fmt.Sprintf("InferencePool %s/%s asks for appProtocol %s, which is not served: requests are"+
+			" read as JSON, and metrics pages over HTTP/1.1; set it to http", p.Namespace, p.Name, h2c))
+	}
+	wanted, err := p.target()
+	if err != nil {
+		found.add("pool", fmt.Sprintf("InferencePool %s/%s cannot be used: %v", p.Namespace, p.Name, err))
+		return
+	}
+	r.want = wanted
+}
+
+// h2c is the appProtocol of pools whose model servers speak gRPC.
+const h2c = "kubernetes.io/h2c"
+
+// choosePods sees to it that the pods of the wanted selector are followed. Those of another one stay the endpoints until the
+// new ones are known, and are then followed no more.
+func (r *run) choosePods(ctx context.Context) error {
+	if r.want == nil {
+		r.drop(&r.pods)
+		r.drop(&r.next)
+		return nil
+	}
+	selector := r.want.selector.String()
+	if r.pods != nil && r.pods.selector == selector {
+		r.drop(&r.next)
+		r.pods.roster.retarget(r.want.ports)
+		return nil
+	}
+	if r.next != nil && r.next.selector != selector {
+		r.drop(&r.next)
+	}
+	if r.next == nil {
+		var err error
+		if r.next, err = r.selectPods(ctx); err != nil {
+			return err
+		}
+	}
+	r.next.roster.retarget(r.want.ports)
+	if _, told := r.next.feed.state(); told {
+		r.drop(&r.pods)
+		r.pods, r.next = r.next, nil
+	}
+	return nil
+}
+
+// drop stops following pods. Run waits for the end of it.
+func (r *run) drop(s **selected) {
+	if *s != nil {
+		(*s).feed.stop()
+		*s = nil
+	}
+}
+
+// selectPods begins to follow the pods that are wanted.
+func (r *run) selectPods(ctx context.Context) (*selected, error) {
+	pods := newRoster(r.want.ports)
+	set := func(p *corev1.Pod) {
+		r.metrics.event(podKind)
+		if pods.set(p) {
+			r.wake()
+		}
+	}
+	remove := func(name string) {
+		r.metrics.event(podKind)
+		if pods.remove(name) {
+			r.wake()
+		}
+	}
+	by := cache.ByObject{Label: r.want.selector, Transform: trimPod}
+	f, err := r.follow(ctx, &r.work, podKind, by, handler(set, remove))
+	if err != nil {
+		return nil, err
+	}
+	return &selected{f, pods, r.want.selector.String()}, nil
+}
+
+// podsKnown tells whether it is known which pods there are. Without a pool there are none, if there was one before.
+func (r *run) podsKnown() bool { return r.pods != nil || r.want == nil && r.seen && r.applied.once }
+
+// deliver applies the endpoints if they have changed.
+func (r *run) deliver() {
+	now := appliedState{once: true}
+	var specs []epp.Spec
+	if r.pods != nil {
+		now.of, now.version = r.pods.roster, r.pods.roster.state()
+	}
+	if now == r.applied {
+		return
+	}
+	if r.pods != nil {
+		specs, now.version = r.pods.roster.collect()
+	}
+	r.roster.Store(now.of)
+	r.apply(specs)
+	r.applied = now
+	select {
+	case <-r.synced:
+	default:
+		close(r.synced)
+	}
+}
+
+// poolHandler keeps the pool, of either group, in the form of the newer.
+func (r *run) poolHandler() toolscache.ResourceEventHandler {
+	k := poolKind(r.options.Group)
+	set := func(p *InferencePool) {
+		r.metrics.event(k)
+		r.pools.set(p)
+		r.wake()
+	}
+	remove := func(name string) {
+		r.metrics.event(k)
+		r.pools.remove(name)
+		r.wake()
+	}
+	if r.options.Group == AlphaGroup {
+		return handler(func(p *AlphaInferencePool) { set(p.current()) }, remove)
+	}
+	return handler(set, remove)
+}

@@ -1,0 +1,131 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// maxTroubles bounds how many problems Trouble names.
+const maxTroubles = 10
+
+// trouble is something that is not as it should be.
+type trouble struct {
+	key   string // the same as long as it is the same trouble: it is logged once
+	text  string
+	early bool // it is only that the API server has not answered yet
+}
+
+// troubles are those that were found in one look.
+type troubles struct {
+	list     []trouble
+	watching bool // one of them is that a watch does not run
+}
+
+// add notes a trouble, unless one with its key is noted.
+func (t *troubles) add(key, text string) {
+	for _, known := range t.list {
+		if known.key == key {
+			return
+		}
+	}
+	t.list = append(t.list, trouble{key: key, text: text})
+}
+
+// feed notes why a feed does not run.
+func (t *troubles) feed(f *feed, broken *fault, told bool, namespace string) {
+	if broken == nil {
+		if !told {
+			t.watching = true
+			t.list = append(t.list, trouble{key: "first " + f.kind.String(), early: true,
+				text: fmt.Sprintf("the API server has not yet told which %v there are in namespace %s", f.kind, namespace)})
+		}
+		return
+	}
+	t.watching = true
+	stays := ""
+	if told {
+		stays = "; what it told before stays in use"
+	}
+	key := broken.reason + " " + f.kind.String()
+	switch broken.reason {
+	case faultUnreachable: // for all kinds alike
+		t.add(broken.reason, fmt.Sprintf("the API server cannot be reached: %v%s", broken.err, stays))
+	case faultUnauthorized:
+		t.add(broken.reason, fmt.Sprintf("the API server does not accept the picker's credentials: %v; see to the service"+
+			" account's token, or the kubeconfig%s", broken.err, stays))
+	case faultForbidden:
+		t.add(key, fmt.Sprintf("%v may not be read: %v; grant the verbs list and watch on %v in namespace %s to the picker's"+
+			" service account%s", f.kind, broken.err, f.kind, namespace, stays))
+	case faultMissing:
+		t.add(key, fmt.Sprintf("the cluster does not have the kind %s of %s: install its CRD, give the --pool-group that the"+
+			" cluster has, or do without by --endpoint-selector", f.kind.gvk.Kind, f.kind.gvk.GroupVersion()))
+	default:
+		t.add(key, fmt.Sprintf("%v cannot be watched: %v%s", f.kind, broken.err, stays))
+	}
+}
+
+// noPool notes that there is no pool.
+func (t *troubles) noPool(before bool, o *Options) {
+	if before {
+		t.add("pool", fmt.Sprintf("InferencePool %s/%s was deleted: there are no endpoints until it is there again",
+			o.Namespace, o.Pool))
+		return
+	}
+	t.add("pool", fmt.Sprintf("there is no InferencePool %s/%s in the group %s: create it, or correct --pool-name,"+
+		" --pool-namespace and --pool-group", o.Namespace, o.Pool, o.Group))
+}
+
+// complain notes what is wrong with pods.
+func (r *run) complain(found *troubles) {
+	for _, s := range []*selected{r.pods, r.next} {
+		if s != nil {
+			broken, told := s.feed.state()
+			found.feed(s.feed, broken, told, r.options.Namespace)
+		}
+	}
+	if r.pods == nil {
+		return
+	}
+	problems := r.pods.roster.trouble()
+	for _, problem := range problems[:min(len(problems), maxTroubles)] {
+		found.add(problem, problem)
+	}
+}
+
+// report keeps the troubles for Trouble, and logs those that have come and those that are over.
+func (r *run) report(found *troubles) {
+	r.trouble.Store(nil)
+	if len(found.list) > 0 {
+		err := found.err()
+		r.trouble.Store(&err)
+	}
+	now := make(map[string]string, len(found.list))
+	for _, t := range found.list {
+		if t.early {
+			continue
+		}
+		now[t.key] = t.text
+		if _, told := r.told[t.key]; !told {
+			r.options.Log.Warn("the cluster is not as it should be", "problem", t.text)
+		}
+	}
+	for key, text := range r.told {
+		if _, still := now[key]; !still {
+			r.options.Log.Info("the cluster has a problem less", "problem", text)
+		}
+	}
+	r.told = now
+}
+
+// err is all troubles in one line.
+func (t *troubles) err() error {
+	text := make([]string, 0, len(t.list))
+	for _, one := range t.list[:min(len(t.list), maxTroubles)] {
+		text = append(text, one.text)
+	}
+	if more := len(t.list) - len(text); more > 0 {
+		text = append(text, fmt.Sprintf("and %d more", more))
+	}
+	return errors.New(strings.Join(text, " | "))
+}

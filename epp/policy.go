@@ -1,0 +1,123 @@
+package epp
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Policy is what a pool's operators say of requests: how urgent they are, and which model answers them. It does not change
+// once made, so that any number of goroutines may ask it. A nil Policy knows nothing.
+type Policy struct {
+	priorities map[string]int
+	exact      map[string]choice // by the model asked for
+	every      choice            // of all other models
+}
+
+// choice is the rule that counts for a model, and the rewrite that holds it. The zero value is none.
+type choice struct {
+	rewrite string
+	targets []RewriteTarget
+	total   int // of the weights
+}
+
+// Objective is a named priority: an InferenceObjective. Requests name it in HeaderObjective.
+type Objective struct {
+	Name     string
+	Priority int // higher is more urgent; negative: may be shed first
+}
+
+// Rewrite changes the model of requests: an InferenceModelRewrite.
+type Rewrite struct {
+	Name    string
+	Created time.Time // of two rewrites that fit equally well, the older one counts
+	Rules   []RewriteRule
+}
+
+// RewriteRule sends requests for some models to others. One without targets changes nothing.
+type RewriteRule struct {
+	Models  []string // that it is for, exactly; none = every model
+	Targets []RewriteTarget
+}
+
+// RewriteTarget is a model that answers instead, in proportion to its weight.
+type RewriteTarget struct {
+	Model  string // "" is no target
+	Weight int    // 1 to MaxWeight; less counts as 1: it was not said
+}
+
+// MaxWeight is the largest weight that Kubernetes takes for a target.
+const MaxWeight = 1_000_000
+
+// NewPolicy makes a policy. Of two objectives with one name the last counts. Of the rules for one model, that of the older
+// rewrite counts, of rewrites of one age that of the first name, and of one rewrite's rules the first.
+func NewPolicy(objectives []Objective, rewrites []Rewrite) *Policy {
+	p := &Policy{priorities: make(map[string]int, len(objectives)), exact: make(map[string]choice)}
+	for _, o := range objectives {
+		p.priorities[o.Name] = o.Priority
+	}
+	byAge := slices.SortedStableFunc(slices.Values(rewrites), func(a, b Rewrite) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+	for i := range byAge {
+		for j := range byAge[i].Rules {
+			p.add(byAge[i].Name, &byAge[i].Rules[j])
+		}
+	}
+	return p
+}
+
+// add puts a rule behind those there are.
+func (p *Policy) add(rewrite string, rule *RewriteRule) {
+	c := choice{rewrite: rewrite}
+	for _, t := range rule.Targets {
+		if t.Model != "" {
+			t.Weight = max(1, t.Weight)
+			c.targets = append(c.targets, t)
+			c.total += t.Weight
+		}
+	}
+	if c.total == 0 {
+		return
+	}
+	if len(rule.Models) == 0 && p.every.total == 0 {
+		p.every = c
+	}
+	for _, model := range rule.Models {
+		if _, taken := p.exact[model]; !taken {
+			p.exact[model] = c
+		}
+	}
+}
+
+// Priority is that of an objective; 0 and false if nobody knows it.
+func (p *Policy) Priority(objective string) (priority int, known bool) {
+	if p == nil {
+		return 0, false
+	}
+	priority, known = p.priorities[objective]
+	return priority, known
+}
+
+// Target draws, by weight, the model that answers requests for a model, and tells which rewrite said so; false if none does.
+// A rule for just this model goes before any for every model. It may be the model that was asked for.
+func (p *Policy) Target(model string, r *rand.Rand) (target, rewrite string, rewritten bool) {
+	if p == nil {
+		return "", "", false
+	}
+	c, ok := p.exact[model]
+	if !ok {
+		c = p.every
+	}
+	if c.total == 0 {
+		return "", "", false
+	}
+	lot := r.IntN(c.total)
+	i := 0
+	for lot >= c.targets[i].Weight {
+		lot -= c.targets[i].Weight
+		i++
+	}
+	return c.targets[i].Model, c.rewrite, true
+}
