@@ -1,0 +1,185 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// tested is the version of vLLM that Tandem's end-to-end suite runs on.
+const tested = "0.32."
+
+func nobody(what string) finding { return finding{verdict: unknown, seen: "no engine " + what} }
+
+func checkMetrics(ctx context.Context, f *fleet) finding {
+	live := f.live()
+	if len(live) == 0 {
+		return nobody("answers")
+	}
+	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
+		switch {
+		case t.pageErr != nil:
+			return finding{verdict: fail, seen: t.pageErr.Error()}
+		case t.vllm():
+			return finding{verdict: ok, seen: "vLLM's"}
+		case t.page.Has("sglang:"):
+			return finding{verdict: ok, seen: "SGLang's"}
+		}
+		return finding{verdict: fail, seen: "its page is no engine's"}
+	})
+}
+
+func checkVersion(_ context.Context, f *fleet) finding {
+	live := f.live()
+	var telling []*target
+	for _, t := range live {
+		if t.versionErr == nil {
+			telling = append(telling, t)
+		}
+	}
+	if len(telling) == 0 {
+		return nobody("tells its version (/version)")
+	}
+	if seen := differ(telling, func(t *target) string { return t.version }); seen != "" {
+		return finding{verdict: fail, seen: seen}
+	}
+	found := finding{verdict: ok, seen: "all " + telling[0].version}
+	if !strings.HasPrefix(telling[0].version, tested) {
+		found = finding{verdict: warn, seen: found.seen + ", which Tandem was not tested with (" + tested + "x was)",
+			do: "try it with --probe before traffic does"}
+	}
+	if quiet := len(live) - len(telling); quiet > 0 && found.verdict == ok {
+		found = finding{verdict: unknown, seen: fmt.Sprintf("%s, but %d do not tell theirs", found.seen, quiet)}
+	}
+	return found
+}
+
+// modelled are the endpoints that tell which model they serve.
+func (f *fleet) modelled() (telling []*target) {
+	for _, t := range f.live() {
+		if t.modelsErr == nil {
+			telling = append(telling, t)
+		}
+	}
+	return telling
+}
+
+// base is the model that an engine was started with: adapters come after it.
+func (t *target) base() model { return t.models[0] }
+
+func checkModel(_ context.Context, f *fleet) finding {
+	for _, t := range f.live() {
+		if t.modelsErr == nil {
+			continue
+		}
+		found := finding{verdict: fail, seen: fmt.Sprintf("%s: %v", t, t.modelsErr), do: "wait until it has loaded its model; its log says how far it is"}
+		if t.modelsErr == statusError(401) {
+			found = finding{verdict: unknown, seen: found.seen, do: "give the engines' key with --api-key-file"}
+		}
+		return found
+	}
+	telling := f.modelled()
+	if len(telling) == 0 {
+		return nobody("tells its model (/v1/models)")
+	}
+	if seen := differ(telling, func(t *target) string { return t.base().ID + " from " + cmp.Or(t.base().Root, t.base().ID) }); seen != "" {
+		return finding{verdict: fail, seen: seen}
+	}
+	return finding{verdict: ok, seen: "all " + telling[0].base().ID}
+}
+
+func checkLength(_ context.Context, f *fleet) finding {
+	telling := f.modelled()
+	if len(telling) == 0 || telling[0].base().MaxModelLen == 0 {
+		return nobody("tells its longest prompt (/v1/models)")
+	}
+	if seen := differ(telling, func(t *target) string { return strconv.Itoa(t.base().MaxModelLen) }); seen != "" {
+		return finding{verdict: fail, seen: seen}
+	}
+	return finding{verdict: ok, seen: fmt.Sprintf("all %d tokens", telling[0].base().MaxModelLen)}
+}
+
+// cached are the endpoints that tell of their KV cache.
+func (f *fleet) cached() (telling []*target) {
+	for _, t := range f.live() {
+		if t.cacheInfo("block_size") != "" {
+			telling = append(telling, t)
+		}
+	}
+	return telling
+}
+
+func checkBlockSize(_ context.Context, f *fleet) finding {
+	telling := f.cached()
+	if len(telling) == 0 {
+		return nobody("tells its block size (vllm:cache_config_info)")
+	}
+	if seen := differ(telling, func(t *target) string { return t.cacheInfo("block_size") }); seen != "" {
+		return finding{verdict: fail, seen: seen}
+	}
+	size := telling[0].cacheInfo("block_size")
+	for _, p := range f.pickers {
+		if p.block > 0 && strconv.Itoa(p.block) != size {
+			return finding{verdict: warn, seen: fmt.Sprintf("all engines %s tokens, but the prefix index of %s %d", size, p.name, p.block),
+				do: "set blockSizeTokens of the picker's prefix cache producer to " + size + ", or autoTune to true"}
+		}
+	}
+	return finding{verdict: ok, seen: "all " + size + " tokens"}
+}
+
+// cacheLabels are what must be equal for blocks to be readable and to have equal hashes.
+var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "sliding_window", "hash_block_size", "prefix_caching_hash_algo"}
+
+func checkCache(_ context.Context, f *fleet) finding {
+	telling := f.cached()
+	if len(telling) == 0 {
+		return nobody("tells of its KV cache (vllm:cache_config_info)")
+	}
+	var seen []string
+	for _, label := range cacheLabels {
+		if found := differ(telling, func(t *target) string { return cmp.Or(t.cacheInfo(label), "nothing") }); found != "" {
+			seen = append(seen, label+" "+found)
+		}
+	}
+	if len(seen) > 0 {
+		return finding{verdict: fail, seen: strings.Join(seen, "; ")}
+	}
+	for _, t := range telling {
+		if t.cacheInfo("enable_prefix_caching") == "False" {
+			return finding{verdict: warn, seen: t.name + " has prefix caching off", do: "start it with --enable-prefix-caching: the picker picks by what is cached"}
+		}
+	}
+	return finding{verdict: ok, seen: fmt.Sprintf("type %s, hashes %s", cmp.Or(telling[0].cacheInfo("cache_dtype"), "not told"),
+		cmp.Or(telling[0].cacheInfo("prefix_caching_hash_algo"), "not told"))}
+}
+
+// notShown says why arguments are not visible.
+const notShown = "engines show it only in developer mode (VLLM_SERVER_DEV_MODE=1), or in the arguments of a pod"
+
+func checkParallelism(_ context.Context, f *fleet) finding {
+	most, least := 0, 0
+	for _, t := range f.live() {
+		tensor := t.info.Config.Parallel.Tensor
+		if tensor == 0 {
+			return finding{verdict: unknown, seen: notShown}
+		}
+		if t.role.Has(pd.RolePrefill) {
+			most = max(most, tensor)
+		}
+		if t.role.Has(pd.RoleDecode) && (least == 0 || tensor < least) {
+			least = tensor
+		}
+	}
+	if most == 0 || least == 0 {
+		return finding{verdict: unknown, seen: "one of the roles does not answer"}
+	}
+	seen := fmt.Sprintf("tensor parallelism: prefill %d, decode %d", most, least)
+	if most > least {
+		return finding{verdict: fail, seen: seen}
+	}
+	return finding{verdict: ok, seen: seen}
+}

@@ -1,0 +1,204 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// checkConnector goes by metrics: those of the connector are there from the start, and only if there is one.
+func checkConnector(ctx context.Context, f *fleet) finding {
+	live := f.live()
+	if len(live) == 0 {
+		return nobody("answers")
+	}
+	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
+		named := t.info.Config.Transfer.Connector
+		switch {
+		case t.page.Has("vllm:nixl_"):
+			return finding{verdict: ok, seen: "NIXL"}
+		case named != "":
+			return finding{verdict: fail, seen: "its connector is " + named + ", and Tandem's hand-offs are NIXL's"}
+		case t.vllm():
+			return finding{verdict: fail, seen: "its metrics page has nothing of a NIXL connector"}
+		}
+		return finding{verdict: unknown, seen: "its metrics page would not show one"}
+	})
+}
+
+func checkKVRole(ctx context.Context, f *fleet) finding {
+	live := f.live()
+	if len(live) == 0 {
+		return nobody("answers")
+	}
+	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
+		role := t.info.Config.Transfer.Role
+		switch {
+		case role == "":
+			return finding{verdict: unknown, seen: notShown}
+		case t.role.Has(pd.RolePrefill) && role == "kv_consumer", t.role.Has(pd.RoleDecode) && role == "kv_producer":
+			return finding{verdict: fail, seen: fmt.Sprintf("it is labelled %s and started as %s", t.role, role)}
+		}
+		return finding{verdict: ok, seen: role}
+	})
+}
+
+// sideChannel is where a prefill engine is asked for its KV cache.
+type sideChannel struct {
+	of, address string
+	trouble     string // why the address cannot be right, or known
+	verdict     verdict
+}
+
+func (s sideChannel) String() string {
+	if s.verdict != none || s.of == s.address {
+		return s.of
+	}
+	return s.of + " at " + s.address
+}
+
+// defaultSidePort is vLLM's VLLM_NIXL_SIDE_CHANNEL_PORT.
+const defaultSidePort = 5600
+
+func checkSideChannel(ctx context.Context, f *fleet) finding {
+	channels := f.sideChannels()
+	if len(channels) == 0 {
+		return nobody("prefills")
+	}
+	if !f.reach.dials() {
+		return finding{verdict: unknown, seen: "it is no HTTP, which is all that the API server passes on", do: "run the doctor in a pod of the cluster, or with --via direct"}
+	}
+	return each(ctx, channels, f.how.Timeout, func(ctx context.Context, s sideChannel) finding {
+		switch s.verdict {
+		case fail:
+			return finding{verdict: fail, seen: s.trouble}
+		case unknown:
+			return finding{verdict: unknown, seen: s.trouble, do: "name them with --side-channel"}
+		}
+		return zmqGreets(ctx, s.address)
+	})
+}
+
+// sideChannels are those that the flags name, or those of the prefill endpoints that answer.
+func (f *fleet) sideChannels() (channels []sideChannel) {
+	for _, address := range f.parts.Side {
+		channels = append(channels, sideChannel{of: address, address: address})
+	}
+	if len(channels) > 0 {
+		return channels
+	}
+	for _, t := range f.of(pd.RolePrefill) {
+		s := sideChannel{of: t.name, address: netip.AddrPortFrom(t.addr.Addr(), defaultSidePort).String()}
+		switch {
+		case t.pod != nil:
+			s = podSideChannel(t)
+		case t.addr.Addr().IsLoopback():
+			s.verdict, s.trouble = unknown, "engines of one machine have ports of their own choice"
+		}
+		channels = append(channels, s)
+	}
+	return channels
+}
+
+// zmqGreets tells whether ZeroMQ listens there: it sends the first ten bytes of its greeting as soon as somebody connects.
+func zmqGreets(ctx context.Context, address string) finding {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return finding{verdict: fail, seen: cause(err).Error()}
+	}
+	defer conn.Close()
+	var greeting [10]byte
+	if deadline, set := ctx.Deadline(); set {
+		_ = conn.SetDeadline(deadline) // of a TCP connection that is open
+	}
+	n, err := conn.Read(greeting[:])
+	switch {
+	case n > 0 && greeting[0] == 0xff:
+		return finding{verdict: ok, seen: "answers"}
+	case n > 0:
+		return finding{verdict: fail, seen: "something else than a side channel answers"}
+	case isTimeout(err):
+		return finding{verdict: warn, seen: "connects and says nothing; a real engine greets, a simulated one does not"}
+	}
+	return finding{verdict: fail, seen: fmt.Sprintf("connects and ends: %v", cause(err))}
+}
+
+// pair is a prefill and a decode endpoint.
+type pair struct{ prefill, decode *target }
+
+func (p pair) String() string { return p.prefill.name + " → " + p.decode.name }
+
+const (
+	// mostProbes bounds how many requests are sent.
+	mostProbes = 32
+	// probeTime bounds one of them: the first contact of two engines takes seconds when it fails.
+	probeTime = 30 * time.Second
+	// probePrompt is of no interest. Its length is that of a word or two.
+	probePrompt = "Tandem's doctor asks for one token."
+)
+
+func checkProbe(ctx context.Context, f *fleet) finding {
+	if !f.how.Probe {
+		return finding{verdict: unknown, seen: "not asked for (--probe)"}
+	}
+	pairs := f.pairs()
+	if len(pairs) == 0 {
+		return nobody("of one of the roles answers")
+	}
+	return each(ctx, pairs, probeTime, f.probe)
+}
+
+// pairs has every endpoint of both roles at least once.
+func (f *fleet) pairs() (pairs []pair) {
+	prefill, decode := f.of(pd.RolePrefill), f.of(pd.RoleDecode)
+	if len(prefill) == 0 || len(decode) == 0 {
+		return nil
+	}
+	for i := range min(mostProbes, max(len(prefill), len(decode))) {
+		pairs = append(pairs, pair{prefill[i%len(prefill)], decode[i%len(decode)]})
+	}
+	return pairs
+}
+
+// probe plays the picker: it names the prefill endpoint to the decode endpoint's sidecar, and takes no other.
+func (f *fleet) probe(ctx context.Context, p pair) finding {
+	if p.decode.modelsErr != nil {
+		return finding{verdict: unknown, seen: "its model is not known"}
+	}
+	body, err := json.Marshal(map[string]any{"model": p.decode.base().ID, "prompt": probePrompt, "max_tokens": 1, "temperature": 0})
+	if err != nil {
+		return finding{verdict: fail, seen: err.Error()}
+	}
+	a, err := f.engines().ask(ctx, http.MethodPost, f.base(p.decode)+pd.APICompletions.Path(), http.Header{
+		"Content-Type":                              {"application/json"},
+		http.CanonicalHeaderKey(pd.HeaderWish):      {"force"},
+		http.CanonicalHeaderKey(pd.HeaderPrefill):   {p.prefill.addr.String()},
+		http.CanonicalHeaderKey(pd.HeaderRequestID): {"tandem-doctor-" + randomID()},
+	}, string(body))
+	if err != nil {
+		return finding{verdict: fail, seen: err.Error()}
+	}
+	decision := a.header.Get(pd.HeaderDecision)
+	if a.status == http.StatusOK && strings.HasPrefix(decision, "remote;") {
+		return finding{verdict: ok, seen: "prefilled remotely"}
+	}
+	if decision == "" {
+		decision = "no word of a sidecar"
+	}
+	return finding{verdict: fail, seen: fmt.Sprintf("%d %s, %s", a.status, http.StatusText(a.status), decision)}
+}
+
+func randomID() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}

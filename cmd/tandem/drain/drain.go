@@ -1,0 +1,184 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+)
+
+// Summary is what the command does, for help pages.
+const Summary = "wait until a pod that is to end has nothing left to do (a preStop hook)"
+
+// settings are the flags.
+type settings struct {
+	Wait    waitFlags    `group:"What to wait for"`
+	Pace    paceFlags    `group:"Pace"`
+	Install installFlags `group:"Instead of waiting"`
+}
+
+type waitFlags struct {
+	Engine   string `flag:"engine" arg:"[https://]HOST:PORT" help:"an engine: until it has no request, running or waiting"`
+	Handoffs bool   `flag:"handoffs" help:"and until the KV caches of the engine are read that are meant for decode engines: its usage is 0"`
+	Sidecar  string `flag:"sidecar" arg:"HOST:PORT" help:"metrics port of a sidecar: until it has nothing in flight"`
+	Envoy    string `flag:"envoy" arg:"HOST:PORT" help:"admin port of an Envoy: it fails its health checks and has clients reconnect; until it has no request"`
+}
+
+type paceFlags struct {
+	Settle   time.Duration `flag:"settle" help:"time before the first look: pickers and proxies need it to see that the pod is leaving"`
+	Interval time.Duration `flag:"interval" help:"time between two looks"`
+	Timeout  time.Duration `flag:"timeout" help:"longest time for all of it; keep it below the pod's grace period"`
+}
+
+type installFlags struct {
+	Dir string `flag:"install" arg:"DIR" help:"copy this program to DIR/tandem, for containers that share the folder"`
+}
+
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	waits := s.Wait.Engine != "" || s.Wait.Sidecar != "" || s.Wait.Envoy != ""
+	p.Require(!waits || s.Install.Dir == "", "install", "cannot be given beside what to wait for: it is another container's task")
+	p.Require(waits || s.Install.Dir != "", "engine", "nothing to wait for: name an engine, a sidecar or an Envoy (--engine, --sidecar, --envoy)")
+	p.Require(!s.Wait.Handoffs || s.Wait.Engine != "", "handoffs", "needs the engine that holds them (--engine)")
+	if s.Wait.Engine != "" {
+		p.RequireAddress("engine", strings.TrimPrefix(s.Wait.Engine, "https://"))
+	}
+	if s.Wait.Sidecar != "" {
+		p.RequireAddress("sidecar", s.Wait.Sidecar)
+	}
+	if s.Wait.Envoy != "" {
+		p.RequireAddress("envoy", s.Wait.Envoy)
+	}
+	p.Require(s.Pace.Settle >= 0, "settle", "must not be negative")
+	p.Require(s.Pace.Interval > 0, "interval", "must be positive")
+	p.Require(s.Pace.Timeout > s.Pace.Settle, "timeout", "%v must be longer than --settle (%v)", s.Pace.Timeout, s.Pace.Settle)
+}
+
+// Run is the command. The error says what was left when the time was over, or when it was told to end.
+func Run(ctx context.Context, std boot.IO, args []string) error {
+	s := settings{Pace: paceFlags{Settle: 3 * time.Second, Interval: 500 * time.Millisecond, Timeout: 25 * time.Second}}
+	if _, err := (boot.Program{Summary: "drain: " + Summary + "."}).Load(std, &s, args); err != nil {
+		return err
+	}
+	if s.Install.Dir != "" {
+		return install(std.Stdout, s.Install.Dir)
+	}
+	client := newClient()
+	defer client.CloseIdleConnections()
+	w := &waiter{pace: s.Pace, out: std.Stdout, parts: s.Wait.parts(client)}
+	return w.wait(ctx)
+}
+
+// newClient never follows a redirect nor asks a proxy: all of it is about this pod.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{TLSClientConfig: ownTLS(), DialContext: (&net.Dialer{Timeout: lookTimeout}).DialContext},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// lookTimeout bounds one look at one part. A busy engine may need a second for its metrics page.
+const lookTimeout = 2 * time.Second
+
+// calm is how many looks in a row must find nothing.
+const calm = 2
+
+// waiter waits for the parts of a pod.
+type waiter struct {
+	pace  paceFlags
+	out   io.Writer
+	parts []part
+	began time.Time
+	said  string
+}
+
+// wait returns once nothing is left. Whatever the parts do, it is over after the timeout.
+func (w *waiter) wait(ctx context.Context) error {
+	w.began = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, w.pace.Timeout)
+	defer cancel()
+	for _, p := range w.parts {
+		if p.begin != nil {
+			if err := p.begin(ctx); err != nil && !gone(err) {
+				w.say(fmt.Sprintf("%s cannot be told to drain: %v", p.name, err))
+			}
+		}
+	}
+	if !pause(ctx, w.pace.Settle) {
+		return w.over(ctx, "nobody has looked yet")
+	}
+	left := ""
+	for quiet := 0; quiet < calm; {
+		seen := w.look(ctx)
+		if ctx.Err() != nil {
+			return w.over(ctx, left) // the last look was cut short
+		}
+		if left = seen; left == "" {
+			quiet++
+		} else {
+			quiet = 0
+			w.say("left: " + left)
+		}
+		if quiet < calm && !pause(ctx, w.pace.Interval) {
+			return w.over(ctx, left)
+		}
+	}
+	w.say("drained")
+	return nil
+}
+
+// look asks every part and says what is left.
+func (w *waiter) look(ctx context.Context) string {
+	var left []string
+	for _, p := range w.parts {
+		look, cancel := context.WithTimeout(ctx, lookTimeout)
+		what, err := p.left(look)
+		cancel()
+		switch {
+		case gone(err):
+		case err != nil:
+			left = append(left, fmt.Sprintf("%s: nobody knows: %v", p.name, err))
+		case what != "":
+			left = append(left, p.name+": "+what)
+		}
+	}
+	return strings.Join(left, "; ")
+}
+
+// say tells a change. That nobody listens to a hook is no reason to fail.
+func (w *waiter) say(what string) {
+	if what != w.said {
+		w.said = what
+		_, _ = fmt.Fprintf(w.out, "%.1fs %s\n", time.Since(w.began).Seconds(), what)
+	}
+}
+
+func (w *waiter) over(ctx context.Context, left string) error {
+	if left == "" {
+		left = "nothing was left, but for too short a time to be sure"
+	} else {
+		left = "left: " + left
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("draining: %v are over; %s", w.pace.Timeout, left)
+	}
+	return fmt.Errorf("draining: told to end before it was over; %s", left)
+}
+
+// pause waits. It is false if ctx ended before.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,166 @@
+package drain
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
+)
+
+// part is something of the pod that may have work left.
+type part struct {
+	name  string
+	begin func(context.Context) error // nil: it need not be told
+	// left says what is under way, "" if nothing is. The error says why that cannot be known.
+	left func(context.Context) (string, error)
+}
+
+func (f *waitFlags) parts(client *http.Client) (parts []part) {
+	if f.Engine != "" {
+		url := f.Engine
+		if !strings.HasPrefix(url, "https://") {
+			url = "http://" + url
+		}
+		parts = append(parts, part{name: "engine", left: func(ctx context.Context) (string, error) {
+			return engineLeft(ctx, client, url+"/metrics", f.Handoffs)
+		}})
+	}
+	if f.Sidecar != "" {
+		parts = append(parts, part{name: "sidecar", left: func(ctx context.Context) (string, error) {
+			return sidecarLeft(ctx, client, "http://"+f.Sidecar+"/metrics")
+		}})
+	}
+	if f.Envoy != "" {
+		e := proxy{client, "http://" + f.Envoy}
+		parts = append(parts, part{"envoy", e.begin, e.left})
+	}
+	return parts
+}
+
+// gone tells that nobody listens there any more, or never has: there is nothing to wait for.
+func gone(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// ownTLS verifies nothing: a pod asks itself, by an address that its certificate does not name.
+func ownTLS() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // see above
+}
+
+// dialect is how an engine calls what it has to do.
+type dialect struct{ running, waiting, usage string }
+
+// dialects are those of the engines; the names are in their documentation.
+var dialects = []dialect{
+	{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"},
+	{"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"},
+}
+
+// engineLeft reads the engine's metrics page. Blocks of the KV cache that nobody uses but that a decode engine has yet to
+// read count as used.
+func engineLeft(ctx context.Context, client *http.Client, url string, handoffs bool) (string, error) {
+	page, err := promtext.Get(ctx, client, url)
+	if err != nil {
+		return "", err
+	}
+	for _, d := range dialects {
+		running, known := page.Sum(d.running)
+		if !known {
+			continue
+		}
+		waiting, _ := page.Sum(d.waiting)
+		usage, known := page.Sum(d.usage)
+		switch {
+		case running+waiting > 0:
+			return fmt.Sprintf("%.0f running, %.0f waiting", running, waiting), nil
+		case handoffs && !known:
+			return "", fmt.Errorf("its page has no %s, by which unread hand-offs show", d.usage)
+		case handoffs && usage > 0:
+			return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that nobody has read", 100*usage), nil
+		}
+		return "", nil
+	}
+	return "", errors.New("its metrics page is neither vLLM's nor SGLang's")
+}
+
+// sidecarLeft reads the sidecar's metrics page. tandem_inflight is not there before the first request.
+func sidecarLeft(ctx context.Context, client *http.Client, url string) (string, error) {
+	page, err := promtext.Get(ctx, client, url)
+	if err != nil {
+		return "", err
+	}
+	if !page.Has("tandem_") {
+		return "", errors.New("its metrics page is not that of Tandem's sidecar")
+	}
+	if legs, _ := page.Sum("tandem_inflight"); legs > 0 {
+		return fmt.Sprintf("%.0f in flight", legs), nil
+	}
+	return "", nil
+}
+
+// proxy is an Envoy's admin port.
+type proxy struct {
+	client *http.Client
+	url    string
+}
+
+// begin makes its health checks fail, and has clients that keep connections open make new ones, which go elsewhere.
+func (e proxy) begin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for _, path := range []string{"/healthcheck/fail", "/drain_listeners?graceful"} {
+		if _, err := e.ask(ctx, http.MethodPost, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// left adds up the requests of all listeners but the admin one, on which it asks.
+func (e proxy) left(ctx context.Context) (string, error) {
+	page, err := e.ask(ctx, http.MethodGet, `/stats?filter=^http\..*\.downstream_rq_active$`)
+	if err != nil {
+		return "", err
+	}
+	active, known := int64(0), false
+	for line := range strings.Lines(page) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || strings.HasPrefix(name, "http.admin.") {
+			continue
+		}
+		active, known = active+n, true
+	}
+	switch {
+	case !known:
+		return "", errors.New("it does not count requests")
+	case active > 0:
+		return fmt.Sprintf("%d requests", active), nil
+	}
+	return "", nil
+}
+
+func (e proxy) ask(ctx context.Context, method, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, e.url+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := e.client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, promtext.Limit))
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("it answers %s to %s", resp.Status, path)
+	}
+	return string(body), nil
+}
