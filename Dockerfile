@@ -2,8 +2,9 @@
 #
 #   docker build --target sidecar --build-arg VERSION=v0.1.0 -t tandem/sidecar:v0.1.0 .
 #
-# One target for each command: epp, sidecar, sim, tandem.
-ARG GO_VERSION=1.26
+# One target for each command: epp, sidecar, sim, tandem. dockerfile_test.go holds what it has to be, builds it without a
+# container engine, and runs what comes out. Where supply chains matter, add the digest of the builder's image to its tag.
+ARG GO_VERSION=1.26.8
 
 FROM --platform=$BUILDPLATFORM golang:${GO_VERSION} AS build
 WORKDIR /src
@@ -50,6 +51,8 @@ FROM base AS sim
 LABEL org.opencontainers.image.title="tandem sim" \
       org.opencontainers.image.description="Simulated inference engine that moves real KV bytes"
 COPY --from=build /out/sim /sim
+# data port. The others are free ones unless they are chosen.
+EXPOSE 8000
 ENTRYPOINT ["/sim"]
 
 FROM base AS tandem
