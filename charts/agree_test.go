@@ -1,0 +1,314 @@
+package charts_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// TestPartsAgree holds what the chart derives on several sides from one value: the sides must say the same, in whatever values.
+func TestPartsAgree(t *testing.T) {
+	for name, args := range cases(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := readRelease(t, render(t, append(args, monitors...)...))
+			r.portsAgree(t)
+			r.enginesAgree(t)
+			r.selectorsAgree(t)
+			r.scalersAgree(t)
+			r.endsAgree(t)
+		})
+	}
+}
+
+// TestEndsAgree holds the arithmetic of time-outs at both ends of what may be set.
+func TestEndsAgree(t *testing.T) {
+	for _, seconds := range []int{20, 43, 3600} {
+		args := append(cases(t)["sim"], "--set=drainSeconds="+strconv.Itoa(seconds), "--set=engine.leaseSeconds=5")
+		readRelease(t, render(t, args...)).endsAgree(t)
+	}
+}
+
+// parts is a release, taken apart.
+type parts struct {
+	all  objects
+	pods map[string]*unstructured.Unstructured // by component
+	run  map[string]map[string]commandLine     // by component and container
+}
+
+// commandLine is what a container is started with: arguments without a flag, and flags with their values.
+type commandLine struct {
+	operands []string
+	flags    map[string]string
+	env      map[string]string
+	hook     map[string]string // flags of preStop
+}
+
+func readRelease(t *testing.T, all objects) parts {
+	t.Helper()
+	r := parts{all: all, pods: map[string]*unstructured.Unstructured{}, run: map[string]map[string]commandLine{}}
+	for _, pod := range all.pods(t) {
+		component := pod.GetLabels()["app.kubernetes.io/component"]
+		r.pods[component], r.run[component] = pod, map[string]commandLine{}
+		for _, c := range containers(t, pod) {
+			r.run[component][c["name"].(string)] = readCommand(c)
+		}
+	}
+	return r
+}
+
+func readCommand(container map[string]any) commandLine {
+	args, _, _ := unstructured.NestedStringSlice(container, "args")
+	hook, _, _ := unstructured.NestedStringSlice(container, "lifecycle", "preStop", "exec", "command")
+	line := commandLine{env: map[string]string{}}
+	line.operands, line.flags = readFlags(args)
+	_, line.hook = readFlags(strings.Fields(strings.Join(hook, " ")))
+	env, _, _ := unstructured.NestedSlice(container, "env")
+	for _, e := range env {
+		if variable := e.(map[string]any); variable["value"] != nil {
+			line.env[variable["name"].(string)] = variable["value"].(string)
+		}
+	}
+	return line
+}
+
+func readFlags(args []string) (operands []string, flags map[string]string) {
+	flags = map[string]string{}
+	for _, arg := range args {
+		flag, isFlag := strings.CutPrefix(arg, "--")
+		name, value, _ := strings.Cut(flag, "=")
+		if isFlag {
+			flags[name] = value
+		} else {
+			operands = append(operands, arg)
+		}
+	}
+	return operands, flags
+}
+
+// same holds that values of different places are one.
+func same(t *testing.T, what string, values ...string) {
+	t.Helper()
+	if slices.Sort(values); len(slices.Compact(slices.Clone(values))) != 1 || values[0] == "" {
+		t.Errorf("%s: the parts say %q", what, values)
+	}
+}
+
+// sidecars are those of the decode pod, by rank.
+func (r parts) sidecars() (all []commandLine) {
+	for _, name := range slices.Sorted(maps.Keys(r.run["decode"])) {
+		if strings.HasPrefix(name, "sidecar") {
+			all = append(all, r.run["decode"][name])
+		}
+	}
+	return all
+}
+
+func (r parts) portsAgree(t *testing.T) {
+	t.Helper()
+	targets := r.targetPorts(t)
+	prefill, decode := number(t, r.run["prefill"]["engine"].flags["port"]), number(t, r.run["decode"]["engine"].flags["port"])
+	same(t, "the first target port and the prefill engine's", strconv.Itoa(targets[0]), strconv.Itoa(prefill))
+	for rank, sidecar := range r.sidecars() {
+		same(t, "the target port and the sidecar's", strconv.Itoa(targets[rank]), sidecar.flags["port"])
+		same(t, "the decode engine's port", strconv.Itoa(decode+rank), sidecar.flags["model-server-port"])
+		if r.run["decode"]["engine"].flags["host"] != "127.0.0.1" {
+			t.Error("the decode engine can be reached past its sidecar")
+		}
+	}
+	for component, ranks := range map[string]int{"prefill": r.ranks(t, "prefill"), "decode": len(r.sidecars())} {
+		active := r.pods[component].GetAnnotations()["llm-d.ai/active-ports"]
+		if ranks == len(targets) {
+			same(t, "active ports of "+component, "none", "none"+active)
+			continue
+		}
+		var want []string
+		for _, port := range targets[:ranks] {
+			want = append(want, strconv.Itoa(port))
+		}
+		same(t, "active ports of "+component, active, strings.Join(want, ","))
+	}
+}
+
+// ranks are how many engines a pod has.
+func (r parts) ranks(t *testing.T, component string) int {
+	t.Helper()
+	if size, ok := r.run[component]["engine"].flags["data-parallel-size"]; ok {
+		return number(t, size)
+	}
+	return 1
+}
+
+// targetPorts are those that the picker reckons with, and the gateway.
+func (r parts) targetPorts(t *testing.T) (ports []int) {
+	t.Helper()
+	if text, ok := r.run["epp"]["epp"].flags["endpoint-target-ports"]; ok {
+		for port := range strings.SplitSeq(text, ",") {
+			ports = append(ports, number(t, port))
+		}
+		return ports
+	}
+	found, _, err := unstructured.NestedSlice(r.all.of("InferencePool")[0].Object, "spec", "targetPorts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range found {
+		ports = append(ports, number(t, fmt.Sprint(port.(map[string]any)["number"])))
+	}
+	return ports
+}
+
+func number(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (r parts) enginesAgree(t *testing.T) {
+	t.Helper()
+	prefill, decode, sidecar := r.run["prefill"]["engine"], r.run["decode"]["engine"], r.sidecars()[0]
+	for _, flag := range []string{"block-size", "served-model-name"} {
+		same(t, flag, prefill.flags[flag], decode.flags[flag])
+	}
+	var picker struct {
+		Plugins []struct {
+			Type       string         `yaml:"type"`
+			Parameters map[string]any `yaml:"parameters"`
+		} `yaml:"plugins"`
+	}
+	if err := yaml.Unmarshal([]byte(data(t, r.all.named(t, "ConfigMap", "-epp"), "config.yaml")), &picker); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range picker.Plugins {
+		if p.Type == "approx-prefix-cache-producer" {
+			same(t, "block size", prefill.flags["block-size"], fmt.Sprint(p.Parameters["blockSizeTokens"]))
+		}
+	}
+	if lease, ok := prefill.flags["kv-lease"]; ok { // the simulated engine
+		same(t, "lease", lease, sidecar.flags["lease"])
+		return
+	}
+	same(t, "type of the KV cache", prefill.flags["kv-cache-dtype"], decode.flags["kv-cache-dtype"])
+	same(t, "model", prefill.operands[0], decode.operands[0])
+	same(t, "keep-alive", prefill.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], decode.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
+	for engine, role := range map[*commandLine]string{&prefill: "kv_producer", &decode: "kv_consumer"} {
+		var transfer struct {
+			Connector string `json:"kv_connector"`
+			Role      string `json:"kv_role"`
+			Extra     struct {
+				Lease int `json:"kv_lease_duration"`
+			} `json:"kv_connector_extra_config"`
+		}
+		if err := json.Unmarshal([]byte(engine.flags["kv-transfer-config"]), &transfer); err != nil {
+			t.Fatal(err)
+		}
+		same(t, "role", transfer.Role, role)
+		same(t, "connector", transfer.Connector+" "+sidecar.flags["kv-connector"], "NixlConnector nixlv2")
+		same(t, "lease", fmt.Sprintf("%ds", transfer.Extra.Lease), sidecar.flags["lease"])
+	}
+}
+
+// selectorsAgree holds that the picker, and the gateway, find both roles and nothing else.
+func (r parts) selectorsAgree(t *testing.T) {
+	t.Helper()
+	var selectors []labels.Selector
+	if text, ok := r.run["epp"]["epp"].flags["endpoint-selector"]; ok {
+		s, err := labels.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		selectors = append(selectors, s)
+	}
+	for _, pool := range r.all.of("InferencePool") {
+		match, _, err := unstructured.NestedStringMap(pool.Object, "spec", "selector", "matchLabels")
+		if err != nil {
+			t.Fatal(err)
+		}
+		selectors = append(selectors, labels.SelectorFromSet(match))
+	}
+	if len(selectors) == 0 {
+		t.Fatal("nothing selects pods")
+	}
+	for _, s := range selectors {
+		for component, pod := range r.pods {
+			role := pod.GetLabels()["llm-d.ai/role"]
+			if found := s.Matches(labels.Set(pod.GetLabels())); found != (role != "") {
+				t.Errorf("%v finds the pods of %s: %t", s, component, found)
+			}
+			if role != "" && role != component {
+				t.Errorf("the pods of %s have the role %s", component, role)
+			}
+		}
+	}
+}
+
+// scalersAgree holds that an autoscaler asks for the series of this release's pickers as Prometheus labels them.
+func (r parts) scalersAgree(t *testing.T) {
+	t.Helper()
+	for _, scaler := range r.all.of("HorizontalPodAutoscaler") {
+		text, err := json.Marshal(scaler.Object["spec"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		service := r.all.named(t, "Service", "-epp").GetName()
+		monitor, err := json.Marshal(r.all.named(t, "PodMonitor", "-epp").Object["spec"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := strings.Contains(string(text), `"service":"`+service+`"`)
+		given := strings.Contains(string(monitor), `"replacement":"`+service+`"`)
+		if !asked || !given {
+			t.Errorf("the autoscaler asks for %s, the monitor gives %s", text, monitor)
+		}
+	}
+}
+
+// endsAgree holds that a pod has the time that its parts may take to end, one after the other.
+func (r parts) endsAgree(t *testing.T) {
+	t.Helper()
+	for component, pod := range r.pods {
+		if component == "test" {
+			continue // it serves nothing
+		}
+		grace, _, err := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var hook, engine, others time.Duration
+		for name, line := range r.run[component] {
+			if timeout, ok := line.hook["timeout"]; ok {
+				hook = max(hook, duration(t, timeout))
+			}
+			if seconds, ok := line.flags["shutdown-timeout"]; ok {
+				engine = duration(t, seconds+"s")
+			}
+			if timeout, ok := line.flags["drain-timeout"]; ok && name != "engine" {
+				others = max(others, duration(t, timeout))
+			}
+		}
+		if need := hook + engine + others; need == 0 || need > time.Duration(grace)*time.Second {
+			t.Errorf("pods of %s have %ds to end, and their parts take %v", component, grace, need)
+		}
+	}
+}
+
+func duration(t *testing.T, text string) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}

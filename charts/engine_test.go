@@ -1,0 +1,164 @@
+package charts_test
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// podOf gives the pod that a Deployment makes.
+func podOf(t *testing.T, all objects, suffix string) corev1.PodTemplateSpec {
+	t.Helper()
+	var d appsv1.Deployment
+	convert(t, all.named(t, "Deployment", suffix), &d)
+	return d.Spec.Template
+}
+
+func convert(t *testing.T, from *unstructured.Unstructured, to any) {
+	t.Helper()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(from.Object, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// timeOf finds a time in a command, "5s" or, as vLLM has it, "5".
+func timeOf(t *testing.T, words []string, flag string) time.Duration {
+	t.Helper()
+	found := regexp.MustCompile(flag + `=(\d+)`).FindStringSubmatch(strings.Join(words, " "))
+	if found == nil {
+		t.Fatalf("no %s in %v", flag, words)
+	}
+	seconds, err := strconv.Atoi(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// Whatever drainSeconds is, what runs one after the other is over within it, and the kubelet kills later.
+func TestDrainFits(t *testing.T) {
+	for _, seconds := range []int{43, 60, 3600} {
+		drain := time.Duration(seconds) * time.Second
+		all := render(t, fmt.Sprintf("--set=drainSeconds=%d", seconds))
+		for _, role := range []string{"prefill", "decode"} {
+			t.Run(fmt.Sprintf("%s, %v", role, drain), func(t *testing.T) {
+				pod := podOf(t, all, "-"+role).Spec
+				engine := pod.Containers[0]
+				hook := engine.Lifecycle.PreStop.Exec.Command
+				wait, settle := timeOf(t, hook, "--timeout"), timeOf(t, hook, "--settle")
+				if wait <= settle {
+					t.Errorf("the hook ends after %v, but looks after %v only", wait, settle)
+				}
+				whole := wait + timeOf(t, engine.Args, "--shutdown-timeout")
+				if role == "decode" {
+					whole += timeOf(t, pod.InitContainers[1].Args, "--drain-timeout")
+				}
+				if whole > drain {
+					t.Errorf("hook, engine and sidecar take %v, which is more than drainSeconds", whole)
+				}
+				if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= drain {
+					t.Errorf("the kubelet kills after %v, within drainSeconds", grace)
+				}
+			})
+		}
+	}
+}
+
+// Only decode pods of the release reach the side channel (and helm test, which looks whether it is there), and only what
+// is in the list an engine's own port.
+func TestEnginesAreClosed(t *testing.T) {
+	may := map[string][]string{"-prefill": {"decode", "epp", "test"}, "-decode": {"epp", "prefill", "proxy", "test"}}
+	onSideChannel := map[string][]string{"-prefill": {"decode", "test"}, "-decode": {"prefill", "test"}}
+	all := render(t)
+	for suffix := range may {
+		t.Run(suffix, func(t *testing.T) {
+			var policy networkingv1.NetworkPolicy
+			convert(t, all.named(t, "NetworkPolicy", suffix), &policy)
+			pod := podOf(t, all, suffix)
+			for key, value := range policy.Spec.PodSelector.MatchLabels {
+				if pod.Labels[key] != value {
+					t.Errorf("the policy is for pods with %s=%s, but this one has %q", key, value, pod.Labels[key])
+				}
+			}
+			for port, want := range map[int32][]string{8000: may[suffix], 5600: onSideChannel[suffix]} {
+				if got := admitted(t, policy, port); !slices.Equal(got, want) {
+					t.Errorf("%v reach port %d, want %v", got, port, want)
+				}
+			}
+		})
+	}
+}
+
+// admitted names the components of the release that a policy lets to a port; anybody else fails the test.
+func admitted(t *testing.T, policy networkingv1.NetworkPolicy, port int32) (components []string) {
+	t.Helper()
+	for _, rule := range policy.Spec.Ingress {
+		covers := len(rule.Ports) == 0 || slices.ContainsFunc(rule.Ports, func(p networkingv1.NetworkPolicyPort) bool {
+			last := p.Port.IntVal
+			if p.EndPort != nil {
+				last = *p.EndPort
+			}
+			return p.Port.IntVal <= port && port <= last
+		})
+		if !covers {
+			continue
+		}
+		for _, peer := range rule.From {
+			if peer.PodSelector == nil || peer.PodSelector.MatchLabels["app.kubernetes.io/instance"] != release {
+				t.Errorf("port %d is open to others than this release: %v", port, peer)
+				continue
+			}
+			components = append(components, peer.PodSelector.MatchLabels["app.kubernetes.io/component"])
+		}
+		if len(rule.From) == 0 {
+			t.Errorf("port %d is open to everybody", port)
+		}
+	}
+	slices.Sort(components)
+	return components
+}
+
+// Each rank has a sidecar and ports of its own, and the role with fewer ranks says which ports it has.
+func TestRanks(t *testing.T) {
+	all := render(t, "--set=decode.parallelism.data=2", "--set=decode.parallelism.tensor=2")
+	decode, prefill := podOf(t, all, "-decode"), podOf(t, all, "-prefill")
+	taken := map[int32]string{}
+	sidecars := 0
+	for _, c := range slices.Concat(decode.Spec.InitContainers, decode.Spec.Containers) {
+		if c.RestartPolicy != nil {
+			sidecars++
+		}
+		for _, port := range c.Ports {
+			if other, ok := taken[port.ContainerPort]; ok {
+				t.Errorf("%s and %s both have port %d", other, c.Name, port.ContainerPort)
+			}
+			taken[port.ContainerPort] = c.Name
+		}
+	}
+	if sidecars != 2 || taken[8000] != "sidecar" || taken[8001] != "sidecar-1" || taken[8201] != "engine" {
+		t.Errorf("%d sidecars, ports %v", sidecars, taken)
+	}
+	if gpus := decode.Spec.Containers[0].Resources.Limits["nvidia.com/gpu"]; gpus.Value() != 4 {
+		t.Errorf("2 ranks of 2 GPUs get %v", gpus.String())
+	}
+	if got := prefill.Annotations["llm-d.ai/active-ports"]; got != "8000" {
+		t.Errorf("prefill pods with one rank say that their ports are %q", got)
+	}
+	if got, ok := decode.Annotations["llm-d.ai/active-ports"]; ok {
+		t.Errorf("decode pods have all ranks, and still say %q", got)
+	}
+	if hook := strings.Join(decode.Spec.Containers[0].Lifecycle.PreStop.Exec.Command, " "); !strings.Contains(hook, ":8200") ||
+		!strings.Contains(hook, ":8201") || !strings.Contains(hook, ":9097") {
+		t.Errorf("the hook does not wait for all ranks: %s", hook)
+	}
+}

@@ -1,0 +1,130 @@
+package charts_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+)
+
+// TestEnvoyBootstrap holds the chart's copy of Envoy's configuration to what tandem envoy-config writes for the same choices,
+// and has the real Envoy validate it.
+func TestEnvoyBootstrap(t *testing.T) {
+	common := []string{"--listen=0.0.0.0:8080", "--operations-address=0.0.0.0:9902", "--idle-timeout=240s", "--body-limit=64MiB",
+		"--epp=demo-tandem-epp-replicas.models.svc:9002"}
+	choices := map[string][]string{
+		"sim":         common,
+		"vllm-1p1d":   common,
+		"pool":        common,
+		"policy":      common,
+		"autoscaling": common,
+		"ranks":       common,
+		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
+			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
+			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1"),
+	}
+	for name, args := range cases(t) {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, args...)
+			flags, standalone := choices[name]
+			if !standalone {
+				if strings.Contains(strings.Join(all.names(), "\n"), "Deployment/demo-tandem-proxy") {
+					t.Fatal("there is a proxy, whose configuration is not tested")
+				}
+				return
+			}
+			bootstrap := data(t, all.named(t, "ConfigMap", "-proxy"), "envoy.yaml")
+			sameYAML(t, bootstrap, envoyConfig(t, flags...))
+			if name == "tls" {
+				sameYAML(t, data(t, all.named(t, "ConfigMap", "-proxy"), "certificate.yaml"),
+					envoyConfig(t, append(flags, "--write=certificate")...))
+			}
+			validate(t, all, bootstrap)
+		})
+	}
+}
+
+func envoyConfig(t *testing.T, flags ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), program(t, "tandem"), append([]string{"envoy-config"}, flags...)...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func sameYAML(t *testing.T, got, want string) {
+	t.Helper()
+	var a, b any
+	if err := yaml.Unmarshal([]byte(got), &a); err != nil {
+		t.Fatalf("the chart's: %v", err)
+	}
+	if err := yaml.Unmarshal([]byte(want), &b); err != nil {
+		t.Fatalf("that of tandem envoy-config: %v", err)
+	}
+	x, y := canonical(t, a), canonical(t, b)
+	if x != y {
+		t.Errorf("the chart's Envoy configuration is not that of tandem envoy-config: %s", firstDifference(x, y))
+	}
+}
+
+func canonical(t *testing.T, parsed any) string {
+	t.Helper()
+	text, err := yaml.Marshal(parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// firstDifference quotes the first lines that differ.
+func firstDifference(a, b string) string {
+	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(x), len(y)) {
+		if x[i] != y[i] {
+			return "line " + x[i] + " is there " + y[i]
+		}
+	}
+	return "one of them is longer"
+}
+
+// validate has the real Envoy read a configuration, with the files that the pod would have.
+func validate(t *testing.T, all objects, bootstrap string) {
+	t.Helper()
+	envoy.Require(t)
+	program, err := envoy.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range all.pods(t) {
+		for _, c := range containers(t, pod) {
+			if c["name"] != "envoy" {
+				continue
+			}
+			file := filepath.Join(t.TempDir(), "envoy.yaml")
+			if err := os.WriteFile(file, []byte(mount(t, all, pod, c).Replace(bootstrap)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args, _, err := unstructured.NestedStringSlice(c, "args") // Envoy is particular about how they are written
+			if i := slices.Index(args, "/etc/envoy/envoy.yaml"); err != nil || i < 0 {
+				t.Fatalf("arguments %q, error %v", args, err)
+			} else {
+				args[i] = file
+			}
+			cmd := exec.CommandContext(t.Context(), program, append(args, "--mode", "validate")...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("Envoy refuses its configuration: %v\n%s", err, out)
+			}
+			return
+		}
+	}
+	t.Error("no container is named envoy")
+}

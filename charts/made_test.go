@@ -1,0 +1,123 @@
+package charts_test
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// flagName is the name of a flag, which may stand alone or have a value.
+var flagName = regexp.MustCompile(`^--([a-z0-9-]+)`)
+
+// free are the flags that do no harm if given twice, and those that the cases give themselves.
+var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics-interval", "quantization",
+	"max-num-batched-tokens"}
+
+// TestMadeFlags holds that a user's arguments cannot undo those that the chart makes: each of them, in whatever values made
+// it, is refused among the arguments of that container.
+func TestMadeFlags(t *testing.T) {
+	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "sidecar": "sidecar.extraArgs",
+		"epp": "epp.extraArgs"}
+	made := map[string]map[string]bool{"engine sim": {}, "engine vllm": {}, "sidecar": {}, "epp": {}}
+	for _, args := range cases(t) {
+		all := render(t, args...)
+		for _, pod := range all.pods(t) {
+			for name, flags := range flagsOf(t, pod) {
+				if made[name] != nil {
+					maps.Copy(made[name], flags)
+				}
+			}
+		}
+	}
+	for container, flags := range made {
+		t.Run(container, func(t *testing.T) {
+			if len(flags) == 0 {
+				t.Fatal("no container of this name has a flag")
+			}
+			maps.DeleteFunc(flags, func(flag string, _ bool) bool { return slices.Contains(free, flag) })
+			args := "--set=" + sets[container] + "={--" + strings.Join(slices.Sorted(maps.Keys(flags)), "=x,--") + "=x}"
+			engine, _ := strings.CutPrefix(container, "engine ")
+			if engine == container {
+				engine = "vllm"
+			}
+			_, err := template(t, args, "--set=engine.type="+engine)
+			if err == nil {
+				t.Fatal("the chart takes them all")
+			}
+			for flag := range flags {
+				if !strings.Contains(err.Error(), sets[container]+": --"+flag+" is the chart's to make") {
+					t.Errorf("%s may be given beside the chart's own", flag)
+				}
+			}
+		})
+	}
+}
+
+// flagsOf gives the flags of each container of a pod, by the container's name; that of an engine tells which engine.
+func flagsOf(t *testing.T, pod *unstructured.Unstructured) map[string]map[string]bool {
+	t.Helper()
+	found := map[string]map[string]bool{}
+	for _, c := range containers(t, pod) {
+		name := c["name"].(string)
+		if name == "engine" {
+			name = "engine sim"
+			if _, ok := c["command"]; ok {
+				name = "engine vllm"
+			}
+		}
+		args, _, err := unstructured.NestedStringSlice(c, "args")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, arg := range args {
+			if m := flagName.FindStringSubmatch(arg); m != nil {
+				if found[name] == nil {
+					found[name] = map[string]bool{}
+				}
+				found[name][m[1]] = true
+			}
+		}
+	}
+	return found
+}
+
+// containers are those of a pod, the initial ones included.
+func containers(t *testing.T, pod *unstructured.Unstructured) (all []map[string]any) {
+	t.Helper()
+	for _, list := range []string{"initContainers", "containers"} {
+		found, _, err := unstructured.NestedSlice(pod.Object, "spec", list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range found {
+			all = append(all, c.(map[string]any))
+		}
+	}
+	return all
+}
+
+// TestVariablesOnce holds that no container has a variable twice, which the API server refuses to apply.
+func TestVariablesOnce(t *testing.T) {
+	for name, args := range cases(t) {
+		for _, pod := range render(t, args...).pods(t) {
+			for _, c := range containers(t, pod) {
+				seen := map[any]bool{}
+				env, _, err := unstructured.NestedSlice(c, "env")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range env {
+					variable := e.(map[string]any)["name"]
+					if seen[variable] {
+						t.Errorf("%s: the container %s of %s has %s twice", name, c["name"], pod.GetName(), variable)
+					}
+					seen[variable] = true
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package charts_test
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Values that must not be installed are files in testdata/refused. A file that begins with a number is one of the
+// mismatches that users meet most; the comments on its top say what it does, and after "refused:" the whole of what the chart
+// answers.
+func TestRefusals(t *testing.T) {
+	for _, file := range refusedFiles(t, "[0-9x]*.yaml") {
+		t.Run(name(file), func(t *testing.T) {
+			t.Parallel()
+			want := comments(t, file, "refused: ")
+			if len(want) == 0 {
+				t.Fatal("the file does not say what is refused")
+			}
+			_, err := template(t, append([]string{"-f", file}, comments(t, file, "helm: ")...)...)
+			if err == nil {
+				t.Fatal("the chart renders these values")
+			}
+			if got := problems(err.Error()); !slices.Equal(got, want) {
+				t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+			}
+		})
+	}
+}
+
+// mismatches is how many kinds of mismatch there are files for.
+const mismatches = 17
+
+// TestRefusalsAreComplete holds that each mismatch has a file, so that none is lost in a renaming.
+func TestRefusalsAreComplete(t *testing.T) {
+	rows := map[string]bool{}
+	for _, file := range refusedFiles(t, "[0-9]*.yaml") {
+		number, _, _ := strings.Cut(filepath.Base(file), "-")
+		rows[number] = true
+	}
+	if len(rows) != mismatches {
+		t.Errorf("testdata/refused has %d numbers, want %d", len(rows), mismatches)
+	}
+}
+
+// What the schema refuses is told by helm in its own words; they are to name the value.
+func TestSchemaRefusals(t *testing.T) {
+	for _, file := range refusedFiles(t, "schema-*.yaml") {
+		t.Run(name(file), func(t *testing.T) {
+			t.Parallel()
+			_, err := template(t, "-f", file)
+			if err == nil {
+				t.Fatal("the schema accepts these values")
+			}
+			for _, want := range comments(t, file, "refused: ") {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the message lacks %q:\n%v", want, err)
+				}
+			}
+		})
+	}
+}
+
+// TestRefusalOfSeveral holds that one message has all problems, so that nobody has to try again for each.
+func TestRefusalOfSeveral(t *testing.T) {
+	var args, want []string
+	for _, file := range refusedFiles(t, "[0-9]*.yaml") {
+		if strings.HasPrefix(filepath.Base(file), "08-") || strings.HasPrefix(filepath.Base(file), "10-") {
+			args = append(args, "-f", file)
+			want = append(want, comments(t, file, "refused: ")...)
+		}
+	}
+	_, err := template(t, args...)
+	if err == nil {
+		t.Fatal("the chart renders these values")
+	}
+	for _, line := range want {
+		if !slices.Contains(problems(err.Error()), line) {
+			t.Errorf("the message lacks %q:\n%v", line, err)
+		}
+	}
+}
+
+// TestAdviceIsEnough takes the chart at its word: what it says to change is accepted, at the very edge.
+func TestAdviceIsEnough(t *testing.T) {
+	for name, set := range map[string]string{
+		"other labels":             "prefill.podLabels.team=search,commonLabels.team=search",
+		"port of prefill":          "sidecar.prefillAllow={10.0.0.0/8:8000,192.168.0.0/16}",
+		"oldest engine":            "engine.image.tag=v0.22.0",
+		"engine of a later patch":  "engine.image.tag=v0.32.1.post1",
+		"engine of one's own":      "engine.image.repository=registry.example.com/engine,engine.image.tag=build-7",
+		"moving tag and digest":    "sidecar.image.tag=main,sidecar.image.digest=sha256:" + strings.Repeat("0", 64),
+		"equal parallelism":        "prefill.parallelism.tensor=2,decode.parallelism.tensor=2",
+		"more decode parallelism":  "decode.parallelism.tensor=8",
+		"latent attention":         "prefill.parallelism.tensor=4,decode.parallelism.tensor=2,model.mla=true",
+		"one second longer":        "engine.keepAliveSeconds=241",
+		"a gateway's connections":  "engine.keepAliveSeconds=60,mode=gateway,gateway.name=front",
+		"wait as long as a lease":  "drainSeconds=43",
+		"shared memory":            "decode.parallelism.tensor=2,decode.shmSize=1Gi",
+		"little memory, no need":   "decode.shmSize=64Mi",
+		"as many accelerators":     "decode.parallelism.tensor=2,decode.resources.limits.nvidia\\.com/gpu=2",
+		"no prefill, none planned": "prefill.replicas=0,epp.threshold=0",
+		"RDMA on both sides":       "prefill.rdma.resource=rdma/ib,decode.rdma.resource=rdma/ib,engine.ucxTLS=rc\\,cuda_copy",
+		"another metric":           "prefill.autoscaling.enabled=true,prefill.autoscaling.metric=prefill_load",
+		"shared argument, shared":  "engine.args={--dtype=float16}",
+		"an account of one's own":  "serviceAccount.create=false,serviceAccount.name=picker",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := template(t, "--set="+set); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func refusedFiles(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", "refused", pattern))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no file is %s: %v", pattern, err)
+	}
+	return files
+}
+
+func name(file string) string { return strings.TrimSuffix(filepath.Base(file), ".yaml") }
+
+// comments gives what the comments on top of a file say after a word.
+func comments(t *testing.T, file, word string) (said []string) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan() && strings.HasPrefix(lines.Text(), "#"); {
+		if text, ok := strings.CutPrefix(lines.Text(), "# "+word); ok {
+			said = append(said, text)
+		}
+	}
+	return said
+}
+
+// problems are the lines of a refusal, each a problem.
+func problems(message string) (lines []string) {
+	for line := range strings.Lines(message) {
+		if problem, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {
+			lines = append(lines, problem)
+		}
+	}
+	return lines
+}

@@ -1,0 +1,504 @@
+{{/*
+The pods that serve the model. Prefill and decode are the same Deployment but for what their role says; templates of an
+engine take (dict "root" $ "component" "prefill" "values" .Values.prefill).
+
+A decode engine listens on loopback only: what reaches it has been through the sidecar, which takes out what an engine must
+not see. Each data-parallel rank is an engine with a port of its own (8000 + rank, behind a sidecar 8200 + rank), with a
+sidecar and a target port of the pool to itself.
+*/}}
+{{- define "tandem.engine.deployment" -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ include "tandem.component.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "tandem.labels" . | nindent 4 }}
+spec:
+  {{- if not .values.autoscaling.enabled }}
+  replicas: {{ int .values.replicas }}
+  {{- end }}
+  revisionHistoryLimit: 3
+  # An engine that still loads is no failure.
+  progressDeadlineSeconds: {{ add 600 (mul 60 (int .root.Values.engine.startupMinutes)) }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: {{ .values.rollout.maxSurge }}
+      maxUnavailable: {{ .values.rollout.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "tandem.selectorLabels" . | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "tandem.podLabels" . | nindent 8 }}
+      annotations:
+        {{- include "tandem.engine.annotations" . | nindent 8 }}
+    spec:
+      serviceAccountName: {{ include "tandem.engine.serviceAccountName" .root }}
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
+      securityContext:
+        {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 8 }}
+      {{- with include "tandem.placement" . | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      initContainers:
+        {{- include "tandem.tools.container" .root | nindent 8 }}
+        {{- if eq .component "decode" }}
+        {{- range $rank := until (int .values.parallelism.data) }}
+        {{- include "tandem.sidecar.container" (dict "root" $.root "rank" $rank) | nindent 8 }}
+        {{- end }}
+        {{- end }}
+      containers:
+        {{- include "tandem.engine.container" . | nindent 8 }}
+      volumes:
+        {{- include "tandem.engine.volumes" . | trim | nindent 8 }}
+{{- end -}}
+
+{{/* A role with fewer ranks than the pool has target ports says which of them are its own. */}}
+{{- define "tandem.engine.annotations" -}}
+{{- $own := dict "kubectl.kubernetes.io/default-container" "engine" -}}
+{{- $ranks := int .values.parallelism.data -}}
+{{- if lt $ranks (int (include "tandem.ranks" .root)) -}}
+{{- $_ := set $own "llm-d.ai/active-ports" (include "tandem.portsText" $ranks) -}}
+{{- end -}}
+{{- merge $own .values.podAnnotations | toYaml -}}
+{{- end -}}
+
+{{- define "tandem.engine.serviceAccountName" -}}
+{{- default (include "tandem.component.name" (dict "root" . "component" "engine")) .Values.engine.serviceAccountName -}}
+{{- end -}}
+
+{{/* Puts the tandem tool where the engine's preStop hook can run it: engines' images do not have it. */}}
+{{- define "tandem.tools.container" -}}
+- name: tools
+  {{- include "tandem.container.image" (dict "root" . "image" .Values.tools.image) | nindent 2 }}
+  args: [drain, --install=/tandem]
+  securityContext:
+    {{- include "tandem.containerSecurity" . | nindent 4 }}
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {memory: 128Mi}
+  volumeMounts:
+    - {name: tools, mountPath: /tandem}
+{{- end -}}
+
+{{/*
+The sidecar of one rank. restartPolicy makes it a native sidecar: it starts before the engine, whose health it reports as its
+readiness, and is told to stop after the engine has ended.
+*/}}
+{{- define "tandem.sidecar.container" -}}
+{{- $values := .root.Values -}}
+{{- $suffix := ternary "" (printf "-%d" .rank) (eq .rank 0) -}}
+{{- $metrics := add 9095 (mul 2 .rank) -}}
+- name: sidecar{{ $suffix }}
+  {{- include "tandem.container.image" (dict "root" .root "image" $values.sidecar.image) | nindent 2 }}
+  restartPolicy: Always
+  args:
+    - --port={{ add 8000 .rank }}
+    - --model-server-port={{ add 8200 .rank }}
+    - --metrics-port={{ $metrics }}
+    - --admin-address=127.0.0.1:{{ add 1 $metrics }}
+    {{- include "tandem.sidecar.args" .root | trim | nindent 4 }}
+  {{- with include "tandem.sidecar.env" .root | trim }}
+  env:
+    {{- . | nindent 4 }}
+  {{- end }}
+  ports:
+    - {name: http{{ $suffix }}, containerPort: {{ add 8000 .rank }}}
+    - {name: metrics{{ $suffix }}, containerPort: {{ $metrics }}}
+  startupProbe:
+    httpGet: {path: /livez, port: {{ $metrics }}}
+    periodSeconds: 1
+    failureThreshold: 60
+  readinessProbe:
+    httpGet: {path: /readyz, port: {{ $metrics }}}
+    periodSeconds: 5
+    timeoutSeconds: 2
+    failureThreshold: 2
+  livenessProbe:
+    httpGet: {path: /livez, port: {{ $metrics }}}
+    periodSeconds: 10
+    timeoutSeconds: 2
+  securityContext:
+    runAsUser: 65532
+    runAsGroup: 65532
+    {{- include "tandem.containerSecurity" . | nindent 4 }}
+  resources:
+    {{- toYaml $values.sidecar.resources | nindent 4 }}
+  {{- with include "tandem.sidecar.mounts" $values | trim }}
+  volumeMounts:
+    {{- . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{/* Flags that all sidecars of the release share. */}}
+{{- define "tandem.sidecar.args" -}}
+{{- $sidecar := .Values.sidecar -}}
+- --kv-connector={{ $sidecar.connector }}
+- --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
+- --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
+- {{ printf "--prefill-allow=%s" (include "tandem.sidecar.allow" .) | quote }}
+{{- if not .Values.engine.apiKeySecret }}
+- --prefill-discovery=dns://{{ include "tandem.component.name" (dict "root" . "component" "prefill") }}:8000
+{{- end }}
+- --lease={{ int .Values.engine.leaseSeconds }}s
+- --drain-timeout={{ include "tandem.drain.sidecar" . }}s
+- --body-limit={{ .Values.epp.bodyLimit }}
+- --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
+{{- if .Values.epp.authSecret }}
+- --auth-file=/etc/tandem/auth/secret
+{{- end }}
+{{- if .Values.tls.sidecarSecret }}
+- --secure-serving
+- --cert-path=/etc/tandem/tls
+{{- end }}
+{{- if .Values.tls.prefill.secret }}
+- --prefill-tls
+{{- if not .Values.tls.prefill.caConfigMap }}
+- --prefill-tls-insecure-skip-verify
+{{- end }}
+{{- end }}
+- --log-level={{ $sidecar.logLevel }}
+- --log-format=json
+{{- range $sidecar.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Where prefill legs may go: what the values say, else the ranges that pods have, at the prefill engines' ports. */}}
+{{- define "tandem.sidecar.allow" -}}
+{{- $allow := .Values.sidecar.prefillAllow -}}
+{{- if not $allow -}}
+{{- range $rank := until (int .Values.prefill.parallelism.data) -}}
+{{- range list "10.0.0.0/8" "172.16.0.0/12" "192.168.0.0/16" "100.64.0.0/10" "[fc00::/7]" -}}
+{{- $allow = append $allow (printf "%s:%d" . (add 8000 $rank)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $allow -}}
+{{- end -}}
+
+{{- define "tandem.sidecar.env" -}}
+{{- include "tandem.goEnv" .Values.sidecar.resources }}
+{{- if .Values.tls.prefill.caConfigMap }}
+# Trusted beside the authorities of the image.
+- {name: SSL_CERT_DIR, value: /etc/tandem/prefill-ca}
+{{- end }}
+{{- include "tandem.otelEnv" . }}
+{{- end -}}
+
+{{/* Takes the values. */}}
+{{- define "tandem.sidecar.mounts" -}}
+{{- if .epp.authSecret }}
+- {name: auth, mountPath: /etc/tandem/auth, readOnly: true}
+{{- end }}
+{{- if .tls.sidecarSecret }}
+- {name: sidecar-tls, mountPath: /etc/tandem/tls, readOnly: true}
+{{- end }}
+{{- if .tls.prefill.caConfigMap }}
+- {name: prefill-ca, mountPath: /etc/tandem/prefill-ca, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.engine.container" -}}
+{{- $engine := .root.Values.engine -}}
+{{- $sim := eq $engine.type "sim" -}}
+{{- $base := ternary 8200 8000 (eq .component "decode") -}}
+- name: engine
+  {{- $image := ternary .root.Values.sim.image $engine.image $sim }}
+  {{- include "tandem.container.image" (dict "root" .root "image" $image) | nindent 2 }}
+  {{- if not $sim }}
+  command: [vllm, serve]
+  {{- end }}
+  args:
+    {{- include (print "tandem.engine.args." $engine.type) . | trim | nindent 4 }}
+    {{- range concat (ternary .root.Values.sim.args list $sim) $engine.args .values.args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    {{- include (print "tandem.engine.env." $engine.type) . | trim | nindent 4 }}
+    {{- with concat $engine.env .values.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    {{- range $rank := until (int .values.parallelism.data) }}
+    {{- $suffix := ternary "" (printf "-%d" $rank) (eq $rank 0) }}
+    - {name: {{ ternary "engine" "http" (eq $.component "decode") }}{{ $suffix }}, containerPort: {{ add $base $rank }}}
+    {{- if or (not $sim) (eq $.component "prefill") }}
+    - {name: side-channel{{ $suffix }}, containerPort: {{ add $engine.sideChannelPort $rank }}}
+    {{- end }}
+    {{- end }}
+  {{- include "tandem.engine.probes" . | nindent 2 }}
+  lifecycle:
+    preStop:
+      exec:
+        command: {{ include "tandem.engine.preStop" . }}
+  securityContext:
+    {{- include "tandem.containerSecurity" . | nindent 4 }}
+    {{- if .values.rdma.ipcLock }}
+      add: [IPC_LOCK]
+    {{- end }}
+  resources:
+    {{- include "tandem.engine.resources" . | nindent 4 }}
+  volumeMounts:
+    {{- include "tandem.engine.mounts" . | trim | nindent 4 }}
+{{- end -}}
+
+{{/*
+vLLM's arguments but the user's. The model's string is part of what two engines compare before they hand over, so it is the
+same in both roles. A decode engine that cannot read a KV cache computes it (recompute) instead of failing the request.
+*/}}
+{{- define "tandem.engine.args.vllm" -}}
+{{- $values := .root.Values -}}
+{{- $engine := $values.engine -}}
+{{- $decode := eq .component "decode" -}}
+{{- $kv := dict
+      "kv_connector" "NixlConnector"
+      "kv_role" (ternary "kv_consumer" "kv_producer" $decode)
+      "kv_load_failure_policy" "recompute"
+      "kv_connector_extra_config" (dict "kv_lease_duration" (int $engine.leaseSeconds)) -}}
+- {{ include "tandem.model.path" $values | quote }}
+- --served-model-name={{ $values.model.name }}
+{{- if $decode }}
+- --host=127.0.0.1
+{{- end }}
+- --port={{ ternary 8200 8000 $decode }}
+- --tensor-parallel-size={{ int .values.parallelism.tensor }}
+{{- with int .values.parallelism.data }}{{ if gt . 1 }}
+- --data-parallel-size={{ . }}
+- --data-parallel-size-local={{ . }}
+- --data-parallel-multi-port-external-lb
+- --data-parallel-supervisor-port={{ include "tandem.engine.supervisorPort" $ }}
+{{- end }}{{ end }}
+- --block-size={{ int $engine.blockSize }}
+- --kv-cache-dtype={{ $engine.kvCacheDtype }}
+{{- with int64 $engine.maxModelLen }}
+- --max-model-len={{ . }}
+{{- end }}
+- --kv-transfer-config={{ $kv | toJson }}
+- --enable-prompt-tokens-details
+- --shutdown-timeout={{ include "tandem.drain.engine" .root }}
+# Pickers read the metrics page several times a second, and each would be a line in the log.
+- --disable-uvicorn-access-log
+{{- if and (not $decode) $values.tls.prefill.secret }}
+- --ssl-certfile=/etc/tandem/tls/tls.crt
+- --ssl-keyfile=/etc/tandem/tls/tls.key
+{{- end }}
+{{- if and $values.tracing.engines $values.tracing.endpoint }}
+- --otlp-traces-endpoint={{ $values.tracing.endpoint }}
+{{- end }}
+{{- end -}}
+
+{{/* Where vLLM's data-parallel supervisor says whether all ranks are well; vLLM's own default. */}}
+{{- define "tandem.engine.supervisorPort" -}}9256{{- end -}}
+
+{{/* What the engine is told to load: a name, or a folder. Takes the values. */}}
+{{- define "tandem.model.path" -}}
+{{- if eq .model.source "hf" -}}
+{{ .model.name }}
+{{- else -}}
+{{ printf "/model/%s" (index .model .model.source).path | clean }}
+{{- end -}}
+{{- end -}}
+
+{{/* The simulated engine moves KV bytes over one port, which takes the place of the side channel. */}}
+{{- define "tandem.engine.args.sim" -}}
+{{- $engine := .root.Values.engine -}}
+{{- if eq .component "decode" -}}
+- --host=127.0.0.1
+- --port=8200
+{{- else -}}
+- --host=0.0.0.0
+- --port=8000
+- --transfer-address=$(POD_IP):{{ int $engine.sideChannelPort }}
+{{- end }}
+- --role={{ .component }}
+- --served-model-name={{ .root.Values.model.name }}
+- --block-size={{ int $engine.blockSize }}
+{{- with int64 $engine.maxModelLen }}
+- --max-model-len={{ . }}
+{{- end }}
+- --kv-lease={{ int $engine.leaseSeconds }}s
+- --kv-load-failure-policy=recompute
+- --keep-alive={{ int $engine.keepAliveSeconds }}s
+- --log-format=json
+{{- end -}}
+
+{{- define "tandem.engine.podIP" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{- define "tandem.engine.env.sim" -}}
+{{- include "tandem.engine.podIP" . -}}
+{{- end -}}
+
+{{- define "tandem.engine.env.vllm" -}}
+{{- $engine := .root.Values.engine -}}
+{{- include "tandem.engine.podIP" . }}
+# localhost is vLLM's default, where no other pod can ask for a KV cache.
+- {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
+- {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ $engine.sideChannelPort | int | quote }}}
+- {name: VLLM_HTTP_TIMEOUT_KEEP_ALIVE, value: {{ $engine.keepAliveSeconds | int | quote }}}
+{{- with $engine.ucxTLS }}
+- {name: UCX_TLS, value: {{ quote . }}}
+{{- end }}
+# All that is written goes to the volume: weights, compiled kernels, and what looks for a home. USER is asked for by name
+# where the image has no entry for the number.
+- {name: HOME, value: /cache}
+- {name: USER, value: vllm}
+- {name: XDG_CACHE_HOME, value: /cache}
+- {name: HF_HOME, value: /cache/huggingface}
+{{- with .root.Values.model.hf.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ quote . }}, key: HF_TOKEN}}
+{{- end }}
+{{- if ne .root.Values.model.source "hf" }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- with $engine.apiKeySecret }}
+- name: VLLM_API_KEY
+  valueFrom: {secretKeyRef: {name: {{ quote . }}, key: VLLM_API_KEY}}
+{{- end }}
+{{- if and .root.Values.tracing.engines .root.Values.tracing.endpoint }}
+- {name: OTEL_SERVICE_NAME, value: vllm-{{ .component }}}
+{{- include "tandem.otelEnv" .root }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Probes. A decode engine is on loopback, so it is asked through its sidecar. The model is listed only once it is loaded, but
+the list is behind the API key; /health is not, and vLLM serves nothing before the weights are there. For several ranks
+vLLM's supervisor answers, which ends all when one dies; behind sidecars the readiness of each is that of its rank.
+*/}}
+{{- define "tandem.engine.probes" -}}
+{{- $values := .root.Values -}}
+{{- $decode := eq .component "decode" -}}
+{{- $supervised := and (not $decode) (gt (int .values.parallelism.data) 1) -}}
+{{- $port := ternary (include "tandem.engine.supervisorPort" .) "8000" $supervised -}}
+{{- $tls := ternary $values.tls.sidecarSecret $values.tls.prefill.secret $decode -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (ne $tls "") -}}
+{{- $loaded := ternary "/health" "/v1/models" (or $supervised (ne $values.engine.apiKeySecret "")) -}}
+startupProbe:
+  httpGet: {path: {{ $loaded }}, port: {{ $port }}, scheme: {{ $scheme }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ mul 12 (int $values.engine.startupMinutes) }}
+readinessProbe:
+  httpGet: {path: {{ $loaded }}, port: {{ $port }}, scheme: {{ $scheme }}}
+  periodSeconds: 5
+  timeoutSeconds: 2
+# A minute: an engine that is busy with long prompts answers late, and loading it again takes longer than waiting.
+livenessProbe:
+  httpGet: {path: /health, port: {{ $port }}, scheme: {{ $scheme }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}
+
+{{/*
+The command that keeps SIGTERM from the engine while it has work: a prefill engine that holds KV caches which nobody has
+read, a decode engine whose sidecar has requests. Ranks are waited for side by side, by the shell of vLLM's image.
+*/}}
+{{- define "tandem.engine.preStop" -}}
+{{- $decode := eq .component "decode" -}}
+{{- $scheme := ternary "https://" "" (and (not $decode) (ne .root.Values.tls.prefill.secret "")) -}}
+{{- $settle := printf "--settle=%ss" (include "tandem.drain.settle" .root) -}}
+{{- $timeout := printf "--timeout=%ss" (include "tandem.drain.hook" .root) -}}
+{{- $commands := list -}}
+{{- range $rank := until (int .values.parallelism.data) -}}
+{{- $engine := printf "--engine=%s127.0.0.1:%d" $scheme (add (ternary 8200 8000 $decode) $rank) -}}
+{{- $also := ternary (printf "--sidecar=127.0.0.1:%d" (add 9095 (mul 2 $rank))) "--handoffs" $decode -}}
+{{- $commands = append $commands (list "/tandem/tandem" "drain" $engine $also $settle $timeout) -}}
+{{- end -}}
+{{- if eq (len $commands) 1 -}}
+{{- first $commands | toJson -}}
+{{- else -}}
+{{- $lines := list -}}
+{{- range $commands }}{{ $lines = append $lines (print (join " " .) " &") }}{{ end -}}
+{{- list "/bin/sh" "-c" (print (join " " $lines) " wait") | toRawJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Accelerators and RDMA devices are counted here; what the values name themselves wins. */}}
+{{- define "tandem.engine.resources" -}}
+{{- $limits := dict -}}
+{{- $given := .values.resources -}}
+{{- if eq .root.Values.engine.type "sim" -}}
+{{- $given = mergeOverwrite (deepCopy .root.Values.sim.resources) $given -}}
+{{- else -}}
+{{- with .values.accelerator -}}
+{{- $_ := set $limits . (mul (int $.values.parallelism.tensor) (int $.values.parallelism.data)) -}}
+{{- end -}}
+{{- with .values.rdma.resource -}}
+{{- $_ := set $limits . (int $.values.rdma.count) -}}
+{{- end -}}
+{{- end -}}
+{{- mergeOverwrite (dict "limits" $limits) $given | toYaml -}}
+{{- end -}}
+
+{{- define "tandem.engine.mounts" -}}
+{{- $values := .root.Values -}}
+- {name: tools, mountPath: /tandem, readOnly: true}
+{{- if eq $values.engine.type "vllm" }}
+- {name: cache, mountPath: /cache}
+- {name: tmp, mountPath: /tmp}
+- {name: shm, mountPath: /dev/shm}
+{{- if ne $values.model.source "hf" }}
+- {name: model, mountPath: /model, readOnly: true}
+{{- end }}
+{{- if and (eq .component "prefill") $values.tls.prefill.secret }}
+- {name: engine-tls, mountPath: /etc/tandem/tls, readOnly: true}
+{{- end }}
+{{- end }}
+{{- with .values.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.engine.volumes" -}}
+{{- $values := .root.Values -}}
+- name: tools
+  emptyDir: {sizeLimit: 256Mi}
+{{- if eq $values.engine.type "vllm" }}
+- name: cache
+  emptyDir: {sizeLimit: {{ $values.model.hf.cacheSize }}}
+- name: tmp
+  emptyDir: {}
+# Memory of the engine's processes; it counts against the container's limit.
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .values.shmSize }}}
+{{- if eq $values.model.source "pvc" }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ $values.model.pvc.claimName }}, readOnly: true}
+{{- else if eq $values.model.source "oci" }}
+- name: model
+  image: {reference: {{ $values.model.oci.image }}, pullPolicy: IfNotPresent}
+{{- end }}
+{{- if and (eq .component "prefill") $values.tls.prefill.secret }}
+- name: engine-tls
+  secret: {secretName: {{ $values.tls.prefill.secret }}}
+{{- end }}
+{{- end }}
+{{- if eq .component "decode" }}
+{{- with $values.epp.authSecret }}
+- name: auth
+  secret: {secretName: {{ . }}, items: [{key: secret, path: secret}]}
+{{- end }}
+{{- with $values.tls.sidecarSecret }}
+- name: sidecar-tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- with $values.tls.prefill.caConfigMap }}
+- name: prefill-ca
+  configMap: {name: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
+{{- end }}
+{{- with .values.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,199 @@
+{{/* What the picker's objects share. */}}
+
+{{- define "tandem.epp.name" -}}
+{{ include "tandem.fullname" . }}-epp
+{{- end -}}
+
+{{/* DNS name of the picker's Service, which its certificate must be for if tls.eppSecret has one. */}}
+{{- define "tandem.epp.host" -}}
+{{ include "tandem.epp.name" . }}.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* Service of all replicas at once, which Envoy spreads streams over by itself. */}}
+{{- define "tandem.epp.replicasName" -}}
+{{ include "tandem.epp.name" . }}-replicas
+{{- end -}}
+
+{{- define "tandem.epp.serviceAccountName" -}}
+{{ default (include "tandem.epp.name" .) .Values.serviceAccount.name }}
+{{- end -}}
+
+{{/* pool or selector: gateways need an InferencePool anyway, and Envoy of our own does not. */}}
+{{- define "tandem.discovery" -}}
+{{ default (ternary "pool" "selector" (eq .Values.mode "gateway")) .Values.epp.discovery }}
+{{- end -}}
+
+{{/*
+Environment of a program in Go with these resources. The garbage collector works harder before the limit is reached, instead
+of the kernel killing the process; GOMAXPROCS follows the CPU limit by itself.
+*/}}
+{{- define "tandem.goEnv" -}}
+{{- with dig "limits" "memory" "" . }}
+- {name: GOMEMLIMIT, value: {{ printf "%dMiB" (include "tandem.mebibytes" . | float64 | mulf 0.9 | floor | int) }}}
+{{- end }}
+{{- end -}}
+
+{{/*
+Labels of an object that somebody finds by labels of the user's: (dict "root" $ "component" "epp" "more" .Values.…). The
+chart's win over them.
+*/}}
+{{- define "tandem.labelsAnd" -}}
+{{- merge (include "tandem.ownLabels" . | fromYaml) .more .root.Values.commonLabels | toYaml -}}
+{{- end -}}
+
+{{/* Whether to make an object of a kind: (dict "root" $ "kind" "PodMonitor" "wanted" "auto"). */}}
+{{- define "tandem.monitoring.makes" -}}
+{{- $known := .root.Capabilities.APIVersions.Has (print "monitoring.coreos.com/v1/" .kind) -}}
+{{- if or (eq (toString .wanted) "true") (and (eq (toString .wanted) "auto") $known) -}}true{{- end -}}
+{{- end -}}
+
+{{/* The EndpointPickerConfig. */}}
+{{- define "tandem.epp.config" -}}
+{{- with .Values.epp.config -}}
+{{ merge (deepCopy .) (dict "apiVersion" "llm-d.ai/v1alpha1" "kind" "EndpointPickerConfig") | toYaml }}
+{{- else -}}
+{{- $lists := not (and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint) -}}
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+  - type: disagg-profile-handler
+    parameters:
+      deciders: {prefill: prefix-based-pd-decider}
+  - type: prefix-based-pd-decider
+    parameters:
+      nonCachedTokens: {{ .Values.epp.threshold }}   # epp.threshold
+  - type: approx-prefix-cache-producer
+    parameters:
+      blockSizeTokens: {{ .Values.engine.blockSize }}   # engine.blockSize: engines reuse whole blocks only
+  - type: inflight-load-producer
+  - type: decode-filter
+  - type: prefill-filter
+  - type: queue-scorer
+  - type: kv-cache-utilization-scorer
+  - type: active-request-scorer
+  - type: prefix-cache-scorer
+  - type: token-load-scorer
+  - type: max-score-picker
+    {{- if $lists }}
+    parameters:
+      maxNumOfEndpoints: 2   # the proxy tries the second where the first does not answer
+    {{- end }}
+  {{- if .Values.tls.sidecarSecret }}
+  - type: metrics-data-source
+    parameters:
+      scheme: https
+      insecureSkipVerify: true   # pods are asked by their addresses, which no certificate names
+  - type: core-metrics-extractor
+  {{- end }}
+schedulingProfiles:
+  - name: decode
+    plugins:
+      - pluginRef: decode-filter
+      - {pluginRef: queue-scorer, weight: 2}
+      - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+      - {pluginRef: active-request-scorer, weight: 2}
+      - {pluginRef: prefix-cache-scorer, weight: 3}
+      - pluginRef: max-score-picker
+  - name: prefill
+    plugins:
+      - pluginRef: prefill-filter
+      - pluginRef: token-load-scorer
+      - pluginRef: max-score-picker
+{{- if .Values.tls.sidecarSecret }}
+dataLayer:
+  sources:
+    - pluginRef: metrics-data-source
+      extractors:
+        - pluginRef: core-metrics-extractor
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Objectives and rewrites as the objects that they are, for the cluster or for the picker's file. */}}
+{{- define "tandem.epp.policy" -}}
+{{- $root := . -}}
+{{- $labels := include "tandem.labels" (dict "root" . "component" "epp") -}}
+{{- range .Values.epp.objectives }}
+---
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata:
+  name: {{ .name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+spec:
+  priority: {{ .priority }}
+  poolRef:
+    {{- include "tandem.poolRef" $root | nindent 4 }}
+{{- end }}
+{{- range .Values.epp.rewrites }}
+---
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceModelRewrite
+metadata:
+  name: {{ .name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- $labels | nindent 4 }}
+spec:
+  poolRef:
+    {{- include "tandem.poolRef" $root | nindent 4 }}
+  rules:
+    {{- range .rules }}
+    - targets:
+        {{- range .targets }}
+        - modelRewrite: {{ quote .model }}
+          weight: {{ default 1 .weight }}
+        {{- end }}
+      {{- with .matches }}
+      matches:
+        {{- range . }}
+        - model: {type: Exact, value: {{ quote . }}}
+        {{- end }}
+      {{- end }}
+    {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.poolRef" -}}
+group: inference.networking.k8s.io
+kind: InferencePool
+name: {{ include "tandem.fullname" . }}
+{{- end -}}
+
+{{/* The policy is a file where no objects of the cluster are read. */}}
+{{- define "tandem.epp.policyFile" -}}
+{{- if and (eq (include "tandem.discovery" .) "selector") (or .Values.epp.objectives .Values.epp.rewrites) }}true{{ end -}}
+{{- end -}}
+
+{{- define "tandem.epp.args" -}}
+{{- if eq (include "tandem.discovery" .) "pool" }}
+- --pool-name={{ include "tandem.fullname" . }}
+{{- else }}
+- --endpoint-selector={{ include "tandem.poolSelectorText" . }}
+- --endpoint-target-ports={{ include "tandem.targetPortsText" . }}
+{{- end }}
+- --pool-namespace={{ .Release.Namespace }}
+- --config-file=/etc/tandem/config/config.yaml
+{{- if include "tandem.epp.policyFile" . }}
+- --policy-file=/etc/tandem/policy/policy.yaml
+{{- end }}
+{{- if .Values.tls.eppSecret }}
+- --cert-path=/etc/tandem/tls
+{{- end }}
+{{- if .Values.epp.authSecret }}
+- --auth-file=/etc/tandem/auth/secret
+{{- end }}
+{{- if and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint }}
+- --single-endpoint
+{{- end }}
+- --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
+- --body-limit={{ .Values.epp.bodyLimit }}
+- --drain-timeout={{ include "tandem.drain.full" . }}s
+- --log-format=json
+- --log-level={{ .Values.epp.logLevel }}
+{{- range .Values.epp.extraArgs }}
+- {{ quote . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,73 @@
+{{/* What the proxy's objects share. */}}
+
+{{- define "tandem.proxy.name" -}}
+{{ include "tandem.fullname" . }}-proxy
+{{- end -}}
+
+{{/* Bytes of a size such as 64MiB. */}}
+{{- define "tandem.bytes" -}}
+{{- $digits := regexFind "^[0-9]+" (toString .) -}}
+{{- mul (int64 $digits) (index (dict "" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824) (trimPrefix $digits (toString .))) -}}
+{{- end -}}
+
+{{/* Envoy's workers: as many as it has CPUs, of which it would otherwise take all of the node's. */}}
+{{- define "tandem.proxy.workers" -}}
+{{- $cpu := coalesce (dig "limits" "cpu" "" .) (dig "requests" "cpu" "" .) "1" | toString -}}
+{{- if hasSuffix "m" $cpu -}}
+{{- divf (trimSuffix "m" $cpu | float64) 1000.0 | ceil | int | max 1 -}}
+{{- else -}}
+{{- float64 $cpu | ceil | int | max 1 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* HOST:PORT of a collector that is spoken to in plaintext. Envoy itself does not speak TLS to one here. */}}
+{{- define "tandem.proxy.collector" -}}
+{{- if and .Values.tracing.endpoint (not (hasPrefix "https://" .Values.tracing.endpoint)) -}}
+{{- $address := trimPrefix "http://" .Values.tracing.endpoint | trimSuffix "/" -}}
+{{- contains ":" $address | ternary $address (print $address ":4317") -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Envoy's bootstrap. Text and reasons are those of tandem envoy-config, whose template envoy.yaml.tmpl is; this is what its
+flags would be:
+
+  --listen=0.0.0.0:8080 --operations-address=0.0.0.0:9902 --epp=<release>-epp-replicas.<namespace>.svc:9002
+  --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
+  --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
+  --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --idle-timeout=<proxy.idleSeconds>s --body-limit=<epp.bodyLimit> --otlp=<tracing.endpoint> --trace-ratio=<tracing.ratio>
+*/}}
+{{- define "tandem.proxy.bootstrap" -}}
+{{- $tls := .Values.tls -}}
+{{- $picker := dict "Plaintext" false "CAFile" "" "Name" "" -}}
+{{- if $tls.eppSecret -}}
+{{- $picker = dict "Plaintext" false "CAFile" "/etc/envoy-epp/ca.crt" "Name" (include "tandem.epp.host" .) -}}
+{{- end -}}
+{{- $pool := dict "Plaintext" true "CAFile" "" "Name" "" -}}
+{{- if $tls.sidecarSecret -}}
+{{- $pool = dict "Plaintext" false "CAFile" "/etc/envoy-pool/ca.crt" "Name" "" -}}
+{{- end -}}
+{{- $traces := false -}}
+{{- with include "tandem.proxy.collector" . -}}
+{{- $traces = dict "Host" (regexReplaceAll ":[0-9]+$" . "" | trimAll "[]") "Port" (regexFind "[0-9]+$" . | int) -}}
+{{- end -}}
+{{- $page := dict
+      "Listener" "tandem" "PoolName" "pool" "PickerName" "epp"
+      "Destination" "x-gateway-destination-endpoint" "Served" "x-gateway-destination-endpoint-served"
+      "ListenOn" (dict "Host" "0.0.0.0" "Port" 8080)
+      "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
+      "OperationsPage" (dict "Host" "0.0.0.0" "Port" (include "tandem.proxy.operationsPort" .))
+      "Cert" (dict "Dir" (ternary "/etc/envoy-tls" "" (ne $tls.proxySecret "")) "File" "/etc/envoy/certificate.yaml")
+      "Peers" (list (dict "Host" (printf "%s.%s.svc" (include "tandem.epp.replicasName" .) .Release.Namespace) "Port" 9002))
+      "Named" true "PickerTLS" $picker "PoolTLS" $pool "Pool" "eds"
+      "ExtProc" (list
+        (dict "Mark" "picker" "Picks" true "Accounts" false)
+        (dict "Mark" "acct" "Picks" false "Accounts" true))
+      "Internal" (list "prefix: x-prefiller-" "prefix: x-encoder-" "prefix: x-kv-cache-" "prefix: x-data-parallel-"
+        "prefix: x-gateway-destination-" `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
+      "IdleSeconds" (int .Values.proxy.idleSeconds) "BodyLimit" (include "tandem.bytes" .Values.epp.bodyLimit | int64)
+      "AccessLog" false "Traces" $traces "SampledPercent" (mulf 100 .Values.tracing.ratio | float64)
+-}}
+{{- tpl (.Files.Get "envoy.yaml.tmpl") $page -}}
+{{- end -}}

@@ -1,0 +1,353 @@
+{{/*
+What values.schema.json cannot see: values that are fine alone and contradict each other. All problems are collected and
+told at once, each in one line that says what contradicts what, and what to change.
+
+A check is a template that prints a line for each problem. Helm renders validate.yaml before the objects, so that nothing
+else stumbles first.
+*/}}
+{{- define "tandem.validate" -}}
+{{- $root := . -}}
+{{- $problems := list -}}
+{{- range $check := list "names" "source" "labels" "arguments" "environment" "version" "parallelism" "memory" "network"
+      "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+  {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
+    {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- with $problems -}}
+  {{- fail (printf "\nThese values do not fit together:\n%s\n" (join "\n" .)) -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.names" -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
+serviceAccount.create is false: name the account that the picker runs as in serviceAccount.name, or create one
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.source" -}}
+{{- $model := .Values.model -}}
+{{- if and (eq .Values.engine.type "sim") (ne $model.source "hf") }}
+{{ printf "model.source is %s, but engine.type sim has no weights to load: set model.source to hf, or engine.type to vllm"
+     $model.source }}
+{{- end -}}
+{{- if and (eq $model.source "pvc") (not $model.pvc.claimName) }}
+model.source is pvc: name the claim that holds the model in model.pvc.claimName
+{{- end -}}
+{{- if and (eq $model.source "oci") (not $model.oci.image) }}
+model.source is oci: name the image that holds the model in model.oci.image
+{{- end -}}
+{{- if and $model.hf.tokenSecret (ne $model.source "hf") }}
+{{ printf "model.hf.tokenSecret is given, but model.source is %s, which needs no token: remove it, or set model.source to hf"
+     $model.source }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Labels by which pods are selected, told apart and counted: another value would hide a pod from its own release, or give
+it to another one. */}}
+{{- define "tandem.check.labels" -}}
+{{- $made := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component"
+      "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" "llm-d.ai/role" "llm-d.ai/engine-type"
+      "llm-d.ai/inference-serving" "inference.networking.k8s.io/engine-type" -}}
+{{- $places := dict "commonLabels" .Values.commonLabels "prefill.podLabels" .Values.prefill.podLabels
+      "decode.podLabels" .Values.decode.podLabels "epp.podLabels" .Values.epp.podLabels
+      "proxy.podLabels" .Values.proxy.podLabels -}}
+{{- range $where, $labels := $places -}}
+  {{- range $key, $value := $labels -}}
+    {{- if has $key $made }}
+{{ printf "%s sets %s to %s, but the chart sets it, since pods are found by it: remove it" $where $key (quote $value) }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- range $key, $value := (index $.Values $role).podAnnotations -}}
+    {{- if has $key (list "llm-d.ai/active-ports" "inference.networking.k8s.io/active-ports") }}
+{{ printf "%s.podAnnotations sets %s, so ranks that run would get no requests: remove it, and set %s.parallelism.data"
+     $role $key $role }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* The oldest vLLM whose hand-offs are leases (kv_lease_duration) and carry the members that the sidecar asks for. */}}
+{{- define "tandem.check.version" -}}
+{{- $oldest := "0.22.0" -}}
+{{- $moving := list "latest" "nightly" "main" "master" "dev" "edge" -}}
+{{- $images := dict "engine.image" .Values.engine.image "sidecar.image" .Values.sidecar.image "epp.image" .Values.epp.image
+      "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "sim.image" .Values.sim.image -}}
+{{- range $where, $image := $images -}}
+  {{- if and (has $image.tag $moving) (not $image.digest) }}
+{{ printf (print "%s.tag is %s, which moves: pods that start on different days would differ and refuse each other, so "
+     "name a version or a digest")
+     $where $image.tag }}
+  {{- end -}}
+{{- end -}}
+{{- $image := .Values.engine.image -}}
+{{- $version := regexFind "^v?[0-9]+\\.[0-9]+" $image.tag -}}
+{{- if eq .Values.engine.type "vllm" -}}
+  {{- if not (or $image.tag $image.digest) }}
+{{ printf "engine.image has neither tag nor digest: name a version of vLLM from %s on" $oldest }}
+  {{- else if and $version (hasSuffix "vllm/vllm-openai" $image.repository)
+        (not (semverCompare (print ">=" $oldest) $version)) }}
+{{ printf "engine.image.tag is %s, but sidecar.connector %s needs the kv_transfer_params of vLLM %s or newer: raise the tag"
+     $image.tag .Values.sidecar.connector $oldest }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.parallelism" -}}
+{{- $prefill := int .Values.prefill.parallelism.tensor -}}
+{{- $decode := int .Values.decode.parallelism.tensor -}}
+{{- if and (gt $prefill $decode) (not .Values.model.mla) }}
+{{ printf (print "prefill.parallelism.tensor is %d and decode's %d: vLLM cannot hand over to fewer GPUs, so lower the "
+     "first, raise the second, or set model.mla for a model with multi-head latent attention")
+     $prefill $decode }}
+{{- else if and (ne $decode 0) (ne (mod (max $prefill $decode) (min $prefill $decode)) 0) }}
+{{ printf (print "prefill.parallelism.tensor is %d and decode's %d: one must be a multiple of the other, or the heads "
+     "of the KV cache do not line up")
+     $prefill $decode }}
+{{- end -}}
+{{- range $name := list "prefill" "decode" -}}
+  {{- $role := index $.Values $name -}}
+  {{- if and (eq $.Values.engine.type "sim") (gt (int $role.parallelism.data) 1) }}
+{{ printf "%s.parallelism.data is %d, but the simulated engine has one rank: set it to 1"
+     $name (int $role.parallelism.data) }}
+  {{- end -}}
+  {{- $needed := mul $role.parallelism.tensor $role.parallelism.data -}}
+  {{- if and $role.accelerator (eq $.Values.engine.type "vllm") -}}
+    {{- range $kind := list "requests" "limits" -}}
+      {{- $given := dig $kind $role.accelerator "" $role.resources -}}
+      {{- if and (ne (toString $given) "") (ne (int $given) (int $needed)) }}
+{{ printf (print "%s.resources.%s has %v of %s, but parallelism needs tensor %v * data %v = %d: remove it, since the "
+     "chart asks for them")
+     $name $kind $given $role.accelerator $role.parallelism.tensor $role.parallelism.data $needed }}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* vLLM's processes of one engine talk over ring buffers of 160 MiB in /dev/shm, and NCCL keeps its own there. */}}
+{{- define "tandem.check.memory" -}}
+{{- range $name := list "prefill" "decode" -}}
+  {{- $role := index $.Values $name -}}
+  {{- $size := include "tandem.mebibytes" $role.shmSize | float64 -}}
+  {{- if and (gt (int $role.parallelism.tensor) 1) (lt $size 1024.0) }}
+{{ printf (print "%s.shmSize is %s, but tensor parallelism %d shares memory in /dev/shm, and the engine dies when it "
+     "is full: give it 1Gi or more")
+     $name $role.shmSize (int $role.parallelism.tensor) }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.network" -}}
+{{- $last := add 7999 .Values.prefill.parallelism.data | int -}}
+{{- range .Values.sidecar.prefillAllow -}}
+  {{- $port := regexFind "/[0-9]+\\]?:[0-9]+$" . | splitList ":" | last -}}
+  {{- if and $port (or (lt (int $port) 8000) (gt (int $port) $last)) }}
+{{ printf "sidecar.prefillAllow has %s, but prefill pods listen on port 8000: correct the port or leave it out" . }}
+  {{- end -}}
+{{- end -}}
+{{- $taken := list (include "tandem.engine.supervisorPort" . | int) -}}
+{{- $ranks := include "tandem.ranks" . | int -}}
+{{- range $rank := until $ranks -}}
+  {{- $metrics := add 9095 (mul 2 $rank) -}}
+  {{- $taken = concat $taken (list (add 8000 $rank | int) (add 8200 $rank | int) (int $metrics) (add1 $metrics | int)) -}}
+{{- end -}}
+{{- range $rank := until $ranks -}}
+  {{- if has (add $.Values.engine.sideChannelPort $rank | int) $taken }}
+{{ printf "engine.sideChannelPort is %v, but something else in the pod listens on %d: take another one"
+     $.Values.engine.sideChannelPort (add $.Values.engine.sideChannelPort $rank) }}
+  {{- end -}}
+{{- end -}}
+{{- $prefill := .Values.prefill.rdma.resource -}}
+{{- $decode := .Values.decode.rdma.resource -}}
+{{- if and (or $prefill $decode) (not (and $prefill $decode)) }}
+{{ printf "%s.rdma.resource is set, but %s's is not, so KV caches would not go over RDMA: set it in both roles"
+     (ternary "prefill" "decode" (ne $prefill "")) (ternary "decode" "prefill" (ne $prefill "")) }}
+{{- end -}}
+{{- $ucx := .Values.engine.ucxTLS -}}
+{{- if and $prefill $decode $ucx (not (regexMatch "(^|,)(all|ib|srd|(rc|ud|dc)(_[a-z0-9]+)?|\\^.*)(,|$)" $ucx)) }}
+{{ printf (print "engine.ucxTLS is %s, which leaves the RDMA devices of rdma.resource unused: add rc to it, or leave "
+     "it empty") $ucx }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* A proxy that keeps a connection longer than the engine sends requests into a closed one. */}}
+{{- define "tandem.check.keepAlive" -}}
+{{- if and (eq .Values.mode "standalone") (le (int .Values.engine.keepAliveSeconds) (int .Values.proxy.idleSeconds)) }}
+{{ printf (print "engine.keepAliveSeconds is %v, but Envoy keeps idle connections for proxy.idleSeconds %v and would "
+     "meet closed ones (502): make the first the longer")
+     .Values.engine.keepAliveSeconds .Values.proxy.idleSeconds }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* A finished prefill is read within the lease, or never. */}}
+{{- define "tandem.check.drain" -}}
+{{- $waits := sub (include "tandem.drain.hook" . | int) (include "tandem.drain.settle" . | int) -}}
+{{- $lease := int .Values.engine.leaseSeconds -}}
+{{- if lt (int $waits) $lease }}
+{{ printf (print "drainSeconds is %v, which leaves a prefill pod %d s to wait for unread hand-offs, but they may come "
+     "for engine.leaseSeconds %d: set drainSeconds to %d or more")
+     .Values.drainSeconds $waits $lease (add (int .Values.drainSeconds) (sub $lease $waits)) }}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.picker" -}}
+{{- range $kind := list "objectives" "rewrites" -}}
+  {{- $seen := dict -}}
+  {{- range index $.Values.epp $kind -}}
+    {{- if hasKey $seen .name }}
+{{ printf "epp.%s has two of the name %s: rename one" $kind .name }}
+    {{- end -}}
+    {{- $_ := set $seen .name true -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* What a picker's configuration of one's own says again that the chart knows. The picker checks the rest itself, before it
+serves. */}}
+{{- define "tandem.check.config" -}}
+{{- $config := .Values.epp.config -}}
+{{- $block := int .Values.engine.blockSize -}}
+{{- range $i, $plugin := dig "plugins" list $config -}}
+  {{- $where := printf "epp.config.plugins[%d] (%s)" $i (default "no type" $plugin.type) -}}
+  {{- $parameters := default dict $plugin.parameters -}}
+  {{- range $key := list "blockSizeTokens" "blockSize" "hashBlockSize" -}}
+    {{- with index $parameters $key -}}
+      {{- if ne (int .) $block }}
+{{ printf "%s: %s is %v, but engines have blocks of engine.blockSize %d tokens, so prefixes would not match: make them equal"
+     $where $key . $block }}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
+  {{- with index $parameters "modelName" -}}
+    {{- if ne . $.Values.model.name }}
+{{ printf (print "%s: modelName is %s, but the engines serve %s, so prefixes would not match: make it "
+     "model.name") $where . $.Values.model.name }}
+    {{- end -}}
+  {{- end -}}
+  {{- with index $parameters "primaryPort" -}}
+    {{- if ne (int .) 8000 }}
+{{ printf "%s: primaryPort is %v, but engines are reached on 8000: remove it" $where . }}
+    {{- end -}}
+  {{- end -}}
+  {{- if eq (toString $plugin.type) "file-discovery" }}
+{{ printf "%s: endpoints are found as epp.discovery says: remove it" $where }}
+  {{- end -}}
+{{- end -}}
+{{- if $config -}}
+  {{- $profiles := list -}}
+  {{- range dig "schedulingProfiles" list $config }}{{ $profiles = append $profiles .name }}{{ end -}}
+  {{- $wanted := "" -}}
+  {{- $handler := "" -}}
+  {{- range dig "plugins" list $config -}}
+    {{- if has .type (list "disagg-profile-handler" "pd-profile-handler") -}}
+      {{- $handler = .type -}}
+      {{- $parameters := default dict .parameters -}}
+      {{- $wanted = coalesce (dig "profiles" "prefill" "" $parameters) $parameters.prefillProfile "prefill" -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if not $handler }}
+epp.config has no disagg-profile-handler, so nothing would go to the prefill pods: add one
+  {{- else if not (has $wanted $profiles) }}
+{{ printf "epp.config has no scheduling profile %s, so nothing would go to the prefill pods: add it" $wanted }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.replicas" -}}
+{{- $prefill := .Values.prefill -}}
+{{- if and (eq (int .Values.decode.replicas) 0) (not .Values.decode.autoscaling.enabled) }}
+decode.replicas is 0: without decode pods nothing is served, so take 1 or more
+{{- end -}}
+{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) -}}
+{{- if and (eq (int $prefill.replicas) 0) (not $prefill.autoscaling.enabled) $remote }}
+{{ printf (print "prefill.replicas is 0, but prompts from epp.threshold %v tokens on are to be prefilled remotely: "
+     "take 1 or more, or set epp.threshold to 0 (all local)")
+     .Values.epp.threshold }}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.autoscaling" -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- $scaling := (index $.Values $role).autoscaling -}}
+  {{- if $scaling.enabled -}}
+    {{- $where := print $role ".autoscaling" -}}
+    {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{ printf "%s.minReplicas is %v and maxReplicas %v: raise the second" $where $scaling.minReplicas $scaling.maxReplicas }}
+    {{- end -}}
+    {{- range $key := list "service" "role" -}}
+      {{- with index $scaling.selector $key }}
+{{ printf (print "%s.selector sets %s to %s, but the chart sets it: the autoscaler would read another picker's "
+     "series, or none, so remove it")
+     $where $key . }}
+      {{- end -}}
+    {{- end -}}
+    {{- if regexMatch "flow_control|queue_(size|bytes|duration)" $scaling.metric }}
+{{ printf "%s.metric is %s, but this picker has no flow-control queue, so it would never scale: take tandem_inflight"
+     $where $scaling.metric }}
+    {{- else if regexMatch "^(llm_d_(epp|router)|inference_(extension|pool|model|objective))_" $scaling.metric }}
+{{ printf "%s.metric is %s, which another picker exports: take tandem_inflight" $where $scaling.metric }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.mode" -}}
+{{- $gateway := .Values.gateway -}}
+{{- if and (eq .Values.mode "gateway") (not $gateway.className) (not $gateway.name) }}
+mode is gateway: name the Gateway that the route attaches to in gateway.name, or have one made by gateway.className
+{{- end -}}
+{{- if and (eq .Values.mode "standalone") (or $gateway.className $gateway.name) }}
+{{ printf "gateway.%s is set, but mode is standalone, which has an Envoy of its own: set mode to gateway, or remove it"
+     (ternary "className" "name" (ne $gateway.className "")) }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* vLLM in one role and a sidecar in the other serve the metrics that the picker reads. */}}
+{{- define "tandem.check.tls" -}}
+{{- $tls := .Values.tls -}}
+{{- if and (eq .Values.mode "gateway") $tls.proxySecret }}
+tls.proxySecret is set, but mode gateway has no Envoy to use it: give the certificate to the Gateway
+{{- end -}}
+{{- if ne (empty $tls.prefill.secret) (empty $tls.sidecarSecret) }}
+{{ printf (print "%s is set, but %s is not: the picker reads the metrics of all endpoints in one way, "
+     "so set both or neither") (ternary "tls.sidecarSecret" "tls.prefill.secret" (empty $tls.prefill.secret))
+     (ternary "tls.prefill.secret" "tls.sidecarSecret" (empty $tls.prefill.secret)) }}
+{{- end -}}
+{{- if and $tls.prefill.caConfigMap (not $tls.prefill.secret) }}
+tls.prefill.caConfigMap is set, but the prefill engines have no certificate: name their Secret in tls.prefill.secret
+{{- end -}}
+{{- if and (eq .Values.engine.type "sim") $tls.prefill.secret }}
+tls.prefill.secret is set, but the simulated engine does not speak TLS: remove it
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.check.monitoring" -}}
+{{- $kinds := dict "podMonitor" "PodMonitor" "prometheusRule" "PrometheusRule" -}}
+{{- range $key := keys $kinds | sortAlpha -}}
+  {{- $kind := index $kinds $key -}}
+  {{- if and (eq (toString (index $.Values.monitoring $key)) "true")
+        (not ($.Capabilities.APIVersions.Has (print "monitoring.coreos.com/v1/" $kind))) }}
+{{ printf "monitoring.%s is true, but the cluster has no kind %s: install the Prometheus operator first, or set it to auto"
+     $key $kind }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}

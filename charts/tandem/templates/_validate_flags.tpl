@@ -1,0 +1,248 @@
+{{/*
+The checks of what users give to programs: arguments and variables. The chart makes some itself, from values on which more
+depends; given a second time behind its back, they would win, and the parts would no longer agree.
+*/}}
+
+{{/* Arguments that the chart makes from a value, by program, with what to do instead. */}}
+{{- define "tandem.made.vllm" -}}
+port: it follows from the role
+host: it follows from the role
+uds: engines are reached by their ports
+config: a file could change all that the chart makes, so write its settings as arguments
+model: set model.name
+model-tag: set model.name
+served-model-name: set model.name
+block-size: set engine.blockSize
+kv-cache-dtype: set engine.kvCacheDtype
+max-model-len: set engine.maxModelLen
+kv-transfer-config: it follows from the role and sidecar.connector
+tensor-parallel-size: set parallelism.tensor of the role
+tp: set parallelism.tensor of the role
+data-parallel-size: set parallelism.data of the role
+dp: set parallelism.data of the role
+data-parallel-size-local: set parallelism.data of the role
+dpl: set parallelism.data of the role
+data-parallel-multi-port-external-lb: set parallelism.data of the role
+dpm: set parallelism.data of the role
+data-parallel-external-lb: set parallelism.data of the role
+dpe: set parallelism.data of the role
+data-parallel-hybrid-lb: set parallelism.data of the role
+dph: set parallelism.data of the role
+data-parallel-rank: set parallelism.data of the role
+dpn: set parallelism.data of the role
+data-parallel-start-rank: set parallelism.data of the role
+dpr: set parallelism.data of the role
+data-parallel-address: ranks of several pods are not served
+dpa: ranks of several pods are not served
+data-parallel-rpc-port: set parallelism.data of the role
+dpp: set parallelism.data of the role
+data-parallel-backend: set parallelism.data of the role
+dpb: set parallelism.data of the role
+data-parallel-supervisor-port: set parallelism.data of the role
+api-server-count: set parallelism.data of the role
+asc: set parallelism.data of the role
+pipeline-parallel-size: pipeline parallelism is not served, so set parallelism.tensor
+pp: pipeline parallelism is not served, so set parallelism.tensor
+nnodes: an engine of several pods is not served
+n: an engine of several pods is not served
+node-rank: an engine of several pods is not served
+r: an engine of several pods is not served
+enable-prompt-tokens-details: the chart sets it
+no-enable-prompt-tokens-details: without it nobody knows what was cached
+shutdown-timeout: set drainSeconds
+api-key: it would be readable in the pod, so put it into the Secret that engine.apiKeySecret names
+ssl-keyfile: set tls.prefill.secret
+ssl-certfile: set tls.prefill.secret
+otlp-traces-endpoint: set tracing.endpoint and tracing.engines
+{{- end -}}
+
+{{- define "tandem.made.sim" -}}
+host: it follows from the role
+port: it follows from the role
+admin-port: it stays on loopback
+transfer-address: set engine.sideChannelPort
+keep-alive: set engine.keepAliveSeconds
+served-model-name: set model.name
+max-model-len: set engine.maxModelLen
+role: it follows from the role
+block-size: set engine.blockSize
+kv-lease: set engine.leaseSeconds
+kv-load-failure-policy: the chart sets it
+config: a file could change all that the chart makes, so write its settings as arguments
+check: it would start nothing
+version: it would start nothing
+{{- end -}}
+
+{{- define "tandem.made.sidecar" -}}
+host: the chart sets it
+port: it follows from the role
+secure-serving: set tls.sidecarSecret
+secure-proxy: set tls.sidecarSecret
+cert-path: set tls.sidecarSecret
+metrics-port: the chart sets it
+admin-address: it stays on loopback
+model-server-host: the engine is in the same pod
+model-server-port: the chart sets it
+vllm-port: the chart sets it
+kv-connector: set sidecar.connector
+connector: set sidecar.connector
+first-event-timeout: set sidecar.firstEventTimeoutSeconds
+prefill-timeout: set sidecar.prefillTimeoutSeconds
+prefill-block-size: set engine.blockSize
+prefill-tls: set tls.prefill.secret
+prefill-tls-insecure-skip-verify: set tls.prefill.caConfigMap
+lease: set engine.leaseSeconds
+drain-timeout: set drainSeconds
+body-limit: set epp.bodyLimit
+pd-header: set epp.pdHeader
+prefill-allow: set sidecar.prefillAllow
+prefill-discovery: it is the release's own Service
+auth-file: set epp.authSecret
+log-level: set sidecar.logLevel
+zap-log-level: set sidecar.logLevel
+v: set sidecar.logLevel
+config: a file could change all that the chart makes, so write its settings as flags
+check: it would start nothing
+version: it would start nothing
+{{- end -}}
+
+{{- define "tandem.made.epp" -}}
+host: the chart sets it
+grpc-port: the chart sets it
+grpc-health-port: the chart sets it
+metrics-port: the chart sets it
+admin-address: it stays on loopback
+secure-serving: set tls.eppSecret
+cert-path: set tls.eppSecret
+body-limit: set epp.bodyLimit
+drain-timeout: set drainSeconds
+pool-name: set epp.discovery
+pool-namespace: set epp.discovery
+pool-group: set epp.discovery
+endpoint-selector: set epp.discovery
+endpoint-target-ports: set parallelism.data of the roles
+endpoints-file: set epp.discovery
+kubeconfig: set epp.discovery
+config-file: set epp.config
+config-text: set epp.config
+policy-file: set epp.objectives and epp.rewrites
+pd-header: set epp.pdHeader
+auth-file: set epp.authSecret
+single-endpoint: set gateway.singleEndpoint
+log-level: set epp.logLevel
+zap-log-level: set epp.logLevel
+v: set epp.logLevel
+config: a file could change all that the chart makes, so write its settings as flags
+check: it would start nothing
+version: it would start nothing
+{{- end -}}
+
+{{/* Arguments of vLLM that both engines of a pair compare, or that decide about what is in a block of the KV cache. */}}
+{{- define "tandem.shared.vllm" -}}
+[dtype, quantization, q, attention-backend, attention-config, ac, speculative-config, sc, revision, code-revision, tokenizer,
+tokenizer-revision, hf-overrides, hf-config-path, disable-hybrid-kv-cache-manager, no-disable-hybrid-kv-cache-manager,
+enforce-handshake-compat, mamba-cache-dtype, calculate-kv-scales, decode-context-parallel-size, dcp,
+prefill-context-parallel-size, pcp]
+{{- end -}}
+
+{{/*
+The name of an argument as its program understands it: _ is -, and a dot enters a JSON value. Empty for values.
+*/}}
+{{- define "tandem.argName" -}}
+{{- if hasPrefix "-" . -}}
+{{- regexReplaceAll "[=.\\s].*$" . "" | trimPrefix "-" | trimPrefix "-" | replace "_" "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Problems of a list of arguments: (dict "where" PATH "args" LIST "made" MAP "abbreviated" BOOL). vLLM takes an argument by the
+beginning of its name, too.
+*/}}
+{{- define "tandem.argProblems" -}}
+{{- $in := . -}}
+{{- range $i, $arg := .args -}}
+  {{- $name := include "tandem.argName" $arg -}}
+  {{- $full := $name -}}
+  {{- if and $in.abbreviated (hasPrefix "--" $arg) (not (hasKey $in.made $name)) -}}
+    {{- range $made := keys $in.made | sortAlpha -}}
+      {{- if and (ge (len $name) 3) (hasPrefix $name $made) }}{{ $full = $made }}{{ end -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if regexMatch "^--?[A-Za-z][^=\\s]*\\s" $arg }}
+{{ printf (print "%s: %s is one argument with a blank in it: join name and value by =, or write "
+     "two list items") $in.where (quote $arg) }}
+  {{- else if and $name (hasKey $in.made $full) }}
+{{ printf "%s: %s is the chart's to make: %s" $in.where (regexReplaceAll "=.*$" $arg "") (index $in.made $full) }}
+  {{- else if and (eq $i 0) (not (hasPrefix "-" $arg)) }}
+{{ printf "%s: %s is no flag: write --name=value" $in.where (quote $arg) }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.check.arguments" -}}
+{{- $sim := eq .Values.engine.type "sim" -}}
+{{- $made := include (print "tandem.made." .Values.engine.type) . | fromYaml -}}
+{{- $shared := include "tandem.shared.vllm" . | fromYamlArray -}}
+{{- $engines := dict "engine.args" .Values.engine.args "prefill.args" .Values.prefill.args
+      "decode.args" .Values.decode.args -}}
+{{- if $sim -}}
+  {{- $_ := set $engines "sim.args" .Values.sim.args -}}
+{{- end -}}
+{{- range $where, $args := $engines -}}
+  {{- include "tandem.argProblems" (dict "where" $where "args" $args "made" $made "abbreviated" (not $sim)) -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- if not $sim -}}
+    {{- range $arg := (index $.Values $role).args -}}
+      {{- if has (include "tandem.argName" $arg) $shared }}
+{{ printf (print "%s.args: %s must be the same in both roles, or they refuse each other's KV cache: move it to "
+     "engine.args") $role $arg }}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- range $room := list "sidecar" "epp" -}}
+  {{- include "tandem.argProblems" (dict "where" (print $room ".extraArgs") "args" (index $.Values $room).extraArgs
+        "made" (include (print "tandem.made." $room) $ | fromYaml)) -}}
+{{- end -}}
+{{- end -}}
+
+
+{{- define "tandem.made.variables" -}}
+POD_IP: it is the pod's address
+VLLM_NIXL_SIDE_CHANNEL_HOST: it is the pod's address
+VLLM_NIXL_SIDE_CHANNEL_PORT: set engine.sideChannelPort
+VLLM_HTTP_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
+VLLM_API_KEY: set engine.apiKeySecret
+UCX_TLS: set engine.ucxTLS
+HF_TOKEN: set model.hf.tokenSecret
+HF_HOME: it is the folder of model.hf.cacheSize
+HF_HUB_OFFLINE: set model.source
+HOME: it is the folder of model.hf.cacheSize
+XDG_CACHE_HOME: it is the folder of model.hf.cacheSize
+USER: it is the user of engine.runAsUser
+{{- end -}}
+
+{{/* A variable given twice is refused by the API server, or the last one wins; either way nobody sees it here. */}}
+{{- define "tandem.check.environment" -}}
+{{- $made := include "tandem.made.variables" . | fromYaml -}}
+{{- $shared := list "VLLM_ATTENTION_BACKEND" "VLLM_KV_CACHE_LAYOUT" "VLLM_SSM_CONV_STATE_LAYOUT"
+      "VLLM_USE_V2_MODEL_RUNNER" -}}
+{{- $common := list -}}
+{{- range .Values.engine.env }}{{ $common = append $common .name }}{{ end -}}
+{{- range $place := list "engine" "prefill" "decode" -}}
+  {{- range $env := (index $.Values $place).env -}}
+    {{- if hasKey $made $env.name }}
+{{ printf "%s.env sets %s, which is the chart's to make: %s" $place $env.name (index $made $env.name) }}
+    {{- else if and (eq $.Values.engine.type "sim") (hasPrefix "TANDEM_" $env.name) }}
+{{ printf (print "%s.env sets %s, which would change a flag that the chart makes: write it as an argument in "
+     "sim.args") $place $env.name }}
+    {{- else if and (ne $place "engine") (has $env.name $shared) }}
+{{ printf "%s.env sets %s, which must be the same in both roles, or they refuse each other's KV cache: move it to engine.env"
+     $place $env.name }}
+    {{- else if and (ne $place "engine") (has $env.name $common) }}
+{{ printf "%s.env and engine.env both set %s: remove one of them" $place $env.name }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
