@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -46,6 +47,7 @@ func TestCluster(t *testing.T) {
 	if roles := count(state); roles["prefill"] != clusterPods/2 || roles["decode"] != clusterPods/2 {
 		t.Errorf("roles %v", roles)
 	}
+	t.Run("pods become ready and not", func(t *testing.T) { c.flicker(t, epp) })
 	t.Run("pods come and go", func(t *testing.T) { c.churn(t, epp) })
 	t.Run("the API server is away", func(t *testing.T) { c.outage(t, epp) })
 	t.Run("the pool is deleted and made again", func(t *testing.T) { c.withoutPool(t, epp) })
@@ -256,6 +258,42 @@ func (c *cluster) untilPicked(ctx context.Context, addr string, want bool) error
 		case <-poll.C:
 		}
 	}
+}
+
+// flicker makes prefill pods not ready and ready again, and tells what it costs a picker that nobody asks; what it costs to
+// read the pages of all pods is told beside it.
+func (c *cluster) flicker(t *testing.T, epp program) {
+	ctx := within(t)
+	share := func(what func()) float64 {
+		began, before := time.Now(), cpuOf(t, epp.PID())
+		what()
+		return (cpuOf(t, epp.PID()) - before).Seconds() / time.Since(began).Seconds()
+	}
+	resting := share(func() {
+		rest := time.NewTimer(3 * time.Second)
+		defer rest.Stop()
+		<-rest.C
+	})
+	began := time.Now()
+	busy := share(func() {
+		c.inLanes(t, churnLanes, replacements, func(i int) {
+			name := fmt.Sprintf("pod-%d", i*2) // prefill
+			if err := errors.Join(c.setReady(ctx, name, corev1.ConditionFalse), c.setReady(ctx, name, corev1.ConditionTrue)); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	took := time.Since(began)
+	_, rss := usage(t, epp.PID())
+	t.Logf("%.0f changes/s for %v: the picker took %.3f of a core, %.3f before it; peak RSS %d MiB", float64(2*replacements)/took.Seconds(),
+		took.Round(time.Millisecond), busy, resting, rss>>20)
+	c.mustBe(t, epp)
+}
+
+func (c *cluster) setReady(ctx context.Context, name string, ready corev1.ConditionStatus) error {
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, ready)
+	_, err := c.pods.Patch(ctx, name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	return err
 }
 
 // churn replaces decode pods by others at the same address, and tells how long it takes until the picker knows, and what
