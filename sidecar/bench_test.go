@@ -3,11 +3,14 @@ package sidecar
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,11 +20,11 @@ import (
 )
 
 // rawEngine answers every request with the same bytes, and costs next to nothing itself.
-func rawEngine(b *testing.B, answer []byte) (addr string) {
-	b.Helper()
+func rawEngine(t testing.TB, answer []byte) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -33,7 +36,7 @@ func rawEngine(b *testing.B, answer []byte) (addr string) {
 			serving.Go(func() { answerAll(conn, answer) })
 		}
 	})
-	b.Cleanup(func() {
+	t.Cleanup(func() {
 		l.Close()
 		serving.Wait() // the sidecar's idle connections are closed by then
 	})
@@ -115,23 +118,30 @@ func (s *sink) Write(p []byte) (int, error) { s.bytes += len(p); return len(p), 
 // Flush implements http.Flusher.
 func (s *sink) Flush() {}
 
-// drive sends one request after another to a handler, and checks how much of each answer came.
+// drive sends one request after another to a handler.
 func drive(b *testing.B, h http.Handler, body string, answer int, header ...string) {
 	b.Helper()
-	at := &url.URL{Path: completionsPath}
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body) + answer))
 	for b.Loop() {
-		w := &sink{header: http.Header{}}
-		r := &http.Request{Method: http.MethodPost, URL: at, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Host: "x", ContentLength: int64(len(body)),
-			Body: io.NopCloser(strings.NewReader(body)), Header: http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"bench"}}}
-		for i := 0; i < len(header); i += 2 {
-			r.Header.Set(header[i], header[i+1])
-		}
-		h.ServeHTTP(w, r)
-		if w.status != http.StatusOK || w.bytes != answer {
-			b.Fatalf("%d, %d bytes, want %d", w.status, w.bytes, answer)
-		}
+		serveOne(b, h, body, answer, header...)
+	}
+}
+
+var completions = &url.URL{Path: completionsPath}
+
+// serveOne sends a request to a handler, and checks how much of the answer came.
+func serveOne(t testing.TB, h http.Handler, body string, answer int, header ...string) {
+	w := &sink{header: http.Header{}}
+	r := &http.Request{Method: http.MethodPost, URL: completions, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Host: "x",
+		ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+		Header: http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"bench"}}}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	h.ServeHTTP(w, r)
+	if w.status != http.StatusOK || w.bytes != answer {
+		t.Fatalf("%d, %d bytes, want %d", w.status, w.bytes, answer)
 	}
 }
 
@@ -168,16 +178,111 @@ func BenchmarkStream(b *testing.B) {
 	stream := streamAnswer(events)
 	engine, prefill := rawEngine(b, stream), rawEngine(b, httpAnswer("application/json", offer(handoff)))
 	s, proxy := startRig(b, engine), floor(b, engine)
-	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(stream)), nil)
+	n, body := bodyLength(b, stream), streamed(promptOf(1<<10))
+	b.Run("sidecar/local", func(b *testing.B) { drive(b, s.Handler(), body, n) })
+	b.Run("sidecar/remote", func(b *testing.B) { drive(b, s.Handler(), body, n, pd.HeaderPrefill, prefill) })
+	b.Run("floor", func(b *testing.B) { drive(b, proxy, body, n) })
+}
+
+func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }
+
+// bodyLength is how much of a raw answer is body.
+func bodyLength(t testing.TB, answer []byte) int {
+	t.Helper()
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(answer)), nil)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	n, err := io.Copy(io.Discard, resp.Body)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	body := strings.Replace(promptOf(1<<10), "{", `{"stream":true,`, 1)
-	b.Run("sidecar/local", func(b *testing.B) { drive(b, s.Handler(), body, int(n)) })
-	b.Run("sidecar/remote", func(b *testing.B) { drive(b, s.Handler(), body, int(n), pd.HeaderPrefill, prefill) })
-	b.Run("floor", func(b *testing.B) { drive(b, proxy, body, int(n)) })
+	return int(n)
+}
+
+// TestStreamAllocs holds that an event costs no object, and that a whole exchange costs few.
+func TestStreamAllocs(t *testing.T) {
+	const most = 280 // of them, two thirds are net/http's, for the two legs
+	objects := map[int]float64{}
+	for _, events := range []int{2, 200} {
+		stream := streamAnswer(events)
+		engine, prefill := rawEngine(t, stream), rawEngine(t, httpAnswer("application/json", offer(handoff)))
+		h := startRig(t, engine).Handler()
+		n, body := bodyLength(t, stream), streamed(promptOf(1<<10))
+		serve := func() { serveOne(t, h, body, n, pd.HeaderPrefill, prefill) }
+		least := testing.AllocsPerRun(1, serve)
+		for range 20 { // pools may be emptied at any time, and a race detector empties them often
+			least = min(least, testing.AllocsPerRun(1, serve))
+		}
+		objects[events] = least
+	}
+	if objects[200] > most {
+		t.Errorf("%v objects for a stream of 200 events, want at most %d", objects[200], most)
+	}
+	if more := objects[200] - objects[2]; more > 10 {
+		t.Errorf("200 events cost %v objects more than 2", more)
+	}
+}
+
+// TestLocalAllocs holds that a long body costs no more objects, nor buffers, than a short one.
+func TestLocalAllocs(t *testing.T) {
+	h := startRig(t, rawEngine(t, httpAnswer("application/json", wholeAnswer))).Handler()
+	const size = 32 << 10
+	prompt := promptOf(size)
+	serveOne(t, h, prompt, len(wholeAnswer))
+	var before, after runtime.MemStats
+	least := uint64(math.MaxUint64)
+	for range 20 {
+		runtime.ReadMemStats(&before)
+		serveOne(t, h, prompt, len(wholeAnswer))
+		runtime.ReadMemStats(&after)
+		least = min(least, after.TotalAlloc-before.TotalAlloc)
+	}
+	if least > size {
+		t.Errorf("%d bytes allocated for a body of %d that is passed on", least, len(prompt))
+	}
+}
+
+// notifying is a client that tells when something of its answer has come.
+type notifying struct {
+	sink
+	once sync.Once
+	came chan struct{}
+}
+
+// Write implements http.ResponseWriter.
+func (n *notifying) Write(p []byte) (int, error) {
+	n.once.Do(func() { close(n.came) })
+	return n.sink.Write(p)
+}
+
+// TestStreamHoldsNoBody holds that a long prompt is not held for as long as its answer streams.
+func TestStreamHoldsNoBody(t *testing.T) {
+	endless, _, _ := strings.Cut(string(streamAnswer(1)), "\r\ne\r\n") // without its end
+	engine, prefill := rawEngine(t, []byte(endless+"\r\n")), rawEngine(t, httpAnswer("application/json", offer(handoff)))
+	h := startRig(t, engine).Handler()
+	prompt := streamed(promptOf(8 << 20))
+	before := heap()
+	ctx, leave := context.WithCancel(t.Context())
+	r := (&http.Request{Method: http.MethodPost, URL: completions, ContentLength: int64(len(prompt)),
+		Body: io.NopCloser(strings.NewReader(prompt)), Header: http.Header{"Content-Type": {"application/json"}}}).WithContext(ctx)
+	r.Header.Set(pd.HeaderPrefill, prefill)
+	w := &notifying{sink: sink{header: http.Header{}}, came: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() { defer close(ended); h.ServeHTTP(w, r) }()
+	wait(t, w.came, "the first event")
+	if held := heap() - before; held > 4<<20 {
+		t.Errorf("%d bytes are held for a prompt of %d while its answer streams", held, len(prompt))
+	}
+	leave()
+	wait(t, ended, "the end")
+	runtime.KeepAlive(prompt)
+}
+
+// heap is how many bytes live.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

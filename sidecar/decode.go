@@ -1,20 +1,17 @@
 package sidecar
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
-	"sync"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/pd/body"
 )
 
 // errSilent is the cause of a leg that was cancelled because its first event did not come.
@@ -34,6 +31,7 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 		x.releaseHand(req)
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
+	x.holds.leg = l.Segments
 	header := legHeader(x.r.Header, x.id)
 	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
 		attribute.Int("server.port", x.s.cfg.Engine.Port))
@@ -153,6 +151,7 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	x.hand.taken = true
 	x.hand.age = g.age(x.hand.finished)
 	x.s.metrics.handoffAge.Observe(x.hand.age.Seconds())
+	x.rename(resp)
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, code == http.StatusTooManyRequests:
 		// Not admitted: the engine has let the hand-off go, and would not admit the redo either.
@@ -175,7 +174,7 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	a := newAnswer(resp.Body)
 	defer a.free()
-	if _, err := a.r.Peek(1); err == nil || err == io.EOF {
+	if _, err := a.peek(); err == nil || err == io.EOF {
 		return "", x.relay(resp, a)
 	} else if x.ctx.Err() == nil {
 		return x.redoWithout(failed, err), nil
@@ -219,77 +218,11 @@ func (g *leg) age(finished time.Time) time.Duration {
 }
 
 func isEventStream(h http.Header) bool {
-	media, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && media == "text/event-stream"
+	media, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(media), "text/event-stream")
 }
 
 func encoded(h http.Header) bool {
 	e := h.Get("Content-Encoding")
 	return e != "" && e != "identity"
-}
-
-// answer is an engine's answer body with what was read of it ahead. It has to be freed.
-type answer struct {
-	r     *bufio.Reader
-	first []byte // the bytes up to the end of the first event
-}
-
-// answerBuffer is how much of an answer is read at once (bytes).
-const answerBuffer = 32 << 10
-
-var answerReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, answerBuffer) }}
-
-func newAnswer(from io.Reader) *answer {
-	r := answerReaders.Get().(*bufio.Reader)
-	r.Reset(from)
-	return &answer{r: r}
-}
-
-func (a *answer) free() {
-	a.r.Reset(nil)
-	answerReaders.Put(a.r)
-}
-
-var errEngineEvent = errors.New("decode began its stream with an error")
-
-// peekEvent reads up to the end of the first event that carries data, and fails if it is an error.
-func (a *answer) peekEvent() error {
-	events := body.Events{Limit: maxEvent}
-	seen := false
-	for {
-		if _, err := a.r.Peek(1); err != nil {
-			return fmt.Errorf("reading the first event: %w", noEOF(err))
-		}
-		chunk, err := a.r.Peek(a.r.Buffered())
-		if err != nil {
-			return fmt.Errorf("reading the first event: %w", noEOF(err))
-		}
-		err = events.Feed(chunk, func(e body.Event) error {
-			if seen || len(e.Data) == 0 {
-				return nil
-			}
-			seen = true
-			if e.Error() {
-				return errEngineEvent
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		a.first = append(a.first, chunk...)
-		if _, err := a.r.Discard(len(chunk)); err != nil {
-			return err
-		}
-		if seen {
-			return nil
-		}
-	}
-}
-
-func noEOF(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }

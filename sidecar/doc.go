@@ -10,6 +10,10 @@
 // engine twice once a token has gone to the client. A hand-off that nobody takes up is released at once, not left to its
 // lease.
 //
+// Where the picker had another model answer than the client asked for, the client's name stands in the answer again, in JSON
+// and in every event, while it streams. The texts of errors are left as the engine wrote them, and so are answers that it
+// compressed.
+//
 // It does not choose pods, does not move KV bytes, and holds no state between requests but connections, the budget and
 // counters. It knows the picker by pd's headers only.
 package sidecar

@@ -27,7 +27,7 @@ type exchange struct {
 	route route
 	state state
 	clock pd.Clock
-	scan  *body.Scanner // of a held body; goes back to the pool
+	holds holding
 	hand  handInHand
 	span  trace.Span
 	report
@@ -83,7 +83,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 		return
 	}
 	defer s.life.leave(x)
-	defer x.recycle()
+	defer x.holds.recycle()
 	defer x.finish() // runs for http.ErrAbortHandler too
 	if err := x.run(); err != nil && !errors.Is(err, errAnswered) {
 		x.answerError(err)
@@ -204,7 +204,7 @@ func (x *exchange) refuse(r *pd.Refusal) {
 	}
 	x.setTiming(*x.clock.Stop(time.Now()))
 	if x.reports() {
-		x.w.Header().Set(pd.HeaderOutcome, x.outcome().String())
+		x.w.Header().Set(keyOutcome, x.outcome().String())
 	}
 	if err := r.Write(x.w, x.api, x.decision, true); err != nil {
 		x.s.log.Debug("answering a request", "request_id", x.id, "error", err)
@@ -216,7 +216,7 @@ func (x *exchange) setTiming(phases pd.Phases) {
 	if x.route.plan != nil {
 		phases.Set(pd.PhaseEPP, x.route.plan.EPP)
 	}
-	x.w.Header().Set(pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	x.w.Header().Set(keyTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 }
 
 // cutGrace is how long a client gets to take the end of an answer that the drain deadline cut: a living one takes it at
@@ -246,11 +246,30 @@ func (x *exchange) finish() {
 		"state", last, "timing", timingValue{phases}, "error", x.failure)
 }
 
+// holding is a body that is held, and the leg that has last been made of it.
+type holding struct {
+	scan *body.Scanner // goes back to the pool
+	body *body.Body
+	leg  [][]byte
+}
+
 // recycle gives the scanner of a held body back. What legs under way still read are the segments, not the scan.
-func (x *exchange) recycle() {
-	if x.scan != nil {
-		scanners.Put(x.scan)
+func (h *holding) recycle() {
+	if h.scan != nil {
+		scanners.Put(h.scan)
+		h.scan = nil
 	}
+}
+
+// drop lets a body go of which no further leg will be made, and whose last leg has its answer: the answer may take minutes.
+// net/http keeps that leg, but a writer of it that is still under way has slices of its own.
+func (h *holding) drop() {
+	h.recycle()
+	if h.body != nil {
+		h.body.Reset()
+	}
+	clear(h.leg)
+	h.body, h.leg = nil, nil
 }
 
 // timingValue prints phases only if the line is written.

@@ -3,6 +3,7 @@ package sidecar
 import (
 	"errors"
 	"io"
+	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -18,7 +19,9 @@ type guarded struct {
 
 	mu   sync.Mutex // guards what follows, also while the client's next bytes are waited for
 	src  io.Reader
-	kept *[]byte  // what has been read; nil if it became too much
+	buf  *[]byte  // holds what is kept
+	kept []byte   // what has been read, the beginning of buf
+	lost bool     // nothing is kept: it became too much, or nobody needs it
 	last *passing // the one that may read on
 }
 
@@ -26,21 +29,15 @@ type guarded struct {
 // one the transport seldom gets further into the socket of a connection that is gone.
 const keptBody = 64 << 10
 
-var keptBodies = sync.Pool{New: func() any { b := make([]byte, 0, keptBody); return &b }}
-
 // guard wraps a client's body that an engine may read as JSON.
 func (s *Server) guard(r io.Reader) *guarded {
-	return keep(body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped))
+	return &guarded{src: body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped)}
 }
 
 // guardForm wraps a client's form: its fields may be JSON, so none may mention what a client may not send. Nothing can be
 // taken out of it. It may be as large as the engine likes.
 func (s *Server) guardForm(r io.Reader) *guarded {
-	return keep(body.NewSentry(r, dialect.RequestTable(), dialect.Stripped))
-}
-
-func keep(src io.Reader) *guarded {
-	return &guarded{src: src, kept: keptBodies.Get().(*[]byte)}
+	return &guarded{src: body.NewSentry(r, dialect.RequestTable(), dialect.Stripped)}
 }
 
 var (
@@ -52,7 +49,7 @@ var (
 func (g *guarded) again() (io.ReadCloser, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.kept == nil {
+	if g.lost {
 		return nil, errBodyGone
 	}
 	g.last = &passing{g: g}
@@ -75,7 +72,7 @@ func (g *guarded) answered() {
 		return
 	}
 	defer g.mu.Unlock()
-	if g.kept != nil && (g.last == nil || g.last.at == len(*g.kept)) {
+	if g.last == nil || g.last.at == len(g.kept) {
 		g.forgetKept()
 	}
 }
@@ -90,12 +87,34 @@ func (g *guarded) free() {
 	g.forgetKept()
 }
 
+// keep adds to what is kept. It is called with mu held.
+func (g *guarded) keep(b []byte) {
+	if g.lost {
+		return
+	}
+	size := len(g.kept) + len(b)
+	if size > keptBody {
+		g.forgetKept()
+		return
+	}
+	if g.buf == nil || size > len(*g.buf) {
+		larger := takeBuffer(size)
+		copy(*larger, g.kept)
+		g.giveBack()
+		g.buf, g.kept = larger, (*larger)[:len(g.kept)]
+	}
+	g.kept = append(g.kept, b...)
+}
+
 // forgetKept is called with mu held.
 func (g *guarded) forgetKept() {
-	if g.kept != nil {
-		*g.kept = (*g.kept)[:0]
-		keptBodies.Put(g.kept)
-		g.kept = nil
+	g.giveBack()
+	g.buf, g.kept, g.lost = nil, nil, true
+}
+
+func (g *guarded) giveBack() {
+	if g.buf != nil {
+		giveBuffer(g.buf)
 	}
 }
 
@@ -124,23 +143,20 @@ func (p *passing) Read(b []byte) (int, error) {
 	if g.last != p {
 		return 0, errSuperseded
 	}
-	if g.kept != nil && p.at < len(*g.kept) {
-		n := copy(b, (*g.kept)[p.at:])
+	if p.at < len(g.kept) {
+		n := copy(b, g.kept[p.at:])
 		p.at += n
 		return n, nil
 	}
 	n, err := g.src.Read(b)
-	if err != nil && err != io.EOF {
+	switch {
+	case err == io.EOF:
+		g.src = http.NoBody // what cleaned the body is not held for as long as the answer takes
+	case err != nil:
 		g.failed.Store(&err)
 	}
-	switch {
-	case g.kept == nil:
-	case len(*g.kept)+n > keptBody:
-		g.forgetKept()
-	default:
-		*g.kept = append(*g.kept, b[:n]...)
-		p.at = len(*g.kept)
-	}
+	g.keep(b[:n])
+	p.at = len(g.kept)
 	return n, err
 }
 

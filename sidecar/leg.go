@@ -17,6 +17,8 @@ type leg struct {
 	ctx    context.Context
 	stream bool // its headers come when the engine has admitted it
 
+	trace   httptrace.ClientTrace
+	once    sync.Once     // closes wrote
 	wrote   chan struct{} // closed when the whole leg has been handed to the engine's socket
 	wroteAt time.Time     // set before wrote is closed
 	result  chan legResult
@@ -31,15 +33,8 @@ type legResult struct {
 func startLeg(ctx context.Context, by http.RoundTripper, url string, header http.Header, l dialect.Leg) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	var once sync.Once
-	traced := httptrace.WithClientTrace(g.ctx, &httptrace.ClientTrace{
-		WroteRequest: func(info httptrace.WroteRequestInfo) {
-			if info.Err == nil {
-				once.Do(func() { g.wroteAt = time.Now(); close(g.wrote) })
-			}
-		},
-	})
-	req, err := newHeldLeg(traced, url, header, l)
+	g.trace.WroteRequest = g.written
+	req, err := newHeldLeg(httptrace.WithClientTrace(g.ctx, &g.trace), url, header, l)
 	if err != nil {
 		g.cancel(nil)
 		return nil, err
@@ -49,6 +44,13 @@ func startLeg(ctx context.Context, by http.RoundTripper, url string, header http
 		g.result <- legResult{resp, err}
 	}()
 	return g, nil
+}
+
+// written notes when the leg was handed to the socket, for the first time if it was sent again.
+func (g *leg) written(info httptrace.WroteRequestInfo) {
+	if info.Err == nil {
+		g.once.Do(func() { g.wroteAt = time.Now(); close(g.wrote) })
+	}
 }
 
 const (

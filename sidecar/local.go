@@ -34,6 +34,7 @@ func (x *exchange) heldLocal(req *request) error {
 			return fmt.Errorf("editing the local leg: %w", err)
 		}
 	}
+	x.holds.leg = l.Segments
 	r, err := newHeldLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), l)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
@@ -63,6 +64,7 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 	source.answered()
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
 	status = resp.StatusCode
+	x.rename(resp)
 	return x.relayFresh(resp)
 }
 

@@ -24,7 +24,7 @@ type metrics struct {
 	inflight   *prometheus.GaugeVec
 }
 
-func newMetrics(reg prometheus.Registerer, tokens func() float64) *metrics {
+func newMetrics(reg prometheus.Registerer, tokens, open func() float64) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
 			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"room", "decision", "reason", "code"}),
@@ -45,7 +45,9 @@ func newMetrics(reg prometheus.Registerer, tokens func() float64) *metrics {
 	}
 	fallback := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 		Help: "Requests planned remote that may still be prefilled locally now."}, tokens)
-	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, fallback)
+	requests := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",
+		Help: "Generate calls that have begun and not ended, those that are still received and those between two legs included."}, open)
+	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, fallback, requests)
 	return m
 }
 

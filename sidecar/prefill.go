@@ -106,7 +106,7 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	defer h.done()
 	defer context.AfterFunc(x.ctx, h.soon)()
 	header := legHeader(x.r.Header, x.id)
-	header["Accept-Encoding"] = []string{"identity"}
+	header["Accept-Encoding"] = identity
 	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
 		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
 	sent := time.Now()

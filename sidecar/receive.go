@@ -39,8 +39,8 @@ func (x *exchange) receive() (*request, error) {
 	if x.r.ContentLength > x.s.cfg.Trust.BodyLimit {
 		return nil, tooLarge(x.s.cfg.Trust.BodyLimit)
 	}
-	x.scan = scanners.Get().(*body.Scanner)
-	req := &request{scan: x.scan}
+	req := &request{scan: scanners.Get().(*body.Scanner)}
+	x.holds = holding{scan: req.scan, body: &req.body}
 	req.scan.Reset(dialect.RequestTable(), x.s.limits(), nil)
 	scanErr, err := x.readBody(req)
 	if err == nil && scanErr == nil {
@@ -113,10 +113,11 @@ func (x *exchange) unreadable(req *request, err error) (*request, error) {
 
 // refusalOf gives the refusal for a scanner's error that no engine needs to see, or nil.
 func refusalOf(err error, limit int64) *pd.Refusal {
+	if err == nil {
+		return nil
+	}
 	var duplicate *body.DuplicateError
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, &duplicate):
 		return pd.Refuse(pd.DuplicateKey, "The request body has the member %q twice.", duplicate.Path)
 	case errors.Is(err, body.ErrTooLarge):

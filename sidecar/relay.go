@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"bufio"
 	"errors"
 	"io"
 	"net/http"
@@ -32,12 +31,14 @@ func (x *exchange) relayFresh(resp *http.Response) error {
 	return x.relay(resp, a)
 }
 
-// sendHeaders sends status and headers, with the decision and the phases that are known by now.
+// sendHeaders sends status and headers, with the decision and the phases that are known by now. From here on the request
+// is never redone.
 func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
+	x.holds.drop()
 	h := x.w.Header()
 	answerHeader(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
-	h.Set(pd.HeaderDecision, x.decision.String())
+	h.Set(keyDecision, x.decision.String())
 	x.setTiming(*x.clock.Phases())
 	if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusServiceUnavailable {
 		h.Set(pd.HeaderRetry, "1")
@@ -46,8 +47,8 @@ func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
 		h.Del("Content-Length") // its usage may be corrected, an error may end it, trailers may follow
 	}
 	if stream && x.reports() {
-		h.Add("Trailer", "Server-Timing")
-		h.Add("Trailer", "X-Tandem-Outcome")
+		h.Add("Trailer", keyTiming)
+		h.Add("Trailer", keyOutcome)
 	}
 	x.status, x.state, x.told = resp.StatusCode, streaming, x.clock.Phase()
 	x.w.WriteHeader(resp.StatusCode)
@@ -86,12 +87,10 @@ func (x *exchange) relayStream(resp *http.Response, a *answer) error {
 		if err := p.pass(a.first); err != nil {
 			return x.brokenPipe(resp, err)
 		}
+		a.first = nil
 	}
 	for {
-		if _, err := a.r.Peek(1); err != nil {
-			return x.endEvents(resp, p, err)
-		}
-		chunk, err := a.r.Peek(a.r.Buffered())
+		chunk, err := a.peek()
 		if err != nil {
 			return x.endEvents(resp, p, err)
 		}
@@ -99,9 +98,7 @@ func (x *exchange) relayStream(resp *http.Response, a *answer) error {
 		if err := p.pass(chunk); err != nil {
 			return x.brokenPipe(resp, err)
 		}
-		if _, err := a.r.Discard(len(chunk)); err != nil {
-			return x.endEvents(resp, p, err)
-		}
+		a.skip()
 	}
 }
 
@@ -214,8 +211,8 @@ func (x *exchange) sendTrailers(resp *http.Response) {
 			rest.Set(ph, took)
 		}
 	}
-	h.Set(pd.HeaderTiming, string(rest.AppendTiming(nil, pd.PhaseEPP)))
-	h.Set(pd.HeaderOutcome, x.outcome().String())
+	h.Set(keyTiming, string(rest.AppendTiming(nil, pd.PhaseEPP)))
+	h.Set(keyOutcome, x.outcome().String())
 }
 
 func (x *exchange) outcome() pd.Outcome {
@@ -226,7 +223,7 @@ func (x *exchange) outcome() pd.Outcome {
 // time to it, and so that an answer that breaks off before it can be refused. It is held only if something must be said or
 // corrected that stands at its end.
 func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
-	if _, err := a.r.Peek(1); err != nil && err != io.EOF {
+	if _, err := a.peek(); err != nil && err != io.EOF {
 		return x.lostBeforeFirst(err)
 	}
 	x.clock.Enter(pd.PhaseDecode, time.Now())
@@ -236,7 +233,7 @@ func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
 	x.sendHeaders(resp, false)
 	var usage body.UsageReader
 	usage.Reset()
-	if err := x.copyAnswer(a.r, &usage); err != nil {
+	if err := x.copyAnswer(a, &usage); err != nil {
 		x.failure = err
 		panic(http.ErrAbortHandler) // half an answer must not look whole
 	}
@@ -262,16 +259,13 @@ func (x *exchange) lostBeforeFirst(err error) error {
 }
 
 // copyAnswer copies to the client as the engine sends. Usage is read along only for a trace.
-func (x *exchange) copyAnswer(from *bufio.Reader, usage *body.UsageReader) error {
+func (x *exchange) copyAnswer(a *answer, usage *body.UsageReader) error {
 	read := x.span.IsRecording()
 	for {
-		if _, err := from.Peek(1); err != nil {
-			if err == io.EOF {
-				return nil
-			}
-			return err
+		chunk, err := a.peek()
+		if err == io.EOF {
+			return nil
 		}
-		chunk, err := from.Peek(from.Buffered())
 		if err != nil {
 			return err
 		}
@@ -282,9 +276,7 @@ func (x *exchange) copyAnswer(from *bufio.Reader, usage *body.UsageReader) error
 		if _, err := x.w.Write(chunk); err != nil {
 			return err
 		}
-		if _, err := from.Discard(len(chunk)); err != nil {
-			return err
-		}
+		a.skip()
 		x.flush()
 	}
 }
@@ -294,7 +286,7 @@ const maxHeldAnswer = 8 << 20
 
 // relayHeld reads an answer to its end before it is passed on.
 func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
-	whole, err := io.ReadAll(io.LimitReader(a.r, maxHeldAnswer+1))
+	whole, err := io.ReadAll(io.LimitReader(a, maxHeldAnswer+1))
 	if err != nil {
 		return x.lostBeforeFirst(err)
 	}
@@ -312,7 +304,7 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 		x.end = pd.EndDone
 		if x.reports() {
 			x.clock.Stop(time.Now())
-			x.w.Header().Set(pd.HeaderOutcome, x.outcome().String())
+			x.w.Header().Set(keyOutcome, x.outcome().String())
 		}
 	}
 	x.sendHeaders(resp, false)
@@ -321,7 +313,7 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 		return nil
 	}
 	if rest {
-		if _, err := io.Copy(x.w, a.r); err != nil {
+		if _, err := io.Copy(x.w, a); err != nil {
 			panic(http.ErrAbortHandler) // half an answer must not look whole
 		}
 		x.end = pd.EndDone

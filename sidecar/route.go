@@ -16,7 +16,8 @@ type route struct {
 	reason  pd.Reason
 	strict  bool // never prefill locally
 	targets []pd.Target
-	first   int // index of targets[0] in the header, when sampling turned the list
+	first   int        // index of targets[0] in the header, when sampling turned the list
+	rename  *pd.Rename // the model's name that the client gets to see; nil: the engine's
 }
 
 // planned is the verdict that was planned, for traces.
@@ -33,8 +34,8 @@ func (r *route) candidate(i int) int { return (r.first + i) % len(r.targets) }
 // readRoute reads wish, plan and prefill candidates. Without a plan (a picker that is not ours, or none) a prefill header
 // means remote, and the sidecar itself honours the wish.
 func (s *Server) readRoute(h http.Header) (route, error) {
-	values := h.Values(pd.HeaderPrefill)
-	plans := h.Values(pd.HeaderPlan)
+	values := h.Values(keyPrefill)
+	plans := h.Values(keyPlan)
 	if !s.trusted(h) {
 		if len(values) > 0 {
 			return route{}, pd.Refuse(pd.UntrustedPeer, "A prefill target needs the shared secret of this pool, which this request did not carry.")
@@ -47,6 +48,9 @@ func (s *Server) readRoute(h http.Header) (route, error) {
 		r, err = s.plannedRoute(h, plans)
 	} else {
 		r, err = s.unplannedRoute(h, len(values) > 0)
+	}
+	if err == nil {
+		r.rename, err = s.readRename(h)
 	}
 	if err != nil || r.verdict != pd.Remote {
 		return r, err
@@ -93,7 +97,23 @@ func (s *Server) readWish(h http.Header) (pd.Wish, error) {
 	if s.cfg.Trust.PDHeader == "off" {
 		return pd.WishAuto, nil
 	}
-	return pd.ParseWish(h.Values(pd.HeaderWish))
+	return pd.ParseWish(h.Values(keyWish))
+}
+
+// readRename reads what the picker says of the model's name. From others it says nothing.
+func (s *Server) readRename(h http.Header) (*pd.Rename, error) {
+	values := h.Values(keyModel)
+	switch {
+	case len(values) == 0 || !s.trusted(h):
+		return nil, nil
+	case len(values) > 1:
+		return nil, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderModel)
+	}
+	r, err := pd.ParseRename(values[0])
+	if err != nil {
+		return nil, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	return &r, nil
 }
 
 // aim reads and checks the candidates of a remote route.
@@ -130,6 +150,6 @@ func (s *Server) trusted(h http.Header) bool {
 	if s.secret == "" {
 		return true
 	}
-	got := h.Values(pd.HeaderAuth)
+	got := h.Values(keyAuth)
 	return len(got) == 1 && subtle.ConstantTimeCompare([]byte(got[0]), []byte(s.secret)) == 1
 }

@@ -74,7 +74,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.local = newTransport(cfg.Engine.IdleConns, nil, nil)
 	s.prefill = newTransport(cfg.Engine.IdleConns, s.prefillTLS(), s.allow.control)
 	s.passthrough = s.newPassthrough()
-	s.metrics = newMetrics(t.Metrics, s.budget.left)
+	s.metrics = newMetrics(t.Metrics, s.budget.left, s.life.open)
 	s.life.start()
 	s.life.run(s.stalls.run)
 	if cfg.Prefill.Discovery != "" {
@@ -206,6 +206,13 @@ func (l *life) leave(x *exchange) {
 	defer l.mu.Unlock()
 	delete(l.running, x)
 	l.closeIfIdle()
+}
+
+// open is how many exchanges run.
+func (l *life) open() float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return float64(len(l.running))
 }
 
 // closeIfIdle is called with mu held.

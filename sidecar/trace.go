@@ -28,10 +28,13 @@ type tracing struct {
 	propagator propagation.TextMapPropagator
 }
 
+// The kinds of spans, made once.
+var serverSpan, clientSpan = trace.WithSpanKind(trace.SpanKindServer), trace.WithSpanKind(trace.SpanKindClient)
+
 // request begins the server span under the caller's, at the time the clock was started.
 func (t tracing) request(r *http.Request, api pd.API, start time.Time) (context.Context, trace.Span) {
 	ctx := t.propagator.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	ctx, span := t.tracer.Start(ctx, spanRequest, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(start))
+	ctx, span := t.tracer.Start(ctx, spanRequest, serverSpan, trace.WithTimestamp(start))
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("tandem.api", api.String()))
 	}
@@ -40,7 +43,7 @@ func (t tracing) request(r *http.Request, api pd.API, start time.Time) (context.
 
 // leg begins the span of one leg, a child of the server span, and writes it into the leg's headers.
 func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs ...attribute.KeyValue) (context.Context, trace.Span) {
-	ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, span := t.tracer.Start(ctx, name, clientSpan)
 	if span.IsRecording() {
 		span.SetAttributes(attrs...)
 	}

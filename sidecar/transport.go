@@ -23,22 +23,43 @@ const (
 	// dialTimeout is how long a pod may take to accept a connection. A living one takes a round trip.
 	dialTimeout = 3 * time.Second
 	keepAlive   = 15 * time.Second
+	// connBuffer is for each direction of a connection (bytes), held as long as the connection is: it takes a header, and
+	// a short body with it. What is longer goes past it.
+	connBuffer = 2 << 10
 )
 
 // newTransport makes the transport of one kind of leg. It asks nobody for a proxy: legs go to pods.
 func newTransport(idle int, secure *tls.Config, control func(context.Context, string, string, syscall.RawConn) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive, ControlContext: control}
 	return &http.Transport{
-		DialContext:         dialer.DialContext,
+		DialContext:         dialEngine(dialer),
 		TLSClientConfig:     secure,
 		TLSHandshakeTimeout: dialTimeout,
 		MaxIdleConnsPerHost: idle,
 		IdleConnTimeout:     idleTimeout,
 		DisableCompression:  true, // what the client wants compressed is between it and the engine
-		WriteBufferSize:     32 << 10,
-		ReadBufferSize:      32 << 10,
+		WriteBufferSize:     connBuffer,
+		ReadBufferSize:      connBuffer,
 	}
 }
+
+// Tandem's headers as net/http spells them: of a name in lower case its functions make a new string at each use.
+var (
+	keyWish     = http.CanonicalHeaderKey(pd.HeaderWish)
+	keyPrefill  = http.CanonicalHeaderKey(pd.HeaderPrefill)
+	keyPlan     = http.CanonicalHeaderKey(pd.HeaderPlan)
+	keyAuth     = http.CanonicalHeaderKey(pd.HeaderAuth)
+	keyModel    = http.CanonicalHeaderKey(pd.HeaderModel)
+	keyDecision = http.CanonicalHeaderKey(pd.HeaderDecision)
+	keyTiming   = http.CanonicalHeaderKey(pd.HeaderTiming)
+	keyOutcome  = http.CanonicalHeaderKey(pd.HeaderOutcome)
+)
+
+// Values that every leg's headers share. Nobody changes a header's values in place.
+var (
+	noAgent  = []string{""} // keeps net/http from naming itself
+	identity = []string{"identity"}
+)
 
 // hopHeaders belong to one connection (RFC 9110 §7.6.1) and are not passed on.
 var hopHeaders = []string{
@@ -58,9 +79,11 @@ func legHeader(in http.Header, id string) http.Header {
 	removeHop(out, in)
 	delete(out, "Content-Length")
 	delete(out, "Expect") // answered here: the body is read before, or while, the leg is sent
-	out["X-Request-Id"] = []string{id}
+	if ids := out["X-Request-Id"]; len(ids) != 1 || ids[0] != id {
+		out["X-Request-Id"] = []string{id}
+	}
 	if _, ok := out["User-Agent"]; !ok {
-		out["User-Agent"] = []string{""} // keeps net/http from naming itself
+		out["User-Agent"] = noAgent
 	}
 	return out
 }
@@ -76,7 +99,7 @@ func answerHeader(to, from http.Header) {
 }
 
 // ours reports whether an answer's header is for Tandem's parts alone to write.
-func ours(name string) bool { return name == "Server-Timing" || pd.Internal(name) }
+func ours(name string) bool { return name == keyTiming || pd.Internal(name) }
 
 func removeHop(h, original http.Header) {
 	for _, list := range original["Connection"] {
@@ -142,29 +165,3 @@ func newLeg(ctx context.Context, url string, header http.Header, length int64, o
 func newHeldLeg(ctx context.Context, url string, header http.Header, l dialect.Leg) (*http.Request, error) {
 	return newLeg(ctx, url, header, l.Length, func() (io.ReadCloser, error) { return newSegmentReader(l.Segments), nil })
 }
-
-// segmentReader reads segments in order without joining them.
-type segmentReader struct{ rest net.Buffers }
-
-func newSegmentReader(segments [][]byte) *segmentReader {
-	// net.Buffers eats its outer slice; the segments are needed again.
-	return &segmentReader{rest: append(net.Buffers(nil), segments...)}
-}
-
-func (r *segmentReader) Read(p []byte) (int, error) { return r.rest.Read(p) }
-
-// WriteTo saves the copy into a buffer that io.Copy would make.
-func (r *segmentReader) WriteTo(w io.Writer) (int64, error) {
-	var total int64
-	for len(r.rest) > 0 {
-		n, err := w.Write(r.rest[0])
-		total += int64(n)
-		if err != nil {
-			return total, err
-		}
-		r.rest = r.rest[1:]
-	}
-	return total, nil
-}
-
-func (r *segmentReader) Close() error { return nil }

@@ -1,16 +1,13 @@
 package sidecar
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/body"
@@ -297,48 +294,6 @@ func TestLegHeader(t *testing.T) {
 	if agent, ok := legHeader(http.Header{}, "x")["User-Agent"]; !ok || !slices.Equal(agent, []string{""}) {
 		t.Errorf("without the client's, User-Agent is %v", agent)
 	}
-}
-
-func TestSegmentReader(t *testing.T) {
-	segments := [][]byte{[]byte("one "), []byte("two "), []byte("three")}
-	read := func(r io.Reader) string {
-		b, err := io.ReadAll(r)
-		if err != nil {
-			t.Error(err)
-		}
-		return string(b)
-	}
-	for range 2 { // what one reader reads is there for the next
-		if got := read(newSegmentReader(segments)); got != "one two three" {
-			t.Errorf("read %q", got)
-		}
-		if got := read(iotest.OneByteReader(newSegmentReader(segments))); got != "one two three" {
-			t.Errorf("read %q byte by byte", got)
-		}
-		var b bytes.Buffer
-		if n, err := newSegmentReader(segments).WriteTo(&b); n != 13 || err != nil || b.String() != "one two three" {
-			t.Errorf("wrote %d, %v: %q", n, err, b.String())
-		}
-	}
-	if n, err := newSegmentReader(segments).WriteTo(&fullAfter{left: 6}); n != 6 || err == nil {
-		t.Errorf("wrote %d to a writer that takes 6, %v", n, err)
-	}
-	if got := read(newSegmentReader(nil)); got != "" {
-		t.Errorf("read %q of nothing", got)
-	}
-}
-
-// fullAfter is a writer that takes only so much.
-type fullAfter struct{ left int }
-
-// Write implements io.Writer.
-func (w *fullAfter) Write(p []byte) (int, error) {
-	n := min(len(p), w.left)
-	w.left -= n
-	if n < len(p) {
-		return n, io.ErrShortWrite
-	}
-	return n, nil
 }
 
 func TestCorrectUsage(t *testing.T) {

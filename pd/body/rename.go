@@ -18,7 +18,6 @@ type Renamer struct {
 	next   int    // index of the first member that is not decided on
 	broken bool   // no JSON: the rest of it passes
 	held   []byte // of a member that came in part
-	spare  []byte // what was held before; the caller may still read it
 	text   []byte // scratch
 
 	stream eventLines
@@ -74,12 +73,14 @@ func (r *Renamer) pass(to int) {
 }
 
 // release lets go of the first n bytes that are held, which are all that came
-// in earlier chunks.
+// in earlier chunks. The caller may still read them when the next ones are
+// held, so their memory is not used again.
 func (r *Renamer) release(n int) {
 	if n > 0 {
 		r.out = append(r.out, r.held[:n])
+		r.held = nil
 	}
-	r.held, r.spare = r.spare[:0], r.held
+	r.held = r.held[:0]
 }
 
 // value reads a part of a JSON value, from one index of the chunk to another.

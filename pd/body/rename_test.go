@@ -74,6 +74,7 @@ func TestRenamer(t *testing.T) {
 		{"data of two lines", sse, "data: {\"model\":\ndata: \"tiny\"}\n\n", "data: {\"model\":\ndata: \"big/模型\"}\n\n"},
 		{"a string of two lines", sse, "data: {\"model\":\"ti\ndata:ny\"}\n\n", ``},
 		{"an event after one that is broken", sse, "data: {\"model\":\"ti\n\ndata: {\"model\":\"tiny\"}\n\n", "data: {\"model\":\"ti\n\ndata: {\"model\":\"big/模型\"}\n\n"},
+		{"several that are broken", sse, "data: {\"model\":\"a\n\ndata: {\"model\":\"b\n\ndata: {\"model\":\"c\n\n", ``},
 		{"an event after one that is no JSON", sse, "data: {\"model\"!\n\ndata: {\"model\":\"tiny\"}\n\n", "data: {\"model\"!\n\ndata: {\"model\":\"big/模型\"}\n\n"},
 		{"other lines", sse, ": {\"model\":\"tiny\"}\ndatas: {\"model\":\"tiny\"}\ndat: {\"model\":\"tiny\"}\n{\"model\":\"tiny\"}\nid: data: {\"model\":\"tiny\"}\n\n", ``},
 		{"the last line is not ended", sse, "data: {\"model\":\"tiny\"}", "data: {\"model\":\"big/模型\"}"},
@@ -115,6 +116,16 @@ func TestRenamerHoldsBackOnlyNames(t *testing.T) {
 	long.Feed(nil, []byte(`{"model":"`+strings.Repeat("a", 30)))
 	if held := len(long.Close()); held > 26 {
 		t.Errorf("%d bytes are held of what is too long to be the name", held)
+	}
+}
+
+// What was given out stays as it is while the same chunk is read on.
+func TestRenamerKeepsWhatItGave(t *testing.T) {
+	r := NewRenamer("tiny", "big", true)
+	r.Feed(nil, []byte(`data: {"model":"oth`))
+	got := bytes.Join(r.Feed(nil, []byte("er\"}\n\ndata: {\"model\":\"tiny\"}\n\ndata: {\"model\":\"ti")), nil)
+	if want := "\"other\"}\n\ndata: {\"model\":\"big\"}\n\ndata: {\"model\":"; string(got) != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
