@@ -18,7 +18,8 @@ const (
 	// HeaderObjectiveOld is its older name. If both are there the newer one counts.
 	HeaderObjectiveOld = "x-gateway-inference-objective"
 	// HeaderTarget names the model that shall answer, unless a rewrite of the pool says otherwise: how a gateway before the
-	// picker rewrites. It ends at the picker.
+	// picker rewrites. It ends at the picker. Clients can set it as well: a gateway that grants models by the name in the
+	// body has to remove it from what they send.
 	HeaderTarget = "x-llm-d-model-name-rewrite"
 	// HeaderTargetOld is its older name.
 	HeaderTargetOld = "x-gateway-model-name-rewrite"

@@ -1,14 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp/kube"
@@ -40,8 +39,9 @@ func (e *endpoints) Validate(p *boot.Problems) {
 		p.Add(given[1], "cannot be given beside --%s: choose one of them", given[0])
 	}
 	e.validateCluster(p)
-	_, err := labels.Parse(e.Selector)
+	selector, err := labels.Parse(e.Selector)
 	p.Require(err == nil, "endpoint-selector", "%w", err)
+	p.Require(e.Selector == "" || err != nil || !selector.Empty(), "endpoint-selector", "takes every pod of the namespace: name labels that only the model servers have")
 	p.Require(e.Selector == "" || len(e.Ports) > 0, "endpoint-target-ports", "is needed beside --endpoint-selector: the ports that the pods serve")
 	p.Require(e.Selector != "" || len(e.Ports) == 0, "endpoint-target-ports", "is for --endpoint-selector: an InferencePool has targetPorts of its own, and an endpoints file names ports")
 	p.Require(len(e.Ports) <= maxTargetPorts, "endpoint-target-ports", "%d ports are too many: at most %d", len(e.Ports), maxTargetPorts)
@@ -57,7 +57,7 @@ func (e *endpoints) validateCluster(p *boot.Problems) {
 	p.Require(e.Namespace == "" || e.cluster(), "pool-namespace", without)
 	p.Require(e.Kubeconfig == "" || e.cluster(), "kubeconfig", without)
 	if e.Kubeconfig != "" {
-		_, err := clientcmd.LoadFromFile(e.Kubeconfig)
+		_, _, err := kube.LoadConfig(e.Kubeconfig)
 		p.Require(err == nil, "kubeconfig", "%w", err)
 	}
 }
@@ -93,27 +93,7 @@ func (e *endpoints) choose(discovery any) (pool.File, error) {
 	return pool.File{}, nil
 }
 
-// reach finds the cluster, and the namespace that is meant.
-func (e *endpoints) reach(env func(string) (string, bool)) (config *rest.Config, namespace string, err error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = e.Kubeconfig
-	cluster := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
-	if config, err = cluster.ClientConfig(); err != nil {
-		return nil, "", fmt.Errorf("finding the cluster: %w (run in a pod of it, or give --kubeconfig)", err)
-	}
-	if e.Namespace != "" {
-		return config, e.Namespace, nil
-	}
-	if env != nil {
-		if namespace, _ = env("NAMESPACE"); namespace != "" { // llm-d's charts set it
-			return config, namespace, nil
-		}
-	}
-	namespace, _, err = cluster.Namespace()
-	return config, namespace, err
-}
-
-// options are those of the watch, but for what the process has.
+// options are those of the watch, but for what the process has. env looks up the environment.
 func (e *endpoints) options(env func(string) (string, bool)) (options kube.Options, err error) {
 	options = kube.Options{Pool: e.Pool, Group: e.Group, TargetPorts: e.Ports}
 	if e.Selector != "" {
@@ -121,6 +101,11 @@ func (e *endpoints) options(env func(string) (string, bool)) (options kube.Optio
 			return options, err
 		}
 	}
-	options.Config, options.Namespace, err = e.reach(env)
+	charts := "" // what llm-d's charts say
+	if env != nil {
+		charts, _ = env("NAMESPACE")
+	}
+	config, home, err := kube.LoadConfig(e.Kubeconfig)
+	options.Config, options.Namespace = config, cmp.Or(e.Namespace, charts, home)
 	return options, err
 }

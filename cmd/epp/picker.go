@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -120,6 +121,8 @@ func (c *settings) validateFiles(p *boot.Problems) {
 		p.Add(flag, "%s cannot be used: %w", name, err)
 		return
 	}
+	err = c.rehearse(built)
+	p.Require(err == nil, flag, "%s cannot be used: %w", cmp.Or(name, "the default"), err)
 	if given := c.Endpoints.given(); len(given) > 0 {
 		_, err = c.Endpoints.choose(built.Discovery)
 		p.Require(err == nil, given[0], "%w", err)
@@ -128,10 +131,27 @@ func (c *settings) validateFiles(p *boot.Problems) {
 	p.Require(err == nil, flag, "%w", err)
 }
 
+// rehearse does what swap will do with a configuration, but for the endpoints, and changes nothing.
+func (c *settings) rehearse(b *config.Built) error {
+	if _, err := c.pipeline(b, nil); err != nil {
+		return err
+	}
+	source, extractor, err := c.scraping(b)
+	if err != nil {
+		return err
+	}
+	return pool.New(pool.Options{}).Configure(nil, source, extractor)
+}
+
+// pipeline is what picks by a configuration.
+func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
+	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
+		Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
+}
+
 // swap makes a configuration the one in use, as a whole or not at all.
 func (p *picker) swap(c *config.Config, b *config.Built) error {
-	pipeline, err := sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
-		Charge: b.Charge, Stale: p.settings.Metrics.Stale, Seed: uint64(p.settings.Picking.Seed), Metrics: p.metrics})
+	pipeline, err := p.settings.pipeline(b, p.metrics)
 	if err != nil {
 		return err
 	}
@@ -143,7 +163,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if err != nil {
 		return err
 	}
-	source, extractor, err := p.scraping(b)
+	source, extractor, err := p.settings.scraping(b)
 	if err != nil {
 		return err
 	}
@@ -170,7 +190,7 @@ func (p *picker) discovery(file pool.File) (pool.Discovery, error) {
 
 // scraping is how metrics pages are read: as configured, with what the older flags change of the default engine. Without a
 // source, or without an extractor for what it reads, they are not.
-func (p *picker) scraping(b *config.Built) (source pool.Source, extractor pool.Extractor, err error) {
+func (c *settings) scraping(b *config.Built) (source pool.Source, extractor pool.Extractor, err error) {
 	for _, configured := range b.Sources {
 		s, isSource := configured.Source.(pool.Source)
 		for _, x := range configured.Extractors {
@@ -182,7 +202,7 @@ func (p *picker) scraping(b *config.Built) (source pool.Source, extractor pool.E
 	if source == (pool.Source{}) {
 		return source, extractor, nil
 	}
-	m := p.settings.Metrics
+	m := c.Metrics
 	if err := extractor.Override(m.Queued, m.KVUsage, m.LoRA); err != nil {
 		return source, extractor, fmt.Errorf("reading the flags of metrics: %w", err)
 	}

@@ -183,9 +183,9 @@ func TestScraping(t *testing.T) {
 			built, err := parsed.Build(slog.New(slog.DiscardHandler), &epp.Keep{})
 			must(t, err)
 			defer built.Close()
-			p := &picker{settings: defaults()}
-			p.settings.Metrics.Queued = "mine"
-			if source, _, err := p.scraping(built); err != nil || source != c.want {
+			cfg := defaults()
+			cfg.Metrics.Queued = "mine"
+			if source, _, err := cfg.scraping(built); err != nil || source != c.want {
 				t.Errorf("got %+v, %v, want %+v", source, err, c.want)
 			}
 		})

@@ -256,13 +256,16 @@ var filterPages = map[Filters][]filterPage{
 }
 
 // internalHeaders matches the families of pd.Internal but for the client's own wish. Envoy's expressions match whole names
-// and cannot say "but not", so the last one spells out all names that are not x-tandem-pd.
+// and cannot say "but not", so the last one spells out all names that are not x-tandem-pd. The names of another model are for
+// gateways that stand before this one and have looked at who asks; behind an open door anybody could choose.
 var internalHeaders = []string{
 	"prefix: x-prefiller-",
 	"prefix: x-encoder-",
 	"prefix: x-kv-cache-",
 	"prefix: x-data-parallel-",
 	"prefix: x-gateway-destination-",
+	"exact: " + epp.HeaderTarget,
+	"exact: " + epp.HeaderTargetOld,
 	`safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`,
 }
 

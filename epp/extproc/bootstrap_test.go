@@ -264,6 +264,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 		pd.HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
 		epp.HeaderDestination, epp.HeaderSubset, epp.HeaderServed, pd.HeaderRequestID, "x-gateway-other",
+		epp.HeaderTarget, epp.HeaderTargetOld, epp.HeaderObjective,
 	} {
 		sent.Set(name, "client")
 	}
@@ -272,7 +273,8 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	}
 	arrived := <-got
 	for name := range sent {
-		want := !pd.Internal(name) || strings.EqualFold(name, pd.HeaderWish)
+		another := strings.EqualFold(name, epp.HeaderTarget) || strings.EqualFold(name, epp.HeaderTargetOld)
+		want := !pd.Internal(name) && !another || strings.EqualFold(name, pd.HeaderWish)
 		if here := arrived.Get(name) == "client"; here != want {
 			t.Errorf("%s of the client arrived: %v, want %v", name, here, want)
 		}

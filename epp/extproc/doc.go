@@ -21,8 +21,9 @@
 // Where the pool's policy has another model answer, the name in the request's body is replaced, with all other bytes as they
 // came, and a declared length is corrected. The sidecar is told the client's name and puts it back into the answer; where the
 // gateway sends answers this way, so does this package. With another sidecar behind a gateway that does not, or behind the
-// pair, the answer has the engine's name. Paths that generate nothing, such as /tokenize and /v1/models, know the engine's
-// names only.
+// pair, the answer has the engine's name. It is known by the name that was put into the request: vLLM answers with the first
+// of its --served-model-name, so a rewrite to a later one of them is not undone. Paths that generate nothing, such as
+// /tokenize and /v1/models, know the engine's names only.
 //
 // Other answers of engines are never read. Where the gateway sends them, they are echoed. A stream has no goroutine but its
 // handler; deadlines are timers. Nothing is picked here, and no state is held between streams but in the ledger. Priorities

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// valueOf gives a header's value. Envoy uses raw_value only, others may not.
+// valueOf gives a header's value, "" of nil. Envoy uses raw_value only, others may not.
 func valueOf(h *corev3.HeaderValue) string {
 	if raw := h.GetRawValue(); len(raw) > 0 {
 		return string(raw)
@@ -107,8 +107,8 @@ type report struct {
 	decided bool // pd.HeaderDecision is there
 	timed   bool // pd.HeaderTiming is there
 	closed  bool // pd.HeaderOutcome is there
-	media   string
-	coding  string // content-encoding
+	// content-type and content-encoding, nil = none. Few answers are asked for them.
+	media, coding *corev3.HeaderValue
 }
 
 // readReport adds what an answer's headers or trailers say to the outcome. A value that cannot be read says nothing.
@@ -120,9 +120,9 @@ func readReport(m *corev3.HeaderMap, o *epp.Outcome) (r report) {
 				r.status = code
 			}
 		case "content-type":
-			r.media = valueOf(v)
+			r.media = v
 		case "content-encoding":
-			r.coding = valueOf(v)
+			r.coding = v
 		case pd.HeaderDecision:
 			r.decided = true
 			if d, err := pd.ParseDecision(valueOf(v)); err == nil {

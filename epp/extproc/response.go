@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"bytes"
 	"mime"
 	"strings"
 
@@ -62,10 +63,13 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 // of ours has done it then, which costs no more than looking.
 func (st *stream) renames(said report) bool {
 	names := st.request.rename
-	if names == nil || st.modes.bodiless() || said.coding != "" && said.coding != "identity" {
+	if names == nil || st.modes.bodiless() {
 		return false
 	}
-	media, _, err := mime.ParseMediaType(said.media)
+	if coding := valueOf(said.coding); coding != "" && coding != "identity" {
+		return false
+	}
+	media, _, err := mime.ParseMediaType(valueOf(said.media))
 	events := media == "text/event-stream"
 	if err != nil || !events && media != "application/json" && !strings.HasSuffix(media, "+json") {
 		return false
@@ -107,12 +111,18 @@ func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
 	return st.sendBody(false, [][]byte{b.GetBody()}, b.GetEndOfStream())
 }
 
-// renamedBody passes a part of the answer's body on, but for what may be the beginning of the model's name.
+// renamedBody passes a part of the answer's body on, but for what may be the beginning of the model's name. It goes in one
+// piece: a part that has many events would else become three messages for each of them.
 func (st *stream) renamedBody(b *procv3.HttpBody) (done bool, err error) {
 	r := &st.response
 	r.parts = r.rename.Feed(r.parts[:0], b.GetBody())
-	if held := r.rename.Close(); b.GetEndOfStream() && len(held) > 0 {
-		r.parts = append(r.parts, held)
+	if b.GetEndOfStream() {
+		r.parts = append(r.parts, r.rename.Close())
+	}
+	whole := bytes.Join(r.parts, nil)
+	r.parts = r.parts[:0]
+	if len(whole) > 0 {
+		r.parts = append(r.parts, whole)
 	}
 	return st.sendBody(false, r.parts, b.GetEndOfStream())
 }

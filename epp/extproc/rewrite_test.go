@@ -205,6 +205,26 @@ func TestNameIsGivenBack(t *testing.T) {
 	}
 }
 
+// However many events come at once, they go on at once.
+func TestManyEventsAreOneMessage(t *testing.T) {
+	r := startRig(t, newPool(a), rewriting)
+	s := r.open(t, "")
+	s.first = duplexBoth
+	s.send(chat(more), requestBody(ends, prompt))
+	for ended := false; !ended; {
+		_, ended = bodyOf([]*procv3.ProcessingResponse{s.recv()})
+	}
+	s.send(responseHeaders(more, "content-type", "text/event-stream"))
+	s.recv()
+	const event = "data: {\"model\":\"%s\",\"choices\":[]}\n\n"
+	s.send(responseBody(ends, strings.Repeat(fmt.Sprintf(event, "big m"), 100)))
+	rest, err := s.finish()
+	if got, ended := bodyOf(rest); err != nil || got != strings.Repeat(fmt.Sprintf(event, "m"), 100) || !ended || len(rest) != 1 {
+		t.Errorf("%d messages, ended %t, %v: %q", len(rest), ended, err, got)
+	}
+	r.gone(t)
+}
+
 // What was not rewritten is echoed as it came, even if the name is in it.
 func TestOtherAnswersAreEchoed(t *testing.T) {
 	r := startRig(t, newPool(a), rewriting)

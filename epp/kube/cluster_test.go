@@ -299,7 +299,7 @@ func (c *cluster) policy(t *testing.T) {
 	p.trouble(t)
 }
 
-// olderPolicy shows that a role which grants only the older group is enough where only that is installed.
+// olderPolicy shows that a role which grants only the newer group is enough.
 func (c *cluster) olderPolicy(t *testing.T) {
 	config := c.namespace(t, "halfgranted")
 	c.kubectl(t, `[{"op": "replace", "path": "/rules/2/apiGroups", "value": ["llm-d.ai"]}]`,

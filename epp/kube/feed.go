@@ -131,7 +131,9 @@ func (f *feed) informer(from toolscache.ListerWatcher, of runtime.Object, _ time
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			stream, err := inner.WatchWithContext(ctx, o)
-			f.opened(err)
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // older API servers refuse this, and are asked for a list
+				f.opened(err)
+			}
 			if o.SendInitialEvents != nil && utilnet.IsConnectionRefused(err) {
 				// The reflector would wait for its next try without looking whether it is to end; for other errors it looks.
 				err = errors.New(err.Error())

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -138,8 +139,10 @@ func (p *policies) read(r *run, found *troubles) (known bool) {
 	if now != p.used {
 		made, problems := policyOf(r.poolID(), objectives, rewrites)
 		p.used, p.problems = now, problems
-		r.policy.Store(made)
-		r.options.Log.Info("policy changed", "left out", len(problems))
+		if !reflect.DeepEqual(made, r.policy.Load()) { // else a status was written, or the object is another pool's
+			r.policy.Store(made)
+			r.options.Log.Info("policy changed", "left out", len(problems))
+		}
 	}
 	for _, problem := range p.problems {
 		found.add(problem, problem)

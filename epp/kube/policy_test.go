@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -8,6 +9,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
 var llama = poolID{PoolGroup, "vllm-llama3-8b-instruct"}
@@ -159,5 +162,31 @@ func TestOlderPools(t *testing.T) {
 				t.Errorf("got %s, want %s", got, want)
 			}
 		})
+	}
+}
+
+// TestPolicyIsKept: what does not concern the pool, or says nothing new, makes no new policy.
+func TestPolicyIsKept(t *testing.T) {
+	told := make(chan struct{})
+	close(told)
+	r := &run{Watch: &Watch{options: Options{Group: PoolGroup, Pool: "p", Log: slog.New(slog.DiscardHandler)}}}
+	for i := range 2 {
+		r.policies.objectives.groups[i].feed = &feed{ready: told}
+		r.policies.rewrites.groups[i].feed = &feed{ready: told}
+	}
+	after := func(name, pool string, priority int32, status PolicyStatus) *epp.Policy {
+		r.policies.objectives.groups[0].shelf.set(&InferenceObjective{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: InferenceObjectiveSpec{PoolRef: PoolRef{Name: pool}, Priority: &priority}, Status: status})
+		if !r.policies.read(r, new(troubles)) {
+			t.Error("not known")
+		}
+		return r.Policy()
+	}
+	first := after("chat", "p", 1, PolicyStatus{})
+	if after("chat", "p", 1, PolicyStatus{Conditions: []metav1.Condition{{Type: "Accepted"}}}) != first || after("chat2", "q", 1, PolicyStatus{}) != first {
+		t.Error("a new policy although nothing has changed")
+	}
+	if n, _ := after("chat", "p", 2, PolicyStatus{}).Priority("chat"); n != 2 {
+		t.Errorf("priority %d", n)
 	}
 }

@@ -19,6 +19,7 @@ type trouble struct {
 // troubles are those that were found in one look.
 type troubles struct {
 	list     []trouble
+	unnamed  int  // how many there are beside those of list
 	watching bool // one of them is that a watch does not run
 }
 
@@ -91,6 +92,7 @@ func (r *run) complain(found *troubles) {
 	for _, problem := range problems[:min(len(problems), maxTroubles)] {
 		found.add(problem, problem)
 	}
+	found.unnamed = max(0, len(problems)-maxTroubles)
 }
 
 // report keeps the troubles for Trouble, and logs those that have come and those that are over.
@@ -124,7 +126,7 @@ func (t *troubles) err() error {
 	for _, one := range t.list[:min(len(t.list), maxTroubles)] {
 		text = append(text, one.text)
 	}
-	if more := len(t.list) - len(text); more > 0 {
+	if more := len(t.list) - len(text) + t.unnamed; more > 0 {
 		text = append(text, fmt.Sprintf("and %d more", more))
 	}
 	return errors.New(strings.Join(text, " | "))

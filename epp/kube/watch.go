@@ -25,23 +25,26 @@ type Options struct {
 	Group     string // of the InferencePool: PoolGroup, also if "", or AlphaGroup
 	// Selector selects the pods without a pool. Nothing but pods is watched then: there are no objectives or rewrites.
 	Selector    labels.Selector
-	TargetPorts []int // 1 to 8, each an endpoint of every pod
-	Config      *rest.Config
+	TargetPorts []int                 // 1 to 8, each an endpoint of every pod
+	Config      *rest.Config          // of the cluster: LoadConfig finds it
 	Log         *slog.Logger          // nil: nothing is logged
 	Metrics     prometheus.Registerer // nil: nobody asks
 }
 
 // LoadConfig says how to reach the cluster: from a kubeconfig file, or with path "" as kubectl does ($KUBECONFIG, then the
-// file in the home folder), or as a pod of the cluster where there is no such file.
-func LoadConfig(path string) (*rest.Config, error) {
+// file in the home folder), or as a pod of the cluster where there is no such file. home is the namespace of the file's
+// context or of the pod, default if neither has one.
+func LoadConfig(path string) (config *rest.Config, home string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("finding out how to reach the cluster: %w (give --kubeconfig, set KUBECONFIG, or run in a pod)",
-			err)
+	cluster := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
+	if config, err = cluster.ClientConfig(); err == nil {
+		home, _, err = cluster.Namespace()
 	}
-	return config, nil
+	if err != nil {
+		return nil, "", fmt.Errorf("finding the cluster: %w (give --kubeconfig, set KUBECONFIG, or run in a pod)", err)
+	}
+	return config, home, nil
 }
 
 // Watch follows a pool in a cluster. Its methods may be called from any goroutine.
@@ -73,13 +76,7 @@ func New(options Options) (*Watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := options.Config
-	if config == nil {
-		if config, err = LoadConfig(""); err != nil {
-			return nil, err
-		}
-	}
-	config = rest.CopyConfig(config)
+	config := rest.CopyConfig(options.Config)
 	config.UserAgent = "tandem-epp"
 	config.Timeout = 0 // watches have no end
 	client, err := rest.HTTPClientFor(config)
@@ -96,6 +93,8 @@ func New(options Options) (*Watch, error) {
 // check gives the target if there is no pool to tell it.
 func (o *Options) check() (fixed *target, err error) {
 	switch {
+	case o.Config == nil:
+		return nil, errors.New("nothing tells how to reach the cluster: give a config")
 	case o.Pool == "" && o.Selector == nil:
 		return nil, errors.New("nothing tells which pods to watch: give a pool or a selector")
 	case o.Pool != "" && o.Selector != nil:

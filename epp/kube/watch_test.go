@@ -11,13 +11,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 )
@@ -32,6 +35,7 @@ func TestOptions(t *testing.T) {
 		{"a pool", Options{Pool: "p"}, ""},
 		{"a pool of the older group", Options{Pool: "p", Group: AlphaGroup}, ""},
 		{"a selector", Options{Selector: engines, TargetPorts: []int{8000, 8001}}, ""},
+		{"no cluster", Options{Pool: "p"}, "nothing tells how to reach the cluster"},
 		{"nothing", Options{}, "nothing tells which pods to watch: give a pool or a selector"},
 		{"both", Options{Pool: "p", Selector: engines}, "a pool has its own selector: give either a pool or a selector"},
 		{"a pool with ports", Options{Pool: "p", TargetPorts: []int{1}}, "a pool has its own target ports: give ports only with a selector"},
@@ -44,7 +48,7 @@ func TestOptions(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if c.options.Config == nil {
+			if c.options.Config == nil && c.name != "no cluster" {
 				c.options.Config = &rest.Config{Host: "http://127.0.0.1"}
 			}
 			_, err := New(c.options)
@@ -57,7 +61,7 @@ func TestOptions(t *testing.T) {
 
 func TestLoadConfig(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	const text = "{clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}], contexts: [{name: x, context: {cluster: c}}], current-context: x}"
+	const text = "{clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}], contexts: [{name: x, context: {cluster: c, namespace: home}}], current-context: x}"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -71,12 +75,12 @@ func TestLoadConfig(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("KUBECONFIG", c.env)
-			config, err := LoadConfig(c.path)
+			config, home, err := LoadConfig(c.path)
 			switch {
 			case c.host == "" && (err == nil || !strings.Contains(err.Error(), "give --kubeconfig, set KUBECONFIG, or run in a pod")):
 				t.Errorf("got %v, %v", config, err)
-			case c.host != "" && (err != nil || config.Host != c.host):
-				t.Errorf("got %v, %v", config, err)
+			case c.host != "" && (err != nil || config.Host != c.host || home != "home"):
+				t.Errorf("got %v, namespace %q, %v", config, home, err)
 			}
 		})
 	}
@@ -121,6 +125,52 @@ func TestHandler(t *testing.T) {
 	h.OnAdd(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "e"}}, false)
 	if want := []string{"set a", "set b", "remove c", "remove d"}; !slices.Equal(seen, want) {
 		t.Errorf("got %q, want %q", seen, want)
+	}
+}
+
+// olderServer refuses to stream a list, as API servers do whose feature WatchList is off, and has watches fail with err.
+type olderServer struct{ err error }
+
+func (olderServer) List(metav1.ListOptions) (runtime.Object, error) { return &corev1.PodList{}, nil }
+
+func (s olderServer) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	if o.SendInitialEvents != nil {
+		return nil, apierrors.NewInvalid(schema.GroupKind{Group: "meta.k8s.io", Kind: "ListOptions"}, "", nil)
+	}
+	return watch.NewFake(), s.err
+}
+
+// TestOlderAPIServer: that it does not stream lists is no fault, since it is asked for a list then.
+func TestOlderAPIServer(t *testing.T) {
+	for _, err := range []error{nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))} {
+		told := make(chan *fault, 10)
+		f := &feed{tell: func(broken *fault) { told <- broken }}
+		f.opened(errors.New("of before"))
+		<-told
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { f.informer(olderServer{err}, &corev1.Pod{}, 0, nil).RunWithContext(ctx) })
+		if got, want := <-told, faultOf(err); (got == nil) != (want == nil) || got != nil && got.reason != want.reason {
+			t.Errorf("with %v: first told of %+v", err, got)
+		}
+		stop()
+		running.Wait()
+	}
+}
+
+// TestTroublesOfPods: those that are not named are counted.
+func TestTroublesOfPods(t *testing.T) {
+	pods := newRoster([]uint16{8000})
+	for i := range 15 {
+		pods.set(podOf(fmt.Sprintf("pod-%02d", i), "10.0.0.1", annotated(activePorts, "x")))
+	}
+	told := make(chan struct{})
+	close(told)
+	r := &run{Watch: &Watch{}, pods: &selected{feed: &feed{kind: podKind, ready: told}, roster: pods}}
+	var found troubles
+	r.complain(&found)
+	if text := found.err().Error(); !strings.Contains(text, "ns/pod-09") || !strings.HasSuffix(text, " | and 5 more") {
+		t.Errorf("got %s", text)
 	}
 }
 

@@ -133,6 +133,9 @@ func (r row) refused(t *testing.T, args []string, err error) {
 		t.Errorf("%q: %v, want a refusal", args, err)
 		return
 	}
+	if !strings.Contains(err.Error(), r.name()) {
+		t.Errorf("%q: refused for another reason: %v", args, err)
+	}
 	for _, code := range quoted.FindAllStringSubmatch(r.text, -1) {
 		if !strings.Contains(err.Error(), code[1]) {
 			t.Errorf("%q: %v does not name %s, as the page does", args, err, code[1])
