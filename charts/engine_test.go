@@ -162,3 +162,15 @@ func TestRanks(t *testing.T) {
 		t.Errorf("the hook does not wait for all ranks: %s", hook)
 	}
 }
+
+// A capability that is added takes effect for root alone.
+func TestLockedMemory(t *testing.T) {
+	engine := podOf(t, render(t, "--set=decode.rdma.ipcLock=true"), "-decode").Spec.Containers[0].SecurityContext
+	if !slices.Equal(engine.Capabilities.Add, []corev1.Capability{"IPC_LOCK"}) || engine.RunAsUser == nil || *engine.RunAsUser != 0 ||
+		engine.RunAsNonRoot == nil || *engine.RunAsNonRoot {
+		t.Errorf("the engine may lock no memory: %+v", engine)
+	}
+	if engine := podOf(t, render(t), "-decode").Spec.Containers[0].SecurityContext; engine.Capabilities.Add != nil || engine.RunAsUser != nil {
+		t.Errorf("nobody asked for it: %+v", engine)
+	}
+}

@@ -241,6 +241,9 @@ readiness, and is told to stop after the engine has ended.
     {{- include "tandem.containerSecurity" . | nindent 4 }}
     {{- if .values.rdma.ipcLock }}
       add: [IPC_LOCK]
+    # Another user's process loses what is added when it is executed: Kubernetes has no ambient capabilities.
+    runAsUser: 0
+    runAsNonRoot: false
     {{- end }}
   resources:
     {{- include "tandem.engine.resources" . | nindent 4 }}
@@ -287,6 +290,7 @@ same in both roles. A decode engine that cannot read a KV cache computes it (rec
 {{- if and (not $decode) $values.tls.prefill.secret }}
 - --ssl-certfile=/etc/tandem/tls/tls.crt
 - --ssl-keyfile=/etc/tandem/tls/tls.key
+- --enable-ssl-refresh
 {{- end }}
 {{- if and $values.tracing.engines $values.tracing.endpoint }}
 - --otlp-traces-endpoint={{ $values.tracing.endpoint }}

@@ -65,7 +65,8 @@ flags would be:
         (dict "Mark" "picker" "Picks" true "Accounts" false)
         (dict "Mark" "acct" "Picks" false "Accounts" true))
       "Internal" (list "prefix: x-prefiller-" "prefix: x-encoder-" "prefix: x-kv-cache-" "prefix: x-data-parallel-"
-        "prefix: x-gateway-destination-" `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
+        "prefix: x-gateway-destination-" "exact: x-llm-d-model-name-rewrite" "exact: x-gateway-model-name-rewrite"
+        `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
       "IdleSeconds" (int .Values.proxy.idleSeconds) "BodyLimit" (include "tandem.bytes" .Values.epp.bodyLimit | int64)
       "AccessLog" false "Traces" $traces "SampledPercent" (mulf 100 .Values.tracing.ratio | float64)
 -}}

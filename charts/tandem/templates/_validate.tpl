@@ -279,6 +279,13 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
      "take 1 or more, or set epp.threshold to 0 (all local)")
      .Values.epp.threshold }}
 {{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- $rollout := (index $.Values $role).rollout -}}
+  {{- if and (has (toString $rollout.maxSurge) (list "0" "0%")) (has (toString $rollout.maxUnavailable) (list "0" "0%")) }}
+{{ printf (print "%s.rollout has neither a pod more nor one less, so that none could ever be replaced: set maxSurge or "
+     "maxUnavailable to 1") $role }}
+  {{- end -}}
+{{- end -}}
 {{- end -}}
 
 
@@ -316,6 +323,10 @@ mode is gateway: name the Gateway that the route attaches to in gateway.name, or
 {{- if and (eq .Values.mode "standalone") (or $gateway.className $gateway.name) }}
 {{ printf "gateway.%s is set, but mode is standalone, which has an Envoy of its own: set mode to gateway, or remove it"
      (ternary "className" "name" (ne $gateway.className "")) }}
+{{- end -}}
+{{- if and (eq .Values.mode "gateway") $gateway.className $gateway.namespace (ne $gateway.namespace .Release.Namespace) }}
+{{ printf (print "gateway.namespace is %s, but gateway.className has a Gateway made in the release's, so the route would not "
+     "find it: remove one of them") $gateway.namespace }}
 {{- end -}}
 {{- end -}}
 

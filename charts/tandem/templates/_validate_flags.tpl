@@ -53,13 +53,14 @@ shutdown-timeout: set drainSeconds
 api-key: it would be readable in the pod, so put it into the Secret that engine.apiKeySecret names
 ssl-keyfile: set tls.prefill.secret
 ssl-certfile: set tls.prefill.secret
+enable-ssl-refresh: set tls.prefill.secret
 otlp-traces-endpoint: set tracing.endpoint and tracing.engines
 {{- end -}}
 
 {{- define "tandem.made.sim" -}}
 host: it follows from the role
 port: it follows from the role
-admin-port: it stays on loopback
+admin-port: nothing of the release may ask for faults
 transfer-address: set engine.sideChannelPort
 keep-alive: set engine.keepAliveSeconds
 served-model-name: set model.name
