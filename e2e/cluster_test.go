@@ -57,12 +57,11 @@ func TestCluster(t *testing.T) {
 
 // cluster is a namespace with a pool of pods, all of which serve a metrics page.
 type cluster struct {
-	plane   *kube.Plane
-	pods    corev1client.PodInterface
-	port    int
-	addrs   []string // one for each pod
-	serving []net.Listener
-	asking  *procclient.Conn
+	plane  *kube.Plane
+	pods   corev1client.PodInterface
+	port   int
+	addrs  []string // one for each pod
+	asking *procclient.Conn
 }
 
 func newCluster(t *testing.T) *cluster {
