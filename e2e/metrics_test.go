@@ -43,6 +43,7 @@ func TestMetrics(t *testing.T) {
 			"tandem_kv_stranded_total":   "counter",
 			"tandem_fallback_tokens":     "gauge",
 			"tandem_inflight":            "gauge role room",
+			"tandem_open_requests":       "gauge",
 		})
 		sidecar.mustPass(t)
 	})

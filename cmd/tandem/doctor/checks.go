@@ -53,10 +53,10 @@ var checks = []check{
 	{"hand-off", "probe", "a short request for each pair, prefilled remotely (--probe)",
 		"the reason is the sidecar's; its log has the rest", checkProbe},
 
-	{"way in", "sidecar", "that a sidecar is before each decode engine",
+	{"way in", "sidecar", "that a sidecar is before each decode engine, and none before those that only prefill",
 		"start a sidecar before the engine and name its port in the pool, not the engine's", checkSidecar},
 	{"way in", "picker", "that the picker is ready",
-		"its log says what it waits for", checkPicker},
+		"start it, or correct its address; its log says what it waits for", checkPicker},
 	{"way in", "picker-config", "that its configuration and its endpoints could be read",
 		"tandem check FILE lists what is wrong with a configuration; the last good one is in use", checkPickerConfig},
 	{"way in", "picker-pool", "that it knows the endpoints of this pool and no others",

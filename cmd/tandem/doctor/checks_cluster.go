@@ -55,6 +55,8 @@ func checkSelector(_ context.Context, f *fleet) finding {
 	switch {
 	case c == nil:
 		return finding{}
+	case c.selector == nil && c.unseen != nil:
+		return finding{verdict: unknown, seen: c.unseen.Error(), do: "allow this user to list inferencepools"}
 	case c.selector == nil:
 		return finding{verdict: unknown, seen: "there is no InferencePool, and no picker's flags name a selector"}
 	}

@@ -72,7 +72,7 @@ const defaultSidePort = 5600
 func checkSideChannel(ctx context.Context, f *fleet) finding {
 	channels := f.sideChannels()
 	if len(channels) == 0 {
-		return nobody("prefills")
+		return nobody("that prefills answers")
 	}
 	if !f.reach.dials() {
 		return finding{verdict: unknown, seen: "it is no HTTP, which is all that the API server passes on", do: "run the doctor in a pod of the cluster, or with --via direct"}

@@ -65,6 +65,9 @@ func (f *fleet) counts() (prefill, decode int) {
 }
 
 func checkAddresses(_ context.Context, f *fleet) finding {
+	if len(f.targets) == 0 {
+		return finding{}
+	}
 	holders := map[netip.AddrPort]string{}
 	for _, t := range f.targets {
 		if other, taken := holders[t.addr]; taken {

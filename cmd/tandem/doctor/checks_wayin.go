@@ -16,15 +16,22 @@ func (p *picker) String() string { return p.name }
 // checkSidecar says something wrong on purpose: only a sidecar minds, before any engine hears of it, and its answer has the
 // header that only sidecars write. An engine finds no prompt in the body and refuses it.
 func checkSidecar(ctx context.Context, f *fleet) finding {
-	decode := f.of(pd.RoleDecode)
-	if len(decode) == 0 {
-		return nobody("decodes")
+	if len(f.of(pd.RoleDecode)) == 0 {
+		return nobody("that decodes answers")
 	}
-	return each(ctx, decode, f.how.Timeout, func(ctx context.Context, t *target) finding {
+	return each(ctx, f.live(), f.how.Timeout, func(ctx context.Context, t *target) finding {
 		a, err := f.engines().ask(ctx, http.MethodPost, f.base(t)+pd.APICompletions.Path(), http.Header{
 			"Content-Type":                         {"application/json"},
 			http.CanonicalHeaderKey(pd.HeaderWish): {"doctor"},
 		}, "{}")
+		if !t.role.Has(pd.RoleDecode) {
+			if err == nil && a.header.Get(pd.HeaderDecision) != "" {
+				return finding{verdict: fail,
+					seen: fmt.Sprintf("labelled %s, and a sidecar answers at %v, which lets no hand-off through", t.label, t.addr),
+					do:   "correct the label, or name the engine's port in the pool"}
+			}
+			return finding{}
+		}
 		switch {
 		case err != nil:
 			return finding{verdict: fail, seen: err.Error()}
@@ -63,7 +70,7 @@ func (f *fleet) readable(has func(*picker) bool) []*picker {
 }
 
 func checkPickerConfig(ctx context.Context, f *fleet) finding {
-	pickers := f.readable(func(p *picker) bool { return len(p.page) > 0 })
+	pickers := f.readable((*picker).hasOperations)
 	if len(pickers) == 0 {
 		return finding{verdict: unknown, seen: "no picker's metrics page is known", do: "name its metrics port with --epp-metrics"}
 	}
@@ -71,24 +78,28 @@ func checkPickerConfig(ctx context.Context, f *fleet) finding {
 		loaded, known := p.page.Sum("tandem_config_last_reload_successful")
 		trouble, _ := p.page.Sum("tandem_discovery_trouble")
 		switch {
+		case p.pageErr != nil:
+			return finding{verdict: unknown, seen: "its metrics port: " + p.pageErr.Error()}
 		case !known:
 			return finding{verdict: unknown, seen: "its metrics page does not say: it is no picker of Tandem's"}
 		case loaded == 0, trouble > 0:
-			seen := "the last change could not be read"
+			found := finding{verdict: fail, seen: "the last change could not be read"}
 			if trouble > 0 {
-				seen = "the source of its endpoints cannot be used, or not all of it"
+				found.seen = "the source of its endpoints cannot be used, or not all of it"
+				found.do = "correct the endpoints file or the pool; what was read last is in use. " +
+					"Of a configuration, tandem check FILE lists what is wrong"
 			}
 			if p.detail != "" {
-				seen += " (" + p.detail + ")"
+				found.seen += " (" + p.detail + ")"
 			}
-			return finding{verdict: fail, seen: seen}
+			return found
 		}
 		return finding{verdict: ok, seen: "in use as written"}
 	})
 }
 
 func checkPickerPool(ctx context.Context, f *fleet) finding {
-	pickers := f.readable(func(p *picker) bool { return p.known != nil })
+	pickers := f.readable(func(p *picker) bool { return p.admin != "" })
 	if len(pickers) == 0 {
 		return finding{verdict: unknown, seen: "its admin port, which shows them, is not known or on its loopback only",
 			do: "name it with --epp-admin (kubectl port-forward brings it here)"}
@@ -106,6 +117,10 @@ func checkPickerPool(ctx context.Context, f *fleet) finding {
 			}
 		}
 		switch {
+		case p.adminErr != nil:
+			return finding{verdict: unknown, seen: "its admin port: " + p.adminErr.Error()}
+		case len(f.targets)+len(p.known) == 0:
+			return finding{verdict: unknown, seen: "there are no endpoints to know"}
 		case len(missing) > 0:
 			return finding{verdict: fail, seen: "it does not know " + few(missing)}
 		case len(foreign) > 0:
@@ -126,9 +141,12 @@ func checkFreshness(ctx context.Context, f *fleet) finding {
 		if p.known != nil {
 			return f.ages(p.known)
 		}
+		if p.pageErr != nil {
+			return finding{verdict: unknown, seen: "its metrics port: " + p.pageErr.Error()}
+		}
 		unread, known := 0.0, false
 		for _, s := range p.page {
-			if s.Name == "tandem_endpoints" {
+			if s.Name == "tandem_endpoints" && s.Value > 0 {
 				known = true
 				if s.Labels["state"] == "stale" || s.Labels["state"] == "unread" {
 					unread += s.Value
@@ -136,8 +154,10 @@ func checkFreshness(ctx context.Context, f *fleet) finding {
 			}
 		}
 		switch {
+		case !p.hasOperations():
+			return finding{verdict: unknown, seen: "its metrics and admin ports are not known", do: noPicker.do}
 		case !known:
-			return finding{verdict: unknown, seen: "its metrics page does not say"}
+			return finding{verdict: unknown, seen: "its metrics page tells of no endpoints"}
 		case unread > 0:
 			return finding{verdict: fail, seen: fmt.Sprintf("%.0f endpoints whose load is old or was never read", unread)}
 		}
@@ -148,7 +168,7 @@ func checkFreshness(ctx context.Context, f *fleet) finding {
 // ages looks at the loads of the endpoints that answer: that nobody knows those of others is no wonder.
 func (f *fleet) ages(known []knownEndpoint) finding {
 	var old []string
-	oldest := 0.0
+	oldest := -1.0
 	for _, e := range known {
 		at := slices.IndexFunc(f.targets, func(t *target) bool { return t.addr.String() == e.Address })
 		switch {
@@ -161,8 +181,11 @@ func (f *fleet) ages(known []knownEndpoint) finding {
 			oldest = max(oldest, e.LoadAge)
 		}
 	}
-	if len(old) > 0 {
+	switch {
+	case len(old) > 0:
 		return finding{verdict: fail, seen: "the load of " + few(old)}
+	case oldest < 0:
+		return finding{verdict: unknown, seen: "it knows no endpoint that answers"}
 	}
 	return finding{verdict: ok, seen: fmt.Sprintf("the oldest load is of %.1f s ago", oldest)}
 }

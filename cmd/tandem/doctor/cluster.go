@@ -40,6 +40,7 @@ type cluster struct {
 	from     string // who selects
 	services []corev1.Service
 	trouble  error // why services cannot be seen
+	unseen   error // why InferencePools cannot be seen
 }
 
 // inferencePool is what of an InferencePool matters here.
@@ -130,7 +131,8 @@ func (c *cluster) list(ctx context.Context, config *rest.Config, by *http.Client
 	} else {
 		c.services = services.Items
 	}
-	return c.listPools(ctx, config, by, namespace)
+	c.unseen = c.listPools(ctx, config, by, namespace)
+	return nil
 }
 
 // listPools reads the InferencePools, of which there are none where nobody has defined the kind.

@@ -180,6 +180,15 @@ func TestCluster(t *testing.T) {
 		{"side channel's host is a name of its own", "side-channel", fail, "localhost, which other pods cannot reach", "status.podIP", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Env = []corev1.EnvVar{{Name: sideHost, Value: "localhost"}}
 		}},
+		{"side channel's host by another variable", "", ok, "", "", func(r *release) {
+			c := &r.find("prefill-0").Spec.Containers[0]
+			c.Env[0].Name = "POD_IP"
+			c.Env = append(c.Env, corev1.EnvVar{Name: sideHost, Value: "$(POD_IP)"})
+		}},
+		{"side channel's host by a Secret", "side-channel", unknown, "its pod does not show", "--side-channel", func(r *release) {
+			r.find("prefill-0").Spec.Containers[0].Env[0].ValueFrom = &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "s"}, Key: "k"}}
+		}},
 		{"wrong kv_role", "kv-role", fail, "prefill-0: it is labelled prefill and started as kv_consumer", "kv_producer", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Args[1] = `{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}`
 		}},
@@ -226,6 +235,19 @@ func TestCluster(t *testing.T) {
 		got := doctor(t.Context(), "--namespace=case-0", "--kubeconfig="+kubeconfig)
 		if got.code != 4 || !strings.Contains(got.stderr, "asking the cluster: pods is forbidden") {
 			t.Errorf("exit %d: %s", got.code, got.stderr)
+		}
+	})
+	t.Run("pods only", func(t *testing.T) {
+		if out, err := plane.Kubectl(t.Context(), "", "create", "role", "reader", "--namespace=case-0", "--verb=list", "--resource=pods"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if out, err := plane.Kubectl(t.Context(), "", "create", "rolebinding", "reader", "--namespace=case-0", "--role=reader", "--serviceaccount=case-0:reader"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		_, kubeconfig := plane.As(t.Context(), "case-0", "reader")
+		_, found := findings(t, "--namespace=case-0", "--kubeconfig="+kubeconfig, "--via=direct", "--idle-wait=0s")
+		if l := found["selector"]; l.Verdict != unknown || !strings.Contains(l.Seen, "inferencepools") || found["pods"].Verdict != ok {
+			t.Errorf("%+v, %+v", l, found["pods"])
 		}
 	})
 	t.Run("nothing there", func(t *testing.T) {

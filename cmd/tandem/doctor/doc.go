@@ -8,8 +8,8 @@
 // shown is not guessed. What is broken is told once: an engine that does not answer is left out by the checks that would
 // need its answer.
 //
-// It changes nothing. Engines are asked for pages only, one time each, unless --probe allows one short request for each pair;
-// the dearest is a vLLM's /server_info, which is there in developer mode and tells the arguments. It reads no prompts and
-// shows none. Everything is looked at in parallel, with a deadline for each look, so a pool that does not answer is a finding
+// It changes nothing. Engines are asked for pages, one time each, and for a completion without a prompt, which they refuse;
+// --probe allows one short request for each pair. The dearest page is a vLLM's /server_info, which is there in developer
+// mode and tells the arguments. It reads no prompts and shows none. Everything is looked at in parallel, with a deadline for each look, so a pool that does not answer is a finding
 // and not a wait.
 package doctor

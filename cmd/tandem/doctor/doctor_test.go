@@ -186,6 +186,9 @@ func TestBroken(t *testing.T) {
 		{"no sidecar", "sidecar", fail, "decode-1: no sidecar of Tandem's answers at ", "start a sidecar", "probe", func(_ *testing.T, p *testPool) {
 			p.members[decode1].naked = true
 		}},
+		{"sidecar before prefill", "sidecar", fail, "prefill-0: labelled prefill, and a sidecar answers at ", "correct the label", "probe", func(_ *testing.T, p *testPool) {
+			p.members[prefill0].fronted = true
+		}},
 		{"picker gone", "picker", fail, "connection refused", "its log", "tls", func(t *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--epp=127.0.0.1:1", "--epp-health=127.0.0.1:1", "--epp-metrics=127.0.0.1:1", "--epp-admin=127.0.0.1:1")
 		}},
@@ -307,6 +310,48 @@ func (p *testPool) breakFile(t *testing.T) {
 		trouble, _ := page.Sum("tandem_discovery_trouble")
 		return err == nil && trouble > 0
 	})
+}
+
+// Where nothing answers, nothing is called fine, or not known, that is neither.
+func TestNothingAnswers(t *testing.T) {
+	const gone = "127.0.0.1:1"
+	file := write(t, "endpoints.yaml", `endpoints:
+- {name: p, address: 127.0.0.1, port: "1", labels: {llm-d.ai/role: prefill}}
+- {name: d, address: 127.0.0.1, port: "2", labels: {llm-d.ai/role: decode}}
+`)
+	_, found := findings(t, "--endpoints-file="+file, "--epp="+gone, "--epp-health="+gone, "--epp-metrics="+gone, "--epp-admin="+gone, "--idle-wait=0s")
+	for name, want := range map[string]string{
+		"picker":        "the picker: its metrics port: connection refused",
+		"picker-config": "the picker: its metrics port: connection refused",
+		"picker-pool":   "the picker: its admin port: connection refused",
+		"freshness":     "the picker: its metrics port: connection refused",
+		"sidecar":       "no engine that decodes answers",
+		"side-channel":  "no engine that prefills answers",
+	} {
+		if l := found[name]; l.Verdict == ok || l.Seen != want || strings.Contains(l.Do, "--epp") {
+			t.Errorf("%s: %s: %s → %s", name, l.Verdict, l.Seen, l.Do)
+		}
+	}
+}
+
+func TestEmptyPool(t *testing.T) {
+	admin := serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"endpoints":[]}`) })
+	got, found := findings(t, "--epp-admin="+admin, "--idle-wait=0s")
+	for name, l := range found {
+		if l.Verdict == ok {
+			t.Errorf("%s: %s", name, l.Seen)
+		}
+	}
+	if got.code != 1 || found["endpoints"].Verdict != fail {
+		t.Errorf("exit %d: %+v", got.code, found["endpoints"])
+	}
+}
+
+func TestOneLine(t *testing.T) {
+	const text = "file cannot be used: no entry is valid:\n  line 1: a\n\n  line 2: b\n"
+	if got := oneLine(text); got != "file cannot be used: no entry is valid: line 1: a; line 2: b" {
+		t.Errorf("%q", got)
+	}
 }
 
 // A running tandem up says where all of it is.

@@ -73,6 +73,7 @@ type member struct {
 	cfg        sim.Config
 	idle       time.Duration                   // of the sidecar; 0 = never in a test
 	naked      bool                            // no sidecar before it
+	fronted    bool                            // a sidecar before it, whatever its role
 	cert       *tls.Certificate                // of an engine that speaks TLS
 	front      func(http.Handler) http.Handler // what is done to all that comes and goes
 	listens    string                          // once it has started
@@ -134,7 +135,7 @@ func (m *member) start(t *testing.T) string {
 		engine := proxyHandler(t, at)
 		return serveTLS(t, *m.cert, nil, engine)
 	}
-	if m.role == "decode" && !m.naked {
+	if m.fronted || m.role == "decode" && !m.naked {
 		at = "http://" + m.sidecar(t, at)
 	}
 	return strings.TrimPrefix(at, "http://")

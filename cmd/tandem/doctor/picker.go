@@ -25,6 +25,7 @@ type picker struct {
 	trouble  string // why it is not
 	detail   string // what else it says of itself
 	page     promtext.Page
+	pageErr  error
 	known    []knownEndpoint // from the admin port
 	adminErr error
 	block    int // tokens of a block in its prefix index; 0 = not known
@@ -52,9 +53,9 @@ func (f *fleet) debugEndpoints(ctx context.Context) ([]knownEndpoint, error) {
 // meetPicker asks a picker for all that the checks need.
 func (f *fleet) meetPicker(ctx context.Context, p *picker) {
 	looks := []func(context.Context){func(ctx context.Context) { f.meetHealth(ctx, p) }}
-	if p.metrics != "" || p.pod != nil {
+	if p.hasOperations() {
 		looks = append(looks, func(ctx context.Context) {
-			p.page, _ = f.operator(p).metrics(ctx, f.operations(p)) // readiness is asked at the same port, and tells what is wrong with it
+			p.page, p.pageErr = f.operator(p).metrics(ctx, f.operations(p))
 		})
 	}
 	if p.admin != "" {
@@ -67,6 +68,9 @@ func (f *fleet) meetPicker(ctx context.Context, p *picker) {
 	})
 }
 
+// hasOperations tells whether its metrics port is known.
+func (p *picker) hasOperations() bool { return p.metrics != "" || p.pod != nil }
+
 // operations is the URL of the metrics port.
 func (f *fleet) operations(p *picker) string {
 	if p.pod != nil {
@@ -77,7 +81,7 @@ func (f *fleet) operations(p *picker) string {
 
 // meetHealth asks whether it is ready: on the metrics port, which gives reasons, and on the gRPC port, which Envoy asks.
 func (f *fleet) meetHealth(ctx context.Context, p *picker) {
-	if p.metrics != "" || p.pod != nil {
+	if p.hasOperations() {
 		p.asked = true
 		a, err := f.operator(p).ask(ctx, http.MethodGet, f.operations(p)+"/readyz", nil, "")
 		if err != nil {
@@ -86,7 +90,7 @@ func (f *fleet) meetHealth(ctx context.Context, p *picker) {
 		}
 		p.skew = a.skew
 		first, more, _ := strings.Cut(strings.TrimSpace(string(a.body)), "\n")
-		if p.detail = strings.ReplaceAll(more, "\n", "; "); a.status != http.StatusOK {
+		if p.detail = oneLine(more); a.status != http.StatusOK {
 			p.trouble = "it is not ready: " + first
 			return
 		}
@@ -97,6 +101,23 @@ func (f *fleet) meetHealth(ctx context.Context, p *picker) {
 			p.trouble = "its health port: " + err.Error()
 		}
 	}
+}
+
+// oneLine joins lines by semicolons, but for one that introduces the next.
+func oneLine(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line != "" && b.Len() > 0 {
+			separator := "; "
+			if strings.HasSuffix(b.String(), ":") {
+				separator = " "
+			}
+			b.WriteString(separator)
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }
 
 // serving asks the gRPC health service.

@@ -41,13 +41,34 @@ func variable(pod *corev1.Pod, name string) (value string, set bool) {
 			if e.Name != name {
 				continue
 			}
-			if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && e.ValueFrom.FieldRef.FieldPath == "status.podIP" {
-				return pod.Status.PodIP, true
-			}
-			return e.Value, true
+			return valueOf(pod, c, e), true
 		}
 	}
 	return "", false
+}
+
+// hidden is a value that the pod does not show: of a Secret, say.
+const hidden = "$"
+
+// valueOf is what the kubelet makes of a variable: a field of the pod, or a text in which others are named as $(NAME).
+func valueOf(pod *corev1.Pod, c corev1.Container, e corev1.EnvVar) string {
+	if e.ValueFrom != nil {
+		field := e.ValueFrom.FieldRef
+		if field != nil && (field.FieldPath == "status.podIP" || field.FieldPath == "status.podIPs") {
+			return pod.Status.PodIP
+		}
+		return hidden
+	}
+	before, rest, named := strings.Cut(e.Value, "$(")
+	name, after, closed := strings.Cut(rest, ")")
+	if !named || !closed {
+		return e.Value
+	}
+	at := slices.IndexFunc(c.Env, func(other corev1.EnvVar) bool { return other.Name == name })
+	if at < 0 || c.Env[at].Name == e.Name || strings.Contains(c.Env[at].Value, "$(") {
+		return hidden
+	}
+	return before + valueOf(pod, c, c.Env[at]) + after
 }
 
 const (
@@ -88,6 +109,8 @@ func podSideChannel(t *target) sideChannel {
 	s.address = net.JoinHostPort(host, port)
 	ip, err := netip.ParseAddr(host)
 	switch {
+	case strings.Contains(host+port, hidden):
+		s.verdict, s.trouble = unknown, "its pod does not show what "+sideHost+" and "+sidePort+" are"
 	case host == "":
 		s.verdict, s.trouble = fail, sideHost+" is not set, and its default is localhost"
 	case host == "localhost", err == nil && ip.IsLoopback() && ip != t.addr.Addr():

@@ -96,6 +96,7 @@ type waiter struct {
 	parts []part
 	began time.Time
 	said  string
+	gone  string // parts that nobody listens at, as last told
 }
 
 // wait returns once nothing is left. Whatever the parts do, it is over after the timeout.
@@ -135,17 +136,23 @@ func (w *waiter) wait(ctx context.Context) error {
 
 // look asks every part and says what is left.
 func (w *waiter) look(ctx context.Context) string {
-	var left []string
+	var left, missing []string
 	for _, p := range w.parts {
 		look, cancel := context.WithTimeout(ctx, lookTimeout)
 		what, err := p.left(look)
 		cancel()
 		switch {
 		case gone(err):
+			missing = append(missing, p.name)
 		case err != nil:
 			left = append(left, fmt.Sprintf("%s: nobody knows: %v", p.name, err))
 		case what != "":
 			left = append(left, p.name+": "+what)
+		}
+	}
+	if now := strings.Join(missing, ", "); now != w.gone {
+		if w.gone = now; now != "" {
+			w.say("nobody listens: " + now) // it has ended, or the address is wrong: the reader knows
 		}
 	}
 	return strings.Join(left, "; ")

@@ -36,7 +36,6 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-
 // running is a drain in this process.
 type running struct {
 	lines *bufio.Scanner
@@ -227,6 +226,39 @@ func TestRunningDecode(t *testing.T) {
 	}
 }
 
+// A request that is still received has no leg yet, and will need the engine.
+func TestReceiving(t *testing.T) {
+	p := startPod(t)
+	body, sender := io.Pipe()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.data+"/v1/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Prefiller-Host-Port", "10.0.0.1:8000") // what is to be prefilled elsewhere is received whole first
+	req.Header.Set("Expect", "100-continue")                 // the sidecar has it once the body is asked for
+	patient := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: 30 * time.Second}}
+	answered := make(chan error, 1)
+	go func() {
+		resp, err := patient.Do(req)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		answered <- err
+	}()
+	if _, err := io.WriteString(sender, `{"model": "tiny", "prompt": "never `); err != nil {
+		t.Fatal(err)
+	}
+	d := drain(t, "--engine="+addrOf(p.engine.URL), "--sidecar="+addrOf(p.metrics))
+	d.mustSay(t, "left: sidecar: 1 in flight")
+	sender.Close()
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	d.mustSay(t, " drained")
+	d.mustEnd(t, 0, "")
+}
+
 func TestToldToEnd(t *testing.T) {
 	p := startSim(t, sim.Config{})
 	prefill(t, p)
@@ -271,7 +303,16 @@ func TestNobodyKnows(t *testing.T) {
 		{"silence", "--engine=", silent, "engine: nobody knows: "},
 		{"no page", "--engine=", func(t *testing.T) string { return serve(t, http.NotFound) }, "engine: nobody knows: reading http://"},
 		{"another's page", "--engine=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "neither vLLM's nor SGLang's"},
-		{"no usage", "--handoffs --engine=", func(t *testing.T) string { return serve(t, page("vllm:num_requests_running 0\n")) }, "no vllm:kv_cache_usage_perc"},
+		{"no usage", "--handoffs --engine=", func(t *testing.T) string {
+			return serve(t, page("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"))
+		}, "no vllm:kv_cache_usage_perc"},
+		{"nothing of those that wait", "--engine=", func(t *testing.T) string { return serve(t, page("vllm:num_requests_running 0\n")) }, "no vllm:num_requests_waiting"},
+		{"no number", "--engine=", func(t *testing.T) string {
+			return serve(t, page("vllm:num_requests_running NaN\nvllm:num_requests_waiting 0\n"))
+		}, "no numbers of requests"},
+		{"no number of usage", "--handoffs --engine=", func(t *testing.T) string {
+			return serve(t, page("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc NaN\n"))
+		}, "no vllm:kv_cache_usage_perc"},
 		{"another's sidecar", "--sidecar=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "sidecar: nobody knows: its metrics page is not that of Tandem's"},
 		{"another's proxy", "--envoy=", func(t *testing.T) string { return serve(t, page("up: up\n")) }, "envoy: nobody knows: it does not count requests"},
 		{"a proxy without a drain", "--envoy=", func(t *testing.T) string { return serve(t, http.NotFound) }, "envoy: nobody knows: it answers 404 Not Found to /stats"},
@@ -289,10 +330,10 @@ func TestNobodyKnows(t *testing.T) {
 func TestRanks(t *testing.T) {
 	tests := []struct{ name, page, want string }{
 		{"vLLM, two ranks", "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"1\"} 2\nvllm:num_requests_waiting{engine=\"0\"} 1\n", "2 running, 1 waiting"},
-		{"usage of the second rank", "vllm:num_requests_running 0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n",
+		{"usage of the second rank", "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n",
 			"25.00 % of the KV cache in hand-offs that nobody has read"},
 		{"SGLang", "sglang:num_running_reqs 3\nsglang:num_queue_reqs 4\nsglang:token_usage 0.1\n", "3 running, 4 waiting"},
-		{"SGLang, idle", "sglang:num_running_reqs 0\nsglang:token_usage 0\n", ""},
+		{"SGLang, idle", "sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:token_usage 0\n", ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -305,7 +346,7 @@ func TestRanks(t *testing.T) {
 }
 
 func TestEngineTLS(t *testing.T) {
-	s := httptest.NewTLSServer(page("vllm:num_requests_running 0\n"))
+	s := httptest.NewTLSServer(page("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"))
 	defer s.Close()
 	drain(t, "--engine="+s.URL).mustEnd(t, 0, "")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -73,12 +74,17 @@ func engineLeft(ctx context.Context, client *http.Client, url string, handoffs b
 		if !known {
 			continue
 		}
-		waiting, _ := page.Sum(d.waiting)
+		waiting, known := page.Sum(d.waiting)
+		if !known {
+			return "", fmt.Errorf("its page has no %s", d.waiting)
+		}
 		usage, known := page.Sum(d.usage)
 		switch {
+		case math.IsNaN(running + waiting):
+			return "", errors.New("its page has no numbers of requests")
 		case running+waiting > 0:
 			return fmt.Sprintf("%.0f running, %.0f waiting", running, waiting), nil
-		case handoffs && !known:
+		case handoffs && (!known || math.IsNaN(usage)):
 			return "", fmt.Errorf("its page has no %s, by which unread hand-offs show", d.usage)
 		case handoffs && usage > 0:
 			return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that nobody has read", 100*usage), nil
@@ -88,17 +94,18 @@ func engineLeft(ctx context.Context, client *http.Client, url string, handoffs b
 	return "", errors.New("its metrics page is neither vLLM's nor SGLang's")
 }
 
-// sidecarLeft reads the sidecar's metrics page. tandem_inflight is not there before the first request.
+// sidecarLeft reads the sidecar's metrics page. Its legs (tandem_inflight) would not do: a request that is still received
+// has none.
 func sidecarLeft(ctx context.Context, client *http.Client, url string) (string, error) {
 	page, err := promtext.Get(ctx, client, url)
 	if err != nil {
 		return "", err
 	}
-	if !page.Has("tandem_") {
-		return "", errors.New("its metrics page is not that of Tandem's sidecar")
-	}
-	if legs, _ := page.Sum("tandem_inflight"); legs > 0 {
-		return fmt.Sprintf("%.0f in flight", legs), nil
+	switch open, known := page.Sum("tandem_open_requests"); {
+	case !known:
+		return "", errors.New("its metrics page is not that of Tandem's sidecar, of this version")
+	case open > 0:
+		return fmt.Sprintf("%.0f in flight", open), nil
 	}
 	return "", nil
 }
