@@ -10,6 +10,8 @@ LDFLAGS := $(if $(VERSION),-X github.com/tandem-serving/tandem/cmd/internal/boot
 PKG ?= ./...
 BENCH ?= .
 BENCHTIME ?= 1s
+BENCHFLAGS ?=
+TESTFLAGS ?=
 FUZZTIME ?= 10s
 
 # Tools are kept per user and version, so that every checkout shares them. A
@@ -54,15 +56,22 @@ build: ## build every command into bin/, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(COMMANDS)
 
 .PHONY: test
-test: modules $(if $(ENVOY_BIN),,.tools/envoy) .tools/openai .tools/kube .tools/helm .tools/crds ## run all tests with the race detector
-	go test -race $(PKG)
+test: modules tools ## run all tests with the race detector
+	go test -race $(TESTFLAGS) $(PKG)
+
+.PHONY: tools
+tools: $(if $(ENVOY_BIN),,.tools/envoy) .tools/openai .tools/kube .tools/helm .tools/crds ## fetch or build the real parts that tests need
 
 .PHONY: demo
 demo: build ## run a whole P/D stack on this machine and prove that it works
 	bin/tandem demo
 
 .PHONY: bench
-bench: modules ## run the benchmarks (PKG, BENCH, BENCHTIME)
+bench: build $(if $(ENVOY_BIN),,.tools/envoy) ## measure sidecar, picker and the whole path beside their floors (BENCHFLAGS)
+	bin/tandem bench --json bin/bench.json --report bin/bench.html $(BENCHFLAGS)
+
+.PHONY: gobench
+gobench: modules ## run the benchmarks in the code (PKG, BENCH, BENCHTIME)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)
 
 # A worker that is busy at the very moment the time is up makes Go report
@@ -76,11 +85,12 @@ fuzz: modules ## run every fuzz target for FUZZTIME
 	done
 
 .PHONY: lint
-lint: .tools/staticcheck ## vet, format, staticcheck
+lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	go vet ./... && go vet -tags vllm ./e2e
 	@unformatted=$$(gofmt -l .); \
 	if [[ -n $$unformatted ]]; then echo "not formatted: $$unformatted"; exit 1; fi
 	.tools/staticcheck/staticcheck ./...
+	.tools/helm lint --strict charts/tandem
 
 .PHONY: clean
 clean: ## remove bin/ and the links in .tools/, keep the shared cache

@@ -14,7 +14,7 @@ import (
 )
 
 // TestReadme runs what README.md tells users to write, so that it cannot rot:
-// start lines and manifests go through the program's own --check, the table of
+// start lines go through the program's own --check, the table of
 // flags is compared with its defaults, and the endpoints file is read.
 func TestReadme(t *testing.T) {
 	data, err := os.ReadFile("README.md")
@@ -38,11 +38,6 @@ func TestReadme(t *testing.T) {
 		})
 		t.Run(program+" flags", func(t *testing.T) { checkFlagTable(t, section, checked(t, path, nil)) })
 	}
-	t.Run("manifests", func(t *testing.T) {
-		for _, args := range containerArgs(t, readme, "sidecar") {
-			checked(t, filepath.Join(bin, "sidecar"), args)
-		}
-	})
 	t.Run("envoy-config", func(t *testing.T) {
 		line := regexp.MustCompile(`(?m)^bin/tandem (envoy-config .*?) >`).FindStringSubmatch(readme)
 		if line == nil {
@@ -119,39 +114,4 @@ func checked(t *testing.T, program string, args []string) map[string]any {
 		t.Fatal(err)
 	}
 	return config
-}
-
-// containerArgs finds the args of the containers with the given name in the
-// manifests of a text.
-func containerArgs(t *testing.T, text, name string) (found [][]string) {
-	t.Helper()
-	type container struct {
-		Name string
-		Args []string
-	}
-	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1) {
-		var manifest struct {
-			Spec struct {
-				Template struct {
-					Spec struct {
-						InitContainers []container `yaml:"initContainers"`
-						Containers     []container
-					}
-				}
-			}
-		}
-		if err := yaml.Unmarshal([]byte(block[1]), &manifest); err != nil {
-			t.Fatalf("manifest: %v\n%s", err, block[1])
-		}
-		pod := manifest.Spec.Template.Spec
-		for _, c := range append(pod.InitContainers, pod.Containers...) {
-			if c.Name == name {
-				found = append(found, c.Args)
-			}
-		}
-	}
-	if len(found) == 0 {
-		t.Fatalf("no manifest has a container called %s", name)
-	}
-	return found
 }

@@ -8,8 +8,11 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/bench"
 	"github.com/tandem-serving/tandem/cmd/tandem/check"
 	"github.com/tandem-serving/tandem/cmd/tandem/demo"
+	"github.com/tandem-serving/tandem/cmd/tandem/doctor"
+	"github.com/tandem-serving/tandem/cmd/tandem/drain"
 	"github.com/tandem-serving/tandem/cmd/tandem/envoyconfig"
 	"github.com/tandem-serving/tandem/cmd/tandem/explain"
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
@@ -31,8 +34,11 @@ var commands = []command{
 	{"demo", demo.Summary, demo.Run},
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},
+	{"doctor", doctor.Summary, doctor.Run},
+	{"drain", drain.Summary, drain.Run},
 	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},
 	{"gateway", gateway.Summary, gateway.Run},
+	{"bench", bench.Summary, bench.Run},
 }
 
 func run(ctx context.Context, std boot.IO, args []string) error {

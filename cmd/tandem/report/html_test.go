@@ -87,6 +87,19 @@ func pages() map[string]*Data {
 		"hostile": hostile()}
 }
 
+// rendered are all pages, those of benchmarks too.
+func rendered(t testing.TB) map[string][]byte {
+	t.Helper()
+	all := map[string][]byte{}
+	for name, d := range pages() {
+		all[name] = render(t, d)
+	}
+	for name, m := range benchmarks() {
+		all["bench "+name] = renderMeasured(t, m)
+	}
+	return all
+}
+
 // element is one start tag of a page with the elements around it.
 type element struct {
 	name  string
@@ -137,9 +150,8 @@ var allowed = strings.Fields(`html head meta title style body a header main foot
 	figure figcaption details summary table caption thead tbody tr th td svg desc rect line circle path text g`)
 
 func TestPageIsClosedInItself(t *testing.T) {
-	for name, d := range pages() {
+	for name, page := range rendered(t) {
 		t.Run(name, func(t *testing.T) {
-			page := render(t, d)
 			for _, e := range parsed(t, page) {
 				if !slices.Contains(allowed, e.name) {
 					t.Errorf("element %s", e.path)
@@ -165,9 +177,9 @@ func TestPageIsClosedInItself(t *testing.T) {
 }
 
 func TestPageIsAccessible(t *testing.T) {
-	for name, d := range pages() {
+	for name, page := range rendered(t) {
 		t.Run(name, func(t *testing.T) {
-			all := parsed(t, render(t, d))
+			all := parsed(t, page)
 			count, ids, level := map[string]int{}, map[string]int{}, 0
 			var links []string
 			for i, e := range all {

@@ -53,6 +53,11 @@ func (d *drawing) line(class string, at, top, bottom float64) {
 		decimal(bottom))
 }
 
+// level is a horizontal line over the whole width.
+func (d *drawing) level(class string, y float64) {
+	fmt.Fprintf(&d.b, `<line class="%s" x1="0" x2="100%%" y1="%s" y2="%[2]s"/>`, class, decimal(y))
+}
+
 func (d *drawing) dot(at, y float64) {
 	fmt.Fprintf(&d.b, `<circle cx="%s%%" cy="%s" r="2.5"/>`, decimal(at), decimal(y))
 }
@@ -90,14 +95,17 @@ func (d *drawing) grid(s scale, top, height float64) {
 	}
 }
 
-// axis is a drawing of the ticks' names alone, to stand below what shares the scale. Names that would touch the one before
+// axis is of milliseconds.
+func axis(s scale) template.HTML { return axisOf(s, tick) }
+
+// axisOf is a drawing of the ticks' names alone, to stand below what shares the scale. Names that would touch the one before
 // on a phone are left out.
-func axis(s scale) template.HTML {
+func axisOf(s scale, nameOf func(float64) string) template.HTML {
 	const height, baseline = 16, 12
 	d := decorate(height)
 	end := -1.0
 	for _, t := range s.ticks {
-		at, name := s.at(t), tick(t)
+		at, name := s.at(t), nameOf(t)
 		width := letterWidth * float64(utf8.RuneCountInString(name)+1)
 		anchor, from := anchored(at, width)
 		if from < end {

@@ -1,0 +1,205 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+)
+
+// Summary is what the command does, for help pages.
+const Summary = "measure what sidecar, endpoint picker and the whole path cost, beside the least that is possible"
+
+// Kinds of floors.
+const (
+	floorProxy  = "proxy"
+	floorPicker = "picker"
+)
+
+// settings are the flags.
+type settings struct {
+	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar and tandem. Default: the one that this program lies in"`
+	Series  string        `flag:"series" arg:"REGEXP" help:"measure only series whose name it matches, such as '^sidecar, local' or 'picker.*512'; --list names them"`
+	List    bool          `flag:"list" help:"print the names of all series, and measure nothing"`
+	Rounds  int           `flag:"rounds" arg:"NUMBER" help:"rounds of each series, in which the programs take turns"`
+	Span    time.Duration `flag:"span" arg:"DURATION" help:"how long one program is loaded in one round"`
+	Core    int           `flag:"core" arg:"NUMBER" help:"processor of the programs under test, which nothing else here uses; -1: any"`
+	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams: some minutes more"`
+	Sidecar string        `flag:"against-sidecar" arg:"COMMAND" help:"measure another sidecar in the same minutes. The command is split at spaces; {port} and {engine-port} stand for its own port and the decode engine's"`
+	Picker  string        `flag:"against-epp" arg:"COMMAND" help:"measure another picker in the same minutes. The command is split at spaces; {port}, {config} and {endpoints} stand for its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
+	JSON    string        `flag:"json" arg:"FILE" help:"write all figures there"`
+	Report  string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves there"`
+	Floor   string        `flag:"floor" enum:",proxy,picker" help:"be a floor, and measure nothing: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
+	Target  string        `flag:"floor-target" arg:"HOST:PORT" help:"where a floor sends everything"`
+}
+
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	_, err := regexp.Compile(s.Series)
+	p.Require(err == nil, "series", "is no regular expression: %w", err)
+	p.Require(s.Rounds > 0, "rounds", "must be positive, got %d", s.Rounds)
+	p.Require(s.Span >= 100*time.Millisecond, "span",
+		"must be 100ms or more, got %v: what is shorter measures the noise", s.Span)
+	cores := processors()
+	p.Require(s.Core < 0 || slices.Contains(cores, s.Core), "core", "this process may run on the processors %v", cores)
+	p.Require(s.Core < 0 || len(cores) > 1, "core", "there is only one processor: give -1")
+	p.Require(s.Floor == "" || s.Target != "", "floor-target", "is missing: a floor has to send requests somewhere")
+	for flag, command := range map[string]string{"against-sidecar": s.Sidecar, "against-epp": s.Picker} {
+		p.Require(command == "" || strings.TrimSpace(command) != "", flag, "is empty")
+		p.Require(command == "" || strings.Contains(command, "{port}"), flag,
+			"does not say {port}, where the program has to listen")
+	}
+	for flag, file := range map[string]string{"json": s.JSON, "report": s.Report} {
+		if file != "" {
+			_, err := os.Stat(filepath.Dir(file))
+			p.Require(err == nil, flag, "cannot be written: %w", err)
+		}
+	}
+}
+
+// Run is the command.
+func Run(ctx context.Context, std boot.IO, args []string) error {
+	s := settings{Rounds: 5, Span: 500 * time.Millisecond, Core: lastCore()}
+	if _, err := (boot.Program{Summary: "bench: " + Summary + "."}).Load(std, &s, args); err != nil {
+		return err
+	}
+	if s.Floor != "" {
+		return serveFloor(ctx, std, s.Floor, s.Target)
+	}
+	steps, err := s.steps()
+	if err != nil {
+		return err
+	}
+	if s.List {
+		for _, step := range steps {
+			fmt.Fprintln(std.Stdout, step.name)
+		}
+		return nil
+	}
+	result, err := s.measure(ctx, std.Stderr, steps)
+	if err != nil {
+		return err
+	}
+	return s.show(std.Stdout, result)
+}
+
+// lastCore is the processor for the programs under test; -1 where there is only one.
+func lastCore() int {
+	if cores := processors(); len(cores) > 1 {
+		return cores[len(cores)-1]
+	}
+	return -1
+}
+
+// steps are those that the flags ask for.
+func (s *settings) steps() ([]step, error) {
+	dir, err := s.programs()
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{dir: dir, all: processors(), sidecar: rival(s.Sidecar), other: rival(s.Picker), options: options{s.Rounds,
+		s.Span},
+		points: defaultGrowth()}
+	if p.apart = p.all; s.Core >= 0 {
+		p.apart = []int{s.Core}
+	}
+	all := p.series()
+	if s.Growth {
+		all = append(all, p.growth()...)
+	}
+	wanted := regexp.MustCompile(s.Series)
+	steps := slices.DeleteFunc(all, func(s step) bool { return !wanted.MatchString(s.name) })
+	if len(steps) == 0 {
+		return nil, boot.Usagef("no series matches %q (--list names them)", s.Series)
+	}
+	return steps, nil
+}
+
+// programs is the folder with the programs to measure.
+func (s *settings) programs() (string, error) {
+	dir := s.BinDir
+	if dir == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", boot.Missingf("finding the folder of this program: %w (name one with --bin-dir)", err)
+		}
+		dir = filepath.Dir(self)
+	}
+	for _, name := range []string{"epp", "sidecar", "tandem"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return "", boot.Missingf("finding the programs to measure: %w (build them with make build, or name their folder with "+
+				"--bin-dir)", err)
+		}
+	}
+	return dir, nil
+}
+
+// measure does the steps.
+func (s *settings) measure(ctx context.Context, progress io.Writer, steps []step) (*Result, error) {
+	result := &Result{Started: time.Now(), Machine: machine(), Rounds: s.Rounds, Span: s.Span}
+	if s.Core >= 0 { // load and engines must not take time from what is measured
+		others := slices.DeleteFunc(processors(), func(core int) bool { return core == s.Core })
+		if err := hold("self", others); err != nil {
+			return nil, fmt.Errorf("%w (--core=-1 does without)", err)
+		}
+	}
+	for i, step := range steps {
+		fmt.Fprintf(progress, "%d/%d %s\n", i+1, len(steps), step.name)
+		if err := step.run(ctx, result); ctx.Err() != nil {
+			return nil, errors.New("interrupted, nothing is shown")
+		} else if err != nil {
+			return nil, fmt.Errorf("measuring %s: %w", step.name, err)
+		}
+	}
+	result.Took = time.Since(result.Started)
+	measured := func(r Row) bool { return r.Missing == "" }
+	if len(result.Curves) == 0 && !slices.ContainsFunc(result.Rows, measured) {
+		return nil, boot.Missingf("nothing was measured: %s", result.Rows[0].Missing)
+	}
+	return result, nil
+}
+
+// machine says where the figures come from.
+func machine() string {
+	model := runtime.GOARCH
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			model = strings.TrimSpace(value)
+			break
+		}
+	}
+	return fmt.Sprintf("%d × %s, %s, %s", len(processors()), model, runtime.GOOS, runtime.Version())
+}
+
+// show writes the result where the flags say.
+func (s *settings) show(stdout io.Writer, r *Result) error {
+	if err := text(stdout, r); err != nil {
+		return err
+	}
+	if s.JSON != "" {
+		b, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(s.JSON, append(b, '\n'), 0o644); err != nil {
+			return fmt.Errorf("writing the figures: %w", err)
+		}
+	}
+	if s.Report != "" {
+		if err := writePage(s.Report, r); err != nil {
+			return fmt.Errorf("writing the page: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,252 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// engine answers as a vLLM engine does on the wire, with bytes that were made before: what it costs must not be mistaken
+// for the cost of what stands before it.
+type engine struct {
+	listener net.Listener
+	accepted atomic.Int64 // requests that came in whole
+	hold     gate         // answers wait for it
+	buffer   int          // of each connection and direction, bytes
+	work     sync.WaitGroup
+
+	mu     sync.Mutex
+	answer answer
+	conns  map[net.Conn]bool
+}
+
+// answer writes an answer to a request.
+type answer func(w *bufio.Writer) error
+
+// Sizes of the buffers of a connection, bytes: for requests of megabytes, and for thousands of connections.
+const (
+	largeBuffer = 64 << 10
+	smallBuffer = 4 << 10
+)
+
+// gate is open unless somebody has closed it.
+type gate struct {
+	mu   sync.Mutex
+	open chan struct{} // nil: open; else closed when it opens
+}
+
+func (g *gate) close() (open func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c := make(chan struct{})
+	g.open = c
+	return sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		close(c)
+		g.open = nil
+	})
+}
+
+func (g *gate) pass(ctx context.Context) {
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	if open != nil {
+		select {
+		case <-open:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// startEngine serves on a free port of loopback until ctx ends; stop waits for that.
+func startEngine(ctx context.Context, buffer int, answer answer) (e *engine, stop func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, fmt.Errorf("starting an engine: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	e = &engine{listener: l, buffer: buffer, answer: answer, conns: make(map[net.Conn]bool)}
+	e.work.Go(func() { e.accept(ctx) })
+	e.work.Go(func() { <-ctx.Done(); e.close() })
+	return e, func() { cancel(); e.work.Wait() }, nil
+}
+
+func (e *engine) addr() string { return e.listener.Addr().String() }
+
+func (e *engine) accept(ctx context.Context) {
+	for {
+		c, err := e.listener.Accept()
+		if err != nil {
+			return
+		}
+		if !e.keep(ctx, c) {
+			_ = c.Close()
+			return
+		}
+		e.work.Go(func() { e.serve(ctx, c) })
+	}
+}
+
+// keep notes a connection, so that it is closed at the end. It tells whether there is time for that.
+func (e *engine) keep(ctx context.Context, c net.Conn) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.conns[c] = true
+	return ctx.Err() == nil
+}
+
+func (e *engine) close() {
+	_ = e.listener.Close()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.conns {
+		_ = c.Close()
+	}
+}
+
+func (e *engine) serve(ctx context.Context, c net.Conn) {
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.conns, c)
+		_ = c.Close()
+	}()
+	r, w := bufio.NewReaderSize(c, e.buffer), bufio.NewWriterSize(c, e.buffer)
+	for {
+		request, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		if _, err := io.Copy(io.Discard, request.Body); err != nil {
+			return
+		}
+		e.accepted.Add(1)
+		e.hold.pass(ctx)
+		if err := e.reply(w, request); err != nil {
+			return
+		}
+	}
+}
+
+// reply answers. What is not generated gets the empty list of models, whatever it asks for.
+func (e *engine) reply(w *bufio.Writer, request *http.Request) error {
+	if request.Method != http.MethodPost {
+		return whole(`{"object":"list","data":[]}`)(w)
+	}
+	e.mu.Lock()
+	answer := e.answer
+	e.mu.Unlock()
+	return answer(w)
+}
+
+// answers changes what it answers from now on.
+func (e *engine) answers(answer answer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.answer = answer
+}
+
+// whole answers with one JSON document.
+func whole(document string) answer {
+	bytes := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		len(document), document)
+	return func(w *bufio.Writer) error {
+		_, _ = w.Write(bytes)
+		return w.Flush()
+	}
+}
+
+// Of a prompt: how many bytes make a token of English text, and how many tokens a block of the KV cache.
+const (
+	bytesPerToken  = 4
+	tokensPerBlock = 16
+)
+
+// prefilled is what a vLLM 0.32 prefill engine answers to the first leg of a completion of so many bytes, with the hand-off:
+// the longer the prompt, the more blocks.
+func prefilled(size int) string {
+	tokens := size / bytesPerToken
+	var ids []byte
+	for block := range (tokens + tokensPerBlock - 1) / tokensPerBlock {
+		if block > 0 {
+			ids = append(ids, ',')
+		}
+		ids = strconv.AppendInt(ids, int64(4000+block), 10)
+	}
+	return fmt.Sprintf(`{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench",`+
+		`"choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":%[1]d,`+
+		`"total_tokens":%[2]d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}},"kv_transfer_params":{`+
+		`"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[%[3]s]],`+
+		`"remote_engine_id":"5b2f7c0e-54a1-4d0f-9d1e-0d6c1f6f2a11","remote_request_id":"cmpl-bench-0-8f2d",`+
+		`"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"pp_size":1,"remote_num_tokens":%[1]d,`+
+		`"remote_prefill_cached_tokens":0,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}}`, tokens, tokens+1, ids)
+}
+
+// decoded is what a decode engine answers.
+const decoded = `{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench","choices":[{"index":0,` +
+	`"text":" quick brown fox jumps over the lazy dog","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
+	`"usage":{"prompt_tokens":256,"total_tokens":264,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":0}}}`
+
+// streamed answers with events, one write each, at a pace that keeps them apart on the wire as tokens are.
+func streamed(events int, pace time.Duration) answer {
+	const head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+	event := chunk(`data: {"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench",` +
+		`"choices":[{"index":0,"text":" fox","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n")
+	end := append(chunk("data: [DONE]\n\n"), "0\r\n\r\n"...)
+	return func(w *bufio.Writer) error {
+		_, _ = w.WriteString(head)
+		_, _ = w.Write(event)
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		if err := apart(events-1, pace, func() error { _, _ = w.Write(event); return w.Flush() }); err != nil {
+			return err
+		}
+		_, _ = w.Write(end)
+		return w.Flush()
+	}
+}
+
+// apart does something n times, each a pace after the one before.
+func apart(n int, pace time.Duration, do func() error) error {
+	if n == 0 {
+		return nil
+	}
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for range n {
+		<-tick.C
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chunk is one chunk of a chunked body.
+func chunk(data string) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
+
+// page is a metrics page like that of a vLLM engine, of about the given size in bytes.
+func page(size int) []byte {
+	var b bytes.Buffer
+	for _, gauge := range []string{"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"} {
+		fmt.Fprintf(&b, "# HELP vllm:%[1]s A gauge.\n# TYPE vllm:%[1]s gauge\n"+
+			"vllm:%[1]s{engine=\"0\",model_name=\"bench\"} 0.0\n", gauge)
+	}
+	b.WriteString("# TYPE vllm:cache_config_info gauge\n" +
+		"vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"8192\"} 1.0\n")
+	for i := 0; b.Len() < size; i++ {
+		fmt.Fprintf(&b, "vllm:request_time_%d_seconds_bucket{engine=\"0\",le=\"%d.5\",model_name=\"bench\"} %d.0\n", i/20, i%20, i)
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,243 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+const (
+	// pathRate is how many requests a second go through the whole path, and pathLanes how many may be under way before one
+	// has to wait for another: 0.3 s of them.
+	pathRate  = 200
+	pathLanes = 64
+)
+
+// tablePath is the heading of the path's series.
+const tablePath = "Whole path through Envoy, 1 kB at 200/s: ms added to the engines', p50. Floor: Envoy and floors."
+
+// path is everything between a client and the engines. Its programs share all processors, as on a machine of their own.
+type path struct {
+	legs *legs
+	lab  *lab
+}
+
+func newPath(ctx context.Context, l *lab) (*path, error) {
+	legs, err := newLegs(ctx, l, kB, false)
+	return &path{legs, l}, err
+}
+
+// ours starts our parts, and gives the proxy.
+func (p *path) ours(ctx context.Context) (*proxy, error) {
+	sidecar, err := p.lab.sidecar(ctx, p.legs.decode)
+	if err != nil {
+		return nil, err
+	}
+	pages, err := p.lab.pages()
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(p.lab.scratch, "path.yaml")
+	if err := p.writeEndpoints(file, sidecar.addr, pages); err != nil {
+		return nil, err
+	}
+	program := stack.EPP(p.lab.dir, "--endpoints-file="+file, "--secure-serving=false", "--log-level=error")
+	picker, err := p.lab.start(ctx, program, "extproc", "")
+	if err != nil {
+		return nil, err
+	}
+	return p.proxy(ctx, picker.addr, "")
+}
+
+func (p *path) writeEndpoints(file, sidecar, pages string) error {
+	var b bytes.Buffer
+	b.WriteString("endpoints:\n")
+	for _, pod := range []struct{ role, addr string }{{"prefill", p.legs.prefill.addr()}, {"decode", sidecar}} {
+		at, err := netip.ParseAddrPort(pod.addr)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "- {name: %[1]s, address: %[2]s, port: %[3]d, metricsHost: %[4]q, labels: {%[5]s: %[1]s}}\n",
+			pod.role, at.Addr(),
+			at.Port(), pages, pd.RoleLabel)
+	}
+	return os.WriteFile(file, b.Bytes(), 0o600)
+}
+
+// floors starts floors in their place, and gives the addresses that a request is sent to in turn: as a sidecar would, it
+// goes to the prefill engine first.
+func (p *path) floors(ctx context.Context, remote bool) (targets []string, err error) {
+	for _, e := range p.legs.engines(remote) {
+		floor, err := p.lab.floor(ctx, floorProxy, e.addr())
+		if err != nil {
+			return nil, err
+		}
+		targets = append(targets, floor.addr)
+	}
+	last := &targets[len(targets)-1]
+	picker, err := p.lab.floor(ctx, floorPicker, *last)
+	if err != nil {
+		return nil, err
+	}
+	front, err := p.proxy(ctx, picker.addr, *last)
+	if err != nil {
+		return nil, err
+	}
+	*last = front.addr
+	return targets, nil
+}
+
+// proxy is a running Envoy and the address for its clients.
+type proxy struct {
+	*envoy.Envoy
+	addr string
+}
+
+// proxy starts an Envoy that asks a picker, and follows its pool or, if a pod is named, knows only that.
+func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
+	o := extproc.DefaultBootstrap()
+	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", []string{picker}
+	o.PickerTLS.Plaintext = true
+	if pod != "" {
+		at, err := netip.ParseAddrPort(pod)
+		if err != nil {
+			return nil, err
+		}
+		o.Pool, o.Static = extproc.PoolStatic, []netip.AddrPort{at}
+	}
+	var bootstrap bytes.Buffer
+	if err := extproc.Bootstrap(&bootstrap, o); err != nil {
+		return nil, err
+	}
+	e, err := envoy.Start(ctx, bootstrap.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	p.lab.later(func() { _ = e.Stop() })
+	if err := hold(strconv.Itoa(e.PID()), p.lab.cores); err != nil {
+		return nil, err
+	}
+	addr, err := e.Listener(ctx, extproc.ListenerName)
+	return &proxy{e, addr}, err
+}
+
+// pathSeries is one series of the path.
+type pathSeries struct {
+	name   string
+	remote bool
+	bar    float64 // ms
+}
+
+func pathTable() []pathSeries {
+	return []pathSeries{{"path, local", false, 1}, {"path, remote", true, 1.5}}
+}
+
+// measurePath measures how much later answers come through the path than from the engines, one leg or two.
+func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row, error) {
+	p, err := newPath(ctx, l)
+	if err != nil {
+		return Row{}, err
+	}
+	ours, err := p.ours(ctx)
+	if err != nil {
+		return Row{}, err
+	}
+	floors, err := p.floors(ctx, series.remote)
+	if err != nil {
+		return Row{}, err
+	}
+	plain := shape{size: kB}
+	wished := plain
+	wished.wish = pd.WishBypass.String()
+	if series.remote {
+		wished.wish = pd.WishForce.String()
+	}
+	var loads [3][]exchanger
+	defer func() {
+		for _, lanes := range loads {
+			closeAll(lanes)
+		}
+	}()
+	var errs [3]error
+	loads[0], errs[0] = p.legs.direct(ctx, plain.request(), series.remote, pathLanes)
+	loads[1], errs[1] = lanesAlong(ctx, floors, pathLanes, plain.request())
+	loads[2], errs[2] = lanesTo(ctx, ours.addr, pathLanes, wished.request())
+	if err := errors.Join(errs[:]...); err != nil {
+		return Row{}, err
+	}
+	o.span *= 2
+	if _, err := pace(ctx, loads[:], pathRate, options{rounds: 1, span: o.span}); err != nil { // connections are made
+		return Row{}, err
+	}
+	times, err := pace(ctx, loads[:], pathRate, o)
+	if err != nil {
+		return Row{}, err
+	}
+	p50, _ := times[2].added(times[0])
+	row := absolute(tablePath, series.name, p50, series.bar)
+	row.Ours.later(times[2], times[0])
+	row.Floor = &Figure{}
+	row.Floor.later(times[1], times[0])
+	row.Floor.Value = *row.Floor.P50
+	row.Ours.P50, row.Floor.P50 = nil, nil // they are the values
+	return row, nil
+}
+
+// measureUnread counts what the events of an answer cost a picker beyond those of a short one: messages, by Envoy's own
+// count of both filters.
+func measureUnread(ctx context.Context, l *lab) (Row, error) {
+	const few = 8
+	p, err := newPath(ctx, l)
+	if err != nil {
+		return Row{}, err
+	}
+	ours, err := p.ours(ctx)
+	if err != nil {
+		return Row{}, err
+	}
+	lane, err := dial(ctx, ours.addr, shape{size: kB, wish: pd.WishBypass.String()}.request())
+	if err != nil {
+		return Row{}, err
+	}
+	defer lane.close()
+	var messages [2]float64
+	for i, events := range []int{few, answerEvents} {
+		p.legs.decode.answers(streamed(events, time.Millisecond))
+		before, err := sentToPicker(ctx, ours)
+		if err != nil {
+			return Row{}, err
+		}
+		if err := lane.exchange(ctx); err != nil {
+			return Row{}, err
+		}
+		after, err := sentToPicker(ctx, ours)
+		if err != nil {
+			return Row{}, err
+		}
+		if messages[i] = after - before; messages[i] == 0 {
+			return Row{}, errors.New("counting messages to the picker: Envoy has counted none")
+		}
+	}
+	name := fmt.Sprintf("picker, messages for %d events more in an answer, through Envoy", answerEvents-few)
+	return absolute(tableLimits, name, []float64{messages[1] - messages[0]}, 0), nil
+}
+
+// sentToPicker is how many messages Envoy has sent on all ext-proc streams.
+func sentToPicker(ctx context.Context, p *proxy) (sum float64, err error) {
+	stats, err := p.Stats(ctx, `ext_proc\..*stream_msgs_sent$`)
+	for _, n := range stats {
+		sum += float64(n)
+	}
+	return sum, err
+}

@@ -1,0 +1,183 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/e2e/envoy"
+)
+
+// quick are one series of every kind.
+const quick = `^sidecar, (local, 1 kB|P/D, chunked, 32 kB|P/D, 1 kB, 200 events)$|` +
+	`^picker, (1 kB, 64|32 kB, remote|pair, 1 kB)|` +
+	`^memory, (sidecar, 64|picker)|^limits.*(decision|idle, 64)`
+
+// run runs the command in this process, where leaks and races show.
+func run(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, log bytes.Buffer
+	code = boot.Run(ctx, boot.IO{Name: "bench", Stdout: &out, Stderr: &log}, args, Run)
+	return code, out.String(), log.String()
+}
+
+// measuring runs series as fast as they can be, and gives what is in the file of figures.
+func measuring(t *testing.T, dir, series string, args ...string) (r Result, stdout string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "figures.json")
+	code, stdout, stderr := run(t.Context(), append([]string{"--bin-dir=" + dir, "--series=" + series, "--rounds=1",
+		"--span=100ms",
+		"--core=-1", "--json=" + file}, args...)...)
+	if code != boot.CodeOK {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r, stdout
+}
+
+// TestMeasure runs the real programs, from one build. How fast they are is no matter.
+func TestMeasure(t *testing.T) {
+	dir := programs(t)
+	for name, test := range map[string]func(t *testing.T, dir string){
+		"every kind": testEveryKind, "path": testPath, "without Envoy": testWithoutEnvoy, "against": testAgainst,
+		"growth": testGrowth, "bad rival": testBadRival, "interrupted": testInterrupted,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, dir) })
+	}
+}
+
+func testEveryKind(t *testing.T, dir string) {
+	page := filepath.Join(t.TempDir(), "page.html")
+	r, stdout := measuring(t, dir, quick, "--report="+page)
+	if len(r.Rows) != 12 { // the events have a row for objects, and the decision two
+		t.Errorf("%d rows", len(r.Rows))
+	}
+	for _, row := range r.Rows {
+		mustContain(t, stdout, "\n"+row.Series)
+		if row.Ours == nil || row.Ours.Value < 0 || row.Bar <= 0 || row.Missing != "" {
+			t.Errorf("%s: %+v", row.Series, row)
+			continue
+		}
+		if row.Table != tableSidecar && row.Table != tablePicker {
+			continue
+		}
+		for part, f := range map[string]*Figure{partFloor: row.Floor, partOurs: row.Ours} {
+			if f == nil || f.Value <= 0 || f.PerCore <= 0 || f.Busy <= 0 || f.Bench <= 0 || f.Peak <= 0 || row.Ratio <= 0 {
+				t.Errorf("%s of %s: %+v", part, row.Series, f)
+			}
+		}
+		if row.Ours.Objects == nil || *row.Ours.Objects < 10 || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
+			t.Errorf("%s: %+v", row.Series, row.Ours)
+		}
+	}
+	if b, err := os.ReadFile(page); err != nil || !bytes.HasPrefix(b, []byte("<!DOCTYPE html>")) {
+		t.Errorf("the page begins with %.40q: %v", b, err)
+	}
+}
+
+func testPath(t *testing.T, dir string) {
+	envoy.Require(t)
+	r, _ := measuring(t, dir, "^path|messages")
+	if len(r.Rows) != 3 {
+		t.Fatalf("%d rows", len(r.Rows))
+	}
+	for _, row := range r.Rows[:2] {
+		if row.Floor == nil || row.Ours == nil || row.Ours.P99 == nil || row.Floor.P99 == nil {
+			t.Errorf("%s: floor %+v, ours %+v", row.Series, row.Floor, row.Ours)
+		}
+	}
+	if unread := r.Rows[2]; unread.Ours.Value != 0 || !unread.Met {
+		t.Errorf("the picker got %v messages for events that it does not read", unread.Ours.Value)
+	}
+}
+
+// Without Envoy, what needs none is measured all the same.
+func testWithoutEnvoy(t *testing.T, dir string) {
+	t.Setenv("ENVOY_BIN", filepath.Join(t.TempDir(), "none"))
+	r, stdout := measuring(t, dir, "^sidecar, local, 1 kB|^path, local")
+	if len(r.Rows) != 2 || r.Rows[0].Ours == nil || r.Rows[1].Missing == "" {
+		t.Errorf("%+v", r.Rows)
+	}
+	mustContain(t, stdout, "path, local was not measured: finding Envoy by ENVOY_BIN")
+}
+
+func testAgainst(t *testing.T, dir string) {
+	r, stdout := measuring(t, dir, "^sidecar, P/D, 1 kB$|^picker, 1 kB, 64|decision",
+		"--against-sidecar="+dir+"/sidecar --host=127.0.0.1 --port={port} --metrics-port=0 --admin-address=127.0.0.1:0 "+
+			"--model-server-host=127.0.0.1 --model-server-port={engine-port} --prefill-allow=127.0.0.0/8",
+		"--against-epp="+dir+"/epp --host=127.0.0.1 --grpc-port={port} --grpc-health-port=0 --metrics-port=0 "+
+			"--admin-address=127.0.0.1:0 --secure-serving=false --config-file={config} --endpoints-file={endpoints}")
+	for _, row := range r.Rows {
+		if row.Other == nil || row.Other.P50 == nil || row.Ratio != 0 && (row.OtherRatio <= 0 || row.Other.Value <= 0) {
+			t.Errorf("%s: %+v", row.Series, row.Other)
+		}
+	}
+	mustContain(t, stdout, "  other  ratio  ")
+}
+
+func testGrowth(t *testing.T, dir string) {
+	p := &plan{dir: dir, apart: processors(), options: options{1, 100 * time.Millisecond},
+		points: growthPoints{endpoints: []int{4, 8}, scraped: []int{2, 4}, streams: []int{0, 3, 150}}}
+	var r Result
+	for _, step := range p.growth() {
+		if err := step.run(t.Context(), &r); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+	if len(r.Curves) != 5 {
+		t.Fatalf("%d curves", len(r.Curves))
+	}
+	for i, c := range r.Curves {
+		if want := []int{2, 2, 2, 3, 3}[i]; len(c.Points) != want {
+			t.Errorf("%s: %v", c.Name, c.Points)
+		}
+		for _, p := range c.Points {
+			if p.Y <= 0 && i != 2 { // an idle picker may do nothing for a while
+				t.Errorf("%s: %v", c.Name, c.Points)
+			}
+		}
+	}
+}
+
+// What the other program says before it ends is shown.
+func testBadRival(t *testing.T, dir string) {
+	for name, command := range map[string]string{
+		"starting the other program: starting sidecar: ": dir + "/sidecar --port={port} --nonsense",
+		"no-such-program": "no-such-program {port}",
+	} {
+		code, _, stderr := run(t.Context(), "--bin-dir="+dir, "--series=^sidecar, local, 1 kB", "--core=-1",
+			"--against-sidecar="+command)
+		if code != boot.CodeFailed {
+			t.Errorf("exit %d", code)
+		}
+		mustContain(t, stderr, "bench: measuring sidecar, local, 1 kB: starting the other program", name)
+	}
+}
+
+// waiting cancels when something is written.
+type waiting struct{ cancel context.CancelFunc }
+
+func (w waiting) Write(b []byte) (int, error) { w.cancel(); return len(b), nil }
+
+func testInterrupted(t *testing.T, dir string) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := settings{BinDir: dir, Series: "^picker, 1 kB, 64", Rounds: 1, Span: time.Hour, Core: -1}
+	steps, err := s.steps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.measure(ctx, waiting{cancel}, steps); err == nil || err.Error() != "interrupted, nothing is shown" {
+		t.Errorf("error %v", err)
+	}
+}
