@@ -163,6 +163,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	work.Go(func() { p.upkeep(ctx) })
+	work.Go(func() { p.lookOut(ctx) })
 
 	current := idle()
 	defer func() { current.end() }()

@@ -37,13 +37,16 @@ func (s *schedule) done(now time.Time, ok bool) {
 	s.due = now.Add(spread(min(pause, max(maxPause, s.idle)), rand.Float64()))
 }
 
-// wait is how long to wait until looking again whether the page is to be read.
-func (s *schedule) wait(now time.Time) time.Duration {
-	next := spread(s.busy, rand.Float64())
-	if s.failures > 0 {
-		return s.due.Sub(now)
+// wait is how long until the page is to be read, unless the endpoint becomes busy before.
+func (s *schedule) wait(now time.Time, busy bool) time.Duration {
+	due := s.due.Sub(now)
+	switch {
+	case s.failures > 0:
+		return due
+	case busy:
+		due = min(due, spread(s.busy, rand.Float64()))
 	}
-	return max(min(next, s.due.Sub(now)), s.busy/10)
+	return max(due, s.busy/10)
 }
 
 // spread varies a time by a tenth, up and down, as r goes from 0 to 1.

@@ -91,11 +91,46 @@ func (s *scraper) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+		case <-s.member.turned:
 		}
 		if s.ready(time.Now(), s.member.busy()) {
 			s.turn(ctx)
 		}
-		timer.Reset(s.wait(time.Now()))
+		busy := s.member.busy()
+		s.member.waits.Store(!busy && s.failures == 0)
+		timer.Reset(s.wait(time.Now(), busy))
+	}
+}
+
+// lookParts is in how many parts the endpoints are looked at, so that those which become busy together are not all read
+// at once.
+const lookParts = 8
+
+// lookOut wakes the scrapers of idle endpoints that have become busy, until ctx ends: it comes to each as often as a busy
+// one is read. One who looks at all costs less than all looking for themselves.
+func (p *Pool) lookOut(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for part := 0; ; part = (part + 1) % lookParts {
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+		p.mu.Lock()
+		members := p.set.members // replaced, never changed
+		p.mu.Unlock()
+		for i := part; i < len(members); i += lookParts {
+			if m := members[i]; m.waits.Load() && m.busy() {
+				m.waits.Store(false)
+				wake(m.turned)
+			}
+		}
+		busy := p.options.Busy
+		if pages := p.pages.Load(); pages != nil {
+			busy = pages.busy
+		}
+		pause.Reset(busy / lookParts)
 	}
 }
 

@@ -29,6 +29,9 @@ type member struct {
 	spec epp.Spec
 	load atomic.Pointer[epp.Load] // never nil
 	stop context.CancelFunc       // ends its scraper
+
+	waits  atomic.Bool   // its scraper waits for an idle endpoint's turn
+	turned chan struct{} // holds one: the endpoint has become busy meanwhile
 }
 
 // busy reports whether the endpoint has anything to do, as far as we know.
@@ -113,7 +116,7 @@ func (s *set) join(spec *epp.Spec) *member {
 		}
 		return m
 	}
-	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec}
+	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
 	m.Slot = s.takeSlot()
 	m.load.Store(&epp.Load{})
 	return m
@@ -122,7 +125,7 @@ func (s *set) join(spec *epp.Spec) *member {
 // with makes the member for a spec that has the name and the address of this one. Its load is that of the same engine,
 // unless it is read elsewhere from now on.
 func (m *member) with(spec *epp.Spec) *member {
-	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec}
+	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
 	next.load.Store(m.load.Load())
 	if next.Metrics != m.Metrics {
 		next.load.Store(&epp.Load{})
