@@ -77,7 +77,8 @@ func testEveryKind(t *testing.T, dir string) {
 				t.Errorf("%s of %s: %+v", part, row.Series, f)
 			}
 		}
-		if row.Ours.Objects == nil || *row.Ours.Objects < 10 || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
+		few := strings.Contains(row.Series, "events") // of these there are so few in this time that the count may not show them
+		if row.Ours.Objects == nil || *row.Ours.Objects < 10 && !few || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
 			t.Errorf("%s: %+v", row.Series, row.Ours)
 		}
 	}

@@ -55,7 +55,7 @@ func (s *subject) since(ctx context.Context, then usage) (u usage, err error) {
 	u.objects = -1
 	if s.metrics != "" {
 		u.objects, err = objects(ctx, s.metrics)
-		u.objects -= then.objects
+		u.objects = max(u.objects-then.objects, 0) // Go counts what was allocated with some delay
 	}
 	return u, err
 }

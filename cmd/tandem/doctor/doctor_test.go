@@ -217,10 +217,10 @@ func TestBroken(t *testing.T) {
 		}},
 		{"clock behind", "clock", warn, "prefill-0: 30s behind", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(-30 * time.Second) }},
 		{"clock far ahead", "clock", fail, "prefill-0: 10m0s ahead", "NTP", "", func(_ *testing.T, p *testPool) { p.members[prefill0].front = dated(10 * time.Minute) }},
-		{"prefill closes too soon", "keep-alive", fail, "prefill-0: closes idle connections after 0.", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "", func(_ *testing.T, p *testPool) {
+		{"prefill closes too soon", "keep-alive", fail, "prefill-0: closes idle connections after 0.", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "probe", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].cfg.KeepAlive = 100 * time.Millisecond
 		}},
-		{"decode closes too soon", "keep-alive", fail, "decode-1: closes idle connections after 0.", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "", func(_ *testing.T, p *testPool) {
+		{"decode closes too soon", "keep-alive", fail, "decode-1: closes idle connections after 0.", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "probe", func(_ *testing.T, p *testPool) {
 			p.members[decode1].idle = 100 * time.Millisecond
 		}},
 		{"proxy gone", "proxy", fail, "connection refused", "envoy-config", "", func(_ *testing.T, p *testPool) { p.flags = append(p.flags, "--proxy=127.0.0.1:1") }},

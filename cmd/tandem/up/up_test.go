@@ -164,28 +164,15 @@ func (r *running) ports(t *testing.T) (ports []string) {
 	return ports
 }
 
-// mustRefuse fails if somebody listens.
-func mustRefuse(t *testing.T, ports []string) {
-	t.Helper()
-	for _, port := range ports {
-		c, err := net.Dial("tcp", port)
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("somebody is at %s: %v", port, err)
-		}
-		if err == nil {
-			c.Close()
-		}
-	}
-}
-
 // interrupt ends it as Ctrl-C does, cleanly.
 func (r *running) interrupt(t *testing.T) {
 	t.Helper()
+	pids := children(t, r.cmd.Process.Pid)
 	r.signal(t, syscall.SIGINT)
 	if code, said := r.end(t); code != 0 || said != "\nending\n" {
 		t.Errorf("exit %d: %s", code, said)
 	}
-	mustRefuse(t, r.ports(t))
+	mustBeGone(t, pids)
 	if left, err := os.ReadDir(r.files); len(left) > 0 || err != nil {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
