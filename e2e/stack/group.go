@@ -47,9 +47,10 @@ func NewGroup(ctx context.Context) (*Group, context.Context) {
 		defer close(g.done)
 		select {
 		case <-ctx.Done():
+			g.err = g.end(context.Cause(ctx)) // which may not have come to alive yet
 		case <-g.stop:
+			g.err = g.end(errStopped)
 		}
-		g.err = g.end()
 	}()
 	return g, alive
 }
@@ -118,7 +119,7 @@ func (g *Group) Stop() error {
 	return g.err
 }
 
-func (g *Group) end() error {
+func (g *Group) end(why error) error {
 	g.mu.Lock()
 	g.closed = true
 	members, dirs := g.members, g.dirs
@@ -133,6 +134,6 @@ func (g *Group) end() error {
 	for _, dir := range dirs {
 		errs = append(errs, os.RemoveAll(dir))
 	}
-	g.alive(errStopped)
+	g.alive(why)
 	return errors.Join(errs...)
 }
