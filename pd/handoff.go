@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 
 	"github.com/tandem-serving/tandem/pd/body"
 )
@@ -22,10 +23,21 @@ type Handoff struct {
 	groups    int    // KV cache groups
 	Tokens    int    // remote_num_tokens; -1 = absent (older engines)
 	Cached    int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage then needs correcting)
+
+	// Host and Port are the engine's side channel (remote_host, remote_port): whoever has word for the engine asks there how
+	// to reach it. They are what the engine says of itself, and to be checked like any address that others name.
+	Host string
+	Port int
+	// Tensor and Pipeline are the engine's ranks (tp_size, pp_size), each of which holds a part of the blocks; 1 if absent or
+	// null. Both are 0 if either is something else than an integer from 1 to 1024: then it is not known whom to tell.
+	Tensor, Pipeline int
 }
 
 // maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
 const maxHandoff = 1 << 20
+
+// maxRanks caps tp_size and pp_size: more than any machine, or row of them, has.
+const maxRanks = 1024
 
 // The members ParseHandoff looks at, in the order of handoffTable.
 const (
@@ -37,6 +49,8 @@ const (
 	hoPort
 	hoTokens
 	hoCached
+	hoTensor
+	hoPipeline
 )
 
 var handoffTable = body.NewTable(
@@ -48,7 +62,13 @@ var handoffTable = body.NewTable(
 	body.Want{Path: "remote_port", Once: true},
 	body.Want{Path: "remote_num_tokens", Once: true},
 	body.Want{Path: "remote_prefill_cached_tokens", Once: true},
+	// Decode engines look at these themselves, and nothing is refused for them.
+	body.Want{Path: "tp_size"},
+	body.Want{Path: "pp_size"},
 )
+
+// handoffScanners spares what a scanner allocates until it is warm: most of what a hand-off costs.
+var handoffScanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
 // ParseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It demands what
 // vLLM's decode side needs to live: do_remote_prefill true, the five remote_* members present and of their type, and
@@ -57,7 +77,8 @@ func ParseHandoff(raw []byte) (Handoff, error) {
 	if len(raw) > maxHandoff {
 		return Handoff{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
 	}
-	var s body.Scanner
+	s := handoffScanners.Get().(*body.Scanner)
+	defer handoffScanners.Put(s)
 	s.Reset(handoffTable, body.Limits{Depth: 16}, nil)
 	if _, err := s.Write(raw); err != nil {
 		return Handoff{}, fmt.Errorf("hand-off object: %w", err)
@@ -68,7 +89,7 @@ func ParseHandoff(raw []byte) (Handoff, error) {
 	if s.Root().Kind != body.Object {
 		return Handoff{}, errors.New("hand-off is not an object")
 	}
-	return readHandoff(raw, &s)
+	return readHandoff(raw, s)
 }
 
 func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
@@ -84,10 +105,10 @@ func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
 	if h.RequestID, err = handoffString(raw, s, hoRequest); err != nil {
 		return Handoff{}, err
 	}
-	if _, err = handoffString(raw, s, hoHost); err != nil {
+	if h.Host, err = handoffString(raw, s, hoHost); err != nil {
 		return Handoff{}, err
 	}
-	if port, err := handoffInt(raw, s, hoPort); err != nil || port < 1 || port > 65535 {
+	if h.Port, err = handoffInt(raw, s, hoPort); err != nil || h.Port < 1 || h.Port > 65535 {
 		return Handoff{}, errors.New("hand-off lacks a remote_port from 1 to 65535")
 	}
 	if h.Tokens, err = handoffOptional(raw, s, hoTokens); err != nil {
@@ -95,6 +116,10 @@ func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
 	}
 	if h.Cached, err = handoffOptional(raw, s, hoCached); err != nil {
 		return Handoff{}, err
+	}
+	h.Tensor, h.Pipeline = handoffRanks(raw, s, hoTensor), handoffRanks(raw, s, hoPipeline)
+	if h.Tensor == 0 || h.Pipeline == 0 {
+		h.Tensor, h.Pipeline = 0, 0
 	}
 	m, ok := s.Find(hoBlocks)
 	if !ok || m.Kind != body.Array {
@@ -155,6 +180,18 @@ func handoffOptional(raw []byte, s *body.Scanner, want int) (int, error) {
 		return -1, fmt.Errorf("hand-off member %s is not a number of tokens", handoffTable.Path(want))
 	}
 	return n, nil
+}
+
+// handoffRanks reads a number of ranks: 1 when absent or null, 0 if it is none.
+func handoffRanks(raw []byte, s *body.Scanner, want int) int {
+	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
+		return 1
+	}
+	n, err := handoffInt(raw, s, want)
+	if err != nil || n < 1 || n > maxRanks {
+		return 0
+	}
+	return n
 }
 
 // countBlocks counts ids and lists in "[[1,2],[3]]". The text is known to be valid JSON.

@@ -3,6 +3,7 @@ package pd_test
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -76,6 +77,8 @@ type plainHandoff struct {
 	Port            *uint16         `json:"remote_port"`
 	Tokens          *int            `json:"remote_num_tokens"`
 	Cached          *int            `json:"remote_prefill_cached_tokens"`
+	Tensor          any             `json:"tp_size"`
+	Pipeline        any             `json:"pp_size"`
 }
 
 func (p plainHandoff) blocks() (n int) {
@@ -83,6 +86,25 @@ func (p plainHandoff) blocks() (n int) {
 		n += len(group)
 	}
 	return n
+}
+
+func (p plainHandoff) layout() (tensor, pipeline int) {
+	tensor, pipeline = ranks(p.Tensor), ranks(p.Pipeline)
+	if tensor*pipeline == 0 {
+		return 0, 0
+	}
+	return tensor, pipeline
+}
+
+func ranks(v any) int {
+	n, ok := v.(float64)
+	switch {
+	case v == nil:
+		return 1
+	case !ok || n < 1 || n > 1024 || n != math.Trunc(n):
+		return 0
+	}
+	return int(n)
 }
 
 func orAbsent(n *int) int {
@@ -104,6 +126,12 @@ func check(t *testing.T, raw []byte, h pd.Handoff) {
 	}
 	if h.EngineID != *p.EngineID || h.RequestID != *p.RequestID || h.EngineID == "" || h.RequestID == "" {
 		t.Fatalf("%s: engine %q, request %q", raw, h.EngineID, h.RequestID)
+	}
+	if h.Host != *p.Host || h.Port != int(*p.Port) {
+		t.Fatalf("%s: side channel at %q, port %d", raw, h.Host, h.Port)
+	}
+	if tensor, pipeline := p.layout(); h.Tensor != tensor || h.Pipeline != pipeline {
+		t.Fatalf("%s: ranks %d x %d, want %d x %d", raw, h.Tensor, h.Pipeline, tensor, pipeline)
 	}
 	if h.Blocks != p.blocks() || h.Blocks == 0 || h.Tokens != orAbsent(p.Tokens) || h.Cached != orAbsent(p.Cached) {
 		t.Fatalf("%s: %d blocks, %d tokens, %d cached", raw, h.Blocks, h.Tokens, h.Cached)
@@ -179,6 +207,36 @@ func TestParseHandoffNeedsNoMoreThanDecodeDoes(t *testing.T) {
 		`"remote_request_id":"r","remote_host":"h","remote_port":5601}`))
 	if err != nil || h.EngineID != "e" || h.RequestID != "r" || h.Blocks != 1 || h.Tokens != -1 || h.Cached != -1 {
 		t.Errorf("got %+v, %v", h, err)
+	}
+}
+
+// Whoever is to be told of the hand-off's end is found by these.
+func TestHandoffRanks(t *testing.T) {
+	for value, want := range map[string]int{
+		absent: 1, `null`: 1, `1`: 1, `8`: 8, `1024`: 1024,
+		`0`: 0, `-1`: 0, `1025`: 0, `1.5`: 0, `2e0`: 0, `"2"`: 0, `true`: 0, `[2]`: 0, `{}`: 0, `99999999999999999999`: 0,
+	} {
+		for _, name := range []string{"tp_size", "pp_size"} {
+			if name == "pp_size" && value == absent {
+				continue // as in all other cases
+			}
+			h, err := pd.ParseHandoff([]byte(offer(name, value)))
+			if err != nil {
+				t.Errorf("%s %s: %v", name, value, err)
+				continue
+			}
+			got, other := h.Tensor, h.Pipeline
+			if name == "pp_size" {
+				got, other = other, got
+			}
+			if got != want || other != min(want, 1) {
+				t.Errorf("%s %s: %d x %d", name, value, h.Tensor, h.Pipeline)
+			}
+		}
+	}
+	h, err := pd.ParseHandoff([]byte(strings.Replace(offer("tp_size", `4`), `"tp_size"`, `"tp_size":2,"tp_size"`, 1)))
+	if err != nil || h.Tensor != 4 {
+		t.Errorf("of two, %d counts: %v", h.Tensor, err)
 	}
 }
 

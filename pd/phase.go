@@ -126,6 +126,11 @@ func (c *Clock) Stop(now time.Time) *Phases {
 	return &c.phases
 }
 
+// Stopped is when the clock was stopped, and whether it was.
+func (c *Clock) Stopped() (at time.Time, ok bool) {
+	return c.start.Add(c.mark.Sub(c.start)), c.phase == phaseCount
+}
+
 // Phase is the phase the clock is in.
 func (c *Clock) Phase() Phase { return c.phase }
 

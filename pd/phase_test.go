@@ -93,12 +93,18 @@ func TestClockSumsToTheTotal(t *testing.T) {
 func TestStoppedClockStaysStopped(t *testing.T) {
 	clock := pd.StartClock(begun)
 	clock.Enter(pd.PhaseFirst, after(10))
+	if _, stopped := clock.Stopped(); stopped {
+		t.Error("stopped before Stop")
+	}
 	first := *clock.Stop(after(20))
 	for _, phase := range phaseList {
 		clock.Enter(phase, after(30))
 	}
 	if again := *clock.Stop(after(40)); again != first || *clock.Phases() != first {
 		t.Errorf("first %+v, then %+v", first, again)
+	}
+	if at, stopped := clock.Stopped(); !stopped || !at.Equal(after(20)) {
+		t.Errorf("stopped: %v, %v", stopped, at)
 	}
 }
 

@@ -209,6 +209,8 @@ func TestStripped(t *testing.T) {
 	table := dialect.RequestTable()
 	want := map[string]bool{
 		"kv_transfer_params": true, "sampling_params.extra_args.kv_transfer_params": true, "vllm_xargs.kv_transfer_params": true,
+		"ec_transfer_params": true, "sampling_params.extra_args.ec_transfer_params": true, "vllm_xargs.ec_transfer_params": true,
+		"bootstrap_host": true, "bootstrap_port": true, "bootstrap_room": true,
 	}
 	for i := range table.Wants() {
 		if path := table.Path(i); dialect.Stripped(i) != want[path] {

@@ -27,6 +27,12 @@ const (
 	wSamplingParams
 	wExtraParams
 	wXargsParams
+	wEncoderParams
+	wExtraEncoderParams
+	wXargsEncoderParams
+	wBootstrapHost
+	wBootstrapPort
+	wBootstrapRoom
 	wEcho
 	wLogprobs
 	wPromptLogprobs
@@ -38,7 +44,8 @@ const (
 // of two counts) and those that only decide whether a request can be split.
 //
 // Engine parameters reach vLLM by three ways: at top level, in sampling_params.extra_args (generate) and in vllm_xargs,
-// which vLLM copies into the same extra_args.
+// which vLLM copies into the same extra_args. Those of the KV cache have a counterpart for what encoders computed
+// (ec_transfer_params); SGLang's are the bootstrap members at top level.
 var requestWants = []body.Want{
 	{Path: "model", Once: true},
 	{Path: "stream", Once: true},
@@ -56,6 +63,12 @@ var requestWants = []body.Want{
 	{Path: "sampling_params", Once: true},
 	{Path: "sampling_params.extra_args.kv_transfer_params"},
 	{Path: "vllm_xargs.kv_transfer_params"},
+	{Path: "ec_transfer_params"},
+	{Path: "sampling_params.extra_args.ec_transfer_params"},
+	{Path: "vllm_xargs.ec_transfer_params"},
+	{Path: "bootstrap_host"},
+	{Path: "bootstrap_port"},
+	{Path: "bootstrap_room"},
 	{Path: "echo"},
 	{Path: "logprobs"},
 	{Path: "prompt_logprobs"},
@@ -86,7 +99,9 @@ func RequestTableWith(more ...body.Want) *body.Table {
 
 // Stripped reports whether a member of RequestTable must never reach an engine as a client sent it: it would aim the
 // engine at memory of the client's choosing, and an incomplete one ends the engine.
-func Stripped(want int) bool { return want == wParams || want == wExtraParams || want == wXargsParams }
+func Stripped(want int) bool {
+	return want == wParams || want >= wExtraParams && want <= wBootstrapRoom
+}
 
 // Request is a request body, whole and scanned.
 type Request struct {
@@ -247,7 +262,7 @@ func (r *Request) number(want int) (n int64, ok bool) {
 
 var errNotObject = errors.New("request body is not a JSON object")
 
-// edit begins an edit that takes out what clients may not send below the top level.
+// edit begins an edit that takes out what clients may not send, but for the one member that legs set.
 func (r *Request) edit() (*body.Edit, error) {
 	if r.scan.Root().Kind != body.Object {
 		return nil, errNotObject
@@ -255,7 +270,7 @@ func (r *Request) edit() (*body.Edit, error) {
 	e := &body.Edit{}
 	e.Reset(r.Body, r.scan.Root())
 	for _, m := range r.scan.Members() {
-		if m.Want == wExtraParams || m.Want == wXargsParams {
+		if Stripped(m.Want) && m.Want != wParams {
 			e.Remove(m)
 		}
 	}

@@ -1,0 +1,102 @@
+package dialect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// SideChannel is what a vLLM engine with the NIXL connector tells on its side channel about one of its ranks: how an agent
+// reaches it.
+type SideChannel struct {
+	// EngineID is the engine's in this life, as in its hand-offs (remote_engine_id).
+	EngineID string
+	// Agent is the metadata of the rank's NIXL agent, to be loaded. It is not looked into.
+	Agent []byte
+}
+
+// MaxSideChannel bounds an answer of the side channel, in bytes. It grows with the layers of a model, by about 100 bytes
+// for each; vLLM 0.32 sends 1 kB for two.
+const MaxSideChannel = 1 << 20
+
+// questionWord is the length of the question before the ranks, in bytes: that of a list's head, and of a word of 12 bytes.
+const questionWord = 1 + 2 + 12
+
+// AskSideChannel is the question for one rank: a list of a word, the rank in pipeline parallelism, and the one in tensor
+// parallelism. Ranks beyond those of one byte do not exist.
+func AskSideChannel(pipeline, tensor int) []byte {
+	question := append([]byte{0x93, 0xc4, 12}, "get_meta_msg"...)
+	for _, rank := range []int{pipeline, tensor} {
+		rank = min(max(rank, 0), math.MaxUint8)
+		if rank > 0x7f {
+			question = append(question, 0xcc)
+		}
+		question = append(question, byte(rank))
+	}
+	return question
+}
+
+// ParseSideChannel reads the parts of the answer: what an engine tells is in the first, packed twice; a clock follows.
+// The error says what is missing: engines of other versions may answer otherwise.
+func ParseSideChannel(parts [][]byte) (SideChannel, error) {
+	if len(parts) == 0 {
+		return SideChannel{}, fmt.Errorf("reading the side channel's answer: it is empty")
+	}
+	outer, err := (&unpacker{rest: parts[0]}).mapOf()
+	if err != nil {
+		return SideChannel{}, fmt.Errorf("reading the side channel's answer: %w", err)
+	}
+	packed, ok := outer["agent_metadata_bytes"]
+	if !ok {
+		return SideChannel{}, fmt.Errorf("reading the side channel's answer: it has no agent_metadata_bytes")
+	}
+	inner, err := (&unpacker{rest: packed}).mapOf()
+	if err != nil {
+		return SideChannel{}, fmt.Errorf("reading the side channel's agent_metadata_bytes: %w", err)
+	}
+	s := SideChannel{EngineID: string(inner["engine_id"]), Agent: inner["agent_metadata"]}
+	for name, missing := range map[string]bool{"engine_id": s.EngineID == "", "agent_metadata": len(s.Agent) == 0} {
+		if missing {
+			return SideChannel{}, fmt.Errorf("reading the side channel's agent_metadata_bytes: it has no %s", name)
+		}
+	}
+	return s, nil
+}
+
+// Pack is the answer as an engine gives it, for whoever stands in for one: the compatibility hash, which engines of a pair
+// compare, and the clock in seconds since 1970 are theirs to say.
+func (s SideChannel) Pack(compatibility string, clock float64) [][]byte {
+	inner := []byte{0x82} // a map of two entries
+	for _, text := range []string{"engine_id", s.EngineID, "agent_metadata"} {
+		inner = appendPacked(inner, packedString, text)
+	}
+	inner = appendPacked(inner, packedBytes, string(s.Agent))
+	outer := []byte{0x82}
+	for _, text := range []string{"compatibility_hash", compatibility, "agent_metadata_bytes"} {
+		outer = appendPacked(outer, packedString, text)
+	}
+	outer = appendPacked(outer, packedBytes, string(inner))
+	return [][]byte{outer, binary.BigEndian.AppendUint64([]byte{0xcb}, math.Float64bits(clock))}
+}
+
+// ReadQuestion reads the question of AskSideChannel: which rank it is about. ok is false if it is none.
+func ReadQuestion(question []byte) (pipeline, tensor int, ok bool) {
+	rest, ok := bytes.CutPrefix(question, AskSideChannel(0, 0)[:questionWord])
+	if !ok {
+		return 0, 0, false
+	}
+	ranks := make([]int, 0, 2)
+	for len(rest) > 0 && len(ranks) < 2 {
+		if rest[0] == 0xcc && len(rest) > 1 {
+			rest = rest[1:]
+		} else if rest[0] > 0x7f {
+			return 0, 0, false
+		}
+		ranks, rest = append(ranks, int(rest[0])), rest[1:]
+	}
+	if len(ranks) < 2 || len(rest) > 0 {
+		return 0, 0, false
+	}
+	return ranks[0], ranks[1], true
+}
