@@ -9,53 +9,6 @@ import (
 	"time"
 )
 
-// fetchTimeout bounds Fetch if its context does not.
-const fetchTimeout = 10 * time.Second
-
-// Fetch gets the metadata of the TCP agent that listens on addr (host:port). It is what NIXL users have a side channel
-// for: an address is all that a decode engine is told about the engine that holds its KV cache.
-// Errors: ErrGone if nobody answers there, ErrNotSupported if it is no agent or one of another protocol version, the context's.
-func Fetch(ctx context.Context, addr string) ([]byte, error) {
-	blob, err := fetch(ctx, addr)
-	if err != nil {
-		return nil, fmt.Errorf("fetching metadata from %s: %w", addr, err)
-	}
-	return blob, nil
-}
-
-func fetch(ctx context.Context, addr string) (blob []byte, err error) {
-	conn, err := connect(ctx, addr, fetchTimeout)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }() // what was wanted has been read, or the first error matters
-	err = bounded(ctx, conn, fetchTimeout, func() error {
-		if _, err := exchangeHellos(conn, hello{purpose: purposeFetch}); err != nil {
-			return err
-		}
-		blob, err = readMetadata(conn)
-		return err
-	})
-	return blob, err
-}
-
-func readMetadata(r io.Reader) ([]byte, error) {
-	var head [frameHeader]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, err
-	}
-	status, length := parseFrame(head)
-	if err := statusErr(status); err != nil {
-		return nil, err
-	}
-	if length > uint32(maxMetadata) {
-		return nil, fmt.Errorf("%w: metadata of %d bytes, at most %d", ErrNotSupported, length, maxMetadata)
-	}
-	blob := make([]byte, length)
-	_, err := io.ReadFull(r, blob)
-	return blob, err
-}
-
 // dialSession opens a session with the agent of that identity. Error also: ErrRestarted if somebody else answers.
 func dialSession(ctx context.Context, md metadata, self identity, timeout time.Duration) (*net.TCPConn, error) {
 	conn, err := connect(ctx, md.address, timeout)
@@ -63,7 +16,7 @@ func dialSession(ctx context.Context, md metadata, self identity, timeout time.D
 		return nil, err
 	}
 	err = bounded(ctx, conn, timeout, func() error {
-		peer, err := exchangeHellos(conn, hello{purpose: purposeSession, identity: self})
+		peer, err := exchangeHellos(conn, hello{identity: self})
 		if err == nil && peer.identity != md.identity {
 			err = ErrRestarted
 		}

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// A prefill agent exposes its KV cache, a decode agent reads a block of it and says so. With NewTCP in place of NewMem, and
-// the metadata from Fetch, the same works between machines.
+// A prefill agent exposes its KV cache, a decode agent reads a block of it and says so. With NewTCP in place of NewMem
+// the same works between machines.
 func Example() {
 	if err := handOff(context.Background()); err != nil {
 		fmt.Println(err)

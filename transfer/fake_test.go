@@ -64,8 +64,8 @@ func (p *fakePeer) metadata() []byte {
 // greet answers the hello as it should be.
 func (p *fakePeer) greet(conn net.Conn) *bufio.Reader {
 	in := bufio.NewReader(conn)
-	if h, err := readHello(in); err == nil {
-		_, _ = conn.Write(hello{purpose: h.purpose, identity: p.identity}.append(nil)) // the test sees what is missing
+	if _, err := readHello(in); err == nil {
+		_, _ = conn.Write(hello{identity: p.identity}.append(nil)) // the test sees what is missing
 	}
 	return in
 }
@@ -94,7 +94,7 @@ func answerOK(n int, b byte) []byte {
 func rawSession(t testing.TB, agent *TCP) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	conn := rawDial(t, agent)
-	if _, err := exchangeHellos(conn, hello{purpose: purposeSession, identity: identity{"raw", 7}}); err != nil {
+	if _, err := exchangeHellos(conn, hello{identity: identity{"raw", 7}}); err != nil {
 		t.Fatal(err)
 	}
 	return conn, bufio.NewReader(conn)

@@ -12,12 +12,11 @@ import (
 //
 //	4 bytes  "TDKV"
 //	2 bytes  protocol version, 1
-//	1 byte   purpose: 'F' fetch the metadata, 'S' session; the answer repeats it
 //	8 bytes  generation of the sender
-//	1 + n    length and bytes of the sender's name; Fetch, which is nobody, has none
+//	1 + n    length and bytes of the sender's name
 //
-// A fetch goes on with one answer frame that holds the metadata, and ends. In a session the dialling side compares the
-// generation with the one it knows, and then sends requests. They are answered in the order they came:
+// The dialling side compares the generation with the one it knows, and then sends requests. They are answered in the order
+// they came:
 //
 //	1 byte   'R' read, 'N' notify
 //	4 bytes  length of what follows
@@ -34,7 +33,7 @@ const (
 	protocolMagic   = "TDKV"
 	protocolVersion = 1
 
-	helloFixed  = len(protocolMagic) + 2 + 1 + 8 + 1
+	helloFixed  = len(protocolMagic) + 2 + 8 + 1
 	frameHeader = 1 + 4
 	spanSize    = 4 + 8 + 8
 
@@ -46,9 +45,6 @@ const (
 )
 
 const (
-	purposeFetch   byte = 'F'
-	purposeSession byte = 'S'
-
 	opRead   byte = 'R'
 	opNotify byte = 'N'
 )
@@ -73,7 +69,6 @@ func statusErr(status byte) error {
 }
 
 type hello struct {
-	purpose byte
 	version uint16
 	identity
 }
@@ -81,7 +76,6 @@ type hello struct {
 func (h hello) append(b []byte) []byte {
 	b = append(b, protocolMagic...)
 	b = binary.BigEndian.AppendUint16(b, protocolVersion)
-	b = append(b, h.purpose)
 	b = binary.BigEndian.AppendUint64(b, h.generation)
 	return appendShort(b, h.name)
 }
@@ -97,7 +91,7 @@ func readHello(r io.Reader) (hello, error) {
 	if string(c.take(len(protocolMagic))) != protocolMagic {
 		return hello{}, fmt.Errorf("%w: not a KV transfer agent", ErrNotSupported)
 	}
-	h := hello{version: c.uint16(), purpose: c.uint8()}
+	h := hello{version: c.uint16()}
 	h.generation = c.uint64()
 	name := b[helloFixed:][:c.uint8()]
 	if h.version != protocolVersion {

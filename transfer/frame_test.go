@@ -49,7 +49,7 @@ func FuzzRequest(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	f.Add(hello{purpose: purposeSession, identity: identity{"owner", 1 << 63}}.append(nil))
+	f.Add(hello{identity: identity{"owner", 1 << 63}}.append(nil))
 	f.Add([]byte("GET / HTTP/1.1\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h, err := readHello(bytes.NewReader(data))

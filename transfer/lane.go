@@ -62,9 +62,10 @@ type lane struct {
 	stall time.Duration
 	idle  time.Duration
 
-	tickets chan struct{} // one for each request not yet answered
-	turn    chan struct{} // held by who sends; guards frame
-	frame   []byte
+	tickets   chan struct{} // one for each request not yet answered
+	turn      chan struct{} // held by who sends; guards frame and interrupt
+	frame     []byte
+	interrupt sync.WaitGroup // for the end of the sender's context, where it has come
 
 	mu       sync.Mutex
 	used     bool    // a request was sent: before that, waiting for one is not idling
@@ -106,8 +107,14 @@ func (l *lane) send(ctx context.Context, c *call) error {
 		<-l.tickets
 		return err
 	}
-	if err := l.write(ctx, c); err != nil {
+	switch err := l.write(ctx, c); {
+	case errors.Is(err, errLost):
 		l.fail(err)
+	case err != nil && l.takeBack(c):
+		<-l.tickets
+		return err
+	case err != nil: // the peer answers what it was not asked, or is gone
+		l.fail(errLost)
 	}
 	return nil
 }
@@ -137,20 +144,51 @@ func (l *lane) enqueue(c *call) error {
 	return nil
 }
 
-// write sends the request's frame. A frame cut short cannot be mended, so whoever gives up here takes the lane along;
-// it happens only if the peer has stopped reading requests.
+// takeBack undoes enqueue for a call of which nothing was sent, unless its end has come nevertheless. The caller has the
+// turn, so it is the last one.
+func (l *lane) takeBack(c *call) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := len(l.pending) - 1
+	if last < 0 || l.pending[last] != c || c.state != waiting {
+		return false
+	}
+	l.pending[last] = nil
+	l.pending = l.pending[:last]
+	if last == 0 {
+		l.allow(l.idle)
+	}
+	return true
+}
+
+// write sends the request's frame. Who gives up before anything was sent gets the context's error, and disturbs nobody. A
+// frame cut short cannot be mended, so who gives up in the middle takes the lane along (errLost); it happens only if the peer
+// has stopped reading requests.
 func (l *lane) write(ctx context.Context, c *call) error {
 	if c.op == opRead {
 		l.frame = appendSpans(appendFrame(l.frame[:0], c.op, len(c.spans)*spanSize), c.spans)
 	} else {
 		l.frame = append(appendFrame(l.frame[:0], c.op, len(c.message)), c.message...)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetWriteDeadline(past) }) // fails only on a closed connection
-	_, err := l.conn.Write(l.frame)
-	if !stop() || err != nil {
-		return errLost
+	l.interrupt.Add(1)
+	stop := context.AfterFunc(ctx, func() {
+		defer l.interrupt.Done()
+		_ = l.conn.SetWriteDeadline(past) // fails only on a closed connection
+	})
+	n, err := l.conn.Write(l.frame)
+	if stop() {
+		l.interrupt.Done()
+	} else {
+		l.interrupt.Wait()
+		_ = l.conn.SetWriteDeadline(time.Time{}) // as above
 	}
-	return nil
+	switch {
+	case err == nil:
+		return nil
+	case n == 0 && errors.Is(err, os.ErrDeadlineExceeded):
+		return ctx.Err()
+	}
+	return errLost
 }
 
 // wait returns when the call is over, one way or another, and its buffers are no longer written to.

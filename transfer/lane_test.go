@@ -13,12 +13,16 @@ import (
 // silent accepts, and never says a word.
 func silent(_ *fakePeer, conn net.Conn, _ int) { _, _ = io.Copy(io.Discard, conn) }
 
-// deaf greets, and then neither answers nor reads on.
+// deaf greets, and then neither answers nor reads on. reached hears of each request for as long as it has room: on a slow
+// machine readers give up and dial anew.
 func deaf(reached chan<- struct{}) func(*fakePeer, net.Conn, int) {
 	return func(p *fakePeer, conn net.Conn, _ int) {
 		in := p.greet(conn)
 		if _, ok := nextRead(in); ok {
-			reached <- struct{}{}
+			select {
+			case reached <- struct{}{}:
+			default:
+			}
 		}
 		_, _ = io.Copy(io.Discard, in)
 	}
@@ -66,10 +70,6 @@ func TestStoppedPeer(t *testing.T) {
 		closeAgent(t, reader)
 		wantErr(t, <-ended, ErrClosed)
 	})
-	t.Run("fetch", func(t *testing.T) {
-		_, err := Fetch(soon(t), startFake(t, silent).Addr().String())
-		wantErr(t, err, context.DeadlineExceeded)
-	})
 }
 
 // TestStoppedPeerIsBounded: what callers gave up does not pile up, and the lane is given up in the end.
@@ -96,6 +96,41 @@ func TestStoppedPeerIsBounded(t *testing.T) {
 	l.mu.Unlock()
 	cancel()
 	wantErr(t, <-first, context.Canceled)
+}
+
+// TestGivingUpDisturbsNobody: whenever a caller gives up while its request is being sent, the connection stays.
+func TestGivingUpDisturbsNobody(t *testing.T) {
+	owner, reader := tcpAgent(t, "owner"), tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
+	register(t, owner, pattern(0, 100))
+	peer, spans := load(t, reader, owner), []Span{{0, 0, 10}}
+	read := func(ctx context.Context) error { return reader.Read(ctx, peer, spans, buffers(spans), nil) }
+	if err := read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := reader.peers[peer].data[0].lane
+	for range 2000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		if err := read(ctx); err != nil {
+			wantErr(t, err, context.Canceled)
+		}
+		cancel()
+		// One that is over before it begins gets as far as the connection half of the time.
+		c := &call{op: opRead, spans: spans, into: buffers(spans), total: 10, done: make(chan struct{})}
+		err := l.send(ctx, c)
+		if err == nil {
+			err = l.wait(ctx, c)
+		}
+		if err != nil {
+			wantErr(t, err, context.Canceled)
+		}
+	}
+	if err := l.cause(); err != nil {
+		t.Errorf("the connection was lost: %v", err)
+	}
+	if err := read(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestCancelInTheMiddle: once the caller is told, the receiver has let go of its buffers, and the connection serves the

@@ -24,9 +24,8 @@ const (
 	extentSize      = 4 + 8
 	maxAddress      = 255 // bytes
 
-	// maxRegions bounds what one agent announces, and with it what Fetch accepts. Engines register one or two per layer.
-	maxRegions  = 1 << 16
-	maxMetadata = len(metadataMagic) + 2 + 8 + 2*(1+255) + 4 + maxRegions*extentSize // bytes
+	// maxRegions bounds what one agent announces. Engines register one or two per layer.
+	maxRegions = 1 << 16
 )
 
 type kind byte

@@ -15,11 +15,6 @@ func TestRegionsAreBounded(t *testing.T) {
 	}
 	_, err := rs.register(one)
 	wantErr(t, err, ErrNotSupported)
-	blob := metadata{identity: identity{"owner", 1}, kind: kindTCP, regions: rs.lengths()}.append(nil)
-	if len(blob) > maxMetadata {
-		t.Errorf("metadata of %d bytes cannot be fetched, at most %d can", len(blob), maxMetadata)
-	}
-
 	if err := rs.get(5).Close(); err != nil {
 		t.Fatal(err)
 	}

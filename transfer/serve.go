@@ -50,9 +50,6 @@ func (s *session) serve() error {
 	if err != nil {
 		return fmt.Errorf("greeting: %w", err)
 	}
-	if h.purpose == purposeFetch {
-		return s.sendMetadata()
-	}
 	if s.out, err = newVectored(s.conn); err != nil {
 		return err
 	}
@@ -77,25 +74,14 @@ func (s *session) greet() (hello, error) {
 	if err != nil {
 		return h, err
 	}
-	own := hello{purpose: h.purpose, identity: s.agent.self}
+	own := hello{identity: s.agent.self}
 	if _, err := s.conn.Write(own.append(nil)); err != nil {
 		return h, err
 	}
-	switch {
-	case h.version != protocolVersion:
+	if h.version != protocolVersion {
 		return h, fmt.Errorf("%w: protocol version %d", ErrNotSupported, h.version)
-	case h.purpose == purposeFetch:
-		return h, nil
-	case h.purpose == purposeSession:
-		return h, checkName(h.name)
 	}
-	return h, fmt.Errorf("%w: purpose %q", ErrInvalid, h.purpose)
-}
-
-func (s *session) sendMetadata() error {
-	blob := s.agent.Metadata()
-	_, err := s.conn.Write(append(appendFrame(nil, statusOK, len(blob)), blob...))
-	return err
+	return h, checkName(h.name)
 }
 
 func (s *session) serveOne(op byte, payload []byte) error {

@@ -129,7 +129,7 @@ func NewTCP(config TCPConfig) (*TCP, error) {
 	return t, nil
 }
 
-// Addr is the host:port that peers dial, to be given to Fetch.
+// Addr is the host:port that peers dial.
 func (t *TCP) Addr() string { return t.config.Advertise }
 
 // Metadata implements Transport.

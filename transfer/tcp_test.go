@@ -49,66 +49,42 @@ func TestTCPConfigRefused(t *testing.T) {
 	wantErr(t, err, ErrInvalid)
 }
 
-func TestFetch(t *testing.T) {
-	owner, reader := tcpAgent(t, "owner"), tcpAgent(t, "reader")
-	register(t, owner, pattern(0, 100))
-	blob, err := Fetch(t.Context(), owner.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(blob, owner.Metadata()) {
-		t.Error("fetched other metadata than the agent exports")
-	}
-	peer, err := reader.Load(t.Context(), blob)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reader.Notify(t.Context(), peer, []byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	closeAgent(t, owner)
-	_, err = Fetch(t.Context(), owner.Addr())
-	wantErr(t, err, ErrGone)
-}
-
-// TestForeignAnswers is what Fetch and a session make of what is not an agent of this version.
+// TestForeignAnswers is what a reader makes of what is not an agent of this version.
 func TestForeignAnswers(t *testing.T) {
-	later := hello{purpose: purposeFetch, identity: identity{"fake", 42}}.append(nil)
+	later := hello{identity: identity{"fake", 42}}.append(nil)
 	later[len(protocolMagic)+1]++
-	greeting := hello{purpose: purposeFetch, identity: identity{"fake", 42}}.append(nil)
+	greeting := hello{identity: identity{"fake", 42}}.append(nil)
 	for name, c := range map[string]struct {
-		answer         []byte
-		fetch, session error
+		answer []byte
+		want   error
 	}{
-		"nothing":           {nil, ErrGone, ErrGone},
-		"web server":        {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), ErrNotSupported, ErrNotSupported},
-		"later version":     {later, ErrNotSupported, ErrNotSupported},
-		"half a hello":      {greeting[:9], ErrGone, ErrGone},
-		"no metadata":       {greeting, ErrGone, ErrGone},
-		"endless metadata":  {append(slices.Clone(greeting), 0, 255, 255, 255, 255), ErrNotSupported, ErrGone},
-		"unknown status":    {append(slices.Clone(greeting), 77, 0, 0, 0, 0), ErrGone, ErrGone},
-		"metadata cut off":  {append(slices.Clone(greeting), 0, 0, 0, 0, 9, 1), ErrGone, ErrGone},
-		"answer unasked":    {append(slices.Clone(greeting), 0, 0, 0, 0, 0), nil, ErrGone},
-		"somebody else":     {hello{identity: identity{"fake", 43}}.append(nil), ErrGone, ErrRestarted},
-		"another's address": {hello{identity: identity{"other", 42}}.append(nil), ErrGone, ErrRestarted},
+		"nothing":           {nil, ErrGone},
+		"web server":        {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), ErrNotSupported},
+		"later version":     {later, ErrNotSupported},
+		"half a hello":      {greeting[:9], ErrGone},
+		"no answer":         {greeting, ErrGone},
+		"unknown status":    {append(slices.Clone(greeting), 77, 0, 0, 0, 0), ErrGone},
+		"answer cut off":    {append(slices.Clone(greeting), statusOK, 0, 0, 0, 10, 1), ErrGone},
+		"answer too short":  {append(slices.Clone(greeting), statusOK, 0, 0, 0, 0), ErrGone},
+		"endless answer":    {append(slices.Clone(greeting), statusOK, 255, 255, 255, 255), ErrGone},
+		"somebody else":     {hello{identity: identity{"fake", 43}}.append(nil), ErrRestarted},
+		"another's address": {hello{identity: identity{"other", 42}}.append(nil), ErrRestarted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake := startFake(t, func(_ *fakePeer, conn net.Conn, _ int) {
 				_, _ = readHello(conn)
 				_, _ = conn.Write(c.answer)
 			})
-			_, err := Fetch(t.Context(), fake.Addr().String())
-			wantErr(t, err, c.fetch)
 			reader := tcpAgent(t, "reader")
 			spans := []Span{{0, 0, 10}}
-			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), c.session)
+			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), c.want)
 		})
 	}
 }
 
 // TestGarbageOnThePort is what an agent makes of strangers: it hangs up, and goes on serving others.
 func TestGarbageOnThePort(t *testing.T) {
-	greeting := hello{purpose: purposeSession, identity: identity{"raw", 7}}.append(nil)
+	greeting := hello{identity: identity{"raw", 7}}.append(nil)
 	later := slices.Clone(greeting)
 	later[len(protocolMagic)+1]++
 	request := func(op byte, length int) []byte { return appendFrame(slices.Clone(greeting), op, length) }
@@ -119,8 +95,7 @@ func TestGarbageOnThePort(t *testing.T) {
 		"web client":           []byte("GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
 		"zeros":                make([]byte, 100),
 		"other version":        later,
-		"unknown purpose":      hello{purpose: 'X', identity: identity{"raw", 7}}.append(nil),
-		"session without name": hello{purpose: purposeSession}.append(nil),
+		"no name":              hello{}.append(nil),
 		"unknown request":      request('W', 0),
 		"endless notification": request(opNotify, MaxMessage+1),
 		"endless read":         request(opRead, 1<<30/spanSize*spanSize),
@@ -218,12 +193,13 @@ func TestTooManyPeersAreTurnedAway(t *testing.T) {
 		owner.sessions[&session{}] = struct{}{}
 	}
 	owner.mu.Unlock()
-	_, err := Fetch(t.Context(), owner.Addr())
-	wantErr(t, err, ErrGone)
+	reader := tcpAgent(t, "reader")
+	peer := load(t, reader, owner)
+	wantErr(t, reader.Notify(t.Context(), peer, nil), ErrGone)
 	owner.mu.Lock()
 	clear(owner.sessions)
 	owner.mu.Unlock()
-	if _, err := Fetch(t.Context(), owner.Addr()); err != nil {
+	if err := reader.Notify(t.Context(), peer, nil); err != nil {
 		t.Errorf("with room again: %v", err)
 	}
 }

@@ -24,6 +24,7 @@ type flags struct {
 	Model    modelFlags    `group:"Model"`
 	Schedule scheduleFlags `group:"Scheduling"`
 	KV       kvFlags       `group:"KV cache and hand-off"`
+	Transfer transferFlags `group:"Transfer"`
 	Log      boot.Log      `group:"Logging"`
 }
 
@@ -31,7 +32,7 @@ type listenFlags struct {
 	Host      string        `flag:"host" help:"address that all ports listen on; there is no authentication"`
 	Port      int           `flag:"port" help:"data port; 0 picks a free one"`
 	AdminPort int           `flag:"admin-port" help:"port of /sim/faults and /sim/state; 0 picks a free one"`
-	Transfer  string        `flag:"transfer-address" arg:"HOST:PORT" help:"where other engines read KV; named in hand-offs. Default: a free port of --host"`
+	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"where others learn how to read KV; named in hand-offs. Default: a free port of --host"`
 	KeepAlive time.Duration `flag:"keep-alive" help:"how long an idle client connection stays open"`
 }
 
@@ -54,6 +55,7 @@ type kvFlags struct {
 	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
 	Lease       time.Duration `flag:"kv-lease" help:"how long a finished prefill waits for a decode engine without a sign of life; not scaled"`
+	Handshake   time.Duration `flag:"handshake-time" help:"what the first hand-off from each prefill engine costs this one; 0: what the model says, scaled"`
 	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does when KV cannot be read"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"act as an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
@@ -64,6 +66,7 @@ func defaults() flags {
 		Model:    modelFlags{Model: "tiny", TimeScale: 1},
 		Schedule: scheduleFlags{MaxBatchedTokens: 2048, MaxSequences: 256},
 		KV:       kvFlags{Role: "both", BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
+		Transfer: transferFlags{Transport: overTCP},
 	}
 }
 
@@ -74,9 +77,11 @@ func (f *flags) Validate(p *boot.Problems) {
 	if f.KV.Lease <= 0 { // the engine takes 0 for its default
 		p.Add("kv-lease", "%v is no time to wait: want more than 0", f.KV.Lease)
 	}
-	if f.Listen.Transfer != "" {
-		p.RequireAddress("transfer-address", f.Listen.Transfer)
+	if f.Listen.Channel != "" {
+		p.RequireAddress("side-channel-address", f.Listen.Channel)
 	}
+	p.Require(f.Transfer.Library == "" || f.Transfer.Transport == overNIXL,
+		"nixl-library", "has no effect with --transport %s: leave it out", f.Transfer.Transport)
 	if _, err := f.Model.load(); err != nil {
 		p.Add(f.Model.flag(), "%w", err)
 		return
@@ -106,7 +111,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	defer server.Close()
 	stop := context.AfterFunc(ctx, server.Close)
 	defer stop()
-	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "transfer": server.TransferAddr()})
+	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "sidechannel": server.SideChannelAddr()})
 	if err != nil {
 		return err
 	}
@@ -120,7 +125,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 func startError(err error) error {
 	var network *net.OpError
 	if errors.As(err, &network) {
-		return boot.Missingf("%w (choose another address with --transfer-address)", err)
+		return boot.Missingf("%w (choose another address with --side-channel-address)", err)
 	}
 	return err
 }
@@ -128,9 +133,9 @@ func startError(err error) error {
 // config is only asked for once the model has been found to load.
 func (f *flags) config() sim.Config {
 	model, _ := f.Model.load()
-	transferAddress := f.Listen.Transfer
-	if transferAddress == "" {
-		transferAddress = net.JoinHostPort(f.Listen.Host, "0")
+	sideChannel := f.Listen.Channel
+	if sideChannel == "" {
+		sideChannel = net.JoinHostPort(f.Listen.Host, "0")
 	}
 	return sim.Config{
 		Model:           model,
@@ -143,12 +148,12 @@ func (f *flags) config() sim.Config {
 			MaxQueuedRequests: f.Schedule.MaxQueued,
 		},
 		KV: sim.KVConfig{
-			Blocks: f.KV.Blocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease,
+			Blocks: f.KV.Blocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
 			LoadFailure:             sim.LoadFailurePolicy(f.KV.LoadFailure),
 			OmitPrefillCachedTokens: f.KV.NoCached,
 		},
 		KeepAlive: f.Listen.KeepAlive,
-		Transfer:  sim.TransferConfig{Address: transferAddress},
+		Transfer:  sim.TransferConfig{SideChannel: sideChannel, Open: f.Transfer.open()},
 	}
 }
 

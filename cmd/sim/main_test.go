@@ -34,13 +34,13 @@ func TestFlagsReachTheEngine(t *testing.T) {
 		ServedModelName: "llama", MaxModelLen: 300, TimeScale: 0.5, KeepAlive: f.Listen.KeepAlive,
 		Schedule: sim.ScheduleConfig{MaxBatchedTokens: 100, MaxSequences: 3, MaxQueuedRequests: 4},
 		KV:       sim.KVConfig{Blocks: 21, BlockSize: 16, Lease: f.KV.Lease, LoadFailure: sim.RecomputeLoad, OmitPrefillCachedTokens: true},
-		Transfer: sim.TransferConfig{Address: "127.0.0.2:0"},
+		Transfer: sim.TransferConfig{SideChannel: "127.0.0.2:0"},
 	}
 	if got.Model.Name != "llama-3.1-8b-h100" || f.KV.Lease.Seconds() != 9 || f.Listen.KeepAlive.Seconds() != 7 {
 		t.Errorf("model %s, lease %v, keep-alive %v", got.Model.Name, f.KV.Lease, f.Listen.KeepAlive)
 	}
 	if got.Model = want.Model; got.Schedule != want.Schedule || got.KV != want.KV || got.ServedModelName != want.ServedModelName ||
-		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.Address != want.Transfer.Address {
+		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.SideChannel != want.Transfer.SideChannel {
 		t.Errorf("config %+v\nwant   %+v", got, want)
 	}
 }

@@ -18,6 +18,10 @@ import (
 // chunkSize is how much of a client's body goes to the picker in one frame, in bytes.
 const chunkSize = 64 << 10
 
+// linger is how long the rest of a client's body may take when its answer is written: a connection that is closed under what
+// comes is reset, and the client may then not get to see the answer.
+const linger = 3 * time.Second
+
 // errUnavailable is all that a client learns when the picker or the endpoints fail; the log says more.
 var errUnavailable = pd.Refuse(pd.NoEndpoint, "The gateway found no endpoint that answers. Try again later.")
 
@@ -34,7 +38,9 @@ type call struct {
 	body      *spool
 	picker    *exchange
 	acct      *exchange     // of the pair; the picker's if there is one filter; nil if it has failed
-	pumped    chan struct{} // closed when the client's body is read; nil if there is none
+	pumped    chan struct{} // closed when nothing of the client's body is read any more; nil if there is none
+	cut       bool          // the picker did not want all of it; known when pumped is closed
+	unread    bool          // some of it was still to come when the answer began
 	answering bool          // the client has the status
 }
 
@@ -103,6 +109,7 @@ func (c *call) pump() {
 	for {
 		n, err := c.in.Body.Read(buf)
 		if n > 0 && stream.RequestBody(buf[:n], false) != nil {
+			c.cut = true
 			return // the receiving side knows why
 		}
 		switch {
@@ -239,6 +246,7 @@ func (c *call) refuse(ctx context.Context, err error) {
 		for name, values := range reply.Header {
 			h[name] = values
 		}
+		h.Set("Content-Length", strconv.Itoa(len(reply.Body))) // its end is known before the handler ends
 		c.w.WriteHeader(reply.Status)
 		_, _ = c.w.Write(reply.Body) // a client that has gone needs none
 		return
@@ -264,7 +272,11 @@ func (c *call) closeUnread(h http.Header) {
 	}
 	select {
 	case <-c.pumped:
+		c.unread = c.cut
 	default:
+		c.unread = true
+	}
+	if c.unread {
 		h.Set("Connection", "close")
 	}
 }
@@ -272,13 +284,16 @@ func (c *call) closeUnread(h http.Header) {
 // close ends everything that runs for the request, and waits for it.
 func (c *call) close(cancel context.CancelFunc) {
 	cancel()
-	if c.pumped != nil {
-		select {
-		case <-c.pumped:
-		default:
-			_ = c.control.SetReadDeadline(time.Unix(1, 0)) // wakes the pump, which may wait for the client
-			<-c.pumped
+	if c.unread { // the client may wait for its answer before it sends more
+		wait := linger
+		if c.in.ProtoMajor == 2 {
+			wait = 0 // streams can be left alone
 		}
+		_ = c.control.Flush()
+		_ = c.control.SetReadDeadline(time.Now().Add(wait)) // also for what the server reads when the handler has ended
+	}
+	if c.pumped != nil {
+		<-c.pumped
 	}
 	for _, x := range []*exchange{c.picker, c.acct} {
 		if x != nil {

@@ -48,8 +48,7 @@ func retriable(answer *http.Response, err error) bool {
 	if err != nil {
 		return true
 	}
-	unavailable := answer.StatusCode == http.StatusBadGateway || answer.StatusCode == http.StatusServiceUnavailable
-	return unavailable && answer.Header.Get(pd.HeaderRetry) == "1"
+	return answer.StatusCode >= http.StatusInternalServerError && answer.Header.Get(pd.HeaderRetry) == "1"
 }
 
 func (c *call) try(ctx context.Context, endpoint string) (*http.Response, error) {

@@ -1,10 +1,12 @@
 package gateway_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -225,6 +227,36 @@ func TestPickerAnswersItself(t *testing.T) {
 		defer client.Close()
 		if a := g.do(t, g.request(t, http.MethodPost, "/v1/completions", more)); a.status != 429 {
 			t.Errorf("answer %+v", a)
+		}
+	})
+	t.Run("to a client that sends all before it reads", func(t *testing.T) {
+		p := startPicker(t, on(client.MarkPicker, client.RequestHeaders, replies), deadAddress(t))
+		g := startGateway(t, nil, p.address)
+		conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		const size = 100_000
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size)
+		in := bufio.NewReader(conn)
+		if _, err := in.Peek(1); err != nil { // it is refused
+			t.Fatal(err)
+		}
+		for range size / 1000 {
+			if _, err := io.WriteString(conn, strings.Repeat("x", 1000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(resp.Body); resp.StatusCode != 429 || string(body) != `{"error":{}}` || err != nil {
+			t.Errorf("%d %s, %v", resp.StatusCode, body, err)
+		}
+		if _, err := in.ReadByte(); err != io.EOF {
+			t.Errorf("the connection does not end in good order: %v", err)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -35,6 +36,8 @@ func requestHead(r *http.Request) client.RequestHead {
 	if trailers {
 		h.Set("Te", "trailers")
 	}
+	h.Del(epp.HeaderTarget) // for gateways that have looked at who asks
+	h.Del(epp.HeaderTargetOld)
 	for name := range h {
 		if pd.Internal(name) && !strings.EqualFold(name, pd.HeaderWish) {
 			delete(h, name)

@@ -21,6 +21,8 @@ type State struct {
 	ForeignReads int64 `json:"foreign_reads"`
 	// Requests counts HTTP requests that were queued.
 	Requests int64 `json:"requests"`
+	// Held counts requests, or answers, that a slow fault holds back at the moment.
+	Held int64 `json:"held"`
 	// KVBytesRead is what this engine has loaded from others, in bytes that really moved.
 	KVBytesRead int64 `json:"kv_bytes_read"`
 	// KVBytesServed is the size, in bytes, of the hand-offs that a notification ended. Reads are one-sided: the owner
@@ -45,7 +47,7 @@ func (e *Engine) state() State {
 	return State{
 		Blocks:  BlockState{e.pool.total(), e.pool.used(), e.pool.pinned},
 		Expired: e.counts.expired, Released: e.counts.released, StaleReads: e.counts.stale, ForeignReads: e.counts.foreign,
-		Requests: e.counts.requests, KVBytesRead: e.counts.kvBytesRead, KVBytesServed: e.counts.kvBytesReleased,
+		Requests: e.counts.requests, Held: e.counts.held, KVBytesRead: e.counts.kvBytesRead, KVBytesServed: e.counts.kvBytesReleased,
 	}
 }
 

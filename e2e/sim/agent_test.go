@@ -24,7 +24,7 @@ func TestThirdAgentReleases(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer agent.Close()
-	metadata, err := transfer.Fetch(t.Context(), joinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
+	metadata, err := AskSideChannel(t.Context(), joinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func (e *Engine) readChat(f *fields) (*generateRequest, *apiError) {
 	q := readCommon(f)
 	q.echo = false // chat answers never repeat the prompt
 	if n := f.optionalInteger("max_completion_tokens"); n != nil {
-		q.maxTokens = n
+		q.maxTokens, q.maxTokensName = n, "max_completion_tokens"
 	}
 	if f.boolean("logprobs") {
 		q.logprobs = f.integer("top_logprobs", 0)

@@ -61,20 +61,26 @@ type KVConfig struct {
 	LoadFailure LoadFailurePolicy
 	// HandshakeTimeout is how long an unknown peer is tried; default 5 s.
 	HandshakeTimeout time.Duration
+	// HandshakeTime is what the first hand-off from each other engine costs this one, whatever the TimeScale; default: the
+	// model's handshake_ms, which is scaled.
+	HandshakeTime time.Duration
 	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.
 	OmitPrefillCachedTokens bool
 }
 
 // TransferConfig is how KV moves between engines.
 type TransferConfig struct {
-	// Address is where the default Transport listens; default 127.0.0.1:0. With a Transport given, it is the host:port
-	// that hand-offs name, and that peers give to their Fetch.
-	Address string
+	// SideChannel is the host:port at which others learn how this engine is reached, and which hand-offs name; default
+	// 127.0.0.1:0. It is served, unless a Fetch is given: then peers have another way.
+	SideChannel string
 	// EngineID is this engine's name among its peers, and has to be the Transport's; default: a fresh UUID.
 	EngineID string
-	// Transport moves the KV; the engine closes it. Default: a transfer.TCP.
+	// Transport moves the KV; the engine closes it. One that has an Alloc is asked for the memory of the KV. Default: what
+	// Open gives.
 	Transport transfer.Transport
-	// Fetch gets a peer's metadata from its address; default transfer.Fetch, which goes with transfer.TCP.
+	// Open opens the Transport under the engine's name; default: a transfer.TCP on a free port of the side channel's host.
+	Open func(name string) (transfer.Transport, error)
+	// Fetch gets the metadata of the peer whose side channel is at address; default AskSideChannel.
 	Fetch func(ctx context.Context, address string) ([]byte, error)
 }
 
@@ -99,11 +105,8 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.KV.LoadFailure, FailLoad)
 	setDefault(&c.KV.HandshakeTimeout, 5*time.Second)
 	setDefault(&c.KeepAlive, 5*time.Second)
-	setDefault(&c.Transfer.Address, "127.0.0.1:0")
+	setDefault(&c.Transfer.SideChannel, "127.0.0.1:0")
 	setDefault(&c.Transfer.EngineID, newUUID())
-	if c.Transfer.Fetch == nil {
-		c.Transfer.Fetch = transfer.Fetch
-	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -138,6 +141,7 @@ func (c *Config) problems(report func(flag, format string, args ...any)) {
 	check(c.MaxModelLen > 1, "max-model-len", "max model len is %d tokens: want at least 2", c.MaxModelLen)
 	check(c.KV.BlockSize > 0, "block-size", "block size is %d tokens: want at least 1", c.KV.BlockSize)
 	check(c.KV.Lease > 0, "kv-lease", "KV lease is %v: want more than 0", c.KV.Lease)
+	check(c.KV.HandshakeTime >= 0, "handshake-time", "handshake time is %v: want 0 or more", c.KV.HandshakeTime)
 	check(c.KV.LoadFailure == FailLoad || c.KV.LoadFailure == RecomputeLoad,
 		"kv-load-failure-policy", "KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
 	check(int64(c.KV.Blocks) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken))/int64(max(1, c.KV.BlockSize)), "blocks",

@@ -15,15 +15,19 @@
 //
 // # Time
 //
-// A step takes what the model file says (model.go), times Config.TimeScale. Leases, handshake time-outs and keep-alive are
-// real time. All clocks are the standard library's, so testing/synctest replaces them.
+// A step takes what the model file says (model.go), times Config.TimeScale, and so does the first hand-off of a pair of
+// engines, unless Config says how long that is. Leases, handshake time-outs and keep-alive are real time. All clocks are
+// the standard library's, so testing/synctest replaces them.
 //
 // # Faults
 //
-// POST /sim/faults {"leg","fault","arg","count","match"} makes something go wrong, DELETE /sim/faults ends it, and
+// POST /sim/faults {"leg","fault","arg","at","count","match"} makes something go wrong, DELETE /sim/faults ends it, and
 // GET /sim/state shows the blocks; all on the admin port. Fault and State document the members.
 //
 // # Known differences from the real engine, and why
+//
+// What is not listed is the same: `make test-vllm` sends the recorded requests to both and compares the shapes of the
+// answers, and runs the same end-to-end suite on both.
 //
 //   - Header names begin with capitals and come in alphabetical order: net/http writes them so, and HTTP does not care.
 //   - Text splits into other tokens, and generated text is noise: there are no weights and no trained vocabulary (tokens.go
@@ -44,24 +48,32 @@
 //     takes GET only: what is tested here needs none of them.
 //   - /reset_prefix_cache needs no developer mode, so that tests of a poisoned cache can go on.
 //   - Scale-out endpoints (render, generate, abort) always answer 403, as by default.
-//   - There are no KV events: /kv_event_sources is empty, as with the real engine when they are off.
-//   - One engine per server: no data parallelism, and one KV cache group.
-//   - The side channel is the transfer package's, not ZMQ and msgpack: remote_host and remote_port are the TCP address of
-//     the transport. Notifications have the real form. KV is copied into place after it has arrived, not read in place.
-//   - There is no compatibility hash: engines of different models, or block sizes, read each other's KV as garbage, which
-//     the state counts as foreign, where the real handshake fails. The transport's metadata has no room for one.
-//   - Bidirectional reuse and the push connector are not simulated: the hand-off is prefill to decode, by pull.
-//   - remote_block_ids with more than one group kill the engine, like every other shape it does not expect; not measured.
+//   - There are no KV events: /kv_event_sources is empty, as with the real engine when they are off, for nothing here
+//     subscribes to them.
+//   - One engine per server: no data parallelism, and one KV cache group. A coordinator sees each rank as an engine of its
+//     own anyway, and groups only as an opaque list.
+//   - The side channel is real in form, and so are notifications, but the metadata in it is of the transfer package's TCP
+//     transport, which NIXL does not read, and nothing else is told of the cache. With a transport of transfer/nixl
+//     (Config.Transfer.Open) agents, notifications and reads are those of the real library; only the list of regions in
+//     front of its metadata is ours. In both cases KV is copied into place after it has arrived, not read in place.
+//   - Nobody compares compatibility hashes: engines of different models, or block sizes, read each other's KV as garbage, which
+//     the state counts as foreign, where the real handshake fails.
+//   - Bidirectional reuse and the push connector are not simulated: no coordinator here asks for them.
+//   - remote_block_ids with more than one group kill the engine, like every other shape it does not expect: a model with
+//     one group cannot tell what it would do otherwise.
 //   - A request that is given up while its KV is on the way keeps its blocks until the transfer ends, and the number of
-//     waiting requests still counts it.
-//   - A closed port during a handshake is tried again every 200 ms until 5 s are over; concurrent handshakes do not
-//     delay each other.
-//   - Blocks of a running step that was aborted are free at once, not at the end of the step.
+//     waiting requests still counts it: a transfer cannot be called back, and the real one has ended within a step.
+//   - A closed port during a handshake is tried again every 200 ms until 5 s are over, and concurrent handshakes do not
+//     delay each other: with the real engine a second one took up to 9 s, which only makes tests slower.
+//   - Blocks of a running step that was aborted are free at once, not at the end of the step: the step's end is when its
+//     results are due, and nobody waits for those.
 //   - /load is always 0, as without load tracking. /metrics has no python_*, process_* and http_* families, and lacks
 //     vllm:estimated_*, vllm:mm_cache_*, vllm:request_params_*, vllm:request_max_num_generation_tokens,
 //     vllm:request_time_per_output_token_seconds and vllm:request_num_preemptions: nothing here reads them. Histograms have
 //     fewer buckets, help texts are our own, and cache_config_info has only the labels that the simulator has a value for.
-//   - Leases that ran out are noticed to the millisecond, not at the next step.
+//   - When it is told to stop, whole answers under way get 500. The real one gives 200 to some, finish_reason "abort" and the
+//     tokens that there are, as a race has it; TestAbortedAnswer of the sidecar has that.
+//   - Leases that ran out are noticed to the millisecond, not at the next step, so that tests can rely on the time.
 //
 // What it does not do: it decides nothing about where requests go, and it authenticates nobody, on no port. Like the real
 // engine it dies of hand-offs that are incomplete.

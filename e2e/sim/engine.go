@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -26,6 +25,8 @@ type Engine struct {
 	peers     *peers
 	faults    *faultList
 	identity  identity
+
+	sideChannel net.Listener // nil if it is not served
 
 	waiting []*sequence // first in line first
 	running []*sequence // oldest first
@@ -47,6 +48,7 @@ type identity struct {
 // counts is what State reports and no metric of the real engine does.
 type counts struct {
 	requests                     int64
+	held                         int64 // by slow faults, now
 	expired, released            int64 // leases
 	stale, foreign               int64 // reads
 	kvBytesRead, kvBytesReleased int64
@@ -82,37 +84,21 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.identity.fingerprint = "vllm-" + engineVersion + "-" + randomHex(4)
-	e.peers = &peers{transport: e.transport, fetch: cfg.Transfer.Fetch, timeout: cfg.KV.HandshakeTimeout, known: make(map[string]*peer)}
-	if e.kv, err = newKVMemory(&cfg.Model, cfg.KV.Blocks, cfg.KV.BlockSize, e.transport); err != nil {
-		return nil, errors.Join(err, e.transport.Close())
+	e.peers = &peers{transport: e.transport, fetch: e.cfg.Transfer.Fetch, timeout: cfg.KV.HandshakeTimeout,
+		cost: cfg.handshakeTime(), known: make(map[string]*peer)}
+	if e.kv, err = newKVMemory(&cfg.Model, cfg.KV.Blocks, cfg.KV.BlockSize, e.transport); err == nil {
+		err = e.kv.register(e.transport)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.closeTransport())
 	}
 	e.start()
 	return e, nil
 }
 
-// noStallTimeout is longer than anybody waits: the real engine has no deadline for a peer that hangs.
-const noStallTimeout = 24 * time.Hour
-
-// openTransport finds out, or decides, under which address peers know this engine.
-func (e *Engine) openTransport() error {
-	address := e.cfg.Transfer.Address
-	if e.transport == nil {
-		t, err := transfer.NewTCP(transfer.TCPConfig{Listen: address, Name: e.identity.engineID, StallTimeout: noStallTimeout, Logger: e.log})
-		if err != nil {
-			return fmt.Errorf("opening the transfer transport: %w", err)
-		}
-		e.transport, address = t, t.Addr()
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err == nil {
-		e.identity.host = host
-		e.identity.port, err = strconv.Atoi(port)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("reading the transfer address %q: %w", address, err), e.transport.Close())
-	}
-	return nil
-}
+// NoStallTimeout is what a transport of the engine is given for a peer that hangs, longer than anybody waits: the real engine
+// has no deadline.
+const NoStallTimeout = 24 * time.Hour
 
 func (e *Engine) start() {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -124,12 +110,15 @@ func (e *Engine) start() {
 		stop:     cancel,
 		spawn:    func(work func(context.Context)) { workers.Go(func() { work(ctx) }) },
 	}
+	if e.sideChannel != nil {
+		e.spawn(e.serveSideChannel)
+	}
 	go func() {
 		defer close(e.finished)
 		e.run(ctx)
 		cancel()
 		workers.Wait()
-		if err := e.transport.Close(); err != nil {
+		if err := e.closeTransport(); err != nil {
 			e.log.Error("closing the transfer transport", "error", err)
 		}
 	}()

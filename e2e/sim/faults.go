@@ -22,13 +22,22 @@ type Fault struct {
 	//	truncate      the engine works; the body ends too early by FIN: after half of its bytes, or after the first event
 	//	slow          the engine sees the request Arg milliseconds later; Arg "stop": never, the client waits until it
 	//	              leaves or the fault is deleted
-	//	status        answers with HTTP status Arg in the engine's envelope; the engine never sees the request
+	//	status        answers with HTTP status Arg in the engine's envelope; the engine never sees the request. 503 is
+	//	              the answer of admission, which lets the hand-off of a decode leg go
 	//	crash         the engine dies when it gets the request: what runs ends with 500, and the port closes
 	//	no-handoff    a prefill leg without kv_transfer_params in its answer; nothing is held for a decode engine
 	//	bad-handoff   a prefill leg whose kv_transfer_params are damaged; Arg says how (see Damages)
 	//	stale         a prefill leg whose lease is over at once, and whose blocks have been overwritten
 	Fault string `json:"fault"`
 	Arg   string `json:"arg"`
+	// At has reset-after, truncate, slow or crash strike at a point of the answer instead:
+	//
+	//	headers  the engine has done the work, or of a stream admitted the request; nothing has been sent
+	//	body     the headers have been sent, and nothing of the body
+	//	2        so many events of a stream have been sent, or half of the bytes of a whole answer
+	//
+	// A crash at a point is the death of the whole process: the connection is reset, and the port closes.
+	At string `json:"at,omitempty"`
 	// Count is how many requests it hits before it is used up; 0: no limit.
 	Count int `json:"count"`
 	// Match is a part of the request's X-Request-Id or model; empty fits all.
@@ -67,6 +76,9 @@ func (f *Fault) validate() error {
 	}
 	if f.Count < 0 {
 		return fmt.Errorf("count %d: want 0 or more", f.Count)
+	}
+	if _, err := f.point(); err != nil {
+		return err
 	}
 	switch f.Fault {
 	case faultSlow:
@@ -144,6 +156,16 @@ func (e *Engine) ClearFaults() {
 func (l *faultList) changed() {
 	if l.watch != nil {
 		l.watch(slices.ContainsFunc(l.list, func(f *faultEntry) bool { return f.closesPort() }))
+	}
+}
+
+// closePort closes the data port for good.
+func (l *faultList) closePort() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.watch != nil {
+		l.watch(true)
+		l.watch = nil
 	}
 }
 

@@ -285,6 +285,9 @@ func TestFaultsAreChecked(t *testing.T) {
 		`{"fault":"crash","leg":"both"}`:    `leg "both"`,
 		`{"fault":"crash","count":-1}`:      "count -1",
 		`{"fault":"crash","often":true}`:    `unknown field "often"`,
+		`{"fault":"crash","at":"end"}`:      `at "end"`,
+		`{"fault":"truncate","at":"0"}`:     `at "0"`,
+		`{"fault":"refuse","at":"body"}`:    "refuse has no",
 		`{"fault":`:                         "unexpected EOF",
 	} {
 		r := do(t, http.MethodPost, s.Admin+"/sim/faults", body)
@@ -299,7 +302,7 @@ func TestStateContract(t *testing.T) {
 	s := start(t)
 	prefillBytes(t, s, 1)
 	r := do(t, http.MethodGet, s.Admin+"/sim/state", "")
-	want := `{"blocks":{"total":511,"used":2,"pinned":2},"expired":0,"released":0,"stale_reads":0,"foreign_reads":0,"requests":1,"kv_bytes_read":0,"kv_bytes_served":0}`
+	want := `{"blocks":{"total":511,"used":2,"pinned":2},"expired":0,"released":0,"stale_reads":0,"foreign_reads":0,"requests":1,"held":0,"kv_bytes_read":0,"kv_bytes_served":0}`
 	if string(r.body) != want {
 		t.Errorf("state is %s, want %s", r.body, want)
 	}

@@ -24,6 +24,7 @@ type digest [sha256.Size]byte
 // Only the engine's loop writes to it or calls its methods.
 type kvMemory struct {
 	mem       []byte
+	free      func() error // gives mem back, once nobody can read it any more
 	region    transfer.Region
 	slot      int // bytes held per token
 	blockSize int // tokens per block
@@ -32,20 +33,40 @@ type kvMemory struct {
 	stretcher stretcher
 }
 
+// allocator is a transport that can read only memory of its own making: the real library's must not lie on the Go heap.
+type allocator interface {
+	Alloc(bytes int) (mem []byte, free func() error, err error)
+}
+
+// newKVMemory takes memory that the transport can read, if it is one that cares. It is for register next, and free in any
+// case.
 func newKVMemory(m *Model, blocks, blockSize int, t transfer.Transport) (*kvMemory, error) {
 	k := &kvMemory{
-		mem:       make([]byte, blocks*blockSize*m.StoredBytesPerToken),
+		free:      func() error { return nil },
 		slot:      m.StoredBytesPerToken,
 		blockSize: blockSize,
 		seed:      sha256.Sum256([]byte("tandem kv " + m.Name)),
 		scratch:   make([]byte, blockSize*m.StoredBytesPerToken),
 	}
-	region, err := t.Register(k.mem)
-	if err != nil {
-		return nil, fmt.Errorf("registering %d bytes of KV: %w", len(k.mem), err)
+	bytes := blocks * k.blockBytes()
+	own, ok := t.(allocator)
+	if !ok {
+		k.mem = make([]byte, bytes)
+		return k, nil
 	}
-	k.region = region
+	var err error
+	if k.mem, k.free, err = own.Alloc(bytes); err != nil {
+		return nil, fmt.Errorf("taking memory for %d bytes of KV: %w", bytes, err)
+	}
 	return k, nil
+}
+
+// register lets other engines read the memory.
+func (k *kvMemory) register(t transfer.Transport) (err error) {
+	if k.region, err = t.Register(k.mem); err != nil {
+		return fmt.Errorf("registering %d bytes of KV: %w", len(k.mem), err)
+	}
+	return nil
 }
 
 func (k *kvMemory) blockBytes() int { return k.slot * k.blockSize }

@@ -248,7 +248,7 @@ func TestPrefillRestart(t *testing.T) {
 			do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
 			old := prefill(t, first, prompt(2, 100))
 			first.Close()
-			second := start(t, func(c *Config) { c.Transfer.Address = first.Transfer })
+			second := start(t, func(c *Config) { c.Transfer.SideChannel = first.SideChannel })
 			r := post(t, d.URL+"/v1/completions", ask(prompt(2, 100), 6, old))
 			if ok := r.status == http.StatusOK; ok != (policy == RecomputeLoad) {
 				t.Errorf("status %d: %s", r.status, r.body)

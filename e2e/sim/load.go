@@ -51,16 +51,12 @@ func (e *Engine) startLoad(s *sequence) {
 
 // transferKV runs beside the loop. There is no deadline once the peer is known: a peer that hangs, hangs the request.
 func (e *Engine) transferKV(ctx context.Context, p *pull) error {
-	owner, fresh, err := e.peers.get(ctx, p.from)
+	owner, err := e.peers.meet(ctx, p.from)
 	if err != nil {
 		return err
 	}
-	wait := e.cfg.Model.transferTime(len(p.tokens) - p.start)
-	if fresh {
-		wait += e.cfg.Model.handshakeTime()
-	}
 	begun := time.Now()
-	if err := sleep(ctx, e.scaled(wait)); err != nil {
+	if err := sleep(ctx, e.scaled(e.cfg.Model.transferTime(len(p.tokens)-p.start))); err != nil {
 		return err
 	}
 	blockBytes := e.kv.blockBytes()

@@ -58,6 +58,7 @@ func (e *Engine) readAnthropic(f *fields) (*generateRequest, *apiError) {
 	if raw, ok := f.get("system"); ok {
 		messages = append([]chatMessage{{"system", contentText(raw)}}, messages...)
 	}
+	q.maxTokensName = "max_completion_tokens" // into which the engine turns max_tokens
 	q.sampling.stop = f.texts("stop_sequences")
 	if err := f.err(); err != nil {
 		return nil, err

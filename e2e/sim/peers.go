@@ -37,7 +37,7 @@ func (e *Engine) tell(to source, message string, done func()) {
 	e.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 		defer cancel()
-		owner, _, err := e.peers.get(ctx, to)
+		owner, err := e.peers.get(ctx, to)
 		if err == nil {
 			if err = e.transport.Notify(ctx, owner.name, []byte(message)); err != nil {
 				e.peers.forgetLost(owner, err)
@@ -84,7 +84,8 @@ func (e *Engine) beat(pending []*sequence) {
 type peers struct {
 	transport transfer.Transport
 	fetch     func(context.Context, string) ([]byte, error)
-	timeout   time.Duration
+	timeout   time.Duration // of trying to reach an unknown peer
+	cost      time.Duration // see meet
 
 	mu      sync.Mutex
 	known   map[string]*peer
@@ -95,24 +96,26 @@ type peer struct {
 	ready chan struct{} // closed once name or err is there
 	name  transfer.Peer
 	err   error
+
+	meeting bool          // somebody pays for the first hand-off; peers.mu guards it
+	met     chan struct{} // closed once that has been paid for
 }
 
-// get returns the peer, after a handshake if it is not known yet: then fresh is true for the one who waited first.
-// All who ask during a handshake wait for the same one.
-func (ps *peers) get(ctx context.Context, from source) (p *peer, fresh bool, err error) {
+// get returns the peer, after a handshake if it is not known yet. All who ask during a handshake wait for the same one.
+func (ps *peers) get(ctx context.Context, from source) (*peer, error) {
 	ps.mu.Lock()
 	p, ok := ps.known[from.engineID]
 	if !ok {
-		p = &peer{ready: make(chan struct{})}
+		p = &peer{ready: make(chan struct{}), met: make(chan struct{})}
 		ps.known[from.engineID] = p
 	}
 	ps.mu.Unlock()
 	if ok {
 		select {
 		case <-p.ready:
-			return p, false, p.err
+			return p, p.err
 		case <-ctx.Done():
-			return nil, false, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 	p.name, p.err = ps.handshake(ctx, from)
@@ -122,7 +125,7 @@ func (ps *peers) get(ctx context.Context, from source) (p *peer, fresh bool, err
 		ps.mu.Unlock()
 	}
 	close(p.ready)
-	return p, true, p.err
+	return p, p.err
 }
 
 // handshakeRetry is the pause between two attempts to reach an unknown peer.

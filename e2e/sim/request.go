@@ -23,6 +23,7 @@ type generateRequest struct {
 	logprobs                              int // alternatives per token; -1: none wanted
 	temperature, topP                     float64
 	maxTokens                             *int
+	maxTokensName                         string // what errors call it
 	sampling                              sampling
 	salt                                  string
 	instructions                          *string // of /v1/responses, which repeats them
@@ -37,6 +38,7 @@ func readCommon(f *fields) *generateRequest {
 	q := &generateRequest{
 		model:          f.text("model", ""),
 		maxTokens:      f.optionalInteger("max_tokens"),
+		maxTokensName:  "max_tokens",
 		n:              f.integer("n", 1),
 		stream:         f.boolean("stream"),
 		temperature:    f.float("temperature", 1),
@@ -88,10 +90,19 @@ func noTokens(maxTokens int) *apiError {
 	return badParameter("max_tokens", v, "max_tokens must be at least 1, got %s.", v)
 }
 
+// tooMany is for answers that would not fit without any prompt. Those that do not fit with theirs are cut without a word.
+func tooMany(name string, maxTokens, limit int) *apiError {
+	return badParameter(name, strconv.Itoa(maxTokens),
+		"%s=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", name, maxTokens, limit)
+}
+
 // check is what the handler refuses: values, and prompts that do not fit.
 func (q *generateRequest) check(e *Engine) *apiError {
 	if q.model != "" && q.model != e.cfg.ServedModelName {
 		return unknownModel(q.model, e.cfg.ServedModelName)
+	}
+	if limit := e.cfg.MaxModelLen; q.maxTokens != nil && *q.maxTokens > limit {
+		return tooMany(q.maxTokensName, *q.maxTokens, limit)
 	}
 	if err := q.checkPrompts(e); err != nil {
 		return err

@@ -115,7 +115,7 @@ func (e *Engine) serveResponses(c *call) {
 
 func (e *Engine) readResponses(f *fields) (*generateRequest, *apiError) {
 	q := readCommon(f)
-	q.maxTokens = f.optionalInteger("max_output_tokens")
+	q.maxTokens, q.maxTokensName = f.optionalInteger("max_output_tokens"), "max_output_tokens"
 	var messages []chatMessage
 	if s := f.text("instructions", ""); s != "" {
 		q.instructions = &s

@@ -15,8 +15,8 @@ import (
 type Server struct {
 	// Engine is what serves; its Go calls may be used beside the ports.
 	Engine *Engine
-	// URL is http://host:port of the data port, Admin of the admin port, Transfer the host:port that hand-offs name.
-	URL, Admin, Transfer string
+	// URL is http://host:port of the data port, Admin of the admin port, SideChannel the host:port that hand-offs name.
+	URL, Admin, SideChannel string
 
 	port  *port
 	admin *http.Server
@@ -48,7 +48,7 @@ func Serve(cfg Config, data, admin net.Listener) (*Server, error) {
 	}
 	s := &Server{
 		Engine: e,
-		URL:    "http://" + data.Addr().String(), Admin: "http://" + admin.Addr().String(), Transfer: e.TransferAddress(),
+		URL:    "http://" + data.Addr().String(), Admin: "http://" + admin.Addr().String(), SideChannel: e.SideChannelAddress(),
 		port:  newPort(data, &http.Server{Handler: e.Handler(), IdleTimeout: e.cfg.KeepAlive, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug)}),
 		admin: &http.Server{Handler: e.Admin(), ReadHeaderTimeout: 5 * time.Second},
 		ended: make(chan struct{}),
@@ -193,16 +193,16 @@ func (c *busyConns) drained() <-chan struct{} {
 	return idle
 }
 
-// TransferAddress is the host:port that hand-offs name.
-func (e *Engine) TransferAddress() string {
+// SideChannelAddress is the host:port that hand-offs name.
+func (e *Engine) SideChannelAddress() string {
 	return net.JoinHostPort(e.identity.host, strconv.Itoa(e.identity.port))
 }
 
 // ID is the engine id that hand-offs name; it is new for every start.
 func (e *Engine) ID() string { return e.identity.engineID }
 
-// TransferAddr is Transfer as a net.Addr.
-func (s *Server) TransferAddr() net.Addr { return hostPort(s.Transfer) }
+// SideChannelAddr is SideChannel as a net.Addr.
+func (s *Server) SideChannelAddr() net.Addr { return hostPort(s.SideChannel) }
 
 // hostPort is an address that may have a name for a host.
 type hostPort string

@@ -223,7 +223,7 @@ func TestContentOfMessages(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	s := start(t)
-	if a := s.TransferAddr(); a.String() != s.Transfer || a.Network() != "tcp" || s.Transfer != s.Engine.TransferAddress() {
-		t.Errorf("addresses %v, %s", a, s.Transfer)
+	if a := s.SideChannelAddr(); a.String() != s.SideChannel || a.Network() != "tcp" || s.SideChannel != s.Engine.SideChannelAddress() {
+		t.Errorf("addresses %v, %s", a, s.SideChannel)
 	}
 }

@@ -41,7 +41,7 @@ func (s *site) engine(t *testing.T, change ...func(*Config)) *Engine {
 	}
 	s.engines = append(s.engines, mem)
 	s.mu.Unlock()
-	cfg := Config{TimeScale: 1, Transfer: TransferConfig{Address: fmt.Sprintf("memory:%d", port), EngineID: id, Transport: mem, Fetch: s.fetch}}
+	cfg := Config{TimeScale: 1, Transfer: TransferConfig{SideChannel: fmt.Sprintf("memory:%d", port), EngineID: id, Transport: mem, Fetch: s.fetch}}
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -14,11 +14,14 @@
 // children of a killed parent live on.
 //
 // [StartPD] puts a whole P/D stack together in a group: simulated engines or
-// those that run already, sidecars, endpoint picker and proxy. Its files are
-// gone when the group has stopped; a parent that is killed leaves them in the
-// folder for temporary files.
+// those that run already, sidecars with keepers or without, endpoint picker and
+// proxy. KV moves over Tandem's TCP, or by the real NIXL library, for which the
+// programs that need it have been built into a folder of their own. Its files
+// are gone when the group has stopped; a parent that is killed leaves them in
+// the folder for temporary files.
 //
 // What it does not do: it builds no program, restarts none, and gives no port
 // away. What it starts asks for free ports of the loopback interface, unless
-// told otherwise; the ready line tells which ones they got.
+// told otherwise; the ready line tells which ones they got. NIXL's own ports are
+// no exception for simulated engines (UCX_NET_DEVICES).
 package stack

@@ -42,11 +42,25 @@ var buildPrograms = sync.OnceValues(func() (dir string, err error) {
 		return "", err
 	}
 	builtDir = dir
-	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
+	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/keeper", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
 	build.Dir = filepath.Join("..", "..")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the programs: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+// buildNIXL builds those that speak NIXL beside the others, once.
+var buildNIXL = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = buildPrograms(); err != nil {
+		return "", err
+	}
+	build := exec.Command("go", "build", "-tags=nixl", "-o", stack.NIXLDir(dir)+string(filepath.Separator), "./cmd/keeper", "./cmd/sim")
+	build.Dir = filepath.Join("..", "..")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the programs that speak NIXL: %w\n%s", err, out)
 	}
 	return dir, nil
 })

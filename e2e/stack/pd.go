@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/tandem-serving/tandem/e2e/envoy"
@@ -20,7 +21,8 @@ const (
 
 // PDOptions say what a P/D stack is made of.
 type PDOptions struct {
-	// Dir is the folder with the programs epp, sidecar, sim and tandem; those that are not needed need not be there.
+	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in a folder of
+	// their own (NIXLDir); those that are not needed need not be there.
 	Dir string
 	// Prefill and Decode are how many engines are simulated, if none are named.
 	Prefill, Decode int
@@ -34,6 +36,13 @@ type PDOptions struct {
 	Proxy string
 	// Listen is the ip:port of the proxy; "": any free port of loopback.
 	Listen string
+	// Transport is how KV moves between simulated engines, and how keepers speak to engines: TransportTCP, which is also the
+	// default, or TransportNIXL, which is what real engines speak.
+	Transport string
+	// Library is the path of the NIXL library, or of its folder, for TransportNIXL; "": NIXLLibrary.
+	Library string
+	// Keeper puts a keeper behind each sidecar, so that it holds hand-offs and gives them back itself.
+	Keeper bool
 	// SimFlags are for every simulated engine.
 	SimFlags []string
 	// OTLP is the host:port of a collector that gets spans; "": the one that OTEL_* variables name, if any.
@@ -69,7 +78,9 @@ type Pod struct {
 // error; an error is one sentence for the person who chose the options.
 func StartPD(ctx context.Context, g *Group, o PDOptions) (*PD, error) {
 	a := assembly{PDOptions: o, group: g}
-	for _, step := range []func(context.Context) error{a.check, a.startEngines, a.findModel, a.startSidecars, a.startPicker, a.startProxy} {
+	for _, step := range []func(context.Context) error{
+		a.check, a.startEngines, a.findModel, a.startSidecars, a.startPicker, a.startProxy, a.awaitKeepers,
+	} {
 		err := step(ctx)
 		if err != nil && ctx.Err() != nil {
 			return nil, context.Cause(ctx) // of all that fails when a program has died, its death is the news
@@ -106,6 +117,9 @@ func (a *assembly) check(ctx context.Context) error {
 	if err := a.findPrograms(); err != nil {
 		return err
 	}
+	if err := a.checkTransport(ctx); err != nil {
+		return err
+	}
 	return a.checkPort(ctx)
 }
 
@@ -128,8 +142,13 @@ func (a *assembly) chooseProxy() error {
 
 func (a *assembly) findPrograms() error {
 	programs := []string{"epp", "sidecar"}
-	if !a.foreign() {
-		programs = append(programs, "sim")
+	if a.Transport != TransportNIXL { // whose own are looked for with it
+		if !a.foreign() {
+			programs = append(programs, "sim")
+		}
+		if a.Keeper {
+			programs = append(programs, "keeper")
+		}
 	}
 	if a.Proxy == ProxyGateway {
 		programs = append(programs, "tandem")
@@ -171,7 +190,8 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 	for i := range pods {
 		pod := &pods[i]
 		pod.Name = role + "-" + strconv.Itoa(i)
-		p, err := a.group.Start(ctx, Sim(a.Dir, pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...))
+		program := a.sim(pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...)
+		p, err := a.group.Start(ctx, program)
 		if err != nil {
 			return nil, err
 		}
@@ -183,20 +203,34 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 	return pods, nil
 }
 
+// sim is a simulated engine with the transport of the stack.
+func (a *assembly) sim(name string, flags ...string) Program {
+	dir := a.Dir
+	if a.Transport == TransportNIXL {
+		dir = NIXLDir(dir)
+	}
+	program := Sim(dir, name, append(flags, SimTransport(a.Transport, a.Library)...)...)
+	program.Env = a.transportEnv()
+	return program
+}
+
 // startSidecars puts a sidecar beside each decode engine, which may send prefill legs to the prefill engines: beyond
 // loopback, where simulated ones are, to exactly those.
 func (a *assembly) startSidecars(ctx context.Context) error {
-	var allow []string
+	var flags []string
 	for _, pod := range a.pd.Prefill {
-		allow = append(allow, "--prefill-allow="+pod.Engine)
+		flags = append(flags, "--prefill-allow="+pod.Engine)
+	}
+	if a.Keeper {
+		flags = append(flags, KeeperFlags(a.Dir, a.Transport, a.Library)...)
 	}
 	for i := range a.pd.Decode {
 		pod := &a.pd.Decode[i]
-		program, err := Sidecar(a.Dir, pod.Engine, allow...)
+		program, err := Sidecar(a.Dir, pod.Engine, flags...)
 		if err != nil {
 			return err
 		}
-		program.Name, program.Env = pod.Name+" sidecar", a.telemetry()
+		program.Name, program.Env = pod.sidecar(), slices.Concat(a.telemetry(), a.transportEnv())
 		p, err := a.group.Start(ctx, program)
 		if err != nil {
 			return err

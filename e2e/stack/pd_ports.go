@@ -22,7 +22,7 @@ func (p *PD) Ports() []PortLine {
 		lines = append(lines, pod.engineLines()...)
 	}
 	for _, pod := range p.Decode {
-		sidecar := pod.Name + " sidecar"
+		sidecar := pod.sidecar()
 		lines = append(lines, PortLine{sidecar, pod.Address, "the proxy sends requests here"},
 			PortLine{sidecar, pod.SidecarMetrics, "/metrics, /readyz, /livez"},
 			PortLine{sidecar, pod.SidecarAdmin, "profiles"})
@@ -37,6 +37,9 @@ func (p *PD) proxyProgram() string {
 	}
 	return "gateway"
 }
+
+// sidecar is the name of the sidecar's program.
+func (pod *Pod) sidecar() string { return pod.Name + " sidecar" }
 
 func (pod *Pod) engineLines() []PortLine {
 	if pod.EngineAdmin == "" {

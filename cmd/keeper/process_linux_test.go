@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer/keeper"
+)
+
+// said keeps what is logged.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+// process is the one that the next line speaks of.
+func (s *said) process(t *testing.T) *os.Process {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return pidIn(t, json.NewDecoder(&s.text))
+}
+
+// pidIn is the process that a log in JSON says runs.
+func pidIn(t *testing.T, log *json.Decoder) *os.Process {
+	t.Helper()
+	var line struct{ PID int }
+	if err := log.Decode(&line); err != nil || line.PID == 0 {
+		t.Fatalf("pid %d, %v", line.PID, err)
+	}
+	process, err := os.FindProcess(line.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process
+}
+
+// TestOutlivesSignals: what is sent to all processes of a sidecar ends the sidecar, which may still have to tell engines
+// something until it does.
+func TestOutlivesSignals(t *testing.T) {
+	var log said
+	engine := tcpEngine(t)
+	k := start(t, with("--transport=tcp"), func(c *keeper.Config) { c.Log = slog.New(slog.NewJSONHandler(&log, nil)) })
+	tell(t, k, engine, engine.Metadata(), "before")
+	process := log.process(t)
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM} {
+		if err := process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell(t, k, engine, engine.Metadata(), "after")
+	if s, _ := k.State(); s.Starts != 1 || s.Err != nil {
+		t.Errorf("the process ended: %+v", s)
+	}
+}
+
+// beSidecar is a program that keeps a keeper, and does nothing more.
+func beSidecar() {
+	keeper.Start(keeper.Config{Path: "keeper", Args: os.Args[1:], Log: slog.New(slog.NewJSONHandler(os.Stdout, nil))})
+	select {}
+}
+
+// TestDiesWithItsSidecar also when that has no time to say so.
+func TestDiesWithItsSidecar(t *testing.T) {
+	adopt(t)
+	t.Setenv("GORACE", "atexit_sleep_ms=0")
+	sidecar := exec.Command("sidecar", "--transport=tcp")
+	sidecar.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := sidecar.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sidecar.Start(); err != nil {
+		t.Fatal(err)
+	}
+	process := pidIn(t, json.NewDecoder(log))
+	if err := sidecar.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = sidecar.Wait() // it was killed
+	tooLate := time.AfterFunc(patience, func() { t.Error("it lives on"); _ = process.Kill() })
+	defer tooLate.Stop()
+	if _, err := process.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// adopt makes this process the parent of those whose parents die, so that it can wait for them.
+func adopt(t *testing.T) {
+	t.Helper()
+	const prSetChildSubreaper = 36
+	if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); e != 0 {
+		t.Fatal(e)
+	}
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/nixl"
+)
+
+// The values of --transport.
+const (
+	overTCP  = "tcp"
+	overNIXL = "nixl"
+)
+
+type transferFlags struct {
+	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between engines: Tandem's own TCP, or the real NIXL library, in a build with it (make nixl); the same on all engines of a pair"`
+	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else what the dynamic loader or a Python environment has"`
+}
+
+// open is how the engine gets its transport; nil stands for its own choice, which is TCP.
+func (f transferFlags) open() func(name string) (transfer.Transport, error) {
+	if f.Transport == overTCP {
+		return nil
+	}
+	return func(name string) (transfer.Transport, error) {
+		t, err := nixl.NewTransport(nixl.TransportConfig{
+			Config: nixl.Config{Name: name, Library: f.Library},
+			Stall:  sim.NoStallTimeout,
+		})
+		if err != nil {
+			return nil, boot.Missingf("%w (--transport nixl takes a sim of make nixl, and the library: name it with "+
+				"--nixl-library or %s)", err, nixl.EnvLibrary)
+		}
+		return lifelong{t}, nil
+	}
+}
+
+// lifelong is a transport that ends with the process, and its memory with it: the library has been seen to crash when an
+// agent ends that somebody reads from, and the engine's end is that of the process.
+type lifelong struct{ *nixl.Transport }
+
+// Close leaves everything as it is.
+func (lifelong) Close() error { return nil }
+
+// Alloc takes memory that is never given back.
+func (l lifelong) Alloc(bytes int) (mem []byte, free func() error, err error) {
+	mem, _, err = l.Transport.Alloc(bytes)
+	return mem, func() error { return nil }, err
+}

@@ -1,0 +1,99 @@
+package sim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/zmtp"
+)
+
+// AskSideChannel gets the metadata of the transport of the engine whose side channel is at address (host:port).
+func AskSideChannel(ctx context.Context, address string) (metadata []byte, err error) {
+	answer, err := zmtp.Ask(ctx, new(net.Dialer), address, dialect.AskSideChannel(0, 0), dialect.MaxSideChannel)
+	if err != nil {
+		return nil, err
+	}
+	told, err := dialect.ParseSideChannel(answer)
+	return told.Agent, err
+}
+
+// openTransport opens the side channel and the transport it tells of, and notes the address that peers know the engine by.
+func (e *Engine) openTransport() (err error) {
+	address := e.cfg.Transfer.SideChannel
+	if e.cfg.Transfer.Fetch == nil {
+		if e.sideChannel, err = net.Listen("tcp", address); err != nil {
+			return fmt.Errorf("opening the side channel: %w", err)
+		}
+		e.cfg.Transfer.Fetch = AskSideChannel
+		address = e.sideChannel.Addr().String()
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err == nil {
+		e.identity.host = host
+		e.identity.port, err = strconv.Atoi(port)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("reading the address of the side channel, %q: %w", address, err), e.closeTransport())
+	}
+	if e.transport != nil {
+		return nil
+	}
+	open := e.cfg.Transfer.Open
+	if open == nil {
+		open = e.openTCP
+	}
+	t, err := open(e.identity.engineID)
+	if err != nil {
+		return errors.Join(fmt.Errorf("opening the transfer transport: %w", err), e.closeTransport())
+	}
+	e.transport = t
+	return nil
+}
+
+func (e *Engine) openTCP(name string) (transfer.Transport, error) {
+	return transfer.NewTCP(transfer.TCPConfig{Listen: net.JoinHostPort(e.identity.host, "0"), Name: name,
+		StallTimeout: NoStallTimeout, Logger: e.log})
+}
+
+// closeTransport closes what openTransport has opened, and the transport that was given, and gives the memory of the KV
+// back.
+func (e *Engine) closeTransport() error {
+	var errs [3]error
+	if e.sideChannel != nil {
+		if err := e.sideChannel.Close(); !errors.Is(err, net.ErrClosed) {
+			errs[0] = err
+		}
+	}
+	if e.transport != nil {
+		errs[1] = e.transport.Close()
+	}
+	if e.kv != nil && errs[1] == nil {
+		errs[2] = e.kv.free()
+	}
+	return errors.Join(errs[:]...)
+}
+
+// serveSideChannel answers whoever asks how this engine is reached, until ctx ends.
+func (e *Engine) serveSideChannel(ctx context.Context) {
+	// The real one's is a digest of all that engines of a pair have to agree in. Nobody compares this one.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", e.cfg.Model.Name, e.cfg.KV.BlockSize))
+	compatibility := hex.EncodeToString(sum[:])
+	err := zmtp.Serve(ctx, e.sideChannel, func(question []byte) [][]byte {
+		if pipeline, tensor, ok := dialect.ReadQuestion(question); !ok || pipeline != 0 || tensor != 0 {
+			return nil // there is one rank
+		}
+		told := dialect.SideChannel{EngineID: e.identity.engineID, Agent: e.transport.Metadata()}
+		return told.Pack(compatibility, float64(time.Now().UnixMicro())/1e6)
+	})
+	if err != nil {
+		e.log.Error("serving the side channel", "error", err)
+	}
+}

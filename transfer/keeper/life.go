@@ -1,0 +1,255 @@
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+// life is one life of the process.
+type life struct {
+	limit   time.Duration
+	about   string
+	process *os.Process
+	command *exec.Cmd
+	said    *tail
+	conn    net.Conn
+
+	writing sync.Mutex // apart from mu: answers are read while a request waits to be taken
+
+	mu      sync.Mutex // guards what follows
+	next    uint64
+	waiting map[uint64]*waiter
+	over    bool
+}
+
+// waiter is a call that has no answer yet.
+type waiter struct {
+	answer chan reply // room for one; closed without one if the process ended
+	hung   *time.Timer
+}
+
+// greetLimit bounds the start of the process, which opens some 120 shared objects.
+const greetLimit = 30 * time.Second
+
+// endGrace is how long a process gets to end by itself.
+const endGrace = time.Second
+
+// errEnded leaves open what came of the call.
+var errEnded = fmt.Errorf("%w: it ended before it answered", ErrDown)
+
+func (k *Keeper) start() (*life, error) {
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, fmt.Errorf("making a socket: %w", err)
+	}
+	defer theirs.Close()
+	l := &life{limit: k.config.CallLimit, said: &tail{}, conn: ours, waiting: map[uint64]*waiter{}}
+	l.command = exec.Command(k.config.Path, k.config.Args...)
+	l.command.ExtraFiles = []*os.File{theirs} // becomes SocketFD
+	l.command.Stdout, l.command.Stderr = l.said, l.said
+	// What it leaves behind must not keep its output open for ever.
+	l.command.WaitDelay = time.Second
+	if err := l.command.Start(); err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("starting the keeper process: %w", err)
+	}
+	l.process = l.command.Process
+	return l, nil
+}
+
+// socketPair makes two ends of a Unix socket, neither of which has a name that others could connect to.
+func socketPair() (ours net.Conn, theirs *os.File, err error) {
+	syscall.ForkLock.RLock() // or a process that is started in between would get both ends
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fds[0])
+		syscall.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	mine, theirs := os.NewFile(uintptr(fds[0]), "keeper"), os.NewFile(uintptr(fds[1]), "keeper")
+	defer mine.Close()
+	if ours, err = net.FileConn(mine); err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+// greet waits for the first word.
+func (l *life) greet(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { l.conn.Close() })()
+	if err := l.conn.SetReadDeadline(time.Now().Add(greetLimit)); err != nil {
+		return err
+	}
+	var r reply
+	if err := readFrame(l.conn, &r); err != nil {
+		return fmt.Errorf("waiting for its first word: %w", err)
+	}
+	if r.Hello == nil || r.Hello.About == "" && r.Hello.Error == "" {
+		return errors.New("its first word is not a greeting")
+	}
+	if r.Hello.Error != "" {
+		return errors.New(r.Hello.Error)
+	}
+	l.about = r.Hello.About
+	return l.conn.SetReadDeadline(time.Time{})
+}
+
+// read takes answers and messages until the process ends, or ctx does.
+func (l *life) read(ctx context.Context, receive func(transfer.Notification)) error {
+	defer context.AfterFunc(ctx, func() { l.conn.Close() })()
+	for {
+		var r reply
+		if err := readFrame(l.conn, &r); err != nil {
+			return err
+		}
+		if r.Notice {
+			receive(transfer.Notification{From: r.Peer, Message: r.Data})
+			continue
+		}
+		l.answer(r)
+	}
+}
+
+// answer gives a reply to who waits for it: nobody does if its caller has given up.
+func (l *life) answer(r reply) {
+	l.mu.Lock()
+	w := l.waiting[r.ID]
+	delete(l.waiting, r.ID)
+	l.mu.Unlock()
+	if w != nil {
+		w.hung.Stop()
+		w.answer <- r
+	}
+}
+
+// ask sends a request and waits for its answer.
+func (l *life) ask(ctx context.Context, r request) (reply, error) {
+	w, err := l.send(r)
+	if err != nil {
+		return reply{}, err
+	}
+	select {
+	case answer, ok := <-w.answer:
+		if !ok {
+			return reply{}, errEnded
+		}
+		return answer, answer.err()
+	case <-ctx.Done():
+		return reply{}, context.Cause(ctx)
+	}
+}
+
+// tell sends a request whose answer nobody waits for. A process that is gone has nothing to forget.
+func (l *life) tell(r request) { _, _ = l.send(r) }
+
+// send writes a request. A process that does not take it, or does not answer, is killed after the limit.
+func (l *life) send(r request) (*waiter, error) {
+	w := &waiter{answer: make(chan reply, 1), hung: time.AfterFunc(l.limit, l.kill)}
+	if err := l.expect(&r, w); err != nil {
+		w.hung.Stop()
+		return nil, err
+	}
+	if err := l.write(r); err != nil {
+		l.answer(reply{ID: r.ID}) // which nobody reads
+		return nil, err
+	}
+	return w, nil
+}
+
+// expect numbers a request, and lets its answer find the waiter.
+func (l *life) expect(r *request, w *waiter) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return errEnded
+	}
+	l.next++
+	r.ID = l.next
+	l.waiting[r.ID] = w
+	return nil
+}
+
+func (l *life) write(r request) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	err := l.conn.SetWriteDeadline(time.Now().Add(l.limit))
+	if err == nil {
+		err = writeFrame(l.conn, r)
+	}
+	if err == nil || errors.Is(err, transfer.ErrInvalid) {
+		return err
+	}
+	l.conn.Close() // half a frame may be out
+	return fmt.Errorf("%w: the keeper process takes no calls: %w", transfer.ErrGone, err)
+}
+
+// kill ends a process that hangs; read notices.
+func (l *life) kill() {
+	l.said.add([]byte(" (it did not answer, and was killed)"))
+	_ = l.process.Kill() // it may just have ended
+}
+
+// end sees to it that the process is gone, and says why. Who waits for an answer hears at once.
+func (l *life) end(cause error) error {
+	l.conn.Close() // which is how it is told to end
+	l.mu.Lock()
+	l.over = true
+	waiting := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	for _, w := range waiting {
+		w.hung.Stop()
+		close(w.answer)
+	}
+	dawdles := time.AfterFunc(endGrace, l.kill)
+	_ = l.command.Wait() // what it says is in the state
+	dawdles.Stop()
+	err := fmt.Errorf("%w (%v)", cause, l.command.ProcessState)
+	if said := l.said.String(); said != "" {
+		err = fmt.Errorf("%w; it said: %s", err, said)
+	}
+	return err
+}
+
+// tail keeps the end of what the process says: why it died, if it could tell.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailLength = 2 << 10 // bytes
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.add(p)
+	return len(p), nil
+}
+
+func (t *tail) add(p []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	if extra := len(t.text) - tailLength; extra > 0 {
+		t.text = bytes.Clone(t.text[extra:])
+	}
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Join(strings.Fields(strings.ToValidUTF8(string(t.text), "?")), " ")
+}

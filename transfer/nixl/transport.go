@@ -1,0 +1,249 @@
+//go:build nixl && cgo && linux
+
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+// Transport is a NIXL agent, over UCX, that also has memory and reads that of others. It implements transfer.Transport with
+// these differences, which are the library's:
+//
+//   - Nil from Notify means that the message was given to the network. What a receiver has no room for is dropped: nothing
+//     is ever ErrBusy.
+//   - A peer is asked nothing, so its new life shows only once its new metadata is loaded. Until then it is ErrGone. What is
+//     under way then, and metadata of a life that is known to be over, is ErrRestarted.
+//   - A peer that was lost stays ErrGone until it is loaded again.
+//   - A region that is closed can still be read by who knew it before, and Region.Write excludes nobody.
+//   - Peers can also write to registered memory, and to the memory that reads go through. Trust them.
+//
+// Metadata of another program's agent can be loaded as well: it takes notifications, and Read from it is ErrNotSupported.
+//
+// Reads go through memory of the transport's own, and are copied from there. It is not possible otherwise: a transfer cannot
+// be stopped, and no byte may land in the caller's memory after Read has returned. Calls into the library that belong to a
+// read run beside each other and beside everything else, so that a peer that hangs holds up its own callers only.
+type Transport struct {
+	agent             *Agent
+	generation        uint64
+	stall, quarantine time.Duration
+	memory            regions
+	bounce            *bounce
+	blob              atomic.Pointer[[]byte] // what the library tells peers
+	closing           chan struct{}
+	closeTime         time.Duration
+	destroyed         atomic.Bool // nothing can touch memory any more
+	once              sync.Once
+	closeErr          error
+
+	mu     sync.Mutex
+	ended  bool
+	peers  map[transfer.Peer]*peer
+	known  map[string]*peer // to the library, by its name
+	inside sync.WaitGroup   // who may be in the library
+}
+
+var _ transfer.Transport = (*Transport)(nil)
+
+const (
+	// closeGrace is how long Close waits for requests that do not end. What they write to stays mapped then.
+	closeGrace = time.Second
+	// closeTime is how long Close waits for calls that do not return, some times closeGrace.
+	closeTime = 5 * time.Second
+)
+
+// NewTransport starts an agent. Errors are those of New, and transfer.ErrInvalid for wrong configuration.
+func NewTransport(c TransportConfig) (*Transport, error) {
+	c.setDefaults()
+	t, err := newTransport(c)
+	if err != nil {
+		return nil, fmt.Errorf("starting a NIXL transport: %w", err)
+	}
+	go t.agent.serve(c.Poll)
+	return t, nil
+}
+
+func newTransport(c TransportConfig) (*Transport, error) {
+	t := &Transport{generation: rand.Uint64(), stall: c.Stall, quarantine: c.Quarantine,
+		closing: make(chan struct{}), closeTime: closeTime,
+		memory: regions{open: map[uint32]*region{}}, peers: map[transfer.Peer]*peer{}, known: map[string]*peer{}}
+	name := named(c.Name, t.generation)
+	if err := errors.Join(c.validate(), checkName(c.Name, name)); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.agent, err = newAgent(c.Config, name); err != nil {
+		return nil, err
+	}
+	t.agent.sender = t.sender
+	t.blob.Store(&t.agent.metadata)
+	t.bounce = newBounce(c.Bounce, t.grow)
+	return t, nil
+}
+
+// Name is what the library calls the agent in this life.
+func (t *Transport) Name() string { return t.agent.name }
+
+// Library is the path of the library that is used.
+func (t *Transport) Library() string { return t.agent.lib.path }
+
+// Memory tells how much memory reads go through.
+func (t *Transport) Memory() MemoryUse { return t.bounce.use() }
+
+// Notifications implements transfer.Notifier. Messages longer than transfer.MaxMessage, and those that come while the
+// channel is full, are dropped.
+func (t *Transport) Notifications() <-chan transfer.Notification { return t.agent.incoming }
+
+// Metadata implements transfer.Transport.
+func (t *Transport) Metadata() []byte {
+	// The table first: it must not name what the library's part does not have.
+	e := envelope{generation: t.generation, regions: t.memory.extents()}
+	e.blob = *t.blob.Load()
+	return e.append(nil)
+}
+
+// sender is what callers call an agent. It runs in the agent's goroutine.
+func (t *Transport) sender(agent string) transfer.Peer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p, ok := t.known[agent]; ok {
+		return p.name
+	}
+	name, _ := plainName(agent)
+	return transfer.Peer(name)
+}
+
+// Notify implements transfer.Notifier. After an error of the context the message may or may not be sent.
+func (t *Transport) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
+	if err := t.notify(ctx, to, message); err != nil {
+		return fmt.Errorf("notifying %s: %w", to, err)
+	}
+	return nil
+}
+
+func (t *Transport) notify(ctx context.Context, to transfer.Peer, message []byte) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := checkMessage(message); err != nil {
+		return err
+	}
+	p, _, err := t.find(to)
+	if err != nil {
+		return err
+	}
+	return t.tell(ctx, p, message)
+}
+
+// tell sends a message, one at a time to each peer, which keeps their order.
+func (t *Transport) tell(ctx context.Context, p *peer, message []byte) error {
+	stall := time.NewTimer(t.stall)
+	defer stall.Stop()
+	if err := t.acquire(ctx, p.turn, stall.C); err != nil {
+		return err
+	}
+	if err := t.enter(p); err != nil {
+		<-p.turn
+		return err
+	}
+	message = append([]byte(nil), message...) // the caller may be gone before the call
+	done := make(chan error, 1)
+	go func() {
+		defer t.inside.Done()
+		err := t.agent.lib.notify(t.agent.agent, p.agent, message)
+		t.leave(p)
+		<-p.turn
+		done <- t.verdict(p, err)
+	}()
+	return t.await(ctx, done, stall)
+}
+
+// await waits for the outcome of something, as long as it makes sense.
+func (t *Transport) await(ctx context.Context, done <-chan error, stall *time.Timer) error {
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.closing:
+		return transfer.ErrClosed
+	case <-stall.C:
+		return fmt.Errorf("%w: no answer for %v", transfer.ErrGone, t.stall)
+	}
+}
+
+// acquire takes one of a peer's places, to be given back by receiving from them.
+func (t *Transport) acquire(ctx context.Context, places chan struct{}, stall <-chan time.Time) error {
+	if try(places) {
+		return nil
+	}
+	select {
+	case places <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.closing:
+		return transfer.ErrClosed
+	case <-stall:
+		return fmt.Errorf("%w: what was begun before has not ended for %v", transfer.ErrGone, t.stall)
+	}
+}
+
+// try takes a place if there is one.
+func try(places chan struct{}) bool {
+	select {
+	case places <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close implements transfer.Transport. Peers should have ended their reads: over TCP the library has been seen to crash when
+// its agent ends while it is read from. An error means that the library hangs; all memory has to stay mapped then.
+func (t *Transport) Close() error {
+	t.once.Do(func() { t.closeErr = t.close() })
+	return t.closeErr
+}
+
+func (t *Transport) close() error {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+	close(t.closing)
+	t.memory.close()
+	hangs := !returns(t.closeTime, t.inside.Wait)
+	t.agent.keep.Store(hangs)
+	var err error
+	hangs = !returns(t.closeTime, func() { err = t.agent.Close() }) || hangs
+	if hangs {
+		return fmt.Errorf("closing a NIXL transport: a call into %s does not return: end this process", t.agent.lib.path)
+	}
+	if err != nil {
+		return err
+	}
+	t.destroyed.Store(true)
+	return t.bounce.unmap()
+}
+
+// returns tells whether something returned in time. If not, it goes on.
+func returns(limit time.Duration, wait func()) bool {
+	done := make(chan struct{})
+	go func() {
+		wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}
