@@ -27,9 +27,7 @@ type cluster struct {
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	plane := kube.Start(t)
-	admin, err := kubernetes.NewForConfig(plane.Config())
-	must(t, err)
-	return &cluster{plane, admin}
+	return &cluster{plane, kube.Client(t, plane.Config())}
 }
 
 func TestCluster(t *testing.T) {

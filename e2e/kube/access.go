@@ -14,10 +14,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"testing"
 
 	authv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -39,14 +41,13 @@ func (p *Plane) writeSecrets() error {
 }
 
 // Kubeconfig is the path of the administrator's kubeconfig.
-func (p *Plane) Kubeconfig() string {
-	p.tb.Helper()
-	return p.kubeconfig("admin", p.token, "default")
-}
+func (p *Plane) Kubeconfig() string { return p.kubeconfigPath("admin") }
+
+func (p *Plane) kubeconfigPath(name string) string { return p.path(name + ".kubeconfig") }
 
 func (p *Plane) kubeconfig(name, token, namespace string) string {
 	p.tb.Helper()
-	file := p.path(name + ".kubeconfig")
+	file := p.kubeconfigPath(name)
 	err := clientcmd.WriteToFile(api.Config{
 		Clusters:       map[string]*api.Cluster{"plane": {Server: p.url(), CertificateAuthority: p.path("pki/apiserver.crt")}},
 		AuthInfos:      map[string]*api.AuthInfo{name: {Token: token}},
@@ -63,11 +64,7 @@ func (p *Plane) kubeconfig(name, token, namespace string) string {
 // if it is not there.
 func (p *Plane) As(ctx context.Context, namespace, account string) (config *rest.Config, kubeconfig string) {
 	p.tb.Helper()
-	admin, err := kubernetes.NewForConfig(p.Config())
-	if err != nil {
-		p.tb.Fatal(err)
-	}
-	accounts := admin.CoreV1().ServiceAccounts(namespace)
+	accounts := Client(p.tb, p.Config()).CoreV1().ServiceAccounts(namespace)
 	if _, err := accounts.Get(ctx, account, metav1.GetOptions{}); err != nil {
 		made := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}
 		if _, err := accounts.Create(ctx, made, metav1.CreateOptions{}); err != nil {
@@ -79,6 +76,28 @@ func (p *Plane) As(ctx context.Context, namespace, account string) (config *rest
 		p.tb.Fatal(err)
 	}
 	return p.config(token.Status.Token), p.kubeconfig(namespace+"-"+account, token.Status.Token, namespace)
+}
+
+// HTTPClient is a client of an API server's HTTP interface, by a configuration of this package or any other. Its idle
+// connections are closed with the test.
+func HTTPClient(tb testing.TB, config *rest.Config) *http.Client {
+	tb.Helper()
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { utilnet.CloseIdleConnectionsFor(client.Transport) }) // the client's own method does not see below what adds the token
+	return client
+}
+
+// Client is a client of an API server whose idle connections are closed with the test.
+func Client(tb testing.TB, config *rest.Config) kubernetes.Interface {
+	tb.Helper()
+	client, err := kubernetes.NewForConfigAndClient(config, HTTPClient(tb, config))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return client
 }
 
 // Kubectl runs kubectl as the administrator and gives what it printed; the error has what it complained of.
@@ -112,7 +131,7 @@ func (p *Plane) InstallCRDs(patterns ...string) {
 	if err != nil {
 		p.tb.Fatal(err)
 	}
-	wait := append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, strings.Fields(names)...)
+	wait := append([]string{"wait", "--for=condition=Established", "--timeout=2m"}, strings.Fields(names)...)
 	if _, err := p.Kubectl(p.tb.Context(), "", wait...); err != nil {
 		p.tb.Fatal(err)
 	}

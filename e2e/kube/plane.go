@@ -15,12 +15,14 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/tandem-serving/tandem/e2e/kube/services"
 	"github.com/tandem-serving/tandem/e2e/stack"
 )
 
 const (
-	// startTimeout bounds the start of one program. A quiet machine takes 4 s for both.
-	startTimeout = 60 * time.Second
+	// startTimeout bounds the start of one program. A quiet machine takes 4 s for etcd and the API server together, and 2 s
+	// more for a cluster.
+	startTimeout = 2 * time.Minute
 	// tries is how often a start is tried with other ports, since a free one may be taken before the program has it.
 	tries = 3
 )
@@ -28,9 +30,12 @@ const (
 // Plane is a running control plane.
 type Plane struct {
 	tb     testing.TB
-	tools  string // folder of the programs
-	dir    string // what the programs keep
-	token  string // of the administrator
+	tools  string   // folder of the programs
+	dir    string   // what the programs keep
+	token  string   // of the administrator
+	host   string   // address of the API server
+	port   int      // of the API server; 0 = one that is free
+	flags  []string // of the API server, beside those that all have
 	etcd   *stack.Process
 	server *stack.Process
 	ports  ports
@@ -38,10 +43,23 @@ type Plane struct {
 
 type ports struct{ etcd, peer, server int }
 
-// Start runs a control plane until the test ends. Where the programs are missing the test is skipped, or fails if CI=true.
+// nowhere is an address for documentation (RFC 5737): what would be told to pods, which there are none of. If not told, the
+// API server looks for the machine's own, and there may be none.
+const nowhere = "192.0.2.1"
+
+// Start runs a control plane on loopback until the test ends. Where the programs are missing the test is skipped, or fails
+// if CI=true.
 func Start(tb testing.TB) *Plane {
 	tb.Helper()
-	p := &Plane{tb: tb, tools: requireTools(tb), dir: tb.TempDir(), token: rand.Text()}
+	// Without a controller-manager no namespace has the account named default, which admission would ask for.
+	flags := []string{"--advertise-address=" + nowhere, "--disable-admission-plugins=ServiceAccount"}
+	return start(tb, &Plane{host: "127.0.0.1", flags: flags})
+}
+
+// start completes a plane, of which it is known where the API server is to be, and runs it.
+func start(tb testing.TB, p *Plane) *Plane {
+	tb.Helper()
+	p.tb, p.tools, p.dir, p.token = tb, requireTools(tb), tb.TempDir(), rand.Text()
 	tb.Cleanup(p.stop)
 	if err := p.writeSecrets(); err != nil {
 		tb.Fatal(err)
@@ -58,6 +76,7 @@ func Start(tb testing.TB) *Plane {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	p.kubeconfig("admin", p.token, "default")
 	return p
 }
 
@@ -70,7 +89,7 @@ func (p *Plane) config(token string) *rest.Config {
 }
 
 func (p *Plane) url() string {
-	return "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(p.ports.server))
+	return "https://" + net.JoinHostPort(p.host, strconv.Itoa(p.ports.server))
 }
 
 func (p *Plane) path(name string) string { return filepath.Join(p.dir, name) }
@@ -90,6 +109,9 @@ func (p *Plane) StartAPIServer(ctx context.Context) (err error) {
 func (p *Plane) start(ctx context.Context) (err error) {
 	if p.ports, err = freePorts(); err != nil {
 		return err
+	}
+	if p.port != 0 {
+		p.ports.server = p.port
 	}
 	if p.etcd, err = p.run(ctx, "etcd", p.etcdURL()+"/health", p.etcdFlags()); err != nil {
 		return err
@@ -115,11 +137,17 @@ func (p *Plane) stop() {
 	kill(p.tb, &p.etcd)
 }
 
-// kill ends a program that may not run at all; it keeps nothing that a test needs to be whole.
+// kill ends a program that may not run at all; it keeps nothing that a test needs to be whole. Should it have ended before,
+// then the test has gone wrong.
 func kill(tb testing.TB, program **stack.Process) {
 	tb.Helper()
 	if *program == nil {
 		return
+	}
+	select {
+	case <-(*program).Done():
+		tb.Error((*program).Wait())
+	default:
 	}
 	if err := (*program).Kill(); err != nil {
 		tb.Error(err)
@@ -138,14 +166,12 @@ func (p *Plane) etcdFlags() []string {
 		"--initial-cluster=plane=" + loopback(p.ports.peer)}
 }
 
-// serverFlags leaves out the admission plugin ServiceAccount: without a controller-manager no namespace has the account
-// named default.
 func (p *Plane) serverFlags() []string {
-	return []string{"--etcd-servers=" + p.etcdURL(), "--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(p.ports.server),
-		"--cert-dir=" + p.path("pki"), "--token-auth-file=" + p.path("tokens.csv"), "--authorization-mode=RBAC",
+	return append([]string{"--etcd-servers=" + p.etcdURL(), "--bind-address=" + p.host,
+		"--secure-port=" + strconv.Itoa(p.ports.server), "--cert-dir=" + p.path("pki"), "--token-auth-file=" + p.path("tokens.csv"), "--authorization-mode=RBAC",
 		"--service-account-key-file=" + p.path("accounts.key"), "--service-account-signing-key-file=" + p.path("accounts.key"),
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
-		"--disable-admission-plugins=ServiceAccount", "--profiling=false"}
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=" + services.Range,
+		"--profiling=false"}, p.flags...)
 }
 
 func get(ctx context.Context, client *http.Client, url string) error {

@@ -7,34 +7,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/kube/container"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// clients of a configuration; its idle connections are closed with the test.
-func clients(t *testing.T, config *rest.Config) kubernetes.Interface {
-	t.Helper()
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.CloseIdleConnections)
-	c, err := kubernetes.NewForConfigAndClient(config, client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+func TestMain(m *testing.M) {
+	container.Enter()
+	goleak.VerifyTestMain(m)
 }
 
 func TestPlane(t *testing.T) {
 	plane, ctx := kube.Start(t), t.Context()
-	admin := clients(t, plane.Config())
+	admin := kube.Client(t, plane.Config())
 	pods := admin.CoreV1().Pods("default")
 
 	t.Run("objects outlive a restart of the API server", func(t *testing.T) {
@@ -55,7 +42,7 @@ func TestPlane(t *testing.T) {
 	})
 	t.Run("a service account may do what RBAC grants", func(t *testing.T) {
 		config, _ := plane.As(ctx, "default", "reader")
-		own := clients(t, config)
+		own := kube.Client(t, config)
 		if _, err := own.CoreV1().Pods("default").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("listing pods without a role: %v, want forbidden", err)
 		}

@@ -32,14 +32,7 @@ type cluster struct {
 func startCluster(t testing.TB) *cluster {
 	t.Helper()
 	c := &cluster{Plane: kube.Start(t)}
-	client, err := rest.HTTPClientFor(c.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.CloseIdleConnections)
-	if c.admin, err = kubernetes.NewForConfigAndClient(c.Config(), client); err != nil {
-		t.Fatal(err)
-	}
+	c.admin = kube.Client(t, c.Config())
 	return c
 }
 

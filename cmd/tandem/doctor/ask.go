@@ -52,7 +52,8 @@ func (f *fleet) operator(p *picker) asker {
 // user asks as users do.
 func (f *fleet) user() asker { return asker{f.direct.http, f.key} }
 
-// ask sends a request and reads its answer.
+// ask sends a request and reads its answer. Whoever closes a connection just when a question goes out is asked again: to be
+// asked twice does no harm.
 func (a asker) ask(ctx context.Context, method, url string, header http.Header, body string) (*answer, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -64,6 +65,7 @@ func (a asker) ask(ctx context.Context, method, url string, header http.Header, 
 	for name, values := range header {
 		req.Header[name] = values
 	}
+	req.Header["Idempotency-Key"] = nil // net/http asks again, and sends nothing of it
 	watch := startSkew()
 	resp, err := a.client.Do(req)
 	if err != nil {

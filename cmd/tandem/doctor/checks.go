@@ -50,6 +50,12 @@ var checks = []check{
 		"set kv_role in --kv-transfer-config: kv_producer for prefill, kv_consumer for decode, or kv_both", checkKVRole},
 	{"hand-off", "side-channel", "that the side channels of prefill engines answer",
 		"set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address (status.podIP), and let decode pods reach port 5600 (NetworkPolicy)", checkSideChannel},
+	{"hand-off", "keeper", "that the sidecars' keepers are up, and stay so, if they have one",
+		"the sidecar's log says why, and /keeper --probe in its container: the image must have NIXL's library (target sidecar-nixl, " +
+			"or --keeper-library), and UCX a transport (UCX_TLS, UCX_NET_DEVICES)", checkKeeper},
+	{"hand-off", "leases", "that keepers meet prefill engines, hold their hand-offs and give them back",
+		"let decode pods reach the side channels of prefill pods (NetworkPolicy; port 5600, and one more for each data-parallel rank), " +
+			"and set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address. The sidecar's log has what each said", checkLeases},
 	{"hand-off", "probe", "a short request for each pair, prefilled remotely (--probe)",
 		"the reason is the sidecar's; its log has the rest", checkProbe},
 

@@ -127,7 +127,7 @@ func zmqGreets(ctx context.Context, address string) finding {
 	case n > 0:
 		return finding{verdict: fail, seen: "something else than a side channel answers"}
 	case isTimeout(err):
-		return finding{verdict: warn, seen: "connects and says nothing; a real engine greets, a simulated one does not"}
+		return finding{verdict: warn, seen: "connects and says nothing, which a side channel does not do"}
 	}
 	return finding{verdict: fail, seen: fmt.Sprintf("connects and ends: %v", cause(err))}
 }

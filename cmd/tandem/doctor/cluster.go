@@ -248,7 +248,7 @@ func (f *fleet) addPods(pickers []*corev1.Pod) {
 		}
 		ports := f.cluster.ports(pod, given)
 		for i, port := range ports {
-			t := &target{name: pod.Name, addr: netip.AddrPortFrom(ip.Unmap(), port), pod: pod}
+			t := &target{name: pod.Name, addr: netip.AddrPortFrom(ip.Unmap(), port), pod: pod, rank: i}
 			if len(ports) > 1 {
 				t.name = fmt.Sprintf("%s-rank-%d", pod.Name, i)
 			}

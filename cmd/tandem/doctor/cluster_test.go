@@ -40,6 +40,9 @@ func newRelease(p *testPool, name string, plane *kube.Plane, client kubernetes.I
 		selector: map[string]string{instanceLabel: releaseName, "llm-d.ai/inference-serving": "true"}}
 	for _, m := range p.members {
 		r.pods = append(r.pods, r.engine(m.name, m.role, m.listens, p.side))
+		if m.role == "decode" {
+			addSidecar(r.pods[len(r.pods)-1], m.listens, p.told)
+		}
 	}
 	picker := pod("epp-0", map[string]string{instanceLabel: releaseName, componentLabel: "epp"}, nil)
 	for flag, purpose := range map[string]string{"grpc-port": "extproc", "grpc-health-port": "health", "metrics-port": "metrics"} {
@@ -70,6 +73,14 @@ func (r *release) engine(name, role, listens, side string) *corev1.Pod {
 		{Name: sideHost, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}},
 		{Name: sidePort, Value: sidePortOf}}
 	return p
+}
+
+// addSidecar gives a pod the container of a sidecar that serves where the pod does, and tells of itself elsewhere.
+func addSidecar(p *corev1.Pod, listens, told string) {
+	_, port, _ := net.SplitHostPort(listens)
+	_, metrics, _ := net.SplitHostPort(told)
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "sidecar", Image: "none",
+		Args: []string{"--port=" + port, "--metrics-port=" + metrics, "--kv-connector=nixlv2"}})
 }
 
 func (r *release) find(name string) *corev1.Pod {
@@ -131,24 +142,10 @@ spec:
 	}
 }
 
-func adminOf(t *testing.T, plane *kube.Plane) kubernetes.Interface {
-	t.Helper()
-	client, err := rest.HTTPClientFor(plane.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(client.CloseIdleConnections)
-	admin, err := kubernetes.NewForConfigAndClient(plane.Config(), client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return admin
-}
-
 func TestCluster(t *testing.T) {
 	plane := kube.Start(t)
 	plane.InstallCRDs("../../../epp/kube/testdata/crds/*.yaml")
-	admin := adminOf(t, plane)
+	admin := kube.Client(t, plane.Config())
 	p := healthy()
 	p.start(t)
 	p.loads(t, 4)
@@ -218,7 +215,7 @@ func TestCluster(t *testing.T) {
 					t.Errorf("%s complains too: %s", name, l.Seen)
 				}
 			}
-			for _, name := range []string{"selector", "pods", "service", "picker", "freshness", "kv-role"} {
+			for _, name := range []string{"selector", "pods", "service", "picker", "freshness", "kv-role", "keeper", "leases"} {
 				if name != test.check && found[name].Verdict != ok {
 					t.Errorf("%s: %+v", name, found[name])
 				}
@@ -290,7 +287,7 @@ func testThrough(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.
 	}
 	at[1] = "--kubeconfig=" + write(t, "kubeconfig", string(config))
 	got, found := findings(t, append(at, "--probe")...)
-	for _, name := range []string{"endpoints", "roles", "selector", "metrics", "version", "model", "sidecar", "picker", "probe", "clock", "connector"} {
+	for _, name := range []string{"endpoints", "roles", "selector", "metrics", "version", "model", "sidecar", "picker", "probe", "clock", "connector", "keeper"} {
 		if found[name].Verdict != ok {
 			t.Errorf("%s: %+v", name, found[name])
 		}

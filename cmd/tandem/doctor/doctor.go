@@ -39,12 +39,13 @@ type clusterFlags struct {
 }
 
 type partFlags struct {
-	ExtProc string   `flag:"epp" arg:"HOST:PORT" help:"ext-proc port of the picker"`
-	Health  string   `flag:"epp-health" arg:"HOST:PORT" help:"gRPC health port of the picker"`
-	Metrics string   `flag:"epp-metrics" arg:"HOST:PORT" help:"metrics port of the picker"`
-	Admin   string   `flag:"epp-admin" arg:"HOST:PORT" help:"admin port of the picker; without another pool, its endpoints are the pool"`
-	Proxy   string   `flag:"proxy" arg:"[https://]HOST:PORT" help:"where clients connect to"`
-	Side    []string `flag:"side-channel" arg:"HOST:PORT[,…]" help:"side channels of the prefill engines. Default: what pods say, else port 5600 of each"`
+	ExtProc  string   `flag:"epp" arg:"HOST:PORT" help:"ext-proc port of the picker"`
+	Health   string   `flag:"epp-health" arg:"HOST:PORT" help:"gRPC health port of the picker"`
+	Metrics  string   `flag:"epp-metrics" arg:"HOST:PORT" help:"metrics port of the picker"`
+	Admin    string   `flag:"epp-admin" arg:"HOST:PORT" help:"admin port of the picker; without another pool, its endpoints are the pool"`
+	Proxy    string   `flag:"proxy" arg:"[https://]HOST:PORT" help:"where clients connect to"`
+	Side     []string `flag:"side-channel" arg:"HOST:PORT[,…]" help:"side channels of the prefill engines. Default: what pods say, else port 5600 of each"`
+	Sidecars []string `flag:"sidecar-metrics" arg:"HOST:PORT[,…]" help:"metrics ports of the sidecars. Default: what pods say"`
 }
 
 type lookFlags struct {
@@ -86,8 +87,10 @@ func (s *settings) Validate(p *boot.Problems) {
 			p.RequireAddress(flag, address)
 		}
 	}
-	for _, address := range s.Parts.Side {
-		p.RequireAddress("side-channel", address)
+	for flag, addresses := range map[string][]string{"side-channel": s.Parts.Side, "sidecar-metrics": s.Parts.Sidecars} {
+		for _, address := range addresses {
+			p.RequireAddress(flag, address)
+		}
 	}
 	p.Require(s.Look.Timeout > 0, "timeout", "must be positive")
 	p.Require(s.Look.IdleWait >= 0 && s.Look.IdleWait <= time.Minute, "idle-wait", "want 0 to 1m")
@@ -172,6 +175,7 @@ func (s *settings) find(ctx context.Context, std boot.IO) (*fleet, error) {
 		return nil, err
 	}
 	f.addPicker()
+	f.addSidecars()
 	return f, nil
 }
 

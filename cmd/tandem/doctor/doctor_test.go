@@ -183,6 +183,28 @@ func TestBroken(t *testing.T) {
 		{"hand-offs refused", "probe", fail, "prefill-0 → decode-0: 404 Not Found, refused;reason=bad-request", "the sidecar's", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = missing("/v1/completions")
 		}},
+		{"keeper without a library", "keeper", fail, "it is not up, and was started 40 times in 20m0s", "--probe", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(0, 40, 20*time.Minute, "")
+		}},
+		{"keeper that is killed", "keeper", fail, "started 12 times in 1h0m0s", "what it died of", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 12, time.Hour, "")
+		}},
+		{"keeper that died", "keeper", warn, "started 2 times in 1h0m0s", "what it died of", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 2, time.Hour, "")
+		}},
+		{"side channels closed to decode", "leases", fail, "no prefill engine was met at its side channel, 7 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 1, time.Hour, `tandem_lease_joins_total{result="failed"} 7`)
+		}},
+		{"a side channel closed to decode", "leases", warn, "7 of 10 times a prefill engine was not met", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"failed\"} 7\ntandem_lease_joins_total{result=\"ok\"} 3")
+		}},
+		{"heartbeats lost", "leases", fail, "no heartbeat arrived, of 9", "UCX_NET_DEVICES", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"ok\"} 3\ntandem_lease_heartbeats_total{result=\"failed\"} 9")
+		}},
+		{"releases lost", "leases", fail, "no release arrived, of 2", "UCX_NET_DEVICES", "", func(_ *testing.T, p *testPool) {
+			p.keeper = keeperPage(1, 1, time.Hour, "tandem_kv_release_total{way=\"nixl\",result=\"unsure\"} 2\n"+
+				"tandem_kv_release_total{way=\"cancel\",result=\"ok\"} 2")
+		}},
 		{"no sidecar", "sidecar", fail, "decode-1: no sidecar of Tandem's answers at ", "start a sidecar", "probe", func(_ *testing.T, p *testPool) {
 			p.members[decode1].naked = true
 		}},
@@ -488,6 +510,7 @@ func TestCommandLine(t *testing.T) {
 		{"no pool", nil, 3, "where is the pool?"},
 		{"two pools", []string{"--up=-", "--namespace=x"}, 3, "is enough"},
 		{"bad addresses", []string{"--epp-admin=x", "--epp=y", "--side-channel=z"}, 3, `"z" is not HOST:PORT`},
+		{"bad address of a sidecar", []string{"--epp-admin=127.0.0.1:1", "--sidecar-metrics=x"}, 3, `"x" is not HOST:PORT`},
 		{"release without a cluster", []string{"--epp-admin=127.0.0.1:1", "--release=x"}, 3, "release: needs --namespace"},
 		{"selector", []string{"--namespace=x", "--selector=a=b=c"}, 3, "selector: "},
 		{"idle too long", []string{"--epp-admin=127.0.0.1:1", "--idle-wait=2h"}, 3, "want 0 to 1m"},

@@ -23,16 +23,17 @@ import (
 
 // fleet is what is looked at.
 type fleet struct {
-	how     *lookFlags
-	parts   partFlags
-	direct  direct
-	reach   reach
-	key     string
-	roots   *x509.CertPool // nil: certificates are not verified
-	targets []*target
-	pickers []*picker
-	cluster *cluster // nil: not in a cluster
-	onClose []func()
+	how      *lookFlags
+	parts    partFlags
+	direct   direct
+	reach    reach
+	key      string
+	roots    *x509.CertPool // nil: certificates are not verified
+	targets  []*target
+	pickers  []*picker
+	sidecars []*operated
+	cluster  *cluster // nil: not in a cluster
+	onClose  []func()
 }
 
 // target is one endpoint: an engine, or the sidecar before it.
@@ -42,6 +43,7 @@ type target struct {
 	role  pd.Role
 	addr  netip.AddrPort
 	pod   *corev1.Pod // nil outside of clusters
+	rank  int         // among the engines of the pod
 	facts
 }
 

@@ -58,10 +58,10 @@ func build() (err error) {
 	if programs, err = os.MkdirTemp("", "tandem-doctor"); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-o", programs, "../../epp")
+	cmd := exec.Command("go", "build", "-o", programs, "../../epp", "../../sidecar", "../../keeper")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the picker: %w\n%s", err, out)
+		return fmt.Errorf("building the programs: %w\n%s", err, out)
 	}
 	return nil
 }
@@ -87,6 +87,8 @@ type testPool struct {
 	config  string   // EndpointPickerConfig; "" = the default
 	flags   []string // further flags of the doctor
 	side    string   // address of the side channel
+	keeper  string   // the page of a sidecar; "" = one with a keeper in good order
+	told    string   // where the page is served
 	file    string   // the endpoints file of the picker
 	running *stack.Process
 	addrs   map[string]string
@@ -232,8 +234,11 @@ func (p *testPool) start(t *testing.T) []string {
 	if p.side == "" {
 		p.side = greeter(t, zmq)
 	}
+	p.told = serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, cmp.Or(p.keeper, keeperPage(1, 1, time.Hour, "")))
+	})
 	all := []string{"--endpoints-file=" + endpoints, "--epp=" + p.addrs["extproc"], "--epp-health=" + p.addrs["health"],
-		"--epp-metrics=" + p.addrs["metrics"], "--epp-admin=" + p.addrs["admin"], "--side-channel=" + p.side,
+		"--epp-metrics=" + p.addrs["metrics"], "--epp-admin=" + p.addrs["admin"], "--side-channel=" + p.side, "--sidecar-metrics=" + p.told,
 		"--idle-wait=300ms", "--timeout=10s", "--probe"}
 	return append(all, p.flags...)
 }

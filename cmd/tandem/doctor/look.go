@@ -49,6 +49,7 @@ type serverInfo struct {
 func (f *fleet) look(ctx context.Context) {
 	parallel(f.targets, func(t *target) { f.meet(ctx, t) })
 	parallel(f.pickers, func(p *picker) { f.meetPicker(ctx, p) })
+	parallel(f.sidecars, func(s *operated) { f.meetSidecar(ctx, s) })
 }
 
 // meet looks at one endpoint. Only one that answers is asked for more.

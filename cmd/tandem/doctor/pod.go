@@ -16,19 +16,27 @@ func containers(pod *corev1.Pod) []corev1.Container {
 	return append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
 }
 
-// argument is the value of a flag in a pod's containers, "" if none has it: --name=value, or --name value.
+// argument is the value of a flag in a pod's containers, "" if none has it.
 func argument(pod *corev1.Pod, names ...string) string {
 	for _, c := range containers(pod) {
-		words := append(slices.Clone(c.Command), c.Args...)
-		for i, word := range words {
-			name, value, together := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			switch {
-			case !strings.HasPrefix(word, "-") || !slices.Contains(names, name):
-			case together:
-				return value
-			case i+1 < len(words):
-				return words[i+1]
-			}
+		if value := argumentOf(c, names...); value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// argumentOf is the value of a flag of a container, "" if it has none: --name=value, or --name value.
+func argumentOf(c corev1.Container, names ...string) string {
+	words := append(slices.Clone(c.Command), c.Args...)
+	for i, word := range words {
+		name, value, together := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		switch {
+		case !strings.HasPrefix(word, "-") || !slices.Contains(names, name):
+		case together:
+			return value
+		case i+1 < len(words):
+			return words[i+1]
 		}
 	}
 	return ""
@@ -95,12 +103,15 @@ func (s *serverInfo) fromPod(pod *corev1.Pod) {
 }
 
 // podSideChannel is where the pod says that its engine's side channel is. Only a pod with vLLM's arguments says it in vLLM's
-// way.
+// way. Each data-parallel rank has its own, one port after the other.
 func podSideChannel(t *target) sideChannel {
 	s := sideChannel{of: t.name}
 	port := strconv.Itoa(defaultSidePort)
 	if value, set := variable(t.pod, sidePort); set && value != "" {
 		port = value
+	}
+	if first, err := strconv.Atoi(port); err == nil {
+		port = strconv.Itoa(first + t.rank)
 	}
 	host, set := variable(t.pod, sideHost)
 	if !set && argument(t.pod, transferFlag) == "" {

@@ -1,0 +1,99 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// Mount is something that a container sees besides its image.
+type Mount struct {
+	Source   string // file or folder of this machine; "" is an empty folder in memory that everybody may write to
+	Target   string // absolute path in the container; made if the image has none
+	ReadOnly bool
+}
+
+// Spec is what a container runs.
+type Spec struct {
+	Name         string // in errors
+	Image        Image  // its files; what it says to run and as whom is for the caller to apply
+	Args         []string
+	Env          []string // all of it, NAME=value
+	Dir          string   // working directory; made if it is missing; "": the root
+	UID          int
+	GID          int
+	Groups       []int // more of its groups
+	ReadOnlyRoot bool
+	Mounts       []Mount
+	Log          io.Writer // gets what the container prints, from one goroutine; nil: nobody does
+}
+
+// Container is one that was started.
+type Container struct {
+	spec   Spec
+	cmd    *exec.Cmd
+	done   chan struct{}
+	code   int            // after done
+	signal syscall.Signal // after done
+}
+
+var (
+	// errEnded says that a container cannot do any more what it is asked to.
+	errEnded = errors.New("it has ended")
+	// errNothing says that there are no arguments.
+	errNothing = errors.New("there is nothing to run")
+)
+
+// Start runs a container. The error says why its program could not be run: it wraps [fs.ErrNotExist] if there is no such
+// program, and [fs.ErrPermission] if it cannot be executed.
+func (s *Sandbox) Start(spec Spec) (*Container, error) {
+	c, err := s.start(spec)
+	if err != nil {
+		return nil, fmt.Errorf("starting container %s in %s: %w", spec.Name, s.name, err)
+	}
+	return c, nil
+}
+
+// PID is its first process in the node's PID namespace.
+func (c *Container) PID() int { return c.cmd.Process.Pid }
+
+// Done is closed when all its processes have ended, and what they printed is in the log.
+func (c *Container) Done() <-chan struct{} { return c.done }
+
+// Exit tells, after [Container.Done], how its first process ended: with a code, which is 128 and the signal if it was one.
+func (c *Container) Exit() (code int, signal syscall.Signal) {
+	<-c.done
+	return c.code, c.signal
+}
+
+// Signal sends a signal to its first process, which as such never notices one that it has no handler for. The error is
+// os.ErrProcessDone if it has ended.
+func (c *Container) Signal(sig syscall.Signal) error {
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		return fmt.Errorf("sending %s to container %s: %w", sig, c.spec.Name, err)
+	}
+	return nil
+}
+
+// Kill ends all its processes at once and waits for them. One that has ended already is no error.
+func (c *Container) Kill() error {
+	if err := c.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-c.done
+	return nil
+}
+
+// Exec runs another program in the container, as its user, in its working directory and with its environment, and gives what
+// that printed and its exit code, which is 128 and the signal if it was one. When the context ends, the program is killed,
+// and the error is the context's. The error says else why it could not be run, as [Sandbox.Start] does.
+func (c *Container) Exec(ctx context.Context, argv []string) (output []byte, code int, err error) {
+	if output, code, err = c.exec(ctx, argv); err != nil {
+		return output, code, fmt.Errorf("running %q in container %s: %w", argv, c.spec.Name, err)
+	}
+	return output, code, nil
+}

@@ -1,0 +1,18 @@
+// Package services makes the Services of a test cluster work, and their names: what kube-proxy and CoreDNS do on a real one.
+//
+// In goes a configuration of a client that may watch Services and EndpointSlices. Out come, in the network namespace of the
+// process, all addresses of [Range]: a TCP connection to a Service's address and port goes to one of its endpoints, in turn;
+// and a resolver at [DNS], for the names of [Domain]. Which endpoints count is as on a real cluster: those that are ready or,
+// where none is, those that still serve while they end. Connections that exist stay when their endpoint leaves the Service.
+// Without an endpoint a connection is refused. A headless Service's name has the addresses of its ready endpoints.
+//
+// Connections are relayed by this process, so what differs is: an endpoint sees the relay's address for that of its client;
+// a client is connected before its endpoint is, and sees a connection that is reset where a real cluster's is refused or never
+// made; and packets that are dropped between two pods are not missed by what goes through a Service.
+//
+// What it does not do: UDP and SCTP, IPv6, session affinity, traffic policies, node ports, load balancers, external names and
+// addresses; names of pods, SRV and PTR records; names outside the cluster, which do not exist for its resolver.
+//
+// It needs Linux, iproute2, and the right to change the network, which package container gives in a namespace of its own. One
+// cluster at a time can run in a namespace.
+package services
