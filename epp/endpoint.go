@@ -110,10 +110,13 @@ type Load struct {
 	Known   LoadField
 	At      time.Time // when the page was read; zero = never
 	Waiting int       // requests queued in the engine
+	Delayed int       // of those, requests whose KV cache is on its way, which wait for nothing else
 	Running int       // requests in its batch
 	KVUsage float64   // used part of the KV cache, 0..1
+	Sent    int       // requests of this picker that were in flight when the page was asked for
 	Cache   CacheInfo
 	LoRA    *LoRA // nil: the page names no adapters
+	Absent  bool  // nobody listened where its requests go when its page was asked for last; what stands here is older
 }
 
 // LoadField is a set of the values of a Load.

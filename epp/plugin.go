@@ -48,6 +48,14 @@ type Filter interface {
 	Filter(r *Round, c []Candidate) []Candidate
 }
 
+// Detector tells how full endpoints are. In a profile it is a Filter, which may leave none: then the stage is full, where
+// other filters that leave none only say that nobody fits.
+type Detector interface {
+	Filter
+	// Saturation rates the endpoints of one stage together: 1 and more = full, also if there are none.
+	Saturation(now time.Time, c []Candidate) float64
+}
+
 // Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. What is not
 // known rates like the middle, never like the best. What lies outside 0..1, or is no number, is clamped by the caller.
 type Scorer interface {
@@ -90,14 +98,24 @@ type Handler interface {
 
 // Stages are the profiles of the two stages, and what lies between.
 type Stages struct {
-	Decode     string     // profile of the decode stage
-	Prefill    string     // profile of the prefill stage; "" = requests are never split
-	Decider    pd.Decider // nil = never remote, unless the client forces it
-	Candidates int        // how many prefill endpoints the sidecar gets, best first
-	// RefuseNoPrefill refuses, with 503, what should go remote while no prefill endpoint is to be had. Otherwise it is
-	// prefilled on decode, and counted.
-	RefuseNoPrefill bool
+	Decode      string     // profile of the decode stage
+	Prefill     string     // profile of the prefill stage; "" = requests are never split
+	Decider     pd.Decider // nil = never remote, unless the client forces it
+	Candidates  int        // how many prefill endpoints the sidecar gets, best first
+	OnNoPrefill OnNoPrefill
 }
+
+// OnNoPrefill says what becomes of requests that should go remote while there is no prefill endpoint.
+type OnNoPrefill uint8
+
+const (
+	// PrefillLocal has them prefilled on decode, and counted.
+	PrefillLocal OnNoPrefill = iota
+	// PrefillBudget does so within the fallback budget, and refuses the others.
+	PrefillBudget
+	// PrefillRefuse refuses all of them.
+	PrefillRefuse
+)
 
 // Charge says how a request is charged to the endpoints it goes to.
 type Charge struct {

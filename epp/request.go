@@ -28,7 +28,7 @@ type Request struct {
 	// Objective is the InferenceObjective that the client named, "" = none; Known tells whether the pool has it.
 	Objective string
 	Known     bool
-	// Priority is that of the objective, 0 without a known one. Nothing goes by it yet.
+	// Priority is that of the objective, 0 without a known one. Negative ones are refused first: see Detector.
 	Priority int
 }
 

@@ -73,8 +73,7 @@ func (a AllowRule) MarshalText() ([]byte, error) {
 // port; without the list the sidecar would send requests wherever it says.
 type allowList []AllowRule
 
-// privateRanges are where pods live: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193. Loopback, link-local and
-// the metadata services inside it are in none of them.
+// privateRanges are where pods live: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193.
 var privateRanges = allowList{
 	{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
 	{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
@@ -83,9 +82,26 @@ var privateRanges = allowList{
 	{Prefix: netip.MustParsePrefix("fc00::/7")},
 }
 
-// metadataServices are addresses in or near the private ranges that answer with credentials. A rule reaches them only if it
-// lists them one by one.
+// apart are ranges that only a rule inside them reaches: who lists all there is does not mean this host, what is beside it
+// on its link, or a way around the rules of IPv4.
+var apart = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), // kernels take 0.0.0.0 for loopback
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/3"), // multicast and beyond, broadcast too
+	netip.MustParsePrefix("::/96"),       // unspecified, loopback, and IPv4 as RFC 4291 §2.5.5.1 once had it
+	netip.MustParsePrefix("64:ff9b::/96"),
+	netip.MustParsePrefix("64:ff9b:1::/48"), // IPv4 behind a translator: RFC 6052 and RFC 8215
+	netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
+}
+
+// metadataServices are addresses that answer with credentials. A rule reaches them only if it lists them one by one.
 var metadataServices = []netip.Prefix{
+	netip.MustParsePrefix("169.254.169.254/32"),     // most clouds
+	netip.MustParsePrefix("169.254.170.2/32"),       // AWS: containers
+	netip.MustParsePrefix("169.254.170.23/32"),      // AWS: EKS pod identity
+	netip.MustParsePrefix("168.63.129.16/32"),       // Azure: the host's agent
 	netip.MustParsePrefix("100.100.100.200/32"),     // Alibaba
 	netip.MustParsePrefix("fd00:100::100:200/128"),  // Alibaba
 	netip.MustParsePrefix("192.0.0.192/32"),         // Oracle, classic
@@ -105,16 +121,18 @@ func newAllowList(rules []AllowRule) allowList {
 
 func (l allowList) has(to netip.AddrPort) bool {
 	addr := to.Addr().Unmap().WithZone("")
-	for _, r := range l {
-		if (r.Port == 0 || r.Port == to.Port()) && r.Prefix.Contains(addr) && !(isMetadata(addr) && !r.Prefix.IsSingleIP()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l, func(r AllowRule) bool {
+		return (r.Port == 0 || r.Port == to.Port()) && r.Prefix.Contains(addr) && r.means(addr)
+	})
 }
 
-func isMetadata(addr netip.Addr) bool {
-	return slices.ContainsFunc(metadataServices, func(p netip.Prefix) bool { return p.Contains(addr) })
+// means reports whether the rule is narrow enough for an address in its range.
+func (a AllowRule) means(addr netip.Addr) bool {
+	metadata := slices.ContainsFunc(metadataServices, func(p netip.Prefix) bool { return p.Contains(addr) })
+	return (!metadata || a.Prefix.IsSingleIP()) && !slices.ContainsFunc(apart, func(p netip.Prefix) bool {
+		inside := p.Bits() <= a.Prefix.Bits() && p.Contains(a.Prefix.Addr())
+		return p.Contains(addr) && !inside
+	})
 }
 
 // check refuses a target that is an address outside the list. A name is checked when it is dialled, by what it resolves
@@ -128,6 +146,20 @@ func (l allowList) check(t pd.Target) *pd.Refusal {
 }
 
 var errDenied = errors.New("address is not in --prefill-allow")
+
+// hasHost reports whether the list has an address, at whatever port.
+func (l allowList) hasHost(addr netip.Addr) bool {
+	return slices.ContainsFunc(l, func(r AllowRule) bool { return l.has(netip.AddrPortFrom(addr, r.Port)) })
+}
+
+// controlHost is control for side channels: engines say at which port of theirs it is, and it is no port of prefill legs.
+func (l allowList) controlHost(_ context.Context, _, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil || !l.hasHost(to.Addr()) {
+		return errDenied
+	}
+	return nil
+}
 
 // control is the hook of a dialer that refuses connections to addresses outside the list.
 func (l allowList) control(_ context.Context, _, address string, _ syscall.RawConn) error {

@@ -1,12 +1,15 @@
 package sidecar
 
 import (
+	"crypto/tls"
 	"net"
 	"net/url"
 	"strconv"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // Config is the sidecar's configuration, without its listeners. The tags declare the flags.
@@ -14,6 +17,7 @@ type Config struct {
 	Engine   Engine   `group:"Decode engine"`
 	Prefill  Prefill  `group:"Prefill"`
 	Fallback Fallback `group:"Fallback and release"`
+	Keep     Keep     `group:"Holding and releasing over NIXL"`
 	Trust    Trust    `group:"Trust and limits"`
 }
 
@@ -25,10 +29,22 @@ type Engine struct {
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine for ever.
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest silence of a remote stream after its headers, before it is redone without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
+	// TLS gives the setup of each new connection to the engine, nil for plaintext. The program declares the flags.
+	TLS func() *tls.Config
 }
 
 // url is the base of the engine's URLs.
-func (e Engine) url() string { return "http://" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
+func (e Engine) url() string { return scheme(e.TLS) + e.hostPort() }
+
+func (e Engine) hostPort() string { return net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
+
+// scheme begins the URLs of an engine.
+func scheme(secure func() *tls.Config) string {
+	if secure != nil {
+		return "https://"
+	}
+	return "http://"
+}
 
 // Prefill is how prefill legs are sent.
 type Prefill struct {
@@ -38,8 +54,8 @@ type Prefill struct {
 	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"where prefill pods are found for warming up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
-	TLS          bool          `flag:"prefill-tls" help:"speak TLS to prefill engines"`
-	TLSInsecure  bool          `flag:"prefill-tls-insecure-skip-verify" help:"do not verify the certificates of prefill engines"`
+	// TLS gives the setup of each new connection to a prefill engine, nil for plaintext. The program declares the flags.
+	TLS func() *tls.Config
 }
 
 // Fallback bounds what is prefilled locally although it was planned remote, and what happens to hand-offs.
@@ -50,13 +66,28 @@ type Fallback struct {
 	Drain time.Duration `flag:"drain-timeout" help:"how long running requests may go on after SIGTERM"`
 }
 
+// Keep is how prefill engines are told directly what becomes of their hand-offs, and decode engines are made to meet them.
+type Keep struct {
+	// Notifier speaks to the prefill engines' agents. nil: they are told by way of the decode engine alone. The sidecar does
+	// not close it. The program declares the flags.
+	Notifier    transfer.Notifier
+	SideChannel int  `flag:"side-channel-port" arg:"PORT" help:"port of the NIXL side channel of prefill engines (vLLM: VLLM_NIXL_SIDE_CHANNEL_PORT), where those that --prefill-discovery finds are met before they have handed anything over. Hand-offs name their own"`
+	WarmUp      bool `flag:"warm-up" help:"send one tiny request through each new pair of this decode engine and a prefill engine that --prefill-discovery finds, so that no user's request pays for the engines' own first handshake"`
+}
+
 // Trust is what the sidecar believes of its callers.
 type Trust struct {
 	PDHeader string      `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
 	Allow    []AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
-	AuthFile string      `flag:"auth-file" arg:"FILE" help:"file with the secret that x-tandem-auth must carry beside a prefill header"`
-	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. The program declares the flag.
-	BodyLimit int64
+	// Secrets gives those of which x-tandem-auth must carry one beside a prefill header, nil if none is asked for. The
+	// program declares the flag.
+	Secrets func() pd.Secrets
+	// BodyPause bounds silence. How fast a body must come beyond that is pd.BodyRate.
+	BodyPause time.Duration `flag:"body-timeout" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
+	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. HeldLimit is how many bytes of
+	// bodies may be held for prefill on other pods, over all requests; beyond it they are refused with 503. The program
+	// declares the flags.
+	BodyLimit, HeldLimit int64
 }
 
 // Defaults is the configuration that a sidecar without flags runs with.
@@ -65,11 +96,12 @@ func Defaults() Config {
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
 		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond},
 		Fallback: Fallback{
-			Ratio: 0.1, Burst: 20,
+			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
 			Drain: 60 * time.Second,
 		},
-		Trust: Trust{PDHeader: "on", BodyLimit: 64 << 20},
+		Keep:  Keep{SideChannel: 5600},
+		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, BodyLimit: 64 << 20, HeldLimit: 512 << 20},
 	}
 }
 
@@ -88,7 +120,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		flag string
 		d    time.Duration
 	}{
-		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"drain-timeout", c.Fallback.Drain},
+		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"body-timeout", c.Trust.BodyPause}, {"drain-timeout", c.Fallback.Drain},
 	} {
 		if d.d <= 0 {
 			report(d.flag, "%s is not a positive time", d.d)
@@ -113,11 +145,17 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 			report("prefill-discovery", "%w", err)
 		}
 	}
-	if _, err := readSecret(c.Trust.AuthFile); err != nil {
-		report("auth-file", "reading the shared secret: %w", err)
+	if c.Keep.SideChannel < 1 || c.Keep.SideChannel > 65535 {
+		report("side-channel-port", "%d is not a port (1 to 65535)", c.Keep.SideChannel)
+	}
+	if c.Keep.WarmUp && c.Prefill.Discovery == "" {
+		report("warm-up", "says how to warm up, but not whom: set --prefill-discovery as well")
 	}
 	if c.Trust.BodyLimit < 1 {
 		report("body-limit", "must be at least 1 byte")
+	}
+	if c.Trust.HeldLimit/2 < c.Trust.BodyLimit {
+		report("held-limit", "must be twice the body-limit (%d bytes) at least, or one large body keeps all others out", c.Trust.BodyLimit)
 	}
 	if c.Trust.PDHeader != "on" && c.Trust.PDHeader != "off" {
 		report("pd-header", "%q is neither on nor off", c.Trust.PDHeader)

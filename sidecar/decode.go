@@ -23,8 +23,10 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 	if x.ctx.Err() != nil {
 		return "", x.leaveHandedOff(req)
 	}
-	if age := time.Since(x.hand.finished); age > x.s.cfg.ageLimit() {
-		return x.tooLate(age), nil
+	if now := time.Now(); x.late(now) {
+		x.hand.age = now.Sub(x.hand.finished)
+		x.giveHandBack()
+		return x.tooLate(), nil
 	}
 	l, err := x.s.dialect.Decode(req.Request, x.hand.offer)
 	if err != nil {
@@ -38,10 +40,10 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 	status := 0
 	defer func() {
 		if reason != "" {
-			endLeg(span, status, x.failure)
+			x.endLeg(span, status, x.failure)
 			return
 		}
-		endLeg(span, status, err)
+		x.endLeg(span, status, err)
 	}()
 	sent := time.Now()
 	g, err := startLeg(ctx, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
@@ -78,13 +80,10 @@ func (x *exchange) leaveHandedOff(req *request) error {
 	return x.gone()
 }
 
-// tooLate gives up a hand-off that is too old to be trusted: its blocks may hold another prompt by now. It is given back
-// without being read.
-func (x *exchange) tooLate(age time.Duration) pd.Reason {
-	x.hand.age = age
-	x.s.quiet.warn("hand-off too old", "request_id", x.id, "age", age, "limit", x.s.cfg.ageLimit())
+// tooLate notes a hand-off that is too old to be trusted, and has been given back unread.
+func (x *exchange) tooLate() pd.Reason {
+	x.s.quiet.warn("hand-off too old", "request_id", x.id, "age", x.hand.age, "limit", x.s.cfg.ageLimit())
 	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
-	x.forgetHand()
 	return pd.HandoffLate
 }
 
@@ -126,6 +125,7 @@ func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
 	switch act := x.state.on(t); {
 	case act.has(redo):
 		g.cancel(nil)
+		x.giveHandUp()
 		return x.redoWithout(t, err), nil
 	case act.has(release):
 		x.releaseLeg(g)
@@ -133,14 +133,14 @@ func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
 	return "", err
 }
 
-// redoWithout gives the hand-off up after decode could not use it. A leg that failed leaves prefill holding it.
+// redoWithout notes that decode could not use the hand-off, which has been given back.
 func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
 	cause := "failed"
 	if t == timedOut {
 		cause = "timeout"
 	}
 	x.failure = err
-	x.forgetHand()
+	x.s.beside.doubt()
 	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
 	x.s.quiet.warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
 	return pd.TransferFailed
@@ -153,17 +153,19 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	x.s.metrics.handoffAge.Observe(x.hand.age.Seconds())
 	x.rename(resp)
 	switch code := resp.StatusCode; {
-	case code == http.StatusServiceUnavailable, code == http.StatusTooManyRequests:
+	case code == http.StatusServiceUnavailable:
 		// Not admitted: the engine has let the hand-off go, and would not admit the redo either.
 		return "", x.relayFresh(resp)
 	case isClientError(code):
-		x.forgetHand()
+		x.giveHandBack()
 		return "", x.relayFresh(resp)
 	case code >= 500:
+		x.giveHandBack()
 		return x.redoWithout(failed, fmt.Errorf("decode answered %s", resp.Status)), nil
-	case x.hand.age > x.s.cfg.ageLimit():
+	case x.late(x.hand.finished.Add(x.hand.age)):
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
-		return x.tooLate(x.hand.age), nil
+		x.giveHandUp()
+		return x.tooLate(), nil
 	case !isEventStream(resp.Header), encoded(resp.Header): // nobody can look into an encoded stream
 		return x.takeWhole(resp)
 	}
@@ -175,8 +177,10 @@ func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	a := newAnswer(resp.Body)
 	defer a.free()
 	if _, err := a.peek(); err == nil || err == io.EOF {
+		x.hand.hold.End()
 		return "", x.relay(resp, a)
 	} else if x.ctx.Err() == nil {
+		x.giveHandUp()
 		return x.redoWithout(failed, err), nil
 	}
 	return "", x.taken()
@@ -184,8 +188,7 @@ func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 
 // taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
 func (x *exchange) taken() error {
-	x.releaseWay = wayCancel
-	x.s.released(x.id, true, nil)
+	x.s.released(x.held(wayCancel), true, nil)
 	return x.gone()
 }
 
@@ -198,10 +201,13 @@ func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
+		x.hand.hold.End()
 		return "", x.relay(resp, a)
 	case x.ctx.Err() != nil:
 		return "", x.taken()
-	case late:
+	}
+	x.giveHandUp()
+	if late {
 		return x.redoWithout(timedOut, errSilent), nil
 	}
 	return x.redoWithout(failed, err), nil

@@ -106,7 +106,7 @@ func TestDecodeRefuses(t *testing.T) {
 		releases int
 	}{
 		{"not admitted", 503, 0}, // the engine lets the hand-off go by itself
-		{"too many", 429, 0},
+		{"too many", 429, 1},     // something before the engine says so
 		{"bad request", 400, 1},
 		{"unknown model", 404, 1},
 		{"unprocessable", 422, 1},
@@ -124,6 +124,9 @@ func TestDecodeRefuses(t *testing.T) {
 				}
 				if retry := got.header.Get(pd.HeaderRetry); (retry == "1") != (c.status == 503) {
 					t.Errorf("%s is %q", pd.HeaderRetry, retry)
+				}
+				if after := got.header.Get("Retry-After"); (after == "1") != full(c.status) {
+					t.Errorf("Retry-After is %q", after)
 				}
 				decode.mustSee(t, q.decode)
 				s.mustGiveBack(t, decode, c.releases)
@@ -239,12 +242,36 @@ func TestLateHandoff(t *testing.T) {
 	})
 }
 
+// A decode engine that is down has nothing prefilled for it: nobody could give that back.
+func TestNoPrefillForTheDead(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
+		s := startRig(t, decode.addr)
+		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, "remote;reason=external;attempts=1;candidate=0")
+		decode.vanish()
+		// Every leg that fails makes the next request look, however soon it comes; so does time.
+		post(t, s.url+completionsPath, q.body).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+		for range 3 {
+			post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+		}
+		if n := len(prefill.requests()); n != 1 {
+			t.Errorf("prefill got %d requests, want 1", n)
+		}
+		s.end()
+		s.mustCount(t, 0, "tandem_kv_stranded_total")
+	})
+}
+
 // Only where nobody could be told is a hand-off stranded.
 func TestStranded(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
-		t.Run("decode is down", func(t *testing.T) {
-			prefill := startEngine(t, offering(handoff))
-			s := startRig(t, refusingAddr(t))
+		t.Run("decode goes down", func(t *testing.T) {
+			decode := startEngine(t, q.answer())
+			prefill := startEngine(t, func(w http.ResponseWriter, r *asked) {
+				decode.vanish()
+				offering(handoff)(w, r)
+			})
+			s := startRig(t, decode.addr)
 			got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
 			got.mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 			s.end()

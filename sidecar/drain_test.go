@@ -197,6 +197,24 @@ func TestDrainCuts(t *testing.T) {
 	})
 }
 
+// A hand-off that is being given back is something that the pod has left to do, though its client is gone.
+func TestReleaseIsOpen(t *testing.T) {
+	g := newGate()
+	s, header := serve(t, ways["remote"], handoff, then(g.act, streams(firstEvent)))
+	l := startLeaver(t, s.url+completionsPath, ask(true).body, header...)
+	wait(t, g.arrived, "the decode leg")
+	l.mustLeave(t)
+	s.busy.Wait()
+	if running := s.running(); running != 0 {
+		t.Fatalf("%d calls run", running)
+	}
+	s.mustCount(t, 1, "tandem_open_requests")
+	close(g.opened)
+	s.end()
+	s.mustCount(t, 0, "tandem_open_requests")
+	s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel", "result", "ok")
+}
+
 // stuckWriter is a client's connection that takes nothing until its deadline is set.
 type stuckWriter struct {
 	*httptest.ResponseRecorder

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
 // exchange is one generate call on its way through the states. It belongs to the goroutine that serves the request.
@@ -27,9 +28,12 @@ type exchange struct {
 	route route
 	state state
 	clock pd.Clock
+	body  paced
 	holds holding
 	hand  handInHand
-	span  trace.Span
+	// elsewhere: the engine has died of, or under, this request; its error is what the client gets if nobody else takes it.
+	elsewhere bool
+	span      trace.Span
 	report
 }
 
@@ -50,6 +54,7 @@ type handInHand struct {
 	offer    dialect.Offer
 	finished time.Time // the earliest time at which prefill may have finished
 	target   pd.Target
+	hold     *lease.Hold // until decode's first byte
 	taken    bool
 	age      time.Duration // when decode was asked
 }
@@ -69,7 +74,7 @@ const statusGone = 499
 // generate serves one generate call.
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	start := time.Now()
-	s.budget.earn()
+	s.budget.Earn()
 	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: requestID(r.Header),
 		report: report{usage: body.NoUsage}}
 	ctx, span := s.tracing.request(r, api, start)
@@ -77,6 +82,8 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
 	defer x.cancel(nil)
 	w.Header().Set("X-Request-Id", x.id)
+	x.body.begin(x.ctx, w, r, s.cfg.Trust.BodyPause)
+	defer x.body.end()
 	if !s.life.enter(x) {
 		x.refuse(draining())
 		x.finish()
@@ -92,6 +99,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 
 // run takes the request through its states. The error is a *pd.Refusal, errGone, or internal.
 func (x *exchange) run() error {
+	if refusal := packed(x.r.Header); refusal != nil {
+		return refusal
+	}
 	route, err := x.s.readRoute(x.r.Header)
 	x.route = route
 	if err != nil {
@@ -150,7 +160,10 @@ func (x *exchange) redoLocal(req *request, reason pd.Reason) error {
 	if x.route.strict {
 		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
 	}
-	if !x.s.budget.take() {
+	if err := x.reachBeside(); err != nil {
+		return err // nothing is taken of the budget for what cannot be
+	}
+	if !x.s.budget.Take() {
 		return overBudget(reason)
 	}
 	x.decide(pd.Local, reason)
@@ -173,6 +186,9 @@ func (x *exchange) interrupted() trouble {
 
 // gone is the error of a request whose context has ended.
 func (x *exchange) gone() error {
+	if x.interrupted() == clientGone && x.body.late() {
+		return slowBody()
+	}
 	if x.state.on(x.interrupted()).has(refuse) {
 		return draining()
 	}
@@ -239,6 +255,7 @@ func (x *exchange) cut() {
 func (x *exchange) finish() {
 	last := x.state
 	x.state = done
+	x.hand.hold.End()
 	phases := x.clock.Stop(time.Now())
 	x.endSpan(phases)
 	x.s.metrics.request(x.decision, x.status, phases)
@@ -248,17 +265,31 @@ func (x *exchange) finish() {
 
 // holding is a body that is held, and the leg that has last been made of it.
 type holding struct {
+	of   *pd.HeldBytes
+	size int64         // what of counts for this body
 	scan *body.Scanner // goes back to the pool
 	body *body.Body
 	leg  [][]byte
 }
 
-// recycle gives the scanner of a held body back. What legs under way still read are the segments, not the scan.
-func (h *holding) recycle() {
-	if h.scan != nil {
-		scanners.Put(h.scan)
-		h.scan = nil
+// take counts n bytes more for the body. It reports false if they must not be held.
+func (h *holding) take(n int64) bool {
+	if !h.of.Take(n) {
+		return false
 	}
+	h.size += n
+	return true
+}
+
+// recycle gives back the scanner of a held body, and its count: what legs under way still read are the segments, not the
+// scan, and a release that is sent with them is over in a moment.
+func (h *holding) recycle() {
+	if h.scan == nil {
+		return
+	}
+	scanners.Put(h.scan)
+	h.of.Give(h.size)
+	h.scan, h.size = nil, 0
 }
 
 // drop lets a body go of which no further leg will be made, and whose last leg has its answer: the answer may take minutes.

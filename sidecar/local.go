@@ -46,7 +46,7 @@ func (x *exchange) heldLocal(req *request) error {
 func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 	ctx, span := x.s.tracing.leg(req.Context(), spanDecode, req.Header)
 	status := 0
-	defer func() { endLeg(span, status, err) }()
+	defer func() { x.endLeg(span, status, err) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	x.state = decoding
@@ -65,7 +65,37 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
 	status = resp.StatusCode
 	x.rename(resp)
+	x.elsewhere = status >= http.StatusInternalServerError && !tellsToRetry(status) && x.dying(0)
 	return x.relayFresh(resp)
+}
+
+// dying tells whether an engine that has answered with an error of its own is at its end, or comes to it in a moment. vLLM
+// answers 500 to all that it runs when its core dies, and when it is told to stop: another decode pod can do what this one
+// has left.
+func (x *exchange) dying(moment time.Duration) bool {
+	ctx, cancel := context.WithTimeout(x.ctx, probeTimeout+moment)
+	defer cancel()
+	again := time.NewTicker(probePause)
+	defer again.Stop()
+	for over := time.Now().Add(moment); ; {
+		err := x.s.healthy(ctx, x.s.local, x.s.engine)
+		if ctx.Err() != nil { // the client has left, or the engine is slow to answer: that is no death
+			return false
+		}
+		if err != nil {
+			x.s.beside.doubt()
+			x.s.quiet.warn("engine is dying", "request_id", x.id, "error", err)
+			return true
+		}
+		if time.Now().After(over) {
+			return false
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // localFailure says why the engine beside gave no answer.
@@ -79,7 +109,6 @@ func (x *exchange) localFailure(source *guarded, err error) error {
 	if x.ctx.Err() != nil {
 		return x.gone()
 	}
-	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
-	refusal.Cause = err
-	return refusal
+	x.s.beside.doubt()
+	return engineGone(err)
 }

@@ -329,3 +329,72 @@ func TestHugeBodyCosts(t *testing.T) {
 	engine.mustSee(t)
 	prefill.mustSee(t)
 }
+
+// An engine that dies answers all that it runs with an error of its own. Another decode pod may try then, and only then.
+func TestDyingEngine(t *testing.T) {
+	const dead = `{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}`
+	prefill := startEngine(t, offering(handoff))
+	for name, c := range map[string]struct {
+		status, health int
+		remote         bool
+		want           string // HeaderRetry
+	}{
+		"dying":                     {500, 503, false, "1"},
+		"dying, after a transfer":   {500, 503, true, "1"},
+		"well":                      {500, 200, false, ""},
+		"well, after a transfer":    {500, 200, true, ""},
+		"out of time and dying":     {504, 503, false, "1"},
+		"refuses, and does not die": {400, 200, false, ""},
+		"refuses, and dies":         {400, 503, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engine := startEngine(t, says(c.status, "application/json", dead))
+			s := startRig(t, engine.addr)
+			if c.health != http.StatusOK {
+				engine.fallSick()
+			}
+			var header []string
+			if c.remote {
+				header = []string{pd.HeaderPrefill, prefill.addr}
+			}
+			got := post(t, s.url+completionsPath, ask(false).body, header...)
+			if got.status != c.status || got.body != dead || got.header.Get(pd.HeaderRetry) != c.want {
+				t.Errorf("status %d, %s %q, want %q; %s", got.status, pd.HeaderRetry, got.header.Get(pd.HeaderRetry), c.want, got.body)
+			}
+		})
+	}
+}
+
+// An engine that is told to stop may give what it has for a whole answer. It is no answer, unless the engine goes on: then
+// somebody has asked it to abort the request.
+func TestAbortedAnswer(t *testing.T) {
+	const part = `{"choices":[{"text":"a \"finish_reason\":\"abort\"","finish_reason":"abort"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`
+	whole := strings.ReplaceAll(part, `finish_reason":"abort"}`, `finish_reason":"length"}`)
+	prefill := startEngine(t, offering(handoff))
+	for name, c := range map[string]struct {
+		answer string
+		dying  bool
+		header []string
+		want   int
+	}{
+		"local, dying":                {part, true, nil, 503},
+		"remote, dying":               {part, true, []string{pd.HeaderPrefill, prefill.addr}, 503},
+		"aborted by somebody":         {part, false, nil, 200},
+		"finished, and dying":         {whole, true, nil, 200},
+		"remote, finished, and dying": {whole, true, []string{pd.HeaderPrefill, prefill.addr}, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engine := startEngine(t, says(200, "application/json", c.answer))
+			s := startRig(t, engine.addr)
+			if c.dying {
+				engine.fallSick()
+			}
+			got := post(t, s.url+completionsPath, ask(false).body, append(c.header, "Te", "trailers")...)
+			if c.want == 503 {
+				got.mustRefuse(t, 503, pd.NoEndpoint)
+			} else if got.status != 200 || got.body != c.answer {
+				t.Errorf("status %d, %s", got.status, got.body)
+			}
+		})
+	}
+}

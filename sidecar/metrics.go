@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
 // seconds are the buckets of all durations: from the sidecar's own work (100 µs) to a long prefill (2 min).
@@ -22,9 +23,10 @@ type metrics struct {
 	releases   *prometheus.CounterVec
 	stranded   prometheus.Counter
 	inflight   *prometheus.GaugeVec
+	warmups    *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer, tokens, open func() float64) *metrics {
+func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
 			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"room", "decision", "reason", "code"}),
@@ -39,19 +41,40 @@ func newMetrics(reg prometheus.Registerer, tokens, open func() float64) *metrics
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_release_total",
 			Help: "Hand-offs that were given back because nobody took them up, by the way it was done."}, []string{"way", "result"}),
 		stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
-			Help: "Hand-offs that could not be given back: their blocks stay held until the lease ends."}),
+			Help: "Hand-offs that could not be given back, or not for sure: their blocks stay held until the lease ends."}),
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_inflight",
 			Help: "Legs under way."}, []string{"room", "role"}),
 	}
+	m.warmups = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_warmup_total",
+		Help: "Hand-offs that were run to warm up pairs of engines, by result. They are in no other metric of requests."}, []string{"result"})
 	fallback := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 		Help: "Requests planned remote that may still be prefilled locally now."}, tokens)
 	requests := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",
-		Help: "Generate calls that have begun and not ended, those that are still received and those between two legs included."}, open)
-	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, fallback, requests)
+		Help: "Generate calls that have begun and not ended, those that are still received and those between two legs included, " +
+			"and hand-offs that are being given back: while there is one, the decode engine is needed."}, open)
+	bodies := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_held_bytes",
+		Help: "Bytes of request bodies that are held; held-limit is the most there may be."}, held)
+	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, m.warmups, fallback, requests, bodies)
 	return m
 }
 
 const room = "sidecar"
+
+// leaseMetrics are those of hand-offs that are held, and given back, without decode.
+func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
+	joins := prometheus.CounterOpts{Name: "tandem_lease_joins_total", Help: "Prefill engines that were met at their side channel, with all ranks."}
+	beats := prometheus.CounterOpts{Name: "tandem_lease_heartbeats_total", Help: "Times that a prefill engine was told which hand-offs it is to keep."}
+	counter := func(o prometheus.CounterOpts, result string, count func(lease.Counts) uint64) {
+		o.ConstLabels = prometheus.Labels{"result": result}
+		reg.MustRegister(prometheus.NewCounterFunc(o, func() float64 { return float64(count(counts())) }))
+	}
+	counter(joins, "ok", func(c lease.Counts) uint64 { return c.Joins })
+	counter(joins, "failed", func(c lease.Counts) uint64 { return c.FailedJoins })
+	counter(beats, "ok", func(c lease.Counts) uint64 { return c.Beats })
+	counter(beats, "failed", func(c lease.Counts) uint64 { return c.FailedBeats })
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_lease_engines",
+		Help: "Prefill engines that are known, whether or not they can be told."}, func() float64 { return float64(counts().Engines) }))
+}
 
 func (m *metrics) request(d pd.Decision, status int, phases *pd.Phases) {
 	verdict := d.Verdict.String()

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"mime"
 	"net/http"
@@ -36,12 +37,17 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 					p.Out.Header.Del(name)
 				}
 			}
+			p.Out.Trailer = nil
+			if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") { // in another protocol anything could be said
+				p.Out.Header.Del("Connection")
+				p.Out.Header.Del("Upgrade")
+			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			for name := range resp.Header {
-				if ours(name) {
-					resp.Header.Del(name)
-				}
+			disown(resp.Header)
+			if resp.StatusCode != http.StatusSwitchingProtocols {
+				disown(resp.Trailer)
+				resp.Body = &trailed{resp.Body, resp}
 			}
 			return nil
 		},
@@ -50,12 +56,39 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 			if g, ok := r.Context().Value(guardKey{}).(*guarded); ok && refusal == nil {
 				refusal = refusalOf(g.failure(), s.cfg.Trust.BodyLimit)
 			}
+			if p, ok := r.Context().Value(pacedKey{}).(*paced); ok && refusal == nil && p.late() {
+				refusal = slowBody()
+			}
 			if refusal == nil {
-				refusal = pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
+				refusal = engineGone(err)
 			}
 			s.refusePass(w, r, refusal)
 		},
 	}
+}
+
+// disown takes out of an engine's headers or trailers what is for Tandem's parts alone to write.
+func disown(h http.Header) {
+	for name := range h {
+		if ours(name) {
+			delete(h, name)
+		}
+	}
+}
+
+// trailed is an answer's body that disowns the trailers behind it.
+type trailed struct {
+	io.ReadCloser
+	resp *http.Response
+}
+
+// Read implements io.Reader.
+func (t *trailed) Read(b []byte) (int, error) {
+	n, err := t.ReadCloser.Read(b)
+	if err == io.EOF {
+		disown(t.resp.Trailer)
+	}
+	return n, err
 }
 
 // forwardedHeaders are dropped by httputil.ReverseProxy unless they are put back.
@@ -64,10 +97,17 @@ var forwardedHeaders = [...]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-
 // guardKey finds the guard of a passed-through body in the request's context, where the error handler looks.
 type guardKey struct{}
 
+// pacedKey finds the body itself.
+type pacedKey struct{}
+
 // pass serves what is no generate call. Engines have more doors to generation than the APIs known here (and will have
 // others), so every body that an engine could read as JSON is cleaned.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	if r.Body != nil && r.Body != http.NoBody {
+		p := new(paced)
+		p.begin(r.Context(), w, r, s.cfg.Trust.BodyPause)
+		defer p.end()
+		r = r.WithContext(context.WithValue(r.Context(), pacedKey{}, p))
 		g, err := s.guardOf(r)
 		if err != nil {
 			s.refusePass(w, r, err)
@@ -85,9 +125,13 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 // guardOf wraps a body by what an engine may take it for, nil for one that is sure to be no JSON. A form's text must be
 // UTF-8: in any other encoding an engine could read what is not seen here.
 func (s *Server) guardOf(r *http.Request) (*guarded, *pd.Refusal) {
-	media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	kinds := r.Header["Content-Type"]
+	if len(kinds) != 1 { // which of several counts is the engine's choice
+		return s.guard(r.Body), packed(r.Header)
+	}
+	media, params, err := mime.ParseMediaType(kinds[0])
 	if err != nil {
-		return s.guard(r.Body), nil
+		return s.guard(r.Body), packed(r.Header)
 	}
 	major, _, _ := strings.Cut(media, "/")
 	switch {
@@ -95,11 +139,21 @@ func (s *Server) guardOf(r *http.Request) (*guarded, *pd.Refusal) {
 		if c := strings.ToLower(params["charset"]); c != "" && c != "utf-8" && c != "us-ascii" {
 			return nil, pd.Refuse(pd.BadRequest, "Forms must be encoded as UTF-8, not %q.", c)
 		}
-		return s.guardForm(r.Body), nil
+		return s.guardForm(r.Body), packed(r.Header)
 	case major == "audio", major == "image", major == "video", media == "application/octet-stream":
 		return nil, nil
 	}
-	return s.guard(r.Body), nil
+	return s.guard(r.Body), packed(r.Header)
+}
+
+// packed refuses a compressed body: an engine that unpacks it would read what nobody has looked at.
+func packed(h http.Header) *pd.Refusal {
+	for _, coding := range h["Content-Encoding"] {
+		if coding != "" && !strings.EqualFold(coding, "identity") {
+			return pd.Refuse(pd.BadRequest, "The request body is compressed (%q). It must be sent as it is.", coding)
+		}
+	}
+	return nil
 }
 
 func (s *Server) refusePass(w http.ResponseWriter, r *http.Request, refusal *pd.Refusal) {

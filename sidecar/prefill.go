@@ -2,9 +2,11 @@ package sidecar
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -51,6 +53,9 @@ func (x *exchange) runPrefill(req *request) (pd.Reason, error) {
 	last := &prefillError{reason: pd.PrefillFailed}
 	for i, target := range x.route.targets {
 		for try := 0; ; try++ {
+			if err := x.reachBeside(); err != nil {
+				return "", err
+			}
 			err := x.attempt(req, leg, target, x.route.candidate(i))
 			var refused *clientError
 			switch {
@@ -116,26 +121,33 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	status, offer, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, leg)
 	inflight.Dec()
 	x.s.metrics.leg("prefill", status, time.Since(sent))
-	endLeg(span, status, err)
+	x.endLeg(span, status, err)
 	if err != nil {
-		if status == http.StatusOK && x.ctx.Err() == nil && !errors.Is(err, dialect.ErrNoOffer) {
-			x.s.metrics.stranded.Inc() // it has finished, and who holds what is not known well enough to release it
-		}
+		x.lose(status, offer, err)
 		return err
 	}
-	x.hand = handInHand{offer: offer, finished: x.s.stalls.arrived(sent), target: target}
+	finished := x.s.stalls.arrived(sent)
+	x.hand = handInHand{offer: offer, finished: finished, target: target, hold: x.s.leases.Hold(offer.Handoff, finished)}
 	return nil
+}
+
+// lose deals with a prefill that has finished without a hand-off that may be read. One that is well-formed, and only does
+// not fit its prompt, is given back; else who holds what is not known well enough.
+func (x *exchange) lose(status int, o dialect.Offer, err error) {
+	switch {
+	case !o.Handoff.Zero():
+		x.giveOfferBack(o, x.s.leases.Hold(o.Handoff, time.Now()))
+	case status == http.StatusOK && x.ctx.Err() == nil && !errors.Is(err, dialect.ErrNoOffer):
+		x.s.metrics.stranded.Inc()
+	}
 }
 
 // prefillURL is the base of a prefill engine's URLs.
 func (s *Server) prefillURL(t pd.Target) string {
-	if s.cfg.Prefill.TLS {
-		return "https://" + t.String()
-	}
-	return "http://" + t.String()
+	return scheme(s.cfg.Prefill.TLS) + t.String()
 }
 
-// sendPrefill sends the leg and reads its answer. status is 0 if none came.
+// sendPrefill sends the leg and reads its answer. status is 0 if none came. Beside an error, an offer is one to give back.
 func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg dialect.Leg) (status int, o dialect.Offer, err error) {
 	req, err := newHeldLeg(ctx, s.prefillURL(target)+uri, header, leg)
 	if err != nil {
@@ -189,10 +201,22 @@ func (s *Server) prefillFailure(ctx context.Context, err error) error {
 		return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
 	case errors.Is(err, errAnswerTooLarge):
 		return &prefillError{cause: "too-large", reason: pd.HandoffInvalid, err: err}
+	case isTLS(err):
+		return &prefillError{cause: "tls", reason: pd.PrefillFailed, err: err}
 	case ctx.Err() != nil, isTimeout(err):
 		return &prefillError{cause: "timeout", reason: pd.PrefillFailed, err: err}
 	}
 	return &prefillError{cause: "connection", reason: pd.PrefillFailed, again: true, err: err}
+}
+
+// isTLS reports whether the two sides do not agree on certificates, or on TLS itself: asking again changes nothing.
+func isTLS(err error) bool {
+	var unverified *tls.CertificateVerificationError
+	var plaintext tls.RecordHeaderError
+	var alert tls.AlertError
+	var remote *net.OpError // an alert of the other side
+	return errors.As(err, &unverified) || errors.As(err, &plaintext) || errors.As(err, &alert) ||
+		errors.As(err, &remote) && remote.Op == "remote error"
 }
 
 func isTimeout(err error) bool {

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"compress/gzip"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log"
@@ -22,46 +23,47 @@ const (
 
 // prefillFault is what can be wrong with a prefill pod.
 type prefillFault struct {
-	name   string
-	act    act // nil: connecting is refused
-	cause  string
-	reason pd.Reason
+	name     string
+	act      act // nil: connecting is refused
+	cause    string
+	reason   pd.Reason
+	releases int // of the hand-off that came with it
 }
 
 var prefillFaults = []prefillFault{
-	{"refused", nil, "connection", pd.PrefillFailed},
-	{"reset before the answer", resets, "connection", pd.PrefillFailed},
-	{"closed before the answer", closes, "connection", pd.PrefillFailed},
-	{"reset after the headers", then(chunked(200, "application/json", ""), resets), "connection", pd.PrefillFailed},
-	{"truncated", breaks("application/json", offer(handoff)), "connection", pd.PrefillFailed},
-	{"truncated in chunks", then(chunked(200, "application/json", offer(handoff)[:60]), closes), "connection", pd.PrefillFailed},
-	{"slow", hangs, "timeout", pd.PrefillFailed},
-	{"slow body", then(chunked(200, "application/json", "{"), hangs), "timeout", pd.PrefillFailed},
-	{"no JSON", says(200, "text/html", "<html>"), "invalid", pd.HandoffInvalid},
-	{"empty", says(200, "application/json", ""), "invalid", pd.HandoffInvalid},
-	{"half JSON", says(200, "application/json", `{"kv_transfer_params":`), "invalid", pd.HandoffInvalid},
-	{"no params", says(200, "application/json", wholeAnswer), "invalid", pd.HandoffInvalid},
-	{"params null", offering("null"), "invalid", pd.HandoffInvalid},
-	{"params a string", offering(`"x"`), "invalid", pd.HandoffInvalid},
-	{"params empty", offering("{}"), "invalid", pd.HandoffInvalid},
-	{"params of a prefill leg", offering(primed), "invalid", pd.HandoffInvalid},
-	{"params without blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[]", 1)), "invalid", pd.HandoffInvalid},
-	{"params with flat blocks", offering(strings.Replace(handoff, "[[3, 1, 2]]", "[3, 1, 2]", 1)), "invalid", pd.HandoffInvalid},
-	{"params without engine", offering(strings.Replace(handoff, "remote_engine_id", "engine_id", 1)), "invalid", pd.HandoffInvalid},
-	{"params with port 0", offering(strings.Replace(handoff, "5600", "0", 1)), "invalid", pd.HandoffInvalid},
-	{"params with too few blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[3, 1]", 1)), "invalid", pd.HandoffInvalid},
-	{"params twice", says(200, "application/json", `{"kv_transfer_params":`+handoff+`,"kv_transfer_params":`+handoff+`}`), "invalid", pd.HandoffInvalid},
-	{"compressed", zips, "invalid", pd.HandoffInvalid},
-	{"too large", boasts, "too-large", pd.HandoffInvalid},
-	{"too large, unannounced", chunked(200, "application/json", `"`+strings.Repeat("x", maxPrefillAnswer)+`"`), "too-large", pd.HandoffInvalid},
-	{"redirect", says(307, "text/plain", "", "Location", "/elsewhere"), "status", pd.PrefillFailed},
-	{"no content", func(w http.ResponseWriter, _ *asked) { w.WriteHeader(204) }, "status", pd.PrefillFailed},
-	{"408", says(408, "text/plain", "late"), "status", pd.PrefillFailed},
-	{"425", says(425, "text/plain", "early"), "status", pd.PrefillFailed},
-	{"429", says(429, "text/plain", "busy"), "status", pd.PrefillFailed},
-	{"500", says(500, "text/plain", "oops"), "status", pd.PrefillFailed},
-	{"502", says(502, "text/plain", "oops"), "status", pd.PrefillFailed},
-	{"503", says(503, "text/plain", "oops"), "status", pd.PrefillFailed},
+	{"refused", nil, "connection", pd.PrefillFailed, 0},
+	{"reset before the answer", resets, "connection", pd.PrefillFailed, 0},
+	{"closed before the answer", closes, "connection", pd.PrefillFailed, 0},
+	{"reset after the headers", then(chunked(200, "application/json", ""), resets), "connection", pd.PrefillFailed, 0},
+	{"truncated", breaks("application/json", offer(handoff)), "connection", pd.PrefillFailed, 0},
+	{"truncated in chunks", then(chunked(200, "application/json", offer(handoff)[:60]), closes), "connection", pd.PrefillFailed, 0},
+	{"slow", hangs, "timeout", pd.PrefillFailed, 0},
+	{"slow body", then(chunked(200, "application/json", "{"), hangs), "timeout", pd.PrefillFailed, 0},
+	{"no JSON", says(200, "text/html", "<html>"), "invalid", pd.HandoffInvalid, 0},
+	{"empty", says(200, "application/json", ""), "invalid", pd.HandoffInvalid, 0},
+	{"half JSON", says(200, "application/json", `{"kv_transfer_params":`), "invalid", pd.HandoffInvalid, 0},
+	{"no params", says(200, "application/json", wholeAnswer), "invalid", pd.HandoffInvalid, 0},
+	{"params null", offering("null"), "invalid", pd.HandoffInvalid, 0},
+	{"params a string", offering(`"x"`), "invalid", pd.HandoffInvalid, 0},
+	{"params empty", offering("{}"), "invalid", pd.HandoffInvalid, 0},
+	{"params of a prefill leg", offering(primed), "invalid", pd.HandoffInvalid, 0},
+	{"params without blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[]", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with flat blocks", offering(strings.Replace(handoff, "[[3, 1, 2]]", "[3, 1, 2]", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params without engine", offering(strings.Replace(handoff, "remote_engine_id", "engine_id", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with port 0", offering(strings.Replace(handoff, "5600", "0", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with too few blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[3, 1]", 1)), "invalid", pd.HandoffInvalid, 1},
+	{"params twice", says(200, "application/json", `{"kv_transfer_params":`+handoff+`,"kv_transfer_params":`+handoff+`}`), "invalid", pd.HandoffInvalid, 0},
+	{"compressed", zips, "invalid", pd.HandoffInvalid, 0},
+	{"too large", boasts, "too-large", pd.HandoffInvalid, 0},
+	{"too large, unannounced", chunked(200, "application/json", `"`+strings.Repeat("x", maxPrefillAnswer)+`"`), "too-large", pd.HandoffInvalid, 0},
+	{"redirect", says(307, "text/plain", "", "Location", "/elsewhere"), "status", pd.PrefillFailed, 0},
+	{"no content", func(w http.ResponseWriter, _ *asked) { w.WriteHeader(204) }, "status", pd.PrefillFailed, 0},
+	{"408", says(408, "text/plain", "late"), "status", pd.PrefillFailed, 0},
+	{"425", says(425, "text/plain", "early"), "status", pd.PrefillFailed, 0},
+	{"429", says(429, "text/plain", "busy"), "status", pd.PrefillFailed, 0},
+	{"500", says(500, "text/plain", "oops"), "status", pd.PrefillFailed, 0},
+	{"502", says(502, "text/plain", "oops"), "status", pd.PrefillFailed, 0},
+	{"503", says(503, "text/plain", "oops"), "status", pd.PrefillFailed, 0},
 }
 
 // zips compresses although it was asked for identity.
@@ -130,7 +132,11 @@ func testSecondCandidate(t *testing.T, f prefillFault) {
 	s.mustCount(t, 1, "tandem_retries_total", "leg", "prefill", "cause", f.cause)
 	s.mustCount(t, 1, "tandem_requests_total", "room", "sidecar", "decision", "remote", "reason", "external", "code", "200")
 	s.mustCount(t, 2, "tandem_leg_seconds", "leg", "prefill")
-	s.mustCount(t, 0, "tandem_kv_release_total")
+	s.end()
+	s.mustCount(t, float64(f.releases), "tandem_kv_release_total")
+	if n := len(decode.releases()); n != f.releases {
+		t.Errorf("decode was told %d times to give a hand-off back, want %d", n, f.releases)
+	}
 }
 
 func testFallback(t *testing.T, f prefillFault, q question) {
@@ -283,7 +289,9 @@ func TestPrefillOverTLS(t *testing.T) {
 			server.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handshake that the sidecar breaks off
 			server.StartTLS()
 			defer server.Close()
-			s := startRig(t, decode.addr, set(func(c *Config) { c.Prefill.TLS, c.Prefill.TLSInsecure = true, trusting }))
+			s := startRig(t, decode.addr, set(func(c *Config) {
+				c.Prefill.TLS = func() *tls.Config { return &tls.Config{InsecureSkipVerify: trusting} }
+			}))
 			got := post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, server.Listener.Addr().String())
 			if trusting {
 				got.mustBe(t, 200, servedRemote)
@@ -292,6 +300,7 @@ func TestPrefillOverTLS(t *testing.T) {
 			}
 			got.mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
 			prefill.mustSee(t)
+			s.mustCount(t, 1, "tandem_retries_total", "leg", "prefill", "cause", "tls")
 		})
 	}
 }
@@ -307,4 +316,23 @@ func TestBudgetIsEarned(t *testing.T) {
 	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=no-prefill")
 	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=no-prefill")
 	remote().mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
+}
+
+// A decode engine that dies while one candidate fails costs the next one nothing: nobody could give its hand-off back.
+func TestNoSecondCandidateForADeadEngine(t *testing.T) {
+	decode := startEngine(t, ask(false).answer())
+	first := startEngine(t, func(w http.ResponseWriter, r *asked) {
+		decode.vanish()
+		over := time.NewTimer(2 * besideTrust)
+		defer over.Stop()
+		<-over.C
+		says(http.StatusInternalServerError, "text/plain", "oops")(w, r)
+	})
+	second := startEngine(t, offering(handoff))
+	s := startRig(t, decode.addr)
+	post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, first.addr+", "+second.addr).
+		mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+	if n := len(second.requests()); n != 0 {
+		t.Errorf("the second candidate was asked %d times", n)
+	}
 }

@@ -39,8 +39,11 @@ func (x *exchange) receive() (*request, error) {
 	if x.r.ContentLength > x.s.cfg.Trust.BodyLimit {
 		return nil, tooLarge(x.s.cfg.Trust.BodyLimit)
 	}
+	if !x.s.held.Fits(x.r.ContentLength) {
+		return nil, heldTooMuch()
+	}
 	req := &request{scan: scanners.Get().(*body.Scanner)}
-	x.holds = holding{scan: req.scan, body: &req.body}
+	x.holds = holding{scan: req.scan, body: &req.body, of: x.s.held}
 	req.scan.Reset(dialect.RequestTable(), x.s.limits(), nil)
 	scanErr, err := x.readBody(req)
 	if err == nil && scanErr == nil {
@@ -65,7 +68,11 @@ func (x *exchange) readBody(req *request) (scanErr, err error) {
 		if left >= 0 {
 			size = left + 1 // one more than is there, to meet the end without another segment
 		}
-		segment := make([]byte, 0, min(size, maxSegment))
+		size = x.s.segmentSize(size)
+		if !x.holds.take(size) {
+			return scanErr, heldTooMuch()
+		}
+		segment := make([]byte, 0, size)
 		for len(segment) < cap(segment) {
 			n, readErr := x.r.Body.Read(segment[len(segment):cap(segment)])
 			chunk := segment[len(segment) : len(segment)+n]
@@ -95,6 +102,8 @@ func (x *exchange) readError(err error) error {
 	switch {
 	case err == io.EOF:
 		return nil
+	case x.body.late():
+		return slowBody()
 	case x.ctx.Err() != nil, errors.Is(err, io.ErrUnexpectedEOF):
 		return x.gone()
 	}

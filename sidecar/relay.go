@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -40,8 +41,11 @@ func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
 	h.Set("X-Request-Id", x.id)
 	h.Set(keyDecision, x.decision.String())
 	x.setTiming(*x.clock.Phases())
-	if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusServiceUnavailable {
+	if x.elsewhere || tellsToRetry(resp.StatusCode) {
 		h.Set(pd.HeaderRetry, "1")
+	}
+	if full(resp.StatusCode) && h.Get("Retry-After") == "" { // vLLM does not say it
+		h.Set("Retry-After", (&pd.Refusal{Reason: pd.Saturated}).RetryAfter())
 	}
 	if stream {
 		h.Del("Content-Length") // its usage may be corrected, an error may end it, trailers may follow
@@ -52,6 +56,16 @@ func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
 	}
 	x.status, x.state, x.told = resp.StatusCode, streaming, x.clock.Phase()
 	x.w.WriteHeader(resp.StatusCode)
+}
+
+// tellsToRetry tells the statuses with which an engine has done nothing: another decode pod may try.
+func tellsToRetry(status int) bool {
+	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable
+}
+
+// full tells the statuses of an engine that has as many requests as it takes.
+func full(status int) bool {
+	return status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
 }
 
 // reports says whether somebody reads a report after the answer: the picker, or a client that takes trailers.
@@ -284,18 +298,27 @@ func (x *exchange) copyAnswer(a *answer, usage *body.UsageReader) error {
 // maxHeldAnswer is the size up to which a whole answer is held back to read or correct what stands at its end (bytes).
 const maxHeldAnswer = 8 << 20
 
+// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text looks like it. When it is
+// told to stop, vLLM 0.32.0 answers some of what it runs with 200, this mark and the tokens that it has by then.
+var abortedMark = []byte(`"finish_reason":"abort"`)
+
+var errAborted = errors.New("the engine was stopped before it had finished this answer")
+
 // relayHeld reads an answer to its end before it is passed on.
 func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 	whole, err := io.ReadAll(io.LimitReader(a, maxHeldAnswer+1))
 	if err != nil {
 		return x.lostBeforeFirst(err)
 	}
+	if resp.StatusCode == http.StatusOK && bytes.Contains(whole, abortedMark) && x.dying(abortMoment) {
+		return x.lostBeforeFirst(errAborted)
+	}
 	rest := len(whole) > maxHeldAnswer // correcting it changes its length
 	var usage body.UsageReader
 	if u, ok := usage.Event(whole); ok {
 		x.usage = u
 		if x.corrects() {
-			whole = correctUsage(whole, x.hand.offer.CachedTokens)
+			whole = correctUsage(whole, !rest, x.hand.offer.CachedTokens)
 			x.usage.Cached = x.hand.offer.CachedTokens
 		}
 	}

@@ -134,7 +134,7 @@ func TestBadRenames(t *testing.T) {
 
 // Of someone who does not know the pool's secret nothing is believed.
 func TestRenamesOfStrangers(t *testing.T) {
-	s := startRig(t, startEngine(t, says(200, "application/json", engineWhole)).addr, secretFile(t, "sesame"))
+	s := startRig(t, startEngine(t, says(200, "application/json", engineWhole)).addr, withSecrets(t, "sesame"))
 	if got := post(t, s.url+completionsPath, ask(false).body, pd.HeaderModel, renamed); got.body != engineWhole {
 		t.Errorf("a stranger: %d %s", got.status, got.body)
 	}

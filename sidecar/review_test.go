@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -113,16 +114,21 @@ func TestClientBreaksOffWhileSendingHTTP2(t *testing.T) {
 	for _, way := range []string{"stream", "connection"} {
 		t.Run(way, func(t *testing.T) {
 			s := startRig(t, decode.addr)
-			front := httptest.NewUnstartedServer(s)
+			const times = 20
+			var served sync.WaitGroup // closing the server does not wait for streams whose connection is gone
+			served.Add(times)
+			front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer served.Done()
+				s.ServeHTTP(w, r)
+			}))
 			front.Config.Protocols = new(http.Protocols)
 			front.Config.Protocols.SetUnencryptedHTTP2(true)
 			front.Start()
 			t.Cleanup(front.Close)
-			const times = 20
 			for range times {
 				breakOff(t, front.URL+completionsPath, way == "stream")
 			}
-			front.Close()
+			served.Wait()
 			s.mustCount(t, times, "tandem_requests_total", "code", "499")
 		})
 	}

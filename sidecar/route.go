@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"crypto/subtle"
 	"math/rand/v2"
 	"net/http"
 
@@ -122,7 +121,7 @@ func (s *Server) aim(r route, values []string) (route, error) {
 		if r.strict {
 			return r, pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but none was chosen for this request.")
 		}
-		if !s.budget.take() {
+		if !s.budget.Take() {
 			return r, overBudget(pd.NoPrefill)
 		}
 		r.verdict, r.reason = pd.Local, pd.NoPrefill
@@ -145,11 +144,7 @@ func (s *Server) aim(r route, values []string) (route, error) {
 	return r, nil
 }
 
-// trusted reports whether the sender knows the shared secret, or none is configured.
+// trusted reports whether the sender knows a shared secret, or none is configured.
 func (s *Server) trusted(h http.Header) bool {
-	if s.secret == "" {
-		return true
-	}
-	got := h.Values(keyAuth)
-	return len(got) == 1 && subtle.ConstantTimeCompare([]byte(got[0]), []byte(s.secret)) == 1
+	return s.cfg.Trust.Secrets == nil || s.cfg.Trust.Secrets().Match(h.Values(keyAuth))
 }

@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -246,17 +245,17 @@ func TestRefusalsOfMessages(t *testing.T) {
 	}
 }
 
-func secretFile(t *testing.T, secret string) option {
+func withSecrets(t *testing.T, file string) option {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
+	secrets, err := pd.ParseSecrets([]byte(file))
+	if err != nil {
 		t.Fatal(err)
 	}
-	return set(func(c *Config) { c.Trust.AuthFile = file })
+	return set(func(c *Config) { c.Trust.Secrets = func() pd.Secrets { return secrets } })
 }
 
 func TestSharedSecret(t *testing.T) {
-	p := startPool(t, secretFile(t, "open sesame\n"))
+	p := startPool(t, withSecrets(t, "open sesame\nold sesame\n"))
 	here := p.prefill.addr
 	cases := []struct {
 		name     string
@@ -269,6 +268,7 @@ func TestSharedSecret(t *testing.T) {
 		{"empty", []string{pd.HeaderPrefill, here, pd.HeaderAuth, ""}, 403, "refused;reason=untrusted-peer"},
 		{"twice", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "open sesame", pd.HeaderAuth, "open sesame"}, 403, "refused;reason=untrusted-peer"},
 		{"right", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "open sesame"}, 200, servedRemote},
+		{"older", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "old sesame"}, 200, servedRemote},
 		{"right, with a plan", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "open sesame", pd.HeaderPlan, remotePlan}, 200, "remote;reason=uncached;attempts=1;candidate=0"},
 		{"none, and no candidate", nil, 200, "local;reason=no-prefill"},
 		{"a stranger's plan", []string{pd.HeaderPlan, localPlan}, 200, "local;reason=no-prefill"},
@@ -293,14 +293,8 @@ func TestSharedSecret(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	cfg := func(change func(*Config)) Config { c := Defaults(); change(&c); return c }
-	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, []byte(" \n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]Config{
-		"shared secret: open": cfg(func(c *Config) { c.Trust.AuthFile = filepath.Join(empty, "absent") }),
-		"is empty":            cfg(func(c *Config) { c.Trust.AuthFile = empty }),
-		"hand-off protocol":   cfg(func(c *Config) { c.Engine.Connector = "pigeon" }),
+		"hand-off protocol": cfg(func(c *Config) { c.Engine.Connector = "pigeon" }),
 	} {
 		if _, err := New(c, Telemetry{Metrics: prometheus.NewRegistry()}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)

@@ -2,14 +2,12 @@ package sidecar
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httputil"
-	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
 // Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
@@ -30,14 +29,16 @@ type Server struct {
 	quiet   *quiet
 	dialect dialect.Dialect
 	allow   allowList
-	secret  string // of x-tandem-auth; "" = not configured
 
 	local, prefill *http.Transport
 	passthrough    *httputil.ReverseProxy
-	engine         string // http://host:port
+	engine         string // scheme://host:port
+	beside         beside
 
-	budget  *budget
+	budget  *pd.FallbackBudget
+	held    *pd.HeldBytes // bodies that are held for prefill
 	stalls  *stallWatch
+	leases  *lease.Book // nil: hand-offs are not held, and given back by way of decode
 	metrics *metrics
 	tracing tracing
 
@@ -59,22 +60,25 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	if !ok {
 		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
 	}
-	secret, err := readSecret(cfg.Trust.AuthFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading the shared secret: %w", err)
-	}
 	s := &Server{
-		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d, secret: secret,
+		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d,
 		allow:   newAllowList(cfg.Trust.Allow),
 		engine:  cfg.Engine.url(),
-		budget:  newBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
+		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
+		held:    pd.NewHeldBytes(cfg.Trust.HeldLimit),
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},
 	}
-	s.local = newTransport(cfg.Engine.IdleConns, nil, nil)
-	s.prefill = newTransport(cfg.Engine.IdleConns, s.prefillTLS(), s.allow.control)
+	s.local = newTransport(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
+	s.prefill = newTransport(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.allow.control)
 	s.passthrough = s.newPassthrough()
-	s.metrics = newMetrics(t.Metrics, s.budget.left, s.life.open)
+	s.beside.address = cfg.Engine.hostPort()
+	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.held.Bytes)
+	if cfg.Keep.Notifier != nil {
+		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Lease: cfg.Fallback.Lease, Log: t.Log,
+			Dialer: &net.Dialer{KeepAlive: keepAlive, ControlContext: s.allow.controlHost}})
+		leaseMetrics(t.Metrics, s.leases.Counts)
+	}
 	s.life.start()
 	s.life.run(s.stalls.run)
 	if cfg.Prefill.Discovery != "" {
@@ -88,23 +92,11 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) prefillTLS() *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: s.cfg.Prefill.TLSInsecure} //nolint:gosec // the operator's choice, by a flag that says so
-}
-
-func readSecret(file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	secret := strings.TrimSpace(string(b))
-	if secret == "" {
-		return "", fmt.Errorf("%s is empty", file)
-	}
-	return secret, nil
+// HTTP2 is how the data port's server has to hold the bodies of HTTP/2 clients. What a connection may send ahead (3 MiB, of
+// the 4 that net/http allows) is more than what one request may (256 KiB; both are 1 MiB otherwise): else an engine that
+// stands still over one body would keep those of all others on the connection from coming.
+func HTTP2() *http.HTTP2Config {
+	return &http.HTTP2Config{MaxReceiveBufferPerConnection: 3 << 20, MaxReceiveBufferPerStream: 256 << 10}
 }
 
 // Handler serves the data port. Paths reach the engine as they came: the router neither cleans nor decodes them.
@@ -115,11 +107,19 @@ func (s *Server) Handler() http.Handler {
 	}
 	r.NotFoundHandler = http.HandlerFunc(s.pass)
 	r.MethodNotAllowedHandler = r.NotFoundHandler
-	return r
+	return s.checked(r)
 }
 
 // probeTimeout bounds how long readiness waits for the engine.
 const probeTimeout = time.Second
+
+const (
+	// abortMoment is how long after it has aborted its requests an engine that is told to stop may still call itself healthy:
+	// vLLM 0.32.0 took up to 100 ms.
+	abortMoment = 500 * time.Millisecond
+	// probePause is the time between two looks at it.
+	probePause = 50 * time.Millisecond
+)
 
 // Ready says why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
 func (s *Server) Ready() error {
@@ -162,6 +162,7 @@ func (s *Server) Drain(ctx context.Context) {
 // Close ends the watch, waits for releases under way, and closes idle connections. Call it after Drain.
 func (s *Server) Close() {
 	s.life.close()
+	s.leases.Close()
 	s.local.CloseIdleConnections()
 	s.prefill.CloseIdleConnections()
 }
@@ -170,9 +171,10 @@ func (s *Server) Close() {
 type life struct {
 	draining atomic.Bool
 
-	mu      sync.Mutex // guards running and idle
-	running map[*exchange]struct{}
-	idle    chan struct{} // closed when draining and nothing runs
+	mu        sync.Mutex // guards what follows
+	running   map[*exchange]struct{}
+	releasing int           // hand-offs that are being given back
+	idle      chan struct{} // closed when draining and nothing runs
 
 	stops      []context.CancelFunc // end what run started
 	background sync.WaitGroup       // what run started, and the releases
@@ -188,6 +190,22 @@ func (l *life) run(f func(context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l.stops = append(l.stops, cancel)
 	l.background.Go(func() { f(ctx) })
+}
+
+// release runs the release of a hand-off, which goes on after its exchange: whoever waits for the pod to have nothing left
+// must see it. The caller's exchange has not left yet, so that at no time neither of them is counted.
+func (l *life) release(f func()) {
+	l.count(1)
+	l.background.Go(func() {
+		defer l.count(-1)
+		f()
+	})
+}
+
+func (l *life) count(releases int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.releasing += releases
 }
 
 // enter admits an exchange unless the sidecar drains.
@@ -208,11 +226,11 @@ func (l *life) leave(x *exchange) {
 	l.closeIfIdle()
 }
 
-// open is how many exchanges run.
+// open is how many exchanges and releases run.
 func (l *life) open() float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return float64(len(l.running))
+	return float64(len(l.running) + l.releasing)
 }
 
 // closeIfIdle is called with mu held.

@@ -20,6 +20,7 @@ const (
 	spanRequest = "sidecar.request"
 	spanPrefill = "prefill"
 	spanDecode  = "decode"
+	spanRelease = "release"
 )
 
 // tracing makes spans. A disabled tracer makes spans that do not record; nothing is computed for those.
@@ -51,15 +52,31 @@ func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs
 	return ctx, span
 }
 
-// endLeg closes a leg's span with its status, 0 if none came.
-func endLeg(span trace.Span, status int, err error) {
-	if span.IsRecording() {
-		if status != 0 {
-			span.SetAttributes(attribute.Int("http.response.status_code", status))
-		}
-		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
-		}
+// endLeg closes a leg's span with its status, 0 if none came. A leg ends with its request at the latest: what was told to the
+// client is where the request's span ends, and writing it took the leg past that.
+func (x *exchange) endLeg(span trace.Span, status int, err error) {
+	if !span.IsRecording() {
+		span.End()
+		return
+	}
+	if status != 0 {
+		span.SetAttributes(attribute.Int("http.response.status_code", status))
+	}
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	if at, stopped := x.clock.Stopped(); stopped {
+		span.End(trace.WithTimestamp(at))
+		return
+	}
+	span.End()
+}
+
+// endRelease closes the span of a release with the way that it went in the end.
+func endRelease(span trace.Span, way string, err error) {
+	span.SetAttributes(attribute.String("tandem.release.way", way))
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
 	}
 	span.End()
 }
@@ -85,7 +102,8 @@ func (x *exchange) endSpan(phases *pd.Phases) {
 			x.span.SetStatus(codes.Error, x.failure.Error())
 		}
 	}
-	x.span.End(trace.WithTimestamp(x.clock.Start().Add(phases.Sum())))
+	at, _ := x.clock.Stopped() // it is: phases come of that
+	x.span.End(trace.WithTimestamp(at))
 }
 
 // facts are the attributes that not every request has.

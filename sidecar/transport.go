@@ -26,20 +26,35 @@ const (
 	// connBuffer is for each direction of a connection (bytes), held as long as the connection is: it takes a header, and
 	// a short body with it. What is longer goes past it.
 	connBuffer = 2 << 10
+	// maxAnswerHeader caps the header of an engine's answer (bytes). Honest ones are a thousandth of it.
+	maxAnswerHeader = 256 << 10
 )
 
 // newTransport makes the transport of one kind of leg. It asks nobody for a proxy: legs go to pods.
-func newTransport(idle int, secure *tls.Config, control func(context.Context, string, string, syscall.RawConn) error) *http.Transport {
+func newTransport(idle int, secure func() *tls.Config, control func(context.Context, string, string, syscall.RawConn) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive, ControlContext: control}
 	return &http.Transport{
 		DialContext:         dialEngine(dialer),
-		TLSClientConfig:     secure,
-		TLSHandshakeTimeout: dialTimeout,
+		DialTLSContext:      dialSecure(dialer, secure),
 		MaxIdleConnsPerHost: idle,
 		IdleConnTimeout:     idleTimeout,
 		DisableCompression:  true, // what the client wants compressed is between it and the engine
 		WriteBufferSize:     connBuffer,
 		ReadBufferSize:      connBuffer,
+
+		MaxResponseHeaderBytes: maxAnswerHeader,
+	}
+}
+
+// dialSecure is dialEngine for TLS, set up anew for each connection: certificates may have changed.
+func dialSecure(d *net.Dialer, secure func() *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		config := secure()
+		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
+			config = config.Clone()
+			config.ServerName = host
+		}
+		return (&tls.Dialer{NetDialer: d, Config: config}).DialContext(ctx, network, addr)
 	}
 }
 

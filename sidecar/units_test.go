@@ -5,93 +5,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/body"
 )
-
-func TestBudget(t *testing.T) {
-	take := func(b *budget, n int) (taken int) {
-		for range n {
-			if b.take() {
-				taken++
-			}
-		}
-		return taken
-	}
-	earn := func(b *budget, n int) {
-		for range n {
-			b.earn()
-		}
-	}
-	t.Run("burst", func(t *testing.T) {
-		if got := take(newBudget(0.1, 20), 100); got != 20 {
-			t.Errorf("took %d", got)
-		}
-	})
-	t.Run("ratio", func(t *testing.T) {
-		b := newBudget(0.1, 20)
-		take(b, 20)
-		earn(b, 9)
-		if b.take() {
-			t.Error("nine tenths are no token")
-		}
-		earn(b, 1)
-		if !b.take() || b.take() {
-			t.Error("ten tenths are one token")
-		}
-		earn(b, 100)
-		if got := take(b, 100); got != 10 {
-			t.Errorf("100 requests earned %d", got)
-		}
-	})
-	t.Run("never above the burst", func(t *testing.T) {
-		b := newBudget(0.5, 3)
-		earn(b, 1000)
-		if b.left() != 3 || take(b, 10) != 3 || b.left() != 0 {
-			t.Errorf("%v left", b.left())
-		}
-	})
-	t.Run("nothing", func(t *testing.T) {
-		b := newBudget(1, 0)
-		earn(b, 10)
-		if b.take() {
-			t.Error("a burst of 0 gave a token")
-		}
-	})
-	t.Run("everything", func(t *testing.T) {
-		b := newBudget(1, 1)
-		for range 100 {
-			b.earn()
-			if !b.take() {
-				t.Fatal("a ratio of 1 refused")
-			}
-		}
-	})
-	t.Run("concurrent", func(t *testing.T) {
-		b := newBudget(0.1, 50)
-		var taken atomic.Int64
-		var all sync.WaitGroup
-		for range 10 {
-			all.Go(func() {
-				for range 100 {
-					b.earn()
-					if b.take() {
-						taken.Add(1)
-					}
-				}
-			})
-		}
-		all.Wait()
-		// What was earned while the bucket was full is lost, at most the burst's share of requests.
-		if got := taken.Load() + int64(b.left()); got < 100 || got > 150 {
-			t.Errorf("1000 requests with a burst of 50 took %d", got)
-		}
-	})
-}
 
 // clock is a time that a test moves.
 type clock struct{ at time.Time }
@@ -242,6 +160,8 @@ func TestConfigProblems(t *testing.T) {
 		{"fallback-ratio", func(c *Config) { c.Fallback.Ratio = 1.1 }},
 		{"fallback-ratio", func(c *Config) { var zero float64; c.Fallback.Ratio = zero / zero }},
 		{"body-limit", func(c *Config) { c.Trust.BodyLimit = 0 }},
+		{"held-limit", func(c *Config) { c.Trust.HeldLimit = 2*c.Trust.BodyLimit - 1 }},
+		{"body-timeout", func(c *Config) { c.Trust.BodyPause = 0 }},
 		{"pd-header", func(c *Config) { c.Trust.PDHeader = "maybe" }},
 	}
 	for _, c := range cases {
@@ -306,7 +226,14 @@ func TestCorrectUsage(t *testing.T) {
 		{"a string", `{"usage":{"prompt_tokens_details":{"cached_tokens":"1"}}}`, ""},
 		{"in text", `{"text":"\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":1}}"}`, ""},
 		{"no JSON", `{"usage":]`, ""},
+		{"cut off behind the count", `{"usage":{"prompt_tokens_details":{"cached_tokens":1 `, ""},
 		{"empty", ``, ""},
+	}
+	for in, want := range map[string]string{`{"usage":{"prompt_tokens_details":{"cached_tokens":1}`: `{"usage":{"prompt_tokens_details":{"cached_tokens":7}`,
+		`{"usage":{"prompt_tokens_details":{"cached_tokens":1`: `{"usage":{"prompt_tokens_details":{"cached_tokens":1`} {
+		if got := string(correctUsage([]byte(in), false, 7)); got != want {
+			t.Errorf("the beginning %s became %s", in, got)
+		}
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -314,7 +241,7 @@ func TestCorrectUsage(t *testing.T) {
 			if want == "" {
 				want = c.in
 			}
-			if got := string(correctUsage([]byte(c.in), 7)); got != want {
+			if got := string(correctUsage([]byte(c.in), true, 7)); got != want {
 				t.Errorf("got %s", got)
 			}
 			for _, form := range []string{"data: %s\n\n", ": hi\r\nid: 1\r\ndata:%s\r\n\r\n", "event: x\ndata: %s\nretry: 1\n\n"} {

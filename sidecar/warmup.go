@@ -1,95 +1,88 @@
 package sidecar
 
 import (
-	"bufio"
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"os"
-	"strings"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
 )
 
-// warmup makes decode meet prefill pods before traffic does: the first hand-off of a pair pays for the engines' handshake
-// (measured on loopback 60 to 200 ms, more over a network). It runs one tiny hand-off with every pod it finds, once.
-// Nothing is routed by what it finds.
+// warmup gets acquainted with prefill engines before traffic does. Those that --prefill-discovery finds are met at their
+// side channels, if there is a keeper, so that their first hand-offs can be held and given back. With --warm-up they are
+// made to meet the decode engine as well: one tiny hand-off is run through each new pair, so that no user's request pays for
+// the engines' own handshake (measured on loopback 60 to 200 ms, more over a network).
+//
+// Nothing is routed by what is found, nobody waits for it, and all of it may fail.
 type warmup struct {
 	s    *Server
 	find func(context.Context) ([]pd.Target, error)
-	met  map[pd.Target]bool
+
+	looked time.Time // at engines that are known, last
+
+	mu       sync.Mutex // guards what follows
+	known    map[pd.Target]*partner
+	hopeless bool      // the decode engine takes no requests of ours
+	told     bool      // that something is hopeless
+	warned   time.Time // of anything else, last
+}
+
+// partner is a prefill engine that is listed.
+type partner struct {
+	engine string    // its id, by its side channel; "" = not known
+	missed int       // times in a row that its side channel did not say
+	ask    time.Time // its side channel, not before
+	warm   bool      // a hand-off went through
+	again  time.Time // no hand-off is tried before
+	grown  int       // how often the prompt was too short
+
+	hopeless bool // there will be no hand-off
 }
 
 const (
-	// warmupEvery is how often new prefill pods are looked for.
-	warmupEvery = 30 * time.Second
-	// warmupTimeout bounds one hand-off of the warm-up.
-	warmupTimeout = 15 * time.Second
+	// listEvery is how often new engines are looked for: pickers hear of them at once, and users come with that.
+	listEvery = 5 * time.Second
+	// lookEvery is how often those that are known are looked at, and what failed is tried again.
+	lookEvery = 30 * time.Second
+	// warmupPace is the time between two hand-offs, which go one by one. A decode engine shakes hands with one peer after the
+	// other, so that a user's first hand-off waits for ours; and a new prefill engine hears from all decode engines at once.
+	warmupPace = time.Second
+	// looksAtOnce bounds the engines that are looked at at a time. One that does not answer takes up to 5 s.
+	looksAtOnce = 4
 )
 
-// parseDiscovery reads --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port lines, #
-// begins a comment).
-func parseDiscovery(source string) (func(context.Context) ([]pd.Target, error), error) {
-	if path, ok := strings.CutPrefix(source, "file:"); ok && path != "" {
-		return func(context.Context) ([]pd.Target, error) { return readTargets(path) }, nil
-	}
-	name, ok := strings.CutPrefix(source, "dns://")
-	targets, err := pd.ParseTargets([]string{name})
-	if !ok || err != nil || len(targets) != 1 {
-		return nil, fmt.Errorf("%q is neither dns://HOST:PORT nor file:PATH", source)
-	}
-	return func(ctx context.Context) ([]pd.Target, error) { return resolve(ctx, targets[0]) }, nil
-}
-
-func resolve(ctx context.Context, name pd.Target) ([]pd.Target, error) {
-	addrs, err := net.DefaultResolver.LookupHost(ctx, name.Host)
-	if err != nil {
-		return nil, err
-	}
-	targets := make([]pd.Target, len(addrs))
-	for i, a := range addrs {
-		targets[i] = pd.Target{Host: a, Port: name.Port}
-	}
-	return targets, nil
-}
-
-func readTargets(path string) ([]pd.Target, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var targets []pd.Target
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		line, _, _ := strings.Cut(lines.Text(), "#")
-		if line = strings.TrimSpace(line); line == "" {
-			continue
-		}
-		t, err := pd.ParseTargets([]string{line})
-		if err != nil {
-			return nil, fmt.Errorf("reading %s: %w", path, err)
-		}
-		targets = append(targets, t...)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
-	}
-	return targets, nil
-}
-
+// run goes on until ctx ends or the sidecar has drained. What is under way when a drain begins may go on while users'
+// requests do; nothing else is begun.
 func (w *warmup) run(ctx context.Context) {
-	tick := time.NewTicker(warmupEvery)
+	if w.s.leases == nil && !w.s.cfg.Keep.WarmUp {
+		w.s.log.Info("prefill engines are not looked for: there is no keeper to meet them, nor --warm-up")
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var loops sync.WaitGroup
+	loops.Go(func() { w.every(ctx, listEvery, w.round) })
+	if w.s.cfg.Keep.WarmUp {
+		loops.Go(func() { w.every(ctx, warmupPace, w.send) })
+	}
+	select {
+	case <-w.s.life.idle:
+	case <-ctx.Done():
+	}
+	cancel()
+	loops.Wait()
+}
+
+// every runs f at once and then at an interval, until the sidecar drains.
+func (w *warmup) every(ctx context.Context, interval time.Duration, f func(context.Context)) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for {
-		w.round(ctx)
+	for !w.s.life.draining.Load() {
+		f(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -98,114 +91,104 @@ func (w *warmup) run(ctx context.Context) {
 	}
 }
 
-// round meets the pods not met yet, and forgets those that are gone: another engine may come at their address.
+// round finds out who is there.
 func (w *warmup) round(ctx context.Context) {
 	targets, err := w.find(ctx)
-	if err != nil {
-		w.s.log.Warn("looking for prefill pods to warm up", "error", err)
+	switch {
+	case err == nil:
+		w.list(targets)
+	case ctx.Err() == nil:
+		w.warn("looking for prefill engines, which is tried again", "error", err)
+	}
+	if w.s.leases != nil {
+		w.join(ctx)
+	}
+	if w.s.cfg.Keep.WarmUp && time.Since(w.looked) >= lookEvery {
+		w.look(ctx)
+		w.looked = time.Now()
+	}
+}
+
+// list notes who is listed, and forgets who is not: another engine may come at the address.
+func (w *warmup) list(targets []pd.Target) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := make(map[pd.Target]*partner, len(targets))
+	for _, t := range targets {
+		if w.s.allow.check(t) == nil {
+			known[t] = cmp.Or(w.known[t], &partner{})
+		}
+	}
+	w.known = known
+}
+
+// send runs one hand-off, if there is a cold pair and the decode engine is ready.
+func (w *warmup) send(ctx context.Context) {
+	t, ok := w.next()
+	if !ok || w.healthy(ctx, w.s.local, w.s.engine) != nil {
+		return // who waits for the decode engine says so
+	}
+	begun := time.Now()
+	err := w.meet(ctx, t)
+	if ctx.Err() != nil {
 		return
 	}
-	met := make(map[pd.Target]bool, len(targets))
-	for _, t := range targets {
-		if ctx.Err() != nil {
-			return
-		}
-		met[t] = w.met[t]
-		if met[t] || w.s.allow.check(t) != nil {
-			continue
-		}
-		if err := w.meet(ctx, t); err != nil {
-			w.s.log.Warn("warming up a prefill pod", "target", t.String(), "error", err)
-			continue
-		}
-		met[t] = true
-		w.s.log.Info("prefill pod is warm", "target", t.String())
+	w.s.metrics.warmups.WithLabelValues(w.sent(t, err)).Inc()
+	if err == nil {
+		w.s.log.Info("prefill engine is warm", "target", t.String(), "took", time.Since(begun))
 	}
-	w.met = met
 }
 
-// meet runs one hand-off of a few tokens.
-func (w *warmup) meet(ctx context.Context, t pd.Target) error {
-	ctx, cancel := context.WithTimeout(ctx, warmupTimeout)
-	defer cancel()
-	model, err := w.s.model(ctx)
-	if err != nil {
-		return fmt.Errorf("asking decode for its model: %w", err)
+// next is a cold pair's prefill engine, in no order: not all decode engines should begin with the same one.
+func (w *warmup) next() (t pd.Target, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.hopeless {
+		return t, false
 	}
-	req, err := warmupRequest(model)
-	if err != nil {
-		return err
-	}
-	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"tandem-warmup-" + requestID(nil)}}
-	l, err := w.s.dialect.Prefill(req)
-	if err != nil {
-		return fmt.Errorf("editing the prefill leg: %w", err)
-	}
-	_, offer, err := w.s.sendPrefill(ctx, t, pd.APICompletions.Path(), header.Clone(), l)
-	if err != nil {
-		return err
-	}
-	if l, err = w.s.dialect.Decode(req, offer); err != nil {
-		return fmt.Errorf("editing the decode leg: %w", err)
-	}
-	leg, err := newHeldLeg(ctx, w.s.engine+pd.APICompletions.Path(), header, l)
-	if err != nil {
-		return err
-	}
-	resp, err := w.s.local.RoundTrip(leg)
-	if err != nil {
-		w.s.forget(held{header.Get("X-Request-Id"), offer, header.Clone()})
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		if keepsHold(resp.StatusCode) {
-			w.s.forget(held{header.Get("X-Request-Id"), offer, header.Clone()})
+	for t, p := range w.known {
+		if !p.warm && !p.hopeless && !time.Now().Before(p.again) {
+			return t, true
 		}
-		return fmt.Errorf("decode answered %s", resp.Status)
 	}
-	_, err = io.Copy(io.Discard, resp.Body)
-	return err
+	return t, false
 }
 
-func warmupRequest(model string) (*dialect.Request, error) {
-	text, err := json.Marshal(map[string]any{"model": model, "prompt": "Tandem warms this pair up.", "max_tokens": 1, "temperature": 0})
-	if err != nil {
-		return nil, err
+// sent notes what came of a hand-off, and gives the name of the result.
+func (w *warmup) sent(t pd.Target, err error) (result string) {
+	w.mu.Lock()
+	p := cmp.Or(w.known[t], &partner{}) // it may have been forgotten meanwhile
+	p.warm, p.again = err == nil, time.Now().Add(lookEvery)
+	if errors.Is(err, dialect.ErrNoOffer) {
+		p.again = time.Time{}
+		if p.grown++; p.grown > warmupGrowths {
+			err = fmt.Errorf("%w: %w", errNothing, err)
+		}
 	}
-	var scan body.Scanner
-	scan.Reset(dialect.RequestTable(), body.Limits{}, nil)
-	if _, err := scan.Write(text); err != nil {
-		return nil, err
+	p.hopeless = errors.Is(err, errPrefillLocked) || errors.Is(err, errNothing)
+	w.hopeless = errors.Is(err, errDecodeLocked)
+	hopeless, told := p.hopeless || w.hopeless, w.told
+	w.told = told || hopeless
+	w.mu.Unlock()
+	switch {
+	case err == nil:
+		return "ok"
+	case !hopeless:
+		w.warn("warming up a pair, which is tried again", "target", t.String(), "error", err)
+		return "failed"
+	case !told:
+		w.s.log.Warn("pairs of engines are not warmed up: run the sidecar without --warm-up", "target", t.String(), "error", err)
 	}
-	b := &body.Body{}
-	b.Append(text)
-	return dialect.NewRequest(pd.APICompletions, b, &scan), scan.Close()
+	return "refused"
 }
 
-var errNoModel = errors.New("it serves none")
-
-// model is the name of the first model of the decode engine.
-func (s *Server) model(ctx context.Context) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.engine+"/v1/models", nil)
-	if err != nil {
-		return "", err
+// warn logs once in a while what can happen with hundreds of engines, again and again.
+func (w *warmup) warn(msg string, args ...any) {
+	w.mu.Lock()
+	level, now := slog.LevelDebug, time.Now()
+	if now.Sub(w.warned) >= lookEvery {
+		level, w.warned = slog.LevelWarn, now
 	}
-	resp, err := s.local.RoundTrip(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxPrefillAnswer)).Decode(&list); err != nil {
-		return "", err
-	}
-	if len(list.Data) == 0 || list.Data[0].ID == "" {
-		return "", errNoModel
-	}
-	return list.Data[0].ID, nil
+	w.mu.Unlock()
+	w.s.log.Log(context.Background(), level, msg, args...)
 }

@@ -36,9 +36,11 @@ type listen struct {
 	Admin     string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
 	Secure    bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
 	CertDir   string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
+	ClientCA  string        `flag:"client-ca" arg:"FILE" help:"certificates that those of gateways must be signed by, read again when it changes; empty: gateways need none"`
 	MinTLS    string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS that is spoken"`
 	BodyLimit boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
-	BodyPause time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body"`
+	HeldLimit boot.Bytes    `flag:"held-limit" arg:"BYTES" help:"request bodies that are held until they are picked for, over all requests; beyond it they are refused with 503. The process takes two to three times of it"`
+	BodyPause time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
 	Drain     time.Duration `flag:"drain-timeout" arg:"DURATION" help:"longest time for requests to be picked for and streams to end after SIGTERM"`
 }
 
@@ -46,7 +48,7 @@ type picking struct {
 	File     string `flag:"config-file" arg:"FILE" help:"EndpointPickerConfig, read again when it changes; none: a P/D configuration that works for most pools"`
 	Text     string `flag:"config-text" arg:"YAML" help:"EndpointPickerConfig as text, instead of a file"`
 	PDHeader string `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
-	AuthFile string `flag:"auth-file" arg:"FILE" help:"file with the secret that sidecars ask for (x-tandem-auth)"`
+	AuthFile string `flag:"auth-file" arg:"FILE" help:"secrets, one a line, of which the first is sent to sidecars (x-tandem-auth); read again when it changes"`
 	NoSubset bool   `flag:"disable-endpoint-subset-filter" help:"pick from the whole pool whatever subset the gateway names"`
 	Single   bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
 	Route    bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the pick's header need it"`
@@ -103,7 +105,7 @@ func (f *foreign) Validate(p *boot.Problems) {
 func defaults() settings {
 	return settings{
 		Listen: listen{GRPC: 9002, Health: 9003, Metrics: 9090, Admin: "127.0.0.1:9091", Secure: true, MinTLS: "VersionTLS12",
-			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
+			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), HeldLimit: boot.Bytes(extproc.Defaults().HeldLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
 		Endpoints: endpoints{Group: kube.PoolGroup},
 		Picking:   picking{PDHeader: "on"},
 		Metrics:   scrapes{Interval: 200 * time.Millisecond, Stale: 2 * time.Second},
@@ -117,16 +119,24 @@ func (c *settings) Validate(p *boot.Problems) {
 	p.RequirePort("metrics-port", c.Listen.Metrics)
 	p.RequireAddress("admin-address", c.Listen.Admin)
 	p.Require(c.Listen.BodyLimit > 0, "body-limit", "must be positive")
+	p.Require(c.Listen.HeldLimit/2 >= c.Listen.BodyLimit, "held-limit", "must be twice the body-limit at least, or one large body keeps all others out")
 	p.Require(c.Listen.BodyPause > 0, "body-timeout", "must be positive")
 	p.Require(c.Listen.Drain >= 0, "drain-timeout", "must not be negative")
 	p.Require(c.Metrics.Interval >= 50*time.Millisecond, "refresh-metrics-interval", "must be 50ms or more")
 	p.Require(c.Metrics.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(c.Picking.File == "" || c.Picking.Text == "", "config-text", "cannot be given beside --config-file")
 	c.validateFiles(p)
-	if c.Listen.Secure && c.Listen.CertDir != "" {
-		if _, err := boot.ServerTLS(c.Listen.CertDir, slog.New(slog.DiscardHandler)); err != nil {
-			p.Add("cert-path", "%w", err)
-		}
+	c.Listen.validateTLS(p)
+}
+
+func (l listen) validateTLS(p *boot.Problems) {
+	p.Require(l.ClientCA == "" || l.Secure, "client-ca", "without --secure-serving gateways show no certificates")
+	if !l.Secure {
+		return
+	}
+	for flag, files := range map[string][2]string{"cert-path": {l.CertDir, ""}, "client-ca": {"", l.ClientCA}} {
+		_, err := boot.ServerTLS(files[0], files[1], slog.New(slog.DiscardHandler))
+		p.Require(err == nil, flag, "%w", err)
 	}
 }
 

@@ -98,8 +98,8 @@ func (c picking) read() ([]byte, error) {
 // validateFiles reads the files that the flags name as the start will, but for the endpoints, which change more often. That
 // nothing says where those are is the start's to tell: who checks without it wants to see the defaults.
 func (c *settings) validateFiles(p *boot.Problems) {
-	_, err := readSecret(c.Picking.AuthFile)
-	p.Require(err == nil, "auth-file", "reading the shared secret: %w", err)
+	_, err := c.followSecret(slog.New(slog.DiscardHandler))
+	p.Require(err == nil, "auth-file", "%w", err)
 	_, err = newRules(nil, c.Endpoints.Policy, nil)
 	p.Require(err == nil, "policy-file", "%w", err)
 	flag, name := "config-file", c.Picking.File
@@ -146,7 +146,7 @@ func (c *settings) rehearse(b *config.Built) error {
 // pipeline is what picks by a configuration.
 func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
 	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
-		Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
+		Detector: b.Detector, Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
 }
 
 // swap makes a configuration the one in use, as a whole or not at all.

@@ -140,8 +140,7 @@ type load struct {
 
 const (
 	clients = 8
-	// Envoy sends a stream with a body of up to smallBody again if a picker dies while it reads.
-	smallBody = 20_000
+	kills   = 3 // of each replica
 )
 
 func (f *front) press() *load {
@@ -158,7 +157,7 @@ func (f *front) press() *load {
 
 // run sends requests of all sizes until the load stops.
 func (l *load) run(client *http.Client, url string, n int) {
-	sizes := []int{100, smallBody, 200_000, 1 << 20}
+	sizes := []int{100, 20_000, 200_000, 1 << 20}
 	for ; ; n++ {
 		size := sizes[n%len(sizes)]
 		if problem := sendPrompt(client, url, size); problem != "" {
@@ -220,8 +219,8 @@ func (l *load) end() []string {
 	return l.failed
 }
 
-// TestRestartBehindEnvoy ends one of two replicas under load. By SIGTERM no request fails. By SIGKILL only those may fail
-// whose large body it was reading, and their clients are told to come again: Envoy has not kept what it passed on.
+// TestRestartBehindEnvoy ends one of two replicas under load: no request fails, whatever its size and whether it is asked or
+// killed. What is small is sent to the other by the filter, what is large by Envoy's first listener.
 func TestRestartBehindEnvoy(t *testing.T) {
 	envoy.Require(t)
 	f := startFront(t)
@@ -241,15 +240,9 @@ func TestRestartBehindEnvoy(t *testing.T) {
 		}
 	}
 	for i := range f.replicas {
-		failed := f.replace(t, i, syscall.SIGKILL)
-		t.Logf("SIGKILL to replica %d: %d requests failed, with %d clients", i, len(failed), clients)
-		if len(failed) > clients {
-			t.Errorf("%d requests failed, with %d in flight", len(failed), clients)
-		}
-		for _, problem := range failed {
-			var size int
-			if _, err := fmt.Sscan(problem, &size); err != nil || size <= smallBody || !strings.Contains(problem, `status 503, Retry-After "1"`) {
-				t.Error(problem)
+		for range kills {
+			if failed := f.replace(t, i, syscall.SIGKILL); len(failed) > 0 {
+				t.Errorf("SIGKILL to replica %d: %q", i, failed)
 			}
 		}
 	}

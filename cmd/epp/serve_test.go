@@ -399,6 +399,8 @@ func TestPlaintextToTLS(t *testing.T) {
 		if _, err := io.Copy(io.Discard, conn); err != nil {
 			t.Logf("how the picker left: %v", err)
 		}
+		// The picker leaves before it tells.
+		eventually(t, func() bool { return strings.Contains(s.stderr.String(), text) })
 	}
 	if n := strings.Count(s.stderr.String(), text); n != 1 {
 		t.Errorf("told %d times, want once: %s", n, &s.stderr)

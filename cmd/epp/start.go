@@ -7,19 +7,19 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // handshakeTimeout is how long a connection may take to say that it speaks gRPC. A server cannot stop, not even by force,
@@ -37,13 +37,12 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	defer func() { err = errors.Join(err, picker.live.Close()) }()
-	auth, err := readSecret(cfg.Picking.AuthFile)
-	if err != nil {
-		return boot.Configf("auth-file: reading the shared secret: %w", err)
-	}
 	ledger := epp.NewLedger(takeover)
 	defer ledger.Close()
-	front := cfg.front(auth)
+	front := cfg.front()
+	if front.Auth, err = cfg.followSecret(log); err != nil {
+		return err
+	}
 	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
 		Log: log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
@@ -51,7 +50,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	}
 	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), health: newHealth(),
 		traffic: newTraffic(), drained: make(chan struct{}), notReady: errUnknown}
-	if err := p.makeServers(extproc.ServerOptions(front)); err != nil {
+	if err := p.makeServers(front); err != nil {
 		return err
 	}
 	if p.ports, err = cfg.Listen.open(ctx); err != nil {
@@ -66,27 +65,24 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 }
 
 // front is how requests are read and answered.
-func (c *settings) front(auth string) extproc.Config {
+func (c *settings) front() extproc.Config {
 	f := extproc.Defaults()
-	f.BodyLimit, f.BodyPause, f.Auth = int64(c.Listen.BodyLimit), c.Listen.BodyPause, auth
+	f.BodyLimit, f.HeldLimit, f.BodyPause = int64(c.Listen.BodyLimit), int64(c.Listen.HeldLimit), c.Listen.BodyPause
 	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
 	f.ClearRouteCache = c.Picking.Route
 	return f
 }
 
-func readSecret(file string) (string, error) {
-	if file == "" {
-		return "", nil
+// followSecret gives the secret that is sent to sidecars, nil if none is. It is read again when its file changes.
+func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
+	if c.Picking.AuthFile == "" {
+		return nil, nil
 	}
-	b, err := os.ReadFile(file)
+	secrets, err := boot.FollowFile(log, "shared secret", c.Picking.AuthFile, pd.ParseSecrets)
 	if err != nil {
-		return "", err
+		return nil, boot.Configf("reading the shared secret: %w", err)
 	}
-	secret := strings.TrimSpace(string(b))
-	if secret == "" {
-		return "", fmt.Errorf("%s is empty", file)
-	}
-	return secret, nil
+	return func() string { return secrets.Get()[0] }, nil
 }
 
 // ports are the listeners of a picker.
@@ -187,17 +183,18 @@ type process struct {
 	notReady error // nil while requests are to come
 }
 
-func (p *process) makeServers(options []grpc.ServerOption) error {
-	options = append(options, grpc.ConnectionTimeout(handshakeTimeout))
+func (p *process) makeServers(front extproc.Config) error {
+	var security credentials.TransportCredentials
 	if p.cfg.Listen.Secure {
-		secure, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.log)
+		secure, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.cfg.Listen.ClientCA, p.log)
 		if err != nil {
 			return err
 		}
 		secure.NextProtos, secure.MinVersion = []string{"h2"}, p.cfg.Listen.minTLS()
-		options = append(options, grpc.Creds(newSecured(secure, p.log)))
+		security = newSecured(secure, p.log)
 	}
-	p.extproc = grpc.NewServer(append(options, grpc.StreamInterceptor(p.traffic.note))...)
+	p.extproc = grpc.NewServer(append(extproc.ServerOptions(front, security), grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.StreamInterceptor(p.traffic.note))...)
 	p.door.Register(p.extproc)
 	p.eds.Register(p.extproc)
 	p.probes = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout))

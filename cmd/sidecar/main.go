@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -24,7 +23,9 @@ var program = boot.Program{Summary: "Tandem's routing sidecar: runs prefill on a
 // config is the manual: every flag, its default and its meaning, and the flags of llm-d's sidecar with what became of them.
 type config struct {
 	Listen  listen `group:"Listeners"`
+	Secure  secure `group:"Secrets and TLS"`
 	Sidecar sidecar.Config
+	Keeper  keeping  `group:"Holding and releasing over NIXL"`
 	Log     boot.Log `group:"Log"`
 	Foreign foreign  `group:"Known from llm-d"`
 }
@@ -36,8 +37,10 @@ type listen struct {
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
-	// BodyLimit is here because its spelling (64MiB) is the command line's.
+	// BodyLimit and HeldLimit are here because their spelling (64MiB) is the command line's.
 	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
+	HeldLimit boot.Bytes `flag:"held-limit" arg:"BYTES" help:"request bodies that are held for prefill on other pods, over all requests; beyond it they are refused with 503. The process takes two to three times of it"`
+	Clients   int        `flag:"max-connections" arg:"NUMBER" help:"connections to the data port; further ones are closed at once"`
 }
 
 // foreign are flags of llm-d's sidecar that are served in part, not at all, or without effect here. They may be given as
@@ -48,11 +51,11 @@ type foreign struct {
 	Pull     bool     `flag:"enable-p2p-pull" help:"not served, only false is taken: the prefill pod is the only one that KV cache is pulled from"`
 	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not served, only 0 is taken: chunked decode changes what engines answer"`
 	Watch    bool     `flag:"enable-ssrf-protection" help:"not served, only false is taken: prefill targets are always checked, say which with --prefill-allow"`
-	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls; no other stage is taken, as the decode engine is on this pod's loopback"`
-	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify; no other stage is taken"`
+	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is taken"`
+	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is taken"`
 
 	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
-	_ struct{} `flag:"decoder-use-tls" refused:"the decode engine is on this pod's loopback and is spoken to in plaintext"`
+	_ struct{} `flag:"decoder-use-tls" refused:"use --decode-tls"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
 	_ struct{} `flag:"inference-pool" ignored:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
@@ -74,18 +77,17 @@ func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(!f.Watch, "enable-ssrf-protection", "the sidecar does not watch the cluster: targets are always checked, say where prefill may run with --prefill-allow")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
-			p.Require(stage == prefiller, flag, "%q is not taken, only prefiller: the decode engine is on this pod's loopback, and encoders are not served", stage)
+			p.Require(stage == prefiller || stage == decoder, flag, "%q is not taken, only prefiller and decoder: encoders are not served", stage)
 		}
 	}
 }
 
-// prefiller is llm-d's name of the prefill stage.
-const prefiller = "prefiller"
-
 func defaults() config {
 	return config{
-		Listen:  listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit)},
+		Listen: listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit),
+			HeldLimit: boot.Bytes(sidecar.Defaults().Trust.HeldLimit), Clients: maxClients},
 		Sidecar: sidecar.Defaults(),
+		Keeper:  keeping{Transport: "nixl"},
 		Foreign: foreign{Ranks: 1},
 	}
 }
@@ -95,17 +97,20 @@ func (c *config) Validate(p *boot.Problems) {
 	p.RequirePort("port", c.Listen.Port)
 	p.RequirePort("metrics-port", c.Listen.Metrics)
 	p.RequireAddress("admin-address", c.Listen.Admin)
-	if c.Listen.Secure && c.Listen.CertDir != "" {
-		if _, err := boot.ServerTLS(c.Listen.CertDir, slog.New(slog.DiscardHandler)); err != nil {
-			p.Add("cert-path", "%w", err)
+	if c.Listen.Secure {
+		for flag, files := range map[string][2]string{"cert-path": {c.Listen.CertDir, ""}, "client-ca": {"", c.Secure.ClientCA}} {
+			_, err := boot.ServerTLS(files[0], files[1], slog.New(slog.DiscardHandler))
+			p.Require(err == nil, flag, "%w", err)
 		}
 	}
 	if engine := c.Sidecar.Engine; engine.Port == c.Listen.Port && c.Listen.catches(engine.Host) {
 		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
 	}
-	c.Sidecar.Trust.BodyLimit = int64(c.Listen.BodyLimit)
-	c.Sidecar.Prefill.TLS = c.Sidecar.Prefill.TLS || slices.Contains(c.Foreign.TLS, prefiller)
-	c.Sidecar.Prefill.TLSInsecure = c.Sidecar.Prefill.TLSInsecure || slices.Contains(c.Foreign.Insecure, prefiller)
+	p.Require(c.Listen.Clients > 0, "max-connections", "must be positive")
+	c.Sidecar.Trust.BodyLimit, c.Sidecar.Trust.HeldLimit = int64(c.Listen.BodyLimit), int64(c.Listen.HeldLimit)
+	c.Secure.adopt(c.Foreign.TLS, c.Foreign.Insecure)
+	c.Secure.validate(p, c.Listen.Secure)
+	c.Keeper.validate(p)
 	c.Sidecar.Problems(p.Add)
 }
 
@@ -132,6 +137,21 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 // start makes the sidecar, opens its ports and serves until ctx ends.
 func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.Telemetry, cfg config) error {
 	metrics := boot.NewRegistry()
+	var unusable error
+	cfg.Secure.open(&cfg.Sidecar, log, func(flag, format string, args ...any) {
+		unusable = errors.Join(unusable, boot.Configf(flag+": "+format, args...))
+	})
+	if unusable != nil {
+		return unusable
+	}
+	kept, err := cfg.Keeper.start(log, metrics)
+	if err != nil {
+		return err
+	}
+	if kept != nil {
+		cfg.Sidecar.Keep.Notifier = kept
+		defer kept.Close()
+	}
 	server, err := sidecar.New(cfg.Sidecar, sidecar.Telemetry{
 		Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/sidecar"), Propagator: telemetry.Propagator,
 	})
@@ -139,13 +159,13 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return boot.Configf("starting the sidecar: %w", err)
 	}
 	defer server.Close()
-	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols)}
+	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols), HTTP2: sidecar.HTTP2()}
 	data.Protocols.SetHTTP1(true)
 	data.Protocols.SetHTTP2(true)
 	data.Protocols.SetUnencryptedHTTP2(true)
 	if cfg.Listen.Secure {
-		if data.TLSConfig, err = boot.ServerTLS(cfg.Listen.CertDir, log); err != nil {
+		if data.TLSConfig, err = boot.ServerTLS(cfg.Listen.CertDir, cfg.Secure.ClientCA, log); err != nil {
 			return err
 		}
 	}
@@ -171,13 +191,15 @@ func (l listen) open(ctx context.Context) (ports, error) {
 	if err != nil {
 		return ports{}, err
 	}
-	return ports{data: open[0], metrics: open[1], admin: open[2]}, nil
+	return ports{data: newCapped(open[0], l.Clients), metrics: open[1], admin: open[2]}, nil
 }
 
 const (
-	// headerTimeout bounds how long a client may take to send its request header. Bodies and answers have no such bound:
-	// long prompts come over slow links, and answers take as long as they take.
+	// headerTimeout bounds how long a client may take to send its request header. Bodies have the bounds of body-timeout, and
+	// answers take as long as they take.
 	headerTimeout = 30 * time.Second
+	// headerBytes is what h11, in front of vLLM and SGLang, takes of a header at most.
+	headerBytes = 64 << 10
 	// idleTimeout is over what gateways keep a connection idle for, so that they close it and not we.
 	idleTimeout = 5 * time.Minute
 	// shutdownTimeout is for passed-through calls, which the drain does not wait for.

@@ -47,7 +47,7 @@ func TestPrefillerTLS(t *testing.T) {
 			if _, err := program.Load(boot.IO{Name: "sidecar"}, &cfg, c.args); err != nil {
 				t.Fatal(err)
 			}
-			if got := cfg.Sidecar.Prefill; got.TLS != c.tls || got.TLSInsecure != c.insecure {
+			if got := cfg.Secure; got.Prefill != c.tls || got.PrefillInsecure != c.insecure {
 				t.Errorf("got %+v", got)
 			}
 		})

@@ -14,8 +14,9 @@ import (
 type Built struct {
 	Profiles    []epp.Profile
 	Stages      epp.Stages
-	DeciderName string      // of Stages.Decider in the configuration; "" if there is none
-	Matcher     epp.Matcher // nil: nobody looks at prefix caches
+	DeciderName string       // of Stages.Decider in the configuration; "" if there is none
+	Matcher     epp.Matcher  // nil: nobody looks at prefix caches
+	Detector    epp.Detector // nil: nothing is refused for being less urgent
 	Charge      epp.Charge
 	Discovery   any        // what dataLayer.discovery names; nil if it names nothing
 	Sources     []Source   // what is read about endpoints
@@ -98,6 +99,7 @@ func (b *Built) fill(c *Config) {
 	for _, charger := range Of[epp.Charger](b) {
 		b.Charge = charger.Charge()
 	}
+	b.Detector, _ = made[c.detector].(epp.Detector)
 	if c.discovery != nil {
 		b.Discovery = made[c.discovery]
 	}

@@ -17,6 +17,7 @@ type Config struct {
 	injectDefaults bool
 	sources        []source
 	discovery      *plugin // nil: none
+	detector       *plugin // that tells when the pool is full; nil: none
 }
 
 func (c *Config) profileNames() []string {
@@ -84,6 +85,7 @@ func Parse(data []byte, table []epp.Row) (*Config, error) {
 	r.readPlugins()
 	r.readIgnored()
 	r.addProducers()
+	r.readDetector()
 	r.readProfiles()
 	r.readDataLayer()
 	r.checkHandler()

@@ -79,24 +79,24 @@ func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 // are added.
 func (r *reader) addMetrics() {
 	if len(r.cfg.sources) == 0 {
-		if from := r.firstOrAdd(typeMetrics); from != nil {
+		if from := r.firstOrAdd(typeMetrics, "dataLayer.injectDefaults"); from != nil {
 			r.cfg.sources = append(r.cfg.sources, source{plugin: from})
 		}
 	}
 	for i := range r.cfg.sources {
 		if s := &r.cfg.sources[i]; len(s.extractors) == 0 {
-			if extractor := r.firstOrAdd(typeExtractor); extractor != nil {
+			if extractor := r.firstOrAdd(typeExtractor, "dataLayer.injectDefaults"); extractor != nil {
 				s.extractors = []*plugin{extractor}
 			}
 		}
 	}
 }
 
-// firstOrAdd gives the first plugin of a type in the order of the file, or one that is added.
-func (r *reader) firstOrAdd(typeName string) *plugin {
+// firstOrAdd gives the first plugin of a type in the order of the file, or one that is added, and why.
+func (r *reader) firstOrAdd(typeName, why string) *plugin {
 	p := r.firstOf(typeName)
 	if p == nil {
-		p = r.add(typeName, "dataLayer.injectDefaults")
+		p = r.add(typeName, why)
 	}
 	if p != nil {
 		r.used[p] = true

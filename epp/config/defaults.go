@@ -21,6 +21,7 @@ const (
 	typePicker        = "max-score-picker"
 	typeMetrics       = "metrics-data-source"
 	typeExtractor     = "core-metrics-extractor"
+	typeDetector      = "utilization-detector"
 )
 
 // producers are the types that others read from. One is added, with its default parameters, to a configuration that has a

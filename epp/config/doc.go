@@ -7,7 +7,7 @@
 //
 // It is strict: a field that means nothing is a problem, parameters of plugins included, and so is a name that leads
 // nowhere. What llm-d serves and this picker does not is accepted with a warning if no request is treated worse for it
-// than it would be by leaving it out (request parsers, flow control, talk between replicas), and refused otherwise.
+// than it would be by leaving it out (request parsers, queues, talk between replicas), and refused otherwise.
 //
 // Defaults are llm-d's, in the order of the file where llm-d's depends on chance:
 //
@@ -16,6 +16,7 @@
 //   - A profile without a picker gets the first picker of the file, else a max-score-picker.
 //   - Without a profile handler, one profile is run by a single-profile-handler.
 //   - A producer that some plugin reads from is added, unless there is one.
+//   - Without a saturationDetector, a utilization-detector is one. It has requests of negative priority refused, and no others.
 //   - A metrics-data-source with a core-metrics-extractor is added, unless dataLayer.injectDefaults is false.
 //
 // What a plugin can be used for is seen in what its Build makes, so Parse builds every plugin for a moment.

@@ -16,6 +16,9 @@ func (c *Config) YAML() []byte {
 	add := func(key string, value *yaml.Node) { root.Content = append(root.Content, text(key), value) }
 	add("plugins", list(c.plugins, (*plugin).node))
 	add("schedulingProfiles", list(c.profiles, profile.node))
+	if c.detector != nil {
+		add("saturationDetector", ref(c.detector))
+	}
 	add("dataLayer", c.dataLayerNode())
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)

@@ -147,6 +147,11 @@ func TestDefault(t *testing.T) {
 	if b.Stages.Decode != "decode" || b.Stages.Prefill != "prefill" || b.DeciderName != "prefix-based-pd-decider" || b.Stages.Decider == nil {
 		t.Errorf("stages %+v, decider %q", b.Stages, b.DeciderName)
 	}
+	for _, p := range b.Profiles {
+		if !slices.ContainsFunc(p.Filters, func(f epp.NamedFilter) bool { return f.Filter == epp.Filter(b.Detector) }) {
+			t.Errorf("profile %s sheds nothing", p.Name)
+		}
+	}
 	if b.Matcher == nil || len(b.Sources) != 1 || len(b.Sources[0].Extractors) != 1 || b.Discovery != nil {
 		t.Errorf("matcher %v, sources %v, discovery %v", b.Matcher, b.Sources, b.Discovery)
 	}

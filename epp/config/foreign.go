@@ -13,13 +13,12 @@ const (
 	roleFairness role = "a fairness policy"
 	roleOrdering role = "an ordering policy"
 	roleUsage    role = "a usage limit policy"
-	roleDetector role = "a saturation detector"
 	roleSyncer   role = "a syncer of replicas"
 	roleNone     role = "a plugin without effect"
 )
 
 const (
-	noQueue    = "requests are neither queued nor shed"
+	noQueue    = "requests are not queued"
 	noReplicas = "replicas do not tell each other their load"
 )
 
@@ -40,8 +39,6 @@ var accepted = map[string]struct {
 	"edf-ordering-policy":           {roleOrdering, noQueue},
 	"slo-deadline-ordering-policy":  {roleOrdering, noQueue},
 	"static-usage-limit-policy":     {roleUsage, noQueue},
-	"utilization-detector":          {roleDetector, noQueue},
-	"concurrency-detector":          {roleDetector, noQueue},
 	"local-syncer":                  {roleSyncer, noReplicas},
 
 	// Older configurations list these beside the profile handler that needed them.

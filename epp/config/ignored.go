@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -44,19 +45,16 @@ func (r *reader) readParsers() {
 }
 
 func (r *reader) readFlowControl() {
-	if d := r.doc.SaturationDetector; d != nil {
-		r.warn("saturationDetector", "has no effect: %s", noQueue)
-		r.checkOptional("saturationDetector.pluginRef", d.PluginRef, roleDetector)
-	}
 	flow := r.doc.FlowControl
 	if flow == nil {
 		return
 	}
-	r.warn("flowControl", "has no effect: %s", noQueue)
-	r.checkOptional("flowControl.usageLimitPolicyPluginRef", flow.UsageLimitPolicyPluginRef, roleUsage)
-	if d := flow.SaturationDetector; d != nil {
-		r.checkOptional("flowControl.saturationDetector.pluginRef", d.PluginRef, roleDetector)
+	queues := *flow
+	queues.SaturationDetector = nil
+	if !reflect.ValueOf(queues).IsZero() {
+		r.warn("flowControl", "has no effect but for saturationDetector: %s", noQueue)
 	}
+	r.checkOptional("flowControl.usageLimitPolicyPluginRef", flow.UsageLimitPolicyPluginRef, roleUsage)
 	r.readBand("flowControl.defaultPriorityBand", flow.DefaultPriorityBand)
 	r.readBand("flowControl.defaultNegativePriorityBand", flow.DefaultNegativePriorityBand)
 	for i := range flow.PriorityBands {

@@ -10,6 +10,8 @@ import (
 // describe says what a plugin is, for an error message.
 func describe(p *plugin, instance any) string {
 	switch instance.(type) {
+	case epp.Detector:
+		return "a saturation detector"
 	case epp.Filter:
 		return "a filter"
 	case epp.Scorer:

@@ -250,7 +250,7 @@ func TestReloadWarns(t *testing.T) {
 	follow(t, "plugins: [{name: one, type: scorer, parameters: {sticks: true}}]", func(l *live) {
 		l.write(liveHeader + "plugins: [{name: two, type: scorer}]\nfeatureGates: [flowControl]")
 		l.check(2, "", 1)
-		for _, want := range []string{"neither queued nor shed", "it sticks", "generation=2"} {
+		for _, want := range []string{"requests are not queued", "it sticks", "generation=2"} {
 			if !strings.Contains(l.log.String(), want) {
 				t.Errorf("log lacks %q: %s", want, &l.log)
 			}

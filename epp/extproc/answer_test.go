@@ -11,6 +11,7 @@ import (
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -65,10 +66,10 @@ func TestHeadersAnswer(t *testing.T) {
 			"remote;reason=uncached;strict=1;report", nil},
 		{"nobody reads trailers", remote, func(c *Config) { c.Trailers = false }, chat(more),
 			map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b}, "remote;reason=uncached;strict=1", nil},
-		{"shared secret", remote, func(c *Config) { c.Auth = auth }, chat(more),
+		{"shared secret", remote, func(c *Config) { c.Auth = func() string { return auth } }, chat(more),
 			map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b, pd.HeaderAuth: auth},
 			"remote;reason=uncached;strict=1;report", nil},
-		{"secret stays here where nothing is generated", decode(1), func(c *Config) { c.Auth = auth }, get("/v1/models"),
+		{"secret stays here where nothing is generated", decode(1), func(c *Config) { c.Auth = func() string { return auth } }, get("/v1/models"),
 			map[string]string{epp.HeaderDestination: a}, "", nil},
 		{"query", decode(1), nil, requestHeaders(more, ":method", "POST", ":path", "/v1/chat/completions?x=/tokenize"),
 			map[string]string{epp.HeaderDestination: a}, "local;reason=below-threshold;strict=0;report", nil},
@@ -320,6 +321,8 @@ type sink struct {
 }
 
 func (s *sink) Context() context.Context { return context.Background() }
+
+func (s *sink) SendHeader(metadata.MD) error { return nil }
 
 func (s *sink) Send(m *procv3.ProcessingResponse) error {
 	s.sent = append(s.sent, m)

@@ -24,9 +24,14 @@ const (
 	PoolCluster = "pool"
 	// PickerCluster is the cluster of the EPP's replicas.
 	PickerCluster = "epp"
+	// LargeListener is the listener within Envoy that requests with a large body pass on their way, and its cluster.
+	LargeListener = "large"
 	// OperationsListener is the listener of probes and Prometheus.
 	OperationsListener = "operations"
 )
+
+// headerPickLost marks the answer of the second listener to a request whose picker died, for the first.
+const headerPickLost = "x-tandem-pick-lost"
 
 // DefaultIdle is how long Envoy keeps an idle connection to a pod open. Whatever closes it there must wait longer, or now
 // and then a request meets a connection that is being closed: our sidecar waits for 5 minutes.
@@ -68,6 +73,7 @@ type BootstrapOptions struct {
 	Static     []netip.AddrPort // the decode endpoints of PoolStatic
 
 	Cert      OwnCert // what clients are served with
+	Client    OwnCert // what the EPP and the decode endpoints are shown, if they ask
 	PickerTLS PeerTLS // to the EPP
 	PoolTLS   PeerTLS // to the decode endpoints
 
@@ -78,7 +84,7 @@ type BootstrapOptions struct {
 	TraceRatio float64       // part of the traces that begin here which are kept, 0 to 1
 }
 
-// OwnCert is Envoy's own certificate. The zero one is none: clients are served in plaintext.
+// OwnCert is a certificate of Envoy's. The zero one is none: clients are served in plaintext, peers are shown nothing.
 type OwnCert struct {
 	Dir  string // directory with tls.crt and tls.key
 	File string // file that Certificate wrote for Dir: renewed ones are taken at once; "" = those of the start stay
@@ -139,6 +145,12 @@ func (o *BootstrapOptions) listenProblems(report func(flag, format string, args 
 	}
 	if o.Cert.File != "" && o.Cert.Dir == "" {
 		report("cert-file", "names the certificate of cert-path, which is missing")
+	}
+	if o.Client.File != "" && o.Client.Dir == "" {
+		report("client-cert-file", "names the certificate of client-cert-path, which is missing")
+	}
+	if o.Client.Dir != "" && o.PickerTLS.Plaintext && o.PoolTLS.Plaintext {
+		report("client-cert-path", "without TLS to the EPP or to the endpoints nobody is shown it")
 	}
 }
 
@@ -232,6 +244,8 @@ func quote(v any) (string, error) {
 type bootstrapPage struct {
 	BootstrapOptions
 	Listener, PoolName, PickerName string
+	LargeName, PickLost            string
+	WholeLimit                     int // bytes of a body from which on it goes to the second listener
 	ListenOn, AdminPage            peer
 	OperationsPage                 *peer
 	IdleSeconds                    int64
@@ -300,6 +314,7 @@ func Certificate(w io.Writer, dir string) error {
 func (o BootstrapOptions) page() bootstrapPage {
 	p := bootstrapPage{
 		BootstrapOptions: o, Listener: ListenerName, PoolName: PoolCluster, PickerName: PickerCluster,
+		LargeName: LargeListener, PickLost: headerPickLost, WholeLimit: wholeBody + 1,
 		ExtProc: filterPages[o.Filters], Internal: internalHeaders, Destination: epp.HeaderDestination, Served: epp.HeaderServed,
 	}
 	p.ListenOn, _ = parsePeer(o.Listen)

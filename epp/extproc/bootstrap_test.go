@@ -109,6 +109,7 @@ func TestBootstrapIsValid(t *testing.T) {
 					if security == "ca" {
 						o.PickerTLS.CAFile, o.PickerTLS.Name, o.Cert.Dir = ca, "epp.invalid", dir
 						o.PoolTLS = extproc.PeerTLS{CAFile: ca, Name: "decode.invalid"}
+						o.Client.Dir = dir
 					}
 					if pool == extproc.PoolStatic {
 						o.Static = static("10.0.0.1:8000", "[fd00::1]:8000")
@@ -118,7 +119,7 @@ func TestBootstrapIsValid(t *testing.T) {
 						o.Pickers = []string{"localhost:9002", "epp.invalid:9002"}
 						o.Operations, o.PoolTLS.Plaintext = "0.0.0.0:0", false
 						if o.Cert.Dir != "" {
-							o.Cert.File = certificate
+							o.Cert.File, o.Client.File = certificate, certificate
 						}
 					}
 					t.Run(fmt.Sprintf("%s/%s/%s/rich=%v", filters, pool, security, rich), func(t *testing.T) {
@@ -145,6 +146,8 @@ func TestBootstrapProblems(t *testing.T) {
 		{"operations of nothing", func(o *extproc.BootstrapOptions) { o.Operations, o.Admin = "0.0.0.0:9902", "127.0.0.1:0" },
 			"admin-address: must have a port"},
 		{"certificate of nothing", func(o *extproc.BootstrapOptions) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
+		{"client certificate of nothing", func(o *extproc.BootstrapOptions) { o.Client.File = "certificate.yaml" }, "client-cert-file: "},
+		{"client certificate for nobody", func(o *extproc.BootstrapOptions) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
 		{"pool's certificate", func(o *extproc.BootstrapOptions) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
 		{"pool's name", func(o *extproc.BootstrapOptions) { o.PoolTLS = extproc.PeerTLS{Name: "decode"} }, "pool-server-name: "},
 		{"trace ratio", func(o *extproc.BootstrapOptions) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},

@@ -11,19 +11,23 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // Config says how requests are read and answered. A time limit of 0 is none.
 type Config struct {
 	BodyLimit       int64         // bytes of a request's body; more is answered 413
-	BodyTimeout     time.Duration // from a request's headers to its last byte
+	HeldLimit       int64         // bytes of bodies of all requests that are not picked for yet; more is answered 503
 	BodyPause       time.Duration // between two frames of a request's body
+	BodyRate        int64         // bytes a second that a body comes with on average, beyond BodyPause
 	DecisionTimeout time.Duration // from the last byte to the decision
 	PDHeader        bool          // obey pd.HeaderWish
-	Auth            string        // the secret in pd.HeaderAuth that sidecars ask for; "" = none
+	Auth            func() string // gives the secret in pd.HeaderAuth that sidecars ask for; nil = none is sent
 	Subset          bool          // obey the gateway's subset hint
 	// SingleEndpoint names the best endpoint only: clusters of type ORIGINAL_DST take no list.
 	SingleEndpoint bool
@@ -38,7 +42,7 @@ type Config struct {
 // Defaults are the settings that suit the bootstrap of this package.
 func Defaults() Config {
 	return Config{
-		BodyLimit: 64 << 20, BodyTimeout: 5 * time.Minute, BodyPause: 30 * time.Second, DecisionTimeout: 30 * time.Second,
+		BodyLimit: 64 << 20, HeldLimit: 1 << 30, BodyPause: 30 * time.Second, BodyRate: pd.BodyRate, DecisionTimeout: 30 * time.Second,
 		PDHeader: true, Subset: true, Trailers: true,
 	}
 }
@@ -78,12 +82,18 @@ func (c *Config) check() error {
 	if c.BodyLimit <= 0 {
 		return fmt.Errorf("making the ext-proc server: a body limit of %d bytes lets no request in", c.BodyLimit)
 	}
+	if c.HeldLimit < c.BodyLimit {
+		return fmt.Errorf("making the ext-proc server: a body of %d bytes could never be held within %d", c.BodyLimit, c.HeldLimit)
+	}
 	return nil
 }
 
 const (
 	// frameSlack is what a frame has besides its body: headers, metadata and attributes.
 	frameSlack = 64 << 10
+	// maxMetadata is how large the metadata of a stream may be (bytes): gateways send some hundred. gRPC's own 16 MiB, which
+	// anybody who reaches the port could have kept for each of many streams, would count nowhere.
+	maxMetadata = 64 << 10
 	// maxStreams is of one connection. Envoy opens one stream for each request, and one more in the pair.
 	maxStreams = 100_000
 	// window is the flow control window of streams and connections: bodies of some 100 kB arrive without a round trip.
@@ -92,10 +102,16 @@ const (
 )
 
 // ServerOptions are what the gRPC server must be told to serve this package: a message limit above Envoy's largest frame,
-// which may hold a whole body, and keepalive, which ends the streams of a gateway that vanished without a word.
-func ServerOptions(c Config) []grpc.ServerOption {
+// which may hold a whole body, and keepalive, which ends the streams of a gateway that vanished without a word. Short answers
+// leave in one write, above the security of the connections; nil is plaintext.
+func ServerOptions(c Config, security credentials.TransportCredentials) []grpc.ServerOption {
+	if security == nil {
+		security = insecure.NewCredentials()
+	}
 	return []grpc.ServerOption{
+		grpc.Creds(wholeCredentials{security, holdTime}),
 		grpc.MaxRecvMsgSize(int(c.BodyLimit) + frameSlack),
+		grpc.MaxHeaderListSize(maxMetadata),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),

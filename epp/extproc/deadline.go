@@ -12,6 +12,7 @@ type deadline struct {
 	state   waiting
 	since   time.Time   // when the wait began
 	last    time.Time   // when the last frame came
+	bytes   int64       // of the body that have come
 	timer   *time.Timer // nil if no wait was limited so far
 	overdue *pd.Refusal // what the timer answered; nil if it did not
 }
@@ -41,8 +42,10 @@ func (w *deadline) left(c *Config, now time.Time) (left time.Duration, limited b
 	}
 	switch w.state {
 	case waitBody:
-		shorten(c.BodyTimeout, w.since)
 		shorten(c.BodyPause, w.last)
+		if c.BodyRate > 0 && c.BodyPause > 0 {
+			shorten(c.BodyPause+time.Duration(w.bytes/c.BodyRate)*time.Second, w.since)
+		}
 	case waitDecision:
 		shorten(c.DecisionTimeout, w.since)
 	}
@@ -51,7 +54,7 @@ func (w *deadline) left(c *Config, now time.Time) (left time.Duration, limited b
 
 func (w *deadline) refusal() *pd.Refusal {
 	if w.state == waitBody {
-		return pd.Refuse(pd.Deadline, "The request body did not arrive in time. Send it again without pauses.")
+		return pd.Refuse(pd.SlowBody, "The request body did not arrive in time. Send it again without pauses.")
 	}
 	return pd.Refuse(pd.Deadline, "No model server could be chosen in time. Try again later.")
 }
@@ -72,11 +75,12 @@ func (st *stream) await(state waiting, now time.Time) {
 	}
 }
 
-// came notes that a frame came: the sender is not silent.
-func (st *stream) came(now time.Time) {
+// came notes that a frame came, with n bytes of the body: the sender is not silent.
+func (st *stream) came(now time.Time, n int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.deadline.last = now
+	st.deadline.bytes += int64(n)
 }
 
 // claim ends the wait and takes the right to answer. It reports false if the timer has answered.

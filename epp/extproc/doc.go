@@ -18,6 +18,9 @@
 // cancellation and a lost connection all mean that the request is over, and none of them is an error. A handler never
 // returns while a frame of the request is unanswered, for Envoy would send the rest of the request without it.
 //
+// A short answer leaves in one write (whole.go): Envoy asks another picker if one dies before it has begun to answer, and only
+// then.
+//
 // Where the pool's policy has another model answer, the name in the request's body is replaced, with all other bytes as they
 // came, and a declared length is corrected. The sidecar is told the client's name and puts it back into the answer; where the
 // gateway sends answers this way, so does this package. With another sidecar behind a gateway that does not, or behind the

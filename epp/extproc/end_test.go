@@ -164,11 +164,13 @@ func TestDeadlines(t *testing.T) {
 		config func(*Config)
 		frames frames
 		picked bool
+		status int
+		reason pd.Reason
 	}{
-		{"body never comes", func(c *Config) { c.BodyTimeout = soon }, frames{chat(more)}, false},
-		{"body stops", func(c *Config) { c.BodyPause = soon }, frames{chat(more), requestBody(more, prompt[:5])}, false},
-		{"no decision", func(c *Config) { c.DecisionTimeout = soon }, frames{chat(more), requestBody(ends, prompt)}, true},
-		{"no decision for a GET", func(c *Config) { c.DecisionTimeout = soon }, frames{get("/v1/models")}, true},
+		{"body never comes", func(c *Config) { c.BodyPause = soon }, frames{chat(more)}, false, 408, pd.SlowBody},
+		{"body stops", func(c *Config) { c.BodyPause = soon }, frames{chat(more), requestBody(more, prompt[:5])}, false, 408, pd.SlowBody},
+		{"no decision", func(c *Config) { c.DecisionTimeout = soon }, frames{chat(more), requestBody(ends, prompt)}, true, 504, pd.Deadline},
+		{"no decision for a GET", func(c *Config) { c.DecisionTimeout = soon }, frames{get("/v1/models")}, true, 504, pd.Deadline},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPool(a)
@@ -182,19 +184,19 @@ func TestDeadlines(t *testing.T) {
 			s := r.open(t, "")
 			s.send(c.frames...)
 			got := s.recv()
-			if code := got.GetImmediateResponse().GetStatus().GetCode(); code != 504 {
-				t.Errorf("%s, want 504", describe1(got))
+			if code := got.GetImmediateResponse().GetStatus().GetCode(); int(code) != c.status {
+				t.Errorf("%s, want %d", describe1(got), c.status)
 			}
-			if said := headersSet(t, got)[pd.HeaderDecision]; said != "refused;reason=deadline" {
+			if said := headersSet(t, got)[pd.HeaderDecision]; said != "refused;reason="+string(c.reason) {
 				t.Errorf("decision %s", said)
 			}
 			close(answered)
 			if answers, err := s.rest(); len(answers) > 0 || err != nil {
 				t.Errorf("after the answer: %q, %v", describe(answers), err)
 			}
-			r.mustOutcome(t, 504, c.frames[0].GetRequestHeaders(), pd.Deadline)
+			r.mustOutcome(t, c.status, c.frames[0].GetRequestHeaders(), c.reason)
 			spans := recorder.Ended()
-			if len(spans) != 1 || !slices.Contains(spans[0].Attributes(), attribute.String("tandem.pd.reason", string(pd.Deadline))) {
+			if len(spans) != 1 || !slices.Contains(spans[0].Attributes(), attribute.String("tandem.pd.reason", string(c.reason))) {
 				t.Errorf("spans %v", spans)
 			}
 		})
@@ -204,7 +206,7 @@ func TestDeadlines(t *testing.T) {
 // A sender that is slow is not silent, and an answer that has begun is not answered over.
 func TestDeadlinesThatDoNotCome(t *testing.T) {
 	now := time.Unix(1000, 0)
-	c := &Config{BodyTimeout: 10 * time.Second, BodyPause: 2 * time.Second, DecisionTimeout: 5 * time.Second}
+	c := &Config{BodyRate: 1000, BodyPause: 2 * time.Second, DecisionTimeout: 5 * time.Second}
 	for _, k := range []struct {
 		name    string
 		w       deadline
@@ -214,12 +216,13 @@ func TestDeadlinesThatDoNotCome(t *testing.T) {
 	}{
 		{"nothing is waited for", deadline{}, c, 0, false},
 		{"fresh", deadline{state: waitBody, since: now, last: now}, c, 2 * time.Second, true},
-		{"slow, not silent", deadline{state: waitBody, since: now.Add(-5 * time.Second), last: now.Add(-time.Second)}, c, time.Second, true},
-		{"slow for too long", deadline{state: waitBody, since: now.Add(-9 * time.Second), last: now}, c, time.Second, true},
-		{"silent", deadline{state: waitBody, since: now.Add(-3 * time.Second), last: now.Add(-2 * time.Second)}, c, 0, true},
+		{"slow, not silent", deadline{state: waitBody, since: now.Add(-5 * time.Second), last: now.Add(-time.Second), bytes: 9000}, c, time.Second, true},
+		{"dripping", deadline{state: waitBody, since: now.Add(-9 * time.Second), last: now, bytes: 8999}, c, time.Second, true},
+		{"long, and long under way", deadline{state: waitBody, since: now.Add(-time.Hour), last: now, bytes: 4 << 20}, c, 2 * time.Second, true},
+		{"silent", deadline{state: waitBody, since: now.Add(-3 * time.Second), last: now.Add(-2 * time.Second), bytes: 3000}, c, 0, true},
 		{"deciding", deadline{state: waitDecision, since: now.Add(-time.Second), last: now}, c, 4 * time.Second, true},
 		{"no limits", deadline{state: waitBody}, &Config{}, 0, false},
-		{"no limit of pauses", deadline{state: waitBody, since: now}, &Config{BodyTimeout: time.Second}, time.Second, true},
+		{"no limit of pauses", deadline{state: waitBody, since: now}, &Config{BodyRate: 1000}, 0, false},
 	} {
 		if left, limited := k.w.left(k.c, now); left != k.left || limited != k.limited {
 			t.Errorf("%s: %v %t, want %v %t", k.name, left, limited, k.left, k.limited)

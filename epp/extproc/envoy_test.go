@@ -152,7 +152,7 @@ func TestEnvoyEndsRequests(t *testing.T) {
 		status int
 		reason pd.Reason
 	}{
-		{"body that stops", stalled, "auto", 504, pd.Deadline},
+		{"body that stops", stalled, "auto", 408, pd.SlowBody},
 		{"body that is too large", strings.NewReader(strings.Repeat(" ", 2<<20)), "auto", 413, pd.TooLarge},
 		{"body that is no JSON", strings.NewReader("hello"), "auto", 400, pd.BadRequest},
 		{"bad wish", strings.NewReader(prompt), "maybe", 400, pd.BadPDHeader},

@@ -204,6 +204,14 @@ func (l *lines) String() string {
 
 func startRig(t testing.TB, p *pool, options ...option) *rig {
 	t.Helper()
+	r := makeRig(t, p, nil, options...)
+	r.serve(t)
+	return r
+}
+
+// makeRig makes a rig that does not serve yet.
+func makeRig(t testing.TB, p *pool, more []grpc.ServerOption, options ...option) *rig {
+	t.Helper()
 	r := &rig{pool: p, ledger: epp.NewLedger(time.Hour), reg: prometheus.NewRegistry(), observer: &observer{}, log: &lines{},
 		handlers: counter{first: make(chan struct{})}}
 	cfg := Defaults()
@@ -217,10 +225,9 @@ func startRig(t testing.TB, p *pool, options ...option) *rig {
 	if r.Server, err = New(cfg, deps); err != nil {
 		t.Fatal(err)
 	}
-	r.grpc = grpc.NewServer(append(ServerOptions(cfg), grpc.InTapHandle(r.handlers.arrived),
-		grpc.StreamInterceptor(r.handlers.handle))...)
+	r.grpc = grpc.NewServer(slices.Concat(ServerOptions(cfg, nil), []grpc.ServerOption{grpc.InTapHandle(r.handlers.arrived),
+		grpc.StreamInterceptor(r.handlers.handle)}, more)...)
 	r.Register(r.grpc)
-	r.serve(t)
 	return r
 }
 
@@ -230,6 +237,11 @@ func (r *rig) serve(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.serveOn(t, listener)
+}
+
+func (r *rig) serveOn(t testing.TB, listener net.Listener) {
+	t.Helper()
 	served := make(chan error, 1)
 	go func() { served <- r.grpc.Serve(listener) }()
 	t.Cleanup(func() {

@@ -20,6 +20,7 @@ type request struct {
 	state  requestState
 	head   head
 	reader *epp.Reader // nil before the headers and after the answer: an answer may run for hours, its prompt is not kept
+	held   int64       // bytes of the body that are counted as held
 	subset *epp.Subset
 	rename *pd.Rename // the model's name that the client gets to see; nil: the engine's
 }
@@ -64,6 +65,8 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 		return st.decide(endHeaders, time.Now())
 	case r.head.length > limit:
 		return st.turnAway(pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", limit), st.began)
+	case !st.s.held.Fits(r.head.length):
+		return st.turnAway(heldTooMuch(), st.began)
 	}
 	st.await(waitBody, st.began)
 	return false, nil
@@ -74,9 +77,13 @@ func (st *stream) requestBody(f *procv3.ProcessingRequest, b *procv3.HttpBody) (
 		return st.violation("request-order", "a part of the request's body came where none can be")
 	}
 	now := time.Now()
-	st.came(now)
+	part := b.GetBody()
+	st.came(now, len(part))
 	st.hint(f)
-	if part := b.GetBody(); len(part) > 0 {
+	if len(part) > 0 {
+		if !st.hold(int64(len(part))) {
+			return st.turnAway(heldTooMuch(), now)
+		}
 		if err := st.request.reader.Write(part); err != nil {
 			return st.turnAway(pd.AsRefusal(err), now)
 		}
@@ -85,6 +92,19 @@ func (st *stream) requestBody(f *procv3.ProcessingRequest, b *procv3.HttpBody) (
 		return st.decide(endBody, now)
 	}
 	return false, nil
+}
+
+// hold counts a part of this request's body, until dropReader. It reports false if it must not be held.
+func (st *stream) hold(n int64) bool {
+	if !st.s.held.Take(n) {
+		return false
+	}
+	st.request.held += n
+	return true
+}
+
+func heldTooMuch() *pd.Refusal {
+	return pd.Refuse(pd.Busy, "As many request bodies are being read as there is memory for. Try again later.")
 }
 
 func (st *stream) requestTrailers(f *procv3.ProcessingRequest) (done bool, err error) {
@@ -166,6 +186,7 @@ func (st *stream) answer(how end, d *epp.Decision, took time.Duration, span span
 	st.decided = st.filter == filterOne
 	st.leave()
 	body := st.request.reader.Segments()
+	st.wholly(messages(how, body))
 	if done, err = st.send(st.headersAnswer(d, span)); done || err != nil {
 		return true, err
 	}
@@ -225,8 +246,8 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 			set(m, pd.HeaderPrefill, destinations(d.Prefill))
 		}
 		set(m, pd.HeaderPlan, st.outcome.Plan.String())
-		if st.s.cfg.Auth != "" {
-			set(m, pd.HeaderAuth, st.s.cfg.Auth)
+		if st.s.cfg.Auth != nil {
+			set(m, pd.HeaderAuth, st.s.cfg.Auth())
 		}
 	}
 	if st.request.rename != nil {
@@ -286,12 +307,15 @@ func (st *stream) refuse(why *pd.Refusal, last time.Time) (bool, error) {
 		return true, status.Error(codes.Aborted, fmt.Sprintf("the request is refused (%s), but its answer has begun", why.Reason))
 	}
 	st.refused(why)
+	st.wholly(1)
 	_, err := st.send(immediateAnswer(why, st.request.head.api, took))
 	return true, err
 }
 
 // dropReader gives the reader back, with the body it holds.
 func (st *stream) dropReader() {
+	st.s.held.Give(st.request.held)
+	st.request.held = 0
 	if st.request.reader != nil {
 		st.request.reader.Reset(epp.Head{}, 0, epp.BlockSpec{})
 		st.s.readers.Put(st.request.reader)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // Server serves ext-proc streams.
@@ -23,7 +24,8 @@ type Server struct {
 	metrics *metrics
 	tracing tracing
 	quiet   quiet
-	readers sync.Pool // of *epp.Reader
+	readers sync.Pool     // of *epp.Reader
+	held    *pd.HeldBytes // request bodies
 
 	mu       sync.Mutex           // guards what follows
 	idle     map[*stream]struct{} // streams that only wait for the end of an answer
@@ -38,13 +40,15 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	m, err := newMetrics(deps.Metrics)
+	held := pd.NewHeldBytes(cfg.HeldLimit)
+	m, err := newMetrics(deps.Metrics, held)
 	if err != nil {
 		return nil, fmt.Errorf("registering the metrics of the ext-proc server: %w", err)
 	}
 	return &Server{
 		cfg: cfg, deps: deps, metrics: m, tracing: newTracing(deps.Tracer, deps.Propagator), quiet: quiet{log: deps.Log},
 		readers: sync.Pool{New: func() any { return new(epp.Reader) }},
+		held:    held,
 		idle:    make(map[*stream]struct{}),
 	}, nil
 }

@@ -148,7 +148,7 @@ func adapters(rng *rand.Rand) []string {
 // round is one run for a request of 1,030 tokens, of which 1,024 are in blocks.
 func round(rng *rand.Rand) *epp.Round {
 	prompt := epp.Prompt{Tokens: 1030, Blocks: make([]uint64, 64), BlockTokens: 16}
-	return &epp.Round{Request: &epp.Request{Model: "adapter", Prompt: prompt}, Rand: rng, Now: time.Unix(1e9, 0)}
+	return &epp.Round{Request: &epp.Request{API: pd.APIChat, Model: "adapter", Prompt: prompt}, Rand: rng, Now: time.Unix(1e9, 0)}
 }
 
 func source(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }

@@ -25,8 +25,10 @@ type DisaggProfileHandler struct {
 	// PrefillCandidates is how many prefill endpoints the sidecar of the decode pod is told, best first; it tries the next
 	// if one fails. Default 3.
 	PrefillCandidates int `yaml:"prefillCandidates"`
-	// OnNoPrefill says what becomes of a request that should be split while no prefill endpoint is to be had: local, the
-	// default, prefills it on decode; refuse answers 503.
+	// OnNoPrefill says what becomes of a request that should be split while there is no prefill endpoint: local, the default,
+	// prefills it on decode; refuse answers 503; budget prefills as many on decode as a sidecar does whose prefill pods fail, a
+	// tenth of all requests and 20 at once, and answers 503 to the others. It goes by that, unless by refuse, also while there are
+	// prefill endpoints and a detector finds all of them full; then it answers 429.
 	OnNoPrefill string `yaml:"onNoPrefill"`
 
 	// DecodeProfile is profiles.decode in the older, flat form. The two forms must not be mixed.
@@ -67,7 +69,12 @@ const (
 	prefillFirst  = "prefill-first"
 	prefillLocal  = "local"
 	prefillRefuse = "refuse"
+	prefillBudget = "budget"
 )
+
+var onNoPrefill = map[string]epp.OnNoPrefill{
+	prefillLocal: epp.PrefillLocal, prefillBudget: epp.PrefillBudget, prefillRefuse: epp.PrefillRefuse,
+}
 
 // prefillCandidates is the default of the parameter of this name.
 const prefillCandidates = 3
@@ -81,8 +88,8 @@ func (p *DisaggProfileHandler) Problems(report epp.Report) {
 	if !slices.Contains([]string{decodeFirst, prefillFirst}, p.StageOrder) {
 		report("stageOrder", "must be %s or %s, got %q", decodeFirst, prefillFirst, p.StageOrder)
 	}
-	if !slices.Contains([]string{prefillLocal, prefillRefuse}, p.OnNoPrefill) {
-		report("onNoPrefill", "must be %s or %s, got %q", prefillLocal, prefillRefuse, p.OnNoPrefill)
+	if _, known := onNoPrefill[p.OnNoPrefill]; !known {
+		report("onNoPrefill", "must be %s, %s or %s, got %q", prefillLocal, prefillBudget, prefillRefuse, p.OnNoPrefill)
 	}
 	if p.PrefillCandidates < 1 || p.PrefillCandidates > pd.MaxTargets {
 		report("prefillCandidates", "must be from 1 to %d, got %d", pd.MaxTargets, p.PrefillCandidates)
@@ -130,7 +137,7 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 	h := disaggHandler{
 		decode:  cmp.Or(p.Profiles.Decode, p.DecodeProfile),
 		prefill: cmp.Or(p.Profiles.Prefill, p.PrefillProfile),
-		stages:  epp.Stages{Candidates: p.PrefillCandidates, RefuseNoPrefill: p.OnNoPrefill == prefillRefuse},
+		stages:  epp.Stages{Candidates: p.PrefillCandidates, OnNoPrefill: onNoPrefill[p.OnNoPrefill]},
 	}
 	if p.StageOrder == prefillFirst {
 		h.stages.Decider = pd.AlwaysRemote{}

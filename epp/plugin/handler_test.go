@@ -28,7 +28,7 @@ func TestStages(t *testing.T) {
 		{"no prefill profile, nobody asks for it", disagg, "", "decode", epp.Stages{Decode: "decode", Candidates: 3}, ""},
 		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
 		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
-		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split(epp.Stages{Candidates: 5, RefuseNoPrefill: true}), ""},
+		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split(epp.Stages{Candidates: 5, OnNoPrefill: epp.PrefillRefuse}), ""},
 		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
 			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
 		{"flat names", disagg, "{decodeProfile: d, prefillProfile: p, prefillDeciderPluginName: always, deciderPluginName: nobody}", "d p",

@@ -10,6 +10,10 @@ var Table = []epp.Row{
 	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: newLabelSelectorFilter},
 	{Type: "prefix-cache-affinity-filter", New: newPrefixCacheAffinityFilter},
 
+	// Saturation detectors, which are filters too.
+	{Type: "utilization-detector", New: newUtilizationDetector},
+	{Type: "concurrency-detector", New: newConcurrencyDetector},
+
 	// Scorers.
 	{Type: "queue-scorer", New: newQueueScorer},
 	{Type: "running-requests-size-scorer", New: newRunningRequestsSizeScorer},

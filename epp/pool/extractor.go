@@ -32,6 +32,9 @@ type EngineConfig struct {
 	Name string `yaml:"name"`
 	// QueuedRequestsSpec is a gauge of requests that wait in the engine.
 	QueuedRequestsSpec string `yaml:"queuedRequestsSpec"`
+	// DelayedRequestsSpec is a gauge of those among them that wait for something else than room: for their KV cache from a
+	// prefill engine, above all. llm-d has no such key.
+	DelayedRequestsSpec string `yaml:"delayedRequestsSpec"`
 	// RunningRequestsSpec is a gauge of requests in the engine's batch.
 	RunningRequestsSpec string `yaml:"runningRequestsSpec"`
 	// KVUsageSpec is a gauge of the used part of the KV cache, 0 to 1.
@@ -66,6 +69,7 @@ var builtin = []EngineConfig{
 	{
 		Name:                    "vllm",
 		QueuedRequestsSpec:      "vllm:num_requests_waiting",
+		DelayedRequestsSpec:     "vllm:num_requests_waiting_by_reason{reason=deferred}",
 		RunningRequestsSpec:     "vllm:num_requests_running",
 		KVUsageSpec:             "vllm:kv_cache_usage_perc",
 		LoRASpec:                "vllm:lora_requests_info",

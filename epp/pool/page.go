@@ -15,6 +15,7 @@ type value uint8
 
 const (
 	valueWaiting value = iota
+	valueDelayed
 	valueRunning
 	valueUsage
 	valueLoRA
@@ -51,6 +52,7 @@ type specField struct {
 func (c *EngineConfig) specs() []specField {
 	return []specField{
 		{"queuedRequestsSpec", c.QueuedRequestsSpec, valueWaiting},
+		{"delayedRequestsSpec", c.DelayedRequestsSpec, valueDelayed},
 		{"runningRequestsSpec", c.RunningRequestsSpec, valueRunning},
 		{"kvUsageSpec", c.KVUsageSpec, valueUsage},
 		{"loraSpec", c.LoRASpec, valueLoRA},
@@ -227,6 +229,9 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	}
 	if v := &p.sums[valueWaiting]; v.known() {
 		l.Waiting, l.Known = int(math.Round(v.total)), l.Known|epp.LoadWaiting
+	}
+	if v := &p.sums[valueDelayed]; v.known() {
+		l.Delayed = int(math.Round(v.total))
 	}
 	if v := &p.sums[valueRunning]; v.known() {
 		l.Running, l.Known = int(math.Round(v.total)), l.Known|epp.LoadRunning

@@ -119,6 +119,8 @@ func TestPageValues(t *testing.T) {
 		{name: "something behind the timestamp", page: engines + "WAIT 4 5 6\nRUN 1", want: running1},
 		{name: "a timestamp that is none", page: engines + "WAIT 4 NaN\nRUN 1", want: running1},
 		{name: "an info without numbers", page: "vllm:cache_config_info{block_size=\"None\"} 1\nRUN 1", want: running1},
+		{name: "delayed", page: engines + "WAIT_by_reason{engine=\"0\",reason=\"capacity\"} 2\nWAIT_by_reason{engine=\"0\",reason=\"deferred\"} 1\n" +
+			"WAIT_by_reason{engine=\"1\",reason=\"deferred\"} 4\n", want: epp.Load{Known: epp.LoadWaiting, Waiting: 7, Delayed: 5}},
 		{name: "LoRA", page: `LORA{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters=""} 20` + "\n" +
 			`LORA{max_lora="4",running_lora_adapters="old",waiting_lora_adapters="b"} 10`,
 			want: epp.Load{LoRA: &epp.LoRA{Max: 4, Running: []string{"a", "b"}}}},

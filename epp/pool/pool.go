@@ -330,6 +330,17 @@ func (p *Pool) store(m *member, load *epp.Load) {
 	wake(p.loaded)
 }
 
+// miss notes that an endpoint is absent. What its page told last stays.
+func (p *Pool) miss(m *member) {
+	load := *m.load.Load()
+	if load.Absent {
+		return
+	}
+	load.Absent = true
+	m.load.Store(&load)
+	wake(p.loaded)
+}
+
 // forget makes an endpoint's load unknown.
 func (p *Pool) forget(m *member) {
 	m.load.Store(&epp.Load{})

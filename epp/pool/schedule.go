@@ -37,6 +37,10 @@ func (s *schedule) done(now time.Time, ok bool) {
 	s.due = now.Add(spread(min(pause, max(maxPause, s.idle)), rand.Float64()))
 }
 
+// soon has an endpoint where nobody listens read after the pause of an idle one: that costs next to nothing, and until then
+// nobody goes there.
+func (s *schedule) soon(now time.Time) { s.due = now.Add(spread(s.idle, rand.Float64())) }
+
 // wait is how long until the page is to be read, unless the endpoint becomes busy before.
 func (s *schedule) wait(now time.Time, busy bool) time.Duration {
 	due := s.due.Sub(now)

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -145,7 +146,7 @@ func (s *scraper) turn(ctx context.Context) {
 	if !ok {
 		return
 	}
-	start := time.Now()
+	start, sent := time.Now(), s.member.InFlight().Requests
 	load, err := s.read(ctx)
 	now := time.Now()
 	leave()
@@ -155,10 +156,24 @@ func (s *scraper) turn(ctx context.Context) {
 	s.pool.metrics.scraped(resultOf(err), now.Sub(start))
 	s.tell(err)
 	s.done(now, err == nil)
-	if err == nil {
-		load.At = start // the engine wrote the page since
+	switch {
+	case err == nil:
+		load.At, load.Sent = start, sent // the engine wrote the page since
 		s.pool.store(s.member, &load)
+	case s.absent(err):
+		s.soon(now)
+		s.pool.miss(s.member)
 	}
+}
+
+// absent tells whether a page that could not be read means that requests could not be served either: nobody listens where
+// they go, or the sidecar there says so of its engine. Pages on ports of their own mean nothing: those may just be wrong.
+func (s *scraper) absent(err error) bool {
+	if s.request == nil || s.request.URL.Host != s.member.Address {
+		return false
+	}
+	var status errStatus
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
 }
 
 // prepare takes up a changed configuration.

@@ -99,6 +99,99 @@ func TestReadOverSockets(t *testing.T) {
 	}
 }
 
+// TestAbsent: where nobody listens, or the sidecar says that of its engine, the endpoint is absent until its page can be read
+// again, and is asked for it as often as an idle one. What it said before is kept.
+func TestAbsent(t *testing.T) {
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for _, c := range []struct {
+		name    string
+		serve   http.HandlerFunc // nil: nobody listens
+		metrics string           // another address of the page
+		port    int              // another port of all pages
+		absent  bool
+	}{
+		{"nobody listens", nil, "", 0, true},
+		{"the engine does not", status(502), "", 0, true},
+		{"the sidecar drains", status(503), "", 0, true},
+		{"something is wrong", status(500), "", 0, false},
+		{"there is no page", status(404), "", 0, false},
+		{"it hangs up", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "", 0, false},
+		{"the page is elsewhere", nil, "127.0.0.1:1", 0, false},
+		{"all pages are elsewhere", nil, "", 1, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var bad atomic.Bool
+			engine := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if bad.Load() {
+					c.serve(w, r)
+					return
+				}
+				show(busyPage)(w, r)
+			}))
+			engine.Config.ErrorLog = quiet()
+			engine.Start()
+			defer engine.Close()
+			p := New(Options{})
+			configure(t, p, nil)
+			defer p.closeConnections()
+			s := scraperOf(p, engine.Listener.Addr().String())
+			if s.turn(t.Context()); s.member.load.Load().Absent {
+				t.Fatal("an endpoint with a page is absent")
+			}
+			bad.Store(true)
+			if c.serve == nil {
+				engine.Close()
+			}
+			if c.metrics != "" {
+				s.member.Endpoint = s.member.With(c.metrics, nil)
+			}
+			source := DefaultSource()
+			source.Port = c.port
+			if err := p.Configure(nil, source, DefaultExtractor()); err != nil {
+				t.Fatal(err)
+			}
+			for range 4 {
+				s.turn(t.Context())
+			}
+			load := s.member.load.Load()
+			if load.Absent != c.absent || !load.Has(epp.LoadWaiting) {
+				t.Errorf("load %+v", load)
+			}
+			if soon := time.Until(s.due) < 2*s.idle; soon != c.absent {
+				t.Errorf("after four failures it is asked again in %v, an idle one in %v", time.Until(s.due), s.idle)
+			}
+			if bad.Store(false); c.serve != nil {
+				if s.turn(t.Context()); s.member.load.Load().Absent {
+					t.Error("it is still absent when its page is back")
+				}
+			}
+		})
+	}
+}
+
+// TestSentIsOfTheAsking notes what was in flight when the page was asked for: what comes while the engine writes it may not be
+// on it.
+func TestSentIsOfTheAsking(t *testing.T) {
+	var s *scraper
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		epp.Insist(epp.Claim{Endpoint: s.member.Endpoint, Add: epp.InFlight{Requests: 1}}, epp.Claim{}, false)
+		show(busyPage)(w, r)
+	}))
+	defer engine.Close()
+	p := New(Options{})
+	configure(t, p, nil)
+	defer p.closeConnections()
+	s = scraperOf(p, engine.Listener.Addr().String())
+	for want := range 3 {
+		s.turn(t.Context())
+		if got := s.member.load.Load().Sent; got != want {
+			t.Errorf("%d sent, want %d", got, want)
+		}
+	}
+}
+
 func TestConnectionIsKept(t *testing.T) {
 	var connections atomic.Int64
 	var encoding atomic.Value

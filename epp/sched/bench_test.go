@@ -28,11 +28,12 @@ func instance[T any](tb testing.TB, typ string) T {
 	return built.(T)
 }
 
-// production is a configuration of real plugins: by role, four scorers in each profile, a prefix cache.
+// production is a configuration of real plugins: by role and load, four scorers in each profile, a prefix cache.
 func production(tb testing.TB) sched.Config {
 	profile := func(name string) epp.Profile {
 		p := epp.Profile{Name: name, Picker: instance[epp.Picker](tb, "max-score-picker"),
-			Filters: []epp.NamedFilter{{Name: name + "-filter", Filter: instance[epp.Filter](tb, name+"-filter")}}}
+			Filters: []epp.NamedFilter{{Name: name + "-filter", Filter: instance[epp.Filter](tb, name+"-filter")},
+				{Name: "utilization-detector", Filter: instance[epp.Filter](tb, "utilization-detector")}}}
 		for _, s := range []string{"queue-scorer", "kv-cache-utilization-scorer", "active-request-scorer", "prefix-cache-scorer"} {
 			p.Scorers = append(p.Scorers, epp.NamedScorer{Name: s, Weight: 2, Scorer: instance[epp.Scorer](tb, s)})
 		}

@@ -12,6 +12,9 @@ const tries = 3
 // commit makes the decision and charges it. The last tries of all picks are made one after the other: each sees what the
 // one before it charged, where all that lose together would choose alike, and insist. The error is a *pd.Refusal.
 func (k *pick) commit() (*epp.Reservation, error) {
+	if err := k.admit(); err != nil {
+		return nil, err
+	}
 	keep, metrics := k.pipeline.config.Charge.Output, k.pipeline.config.Metrics
 	for try := 1; ; try++ {
 		if try == tries {

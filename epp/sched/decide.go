@@ -48,17 +48,26 @@ func (k *pick) strict() bool {
 	return k.round.Request.Wish == pd.WishForce && k.verdict == pd.Remote
 }
 
-// noPrefill settles a request that was to go remote while there is nobody to prefill it.
+// noPrefill settles a request that was to go remote while there is nobody to prefill it, or nobody who has room. Where prefill
+// is full, no more goes to decode than the fallback budget allows, whatever the configuration says: what is too much for prefill
+// would be too much for decode as well.
 func (k *pick) noPrefill() error {
+	policy := k.pipeline.config.Stages.OnNoPrefill
 	switch wish := k.round.Request.Wish; {
 	case wish == pd.WishForce && k.pipeline.prefill == nil:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
+	case k.full && (wish == pd.WishForce || wish == pd.WishAuto && policy == epp.PrefillRefuse || !k.spend()):
+		return saturated()
+	case k.full:
 	case wish == pd.WishForce:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now among the %d endpoints "+
 			"that this request may go to. Try again, or allow local prefill by \"%s: %s\".",
 			len(k.all), pd.HeaderWish, pd.WishForceFallback)
-	case wish == pd.WishAuto && k.pipeline.config.Stages.RefuseNoPrefill:
+	case wish == pd.WishAuto && policy == epp.PrefillRefuse:
 		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
+	case k.pipeline.prefill != nil && policy == epp.PrefillBudget && !k.spend():
+		return pd.Refuse(pd.Budget, "The prompt is to be computed on a prefill pod, but there is none now, and decode pods "+
+			"have prefilled too many such requests themselves lately. Try again.")
 	}
 	k.verdict, k.reason = pd.Local, pd.NoPrefill
 	return nil

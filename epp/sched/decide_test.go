@@ -80,7 +80,9 @@ func testVerdict(t *testing.T, wish pd.Wish, fit, decider, prefill, refuse strin
 	registry := prometheus.NewPedanticRegistry()
 	c := disagg()
 	c.Metrics = sched.NewMetrics(registry)
-	c.Stages.RefuseNoPrefill = refuse == "yes"
+	if refuse == "yes" {
+		c.Stages.OnNoPrefill = epp.PrefillRefuse
+	}
 	c.Stages.Decider = asked
 	switch decider {
 	case "remote":

@@ -12,6 +12,10 @@
 // The gateway's subset holds for both stages, as in llm-d: gateways keep a request to one version or zone by it, and KV
 // caches must not leave those either. One that names decode endpoints only has all prompts computed on them (no-prefill).
 //
+// There is no queue: what cannot be served soon is refused. A profile whose detector leaves nobody refuses as saturated (429),
+// and a detector over the whole pool refuses requests of negative priority sooner. What should go remote while prefill is full,
+// or not there, must not all become decode's work: it stays local only within the fallback budget.
+//
 // A pick is optimistic. It charges its endpoints only if their load in flight still is what it saw, and is made again
 // otherwise, the last time with no other last try beside it, so that a burst spreads over idle endpoints instead of running
 // to the first of them. Chance decides between equals, reproducibly under a seed.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -18,6 +19,7 @@ type Metrics struct {
 	insisted         prometheus.Counter
 	noPrefillLocal   prometheus.Counter
 	noPrefillRefused prometheus.Counter
+	saturated        *prometheus.CounterVec
 }
 
 // NewMetrics makes the metrics and registers them, unless reg is nil.
@@ -32,11 +34,16 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Picks made again because the chosen endpoint was charged or discharged meanwhile."}),
 		insisted: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_insisted_total",
 			Help: "Picks that stood although the last try lost the race too: their load was placed by a view slightly out of date."}),
+		saturated: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_saturated_total",
+			Help: "Requests refused because no endpoint of a stage had room for them."}, []string{"stage"}),
 		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
 		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
 	}
+	for _, stage := range []epp.Stage{epp.StageDecode, epp.StagePrefill} {
+		m.saturated.WithLabelValues(stage.String())
+	}
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill)
+		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill, m.saturated)
 	}
 	return m
 }
@@ -44,11 +51,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // picked counts one pick. A pool that has no prefill stage lacks nothing.
 func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	m.seconds.Observe(took.Seconds())
+	reason := k.reason
+	if refused != nil {
+		reason = pd.AsRefusal(refused).Reason
+	}
 	switch {
+	case reason == pd.Saturated:
+		m.saturated.WithLabelValues(k.round.Stage.String()).Inc()
 	case k.pipeline.prefill == nil:
-	case refused == nil && k.reason == pd.NoPrefill:
+	case refused == nil && reason == pd.NoPrefill:
 		m.noPrefillLocal.Inc()
-	case refused != nil && pd.AsRefusal(refused).Reason == pd.NoPrefill:
+	case reason == pd.NoPrefill, reason == pd.Budget:
 		m.noPrefillRefused.Inc()
 	}
 }

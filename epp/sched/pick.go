@@ -25,6 +25,9 @@ type pick struct {
 	totals  []float64       // of left
 	order   []int           // chosen ones of left
 	dropper string          // the filter that ran last
+	full    bool            // it was a detector, and left none
+	aside   []epp.Candidate // passed the filters, and nobody listens there: they come last
+	spent   bool            // the request has taken of the fallback budget, in this try or one before
 
 	decode  []epp.Candidate // chosen, best first
 	prefill []epp.Candidate // chosen, best first
@@ -50,7 +53,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 
 // end gives the pick's memory back.
 func (k *pick) end() {
-	k.pipeline, k.trace = nil, nil
+	k.pipeline, k.trace, k.spent = nil, nil, false
 	k.round = epp.Round{Rand: k.round.Rand}
 	picks.Put(k)
 }
@@ -94,6 +97,9 @@ func (k *pick) run() error {
 	k.verdict, k.reason = pd.Local, ""
 	profile := k.pipeline.decode
 	if k.decode = k.choose(profile, profile.Picker.Endpoints(), k.decode); len(k.decode) == 0 {
+		if k.full {
+			return saturated()
+		}
 		return k.noEndpoint()
 	}
 	if err := k.decide(); err != nil || k.verdict != pd.Remote {
@@ -117,13 +123,21 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 			break
 		}
 		f := &profile.Filters[i]
+		_, detects := f.Filter.(epp.Detector)
+		if detects {
+			k.setAside() // a dead endpoint has room, but not for those that the others have none for
+		}
 		k.left = f.Filter.Filter(&k.round, k.left)
-		k.dropper = f.Name
+		k.dropper, k.full = f.Name, detects && len(k.left) == 0
+		if detects && !k.full {
+			k.left = append(k.left, k.aside...)
+		}
 		if k.trace != nil {
 			k.trace.filtered(f.Name, k.left)
 		}
 	}
 	if k.order = k.order[:0]; len(k.left) > 0 {
+		k.setAside()
 		k.score(profile.Scorers)
 		k.order = profile.Picker.Pick(&k.round, k.totals, n, k.order)
 	}
@@ -133,6 +147,9 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 	for _, i := range k.order {
 		dst = append(dst, k.left[i])
 	}
+	if more := n - len(k.order); len(k.order) > 0 && more > 0 {
+		dst = append(dst, k.aside[:min(more, len(k.aside))]...)
+	}
 	return dst
 }
 
@@ -140,7 +157,7 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 // decode endpoint that could prefill too is none for itself: it would hand over to itself what it has. Further decode
 // choices remain, as they decode only if the first cannot be reached.
 func (k *pick) enter(profile *epp.Profile) {
-	k.dropper = ""
+	k.dropper, k.full, k.aside = "", false, k.aside[:0]
 	if self := k.index(k.round.Decode); self < 0 {
 		k.left = append(k.left[:0], k.all...)
 	} else {
@@ -149,6 +166,23 @@ func (k *pick) enter(profile *epp.Profile) {
 	if k.trace != nil {
 		k.trace.enter(k.round.Stage, profile.Name, k.all)
 		k.trace.filtered(decodeItself, k.left)
+	}
+}
+
+// setAside takes the endpoints where nobody listens out of those left, if there are others: a dead one looks idle, and would
+// be everybody's first choice until it leaves the pool. They come last, in case one is back.
+func (k *pick) setAside() {
+	k.aside = k.aside[:0]
+	for i := range k.left {
+		if k.left[i].Load.Absent {
+			k.aside = append(k.aside, k.left[i])
+		}
+	}
+	if len(k.aside) == len(k.left) {
+		k.aside = k.aside[:0]
+	}
+	if len(k.aside) > 0 {
+		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Absent })
 	}
 }
 

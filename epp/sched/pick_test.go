@@ -210,6 +210,34 @@ func TestDrawIsFair(t *testing.T) {
 	}
 }
 
+// An endpoint where nobody listens looks idle. It comes last, in case it is back.
+func TestNobodyListens(t *testing.T) {
+	for name, c := range map[string]struct{ absent, want []string }{
+		"one": {[]string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
+		"all": {[]string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := fleet("decode", "decode", "prefill", "prefill")
+			snapshot := p.Snapshot()
+			for i, e := range snapshot.Endpoints {
+				snapshot.Loads[i].Absent = slices.Contains(c.absent, e.Name)
+			}
+			cfg := disagg()
+			for i := range cfg.Profiles {
+				cfg.Profiles[i].Picker = highest(2)
+				cfg.Profiles[i].Scorers = []epp.NamedScorer{{Name: "first", Weight: 1, Scorer: by(func(_ *epp.Round, c *epp.Candidate) float64 {
+					return 1 - float64(c.Slot)/10
+				})}}
+			}
+			s := scheduler(t, p, cfg)
+			d := mustPick(t, s, request(1000))
+			if got := names(slices.Concat(d.Decode, d.Prefill)); !slices.Equal(got, c.want) {
+				t.Errorf("chose %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
 func TestSubsetGoesByPort(t *testing.T) {
 	p := fleet("decode", "decode", "prefill", "prefill")
 	r := request(100)

@@ -21,19 +21,23 @@ type Config struct {
 	Stages      epp.Stages
 	DeciderName string        // of Stages.Decider in the configuration; for explanations
 	Matcher     epp.Matcher   // nil: nothing is known of prefix caches
+	Detector    epp.Detector  // while it says full, requests of negative priority are refused; nil: they are not
 	Charge      epp.Charge    // how requests are charged to endpoints
 	Stale       time.Duration // age from which on a load is believed less: see epp.Load.Trust
 	Seed        uint64        // of the draws between equals; 0 = another seed for every pipeline
 	Metrics     *Metrics      // nil: nobody counts
 }
 
-// Pipeline is a configuration that picks can be made with. It does not change, but for the count of its picks.
+// Pipeline is a configuration that picks can be made with. It does not change, but for the count of its picks and the fallback
+// budget.
 type Pipeline struct {
 	config  Config
 	decode  *epp.Profile
 	prefill *epp.Profile // nil: requests are never split
 	picks   atomic.Uint64
 	last    sync.Mutex // held in the last try of a pick
+
+	fallback *pd.FallbackBudget // of what should go remote and finds no prefill endpoint
 }
 
 // NewPipeline makes a pipeline. The error joins all that is wrong with the configuration.
@@ -43,7 +47,7 @@ type Pipeline struct {
 // remote: requests stay local as no-prefill, and those that must not are refused.
 func NewPipeline(c Config) (*Pipeline, error) {
 	c.Profiles = slices.Clone(c.Profiles)
-	p := &Pipeline{config: c}
+	p := &Pipeline{config: c, fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	if p.config.Metrics == nil {
 		p.config.Metrics = NewMetrics(nil)
 	}

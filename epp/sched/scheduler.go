@@ -44,6 +44,7 @@ func (s *Scheduler) Pick(r *epp.Request) (*epp.Decision, error) {
 	k.gather(s.pool.Snapshot())
 	reservation, err := k.commit()
 	p.config.Metrics.picked(time.Since(now), k, err)
+	k.earn(err)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,10 @@ func (s *Scheduler) Explain(r *epp.Request) (*epp.Decision, error) {
 	snapshot := s.pool.Snapshot()
 	k.trace = newTracer(snapshot, r.Subset, now)
 	k.gather(snapshot)
-	err := k.run()
+	err := k.admit()
+	if err == nil {
+		err = k.run()
+	}
 	d := k.decision()
 	d.Trace = &k.trace.Trace
 	if err != nil {

@@ -147,7 +147,7 @@ func TestServeEndsWhenOneServiceFails(t *testing.T) {
 }
 
 func TestServeTLS(t *testing.T) {
-	config, err := ServerTLS("", quiet())
+	config, err := ServerTLS("", "", quiet())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,31 +7,27 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 )
 
-const (
-	// recheckInterval bounds how often handshakes look at the certificate
-	// files: at most two stat calls in this time.
-	recheckInterval = time.Second
-	// selfSignedFor is long because a process does not renew it; nobody can
-	// verify it anyway.
-	selfSignedFor = 10 * 365 * 24 * time.Hour
-)
+// selfSignedFor is long because a process does not renew it; nobody can verify
+// it anyway.
+const selfSignedFor = 10 * 365 * 24 * time.Hour
 
 // ServerTLS makes the TLS setup of a server, TLS 1.2 or newer. dir holds
-// tls.crt and tls.key, as a mounted Kubernetes secret does; when they change,
-// the next handshake takes the new ones, and a broken pair keeps the last good
-// one in use. An empty dir means a self-signed certificate made now. The error
-// is an [Exit] with CodeConfig.
-func ServerTLS(dir string, log *slog.Logger) (*tls.Config, error) {
+// tls.crt and tls.key, as a mounted Kubernetes secret does; an empty dir means a
+// self-signed certificate made now. Of a clientCA that is not empty, a file of
+// certificates, every client must show one that is signed by it. The next
+// handshake takes files that have changed, and broken ones keep the last good
+// ones in use. The error is an [Exit] with CodeConfig.
+func ServerTLS(dir, clientCA string, log *slog.Logger) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if dir == "" {
 		cert, err := selfSigned(time.Now())
@@ -39,76 +35,86 @@ func ServerTLS(dir string, log *slog.Logger) (*tls.Config, error) {
 			return nil, Configf("making a certificate: %w", err)
 		}
 		config.Certificates = []tls.Certificate{cert}
+	} else {
+		pair, err := followPair(dir, log)
+		if err != nil {
+			return nil, Configf("reading the certificate: %w", err)
+		}
+		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.Get(), nil }
+	}
+	if clientCA == "" {
 		return config, nil
 	}
-	files := &certFiles{dir: dir, log: log, now: time.Now}
-	if err := files.load(); err != nil {
-		return nil, Configf("reading the certificate: %w", err)
+	signers, err := followCA(clientCA, log)
+	if err != nil {
+		return nil, Configf("reading the certificates that clients' must be signed by: %w", err)
 	}
-	config.GetCertificate = files.get
+	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, signers.Get()
+	config.SessionTicketsDisabled = true // who was let in before may be no longer
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := config.Clone()
+		now.ClientCAs = signers.Get()
+		return now, nil
+	}
 	return config, nil
 }
 
-// certFiles is a certificate that follows its files.
-type certFiles struct {
-	dir string
-	log *slog.Logger
-	now func() time.Time
-
-	mu      sync.Mutex // guards what follows
-	current *tls.Certificate
-	stamp   [2]int64 // modification times at the last attempt to load, in ns
-	checked time.Time
+// PeerTLS says how those who are called are verified, and what they are shown.
+type PeerTLS struct {
+	CAFile   string // certificates that theirs must be signed by; "": the system's
+	CertDir  string // holds tls.crt and tls.key, for those who ask; "": nothing is shown
+	Name     string // DNS name that theirs must be for; "": the host that is called
+	Insecure bool   // theirs are not verified
 }
 
-func (f *certFiles) paths() (cert, key string) {
-	return filepath.Join(f.dir, "tls.crt"), filepath.Join(f.dir, "tls.key")
-}
-
-// get is tls.Config.GetCertificate.
-func (f *certFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if now := f.now(); now.Sub(f.checked) >= recheckInterval {
-		f.checked = now
-		if err := f.reload(); err != nil {
-			f.log.Warn("certificate not reloaded, keeping the last one", "error", err)
-		}
-	}
-	return f.current, nil
-}
-
-// load reads the pair for the first time.
-func (f *certFiles) load() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.checked = f.now()
-	return f.reload()
-}
-
-// reload reads the pair if it changed since the last attempt, good or bad, so
-// that a broken pair is reported once. The times are taken before the reading:
-// a change in between is seen by the next call.
-func (f *certFiles) reload() error {
-	certPath, keyPath := f.paths()
-	var stamp [2]int64
-	for i, path := range []string{certPath, keyPath} {
-		info, err := os.Stat(path)
+// ClientTLS gives the TLS setup of connections to others, TLS 1.2 or newer, with
+// what the files hold when it is called: call it for each connection. It must
+// not be changed. The error is an [Exit] with CodeConfig.
+func ClientTLS(p PeerTLS, log *slog.Logger) (func() *tls.Config, error) {
+	base := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: p.Name,
+		InsecureSkipVerify: p.Insecure} //nolint:gosec // the operator's choice, by a flag that says so
+	if p.CertDir != "" {
+		pair, err := followPair(p.CertDir, log)
 		if err != nil {
-			return err
+			return nil, Configf("reading the client certificate: %w", err)
 		}
-		stamp[i] = info.ModTime().UnixNano()
+		base.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.Get(), nil }
 	}
-	if stamp == f.stamp {
-		return nil
+	if p.CAFile == "" {
+		return func() *tls.Config { return base }, nil
 	}
-	f.stamp = stamp
-	cert, err := tls.LoadX509KeyPair(certPath, keyPath)
+	signers, err := followCA(p.CAFile, log)
 	if err != nil {
-		return fmt.Errorf("%s and %s: %w", certPath, keyPath, err)
+		return nil, Configf("reading the certificates that peers' must be signed by: %w", err)
 	}
-	f.current = &cert
-	return nil
+	return func() *tls.Config {
+		now := base.Clone()
+		now.RootCAs = signers.Get()
+		return now
+	}, nil
+}
+
+// followPair is the certificate and key of a directory.
+func followPair(dir string, log *slog.Logger) (*Followed[*tls.Certificate], error) {
+	certPath, keyPath := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	return Follow(log, "certificate", func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(certPath, keyPath)
+		if err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", certPath, keyPath, err)
+		}
+		return &pair, nil
+	}, certPath, keyPath)
+}
+
+// followCA is a file of certificates that others are signed by.
+func followCA(file string, log *slog.Logger) (*Followed[*x509.CertPool], error) {
+	return FollowFile(log, "certificates of authorities", file, func(text []byte) (*x509.CertPool, error) {
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(text) {
+			return nil, errors.New("it holds no certificate in PEM")
+		}
+		return pool, nil
+	})
 }
 
 // selfSigned makes a certificate for this host. ECDSA P-256 takes well under a

@@ -80,16 +80,16 @@ func writeDated(t *testing.T, path string, data []byte, at time.Time) {
 func TestCertificateFollowsItsFiles(t *testing.T) {
 	dir, now := t.TempDir(), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var warnings bytes.Buffer
-	files := &certFiles{dir: dir, log: slog.New(slog.NewTextHandler(&warnings, nil)), now: func() time.Time { return now }}
 	first := writePair(t, dir, now)
-	if err := files.load(); err != nil {
+	files, err := followPair(dir, slog.New(slog.NewTextHandler(&warnings, nil)))
+	if err != nil {
 		t.Fatal(err)
 	}
+	files.now, files.checked = func() time.Time { return now }, now
 	want := func(what string, der []byte, warned int) {
 		t.Helper()
-		cert, err := files.get(nil)
-		if err != nil || !bytes.Equal(cert.Certificate[0], der) {
-			t.Errorf("%s: not the expected certificate (%v)", what, err)
+		if cert := files.Get(); !bytes.Equal(cert.Certificate[0], der) {
+			t.Errorf("%s: not the expected certificate", what)
 		}
 		if n := strings.Count(warnings.String(), "keeping the last one"); n != warned {
 			t.Errorf("%s: %d warnings, want %d", what, n, warned)
@@ -115,7 +115,7 @@ func TestCertificateFollowsItsFiles(t *testing.T) {
 func TestServerTLS(t *testing.T) {
 	good := t.TempDir()
 	der := writePair(t, good, time.Now())
-	config, err := ServerTLS(good, quiet())
+	config, err := ServerTLS(good, "", quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,23 +130,24 @@ func TestServerTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, dir := range map[string]string{"empty directory": t.TempDir(), "torn file": torn} {
-		_, err := ServerTLS(dir, quiet())
+		_, err := ServerTLS(dir, "", quiet())
 		if exit, ok := errors.AsType[Exit](err); !ok || exit.Code != CodeConfig || !strings.Contains(err.Error(), "tls.crt") {
 			t.Errorf("%s: err = %v; want exit 3 naming tls.crt", name, err)
 		}
 	}
 }
 
-func BenchmarkGetCertificate(b *testing.B) {
-	cert, err := selfSigned(time.Now())
+func BenchmarkFollowed(b *testing.B) {
+	dir := b.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "secret"), []byte("x"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	secret, err := Follow(quiet(), "secret", func() (string, error) { return "x", nil }, filepath.Join(dir, "secret"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	files := &certFiles{dir: b.TempDir(), log: quiet(), now: time.Now, current: &cert}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := files.get(nil); err != nil {
-			b.Fatal(err)
-		}
+		secret.Get()
 	}
 }

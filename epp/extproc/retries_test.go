@@ -1,0 +1,37 @@
+package extproc_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// A picker's list may be out of date: where none of it serves, Envoy must go to an endpoint that it has not tried.
+func TestEnvoyLeavesTheListWhenItHasFailed(t *testing.T) {
+	endpoint := func(status int) (address string) {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if status != http.StatusOK {
+				w.Header().Set(pd.HeaderRetry, "1")
+			}
+			w.WriteHeader(status)
+			fmt.Fprint(w, "well")
+		}))
+		t.Cleanup(s.Close)
+		return s.Listener.Addr().String()
+	}
+	first, second, well := endpoint(503), endpoint(503), endpoint(200)
+	f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *extproc.BootstrapOptions) {
+		o.Pool, o.Static = extproc.PoolStatic, static(first, second, well)
+	})
+	for range 30 { // by chance alone, most of the third tries would go wrong
+		if a := f.post(t, http.Header{}, "x"); a.status != http.StatusOK || a.body != "well" {
+			t.Fatalf("answer %+v", a)
+		}
+	}
+	f.wantClean(t)
+}

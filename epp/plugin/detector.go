@@ -1,0 +1,56 @@
+package plugin
+
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// The values of onAllFull.
+const (
+	allFullKeep   = "keep"
+	allFullRefuse = "refuse"
+)
+
+func checkAllFull(report epp.Report, value string) {
+	if value != allFullKeep && value != allFullRefuse {
+		report("onAllFull", "must be %s or %s, got %q", allFullKeep, allFullRefuse, value)
+	}
+}
+
+// checkHeadroom sets no upper bound: only its author knows what lies above a threshold.
+func checkHeadroom(report epp.Report, value float64) {
+	if atLeast(report, "headroom", value, 0); math.IsInf(value, 1) {
+		report("headroom", "must be a number, got %v", value)
+	}
+}
+
+// sheds tells whether a request is of a kind that may be refused because its endpoints are full: one that makes an engine
+// work. Others, such as a look at the list of models, are answered as long as anybody answers.
+func sheds(r *epp.Request) bool { return r.API != pd.APIOther }
+
+// spare keeps the candidates with room. If there are none, it keeps all or none, as wanted.
+func spare(c []epp.Candidate, refuse bool, room func(*epp.Candidate) bool) []epp.Candidate {
+	for i := range c {
+		if room(&c[i]) {
+			return keep(c, room)
+		}
+	}
+	if refuse {
+		return c[:0]
+	}
+	return c
+}
+
+// mean is the mean of what rate gives for each candidate, 1 if there are none.
+func mean(c []epp.Candidate, rate func(*epp.Candidate) float64) float64 {
+	if len(c) == 0 {
+		return 1
+	}
+	sum := 0.0
+	for i := range c {
+		sum += rate(&c[i])
+	}
+	return sum / float64(len(c))
+}

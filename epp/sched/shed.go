@@ -1,0 +1,58 @@
+package sched
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// admit refuses requests of negative priority while a stage of the pool is full: there is no queue that others could pass
+// them in. The error is a *pd.Refusal.
+func (k *pick) admit() error {
+	detector := k.pipeline.config.Detector
+	if detector == nil || k.round.Request.Priority >= 0 || k.round.Request.API == pd.APIOther {
+		return nil
+	}
+	for _, stage := range []epp.Stage{epp.StageDecode, epp.StagePrefill} {
+		role := pd.RoleDecode
+		if stage == epp.StagePrefill {
+			role = pd.RolePrefill
+		}
+		k.left, k.round.Stage = k.left[:0], stage
+		for i := range k.all {
+			if k.all[i].Role.Has(role) {
+				k.left = append(k.left, k.all[i])
+			}
+		}
+		if len(k.left) > 0 && detector.Saturation(k.round.Now, k.left) >= 1 {
+			return pd.Refuse(pd.Saturated, "The endpoints of this pool have all that they can do, and this request's priority is "+
+				"negative. Try again.")
+		}
+	}
+	return nil
+}
+
+func saturated() error {
+	return pd.Refuse(pd.Saturated, "All endpoints that could serve this request have long queues. Try again.")
+}
+
+// spend takes a request's token from the fallback budget, once, and tells whether there was one. Who only asks takes none.
+func (k *pick) spend() bool {
+	switch {
+	case k.spent:
+	case k.trace != nil:
+		return k.pipeline.fallback.Has()
+	default:
+		k.spent = k.pipeline.fallback.Take()
+	}
+	return k.spent
+}
+
+// earn adds a request's share to the fallback budget. What is shed adds nothing: it is no load.
+func (k *pick) earn(refused error) {
+	if refused != nil && pd.AsRefusal(refused).Reason == pd.Saturated {
+		return
+	}
+	if k.pipeline.prefill != nil {
+		k.pipeline.fallback.Earn()
+	}
+}

@@ -1,0 +1,213 @@
+package sched_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// gauge is a detector that finds endpoints full by their names, and a stage full if all of its endpoints are.
+type gauge map[string]bool
+
+func (g gauge) Filter(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
+	return only(func(_ *epp.Round, c *epp.Candidate) bool { return !g[c.Name] }).Filter(nil, c)
+}
+
+func (g gauge) Saturation(_ time.Time, c []epp.Candidate) float64 {
+	full := 0.0
+	for i := range c {
+		if g[c[i].Name] {
+			full++
+		}
+	}
+	return full / float64(len(c))
+}
+
+// shedding is disagg with a detector at the end of both profiles, and over both.
+func shedding(g gauge, on epp.OnNoPrefill) sched.Config {
+	c := disagg()
+	c.Detector, c.Stages.OnNoPrefill = g, on
+	for i := range c.Profiles {
+		c.Profiles[i].Filters = append(c.Profiles[i].Filters, epp.NamedFilter{Name: "gauge", Filter: g})
+	}
+	return c
+}
+
+// TestShed holds what becomes of requests where endpoints are full.
+func TestShed(t *testing.T) {
+	const remote, saturated, local = "remote/always", "refused/saturated", "local/no-prefill"
+	decodes, prefills := gauge{"decode-0": true, "decode-1": true}, gauge{"prefill-2": true}
+	for _, c := range []struct {
+		name     string
+		full     gauge
+		on       epp.OnNoPrefill
+		wish     pd.Wish
+		priority int
+		want     string
+		stage    string // that is counted as saturated
+	}{
+		{"nobody is full", gauge{}, epp.PrefillLocal, pd.WishAuto, 0, remote, ""},
+		{"one decode endpoint is full", gauge{"decode-0": true}, epp.PrefillLocal, pd.WishAuto, 0, remote, ""},
+		{"decode is full", decodes, epp.PrefillLocal, pd.WishAuto, 0, saturated, "decode"},
+		{"decode is full, whatever the wish", decodes, epp.PrefillLocal, pd.WishBypass, 0, saturated, "decode"},
+		{"decode is full, however urgent", decodes, epp.PrefillLocal, pd.WishAuto, 9, saturated, "decode"},
+		{"prefill is full", prefills, epp.PrefillLocal, pd.WishAuto, 0, local, ""},
+		{"prefill is full, and is not needed", prefills, epp.PrefillRefuse, pd.WishBypass, 0, "local/bypassed", ""},
+		{"prefill is full, and must not be done without", prefills, epp.PrefillLocal, pd.WishForce, 0, saturated, "prefill"},
+		{"prefill is full, and may be done without", prefills, epp.PrefillRefuse, pd.WishForceFallback, 0, local, ""},
+		{"prefill is full, and nothing is to fall back", prefills, epp.PrefillRefuse, pd.WishAuto, 0, saturated, "prefill"},
+
+		{"negative, in a pool with room", gauge{"decode-0": true}, epp.PrefillLocal, pd.WishAuto, -1, remote, ""},
+		{"negative, decode is full", decodes, epp.PrefillLocal, pd.WishAuto, -1, saturated, "decode"},
+		{"negative, prefill is full", prefills, epp.PrefillLocal, pd.WishBypass, -1, saturated, "prefill"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, registry := fleet("decode", "decode", "prefill"), prometheus.NewPedanticRegistry()
+			config := shedding(c.full, c.on)
+			config.Metrics = sched.NewMetrics(registry)
+			s, r := scheduler(t, p, config), request(512)
+			r.Wish, r.Priority = c.wish, c.priority
+			explained, _ := s.Explain(r)
+			got := outcomeOf(s.Pick(r))
+			if got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			if told := explained.Verdict.String() + "/" + string(explained.Reason); told != c.want {
+				t.Errorf("explained as %s, want %s", told, c.want)
+			}
+			for _, stage := range []string{"decode", "prefill"} {
+				if n := counted(t, registry, "tandem_saturated_total", stage); (n == 1) != (stage == c.stage) {
+					t.Errorf("%v counted for %s", n, stage)
+				}
+			}
+			if c.stage != "" && len(inFlight(p)) > 0 {
+				t.Errorf("a refused request is charged: %v", inFlight(p))
+			}
+		})
+	}
+}
+
+// TestFullWhereSomebodyListens: that a dead endpoint has room is no reason to send everybody there, and by Envoy's next try to the
+// full ones after all.
+func TestFullWhereSomebodyListens(t *testing.T) {
+	full := gauge{"decode-0": true, "prefill-2": true}
+	for _, c := range []struct {
+		name   string
+		absent []string
+		want   string
+	}{
+		{"room", nil, "remote/always"},
+		{"room in a dead decode endpoint", []string{"decode-1"}, "refused/saturated"},
+		{"room in a dead prefill endpoint", []string{"prefill-3"}, "refused/saturated"},
+		{"all are dead", []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, "remote/always"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := fleet("decode", "decode", "prefill", "prefill")
+			snapshot := p.Snapshot()
+			for i, e := range snapshot.Endpoints {
+				snapshot.Loads[i].Absent = slices.Contains(c.absent, e.Name)
+			}
+			s := scheduler(t, p, shedding(full, epp.PrefillRefuse))
+			explained, _ := s.Explain(request(512))
+			if got := outcomeOf(s.Pick(request(512))); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			if told := explained.Verdict.String() + "/" + string(explained.Reason); told != c.want {
+				t.Errorf("explained as %s, want %s", told, c.want)
+			}
+		})
+	}
+}
+
+// outcomeOf is verdict/reason of a pick.
+func outcomeOf(d *epp.Decision, err error) string {
+	if err != nil {
+		return pd.Refused.String() + "/" + string(pd.AsRefusal(err).Reason)
+	}
+	return d.Verdict.String() + "/" + string(d.Reason)
+}
+
+// TestModelsOfAFullPool are told: they are no work.
+func TestModelsOfAFullPool(t *testing.T) {
+	c := shedding(gauge{"decode-0": true}, epp.PrefillLocal)
+	c.Profiles[0].Filters = c.Profiles[0].Filters[:1] // the plugins look at the API themselves
+	s := scheduler(t, fleet("decode"), c)
+	if got := outcomeOf(s.Pick(&epp.Request{Priority: -1, Fit: epp.FitLocal})); got != "local/not-splittable" {
+		t.Error(got)
+	}
+}
+
+// TestFallbackBudget counts what decode prefills itself of 300 requests that should go remote: the burst, and a tenth.
+func TestFallbackBudget(t *testing.T) {
+	const requests = 300
+	const most = pd.FallbackBurst + requests/10
+	full := gauge{"prefill-1": true}
+	for _, c := range []struct {
+		name    string
+		roles   []string
+		on      epp.OnNoPrefill
+		local   int
+		refused string
+	}{
+		{"none, budget", []string{"decode"}, epp.PrefillBudget, most, "refused/budget"},
+		{"none, local", []string{"decode"}, epp.PrefillLocal, requests, ""},
+		{"none, refuse", []string{"decode"}, epp.PrefillRefuse, 0, "refused/no-prefill"},
+		{"full, budget", []string{"decode", "prefill"}, epp.PrefillBudget, pd.FallbackBurst, "refused/saturated"},
+		{"full, local", []string{"decode", "prefill"}, epp.PrefillLocal, pd.FallbackBurst, "refused/saturated"},
+		{"full, refuse", []string{"decode", "prefill"}, epp.PrefillRefuse, 0, "refused/saturated"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, got := scheduler(t, fleet(c.roles...), shedding(full, c.on)), map[string]int{}
+			for range requests {
+				if _, err := s.Explain(request(512)); err != nil && c.refused == "" {
+					t.Fatal(err) // and it takes nothing
+				}
+				got[outcomeOf(s.Pick(request(512)))]++
+			}
+			// A tenth of what is shed as saturated is not earned, but of what falls back it is.
+			if local := got["local/no-prefill"]; local < c.local-1 || local > c.local+3 || got[c.refused] != requests-local {
+				t.Errorf("%v, want %d local", got, c.local)
+			}
+		})
+	}
+}
+
+// TestFallbackBudgetIsEarned by requests that need no prefill too, and not by those that are shed.
+func TestFallbackBudgetIsEarned(t *testing.T) {
+	full := gauge{}
+	s := scheduler(t, fleet("decode"), shedding(full, epp.PrefillBudget))
+	fallbacks := func() (n int) {
+		for range 100 {
+			if _, err := s.Pick(request(512)); err != nil {
+				return n
+			}
+			n++
+		}
+		return n
+	}
+	fallbacks()
+	bypass := request(512)
+	bypass.Wish = pd.WishBypass
+	for range 50 {
+		mustPick(t, s, bypass)
+	}
+	if n := fallbacks(); n != 5 {
+		t.Errorf("50 requests earned %d fallbacks", n)
+	}
+	full["decode-0"] = true
+	for range 50 {
+		if _, err := s.Pick(bypass); pd.AsRefusal(err).Reason != pd.Saturated {
+			t.Fatal(err)
+		}
+	}
+	full["decode-0"] = false
+	if n := fallbacks(); n > 0 {
+		t.Errorf("50 requests that were shed earned %d fallbacks", n)
+	}
+}

@@ -1,0 +1,345 @@
+package sidecar
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// rawPost begins a request and leaves its body to the test.
+func rawPost(t *testing.T, s *rig, path string, header ...string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n", path, strings.Join(append(header, ""), "\r\n"))
+	return conn
+}
+
+func rawReply(t *testing.T, conn net.Conn) reply {
+	t.Helper()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return reply{resp.StatusCode, resp.Header, resp.Trailer, string(b), err}
+}
+
+// until polls what nobody announces.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ctx, poll := within(t), time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	for !is() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain until %s", what)
+		case <-poll.C:
+		}
+	}
+}
+
+// Beyond the limit a body is refused before it is read, or where it goes beyond; what is held is served, and all is given back.
+func TestHeldLimit(t *testing.T) {
+	q := ask(false)
+	engine, prefill := startEngine(t, q.answer()), startEngine(t, offering(handoff))
+	const limit = 1 << 20
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.HeldLimit = limit/2, limit }))
+	remote := pd.HeaderPrefill + ": " + prefill.addr
+	const part = 450 << 10
+	filler := fmt.Sprintf("%x\r\n%s\r\n", part, strings.Repeat(" ", part))
+	var held []net.Conn
+	// What they take is waited for to the last segment: one that needed more could be refused in place of those below.
+	// Segments have 16, 32, 64, 128, 256 KiB, and beyond half of the limit 16 each.
+	for _, taken := range []float64{496 << 10, (496 + 16 + 32 + 26*16) << 10} {
+		conn := rawPost(t, s, completionsPath, remote, "Transfer-Encoding: chunked")
+		fmt.Fprint(conn, filler)
+		held = append(held, conn)
+		until(t, "the body is held", func() bool { return s.held.Bytes() == taken })
+	}
+	announced := rawPost(t, s, completionsPath, remote, fmt.Sprint("Content-Length: ", limit/2))
+	rawReply(t, announced).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
+	growing := rawPost(t, s, completionsPath, remote, "Transfer-Encoding: chunked")
+	fmt.Fprint(growing, filler)
+	rawReply(t, growing).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
+	local := post(t, s.url+completionsPath, q.body)
+	local.mustBe(t, http.StatusOK, "local;reason=no-prefill") // what is not held is not counted
+
+	for _, conn := range held {
+		fmt.Fprintf(conn, "%x\r\n%s\r\n0\r\n\r\n", len(q.body), q.body)
+		rawReply(t, conn).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+	}
+	s.busy.Wait()
+	s.mustCount(t, 0, "tandem_held_bytes")
+}
+
+// Who announces much and sends nothing costs little once half of what may be held is.
+func TestAnnouncedBodiesCostLittle(t *testing.T) {
+	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
+	const limit, clients = 2 << 20, 30
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.HeldLimit = limit/2, limit }))
+	var all []net.Conn
+	for n := range clients {
+		before := s.held.Bytes()
+		conn := rawPost(t, s, completionsPath, pd.HeaderPrefill+": "+prefill.addr, fmt.Sprint("Content-Length: ", maxSegment))
+		fmt.Fprint(conn, "{")
+		all = append(all, conn)
+		// The next one comes when this one has what it will have: what is scarce is known by then.
+		until(t, "one more is received", func() bool { return s.life.open() == float64(n+1) && s.held.Bytes() > before })
+	}
+	if held := s.held.Bytes(); held <= limit/2 {
+		t.Errorf("%v bytes are held, which leaves room for more", held)
+	}
+	if held := s.held.Bytes(); held > limit*3/4+clients*firstSegment {
+		t.Errorf("%v bytes are held for %d clients that have sent one each", held, clients)
+	}
+	for _, conn := range all {
+		conn.Close()
+	}
+	s.busy.Wait()
+	s.mustCount(t, 0, "tandem_held_bytes")
+}
+
+// A body that stops is refused wherever it was going, and no engine is kept waiting.
+func TestBodiesThatStop(t *testing.T) {
+	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 50 * time.Millisecond }))
+	for _, c := range []struct {
+		name, path string
+		header     []string
+	}{
+		{"to be held", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Content-Length: 100"}},
+		{"to be held, chunked", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Transfer-Encoding: chunked"}},
+		{"to be streamed", completionsPath, []string{"Content-Length: 100"}},
+		{"to be passed on", "/v1/rerank", []string{"Content-Length: 100"}},
+		{"to be passed on, and nobody's JSON", "/v1/audio/transcriptions", []string{"Content-Type: audio/wav", "Content-Length: 100"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn := rawPost(t, s, c.path, c.header...)
+			fmt.Fprint(conn, "1\r\n{\r\n")
+			got := rawReply(t, conn)
+			if d := got.decision(t); got.status != http.StatusRequestTimeout || d.Reason != pd.SlowBody {
+				t.Errorf("%d %v %s", got.status, d, got.body)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the connection is still open: %v", err)
+			}
+		})
+	}
+	if n := len(prefill.requests()); n != 0 {
+		t.Errorf("prefill was asked %d times", n)
+	}
+}
+
+// A request that came whole is waited for as long as its answer takes, however short the pauses of bodies may be.
+func TestBodyPauseEndsWithTheBody(t *testing.T) {
+	g := newGate()
+	engine := startEngine(t, then(g.act, ask(false).answer()))
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 20 * time.Millisecond }))
+	conn := rawPost(t, s, completionsPath, fmt.Sprint("Content-Length: ", len(ask(false).body)))
+	fmt.Fprint(conn, ask(false).body)
+	wait(t, g.arrived, "the engine")
+	over := time.NewTimer(60 * time.Millisecond) // several pauses long
+	defer over.Stop()
+	<-over.C
+	close(g.opened)
+	rawReply(t, conn).mustBe(t, http.StatusOK, "local;reason=no-prefill")
+}
+
+// startSluggish serves an engine that leaves a request's body alone for a while.
+func startSluggish(t *testing.T, pause time.Duration, then http.HandlerFunc) (addr string) {
+	t.Helper()
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		over := time.NewTimer(pause)
+		defer over.Stop()
+		<-over.C
+		then(w, r)
+	}))
+	t.Cleanup(e.Close)
+	return e.Listener.Addr().String()
+}
+
+// hugeBody is more than the sockets between client and engine take.
+var hugeBody = `{"prompt":"` + strings.Repeat("a", 20<<20) + `"}`
+
+// shortPause is a client's pause that no busy machine makes; the engine makes a longer one.
+const shortPause, longPause = time.Second, 1500 * time.Millisecond
+
+// An engine that stands still wears out nobody's patience with the client, by whatever protocol the body comes: HTTP/2 of
+// net/http ends one for good when a deadline passes, though nobody reads.
+func TestBodiesWaitForTheEngine(t *testing.T) {
+	engine := startSluggish(t, longPause, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		says(http.StatusOK, "application/json", wholeAnswer)(w, nil)
+	})
+	s := startRig(t, engine, set(func(c *Config) { c.Trust.BodyPause = shortPause }))
+	front := httptest.NewUnstartedServer(s)
+	front.Config.Protocols = new(http.Protocols)
+	front.Config.Protocols.SetUnencryptedHTTP2(true)
+	front.Config.HTTP2 = HTTP2()
+	front.Start()
+	t.Cleanup(front.Close)
+	two := &http.Transport{Protocols: front.Config.Protocols}
+	t.Cleanup(two.CloseIdleConnections)
+	for _, c := range []struct {
+		name, url string
+		client    *http.Client
+	}{{"HTTP/1", s.url, newClient(t)}, {"HTTP/2", front.URL, &http.Client{Transport: two}}} {
+		for _, path := range []string{completionsPath, "/v1/rerank"} {
+			t.Run(c.name+path, func(t *testing.T) {
+				t.Parallel()
+				resp, err := c.client.Post(c.url+path, "application/json", strings.NewReader(hugeBody))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				if b, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || string(b) != wholeAnswer || err != nil {
+					t.Errorf("%d %s (%v)", resp.StatusCode, b, err)
+				}
+			})
+		}
+	}
+}
+
+// Nor is the client blamed for an engine that dies while it stands still.
+func TestEngineDiesOverABody(t *testing.T) {
+	engine := startSluggish(t, longPause, func(w http.ResponseWriter, _ *http.Request) { resets(w, nil) })
+	s := startRig(t, engine, set(func(c *Config) { c.Trust.BodyPause = shortPause }))
+	got := post(t, s.url+"/v1/rerank", hugeBody)
+	if d := got.decision(t); got.status != http.StatusServiceUnavailable || d.Reason != pd.NoEndpoint || got.header.Get(pd.HeaderRetry) != "1" {
+		t.Errorf("%d %v", got.status, d)
+	}
+}
+
+// Headers may be many bytes, but not many lines.
+func TestTooManyHeaders(t *testing.T) {
+	engine := startEngine(t, ask(false).answer())
+	s := startRig(t, engine.addr)
+	for _, path := range []string{completionsPath, "/v1/models"} {
+		for lines, want := range map[int]int{maxHeaders / 2: http.StatusOK, maxHeaders + 1: http.StatusRequestHeaderFieldsTooLarge} {
+			var flood []string
+			for range lines {
+				flood = append(flood, "x-a: b")
+			}
+			conn := rawPost(t, s, path, append(flood, fmt.Sprint("Content-Length: ", len(ask(false).body)))...)
+			fmt.Fprint(conn, ask(false).body)
+			if got := rawReply(t, conn); got.status != want {
+				t.Errorf("%s with %d lines: %d %s", path, lines, got.status, got.body)
+			}
+		}
+	}
+}
+
+// drip is a body that comes in parts, each after a while, and a connection with a deadline.
+type drip struct {
+	sink
+	parts, size int
+	every       time.Duration
+	deadline    time.Time
+}
+
+func (d *drip) SetReadDeadline(t time.Time) error { d.deadline = t; return nil }
+
+func (d *drip) Read(p []byte) (int, error) {
+	left := time.Until(d.deadline)
+	if d.parts == 0 {
+		return 0, io.EOF
+	}
+	timer := time.NewTimer(min(d.every, left))
+	<-timer.C
+	if left < d.every {
+		return 0, os.ErrDeadlineExceeded
+	}
+	d.parts--
+	return d.size, nil
+}
+
+func (d *drip) Close() error { return nil }
+
+func TestPace(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		body  drip
+		slow  bool
+		after time.Duration
+	}{
+		{"at once", drip{parts: 3, size: 1 << 20}, false, 0},
+		{"an hour of a slow link", drip{parts: 3600, size: 2 * pd.BodyRate, every: time.Second}, false, time.Hour},
+		{"with pauses", drip{parts: 10, size: 64 << 10, every: 25 * time.Second}, false, 250 * time.Second},
+		{"silent", drip{parts: 1, size: 1, every: time.Minute}, true, 30 * time.Second},
+		{"silent after a while", drip{parts: 100, size: 1 << 20, every: 31 * time.Second}, true, 30 * time.Second},
+		{"one byte a second", drip{parts: 1000, size: 1, every: time.Second}, true, 31 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				c.body.header = http.Header{}
+				var p paced
+				r := &http.Request{Body: &c.body}
+				p.begin(context.Background(), &c.body, r, 30*time.Second)
+				buf, err := make([]byte, 2<<20), error(nil)
+				for err == nil {
+					_, err = r.Body.Read(buf)
+				}
+				if p.late() != c.slow || !c.slow && err != io.EOF {
+					t.Errorf("%v", err)
+				}
+				if took := time.Since(began); took < c.after-2*time.Second || took > c.after+2*time.Second {
+					t.Errorf("took %v, want %v", took, c.after)
+				}
+				if !c.slow && !c.body.deadline.IsZero() {
+					t.Error("the connection still has a deadline")
+				}
+			})
+		})
+	}
+}
+
+// An engine that reads slowly wears out nobody's patience with the client.
+func TestPaceCountsWaitingOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p paced
+		body := &drip{parts: 100, size: 1}
+		body.header = http.Header{}
+		r := &http.Request{Body: body}
+		p.begin(context.Background(), body, r, 30*time.Second)
+		for range 100 {
+			if _, err := r.Body.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			engine := time.NewTimer(20 * time.Second)
+			<-engine.C
+		}
+	})
+}
+
+// After the handler the connection is the server's again.
+func TestPaceEnds(t *testing.T) {
+	var p paced
+	body := &drip{parts: 1, size: 1}
+	r := &http.Request{Body: body}
+	p.begin(context.Background(), body, r, time.Nanosecond)
+	p.end()
+	before := body.deadline
+	if _, err := r.Body.Read(make([]byte, 1)); err == nil || !body.deadline.Equal(before) {
+		t.Errorf("the deadline was moved to %v; error %v", body.deadline, err)
+	}
+}

@@ -1,0 +1,264 @@
+package sidecar
+
+import (
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// mustRelease checks how the one hand-off of a test was given back, and that nothing is stranded.
+func (r *rig) mustRelease(t *testing.T, way, result string) {
+	t.Helper()
+	r.end()
+	r.mustCount(t, 1, "tandem_kv_release_total")
+	r.mustCount(t, 1, "tandem_kv_release_total", "way", way, "result", result)
+	r.mustCount(t, 0, "tandem_kv_stranded_total")
+}
+
+// Decode hears nothing of a request whose client leaves between the legs, nor of its end.
+func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		k := newKeep(t)
+		prefill, decode := startSim(t, sim.Config{}), startEngine(t, q.answer())
+		late, arrived := withhold(t, prefill)
+		spans, recorded := recorder(t)
+		s := startRig(t, decode.addr, k.kept(), recorded)
+		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, late)
+		wait(t, arrived, "prefill to finish")
+		l.mustLeave(t)
+		mustState(t, prefill, "prefill to be free", free)
+		s.mustRelease(t, "nixl", "ok")
+		k.mustTell(t, 1)
+		decode.mustSee(t)
+		if told := decode.releases(); len(told) != 0 {
+			t.Errorf("decode was asked to release %d times", len(told))
+		}
+		if st := prefill.Engine.State(); st.Expired != 0 || st.Released != 1 {
+			t.Errorf("%+v", st)
+		}
+		ways := map[string]string{}
+		for _, span := range spans.GetSpans() {
+			ways[span.Name] = attributes(span)["tandem.release.way"]
+		}
+		if way, ok := ways[spanRelease]; !ok || way != "nixl" {
+			t.Errorf("the ways of the spans are %v", ways)
+		}
+	})
+}
+
+// The span of a release is the request's, and says which way was gone in the end.
+func TestReleaseSpans(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		t.Run("dead="+strconv.FormatBool(dead), func(t *testing.T) {
+			t.Parallel()
+			k, want := newKeep(t), "nixl"
+			if dead {
+				k.die()
+				want = "cancel"
+			}
+			prefill, decode := startSim(t, sim.Config{}), startEngine(t, says(400, "application/json", "{}"))
+			spans, recorded := recorder(t)
+			s := startRig(t, decode.addr, k.kept(), recorded)
+			post(t, s.url+completionsPath, simAsk(100, 8, false), pd.HeaderPrefill, addrOf(prefill)).mustBe(t, 400, servedRemote)
+			s.mustRelease(t, want, "ok")
+			seen := 0
+			for _, span := range spans.GetSpans() {
+				if span.Name != spanRelease {
+					continue
+				}
+				seen++
+				if way := attributes(span)["tandem.release.way"]; way != want || !span.Parent.SpanID().IsValid() || span.EndTime.Before(span.StartTime) {
+					t.Errorf("way %q, under %v", way, span.Parent)
+				}
+			}
+			if seen != 1 {
+				t.Errorf("%d spans of releases", seen)
+			}
+		})
+	}
+}
+
+// A decode engine that lost its leg may still be reading: it alone may say that it does not, as long as it lives.
+func TestKeptDecodeFails(t *testing.T) {
+	cases := []struct {
+		name     string
+		act      act
+		stream   bool // a stream alone can do this
+		decision string
+		direct   int
+	}{
+		{"reset", resets, false, transferFailed, 0},
+		{"closed", closes, false, transferFailed, 0},
+		{"headers and reset", then(chunked(200, "application/json", ""), resets), false, transferFailed, 0},
+		{"error event", streams(errorEvent), true, transferFailed, 0},
+		{"silence", then(streams(), hangs), true, transferFailed, 0},
+		{"not admitted", says(503, "application/json", "{}"), false, servedRemote, 0}, // and it tells by itself
+		{"refused", says(404, "application/json", "{}"), false, servedRemote, 1},
+		{"failed", says(500, "application/json", "{}"), false, transferFailed, 1},
+	}
+	for _, c := range cases {
+		both(t, func(t *testing.T, q question) {
+			if c.stream && !q.stream {
+				return
+			}
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				k, prefill, decode := newKeep(t), startSim(t, sim.Config{}), startEngine(t, c.act, q.answer())
+				s := startRig(t, decode.addr, k.kept(), soon)
+				got := post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
+				if have := got.header.Get(pd.HeaderDecision); have != c.decision {
+					t.Errorf("%d %s, want %s", got.status, have, c.decision)
+				}
+				switch {
+				case got.status == http.StatusServiceUnavailable:
+					s.end()
+					s.mustCount(t, 0, "tandem_kv_release_total")
+				case c.direct > 0:
+					s.mustRelease(t, "nixl", "ok")
+					mustState(t, prefill, "prefill to be free", free)
+				default:
+					s.mustRelease(t, "cancel", "ok")
+				}
+				k.mustTell(t, c.direct)
+				if told := decode.releases(); len(told) > 0 && c.direct > 0 {
+					t.Error("decode was asked to release as well")
+				}
+			})
+		})
+	}
+}
+
+// A decode engine that has died in the middle of its leg reads nothing any more, and nobody else can tell.
+func TestKeptDecodeDies(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		var decode *fakeEngine
+		dies := func(w http.ResponseWriter, r *asked) {
+			decode.server.Listener.Close()
+			resets(w, r)
+		}
+		k, prefill := newKeep(t), startSim(t, sim.Config{})
+		decode = startEngine(t, dies)
+		s := startRig(t, decode.addr, k.kept())
+		got := post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
+		got.mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+		mustState(t, prefill, "prefill to be free", free)
+		s.mustRelease(t, "nixl", "ok")
+		k.mustTell(t, 1)
+	})
+}
+
+// The connections of an engine that dies may break before its port is closed: that of the release as well.
+func TestKeptDecodeIsDying(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		k, prefill := newKeep(t), startSim(t, sim.Config{})
+		decode := startEngine(t, resets, q.answer())
+		decode.forgive = func(w http.ResponseWriter, r *asked) {
+			decode.server.Listener.Close()
+			resets(w, r)
+		}
+		s := startRig(t, decode.addr, k.kept())
+		post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill)) // whether its redo comes in time is chance
+		mustState(t, prefill, "prefill to be free", free)
+		s.mustRelease(t, "nixl", "ok")
+		k.mustTell(t, 1)
+		if len(decode.releases()) == 0 {
+			t.Error("decode was not asked first")
+		}
+	})
+}
+
+// A decode engine that stands still may go on, and read. It takes 5 s to be sure that it does not answer.
+func TestKeptDecodeStandsStill(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		for name, first := range map[string]act{"from the beginning": hangs, "when its leg has failed": resets} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				k, g := newKeep(t), newGate()
+				prefill, decode := startSim(t, sim.Config{}), startEngine(t, then(signal(g), first), then(signal(g), hangs))
+				decode.forgive = hangs
+				s := startRig(t, decode.addr, k.kept())
+				l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
+				wait(t, g.arrived, "the decode leg")
+				if name != "from the beginning" {
+					wait(t, g.arrived, "the redo")
+				}
+				l.mustLeave(t)
+				s.end()
+				k.mustTell(t, 0)
+				s.mustCount(t, 0, "tandem_kv_release_total", "way", "nixl")
+				s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel")
+				if st := prefill.Engine.State(); st.Blocks.Pinned == 0 {
+					t.Errorf("%+v: given back by whom?", st)
+				}
+			})
+		}
+	})
+}
+
+// What the notifier cannot tell any more, decode does.
+func TestKeeperDiesInBetween(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		k, g := newKeep(t), newGate()
+		prefill, decode := startLeasedSim(t), startEngine(t, then(g.act, says(404, "application/json", `{"error":{}}`)))
+		s := startRig(t, decode.addr, leased, k.kept())
+		answer := asking(t, s, simAsk(100, 8, q.stream), addrOf(prefill))
+		wait(t, g.arrived, "the decode leg")
+		k.await(t, 1)
+		k.die()
+		close(g.opened)
+		wait(t, answer, "the answer").mustBe(t, 404, servedRemote)
+		s.mustRelease(t, "cancel", "ok")
+		k.mustTell(t, 0)
+		if told := decode.releases(); len(told) != 1 {
+			t.Errorf("decode was asked to release %d times", len(told))
+		}
+	})
+}
+
+// A side channel is where the prefill engine says. It is dialled where prefill legs may go, and nowhere else.
+func TestSideChannelOutsideTheAllowList(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		trap, err := net.Listen("tcp", "127.0.0.2:0")
+		if err != nil {
+			t.Skipf("this system has one address of loopback: %v", err)
+		}
+		defer trap.Close()
+		caught := make(chan struct{})
+		go func() {
+			defer close(caught)
+			if conn, err := trap.Accept(); err == nil {
+				t.Error("it was dialled")
+				conn.Close()
+			}
+		}()
+		_, port, err := net.SplitHostPort(trap.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		offered := strings.NewReplacer("10.9.9.9", "127.0.0.2", "5600", port).Replace(handoff)
+		k, prefill := newKeep(t), startEngine(t, offering(offered))
+		decode := startEngine(t, q.answer(), says(404, "application/json", "{}"))
+		s := startRig(t, decode.addr, k.kept())
+		if got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr); got.status != 200 || got.body != q.right() {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 404, servedRemote)
+		s.mustRelease(t, "cancel", "ok")
+		s.mustCount(t, 0, "tandem_lease_joins_total", "result", "ok")
+		if n := s.count(t, "tandem_lease_joins_total", "result", "failed"); n == 0 {
+			t.Error("nobody tried")
+		}
+		trap.Close()
+		wait(t, caught, "the trap to close")
+	})
+}

@@ -1,0 +1,285 @@
+package sidecar
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/keeper"
+)
+
+// keep is a notifier that a test listens in on, and which can be taken from the sidecar.
+type keep struct {
+	*transfer.TCP
+	beat chan struct{} // gets one for each heartbeat, up to its size
+
+	mu       sync.Mutex // guards what follows
+	dead     bool
+	beats    int
+	releases []string
+}
+
+func newKeep(t testing.TB) *keep {
+	t.Helper()
+	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = agent.Close() }) // it has nothing to lose
+	return &keep{TCP: agent, beat: make(chan struct{}, 64)}
+}
+
+// kept has the sidecar use it.
+func (k *keep) kept() option { return set(func(c *Config) { c.Keep.Notifier = k }) }
+
+// Notify implements transfer.Notifier.
+func (k *keep) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
+	k.mu.Lock()
+	dead := k.dead
+	if !dead && strings.HasPrefix(string(message), "HB:") {
+		k.beats++
+	} else if !dead {
+		k.releases = append(k.releases, string(message))
+	}
+	k.mu.Unlock()
+	if dead {
+		return transfer.ErrGone
+	}
+	err := k.TCP.Notify(ctx, to, message)
+	select {
+	case k.beat <- struct{}{}:
+	default:
+	}
+	return err
+}
+
+// State is what a keeper tells.
+func (k *keep) State() (keeper.State, <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dead {
+		return keeper.State{Starts: 1, Err: transfer.ErrGone}, nil
+	}
+	return keeper.State{Starts: 1, About: "a test"}, nil
+}
+
+// die takes the notifier away.
+func (k *keep) die() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.dead = true
+}
+
+func (k *keep) told() (beats int, releases []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.beats, append([]string(nil), k.releases...)
+}
+
+// mustTell checks how many hand-offs were given back directly.
+func (k *keep) mustTell(t *testing.T, releases int) {
+	t.Helper()
+	if _, told := k.told(); len(told) != releases {
+		t.Errorf("prefill was told %q, want %d releases", told, releases)
+	}
+}
+
+// await waits for n heartbeats.
+func (k *keep) await(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		wait(t, k.beat, "a heartbeat")
+	}
+}
+
+// shortLease is one that tests wait for. Heartbeats have a third of it to be late, which is a lot on a machine that is busy.
+const shortLease = 2 * time.Second
+
+// leased is a sidecar for engines with a short lease.
+var leased = set(func(c *Config) { c.Fallback.Lease = shortLease })
+
+func startLeasedSim(t *testing.T) *sim.Server {
+	t.Helper()
+	return startSim(t, sim.Config{KV: sim.KVConfig{Lease: shortLease}})
+}
+
+// longer is how many heartbeats are longer than a lease: one comes each third of it.
+const longer = 5
+
+// withKeep runs a case with a notifier, and as it is without.
+func withKeep(t *testing.T, run func(t *testing.T, q bool, k *keep, o []option)) {
+	for _, stream := range []bool{true, false} {
+		for name, with := range map[string]bool{"kept": true, "without": false} {
+			t.Run(map[bool]string{true: "stream/", false: "whole/"}[stream]+name, func(t *testing.T) {
+				t.Parallel()
+				if !with {
+					run(t, stream, nil, []option{leased})
+					return
+				}
+				k := newKeep(t)
+				run(t, stream, k, []option{leased, k.kept()})
+			})
+		}
+	}
+}
+
+// asking sends a request beside the test.
+func asking(t *testing.T, s *rig, body, prefill string) <-chan reply {
+	t.Helper()
+	answers := make(chan reply, 1)
+	go func() { answers <- post(t, s.url+completionsPath, body, pd.HeaderPrefill, prefill) }()
+	return answers
+}
+
+// mustBeRight checks that an answer has the text of an engine that answers alone.
+func mustBeRight(t *testing.T, got reply, body string) {
+	t.Helper()
+	plain := startSim(t, sim.Config{})
+	if want := textOf(post(t, plain.URL+completionsPath, body).body); got.status != 200 || want == "" || textOf(got.body) != want {
+		t.Errorf("%d, text %q, want %q", got.status, textOf(got.body), want)
+	}
+}
+
+func ranOut(st sim.State) bool { return st.Expired > 0 }
+
+// Decode takes longer than a lease to take note of the hand-off, which nobody can see from outside.
+func TestHeldBeforeDecodeKnows(t *testing.T) {
+	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+		prefill, decode := startLeasedSim(t), startLeasedSim(t)
+		if err := decode.Engine.AddFault(sim.Fault{Leg: "decode", Fault: "slow", Arg: "stop", Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
+		answer := asking(t, s, body, addrOf(prefill))
+		if k == nil {
+			mustState(t, prefill, "the lease to end", ranOut)
+			decode.Engine.ClearFaults()
+			wait(t, answer, "the answer")
+			return // what it says is up to who has the blocks now
+		}
+		k.await(t, longer)
+		decode.Engine.ClearFaults()
+		got := wait(t, answer, "the answer")
+		got.mustBe(t, 200, servedRemote)
+		mustBeRight(t, got, body)
+		s.end()
+		mustFree(t, prefill, decode)
+		k.mustTell(t, 0)
+		s.mustCount(t, 0, "tandem_kv_release_total")
+	})
+}
+
+// Decode is full, and takes the hand-off into its queue.
+func TestHeldInDecodesQueue(t *testing.T) {
+	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+		prefill := startLeasedSim(t)
+		decode := startSim(t, sim.Config{TimeScale: 1, Schedule: sim.ScheduleConfig{MaxSequences: 1}, KV: sim.KVConfig{Lease: shortLease}})
+		first := startLeaver(t, decode.URL+completionsPath, simAsk(20, 4000, true))
+		wait(t, first.begun, "decode to be busy")
+		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
+		answer := asking(t, s, body, addrOf(prefill))
+		mustState(t, prefill, "prefill to finish", func(st sim.State) bool { return st.Blocks.Pinned > 0 })
+		if k != nil {
+			k.await(t, longer)
+		} else {
+			<-time.After(shortLease * 3 / 2)
+		}
+		first.mustLeave(t)
+		got := wait(t, answer, "the answer")
+		got.mustBe(t, 200, servedRemote)
+		mustBeRight(t, got, body)
+		s.end()
+		mustFree(t, prefill, decode)
+	})
+}
+
+// A leg that is sent later than the hand-off could be trusted for by itself is no late one if that was held.
+func TestHeldBeyondTheAgeLimit(t *testing.T) {
+	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+		prefill, decode := startLeasedSim(t), startLeasedSim(t)
+		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
+		dial, slow := s.local.DialContext, sync.OnceFunc(func() {
+			if k == nil {
+				<-time.After(s.cfg.ageLimit() + shortLease/10)
+			} else {
+				k.await(t, longer)
+			}
+		})
+		s.local.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			slow()
+			return dial(ctx, network, address)
+		}
+		got := wait(t, asking(t, s, body, addrOf(prefill)), "the answer")
+		mustBeRight(t, got, body)
+		s.end()
+		if k == nil {
+			got.mustBe(t, 200, "local;reason=handoff-late;attempts=1;candidate=0")
+			s.mustCount(t, 1, "tandem_retries_total", "leg", "decode", "cause", "late")
+			return
+		}
+		got.mustBe(t, 200, servedRemote)
+		s.mustCount(t, 0, "tandem_retries_total")
+		mustFree(t, prefill, decode)
+	})
+}
+
+// Whoever has the first of decode's answer needs no more heartbeats: prefill is let down to show that there are none.
+func TestHoldEndsWithTheFirstByte(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		k, ready, rest := newKeep(t), newGate(), newGate()
+		begin, end := streams(firstEvent), secondEvent+doneEvent
+		if !q.stream {
+			begin, end = chunked(200, "application/json", wholeAnswer[:20]), wholeAnswer[20:]
+		}
+		prefill, decode := startLeasedSim(t), startEngine(t, then(ready.act, begin, rest.act, func(w http.ResponseWriter, _ *asked) {
+			_, _ = io.WriteString(w, end) // who does not take it has left
+		}))
+		s := startRig(t, decode.addr, leased, k.kept())
+		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
+		wait(t, ready.arrived, "the decode leg")
+		k.await(t, 2)
+		close(ready.opened)
+		wait(t, l.begun, "the answer to begin")
+		before, _ := k.told()
+		mustState(t, prefill, "the lease to end", ranOut)
+		if after, _ := k.told(); after > before+1 || after < 2 { // one may have been due at that moment
+			t.Errorf("%d heartbeats before the first byte, %d after a lease more", before, after)
+		}
+		close(rest.opened)
+		if err := wait(t, l.ended, "the end of the answer"); err != nil {
+			t.Error(err)
+		}
+		s.end()
+		k.mustTell(t, 0)
+	})
+}
+
+// A hold does not outlast its request, however that ends.
+func TestHoldEndsWithTheExchange(t *testing.T) {
+	both(t, func(t *testing.T, q question) {
+		t.Parallel()
+		k, g := newKeep(t), newGate()
+		prefill, decode := startLeasedSim(t), startEngine(t, then(g.act, hangs))
+		s := startRig(t, decode.addr, leased, k.kept())
+		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
+		wait(t, g.arrived, "the decode leg")
+		k.await(t, 1)
+		l.mustLeave(t)
+		s.busy.Wait()
+		before, _ := k.told()
+		mustState(t, prefill, "the lease to end", ranOut)
+		s.end()
+		if after, _ := k.told(); after > before+1 {
+			t.Errorf("%d heartbeats while the request ran, %d in all", before, after)
+		}
+	})
+}

@@ -1,0 +1,149 @@
+package lease
+
+import (
+	"errors"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+// Heartbeats are sent by the timer of each engine with holds, every third of the lease for each hold: then one may get lost.
+// (Decode engines beat six times a lease, for whoever waits there.) A beat takes along all that is due within beatTogether
+// of a lease, so that an engine gets one a second at most, however many hand-offs of it are held.
+const (
+	beatEvery    = 3
+	beatTogether = 30
+)
+
+// arm sets the timer for at, or for when the engine may be met if that is later, unless it is set for sooner. Book.mu is
+// held.
+func (b *Book) arm(e *engine, at time.Time) {
+	if e.crew == nil && e.again.After(at) {
+		at = e.again
+	}
+	if e.beating || e.set && !at.Before(e.setFor) {
+		return
+	}
+	wait := max(time.Until(at), 0)
+	pending := false
+	if e.timer == nil {
+		e.timer = time.AfterFunc(wait, func() { b.beat(e) })
+	} else {
+		pending = e.timer.Reset(wait)
+	}
+	if !pending {
+		b.work.Add(1) // done by beat, or by disarm
+	}
+	e.set, e.setFor = true, at
+}
+
+// disarm undoes arm. Book.mu is held.
+func (b *Book) disarm(e *engine) {
+	e.set = false
+	if e.timer != nil && e.timer.Stop() {
+		b.work.Done()
+	}
+}
+
+// rearm sets the timer for the next hold that is due. Book.mu is held.
+func (b *Book) rearm(e *engine) {
+	if len(e.holds) == 0 {
+		return
+	}
+	next := e.holds[0].due
+	for _, h := range e.holds {
+		if h.due.Before(next) {
+			next = h.due
+		}
+	}
+	b.arm(e, next)
+}
+
+// beat sends the heartbeats that are due.
+func (b *Book) beat(e *engine) {
+	defer b.work.Done()
+	b.mu.Lock()
+	if b.closed || e.beating {
+		b.mu.Unlock()
+		return
+	}
+	e.set = false
+	sent := time.Now()
+	due := b.collect(e, sent)
+	if len(due) == 0 {
+		b.rearm(e)
+		b.mu.Unlock()
+		return
+	}
+	e.beating = true
+	b.mu.Unlock()
+
+	err := b.run(b.ctx, &errand{engine: e, messages: heartbeats(due)})
+
+	b.mu.Lock()
+	e.beating = false
+	if err == nil {
+		b.counts.Beats++
+		prolong(due, sent.Add(b.config.Lease*2/3), time.Now())
+	} else {
+		b.counts.FailedBeats++
+	}
+	b.rearm(e)
+	closed := b.closed
+	b.mu.Unlock()
+	if err != nil && !closed && !errors.Is(err, errUnmet) {
+		b.warn("a heartbeat failed", "engine", e.id, "hand_offs", len(due), "error", err)
+	}
+}
+
+// collect gives the holds that are due, and sees to it that they are again. What was not held in time is held no more: its
+// blocks may be another's. Book.mu is held.
+func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
+	together := now.Add(b.config.Lease / beatTogether)
+	for i := len(e.holds) - 1; i >= 0; i-- { // from the end, because ending one moves the last to its place
+		h := e.holds[i]
+		switch {
+		case !now.Before(h.until):
+			h.end()
+		case !h.due.After(together):
+			h.due = now.Add(b.config.Lease / beatEvery)
+			due = append(due, h)
+		}
+	}
+	return due
+}
+
+// prolong notes that the engine was told in time. Book.mu is held.
+func prolong(holds []*Hold, until, now time.Time) {
+	for _, h := range holds {
+		if !now.Before(h.until) {
+			continue
+		}
+		h.held = true
+		if until.After(h.until) {
+			h.until = until
+		}
+	}
+}
+
+// heartbeats names the holds in as few messages as possible. That each can be named was seen to by Hold.
+func heartbeats(holds []*Hold) (messages [][]byte) {
+	var ids []string
+	flush := func() {
+		if message, ok := dialect.HeartbeatNotice(ids); ok {
+			messages = append(messages, message)
+		}
+		ids = ids[:0]
+	}
+	size := dialect.HeartbeatFrame
+	for _, h := range holds {
+		if size += len(h.id) + 1; size > transfer.MaxMessage {
+			flush()
+			size = dialect.HeartbeatFrame + len(h.id) + 1
+		}
+		ids = append(ids, h.id)
+	}
+	flush()
+	return messages
+}

@@ -1,0 +1,133 @@
+package lease
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+const (
+	// maxRanks bounds the ranks of an engine that are asked and told, each on its own.
+	maxRanks = 64
+	// maxText bounds an engine's id and its host, in bytes: ids have 36, names in the DNS up to 253.
+	maxText = 255
+)
+
+// key is an engine, and where and how it says that it is reached. All of it counts, so that no engine can have the notices
+// for another one sent to itself.
+type key struct {
+	id, host               string
+	port, tensor, pipeline int
+}
+
+func (k key) valid() bool {
+	return k.id != "" && len(k.id) <= maxText && k.host != "" && len(k.host) <= maxText && k.port > 0 && k.port <= 65535 &&
+		k.tensor > 0 && k.tensor <= maxRanks && k.pipeline > 0 && k.pipeline*k.tensor <= maxRanks
+}
+
+func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
+
+// engine is one that the book knows. Book.mu guards it.
+type engine struct {
+	key
+	used    time.Time // last
+	busy    int       // calls that use it
+	evicted bool
+
+	crew    *crew         // nil: it cannot be told now
+	stale   *crew         // an earlier one, until it is met again
+	joining chan struct{} // closed at the end of the join under way; nil: there is none
+	failure error         // why there is no crew
+	again   time.Time     // when it may be met again
+	pause   time.Duration // the last one before that; 0: it was told since
+
+	holds   []*Hold
+	beating bool
+	timer   *time.Timer // nil until the first hold
+	set     bool        // the timer is, for
+	setFor  time.Time
+}
+
+// crew is all ranks of an engine as they were met once: pipeline by pipeline.
+type crew struct {
+	peers     []transfer.Peer
+	forgotten bool // one of them was, by this book
+}
+
+// place finds an engine, or makes room for it. Errors: errClosed, errFull.
+func (b *Book) place(k key) (*engine, error) {
+	if b.closed {
+		return nil, errClosed
+	}
+	e := b.engines[k]
+	if e == nil {
+		if len(b.engines) >= b.config.Engines && !b.evict() {
+			return nil, errFull
+		}
+		e = &engine{key: k}
+		b.engines[k] = e
+	}
+	e.used = time.Now()
+	return e, nil
+}
+
+// evict forgets the engine that was unused for longest; false if all are in use.
+func (b *Book) evict() bool {
+	var oldest *engine
+	for _, e := range b.engines {
+		idle := e.busy == 0 && len(e.holds) == 0 && e.joining == nil && !e.beating
+		if idle && (oldest == nil || e.used.Before(oldest.used)) {
+			oldest = e
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	delete(b.engines, oldest.key)
+	oldest.evicted = true
+	b.disarm(oldest)
+	b.drop(oldest.crew)
+	b.drop(oldest.stale)
+	oldest.crew, oldest.stale = nil, nil
+	return true
+}
+
+// leave ends a use of an engine.
+func (b *Book) leave(e *engine) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e.busy--
+}
+
+// take counts the engines that need each peer.
+func (b *Book) take(c *crew) {
+	for _, p := range c.peers {
+		b.loaded[p]++
+	}
+}
+
+// drop undoes take, and has those peers forgotten that nobody needs any more: beside everything else, since a notifier may
+// take its time.
+func (b *Book) drop(c *crew) {
+	if c == nil {
+		return
+	}
+	var unneeded []transfer.Peer
+	for _, p := range c.peers {
+		if b.loaded[p]--; b.loaded[p] == 0 {
+			delete(b.loaded, p)
+			unneeded = append(unneeded, p)
+		}
+	}
+	if len(unneeded) == 0 || b.closed {
+		return
+	}
+	c.forgotten = true
+	b.work.Go(func() {
+		for _, p := range unneeded {
+			b.config.Notifier.Forget(p)
+		}
+	})
+}

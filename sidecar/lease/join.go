@@ -1,0 +1,129 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/keeper"
+	"github.com/tandem-serving/tandem/transfer/zmtp"
+)
+
+// errUnmet is beside the reasons for which an engine cannot be told now. They were logged when they came up.
+var errUnmet = errors.New("it could not be reached")
+
+// crew gives the ranks of an engine, and waits for the join if it has to be met first. Errors: errUnmet, the context's.
+func (b *Book) crew(ctx context.Context, e *engine) (*crew, error) {
+	b.mu.Lock()
+	b.beginJoin(e)
+	c, joining, err := e.crew, e.joining, e.failure
+	if b.closed {
+		c, joining, err = nil, nil, errClosed
+	}
+	b.mu.Unlock()
+	switch {
+	case c != nil:
+		return c, nil
+	case joining == nil:
+		return nil, fmt.Errorf("%w: %w", errUnmet, err)
+	}
+	select {
+	case <-joining:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.crew == nil {
+		return nil, fmt.Errorf("%w: %w", errUnmet, e.failure)
+	}
+	return e.crew, nil
+}
+
+// beginJoin has an engine met, unless it is known, being met, or to be left alone. Book.mu is held.
+func (b *Book) beginJoin(e *engine) {
+	if b.closed || e.crew != nil || e.joining != nil || time.Now().Before(e.again) {
+		return
+	}
+	e.joining = make(chan struct{})
+	b.work.Go(func() { b.join(e) })
+}
+
+// join meets an engine.
+func (b *Book) join(e *engine) {
+	c, err := b.load(e.key)
+	b.mu.Lock()
+	close(e.joining)
+	e.joining = nil
+	b.take(c)
+	b.drop(e.stale)
+	e.stale = nil
+	if err == nil {
+		e.crew, e.failure = c, nil
+		b.counts.Joins++
+	} else {
+		b.drop(c)
+		b.counts.FailedJoins++
+		e.fail(err)
+	}
+	pause, closed := e.pause, b.closed
+	b.mu.Unlock()
+	if err != nil && !closed {
+		b.warn("a prefill engine cannot be told of hand-offs: they are not held, and given back by way of decode",
+			"engine", e.id, "address", address(e.host, e.port), "again_in", pause, "error", err)
+	}
+}
+
+// fail leaves the engine alone for a while, if it was the engine that failed.
+func (e *engine) fail(err error) {
+	e.failure = err
+	if errors.Is(err, keeper.ErrDown) {
+		return
+	}
+	e.pause = min(max(2*e.pause, firstPause), lastPause)
+	e.again = time.Now().Add(e.pause)
+}
+
+// load meets all ranks. Beside an error, the crew is those that were loaded.
+func (b *Book) load(k key) (*crew, error) {
+	c := &crew{}
+	select {
+	case b.joins <- struct{}{}:
+		defer func() { <-b.joins }()
+	case <-b.ctx.Done():
+		return c, errClosed
+	}
+	if down(b.config.Notifier) {
+		return c, keeper.ErrDown // it would be asked in vain
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, joinTime)
+	defer cancel()
+	for rank := range k.tensor * k.pipeline {
+		said, err := b.ask(ctx, k, rank/k.tensor, rank%k.tensor)
+		if err != nil {
+			return c, err
+		}
+		if said.EngineID != k.id {
+			return c, fmt.Errorf("engine %.64q answers there: %w", said.EngineID, transfer.ErrRestarted)
+		}
+		peer, err := b.config.Notifier.Load(ctx, said.Agent)
+		if err != nil {
+			return c, fmt.Errorf("loading rank %d: %w", rank, err)
+		}
+		c.peers = append(c.peers, peer)
+	}
+	return c, nil
+}
+
+// ask asks the side channel about one rank.
+func (b *Book) ask(ctx context.Context, k key, pipeline, tensor int) (dialect.SideChannel, error) {
+	question := dialect.AskSideChannel(pipeline, tensor)
+	answer, err := zmtp.Ask(ctx, b.config.Dialer, address(k.host, k.port), question, dialect.MaxSideChannel)
+	if err != nil {
+		return dialect.SideChannel{}, err
+	}
+	return dialect.ParseSideChannel(answer)
+}

@@ -1,0 +1,356 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
+)
+
+func TestReleaseBeforeTheJoin(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	if err := h.Release(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	p.only(t, release(t, "r"))
+}
+
+func TestReleaseDuringTheJoin(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	p.asked = make(chan int)
+	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	released := make(chan error)
+	go func() { released <- h.Release(within(t)) }()
+	select {
+	case err := <-released:
+		t.Fatalf("released before the engine is known: %v", err)
+	case <-p.asked:
+	}
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	p.only(t, release(t, "r"))
+}
+
+func TestReleaseAfterTheJoin(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	b := w.book()
+	meet(t, b, p)
+	for i := range 10 {
+		id := fmt.Sprint("r", i)
+		h := b.Hold(p.handoff(t, id), time.Now())
+		if i%2 == 1 {
+			h.End() // decode took it over, and failed
+		}
+		if err := h.Release(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		p.only(t, release(t, id))
+	}
+	if w.dialled() != 1 || b.Counts() != (Counts{Joins: 1, Engines: 1}) {
+		t.Errorf("asked %d times, %+v", w.dialled(), b.Counts())
+	}
+}
+
+// Whatever comes together, an engine hears once of a hand-off.
+func TestReleaseOnce(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	errs := make(chan error, 20)
+	for range cap(errs) {
+		go func() { errs <- h.Release(within(t)) }()
+	}
+	good := 0
+	for range cap(errs) {
+		if err := <-errs; err == nil {
+			good++
+		} else if !errors.Is(err, ErrReleased) || errors.Is(err, ErrNoWay) {
+			t.Error(err)
+		}
+	}
+	if good != 1 {
+		t.Errorf("%d releases did something", good)
+	}
+	p.only(t, release(t, "r"))
+}
+
+func TestReleaseTellsEveryRank(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1", 2, 2)
+	p.asked = make(chan int, 10)
+	b := w.book()
+	if err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	p.only(t, release(t, "r"))
+	close(p.asked)
+	for rank := range 4 {
+		if got, ok := <-p.asked; !ok || got != rank {
+			t.Errorf("asked about rank %d, want %d", got, rank)
+		}
+	}
+	if _, more := <-p.asked; more {
+		t.Error("a rank was asked twice")
+	}
+}
+
+// The notifier's process was started again, and knows nobody.
+func TestReleaseAfterTheNotifierForgot(t *testing.T) {
+	for lost := range 4 {
+		w := newWorld(t)
+		p := w.engine("e", "10.0.0.1", 2, 2)
+		b := w.book()
+		meet(t, b, p)
+		for rank := lost; rank < 4; rank++ {
+			w.self.Notifier.Forget(transfer.Peer(fmt.Sprintf("e-%d", rank)))
+		}
+		if err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		p.only(t, release(t, "r"))
+		if c := b.Counts(); c.Joins != 2 || w.self.forgot() != "[]" {
+			t.Errorf("%+v, forgot %s", c, w.self.forgot())
+		}
+	}
+}
+
+// An engine that was started again is another one: what the old one had is gone.
+func TestReleaseAfterARestart(t *testing.T) {
+	w := newWorld(t)
+	old := w.engine("old", "10.0.0.1")
+	b := w.book()
+	meet(t, b, old)
+	if err := old.ranks[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	fresh := w.engine("new", "10.0.0.1")
+	wantDoubt(t, b.Hold(old.handoff(t, "r1"), time.Now()).Release(within(t))) // the notifier says no more than that it is gone
+	wantErr(t, b.Hold(old.handoff(t, "r2"), time.Now()).Release(within(t)), ErrNoWay)
+	if err := b.Hold(fresh.handoff(t, "r3"), time.Now()).Release(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	fresh.only(t, release(t, "r3"))
+}
+
+func TestReleaseAfterARestartUnderTheSameName(t *testing.T) {
+	w := newWorld(t)
+	old := w.engine("old", "10.0.0.1")
+	b := w.book()
+	meet(t, b, old)
+	fresh := w.engine("new", "10.0.0.1")
+	fresh.ranks[0] = w.agent("old-0")
+	err := b.Hold(old.handoff(t, "r"), time.Now()).Release(within(t))
+	wantErr(t, err, ErrNoWay)
+	wantErr(t, err, transfer.ErrRestarted)
+	fresh.only(t)
+	h := old.handoff(t, "r2")
+	h.EngineID = "unheard of"
+	wantErr(t, b.Hold(h, time.Now()).Release(within(t)), transfer.ErrRestarted)
+}
+
+func TestReleaseMeetsErrors(t *testing.T) {
+	other := errors.New("cannot")
+	for name, c := range map[string]struct {
+		err     error
+		at      int // the rank that fails
+		noWay   bool
+		dropped bool
+	}{
+		"busy":          {transfer.ErrBusy, 0, true, false},
+		"busy later":    {transfer.ErrBusy, 1, false, false},
+		"invalid":       {transfer.ErrInvalid, 0, true, false},
+		"gone":          {transfer.ErrGone, 0, false, true},
+		"gone later":    {transfer.ErrGone, 1, false, true},
+		"closed":        {transfer.ErrClosed, 0, false, false},
+		"anything else": {other, 0, false, false},
+		"unknown":       {transfer.ErrUnknownPeer, 0, true, true}, // again and again
+		"unknown later": {transfer.ErrUnknownPeer, 1, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			p := w.engine("e", "10.0.0.1", 2, 1)
+			b := w.book()
+			meet(t, b, p)
+			h := b.Hold(p.handoff(t, "r"), time.Now())
+			w.self.onNotify(func(_ context.Context, to transfer.Peer, _ string) error {
+				if strings.HasSuffix(string(to), fmt.Sprint("-", c.at)) {
+					return fmt.Errorf("notifying: %w", c.err)
+				}
+				return nil
+			})
+			err := h.Release(within(t))
+			wantErr(t, err, c.err)
+			if errors.Is(err, ErrNoWay) != c.noWay {
+				t.Errorf("got %v", err)
+			}
+			for rank := range 2 {
+				if got := p.got(rank); (len(got) == 1) != (rank < c.at) || len(got) > 1 {
+					t.Errorf("rank %d was told %q", rank, got)
+				}
+			}
+			joins := uint64(1)
+			if errors.Is(c.err, transfer.ErrUnknownPeer) {
+				joins++ // and no more
+			}
+			if n := b.Counts(); n.Joins != joins {
+				t.Errorf("%+v", n)
+			}
+			w.self.onNotify(nil)
+			next := b.Hold(p.handoff(t, "r2"), time.Now()).Release(within(t))
+			if errors.Is(next, ErrNoWay) != c.dropped || next != nil && !c.dropped {
+				t.Errorf("and then %v", next)
+			}
+		})
+	}
+}
+
+// A peer that is forgotten while it is being told may have got the message.
+func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1", 2, 1)
+	b := w.book()
+	meet(t, b, p)
+	one, other := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
+	under, gone := make(chan struct{}), make(chan struct{})
+	w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
+		if strings.HasPrefix(message, "r2") {
+			return transfer.ErrGone
+		}
+		if to == "e-0" {
+			if err := w.self.Notifier.Notify(t.Context(), to, []byte(message)); err != nil {
+				t.Error(err)
+			}
+			close(under)
+			<-gone
+			return transfer.ErrUnknownPeer // as TCP has it
+		}
+		return nil
+	})
+	released := make(chan error)
+	go func() { released <- one.Release(within(t)) }()
+	<-under
+	wantDoubt(t, other.Release(within(t)))
+	close(gone)
+	wantDoubt(t, <-released)
+	if got := p.got(0); len(got) != 1 {
+		t.Errorf("rank 0 was told %q", got)
+	}
+}
+
+// The same, when the engine can be met again at once: what may have been told is not told again.
+func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := w.engine("e", "10.0.0.1", 2, 1)
+		b := w.book()
+		meet(t, b, p)
+		under, gone := make(chan struct{}), make(chan struct{})
+		w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
+			if to != "e-0" || message != "r1:1" {
+				return nil
+			}
+			if err := w.self.Notifier.Notify(t.Context(), to, []byte(message)); err != nil {
+				t.Error(err)
+			}
+			close(under)
+			<-gone
+			return transfer.ErrUnknownPeer
+		})
+		released := make(chan error)
+		h := b.Hold(p.handoff(t, "r1"), time.Now())
+		go func() { released <- h.Release(t.Context()) }()
+		<-under
+		p.ranks[1] = w.agent("other")
+		w.self.Notifier.Forget("e-1")
+		if err := b.Hold(p.handoff(t, "r2"), time.Now()).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		close(gone)
+		wantDoubt(t, <-released)
+		if got := fmt.Sprint(p.got(0)); got != "[r1:1 r2:1]" {
+			t.Errorf("rank 0 was told %s", got)
+		}
+		b.Close()
+	})
+}
+
+// Of many that find the notifier's peers unknown, one is enough to meet the engine again.
+func TestReleasesFindOutTogether(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	b := w.book()
+	meet(t, b, p)
+	first, second := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
+	under, gone := make(chan struct{}), make(chan struct{})
+	var once sync.Map
+	w.self.onNotify(func(_ context.Context, _ transfer.Peer, message string) error {
+		if _, again := once.LoadOrStore(message, true); again {
+			return nil
+		}
+		if message == "r2:1" {
+			close(under)
+			<-gone
+		}
+		return transfer.ErrUnknownPeer
+	})
+	released := make(chan error)
+	go func() { released <- second.Release(within(t)) }()
+	<-under
+	if err := first.Release(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	close(gone)
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	p.only(t, "r1:1", "r2:1")
+	if c := b.Counts(); c.Joins != 2 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A peer that hangs costs a sixth of the lease.
+func TestReleaseHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p := w.engine("e", "10.0.0.1")
+		b := w.book(func(c *Config) { c.Lease = 6 * time.Second })
+		meet(t, b, p)
+		w.self.onNotify(func(ctx context.Context, _ transfer.Peer, _ string) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		began := time.Now()
+		err := b.Hold(p.handoff(t, "r"), began).Release(t.Context())
+		wantDoubt(t, err)
+		wantErr(t, err, context.DeadlineExceeded)
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("took %s", took)
+		}
+	})
+}
+
+func TestReleaseIsCutShort(t *testing.T) {
+	w := newWorld(t)
+	p := w.engine("e", "10.0.0.1")
+	p.asked = make(chan int)
+	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := h.Release(ctx)
+	wantErr(t, err, ErrNoWay)
+	wantErr(t, err, context.Canceled)
+	<-p.asked
+	p.only(t)
+}

@@ -1,0 +1,143 @@
+package sidecar
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// What an engine writes into answers and behind them is not taken for what Tandem says, on no way through.
+func TestTrailersOfEngines(t *testing.T) {
+	lies := []string{pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderTiming, pd.HeaderRetry, "X-Tandem-Any"}
+	engine := startEngine(t, func(w http.ResponseWriter, r *asked) {
+		for _, name := range lies {
+			w.Header().Set(name, "lie")
+			w.Header().Set(http.TrailerPrefix+name, "lie")
+		}
+		w.Header().Set("X-Engine", "1")
+		w.Header().Set("Trailer", "X-Announced")
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, wholeAnswer)
+		w.Header().Set("X-Announced", "1")
+		w.Header().Set(http.TrailerPrefix+"X-Tail", "1")
+	})
+	s := startRig(t, engine.addr)
+	for _, path := range []string{"/v1/models", "/tokenize", completionsPath} {
+		t.Run(path, func(t *testing.T) {
+			resp, err := open(t, within(t), http.MethodPost, s.url+path, strings.NewReader(ask(false).body), "TE", "trailers")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if _, err := io.ReadAll(resp.Body); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range lies {
+				for part, h := range map[string]http.Header{"header": resp.Header, "trailer": resp.Trailer} {
+					if v := h.Values(name); len(v) > 0 && strings.Contains(strings.Join(v, ","), "lie") {
+						t.Errorf("%s %s: %q", part, name, v)
+					}
+				}
+			}
+			if resp.Header.Get("X-Engine") != "1" || path != completionsPath && resp.Trailer.Get("X-Tail") != "1" {
+				t.Errorf("the engine's own are gone: %v, trailers %v", resp.Header, resp.Trailer)
+			}
+		})
+	}
+}
+
+// What a client sends behind its body reaches no engine under a name of Tandem's.
+func TestTrailersOfClients(t *testing.T) {
+	engine := startEngine(t, says(200, "application/json", "{}"))
+	s := startRig(t, engine.addr)
+	for _, path := range []string{"/tokenize", completionsPath} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"+
+			"Trailer: X-Prefiller-Host-Port\r\n\r\n2\r\n{}\r\n0\r\nX-Prefiller-Host-Port: 10.0.0.1:80\r\nX-Tandem-Plan: x\r\n\r\n", path)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != 200 {
+			t.Errorf("%s: %v, %v", path, resp, err)
+		}
+		conn.Close()
+	}
+	for _, got := range engine.requests() {
+		if len(got.Trailer) > 0 || got.Header.Get("Trailer") != "" {
+			t.Errorf("%s reached the engine with trailers %v", got.RequestURI, got.Trailer)
+		}
+	}
+}
+
+// Only WebSockets are a way through that nobody looks into: in HTTP/2, say, a client could send any header.
+func TestOtherUpgradesDoNotPass(t *testing.T) {
+	engine := startEngine(t, says(200, "text/plain", "no"))
+	s := startRig(t, engine.addr)
+	for _, protocol := range []string{"h2c", "websocket, h2c", "TLS/1.3", "connect-ip"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AA\r\n\r\n", protocol)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != 200 {
+			t.Errorf("%s: %v, %v", protocol, resp, err)
+		}
+		conn.Close()
+	}
+	for _, got := range engine.requests() {
+		if got.Header.Get("Upgrade") != "" || got.Header.Get("Http2-Settings") != "" {
+			t.Errorf("the engine was asked to upgrade: %v", got.Header)
+		}
+	}
+}
+
+// What is compressed, or of two kinds at once, is no way around what is looked at.
+func TestDisguisedBodies(t *testing.T) {
+	engine := startEngine(t, ask(false).answer())
+	s := startRig(t, engine.addr)
+	const forged = `{"prompt":"a","kv_transfer_params":{"remote_host":"forged"}}`
+	cases := []struct {
+		name   string
+		header http.Header
+		status int
+	}{
+		{"compressed", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}, 400},
+		{"compressed twice", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"identity", "br"}}, 400},
+		{"said not to be", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"identity"}}, 200},
+		{"an upload too", http.Header{"Content-Type": {"application/octet-stream", "application/json"}}, 200},
+		{"of no kind", http.Header{}, 200},
+		{"of an odd kind", http.Header{"Content-Type": {"audio/"}}, 200},
+	}
+	for _, path := range []string{completionsPath, "/invocations"} {
+		for _, c := range cases {
+			t.Run(path+" "+c.name, func(t *testing.T) {
+				req, err := http.NewRequestWithContext(within(t), http.MethodPost, s.url+path, strings.NewReader(forged))
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header = c.header.Clone()
+				resp, err := newClient(t).Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				if resp.StatusCode != c.status {
+					t.Errorf("status %d, want %d", resp.StatusCode, c.status)
+				}
+			})
+		}
+	}
+	for _, got := range engine.requests() {
+		if strings.Contains(got.body, "forged") {
+			t.Errorf("%s: the engine got %s", got.RequestURI, got.body)
+		}
+	}
+}
