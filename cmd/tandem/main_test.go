@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/e2e/stack"
 )
 
 // programs is the folder with the real programs.
@@ -46,7 +47,7 @@ func build() (err error) {
 	if programs, err = os.MkdirTemp("", "tandem"); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-o", programs, "../sim", "../sidecar", "../epp", ".")
+	cmd := exec.Command("go", "build", "-o", programs, "../sim", "../keeper", "../sidecar", "../epp", ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the programs: %w\n%s", err, out)
@@ -92,6 +93,9 @@ func TestCommandLine(t *testing.T) {
 		{"no programs", []string{"demo"}, 4, "", "make build"},
 		{"no programs there", []string{"demo", "--bin-dir", t.TempDir()}, 4, "", "sim: no such file or directory (build them with make build"},
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
+		{"no NIXL", []string{"demo", "--bin-dir", programs, "--transport=nixl", "--nixl-library", filepath.Join(t.TempDir(), "no.so")}, 4, "", "make nixl"},
+		{"a library for nothing", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
+		{"unknown transport", []string{"demo", "--transport=rdma"}, 2, "", "tcp, nixl"},
 		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
 		{"unknown proxy", []string{"demo", "--proxy=nginx"}, 2, "", "auto, envoy, gateway"},
 		{"nowhere to put the page", []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "page.html")}, 3, "", "report: the page cannot be written"},
@@ -110,7 +114,7 @@ func TestCommandLine(t *testing.T) {
 
 // promises are all of the proof.
 var promises = []string{"every request answered", "decisions as expected", "tokens equal to an undisturbed engine's", "KV bytes moved",
-	"blocks stranded", "phases add up to the measured time", "everything started has ended"}
+	"blocks stranded", "hand-off of a failed decode leg given back at once", "phases add up to the measured time", "everything started has ended"}
 
 func TestDemo(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
@@ -129,6 +133,29 @@ func TestDemo(t *testing.T) {
 	}
 	if !bytes.HasPrefix(html, []byte("<!DOCTYPE html>")) && !bytes.HasPrefix(html, []byte("<!doctype html>")) || !strings.Contains(got.stdout, page) {
 		t.Errorf("the page begins with %.40q; stdout:\n%s", html, got.stdout)
+	}
+}
+
+// TestDemoOverNIXL: the same is proven of KV that the real library moves, between programs that are built with it.
+func TestDemoOverNIXL(t *testing.T) {
+	switch library := stack.NIXLLibrary(); {
+	case library != "":
+	case os.Getenv("CI") == "true":
+		t.Fatal("the NIXL library is missing: make .tools/nixl")
+	default:
+		t.Skip("the NIXL library is missing: make .tools/nixl fetches it, or TANDEM_NIXL_LIB names another")
+	}
+	build := exec.Command("go", "build", "-tags=nixl", "-o", stack.NIXLDir(programs)+"/", "../sim", "../keeper")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the programs: %v\n%s", err, out)
+	}
+	got, d := demoJSON(t, "--rounds=2", "--transport=nixl")
+	if got.code != 0 || len(d.Promises) != len(promises) || d.KVMoved == 0 {
+		t.Errorf("exit %d: %s\n%+v", got.code, got.stderr, d.Promises)
+	}
+	if !slices.ContainsFunc(d.Stack, func(line string) bool { return strings.Contains(line, "NIXL") }) {
+		t.Errorf("the stack was %q", d.Stack)
 	}
 }
 
@@ -188,15 +215,15 @@ func TestDemoJSON(t *testing.T) {
 
 // A demo that cannot fail proves nothing: each fault of the prefill engines breaks just the promises that it touches.
 func TestDemoFails(t *testing.T) {
-	const answers, decisions, tokens, bytes, stranded = 0, 1, 2, 3, 4
+	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 2, 3, 4, 5
 	tests := []struct {
 		fault  string
 		broken []int
 	}{
 		{"bad-handoff:foreign", []int{tokens}},
-		{"stale", []int{tokens, bytes, stranded}},
-		{"no-handoff", []int{answers, decisions, bytes}},
-		{"status:500", []int{answers, decisions, bytes}},
+		{"stale", []int{tokens, bytes, stranded, lost}},
+		{"no-handoff", []int{answers, decisions, bytes, lost}},
+		{"status:500", []int{answers, decisions, bytes, lost}},
 	}
 	for _, test := range tests {
 		t.Run(test.fault, func(t *testing.T) {
@@ -234,7 +261,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"sim", "sidecar", "epp", "tandem"} {
+	for _, name := range []string{"sim", "keeper", "sidecar", "epp", "tandem"} {
 		if err := os.Symlink(self, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/e2e/stack"
 )
 
 // Summary is what the command does, for help pages.
@@ -22,13 +23,15 @@ const Summary = "run a whole P/D stack on this machine and prove that it works"
 
 // settings are the flags.
 type settings struct {
-	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar, sim and tandem. Default: the one that this program lies in"`
-	Proxy   string        `flag:"proxy" enum:"auto,envoy,gateway" help:"what clients talk to; auto: Envoy if there is one (ENVOY_BIN, .tools/envoy or PATH), else the gateway that is built in"`
-	Rounds  int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
-	Report  string        `flag:"report" arg:"FILE.html" help:"write a page to look at"`
-	JSON    bool          `flag:"json" help:"print what was seen and what is proven as JSON instead of text"`
-	Timeout time.Duration `flag:"timeout" help:"longest time that everything may take"`
-	Fault   string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engines first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
+	BinDir    string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and with nixl/. Default: the one that this program lies in"`
+	Proxy     string        `flag:"proxy" enum:"auto,envoy,gateway" help:"what clients talk to; auto: Envoy if there is one (ENVOY_BIN, .tools/envoy or PATH), else the gateway that is built in"`
+	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars speak to them: Tandem's own TCP, or the real NIXL library, with programs of make nixl"`
+	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: what TANDEM_NIXL_LIB names, else .tools/nixl of the checkout, else what the loader or a Python environment has"`
+	Rounds    int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
+	Report    string        `flag:"report" arg:"FILE.html" help:"write a page to look at"`
+	JSON      bool          `flag:"json" help:"print what was seen and what is proven as JSON instead of text"`
+	Timeout   time.Duration `flag:"timeout" help:"longest time that everything may take"`
+	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engines first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
 }
 
 // maxRounds is about a quarter of an hour.
@@ -38,16 +41,17 @@ const maxRounds = 1000
 func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Timeout > 0, "timeout", "%v is not a positive time", s.Timeout)
 	p.Require(s.Rounds >= 1 && s.Rounds <= maxRounds, "rounds", "must be from 1 to %d, got %d", maxRounds, s.Rounds)
+	p.Require(s.Library == "" || s.Transport == stack.TransportNIXL, "nixl-library", "has no effect with --transport %s: leave it out", s.Transport)
 	if s.Report != "" { // better now than after the run
 		_, err := os.Stat(filepath.Dir(s.Report))
 		p.Require(err == nil, "report", "the page cannot be written: %w", err)
 	}
 }
 
-// Run is the command. The error is an Exit with CodeMissing if there are no programs to start, or not the proxy that was
-// asked for, and the names of the broken promises, which means CodeFailed, if the proof fails.
+// Run is the command. The error is an Exit with CodeMissing if there are no programs to start, or not the proxy, or not the
+// transport, that was asked for, and the names of the broken promises, which means CodeFailed, if the proof fails.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Timeout: time.Minute, Proxy: "auto", Rounds: 8}
+	s := settings{Timeout: time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
@@ -63,7 +67,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("running the demo: interrupted, nothing is proven")
-	case errors.Is(err, envoy.ErrNone):
+	case errors.Is(err, envoy.ErrNone), errors.Is(err, stack.ErrNoNIXL):
 		return boot.Missingf("running the demo: %w", err)
 	case err != nil:
 		return fmt.Errorf("running the demo: %w", err)
@@ -75,7 +79,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 }
 
 // programs are what the demo needs.
-var programs = []string{"sim", "sidecar", "epp", "tandem"}
+var programs = []string{"sim", "keeper", "sidecar", "epp", "tandem"}
 
 // findPrograms fills in BinDir and looks whether it has what will be started.
 func (s *settings) findPrograms() error {

@@ -6,7 +6,9 @@
 // endpoint picker and a proxy (package e2e/stack puts them together), and one
 // engine beside them that nobody disturbs, run as processes on free ports of
 // the loopback interface. The stack and the undisturbed engine are asked the
-// same, and all of them are ended.
+// same; last, a decode leg is made to fail, whose hand-off the sidecar has to
+// give back. All of them are ended. With --transport nixl it is the real NIXL
+// library that moves the KV.
 //
 // What it does not do: it measures nothing that could be called performance,
 // it builds no program, and it draws no picture.

@@ -43,12 +43,13 @@ type evidence struct {
 	load       []report.LoadSample
 	engines    []sim.State // of all but the reference, at the end
 	pulled     pulls
+	lost       lostLeg
 	blockBytes int64
 	ended      error // how the programs ended
 }
 
 // exercise asks everything: the first round one after the other, so that the KV that moves can be told by request, then all
-// others at once. The reference comes last, when it takes no time from anybody.
+// others at once. The reference comes when it takes no time from anybody. Last of all, a decode leg is made to fail.
 func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress) (seen evidence, err error) {
 	seen = evidence{stack: s.describe(), started: time.Now(), blockBytes: s.blockBytes}
 	line.total = count(rounds)
@@ -66,14 +67,14 @@ func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress)
 	if err := s.compare(ctx, seen.exchanges); err != nil {
 		return seen, err
 	}
-	for _, e := range slices.Concat(s.prefill, s.decode) {
-		state, err := s.settle(ctx, e)
-		if err != nil {
-			return seen, err
-		}
-		seen.engines = append(seen.engines, state)
+	if seen.engines, err = s.settleAll(ctx); err != nil {
+		return seen, err
 	}
-	seen.pulled, err = s.pulls(ctx)
+	if seen.pulled, err = s.pulls(ctx); err != nil {
+		return seen, err
+	}
+	line.say("having a decode leg fail …")
+	seen.lost, err = s.lose(ctx)
 	return seen, err
 }
 

@@ -16,6 +16,7 @@ const (
 	promiseTokens    = "tokens equal to an undisturbed engine's"
 	promiseKV        = "KV bytes moved"
 	promiseStranded  = "blocks stranded"
+	promiseLost      = "hand-off of a failed decode leg given back at once"
 	promisePhases    = "phases add up to the measured time"
 	promiseEnd       = "everything started has ended"
 )
@@ -23,7 +24,7 @@ const (
 // judge holds what was seen against what was promised.
 func (e *evidence) judge() []report.Promise {
 	return []report.Promise{
-		e.judgeAnswers(), e.judgeDecisions(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgePhases(), e.judgeEnd(),
+		e.judgeAnswers(), e.judgeDecisions(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(), e.judgeEnd(),
 	}
 }
 

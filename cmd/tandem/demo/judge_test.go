@@ -40,6 +40,9 @@ func sound() *evidence {
 		x.foretold = &epp.Explanation{Decision: x.answer.decision.Verdict.String(), Reason: x.answer.decision.Reason}
 		e.exchanges = append(e.exchanges, x)
 	}
+	e.lost = lostLeg{exchange: exchange{question: question{class: &lostClass, tokens: 4}}, told: 1, released: 1}
+	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, decision: pd.Decision{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
+	e.lost.reference.generated = e.lost.answer.generated
 	e.engines = []sim.State{{Released: 2, KVBytesServed: 5 * 100}, {}}
 	return e
 }
@@ -81,6 +84,15 @@ func TestJudge(t *testing.T) {
 		}, []string{promiseKV}},
 		{"blocks held", func(e *evidence) { e.engines[1].Blocks.Used = 1 }, []string{promiseStranded}},
 		{"lease ran out", func(e *evidence) { e.engines[0].Expired = 1 }, []string{promiseStranded}},
+		{"failed leg without an answer", func(e *evidence) { e.lost.failure = failed }, []string{promiseLost}},
+		{"failed leg with other tokens", func(e *evidence) { e.lost.reference.generated = []int{7, 8, 9, 8} }, []string{promiseLost}},
+		{"failed leg with too few tokens", func(e *evidence) { e.lost.tokens++ }, []string{promiseLost}},
+		{"leg that did not fail", func(e *evidence) { e.lost.answer.decision.Reason = pd.Uncached }, []string{promiseLost}},
+		{"failed leg given back by decode", func(e *evidence) { e.lost.told = 0 }, []string{promiseLost}},
+		{"failed leg given back twice", func(e *evidence) { e.lost.told = 2 }, []string{promiseLost}},
+		{"failed leg not given back", func(e *evidence) { e.lost.released = 0 }, []string{promiseLost}},
+		{"failed leg's lease ran out", func(e *evidence) { e.lost.expired = 1 }, []string{promiseLost}},
+		{"failed leg's blocks held", func(e *evidence) { e.lost.held = 1 }, []string{promiseLost}},
 		{"phases missing", func(e *evidence) { remote(e).answer.phases = pd.Phases{} }, []string{promisePhases}},
 		{"phase too many", func(e *evidence) { local(e).answer.phases.Set(pd.PhasePrefill, 0) }, []string{promisePhases}},
 		{"more than measured", func(e *evidence) { local(e).answer.took = local(e).answer.phases.Sum() }, []string{promisePhases}},
@@ -132,7 +144,7 @@ func TestData(t *testing.T) {
 	seen.exchanges[0].failure = errors.New("status 503")
 	seen.load = []report.LoadSample{{Endpoint: "decode-0"}}
 	d := seen.data()
-	if len(d.Requests) != 3 || len(d.Promises) != 7 || len(d.Load) != 1 || len(d.Stack) != 1 || !d.Started.Equal(started) {
+	if len(d.Requests) != 3 || len(d.Promises) != 8 || len(d.Load) != 1 || len(d.Stack) != 1 || !d.Started.Equal(started) {
 		t.Fatalf("%+v", d)
 	}
 	failed, remote, crowd := d.Requests[0], d.Requests[1], d.Requests[2]

@@ -40,8 +40,10 @@ type engine struct {
 type stage struct {
 	group           *stack.Group
 	prefill, decode []engine
-	reference       string // host:port of its data port
-	proxy           string // host:port
+	sidecars        []string // host:port of their metrics ports
+	transport       string   // of KV
+	reference       string   // host:port of its data port
+	proxy           string   // host:port
 	proxyName       string
 	picker          string // host:port of its admin port
 	blockBytes      int64  // of KV that moves for one block
@@ -66,12 +68,15 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 		proxy = ""
 	}
 	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
-		Threshold: threshold, Proxy: proxy, SimFlags: simFlags})
+		Threshold: threshold, Proxy: proxy, Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags})
 	if err != nil {
 		return err
 	}
 	s.proxy, s.proxyName, s.picker = pd.Proxy, pd.ProxyName, pd.EPP.Admin
-	s.prefill, s.decode = engines(pd.Prefill), engines(pd.Decode)
+	s.prefill, s.decode, s.transport = engines(pd.Prefill), engines(pd.Decode), with.Transport
+	for _, pod := range pd.Decode {
+		s.sidecars = append(s.sidecars, pod.SidecarMetrics)
+	}
 	// Tokens are the same at any speed, so nobody has to wait for the reference.
 	p, err := s.group.Start(ctx, stack.Sim(with.BinDir, "reference engine", slices.Concat(simFlags, []string{"--time-scale=0"})...))
 	if err != nil {
@@ -89,11 +94,18 @@ func engines(pods []stack.Pod) []engine {
 	return all
 }
 
+// transports say how KV moves.
+var transports = map[string]string{
+	stack.TransportTCP:  "KV moves between the engines over TCP",
+	stack.TransportNIXL: "KV moves between the engines by READs of the real NIXL library",
+}
+
 // describe tells what runs.
 func (s *stage) describe() []string {
 	return []string{
 		fmt.Sprintf("%d prefill and %d decode engines, simulated: %s", len(s.prefill), len(s.decode), modelName),
-		"a Tandem sidecar beside each decode engine, and the Tandem EPP",
+		"a Tandem sidecar with a keeper beside each decode engine, and the Tandem EPP",
+		transports[s.transport],
 		s.proxyName,
 		fmt.Sprintf("prefill is remote from %d uncached tokens on", threshold),
 	}
@@ -111,11 +123,16 @@ func (s *stage) spoil(ctx context.Context, fault string) error {
 		return nil
 	}
 	kind, arg, _ := strings.Cut(fault, ":")
-	body, err := json.Marshal(sim.Fault{Leg: "prefill", Fault: kind, Arg: arg})
+	return s.setFault(ctx, s.prefill, sim.Fault{Leg: "prefill", Fault: kind, Arg: arg})
+}
+
+// setFault lets something go wrong in engines.
+func (s *stage) setFault(ctx context.Context, engines []engine, fault sim.Fault) error {
+	body, err := json.Marshal(fault)
 	if err != nil {
 		return fmt.Errorf("writing the fault: %w", err)
 	}
-	for _, e := range s.prefill {
+	for _, e := range engines {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.admin+"/sim/faults", bytes.NewReader(body))
 		if err != nil {
 			return fmt.Errorf("setting the fault: %w", err)
@@ -211,6 +228,18 @@ func (s *stage) settle(ctx context.Context, e engine) (state sim.State, err erro
 			return state, context.Cause(ctx)
 		}
 	}
+}
+
+// settleAll waits until no engine of the stack holds blocks, for settleTime each at most, and gives their last states.
+func (s *stage) settleAll(ctx context.Context) (states []sim.State, err error) {
+	for _, e := range slices.Concat(s.prefill, s.decode) {
+		state, err := s.settle(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		states = append(states, state)
+	}
+	return states, nil
 }
 
 // pulls asks the decode engines what they have read from others.

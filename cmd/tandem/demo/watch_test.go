@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -112,6 +113,20 @@ vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv
 	}
 	if _, err := pulledTokens([]byte(strings.ReplaceAll(page, "external_kv", "other"))); err == nil {
 		t.Error("a page without the counter is no error")
+	}
+}
+
+func TestToldBySidecar(t *testing.T) {
+	page, err := promtext.Read(strings.NewReader(`tandem_kv_release_total{result="ok",way="cancel"} 5
+tandem_kv_release_total{result="ok",way="nixl"} 2
+tandem_kv_release_total{result="unsure",way="nixl"} 9
+other_total{result="ok",way="nixl"} 7
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := toldBySidecar(page); n != 2 {
+		t.Errorf("%d", n)
 	}
 }
 

@@ -16,6 +16,7 @@ const Summary = "write a complete Envoy configuration for an EPP"
 const (
 	writeBootstrap   = "bootstrap"
 	writeCertificate = "certificate"
+	writeClient      = "client-certificate"
 )
 
 // settings are the flags.
@@ -24,13 +25,15 @@ type settings struct {
 	Picker  picker     `group:"EPP"`
 	Pool    pool       `group:"Decode endpoints"`
 	Request boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
-	Write   string     `flag:"write" enum:"bootstrap,certificate" help:"which file to write: Envoy's configuration, or the one that --cert-file names in it"`
+	Write   string     `flag:"write" enum:"bootstrap,certificate,client-certificate" help:"which file to write: Envoy's configuration, or the one that --cert-file or --client-cert-file names in it"`
 }
 
 type listen struct {
 	Address    string  `flag:"listen" arg:"IP:PORT" help:"where clients connect to"`
 	CertDir    string  `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to serve clients over TLS"`
 	CertFile   string  `flag:"cert-file" arg:"FILE" help:"where Envoy will find what --write certificate writes; with it Envoy takes renewed certificates at once, without it at its next start"`
+	Client     string  `flag:"client-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to show to an EPP or to endpoints that ask for it"`
+	ClientFile string  `flag:"client-cert-file" arg:"FILE" help:"where Envoy will find what --write client-certificate writes, as with --cert-file"`
 	Admin      string  `flag:"admin-address" arg:"IP:PORT" help:"Envoy's own pages; keep it on loopback"`
 	Operations string  `flag:"operations-address" arg:"IP:PORT" help:"/livez, /readyz and /metrics, for probes and Prometheus"`
 	AccessLog  bool    `flag:"access-log" help:"one line of JSON for each request, on stdout"`
@@ -66,7 +69,7 @@ func defaults() settings {
 func (s *settings) options() extproc.BootstrapOptions {
 	l, e, p := s.Listen, s.Picker, s.Pool
 	return extproc.BootstrapOptions{
-		Listen: l.Address, Cert: extproc.OwnCert{Dir: l.CertDir, File: l.CertFile}, Admin: l.Admin, Operations: l.Operations,
+		Listen: l.Address, Cert: extproc.OwnCert{Dir: l.CertDir, File: l.CertFile}, Client: extproc.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
 		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
 		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: extproc.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
 		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: extproc.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
@@ -78,6 +81,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	o := s.options()
 	o.Problems(p.Add)
 	p.Require(s.Write != writeCertificate || s.Listen.CertDir != "", "write", "there is no certificate to write about: cert-path is missing")
+	p.Require(s.Write != writeClient || s.Listen.Client != "", "write", "there is no certificate to write about: client-cert-path is missing")
 }
 
 // Run is the command.
@@ -86,8 +90,11 @@ func Run(_ context.Context, std boot.IO, args []string) error {
 	if _, err := (boot.Program{Summary: "envoy-config: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
-	if s.Write == writeCertificate {
+	switch s.Write {
+	case writeCertificate:
 		return extproc.Certificate(std.Stdout, s.Listen.CertDir)
+	case writeClient:
+		return extproc.Certificate(std.Stdout, s.Listen.Client)
 	}
 	return extproc.Bootstrap(std.Stdout, s.options())
 }

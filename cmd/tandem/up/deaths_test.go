@@ -83,6 +83,10 @@ func testDeadChild(t *testing.T, dir string) {
 	if len(pids["sidecar"]) != 1 || len(pids["sim"]) != 2 || len(pids["epp"]) != 1 {
 		t.Fatalf("children %v", pids)
 	}
+	keepers := children(t, pids["sidecar"][0])
+	if len(keepers["keeper"]) != 1 {
+		t.Errorf("children of the sidecar: %v", keepers)
+	}
 	if err := syscall.Kill(pids["sidecar"][0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -91,6 +95,7 @@ func testDeadChild(t *testing.T, dir string) {
 		t.Errorf("exit %d: %s", code, said)
 	}
 	mustBeGone(t, pids)
+	mustBeGone(t, keepers)
 }
 
 // children are the processes that a process has started, by the name of their program.

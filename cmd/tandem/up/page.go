@@ -32,12 +32,13 @@ Tandem is up at %s (%s) with %d prefill and %d decode engines (%s) that serve %s
 
 With -i, the answer says what became of the request (x-tandem-pd-decision) and where its time went (Server-Timing).
 %s
+%s
 For one request, -H 'x-tandem-pd: force' has it prefilled remotely, and -H 'x-tandem-pd: bypass' where it is decoded.
 Where a request would go, and why: tandem explain --admin %s FILE, with its body in FILE.
 
 %s
 Ctrl-C ends all of it.
-`, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.rule(), pd.EPP.Admin, table(pd.Ports()))
+`, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.rule(), s.hold(), pd.EPP.Admin, table(pd.Ports()))
 	return err
 }
 
@@ -51,6 +52,15 @@ func (s *settings) rule() string {
 	}
 	return fmt.Sprintf("Prompts are prefilled remotely from %d tokens on that the decode engine has not cached (--threshold); the picker\n"+
 		"takes four bytes of text for a token.", s.Stack.Threshold)
+}
+
+// hold says in words what becomes of hand-offs that nobody comes for.
+func (s *settings) hold() string {
+	if !s.keeps() {
+		return "Sidecars leave it to the decode engines to give hand-offs back (--transport nixl has them do it themselves)."
+	}
+	over := map[string]string{stack.TransportTCP: "Tandem's own TCP", stack.TransportNIXL: "NIXL"}
+	return "Sidecars hold hand-offs, and give them back, by telling the prefill engines over " + over[s.Stack.Transport] + " (--transport)."
 }
 
 // clientURL is the URL at which a client on this machine finds what listens at address.

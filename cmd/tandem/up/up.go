@@ -32,6 +32,8 @@ type stackFlags struct {
 	Threshold int    `flag:"threshold" arg:"TOKENS" help:"prompts with so many tokens that the decode engine has not cached are prefilled remotely; 0: none"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
 	Envoy     bool   `flag:"envoy" help:"insist on the real Envoy. Default: Envoy if there is one (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
+	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between simulated engines: Tandem's own TCP, or the real NIXL library; and with nixl, sidecars hold and release hand-offs of your own engines over it. It takes the programs of make nixl"`
+	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: what TANDEM_NIXL_LIB names, else .tools/nixl of the checkout, else what the loader or a Python environment has"`
 	OTLP      string `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans. Default: the one that OTEL_* variables name, if any"`
 }
 
@@ -47,7 +49,7 @@ type simFlags struct {
 }
 
 type programFlags struct {
-	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar, sim and tandem. Default: the one that this program lies in"`
+	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and with nixl/. Default: the one that this program lies in"`
 }
 
 // defaultThreshold lets a person see both decisions with prompts that fit a terminal. For what it should be on real engines,
@@ -65,6 +67,8 @@ func (s *settings) Validate(p *boot.Problems) {
 	if s.Stack.OTLP != "" {
 		p.RequireAddress("otlp", s.Stack.OTLP)
 	}
+	p.Require(s.Stack.Library == "" || s.Stack.Transport == stack.TransportNIXL,
+		"nixl-library", "has no effect with --transport %s: leave it out", s.Stack.Transport)
 	for _, engine := range s.Engines.Prefill {
 		p.RequireAddress("prefill-engine", engine)
 	}
@@ -89,9 +93,15 @@ func checkModel(file string) error {
 	return err
 }
 
+// keeps tells whether sidecars speak to prefill engines themselves. Engines that somebody else started speak NIXL, if anything.
+func (s *settings) keeps() bool {
+	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
+}
+
 func (s *settings) options() stack.PDOptions {
 	o := stack.PDOptions{
 		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, OTLP: s.Stack.OTLP,
+		Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
 		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode,
 	}
 	if s.Stack.Envoy {
@@ -105,7 +115,7 @@ func (s *settings) options() stack.PDOptions {
 
 // Run is the command. The error is an Exit with CodeMissing if the stack cannot be started for want of a part.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Threshold: defaultThreshold}, Sims: simFlags{Prefill: 2, Decode: 2}}
+	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Threshold: defaultThreshold, Transport: stack.TransportTCP}, Sims: simFlags{Prefill: 2, Decode: 2}}
 	if _, err := (boot.Program{Summary: "up: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func TestScripts(t *testing.T) { boottest.Scripts(t) }
 // TestUp runs whole stacks, from programs that are built once.
 func TestUp(t *testing.T) {
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", dir, "../../epp", "../../sidecar", "../../sim", "..")
+	build := exec.Command("go", "build", "-o", dir, "../../epp", "../../keeper", "../../sidecar", "../../sim", "..")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the programs: %v\n%s", err, out)
@@ -186,7 +186,7 @@ func testPage(t *testing.T, dir, proxy, model string) {
 	addresses := r.addresses(t)
 	for _, want := range []string{
 		"Tandem is up at http://" + addresses["http"] + " (" + proxyNames[proxy], "1 prefill and 2 decode engines (simulated) that serve it's a \"model\".\n",
-		"remotely from 64 tokens on", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
+		"remotely from 64 tokens on", "over Tandem's own TCP (--transport).\n", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
 	} {
 		if !strings.Contains(r.page, want) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
@@ -261,7 +261,7 @@ func testOwnEngines(t *testing.T, dir string) {
 	}
 	// Of a decode pod, the sidecar comes first on the page, and then the engine.
 	r := start(t, dir, "--prefill-engine="+at("prefill-0"), "--decode-engine="+at("decode-0"), "--threshold=0")
-	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled where they are decoded"} {
+	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled where they are decoded", "leave it to the decode engines"} {
 		if !strings.Contains(r.page, want) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
 		}
