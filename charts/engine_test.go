@@ -74,14 +74,19 @@ func TestDrainFits(t *testing.T) {
 	}
 }
 
-// Only decode pods of the release reach the side channel (and helm test, which looks whether it is there), and only what
-// is in the list an engine's own port.
+// Only decode pods of the release reach the side channel of each rank and the ports that UCX takes (and helm test, which looks
+// whether it is there), and only what is in the list an engine's own port. A keeper opens them no further.
 func TestEnginesAreClosed(t *testing.T) {
 	may := map[string][]string{"-prefill": {"decode", "epp", "test"}, "-decode": {"epp", "prefill", "proxy", "test"}}
 	onSideChannel := map[string][]string{"-prefill": {"decode", "test"}, "-decode": {"prefill", "test"}}
-	all := render(t)
+	for name, all := range map[string]objects{"": render(t), " with a keeper": render(t, cases(t)["keeper"]...)} {
+		enginesAreClosed(t, name, all, may, onSideChannel)
+	}
+}
+
+func enginesAreClosed(t *testing.T, name string, all objects, may, onSideChannel map[string][]string) {
 	for suffix := range may {
-		t.Run(suffix, func(t *testing.T) {
+		t.Run(suffix+name, func(t *testing.T) {
 			var policy networkingv1.NetworkPolicy
 			convert(t, all.named(t, "NetworkPolicy", suffix), &policy)
 			pod := podOf(t, all, suffix)
@@ -90,7 +95,9 @@ func TestEnginesAreClosed(t *testing.T) {
 					t.Errorf("the policy is for pods with %s=%s, but this one has %q", key, value, pod.Labels[key])
 				}
 			}
-			for port, want := range map[int32][]string{8000: may[suffix], 5600: onSideChannel[suffix]} {
+			ports := map[int32][]string{8000: may[suffix], 5600: onSideChannel[suffix], 5607: onSideChannel[suffix], 5701: onSideChannel[suffix],
+				40000: onSideChannel[suffix]}
+			for port, want := range ports {
 				if got := admitted(t, policy, port); !slices.Equal(got, want) {
 					t.Errorf("%v reach port %d, want %v", got, port, want)
 				}

@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"maps"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -120,4 +121,46 @@ func TestVariablesOnce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestMountsHideNoProgram: a volume that is mounted where a program of the container's image is hides it, and a folder on a
+// file cannot be mounted at all.
+func TestMountsHideNoProgram(t *testing.T) {
+	for name, args := range cases(t) {
+		for _, pod := range render(t, args...).pods(t) {
+			for _, c := range containers(t, pod) {
+				mounts, _, err := unstructured.NestedSlice(c, "volumeMounts")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, m := range mounts {
+					at := strings.TrimSuffix(m.(map[string]any)["mountPath"].(string), "/")
+					for _, file := range ownPrograms(t, c) {
+						if strings.HasPrefix(file+"/", at+"/") {
+							t.Errorf("%s: %s/%s mounts a volume at %s, where its image has %s", name, pod.GetName(), c["name"], at, file)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// ownPrograms are the files that a container's image is for: ours are at the root by their names, Envoy's where its command says.
+func ownPrograms(t *testing.T, container map[string]any) []string {
+	t.Helper()
+	image, _, _ := strings.Cut(path.Base(container["image"].(string)), ":")
+	switch binary := strings.TrimSuffix(image, "-nixl"); {
+	case binary != image:
+		return []string{"/" + binary, "/keeper"}
+	case slices.Contains(programs, binary):
+		return []string{"/" + binary}
+	case image == "envoy":
+		command, _, err := unstructured.NestedStringSlice(container, "command")
+		if err != nil || len(command) == 0 {
+			t.Fatalf("Envoy has command %q, %v", command, err)
+		}
+		return command[:1]
+	}
+	return nil
 }

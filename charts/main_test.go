@@ -40,7 +40,7 @@ var touch = sync.OnceValue(func() error {
 })
 
 var build = sync.OnceValue(func() error {
-	command := exec.Command("go", "build", "-o", binDir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
+	command := exec.Command("go", "build", "-o", binDir, "./cmd/epp", "./cmd/keeper", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
 	command.Dir = ".."
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the programs: %w\n%s", err, out)

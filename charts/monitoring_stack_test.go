@@ -71,7 +71,7 @@ func startStack(t *testing.T) *stack.PD {
 			t.Error(err)
 		}
 	})
-	pd, err := stack.StartPD(alive, g, stack.PDOptions{Dir: filepath.Dir(program(t, "epp")), Prefill: 1, Decode: 1,
+	pd, err := stack.StartPD(alive, g, stack.PDOptions{Dir: filepath.Dir(program(t, "epp")), Prefill: 1, Decode: 1, Keeper: true,
 		Threshold: threshold, Proxy: stack.ProxyGateway, SimFlags: []string{"--time-scale=0.1"}})
 	if err != nil {
 		t.Fatal(err)

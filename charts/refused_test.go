@@ -103,10 +103,16 @@ func TestAdviceIsEnough(t *testing.T) {
 		"little memory, no need":   "decode.shmSize=64Mi",
 		"as many accelerators":     "decode.parallelism.tensor=2,decode.resources.limits.nvidia\\.com/gpu=2",
 		"no prefill, none planned": "prefill.replicas=0,epp.threshold=0",
+		"largest body":             "epp.bodyLimit=256MiB",
+		"a larger body":            "epp.bodyLimit=300MiB,sidecar.extraArgs={--held-limit=600MiB}",
 		"RDMA on both sides":       "prefill.rdma.resource=rdma/ib,decode.rdma.resource=rdma/ib,engine.ucxTLS=rc\\,cuda_copy",
 		"another metric":           "prefill.autoscaling.enabled=true,prefill.autoscaling.metric=prefill_load",
 		"shared argument, shared":  "engine.args={--dtype=float16}",
 		"an account of one's own":  "serviceAccount.create=false,serviceAccount.name=picker",
+		"another keeper":           "sidecar.image.tag=v1,sidecar.keeper.enabled=true,sidecar.keeper.image.tag=v1",
+		"keepers that are heard":   "sidecar.keeper.enabled=true,engine.ucxTLS=rc\\,tcp",
+		"all but one transport":    "sidecar.keeper.enabled=true,engine.ucxTLS=^cuda_ipc",
+		"keepers need no key":      "sidecar.keeper.enabled=true,engine.apiKeySecret=key",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -76,14 +76,14 @@ spec:
 {{- define "tandem.tools.container" -}}
 - name: tools
   {{- include "tandem.container.image" (dict "root" . "image" .Values.tools.image) | nindent 2 }}
-  args: [drain, --install=/tandem]
+  args: [drain, --install=/tools]   # /tandem is this image's program
   securityContext:
     {{- include "tandem.containerSecurity" . | nindent 4 }}
   resources:
     requests: {cpu: 10m, memory: 32Mi}
     limits: {memory: 128Mi}
   volumeMounts:
-    - {name: tools, mountPath: /tandem}
+    - {name: tools, mountPath: /tools}
 {{- end -}}
 
 {{/*
@@ -95,7 +95,8 @@ readiness, and is told to stop after the engine has ended.
 {{- $suffix := ternary "" (printf "-%d" .rank) (eq .rank 0) -}}
 {{- $metrics := add 9095 (mul 2 .rank) -}}
 - name: sidecar{{ $suffix }}
-  {{- include "tandem.container.image" (dict "root" .root "image" $values.sidecar.image) | nindent 2 }}
+  {{- $image := ternary $values.sidecar.keeper.image $values.sidecar.image $values.sidecar.keeper.enabled }}
+  {{- include "tandem.container.image" (dict "root" .root "image" $image) | nindent 2 }}
   restartPolicy: Always
   args:
     - --port={{ add 8000 .rank }}
@@ -128,7 +129,7 @@ readiness, and is told to stop after the engine has ended.
     runAsGroup: 65532
     {{- include "tandem.containerSecurity" . | nindent 4 }}
   resources:
-    {{- toYaml $values.sidecar.resources | nindent 4 }}
+    {{- include "tandem.sidecar.resources" $values.sidecar | nindent 4 }}
   {{- with include "tandem.sidecar.mounts" $values | trim }}
   volumeMounts:
     {{- . | nindent 4 }}
@@ -142,10 +143,15 @@ readiness, and is told to stop after the engine has ended.
 - --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
 - --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
 - {{ printf "--prefill-allow=%s" (include "tandem.sidecar.allow" .) | quote }}
-{{- if not .Values.engine.apiKeySecret }}
+{{- if include "tandem.sidecar.meets" . }}
 - --prefill-discovery=dns://{{ include "tandem.component.name" (dict "root" . "component" "prefill") }}:8000
 {{- end }}
+{{- if $sidecar.warmUp }}
+- --warm-up
+{{- end }}
+{{- include "tandem.sidecar.keeperArgs" . }}
 - --lease={{ int .Values.engine.leaseSeconds }}s
+- --prefill-block-size={{ int .Values.engine.blockSize }}
 - --drain-timeout={{ include "tandem.drain.sidecar" . }}s
 - --body-limit={{ .Values.epp.bodyLimit }}
 - --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
@@ -169,6 +175,37 @@ readiness, and is told to stop after the engine has ended.
 {{- end }}
 {{- end -}}
 
+{{/* Whether sidecars look for prefill pods, to meet them before traffic does. */}}
+{{- define "tandem.sidecar.meets" -}}
+{{- if or .Values.sidecar.keeper.enabled .Values.sidecar.warmUp }}true{{ end -}}
+{{- end -}}
+
+{{/* Simulated engines are told over TCP: they have no NIXL. */}}
+{{- define "tandem.sidecar.keeperArgs" -}}
+{{- with .Values.sidecar.keeper }}{{ if .enabled }}
+- --keeper=/keeper
+- --keeper-transport={{ ternary "tcp" "nixl" (eq $.Values.engine.type "sim") }}
+{{- with .library }}
+- {{ printf "--keeper-library=%s" . | quote }}
+{{- end }}
+- --side-channel-port={{ int $.Values.engine.sideChannelPort }}
+{{- end }}{{ end }}
+{{- end -}}
+
+{{/* The library took 35 MB where it was measured. The garbage collector's limit (goEnv) is the sidecar's alone, as without. */}}
+{{- define "tandem.sidecar.resources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if .keeper.enabled -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- with dig $kind "memory" "" $resources -}}
+{{- $more := include "tandem.mebibytes" . | float64 | addf 64 | ceil | int -}}
+{{- $_ := set (index $resources $kind) "memory" (printf "%dMi" $more) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
 {{/* Where prefill legs may go: what the values say, else the ranges that pods have, at the prefill engines' ports. */}}
 {{- define "tandem.sidecar.allow" -}}
 {{- $allow := .Values.sidecar.prefillAllow -}}
@@ -189,6 +226,9 @@ readiness, and is told to stop after the engine has ended.
 - {name: SSL_CERT_DIR, value: /etc/tandem/prefill-ca}
 {{- end }}
 {{- include "tandem.otelEnv" . }}
+{{- if .Values.sidecar.keeper.enabled }}{{ with .Values.sidecar.keeper.env }}
+{{ toYaml . }}
+{{- end }}{{ end }}
 {{- end -}}
 
 {{/* Takes the values. */}}
@@ -318,7 +358,7 @@ same in both roles. A decode engine that cannot read a KV cache computes it (rec
 {{- else -}}
 - --host=0.0.0.0
 - --port=8000
-- --transfer-address=$(POD_IP):{{ int $engine.sideChannelPort }}
+- --side-channel-address=$(POD_IP):{{ int $engine.sideChannelPort }}
 {{- end }}
 - --role={{ .component }}
 - --served-model-name={{ .root.Values.model.name }}

@@ -59,6 +59,7 @@ plugins:
   - type: disagg-profile-handler
     parameters:
       deciders: {prefill: prefix-based-pd-decider}
+      onNoPrefill: {{ .Values.epp.onNoPrefill }}   # epp.onNoPrefill
   - type: prefix-based-pd-decider
     parameters:
       nonCachedTokens: {{ .Values.epp.threshold }}   # epp.threshold
@@ -78,6 +79,12 @@ plugins:
     parameters:
       maxNumOfEndpoints: 2   # the proxy tries the second where the first does not answer
     {{- end }}
+  - type: utilization-detector   # 429 instead of a place behind 32 requests, or as many as the engine runs if that is more
+    parameters:
+      queueDepthThreshold: 8   # a quarter of that refuses requests of negative priority
+      queueDepthPerRunning: 0.25
+      headroom: 3
+      onAllFull: refuse
   {{- if .Values.tls.sidecarSecret }}
   - type: metrics-data-source
     parameters:
@@ -85,10 +92,13 @@ plugins:
       insecureSkipVerify: true   # pods are asked by their addresses, which no certificate names
   - type: core-metrics-extractor
   {{- end }}
+saturationDetector:
+  pluginRef: utilization-detector
 schedulingProfiles:
   - name: decode
     plugins:
       - pluginRef: decode-filter
+      - pluginRef: utilization-detector
       - {pluginRef: queue-scorer, weight: 2}
       - {pluginRef: kv-cache-utilization-scorer, weight: 2}
       - {pluginRef: active-request-scorer, weight: 2}
@@ -97,6 +107,7 @@ schedulingProfiles:
   - name: prefill
     plugins:
       - pluginRef: prefill-filter
+      - pluginRef: utilization-detector
       - pluginRef: token-load-scorer
       - pluginRef: max-score-picker
 {{- if .Values.tls.sidecarSecret }}

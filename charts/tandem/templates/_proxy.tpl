@@ -54,11 +54,13 @@ flags would be:
 {{- end -}}
 {{- $page := dict
       "Listener" "tandem" "PoolName" "pool" "PickerName" "epp"
+      "LargeName" "large" "PickLost" "x-tandem-pick-lost" "WholeLimit" 32769
       "Destination" "x-gateway-destination-endpoint" "Served" "x-gateway-destination-endpoint-served"
       "ListenOn" (dict "Host" "0.0.0.0" "Port" 8080)
       "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
       "OperationsPage" (dict "Host" "0.0.0.0" "Port" (include "tandem.proxy.operationsPort" .))
       "Cert" (dict "Dir" (ternary "/etc/envoy-tls" "" (ne $tls.proxySecret "")) "File" "/etc/envoy/certificate.yaml")
+      "Client" (dict "Dir" "" "File" "")
       "Peers" (list (dict "Host" (printf "%s.%s.svc" (include "tandem.epp.replicasName" .) .Release.Namespace) "Port" 9002))
       "Named" true "PickerTLS" $picker "PoolTLS" $pool "Pool" "eds"
       "ExtProc" (list

@@ -8,8 +8,8 @@ else stumbles first.
 {{- define "tandem.validate" -}}
 {{- $root := . -}}
 {{- $problems := list -}}
-{{- range $check := list "names" "source" "labels" "arguments" "environment" "version" "parallelism" "memory" "network"
-      "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+{{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
+      "memory" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -77,7 +77,8 @@ it to another one. */}}
 {{- define "tandem.check.version" -}}
 {{- $oldest := "0.22.0" -}}
 {{- $moving := list "latest" "nightly" "main" "master" "dev" "edge" -}}
-{{- $images := dict "engine.image" .Values.engine.image "sidecar.image" .Values.sidecar.image "epp.image" .Values.epp.image
+{{- $images := dict "engine.image" .Values.engine.image "sidecar.image" .Values.sidecar.image
+      "sidecar.keeper.image" .Values.sidecar.keeper.image "epp.image" .Values.epp.image
       "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "sim.image" .Values.sim.image -}}
 {{- range $where, $image := $images -}}
   {{- if and (has $image.tag $moving) (not $image.digest) }}
@@ -147,6 +148,21 @@ it to another one. */}}
 {{- end -}}
 
 
+{{/* The programs do not start where all bodies together are not to be twice the largest one: --held-limit, of which these are
+the defaults, in MiB. */}}
+{{- define "tandem.check.bodies" -}}
+{{- $twice := include "tandem.bytes" .Values.epp.bodyLimit | int64 | mul 2 -}}
+{{- range $name, $held := dict "epp" 1024 "sidecar" 512 -}}
+  {{- $default := not (regexMatch "(^| )--held-limit=" (join " " (index $.Values $name).extraArgs)) -}}
+  {{- if and $default (gt $twice (mul $held 1048576)) }}
+{{ printf (print "epp.bodyLimit is %s, but %s holds %dMiB of bodies at most, which has to be twice that: set --held-limit in "
+     "%s.extraArgs, and %s.resources.limits.memory to three times of it")
+     $.Values.epp.bodyLimit $name $held $name $name }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
 {{- define "tandem.check.network" -}}
 {{- $last := add 7999 .Values.prefill.parallelism.data | int -}}
 {{- range .Values.sidecar.prefillAllow -}}
@@ -177,6 +193,42 @@ it to another one. */}}
 {{- if and $prefill $decode $ucx (not (regexMatch "(^|,)(all|ib|srd|(rc|ud|dc)(_[a-z0-9]+)?|\\^.*)(,|$)" $ucx)) }}
 {{ printf (print "engine.ucxTLS is %s, which leaves the RDMA devices of rdma.resource unused: add rc to it, or leave "
      "it empty") $ucx }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* What would have a keeper run that cannot do its work, or none where one is meant to. */}}
+{{- define "tandem.check.keeper" -}}
+{{- $sidecar := .Values.sidecar -}}
+{{- $keeper := $sidecar.keeper -}}
+{{- if and $sidecar.warmUp .Values.engine.apiKeySecret }}
+sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret to send requests with: remove one of them
+{{- end -}}
+{{- if not $keeper.enabled -}}
+  {{- range $key := list "library" "env" -}}
+    {{- if index $keeper $key }}
+{{ printf "sidecar.keeper.%s is set, but sidecar.keeper.enabled is false: set it to true, or remove it" $key }}
+    {{- end -}}
+  {{- end -}}
+{{- else -}}
+  {{- $own := or $keeper.image.tag $keeper.image.digest -}}
+  {{- $plain := include "tandem.image" (dict "root" . "image" $sidecar.image) -}}
+  {{- if eq $plain (include "tandem.image" (dict "root" . "image" $keeper.image)) }}
+{{ printf (print "sidecar.keeper.image is %s, the image of a sidecar without a keeper: name one that is built from the "
+     "target sidecar-nixl") $plain }}
+  {{- else if and (or $sidecar.image.tag $sidecar.image.digest) (not $own) }}
+{{ printf (print "sidecar.image is %s, but with sidecar.keeper.enabled pods have sidecar.keeper.image, which has neither tag "
+     "nor digest: name the version there, too") $plain }}
+  {{- end -}}
+  {{- $ucx := .Values.engine.ucxTLS -}}
+  {{- if eq .Values.engine.type "sim" -}}
+    {{- if $keeper.library }}
+{{ printf "sidecar.keeper.library is %s, but keepers tell simulated engines without it: remove it" $keeper.library }}
+    {{- end -}}
+  {{- else if and $ucx (eq (hasPrefix "^" $ucx) (regexMatch "(^|[,^])(tcp|all)(,|$)" $ucx)) }}
+{{ printf (print "engine.ucxTLS is %s, which leaves out tcp, over which the keepers of sidecar.keeper.enabled tell the prefill "
+     "engines: add it, or leave ucxTLS empty") $ucx }}
+  {{- end -}}
 {{- end -}}
 {{- end -}}
 

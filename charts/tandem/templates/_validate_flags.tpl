@@ -61,7 +61,7 @@ otlp-traces-endpoint: set tracing.endpoint and tracing.engines
 host: it follows from the role
 port: it follows from the role
 admin-port: nothing of the release may ask for faults
-transfer-address: set engine.sideChannelPort
+side-channel-address: set engine.sideChannelPort
 keep-alive: set engine.keepAliveSeconds
 served-model-name: set model.name
 max-model-len: set engine.maxModelLen
@@ -91,6 +91,7 @@ first-event-timeout: set sidecar.firstEventTimeoutSeconds
 prefill-timeout: set sidecar.prefillTimeoutSeconds
 prefill-block-size: set engine.blockSize
 prefill-tls: set tls.prefill.secret
+prefill-use-tls: set tls.prefill.secret
 prefill-tls-insecure-skip-verify: set tls.prefill.caConfigMap
 lease: set engine.leaseSeconds
 drain-timeout: set drainSeconds
@@ -98,6 +99,11 @@ body-limit: set epp.bodyLimit
 pd-header: set epp.pdHeader
 prefill-allow: set sidecar.prefillAllow
 prefill-discovery: it is the release's own Service
+warm-up: set sidecar.warmUp
+keeper: set sidecar.keeper.enabled
+keeper-transport: it follows from engine.type
+keeper-library: set sidecar.keeper.library
+side-channel-port: set engine.sideChannelPort
 auth-file: set epp.authSecret
 log-level: set sidecar.logLevel
 zap-log-level: set sidecar.logLevel
@@ -223,6 +229,16 @@ HOME: it is the folder of model.hf.cacheSize
 XDG_CACHE_HOME: it is the folder of model.hf.cacheSize
 USER: it is the user of engine.runAsUser
 {{- end -}}
+
+{{/* Of the sidecar's own environment nothing may be changed behind its back; the library is the keeper's alone. */}}
+{{- define "tandem.check.keeperEnvironment" -}}
+{{- range .Values.sidecar.keeper.env -}}
+  {{- if not (regexMatch "^(UCX|NIXL)_" .name) }}
+{{ printf "sidecar.keeper.env sets %s, but it is for variables of UCX and NIXL (UCX_…, NIXL_…): remove it" .name }}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
 
 {{/* A variable given twice is refused by the API server, or the last one wins; either way nobody sees it here. */}}
 {{- define "tandem.check.environment" -}}
