@@ -17,9 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
 
 	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
 
@@ -51,8 +49,8 @@ func TestCluster(t *testing.T) {
 	t.Run("pods come and go", func(t *testing.T) { c.churn(t, epp) })
 	t.Run("the API server is away", func(t *testing.T) { c.outage(t, epp) })
 	t.Run("the pool is deleted and made again", func(t *testing.T) { c.withoutPool(t, epp) })
-	cpu, rss := usage(t, epp.PID())
-	t.Logf("the picker in all: %v CPU, peak RSS %d MiB", cpu, rss>>20)
+	cpu, rss := cpuOf(t, epp.PID()), peakOf(t, epp.PID())
+	t.Logf("the picker in all: %v CPU, peak RSS %d MiB", cpu, rss)
 }
 
 // cluster is a namespace with a pool of pods, all of which serve a metrics page.
@@ -68,17 +66,7 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{plane: kube.Start(t)}
 	c.plane.InstallCRDs("../epp/kube/testdata/crds/*.yaml")
-	config := c.plane.Config()
-	httpClient, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(httpClient.CloseIdleConnections)
-	admin, err := kubernetes.NewForConfigAndClient(config, httpClient)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.pods = admin.CoreV1().Pods("default")
+	c.pods = kube.Client(t, c.plane.Config()).CoreV1().Pods("default")
 	c.listen(t)
 	c.makePool(t)
 	c.inLanes(t, 16, clusterPods, func(i int) {
@@ -182,9 +170,9 @@ func (c *cluster) startPicker(t *testing.T) program {
 	what := stack.EPP(binDir, "--kubeconfig="+kubeconfig, "--pool-name=tandem", "--pool-namespace=default")
 	what.ReadyTimeout = patience
 	epp := start(t, what)
-	cpu, rss := usage(t, epp.PID())
+	cpu, rss := cpuOf(t, epp.PID()), peakOf(t, epp.PID())
 	t.Logf("%d pods: the picker was ready after %v, with %v CPU and %d MiB", clusterPods, time.Since(began).Round(time.Millisecond),
-		cpu, rss>>20)
+		cpu, rss)
 	c.asking, err = procclient.Dial(procclient.Options{Addresses: []string{epp.addr("extproc")}})
 	if err != nil {
 		t.Fatal(err)
@@ -283,9 +271,9 @@ func (c *cluster) flicker(t *testing.T, epp program) {
 		})
 	})
 	took := time.Since(began)
-	_, rss := usage(t, epp.PID())
+	rss := peakOf(t, epp.PID())
 	t.Logf("%.0f changes/s for %v: the picker took %.3f of a core, %.3f before it; peak RSS %d MiB", float64(2*replacements)/took.Seconds(),
-		took.Round(time.Millisecond), busy, resting, rss>>20)
+		took.Round(time.Millisecond), busy, resting, rss)
 	c.mustBe(t, epp)
 }
 
@@ -301,7 +289,8 @@ func (c *cluster) churn(t *testing.T, epp program) {
 	port := strconv.Itoa(c.port)
 	var mu sync.Mutex
 	var came, left []time.Duration
-	ctx := within(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // the API server is what computes
+	defer cancel()
 	began, before := time.Now(), cpuOf(t, epp.PID())
 	c.inLanes(t, churnLanes, replacements, func(i int) {
 		number := i*2 + 1 // decode
@@ -325,11 +314,11 @@ func (c *cluster) churn(t *testing.T, epp program) {
 		left, came = append(left, ready.Sub(gone)), append(came, time.Since(ready))
 	})
 	took := time.Since(began)
-	_, rss := usage(t, epp.PID())
+	rss := peakOf(t, epp.PID())
 	t.Logf("%d replacements in %v (%.0f changes/s): made ready → candidate p50 %v p99 %v, deleted → none p50 %v p99 %v, "+
 		"API calls included; the picker took %.2f of a core, with all the asking, peak RSS %d MiB", replacements, took.Round(time.Millisecond),
 		float64(3*replacements)/took.Seconds(), quantile(came, 0.5), quantile(came, 0.99), quantile(left, 0.5), quantile(left, 0.99),
-		(cpuOf(t, epp.PID())-before).Seconds()/took.Seconds(), rss>>20)
+		(cpuOf(t, epp.PID())-before).Seconds()/took.Seconds(), rss)
 	c.mustBe(t, epp)
 }
 
@@ -417,40 +406,4 @@ func quantile(d []time.Duration, q float64) time.Duration {
 	}
 	slices.Sort(d)
 	return d[int(q*float64(len(d)-1))].Round(100 * time.Microsecond)
-}
-
-// usage tells what a process has used so far: CPU time, and its peak resident size in bytes.
-func usage(t *testing.T, pid int) (cpu time.Duration, rss int64) {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if value, found := strings.CutPrefix(line, "VmHWM:"); found {
-			kib, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			rss = kib << 10
-		}
-	}
-	return cpuOf(t, pid), rss
-}
-
-// cpuOf is the CPU time of a process, user and system. Linux counts it in hundredths of a second.
-func cpuOf(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	user, err1 := strconv.Atoi(fields[11])
-	system, err2 := strconv.Atoi(fields[12])
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(user+system) * 10 * time.Millisecond
 }

@@ -27,6 +27,7 @@ type fleet struct {
 	endpoints string // file of the pool
 	pickers   []program
 	front     front
+	hasty     bool // Envoy starts although no picker has told it of endpoints
 }
 
 // decodePod is a decode engine and the sidecar before it.
@@ -41,6 +42,7 @@ func (p decodePod) addr() string { return p.sidecar.addr("http") }
 // front is the proxy.
 type front struct {
 	addr string
+	pid  int // Envoy's
 	// stat reads one of Envoy's counters; nil for the gateway, which has none.
 	stat func(t *testing.T, name string) int
 }
@@ -184,14 +186,21 @@ func (f *fleet) startFront(t *testing.T, l layout, flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if f.hasty {
+		const patient, hasty = "initial_fetch_timeout: 30s", "initial_fetch_timeout: 1s"
+		if !strings.Contains(bootstrap, patient) {
+			t.Fatalf("there is no %q in\n%s", patient, bootstrap)
+		}
+		bootstrap = strings.Replace(bootstrap, patient, hasty, 1)
+	}
 	f.front = startEnvoy(t, bootstrap)
 }
 
-// startEnvoy runs a real Envoy. It ends with the test, which shows what it said if it fails.
-func startEnvoy(t *testing.T, bootstrap string) front {
+// launchEnvoy runs a real Envoy. It ends with the test, which shows what it said if it fails.
+func launchEnvoy(t *testing.T, bootstrap string, args ...string) *envoy.Envoy {
 	t.Helper()
 	envoy.Require(t)
-	e, err := envoy.Start(within(t), []byte(bootstrap))
+	e, err := envoy.Start(within(t), []byte(bootstrap), args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,11 +212,24 @@ func startEnvoy(t *testing.T, bootstrap string) front {
 			t.Logf("envoy said:\n%s", e.Log())
 		}
 	})
+	return e
+}
+
+// listener is where a proxy takes requests.
+func listener(t *testing.T, e *envoy.Envoy) string {
+	t.Helper()
 	addr, err := e.Listener(within(t), extproc.ListenerName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return front{addr, func(t *testing.T, name string) int {
+	return addr
+}
+
+// startEnvoy runs an Envoy as the front of a fleet.
+func startEnvoy(t *testing.T, bootstrap string) front {
+	t.Helper()
+	e := launchEnvoy(t, bootstrap)
+	return front{listener(t, e), e.PID(), func(t *testing.T, name string) int {
 		t.Helper()
 		stats, err := e.Stats(within(t), name)
 		if err != nil {
@@ -242,6 +264,38 @@ func (f *fleet) want(t *testing.T, c call) []int {
 	return (&pair{plain: f.plain, model: f.model}).want(t, c)
 }
 
+// wants asks the plain engine for several answers at once.
+func (f *fleet) wants(t *testing.T, calls []call) [][]int {
+	t.Helper()
+	var asked []<-chan reply
+	for _, c := range calls {
+		c.stream, c.header = false, nil
+		asked = append(asked, begin(t, c, f.plain.addr, f.model))
+	}
+	var want [][]int
+	for _, got := range asked {
+		r := <-got
+		if r.Status != http.StatusOK || len(r.Tokens) == 0 {
+			t.Fatalf("the plain engine answers %d %s", r.Status, r.Body)
+		}
+		want = append(want, r.Tokens)
+	}
+	return want
+}
+
+// mustServe sends calls at once, of which each has to get what it would from the plain engine.
+func (f *fleet) mustServe(t *testing.T, calls []call) {
+	t.Helper()
+	want := f.wants(t, calls)
+	var asked []<-chan reply
+	for _, c := range calls {
+		asked = append(asked, begin(t, c, f.front.addr, f.model))
+	}
+	for i, got := range asked {
+		mustMatch(t, <-got, calls[i].stream, want[i])
+	}
+}
+
 // fresh is a prompt nobody has seen.
 func (f *fleet) fresh(n int) []int { return (&pair{tokenIDs: [2]int{300, 1000}}).fresh(n) }
 
@@ -268,8 +322,8 @@ func (f *fleet) mustRest(t *testing.T) {
 			used, err := e.readMetric(usageGauge)
 			return fmt.Sprint(used), err != nil || used == 0
 		})
-		if expired, err := e.readMetric(expiries); err == nil && expired != 0 {
-			t.Errorf("%v hand-offs expired", expired)
+		if expired, err := e.readMetric(expiries); err == nil && expired != e.expired {
+			t.Errorf("%v hand-offs expired", expired-e.expired)
 		}
 	}
 	if f.front.stat == nil {

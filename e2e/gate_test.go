@@ -5,13 +5,15 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
 // gate is a TCP relay that can hold what one side sends, so that a test can act while a leg is on its way. It passes
 // half-closed connections on as such.
 type gate struct {
-	addr string
+	addr    string
+	refused atomic.Int32 // how many connections are still to be closed as they come
 
 	mu     sync.Mutex // guards what follows
 	open   chan struct{}
@@ -61,6 +63,10 @@ func newGate(t *testing.T, addr string, holds direction) *gate {
 			in, err := l.Accept()
 			if err != nil {
 				return
+			}
+			if g.refused.Add(-1) >= 0 {
+				in.Close()
+				continue
 			}
 			out, err := net.Dial("tcp", addr)
 			if err != nil {

@@ -80,8 +80,8 @@ func (f *tappedFleet) seeEverything(t *testing.T) {
 		if c.id != "" {
 			q.header[pd.HeaderRequestID] = c.id
 		}
-		if got := f.send(t, q); got.status != c.wantStatus || planned(got) != c.want {
-			t.Errorf("status %d, decision %q, want %d %q", got.status, planned(got), c.wantStatus, c.want)
+		if got := f.send(t, q); got.Status != c.wantStatus || planned(got) != c.want {
+			t.Errorf("status %d, decision %q, want %d %q", got.Status, planned(got), c.wantStatus, c.want)
 		}
 	}
 	f.leaveAtDecode(t)

@@ -21,18 +21,22 @@ func TestPickerDrains(t *testing.T) {
 			var running sync.WaitGroup
 			var served atomic.Int64
 			half := make(chan struct{})
+			var clients []call
 			for i := range 4 {
 				q := f.tokensCall(threshold/2+i%2*2*threshold, i < 2)
 				q.tokens = 30
-				want := f.want(t, q)
+				clients = append(clients, q)
+			}
+			want := f.wants(t, clients)
+			for i, q := range clients {
 				running.Go(func() {
 					for !done.Load() {
 						got, err := q.send(t.Context(), f.front.addr, f.model)
-						if err != nil || got.status != http.StatusOK || !slices.Equal(got.tokens, want) {
-							t.Errorf("while a picker drained: %d %v %s", got.status, err, got.body)
+						if err != nil || got.Status != http.StatusOK || !slices.Equal(got.Tokens, want[i]) {
+							t.Errorf("while a picker drained: %d %v %s", got.Status, err, got.Body)
 							return
 						}
-						if served.Add(1) == 40 {
+						if served.Add(1) == 20 {
 							close(half)
 						}
 					}
@@ -42,7 +46,7 @@ func TestPickerDrains(t *testing.T) {
 			if err := f.pickers[0].Stop(); err != nil {
 				t.Error(err)
 			}
-			for before := served.Load(); served.Load() < before+40 && !t.Failed(); {
+			for before := served.Load(); served.Load() < before+20 && !t.Failed(); {
 				mustSend(t, f.tokensCall(threshold/2, false), f.front.addr, f.model)
 			}
 			done.Store(true)

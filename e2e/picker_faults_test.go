@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/tandem-serving/tandem/e2e/answer"
+	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -22,17 +24,21 @@ func TestPickerKilled(t *testing.T) {
 			begun := make(chan struct{}, streams)
 			killed := make(chan struct{})
 			var running sync.WaitGroup
+			var all []call
 			for i := range streams {
 				q := f.tokensCall(threshold/2+i%2*2*threshold, true)
 				q.tokens = 400
-				want := f.want(t, q)
+				all = append(all, q)
+			}
+			want := f.wants(t, all)
+			for i, q := range all {
 				running.Go(func() {
 					got, err := f.readSlowly(t, q, begun, killed)
 					if err != nil {
 						t.Errorf("stream %d was cut: %v", i, err)
 						return
 					}
-					mustMatch(t, got, true, want)
+					mustMatch(t, got, true, want[i])
 				})
 			}
 			for range streams {
@@ -44,8 +50,8 @@ func TestPickerKilled(t *testing.T) {
 			close(killed)
 			running.Wait()
 			got := f.send(t, f.tokensCall(threshold/2, false))
-			if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") == "" || !strings.Contains(got.body, `"error"`) {
-				t.Errorf("without a picker: %d %v %s", got.status, got.header, got.body)
+			if got.Status != http.StatusServiceUnavailable || got.Header.Get("Retry-After") == "" || !strings.Contains(got.Body, `"error"`) {
+				t.Errorf("without a picker: %d %v %s", got.Status, got.Header, got.Body)
 			}
 			f.mustRest(t)
 		})
@@ -60,13 +66,17 @@ func (f *fleet) readSlowly(t *testing.T, q call, begun chan<- struct{}, goOn <-c
 		return reply{}, err
 	}
 	defer resp.Body.Close()
-	r := reply{status: resp.StatusCode, header: resp.Header, cached: -1}
+	r, err := answer.New(resp)
+	if err != nil {
+		begun <- struct{}{}
+		return r, err
+	}
 	body := bufio.NewReader(resp.Body)
 	_, err = body.Peek(1)
 	begun <- struct{}{}
 	<-goOn
 	if err == nil {
-		err = r.readStream(body)
+		err = r.ReadStream(body)
 	}
 	return r, err
 }
@@ -87,13 +97,14 @@ func TestTwoPickers(t *testing.T) {
 			if l.proxy == "gateway" { // unlike Envoy it tries no stream again: what comes before it has noticed the death fails
 				f.eventually(t, "the gateway keeps to the picker that lives", func() (string, bool) {
 					got := f.send(t, f.tokensCall(threshold/2, false))
-					return got.body, got.status == http.StatusOK
+					return got.Body, got.Status == http.StatusOK
 				})
 			}
+			var after []call
 			for i := range 20 {
-				q := f.tokensCall(threshold/2, i%2 == 0)
-				mustMatch(t, f.send(t, q), q.stream, f.want(t, q))
+				after = append(after, f.tokensCall(threshold/2, i%2 == 0))
 			}
+			f.mustServe(t, after)
 			f.mustRest(t)
 		})
 	}
@@ -112,8 +123,8 @@ func TestPoolChanges(t *testing.T) {
 					for !done.Load() {
 						q := call{api: pd.APICompletions, text: "load", tokens: 4}
 						got, err := q.send(t.Context(), f.front.addr, f.model)
-						if err != nil || got.status != http.StatusOK {
-							t.Errorf("while the pool changed: %d %v %s", got.status, err, got.body)
+						if err != nil || got.Status != http.StatusOK {
+							t.Errorf("while the pool changed: %d %v %s", got.Status, err, got.Body)
 							return
 						}
 					}
@@ -129,10 +140,11 @@ func TestPoolChanges(t *testing.T) {
 					}
 					return fmt.Sprint(len(state.Endpoints)), len(state.Endpoints) == len(pods)+1
 				})
-				for range 10 { // and the pods that are there are the ones that serve
-					q := f.tokensCall(threshold/2, false)
-					mustMatch(t, f.send(t, q), false, f.want(t, q))
+				var calls []call
+				for range 10 {
+					calls = append(calls, f.tokensCall(threshold/2, false))
 				}
+				f.mustServe(t, calls) // and the pods that are there are the ones that serve
 			}
 			done.Store(true)
 			running.Wait()
@@ -158,6 +170,43 @@ func TestDeadEndpoint(t *testing.T) {
 	}
 }
 
+// TestStoppedEngine ends a decode engine under whole answers, which it answers with 500 as it goes: each is computed by the
+// other pod, and no client learns of it.
+func TestStoppedEngine(t *testing.T) {
+	for _, l := range layouts {
+		t.Run(l.String(), func(t *testing.T) {
+			f := newFleet(t, 1, 1)
+			ending := start(t, stack.Sim(binDir, "ending", "--role=decode"))
+			addr := ending.addr("http")
+			f.decode = append(f.decode, decodePod{engine{addr: addr}, startSidecar(t, addr)})
+			f.writeEndpoints(t)
+			f.startPicker(t)
+			f.startFront(t, l)
+			var calls []call
+			for i := range 12 {
+				q := f.tokensCall(threshold/2+i%3*threshold, false)
+				q.tokens = 300 // 600 ms
+				calls = append(calls, q)
+			}
+			want := f.wants(t, calls)
+			var asked []<-chan reply
+			for _, c := range calls {
+				asked = append(asked, begin(t, c, f.front.addr, f.model))
+			}
+			f.eventually(t, "answers under way", func() (string, bool) {
+				n, err := engine{addr: addr}.readMetric("vllm:num_requests_running")
+				return fmt.Sprint(n, err), n >= 3
+			})
+			if err := ending.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range asked {
+				mustMatch(t, <-got, false, want[i])
+			}
+		})
+	}
+}
+
 // TestEmptyPool has no endpoint at all, and later one.
 func TestEmptyPool(t *testing.T) {
 	for _, l := range []layout{{"gateway", "pair"}, {"envoy", "pair"}} {
@@ -169,8 +218,8 @@ func TestEmptyPool(t *testing.T) {
 			f.startPicker(t)
 			f.startFront(t, l)
 			got := f.send(t, f.tokensCall(threshold/2, false))
-			if got.status != http.StatusServiceUnavailable || planned(got) != "refused;reason=no-endpoint" {
-				t.Errorf("status %d, decision %v", got.status, got.decision)
+			if got.Status != http.StatusServiceUnavailable || planned(got) != "refused;reason=no-endpoint" {
+				t.Errorf("status %d, decision %v", got.Status, got.Decision)
 			}
 			mustBeOverloaded(t, got, "no-endpoint")
 			f.decode = pods
@@ -179,7 +228,7 @@ func TestEmptyPool(t *testing.T) {
 			want := f.want(t, q)
 			f.eventually(t, "the answer", func() (string, bool) {
 				got := f.send(t, q)
-				return fmt.Sprint(got.status, got.body), got.status == http.StatusOK && fmt.Sprint(got.tokens) == fmt.Sprint(want)
+				return fmt.Sprint(got.Status, got.Body), got.Status == http.StatusOK && fmt.Sprint(got.Tokens) == fmt.Sprint(want)
 			})
 			f.mustRest(t)
 		})
@@ -192,13 +241,13 @@ func TestReload(t *testing.T) {
 	f := newStack(t, layout{"gateway", "pair"}, 1, 1)
 	p := f.pickers[0]
 	q := f.tokensCall(2*threshold, false)
-	if got := f.send(t, q); got.decision.Verdict != pd.Remote {
-		t.Fatalf("decision %v", got.decision)
+	if got := f.send(t, q); got.Decision.Verdict != pd.Remote {
+		t.Fatalf("decision %v", got.Decision)
 	}
 	f.writeConfig(t, fmt.Sprintf(pdConfig, 100*threshold, ""))
 	f.eventually(t, "the decision", func() (string, bool) {
 		got := f.send(t, f.tokensCall(2*threshold, false))
-		return got.decision.String(), planned(got) == "local;reason=short-prompt"
+		return got.Decision.String(), planned(got) == "local;reason=short-prompt"
 	})
 	f.writeConfig(t, fmt.Sprintf(pdConfig, -5, ""))
 	f.eventually(t, "/readyz", func() (string, bool) {
@@ -212,7 +261,7 @@ func TestReload(t *testing.T) {
 		t.Errorf("no metric tells of the bad file")
 	}
 	if got := f.send(t, f.tokensCall(2*threshold, false)); planned(got) != "local;reason=short-prompt" {
-		t.Errorf("decision %v: the last good configuration is not kept", got.decision)
+		t.Errorf("decision %v: the last good configuration is not kept", got.Decision)
 	}
 	f.mustRest(t)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +30,7 @@ func (f *fleet) gather(t *testing.T, n, tokens int) *crowd {
 	var begun sync.WaitGroup
 	for i := range n {
 		q := f.tokensCall(tokens, true)
-		q.tokens = 20_000
+		q.tokens = wholeModel
 		begun.Add(1)
 		c.ended.Go(func() {
 			resp, err := f.open(ctx, q)
@@ -106,7 +107,7 @@ func TestAccountedElsewhere(t *testing.T) {
 	f := newFleet(t, 0, 1)
 	picks, accounts := f.startPicker(t), f.startPicker(t)
 	bootstrap := f.bootstrap(t, "pair", picks)
-	const accountant, cluster, end = "stat_prefix: acct", "  - name: epp\n", "\n  # The decode endpoints."
+	const accountant, cluster, end = "stat_prefix: acct", "  - name: epp\n", "\n  # The second listener of this Envoy."
 	before, after, found := strings.Cut(bootstrap, accountant)
 	_, other, alsoFound := strings.Cut(f.bootstrap(t, "pair", accounts), cluster)
 	other, _, ends := strings.Cut(other, end)
@@ -139,13 +140,19 @@ func (f *fleet) bootstrap(t *testing.T, mode string, p program) string {
 	return text
 }
 
-// TestServed has a pod in the pool that is not there: what was picked for it is counted at the pod that serves.
+// TestServed has a pod in the pool that is not there, though a page of it can be read: what was picked for it is counted at the
+// pod that serves.
 func TestServed(t *testing.T) {
 	for _, l := range layouts {
 		t.Run(l.String(), func(t *testing.T) {
 			const dead = "127.0.0.1:9"
 			f := newFleet(t, 0, 1)
 			f.writeEndpoints(t, dead)
+			text, err := os.ReadFile(f.endpoints)
+			if err != nil {
+				t.Fatal(err)
+			}
+			replace(t, f.endpoints, string(text)+"  metricsHost: "+f.plain.addr+"\n") // the last entry is the dead one's
 			f.startPicker(t)
 			f.startFront(t, l)
 			const streams = 8
@@ -179,8 +186,8 @@ func TestSubset(t *testing.T) {
 					f.frontWithSubset(t, mode, c.hint)
 					if c.status != http.StatusOK {
 						got := f.send(t, f.tokensCall(threshold/2, false))
-						if got.status != c.status || planned(got) != "refused;reason=no-endpoint" {
-							t.Errorf("status %d, decision %v", got.status, got.decision)
+						if got.Status != c.status || planned(got) != "refused;reason=no-endpoint" {
+							t.Errorf("status %d, decision %v", got.Status, got.Decision)
 						}
 						mustBeOverloaded(t, got, "no-endpoint")
 						return
@@ -199,7 +206,7 @@ func TestSubset(t *testing.T) {
 // frontWithSubset runs an Envoy that sets the subset hint before it asks the picker.
 func (f *fleet) frontWithSubset(t *testing.T, mode, hint string) {
 	t.Helper()
-	const filters = "          http_filters:\n"
+	const filters = "          http_filters: &filters\n"
 	before, after, found := strings.Cut(f.bootstrap(t, mode, f.pickers[0]), filters)
 	if !found {
 		t.Fatal("the bootstrap has no HTTP filters")
@@ -228,7 +235,7 @@ func TestRetry(t *testing.T) {
 				got := f.send(t, q)
 				mustMatch(t, got, false, f.want(t, q))
 				if planned(got) != "local;reason=prefill-failed" {
-					t.Errorf("decision %v", got.decision)
+					t.Errorf("decision %v", got.Decision)
 				}
 			}
 			f.mustRest(t)
@@ -257,10 +264,10 @@ func TestTrailersForWhoAsks(t *testing.T) {
 						q := f.tokensCall(2*threshold, true)
 						got := f.ask(t, transport, q, asks)
 						mustMatch(t, got, true, f.want(t, q))
-						_, err := pd.ParseOutcome(got.trailer.Get(pd.HeaderOutcome))
-						timed := got.trailer.Get(pd.HeaderTiming) != ""
+						_, err := pd.ParseOutcome(got.Trailer.Get(pd.HeaderOutcome))
+						timed := got.Trailer.Get(pd.HeaderTiming) != ""
 						if (err == nil) != asks || timed != asks {
-							t.Errorf("trailers %v for a client that asks: %v", got.trailer, asks)
+							t.Errorf("trailers %v for a client that asks: %v", got.Trailer, asks)
 						}
 					})
 				}
@@ -280,24 +287,12 @@ func protocols(two bool) *http.Protocols {
 // ask makes a streamed call over a transport.
 func (f *fleet) ask(t *testing.T, over http.RoundTripper, q call, trailers bool) reply {
 	t.Helper()
-	req, err := http.NewRequestWithContext(within(t), http.MethodPost, "http://"+f.front.addr+q.api.Path(),
-		strings.NewReader(string(q.body(f.model))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
 	if trailers {
-		req.Header.Set("Te", "trailers")
+		q.header = map[string]string{"Te": "trailers"}
 	}
-	resp, err := over.RoundTrip(req)
+	r, err := q.over(within(t), over, f.front.addr, q.body(f.model))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	r := reply{status: resp.StatusCode, header: resp.Header, cached: -1}
-	if err := r.readStream(resp.Body); err != nil {
-		t.Fatal(err)
-	}
-	r.trailer = resp.Trailer
 	return r
 }

@@ -51,8 +51,8 @@ func testThreshold(t *testing.T, f *fleet) {
 				q := f.tokensCall(c.tokens, stream)
 				got := f.send(t, q)
 				mustMatch(t, got, stream, f.want(t, q))
-				if got.decision.Verdict != c.want || got.decision.Reason != c.reason {
-					t.Errorf("decision %v, want %v %v", got.decision, c.want, c.reason)
+				if got.Decision.Verdict != c.want || got.Decision.Reason != c.reason {
+					t.Errorf("decision %v, want %v %v", got.Decision, c.want, c.reason)
 				}
 			})
 		})
@@ -94,8 +94,8 @@ func testWishes(t *testing.T, f *fleet) {
 				q.header = map[string]string{pd.HeaderWish: c.wish}
 			}
 			got := f.send(t, q)
-			if decision := planned(got); got.status != c.status || decision != c.want {
-				t.Errorf("status %d, decision %q (%s), want %d %q", got.status, decision, got.body, c.status, c.want)
+			if decision := planned(got); got.Status != c.status || decision != c.want {
+				t.Errorf("status %d, decision %q (%s), want %d %q", got.Status, decision, got.Body, c.status, c.want)
 			}
 		})
 	}
@@ -103,7 +103,7 @@ func testWishes(t *testing.T, f *fleet) {
 
 // planned is a decision without its count of attempts.
 func planned(r reply) string {
-	d := r.decision
+	d := r.Decision
 	d.Attempts = 0
 	return d.String()
 }
@@ -145,10 +145,10 @@ func TestWishesWithoutPrefill(t *testing.T) {
 					q.header = map[string]string{pd.HeaderWish: wish}
 				}
 				got := f.send(t, q)
-				if seen := fmt.Sprint(got.status, " ", planned(got)); seen != want {
-					t.Errorf("x-tandem-pd %q: %s (%s), want %s", wish, seen, got.body, want)
+				if seen := fmt.Sprint(got.Status, " ", planned(got)); seen != want {
+					t.Errorf("x-tandem-pd %q: %s (%s), want %s", wish, seen, got.Body, want)
 				}
-				if got.status == http.StatusServiceUnavailable {
+				if got.Status == http.StatusServiceUnavailable {
 					mustBeOverloaded(t, got, "no-prefill")
 				}
 			}
@@ -163,11 +163,11 @@ func mustBeOverloaded(t *testing.T, got reply, code string) {
 	var e struct {
 		Error struct{ Message, Type, Code string }
 	}
-	if err := json.Unmarshal([]byte(got.body), &e); err != nil || e.Error.Code != code || e.Error.Message == "" {
-		t.Errorf("body %q is not an error with code %s", got.body, code)
+	if err := json.Unmarshal([]byte(got.Body), &e); err != nil || e.Error.Code != code || e.Error.Message == "" {
+		t.Errorf("body %q is not an error with code %s", got.Body, code)
 	}
-	if got.header.Get("Retry-After") != "1" || got.header.Get(pd.HeaderDropped) != "rejected-no-endpoints" {
-		t.Errorf("headers %v lack Retry-After or %s", got.header, pd.HeaderDropped)
+	if got.Header.Get("Retry-After") != "1" || got.Header.Get(pd.HeaderDropped) != "rejected-no-endpoints" {
+		t.Errorf("headers %v lack Retry-After or %s", got.Header, pd.HeaderDropped)
 	}
 }
 
@@ -181,24 +181,24 @@ func testHeaders(t *testing.T, f *fleet) {
 		got := f.send(t, q)
 		mustMatch(t, got, false, f.want(t, q))
 		if planned(got) != "local;reason=short-prompt" {
-			t.Errorf("decision %v: a client's header got through", got.decision)
+			t.Errorf("decision %v: a client's header got through", got.Decision)
 		}
 	})
 	t.Run("timing", func(t *testing.T) {
 		got := f.send(t, f.tokensCall(2*threshold, false))
-		phases, err := pd.ParseTiming(got.header.Get(pd.HeaderTiming))
+		phases, err := pd.ParseTiming(got.Header.Get(pd.HeaderTiming))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, phase := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst} {
 			if _, ok := phases.Get(phase); !ok {
-				t.Errorf("Server-Timing %q lacks %v", got.header.Get(pd.HeaderTiming), phase)
+				t.Errorf("Server-Timing %q lacks %v", got.Header.Get(pd.HeaderTiming), phase)
 			}
 		}
 	})
 	t.Run("no address", func(t *testing.T) {
 		got := f.send(t, f.tokensCall(2*threshold, false))
-		for name, values := range got.header {
+		for name, values := range got.Header {
 			if strings.Contains(strings.Join(values, " "), "127.0.0.1") || strings.HasPrefix(name, "X-Gateway-") {
 				t.Errorf("the answer tells %s: %v", name, values)
 			}
@@ -206,7 +206,7 @@ func testHeaders(t *testing.T, f *fleet) {
 	})
 	t.Run("trailers", func(t *testing.T) {
 		q := f.tokensCall(2*threshold, true)
-		for name, values := range f.send(t, q).trailer {
+		for name, values := range f.send(t, q).Trailer {
 			if len(values) > 0 {
 				t.Errorf("trailer %s: %v for a client that did not ask", name, values)
 			}
@@ -276,18 +276,18 @@ func testOtherCalls(t *testing.T, f *fleet) {
 // testPrefixAffinity sends a conversation: its later turns find most of the prompt cached and stay local.
 func testPrefixAffinity(t *testing.T, f *fleet) {
 	first := f.tokensCall(4*threshold, false)
-	if got := f.send(t, first); got.decision.Verdict != pd.Remote {
-		t.Fatalf("decision %v", got.decision)
+	if got := f.send(t, first); got.Decision.Verdict != pd.Remote {
+		t.Fatalf("decision %v", got.Decision)
 	}
 	f.mustRest(t) // while the first counts, its pod is the busier one
 	second := call{api: pd.APICompletions, prompt: append(slices.Clone(first.prompt), f.fresh(threshold/2)...), tokens: 8}
 	got := f.send(t, second)
 	mustMatch(t, got, false, f.want(t, second))
 	if planned(got) != "local;reason=below-threshold" {
-		t.Errorf("decision %v although only %d tokens are new", got.decision, threshold/2)
+		t.Errorf("decision %v although only %d tokens are new", got.Decision, threshold/2)
 	}
-	if got.cached < 4*threshold-32 {
-		t.Errorf("%d tokens cached: it went to another decode pod", got.cached)
+	if got.Cached < 4*threshold-32 {
+		t.Errorf("%d tokens cached: it went to another decode pod", got.Cached)
 	}
 }
 
@@ -296,15 +296,18 @@ func testFleetCrowd(t *testing.T, f *fleet) {
 	const calls = 48
 	var running sync.WaitGroup
 	var remote [calls]bool
+	var all []call
 	for i := range calls {
-		q := f.tokensCall(20+i*8, i%2 == 0)
-		want := f.want(t, q)
+		all = append(all, f.tokensCall(20+i*8, i%2 == 0))
+	}
+	want := f.wants(t, all)
+	for i, q := range all {
 		running.Go(func() {
 			got, err := q.send(t.Context(), f.front.addr, f.model)
-			if err != nil || got.status != http.StatusOK || !slices.Equal(got.tokens, want) {
-				t.Errorf("call %d: %d %v %s: tokens %v, want %v", i, got.status, err, got.body, got.tokens, want)
+			if err != nil || got.Status != http.StatusOK || !slices.Equal(got.Tokens, want[i]) {
+				t.Errorf("call %d: %d %v %s: tokens %v, want %v", i, got.Status, err, got.Body, got.Tokens, want[i])
 			}
-			remote[i] = got.decision.Verdict == pd.Remote
+			remote[i] = got.Decision.Verdict == pd.Remote
 		})
 	}
 	running.Wait()

@@ -30,7 +30,7 @@ func runTests(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binDir = dir
-	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
+	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/keeper", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
 	build.Dir = ".."
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
@@ -153,9 +153,12 @@ func startSidecarIn(t *testing.T, env []string, decode string, flags ...string) 
 	return start(t, what)
 }
 
-// startSim runs a simulated engine.
+// startSim runs a simulated engine, or lends a real one if the suite runs on those.
 func startSim(t *testing.T, name string, flags ...string) engine {
 	t.Helper()
+	if engines != nil {
+		return engines.lend(t, name)
+	}
 	p := start(t, stack.Sim(binDir, name, flags...))
 	return engine{addr: p.addr("http"), pause: p.freeze, resume: p.resume, kill: func(t *testing.T) {
 		t.Helper()

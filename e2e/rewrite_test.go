@@ -197,8 +197,8 @@ func testRenamedTokens(t *testing.T, f *fleet) {
 			want := f.want(t, q)
 			got := mustSend(t, q, f.front.addr, alias)
 			mustMatch(t, got, stream, want)
-			if remote := got.decision.Verdict == pd.Remote; remote != (tokens > threshold) {
-				t.Errorf("decision %v for %d tokens", got.decision, tokens)
+			if remote := got.Decision.Verdict == pd.Remote; remote != (tokens > threshold) {
+				t.Errorf("decision %v for %d tokens", got.Decision, tokens)
 			}
 		})
 	}
@@ -206,16 +206,21 @@ func testRenamedTokens(t *testing.T, f *fleet) {
 
 // testShare sends enough to see the weights. An error that names the model keeps the engine's text.
 func testShare(t *testing.T, f *fleet, p program) {
-	const calls = 200
+	const calls, atOnce = 200, 20
 	next := 0
-	for range calls {
-		status, text := f.post(t, "/v1/completions", `{"model":"canary","prompt":"a","max_tokens":1}`)
-		switch {
-		case status == http.StatusOK && strings.Contains(text, `"model":"canary"`):
-		case status == http.StatusNotFound && strings.Contains(text, "`next`"):
-			next++
-		default:
-			t.Fatalf("status %d: %s", status, text)
+	for range calls / atOnce {
+		var asked []<-chan reply
+		for range atOnce {
+			asked = append(asked, begin(t, call{api: pd.APICompletions, text: "a", tokens: 1}, f.front.addr, "canary"))
+		}
+		for _, got := range asked {
+			switch r := <-got; {
+			case r.Status == http.StatusOK && strings.Contains(r.Body, `"model":"canary"`):
+			case r.Status == http.StatusNotFound && strings.Contains(r.Body, "`next`"):
+				next++
+			default:
+				t.Fatalf("status %d: %s", r.Status, r.Body)
+			}
 		}
 	}
 	if next < 3 || next > 45 { // 20 are expected; a fair draw is outside once in 100,000 runs

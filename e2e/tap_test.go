@@ -73,8 +73,9 @@ type tappedFleet struct {
 }
 
 type tappedEngine struct {
-	tap   *tap
-	admin string
+	engine // at the address of the tap
+	tap    *tap
+	admin  string // of a simulated one
 }
 
 func newTappedFleet(t *testing.T, prefills int) *tappedFleet {
@@ -83,19 +84,27 @@ func newTappedFleet(t *testing.T, prefills int) *tappedFleet {
 	for i := range prefills {
 		e := f.startTapped(t, fmt.Sprintf("prefill-%d", i), "prefill")
 		f.prefill = append(f.prefill, e)
-		f.fleet.prefill = append(f.fleet.prefill, engine{addr: e.tap.addr})
+		f.fleet.prefill = append(f.fleet.prefill, e.engine)
 	}
 	e := f.startTapped(t, "decode", "decode")
 	f.decode = append(f.decode, e)
-	f.fleet.decode = append(f.fleet.decode, decodePod{engine{addr: e.tap.addr}, startSidecar(t, e.tap.addr)})
+	f.fleet.decode = append(f.fleet.decode, decodePod{e.engine, startSidecar(t, e.addr)})
 	f.writeEndpoints(t)
 	return f
 }
 
 func (f *tappedFleet) startTapped(t *testing.T, name, role string) tappedEngine {
 	t.Helper()
-	p := start(t, stack.Sim(binDir, name, "--role="+role))
-	return tappedEngine{newTap(t, p.addr("http")), p.addr("admin")}
+	var e tappedEngine
+	if engines != nil {
+		e.engine = engines.lend(t, name)
+	} else {
+		p := start(t, stack.Sim(binDir, name, "--role="+role))
+		e.addr, e.admin = p.addr("http"), p.addr("admin")
+	}
+	e.tap = newTap(t, e.addr)
+	e.addr = e.tap.addr
+	return e
 }
 
 // fault has something go wrong at the engine from now on: a sim.Fault as JSON.

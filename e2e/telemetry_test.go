@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	trace "go.opentelemetry.io/proto/otlp/trace/v1"
 
+	"github.com/tandem-serving/tandem/e2e/otlp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -56,7 +56,7 @@ func journeys(f *tappedFleet) []journey {
 	batch, doubted, endless := long(false), short(), long(true)
 	batch.members = map[string]any{"prompt": [][]int{f.fresh(20), f.fresh(30)}}
 	doubted.members = map[string]any{"max_tokens": -1}
-	endless.tokens = 20_000
+	endless.tokens = wholeModel
 	both, decode := []string{"prefill", "decode"}, []string{"decode"}
 	failed := []string{"prefill", "prefill", "decode"}
 	return []journey{
@@ -92,7 +92,7 @@ const (
 
 func testTelemetry(t *testing.T, l layout, tracer bool) {
 	r := startReceiver(t)
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+r.addr) // all programs inherit it
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+r.Addr()) // all programs inherit it
 	f := newTappedFleet(t, 2)
 	for _, e := range f.prefill {
 		e.fault(t, `{"leg":"prefill","fault":"status","arg":"500","match":"fault-prefill"}`)
@@ -100,7 +100,7 @@ func testTelemetry(t *testing.T, l layout, tracer bool) {
 	f.startPicker(t)
 	var flags []string
 	if tracer {
-		flags = []string{"--otlp=" + r.addr}
+		flags = []string{"--otlp=" + r.Addr()}
 	}
 	f.startFront(t, l, flags...)
 	all := journeys(f)
@@ -109,7 +109,7 @@ func testTelemetry(t *testing.T, l layout, tracer bool) {
 	}
 	f.travelUntraced(t)
 	if tracer {
-		r.await(t, f, len(all))
+		awaitProxy(t, r, f, len(all))
 	} else { // Envoy's own spans say what the client said as it is, and would be lost
 		f.travelOddly(t)
 	}
@@ -119,18 +119,18 @@ func testTelemetry(t *testing.T, l layout, tracer bool) {
 		t.Run(j.name, func(t *testing.T) {
 			id := fmt.Sprintf("%032x", i+1)
 			if j.bare {
-				id = r.traceOf(j.name)
+				id = traceOf(r, j.name)
 			}
-			tr := travelled{journey: j, fleet: f, spans: r.spansOf(id), traceID: id}
+			tr := travelled{journey: j, fleet: f, spans: r.Of(id), traceID: id}
 			tr.mustBeginRight(t, tracer)
 			tr.mustTellOfThePick(t)
 			tr.mustTellOfTheLegs(t)
 		})
 	}
-	if spans := r.spansOf(odd); !tracer && len(spans) != 4 {
+	if spans := r.Of(odd); !tracer && len(spans) != 4 {
 		t.Errorf("%d spans of a request with an odd id", len(spans))
 	}
-	if spans := r.spansOf(untraced); len(spans) > 0 {
+	if spans := r.Of(untraced); len(spans) > 0 {
 		t.Errorf("%d spans of a client that chose not to be traced", len(spans))
 	}
 }
@@ -155,8 +155,8 @@ func (j journey) travel(t *testing.T, f *tappedFleet, traceID string) {
 		return
 	}
 	got, err := q.sendBody(within(t), f.front.addr, body)
-	if err != nil || got.status != j.status || planned(got) != j.want {
-		t.Errorf("%s: status %d, decision %q, error %v, want %d %q", j.name, got.status, planned(got), err, j.status, j.want)
+	if err != nil || got.Status != j.status || planned(got) != j.want {
+		t.Errorf("%s: status %d, decision %q, error %v, want %d %q", j.name, got.Status, planned(got), err, j.status, j.want)
 	}
 }
 
@@ -180,8 +180,8 @@ func (f *tappedFleet) travelUntraced(t *testing.T) {
 	t.Helper()
 	q := f.tokensCall(2*threshold, false)
 	q.header = map[string]string{pd.HeaderRequestID: "untraced", "traceparent": "00-" + untraced + "-" + clientSpan + "-00"}
-	if got := f.send(t, q); got.status != http.StatusOK {
-		t.Errorf("untraced: status %d %s", got.status, got.body)
+	if got := f.send(t, q); got.Status != http.StatusOK {
+		t.Errorf("untraced: status %d %s", got.Status, got.Body)
 	}
 	for leg, seen := range f.legs("untraced") {
 		parent := seen.header.Get("Traceparent")
@@ -196,8 +196,8 @@ func (f *tappedFleet) travelOddly(t *testing.T) {
 	t.Helper()
 	q := f.tokensCall(2*threshold, false)
 	q.header = map[string]string{pd.HeaderRequestID: "odd \xff", "traceparent": "00-" + odd + "-" + clientSpan + "-01"}
-	if got := f.send(t, q); got.status != http.StatusOK {
-		t.Errorf("odd: status %d %s", got.status, got.body)
+	if got := f.send(t, q); got.Status != http.StatusOK {
+		t.Errorf("odd: status %d %s", got.Status, got.Body)
 	}
 }
 
@@ -219,15 +219,13 @@ func (f *tappedFleet) legs(id string) iter.Seq2[string, tapped] {
 	}
 }
 
-// await waits for the spans of the proxy, which sends them in its own time.
-func (r *receiver) await(t *testing.T, f *tappedFleet, requests int) {
+// awaitProxy waits for the spans of the proxy, which sends them in its own time.
+func awaitProxy(t *testing.T, r *otlp.Receiver, f *tappedFleet, requests int) {
 	t.Helper()
 	f.eventually(t, "the proxy's spans", func() (string, bool) {
 		n := 0
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, s := range r.spans {
-			if s.ofProxy() {
+		for _, s := range r.Spans() {
+			if ofProxy(s) {
 				n++
 			}
 		}
@@ -235,23 +233,10 @@ func (r *receiver) await(t *testing.T, f *tappedFleet, requests int) {
 	})
 }
 
-func (r *receiver) spansOf(traceID string) (spans []exported) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, s := range r.spans {
-		if hex.EncodeToString(s.TraceId) == traceID {
-			spans = append(spans, s)
-		}
-	}
-	return spans
-}
-
 // traceOf is the trace of the request with an id.
-func (r *receiver) traceOf(id string) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, s := range r.spans {
-		if attributes(s.Span)["tandem.request_id"].GetStringValue() == id {
+func traceOf(r *otlp.Receiver, id string) string {
+	for _, s := range r.Spans() {
+		if s.Attributes()["tandem.request_id"].GetStringValue() == id {
 			return hex.EncodeToString(s.TraceId)
 		}
 	}
@@ -263,11 +248,11 @@ type travelled struct {
 	journey
 	fleet   *tappedFleet
 	traceID string
-	spans   []exported
+	spans   []otlp.Span
 }
 
 // named gives the spans of a name.
-func (j travelled) named(name string) (spans []exported) {
+func (j travelled) named(name string) (spans []otlp.Span) {
 	for _, s := range j.spans {
 		if s.Name == name {
 			spans = append(spans, s)
@@ -277,14 +262,14 @@ func (j travelled) named(name string) (spans []exported) {
 }
 
 // only gives the one span of a name and a service.
-func (j travelled) only(t *testing.T, name, service string, kind trace.Span_SpanKind) exported {
+func (j travelled) only(t *testing.T, name, service string, kind trace.Span_SpanKind) otlp.Span {
 	t.Helper()
 	spans := j.named(name)
 	if len(spans) != 1 {
 		t.Fatalf("%d spans %s among %v", len(spans), name, j)
 	}
-	if spans[0].service != service || spans[0].Kind != kind {
-		t.Errorf("span %s is %v of %q", name, spans[0].Kind, spans[0].service)
+	if spans[0].Service != service || spans[0].Kind != kind {
+		t.Errorf("span %s is %v of %q", name, spans[0].Kind, spans[0].Service)
 	}
 	return spans[0]
 }
@@ -293,7 +278,7 @@ func (j travelled) only(t *testing.T, name, service string, kind trace.Span_Span
 func (j travelled) String() string {
 	var b strings.Builder
 	for _, s := range j.spans {
-		fmt.Fprintf(&b, "\n%x under %-16x %v %s %q", s.SpanId, s.ParentSpanId, s.Kind, s.service, s.Name)
+		fmt.Fprintf(&b, "\n%x under %-16x %v %s %q", s.SpanId, s.ParentSpanId, s.Kind, s.Service, s.Name)
 	}
 	return b.String()
 }
@@ -308,8 +293,8 @@ func (j travelled) mustBeginRight(t *testing.T, tracer bool) {
 	pick := j.only(t, "epp.pick", "tandem-epp", trace.Span_SPAN_KIND_SERVER)
 	pickParent, requestParent := client, client
 	if tracer {
-		in := slices.IndexFunc(j.spans, exported.ofProxy)
-		out := slices.IndexFunc(j.spans, func(s exported) bool { return id(s.SpanId) == id(pick.ParentSpanId) })
+		in := slices.IndexFunc(j.spans, ofProxy)
+		out := slices.IndexFunc(j.spans, func(s otlp.Span) bool { return id(s.SpanId) == id(pick.ParentSpanId) })
 		if in < 0 || out < 0 {
 			t.Fatalf("the proxy's span, or the one that the pick belongs to, is not among %v", j)
 		}
@@ -319,8 +304,8 @@ func (j travelled) mustBeginRight(t *testing.T, tracer bool) {
 		requestParent = id(j.spans[in].SpanId)
 		asks := j.spans[out]
 		pickParent = id(asks.SpanId)
-		if asks.service != proxyService || asks.Kind != trace.Span_SPAN_KIND_CLIENT || id(asks.ParentSpanId) != requestParent {
-			t.Errorf("the pick is under %v %q of %q", asks.Kind, asks.Name, asks.service)
+		if asks.Service != proxyService || asks.Kind != trace.Span_SPAN_KIND_CLIENT || id(asks.ParentSpanId) != requestParent {
+			t.Errorf("the pick is under %v %q of %q", asks.Kind, asks.Name, asks.Service)
 		}
 	} else if j.bare {
 		requestParent = id(pick.SpanId)
@@ -341,8 +326,8 @@ func (j travelled) mustBeginRight(t *testing.T, tracer bool) {
 }
 
 // ofProxy says whether it is the proxy's own span of a request.
-func (s exported) ofProxy() bool {
-	return s.service == proxyService && s.Kind == trace.Span_SPAN_KIND_SERVER
+func ofProxy(s otlp.Span) bool {
+	return s.Service == proxyService && s.Kind == trace.Span_SPAN_KIND_SERVER
 }
 
 func id(b []byte) string { return hex.EncodeToString(b) }
@@ -351,7 +336,7 @@ func id(b []byte) string { return hex.EncodeToString(b) }
 func (j travelled) mustTellOfThePick(t *testing.T) {
 	t.Helper()
 	pick := j.only(t, "epp.pick", "tandem-epp", trace.Span_SPAN_KIND_SERVER)
-	attrs := attributes(pick.Span)
+	attrs := pick.Attributes()
 	want := map[string]string{"tandem.request_id": j.name}
 	if j.plan == "" {
 		if got := attrs["http.response.status_code"].GetIntValue(); got != int64(j.status) {
@@ -389,7 +374,7 @@ func (j travelled) mustTellOfTheLegs(t *testing.T) {
 		"tandem.request_id": j.name, "tandem.pd.wish": cmp.Or(j.wish, "auto"), "tandem.pd.plan": j.plan,
 		"tandem.pd.decision": decision, "tandem.pd.reason": reason, "tandem.endpoint.decode": j.fleet.decode[0].tap.addr,
 	})
-	attrs := attributes(request.Span)
+	attrs := request.Attributes()
 	if j.status == http.StatusOK && !j.leaves {
 		j.mustCount(t, request, "prompt", len(j.call.prompt))
 		j.mustCount(t, request, "completion", j.call.tokens)
@@ -412,13 +397,13 @@ func (j travelled) mustTellOfTheLegs(t *testing.T) {
 		}
 		legs = append(legs, s.Name)
 		carried["00-"+j.traceID+"-"+id(s.SpanId)+"-01"] = s.Name
-		if s.service != "tandem-sidecar" || s.Kind != trace.Span_SPAN_KIND_CLIENT || id(s.ParentSpanId) != id(request.SpanId) {
+		if s.Service != "tandem-sidecar" || s.Kind != trace.Span_SPAN_KIND_CLIENT || id(s.ParentSpanId) != id(request.SpanId) {
 			t.Errorf("%s is not a leg under the sidecar's span in %v", s.Name, j)
 		}
-		if attempt := attributes(s.Span)["tandem.attempt"].GetIntValue(); s.Name == "prefill" && attempt != int64(len(legs)) {
+		if attempt := s.Attributes()["tandem.attempt"].GetIntValue(); s.Name == "prefill" && attempt != int64(len(legs)) {
 			t.Errorf("prefill %d is attempt %d", len(legs), attempt)
 		}
-		if s.StartTimeUnixNano < last || s.EndTimeUnixNano > request.EndTimeUnixNano+uint64(time.Millisecond) {
+		if s.StartTimeUnixNano < last || s.EndTimeUnixNano > request.EndTimeUnixNano {
 			t.Errorf("%s does not follow the leg before, or ends after the request", s.Name)
 		}
 		last = s.EndTimeUnixNano
@@ -441,16 +426,16 @@ func (j travelled) mustTellOfTheLegs(t *testing.T) {
 	}
 }
 
-func (j travelled) mustCount(t *testing.T, s exported, what string, want int) {
+func (j travelled) mustCount(t *testing.T, s otlp.Span, what string, want int) {
 	t.Helper()
-	if v, ok := attributes(s.Span)["tandem.tokens."+what]; !ok || v.GetIntValue() != int64(want) {
+	if v, ok := s.Attributes()["tandem.tokens."+what]; !ok || v.GetIntValue() != int64(want) {
 		t.Errorf("%s has %v %s tokens, want %d", s.Name, v, what, want)
 	}
 }
 
-func mustSay(t *testing.T, s exported, want map[string]string) {
+func mustSay(t *testing.T, s otlp.Span, want map[string]string) {
 	t.Helper()
-	attrs := attributes(s.Span)
+	attrs := s.Attributes()
 	for name, want := range want {
 		if got := attrs[name].GetStringValue(); got != want {
 			t.Errorf("%s of %s is %q, want %q", name, s.Name, got, want)

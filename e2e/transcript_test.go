@@ -17,7 +17,7 @@ import (
 // The files in testdata/transcript are what went over the wire between the sidecar and a real vLLM 0.32.0 pair: for each
 // call the bytes of the prefill leg, of its answer, of the decode leg, and of its answer. They were written by
 //
-//	go test -tags vllm -run TestRealPair/transcript ./e2e -record
+//	go test -run TestRealEngines/pair/transcript ./e2e -vllm -record
 //
 // Every other run, on real and on simulated engines, must exchange the same: headers by name, bodies by the order, names
 // and types of their members.
@@ -88,16 +88,24 @@ func shape(t *testing.T, message string) string {
 		rest = unchunk(t, rest)
 	}
 	for event := range strings.SplitSeq(rest, "\n\n") {
-		data := strings.TrimPrefix(event, "data: ")
-		s := data
-		if strings.HasPrefix(data, "{") {
-			s = jsonShape(t, data)
-		}
-		if s != out[len(out)-1] {
+		if s := eventShape(t, event); s != out[len(out)-1] {
 			out = append(out, s)
 		}
 	}
 	return strings.Join(out, "\n")
+}
+
+// eventShape is of one event of a stream, or of a whole body.
+func eventShape(t *testing.T, event string) string {
+	t.Helper()
+	lines := strings.Split(event, "\n")
+	for i, line := range lines {
+		if line = strings.TrimPrefix(line, "data: "); strings.HasPrefix(line, "{") {
+			line = jsonShape(t, line)
+		}
+		lines[i] = line
+	}
+	return strings.Join(lines, "\n")
 }
 
 func unchunk(t *testing.T, body string) string {

@@ -1,96 +1,251 @@
-//go:build vllm
-
 package e2e
 
 import (
-	"os"
-	"os/exec"
+	"context"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
 	"path/filepath"
-	"strconv"
+	"regexp"
+	"slices"
 	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/e2e/vllm"
 )
 
-// TestRealPair runs the suite on a real vLLM pair, named in the environment:
-//
-//	TANDEM_VLLM_PREFILL, TANDEM_VLLM_DECODE, TANDEM_VLLM_PLAIN   host:port of three engines with the same weights
-//	TANDEM_VLLM_PREFILL_PID       main process of the prefill engine: the cases that stop and kill it need it
-//	TANDEM_VLLM_PREFILL_RESTART   command that starts the prefill engine again and prints its new process id as its last word
-//	TANDEM_VLLM_LEASE             the engines' kv_lease_duration (default 30s)
-//
-// It is behind the build tag vllm, because engines take 5 GB and minutes to install: go test -tags vllm ./e2e
-func TestRealPair(t *testing.T) {
-	addr := os.Getenv("TANDEM_VLLM_PREFILL")
-	if addr == "" {
-		t.Fatal("TANDEM_VLLM_PREFILL, TANDEM_VLLM_DECODE and TANDEM_VLLM_PLAIN must name a running vLLM pair and a plain engine")
+var onVLLM = flag.Bool("vllm", false, "run TestRealEngines, which needs 10 GB of memory and minutes (make test-vllm)")
+
+// TestRealEngines runs on real vLLM engines whatever injects nothing into simulated ones, unchanged, and then what only real
+// engines can show.
+func TestRealEngines(t *testing.T) {
+	if !*onVLLM {
+		t.Skip("make test-vllm runs it")
 	}
-	p := &pair{
-		prefill: engine{addr: addr}, decode: engine{addr: os.Getenv("TANDEM_VLLM_DECODE")}, plain: engine{addr: os.Getenv("TANDEM_VLLM_PLAIN")},
-		lease: 30 * time.Second, tokenIDs: [2]int{300, 1000},
+	vllm.Require(t)
+	envoy.Require(t)
+	began := time.Now()
+	engines = startRealEngines(t)
+	fmt.Printf("ready  %6.1f s  four engines\n", time.Since(began).Seconds())
+	t.Cleanup(func() { engines = nil })
+	for _, c := range realCases {
+		began = time.Now()
+		passed := t.Run(c.name, c.run)
+		fmt.Printf("%-6s %6.1f s  %s\n", map[bool]string{true: "passed", false: "FAILED"}[passed], time.Since(began).Seconds(), c.name)
+		engines.mustLive(t)
 	}
-	var err error
-	if p.model, err = decodeModel(p.decode.addr); err != nil {
+}
+
+// realCase is a part of the suite on real engines.
+type realCase struct {
+	name string
+	run  func(t *testing.T)
+}
+
+// realCases come in this order: those that kill an engine are the last.
+var realCases = []realCase{
+	{"surface", testSurface},
+	{"TestPicker", TestPicker},
+	{"TestWishesWithoutPrefill", TestWishesWithoutPrefill},
+	{"TestPickerDrains", TestPickerDrains},
+	{"TestPickerKilled", TestPickerKilled},
+	{"TestTwoPickers", TestTwoPickers},
+	{"TestPoolChanges", TestPoolChanges},
+	{"TestDeadEndpoint", TestDeadEndpoint},
+	{"TestEmptyPool", TestEmptyPool},
+	{"TestReload", TestReload},
+	{"TestExplain", TestExplain},
+	{"TestBurst", TestBurst},
+	{"TestAccountedElsewhere", TestAccountedElsewhere},
+	{"TestServed", TestServed},
+	{"TestSubset", TestSubset},
+	{"TestRetry", TestRetry},
+	{"TestTrailersForWhoAsks", TestTrailersForWhoAsks},
+	{"TestTLS", TestTLS},
+	{"TestRewrite", TestRewrite},
+	{"TestRewriteWithTheLength", TestRewriteWithTheLength},
+	{"TestRewriteWithoutSidecar", TestRewriteWithoutSidecar},
+	{"TestTraceOfARemoteRequest", TestTraceOfARemoteRequest},
+	{"OpenAI client", func(t *testing.T) {
+		python := requireOpenAI(t)
+		f := newTappedFleet(t, 1)
+		f.startPicker(t)
+		f.startFront(t, layout{"envoy", "pair"})
+		testOpenAIAnswers(t, python, f)
+	}},
+	{"TestEveryAPI", TestEveryAPI},
+	{"TestUsage", TestUsage},
+	{"TestForeignHandoff", TestForeignHandoff},
+	{"generate", testGenerate},
+	{"forced tool choice", testToolChoice},
+	{"lease in decode's queue", testLeaseInTheQueue},
+	{"keeper", testKeeper},
+	{"pair", func(t *testing.T) { runPair(t, engines.pair(t, engines.failing)) }},
+	{"prefill stopped, recompute", func(t *testing.T) { testPrefillStopped(t, engines.pair(t, engines.recomputing)) }},
+	{"prefill killed and restarted between the legs", testPolicies},
+}
+
+// simulatedOnly are the tests that stay with simulated engines, by a pattern of their names, and why.
+var simulatedOnly = map[string]string{
+	`SimPair`:                             "the suite that the case pair runs",
+	`Cluster`:                             "it is about Kubernetes; the engines are pods that answer anything",
+	`Metrics|Telemetry`:                   "it makes engines fail",
+	`OpenAIClient`:                        "it makes engines fail, but for the answers that the case OpenAI client has",
+	`Chaos\w*|PrefillLost|Overload`:       "it makes engines fail, or needs to know how much they can do",
+	`ProxyAwaitsPicker`:                   "it is about Envoy's start; any engine will do",
+	`Warmup`:                              "it says how long engines take to meet, and needs such as have not",
+	`Rolling\w*|Matrix\w*|Soak`:           "it makes engines fail, or restarts them more often than real ones can be waited for",
+	`StoppedEngine`:                       "it ends an engine, which takes a real one a minute to come back from",
+	`Bad\w+|HeldBodies|HeadersWithoutEnd`: "it is about clients that never get as far as an engine",
+	`Security\w+|ThreatsPage`:             "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
+	`KeeperAtLength`:                      "it starts engines of its own, with a short lease (make lease-vllm)",
+	`Main|RealEngines|RealCasesAreWhole`:  "what runs the others",
+}
+
+// TestRealCasesAreWhole holds the two lists to the tests that there are.
+func TestRealCasesAreWhole(t *testing.T) {
+	stay := regexp.MustCompile(`^Test(` + strings.Join(slices.Collect(maps.Keys(simulatedOnly)), "|") + `)$`)
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if v := os.Getenv("TANDEM_VLLM_LEASE"); v != "" {
-		if p.lease, err = time.ParseDuration(v); err != nil {
+	for _, file := range files {
+		syntax, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	pid := os.Getenv("TANDEM_VLLM_PREFILL_PID")
-	signal := func(s syscall.Signal) func(*testing.T) {
-		return func(t *testing.T) { signalTree(t, pid, s) }
-	}
-	p.prefill.pause, p.prefill.resume, p.prefill.kill = signal(syscall.SIGSTOP), signal(syscall.SIGCONT), signal(syscall.SIGKILL)
-	p.revive = func(t *testing.T) {
-		out, err := exec.Command("sh", "-c", os.Getenv("TANDEM_VLLM_PREFILL_RESTART")).Output()
-		if err != nil {
-			t.Fatalf("restarting prefill: %v", err)
+		for _, d := range syntax.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Recv != nil || !strings.HasPrefix(f.Name.Name, "Test") {
+				continue
+			}
+			runs := slices.ContainsFunc(realCases, func(c realCase) bool { return c.name == f.Name.Name })
+			if runs == stay.MatchString(f.Name.Name) {
+				t.Errorf("%s must be either in realCases or, with a reason, in simulatedOnly", f.Name.Name)
+			}
 		}
-		words := strings.Fields(string(out))
-		pid = words[len(words)-1]
-	}
-	runPair(t, p)
-}
-
-// signalTree signals a process and all of its descendants.
-func signalTree(t *testing.T, pid string, s syscall.Signal) {
-	t.Helper()
-	n, err := strconv.Atoi(pid)
-	if err != nil {
-		t.Fatalf("TANDEM_VLLM_PREFILL_PID is %q", pid)
-	}
-	all := append(descendants(t, pid), n)
-	if s == syscall.SIGSTOP {
-		freeze(t, all...)
-		return
-	}
-	for _, one := range all {
-		_ = syscall.Kill(one, s) // a child may end with its parent
 	}
 }
 
-func descendants(t *testing.T, pid string) []int {
+// engines are those that startSim lends while TestRealEngines runs; else nil.
+var engines *realEngines
+
+type realEngines struct {
+	prefill, plain       *vllm.Engine
+	failing, recomputing *vllm.Engine // decode engines, by their load policy
+}
+
+const (
+	// realLease is long enough for everything that is no test of leases, and short enough to wait for.
+	realLease = 10 * time.Second
+	// recomputingRuns is how many requests run at once on the decode engine that recomputes; the others wait.
+	recomputingRuns = 8
+)
+
+// startRealEngines starts all engines at once. They end with the test, which shows their last lines if it fails.
+func startRealEngines(t *testing.T) *realEngines {
 	t.Helper()
-	lists, err := filepath.Glob("/proc/" + pid + "/task/*/children")
-	if err != nil {
-		t.Fatal(err)
+	var r realEngines
+	var starting sync.WaitGroup
+	for to, o := range map[**vllm.Engine]vllm.Options{
+		&r.plain:   {Name: "plain", Args: toolFlags},
+		&r.prefill: {Name: "prefill", Role: vllm.Prefill, Lease: realLease, Args: toolFlags},
+		&r.failing: {Name: "decode, fails", Role: vllm.Decode, Lease: realLease, Args: toolFlags},
+		&r.recomputing: {Name: "decode, recomputes", Role: vllm.Decode, Lease: realLease, Policy: vllm.Recompute,
+			MaxRunning: recomputingRuns, Args: append([]string{"--enable-scale-out"}, toolFlags...)},
+	} {
+		starting.Go(func() { *to = startEngine(t, o) })
 	}
-	var all []int
-	for _, list := range lists {
-		b, err := os.ReadFile(list)
-		if err != nil {
-			continue // the thread has ended
+	starting.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return &r
+}
+
+// startEngine starts an engine, and fails without one, from any goroutine.
+func startEngine(t *testing.T, o vllm.Options) *vllm.Engine {
+	e, err := vllm.Start(t.Context(), o)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	t.Cleanup(func() {
+		if err := e.Stop(); err != nil {
+			t.Error(err)
 		}
-		for _, child := range strings.Fields(string(b)) {
-			n, err := strconv.Atoi(child)
-			if err != nil {
+		if t.Failed() {
+			t.Logf("%s said:\n%s", o.Name, strings.Join(e.Output(), "\n"))
+		}
+	})
+	return e
+}
+
+// toolFlags let requests force a tool.
+var toolFlags = []string{"--enable-auto-tool-choice", "--tool-call-parser=hermes"}
+
+// mustLive ends the suite if an engine has died and has not been started again.
+func (r *realEngines) mustLive(t *testing.T) {
+	t.Helper()
+	for name, e := range map[string]*vllm.Engine{"prefill": r.prefill, "plain": r.plain, "failing": r.failing, "recomputing": r.recomputing} {
+		if e.Exited() {
+			t.Fatalf("the engine %s is dead:\n%s", name, strings.Join(e.Output(), "\n"))
+		}
+	}
+}
+
+// lend gives a real engine in place of a simulated one of this name. There is only one that prefills: further ones are the
+// same at other addresses.
+func (r *realEngines) lend(t *testing.T, name string) engine {
+	t.Helper()
+	switch {
+	case name == "prefill" || name == "prefill-0":
+		return r.engine(t, r.prefill)
+	case strings.HasPrefix(name, "prefill"):
+		e := r.engine(t, r.prefill)
+		e.addr = newGate(t, e.addr, answers).addr
+		return e
+	case name == "decode-1":
+		return r.engine(t, r.recomputing)
+	case strings.HasPrefix(name, "decode"):
+		return r.engine(t, r.failing)
+	default:
+		return r.engine(t, r.plain)
+	}
+}
+
+func (r *realEngines) engine(t *testing.T, e *vllm.Engine) engine {
+	must := func(do func() error) func(*testing.T) {
+		return func(t *testing.T) {
+			t.Helper()
+			if err := do(); err != nil {
 				t.Fatal(err)
 			}
-			all = append(append(all, descendants(t, child)...), n)
 		}
 	}
-	return all
+	lent := engine{addr: e.Address(), pause: must(e.Pause), resume: must(e.Resume), kill: must(e.Kill)}
+	if e == r.prefill {
+		lent.expired = lent.metric(t, expiries)
+	}
+	return lent
+}
+
+// pair is the prefill engine with one of the decode engines.
+func (r *realEngines) pair(t *testing.T, decode *vllm.Engine) *pair {
+	return &pair{
+		model: vllm.Model, lease: realLease, tokenIDs: [2]int{300, 1000},
+		prefill: r.engine(t, r.prefill), decode: r.engine(t, decode), plain: r.engine(t, r.plain),
+		revive: func(t *testing.T) {
+			t.Helper()
+			if err := r.prefill.Restart(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
 }

@@ -1,0 +1,169 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// TestEveryAPI sends a request of every API through the whole stack, remotely where it can be: what the model says is what
+// the plain engine says.
+func TestEveryAPI(t *testing.T) {
+	f := newStack(t, layout{"envoy", "pair"}, 1, 2)
+	for api, members := range questions {
+		for _, wish := range []string{"force;fallback", "bypass"} {
+			t.Run(api.String()+" "+wish, func(t *testing.T) {
+				both(t, func(t *testing.T, stream bool) {
+					body := fmt.Sprintf(`{"model":%q,"temperature":0,"stream":%t,`+members+`}`, f.model, stream, words(40))
+					wantStatus, want := postTo(t, f.plain.addr, api.Path(), body)
+					status, got := f.post(t, api.Path(), body, pd.HeaderWish, wish)
+					if wantStatus != http.StatusOK || status != http.StatusOK {
+						t.Fatalf("status %d: %s\nthe plain engine: %d %s", status, got, wantStatus, want)
+					}
+					if said(t, got) != said(t, want) || said(t, got) == "" {
+						t.Errorf("the stack says %q in\n%s\nthe plain engine %q in\n%s", said(t, got), got, said(t, want), want)
+					}
+				})
+			})
+		}
+	}
+	f.mustRest(t)
+}
+
+func postTo(t *testing.T, addr, path, body string) (status int, text string) {
+	t.Helper()
+	return (&fleet{front: front{addr: addr}}).post(t, path, body)
+}
+
+// said is the text of an answer in any API, whole or streamed.
+func said(t *testing.T, text string) string {
+	t.Helper()
+	if strings.HasPrefix(text, "{") {
+		return textIn(decodeObject(t, text))
+	}
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if !ok || data == "[DONE]" {
+			continue
+		}
+		event := decodeObject(t, data)
+		kind, _ := event["type"].(string)
+		switch delta := event["delta"].(type) {
+		case nil:
+			if kind == "" { // chat and completions
+				out.WriteString(textIn(event))
+			}
+		case string:
+			out.WriteString(delta)
+		case map[string]any:
+			out.WriteString(textIn(delta))
+		}
+	}
+	return out.String()
+}
+
+func decodeObject(t *testing.T, text string) map[string]any {
+	t.Helper()
+	var object map[string]any
+	if err := json.Unmarshal([]byte(text), &object); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return object
+}
+
+// textIn is all that stands in members where engines put what a model says.
+func textIn(v any) string {
+	var out strings.Builder
+	switch v := v.(type) {
+	case []any:
+		for _, element := range v {
+			out.WriteString(textIn(element))
+		}
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			text, isText := v[name].(string)
+			switch name {
+			case "text", "content":
+				if isText {
+					out.WriteString(text)
+					continue
+				}
+				out.WriteString(textIn(v[name]))
+			case "choices", "message", "delta", "output":
+				out.WriteString(textIn(v[name]))
+			}
+		}
+	}
+	return out.String()
+}
+
+// TestUsage compares the bill: the same prompts cost the same as at a plain engine that saw them as often.
+func TestUsage(t *testing.T) {
+	f := newStack(t, layout{"envoy", "pair"}, 1, 1)
+	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
+		both(t, func(t *testing.T, stream bool) {
+			c := call{api: api, prompt: f.fresh(100), tokens: 8, stream: stream, header: map[string]string{pd.HeaderWish: "force"}}
+			if api == pd.APIChat {
+				c.prompt, c.text = nil, words(30)
+			}
+			for _, turn := range []string{"first", "again"} {
+				want, got := billOf(t, c, f.plain.addr, f.model), billOf(t, c, f.front.addr, f.model)
+				if got != want {
+					t.Errorf("%v, %s: usage %s, the plain engine says %s", api, turn, got, want)
+				}
+			}
+		})
+	}
+	f.mustRest(t)
+}
+
+// billOf is the last usage of an answer, without members that are null.
+func billOf(t *testing.T, c call, addr, model string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(within(t), http.MethodPost, "http://"+addr+c.api.Path(), bytes.NewReader(c.body(model)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(pd.HeaderWish, c.header[pd.HeaderWish])
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("status %d, %v: %s", resp.StatusCode, err, b)
+	}
+	_, usage, found := strings.Cut(string(b), `"usage":{`)
+	if !found {
+		t.Fatalf("no usage in %s", b)
+	}
+	var object map[string]any
+	if err := json.NewDecoder(strings.NewReader("{" + usage)).Decode(&object); err != nil {
+		t.Fatal(err)
+	}
+	if details, ok := object["prompt_tokens_details"].(map[string]any); ok {
+		delete(details, "created_cache_tokens") // decode has not computed what prefill has, and costs nothing
+	}
+	return fmt.Sprint(withoutNull(object))
+}
+
+func withoutNull(object map[string]any) map[string]any {
+	maps.DeleteFunc(object, func(_ string, v any) bool { return v == nil })
+	for _, v := range object {
+		if inner, ok := v.(map[string]any); ok {
+			withoutNull(inner)
+		}
+	}
+	return object
+}

@@ -1,0 +1,40 @@
+// Package cluster holds what a user does with a cluster and the Helm chart, done: install, send requests, scale, kill, roll,
+// upgrade, uninstall. The control plane is real, so are Envoy, helm and kubectl; nodes are process kubelets, whose containers
+// are processes in namespaces of their own (packages kube, kube/kubelet and kube/container).
+//
+//	make e2e        all of it, with a table in the end
+//	go test ./e2e/cluster -timeout=40m -args -cluster          the same
+//	go test ./e2e/cluster -args -cluster -cluster.only='kill|roll'    some of it, and the installation they need
+//	go test ./e2e/cluster -args -cluster -cluster.ci            what CI does each time
+//
+// Without -cluster only the helpers are tested. It needs root on Linux, and the parts that `make tools` fetches.
+//
+// # On another cluster
+//
+// With -cluster.real the scenarios run on the cluster that KUBECONFIG names, in the namespace tandem-e2e, which they make and
+// delete. It has to have
+//
+//   - a user who may make namespaces and read nodes, and to whom pods can be reached by the API server's proxy,
+//   - the images of the chart's values; -cluster.values names a file with others,
+//   - an address at which the Service of the proxy is reached from here: -cluster.address, else the Service's own,
+//   - room for 2 prefill, 2 decode, 2 picker and 2 proxy pods, and one more of each.
+//
+// What only the cluster of the test can do, such as ending a process by its number or a node by its plug, is skipped, and says
+// so; traces are looked at there only, since a cluster elsewhere does not reach a collector here.
+//
+// # What each scenario holds
+//
+// Load runs through the proxy's Service while something is done: short and long prompts, whole and streamed, completions and
+// chat. Every answer is compared with that of an engine that nothing happens to: the simulated engine's tokens depend on the
+// bytes of the KV cache that they were made from. No request may fail, but for what the scenario brings about, which is
+// counted apart:
+//
+//	ended by event   streams whose decode engine was killed after their first byte: a well-formed error event ends them
+//	cut              streams whose sidecar was killed, since nobody is left to write that; all on the connections of a killed Envoy
+//	refused          503 with a reason and Retry-After, while there is nobody to serve the request
+//
+// Afterwards all engines are idle, no hand-off is left to run out unless what could have given it back was killed (stranded),
+// and the traces of requests are whole.
+//
+// Nothing in this package is imported by anything.
+package cluster

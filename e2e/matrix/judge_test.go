@@ -1,0 +1,293 @@
+package matrix
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// judgeAnswer holds what the client got against the promise.
+func (r row) judgeAnswer(t *testing.T, want outcome, got reply, right []int) {
+	t.Helper()
+	if want.content == nobody {
+		if got.err == nil {
+			t.Errorf("the answer was whole: %d %s", got.status, got.body)
+		}
+		return
+	}
+	if got.status != want.status {
+		t.Errorf("status %d, want %d: %s %v", got.status, want.status, got.body, got.err)
+		return
+	}
+	for name, value := range map[string]string{
+		pd.HeaderDecision: want.decision, pd.HeaderRetry: map[bool]string{true: "1"}[want.retry()], "Retry-After": want.retryAfter(),
+	} {
+		if have := got.header.Get(name); have != value {
+			t.Errorf("%s is %q, want %q", name, have, value)
+		}
+	}
+	if timing := got.header.Get(pd.HeaderTiming); timing == "" {
+		t.Error("no Server-Timing")
+	}
+	r.judgeContent(t, want, got, right)
+}
+
+func (r row) judgeContent(t *testing.T, want outcome, got reply, right []int) {
+	t.Helper()
+	ended := got.err == nil && (got.done || !r.stream)
+	switch want.content {
+	case rightTokens:
+		if !ended || got.failed != nil || !slices.Equal(got.tokens, right) {
+			t.Errorf("tokens %v, an undisturbed engine gives %v; %v, error %+v", got.tokens, right, got.err, got.failed)
+		}
+	case wrongTokens:
+		if !ended || slices.Equal(got.tokens, right) {
+			t.Errorf("tokens %v are right, %v: the table is too dark", got.tokens, got.err)
+		}
+	case refusal:
+		d := r.refused(t, want)
+		if e := got.failed; got.err != nil || e == nil || e.Code != string(d.Reason) || e.Message == "" || e.Type == "" || e.Param != nil {
+			t.Errorf("the API's error is %s, %v", got.body, got.err)
+		}
+	case engineWord:
+		if e := got.failed; got.err != nil || e == nil || e.Code != float64(want.status) || e.Message == "" {
+			t.Errorf("the engine's error is %s, %v", got.body, got.err)
+		}
+	case errorEvent:
+		r.judgeBreak(t, got, right)
+	}
+}
+
+func (r row) refused(t *testing.T, want outcome) pd.Decision {
+	t.Helper()
+	d, err := pd.ParseDecision(want.decision)
+	if err != nil || d.Verdict != pd.Refused {
+		t.Fatalf("the table is wrong: %s, %v", want.decision, err)
+	}
+	return d
+}
+
+// judgeBreak is for an answer that began well. A stream ends with an error and [DONE], as its API has it; half of a whole
+// answer must not look like one.
+func (r row) judgeBreak(t *testing.T, got reply, right []int) {
+	t.Helper()
+	if !r.stream {
+		if got.err == nil {
+			t.Errorf("half an answer looks whole: %s", got.body)
+		}
+		return
+	}
+	n := len(got.tokens)
+	if n == 0 || n >= len(right) || !slices.Equal(got.tokens, right[:n]) {
+		t.Errorf("tokens %v, want the first of %v", got.tokens, right)
+	}
+	if e := got.failed; got.err != nil || !got.done || e == nil || e.Code != string(r.reason) || e.Message == "" || e.Type == "" {
+		t.Errorf("the stream ends in %+v, [DONE] %v, %v", e, got.done, got.err)
+	}
+}
+
+// judgeHeld looks at what the engines hold: one request is one hand-off, of the first candidate.
+func (r row) judgeHeld(t *testing.T, s *stage) {
+	t.Helper()
+	lost := s.prefill[0]
+	if r.loses() != saved && lost.Engine.State().Blocks.Pinned == 0 {
+		t.Errorf("the hand-off was given back although the table gives it up: %s", r.lost)
+	}
+	for i, e := range s.engines() {
+		if r.loses() == saved || e != lost {
+			mustBeFree(t, e)
+		}
+		st := e.Engine.State()
+		if r.effect != deceived && (st.Expired != 0 || st.StaleReads != 0 || st.ForeignReads != 0) {
+			t.Errorf("engine %d: %+v", i, st)
+		}
+	}
+}
+
+// judgeEngines looks at who worked.
+func (r row) judgeEngines(t *testing.T, s *stage, want outcome) {
+	t.Helper()
+	if r.situation == another {
+		if n, asked := s.prefill[1].Engine.State().Requests, want.attempts() == 2; (n == 1) != asked || n > 1 {
+			t.Errorf("the other candidate has computed %d requests", n)
+		}
+	}
+	read := s.decode.Engine.State()
+	d, err := pd.ParseDecision(want.decision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case d.Verdict == pd.Remote && want.content == rightTokens && read.KVBytesRead == 0:
+		t.Error("decode has read no KV")
+	case d.Verdict == pd.Local && want.decodes == 1 && read.KVBytesRead > 0:
+		t.Error("decode has read KV, and should have prefilled itself")
+	case r.effect == deceived && read.ForeignReads != 1:
+		t.Errorf("decode has read %d foreign hand-offs", read.ForeignReads)
+	}
+}
+
+// mustBeFree waits until an engine that runs holds no block. That a lease ran out for it would show in its state.
+func mustBeFree(t *testing.T, e engine) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	st, err := e.Engine.WaitState(ctx, func(st sim.State) bool { return st.Blocks.Used == 0 })
+	select {
+	case <-e.Engine.Done():
+	default:
+		if err != nil {
+			t.Errorf("an engine holds blocks: %+v, %v", st, err)
+		}
+	}
+}
+
+// judgeMetrics checks that everything is counted once.
+func (r row) judgeMetrics(t *testing.T, counted counts, want outcome) {
+	t.Helper()
+	d, err := pd.ParseDecision(want.decision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted.must(t, 1, "tandem_requests_total")
+	counted.must(t, 1, "tandem_requests_total", "room", "sidecar", "decision", d.Verdict.String(), "reason", string(d.Reason), "code", strconv.Itoa(want.status))
+	counted.must(t, float64(want.attempts()), "tandem_leg_seconds", "leg", "prefill")
+	leg, retries := r.retried()
+	counted.must(t, retries, "tandem_retries_total")
+	counted.must(t, retries, "tandem_retries_total", "leg", leg, "cause", r.cause)
+	counted.must(t, 0, "tandem_inflight")
+	counted.must(t, 0, "tandem_open_requests")
+}
+
+// retried is how many legs failed and were made good for, in this request or by a refusal of it.
+func (r row) retried() (leg string, n float64) {
+	switch r.effect {
+	case candidateFails:
+		return "prefill", 1
+	case comesLate, transferFails, decodeGone, redoLost, redoFails:
+		return "decode", 1
+	}
+	return "", 0
+}
+
+// count is a counter or gauge, or how often a histogram was fed.
+type count struct {
+	name   string
+	labels map[string]string
+	value  float64
+}
+
+// counts are the metrics of one sidecar.
+type counts []count
+
+func (s *stage) counts(t *testing.T) (all counts) {
+	t.Helper()
+	families, err := s.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			c := count{f.GetName(), map[string]string{}, m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())}
+			for _, l := range m.GetLabel() {
+				c.labels[l.GetName()] = l.GetValue()
+			}
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// must checks the sum of what has the labels, given as name, value, name, value …
+func (c counts) must(t *testing.T, want float64, name string, labels ...string) {
+	t.Helper()
+	var sum float64
+	for _, one := range c {
+		fits := one.name == name
+		for i := 0; i < len(labels); i += 2 {
+			fits = fits && one.labels[labels[i]] == labels[i+1]
+		}
+		if fits {
+			sum += one.value
+		}
+	}
+	if sum != want {
+		t.Errorf("%s%v is %v, want %v", name, labels, sum, want)
+	}
+}
+
+// judgeTrace checks the spans: one for the request, and below it one for each leg.
+func (r row) judgeTrace(t *testing.T, s *stage, want outcome) {
+	t.Helper()
+	named := map[string][]sdktrace.ReadOnlySpan{}
+	for _, span := range s.spans.Ended() {
+		named[span.Name()] = append(named[span.Name()], span)
+	}
+	if started := len(s.spans.Started()); started != len(s.spans.Ended()) {
+		t.Errorf("%d spans were started, %d ended", started, len(s.spans.Ended()))
+	}
+	if n := len(named["sidecar.request"]); n != 1 {
+		t.Fatalf("%d spans of the request", n)
+	}
+	request := named["sidecar.request"][0]
+	d, err := pd.ParseDecision(want.decision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range map[attribute.Key]string{"tandem.pd.decision": d.Verdict.String(), "tandem.pd.reason": string(d.Reason),
+		"http.response.status_code": strconv.Itoa(want.status)} {
+		if have := attributeOf(request, key); have != value {
+			t.Errorf("the request's span has %s %q, want %q", key, have, value)
+		}
+	}
+	prefills, decodes := named["prefill"], named["decode"]
+	if len(prefills) != want.attempts() || len(decodes) != want.decodes {
+		t.Errorf("%d prefill and %d decode spans, want %d and %d", len(prefills), len(decodes), want.attempts(), want.decodes)
+	}
+	for i, span := range prefills {
+		if n := attributeOf(span, "tandem.attempt"); n != strconv.Itoa(i+1) {
+			t.Errorf("prefill span %d is attempt %s", i, n)
+		}
+		failed := i == 0 && (r.effect == candidateFails || r.effect == clientsFault || r.state == prefilling && r.deed != nothing)
+		mustHaveFailed(t, span, failed)
+	}
+	for i, span := range decodes {
+		switch r.effect {
+		case served:
+			mustHaveFailed(t, span, false)
+		case transferFails, redoFails:
+			mustHaveFailed(t, span, i == 0)
+		case decodeGone, redoLost:
+			mustHaveFailed(t, span, true)
+		}
+	}
+	for _, span := range append(prefills, decodes...) {
+		if span.Parent().SpanID() != request.SpanContext().SpanID() {
+			t.Errorf("the %s span is not the request's", span.Name())
+		}
+	}
+}
+
+func mustHaveFailed(t *testing.T, span sdktrace.ReadOnlySpan, failed bool) {
+	t.Helper()
+	if (span.Status().Code == codes.Error) != failed {
+		t.Errorf("%s span has status %+v", span.Name(), span.Status())
+	}
+}
+
+func attributeOf(span sdktrace.ReadOnlySpan, key attribute.Key) string {
+	for _, a := range span.Attributes() {
+		if a.Key == key {
+			return a.Value.String()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,81 @@
+package matrix
+
+import (
+	"context"
+	"os/exec"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// killings are the states in which a sidecar dies of SIGKILL: those in which a client leaves.
+func killings() (list []strike) {
+	for _, s := range strikes() {
+		if s.deed != leave {
+			continue
+		}
+		if s.state == handedOff {
+			s.lost = killed
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// TestSidecarKilled: what a sidecar leaves behind that had no time for anything. Its client gets no answer, or half of one
+// that does not look whole; engines notice that nobody listens; and only a hand-off of which nobody knows stays.
+func TestSidecarKilled(t *testing.T) {
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir, "./cmd/sidecar")
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the sidecar: %v\n%s", err, out)
+	}
+	for _, s := range killings() {
+		for _, streamed := range []bool{false, true} {
+			for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
+				r := row{s, last, api, streamed, none}
+				t.Run(r.String(), func(t *testing.T) {
+					t.Parallel()
+					r.kill(t, dir)
+				})
+			}
+		}
+	}
+}
+
+// kill has the sidecar die when the request is in its state.
+func (r row) kill(t *testing.T, dir string) {
+	t.Helper()
+	s := startEngines(t, r)
+	what, err := stack.Sidecar(dir, s.decode.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	what.ReadyTimeout = testTimeout
+	process, err := stack.Start(context.Background(), what)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = process.Kill() }) // it is dead, unless the test has failed before
+	addr, err := process.Address("http")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.url = "http://" + addr
+	a := ask(t, s, r)
+	r.awaitState(t, s, a)
+	if err := process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	a.sendNoMore()
+	if got := wait(t, a.ended, "the end of the connection"); got.err == nil {
+		t.Errorf("the answer looks whole: %d %s", got.status, got.body)
+	}
+	a.hangUp()
+	r.judgeHeld(t, s)
+	for _, e := range s.engines() {
+		until(t, "every connection to be closed", e.door.empty)
+	}
+}

@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// forgedMembers are the members by which a client would aim an engine at memory of its choosing, as an engine would read them.
+func forgedMembers(to *snare) map[string]string {
+	params := fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"%s","remote_block_ids":[1,2],`+
+		`"remote_host":"127.0.0.1","remote_port":%s,"remote_request_id":"%[1]s","tp_size":1}`, mark, to.port())
+	return map[string]string{
+		"at top level":             `"kv_transfer_params":` + params,
+		"escaped":                  `"kv\u005ftransfer_params":` + params,
+		"escaped, other letters":   `"\u006b\u0076_transfer_param\u0073":` + params,
+		"twice":                    `"kv_transfer_params":null,"kv_transfer_params":` + params,
+		"twice, escaped":           `"kv_transfer_params":null,"kv\u005Ftransfer_params":` + params,
+		"in extra_args":            `"sampling_params":{"extra_args":{"kv_transfer_params":` + params + `}}`,
+		"in extra_args, twice":     `"sampling_params":{"extra_args":{},"extra_args":{"kv_transfer_params":` + params + `}}`,
+		"in sampling_params, both": `"sampling_params":{"extra_args":{"kv_transfer_params":{}}},"sampling_params":{"extra_args":{"kv_transfer_params":` + params + `}}`,
+		"in vllm_xargs":            `"vllm_xargs":{"kv_transfer_params":` + params + `}`,
+		"in vllm_xargs, twice":     `"vllm_xargs":{"kv_transfer_params":` + params + `},"vllm_xargs":{}`,
+		"of encoders":              `"ec_transfer_params":{"` + mark + `":{"peer_host":"127.0.0.1","peer_port":` + to.port() + `}}`,
+		"of encoders, in extra":    `"sampling_params":{"extra_args":{"ec_transfer_params":{"` + mark + `":{}}}}`,
+		"SGLang's":                 `"bootstrap_host":"` + mark + `","bootstrap_port":` + to.port() + `,"bootstrap_room":1`,
+		"of no use, with white":    "\"kv_transfer_params\" \t:\n" + params,
+	}
+}
+
+// TestSecurityForgedHandOffs has clients send hand-offs of their own, in every spelling, to every way in: through the proxy
+// and past it. No engine gets one.
+func TestSecurityForgedHandOffs(t *testing.T) {
+	trap := newSnare(t)
+	f := newTappedFleet(t, 1)
+	f.startPicker(t)
+	f.startFront(t, layout{"envoy", "pair"})
+	engine := f.decode[0].tap
+	ways := []struct{ method, uri, kind string }{
+		{"POST", "/v1/completions", "application/json"}, {"POST", "/v1/chat/completions", "application/json"},
+		{"POST", "/v1/responses", "application/json"}, {"POST", "/v1/messages", "application/json"},
+		{"POST", "/inference/v1/generate", "application/json"}, {"POST", "/v1/embeddings", "application/json"},
+		{"POST", "/tokenize", "application/json"}, {"POST", "/invocations", "application/json"},
+		{"POST", "/v1/completions/", "application/json"}, {"POST", "//v1/completions", "application/json"},
+		{"POST", "/v1//completions", "application/json"}, {"POST", "/V1/Completions", "application/json"},
+		{"POST", "/v1%2Fcompletions", "application/json"}, {"POST", "/v1/%63ompletions", "application/json"},
+		{"POST", "/v1/./completions", "application/json"}, {"POST", "/x/../v1/completions", "application/json"},
+		{"POST", "/v1/completions.", "application/json"}, {"POST", "/v1/completions;a=b", "application/json"},
+		{"POST", "/v1/completions?a=/tokenize", "application/json"}, {"POST", "/v1/completions%00", "application/json"},
+		{"POST", "http://127.0.0.1:" + trap.port() + "/v1/completions", "application/json"},
+		{"PUT", "/v1/completions", "application/json"}, {"PATCH", "/v1/completions", "application/json"},
+		{"GET", "/v1/completions", "application/json"}, {"DELETE", "/v1/completions", "application/json"},
+		{"post", "/v1/completions", "application/json"},
+		{"POST", "/v1/completions", ""}, {"POST", "/v1/completions", "text/plain"}, {"POST", "/v1/completions", "application/octet-stream"},
+		{"POST", "/v1/completions", "audio/wav"}, {"POST", "/invocations", "application/vnd.api+json"},
+		{"POST", "/invocations", "application/json; charset=utf-16"}, {"POST", "/v1/completions", "multipart/form-data; boundary=x"},
+	}
+	const apis = 8            // the first of the ways
+	var asking sync.WaitGroup // a few at a time
+	places := make(chan struct{}, 8)
+	for name, members := range forgedMembers(trap) {
+		body := `{"model":"` + f.model + `",` + members + `,"prompt":"a","input":"a","messages":[{"role":"user","content":"a"}],"max_tokens":1,"max_output_tokens":1}`
+		for i, way := range ways {
+			if i >= apis && strings.Contains(name, ",") {
+				continue // spellings are read alike on all ways
+			}
+			q := wild{way.method, way.uri, [][2]string{{"Content-Type", way.kind}}, body}
+			if way.kind == "" {
+				q.header = nil
+			}
+			addrs := []string{f.decode0()}
+			if i < apis || way.method == "GET" { // the proxy itself refuses or mends what is odder
+				addrs = append(addrs, f.front.addr)
+			}
+			places <- struct{}{}
+			asking.Go(func() {
+				defer func() { <-places }()
+				for _, addr := range addrs {
+					if resp, text, err := q.send(t.Context(), addr); err == nil && resp.StatusCode == http.StatusInternalServerError {
+						t.Errorf("%s: %s %s (%s): status %d %.300s", name, way.method, way.uri, way.kind, resp.StatusCode, text)
+					}
+				}
+			})
+		}
+	}
+	asking.Wait()
+	engine.mustBeClean(t)
+	f.prefill[0].tap.mustBeClean(t)
+	trap.mustBeAlone(t)
+	plain := f.tokensCall(2*threshold, false)
+	mustMatch(t, f.send(t, plain), false, f.want(t, plain)) // nothing was poisoned
+	if n := len(engine.all()); n < 100 {
+		t.Errorf("only %d requests reached the engine: the rest was refused for another reason", n)
+	}
+}
+
+// decode0 is the data port of the only sidecar.
+func (f *tappedFleet) decode0() string { return f.fleet.decode[0].addr() }
+
+// TestSecuritySplitForgeries has a client's hand-off ride on a request that is split: what the legs carry is the prefill
+// engine's own.
+func TestSecuritySplitForgeries(t *testing.T) {
+	trap := newSnare(t)
+	f := newTappedFleet(t, 1)
+	s := f.decode0()
+	for name, members := range forgedMembers(trap) {
+		t.Run(name, func(t *testing.T) {
+			c := f.tokensCall(2*threshold, false)
+			body := strings.Replace(string(c.body(f.model)), "{", "{"+members+",", 1)
+			q := wild{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, f.prefill[0].tap.addr}}, body}
+			resp, text := q.mustSend(t, s)
+			decision := resp.Header.Get(pd.HeaderDecision)
+			switch {
+			case strings.Contains(name, "twice") || strings.Contains(name, "both"):
+				if resp.StatusCode == http.StatusOK { // an object beneath may repeat: it is taken out
+					break
+				}
+				if resp.StatusCode != http.StatusBadRequest || decision != "refused;reason=duplicate-key" {
+					t.Errorf("status %d, decision %q", resp.StatusCode, decision)
+				}
+			case resp.StatusCode != http.StatusOK || !strings.HasPrefix(decision, "remote;reason=external"):
+				t.Errorf("status %d, decision %q: %.300s", resp.StatusCode, decision, text)
+			default:
+				r := reply{Status: resp.StatusCode}
+				if err := r.Take([]byte(text)); err != nil {
+					t.Fatal(err)
+				}
+				mustMatch(t, r, false, f.want(t, c))
+			}
+		})
+	}
+	for _, p := range f.taps() {
+		p.mustBeClean(t)
+	}
+	trap.mustBeAlone(t)
+}
+
+// TestSecurityCaps sends more than the programs take, to the proxy and past it: they refuse, and serve the next.
+func TestSecurityCaps(t *testing.T) {
+	const limit = 1 << 20
+	f := newFleet(t, 1, 0)
+	decode := startSim(t, "decode", "--role=decode")
+	sidecar := startSidecar(t, decode.addr, "--body-limit=1MiB")
+	f.decode = append(f.decode, decodePod{decode, sidecar})
+	f.writeEndpoints(t)
+	f.startPicker(t, "--body-limit=1MiB")
+	f.startFront(t, layout{"envoy", "pair"}, "--body-limit=1MiB")
+	const path, kind = "/v1/completions", "application/json"
+	for _, c := range []struct {
+		name     string
+		q        wild
+		statuses [2]int // at the proxy, at the sidecar
+	}{
+		{"a body over the limit", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":"` + strings.Repeat("a", limit) + `"}`}, [2]int{413, 413}},
+		{"nesting", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}`}, [2]int{400, 400}},
+		{"a header over the limit", wild{"GET", "/v1/models", [][2]string{{"X-Long", strings.Repeat("a", 2*limit)}}, ""}, [2]int{431, 431}},
+		{"an address over the limit", wild{"GET", "/v1/models?" + strings.Repeat("a", 2*limit), nil, ""}, [2]int{431, 431}},
+		{"members without end", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{` + strings.Repeat(`"vllm_xargs":{"kv_transfer_params":1},`, 20_000) + `"prompt":"a"}`}, [2]int{400, 400}},
+	} {
+		for i, addr := range []string{f.front.addr, sidecar.addr("http")} {
+			t.Run(fmt.Sprintf("%s, %s", c.name, []string{"proxy", "sidecar"}[i]), func(t *testing.T) {
+				resp, text, err := c.q.send(within(t), addr)
+				if err != nil { // refused while it was still being sent
+					return
+				}
+				if resp.StatusCode != c.statuses[i] {
+					t.Errorf("status %d, want %d: %.200s", resp.StatusCode, c.statuses[i], text)
+				}
+			})
+		}
+	}
+	q := f.tokensCall(2*threshold, false)
+	mustMatch(t, f.send(t, q), false, f.want(t, q))
+	for _, p := range []program{f.pickers[0], sidecar} {
+		p.mustHaveStayedSmall(t)
+	}
+}

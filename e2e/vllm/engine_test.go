@@ -1,0 +1,88 @@
+package vllm
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/e2e/stack"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tree is an engine whose processes are shells, which need no minute to start.
+func tree(t *testing.T) *Engine {
+	t.Helper()
+	family := stack.Program{Name: "family", Path: "sh", Args: []string{"-c", "(sleep 1000 & wait) & wait"}}
+	e := &Engine{options: Options{Name: family.Name}}
+	family.Probe = func(context.Context) error { return nil }
+	p, err := stack.Start(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.process = p
+	t.Cleanup(func() {
+		if err := e.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func TestPauseReachesAllProcesses(t *testing.T) {
+	e := tree(t)
+	if err := e.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	if group := e.current().PID(); !all(group, stopped) || all(group, ended) {
+		t.Error("something of a paused engine runs, or nothing is left of it")
+	}
+	if err := e.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.await("go on", "S"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKillEndsAllProcesses(t *testing.T) {
+	for name, end := range map[string]func(*Engine) error{"kill": (*Engine).Kill, "stop": (*Engine).Stop} {
+		for _, paused := range []bool{false, true} {
+			t.Run(name+map[bool]string{true: " a paused one"}[paused], func(t *testing.T) {
+				e := tree(t)
+				if paused {
+					if err := e.Pause(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if e.Exited() {
+					t.Error("it ended by itself")
+				}
+				if err := end(e); err != nil {
+					t.Fatal(err)
+				}
+				if !e.Exited() || !all(e.current().PID(), ended) {
+					t.Error("something is left of it")
+				}
+			})
+		}
+	}
+}
+
+func TestFlagsTellTheRole(t *testing.T) {
+	for role, want := range map[Role]bool{Plain: false, Prefill: true, Decode: true} {
+		e := &Engine{options: Options{Role: role, Lease: 5 * time.Second}}
+		args, err := e.args()
+		if err != nil {
+			t.Fatal(err)
+		}
+		const transfer = `--kv-transfer-config={"kv_buffer_device":"cpu","kv_connector":"NixlConnector",` +
+			`"kv_connector_extra_config":{"kv_lease_duration":5},"kv_load_failure_policy":"fail","kv_role":"`
+		last := args[len(args)-1]
+		if got := last == transfer+string(role)+`"}`; got != want {
+			t.Errorf("role %q: the last flag is %s", role, last)
+		}
+	}
+}

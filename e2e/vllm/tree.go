@@ -1,0 +1,103 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// signalTimeout bounds the wait until a signal has reached all threads.
+	signalTimeout = 30 * time.Second
+	// lookInterval is between two looks at them: there is no event for that.
+	lookInterval = 2 * time.Millisecond
+)
+
+// An engine's processes are one process group, which stack makes: the main one takes requests, and starts a scheduler, which
+// starts a worker.
+
+// Pause stops all of its processes where they are (SIGSTOP), as on a node that hangs, and returns when nothing of them runs.
+func (e *Engine) Pause() error {
+	if err := e.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return e.await("stop", stopped)
+}
+
+// Resume lets a paused engine go on.
+func (e *Engine) Resume() error { return e.signal(syscall.SIGCONT) }
+
+// Kill ends all of its processes at once (SIGKILL), as a node that fails does, and returns when none is left. One that has
+// ended may be killed.
+func (e *Engine) Kill() error {
+	if err := e.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	if err := e.current().Kill(); err != nil {
+		return err
+	}
+	return e.await("end", ended)
+}
+
+// Stop ends it as an operator does (SIGTERM), and what that leaves behind by force. It may be called again. The error says
+// that it had to be killed.
+func (e *Engine) Stop() error {
+	err := e.signal(syscall.SIGCONT)
+	return errors.Join(err, e.current().Stop(), e.Kill())
+}
+
+// signal sends a signal to all of its processes, if there are any.
+func (e *Engine) signal(s syscall.Signal) error {
+	if err := syscall.Kill(-e.current().PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("sending %v to %s: %w", s, e.options.Name, err)
+	}
+	return nil
+}
+
+// await looks at the threads of all processes until each is in one of the given states.
+func (e *Engine) await(what, states string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), signalTimeout)
+	defer cancel()
+	again := time.NewTicker(lookInterval)
+	defer again.Stop()
+	for !all(e.current().PID(), states) {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s to %s: something of it still runs after %v", e.options.Name, what, signalTimeout)
+		}
+	}
+	return nil
+}
+
+// States of a thread in /proc. One that has ended may wait for a parent that does not ask.
+const (
+	ended   = "ZX"
+	stopped = "Tt" + ended
+)
+
+// all tells whether every thread of a process group is in one of the given states.
+func all(group int, states string) bool {
+	stats, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
+	if err != nil {
+		return false
+	}
+	for _, stat := range stats {
+		b, err := os.ReadFile(stat)
+		if err != nil {
+			continue // it has ended
+		}
+		// pid (name) state parent group …, and the name may have any characters.
+		fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+		if len(fields) > 2 && fields[2] == strconv.Itoa(group) && !strings.Contains(states, fields[0]) {
+			return false
+		}
+	}
+	return true
+}
