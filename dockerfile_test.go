@@ -69,6 +69,8 @@ ENTRYPOINT ["/one"]
 		{"shell", `ENTRYPOINT ["/one"]`, "ENTRYPOINT /one", "one: its ENTRYPOINT needs a shell"},
 		{"no entry point", `ENTRYPOINT ["/one"]`, "", "one: has no ENTRYPOINT"},
 		{"unknown stage", "--from=build", "--from=builder", "line 10: there is no stage builder"},
+		{"package without its sum", "RUN make", "RUN python3 -m pip download --no-deps a==1.2.3", "line 4: pip takes what it is given"},
+		{"package with its sum", "RUN make", "RUN python3 -m pip download --require-hashes --requirement pins.txt", ""},
 		{"commands at run time", "EXPOSE 80", "RUN true", "line 11: RUN in an image without a shell"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -103,6 +105,8 @@ func lint(d *dockerfile) (complaints []string) {
 				complain("line %d: ADD fetches and unpacks: use COPY", i.line)
 			case (i.word == "ARG" || i.word == "ENV") && secretive.MatchString(name):
 				complain("line %d: %s %s stays in the image's history", i.line, i.word, name)
+			case i.word == "RUN" && strings.Contains(i.args, "pip ") && !strings.Contains(i.args, "--require-hashes"):
+				complain("line %d: pip takes what it is given: use --require-hashes", i.line)
 			case i.word == "RUN" && d.root(s.name).from == "scratch":
 				complain("line %d: RUN in an image without a shell", i.line)
 			}

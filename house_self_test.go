@@ -67,6 +67,8 @@ var madeUp = []struct {
 	{"arrows", "epp's main sees its rooms", file("cmd/epp/main.go", imports("main", "epp/kube", "cmd/internal/boot")), ""},
 	{"arrows", "epp's main runs the simulator", file("cmd/epp/main.go", imports("main", "e2e/sim")), "cmd/epp/main.go imports e2e/sim"},
 	{"arrows", "sidecar's main runs a stack", file("cmd/sidecar/main.go", imports("main", "e2e/stack")), "cmd/sidecar/main.go imports e2e/stack"},
+	{"arrows", "keeper's main opens the library", file("cmd/keeper/main.go", imports("main", "transfer/nixl", "transfer/keeper", "cmd/internal/boot")), ""},
+	{"arrows", "keeper's main knows the sidecar", file("cmd/keeper/main.go", imports("main", "sidecar/lease")), "cmd/keeper/main.go imports sidecar/lease"},
 	{"arrows", "boot runs a stack", file("cmd/internal/boot/a.go", imports("boot", "e2e/stack")), "cmd/internal/boot/a.go imports e2e/stack"},
 	{"arrows", "a main's test runs a stack", file("cmd/sidecar/main_test.go", imports("main", "e2e/stack")), ""},
 	{"arrows", "simulator's main", file("cmd/sim/main.go", imports("main", "e2e/sim")), ""},
@@ -82,6 +84,7 @@ var madeUp = []struct {
 
 	{"links", "clean", made{links: map[string][]string{"cmd/epp": {"fmt", module + "/epp", "k8s.io/api"}}}, ""},
 	{"links", "epp links the gateway", made{links: map[string][]string{"cmd/epp": {module + "/e2e/gateway"}}}, "cmd/epp links"},
+	{"links", "sidecar links the library", made{links: map[string][]string{"cmd/sidecar": {module + "/transfer/keeper", module + "/transfer/nixl"}}}, "cmd/sidecar links " + module + "/transfer/nixl"},
 	{"links", "sidecar links Kubernetes", made{links: map[string][]string{"cmd/sidecar": {"k8s.io/client-go"}}}, "cmd/sidecar links k8s.io/client-go"},
 
 	{"doc.go", "documented", made{files: map[string]string{"pd/a.go": "package pd", "pd/doc.go": "// Package pd is a room.\npackage pd"}}, ""},

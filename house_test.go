@@ -109,6 +109,7 @@ var arrows = []knows{
 	{"cmd/tandem…", []string{"…"}, false},
 	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, false},
 	{"cmd/sidecar", []string{"cmd/internal…", "sidecar…", "pd…", "transfer…"}, false},
+	{"cmd/keeper", []string{"cmd/internal…", "transfer…"}, false},
 	{"cmd/internal…", []string{"cmd/internal…"}, false},
 }
 
@@ -176,10 +177,12 @@ func checkDoors(h house) (breaches []string) {
 }
 
 // unlinked is what a command must not link, however indirectly. The sidecar
-// runs in every engine pod, where a Kubernetes client would be most of it.
+// runs in every engine pod, where a Kubernetes client would be most of it, and
+// what opens NIXL's library may die: that is the keeper's part.
 var unlinked = map[string][]string{
-	"cmd/epp":     {module + "/e2e…", module + "/sidecar…"},
-	"cmd/sidecar": {module + "/e2e…", module + "/epp…", "k8s.io…", "sigs.k8s.io…"},
+	"cmd/epp":     {module + "/e2e…", module + "/sidecar…", module + "/transfer/nixl…"},
+	"cmd/keeper":  {module + "/e2e…", module + "/epp…", module + "/sidecar…", module + "/pd…", "k8s.io…", "sigs.k8s.io…"},
+	"cmd/sidecar": {module + "/e2e…", module + "/epp…", module + "/transfer/nixl…", "k8s.io…", "sigs.k8s.io…"},
 }
 
 func checkLinks(h house) (breaches []string) {
