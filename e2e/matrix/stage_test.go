@@ -26,9 +26,10 @@ import (
 )
 
 const (
-	// shortly is a deadline of the sidecar in rows where it passes, and slowly (ms) the delay that outlasts it.
-	shortly = 2 * time.Second
-	slowly  = "3200"
+	// shortly is a deadline of the sidecar in rows where it passes, and slowly (ms) the delay that outlasts it. What comes in
+	// time does so on a machine that stands still for seconds, too.
+	shortly = 6 * time.Second
+	slowly  = "7500"
 	// patience is how long a client waits that the sidecar would let wait for ever, its deadlines notwithstanding.
 	patience = 3 * shortly / 2
 	// lease outlasts every row, on a machine that stands still for a while, too.
