@@ -20,7 +20,7 @@ const (
 	HeaderTiming = "server-timing"
 	// HeaderOutcome closes the report on an answer, as a trailer on streams: see Outcome.
 	HeaderOutcome = "x-tandem-outcome"
-	// HeaderRetry says, beside a 502 or 503, or the 500 of an engine that has died, that nothing was sent to the client and
+	// HeaderRetry says, beside a 502 or 503, or the 500 or 504 of an engine that has died, that nothing was sent to the client and
 	// another decode pod may try.
 	HeaderRetry = "x-tandem-retry"
 	// HeaderRequestID is the one id that both engine legs, the answer and all logs share.
