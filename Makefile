@@ -61,7 +61,7 @@ NIXL_LIBRARY := $(NIXL)/.nixl_cu12.mesonpy.libs
 # What opens it is built with a tag and cgo, and tested with and without: all of NIXL_TESTED, and what is called so in NIXL_USERS.
 NIXL_COMMANDS := ./cmd/keeper ./cmd/sim
 NIXL_TESTED := ./transfer/nixl $(NIXL_COMMANDS)
-NIXL_USERS := ./e2e/sim
+NIXL_USERS := ./sim
 HELM_VERSION := v4.3.1
 HELM := $(CACHE)/helm-$(HELM_VERSION)
 

@@ -105,7 +105,8 @@ var arrows = []knows{
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/sched", "epp/flow", "pd…"}, false},
 	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, false},
 	{"epp…", []string{"epp", "pd…", "transfer"}, false},
-	{"cmd/sim", []string{"cmd…", "pd…", "transfer…", "e2e…"}, false},
+	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, false},
+	{"sim…", []string{"sim…", "pd…", "transfer…"}, false},
 	{"cmd/tandem…", []string{"…"}, false},
 	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, false},
 	{"cmd/sidecar", []string{"cmd/internal…", "sidecar…", "pd…", "transfer…"}, false},
@@ -180,9 +181,9 @@ func checkDoors(h house) (breaches []string) {
 // runs in every engine pod, where a Kubernetes client would be most of it, and
 // what opens NIXL's library may die: that is the keeper's part.
 var unlinked = map[string][]string{
-	"cmd/epp":     {module + "/e2e…", module + "/sidecar…", module + "/transfer/nixl…"},
-	"cmd/keeper":  {module + "/e2e…", module + "/epp…", module + "/sidecar…", module + "/pd…", "k8s.io…", "sigs.k8s.io…"},
-	"cmd/sidecar": {module + "/e2e…", module + "/epp…", module + "/transfer/nixl…", "k8s.io…", "sigs.k8s.io…"},
+	"cmd/epp":     {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/sidecar…", module + "/transfer/nixl…"},
+	"cmd/keeper":  {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/epp…", module + "/sidecar…", module + "/pd…", "k8s.io…", "sigs.k8s.io…"},
+	"cmd/sidecar": {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/epp…", module + "/transfer/nixl…", "k8s.io…", "sigs.k8s.io…"},
 }
 
 func checkLinks(h house) (breaches []string) {
@@ -312,7 +313,7 @@ func checkBinaries(h house) (breaches []string) {
 // have the names of the real one.
 func checkMetricNames(h house) (breaches []string) {
 	for _, s := range h.sources {
-		if s.test || s.dir == "e2e/sim" {
+		if s.test || s.dir == "sim" {
 			continue
 		}
 		for _, name := range metricNames(s.syntax) {

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // TestEnvoyBootstrap holds the chart's copy of Envoy's configuration to what tandem envoy-config writes for the same choices,

@@ -22,8 +22,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // TestQueriesOnAStack asks a real Prometheus, which reads a whole running stack, every query of the dashboards and alerts:
@@ -104,21 +104,21 @@ func (o *observed) sendEverything(t *testing.T) {
 	o.rounds++
 	for _, c := range []struct {
 		words          int
-		wish, id, want string
+		mode, id, want string
 	}{
 		{4, "auto", "fine", "local;reason=short-prompt"},
 		{4 * threshold, "auto", "fine", "remote;reason=uncached"},
 		{4 * threshold, "auto", "broken", "local;reason=prefill-failed"},
 		{4 * threshold, "force", "broken", "refused;reason=prefill-failed"},
 	} {
-		resp, err := o.client.Do(o.request(t, t.Context(), c.words, c.wish, c.id))
+		resp, err := o.client.Do(o.request(t, t.Context(), c.words, c.mode, c.id))
 		if err != nil {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 		if got := resp.Header.Get(pd.HeaderDecision); !strings.HasPrefix(got, c.want) {
-			t.Fatalf("%s %s: %s %q, want %s", c.wish, c.id, resp.Status, got, c.want)
+			t.Fatalf("%s %s: %s %q, want %s", c.mode, c.id, resp.Status, got, c.want)
 		}
 	}
 	o.leaveAtDecode(t)
@@ -139,7 +139,7 @@ func (o *observed) leaveAtDecode(t *testing.T) {
 		left <- err
 	}()
 	o.eventually(t, "a decode leg", func() (string, bool) {
-		return "none", o.ofSidecar(t, `tandem_inflight{role="decode",room="sidecar"}`) > 0
+		return "none", o.ofSidecar(t, `tandem_inflight{role="decode",component="sidecar"}`) > 0
 	})
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {
@@ -150,7 +150,7 @@ func (o *observed) leaveAtDecode(t *testing.T) {
 	})
 }
 
-func (o *observed) request(t *testing.T, ctx context.Context, words int, wish, id string) *http.Request {
+func (o *observed) request(t *testing.T, ctx context.Context, words int, mode, id string) *http.Request {
 	t.Helper()
 	prompt := fmt.Sprintf("%d %s %s", o.rounds, id, strings.Repeat(" hello", words)) // none that is in a cache
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4}`, o.pd.Model, prompt)
@@ -159,7 +159,7 @@ func (o *observed) request(t *testing.T, ctx context.Context, words int, wish, i
 		t.Fatal(err)
 	}
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set(pd.HeaderWish, wish)
+	r.Header.Set(pd.HeaderMode, mode)
 	r.Header.Set(pd.HeaderRequestID, id)
 	return r
 }

@@ -19,12 +19,12 @@ import (
 func TestEveryAPI(t *testing.T) {
 	f := newStack(t, layout{"envoy", "pair"}, 1, 2)
 	for api, members := range questions {
-		for _, wish := range []string{"force;fallback", "bypass"} {
-			t.Run(api.String()+" "+wish, func(t *testing.T) {
+		for _, mode := range []string{"force;fallback", "bypass"} {
+			t.Run(api.String()+" "+mode, func(t *testing.T) {
 				both(t, func(t *testing.T, stream bool) {
 					body := fmt.Sprintf(`{"model":%q,"temperature":0,"stream":%t,`+members+`}`, f.model, stream, words(40))
 					wantStatus, want := postTo(t, f.plain.addr, api.Path(), body)
-					status, got := f.post(t, api.Path(), body, pd.HeaderWish, wish)
+					status, got := f.post(t, api.Path(), body, pd.HeaderMode, mode)
 					if wantStatus != http.StatusOK || status != http.StatusOK {
 						t.Fatalf("status %d: %s\nthe plain engine: %d %s", status, got, wantStatus, want)
 					}
@@ -111,7 +111,7 @@ func TestUsage(t *testing.T) {
 	f := newStack(t, layout{"envoy", "pair"}, 1, 1)
 	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
 		both(t, func(t *testing.T, stream bool) {
-			c := call{api: api, prompt: f.fresh(100), tokens: 8, stream: stream, header: map[string]string{pd.HeaderWish: "force"}}
+			c := call{api: api, prompt: f.fresh(100), tokens: 8, stream: stream, header: map[string]string{pd.HeaderMode: "force"}}
 			if api == pd.APIChat {
 				c.prompt, c.text = nil, words(30)
 			}
@@ -134,7 +134,7 @@ func billOf(t *testing.T, c call, addr, model string) string {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set(pd.HeaderWish, c.header[pd.HeaderWish])
+	req.Header.Set(pd.HeaderMode, c.header[pd.HeaderMode])
 	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ type chaosCall struct {
 }
 
 // drawCall draws the i-th call of a load: short and long prompts around the threshold, beginnings that others have as
-// well, all wishes, whole answers and streams, and clients of all manners.
+// well, all modes, whole answers and streams, and clients of all manners.
 func drawCall(seed uint64, i int) chaosCall {
 	random := rand.New(rand.NewPCG(seed, uint64(i)+1))
 	c := chaosCall{id: fmt.Sprintf("chaos-%d-%d", seed, i), manner: patient}
@@ -62,8 +62,8 @@ func drawCall(seed uint64, i int) chaosCall {
 		c.members = map[string]any{"user": strings.Repeat("pad\n", 30_000+random.IntN(60_000))}
 	}
 	c.header = map[string]string{pd.HeaderRequestID: c.id}
-	if wish := []string{"", "", "", "", "", "auto", "force", "force;fallback", "bypass"}[random.IntN(9)]; wish != "" {
-		c.header[pd.HeaderWish] = wish
+	if mode := []string{"", "", "", "", "", "auto", "force", "force;fallback", "bypass"}[random.IntN(9)]; mode != "" {
+		c.header[pd.HeaderMode] = mode
 	}
 	switch random.IntN(16) {
 	case 0:
@@ -279,7 +279,7 @@ func judge(c chaosCall, got reply, err error) (chaosEnd, string) {
 		switch {
 		case later && got.Decision.Reason == pd.Budget:
 			return endBudget, ""
-		case c.stream && got.Status == http.StatusBadGateway && got.Decision == (pd.Decision{}):
+		case c.stream && got.Status == http.StatusBadGateway && got.Decision == (pd.Result{}):
 			// Envoy had the first bytes of the answer, and had sent none of them on: it asks nobody else then.
 			return endCut, got.Body
 		}
@@ -326,7 +326,7 @@ func TestChaosCalls(t *testing.T) {
 		}
 		seen[string(c.manner)] = true
 		seen[fmt.Sprintf("%v stream=%v", c.api, c.stream)] = true
-		seen["wish="+c.header[pd.HeaderWish]] = true
+		seen["mode="+c.header[pd.HeaderMode]] = true
 		seen[fmt.Sprintf("large=%v", c.large)] = true
 		seen[fmt.Sprintf("long=%v", c.api == pd.APIChat || len(c.prompt) >= threshold)] = true
 	}

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // chaosStack is a stack whose programs come back where they were. Its programs are those of the schedule: prefill-0,

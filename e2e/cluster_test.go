@@ -22,7 +22,7 @@ import (
 	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
 
 	"github.com/tandem-serving/tandem/e2e/kube"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 const (

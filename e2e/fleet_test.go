@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // fleet is a whole stack: simulated engines, a sidecar before each decode engine, pickers, and a proxy before all of it.

@@ -38,11 +38,11 @@ func (p *pair) pasteForeign(t *testing.T, f *fleet, form string, stream bool) {
 	c := call{api: pd.APICompletions, prompt: f.fresh(100), tokens: 8, stream: stream}
 	want := f.want(t, c)
 	body := append(fmt.Appendf(nil, "{"+form+",", stolen), c.body(f.model)[1:]...)
-	for _, wish := range []string{"force", "bypass"} {
-		c.header = map[string]string{pd.HeaderWish: wish}
+	for _, mode := range []string{"force", "bypass"} {
+		c.header = map[string]string{pd.HeaderMode: mode}
 		got, err := c.sendBody(within(t), f.front.addr, body)
 		if err != nil {
-			t.Fatalf("%s: %v", wish, err)
+			t.Fatalf("%s: %v", mode, err)
 		}
 		mustMatch(t, got, stream, want)
 	}

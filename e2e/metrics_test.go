@@ -63,7 +63,7 @@ func (f *tappedFleet) seeEverything(t *testing.T) {
 	f.decode[0].fault(t, `{"leg":"decode","fault":"slow","arg":"stop","match":"fault-decode"}`)
 	for _, c := range []struct {
 		tokens     int
-		wish, id   string
+		mode, id   string
 		want       string
 		wantStatus int
 	}{
@@ -74,8 +74,8 @@ func (f *tappedFleet) seeEverything(t *testing.T) {
 	} {
 		q := f.tokensCall(c.tokens, false)
 		q.header = map[string]string{}
-		if c.wish != "" {
-			q.header[pd.HeaderWish] = c.wish
+		if c.mode != "" {
+			q.header[pd.HeaderMode] = c.mode
 		}
 		if c.id != "" {
 			q.header[pd.HeaderRequestID] = c.id

@@ -68,7 +68,7 @@ func (l *loadClient) ask(ctx context.Context, q call) (s served) {
 	}
 	defer resp.Body.Close()
 	s.status = resp.StatusCode
-	decision, err := pd.ParseDecision(resp.Header.Get(pd.HeaderDecision))
+	decision, err := pd.ParseResult(resp.Header.Get(pd.HeaderDecision))
 	if err != nil {
 		s.wrong = fmt.Sprintf("status %d: %v", s.status, err)
 	}
@@ -83,7 +83,7 @@ func (l *loadClient) ask(ctx context.Context, q call) (s served) {
 }
 
 // refusalFault tells what is wrong with a refusal, "" if it is as clients of overloaded services need it.
-func refusalFault(resp *http.Response, d pd.Decision) string {
+func refusalFault(resp *http.Response, d pd.Result) string {
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err.Error()

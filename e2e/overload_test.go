@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // overloadFor is short in every go test; the promise is about a minute.

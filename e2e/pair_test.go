@@ -337,7 +337,7 @@ func testUnsplittable(t *testing.T, p *pair) {
 			if members["n"] == nil && members["echo"] == nil {
 				mustMatch(t, got, false, p.want(t, c))
 			}
-			c.header = map[string]string{pd.HeaderWish: "force"}
+			c.header = map[string]string{pd.HeaderMode: "force"}
 			got = mustSend(t, c.remote(p.prefill.addr), s.addr("http"), p.model)
 			if got.Status != http.StatusBadRequest || got.Decision.Reason != pd.NotSplittable {
 				t.Errorf("forced: status %d, decision %v", got.Status, got.Decision)

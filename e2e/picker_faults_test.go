@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/e2e/answer"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // TestPickerKilled ends the picker by SIGKILL while answers stream: with the filter pair no answer is cut, and the next

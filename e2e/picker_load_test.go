@@ -264,7 +264,7 @@ func TestTrailersForWhoAsks(t *testing.T) {
 						q := f.tokensCall(2*threshold, true)
 						got := f.ask(t, transport, q, asks)
 						mustMatch(t, got, true, f.want(t, q))
-						_, err := pd.ParseOutcome(got.Trailer.Get(pd.HeaderOutcome))
+						_, err := pd.ParseAnswerSummary(got.Trailer.Get(pd.HeaderOutcome))
 						timed := got.Trailer.Get(pd.HeaderTiming) != ""
 						if (err == nil) != asks || timed != asks {
 							t.Errorf("trailers %v for a client that asks: %v", got.Trailer, asks)

@@ -22,7 +22,7 @@ func TestPicker(t *testing.T) {
 		t.Run(l.String(), func(t *testing.T) {
 			f := newStack(t, l, 2, 2)
 			t.Run("threshold", func(t *testing.T) { testThreshold(t, f) })
-			t.Run("wishes", func(t *testing.T) { testWishes(t, f) })
+			t.Run("modes", func(t *testing.T) { testModes(t, f) })
 			t.Run("headers", func(t *testing.T) { testHeaders(t, f) })
 			t.Run("bad input", func(t *testing.T) { testBadInput(t, f) })
 			t.Run("long prompt", func(t *testing.T) { testLongPrompt(t, f) })
@@ -59,13 +59,13 @@ func testThreshold(t *testing.T, f *fleet) {
 	}
 }
 
-// testWishes is the client's word, where prefill pods are to be had.
-func testWishes(t *testing.T, f *fleet) {
+// testModes is the client's word, where prefill pods are to be had.
+func testModes(t *testing.T, f *fleet) {
 	short, long := threshold/2, 2*threshold
 	batch := map[string]any{"prompt": [][]int{f.fresh(20), f.fresh(30)}}
 	doubted := map[string]any{"max_tokens": -1}
 	for _, c := range []struct {
-		wish    string
+		mode    string
 		tokens  int
 		members map[string]any
 		status  int
@@ -86,12 +86,12 @@ func testWishes(t *testing.T, f *fleet) {
 		{"force;now", long, nil, 400, "refused;reason=bad-pd-header"},
 		{"Force", long, nil, 400, "refused;reason=bad-pd-header"},
 	} {
-		name := fmt.Sprintf("%q of %d %v", c.wish, c.tokens, c.members)
+		name := fmt.Sprintf("%q of %d %v", c.mode, c.tokens, c.members)
 		t.Run(name, func(t *testing.T) {
 			q := f.tokensCall(c.tokens, false)
 			q.members = c.members
-			if c.wish != "" {
-				q.header = map[string]string{pd.HeaderWish: c.wish}
+			if c.mode != "" {
+				q.header = map[string]string{pd.HeaderMode: c.mode}
 			}
 			got := f.send(t, q)
 			if decision := planned(got); got.Status != c.status || decision != c.want {
@@ -108,12 +108,12 @@ func planned(r reply) string {
 	return d.String()
 }
 
-// TestWishesWithoutPrefill is the client's word, and the operator's, where no prefill pod is to be had.
-func TestWishesWithoutPrefill(t *testing.T) {
+// TestModesWithoutPrefill is the client's word, and the operator's, where no prefill pod is to be had.
+func TestModesWithoutPrefill(t *testing.T) {
 	l := layout{"envoy", "pair"}
 	for _, operator := range []struct {
 		name, parameter, flag string
-		rows                  map[string]string // wish → status and decision of a long prompt
+		rows                  map[string]string // mode → status and decision of a long prompt
 	}{
 		{"local", "", "", map[string]string{
 			"": "200 local;reason=no-prefill", "force": "503 refused;reason=no-prefill",
@@ -139,14 +139,14 @@ func TestWishesWithoutPrefill(t *testing.T) {
 			}
 			f.startPicker(t, flags...)
 			f.startFront(t, l)
-			for wish, want := range operator.rows {
+			for mode, want := range operator.rows {
 				q := f.tokensCall(2*threshold, false)
-				if wish != "" {
-					q.header = map[string]string{pd.HeaderWish: wish}
+				if mode != "" {
+					q.header = map[string]string{pd.HeaderMode: mode}
 				}
 				got := f.send(t, q)
 				if seen := fmt.Sprint(got.Status, " ", planned(got)); seen != want {
-					t.Errorf("x-tandem-pd %q: %s (%s), want %s", wish, seen, got.Body, want)
+					t.Errorf("x-tandem-pd %q: %s (%s), want %s", mode, seen, got.Body, want)
 				}
 				if got.Status == http.StatusServiceUnavailable {
 					mustBeOverloaded(t, got, "no-prefill")
@@ -250,8 +250,8 @@ func testBadInput(t *testing.T, f *fleet) {
 func testLongPrompt(t *testing.T, f *fleet) {
 	both(t, func(t *testing.T, stream bool) {
 		q := call{api: pd.APIChat, text: words(100), tokens: 4, stream: stream, members: map[string]any{"user": strings.Repeat("pad\n", 200_000)}}
-		for _, wish := range []string{"force", "bypass"} {
-			q.header = map[string]string{pd.HeaderWish: wish}
+		for _, mode := range []string{"force", "bypass"} {
+			q.header = map[string]string{pd.HeaderMode: mode}
 			got := f.send(t, q)
 			mustMatch(t, got, stream, f.want(t, q))
 		}

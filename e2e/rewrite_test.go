@@ -115,17 +115,17 @@ var questions = map[pd.API]string{
 }
 
 // testNames asks for the alias in every API. Whatever the way of the answer, its model is the alias, spelled as it was.
-func testNames(t *testing.T, f *fleet, wishes ...string) {
+func testNames(t *testing.T, f *fleet, modes ...string) {
 	name, err := json.Marshal(alias)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for api, members := range questions {
-		for _, wish := range wishes {
-			t.Run(strings.TrimSpace(api.String()+" "+wish), func(t *testing.T) {
+		for _, mode := range modes {
+			t.Run(strings.TrimSpace(api.String()+" "+mode), func(t *testing.T) {
 				both(t, func(t *testing.T, stream bool) {
 					body := fmt.Sprintf(`{"model":%s,"stream":%t,`+members+`}`, name, stream, words(60))
-					status, text := f.post(t, api.Path(), body, pd.HeaderWish, wish)
+					status, text := f.post(t, api.Path(), body, pd.HeaderMode, mode)
 					if status != http.StatusOK {
 						t.Fatalf("status %d: %s", status, text)
 					}

@@ -19,9 +19,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // rollingFleet is a stack of which every part is there twice, with what a cluster puts around it: a name that resolves to

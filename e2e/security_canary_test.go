@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // Canaries are what clients say and nobody else may ever tell: where one sings, something writes down what it should not.
@@ -65,7 +65,7 @@ func TestSecurityNoPromptIsTold(t *testing.T) {
 	round := func(state string) {
 		t.Helper()
 		for name, body := range secretBodies(f.model) {
-			for _, wish := range []string{"auto", "force;fallback", canaryBearer} {
+			for _, mode := range []string{"auto", "force;fallback", canaryBearer} {
 				for _, to := range []string{front, f.decode0()} {
 					path := pd.APICompletions.Path()
 					if strings.Contains(body, `"messages"`) {
@@ -74,7 +74,7 @@ func TestSecurityNoPromptIsTold(t *testing.T) {
 					if name == "no JSON" {
 						path = "/tokenize"
 					}
-					answered[confession{state + "/" + name, to, path, wish, f.prefill[0].tap.addr, body}.mustTell(t)]++
+					answered[confession{state + "/" + name, to, path, mode, f.prefill[0].tap.addr, body}.mustTell(t)]++
 				}
 			}
 		}
@@ -116,7 +116,7 @@ func TestSecurityNoPromptIsTold(t *testing.T) {
 }
 
 // confession is a request with canaries in its body.
-type confession struct{ what, to, path, wish, prefill, body string }
+type confession struct{ what, to, path, mode, prefill, body string }
 
 // mustTell sends it with canaries in its headers too, and reads the answer, which is the client's own to know.
 func (c confession) mustTell(t *testing.T) (status int) {
@@ -126,7 +126,7 @@ func (c confession) mustTell(t *testing.T) (status int) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{"Content-Type": "application/json", "Authorization": "Bearer " + canaryBearer, "Cookie": "session=" + canaryBearer,
-		"X-Api-Key": canaryBearer, "X-Anything": canaryBearer, pd.HeaderWish: c.wish, pd.HeaderPrefill: c.prefill, "Baggage": "user=" + canaryBearer,
+		"X-Api-Key": canaryBearer, "X-Anything": canaryBearer, pd.HeaderMode: c.mode, pd.HeaderPrefill: c.prefill, "Baggage": "user=" + canaryBearer,
 		"Proxy-Authorization": canaryBearer} {
 		req.Header.Set(name, value)
 	}

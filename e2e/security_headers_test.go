@@ -133,7 +133,7 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 		{"no secret, and no target", nil, "", 503, "refused;reason=no-prefill"}, // the client's plan is strict
 		{"secret, and a target", []string{"--auth-file=" + file}, f.prefill[0].tap.addr, 403, "refused;reason=untrusted-peer"},
 		{"secret, and no target", []string{"--auth-file=" + file}, "", 200, "local;reason=no-prefill"},
-		{"secret, and the wish off", []string{"--auth-file=" + file, "--pd-header=off"}, "", 200, "local;reason=no-prefill"},
+		{"secret, and the mode off", []string{"--auth-file=" + file, "--pd-header=off"}, "", 200, "local;reason=no-prefill"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := startSidecar(t, engine, c.flags...)

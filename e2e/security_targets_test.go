@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // startDefaultSidecar runs a sidecar that may send prefill legs where it may by default, or as the flags say.

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // tap is a proxy before an engine that keeps the requests it sees, by the client's request id.

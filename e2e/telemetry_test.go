@@ -41,7 +41,7 @@ type journey struct {
 	name   string
 	call   call
 	body   string // instead of the call's
-	wish   string
+	mode   string
 	bare   bool // the client sends no traceparent
 	leaves bool // the client leaves once the answer has begun
 	status int
@@ -62,23 +62,23 @@ func journeys(f *tappedFleet) []journey {
 	return []journey{
 		{name: "remote", call: long(false), status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
 		{name: "stream", call: long(true), status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
-		{name: "forced", call: f.tokensCall(threshold/2, true), wish: "force", status: 200, legs: both,
+		{name: "forced", call: f.tokensCall(threshold/2, true), mode: "force", status: 200, legs: both,
 			want: "remote;reason=forced", plan: "remote"},
 		// An id of Envoy's own form, which it is not to alter.
 		{name: "0f8fad5b-d9cb-469f-a165-70867728950e", call: short(), status: 200, legs: decode,
 			want: "local;reason=short-prompt", plan: "local"},
-		{name: "bypassed", call: long(true), wish: "bypass", status: 200, legs: decode,
+		{name: "bypassed", call: long(true), mode: "bypass", status: 200, legs: decode,
 			want: "local;reason=bypassed", plan: "local"},
 		{name: "fault-prefill", call: long(false), status: 200, legs: failed,
 			want: "local;reason=prefill-failed", plan: "remote"},
 		{name: "left", call: endless, leaves: true, status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
 		{name: "engine-refuses", call: doubted, status: 400, legs: decode, want: "local;reason=not-splittable", plan: "local"},
-		{name: "bad-wish", call: short(), wish: "perhaps", status: 400, want: "refused;reason=bad-pd-header"},
-		{name: "not-splittable", call: batch, wish: "force", status: 400, want: "refused;reason=not-splittable"},
+		{name: "bad-mode", call: short(), mode: "perhaps", status: 400, want: "refused;reason=bad-pd-header"},
+		{name: "not-splittable", call: batch, mode: "force", status: 400, want: "refused;reason=not-splittable"},
 		{name: "twice", body: `{"model":"m","prompt":"a","prompt":"b"}`, call: short(), status: 400,
 			want: "refused;reason=duplicate-key"},
 		{name: "bare", call: long(false), bare: true, status: 200, legs: both, want: "remote;reason=uncached", plan: "remote"},
-		{name: "bare-bad-wish", call: short(), wish: "perhaps", bare: true, status: 400, want: "refused;reason=bad-pd-header"},
+		{name: "bare-bad-mode", call: short(), mode: "perhaps", bare: true, status: 400, want: "refused;reason=bad-pd-header"},
 	}
 }
 
@@ -140,8 +140,8 @@ func (j journey) travel(t *testing.T, f *tappedFleet, traceID string) {
 	t.Helper()
 	q := j.call
 	q.header = map[string]string{pd.HeaderRequestID: j.name}
-	if j.wish != "" {
-		q.header[pd.HeaderWish] = j.wish
+	if j.mode != "" {
+		q.header[pd.HeaderMode] = j.mode
 	}
 	if !j.bare {
 		q.header["traceparent"], q.header["tracestate"] = "00-"+traceID+"-"+clientSpan+"-01", vendor
@@ -347,7 +347,7 @@ func (j travelled) mustTellOfThePick(t *testing.T) {
 			t.Error("the span of a refusal is not marked as failed")
 		}
 	} else {
-		want["tandem.pd.wish"], want["tandem.pd.plan"] = cmp.Or(j.wish, "auto"), j.plan
+		want["tandem.pd.mode"], want["tandem.pd.plan"] = cmp.Or(j.mode, "auto"), j.plan
 		want["tandem.endpoint.decode"] = j.fleet.fleet.decode[0].addr()
 		j.mustCount(t, pick, "prompt", len(j.call.prompt))
 		j.mustCount(t, pick, "cached", 0)
@@ -371,7 +371,7 @@ func (j travelled) mustTellOfTheLegs(t *testing.T) {
 	mustAddUp(t, request.Span)
 	decision, reason, _ := strings.Cut(j.want, ";reason=")
 	mustSay(t, request, map[string]string{
-		"tandem.request_id": j.name, "tandem.pd.wish": cmp.Or(j.wish, "auto"), "tandem.pd.plan": j.plan,
+		"tandem.request_id": j.name, "tandem.pd.mode": cmp.Or(j.mode, "auto"), "tandem.pd.plan": j.plan,
 		"tandem.pd.decision": decision, "tandem.pd.reason": reason, "tandem.endpoint.decode": j.fleet.decode[0].tap.addr,
 	})
 	attrs := request.Attributes()

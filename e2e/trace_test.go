@@ -67,7 +67,7 @@ func TestTraceOfARemoteRequest(t *testing.T) {
 		if n := mustAddUp(t, request); n != pd.PhaseCount {
 			t.Errorf("%d phases", n)
 		}
-		for name, want := range map[string]string{"tandem.pd.decision": "remote", "tandem.pd.reason": "external", "tandem.pd.wish": "auto",
+		for name, want := range map[string]string{"tandem.pd.decision": "remote", "tandem.pd.reason": "external", "tandem.pd.mode": "auto",
 			"tandem.endpoint.prefill": p.prefill.addr} {
 			if got := attrs[name].GetStringValue(); got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)

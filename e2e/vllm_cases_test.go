@@ -51,7 +51,7 @@ func testToolChoice(t *testing.T) {
 				body := fmt.Sprintf(`{"model":%q,"temperature":0,"max_tokens":64,"stream":%t,"tools":[%s],"tool_choice":%s,`+
 					`"messages":[{"role":"user","content":%q}]}`, f.model, stream, tool, choice, words(40))
 				wantStatus, want := postTo(t, f.plain.addr, pd.APIChat.Path(), body)
-				status, got := f.post(t, pd.APIChat.Path(), body, pd.HeaderWish, "force;fallback")
+				status, got := f.post(t, pd.APIChat.Path(), body, pd.HeaderMode, "force;fallback")
 				if status != http.StatusOK || wantStatus != http.StatusOK {
 					t.Fatalf("status %d: %s\nthe plain engine: %d %s", status, got, wantStatus, want)
 				}
@@ -208,9 +208,9 @@ func (l *heldLeg) mustEnd(t *testing.T, prefill string) {
 	l.gate.release()
 	r := <-l.got
 	mustMatch(t, r, l.stream, l.want)
-	want := pd.Decision{Verdict: pd.Local, Reason: pd.TransferFailed}
+	want := pd.Result{Verdict: pd.Local, Reason: pd.TransferFailed}
 	if l.pair.decode.addr == engines.recomputing.Address() {
-		want = pd.Decision{Verdict: pd.Remote, Reason: pd.External}
+		want = pd.Result{Verdict: pd.Remote, Reason: pd.External}
 	}
 	if r.Decision.Verdict != want.Verdict || r.Decision.Reason != want.Reason {
 		t.Errorf("prefill %s, decode at %s, stream %v: decision %v, want %v", prefill, l.pair.decode.addr, l.stream, r.Decision, want)

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // surfaceDifferences are the recorded requests, by the name of their file, that the simulated engine answers in another

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/e2e/vllm"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 var onVLLM = flag.Bool("vllm", false, "run TestRealEngines, which needs 10 GB of memory and minutes (make test-vllm)")
@@ -52,7 +52,7 @@ type realCase struct {
 var realCases = []realCase{
 	{"surface", testSurface},
 	{"TestPicker", TestPicker},
-	{"TestWishesWithoutPrefill", TestWishesWithoutPrefill},
+	{"TestModesWithoutPrefill", TestModesWithoutPrefill},
 	{"TestPickerDrains", TestPickerDrains},
 	{"TestPickerKilled", TestPickerKilled},
 	{"TestTwoPickers", TestTwoPickers},

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // handshake is what the first hand-off of a pair costs in TestWarmup: hundreds of times as much as any other.

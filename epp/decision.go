@@ -66,12 +66,12 @@ type ScoreTrace struct {
 type Outcome struct {
 	Request   string // id
 	API       pd.API
-	Status    int          // HTTP status of the answer; 0 = it never came
-	Plan      pd.Plan      // what was planned
-	Happened  *pd.Decision // what the sidecar says happened; nil if it did not say
-	Phases    *pd.Phases   // as reported; nil if not
-	Result    *pd.Outcome  // how the answer ended, with token counts; nil if not reported
-	Served    string       // ip:port that served; "" if unknown
+	Status    int               // HTTP status of the answer; 0 = it never came
+	Plan      pd.Plan           // what was planned
+	Happened  *pd.Result        // what the sidecar says happened; nil if it did not say
+	Phases    *pd.Phases        // as reported; nil if not
+	Result    *pd.AnswerSummary // how the answer ended, with token counts; nil if not reported
+	Served    string            // ip:port that served; "" if unknown
 	Duration  time.Duration
 	Immediate bool // answered by the picker itself
 }

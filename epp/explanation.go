@@ -27,7 +27,7 @@ type RequestSummary struct {
 	API    string `json:"api"`
 	Model  string `json:"model"`
 	Stream bool   `json:"stream"`
-	Wish   string `json:"wish"`
+	Mode   string `json:"mode"`
 	Split  bool   `json:"splittable"`
 	Tokens int    `json:"prompt_tokens"` // estimated
 	Blocks int    `json:"prompt_blocks"`
@@ -59,7 +59,7 @@ type DeciderNumbers struct {
 func Explain(r *Request, d *Decision, refused error) *Explanation {
 	x := &Explanation{Decode: []string{}, Prefill: []string{}, Headers: map[string]string{}}
 	if r != nil {
-		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Wish: r.Wish.String(),
+		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Mode: r.Mode.String(),
 			Split: r.Fit == FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks),
 			Asked: r.Asked, Rewrite: r.Rewrite, Objective: r.Objective, Known: r.Known, Priority: r.Priority}
 	}
@@ -76,7 +76,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	}
 	if refused != nil {
 		why := pd.AsRefusal(refused)
-		x.Decision, x.Reason = pd.Refused.String(), why.Decision().Reason
+		x.Decision, x.Reason = pd.Refused.String(), why.Result().Reason
 		x.Refusal = &RefusalSummary{Status: why.Status(), Message: why.Message}
 	}
 	return x
@@ -107,7 +107,7 @@ func addresses(endpoints []*Endpoint) []string {
 // HeadOf makes the head of a request that came over HTTP, for the parts of the picker that are asked that way.
 func HeadOf(r *http.Request, path string) Head {
 	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
-		Wish:      r.Header.Values(pd.HeaderWish),
+		Mode:      r.Header.Values(pd.HeaderMode),
 		Objective: cmp.Or(r.Header.Get(HeaderObjective), r.Header.Get(HeaderObjectiveOld)),
 		Target:    cmp.Or(r.Header.Get(HeaderTarget), r.Header.Get(HeaderTargetOld))}
 	if hint, ok := r.Header[http.CanonicalHeaderKey(HeaderSubset)]; ok {

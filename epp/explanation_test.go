@@ -14,12 +14,12 @@ import (
 )
 
 func TestExplain(t *testing.T) {
-	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Wish: pd.WishForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
+	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Mode: pd.ModeForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
 	d := &epp.Decision{Decode: pods(2), Prefill: pods(1), Verdict: pd.Remote, Reason: pd.Forced, Prompt: pd.Prompt{Tokens: 9, Cached: 16},
 		Trace: &epp.Trace{Decider: "threshold"}}
 	t.Run("served", func(t *testing.T) {
 		x := epp.Explain(r, d, nil)
-		if want := (epp.RequestSummary{API: "chat", Model: "m", Stream: true, Wish: "force", Split: true, Tokens: 9, Blocks: 2}); x.Request != want {
+		if want := (epp.RequestSummary{API: "chat", Model: "m", Stream: true, Mode: "force", Split: true, Tokens: 9, Blocks: 2}); x.Request != want {
 			t.Errorf("request %+v", x.Request)
 		}
 		if x.Decision != "remote" || x.Reason != pd.Forced || x.Refusal != nil || x.Trace != d.Trace {
@@ -57,7 +57,7 @@ func TestHeadOf(t *testing.T) {
 	r.Header.Set("X-Request-Id", "r-1")
 	r.Header.Add("X-Tandem-Pd", "force")
 	h := epp.HeadOf(r, "/v1/completions")
-	if want := (epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Wish: []string{"force"}}); !reflect.DeepEqual(h, want) {
+	if want := (epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Mode: []string{"force"}}); !reflect.DeepEqual(h, want) {
 		t.Errorf("got %+v", h)
 	}
 	r.Header.Set(epp.HeaderSubset, "10.0.0.1:8000, 10.0.0.2")

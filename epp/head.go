@@ -13,7 +13,7 @@ type Head struct {
 	Path        string // as it came, with the query
 	ContentType string
 	RequestID   string   // x-request-id
-	Wish        []string // the values of x-tandem-pd; nil if they are to be ignored
+	Mode        []string // the values of x-tandem-pd; nil if they are to be ignored
 	Objective   string   // x-llm-d-inference-objective
 	Target      string   // x-llm-d-model-name-rewrite
 	Subset      *Subset  // nil: the whole pool

@@ -62,11 +62,11 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 	}
 	r.prompt.reset(spec)
 	r.scan.Reset(r.layout.table, body.Limits{Depth: bodyDepth}, r.sink)
-	wish, err := pd.ParseWish(h.Wish)
+	mode, err := pd.ParseMode(h.Mode)
 	if err != nil {
 		r.err = pd.Refuse(pd.BadPDHeader, "%v.", err)
 	}
-	r.request.Wish = wish
+	r.request.Mode = mode
 }
 
 // Write reads the next chunk, and keeps it: it must not change until Reset. Only of bodies that come in very many tiny

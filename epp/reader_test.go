@@ -73,10 +73,10 @@ func TestHeadAPI(t *testing.T) {
 
 func TestReaderFillsTheRequest(t *testing.T) {
 	subset := epp.NewSubset("10.0.0.1")
-	h := epp.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Wish: []string{"force;fallback"}, Subset: subset}
+	h := epp.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
 	r, err := read(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
 	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
-		Wish: pd.WishForceFallback, Fit: epp.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
+		Mode: pd.ModeForceFallback, Fit: epp.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v; want %+v", r, err, want)
 	}
@@ -150,9 +150,9 @@ func TestReaderRefuses(t *testing.T) {
 		{"too large", post(pd.APIChat), `{"a":"` + strings.Repeat(secret, 10_000) + `"}`, pd.TooLarge, "larger than 50000 bytes"},
 		{"too large for what nobody reads", epp.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
 			pd.TooLarge, "larger than 50000 bytes"},
-		{"a bad wish", epp.Head{Method: "POST", Path: "/v1/chat/completions", Wish: []string{"always"}}, `{"messages":[]}`,
+		{"a bad mode", epp.Head{Method: "POST", Path: "/v1/chat/completions", Mode: []string{"always"}}, `{"messages":[]}`,
 			pd.BadPDHeader, "must be one of auto, force"},
-		{"two wishes", epp.Head{Method: "POST", Path: "/v1/messages", Wish: []string{"auto", "auto"}}, ``, pd.BadPDHeader, "must be one of"},
+		{"two modes", epp.Head{Method: "POST", Path: "/v1/messages", Mode: []string{"auto", "auto"}}, ``, pd.BadPDHeader, "must be one of"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, chunk := range []int{0, 1, 1000} {
@@ -197,9 +197,9 @@ func TestReaderTakesABodyOfExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// Where nothing is generated the body is nobody's business here, and neither is the wish of a client that always sends it.
+// Where nothing is generated the body is nobody's business here, and neither is the mode of a client that always sends it.
 func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
-	h := epp.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Wish: []string{"garbage"}}
+	h := epp.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
 		r, err := read(h, 0, blocks, text, 1)
 		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: epp.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {

@@ -15,7 +15,7 @@ type Request struct {
 	API    pd.API
 	Model  string // that answers; "" if the request names none
 	Stream bool
-	Wish   pd.Wish
+	Mode   pd.Mode
 	Fit    Fit
 	Prompt Prompt
 	Subset *Subset // nil: the whole pool

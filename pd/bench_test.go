@@ -34,7 +34,7 @@ func BenchmarkWire(b *testing.B) {
 	targets := []string{"10.0.0.7:8000,10.0.0.8:8000,[fd00::9]:8000"}
 	run("plan-parse", func() error { _, err := pd.ParsePlan(plan); return err })
 	run("plan-print", func() error { _ = p.String(); return nil })
-	run("decision-parse", func() error { _, err := pd.ParseDecision(decision); return err })
+	run("decision-parse", func() error { _, err := pd.ParseResult(decision); return err })
 	run("targets-parse", func() error { _, err := pd.ParseTargets(targets); return err })
 	run("timing-parse", func() error { _, err := pd.ParseTiming(timing); return err })
 	run("timing-print", func() error { buf = phases.AppendTiming(buf[:0], pd.PhaseEPP); return nil })

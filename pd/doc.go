@@ -1,5 +1,5 @@
 // Package pd holds what the endpoint picker, the routing sidecar and the simulated engine must agree on to serve one
-// request on two pods: the roles of pods, the headers between the parts, the user's wish, the picker's plan, what was
+// request on two pods: the roles of pods, the headers between the parts, the user's mode, the picker's plan, what was
 // decided and why, the phases of the sidecar's clock, refusals, the engine's hand-off object, and the decision between
 // local and remote prefill.
 //

@@ -4,8 +4,8 @@ import "strings"
 
 // Header names, in the lower case HTTP/2 and Envoy use. net/http canonicalises on use.
 const (
-	// HeaderWish is the client's word on local or remote prefill: see Wish.
-	HeaderWish = "x-tandem-pd"
+	// HeaderMode is the client's word on local or remote prefill: see Mode.
+	HeaderMode = "x-tandem-pd"
 	// HeaderPrefill carries the prefill candidates, host:port[,host:port…], best first; absent means local. llm-d's name.
 	HeaderPrefill = "x-prefiller-host-port"
 	// HeaderPlan carries the picker's plan to the sidecar: see Plan.
@@ -14,11 +14,11 @@ const (
 	HeaderAuth = "x-tandem-auth"
 	// HeaderModel tells the sidecar that another model answers than the client asked for: see Rename.
 	HeaderModel = "x-tandem-model"
-	// HeaderDecision tells the client what happened: see Decision.
+	// HeaderDecision tells the client what happened: see Result.
 	HeaderDecision = "x-tandem-pd-decision"
 	// HeaderTiming carries the phases in milliseconds: see Phases.
 	HeaderTiming = "server-timing"
-	// HeaderOutcome closes the report on an answer, as a trailer on streams: see Outcome.
+	// HeaderOutcome closes the report on an answer, as a trailer on streams: see AnswerSummary.
 	HeaderOutcome = "x-tandem-outcome"
 	// HeaderRetry says, beside a 502 or 503, or the 500 or 504 of an engine that has died, that nothing was sent to the client and
 	// another decode pod may try.
@@ -36,7 +36,7 @@ var internalPrefixes = []string{
 }
 
 // Internal reports whether a header, in any case, belongs to the families between Tandem's parts. The sidecar removes all
-// of them from what engines get; the picker removes all but HeaderWish from what clients send.
+// of them from what engines get; the picker removes all but HeaderMode from what clients send.
 func Internal(name string) bool {
 	if len(name) < 3 || name[0]|0x20 != 'x' || name[1] != '-' {
 		return false

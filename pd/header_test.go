@@ -13,7 +13,7 @@ func TestInternal(t *testing.T) {
 		name     string
 		internal bool
 	}{
-		{pd.HeaderWish, true},
+		{pd.HeaderMode, true},
 		{pd.HeaderPrefill, true},
 		{pd.HeaderPlan, true},
 		{pd.HeaderAuth, true},
@@ -75,7 +75,7 @@ func TestInternalAllocatesNothing(t *testing.T) {
 // Envoy and HTTP/2 compare names as bytes, so ours are lower case.
 func TestHeaderNamesAreLowerCase(t *testing.T) {
 	for _, name := range []string{
-		pd.HeaderWish, pd.HeaderPrefill, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderTiming,
+		pd.HeaderMode, pd.HeaderPrefill, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderTiming,
 		pd.HeaderOutcome, pd.HeaderRetry, pd.HeaderRequestID, pd.HeaderDropped,
 	} {
 		if name != strings.ToLower(name) {

@@ -10,7 +10,7 @@ import (
 )
 
 // Refusal is the one error with meaning on the wire: for picker, sidecar and gateway alike. It becomes a JSON error in the
-// shape of the API that was called, and a Decision with verdict Refused.
+// shape of the API that was called, and a Result with verdict Refused.
 type Refusal struct {
 	Reason  Reason
 	Message string        // for the caller: what is wrong and what to do; never a prompt's text, never an address
@@ -99,9 +99,9 @@ func (r *Refusal) RetryAfter() string {
 // Dropped is the value of HeaderDropped for pickers, "" for none.
 func (r *Refusal) Dropped() string { return refusals[r.row()].dropped }
 
-// Decision is what HeaderDecision says of a refusal.
-func (r *Refusal) Decision() Decision {
-	return Decision{Verdict: Refused, Reason: refusals[r.row()].reason}
+// Result is what HeaderDecision says of a refusal.
+func (r *Refusal) Result() Result {
+	return Result{Verdict: Refused, Reason: refusals[r.row()].reason}
 }
 
 // errorObject is the inner object both error shapes share. OpenAI's has param and code, Anthropic's has neither.
@@ -164,7 +164,7 @@ func (r *Refusal) Event(api API) []byte {
 
 // Write answers an HTTP request with the refusal: status, Retry-After, the decision d and the API's JSON error. retriable
 // adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing has gone to the client.
-func (r *Refusal) Write(w http.ResponseWriter, api API, d Decision, retriable bool) error {
+func (r *Refusal) Write(w http.ResponseWriter, api API, d Result, retriable bool) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set(HeaderDecision, d.String())

@@ -56,7 +56,7 @@ func TestRefusalsOnTheWire(t *testing.T) {
 			if r.Status() != c.status || r.RetryAfter() != c.retryAfter || r.Dropped() != c.dropped {
 				t.Errorf("status %d, Retry-After %q, dropped %q", r.Status(), r.RetryAfter(), r.Dropped())
 			}
-			if d := r.Decision(); d != (pd.Decision{Verdict: pd.Refused, Reason: c.reason}) {
+			if d := r.Result(); d != (pd.Result{Verdict: pd.Refused, Reason: c.reason}) {
 				t.Errorf("decision %s", d)
 			}
 			for _, api := range everyAPI() {
@@ -128,7 +128,7 @@ func TestRefusalEventEndsTheStream(t *testing.T) {
 	for _, api := range everyAPI() {
 		for _, reason := range append(pd.Reasons(pd.Refused), "no-such-reason") {
 			r := pd.Refuse(reason, "a\n\nb")
-			known := r.Decision().Reason
+			known := r.Result().Reason
 			events := strings.Split(strings.TrimSuffix(string(r.Event(api)), "\n\n"), "\n\n")
 			switch api {
 			case pd.APIMessages:
@@ -190,8 +190,8 @@ func TestRefusalIsAnError(t *testing.T) {
 func TestRefusalWithoutARow(t *testing.T) {
 	for _, reason := range []pd.Reason{"", pd.HandoffInvalid, pd.Uncached, "no-such-reason"} {
 		r := pd.Refuse(reason, "x")
-		if r.Status() != http.StatusInternalServerError || r.Decision().Reason != pd.InternalError {
-			t.Errorf("%q: %d, %s", reason, r.Status(), r.Decision())
+		if r.Status() != http.StatusInternalServerError || r.Result().Reason != pd.InternalError {
+			t.Errorf("%q: %d, %s", reason, r.Status(), r.Result())
 		}
 		for _, api := range everyAPI() {
 			if strings.Contains(string(r.Event(api)), `"code":"`+string(reason)+`"`) {
@@ -202,8 +202,8 @@ func TestRefusalWithoutARow(t *testing.T) {
 }
 
 func TestRefusalWrite(t *testing.T) {
-	attempted := func(r *pd.Refusal) pd.Decision {
-		d := r.Decision()
+	attempted := func(r *pd.Refusal) pd.Result {
+		d := r.Result()
 		d.Attempts, d.Candidate = 2, 1
 		return d
 	}
@@ -245,7 +245,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
 func TestRefusalWriteReportsABrokenConnection(t *testing.T) {
 	r := pd.Refuse(pd.Draining, "x")
-	if err := r.Write(brokenWriter{httptest.NewRecorder()}, pd.APIChat, r.Decision(), false); !errors.Is(err, io.ErrClosedPipe) {
+	if err := r.Write(brokenWriter{httptest.NewRecorder()}, pd.APIChat, r.Result(), false); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("got %v", err)
 	}
 }

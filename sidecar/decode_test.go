@@ -296,7 +296,7 @@ func TestStranded(t *testing.T) {
 
 // An answer that breaks off within must not look whole, and is not computed again.
 func TestWholeAnswerBreaksOff(t *testing.T) {
-	for name, header := range map[string][]string{"remote": {}, "local": {pd.HeaderWish, "bypass"}} {
+	for name, header := range map[string][]string{"remote": {}, "local": {pd.HeaderMode, "bypass"}} {
 		t.Run(name, func(t *testing.T) {
 			for kind, act := range map[string]act{
 				"announced": breaks("application/json", wholeAnswer),

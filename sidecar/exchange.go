@@ -39,7 +39,7 @@ type exchange struct {
 
 // report is what will be told of an exchange: to the client, in metrics and in the trace.
 type report struct {
-	decision   pd.Decision
+	decision   pd.Result
 	target     string   // of the last prefill leg
 	status     int      // sent to the client; 0 = none
 	told       pd.Phase // the first phase that the answer's headers could not tell yet
@@ -212,7 +212,7 @@ func (x *exchange) answerError(err error) {
 
 func (x *exchange) refuse(r *pd.Refusal) {
 	attempts := x.decision
-	x.decision = r.Decision()
+	x.decision = r.Result()
 	x.decision.Attempts, x.decision.Candidate = attempts.Attempts, attempts.Candidate
 	x.status, x.failure, x.end = r.Status(), r, pd.EndError
 	if r.Reason == pd.InternalError {

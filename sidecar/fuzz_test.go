@@ -26,9 +26,9 @@ func FuzzRoute(f *testing.F) {
 	f.Add("169.254.169.254:80", "", "local;id=0123456789abcdef;reason=short-prompt;strict=0;epp=1;report", "bypass", "", "")
 	f.Add("prefill.models.svc:8000", "0x7f.1:80", "", "force;fallback", "m", "keep-alive")
 	s := startRig(f, "127.0.0.1:9", func(c *Config, _ *Telemetry) { c.Trust.Allow = nil })
-	f.Fuzz(func(t *testing.T, first, second, plan, wish, model, connection string) {
+	f.Fuzz(func(t *testing.T, first, second, plan, mode, model, connection string) {
 		h := http.Header{keyPrefill: {first}, "Connection": {connection}, "X-Prefiller-Host": {second}}
-		for key, value := range map[string]string{keyPlan: plan, keyWish: wish, keyModel: model} {
+		for key, value := range map[string]string{keyPlan: plan, keyMode: mode, keyModel: model} {
 			if value != "" {
 				h.Set(key, value)
 			}

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/transfer"
 )
 

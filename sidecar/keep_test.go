@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )

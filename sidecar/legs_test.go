@@ -94,7 +94,7 @@ var internalHeaders = []string{"X-Tandem-Auth", "X-Tandem-Other", "X-Prefiller-U
 func TestLegHeaders(t *testing.T) {
 	p := startPool(t)
 	const uri = completionsPath + "?a=%2Fb;c&&d"
-	header := []string{pd.HeaderPrefill, p.prefill.addr, pd.HeaderPlan, remotePlan, pd.HeaderWish, "auto", "X-Request-Id", "call-1", "X-Request-Id", "call-2",
+	header := []string{pd.HeaderPrefill, p.prefill.addr, pd.HeaderPlan, remotePlan, pd.HeaderMode, "auto", "X-Request-Id", "call-1", "X-Request-Id", "call-2",
 		"Accept-Encoding", "br;q=1", "Authorization", "Bearer x", "X-Mine", "1", "X-Mine", "2", "Connection", "X-Hop", "X-Hop", "1", "Keep-Alive", "1",
 		"Proxy-Authorization", "secret", "TE", "trailers", "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "User-Agent", "mine/1"}
 	for _, name := range internalHeaders {
@@ -210,7 +210,7 @@ func TestSpans(t *testing.T) {
 	if call.SpanKind != trace.SpanKindServer || call.SpanContext.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" || call.Parent.SpanID().String() != "b7ad6b7169203331" {
 		t.Errorf("the call's span is %v under %v", call.SpanContext, call.Parent)
 	}
-	for name, want := range map[string]string{"tandem.pd.wish": "auto", "tandem.pd.plan": "remote", "tandem.pd.decision": "remote", "tandem.pd.reason": "uncached",
+	for name, want := range map[string]string{"tandem.pd.mode": "auto", "tandem.pd.plan": "remote", "tandem.pd.decision": "remote", "tandem.pd.reason": "uncached",
 		"tandem.endpoint.prefill": p.prefill.addr, "tandem.tokens.prompt": "40", "tandem.tokens.completion": "1", "tandem.handoff.blocks": "3", "http.response.status_code": "200"} {
 		if got := attributes(call)[name]; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

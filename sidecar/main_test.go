@@ -204,9 +204,9 @@ func post(t *testing.T, url, body string, header ...string) reply {
 }
 
 // decision is what the answer says was decided.
-func (r reply) decision(t *testing.T) pd.Decision {
+func (r reply) decision(t *testing.T) pd.Result {
 	t.Helper()
-	d, err := pd.ParseDecision(r.header.Get(pd.HeaderDecision))
+	d, err := pd.ParseResult(r.header.Get(pd.HeaderDecision))
 	if err != nil {
 		t.Errorf("status %d: %v", r.status, err)
 	}

@@ -29,7 +29,7 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
-			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"room", "decision", "reason", "code"}),
+			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"component", "decision", "reason", "code"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
 			Help: "Time of a generate call in each phase of the sidecar's clock."}, []string{"phase", "decision"}),
 		legs: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_leg_seconds", Buckets: seconds,
@@ -43,7 +43,7 @@ func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *m
 		stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
 			Help: "Hand-offs that could not be given back, or not for sure: their blocks stay held until the lease ends."}),
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_inflight",
-			Help: "Legs under way."}, []string{"room", "role"}),
+			Help: "Legs under way."}, []string{"component", "role"}),
 	}
 	m.warmups = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_warmup_total",
 		Help: "Hand-offs that were run to warm up pairs of engines, by result. They are in no other metric of requests."}, []string{"result"})
@@ -76,7 +76,7 @@ func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
 		Help: "Prefill engines that are known, whether or not they can be told."}, func() float64 { return float64(counts().Engines) }))
 }
 
-func (m *metrics) request(d pd.Decision, status int, phases *pd.Phases) {
+func (m *metrics) request(d pd.Result, status int, phases *pd.Phases) {
 	verdict := d.Verdict.String()
 	m.requests.WithLabelValues(room, verdict, string(d.Reason), strconv.Itoa(status)).Inc()
 	for ph := range pd.Phase(pd.PhaseCount) {

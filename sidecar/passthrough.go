@@ -157,7 +157,7 @@ func packed(h http.Header) *pd.Refusal {
 }
 
 func (s *Server) refusePass(w http.ResponseWriter, r *http.Request, refusal *pd.Refusal) {
-	if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Decision(), true); err != nil {
+	if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Result(), true); err != nil {
 		s.log.Debug("answering a request", "error", err)
 	}
 }

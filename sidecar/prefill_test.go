@@ -130,7 +130,7 @@ func testSecondCandidate(t *testing.T, f prefillFault) {
 	decode.mustSee(t, q.decode)
 	s.mustCount(t, 1, "tandem_retries_total")
 	s.mustCount(t, 1, "tandem_retries_total", "leg", "prefill", "cause", f.cause)
-	s.mustCount(t, 1, "tandem_requests_total", "room", "sidecar", "decision", "remote", "reason", "external", "code", "200")
+	s.mustCount(t, 1, "tandem_requests_total", "component", "sidecar", "decision", "remote", "reason", "external", "code", "200")
 	s.mustCount(t, 2, "tandem_leg_seconds", "leg", "prefill")
 	s.end()
 	s.mustCount(t, float64(f.releases), "tandem_kv_release_total")

@@ -229,8 +229,8 @@ func (x *exchange) sendTrailers(resp *http.Response) {
 	h.Set(keyOutcome, x.outcome().String())
 }
 
-func (x *exchange) outcome() pd.Outcome {
-	return pd.Outcome{End: x.end, Prompt: x.usage.Prompt, Cached: x.usage.Cached, Completion: x.usage.Completion}
+func (x *exchange) outcome() pd.AnswerSummary {
+	return pd.AnswerSummary{End: x.end, Prompt: x.usage.Prompt, Cached: x.usage.Cached, Completion: x.usage.Completion}
 }
 
 // relayWhole passes an answer on that is no event stream. Its headers wait for its first byte, so that they can tell the

@@ -9,7 +9,7 @@ import (
 
 // route is what the headers say about a request.
 type route struct {
-	wish    pd.Wish
+	mode    pd.Mode
 	plan    *pd.Plan // nil: no picker of ours
 	verdict pd.Verdict
 	reason  pd.Reason
@@ -30,8 +30,8 @@ func (r *route) planned() string {
 // candidate is the index in the header of the i-th target tried.
 func (r *route) candidate(i int) int { return (r.first + i) % len(r.targets) }
 
-// readRoute reads wish, plan and prefill candidates. Without a plan (a picker that is not ours, or none) a prefill header
-// means remote, and the sidecar itself honours the wish.
+// readRoute reads mode, plan and prefill candidates. Without a plan (a picker that is not ours, or none) a prefill header
+// means remote, and the sidecar itself honours the mode.
 func (s *Server) readRoute(h http.Header) (route, error) {
 	values := h.Values(keyPrefill)
 	plans := h.Values(keyPlan)
@@ -57,7 +57,7 @@ func (s *Server) readRoute(h http.Header) (route, error) {
 	return s.aim(r, values)
 }
 
-// plannedRoute follows the plan. The picker has read the wish already, so a bad one is not refused here.
+// plannedRoute follows the plan. The picker has read the mode already, so a bad one is not refused here.
 func (s *Server) plannedRoute(h http.Header, plans []string) (route, error) {
 	if len(plans) > 1 {
 		return route{}, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderPlan)
@@ -66,21 +66,21 @@ func (s *Server) plannedRoute(h http.Header, plans []string) (route, error) {
 	if err != nil {
 		return route{}, pd.Refuse(pd.BadRequest, "%v.", err)
 	}
-	wish, err := s.readWish(h)
+	mode, err := s.readMode(h)
 	if err != nil {
-		wish = pd.WishAuto
+		mode = pd.ModeAuto
 	}
-	return route{wish: wish, plan: &plan, verdict: plan.Verdict, reason: plan.Reason, strict: plan.Strict}, nil
+	return route{mode: mode, plan: &plan, verdict: plan.Verdict, reason: plan.Reason, strict: plan.Strict}, nil
 }
 
 func (s *Server) unplannedRoute(h http.Header, hasTargets bool) (route, error) {
-	wish, err := s.readWish(h)
+	mode, err := s.readMode(h)
 	if err != nil {
 		return route{}, pd.Refuse(pd.BadPDHeader, "%v.", err)
 	}
-	r := route{wish: wish, verdict: pd.Local, strict: wish == pd.WishForce}
+	r := route{mode: mode, verdict: pd.Local, strict: mode == pd.ModeForce}
 	switch {
-	case wish == pd.WishBypass:
+	case mode == pd.ModeBypass:
 		r.reason = pd.Bypassed
 	case hasTargets:
 		r.verdict, r.reason = pd.Remote, pd.External
@@ -92,11 +92,11 @@ func (s *Server) unplannedRoute(h http.Header, hasTargets bool) (route, error) {
 	return r, nil
 }
 
-func (s *Server) readWish(h http.Header) (pd.Wish, error) {
+func (s *Server) readMode(h http.Header) (pd.Mode, error) {
 	if s.cfg.Trust.PDHeader == "off" {
-		return pd.WishAuto, nil
+		return pd.ModeAuto, nil
 	}
-	return pd.ParseWish(h.Values(keyWish))
+	return pd.ParseMode(h.Values(keyMode))
 }
 
 // readRename reads what the picker says of the model's name. From others it says nothing.

@@ -44,28 +44,28 @@ func TestRouteHeaders(t *testing.T) {
 		{"a candidate", []string{pd.HeaderPrefill, here}, 200, remote},
 		{"two lines of candidates", []string{pd.HeaderPrefill, here, pd.HeaderPrefill, here}, 200, remote},
 
-		{"auto", []string{pd.HeaderWish, "auto", pd.HeaderPrefill, here}, 200, remote},
-		{"bypass", []string{pd.HeaderWish, "bypass", pd.HeaderPrefill, here}, 200, "local;reason=bypassed"},
-		{"bypass without candidates", []string{pd.HeaderWish, "bypass"}, 200, "local;reason=bypassed"},
-		{"bypass with garbage for a candidate", []string{pd.HeaderWish, "bypass", pd.HeaderPrefill, "?"}, 200, "local;reason=bypassed"},
-		{"force", []string{pd.HeaderWish, "force", pd.HeaderPrefill, here}, 200, remote},
-		{"force without candidates", []string{pd.HeaderWish, "force"}, 503, "refused;reason=no-prefill"},
-		{"force with fallback", []string{pd.HeaderWish, "force;fallback", pd.HeaderPrefill, here}, 200, remote},
-		{"force with fallback, without candidates", []string{pd.HeaderWish, "force; fallback"}, 200, "local;reason=no-prefill"},
-		{"a wish of nobody's", []string{pd.HeaderWish, "maybe", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
-		{"an empty wish", []string{pd.HeaderWish, "", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
-		{"a wish in capitals", []string{pd.HeaderWish, "Force"}, 400, "refused;reason=bad-pd-header"},
-		{"a parameter of nobody's", []string{pd.HeaderWish, "force;now"}, 400, "refused;reason=bad-pd-header"},
-		{"two wishes", []string{pd.HeaderWish, "auto", pd.HeaderWish, "auto"}, 400, "refused;reason=bad-pd-header"},
+		{"auto", []string{pd.HeaderMode, "auto", pd.HeaderPrefill, here}, 200, remote},
+		{"bypass", []string{pd.HeaderMode, "bypass", pd.HeaderPrefill, here}, 200, "local;reason=bypassed"},
+		{"bypass without candidates", []string{pd.HeaderMode, "bypass"}, 200, "local;reason=bypassed"},
+		{"bypass with garbage for a candidate", []string{pd.HeaderMode, "bypass", pd.HeaderPrefill, "?"}, 200, "local;reason=bypassed"},
+		{"force", []string{pd.HeaderMode, "force", pd.HeaderPrefill, here}, 200, remote},
+		{"force without candidates", []string{pd.HeaderMode, "force"}, 503, "refused;reason=no-prefill"},
+		{"force with fallback", []string{pd.HeaderMode, "force;fallback", pd.HeaderPrefill, here}, 200, remote},
+		{"force with fallback, without candidates", []string{pd.HeaderMode, "force; fallback"}, 200, "local;reason=no-prefill"},
+		{"a mode of nobody's", []string{pd.HeaderMode, "maybe", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
+		{"an empty mode", []string{pd.HeaderMode, "", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
+		{"a mode in capitals", []string{pd.HeaderMode, "Force"}, 400, "refused;reason=bad-pd-header"},
+		{"a parameter of nobody's", []string{pd.HeaderMode, "force;now"}, 400, "refused;reason=bad-pd-header"},
+		{"two modes", []string{pd.HeaderMode, "auto", pd.HeaderMode, "auto"}, 400, "refused;reason=bad-pd-header"},
 
 		{"a remote plan", []string{pd.HeaderPlan, remotePlan, pd.HeaderPrefill, here}, 200, forced},
 		{"a remote plan without candidates", []string{pd.HeaderPlan, remotePlan}, 200, "local;reason=no-prefill"},
 		{"a strict plan without candidates", []string{pd.HeaderPlan, strictPlan}, 503, "refused;reason=no-prefill"},
 		{"a local plan", []string{pd.HeaderPlan, localPlan}, 200, "local;reason=below-threshold"},
 		{"a local plan with candidates", []string{pd.HeaderPlan, localPlan, pd.HeaderPrefill, here}, 200, "local;reason=below-threshold"},
-		{"plan remote, wish bypass", []string{pd.HeaderPlan, remotePlan, pd.HeaderWish, "bypass", pd.HeaderPrefill, here}, 200, forced},
-		{"plan local, wish force", []string{pd.HeaderPlan, localPlan, pd.HeaderWish, "force", pd.HeaderPrefill, here}, 200, "local;reason=below-threshold"},
-		{"plan remote, wish garbage", []string{pd.HeaderPlan, remotePlan, pd.HeaderWish, "?", pd.HeaderPrefill, here}, 200, forced},
+		{"plan remote, mode bypass", []string{pd.HeaderPlan, remotePlan, pd.HeaderMode, "bypass", pd.HeaderPrefill, here}, 200, forced},
+		{"plan local, mode force", []string{pd.HeaderPlan, localPlan, pd.HeaderMode, "force", pd.HeaderPrefill, here}, 200, "local;reason=below-threshold"},
+		{"plan remote, mode garbage", []string{pd.HeaderPlan, remotePlan, pd.HeaderMode, "?", pd.HeaderPrefill, here}, 200, forced},
 		{"two plans", []string{pd.HeaderPlan, remotePlan, pd.HeaderPlan, remotePlan, pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
 		{"an empty plan", []string{pd.HeaderPlan, "", pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
 		{"a plan without members", []string{pd.HeaderPlan, "remote", pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
@@ -105,11 +105,11 @@ func TestRouteHeaders(t *testing.T) {
 	}
 }
 
-func TestWishIsIgnoredWhenOff(t *testing.T) {
+func TestModeIsIgnoredWhenOff(t *testing.T) {
 	p := startPool(t, set(func(c *Config) { c.Trust.PDHeader = "off" }))
-	for _, wish := range []string{"bypass", "force", "garbage"} {
-		post(t, p.url+completionsPath, ask(false).body, pd.HeaderWish, wish, pd.HeaderPrefill, p.prefill.addr).mustBe(t, 200, servedRemote)
-		post(t, p.url+completionsPath, ask(false).body, pd.HeaderWish, wish).mustBe(t, 200, "local;reason=no-prefill")
+	for _, mode := range []string{"bypass", "force", "garbage"} {
+		post(t, p.url+completionsPath, ask(false).body, pd.HeaderMode, mode, pd.HeaderPrefill, p.prefill.addr).mustBe(t, 200, servedRemote)
+		post(t, p.url+completionsPath, ask(false).body, pd.HeaderMode, mode).mustBe(t, 200, "local;reason=no-prefill")
 	}
 }
 
@@ -201,7 +201,7 @@ func TestUnsplittable(t *testing.T) {
 			p := startPool(t)
 			post(t, p.url+c.api.Path(), c.body, pd.HeaderPrefill, p.prefill.addr, pd.HeaderPlan, remotePlan).mustBe(t, 200, "local;reason=not-splittable")
 			p.decode.mustSee(t, c.body)
-			for _, header := range [][]string{{pd.HeaderPlan, strictPlan}, {pd.HeaderWish, "force"}} {
+			for _, header := range [][]string{{pd.HeaderPlan, strictPlan}, {pd.HeaderMode, "force"}} {
 				got := post(t, p.url+c.api.Path(), c.body, append(header, pd.HeaderPrefill, p.prefill.addr)...)
 				got.mustBe(t, 400, "refused;reason=not-splittable")
 				var a anthropicError
@@ -227,8 +227,8 @@ func TestRefusalsOfMessages(t *testing.T) {
 		options    []option
 	}{
 		{"denied", "permission_error", 403, []string{pd.HeaderPrefill, "8.8.8.8:80"}, nil},
-		{"bad header", "invalid_request_error", 400, []string{pd.HeaderWish, "?"}, nil},
-		{"no candidates", "overloaded_error", 503, []string{pd.HeaderWish, "force"}, nil},
+		{"bad header", "invalid_request_error", 400, []string{pd.HeaderMode, "?"}, nil},
+		{"no candidates", "overloaded_error", 503, []string{pd.HeaderMode, "force"}, nil},
 		{"too large", "request_too_large", 413, nil, []option{set(func(c *Config) { c.Trust.BodyLimit = 1 })}},
 	}
 	for _, c := range cases {
@@ -273,7 +273,7 @@ func TestSharedSecret(t *testing.T) {
 		{"none, and no candidate", nil, 200, "local;reason=no-prefill"},
 		{"a stranger's plan", []string{pd.HeaderPlan, localPlan}, 200, "local;reason=no-prefill"},
 		{"a stranger's garbage", []string{pd.HeaderPlan, "?"}, 200, "local;reason=no-prefill"},
-		{"a stranger's wish", []string{pd.HeaderWish, "bypass"}, 200, "local;reason=bypassed"},
+		{"a stranger's mode", []string{pd.HeaderMode, "bypass"}, 200, "local;reason=bypassed"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -33,9 +33,9 @@ func TestReleaseCarriesCredentials(t *testing.T) {
 // Who reads reports reads of refusals, too: no outcome would mean that the answer was aborted.
 func TestRefusalReports(t *testing.T) {
 	s := startRig(t, startEngine(t, ask(false).answer()).addr)
-	got := post(t, s.url+completionsPath, ask(false).body, "TE", "trailers", pd.HeaderWish, "maybe")
+	got := post(t, s.url+completionsPath, ask(false).body, "TE", "trailers", pd.HeaderMode, "maybe")
 	got.mustRefuse(t, http.StatusBadRequest, pd.BadPDHeader)
-	if o, err := pd.ParseOutcome(got.header.Get(pd.HeaderOutcome)); err != nil || o.End != pd.EndError {
+	if o, err := pd.ParseAnswerSummary(got.header.Get(pd.HeaderOutcome)); err != nil || o.End != pd.EndError {
 		t.Errorf("outcome %q, %v", got.header.Get(pd.HeaderOutcome), err)
 	}
 }

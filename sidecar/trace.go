@@ -85,7 +85,7 @@ func endRelease(span trace.Span, way string, err error) {
 func (x *exchange) endSpan(phases *pd.Phases) {
 	if x.span.IsRecording() {
 		attrs := []attribute.KeyValue{
-			attribute.String("tandem.pd.wish", x.route.wish.String()),
+			attribute.String("tandem.pd.mode", x.route.mode.String()),
 			attribute.String("tandem.pd.plan", x.route.planned()),
 			attribute.String("tandem.pd.decision", x.decision.Verdict.String()),
 			attribute.String("tandem.pd.reason", string(x.decision.Reason)),

@@ -60,7 +60,7 @@ func dialSecure(d *net.Dialer, secure func() *tls.Config) func(ctx context.Conte
 
 // Tandem's headers as net/http spells them: of a name in lower case its functions make a new string at each use.
 var (
-	keyWish     = http.CanonicalHeaderKey(pd.HeaderWish)
+	keyMode     = http.CanonicalHeaderKey(pd.HeaderMode)
 	keyPrefill  = http.CanonicalHeaderKey(pd.HeaderPrefill)
 	keyPlan     = http.CanonicalHeaderKey(pd.HeaderPlan)
 	keyAuth     = http.CanonicalHeaderKey(pd.HeaderAuth)

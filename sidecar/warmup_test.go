@@ -16,8 +16,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 func write(t *testing.T, file, text string) {

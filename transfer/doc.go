@@ -13,7 +13,7 @@
 //   - transfer/nixl, the binding to the NIXL library behind the build tag nixl; it has a package of its own because it
 //     needs cgo and must stay out of programs that do not ask for it.
 //
-// Today only the simulated engine (e2e/sim) moves bytes with this package. Real engines move their KV among themselves,
+// Today only the simulated engine (sim) moves bytes with this package. Real engines move their KV among themselves,
 // by NIXL; what Tandem does there is to send notifications to them.
 //
 // What it does not do: it does not choose who reads from whom, knows nothing of requests, blocks or leases, and does not

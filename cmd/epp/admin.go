@@ -73,7 +73,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	}
 	head := epp.HeadOf(r, path)
 	if p.settings.Picking.PDHeader == "off" {
-		head.Wish = nil
+		head.Mode = nil
 	}
 	if p.settings.Picking.NoSubset {
 		head.Subset = nil

@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // replica is a picker in a process of its own, so that it can be killed.

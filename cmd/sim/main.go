@@ -1,4 +1,4 @@
-// Command sim runs one simulated engine: package e2e/sim says what it is and how it differs from a real one.
+// Command sim runs one simulated engine: package sim says what it is and how it differs from a real one.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 func main() { boot.Main(run) }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
-	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 func TestMain(m *testing.M) {

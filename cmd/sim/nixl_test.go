@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/transfer/nixl"
 )
 

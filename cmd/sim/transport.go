@@ -2,7 +2,7 @@ package main
 
 import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/nixl"
 )

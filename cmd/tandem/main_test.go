@@ -19,7 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // programs is the folder with the real programs.

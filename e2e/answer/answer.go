@@ -21,7 +21,7 @@ type Answer struct {
 	Status   int
 	Header   http.Header
 	Trailer  http.Header
-	Decision pd.Decision // zero: none was told
+	Decision pd.Result // zero: none was told
 
 	Tokens []int  // ids of the completion
 	Cached int    // tokens of the prompt that were cached; -1: not told
@@ -35,7 +35,7 @@ type Answer struct {
 func New(resp *http.Response) (a Answer, err error) {
 	a = Answer{Status: resp.StatusCode, Header: resp.Header, Cached: -1}
 	if v := resp.Header.Get(pd.HeaderDecision); v != "" {
-		a.Decision, err = pd.ParseDecision(v)
+		a.Decision, err = pd.ParseResult(v)
 	}
 	return a, err
 }

@@ -16,8 +16,8 @@ import (
 
 	"github.com/tandem-serving/tandem/e2e/answer"
 	"github.com/tandem-serving/tandem/e2e/kube"
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // errNone stands for no error in messages.

@@ -82,7 +82,7 @@ func TestJudge(t *testing.T) {
 		want   tally
 	}{
 		"right":             {reply{Status: 200, Tokens: want}, false, nil, tally{right: 1}},
-		"remote":            {reply{Status: 200, Tokens: want, Decision: pd.Decision{Verdict: pd.Remote}}, false, nil, tally{right: 1, remote: 1}},
+		"remote":            {reply{Status: 200, Tokens: want, Decision: pd.Result{Verdict: pd.Remote}}, false, nil, tally{right: 1, remote: 1}},
 		"wrong tokens":      {reply{Status: 200, Tokens: want[:3]}, false, nil, tally{failed: 1}},
 		"refused":           {reply{Status: 503, Header: later}, false, nil, tally{refused: 1}},
 		"503 of nobody":     {reply{Status: 503}, false, nil, tally{failed: 1}},

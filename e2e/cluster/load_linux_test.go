@@ -229,7 +229,7 @@ func (l *load) judge(ctx context.Context, c call, got reply, err error) (how tal
 		how.refused = 1
 	case got.Status == 0, err != nil, got.Status == http.StatusOK && c.stream && !got.Done:
 		how.cut = 1
-	case got.Status == http.StatusBadGateway && got.Decision == (pd.Decision{}): // Envoy, of a connection that broke
+	case got.Status == http.StatusBadGateway && got.Decision == (pd.Result{}): // Envoy, of a connection that broke
 		how.cut = 1
 	case got.Status != http.StatusOK:
 		how.failed = 1
@@ -251,8 +251,8 @@ func (l *load) judge(ctx context.Context, c call, got reply, err error) (how tal
 }
 
 // plain is a decision without what differs from one request to the next.
-func plain(d pd.Decision) string {
-	if d == (pd.Decision{}) {
+func plain(d pd.Result) string {
+	if d == (pd.Result{}) {
 		return ""
 	}
 	return d.Verdict.String() + ";reason=" + string(d.Reason)

@@ -79,7 +79,7 @@ func (r *run) partition(t *testing.T, one, other corev1.Pod) (heal func()) {
 // longCall is a request that has to be prefilled elsewhere, if that can be.
 func longCall(random *rand.Rand, tokens int) call {
 	return call{api: pd.APICompletions, prompt: drawTokens(random, tokens), tokens: 4,
-		header: map[string]string{pd.HeaderWish: "force;fallback"}}
+		header: map[string]string{pd.HeaderMode: "force;fallback"}}
 }
 
 // awaitDetour asks until a request has met the cut: it was right all the same. It tells what became of it.

@@ -85,7 +85,7 @@ func (r *run) mustRefuse(t *testing.T, rel *release, stream bool) {
 			t.Errorf("%s, stream %v: status %d, Retry-After %q: %v %s", api.Path(), stream, got.Status,
 				got.Header.Get("Retry-After"), err, got.Body)
 		}
-		if want := (pd.Decision{Verdict: pd.Refused, Reason: pd.NoEndpoint}); got.Decision != want {
+		if want := (pd.Result{Verdict: pd.Refused, Reason: pd.NoEndpoint}); got.Decision != want {
 			t.Errorf("%s, stream %v: decision %q, want %q", api.Path(), stream, plain(got.Decision), plain(want))
 		}
 		r.row.add(tally{refused: 1})

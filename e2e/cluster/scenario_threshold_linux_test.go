@@ -18,7 +18,7 @@ var scenarioThreshold = scenario{name: "threshold", release: true, ci: true, run
 	cases := []struct {
 		name   string
 		prompt []int
-		wish   string
+		mode   string
 		want   string
 	}{
 		{"one token short of the threshold", fresh(threshold - 1), "", "local;reason=short-prompt"},
@@ -27,7 +27,7 @@ var scenarioThreshold = scenario{name: "threshold", release: true, ci: true, run
 		{"long, bypassed", fresh(2 * threshold), "bypass", "local;reason=bypassed"},
 	}
 	for _, c := range cases {
-		r.split(t, c.name, c.prompt, c.wish, c.want)
+		r.split(t, c.name, c.prompt, c.mode, c.want)
 	}
 	r.converse(t, fresh(3*threshold), fresh(threshold/2))
 	r.saw("255 tokens local, 256 remote; force, bypass; a second turn local, from decode's own cache")
@@ -35,11 +35,11 @@ var scenarioThreshold = scenario{name: "threshold", release: true, ci: true, run
 }}
 
 // split sends a prompt, and holds what becomes of it.
-func (r *run) split(t *testing.T, name string, prompt []int, wish, want string) (got reply) {
+func (r *run) split(t *testing.T, name string, prompt []int, mode, want string) (got reply) {
 	t.Helper()
 	q := call{api: pd.APICompletions, prompt: prompt, tokens: 8, header: map[string]string{}}
-	if wish != "" {
-		q.header[pd.HeaderWish] = wish
+	if mode != "" {
+		q.header[pd.HeaderMode] = mode
 	}
 	got = r.ask(t, r.llm, q)
 	if got.Status != http.StatusOK || !slices.Contains(strings.Split(want, " or "), plain(got.Decision)) {
@@ -80,11 +80,11 @@ func (r *run) converse(t *testing.T, first, more []int) {
 	t.Error("the second turn was remote again and again, although decode had most of it")
 }
 
-// refusesNonsense holds that a wish that nobody knows is refused, in the API's shape.
+// refusesNonsense holds that a mode that nobody knows is refused, in the API's shape.
 func (r *run) refusesNonsense(t *testing.T) {
 	t.Helper()
-	got := r.ask(t, r.llm, call{api: pd.APICompletions, prompt: []int{300}, tokens: 1, header: map[string]string{pd.HeaderWish: "perhaps"}})
+	got := r.ask(t, r.llm, call{api: pd.APICompletions, prompt: []int{300}, tokens: 1, header: map[string]string{pd.HeaderMode: "perhaps"}})
 	if got.Status != http.StatusBadRequest || plain(got.Decision) != "refused;reason=bad-pd-header" || !strings.Contains(got.Body, `"message"`) {
-		t.Errorf("an unknown wish: status %d, decision %q, %s", got.Status, plain(got.Decision), got.Body)
+		t.Errorf("an unknown mode: status %d, decision %q, %s", got.Status, plain(got.Decision), got.Body)
 	}
 }

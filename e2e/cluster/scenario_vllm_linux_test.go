@@ -102,34 +102,34 @@ func newVLLMPair(t *testing.T, r *run, rel *release) *vllmPair {
 		random: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 5))}
 }
 
-// mustAgree asks with prompts on both sides of the threshold, and with each wish.
+// mustAgree asks with prompts on both sides of the threshold, and with each mode.
 func (p *vllmPair) mustAgree(t *testing.T) {
 	t.Helper()
 	n := tally{}
 	for _, c := range []struct {
-		wish   string
+		mode   string
 		length int
-		want   pd.Decision
+		want   pd.Result
 	}{
-		{"", vllmThreshold / 8, pd.Decision{Verdict: pd.Local, Reason: pd.ShortPrompt}},
-		{"", vllmThreshold + 300, pd.Decision{Verdict: pd.Remote, Reason: pd.Uncached}},
-		{"force", vllmThreshold / 4, pd.Decision{Verdict: pd.Remote, Reason: pd.Forced}},
-		{"bypass", vllmThreshold + 300, pd.Decision{Verdict: pd.Local, Reason: pd.Bypassed}},
+		{"", vllmThreshold / 8, pd.Result{Verdict: pd.Local, Reason: pd.ShortPrompt}},
+		{"", vllmThreshold + 300, pd.Result{Verdict: pd.Remote, Reason: pd.Uncached}},
+		{"force", vllmThreshold / 4, pd.Result{Verdict: pd.Remote, Reason: pd.Forced}},
+		{"bypass", vllmThreshold + 300, pd.Result{Verdict: pd.Local, Reason: pd.Bypassed}},
 	} {
 		for _, stream := range []bool{false, true} {
 			q := call{api: pd.APICompletions, stream: stream, prompt: drawTokens(p.random, c.length), tokens: 24}
-			if c.wish != "" {
-				q.header = map[string]string{pd.HeaderWish: c.wish}
+			if c.mode != "" {
+				q.header = map[string]string{pd.HeaderMode: c.mode}
 			}
 			got, want := p.r.ask(t, p.rel, q), p.alone(t, q)
 			if got.Status != http.StatusOK || !slices.Equal(got.Tokens, want) {
-				t.Errorf("%d tokens, %q, stream %v: status %d, tokens %v, the prefill engine alone gives %v; %s", c.length, c.wish,
+				t.Errorf("%d tokens, %q, stream %v: status %d, tokens %v, the prefill engine alone gives %v; %s", c.length, c.mode,
 					stream,
 					got.Status, got.Tokens, want, got.Body)
 				continue
 			}
 			if plain(got.Decision) != plain(c.want) {
-				t.Errorf("%d tokens, %q, stream %v: %q, want %q", c.length, c.wish, stream, plain(got.Decision), plain(c.want))
+				t.Errorf("%d tokens, %q, stream %v: %q, want %q", c.length, c.mode, stream, plain(got.Decision), plain(c.want))
 			}
 			if n.right++; got.Decision.Verdict == pd.Remote {
 				n.remote++

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 	"github.com/tandem-serving/tandem/e2e/kube/services"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 const (

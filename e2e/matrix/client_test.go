@@ -63,7 +63,7 @@ func ask(t *testing.T, s *stage, r row) *asker {
 		req.Header.Set("Expect", "100-continue")
 	}
 	if r.situation == forced {
-		req.Header.Set(pd.HeaderWish, "force")
+		req.Header.Set(pd.HeaderMode, "force")
 	}
 	var targets []string
 	for _, p := range s.prefill {

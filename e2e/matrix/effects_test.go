@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // situation is what the sidecar may still do about it.
@@ -177,7 +177,7 @@ func (o outcome) retryAfter() string {
 
 // attempts is how many prefill legs were sent, as the decision tells.
 func (o outcome) attempts() int {
-	d, err := pd.ParseDecision(o.decision)
+	d, err := pd.ParseResult(o.decision)
 	if err != nil {
 		panic(err) // the table is wrong
 	}
@@ -186,7 +186,7 @@ func (o outcome) attempts() int {
 
 // String is the outcome in the table for people.
 func (o outcome) String() string {
-	d, err := pd.ParseDecision(o.decision)
+	d, err := pd.ParseResult(o.decision)
 	if err != nil {
 		panic(err) // the table is wrong
 	}

@@ -10,8 +10,8 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // judgeAnswer holds what the client got against the promise.
@@ -66,9 +66,9 @@ func (r row) judgeContent(t *testing.T, want outcome, got reply, right []int) {
 	}
 }
 
-func (r row) refused(t *testing.T, want outcome) pd.Decision {
+func (r row) refused(t *testing.T, want outcome) pd.Result {
 	t.Helper()
-	d, err := pd.ParseDecision(want.decision)
+	d, err := pd.ParseResult(want.decision)
 	if err != nil || d.Verdict != pd.Refused {
 		t.Fatalf("the table is wrong: %s, %v", want.decision, err)
 	}
@@ -121,7 +121,7 @@ func (r row) judgeEngines(t *testing.T, s *stage, want outcome) {
 		}
 	}
 	read := s.decode.Engine.State()
-	d, err := pd.ParseDecision(want.decision)
+	d, err := pd.ParseResult(want.decision)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,12 +153,12 @@ func mustBeFree(t *testing.T, e engine) {
 // judgeMetrics checks that everything is counted once.
 func (r row) judgeMetrics(t *testing.T, counted counts, want outcome) {
 	t.Helper()
-	d, err := pd.ParseDecision(want.decision)
+	d, err := pd.ParseResult(want.decision)
 	if err != nil {
 		t.Fatal(err)
 	}
 	counted.must(t, 1, "tandem_requests_total")
-	counted.must(t, 1, "tandem_requests_total", "room", "sidecar", "decision", d.Verdict.String(), "reason", string(d.Reason), "code", strconv.Itoa(want.status))
+	counted.must(t, 1, "tandem_requests_total", "component", "sidecar", "decision", d.Verdict.String(), "reason", string(d.Reason), "code", strconv.Itoa(want.status))
 	counted.must(t, float64(want.attempts()), "tandem_leg_seconds", "leg", "prefill")
 	leg, retries := r.retried()
 	counted.must(t, retries, "tandem_retries_total")
@@ -238,7 +238,7 @@ func (r row) judgeTrace(t *testing.T, s *stage, want outcome) {
 		t.Fatalf("%d spans of the request", n)
 	}
 	request := named["sidecar.request"][0]
-	d, err := pd.ParseDecision(want.decision)
+	d, err := pd.ParseResult(want.decision)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // TestMatrix runs every row: it brings a request into its state, has the strike happen, and holds what came of it against

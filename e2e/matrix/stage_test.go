@@ -20,8 +20,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/transfer"
 )
 

@@ -3,8 +3,8 @@ package matrix
 import (
 	"slices"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // state is where a request stands when something goes wrong.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 const textFile = "testdata/matrix.txt"

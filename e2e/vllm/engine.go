@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // Role is which side of a hand-off an engine is.

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -65,7 +65,7 @@ func TestOneFilterAccounts(t *testing.T) {
 				all[0].API != pd.APIChat || all[0].Plan.Verdict != pd.Remote {
 				t.Errorf("outcomes %+v", all)
 			}
-			r.mustMetric(t, 1, "tandem_requests_total", "room", "epp", "decision", "remote", "reason", "uncached", "code", "200")
+			r.mustMetric(t, 1, "tandem_requests_total", "component", "epp", "decision", "remote", "reason", "uncached", "code", "200")
 			r.mustMetric(t, 1, "tandem_phase_seconds", "phase", "epp", "decision", "remote")
 		})
 	}

@@ -117,7 +117,7 @@ func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.Proc
 	phases.Set(pd.PhaseEPP, took)
 	m := &procv3.HeaderMutation{}
 	set(m, "content-type", "application/json")
-	set(m, pd.HeaderDecision, r.Decision().String())
+	set(m, pd.HeaderDecision, r.Result().String())
 	set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 	if after := r.RetryAfter(); after != "" {
 		set(m, "retry-after", after)
@@ -130,7 +130,7 @@ func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.Proc
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(r.Status())},
 			Headers: m,
 			Body:    r.JSON(api),
-			Details: "tandem_" + string(r.Decision().Reason),
+			Details: "tandem_" + string(r.Result().Reason),
 		},
 	}}
 }

@@ -74,7 +74,7 @@ func TestHeadersAnswer(t *testing.T) {
 		{"query", decode(1), nil, requestHeaders(more, ":method", "POST", ":path", "/v1/chat/completions?x=/tokenize"),
 			map[string]string{epp.HeaderDestination: a}, "local;reason=below-threshold;strict=0;report", nil},
 		{"internal headers of a client", decode(1), nil, chat(more, pd.HeaderPrefill, "1.2.3.4:5", pd.HeaderPlan, "x", "x-tandem-foo", "1",
-			"x-tandem-auth", "guess", pd.HeaderWish, "auto", "x-encoder-hosts-ports", "a", "x-kv-cache-source-host-port", "b",
+			"x-tandem-auth", "guess", pd.HeaderMode, "auto", "x-encoder-hosts-ports", "a", "x-kv-cache-source-host-port", "b",
 			"x-data-parallel-host-port", "c", "x-gateway-destination-endpoint", "6.6.6.6:6", "x-gateway-destination-endpoint-subset", "d",
 			"authorization", "mine"),
 			map[string]string{epp.HeaderDestination: a}, "local;reason=below-threshold;strict=0;report",
@@ -165,10 +165,10 @@ func TestRefusals(t *testing.T) {
 		want   map[string]string // headers besides those that every refusal has
 		says   string
 	}{
-		{"bad wish", nil, frames{chat(more, pd.HeaderWish, "maybe"), requestBody(ends, prompt)}, 400, pd.BadPDHeader, nil, "force"},
-		{"bad wish, before the body has come", nil, frames{chat(more, pd.HeaderWish, "maybe"), requestBody(more, prompt[:5])}, 400,
+		{"bad mode", nil, frames{chat(more, pd.HeaderMode, "maybe"), requestBody(ends, prompt)}, 400, pd.BadPDHeader, nil, "force"},
+		{"bad mode, before the body has come", nil, frames{chat(more, pd.HeaderMode, "maybe"), requestBody(more, prompt[:5])}, 400,
 			pd.BadPDHeader, nil, "force"},
-		{"two wishes", nil, frames{chat(more, pd.HeaderWish, "force", pd.HeaderWish, "bypass"), requestBody(ends, prompt)}, 400,
+		{"two modes", nil, frames{chat(more, pd.HeaderMode, "force", pd.HeaderMode, "bypass"), requestBody(ends, prompt)}, 400,
 			pd.BadPDHeader, nil, ""},
 		{"no JSON", nil, frames{chat(more), requestBody(more, "hello")}, 400, pd.BadRequest, nil, "not valid JSON"},
 		{"half of a JSON", nil, frames{chat(more), requestBody(ends, prompt[:20])}, 400, pd.BadRequest, nil, "not valid JSON"},
@@ -255,7 +255,7 @@ func (r *rig) mustOutcome(t *testing.T, status int, h *procv3.HttpHeaders, reaso
 	if head := readHead(h.GetHeaders()); head.generates() {
 		generates = 1
 	}
-	r.mustMetric(t, generates, "tandem_requests_total", "room", "epp", "decision", "refused", "reason", string(reason))
+	r.mustMetric(t, generates, "tandem_requests_total", "component", "epp", "decision", "refused", "reason", string(reason))
 	r.mustMetric(t, 1, "tandem_phase_seconds", "phase", "epp", "decision", "refused")
 	r.mustMetric(t, 0, "tandem_extproc_violations_total")
 	r.pool.mustLoad(t, "0/0")
@@ -408,15 +408,15 @@ func TestSubsetHint(t *testing.T) {
 	}
 }
 
-func TestWishCanBeIgnored(t *testing.T) {
+func TestModeCanBeIgnored(t *testing.T) {
 	for _, obey := range []bool{true, false} {
 		p := newPool("10.0.0.1:8000")
-		var wish pd.Wish
-		p.choose = func(r *epp.Request) (*epp.Decision, error) { wish = r.Wish; return p.local(r, p.endpoints[0]) }
+		var mode pd.Mode
+		p.choose = func(r *epp.Request) (*epp.Decision, error) { mode = r.Mode; return p.local(r, p.endpoints[0]) }
 		r := startRig(t, p, setting(func(c *Config) { c.PDHeader = obey }))
-		r.ask(t, chat(more, pd.HeaderWish, "bypass"))
-		if (wish == pd.WishBypass) != obey {
-			t.Errorf("obey %t: wish %v", obey, wish)
+		r.ask(t, chat(more, pd.HeaderMode, "bypass"))
+		if (mode == pd.ModeBypass) != obey {
+			t.Errorf("obey %t: mode %v", obey, mode)
 		}
 	}
 }

@@ -269,7 +269,7 @@ var filterPages = map[Filters][]filterPage{
 	FiltersSingle: {{Picks: true, Accounts: true}},
 }
 
-// internalHeaders matches the families of pd.Internal but for the client's own wish. Envoy's expressions match whole names
+// internalHeaders matches the families of pd.Internal but for the client's own mode. Envoy's expressions match whole names
 // and cannot say "but not", so the last one spells out all names that are not x-tandem-pd. The names of another model are for
 // gateways that stand before this one and have looked at who asks; behind an open door anybody could choose.
 var internalHeaders = []string{

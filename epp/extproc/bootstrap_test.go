@@ -17,11 +17,11 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 var update = flag.Bool("update", false, "write the golden bootstraps")
@@ -262,7 +262,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	})
 	sent := http.Header{}
 	for _, name := range []string{
-		pd.HeaderWish, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry,
+		pd.HeaderMode, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry,
 		"x-tandem-", "x-tandem-p", "x-tandem-pdx", "x-tandem-pd-", "x-tandem-px", "x-tandem-d", "x-tandemic",
 		pd.HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
@@ -277,7 +277,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	arrived := <-got
 	for name := range sent {
 		another := strings.EqualFold(name, epp.HeaderTarget) || strings.EqualFold(name, epp.HeaderTargetOld)
-		want := !pd.Internal(name) && !another || strings.EqualFold(name, pd.HeaderWish)
+		want := !pd.Internal(name) && !another || strings.EqualFold(name, pd.HeaderMode)
 		if here := arrived.Get(name) == "client"; here != want {
 			t.Errorf("%s of the client arrived: %v, want %v", name, here, want)
 		}

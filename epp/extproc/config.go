@@ -26,7 +26,7 @@ type Config struct {
 	BodyPause       time.Duration // between two frames of a request's body
 	BodyRate        int64         // bytes a second that a body comes with on average, beyond BodyPause
 	DecisionTimeout time.Duration // from the last byte to the decision
-	PDHeader        bool          // obey pd.HeaderWish
+	PDHeader        bool          // obey pd.HeaderMode
 	Auth            func() string // gives the secret in pd.HeaderAuth that sidecars ask for; nil = none is sent
 	Subset          bool          // obey the gateway's subset hint
 	// SingleEndpoint names the best endpoint only: clusters of type ORIGINAL_DST take no list.

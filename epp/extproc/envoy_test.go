@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // engine is an engine that streams: its answer ends when the test lets it.
@@ -148,17 +148,17 @@ func TestEnvoyEndsRequests(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		body   io.Reader
-		wish   string
+		mode   string
 		status int
 		reason pd.Reason
 	}{
 		{"body that stops", stalled, "auto", 408, pd.SlowBody},
 		{"body that is too large", strings.NewReader(strings.Repeat(" ", 2<<20)), "auto", 413, pd.TooLarge},
 		{"body that is no JSON", strings.NewReader("hello"), "auto", 400, pd.BadRequest},
-		{"bad wish", strings.NewReader(prompt), "maybe", 400, pd.BadPDHeader},
+		{"bad mode", strings.NewReader(prompt), "maybe", 400, pd.BadPDHeader},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			resp := postChat(t, gateway, c.body, pd.HeaderWish, c.wish)
+			resp := postChat(t, gateway, c.body, pd.HeaderMode, c.mode)
 			answer, err := io.ReadAll(resp.Body)
 			if err != nil || resp.StatusCode != c.status {
 				t.Errorf("%d %s %v, want %d", resp.StatusCode, answer, err, c.status)

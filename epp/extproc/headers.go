@@ -52,8 +52,8 @@ func readHead(m *corev3.HeaderMap) (h head) {
 			h.trace.state = valueOf(v)
 		case pd.HeaderRequestID:
 			h.RequestID = valueOf(v)
-		case pd.HeaderWish:
-			h.Wish = append(h.Wish, valueOf(v))
+		case pd.HeaderMode:
+			h.Mode = append(h.Mode, valueOf(v))
 		case epp.HeaderObjective:
 			h.Objective = valueOf(v)
 		case epp.HeaderObjectiveOld:
@@ -125,7 +125,7 @@ func readReport(m *corev3.HeaderMap, o *epp.Outcome) (r report) {
 			r.coding = v
 		case pd.HeaderDecision:
 			r.decided = true
-			if d, err := pd.ParseDecision(valueOf(v)); err == nil {
+			if d, err := pd.ParseResult(valueOf(v)); err == nil {
 				o.Happened = &d
 			}
 		case pd.HeaderTiming:
@@ -133,7 +133,7 @@ func readReport(m *corev3.HeaderMap, o *epp.Outcome) (r report) {
 			addPhases(o, valueOf(v))
 		case pd.HeaderOutcome:
 			r.closed = true
-			if result, err := pd.ParseOutcome(valueOf(v)); err == nil {
+			if result, err := pd.ParseAnswerSummary(valueOf(v)); err == nil {
 				o.Result = &result
 			}
 		}

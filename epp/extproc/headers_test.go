@@ -37,7 +37,7 @@ func FuzzHeaders(f *testing.F) {
 		h := readHead(m)
 		want := 0
 		for _, v := range m.GetHeaders() {
-			ends := pd.Internal(v.GetKey()) && v.GetKey() != pd.HeaderWish || v.GetKey() == epp.HeaderTarget || v.GetKey() == epp.HeaderTargetOld
+			ends := pd.Internal(v.GetKey()) && v.GetKey() != pd.HeaderMode || v.GetKey() == epp.HeaderTarget || v.GetKey() == epp.HeaderTargetOld
 			if !ends {
 				continue
 			}

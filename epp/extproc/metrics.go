@@ -32,7 +32,7 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.HeldBytes) (*metrics, erro
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
 			Help: "Generate calls by what was decided, why, and the status the client got; 0 = none came."},
-			[]string{"room", "decision", "reason", "code"}),
+			[]string{"component", "decision", "reason", "code"}),
 		violations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_extproc_violations_total",
 			Help: "Streams ended because the gateway is not configured for this picker, or breaks the protocol, by cause."},
 			[]string{"cause"}),
@@ -59,7 +59,7 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.HeldBytes) (*metrics, erro
 
 // request counts what became of a generate call: what the sidecar says happened, else what was planned.
 func (m *metrics) request(o *epp.Outcome) {
-	d := pd.Decision{Verdict: o.Plan.Verdict, Reason: o.Plan.Reason}
+	d := pd.Result{Verdict: o.Plan.Verdict, Reason: o.Plan.Reason}
 	if o.Happened != nil {
 		d = *o.Happened
 	}

@@ -55,7 +55,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	}
 	st.hint(f)
 	if !st.s.cfg.PDHeader {
-		r.head.Wish = nil
+		r.head.Mode = nil
 	}
 	r.reader = st.s.readers.Get().(*epp.Reader)
 	limit := st.s.cfg.BodyLimit
@@ -299,7 +299,7 @@ func (st *stream) refuse(why *pd.Refusal, last time.Time) (bool, error) {
 	took := time.Since(last)
 	st.s.metrics.answered(pd.Refused, took)
 	if why.Cause != nil {
-		reason := string(why.Decision().Reason)
+		reason := string(why.Result().Reason)
 		st.s.quiet.warn(reason, "a request could not be served", "reason", reason, "cause", why.Cause)
 	}
 	if st.response.state != responseExpected {

@@ -87,7 +87,7 @@ func (st *stream) told(said report) *procv3.HeaderMutation {
 	}
 	m := &procv3.HeaderMutation{}
 	if !said.decided {
-		set(m, pd.HeaderDecision, pd.Decision{Verdict: plan.Verdict, Reason: plan.Reason}.String())
+		set(m, pd.HeaderDecision, pd.Result{Verdict: plan.Verdict, Reason: plan.Reason}.String())
 	}
 	if !said.timed {
 		var phases pd.Phases

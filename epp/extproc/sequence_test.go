@@ -228,13 +228,13 @@ func TestUnreadableFrame(t *testing.T) {
 // Envoy sends raw_value only, others value.
 func TestHeadersOfOtherGateways(t *testing.T) {
 	p := newPool(a)
-	h := chat(more, pd.HeaderWish, "bypass")
+	h := chat(more, pd.HeaderMode, "bypass")
 	for _, v := range h.GetRequestHeaders().GetHeaders().GetHeaders() {
 		v.Value, v.RawValue = string(v.RawValue), nil
 	}
-	var wish pd.Wish
-	p.choose = func(r *epp.Request) (*epp.Decision, error) { wish = r.Wish; return p.local(r, p.endpoints[0]) }
-	if got := startRig(t, p).ask(t, h); describe1(got) != "request headers" || wish != pd.WishBypass {
-		t.Errorf("got %s, wish %v", describe1(got), wish)
+	var mode pd.Mode
+	p.choose = func(r *epp.Request) (*epp.Decision, error) { mode = r.Mode; return p.local(r, p.endpoints[0]) }
+	if got := startRig(t, p).ask(t, h); describe1(got) != "request headers" || mode != pd.ModeBypass {
+		t.Errorf("got %s, mode %v", describe1(got), mode)
 	}
 }

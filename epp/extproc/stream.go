@@ -168,7 +168,7 @@ func (st *stream) tell() {
 
 // refused notes the outcome of a request that was answered from here.
 func (st *stream) refused(r *pd.Refusal) {
-	d := r.Decision()
+	d := r.Result()
 	st.decided = true
 	st.outcome.Happened, st.outcome.Status, st.outcome.Immediate = &d, r.Status(), true
 }

@@ -100,7 +100,7 @@ func (s span) refused(r *epp.Request, why *pd.Refusal) {
 	}
 	s.SetAttributes(append(requestAttributes(r),
 		attribute.String("tandem.pd.decision", pd.Refused.String()),
-		attribute.String("tandem.pd.reason", string(why.Decision().Reason)),
+		attribute.String("tandem.pd.reason", string(why.Result().Reason)),
 		attribute.Int("http.response.status_code", why.Status()))...)
 	s.SetStatus(codes.Error, why.Error())
 }
@@ -110,7 +110,7 @@ func requestAttributes(r *epp.Request) []attribute.KeyValue {
 		return nil
 	}
 	all := []attribute.KeyValue{
-		attribute.String("tandem.pd.wish", r.Wish.String()),
+		attribute.String("tandem.pd.mode", r.Mode.String()),
 		attribute.Int("tandem.tokens.prompt", r.Prompt.Tokens),
 	}
 	if r.Objective != "" {

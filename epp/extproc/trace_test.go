@@ -86,20 +86,20 @@ func TestSpanParents(t *testing.T) {
 func TestSpanAttributes(t *testing.T) {
 	recorder := tracetest.NewSpanRecorder()
 	r := startRig(t, remotePool(), traced(recorder))
-	r.ask(t, chat(more, pd.HeaderWish, "force"))
+	r.ask(t, chat(more, pd.HeaderMode, "force"))
 	r.pool.choose = func(*epp.Request) (*epp.Decision, error) { return nil, pd.Refuse(pd.NoEndpoint, "None.") }
 	r.ask(t, chat(more))
 	r.ask(t, chat(ends))                                  // cannot be read
-	r.ask(t, chat(more, pd.HeaderWish, "perhaps"))        // is refused while it comes
+	r.ask(t, chat(more, pd.HeaderMode, "perhaps"))        // is refused while it comes
 	r.ask(t, chat(more, "content-length", "99999999999")) // is refused before it comes
 	spans := recorder.Ended()
 	if len(spans) != 5 {
 		t.Fatalf("%d spans", len(spans))
 	}
 	for i, want := range [][]string{
-		{"tandem.request_id=r-1", "tandem.api=chat", "tandem.pd.wish=force", "tandem.pd.plan=remote", "tandem.pd.reason=uncached",
+		{"tandem.request_id=r-1", "tandem.api=chat", "tandem.pd.mode=force", "tandem.pd.plan=remote", "tandem.pd.reason=uncached",
 			"tandem.endpoint.decode=" + a, "tandem.endpoint.prefill=" + b, "tandem.tokens.cached=0"},
-		{"tandem.request_id=r-1", "tandem.pd.wish=auto", "tandem.pd.decision=refused", "tandem.pd.reason=no-endpoint",
+		{"tandem.request_id=r-1", "tandem.pd.mode=auto", "tandem.pd.decision=refused", "tandem.pd.reason=no-endpoint",
 			"http.response.status_code=503"},
 		{"tandem.request_id=r-1", "tandem.api=chat", "tandem.pd.decision=refused", "tandem.pd.reason=bad-request",
 			"http.response.status_code=400"},
@@ -134,7 +134,7 @@ func TestSpanAttributesAreUTF8(t *testing.T) {
 	if _, err := s.rest(); err != nil {
 		t.Error(err)
 	}
-	r.ask(t, chat(more, pd.HeaderWish, bad))
+	r.ask(t, chat(more, pd.HeaderMode, bad))
 	spans := recorder.Ended()
 	if len(spans) == 0 {
 		t.Fatal("no spans")

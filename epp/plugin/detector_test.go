@@ -84,7 +84,7 @@ func TestDetectors(t *testing.T) {
 		{"tokens", concurrency, "concurrencyMode: tokens", []epp.Candidate{loaded("a", 0, 0, flying(1000, 250_000)), loaded("b", 0, 0, flying(1, 1_000_000))}, "a", 0.625},
 		{"both", concurrency, "concurrencyMode: hybrid", []epp.Candidate{loaded("a", 0, 0, flying(50, 250_000)), loaded("b", 0, 0, flying(1, 1_000_000))}, "a", 0.75},
 		{"all full", concurrency, "maxConcurrency: 1", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "", 1},
-		{"all full: kept by wish", concurrency, "{maxConcurrency: 1, onAllFull: keep}", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "a", 1},
+		{"all full: kept by mode", concurrency, "{maxConcurrency: 1, onAllFull: keep}", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "a", 1},
 		{"nobody to count", concurrency, "", nil, "", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

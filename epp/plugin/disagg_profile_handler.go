@@ -16,7 +16,7 @@ import (
 type DisaggProfileHandler struct {
 	// StageOrder is decode-first, the default, or prefill-first. The latter prefills every request on a prefill pod, so no
 	// prefill decider may be named. Either way the decode pod is picked first, because what it has cached and what the
-	// client wishes decide about prefill.
+	// client modes decide about prefill.
 	StageOrder string `yaml:"stageOrder"`
 	// Profiles names the profile of each stage.
 	Profiles StageNames `yaml:"profiles"`

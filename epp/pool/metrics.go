@@ -39,7 +39,7 @@ func newMetrics(p *Pool, reg prometheus.Registerer) *metrics {
 			"Endpoints by role and by their load: fresh, stale or unread; left = gone, with requests still running.",
 			[]string{"role", "state"}, nil),
 		inflight: prometheus.NewDesc("tandem_inflight",
-			"Requests that were sent to endpoints and have not ended.", []string{"role"}, prometheus.Labels{"room": "epp"}),
+			"Requests that were sent to endpoints and have not ended.", []string{"role"}, prometheus.Labels{"component": "epp"}),
 		trouble: prometheus.NewDesc("tandem_discovery_trouble",
 			"1 while the source of the endpoints, or a part of it, cannot be used.", nil, nil),
 	}

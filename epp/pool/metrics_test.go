@@ -49,8 +49,8 @@ func TestMetrics(t *testing.T) {
 			`tandem_endpoints{role="decode",state="unread"}`:  1,
 			`tandem_endpoints{role="prefill",state="left"}`:   1,
 			`tandem_endpoints{role="prefill",state="stale"}`:  0,
-			`tandem_inflight{role="decode",room="epp"}`:       1,
-			`tandem_inflight{role="prefill",room="epp"}`:      1,
+			`tandem_inflight{component="epp",role="decode"}`:  1,
+			`tandem_inflight{component="epp",role="prefill"}`: 1,
 			`tandem_scrapes_total{result="no-values"}`:        0,
 			`some tandem_scrapes_total{result="ok"}`:          1,
 			`some tandem_scrapes_total{result="unreachable"}`: 1,
@@ -78,7 +78,7 @@ func TestMetricsOfAnEmptyPool(t *testing.T) {
 		got := gather(t, reg)
 		for _, role := range []string{"prefill", "decode"} {
 			for _, name := range []string{
-				fmt.Sprintf(`tandem_inflight{role=%q,room="epp"}`, role),
+				fmt.Sprintf(`tandem_inflight{component="epp",role=%q}`, role),
 				fmt.Sprintf(`tandem_endpoints{role=%q,state="fresh"}`, role),
 				fmt.Sprintf(`tandem_endpoints{role=%q,state="stale"}`, role),
 				fmt.Sprintf(`tandem_endpoints{role=%q,state="unread"}`, role),

@@ -16,7 +16,7 @@ import (
 
 func TestCharges(t *testing.T) {
 	for name, tc := range map[string]struct {
-		wish     pd.Wish
+		mode     pd.Mode
 		tokens   int
 		charge   epp.Charge
 		decode   epp.InFlight // what is charged at the pick
@@ -25,24 +25,24 @@ func TestCharges(t *testing.T) {
 	}{
 		"remote: prefill computes what it has not cached": {tokens: 1000, decode: epp.InFlight{Requests: 1},
 			prefill: epp.InFlight{Requests: 1, Tokens: 1000 - 32}, answered: epp.InFlight{Requests: 1}},
-		"local: decode computes what it has not cached": {wish: pd.WishBypass, tokens: 1000,
+		"local: decode computes what it has not cached": {mode: pd.ModeBypass, tokens: 1000,
 			decode: epp.InFlight{Requests: 1, Tokens: 1000 - 64}, answered: epp.InFlight{Requests: 1}},
-		"local: all is cached": {wish: pd.WishBypass, tokens: 50,
+		"local: all is cached": {mode: pd.ModeBypass, tokens: 50,
 			decode: epp.InFlight{Requests: 1}, answered: epp.InFlight{Requests: 1}},
-		"local: all is cached, with output": {wish: pd.WishBypass, tokens: 50, charge: epp.Charge{Output: true, OutputRatio: 1},
+		"local: all is cached, with output": {mode: pd.ModeBypass, tokens: 50, charge: epp.Charge{Output: true, OutputRatio: 1},
 			decode: epp.InFlight{Requests: 1, Tokens: 50}, answered: epp.InFlight{Requests: 1, Tokens: 50}},
 		"remote, with output": {tokens: 1000, charge: epp.Charge{Output: true, OutputRatio: 1.5},
 			decode: epp.InFlight{Requests: 1, Tokens: 1500}, prefill: epp.InFlight{Requests: 1, Tokens: 968},
 			answered: epp.InFlight{Requests: 1, Tokens: 1500}},
-		"local, with output": {wish: pd.WishBypass, tokens: 1000, charge: epp.Charge{Output: true, OutputRatio: 1.5},
+		"local, with output": {mode: pd.ModeBypass, tokens: 1000, charge: epp.Charge{Output: true, OutputRatio: 1.5},
 			decode: epp.InFlight{Requests: 1, Tokens: 1500 + 936}, answered: epp.InFlight{Requests: 1, Tokens: 1500 + 936}},
-		"output is bounded": {wish: pd.WishBypass, tokens: 1000,
+		"output is bounded": {mode: pd.ModeBypass, tokens: 1000,
 			charge: epp.Charge{Output: true, OutputRatio: 1.5, MaxOutput: 200},
 			decode: epp.InFlight{Requests: 1, Tokens: 200 + 936}, answered: epp.InFlight{Requests: 1, Tokens: 200 + 936}},
-		"a senseless ratio does not overflow": {wish: pd.WishBypass, tokens: 64,
+		"a senseless ratio does not overflow": {mode: pd.ModeBypass, tokens: 64,
 			charge: epp.Charge{Output: true, OutputRatio: 1e300},
 			decode: epp.InFlight{Requests: 1, Tokens: 1 << 24}, answered: epp.InFlight{Requests: 1, Tokens: 1 << 24}},
-		"a ratio without output counts nothing": {wish: pd.WishBypass, tokens: 100, charge: epp.Charge{OutputRatio: 1.5},
+		"a ratio without output counts nothing": {mode: pd.ModeBypass, tokens: 100, charge: epp.Charge{OutputRatio: 1.5},
 			decode: epp.InFlight{Requests: 1, Tokens: 36}, answered: epp.InFlight{Requests: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestCharges(t *testing.T) {
 			c.Charge = tc.charge
 			c.Matcher = &caches{cached: map[string]int{"decode-0": 64, "prefill-1": 32}}
 			r := request(tc.tokens)
-			r.Wish = tc.wish
+			r.Mode = tc.mode
 			d := mustPick(t, scheduler(t, p, c), r)
 			want := map[string]epp.InFlight{"decode-0": tc.decode}
 			if tc.prefill != (epp.InFlight{}) {
@@ -141,7 +141,7 @@ func TestRetryLooksAgain(t *testing.T) {
 		return dst
 	})
 	r := request(10)
-	r.Wish = pd.WishBypass
+	r.Mode = pd.ModeBypass
 	if d := mustPick(t, scheduler(t, p, c), r); d.Decode[0] == taken {
 		t.Error("the pick stayed with the endpoint that was taken")
 	}
@@ -180,7 +180,7 @@ func testBurst(t *testing.T, meanwhile func()) {
 	for range endpoints * perEndpoint {
 		burst.Go(func() {
 			r := request(1000)
-			r.Wish = pd.WishBypass
+			r.Mode = pd.ModeBypass
 			<-start
 			if _, err := s.Pick(r); err != nil {
 				t.Error(err)
@@ -218,11 +218,11 @@ func TestLearning(t *testing.T) {
 		want   []string
 	}{
 		"remote: both have it":           {func(*sched.Config, *epp.Request) {}, []string{"decode-0", "prefill-1"}},
-		"local: decode has it":           {func(_ *sched.Config, r *epp.Request) { r.Wish = pd.WishBypass }, []string{"decode-0"}},
+		"local: decode has it":           {func(_ *sched.Config, r *epp.Request) { r.Mode = pd.ModeBypass }, []string{"decode-0"}},
 		"no whole block: nothing to say": {func(_ *sched.Config, r *epp.Request) { r.Prompt.Blocks = nil }, nil},
 		"cut for another configuration":  {func(_ *sched.Config, r *epp.Request) { r.Prompt.BlockTokens = 64 }, nil},
 		"refused": {func(c *sched.Config, r *epp.Request) {
-			c.Profiles[1].Filters, r.Wish = []epp.NamedFilter{{Name: "gone", Filter: gone}}, pd.WishForce
+			c.Profiles[1].Filters, r.Mode = []epp.NamedFilter{{Name: "gone", Filter: gone}}, pd.ModeForce
 		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +230,7 @@ func TestLearning(t *testing.T) {
 			c.Matcher = m
 			tc.change(&c, r)
 			s := scheduler(t, fleet("decode", "prefill"), c)
-			if _, err := s.Explain(r); (err != nil) != (r.Wish == pd.WishForce) || len(m.learnt) > 0 {
+			if _, err := s.Explain(r); (err != nil) != (r.Mode == pd.ModeForce) || len(m.learnt) > 0 {
 				t.Errorf("an explanation taught %v (%v)", m.learnt, err)
 			}
 			m.matched = 0

@@ -9,11 +9,11 @@ import (
 // the decider. The error is a *pd.Refusal.
 func (k *pick) decide() error {
 	r, stages := k.round.Request, &k.pipeline.config.Stages
-	forced := r.Wish == pd.WishForce || r.Wish == pd.WishForceFallback
+	forced := r.Mode == pd.ModeForce || r.Mode == pd.ModeForceFallback
 	switch {
-	case r.Wish == pd.WishBypass:
+	case r.Mode == pd.ModeBypass:
 		k.verdict, k.reason = pd.Local, pd.Bypassed
-	case r.Fit == epp.FitLocal && r.Wish == pd.WishForce:
+	case r.Fit == epp.FitLocal && r.Mode == pd.ModeForce:
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
 			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
 	case r.Fit != epp.FitSplit:
@@ -45,7 +45,7 @@ func (k *pick) prompt() pd.Prompt {
 // strict tells whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
 // engine's own error is wanted (epp.FitDoubted).
 func (k *pick) strict() bool {
-	return k.round.Request.Wish == pd.WishForce && k.verdict == pd.Remote
+	return k.round.Request.Mode == pd.ModeForce && k.verdict == pd.Remote
 }
 
 // noPrefill settles a request that was to go remote while there is nobody to prefill it, or nobody who has room. Where prefill
@@ -53,17 +53,17 @@ func (k *pick) strict() bool {
 // would be too much for decode as well.
 func (k *pick) noPrefill() error {
 	policy := k.pipeline.config.Stages.OnNoPrefill
-	switch wish := k.round.Request.Wish; {
-	case wish == pd.WishForce && k.pipeline.prefill == nil:
+	switch mode := k.round.Request.Mode; {
+	case mode == pd.ModeForce && k.pipeline.prefill == nil:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
-	case k.full && (wish == pd.WishForce || wish == pd.WishAuto && policy == epp.PrefillRefuse || !k.spend()):
+	case k.full && (mode == pd.ModeForce || mode == pd.ModeAuto && policy == epp.PrefillRefuse || !k.spend()):
 		return saturated()
 	case k.full:
-	case wish == pd.WishForce:
+	case mode == pd.ModeForce:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now among the %d endpoints "+
 			"that this request may go to. Try again, or allow local prefill by \"%s: %s\".",
-			len(k.all), pd.HeaderWish, pd.WishForceFallback)
-	case wish == pd.WishAuto && policy == epp.PrefillRefuse:
+			len(k.all), pd.HeaderMode, pd.ModeForceFallback)
+	case mode == pd.ModeAuto && policy == epp.PrefillRefuse:
 		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
 	case k.pipeline.prefill != nil && policy == epp.PrefillBudget && !k.spend():
 		return pd.Refuse(pd.Budget, "The prompt is to be computed on a prefill pod, but there is none now, and decode pods "+

@@ -15,7 +15,7 @@ import (
 
 // verdict is what becomes of a request, by everything it depends on. An empty field stands for every value.
 type verdict struct {
-	wish    string // of wishes
+	mode    string // of modes
 	fit     string // of fits
 	decider string // remote, local, none
 	prefill string // there; gone: no endpoint is left; self: only the decode endpoint; none: no stage
@@ -26,46 +26,46 @@ type verdict struct {
 
 // verdicts has exactly one row that fits each combination.
 var verdicts = []verdict{
-	{wish: "bypass", want: "local/bypassed"},
+	{mode: "bypass", want: "local/bypassed"},
 
-	{wish: "auto force;fallback force", fit: "doubted", want: "local/not-splittable"},
-	{wish: "auto force;fallback", fit: "local", want: "local/not-splittable"},
-	{wish: "force", fit: "local", want: "refused/not-splittable"},
+	{mode: "auto force;fallback force", fit: "doubted", want: "local/not-splittable"},
+	{mode: "auto force;fallback", fit: "local", want: "local/not-splittable"},
+	{mode: "force", fit: "local", want: "refused/not-splittable"},
 
-	{wish: "force", fit: "split", prefill: "there", want: "remote/forced strict"},
-	{wish: "force", fit: "split", prefill: "gone self", want: "refused/no-prefill", missing: "refused"},
-	{wish: "force", fit: "split", prefill: "none", want: "refused/no-prefill"},
+	{mode: "force", fit: "split", prefill: "there", want: "remote/forced strict"},
+	{mode: "force", fit: "split", prefill: "gone self", want: "refused/no-prefill", missing: "refused"},
+	{mode: "force", fit: "split", prefill: "none", want: "refused/no-prefill"},
 
-	{wish: "force;fallback", fit: "split", prefill: "there", want: "remote/forced"},
-	{wish: "force;fallback", fit: "split", prefill: "gone self", want: "local/no-prefill", missing: "local"},
-	{wish: "force;fallback", fit: "split", prefill: "none", want: "local/no-prefill"},
+	{mode: "force;fallback", fit: "split", prefill: "there", want: "remote/forced"},
+	{mode: "force;fallback", fit: "split", prefill: "gone self", want: "local/no-prefill", missing: "local"},
+	{mode: "force;fallback", fit: "split", prefill: "none", want: "local/no-prefill"},
 
-	{wish: "auto", fit: "split", prefill: "none", want: "local/no-prefill"},
-	{wish: "auto", fit: "split", prefill: "there gone self", decider: "none", want: "local/below-threshold"},
-	{wish: "auto", fit: "split", prefill: "there gone self", decider: "local", want: "local/short-prompt"},
-	{wish: "auto", fit: "split", prefill: "there", decider: "remote", want: "remote/uncached"},
-	{wish: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "no",
+	{mode: "auto", fit: "split", prefill: "none", want: "local/no-prefill"},
+	{mode: "auto", fit: "split", prefill: "there gone self", decider: "none", want: "local/below-threshold"},
+	{mode: "auto", fit: "split", prefill: "there gone self", decider: "local", want: "local/short-prompt"},
+	{mode: "auto", fit: "split", prefill: "there", decider: "remote", want: "remote/uncached"},
+	{mode: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "no",
 		want: "local/no-prefill", missing: "local"},
-	{wish: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "yes",
+	{mode: "auto", fit: "split", decider: "remote", prefill: "gone self", refuse: "yes",
 		want: "refused/no-prefill", missing: "refused"},
 }
 
 var (
-	wishes = []pd.Wish{pd.WishAuto, pd.WishForce, pd.WishForceFallback, pd.WishBypass}
-	fits   = map[string]epp.Fit{"split": epp.FitSplit, "local": epp.FitLocal, "doubted": epp.FitDoubted}
-	pools  = map[string][]string{
+	modes = []pd.Mode{pd.ModeAuto, pd.ModeForce, pd.ModeForceFallback, pd.ModeBypass}
+	fits  = map[string]epp.Fit{"split": epp.FitSplit, "local": epp.FitLocal, "doubted": epp.FitDoubted}
+	pools = map[string][]string{
 		"there": {"decode", "prefill"}, "gone": {"decode", "decode"}, "self": {"prefill-decode"}, "none": {"decode", "prefill"},
 	}
 )
 
 func TestVerdicts(t *testing.T) {
-	for _, wish := range wishes {
+	for _, mode := range modes {
 		for fit := range fits {
 			for _, decider := range []string{"remote", "local", "none"} {
 				for prefill := range pools {
 					for _, refuse := range []string{"yes", "no"} {
-						t.Run(fmt.Sprintf("%s/%s/%s/%s/%s", wish, fit, decider, prefill, refuse), func(t *testing.T) {
-							testVerdict(t, wish, fit, decider, prefill, refuse)
+						t.Run(fmt.Sprintf("%s/%s/%s/%s/%s", mode, fit, decider, prefill, refuse), func(t *testing.T) {
+							testVerdict(t, mode, fit, decider, prefill, refuse)
 						})
 					}
 				}
@@ -74,8 +74,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-func testVerdict(t *testing.T, wish pd.Wish, fit, decider, prefill, refuse string) {
-	row := verdictOf(t, wish.String(), fit, decider, prefill, refuse)
+func testVerdict(t *testing.T, mode pd.Mode, fit, decider, prefill, refuse string) {
+	row := verdictOf(t, mode.String(), fit, decider, prefill, refuse)
 	p, asked := fleet(pools[prefill]...), &says{}
 	registry := prometheus.NewPedanticRegistry()
 	c := disagg()
@@ -97,13 +97,13 @@ func testVerdict(t *testing.T, wish pd.Wish, fit, decider, prefill, refuse strin
 	}
 	s := scheduler(t, p, c)
 	r := request(100)
-	r.Wish, r.Fit = wish, fits[fit]
+	r.Mode, r.Fit = mode, fits[fit]
 
 	d, err := s.Pick(r)
 	if got := outcome(d, err); got != row.want {
 		t.Errorf("picked %s, want %s", got, row.want)
 	}
-	mayAsk := wish == pd.WishAuto && fit == "split" && prefill != "none" && decider != "none"
+	mayAsk := mode == pd.ModeAuto && fit == "split" && prefill != "none" && decider != "none"
 	if (len(asked.asked) > 0) != mayAsk {
 		t.Errorf("the decider was asked %d times; should it have been: %t", len(asked.asked), mayAsk)
 	}
@@ -123,11 +123,11 @@ func testVerdict(t *testing.T, wish pd.Wish, fit, decider, prefill, refuse strin
 }
 
 // verdictOf is the one row of verdicts that fits.
-func verdictOf(t *testing.T, wish, fit, decider, prefill, refuse string) (row verdict) {
+func verdictOf(t *testing.T, mode, fit, decider, prefill, refuse string) (row verdict) {
 	t.Helper()
 	fitting := 0
 	for _, v := range verdicts {
-		if among(v.wish, wish) && among(v.fit, fit) && among(v.decider, decider) && among(v.prefill, prefill) &&
+		if among(v.mode, mode) && among(v.fit, fit) && among(v.decider, decider) && among(v.prefill, prefill) &&
 			among(v.refuse, refuse) {
 			fitting++
 			row = v

@@ -47,32 +47,32 @@ func TestShed(t *testing.T) {
 		name     string
 		full     gauge
 		on       epp.OnNoPrefill
-		wish     pd.Wish
+		mode     pd.Mode
 		priority int
 		want     string
 		stage    string // that is counted as saturated
 	}{
-		{"nobody is full", gauge{}, epp.PrefillLocal, pd.WishAuto, 0, remote, ""},
-		{"one decode endpoint is full", gauge{"decode-0": true}, epp.PrefillLocal, pd.WishAuto, 0, remote, ""},
-		{"decode is full", decodes, epp.PrefillLocal, pd.WishAuto, 0, saturated, "decode"},
-		{"decode is full, whatever the wish", decodes, epp.PrefillLocal, pd.WishBypass, 0, saturated, "decode"},
-		{"decode is full, however urgent", decodes, epp.PrefillLocal, pd.WishAuto, 9, saturated, "decode"},
-		{"prefill is full", prefills, epp.PrefillLocal, pd.WishAuto, 0, local, ""},
-		{"prefill is full, and is not needed", prefills, epp.PrefillRefuse, pd.WishBypass, 0, "local/bypassed", ""},
-		{"prefill is full, and must not be done without", prefills, epp.PrefillLocal, pd.WishForce, 0, saturated, "prefill"},
-		{"prefill is full, and may be done without", prefills, epp.PrefillRefuse, pd.WishForceFallback, 0, local, ""},
-		{"prefill is full, and nothing is to fall back", prefills, epp.PrefillRefuse, pd.WishAuto, 0, saturated, "prefill"},
+		{"nobody is full", gauge{}, epp.PrefillLocal, pd.ModeAuto, 0, remote, ""},
+		{"one decode endpoint is full", gauge{"decode-0": true}, epp.PrefillLocal, pd.ModeAuto, 0, remote, ""},
+		{"decode is full", decodes, epp.PrefillLocal, pd.ModeAuto, 0, saturated, "decode"},
+		{"decode is full, whatever the mode", decodes, epp.PrefillLocal, pd.ModeBypass, 0, saturated, "decode"},
+		{"decode is full, however urgent", decodes, epp.PrefillLocal, pd.ModeAuto, 9, saturated, "decode"},
+		{"prefill is full", prefills, epp.PrefillLocal, pd.ModeAuto, 0, local, ""},
+		{"prefill is full, and is not needed", prefills, epp.PrefillRefuse, pd.ModeBypass, 0, "local/bypassed", ""},
+		{"prefill is full, and must not be done without", prefills, epp.PrefillLocal, pd.ModeForce, 0, saturated, "prefill"},
+		{"prefill is full, and may be done without", prefills, epp.PrefillRefuse, pd.ModeForceFallback, 0, local, ""},
+		{"prefill is full, and nothing is to fall back", prefills, epp.PrefillRefuse, pd.ModeAuto, 0, saturated, "prefill"},
 
-		{"negative, in a pool with room", gauge{"decode-0": true}, epp.PrefillLocal, pd.WishAuto, -1, remote, ""},
-		{"negative, decode is full", decodes, epp.PrefillLocal, pd.WishAuto, -1, saturated, "decode"},
-		{"negative, prefill is full", prefills, epp.PrefillLocal, pd.WishBypass, -1, saturated, "prefill"},
+		{"negative, in a pool with room", gauge{"decode-0": true}, epp.PrefillLocal, pd.ModeAuto, -1, remote, ""},
+		{"negative, decode is full", decodes, epp.PrefillLocal, pd.ModeAuto, -1, saturated, "decode"},
+		{"negative, prefill is full", prefills, epp.PrefillLocal, pd.ModeBypass, -1, saturated, "prefill"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, registry := fleet("decode", "decode", "prefill"), prometheus.NewPedanticRegistry()
 			config := shedding(c.full, c.on)
 			config.Metrics = sched.NewMetrics(registry)
 			s, r := scheduler(t, p, config), request(512)
-			r.Wish, r.Priority = c.wish, c.priority
+			r.Mode, r.Priority = c.mode, c.priority
 			explained, _ := s.Explain(r)
 			got := outcomeOf(s.Pick(r))
 			if got != c.want {
@@ -193,7 +193,7 @@ func TestFallbackBudgetIsEarned(t *testing.T) {
 	}
 	fallbacks()
 	bypass := request(512)
-	bypass.Wish = pd.WishBypass
+	bypass.Mode = pd.ModeBypass
 	for range 50 {
 		mustPick(t, s, bypass)
 	}

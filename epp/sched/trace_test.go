@@ -222,7 +222,7 @@ func TestTraceOfRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := request(100)
-			r.Wish = pd.WishForce
+			r.Mode = pd.ModeForce
 			d, err := scheduler(t, fleet(tc.pool...), disagg()).Explain(r)
 			if err == nil || d == nil || d.Verdict != pd.Refused || d.Reason != pd.AsRefusal(err).Reason {
 				t.Fatalf("explained %+v with %v", d, err)

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // maxLanes is the most exchanges that are under way at once.

@@ -21,7 +21,7 @@ type shape struct {
 	escaped bool   // the prompt is like code: every 40 bytes a line break or a quotation mark, escaped
 	chunked bool   // as Envoy sends it, without a Content-Length
 	prefill string // host:port of the prefill engine, for a sidecar; "" = local
-	wish    string // for a picker; "" = none
+	mode    string // for a picker; "" = none
 }
 
 // promptLine is 40 bytes of text that tokenizers know.
@@ -48,8 +48,8 @@ func (s shape) request() []byte {
 	if s.prefill != "" {
 		head += "x-prefiller-host-port: " + s.prefill + "\r\n"
 	}
-	if s.wish != "" {
-		head += pd.HeaderWish + ": " + s.wish + "\r\n"
+	if s.mode != "" {
+		head += pd.HeaderMode + ": " + s.mode + "\r\n"
 	}
 	body := s.body()
 	if !s.chunked {

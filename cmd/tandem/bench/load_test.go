@@ -33,7 +33,7 @@ func TestRequests(t *testing.T) {
 		"escaped":        {size: 32 * kB, escaped: true},
 		"chunked":        {size: 32 * kB, chunked: true},
 		"remote":         {size: kB, prefill: "10.0.0.1:8000"},
-		"wished":         {size: kB, wish: "force"},
+		"asked":          {size: kB, mode: "force"},
 		"escaped, chunk": {size: 512 * kB, escaped: true, chunked: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestRequests(t *testing.T) {
 				`"`); s.escaped != (escapes > s.size/50) {
 				t.Errorf("%d characters were escaped", escapes)
 			}
-			if got := request.Header.Get(pd.HeaderWish) + request.Header.Get("x-prefiller-host-port"); got != s.wish+s.prefill {
+			if got := request.Header.Get(pd.HeaderMode) + request.Header.Get("x-prefiller-host-port"); got != s.mode+s.prefill {
 				t.Errorf("headers say %q", got)
 			}
 		})

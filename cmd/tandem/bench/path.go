@@ -11,10 +11,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 const (
@@ -158,10 +158,10 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 		return Row{}, err
 	}
 	plain := shape{size: kB}
-	wished := plain
-	wished.wish = pd.WishBypass.String()
+	asked := plain
+	asked.mode = pd.ModeBypass.String()
 	if series.remote {
-		wished.wish = pd.WishForce.String()
+		asked.mode = pd.ModeForce.String()
 	}
 	var loads [3][]exchanger
 	defer func() {
@@ -172,7 +172,7 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 	var errs [3]error
 	loads[0], errs[0] = p.legs.direct(ctx, plain.request(), series.remote, pathLanes)
 	loads[1], errs[1] = lanesAlong(ctx, floors, pathLanes, plain.request())
-	loads[2], errs[2] = lanesTo(ctx, ours.addr, pathLanes, wished.request())
+	loads[2], errs[2] = lanesTo(ctx, ours.addr, pathLanes, asked.request())
 	if err := errors.Join(errs[:]...); err != nil {
 		return Row{}, err
 	}
@@ -206,7 +206,7 @@ func measureUnread(ctx context.Context, l *lab) (Row, error) {
 	if err != nil {
 		return Row{}, err
 	}
-	lane, err := dial(ctx, ours.addr, shape{size: kB, wish: pd.WishBypass.String()}.request())
+	lane, err := dial(ctx, ours.addr, shape{size: kB, mode: pd.ModeBypass.String()}.request())
 	if err != nil {
 		return Row{}, err
 	}

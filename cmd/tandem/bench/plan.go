@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // step is one thing to measure. Its name is what --series selects by.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // quick are one series of every kind.

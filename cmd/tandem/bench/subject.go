@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // subject is a program under test, running.

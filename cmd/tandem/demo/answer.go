@@ -23,9 +23,9 @@ type answer struct {
 	first     time.Duration   // … to the first byte of its body
 	gaps      []time.Duration // between the events of a stream that carry tokens
 
-	decision pd.Decision // from here on: empty in the reference's answers
+	decision pd.Result // from here on: empty in the reference's answers
 	phases   pd.Phases
-	outcome  pd.Outcome
+	outcome  pd.AnswerSummary
 }
 
 // ask sends a question to an address and reads the whole answer, with the report on it if it was told. An answer other than
@@ -58,8 +58,8 @@ func (s *stage) ask(ctx context.Context, address string, q *question, told bool)
 // header is what the client says beside the question.
 func (q *question) header() http.Header {
 	h := http.Header{"Content-Type": {"application/json"}, "Te": {"trailers"}}
-	if q.class.wish != pd.WishAuto {
-		h.Set(pd.HeaderWish, q.class.wish.String())
+	if q.class.mode != pd.ModeAuto {
+		h.Set(pd.HeaderMode, q.class.mode.String())
 	}
 	return h
 }
@@ -159,7 +159,7 @@ func (a *answer) add(text []byte) error {
 
 // readReport reads what the sidecar says of the request: in the headers, and of a stream also in the trailers.
 func (a *answer) readReport(resp *http.Response) (err error) {
-	if a.decision, err = pd.ParseDecision(resp.Header.Get(pd.HeaderDecision)); err != nil {
+	if a.decision, err = pd.ParseResult(resp.Header.Get(pd.HeaderDecision)); err != nil {
 		return err
 	}
 	if a.phases, err = pd.ParseTiming(resp.Header.Get(pd.HeaderTiming)); err != nil {
@@ -181,7 +181,7 @@ func (a *answer) readReport(resp *http.Response) (err error) {
 		}
 	}
 	end := resp.Trailer.Get(pd.HeaderOutcome) + resp.Header.Get(pd.HeaderOutcome)
-	a.outcome, err = pd.ParseOutcome(end)
+	a.outcome, err = pd.ParseAnswerSummary(end)
 	if err == nil && a.outcome.End != pd.EndDone {
 		err = fmt.Errorf("the outcome is %s", a.outcome)
 	}

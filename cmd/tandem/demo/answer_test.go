@@ -41,7 +41,7 @@ const (
 
 // asking is a question of a class that has what matters here.
 func asking(stream bool) *question {
-	return &question{class: &class{name: "any", api: pd.APIChat, stream: stream, wish: pd.WishForce}, body: []byte("{}")}
+	return &question{class: &class{name: "any", api: pd.APIChat, stream: stream, mode: pd.ModeForce}, body: []byte("{}")}
 }
 
 func TestAskReadsTokens(t *testing.T) {
@@ -135,7 +135,7 @@ func TestAskSaysWhatTheClientWants(t *testing.T) {
 	if _, err := s.ask(t.Context(), strings.TrimPrefix(server.URL, "http://"), asking(false), false); err != nil {
 		t.Fatal(err)
 	}
-	if h := <-heard; h.Get("TE") != "trailers" || h.Get(pd.HeaderWish) != "force" || h.Get("Content-Type") != "application/json" {
+	if h := <-heard; h.Get("TE") != "trailers" || h.Get(pd.HeaderMode) != "force" || h.Get("Content-Type") != "application/json" {
 		t.Errorf("headers %v", h)
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // Summary is what the command does, for help pages.

@@ -3,7 +3,7 @@
 // In goes a folder with Tandem's programs; out come a report of how a mixed
 // workload was served (package report shows it), one line for each promise,
 // and exit code 1 if any of them is broken. Simulated engines, sidecars, the
-// endpoint picker and a proxy (package e2e/stack puts them together), and one
+// endpoint picker and a proxy (package stack puts them together), and one
 // engine beside them that nobody disturbs, run as processes on free ports of
 // the loopback interface. The stack and the undisturbed engine are asked the
 // same; last, a decode leg is made to fail, whose hand-off the sidecar has to

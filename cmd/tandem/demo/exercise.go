@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // clients is how many send at once, after the first round.

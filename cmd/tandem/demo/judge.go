@@ -190,7 +190,7 @@ func (x *exchange) wellTimed() bool {
 }
 
 // wantPhase tells whether a request goes through a phase, by what happened to it.
-func wantPhase(d pd.Decision, ph pd.Phase) bool {
+func wantPhase(d pd.Result, ph pd.Phase) bool {
 	switch ph {
 	case pd.PhasePrefill:
 		return d.Attempts > 0

@@ -9,9 +9,9 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -20,9 +20,9 @@ var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 // then another remote one of two blocks, of which the decode engine had one.
 func sound() *evidence {
 	local := exchange{question: question{class: &singles[0]}, alone: &pulls{}}
-	local.answer.decision = pd.Decision{Verdict: pd.Local, Reason: pd.ShortPrompt}
+	local.answer.decision = pd.Result{Verdict: pd.Local, Reason: pd.ShortPrompt}
 	first := exchange{question: question{class: &firstTurn}, alone: &pulls{3 * 100, 2*blockSize + blockSize/2}}
-	first.answer.decision = pd.Decision{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}
+	first.answer.decision = pd.Result{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}
 	later := exchange{question: question{class: &laterTurn}}
 	later.answer.decision = first.answer.decision
 	e := &evidence{stack: []string{"a stack"}, started: started, blockBytes: 100, pulled: pulls{4 * 100, 3*blockSize + blockSize/2}}
@@ -41,7 +41,7 @@ func sound() *evidence {
 		e.exchanges = append(e.exchanges, x)
 	}
 	e.lost = lostLeg{exchange: exchange{question: question{class: &lostClass, tokens: 4}}, told: 1, released: 1}
-	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, decision: pd.Decision{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
+	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, decision: pd.Result{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
 	e.lost.reference.generated = e.lost.answer.generated
 	e.engines = []sim.State{{Released: 2, KVBytesServed: 5 * 100}, {}}
 	return e
@@ -140,7 +140,7 @@ func TestData(t *testing.T) {
 	seen := sound()
 	x := &seen.exchanges[1]
 	x.answer.first, x.answer.gaps = 3*time.Millisecond, []time.Duration{1500 * time.Microsecond, 0}
-	x.answer.outcome = pd.Outcome{End: pd.EndDone, Prompt: 80, Cached: -1, Completion: 4}
+	x.answer.outcome = pd.AnswerSummary{End: pd.EndDone, Prompt: 80, Cached: -1, Completion: 4}
 	seen.exchanges[0].failure = errors.New("status 503")
 	seen.load = []report.LoadSample{{Endpoint: "decode-0"}}
 	d := seen.data()

@@ -9,12 +9,12 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // lostClass is a request that is prefilled remotely, and whose decode leg then fails.
-var lostClass = class{"long, decode leg failed", pd.APICompletions, false, pd.WishAuto, many, nil}
+var lostClass = class{"long, decode leg failed", pd.APICompletions, false, pd.ModeAuto, many, nil}
 
 // lostLeg is what became of it.
 type lostLeg struct {

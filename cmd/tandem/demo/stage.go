@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/sim"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 const (

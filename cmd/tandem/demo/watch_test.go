@@ -72,7 +72,7 @@ func TestProgress(t *testing.T) {
 	p := &progress{to: &screen, total: 5}
 	answered := func(v pd.Verdict, failure error) {
 		p.began()
-		p.ended(&exchange{answer: answer{decision: pd.Decision{Verdict: v}}, failure: failure})
+		p.ended(&exchange{answer: answer{decision: pd.Result{Verdict: v}}, failure: failure})
 	}
 	p.began()
 	answered(pd.Local, nil)

@@ -14,7 +14,7 @@ type class struct {
 	name   string
 	api    pd.API
 	stream bool
-	wish   pd.Wish
+	mode   pd.Mode
 	words  span // of what the user says
 	want   []pd.Reason
 }
@@ -39,18 +39,18 @@ var (
 
 // singles are the classes of requests that stand alone.
 var singles = []class{
-	{"short chat", pd.APIChat, false, pd.WishAuto, few, staysLocal},
-	{"short completion", pd.APICompletions, true, pd.WishAuto, few, staysLocal},
-	{"long chat", pd.APIChat, true, pd.WishAuto, many, goesRemote},
-	{"long completion", pd.APICompletions, false, pd.WishAuto, many, goesRemote},
-	{"short chat, forced", pd.APIChat, false, pd.WishForce, few, []pd.Reason{pd.Forced}},
-	{"long, bypassed", pd.APICompletions, true, pd.WishBypass, many, []pd.Reason{pd.Bypassed}},
+	{"short chat", pd.APIChat, false, pd.ModeAuto, few, staysLocal},
+	{"short completion", pd.APICompletions, true, pd.ModeAuto, few, staysLocal},
+	{"long chat", pd.APIChat, true, pd.ModeAuto, many, goesRemote},
+	{"long completion", pd.APICompletions, false, pd.ModeAuto, many, goesRemote},
+	{"short chat, forced", pd.APIChat, false, pd.ModeForce, few, []pd.Reason{pd.Forced}},
+	{"long, bypassed", pd.APICompletions, true, pd.ModeBypass, many, []pd.Reason{pd.Bypassed}},
 }
 
 // The classes of a conversation. Its later turns are local where the first ones were computed, if that pod has the time.
 var (
-	firstTurn = class{"chat, first turn", pd.APIChat, true, pd.WishAuto, many, goesRemote}
-	laterTurn = class{"chat, later turns", pd.APIChat, true, pd.WishAuto, few, []pd.Reason{pd.BelowThreshold, pd.Uncached}}
+	firstTurn = class{"chat, first turn", pd.APIChat, true, pd.ModeAuto, many, goesRemote}
+	laterTurn = class{"chat, later turns", pd.APIChat, true, pd.ModeAuto, few, []pd.Reason{pd.BelowThreshold, pd.Uncached}}
 )
 
 // turns is the length of a conversation.

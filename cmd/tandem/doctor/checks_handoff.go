@@ -180,7 +180,7 @@ func (f *fleet) probe(ctx context.Context, p pair) finding {
 	}
 	a, err := f.engines().ask(ctx, http.MethodPost, f.base(p.decode)+pd.APICompletions.Path(), http.Header{
 		"Content-Type":                              {"application/json"},
-		http.CanonicalHeaderKey(pd.HeaderWish):      {"force"},
+		http.CanonicalHeaderKey(pd.HeaderMode):      {"force"},
 		http.CanonicalHeaderKey(pd.HeaderPrefill):   {p.prefill.addr.String()},
 		http.CanonicalHeaderKey(pd.HeaderRequestID): {"tandem-doctor-" + randomID()},
 	}, string(body))

@@ -22,7 +22,7 @@ func checkSidecar(ctx context.Context, f *fleet) finding {
 	return each(ctx, f.live(), f.how.Timeout, func(ctx context.Context, t *target) finding {
 		a, err := f.engines().ask(ctx, http.MethodPost, f.base(t)+pd.APICompletions.Path(), http.Header{
 			"Content-Type":                         {"application/json"},
-			http.CanonicalHeaderKey(pd.HeaderWish): {"doctor"},
+			http.CanonicalHeaderKey(pd.HeaderMode): {"doctor"},
 		}, "{}")
 		if !t.role.Has(pd.RoleDecode) {
 			if err == nil && a.header.Get(pd.HeaderDecision) != "" {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
+	"github.com/tandem-serving/tandem/sim"
 )
 
 // rewrite answers as the engine does, with a text in its answers replaced.

@@ -35,9 +35,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/sim"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // programs is the folder with the real programs.

@@ -12,9 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
-	"github.com/tandem-serving/tandem/e2e/stack"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // keeperPage is as much of a sidecar's page as is looked at.

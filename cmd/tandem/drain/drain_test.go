@@ -25,9 +25,9 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/sim"
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 func TestMain(m *testing.M) {

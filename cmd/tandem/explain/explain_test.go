@@ -30,7 +30,7 @@ func remote() epp.Explanation {
 		return []epp.ScoreTrace{{Scorer: "queue-scorer", Weight: 2, Score: a}, {Scorer: "prefix-cache-scorer", Weight: 1, Score: b}}
 	}
 	return epp.Explanation{
-		Request:  epp.RequestSummary{API: "chat", Model: "m", Wish: "auto", Split: true, Tokens: 128, Blocks: 8},
+		Request:  epp.RequestSummary{API: "chat", Model: "m", Mode: "auto", Split: true, Tokens: 128, Blocks: 8},
 		Decision: "remote", Reason: "uncached",
 		Decode: []string{"10.0.0.2:8000", "10.0.0.3:8000"}, Prefill: []string{"10.0.0.1:8000"},
 		Decider: epp.DeciderNumbers{Name: "decider", Parameters: map[string]any{"nonCachedTokens": 64, "promptTokens": 0}, Tokens: 128, Cached: 16, Uncached: 112},
@@ -101,7 +101,7 @@ func TestRequestLine(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			x := remote()
 			x.Request = c.request
-			x.Request.API, x.Request.Wish = "chat", "auto"
+			x.Request.API, x.Request.Mode = "chat", "auto"
 			addr, _, _ := answering(t, x)
 			out, err := runWith(t, "{}", "--admin="+addr, "-")
 			if err != nil || !strings.HasPrefix(out, "request   chat, ") || !strings.Contains(out, c.want) {

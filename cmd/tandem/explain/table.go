@@ -16,7 +16,7 @@ func (s *settings) table(x *epp.Explanation) string {
 	var b strings.Builder
 	r := x.Request
 	if r.API != "" {
-		fmt.Fprintf(&b, "request   %s, model %s, about %d prompt tokens, x-tandem-pd: %s%s\n", r.API, model(&r), r.Tokens, r.Wish, urgency(&r))
+		fmt.Fprintf(&b, "request   %s, model %s, about %d prompt tokens, x-tandem-pd: %s%s\n", r.API, model(&r), r.Tokens, r.Mode, urgency(&r))
 	}
 	fmt.Fprintf(&b, "decision  %s, because: %s\n", x.Decision, x.Reason)
 	if x.Refusal != nil {

@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/e2e/gateway"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/stack/gateway"
 )
 
 // Summary is what the command does, for help pages.

@@ -5,5 +5,5 @@
 // runs until SIGINT or SIGTERM, which end all programs and then it with exit code 0, or until one of them ends by itself,
 // which ends the others too; the error names it and gives its last lines.
 //
-// The stack itself is e2e/stack's: it says what becomes of the programs should this one be killed.
+// The stack itself is stack's: it says what becomes of the programs should this one be killed.
 package up

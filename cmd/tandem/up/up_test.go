@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 func TestMain(m *testing.M) {

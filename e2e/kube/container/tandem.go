@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 const (

@@ -92,9 +92,9 @@ class Answers(Case):
         self.plain = openai.OpenAI(base_url=os.environ["PLAIN_URL"])
         self.addCleanup(self.plain.close)
 
-    def call(self, api, name, body, decision, wish=None):
+    def call(self, api, name, body, decision, mode=None):
         """One call, whose answer must be that of the plain engine, and whose headers must tell the decision."""
-        headers = {"x-request-id": name} | ({"x-tandem-pd": wish} if wish else {})
+        headers = {"x-request-id": name} | ({"x-tandem-pd": mode} if mode else {})
         raw = api(self.client).with_raw_response.create(**body, extra_headers=headers)
         self.assertEqual(raw.headers["x-tandem-pd-decision"].split(";attempts")[0], decision)
         got, want = raw.parse(), api(self.plain).create(**body)
@@ -110,10 +110,10 @@ class Answers(Case):
     def every_way(self, api, kind, make, ways=ALL):
         for stream in (False, True):
             more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            for words, wish, decision in ways:
-                name = f"{kind}-{'stream' if stream else 'whole'}-{words}-{wish}"
+            for words, mode, decision in ways:
+                name = f"{kind}-{'stream' if stream else 'whole'}-{words}-{mode}"
                 with self.subTest(name):
-                    self.call(api, name, make(name, words, **more), decision, wish)
+                    self.call(api, name, make(name, words, **more), decision, mode)
 
     def test_chat(self):
         self.every_way(lambda c: c.chat.completions, "chat", chat)
@@ -170,7 +170,7 @@ class Errors(Case):
         self.assertIsInstance(caught.exception.body, dict)
         return caught.exception
 
-    def test_bad_wish(self):
+    def test_bad_mode(self):
         for stream in (False, True):
             e = self.failure(openai.BadRequestError, 400, stream=stream, extra_headers={"x-tandem-pd": "perhaps"})
             self.assertEqual((e.code, e.type), ("bad-pd-header", "invalid_request_error"))
@@ -181,13 +181,13 @@ class Errors(Case):
         self.assertEqual(e.code, "not-splittable")
 
     def test_engine_refuses(self):
-        for wish in ("force;fallback", "bypass"):
-            self.failure(openai.BadRequestError, 400, max_tokens=-1, extra_headers={"x-tandem-pd": wish})
+        for mode in ("force;fallback", "bypass"):
+            self.failure(openai.BadRequestError, 400, max_tokens=-1, extra_headers={"x-tandem-pd": mode})
 
     def test_unknown_model(self):
-        for wish in ("force", "bypass"):
+        for mode in ("force", "bypass"):
             for stream in (False, True):
-                e = self.failure(openai.NotFoundError, 404, model="nobody", stream=stream, extra_headers={"x-tandem-pd": wish})
+                e = self.failure(openai.NotFoundError, 404, model="nobody", stream=stream, extra_headers={"x-tandem-pd": mode})
                 self.assertIn("nobody", e.message)
 
     def test_unknown_path(self):
@@ -207,10 +207,10 @@ class Errors(Case):
         self.assertTrue(raw.parse().choices[0].message.content)
 
     def test_timeout(self):
-        for wish in ("force", "bypass"):
+        for mode in ("force", "bypass"):
             with self.assertRaises(openai.APITimeoutError):
                 self.create(self.client.with_options(max_retries=0, timeout=0.5),
-                            extra_headers={"x-request-id": "fault-hang", "x-tandem-pd": wish})
+                            extra_headers={"x-request-id": "fault-hang", "x-tandem-pd": mode})
 
 
 class EmptyPool(Case):
@@ -231,9 +231,9 @@ class Cancellation(Case):
     TOKENS = 4096  # more than that is refused
 
     def test_close(self):
-        for wish in ("force", "bypass"):
-            stream = self.client.chat.completions.create(**chat("leave " + wish, LONG) | {"max_tokens": self.TOKENS}, stream=True,
-                                                         extra_headers={"x-tandem-pd": wish})
+        for mode in ("force", "bypass"):
+            stream = self.client.chat.completions.create(**chat("leave " + mode, LONG) | {"max_tokens": self.TOKENS}, stream=True,
+                                                         extra_headers={"x-tandem-pd": mode})
             self.assertTrue(any(chunk.choices and chunk.choices[0].delta.content for chunk in stream))  # reads up to the first
             stream.close()
 
@@ -244,14 +244,14 @@ class Cancellation(Case):
             next(response.iter_lines())
 
     def test_task(self):
-        async def leave(wish):
+        async def leave(mode):
             async with openai.AsyncOpenAI() as client:
                 begun = asyncio.Event()
 
                 async def read():
                     async for _ in await client.chat.completions.create(
-                            **chat("task " + wish, LONG) | {"max_tokens": self.TOKENS}, stream=True,
-                            extra_headers={"x-tandem-pd": wish}):
+                            **chat("task " + mode, LONG) | {"max_tokens": self.TOKENS}, stream=True,
+                            extra_headers={"x-tandem-pd": mode}):
                         begun.set()
 
                 task = asyncio.create_task(read())
@@ -260,8 +260,8 @@ class Cancellation(Case):
                 with self.assertRaises(asyncio.CancelledError):
                     await task
 
-        for wish in ("force", "bypass"):
-            asyncio.run(leave(wish))
+        for mode in ("force", "bypass"):
+            asyncio.run(leave(mode))
 
 
 if __name__ == "__main__":

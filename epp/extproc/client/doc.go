@@ -5,5 +5,5 @@
 // order of frames that Envoy refuses is refused here too, so what passes here passes there.
 //
 // It serves the embedded gateway, benchmarks and tests, none of which need to know Envoy's types. It proxies nothing
-// (e2e/gateway does) and picks nothing: Floor, which benchmarks measure pickers against, knows one answer.
+// (stack/gateway does) and picks nothing: Floor, which benchmarks measure pickers against, knows one answer.
 package client

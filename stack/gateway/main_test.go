@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
-	"github.com/tandem-serving/tandem/e2e/gateway"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/stack/gateway"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

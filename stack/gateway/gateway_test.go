@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/gateway"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/stack/gateway"
 )
 
 // layouts are the two layouts, each with the marks of its streams.

@@ -7,32 +7,32 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-func TestParseWish(t *testing.T) {
+func TestParseMode(t *testing.T) {
 	cases := []struct {
 		name   string
 		values []string
-		wish   pd.Wish
+		mode   pd.Mode
 	}{
-		{"no header", nil, pd.WishAuto},
-		{"auto", []string{"auto"}, pd.WishAuto},
-		{"force", []string{"force"}, pd.WishForce},
-		{"bypass", []string{"bypass"}, pd.WishBypass},
-		{"force with fallback", []string{"force;fallback"}, pd.WishForceFallback},
-		{"a blank before the parameter", []string{"force; fallback"}, pd.WishForceFallback},
-		{"several blanks", []string{"  force;   fallback  "}, pd.WishForceFallback},
-		{"true spelled out", []string{"force;fallback=?1"}, pd.WishForceFallback},
-		{"false spelled out", []string{"force;fallback=?0"}, pd.WishForce},
+		{"no header", nil, pd.ModeAuto},
+		{"auto", []string{"auto"}, pd.ModeAuto},
+		{"force", []string{"force"}, pd.ModeForce},
+		{"bypass", []string{"bypass"}, pd.ModeBypass},
+		{"force with fallback", []string{"force;fallback"}, pd.ModeForceFallback},
+		{"a blank before the parameter", []string{"force; fallback"}, pd.ModeForceFallback},
+		{"several blanks", []string{"  force;   fallback  "}, pd.ModeForceFallback},
+		{"true spelled out", []string{"force;fallback=?1"}, pd.ModeForceFallback},
+		{"false spelled out", []string{"force;fallback=?0"}, pd.ModeForce},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if wish, err := pd.ParseWish(c.values); err != nil || wish != c.wish {
-				t.Errorf("got %s, %v", wish, err)
+			if mode, err := pd.ParseMode(c.values); err != nil || mode != c.mode {
+				t.Errorf("got %s, %v", mode, err)
 			}
 		})
 	}
 }
 
-func TestParseWishRefuses(t *testing.T) {
+func TestParseModeRefuses(t *testing.T) {
 	cases := []struct {
 		name   string
 		values []string
@@ -60,11 +60,11 @@ func TestParseWishRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			wish, err := pd.ParseWish(c.values)
-			if err == nil || wish != pd.WishAuto {
-				t.Fatalf("got %s, %v", wish, err)
+			mode, err := pd.ParseMode(c.values)
+			if err == nil || mode != pd.ModeAuto {
+				t.Fatalf("got %s, %v", mode, err)
 			}
-			for _, word := range []string{pd.HeaderWish, "auto", "force", "force;fallback", "bypass"} {
+			for _, word := range []string{pd.HeaderMode, "auto", "force", "force;fallback", "bypass"} {
 				if !strings.Contains(err.Error(), word) {
 					t.Errorf("%q does not name %s", err, word)
 				}
@@ -73,10 +73,10 @@ func TestParseWishRefuses(t *testing.T) {
 	}
 }
 
-func TestWishRoundTrip(t *testing.T) {
-	for wish := pd.WishAuto; wish <= pd.WishBypass; wish++ {
-		if back, err := pd.ParseWish([]string{wish.String()}); err != nil || back != wish {
-			t.Errorf("%s comes back as %s, %v", wish, back, err)
+func TestModeRoundTrip(t *testing.T) {
+	for mode := pd.ModeAuto; mode <= pd.ModeBypass; mode++ {
+		if back, err := pd.ParseMode([]string{mode.String()}); err != nil || back != mode {
+			t.Errorf("%s comes back as %s, %v", mode, back, err)
 		}
 	}
 }

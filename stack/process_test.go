@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 func TestStartAndStop(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	otlp "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // proxies are all that a stack can have.
@@ -64,7 +64,7 @@ func startPD(t *testing.T, o stack.PDOptions) (*stack.Group, context.Context, *s
 }
 
 // decision sends a prompt of so many words and says what became of it.
-func decision(t *testing.T, pd *stack.PD, words int, wish string) string {
+func decision(t *testing.T, pd *stack.PD, words int, mode string) string {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4}`, pd.Model, strings.Repeat("hello ", words))
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+pd.Proxy+"/v1/completions", strings.NewReader(body))
@@ -72,7 +72,7 @@ func decision(t *testing.T, pd *stack.PD, words int, wish string) string {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("x-tandem-pd", wish)
+	req.Header.Set("x-tandem-pd", mode)
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
@@ -95,10 +95,10 @@ func TestPD(t *testing.T) {
 			}
 			for _, test := range []struct {
 				words      int
-				wish, want string
+				mode, want string
 			}{{3, "auto", "local;reason=short-prompt"}, {300, "auto", "remote;reason=uncached"}, {3, "force", "remote;reason=forced"}} {
-				if got := decision(t, pd, test.words, test.wish); !strings.HasPrefix(got, test.want) {
-					t.Errorf("%d words, %s: %q, want %s", test.words, test.wish, got, test.want)
+				if got := decision(t, pd, test.words, test.mode); !strings.HasPrefix(got, test.want) {
+					t.Errorf("%d words, %s: %q, want %s", test.words, test.mode, got, test.want)
 				}
 			}
 			checkPorts(t, pd, proxy)

@@ -39,7 +39,7 @@ func requestHead(r *http.Request) client.RequestHead {
 	h.Del(epp.HeaderTarget) // for gateways that have looked at who asks
 	h.Del(epp.HeaderTargetOld)
 	for name := range h {
-		if pd.Internal(name) && !strings.EqualFold(name, pd.HeaderWish) {
+		if pd.Internal(name) && !strings.EqualFold(name, pd.HeaderMode) {
 			delete(h, name)
 		}
 	}

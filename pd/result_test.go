@@ -10,17 +10,17 @@ import (
 func TestParseDecision(t *testing.T) {
 	cases := []struct {
 		in       string
-		decision pd.Decision
+		decision pd.Result
 	}{
-		{"remote;reason=uncached;attempts=1;candidate=0", pd.Decision{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}},
-		{"remote;reason=always", pd.Decision{Verdict: pd.Remote, Reason: pd.Always}},
-		{"local;reason=prefill-failed;attempts=3;candidate=2", pd.Decision{Verdict: pd.Local, Reason: pd.PrefillFailed, Attempts: 3, Candidate: 2}},
-		{"local;reason=bypassed", pd.Decision{Verdict: pd.Local, Reason: pd.Bypassed}},
-		{"refused;reason=saturated", pd.Decision{Verdict: pd.Refused, Reason: pd.Saturated}},
-		{"refused;reason=prefill-failed;attempts=1000;candidate=999", pd.Decision{Verdict: pd.Refused, Reason: pd.PrefillFailed, Attempts: 1000, Candidate: 999}},
+		{"remote;reason=uncached;attempts=1;candidate=0", pd.Result{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}},
+		{"remote;reason=always", pd.Result{Verdict: pd.Remote, Reason: pd.Always}},
+		{"local;reason=prefill-failed;attempts=3;candidate=2", pd.Result{Verdict: pd.Local, Reason: pd.PrefillFailed, Attempts: 3, Candidate: 2}},
+		{"local;reason=bypassed", pd.Result{Verdict: pd.Local, Reason: pd.Bypassed}},
+		{"refused;reason=saturated", pd.Result{Verdict: pd.Refused, Reason: pd.Saturated}},
+		{"refused;reason=prefill-failed;attempts=1000;candidate=999", pd.Result{Verdict: pd.Refused, Reason: pd.PrefillFailed, Attempts: 1000, Candidate: 999}},
 	}
 	for _, c := range cases {
-		got, err := pd.ParseDecision(c.in)
+		got, err := pd.ParseResult(c.in)
 		if err != nil || got != c.decision || got.String() != c.in {
 			t.Errorf("%s: got %+v, which prints as %s, %v", c.in, got, got, err)
 		}
@@ -55,8 +55,8 @@ func TestParseDecisionRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := pd.ParseDecision(c.in)
-			if err == nil || got != (pd.Decision{}) {
+			got, err := pd.ParseResult(c.in)
+			if err == nil || got != (pd.Result{}) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 			if !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), pd.HeaderDecision) {
@@ -70,11 +70,11 @@ func TestDecisionRoundTrip(t *testing.T) {
 	r := seeded()
 	for range rounds {
 		v := oneOf(r, []pd.Verdict{pd.Local, pd.Remote, pd.Refused})
-		d := pd.Decision{Verdict: v, Reason: oneOf(r, pd.Reasons(v)), Attempts: r.IntN(1001)}
+		d := pd.Result{Verdict: v, Reason: oneOf(r, pd.Reasons(v)), Attempts: r.IntN(1001)}
 		if d.Attempts > 0 {
 			d.Candidate = r.IntN(1001)
 		}
-		if back, err := pd.ParseDecision(d.String()); err != nil || back != d {
+		if back, err := pd.ParseResult(d.String()); err != nil || back != d {
 			t.Fatalf("%+v prints as %s, which is %+v, %v", d, d, back, err)
 		}
 	}
@@ -85,13 +85,13 @@ func FuzzDecision(f *testing.F) {
 	f.Add("local; candidate=2; attempts=3; reason=prefill-failed")
 	f.Add("refused;reason=budget;attempts=0")
 	f.Fuzz(func(t *testing.T, in string) {
-		d, err := pd.ParseDecision(in)
+		d, err := pd.ParseResult(in)
 		if err != nil {
 			return
 		}
 		if !d.Reason.Explains(d.Verdict) || d.Attempts < 0 || d.Candidate < 0 {
 			t.Fatalf("%q is %+v", in, d)
 		}
-		stable(t, in, d, pd.ParseDecision)
+		stable(t, in, d, pd.ParseResult)
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/nixl"
 )

@@ -6,12 +6,12 @@ import (
 	"strconv"
 )
 
-// Decision is what happened to a request, in HeaderDecision:
+// Result is what happened to a request, in HeaderDecision:
 //
 //	remote|local|refused;reason=<token>[;attempts=<n>;candidate=<index>]
 //
 // It names no address: it goes to clients.
-type Decision struct {
+type Result struct {
 	Verdict   Verdict
 	Reason    Reason
 	Attempts  int // prefill legs that were sent; 0 = none, then Candidate means nothing
@@ -21,12 +21,12 @@ type Decision struct {
 // maxAttempts bounds what a header may claim; candidates are few.
 const maxAttempts = 1000
 
-// ParseDecision reads HeaderDecision.
-func ParseDecision(value string) (Decision, error) {
-	d := Decision{Candidate: -1}
+// ParseResult reads HeaderDecision.
+func ParseResult(value string) (Result, error) {
+	d := Result{Candidate: -1}
 	head, err := splitParams(value, d.set)
 	if err != nil {
-		return Decision{}, fmt.Errorf("reading %s: %w", HeaderDecision, err)
+		return Result{}, fmt.Errorf("reading %s: %w", HeaderDecision, err)
 	}
 	for _, v := range []Verdict{Local, Remote, Refused} {
 		if head == v.String() {
@@ -34,19 +34,19 @@ func ParseDecision(value string) (Decision, error) {
 		}
 	}
 	if d.Verdict == 0 {
-		return Decision{}, fmt.Errorf("reading %s: must begin with remote, local or refused", HeaderDecision)
+		return Result{}, fmt.Errorf("reading %s: must begin with remote, local or refused", HeaderDecision)
 	}
 	if !d.Reason.Explains(d.Verdict) {
-		return Decision{}, fmt.Errorf("reading %s: reason %q does not explain %s", HeaderDecision, d.Reason, d.Verdict)
+		return Result{}, fmt.Errorf("reading %s: reason %q does not explain %s", HeaderDecision, d.Reason, d.Verdict)
 	}
 	if (d.Attempts > 0) != (d.Candidate >= 0) {
-		return Decision{}, fmt.Errorf("reading %s: attempts and candidate come together", HeaderDecision)
+		return Result{}, fmt.Errorf("reading %s: attempts and candidate come together", HeaderDecision)
 	}
 	d.Candidate = max(d.Candidate, 0)
 	return d, nil
 }
 
-func (d *Decision) set(name, v string) (err error) {
+func (d *Result) set(name, v string) (err error) {
 	switch name {
 	case "reason":
 		d.Reason = Reason(v)
@@ -60,8 +60,8 @@ func (d *Decision) set(name, v string) (err error) {
 	return err
 }
 
-// String prints the decision as ParseDecision reads it.
-func (d Decision) String() string {
+// String prints the decision as ParseResult reads it.
+func (d Result) String() string {
 	b := make([]byte, 0, 64)
 	b = append(b, d.Verdict.String()...)
 	b = append(append(b, ";reason="...), d.Reason...)

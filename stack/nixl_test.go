@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/e2e/sim"
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // requireNIXL skips where the library is missing.
@@ -160,7 +160,7 @@ func TestNIXLLibrary(t *testing.T) {
 	t.Setenv("TANDEM_NIXL_LIB", "")
 	checkout := t.TempDir()
 	library := filepath.Join(checkout, ".tools", "nixl", ".nixl_cu12.mesonpy.libs")
-	inside := filepath.Join(checkout, "some", "room")
+	inside := filepath.Join(checkout, "some", "component")
 	for _, dir := range []string{library, inside} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 func TestKilledParentTakesItsChildrenAlong(t *testing.T) {

@@ -21,22 +21,22 @@ var ends = [...]string{"aborted", "done", "error"}
 // String is the end's token on the wire.
 func (e End) String() string { return ends[e] }
 
-// Outcome closes the report on an answer, in HeaderOutcome (a trailer on streams):
+// AnswerSummary closes the report on an answer, in HeaderOutcome (a trailer on streams):
 //
 //	done|error|aborted;prompt=<n>;cached=<n>;completion=<n>
 //
 // Counts are tokens as the engine reported them; -1 (left out on the wire) where it did not.
-type Outcome struct {
+type AnswerSummary struct {
 	End                        End
 	Prompt, Cached, Completion int64
 }
 
-// ParseOutcome reads HeaderOutcome.
-func ParseOutcome(value string) (Outcome, error) {
-	o := Outcome{Prompt: -1, Cached: -1, Completion: -1}
+// ParseAnswerSummary reads HeaderOutcome.
+func ParseAnswerSummary(value string) (AnswerSummary, error) {
+	o := AnswerSummary{Prompt: -1, Cached: -1, Completion: -1}
 	head, err := splitParams(value, o.set)
 	if err != nil {
-		return Outcome{}, fmt.Errorf("reading %s: %w", HeaderOutcome, err)
+		return AnswerSummary{}, fmt.Errorf("reading %s: %w", HeaderOutcome, err)
 	}
 	for e, name := range ends {
 		if name == head {
@@ -44,10 +44,10 @@ func ParseOutcome(value string) (Outcome, error) {
 			return o, nil
 		}
 	}
-	return Outcome{}, fmt.Errorf("reading %s: must begin with done, error or aborted", HeaderOutcome)
+	return AnswerSummary{}, fmt.Errorf("reading %s: must begin with done, error or aborted", HeaderOutcome)
 }
 
-func (o *Outcome) set(name, v string) error {
+func (o *AnswerSummary) set(name, v string) error {
 	n, err := strconv.ParseInt(v, 10, 64)
 	if err != nil || v[0] < '0' { // no sign
 		return errors.New("must be a number of tokens")
@@ -65,8 +65,8 @@ func (o *Outcome) set(name, v string) error {
 	return nil
 }
 
-// String prints the outcome as ParseOutcome reads it.
-func (o Outcome) String() string {
+// String prints the outcome as ParseAnswerSummary reads it.
+func (o AnswerSummary) String() string {
 	b := append(make([]byte, 0, 64), o.End.String()...)
 	for _, c := range [...]struct {
 		name   string

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 func (a *assembly) startProxy(ctx context.Context) error {

@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // playVariable makes the test binary start an Envoy and wait to be killed.

@@ -11,15 +11,15 @@ import (
 func TestParseOutcome(t *testing.T) {
 	cases := []struct {
 		in      string
-		outcome pd.Outcome
+		outcome pd.AnswerSummary
 	}{
-		{"done;prompt=100;cached=96;completion=300", pd.Outcome{End: pd.EndDone, Prompt: 100, Cached: 96, Completion: 300}},
-		{"done;prompt=0;cached=0;completion=0", pd.Outcome{End: pd.EndDone}},
-		{"error", pd.Outcome{End: pd.EndError, Prompt: -1, Cached: -1, Completion: -1}},
-		{"aborted;completion=7", pd.Outcome{End: pd.EndAborted, Prompt: -1, Cached: -1, Completion: 7}},
+		{"done;prompt=100;cached=96;completion=300", pd.AnswerSummary{End: pd.EndDone, Prompt: 100, Cached: 96, Completion: 300}},
+		{"done;prompt=0;cached=0;completion=0", pd.AnswerSummary{End: pd.EndDone}},
+		{"error", pd.AnswerSummary{End: pd.EndError, Prompt: -1, Cached: -1, Completion: -1}},
+		{"aborted;completion=7", pd.AnswerSummary{End: pd.EndAborted, Prompt: -1, Cached: -1, Completion: 7}},
 	}
 	for _, c := range cases {
-		got, err := pd.ParseOutcome(c.in)
+		got, err := pd.ParseAnswerSummary(c.in)
 		if err != nil || got != c.outcome || got.String() != c.in {
 			t.Errorf("%s: got %+v, which prints as %s, %v", c.in, got, got, err)
 		}
@@ -28,7 +28,7 @@ func TestParseOutcome(t *testing.T) {
 
 // What nobody closed was aborted: the zero value must say so.
 func TestZeroOutcomeIsAborted(t *testing.T) {
-	var o pd.Outcome
+	var o pd.AnswerSummary
 	if o.End != pd.EndAborted || !strings.HasPrefix(o.String(), "aborted") {
 		t.Errorf("the zero value is %s", o)
 	}
@@ -53,8 +53,8 @@ func TestParseOutcomeRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := pd.ParseOutcome(c.in)
-			if err == nil || got != (pd.Outcome{}) {
+			got, err := pd.ParseAnswerSummary(c.in)
+			if err == nil || got != (pd.AnswerSummary{}) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 			if !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), pd.HeaderOutcome) {
@@ -68,8 +68,8 @@ func TestOutcomeRoundTrip(t *testing.T) {
 	r := seeded()
 	count := func() int64 { return oneOf(r, []int64{-1, 0, r.Int64N(1 << 20), math.MaxInt64}) }
 	for range rounds {
-		o := pd.Outcome{End: oneOf(r, []pd.End{pd.EndAborted, pd.EndDone, pd.EndError}), Prompt: count(), Cached: count(), Completion: count()}
-		if back, err := pd.ParseOutcome(o.String()); err != nil || back != o {
+		o := pd.AnswerSummary{End: oneOf(r, []pd.End{pd.EndAborted, pd.EndDone, pd.EndError}), Prompt: count(), Cached: count(), Completion: count()}
+		if back, err := pd.ParseAnswerSummary(o.String()); err != nil || back != o {
 			t.Fatalf("%+v prints as %s, which is %+v, %v", o, o, back, err)
 		}
 	}
@@ -79,13 +79,13 @@ func FuzzOutcome(f *testing.F) {
 	f.Add("done;prompt=100;cached=96;completion=300")
 	f.Add("error; completion=0")
 	f.Fuzz(func(t *testing.T, in string) {
-		o, err := pd.ParseOutcome(in)
+		o, err := pd.ParseAnswerSummary(in)
 		if err != nil {
 			return
 		}
 		if min(o.Prompt, o.Cached, o.Completion) < -1 {
 			t.Fatalf("%q is %+v", in, o)
 		}
-		stable(t, in, o, pd.ParseOutcome)
+		stable(t, in, o, pd.ParseAnswerSummary)
 	})
 }

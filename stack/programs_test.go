@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/stack"
+	"github.com/tandem-serving/tandem/stack"
 )
 
 func TestPrograms(t *testing.T) {

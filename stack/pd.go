@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/tandem-serving/tandem/e2e/envoy"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // The proxies of PDOptions.Proxy.
