@@ -100,6 +100,8 @@ type knows struct {
 var arrows = []knows{
 	{"pd…", []string{"pd…"}, true},
 	{"transfer…", []string{"transfer…"}, true},
+	{"sidecar/transport", []string{"pd…"}, true},
+	{"sidecar/lease", []string{"pd…", "transfer…"}, false},
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, false},
 	{"epp", []string{"pd…", "transfer"}, false},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/sched", "epp/flow", "pd…"}, false},

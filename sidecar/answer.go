@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // answer is an engine's answer body, read ahead only as far as it has come. It has to be freed.
@@ -64,13 +65,13 @@ func (a *answer) fit() {
 	}
 	if a.buf == nil || len(*a.buf) != size {
 		a.free()
-		a.buf = takeBuffer(size)
+		a.buf = transport.TakeBuffer(size)
 	}
 }
 
 func (a *answer) free() {
 	if a.buf != nil {
-		giveBuffer(a.buf)
+		transport.PutBuffer(a.buf)
 		a.buf, a.unread = nil, nil
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // rawEngine answers every request with the same bytes, and costs next to nothing itself.
@@ -95,9 +96,9 @@ func floor(b *testing.B, engine string) http.Handler {
 	if err != nil {
 		b.Fatal(err)
 	}
-	transport := newTransport(64, nil, nil)
-	b.Cleanup(transport.CloseIdleConnections)
-	return &httputil.ReverseProxy{Transport: transport, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) }}
+	pool := transport.New(64, nil, nil)
+	b.Cleanup(pool.CloseIdleConnections)
+	return &httputil.ReverseProxy{Transport: pool, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) }}
 }
 
 // sink is a client that takes everything and costs nothing.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // beside knows whether the engine beside takes connections. It is asked before each prefill leg: what a prefill pod computes
@@ -25,7 +26,7 @@ func (b *beside) reach(ctx context.Context) error {
 	if seen := b.seen.Load(); seen != nil && time.Since(*seen) < besideTrust {
 		return nil
 	}
-	dialer := net.Dialer{Timeout: dialTimeout}
+	dialer := net.Dialer{Timeout: transport.DialTimeout}
 	c, err := dialer.DialContext(ctx, "tcp", b.address)
 	if err != nil {
 		b.doubt()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -34,17 +35,9 @@ type Engine struct {
 }
 
 // url is the base of the engine's URLs.
-func (e Engine) url() string { return scheme(e.TLS) + e.hostPort() }
+func (e Engine) url() string { return transport.Scheme(e.TLS) + e.hostPort() }
 
 func (e Engine) hostPort() string { return net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
-
-// scheme begins the URLs of an engine.
-func scheme(secure func() *tls.Config) string {
-	if secure != nil {
-		return "https://"
-	}
-	return "http://"
-}
 
 // Prefill is how prefill legs are sent.
 type Prefill struct {

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // errSilent is the cause of a leg that was cancelled because its first event did not come.
@@ -34,7 +35,7 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
 	x.holds.leg = l.Segments
-	header := legHeader(x.r.Header, x.id)
+	header := transport.LegHeader(x.r.Header, x.id)
 	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
 		attribute.Int("server.port", x.s.cfg.Engine.Port))
 	status := 0
@@ -115,9 +116,9 @@ func (x *exchange) awaitHeaders(g *leg) (*http.Response, trouble, error) {
 
 // askPrefill asks the pod that holds the KV cache whether it lives.
 func (x *exchange) askPrefill() error {
-	ctx, cancel := context.WithTimeout(x.ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(x.ctx, transport.ProbeTimeout)
 	defer cancel()
-	return x.s.healthy(ctx, x.s.prefill, x.s.prefillURL(x.hand.target))
+	return x.s.prefillEngine(x.hand.target).Healthy(ctx)
 }
 
 // noAnswer decides on a decode leg that gave no headers.

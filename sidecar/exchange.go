@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // exchange is one generate call on its way through the states. It belongs to the goroutine that serves the request.
@@ -75,7 +76,7 @@ const statusGone = 499
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	start := time.Now()
 	s.budget.Earn()
-	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: requestID(r.Header),
+	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: transport.RequestID(r.Header),
 		report: report{usage: body.NoUsage}}
 	ctx, span := s.tracing.request(r, api, start)
 	x.span = span

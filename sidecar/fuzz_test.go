@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // FuzzRoute: whatever the headers, a request goes to targets that are allowed or nowhere, one that must not be prefilled
@@ -36,7 +37,7 @@ func FuzzRoute(f *testing.F) {
 		if second != "" {
 			h.Add(keyPrefill, second)
 		}
-		for name := range legHeader(h, "r") {
+		for name := range transport.LegHeader(h, "r") {
 			if pd.Internal(name) {
 				t.Errorf("the engine gets %s", name)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // guarded is a client's body that is cleaned while it is read: nothing a client may not send passes. Its beginning is
@@ -98,7 +99,7 @@ func (g *guarded) keep(b []byte) {
 		return
 	}
 	if g.buf == nil || size > len(*g.buf) {
-		larger := takeBuffer(size)
+		larger := transport.TakeBuffer(size)
 		copy(*larger, g.kept)
 		g.giveBack()
 		g.buf, g.kept = larger, (*larger)[:len(g.kept)]
@@ -114,7 +115,7 @@ func (g *guarded) forgetKept() {
 
 func (g *guarded) giveBack() {
 	if g.buf != nil {
-		giveBuffer(g.buf)
+		transport.PutBuffer(g.buf)
 	}
 }
 

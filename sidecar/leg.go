@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // leg is a decode leg under way. It does not end with the client: whether it may be cancelled at once depends on how far
@@ -34,7 +35,7 @@ func startLeg(ctx context.Context, by http.RoundTripper, url string, header http
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.trace.WroteRequest = g.written
-	req, err := newHeldLeg(httptrace.WithClientTrace(g.ctx, &g.trace), url, header, l)
+	req, err := transport.NewBufferedLeg(httptrace.WithClientTrace(g.ctx, &g.trace), url, header, l.Segments, l.Length)
 	if err != nil {
 		g.cancel(nil)
 		return nil, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // streamLocal passes a request to the engine beside, while it comes: nothing is held. What clients may not send is
@@ -18,7 +19,7 @@ func (x *exchange) streamLocal() error {
 	}
 	source := x.s.guard(x.r.Body)
 	defer source.free()
-	req, err := newLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), x.r.ContentLength, source.again)
+	req, err := transport.NewLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), x.r.ContentLength, source.again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -35,7 +36,7 @@ func (x *exchange) heldLocal(req *request) error {
 		}
 	}
 	x.holds.leg = l.Segments
-	r, err := newHeldLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), legHeader(x.r.Header, x.id), l)
+	r, err := transport.NewBufferedLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), l.Segments, l.Length)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -73,12 +74,12 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 // answers 500 to all that it runs when its core dies, and when it is told to stop: another decode pod can do what this one
 // has left.
 func (x *exchange) dying(moment time.Duration) bool {
-	ctx, cancel := context.WithTimeout(x.ctx, probeTimeout+moment)
+	ctx, cancel := context.WithTimeout(x.ctx, transport.ProbeTimeout+moment)
 	defer cancel()
 	again := time.NewTicker(probePause)
 	defer again.Stop()
 	for over := time.Now().Add(moment); ; {
-		err := x.s.healthy(ctx, x.s.local, x.s.engine)
+		err := x.s.decodeEngine().Healthy(ctx)
 		if ctx.Err() != nil { // the client has left, or the engine is slow to answer: that is no death
 			return false
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // newPassthrough makes the proxy for everything that is no generate call. It changes nothing but the headers that only
@@ -44,9 +45,9 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			disown(resp.Header)
+			transport.RemoveReserved(resp.Header)
 			if resp.StatusCode != http.StatusSwitchingProtocols {
-				disown(resp.Trailer)
+				transport.RemoveReserved(resp.Trailer)
 				resp.Body = &trailed{resp.Body, resp}
 			}
 			return nil
@@ -67,16 +68,7 @@ func (s *Server) newPassthrough() *httputil.ReverseProxy {
 	}
 }
 
-// disown takes out of an engine's headers or trailers what is for Tandem's parts alone to write.
-func disown(h http.Header) {
-	for name := range h {
-		if ours(name) {
-			delete(h, name)
-		}
-	}
-}
-
-// trailed is an answer's body that disowns the trailers behind it.
+// trailed is an answer's body that removes reserved trailers at its end.
 type trailed struct {
 	io.ReadCloser
 	resp *http.Response
@@ -86,7 +78,7 @@ type trailed struct {
 func (t *trailed) Read(b []byte) (int, error) {
 	n, err := t.ReadCloser.Read(b)
 	if err == io.EOF {
-		disown(t.resp.Trailer)
+		transport.RemoveReserved(t.resp.Trailer)
 	}
 	return n, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // maxPrefillAnswer caps a prefill engine's answer (bytes). The largest honest ones repeat a prompt of a million tokens as
@@ -110,8 +111,8 @@ func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, cand
 	h := &hangup{cancel: cancel}
 	defer h.done()
 	defer context.AfterFunc(x.ctx, h.soon)()
-	header := legHeader(x.r.Header, x.id)
-	header["Accept-Encoding"] = identity
+	header := transport.LegHeader(x.r.Header, x.id)
+	header["Accept-Encoding"] = transport.Identity
 	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
 		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
 	sent := time.Now()
@@ -144,12 +145,12 @@ func (x *exchange) lose(status int, o dialect.Offer, err error) {
 
 // prefillURL is the base of a prefill engine's URLs.
 func (s *Server) prefillURL(t pd.Target) string {
-	return scheme(s.cfg.Prefill.TLS) + t.String()
+	return transport.Scheme(s.cfg.Prefill.TLS) + t.String()
 }
 
 // sendPrefill sends the leg and reads its answer. status is 0 if none came. Beside an error, an offer is one to give back.
 func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg dialect.Leg) (status int, o dialect.Offer, err error) {
-	req, err := newHeldLeg(ctx, s.prefillURL(target)+uri, header, leg)
+	req, err := transport.NewBufferedLeg(ctx, s.prefillURL(target)+uri, header, leg.Segments, leg.Length)
 	if err != nil {
 		return 0, o, fmt.Errorf("making the prefill leg: %w", err)
 	}

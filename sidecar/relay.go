@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // relay sends an engine's answer to the client. From its first byte on the request is never redone.
@@ -37,7 +38,7 @@ func (x *exchange) relayFresh(resp *http.Response) error {
 func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
 	x.holds.drop()
 	h := x.w.Header()
-	answerHeader(h, resp.Header)
+	transport.AnswerHeader(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
 	h.Set(keyDecision, x.decision.String())
 	x.setTiming(*x.clock.Phases())
@@ -211,7 +212,7 @@ func (x *exchange) endError(r *pd.Refusal) {
 func (x *exchange) sendTrailers(resp *http.Response) {
 	h := x.w.Header()
 	for name, values := range resp.Trailer {
-		if !ours(name) {
+		if !transport.Reserved(name) {
 			h[http.TrailerPrefix+name] = values
 		}
 	}

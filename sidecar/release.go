@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // The ways a hand-off is given back.
@@ -37,7 +38,7 @@ func (x *exchange) held(way string) held { return x.heldOffer(x.hand.offer, x.ha
 func (x *exchange) heldOffer(o dialect.Offer, hold *lease.Hold, way string) held {
 	x.releaseWay = way
 	_, span := x.s.tracing.tracer.Start(x.ctx, spanRelease, clientSpan)
-	return held{x.id, o, hold, legHeader(x.r.Header, x.id), span}
+	return held{x.id, o, hold, transport.LegHeader(x.r.Header, x.id), span}
 }
 
 // direct is wayNIXL for a hand-off whose engine can be told, else wayCancel.
@@ -181,7 +182,7 @@ func (s *Server) forget(h held) (ok bool, err error) {
 	defer cancel()
 	path, b := f.Forget(h.offer)
 	h.header["Content-Type"] = []string{"application/json"}
-	req, err := newHeldLeg(ctx, s.engine+path, h.header, dialect.Leg{Segments: [][]byte{b}, Length: int64(len(b))})
+	req, err := transport.NewBufferedLeg(ctx, s.engine+path, h.header, [][]byte{b}, int64(len(b)))
 	if err != nil {
 		return false, err
 	}

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // An engine that repeats a long prompt in its first event (as ids, or by echo) sends events of megabytes.
@@ -277,7 +278,7 @@ func TestAnsweredStreamKeepsNothing(t *testing.T) {
 	g := newGate()
 	s := startRig(t, startEngine(t, then(streams(firstEvent), g.act, streams(doneEvent))).addr)
 	source := s.guard(strings.NewReader("{}"))
-	req, err := newLeg(within(t), s.engine+completionsPath, http.Header{}, 2, source.again)
+	req, err := transport.NewLeg(within(t), s.engine+completionsPath, http.Header{}, 2, source.again)
 	if err != nil {
 		t.Fatal(err)
 	}

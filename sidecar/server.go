@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
@@ -69,14 +70,14 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},
 	}
-	s.local = newTransport(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
-	s.prefill = newTransport(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.allow.control)
+	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
+	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.allow.control)
 	s.passthrough = s.newPassthrough()
 	s.beside.address = cfg.Engine.hostPort()
 	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.held.Bytes)
 	if cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Lease: cfg.Fallback.Lease, Log: t.Log,
-			Dialer: &net.Dialer{KeepAlive: keepAlive, ControlContext: s.allow.controlHost}})
+			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.allow.controlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}
 	s.life.start()
@@ -110,9 +111,6 @@ func (s *Server) Handler() http.Handler {
 	return s.checked(r)
 }
 
-// probeTimeout bounds how long readiness waits for the engine.
-const probeTimeout = time.Second
-
 const (
 	// abortMoment is how long after it has aborted its requests an engine that is told to stop may still call itself healthy:
 	// vLLM 0.32.0 took up to 100 ms.
@@ -126,29 +124,22 @@ func (s *Server) Ready() error {
 	if s.life.draining.Load() {
 		return errors.New("draining")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), transport.ProbeTimeout)
 	defer cancel()
-	if err := s.healthy(ctx, s.local, s.engine); err != nil {
+	if err := s.decodeEngine().Healthy(ctx); err != nil {
 		return fmt.Errorf("asking the decode engine: %w", err)
 	}
 	return nil
 }
 
-// healthy asks an engine's /health.
-func (s *Server) healthy(ctx context.Context, by http.RoundTripper, base string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := by.RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answers %s to /health", resp.Status)
-	}
-	return nil
+// decodeEngine is the engine behind this sidecar.
+func (s *Server) decodeEngine() transport.Engine {
+	return transport.Engine{Transport: s.local, URL: s.engine}
+}
+
+// prefillEngine is the engine of a prefill pod.
+func (s *Server) prefillEngine(t pd.Target) transport.Engine {
+	return transport.Engine{Transport: s.prefill, URL: s.prefillURL(t)}
 }
 
 // Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends,

@@ -125,7 +125,7 @@ func (w *warmup) list(targets []pd.Target) {
 // send runs one hand-off, if there is a cold pair and the decode engine is ready.
 func (w *warmup) send(ctx context.Context) {
 	t, ok := w.next()
-	if !ok || w.healthy(ctx, w.s.local, w.s.engine) != nil {
+	if !ok || w.healthy(ctx, w.s.decodeEngine()) != nil {
 		return // who waits for the decode engine says so
 	}
 	begun := time.Now()

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // join has the book meet engines at their side channels, also those that it knows: only so does one show that was started
@@ -69,12 +69,12 @@ func (w *warmup) joined(host, id string) {
 // look finds what is not warm any more although no side channel tells. An engine that does not answer to /health is taken
 // for one that is being started again, the decode engine too; they take longer for that than lookEvery.
 func (w *warmup) look(ctx context.Context) {
-	if w.healthy(ctx, w.s.local, w.s.engine) != nil {
+	if w.healthy(ctx, w.s.decodeEngine()) != nil {
 		w.cool(func(pd.Target) bool { return true })
 		return
 	}
 	together(ctx, w.unsure(), func(t pd.Target) {
-		if w.healthy(ctx, w.s.prefill, w.s.prefillURL(t)) != nil {
+		if w.healthy(ctx, w.s.prefillEngine(t)) != nil {
 			w.cool(func(other pd.Target) bool { return other == t })
 		}
 	})
@@ -103,10 +103,10 @@ func (w *warmup) cool(which func(pd.Target) bool) {
 	}
 }
 
-func (w *warmup) healthy(ctx context.Context, by http.RoundTripper, base string) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+func (w *warmup) healthy(ctx context.Context, e transport.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
 	defer cancel()
-	return w.s.healthy(ctx, by, base)
+	return e.Healthy(ctx)
 }
 
 // together runs f on everything, on a few at a time, until ctx ends.

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 const (
@@ -55,7 +56,7 @@ func (w *warmup) meet(ctx context.Context, t pd.Target) error {
 	if err != nil {
 		return fmt.Errorf("asking decode for its model: %w", err)
 	}
-	i := &introduction{s: w.s, id: warmupMark + requestID(nil)}
+	i := &introduction{s: w.s, id: warmupMark + transport.RequestID(nil)}
 	if i.req, err = warmupRequest(model, i.id+strings.Repeat(warmupPrompt, w.length(t))); err != nil {
 		return err
 	}
@@ -80,8 +81,8 @@ func (w *warmup) length(t pd.Target) int {
 }
 
 func (i *introduction) header() http.Header {
-	return http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {i.id}, "User-Agent": noAgent,
-		"Accept-Encoding": identity}
+	return http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {i.id}, "User-Agent": transport.NoAgent,
+		"Accept-Encoding": transport.Identity}
 }
 
 // prefill gets a hand-off. When ctx ends it hangs up as it does for a client that has left.

@@ -1,4 +1,4 @@
-package sidecar
+package transport
 
 import (
 	"bytes"
@@ -32,22 +32,22 @@ func TestSegmentReader(t *testing.T) {
 	}
 }
 
-// enginePair is a connection as a leg's transport has it, and its other end.
-func enginePair(t *testing.T) (near engineConn, far net.Conn) {
+// connPair returns a connection made by a leg's dialer, and its other end.
+func connPair(t *testing.T) (near conn, far net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err := dialEngine(new(net.Dialer))(t.Context(), "tcp", l.Addr().String())
+	c, err := dialPlain(new(net.Dialer))(t.Context(), "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if far, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
-	near, ok := c.(engineConn)
+	near, ok := c.(conn)
 	if !ok {
 		t.Fatalf("the dialer gave a %T", c)
 	}
@@ -55,7 +55,7 @@ func enginePair(t *testing.T) (near engineConn, far net.Conn) {
 	return near, far
 }
 
-func TestEngineConnReadFrom(t *testing.T) {
+func TestConnReadFrom(t *testing.T) {
 	long := strings.Repeat("segment ", 100_000)
 	segments := [][]byte{[]byte("one "), []byte(long), []byte("three")}
 	whole := "one " + long + "three"
@@ -69,15 +69,15 @@ func TestEngineConnReadFrom(t *testing.T) {
 		from io.Reader
 		want string
 	}{
-		{"held", io.LimitReader(newSegmentReader(segments), size), whole},
-		{"held, begun by the header's buffer", io.LimitReader(begun, size-6), whole[6:]},
-		{"held, longer than was declared", io.LimitReader(newSegmentReader(segments), 9), whole[:9]},
+		{"buffered", io.LimitReader(newSegmentReader(segments), size), whole},
+		{"buffered, its beginning written with the header", io.LimitReader(begun, size-6), whole[6:]},
+		{"buffered, longer than was declared", io.LimitReader(newSegmentReader(segments), 9), whole[:9]},
 		{"streamed", io.LimitReader(strings.NewReader(whole), size), whole},
 		{"of unknown length", strings.NewReader(whole), whole},
 		{"empty", io.LimitReader(newSegmentReader(nil), 0), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			near, far := enginePair(t)
+			near, far := connPair(t)
 			got := make(chan []byte, 1)
 			go func() {
 				b, _ := io.ReadAll(far)
@@ -100,19 +100,19 @@ func TestEngineConnReadFrom(t *testing.T) {
 	}
 }
 
-func TestEngineConnReadFromClosed(t *testing.T) {
-	near, _ := enginePair(t)
+func TestConnReadFromClosed(t *testing.T) {
+	near, _ := connPair(t)
 	near.Close()
-	for name, r := range map[string]io.Reader{"held": newSegmentReader([][]byte{[]byte("x")}), "streamed": strings.NewReader("x")} {
+	for name, r := range map[string]io.Reader{"buffered": newSegmentReader([][]byte{[]byte("x")}), "streamed": strings.NewReader("x")} {
 		if _, err := near.ReadFrom(io.LimitReader(r, 1)); err == nil {
 			t.Errorf("%s: writing to a closed connection did not fail", name)
 		}
 	}
 }
 
-// TestEngineConnAllocs holds the promise that a held body costs no buffer.
-func TestEngineConnAllocs(t *testing.T) {
-	near, far := enginePair(t)
+// TestConnAllocs checks that a buffered body costs no further buffer.
+func TestConnAllocs(t *testing.T) {
+	near, far := connPair(t)
 	drained := make(chan error, 1)
 	go func() { _, err := io.Copy(io.Discard, far); drained <- err }()
 	segment := make([]byte, 64<<10)
@@ -121,7 +121,7 @@ func TestEngineConnAllocs(t *testing.T) {
 		most float64
 	}{
 		// The two readers, the copy of the outer slice, and net's view of the buffers.
-		"held":     {func() io.Reader { return newSegmentReader([][]byte{segment, segment}) }, 6},
+		"buffered": {func() io.Reader { return newSegmentReader([][]byte{segment, segment}) }, 6},
 		"streamed": {func() io.Reader { return struct{ io.Reader }{bytes.NewReader(segment)} }, 5},
 	} {
 		allocs := testing.AllocsPerRun(100, func() {
