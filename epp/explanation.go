@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // Explanation is what the picker's POST /explain answers: where a request would go now and why. Nothing is reserved for
@@ -60,7 +61,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	x := &Explanation{Decode: []string{}, Prefill: []string{}, Headers: map[string]string{}}
 	if r != nil {
 		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Mode: r.Mode.String(),
-			Split: r.Fit == FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks),
+			Split: r.Fit == request.FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks),
 			Asked: r.Asked, Rewrite: r.Rewrite, Objective: r.Objective, Known: r.Known, Priority: r.Priority}
 	}
 	if d != nil {

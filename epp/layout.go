@@ -3,12 +3,12 @@ package epp
 import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // layout is where the bodies of one API have what a picker looks at.
 type layout struct {
-	table   *body.Table
+	table   *request.Table
 	members []member // by index of the table's wants
 	model   int      // index of the want
 	salt    int
@@ -68,10 +68,10 @@ func newLayout(members ...member) *layout {
 	for _, m := range members {
 		wants = append(wants, body.Want{Path: m.path, Sink: true})
 	}
-	l := &layout{table: dialect.RequestTableWith(wants...)}
-	l.members = make([]member, l.table.Wants())
+	l := &layout{table: request.NewTable(nil, wants...)}
+	l.members = make([]member, l.table.Members().Wants())
 	for want := range l.members {
-		path := l.table.Path(want)
+		path := l.table.Members().Path(want)
 		switch path {
 		case "model":
 			l.model = want

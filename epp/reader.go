@@ -10,7 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 const (
@@ -52,7 +52,7 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 	}
 	api := h.API()
 	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
-	r.request = Request{ID: h.RequestID, Path: h.path(), API: api, Fit: FitLocal, Subset: h.Subset, Objective: h.Objective}
+	r.request = Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective}
 	r.kept.Reset()
 	clear(r.out)
 	r.out = r.out[:0]
@@ -61,7 +61,7 @@ func (r *Reader) Reset(h Head, limit int64, spec BlockSpec) {
 		return
 	}
 	r.prompt.reset(spec)
-	r.scan.Reset(r.layout.table, body.Limits{Depth: bodyDepth}, r.sink)
+	r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
 	mode, err := pd.ParseMode(h.Mode)
 	if err != nil {
 		r.err = pd.Refuse(pd.BadPDHeader, "%v.", err)
@@ -157,16 +157,14 @@ func (r *Reader) finish(policy *Policy) error {
 	if err := r.choose(policy); err != nil {
 		return err
 	}
-	asked := dialect.NewRequest(r.request.API, &r.kept, &r.scan)
+	asked := r.layout.table.Request(r.request.API, &r.kept, &r.scan)
 	r.request.Stream = asked.Stream()
 	if r.request.API.Splittable() {
-		r.request.Fit = fits[asked.Fit()]
+		r.request.Fit = asked.Fit()
 	}
 	r.request.Prompt = r.prompt.finish(r.root(r.request.Model))
 	return nil
 }
-
-var fits = [...]Fit{dialect.FitSplit: FitSplit, dialect.FitLocal: FitLocal, dialect.FitDoubted: FitDoubted}
 
 // choose says which model answers, and writes it into the body if it is not the one that was asked for.
 func (r *Reader) choose(policy *Policy) error {

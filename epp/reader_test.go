@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // blocks of 4 tokens, so that short prompts have some.
@@ -76,7 +77,7 @@ func TestReaderFillsTheRequest(t *testing.T) {
 	h := epp.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
 	r, err := read(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
 	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
-		Mode: pd.ModeForceFallback, Fit: epp.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
+		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v; want %+v", r, err, want)
 	}
@@ -90,20 +91,20 @@ func TestReaderMembers(t *testing.T) {
 		body   string
 		model  string
 		stream bool
-		fit    epp.Fit
+		fit    request.Fit
 	}{
-		{"nothing but the prompt", pd.APIChat, chat(``), "", false, epp.FitSplit},
-		{"stream off", pd.APIChat, chat(`,"stream":false`), "", false, epp.FitSplit},
-		{"no model", pd.APIChat, chat(`,"model":null`), "", false, epp.FitSplit},
-		{"a model that is none", pd.APIChat, chat(`,"model":7`), "", false, epp.FitDoubted},
-		{"several choices", pd.APIChat, chat(`,"n":2,"model":"m"`), "m", false, epp.FitLocal},
-		{"no messages", pd.APIChat, `{"model":"m"}`, "m", false, epp.FitDoubted},
-		{"max_tokens 0", pd.APICompletions, `{"prompt":"x","max_tokens":0}`, "", false, epp.FitDoubted},
-		{"one prompt", pd.APICompletions, `{"prompt":["x"]}`, "", false, epp.FitSplit},
-		{"two prompts", pd.APICompletions, `{"prompt":["x","y"],"stream":true}`, "", true, epp.FitLocal},
-		{"token ids", pd.APICompletions, `{"prompt":[1,2]}`, "", false, epp.FitSplit},
-		{"an API that is never split", pd.APIMessages, chat(`,"stream":true`), "", true, epp.FitLocal},
-		{"its mistakes too", pd.APIResponses, `{"max_tokens":0}`, "", false, epp.FitLocal},
+		{"nothing but the prompt", pd.APIChat, chat(``), "", false, request.FitSplit},
+		{"stream off", pd.APIChat, chat(`,"stream":false`), "", false, request.FitSplit},
+		{"no model", pd.APIChat, chat(`,"model":null`), "", false, request.FitSplit},
+		{"a model that is none", pd.APIChat, chat(`,"model":7`), "", false, request.FitDoubted},
+		{"several choices", pd.APIChat, chat(`,"n":2,"model":"m"`), "m", false, request.FitLocal},
+		{"no messages", pd.APIChat, `{"model":"m"}`, "m", false, request.FitDoubted},
+		{"max_tokens 0", pd.APICompletions, `{"prompt":"x","max_tokens":0}`, "", false, request.FitDoubted},
+		{"one prompt", pd.APICompletions, `{"prompt":["x"]}`, "", false, request.FitSplit},
+		{"two prompts", pd.APICompletions, `{"prompt":["x","y"],"stream":true}`, "", true, request.FitLocal},
+		{"token ids", pd.APICompletions, `{"prompt":[1,2]}`, "", false, request.FitSplit},
+		{"an API that is never split", pd.APIMessages, chat(`,"stream":true`), "", true, request.FitLocal},
+		{"its mistakes too", pd.APIResponses, `{"max_tokens":0}`, "", false, request.FitLocal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := mustRead(t, c.api, c.body)
@@ -202,7 +203,7 @@ func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
 	h := epp.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
 		r, err := read(h, 0, blocks, text, 1)
-		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: epp.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {
+		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {
 			t.Errorf("%q: got %+v, %v", text, r, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // Request is what a client asks, as far as a picker looks at it. It does not change after Reader.Close made it.
@@ -16,7 +17,7 @@ type Request struct {
 	Model  string // that answers; "" if the request names none
 	Stream bool
 	Mode   pd.Mode
-	Fit    Fit
+	Fit    request.Fit
 	Prompt Prompt
 	Subset *Subset // nil: the whole pool
 
@@ -31,19 +32,6 @@ type Request struct {
 	// Priority is that of the objective, 0 without a known one. Negative ones are refused first: see Detector.
 	Priority int
 }
-
-// Fit says whether a request's prompt may be computed on another pod than its tokens.
-type Fit uint8
-
-const (
-	// FitSplit is a request that prefill and decode engines can share.
-	FitSplit Fit = iota
-	// FitLocal is a valid request that one hand-off cannot carry, such as one with n > 1.
-	FitLocal
-	// FitDoubted is a request that the engine will, or may, refuse. It goes to decode, whose own error is the best answer,
-	// even if the client forbade local prefill.
-	FitDoubted
-)
 
 // Prompt is the prompt as far as it can be known without the model's tokenizer.
 type Prompt struct {

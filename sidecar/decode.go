@@ -20,7 +20,7 @@ var errSilent = errors.New("decode sent no event before the deadline")
 
 // runDecode sends the decode leg and relays its answer. With reason "" the answer is under way or complete. Another reason
 // says that nothing has gone to the client and the request should be prefilled locally. The error is final.
-func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
+func (x *exchange) runDecode(req *bufferedRequest) (reason pd.Reason, err error) {
 	if x.ctx.Err() != nil {
 		return "", x.leaveHandedOff(req)
 	}
@@ -74,7 +74,7 @@ func (x *exchange) runDecode(req *request) (reason pd.Reason, err error) {
 }
 
 // leaveHandedOff ends a request whose client left, or which was cut, between the legs.
-func (x *exchange) leaveHandedOff(req *request) error {
+func (x *exchange) leaveHandedOff(req *bufferedRequest) error {
 	if x.state.on(x.interrupted()).has(release) {
 		x.releaseHand(req)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -121,18 +122,18 @@ func (x *exchange) run() error {
 	}
 	held := func() error { return x.heldLocal(req) }
 	switch req.fit {
-	case dialect.FitDoubted:
+	case request.FitDoubted:
 		// The engine's own error is the best answer, so even a strict plan gets it.
 		x.decide(pd.Local, pd.NotSplittable)
 		return held()
-	case dialect.FitLocal:
+	case request.FitLocal:
 		return x.unsplittable(held)
 	}
 	return x.remote(req)
 }
 
 // remote runs both legs.
-func (x *exchange) remote(req *request) error {
+func (x *exchange) remote(req *bufferedRequest) error {
 	reason, err := x.runPrefill(req)
 	if err != nil {
 		return err
@@ -157,7 +158,7 @@ func (x *exchange) unsplittable(serve func() error) error {
 }
 
 // redoLocal prefills on the decode engine what was planned remote.
-func (x *exchange) redoLocal(req *request, reason pd.Reason) error {
+func (x *exchange) redoLocal(req *bufferedRequest, reason pd.Reason) error {
 	if x.route.strict {
 		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
 	}

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -32,13 +32,13 @@ const keptBody = 64 << 10
 
 // guard wraps a client's body that an engine may read as JSON.
 func (s *Server) guard(r io.Reader) *guarded {
-	return &guarded{src: body.NewBlank(r, dialect.RequestTable(), s.limits(), dialect.Stripped)}
+	return &guarded{src: body.NewBlank(r, request.Base.Members(), s.limits(), s.strips)}
 }
 
 // guardForm wraps a client's form: its fields may be JSON, so none may mention what a client may not send. Nothing can be
 // taken out of it. It may be as large as the engine likes.
 func (s *Server) guardForm(r io.Reader) *guarded {
-	return &guarded{src: body.NewSentry(r, dialect.RequestTable(), dialect.Stripped)}
+	return &guarded{src: body.NewSentry(r, request.Base.Members(), s.strips)}
 }
 
 var (

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -31,7 +31,7 @@ type legResult struct {
 }
 
 // startLeg sends a leg. The caller must take its result, or abandon it.
-func startLeg(ctx context.Context, by http.RoundTripper, url string, header http.Header, l dialect.Leg) (*leg, error) {
+func startLeg(ctx context.Context, by http.RoundTripper, url string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.trace.WroteRequest = g.written

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -27,8 +27,8 @@ func (x *exchange) streamLocal() error {
 }
 
 // heldLocal sends a request that was held.
-func (x *exchange) heldLocal(req *request) error {
-	l := dialect.Leg{Segments: req.body.Segments(), Length: req.body.Len()}
+func (x *exchange) heldLocal(req *bufferedRequest) error {
+	l := request.Payload{Segments: req.body.Segments(), Length: req.body.Len()}
 	if !req.asIs {
 		var err error
 		if l, err = req.Local(); err != nil {

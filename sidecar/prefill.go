@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -45,7 +46,7 @@ func (e *clientError) Error() string {
 
 // runPrefill tries the candidates in order. With reason "" the hand-off is in x.hand. Another reason says why there is
 // none and the request should be prefilled locally. The error is final.
-func (x *exchange) runPrefill(req *request) (pd.Reason, error) {
+func (x *exchange) runPrefill(req *bufferedRequest) (pd.Reason, error) {
 	leg, err := x.s.dialect.Prefill(req.Request)
 	if err != nil {
 		return "", fmt.Errorf("editing the prefill leg: %w", err)
@@ -92,7 +93,7 @@ func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
 }
 
 // refusedByPrefill hands the engine's word on, unless our own priming may have caused it.
-func (x *exchange) refusedByPrefill(req *request, refused *clientError) (pd.Reason, error) {
+func (x *exchange) refusedByPrefill(req *bufferedRequest, refused *clientError) (pd.Reason, error) {
 	if req.ForcedTool() {
 		return pd.PrefillFailed, nil
 	}
@@ -103,7 +104,7 @@ func (x *exchange) refusedByPrefill(req *request, refused *clientError) (pd.Reas
 }
 
 // attempt sends one prefill leg and takes its hand-off.
-func (x *exchange) attempt(req *request, leg dialect.Leg, target pd.Target, candidate int) error {
+func (x *exchange) attempt(req *bufferedRequest, leg request.Payload, target pd.Target, candidate int) error {
 	x.decision.Attempts++
 	x.decision.Candidate = candidate
 	x.target = target.String()
@@ -149,7 +150,7 @@ func (s *Server) prefillURL(t pd.Target) string {
 }
 
 // sendPrefill sends the leg and reads its answer. status is 0 if none came. Beside an error, an offer is one to give back.
-func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg dialect.Leg) (status int, o dialect.Offer, err error) {
+func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg request.Payload) (status int, o dialect.Offer, err error) {
 	req, err := transport.NewBufferedLeg(ctx, s.prefillURL(target)+uri, header, leg.Segments, leg.Length)
 	if err != nil {
 		return 0, o, fmt.Errorf("making the prefill leg: %w", err)

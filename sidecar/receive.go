@@ -7,15 +7,15 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// request is a request body that is held, whole, in the segments it came in.
-type request struct {
-	*dialect.Request
+// bufferedRequest is a whole request body in memory, in the segments it came in.
+type bufferedRequest struct {
+	*request.Request
 	body body.Body
 	scan *body.Scanner
-	fit  dialect.Fit
+	fit  request.Fit
 	asIs bool // no edit is possible or needed: it goes to the local engine as it came
 }
 
@@ -35,21 +35,21 @@ func (s *Server) limits() body.Limits {
 var scanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
 // receive holds the body and scans it while it comes.
-func (x *exchange) receive() (*request, error) {
+func (x *exchange) receive() (*bufferedRequest, error) {
 	if x.r.ContentLength > x.s.cfg.Trust.BodyLimit {
 		return nil, tooLarge(x.s.cfg.Trust.BodyLimit)
 	}
 	if !x.s.held.Fits(x.r.ContentLength) {
 		return nil, heldTooMuch()
 	}
-	req := &request{scan: scanners.Get().(*body.Scanner)}
+	req := &bufferedRequest{scan: scanners.Get().(*body.Scanner)}
 	x.holds = holding{scan: req.scan, body: &req.body, of: x.s.held}
-	req.scan.Reset(dialect.RequestTable(), x.s.limits(), nil)
+	req.scan.Reset(request.Base.Members(), x.s.limits(), nil)
 	scanErr, err := x.readBody(req)
 	if err == nil && scanErr == nil {
 		scanErr = req.scan.Close()
 	}
-	req.Request = dialect.NewRequest(x.api, &req.body, req.scan)
+	req.Request = request.Base.Request(x.api, &req.body, req.scan)
 	switch {
 	case err != nil:
 		return nil, err
@@ -61,7 +61,7 @@ func (x *exchange) receive() (*request, error) {
 }
 
 // readBody reads to the end, also behind what the scanner could not read: the engine shall see all of it.
-func (x *exchange) readBody(req *request) (scanErr, err error) {
+func (x *exchange) readBody(req *bufferedRequest) (scanErr, err error) {
 	left := x.r.ContentLength // -1 = unknown
 	size := int64(firstSegment)
 	for {
@@ -112,11 +112,11 @@ func (x *exchange) readError(err error) error {
 
 // unreadable decides on a body that is not what JSON allows. The engine's own error is the best answer, so it goes there
 // as it came, unless something may hide in it that no client may send.
-func (x *exchange) unreadable(req *request, err error) (*request, error) {
-	if dialect.RequestTable().Mentions(&req.body, dialect.Stripped) {
+func (x *exchange) unreadable(req *bufferedRequest, err error) (*bufferedRequest, error) {
+	if request.Base.Members().Mentions(&req.body, x.s.strips) {
 		return nil, pd.Refuse(pd.BadRequest, "The request body is not valid JSON (%v), and names members that only engines may exchange.", err)
 	}
-	req.fit, req.asIs = dialect.FitDoubted, true
+	req.fit, req.asIs = request.FitDoubted, true
 	return req, nil
 }
 

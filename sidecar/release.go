@@ -51,7 +51,7 @@ func direct(hold *lease.Hold) string {
 
 // releaseHand gives back a hand-off that decode knows nothing of: directly, or by sending a decode leg and cancelling it.
 // It returns at once; the release goes on after the request.
-func (x *exchange) releaseHand(req *request) {
+func (x *exchange) releaseHand(req *bufferedRequest) {
 	h, ctx, url := x.held(direct(x.hand.hold)), context.WithoutCancel(x.ctx), x.s.engine+x.r.URL.RequestURI()
 	l, err := x.s.dialect.Release(req.Request, h.offer)
 	x.s.life.release(func() {

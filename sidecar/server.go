@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -29,6 +30,7 @@ type Server struct {
 	log     *slog.Logger
 	quiet   *quiet
 	dialect dialect.Dialect
+	strips  func(want int) bool // request.Base.Strips
 	allow   allowList
 
 	local, prefill *http.Transport
@@ -62,7 +64,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
 	}
 	s := &Server{
-		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d,
+		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d, strips: request.Base.Strips,
 		allow:   newAllowList(cfg.Trust.Allow),
 		engine:  cfg.Engine.url(),
 		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -44,7 +44,7 @@ var (
 type introduction struct {
 	s    *Server
 	id   string
-	req  *dialect.Request
+	req  *request.Request
 	hand handInHand
 }
 
@@ -163,19 +163,19 @@ func (i *introduction) end(way func(held)) {
 	way(held{i.id, i.hand.offer, i.hand.hold, i.header(), trace.SpanFromContext(context.Background())})
 }
 
-func warmupRequest(model, prompt string) (*dialect.Request, error) {
+func warmupRequest(model, prompt string) (*request.Request, error) {
 	text, err := json.Marshal(map[string]any{"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0})
 	if err != nil {
 		return nil, err
 	}
 	var scan body.Scanner
-	scan.Reset(dialect.RequestTable(), body.Limits{}, nil)
+	scan.Reset(request.Base.Members(), body.Limits{}, nil)
 	if _, err := scan.Write(text); err != nil {
 		return nil, err
 	}
 	b := &body.Body{}
 	b.Append(text)
-	return dialect.NewRequest(pd.APICompletions, b, &scan), scan.Close()
+	return request.Base.Request(pd.APICompletions, b, &scan), scan.Close()
 }
 
 // isLocked tells that an engine wants to see who asks.

@@ -51,7 +51,7 @@ func half(n int) *pool { return fleet(append(times(n/2, "decode"), times(n-n/2, 
 
 // kilobyte is a request with a prompt of 1 kB, whose blocks nobody else has.
 func kilobyte(c sched.Config, number int) *epp.Request {
-	r := request(256)
+	r := splitRequest(256)
 	r.Prompt.BlockTokens = c.Matcher.Blocks().Tokens
 	for i := range r.Prompt.Blocks {
 		r.Prompt.Blocks[i] = uint64(number*1000+i) * 0x9e3779b97f4a7c15

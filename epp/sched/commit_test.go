@@ -49,7 +49,7 @@ func TestCharges(t *testing.T) {
 			p, c := fleet("decode", "prefill"), disagg()
 			c.Charge = tc.charge
 			c.Matcher = &caches{cached: map[string]int{"decode-0": 64, "prefill-1": 32}}
-			r := request(tc.tokens)
+			r := splitRequest(tc.tokens)
 			r.Mode = tc.mode
 			d := mustPick(t, scheduler(t, p, c), r)
 			want := map[string]epp.InFlight{"decode-0": tc.decode}
@@ -109,7 +109,7 @@ func TestLostRaces(t *testing.T) {
 			for i := range c.Profiles {
 				c.Profiles[i].Scorers = append(c.Profiles[i].Scorers, epp.NamedScorer{Name: "rival", Weight: 1, Scorer: other})
 			}
-			d := mustPick(t, scheduler(t, p, c), request(100))
+			d := mustPick(t, scheduler(t, p, c), splitRequest(100))
 			retries, insisted := counted(t, registry, "tandem_pick_retries_total"), counted(t, registry, "tandem_pick_insisted_total")
 			if retries != tc.retries || insisted != tc.insisted {
 				t.Errorf("%v retries and %v insisted, want %v and %v", retries, insisted, tc.retries, tc.insisted)
@@ -140,7 +140,7 @@ func TestRetryLooksAgain(t *testing.T) {
 		}
 		return dst
 	})
-	r := request(10)
+	r := splitRequest(10)
 	r.Mode = pd.ModeBypass
 	if d := mustPick(t, scheduler(t, p, c), r); d.Decode[0] == taken {
 		t.Error("the pick stayed with the endpoint that was taken")
@@ -179,7 +179,7 @@ func testBurst(t *testing.T, meanwhile func()) {
 	var burst sync.WaitGroup
 	for range endpoints * perEndpoint {
 		burst.Go(func() {
-			r := request(1000)
+			r := splitRequest(1000)
 			r.Mode = pd.ModeBypass
 			<-start
 			if _, err := s.Pick(r); err != nil {
@@ -226,7 +226,7 @@ func TestLearning(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, m, r := disagg(), &caches{cached: map[string]int{"decode-0": 16}}, request(100)
+			c, m, r := disagg(), &caches{cached: map[string]int{"decode-0": 16}}, splitRequest(100)
 			c.Matcher = m
 			tc.change(&c, r)
 			s := scheduler(t, fleet("decode", "prefill"), c)

@@ -3,6 +3,7 @@ package sched
 import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // decide gives the verdict once the decode endpoint is known: the client's word first, then what the request allows, then
@@ -13,10 +14,10 @@ func (k *pick) decide() error {
 	switch {
 	case r.Mode == pd.ModeBypass:
 		k.verdict, k.reason = pd.Local, pd.Bypassed
-	case r.Fit == epp.FitLocal && r.Mode == pd.ModeForce:
+	case r.Fit == request.FitLocal && r.Mode == pd.ModeForce:
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
 			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
-	case r.Fit != epp.FitSplit:
+	case r.Fit != request.FitSplit:
 		k.verdict, k.reason = pd.Local, pd.NotSplittable
 	case forced:
 		k.verdict, k.reason = pd.Remote, pd.Forced
@@ -43,7 +44,7 @@ func (k *pick) prompt() pd.Prompt {
 }
 
 // strict tells whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
-// engine's own error is wanted (epp.FitDoubted).
+// engine's own error is wanted (request.FitDoubted).
 func (k *pick) strict() bool {
 	return k.round.Request.Mode == pd.ModeForce && k.verdict == pd.Remote
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // verdict is what becomes of a request, by everything it depends on. An empty field stands for every value.
@@ -52,7 +53,7 @@ var verdicts = []verdict{
 
 var (
 	modes = []pd.Mode{pd.ModeAuto, pd.ModeForce, pd.ModeForceFallback, pd.ModeBypass}
-	fits  = map[string]epp.Fit{"split": epp.FitSplit, "local": epp.FitLocal, "doubted": epp.FitDoubted}
+	fits  = map[string]request.Fit{"split": request.FitSplit, "local": request.FitLocal, "doubted": request.FitDoubted}
 	pools = map[string][]string{
 		"there": {"decode", "prefill"}, "gone": {"decode", "decode"}, "self": {"prefill-decode"}, "none": {"decode", "prefill"},
 	}
@@ -96,7 +97,7 @@ func testVerdict(t *testing.T, mode pd.Mode, fit, decider, prefill, refuse strin
 		c.Stages.Prefill = ""
 	}
 	s := scheduler(t, p, c)
-	r := request(100)
+	r := splitRequest(100)
 	r.Mode, r.Fit = mode, fits[fit]
 
 	d, err := s.Pick(r)
@@ -201,7 +202,7 @@ func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 			c := disagg()
 			c.Matcher = &caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}
 			c.Stages.Decider = decider
-			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), request(100))
+			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), splitRequest(100))
 			if len(decider.asked) != 1 || decider.asked[0] != tc.want || d.Prompt != tc.want {
 				t.Errorf("the decider was asked %v, the decision says %v, want %v", decider.asked, d.Prompt, tc.want)
 			}
@@ -236,7 +237,7 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 			if name == "the picker is shy" {
 				c.Profiles[0].Picker = shy{}
 			}
-			r := request(10)
+			r := splitRequest(10)
 			r.Subset = tc.subset
 			d, err := scheduler(t, fleet(tc.pool...), c).Pick(r)
 			refusal := pd.AsRefusal(err)
@@ -256,8 +257,8 @@ func (shy) Pick(_ *epp.Round, _ []float64, _ int, dst []int) []int { return dst 
 
 func TestUnconfiguredRefuses(t *testing.T) {
 	s := sched.New(fleet("decode"))
-	_, picked := s.Pick(request(1))
-	_, explained := s.Explain(request(1))
+	_, picked := s.Pick(splitRequest(1))
+	_, explained := s.Explain(splitRequest(1))
 	for _, err := range []error{picked, explained} {
 		if refusal := pd.AsRefusal(err); err == nil || refusal.Reason != pd.NoEndpoint {
 			t.Errorf("got %v, want no-endpoint", err)

@@ -120,8 +120,8 @@ func (m *caches) Learn(_ *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
 	m.learnt = append(m.learnt, e.Name)
 }
 
-// request is a prompt of so many tokens, with its blocks.
-func request(tokens int) *epp.Request {
+// splitRequest is a prompt of so many tokens, with its blocks.
+func splitRequest(tokens int) *epp.Request {
 	blocks := make([]uint64, tokens/blockTokens)
 	return &epp.Request{API: pd.APIChat, Prompt: epp.Prompt{Tokens: tokens, BlockTokens: blockTokens, Blocks: blocks}}
 }

@@ -38,7 +38,7 @@ type world struct {
 }
 
 func newWorld(rnd *rand.Rand) *world {
-	w := &world{request: request(rnd.IntN(1000)),
+	w := &world{request: splitRequest(rnd.IntN(1000)),
 		subset: map[string]bool{}, banned: map[string]bool{}, totals: map[string]float64{}}
 	var roles []string
 	for range rnd.IntN(20) {
@@ -161,7 +161,7 @@ func TestSeeds(t *testing.T) {
 		c.Seed = seed
 		s := scheduler(t, fleet(append(times(16, "decode"), times(16, "prefill")...)...), c)
 		for range 20 {
-			d := mustPick(t, s, request(100))
+			d := mustPick(t, s, splitRequest(100))
 			picked = append(picked, fmt.Sprint(names(d.Decode), names(d.Prefill)))
 			d.Reservation.End()
 		}
@@ -188,7 +188,7 @@ func TestDrawIsFair(t *testing.T) {
 	follows := map[[2]string]int{} // pairs of one draw and the next
 	last := ""
 	for range endpoints * each {
-		d := mustPick(t, s, request(10))
+		d := mustPick(t, s, splitRequest(10))
 		drawn[d.Decode[0].Name]++
 		follows[[2]string{last, d.Decode[0].Name}]++
 		last = d.Decode[0].Name
@@ -230,7 +230,7 @@ func TestNobodyListens(t *testing.T) {
 				})}}
 			}
 			s := scheduler(t, p, cfg)
-			d := mustPick(t, s, request(1000))
+			d := mustPick(t, s, splitRequest(1000))
 			if got := names(slices.Concat(d.Decode, d.Prefill)); !slices.Equal(got, c.want) {
 				t.Errorf("chose %v, want %v", got, c.want)
 			}
@@ -240,7 +240,7 @@ func TestNobodyListens(t *testing.T) {
 
 func TestSubsetGoesByPort(t *testing.T) {
 	p := fleet("decode", "decode", "prefill", "prefill")
-	r := request(100)
+	r := splitRequest(100)
 	r.Subset = epp.NewSubset("10.0.0.1:8000", "10.0.0.0:9999", "10.0.0.3")
 	s := scheduler(t, p, disagg())
 	for range 20 {
@@ -253,7 +253,7 @@ func TestSubsetGoesByPort(t *testing.T) {
 
 // TestRound: what plugins are told.
 func TestRound(t *testing.T) {
-	p, c, r := fleet("prefill-decode", "prefill-decode", "prefill-decode"), disagg(), request(100)
+	p, c, r := fleet("prefill-decode", "prefill-decode", "prefill-decode"), disagg(), splitRequest(100)
 	var rounds []epp.Round
 	note := by(func(round *epp.Round, c *epp.Candidate) float64 {
 		if c.Load == nil || c.Trust != 1 || round.Rand == nil || round.Request != r || round.Now.IsZero() {
@@ -307,14 +307,14 @@ func TestSwapUnderLoad(t *testing.T) {
 	for range 8 {
 		load.Go(func() {
 			for range 300 {
-				d, err := s.Pick(request(100))
+				d, err := s.Pick(splitRequest(100))
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				seen.Store(fmt.Sprint(d.Decode[0].Name, " ", d.Verdict, " ", len(d.Prefill)), true)
 				d.Reservation.End()
-				if _, err := s.Explain(request(100)); err != nil {
+				if _, err := s.Explain(splitRequest(100)); err != nil {
 					t.Error(err)
 				}
 			}

@@ -84,13 +84,13 @@ func TestMetricsOutlivePipelines(t *testing.T) {
 	c := disagg()
 	c.Metrics = sched.NewMetrics(registry)
 	s := scheduler(t, fleet("decode", "prefill"), c)
-	mustPick(t, s, request(10))
+	mustPick(t, s, splitRequest(10))
 	again, err := sched.NewPipeline(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Swap(again)
-	mustPick(t, s, request(10))
+	mustPick(t, s, splitRequest(10))
 	if n := counted(t, registry, "tandem_pick_seconds"); n != 2 {
 		t.Errorf("%v picks were timed, want 2", n)
 	}

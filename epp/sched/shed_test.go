@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // gauge is a detector that finds endpoints full by their names, and a stage full if all of its endpoints are.
@@ -71,7 +72,7 @@ func TestShed(t *testing.T) {
 			p, registry := fleet("decode", "decode", "prefill"), prometheus.NewPedanticRegistry()
 			config := shedding(c.full, c.on)
 			config.Metrics = sched.NewMetrics(registry)
-			s, r := scheduler(t, p, config), request(512)
+			s, r := scheduler(t, p, config), splitRequest(512)
 			r.Mode, r.Priority = c.mode, c.priority
 			explained, _ := s.Explain(r)
 			got := outcomeOf(s.Pick(r))
@@ -114,8 +115,8 @@ func TestFullWhereSomebodyListens(t *testing.T) {
 				snapshot.Loads[i].Absent = slices.Contains(c.absent, e.Name)
 			}
 			s := scheduler(t, p, shedding(full, epp.PrefillRefuse))
-			explained, _ := s.Explain(request(512))
-			if got := outcomeOf(s.Pick(request(512))); got != c.want {
+			explained, _ := s.Explain(splitRequest(512))
+			if got := outcomeOf(s.Pick(splitRequest(512))); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 			if told := explained.Verdict.String() + "/" + string(explained.Reason); told != c.want {
@@ -138,7 +139,7 @@ func TestModelsOfAFullPool(t *testing.T) {
 	c := shedding(gauge{"decode-0": true}, epp.PrefillLocal)
 	c.Profiles[0].Filters = c.Profiles[0].Filters[:1] // the plugins look at the API themselves
 	s := scheduler(t, fleet("decode"), c)
-	if got := outcomeOf(s.Pick(&epp.Request{Priority: -1, Fit: epp.FitLocal})); got != "local/not-splittable" {
+	if got := outcomeOf(s.Pick(&epp.Request{Priority: -1, Fit: request.FitLocal})); got != "local/not-splittable" {
 		t.Error(got)
 	}
 }
@@ -165,10 +166,10 @@ func TestFallbackBudget(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s, got := scheduler(t, fleet(c.roles...), shedding(full, c.on)), map[string]int{}
 			for range requests {
-				if _, err := s.Explain(request(512)); err != nil && c.refused == "" {
+				if _, err := s.Explain(splitRequest(512)); err != nil && c.refused == "" {
 					t.Fatal(err) // and it takes nothing
 				}
-				got[outcomeOf(s.Pick(request(512)))]++
+				got[outcomeOf(s.Pick(splitRequest(512)))]++
 			}
 			// A tenth of what is shed as saturated is not earned, but of what falls back it is.
 			if local := got["local/no-prefill"]; local < c.local-1 || local > c.local+3 || got[c.refused] != requests-local {
@@ -184,7 +185,7 @@ func TestFallbackBudgetIsEarned(t *testing.T) {
 	s := scheduler(t, fleet("decode"), shedding(full, epp.PrefillBudget))
 	fallbacks := func() (n int) {
 		for range 100 {
-			if _, err := s.Pick(request(512)); err != nil {
+			if _, err := s.Pick(splitRequest(512)); err != nil {
 				return n
 			}
 			n++
@@ -192,7 +193,7 @@ func TestFallbackBudgetIsEarned(t *testing.T) {
 		return n
 	}
 	fallbacks()
-	bypass := request(512)
+	bypass := splitRequest(512)
 	bypass.Mode = pd.ModeBypass
 	for range 50 {
 		mustPick(t, s, bypass)

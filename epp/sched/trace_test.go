@@ -141,7 +141,7 @@ func TestWhy(t *testing.T) {
 			tc.profile.Name = "mine"
 			c := sched.Config{Profiles: []epp.Profile{tc.profile}, Stages: epp.Stages{Decode: "mine"}, Stale: time.Second}
 			s := scheduler(t, fleet(tc.pool...), c)
-			d, err := s.Explain(request(10))
+			d, err := s.Explain(splitRequest(10))
 			if d == nil || len(d.Trace.Stages) != 1 {
 				t.Fatalf("explained %+v (%v)", d, err)
 			}
@@ -163,7 +163,7 @@ func TestTrace(t *testing.T) {
 	c := disagg()
 	c.Matcher = &caches{cached: map[string]int{"prefill-decode-0": 48}}
 	c.Profiles[1].Scorers[0].Weight = 3
-	r := request(100)
+	r := splitRequest(100)
 	r.Subset = epp.NewSubset("10.0.0.0:8000", "10.0.0.1", "10.0.0.2:8000")
 
 	d, err := scheduler(t, p, c).Explain(r)
@@ -221,7 +221,7 @@ func TestTraceOfRefusals(t *testing.T) {
 		"only itself": {[]string{"prefill-decode"}, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := request(100)
+			r := splitRequest(100)
 			r.Mode = pd.ModeForce
 			d, err := scheduler(t, fleet(tc.pool...), disagg()).Explain(r)
 			if err == nil || d == nil || d.Verdict != pd.Refused || d.Reason != pd.AsRefusal(err).Reason {

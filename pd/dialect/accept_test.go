@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 func answer(t testing.TB, name string) string {
@@ -70,7 +71,7 @@ func TestAcceptRecordings(t *testing.T) {
 			if cached := int64(o.Handoff.Cached); c.cached >= 0 && cached != c.cached {
 				t.Errorf("the hand-off says %d cached", cached)
 			}
-			leg, err := nixl(t).Decode(request(t, pd.APICompletions, `{"prompt":"x"}`), o)
+			leg, err := nixl(t).Decode(asked(t, pd.APICompletions, `{"prompt":"x"}`), o)
 			if got := valueOf(t, text(t, leg, err), "kv_transfer_params"); got != string(o.Handoff.Raw()) {
 				t.Errorf("decode is given %s", got)
 			}
@@ -171,7 +172,7 @@ func TestForget(t *testing.T) {
 	if !slices.Contains(list, member{"kv_transfer_params", handoff}) || !slices.Contains(list, member{"max_tokens", "1"}) {
 		t.Errorf("body %s", raw)
 	}
-	if request(t, pd.APICompletions, string(raw)).Fit() != dialect.FitSplit {
+	if asked(t, pd.APICompletions, string(raw)).Fit() != request.FitSplit {
 		t.Errorf("the engine's front end would refuse it before it reads the params: %s", raw)
 	}
 	if valueOf(t, string(raw), "model") != `"tandem-release"` {

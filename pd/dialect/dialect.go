@@ -4,20 +4,21 @@ import (
 	"errors"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // Dialect is one serial hand-off protocol: prefill first, then decode with what prefill offered.
 type Dialect interface {
 	// Prefill gives the body of the prefill leg: one token, no stream, and the mark that makes the engine keep the KV cache.
-	Prefill(r *Request) (Leg, error)
+	Prefill(r *request.Request) (request.Payload, error)
 	// Accept reads the whole answer of a prefill leg that ended with status 200. An error means that the answer offers
 	// nothing that is safe to use; ErrNoOffer, that it offers nothing at all.
 	Accept(answer []byte) (Offer, error)
 	// Decode gives the body of the decode leg, which takes the offer up.
-	Decode(r *Request, o Offer) (Leg, error)
+	Decode(r *request.Request, o Offer) (request.Payload, error)
 	// Release gives the body of a decode leg that is sent only to be cancelled once the engine answers its first byte: it
 	// takes the offer up, so that the prefill engine is told, and shows soonest that it has.
-	Release(r *Request, o Offer) (Leg, error)
+	Release(r *request.Request, o Offer) (request.Payload, error)
 }
 
 // ErrNoOffer says that a prefill engine offers nothing, so it holds nothing either.
@@ -27,12 +28,6 @@ var ErrNoOffer = errors.New("prefill answered without a hand-off (kv_transfer_pa
 // made for: by another request, which the engine refuses only after it has taken the offer in.
 type Forgetter interface {
 	Forget(o Offer) (path string, body []byte)
-}
-
-// Leg is the body of one leg as slices of the request's own bytes and of what was put in.
-type Leg struct {
-	Segments [][]byte
-	Length   int64 // bytes
 }
 
 // Offer is what a prefill engine offers to the decode engine.

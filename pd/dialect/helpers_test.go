@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // priming is what a prefill engine is asked with.
@@ -39,10 +40,10 @@ func offered(t testing.TB) dialect.Offer {
 }
 
 // scan holds segments as the sidecar does and scans them.
-func scan(api pd.API, segments ...[]byte) (*dialect.Request, *body.Scanner, error) {
+func scan(api pd.API, segments ...[]byte) (*request.Request, *body.Scanner, error) {
 	var b body.Body
 	s := &body.Scanner{}
-	s.Reset(dialect.RequestTable(), body.Limits{}, nil)
+	s.Reset(request.Base.Members(), body.Limits{}, nil)
 	for _, segment := range segments {
 		if _, err := s.Write(segment); err != nil {
 			return nil, nil, err
@@ -52,10 +53,10 @@ func scan(api pd.API, segments ...[]byte) (*dialect.Request, *body.Scanner, erro
 	if err := s.Close(); err != nil {
 		return nil, nil, err
 	}
-	return dialect.NewRequest(api, &b, s), s, nil
+	return request.Base.Request(api, &b, s), s, nil
 }
 
-func request(t testing.TB, api pd.API, in string) *dialect.Request {
+func asked(t testing.TB, api pd.API, in string) *request.Request {
 	t.Helper()
 	r, _, err := scan(api, []byte(in))
 	if err != nil {
@@ -65,7 +66,7 @@ func request(t testing.TB, api pd.API, in string) *dialect.Request {
 }
 
 // text joins a leg, whose length must be what it says.
-func text(t testing.TB, l dialect.Leg, err error) string {
+func text(t testing.TB, l request.Payload, err error) string {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +81,7 @@ func text(t testing.TB, l dialect.Leg, err error) string {
 // legs are the three bodies that one request may become.
 type legs struct{ prefill, decode, local string }
 
-func allLegs(t testing.TB, r *dialect.Request) legs {
+func allLegs(t testing.TB, r *request.Request) legs {
 	t.Helper()
 	d := nixl(t)
 	p, perr := d.Prefill(r)

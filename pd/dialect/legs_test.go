@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // odd are bodies as no library of ours would write them, and what must become of them byte by byte. $P and $H stand
@@ -120,7 +120,7 @@ func TestLegsByteByByte(t *testing.T) {
 			if c.local == "" {
 				want.local = c.in
 			}
-			got := allLegs(t, request(t, c.api, c.in))
+			got := allLegs(t, asked(t, c.api, c.in))
 			for _, leg := range []struct{ name, got, want string }{
 				{"prefill", got.prefill, want.prefill}, {"decode", got.decode, want.decode}, {"local", got.local, want.local},
 			} {
@@ -140,7 +140,7 @@ func TestLegsDoNotDependOnSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, c := range odd {
 		in := []byte(c.in)
-		want := allLegs(t, request(t, c.api, c.in))
+		want := allLegs(t, asked(t, c.api, c.in))
 		check := func(cuts ...int) {
 			var segments [][]byte
 			at := 0
@@ -234,7 +234,7 @@ func checkTouched(t *testing.T, api pd.API, in []member) {
 		parts[i] = fmt.Sprintf("%q : %s", m.name, m.value)
 	}
 	text := "{ " + strings.Join(parts, " , ") + " }"
-	got := allLegs(t, request(t, api, text))
+	got := allLegs(t, asked(t, api, text))
 	clean := make([]member, len(in))
 	for i, m := range in {
 		clean[i] = member{m.name, stripped.Replace(m.value)}
@@ -258,7 +258,7 @@ func checkTouched(t *testing.T, api pd.API, in []member) {
 
 // What an engine reads out of a leg, and not only how it is spelled.
 func TestLegsMean(t *testing.T) {
-	got := allLegs(t, request(t, pd.APIChat, `{"messages":[],"stream":true,"stream_options":{},"max_tokens":300,"min_tokens":7,"n":1}`))
+	got := allLegs(t, asked(t, pd.APIChat, `{"messages":[],"stream":true,"stream_options":{},"max_tokens":300,"min_tokens":7,"n":1}`))
 	var p struct {
 		Stream        *bool          `json:"stream"`
 		StreamOptions any            `json:"stream_options"`
@@ -298,7 +298,7 @@ func TestLegsShareTheBody(t *testing.T) {
 
 func TestLegsOfWhatIsNoObject(t *testing.T) {
 	for _, in := range []string{`[]`, `"x"`, `null`, `7`, `[{"kv_transfer_params":{}}]`} {
-		r := request(t, pd.APIChat, in)
+		r := asked(t, pd.APIChat, in)
 		if _, err := nixl(t).Prefill(r); err == nil {
 			t.Errorf("%s has a prefill leg", in)
 		}
@@ -329,7 +329,7 @@ func FuzzLegs(f *testing.F) {
 		if err != nil || s.Root().Kind != body.Object {
 			return
 		}
-		touched := slices.ContainsFunc(s.Members(), func(m body.Member) bool { return dialect.Stripped(m.Want) })
+		touched := slices.ContainsFunc(s.Members(), func(m body.Member) bool { return request.Base.Strips(m.Want) })
 		got := allLegs(t, r)
 		checkFuzzed(t, string(in), got.prefill, priming)
 		checkFuzzed(t, string(in), got.decode, handoff)
@@ -356,10 +356,10 @@ func checkFuzzed(t *testing.T, in, leg, params string) {
 	}
 	found := ""
 	for _, m := range s.Members() {
-		if !dialect.Stripped(m.Want) {
+		if !request.Base.Strips(m.Want) {
 			continue
 		}
-		if found += leg[m.Value.Start:m.Value.End]; dialect.RequestTable().Path(m.Want) != "kv_transfer_params" {
+		if found += leg[m.Value.Start:m.Value.End]; request.Base.Members().Path(m.Want) != "kv_transfer_params" {
 			t.Fatalf("%q became %q", in, leg)
 		}
 	}

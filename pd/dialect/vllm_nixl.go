@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // vllmNIXL is the serial pull hand-off of vLLM's NixlConnector, which llm-d calls nixlv2: prefill computes one token and
@@ -21,50 +22,49 @@ var (
 
 // Prefill touches exactly: stream and stream_options (a prefill that streams never offers anything), the token limits
 // (one token), min_tokens (must not exceed the limit) and kv_transfer_params.
-func (vllmNIXL) Prefill(r *Request) (Leg, error) {
-	e, err := r.edit()
+func (vllmNIXL) Prefill(r *request.Request) (request.Payload, error) {
+	e, err := r.Edit()
 	if err != nil {
-		return Leg{}, err
+		return request.Payload{}, err
 	}
 	if r.Stream() {
-		r.set(e, wStream, jsonFalse)
+		e.Set("stream", jsonFalse)
 	}
-	r.drop(e, wStreamOptions)
-	r.drop(e, wMinTokens)
-	_, completionLimit := r.scan.Find(wMaxCompletionTokens)
-	_, limit := r.scan.Find(wMaxTokens)
+	e.Drop("stream_options")
+	e.Drop("min_tokens")
+	completionLimit, limit := r.Has("max_completion_tokens"), r.Has("max_tokens")
 	if completionLimit {
-		r.set(e, wMaxCompletionTokens, jsonOne)
+		e.Set("max_completion_tokens", jsonOne)
 	}
 	if limit || !completionLimit || r.API != pd.APIChat {
-		r.set(e, wMaxTokens, jsonOne)
+		e.Set("max_tokens", jsonOne)
 	}
-	r.set(e, wParams, prefillParams)
-	return leg(e)
+	e.Set("kv_transfer_params", prefillParams)
+	return e.Payload()
 }
 
 // Decode pastes the offer as the prefill engine wrote it.
-func (vllmNIXL) Decode(r *Request, o Offer) (Leg, error) {
-	e, err := r.edit()
+func (vllmNIXL) Decode(r *request.Request, o Offer) (request.Payload, error) {
+	e, err := r.Edit()
 	if err != nil {
-		return Leg{}, err
+		return request.Payload{}, err
 	}
-	r.set(e, wParams, o.Handoff.Raw())
-	return leg(e)
+	e.Set("kv_transfer_params", o.Handoff.Raw())
+	return e.Payload()
 }
 
 // Release is the decode leg as a stream: vLLM sends a stream's headers when it has admitted the request, a whole answer's
 // only at its end.
-func (vllmNIXL) Release(r *Request, o Offer) (Leg, error) {
-	e, err := r.edit()
+func (vllmNIXL) Release(r *request.Request, o Offer) (request.Payload, error) {
+	e, err := r.Edit()
 	if err != nil {
-		return Leg{}, err
+		return request.Payload{}, err
 	}
 	if !r.Stream() {
-		r.set(e, wStream, jsonTrue)
+		e.Set("stream", jsonTrue)
 	}
-	r.set(e, wParams, o.Handoff.Raw())
-	return leg(e)
+	e.Set("kv_transfer_params", o.Handoff.Raw())
+	return e.Payload()
 }
 
 // The members of a prefill answer, in the order of answerTable.

@@ -1,4 +1,4 @@
-package dialect_test
+package request_test
 
 import (
 	"fmt"
@@ -7,13 +7,13 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 const (
-	split   = dialect.FitSplit
-	local   = dialect.FitLocal
-	doubted = dialect.FitDoubted
+	split   = request.FitSplit
+	local   = request.FitLocal
+	doubted = request.FitDoubted
 )
 
 // wrongNumbers are values that no engine takes for a count, or that some take and some do not.
@@ -24,7 +24,7 @@ func TestFitOfMembers(t *testing.T) {
 	cases := []struct {
 		member string
 		values []string
-		fit    dialect.Fit
+		fit    request.Fit
 	}{
 		{"model", []string{`"m"`, `""`, `null`}, split},
 		{"model", []string{`7`, `true`, `["m"]`, `{}`}, doubted},
@@ -64,7 +64,7 @@ func TestFitOfMembers(t *testing.T) {
 		for _, value := range c.values {
 			for _, api := range []pd.API{pd.APIChat, pd.APICompletions} {
 				in := fmt.Sprintf(`{"messages":[{}],"prompt":"x",%q:%s}`, c.member, value)
-				if got := request(t, api, in).Fit(); got != c.fit {
+				if got := asked(t, api, in).Fit(); got != c.fit {
 					t.Errorf("%s %s: got %d, want %d", api, in, got, c.fit)
 				}
 			}
@@ -77,7 +77,7 @@ func TestFit(t *testing.T) {
 		name string
 		api  pd.API
 		in   string
-		fit  dialect.Fit
+		fit  request.Fit
 	}{
 		{"plain chat", pd.APIChat, `{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":9}`, split},
 		{"plain completion", pd.APICompletions, `{"model":"m","prompt":"x"}`, split},
@@ -144,7 +144,7 @@ func TestFit(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if got := request(t, c.api, c.in).Fit(); got != c.fit {
+			if got := asked(t, c.api, c.in).Fit(); got != c.fit {
 				t.Errorf("%s: got %d, want %d", c.in, got, c.fit)
 			}
 		})
@@ -156,7 +156,7 @@ func TestStream(t *testing.T) {
 		`{}`: false, `{"stream":true}`: true, `{"stream":false}`: false, `{"stream":null}`: false, `{"stream":"true"}`: false,
 		`{"str\u0065am":true}`: true, `{"metadata":{"stream":true}}`: false, `[true]`: false,
 	} {
-		if got := request(t, pd.APIChat, in).Stream(); got != want {
+		if got := asked(t, pd.APIChat, in).Stream(); got != want {
 			t.Errorf("%s: got %v", in, got)
 		}
 	}
@@ -180,11 +180,11 @@ func TestForcedTool(t *testing.T) {
 		{`["required"]`, false},
 	}
 	for _, c := range cases {
-		if got := request(t, pd.APIChat, `{"messages":[],"tool_choice":`+c.value+`}`).ForcedTool(); got != c.forced {
+		if got := asked(t, pd.APIChat, `{"messages":[],"tool_choice":`+c.value+`}`).ForcedTool(); got != c.forced {
 			t.Errorf("%s: got %v", c.value, got)
 		}
 	}
-	if request(t, pd.APIChat, `{"messages":[{"tool_choice":"required"}]}`).ForcedTool() {
+	if asked(t, pd.APIChat, `{"messages":[{"tool_choice":"required"}]}`).ForcedTool() {
 		t.Error("forced by a member of a message")
 	}
 }
@@ -206,15 +206,15 @@ func TestControlledMembersOccurOnce(t *testing.T) {
 }
 
 func TestStripped(t *testing.T) {
-	table := dialect.RequestTable()
+	table := request.Base.Members()
 	want := map[string]bool{
 		"kv_transfer_params": true, "sampling_params.extra_args.kv_transfer_params": true, "vllm_xargs.kv_transfer_params": true,
 		"ec_transfer_params": true, "sampling_params.extra_args.ec_transfer_params": true, "vllm_xargs.ec_transfer_params": true,
 		"bootstrap_host": true, "bootstrap_port": true, "bootstrap_room": true,
 	}
 	for i := range table.Wants() {
-		if path := table.Path(i); dialect.Stripped(i) != want[path] {
-			t.Errorf("%s: got %v", path, dialect.Stripped(i))
+		if path := table.Path(i); request.Base.Strips(i) != want[path] {
+			t.Errorf("%s: got %v", path, request.Base.Strips(i))
 		}
 		delete(want, table.Path(i))
 	}
@@ -223,10 +223,11 @@ func TestStripped(t *testing.T) {
 	}
 }
 
-// What a picker wants besides moves none of what a dialect looks at, and adds its sink to what both want.
-func TestRequestTableWith(t *testing.T) {
-	plain := dialect.RequestTable()
-	more := dialect.RequestTableWith(body.Want{Path: "tools"}, body.Want{Path: "prompt", Sink: true}, body.Want{Path: "messages.*.content", Sink: true})
+// Further members keep the indices of the base ones, and a sink is added to a member that both want.
+func TestNewTable(t *testing.T) {
+	plain := request.Base.Members()
+	table := request.NewTable(nil, body.Want{Path: "tools"}, body.Want{Path: "prompt", Sink: true}, body.Want{Path: "messages.*.content", Sink: true})
+	more := table.Members()
 	if n := plain.Wants(); more.Wants() != n+2 || more.Path(n) != "tools" || more.Path(n+1) != "messages.*.content" {
 		t.Fatalf("%d wants, %d more", n, more.Wants()-n)
 	}
@@ -247,7 +248,7 @@ func TestRequestTableWith(t *testing.T) {
 	}
 	var b body.Body
 	b.Append(in)
-	if r := dialect.NewRequest(pd.APICompletions, &b, &s); !r.Stream() || r.Fit() != dialect.FitLocal {
+	if r := table.Request(pd.APICompletions, &b, &s); !r.Stream() || r.Fit() != request.FitLocal {
 		t.Errorf("stream %v, fit %v", r.Stream(), r.Fit())
 	}
 	s.Reset(more, body.Limits{}, nil)

@@ -1,0 +1,132 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// Payload is an edited body as slices of the request's own bytes and of the values that were put in.
+type Payload struct {
+	Segments [][]byte
+	Length   int64 // bytes
+}
+
+// Edit collects the changes that make the body of one leg. Every byte that no change touches stays as the client wrote it.
+// A client's stripped members are removed unless the edit sets them.
+type Edit struct {
+	of    *Request
+	edit  body.Edit
+	done  uint64 // wants that Set or Drop has dealt with
+	wrong string // the first member that the table does not have
+}
+
+var errNotObject = errors.New("request body is not a JSON object")
+
+// Edit begins an edit. The error says that the body is not a JSON object.
+func (r *Request) Edit() (*Edit, error) {
+	if r.scan.Root().Kind != body.Object {
+		return nil, errNotObject
+	}
+	e := &Edit{of: r}
+	e.edit.Reset(r.Body, r.scan.Root())
+	return e, nil
+}
+
+// Set replaces a top-level member of the table, or adds it. value is raw JSON. A member is set or dropped once.
+func (e *Edit) Set(name string, value []byte) {
+	want, ok := e.want(name)
+	if !ok {
+		return
+	}
+	last, found := e.of.scan.Find(want)
+	if !found {
+		e.edit.Add(e.of.scan.Root(), name, value)
+		return
+	}
+	e.edit.Replace(last, value)
+	for _, m := range e.of.scan.Members() {
+		if m.Want == want && m.Value != last.Value {
+			e.edit.Remove(m)
+		}
+	}
+}
+
+// Drop removes a top-level member of the table if the client sent it.
+func (e *Edit) Drop(name string) {
+	want, ok := e.want(name)
+	if !ok {
+		return
+	}
+	e.remove(func(m int) bool { return m == want })
+}
+
+// want finds a member for Set and Drop, and notes that it is dealt with.
+func (e *Edit) want(name string) (want int, ok bool) {
+	want = e.of.table.index(name)
+	if want < 0 || strings.Contains(name, ".") {
+		if e.wrong == "" {
+			e.wrong = name
+		}
+		return 0, false
+	}
+	e.done |= 1 << want
+	return want, true
+}
+
+func (e *Edit) remove(is func(want int) bool) {
+	for _, m := range e.of.scan.Members() {
+		if is(m.Want) {
+			e.edit.Remove(m)
+		}
+	}
+}
+
+// Payload makes the edited body. Errors are mistakes of the caller: a member that the table does not have, or one that was
+// edited twice.
+func (e *Edit) Payload() (Payload, error) {
+	if e.wrong != "" {
+		return Payload{}, fmt.Errorf("editing %s: the request's table has no such top-level member", e.wrong)
+	}
+	e.remove(func(want int) bool { return e.of.table.strip[want] && e.done>>want&1 == 0 })
+	segments, err := e.edit.Segments(nil)
+	if err != nil {
+		return Payload{}, err
+	}
+	return Payload{Segments: segments, Length: e.edit.Len()}, nil
+}
+
+// Local makes the body for the local engine: as the client sent it, less the stripped members.
+func (r *Request) Local() (Payload, error) {
+	if !r.strips() {
+		return Payload{Segments: r.Body.Segments(), Length: r.Body.Len()}, nil
+	}
+	e, err := r.Edit()
+	if err != nil {
+		return Payload{}, err
+	}
+	return e.Payload()
+}
+
+// strips reports whether there is anything to remove. It looks at every occurrence, because readers disagree on which of
+// two objects of one name counts.
+func (r *Request) strips() bool {
+	for _, m := range r.scan.Members() {
+		if r.table.strip[m.Want] {
+			return true
+		}
+	}
+	return false
+}
+
+// Has reports whether the client sent a member, whatever its value.
+func (r *Request) Has(name string) bool {
+	want := r.table.index(name)
+	if want < 0 {
+		return false
+	}
+	_, ok := r.scan.Find(want)
+	return ok
+}

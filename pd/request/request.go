@@ -1,0 +1,168 @@
+package request
+
+import (
+	"strconv"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// Request is the complete body of a client's request, with the scan of it.
+type Request struct {
+	API   pd.API
+	Body  *body.Body
+	scan  *body.Scanner
+	table *Table
+}
+
+// Request pairs a body with its scan by t.Members. The caller must not change either while the request is in use.
+func (t *Table) Request(api pd.API, b *body.Body, scan *body.Scanner) *Request {
+	return &Request{API: api, Body: b, scan: scan, table: t}
+}
+
+// Fit says whether a request's prompt may be computed on another pod than its tokens.
+type Fit uint8
+
+const (
+	// FitSplit is a request that prefill and decode engines can share.
+	FitSplit Fit = iota
+	// FitLocal is a valid request that one hand-off cannot carry, such as one with n > 1.
+	FitLocal
+	// FitDoubted is a request that the engine will, or may, refuse. It goes to the decode engine, whose own error is the
+	// best answer, even if the client forbade local prefill.
+	FitDoubted
+)
+
+// Fit decides by the controlled members. A request that the engine's front end would refuse must not be prefilled: the
+// prefill leg overwrites the very members that are wrong, so prefill accepts it, decode refuses the original, and the
+// blocks stay pinned until their lease expires.
+func (r *Request) Fit() Fit {
+	switch {
+	case r.doubted():
+		return FitDoubted
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
+		!r.kind(wPromptEmbeds): // prompts in addition to prompt
+		return FitLocal
+	}
+	return FitSplit
+}
+
+// Stream reports whether the client asked for a stream.
+func (r *Request) Stream() bool { return r.is(wStream, body.True) }
+
+// ForcedTool reports whether tool_choice forces a tool call. Some engines answer such a request with an error as soon as
+// its token limit is 1, which is what a prefill leg sets.
+func (r *Request) ForcedTool() bool {
+	m, ok := r.scan.Find(wToolChoice)
+	if !ok {
+		return false
+	}
+	choice, err := body.Text(r.Body.Bytes(m.Value))
+	return m.Kind == body.Object || err == nil && choice == "required"
+}
+
+// doubted reports whether a controlled member has a type or value that engines refuse, or accept only by coercion rules
+// that differ between versions.
+func (r *Request) doubted() bool {
+	if r.scan.Root().Kind != body.Object {
+		return true
+	}
+	for _, want := range [...]int{wMaxTokens, wMaxCompletionTokens, wMaxOutputTokens, wN, wBestOf} {
+		if n, ok := r.number(want); ok && n < 1 {
+			return true
+		}
+	}
+	if n, ok := r.number(wMinTokens); ok && (n < 0 || r.limit() >= 0 && n > r.limit()) || r.is(wMinTokens, body.Null) {
+		return true
+	}
+	if !r.kind(wModel, body.String) || !r.kind(wStreamOptions, body.Object) || !r.kind(wStream, body.True, body.False) {
+		return true
+	}
+	if r.is(wStreamOptions, body.Object) && !r.Stream() {
+		return true
+	}
+	switch r.API {
+	case pd.APIChat:
+		return !r.is(wMessages, body.Array)
+	case pd.APICompletions:
+		return !r.is(wPrompt, body.Array) && !r.is(wPrompt, body.String)
+	}
+	return false
+}
+
+// completionsLimit is what the completions API generates at most if it is not told (tokens): OpenAI's default, and vLLM's.
+const completionsLimit = 16
+
+// limit is the largest number of tokens the request may generate, -1 if it does not say. Completions know max_tokens alone.
+func (r *Request) limit() int64 {
+	completions := r.API == pd.APICompletions
+	if n, ok := r.number(wMaxCompletionTokens); ok && !completions {
+		return n
+	}
+	if n, ok := r.number(wMaxTokens); ok {
+		return n
+	}
+	if completions {
+		return completionsLimit
+	}
+	return -1
+}
+
+// one reports whether a count is absent, null or 1.
+func (r *Request) one(want int) bool {
+	n, ok := r.number(want)
+	return !ok || n == 1
+}
+
+// batch reports whether the prompt is a list of several prompts. A list of numbers is one prompt in tokens.
+func (r *Request) batch() bool {
+	m, ok := r.scan.Find(wPrompt)
+	return ok && m.Kind == body.Array && m.Count > 1 && m.First != body.Number
+}
+
+// promptLogprobs reports whether the client asks for log probabilities of the prompt: they make decode compute the whole
+// prompt again, so a transfer would save nothing.
+func (r *Request) promptLogprobs() bool {
+	if m, ok := r.scan.Find(wPromptLogprobs); ok && m.Kind != body.Null {
+		return true
+	}
+	m, ok := r.scan.Find(wLogprobs)
+	return ok && m.Kind != body.Null && m.Kind != body.False && !r.kind(wEcho, body.False)
+}
+
+// is reports whether a member is present with one kind.
+func (r *Request) is(want int, kind body.Kind) bool {
+	m, ok := r.scan.Find(want)
+	return ok && m.Kind == kind
+}
+
+// kind reports whether a member is absent, null or of one of the kinds.
+func (r *Request) kind(want int, kinds ...body.Kind) bool {
+	m, ok := r.scan.Find(want)
+	if !ok || m.Kind == body.Null {
+		return true
+	}
+	for _, k := range kinds {
+		if m.Kind == k {
+			return true
+		}
+	}
+	return false
+}
+
+// number reads an integer member. Absent and null give ok false; anything that is not plainly an integer gives -1, which
+// no engine accepts.
+func (r *Request) number(want int) (n int64, ok bool) {
+	m, found := r.scan.Find(want)
+	if !found || m.Kind == body.Null {
+		return 0, false
+	}
+	if m.Kind != body.Number {
+		return -1, true
+	}
+	n, err := strconv.ParseInt(string(r.Body.Bytes(m.Value)), 10, 64)
+	if err != nil {
+		return -1, true
+	}
+	return n, true
+}

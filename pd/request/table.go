@@ -1,0 +1,135 @@
+package request
+
+import (
+	"slices"
+
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// The members that every table finds, in the order of baseWants.
+const (
+	wModel = iota
+	wStream
+	wStreamOptions
+	wMaxTokens
+	wMaxCompletionTokens
+	wMaxOutputTokens
+	wMinTokens
+	wN
+	wBestOf
+	wPrompt
+	wMessages
+	wToolChoice
+	wParams
+	wSamplingParams
+	wExtraParams
+	wXargsParams
+	wEncoderParams
+	wExtraEncoderParams
+	wXargsEncoderParams
+	wBootstrapHost
+	wBootstrapPort
+	wBootstrapRoom
+	wEcho
+	wLogprobs
+	wPromptLogprobs
+	wBeamSearch
+	wPromptEmbeds
+)
+
+// baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on
+// which of two counts) and the members that only decide whether a request can be split.
+//
+// Engine parameters reach vLLM in three ways: at top level, in sampling_params.extra_args (generate) and in vllm_xargs,
+// which vLLM copies into the same extra_args. Those of the KV cache have a counterpart for what encoders computed
+// (ec_transfer_params); SGLang's are the bootstrap members at top level.
+var baseWants = []body.Want{
+	{Path: "model", Once: true},
+	{Path: "stream", Once: true},
+	{Path: "stream_options", Once: true},
+	{Path: "max_tokens", Once: true},
+	{Path: "max_completion_tokens", Once: true},
+	{Path: "max_output_tokens", Once: true},
+	{Path: "min_tokens", Once: true},
+	{Path: "n", Once: true},
+	{Path: "best_of", Once: true},
+	{Path: "prompt", Once: true},
+	{Path: "messages", Once: true},
+	{Path: "tool_choice", Once: true},
+	{Path: "kv_transfer_params", Once: true},
+	{Path: "sampling_params", Once: true},
+	{Path: "sampling_params.extra_args.kv_transfer_params"},
+	{Path: "vllm_xargs.kv_transfer_params"},
+	{Path: "ec_transfer_params"},
+	{Path: "sampling_params.extra_args.ec_transfer_params"},
+	{Path: "vllm_xargs.ec_transfer_params"},
+	{Path: "bootstrap_host"},
+	{Path: "bootstrap_port"},
+	{Path: "bootstrap_room"},
+	{Path: "echo"},
+	{Path: "logprobs"},
+	{Path: "prompt_logprobs"},
+	{Path: "use_beam_search"},
+	{Path: "prompt_embeds"},
+}
+
+// Table says which members of a request body a scan finds, and which of them never reach an engine as a client sent them.
+// It is immutable.
+type Table struct {
+	members *body.Table
+	strip   []bool // per want
+}
+
+// Base is the table without further members.
+var Base = NewTable(nil)
+
+// NewTable adds members to those that every table finds. Those of strip are stripped as well; those of more are only
+// found. The base members keep their indices, and the others follow in their order. A path that the base has already is
+// not added: one of strip is stripped from then on, one of more only turns that member's Sink on.
+func NewTable(strip []string, more ...body.Want) *Table {
+	wants := slices.Clone(baseWants)
+	t := &Table{strip: make([]bool, len(wants), len(wants)+len(strip)+len(more))}
+	for want := range wants {
+		t.strip[want] = strippedBase(want)
+	}
+	index := func(path string) int {
+		k := slices.IndexFunc(wants, func(have body.Want) bool { return have.Path == path })
+		if k < 0 {
+			k = len(wants)
+			wants, t.strip = append(wants, body.Want{Path: path}), append(t.strip, false)
+		}
+		return k
+	}
+	for _, path := range strip {
+		t.strip[index(path)] = true
+	}
+	for _, w := range more {
+		k := index(w.Path)
+		wants[k].Sink = w.Sink
+		wants[k].Once = wants[k].Once || w.Once
+	}
+	t.members = body.NewTable(wants...)
+	return t
+}
+
+// strippedBase reports whether a base member must never reach an engine as a client sent it: it would aim the engine at
+// memory of the client's choosing, and an incomplete one ends the engine.
+func strippedBase(want int) bool {
+	return want == wParams || want >= wExtraParams && want <= wBootstrapRoom
+}
+
+// Members is the table for the scanner.
+func (t *Table) Members() *body.Table { return t.members }
+
+// Strips reports whether a member never reaches an engine as a client sent it.
+func (t *Table) Strips(want int) bool { return t.strip[want] }
+
+// index returns the want of a path, -1 if the table has none.
+func (t *Table) index(path string) int {
+	for want := range t.strip {
+		if t.members.Path(want) == path {
+			return want
+		}
+	}
+	return -1
+}
