@@ -208,7 +208,7 @@ func selectsOnly(t *testing.T, own, other objects) {
 	}
 }
 
-// selects tells whether a selector finds a pod among those that objects make.
+// selects reports whether a selector finds a pod among those that objects make.
 func (all objects) selects(t *testing.T, selector map[string]string) bool {
 	t.Helper()
 	return slices.ContainsFunc(all.pods(t), func(pod *unstructured.Unstructured) bool {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podOf gives the pod that a Deployment makes.
+// podOf returns the pod that a Deployment makes.
 func podOf(t *testing.T, all objects, suffix string) corev1.PodTemplateSpec {
 	t.Helper()
 	var d appsv1.Deployment

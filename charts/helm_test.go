@@ -104,7 +104,7 @@ func parse(tb testing.TB, text string) (all objects) {
 	return all
 }
 
-// of gives the objects of a kind.
+// of returns the objects of a kind.
 func (all objects) of(kind string) (some objects) {
 	for _, o := range all {
 		if o.GetKind() == kind {
@@ -114,7 +114,7 @@ func (all objects) of(kind string) (some objects) {
 	return some
 }
 
-// named gives the one object of a kind whose name ends so.
+// named returns the one object of a kind whose name ends so.
 func (all objects) named(tb testing.TB, kind, suffix string) *unstructured.Unstructured {
 	tb.Helper()
 	for _, o := range all.of(kind) {

@@ -20,7 +20,7 @@ func sidecarOf(t *testing.T, all objects) corev1.Container {
 	return corev1.Container{}
 }
 
-// discovery tells whether the Service is there by which sidecars find prefill pods.
+// discovery reports whether the Service is there by which sidecars find prefill pods.
 func (all objects) discovery() bool {
 	return slices.Contains(all.names(), "Service/"+release+"-tandem-prefill")
 }
@@ -105,7 +105,7 @@ func TestNoKeeper(t *testing.T) {
 	}
 }
 
-// has tells whether one of the arguments begins so.
+// has reports whether one of the arguments begins so.
 func has(args []string, beginning string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, beginning) })
 }

@@ -58,7 +58,7 @@ func TestMadeFlags(t *testing.T) {
 	}
 }
 
-// flagsOf gives the flags of each container of a pod, by the container's name; that of an engine tells which engine.
+// flagsOf returns the flags of each container of a pod, by the container's name; that of an engine tells which engine.
 func flagsOf(t *testing.T, pod *unstructured.Unstructured) map[string]map[string]bool {
 	t.Helper()
 	found := map[string]map[string]bool{}

@@ -48,7 +48,7 @@ var build = sync.OnceValue(func() error {
 	return nil
 })
 
-// program gives the path of a program of this repository.
+// program returns the path of a program of this repository.
 func program(tb testing.TB, name string) string {
 	tb.Helper()
 	if err := build(); err != nil {

@@ -287,7 +287,7 @@ func startPrometheus(t *testing.T, server string, targets []target) (address str
 	return "http://" + address
 }
 
-// ready tells whether Prometheus answers questions.
+// ready reports whether Prometheus answers questions.
 func (o *observed) ready(t *testing.T) (state string, ok bool) {
 	t.Helper()
 	resp, err := o.client.Get(o.prometheus + "/-/ready")
@@ -328,7 +328,7 @@ func (o *observed) query(t *testing.T, expr string) []sample {
 	return data.Result
 }
 
-// scraped tells whether all pages have been read twice.
+// scraped reports whether all pages have been read twice.
 func (o *observed) scraped(t *testing.T) (state string, ok bool) {
 	t.Helper()
 	pages := o.query(t, "sum_over_time(up[1m]) >= 2")
@@ -359,7 +359,7 @@ func (o *observed) mustExist(t *testing.T, q query) {
 	}
 }
 
-// hasValue tells whether a query gives a number.
+// hasValue reports whether a query gives a number.
 func (o *observed) hasValue(t *testing.T, expr string) bool {
 	t.Helper()
 	return slices.ContainsFunc(o.query(t, expr), func(s sample) bool {

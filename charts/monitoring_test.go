@@ -298,7 +298,7 @@ var promLabels = regexp.MustCompile(`\b(?:` + strings.Join(promGrouping, "|") + 
 // withoutGrouping takes away which labels a result has.
 func withoutGrouping(expr string) string { return promLabels.ReplaceAllString(expr, " ") }
 
-// groupingOf gives the labels that results have, or are matched by.
+// groupingOf returns the labels that results have, or are matched by.
 func groupingOf(expr string) []string {
 	labels := map[string]bool{}
 	for _, m := range promLabels.FindAllStringSubmatch(expr, -1) {

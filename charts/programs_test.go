@@ -67,7 +67,7 @@ func data(t *testing.T, configMap *unstructured.Unstructured, key string) string
 // programs are those of this repository, which the last part of an image names.
 var programs = []string{"epp", "sidecar", "sim", "tandem"}
 
-// TestProgramsTakeTheirArguments gives every container's arguments, and those of every preStop hook, to the program itself,
+// TestProgramsTakeTheirArguments returns every container's arguments, and those of every preStop hook, to the program itself,
 // with the files that would be mounted, to check.
 func TestProgramsTakeTheirArguments(t *testing.T) {
 	for name, args := range cases(t) {

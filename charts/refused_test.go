@@ -104,7 +104,7 @@ func TestAdviceIsEnough(t *testing.T) {
 		"as many accelerators":     "decode.parallelism.tensor=2,decode.resources.limits.nvidia\\.com/gpu=2",
 		"no prefill, none planned": "prefill.replicas=0,epp.threshold=0",
 		"largest body":             "epp.bodyLimit=256MiB",
-		"a larger body":            "epp.bodyLimit=300MiB,sidecar.extraArgs={--held-limit=600MiB}",
+		"a larger body":            "epp.bodyLimit=300MiB,sidecar.extraArgs={--buffer-limit=600MiB}",
 		"RDMA on both sides":       "prefill.rdma.resource=rdma/ib,decode.rdma.resource=rdma/ib,engine.ucxTLS=rc\\,cuda_copy",
 		"another metric":           "prefill.autoscaling.enabled=true,prefill.autoscaling.metric=prefill_load",
 		"shared argument, shared":  "engine.args={--dtype=float16}",
@@ -134,7 +134,7 @@ func refusedFiles(t *testing.T, pattern string) []string {
 
 func name(file string) string { return strings.TrimSuffix(filepath.Base(file), ".yaml") }
 
-// comments gives what the comments on top of a file say after a word.
+// comments returns what the comments on top of a file say after a word.
 func comments(t *testing.T, file, word string) (said []string) {
 	t.Helper()
 	f, err := os.Open(file)

@@ -42,7 +42,7 @@ func newBadStack(t *testing.T) *badStack {
 	s := &badStack{fleet: newFleet(t, 0, 0)}
 	s.prefill = []engine{startSim(t, "prefill-0", "--role=prefill")}
 	decode := startSim(t, "decode-0", "--role=decode")
-	limits := []string{fmt.Sprint("--body-limit=", badBody), fmt.Sprint("--held-limit=", badHeld), "--body-timeout=" + badPause.String()}
+	limits := []string{fmt.Sprint("--body-limit=", badBody), fmt.Sprint("--buffer-limit=", badHeld), "--body-timeout=" + badPause.String()}
 	s.sidecar = startSidecar(t, decode.addr, append(limits, "--log-level=info")...)
 	s.decode = []decodePod{{decode, s.sidecar}}
 	s.prefills = s.prefill[0].addr

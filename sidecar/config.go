@@ -77,10 +77,10 @@ type Trust struct {
 	Secrets func() pd.Secrets
 	// BodyPause bounds silence. How fast a body must come beyond that is pd.BodyRate.
 	BodyPause time.Duration `flag:"body-timeout" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
-	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. HeldLimit is how many bytes of
+	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. BufferLimit is how many bytes of
 	// bodies may be held for prefill on other pods, over all requests; beyond it they are refused with 503. The program
 	// declares the flags.
-	BodyLimit, HeldLimit int64
+	BodyLimit, BufferLimit int64
 }
 
 // Defaults is the configuration that a sidecar without flags runs with.
@@ -94,7 +94,7 @@ func Defaults() Config {
 			Drain: 60 * time.Second,
 		},
 		Keep:  Keep{SideChannel: 5600},
-		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, BodyLimit: 64 << 20, HeldLimit: 512 << 20},
+		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
 	}
 }
 
@@ -147,8 +147,8 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if c.Trust.BodyLimit < 1 {
 		report("body-limit", "must be at least 1 byte")
 	}
-	if c.Trust.HeldLimit/2 < c.Trust.BodyLimit {
-		report("held-limit", "must be twice the body-limit (%d bytes) at least, or one large body keeps all others out", c.Trust.BodyLimit)
+	if c.Trust.BufferLimit/2 < c.Trust.BodyLimit {
+		report("buffer-limit", "must be twice the body-limit (%d bytes) at least, or one large body would keep all others out", c.Trust.BodyLimit)
 	}
 	if c.Trust.PDHeader != "on" && c.Trust.PDHeader != "off" {
 		report("pd-header", "%q is neither on nor off", c.Trust.PDHeader)

@@ -267,7 +267,7 @@ func (x *exchange) finish() {
 
 // holding is a body that is held, and the leg that has last been made of it.
 type holding struct {
-	of   *pd.HeldBytes
+	of   *pd.BufferedBytes
 	size int64         // what of counts for this body
 	scan *body.Scanner // goes back to the pool
 	body *body.Body
@@ -290,7 +290,7 @@ func (h *holding) recycle() {
 		return
 	}
 	scanners.Put(h.scan)
-	h.of.Give(h.size)
+	h.of.Release(h.size)
 	h.scan, h.size = nil, 0
 }
 

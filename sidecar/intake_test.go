@@ -58,11 +58,11 @@ func until(t *testing.T, what string, is func() bool) {
 }
 
 // Beyond the limit a body is refused before it is read, or where it goes beyond; what is held is served, and all is given back.
-func TestHeldLimit(t *testing.T) {
+func TestBufferLimit(t *testing.T) {
 	q := ask(false)
 	engine, prefill := startEngine(t, q.answer()), startEngine(t, offering(handoff))
 	const limit = 1 << 20
-	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.HeldLimit = limit/2, limit }))
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.BufferLimit = limit/2, limit }))
 	remote := pd.HeaderPrefill + ": " + prefill.addr
 	const part = 450 << 10
 	filler := fmt.Sprintf("%x\r\n%s\r\n", part, strings.Repeat(" ", part))
@@ -88,14 +88,14 @@ func TestHeldLimit(t *testing.T) {
 		rawReply(t, conn).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
 	}
 	s.busy.Wait()
-	s.mustCount(t, 0, "tandem_held_bytes")
+	s.mustCount(t, 0, "tandem_buffered_bytes")
 }
 
 // Who announces much and sends nothing costs little once half of what may be held is.
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
 	const limit, clients = 2 << 20, 30
-	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.HeldLimit = limit/2, limit }))
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.BufferLimit = limit/2, limit }))
 	var all []net.Conn
 	for n := range clients {
 		before := s.held.Bytes()
@@ -115,7 +115,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		conn.Close()
 	}
 	s.busy.Wait()
-	s.mustCount(t, 0, "tandem_held_bytes")
+	s.mustCount(t, 0, "tandem_buffered_bytes")
 }
 
 // A body that stops is refused wherever it was going, and no engine is kept waiting.

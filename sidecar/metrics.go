@@ -52,8 +52,8 @@ func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *m
 	requests := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",
 		Help: "Generate calls that have begun and not ended, those that are still received and those between two legs included, " +
 			"and hand-offs that are being given back: while there is one, the decode engine is needed."}, open)
-	bodies := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_held_bytes",
-		Help: "Bytes of request bodies that are held; held-limit is the most there may be."}, held)
+	bodies := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
+		Help: "Bytes of request bodies that are buffered now, over all requests; --buffer-limit is the bound."}, held)
 	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, m.warmups, fallback, requests, bodies)
 	return m
 }

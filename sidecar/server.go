@@ -39,7 +39,7 @@ type Server struct {
 	beside         beside
 
 	budget  *pd.FallbackBudget
-	held    *pd.HeldBytes // bodies that are held for prefill
+	held    *pd.BufferedBytes // bodies that are held for prefill
 	stalls  *stallWatch
 	leases  *lease.Book // nil: hand-offs are not held, and given back by way of decode
 	metrics *metrics
@@ -68,7 +68,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		allow:   newAllowList(cfg.Trust.Allow),
 		engine:  cfg.Engine.url(),
 		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
-		held:    pd.NewHeldBytes(cfg.Trust.HeldLimit),
+		held:    pd.NewBufferedBytes(cfg.Trust.BufferLimit),
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},
 	}

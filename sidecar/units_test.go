@@ -159,7 +159,7 @@ func TestConfigProblems(t *testing.T) {
 		{"fallback-ratio", func(c *Config) { c.Fallback.Ratio = 1.1 }},
 		{"fallback-ratio", func(c *Config) { var zero float64; c.Fallback.Ratio = zero / zero }},
 		{"body-limit", func(c *Config) { c.Trust.BodyLimit = 0 }},
-		{"held-limit", func(c *Config) { c.Trust.HeldLimit = 2*c.Trust.BodyLimit - 1 }},
+		{"buffer-limit", func(c *Config) { c.Trust.BufferLimit = 2*c.Trust.BodyLimit - 1 }},
 		{"body-timeout", func(c *Config) { c.Trust.BodyPause = 0 }},
 		{"pd-header", func(c *Config) { c.Trust.PDHeader = "maybe" }},
 	}

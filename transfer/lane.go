@@ -209,7 +209,7 @@ func verdict(ctx context.Context, err error) error {
 	return err
 }
 
-// abandon gives a call up. Its answer, when it comes, is read and dropped.
+// abandon returns a call up. Its answer, when it comes, is read and dropped.
 func (l *lane) abandon(ctx context.Context, c *call) error {
 	l.mu.Lock()
 	was := c.state

@@ -95,7 +95,7 @@ func parseMetadata(b []byte) (metadata, error) {
 	return m, checkName(m.name)
 }
 
-// check tells whether a read is well formed and inside of what the peer announced, before anything is sent.
+// check reports whether a read is well formed and inside of what the peer announced, before anything is sent.
 func (m metadata) check(spans []Span, into [][]byte) error {
 	if len(spans) != len(into) {
 		return fmt.Errorf("%w: %d spans for %d buffers", ErrInvalid, len(spans), len(into))

@@ -142,7 +142,7 @@ func (r *region) copyOut(p []byte, offset uint64) bool {
 	return true
 }
 
-// within tells whether a span lies inside of size bytes, without overflowing.
+// within reports whether a span lies inside of size bytes, without overflowing.
 func within(s Span, size uint64) bool {
 	return s.Offset <= size && s.Length <= size-s.Offset
 }

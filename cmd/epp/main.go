@@ -29,19 +29,19 @@ type settings struct {
 }
 
 type listen struct {
-	Host      string        `flag:"host" arg:"ADDRESS" help:"address of all ports but the admin one; empty means all interfaces"`
-	GRPC      int           `flag:"grpc-port" arg:"PORT" help:"ext-proc and EDS; 0 takes any free one"`
-	Health    int           `flag:"grpc-health-port" arg:"PORT" help:"gRPC health service"`
-	Metrics   int           `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
-	Admin     string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
-	Secure    bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
-	CertDir   string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
-	ClientCA  string        `flag:"client-ca" arg:"FILE" help:"certificates that those of gateways must be signed by, read again when it changes; empty: gateways need none"`
-	MinTLS    string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS that is spoken"`
-	BodyLimit boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
-	HeldLimit boot.Bytes    `flag:"held-limit" arg:"BYTES" help:"request bodies that are held until they are picked for, over all requests; beyond it they are refused with 503. The process takes two to three times of it"`
-	BodyPause time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
-	Drain     time.Duration `flag:"drain-timeout" arg:"DURATION" help:"longest time for requests to be picked for and streams to end after SIGTERM"`
+	Host        string        `flag:"host" arg:"ADDRESS" help:"address of all ports but the admin one; empty means all interfaces"`
+	GRPC        int           `flag:"grpc-port" arg:"PORT" help:"ext-proc and EDS; 0 takes any free one"`
+	Health      int           `flag:"grpc-health-port" arg:"PORT" help:"gRPC health service"`
+	Metrics     int           `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	Admin       string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
+	Secure      bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
+	CertDir     string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
+	ClientCA    string        `flag:"client-ca" arg:"FILE" help:"certificates that those of gateways must be signed by, read again when it changes; empty: gateways need none"`
+	MinTLS      string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS that is spoken"`
+	BodyLimit   boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
+	BufferLimit boot.Bytes    `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered until a pod is picked, over all requests; more are refused with 503. The process takes two to three times as much memory"`
+	BodyPause   time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
+	Drain       time.Duration `flag:"drain-timeout" arg:"DURATION" help:"longest time for requests to be picked for and streams to end after SIGTERM"`
 }
 
 type picking struct {
@@ -105,7 +105,7 @@ func (f *foreign) Validate(p *boot.Problems) {
 func defaults() settings {
 	return settings{
 		Listen: listen{GRPC: 9002, Health: 9003, Metrics: 9090, Admin: "127.0.0.1:9091", Secure: true, MinTLS: "VersionTLS12",
-			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), HeldLimit: boot.Bytes(extproc.Defaults().HeldLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
+			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), BufferLimit: boot.Bytes(extproc.Defaults().BufferLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
 		Endpoints: endpoints{Group: kube.PoolGroup},
 		Picking:   picking{PDHeader: "on"},
 		Metrics:   scrapes{Interval: 200 * time.Millisecond, Stale: 2 * time.Second},
@@ -119,7 +119,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	p.RequirePort("metrics-port", c.Listen.Metrics)
 	p.RequireAddress("admin-address", c.Listen.Admin)
 	p.Require(c.Listen.BodyLimit > 0, "body-limit", "must be positive")
-	p.Require(c.Listen.HeldLimit/2 >= c.Listen.BodyLimit, "held-limit", "must be twice the body-limit at least, or one large body keeps all others out")
+	p.Require(c.Listen.BufferLimit/2 >= c.Listen.BodyLimit, "buffer-limit", "must be twice the body-limit at least, or one large body would keep all others out")
 	p.Require(c.Listen.BodyPause > 0, "body-timeout", "must be positive")
 	p.Require(c.Listen.Drain >= 0, "drain-timeout", "must not be negative")
 	p.Require(c.Metrics.Interval >= 50*time.Millisecond, "refresh-metrics-interval", "must be 50ms or more")

@@ -37,12 +37,12 @@ func TestFlagsPage(t *testing.T) {
 // TestFront holds that the flags of the front door reach it.
 func TestFront(t *testing.T) {
 	cfg := defaults()
-	args := []string{"--body-limit=2MiB", "--held-limit=8MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache"}
+	args := []string{"--body-limit=2MiB", "--buffer-limit=8MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache"}
 	if _, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, args); err != nil {
 		t.Fatal(err)
 	}
 	want := extproc.Defaults()
-	want.BodyLimit, want.HeldLimit, want.BodyPause = 2<<20, 8<<20, 7*time.Second
+	want.BodyLimit, want.BufferLimit, want.BodyPause = 2<<20, 8<<20, 7*time.Second
 	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache = false, false, true, true
 	if got := cfg.front(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)

@@ -67,7 +67,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 // front is how requests are read and answered.
 func (c *settings) front() extproc.Config {
 	f := extproc.Defaults()
-	f.BodyLimit, f.HeldLimit, f.BodyPause = int64(c.Listen.BodyLimit), int64(c.Listen.HeldLimit), c.Listen.BodyPause
+	f.BodyLimit, f.BufferLimit, f.BodyPause = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit), c.Listen.BodyPause
 	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
 	f.ClearRouteCache = c.Picking.Route
 	return f

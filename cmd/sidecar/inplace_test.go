@@ -25,7 +25,7 @@ type container struct {
 	Args []string
 }
 
-// routingProxies gives the arguments of all routing proxies in a file of Deployments, by the Deployment's name.
+// routingProxies returns the arguments of all routing proxies in a file of Deployments, by the Deployment's name.
 func routingProxies(t *testing.T, file string) map[string][]string {
 	t.Helper()
 	data, err := os.ReadFile(file)

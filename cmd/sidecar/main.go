@@ -37,10 +37,10 @@ type listen struct {
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
-	// BodyLimit and HeldLimit are here because their spelling (64MiB) is the command line's.
-	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
-	HeldLimit boot.Bytes `flag:"held-limit" arg:"BYTES" help:"request bodies that are held for prefill on other pods, over all requests; beyond it they are refused with 503. The process takes two to three times of it"`
-	Clients   int        `flag:"max-connections" arg:"NUMBER" help:"connections to the data port; further ones are closed at once"`
+	// BodyLimit and BufferLimit are here because their spelling (64MiB) is the command line's.
+	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
+	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
+	Clients     int        `flag:"max-connections" arg:"NUMBER" help:"connections to the data port; further ones are closed at once"`
 }
 
 // foreign are flags of llm-d's sidecar that are served in part, not at all, or without effect here. They may be given as
@@ -85,7 +85,7 @@ func (f *foreign) Validate(p *boot.Problems) {
 func defaults() config {
 	return config{
 		Listen: listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit),
-			HeldLimit: boot.Bytes(sidecar.Defaults().Trust.HeldLimit), Clients: maxClients},
+			BufferLimit: boot.Bytes(sidecar.Defaults().Trust.BufferLimit), Clients: maxClients},
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
 		Foreign: foreign{Ranks: 1},
@@ -107,14 +107,14 @@ func (c *config) Validate(p *boot.Problems) {
 		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
 	}
 	p.Require(c.Listen.Clients > 0, "max-connections", "must be positive")
-	c.Sidecar.Trust.BodyLimit, c.Sidecar.Trust.HeldLimit = int64(c.Listen.BodyLimit), int64(c.Listen.HeldLimit)
+	c.Sidecar.Trust.BodyLimit, c.Sidecar.Trust.BufferLimit = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit)
 	c.Secure.adopt(c.Foreign.TLS, c.Foreign.Insecure)
 	c.Secure.validate(p, c.Listen.Secure)
 	c.Keeper.validate(p)
 	c.Sidecar.Problems(p.Add)
 }
 
-// catches tells whether calls to an engine at host come to the data port, if the port is the same.
+// catches reports whether calls to an engine at host come to the data port, if the port is the same.
 func (l listen) catches(host string) bool {
 	all := l.Host == "" || net.ParseIP(l.Host).IsUnspecified()
 	return l.Host == host || all && (host == "localhost" || net.ParseIP(host).IsLoopback())

@@ -171,5 +171,5 @@ func (r *reply) take(document string) error {
 	return nil
 }
 
-// sentInHalves tells whether the strike comes while the client sends.
+// sentInHalves reports whether the strike comes while the client sends.
 func (r row) sentInHalves() bool { return r.state == received && r.deed != nothing }

@@ -160,7 +160,7 @@ func (s strike) explains() pd.Reason {
 	return pd.TransferFailed
 }
 
-// retry says whether a proxy may try another decode pod: nothing was sent, and the status is not about the request.
+// retry reports whether a proxy may try another decode pod: nothing was sent, and the status is not about the request.
 func (o outcome) retry() bool {
 	return (o.content == refusal || o.content == engineWord) && (o.status == http.StatusBadGateway || o.status == http.StatusServiceUnavailable)
 }

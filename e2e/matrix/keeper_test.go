@@ -19,7 +19,7 @@ const (
 	unsure keeper = "keeper unsure" // it dies of each notice, after it has sent it
 )
 
-// startKeeper gives what the sidecar tells with, nil if there is nothing.
+// startKeeper returns what the sidecar tells with, nil if there is nothing.
 func (s *stage) startKeeper(t *testing.T, k keeper) transfer.Notifier {
 	t.Helper()
 	if k == none {

@@ -28,7 +28,7 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// undisturbed gives the tokens of an engine that answers alone.
+// undisturbed returns the tokens of an engine that answers alone.
 func undisturbed(t *testing.T) map[pd.API][]int {
 	t.Helper()
 	e := startEngine(t, nil, 0)

@@ -22,7 +22,7 @@ import (
 // Config says how requests are read and answered. A time limit of 0 is none.
 type Config struct {
 	BodyLimit       int64         // bytes of a request's body; more is answered 413
-	HeldLimit       int64         // bytes of bodies of all requests that are not picked for yet; more is answered 503
+	BufferLimit     int64         // bytes of the bodies that are buffered until their pick, over all requests; more is answered 503
 	BodyPause       time.Duration // between two frames of a request's body
 	BodyRate        int64         // bytes a second that a body comes with on average, beyond BodyPause
 	DecisionTimeout time.Duration // from the last byte to the decision
@@ -42,7 +42,7 @@ type Config struct {
 // Defaults are the settings that suit the bootstrap of this package.
 func Defaults() Config {
 	return Config{
-		BodyLimit: 64 << 20, HeldLimit: 1 << 30, BodyPause: 30 * time.Second, BodyRate: pd.BodyRate, DecisionTimeout: 30 * time.Second,
+		BodyLimit: 64 << 20, BufferLimit: 1 << 30, BodyPause: 30 * time.Second, BodyRate: pd.BodyRate, DecisionTimeout: 30 * time.Second,
 		PDHeader: true, Subset: true, Trailers: true,
 	}
 }
@@ -82,8 +82,8 @@ func (c *Config) check() error {
 	if c.BodyLimit <= 0 {
 		return fmt.Errorf("making the ext-proc server: a body limit of %d bytes lets no request in", c.BodyLimit)
 	}
-	if c.HeldLimit < c.BodyLimit {
-		return fmt.Errorf("making the ext-proc server: a body of %d bytes could never be held within %d", c.BodyLimit, c.HeldLimit)
+	if c.BufferLimit < c.BodyLimit {
+		return fmt.Errorf("making the ext-proc server: the body limit of %d bytes exceeds the buffer limit of %d", c.BodyLimit, c.BufferLimit)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type metrics struct {
 	rewrites   *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer, bodies *pd.HeldBytes) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, bodies *pd.BufferedBytes) (*metrics, error) {
 	phases := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
 		Help: "Time of a request in a phase. epp: from its last byte at the picker to the picker's answer."},
 		[]string{"phase", "decision"})
@@ -41,8 +41,8 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.HeldBytes) (*metrics, erro
 				"Of those that a header rewrote, which clients may send, the model is not told."},
 			[]string{"rewrite", "model"}),
 	}
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_held_bytes",
-		Help: "Bytes of request bodies that are held; held-limit is the most there may be."}, bodies.Bytes)
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
+		Help: "Bytes of request bodies that are buffered now, over all requests; --buffer-limit is the bound."}, bodies.Bytes)
 	for v := pd.Local; v <= pd.Refused; v++ {
 		m.phases[v] = phases.WithLabelValues(pd.PhaseEPP.String(), v.String())
 	}

@@ -314,7 +314,7 @@ func (st *stream) refuse(why *pd.Refusal, last time.Time) (bool, error) {
 
 // dropReader gives the reader back, with the body it holds.
 func (st *stream) dropReader() {
-	st.s.held.Give(st.request.held)
+	st.s.held.Release(st.request.held)
 	st.request.held = 0
 	if st.request.reader != nil {
 		st.request.reader.Reset(epp.Head{}, 0, epp.BlockSpec{})

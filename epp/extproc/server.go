@@ -24,8 +24,8 @@ type Server struct {
 	metrics *metrics
 	tracing tracing
 	quiet   quiet
-	readers sync.Pool     // of *epp.Reader
-	held    *pd.HeldBytes // request bodies
+	readers sync.Pool         // of *epp.Reader
+	held    *pd.BufferedBytes // request bodies
 
 	mu       sync.Mutex           // guards what follows
 	idle     map[*stream]struct{} // streams that only wait for the end of an answer
@@ -40,7 +40,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	held := pd.NewHeldBytes(cfg.HeldLimit)
+	held := pd.NewBufferedBytes(cfg.BufferLimit)
 	m, err := newMetrics(deps.Metrics, held)
 	if err != nil {
 		return nil, fmt.Errorf("registering the metrics of the ext-proc server: %w", err)

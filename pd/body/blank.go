@@ -71,7 +71,7 @@ func NewBlank(src io.Reader, t *Table, l Limits, remove func(want int) bool) *Bl
 	return b
 }
 
-// Removed tells whether a member was removed so far.
+// Removed reports whether a member was removed so far.
 func (b *Blank) Removed() bool { return b.removed }
 
 // Scanner returns the scanner of the source. Its offsets hold for the source
@@ -220,7 +220,7 @@ func (b *Blank) pick() bool {
 	return false
 }
 
-// isLeading tells whether m is removed and so are all members before it.
+// isLeading reports whether m is removed and so are all members before it.
 func (b *Blank) isLeading(m *Member) bool {
 	n := len(b.leads)
 	for n > 0 && b.leads[n-1].object > m.Object {

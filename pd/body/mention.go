@@ -119,7 +119,7 @@ func (h *hint) hasUnit(u rune) bool {
 	return false
 }
 
-// Mentions tells whether the last name of a want that remove selects occurs
+// Mentions reports whether the last name of a want that remove selects occurs
 // anywhere in a body, or could be spelled there by a \u escape. It is the test
 // for a body that is no JSON, in which members cannot be told from text: if it
 // says no, no lenient reader will find such a member either.

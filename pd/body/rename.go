@@ -130,7 +130,7 @@ func (r *Renamer) decide(start, end int) {
 	r.done = end
 }
 
-// named tells whether a string literal is the name that is to go.
+// named reports whether a string literal is the name that is to go.
 func (r *Renamer) named(raw []byte) bool {
 	raw = raw[1 : len(raw)-1]
 	if !hasEscape(raw) {

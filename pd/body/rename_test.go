@@ -228,7 +228,7 @@ func FuzzRenamer(f *testing.F) {
 	})
 }
 
-// eventsOf gives the data of all events.
+// eventsOf returns the data of all events.
 func eventsOf(stream []byte) (all [][]byte) {
 	var v Events
 	_ = v.Feed(stream, func(e Event) error { // too large an event ends both lists alike

@@ -286,7 +286,7 @@ func (s *Scanner) popFrame() {
 	}
 }
 
-// inObject tells whether the innermost container is an object.
+// inObject reports whether the innermost container is an object.
 func (s *Scanner) inObject() bool {
 	d := s.depth - 1
 	return s.objects[d/64]>>(d%64)&1 != 0

@@ -229,7 +229,7 @@ func (s *Scanner) Find(want int) (Member, bool) {
 	return Member{}, false
 }
 
-// replaced tells whether a parent of the i-th member came again after it.
+// replaced reports whether a parent of the i-th member came again after it.
 func (s *Scanner) replaced(want, i int) bool {
 	for _, id := range s.table.lines[want] {
 		if s.born[id] > i {

@@ -20,7 +20,7 @@ type Event struct {
 
 var doneText = []byte("[DONE]")
 
-// Done tells whether the event is the end of a stream of OpenAI's kind.
+// Done reports whether the event is the end of a stream of OpenAI's kind.
 func (e Event) Done() bool { return bytes.Equal(bytes.TrimSpace(e.Data), doneText) }
 
 var (
@@ -30,7 +30,7 @@ var (
 	scanners   = sync.Pool{New: func() any { return new(Scanner) }}
 )
 
-// Error tells whether the event reports an error: its name is "error", or its
+// Error reports whether the event reports an error: its name is "error", or its
 // data has a top-level member "error" that is not null. vLLM sends the latter
 // with status 200 and without a name.
 func (e Event) Error() bool {

@@ -39,7 +39,7 @@ func closing(p []byte, i int, escaped bool) (int, bool) {
 	}
 }
 
-// escapes tells whether the byte after p is escaped: whether the run of
+// escapes reports whether the byte after p is escaped: whether the run of
 // backslashes that ends p is odd. escaped tells the same of p's first byte.
 func escapes(p []byte, escaped bool) bool {
 	k := len(p)
@@ -169,7 +169,7 @@ const (
 	inExponent
 )
 
-// complete tells whether a number may end here.
+// complete reports whether a number may end here.
 func (ph phase) complete() bool {
 	return ph == atZero || ph == inInteger || ph == inFraction || ph == inExponent
 }

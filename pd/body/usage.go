@@ -102,7 +102,7 @@ func (r *UsageReader) Event(data []byte) (Usage, bool) {
 	return r.Usage()
 }
 
-// hasUsage tells whether data has the text "usage", a colon and a brace.
+// hasUsage reports whether data has the text "usage", a colon and a brace.
 func hasUsage(data []byte) bool {
 	for {
 		i := bytes.Index(data, usageKey)

@@ -66,7 +66,7 @@ type State struct {
 	Err    error  // why it is down, or was last; nil if it never was
 }
 
-// Up tells whether calls can be made.
+// Up reports whether calls can be made.
 func (s State) Up() bool { return s.About != "" }
 
 var _ transfer.Notifier = (*Keeper)(nil)
@@ -171,7 +171,7 @@ func (k *Keeper) receive(n transfer.Notification) {
 	}
 }
 
-// Notifications gives what others sent. What comes while the channel is full is dropped.
+// Notifications returns what others sent. What comes while the channel is full is dropped.
 func (k *Keeper) Notifications() <-chan transfer.Notification { return k.incoming }
 
 // Load makes a peer known to the process. Metadata that kills it makes this fail with transfer.ErrGone.

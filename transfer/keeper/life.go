@@ -125,7 +125,7 @@ func (l *life) read(ctx context.Context, receive func(transfer.Notification)) er
 	}
 }
 
-// answer gives a reply to who waits for it: nobody does if its caller has given up.
+// answer returns a reply to who waits for it: nobody does if its caller has given up.
 func (l *life) answer(r reply) {
 	l.mu.Lock()
 	w := l.waiting[r.ID]

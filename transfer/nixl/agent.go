@@ -116,7 +116,7 @@ func (a *Agent) Library() string { return a.lib.path }
 // Metadata describes this agent to its peers. It names no memory.
 func (a *Agent) Metadata() []byte { return a.metadata }
 
-// Notifications gives what others sent here. Messages longer than transfer.MaxMessage, and those that come while the
+// Notifications returns what others sent here. Messages longer than transfer.MaxMessage, and those that come while the
 // channel is full, are dropped.
 func (a *Agent) Notifications() <-chan transfer.Notification { return a.incoming }
 

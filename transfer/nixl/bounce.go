@@ -52,7 +52,7 @@ func newBounce(bytes int, grow func(context.Context) error) *bounce {
 	return &bounce{inUse: make(chan struct{}, max(1, bytes/slotSize)), grow: grow}
 }
 
-// take gives a slot to whoever has put a token into inUse. It does not take the token back on failure.
+// take returns a slot to whoever has put a token into inUse. It does not take the token back on failure.
 func (b *bounce) take(ctx context.Context) (*slot, error) {
 	for {
 		s, err := b.idleOrRoom()
@@ -79,7 +79,7 @@ func (b *bounce) idleOrRoom() (*slot, error) {
 	return nil, nil
 }
 
-// shrink gives up the right to add a slot.
+// shrink returns up the right to add a slot.
 func (b *bounce) shrink() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

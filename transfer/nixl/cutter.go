@@ -27,7 +27,7 @@ type part struct {
 	offset, bytes uint64
 }
 
-// check tells whether a read is well formed, and inside of what the peer announced.
+// check reports whether a read is well formed, and inside of what the peer announced.
 func (c *cutter) check() error {
 	if len(c.spans) != len(c.into) {
 		return fmt.Errorf("%w: %d spans for %d buffers", transfer.ErrInvalid, len(c.spans), len(c.into))
@@ -43,7 +43,7 @@ func (c *cutter) check() error {
 	return nil
 }
 
-// more tells whether bytes are left.
+// more reports whether bytes are left.
 func (c *cutter) more() bool {
 	for c.next < len(c.spans) && c.spans[c.next].Length == 0 {
 		c.next++

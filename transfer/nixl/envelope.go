@@ -29,7 +29,7 @@ const (
 // extent is a run of bytes in a process.
 type extent struct{ address, length uint64 }
 
-// real tells whether there can be such memory in a process.
+// real reports whether there can be such memory in a process.
 func (e extent) real() bool {
 	return e.address != 0 && e.length != 0 && e.length <= math.MaxInt64 && e.address <= math.MaxUint64-e.length
 }

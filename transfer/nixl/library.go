@@ -176,7 +176,7 @@ func (l *library) inbox() (list unsafe.Pointer, err error) {
 
 func (l *library) freeInbox(list unsafe.Pointer) { C.tandem_nixl_destroy_notif_map(l.funcs, list) }
 
-// fetch gives take the messages that have come since. Each is of its sender and belongs to take.
+// fetch returns take the messages that have come since. Each is of its sender and belongs to take.
 func (l *library) fetch(agent, list unsafe.Pointer, take func(from string, message []byte)) error {
 	if err := check("get_notifs", C.tandem_nixl_get_notifs(l.funcs, agent, list, nil)); err != nil {
 		return err

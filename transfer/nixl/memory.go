@@ -69,7 +69,7 @@ func (l *library) wait(agent, request unsafe.Pointer, most time.Duration) error 
 	return check("get_xfer_status", status)
 }
 
-// end gives a request back. One that has not ended goes on writing all the same.
+// end returns a request back. One that has not ended goes on writing all the same.
 func (l *library) end(agent, request unsafe.Pointer) error {
 	return check("release_xfer_req", C.tandem_nixl_end(l.funcs, agent, request))
 }

@@ -49,7 +49,7 @@ func (t *Transport) Alloc(bytes int) (mem []byte, free func() error, err error) 
 	return mem, t.freer(mem), nil
 }
 
-// freer gives memory back, once.
+// freer returns memory back, once.
 func (t *Transport) freer(mem []byte) func() error {
 	var mu sync.Mutex
 	return func() error {
@@ -116,7 +116,7 @@ func (t *Transport) refresh() error {
 	return nil
 }
 
-// add gives memory a number, if it may be registered.
+// add returns memory a number, if it may be registered.
 func (rs *regions) add(owner *Transport, mem []byte, e extent) (*region, error) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

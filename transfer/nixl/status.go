@@ -45,5 +45,5 @@ type CallError struct {
 
 func (e *CallError) Error() string { return "nixl " + e.Call + ": " + e.Status.Error() }
 
-// Unwrap gives the status.
+// Unwrap returns the status.
 func (e *CallError) Unwrap() error { return e.Status }

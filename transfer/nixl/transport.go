@@ -233,7 +233,7 @@ func (t *Transport) close() error {
 	return t.bounce.unmap()
 }
 
-// returns tells whether something returned in time. If not, it goes on.
+// returns reports whether something returned in time. If not, it goes on.
 func returns(limit time.Duration, wait func()) bool {
 	done := make(chan struct{})
 	go func() {

@@ -148,16 +148,15 @@ it to another one. */}}
 {{- end -}}
 
 
-{{/* The programs do not start where all bodies together are not to be twice the largest one: --held-limit, of which these are
-the defaults, in MiB. */}}
+{{/* The programs do not start unless --buffer-limit is at least twice the body limit. These are its defaults, in MiB. */}}
 {{- define "tandem.check.bodies" -}}
 {{- $twice := include "tandem.bytes" .Values.epp.bodyLimit | int64 | mul 2 -}}
-{{- range $name, $held := dict "epp" 1024 "sidecar" 512 -}}
-  {{- $default := not (regexMatch "(^| )--held-limit=" (join " " (index $.Values $name).extraArgs)) -}}
-  {{- if and $default (gt $twice (mul $held 1048576)) }}
-{{ printf (print "epp.bodyLimit is %s, but %s holds %dMiB of bodies at most, which has to be twice that: set --held-limit in "
-     "%s.extraArgs, and %s.resources.limits.memory to three times of it")
-     $.Values.epp.bodyLimit $name $held $name $name }}
+{{- range $name, $limit := dict "epp" 1024 "sidecar" 512 -}}
+  {{- $default := not (regexMatch "(^| )--buffer-limit=" (join " " (index $.Values $name).extraArgs)) -}}
+  {{- if and $default (gt $twice (mul $limit 1048576)) }}
+{{ printf (print "epp.bodyLimit is %s, but %s buffers %dMiB of bodies at most, which must be twice as much: set --buffer-limit "
+     "in %s.extraArgs, and %s.resources.limits.memory to three times that")
+     $.Values.epp.bodyLimit $name $limit $name $name }}
   {{- end -}}
 {{- end -}}
 {{- end -}}

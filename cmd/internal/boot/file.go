@@ -13,14 +13,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fileValue is what the config file says about one option.
+// fileValue is the value of one option in the config file.
 type fileValue struct {
 	texts  []string
 	origin string // file:line; empty if the file does not name the option
 }
 
-// readFile reads the config file, JSON being YAML too. What it cannot use is a
-// problem with the line it stands in.
+// readFile reads the config file, which is YAML or JSON. An entry that cannot be used is a problem, reported with its line.
 func (t *table) readFile(path string, found *Problems) map[*option]fileValue {
 	values := map[*option]fileValue{}
 	if path == "" {
@@ -53,8 +52,7 @@ func (t *table) readFile(path string, found *Problems) map[*option]fileValue {
 	return values
 }
 
-// parseFile gives the top-level mapping of a file; an empty file is an empty
-// mapping.
+// parseFile returns the top-level mapping of a file; an empty file is an empty mapping.
 func parseFile(path string) (*yaml.Node, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -84,18 +82,17 @@ func (t *table) lookup(key string) (*option, error) {
 	case o == nil:
 		return nil, fmt.Errorf("unknown setting%s", t.didYouMean(key, ""))
 	case o.refused != "":
-		return nil, fmt.Errorf("is not taken: %s", o.refused)
+		return nil, fmt.Errorf("is not supported: %s", o.refused)
 	case o.group == builtinGroup:
 		return nil, errors.New("cannot be set in a file")
 	}
 	return o, nil
 }
 
-// nodeTexts gives the texts to parse, after a check of the YAML type: strict,
-// because YAML's own guesses (a version that became a number, an empty value)
-// are better answered at once.
+// nodeTexts returns the texts to parse, after a strict check of the YAML type: YAML guesses types (a version becomes a
+// number, an empty value null), and an error is better than such a guess.
 func nodeTexts(o *option, node *yaml.Node) ([]string, error) {
-	node = meant(node)
+	node = resolveAlias(node)
 	if !isList(o.kind) || node.Kind == yaml.ScalarNode {
 		if err := checkScalar(o, node); err != nil {
 			return nil, err
@@ -107,7 +104,7 @@ func nodeTexts(o *option, node *yaml.Node) ([]string, error) {
 	}
 	texts := make([]string, len(node.Content))
 	for i, item := range node.Content {
-		item = meant(item)
+		item = resolveAlias(item)
 		if err := checkScalar(o, item); err != nil {
 			return nil, fmt.Errorf("item %d: %w", i+1, err)
 		}
@@ -116,8 +113,8 @@ func nodeTexts(o *option, node *yaml.Node) ([]string, error) {
 	return texts, nil
 }
 
-// meant follows an alias to what it stands for.
-func meant(node *yaml.Node) *yaml.Node {
+// resolveAlias returns the node that an alias refers to, or the node itself.
+func resolveAlias(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		return node.Alias
 	}
@@ -132,8 +129,7 @@ func checkScalar(o *option, node *yaml.Node) error {
 	return fmt.Errorf("want %s, got %s", want, nodeName(node))
 }
 
-// scalarTags names what a value of the option looks like in a file, and lists
-// the YAML tags that may stand for it.
+// scalarTags describes how a value of the option is written in a file, and lists the YAML tags that it may have.
 func scalarTags(o *option) (want, tags string) {
 	kind := o.kind
 	if isList(kind) {
@@ -156,7 +152,7 @@ func scalarTags(o *option) (want, tags string) {
 	return "text (put it in quotes)", "!!str "
 }
 
-// nodeName says what a node is, for an error message.
+// nodeName describes a node for an error message.
 func nodeName(node *yaml.Node) string {
 	switch node.Kind {
 	case yaml.MappingNode:
@@ -178,8 +174,8 @@ func nodeName(node *yaml.Node) string {
 	}
 }
 
-// writeEffective prints the configuration as a file that would give the same,
-// each value that is not a default with its origin, and ends the program.
+// writeEffective prints the configuration as a file that would yield the same configuration. Each value that is not a
+// default has its origin in a comment.
 func (t *table) writeEffective(w io.Writer) error {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	for _, o := range t.options {
@@ -197,7 +193,7 @@ func (t *table) writeEffective(w io.Writer) error {
 	return Exit{Code: CodeOK}
 }
 
-// node is the option's value as it would stand in a file.
+// node returns the option's value as a YAML node.
 func (o *option) node() *yaml.Node {
 	node := valueNode(o.value)
 	node.LineComment = o.origin
@@ -213,7 +209,7 @@ func valueNode(v reflect.Value) *yaml.Node {
 			node.Content = append(node.Content, valueNode(v.Index(i)))
 		}
 	case v.Kind() == reflect.String || readsText(v.Type()):
-		node.SetString(formatValue(v)) // quoted where it would read as something else
+		node.SetString(formatValue(v)) // quoted where YAML would read it as another type
 	default:
 		node.Kind, node.Value = yaml.ScalarNode, formatValue(v)
 	}

@@ -16,10 +16,10 @@ type option struct {
 	aliases []string // other spellings with the same meaning
 	group   string   // heading on the help page
 	help    string
-	arg     string // what the help page calls the value
+	arg     string // name of the value on the help page
 	enum    []string
-	refused string // not empty: known, not taken, and what to use instead
-	ignored string // not empty: accepted without effect, and why
+	refused string // not empty: the flag is known but not supported; the text names the replacement
+	ignored string // not empty: the flag is accepted without effect; the text says why
 
 	value    reflect.Value // invalid for refused and ignored options
 	kind     reflect.Type
@@ -28,25 +28,24 @@ type option struct {
 	origin   string   // where the value came from; empty for the default
 }
 
-// names are all spellings that mean o.
+// names returns all spellings of o.
 func (o *option) names() []string { return append([]string{o.name}, o.aliases...) }
 
-// isSwitch tells whether the flag may stand without a value. A refused one is
-// refused either way.
+// isSwitch reports whether the flag may stand without a value. A refused flag may, so that it is refused either way.
 func (o *option) isSwitch() bool { return o.kind.Kind() == reflect.Bool || o.refused != "" }
 
-// inert tells whether o is known only to be refused or ignored.
+// inert reports whether o is known only to be refused or ignored.
 func (o *option) inert() bool { return o.refused != "" || o.ignored != "" }
 
-// table is every option of a program in the order of declaration.
+// table holds every option of a program, in the order of declaration.
 type table struct {
 	options []*option
 	byName  map[string]*option
 	log     *Log // of the config struct, if it has one
 }
 
-// newTable reads the tables that the given structs declare. Mistakes in the
-// declaration are the programmer's, so it panics on them.
+// newTable builds the table that the given structs declare. It panics on a mistake in a declaration, because that is a bug
+// in the program.
 func newTable(structs ...any) *table {
 	t := &table{byName: map[string]*option{}}
 	for _, s := range structs {
@@ -113,8 +112,7 @@ func (t *table) add(o *option) {
 	t.options = append(t.options, o)
 }
 
-// nearest gives the option name most like the given one, or "" if none is
-// close enough to be what the user meant.
+// nearest returns the option name most similar to the given one, or "" if none is similar enough.
 func (t *table) nearest(name string) string {
 	var names []string
 	for _, o := range t.options {
@@ -125,12 +123,11 @@ func (t *table) nearest(name string) string {
 	return Nearest(name, names)
 }
 
-// Nearest gives the candidate most like name, or "" if none is close enough to
-// be what the user meant.
+// Nearest returns the candidate most similar to name, or "" if none is similar enough to be what the user meant.
 func Nearest(name string, candidates []string) string {
 	best, distance := "", max(2, len(name)/3)+1
 	for _, candidate := range candidates {
-		// At a distance of its length, no letter of it is left.
+		// At a distance equal to the length of name, the two have no letter in common.
 		if d := editDistance(name, candidate); d < distance && d < len(name) {
 			best, distance = candidate, d
 		}
@@ -138,7 +135,7 @@ func Nearest(name string, candidates []string) string {
 	return best
 }
 
-// didYouMean is the end of a sentence about an unknown name.
+// didYouMean returns the end of an error message about an unknown name.
 func (t *table) didYouMean(name, dashes string) string {
 	if near := t.nearest(name); near != "" {
 		return ", did you mean " + dashes + near + "?"
@@ -146,7 +143,7 @@ func (t *table) didYouMean(name, dashes string) string {
 	return ""
 }
 
-// editDistance is the Levenshtein distance of two names, in bytes.
+// editDistance returns the Levenshtein distance of two names, in bytes.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

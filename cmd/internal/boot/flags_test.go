@@ -45,7 +45,7 @@ func TestPrecedence(t *testing.T) {
 			append([]string{"--port", "1", "--prefill-allow", "a, b", "--prefill-allow=c"}, inFile...), 1, []string{"a", "b", "c"}},
 		{"last of several", nil, []string{"--port=4", "--vllm-port=5"}, 5, []string{"10.0.0.0/8"}},
 		{"empty list", nil, []string{"--prefill-allow="}, 0, []string{}},
-		{"questions belong on the command line", map[string]string{"TANDEM_CHECK": "true", "TANDEM_VERSION": "v1"}, nil, 0, []string{"10.0.0.0/8"}},
+		{"check and version only on the command line", map[string]string{"TANDEM_CHECK": "true", "TANDEM_VERSION": "v1"}, nil, 0, []string{"10.0.0.0/8"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// recheckInterval bounds how often those who ask look at the files: at most
-// one stat call for each of them in this time.
+// recheckInterval is the shortest time between two checks of a file: each Followed makes at most one stat call per file in
+// this time.
 const recheckInterval = time.Second
 
-// Followed is what was last read from files that may change while the program
-// runs, such as those of a mounted Kubernetes secret. Nothing watches them: who
-// asks looks. A change that cannot be read keeps the last good content.
+// Followed holds the content of files that may change while the program runs, such as those of a mounted Kubernetes secret.
+// It runs no watcher: [Followed.Get] checks the files. If a change cannot be read, the last good content stays.
 type Followed[T any] struct {
 	what  string // for the log
 	paths []string
@@ -24,7 +23,7 @@ type Followed[T any] struct {
 	log   *slog.Logger
 	now   func() time.Time
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	current T
 	stamps  []int64 // modification times at the last attempt to read, in ns
 	checked time.Time
@@ -36,7 +35,7 @@ func Follow[T any](log *slog.Logger, what string, read func() (T, error), paths 
 	return f, f.load()
 }
 
-// Get gives the content, read again if the files have changed.
+// Get returns the content, read again if the files have changed.
 func (f *Followed[T]) Get() T {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,13 +55,12 @@ func (f *Followed[T]) load() error {
 	return f.reload()
 }
 
-// reload reads the files if they changed since the last attempt, good or bad,
-// so that a broken or missing one is reported once. The times are taken before
-// the reading: a change in between is seen by the next call.
+// reload reads the files if they changed since the last attempt, good or bad, so that a broken or missing one is reported
+// once. It takes the modification times before it reads, so the next call sees a change made in between.
 func (f *Followed[T]) reload() error {
 	stamps := make([]int64, len(f.paths))
 	for i, path := range f.paths {
-		if info, err := os.Stat(path); err == nil { // reading tells what is wrong
+		if info, err := os.Stat(path); err == nil { // a stat error is reported by read
 			stamps[i] = info.ModTime().UnixNano()
 		}
 	}
@@ -77,8 +75,8 @@ func (f *Followed[T]) reload() error {
 	return err
 }
 
-// maxSecret caps a file that holds keys, certificates or secrets (bytes):
-// bundles of all public authorities are a quarter of it.
+// maxSecret is the largest size, in bytes, of a file that holds keys, certificates or secrets. A bundle of all public
+// certificate authorities is a quarter of it.
 const maxSecret = 1 << 20
 
 // readSmall reads a file of at most maxSecret bytes.
@@ -95,8 +93,8 @@ func readSmall(path string) ([]byte, error) {
 	return text, err
 }
 
-// FollowFile reads a file of secrets or settings, at most 1 MiB, by parse for
-// the first time. what names it in the log when a change cannot be read.
+// FollowFile follows a file of secrets or settings of at most 1 MiB, and reads it with parse for the first time. what names
+// it in the log when a change cannot be read.
 func FollowFile[T any](log *slog.Logger, what, path string, parse func(text []byte) (T, error)) (*Followed[T], error) {
 	return Follow(log, what, func() (content T, err error) {
 		text, err := readSmall(path)

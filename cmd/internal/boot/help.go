@@ -64,7 +64,7 @@ func (o *option) writeHelp(w io.Writer) {
 	writeWrapped(w, "        ", text)
 }
 
-// writeForeign lists flags of other products.
+// writeForeign lists the known flags of other products that are not supported or have no effect.
 func (t *table) writeForeign(w io.Writer) {
 	var refused, ignored []*option
 	for _, o := range t.options {
@@ -76,7 +76,7 @@ func (t *table) writeForeign(w io.Writer) {
 		}
 	}
 	if len(refused) > 0 {
-		fmt.Fprintf(w, "\nNot taken:\n")
+		fmt.Fprintf(w, "\nNot supported:\n")
 	}
 	for _, o := range refused {
 		writeWrapped(w, "  ", fmt.Sprintf("--%s: %s", strings.Join(o.names(), ", --"), o.refused))

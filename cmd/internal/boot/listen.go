@@ -31,17 +31,17 @@ func Listen(ctx context.Context, flagName, addr string) (net.Listener, error) {
 	return nil, Missingf("listening on %s: %w (%s)", addr, rootCause(err), advice)
 }
 
-// Port is one address to listen at, and the name of the flag that says so.
+// Port is an address to listen at, and the name of the flag that sets it.
 type Port struct{ Flag, Addr string }
 
-// ListenAll opens listeners at all ports, in their order, or at none.
+// ListenAll opens listeners at all ports, in their order. If one fails, it closes those it has opened.
 func ListenAll(ctx context.Context, ports ...Port) ([]net.Listener, error) {
 	var open []net.Listener
 	for _, p := range ports {
 		l, err := Listen(ctx, p.Flag, p.Addr)
 		if err != nil {
 			for _, l := range open {
-				_ = l.Close() // nobody has connected
+				_ = l.Close() // no client has connected
 			}
 			return nil, err
 		}
@@ -61,17 +61,16 @@ func rootCause(err error) error {
 	}
 }
 
-// Addresses are the addresses a program listens on, by purpose (extproc, http,
-// admin …).
+// Addresses maps the purpose of each listener (extproc, http, admin …) to its address.
 type Addresses map[string]net.Addr
 
-// Ready prints the line that tells tests, scripts and cmd/tandem that every
-// listener of the room is up, and where, since any port may have been 0:
+// Ready prints the line that tells tests, scripts and cmd/tandem that every listener of the component is open, and at which
+// addresses, since any port may have been given as 0:
 //
 //	{"ready":"epp","addresses":{"extproc":"127.0.0.1:41233"}}
 //
 // The keys are sorted. Call it once.
-func Ready(stdout io.Writer, room string, addresses Addresses) error {
+func Ready(stdout io.Writer, component string, addresses Addresses) error {
 	texts := make(map[string]string, len(addresses))
 	for name, addr := range addresses {
 		texts[name] = addr.String()
@@ -79,7 +78,7 @@ func Ready(stdout io.Writer, room string, addresses Addresses) error {
 	line, err := json.Marshal(struct {
 		Ready     string            `json:"ready"`
 		Addresses map[string]string `json:"addresses"`
-	}{room, texts})
+	}{component, texts})
 	if err != nil {
 		return fmt.Errorf("writing the ready line: %w", err)
 	}

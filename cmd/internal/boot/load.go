@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Program is what the help page says about a program.
+// Program describes a program for its help page.
 type Program struct {
 	Summary  string // one sentence
-	Operands string // what may follow the flags, such as "FILE"; empty: nothing
+	Operands string // what may follow the flags, such as "FILE"; empty: no operands
 }
 
 // builtinGroup is the heading of the flags that every program has.
@@ -27,22 +27,17 @@ type builtin struct {
 	Version bool   `flag:"version" help:"print the version and exit"`
 }
 
-// Load fills cfg, a pointer to a struct that holds the defaults, and returns
-// the operands. The precedence is: flag, environment variable TANDEM_<NAME>
-// (an empty one counts as unset), config file, default.
+// Load fills cfg, a pointer to a struct that holds the defaults, and returns the operands. The precedence is: flag,
+// environment variable TANDEM_<NAME> (an empty one counts as unset), config file, default.
 //
-// A field with the tag flag:"name" declares a flag. More tags are help (the
-// manual), arg (name of the value), alias (other spellings, comma separated)
-// and enum (allowed texts). A blank field whose tags are flag and refused
-// declares a flag of other products that is not taken, and what to use
-// instead; one with flag and ignored is accepted without effect, a bool without
-// a value. A struct field is a group of flags, with the tag group for the
-// heading.
+// A field with the tag flag:"name" declares a flag. More tags are help (the manual), arg (name of the value), alias (other
+// spellings, comma separated) and enum (allowed texts). A blank field with the tags flag and refused declares a flag of
+// another product that is not supported; the text of refused names the replacement. A blank field with flag and ignored is
+// accepted without effect, a bool without a value. A struct field is a group of flags, with the tag group for the heading.
 //
-// The error is an [Exit]: with CodeOK and no cause when the user only asked
-// for --help, --version or --check; with CodeUsage for the command line; with
-// CodeConfig, and every problem on a line of its own, for the values, which
-// every [Validator] in cfg has been asked about.
+// The error is an [Exit]: with CodeOK and no cause if the user only asked for --help, --version or --check; with CodeUsage
+// for a wrong command line; with CodeConfig for invalid values, with one problem per line. Load calls every [Validator] in
+// cfg.
 func (p Program) Load(std IO, cfg any, args []string) ([]string, error) {
 	var own struct {
 		Builtin builtin `group:"Program"`
@@ -74,8 +69,8 @@ func (p Program) Load(std IO, cfg any, args []string) ([]string, error) {
 	return operands, nil
 }
 
-// parse takes the command line apart. Values stay texts until resolve, so that
-// all wrong ones are reported together.
+// parse splits the command line into options and operands. Values stay texts until resolve, so that all wrong ones are
+// reported together.
 func (t *table) parse(args []string) (operands []string, err error) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -92,8 +87,7 @@ func (t *table) parse(args []string) (operands []string, err error) {
 		if len(rest) == 0 {
 			return operands, t.refusal()
 		}
-		// The flag package stops at the first operand, GNU does not; after
-		// "--" both do.
+		// The flag package stops at the first operand; GNU programs do not. After "--" both stop.
 		if n := len(args) - len(rest); n > 0 && args[n-1] == "--" {
 			return append(operands, rest...), t.refusal()
 		}
@@ -101,8 +95,7 @@ func (t *table) parse(args []string) (operands []string, err error) {
 	}
 }
 
-// explain rewrites an error of the flag package in our words; the package has
-// no types for them.
+// explain rewrites an error of the flag package in our words. It matches texts, because the package has no error types.
 func (t *table) explain(err error) error {
 	if errors.Is(err, flag.ErrHelp) {
 		return err
@@ -116,17 +109,17 @@ func (t *table) explain(err error) error {
 	return err
 }
 
-// refusal is the error about the first refused flag on the command line.
+// refusal returns the error about the first refused flag on the command line.
 func (t *table) refusal() error {
 	for _, o := range t.options {
 		if o.refused != "" && len(o.raw) > 0 {
-			return fmt.Errorf("flag --%s is not taken: %s", o.name, o.refused)
+			return fmt.Errorf("flag --%s is not supported: %s", o.name, o.refused)
 		}
 	}
 	return nil
 }
 
-// rawValue is a flag.Value that only remembers.
+// rawValue is a flag.Value that stores the text without parsing it.
 type rawValue struct{ *option }
 
 func (r *rawValue) String() string { return "" }
@@ -139,7 +132,7 @@ func (r *rawValue) Set(text string) error {
 // IsBoolFlag lets the flag package accept a switch without a value.
 func (r *rawValue) IsBoolFlag() bool { return r.isSwitch() }
 
-// resolve sets every value by precedence, validates, and returns all problems.
+// resolve sets every value by precedence, validates the configuration, and returns all problems.
 func (t *table) resolve(std IO, own *builtin, cfg any) *Problems {
 	found := &Problems{table: t}
 	t.set(std, found, t.byName["config"], fileValue{})
@@ -153,7 +146,7 @@ func (t *table) resolve(std IO, own *builtin, cfg any) *Problems {
 	return found
 }
 
-// set gives the option its value from the strongest source that has one.
+// set sets the option from the source with the highest precedence that has a value.
 func (t *table) set(std IO, found *Problems, o *option, file fileValue) {
 	var texts []string
 	switch env := o.environment(std); {
@@ -172,14 +165,12 @@ func (t *table) set(std IO, found *Problems, o *option, file fileValue) {
 	}
 }
 
-// serviceLink is what Kubernetes puts into TANDEM_PORT of every container
-// beside a Service called "tandem". No number looks like it, so it is nobody's
-// setting.
+// serviceLink matches the value that Kubernetes puts into TANDEM_PORT of every container next to a Service called "tandem".
+// No number looks like it, so it is ignored.
 var serviceLink = regexp.MustCompile(`^(tcp|udp|sctp)://[^/]+:\d+$`)
 
-// environment is what the environment sets the option to, or "". An image may
-// well have TANDEM_VERSION for reasons of its own; --check and --version are
-// things to ask on a command line only.
+// environment returns the option's value in the environment, or "". --check and --version are read from the command line
+// only: an image may set TANDEM_VERSION for reasons of its own.
 func (o *option) environment(std IO) string {
 	value := std.env(envName(o.name))
 	if o.group == builtinGroup && o.name != "config" ||
@@ -194,7 +185,7 @@ func envName(flagName string) string {
 	return "TANDEM_" + strings.ToUpper(strings.ReplaceAll(flagName, "-", "_"))
 }
 
-// writeNotes tells about settings that have no effect.
+// writeNotes logs the settings that have no effect.
 func (t *table) writeNotes(std IO) {
 	for _, o := range t.options {
 		if o.ignored != "" && len(o.raw) > 0 {
@@ -203,7 +194,7 @@ func (t *table) writeNotes(std IO) {
 	}
 }
 
-// logger is the program's own logger, if its config struct has a [Log].
+// logger returns the program's own logger if its config struct has a [Log], else a default one.
 func (t *table) logger(std IO) *slog.Logger {
 	if t.log == nil {
 		return Log{}.New(std)

@@ -9,7 +9,7 @@ import (
 
 // Log is the part of a config struct that chooses the logger.
 type Log struct {
-	// zap-log-level and v are llm-d's names; they take verbosities.
+	// zap-log-level and v are llm-d's names for it; they also take verbosities.
 	Level  LogLevel  `flag:"log-level" alias:"zap-log-level,v" arg:"LEVEL" help:"least severe message to write: debug, info, warn, error, or llm-d's verbosity 0..5 (4 and up mean debug)"`
 	Format LogFormat `flag:"log-format" alias:"zap-encoder" arg:"FORMAT" help:"form of the log: text or json"`
 }
@@ -23,12 +23,11 @@ func (l Log) New(std IO) *slog.Logger {
 	return slog.New(slog.NewTextHandler(std.Stderr, opts))
 }
 
-// LogLevel is a slog level that also reads llm-d's numeric verbosities. The
-// zero value is info.
+// LogLevel is a slog level that can also be read from llm-d's numeric verbosities. The zero value is info.
 type LogLevel slog.Level
 
-// debugVerbosity is the verbosity from which llm-d's components write what we
-// write at debug: their levels are default 2, verbose 3, debug 4, trace 5.
+// debugVerbosity is the lowest of llm-d's verbosities that maps to debug. Its levels are default 2, verbose 3, debug 4,
+// trace 5.
 const debugVerbosity = 4
 
 // UnmarshalText reads a level name or a verbosity.
@@ -51,7 +50,7 @@ func (l *LogLevel) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText gives the level's name.
+// MarshalText returns the level's name.
 func (l LogLevel) MarshalText() ([]byte, error) {
 	return []byte(strings.ToLower(slog.Level(l).String())), nil
 }
@@ -59,7 +58,7 @@ func (l LogLevel) MarshalText() ([]byte, error) {
 // LogFormat is text or json. The zero value is text.
 type LogFormat string
 
-// UnmarshalText reads the format; console is what llm-d calls text.
+// UnmarshalText reads the format; llm-d calls text "console".
 func (f *LogFormat) UnmarshalText(text []byte) error {
 	switch string(text) {
 	case "text", "console":
@@ -72,7 +71,7 @@ func (f *LogFormat) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText gives the format's name.
+// MarshalText returns the format's name.
 func (f LogFormat) MarshalText() ([]byte, error) {
 	if f == "" {
 		return []byte("text"), nil

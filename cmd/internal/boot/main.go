@@ -28,7 +28,7 @@ type Exit struct {
 	Err  error // printed once on stderr; nil prints nothing
 }
 
-// Error gives the text of the wrapped error.
+// Error returns the text of the wrapped error.
 func (e Exit) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("exit code %d", e.Code)
@@ -36,26 +36,26 @@ func (e Exit) Error() string {
 	return e.Err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e Exit) Unwrap() error { return e.Err }
 
-// Usagef is an error about the command line: exit code 2.
+// Usagef returns an error about the command line: exit code 2.
 func Usagef(format string, args ...any) error {
 	return Exit{CodeUsage, fmt.Errorf(format, args...)}
 }
 
-// Configf is an error about the configuration: exit code 3.
+// Configf returns an error about the configuration: exit code 3.
 func Configf(format string, args ...any) error {
 	return Exit{CodeConfig, fmt.Errorf(format, args...)}
 }
 
-// Missingf is an error about a part that the program needs and cannot get, or
-// an address it cannot listen on: exit code 4.
+// Missingf returns an error about a part that the program needs and cannot get, or an address that it cannot listen on: exit
+// code 4.
 func Missingf(format string, args ...any) error {
 	return Exit{CodeMissing, fmt.Errorf(format, args...)}
 }
 
-// IO is the surroundings of a program, so that a test can provide others.
+// IO is the environment of a program: streams, name and variables. Tests provide their own.
 type IO struct {
 	Name   string // of the program, for messages
 	Stdin  io.Reader
@@ -89,11 +89,10 @@ func Main(f Func) {
 	os.Exit(Run(context.Background(), std, os.Args[1:], f))
 }
 
-// Run runs f and returns the exit code. The first SIGINT or SIGTERM cancels
-// f's context; a second one means that the user will not wait: Run returns at
-// once, with f still running, because the process is about to end.
+// Run runs f and returns the exit code. The first SIGINT or SIGTERM cancels f's context. On a second one Run returns at
+// once, with f still running, because the user does not want to wait and the process is about to end.
 func Run(ctx context.Context, std IO, args []string, f Func) int {
-	// Two, so that the second signal is not dropped while the first is handled.
+	// The buffer holds two, so that the second signal is not dropped while the first is handled.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(signals)
@@ -111,7 +110,7 @@ func run(ctx context.Context, std IO, args []string, f Func, signals <-chan os.S
 		select {
 		case err := <-done:
 			if stopping && errors.Is(err, context.Canceled) {
-				err = nil // it stopped because it was told to
+				err = nil // the signal stopped it, so this is a clean end
 			}
 			return report(std, err)
 		case s := <-signals:
@@ -124,7 +123,7 @@ func run(ctx context.Context, std IO, args []string, f Func, signals <-chan os.S
 	}
 }
 
-// report prints err, if there is something to say, and gives its exit code.
+// report prints err, if it has a text, and returns its exit code.
 func report(std IO, err error) int {
 	if err == nil {
 		return CodeOK

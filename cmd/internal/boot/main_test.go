@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 )
 
-// TestMain lets the test binary play the program of the scripts.
+// TestMain runs the test binary as the program of the scripts.
 func TestMain(m *testing.M) {
 	boottest.Main(m, map[string]func(){"server": func() { Main(server) }})
 }
@@ -80,7 +80,7 @@ func server(ctx context.Context, std IO, args []string) error {
 	return after(ctx, cfg.Then, l)
 }
 
-// after is what the program does once it is ready.
+// after does what the --then flag asks for, once the program is ready.
 func after(ctx context.Context, what string, l net.Listener) error {
 	switch what {
 	case "fail":
@@ -98,13 +98,13 @@ func after(ctx context.Context, what string, l net.Listener) error {
 		<-ctx.Done()
 		return ctx.Err()
 	case "self-kill":
-		// Two kinds, because the system merges equal signals.
+		// It sends two kinds of signal, because the system merges equal ones.
 		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 			if err := syscall.Kill(os.Getpid(), s); err != nil {
 				return err
 			}
 		}
-		select {} // deaf to its context
+		select {} // ignores its context
 	}
 	return nil
 }

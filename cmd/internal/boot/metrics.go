@@ -5,8 +5,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// NewRegistry makes a metrics registry with what every program reports: the Go
-// runtime, the process, and tandem_build_info.
+// NewRegistry returns a metrics registry with the metrics that every program has: the Go runtime, the process, and
+// tandem_build_info.
 func NewRegistry() *prometheus.Registry {
 	v := ReadVersion()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{

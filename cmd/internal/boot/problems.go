@@ -8,14 +8,13 @@ import (
 	"strconv"
 )
 
-// Validator is a config struct, or a struct inside it, that can tell what is
-// wrong with its values. Load asks it after all values are set.
+// Validator is a config struct, or a struct inside it, that checks its values. Load calls it after all values are set.
 type Validator interface {
 	Validate(p *Problems)
 }
 
-// Problems collects what is wrong with a configuration, at most one problem
-// for each field, since a second one is mostly a consequence of the first.
+// Problems collects the problems of a configuration, at most one for each field, since a second one is mostly a consequence
+// of the first.
 type Problems struct {
 	table *table
 	list  []problem
@@ -27,9 +26,8 @@ type problem struct {
 	err           error
 }
 
-// Add reports a problem of the named flag (without dashes); format and args
-// are those of fmt.Errorf. A room that may not import boot takes Add as a
-// function.
+// Add reports a problem of the named flag (without dashes); format and args are those of fmt.Errorf. A package that may not
+// import boot can take Add as a function.
 func (p *Problems) Add(flag, format string, args ...any) {
 	var origin string
 	if o := p.table.byName[flag]; o != nil {
@@ -50,8 +48,7 @@ func (p *Problems) RequirePort(flag string, port int) {
 	p.Require(port >= 0 && port <= 65535, flag, "%d is not a port (0 to 65535; 0 takes any free one)", port)
 }
 
-// RequireAddress reports an address that is not HOST:PORT. The host may be
-// empty (all interfaces), the port 0 (any free one).
+// RequireAddress reports an address that is not HOST:PORT. An empty host means all interfaces, port 0 any free port.
 func (p *Problems) RequireAddress(flag, address string) {
 	_, port, err := net.SplitHostPort(address)
 	if err == nil {
@@ -69,7 +66,7 @@ func (p *Problems) add(field, origin string, err error) {
 	p.list = append(p.list, problem{field, origin, err})
 }
 
-// joined gives all problems as one error, one per line, or nil.
+// joined returns all problems as one error, one per line, or nil.
 func (p *Problems) joined() error {
 	var errs []error
 	for _, one := range p.list {
@@ -82,8 +79,8 @@ func (p *Problems) joined() error {
 	return errors.Join(errs...)
 }
 
-// err is the Exit for the problems: the command line is at fault if a value on
-// it could not be read, but who asks for a check asks about the configuration.
+// err returns the Exit for the problems. A value on the command line that cannot be read is a usage error, except with
+// --check, whose user asks about the configuration.
 func (p *Problems) err(check bool) error {
 	err := p.joined()
 	switch {
@@ -96,7 +93,7 @@ func (p *Problems) err(check bool) error {
 	}
 }
 
-// validate asks cfg and the structs inside it, innermost first.
+// validate calls the validators of cfg and of the structs inside it, innermost first.
 func validate(cfg any, p *Problems) {
 	v := reflect.ValueOf(cfg).Elem()
 	for i := range v.NumField() {

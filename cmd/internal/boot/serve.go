@@ -17,19 +17,18 @@ import (
 )
 
 const (
-	// headerTimeout bounds how long a client may take to send its request
-	// header, so that idle connections cannot pile up half-open.
+	// headerTimeout is the longest time in which a client may send its request header, so that half-open connections cannot
+	// pile up.
 	headerTimeout = 10 * time.Second
-	// idleTimeout is longer than any usual scrape interval, so that a scraper
-	// keeps its connection.
+	// idleTimeout is longer than usual scrape intervals, so that a scraper keeps its connection.
 	idleTimeout = 2 * time.Minute
-	// endTimeout bounds the graceful end of auxiliary listeners: their answers
-	// are short, except a running profile, which is cut.
+	// endTimeout bounds the graceful end of auxiliary listeners. Their responses are short, except a running profile, which
+	// is cut.
 	endTimeout = 2 * time.Second
 )
 
-// Service is an auxiliary HTTP listener: metrics and probes, or administration.
-// It is not for request traffic, whose servers have needs of their own.
+// Service is an auxiliary HTTP listener: metrics and probes, or administration. Request traffic does not use it; its servers
+// set other limits.
 type Service struct {
 	Name     string // for errors
 	Listener net.Listener
@@ -37,11 +36,9 @@ type Service struct {
 	TLS      *tls.Config // nil: plaintext
 }
 
-// Serve serves until ctx is cancelled or one service fails, then ends all of
-// them, lets their running answers finish for two seconds, and returns after
-// the last goroutine has ended. It closes the listeners. Give it a context that
-// outlives the drain of the data port, so that probes and metrics still answer
-// during it.
+// Serve serves until ctx is cancelled or one service fails. Then it ends all services, lets running responses finish for two
+// seconds, and returns after the last goroutine has ended. It closes the listeners. Give it a context that outlives the
+// drain of the data port, so that probes and metrics are still served during the drain.
 func Serve(ctx context.Context, log *slog.Logger, services ...Service) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -49,7 +46,7 @@ func Serve(ctx context.Context, log *slog.Logger, services ...Service) error {
 	errs := make([]error, len(services))
 	for i, s := range services {
 		running.Go(func() {
-			// One that fails takes the others with it.
+			// If one service fails, the others end too.
 			defer cancel()
 			errs[i] = s.serve(ctx, log)
 		})
@@ -64,8 +61,7 @@ func (s Service) serve(ctx context.Context, log *slog.Logger) error {
 		TLSConfig:         s.TLS,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
-		// What the server says here is about single connections, such as a
-		// scanner that does not speak TLS.
+		// These messages of the server are about single connections, such as a scanner that does not speak TLS.
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	ended := make(chan struct{})
@@ -85,23 +81,22 @@ func (s Service) serve(ctx context.Context, log *slog.Logger) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	_ = server.Close() // the listener is gone, its connections go too
+	_ = server.Close() // the listener is closed; this closes its connections
 	return fmt.Errorf("serving %s at %v: %w", s.Name, s.Listener.Addr(), err)
 }
 
-// end stops the server gracefully, and then not.
+// end stops the server gracefully, and cuts it off after endTimeout.
 func end(server *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	if server.Shutdown(ctx) != nil {
-		_ = server.Close() // what did not finish in time is cut; there is nobody to tell
+		_ = server.Close() // responses that did not finish in time are cut; the error has no reader
 	}
 }
 
-// Operations answers /metrics from the registry, /livez always, and /readyz
-// with 200 while ready returns nil, else with 503 and the reason. Each of the
-// details that is not empty is a further line of /readyz: what does not keep
-// the program from serving, and should be known.
+// Operations serves /metrics from the registry, /livez always, and /readyz: 200 while ready returns nil, else 503 with the
+// reason. Each of the details that is not empty adds a line to /readyz, for conditions that do not keep the program from
+// serving but should be known.
 func Operations(metrics prometheus.Gatherer, ready func() error, details ...func() string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -123,8 +118,8 @@ func Operations(metrics prometheus.Gatherer, ready func() error, details ...func
 	return mux
 }
 
-// Admin answers /debug/pprof/. Programs add what else only their operator may
-// see; the listener belongs on loopback.
+// Admin returns a handler of /debug/pprof/. Programs add pages that only the operator may see; the listener belongs on
+// loopback.
 func Admin() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

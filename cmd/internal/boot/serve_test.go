@@ -23,7 +23,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// get asks over a connection of its own, so that none is left open.
+// get sends a request on a connection of its own, so that no connection stays open.
 func get(t *testing.T, url string, config *tls.Config) (int, string) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}
@@ -39,7 +39,7 @@ func get(t *testing.T, url string, config *tls.Config) (int, string) {
 	return res.StatusCode, string(body)
 }
 
-// start runs Serve until stop is called, which gives its error.
+// start runs Serve until stop is called. stop returns the error of Serve.
 func start(t *testing.T, services ...Service) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -90,8 +90,7 @@ func TestOperationsAndAdmin(t *testing.T) {
 	}
 }
 
-// announcing is a listener that tells when it is closed, with which a graceful
-// end begins.
+// announcing is a listener that signals when it is closed; a graceful end begins with that.
 type announcing struct {
 	net.Listener
 	closed func()

@@ -17,28 +17,26 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// flushTimeout bounds how long the end of a program waits for its last spans
-// to be taken by the collector.
+// flushTimeout is how long the end of a program waits for the collector to take the last spans.
 const flushTimeout = 3 * time.Second
 
-// Telemetry is where spans go. With no collector configured it costs nothing
-// on the request path.
+// Telemetry creates and exports spans. With no collector configured it costs nothing on the request path.
 type Telemetry struct {
-	// Propagator reads and writes W3C traceparent and baggage. It does nothing
-	// when disabled; the headers of a request then pass as they came.
+	// Propagator reads and writes W3C traceparent and baggage. When traces are disabled it does nothing, and a request's
+	// headers pass unchanged.
 	Propagator propagation.TextMapPropagator
 
 	provider trace.TracerProvider
 	shutdown func(context.Context) error
-	// flushTimeout bounds shutdown; a field so that a test need not wait.
+	// flushTimeout bounds shutdown. It is a field so that a test can shorten it.
 	flushTimeout time.Duration
 }
 
-// Tracer gives the tracer of a room, named by its import path.
+// Tracer returns the tracer of a package, named by its import path.
 func (t *Telemetry) Tracer(scope string) trace.Tracer { return t.provider.Tracer(scope) }
 
-// Close sends the spans that are still held back, for at most three seconds.
-// It takes no context, because it is called when the program's is cancelled.
+// Close sends the spans that are still buffered, for at most three seconds. It takes no context, because it is called when
+// the program's context is already cancelled.
 func (t *Telemetry) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), t.flushTimeout)
 	defer cancel()
@@ -48,16 +46,14 @@ func (t *Telemetry) Close() error {
 	return nil
 }
 
-// StartTelemetry exports traces over OTLP/gRPC if OTEL_EXPORTER_OTLP_ENDPOINT
-// or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, unless OTEL_SDK_DISABLED=true
-// or OTEL_TRACES_EXPORTER=none. All other OTEL_* variables are read by the SDK
-// and mean what its specification says: sampler (by default the parent's
-// decision, else all), headers, certificates, timeouts, resource attributes.
-// service is the service name where OTEL_SERVICE_NAME sets none. An endpoint
-// without scheme is taken as plaintext, as collectors inside a cluster are.
+// StartTelemetry exports traces over OTLP/gRPC if OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set,
+// unless OTEL_SDK_DISABLED=true or OTEL_TRACES_EXPORTER=none. The SDK reads all other OTEL_* variables by its specification:
+// sampler (by default the parent's decision, else all), headers, certificates, timeouts, resource attributes. service is the
+// service name unless OTEL_SERVICE_NAME sets one. An endpoint without a scheme is plaintext, which collectors inside a
+// cluster usually are.
 //
-// It does not wait for the collector: one that is not there costs spans, not
-// requests. The error is an [Exit] with CodeConfig.
+// It does not wait for the collector: without one, spans are lost and requests are not affected. The error is an [Exit] with
+// CodeConfig.
 func StartTelemetry(ctx context.Context, std IO, service string, log *slog.Logger) (*Telemetry, error) {
 	endpoint, err := tracesEndpoint(std)
 	if err != nil {
@@ -66,8 +62,8 @@ func StartTelemetry(ctx context.Context, std IO, service string, log *slog.Logge
 	if endpoint == "" {
 		return disabledTelemetry(), nil
 	}
-	// The SDK reports failed exports only through this global hook; without it
-	// they would reach stderr in a form of their own.
+	// The SDK reports failed exports only through this global hook. Without it they would reach stderr in a format of their
+	// own.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		log.Warn("telemetry", "error", err)
 	}))
@@ -90,8 +86,7 @@ func StartTelemetry(ctx context.Context, std IO, service string, log *slog.Logge
 		shutdown: func(ctx context.Context) error {
 			err := provider.Shutdown(ctx)
 			if err != nil {
-				// The provider gives up waiting, but its exporter would go on
-				// trying; this cuts it.
+				// The provider stops waiting, but its exporter would keep trying; this stops it.
 				_ = exporter.Shutdown(ctx)
 			}
 			return err
@@ -100,7 +95,7 @@ func StartTelemetry(ctx context.Context, std IO, service string, log *slog.Logge
 	}, nil
 }
 
-// tracesEndpoint gives the collector's address, or "" if traces are disabled.
+// tracesEndpoint returns the collector's address, or "" if traces are disabled.
 func tracesEndpoint(std IO) (string, error) {
 	endpoint := firstOf(std.env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), std.env("OTEL_EXPORTER_OTLP_ENDPOINT"))
 	exporter := std.env("OTEL_TRACES_EXPORTER")
@@ -117,7 +112,7 @@ func tracesEndpoint(std IO) (string, error) {
 	return endpoint, nil
 }
 
-// firstOf gives the first text that is not empty.
+// firstOf returns the first text that is not empty.
 func firstOf(texts ...string) string {
 	for _, text := range texts {
 		if text != "" {
@@ -127,8 +122,7 @@ func firstOf(texts ...string) string {
 	return ""
 }
 
-// describe is the resource every span belongs to; the environment's words come
-// last and win.
+// describe returns the resource of every span. Attributes from the environment come last, so they win.
 func describe(ctx context.Context, service string) (*resource.Resource, error) {
 	return resource.New(ctx,
 		resource.WithTelemetrySDK(),
@@ -140,7 +134,7 @@ func describe(ctx context.Context, service string) (*resource.Resource, error) {
 	)
 }
 
-// disabledTelemetry gives tracers that neither record nor allocate.
+// disabledTelemetry returns tracers that neither record nor allocate.
 func disabledTelemetry() *Telemetry {
 	return &Telemetry{
 		Propagator: propagation.NewCompositeTextMapPropagator(),
@@ -153,12 +147,11 @@ type disabledProvider struct{ noop.TracerProvider }
 
 func (disabledProvider) Tracer(string, ...trace.TracerOption) trace.Tracer { return disabledTracer{} }
 
-// disabledTracer differs from the SDK's no-op tracer in not putting a span
-// into the context, which is the only thing there that allocates.
+// disabledTracer differs from the SDK's no-op tracer in one point: it does not put a span into the context, because that
+// allocates.
 type disabledTracer struct{ noop.Tracer }
 
-// Start gives back the context and the no-op span that every empty context
-// has.
+// Start returns ctx unchanged and a no-op span.
 func (disabledTracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
 	return ctx, noop.Span{}
 }

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// receiver is a real OTLP collector that remembers what it was sent.
+// receiver is a real OTLP collector that stores what it receives.
 type receiver struct {
 	collector.UnimplementedTraceServiceServer
 	got chan *collector.ExportTraceServiceRequest
@@ -49,8 +49,7 @@ func startReceiver(t *testing.T) (*receiver, string) {
 	return r, l.Addr().String()
 }
 
-// setEnv sets real variables, since the SDK reads them itself, and gives an IO
-// that sees the same.
+// setEnv sets real variables, since the SDK reads them itself, and returns an IO with the same variables.
 func setEnv(t *testing.T, env map[string]string) IO {
 	t.Helper()
 	for k, v := range env {
@@ -112,7 +111,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	}
 }
 
-// onlySpan takes the one span that must have arrived by now.
+// onlySpan returns the one span that must have arrived by now.
 func onlySpan(t *testing.T, r *receiver) (*resourcepb.Resource, *tracepb.Span) {
 	t.Helper()
 	if n := len(r.got); n != 1 {
@@ -132,7 +131,7 @@ func TestSamplerFollowsTheParent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, flags := range []string{"00", "01"} { // only the second is sampled by its parent
+	for _, flags := range []string{"00", "01"} { // the parent sampled only the second
 		header := http.Header{
 			"Traceparent": {"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-" + flags},
 			"Baggage":     {"tenant=a"},
@@ -189,7 +188,7 @@ func TestTelemetryIsDisabled(t *testing.T) {
 	}
 }
 
-func TestTelemetryRefusesWhatIsNotBuiltIn(t *testing.T) {
+func TestTelemetryRefusesExportersThatAreNotBuiltIn(t *testing.T) {
 	for variable, value := range map[string]string{
 		"OTEL_TRACES_EXPORTER": "zipkin", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
 	} {
@@ -204,9 +203,8 @@ func TestTelemetryRefusesWhatIsNotBuiltIn(t *testing.T) {
 	}
 }
 
-// A collector that takes connections but never answers must not hold up the
-// end of the program for longer than the flush may take.
-func TestCloseGivesUpOnADeafCollector(t *testing.T) {
+// A collector that accepts connections but never answers must not delay the end of the program beyond the flush timeout.
+func TestCloseStopsWaitingForASilentCollector(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -225,10 +223,10 @@ func TestCloseGivesUpOnADeafCollector(t *testing.T) {
 	}
 }
 
-// spanOptions are made once, as a room on the request path should.
+// spanOptions are made once, as a package on the request path should do.
 var spanOptions = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer)}
 
-// tracedRequest is what a room does for one request.
+// tracedRequest does the tracing that a component does for one request.
 func tracedRequest(ctx context.Context, tel *Telemetry, tracer trace.Tracer, header http.Header) {
 	ctx = tel.Propagator.Extract(ctx, propagation.HeaderCarrier(header))
 	ctx, span := tracer.Start(ctx, "sidecar.request", spanOptions...)

@@ -17,16 +17,13 @@ import (
 	"time"
 )
 
-// selfSignedFor is long because a process does not renew it; nobody can verify
-// it anyway.
+// selfSignedFor is long because a process does not renew it, and no client can verify it in any case.
 const selfSignedFor = 10 * 365 * 24 * time.Hour
 
-// ServerTLS makes the TLS setup of a server, TLS 1.2 or newer. dir holds
-// tls.crt and tls.key, as a mounted Kubernetes secret does; an empty dir means a
-// self-signed certificate made now. Of a clientCA that is not empty, a file of
-// certificates, every client must show one that is signed by it. The next
-// handshake takes files that have changed, and broken ones keep the last good
-// ones in use. The error is an [Exit] with CodeConfig.
+// ServerTLS returns the TLS configuration of a server, TLS 1.2 or newer. dir holds tls.crt and tls.key, as a mounted
+// Kubernetes secret does; with an empty dir it makes a self-signed certificate. If clientCA, a file of certificates, is not
+// empty, every client must show a certificate signed by one of them. Files that change are read again at the next handshake;
+// if they are broken, the last good ones stay in use. The error is an [Exit] with CodeConfig.
 func ServerTLS(dir, clientCA string, log *slog.Logger) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if dir == "" {
@@ -47,10 +44,10 @@ func ServerTLS(dir, clientCA string, log *slog.Logger) (*tls.Config, error) {
 	}
 	signers, err := followCA(clientCA, log)
 	if err != nil {
-		return nil, Configf("reading the certificates that clients' must be signed by: %w", err)
+		return nil, Configf("reading the certificate authorities of clients: %w", err)
 	}
 	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, signers.Get()
-	config.SessionTicketsDisabled = true // who was let in before may be no longer
+	config.SessionTicketsDisabled = true // a resumed session would skip the check of the client's certificate
 	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := config.Clone()
 		now.ClientCAs = signers.Get()
@@ -59,17 +56,17 @@ func ServerTLS(dir, clientCA string, log *slog.Logger) (*tls.Config, error) {
 	return config, nil
 }
 
-// PeerTLS says how those who are called are verified, and what they are shown.
+// PeerTLS says how a client verifies the server it calls, and which certificate it shows.
 type PeerTLS struct {
-	CAFile   string // certificates that theirs must be signed by; "": the system's
-	CertDir  string // holds tls.crt and tls.key, for those who ask; "": nothing is shown
-	Name     string // DNS name that theirs must be for; "": the host that is called
-	Insecure bool   // theirs are not verified
+	CAFile   string // certificate authorities of the server; "": the system's
+	CertDir  string // holds tls.crt and tls.key, shown to servers that ask; "": no certificate is shown
+	Name     string // DNS name that the server's certificate must be for; "": the host that is called
+	Insecure bool   // the server's certificate is not verified
 }
 
-// ClientTLS gives the TLS setup of connections to others, TLS 1.2 or newer, with
-// what the files hold when it is called: call it for each connection. It must
-// not be changed. The error is an [Exit] with CodeConfig.
+// ClientTLS returns a function that returns the TLS configuration of a connection to a server, TLS 1.2 or newer, with the
+// current content of the files: call it for each connection. The result must not be changed. The error is an [Exit] with
+// CodeConfig.
 func ClientTLS(p PeerTLS, log *slog.Logger) (func() *tls.Config, error) {
 	base := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: p.Name,
 		InsecureSkipVerify: p.Insecure} //nolint:gosec // the operator's choice, by a flag that says so
@@ -85,7 +82,7 @@ func ClientTLS(p PeerTLS, log *slog.Logger) (func() *tls.Config, error) {
 	}
 	signers, err := followCA(p.CAFile, log)
 	if err != nil {
-		return nil, Configf("reading the certificates that peers' must be signed by: %w", err)
+		return nil, Configf("reading the certificate authorities of the server: %w", err)
 	}
 	return func() *tls.Config {
 		now := base.Clone()
@@ -94,7 +91,7 @@ func ClientTLS(p PeerTLS, log *slog.Logger) (func() *tls.Config, error) {
 	}, nil
 }
 
-// followPair is the certificate and key of a directory.
+// followPair follows the certificate and key of a directory.
 func followPair(dir string, log *slog.Logger) (*Followed[*tls.Certificate], error) {
 	certPath, keyPath := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	return Follow(log, "certificate", func() (*tls.Certificate, error) {
@@ -106,9 +103,9 @@ func followPair(dir string, log *slog.Logger) (*Followed[*tls.Certificate], erro
 	}, certPath, keyPath)
 }
 
-// followCA is a file of certificates that others are signed by.
+// followCA follows a file of certificate authorities.
 func followCA(file string, log *slog.Logger) (*Followed[*x509.CertPool], error) {
-	return FollowFile(log, "certificates of authorities", file, func(text []byte) (*x509.CertPool, error) {
+	return FollowFile(log, "certificate authorities", file, func(text []byte) (*x509.CertPool, error) {
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(text) {
 			return nil, errors.New("it holds no certificate in PEM")
@@ -117,8 +114,8 @@ func followCA(file string, log *slog.Logger) (*Followed[*x509.CertPool], error) 
 	})
 }
 
-// selfSigned makes a certificate for this host. ECDSA P-256 takes well under a
-// millisecond, where RSA can hold up the start of a small pod for seconds.
+// selfSigned makes a certificate for this host. It uses ECDSA P-256, which takes well under a millisecond; RSA can delay the
+// start of a small pod by seconds.
 func selfSigned(now time.Time) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -135,7 +132,7 @@ func selfSigned(now time.Time) (tls.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: "tandem self-signed"},
-		NotBefore:    now.Add(-time.Hour), // clocks of clients may be behind
+		NotBefore:    now.Add(-time.Hour), // clients' clocks may be behind
 		NotAfter:     now.Add(selfSignedFor),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},

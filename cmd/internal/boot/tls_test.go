@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// trusting is a client setup that verifies the given certificate.
+// trusting returns a client configuration that trusts the given certificate.
 func trusting(t *testing.T, cert tls.Certificate) *tls.Config {
 	t.Helper()
 	leaf, err := x509.ParseCertificate(cert.Certificate[0])

@@ -17,11 +17,11 @@ var (
 	marshalerType   = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// readsText tells whether values of type t parse themselves.
+// readsText reports whether values of type t parse themselves.
 func readsText(t reflect.Type) bool { return reflect.PointerTo(t).Implements(unmarshalerType) }
 
-// supported tells whether a flag may have this type: text, number, switch,
-// duration, anything that reads and writes itself as text, or a list of those.
+// supported reports whether a flag may have this type: text, number, switch, duration, a type that reads and writes itself
+// as text, or a list of those.
 func supported(t reflect.Type) bool {
 	if readsText(t) {
 		return t.Implements(marshalerType)
@@ -36,10 +36,10 @@ func supported(t reflect.Type) bool {
 	}
 }
 
-// isList tells whether the type takes several values.
+// isList reports whether the type takes several values.
 func isList(t reflect.Type) bool { return t.Kind() == reflect.Slice && !readsText(t) }
 
-// defaultArg is the name of the value on the help page.
+// defaultArg returns the name of the value on the help page.
 func defaultArg(t reflect.Type) string {
 	switch {
 	case isList(t):
@@ -126,7 +126,7 @@ func parseInt(v reflect.Value, text string) error {
 	return nil
 }
 
-// formatValue is the text that parseValue would read as v.
+// formatValue returns the text that parseValue would read as v.
 func formatValue(v reflect.Value) string {
 	if isList(v.Type()) {
 		items := make([]string, v.Len())
@@ -196,15 +196,14 @@ func (b Bytes) MarshalText() ([]byte, error) {
 	return strconv.AppendInt(nil, int64(b), 10), nil
 }
 
-// Secret is text that is shown nowhere: neither in the effective
-// configuration, nor on the help page, nor in a log.
+// Secret is text that is never shown: not in the effective configuration, on the help page, or in a log.
 type Secret string
 
-// masked is what is shown of a secret that is set.
+// masked stands for a secret that is set.
 const masked = "(set)"
 
-// UnmarshalText takes the secret. It refuses the mask, so that a printed
-// configuration cannot be mistaken for a complete one.
+// UnmarshalText stores the secret. It refuses the mask, so that a printed configuration cannot be mistaken for a complete
+// one.
 func (s *Secret) UnmarshalText(text []byte) error {
 	if string(text) == masked {
 		return errors.New("is only a mask; put the secret itself here")
@@ -213,10 +212,10 @@ func (s *Secret) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText tells only whether the secret is set.
+// MarshalText returns the mask if the secret is set, else "".
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// String tells only whether the secret is set.
+// String returns the mask if the secret is set, else "".
 func (s Secret) String() string {
 	if s == "" {
 		return ""

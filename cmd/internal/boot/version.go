@@ -8,7 +8,7 @@ import (
 // version is set at link time by a release build (-X …/boot.version=v1.2.3).
 var version string
 
-// Version is what is known about the running build.
+// Version describes the running build.
 type Version struct {
 	Number   string // release, or the module version the go command knows
 	Revision string // commit, with "+dirty" if the tree had changes; may be empty
@@ -43,7 +43,7 @@ func (v Version) orUnknown() Version {
 	return v
 }
 
-// String gives number, revision and toolchain on one line.
+// String returns number, revision and toolchain on one line.
 func (v Version) String() string {
 	s := v.Number
 	if v.Revision != "" {

@@ -16,7 +16,8 @@ import (
 // fail if they leave a goroutine behind.
 func Main(m *testing.M, programs map[string]func()) { testscript.Main(leakChecked{m}, programs) }
 
-// leakChecked runs the tests and then looks for goroutines; testscript wants to own the exit, so goleak cannot.
+// leakChecked runs the tests and then looks for leaked goroutines. It replaces goleak's TestMain, because testscript ends
+// the process itself.
 type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
@@ -28,12 +29,12 @@ func (l leakChecked) Run() int {
 	return code
 }
 
-// Scripts runs the scripts in testdata. They have one more command: exits CODE COMMAND ARGS… runs a command and checks its
-// exit code.
+// Scripts runs the scripts in testdata. It adds one command: exits CODE COMMAND ARGS… runs a command and checks its exit
+// code.
 func Scripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
-		// The race detector makes every program wait a second before it ends.
+		// By default the race detector makes every program wait a second before it ends.
 		Setup: func(e *testscript.Env) error { e.Setenv("GORACE", "atexit_sleep_ms=0"); return nil },
 		Cmds:  map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
 	})

@@ -1,3 +1,3 @@
-// Package boottest is for the tests of programs: it runs scripts of commands as a user would type them, with the test
-// binary as the program. Only tests import it.
+// Package boottest runs scripts of commands, as a user would type them, with the test binary as the program. Only tests
+// import it.
 package boottest

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// KeyPair puts a certificate with a serial number, and its key, into a folder as tls.crt and tls.key: a mounted secret.
+// KeyPair writes a certificate with a serial number, and its key, into a folder as tls.crt and tls.key, like a mounted
+// secret.
 func KeyPair(t *testing.T, dir string, serial int64) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

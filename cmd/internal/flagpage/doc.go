@@ -1,3 +1,3 @@
-// Package flagpage holds FLAGS.md to what the programs do. In goes a table of that page and a program's Load; every row is
-// tried, and what the page says otherwise fails the test. Only tests import it.
+// Package flagpage checks FLAGS.md against the programs. It takes a table of that page and a program's Load, and tries every
+// row; a row that disagrees with the program fails the test. Only tests import it.
 package flagpage

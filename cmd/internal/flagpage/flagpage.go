@@ -18,13 +18,13 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// Load is a program's Program.Load over a fresh struct of its defaults.
+// Load runs a program's Program.Load on a fresh struct of its defaults.
 type Load func(std boot.IO, args []string) error
 
-// Check tries every row of the table under a heading of a page that compares a program's flags with those of the program
-// it stands in for. A flag that is taken passes a check, and has the default that the page tells; one without effect is told
-// of in the log; one that is refused is told what the page says to use instead. Every flag of foreign, a config struct, must
-// have a row. Files that examples name are the caller's, in the working folder.
+// Check tries every row of the table under a heading of a page that compares a program's flags with those of the program it
+// replaces. A supported flag must pass --check and have the documented default; an ignored one must be logged as such; the
+// error of a refused one must name what the page names. Every flag of foreign, a config struct, must have a row. The caller
+// provides the files that examples name, in the working folder.
 func Check(t *testing.T, page, heading string, foreign any, load Load) {
 	rows := rowsOf(t, page, heading)
 	for field := range reflect.TypeOf(foreign).Fields() {
@@ -44,7 +44,7 @@ func Check(t *testing.T, page, heading string, foreign any, load Load) {
 	}
 }
 
-// defaultsOf are the defaults of all flags, as a check prints them.
+// defaultsOf returns the defaults of all flags, as --check prints them.
 func defaultsOf(t *testing.T, load Load) map[string]any {
 	t.Helper()
 	var printed bytes.Buffer
@@ -56,7 +56,7 @@ func defaultsOf(t *testing.T, load Load) map[string]any {
 	return defaults
 }
 
-// failure is err unless it only ends a program that has done what it was asked for.
+// failure returns err, or nil if err is an Exit with CodeOK.
 func failure(err error) error {
 	if exit, ok := errors.AsType[boot.Exit](err); ok && exit.Code == boot.CodeOK {
 		return nil
@@ -66,20 +66,20 @@ func failure(err error) error {
 
 // row is one row of a table of FLAGS.md.
 type row struct {
-	example []string // the flag with a value, and what it needs beside it
+	example []string // the flag with a value, and the flags it needs
 	theirs  string   // default of the program it comes from
 	ours    string   // default here
 	verdict string   // same, different, ignored or refused
 	text    string
 }
 
-// name is the flag's, without dashes.
+// name returns the flag's name, without dashes.
 func (r row) name() string {
 	name, _, _ := strings.Cut(strings.TrimLeft(r.example[0], "-"), "=")
 	return name
 }
 
-// apart is the example with values as arguments of their own; nil if it begins with a switch, which takes none.
+// apart returns the example with each value as an argument of its own, or nil if it begins with a switch, which takes none.
 func (r row) apart() (args []string) {
 	for i, arg := range r.example {
 		name, value, valued := strings.Cut(arg, "=")
@@ -93,40 +93,40 @@ func (r row) apart() (args []string) {
 	return args
 }
 
-// compare holds the defaults of the page against those of the program.
+// compare checks the page's defaults against the program's.
 func (r row) compare(t *testing.T, defaults map[string]any) {
 	value, known := defaults[r.name()]
 	if want := fmt.Sprint(value); known && want != "[]" && r.ours != want {
 		t.Errorf("the page says that the default is %q, and it is %q", r.ours, want)
 	}
 	if r.verdict == "same" && known && r.theirs != r.ours {
-		t.Errorf("called the same, though the default is %q here and %q there", r.ours, r.theirs)
+		t.Errorf("the page says same, but the default is %q here and %q there", r.ours, r.theirs)
 	}
 }
 
 func (r row) try(t *testing.T, args []string, load Load) {
-	var told bytes.Buffer
-	std := boot.IO{Name: "program", Stdout: io.Discard, Stderr: &told}
+	var stderr bytes.Buffer
+	std := boot.IO{Name: "program", Stdout: io.Discard, Stderr: &stderr}
 	switch r.verdict {
 	case "same", "different":
 		if err := failure(load(std, append(args, "--check"))); err != nil {
 			t.Errorf("%q: %v", args, err)
 		}
 	case "ignored":
-		if err := load(std, args); err != nil || !strings.Contains(told.String(), "flag="+r.name()) {
-			t.Errorf("%q: %v, told %q", args, err, &told)
+		if err := load(std, args); err != nil || !strings.Contains(stderr.String(), "flag="+r.name()) {
+			t.Errorf("%q: %v, stderr %q", args, err, &stderr)
 		}
 	case "refused":
 		r.refused(t, args, load(std, args))
 	default:
-		t.Errorf("%q is no verdict: want same, different, ignored or refused", r.verdict)
+		t.Errorf("%q is not a verdict: want same, different, ignored or refused", r.verdict)
 	}
 }
 
-// quoted finds what a page sets as code.
+// quoted matches code spans of a page.
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// refused checks that the error is one about the command line or the configuration, and names what the page does.
+// refused checks that the error is a usage or configuration error, and contains every code span of the row's text.
 func (r row) refused(t *testing.T, args []string, err error) {
 	exit, ok := errors.AsType[boot.Exit](err)
 	if !ok || exit.Code != boot.CodeUsage && exit.Code != boot.CodeConfig {

@@ -43,7 +43,7 @@ func Run(_ context.Context, std boot.IO, args []string) error {
 	return nil
 }
 
-// read gives the configuration, and a name for it.
+// read returns the configuration, and a name for it.
 func read(std boot.IO, files []string) (name string, data []byte, err error) {
 	switch {
 	case len(files) == 0:

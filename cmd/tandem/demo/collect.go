@@ -57,7 +57,7 @@ func inMillis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000
 // whys is how many decisions are shown with the numbers behind them.
 const whys = 3
 
-// why gives the picker's word on the first request of each reason, the most telling ones first. Of requests that came out
+// why returns the picker's word on the first request of each reason, the most telling ones first. Of requests that came out
 // otherwise than foretold, because others came between, it says nothing.
 func (e *evidence) why() (all []report.Why) {
 	for _, reason := range []pd.Reason{pd.BelowThreshold, pd.Uncached, pd.ShortPrompt, pd.Forced, pd.Bypassed} {

@@ -88,7 +88,7 @@ func (e *evidence) judgeTokens() report.Promise {
 // blocks is how many blocks the prompt fills.
 func (x *exchange) blocks() int { return (len(x.reference.prompt) + blockSize - 1) / blockSize }
 
-// isRemote tells whether the decode engine pulled KV for it.
+// isRemote reports whether the decode engine pulled KV for it.
 func (x *exchange) isRemote() bool { return x.failure == nil && x.answer.decision.Verdict == pd.Remote }
 
 // wanted is how many blocks have to move for remote prompts, if the engines say of so many of their tokens that they came
@@ -178,7 +178,7 @@ func (e *evidence) judgePhases() report.Promise {
 		"%.1f %% of %.1f s, at least %.0f %%; never above it: %d of %d", 100*share, measured.Seconds(), 100*minAttributed, right, of)
 }
 
-// wellTimed tells whether the phases are those that the request went through, and no more than was measured here. They are
+// wellTimed reports whether the phases are those that the request went through, and no more than was measured here. They are
 // told in microseconds, so each may be half of one too long.
 func (x *exchange) wellTimed() bool {
 	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
@@ -189,7 +189,7 @@ func (x *exchange) wellTimed() bool {
 	return x.answer.attributed() <= x.answer.took+time.Duration(pd.PhaseCount+1)*time.Microsecond
 }
 
-// wantPhase tells whether a request goes through a phase, by what happened to it.
+// wantPhase reports whether a request goes through a phase, by what happened to it.
 func wantPhase(d pd.Result, ph pd.Phase) bool {
 	switch ph {
 	case pd.PhasePrefill:

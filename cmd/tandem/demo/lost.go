@@ -45,7 +45,7 @@ func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	return l, err
 }
 
-// count gives what has changed since before. An engine may know a little sooner than the sidecar that it has been told.
+// count returns what has changed since before. An engine may know a little sooner than the sidecar that it has been told.
 func (s *stage) count(ctx context.Context, l *lostLeg, before lostLeg) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -50,7 +50,7 @@ type stage struct {
 	http            *http.Client
 }
 
-// newStage gives an empty stage, and the context that ends when one of its programs dies.
+// newStage returns an empty stage, and the context that ends when one of its programs dies.
 func newStage(ctx context.Context) (*stage, context.Context) {
 	group, alive := stack.NewGroup(ctx)
 	// Its own transport: no proxy of the environment stands between a machine and itself.
@@ -161,7 +161,7 @@ func (s *stage) do(req *http.Request) (status int, answer []byte, err error) {
 	return resp.StatusCode, answer, nil
 }
 
-// page gives the text of a page.
+// page returns the text of a page.
 func (s *stage) page(ctx context.Context, address, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 )
 
-// answer is an HTTP answer, read whole.
+// answer is an HTTP response with its whole body.
 type answer struct {
 	status int
 	header http.Header
@@ -24,16 +24,17 @@ type answer struct {
 	skew   skew
 }
 
-// pageLimit bounds what is read of an answer, bytes.
+// pageLimit is the most that is read of a response body, in bytes.
 const pageLimit = 8 << 20
 
-// asker asks over HTTP. What it knows goes to nobody else: neither the engines' key nor the cluster's.
+// asker sends HTTP requests to one kind of server. There is one for each kind, so that neither the engines' API key nor the
+// cluster's credentials reach another server.
 type asker struct {
 	client *http.Client
-	key    string // sent along; "" = none
+	key    string // bearer token; "": none
 }
 
-// engines asks endpoints. The API server would take the key for its own.
+// engines returns the asker for endpoints. It sends no key through the API server's proxy, which would take it for its own.
 func (f *fleet) engines() asker {
 	if !f.reach.dials() {
 		return asker{client: f.reach.client()}
@@ -41,7 +42,7 @@ func (f *fleet) engines() asker {
 	return asker{f.reach.client(), f.key}
 }
 
-// operator asks a picker: a pod of the cluster, or what flags name.
+// operator returns the asker for a picker: a pod of the cluster, or the one that flags name.
 func (f *fleet) operator(p *picker) asker {
 	if p.pod != nil {
 		return asker{client: f.reach.client()}
@@ -49,11 +50,11 @@ func (f *fleet) operator(p *picker) asker {
 	return asker{client: f.direct.http}
 }
 
-// user asks as users do.
+// user returns the asker that sends requests through the proxy as a user's client does.
 func (f *fleet) user() asker { return asker{f.direct.http, f.key} }
 
-// ask sends a request and reads its answer. Whoever closes a connection just when a question goes out is asked again: to be
-// asked twice does no harm.
+// ask sends a request and reads the response. If the server closes the connection while the request goes out, it sends the
+// request again; a repeated request does no harm.
 func (a asker) ask(ctx context.Context, method, url string, header http.Header, body string) (*answer, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -65,7 +66,7 @@ func (a asker) ask(ctx context.Context, method, url string, header http.Header, 
 	for name, values := range header {
 		req.Header[name] = values
 	}
-	req.Header["Idempotency-Key"] = nil // net/http asks again, and sends nothing of it
+	req.Header["Idempotency-Key"] = nil // makes net/http retry; with a nil value it sends no such header
 	watch := startSkew()
 	resp, err := a.client.Do(req)
 	if err != nil {
@@ -79,7 +80,7 @@ func (a asker) ask(ctx context.Context, method, url string, header http.Header, 
 	return got, nil
 }
 
-// get asks for a page and takes no other status than 200.
+// get reads a page; any status but 200 is an error.
 func (a asker) get(ctx context.Context, url string) (*answer, error) {
 	got, err := a.ask(ctx, http.MethodGet, url, nil, "")
 	if err == nil && got.status != http.StatusOK {
@@ -94,7 +95,7 @@ func (a asker) getJSON(ctx context.Context, url string, to any) error {
 		return err
 	}
 	if err := json.Unmarshal(got.body, to); err != nil {
-		return errors.New("it answers something else than JSON")
+		return errors.New("its answer is not JSON")
 	}
 	return nil
 }
@@ -108,7 +109,7 @@ func (a asker) metrics(ctx context.Context, base string) (promtext.Page, error) 
 	return promtext.Read(bytes.NewReader(got.body))
 }
 
-// models reads which models a server serves, the engine's own first.
+// models returns the models that a server serves, the engine's own first.
 func (a asker) models(ctx context.Context, base string) ([]model, error) {
 	var list struct{ Data []model }
 	if err := a.getJSON(ctx, base+"/v1/models", &list); err != nil {
@@ -120,14 +121,14 @@ func (a asker) models(ctx context.Context, base string) ([]model, error) {
 	return list.Data, nil
 }
 
-// statusError is an answer that is not what was asked for.
+// statusError is the status of a response, where another one was expected.
 type statusError int
 
 func (e statusError) Error() string {
 	return fmt.Sprintf("it answers %d %s", int(e), http.StatusText(int(e)))
 }
 
-// cause says what went wrong in words that fit into a line.
+// cause shortens an error to the part that fits into a line.
 func cause(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return errors.New("no answer in time")
@@ -143,18 +144,18 @@ func cause(err error) error {
 
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// skew is how far a clock is ahead of this one's.
+// skew is how far a server's clock is ahead of this machine's.
 type skew struct {
 	known bool
 	ahead time.Duration
-	slack time.Duration // what it may be wrong by
+	slack time.Duration // possible error of the measurement
 }
 
 type skewWatch struct{ sent time.Time }
 
 func startSkew() skewWatch { return skewWatch{time.Now()} }
 
-// read compares a Date header, which names whole seconds, with the time between question and answer.
+// read compares a Date header, which has whole seconds, with the times of request and response.
 func (w skewWatch) read(date string) skew {
 	then, err := http.ParseTime(date)
 	if err != nil {

@@ -11,78 +11,78 @@ import (
 // check is one row of the table.
 type check struct {
 	group, name string
-	looks       string // what it looks at
-	do          string // what to do on trouble, unless the finding knows better
+	looks       string // what the check inspects
+	do          string // advice on trouble, unless the finding has its own
 	run         func(context.Context, *fleet) finding
 }
 
-// checks is all that is looked at, in the order in which it is shown.
+// checks is the table of all checks, in the order of the report.
 var checks = []check{
-	{"pool", "endpoints", "that there are any, and that they answer",
+	{"pool", "endpoints", "the pool has endpoints, and they answer",
 		"start the engine, or correct its address and port; of a decode pod it is the sidecar's port", checkAnswers},
-	{"pool", "pods", "that the pods of a cluster are ready",
+	{"pool", "pods", "the pods of a cluster are ready",
 		"kubectl describe pod says why it is not", checkPods},
-	{"pool", "roles", "the label " + roleLabel + ": known values, prefill and decode",
+	{"pool", "roles", "the label " + roleLabel + " has known values, among them prefill and decode",
 		"set the label " + roleLabel + " to prefill or decode", checkRoles},
-	{"pool", "addresses", "that no two endpoints are at one address",
+	{"pool", "addresses", "no two endpoints have the same address",
 		"give each endpoint an address or port of its own", checkAddresses},
-	{"pool", "selector", "that the pool selects the engines of this release and no others",
+	{"pool", "selector", "the pool selects the engines of this release and no others",
 		"make the pool's selector equal to the labels of this release's engines (app.kubernetes.io/instance tells releases apart)", checkSelector},
 
-	{"engines", "metrics", "that metrics pages can be read, and are an engine's",
-		"give the picker an address whose /metrics is the engine's (metricsHost in an endpoints file)", checkMetrics},
-	{"engines", "version", "that all run one version, and one that Tandem was tested with",
-		"run one version in both roles: engines compare it before they hand KV caches over", checkVersion},
-	{"engines", "model", "that all serve one model under one name",
-		"start all engines with the same --model and --served-model-name strings: the string is part of what engines compare", checkModel},
-	{"engines", "model-length", "that all take prompts of one length",
-		"start all engines with the same --max-model-len: what one takes, the other must not refuse", checkLength},
-	{"engines", "block-size", "KV cache blocks of prefill, decode and the picker's prefix index",
+	{"engines", "metrics", "metrics pages can be read and come from engines",
+		"give the picker the address of the engine's own /metrics (metricsHost in an endpoints file)", checkMetrics},
+	{"engines", "version", "all engines run the same version, one that Tandem was tested with",
+		"run one version in both roles: engines compare versions before a hand-off", checkVersion},
+	{"engines", "model", "all engines serve one model under one name",
+		"start all engines with the same --model and --served-model-name strings: engines compare the string before a hand-off", checkModel},
+	{"engines", "model-length", "all engines accept prompts of the same length",
+		"start all engines with the same --max-model-len: one must not refuse a prompt that another accepts", checkLength},
+	{"engines", "block-size", "the block size of the KV caches of prefill and decode, and of the picker's prefix index",
 		"start all engines with the same --block-size, and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
-	{"engines", "kv-cache", "type, layout and hashing of the KV cache",
+	{"engines", "kv-cache", "data type, layout and hashing of the KV caches",
 		"start all engines with the same --kv-cache-dtype and --prefix-caching-hash-algo, and with prefix caching on", checkCache},
-	{"engines", "parallelism", "tensor parallelism of prefill, which must not exceed decode's",
+	{"engines", "parallelism", "the tensor parallelism of prefill does not exceed that of decode",
 		"give prefill no more --tensor-parallel-size than decode, unless the model uses multi-head latent attention", checkParallelism},
 
-	{"hand-off", "connector", "that engines have a KV connector",
+	{"hand-off", "connector", "engines have a KV connector",
 		`start the engine with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}' (decode: kv_consumer)`, checkConnector},
-	{"hand-off", "kv-role", "that prefill may produce KV caches and decode may consume them",
+	{"hand-off", "kv-role", "prefill engines may produce KV caches, decode engines may consume them",
 		"set kv_role in --kv-transfer-config: kv_producer for prefill, kv_consumer for decode, or kv_both", checkKVRole},
-	{"hand-off", "side-channel", "that the side channels of prefill engines answer",
+	{"hand-off", "side-channel", "the side channels of prefill engines answer",
 		"set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address (status.podIP), and let decode pods reach port 5600 (NetworkPolicy)", checkSideChannel},
-	{"hand-off", "keeper", "that the sidecars' keepers are up, and stay so, if they have one",
+	{"hand-off", "keeper", "the sidecars' keepers (NIXL agent processes), if they have any, run and keep running",
 		"the sidecar's log says why, and /keeper --probe in its container: the image must have NIXL's library (target sidecar-nixl, " +
 			"or --keeper-library), and UCX a transport (UCX_TLS, UCX_NET_DEVICES)", checkKeeper},
-	{"hand-off", "leases", "that keepers meet prefill engines, hold their hand-offs and give them back",
+	{"hand-off", "leases", "keepers (NIXL agent processes) connect to prefill engines, renew hand-offs and release them",
 		"let decode pods reach the side channels of prefill pods (NetworkPolicy; port 5600, and one more for each data-parallel rank), " +
-			"and set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address. The sidecar's log has what each said", checkLeases},
-	{"hand-off", "probe", "a short request for each pair, prefilled remotely (--probe)",
-		"the reason is the sidecar's; its log has the rest", checkProbe},
+			"and set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address. The sidecar's log has the errors", checkLeases},
+	{"hand-off", "probe", "a short request for each pair of engines is prefilled remotely (--probe)",
+		"the reason comes from the sidecar; its log has the details", checkProbe},
 
-	{"way in", "sidecar", "that a sidecar is before each decode engine, and none before those that only prefill",
-		"start a sidecar before the engine and name its port in the pool, not the engine's", checkSidecar},
-	{"way in", "picker", "that the picker is ready",
+	{"way in", "sidecar", "each decode engine has a sidecar in front of it, and engines that only prefill have none",
+		"start a sidecar in front of the engine, and put the sidecar's port into the pool, not the engine's", checkSidecar},
+	{"way in", "picker", "the picker is ready",
 		"start it, or correct its address; its log says what it waits for", checkPicker},
-	{"way in", "picker-config", "that its configuration and its endpoints could be read",
+	{"way in", "picker-config", "the picker could read its configuration and its endpoints",
 		"tandem check FILE lists what is wrong with a configuration; the last good one is in use", checkPickerConfig},
-	{"way in", "picker-pool", "that it knows the endpoints of this pool and no others",
+	{"way in", "picker-pool", "the picker knows the endpoints of this pool and no others",
 		"give the picker the same endpoints file, pool or selector", checkPickerPool},
-	{"way in", "freshness", "how old the loads are that it picks by",
+	{"way in", "freshness", "the loads that the picker uses are fresh",
 		"the picker must reach the metrics page of every endpoint (NetworkPolicy, metricsHost)", checkFreshness},
-	{"way in", "service", "that the Service that the InferencePool names leads to pickers",
+	{"way in", "service", "the Service named by the InferencePool leads to pickers",
 		"make the pool's endpointPickerRef name the picker's Service and its ext-proc port", checkService},
-	{"way in", "proxy", "that clients get through to the same model",
+	{"way in", "proxy", "clients reach the same model through the proxy",
 		"the proxy's log says why; tandem envoy-config writes a configuration that works", checkProxy},
 
-	{"all", "tls", "certificates: valid now and for two weeks, and for this name where --ca-file says whose",
+	{"all", "tls", "certificates are valid now and for two weeks; with --ca-file, also signer and name",
 		"renew the certificate in its Secret; it is read again without a restart", checkTLS},
-	{"all", "clock", "clocks, by the dates of answers",
+	{"all", "clock", "clocks agree, by the Date headers of responses",
 		"synchronise the clocks of the nodes (NTP)", checkClock},
-	{"all", "keep-alive", "that nobody closes idle connections before who keeps them",
+	{"all", "keep-alive", "servers keep idle connections longer than their clients do",
 		"raise the keep-alive of the server above that of its clients (vLLM: VLLM_HTTP_TIMEOUT_KEEP_ALIVE=300)", checkKeepAlive},
 }
 
-// verdict is how a check ended.
+// verdict is the result of a check.
 type verdict string
 
 // The verdicts.
@@ -91,14 +91,14 @@ const (
 	warn    verdict = "warn"
 	fail    verdict = "FAIL"
 	unknown verdict = "unknown"
-	none    verdict = "" // there is nothing of the kind to look at
+	none    verdict = "" // the pool has nothing of the kind
 )
 
-// finding is what a check saw.
+// finding is a verdict and what the check saw.
 type finding struct {
 	verdict verdict
 	seen    string
-	do      string // instead of the check's own advice
+	do      string // replaces the check's own advice
 }
 
 // examine runs all checks at once.
@@ -118,7 +118,7 @@ func (f *fleet) examine(ctx context.Context) report {
 	return r
 }
 
-// each looks at all items at once, with a deadline for each, and tells the worst of what it sees.
+// each inspects all items in parallel, with a deadline for each, and returns the worst findings.
 func each[T fmt.Stringer](ctx context.Context, items []T, limit time.Duration, look func(context.Context, T) finding) finding {
 	found := make([]finding, len(items))
 	numbers := make([]int, len(items))
@@ -136,7 +136,7 @@ func each[T fmt.Stringer](ctx context.Context, items []T, limit time.Duration, l
 // severity orders verdicts.
 var severity = []verdict{none, ok, unknown, warn, fail}
 
-// worst says what those items have in common that are worst off. What was seen of several is said once.
+// worst returns the worst of the verdicts, with the items that have it. Items with the same text are listed together.
 func worst[T fmt.Stringer](items []T, found []finding) (all finding) {
 	for _, f := range found {
 		if slices.Index(severity, f.verdict) > slices.Index(severity, all.verdict) {
@@ -144,7 +144,7 @@ func worst[T fmt.Stringer](items []T, found []finding) (all finding) {
 		}
 	}
 	var order []string
-	names := map[string][]string{} // of those of whom the same was seen
+	names := map[string][]string{} // text to names of items
 	for i, f := range found {
 		if f.verdict == all.verdict {
 			if names[f.seen] == nil {
@@ -165,7 +165,7 @@ func worst[T fmt.Stringer](items []T, found []finding) (all finding) {
 	return all
 }
 
-// mostShown bounds how many items a line names.
+// mostShown is how many items a line names at most.
 const mostShown = 4
 
 func few(names []string) string { return fewOf(names, ", ") }
@@ -177,7 +177,7 @@ func fewOf(texts []string, separator string) string {
 	return strings.Join(texts, separator)
 }
 
-// differ tells which items have which value, if they do not all have the same; "" if they do.
+// differ lists which items have which value, or returns "" if all have the same.
 func differ(items []*target, value func(*target) string) string {
 	var order []string
 	holders := map[string][]string{}

@@ -58,7 +58,7 @@ func checkSelector(_ context.Context, f *fleet) finding {
 	case c.selector == nil && c.unseen != nil:
 		return finding{verdict: unknown, seen: c.unseen.Error(), do: "allow this user to list inferencepools"}
 	case c.selector == nil:
-		return finding{verdict: unknown, seen: "there is no InferencePool, and no picker's flags name a selector"}
+		return finding{verdict: unknown, seen: "there is no InferencePool, and no picker has a flag with a selector"}
 	}
 	var missing, foreign []string
 	for _, pod := range c.engines {
@@ -92,7 +92,7 @@ func checkService(_ context.Context, f *fleet) finding {
 	ref := c.pool.Spec.Picker
 	at := slices.IndexFunc(c.services, func(s corev1.Service) bool { return s.Name == ref.Name })
 	if at < 0 {
-		return finding{verdict: fail, seen: fmt.Sprintf("%s names the Service %s, which is not there", c.from, ref.Name)}
+		return finding{verdict: fail, seen: fmt.Sprintf("%s names the Service %s, which does not exist", c.from, ref.Name)}
 	}
 	service := &c.services[at]
 	if ref.Port != nil && !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == int32(ref.Port.Number) }) {
@@ -100,7 +100,7 @@ func checkService(_ context.Context, f *fleet) finding {
 	}
 	selector := labels.SelectorFromSet(service.Spec.Selector)
 	if len(service.Spec.Selector) == 0 || !slices.ContainsFunc(c.pods, func(p corev1.Pod) bool { return selector.Matches(labels.Set(p.Labels)) && notReady(&p) == nil }) {
-		return finding{verdict: fail, seen: fmt.Sprintf("no ready pod is behind the Service %s", ref.Name), do: "kubectl describe pod says why pickers are not ready"}
+		return finding{verdict: fail, seen: fmt.Sprintf("no ready pod is behind the Service %s", ref.Name), do: "run kubectl describe pod on the picker's pods to see why they are not ready"}
 	}
 	return finding{verdict: ok, seen: ref.Name}
 }

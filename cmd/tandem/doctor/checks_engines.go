@@ -29,7 +29,7 @@ func checkMetrics(ctx context.Context, f *fleet) finding {
 		case t.page.Has("sglang:"):
 			return finding{verdict: ok, seen: "SGLang's"}
 		}
-		return finding{verdict: fail, seen: "its page is no engine's"}
+		return finding{verdict: fail, seen: "its metrics page is not that of an engine"}
 	})
 }
 
@@ -42,23 +42,23 @@ func checkVersion(_ context.Context, f *fleet) finding {
 		}
 	}
 	if len(telling) == 0 {
-		return nobody("tells its version (/version)")
+		return nobody("shows its version (/version)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.version }); seen != "" {
 		return finding{verdict: fail, seen: seen}
 	}
 	found := finding{verdict: ok, seen: "all " + telling[0].version}
 	if !strings.HasPrefix(telling[0].version, tested) {
-		found = finding{verdict: warn, seen: found.seen + ", which Tandem was not tested with (" + tested + "x was)",
+		found = finding{verdict: warn, seen: found.seen + ", a version that Tandem was not tested with (" + tested + "x was)",
 			do: "try it with --probe before traffic does"}
 	}
 	if quiet := len(live) - len(telling); quiet > 0 && found.verdict == ok {
-		found = finding{verdict: unknown, seen: fmt.Sprintf("%s, but %d do not tell theirs", found.seen, quiet)}
+		found = finding{verdict: unknown, seen: fmt.Sprintf("%s, but %d do not show their version", found.seen, quiet)}
 	}
 	return found
 }
 
-// modelled are the endpoints that tell which model they serve.
+// modelled returns the endpoints that show which model they serve.
 func (f *fleet) modelled() (telling []*target) {
 	for _, t := range f.live() {
 		if t.modelsErr == nil {
@@ -68,7 +68,7 @@ func (f *fleet) modelled() (telling []*target) {
 	return telling
 }
 
-// base is the model that an engine was started with: adapters come after it.
+// base returns the model that an engine was started with: adapters come after it.
 func (t *target) base() model { return t.models[0] }
 
 func checkModel(_ context.Context, f *fleet) finding {
@@ -76,15 +76,15 @@ func checkModel(_ context.Context, f *fleet) finding {
 		if t.modelsErr == nil {
 			continue
 		}
-		found := finding{verdict: fail, seen: fmt.Sprintf("%s: %v", t, t.modelsErr), do: "wait until it has loaded its model; its log says how far it is"}
+		found := finding{verdict: fail, seen: fmt.Sprintf("%s: %v", t, t.modelsErr), do: "wait until it has loaded its model; its log shows the progress"}
 		if t.modelsErr == statusError(401) {
-			found = finding{verdict: unknown, seen: found.seen, do: "give the engines' key with --api-key-file"}
+			found = finding{verdict: unknown, seen: found.seen, do: "pass the engines' API key with --api-key-file"}
 		}
 		return found
 	}
 	telling := f.modelled()
 	if len(telling) == 0 {
-		return nobody("tells its model (/v1/models)")
+		return nobody("shows its model (/v1/models)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.base().ID + " from " + cmp.Or(t.base().Root, t.base().ID) }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -95,7 +95,7 @@ func checkModel(_ context.Context, f *fleet) finding {
 func checkLength(_ context.Context, f *fleet) finding {
 	telling := f.modelled()
 	if len(telling) == 0 || telling[0].base().MaxModelLen == 0 {
-		return nobody("tells its longest prompt (/v1/models)")
+		return nobody("shows its longest prompt (/v1/models)")
 	}
 	if seen := differ(telling, func(t *target) string { return strconv.Itoa(t.base().MaxModelLen) }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -103,7 +103,7 @@ func checkLength(_ context.Context, f *fleet) finding {
 	return finding{verdict: ok, seen: fmt.Sprintf("all %d tokens", telling[0].base().MaxModelLen)}
 }
 
-// cached are the endpoints that tell of their KV cache.
+// cached returns the endpoints that show their KV cache configuration.
 func (f *fleet) cached() (telling []*target) {
 	for _, t := range f.live() {
 		if t.cacheInfo("block_size") != "" {
@@ -116,7 +116,7 @@ func (f *fleet) cached() (telling []*target) {
 func checkBlockSize(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return nobody("tells its block size (vllm:cache_config_info)")
+		return nobody("shows its block size (vllm:cache_config_info)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.cacheInfo("block_size") }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -131,13 +131,13 @@ func checkBlockSize(_ context.Context, f *fleet) finding {
 	return finding{verdict: ok, seen: "all " + size + " tokens"}
 }
 
-// cacheLabels are what must be equal for blocks to be readable and to have equal hashes.
+// cacheLabels are the labels that must be equal for engines to read each other's blocks and to compute equal hashes.
 var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "sliding_window", "hash_block_size", "prefix_caching_hash_algo"}
 
 func checkCache(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return nobody("tells of its KV cache (vllm:cache_config_info)")
+		return nobody("shows its KV cache configuration (vllm:cache_config_info)")
 	}
 	var seen []string
 	for _, label := range cacheLabels {
@@ -150,14 +150,14 @@ func checkCache(_ context.Context, f *fleet) finding {
 	}
 	for _, t := range telling {
 		if t.cacheInfo("enable_prefix_caching") == "False" {
-			return finding{verdict: warn, seen: t.name + " has prefix caching off", do: "start it with --enable-prefix-caching: the picker picks by what is cached"}
+			return finding{verdict: warn, seen: t.name + " has prefix caching off", do: "start it with --enable-prefix-caching: the picker prefers engines that have a prompt's prefix cached"}
 		}
 	}
-	return finding{verdict: ok, seen: fmt.Sprintf("type %s, hashes %s", cmp.Or(telling[0].cacheInfo("cache_dtype"), "not told"),
-		cmp.Or(telling[0].cacheInfo("prefix_caching_hash_algo"), "not told"))}
+	return finding{verdict: ok, seen: fmt.Sprintf("type %s, hashes %s", cmp.Or(telling[0].cacheInfo("cache_dtype"), "not shown"),
+		cmp.Or(telling[0].cacheInfo("prefix_caching_hash_algo"), "not shown"))}
 }
 
-// notShown says why arguments are not visible.
+// notShown says where the doctor looks for engine arguments.
 const notShown = "engines show it only in developer mode (VLLM_SERVER_DEV_MODE=1), or in the arguments of a pod"
 
 func checkParallelism(_ context.Context, f *fleet) finding {

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// checkConnector goes by metrics: those of the connector are there from the start, and only if there is one.
+// checkConnector reads the metrics of the KV connector, which exist from the start, and only if the engine has one.
 func checkConnector(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	if len(live) == 0 {
@@ -27,11 +27,11 @@ func checkConnector(ctx context.Context, f *fleet) finding {
 		case t.page.Has("vllm:nixl_"):
 			return finding{verdict: ok, seen: "NIXL"}
 		case named != "":
-			return finding{verdict: fail, seen: "its connector is " + named + ", and Tandem's hand-offs are NIXL's"}
+			return finding{verdict: fail, seen: "its connector is " + named + ", but Tandem's hand-offs need NixlConnector"}
 		case t.vllm():
-			return finding{verdict: fail, seen: "its metrics page has nothing of a NIXL connector"}
+			return finding{verdict: fail, seen: "its metrics page has no metrics of a NIXL connector"}
 		}
-		return finding{verdict: unknown, seen: "its metrics page would not show one"}
+		return finding{verdict: unknown, seen: "engines of this kind have no metrics of a connector"}
 	})
 }
 
@@ -52,10 +52,10 @@ func checkKVRole(ctx context.Context, f *fleet) finding {
 	})
 }
 
-// sideChannel is where a prefill engine is asked for its KV cache.
+// sideChannel is the address at which a prefill engine serves the metadata of its KV cache.
 type sideChannel struct {
 	of, address string
-	trouble     string // why the address cannot be right, or known
+	trouble     string // why the address is unknown or cannot be right
 	verdict     verdict
 }
 
@@ -75,7 +75,7 @@ func checkSideChannel(ctx context.Context, f *fleet) finding {
 		return nobody("that prefills answers")
 	}
 	if !f.reach.dials() {
-		return finding{verdict: unknown, seen: "it is no HTTP, which is all that the API server passes on", do: "run the doctor in a pod of the cluster, or with --via direct"}
+		return finding{verdict: unknown, seen: "the API server's proxy passes only HTTP", do: "run the doctor in a pod of the cluster, or with --via direct"}
 	}
 	return each(ctx, channels, f.how.Timeout, func(ctx context.Context, s sideChannel) finding {
 		switch s.verdict {
@@ -88,7 +88,7 @@ func checkSideChannel(ctx context.Context, f *fleet) finding {
 	})
 }
 
-// sideChannels are those that the flags name, or those of the prefill endpoints that answer.
+// sideChannels returns the side channels that the flags name, or those of the prefill endpoints that answer.
 func (f *fleet) sideChannels() (channels []sideChannel) {
 	for _, address := range f.parts.Side {
 		channels = append(channels, sideChannel{of: address, address: address})
@@ -102,14 +102,14 @@ func (f *fleet) sideChannels() (channels []sideChannel) {
 		case t.pod != nil:
 			s = podSideChannel(t)
 		case t.addr.Addr().IsLoopback():
-			s.verdict, s.trouble = unknown, "engines of one machine have ports of their own choice"
+			s.verdict, s.trouble = unknown, "the ports of engines on one machine cannot be guessed"
 		}
 		channels = append(channels, s)
 	}
 	return channels
 }
 
-// zmqGreets tells whether ZeroMQ listens there: it sends the first ten bytes of its greeting as soon as somebody connects.
+// zmqGreets reports whether ZeroMQ listens there: it sends the first ten bytes of its greeting as soon as a client connects.
 func zmqGreets(ctx context.Context, address string) finding {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -125,11 +125,11 @@ func zmqGreets(ctx context.Context, address string) finding {
 	case n > 0 && greeting[0] == 0xff:
 		return finding{verdict: ok, seen: "answers"}
 	case n > 0:
-		return finding{verdict: fail, seen: "something else than a side channel answers"}
+		return finding{verdict: fail, seen: "another service than a side channel answers"}
 	case isTimeout(err):
-		return finding{verdict: warn, seen: "connects and says nothing, which a side channel does not do"}
+		return finding{verdict: warn, seen: "accepts connections and sends nothing; a side channel sends a greeting"}
 	}
-	return finding{verdict: fail, seen: fmt.Sprintf("connects and ends: %v", cause(err))}
+	return finding{verdict: fail, seen: fmt.Sprintf("accepts connections and closes them: %v", cause(err))}
 }
 
 // pair is a prefill and a decode endpoint.
@@ -138,17 +138,17 @@ type pair struct{ prefill, decode *target }
 func (p pair) String() string { return p.prefill.name + " → " + p.decode.name }
 
 const (
-	// mostProbes bounds how many requests are sent.
+	// mostProbes is the most requests that --probe sends.
 	mostProbes = 32
-	// probeTime bounds one of them: the first contact of two engines takes seconds when it fails.
+	// probeTime bounds one probe: the first contact of two engines takes seconds when it fails.
 	probeTime = 30 * time.Second
-	// probePrompt is of no interest. Its length is that of a word or two.
+	// probePrompt is a short prompt; its text does not matter.
 	probePrompt = "Tandem's doctor asks for one token."
 )
 
 func checkProbe(ctx context.Context, f *fleet) finding {
 	if !f.how.Probe {
-		return finding{verdict: unknown, seen: "not asked for (--probe)"}
+		return finding{verdict: unknown, seen: "not requested (--probe)"}
 	}
 	pairs := f.pairs()
 	if len(pairs) == 0 {
@@ -157,7 +157,7 @@ func checkProbe(ctx context.Context, f *fleet) finding {
 	return each(ctx, pairs, probeTime, f.probe)
 }
 
-// pairs has every endpoint of both roles at least once.
+// pairs returns pairs that contain every endpoint of both roles at least once.
 func (f *fleet) pairs() (pairs []pair) {
 	prefill, decode := f.of(pd.RolePrefill), f.of(pd.RoleDecode)
 	if len(prefill) == 0 || len(decode) == 0 {
@@ -169,10 +169,11 @@ func (f *fleet) pairs() (pairs []pair) {
 	return pairs
 }
 
-// probe plays the picker: it names the prefill endpoint to the decode endpoint's sidecar, and takes no other.
+// probe does what a picker does: it names the prefill endpoint to the sidecar of the decode endpoint, and forces remote
+// prefill.
 func (f *fleet) probe(ctx context.Context, p pair) finding {
 	if p.decode.modelsErr != nil {
-		return finding{verdict: unknown, seen: "its model is not known"}
+		return finding{verdict: unknown, seen: "its model is unknown"}
 	}
 	body, err := json.Marshal(map[string]any{"model": p.decode.base().ID, "prompt": probePrompt, "max_tokens": 1, "temperature": 0})
 	if err != nil {
@@ -192,7 +193,7 @@ func (f *fleet) probe(ctx context.Context, p pair) finding {
 		return finding{verdict: ok, seen: "prefilled remotely"}
 	}
 	if decision == "" {
-		decision = "no word of a sidecar"
+		decision = "the answer has no header of a sidecar"
 	}
 	return finding{verdict: fail, seen: fmt.Sprintf("%d %s, %s", a.status, http.StatusText(a.status), decision)}
 }

@@ -12,7 +12,7 @@ const roleLabel = pd.RoleLabel
 
 func checkAnswers(ctx context.Context, f *fleet) finding {
 	if len(f.targets) == 0 {
-		return finding{verdict: fail, seen: "the pool has no endpoints", do: "name pods that run, and a selector that fits their labels"}
+		return finding{verdict: fail, seen: "the pool has no endpoints", do: "start engines, and use a selector that matches their labels"}
 	}
 	seen := each(ctx, f.targets, f.how.Timeout, func(_ context.Context, t *target) finding {
 		if t.alive != nil {
@@ -32,7 +32,7 @@ func checkRoles(ctx context.Context, f *fleet) finding {
 	}
 	seen := each(ctx, f.targets, f.how.Timeout, func(_ context.Context, t *target) finding {
 		if _, known := pd.ParseRole(t.label); !known {
-			return finding{verdict: fail, seen: fmt.Sprintf("%q is no role", t.label), do: "set the label " + roleLabel + " to one of " + pd.RoleValues()}
+			return finding{verdict: fail, seen: fmt.Sprintf("%q is not a role", t.label), do: "set the label " + roleLabel + " to one of " + pd.RoleValues()}
 		}
 		return finding{verdict: ok}
 	})
@@ -46,12 +46,12 @@ func checkRoles(ctx context.Context, f *fleet) finding {
 		seen.verdict = fail
 	case prefill == 0:
 		seen.verdict = fail
-		seen.seen += ": every prompt is prefilled where it is decoded"
+		seen.seen += ": every prompt is prefilled by its decode engine"
 	}
 	return seen
 }
 
-// counts are the endpoints of each stage, whether they answer or not.
+// counts returns how many endpoints each stage has, whether they answer or not.
 func (f *fleet) counts() (prefill, decode int) {
 	for _, t := range f.targets {
 		if t.role.Has(pd.RolePrefill) {
@@ -71,9 +71,9 @@ func checkAddresses(_ context.Context, f *fleet) finding {
 	holders := map[netip.AddrPort]string{}
 	for _, t := range f.targets {
 		if other, taken := holders[t.addr]; taken {
-			return finding{verdict: fail, seen: fmt.Sprintf("%s and %s are both at %v", other, t.name, t.addr)}
+			return finding{verdict: fail, seen: fmt.Sprintf("%s and %s have the same address, %v", other, t.name, t.addr)}
 		}
 		holders[t.addr] = t.name
 	}
-	return finding{verdict: ok, seen: fmt.Sprintf("%d different ones", len(holders))}
+	return finding{verdict: ok, seen: fmt.Sprintf("%d different addresses", len(holders))}
 }

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -24,26 +26,26 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Labels of the chart's objects, which are the usual ones.
+// Labels of the chart's objects, which other charts use too.
 const (
 	instanceLabel  = "app.kubernetes.io/instance"
 	componentLabel = "app.kubernetes.io/component"
 )
 
-// cluster is what was found in a namespace.
+// cluster holds the objects of a namespace.
 type cluster struct {
 	pods     []corev1.Pod // all of the namespace
 	engines  []*corev1.Pod
 	pools    []*inferencePool
-	pool     *inferencePool // the one of these engines; nil: there is none
+	pool     *inferencePool // the pool of these engines; nil: there is none
 	selector labels.Selector
-	from     string // who selects
+	from     string // the object or flag that has the selector
 	services []corev1.Service
-	trouble  error // why services cannot be seen
-	unseen   error // why InferencePools cannot be seen
+	trouble  error // why services cannot be read
+	unseen   error // why InferencePools cannot be read
 }
 
-// inferencePool is what of an InferencePool matters here.
+// inferencePool has the fields of an InferencePool that the checks need.
 type inferencePool struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
@@ -78,7 +80,7 @@ func (f *fleet) fromCluster(ctx context.Context, flags *clusterFlags) error {
 	f.onClose = append(f.onClose, client.CloseIdleConnections)
 	c := &cluster{}
 	if err := c.list(ctx, config, client, flags.Namespace); err != nil {
-		return boot.Missingf("asking the cluster: %w", err)
+		return boot.Missingf("reading the pods of the namespace: %w", err)
 	}
 	if err := c.choose(flags); err != nil {
 		return err
@@ -98,14 +100,14 @@ func (f *fleet) fromCluster(ctx context.Context, flags *clusterFlags) error {
 	return nil
 }
 
-// config is how the API server is reached.
+// config returns the configuration to reach the API server.
 func (c *clusterFlags) config() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
-// direct tells whether pods can be reached at their addresses. Inside of a cluster they can.
+// direct reports whether pods can be reached at their addresses, which is so inside a cluster.
 func (c *clusterFlags) direct() bool {
 	if c.Via != viaAuto {
 		return c.Via == viaDirect
@@ -114,7 +116,7 @@ func (c *clusterFlags) direct() bool {
 	return err == nil && c.Kubeconfig == ""
 }
 
-// list reads the objects of the namespace. Only the pods are needed in any case.
+// list reads the objects of the namespace. Only the pods are required.
 func (c *cluster) list(ctx context.Context, config *rest.Config, by *http.Client, namespace string) error {
 	client, err := kubernetes.NewForConfigAndClient(config, by)
 	if err != nil {
@@ -135,7 +137,7 @@ func (c *cluster) list(ctx context.Context, config *rest.Config, by *http.Client
 	return nil
 }
 
-// listPools reads the InferencePools, of which there are none where nobody has defined the kind.
+// listPools reads the InferencePools. A cluster without the resource type has none.
 func (c *cluster) listPools(ctx context.Context, config *rest.Config, by *http.Client, namespace string) error {
 	client, err := dynamic.NewForConfigAndClient(config, by)
 	if err != nil {
@@ -158,8 +160,8 @@ func (c *cluster) listPools(ctx context.Context, config *rest.Config, by *http.C
 	return nil
 }
 
-// choosePool takes the pool that is labelled as one of this release, else the one that selects most of its engines: a
-// selector that fits none is just what should be found.
+// choosePool takes the pool that is labelled as part of this release, else the one that selects most of its engines: a
+// selector that matches none of them is a fault to be found.
 func (c *cluster) choosePool(release string) {
 	most := -1
 	for _, p := range c.pools {
@@ -210,7 +212,7 @@ func (c *cluster) choose(flags *clusterFlags) error {
 	return nil
 }
 
-// pickers are the pods of the picker, as Tandem's chart labels them.
+// pickers returns the pods of the picker, as Tandem's chart labels them.
 func (c *cluster) pickers(release string) (found []*corev1.Pod) {
 	for i := range c.pods {
 		pod := &c.pods[i]
@@ -221,7 +223,7 @@ func (c *cluster) pickers(release string) (found []*corev1.Pod) {
 	return found
 }
 
-// readSelector says by which labels the pool selects: those of the InferencePool, or those in a picker's flags.
+// readSelector reads the labels by which the pool selects engines, from the InferencePool or a picker's flags.
 func (c *cluster) readSelector(pickers []*corev1.Pod) {
 	if c.pool != nil {
 		c.selector, c.from = labels.SelectorFromSet(c.pool.Spec.Selector.MatchLabels), "the InferencePool "+c.pool.Name
@@ -235,7 +237,7 @@ func (c *cluster) readSelector(pickers []*corev1.Pod) {
 	}
 }
 
-// addPods makes endpoints of the engines that have an address.
+// addPods adds the engines that have an address as endpoints.
 func (f *fleet) addPods(pickers []*corev1.Pod) {
 	var given string
 	for _, pod := range pickers {
@@ -244,7 +246,7 @@ func (f *fleet) addPods(pickers []*corev1.Pod) {
 	for _, pod := range f.cluster.engines {
 		ip, err := netip.ParseAddr(pod.Status.PodIP)
 		if err != nil {
-			continue // checkPods tells
+			continue // checkPods reports it
 		}
 		ports := f.cluster.ports(pod, given)
 		for i, port := range ports {
@@ -258,10 +260,10 @@ func (f *fleet) addPods(pickers []*corev1.Pod) {
 	}
 }
 
-// defaultPort is where engines and sidecars serve by default.
+// defaultPort is the default port of engines and sidecars.
 const defaultPort = 8000
 
-// ports are those at which a pod serves: the pool's, those in the picker's flags, or the one that the pod calls http.
+// ports returns the ports at which a pod serves: the pool's, those in the picker's flags, or the pod's port named http.
 func (c *cluster) ports(pod *corev1.Pod, given string) (ports []uint16) {
 	switch {
 	case c.pool != nil && len(c.pool.Spec.TargetPorts) > 0:
@@ -287,7 +289,7 @@ func (c *cluster) ports(pod *corev1.Pod, given string) (ports []uint16) {
 	return []uint16{defaultPort}
 }
 
-// active are the ports that a pod's annotation limits it to, nil for all.
+// active returns the ports to which an annotation limits a pod, or nil for all.
 func active(pod *corev1.Pod) []uint16 {
 	for _, key := range []string{"llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"} {
 		if value, set := pod.Annotations[key]; set {
@@ -306,7 +308,7 @@ func numbers(list string) (ports []uint16) {
 	return ports
 }
 
-// addPickers makes pickers of their pods. Only their metrics port speaks HTTP to others.
+// addPickers adds pickers for their pods. Other pods reach only their metrics port over HTTP.
 func (f *fleet) addPickers(pods []*corev1.Pod) {
 	for _, pod := range pods {
 		ip, err := netip.ParseAddr(pod.Status.PodIP)
@@ -327,7 +329,7 @@ func (f *fleet) addPickers(pods []*corev1.Pod) {
 	}
 }
 
-// goThrough has the API server pass all questions on to the pods.
+// goThrough sends all requests to pods through the API server's proxy.
 func (f *fleet) goThrough(config *rest.Config, client *http.Client) error {
 	base, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
@@ -339,7 +341,7 @@ func (f *fleet) goThrough(config *rest.Config, client *http.Client) error {
 	return nil
 }
 
-// proxied asks pods through the API server.
+// proxied reaches pods through the API server's proxy.
 type proxied struct {
 	http *http.Client
 	base string
@@ -353,4 +355,127 @@ func (p proxied) url(t *target, scheme string, port uint16, path string) string 
 		name = "https:" + name
 	}
 	return fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s/proxy%s", p.base, t.pod.Namespace, name, path)
+}
+
+// containers returns all containers that run together in a pod: native sidecars are among the init containers.
+func containers(pod *corev1.Pod) []corev1.Container {
+	return append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
+}
+
+// argument returns the value of a flag in a pod's containers, or "" if none has it.
+func argument(pod *corev1.Pod, names ...string) string {
+	for _, c := range containers(pod) {
+		if value := argumentOf(c, names...); value != "" {
+			return value
+		}
+	}
+	return ""
+}
+
+// argumentOf returns the value of a flag of a container, or "" if it has none. Both --name=value and --name value are
+// understood.
+func argumentOf(c corev1.Container, names ...string) string {
+	words := append(slices.Clone(c.Command), c.Args...)
+	for i, word := range words {
+		name, value, together := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		switch {
+		case !strings.HasPrefix(word, "-") || !slices.Contains(names, name):
+		case together:
+			return value
+		case i+1 < len(words):
+			return words[i+1]
+		}
+	}
+	return ""
+}
+
+// variable returns an environment variable of a pod's containers. A variable that the kubelet fills with the pod's address
+// has that address.
+func variable(pod *corev1.Pod, name string) (value string, set bool) {
+	for _, c := range containers(pod) {
+		for _, e := range c.Env {
+			if e.Name != name {
+				continue
+			}
+			return valueOf(pod, c, e), true
+		}
+	}
+	return "", false
+}
+
+// hidden stands for a value that the pod does not show, such as one from a Secret.
+const hidden = "$"
+
+// valueOf returns a variable's value as the kubelet computes it: a field of the pod, or a text that refers to other
+// variables as $(NAME).
+func valueOf(pod *corev1.Pod, c corev1.Container, e corev1.EnvVar) string {
+	if e.ValueFrom != nil {
+		field := e.ValueFrom.FieldRef
+		if field != nil && (field.FieldPath == "status.podIP" || field.FieldPath == "status.podIPs") {
+			return pod.Status.PodIP
+		}
+		return hidden
+	}
+	before, rest, named := strings.Cut(e.Value, "$(")
+	name, after, closed := strings.Cut(rest, ")")
+	if !named || !closed {
+		return e.Value
+	}
+	at := slices.IndexFunc(c.Env, func(other corev1.EnvVar) bool { return other.Name == name })
+	if at < 0 || c.Env[at].Name == e.Name || strings.Contains(c.Env[at].Value, "$(") {
+		return hidden
+	}
+	return before + valueOf(pod, c, c.Env[at]) + after
+}
+
+const (
+	transferFlag = "kv-transfer-config"
+	sideHost     = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+	sidePort     = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+)
+
+// fromPod fills in what the engine did not show from the arguments in its pod.
+func (s *serverInfo) fromPod(pod *corev1.Pod) {
+	if pod == nil {
+		return
+	}
+	if s.Config.Transfer.Connector == "" {
+		// An engine with an unreadable argument would not have started, so an error here means that the pod does not show
+		// the real argument.
+		_ = json.Unmarshal([]byte(argument(pod, transferFlag)), &s.Config.Transfer)
+	}
+	if s.Config.Parallel.Tensor == 0 {
+		s.Config.Parallel.Tensor, _ = strconv.Atoi(argument(pod, "tensor-parallel-size", "tp")) // 0 = unknown
+	}
+	if s.Config.Parallel.Tensor == 0 && argument(pod, transferFlag) != "" {
+		s.Config.Parallel.Tensor = 1 // vLLM's default
+	}
+}
+
+// podSideChannel returns the engine's side channel as the pod's variables define it. That works only for pods with vLLM's
+// arguments. Each data-parallel rank has its own port, one after the other.
+func podSideChannel(t *target) sideChannel {
+	s := sideChannel{of: t.name}
+	port := strconv.Itoa(defaultSidePort)
+	if value, set := variable(t.pod, sidePort); set && value != "" {
+		port = value
+	}
+	if first, err := strconv.Atoi(port); err == nil {
+		port = strconv.Itoa(first + t.rank)
+	}
+	host, set := variable(t.pod, sideHost)
+	if !set && argument(t.pod, transferFlag) == "" {
+		host = t.addr.Addr().String()
+	}
+	s.address = net.JoinHostPort(host, port)
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case strings.Contains(host+port, hidden):
+		s.verdict, s.trouble = unknown, "its pod does not show what "+sideHost+" and "+sidePort+" are"
+	case host == "":
+		s.verdict, s.trouble = fail, sideHost+" is not set, and defaults to localhost"
+	case host == "localhost", err == nil && ip.IsLoopback() && ip != t.addr.Addr():
+		s.verdict, s.trouble = fail, sideHost+" is "+host+", which other pods cannot reach"
+	}
+	return s
 }

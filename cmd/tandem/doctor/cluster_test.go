@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/e2e/kube"
 )
 
-// namespace is a release in a namespace of its own, before the API server has it.
+// release is a Helm release in a namespace of its own, before its objects are created.
 type release struct {
 	name     string
 	plane    *kube.Plane
@@ -34,7 +34,7 @@ type release struct {
 
 const releaseName = "chat"
 
-// newRelease makes the objects of a pool that runs, as the chart does.
+// newRelease makes the objects of a running pool, as the chart does.
 func newRelease(p *testPool, name string, plane *kube.Plane, client kubernetes.Interface) *release {
 	r := &release{name: name, plane: plane, client: client,
 		selector: map[string]string{instanceLabel: releaseName, "llm-d.ai/inference-serving": "true"}}
@@ -60,7 +60,7 @@ func pod(name string, labels, annotations map[string]string) *corev1.Pod {
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}}}
 }
 
-// engine is a pod whose only port is where the engine of the test listens.
+// engine returns a pod whose only port is the port of the test's engine.
 func (r *release) engine(name, role, listens, side string) *corev1.Pod {
 	_, port, _ := net.SplitHostPort(listens)
 	_, sidePortOf, _ := net.SplitHostPort(side)
@@ -75,10 +75,10 @@ func (r *release) engine(name, role, listens, side string) *corev1.Pod {
 	return p
 }
 
-// addSidecar gives a pod the container of a sidecar that serves where the pod does, and tells of itself elsewhere.
-func addSidecar(p *corev1.Pod, listens, told string) {
+// addSidecar adds a sidecar container to a pod. It serves at the pod's port, and has its metrics at another.
+func addSidecar(p *corev1.Pod, listens, metricsAddr string) {
 	_, port, _ := net.SplitHostPort(listens)
-	_, metrics, _ := net.SplitHostPort(told)
+	_, metrics, _ := net.SplitHostPort(metricsAddr)
 	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "sidecar", Image: "none",
 		Args: []string{"--port=" + port, "--metrics-port=" + metrics, "--kv-connector=nixlv2"}})
 }
@@ -92,7 +92,7 @@ func (r *release) find(name string) *corev1.Pod {
 	return nil
 }
 
-// create has the API server take all of it.
+// create creates the objects in the API server.
 func (r *release) create(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -164,14 +164,14 @@ func TestCluster(t *testing.T) {
 			other := pod("other-0", map[string]string{instanceLabel: "other", roleLabel: "decode", "llm-d.ai/inference-serving": "true"}, nil)
 			r.pods, r.selector = append(r.pods, other), map[string]string{"llm-d.ai/inference-serving": "true"}
 		}},
-		{"role label misspelt", "roles", fail, `prefill-0: "Prefill" is no role`, "prefill, decode, encode", func(r *release) {
+		{"role label misspelt", "roles", fail, `prefill-0: "Prefill" is not a role`, "prefill, decode, encode", func(r *release) {
 			r.find("prefill-0").Labels[roleLabel] = "Prefill"
 		}},
 		{"pool's port is not the engine's", "endpoints", fail, "prefill-0: 127.0.0.1:1: connection refused", "correct its address and port", func(r *release) {
 			r.find("prefill-0").Annotations["llm-d.ai/active-ports"] = "1"
 			r.ports = append(r.ports, "1")
 		}},
-		{"side channel on localhost", "side-channel", fail, sideHost + " is not set, and its default is localhost", "status.podIP", func(r *release) {
+		{"side channel on localhost", "side-channel", fail, sideHost + " is not set, and defaults to localhost", "status.podIP", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Env = nil
 		}},
 		{"side channel's host is a name of its own", "side-channel", fail, "localhost, which other pods cannot reach", "status.podIP", func(r *release) {
@@ -192,11 +192,11 @@ func TestCluster(t *testing.T) {
 		{"prefill wider than decode", "parallelism", fail, "prefill 8, decode 2", "--tensor-parallel-size", func(r *release) {
 			r.find("prefill-0").Spec.Containers[0].Args[2] = "--tensor-parallel-size=8"
 		}},
-		{"no such service", "service", fail, "names the Service epp, which is not there", "endpointPickerRef", func(r *release) { r.service = nil }},
+		{"no such service", "service", fail, "names the Service epp, which does not exist", "endpointPickerRef", func(r *release) { r.service = nil }},
 		{"service without that port", "service", fail, "names port 9002 of the Service epp, which has no such port", "endpointPickerRef", func(r *release) {
 			r.service.Spec.Ports[0].Port = 9999
 		}},
-		{"nobody behind the service", "service", fail, "no ready pod is behind the Service epp", "not ready", func(r *release) {
+		{"no pod behind the service", "service", fail, "no ready pod is behind the Service epp", "not ready", func(r *release) {
 			r.service.Spec.Selector = map[string]string{"app": "none"}
 		}},
 	}
@@ -230,7 +230,7 @@ func TestCluster(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		_, kubeconfig := plane.As(t.Context(), "default", "nobody")
 		got := doctor(t.Context(), "--namespace=case-0", "--kubeconfig="+kubeconfig)
-		if got.code != 4 || !strings.Contains(got.stderr, "asking the cluster: pods is forbidden") {
+		if got.code != 4 || !strings.Contains(got.stderr, "reading the pods of the namespace: pods is forbidden") {
 			t.Errorf("exit %d: %s", got.code, got.stderr)
 		}
 	})
@@ -268,8 +268,8 @@ func testReleases(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes
 	}
 }
 
-// testThrough shows that questions take the way through the API server: this one refuses to go to loopback, where a test's
-// pods are. The way on is walked behind a server that does what it does with pods elsewhere.
+// testThrough sends requests through the API server's proxy. The real API server refuses to connect to loopback, where a
+// test's pods are, so a server in front of it does that part.
 func testThrough(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.Interface) {
 	r := newRelease(p, "through", plane, admin)
 	r.create(t)
@@ -302,8 +302,8 @@ func testThrough(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.
 	}
 }
 
-// passer is a way to the API server that itself passes on what is for pods, as the API server does for addresses that are
-// not loopback.
+// passer starts a server in front of the API server. It forwards requests for pods itself, as the API server does for
+// addresses that are not loopback.
 func passer(t *testing.T, plane *kube.Plane) string {
 	t.Helper()
 	transport, err := rest.TransportFor(plane.Config())

@@ -1,15 +1,16 @@
-// Package doctor is the command tandem doctor: it looks at a P/D pool from outside and says what does not fit together.
+// Package doctor implements the command tandem doctor, which inspects a P/D pool from outside and reports what does not fit
+// together.
 //
-// In goes where the pool is: an endpoints file, a running tandem up, a picker, or a cluster; and the addresses of what cannot
-// be found from there. Out comes one line for each check: ok, warn, FAIL or unknown, what was seen, and what to do. The table
-// of checks is in checks.go.
+// It takes the place of the pool (an endpoints file, a running tandem up, a picker, or a cluster) and the addresses of parts
+// that cannot be found from there. It prints one line for each check: ok, warn, FAIL or unknown, what it saw, and what to
+// do. The table of checks is in checks.go.
 //
-// A check tells what it saw, and unknown where it could not see: most engines do not show their arguments, and what is not
-// shown is not guessed. What is broken is told once: an engine that does not answer is left out by the checks that would
-// need its answer.
+// A check reports unknown where it cannot see: most engines do not show their arguments, and the doctor does not guess. Each
+// fault is reported once: checks that need an answer from an engine leave out the engines that do not answer.
 //
-// It changes nothing. Engines are asked for pages, one time each, and for a completion without a prompt, which they refuse;
-// --probe allows one short request for each pair. The dearest page is a vLLM's /server_info, which is there in developer
-// mode and tells the arguments. It reads no prompts and shows none. Everything is looked at in parallel, with a deadline for each look, so a pool that does not answer is a finding
-// and not a wait.
+// The doctor changes nothing. It reads pages of engines, each once, and sends one completion without a prompt, which engines
+// refuse;
+// --probe adds one short request for each pair. The most expensive page is a vLLM's /server_info, which exists in developer
+// mode and shows the arguments. It reads and prints no prompts of users. It inspects everything in parallel, with a deadline
+// for each request, so an unresponsive pool is a finding and not a wait.
 package doctor

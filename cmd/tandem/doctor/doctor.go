@@ -15,45 +15,45 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "look at a P/D pool and say what does not fit together"
+const Summary = "inspect a P/D pool and report what does not fit together"
 
 // settings are the flags.
 type settings struct {
 	Pool    poolFlags    `group:"Where the pool is: one of these, or a cluster"`
 	Cluster clusterFlags `group:"Cluster"`
-	Parts   partFlags    `group:"Parts that cannot be found from there"`
-	Look    lookFlags    `group:"How to look"`
+	Parts   partFlags    `group:"Parts that are not found from there"`
+	Look    lookFlags    `group:"How to inspect"`
 }
 
 type poolFlags struct {
 	Endpoints string `flag:"endpoints-file" arg:"FILE" help:"the picker's endpoints file"`
-	Up        string `flag:"up" arg:"FILE" help:"what a running tandem up has printed on stdout; - reads it from stdin"`
+	Up        string `flag:"up" arg:"FILE" help:"output of a running tandem up (its stdout); - reads stdin"`
 }
 
 type clusterFlags struct {
 	Namespace  string `flag:"namespace" arg:"NAME" help:"namespace of the pool"`
-	Release    string `flag:"release" arg:"NAME" help:"Helm release, if there are several in the namespace"`
+	Release    string `flag:"release" arg:"NAME" help:"Helm release, if the namespace has several"`
 	Selector   string `flag:"selector" arg:"LABELS" help:"label selector of the engines' pods, instead of a release"`
 	Kubeconfig string `flag:"kubeconfig" arg:"FILE" help:"default: KUBECONFIG, the usual file, or the pod's own service account"`
-	Via        string `flag:"via" enum:"auto,direct,apiserver" help:"how pods are reached: auto takes the API server's proxy outside of the cluster, which does HTTP only"`
+	Via        string `flag:"via" enum:"auto,direct,apiserver" help:"how pods are reached: auto uses the API server's proxy, which passes only HTTP, unless the doctor runs inside the cluster"`
 }
 
 type partFlags struct {
 	ExtProc  string   `flag:"epp" arg:"HOST:PORT" help:"ext-proc port of the picker"`
 	Health   string   `flag:"epp-health" arg:"HOST:PORT" help:"gRPC health port of the picker"`
 	Metrics  string   `flag:"epp-metrics" arg:"HOST:PORT" help:"metrics port of the picker"`
-	Admin    string   `flag:"epp-admin" arg:"HOST:PORT" help:"admin port of the picker; without another pool, its endpoints are the pool"`
-	Proxy    string   `flag:"proxy" arg:"[https://]HOST:PORT" help:"where clients connect to"`
-	Side     []string `flag:"side-channel" arg:"HOST:PORT[,…]" help:"side channels of the prefill engines. Default: what pods say, else port 5600 of each"`
-	Sidecars []string `flag:"sidecar-metrics" arg:"HOST:PORT[,…]" help:"metrics ports of the sidecars. Default: what pods say"`
+	Admin    string   `flag:"epp-admin" arg:"HOST:PORT" help:"admin port of the picker; if no other flag names the pool, its endpoints are the pool"`
+	Proxy    string   `flag:"proxy" arg:"[https://]HOST:PORT" help:"address that clients connect to"`
+	Side     []string `flag:"side-channel" arg:"HOST:PORT[,…]" help:"side channels of the prefill engines. Default: from the pods, else port 5600 of each"`
+	Sidecars []string `flag:"sidecar-metrics" arg:"HOST:PORT[,…]" help:"metrics ports of the sidecars. Default: from the pods"`
 }
 
 type lookFlags struct {
-	Timeout  time.Duration `flag:"timeout" help:"longest time for one look"`
-	IdleWait time.Duration `flag:"idle-wait" help:"how long connections are left idle to see whether they are closed; 0: not at all"`
+	Timeout  time.Duration `flag:"timeout" help:"longest time for one request"`
+	IdleWait time.Duration `flag:"idle-wait" help:"how long connections stay idle in the keep-alive check; 0 leaves the check out"`
 	Probe    bool          `flag:"probe" help:"send one short request for each pair of engines, prefilled remotely"`
-	Sidecar  string        `flag:"sidecar" enum:"tandem,any" help:"whose sidecar has to be before decode engines; that of others cannot be seen"`
-	CAFile   string        `flag:"ca-file" arg:"FILE" help:"certificates, PEM, that those of the picker and the proxy must be signed by. Default: nothing is verified but their dates"`
+	Sidecar  string        `flag:"sidecar" enum:"tandem,any" help:"which sidecar decode engines must have: tandem, or any (another sidecar cannot be detected)"`
+	CAFile   string        `flag:"ca-file" arg:"FILE" help:"PEM file of the authorities that must have signed the certificates of the picker and the proxy. Default: only dates are verified"`
 	KeyFile  string        `flag:"api-key-file" arg:"FILE" help:"file with the API key of the engines"`
 	JSON     bool          `flag:"json" help:"print the findings as JSON"`
 }
@@ -77,7 +77,7 @@ func (s *settings) Validate(p *boot.Problems) {
 			sources++
 		}
 	}
-	p.Require(sources <= 1, "endpoints-file", "one of --endpoints-file, --up and --namespace is enough")
+	p.Require(sources <= 1, "endpoints-file", "give only one of --endpoints-file, --up and --namespace")
 	p.Require(sources == 1 || s.Parts.Admin != "", "endpoints-file",
 		"where is the pool? Name --endpoints-file, --up, --namespace, or the picker's admin port (--epp-admin)")
 	s.Cluster.validate(p)
@@ -104,18 +104,18 @@ func (c *clusterFlags) validate(p *boot.Problems) {
 	inCluster := c.Namespace != ""
 	p.Require(inCluster || c.Release == "", "release", "needs --namespace")
 	p.Require(inCluster || c.Selector == "", "selector", "needs --namespace")
-	p.Require(c.Release == "" || c.Selector == "", "selector", "cannot be given beside --release")
+	p.Require(c.Release == "" || c.Selector == "", "selector", "cannot be combined with --release")
 	_, err := labels.Parse(c.Selector)
 	p.Require(err == nil, "selector", "%w", err)
 }
 
-// hostPort is an address without its scheme.
+// hostPort returns an address without its scheme.
 func hostPort(address string) string {
 	address = strings.TrimPrefix(strings.TrimPrefix(address, "https://"), "http://")
 	return strings.TrimSuffix(address, "/")
 }
 
-// key is the API key, "" for none.
+// key returns the API key, or "" for none.
 func (l *lookFlags) key() (string, error) {
 	if l.KeyFile == "" {
 		return "", nil
@@ -124,7 +124,7 @@ func (l *lookFlags) key() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// Run is the command. The error is an Exit with CodeFailed, and nothing to say, if a check has failed.
+// Run runs the command. If a check fails, the error is an Exit with CodeFailed and no text.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := defaults()
 	if _, err := (boot.Program{Summary: "doctor: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -138,7 +138,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	f.look(ctx)
 	found := f.examine(ctx)
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("looking at the pool: %w", err)
+		return fmt.Errorf("inspecting the pool: %w", err)
 	}
 	if err := found.write(std.Stdout, s.Look.JSON, colours(std)); err != nil {
 		return err
@@ -149,7 +149,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	return nil
 }
 
-// find says which pods and parts there are.
+// find finds the pods and parts of the pool.
 func (s *settings) find(ctx context.Context, std boot.IO) (*fleet, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Look.Timeout)
 	defer cancel()
@@ -179,7 +179,7 @@ func (s *settings) find(ctx context.Context, std boot.IO) (*fleet, error) {
 	return f, nil
 }
 
-// loopback tells whether an address is this machine's own.
+// loopback reports whether an address belongs to this machine's loopback.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

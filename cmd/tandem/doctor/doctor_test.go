@@ -10,13 +10,14 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/sim"
 )
 
-// rewrite answers as the engine does, with a text in its answers replaced.
+// rewrite passes an engine's answers on, with a text in them replaced.
 func rewrite(path, from, to string) func(http.Handler) http.Handler {
 	return func(engine http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -37,7 +38,7 @@ func rewrite(path, from, to string) func(http.Handler) http.Handler {
 	}
 }
 
-// dated shifts the date of answers.
+// dated shifts the Date header of answers.
 func dated(by time.Duration) func(http.Handler) http.Handler {
 	return func(engine http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +54,7 @@ func dated(by time.Duration) func(http.Handler) http.Handler {
 	}
 }
 
-// serverInfo answers /server_info as a vLLM in developer mode does.
+// serverInfoOf answers /server_info as a vLLM in developer mode does.
 func serverInfoOf(role string, tensor int) func(http.Handler) http.Handler {
 	return func(engine http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -66,7 +67,7 @@ func serverInfoOf(role string, tensor int) func(http.Handler) http.Handler {
 	}
 }
 
-// told has all engines tell their arguments.
+// told makes all engines show their arguments.
 func told(p *testPool) {
 	for i := range p.members {
 		role := "kv_producer"
@@ -86,7 +87,7 @@ func TestHealthy(t *testing.T) {
 	for name, l := range found {
 		want := ok
 		if name == "proxy" {
-			want = unknown // there is none
+			want = unknown // there is no keeper
 		}
 		if l.Verdict != want {
 			t.Errorf("%s: %s: %s", name, l.Verdict, l.Seen)
@@ -97,16 +98,16 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// Each check is broken alone, and it alone complains: the others find what they found before.
+// Each case breaks one part, and only the checks of that part complain.
 func TestBroken(t *testing.T) {
 	const prefill0, decode1 = 0, 3
 	tests := []struct {
 		name    string
 		check   string
 		verdict verdict
-		seen    string // a part of it
-		do      string // a part of it
-		also    string // others that may complain: they see the same from another side
+		seen    string // part of the finding
+		do      string // part of the advice
+		also    string // other checks that may complain about the same fault
 		breaks  func(t *testing.T, p *testPool)
 	}{
 		{"engine gone", "endpoints", fail, "prefill-0: 127.0.0.1:1: connection refused", "start the engine", "", func(_ *testing.T, p *testPool) {
@@ -115,14 +116,14 @@ func TestBroken(t *testing.T) {
 		{"engine not healthy", "endpoints", fail, "it answers 503", "", "", func(t *testing.T, p *testPool) {
 			p.members[prefill0].at = serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 		}},
-		{"role misspelt", "roles", fail, `prefill-0: "prefil" is no role`, "prefill, decode, encode", "", func(_ *testing.T, p *testPool) {
+		{"role misspelt", "roles", fail, `prefill-0: "prefil" is not a role`, "prefill, decode, encode", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].role = "prefil"
 		}},
 		{"no prefill", "roles", fail, "0 prefill, 2 decode", "set the label", "probe", func(_ *testing.T, p *testPool) {
 			p.members = p.members[2:]
 			p.flags = append(p.flags, "--probe=false")
 		}},
-		{"another page", "metrics", fail, "prefill-0: its page is no engine's", "metricsHost", "freshness", func(_ *testing.T, p *testPool) {
+		{"another page", "metrics", fail, "prefill-0: its metrics page is not that of an engine", "metricsHost", "freshness", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", "vllm:", "other:")
 		}},
 		{"no page", "metrics", fail, "prefill-0: it answers 404", "metricsHost", "freshness", func(_ *testing.T, p *testPool) {
@@ -154,7 +155,7 @@ func TestBroken(t *testing.T) {
 		{"no prefix caching", "kv-cache", warn, "prefill-0 has prefix caching off", "--enable-prefix-caching", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", `enable_prefix_caching="True"`, `enable_prefix_caching="False"`)
 		}},
-		{"no connector", "connector", fail, "prefill-0: its metrics page has nothing", "NixlConnector", "", func(_ *testing.T, p *testPool) {
+		{"no connector", "connector", fail, "prefill-0: its metrics page has no metrics", "NixlConnector", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = rewrite("/metrics", "vllm:nixl_", "vllm:other_")
 		}},
 		{"wrong KV role", "kv-role", fail, "prefill-0: it is labelled prefill and started as kv_consumer", "kv_producer for prefill", "", func(_ *testing.T, p *testPool) {
@@ -168,10 +169,10 @@ func TestBroken(t *testing.T) {
 		{"side channel closed", "side-channel", fail, "127.0.0.1:1: connection refused", "VLLM_NIXL_SIDE_CHANNEL_HOST", "", func(_ *testing.T, p *testPool) {
 			p.side = "127.0.0.1:1"
 		}},
-		{"side channel of something else", "side-channel", fail, "something else than a side channel", "", "", func(t *testing.T, p *testPool) {
+		{"side channel of something else", "side-channel", fail, "another service than a side channel", "", "", func(t *testing.T, p *testPool) {
 			p.side = greeter(t, "SSH-2.0-x\r\n")
 		}},
-		{"side channel that says nothing", "side-channel", warn, "connects and says nothing", "VLLM_NIXL_SIDE_CHANNEL_HOST", "", func(t *testing.T, p *testPool) {
+		{"side channel that sends nothing", "side-channel", warn, "accepts connections and sends nothing", "VLLM_NIXL_SIDE_CHANNEL_HOST", "", func(t *testing.T, p *testPool) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -179,23 +180,23 @@ func TestBroken(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 			p.side, p.flags = l.Addr().String(), append(p.flags, "--timeout=3s")
 		}},
-		{"side channel that hangs up", "side-channel", fail, "connects and ends", "", "", func(t *testing.T, p *testPool) { p.side = greeter(t, "") }},
-		{"hand-offs refused", "probe", fail, "prefill-0 → decode-0: 404 Not Found, refused;reason=bad-request", "the sidecar's", "", func(_ *testing.T, p *testPool) {
+		{"side channel that closes connections", "side-channel", fail, "accepts connections and closes them", "", "", func(t *testing.T, p *testPool) { p.side = greeter(t, "") }},
+		{"hand-offs refused", "probe", fail, "prefill-0 → decode-0: 404 Not Found, refused;reason=bad-request", "comes from the sidecar", "", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].front = missing("/v1/completions")
 		}},
-		{"keeper without a library", "keeper", fail, "it is not up, and was started 40 times in 20m0s", "--probe", "", func(_ *testing.T, p *testPool) {
+		{"keeper without a library", "keeper", fail, "it is not running, and was started 40 times in 20m0s", "--probe", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(0, 40, 20*time.Minute, "")
 		}},
-		{"keeper that is killed", "keeper", fail, "started 12 times in 1h0m0s", "what it died of", "", func(_ *testing.T, p *testPool) {
+		{"keeper that is killed", "keeper", fail, "started 12 times in 1h0m0s", "cause of death", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(1, 12, time.Hour, "")
 		}},
-		{"keeper that died", "keeper", warn, "started 2 times in 1h0m0s", "what it died of", "", func(_ *testing.T, p *testPool) {
+		{"keeper that died", "keeper", warn, "started 2 times in 1h0m0s", "cause of death", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(1, 2, time.Hour, "")
 		}},
-		{"side channels closed to decode", "leases", fail, "no prefill engine was met at its side channel, 7 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
+		{"side channels closed to decode", "leases", fail, "connecting to a side channel of a prefill engine failed all 7 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(1, 1, time.Hour, `tandem_lease_joins_total{result="failed"} 7`)
 		}},
-		{"a side channel closed to decode", "leases", warn, "7 of 10 times a prefill engine was not met", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
+		{"a side channel closed to decode", "leases", warn, "connecting to a side channel of a prefill engine failed 7 of 10 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"failed\"} 7\ntandem_lease_joins_total{result=\"ok\"} 3")
 		}},
 		{"heartbeats lost", "leases", fail, "no heartbeat arrived, of 9", "UCX_NET_DEVICES", "", func(_ *testing.T, p *testPool) {
@@ -205,16 +206,16 @@ func TestBroken(t *testing.T) {
 			p.keeper = keeperPage(1, 1, time.Hour, "tandem_kv_release_total{way=\"nixl\",result=\"unsure\"} 2\n"+
 				"tandem_kv_release_total{way=\"cancel\",result=\"ok\"} 2")
 		}},
-		{"no sidecar", "sidecar", fail, "decode-1: no sidecar of Tandem's answers at ", "start a sidecar", "probe", func(_ *testing.T, p *testPool) {
+		{"no sidecar", "sidecar", fail, "decode-1: no Tandem sidecar answers at ", "start a sidecar", "probe", func(_ *testing.T, p *testPool) {
 			p.members[decode1].naked = true
 		}},
-		{"sidecar before prefill", "sidecar", fail, "prefill-0: labelled prefill, and a sidecar answers at ", "correct the label", "probe", func(_ *testing.T, p *testPool) {
+		{"sidecar before prefill", "sidecar", fail, "prefill-0: labelled prefill, but a sidecar answers at ", "correct the label", "probe", func(_ *testing.T, p *testPool) {
 			p.members[prefill0].fronted = true
 		}},
 		{"picker gone", "picker", fail, "connection refused", "its log", "tls", func(t *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--epp=127.0.0.1:1", "--epp-health=127.0.0.1:1", "--epp-metrics=127.0.0.1:1", "--epp-admin=127.0.0.1:1")
 		}},
-		{"broken endpoints file of the picker", "picker-config", fail, "cannot be used, or not all of it", "tandem check", "", func(t *testing.T, p *testPool) {}},
+		{"broken endpoints file of the picker", "picker-config", fail, "its source of endpoints is invalid, or partly so", "tandem check", "", func(t *testing.T, p *testPool) {}},
 		{"another pool", "picker-pool", fail, "it does not know ", "the same endpoints file", "freshness", func(_ *testing.T, p *testPool) {
 			p.picker = "endpoints:\n- {name: other, address: 127.0.0.1, port: 1}\n"
 		}},
@@ -227,10 +228,10 @@ func TestBroken(t *testing.T) {
 		{"certificate ends soon", "tls", warn, "its certificate is valid until ", "renew", "", func(t *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--epp="+serveTLS(t, certificate(t, time.Now().Add(24*time.Hour)), []string{"h2"}, http.NotFoundHandler()))
 		}},
-		{"signed by nobody", "tls", fail, "certificate signed by unknown authority", "--ca-file", "", func(t *testing.T, p *testPool) {
+		{"signed by an unknown authority", "tls", fail, "certificate signed by unknown authority", "--ca-file", "", func(t *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--ca-file="+pemOf(t, certificate(t, time.Now().Add(time.Hour*24*365))))
 		}},
-		{"nobody at the TLS port", "tls", fail, "127.0.0.1:1: connection refused", "correct the address", "", func(_ *testing.T, p *testPool) {
+		{"TLS port closed", "tls", fail, "127.0.0.1:1: connection refused", "correct the address", "", func(_ *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--epp=127.0.0.1:1")
 		}},
 		{"certificate of an engine over", "tls", fail, "prefill-0: its certificate was valid until ", "renew", "freshness probe", func(t *testing.T, p *testPool) {
@@ -246,7 +247,7 @@ func TestBroken(t *testing.T) {
 			p.members[decode1].idle = 100 * time.Millisecond
 		}},
 		{"proxy gone", "proxy", fail, "connection refused", "envoy-config", "", func(_ *testing.T, p *testPool) { p.flags = append(p.flags, "--proxy=127.0.0.1:1") }},
-		{"proxy of another pool", "proxy", fail, "it leads to large, and the pool serves tiny", "this pool's picker", "", func(t *testing.T, p *testPool) {
+		{"proxy of another pool", "proxy", fail, "it serves large, but the pool serves tiny", "this pool's picker", "", func(t *testing.T, p *testPool) {
 			p.flags = append(p.flags, "--proxy="+serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"large"}]}`) }))
 		}},
 	}
@@ -321,7 +322,7 @@ schedulingProfiles:
   plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer}]
 `
 
-// breakFile breaks the picker's endpoints file while it runs, and waits until the picker has seen it.
+// breakFile breaks the picker's endpoints file while the picker runs, and waits until it has read the change.
 func (p *testPool) breakFile(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(p.file, []byte("endpoints: 7\n"), 0o600); err != nil {
@@ -334,7 +335,7 @@ func (p *testPool) breakFile(t *testing.T) {
 	})
 }
 
-// Where nothing answers, nothing is called fine, or not known, that is neither.
+// If nothing answers, no check reports ok, and unknown only where nothing can be seen.
 func TestNothingAnswers(t *testing.T) {
 	const gone = "127.0.0.1:1"
 	file := write(t, "endpoints.yaml", `endpoints:
@@ -376,7 +377,7 @@ func TestOneLine(t *testing.T) {
 	}
 }
 
-// A running tandem up says where all of it is.
+// The ready line of a running tandem up has the addresses of all parts.
 func TestUp(t *testing.T) {
 	p := healthy()
 	p.start(t)
@@ -400,7 +401,7 @@ func TestUp(t *testing.T) {
 	}
 }
 
-// The engines' key is for engines, and for the proxy that leads to them.
+// The engines' key is sent only to engines, and to the proxy in front of them.
 func TestKey(t *testing.T) {
 	needsKey := func(engine http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -430,7 +431,7 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// What another product's sidecar does cannot be told from an engine: whoever has one can say so.
+// Another product's sidecar cannot be told from an engine; --sidecar=any accepts it.
 func TestForeignSidecar(t *testing.T) {
 	p := healthy()
 	p.members[3].naked = true
@@ -441,7 +442,7 @@ func TestForeignSidecar(t *testing.T) {
 	}
 }
 
-// Nothing is said twice.
+// Items with the same text are listed together.
 func TestWorst(t *testing.T) {
 	pool := []clock{{of: "a"}, {of: "b"}, {of: "c"}, {of: "d"}, {of: "e"}, {of: "f"}}
 	saw := func(texts ...string) (found []finding) {
@@ -460,7 +461,7 @@ func TestWorst(t *testing.T) {
 		{"one", saw("ok x"), finding{ok, "a: x", "do x"}},
 		{"fine in two ways", saw("ok x", "ok y", "ok x"), finding{ok, "a, c: x; b: y", "do x"}},
 		{"one is bad", saw("ok x", "FAIL y", "warn z"), finding{fail, "b: y", "do y"}},
-		{"what is not known is no trouble", saw("unknown x", "ok y"), finding{unknown, "a: x", "do x"}},
+		{"unknown is no trouble", saw("unknown x", "ok y"), finding{unknown, "a: x", "do x"}},
 		{"many", saw("ok x", "FAIL y", "FAIL y", "FAIL y", "FAIL y", "FAIL y"), finding{fail, "b, c, d, e, and 1 more: y", "do y"}},
 	}
 	for _, test := range tests {
@@ -479,7 +480,7 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	f.targets = append(f.targets, &target{name: "c", addr: at})
-	if got := checkAddresses(t.Context(), f); got.verdict != fail || got.seen != "a and c are both at 10.0.0.1:8000" {
+	if got := checkAddresses(t.Context(), f); got.verdict != fail || got.seen != "a and c have the same address, 10.0.0.1:8000" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -508,7 +509,7 @@ func TestCommandLine(t *testing.T) {
 		said string
 	}{
 		{"no pool", nil, 3, "where is the pool?"},
-		{"two pools", []string{"--up=-", "--namespace=x"}, 3, "is enough"},
+		{"two pools", []string{"--up=-", "--namespace=x"}, 3, "give only one of"},
 		{"bad addresses", []string{"--epp-admin=x", "--epp=y", "--side-channel=z"}, 3, `"z" is not HOST:PORT`},
 		{"bad address of a sidecar", []string{"--epp-admin=127.0.0.1:1", "--sidecar-metrics=x"}, 3, `"x" is not HOST:PORT`},
 		{"release without a cluster", []string{"--epp-admin=127.0.0.1:1", "--release=x"}, 3, "release: needs --namespace"},
@@ -532,13 +533,36 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// The table is the manual: each row says what it looks at and what to do.
+// The table is the manual: each row has what it checks and what to do.
 func TestTable(t *testing.T) {
 	var names []string
 	for _, c := range checks {
 		if c.looks == "" || c.do == "" || c.run == nil || slices.Contains(names, c.name) || len(c.name) > 13 {
-			t.Errorf("the row %q is not complete, or there twice", c.name)
+			t.Errorf("the row %q is incomplete or a duplicate", c.name)
 		}
 		names = append(names, c.name)
+	}
+}
+
+// An engine may close an idle connection just when a request goes out. That is no fault of the engine.
+func TestRequestIsRepeatedOnAClosedConnection(t *testing.T) {
+	var asked atomic.Int32
+	server := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if _, marked := r.Header["Idempotency-Key"]; marked {
+			t.Error("the header that makes net/http retry was sent")
+		}
+		if asked.Add(1) == 2 {
+			panic(http.ErrAbortHandler)
+		}
+	})
+	direct := newDirect()
+	defer direct.http.CloseIdleConnections()
+	for range 2 {
+		if a, err := (asker{client: direct.http}).ask(t.Context(), http.MethodPost, "http://"+server, nil, "{}"); err != nil || a.status != http.StatusOK {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	}
+	if n := asked.Load(); n != 3 {
+		t.Errorf("asked %d times, want 3", n)
 	}
 }

@@ -6,22 +6,25 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// fleet is what is looked at.
+// fleet is the pool under inspection and its parts.
 type fleet struct {
 	how      *lookFlags
 	parts    partFlags
@@ -36,7 +39,7 @@ type fleet struct {
 	onClose  []func()
 }
 
-// target is one endpoint: an engine, or the sidecar before it.
+// target is one endpoint: an engine, or the sidecar in front of it.
 type target struct {
 	name  string
 	label string // value of the role label
@@ -49,7 +52,7 @@ type target struct {
 
 func (t *target) String() string { return t.name }
 
-// setRole reads the label. A value that nobody knows is no role.
+// setRole reads the label. An unknown value is no role.
 func (t *target) setRole(label string) {
 	t.label = label
 	t.role, _ = pd.ParseRole(label)
@@ -69,7 +72,7 @@ func newFleet(s *settings) (*fleet, error) {
 		onClose: []func(){direct.http.CloseIdleConnections}}, nil
 }
 
-// roots are the certificates to verify others by, nil for none.
+// roots returns the certificate authorities to verify servers by, or nil for none.
 func (l *lookFlags) roots() (*x509.CertPool, error) {
 	if l.CAFile == "" {
 		return nil, nil
@@ -92,7 +95,7 @@ func (f *fleet) close() {
 	}
 }
 
-// fromFile takes the endpoints of a file.
+// fromFile takes the endpoints from a file.
 func (f *fleet) fromFile(path string) error {
 	specs, err := (&pool.File{Path: path}).Load()
 	if err != nil {
@@ -106,7 +109,7 @@ func (f *fleet) fromFile(path string) error {
 	return nil
 }
 
-// readUp takes the addresses from the ready line of tandem up. What flags say goes first.
+// readUp takes the addresses from the ready line of tandem up. Flags have precedence.
 func (p *partFlags) readUp(std boot.IO, file string) error {
 	var data []byte
 	var err error
@@ -124,7 +127,7 @@ func (p *partFlags) readUp(std boot.IO, file string) error {
 	}
 	line, _, _ := bytes.Cut(data, []byte("\n"))
 	if err := json.Unmarshal(line, &ready); err != nil || ready.Ready != "up" {
-		return boot.Configf("up: %s does not begin with the ready line of tandem up (want its stdout: tandem up >FILE)", file)
+		return boot.Configf("up: %s does not begin with the ready line of tandem up (save its stdout: tandem up >FILE)", file)
 	}
 	for purpose, to := range map[string]*string{"http": &p.Proxy, "extproc": &p.ExtProc, "health": &p.Health, "metrics": &p.Metrics, "admin": &p.Admin} {
 		if *to == "" {
@@ -134,11 +137,11 @@ func (p *partFlags) readUp(std boot.IO, file string) error {
 	return nil
 }
 
-// fromPicker takes the endpoints that a picker knows.
+// fromPicker takes the endpoints from a picker's admin port.
 func (f *fleet) fromPicker(ctx context.Context) error {
 	known, err := f.debugEndpoints(ctx)
 	if err != nil {
-		return boot.Missingf("asking the picker for its endpoints: %w (is it running, and is %s its admin address?)", err, f.parts.Admin)
+		return boot.Missingf("reading the picker's endpoints: %w (is it running, and is %s its admin address?)", err, f.parts.Admin)
 	}
 	for _, e := range known {
 		addr, err := netip.ParseAddrPort(e.Address)
@@ -160,7 +163,7 @@ func (f *fleet) addPicker() {
 	}
 }
 
-// live are the endpoints that answer.
+// live returns the endpoints that answer.
 func (f *fleet) live() (live []*target) {
 	for _, t := range f.targets {
 		if t.alive == nil {
@@ -170,26 +173,26 @@ func (f *fleet) live() (live []*target) {
 	return live
 }
 
-// of are the endpoints that answer and serve a stage.
+// of returns the endpoints that answer and serve a stage.
 func (f *fleet) of(role pd.Role) []*target {
 	return slices.DeleteFunc(f.live(), func(t *target) bool { return !t.role.Has(role) })
 }
 
-// reach is how endpoints are asked.
+// reach is the way to endpoints.
 type reach interface {
 	client() *http.Client
-	// url is that of a path at a port of the endpoint's pod.
+	// url returns the URL of a path at a port of the endpoint's pod.
 	url(t *target, scheme string, port uint16, path string) string
-	// dials tells whether connections that are not HTTP can be made.
+	// dials reports whether connections that are not HTTP can be made.
 	dials() bool
 }
 
-// direct asks endpoints at their addresses.
+// direct reaches endpoints at their addresses.
 type direct struct{ http *http.Client }
 
 func newDirect() direct {
 	transport := &http.Transport{
-		// Certificates are looked at by a check; the pages behind them are wanted in any case.
+		// A check verifies certificates; pages are read in any case.
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, //nolint:gosec // see above
 	}
 	return direct{&http.Client{Transport: transport, CheckRedirect: noRedirect}}
@@ -203,7 +206,7 @@ func (d direct) url(t *target, scheme string, port uint16, path string) string {
 	return scheme + "://" + netip.AddrPortFrom(t.addr.Addr(), port).String() + path
 }
 
-// parallel runs f for every item at once, as far as machines like that.
+// parallel runs f for every item, with a bounded number of goroutines.
 func parallel[T any](items []T, f func(T)) {
 	places := make(chan struct{}, 64)
 	var running sync.WaitGroup
@@ -215,4 +218,122 @@ func parallel[T any](items []T, f func(T)) {
 		})
 	}
 	running.Wait()
+}
+
+// facts are what an endpoint shows of itself.
+type facts struct {
+	alive  error // nil: it answers
+	scheme string
+	skew   skew
+
+	version    string
+	versionErr error
+	models     []model
+	modelsErr  error
+	page       promtext.Page
+	pageErr    error
+	info       serverInfo // zero if the engine does not show it
+}
+
+// model is an entry of /v1/models.
+type model struct {
+	ID          string `json:"id"`
+	Root        string `json:"root"`
+	MaxModelLen int    `json:"max_model_len"`
+}
+
+// serverInfo has the arguments that vLLM shows in developer mode.
+type serverInfo struct {
+	Config struct {
+		Transfer struct {
+			Connector string `json:"kv_connector"`
+			Role      string `json:"kv_role"`
+		} `json:"kv_transfer_config"`
+		Parallel struct {
+			Tensor int `json:"tensor_parallel_size"`
+		} `json:"parallel_config"`
+	} `json:"vllm_config"`
+}
+
+// look reads everything that the checks need, from all endpoints and parts in parallel.
+func (f *fleet) look(ctx context.Context) {
+	parallel(f.targets, func(t *target) { f.meet(ctx, t) })
+	parallel(f.pickers, func(p *picker) { f.meetPicker(ctx, p) })
+	parallel(f.sidecars, func(s *operated) { f.meetSidecar(ctx, s) })
+}
+
+// meet reads the pages of one endpoint, the others only if it answers /health.
+func (f *fleet) meet(ctx context.Context, t *target) {
+	within := func(look func(context.Context)) {
+		ctx, cancel := context.WithTimeout(ctx, f.how.Timeout)
+		defer cancel()
+		look(ctx)
+	}
+	within(func(ctx context.Context) { f.greet(ctx, t) })
+	if t.alive != nil {
+		return
+	}
+	parallel([]func(context.Context){
+		func(ctx context.Context) { t.version, t.versionErr = f.version(ctx, t) },
+		func(ctx context.Context) { t.models, t.modelsErr = f.engines().models(ctx, f.base(t)) },
+		func(ctx context.Context) { t.page, t.pageErr = f.engines().metrics(ctx, f.base(t)) },
+		func(ctx context.Context) { t.info = f.serverInfo(ctx, t) },
+	}, func(look func(context.Context)) { within(look) })
+}
+
+// base is the URL of an endpoint, without a path.
+func (f *fleet) base(t *target) string { return f.reach.url(t, t.scheme, t.addr.Port(), "") }
+
+// greet requests /health in plaintext and, if that is not spoken there, over TLS.
+func (f *fleet) greet(ctx context.Context, t *target) {
+	t.scheme = "http"
+	a, err := f.engines().ask(ctx, http.MethodGet, f.base(t)+"/health", nil, "")
+	if err != nil && !refused(err) || err == nil && bytes.Contains(a.body, []byte("HTTPS server")) { // the answer of a Go server on its TLS port
+		t.scheme = "https"
+		if over, tlsErr := f.engines().ask(ctx, http.MethodGet, f.base(t)+"/health", nil, ""); tlsErr == nil {
+			a, err = over, nil
+		} else {
+			t.scheme = "http" // the answer over plaintext says more
+		}
+	}
+	switch {
+	case err != nil:
+		t.alive = err
+		return
+	case a.status != http.StatusOK:
+		t.alive = statusError(a.status)
+	}
+	t.skew = a.skew
+}
+
+func (f *fleet) version(ctx context.Context, t *target) (string, error) {
+	var v struct{ Version string }
+	err := f.engines().getJSON(ctx, f.base(t)+"/version", &v)
+	if err == nil && v.Version == "" {
+		err = errors.New("its /version has no version")
+	}
+	return v.Version, err
+}
+
+// serverInfo is empty for engines that do not show it, which is no fault.
+func (f *fleet) serverInfo(ctx context.Context, t *target) (info serverInfo) {
+	if err := f.engines().getJSON(ctx, f.base(t)+"/server_info?config_format=json", &info); err != nil {
+		info = serverInfo{}
+	}
+	info.fromPod(t.pod)
+	return info
+}
+
+// vllm reports whether the metrics page is that of a vLLM or its simulation.
+func (t *target) vllm() bool { return t.page.Has("vllm:") }
+
+// cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none.
+func (t *target) cacheInfo(label string) string {
+	var values []string
+	for _, labels := range t.page.Labels("vllm:cache_config_info") {
+		if v := labels[label]; v != "" && (len(values) == 0 || values[len(values)-1] != v) {
+			values = append(values, v)
+		}
+	}
+	return strings.Join(values, " and ")
 }

@@ -40,7 +40,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// programs is the folder with the real programs.
+// programs is the folder of the real programs.
 var programs string
 
 func TestMain(m *testing.M) {
@@ -69,17 +69,17 @@ func build() (err error) {
 // member is an endpoint of a test's pool.
 type member struct {
 	name, role string
-	at         string // host:port; "" = where front or engine is
+	at         string // host:port; "" = the address of front or engine
 	cfg        sim.Config
 	idle       time.Duration                   // of the sidecar; 0 = never in a test
-	naked      bool                            // no sidecar before it
-	fronted    bool                            // a sidecar before it, whatever its role
+	naked      bool                            // no sidecar in front of it
+	fronted    bool                            // a sidecar in front of it, whatever its role
 	cert       *tls.Certificate                // of an engine that speaks TLS
-	front      func(http.Handler) http.Handler // what is done to all that comes and goes
+	front      func(http.Handler) http.Handler // changes requests and answers
 	listens    string                          // once it has started
 }
 
-// pool is a healthy pool, for a case to break.
+// testPool is a healthy pool, for a case to break.
 type testPool struct {
 	members []member
 	epp     []string // further flags of the picker
@@ -87,14 +87,14 @@ type testPool struct {
 	config  string   // EndpointPickerConfig; "" = the default
 	flags   []string // further flags of the doctor
 	side    string   // address of the side channel
-	keeper  string   // the page of a sidecar; "" = one with a keeper in good order
-	told    string   // where the page is served
+	keeper  string   // metrics page of a sidecar; "" = one with a healthy keeper
+	told    string   // address of the page
 	file    string   // the endpoints file of the picker
 	running *stack.Process
 	addrs   map[string]string
 }
 
-// proxyHandler passes requests on to a URL.
+// proxyHandler forwards requests to a URL.
 func proxyHandler(t *testing.T, to string) http.Handler {
 	t.Helper()
 	target, err := url.Parse(to)
@@ -108,13 +108,13 @@ func proxyHandler(t *testing.T, to string) http.Handler {
 	return proxy
 }
 
-// proxyTo serves an engine in another way.
+// proxyTo serves an engine through a changed handler.
 func proxyTo(t *testing.T, engine string, change func(http.Handler) http.Handler) string {
 	t.Helper()
 	return serve(t, change(proxyHandler(t, engine)).ServeHTTP)
 }
 
-// start serves a member and gives its address.
+// start starts a member and returns its address.
 func (m *member) start(t *testing.T) string {
 	t.Helper()
 	if m.at != "" {
@@ -143,7 +143,7 @@ func (m *member) start(t *testing.T) string {
 	return strings.TrimPrefix(at, "http://")
 }
 
-// sidecar starts one before an engine.
+// sidecar starts a sidecar in front of an engine.
 func (m *member) sidecar(t *testing.T, engine string) string {
 	t.Helper()
 	cfg := sidecar.Defaults()
@@ -162,13 +162,13 @@ func (m *member) sidecar(t *testing.T, engine string) string {
 	return front.Listener.Addr().String()
 }
 
-// healthy is a pool with nothing to complain of.
+// healthy returns a pool without faults.
 func healthy() *testPool {
 	return &testPool{members: []member{{name: "prefill-0", role: "prefill"}, {name: "prefill-1", role: "prefill"},
 		{name: "decode-0", role: "decode"}, {name: "decode-1", role: "decode"}}}
 }
 
-// greeter says what ZeroMQ says to everybody, or something else.
+// greeter sends a greeting to every client: ZeroMQ's, or another.
 func greeter(t *testing.T, greeting string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -203,7 +203,7 @@ func write(t *testing.T, name, text string) string {
 	return path
 }
 
-// start starts all of it and gives the flags of the doctor.
+// start starts the pool and returns the flags of the doctor.
 func (p *testPool) start(t *testing.T) []string {
 	t.Helper()
 	var file strings.Builder
@@ -243,7 +243,7 @@ func (p *testPool) start(t *testing.T) []string {
 	return append(all, p.flags...)
 }
 
-// result is what the doctor said.
+// result is the output of the doctor.
 type result struct {
 	code           int
 	stdout, stderr string
@@ -256,7 +256,7 @@ func doctor(ctx context.Context, args ...string) result {
 	return result{code, stdout.String(), stderr.String()}
 }
 
-// findings runs the command and reads what it found.
+// findings runs the command and returns its findings.
 func findings(t *testing.T, args ...string) (result, map[string]line) {
 	t.Helper()
 	got := doctor(t.Context(), append(args, "--json")...)
@@ -274,7 +274,7 @@ func findings(t *testing.T, args ...string) (result, map[string]line) {
 	return got, found
 }
 
-// loads waits until the picker has read the loads of so many endpoints.
+// loads waits until the picker has read the loads of n endpoints.
 func (p *testPool) loads(t *testing.T, n int) {
 	t.Helper()
 	p.until(t, "the loads are read", func(f *fleet) bool {
@@ -283,7 +283,7 @@ func (p *testPool) loads(t *testing.T, n int) {
 	})
 }
 
-// until asks the picker again and again: it tells nobody of what happens in it.
+// until polls the picker, which does not announce changes.
 func (p *testPool) until(t *testing.T, what string, is func(*fleet) bool) {
 	t.Helper()
 	by := newDirect()

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// keeperPage is as much of a sidecar's page as is looked at.
+// keeperPage is a metrics page of a sidecar with the metrics that the checks read.
 func keeperPage(up, starts int, age time.Duration, more string) string {
 	return fmt.Sprintf("tandem_keeper_up %d\ntandem_keeper_starts_total %d\nprocess_start_time_seconds %d\n%s\n",
 		up, starts, time.Now().Add(-age).Unix(), more)
@@ -28,28 +28,28 @@ func page(t *testing.T, text string) string {
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) })
 }
 
-// What cannot be seen is not called fine, and where there are no keepers there is nothing to see.
+// Without a keeper the checks find nothing; without a page they report unknown.
 func TestKeeperPages(t *testing.T) {
 	healthy, none := keeperPage(1, 1, time.Hour, ""), "go_goroutines 7\n"
 	tests := []struct {
 		name           string
 		pages          []string
 		keeper, leases verdict
-		seen           string // a part of what is said of either
+		seen           string // part of the finding of either check
 	}{
-		{"nobody has one", []string{none, none}, "", "", ""},
-		{"not known where", nil, unknown, "", "the sidecars' metrics ports are not known"},
-		{"one of two has one", []string{healthy, none}, warn, ok, "has none, and others do"},
+		{"no sidecar has one", []string{none, none}, "", "", ""},
+		{"metrics ports unknown", nil, unknown, "", "the sidecars' metrics ports are unknown"},
+		{"one of two has one", []string{healthy, none}, warn, ok, "has no keeper, but others have one"},
 		{"one cannot be read", []string{none, "gone"}, unknown, "", "the sidecar's metrics port: connection refused"},
-		{"one is down, one is well", []string{keeperPage(0, 1, time.Minute, ""), healthy}, fail, ok, "it is not up"},
+		{"one is down, one is well", []string{keeperPage(0, 1, time.Minute, ""), healthy}, fail, ok, "it is not running"},
 		{"it died long ago", []string{keeperPage(1, 3, 100*time.Hour, "")}, ok, ok, "up"},
 		{"it died at its start", []string{keeperPage(1, 3, time.Minute, "")}, warn, ok, "started 3 times in 1m"},
-		{"nothing to do yet", []string{healthy}, ok, ok, "nothing was to be told yet"},
+		{"nothing to do yet", []string{healthy}, ok, ok, "no hand-off was renewed or released yet"},
 		{"an engine ended", []string{keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"ok\"} 2\n"+
 			"tandem_lease_heartbeats_total{result=\"ok\"} 90\ntandem_lease_heartbeats_total{result=\"failed\"} 9")},
-			ok, ok, "prefill engines are told"},
+			ok, ok, "prefill engines receive renewals and releases"},
 		{"releases by way of decode", []string{keeperPage(1, 1, time.Hour,
-			`tandem_kv_release_total{way="cancel",result="failed"} 9`)}, ok, ok, "nothing was to be told yet"},
+			`tandem_kv_release_total{way="cancel",result="failed"} 9`)}, ok, ok, "no hand-off was renewed or released yet"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestKeeperPages(t *testing.T) {
 	}
 }
 
-// The metrics have the names that a sidecar and its keeper give them.
+// The doctor uses the metric names of a real sidecar and keeper.
 func TestRealKeeper(t *testing.T) {
 	for program, want := range map[string]verdict{filepath.Join(programs, "keeper"): ok, "/bin/false": fail} {
 		t.Run(filepath.Base(program), func(t *testing.T) {
@@ -113,14 +113,14 @@ func TestRealKeeper(t *testing.T) {
 				}
 			}
 			leases := checkLeases(t.Context(), f)
-			if want == fail && leases.verdict != none || want == ok && !strings.HasSuffix(leases.seen, ": nothing was to be told yet") {
+			if want == fail && leases.verdict != none || want == ok && !strings.HasSuffix(leases.seen, ": no hand-off was renewed or released yet") {
 				t.Errorf("%+v", leases)
 			}
 		})
 	}
 }
 
-// The port of a sidecar's metrics is in its pod, beside that of its rank.
+// The metrics port of a sidecar is a flag in its pod, next to the port of its rank.
 func TestSidecarMetrics(t *testing.T) {
 	ours := func(args ...string) corev1.Container {
 		return corev1.Container{Args: append(args, "--kv-connector=nixlv2")}
@@ -143,7 +143,7 @@ func TestSidecarMetrics(t *testing.T) {
 	}
 }
 
-// A simulated engine's side channel is known for one, as a real engine's is.
+// The side channel of a simulated engine passes the check, as a real engine's does.
 func TestSideChannelOfTheSimulator(t *testing.T) {
 	engine, err := sim.Start(sim.Config{})
 	if err != nil {

@@ -15,20 +15,20 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 )
 
-// picker is a replica of the endpoint picker, as far as its ports are known.
+// picker is a replica of the endpoint picker, with the ports that are known.
 type picker struct {
 	name                            string
-	extproc, health, metrics, admin string  // host:port; "" = not known
+	extproc, health, metrics, admin string  // host:port; "" = unknown
 	pod                             *target // nil outside of clusters
 
-	asked    bool   // somebody could be asked whether it is ready
-	trouble  string // why it is not
-	detail   string // what else it says of itself
+	asked    bool   // its readiness could be requested
+	trouble  string // why it is not ready
+	detail   string // further lines of its readiness page
 	page     promtext.Page
 	pageErr  error
 	known    []knownEndpoint // from the admin port
 	adminErr error
-	block    int // tokens of a block in its prefix index; 0 = not known
+	block    int // tokens per block of its prefix index; 0 = unknown
 	skew     skew
 }
 
@@ -40,17 +40,17 @@ type knownEndpoint struct {
 	LoadAge float64 `json:"load_age_seconds"` // -1 = never read
 }
 
-// shortName leaves out the namespace that files have by default.
+// shortName returns the name without the namespace that files have by default.
 func (e *knownEndpoint) shortName() string { return strings.TrimPrefix(e.Name, "default/") }
 
-// debugEndpoints asks the picker that the flags name.
+// debugEndpoints reads the endpoints of the picker that the flags name.
 func (f *fleet) debugEndpoints(ctx context.Context) ([]knownEndpoint, error) {
 	var state struct{ Endpoints []knownEndpoint }
 	err := asker{client: f.direct.http}.getJSON(ctx, "http://"+f.parts.Admin+"/debug/endpoints", &state)
 	return state.Endpoints, err
 }
 
-// meetPicker asks a picker for all that the checks need.
+// meetPicker reads what the checks need from a picker.
 func (f *fleet) meetPicker(ctx context.Context, p *picker) {
 	looks := []func(context.Context){func(ctx context.Context) { f.meetHealth(ctx, p) }}
 	if p.hasOperations() {
@@ -68,10 +68,10 @@ func (f *fleet) meetPicker(ctx context.Context, p *picker) {
 	})
 }
 
-// hasOperations tells whether its metrics port is known.
+// hasOperations reports whether its metrics port is known.
 func (p *picker) hasOperations() bool { return p.metrics != "" || p.pod != nil }
 
-// operations is the URL of the metrics port.
+// operations returns the URL of the metrics port.
 func (f *fleet) operations(p *picker) string {
 	if p.pod != nil {
 		return f.reach.url(p.pod, "http", p.pod.addr.Port(), "")
@@ -79,7 +79,7 @@ func (f *fleet) operations(p *picker) string {
 	return "http://" + p.metrics
 }
 
-// meetHealth asks whether it is ready: on the metrics port, which gives reasons, and on the gRPC port, which Envoy asks.
+// meetHealth requests its readiness: on the metrics port, which gives reasons, and on the gRPC port, which Envoy uses.
 func (f *fleet) meetHealth(ctx context.Context, p *picker) {
 	if p.hasOperations() {
 		p.asked = true
@@ -103,7 +103,7 @@ func (f *fleet) meetHealth(ctx context.Context, p *picker) {
 	}
 }
 
-// oneLine joins lines by semicolons, but for one that introduces the next.
+// oneLine joins lines by semicolons, except after a line that introduces the next one.
 func oneLine(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -120,7 +120,7 @@ func oneLine(text string) string {
 	return b.String()
 }
 
-// serving asks the gRPC health service.
+// serving calls the gRPC health service.
 func serving(ctx context.Context, address string) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -137,7 +137,7 @@ func serving(ctx context.Context, address string) error {
 	return nil
 }
 
-// lastPart is the cause in gRPC's sentences.
+// lastPart returns the cause from a gRPC error text.
 func lastPart(text string) string {
 	if i := strings.LastIndex(text, ": "); i >= 0 {
 		text = text[i+2:]
@@ -145,7 +145,7 @@ func lastPart(text string) string {
 	return strings.Trim(text, `"`)
 }
 
-// meetAdmin asks what it knows of the pool, and how long its blocks are. A picker of others has no such port.
+// meetAdmin reads the picker's endpoints and its block size. Other products' pickers have no such port.
 func (f *fleet) meetAdmin(ctx context.Context, p *picker) {
 	known, err := f.debugEndpoints(ctx)
 	if err != nil {
@@ -158,8 +158,8 @@ func (f *fleet) meetAdmin(ctx context.Context, p *picker) {
 	}
 }
 
-// blockSize finds the block size of the prefix index in an EndpointPickerConfig, 0 if it has none. One that follows the
-// engines is none to compare.
+// blockSize returns the block size of the prefix index in an EndpointPickerConfig. It is 0 if there is none, or if it
+// follows the engines, because then there is nothing to compare.
 func blockSize(config []byte) int {
 	var c struct {
 		Plugins []struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// line is one finding as it is shown. Its JSON form does not change.
+// line is one finding in the report. Its JSON form is stable.
 type line struct {
 	Group   string  `json:"group"`
 	Check   string  `json:"check"`
@@ -84,7 +84,7 @@ func (r report) write(w io.Writer, asJSON bool, paint func(verdict, string) stri
 	return err
 }
 
-// colours paints verdicts on a terminal whose user has not asked for none (NO_COLOR).
+// colours returns a function that colours verdicts if stdout is a terminal and NO_COLOR is not set.
 func colours(std boot.IO) func(verdict, string) string {
 	plain := func(_ verdict, text string) string { return text }
 	if file, is := std.Stdout.(*os.File); !is || !isTerminal(file) {

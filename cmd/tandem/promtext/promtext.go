@@ -151,7 +151,7 @@ func (p Page) Labels(name string) (all []map[string]string) {
 	return all
 }
 
-// Has tells whether a series begins with a prefix.
+// Has reports whether a series begins with a prefix.
 func (p Page) Has(prefix string) bool {
 	for _, s := range p {
 		if strings.HasPrefix(s.Name, prefix) {

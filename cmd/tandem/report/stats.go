@@ -177,7 +177,7 @@ func example(d *Data) *Request {
 	return whole[(len(whole)-1)/2]
 }
 
-// whole tells whether everything that a waterfall shows was measured.
+// whole reports whether everything that a waterfall shows was measured.
 func (r *Request) whole() bool {
 	for _, p := range phaseOrder {
 		if v, ok := r.Phases[p.String()]; !plausible(v) || !ok && p != pd.PhaseEPP {

@@ -62,7 +62,7 @@ func (d *drawing) dot(at, y float64) {
 	fmt.Fprintf(&d.b, `<circle cx="%s%%" cy="%s" r="2.5"/>`, decimal(at), decimal(y))
 }
 
-// group gives what is drawn in inside a class; it saves writing the class at each of many dots.
+// group returns what is drawn in inside a class; it saves writing the class at each of many dots.
 func (d *drawing) group(class string, inside func()) {
 	fmt.Fprintf(&d.b, `<g class="%s">`, class)
 	inside()

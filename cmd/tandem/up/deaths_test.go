@@ -69,7 +69,7 @@ func mustBeGone(t *testing.T, pids map[string][]int) {
 	}
 }
 
-// lives tells whether a process runs; one that has ended and was not waited for does not.
+// lives reports whether a process runs; one that has ended and was not waited for does not.
 func lives(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, found := strings.Cut(string(stat), ") ")

@@ -93,7 +93,7 @@ func checkModel(file string) error {
 	return err
 }
 
-// keeps tells whether sidecars speak to prefill engines themselves. Engines that somebody else started speak NIXL, if anything.
+// keeps reports whether sidecars speak to prefill engines themselves. Engines that somebody else started speak NIXL, if anything.
 func (s *settings) keeps() bool {
 	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
 }

@@ -11,7 +11,7 @@ import (
 
 // Bodies beyond what may be held over all requests are refused, before they are read if their length is known. What is held
 // is let go with its answer, whatever the answer is.
-func TestHeldLimit(t *testing.T) {
+func TestBufferLimit(t *testing.T) {
 	const limit = 1 << 20
 	p := newPool(a)
 	p.choose = func(r *epp.Request) (*epp.Decision, error) {
@@ -20,7 +20,7 @@ func TestHeldLimit(t *testing.T) {
 		}
 		return p.local(r, p.endpoints[0])
 	}
-	r := startRig(t, p, setting(func(c *Config) { c.BodyLimit, c.HeldLimit = limit/2, limit }))
+	r := startRig(t, p, setting(func(c *Config) { c.BodyLimit, c.BufferLimit = limit/2, limit }))
 	mustRefuse := func(what string, s *call, reason pd.Reason) {
 		t.Helper()
 		got := s.recv()
@@ -66,5 +66,5 @@ func TestHeldLimit(t *testing.T) {
 	if n := r.held.Bytes(); n != 0 {
 		t.Errorf("%v bytes are held by nobody", n)
 	}
-	r.mustMetric(t, 0, "tandem_held_bytes")
+	r.mustMetric(t, 0, "tandem_buffered_bytes")
 }

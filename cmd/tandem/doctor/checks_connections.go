@@ -1,12 +1,16 @@
 package doctor
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -14,21 +18,21 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// lock is a port where TLS is, or should be, spoken.
+// lock is a port that speaks TLS, or should.
 type lock struct {
 	of, address, protocol string
-	plaintext             bool // may be spoken there too
+	plaintext             bool // plaintext is allowed there too
 }
 
 func (l lock) String() string { return l.of }
 
-// soon is how long a certificate should still be valid.
+// soon is the shortest acceptable remaining life of a certificate.
 const soon = 14 * 24 * time.Hour
 
 func checkTLS(ctx context.Context, f *fleet) finding {
 	locks := f.locks()
 	if len(locks) == 0 {
-		return finding{verdict: unknown, seen: "no port is known where TLS is spoken", do: "name the picker's with --epp"}
+		return finding{verdict: unknown, seen: "no port with TLS is known", do: "name the picker's ext-proc port with --epp"}
 	}
 	return each(ctx, locks, f.how.Timeout, f.open)
 }
@@ -50,7 +54,7 @@ func (f *fleet) locks() (locks []lock) {
 	return locks
 }
 
-// open shakes hands and looks at the certificate.
+// open makes a TLS handshake and checks the certificate.
 func (f *fleet) open(ctx context.Context, l lock) finding {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // verified below, to tell why not
 	if l.protocol != "" {
@@ -72,7 +76,7 @@ func (l lock) otherProtocol() finding {
 	return finding{verdict: fail, seen: fmt.Sprintf("%s speaks TLS, but not %s", l.address, l.protocol), do: "name the port that serves ext-proc"}
 }
 
-// notOpened tells plaintext from nothing.
+// notOpened explains a failed handshake: the port is closed, or speaks plaintext.
 func notOpened(ctx context.Context, l lock, err error) finding {
 	if strings.Contains(err.Error(), "no application protocol") { // crypto/tls gives its alerts no type
 		return l.otherProtocol()
@@ -90,7 +94,7 @@ func notOpened(ctx context.Context, l lock, err error) finding {
 	return finding{verdict: fail, seen: fmt.Sprintf("%s: shaking hands: %v", l.address, cause(err))}
 }
 
-// judge looks at dates, and at signer and name where it is known who should have signed.
+// judge checks the dates of a certificate, and with --ca-file its signer and name.
 func (f *fleet) judge(chain []*x509.Certificate, l lock, now time.Time) finding {
 	leaf := chain[0]
 	until := "valid until " + leaf.NotAfter.UTC().Format("2006-01-02 15:04 UTC")
@@ -110,12 +114,12 @@ func (f *fleet) judge(chain []*x509.Certificate, l lock, now time.Time) finding 
 	}
 	host, _, _ := net.SplitHostPort(l.address)
 	if _, err := leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: f.roots, Intermediates: between, CurrentTime: now}); err != nil {
-		return finding{verdict: fail, seen: err.Error(), do: "have the certificate signed by the authority of --ca-file, for this name"}
+		return finding{verdict: fail, seen: err.Error(), do: "get a certificate for this name from the authority of --ca-file"}
 	}
-	return finding{verdict: ok, seen: until + ", signed as it should be"}
+	return finding{verdict: ok, seen: until + ", signed by the authority of --ca-file"}
 }
 
-// speaksH2 tells whether HTTP/2 is spoken without TLS: a server answers the preface with a SETTINGS frame.
+// speaksH2 reports whether the server speaks HTTP/2 without TLS: such a server answers the preface with a SETTINGS frame.
 func speaksH2(ctx context.Context, address string) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -140,13 +144,13 @@ func isTimeout(err error) bool {
 }
 
 const (
-	// skewWarn is what nobody notices but in traces.
+	// skewWarn is a skew that shows only in traces.
 	skewWarn = 2 * time.Second
-	// skewFail makes certificates and tokens of the cluster invalid.
+	// skewFail is a skew that makes certificates and tokens of the cluster invalid.
 	skewFail = 5 * time.Minute
 )
 
-// clock is somebody's time.
+// clock is a server and the skew of its clock.
 type clock struct {
 	of string
 	skew
@@ -169,7 +173,7 @@ func checkClock(ctx context.Context, f *fleet) finding {
 		}
 	}
 	if len(known) == 0 {
-		return nobody("dates its answers")
+		return nobody("sends a Date header")
 	}
 	found := each(ctx, known, f.how.Timeout, func(_ context.Context, c clock) finding {
 		off := max(c.ahead.Abs()-c.slack, 0)
@@ -197,14 +201,14 @@ func offText(s skew) string {
 // legIdle is how long a sidecar keeps idle connections to prefill engines.
 const legIdle = 4 * time.Second
 
-// checkKeepAlive leaves a connection idle to see who closes it.
+// checkKeepAlive leaves connections idle and measures when servers close them.
 func checkKeepAlive(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	switch {
 	case f.how.IdleWait == 0:
-		return finding{verdict: unknown, seen: "not looked at (--idle-wait)"}
+		return finding{verdict: unknown, seen: "not checked (--idle-wait)"}
 	case !f.reach.dials():
-		return finding{verdict: unknown, seen: "the connections are the API server's", do: "run the doctor in a pod of the cluster, or with --via direct"}
+		return finding{verdict: unknown, seen: "connections end at the API server", do: "run the doctor in a pod of the cluster, or with --via direct"}
 	case len(live) == 0:
 		return nobody("answers")
 	}
@@ -225,4 +229,47 @@ func checkKeepAlive(ctx context.Context, f *fleet) finding {
 		}
 		return finding{verdict: ok, seen: seen + ", later than its clients do"}
 	})
+}
+
+// idle sends one request on a connection of its own, and measures whether the server closes it within wait. The error says
+// why that cannot be measured.
+func idle(ctx context.Context, t *target, wait time.Duration) (lasted time.Duration, closed bool, err error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", t.addr.String())
+	if err != nil {
+		return 0, false, cause(err)
+	}
+	defer conn.Close()
+	if t.scheme == "https" {
+		conn = tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) //nolint:gosec // only its idle time is wanted
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	if _, err := fmt.Fprintf(conn, "GET /health HTTP/1.1\r\nHost: %s\r\n\r\n", t.addr); err != nil {
+		return 0, false, cause(err)
+	}
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		return 0, false, cause(err)
+	}
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return 0, false, cause(err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		return 0, false, cause(err)
+	}
+	if resp.Close {
+		return 0, true, nil // the server keeps no connections
+	}
+	began := time.Now()
+	if err := conn.SetReadDeadline(began.Add(wait)); err != nil {
+		return 0, false, err
+	}
+	_, err = in.ReadByte()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		if ctx.Err() != nil {
+			return 0, false, errors.New("it took too long to answer")
+		}
+		return wait, false, nil
+	}
+	return time.Since(began), true, nil
 }

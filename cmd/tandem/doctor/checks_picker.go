@@ -13,8 +13,9 @@ import (
 
 func (p *picker) String() string { return p.name }
 
-// checkSidecar says something wrong on purpose: only a sidecar minds, before any engine hears of it, and its answer has the
-// header that only sidecars write. An engine finds no prompt in the body and refuses it.
+// checkSidecar sends a request with an invalid Tandem header. Only a sidecar refuses it, before it reaches an engine, and
+// its answer has a header that only sidecars write. An engine behind no sidecar finds no prompt in the body and refuses it
+// too.
 func checkSidecar(ctx context.Context, f *fleet) finding {
 	if len(f.of(pd.RoleDecode)) == 0 {
 		return nobody("that decodes answers")
@@ -27,8 +28,8 @@ func checkSidecar(ctx context.Context, f *fleet) finding {
 		if !t.role.Has(pd.RoleDecode) {
 			if err == nil && a.header.Get(pd.HeaderDecision) != "" {
 				return finding{verdict: fail,
-					seen: fmt.Sprintf("labelled %s, and a sidecar answers at %v, which lets no hand-off through", t.label, t.addr),
-					do:   "correct the label, or name the engine's port in the pool"}
+					seen: fmt.Sprintf("labelled %s, but a sidecar answers at %v, and sidecars strip hand-offs from requests", t.label, t.addr),
+					do:   "correct the label, or put the engine's port into the pool"}
 			}
 			return finding{}
 		}
@@ -38,14 +39,14 @@ func checkSidecar(ctx context.Context, f *fleet) finding {
 		case a.header.Get(pd.HeaderDecision) != "":
 			return finding{verdict: ok, seen: "Tandem's"}
 		case f.how.Sidecar == "any":
-			return finding{verdict: unknown, seen: "not Tandem's; that of others cannot be told from an engine"}
+			return finding{verdict: unknown, seen: "not Tandem's; another sidecar cannot be told from an engine"}
 		}
-		return finding{verdict: fail, seen: fmt.Sprintf("no sidecar of Tandem's answers at %v", t.addr)}
+		return finding{verdict: fail, seen: fmt.Sprintf("no Tandem sidecar answers at %v", t.addr)}
 	})
 }
 
-// noPicker is for checks that need one.
-var noPicker = finding{verdict: unknown, seen: "no picker is known", do: "name its ports: --epp, --epp-health, --epp-metrics, --epp-admin"}
+// noPicker is the finding of a check that needs a picker and has none.
+var noPicker = finding{verdict: unknown, seen: "the address of the picker is unknown", do: "name its ports: --epp, --epp-health, --epp-metrics, --epp-admin"}
 
 func checkPicker(ctx context.Context, f *fleet) finding {
 	if len(f.pickers) == 0 {
@@ -58,13 +59,13 @@ func checkPicker(ctx context.Context, f *fleet) finding {
 		case p.adminErr != nil:
 			return finding{verdict: fail, seen: "its admin port: " + p.adminErr.Error()}
 		case !p.asked:
-			return finding{verdict: unknown, seen: "its health and metrics ports are not known", do: noPicker.do}
+			return finding{verdict: unknown, seen: "its health and metrics ports are unknown", do: noPicker.do}
 		}
 		return finding{verdict: ok, seen: "ready"}
 	})
 }
 
-// asked are the pickers that could be asked for a thing.
+// readable returns the pickers that have a certain address or page.
 func (f *fleet) readable(has func(*picker) bool) []*picker {
 	return slices.DeleteFunc(slices.Clone(f.pickers), func(p *picker) bool { return !has(p) })
 }
@@ -72,7 +73,7 @@ func (f *fleet) readable(has func(*picker) bool) []*picker {
 func checkPickerConfig(ctx context.Context, f *fleet) finding {
 	pickers := f.readable((*picker).hasOperations)
 	if len(pickers) == 0 {
-		return finding{verdict: unknown, seen: "no picker's metrics page is known", do: "name its metrics port with --epp-metrics"}
+		return finding{verdict: unknown, seen: "no metrics page of a picker is known", do: "name its metrics port with --epp-metrics"}
 	}
 	return each(ctx, pickers, f.how.Timeout, func(_ context.Context, p *picker) finding {
 		loaded, known := p.page.Sum("tandem_config_last_reload_successful")
@@ -81,28 +82,28 @@ func checkPickerConfig(ctx context.Context, f *fleet) finding {
 		case p.pageErr != nil:
 			return finding{verdict: unknown, seen: "its metrics port: " + p.pageErr.Error()}
 		case !known:
-			return finding{verdict: unknown, seen: "its metrics page does not say: it is no picker of Tandem's"}
+			return finding{verdict: unknown, seen: "its metrics page does not show it: the picker is not Tandem's"}
 		case loaded == 0, trouble > 0:
-			found := finding{verdict: fail, seen: "the last change could not be read"}
+			found := finding{verdict: fail, seen: "its last configuration change could not be read"}
 			if trouble > 0 {
-				found.seen = "the source of its endpoints cannot be used, or not all of it"
-				found.do = "correct the endpoints file or the pool; what was read last is in use. " +
-					"Of a configuration, tandem check FILE lists what is wrong"
+				found.seen = "its source of endpoints is invalid, or partly so"
+				found.do = "correct the endpoints file or the pool; the last good content is in use. " +
+					"For a configuration file, tandem check FILE lists the problems"
 			}
 			if p.detail != "" {
 				found.seen += " (" + p.detail + ")"
 			}
 			return found
 		}
-		return finding{verdict: ok, seen: "in use as written"}
+		return finding{verdict: ok, seen: "the current files are in use"}
 	})
 }
 
 func checkPickerPool(ctx context.Context, f *fleet) finding {
 	pickers := f.readable(func(p *picker) bool { return p.admin != "" })
 	if len(pickers) == 0 {
-		return finding{verdict: unknown, seen: "its admin port, which shows them, is not known or on its loopback only",
-			do: "name it with --epp-admin (kubectl port-forward brings it here)"}
+		return finding{verdict: unknown, seen: "its admin port, which shows them, is unknown or on its loopback only",
+			do: "name it with --epp-admin (use kubectl port-forward to reach it)"}
 	}
 	return each(ctx, pickers, f.how.Timeout, func(_ context.Context, p *picker) finding {
 		var missing, foreign []string
@@ -120,7 +121,7 @@ func checkPickerPool(ctx context.Context, f *fleet) finding {
 		case p.adminErr != nil:
 			return finding{verdict: unknown, seen: "its admin port: " + p.adminErr.Error()}
 		case len(f.targets)+len(p.known) == 0:
-			return finding{verdict: unknown, seen: "there are no endpoints to know"}
+			return finding{verdict: unknown, seen: "there are no endpoints"}
 		case len(missing) > 0:
 			return finding{verdict: fail, seen: "it does not know " + few(missing)}
 		case len(foreign) > 0:
@@ -130,7 +131,8 @@ func checkPickerPool(ctx context.Context, f *fleet) finding {
 	})
 }
 
-// oldLoad is when a picker trusts a load no more (its --metrics-staleness-threshold is 2 s), and some for the way here.
+// oldLoad is the age from which a picker does not trust a load any more (its --metrics-staleness-threshold is 2 s), plus
+// some time for the request.
 const oldLoad = 3 * time.Second
 
 func checkFreshness(ctx context.Context, f *fleet) finding {
@@ -155,17 +157,17 @@ func checkFreshness(ctx context.Context, f *fleet) finding {
 		}
 		switch {
 		case !p.hasOperations():
-			return finding{verdict: unknown, seen: "its metrics and admin ports are not known", do: noPicker.do}
+			return finding{verdict: unknown, seen: "its metrics and admin ports are unknown", do: noPicker.do}
 		case !known:
-			return finding{verdict: unknown, seen: "its metrics page tells of no endpoints"}
+			return finding{verdict: unknown, seen: "its metrics page shows no endpoints"}
 		case unread > 0:
-			return finding{verdict: fail, seen: fmt.Sprintf("%.0f endpoints whose load is old or was never read", unread)}
+			return finding{verdict: fail, seen: fmt.Sprintf("the load of %.0f endpoints is old or was never read", unread)}
 		}
 		return finding{verdict: ok, seen: "all loads are fresh"}
 	})
 }
 
-// ages looks at the loads of the endpoints that answer: that nobody knows those of others is no wonder.
+// ages checks the loads of the endpoints that answer. A picker cannot know the loads of the others.
 func (f *fleet) ages(known []knownEndpoint) finding {
 	var old []string
 	oldest := -1.0
@@ -176,7 +178,7 @@ func (f *fleet) ages(known []knownEndpoint) finding {
 		case e.LoadAge < 0:
 			old = append(old, e.shortName()+" was never read")
 		case e.LoadAge > oldLoad.Seconds():
-			old = append(old, fmt.Sprintf("%s is of %.0f s ago", e.shortName(), e.LoadAge))
+			old = append(old, fmt.Sprintf("%s is %.0f s old", e.shortName(), e.LoadAge))
 		default:
 			oldest = max(oldest, e.LoadAge)
 		}
@@ -185,28 +187,28 @@ func (f *fleet) ages(known []knownEndpoint) finding {
 	case len(old) > 0:
 		return finding{verdict: fail, seen: "the load of " + few(old)}
 	case oldest < 0:
-		return finding{verdict: unknown, seen: "it knows no endpoint that answers"}
+		return finding{verdict: unknown, seen: "it knows none of the endpoints that answer"}
 	}
-	return finding{verdict: ok, seen: fmt.Sprintf("the oldest load is of %.1f s ago", oldest)}
+	return finding{verdict: ok, seen: fmt.Sprintf("the oldest load is %.1f s old", oldest)}
 }
 
 func checkProxy(ctx context.Context, f *fleet) finding {
 	if f.parts.Proxy == "" {
-		return finding{verdict: unknown, seen: "no proxy is known", do: "name where clients connect to with --proxy"}
+		return finding{verdict: unknown, seen: "the address of the proxy is unknown", do: "name the address that clients connect to with --proxy"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.how.Timeout)
 	defer cancel()
 	models, err := f.user().models(ctx, f.proxyURL())
 	if err != nil {
-		return finding{verdict: fail, seen: fmt.Sprintf("asking %s for its models: %v", f.parts.Proxy, err)}
+		return finding{verdict: fail, seen: fmt.Sprintf("reading the models at %s: %v", f.parts.Proxy, err)}
 	}
 	for _, t := range f.modelled() {
 		if t.base().ID != models[0].ID {
-			return finding{verdict: fail, seen: fmt.Sprintf("it leads to %s, and the pool serves %s", models[0].ID, t.base().ID),
-				do: "have the proxy ask this pool's picker"}
+			return finding{verdict: fail, seen: fmt.Sprintf("it serves %s, but the pool serves %s", models[0].ID, t.base().ID),
+				do: "make the proxy use this pool's picker"}
 		}
 	}
-	return finding{verdict: ok, seen: "leads to " + models[0].ID}
+	return finding{verdict: ok, seen: "serves " + models[0].ID}
 }
 
 func (f *fleet) proxyURL() string {
