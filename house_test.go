@@ -101,6 +101,7 @@ var arrows = []knows{
 	{"pd…", []string{"pd…"}, true},
 	{"transfer…", []string{"transfer…"}, true},
 	{"sidecar/transport", []string{"pd…"}, true},
+	{"sidecar/warmup", []string{"sidecar/transport", "pd…"}, true},
 	{"sidecar/lease", []string{"pd…", "transfer…"}, false},
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, false},
 	{"epp", []string{"pd…", "transfer"}, false},

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/transport"
+	"github.com/tandem-serving/tandem/sidecar/warmup"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -134,7 +135,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		report("fallback-ratio", "%v is not a share from 0 to 1", c.Fallback.Ratio)
 	}
 	if c.Prefill.Discovery != "" {
-		if _, err := parseDiscovery(c.Prefill.Discovery); err != nil {
+		if _, err := warmup.ParseDiscovery(c.Prefill.Discovery); err != nil {
 			report("prefill-discovery", "%w", err)
 		}
 	}

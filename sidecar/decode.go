@@ -83,7 +83,7 @@ func (x *exchange) leaveHandedOff(req *bufferedRequest) error {
 
 // tooLate notes a hand-off that is too old to be trusted, and has been given back unread.
 func (x *exchange) tooLate() pd.Reason {
-	x.s.quiet.warn("hand-off too old", "request_id", x.id, "age", x.hand.age, "limit", x.s.cfg.ageLimit())
+	x.s.warnings.Warn("hand-off too old", "request_id", x.id, "age", x.hand.age, "limit", x.s.cfg.ageLimit())
 	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
 	return pd.HandoffLate
 }
@@ -143,7 +143,7 @@ func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
 	x.failure = err
 	x.s.beside.doubt()
 	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
-	x.s.quiet.warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
+	x.s.warnings.Warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
 	return pd.TransferFailed
 }
 

@@ -85,7 +85,7 @@ func (x *exchange) dying(moment time.Duration) bool {
 		}
 		if err != nil {
 			x.s.beside.doubt()
-			x.s.quiet.warn("engine is dying", "request_id", x.id, "error", err)
+			x.s.warnings.Warn("engine is dying", "request_id", x.id, "error", err)
 			return true
 		}
 		if time.Now().After(over) {

@@ -89,7 +89,7 @@ func (x *exchange) runPrefill(req *bufferedRequest) (pd.Reason, error) {
 
 func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.s.metrics.retries.WithLabelValues("prefill", e.cause).Inc()
-	x.s.quiet.warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
+	x.s.warnings.Warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
 }
 
 // refusedByPrefill hands the engine's word on, unless our own priming may have caused it.

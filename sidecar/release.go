@@ -163,7 +163,7 @@ func (s *Server) tell(h held) bool {
 	default:
 		// To be told twice costs an engine a line in its log; not to be told, its blocks until the lease ends.
 		s.metrics.releases.WithLabelValues(wayNIXL, "unsure").Inc()
-		s.quiet.warn("the prefill engine may have been told to let a hand-off go, and is told again by way of decode", "request_id", h.id, "error", err)
+		s.warnings.Warn("the prefill engine may have been told to let a hand-off go, and is told again by way of decode", "request_id", h.id, "error", err)
 	}
 	return err == nil
 }
@@ -203,7 +203,7 @@ func (s *Server) released(h held, ok bool, err error) {
 	if !ok {
 		result = "failed"
 		s.metrics.stranded.Inc()
-		s.quiet.warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", h.id, "error", err)
+		s.warnings.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", h.id, "error", err)
 		err = cmp.Or(err, errUnreleased)
 	}
 	s.metrics.releases.WithLabelValues(wayCancel, result).Inc()

@@ -20,7 +20,7 @@ func (x *exchange) rename(resp *http.Response) {
 		return
 	}
 	if encoded(resp.Header) {
-		x.s.quiet.warn("the answer is compressed, so it keeps the engine's name of the model", "request_id", x.id)
+		x.s.warnings.Warn("the answer is compressed, so it keeps the engine's name of the model", "request_id", x.id)
 		return
 	}
 	resp.Body = &renaming{ReadCloser: resp.Body, by: body.NewRenamer(names.Answers, names.Asked, events)}

@@ -174,22 +174,6 @@ func breakOff(t *testing.T, url string, stream bool) {
 	wait(t, ended, "the request to end")
 }
 
-// The warm-up is as careful as a request: too few blocks would end the decode engine.
-func TestWarmupChecksBlocks(t *testing.T) {
-	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(200, "application/json", `{"data":[{"id":"m"}]}`))
-	targets, err := pd.ParseTargets([]string{prefill.addr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &warmup{s: startRig(t, decode.addr, set(func(c *Config) { c.Prefill.BlockSize = 8 })).Server}
-	if err := w.meet(within(t), targets[0]); err == nil || !strings.Contains(err.Error(), "3 blocks") {
-		t.Errorf("%v", err)
-	}
-	if got := decode.only(t); got.URL.Path != "/v1/models" {
-		t.Errorf("decode was asked for %s", got.URL.Path)
-	}
-}
-
 // What goes wrong while passing through is told to the log that was given, and to no other.
 func TestPassthroughLogs(t *testing.T) {
 	var stray, given strings.Builder

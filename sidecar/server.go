@@ -19,19 +19,21 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
+	"github.com/tandem-serving/tandem/sidecar/warmup"
 )
 
 // Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
 type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	quiet   *quiet
-	dialect dialect.Dialect
-	strips  func(want int) bool // request.Base.Strips
-	allow   allowList
+	cfg      Config
+	log      *slog.Logger
+	warnings *loglimit.Limiter // one line a second about what can happen to every request
+	dialect  dialect.Dialect
+	strips   func(want int) bool // request.Base.Strips
+	allow    allowList
 
 	local, prefill *http.Transport
 	passthrough    *httputil.ReverseProxy
@@ -64,7 +66,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
 	}
 	s := &Server{
-		cfg: cfg, log: t.Log, quiet: &quiet{log: t.Log}, dialect: d, strips: request.Base.Strips,
+		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second), dialect: d, strips: request.Base.Strips,
 		allow:   newAllowList(cfg.Trust.Allow),
 		engine:  cfg.Engine.url(),
 		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
@@ -85,12 +87,12 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.life.start()
 	s.life.run(s.stalls.run)
 	if cfg.Prefill.Discovery != "" {
-		find, err := parseDiscovery(cfg.Prefill.Discovery)
+		find, err := warmup.ParseDiscovery(cfg.Prefill.Discovery)
 		if err != nil {
 			s.Close()
 			return nil, err
 		}
-		s.life.run((&warmup{s: s, find: find}).run)
+		s.life.run(warmup.New(s.warmupConfig(find)).Run)
 	}
 	return s, nil
 }

@@ -1,4 +1,4 @@
-package sidecar
+package warmup
 
 import (
 	"bufio"
@@ -11,9 +11,12 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// parseDiscovery reads --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port lines, #
-// begins a comment).
-func parseDiscovery(source string) (func(context.Context) ([]pd.Target, error), error) {
+// Finder lists the prefill engines that exist now.
+type Finder func(context.Context) ([]pd.Target, error)
+
+// ParseDiscovery reads the value of --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port
+// lines, # begins a comment).
+func ParseDiscovery(source string) (Finder, error) {
 	if path, ok := strings.CutPrefix(source, "file:"); ok && path != "" {
 		return func(context.Context) ([]pd.Target, error) { return readTargets(path) }, nil
 	}

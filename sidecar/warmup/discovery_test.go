@@ -1,4 +1,4 @@
-package sidecar
+package warmup
 
 import (
 	"path/filepath"
@@ -15,7 +15,7 @@ func TestDiscovery(t *testing.T) {
 		{"dns://[::1]:8000", "[::1]:8000"},
 	}
 	for _, c := range cases {
-		find, err := parseDiscovery(c.source)
+		find, err := ParseDiscovery(c.source)
 		if err != nil {
 			t.Errorf("%s: %v", c.source, err)
 			continue
@@ -30,7 +30,7 @@ func TestDiscovery(t *testing.T) {
 		}
 	}
 	for _, source := range []string{"file:", "dns://", "dns://host", "dns://host:0", "dns://a:1,b:2", "http://host:80", "host:80", file} {
-		if _, err := parseDiscovery(source); err == nil {
+		if _, err := ParseDiscovery(source); err == nil {
 			t.Errorf("%q was taken", source)
 		}
 	}

@@ -1,0 +1,43 @@
+// Package loglimit limits how often a component logs what can happen to every request at once.
+//
+// An outage of an engine must be visible in the log without filling it: a Limiter writes one warning per interval, with the
+// number of those that it suppressed. Suppressed ones are logged for debugging; metrics and traces have them all.
+package loglimit
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Limiter writes at most one warning per interval. Make it with New. It is safe for concurrent use.
+type Limiter struct {
+	log   *slog.Logger
+	every time.Duration
+
+	mu         sync.Mutex // guards what follows
+	last       time.Time
+	suppressed int
+}
+
+// New makes a limiter that writes to log, one warning per interval.
+func New(log *slog.Logger, interval time.Duration) *Limiter {
+	return &Limiter{log: log, every: interval}
+}
+
+// Warn logs a warning with its attributes, or at debug level if the interval since the last warning has not passed. The
+// attribute "suppressed" counts the warnings that were left out since then.
+func (l *Limiter) Warn(msg string, args ...any) {
+	l.mu.Lock()
+	now := time.Now()
+	if !l.last.IsZero() && now.Sub(l.last) < l.every {
+		l.suppressed++
+		l.mu.Unlock()
+		l.log.Debug(msg, args...)
+		return
+	}
+	suppressed := l.suppressed
+	l.last, l.suppressed = now, 0
+	l.mu.Unlock()
+	l.log.Warn(msg, append(args, "suppressed", suppressed)...)
+}
