@@ -3,7 +3,7 @@
 #   docker build --target sidecar --build-arg VERSION=v0.1.0 -t tandem/sidecar:v0.1.0 .
 #
 # One target for each command: epp, sidecar, sim, tandem. sidecar-nixl is the sidecar with what it needs to hold and release
-# KV itself (--keeper=/keeper). dockerfile_test.go holds what it has to be, builds it without a container engine, and runs
+# KV itself (--keeper=/keeper). e2e/image holds what it has to be, builds it without a container engine, and runs
 # what comes out. Where supply chains matter, add the digests of the builders' images to their tags.
 ARG GO_VERSION=1.26.8
 ARG PYTHON_VERSION=3.13.7

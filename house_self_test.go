@@ -128,9 +128,9 @@ var madeUp = []struct {
 	{"direct modules", "not used", made{modules: map[string]bool{"go.uber.org/goleak": true}}, "go.mod: go.uber.org/goleak is imported: false"},
 	{"direct modules", "the longer path provides", made{files: map[string]string{"pd/a.go": imports("pd", "x.org/a/b/c")}, modules: map[string]bool{"x.org/a": false, "x.org/a/b": true}}, ""},
 
-	{"README map", "true", made{files: map[string]string{"README.md": "| `pd` | words |\n", "pd/a.go": "package pd"}}, ""},
-	{"README map", "promises", file("README.md", "| `epp` | words |\n"), "README.md shows epp"},
-	{"README map", "forgets", file("pd/a.go", "package pd"), "README.md does not show pd"},
+	{"package map", "true", made{files: map[string]string{mapPage: "| `pd` | words |\n", "pd/a.go": "package pd"}}, ""},
+	{"package map", "promises", file(mapPage, "| `epp` | words |\n"), mapPage + " shows epp"},
+	{"package map", "forgets", file("pd/a.go", "package pd"), mapPage + " does not show pd"},
 }
 
 func TestRulesOnMadeUpHouses(t *testing.T) {

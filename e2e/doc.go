@@ -15,7 +15,7 @@
 //	make soak       TestSoak, which has no short form: half load on programs with the race detector (-soak.for; SOAKTIME)
 //
 // Clients that break rules are TestBad…, TestHeldBodies and TestHeadersWithoutEnd (-bad.clients: how many at once); those
-// with worse in mind are TestSecurity…, each a row of THREATS.md. What comes of every failure in every state of the sidecar
+// with worse in mind are TestSecurity…, each a row of docs/security.md. What comes of every failure in every state of the sidecar
 // is in the package matrix.
 //
 // Nothing in this package is imported by anything.

@@ -20,12 +20,12 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// The tests of this file and its neighbours play those whom THREATS.md names, against real programs from outside. The page
+// The tests of this file and its neighbours play those whom docs/security.md names, against real programs from outside. The page
 // and the tests name each other: TestThreatsPage.
 
 // TestThreatsPage holds that each test the page names is there, and each security test of this package is on the page.
 func TestThreatsPage(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "THREATS.md"))
+	page, err := os.ReadFile(filepath.Join("..", "docs", "security.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +49,12 @@ func TestThreatsPage(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(named)) {
 		if there[name] == "" {
-			t.Errorf("THREATS.md names %s, and there is no such test", name)
+			t.Errorf("docs/security.md names %s, and there is no such test", name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(there)) {
 		if strings.HasPrefix(name, "TestSecurity") && !named[name] {
-			t.Errorf("THREATS.md does not name %s of %s", name, there[name])
+			t.Errorf("docs/security.md does not name %s of %s", name, there[name])
 		}
 	}
 	rows, attempts := 0, false
@@ -71,7 +71,7 @@ func TestThreatsPage(t *testing.T) {
 		}
 	}
 	if rows < 20 {
-		t.Errorf("only %d rows were read of THREATS.md", rows)
+		t.Errorf("only %d rows were read of docs/security.md", rows)
 	}
 }
 

@@ -15,9 +15,9 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestFlagsPage tries what FLAGS.md says of llm-d's flags.
+// TestFlagsPage tries what docs/flags.md says of llm-d's flags.
 func TestFlagsPage(t *testing.T) {
-	page, err := filepath.Abs("../../FLAGS.md")
+	page, err := filepath.Abs("../../docs/flags.md")
 	if err != nil {
 		t.Fatal(err)
 	}

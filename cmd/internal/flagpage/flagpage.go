@@ -64,7 +64,7 @@ func failure(err error) error {
 	return err
 }
 
-// row is one row of a table of FLAGS.md.
+// row is one row of a table of docs/flags.md.
 type row struct {
 	example []string // the flag with a value, and the flags it needs
 	theirs  string   // default of the program it comes from

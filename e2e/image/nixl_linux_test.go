@@ -1,4 +1,4 @@
-package tandem_test
+package image_test
 
 import (
 	"archive/zip"
@@ -15,7 +15,7 @@ import (
 )
 
 // fetchedNIXL is what make fetched of NIXL's wheel: all that an image takes of it but the licences.
-const fetchedNIXL = ".tools/nixl"
+const fetchedNIXL = repository + "/.tools/nixl"
 
 // nixlFetched tells whether it is there.
 func nixlFetched(t *testing.T) bool {

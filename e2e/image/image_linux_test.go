@@ -1,4 +1,4 @@
-package tandem_test
+package image_test
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package tandem_test
+package image_test
 
 import (
 	"fmt"
@@ -31,7 +31,10 @@ type dockerfile struct {
 	stages []*stage
 }
 
-// user is whom the images run as.
+// repository is the root of the repository, which is the build context.
+const repository = "../.."
+
+// user is the numeric user that the images run as.
 const user = "65532"
 
 // TestDockerfile lints the Dockerfile: hadolint for the few rules that matter here.
@@ -155,7 +158,7 @@ func lintImage(steps []instruction) (complaints []string) {
 
 func readDockerfile(t *testing.T) *dockerfile {
 	t.Helper()
-	data, err := os.ReadFile("Dockerfile")
+	data, err := os.ReadFile(filepath.Join(repository, "Dockerfile"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +285,7 @@ func (d *dockerfile) flat(name string) []instruction {
 // folder above it, decides.
 func dockerignore(t *testing.T) func(file string) bool {
 	t.Helper()
-	data, err := os.ReadFile(".dockerignore")
+	data, err := os.ReadFile(filepath.Join(repository, ".dockerignore"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,16 +326,20 @@ func TestDockerignore(t *testing.T) {
 	}
 }
 
-// contextOf copies what the build context is.
+// contextOf copies the build context to a folder.
 func contextOf(t *testing.T, to string) {
 	t.Helper()
 	out, files := dockerignore(t), 0
-	err := filepath.WalkDir(".", func(file string, e os.DirEntry, err error) error {
-		if err != nil || out(filepath.ToSlash(file)) || !e.Type().IsRegular() {
+	err := filepath.WalkDir(repository, func(from string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		file, err := filepath.Rel(repository, from)
+		if err != nil || out(filepath.ToSlash(file)) {
 			return err
 		}
 		files++
-		return copyFile(file, filepath.Join(to, file))
+		return copyFile(from, filepath.Join(to, file))
 	})
 	if err != nil || files == 0 {
 		t.Fatalf("%d files, %v", files, err)
