@@ -105,7 +105,7 @@ var arrows = []knows{
 	{"sidecar/lease", []string{"pd…", "transfer…"}, false},
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, false},
 	{"epp", []string{"pd…", "transfer"}, false},
-	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/sched", "epp/flow", "pd…"}, false},
+	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, false},
 	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, false},
 	{"epp…", []string{"epp", "pd…", "transfer"}, false},
 	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, false},

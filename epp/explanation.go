@@ -1,8 +1,6 @@
 package epp
 
 import (
-	"cmp"
-	"net/http"
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -103,16 +101,4 @@ func addresses(endpoints []*Endpoint) []string {
 		all[i] = e.Address
 	}
 	return all
-}
-
-// HeadOf makes the head of a request that came over HTTP, for the parts of the picker that are asked that way.
-func HeadOf(r *http.Request, path string) Head {
-	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
-		Mode:      r.Header.Values(pd.HeaderMode),
-		Objective: cmp.Or(r.Header.Get(HeaderObjective), r.Header.Get(HeaderObjectiveOld)),
-		Target:    cmp.Or(r.Header.Get(HeaderTarget), r.Header.Get(HeaderTargetOld))}
-	if hint, ok := r.Header[http.CanonicalHeaderKey(HeaderSubset)]; ok {
-		h.Subset = NewSubset(SplitList(hint...)...)
-	}
-	return h
 }

@@ -3,8 +3,6 @@ package epp_test
 import (
 	"errors"
 	"maps"
-	"net/http/httptest"
-	"net/netip"
 	"reflect"
 	"slices"
 	"testing"
@@ -51,19 +49,14 @@ func TestExplain(t *testing.T) {
 	})
 }
 
-func TestHeadOf(t *testing.T) {
-	r := httptest.NewRequest("POST", "/explain", nil)
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("X-Request-Id", "r-1")
-	r.Header.Add("X-Tandem-Pd", "force")
-	h := epp.HeadOf(r, "/v1/completions")
-	if want := (epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Mode: []string{"force"}}); !reflect.DeepEqual(h, want) {
-		t.Errorf("got %+v", h)
+func TestExplainRewrites(t *testing.T) {
+	r := &epp.Request{API: pd.APIChat, Model: "big", Asked: "llama", Rewrite: "canary", Objective: "fast", Priority: 7, Known: true}
+	x := epp.Explain(r, &epp.Decision{Decode: pods(1), Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
+	q := x.Request
+	if q.Model != "big" || q.Asked != "llama" || q.Rewrite != "canary" || q.Objective != "fast" || q.Priority != 7 || !q.Known {
+		t.Errorf("request %+v", q)
 	}
-	r.Header.Set(epp.HeaderSubset, "10.0.0.1:8000, 10.0.0.2")
-	for addr, want := range map[string]bool{"10.0.0.1:8000": true, "10.0.0.1:8001": false, "10.0.0.2:8001": true} {
-		if got := epp.HeadOf(r, "/").Subset.Has(netip.MustParseAddrPort(addr)); got != want {
-			t.Errorf("%s: got %v", addr, got)
-		}
+	if got := x.Headers[pd.HeaderModel]; got != "llama;answers=big" {
+		t.Errorf("headers %q", x.Headers)
 	}
 }

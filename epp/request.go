@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Request is what a client asks, as far as a picker looks at it. It does not change after Reader.Close made it.
+// Request is what a client asks, as far as a picker looks at it. It does not change once it is made.
 type Request struct {
 	ID     string // x-request-id, for logs and spans; never a key, since clients choose it
 	Path   string // URL path without the query

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -71,14 +72,14 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	if path == "" || path == "/" {
 		path = pd.APIChat.Path()
 	}
-	head := epp.HeadOf(r, path)
+	head := read.HeadOf(r, path)
 	if p.settings.Picking.PDHeader == "off" {
 		head.Mode = nil
 	}
 	if p.settings.Picking.NoSubset {
 		head.Subset = nil
 	}
-	reader := &epp.Reader{}
+	reader := &read.Reader{}
 	reader.Reset(head, int64(p.settings.Listen.BodyLimit), p.sched.Blocks())
 	if err := copyBody(reader, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -97,7 +98,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 }
 
 // copyBody feeds a reader. A refusal of the reader is not an error here: Close tells it again, and it is to be explained.
-func copyBody(reader *epp.Reader, body io.Reader) error {
+func copyBody(reader *read.Reader, body io.Reader) error {
 	for {
 		chunk := make([]byte, 64<<10)
 		n, err := body.Read(chunk)

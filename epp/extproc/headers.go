@@ -8,6 +8,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -21,7 +22,7 @@ func valueOf(h *corev3.HeaderValue) string {
 
 // head is what matters of a request's headers.
 type head struct {
-	epp.Head
+	read.Head
 	api      pd.API
 	length   int64    // as declared; 0 = not
 	internal []string // headers that end here, as sent: only Tandem's parts may set them, or they are for the picker alone

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -19,8 +20,8 @@ import (
 type request struct {
 	state  requestState
 	head   head
-	reader *epp.Reader // nil before the headers and after the answer: an answer may run for hours, its prompt is not kept
-	held   int64       // bytes of the body that are counted as held
+	reader *read.Reader // nil before the headers and after the answer: an answer may run for hours, its prompt is not kept
+	held   int64        // bytes of the body that are counted as held
 	subset *epp.Subset
 	rename *pd.Rename // the model's name that the client gets to see; nil: the engine's
 }
@@ -57,7 +58,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	if !st.s.cfg.PDHeader {
 		r.head.Mode = nil
 	}
-	r.reader = st.s.readers.Get().(*epp.Reader)
+	r.reader = st.s.readers.Get().(*read.Reader)
 	limit := st.s.cfg.BodyLimit
 	r.reader.Reset(r.head.Head, limit, st.s.deps.Scheduler.Blocks())
 	switch {
@@ -317,7 +318,7 @@ func (st *stream) dropReader() {
 	st.s.held.Release(st.request.held)
 	st.request.held = 0
 	if st.request.reader != nil {
-		st.request.reader.Reset(epp.Head{}, 0, epp.BlockSpec{})
+		st.request.reader.Reset(read.Head{}, 0, epp.BlockSpec{})
 		st.s.readers.Put(st.request.reader)
 		st.request.reader = nil
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -24,7 +25,7 @@ type Server struct {
 	metrics *metrics
 	tracing tracing
 	quiet   quiet
-	readers sync.Pool         // of *epp.Reader
+	readers sync.Pool         // of *read.Reader
 	held    *pd.BufferedBytes // request bodies
 
 	mu       sync.Mutex           // guards what follows
@@ -47,7 +48,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	return &Server{
 		cfg: cfg, deps: deps, metrics: m, tracing: newTracing(deps.Tracer, deps.Propagator), quiet: quiet{log: deps.Log},
-		readers: sync.Pool{New: func() any { return new(epp.Reader) }},
+		readers: sync.Pool{New: func() any { return new(read.Reader) }},
 		held:    held,
 		idle:    make(map[*stream]struct{}),
 	}, nil

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -79,8 +80,8 @@ func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
 // estimate is how many tokens the picker takes a prompt to have.
 func estimate(t *testing.T, q *question) int {
 	t.Helper()
-	var r epp.Reader
-	r.Reset(epp.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json"}, 0, epp.BlockSpec{})
+	var r read.Reader
+	r.Reset(read.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json"}, 0, epp.BlockSpec{})
 	if err := r.Write(q.body); err != nil {
 		t.Fatal(err)
 	}

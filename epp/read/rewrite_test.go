@@ -1,4 +1,4 @@
-package epp_test
+package read_test
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -20,12 +21,23 @@ var aliases = epp.NewPolicy([]epp.Objective{{Name: "fast", Priority: 7}}, []epp.
 	{Name: "catch-all", Rules: []epp.RewriteRule{{Targets: to("catch")}}},
 })
 
+func to(models ...string) (all []epp.RewriteTarget) {
+	for _, m := range models {
+		all = append(all, epp.RewriteTarget{Model: m, Weight: 1})
+	}
+	return all
+}
+
+func forModel(model, target string) epp.RewriteRule {
+	return epp.RewriteRule{Models: []string{model}, Targets: to(target)}
+}
+
 // aliasOnly leaves other models alone.
 var aliasOnly = epp.NewPolicy(nil, []epp.Rewrite{{Name: "canary", Rules: []epp.RewriteRule{forModel("alias", "target")}}})
 
 // rewrite reads a body in chunks of a size, 0 = whole, under a policy.
-func rewrite(h epp.Head, p *epp.Policy, text string, chunk int) (*epp.Request, []byte, error) {
-	var r epp.Reader
+func rewrite(h read.Head, p *epp.Policy, text string, chunk int) (*epp.Request, []byte, error) {
+	var r read.Reader
 	r.Reset(h, 0, blocks)
 	if chunk == 0 {
 		chunk = max(1, len(text))
@@ -40,10 +52,10 @@ func rewrite(h epp.Head, p *epp.Policy, text string, chunk int) (*epp.Request, [
 }
 
 func TestReaderRewrites(t *testing.T) {
-	with := func(target string) epp.Head { h := post(pd.APIChat); h.Target = target; return h }
+	with := func(target string) read.Head { h := post(pd.APIChat); h.Target = target; return h }
 	for _, c := range []struct {
 		name     string
-		head     epp.Head
+		head     read.Head
 		policy   *epp.Policy
 		in, want string // want "" = as it came
 		model    string
@@ -66,7 +78,7 @@ func TestReaderRewrites(t *testing.T) {
 		{"the header says the same", with("m"), aliasOnly, `{"model":"m"}`, ``, "m", "", epp.HeaderTarget},
 		{"the pool before the header", with("wanted"), aliasOnly, `{"model":"alias"}`, `{"model":"target"}`, "target", "alias", "canary"},
 		{"the header without a policy", with("wan\"ted"), nil, `{}`, `{"model":"wan\"ted"}`, "wan\"ted", "", epp.HeaderTarget},
-		{"what generates nothing", epp.Head{Method: "POST", Path: "/tokenize", Target: "wanted"}, aliases, `{"model":"alias"}`, ``, "", "", ""},
+		{"what generates nothing", read.Head{Method: "POST", Path: "/tokenize", Target: "wanted"}, aliases, `{"model":"alias"}`, ``, "", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := c.want
@@ -115,7 +127,7 @@ func TestReaderRefusesTargets(t *testing.T) {
 // All but the name goes on in the slices it came in.
 func TestReaderCopiesNoRewrittenBody(t *testing.T) {
 	chunks := [][]byte{[]byte(`{"messages":[],"mo`), []byte(`del":"al`), []byte(`ias","stream":true`), []byte(`}`)}
-	var r epp.Reader
+	var r read.Reader
 	for range 2 { // a reader is reused
 		r.Reset(post(pd.APIChat), 0, blocks)
 		for _, c := range chunks {
@@ -169,24 +181,12 @@ func TestReaderKnowsTheObjective(t *testing.T) {
 		known     bool
 	}{{"fast", aliases, 7, true}, {"slow", aliases, 0, false}, {"fast", nil, 0, false}, {"", aliases, 0, false}} {
 		for _, path := range []string{"/v1/chat/completions", "/tokenize"} {
-			h := epp.Head{Method: "POST", Path: path, Objective: c.objective}
+			h := read.Head{Method: "POST", Path: path, Objective: c.objective}
 			q, _, err := rewrite(h, c.policy, `{"model":"self"}`, 0)
 			if err != nil || q.Objective != c.objective || q.Priority != c.priority || q.Known != c.known {
 				t.Errorf("%q at %s: %+v, %v", c.objective, path, q, err)
 			}
 		}
-	}
-}
-
-func TestExplainRewrites(t *testing.T) {
-	r := &epp.Request{API: pd.APIChat, Model: "big", Asked: "llama", Rewrite: "canary", Objective: "fast", Priority: 7, Known: true}
-	x := epp.Explain(r, &epp.Decision{Decode: pods(1), Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
-	q := x.Request
-	if q.Model != "big" || q.Asked != "llama" || q.Rewrite != "canary" || q.Objective != "fast" || q.Priority != 7 || !q.Known {
-		t.Errorf("request %+v", q)
-	}
-	if got := x.Headers[pd.HeaderModel]; got != "llama;answers=big" {
-		t.Errorf("headers %q", x.Headers)
 	}
 }
 
@@ -201,7 +201,7 @@ func FuzzRewrite(f *testing.F) {
 			return // neither Kubernetes nor a file has such names
 		}
 		policy := epp.NewPolicy(nil, []epp.Rewrite{{Name: "r", Rules: []epp.RewriteRule{{Targets: to(target)}}}})
-		var r epp.Reader
+		var r read.Reader
 		r.Reset(post(pd.APIChat), 0, blocks)
 		for _, chunk := range cut(text, sizes) {
 			if r.Write(chunk) != nil {

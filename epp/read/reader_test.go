@@ -1,4 +1,4 @@
-package epp_test
+package read_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/request"
 )
@@ -17,11 +18,11 @@ import (
 // blocks of 4 tokens, so that short prompts have some.
 var blocks = epp.BlockSpec{Tokens: 4, Max: 100}
 
-func post(api pd.API) epp.Head { return epp.Head{Method: http.MethodPost, Path: api.Path()} }
+func post(api pd.API) read.Head { return read.Head{Method: http.MethodPost, Path: api.Path()} }
 
 // read reads a body in chunks of a size, 0 = whole.
-func read(h epp.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (*epp.Request, error) {
-	var r epp.Reader
+func readBody(h read.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (*epp.Request, error) {
+	var r read.Reader
 	r.Reset(h, limit, spec)
 	if chunk == 0 {
 		chunk = max(1, len(text))
@@ -36,46 +37,17 @@ func read(h epp.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (
 
 func mustRead(t *testing.T, api pd.API, text string) *epp.Request {
 	t.Helper()
-	r, err := read(post(api), 0, blocks, text, 0)
+	r, err := readBody(post(api), 0, blocks, text, 0)
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 	return r
 }
 
-func TestHeadAPI(t *testing.T) {
-	for _, c := range []struct {
-		method, path string
-		want         pd.API
-	}{
-		{"POST", "/v1/chat/completions", pd.APIChat},
-		{"POST", "/v1/completions", pd.APICompletions},
-		{"POST", "/v1/responses", pd.APIResponses},
-		{"POST", "/v1/messages", pd.APIMessages},
-		{"POST", "/inference/v1/generate", pd.APIGenerate},
-		{"POST", "/v1/embeddings", pd.APIEmbeddings},
-		{"POST", "/v1/completions?x=/v1/models", pd.APICompletions},
-		{"POST", "/tenant-a/v1/chat/completions", pd.APIChat},
-		{"POST", "/v1/models?x=/v1/completions", pd.APIOther},
-		{"POST", "/xv1/completions", pd.APIOther},
-		{"POST", "/v1/messages/count_tokens", pd.APIOther},
-		{"POST", "/v1/completions/", pd.APIOther},
-		{"POST", "", pd.APIOther},
-		{"OPTIONS", "/v1/chat/completions", pd.APIOther},
-		{"GET", "/v1/chat/completions", pd.APIOther},
-		{"", "", pd.APIOther},
-	} {
-		h := epp.Head{Method: c.method, Path: c.path}
-		if got := h.API(); got != c.want {
-			t.Errorf("%s %s: got %v, want %v", c.method, c.path, got, c.want)
-		}
-	}
-}
-
 func TestReaderFillsTheRequest(t *testing.T) {
 	subset := epp.NewSubset("10.0.0.1")
-	h := epp.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
-	r, err := read(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
+	h := read.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
+	r, err := readBody(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
 	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
 		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
 	if err != nil || !reflect.DeepEqual(r, want) {
@@ -118,7 +90,7 @@ func TestReaderMembers(t *testing.T) {
 // Every API that generates has a place for its prompt.
 func TestReaderKnowsAllAPIs(t *testing.T) {
 	for _, api := range pd.GenerateAPIs() {
-		if _, err := read(post(api), 0, blocks, `nonsense`, 0); err == nil {
+		if _, err := readBody(post(api), 0, blocks, `nonsense`, 0); err == nil {
 			t.Errorf("%v: a body that is no JSON was accepted", api)
 		}
 	}
@@ -129,7 +101,7 @@ func TestReaderRefuses(t *testing.T) {
 	const secret = "sesame"
 	for _, c := range []struct {
 		name    string
-		head    epp.Head
+		head    read.Head
 		body    string
 		reason  pd.Reason
 		message string
@@ -138,7 +110,7 @@ func TestReaderRefuses(t *testing.T) {
 		{"white space", post(pd.APIChat), ` `, pd.BadRequest, "unexpected end at byte 1."},
 		{"cut off", post(pd.APIChat), `{"prompt":"sesame`, pd.BadRequest, "unexpected end at byte 17."},
 		{"no JSON", post(pd.APIChat), `prompt=sesame`, pd.BadRequest, "not valid JSON"},
-		{"a form", epp.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/x-www-form-urlencoded"}, `prompt=sesame`,
+		{"a form", read.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/x-www-form-urlencoded"}, `prompt=sesame`,
 			pd.BadRequest, "Content-Type application/json"},
 		{"no object", post(pd.APIChat), `["sesame"]`, pd.BadRequest, "not a JSON object"},
 		{"something behind", post(pd.APIChat), `{} sesame`, pd.BadRequest, "not valid JSON"},
@@ -149,15 +121,15 @@ func TestReaderRefuses(t *testing.T) {
 		{"a long model", post(pd.APIChat), `{"messages":[],"model":"` + strings.Repeat(secret, 200) + `"}`, pd.BadRequest, "longer than 1024"},
 		{"a broken model", post(pd.APIChat), `{"messages":[],"model":"\sesame"}`, pd.BadRequest, "not a valid JSON string"},
 		{"too large", post(pd.APIChat), `{"a":"` + strings.Repeat(secret, 10_000) + `"}`, pd.TooLarge, "larger than 50000 bytes"},
-		{"too large for what nobody reads", epp.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
+		{"too large for what nobody reads", read.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
 			pd.TooLarge, "larger than 50000 bytes"},
-		{"a bad mode", epp.Head{Method: "POST", Path: "/v1/chat/completions", Mode: []string{"always"}}, `{"messages":[]}`,
+		{"a bad mode", read.Head{Method: "POST", Path: "/v1/chat/completions", Mode: []string{"always"}}, `{"messages":[]}`,
 			pd.BadPDHeader, "must be one of auto, force"},
-		{"two modes", epp.Head{Method: "POST", Path: "/v1/messages", Mode: []string{"auto", "auto"}}, ``, pd.BadPDHeader, "must be one of"},
+		{"two modes", read.Head{Method: "POST", Path: "/v1/messages", Mode: []string{"auto", "auto"}}, ``, pd.BadPDHeader, "must be one of"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, chunk := range []int{0, 1, 1000} {
-				r, err := read(c.head, 50_000, blocks, c.body, chunk)
+				r, err := readBody(c.head, 50_000, blocks, c.body, chunk)
 				refusal := pd.AsRefusal(err)
 				if r != nil || err == nil || refusal.Reason != c.reason || !strings.Contains(refusal.Message, c.message) {
 					t.Fatalf("chunks of %d bytes: got %v, %v; want %s: … %s …", chunk, r, err, c.reason, c.message)
@@ -172,7 +144,7 @@ func TestReaderRefuses(t *testing.T) {
 
 // What is wrong is told by the chunk that shows it, and by every call after it.
 func TestReaderRefusesEarly(t *testing.T) {
-	var r epp.Reader
+	var r read.Reader
 	r.Reset(post(pd.APIChat), 20, blocks)
 	if err := r.Write([]byte(`{"messages":`)); err != nil {
 		t.Fatal(err)
@@ -193,16 +165,16 @@ func TestReaderRefusesEarly(t *testing.T) {
 
 func TestReaderTakesABodyOfExactlyTheLimit(t *testing.T) {
 	const text = `{"messages":[]}`
-	if _, err := read(post(pd.APIChat), int64(len(text)), blocks, text, 4); err != nil {
+	if _, err := readBody(post(pd.APIChat), int64(len(text)), blocks, text, 4); err != nil {
 		t.Error(err)
 	}
 }
 
 // Where nothing is generated the body is nobody's business here, and neither is the mode of a client that always sends it.
 func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
-	h := epp.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
+	h := read.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
-		r, err := read(h, 0, blocks, text, 1)
+		r, err := readBody(h, 0, blocks, text, 1)
 		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {
 			t.Errorf("%q: got %+v, %v", text, r, err)
 		}
@@ -211,7 +183,7 @@ func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
 
 func TestReaderKeepsTheChunks(t *testing.T) {
 	for _, api := range []pd.API{pd.APIChat, pd.APIOther} {
-		var r epp.Reader
+		var r read.Reader
 		r.Reset(post(api), 0, blocks)
 		chunks := [][]byte{[]byte(`{"messages":[{"content":"He`), {}, []byte(`llo"}]}`)}
 		for _, c := range chunks {
@@ -234,7 +206,7 @@ func TestReaderJoinsTinyChunks(t *testing.T) {
 	text := chatBody(64<<10, `code\n`)
 	for _, api := range []pd.API{pd.APIChat, pd.APIOther} {
 		for _, size := range []int{1, 7, 100, 511} {
-			var r epp.Reader
+			var r read.Reader
 			r.Reset(post(api), int64(len(text)), blocks)
 			for chunk := range slices.Chunk(text, size) {
 				if err := r.Write(chunk); err != nil {
@@ -254,8 +226,8 @@ func TestReaderJoinsTinyChunks(t *testing.T) {
 
 // Tiny chunks between others stay where they were.
 func TestReaderKeepsTheOrderOfChunks(t *testing.T) {
-	var r epp.Reader
-	r.Reset(epp.Head{}, 0, blocks)
+	var r read.Reader
+	r.Reset(read.Head{}, 0, blocks)
 	var want []byte
 	for i := range 2000 {
 		chunk := bytes.Repeat([]byte{byte(i)}, []int{1, 300, 600, 0, 511, 512, 5000}[i%7])
@@ -273,10 +245,10 @@ func TestReaderKeepsTheOrderOfChunks(t *testing.T) {
 }
 
 func TestReaderIsReusable(t *testing.T) {
-	var used epp.Reader
+	var used read.Reader
 	for _, text := range seeds() {
 		for _, api := range pd.GenerateAPIs() {
-			want, wantErr := read(post(api), 300, blocks, text, 0)
+			want, wantErr := readBody(post(api), 300, blocks, text, 0)
 			used.Reset(post(api), 300, blocks)
 			var got *epp.Request
 			err := used.Write([]byte(text))
@@ -302,7 +274,7 @@ func same(a, b *epp.Request) bool {
 
 func TestReaderAllocatesOnlyTheModel(t *testing.T) {
 	text := chatBody(32<<10, `code\n`)
-	var r epp.Reader
+	var r read.Reader
 	use := func() { readAll(t, &r, post(pd.APIChat), epp.BlockSpec{Tokens: 16, Max: 2048}, text, 1000) }
 	use()
 	if n := testing.AllocsPerRun(20, use); n > 1 {

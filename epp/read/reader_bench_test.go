@@ -1,4 +1,4 @@
-package epp_test
+package read_test
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -58,8 +59,8 @@ func BenchmarkReader(b *testing.B) {
 	for _, v := range all {
 		for _, spec := range []epp.BlockSpec{{Tokens: 16, Max: 1 << 20}, {}} {
 			b.Run(fmt.Sprintf("%s/block=%d", v.name, spec.Tokens), func(b *testing.B) {
-				var r epp.Reader
-				head := epp.Head{Method: http.MethodPost, Path: v.api.Path()}
+				var r read.Reader
+				head := read.Head{Method: http.MethodPost, Path: v.api.Path()}
 				b.SetBytes(int64(len(v.body)))
 				b.ReportAllocs()
 				for b.Loop() {
@@ -70,7 +71,7 @@ func BenchmarkReader(b *testing.B) {
 	}
 }
 
-func readAll(tb testing.TB, r *epp.Reader, head epp.Head, spec epp.BlockSpec, text []byte, chunk int) *epp.Request {
+func readAll(tb testing.TB, r *read.Reader, head read.Head, spec epp.BlockSpec, text []byte, chunk int) *epp.Request {
 	r.Reset(head, 0, spec)
 	for at := 0; at < len(text); at += chunk {
 		if err := r.Write(text[at:min(at+chunk, len(text))]); err != nil {

@@ -1,4 +1,4 @@
-package epp
+package read
 
 import (
 	"github.com/tandem-serving/tandem/pd"
@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// layout is where the bodies of one API have what a picker looks at.
+// layout says where the bodies of one API hold the prompt, the model and the cache salt.
 type layout struct {
 	table   *request.Table
 	members []member // by index of the table's wants
@@ -14,8 +14,8 @@ type layout struct {
 	salt    int
 }
 
-// layouts says what is the prompt in each API. Left out is what few templates render: names, reasoning that is sent back,
-// documents.
+// layouts lists the members that make the prompt of each API. Members that few chat templates render are left out: names,
+// reasoning that clients send back, documents.
 var layouts = map[pd.API]*layout{
 	pd.APIChat: newLayout(
 		member{"tools", isPart, inTools, 0},

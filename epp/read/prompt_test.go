@@ -1,4 +1,4 @@
-package epp_test
+package read_test
 
 import (
 	"fmt"
@@ -98,7 +98,7 @@ func TestPromptBlocksAreWhole(t *testing.T) {
 		{"none wanted, of a size", epp.BlockSpec{Tokens: 4}, `{"prompt":"` + words(100) + `"}`, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r, err := read(post(pd.APICompletions), 0, c.spec, c.body, 0)
+			r, err := readBody(post(pd.APICompletions), 0, c.spec, c.body, 0)
 			if err != nil || len(r.Prompt.Blocks) != c.want || r.Prompt.BlockTokens != c.spec.Tokens {
 				t.Errorf("got %+v, %v; want %d blocks", r, err, c.want)
 			}
@@ -209,7 +209,7 @@ func TestPromptBlocksRepeatNothing(t *testing.T) {
 func TestPromptBlocksAreLimitedInAll(t *testing.T) {
 	text := `{"tools":"` + words(8) + `","messages":[{"content":"` + words(50) + `"}]}`
 	all := mustRead(t, pd.APIChat, text).Prompt.Blocks
-	some, err := read(post(pd.APIChat), 0, epp.BlockSpec{Tokens: 4, Max: 5}, text, 0)
+	some, err := readBody(post(pd.APIChat), 0, epp.BlockSpec{Tokens: 4, Max: 5}, text, 0)
 	if err != nil || len(all) != 14 || !slices.Equal(some.Prompt.Blocks, all[:5]) {
 		t.Errorf("got %d of %d blocks, %v", len(some.Prompt.Blocks), len(all), err)
 	}

@@ -1,9 +1,9 @@
-package epp
+package read
 
 import "bytes"
 
-// promptList reads the array of a prompt, as JSON that the scanner has found to be right: strings, token ids, or arrays of
-// ids. If it holds several prompts all of them count, but only the first one is hashed.
+// promptList reads a prompt that is an array of strings, of token ids, or of arrays of ids. The scanner has already found
+// its JSON valid. If it holds several prompts, the tokens of all count, but only the first is hashed.
 type promptList struct {
 	id     uint32
 	inID   bool
@@ -11,7 +11,7 @@ type promptList struct {
 	plain  unescaper
 }
 
-func (l *promptList) reset() { *l = promptList{plain: unescaper{held: l.plain.held[:0]}} }
+func (l *promptList) reset() { *l = promptList{plain: unescaper{pending: l.plain.pending[:0]}} }
 
 // write reads a piece of the array into d.
 func (l *promptList) write(d *digest, p []byte) {
@@ -24,8 +24,8 @@ func (l *promptList) write(d *digest, p []byte) {
 	}
 }
 
-// writeIDs reads up to the next string, and returns what is behind its quote. What no engine takes for an id, such as 1.5,
-// gives something.
+// writeIDs reads up to the next string, and returns the rest after its opening quote. A number that engines refuse, such as
+// 1.5, yields arbitrary ids.
 func (l *promptList) writeIDs(d *digest, p []byte) []byte {
 	id, inID := l.id, l.inID
 	for i, c := range p {
@@ -50,7 +50,7 @@ func (l *promptList) writeIDs(d *digest, p []byte) []byte {
 	return nil
 }
 
-// putID appends an id of a prompt.
+// putID appends a token id of a prompt.
 func putID(d *digest, id uint32) {
 	if d.length == 0 {
 		d.mark(markIDs)
@@ -58,14 +58,14 @@ func putID(d *digest, id uint32) {
 	d.put(id)
 }
 
-// begin begins a prompt, which is not hashed if it is not the first.
+// begin starts a prompt. Only the first one is hashed.
 func begin(d *digest) {
 	if d.length > 0 {
 		d.stop()
 	}
 }
 
-// writeText reads up to the end of a string, and returns what is behind its quote.
+// writeText reads up to the end of a string, and returns the rest after its closing quote.
 func (l *promptList) writeText(d *digest, p []byte) []byte {
 	n := bytes.IndexByte(p, '"')
 	if n < 0 {
@@ -73,7 +73,7 @@ func (l *promptList) writeText(d *digest, p []byte) []byte {
 		return nil
 	}
 	l.plain.write(d, p[:n])
-	if l.plain.begun() {
+	if l.plain.afterBackslash() {
 		l.plain.write(d, p[n:n+1]) // an escaped quote
 		return p[n+1:]
 	}

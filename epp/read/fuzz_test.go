@@ -1,4 +1,4 @@
-package epp_test
+package read_test
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -35,14 +36,14 @@ func FuzzReaderChunks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, text, sizes []byte) {
 		apis := pd.GenerateAPIs()
 		api := apis[int(which)%len(apis)]
-		var whole epp.Reader
+		var whole read.Reader
 		whole.Reset(post(api), 500, blocks)
 		err := whole.Write(text)
 		var want *epp.Request
 		if err == nil {
 			want, err = whole.Close(nil)
 		}
-		var parts epp.Reader
+		var parts read.Reader
 		for _, sizes := range [][]byte{nil, sizes} {
 			parts.Reset(post(api), 500, blocks)
 			var got *epp.Request

@@ -1,16 +1,19 @@
-package epp
+package read
 
 import (
 	"encoding/binary"
 	"hash/maphash"
 	"math/bits"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
-// tokenBytes is how many bytes of text count as a token, and how many a token id is packed into.
+// tokenBytes is how many bytes of text count as one token, and the size of an encoded token id.
 const tokenBytes = 4
 
-// Hashes are keyed with a secret of the process: a client that could make its prompt collide with another's would draw
-// requests to the wrong pods, and learn from the time to first token what others have asked. So they mean nothing outside.
+// Hashes are keyed with a secret of the process, and mean nothing outside it. A client that could make its prompt collide
+// with another client's would send requests to the wrong pods, and could learn from the time to first token what others
+// asked.
 var (
 	seed = maphash.MakeSeed()
 	key0 = maphash.String(seed, "state")
@@ -23,34 +26,34 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// digest cuts a text into blocks while it streams in, and hashes each together with all before it.
+// digest cuts a text into blocks while it arrives, and hashes each block together with all blocks before it.
 type digest struct {
-	size   int // bytes of a block; 0 = only the length is wanted
+	size   int // bytes of a block; 0 = only count the length
 	max    int // most blocks
 	length int // bytes
 	state  uint64
-	tail   []byte // the begun block
+	tail   []byte // the incomplete last block
 	keys   []uint64
 }
 
-// wanted reports whether there is to be any block.
-func (s BlockSpec) wanted() bool { return s.Tokens > 0 && s.Max > 0 }
+// wantsBlocks reports whether prompts are cut into blocks at all.
+func wantsBlocks(s epp.BlockSpec) bool { return s.Tokens > 0 && s.Max > 0 }
 
-// reset prepares for a new text, and keeps the buffers.
-func (d *digest) reset(s BlockSpec) {
+// reset prepares for a new text and reuses the buffers.
+func (d *digest) reset(s epp.BlockSpec) {
 	*d = digest{tail: d.tail[:0], keys: d.keys[:0]}
-	if s.wanted() {
+	if wantsBlocks(s) {
 		d.size, d.max = s.Tokens*tokenBytes, s.Max
 	}
 }
 
-// full reports whether no further block is wanted.
+// full reports whether there are as many blocks as asked for.
 func (d *digest) full() bool { return len(d.keys) >= d.max }
 
-// stop only counts from now on.
+// stop ends hashing: text written later only adds to the length.
 func (d *digest) stop() { d.max = len(d.keys) }
 
-// write appends text. What is a whole block within p is hashed where it lies.
+// write appends text. Whole blocks within p are hashed without a copy.
 func (d *digest) write(p []byte) {
 	d.length += len(p)
 	if d.full() {
@@ -75,7 +78,7 @@ func (d *digest) write(p []byte) {
 	d.tail = append(d.tail, p...)
 }
 
-// put appends a token id. Behind text, which no engine takes, it may make a block longer.
+// put appends a token id. After text, a mix that engines refuse, it may make a block longer than size.
 func (d *digest) put(id uint32) {
 	d.length += tokenBytes
 	if d.full() {
@@ -88,7 +91,7 @@ func (d *digest) put(id uint32) {
 	}
 }
 
-// skip appends n bytes that say nothing: the mark before them says what they stand for.
+// skip appends n zero bytes in place of content that the mark before them identifies.
 func (d *digest) skip(n int) {
 	d.length += n
 	for n > 0 && !d.full() {
@@ -102,7 +105,8 @@ func (d *digest) skip(n int) {
 	}
 }
 
-// mark folds something in that takes no room: the end of a message, say. It shows in the begun block, but in none before.
+// mark folds a value of no length into the hash, such as the end of a message. It changes the hash of the incomplete block
+// and of later ones, not of earlier ones.
 func (d *digest) mark(what uint64) {
 	if !d.full() {
 		d.state = mix(mix(d.state, what), uint64(len(d.tail)))
@@ -114,5 +118,5 @@ func (d *digest) block(b []byte) {
 	d.keys = append(d.keys, d.state)
 }
 
-// sum is the hash of the whole text, for what follows it.
+// sum returns the hash of the whole text, incomplete block included, as the root of the section that follows.
 func (d *digest) sum() uint64 { return mix(d.state, maphash.Bytes(seed, d.tail)) }

@@ -1,0 +1,57 @@
+package read
+
+import (
+	"cmp"
+	"net/http"
+	"strings"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Head holds the request headers that the picker reads.
+type Head struct {
+	Method      string
+	Path        string // as the client sent it, with the query
+	ContentType string
+	RequestID   string      // x-request-id
+	Mode        []string    // the values of x-tandem-pd; nil if the picker ignores them
+	Objective   string      // x-llm-d-inference-objective
+	Target      string      // x-llm-d-model-name-rewrite
+	Subset      *epp.Subset // nil: the whole pool
+}
+
+// HeadOf makes the head of a request that came over HTTP, as /explain and other parts of the admin port receive it. path
+// stands in for the path of the request that is asked about.
+func HeadOf(r *http.Request, path string) Head {
+	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
+		Mode:      r.Header.Values(pd.HeaderMode),
+		Objective: cmp.Or(r.Header.Get(epp.HeaderObjective), r.Header.Get(epp.HeaderObjectiveOld)),
+		Target:    cmp.Or(r.Header.Get(epp.HeaderTarget), r.Header.Get(epp.HeaderTargetOld))}
+	if hint, ok := r.Header[http.CanonicalHeaderKey(epp.HeaderSubset)]; ok {
+		h.Subset = epp.NewSubset(epp.SplitList(hint...)...)
+	}
+	return h
+}
+
+// API returns the API of a request by the end of its path: gateways that route by a path prefix remove the prefix only after
+// the picker has answered. A request that is not POST generates nothing; it is a preflight, or a mistake that the engine
+// explains best.
+func (h *Head) API() pd.API {
+	if h.Method != http.MethodPost {
+		return pd.APIOther
+	}
+	path := h.path()
+	for _, api := range pd.GenerateAPIs() {
+		if strings.HasSuffix(path, api.Path()) {
+			return api
+		}
+	}
+	return pd.APIOther
+}
+
+// path returns Path without the query.
+func (h *Head) path() string {
+	path, _, _ := strings.Cut(h.Path, "?")
+	return path
+}

@@ -1,0 +1,280 @@
+package read
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/request"
+)
+
+const (
+	// bodyDepth is how deep encoding/json nests; engines give up far earlier.
+	bodyDepth = 10000
+	// maxModel bounds the name of a model, as it is written in the body (bytes).
+	maxModel = 1024
+
+	// After the first directChunks chunks of a body, chunks shorter than tinyChunk (bytes) are copied together into segments of
+	// at most joinedSize bytes. The bookkeeping of a chunk takes forty times the memory of a chunk of one byte, and clients
+	// choose the size of their chunks.
+	directChunks = 64
+	tinyChunk    = 512
+	joinedSize   = 4096
+)
+
+// Reader builds an epp.Request from a head and a body that arrives in chunks. It scans each chunk once, on arrival, so the
+// work left for the end of the body does not grow with the prompt. Call Reset before each request; a reused Reader
+// allocates almost nothing. It is not safe for concurrent use.
+type Reader struct {
+	head     Head
+	limit    int64
+	layout   *layout // nil: the path generates nothing, so the body is not scanned
+	buffered body.Body
+	joined   []byte // tiny chunks, copied together, that are not in buffered yet; its spare capacity takes the next ones
+	scan     body.Scanner
+	prompt   promptReader
+	sink     body.Sink
+	request  epp.Request
+	edit     body.Edit
+	out      [][]byte // the body with another model's name; empty if the body is forwarded unchanged
+	err      error    // *pd.Refusal
+}
+
+// Reset prepares for a new request. limit is the largest body in bytes, 0 = no limit; spec says how the prompt is cut into
+// blocks. Everything that the reader returned before becomes invalid.
+func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
+	if r.sink == nil {
+		r.sink = r.sinkMember
+	}
+	api := h.API()
+	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
+	r.request = epp.Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective}
+	r.buffered.Reset()
+	clear(r.out)
+	r.out = r.out[:0]
+	r.joined = nil
+	if r.layout == nil {
+		return
+	}
+	r.prompt.reset(spec)
+	r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
+	mode, err := pd.ParseMode(h.Mode)
+	if err != nil {
+		r.err = pd.Refuse(pd.BadPDHeader, "%v.", err)
+	}
+	r.request.Mode = mode
+}
+
+// Write scans the next chunk and buffers it without a copy: the caller must not change it until Reset. Only when a body
+// arrives in very many tiny chunks are they copied. The error is a *pd.Refusal, and every later call returns the same one.
+func (r *Reader) Write(chunk []byte) error {
+	switch {
+	case r.err != nil:
+	case r.limit > 0 && int64(len(chunk)) > r.limit-r.buffered.Len()-int64(len(r.joined)):
+		r.err = pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", r.limit)
+	default:
+		r.buffer(chunk)
+		if r.layout != nil {
+			if _, err := r.scan.Write(chunk); err != nil {
+				r.err = r.refusal(err)
+			}
+		}
+	}
+	return r.err
+}
+
+// buffer adds a chunk to the buffered body.
+func (r *Reader) buffer(chunk []byte) {
+	if len(chunk) >= tinyChunk || len(r.buffered.Segments()) < directChunks {
+		r.flush()
+		r.buffered.Append(chunk)
+		return
+	}
+	if len(chunk) > cap(r.joined)-len(r.joined) {
+		r.flush()
+		r.joined = make([]byte, 0, joinedSize)
+	}
+	r.joined = append(r.joined, chunk...)
+}
+
+// flush appends the joined tiny chunks to the buffered body as one segment, and leaves the rest of the array to later ones.
+func (r *Reader) flush() {
+	r.buffered.Append(r.joined)
+	r.joined = r.joined[len(r.joined):]
+}
+
+// Body returns what was written, in the chunks that Write received, apart from tiny ones: see Write. It is valid until
+// Reset.
+func (r *Reader) Body() *body.Body {
+	r.flush()
+	return &r.buffered
+}
+
+// sinkMember implements body.Sink.
+func (r *Reader) sinkMember(want int, piece []byte, last bool) {
+	r.prompt.read(&r.layout.members[want], r.scan.Sinking(), piece, last)
+}
+
+// Rewritten reports, after Close, whether the body is forwarded with another model's name than the client sent.
+func (r *Reader) Rewritten() bool { return len(r.out) > 0 }
+
+// Segments returns, after Close, the body to forward: that of Body, with another model's name if Rewritten. The bytes
+// before and after the name are not copied.
+func (r *Reader) Segments() [][]byte {
+	if r.Rewritten() {
+		return r.out
+	}
+	return r.Body().Segments()
+}
+
+// Close ends the body and returns the request, with the model and priority that the pool's policy gives it; a nil policy
+// changes nothing. The request is valid until Reset. The error is a *pd.Refusal.
+func (r *Reader) Close(policy *epp.Policy) (*epp.Request, error) {
+	r.flush()
+	if r.err == nil && r.layout != nil {
+		r.err = r.finish(policy)
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	r.request.Priority, r.request.Known = policy.Priority(r.request.Objective)
+	return &r.request, nil
+}
+
+// finish fills the parts of the request that need the whole body.
+func (r *Reader) finish(policy *epp.Policy) error {
+	if r.buffered.Len() == 0 {
+		return pd.Refuse(pd.BadRequest, "The request has no body. Send a JSON object.")
+	}
+	if err := r.scan.Close(); err != nil {
+		return r.refusal(err)
+	}
+	if r.scan.Root().Kind != body.Object {
+		return pd.Refuse(pd.BadRequest, "The request body is not a JSON object.")
+	}
+	if err := r.resolveModel(policy); err != nil {
+		return err
+	}
+	asked := r.layout.table.Request(r.request.API, &r.buffered, &r.scan)
+	r.request.Stream = asked.Stream()
+	if r.request.API.Splittable() {
+		r.request.Fit = asked.Fit()
+	}
+	r.request.Prompt = r.prompt.finish(r.hashRoot(r.request.Model))
+	return nil
+}
+
+// resolveModel sets the model that answers, and writes it into the body if the client asked for another one.
+func (r *Reader) resolveModel(policy *epp.Policy) error {
+	m, ok := r.scan.Find(r.layout.model)
+	asked, err := r.modelName(m)
+	if err != nil {
+		return err
+	}
+	r.request.Model = asked
+	if ok && m.Kind != body.String && m.Kind != body.Null {
+		return nil // every engine refuses it
+	}
+	target, by, err := r.targetModel(policy, asked)
+	if err != nil || by == "" {
+		return err
+	}
+	r.request.Rewrite = by
+	if target == asked {
+		return nil
+	}
+	r.request.Model, r.request.Asked = target, asked
+	return r.rewrite(target, m, ok)
+}
+
+// targetModel returns the model that answers, and the name of the rewrite or header that chose it. Both are "" if the
+// client's choice stands.
+func (r *Reader) targetModel(policy *epp.Policy, asked string) (model, by string, err error) {
+	if model, by, ok := policy.Target(asked, globalRand); ok {
+		return model, by, nil
+	}
+	switch model := r.head.Target; {
+	case model == "":
+		return "", "", nil
+	case len(model) > maxModel || !utf8.ValidString(model):
+		return "", "", pd.Refuse(pd.BadRequest, "%s must be the name of a model: UTF-8, at most %d bytes.", epp.HeaderTarget, maxModel)
+	}
+	return r.head.Target, epp.HeaderTarget, nil
+}
+
+// rewrite writes a model's name into the body: in place of the member m if present, else as a new member.
+func (r *Reader) rewrite(model string, m body.Member, present bool) (err error) {
+	name := body.AppendQuoted(nil, model)
+	r.edit.Reset(&r.buffered, r.scan.Root())
+	if present {
+		r.edit.Replace(m, name)
+	} else {
+		r.edit.Add(r.scan.Root(), "model", name)
+	}
+	if r.out, err = r.edit.Segments(r.out[:0]); err != nil {
+		return pd.AsRefusal(fmt.Errorf("rewriting the model: %w", err))
+	}
+	return nil
+}
+
+// globalRand draws from the process's random source, which is safe for concurrent use.
+var globalRand = rand.New(globalSource{})
+
+type globalSource struct{}
+
+// Uint64 implements rand.Source.
+func (globalSource) Uint64() uint64 { return rand.Uint64() }
+
+// modelName returns the name of the model, or adapter, in a member; "" if the member is missing or is no string.
+func (r *Reader) modelName(m body.Member) (string, error) {
+	if m.Kind != body.String {
+		return "", nil
+	}
+	if m.Value.Len() > maxModel {
+		return "", pd.Refuse(pd.BadRequest, "The name of the model is longer than %d bytes.", maxModel)
+	}
+	name, err := body.Text(r.buffered.Bytes(m.Value))
+	if err != nil {
+		return "", pd.Refuse(pd.BadRequest, "The name of the model is not a valid JSON string.")
+	}
+	return name, nil
+}
+
+// hashRoot is folded into the hashes of all blocks, so that equal text hashes differently by API, model and cache salt: chat
+// templates render one text differently for each API, and engines share no cache between models or salts.
+func (r *Reader) hashRoot(model string) uint64 {
+	root := mix(uint64(r.request.API), maphash.String(seed, model))
+	if m, ok := r.scan.Find(r.layout.salt); ok && m.Kind != body.Null {
+		root = mix(root, maphash.Bytes(seed, r.buffered.Bytes(m.Value)))
+	}
+	return root
+}
+
+// refusal turns a scanner's error into a refusal.
+func (r *Reader) refusal(err error) *pd.Refusal {
+	var duplicate *body.DuplicateError
+	var syntax *body.SyntaxError
+	switch {
+	case errors.As(err, &duplicate):
+		return pd.Refuse(pd.DuplicateKey, "The request body has the member %q twice.", duplicate.Path)
+	case errors.Is(err, body.ErrTooDeep):
+		return pd.Refuse(pd.BadRequest, "The request body is nested deeper than %d levels.", bodyDepth)
+	case errors.Is(err, body.ErrEncoding):
+		return pd.Refuse(pd.BadRequest, "The request body is not UTF-8. JSON must be sent as UTF-8.")
+	case errors.Is(err, body.ErrTooMany):
+		return pd.Refuse(pd.BadRequest, "The request body repeats controlled members too often.")
+	case errors.As(err, &syntax):
+		hint := ""
+		if t := r.head.ContentType; t != "" && !strings.Contains(strings.ToLower(t), "json") {
+			hint = " Send JSON, with Content-Type application/json."
+		}
+		return pd.Refuse(pd.BadRequest, "The request body is not valid JSON: %s at byte %d.%s", syntax.Reason, syntax.Offset, hint)
+	}
+	return pd.Refuse(pd.BadRequest, "The request body could not be read: %v.", err)
+}
