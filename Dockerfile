@@ -87,6 +87,8 @@ LABEL org.opencontainers.image.title="tandem sidecar with NIXL" \
       org.opencontainers.image.description="Routing sidecar that tells prefill engines itself, over NIXL, what becomes of their KV"
 COPY --from=build /out/sidecar /sidecar
 COPY --from=build-nixl /out/keeper /keeper
+# For trials with simulated engines, which speak TCP.
+COPY --from=build /out/keeper /keeper-sim
 COPY --from=build-nixl /out/root/ /
 COPY --from=wheel /out/nixl/ /nixl/
 # TCP reaches engines in other pods, and needs no device. Where engines have none, give it what they have in UCX_TLS.

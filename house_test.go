@@ -87,37 +87,40 @@ func TestHouseRules(t *testing.T) {
 	}
 }
 
-// knows says which rooms the files of a room may import besides the room
-// itself; "…" ends a path that stands for everything below it.
-type knows struct {
-	room  string
-	may   []string
-	tests bool // the rule holds for tests too
+// importRule says which packages of this module the files of a folder may
+// import besides their own; "…" ends a path that stands for everything below it.
+type importRule struct {
+	dir     string
+	may     []string
+	inTests []string // what tests may import as well
 }
 
-// arrows: the first row that fits a file counts. A room without a row may
-// import whom it likes, but nobody outside cmd imports cmd.
-var arrows = []knows{
-	{"pd…", []string{"pd…"}, true},
-	{"transfer…", []string{"transfer…"}, true},
-	{"sidecar/transport", []string{"pd…"}, true},
-	{"sidecar/warmup", []string{"sidecar/transport", "pd…"}, true},
-	{"sidecar/lease", []string{"pd…", "transfer…"}, false},
-	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, false},
-	{"epp", []string{"pd…", "transfer"}, false},
-	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, false},
-	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, false},
-	{"epp…", []string{"epp", "pd…", "transfer"}, false},
-	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, false},
-	{"sim…", []string{"sim…", "pd…", "transfer…"}, false},
-	{"cmd/tandem…", []string{"…"}, false},
-	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, false},
-	{"cmd/sidecar", []string{"cmd/internal…", "sidecar…", "pd…", "transfer…"}, false},
-	{"cmd/keeper", []string{"cmd/internal…", "transfer…"}, false},
-	{"cmd/internal…", []string{"cmd/internal…"}, false},
+var anything = []string{"…"}
+
+// importRules: the first row that fits a file counts. A folder without a row may
+// import everything but commands, which only commands import.
+var importRules = []importRule{
+	{"pd…", []string{"pd…"}, nil},
+	{"transfer…", []string{"transfer…"}, []string{"sim/transport"}},
+	{"sidecar/transport", []string{"pd…"}, nil},
+	{"sidecar/warmup", []string{"sidecar/transport", "pd…"}, nil},
+	{"sidecar/lease", []string{"pd…", "transfer…"}, anything},
+	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
+	{"epp", []string{"pd…", "transfer"}, anything},
+	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},
+	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, anything},
+	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
+	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, anything},
+	{"sim/transport", []string{"transfer"}, nil},
+	{"sim…", []string{"sim…", "pd…", "transfer…"}, anything},
+	{"cmd/tandem…", anything, nil},
+	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, anything},
+	{"cmd/sidecar", []string{"cmd/internal…", "sidecar…", "pd…", "transfer…"}, anything},
+	{"cmd/keeper", []string{"cmd/internal…", "transfer…", "sim/transport"}, anything},
+	{"cmd/internal…", []string{"cmd/internal…"}, anything},
 }
 
-// fits tells whether a folder is meant by a pattern of arrows.
+// fits tells whether a folder is meant by a pattern of importRules.
 func fits(dir, pattern string) bool {
 	prefix, all := strings.CutSuffix(pattern, "…")
 	if !all {
@@ -150,9 +153,9 @@ func arrowAllowed(s source, to string) bool {
 	case fits(s.dir, "epp…") && fits(to, "sidecar…"), fits(s.dir, "sidecar…") && fits(to, "epp…"):
 		return false // not even in tests
 	}
-	for _, row := range arrows {
-		if fits(s.dir, row.room) {
-			return s.test && !row.tests || fitsAny(to, row.may)
+	for _, row := range importRules {
+		if fits(s.dir, row.dir) {
+			return fitsAny(to, row.may) || s.test && fitsAny(to, row.inTests)
 		}
 	}
 	return true
@@ -180,14 +183,18 @@ func checkDoors(h house) (breaches []string) {
 	return breaches
 }
 
-// unlinked is what a command must not link, however indirectly. The sidecar
-// runs in every engine pod, where a Kubernetes client would be most of it, and
-// what opens NIXL's library may die: that is the keeper's part.
+// unlinked is what a command must not link, however indirectly, as production
+// builds it: the keeper with the tag nixl. The sidecar runs in every engine pod,
+// where a Kubernetes client would be most of it; and a process that opens NIXL's
+// library may crash, which is why the keeper is a process of its own.
 var unlinked = map[string][]string{
 	"cmd/epp":     {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/sidecar…", module + "/transfer/nixl…"},
 	"cmd/keeper":  {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/epp…", module + "/sidecar…", module + "/pd…", "k8s.io…", "sigs.k8s.io…"},
 	"cmd/sidecar": {module + "/e2e…", module + "/sim…", module + "/stack…", module + "/epp…", module + "/transfer/nixl…", "k8s.io…", "sigs.k8s.io…"},
 }
+
+// productionTags are the build tags of a command in production.
+var productionTags = map[string]string{"cmd/keeper": "nixl"}
 
 func checkLinks(h house) (breaches []string) {
 	for command, packages := range h.links {
@@ -461,7 +468,7 @@ func readHouse(t *testing.T) house {
 	}
 	for command := range unlinked {
 		if _, err := os.Stat(command); err == nil {
-			h.links[command] = strings.Fields(output(t, "go", "list", "-deps", "./"+command))
+			h.links[command] = strings.Fields(output(t, "go", "list", "-deps", "-tags="+productionTags[command], "./"+command))
 		}
 	}
 	var mod struct {

@@ -37,7 +37,7 @@ func TestKeeper(t *testing.T) {
 			[]string{"--keeper=/keeper", "--keeper-transport=nixl", "--side-channel-port=5700", "--prefill-discovery="},
 			[]string{"--keeper-library=", "--warm-up"}},
 		"simulated": {cases(t)["sim"],
-			[]string{"--keeper=/keeper", "--keeper-transport=tcp", "--side-channel-port=5600"}, []string{"--keeper-library="}},
+			[]string{"--keeper=/keeper-sim", "--keeper-transport=tcp", "--side-channel-port=5600"}, []string{"--keeper-library="}},
 		"an engine with a key":    {[]string{"--set=engine.apiKeySecret=key"}, []string{"--prefill-discovery="}, nil},
 		"a library of one's own":  {[]string{"--set=sidecar.keeper.library=/opt/nixl"}, []string{"--keeper-library=/opt/nixl"}, nil},
 		"with a warm-up":          {[]string{"--set=sidecar.warmUp=true"}, []string{"--warm-up", "--keeper="}, nil},

@@ -27,7 +27,7 @@ var notTheSurface = regexp.MustCompile(`^(pd-|pdfail-|err-503-)`)
 // testSurface sends what was once sent to a real engine, byte for byte, to the real engine of today and to a simulated one.
 func testSurface(t *testing.T) {
 	sim := start(t, stack.Sim(binDir, "simulated")).addr("http")
-	files, err := filepath.Glob(filepath.Join("sim", "testdata", "golden", "*.http"))
+	files, err := filepath.Glob(filepath.Join("..", "sim", "testdata", "golden", "*.http"))
 	if err != nil || len(files) < 50 {
 		t.Fatalf("%d recordings: %v", len(files), err)
 	}

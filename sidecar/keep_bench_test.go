@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 // prefilled has a simulated engine finish a prefill, and gives its word of it.
@@ -42,7 +42,7 @@ func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill s
 	if !kept {
 		return startRig(t, rawEngine(t, answer)).Handler(), prefill
 	}
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,13 +12,14 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
 // keep is a notifier that a test listens in on, and which can be taken from the sidecar.
 type keep struct {
-	*transfer.TCP
+	*transport.TCP
 	beat chan struct{} // gets one for each heartbeat, up to its size
 
 	mu       sync.Mutex // guards what follows
@@ -29,7 +30,7 @@ type keep struct {
 
 func newKeep(t testing.TB) *keep {
 	t.Helper()
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}

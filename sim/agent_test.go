@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -19,7 +20,7 @@ import (
 func TestThirdAgentReleases(t *testing.T) {
 	p := start(t)
 	h := prefill(t, p, prompt(1, 100))
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,7 @@ func TestThirdAgentHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite()
 		p := s.engine(t)
-		agent, err := transfer.NewMem(s.network, "sidecar")
+		agent, err := transport.NewMem(s.network, "sidecar")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -78,7 +78,7 @@ type TransferConfig struct {
 	// Transport moves the KV; the engine closes it. One that has an Alloc is asked for the memory of the KV. Default: what
 	// Open gives.
 	Transport transfer.Transport
-	// Open opens the Transport under the engine's name; default: a transfer.TCP on a free port of the side channel's host.
+	// Open opens the Transport under the engine's name; default: a transport.TCP on a free port of the side channel's host.
 	Open func(name string) (transfer.Transport, error)
 	// Fetch gets the metadata of the peer whose side channel is at address; default AskSideChannel.
 	Fetch func(ctx context.Context, address string) ([]byte, error)

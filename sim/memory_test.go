@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -58,7 +59,7 @@ func TestMemoryOfTheTransport(t *testing.T) {
 		t.Run(test.fail, func(t *testing.T) {
 			c := &choosy{fail: test.fail}
 			e, err := New(Config{Transfer: TransferConfig{Open: func(name string) (_ transfer.Transport, err error) {
-				c.Transport, err = transfer.NewMem(transfer.NewMemNetwork(), name)
+				c.Transport, err = transport.NewMem(transport.NewMemNetwork(), name)
 				return c, err
 			}}})
 			if starts := test.fail == "" || test.fail == "close"; starts != (err == nil) || !starts && !errors.Is(err, errChoosy) {

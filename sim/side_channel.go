@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
@@ -59,7 +60,7 @@ func (e *Engine) openTransport() (err error) {
 }
 
 func (e *Engine) openTCP(name string) (transfer.Transport, error) {
-	return transfer.NewTCP(transfer.TCPConfig{Listen: net.JoinHostPort(e.identity.host, "0"), Name: name,
+	return transport.NewTCP(transport.TCPConfig{Listen: net.JoinHostPort(e.identity.host, "0"), Name: name,
 		StallTimeout: NoStallTimeout, Logger: e.log})
 }
 

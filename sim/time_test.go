@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 // The tests of this file run in synctest bubbles, on the clock of the bubble, with engines that meet in memory: what they
@@ -21,13 +21,13 @@ import (
 
 // site is a place where engines meet in memory.
 type site struct {
-	network *transfer.MemNetwork
+	network *transport.MemNetwork
 
 	mu      sync.Mutex
-	engines []*transfer.Mem // by port
+	engines []*transport.Mem // by port
 }
 
-func newSite() *site { return &site{network: transfer.NewMemNetwork()} }
+func newSite() *site { return &site{network: transport.NewMemNetwork()} }
 
 // engine starts an engine that has no sockets.
 func (s *site) engine(t *testing.T, change ...func(*Config)) *Engine {
@@ -35,7 +35,7 @@ func (s *site) engine(t *testing.T, change ...func(*Config)) *Engine {
 	s.mu.Lock()
 	port := len(s.engines)
 	id := fmt.Sprintf("engine-%d", port)
-	mem, err := transfer.NewMem(s.network, id)
+	mem, err := transport.NewMem(s.network, id)
 	if err != nil {
 		t.Fatal(err)
 	}

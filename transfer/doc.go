@@ -1,22 +1,18 @@
-// Package transfer moves KV cache blocks from the agent that computed them to the agent that continues with them, and
-// carries the short messages that go with it ("I have read it", "keep it", "let it go").
+// Package transfer states what it takes to move KV cache blocks from the engine that computed them to the engine that
+// continues with them, and to send the short notifications that go with it (heartbeats, releases).
 //
-// What enters: memory that its owner registered, metadata that agents exported, and spans of remote memory to read.
-// What leaves: the bytes, in the buffers of the reader, notifications, and errors that say what to do.
+// An agent is one end: a [Notifier] sends and receives notifications, a [Transport] also registers memory and reads that of
+// others. Reads are one-sided: the reader names spans, and the owner's program does nothing. Every start of an agent is a
+// new generation, and metadata of an earlier generation is refused with [ErrRestarted]. Names and rules follow NIXL.
 //
-// An agent is one end: [Transport] for those with KV memory, [Notifier] for those without. Reads are one-sided: the reader
-// names spans, and the owner's program is not asked. A restart is never silent: each life of an agent has a generation, and
-// metadata of an earlier life is refused with [ErrRestarted]. Names and rules follow NIXL, so that one contract covers:
+// The packages below this one implement it for production: transfer/nixl binds the NIXL library (behind the build tag nixl,
+// because it needs cgo), transfer/keeper runs that binding in a process of its own, transfer/zmtp speaks ZeroMQ. The
+// transports of the simulated engine are in sim/transport. Real engines move their KV among themselves; Tandem only sends
+// them notifications.
 //
-//   - [Mem], agents inside one process: the reference that others are compared with.
-//   - [TCP], agents on a network, in pure Go.
-//   - transfer/nixl, the binding to the NIXL library behind the build tag nixl; it has a package of its own because it
-//     needs cgo and must stay out of programs that do not ask for it.
-//
-// Today only the simulated engine (sim) moves bytes with this package. Real engines move their KV among themselves,
-// by NIXL; what Tandem does there is to send notifications to them.
+// What enters: registered memory, metadata that agents exported, and spans of remote memory. What leaves: bytes in the
+// reader's buffers, notifications, and errors that say what to do.
 //
 // What it does not do: it does not choose who reads from whom, knows nothing of requests, blocks or leases, and does not
-// authenticate or encrypt. Whoever reaches a TCP agent's port can read what it registered, exactly as with NIXL's side
-// channel: listen on loopback (the default), or on a network that only the pods of one pool can reach.
+// authenticate or encrypt.
 package transfer

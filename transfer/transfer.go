@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// Limits that every transport of this package holds its callers to.
+// Limits that every transport holds its callers to.
 const (
 	// MaxMessage is the longest notification, in bytes. Engines send a request id, or a list of them, and stay far below.
 	MaxMessage = 64 << 10
@@ -56,7 +56,7 @@ type Notifier interface {
 	Load(ctx context.Context, metadata []byte) (Peer, error)
 	// Forget undoes Load, so that an agent that is gone for good takes no room. Forgetting the unknown is no error.
 	Forget(peer Peer)
-	// Notify sends message to a loaded agent. Nil means the message was handed over; the transports of this package also
+	// Notify sends message to a loaded agent. Nil means the message was handed over; those of sim/transport also
 	// wait until it is in the peer's queue, which others (NIXL) do not. After an error of the context, or ErrGone, it may or
 	// may not arrive. It never arrives twice.
 	// Errors: ErrUnknownPeer, ErrGone, ErrRestarted, ErrBusy, ErrInvalid (too long), ErrClosed, the context's.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/transfer"
@@ -34,23 +32,12 @@ func (c *config) startNIXL() (agent, error) {
 	a, err := nixl.New(nixl.Config{Name: c.Name, Library: c.Library})
 	if errors.Is(err, transfer.ErrNotSupported) {
 		return agent{}, fmt.Errorf("%w: take the keeper that make nixl builds, or that of the image sidecar-nixl; "+
-			"simulated engines need only --transport tcp", err)
+			"for simulated engines --transport tcp", err)
 	}
 	if err != nil {
 		return agent{}, err
 	}
 	return agent{a, a.Library() + ", as " + a.Name()}, nil
-}
-
-// startTCP listens on loopback, where nobody calls: engines answer nothing.
-func (c *config) startTCP() (agent, error) {
-	// Engines meet the keepers of many sidecars. NIXL's agents add such a part by themselves.
-	name := c.Name + "-" + strings.ToLower(rand.Text()[:8])
-	a, err := transfer.NewTCP(transfer.TCPConfig{Name: name})
-	if err != nil {
-		return agent{}, err
-	}
-	return agent{a, "TCP, as " + name}, nil
 }
 
 // startLimit is less than the sidecar waits for the first word (30 s): so it hears why there is none.

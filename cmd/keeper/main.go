@@ -1,6 +1,6 @@
 // Command keeper is the process in which NIXL's library works for the sidecar: package transfer/keeper says why it is one of
 // its own. The sidecar starts it, over a socket that they share asks it to tell engines something, and starts it anew when
-// it has died. Built without the tag nixl it has TCP only, which simulated engines speak.
+// it has died. Built with the tag nixl it speaks NIXL, with real engines; built without, the simulator's TCP, with simulated ones.
 package main
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -91,28 +92,6 @@ func tell(t *testing.T, k *keeper.Keeper, engine transfer.Notifier, metadata []b
 	}
 }
 
-func tcpEngine(t *testing.T) *transfer.TCP {
-	t.Helper()
-	engine, err := transfer.NewTCP(transfer.TCPConfig{Name: "engine"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := engine.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return engine
-}
-
-func TestTells(t *testing.T) {
-	engine := tcpEngine(t)
-	first, second := start(t, with("--transport=tcp", "--name=me")), start(t, with("--transport=tcp", "--name=me"))
-	tell(t, first, engine, engine.Metadata(), "HB:one")
-	tell(t, second, engine, engine.Metadata(), "HB:two")
-	tell(t, first, engine, engine.Metadata(), "one:1")
-}
-
 // TestCannot: what is missing is said, by the one who has a log.
 func TestCannot(t *testing.T) {
 	k := start(t, with("--library="+filepath.Join(t.TempDir(), "libnixl_capi.so")))
@@ -134,4 +113,10 @@ func TestStartWithin(t *testing.T) {
 	if _, err := startWithin(patience, func() (agent, error) { return agent{}, want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// beSidecar is a program that starts a keeper and does nothing more.
+func beSidecar() {
+	keeper.Start(keeper.Config{Path: "keeper", Args: os.Args[1:], Log: slog.New(slog.NewJSONHandler(os.Stdout, nil))})
+	select {}
 }

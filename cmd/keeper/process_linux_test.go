@@ -1,3 +1,5 @@
+//go:build !nixl
+
 package main
 
 import (
@@ -65,12 +67,6 @@ func TestOutlivesSignals(t *testing.T) {
 	if s, _ := k.State(); s.Starts != 1 || s.Err != nil {
 		t.Errorf("the process ended: %+v", s)
 	}
-}
-
-// beSidecar is a program that keeps a keeper, and does nothing more.
-func beSidecar() {
-	keeper.Start(keeper.Config{Path: "keeper", Args: os.Args[1:], Log: slog.New(slog.NewJSONHandler(os.Stdout, nil))})
-	select {}
 }
 
 // TestDiesWithItsSidecar also when that has no time to say so.

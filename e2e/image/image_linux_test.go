@@ -68,7 +68,10 @@ func TestImages(t *testing.T) {
 			image := assemble(t, d.flat(target), built)
 			if target == "sidecar-nixl" {
 				t.Run("keeper alone", image.probe)
-				t.Run("keeper", image.keep)
+				t.Run("keeper", func(t *testing.T) { image.keep(t, "--keeper=/keeper") })
+				t.Run("keeper for simulated engines", func(t *testing.T) {
+					image.keep(t, "--keeper=/keeper-sim", "--keeper-transport=tcp")
+				})
 			}
 			t.Run("version", func(t *testing.T) {
 				if out := image.run(t, "--version"); !strings.Contains(out, imageVersion) {

@@ -106,9 +106,9 @@ func (i *image) probe(t *testing.T) {
 	}
 }
 
-// keep has the sidecar in the image start the keeper.
-func (i *image) keep(t *testing.T) {
-	cmd := i.withKernel(t).command(t, "--keeper=/keeper")
+// keep has the sidecar in the image start the keeper that the flags name.
+func (i *image) keep(t *testing.T, flags ...string) {
+	cmd := i.withKernel(t).command(t, flags...)
 	log, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 	kept "github.com/tandem-serving/tandem/transfer/keeper"
 )
@@ -25,7 +26,7 @@ func (s *stage) startKeeper(t *testing.T, k keeper) transfer.Notifier {
 	if k == none {
 		return nil
 	}
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "sidecar"})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}

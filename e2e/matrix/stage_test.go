@@ -22,7 +22,7 @@ import (
 
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sim"
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 const (
@@ -149,7 +149,7 @@ type stage struct {
 	spans   *tracetest.SpanRecorder
 	front   *httptest.Server
 	client  *http.Transport
-	keeper  *transfer.TCP  // nil: there is none
+	keeper  *transport.TCP // nil: there is none
 	busy    sync.WaitGroup // requests that are not quite over
 	noticed chan struct{}  // gets one when the sidecar has noticed that its client left, or has cut the request
 }

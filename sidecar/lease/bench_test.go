@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 // BenchmarkHold is what holding costs a request: the engine is known, and decode takes over at once.
@@ -64,7 +64,7 @@ func BenchmarkRelease(b *testing.B) {
 // BenchmarkJoin is a join over loopback, which no request waits for.
 func BenchmarkJoin(b *testing.B) {
 	p, _ := tcpEngine(b, "e", loopback)
-	agent := tcpAgent(b, transfer.TCPConfig{Name: "sidecar"})
+	agent := tcpAgent(b, transport.TCPConfig{Name: "sidecar"})
 	h := p.handoff(b, "r")
 	b.ReportAllocs()
 	for b.Loop() {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -48,7 +49,7 @@ func within(t testing.TB) context.Context {
 // world is engines, and the network between them and a book: memory, which works on synctest's clock too.
 type world struct {
 	t     testing.TB
-	net   *transfer.MemNetwork
+	net   *transport.MemNetwork
 	self  *tap
 	talks sync.WaitGroup
 
@@ -61,15 +62,15 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, net: transfer.NewMemNetwork(), doors: make(map[string]func(net.Conn))}
+	w := &world{t: t, net: transport.NewMemNetwork(), doors: make(map[string]func(net.Conn))}
 	w.self = &tap{Notifier: w.agent("sidecar")}
 	t.Cleanup(w.talks.Wait)
 	return w
 }
 
-func (w *world) agent(name string) *transfer.Mem {
+func (w *world) agent(name string) *transport.Mem {
 	w.t.Helper()
-	a, err := transfer.NewMem(w.net, name)
+	a, err := transport.NewMem(w.net, name)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim"
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 // prefilled has a simulated engine finish a prefill, and gives its hand-off.
@@ -84,7 +84,7 @@ func TestSimRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	b := New(Config{Notifier: tcpAgent(t, transfer.TCPConfig{Name: "sidecar"})})
+	b := New(Config{Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"})})
 	defer b.Close()
 	for range 3 {
 		if err := b.Hold(prefilled(t, s.Engine), time.Now()).Release(within(t)); err != nil {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
@@ -25,16 +25,16 @@ func beKeeper() error {
 	if err != nil {
 		return err
 	}
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: fmt.Sprint("sidecar-", os.Getpid())})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: fmt.Sprint("sidecar-", os.Getpid())})
 	if err != nil {
 		return keeper.Decline(conn, err)
 	}
 	return keeper.Serve(conn, agent, "tcp")
 }
 
-func tcpAgent(t testing.TB, c transfer.TCPConfig) *transfer.TCP {
+func tcpAgent(t testing.TB, c transport.TCPConfig) *transport.TCP {
 	t.Helper()
-	a, err := transfer.NewTCP(c)
+	a, err := transport.NewTCP(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,11 +76,11 @@ func serve(t testing.TB, at string, door func(net.Conn)) (host string, port int,
 }
 
 // tcpEngine is a prefill engine that is reached as in life; at may be ":0" behind an address.
-func tcpEngine(t testing.TB, id, at string, ranks ...transfer.TCPConfig) (p *prefill, stop func()) {
+func tcpEngine(t testing.TB, id, at string, ranks ...transport.TCPConfig) (p *prefill, stop func()) {
 	t.Helper()
 	p = &prefill{id: id, tensor: max(len(ranks), 1), pipeline: 1}
 	if len(ranks) == 0 {
-		ranks = []transfer.TCPConfig{{}}
+		ranks = []transport.TCPConfig{{}}
 	}
 	for i, c := range ranks {
 		c.Name = fmt.Sprintf("%s-%d", id, i)
@@ -112,8 +112,8 @@ func (p *prefill) hears(t testing.TB, rank int, want string) {
 const loopback = "127.0.0.1:0"
 
 func TestOverTCP(t *testing.T) {
-	p, stop := tcpEngine(t, "e", loopback, transfer.TCPConfig{}, transfer.TCPConfig{})
-	b := New(Config{Notifier: tcpAgent(t, transfer.TCPConfig{Name: "sidecar"}), Lease: term})
+	p, stop := tcpEngine(t, "e", loopback, transport.TCPConfig{}, transport.TCPConfig{})
+	b := New(Config{Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: term})
 	defer b.Close()
 	h := b.Hold(p.handoff(t, "r1"), time.Now().Add(-third))
 	for rank := range 2 {
@@ -139,9 +139,9 @@ func TestOverTCP(t *testing.T) {
 func TestSilentRankOverTCP(t *testing.T) {
 	const lease = 6 * time.Second
 	host, port, _ := serve(t, loopback, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	mute, _ := tcpEngine(t, "mute", loopback, transfer.TCPConfig{Advertise: net.JoinHostPort(host, strconv.Itoa(port))})
+	mute, _ := tcpEngine(t, "mute", loopback, transport.TCPConfig{Advertise: net.JoinHostPort(host, strconv.Itoa(port))})
 	well, _ := tcpEngine(t, "well", loopback)
-	b := New(Config{Notifier: tcpAgent(t, transfer.TCPConfig{Name: "sidecar"}), Lease: lease})
+	b := New(Config{Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: lease})
 	defer b.Close()
 	due := time.Now().Add(-lease / beatEvery)
 	b.Hold(mute.handoff(t, "r1"), due)
@@ -159,7 +159,7 @@ func TestDialerRefuses(t *testing.T) {
 	p, _ := tcpEngine(t, "e", loopback)
 	denied := errors.New("address is not allowed")
 	d := &net.Dialer{Control: func(string, string, syscall.RawConn) error { return denied }}
-	b := New(Config{Notifier: tcpAgent(t, transfer.TCPConfig{Name: "sidecar"}), Dialer: d})
+	b := New(Config{Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Dialer: d})
 	defer b.Close()
 	err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t))
 	wantErr(t, err, ErrNoWay)

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -61,7 +62,7 @@ func be(what string) int {
 }
 
 func beProcess(conn net.Conn) error {
-	agent, err := transfer.NewTCP(transfer.TCPConfig{Name: "keeper"})
+	agent, err := transport.NewTCP(transport.TCPConfig{Name: "keeper"})
 	if err != nil {
 		return err
 	}
@@ -158,9 +159,9 @@ func up(t testing.TB, k *Keeper, starts int) State {
 	return await(t, k, func(s State) bool { return s.Up() && s.Starts >= starts })
 }
 
-func agent(t testing.TB, name string) *transfer.TCP {
+func agent(t testing.TB, name string) *transport.TCP {
 	t.Helper()
-	a, err := transfer.NewTCP(transfer.TCPConfig{Name: name})
+	a, err := transport.NewTCP(transport.TCPConfig{Name: name})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -26,7 +27,7 @@ func BenchmarkRead(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("%dKiBx%d/go-tcp", shape.size>>10, shape.count), func(b *testing.B) {
 			owner := startProcess(b, library, envTCP+"=owner", envMemory+"="+fmt.Sprint(2*shape.size*shape.count))
-			reader, err := transfer.NewTCP(transfer.TCPConfig{Name: "reader"})
+			reader, err := transport.NewTCP(transport.TCPConfig{Name: "reader"})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -41,7 +42,7 @@ func beTransport(name string) int {
 const envTCP = "TANDEM_NIXL_TEST_TCP"
 
 func beTCP(name string) int {
-	t, err := transfer.NewTCP(transfer.TCPConfig{Name: name})
+	t, err := transport.NewTCP(transport.TCPConfig{Name: name})
 	if err == nil {
 		err = serve(t, func(size int) ([]byte, error) { return make([]byte, size), nil })
 	}

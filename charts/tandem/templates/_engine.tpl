@@ -180,11 +180,16 @@ readiness, and is told to stop after the engine has ended.
 {{- if or .Values.sidecar.keeper.enabled .Values.sidecar.warmUp }}true{{ end -}}
 {{- end -}}
 
-{{/* Simulated engines are told over TCP: they have no NIXL. */}}
+{{/* Simulated engines speak TCP instead of NIXL, and the image has a program of its own for that. */}}
 {{- define "tandem.sidecar.keeperArgs" -}}
 {{- with .Values.sidecar.keeper }}{{ if .enabled }}
+{{- if eq $.Values.engine.type "sim" }}
+- --keeper=/keeper-sim
+- --keeper-transport=tcp
+{{- else }}
 - --keeper=/keeper
-- --keeper-transport={{ ternary "tcp" "nixl" (eq $.Values.engine.type "sim") }}
+- --keeper-transport=nixl
+{{- end }}
 {{- with .library }}
 - {{ printf "--keeper-library=%s" . | quote }}
 {{- end }}

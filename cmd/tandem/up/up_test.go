@@ -210,7 +210,7 @@ func testPage(t *testing.T, dir, proxy, model string) {
 // awkwardModel is the file of a model with a name that a shell would like to take apart.
 func awkwardModel(t *testing.T) string {
 	t.Helper()
-	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "e2e", "sim", "models", "tiny.yaml"))
+	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "sim", "models", "tiny.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func sidecarNIXL() (Image, error) {
 		return Image{}, err
 	}
 	image := programImage(dir, "sidecar")
-	image.Files["/keeper"], image.Files["/nixl"] = program, library
+	image.Files["/keeper"], image.Files["/keeper-sim"], image.Files["/nixl"] = program, filepath.Join(dir, "keeper"), library
 	image.Shared = libraries()
 	image.Env = []string{"TANDEM_NIXL_LIB=/nixl/.nixl_cu12.mesonpy.libs", "UCX_TLS=tcp"}
 	return image, nil
@@ -65,6 +65,6 @@ func buildKeeper() (program string, err error) {
 	if err != nil {
 		return "", err
 	}
-	program = filepath.Join(dir, "keeper")
+	program = filepath.Join(dir, "keeper-nixl")
 	return program, goBuild("CGO_ENABLED=1", "-tags=nixl,netgo,osusergo", "-o", program, "./cmd/keeper")
 }

@@ -79,7 +79,7 @@ func buildPrograms() (dir string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("building the programs: %w", err)
 	}
-	return dir, goBuild("CGO_ENABLED=0", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
+	return dir, goBuild("CGO_ENABLED=0", "-o", dir, "./cmd/epp", "./cmd/sidecar", "./cmd/keeper", "./cmd/sim", "./cmd/tandem")
 }
 
 // goBuild runs go build in the checkout, with one more variable.

@@ -1,8 +1,10 @@
-package transfer
+package transport
 
 import (
 	"slices"
 	"sync"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // inbox is the bounded queue of received notifications. Putting never blocks, so a receiver that does not read slows
@@ -10,22 +12,22 @@ import (
 type inbox struct {
 	mu     sync.Mutex
 	closed bool
-	queue  chan Notification
+	queue  chan transfer.Notification
 }
 
-func newInbox() *inbox { return &inbox{queue: make(chan Notification, QueueLength)} }
+func newInbox() *inbox { return &inbox{queue: make(chan transfer.Notification, transfer.QueueLength)} }
 
 // put copies message, which remains the caller's. Errors: ErrBusy, and ErrGone because to the sender a closed agent is gone.
-func (b *inbox) put(from Peer, message []byte) error {
+func (b *inbox) put(from transfer.Peer, message []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return ErrGone
+		return transfer.ErrGone
 	}
 	if len(b.queue) == cap(b.queue) {
-		return ErrBusy
+		return transfer.ErrBusy
 	}
-	b.queue <- Notification{From: from, Message: slices.Clone(message)}
+	b.queue <- transfer.Notification{From: from, Message: slices.Clone(message)}
 	return nil
 }
 

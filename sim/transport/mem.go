@@ -1,10 +1,12 @@
-package transfer
+package transport
 
 import (
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // MemNetwork connects the agents of one process. Use NewMemNetwork.
@@ -28,10 +30,10 @@ type Mem struct {
 
 	mu     sync.RWMutex
 	closed bool
-	peers  map[Peer]metadata
+	peers  map[transfer.Peer]metadata
 }
 
-var _ Transport = (*Mem)(nil)
+var _ transfer.Transport = (*Mem)(nil)
 
 // NewMem starts an agent. If the name is taken, the new agent takes its place, as a process started again does: what still
 // refers to the one before gets ErrRestarted. Error: ErrInvalid for a name that is empty, too long or holds a zero byte.
@@ -43,7 +45,7 @@ func NewMem(network *MemNetwork, name string) (*Mem, error) {
 		network: network,
 		self:    identity{name: name, generation: rand.Uint64()},
 		inbox:   newInbox(),
-		peers:   make(map[Peer]metadata),
+		peers:   make(map[transfer.Peer]metadata),
 	}
 	network.mu.Lock()
 	defer network.mu.Unlock()
@@ -57,7 +59,7 @@ func (m *Mem) Metadata() []byte {
 }
 
 // Register implements Transport.
-func (m *Mem) Register(mem []byte) (Region, error) {
+func (m *Mem) Register(mem []byte) (transfer.Region, error) {
 	r, err := m.memory.register(mem)
 	if err != nil {
 		return nil, err // not r: a nil *region in an interface is not nil
@@ -66,7 +68,7 @@ func (m *Mem) Register(mem []byte) (Region, error) {
 }
 
 // Load implements Notifier. It contacts nobody.
-func (m *Mem) Load(ctx context.Context, blob []byte) (Peer, error) {
+func (m *Mem) Load(ctx context.Context, blob []byte) (transfer.Peer, error) {
 	md, err := loadable(ctx, blob, kindMem, m.self)
 	if err != nil {
 		return "", fmt.Errorf("loading metadata: %w", err)
@@ -74,21 +76,21 @@ func (m *Mem) Load(ctx context.Context, blob []byte) (Peer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return "", fmt.Errorf("loading metadata: %w", ErrClosed)
+		return "", fmt.Errorf("loading metadata: %w", transfer.ErrClosed)
 	}
-	m.peers[Peer(md.name)] = md
-	return Peer(md.name), nil
+	m.peers[transfer.Peer(md.name)] = md
+	return transfer.Peer(md.name), nil
 }
 
 // Forget implements Notifier.
-func (m *Mem) Forget(peer Peer) {
+func (m *Mem) Forget(peer transfer.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.peers, peer)
 }
 
 // Notify implements Notifier.
-func (m *Mem) Notify(ctx context.Context, to Peer, message []byte) error {
+func (m *Mem) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	md, err := m.loaded(ctx, to, message)
 	if err == nil {
 		err = m.notify(md, message)
@@ -100,17 +102,17 @@ func (m *Mem) Notify(ctx context.Context, to Peer, message []byte) error {
 }
 
 // Notifications implements Notifier.
-func (m *Mem) Notifications() <-chan Notification { return m.inbox.queue }
+func (m *Mem) Notifications() <-chan transfer.Notification { return m.inbox.queue }
 
 // Read implements Transport.
-func (m *Mem) Read(ctx context.Context, from Peer, spans []Span, into [][]byte, notify []byte) error {
+func (m *Mem) Read(ctx context.Context, from transfer.Peer, spans []transfer.Span, into [][]byte, notify []byte) error {
 	if err := m.read(ctx, from, spans, into, notify); err != nil {
 		return fmt.Errorf("reading from %s: %w", from, err)
 	}
 	return nil
 }
 
-func (m *Mem) read(ctx context.Context, from Peer, spans []Span, into [][]byte, notify []byte) error {
+func (m *Mem) read(ctx context.Context, from transfer.Peer, spans []transfer.Span, into [][]byte, notify []byte) error {
 	md, err := m.loaded(ctx, from, notify)
 	if err != nil {
 		return err
@@ -156,7 +158,7 @@ func (m *Mem) Close() error {
 }
 
 // loaded is what is known of a peer, if a call to it makes sense at all.
-func (m *Mem) loaded(ctx context.Context, peer Peer, message []byte) (metadata, error) {
+func (m *Mem) loaded(ctx context.Context, peer transfer.Peer, message []byte) (metadata, error) {
 	if err := ctx.Err(); err != nil {
 		return metadata{}, err
 	}
@@ -166,11 +168,11 @@ func (m *Mem) loaded(ctx context.Context, peer Peer, message []byte) (metadata, 
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.closed {
-		return metadata{}, ErrClosed
+		return metadata{}, transfer.ErrClosed
 	}
 	md, ok := m.peers[peer]
 	if !ok {
-		return metadata{}, ErrUnknownPeer
+		return metadata{}, transfer.ErrUnknownPeer
 	}
 	return md, nil
 }
@@ -180,7 +182,7 @@ func (m *Mem) notify(md metadata, message []byte) error {
 	if err != nil {
 		return err
 	}
-	return owner.inbox.put(Peer(m.self.name), message)
+	return owner.inbox.put(transfer.Peer(m.self.name), message)
 }
 
 // lost says why memory that had been announced is not there: the whole agent went, or this region.
@@ -188,7 +190,7 @@ func (m *Mem) lost(md metadata) error {
 	if _, err := m.network.find(md.identity); err != nil {
 		return err
 	}
-	return ErrRange
+	return transfer.ErrRange
 }
 
 // find returns the agent in just that life. Errors: ErrGone, ErrRestarted.
@@ -197,10 +199,10 @@ func (n *MemNetwork) find(who identity) (*Mem, error) {
 	defer n.mu.RUnlock()
 	agent, ok := n.agents[who.name]
 	if !ok {
-		return nil, ErrGone
+		return nil, transfer.ErrGone
 	}
 	if agent.self != who {
-		return nil, ErrRestarted
+		return nil, transfer.ErrRestarted
 	}
 	return agent, nil
 }

@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bytes"
@@ -8,21 +8,23 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // world is where a kind of transport lives: what the suite needs to know about it.
 type world struct {
-	start func(t testing.TB, name string) Transport
+	start func(t testing.TB, name string) transfer.Transport
 	// restart ends an agent and starts one of the same name in its place.
-	restart func(t testing.TB, old Transport) Transport
+	restart func(t testing.TB, old transfer.Transport) transfer.Transport
 }
 
 func TestMem(t *testing.T) {
 	testTransport(t, func() world {
 		network := NewMemNetwork()
 		return world{
-			start: func(t testing.TB, name string) Transport { return memAgent(t, network, name) },
-			restart: func(t testing.TB, old Transport) Transport {
+			start: func(t testing.TB, name string) transfer.Transport { return memAgent(t, network, name) },
+			restart: func(t testing.TB, old transfer.Transport) transfer.Transport {
 				closeAgent(t, old)
 				return memAgent(t, network, old.(*Mem).self.name)
 			},
@@ -33,8 +35,8 @@ func TestMem(t *testing.T) {
 func TestTCP(t *testing.T) {
 	testTransport(t, func() world {
 		return world{
-			start: func(t testing.TB, name string) Transport { return tcpAgent(t, name) },
-			restart: func(t testing.TB, old Transport) Transport {
+			start: func(t testing.TB, name string) transfer.Transport { return tcpAgent(t, name) },
+			restart: func(t testing.TB, old transfer.Transport) transfer.Transport {
 				closeAgent(t, old)
 				return tcpWith(t, TCPConfig{Name: old.(*TCP).self.name, Listen: old.(*TCP).Addr()})
 			},
@@ -77,7 +79,7 @@ func pattern(seed, n int) []byte {
 	return mem
 }
 
-func buffers(spans []Span) [][]byte {
+func buffers(spans []transfer.Span) [][]byte {
 	into := make([][]byte, len(spans))
 	for i, s := range spans {
 		into[i] = make([]byte, s.Length)
@@ -101,28 +103,28 @@ func testRead(t *testing.T, w world) {
 	}
 	peer := load(t, reader, owner)
 
-	var small, mixed []Span
+	var small, mixed []transfer.Span
 	for i := range 3*maxSpans + 5 {
-		small = append(small, Span{0, uint64(i * 40), 13})
-		mixed = append(mixed, Span{uint32(i % 2), uint64(i), uint64(i % 5)})
+		small = append(small, spanAt(0, uint64(i*40), 13))
+		mixed = append(mixed, spanAt(uint32(i%2), uint64(i), uint64(i%5)))
 	}
-	for name, spans := range map[string][]Span{
-		"one":               {{0, 0, 4096}},
-		"several":           {{0, 0, 100}, {1, 50, 100}, {0, 200, 100}},
-		"backwards":         {{0, 200, 100}, {0, 100, 100}, {0, 0, 100}},
-		"overlapping":       {{0, 0, 100}, {0, 50, 100}},
-		"unaligned":         {{0, 1, 4095}, {0, 4097, 3}},
-		"last byte":         {{0, large - 1, 1}, {1, 4098, 1}},
+	for name, spans := range map[string][]transfer.Span{
+		"one":               {spanAt(0, 0, 4096)},
+		"several":           {spanAt(0, 0, 100), spanAt(1, 50, 100), spanAt(0, 200, 100)},
+		"backwards":         {spanAt(0, 200, 100), spanAt(0, 100, 100), spanAt(0, 0, 100)},
+		"overlapping":       {spanAt(0, 0, 100), spanAt(0, 50, 100)},
+		"unaligned":         {spanAt(0, 1, 4095), spanAt(0, 4097, 3)},
+		"last byte":         {spanAt(0, large-1, 1), spanAt(1, 4098, 1)},
 		"nothing":           {},
-		"empty span":        {{0, 7, 0}},
-		"empty at the end":  {{1, 4099, 0}},
-		"empty amid others": {{0, 0, 0}, {0, 5, 5}, {1, 0, 0}, {0, 9, 0}, {1, 1, 1}, {0, 0, 0}},
+		"empty span":        {spanAt(0, 7, 0)},
+		"empty at the end":  {spanAt(1, 4099, 0)},
+		"empty amid others": {spanAt(0, 0, 0), spanAt(0, 5, 5), spanAt(1, 0, 0), spanAt(0, 9, 0), spanAt(1, 1, 1), spanAt(0, 0, 0)},
 		"many":              small,
 		"many in turns":     mixed,
-		"exactly one part":  {{0, 3, maxPart}},
-		"one too large":     {{0, 3, maxPart + 1}},
-		"large after small": {{1, 0, 10}, {0, 3, 3*maxPart + 17}, {1, 10, 10}},
-		"all":               {{0, 0, large}},
+		"exactly one part":  {spanAt(0, 3, maxPart)},
+		"one too large":     {spanAt(0, 3, maxPart+1)},
+		"large after small": {spanAt(1, 0, 10), spanAt(0, 3, 3*maxPart+17), spanAt(1, 10, 10)},
+		"all":               {spanAt(0, 0, large)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			into := buffers(spans)
@@ -143,23 +145,23 @@ func testRefusedReads(t *testing.T, w world) {
 	register(t, owner, pattern(0, 1000))
 	peer := load(t, reader, owner)
 	for name, c := range map[string]struct {
-		peer  Peer
-		spans []Span
+		peer  transfer.Peer
+		spans []transfer.Span
 		sizes []int
 		want  error
 	}{
-		"unknown peer":           {"stranger", []Span{{0, 0, 1}}, []int{1}, ErrUnknownPeer},
-		"fewer buffers":          {peer, []Span{{0, 0, 1}, {0, 1, 1}}, []int{1}, ErrInvalid},
-		"more buffers":           {peer, []Span{{0, 0, 1}}, []int{1, 1}, ErrInvalid},
-		"buffer too small":       {peer, []Span{{0, 0, 2}, {0, 2, 2}}, []int{2, 1}, ErrInvalid},
-		"buffer too large":       {peer, []Span{{0, 0, 2}}, []int{3}, ErrInvalid},
-		"unknown region":         {peer, []Span{{1, 0, 1}}, []int{1}, ErrRange},
-		"past the end":           {peer, []Span{{0, 0, 5}, {0, 999, 2}}, []int{5, 2}, ErrRange},
-		"starts past the end":    {peer, []Span{{0, 1001, 0}}, []int{0}, ErrRange},
-		"sum wraps around":       {peer, []Span{{0, ^uint64(0), 2}}, []int{2}, ErrRange},
-		"empty, unknown region":  {peer, []Span{{9, 0, 0}}, []int{0}, ErrRange},
-		"one bad of many, last":  {peer, []Span{{0, 0, 5}, {0, 5, 5}, {2, 0, 5}}, []int{5, 5, 5}, ErrRange},
-		"one bad of many, first": {peer, []Span{{2, 0, 5}, {0, 0, 5}}, []int{5, 5}, ErrRange},
+		"unknown peer":           {"stranger", []transfer.Span{spanAt(0, 0, 1)}, []int{1}, transfer.ErrUnknownPeer},
+		"fewer buffers":          {peer, []transfer.Span{spanAt(0, 0, 1), spanAt(0, 1, 1)}, []int{1}, transfer.ErrInvalid},
+		"more buffers":           {peer, []transfer.Span{spanAt(0, 0, 1)}, []int{1, 1}, transfer.ErrInvalid},
+		"buffer too small":       {peer, []transfer.Span{spanAt(0, 0, 2), spanAt(0, 2, 2)}, []int{2, 1}, transfer.ErrInvalid},
+		"buffer too large":       {peer, []transfer.Span{spanAt(0, 0, 2)}, []int{3}, transfer.ErrInvalid},
+		"unknown region":         {peer, []transfer.Span{spanAt(1, 0, 1)}, []int{1}, transfer.ErrRange},
+		"past the end":           {peer, []transfer.Span{spanAt(0, 0, 5), spanAt(0, 999, 2)}, []int{5, 2}, transfer.ErrRange},
+		"starts past the end":    {peer, []transfer.Span{spanAt(0, 1001, 0)}, []int{0}, transfer.ErrRange},
+		"sum wraps around":       {peer, []transfer.Span{spanAt(0, ^uint64(0), 2)}, []int{2}, transfer.ErrRange},
+		"empty, unknown region":  {peer, []transfer.Span{spanAt(9, 0, 0)}, []int{0}, transfer.ErrRange},
+		"one bad of many, last":  {peer, []transfer.Span{spanAt(0, 0, 5), spanAt(0, 5, 5), spanAt(2, 0, 5)}, []int{5, 5, 5}, transfer.ErrRange},
+		"one bad of many, first": {peer, []transfer.Span{spanAt(2, 0, 5), spanAt(0, 0, 5)}, []int{5, 5}, transfer.ErrRange},
 	} {
 		t.Run(name, func(t *testing.T) {
 			into := make([][]byte, len(c.sizes))
@@ -185,7 +187,7 @@ func testReadThenTell(t *testing.T, w world) {
 	register(t, owner, mem)
 	peer := load(t, reader, owner)
 	for _, message := range []string{"request-1:1", ""} {
-		spans := []Span{{0, 0, uint64(len(mem))}}
+		spans := []transfer.Span{spanAt(0, 0, uint64(len(mem)))}
 		into := buffers(spans)
 		if err := reader.Read(t.Context(), peer, spans, into, []byte(message)); err != nil {
 			t.Fatal(err)
@@ -209,7 +211,7 @@ func testReadThenTell(t *testing.T, w world) {
 func testNotify(t *testing.T, w world) {
 	a, b := w.start(t, "a"), w.start(t, "b")
 	peer := load(t, a, b)
-	long := pattern(0, MaxMessage)
+	long := pattern(0, transfer.MaxMessage)
 	reused := []byte("first")
 	for _, message := range [][]byte{reused, {}, long} {
 		want := bytes.Clone(message)
@@ -222,9 +224,9 @@ func testNotify(t *testing.T, w world) {
 			t.Errorf("got %d bytes from %s, want %d from a", len(got.Message), got.From, len(want))
 		}
 	}
-	wantErr(t, a.Notify(t.Context(), peer, make([]byte, MaxMessage+1)), ErrInvalid)
-	wantErr(t, a.Notify(t.Context(), "stranger", nil), ErrUnknownPeer)
-	wantErr(t, a.Read(t.Context(), peer, nil, nil, make([]byte, MaxMessage+1)), ErrInvalid)
+	wantErr(t, a.Notify(t.Context(), peer, make([]byte, transfer.MaxMessage+1)), transfer.ErrInvalid)
+	wantErr(t, a.Notify(t.Context(), "stranger", nil), transfer.ErrUnknownPeer)
+	wantErr(t, a.Read(t.Context(), peer, nil, nil, make([]byte, transfer.MaxMessage+1)), transfer.ErrInvalid)
 	for i := range 5 {
 		if err := a.Notify(t.Context(), peer, fmt.Append(nil, i)); err != nil {
 			t.Fatal(err)
@@ -241,14 +243,14 @@ func testFlood(t *testing.T, w world) {
 	owner, reader := w.start(t, "owner"), w.start(t, "reader")
 	register(t, owner, pattern(0, 10))
 	peer := load(t, reader, owner)
-	for range QueueLength {
+	for range transfer.QueueLength {
 		if err := reader.Notify(t.Context(), peer, []byte("flood")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	spans := []Span{{0, 0, 10}}
-	wantErr(t, reader.Notify(t.Context(), peer, []byte("one too many")), ErrBusy)
-	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), ErrBusy)
+	spans := []transfer.Span{spanAt(0, 0, 10)}
+	wantErr(t, reader.Notify(t.Context(), peer, []byte("one too many")), transfer.ErrBusy)
+	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), transfer.ErrBusy)
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 		t.Errorf("a full queue stopped a read that tells nobody: %v", err)
 	}
@@ -259,9 +261,9 @@ func testFlood(t *testing.T, w world) {
 }
 
 func testWithoutMemory(t *testing.T, w world) {
-	var sidecar, engine Notifier = w.start(t, "sidecar"), w.start(t, "engine")
-	toEngine := load(t, sidecar.(Transport), engine.(Transport))
-	toSidecar := load(t, engine.(Transport), sidecar.(Transport))
+	var sidecar, engine transfer.Notifier = w.start(t, "sidecar"), w.start(t, "engine")
+	toEngine := load(t, sidecar.(transfer.Transport), engine.(transfer.Transport))
+	toSidecar := load(t, engine.(transfer.Transport), sidecar.(transfer.Transport))
 	if err := sidecar.Notify(t.Context(), toEngine, []byte("HB:1")); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +274,7 @@ func testWithoutMemory(t *testing.T, w world) {
 		t.Fatal(err)
 	}
 	<-sidecar.Notifications()
-	wantErr(t, engine.(Transport).Read(t.Context(), toSidecar, []Span{{0, 0, 1}}, [][]byte{{0}}, nil), ErrRange)
+	wantErr(t, engine.(transfer.Transport).Read(t.Context(), toSidecar, []transfer.Span{spanAt(0, 0, 1)}, [][]byte{{0}}, nil), transfer.ErrRange)
 }
 
 func testLoad(t *testing.T, w world) {
@@ -287,13 +289,13 @@ func testLoad(t *testing.T, w world) {
 		blob []byte
 		want error
 	}{
-		"nothing":                   {nil, ErrInvalid},
-		"something else":            {[]byte("nixlSerDes|...."), ErrInvalid},
-		"cut off":                   {blob[:len(blob)-1], ErrInvalid},
-		"too long":                  {append(slices.Clone(blob), 0), ErrInvalid},
-		"one's own":                 {reader.Metadata(), ErrInvalid},
-		"another kind of transport": {foreign, ErrNotSupported},
-		"a later format":            {newer, ErrNotSupported},
+		"nothing":                   {nil, transfer.ErrInvalid},
+		"something else":            {[]byte("nixlSerDes|...."), transfer.ErrInvalid},
+		"cut off":                   {blob[:len(blob)-1], transfer.ErrInvalid},
+		"too long":                  {append(slices.Clone(blob), 0), transfer.ErrInvalid},
+		"one's own":                 {reader.Metadata(), transfer.ErrInvalid},
+		"another kind of transport": {foreign, transfer.ErrNotSupported},
+		"a later format":            {newer, transfer.ErrNotSupported},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := reader.Load(t.Context(), c.blob)
@@ -311,15 +313,15 @@ func testForget(t *testing.T, w world) {
 	owner, reader := w.start(t, "owner"), w.start(t, "reader")
 	register(t, owner, pattern(0, 10))
 	peer := load(t, reader, owner)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	for range 2 {
 		if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 			t.Fatal(err)
 		}
 		reader.Forget(peer)
 		reader.Forget(peer)
-		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrUnknownPeer)
-		wantErr(t, reader.Notify(t.Context(), peer, nil), ErrUnknownPeer)
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), transfer.ErrUnknownPeer)
+		wantErr(t, reader.Notify(t.Context(), peer, nil), transfer.ErrUnknownPeer)
 		load(t, reader, owner)
 	}
 }
@@ -335,12 +337,12 @@ func testClosed(t *testing.T, w world) {
 	closeAgent(t, reader)
 
 	_, err := reader.Load(t.Context(), owner.Metadata())
-	wantErr(t, err, ErrClosed)
+	wantErr(t, err, transfer.ErrClosed)
 	_, err = reader.Register(make([]byte, 1))
-	wantErr(t, err, ErrClosed)
-	wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), ErrClosed)
-	wantErr(t, reader.Notify(t.Context(), peer, nil), ErrClosed)
-	wantErr(t, region.Write(0, []byte{1}), ErrClosed)
+	wantErr(t, err, transfer.ErrClosed)
+	wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), transfer.ErrClosed)
+	wantErr(t, reader.Notify(t.Context(), peer, nil), transfer.ErrClosed)
+	wantErr(t, region.Write(0, []byte{1}), transfer.ErrClosed)
 	if err := region.Close(); err != nil {
 		t.Errorf("closing a region of a closed agent: %v", err)
 	}
@@ -356,15 +358,15 @@ func testGone(t *testing.T, w world) {
 	owner, reader := w.start(t, "owner"), w.start(t, "reader")
 	register(t, owner, pattern(0, 10))
 	peer := load(t, reader, owner)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")); err != nil {
 		t.Fatal(err)
 	}
 	closeAgent(t, owner)
 	for range 2 {
-		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrGone)
-		wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), ErrGone)
-		wantErr(t, reader.Notify(t.Context(), peer, nil), ErrGone)
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), transfer.ErrGone)
+		wantErr(t, reader.Read(t.Context(), peer, nil, nil, nil), transfer.ErrGone)
+		wantErr(t, reader.Notify(t.Context(), peer, nil), transfer.ErrGone)
 	}
 }
 
@@ -372,7 +374,7 @@ func testRestarted(t *testing.T, w world) {
 	owner, reader := w.start(t, "owner"), w.start(t, "reader")
 	register(t, owner, pattern(0, 100))
 	peer := load(t, reader, owner)
-	spans := []Span{{0, 0, 100}}
+	spans := []transfer.Span{spanAt(0, 0, 100)}
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -382,8 +384,8 @@ func testRestarted(t *testing.T, w world) {
 	register(t, owner, mem)
 	into := buffers(spans)
 	for range 2 {
-		wantErr(t, reader.Read(t.Context(), peer, spans, into, []byte("read")), ErrRestarted)
-		wantErr(t, reader.Notify(t.Context(), peer, []byte("release")), ErrRestarted)
+		wantErr(t, reader.Read(t.Context(), peer, spans, into, []byte("read")), transfer.ErrRestarted)
+		wantErr(t, reader.Notify(t.Context(), peer, []byte("release")), transfer.ErrRestarted)
 	}
 	if bytes.Equal(into[0], mem) {
 		t.Error("new memory was read under old metadata")
@@ -410,7 +412,7 @@ func testContext(t *testing.T, w world) {
 	peer := load(t, reader, owner)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	wantErr(t, reader.Read(ctx, peer, spans, buffers(spans), nil), context.Canceled)
 	wantErr(t, reader.Notify(ctx, peer, nil), context.Canceled)
 	_, err := reader.Load(ctx, owner.Metadata())
@@ -427,15 +429,15 @@ func testRegions(t *testing.T, w world) {
 		t.Errorf("regions are numbered %d, %d, want 0, 1", first.ID(), second.ID())
 	}
 	_, err := owner.Register(nil)
-	wantErr(t, err, ErrInvalid)
+	wantErr(t, err, transfer.ErrInvalid)
 	peer := load(t, reader, owner)
 
 	if err := second.Write(3, []byte("abc")); err != nil {
 		t.Fatal(err)
 	}
-	wantErr(t, second.Write(8, []byte("abc")), ErrRange)
-	wantErr(t, second.Write(^uint64(0), []byte("abc")), ErrRange)
-	spans := []Span{{1, 2, 5}}
+	wantErr(t, second.Write(8, []byte("abc")), transfer.ErrRange)
+	wantErr(t, second.Write(^uint64(0), []byte("abc")), transfer.ErrRange)
+	spans := []transfer.Span{spanAt(1, 2, 5)}
 	into := buffers(spans)
 	if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil || string(into[0]) != "\x00abc\x00" {
 		t.Errorf("read %q, %v after a write", into[0], err)
@@ -446,9 +448,9 @@ func testRegions(t *testing.T, w world) {
 			t.Fatal(err)
 		}
 	}
-	wantErr(t, first.Write(0, []byte{1}), ErrClosed)
-	both := []Span{{1, 0, 1}, {0, 0, 1}}
-	wantErr(t, reader.Read(t.Context(), peer, both, buffers(both), nil), ErrRange)
+	wantErr(t, first.Write(0, []byte{1}), transfer.ErrClosed)
+	both := []transfer.Span{spanAt(1, 0, 1), spanAt(0, 0, 1)}
+	wantErr(t, reader.Read(t.Context(), peer, both, buffers(both), nil), transfer.ErrRange)
 	if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
 		t.Errorf("the other region: %v", err)
 	}
@@ -461,8 +463,8 @@ func testRegisteredLater(t *testing.T, w world) {
 	owner, reader := w.start(t, "owner"), w.start(t, "reader")
 	peer := load(t, reader, owner)
 	register(t, owner, pattern(0, 10))
-	spans := []Span{{0, 0, 10}}
-	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrRange)
+	spans := []transfer.Span{spanAt(0, 0, 10)}
+	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), transfer.ErrRange)
 	load(t, reader, owner)
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 		t.Errorf("after loading newer metadata of the same life: %v", err)
@@ -481,8 +483,8 @@ func testForgedMetadata(t *testing.T, w world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, spans := range [][]Span{{{0, 0, 11}}, {{1, 0, 1}}} {
-		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), ErrRange)
+	for _, spans := range [][]transfer.Span{{spanAt(0, 0, 11)}, {spanAt(1, 0, 1)}} {
+		wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), transfer.ErrRange)
 	}
 }
 
@@ -495,7 +497,7 @@ func testConcurrentReads(t *testing.T, w world) {
 	for g := range 16 {
 		group.Go(func() {
 			for i := range 20 {
-				spans := []Span{{0, uint64(g*1000 + i), uint64(1 + i*10_000)}, {0, uint64(i), 64 << 10}, {0, 0, uint64(g * 100_000)}}
+				spans := []transfer.Span{spanAt(0, uint64(g*1000+i), uint64(1+i*10_000)), spanAt(0, uint64(i), 64<<10), spanAt(0, 0, uint64(g*100_000))}
 				into := buffers(spans)
 				if err := reader.Read(t.Context(), peer, spans, into, []byte("read")); err != nil {
 					t.Error(err)
@@ -525,7 +527,7 @@ func testWriteDuringReads(t *testing.T, w world) {
 			peer := load(t, reader, owner)
 			stop := keepWriting(t, region, c.size)
 			defer stop()
-			spans := []Span{{region.ID(), 0, uint64(c.size)}}
+			spans := []transfer.Span{spanAt(region.ID(), 0, uint64(c.size))}
 			into := buffers(spans)
 			for range c.reads {
 				if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
@@ -544,7 +546,7 @@ func testWriteDuringReads(t *testing.T, w world) {
 }
 
 // keepWriting fills the region with ones and noughts in turn until stop is called.
-func keepWriting(t *testing.T, region Region, size int) (stop func()) {
+func keepWriting(t *testing.T, region transfer.Region, size int) (stop func()) {
 	done := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -580,7 +582,7 @@ func testRegionClosedDuringRead(t *testing.T, w world) {
 		var readers sync.WaitGroup
 		for range 4 {
 			readers.Go(func() {
-				spans := []Span{{region.ID(), 0, uint64(len(want))}}
+				spans := []transfer.Span{spanAt(region.ID(), 0, uint64(len(want)))}
 				into := buffers(spans)
 				for err := error(nil); err == nil; {
 					err = reader.Read(t.Context(), peer, spans, into, nil)
@@ -588,7 +590,7 @@ func testRegionClosedDuringRead(t *testing.T, w world) {
 						t.Error("a read of a closing region succeeded with other bytes")
 					}
 					if err != nil {
-						wantErr(t, err, ErrRange)
+						wantErr(t, err, transfer.ErrRange)
 					}
 					select {
 					case started <- struct{}{}:

@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // dialSession opens a session with the agent of that identity. Error also: ErrRestarted if somebody else answers.
@@ -18,7 +20,7 @@ func dialSession(ctx context.Context, md metadata, self identity, timeout time.D
 	err = bounded(ctx, conn, timeout, func() error {
 		peer, err := exchangeHellos(conn, hello{identity: self})
 		if err == nil && peer.identity != md.identity {
-			err = ErrRestarted
+			err = transfer.ErrRestarted
 		}
 		return err
 	})
@@ -38,7 +40,7 @@ func exchangeHellos(conn io.ReadWriter, own hello) (hello, error) {
 		return hello{}, err
 	}
 	if peer.version != protocolVersion {
-		return hello{}, fmt.Errorf("%w: peer speaks protocol version %d, this program %d", ErrNotSupported, peer.version, protocolVersion)
+		return hello{}, fmt.Errorf("%w: peer speaks protocol version %d, this program %d", transfer.ErrNotSupported, peer.version, protocolVersion)
 	}
 	return peer, nil
 }
@@ -79,10 +81,10 @@ func peerError(ctx context.Context, err error) error {
 	case errors.Is(err, context.DeadlineExceeded) && expired(ctx):
 		// The dialer's timer ran out a moment before the context's, which was set to the same instant.
 		return context.DeadlineExceeded
-	case errors.Is(err, ErrRestarted), errors.Is(err, ErrNotSupported):
+	case errors.Is(err, transfer.ErrRestarted), errors.Is(err, transfer.ErrNotSupported):
 		return err
 	}
-	return fmt.Errorf("%w: %w", ErrGone, err)
+	return fmt.Errorf("%w: %w", transfer.ErrGone, err)
 }
 
 func expired(ctx context.Context) bool {

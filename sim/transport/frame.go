@@ -1,9 +1,11 @@
-package transfer
+package transport
 
 import (
 	"encoding/binary"
 	"fmt"
 	"io"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // The wire format of TCP agents. Integers are big-endian.
@@ -61,9 +63,9 @@ func statusErr(status byte) error {
 	case statusOK:
 		return nil
 	case statusRange:
-		return ErrRange
+		return transfer.ErrRange
 	case statusBusy:
-		return ErrBusy
+		return transfer.ErrBusy
 	}
 	return fmt.Errorf("unknown status %d: %w", status, errLost)
 }
@@ -83,13 +85,13 @@ func (h hello) append(b []byte) []byte {
 // readHello reads no byte beyond the hello. A hello of another version is returned, so that it can be answered or
 // reported; nothing but its version means anything.
 func readHello(r io.Reader) (hello, error) {
-	var b [helloFixed + MaxName]byte
+	var b [helloFixed + transfer.MaxName]byte
 	if _, err := io.ReadFull(r, b[:helloFixed]); err != nil {
 		return hello{}, err
 	}
 	c := cursor{rest: b[:helloFixed]}
 	if string(c.take(len(protocolMagic))) != protocolMagic {
-		return hello{}, fmt.Errorf("%w: not a KV transfer agent", ErrNotSupported)
+		return hello{}, fmt.Errorf("%w: not a KV transfer agent", transfer.ErrNotSupported)
 	}
 	h := hello{version: c.uint16()}
 	h.generation = c.uint64()
@@ -112,7 +114,7 @@ func parseFrame(b [frameHeader]byte) (what byte, length uint32) {
 	return b[0], binary.BigEndian.Uint32(b[1:])
 }
 
-func appendSpans(b []byte, spans []Span) []byte {
+func appendSpans(b []byte, spans []transfer.Span) []byte {
 	for _, s := range spans {
 		b = binary.BigEndian.AppendUint32(b, s.Region)
 		b = binary.BigEndian.AppendUint64(b, s.Offset)
@@ -131,9 +133,9 @@ func readRequest(r io.Reader, buf *[]byte) (op byte, payload []byte, err error) 
 	op, length := parseFrame(head)
 	switch {
 	case op == opRead && length <= maxSpans*spanSize && length%spanSize == 0:
-	case op == opNotify && length <= MaxMessage:
+	case op == opNotify && length <= transfer.MaxMessage:
 	default:
-		return 0, nil, fmt.Errorf("%w: request %q of %d bytes", ErrInvalid, op, length)
+		return 0, nil, fmt.Errorf("%w: request %q of %d bytes", transfer.ErrInvalid, op, length)
 	}
 	if cap(*buf) < int(length) {
 		*buf = make([]byte, length)
@@ -146,11 +148,11 @@ func readRequest(r io.Reader, buf *[]byte) (op byte, payload []byte, err error) 
 }
 
 // parseSpans appends the spans of a read request to list, and adds up their bytes.
-func parseSpans(list []Span, payload []byte) (spans []Span, total int, err error) {
+func parseSpans(list []transfer.Span, payload []byte) (spans []transfer.Span, total int, err error) {
 	for c := (cursor{rest: payload}); len(c.rest) > 0; {
-		s := Span{Region: c.uint32(), Offset: c.uint64(), Length: c.uint64()}
+		s := transfer.Span{Region: c.uint32(), Offset: c.uint64(), Length: c.uint64()}
 		if c.short || s.Length > uint64(maxPart-total) {
-			return nil, 0, fmt.Errorf("%w: read of more than %d bytes, or half a span", ErrInvalid, maxPart)
+			return nil, 0, fmt.Errorf("%w: read of more than %d bytes, or half a span", transfer.ErrInvalid, maxPart)
 		}
 		total += int(s.Length)
 		list = append(list, s)

@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // partsUnderWay is how many parts a read keeps on their way per connection.
@@ -189,7 +191,7 @@ func (r *remote) notify(ctx context.Context, message []byte) error {
 
 // read keeps a few parts under way per connection: enough that the peer always has the next request, and few enough that
 // another read gets its turn.
-func (r *remote) read(ctx context.Context, spans []Span, into [][]byte) error {
+func (r *remote) read(ctx context.Context, spans []transfer.Span, into [][]byte) error {
 	if err := r.known().check(spans, into); err != nil {
 		return err
 	}

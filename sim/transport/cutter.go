@@ -1,10 +1,12 @@
-package transfer
+package transport
+
+import "github.com/tandem-serving/tandem/transfer"
 
 // cutter cuts a read into parts of at most maxSpans spans and maxPart bytes. A part of whole spans shares the caller's
 // slices; only spans larger than a part are copied out, to be cut themselves. There is always a first part, if only an
 // empty one, so that every read learns whether the peer is there.
 type cutter struct {
-	spans   []Span
+	spans   []transfer.Span
 	into    [][]byte
 	index   int
 	offset  uint64 // into spans[index]
@@ -37,7 +39,7 @@ func (c *cutter) next() *attempt {
 func (c *cutter) piece(a *attempt) {
 	s := c.spans[c.index]
 	length := min(s.Length-c.offset, maxPart)
-	a.spans = []Span{{Region: s.Region, Offset: s.Offset + c.offset, Length: length}}
+	a.spans = []transfer.Span{{Region: s.Region, Offset: s.Offset + c.offset, Length: length}}
 	a.into = [][]byte{c.into[c.index][c.offset:][:length]}
 	a.total = int(length)
 	if c.offset += length; c.offset == s.Length {

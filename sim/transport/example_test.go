@@ -1,14 +1,15 @@
-package transfer_test
+package transport_test
 
 import (
 	"context"
 	"fmt"
 
+	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// A prefill agent exposes its KV cache, a decode agent reads a block of it and says so. With NewTCP in place of NewMem
-// the same works between machines.
+// A prefill agent exposes its KV cache; a decode agent reads a block of it and notifies the prefill agent. With NewTCP in
+// place of NewMem the same works between machines.
 func Example() {
 	if err := handOff(context.Background()); err != nil {
 		fmt.Println(err)
@@ -17,13 +18,13 @@ func Example() {
 }
 
 func handOff(ctx context.Context) error {
-	network := transfer.NewMemNetwork()
-	prefill, err := transfer.NewMem(network, "prefill")
+	network := transport.NewMemNetwork()
+	prefill, err := transport.NewMem(network, "prefill")
 	if err != nil {
 		return err
 	}
 	defer prefill.Close()
-	decode, err := transfer.NewMem(network, "decode")
+	decode, err := transport.NewMem(network, "decode")
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func handOff(ctx context.Context) error {
 	if err := decode.Read(ctx, peer, []transfer.Span{span}, [][]byte{block}, []byte("request-7:1")); err != nil {
 		return err
 	}
-	told := <-prefill.Notifications()
-	fmt.Printf("prefill hears from %s: %s\n", told.From, told.Message)
+	heard := <-prefill.Notifications()
+	fmt.Printf("prefill hears from %s: %s\n", heard.From, heard.Message)
 	return nil
 }

@@ -1,9 +1,11 @@
-package transfer
+package transport
 
 import (
 	"fmt"
 	"math"
 	"sync"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // regions is the memory that one agent has registered.
@@ -26,15 +28,15 @@ type region struct {
 
 func (rs *regions) register(mem []byte) (*region, error) {
 	if len(mem) == 0 {
-		return nil, fmt.Errorf("registering memory: %w: no bytes", ErrInvalid)
+		return nil, fmt.Errorf("registering memory: %w: no bytes", transfer.ErrInvalid)
 	}
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.closed {
-		return nil, fmt.Errorf("registering memory: %w", ErrClosed)
+		return nil, fmt.Errorf("registering memory: %w", transfer.ErrClosed)
 	}
 	if len(rs.open) == maxRegions || rs.next == math.MaxUint32 {
-		return nil, fmt.Errorf("registering memory: %w: %d regions open, %d numbers used", ErrNotSupported, len(rs.open), rs.next)
+		return nil, fmt.Errorf("registering memory: %w: %d regions open, %d numbers used", transfer.ErrNotSupported, len(rs.open), rs.next)
 	}
 	r := &region{id: rs.next, owner: rs, mem: mem}
 	if rs.open == nil {
@@ -81,10 +83,10 @@ func (r *region) Write(offset uint64, p []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mem == nil {
-		return fmt.Errorf("writing to region %d: %w", r.id, ErrClosed)
+		return fmt.Errorf("writing to region %d: %w", r.id, transfer.ErrClosed)
 	}
-	if !within(Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
-		return fmt.Errorf("writing %d bytes at %d to region %d of %d: %w", len(p), offset, r.id, len(r.mem), ErrRange)
+	if !within(transfer.Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
+		return fmt.Errorf("writing %d bytes at %d to region %d of %d: %w", len(p), offset, r.id, len(r.mem), transfer.ErrRange)
 	}
 	copy(r.mem[offset:], p)
 	return nil
@@ -118,7 +120,7 @@ func (r *region) hold() bool {
 func (r *region) letGo() { r.mu.RUnlock() }
 
 // view is the memory of a span, to be touched only between hold and letGo; false if region or span are not there.
-func (r *region) view(s Span) ([]byte, bool) {
+func (r *region) view(s transfer.Span) ([]byte, bool) {
 	if r == nil || !r.hold() {
 		return nil, false
 	}
@@ -135,7 +137,7 @@ func (r *region) copyOut(p []byte, offset uint64) bool {
 		return false
 	}
 	defer r.letGo()
-	if !within(Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
+	if !within(transfer.Span{Offset: offset, Length: uint64(len(p))}, uint64(len(r.mem))) {
 		return false
 	}
 	copy(p, r.mem[offset:])
@@ -143,6 +145,6 @@ func (r *region) copyOut(p []byte, offset uint64) bool {
 }
 
 // within reports whether a span lies inside of size bytes, without overflowing.
-func within(s Span, size uint64) bool {
+func within(s transfer.Span, size uint64) bool {
 	return s.Offset <= size && s.Length <= size-s.Offset
 }

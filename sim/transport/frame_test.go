@@ -1,9 +1,11 @@
-package transfer
+package transport
 
 import (
 	"bytes"
 	"maps"
 	"testing"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // endless yields data and then zeros for ever: a parser that believes a hostile length reads until memory runs out.
@@ -17,15 +19,15 @@ func (e *endless) Read(p []byte) (int, error) {
 }
 
 func FuzzRequest(f *testing.F) {
-	f.Add(readRequestFor(Span{1, 2, 3}, Span{4, 5, 6}))
-	f.Add(appendFrame(nil, opNotify, MaxMessage))
-	f.Add(appendFrame(nil, opNotify, MaxMessage+1))
+	f.Add(readRequestFor(spanAt(1, 2, 3), spanAt(4, 5, 6)))
+	f.Add(appendFrame(nil, opNotify, transfer.MaxMessage))
+	f.Add(appendFrame(nil, opNotify, transfer.MaxMessage+1))
 	f.Add(appendFrame(nil, opRead, 1<<30))
-	f.Add(readRequestFor(Span{0, 0, maxPart}, Span{0, 0, ^uint64(0)}))
+	f.Add(readRequestFor(spanAt(0, 0, maxPart), spanAt(0, 0, ^uint64(0))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var buf []byte
 		op, payload, err := readRequest(&endless{data: data}, &buf)
-		if cap(buf) > max(MaxMessage, maxSpans*spanSize) {
+		if cap(buf) > max(transfer.MaxMessage, maxSpans*spanSize) {
 			t.Fatalf("%d bytes allocated", cap(buf))
 		}
 		if err != nil || op != opRead {
@@ -81,20 +83,20 @@ func FuzzMetadata(f *testing.F) {
 }
 
 func TestCutter(t *testing.T) {
-	many := make([]Span, 2*maxSpans+1)
+	many := make([]transfer.Span, 2*maxSpans+1)
 	for name, c := range map[string]struct {
-		spans []Span
+		spans []transfer.Span
 		parts int
 	}{
 		"nothing":             {nil, 1},
-		"empty span":          {[]Span{{0, 5, 0}}, 1},
-		"small":               {[]Span{{0, 5, 10}, {1, 5, 10}}, 1},
+		"empty span":          {[]transfer.Span{spanAt(0, 5, 0)}, 1},
+		"small":               {[]transfer.Span{spanAt(0, 5, 10), spanAt(1, 5, 10)}, 1},
 		"too many":            {many, 3},
-		"one part exactly":    {[]Span{{0, 0, maxPart - 1}, {0, 0, 1}}, 1},
-		"one byte more":       {[]Span{{0, 0, maxPart}, {0, 0, 1}}, 2},
-		"large":               {[]Span{{3, 7, 2*maxPart + 1}}, 3},
-		"large amid small":    {[]Span{{0, 0, 1}, {0, 9, maxPart + 1}, {0, 0, 1}}, 4},
-		"two large, adjacent": {[]Span{{0, 0, maxPart + 1}, {0, maxPart + 1, maxPart + 1}}, 4},
+		"one part exactly":    {[]transfer.Span{spanAt(0, 0, maxPart-1), spanAt(0, 0, 1)}, 1},
+		"one byte more":       {[]transfer.Span{spanAt(0, 0, maxPart), spanAt(0, 0, 1)}, 2},
+		"large":               {[]transfer.Span{spanAt(3, 7, 2*maxPart+1)}, 3},
+		"large amid small":    {[]transfer.Span{spanAt(0, 0, 1), spanAt(0, 9, maxPart+1), spanAt(0, 0, 1)}, 4},
+		"two large, adjacent": {[]transfer.Span{spanAt(0, 0, maxPart+1), spanAt(0, maxPart+1, maxPart+1)}, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			into := buffers(c.spans)

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package transfer
+package transport
 
 import "net"
 

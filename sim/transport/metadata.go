@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // Metadata on the wire, integers big-endian:
@@ -50,8 +52,8 @@ type metadata struct {
 }
 
 func checkName(name string) error {
-	if name == "" || len(name) > MaxName || strings.ContainsRune(name, 0) {
-		return fmt.Errorf("%w: agent name %q: want 1 to %d bytes, none of them zero", ErrInvalid, name, MaxName)
+	if name == "" || len(name) > transfer.MaxName || strings.ContainsRune(name, 0) {
+		return fmt.Errorf("%w: agent name %q: want 1 to %d bytes, none of them zero", transfer.ErrInvalid, name, transfer.MaxName)
 	}
 	return nil
 }
@@ -74,10 +76,10 @@ func (m metadata) append(b []byte) []byte {
 func parseMetadata(b []byte) (metadata, error) {
 	c := cursor{rest: b}
 	if string(c.take(len(metadataMagic))) != metadataMagic {
-		return metadata{}, fmt.Errorf("%w: not metadata", ErrInvalid)
+		return metadata{}, fmt.Errorf("%w: not metadata", transfer.ErrInvalid)
 	}
 	if v := c.uint8(); v != metadataVersion {
-		return metadata{}, fmt.Errorf("%w: metadata version %d, this program knows %d", ErrNotSupported, v, metadataVersion)
+		return metadata{}, fmt.Errorf("%w: metadata version %d, this program knows %d", transfer.ErrNotSupported, v, metadataVersion)
 	}
 	m := metadata{kind: kind(c.uint8())}
 	m.generation = c.uint64()
@@ -85,7 +87,7 @@ func parseMetadata(b []byte) (metadata, error) {
 	m.address = c.string()
 	count := c.uint32()
 	if c.short || uint64(len(c.rest)) != uint64(count)*extentSize {
-		return metadata{}, fmt.Errorf("%w: metadata is cut off or too long", ErrInvalid)
+		return metadata{}, fmt.Errorf("%w: metadata is cut off or too long", transfer.ErrInvalid)
 	}
 	m.regions = make(map[uint32]uint64, count)
 	for range count {
@@ -96,16 +98,16 @@ func parseMetadata(b []byte) (metadata, error) {
 }
 
 // check reports whether a read is well formed and inside of what the peer announced, before anything is sent.
-func (m metadata) check(spans []Span, into [][]byte) error {
+func (m metadata) check(spans []transfer.Span, into [][]byte) error {
 	if len(spans) != len(into) {
-		return fmt.Errorf("%w: %d spans for %d buffers", ErrInvalid, len(spans), len(into))
+		return fmt.Errorf("%w: %d spans for %d buffers", transfer.ErrInvalid, len(spans), len(into))
 	}
 	for i, s := range spans {
 		if s.Length != uint64(len(into[i])) {
-			return fmt.Errorf("%w: span %d has %d bytes, its buffer %d", ErrInvalid, i, s.Length, len(into[i]))
+			return fmt.Errorf("%w: span %d has %d bytes, its buffer %d", transfer.ErrInvalid, i, s.Length, len(into[i]))
 		}
 		if size, ok := m.regions[s.Region]; !ok || !within(s, size) {
-			return fmt.Errorf("span %d (%d bytes at %d of region %d) is %w", i, s.Length, s.Offset, s.Region, ErrRange)
+			return fmt.Errorf("span %d (%d bytes at %d of region %d) is %w", i, s.Length, s.Offset, s.Region, transfer.ErrRange)
 		}
 	}
 	return nil
@@ -150,17 +152,17 @@ func loadable(ctx context.Context, blob []byte, want kind, self identity) (metad
 		return metadata{}, err
 	}
 	if md.kind != want {
-		return metadata{}, fmt.Errorf("%w: metadata of transport %q, this is %q", ErrNotSupported, md.kind, want)
+		return metadata{}, fmt.Errorf("%w: metadata of transport %q, this is %q", transfer.ErrNotSupported, md.kind, want)
 	}
 	if md.identity == self {
-		return metadata{}, fmt.Errorf("%w: an agent's own metadata", ErrInvalid)
+		return metadata{}, fmt.Errorf("%w: an agent's own metadata", transfer.ErrInvalid)
 	}
 	return md, nil
 }
 
 func checkMessage(message []byte) error {
-	if len(message) > MaxMessage {
-		return fmt.Errorf("%w: notification of %d bytes, at most %d", ErrInvalid, len(message), MaxMessage)
+	if len(message) > transfer.MaxMessage {
+		return fmt.Errorf("%w: notification of %d bytes, at most %d", transfer.ErrInvalid, len(message), transfer.MaxMessage)
 	}
 	return nil
 }

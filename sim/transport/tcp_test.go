@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bytes"
@@ -11,9 +11,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
-func loadFake(t testing.TB, reader *TCP, p *fakePeer) Peer {
+func loadFake(t testing.TB, reader *TCP, p *fakePeer) transfer.Peer {
 	t.Helper()
 	peer, err := reader.Load(t.Context(), p.metadata())
 	if err != nil {
@@ -25,7 +27,7 @@ func loadFake(t testing.TB, reader *TCP, p *fakePeer) Peer {
 func TestTCPConfigRefused(t *testing.T) {
 	for name, config := range map[string]TCPConfig{
 		"no name":              {},
-		"name too long":        {Name: strings.Repeat("x", MaxName+1)},
+		"name too long":        {Name: strings.Repeat("x", transfer.MaxName+1)},
 		"zero byte in name":    {Name: "a\x00b"},
 		"advertise no port":    {Name: "a", Advertise: "host"},
 		"advertise too long":   {Name: "a", Advertise: strings.Repeat("x", maxAddress) + ":1"},
@@ -35,7 +37,7 @@ func TestTCPConfigRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			agent, err := NewTCP(config)
-			wantErr(t, err, ErrInvalid)
+			wantErr(t, err, transfer.ErrInvalid)
 			if agent != nil {
 				closeAgent(t, agent)
 			}
@@ -46,7 +48,7 @@ func TestTCPConfigRefused(t *testing.T) {
 		t.Error("listened on nonsense")
 	}
 	_, err = NewMem(NewMemNetwork(), "")
-	wantErr(t, err, ErrInvalid)
+	wantErr(t, err, transfer.ErrInvalid)
 }
 
 // TestForeignAnswers is what a reader makes of what is not an agent of this version.
@@ -58,17 +60,17 @@ func TestForeignAnswers(t *testing.T) {
 		answer []byte
 		want   error
 	}{
-		"nothing":           {nil, ErrGone},
-		"web server":        {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), ErrNotSupported},
-		"later version":     {later, ErrNotSupported},
-		"half a hello":      {greeting[:9], ErrGone},
-		"no answer":         {greeting, ErrGone},
-		"unknown status":    {append(slices.Clone(greeting), 77, 0, 0, 0, 0), ErrGone},
-		"answer cut off":    {append(slices.Clone(greeting), statusOK, 0, 0, 0, 10, 1), ErrGone},
-		"answer too short":  {append(slices.Clone(greeting), statusOK, 0, 0, 0, 0), ErrGone},
-		"endless answer":    {append(slices.Clone(greeting), statusOK, 255, 255, 255, 255), ErrGone},
-		"somebody else":     {hello{identity: identity{"fake", 43}}.append(nil), ErrRestarted},
-		"another's address": {hello{identity: identity{"other", 42}}.append(nil), ErrRestarted},
+		"nothing":           {nil, transfer.ErrGone},
+		"web server":        {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), transfer.ErrNotSupported},
+		"later version":     {later, transfer.ErrNotSupported},
+		"half a hello":      {greeting[:9], transfer.ErrGone},
+		"no answer":         {greeting, transfer.ErrGone},
+		"unknown status":    {append(slices.Clone(greeting), 77, 0, 0, 0, 0), transfer.ErrGone},
+		"answer cut off":    {append(slices.Clone(greeting), statusOK, 0, 0, 0, 10, 1), transfer.ErrGone},
+		"answer too short":  {append(slices.Clone(greeting), statusOK, 0, 0, 0, 0), transfer.ErrGone},
+		"endless answer":    {append(slices.Clone(greeting), statusOK, 255, 255, 255, 255), transfer.ErrGone},
+		"somebody else":     {hello{identity: identity{"fake", 43}}.append(nil), transfer.ErrRestarted},
+		"another's address": {hello{identity: identity{"other", 42}}.append(nil), transfer.ErrRestarted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake := startFake(t, func(_ *fakePeer, conn net.Conn, _ int) {
@@ -76,7 +78,7 @@ func TestForeignAnswers(t *testing.T) {
 				_, _ = conn.Write(c.answer)
 			})
 			reader := tcpAgent(t, "reader")
-			spans := []Span{{0, 0, 10}}
+			spans := []transfer.Span{spanAt(0, 0, 10)}
 			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), c.want)
 		})
 	}
@@ -88,7 +90,7 @@ func TestGarbageOnThePort(t *testing.T) {
 	later := slices.Clone(greeting)
 	later[len(protocolMagic)+1]++
 	request := func(op byte, length int) []byte { return appendFrame(slices.Clone(greeting), op, length) }
-	tooMuch := append(slices.Clone(greeting), readRequestFor(Span{0, 0, maxPart}, Span{0, 0, 1})...)
+	tooMuch := append(slices.Clone(greeting), readRequestFor(spanAt(0, 0, maxPart), spanAt(0, 0, 1))...)
 	owner := tcpAgent(t, "owner")
 	register(t, owner, pattern(0, 2*maxPart))
 	for name, garbage := range map[string][]byte{
@@ -97,12 +99,12 @@ func TestGarbageOnThePort(t *testing.T) {
 		"other version":        later,
 		"no name":              hello{}.append(nil),
 		"unknown request":      request('W', 0),
-		"endless notification": request(opNotify, MaxMessage+1),
+		"endless notification": request(opNotify, transfer.MaxMessage+1),
 		"endless read":         request(opRead, 1<<30/spanSize*spanSize),
 		"too many spans":       request(opRead, (maxSpans+1)*spanSize),
 		"half a span":          request(opRead, spanSize/2),
 		"too many bytes":       tooMuch,
-		"bytes wrapping":       append(slices.Clone(greeting), readRequestFor(Span{0, 0, 5}, Span{0, 0, ^uint64(0) - 4})...),
+		"bytes wrapping":       append(slices.Clone(greeting), readRequestFor(spanAt(0, 0, 5), spanAt(0, 0, ^uint64(0)-4))...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := rawDial(t, owner)
@@ -116,7 +118,7 @@ func TestGarbageOnThePort(t *testing.T) {
 		})
 	}
 	reader := tcpAgent(t, "reader")
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	if err := reader.Read(t.Context(), load(t, reader, owner), spans, buffers(spans), nil); err != nil {
 		t.Errorf("reading after the garbage: %v", err)
 	}
@@ -133,7 +135,7 @@ func TestRegionClosedUnderAnAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &session{agent: owner, conn: conn, out: out}
-	s.spans = []Span{{staying.ID(), 0, 10}, {closing.ID(), 0, 1000}, {staying.ID(), 0, 10}}
+	s.spans = []transfer.Span{spanAt(staying.ID(), 0, 10), spanAt(closing.ID(), 0, 1000), spanAt(staying.ID(), 0, 10)}
 	if !s.gather(1020) {
 		t.Fatal("refused")
 	}
@@ -164,15 +166,15 @@ func TestOwnerChecksSpans(t *testing.T) {
 	register(t, owner, pattern(0, 100))
 	conn, in := rawSession(t, owner)
 	for name, c := range map[string]struct {
-		spans []Span
+		spans []transfer.Span
 		want  []byte
 	}{
-		"inside":          {[]Span{{0, 90, 10}}, append(appendFrame(nil, statusOK, 10), append(pattern(0, 100)[90:], statusOK)...)},
+		"inside":          {[]transfer.Span{spanAt(0, 90, 10)}, append(appendFrame(nil, statusOK, 10), append(pattern(0, 100)[90:], statusOK)...)},
 		"nothing":         {nil, []byte{statusOK, 0, 0, 0, 0, statusOK}},
-		"past the end":    {[]Span{{0, 0, 10}, {0, 91, 10}}, []byte{statusRange, 0, 0, 0, 0}},
-		"offset wraps":    {[]Span{{0, ^uint64(0), 10}}, []byte{statusRange, 0, 0, 0, 0}},
-		"unknown region":  {[]Span{{0, 0, 10}, {1, 0, 10}}, []byte{statusRange, 0, 0, 0, 0}},
-		"nothing of none": {[]Span{{1, 0, 0}}, []byte{statusRange, 0, 0, 0, 0}},
+		"past the end":    {[]transfer.Span{spanAt(0, 0, 10), spanAt(0, 91, 10)}, []byte{statusRange, 0, 0, 0, 0}},
+		"offset wraps":    {[]transfer.Span{spanAt(0, ^uint64(0), 10)}, []byte{statusRange, 0, 0, 0, 0}},
+		"unknown region":  {[]transfer.Span{spanAt(0, 0, 10), spanAt(1, 0, 10)}, []byte{statusRange, 0, 0, 0, 0}},
+		"nothing of none": {[]transfer.Span{spanAt(1, 0, 0)}, []byte{statusRange, 0, 0, 0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := conn.Write(readRequestFor(c.spans...)); err != nil {
@@ -195,7 +197,7 @@ func TestTooManyPeersAreTurnedAway(t *testing.T) {
 	owner.mu.Unlock()
 	reader := tcpAgent(t, "reader")
 	peer := load(t, reader, owner)
-	wantErr(t, reader.Notify(t.Context(), peer, nil), ErrGone)
+	wantErr(t, reader.Notify(t.Context(), peer, nil), transfer.ErrGone)
 	owner.mu.Lock()
 	clear(owner.sessions)
 	owner.mu.Unlock()
@@ -216,7 +218,7 @@ func TestSlowPeer(t *testing.T) {
 
 	conn, in := rawSession(t, owner)
 	for range parts {
-		if _, err := conn.Write(readRequestFor(Span{0, 0, maxPart})); err != nil {
+		if _, err := conn.Write(readRequestFor(spanAt(0, 0, maxPart))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -243,7 +245,7 @@ func TestSlowPeer(t *testing.T) {
 	if err := region.Write(0, want[:10]); err != nil {
 		t.Error(err)
 	}
-	spans := []Span{{0, 0, maxPart}}
+	spans := []transfer.Span{spanAt(0, 0, maxPart)}
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 		t.Error(err)
 	}
@@ -292,7 +294,7 @@ func TestStalledSessionIsCut(t *testing.T) {
 	register(t, owner, make([]byte, maxPart))
 	conn, _ := rawSession(t, owner)
 	for range 64 {
-		if _, err := conn.Write(readRequestFor(Span{0, 0, maxPart})); err != nil {
+		if _, err := conn.Write(readRequestFor(spanAt(0, 0, maxPart))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +316,7 @@ func TestIdleConnectionsClose(t *testing.T) {
 		})
 		reader := tcpWith(t, TCPConfig{Name: "reader", IdleTimeout: time.Millisecond})
 		peer := loadFake(t, reader, fake)
-		spans := []Span{{0, 0, 10}}
+		spans := []transfer.Span{spanAt(0, 0, 10)}
 		for range 2 { // and opened again when needed
 			if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
 				t.Fatal(err)
@@ -369,7 +371,7 @@ func TestErrorsNameThePeerAndTheCause(t *testing.T) {
 	if want := "notifying stranger: unknown peer: load its metadata first"; err == nil || err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
-	if !errors.Is(errLost, ErrGone) || !errors.Is(errStalled, ErrGone) {
+	if !errors.Is(errLost, transfer.ErrGone) || !errors.Is(errStalled, transfer.ErrGone) {
 		t.Error("internal errors are not those of the contract")
 	}
 }

@@ -1,9 +1,10 @@
-package transfer
+package transport
 
 import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/transfer"
 	"go.uber.org/goleak"
 )
 
@@ -38,14 +39,14 @@ func tcpWith(t testing.TB, config TCPConfig) *TCP {
 	return agent
 }
 
-func closeAgent(t testing.TB, agent Transport) {
+func closeAgent(t testing.TB, agent transfer.Transport) {
 	t.Helper()
 	if err := agent.Close(); err != nil {
 		t.Errorf("closing: %v", err)
 	}
 }
 
-func register(t testing.TB, owner Transport, mem []byte) Region {
+func register(t testing.TB, owner transfer.Transport, mem []byte) transfer.Region {
 	t.Helper()
 	r, err := owner.Register(mem)
 	if err != nil {
@@ -55,11 +56,15 @@ func register(t testing.TB, owner Transport, mem []byte) Region {
 }
 
 // load makes owner, and what it has registered so far, known to reader.
-func load(t testing.TB, reader, owner Transport) Peer {
+func load(t testing.TB, reader, owner transfer.Transport) transfer.Peer {
 	t.Helper()
 	peer, err := reader.Load(t.Context(), owner.Metadata())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return peer
+}
+
+func spanAt(region uint32, offset, length uint64) transfer.Span {
+	return transfer.Span{Region: region, Offset: offset, Length: length}
 }

@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 const (
@@ -69,13 +71,13 @@ func (c *TCPConfig) validate() error {
 		return err
 	}
 	if c.Connections < 0 || c.DialTimeout < 0 || c.StallTimeout < 0 || c.IdleTimeout < 0 {
-		return fmt.Errorf("%w: negative number of connections or timeout", ErrInvalid)
+		return fmt.Errorf("%w: negative number of connections or timeout", transfer.ErrInvalid)
 	}
 	if c.Advertise == "" {
 		return nil
 	}
 	if _, _, err := net.SplitHostPort(c.Advertise); err != nil || len(c.Advertise) > maxAddress {
-		return fmt.Errorf("%w: address to advertise %q: want host:port of at most %d bytes", ErrInvalid, c.Advertise, maxAddress)
+		return fmt.Errorf("%w: address to advertise %q: want host:port of at most %d bytes", transfer.ErrInvalid, c.Advertise, maxAddress)
 	}
 	return nil
 }
@@ -92,11 +94,11 @@ type TCP struct {
 
 	mu       sync.Mutex
 	closed   bool
-	peers    map[Peer]*remote
+	peers    map[transfer.Peer]*remote
 	sessions map[*session]struct{}
 }
 
-var _ Transport = (*TCP)(nil)
+var _ transfer.Transport = (*TCP)(nil)
 
 // NewTCP starts an agent that listens until Close. Errors: ErrInvalid for the configuration, or the listener's.
 func NewTCP(config TCPConfig) (*TCP, error) {
@@ -112,7 +114,7 @@ func NewTCP(config TCPConfig) (*TCP, error) {
 		addr := listener.Addr().(*net.TCPAddr)
 		if addr.IP.IsUnspecified() {
 			_ = listener.Close() // the configuration is at fault, whatever closing says
-			return nil, fmt.Errorf("starting TCP agent: %w: listening on all addresses needs one to advertise", ErrInvalid)
+			return nil, fmt.Errorf("starting TCP agent: %w: listening on all addresses needs one to advertise", transfer.ErrInvalid)
 		}
 		config.Advertise = addr.String()
 	}
@@ -122,7 +124,7 @@ func NewTCP(config TCPConfig) (*TCP, error) {
 		listener: listener,
 		inbox:    newInbox(),
 		done:     make(chan struct{}),
-		peers:    make(map[Peer]*remote),
+		peers:    make(map[transfer.Peer]*remote),
 		sessions: make(map[*session]struct{}),
 	}
 	t.work.Go(t.accept)
@@ -138,7 +140,7 @@ func (t *TCP) Metadata() []byte {
 }
 
 // Register implements Transport.
-func (t *TCP) Register(mem []byte) (Region, error) {
+func (t *TCP) Register(mem []byte) (transfer.Region, error) {
 	r, err := t.memory.register(mem)
 	if err != nil {
 		return nil, err // not r: a nil *region in an interface is not nil
@@ -147,39 +149,39 @@ func (t *TCP) Register(mem []byte) (Region, error) {
 }
 
 // Load implements Notifier. It contacts nobody: the first read or notification does.
-func (t *TCP) Load(ctx context.Context, blob []byte) (Peer, error) {
+func (t *TCP) Load(ctx context.Context, blob []byte) (transfer.Peer, error) {
 	md, err := loadable(ctx, blob, kindTCP, t.self)
 	if err != nil {
 		return "", fmt.Errorf("loading metadata: %w", err)
 	}
-	peer := Peer(md.name)
+	peer := transfer.Peer(md.name)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return "", fmt.Errorf("loading metadata: %w", ErrClosed)
+		return "", fmt.Errorf("loading metadata: %w", transfer.ErrClosed)
 	}
 	if old := t.peers[peer]; old != nil {
 		if old.refresh(md) {
 			return peer, nil
 		}
-		old.close(ErrRestarted)
+		old.close(transfer.ErrRestarted)
 	}
 	t.peers[peer] = newRemote(t, md)
 	return peer, nil
 }
 
 // Forget implements Notifier. Calls under way to the peer fail with ErrUnknownPeer.
-func (t *TCP) Forget(peer Peer) {
+func (t *TCP) Forget(peer transfer.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.peers[peer]; r != nil {
-		r.close(ErrUnknownPeer)
+		r.close(transfer.ErrUnknownPeer)
 		delete(t.peers, peer)
 	}
 }
 
 // Notify implements Notifier. Nil means that the message is in the peer's queue.
-func (t *TCP) Notify(ctx context.Context, to Peer, message []byte) error {
+func (t *TCP) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	r, err := t.loaded(ctx, to, message)
 	if err == nil {
 		err = r.notify(ctx, message)
@@ -191,10 +193,10 @@ func (t *TCP) Notify(ctx context.Context, to Peer, message []byte) error {
 }
 
 // Notifications implements Notifier.
-func (t *TCP) Notifications() <-chan Notification { return t.inbox.queue }
+func (t *TCP) Notifications() <-chan transfer.Notification { return t.inbox.queue }
 
 // Read implements Transport. Many spans, or many bytes, are read in parts over several connections at once.
-func (t *TCP) Read(ctx context.Context, from Peer, spans []Span, into [][]byte, notify []byte) error {
+func (t *TCP) Read(ctx context.Context, from transfer.Peer, spans []transfer.Span, into [][]byte, notify []byte) error {
 	r, err := t.loaded(ctx, from, notify)
 	if err == nil {
 		err = r.read(ctx, spans, into)
@@ -208,7 +210,7 @@ func (t *TCP) Read(ctx context.Context, from Peer, spans []Span, into [][]byte, 
 	return nil
 }
 
-func (t *TCP) loaded(ctx context.Context, peer Peer, message []byte) (*remote, error) {
+func (t *TCP) loaded(ctx context.Context, peer transfer.Peer, message []byte) (*remote, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -218,11 +220,11 @@ func (t *TCP) loaded(ctx context.Context, peer Peer, message []byte) (*remote, e
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return nil, ErrClosed
+		return nil, transfer.ErrClosed
 	}
 	r := t.peers[peer]
 	if r == nil {
-		return nil, ErrUnknownPeer
+		return nil, transfer.ErrUnknownPeer
 	}
 	return r, nil
 }
@@ -239,7 +241,7 @@ func (t *TCP) Close() error {
 	close(t.done)
 	err := t.listener.Close()
 	for _, r := range t.peers {
-		r.close(ErrClosed)
+		r.close(transfer.ErrClosed)
 	}
 	t.peers = nil
 	for s := range t.sessions {

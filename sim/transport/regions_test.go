@@ -1,8 +1,10 @@
-package transfer
+package transport
 
 import (
 	"math"
 	"testing"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 func TestRegionsAreBounded(t *testing.T) {
@@ -14,7 +16,7 @@ func TestRegionsAreBounded(t *testing.T) {
 		}
 	}
 	_, err := rs.register(one)
-	wantErr(t, err, ErrNotSupported)
+	wantErr(t, err, transfer.ErrNotSupported)
 	if err := rs.get(5).Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -23,12 +25,12 @@ func TestRegionsAreBounded(t *testing.T) {
 	}
 	numbers := regions{next: math.MaxUint32}
 	_, err = numbers.register(one)
-	wantErr(t, err, ErrNotSupported)
+	wantErr(t, err, transfer.ErrNotSupported)
 }
 
 func TestClosedInboxIsGone(t *testing.T) {
 	b := newInbox()
 	b.close()
 	b.close()
-	wantErr(t, b.put("a", nil), ErrGone)
+	wantErr(t, b.put("a", nil), transfer.ErrGone)
 }

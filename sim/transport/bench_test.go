@@ -1,10 +1,12 @@
-package transfer
+package transport
 
 import (
 	"fmt"
 	"io"
 	"net"
 	"testing"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // The shapes that are moved in practice: many small blocks (one layer each), and few large ones (all layers together).
@@ -44,13 +46,13 @@ func BenchmarkTCPNotify(b *testing.B) {
 }
 
 // benchmarkRead reads every second block of the owner's memory into every second one of the reader's.
-func benchmarkRead(b *testing.B, owner, reader Transport, size, count int) {
+func benchmarkRead(b *testing.B, owner, reader transfer.Transport, size, count int) {
 	register(b, owner, make([]byte, 2*size*count))
 	peer := load(b, reader, owner)
 	target := make([]byte, 2*size*count)
-	spans, into := make([]Span, count), make([][]byte, count)
+	spans, into := make([]transfer.Span, count), make([][]byte, count)
 	for i := range spans {
-		spans[i] = Span{Offset: uint64(2 * i * size), Length: uint64(size)}
+		spans[i] = transfer.Span{Offset: uint64(2 * i * size), Length: uint64(size)}
 		into[i] = target[2*i*size:][:size]
 	}
 	b.SetBytes(int64(size * count))

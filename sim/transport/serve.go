@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bufio"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // errShut reports that a region was closed while it was being sent.
@@ -20,13 +22,13 @@ var zeroPart [maxPart]byte
 type session struct {
 	agent *TCP
 	conn  *net.TCPConn
-	peer  Peer
+	peer  transfer.Peer
 	in    *bufio.Reader
 	out   *vectored
 
-	request []byte   // the payload being answered
-	spans   []Span   // the spans in it
-	answer  [][]byte // frame header, memory, closing status
+	request []byte          // the payload being answered
+	spans   []transfer.Span // the spans in it
+	answer  [][]byte        // frame header, memory, closing status
 	runs    []run
 	small   [frameHeader + 1]byte // backs the first and the last of answer
 }
@@ -53,7 +55,7 @@ func (s *session) serve() error {
 	if s.out, err = newVectored(s.conn); err != nil {
 		return err
 	}
-	s.peer = Peer(h.name)
+	s.peer = transfer.Peer(h.name)
 	for {
 		if err := s.conn.SetReadDeadline(time.Now().Add(4 * config.IdleTimeout)); err != nil {
 			return err
@@ -79,7 +81,7 @@ func (s *session) greet() (hello, error) {
 		return h, err
 	}
 	if h.version != protocolVersion {
-		return h, fmt.Errorf("%w: protocol version %d", ErrNotSupported, h.version)
+		return h, fmt.Errorf("%w: protocol version %d", transfer.ErrNotSupported, h.version)
 	}
 	return h, checkName(h.name)
 }
@@ -112,7 +114,7 @@ func (s *session) receive(message []byte) error {
 	switch {
 	case err == nil:
 		return s.sendStatus(statusOK)
-	case errors.Is(err, ErrBusy):
+	case errors.Is(err, transfer.ErrBusy):
 		return s.sendStatus(statusBusy)
 	}
 	return err

@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // silent accepts, and never says a word.
@@ -29,7 +31,7 @@ func deaf(reached chan<- struct{}) func(*fakePeer, net.Conn, int) {
 }
 
 func TestStoppedPeer(t *testing.T) {
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	soon := func(t *testing.T) context.Context {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		t.Cleanup(cancel)
@@ -47,15 +49,15 @@ func TestStoppedPeer(t *testing.T) {
 			fake := startFake(t, serve)
 			reader := tcpWith(t, TCPConfig{Name: "reader", DialTimeout: 50 * time.Millisecond, StallTimeout: 20 * time.Millisecond})
 			peer := loadFake(t, reader, fake)
-			wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), ErrGone)
-			wantErr(t, reader.Notify(t.Context(), peer, nil), ErrGone)
+			wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), nil), transfer.ErrGone)
+			wantErr(t, reader.Notify(t.Context(), peer, nil), transfer.ErrGone)
 		})
 	}
 	t.Run("a stall is not tried again", func(t *testing.T) {
 		asked := make(chan struct{}, 10)
 		fake := startFake(t, deaf(asked))
 		reader := tcpWith(t, TCPConfig{Name: "reader", StallTimeout: 20 * time.Millisecond})
-		wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), ErrGone)
+		wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), transfer.ErrGone)
 		if n := len(asked); n > 1 {
 			t.Errorf("the peer was asked %d times", n)
 		}
@@ -68,7 +70,7 @@ func TestStoppedPeer(t *testing.T) {
 		go func() { ended <- reader.Read(t.Context(), peer, spans, buffers(spans), nil) }()
 		<-asked
 		closeAgent(t, reader)
-		wantErr(t, <-ended, ErrClosed)
+		wantErr(t, <-ended, transfer.ErrClosed)
 	})
 }
 
@@ -78,7 +80,7 @@ func TestStoppedPeerIsBounded(t *testing.T) {
 	fake := startFake(t, deaf(reached))
 	reader := tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
 	peer := loadFake(t, reader, fake)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	first := make(chan error)
 	go func() { first <- reader.Read(ctx, peer, spans, buffers(spans), nil) }()
@@ -102,7 +104,7 @@ func TestStoppedPeerIsBounded(t *testing.T) {
 func TestGivingUpDisturbsNobody(t *testing.T) {
 	owner, reader := tcpAgent(t, "owner"), tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
 	register(t, owner, pattern(0, 100))
-	peer, spans := load(t, reader, owner), []Span{{0, 0, 10}}
+	peer, spans := load(t, reader, owner), []transfer.Span{spanAt(0, 0, 10)}
 	read := func(ctx context.Context) error { return reader.Read(ctx, peer, spans, buffers(spans), nil) }
 	if err := read(t.Context()); err != nil {
 		t.Fatal(err)
@@ -165,7 +167,7 @@ func TestCancelInTheMiddle(t *testing.T) {
 	if err := l.conn.SetReadBuffer(64 << 10); err != nil {
 		t.Fatal(err)
 	}
-	spans := []Span{{0, 0, maxPart}}
+	spans := []transfer.Span{spanAt(0, 0, maxPart)}
 	c := &call{op: opRead, spans: spans, into: buffers(spans), total: maxPart, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := l.send(ctx, c); err != nil {
@@ -201,7 +203,7 @@ func TestCancelBeforeTheEndStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	c := &call{op: opRead, spans: spans, into: buffers(spans), total: 10, done: make(chan struct{})}
 	if err := l.enqueue(c); err != nil {
 		t.Fatal(err)
@@ -225,7 +227,7 @@ func TestLostConnection(t *testing.T) {
 	for name, c := range map[string]struct {
 		losses int
 		want   error
-	}{"once": {1, nil}, "twice": {2, ErrGone}} {
+	}{"once": {1, nil}, "twice": {2, transfer.ErrGone}} {
 		t.Run(name, func(t *testing.T) {
 			fake := startFake(t, func(p *fakePeer, conn net.Conn, number int) {
 				in := p.greet(conn)
@@ -243,7 +245,7 @@ func TestLostConnection(t *testing.T) {
 				}
 			})
 			reader := tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
-			spans := []Span{{0, 0, 50_000}}
+			spans := []transfer.Span{spanAt(0, 0, 50_000)}
 			into := buffers(spans)
 			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, into, nil), c.want)
 			if c.want == nil && !bytes.Equal(into[0], bytes.Repeat([]byte{1}, 50_000)) {
@@ -263,7 +265,7 @@ func TestLostNotificationIsNotRepeated(t *testing.T) {
 		}
 	})
 	reader := tcpAgent(t, "reader")
-	wantErr(t, reader.Notify(t.Context(), loadFake(t, reader, fake), []byte("release")), ErrGone)
+	wantErr(t, reader.Notify(t.Context(), loadFake(t, reader, fake), []byte("release")), transfer.ErrGone)
 	if <-got != "release" || len(got) > 0 {
 		t.Error("the message was sent more than once")
 	}
@@ -285,8 +287,8 @@ func TestAnswerOfWrongLength(t *testing.T) {
 				}
 			})
 			reader := tcpAgent(t, "reader")
-			spans := []Span{{0, 0, 10}}
-			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), ErrGone)
+			spans := []transfer.Span{spanAt(0, 0, 10)}
+			wantErr(t, reader.Read(t.Context(), loadFake(t, reader, fake), spans, buffers(spans), nil), transfer.ErrGone)
 		})
 	}
 }
@@ -301,7 +303,7 @@ func TestAnswerUnasked(t *testing.T) {
 	})
 	reader := tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
 	peer := loadFake(t, reader, fake)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	for round := range 3 {
 		into := buffers(spans)
 		if err := reader.Read(t.Context(), peer, spans, into, nil); err != nil {
@@ -334,7 +336,7 @@ func TestCancelWhileSending(t *testing.T) {
 	}
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		wantErr(t, reader.Notify(ctx, peer, make([]byte, MaxMessage)), context.DeadlineExceeded)
+		wantErr(t, reader.Notify(ctx, peer, make([]byte, transfer.MaxMessage)), context.DeadlineExceeded)
 		cancel()
 	}
 }
@@ -343,12 +345,12 @@ func TestForgetEndsReadsUnderWay(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	fake, reader := startFake(t, deaf(reached)), tcpAgent(t, "reader")
 	peer := loadFake(t, reader, fake)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	ended := make(chan error)
 	go func() { ended <- reader.Read(t.Context(), peer, spans, buffers(spans), nil) }()
 	<-reached
 	reader.Forget(peer)
-	wantErr(t, <-ended, ErrUnknownPeer)
+	wantErr(t, <-ended, transfer.ErrUnknownPeer)
 }
 
 // TestMetadataOfALaterLifeEndsReads: what is under way belongs to a life that the caller has just declared over.
@@ -356,14 +358,14 @@ func TestMetadataOfALaterLifeEndsReads(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	fake, reader := startFake(t, deaf(reached)), tcpAgent(t, "reader")
 	peer := loadFake(t, reader, fake)
-	spans := []Span{{0, 0, 10}}
+	spans := []transfer.Span{spanAt(0, 0, 10)}
 	ended := make(chan error)
 	go func() { ended <- reader.Read(t.Context(), peer, spans, buffers(spans), nil) }()
 	<-reached
 	later := *fake
 	later.generation++
 	loadFake(t, reader, &later)
-	wantErr(t, <-ended, ErrRestarted)
+	wantErr(t, <-ended, transfer.ErrRestarted)
 }
 
 // TestFailedDialIsShared: callers that waited for one dial do not repeat it one after the other.
@@ -380,13 +382,13 @@ func TestFailedDialIsShared(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		wantErr(t, r.dialFailed(t.Context(), s, ErrRestarted), ErrRestarted)
+		wantErr(t, r.dialFailed(t.Context(), s, transfer.ErrRestarted), transfer.ErrRestarted)
 		<-s.dialing
 		for range 3 {
-			wantErr(t, <-ended, ErrRestarted) // dialling themselves they would find ErrGone: there is no address
+			wantErr(t, <-ended, transfer.ErrRestarted) // dialling themselves they would find ErrGone: there is no address
 		}
 		_, err := r.lane(t.Context(), s)
-		wantErr(t, err, ErrGone) // a later call tries anew
+		wantErr(t, err, transfer.ErrGone) // a later call tries anew
 
 		s.dialing <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // of the bubble's time
@@ -404,5 +406,5 @@ func (earlyTimer) Deadline() (time.Time, bool) { return past, true }
 func TestDialTimerBeforeContextTimer(t *testing.T) {
 	timeout := &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
 	wantErr(t, peerError(earlyTimer{t.Context()}, timeout), context.DeadlineExceeded)
-	wantErr(t, peerError(t.Context(), timeout), ErrGone)
+	wantErr(t, peerError(t.Context(), timeout), transfer.ErrGone)
 }

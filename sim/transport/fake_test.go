@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bufio"
@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"testing"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // fakePeer is a listener that behaves as the test says, where an agent of ours would not.
@@ -110,7 +112,7 @@ func rawDial(t testing.TB, agent *TCP) net.Conn {
 	return conn
 }
 
-func readRequestFor(spans ...Span) []byte {
+func readRequestFor(spans ...transfer.Span) []byte {
 	return appendSpans(appendFrame(nil, opRead, len(spans)*spanSize), spans)
 }
 

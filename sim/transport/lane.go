@@ -1,4 +1,4 @@
-package transfer
+package transport
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/tandem-serving/tandem/transfer"
 )
 
 // laneDepth is how many requests may wait for their answers on one connection. Those whose callers gave up count
@@ -23,9 +25,9 @@ const laneBuffer = 8 << 10
 var (
 	// errLost is a connection that ended under a request. Reads are tried once more on a new one, which also finds out
 	// whether the peer is gone or restarted.
-	errLost = fmt.Errorf("connection lost: %w", ErrGone)
+	errLost = fmt.Errorf("connection lost: %w", transfer.ErrGone)
 	// errStalled is not tried again: the wait was long enough.
-	errStalled = fmt.Errorf("no progress for too long: %w", ErrGone)
+	errStalled = fmt.Errorf("no progress for too long: %w", transfer.ErrGone)
 )
 
 // past, as a deadline, makes what waits on a connection return now.
@@ -34,10 +36,10 @@ var past = time.Unix(1, 0)
 // call is one request and what becomes of it.
 type call struct {
 	op      byte
-	spans   []Span   // of a read
-	into    [][]byte // where its bytes go; written by the lane's receiver only, and only until done
-	total   int      // bytes of that
-	message []byte   // of a notification
+	spans   []transfer.Span // of a read
+	into    [][]byte        // where its bytes go; written by the lane's receiver only, and only until done
+	total   int             // bytes of that
+	message []byte          // of a notification
 
 	state callState // guarded by lane.mu
 	err   error     // valid after done
