@@ -95,22 +95,6 @@ func newBodyAnswer(toRequest bool, part []byte, end bool) *procv3.ProcessingResp
 	return &a.message
 }
 
-// messages counts those that answer a request; 0 says that its body is too long for the answer to go out whole.
-func messages(how end, body [][]byte) int {
-	n := 1
-	switch {
-	case how == endHeaders:
-		return n
-	case size(body) > wholeBody: // shorter than a frame
-		return 0
-	case how == endTrailers:
-		n++
-	case len(body) == 0: // an end needs a frame
-		n++
-	}
-	return n + len(body)
-}
-
 // immediateAnswer is the answer to a request that is refused; took is the picker's own time.
 func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.ProcessingResponse {
 	var phases pd.Phases

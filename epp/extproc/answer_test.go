@@ -11,7 +11,6 @@ import (
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -321,8 +320,6 @@ type sink struct {
 }
 
 func (s *sink) Context() context.Context { return context.Background() }
-
-func (s *sink) SendHeader(metadata.MD) error { return nil }
 
 func (s *sink) Send(m *procv3.ProcessingResponse) error {
 	s.sent = append(s.sent, m)

@@ -17,20 +17,20 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 )
 
-// benchStreams are the streams under way at once, for each processor.
+// benchStreams is the number of concurrent streams for each processor.
 const benchStreams = 4
 
-// BenchmarkStream sends chat calls over loopback, one stream each, to a server of this package, and to the floor: a server
-// that sends every request to the same endpoint without reading it. Each server is a process of its own, so that its user
-// and system time, server-cpu-µs/op, can be told from the driver's. allocs/op are of a server in this process, with the
-// driver, and say something only beside those of the floor.
+// BenchmarkStream sends chat calls over loopback, one stream each, to a server of this package, and to the floor, which is the
+// lower bound: a server that sends every request to the same endpoint without reading it. Each server runs in a process of its
+// own, so that its user and system time (server-cpu-µs/op) does not contain the driver's. allocs/op count the server and the
+// driver together, in this process: compare them with the floor's.
 func BenchmarkStream(b *testing.B) {
 	for _, size := range []int{1 << 10, 512 << 10} {
 		frames := benchFrames(size)
 		for _, name := range []string{"floor", "tandem"} {
 			b.Run(fmt.Sprintf("%dkB/%s", size>>10, name), func(b *testing.B) {
 				r, cpu := startProcess(b, name)
-				benchStream(b, r, frames) // the connection is made
+				benchStream(b, r, frames) // makes the connection
 				before := cpu()
 				b.SetParallelism(benchStreams)
 				b.RunParallel(func(p *testing.PB) {
@@ -52,7 +52,9 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
+// benchServers start the servers of the benchmarks.
 var benchServers = map[string]func(t testing.TB) *rig{
+	"replica": serveReplica,
 	"floor": func(t testing.TB) *rig {
 		r := &rig{ledger: epp.NewLedger(time.Hour)}
 		r.grpc = grpc.NewServer(ServerOptions(Defaults(), nil)...)
@@ -67,14 +69,14 @@ var benchServers = map[string]func(t testing.TB) *rig{
 	},
 }
 
-// benchServer, in the environment, makes this test a server that says where it listens, and for each line it gets what
-// time it has used (µs).
+// benchServer is the environment variable that turns TestBenchServer into a server. It prints its address, and then, for each
+// line that it reads, the processor time that it has used (µs).
 const benchServer = "TANDEM_BENCH_SERVER"
 
 func TestBenchServer(t *testing.T) {
 	name := os.Getenv(benchServer)
 	if name == "" {
-		return // it is a test only by form
+		return // the benchmarks run it in a process of its own
 	}
 	fmt.Println(benchServers[name](t).conn.Target())
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -86,7 +88,7 @@ func TestBenchServer(t *testing.T) {
 	}
 }
 
-// startProcess starts a server in a process of its own, and gives a connection to it and the time that it has used.
+// startProcess starts a server in a process of its own. cpu returns the processor time that it has used.
 func startProcess(b *testing.B, name string) (r *rig, cpu func() time.Duration) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestBenchServer$")
 	cmd.Env = append(os.Environ(), benchServer+"="+name)
@@ -102,7 +104,7 @@ func startProcess(b *testing.B, name string) (r *rig, cpu func() time.Duration) 
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		in.Close() // it ends
+		in.Close() // ends the process
 		if err := cmd.Wait(); err != nil {
 			b.Error(err)
 		}
@@ -122,7 +124,7 @@ func startProcess(b *testing.B, name string) (r *rig, cpu func() time.Duration) 
 	}
 }
 
-// benchFrames are the frames of a chat call as Envoy sends them over HTTP/2.
+// benchFrames returns the frames of a chat call as Envoy sends them over HTTP/2.
 func benchFrames(size int) frames {
 	headers := chat(more, ":authority", "gateway.example", ":scheme", "http", "user-agent", "bench/1.0", "accept", "*/*",
 		"authorization", "Bearer sk-0123456789abcdef", "x-forwarded-for", "10.1.2.3", "x-forwarded-proto", "http",
@@ -136,7 +138,7 @@ func benchFrames(size int) frames {
 	return append(fs, requestBody(more, text), requestBody(ends, ""))
 }
 
-// benchStream sends one request, waits for all of it to come back, and ends it.
+// benchStream sends one request, waits until all of it has come back, and ends the stream.
 func benchStream(b *testing.B, r *rig, frames frames) {
 	s := r.open(quietT{b}, client.MarkNone)
 	defer s.cancel()

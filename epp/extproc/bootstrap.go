@@ -30,6 +30,10 @@ const (
 	OperationsListener = "operations"
 )
 
+// largeBody is the size (bytes) from which on a body goes to the second listener. Envoy keeps up to 64 KiB of an ext-proc stream
+// to send it to another picker: a body below this size, the request's headers and metadata fit.
+const largeBody = 32<<10 + 1
+
 // headerPickLost marks the answer of the second listener to a request whose picker died, for the first.
 const headerPickLost = "x-tandem-pick-lost"
 
@@ -245,7 +249,7 @@ type bootstrapPage struct {
 	BootstrapOptions
 	Listener, PoolName, PickerName string
 	LargeName, PickLost            string
-	WholeLimit                     int // bytes of a body from which on it goes to the second listener
+	LargeFrom                      int // bytes of a body from which on it goes to the second listener
 	ListenOn, AdminPage            peer
 	OperationsPage                 *peer
 	IdleSeconds                    int64
@@ -314,7 +318,7 @@ func Certificate(w io.Writer, dir string) error {
 func (o BootstrapOptions) page() bootstrapPage {
 	p := bootstrapPage{
 		BootstrapOptions: o, Listener: ListenerName, PoolName: PoolCluster, PickerName: PickerCluster,
-		LargeName: LargeListener, PickLost: headerPickLost, WholeLimit: wholeBody + 1,
+		LargeName: LargeListener, PickLost: headerPickLost, LargeFrom: largeBody,
 		ExtProc: filterPages[o.Filters], Internal: internalHeaders, Destination: epp.HeaderDestination, Served: epp.HeaderServed,
 	}
 	p.ListenOn, _ = parsePeer(o.Listen)

@@ -102,14 +102,14 @@ const (
 )
 
 // ServerOptions are what the gRPC server must be told to serve this package: a message limit above Envoy's largest frame,
-// which may hold a whole body, and keepalive, which ends the streams of a gateway that vanished without a word. Short answers
-// leave in one write, above the security of the connections; nil is plaintext.
+// which may hold a whole body, and keepalive, which ends the streams of a gateway that vanished without a word. security is nil
+// for plaintext.
 func ServerOptions(c Config, security credentials.TransportCredentials) []grpc.ServerOption {
 	if security == nil {
 		security = insecure.NewCredentials()
 	}
 	return []grpc.ServerOption{
-		grpc.Creds(wholeCredentials{security, holdTime}),
+		grpc.Creds(security),
 		grpc.MaxRecvMsgSize(int(c.BodyLimit) + frameSlack),
 		grpc.MaxHeaderListSize(maxMetadata),
 		grpc.MaxConcurrentStreams(maxStreams),

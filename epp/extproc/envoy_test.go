@@ -47,23 +47,12 @@ func startEngine(t *testing.T) *engine {
 	return e
 }
 
-// gateway starts a real Envoy before a rig and gives its address. The engines are its pool.
+// gateway starts a real Envoy before a rig and returns its address. The engines are its pool.
 func (r *rig) gateway(t *testing.T, filters Filters, engines ...netip.AddrPort) string {
 	t.Helper()
-	envoy.Require(t)
-	o := DefaultBootstrap()
-	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", []string{r.conn.Target()}
-	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, PoolStatic, engines, true
-	var boot bytes.Buffer
-	if err := Bootstrap(&boot, o); err != nil {
-		t.Fatal(err)
-	}
-	e, err := envoy.Start(within(t), boot.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	e, address := startGateway(t, filters, []string{r.conn.Target()}, engines...)
 	t.Cleanup(func() {
-		// Envoy 1.40 counts here what it would not have from a picker, and answers the client with 500.
+		// Envoy 1.40 counts here the answers of a picker that it refuses; the client then gets a 500.
 		stats, err := e.Stats(within(t), "ext_proc.*(spurious_msgs_received|rejected_header_mutations|streams_failed)")
 		if err != nil {
 			t.Error(err)
@@ -73,15 +62,34 @@ func (r *rig) gateway(t *testing.T, filters Filters, engines ...netip.AddrPort) 
 				t.Errorf("%s is %d\n%s", name, n, e.Log())
 			}
 		}
+	})
+	return address
+}
+
+// startGateway starts a real Envoy before pickers and returns its address. The endpoints are its pool.
+func startGateway(t testing.TB, filters Filters, pickers []string, endpoints ...netip.AddrPort) (e *envoy.Envoy, address string) {
+	t.Helper()
+	envoy.Require(t)
+	o := DefaultBootstrap()
+	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", pickers
+	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, PoolStatic, endpoints, true
+	var boot bytes.Buffer
+	if err := Bootstrap(&boot, o); err != nil {
+		t.Fatal(err)
+	}
+	e, err := envoy.Start(within(t), boot.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
 		if err := e.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	address, err := e.Listener(within(t), ListenerName)
-	if err != nil {
+	if address, err = e.Listener(within(t), ListenerName); err != nil {
 		t.Fatal(err)
 	}
-	return address
+	return e, address
 }
 
 func postChat(t *testing.T, gateway string, body io.Reader, fields ...string) *http.Response {

@@ -254,9 +254,9 @@ func (r *rig) serveOn(t testing.TB, listener net.Listener) {
 	r.dial(t, listener.Addr().String())
 }
 
-func (r *rig) dial(t testing.TB, address string) {
+func (r *rig) dial(t testing.TB, address string, options ...grpc.DialOption) {
 	t.Helper()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -187,7 +187,6 @@ func (st *stream) answer(how end, d *epp.Decision, took time.Duration, span span
 	st.decided = st.filter == filterOne
 	st.leave()
 	body := st.request.reader.Segments()
-	st.wholly(messages(how, body))
 	if done, err = st.send(st.headersAnswer(d, span)); done || err != nil {
 		return true, err
 	}
@@ -308,7 +307,6 @@ func (st *stream) refuse(why *pd.Refusal, last time.Time) (bool, error) {
 		return true, status.Error(codes.Aborted, fmt.Sprintf("the request is refused (%s), but its answer has begun", why.Reason))
 	}
 	st.refused(why)
-	st.wholly(1)
 	_, err := st.send(immediateAnswer(why, st.request.head.api, took))
 	return true, err
 }

@@ -105,13 +105,6 @@ func (st *stream) send(m *procv3.ProcessingResponse) (done bool, err error) {
 	}
 }
 
-// wholly has the next n messages leave in one write, if they are the first ones and few.
-func (st *stream) wholly(n int) {
-	if 0 < n && n <= maxWhole && st.response.state == responseExpected {
-		_ = st.grpc.SendHeader(wholeHeaders[n]) // if it fails, so does the sending of the first message
-	}
-}
-
 // sendBody sends a body, in parts of the slices it came in. end marks the last one.
 func (st *stream) sendBody(toRequest bool, segments [][]byte, end bool) (done bool, err error) {
 	if len(segments) == 0 && end { // an end needs a frame

@@ -54,7 +54,7 @@ flags would be:
 {{- end -}}
 {{- $page := dict
       "Listener" "tandem" "PoolName" "pool" "PickerName" "epp"
-      "LargeName" "large" "PickLost" "x-tandem-pick-lost" "WholeLimit" 32769
+      "LargeName" "large" "PickLost" "x-tandem-pick-lost" "LargeFrom" 32769
       "Destination" "x-gateway-destination-endpoint" "Served" "x-gateway-destination-endpoint-served"
       "ListenOn" (dict "Host" "0.0.0.0" "Port" 8080)
       "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
