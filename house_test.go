@@ -166,7 +166,7 @@ var doors = []struct {
 	imported string
 	rooms    []string
 }{
-	{"github.com/envoyproxy/go-control-plane", []string{"epp/extproc", "epp/extproc/client"}},
+	{"github.com/envoyproxy/go-control-plane", []string{"epp/extproc", "epp/extproc/client", "epp/extproc/envoyconf"}},
 	{"sigs.k8s.io/controller-runtime", []string{"epp/kube"}},
 	{"C", []string{"transfer/nixl"}},
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
@@ -218,7 +218,7 @@ func launchEnvoy(t *testing.T, bootstrap string, args ...string) *envoy.Envoy {
 // listener is where a proxy takes requests.
 func listener(t *testing.T, e *envoy.Envoy) string {
 	t.Helper()
-	addr, err := e.Listener(within(t), extproc.ListenerName)
+	addr, err := e.Listener(within(t), envoyconf.ListenerName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
@@ -170,11 +170,11 @@ func (f *rollingFleet) publish(t *testing.T, proxies ...*envoy.Envoy) {
 // awaitPickers waits until every proxy takes so many pickers for healthy, and knows of no other one.
 func (f *rollingFleet) awaitPickers(t *testing.T, n int) {
 	t.Helper()
-	const members = "cluster." + extproc.PickerCluster + ".membership_total"
-	const healthy = "cluster." + extproc.PickerCluster + ".membership_healthy"
+	const members = "cluster." + envoyconf.PickerCluster + ".membership_total"
+	const healthy = "cluster." + envoyconf.PickerCluster + ".membership_healthy"
 	for _, e := range f.proxies {
 		f.eventually(t, "pickers that Envoy knows", func() (string, bool) {
-			stats, err := e.Stats(within(t), "cluster\\."+extproc.PickerCluster+"\\.membership")
+			stats, err := e.Stats(within(t), "cluster\\."+envoyconf.PickerCluster+"\\.membership")
 			if err != nil {
 				return err.Error(), false
 			}
@@ -211,7 +211,7 @@ func (f *rollingFleet) awaitPool(t *testing.T) {
 	}
 	for _, e := range f.proxies {
 		f.eventually(t, "the decode endpoints that Envoy knows", func() (string, bool) {
-			known, err := e.Hosts(within(t), extproc.PoolCluster)
+			known, err := e.Hosts(within(t), envoyconf.PoolCluster)
 			if err != nil {
 				return err.Error(), false
 			}

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
@@ -22,11 +22,11 @@ func (a *assembly) startProxy(ctx context.Context) error {
 
 // startEnvoy starts an Envoy as tandem envoy-config sets it up.
 func (a *assembly) startEnvoy(ctx context.Context) error {
-	o := extproc.DefaultBootstrap()
+	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers, o.Collector = a.Listen, "127.0.0.1:0", []string{a.pd.EPP.ExtProc}, a.OTLP
 	o.PickerTLS.Plaintext = true
 	var bootstrap bytes.Buffer
-	if err := extproc.Bootstrap(&bootstrap, o); err != nil {
+	if err := envoyconf.Bootstrap(&bootstrap, o); err != nil {
 		return err
 	}
 	e, err := envoy.Start(ctx, bootstrap.Bytes())
@@ -41,6 +41,6 @@ func (a *assembly) startEnvoy(ctx context.Context) error {
 		return err
 	}
 	a.pd.ProxyName, a.pd.ProxyAdmin = "Envoy "+version, e.Admin()
-	a.pd.Proxy, err = e.Listener(ctx, extproc.ListenerName)
+	a.pd.Proxy, err = e.Listener(ctx, envoyconf.ListenerName)
 	return err
 }

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
@@ -83,18 +83,18 @@ func startFront(t *testing.T) *front {
 	must(t, err)
 	f := &front{endpoints: filepath.Join(t.TempDir(), "endpoints.yaml")}
 	write(t, f.endpoints, fmt.Sprintf("endpoints: [{name: d, address: %s, port: %s}]\n", host, port))
-	options := extproc.DefaultBootstrap()
+	options := envoyconf.Defaults()
 	options.Listen, options.Admin = "127.0.0.1:0", "127.0.0.1:0"
 	for i := range f.replicas {
 		f.replicas[i] = startReplica(t, "0", f.endpoints)
 		options.Pickers = append(options.Pickers, f.replicas[i].addresses["extproc"])
 	}
 	var boot bytes.Buffer
-	must(t, extproc.Bootstrap(&boot, options))
+	must(t, envoyconf.Bootstrap(&boot, options))
 	f.Envoy, err = envoy.Start(t.Context(), boot.Bytes())
 	must(t, err)
 	t.Cleanup(func() { must(t, f.Stop()) })
-	address, err := f.Listener(t.Context(), extproc.ListenerName)
+	address, err := f.Listener(t.Context(), envoyconf.ListenerName)
 	must(t, err)
 	f.url = "http://" + address + "/v1/completions"
 	return f
@@ -103,7 +103,7 @@ func startFront(t *testing.T) *front {
 // awaitBoth waits until Envoy takes both replicas for healthy. It has no event for that.
 func (f *front) awaitBoth(t *testing.T) {
 	t.Helper()
-	const gauge = "cluster." + extproc.PickerCluster + ".membership_healthy"
+	const gauge = "cluster." + envoyconf.PickerCluster + ".membership_healthy"
 	eventually(t, func() bool {
 		stats, err := f.Stats(t.Context(), gauge)
 		must(t, err)

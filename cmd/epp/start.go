@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -48,7 +49,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if err != nil {
 		return fmt.Errorf("starting the front door: %w", err)
 	}
-	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: extproc.NewEDS(picker.pool), health: newHealth(),
+	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: envoyconf.NewEDS(picker.pool), health: newHealth(),
 		traffic: newTraffic(), drained: make(chan struct{}), notReady: errUnknown}
 	if err := p.makeServers(front); err != nil {
 		return err
@@ -170,7 +171,7 @@ type process struct {
 	cfg        settings
 	picker     *picker
 	door       *extproc.Server
-	eds        *extproc.EDS
+	eds        *envoyconf.EDS
 	ports      ports
 	health     *health.Server
 	extproc    *grpc.Server

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
@@ -48,7 +49,7 @@ func startEngine(t *testing.T) *engine {
 }
 
 // gateway starts a real Envoy before a rig and returns its address. The engines are its pool.
-func (r *rig) gateway(t *testing.T, filters Filters, engines ...netip.AddrPort) string {
+func (r *rig) gateway(t *testing.T, filters envoyconf.Filters, engines ...netip.AddrPort) string {
 	t.Helper()
 	e, address := startGateway(t, filters, []string{r.conn.Target()}, engines...)
 	t.Cleanup(func() {
@@ -67,14 +68,14 @@ func (r *rig) gateway(t *testing.T, filters Filters, engines ...netip.AddrPort) 
 }
 
 // startGateway starts a real Envoy before pickers and returns its address. The endpoints are its pool.
-func startGateway(t testing.TB, filters Filters, pickers []string, endpoints ...netip.AddrPort) (e *envoy.Envoy, address string) {
+func startGateway(t testing.TB, filters envoyconf.Filters, pickers []string, endpoints ...netip.AddrPort) (e *envoy.Envoy, address string) {
 	t.Helper()
 	envoy.Require(t)
-	o := DefaultBootstrap()
+	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", pickers
-	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, PoolStatic, endpoints, true
+	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, envoyconf.PoolStatic, endpoints, true
 	var boot bytes.Buffer
-	if err := Bootstrap(&boot, o); err != nil {
+	if err := envoyconf.Bootstrap(&boot, o); err != nil {
 		t.Fatal(err)
 	}
 	e, err := envoy.Start(within(t), boot.Bytes())
@@ -86,7 +87,7 @@ func startGateway(t testing.TB, filters Filters, pickers []string, endpoints ...
 			t.Error(err)
 		}
 	})
-	if address, err = e.Listener(within(t), ListenerName); err != nil {
+	if address, err = e.Listener(within(t), envoyconf.ListenerName); err != nil {
 		t.Fatal(err)
 	}
 	return e, address
@@ -113,7 +114,7 @@ func postChat(t *testing.T, gateway string, body io.Reader, fields ...string) *h
 
 // A server that leaves while answers run cuts none of them, in either layout.
 func TestEnvoyGoesOnWithoutUs(t *testing.T) {
-	for _, filters := range []Filters{FiltersSingle, FiltersPair} {
+	for _, filters := range []envoyconf.Filters{envoyconf.FiltersSingle, envoyconf.FiltersPair} {
 		t.Run(string(filters), func(t *testing.T) {
 			e := startEngine(t)
 			p := newPool(e.addr.String())
@@ -149,7 +150,7 @@ func TestEnvoyEndsRequests(t *testing.T) {
 	close(e.last)
 	p := newPool(e.addr.String())
 	r := startRig(t, p, setting(func(c *Config) { c.BodyPause = 100 * time.Millisecond; c.BodyLimit = 1 << 20 }))
-	gateway := r.gateway(t, FiltersSingle, e.addr)
+	gateway := r.gateway(t, envoyconf.FiltersSingle, e.addr)
 	stalled, stall := io.Pipe()
 	defer stall.Close()
 	go io.WriteString(stall, prompt[:9])

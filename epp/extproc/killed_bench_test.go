@@ -22,6 +22,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
 // killedSizes are the request bodies (bytes) of the benchmarks below. Envoy sends the larger one in two frames.
@@ -160,9 +161,9 @@ func BenchmarkPickerKilled(b *testing.B) {
 			defer endpoint.Close()
 			at := endpoint.Listener.Addr().String()
 			replicas := []*replica{startReplica(b, "127.0.0.1:0", at), startReplica(b, "127.0.0.1:0", at)}
-			e, address := startGateway(b, FiltersPair, []string{replicas[0].address, replicas[1].address}, netip.MustParseAddrPort(at))
+			e, address := startGateway(b, envoyconf.FiltersPair, []string{replicas[0].address, replicas[1].address}, netip.MustParseAddrPort(at))
 			awaitHealthy := func() {
-				const gauge = "cluster." + PickerCluster + ".membership_healthy"
+				const gauge = "cluster." + envoyconf.PickerCluster + ".membership_healthy"
 				for healthy := int64(0); healthy < 2; {
 					stats, err := e.Stats(b.Context(), gauge)
 					if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/stack/envoy"
@@ -106,7 +106,7 @@ type proxy struct {
 
 // proxy starts an Envoy that asks a picker, and follows its pool or, if a pod is named, knows only that.
 func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
-	o := extproc.DefaultBootstrap()
+	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", []string{picker}
 	o.PickerTLS.Plaintext = true
 	if pod != "" {
@@ -114,10 +114,10 @@ func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.Pool, o.Static = extproc.PoolStatic, []netip.AddrPort{at}
+		o.Pool, o.Static = envoyconf.PoolStatic, []netip.AddrPort{at}
 	}
 	var bootstrap bytes.Buffer
-	if err := extproc.Bootstrap(&bootstrap, o); err != nil {
+	if err := envoyconf.Bootstrap(&bootstrap, o); err != nil {
 		return nil, err
 	}
 	e, err := envoy.Start(ctx, bootstrap.Bytes())
@@ -128,7 +128,7 @@ func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
 	if err := hold(strconv.Itoa(e.PID()), p.lab.cores); err != nil {
 		return nil, err
 	}
-	addr, err := e.Listener(ctx, extproc.ListenerName)
+	addr, err := e.Listener(ctx, envoyconf.ListenerName)
 	return &proxy{e, addr}, err
 }
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -222,8 +222,8 @@ func checkKeepAlive(ctx context.Context, f *fleet) finding {
 		}
 		seen := fmt.Sprintf("closes idle connections after %.1f s", lasted.Seconds())
 		switch {
-		case t.role.Has(pd.RoleDecode) && lasted < extproc.DefaultIdle:
-			return finding{verdict: fail, seen: fmt.Sprintf("%s, and the proxy keeps them %v", seen, extproc.DefaultIdle)}
+		case t.role.Has(pd.RoleDecode) && lasted < envoyconf.DefaultIdle:
+			return finding{verdict: fail, seen: fmt.Sprintf("%s, and the proxy keeps them %v", seen, envoyconf.DefaultIdle)}
 		case lasted < legIdle:
 			return finding{verdict: fail, seen: fmt.Sprintf("%s, and sidecars keep them %v", seen, legIdle)}
 		}

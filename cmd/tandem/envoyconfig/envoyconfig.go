@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
 // Summary is what the command does, for help pages.
@@ -43,14 +43,14 @@ type listen struct {
 
 type picker struct {
 	Addresses []string        `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
-	Mode      extproc.Filters `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
+	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
 	Plaintext bool            `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
 	CA        string          `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
 	Name      string          `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
 }
 
 type pool struct {
-	Source    extproc.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
+	Source    envoyconf.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
 	Endpoints []netip.AddrPort   `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
 	Idle      time.Duration      `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint is kept open; what closes it there must wait longer (our sidecar: 5m)"`
 	TLS       bool               `flag:"pool-tls" help:"TLS to the endpoints, for sidecars that run with --secure-serving"`
@@ -59,20 +59,20 @@ type pool struct {
 }
 
 func defaults() settings {
-	d := extproc.DefaultBootstrap()
+	d := envoyconf.Defaults()
 	return settings{
 		Listen: listen{Address: d.Listen, Admin: d.Admin, TraceRatio: d.TraceRatio}, Picker: picker{Addresses: d.Pickers, Mode: d.Filters},
 		Pool: pool{Source: d.Pool, Idle: d.Idle, TLS: !d.PoolTLS.Plaintext}, Request: boot.Bytes(d.BodyLimit), Write: writeBootstrap,
 	}
 }
 
-func (s *settings) options() extproc.BootstrapOptions {
+func (s *settings) options() envoyconf.Options {
 	l, e, p := s.Listen, s.Picker, s.Pool
-	return extproc.BootstrapOptions{
-		Listen: l.Address, Cert: extproc.OwnCert{Dir: l.CertDir, File: l.CertFile}, Client: extproc.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
+	return envoyconf.Options{
+		Listen: l.Address, Cert: envoyconf.OwnCert{Dir: l.CertDir, File: l.CertFile}, Client: envoyconf.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
 		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
-		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: extproc.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
-		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: extproc.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
+		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: envoyconf.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
+		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: envoyconf.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
 	}
 }
 
@@ -92,9 +92,9 @@ func Run(_ context.Context, std boot.IO, args []string) error {
 	}
 	switch s.Write {
 	case writeCertificate:
-		return extproc.Certificate(std.Stdout, s.Listen.CertDir)
+		return envoyconf.Certificate(std.Stdout, s.Listen.CertDir)
 	case writeClient:
-		return extproc.Certificate(std.Stdout, s.Listen.Client)
+		return envoyconf.Certificate(std.Stdout, s.Listen.Client)
 	}
-	return extproc.Bootstrap(std.Stdout, s.options())
+	return envoyconf.Bootstrap(std.Stdout, s.options())
 }

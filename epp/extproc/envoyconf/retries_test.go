@@ -1,4 +1,4 @@
-package extproc_test
+package envoyconf_test
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -25,8 +25,8 @@ func TestEnvoyLeavesTheListWhenItHasFailed(t *testing.T) {
 		return s.Listener.Addr().String()
 	}
 	first, second, well := endpoint(503), endpoint(503), endpoint(200)
-	f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *extproc.BootstrapOptions) {
-		o.Pool, o.Static = extproc.PoolStatic, static(first, second, well)
+	f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
+		o.Pool, o.Static = envoyconf.PoolStatic, static(first, second, well)
 	})
 	for range 30 { // by chance alone, most of the third tries would go wrong
 		if a := f.post(t, http.Header{}, "x"); a.status != http.StatusOK || a.body != "well" {

@@ -1,4 +1,4 @@
-package extproc_test
+package envoyconf_test
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/pd"
 )
 
 // The real pool fits.
-var _ extproc.Pool = (*pool.Pool)(nil)
+var _ envoyconf.Pool = (*pool.Pool)(nil)
 
 // madePool is a pool that a test fills.
 type madePool struct {
@@ -68,9 +68,9 @@ func (p *madePool) set(members ...member) {
 type member struct{ role, address string }
 
 // runEDS serves a pool's EDS on g until the test ends.
-func runEDS(t *testing.T, p extproc.Pool, g *grpc.Server) (stop func()) {
+func runEDS(t *testing.T, p envoyconf.Pool, g *grpc.Server) (stop func()) {
 	t.Helper()
-	e := extproc.NewEDS(p)
+	e := envoyconf.NewEDS(p)
 	e.Register(g)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -110,7 +110,7 @@ func subscribe(t *testing.T, p *madePool) (next func() (string, []string), serve
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := &discoveryv3.DiscoveryRequest{ResourceNames: []string{extproc.PoolCluster}}
+	request := &discoveryv3.DiscoveryRequest{ResourceNames: []string{envoyconf.PoolCluster}}
 	next = func() (string, []string) {
 		t.Helper()
 		if err := stream.Send(request); err != nil {
@@ -253,7 +253,7 @@ func TestEnvoyFollowsThePool(t *testing.T) {
 func (f *front) awaitMembers(t *testing.T, n int, want []member) {
 	t.Helper()
 	for t.Context().Err() == nil {
-		got, err := f.envoy.Hosts(t.Context(), extproc.PoolCluster)
+		got, err := f.envoy.Hosts(t.Context(), envoyconf.PoolCluster)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package extproc
+package envoyconf
 
 import (
 	"context"
@@ -19,28 +19,28 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Pool is what EDS needs of the pool.
+// Pool is the pool of endpoints that EDS publishes.
 type Pool interface {
-	// Snapshot gives the pool as it is now. Version 0 is the one from before anything was known.
+	// Snapshot returns the current pool. Version 0 means that its endpoints are not known yet.
 	Snapshot() *epp.Snapshot
-	// Changes gives a channel that is closed at the next change of the set of endpoints.
+	// Changes returns a channel that is closed at the next change of the set of endpoints.
 	Changes() <-chan struct{}
 }
 
-// EDS tells Envoy which endpoints decode, under the name PoolCluster, and every change of that. Envoy may pick any of them
-// when a request has failed on all that the EPP chose for it, so prefill endpoints are not among them.
+// EDS serves the decode endpoints, and every change of them, to Envoy under the name PoolCluster. When a request has failed on all
+// endpoints that the EPP chose for it, Envoy may try any endpoint of this list, so prefill endpoints are not in it.
 //
-// It serves any number of streams. An Envoy that loses its stream keeps what it was told last.
+// EDS serves any number of streams. An Envoy that loses its stream keeps the last list.
 type EDS struct {
 	pool  Pool
 	cache *cachev3.LinearCache
 	xds   serverv3.Server
 	end   context.CancelFunc // ends the streams
-	known chan struct{}      // closed when something is published
-	last  []*epp.Endpoint    // as published
+	known chan struct{}      // closed at the first publication
+	last  []*epp.Endpoint    // the last published list
 }
 
-// NewEDS makes a server that has nothing to tell before Run.
+// NewEDS makes a server. Its streams wait until Run has published the pool.
 func NewEDS(pool Pool) *EDS {
 	// Versions of different processes must differ: after a restart, Envoy asks whether what it has is still current.
 	cache := cachev3.NewLinearCache(resourcev3.EndpointType, cachev3.WithVersionPrefix(fmt.Sprintf("%016x-", rand.Uint64())))
@@ -52,8 +52,8 @@ func NewEDS(pool Pool) *EDS {
 	return e
 }
 
-// await holds up a new stream until there is something to tell. The cache would answer it with an empty list, with which an
-// Envoy that starts would take requests for a pool that it does not know.
+// await blocks a new stream until the first publication. The cache would answer it with an empty list, and an Envoy that starts
+// would accept requests for a pool that it does not know.
 func (e *EDS) await(stream, alive context.Context) error {
 	select {
 	case <-e.known:
@@ -70,12 +70,12 @@ func (e *EDS) Register(g grpc.ServiceRegistrar) {
 	edsv3.RegisterEndpointDiscoveryServiceServer(g, e.xds)
 }
 
-// Run publishes the endpoints until ctx ends, and then ends all streams, so that a graceful stop need not wait for them.
-// Call it once.
+// Run publishes the endpoints until ctx ends, and then ends all streams, so that a graceful stop does not wait for them. Call it
+// once.
 func (e *EDS) Run(ctx context.Context) error {
 	defer e.end()
 	changed := e.pool.Changes()
-	// A pool that nobody has filled yet is not an empty one: Envoy had better keep what it knows from before a restart.
+	// A pool that is not known yet is not an empty one: Envoy keeps the list from before a restart of the EPP.
 	if s := e.pool.Snapshot(); s.Version > 0 {
 		if err := e.publish(s); err != nil {
 			return err
@@ -94,7 +94,7 @@ func (e *EDS) Run(ctx context.Context) error {
 	}
 }
 
-// publish tells Envoy the endpoints of a snapshot, unless they are those it knows.
+// publish sends the endpoints of a snapshot to Envoy, unless they are the ones it sent last.
 func (e *EDS) publish(s *epp.Snapshot) error {
 	decode := make([]*epp.Endpoint, 0, len(s.Endpoints))
 	for _, endpoint := range s.Endpoints {
@@ -115,7 +115,7 @@ func (e *EDS) publish(s *epp.Snapshot) error {
 	return nil
 }
 
-// assignment lists endpoints as Envoy wants them.
+// assignment returns endpoints in the form of EDS.
 func assignment(endpoints []*epp.Endpoint) types.Resource {
 	members := make([]*endpointv3.LbEndpoint, len(endpoints))
 	for i, e := range endpoints {

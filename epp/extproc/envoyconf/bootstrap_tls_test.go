@@ -1,4 +1,4 @@
-package extproc_test
+package envoyconf_test
 
 import (
 	"bytes"
@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
 // writeKeyPair writes a certificate for a name, signed by itself, and its key, as Kubernetes names them, and gives the
@@ -72,7 +72,7 @@ func writeKeyPair(t *testing.T, dir, name string, serial int64) (certificate str
 func writeCertificateFile(t *testing.T, dir string) (file string) {
 	t.Helper()
 	var b bytes.Buffer
-	if err := extproc.Certificate(&b, dir); err != nil {
+	if err := envoyconf.Certificate(&b, dir); err != nil {
 		t.Fatal(err)
 	}
 	file = filepath.Join(t.TempDir(), "certificate.yaml")
@@ -95,9 +95,9 @@ func keyPair(t *testing.T, dir string) tls.Certificate {
 func TestEnvoyFollowsItsCertificate(t *testing.T) {
 	dir := t.TempDir()
 	writeKeyPair(t, dir, "way-in.invalid", 1)
-	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *extproc.BootstrapOptions) {
+	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
 		o.Cert.Dir, o.Cert.File = dir, writeCertificateFile(t, dir)
-		o.Pool, o.Static = extproc.PoolStatic, static("127.0.0.1:9")
+		o.Pool, o.Static = envoyconf.PoolStatic, static("127.0.0.1:9")
 	})
 	serial := func() int64 {
 		conn, err := tls.Dial("tcp", strings.TrimPrefix(f.url, "http://"),
@@ -147,11 +147,11 @@ func TestEnvoyVerifiesItsPeers(t *testing.T) {
 	endpoint.StartTLS()
 	defer endpoint.Close()
 	address := endpoint.Listener.Addr().String()
-	anybody, signed := extproc.PeerTLS{}, extproc.PeerTLS{CAFile: ca}
-	named, misnamed := extproc.PeerTLS{CAFile: ca, Name: "peer.invalid"}, extproc.PeerTLS{CAFile: ca, Name: "other.invalid"}
+	anybody, signed := envoyconf.PeerTLS{}, envoyconf.PeerTLS{CAFile: ca}
+	named, misnamed := envoyconf.PeerTLS{CAFile: ca, Name: "peer.invalid"}, envoyconf.PeerTLS{CAFile: ca, Name: "other.invalid"}
 	for _, test := range []struct {
 		name         string
-		picker, pool extproc.PeerTLS
+		picker, pool envoyconf.PeerTLS
 		status       int
 	}{
 		{"anybody", anybody, anybody, http.StatusOK},
@@ -159,15 +159,15 @@ func TestEnvoyVerifiesItsPeers(t *testing.T) {
 		{"named", named, named, http.StatusOK},
 		{"picker of another name", misnamed, anybody, http.StatusServiceUnavailable},
 		{"endpoint of another name", anybody, misnamed, http.StatusServiceUnavailable},
-		{"endpoint of another authority", anybody, extproc.PeerTLS{CAFile: foreignCA}, http.StatusServiceUnavailable},
-		{"plaintext to a TLS endpoint", anybody, extproc.PeerTLS{Plaintext: true}, http.StatusBadRequest},
+		{"endpoint of another authority", anybody, envoyconf.PeerTLS{CAFile: foreignCA}, http.StatusServiceUnavailable},
+		{"plaintext to a TLS endpoint", anybody, envoyconf.PeerTLS{Plaintext: true}, http.StatusBadRequest},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pair := keyPair(t, own)
 			server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&pair)))
 			(&client.Floor{Endpoints: address}).Register(server)
-			f := startEnvoy(t, server, func(o *extproc.BootstrapOptions) {
-				o.Pool, o.Static, o.PickerTLS, o.PoolTLS = extproc.PoolStatic, static(address), test.picker, test.pool
+			f := startEnvoy(t, server, func(o *envoyconf.Options) {
+				o.Pool, o.Static, o.PickerTLS, o.PoolTLS = envoyconf.PoolStatic, static(address), test.picker, test.pool
 			})
 			if a := f.post(t, http.Header{}, "{}"); a.status != test.status {
 				t.Errorf("answer %+v, want status %d", a, test.status)
@@ -185,11 +185,11 @@ func TestEnvoyOperations(t *testing.T) {
 	}
 	admin := free.Addr().String()
 	free.Close()
-	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *extproc.BootstrapOptions) {
+	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
 		o.Admin, o.Operations = admin, "127.0.0.1:0"
-		o.Pool, o.Static = extproc.PoolStatic, static("127.0.0.1:9")
+		o.Pool, o.Static = envoyconf.PoolStatic, static("127.0.0.1:9")
 	})
-	address, err := f.envoy.Listener(t.Context(), extproc.OperationsListener)
+	address, err := f.envoy.Listener(t.Context(), envoyconf.OperationsListener)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,8 +234,8 @@ func TestEnvoyClosesIdleConnections(t *testing.T) {
 	}
 	endpoint.Start()
 	defer endpoint.Close()
-	f := startFront(t, &client.Floor{Endpoints: endpoint.Listener.Addr().String()}, func(o *extproc.BootstrapOptions) {
-		o.Pool, o.Static, o.Idle = extproc.PoolStatic, static(endpoint.Listener.Addr().String()), time.Second
+	f := startFront(t, &client.Floor{Endpoints: endpoint.Listener.Addr().String()}, func(o *envoyconf.Options) {
+		o.Pool, o.Static, o.Idle = envoyconf.PoolStatic, static(endpoint.Listener.Addr().String()), time.Second
 	})
 	if a := f.post(t, http.Header{}, "{}"); a.status != http.StatusOK {
 		t.Fatalf("answer %+v", a)

@@ -1,4 +1,4 @@
-package extproc_test
+package envoyconf_test
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
 // replica runs one more floor at an address, "127.0.0.1:0" for any, and gives that and what kills it.
@@ -49,8 +49,8 @@ func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
 	floor := client.Floor{Endpoints: endpoint.Listener.Addr().String()}
 	second, killSecond := replica(t, floor, "127.0.0.1:0")
 	third, killThird := replica(t, floor, "127.0.0.1:0")
-	f := startFront(t, &client.Floor{Endpoints: floor.Endpoints}, func(o *extproc.BootstrapOptions) {
-		o.Pool, o.Static = extproc.PoolStatic, static(floor.Endpoints)
+	f := startFront(t, &client.Floor{Endpoints: floor.Endpoints}, func(o *envoyconf.Options) {
+		o.Pool, o.Static = envoyconf.PoolStatic, static(floor.Endpoints)
 		o.Pickers = append(o.Pickers, second, third)
 	})
 	body := strings.Repeat("x", 1<<20)
@@ -81,7 +81,7 @@ func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
 // awaitHealthy waits until Envoy takes so many replicas for healthy. It has no event for that.
 func (f *front) awaitHealthy(t *testing.T, want int64) {
 	t.Helper()
-	const gauge = "cluster." + extproc.PickerCluster + ".membership_healthy"
+	const gauge = "cluster." + envoyconf.PickerCluster + ".membership_healthy"
 	for t.Context().Err() == nil {
 		stats, err := f.envoy.Stats(t.Context(), gauge)
 		if err != nil {

@@ -1,4 +1,4 @@
-package extproc_test
+package envoyconf_test
 
 import (
 	"bytes"
@@ -18,18 +18,18 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/extproc"
 	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 var update = flag.Bool("update", false, "write the golden bootstraps")
 
-func bootstrap(t *testing.T, o extproc.BootstrapOptions) []byte {
+func bootstrap(t *testing.T, o envoyconf.Options) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := extproc.Bootstrap(&b, o); err != nil {
+	if err := envoyconf.Bootstrap(&b, o); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -43,19 +43,19 @@ func static(addresses ...string) (ports []netip.AddrPort) {
 }
 
 func TestBootstrapGolden(t *testing.T) {
-	everything := extproc.DefaultBootstrap()
+	everything := envoyconf.Defaults()
 	everything.Listen, everything.Pickers = "[::]:80", []string{"epp-0.epp:9002", "epp-1.epp:9002"}
-	everything.Filters, everything.PickerTLS.CAFile = extproc.FiltersSingle, `/etc/tandem/"ca".pem`
-	everything.Pool, everything.Static = extproc.PoolStatic, static("10.0.0.1:8000", "[fd00::1]:8000")
+	everything.Filters, everything.PickerTLS.CAFile = envoyconf.FiltersSingle, `/etc/tandem/"ca".pem`
+	everything.Pool, everything.Static = envoyconf.PoolStatic, static("10.0.0.1:8000", "[fd00::1]:8000")
 	everything.PickerTLS.Name = "epp.ns.svc"
-	everything.PoolTLS = extproc.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
-	everything.Cert = extproc.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
+	everything.PoolTLS = envoyconf.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
+	everything.Cert = envoyconf.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
 	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1
 	everything.BodyLimit, everything.Idle, everything.Operations = 1<<20, time.Minute, "0.0.0.0:9902"
-	originalDst := extproc.DefaultBootstrap()
-	originalDst.Pool, originalDst.PickerTLS.Plaintext = extproc.PoolOriginalDst, true
-	for name, o := range map[string]extproc.BootstrapOptions{
-		"default": extproc.DefaultBootstrap(), "everything": everything, "original-dst": originalDst} {
+	originalDst := envoyconf.Defaults()
+	originalDst.Pool, originalDst.PickerTLS.Plaintext = envoyconf.PoolOriginalDst, true
+	for name, o := range map[string]envoyconf.Options{
+		"default": envoyconf.Defaults(), "everything": everything, "original-dst": originalDst} {
 		t.Run(name, func(t *testing.T) {
 			got, file := bootstrap(t, o), filepath.Join("testdata", "bootstrap", name+".yaml")
 			if *update {
@@ -82,7 +82,7 @@ func TestChartHasTheTemplates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file := filepath.Join("..", "..", "charts", "tandem", there)
+		file := filepath.Join("..", "..", "..", "charts", "tandem", there)
 		if *update {
 			if err := os.WriteFile(file, want, 0o644); err != nil {
 				t.Fatal(err)
@@ -100,18 +100,18 @@ func TestBootstrapIsValid(t *testing.T) {
 	dir := t.TempDir()
 	ca := writeKeyPair(t, dir, "epp.invalid", 1)
 	certificate := writeCertificateFile(t, dir)
-	for _, filters := range []extproc.Filters{extproc.FiltersPair, extproc.FiltersSingle} {
-		for _, pool := range []extproc.PoolSource{extproc.PoolEDS, extproc.PoolStatic, extproc.PoolOriginalDst} {
+	for _, filters := range []envoyconf.Filters{envoyconf.FiltersPair, envoyconf.FiltersSingle} {
+		for _, pool := range []envoyconf.PoolSource{envoyconf.PoolEDS, envoyconf.PoolStatic, envoyconf.PoolOriginalDst} {
 			for _, security := range []string{"plaintext", "tls", "ca"} {
 				for _, rich := range []bool{false, true} {
-					o := extproc.DefaultBootstrap()
+					o := envoyconf.Defaults()
 					o.Filters, o.Pool, o.PickerTLS.Plaintext = filters, pool, security == "plaintext"
 					if security == "ca" {
 						o.PickerTLS.CAFile, o.PickerTLS.Name, o.Cert.Dir = ca, "epp.invalid", dir
-						o.PoolTLS = extproc.PeerTLS{CAFile: ca, Name: "decode.invalid"}
+						o.PoolTLS = envoyconf.PeerTLS{CAFile: ca, Name: "decode.invalid"}
 						o.Client.Dir = dir
 					}
-					if pool == extproc.PoolStatic {
+					if pool == envoyconf.PoolStatic {
 						o.Static = static("10.0.0.1:8000", "[fd00::1]:8000")
 					}
 					if rich {
@@ -137,38 +137,38 @@ func TestBootstrapIsValid(t *testing.T) {
 func TestBootstrapProblems(t *testing.T) {
 	tests := []struct {
 		name  string
-		spoil func(*extproc.BootstrapOptions)
+		spoil func(*envoyconf.Options)
 		want  string
 	}{
-		{"listen", func(o *extproc.BootstrapOptions) { o.Listen = ":8080" }, `listen: ":8080" is not IP:PORT`},
-		{"admin", func(o *extproc.BootstrapOptions) { o.Admin = "localhost:1" }, "admin-address: "},
-		{"operations", func(o *extproc.BootstrapOptions) { o.Operations = ":9902" }, `operations-address: ":9902" is not IP:PORT`},
-		{"operations of nothing", func(o *extproc.BootstrapOptions) { o.Operations, o.Admin = "0.0.0.0:9902", "127.0.0.1:0" },
+		{"listen", func(o *envoyconf.Options) { o.Listen = ":8080" }, `listen: ":8080" is not IP:PORT`},
+		{"admin", func(o *envoyconf.Options) { o.Admin = "localhost:1" }, "admin-address: "},
+		{"operations", func(o *envoyconf.Options) { o.Operations = ":9902" }, `operations-address: ":9902" is not IP:PORT`},
+		{"operations of nothing", func(o *envoyconf.Options) { o.Operations, o.Admin = "0.0.0.0:9902", "127.0.0.1:0" },
 			"admin-address: must have a port"},
-		{"certificate of nothing", func(o *extproc.BootstrapOptions) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
-		{"client certificate of nothing", func(o *extproc.BootstrapOptions) { o.Client.File = "certificate.yaml" }, "client-cert-file: "},
-		{"client certificate for nobody", func(o *extproc.BootstrapOptions) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
-		{"pool's certificate", func(o *extproc.BootstrapOptions) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
-		{"pool's name", func(o *extproc.BootstrapOptions) { o.PoolTLS = extproc.PeerTLS{Name: "decode"} }, "pool-server-name: "},
-		{"trace ratio", func(o *extproc.BootstrapOptions) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},
-		{"idle", func(o *extproc.BootstrapOptions) { o.Idle = 999 * time.Millisecond }, "idle-timeout: must be 1s or more"},
-		{"mode", func(o *extproc.BootstrapOptions) { o.Filters = "triple" }, "mode: "},
-		{"pool", func(o *extproc.BootstrapOptions) { o.Pool = "dns" }, "pool: "},
-		{"no endpoints", func(o *extproc.BootstrapOptions) { o.Pool = extproc.PoolStatic }, "endpoint: a static pool"},
-		{"endpoints", func(o *extproc.BootstrapOptions) { o.Static = static("10.0.0.1:1") }, "endpoint: only"},
-		{"certificate", func(o *extproc.BootstrapOptions) { o.PickerTLS.Plaintext, o.PickerTLS.CAFile = true, "ca" }, "epp-ca: "},
-		{"body limit", func(o *extproc.BootstrapOptions) { o.BodyLimit = 0 }, "body-limit: "},
-		{"no EPP", func(o *extproc.BootstrapOptions) { o.Pickers = nil }, "epp: there must be"},
-		{"EPP", func(o *extproc.BootstrapOptions) { o.Pickers = []string{"a b:1"} }, `epp: "a b:1" is not HOST:PORT`},
-		{"mixed EPPs", func(o *extproc.BootstrapOptions) { o.Pickers = []string{"10.0.0.1:1", "epp:1"} }, "epp: give all"},
-		{"collector", func(o *extproc.BootstrapOptions) { o.Collector = "x" }, "otlp: "},
+		{"certificate of nothing", func(o *envoyconf.Options) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
+		{"client certificate of nothing", func(o *envoyconf.Options) { o.Client.File = "certificate.yaml" }, "client-cert-file: "},
+		{"client certificate for nobody", func(o *envoyconf.Options) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
+		{"pool's certificate", func(o *envoyconf.Options) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
+		{"pool's name", func(o *envoyconf.Options) { o.PoolTLS = envoyconf.PeerTLS{Name: "decode"} }, "pool-server-name: "},
+		{"trace ratio", func(o *envoyconf.Options) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},
+		{"idle", func(o *envoyconf.Options) { o.Idle = 999 * time.Millisecond }, "idle-timeout: must be 1s or more"},
+		{"mode", func(o *envoyconf.Options) { o.Filters = "triple" }, "mode: "},
+		{"pool", func(o *envoyconf.Options) { o.Pool = "dns" }, "pool: "},
+		{"no endpoints", func(o *envoyconf.Options) { o.Pool = envoyconf.PoolStatic }, "endpoint: a static pool"},
+		{"endpoints", func(o *envoyconf.Options) { o.Static = static("10.0.0.1:1") }, "endpoint: only"},
+		{"certificate", func(o *envoyconf.Options) { o.PickerTLS.Plaintext, o.PickerTLS.CAFile = true, "ca" }, "epp-ca: "},
+		{"body limit", func(o *envoyconf.Options) { o.BodyLimit = 0 }, "body-limit: "},
+		{"no EPP", func(o *envoyconf.Options) { o.Pickers = nil }, "epp: there must be"},
+		{"EPP", func(o *envoyconf.Options) { o.Pickers = []string{"a b:1"} }, `epp: "a b:1" is not HOST:PORT`},
+		{"mixed EPPs", func(o *envoyconf.Options) { o.Pickers = []string{"10.0.0.1:1", "epp:1"} }, "epp: give all"},
+		{"collector", func(o *envoyconf.Options) { o.Collector = "x" }, "otlp: "},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			o := extproc.DefaultBootstrap()
+			o := envoyconf.Defaults()
 			test.spoil(&o)
 			var b bytes.Buffer
-			if err := extproc.Bootstrap(&b, o); err == nil || !strings.Contains(err.Error(), test.want) || b.Len() > 0 {
+			if err := envoyconf.Bootstrap(&b, o); err == nil || !strings.Contains(err.Error(), test.want) || b.Len() > 0 {
 				t.Errorf("error %v with %d bytes written, want %q", err, b.Len(), test.want)
 			}
 		})
@@ -183,14 +183,14 @@ type front struct {
 }
 
 // startFront starts an Envoy with the default bootstrap, changed, and a floor behind it.
-func startFront(t *testing.T, floor *client.Floor, change func(*extproc.BootstrapOptions)) *front {
+func startFront(t *testing.T, floor *client.Floor, change func(*envoyconf.Options)) *front {
 	t.Helper()
 	server := grpc.NewServer()
 	floor.Register(server)
 	return startEnvoy(t, server, change)
 }
 
-func startEnvoy(t *testing.T, server *grpc.Server, change func(*extproc.BootstrapOptions)) *front {
+func startEnvoy(t *testing.T, server *grpc.Server, change func(*envoyconf.Options)) *front {
 	t.Helper()
 	envoy.Require(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -203,7 +203,7 @@ func startEnvoy(t *testing.T, server *grpc.Server, change func(*extproc.Bootstra
 		server.Stop()
 		<-served
 	})
-	o := extproc.DefaultBootstrap()
+	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers, o.PickerTLS.Plaintext = "127.0.0.1:0", "127.0.0.1:0", []string{l.Addr().String()}, true
 	if change != nil {
 		change(&o)
@@ -217,7 +217,7 @@ func startEnvoy(t *testing.T, server *grpc.Server, change func(*extproc.Bootstra
 			t.Error(err)
 		}
 	})
-	address, err := e.Listener(t.Context(), extproc.ListenerName)
+	address, err := e.Listener(t.Context(), envoyconf.ListenerName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,8 +257,8 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	endpoint := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header }))
 	defer endpoint.Close()
 	address := endpoint.Listener.Addr().String()
-	f := startFront(t, &client.Floor{Endpoints: address}, func(o *extproc.BootstrapOptions) {
-		o.Pool, o.Static = extproc.PoolStatic, static(address)
+	f := startFront(t, &client.Floor{Endpoints: address}, func(o *envoyconf.Options) {
+		o.Pool, o.Static = envoyconf.PoolStatic, static(address)
 	})
 	sent := http.Header{}
 	for _, name := range []string{
@@ -293,7 +293,7 @@ func TestEnvoyAnswersJSON(t *testing.T) {
 			return own, nil
 		}
 		return nil, nil
-	}}, func(o *extproc.BootstrapOptions) { o.Pool, o.Static = extproc.PoolStatic, static("127.0.0.1:9") })
+	}}, func(o *envoyconf.Options) { o.Pool, o.Static = envoyconf.PoolStatic, static("127.0.0.1:9") })
 	a := f.post(t, http.Header{"X-Ask": {"1"}}, "{}")
 	if a.status != 429 || a.body != `{"mine":1}` || a.header.Get("Retry-After") != "7" {
 		t.Errorf("the picker's own answer: %+v", a)
@@ -353,7 +353,7 @@ func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 					served <- e.Served
 				}
 				return nil, nil
-			}}, func(o *extproc.BootstrapOptions) { o.Pool, o.Static = extproc.PoolStatic, static(first, second) })
+			}}, func(o *envoyconf.Options) { o.Pool, o.Static = envoyconf.PoolStatic, static(first, second) })
 			if a := f.post(t, http.Header{}, strings.Repeat("x", 4<<20)); a.status != 200 || a.body != fmt.Sprint(4<<20) {
 				t.Errorf("answer %+v", a)
 			}
@@ -378,8 +378,8 @@ func TestEnvoyLeavesRefusalsAlone(t *testing.T) {
 			idle := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another was asked") }))
 			defer idle.Close()
 			first, second := full.Listener.Addr().String(), idle.Listener.Addr().String()
-			f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *extproc.BootstrapOptions) {
-				o.Pool, o.Static = extproc.PoolStatic, static(first, second)
+			f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
+				o.Pool, o.Static = envoyconf.PoolStatic, static(first, second)
 			})
 			// Not even if the client asks for it: Envoy has headers of its own for that.
 			if a := f.post(t, http.Header{"X-Envoy-Retry-On": {"5xx,retriable-4xx"}}, "{}"); a.status != status || a.body != "full" {

@@ -1,4 +1,4 @@
-package extproc
+package envoyconf
 
 import (
 	_ "embed"
@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Names in the bootstrap, by which tests and operators find things in Envoy's statistics.
+// Names in the bootstrap. Envoy's statistics carry them.
 const (
 	// ListenerName is the listener that clients talk to, and the prefix of its statistics.
 	ListenerName = "tandem"
@@ -24,21 +24,21 @@ const (
 	PoolCluster = "pool"
 	// PickerCluster is the cluster of the EPP's replicas.
 	PickerCluster = "epp"
-	// LargeListener is the listener within Envoy that requests with a large body pass on their way, and its cluster.
+	// LargeListener is the listener within Envoy through which requests with a large body pass, and the name of its cluster.
 	LargeListener = "large"
 	// OperationsListener is the listener of probes and Prometheus.
 	OperationsListener = "operations"
 )
 
-// largeBody is the size (bytes) from which on a body goes to the second listener. Envoy keeps up to 64 KiB of an ext-proc stream
-// to send it to another picker: a body below this size, the request's headers and metadata fit.
+// largeBody is the size (bytes) from which a body goes through the large listener. Envoy keeps up to 64 KiB of an ext-proc stream
+// to send it to another picker: a smaller body fits there, together with the request's headers and metadata.
 const largeBody = 32<<10 + 1
 
-// headerPickLost marks the answer of the second listener to a request whose picker died, for the first.
+// headerPickLost marks the answer of the large listener to a request whose picker died. The first listener then retries it.
 const headerPickLost = "x-tandem-pick-lost"
 
-// DefaultIdle is how long Envoy keeps an idle connection to a pod open. Whatever closes it there must wait longer, or now
-// and then a request meets a connection that is being closed: our sidecar waits for 5 minutes.
+// DefaultIdle is how long Envoy keeps an idle connection to a pod open. The server in the pod must wait longer before it closes
+// the connection, or a request is sometimes sent on a connection that is being closed. Our sidecar waits for 5 minutes.
 const DefaultIdle = 4 * time.Minute
 
 // Filters is the layout of the ext-proc filters.
@@ -48,26 +48,26 @@ type Filters string
 const (
 	// FiltersPair lets an EPP die during an answer without harm to it.
 	FiltersPair Filters = "pair"
-	// FiltersSingle is one filter, as gateways of others have it.
+	// FiltersSingle is one filter, as the gateways of other vendors have it.
 	FiltersSingle Filters = "single"
 )
 
-// PoolSource is where Envoy knows the decode endpoints from.
+// PoolSource is where Envoy gets the decode endpoints from.
 type PoolSource string
 
 // The sources.
 const (
 	// PoolEDS follows the EPP's own view of the pool, with retries onto the next endpoint.
 	PoolEDS PoolSource = "eds"
-	// PoolStatic is a list in the bootstrap: for EPPs that serve no EDS, and pools that never change.
+	// PoolStatic is a list in the bootstrap, for EPPs that serve no EDS and pools that never change.
 	PoolStatic PoolSource = "static"
-	// PoolOriginalDst dials what the EPP says. It takes no list: the EPP has to give one endpoint, and a retry goes to the
-	// same again.
+	// PoolOriginalDst connects to the address that the EPP gives. It takes no list: the EPP must give one endpoint, and a
+	// retry goes to the same endpoint again.
 	PoolOriginalDst PoolSource = "original-dst"
 )
 
-// BootstrapOptions say what Envoy's bootstrap shall do.
-type BootstrapOptions struct {
+// Options are the settings of Envoy's bootstrap.
+type Options struct {
 	Listen     string   // ip:port for clients
 	Admin      string   // ip:port of Envoy's own pages
 	Operations string   // ip:port of /livez, /readyz and /metrics, for probes and Prometheus; "" = none
@@ -76,8 +76,8 @@ type BootstrapOptions struct {
 	Pool       PoolSource
 	Static     []netip.AddrPort // the decode endpoints of PoolStatic
 
-	Cert      OwnCert // what clients are served with
-	Client    OwnCert // what the EPP and the decode endpoints are shown, if they ask
+	Cert      OwnCert // shown to clients
+	Client    OwnCert // shown to the EPP and the decode endpoints, if they ask
 	PickerTLS PeerTLS // to the EPP
 	PoolTLS   PeerTLS // to the decode endpoints
 
@@ -88,22 +88,22 @@ type BootstrapOptions struct {
 	TraceRatio float64       // part of the traces that begin here which are kept, 0 to 1
 }
 
-// OwnCert is a certificate of Envoy's. The zero one is none: clients are served in plaintext, peers are shown nothing.
+// OwnCert is a certificate of Envoy's. The zero value is none: clients are served in plaintext, peers are shown no certificate.
 type OwnCert struct {
 	Dir  string // directory with tls.crt and tls.key
-	File string // file that Certificate wrote for Dir: renewed ones are taken at once; "" = those of the start stay
+	File string // file that Certificate wrote for Dir: Envoy takes a renewed certificate at once; "" = it keeps the first one
 }
 
-// PeerTLS is how a connection to a peer is secured: TLS that takes any certificate, unless the fields say otherwise.
+// PeerTLS is how a connection to a peer is secured. The zero value is TLS that accepts any certificate.
 type PeerTLS struct {
 	Plaintext bool
-	CAFile    string // certificates, PEM, that the peer's must be signed by; "" = any will do: EPPs and sidecars sign their own
-	Name      string // DNS name that the peer's certificate must be for, and that it is asked for; "" = whatever it is for
+	CAFile    string // PEM; the peer's certificate must be signed by one of these. "" = accept any: EPPs and sidecars sign their own
+	Name      string // DNS name for SNI, which the peer's certificate must have; "" = accept any
 }
 
-// DefaultBootstrap is what a user gets who says nothing.
-func DefaultBootstrap() BootstrapOptions {
-	return BootstrapOptions{
+// Defaults returns the default options.
+func Defaults() Options {
+	return Options{
 		Listen: "0.0.0.0:8080", Admin: "127.0.0.1:9901", Pickers: []string{"127.0.0.1:9002"},
 		Filters: FiltersPair, Pool: PoolEDS, PoolTLS: PeerTLS{Plaintext: true}, Idle: DefaultIdle, BodyLimit: 64 << 20,
 		TraceRatio: 1,
@@ -111,7 +111,7 @@ func DefaultBootstrap() BootstrapOptions {
 }
 
 // Problems reports what is wrong with the options, under the names of the flags of tandem envoy-config.
-func (o *BootstrapOptions) Problems(report func(flag, format string, args ...any)) {
+func (o *Options) Problems(report func(flag, format string, args ...any)) {
 	o.listenProblems(report)
 	if o.Filters != FiltersPair && o.Filters != FiltersSingle {
 		report("mode", "%q is not one of %s, %s", o.Filters, FiltersPair, FiltersSingle)
@@ -131,7 +131,7 @@ func (o *BootstrapOptions) Problems(report func(flag, format string, args ...any
 	o.PoolTLS.problems("pool", report)
 }
 
-func (o *BootstrapOptions) listenProblems(report func(flag, format string, args ...any)) {
+func (o *Options) listenProblems(report func(flag, format string, args ...any)) {
 	if _, err := netip.ParseAddrPort(o.Listen); err != nil {
 		report("listen", "%q is not IP:PORT", o.Listen)
 	}
@@ -143,7 +143,7 @@ func (o *BootstrapOptions) listenProblems(report func(flag, format string, args 
 		if _, err := netip.ParseAddrPort(o.Operations); err != nil {
 			report("operations-address", "%q is not IP:PORT", o.Operations)
 		}
-		if admin.Port() == 0 { // it is what answers there
+		if admin.Port() == 0 { // the operations listener forwards to it
 			report("admin-address", "must have a port of its own with operations-address, got %q", o.Admin)
 		}
 	}
@@ -154,11 +154,11 @@ func (o *BootstrapOptions) listenProblems(report func(flag, format string, args 
 		report("client-cert-file", "names the certificate of client-cert-path, which is missing")
 	}
 	if o.Client.Dir != "" && o.PickerTLS.Plaintext && o.PoolTLS.Plaintext {
-		report("client-cert-path", "without TLS to the EPP or to the endpoints nobody is shown it")
+		report("client-cert-path", "no peer asks for it without TLS to the EPP or to the endpoints")
 	}
 }
 
-func (o *BootstrapOptions) poolProblems(report func(flag, format string, args ...any)) {
+func (o *Options) poolProblems(report func(flag, format string, args ...any)) {
 	switch {
 	case o.Pool != PoolEDS && o.Pool != PoolStatic && o.Pool != PoolOriginalDst:
 		report("pool", "%q is not one of %s, %s, %s", o.Pool, PoolEDS, PoolStatic, PoolOriginalDst)
@@ -169,7 +169,7 @@ func (o *BootstrapOptions) poolProblems(report func(flag, format string, args ..
 	}
 }
 
-func (o *BootstrapOptions) peerProblems(report func(flag, format string, args ...any)) {
+func (o *Options) peerProblems(report func(flag, format string, args ...any)) {
 	if len(o.Pickers) == 0 {
 		report("epp", "there must be an EPP to ask")
 	}
@@ -192,13 +192,13 @@ func (o *BootstrapOptions) peerProblems(report func(flag, format string, args ..
 	}
 }
 
-// problems reports under the names of flags that begin with the peer's.
+// problems reports problems under the names of the peer's flags.
 func (t PeerTLS) problems(peer string, report func(flag, format string, args ...any)) {
 	switch {
 	case t.Plaintext && (t.CAFile != "" || t.Name != ""):
 		report(peer+"-ca", "without TLS there is no certificate to verify")
 	case t.Name != "" && t.CAFile == "":
-		report(peer+"-server-name", "anybody may claim a name: it needs %s-ca", peer)
+		report(peer+"-server-name", "any certificate may claim a name: it needs %s-ca", peer)
 	}
 }
 
@@ -237,28 +237,28 @@ func parse(name, text string) *template.Template {
 	return template.Must(template.New(name).Funcs(template.FuncMap{"quote": quote}).Parse(text))
 }
 
-// quote makes a YAML scalar of any text: the strings of JSON are among YAML's.
+// quote returns text as a YAML scalar. Every JSON string is one.
 func quote(v any) (string, error) {
 	b, err := json.Marshal(v)
 	return string(b), err
 }
 
-// bootstrapPage is what the template sees. The Helm chart fills the same template from its values, so each name here is
-// one there (charts/tandem/templates/_proxy.tpl).
+// bootstrapPage is the data of the template. The Helm chart fills the same template from its values, so
+// charts/tandem/templates/_proxy.tpl has the same names.
 type bootstrapPage struct {
-	BootstrapOptions
+	Options
 	Listener, PoolName, PickerName string
 	LargeName, PickLost            string
-	LargeFrom                      int // bytes of a body from which on it goes to the second listener
+	LargeFrom                      int // bodies of this many bytes or more go to the large listener
 	ListenOn, AdminPage            peer
 	OperationsPage                 *peer
 	IdleSeconds                    int64
 	SampledPercent                 float64
 	Peers                          []peer
-	Named                          bool // the replicas have to be resolved
+	Named                          bool // the replicas are given by DNS name
 	Traces                         *peer
 	ExtProc                        []filterPage
-	Internal                       []string // matchers of the headers that clients must not send
+	Internal                       []string // matchers of the headers that clients may not send
 	Destination, Served            string
 }
 
@@ -273,9 +273,9 @@ var filterPages = map[Filters][]filterPage{
 	FiltersSingle: {{Picks: true, Accounts: true}},
 }
 
-// internalHeaders matches the families of pd.Internal but for the client's own mode. Envoy's expressions match whole names
-// and cannot say "but not", so the last one spells out all names that are not x-tandem-pd. The names of another model are for
-// gateways that stand before this one and have looked at who asks; behind an open door anybody could choose.
+// internalHeaders matches the headers of pd.Internal except the client's P/D mode. Envoy's expressions match whole names and
+// have no negation, so the last one spells out all names other than x-tandem-pd. The headers that choose another model are
+// removed too: only a gateway that authenticates clients may let them through.
 var internalHeaders = []string{
 	"prefix: x-prefiller-",
 	"prefix: x-encoder-",
@@ -287,9 +287,9 @@ var internalHeaders = []string{
 	`safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`,
 }
 
-// Bootstrap writes a complete bootstrap of Envoy, with comments for the person who keeps it. The error tells the first
-// problem of the options, or is w's.
-func Bootstrap(w io.Writer, o BootstrapOptions) error {
+// Bootstrap writes a complete bootstrap of Envoy, with comments for the person who maintains it. The error is the first problem
+// of the options, or w's.
+func Bootstrap(w io.Writer, o Options) error {
 	var problem error
 	o.Problems(func(flag, format string, args ...any) {
 		if problem == nil {
@@ -305,8 +305,8 @@ func Bootstrap(w io.Writer, o BootstrapOptions) error {
 	return nil
 }
 
-// Certificate writes the file that OwnCert.File names: it tells Envoy where the certificate is, and to look again when the
-// directory changes. dir holds tls.crt and tls.key, as a mounted Kubernetes secret does.
+// Certificate writes the file that OwnCert.File names. It tells Envoy where the certificate is, and to read it again when the
+// directory changes. dir contains tls.crt and tls.key, as a mounted Kubernetes secret does.
 func Certificate(w io.Writer, dir string) error {
 	if err := certificateTemplate.Execute(w, OwnCert{Dir: dir}); err != nil {
 		return fmt.Errorf("writing Envoy's certificate resource: %w", err)
@@ -314,10 +314,10 @@ func Certificate(w io.Writer, dir string) error {
 	return nil
 }
 
-// page fills the template's page from options without problems.
-func (o BootstrapOptions) page() bootstrapPage {
+// page returns the template's data. The options must have no problems.
+func (o Options) page() bootstrapPage {
 	p := bootstrapPage{
-		BootstrapOptions: o, Listener: ListenerName, PoolName: PoolCluster, PickerName: PickerCluster,
+		Options: o, Listener: ListenerName, PoolName: PoolCluster, PickerName: PickerCluster,
 		LargeName: LargeListener, PickLost: headerPickLost, LargeFrom: largeBody,
 		ExtProc: filterPages[o.Filters], Internal: internalHeaders, Destination: epp.HeaderDestination, Served: epp.HeaderServed,
 	}
