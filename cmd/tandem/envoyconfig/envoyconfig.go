@@ -42,20 +42,20 @@ type listen struct {
 }
 
 type picker struct {
-	Addresses []string        `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
+	Addresses []string          `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
 	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
-	Plaintext bool            `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
-	CA        string          `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
-	Name      string          `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
+	Plaintext bool              `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
+	CA        string            `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
+	Name      string            `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
 }
 
 type pool struct {
 	Source    envoyconf.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
-	Endpoints []netip.AddrPort   `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
-	Idle      time.Duration      `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint is kept open; what closes it there must wait longer (our sidecar: 5m)"`
-	TLS       bool               `flag:"pool-tls" help:"TLS to the endpoints, for sidecars that run with --secure-serving"`
-	CA        string             `flag:"pool-ca" arg:"FILE" help:"certificates that the endpoints' must be signed by. Default: they are not verified, since sidecars sign their own"`
-	Name      string             `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
+	Endpoints []netip.AddrPort     `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
+	Idle      time.Duration        `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint is kept open; what closes it there must wait longer (our sidecar: 5m)"`
+	TLS       bool                 `flag:"pool-tls" help:"TLS to the endpoints, for sidecars that run with --secure-serving"`
+	CA        string               `flag:"pool-ca" arg:"FILE" help:"certificates that the endpoints' must be signed by. Default: they are not verified, since sidecars sign their own"`
+	Name      string               `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
 }
 
 func defaults() settings {
