@@ -12,8 +12,9 @@ type Decision struct {
 	Prefill []*Endpoint // candidates, best first; empty = the prompt is computed on the decode endpoint
 	Verdict pd.Verdict  // pd.Local or pd.Remote
 	Reason  pd.Reason
-	Strict  bool      // the client forbade local prefill
-	Prompt  pd.Prompt // what the decider saw: tokens of the prompt, and of these, cached on the decode endpoint
+	Strict  bool // the client forbade local prefill
+	Tokens  int  // of the prompt
+	Cached  int  // of these, tokens whose KV cache the first decode choice already has
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
 	// Trace tells how the decision came about; nil unless asked for.

@@ -21,7 +21,7 @@ type Endpoint struct {
 	Role      pd.Role
 	Labels    map[string]string
 	// Slot is a small number that no other endpoint of the pool has at the same time; the versions of one share it. Tables
-	// about endpoints are arrays by slot. It is free for another endpoint only after every Matcher was told to forget this one.
+	// about endpoints are arrays by slot. It is free for another endpoint only after every EndpointObserver was told that this one has left.
 	Slot int
 
 	inFlight *inFlightWord // shared by all versions

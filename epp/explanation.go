@@ -65,7 +65,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	if d != nil {
 		x.Decision, x.Reason, x.Trace = d.Verdict.String(), d.Reason, d.Trace
 		x.Decode, x.Prefill = addresses(d.Decode), addresses(d.Prefill)
-		x.Decider = DeciderNumbers{Tokens: d.Prompt.Tokens, Cached: d.Prompt.Cached, Uncached: max(0, d.Prompt.Tokens-d.Prompt.Cached)}
+		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
 		if d.Trace != nil {
 			x.Decider.Name = d.Trace.Decider
 		}

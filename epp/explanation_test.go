@@ -13,7 +13,7 @@ import (
 
 func TestExplain(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Mode: pd.ModeForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
-	d := &epp.Decision{Decode: pods(2), Prefill: pods(1), Verdict: pd.Remote, Reason: pd.Forced, Prompt: pd.Prompt{Tokens: 9, Cached: 16},
+	d := &epp.Decision{Decode: pods(2), Prefill: pods(1), Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
 		Trace: &epp.Trace{Decider: "threshold"}}
 	t.Run("served", func(t *testing.T) {
 		x := epp.Explain(r, d, nil)

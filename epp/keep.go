@@ -2,14 +2,15 @@ package epp
 
 import "sync"
 
-// Keep holds what shall outlive a reload of the configuration, such as a prefix index that took hours to fill: the next
-// build gets what the one before it made, if it asks under the same key. The zero value is empty.
+// Keep holds what outlives a reload of the configuration, such as a prefix index that took hours to fill: a plugin that is
+// built asks for it under a key, and gets what a plugin of an earlier configuration made under the same key. The zero
+// value is empty.
 type Keep struct {
 	mu   sync.Mutex
 	kept map[string]any
 }
 
-// Kept gives what is kept under the key, or keeps what create makes. The key says everything that create depends on.
+// Kept returns what is kept under the key, or keeps what create makes. The key says everything that create depends on.
 func Kept[T any](k *Keep, key string, create func() T) T {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -24,13 +25,23 @@ func Kept[T any](k *Keep, key string, create func() T) T {
 	return v
 }
 
-// Forget tells everything kept that an endpoint has left the pool, in use or not: its slot may soon be another's.
-func (k *Keep) Forget(e *Endpoint) {
+// EndpointJoined implements EndpointObserver: it tells all kept values that are one.
+func (k *Keep) EndpointJoined(e *Endpoint) {
+	k.each(func(o EndpointObserver) { o.EndpointJoined(e) })
+}
+
+// EndpointLeft implements EndpointObserver: it tells all kept values that are one, whether a plugin of the configuration in
+// use holds them or not. One that no plugin holds now may be used again later, when the slot is another endpoint's.
+func (k *Keep) EndpointLeft(e *Endpoint) {
+	k.each(func(o EndpointObserver) { o.EndpointLeft(e) })
+}
+
+func (k *Keep) each(tell func(EndpointObserver)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, v := range k.kept {
-		if f, ok := v.(interface{ Forget(*Endpoint) }); ok {
-			f.Forget(e)
+		if o, ok := v.(EndpointObserver); ok {
+			tell(o)
 		}
 	}
 }

@@ -9,7 +9,9 @@ import (
 // forgetful is something kept that knows endpoints.
 type forgetful struct{ forgot []*epp.Endpoint }
 
-func (f *forgetful) Forget(e *epp.Endpoint) { f.forgot = append(f.forgot, e) }
+func (f *forgetful) EndpointJoined(*epp.Endpoint) {}
+
+func (f *forgetful) EndpointLeft(e *epp.Endpoint) { f.forgot = append(f.forgot, e) }
 
 func TestKeep(t *testing.T) {
 	var k epp.Keep
@@ -25,7 +27,7 @@ func TestKeep(t *testing.T) {
 	}
 	epp.Kept(&k, "nothing to forget", func() int { return 7 })
 	e := pod("e")
-	k.Forget(e)
+	k.EndpointLeft(e)
 	for _, f := range []*forgetful{a, b} {
 		if len(f.forgot) != 1 || f.forgot[0] != e {
 			t.Errorf("forgot %v", f.forgot)
@@ -38,5 +40,5 @@ func TestKeep(t *testing.T) {
 
 func TestEmptyKeepForgets(t *testing.T) {
 	var k epp.Keep
-	k.Forget(pod("e"))
+	k.EndpointLeft(pod("e"))
 }

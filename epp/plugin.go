@@ -4,8 +4,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
-
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // Stage is what an endpoint is picked for.
@@ -78,16 +76,15 @@ type Drawer interface {
 }
 
 // Matcher knows which endpoints have the beginning of a prompt in their prefix cache. Its methods are called from many
-// goroutines.
+// goroutines. What it knows of an endpoint ends with EndpointLeft: the slot may then be another's.
 type Matcher interface {
+	EndpointObserver
 	// Blocks says how prompts must be cut for Match and Learn.
 	Blocks() BlockSpec
 	// Match sets Cached of every candidate, in tokens.
 	Match(p *Prompt, c []Candidate)
 	// Learn is told that a prompt will be computed on an endpoint, whose load tells the size of its KV cache.
 	Learn(p *Prompt, e *Endpoint, load *Load)
-	// Forget is told that an endpoint has left the pool. Its slot is given away only after Forget has returned.
-	Forget(e *Endpoint)
 }
 
 // Handler says which profiles run, and in what order.
@@ -98,10 +95,10 @@ type Handler interface {
 
 // Stages are the profiles of the two stages, and what lies between.
 type Stages struct {
-	Decode      string     // profile of the decode stage
-	Prefill     string     // profile of the prefill stage; "" = requests are never split
-	Decider     pd.Decider // nil = never remote, unless the client forces it
-	Candidates  int        // how many prefill endpoints the sidecar gets, best first
+	Decode      string  // profile of the decode stage
+	Prefill     string  // profile of the prefill stage; "" = requests are never split
+	Decider     Decider // nil = never remote, unless the client forces it
+	Candidates  int     // how many prefill endpoints the sidecar gets, best first
 	OnNoPrefill OnNoPrefill
 }
 
@@ -160,7 +157,7 @@ type Report func(field, format string, args ...any)
 type Plugin interface {
 	// Problems reports values that mean nothing. Fields are named by their yaml names.
 	Problems(report Report)
-	// Build makes the instance: what of Filter, Scorer, Picker, Matcher, Handler, pd.Decider and the like it implements is
+	// Build makes the instance: what of Filter, Scorer, Picker, Matcher, Handler, Decider and the like it implements is
 	// what it can be used for. If it is an io.Closer, it is closed when the configuration is replaced.
 	Build(b *Builder) (any, error)
 }

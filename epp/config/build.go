@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // Built is a configuration at work.
@@ -149,7 +148,7 @@ func (b *Built) askHandler(c *Config) (err error) {
 // decider is the name of the decider that a plugin refers to.
 func (w *workshop) decider(p *plugin) string {
 	for _, to := range w.refs[p] {
-		if isA[pd.Decider](w.made[to]) {
+		if isA[epp.Decider](w.made[to]) {
 			return to.name
 		}
 	}

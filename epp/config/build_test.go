@@ -86,7 +86,7 @@ type (
 	aCharger struct{ *base }
 	aHandler struct {
 		*base
-		decider pd.Decider
+		decider epp.Decider
 	}
 )
 
@@ -94,12 +94,15 @@ func (aFilter) Filter(_ *epp.Round, c []epp.Candidate) []epp.Candidate { return 
 func (aScorer) Score(*epp.Round, []epp.Candidate, []float64)           {}
 func (aPicker) Pick(_ *epp.Round, _ []float64, _ int, dst []int) []int { return dst }
 func (aPicker) Endpoints() int                                         { return 1 }
-func (aDecider) Decide(pd.Prompt) (pd.Verdict, pd.Reason)              { return pd.Remote, pd.Always }
-func (aMatcher) Blocks() epp.BlockSpec                                 { return epp.BlockSpec{} }
-func (aMatcher) Match(*epp.Prompt, []epp.Candidate)                    {}
-func (aMatcher) Learn(*epp.Prompt, *epp.Endpoint, *epp.Load)           {}
-func (aMatcher) Forget(*epp.Endpoint)                                  {}
-func (aCharger) Charge() epp.Charge                                    { return epp.Charge{OutputRatio: 7} }
+func (aDecider) Decide(*epp.Alternatives) epp.Ruling {
+	return epp.Ruling{Verdict: pd.Remote, Reason: pd.Always}
+}
+func (aMatcher) Blocks() epp.BlockSpec                       { return epp.BlockSpec{} }
+func (aMatcher) Match(*epp.Prompt, []epp.Candidate)          {}
+func (aMatcher) Learn(*epp.Prompt, *epp.Endpoint, *epp.Load) {}
+func (aMatcher) EndpointJoined(*epp.Endpoint)                {}
+func (aMatcher) EndpointLeft(*epp.Endpoint)                  {}
+func (aCharger) Charge() epp.Charge                          { return epp.Charge{OutputRatio: 7} }
 func (h aHandler) Stages([]string) (epp.Stages, error) {
 	return epp.Stages{Decode: "default", Decider: h.decider}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // describe says what a plugin is, for an error message.
@@ -20,7 +19,7 @@ func describe(p *plugin, instance any) string {
 		return "a picker"
 	case epp.Handler:
 		return "a profile handler"
-	case pd.Decider:
+	case epp.Decider:
 		return "a decider"
 	case epp.Matcher:
 		return "a producer of prefix matches"
@@ -41,7 +40,7 @@ func inProfile(instance any) bool {
 }
 
 // passive reports whether the instance does nothing unless something refers to it.
-func passive(instance any) bool { return inProfile(instance) || isA[pd.Decider](instance) }
+func passive(instance any) bool { return inProfile(instance) || isA[epp.Decider](instance) }
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this
 // package does not know; llm-d's type names end in the kind.

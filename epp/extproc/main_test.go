@@ -85,7 +85,7 @@ const tokens = 100
 
 func (p *pool) local(r *epp.Request, decode ...*epp.Endpoint) (*epp.Decision, error) {
 	charge := epp.InFlight{Requests: 1, Tokens: tokens}
-	return &epp.Decision{Decode: decode, Verdict: pd.Local, Reason: pd.BelowThreshold, Prompt: pd.Prompt{Tokens: r.Prompt.Tokens},
+	return &epp.Decision{Decode: decode, Verdict: pd.Local, Reason: pd.BelowThreshold, Tokens: r.Prompt.Tokens,
 		Reservation: epp.Insist(epp.Claim{Endpoint: decode[0], Add: charge}, epp.Claim{}, false)}, nil
 }
 

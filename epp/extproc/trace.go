@@ -86,7 +86,7 @@ func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
 		attribute.String("tandem.pd.plan", d.Verdict.String()),
 		attribute.String("tandem.pd.reason", string(d.Reason)),
 		attribute.String("tandem.endpoint.decode", d.Decode[0].Address),
-		attribute.Int("tandem.tokens.cached", d.Prompt.Cached),
+		attribute.Int("tandem.tokens.cached", d.Cached),
 		attribute.Float64("tandem.phase.epp_ms", float64(took)/float64(time.Millisecond)))...)
 	if len(d.Prefill) > 0 {
 		s.SetAttributes(attribute.String("tandem.endpoint.prefill", d.Prefill[0].Address))

@@ -14,4 +14,12 @@ func newAlwaysDisaggPDDecider() epp.Plugin { return &AlwaysDisaggPDDecider{} }
 func (*AlwaysDisaggPDDecider) Problems(epp.Report) {}
 
 // Build implements epp.Plugin.
-func (*AlwaysDisaggPDDecider) Build(*epp.Builder) (any, error) { return pd.AlwaysRemote{}, nil }
+func (*AlwaysDisaggPDDecider) Build(*epp.Builder) (any, error) { return alwaysRemote{}, nil }
+
+// alwaysRemote is the epp.Decider that does not look at the request.
+type alwaysRemote struct{}
+
+// Decide implements epp.Decider.
+func (alwaysRemote) Decide(*epp.Alternatives) epp.Ruling {
+	return epp.Ruling{Verdict: pd.Remote, Reason: pd.Always}
+}

@@ -66,7 +66,7 @@ func (p *ApproxPrefixCacheProducer) Build(b *epp.Builder) (any, error) {
 	return &approxPrefixCache{Index: index, spec: spec, autoTune: p.AutoTune, capacity: p.LRUCapacityPerServer}, nil
 }
 
-// approxPrefixCache is an epp.Matcher. Forget, and the metrics, are those of its index.
+// approxPrefixCache is an epp.Matcher. What it does when an endpoint leaves, and the metrics, are its index's.
 type approxPrefixCache struct {
 	*prefix.Index
 	spec     epp.BlockSpec

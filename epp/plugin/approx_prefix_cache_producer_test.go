@@ -188,7 +188,7 @@ func TestApproxOverReloads(t *testing.T) {
 	if got := cached(other, prompt, e)[0]; got != 0 {
 		t.Errorf("%d tokens match a prompt that was cut otherwise", got)
 	}
-	keep.Forget(e) // also by the index that no configuration uses now
+	keep.EndpointLeft(e) // also by the index that no configuration uses now
 	back := approx(t, keep)
 	if got := cached(back, prompt, e, next); got[0] != 0 || got[1] != 0 {
 		t.Errorf("%v tokens are known of an endpoint that was forgotten, and of the next in its slot", got)
@@ -211,8 +211,8 @@ func TestApproxConcurrently(t *testing.T) {
 					t.Errorf("%d tokens are cached just after 320 were learned", got)
 				}
 				if round%50 == 49 {
-					a.Forget(mine)
-					keep.Forget(all)
+					a.EndpointLeft(mine)
+					keep.EndpointLeft(all)
 				}
 			}
 		})

@@ -56,7 +56,7 @@ func problems(p epp.Plugin) (found []string) {
 
 // others are the instances that plugins of the tests may refer to.
 var others = map[string]any{
-	"matcher": knownCache{}, "charger": charger{}, "always": pd.AlwaysRemote{}, "picker": maxScorePicker(1),
+	"matcher": knownCache{}, "charger": charger{}, "always": alwaysRemote{}, "picker": maxScorePicker(1),
 }
 
 func builder() *epp.Builder {
@@ -95,7 +95,8 @@ type knownCache struct{}
 func (knownCache) Blocks() epp.BlockSpec                       { return epp.BlockSpec{} }
 func (knownCache) Match(*epp.Prompt, []epp.Candidate)          {}
 func (knownCache) Learn(*epp.Prompt, *epp.Endpoint, *epp.Load) {}
-func (knownCache) Forget(*epp.Endpoint)                        {}
+func (knownCache) EndpointJoined(*epp.Endpoint)                {}
+func (knownCache) EndpointLeft(*epp.Endpoint)                  {}
 
 // eachRow runs check for every row whose instance is a T, and fails if there are fewer than atLeast.
 func eachRow[T any](t *testing.T, check func(t *testing.T, plugin T), atLeast int) {
@@ -206,7 +207,7 @@ func TestParametersRoundTrip(t *testing.T) {
 func TestEveryInstanceHasAKind(t *testing.T) {
 	for _, row := range Table {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
-		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, pd.Decider,
+		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider,
 			*pool.File, pool.Source, pool.Extractor, estimated:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
@@ -394,8 +395,8 @@ func TestConcurrent(t *testing.T) {
 					p.Filter(r, c)
 				case epp.Picker:
 					p.Pick(r, totals, 3, nil)
-				case pd.Decider:
-					p.Decide(pd.Prompt{Tokens: 100})
+				case epp.Decider:
+					p.Decide(&epp.Alternatives{Tokens: 100})
 				case epp.Handler:
 					p.Stages([]string{"decode"}) //nolint:errcheck // only shared here
 				}

@@ -140,11 +140,11 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 		stages:  epp.Stages{Candidates: p.PrefillCandidates, OnNoPrefill: onNoPrefill[p.OnNoPrefill]},
 	}
 	if p.StageOrder == prefillFirst {
-		h.stages.Decider = pd.AlwaysRemote{}
+		h.stages.Decider = alwaysRemote{}
 		return h, nil
 	}
 	if field, name := p.decider(); name != "" {
-		decider, err := refer[pd.Decider](b, field, name)
+		decider, err := refer[epp.Decider](b, field, name)
 		if err != nil {
 			return nil, err
 		}

@@ -26,15 +26,15 @@ func TestStages(t *testing.T) {
 
 		{"no decider: never, unless forced", disagg, "", "prefill decode", split(epp.Stages{Candidates: 3}), ""},
 		{"no prefill profile, nobody asks for it", disagg, "", "decode", epp.Stages{Decode: "decode", Candidates: 3}, ""},
-		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
-		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
+		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
 		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split(epp.Stages{Candidates: 5, OnNoPrefill: epp.PrefillRefuse}), ""},
 		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
 		{"flat names", disagg, "{decodeProfile: d, prefillProfile: p, prefillDeciderPluginName: always, deciderPluginName: nobody}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
 		{"oldest name of the decider", disagg, "deciderPluginName: always", "decode prefill",
-			split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+			split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
 
 		{"decider without a prefill profile", disagg, "deciders: {prefill: always}", "decode", epp.Stages{},
 			`no profile "prefill" for the prefill stage, there is decode`},
@@ -46,12 +46,12 @@ func TestStages(t *testing.T) {
 		{"both the same", disagg, "profiles: {decode: p, prefill: p}", "p", epp.Stages{}, `profile "p" cannot be that of both stages`},
 		{"one too many", disagg, "", "decode encode", epp.Stages{}, `profile "encode" is run by no stage`},
 
-		{"old", old, "", "decode prefill", split(epp.Stages{Decider: pd.Threshold{NonCachedTokens: 25}, Candidates: 3}), ""},
+		{"old", old, "", "decode prefill", split(epp.Stages{Decider: threshold{NonCachedTokens: 25}, Candidates: 3}), ""},
 		{"old, characters", old, "{threshold: 10, hashBlockSize: 5}", "decode prefill",
-			split(epp.Stages{Decider: pd.Threshold{NonCachedTokens: 3}, Candidates: 3}), ""},
-		{"old, zero is always", old, "threshold: 0", "decode prefill", split(epp.Stages{Decider: pd.AlwaysRemote{}, Candidates: 3}), ""},
+			split(epp.Stages{Decider: threshold{NonCachedTokens: 3}, Candidates: 3}), ""},
+		{"old, zero is always", old, "threshold: 0", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
 		{"old, decider", old, "{deciderPluginName: always, decodeProfile: d, prefillProfile: p}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: pd.AlwaysRemote{}, Candidates: 3}, ""},
+			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
 		{"old, no prefill profile", old, "", "decode", epp.Stages{}, `no profile "prefill" for the prefill stage, there is decode`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -72,19 +72,20 @@ func TestStages(t *testing.T) {
 func TestDeciders(t *testing.T) {
 	for _, test := range []struct {
 		typ, parameters string
-		prompt          pd.Prompt
+		asked           epp.Alternatives
 		verdict         pd.Verdict
 		reason          pd.Reason
 	}{
-		{"always-disagg-pd-decider", "", pd.Prompt{}, pd.Remote, pd.Always},
-		{"prefix-based-pd-decider", "", pd.Prompt{Tokens: 1000}, pd.Local, pd.BelowThreshold},
-		{"prefix-based-pd-decider", "nonCachedTokens: 16", pd.Prompt{Tokens: 100, Cached: 84}, pd.Remote, pd.Uncached},
-		{"prefix-based-pd-decider", "nonCachedTokens: 16", pd.Prompt{Tokens: 100, Cached: 85}, pd.Local, pd.BelowThreshold},
-		{"prefix-based-pd-decider", "{nonCachedTokens: 16, promptTokens: 101}", pd.Prompt{Tokens: 100}, pd.Local, pd.ShortPrompt},
+		{"always-disagg-pd-decider", "", epp.Alternatives{}, pd.Remote, pd.Always},
+		{"prefix-based-pd-decider", "", epp.Alternatives{Tokens: 1000}, pd.Local, pd.BelowThreshold},
+		{"prefix-based-pd-decider", "nonCachedTokens: 16", epp.Alternatives{Tokens: 100, Cached: 84}, pd.Remote, pd.Uncached},
+		{"prefix-based-pd-decider", "nonCachedTokens: 16", epp.Alternatives{Tokens: 100, Cached: 85}, pd.Local, pd.BelowThreshold},
+		{"prefix-based-pd-decider", "{nonCachedTokens: 16, promptTokens: 101}", epp.Alternatives{Tokens: 100}, pd.Local, pd.ShortPrompt},
 	} {
-		verdict, reason := build[pd.Decider](t, test.typ, test.parameters).Decide(test.prompt)
-		if verdict != test.verdict || reason != test.reason {
-			t.Errorf("%s {%s} %+v: %s %s, want %s %s", test.typ, test.parameters, test.prompt, verdict, reason, test.verdict, test.reason)
+		ruling := build[epp.Decider](t, test.typ, test.parameters).Decide(&test.asked)
+		if ruling.Verdict != test.verdict || ruling.Reason != test.reason {
+			t.Errorf("%s {%s} %d of %d cached: %s %s, want %s %s", test.typ, test.parameters, test.asked.Cached, test.asked.Tokens, ruling.Verdict,
+				ruling.Reason, test.verdict, test.reason)
 		}
 	}
 }

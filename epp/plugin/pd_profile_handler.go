@@ -1,9 +1,6 @@
 package plugin
 
-import (
-	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/pd"
-)
+import "github.com/tandem-serving/tandem/epp"
 
 // PDProfileHandler is the handler of configurations that are older than disagg-profile-handler, with their meaning. With
 // threshold it decides by itself, else the named decider does.
@@ -63,18 +60,18 @@ func (p *PDProfileHandler) Build(b *epp.Builder) (any, error) {
 		h.stages.Decider = p.threshold()
 		return h, nil
 	}
-	decider, err := refer[pd.Decider](b, "deciderPluginName", p.DeciderPluginName)
+	decider, err := refer[epp.Decider](b, "deciderPluginName", p.DeciderPluginName)
 	h.stages.Decider = decider
 	return h, err
 }
 
-func (p *PDProfileHandler) threshold() pd.Decider {
+func (p *PDProfileHandler) threshold() epp.Decider {
 	characters := pdThreshold
 	if p.Threshold != nil {
 		characters = *p.Threshold
 	}
 	if characters == 0 {
-		return pd.AlwaysRemote{}
+		return alwaysRemote{}
 	}
-	return pd.Threshold{NonCachedTokens: (characters + charactersPerToken - 1) / charactersPerToken}
+	return threshold{NonCachedTokens: (characters + charactersPerToken - 1) / charactersPerToken}
 }

@@ -36,5 +36,24 @@ func (p *PrefixBasedPDDecider) Build(b *epp.Builder) (any, error) {
 	if err := check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
 		return nil, err
 	}
-	return pd.Threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens}, nil
+	return threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens}, nil
+}
+
+// threshold is the epp.Decider that compares the uncached part of a prompt with a constant. Explanations show its fields.
+type threshold struct {
+	NonCachedTokens int `json:"nonCachedTokens"` // 0 = never remote
+	PromptTokens    int `json:"promptTokens"`    // 0 = prompts of any length
+}
+
+// Decide implements epp.Decider.
+func (t threshold) Decide(a *epp.Alternatives) epp.Ruling {
+	switch {
+	case t.NonCachedTokens == 0:
+		return epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold}
+	case a.Tokens < t.PromptTokens, a.Tokens < t.NonCachedTokens:
+		return epp.Ruling{Verdict: pd.Local, Reason: pd.ShortPrompt}
+	case a.Tokens-a.Cached >= t.NonCachedTokens:
+		return epp.Ruling{Verdict: pd.Remote, Reason: pd.Uncached}
+	}
+	return epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold}
 }

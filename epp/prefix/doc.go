@@ -12,7 +12,7 @@
 //
 //   - Match allocates nothing and sees the endpoints of each tree as they were at one moment.
 //   - When Add returns, every Match sees it. Adding costs by branches too, but for a copy of what nobody held before.
-//   - Forget takes effect at once; the cleaning up comes after.
+//   - EndpointLeft takes effect at once; the cleaning up comes after.
 //   - A tree has a lock for many readers or one writer, which is held for microseconds: blocks are copied before, and
 //     evicted in turns. The one longer piece of work is a prompt that others leave at every block: some 40 ns for each of
 //     them, to 150 where an endpoint gets it for the first time. So no more than 1,024 are followed, and the rest of such

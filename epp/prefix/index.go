@@ -109,8 +109,11 @@ func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
 	x.evictions.Add(int64(x.shrink(g, place, capacity)))
 }
 
-// Forget makes an endpoint hold nothing. Its slot may then be another's.
-func (x *Index) Forget(e *epp.Endpoint) {
+// EndpointJoined implements epp.EndpointObserver. The index learns of an endpoint at its first prompt.
+func (x *Index) EndpointJoined(*epp.Endpoint) {}
+
+// EndpointLeft implements epp.EndpointObserver: the endpoint holds nothing any more. Its slot may then be another's.
+func (x *Index) EndpointLeft(e *epp.Endpoint) {
 	g, place := x.group(e.Slot)
 	if g == nil {
 		return

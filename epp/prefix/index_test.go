@@ -28,7 +28,7 @@ func TestIndexAgainstModel(t *testing.T) {
 			i := talk.IntN(len(slots))
 			switch talk.IntN(60) {
 			case 0:
-				x.Forget(c[i].Endpoint)
+				x.EndpointLeft(c[i].Endpoint)
 				models[i] = model{}
 			case 1: // another pod gets the slot
 				c[i].Endpoint = &epp.Endpoint{Slot: slots[i]}
@@ -81,8 +81,8 @@ func FuzzIndex(f *testing.F) {
 		}
 		check(t, x)
 		for _, e := range to {
-			x.Forget(e)
-			torn.Forget(e)
+			x.EndpointLeft(e)
+			torn.EndpointLeft(e)
 		}
 		checkEmpty(t, x)
 		checkEmpty(t, torn)
@@ -117,14 +117,14 @@ func TestForget(t *testing.T) {
 		a, next int
 	}{
 		{"nothing", func(*Index) {}, 3, 0},
-		{"a is forgotten", func(x *Index) { x.Forget(a) }, 0, 0},
-		{"twice", func(x *Index) { x.Forget(a); x.Forget(a) }, 0, 0},
-		{"another with the same slot is forgotten", func(x *Index) { x.Forget(next) }, 3, 0},
-		{"the slot is reused", func(x *Index) { x.Forget(a); x.Add(next, prompt[:1], 10) }, 0, 1},
+		{"a is forgotten", func(x *Index) { x.EndpointLeft(a) }, 0, 0},
+		{"twice", func(x *Index) { x.EndpointLeft(a); x.EndpointLeft(a) }, 0, 0},
+		{"another with the same slot is forgotten", func(x *Index) { x.EndpointLeft(next) }, 3, 0},
+		{"the slot is reused", func(x *Index) { x.EndpointLeft(a); x.Add(next, prompt[:1], 10) }, 0, 1},
 		{"the slot is taken over", func(x *Index) { x.Add(next, prompt[:1], 10) }, 0, 1},
-		{"a is forgotten after that", func(x *Index) { x.Add(next, prompt[:1], 10); x.Forget(a) }, 0, 1},
-		{"a is added to once forgotten", func(x *Index) { x.Forget(a); x.Add(a, prompt, 10); x.Add(next, nil, 10) }, 0, 0},
-		{"a slot nobody had", func(x *Index) { x.Forget(&epp.Endpoint{Slot: 900}) }, 3, 0},
+		{"a is forgotten after that", func(x *Index) { x.Add(next, prompt[:1], 10); x.EndpointLeft(a) }, 0, 1},
+		{"a is added to once forgotten", func(x *Index) { x.EndpointLeft(a); x.Add(a, prompt, 10); x.Add(next, nil, 10) }, 0, 0},
+		{"a slot nobody had", func(x *Index) { x.EndpointLeft(&epp.Endpoint{Slot: 900}) }, 3, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := setup()
@@ -144,7 +144,7 @@ func TestOutOfBounds(t *testing.T) {
 	for _, slot := range []int{-1, MaxSlots, 1 << 40} {
 		e := &epp.Endpoint{Slot: slot}
 		x.Add(e, prompt, 10)
-		x.Forget(e)
+		x.EndpointLeft(e)
 		if got := depth(x, e, prompt); got != 0 {
 			t.Errorf("slot %d holds %d blocks", slot, got)
 		}
@@ -177,7 +177,7 @@ func TestMemoryReturns(t *testing.T) {
 		t.Errorf("%d blocks are held, want the capacities", got)
 	}
 	for _, e := range to {
-		x.Forget(e)
+		x.EndpointLeft(e)
 	}
 	checkEmpty(t, x)
 }
@@ -222,7 +222,7 @@ func TestReadersAmongWriters(t *testing.T) {
 	write(func(i int) {
 		x.Add(to[2], churn[1].next(capacity), capacity)
 		if i%10 == 0 {
-			x.Forget(to[2])
+			x.EndpointLeft(to[2])
 		}
 	})
 	for range 2 {

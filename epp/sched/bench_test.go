@@ -11,7 +11,6 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/epp/sched"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // instance builds a plugin of the table with its defaults.
@@ -41,7 +40,7 @@ func production(tb testing.TB) sched.Config {
 	}
 	c := disagg()
 	c.Profiles = []epp.Profile{profile("decode"), profile("prefill")}
-	c.Stages.Decider = pd.AlwaysRemote{}
+	c.Stages.Decider = always{}
 	c.Matcher = instance[epp.Matcher](tb, "approx-prefix-cache-producer")
 	return c
 }

@@ -85,7 +85,7 @@ func (k *pick) learn() {
 // decision is what was decided, as callers get it.
 func (k *pick) decision() *epp.Decision {
 	return &epp.Decision{Decode: endpoints(k.decode), Prefill: endpoints(k.prefill), Verdict: k.verdict, Reason: k.reason,
-		Strict: k.strict(), Prompt: k.prompt()}
+		Strict: k.strict(), Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached()}
 }
 
 func endpoints(c []epp.Candidate) []*epp.Endpoint {

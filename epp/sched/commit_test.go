@@ -241,8 +241,8 @@ func TestLearning(t *testing.T) {
 			readable := len(r.Prompt.Blocks) > 0 && r.Prompt.BlockTokens == blockTokens
 			if m.matched > 1 || (m.matched == 1) != readable {
 				t.Errorf("matched %d times; the prompt can be matched: %t", m.matched, readable)
-			} else if d != nil && (d.Prompt.Cached > 0) != readable {
-				t.Errorf("%d tokens are cached; the prompt can be matched: %t", d.Prompt.Cached, readable)
+			} else if d != nil && (d.Cached > 0) != readable {
+				t.Errorf("%d tokens are cached; the prompt can be matched: %t", d.Cached, readable)
 			}
 		})
 	}

@@ -26,7 +26,10 @@ func (k *pick) decide() error {
 	case stages.Decider == nil:
 		k.verdict, k.reason = pd.Local, pd.BelowThreshold
 	default:
-		k.verdict, k.reason = stages.Decider.Decide(k.prompt())
+		k.asked = epp.Alternatives{Round: k.round, Tokens: r.Prompt.Tokens, Cached: k.cached(), Local: k.decode}
+		k.asked.Stage = epp.StagePrefill
+		ruling := stages.Decider.Decide(&k.asked)
+		k.verdict, k.reason = ruling.Verdict, ruling.Reason
 		if k.trace != nil {
 			k.trace.Decider = k.pipeline.config.DeciderName
 		}
@@ -34,13 +37,12 @@ func (k *pick) decide() error {
 	return nil
 }
 
-// prompt is what the decider sees.
-func (k *pick) prompt() pd.Prompt {
-	tokens := k.round.Request.Prompt.Tokens
+// cached is how many tokens of the prompt the first decode choice has cached, 0 before there is one.
+func (k *pick) cached() int {
 	if len(k.decode) == 0 {
-		return pd.Prompt{Tokens: tokens}
+		return 0
 	}
-	return pd.Prompt{Tokens: tokens, Cached: min(k.decode[0].Cached, tokens)}
+	return min(k.decode[0].Cached, k.round.Request.Prompt.Tokens)
 }
 
 // strict tells whether the sidecar must not prefill locally. A local plan never says so, even under force: then the

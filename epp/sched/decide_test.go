@@ -190,12 +190,12 @@ func checkCharges(t *testing.T, p *pool, d *epp.Decision) {
 func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cached int
-		want   pd.Prompt
+		want   prompt
 	}{
-		"a part is cached":           {64, pd.Prompt{Tokens: 100, Cached: 64}},
-		"nothing is cached":          {0, pd.Prompt{Tokens: 100}},
-		"more is said to be cached":  {112, pd.Prompt{Tokens: 100, Cached: 100}},
-		"all of the prompt is there": {100, pd.Prompt{Tokens: 100, Cached: 100}},
+		"a part is cached":           {64, prompt{Tokens: 100, Cached: 64}},
+		"nothing is cached":          {0, prompt{Tokens: 100}},
+		"more is said to be cached":  {112, prompt{Tokens: 100, Cached: 100}},
+		"all of the prompt is there": {100, prompt{Tokens: 100, Cached: 100}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			decider := &says{verdict: pd.Local, reason: pd.BelowThreshold}
@@ -203,8 +203,8 @@ func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 			c.Matcher = &caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}
 			c.Stages.Decider = decider
 			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), splitRequest(100))
-			if len(decider.asked) != 1 || decider.asked[0] != tc.want || d.Prompt != tc.want {
-				t.Errorf("the decider was asked %v, the decision says %v, want %v", decider.asked, d.Prompt, tc.want)
+			if len(decider.asked) != 1 || decider.asked[0] != tc.want || (prompt{d.Tokens, d.Cached}) != tc.want {
+				t.Errorf("the decider was asked %v, the decision says %v, want %v", decider.asked, prompt{d.Tokens, d.Cached}, tc.want)
 			}
 		})
 	}

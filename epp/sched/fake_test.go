@@ -81,12 +81,29 @@ func (highest) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
 type says struct {
 	verdict pd.Verdict
 	reason  pd.Reason
-	asked   []pd.Prompt
+	asked   []prompt
 }
 
-func (d *says) Decide(p pd.Prompt) (pd.Verdict, pd.Reason) {
-	d.asked = append(d.asked, p)
-	return d.verdict, d.reason
+func (d *says) Decide(a *epp.Alternatives) epp.Ruling {
+	d.asked = append(d.asked, prompt{a.Tokens, a.Cached})
+	return epp.Ruling{Verdict: d.verdict, Reason: d.reason}
+}
+
+// prompt is how long a prompt is, and how much of it is cached, in tokens.
+type prompt struct{ Tokens, Cached int }
+
+// always has every prompt computed on a prefill endpoint, never none.
+type (
+	always struct{}
+	never  struct{}
+)
+
+func (always) Decide(*epp.Alternatives) epp.Ruling {
+	return epp.Ruling{Verdict: pd.Remote, Reason: pd.Always}
+}
+
+func (never) Decide(*epp.Alternatives) epp.Ruling {
+	return epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold}
 }
 
 // caches is a matcher that knows how many tokens each endpoint has, and remembers what it was told.
@@ -99,8 +116,9 @@ type caches struct {
 
 const blockTokens = 16
 
-func (m *caches) Blocks() epp.BlockSpec { return epp.BlockSpec{Tokens: blockTokens, Max: 100} }
-func (m *caches) Forget(*epp.Endpoint)  {}
+func (m *caches) Blocks() epp.BlockSpec        { return epp.BlockSpec{Tokens: blockTokens, Max: 100} }
+func (m *caches) EndpointJoined(*epp.Endpoint) {}
+func (m *caches) EndpointLeft(*epp.Endpoint)   {}
 
 func (m *caches) Match(_ *epp.Prompt, c []epp.Candidate) {
 	m.mu.Lock()
@@ -135,7 +153,7 @@ func disagg() sched.Config {
 			{Name: "prefill", Filters: []epp.NamedFilter{{Name: "prefill-filter", Filter: role(pd.RolePrefill)}},
 				Scorers: []epp.NamedScorer{{Name: "idle", Weight: 1, Scorer: idle}}, Picker: highest(1)},
 		},
-		Stages:      epp.Stages{Decode: "decode", Prefill: "prefill", Decider: pd.AlwaysRemote{}, Candidates: 3},
+		Stages:      epp.Stages{Decode: "decode", Prefill: "prefill", Decider: always{}, Candidates: 3},
 		DeciderName: "always",
 		Stale:       time.Second,
 		Seed:        1,

@@ -29,8 +29,9 @@ type pick struct {
 	aside   []epp.Candidate // passed the filters, and nobody listens there: they come last
 	spent   bool            // the request has taken of the fallback budget, in this try or one before
 
-	decode  []epp.Candidate // chosen, best first
-	prefill []epp.Candidate // chosen, best first
+	asked   epp.Alternatives // what the decider was asked
+	decode  []epp.Candidate  // chosen, best first
+	prefill []epp.Candidate  // chosen, best first
 	verdict pd.Verdict
 	reason  pd.Reason
 }
@@ -54,7 +55,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 // end gives the pick's memory back.
 func (k *pick) end() {
 	k.pipeline, k.trace, k.spent = nil, nil, false
-	k.round = epp.Round{Rand: k.round.Rand}
+	k.round, k.asked = epp.Round{Rand: k.round.Rand}, epp.Alternatives{}
 	picks.Put(k)
 }
 

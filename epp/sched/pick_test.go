@@ -287,7 +287,7 @@ func TestRound(t *testing.T) {
 func TestSwapUnderLoad(t *testing.T) {
 	p := fleet("decode", "decode", "prefill", "prefill")
 	pipelines := make([]*sched.Pipeline, 2)
-	for i, decider := range []pd.Decider{pd.AlwaysRemote{}, &pd.Threshold{}} {
+	for i, decider := range []epp.Decider{always{}, never{}} {
 		c := disagg()
 		c.Stages.Decider = decider
 		c.Stages.Candidates = 1 + i

@@ -227,7 +227,7 @@ func TestTraceOfRefusals(t *testing.T) {
 			if err == nil || d == nil || d.Verdict != pd.Refused || d.Reason != pd.AsRefusal(err).Reason {
 				t.Fatalf("explained %+v with %v", d, err)
 			}
-			if len(d.Trace.Stages) != tc.stages || len(d.Decode) != tc.decode || d.Prompt.Tokens != 100 {
+			if len(d.Trace.Stages) != tc.stages || len(d.Decode) != tc.decode || d.Tokens != 100 {
 				t.Errorf("explained %+v, want %d stages and %d decode endpoints", d, tc.stages, tc.decode)
 			}
 			for _, stage := range d.Trace.Stages {

@@ -1,0 +1,28 @@
+package epp
+
+import "time"
+
+// Clock tells the time and runs functions later. The picker gets SystemClock; a replay of recorded requests gets one that
+// runs in virtual time.
+type Clock interface {
+	Now() time.Time
+	// AfterFunc runs f in a goroutine of its own after d, unless the timer is stopped before.
+	AfterFunc(d time.Duration, f func()) Timer
+}
+
+// Timer is a function that a Clock will run.
+type Timer interface {
+	// Stop reports whether it prevented the function from being run.
+	Stop() bool
+}
+
+// SystemClock is the clock of the process.
+var SystemClock Clock = systemClock{}
+
+type systemClock struct{}
+
+// Now implements Clock.
+func (systemClock) Now() time.Time { return time.Now() }
+
+// AfterFunc implements Clock.
+func (systemClock) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
