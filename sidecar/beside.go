@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -49,12 +48,5 @@ func (x *exchange) reachBeside() error {
 	case x.ctx.Err() != nil:
 		return x.gone()
 	}
-	return engineGone(err)
-}
-
-// engineGone is the refusal of a request that the engine beside cannot serve: nothing has gone to the client.
-func engineGone(cause error) *pd.Refusal {
-	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
-	refusal.Cause = cause
-	return refusal
+	return transport.Unreachable(err)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 	"github.com/tandem-serving/tandem/sidecar/warmup"
 	"github.com/tandem-serving/tandem/transfer"
@@ -71,8 +72,8 @@ type Keep struct {
 
 // Trust is what the sidecar believes of its callers.
 type Trust struct {
-	PDHeader string      `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
-	Allow    []AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
+	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
+	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
 	// Secrets gives those of which x-tandem-auth must carry one beside a prefill header, nil if none is asked for. The
 	// program declares the flag.
 	Secrets func() pd.Secrets

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -20,7 +21,7 @@ var errSilent = errors.New("decode sent no event before the deadline")
 
 // runDecode sends the decode leg and relays its answer. With reason "" the answer is under way or complete. Another reason
 // says that nothing has gone to the client and the request should be prefilled locally. The error is final.
-func (x *exchange) runDecode(req *bufferedRequest) (reason pd.Reason, err error) {
+func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
 	if x.ctx.Err() != nil {
 		return "", x.leaveHandedOff(req)
 	}
@@ -34,7 +35,7 @@ func (x *exchange) runDecode(req *bufferedRequest) (reason pd.Reason, err error)
 		x.releaseHand(req)
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
-	x.holds.leg = l.Segments
+	x.buf.Leg = l.Segments
 	header := transport.LegHeader(x.r.Header, x.id)
 	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
 		attribute.Int("server.port", x.s.cfg.Engine.Port))
@@ -74,7 +75,7 @@ func (x *exchange) runDecode(req *bufferedRequest) (reason pd.Reason, err error)
 }
 
 // leaveHandedOff ends a request whose client left, or which was cut, between the legs.
-func (x *exchange) leaveHandedOff(req *bufferedRequest) error {
+func (x *exchange) leaveHandedOff(req *intake.Request) error {
 	if x.state.on(x.interrupted()).has(release) {
 		x.releaseHand(req)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -27,11 +28,11 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 
 	id    string
-	route route
+	route intake.Route
 	state state
 	clock pd.Clock
-	body  paced
-	holds holding
+	body  intake.PacedBody
+	buf   intake.Buffer
 	hand  handInHand
 	// elsewhere: the engine has died of, or under, this request; its error is what the client gets if nobody else takes it.
 	elsewhere bool
@@ -84,15 +85,15 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
 	defer x.cancel(nil)
 	w.Header().Set("X-Request-Id", x.id)
-	x.body.begin(x.ctx, w, r, s.cfg.Trust.BodyPause)
-	defer x.body.end()
+	x.body.Begin(x.ctx, w, r, s.cfg.Trust.BodyPause)
+	defer x.body.End()
 	if !s.life.enter(x) {
 		x.refuse(draining())
 		x.finish()
 		return
 	}
 	defer s.life.leave(x)
-	defer x.holds.recycle()
+	defer x.buf.Release()
 	defer x.finish() // runs for http.ErrAbortHandler too
 	if err := x.run(); err != nil && !errors.Is(err, errAnswered) {
 		x.answerError(err)
@@ -101,27 +102,27 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 
 // run takes the request through its states. The error is a *pd.Refusal, errGone, or internal.
 func (x *exchange) run() error {
-	if refusal := packed(x.r.Header); refusal != nil {
+	if refusal := intake.CheckEncoding(x.r.Header); refusal != nil {
 		return refusal
 	}
-	route, err := x.s.readRoute(x.r.Header)
+	route, err := x.s.routes.Read(x.r.Header)
 	x.route = route
 	if err != nil {
 		return err
 	}
-	x.decide(route.verdict, route.reason)
-	if route.verdict != pd.Remote {
+	x.decide(route.Verdict, route.Reason)
+	if route.Verdict != pd.Remote {
 		return x.streamLocal()
 	}
 	if !x.api.Splittable() {
 		return x.unsplittable(x.streamLocal)
 	}
-	req, err := x.receive()
+	req, err := x.s.intake.Receive(x.r, &x.body, x.api, &x.buf)
 	if err != nil {
-		return err
+		return x.intakeError(err)
 	}
 	held := func() error { return x.heldLocal(req) }
-	switch req.fit {
+	switch req.Fit {
 	case request.FitDoubted:
 		// The engine's own error is the best answer, so even a strict plan gets it.
 		x.decide(pd.Local, pd.NotSplittable)
@@ -133,7 +134,7 @@ func (x *exchange) run() error {
 }
 
 // remote runs both legs.
-func (x *exchange) remote(req *bufferedRequest) error {
+func (x *exchange) remote(req *intake.Request) error {
 	reason, err := x.runPrefill(req)
 	if err != nil {
 		return err
@@ -149,7 +150,7 @@ func (x *exchange) remote(req *bufferedRequest) error {
 
 // unsplittable serves a request that no hand-off can carry, unless it must not be local.
 func (x *exchange) unsplittable(serve func() error) error {
-	if x.route.strict {
+	if x.route.Strict {
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
 			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
 	}
@@ -158,22 +159,18 @@ func (x *exchange) unsplittable(serve func() error) error {
 }
 
 // redoLocal prefills on the decode engine what was planned remote.
-func (x *exchange) redoLocal(req *bufferedRequest, reason pd.Reason) error {
-	if x.route.strict {
+func (x *exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
+	if x.route.Strict {
 		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
 	}
 	if err := x.reachBeside(); err != nil {
 		return err // nothing is taken of the budget for what cannot be
 	}
 	if !x.s.budget.Take() {
-		return overBudget(reason)
+		return intake.OverBudget(reason)
 	}
 	x.decide(pd.Local, reason)
 	return x.heldLocal(req)
-}
-
-func overBudget(reason pd.Reason) *pd.Refusal {
-	return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
 }
 
 func (x *exchange) decide(v pd.Verdict, r pd.Reason) { x.decision.Verdict, x.decision.Reason = v, r }
@@ -186,10 +183,20 @@ func (x *exchange) interrupted() trouble {
 	return clientGone
 }
 
+// intakeError is the error of a request whose body could not be read.
+func (x *exchange) intakeError(err error) error {
+	if errors.Is(err, intake.ErrClientLeft) {
+		return x.gone()
+	}
+	return err
+}
+
 // gone is the error of a request whose context has ended.
 func (x *exchange) gone() error {
-	if x.interrupted() == clientGone && x.body.late() {
-		return slowBody()
+	if x.interrupted() == clientGone {
+		if refusal := x.body.LateRefusal(); refusal != nil {
+			return refusal
+		}
 	}
 	if x.state.on(x.interrupted()).has(refuse) {
 		return draining()
@@ -231,8 +238,8 @@ func (x *exchange) refuse(r *pd.Refusal) {
 
 // setTiming writes the phases, and the picker's before them if it told.
 func (x *exchange) setTiming(phases pd.Phases) {
-	if x.route.plan != nil {
-		phases.Set(pd.PhaseEPP, x.route.plan.EPP)
+	if x.route.Plan != nil {
+		phases.Set(pd.PhaseEPP, x.route.Plan.EPP)
 	}
 	x.w.Header().Set(keyTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 }
@@ -263,46 +270,6 @@ func (x *exchange) finish() {
 	x.s.metrics.request(x.decision, x.status, phases)
 	x.s.log.Debug("request served", "request_id", x.id, "decision", x.decision.String(), "status", x.status,
 		"state", last, "timing", timingValue{phases}, "error", x.failure)
-}
-
-// holding is a body that is held, and the leg that has last been made of it.
-type holding struct {
-	of   *pd.BufferedBytes
-	size int64         // what of counts for this body
-	scan *body.Scanner // goes back to the pool
-	body *body.Body
-	leg  [][]byte
-}
-
-// take counts n bytes more for the body. It reports false if they must not be held.
-func (h *holding) take(n int64) bool {
-	if !h.of.Take(n) {
-		return false
-	}
-	h.size += n
-	return true
-}
-
-// recycle gives back the scanner of a held body, and its count: what legs under way still read are the segments, not the
-// scan, and a release that is sent with them is over in a moment.
-func (h *holding) recycle() {
-	if h.scan == nil {
-		return
-	}
-	scanners.Put(h.scan)
-	h.of.Release(h.size)
-	h.scan, h.size = nil, 0
-}
-
-// drop lets a body go of which no further leg will be made, and whose last leg has its answer: the answer may take minutes.
-// net/http keeps that leg, but a writer of it that is still under way has slices of its own.
-func (h *holding) drop() {
-	h.recycle()
-	if h.body != nil {
-		h.body.Reset()
-	}
-	clear(h.leg)
-	h.body, h.leg = nil, nil
 }
 
 // timingValue prints phases only if the line is written.

@@ -2,19 +2,17 @@ package sidecar
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 )
 
 // rawPost begins a request and leaves its body to the test.
@@ -73,7 +71,7 @@ func TestBufferLimit(t *testing.T) {
 		conn := rawPost(t, s, completionsPath, remote, "Transfer-Encoding: chunked")
 		fmt.Fprint(conn, filler)
 		held = append(held, conn)
-		until(t, "the body is held", func() bool { return s.held.Bytes() == taken })
+		until(t, "the body is held", func() bool { return s.intake.Buffered() == taken })
 	}
 	announced := rawPost(t, s, completionsPath, remote, fmt.Sprint("Content-Length: ", limit/2))
 	rawReply(t, announced).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
@@ -95,20 +93,21 @@ func TestBufferLimit(t *testing.T) {
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
 	const limit, clients = 2 << 20, 30
+	const segment, smallSegment = 256 << 10, 16 << 10 // while memory is plentiful, and scarce
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.BufferLimit = limit/2, limit }))
 	var all []net.Conn
 	for n := range clients {
-		before := s.held.Bytes()
-		conn := rawPost(t, s, completionsPath, pd.HeaderPrefill+": "+prefill.addr, fmt.Sprint("Content-Length: ", maxSegment))
+		before := s.intake.Buffered()
+		conn := rawPost(t, s, completionsPath, pd.HeaderPrefill+": "+prefill.addr, fmt.Sprint("Content-Length: ", segment))
 		fmt.Fprint(conn, "{")
 		all = append(all, conn)
 		// The next one comes when this one has what it will have: what is scarce is known by then.
-		until(t, "one more is received", func() bool { return s.life.open() == float64(n+1) && s.held.Bytes() > before })
+		until(t, "one more is received", func() bool { return s.life.open() == float64(n+1) && s.intake.Buffered() > before })
 	}
-	if held := s.held.Bytes(); held <= limit/2 {
+	if held := s.intake.Buffered(); held <= limit/2 {
 		t.Errorf("%v bytes are held, which leaves room for more", held)
 	}
-	if held := s.held.Bytes(); held > limit*3/4+clients*firstSegment {
+	if held := s.intake.Buffered(); held > limit*3/4+clients*smallSegment {
 		t.Errorf("%v bytes are held for %d clients that have sent one each", held, clients)
 	}
 	for _, conn := range all {
@@ -234,7 +233,7 @@ func TestTooManyHeaders(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr)
 	for _, path := range []string{completionsPath, "/v1/models"} {
-		for lines, want := range map[int]int{maxHeaders / 2: http.StatusOK, maxHeaders + 1: http.StatusRequestHeaderFieldsTooLarge} {
+		for lines, want := range map[int]int{intake.MaxHeaders / 2: http.StatusOK, intake.MaxHeaders + 1: http.StatusRequestHeaderFieldsTooLarge} {
 			var flood []string
 			for range lines {
 				flood = append(flood, "x-a: b")
@@ -245,101 +244,5 @@ func TestTooManyHeaders(t *testing.T) {
 				t.Errorf("%s with %d lines: %d %s", path, lines, got.status, got.body)
 			}
 		}
-	}
-}
-
-// drip is a body that comes in parts, each after a while, and a connection with a deadline.
-type drip struct {
-	sink
-	parts, size int
-	every       time.Duration
-	deadline    time.Time
-}
-
-func (d *drip) SetReadDeadline(t time.Time) error { d.deadline = t; return nil }
-
-func (d *drip) Read(p []byte) (int, error) {
-	left := time.Until(d.deadline)
-	if d.parts == 0 {
-		return 0, io.EOF
-	}
-	timer := time.NewTimer(min(d.every, left))
-	<-timer.C
-	if left < d.every {
-		return 0, os.ErrDeadlineExceeded
-	}
-	d.parts--
-	return d.size, nil
-}
-
-func (d *drip) Close() error { return nil }
-
-func TestPace(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		body  drip
-		slow  bool
-		after time.Duration
-	}{
-		{"at once", drip{parts: 3, size: 1 << 20}, false, 0},
-		{"an hour of a slow link", drip{parts: 3600, size: 2 * pd.BodyRate, every: time.Second}, false, time.Hour},
-		{"with pauses", drip{parts: 10, size: 64 << 10, every: 25 * time.Second}, false, 250 * time.Second},
-		{"silent", drip{parts: 1, size: 1, every: time.Minute}, true, 30 * time.Second},
-		{"silent after a while", drip{parts: 100, size: 1 << 20, every: 31 * time.Second}, true, 30 * time.Second},
-		{"one byte a second", drip{parts: 1000, size: 1, every: time.Second}, true, 31 * time.Second},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				began := time.Now()
-				c.body.header = http.Header{}
-				var p paced
-				r := &http.Request{Body: &c.body}
-				p.begin(context.Background(), &c.body, r, 30*time.Second)
-				buf, err := make([]byte, 2<<20), error(nil)
-				for err == nil {
-					_, err = r.Body.Read(buf)
-				}
-				if p.late() != c.slow || !c.slow && err != io.EOF {
-					t.Errorf("%v", err)
-				}
-				if took := time.Since(began); took < c.after-2*time.Second || took > c.after+2*time.Second {
-					t.Errorf("took %v, want %v", took, c.after)
-				}
-				if !c.slow && !c.body.deadline.IsZero() {
-					t.Error("the connection still has a deadline")
-				}
-			})
-		})
-	}
-}
-
-// An engine that reads slowly wears out nobody's patience with the client.
-func TestPaceCountsWaitingOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var p paced
-		body := &drip{parts: 100, size: 1}
-		body.header = http.Header{}
-		r := &http.Request{Body: body}
-		p.begin(context.Background(), body, r, 30*time.Second)
-		for range 100 {
-			if _, err := r.Body.Read(make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
-			engine := time.NewTimer(20 * time.Second)
-			<-engine.C
-		}
-	})
-}
-
-// After the handler the connection is the server's again.
-func TestPaceEnds(t *testing.T) {
-	var p paced
-	body := &drip{parts: 1, size: 1}
-	r := &http.Request{Body: body}
-	p.begin(context.Background(), body, r, time.Nanosecond)
-	p.end()
-	before := body.deadline
-	if _, err := r.Body.Read(make([]byte, 1)); err == nil || !body.deadline.Equal(before) {
-		t.Errorf("the deadline was moved to %v; error %v", body.deadline, err)
 	}
 }

@@ -8,11 +8,6 @@ import (
 
 // Tandem's headers as net/http spells them: of a name in lower case its functions make a new string at each use.
 var (
-	keyMode     = http.CanonicalHeaderKey(pd.HeaderMode)
-	keyPrefill  = http.CanonicalHeaderKey(pd.HeaderPrefill)
-	keyPlan     = http.CanonicalHeaderKey(pd.HeaderPlan)
-	keyAuth     = http.CanonicalHeaderKey(pd.HeaderAuth)
-	keyModel    = http.CanonicalHeaderKey(pd.HeaderModel)
 	keyDecision = http.CanonicalHeaderKey(pd.HeaderDecision)
 	keyTiming   = http.CanonicalHeaderKey(pd.HeaderTiming)
 	keyOutcome  = http.CanonicalHeaderKey(pd.HeaderOutcome)

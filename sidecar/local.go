@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -15,11 +16,11 @@ import (
 // overwritten on the way.
 func (x *exchange) streamLocal() error {
 	if x.r.ContentLength > x.s.cfg.Trust.BodyLimit {
-		return tooLarge(x.s.cfg.Trust.BodyLimit)
+		return x.s.intake.TooLarge()
 	}
-	source := x.s.guard(x.r.Body)
-	defer source.free()
-	req, err := transport.NewLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), x.r.ContentLength, source.again)
+	source := x.s.intake.Guard(x.r.Body)
+	defer source.Free()
+	req, err := transport.NewLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), x.r.ContentLength, source.Again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -27,15 +28,15 @@ func (x *exchange) streamLocal() error {
 }
 
 // heldLocal sends a request that was held.
-func (x *exchange) heldLocal(req *bufferedRequest) error {
-	l := request.Payload{Segments: req.body.Segments(), Length: req.body.Len()}
-	if !req.asIs {
+func (x *exchange) heldLocal(req *intake.Request) error {
+	l := request.Payload{Segments: req.Body.Segments(), Length: req.Body.Len()}
+	if !req.AsIs {
 		var err error
 		if l, err = req.Local(); err != nil {
 			return fmt.Errorf("editing the local leg: %w", err)
 		}
 	}
-	x.holds.leg = l.Segments
+	x.buf.Leg = l.Segments
 	r, err := transport.NewBufferedLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), l.Segments, l.Length)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
@@ -44,7 +45,7 @@ func (x *exchange) heldLocal(req *bufferedRequest) error {
 }
 
 // sendLocal sends a leg to the engine beside and relays its answer.
-func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
+func (x *exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err error) {
 	ctx, span := x.s.tracing.leg(req.Context(), spanDecode, req.Header)
 	status := 0
 	defer func() { x.endLeg(span, status, err) }()
@@ -62,7 +63,7 @@ func (x *exchange) sendLocal(req *http.Request, source *guarded) (err error) {
 		return x.localFailure(source, err)
 	}
 	defer resp.Body.Close()
-	source.answered()
+	source.Answered()
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
 	status = resp.StatusCode
 	x.rename(resp)
@@ -100,16 +101,16 @@ func (x *exchange) dying(moment time.Duration) bool {
 }
 
 // localFailure says why the engine beside gave no answer.
-func (x *exchange) localFailure(source *guarded, err error) error {
-	if readErr := source.failure(); readErr != nil {
-		if refusal := refusalOf(readErr, x.s.cfg.Trust.BodyLimit); refusal != nil {
+func (x *exchange) localFailure(source *intake.GuardedBody, err error) error {
+	if readErr := source.Failure(); readErr != nil {
+		if refusal := x.s.intake.RefusalOf(readErr); refusal != nil {
 			return refusal
 		}
-		return x.readError(readErr)
+		return x.intakeError(x.body.Failure(readErr))
 	}
 	if x.ctx.Err() != nil {
 		return x.gone()
 	}
 	x.s.beside.doubt()
-	return engineGone(err)
+	return transport.Unreachable(err)
 }

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -84,7 +85,7 @@ func traced(t trace.Tracer) option {
 }
 
 // loopback allows prefill legs to the engines of a test.
-var loopback = []AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.1/32")}, {Prefix: netip.MustParsePrefix("::1/128")}}
+var loopback = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.1/32")}, {Prefix: netip.MustParsePrefix("::1/128")}}
 
 // startRig serves a sidecar before the engine at a host:port until the test ends.
 func startRig(t testing.TB, decode string, options ...option) *rig {

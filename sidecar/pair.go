@@ -21,7 +21,7 @@ import (
 func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
 	c := warmup.Config{
 		Find:            find,
-		Allowed:         func(t pd.Target) bool { return s.allow.check(t) == nil },
+		Allowed:         func(t pd.Target) bool { return s.routes.Allow.Check(t) == nil },
 		SideChannelPort: s.cfg.Keep.SideChannel,
 		Decode:          s.decodeEngine(),
 		Prefill:         s.prefillEngine,

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -46,19 +47,19 @@ func (e *clientError) Error() string {
 
 // runPrefill tries the candidates in order. With reason "" the hand-off is in x.hand. Another reason says why there is
 // none and the request should be prefilled locally. The error is final.
-func (x *exchange) runPrefill(req *bufferedRequest) (pd.Reason, error) {
+func (x *exchange) runPrefill(req *intake.Request) (pd.Reason, error) {
 	leg, err := x.s.dialect.Prefill(req.Request)
 	if err != nil {
 		return "", fmt.Errorf("editing the prefill leg: %w", err)
 	}
 	x.state = prefilling
 	last := &prefillError{reason: pd.PrefillFailed}
-	for i, target := range x.route.targets {
+	for i, target := range x.route.Targets {
 		for try := 0; ; try++ {
 			if err := x.reachBeside(); err != nil {
 				return "", err
 			}
-			err := x.attempt(req, leg, target, x.route.candidate(i))
+			err := x.attempt(req, leg, target, x.route.Candidate(i))
 			var refused *clientError
 			switch {
 			case err == nil:
@@ -93,7 +94,7 @@ func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
 }
 
 // refusedByPrefill hands the engine's word on, unless our own priming may have caused it.
-func (x *exchange) refusedByPrefill(req *bufferedRequest, refused *clientError) (pd.Reason, error) {
+func (x *exchange) refusedByPrefill(req *intake.Request, refused *clientError) (pd.Reason, error) {
 	if req.ForcedTool() {
 		return pd.PrefillFailed, nil
 	}
@@ -104,7 +105,7 @@ func (x *exchange) refusedByPrefill(req *bufferedRequest, refused *clientError) 
 }
 
 // attempt sends one prefill leg and takes its hand-off.
-func (x *exchange) attempt(req *bufferedRequest, leg request.Payload, target pd.Target, candidate int) error {
+func (x *exchange) attempt(req *intake.Request, leg request.Payload, target pd.Target, candidate int) error {
 	x.decision.Attempts++
 	x.decision.Candidate = candidate
 	x.target = target.String()
@@ -199,8 +200,8 @@ func readCapped(resp *http.Response, limit int64) ([]byte, error) {
 // prefillFailure names what broke a prefill leg.
 func (s *Server) prefillFailure(ctx context.Context, err error) error {
 	switch {
-	case errors.Is(err, errDenied):
-		return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
+	case errors.Is(err, intake.ErrDenied):
+		return intake.Denied()
 	case errors.Is(err, errAnswerTooLarge):
 		return &prefillError{cause: "too-large", reason: pd.HandoffInvalid, err: err}
 	case isTLS(err):

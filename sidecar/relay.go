@@ -36,7 +36,7 @@ func (x *exchange) relayFresh(resp *http.Response) error {
 // sendHeaders sends status and headers, with the decision and the phases that are known by now. From here on the request
 // is never redone.
 func (x *exchange) sendHeaders(resp *http.Response, stream bool) {
-	x.holds.drop()
+	x.buf.Drop()
 	h := x.w.Header()
 	transport.AnswerHeader(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
@@ -71,7 +71,7 @@ func full(status int) bool {
 
 // reports says whether somebody reads a report after the answer: the picker, or a client that takes trailers.
 func (x *exchange) reports() bool {
-	if x.route.plan != nil && x.route.plan.Report {
+	if x.route.Plan != nil && x.route.Plan.Report {
 		return true
 	}
 	for _, te := range x.r.Header["Te"] {

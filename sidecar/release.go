@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -51,7 +52,7 @@ func direct(hold *lease.Hold) string {
 
 // releaseHand gives back a hand-off that decode knows nothing of: directly, or by sending a decode leg and cancelling it.
 // It returns at once; the release goes on after the request.
-func (x *exchange) releaseHand(req *bufferedRequest) {
+func (x *exchange) releaseHand(req *intake.Request) {
 	h, ctx, url := x.held(direct(x.hand.hold)), context.WithoutCancel(x.ctx), x.s.engine+x.r.URL.RequestURI()
 	l, err := x.s.dialect.Release(req.Request, h.offer)
 	x.s.life.release(func() {

@@ -11,7 +11,7 @@ import (
 
 // rename has an engine's answer carry the model's name that the client asked for, if another model answers.
 func (x *exchange) rename(resp *http.Response) {
-	names := x.route.rename
+	names := x.route.Rename
 	if names == nil {
 		return
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 )
 
 const localPlan = "local;id=" + planID + ";reason=below-threshold;strict=0;epp=1.5"
@@ -131,7 +132,9 @@ func TestDeniedTargets(t *testing.T) {
 		{"public", "8.8.8.8:80", private, 0},
 		{"one of two", "10.255.255.1:1,169.254.169.254:80", private, 0},
 		{"a name, when it is dialled", "localhost:" + port, private, 1},
-		{"another port", "127.0.0.1:9", set(func(c *Config) { c.Trust.Allow = []AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8"), Port: 10}} }), 0},
+		{"another port", "127.0.0.1:9", set(func(c *Config) {
+			c.Trust.Allow = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8"), Port: 10}}
+		}), 0},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +20,9 @@ import (
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/passthrough"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 	"github.com/tandem-serving/tandem/sidecar/warmup"
 )
@@ -32,16 +33,15 @@ type Server struct {
 	log      *slog.Logger
 	warnings *loglimit.Limiter // one line a second about what can happen to every request
 	dialect  dialect.Dialect
-	strips   func(want int) bool // request.Base.Strips
-	allow    allowList
+	intake   *intake.Intake
+	routes   intake.RouteReader
 
 	local, prefill *http.Transport
-	passthrough    *httputil.ReverseProxy
+	passthrough    http.Handler
 	engine         string // scheme://host:port
 	beside         beside
 
 	budget  *pd.FallbackBudget
-	held    *pd.BufferedBytes // bodies that are held for prefill
 	stalls  *stallWatch
 	leases  *lease.Book // nil: hand-offs are not held, and given back by way of decode
 	metrics *metrics
@@ -66,22 +66,24 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
 	}
 	s := &Server{
-		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second), dialect: d, strips: request.Base.Strips,
-		allow:   newAllowList(cfg.Trust.Allow),
+		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second), dialect: d,
+		intake: intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
+			Table: request.Base, Log: t.Log}),
 		engine:  cfg.Engine.url(),
 		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
-		held:    pd.NewBufferedBytes(cfg.Trust.BufferLimit),
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},
 	}
+	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow),
+		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
-	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.allow.control)
-	s.passthrough = s.newPassthrough()
+	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
+	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, t.Log)
 	s.beside.address = cfg.Engine.hostPort()
-	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.held.Bytes)
+	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.intake.Buffered)
 	if cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Lease: cfg.Fallback.Lease, Log: t.Log,
-			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.allow.controlHost}})
+			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}
 	s.life.start()
@@ -110,9 +112,9 @@ func (s *Server) Handler() http.Handler {
 	for _, api := range pd.GenerateAPIs() {
 		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
 	}
-	r.NotFoundHandler = http.HandlerFunc(s.pass)
+	r.NotFoundHandler = s.passthrough
 	r.MethodNotAllowedHandler = r.NotFoundHandler
-	return s.checked(r)
+	return s.intake.CheckHeaders(r)
 }
 
 const (

@@ -85,8 +85,8 @@ func endRelease(span trace.Span, way string, err error) {
 func (x *exchange) endSpan(phases *pd.Phases) {
 	if x.span.IsRecording() {
 		attrs := []attribute.KeyValue{
-			attribute.String("tandem.pd.mode", x.route.mode.String()),
-			attribute.String("tandem.pd.plan", x.route.planned()),
+			attribute.String("tandem.pd.mode", x.route.Mode.String()),
+			attribute.String("tandem.pd.plan", x.route.Planned()),
 			attribute.String("tandem.pd.decision", x.decision.Verdict.String()),
 			attribute.String("tandem.pd.reason", string(x.decision.Reason)),
 			attribute.Int("http.response.status_code", x.status),

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
@@ -238,7 +239,7 @@ func (s *stage) startSidecar(t *testing.T, r row) {
 	if cfg.Engine.Port, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Trust.Allow = []sidecar.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
+	cfg.Trust.Allow = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
 	cfg.Prefill.BlockSize = blockSize
 	switch {
 	case r.quick && r.state == prefilling:

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // ProbeTimeout bounds how long a caller should wait for an engine's /health.
@@ -40,4 +42,12 @@ func Scheme(secure func() *tls.Config) string {
 		return "https://"
 	}
 	return "http://"
+}
+
+// Unreachable is the refusal of a request that the local engine cannot serve, because of cause: nothing has gone to the
+// client.
+func Unreachable(cause error) *pd.Refusal {
+	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")
+	refusal.Cause = cause
+	return refusal
 }

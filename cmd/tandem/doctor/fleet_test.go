@@ -36,6 +36,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/stack"
 )
@@ -149,7 +150,7 @@ func (m *member) sidecar(t *testing.T, engine string) string {
 	cfg := sidecar.Defaults()
 	to := netip.MustParseAddrPort(strings.TrimPrefix(engine, "http://"))
 	cfg.Engine.Host, cfg.Engine.Port = to.Addr().String(), int(to.Port())
-	cfg.Trust.Allow = []sidecar.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
+	cfg.Trust.Allow = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
 	s, err := sidecar.New(cfg, sidecar.Telemetry{Log: slog.New(slog.DiscardHandler), Metrics: boot.NewRegistry(),
 		Tracer: noop.NewTracerProvider().Tracer(""), Propagator: propagation.NewCompositeTextMapPropagator()})
 	if err != nil {

@@ -1,4 +1,4 @@
-package sidecar
+package intake
 
 import (
 	"net/netip"
@@ -132,27 +132,45 @@ func TestAllowList(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			list, to := newAllowList(rules(t, c.rules...)), netip.MustParseAddrPort(c.to)
-			if got := list.has(to); got != c.want {
-				t.Errorf("has(%s) is %v", to, got)
+			list, to := NewAllowList(rules(t, c.rules...)), netip.MustParseAddrPort(c.to)
+			if got := list.allows(to); got != c.want {
+				t.Errorf("allows(%s) is %v", to, got)
 			}
-			refusal := list.check(pd.Target{Host: to.Addr().WithZone("").String(), Port: to.Port()})
+			refusal := list.Check(pd.Target{Host: to.Addr().WithZone("").String(), Port: to.Port()})
 			if (refusal == nil) != c.want || refusal != nil && refusal.Reason != pd.DeniedTarget {
-				t.Errorf("check(%s) is %v", to, refusal)
+				t.Errorf("Check(%s) is %v", to, refusal)
 			}
-			if err := list.control(t.Context(), "tcp", to.String(), nil); (err == nil) != c.want {
-				t.Errorf("control(%s) is %v", to, err)
+			if err := list.Control(t.Context(), "tcp", to.String(), nil); (err == nil) != c.want {
+				t.Errorf("Control(%s) is %v", to, err)
 			}
 		})
 	}
 	t.Run("a name waits for its address", func(t *testing.T) {
-		if refusal := newAllowList(nil).check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
+		if refusal := NewAllowList(nil).Check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
 			t.Errorf("%v", refusal)
 		}
 	})
 	t.Run("what is dialled is no address", func(t *testing.T) {
-		if err := newAllowList(nil).control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
+		if err := NewAllowList(nil).Control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
 			t.Error("allowed")
 		}
 	})
+}
+
+// Services that hand out credentials stand within the private ranges of several clouds.
+func TestMetadataServices(t *testing.T) {
+	for cloud, addr := range map[string]string{
+		"AWS": "fd00:ec2::254", "AWS, pod identity": "fd00:ec2::23", "Google": "fd20:ce::254", "Oracle": "fd00:c1::a9fe:a9fe",
+		"Scaleway": "fd00:42::42", "Akamai": "fd00:a9fe:a9fe::1", "Alibaba": "100.100.100.200", "Alibaba, IPv6": "fd00:100::100:200",
+	} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
+		for _, rules := range [][]AllowRule{nil, {{Prefix: netip.MustParsePrefix("::/0")}, {Prefix: netip.MustParsePrefix("0.0.0.0/0")}}} {
+			if NewAllowList(rules).allows(to) {
+				t.Errorf("%s's %s may be asked by %v", cloud, addr, rules)
+			}
+		}
+		if !NewAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}).allows(to) {
+			t.Errorf("%s's %s is refused although it is listed", cloud, addr)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package sidecar
+package intake
 
 import (
 	"context"
@@ -69,12 +69,12 @@ func (a AllowRule) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%s:%d", a.Prefix, a.Port), nil
 }
 
-// allowList decides where prefill legs may go. The header that names the target can come from anyone who reaches this
-// port; without the list the sidecar would send requests wherever it says.
-type allowList []AllowRule
+// AllowList decides where prefill legs may go. Any client that reaches this port can send the header that names the target;
+// without the list the sidecar would send requests wherever that header says.
+type AllowList []AllowRule
 
 // privateRanges are where pods live: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193.
-var privateRanges = allowList{
+var privateRanges = AllowList{
 	{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
 	{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
 	{Prefix: netip.MustParsePrefix("192.168.0.0/16")},
@@ -82,14 +82,14 @@ var privateRanges = allowList{
 	{Prefix: netip.MustParsePrefix("fc00::/7")},
 }
 
-// apart are ranges that only a rule inside them reaches: who lists all there is does not mean this host, what is beside it
-// on its link, or a way around the rules of IPv4.
-var apart = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), // kernels take 0.0.0.0 for loopback
+// reservedRanges are reached only by a rule inside them: an operator who allows 0.0.0.0/0 does not mean this host, its
+// neighbours on the link, or another spelling of an IPv4 address.
+var reservedRanges = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), // kernels treat 0.0.0.0 as loopback
 	netip.MustParsePrefix("127.0.0.0/8"),
 	netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/3"), // multicast and beyond, broadcast too
-	netip.MustParsePrefix("::/96"),       // unspecified, loopback, and IPv4 as RFC 4291 §2.5.5.1 once had it
+	netip.MustParsePrefix("::/96"),       // unspecified, loopback, and the deprecated IPv4 form of RFC 4291 §2.5.5.1
 	netip.MustParsePrefix("64:ff9b::/96"),
 	netip.MustParsePrefix("64:ff9b:1::/48"), // IPv4 behind a translator: RFC 6052 and RFC 8215
 	netip.MustParsePrefix("fe80::/10"),
@@ -112,60 +112,69 @@ var metadataServices = []netip.Prefix{
 	netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
 }
 
-func newAllowList(rules []AllowRule) allowList {
+// NewAllowList makes a list of rules; without any, of the private ranges.
+func NewAllowList(rules []AllowRule) AllowList {
 	if len(rules) == 0 {
 		return privateRanges
 	}
 	return rules
 }
 
-func (l allowList) has(to netip.AddrPort) bool {
+// allows reports whether a leg may go to an address.
+func (l AllowList) allows(to netip.AddrPort) bool {
 	addr := to.Addr().Unmap().WithZone("")
 	return slices.ContainsFunc(l, func(r AllowRule) bool {
-		return (r.Port == 0 || r.Port == to.Port()) && r.Prefix.Contains(addr) && r.means(addr)
+		return (r.Port == 0 || r.Port == to.Port()) && r.Prefix.Contains(addr) && r.covers(addr)
 	})
 }
 
-// means reports whether the rule is narrow enough for an address in its range.
-func (a AllowRule) means(addr netip.Addr) bool {
+// covers reports whether the rule is narrow enough for an address in its range.
+func (a AllowRule) covers(addr netip.Addr) bool {
 	metadata := slices.ContainsFunc(metadataServices, func(p netip.Prefix) bool { return p.Contains(addr) })
-	return (!metadata || a.Prefix.IsSingleIP()) && !slices.ContainsFunc(apart, func(p netip.Prefix) bool {
+	return (!metadata || a.Prefix.IsSingleIP()) && !slices.ContainsFunc(reservedRanges, func(p netip.Prefix) bool {
 		inside := p.Bits() <= a.Prefix.Bits() && p.Contains(a.Prefix.Addr())
 		return p.Contains(addr) && !inside
 	})
 }
 
-// check refuses a target that is an address outside the list. A name is checked when it is dialled, by what it resolves
-// to then: a name that was checked earlier may resolve elsewhere later.
-func (l allowList) check(t pd.Target) *pd.Refusal {
+// Check refuses a target that is an address outside the list, and returns nil for others. A name is checked when it is
+// dialled, by the address it resolves to then: a name that was checked earlier may resolve elsewhere later.
+func (l AllowList) Check(t pd.Target) *pd.Refusal {
 	addr, isAddr := t.Addr()
-	if !isAddr || l.has(addr) {
+	if !isAddr || l.allows(addr) {
 		return nil
 	}
+	return Denied()
+}
+
+// Denied is the refusal of a request whose prefill target is not allowed.
+func Denied() *pd.Refusal {
 	return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
 }
 
-var errDenied = errors.New("address is not in --prefill-allow")
+// ErrDenied is the error of a connection to an address outside the list.
+var ErrDenied = errors.New("address is not in --prefill-allow")
 
-// hasHost reports whether the list has an address, at whatever port.
-func (l allowList) hasHost(addr netip.Addr) bool {
-	return slices.ContainsFunc(l, func(r AllowRule) bool { return l.has(netip.AddrPortFrom(addr, r.Port)) })
+// allowsHost reports whether the list has an address, at any port.
+func (l AllowList) allowsHost(addr netip.Addr) bool {
+	return slices.ContainsFunc(l, func(r AllowRule) bool { return l.allows(netip.AddrPortFrom(addr, r.Port)) })
 }
 
-// controlHost is control for side channels: engines say at which port of theirs it is, and it is no port of prefill legs.
-func (l allowList) controlHost(_ context.Context, _, address string, _ syscall.RawConn) error {
+// ControlHost is Control for side channels. It ignores the port: an engine names its side channel's port itself, and no
+// prefill leg goes there.
+func (l AllowList) ControlHost(_ context.Context, _, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
-	if err != nil || !l.hasHost(to.Addr()) {
-		return errDenied
+	if err != nil || !l.allowsHost(to.Addr()) {
+		return ErrDenied
 	}
 	return nil
 }
 
-// control is the hook of a dialer that refuses connections to addresses outside the list.
-func (l allowList) control(_ context.Context, _, address string, _ syscall.RawConn) error {
+// Control is a net.Dialer.ControlContext that refuses connections to addresses outside the list.
+func (l AllowList) Control(_ context.Context, _, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
-	if err != nil || !l.has(to) {
-		return errDenied
+	if err != nil || !l.allows(to) {
+		return ErrDenied
 	}
 	return nil
 }

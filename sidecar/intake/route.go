@@ -1,0 +1,184 @@
+package intake
+
+import (
+	"math/rand/v2"
+	"net/http"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Route is what the headers say about a request.
+type Route struct {
+	Mode    pd.Mode
+	Plan    *pd.Plan // nil: no picker of ours has planned the request
+	Verdict pd.Verdict
+	Reason  pd.Reason
+	Strict  bool        // the request must not be prefilled locally
+	Targets []pd.Target // prefill candidates in the order they are tried
+	Rename  *pd.Rename  // the model's name that the client gets to see; nil: the engine's
+
+	first int // index of Targets[0] in the header, if sampling has turned the list
+}
+
+// Planned is the verdict that was planned, for traces.
+func (r *Route) Planned() string {
+	if r.Plan != nil {
+		return r.Plan.Verdict.String()
+	}
+	return r.Verdict.String()
+}
+
+// Candidate is the index in the header of the i-th target tried.
+func (r *Route) Candidate(i int) int { return (r.first + i) % len(r.Targets) }
+
+// RouteReader reads the headers that steer a request.
+type RouteReader struct {
+	// Modes says whether clients may steer with the P/D mode header.
+	Modes bool
+	// Secrets returns the shared secrets of which a request must carry one for its prefill headers to count; nil if none is
+	// required.
+	Secrets func() pd.Secrets
+	// Allow says where prefill legs may go.
+	Allow AllowList
+	// Sampling begins with a random candidate instead of the first.
+	Sampling bool
+	// Budget bounds requests that are prefilled locally although they were planned remote.
+	Budget *pd.FallbackBudget
+}
+
+// Tandem's headers as net/http spells them: its functions make a new string of a lower-case name at each use.
+var (
+	keyMode    = http.CanonicalHeaderKey(pd.HeaderMode)
+	keyPrefill = http.CanonicalHeaderKey(pd.HeaderPrefill)
+	keyPlan    = http.CanonicalHeaderKey(pd.HeaderPlan)
+	keyAuth    = http.CanonicalHeaderKey(pd.HeaderAuth)
+	keyModel   = http.CanonicalHeaderKey(pd.HeaderModel)
+)
+
+// Read reads P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means remote,
+// and the sidecar itself applies the mode. The error is a *pd.Refusal.
+func (rr *RouteReader) Read(h http.Header) (Route, error) {
+	values := h.Values(keyPrefill)
+	plans := h.Values(keyPlan)
+	if !rr.trusted(h) {
+		if len(values) > 0 {
+			return Route{}, pd.Refuse(pd.UntrustedPeer, "A prefill target needs the shared secret of this pool, which this request did not carry.")
+		}
+		plans = nil
+	}
+	var r Route
+	var err error
+	if len(plans) > 0 {
+		r, err = rr.planned(h, plans)
+	} else {
+		r, err = rr.unplanned(h, len(values) > 0)
+	}
+	if err == nil {
+		r.Rename, err = rr.rename(h)
+	}
+	if err != nil || r.Verdict != pd.Remote {
+		return r, err
+	}
+	return rr.aim(r, values)
+}
+
+// planned follows the plan. The picker has read the mode already, so a malformed one is not refused here.
+func (rr *RouteReader) planned(h http.Header, plans []string) (Route, error) {
+	if len(plans) > 1 {
+		return Route{}, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderPlan)
+	}
+	plan, err := pd.ParsePlan(plans[0])
+	if err != nil {
+		return Route{}, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	mode, err := rr.mode(h)
+	if err != nil {
+		mode = pd.ModeAuto
+	}
+	return Route{Mode: mode, Plan: &plan, Verdict: plan.Verdict, Reason: plan.Reason, Strict: plan.Strict}, nil
+}
+
+func (rr *RouteReader) unplanned(h http.Header, hasTargets bool) (Route, error) {
+	mode, err := rr.mode(h)
+	if err != nil {
+		return Route{}, pd.Refuse(pd.BadPDHeader, "%v.", err)
+	}
+	r := Route{Mode: mode, Verdict: pd.Local, Strict: mode == pd.ModeForce}
+	switch {
+	case mode == pd.ModeBypass:
+		r.Reason = pd.Bypassed
+	case hasTargets:
+		r.Verdict, r.Reason = pd.Remote, pd.External
+	case r.Strict:
+		return Route{}, noTarget()
+	default:
+		r.Reason = pd.NoPrefill
+	}
+	return r, nil
+}
+
+func noTarget() *pd.Refusal {
+	return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but none was chosen for this request.")
+}
+
+func (rr *RouteReader) mode(h http.Header) (pd.Mode, error) {
+	if !rr.Modes {
+		return pd.ModeAuto, nil
+	}
+	return pd.ParseMode(h.Values(keyMode))
+}
+
+// rename reads the picker's header about the model's name. It ignores the header of an untrusted sender.
+func (rr *RouteReader) rename(h http.Header) (*pd.Rename, error) {
+	values := h.Values(keyModel)
+	switch {
+	case len(values) == 0 || !rr.trusted(h):
+		return nil, nil
+	case len(values) > 1:
+		return nil, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderModel)
+	}
+	r, err := pd.ParseRename(values[0])
+	if err != nil {
+		return nil, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	return &r, nil
+}
+
+// aim reads and checks the candidates of a remote route.
+func (rr *RouteReader) aim(r Route, values []string) (Route, error) {
+	if len(values) == 0 {
+		if r.Strict {
+			return r, noTarget()
+		}
+		if !rr.Budget.Take() {
+			return r, OverBudget(pd.NoPrefill)
+		}
+		r.Verdict, r.Reason = pd.Local, pd.NoPrefill
+		return r, nil
+	}
+	targets, err := pd.ParseTargets(values)
+	if err != nil {
+		return r, pd.Refuse(pd.BadRequest, "%v.", err)
+	}
+	for _, t := range targets {
+		if refusal := rr.Allow.Check(t); refusal != nil {
+			return r, refusal
+		}
+	}
+	r.Targets = targets
+	if rr.Sampling {
+		r.first = rand.IntN(len(targets))
+		r.Targets = append(append([]pd.Target(nil), targets[r.first:]...), targets[:r.first]...)
+	}
+	return r, nil
+}
+
+// trusted reports whether the sender knows a shared secret, or none is configured.
+func (rr *RouteReader) trusted(h http.Header) bool {
+	return rr.Secrets == nil || rr.Secrets().Match(h.Values(keyAuth))
+}
+
+// OverBudget is the refusal of a request that may not be prefilled locally, because of a reason, since too many were lately.
+func OverBudget(reason pd.Reason) *pd.Refusal {
+	return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
+}

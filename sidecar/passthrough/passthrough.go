@@ -1,0 +1,139 @@
+// Package passthrough proxies the calls that are not generate calls to the local engine.
+//
+// What enters are requests of any path and method. What leaves is the same request, less the headers that only Tandem may
+// set, and with a body from which the intake has removed what clients may not send. Engines have more paths to generation
+// than the APIs that Tandem knows (and will have others), so every body that an engine could read as JSON is cleaned.
+//
+// It does not retry, does not buffer bodies, and never uses a prefill pod.
+package passthrough
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// Proxy is the handler of passed-through calls. Make it with New.
+type Proxy struct {
+	intake *intake.Intake
+	proxy  *httputil.ReverseProxy
+}
+
+// New makes a proxy to an engine. It panics if the engine's URL cannot be parsed.
+func New(engine transport.Engine, in *intake.Intake, log *slog.Logger) *Proxy {
+	to, err := url.Parse(engine.URL)
+	if err != nil {
+		panic(err) // the configuration's host and port were validated
+	}
+	p := &Proxy{intake: in}
+	p.proxy = &httputil.ReverseProxy{
+		Transport:      engine.Transport,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, to) },
+		ModifyResponse: modifyResponse,
+		ErrorHandler:   p.refuse,
+	}
+	return p
+}
+
+// forwardedHeaders are dropped by httputil.ReverseProxy unless they are put back.
+var forwardedHeaders = [...]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
+
+// rewrite aims a request at the engine. It changes only the headers that only Tandem may set.
+func rewrite(p *httputil.ProxyRequest, to *url.URL) {
+	p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
+	p.Out.Host = p.In.Host
+	p.Out.URL.RawQuery = p.In.URL.RawQuery  // an engine may parse what net/url cannot
+	for _, name := range forwardedHeaders { // the proxy before this sidecar has written them
+		if values, ok := p.In.Header[name]; ok {
+			p.Out.Header[name] = values
+		}
+	}
+	for name := range p.Out.Header {
+		if pd.Internal(name) {
+			p.Out.Header.Del(name)
+		}
+	}
+	p.Out.Trailer = nil
+	if !strings.EqualFold(p.Out.Header.Get("Upgrade"), "websocket") { // another protocol would bypass the guard of bodies
+		p.Out.Header.Del("Connection")
+		p.Out.Header.Del("Upgrade")
+	}
+}
+
+// modifyResponse removes reserved headers and trailers from an engine's answer.
+func modifyResponse(resp *http.Response) error {
+	transport.RemoveReserved(resp.Header)
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		transport.RemoveReserved(resp.Trailer)
+		resp.Body = &trailed{resp.Body, resp}
+	}
+	return nil
+}
+
+// trailed is an answer's body that removes reserved trailers at its end.
+type trailed struct {
+	io.ReadCloser
+	resp *http.Response
+}
+
+// Read implements io.Reader.
+func (t *trailed) Read(b []byte) (int, error) {
+	n, err := t.ReadCloser.Read(b)
+	if err == io.EOF {
+		transport.RemoveReserved(t.resp.Trailer)
+	}
+	return n, err
+}
+
+// bodyKey is the context key of a call's *callBody.
+type bodyKey struct{}
+
+// callBody is a passed-through body, where the error handler finds it.
+type callBody struct {
+	paced intake.PacedBody
+	guard *intake.GuardedBody // nil: the body is no JSON
+}
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Body != nil && r.Body != http.NoBody {
+		b := new(callBody)
+		b.paced.Begin(r.Context(), w, r, p.intake.BodyPause)
+		defer b.paced.End()
+		guard, refusal := p.intake.GuardByType(r)
+		if refusal != nil {
+			p.intake.Refuse(w, r, refusal)
+			return
+		}
+		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, b))
+		if guard != nil {
+			defer guard.Free()
+			b.guard = guard
+			r.Body = guard.Once()
+		}
+	}
+	p.proxy.ServeHTTP(w, r)
+}
+
+// refuse answers a call that could not be passed through.
+func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	refusal := p.intake.RefusalOf(err)
+	if b, ok := r.Context().Value(bodyKey{}).(*callBody); ok && refusal == nil {
+		if refusal = p.intake.RefusalOf(b.guard.Failure()); refusal == nil {
+			refusal = b.paced.LateRefusal()
+		}
+	}
+	if refusal == nil {
+		refusal = transport.Unreachable(err)
+	}
+	p.intake.Refuse(w, r, refusal)
+}
