@@ -110,6 +110,10 @@ lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	.tools/staticcheck/staticcheck -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
 	.tools/helm lint --strict charts/tandem
 
+.PHONY: docs
+docs: modules ## write the generated pages anew: docs/configuration.md, and the tables of docs/flags.md
+	go test ./docs -run '^(TestConfiguration|TestFlagTables)$$' -update
+
 .PHONY: clean
 clean: ## remove bin/ and the links in .tools/, keep the shared cache
 	rm -rf bin .tools
