@@ -48,6 +48,9 @@ var ran = map[string]struct {
 // level: as a user without rights, on a read-only root that has nothing but what the image has. That is less than a runtime
 // gives, which adds /proc, /dev and some files in /etc.
 func TestImages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles every program again: make test-all does")
+	}
 	d := readDockerfile(t)
 	built := map[string]string{}
 	for _, s := range d.stages {
