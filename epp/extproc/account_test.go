@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -212,87 +211,4 @@ func TestAnswerTellsWhatWasPlanned(t *testing.T) {
 			t.Errorf("added %v", m)
 		}
 	})
-}
-
-func TestReport(t *testing.T) {
-	headers := []string{pd.HeaderDecision, "local;reason=prefill-failed;attempts=2;candidate=1",
-		pd.HeaderTiming, "epp;dur=0.5, recv;dur=1, prefill;dur=20, first;dur=3"}
-	trailers := []string{pd.HeaderTiming, "decode;dur=300", pd.HeaderOutcome, "done;prompt=40;cached=39;completion=2", "x-mine", "1"}
-	for _, c := range []struct {
-		name    string
-		te      string
-		headers []string
-		trailer []string
-		removed []string
-		phases  string
-		result  string
-	}{
-		{"client takes no trailers", "", headers, trailers, []string{pd.HeaderTiming, pd.HeaderOutcome}, "epp recv prefill first decode",
-			"done;prompt=40;cached=39;completion=2"},
-		{"client takes trailers", "gzip;q=0.5, Trailers", headers, trailers, nil, "epp recv prefill first decode",
-			"done;prompt=40;cached=39;completion=2"},
-		{"trailers of others stay", "", headers, []string{"x-mine", "1"}, nil, "epp recv prefill first", ""},
-		{"not a stream", "", append(slices.Clone(headers), pd.HeaderOutcome, "done;prompt=4"), nil, nil, "epp recv prefill first", "done;prompt=4"},
-		{"garbage", "", []string{pd.HeaderDecision, "x", pd.HeaderTiming, "recv;dur=-1"}, []string{pd.HeaderOutcome, "?", pd.HeaderTiming, "decode"},
-			[]string{pd.HeaderTiming, pd.HeaderOutcome}, "", ""},
-	} {
-		for _, mark := range []client.Mark{"", client.MarkAcct} {
-			t.Run(c.name+" "+string(mark), func(t *testing.T) {
-				r := startRig(t, remotePool())
-				s := r.open(t, mark)
-				var te []string
-				if c.te != "" {
-					te = []string{"te", c.te}
-				}
-				if mark == client.MarkAcct {
-					s.send(chat(ends, append(te, pd.HeaderPlan, "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=0.5")...))
-					s.recv()
-				} else {
-					s.decide(te...)
-				}
-				s.send(responseHeaders(more, c.headers...))
-				s.recv()
-				if c.trailer != nil {
-					s.send(responseTrailers(c.trailer...))
-					m := mutationOf(s.recv())
-					if !slices.Equal(m.GetRemoveHeaders(), c.removed) || len(m.GetSetHeaders()) > 0 {
-						t.Errorf("trailers changed by %v, want %v removed", m, c.removed)
-					}
-				}
-				s.mustFinish()
-				all := r.outcomes(t)
-				if len(all) != 1 {
-					t.Fatalf("outcomes %+v", all)
-				}
-				if got := phasesOf(all[0].Phases); got != c.phases {
-					t.Errorf("phases %q, want %q", got, c.phases)
-				}
-				result := ""
-				if all[0].Result != nil {
-					result = all[0].Result.String()
-				}
-				if result != c.result {
-					t.Errorf("result %q, want %q", result, c.result)
-				}
-				decision, reason := "local", "prefill-failed"
-				if c.name == "garbage" {
-					decision, reason = "remote", "uncached" // what was planned
-				}
-				r.mustMetric(t, 1, "tandem_requests_total", "decision", decision, "reason", reason, "code", "200")
-			})
-		}
-	}
-}
-
-func phasesOf(p *pd.Phases) string {
-	if p == nil {
-		return ""
-	}
-	var names []string
-	for _, ph := range []pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode} {
-		if took, ok := p.Get(ph); ok && took > 0 && took < time.Minute {
-			names = append(names, ph.String())
-		}
-	}
-	return strings.Join(names, " ")
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// maxFrame is the most bytes of a body in one answer. The protocol advises 64 KiB; what surrounds the body fits too.
+// maxFrame bounds the body in one answer (bytes). The protocol advises 64 KiB for the whole message.
 const maxFrame = 62_000
 
-// The answers that change nothing. They are shared: sending does not change a message.
+// The answers that change nothing. Streams share them, because sending does not change a message.
 var (
 	requestHeadersPass = &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_RequestHeaders{
 		RequestHeaders: &procv3.HeadersResponse{}}}
@@ -28,7 +28,7 @@ var (
 		ResponseTrailers: &procv3.TrailersResponse{}}}
 )
 
-// set adds a header to a mutation, in place of one that is there. Envoy reads raw_value only.
+// set makes a mutation set a header, overwriting an existing one. Envoy reads raw_value only.
 func set(m *procv3.HeaderMutation, name, value string) {
 	h := &struct {
 		option corev3.HeaderValueOption
@@ -39,7 +39,7 @@ func set(m *procv3.HeaderMutation, name, value string) {
 	m.SetHeaders = append(m.SetHeaders, &h.option)
 }
 
-// requestHeadersAnswer changes headers of the request and tells the load balancer where it goes.
+// requestHeadersAnswer changes headers of the request and tells the load balancer its destination.
 func requestHeadersAnswer(m *procv3.HeaderMutation, destination string, clearRoute bool) *procv3.ProcessingResponse {
 	return &procv3.ProcessingResponse{
 		Response: &procv3.ProcessingResponse_RequestHeaders{RequestHeaders: &procv3.HeadersResponse{
@@ -53,21 +53,21 @@ func requestHeadersAnswer(m *procv3.HeaderMutation, destination string, clearRou
 	}
 }
 
-// responseHeadersAnswer changes headers of the answer.
+// responseHeadersAnswer changes headers of the engine's answer.
 func responseHeadersAnswer(m *procv3.HeaderMutation) *procv3.ProcessingResponse {
 	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseHeaders{
 		ResponseHeaders: &procv3.HeadersResponse{Response: &procv3.CommonResponse{HeaderMutation: m}},
 	}}
 }
 
-// responseTrailersAnswer removes trailers of the answer.
+// responseTrailersAnswer removes trailers of the engine's answer.
 func responseTrailersAnswer(remove []string) *procv3.ProcessingResponse {
 	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ResponseTrailers{
 		ResponseTrailers: &procv3.TrailersResponse{HeaderMutation: &procv3.HeaderMutation{RemoveHeaders: remove}},
 	}}
 }
 
-// bodyAnswer is an answer with a part of a body, with all that surrounds it in one allocation.
+// bodyAnswer is a message with a part of a body. All its nested messages are one allocation.
 type bodyAnswer struct {
 	message  procv3.ProcessingResponse
 	request  procv3.ProcessingResponse_RequestBody
@@ -95,7 +95,57 @@ func newBodyAnswer(toRequest bool, part []byte, end bool) *procv3.ProcessingResp
 	return &a.message
 }
 
-// immediateAnswer is the answer to a request that is refused; took is the picker's own time.
+// readsTrailers reports whether this stream or the accountant's will see the answer's trailers. They always follow a duplex body.
+func (st *stream) readsTrailers() bool {
+	return st.filter == filterPicker || st.s.cfg.Trailers || st.modes.known && !st.modes.noResponseBody()
+}
+
+// headersAnswer returns the answer to the request's headers: it sets those of the decision and of the body, and removes those that
+// a client may not send.
+func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingResponse {
+	chosen := d.Decode
+	if st.s.cfg.SingleEndpoint {
+		chosen = chosen[:1]
+	}
+	destination := destinations(chosen)
+	m := &procv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 4)}
+	set(m, epp.HeaderDestination, destination)
+	if st.outcome.Plan.ID != "" {
+		if len(d.Prefill) > 0 {
+			set(m, pd.HeaderPrefill, destinations(d.Prefill))
+		}
+		set(m, pd.HeaderPlan, st.outcome.Plan.String())
+		if st.s.cfg.Auth != nil {
+			set(m, pd.HeaderAuth, st.s.cfg.Auth())
+		}
+	}
+	if st.request.rename != nil {
+		set(m, pd.HeaderModel, st.request.rename.String())
+	}
+	if r := &st.request; r.head.length > 0 && r.reader.Rewritten() {
+		// Envoy drops the length where bodies come this way, unless it is told to keep it.
+		set(m, "content-length", strconv.FormatInt(size(r.reader.Segments()), 10))
+	}
+	for name, value := range st.s.tracing.inject(span) {
+		set(m, name, value)
+	}
+	for _, name := range st.request.head.internal {
+		if !sets(m, name) {
+			m.RemoveHeaders = append(m.RemoveHeaders, name)
+		}
+	}
+	return requestHeadersAnswer(m, destination, st.s.cfg.ClearRouteCache)
+}
+
+// size returns the length of a body.
+func size(segments [][]byte) (n int64) {
+	for _, s := range segments {
+		n += int64(len(s))
+	}
+	return n
+}
+
+// immediateAnswer is the answer to a refused request. took is the picker's own time.
 func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.ProcessingResponse {
 	var phases pd.Phases
 	phases.Set(pd.PhaseEPP, took)
@@ -119,7 +169,7 @@ func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.Proc
 	}}
 }
 
-// destinations lists endpoints as headers carry them.
+// destinations returns the addresses of endpoints as a header's value.
 func destinations(endpoints []*epp.Endpoint) string {
 	if len(endpoints) == 1 {
 		return endpoints[0].Address
@@ -134,7 +184,7 @@ func destinations(endpoints []*epp.Endpoint) string {
 	return string(list)
 }
 
-// planID prints 64 random bits: an id that no client can guess, and that two pickers do not make twice.
+// planID prints 64 random bits: no client can guess the id, and two pickers do not make the same one.
 func planID(bits uint64) string {
 	const digits = 16
 	id := strconv.AppendUint(make([]byte, 0, digits), bits, 16)
@@ -146,7 +196,7 @@ func planID(bits uint64) string {
 	return string(padded[:])
 }
 
-// sets tells whether a mutation sets a header.
+// sets reports whether a mutation sets a header.
 func sets(m *procv3.HeaderMutation, name string) bool {
 	for _, o := range m.GetSetHeaders() {
 		if o.GetHeader().GetKey() == name {

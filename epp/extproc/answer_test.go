@@ -3,6 +3,7 @@ package extproc
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -11,10 +12,8 @@ import (
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/extproc/client"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -346,65 +345,6 @@ func TestBodiesAreNotCopied(t *testing.T) {
 	}
 }
 
-func TestSubsetHint(t *testing.T) {
-	str := structpb.NewStringValue
-	list := func(all ...string) *structpb.Value {
-		l := &structpb.ListValue{}
-		for _, a := range all {
-			l.Values = append(l.Values, str(a))
-		}
-		return structpb.NewListValue(l)
-	}
-
-	for _, c := range []struct {
-		name string
-		hint *structpb.Value // nil: none
-		off  bool
-		want string // the endpoints that are in the subset
-	}{
-		{"none", nil, false, "ab"},
-		{"string", str(a), false, "a"},
-		{"comma list with blanks", str(" " + a + " , " + b + ","), false, "ab"},
-		{"list", list(a), false, "a"},
-		{"list of two", list(b, a), false, "ab"},
-		{"another port", list("10.0.0.1:8001"), false, ""},
-		{"empty string", str(""), false, ""},
-		{"empty list", list(), false, ""},
-		{"null", structpb.NewNullValue(), false, ""},
-		{"number", structpb.NewNumberValue(1), false, ""},
-		{"garbage", list("x", "://"), false, ""},
-		{"not obeyed", list(a), true, "ab"},
-	} {
-		for _, on := range []string{"headers", "body", "trailers"} {
-			t.Run(c.name+" on "+on, func(t *testing.T) {
-				p := newPool(a, b)
-				var got string
-				p.choose = func(r *epp.Request) (*epp.Decision, error) {
-					for i, e := range p.endpoints {
-						if r.Subset.Has(e.Addr) {
-							got += string(rune('a' + i))
-						}
-					}
-					return p.local(r, p.endpoints[0])
-				}
-				r := startRig(t, p, setting(func(cfg *Config) { cfg.Subset = !c.off }))
-				fs := map[string]*procv3.ProcessingRequest{"headers": chat(more), "body": requestBody(more, prompt), "trailers": requestTrailers()}
-				if c.hint != nil {
-					with(fs[on], epp.NamespaceSubset, epp.HeaderSubset, c.hint)
-				}
-				s := r.open(t, client.MarkPicker)
-				s.send(fs["headers"], fs["body"], fs["trailers"])
-				if _, err := s.rest(); err != nil {
-					t.Error(err)
-				}
-				if got != c.want {
-					t.Errorf("subset %q, want %q", got, c.want)
-				}
-			})
-		}
-	}
-}
-
 func TestModeCanBeIgnored(t *testing.T) {
 	for _, obey := range []bool{true, false} {
 		p := newPool("10.0.0.1:8000")
@@ -446,4 +386,64 @@ func TestBodiesAreNotKept(t *testing.T) {
 		t.Error("the answered stream still has the reader with its body")
 	}
 	st.close()
+}
+
+// Bodies beyond what may be held over all requests are refused, before they are read if their length is known. What is held
+// is let go with its answer, whatever the answer is.
+func TestBufferLimit(t *testing.T) {
+	const limit = 1 << 20
+	p := newPool(a)
+	p.choose = func(r *epp.Request) (*epp.Decision, error) {
+		if r.Model == "nobody" {
+			return nil, pd.Refuse(pd.NoEndpoint, "None.")
+		}
+		return p.local(r, p.endpoints[0])
+	}
+	r := startRig(t, p, setting(func(c *Config) { c.BodyLimit, c.BufferLimit = limit/2, limit }))
+	mustRefuse := func(what string, s *call, reason pd.Reason) {
+		t.Helper()
+		got := s.recv()
+		if code := got.GetImmediateResponse().GetStatus().GetCode(); code != 503 || headersSet(t, got)["retry-after"] != "1" ||
+			headersSet(t, got)[pd.HeaderDecision] != "refused;reason="+string(reason) {
+			t.Errorf("%s: %s, want 503 and %s", what, describe1(got), reason)
+		}
+		s.mustFinish()
+	}
+	filler := strings.Repeat(" ", limit/4)
+	var held []*call
+	for range 4 {
+		s := r.open(t, "")
+		s.send(chat(more), requestBody(more, filler))
+		held = append(held, s)
+	}
+	for r.buffered.Fits(1) { // nobody tells that a frame was read
+		s := r.open(t, "")
+		s.send(get("/v1/models"))
+		s.recv()
+		s.mustFinish()
+	}
+	announced := r.open(t, "")
+	announced.send(chat(more, "content-length", fmt.Sprint(len(filler))))
+	mustRefuse("a body that is announced", announced, pd.Busy)
+	growing := r.open(t, "")
+	growing.send(chat(more), requestBody(more, filler))
+	mustRefuse("a body that grows", growing, pd.Busy)
+
+	held[0].send(requestBody(ends, `{"model":"m","messages":[]}`))
+	mustRefuse("what goes beyond of one that is held", held[0], pd.Busy)
+	held[1].send(requestBody(ends, `{"model":"nobody","messages":[]}`))
+	mustRefuse("one that nobody serves", held[1], pd.NoEndpoint)
+	late := r.open(t, "")
+	late.send(chat(more), requestBody(more, filler), requestBody(ends, `{"model":"m","messages":[]}`))
+	if got := late.recv(); got.GetRequestHeaders() == nil {
+		t.Errorf("when there is room again: %s", describe1(got))
+	}
+	for _, s := range append(held[2:], late) {
+		s.cancel()
+	}
+	r.allGone(t)
+	if n := r.buffered.Bytes(); n != 0 {
+		t.Errorf("%v bytes are held by nobody", n)
+	}
+	r.mustMetric(t, 0, "tandem_buffered_bytes")
 }

@@ -19,27 +19,27 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Config says how requests are read and answered. A time limit of 0 is none.
+// Config is the settings of a Server. A time limit of 0 is none.
 type Config struct {
-	BodyLimit       int64         // bytes of a request's body; more is answered 413
+	BodyLimit       int64         // bytes of one request's body; a larger one is answered 413
 	BufferLimit     int64         // bytes of the bodies that are buffered until their pick, over all requests; more is answered 503
-	BodyPause       time.Duration // between two frames of a request's body
-	BodyRate        int64         // bytes a second that a body comes with on average, beyond BodyPause
-	DecisionTimeout time.Duration // from the last byte to the decision
-	PDHeader        bool          // obey pd.HeaderMode
-	Auth            func() string // gives the secret in pd.HeaderAuth that sidecars ask for; nil = none is sent
-	Subset          bool          // obey the gateway's subset hint
-	// SingleEndpoint names the best endpoint only: clusters of type ORIGINAL_DST take no list.
+	BodyPause       time.Duration // longest wait between two frames of a request's body
+	BodyRate        int64         // bytes per second that a body must arrive with on average, beyond BodyPause
+	DecisionTimeout time.Duration // from a request's last byte to the pick
+	PDHeader        bool          // clients may choose the P/D mode by pd.HeaderMode
+	Auth            func() string // returns the secret that is sent to sidecars in pd.HeaderAuth; nil = none
+	Subset          bool          // pick only within the gateway's subset hint
+	// SingleEndpoint sends only the best endpoint to the gateway: clusters of type ORIGINAL_DST take no list.
 	SingleEndpoint bool
-	// ClearRouteCache makes Envoy choose the route again, which only routes that match on the pick's header need. Others
-	// are harmed by it: a weighted route draws again, and may leave for the pool of another picker.
+	// ClearRouteCache makes Envoy choose the route again. Only routes that match on the pick's header need it. It harms
+	// others: a weighted route draws again, and may choose the pool of another picker.
 	ClearRouteCache bool
-	// Trailers tells that a single filter has response_trailer_mode SEND, so that sidecars may be asked for their report
-	// on streams. The protocol does not tell. The pair always has it.
+	// Trailers says that a single filter has response_trailer_mode SEND, so that sidecars can report on streams in trailers.
+	// The protocol does not transmit that setting. The pair always has it.
 	Trailers bool
 }
 
-// Defaults are the settings that suit the bootstrap of this package.
+// Defaults returns the settings that suit the bootstrap of package envoyconf.
 func Defaults() Config {
 	return Config{
 		BodyLimit: 64 << 20, BufferLimit: 1 << 30, BodyPause: 30 * time.Second, BodyRate: pd.BodyRate, DecisionTimeout: 30 * time.Second,
@@ -53,17 +53,17 @@ type Scheduler interface {
 	Pick(r *epp.Request) (*epp.Decision, error)
 }
 
-// Endpoints finds an endpoint by its address, also one that has left the pool while requests to it run.
+// Endpoints finds an endpoint by its address. An endpoint that has left the pool is found while requests to it run.
 type Endpoints interface {
 	Find(addr netip.AddrPort) (*epp.Endpoint, bool)
 }
 
-// Deps is what a Server works with. Only Policy, Observers, Tracer and Propagator may be nil.
+// Deps is what a Server needs. Only Policy, Observers, Tracer and Propagator may be nil.
 type Deps struct {
 	Scheduler  Scheduler
 	Endpoints  Endpoints
 	Ledger     *epp.Ledger
-	Policy     func() *epp.Policy // asked for every request; nil, or one that gives nil: there is none
+	Policy     func() *epp.Policy // called for every request; nil, or a nil result, means no policy
 	Observers  []epp.Observer
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
@@ -89,21 +89,21 @@ func (c *Config) check() error {
 }
 
 const (
-	// frameSlack is what a frame has besides its body: headers, metadata and attributes.
+	// frameSlack is the size (bytes) that a frame may have besides its body: headers, metadata and attributes.
 	frameSlack = 64 << 10
-	// maxMetadata is how large the metadata of a stream may be (bytes): gateways send some hundred. gRPC's own 16 MiB, which
-	// anybody who reaches the port could have kept for each of many streams, would count nowhere.
+	// maxMetadata bounds the metadata of a stream (bytes): gateways send a few hundred. gRPC's default is 16 MiB, which any client
+	// that reaches the port could occupy with each of many streams, outside BufferLimit.
 	maxMetadata = 64 << 10
-	// maxStreams is of one connection. Envoy opens one stream for each request, and one more in the pair.
+	// maxStreams bounds the streams of one connection. Envoy opens one stream for each request, and two with the pair.
 	maxStreams = 100_000
-	// window is the flow control window of streams and connections: bodies of some 100 kB arrive without a round trip.
-	// Above it the picker does not read faster than it scans.
+	// streamWindow and connWindow are the flow control windows (bytes): bodies of some 100 kB arrive without a round trip. The
+	// server reads larger ones no faster than it scans them.
 	streamWindow, connWindow = 1 << 20, 16 << 20
 )
 
-// ServerOptions are what the gRPC server must be told to serve this package: a message limit above Envoy's largest frame,
-// which may hold a whole body, and keepalive, which ends the streams of a gateway that vanished without a word. security is nil
-// for plaintext.
+// ServerOptions returns the options that the gRPC server needs to serve this package: a message limit above Envoy's largest frame,
+// which may contain a whole body, and keepalive, which ends the streams of a gateway that has vanished. security is nil for
+// plaintext.
 func ServerOptions(c Config, security credentials.TransportCredentials) []grpc.ServerOption {
 	if security == nil {
 		security = insecure.NewCredentials()

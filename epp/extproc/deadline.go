@@ -6,15 +6,16 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// deadline is what a request waits for, and since when. Envoy has no time limit for any of it. The timer's goroutine answers
-// in place of the handler, which may be blocked: in Recv, or in the scheduler. All of it is guarded by the stream's mu.
+// deadline bounds what a request waits for, because Envoy does not. When it expires, the timer's goroutine answers in place of the
+// handler, which may be blocked in Recv or in the scheduler. Ending the stream cancels its context, and with it the pick. The
+// stream's mu guards all fields.
 type deadline struct {
 	state   waiting
-	since   time.Time   // when the wait began
-	last    time.Time   // when the last frame came
-	bytes   int64       // of the body that have come
+	since   time.Time   // start of the wait
+	last    time.Time   // arrival of the last frame
+	bytes   int64       // of the body that have arrived
 	timer   *time.Timer // nil if no wait was limited so far
-	overdue *pd.Refusal // what the timer answered; nil if it did not
+	refusal *pd.Refusal // the timer's answer; nil if it has not answered
 }
 
 type waiting uint8
@@ -33,7 +34,7 @@ func (w *deadline) stop() {
 	}
 }
 
-// left is how long the wait may still last; limited is false if it may last for ever.
+// left returns how long the wait may still last. limited is false if there is no limit.
 func (w *deadline) left(c *Config, now time.Time) (left time.Duration, limited bool) {
 	shorten := func(limit time.Duration, since time.Time) {
 		if rest := limit - now.Sub(since); limit > 0 && (!limited || rest < left) {
@@ -52,15 +53,16 @@ func (w *deadline) left(c *Config, now time.Time) (left time.Duration, limited b
 	return left, limited
 }
 
-func (w *deadline) refusal() *pd.Refusal {
+// newRefusal returns the answer for a wait that took too long.
+func (w *deadline) newRefusal() *pd.Refusal {
 	if w.state == waitBody {
 		return pd.Refuse(pd.SlowBody, "The request body did not arrive in time. Send it again without pauses.")
 	}
 	return pd.Refuse(pd.Deadline, "No model server could be chosen in time. Try again later.")
 }
 
-// await begins a wait.
-func (st *stream) await(state waiting, now time.Time) {
+// startWait begins a wait.
+func (st *stream) startWait(state waiting, now time.Time) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	w := &st.deadline
@@ -75,23 +77,23 @@ func (st *stream) await(state waiting, now time.Time) {
 	}
 }
 
-// came notes that a frame came, with n bytes of the body: the sender is not silent.
-func (st *stream) came(now time.Time, n int) {
+// noteFrame notes the arrival of a frame with n bytes of the body: the sender is not silent.
+func (st *stream) noteFrame(now time.Time, n int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.deadline.last = now
 	st.deadline.bytes += int64(n)
 }
 
-// claim ends the wait and takes the right to answer. It reports false if the timer has answered.
+// claim ends the wait and claims the right to answer for the handler. It reports false if the timer has answered.
 func (st *stream) claim() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.deadline.stop()
-	return st.deadline.overdue == nil
+	return st.deadline.refusal == nil
 }
 
-// expire answers a request that has waited too long. The timer does not run anew with every frame, so it may come early.
+// expire answers a request that has waited too long. Frames do not restart the timer, so it may fire early.
 func (st *stream) expire() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -103,15 +105,15 @@ func (st *stream) expire() {
 	case left > 0:
 		w.timer.Reset(left)
 	default:
-		w.overdue = w.refusal()
-		if w.state == waitBody { // of one that is being picked for, the span is the handler's
-			st.noteUnpicked(w.overdue)
+		w.refusal = w.newRefusal()
+		if w.state == waitBody { // during a pick, the handler makes the span
+			st.noteUnpicked(w.refusal)
 		}
 		w.state = waitNothing
 		took := now.Sub(w.last)
 		st.s.metrics.answered(pd.Refused, took)
-		// It cannot be sent only if the stream is over.
-		_ = st.grpc.Send(immediateAnswer(w.overdue, st.request.head.api, took))
+		// Sending fails only if the stream has ended.
+		_ = st.grpc.Send(immediateAnswer(w.refusal, st.request.head.api, took))
 		finish(st.grpc)
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// seconds are the buckets of the picker's own time: a decision takes some 10 µs, a request that waits may take seconds.
+// seconds are the buckets of the picker's own time: a pick takes some 10 µs; a request that waits for one may take seconds.
 var seconds = []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1,
 	2.5, 5, 10, 30}
 
-// metrics are this room's metrics. None has an address as a label.
+// metrics are the metrics of this package. None has an address as a label.
 type metrics struct {
 	requests   *prometheus.CounterVec
 	phases     [pd.Refused + 1]prometheus.Observer // by verdict
@@ -41,7 +41,7 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.BufferedBytes) (*metrics, 
 				"Of those that a header rewrote, which clients may send, the model is not told."},
 			[]string{"rewrite", "model"}),
 	}
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
+	buffered := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
 		Help: "Bytes of request bodies that are buffered now, over all requests; --buffer-limit is the bound."}, bodies.Bytes)
 	for v := pd.Local; v <= pd.Refused; v++ {
 		m.phases[v] = phases.WithLabelValues(pd.PhaseEPP.String(), v.String())
@@ -49,7 +49,7 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.BufferedBytes) (*metrics, 
 	for f := range filters {
 		m.streams[f] = streams.WithLabelValues(f.String())
 	}
-	for _, c := range []prometheus.Collector{m.requests, phases, streams, m.violations, m.rewrites, held} {
+	for _, c := range []prometheus.Collector{m.requests, phases, streams, m.violations, m.rewrites, buffered} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -57,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, bodies *pd.BufferedBytes) (*metrics, 
 	return m, nil
 }
 
-// request counts what became of a generate call: what the sidecar says happened, else what was planned.
+// request counts a generate call by its result: the sidecar's report, or the plan if there is no report.
 func (m *metrics) request(o *epp.Outcome) {
 	d := pd.Result{Verdict: o.Plan.Verdict, Reason: o.Plan.Reason}
 	if o.Happened != nil {
@@ -69,7 +69,7 @@ func (m *metrics) request(o *epp.Outcome) {
 // answered observes the picker's own time.
 func (m *metrics) answered(v pd.Verdict, took time.Duration) { m.phases[v].Observe(took.Seconds()) }
 
-// rewritten counts a request whose model was chosen here. Names of objects and their targets are the operator's, and few.
+// rewritten counts a request whose model the policy chose. The operator names objects and their targets, so labels are few.
 func (m *metrics) rewritten(r *epp.Request) {
 	switch r.Rewrite {
 	case "":
@@ -80,5 +80,5 @@ func (m *metrics) rewritten(r *epp.Request) {
 	}
 }
 
-// violation counts a stream that was ended. cause is one of few words.
+// violation counts a stream that was ended because of a violation. There are few causes.
 func (m *metrics) violation(cause string) { m.violations.WithLabelValues(cause).Inc() }

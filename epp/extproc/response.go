@@ -12,11 +12,11 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// response is the state of the direction to the client. Every frame is answered at once: Envoy gives headers 200 ms.
-// A gateway may be told to skip the headers, so bodies and trailers may come without.
+// response is the state of the direction to the client. Every frame is answered at once: Envoy waits 200 ms for headers by
+// default. A gateway may be configured to skip the headers, so bodies and trailers may come without them.
 type response struct {
 	state  responseState
-	rename *body.Renamer // gives the client's name of the model back; nil: the body passes as it is
+	rename *body.Renamer // restores the client's name of the model; nil: the body passes unchanged
 	parts  [][]byte      // scratch
 }
 
@@ -24,7 +24,7 @@ type responseState uint8
 
 const (
 	responseExpected responseState = iota
-	responseRunning                // headers or a part of the body came
+	responseRunning                // headers or a part of the body have arrived
 	responseEnded
 )
 
@@ -36,8 +36,8 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 	if st.filter == filterPicker {
 		return st.send(responseHeadersPass)
 	}
-	said := readReport(h.GetHeaders(), &st.outcome)
-	st.outcome.Status = said.status
+	reported := readReport(h.GetHeaders(), &st.outcome)
+	st.outcome.Status = reported.status
 	var by *epp.Endpoint
 	by, st.outcome.Served = st.s.find(servedBy(f))
 	if st.reservation != nil {
@@ -46,12 +46,12 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		st.reservation.Answered()
 	}
-	m := st.told(said)
-	if !h.GetEndOfStream() && st.renames(said) {
+	m := st.missingReport(reported)
+	if !h.GetEndOfStream() && st.startRename(reported) {
 		if m == nil {
 			m = &procv3.HeaderMutation{}
 		}
-		m.RemoveHeaders = append(m.RemoveHeaders, "content-length") // names have lengths of their own
+		m.RemoveHeaders = append(m.RemoveHeaders, "content-length") // the two names may differ in length
 	}
 	if m == nil {
 		return st.send(responseHeadersPass)
@@ -59,17 +59,17 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 	return st.send(responseHeadersAnswer(m))
 }
 
-// renames begins to give the client's name of the model back, if the answer's body comes this way and can be read. A sidecar
-// of ours has done it then, which costs no more than looking.
-func (st *stream) renames(said report) bool {
+// startRename prepares to restore the client's name of the model in the answer's body. It reports false if the gateway does not
+// send the body, or this package cannot read it. If our sidecar has already restored the name, the renamer finds nothing.
+func (st *stream) startRename(r report) bool {
 	names := st.request.rename
-	if names == nil || st.modes.bodiless() {
+	if names == nil || st.modes.noResponseBody() {
 		return false
 	}
-	if coding := valueOf(said.coding); coding != "" && coding != "identity" {
+	if coding := valueOf(r.coding); coding != "" && coding != "identity" {
 		return false
 	}
-	media, _, err := mime.ParseMediaType(valueOf(said.media))
+	media, _, err := mime.ParseMediaType(valueOf(r.media))
 	events := media == "text/event-stream"
 	if err != nil || !events && media != "application/json" && !strings.HasSuffix(media, "+json") {
 		return false
@@ -78,18 +78,18 @@ func (st *stream) renames(said report) bool {
 	return true
 }
 
-// told adds to the answer of a generate call what a sidecar that is not ours leaves out: what was planned, since nobody
-// knows what happened. It gives nil if nothing is left out.
-func (st *stream) told(said report) *procv3.HeaderMutation {
+// missingReport returns the headers that a generate call's answer lacks because the sidecar is not ours: the plan, since the actual
+// result is not known, and the picker's own time. The result is nil if the answer lacks none.
+func (st *stream) missingReport(r report) *procv3.HeaderMutation {
 	plan := &st.outcome.Plan
-	if plan.ID == "" || said.decided && said.timed {
+	if plan.ID == "" || r.decided && r.timed {
 		return nil
 	}
 	m := &procv3.HeaderMutation{}
-	if !said.decided {
+	if !r.decided {
 		set(m, pd.HeaderDecision, pd.Result{Verdict: plan.Verdict, Reason: plan.Reason}.String())
 	}
-	if !said.timed {
+	if !r.timed {
 		var phases pd.Phases
 		phases.Set(pd.PhaseEPP, plan.EPP)
 		set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
@@ -98,7 +98,7 @@ func (st *stream) told(said report) *procv3.HeaderMutation {
 }
 
 func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
-	if st.response.state == responseEnded || st.modes.bodiless() {
+	if st.response.state == responseEnded || st.modes.noResponseBody() {
 		return st.violation("response-order", "a part of the response's body came where none can be")
 	}
 	st.responseBegins(b.GetEndOfStream())
@@ -111,18 +111,18 @@ func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
 	return st.sendBody(false, [][]byte{b.GetBody()}, b.GetEndOfStream())
 }
 
-// renamedBody passes a part of the answer's body on, but for what may be the beginning of the model's name. It goes in one
-// piece: a part that has many events would else become three messages for each of them.
+// renamedBody passes a part of the answer's body on, without a tail that may be the beginning of the model's name. It sends one
+// message: a part with many events would otherwise become three messages for each event.
 func (st *stream) renamedBody(b *procv3.HttpBody) (done bool, err error) {
 	r := &st.response
 	r.parts = r.rename.Feed(r.parts[:0], b.GetBody())
 	if b.GetEndOfStream() {
 		r.parts = append(r.parts, r.rename.Close())
 	}
-	whole := bytes.Join(r.parts, nil)
+	joined := bytes.Join(r.parts, nil)
 	r.parts = r.parts[:0]
-	if len(whole) > 0 {
-		r.parts = append(r.parts, whole)
+	if len(joined) > 0 {
+		r.parts = append(r.parts, joined)
 	}
 	return st.sendBody(false, r.parts, b.GetEndOfStream())
 }
@@ -136,21 +136,21 @@ func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error
 		return st.send(responseTrailersPass)
 	}
 	if r := &st.response; r.rename != nil {
-		if held := r.rename.Close(); len(held) > 0 { // of a body that broke off
-			if done, err = st.sendBody(false, [][]byte{held}, false); done || err != nil {
+		if tail := r.rename.Close(); len(tail) > 0 { // of a body that broke off
+			if done, err = st.sendBody(false, [][]byte{tail}, false); done || err != nil {
 				return true, err
 			}
 		}
 	}
-	said := readReport(t.GetTrailers(), &st.outcome)
+	reported := readReport(t.GetTrailers(), &st.outcome)
 	if st.request.head.trailers {
 		return st.send(responseTrailersPass)
 	}
 	var remove []string
-	if said.timed {
+	if reported.timed {
 		remove = append(remove, pd.HeaderTiming)
 	}
-	if said.closed {
+	if reported.closed {
 		remove = append(remove, pd.HeaderOutcome)
 	}
 	if remove == nil {
@@ -159,7 +159,7 @@ func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error
 	return st.send(responseTrailersAnswer(remove))
 }
 
-// responseBegins notes that the answer runs. From now on no deadline of the request may answer it.
+// responseBegins notes that the answer has begun. From now on no deadline may answer the request.
 func (st *stream) responseBegins(ends bool) {
 	if st.response.state == responseExpected {
 		st.claim()

@@ -145,7 +145,7 @@ func TestViolations(t *testing.T) {
 			codes.InvalidArgument, "response-order", "body"},
 		{"response trailers after the end", "", nil, frames{get("/x"), responseHeaders(ends), responseTrailers()}, codes.InvalidArgument,
 			"response-order", "after the end"},
-		{"nothing in a frame", "", nil, frames{{}}, codes.InvalidArgument, "unknown-frame", "no known kind"},
+		{"nothing in a frame", "", nil, frames{{}}, codes.InvalidArgument, "unknown-frame", "unknown kind"},
 		{"body for the accountant", client.MarkAcct, nil, frames{chat(more), requestBody(ends, prompt)}, codes.InvalidArgument,
 			"request-order", "body"},
 		{"accountant's headers twice", client.MarkAcct, nil, frames{chat(more), chat(more)}, codes.InvalidArgument, "request-order", "twice"},

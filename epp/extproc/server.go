@@ -15,25 +15,26 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/loglimit"
 )
 
 // Server serves ext-proc streams.
 type Server struct {
 	procv3.UnimplementedExternalProcessorServer
-	cfg     Config
-	deps    Deps
-	metrics *metrics
-	tracing tracing
-	quiet   quiet
-	readers sync.Pool         // of *read.Reader
-	held    *pd.BufferedBytes // request bodies
+	cfg      Config
+	deps     Deps
+	metrics  *metrics
+	tracing  tracing
+	warnings warnings
+	readers  sync.Pool         // of *read.Reader
+	buffered *pd.BufferedBytes // request bodies
 
-	mu       sync.Mutex           // guards what follows
+	mu       sync.Mutex           // guards idle and draining
 	idle     map[*stream]struct{} // streams that only wait for the end of an answer
 	draining bool
 }
 
-// New makes a server and registers its metrics. The error says what of the configuration, or of what it needs, is missing.
+// New makes a server and registers its metrics. The error names a missing dependency or an invalid setting.
 func New(cfg Config, deps Deps) (*Server, error) {
 	if err := deps.check(); err != nil {
 		return nil, err
@@ -41,20 +42,20 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	held := pd.NewBufferedBytes(cfg.BufferLimit)
-	m, err := newMetrics(deps.Metrics, held)
+	buffered := pd.NewBufferedBytes(cfg.BufferLimit)
+	m, err := newMetrics(deps.Metrics, buffered)
 	if err != nil {
 		return nil, fmt.Errorf("registering the metrics of the ext-proc server: %w", err)
 	}
 	return &Server{
-		cfg: cfg, deps: deps, metrics: m, tracing: newTracing(deps.Tracer, deps.Propagator), quiet: quiet{log: deps.Log},
-		readers: sync.Pool{New: func() any { return new(read.Reader) }},
-		held:    held,
-		idle:    make(map[*stream]struct{}),
+		cfg: cfg, deps: deps, metrics: m, tracing: newTracing(deps.Tracer, deps.Propagator), warnings: warnings{log: deps.Log},
+		readers:  sync.Pool{New: func() any { return new(read.Reader) }},
+		buffered: buffered,
+		idle:     make(map[*stream]struct{}),
 	}, nil
 }
 
-// policy is what holds for requests that are decided on now; nil is none.
+// policy returns the current policy, nil if there is none.
 func (s *Server) policy() *epp.Policy {
 	if s.deps.Policy == nil {
 		return nil
@@ -62,7 +63,7 @@ func (s *Server) policy() *epp.Policy {
 	return s.deps.Policy()
 }
 
-// Register adds the service to a gRPC server, which was made with ServerOptions.
+// Register adds the service to a gRPC server, which must have been made with ServerOptions.
 func (s *Server) Register(g *grpc.Server) { procv3.RegisterExternalProcessorServer(g, s) }
 
 // Process implements the ext-proc service: one call is one HTTP request.
@@ -77,16 +78,16 @@ func (s *Server) Process(g procv3.ExternalProcessor_ProcessServer) error {
 	return st.run()
 }
 
-// unserved ends a stream whose gateway must be configured otherwise.
+// unserved ends a stream of a gateway whose configuration must change.
 func (s *Server) unserved(cause string, why error) error {
 	s.metrics.violation(cause)
-	s.quiet.warn(cause, "the gateway's ext_proc filter cannot be served: change its configuration", "problem", why.Error())
+	s.warnings.warn(cause, "the gateway's ext_proc filter cannot be served: change its configuration", "problem", why.Error())
 	return status.Error(codes.FailedPrecondition, why.Error())
 }
 
-// Drain ends, from now on, every stream that only waits for the end of an answer, which Envoy takes for "go on without
-// me"; the load of its request is no longer counted. Requests that are not yet answered, and new ones, are served. Call
-// it together with the gRPC server's GracefulStop, which keeps new requests away and waits for the rest.
+// Drain ends, from now on, every stream that only waits for the end of an answer. Envoy then continues without the stream, and the
+// load of its request is no longer counted. Requests that are not yet answered, and new ones, are served. Call Drain together
+// with the gRPC server's GracefulStop, which refuses new requests and waits for the rest.
 func (s *Server) Drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +97,8 @@ func (s *Server) Drain() {
 	}
 }
 
-// rest notes that a stream only waits for the end of an answer. It reports false if it should not: the server drains.
-func (s *Server) rest(st *stream) bool {
+// addIdle registers a stream that only waits for the end of an answer. It reports false if the server drains: the stream must end.
+func (s *Server) addIdle(st *stream) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
@@ -107,15 +108,15 @@ func (s *Server) rest(st *stream) bool {
 	return true
 }
 
-func (s *Server) unrest(st *stream) {
+func (s *Server) removeIdle(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.idle, st)
 }
 
-// finisher is the part of gRPC's transport that ends a stream while its handler waits in Recv, which then returns. The
-// alternative is a goroutine per stream that reads, so that the handler can wait for two things: twice the stacks, and a
-// hand-over per frame, for something that happens once in the life of a server.
+// finisher is the part of gRPC's transport stream that ends it while its handler waits in Recv, which then returns. The
+// alternative is a second goroutine per stream that reads, so that the handler can wait for two events. That takes twice the
+// stacks, and a hand-over per frame, for an event that happens once in the life of a server.
 type finisher interface {
 	WriteStatus(*status.Status) error
 }
@@ -125,12 +126,12 @@ var statusOK = status.New(codes.OK, "")
 // finish ends a stream from outside its handler, as if the handler had returned nil.
 func finish(g procv3.ExternalProcessor_ProcessServer) {
 	if f, can := grpc.ServerTransportStreamFromContext(g.Context()).(finisher); can {
-		_ = f.WriteStatus(statusOK) // it fails only for streams that are over
+		_ = f.WriteStatus(statusOK) // fails only for streams that have ended
 	}
 }
 
-// causeOf tells what is wrong with a stream that cannot be read: nothing ("") if the request is over, which is how every
-// stream ends. EOF, cancellation and a lost connection are all the same.
+// causeOf returns why a stream cannot be read, as a label, and "" if the request is over, which is how every stream ends: by EOF,
+// cancellation or a lost connection.
 func causeOf(err error) string {
 	if err == io.EOF {
 		return ""
@@ -144,25 +145,25 @@ func causeOf(err error) string {
 	return ""
 }
 
-// quiet logs what may happen to every request at once: the first of each cause, and then one a minute.
-type quiet struct {
-	log  *slog.Logger
-	mu   sync.Mutex // guards last
-	last map[string]time.Time
+// warnings limits the log of events that can happen to every request at once: the first of each cause, and then one a minute.
+type warnings struct {
+	log      *slog.Logger
+	mu       sync.Mutex // guards limiters
+	limiters map[string]*loglimit.Limiter
 }
 
-const quietEvery = time.Minute
+const warningInterval = time.Minute
 
-func (q *quiet) warn(cause, msg string, args ...any) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	now := time.Now()
-	if last, said := q.last[cause]; said && now.Sub(last) < quietEvery {
-		return
+func (w *warnings) warn(cause, msg string, args ...any) {
+	w.mu.Lock()
+	limiter := w.limiters[cause]
+	if limiter == nil {
+		if w.limiters == nil {
+			w.limiters = make(map[string]*loglimit.Limiter)
+		}
+		limiter = loglimit.New(w.log, warningInterval)
+		w.limiters[cause] = limiter
 	}
-	if q.last == nil {
-		q.last = make(map[string]time.Time)
-	}
-	q.last[cause] = now
-	q.log.Warn(msg, args...)
+	w.mu.Unlock()
+	limiter.Warn(msg, args...)
 }

@@ -10,28 +10,27 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/pd"
 )
 
-// stream is one gRPC stream: one HTTP request, or the accountant's view of it. Its handler is the only goroutine that
-// touches it, but for what mu guards.
+// stream is one gRPC stream: one HTTP request, or the accountant's view of it. Only its handler accesses it, except for the fields
+// that mu guards.
 type stream struct {
 	s      *Server
 	grpc   procv3.ExternalProcessor_ProcessServer
 	filter filter
 	modes  modes
 	began  time.Time
-	begun  bool // the first frame was read
+	begun  bool // the first frame has been read
 
 	request  request
 	response response
 
-	reservation *epp.Reservation // charged for this request; nil if it is not, or not by this stream
+	reservation *epp.Reservation // of this request; nil if there is none, or another stream has it
 	outcome     epp.Outcome
-	decided     bool        // the outcome is to be told
-	dismissed   atomic.Bool // the server did not want to wait for the answer: what became of the request is not known
+	reported    bool        // observers will be told the outcome
+	dismissed   atomic.Bool // the server ended the stream before the answer's end: the outcome is not known
 
-	mu       sync.Mutex // held while sending, and guards deadline
+	mu       sync.Mutex // locked while sending; guards deadline
 	deadline deadline
 }
 
@@ -48,7 +47,7 @@ func (st *stream) run() error {
 	}
 }
 
-// broken gives what the handler returns when the stream cannot be read any more, or a message cannot be sent.
+// broken returns the handler's result for a stream that can no longer be read, or that a message cannot be sent on.
 func (st *stream) broken(err error) error {
 	cause := causeOf(err)
 	if cause == "" {
@@ -59,7 +58,7 @@ func (st *stream) broken(err error) error {
 	return err
 }
 
-// step handles one frame. done tells that nothing more is expected of this stream.
+// step handles one frame. done reports that the stream needs no further frames.
 func (st *stream) step(f *procv3.ProcessingRequest) (done bool, err error) {
 	if !st.begun {
 		st.begun = true
@@ -81,33 +80,33 @@ func (st *stream) step(f *procv3.ProcessingRequest) (done bool, err error) {
 	case *procv3.ProcessingRequest_ResponseTrailers:
 		return st.responseTrailers(part.ResponseTrailers)
 	}
-	return st.violation("unknown-frame", "a frame of no known kind")
+	return st.violation("unknown-frame", "a frame of unknown kind")
 }
 
-// violation ends a stream that does not keep to the protocol.
+// violation ends a stream that violates the protocol.
 func (st *stream) violation(cause, what string) (bool, error) {
 	st.s.metrics.violation(cause)
 	st.s.deps.Log.Debug("ext-proc protocol violation", "filter", st.filter.String(), "cause", cause)
 	return true, status.Error(codes.InvalidArgument, "ext_proc protocol: "+what)
 }
 
-// send sends one message. The stream is done if it cannot be sent.
+// send sends one message. The stream is done if that fails.
 func (st *stream) send(m *procv3.ProcessingResponse) (done bool, err error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	switch err := st.grpc.Send(m); {
 	case err == nil:
 		return false, nil
-	case st.grpc.Context().Err() != nil: // nobody listens any more, whatever the error
+	case st.grpc.Context().Err() != nil: // the gateway has ended the stream: any error is a consequence
 		return true, nil
 	default:
 		return true, st.broken(err)
 	}
 }
 
-// sendBody sends a body, in parts of the slices it came in. end marks the last one.
+// sendBody sends a body in parts of the slices it arrived in. end marks the last part.
 func (st *stream) sendBody(toRequest bool, segments [][]byte, end bool) (done bool, err error) {
-	if len(segments) == 0 && end { // an end needs a frame
+	if len(segments) == 0 && end { // the end needs a frame
 		return st.send(newBodyAnswer(toRequest, nil, true))
 	}
 	for i, rest := range segments {
@@ -118,50 +117,4 @@ func (st *stream) sendBody(toRequest bool, segments [][]byte, end bool) (done bo
 		}
 	}
 	return done, err
-}
-
-// dismiss ends the stream while its handler waits for frames of the answer. A frame that is being answered just now is
-// cut off, which Envoy takes for an answer that changes nothing.
-func (st *stream) dismiss() {
-	st.dismissed.Store(true)
-	finish(st.grpc)
-}
-
-// close ends the request, whatever ended the stream: it runs once, as the last thing of the handler.
-func (st *stream) close() {
-	st.s.unrest(st)
-	st.mu.Lock()
-	st.deadline.stop()
-	overdue := st.deadline.overdue
-	st.mu.Unlock()
-	st.dropReader()
-	if st.reservation != nil {
-		st.reservation.End()
-	}
-	if overdue != nil {
-		st.refused(overdue)
-	}
-	if st.decided && !st.dismissed.Load() {
-		st.tell()
-	}
-	st.s.metrics.streams[st.filter].Dec()
-}
-
-// tell tells the outcome.
-func (st *stream) tell() {
-	o := &st.outcome
-	o.Duration = time.Since(st.began)
-	if st.request.head.generates() {
-		st.s.metrics.request(o)
-	}
-	for _, observer := range st.s.deps.Observers {
-		observer.Observe(o)
-	}
-}
-
-// refused notes the outcome of a request that was answered from here.
-func (st *stream) refused(r *pd.Refusal) {
-	d := r.Result()
-	st.decided = true
-	st.outcome.Happened, st.outcome.Status, st.outcome.Immediate = &d, r.Status(), true
 }

@@ -17,30 +17,30 @@ import (
 
 const spanPick = "epp.pick"
 
-// traceHeaders are the trace context a client sent.
+// traceHeaders are the trace context that the client sent.
 type traceHeaders struct{ parent, state string }
 
-// tracing makes the picker's spans. If it is off, nothing is read, made or sent.
+// tracing makes the picker's spans. If it is off, it reads, makes and sends nothing.
 type tracing struct {
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
 	on         bool
 }
 
-// newTracing is off without a tracer, and with a propagator that has nothing to pass on.
+// newTracing returns tracing that is off without a tracer, and with a propagator that has no fields.
 func newTracing(t trace.Tracer, p propagation.TextMapPropagator) tracing {
 	return tracing{tracer: t, propagator: p, on: t != nil && p != nil && len(p.Fields()) > 0}
 }
 
-// span is the span of one pick. The zero value is that of a picker that does not trace.
+// span is the span of one pick. The zero value records nothing.
 type span struct {
 	trace.Span
 	context context.Context
-	adds    bool // nobody before us traces: the request shall carry our context on
+	adds    bool // neither client nor gateway sent a trace context: the request must carry ours
 }
 
-// pick begins the span of a request whose first frame came at start. Its parent is the gateway's own span, which stands in
-// the stream's metadata, else what the client sent.
+// pick begins the span of a request whose first frame arrived at start. Its parent is the gateway's span, from the stream's
+// metadata, or else the client's.
 func (t tracing) pick(stream context.Context, h *head, start time.Time) span {
 	if !t.on {
 		return span{}
@@ -53,14 +53,14 @@ func (t tracing) pick(stream context.Context, h *head, start time.Time) span {
 	s := span{adds: !parent && h.trace.parent == ""}
 	s.context, s.Span = t.tracer.Start(ctx, spanPick, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(start))
 	if s.IsRecording() {
-		// Clients choose the id, and OTLP drops the whole batch of a span with a text that is no UTF-8.
+		// Clients choose the id, and OTLP drops the whole batch of a span with a string that is not UTF-8.
 		s.SetAttributes(attribute.String("tandem.request_id", strings.ToValidUTF8(h.RequestID, "\uFFFD")),
 			attribute.String("tandem.api", h.api.String()))
 	}
 	return s
 }
 
-// inject gives the headers by which a request carries the span on: none if the gateway or the client sent some already.
+// inject returns the headers that propagate the span with the request: none if the gateway or the client sent a trace context.
 func (t tracing) inject(s span) propagation.MapCarrier {
 	if !t.on || !s.adds {
 		return nil
@@ -77,7 +77,7 @@ func (s span) finish() {
 	}
 }
 
-// picked notes where a request goes.
+// picked records the decision.
 func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
 	if s.Span == nil || !s.IsRecording() {
 		return
@@ -93,7 +93,7 @@ func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
 	}
 }
 
-// refused notes why a request goes nowhere; r is nil if it could not be read.
+// refused records the refusal. r is nil if the request could not be read.
 func (s span) refused(r *epp.Request, why *pd.Refusal) {
 	if s.Span == nil || !s.IsRecording() {
 		return
@@ -137,7 +137,7 @@ func (c metadataCarrier) Get(key string) string {
 	return ""
 }
 
-// Set implements propagation.TextMapCarrier. What came in is not changed.
+// Set implements propagation.TextMapCarrier. It does nothing: incoming metadata is not changed.
 func (metadataCarrier) Set(string, string) {}
 
 // Keys implements propagation.TextMapCarrier.
