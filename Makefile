@@ -55,30 +55,30 @@ tools: .tools/envoy .tools/openai .tools/kube .tools/helm .tools/crds .tools/nix
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm
 test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/openai ## run the end-to-end suite on real vLLM engines: 7 GB of disk, 10 GB of memory
-	@cd e2e && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm
+	@cd e2e/serving && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm
 
-# Long forms of tests that make test runs in short. In its own folder go test shows what they print: a table each.
-LONG = cd e2e && go test -count=1 -v -run
+# Long forms of tests whose short forms make test runs. In the folder of a package go test shows the table that they print.
+LONG = go test -count=1 -v -run
 
 .PHONY: chaos
 chaos: modules .tools/envoy ## kill, stop, restart and cut everything at random under load (SEED, CHAOSTIME, CHAOSREQUESTS)
-	@$(LONG) '^TestChaos$$' -timeout=40m . -args -chaos.seed=$(SEED) -chaos.for=$(CHAOSTIME) -chaos.requests=$(CHAOSREQUESTS)
+	@cd e2e/chaos && $(LONG) '^TestChaos$$' -timeout=40m . -args -chaos.seed=$(SEED) -chaos.for=$(CHAOSTIME) -chaos.requests=$(CHAOSREQUESTS)
 
 .PHONY: rolling
 rolling: modules .tools/envoy ## restart every component under load, twice
-	@$(LONG) '^TestRolling' -race -timeout=20m . -args -rolling.rounds=2
+	@cd e2e/rolling && $(LONG) '^TestRolling' -race -timeout=20m . -args -rolling.rounds=2
 
 .PHONY: overload
 overload: modules .tools/envoy ## offer four times what a stack can do, for a minute, and take prefill away at full load
-	@$(LONG) '^(TestOverload|TestPrefillLost)$$' -timeout=20m . -args -overload.for=1m
+	@cd e2e/overload && $(LONG) '^(TestOverload|TestPrefillLost)$$' -timeout=20m . -args -overload.for=1m
 
 .PHONY: soak
 soak: modules .tools/envoy ## run a stack that looks for data races at half load, and see whether anything grows (SOAKTIME)
-	@$(LONG) '^TestSoak$$' -timeout=60m . -args -soak.for=$(SOAKTIME)
+	@cd e2e/rolling && $(LONG) '^TestSoak$$' -timeout=60m . -args -soak.for=$(SOAKTIME)
 
 .PHONY: lease-vllm
 lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on real vLLM engines, with a keeper and without (LEASEREQUESTS)
-	@$(LONG) '^TestKeeperAtLength$$' -timeout=30m . -args -lease.requests=$(LEASEREQUESTS)
+	@cd e2e/serving && $(LONG) '^TestKeeperAtLength$$' -timeout=30m . -args -lease.requests=$(LEASEREQUESTS)
 
 .PHONY: e2e
 e2e: modules tools .tools/vllm .tools/tinymodel ## install the chart on a real control plane, and do what users do with it (SCENARIOS)

@@ -152,6 +152,8 @@ func arrowAllowed(s source, to string) bool {
 	switch {
 	case fits(to, "cmd…") && !fits(s.dir, "cmd…"):
 		return false
+	case fits(to, "e2e…") && !fits(s.dir, "e2e…") && !s.test:
+		return false
 	case fits(s.dir, "epp…") && fits(to, "sidecar…"), fits(s.dir, "sidecar…") && fits(to, "epp…"):
 		return false // not even in tests
 	}

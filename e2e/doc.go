@@ -1,22 +1,29 @@
-// Package e2e holds the tests of the whole: programs of this repository, started as a user starts them, in front of
-// engines. The same cases run on the simulated engine in every `make test`, and those that make no engine fail on real ones
-// in `make test-vllm` (see vllm_test.go).
+// Package e2e contains no code: the packages below it test the whole system. Each starts the programs of this repository as
+// a user starts them, in front of engines, and talks to them from outside.
 //
-// Some tests have a short form, which every `make test` runs, and a long one, which has a make target of its own and prints
-// a table:
+//	serving    the suite of pair and picker, on simulated engines and, with make test-vllm, on real ones
+//	matrix     every failure in every state of a request
+//	chaos      programs killed, stopped, slowed, cut and refused at random, from a seed
+//	overload   four times the capacity, and prefill lost at full load
+//	rolling    every component replaced under load; soak, which looks for growth
+//	security   the attacks of docs/security.md
+//	badclient  clients that break HTTP
+//	telemetry  traces and metrics pages
+//	pool       a pool of 2,000 pods on a real API server
+//	startup    parts that start before those that they need
+//	cluster    the chart on a real control plane
+//	image      the Dockerfile
 //
-//	make chaos      TestChaos: all is killed, stopped, slowed, cut and refused at random, from a seed
-//	                (-chaos.seed, -chaos.for, -chaos.requests; SEED, CHAOSTIME, CHAOSREQUESTS)
-//	make overload   TestOverload, TestPrefillLost: four times the capacity, and prefill gone at full load (-overload.for)
-//	make rolling    TestRolling: every component is replaced under load (-rolling.rounds)
-//	make lease-vllm TestKeeperAtLength, which has its short form in make test-vllm: real engines, clients that leave in every
-//	                state, legs that are held, engines and keepers that die, with a keeper and without (-lease.requests;
-//	                LEASEREQUESTS)
+// harness has what these packages share; answer, otlp and vllm read what clients and collectors get and run real engines.
+//
+// Some tests have a short form, which every make test runs, and a long one, which has a make target of its own and prints a
+// table:
+//
+//	make chaos      TestChaos (-chaos.seed, -chaos.for, -chaos.requests; SEED, CHAOSTIME, CHAOSREQUESTS)
+//	make overload   TestOverload, TestPrefillLost (-overload.for)
+//	make rolling    TestRolling, TestRollingHandoff (-rolling.rounds)
 //	make soak       TestSoak, which has no short form: half load on programs with the race detector (-soak.for; SOAKTIME)
+//	make lease-vllm TestKeeperAtLength, whose short form is in make test-vllm (-lease.requests; LEASEREQUESTS)
 //
-// Clients that break rules are TestBad…, TestHeldBodies and TestHeadersWithoutEnd (-bad.clients: how many at once); those
-// with worse in mind are TestSecurity…, each a row of docs/security.md. What comes of every failure in every state of the sidecar
-// is in the package matrix.
-//
-// Nothing in this package is imported by anything.
+// No file outside e2e imports anything below it, except tests.
 package e2e

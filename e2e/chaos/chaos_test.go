@@ -1,0 +1,195 @@
+package chaos
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+)
+
+// The run that counts: go test ./e2e/chaos -run 'TestChaos$' -v -timeout 10m -chaos.seed=1 -chaos.for=2m -chaos.requests=10000
+var (
+	chaosSeed     = flag.Uint64("chaos.seed", 1, "what TestChaos does follows from it: the same seed gives the same actions and requests")
+	chaosFor      = flag.Duration("chaos.for", 8*time.Second, "how long TestChaos has things go wrong")
+	chaosRequests = flag.Int("chaos.requests", 500, "how many requests TestChaos sends meanwhile")
+)
+
+// TestChaos sends a mixed load through Envoy while engines, sidecars, their keepers and one of two pickers are killed, stopped,
+// restarted, slowed, cut and refused. As long as a pod of each role is well, no client may notice, but by
+//
+//   - a stream that its decode engine broke off after its beginning: it ends with a well-formed error event. When the sidecar
+//     is killed, nobody is left to write one, and Envoy ends the connection in the middle of the stream, or answers 502 if it
+//     has passed nothing of it on yet;
+//   - a refusal because the budget for prefill on decode pods is used up.
+func TestChaos(t *testing.T) {
+	size := chaosSize{prefill: 2, decode: 3, epp: 2}
+	plan := planChaos(*chaosSeed, *chaosFor, size)
+	c := newChaosStack(t, size)
+	c.awaitPickers(t)
+	calm := c.use(t)
+	load := &chaosLoad{f: c.Fleet, seed: *chaosSeed}
+	warmup := max(50, *chaosRequests/20)
+	load.run(t.Context(), 0, warmup, time.Duration(float64(*chaosFor)*float64(warmup)/float64(*chaosRequests)))
+	c.rest(t)
+	warm := c.use(t)
+
+	t.Logf("seed %d:\n%s", *chaosSeed, lines(plan))
+	ctx, stop := context.WithCancel(t.Context())
+	var loading sync.WaitGroup
+	defer loading.Wait()
+	defer stop()
+	began := time.Now()
+	loading.Go(func() { load.run(ctx, warmup, warmup+*chaosRequests, *chaosFor) })
+	done := c.follow(t, plan)
+	loading.Wait()
+	took := time.Since(began)
+	c.rest(t)
+	c.mustSettle(t, calm, warm)
+	c.mustHaveKeepers(t)
+
+	r := chaosReport{load: load, done: done, counts: c.counts(t), strands: c.strands}
+	r.kept, r.dropped = c.settleLosses(done)
+	t.Log(r.table(took, calm, warm, c.use(t)))
+	r.check(t)
+	if t.Failed() {
+		t.Logf("again: go test ./e2e/chaos -run 'TestChaos$' -chaos.seed=%d -chaos.for=%v -chaos.requests=%d", *chaosSeed, *chaosFor, *chaosRequests)
+	}
+}
+
+func lines[T fmt.Stringer](list []T) string {
+	var b strings.Builder
+	for _, v := range list {
+		fmt.Fprintln(&b, "\t", v)
+	}
+	return b.String()
+}
+
+// chaosReport is what came of a run.
+type chaosReport struct {
+	load    *chaosLoad
+	done    []chaosDone
+	counts  chaosCounts
+	strands map[string]int // how many hand-offs may be stranded, by cause
+	kept    int            // how many, at most, only a keeper could give back, and had to
+	dropped int64          // how many of those it did not
+}
+
+// during tells whether one of the actions struck in a time.
+func (r *chaosReport) during(res chaosResult, struck func(a chaosAction) bool) bool {
+	return slices.ContainsFunc(r.done, func(d chaosDone) bool {
+		return struck(d.action) && d.begin.Before(res.end) && (d.end.IsZero() || d.end.After(res.begin))
+	})
+}
+
+func killsSidecar(a chaosAction) bool {
+	return a.kind == chaosKill && strings.HasPrefix(a.target, "sidecar")
+}
+
+func decodeBrokeOff(a chaosAction) bool {
+	return (a.kind == chaosKill || a.kind == chaosCut) && strings.HasPrefix(a.target, "decode")
+}
+
+// history is what went wrong while a call ran, and shortly before; times count from its beginning.
+func (r *chaosReport) history(res chaosResult) string {
+	var b strings.Builder
+	since := func(at time.Time) time.Duration { return at.Sub(res.begin).Round(time.Millisecond) }
+	fmt.Fprintf(&b, "\t%v: its end\n", since(res.end))
+	for _, d := range r.done {
+		if d.end.After(res.begin.Add(-time.Second)) && d.begin.Before(res.end) {
+			fmt.Fprintf(&b, "\t%v to %v: %s %s %s\n", since(d.begin), since(d.end), d.action.kind, d.action.target, d.action.fault)
+		}
+	}
+	return b.String()
+}
+
+// check fails the test for what no client, and no engine, may see.
+func (r *chaosReport) check(t *testing.T) {
+	t.Helper()
+	budget := 0
+	for _, res := range r.load.results {
+		ok := true
+		switch res.how {
+		case endEvent:
+			ok = r.during(res, decodeBrokeOff)
+		case endCut:
+			ok = r.during(res, killsSidecar)
+		case endBudget:
+			budget++
+		case endFailed, endWrong:
+			ok = false
+		}
+		if !ok {
+			t.Errorf("%s %s (%s, %v, stream %v, large %v): %s\n%s", res.call.id, res.how, res.call.manner, res.call.Api, res.call.Stream,
+				res.call.large, res.detail, r.history(res))
+		}
+	}
+	if most := len(r.load.results) / 50; budget > most {
+		t.Errorf("%d of %d requests were refused by the budget, more than %d", budget, len(r.load.results), most)
+	}
+	if r.counts.stale != 0 || r.counts.foreign != 0 {
+		t.Errorf("%d stale and %d foreign reads", r.counts.stale, r.counts.foreign)
+	}
+	// What a sidecar could not give back it has counted, unless it was killed itself, or its client has left meanwhile.
+	untold, told := r.strands[sidecarKilled]+r.strands[prefillCut], r.strands[decodeGone]+r.strands[decodeCut]+r.strands[prefillCut]
+	if r.counts.expired > r.counts.untold+int64(untold) {
+		t.Errorf("%d hand-offs expired, %d of which sidecars know, want at most %d others: %v", r.counts.expired, r.counts.untold, untold, r.strands)
+	}
+	if r.dropped > 0 {
+		t.Errorf("sidecars could not give %d hand-offs back when decode was gone, and their keepers and prefill were well", r.dropped)
+	}
+	if r.counts.untold > int64(told) {
+		t.Errorf("sidecars could not give %d hand-offs back, want at most %d: %v", r.counts.untold, told, r.strands)
+	}
+}
+
+// table is the summary.
+func (r *chaosReport) table(took time.Duration, calm, warm, now map[string]harness.Holdings) string {
+	var b strings.Builder
+	row := func(what string, values ...any) { fmt.Fprintf(&b, "%-40s %s\n", what, fmt.Sprint(values...)) }
+	fmt.Fprintln(&b)
+	row("seed", *chaosSeed)
+	row("time", took.Round(10*time.Millisecond))
+	row("requests", len(r.load.results))
+	for _, how := range []chaosEnd{endRight, endLeft, endEvent, endCut, endBudget, endFailed, endWrong} {
+		n := 0
+		for _, res := range r.load.results {
+			if res.how == how {
+				n++
+			}
+		}
+		row("  "+string(how), n)
+	}
+	kinds := map[string]int{}
+	for _, d := range r.done {
+		role, _, _ := strings.Cut(d.action.target, "-")
+		kinds[string(d.action.kind)+" "+role]++
+	}
+	row("actions", len(r.done))
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		row("  "+kind, kinds[kind])
+	}
+	row("hand-offs", r.counts.handoffs)
+	row("stranded", r.counts.expired)
+	row("  as sidecars know", r.counts.untold)
+	for _, cause := range slices.Sorted(maps.Keys(r.strands)) {
+		row("  "+cause, "at most ", r.strands[cause])
+	}
+	row("given back directly", r.counts.direct)
+	row("  perhaps, and again by way of decode", r.counts.unsure)
+	row("  in flight when only a keeper could", "at most ", r.kept)
+	row("stale reads", r.counts.stale)
+	row("foreign reads", r.counts.foreign)
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		row(name, "before    ", calm[name])
+		row("", "calm load ", warm[name])
+		row("", "now       ", now[name])
+	}
+	return b.String()
+}

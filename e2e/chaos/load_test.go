@@ -1,0 +1,338 @@
+package chaos
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/answer"
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// manner is how a client behaves.
+type manner string
+
+const (
+	patient   manner = "patient"   // takes its answer
+	slow      manner = "slow"      // takes its answer, and its time
+	halfSent  manner = "half-sent" // leaves before it has sent all of its request
+	leaving   manner = "leaving"   // leaves some time after it has asked, whatever has come by then
+	lastToken manner = "reading"   // leaves in the middle of its stream
+)
+
+// chaosCall is a call of the mixed load.
+type chaosCall struct {
+	harness.Call
+	id     string
+	manner manner
+	after  time.Duration // for leaving: when; for slow: the pause before each event
+	events int           // for reading: after how many
+	large  bool          // goes to the picker by way of Envoy's second listener, which can repeat it
+}
+
+// drawCall draws the i-th call of a load: short and long prompts around the threshold, beginnings that others have as
+// well, all modes, whole answers and streams, and clients of all manners.
+func drawCall(seed uint64, i int) chaosCall {
+	random := rand.New(rand.NewPCG(seed, uint64(i)+1))
+	c := chaosCall{id: fmt.Sprintf("chaos-%d-%d", seed, i), manner: patient}
+	c.Stream = random.IntN(2) == 0
+	c.Tokens = 2 + random.IntN(14)
+	length := 8 + random.IntN(5*harness.Threshold)
+	if random.IntN(5) < 2 {
+		length = harness.Threshold - 12 + random.IntN(24)
+	}
+	if random.IntN(3) == 0 {
+		c.Api, c.Text = pd.APIChat, drawWords(random, length/6+1)
+	} else {
+		c.Api, c.Prompt = pd.APICompletions, drawTokens(random, seed, length)
+	}
+	if random.IntN(16) == 0 {
+		c.large = true
+		c.Members = map[string]any{"user": strings.Repeat("pad\n", 30_000+random.IntN(60_000))}
+	}
+	c.Header = map[string]string{pd.HeaderRequestID: c.id}
+	if mode := []string{"", "", "", "", "", "auto", "force", "force;fallback", "bypass"}[random.IntN(9)]; mode != "" {
+		c.Header[pd.HeaderMode] = mode
+	}
+	switch random.IntN(16) {
+	case 0:
+		c.manner, c.Stream, c.Tokens, c.after = slow, true, 10+random.IntN(20), time.Duration(random.IntN(40))*time.Millisecond
+	case 1:
+		c.manner = halfSent
+	case 2, 3:
+		c.manner, c.after = leaving, time.Duration(random.IntN(120))*time.Millisecond
+	case 4:
+		c.manner, c.Stream, c.Tokens, c.events = lastToken, true, 30, random.IntN(20)
+	}
+	return c
+}
+
+// drawTokens makes a prompt. Every second one begins as some others do.
+func drawTokens(random *rand.Rand, seed uint64, n int) []int {
+	prompt := make([]int, n)
+	common := 0
+	if random.IntN(2) == 0 {
+		common = random.IntN(n)
+		shared := rand.New(rand.NewPCG(seed, uint64(random.IntN(8))<<32))
+		for i := range common {
+			prompt[i] = 300 + shared.IntN(700)
+		}
+	}
+	for i := common; i < n; i++ {
+		prompt[i] = 300 + random.IntN(700)
+	}
+	return prompt
+}
+
+func drawWords(random *rand.Rand, n int) string {
+	var b strings.Builder
+	for range n {
+		fmt.Fprintf(&b, "item %d of it ", random.IntN(1000))
+	}
+	return b.String()
+}
+
+// chaosEnd is how a call ended.
+type chaosEnd string
+
+const (
+	endRight  chaosEnd = "right"  // whole, with the tokens of an undisturbed engine
+	endLeft   chaosEnd = "left"   // the client left, as it meant to
+	endEvent  chaosEnd = "event"  // a stream that ended with a well-formed error event
+	endCut    chaosEnd = "cut"    // a stream that broke off without one, or before its first byte had passed Envoy
+	endBudget chaosEnd = "budget" // 503, because too many requests would have been prefilled on decode
+	endFailed chaosEnd = "failed" // any other error
+	endWrong  chaosEnd = "wrong"  // tokens that an undisturbed engine does not give
+)
+
+// chaosResult is what became of a call.
+type chaosResult struct {
+	call       chaosCall
+	begin, end time.Time
+	how        chaosEnd
+	detail     string
+}
+
+// chaosLoad sends calls at an even rate, each by a client of its own, and checks what comes back.
+type chaosLoad struct {
+	f    *harness.Fleet
+	seed uint64
+
+	mu      sync.Mutex // guards results
+	results []chaosResult
+}
+
+// chaosClients bounds how many calls are in flight.
+const chaosClients = 64
+
+// run sends calls from..to over a time. It returns when all have ended.
+func (l *chaosLoad) run(ctx context.Context, from, to int, lasts time.Duration) {
+	places := make(chan struct{}, chaosClients)
+	tick := time.NewTicker(max(lasts/time.Duration(to-from), time.Microsecond))
+	defer tick.Stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	for i := from; i < to; i++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		places <- struct{}{}
+		running.Go(func() {
+			defer func() { <-places }()
+			l.add(l.one(ctx, drawCall(l.seed, i)))
+		})
+	}
+}
+
+func (l *chaosLoad) add(r chaosResult) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.results = append(l.results, r)
+}
+
+// chaosPatience is how long a client waits for an answer: longer than anything in a run should take.
+const chaosPatience = 45 * time.Second
+
+// one makes a call.
+func (l *chaosLoad) one(ctx context.Context, c chaosCall) chaosResult {
+	ctx, cancel := context.WithTimeout(ctx, chaosPatience)
+	defer cancel()
+	r := chaosResult{call: c, begin: time.Now()}
+	got, left, err := c.perform(ctx, l.f.Front.Addr, l.f.Model)
+	r.end = time.Now()
+	if left {
+		r.how = endLeft
+		if got.Tokens == nil {
+			return r
+		}
+	} else {
+		r.how, r.detail = judge(c, got, err)
+	}
+	l.check(ctx, &r, got.Tokens)
+	return r
+}
+
+// perform makes the call as its client behaves. left tells that it ended because the client left.
+func (c chaosCall) perform(ctx context.Context, base, model string) (got harness.Reply, left bool, err error) {
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	req, err := c.request(ctx, base, model, leave)
+	if err != nil {
+		return got, false, err
+	}
+	if c.manner == leaving {
+		defer time.AfterFunc(c.after, func() { leave(errLeft) }).Stop()
+	}
+	resp, err := harness.Client.Do(req)
+	if err == nil {
+		defer resp.Body.Close()
+		got, err = answer.New(resp)
+	}
+	if err == nil {
+		err = c.read(ctx, &got, resp, leave)
+	}
+	return got, context.Cause(ctx) == errLeft, err
+}
+
+var errLeft = errors.New("the client has left")
+
+func (c chaosCall) request(ctx context.Context, base, model string, leave context.CancelCauseFunc) (*http.Request, error) {
+	text := c.Body(model)
+	var from io.Reader = bytes.NewReader(text)
+	if c.manner == halfSent {
+		from = io.MultiReader(bytes.NewReader(text[:len(text)/2]), readerFunc(func([]byte) (int, error) {
+			leave(errLeft)
+			return 0, errLeft
+		}))
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+base+c.Api.Path(), from)
+	if err != nil {
+		return nil, err
+	}
+	req.ContentLength = int64(len(text))
+	req.Header.Set("Content-Type", "application/json")
+	for k, v := range c.Header {
+		req.Header.Set(k, v)
+	}
+	return req, nil
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// read takes an answer.
+func (c chaosCall) read(ctx context.Context, got *harness.Reply, resp *http.Response, leave context.CancelCauseFunc) error {
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		return got.ReadWhole(resp.Body)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<24)
+	for events := 0; lines.Scan(); {
+		if err := got.TakeLine(lines.Text()); err != nil {
+			return err
+		}
+		if lines.Text() == "" || got.Done {
+			continue
+		}
+		if events++; c.manner == lastToken && events > c.events {
+			leave(errLeft)
+		}
+		if c.manner == slow {
+			linger(ctx, c.after)
+		}
+	}
+	return lines.Err()
+}
+
+// linger is the pause of a slow reader.
+func linger(ctx context.Context, pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// judge tells how an answer that the client waited for has ended, as far as the client sees.
+func judge(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
+	decision := got.Decision.String()
+	switch {
+	case got.Status == 0:
+		return endFailed, fmt.Sprintf("no answer: %v", err)
+	case got.Status != http.StatusOK:
+		later := got.Status == http.StatusServiceUnavailable && got.Header.Get("Retry-After") != ""
+		switch {
+		case later && got.Decision.Reason == pd.Budget:
+			return endBudget, ""
+		case c.Stream && got.Status == http.StatusBadGateway && got.Decision == (pd.Result{}):
+			// Envoy had the first bytes of the answer, and had sent none of them on: it asks nobody else then.
+			return endCut, got.Body
+		}
+		return endFailed, fmt.Sprintf("status %d %s: %s (%v)", got.Status, decision, got.Body, err)
+	case !c.Stream && err != nil:
+		return endFailed, fmt.Sprintf("whole answer cut after %d bytes (%s): %v", len(got.Body), decision, err)
+	case !c.Stream:
+		return endRight, ""
+	case got.Done && err == nil && got.FailedWell():
+		return endEvent, got.Failed
+	case err != nil || !got.Done:
+		return endCut, fmt.Sprintf("stream cut after %d tokens (%s): %v %s", len(got.Tokens), decision, err, got.Failed)
+	case got.Failed != "":
+		return endFailed, "the error event is " + got.Failed
+	}
+	return endRight, ""
+}
+
+// check compares tokens with the undisturbed engine's: all of them, or of an answer that was not finished the first.
+func (l *chaosLoad) check(ctx context.Context, r *chaosResult, got []int) {
+	if r.how != endRight && len(got) == 0 {
+		return
+	}
+	plain := r.call.Call
+	plain.Stream, plain.Header, plain.Members = false, nil, nil
+	want, err := plain.Send(ctx, l.f.Plain.Addr, l.f.Model)
+	if err != nil || want.Status != http.StatusOK {
+		r.how, r.detail = endFailed, fmt.Sprintf("asking the plain engine: %d %v", want.Status, err)
+		return
+	}
+	whole := r.how == endRight
+	if whole && !slices.Equal(got, want.Tokens) || len(got) > len(want.Tokens) || !slices.Equal(got, want.Tokens[:len(got)]) {
+		r.how, r.detail = endWrong, fmt.Sprintf("tokens %v, an undisturbed engine gives %v (%s)", got, want.Tokens, r.how)
+	}
+}
+
+// TestChaosCalls: a seed is a load, and it has all that it is meant to mix.
+func TestChaosCalls(t *testing.T) {
+	seen := map[string]bool{}
+	for i := range 500 {
+		c := drawCall(7, i)
+		if !reflect.DeepEqual(c, drawCall(7, i)) {
+			t.Fatalf("call %d is not the same when it is drawn again", i)
+		}
+		seen[string(c.manner)] = true
+		seen[fmt.Sprintf("%v stream=%v", c.Api, c.Stream)] = true
+		seen["mode="+c.Header[pd.HeaderMode]] = true
+		seen[fmt.Sprintf("large=%v", c.large)] = true
+		seen[fmt.Sprintf("long=%v", c.Api == pd.APIChat || len(c.Prompt) >= harness.Threshold)] = true
+	}
+	const want = 5 + 4 + 5 + 2 + 2
+	if len(seen) != want {
+		t.Errorf("the load has %d of %d sorts: %v", len(seen), want, seen)
+	}
+}

@@ -1,0 +1,388 @@
+package chaos
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/stack"
+)
+
+// chaosStack is a stack whose programs come back where they were. Its programs are those of the schedule: prefill-0,
+// decode-1, sidecar-1, epp-0. The keepers of sidecars come back by themselves.
+type chaosStack struct {
+	*harness.Fleet
+	what    map[string]stack.Program
+	running map[string]harness.Program
+	gone    chaosCounts       // what the engines and sidecars that were killed had counted
+	strands map[string]int    // how many hand-offs nobody can give back, at most, by cause
+	losses  []chaosLoss       // of decode engines, with hand-offs that only a keeper can give back
+	paused  map[string]int    // keepers that are stopped, by target
+	outages map[string]outage // of keepers, by decode pod
+	active  map[string]bool   // units that something is being done to
+}
+
+// chaosCounts is what the programs count of what must not be.
+type chaosCounts struct {
+	expired, stale, foreign int64 // at the engines
+	untold                  int64 // hand-offs that sidecars could not give back
+	direct, unsure          int64 // and those that they gave back themselves, or may have
+	handoffs                int64 // that ended by a notification, for comparison
+}
+
+func (c *chaosCounts) add(more chaosCounts) {
+	c.expired += more.expired
+	c.stale += more.stale
+	c.foreign += more.foreign
+	c.untold += more.untold
+	c.direct += more.direct
+	c.unsure += more.unsure
+	c.handoffs += more.handoffs
+}
+
+func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
+	t.Helper()
+	c := &chaosStack{Fleet: harness.NewFleet(t, 0, 0), what: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
+		paused: map[string]int{}, outages: map[string]outage{}, active: map[string]bool{}}
+	c.Plain = harness.StartSim(t, "plain", "--time-scale=0")
+	ports := quietPorts(t, 3*size.prefill+6*size.decode+4*size.epp)
+	take := func() string {
+		port := ports[0]
+		ports = ports[1:]
+		return port
+	}
+	engine := func(role string) []string {
+		return []string{"--role=" + role, "--port=" + take(), "--admin-port=" + take(), "--side-channel-address=127.0.0.1:" + take(),
+			"--kv-lease=" + chaosLease.String(), "--log-level=warn"}
+	}
+	for i := range size.prefill {
+		name := "prefill-" + strconv.Itoa(i)
+		p := c.launch(t, name, stack.Sim(harness.BinDir, name, engine("prefill")...))
+		c.Prefill = append(c.Prefill, engineOf(p))
+	}
+	for i := range size.decode {
+		n := strconv.Itoa(i)
+		p := c.launch(t, "decode-"+n, stack.Sim(harness.BinDir, "decode-"+n, engine("decode")...))
+		flags := append(stack.KeeperFlags(harness.BinDir, stack.TransportTCP, ""), "--port="+take(), "--metrics-port="+take(),
+			"--admin-address=127.0.0.1:"+take(), "--lease="+chaosLease.String(), "--first-event-timeout=10s")
+		what, err := stack.Sidecar(harness.BinDir, p.Addr("http"), flags...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		what.Name = "sidecar-" + n
+		c.Decode = append(c.Decode, harness.DecodePod{Engine: engineOf(p), Sidecar: c.launch(t, what.Name, what)})
+	}
+	c.WriteEndpoints(t)
+	for i := range size.epp {
+		what := stack.EPP(harness.BinDir, "--secure-serving=false", "--config-file="+c.Config, "--endpoints-file="+c.Endpoints,
+			"--grpc-port="+take(), "--grpc-health-port="+take(), "--metrics-port="+take(), "--admin-address=127.0.0.1:"+take())
+		what.Name = "epp-" + strconv.Itoa(i)
+		c.Pickers = append(c.Pickers, c.launch(t, what.Name, what))
+	}
+	c.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"}, "--idle-timeout=2s")
+	return c
+}
+
+func engineOf(p harness.Program) harness.Engine { return harness.Engine{Addr: p.Addr("http")} }
+
+// launch starts a program, for the first time or again.
+func (c *chaosStack) launch(t *testing.T, name string, what stack.Program) harness.Program {
+	t.Helper()
+	c.what[name] = what
+	p := harness.Start(t, what)
+	c.running[name] = p
+	return p
+}
+
+// names are all programs, in order.
+func (c *chaosStack) names() []string { return slices.Sorted(maps.Keys(c.what)) }
+
+// quietPorts are ports to listen on again and again: below those that the system gives to outgoing connections, so that
+// none is taken while its program is down.
+func quietPorts(t *testing.T, n int) []string {
+	t.Helper()
+	const low, high = 12_000, 32_000
+	var ports []string
+	for port, tries := low+rand.IntN(high-low), 0; len(ports) < n; port, tries = port+1, tries+1 {
+		if tries == high-low {
+			t.Fatalf("only %d ports are free between %d and %d", len(ports), low, high)
+		}
+		if port == high {
+			port = low
+		}
+		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			l.Close()
+			ports = append(ports, strconv.Itoa(port))
+		}
+	}
+	return ports
+}
+
+// begin has an action begin, and notes how many hand-offs it may strand.
+func (c *chaosStack) begin(t *testing.T, a chaosAction) {
+	t.Helper()
+	c.active[unitOf(a.target)] = true
+	p := c.running[a.target]
+	cause, most := a.strands()
+	before := c.openAt(t, a.target)
+	untold := int64(0)
+	if cause == decodeGone {
+		untold = c.untoldAt(t, a.target)
+	}
+	switch {
+	case strings.HasPrefix(a.target, "keeper"):
+		c.strikeKeeper(t, a)
+		return
+	case a.kind == chaosKill:
+		c.gone.add(c.count(t, a.target))
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	case a.kind == chaosPause:
+		if err := p.Pause(); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		c.admin(t, http.MethodPost, p, a.fault)
+	}
+	switch cause {
+	case sidecarKilled:
+		most = before.open + 1 // that came while the page was read
+	case decodeGone:
+		after := c.openAt(t, a.target) // some may have come since, and ended
+		most = max(before.open, after.open+after.ended-before.ended)
+		c.loseDecode(t, a.target, most, untold)
+		return
+	}
+	if most > 0 {
+		c.strands[cause] += most
+	}
+}
+
+// The causes of hand-offs that nobody can give back. That of a decode engine which is gone is given back by the keeper, if
+// that is well, and has a prefill engine to tell.
+const (
+	sidecarKilled = "sidecar killed"
+	decodeGone    = "decode gone after prefill, and its keeper or prefill as well"
+	decodeCut     = "decode cut off"
+	prefillCut    = "prefill broke off its answer"
+)
+
+// strands tells why an action may leave a hand-off with nobody who could give it back. most is how often a fault strikes;
+// of the others it is what the pod has in flight when they begin.
+func (a chaosAction) strands() (cause string, most int) {
+	var f sim.Fault
+	if a.fault != "" && json.Unmarshal([]byte(a.fault), &f) != nil {
+		return "", 0
+	}
+	role, _, _ := strings.Cut(a.target, "-")
+	switch {
+	case role == "sidecar" && a.kind == chaosKill:
+		return sidecarKilled, 0
+	case role == "decode" && (a.kind == chaosKill || a.kind == chaosRefuse):
+		return decodeGone, 0
+	case role == "decode" && a.kind == chaosCut:
+		return decodeCut, f.Count
+	case role == "prefill" && a.kind == chaosCut && f.Fault != "reset-before":
+		return prefillCut, f.Count
+	}
+	return "", 0
+}
+
+// podLoad is how many requests a sidecar has, hand-offs that it gives back included, and how many it has had.
+type podLoad struct{ open, ended int }
+
+// openAt is the load of the decode pod that a target is part of; of other targets it is nothing.
+func (c *chaosStack) openAt(t *testing.T, target string) (l podLoad) {
+	t.Helper()
+	if unit := unitOf(target); strings.HasPrefix(unit, "decode") {
+		page := c.running[strings.Replace(unit, "decode", "sidecar", 1)].Addr("metrics")
+		l.ended = int(harness.SumOf(t, page, "tandem_requests_total"))
+		l.open = int(harness.Sample(t, page, "tandem_open_requests"))
+	}
+	return l
+}
+
+// end has an action end.
+func (c *chaosStack) end(t *testing.T, a chaosAction) {
+	t.Helper()
+	delete(c.active, unitOf(a.target))
+	p := c.running[a.target]
+	switch {
+	case strings.HasPrefix(a.target, "keeper"):
+		c.easeKeeper(t, a)
+	case a.kind == chaosKill:
+		c.launch(t, a.target, c.what[a.target])
+		if strings.HasPrefix(a.target, "sidecar") {
+			c.shake(a.target)
+		}
+	case a.kind == chaosPause:
+		p.MustResume(t)
+	default:
+		c.admin(t, http.MethodDelete, p, "")
+	}
+}
+
+func (c *chaosStack) admin(t *testing.T, method string, p harness.Program, fault string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(harness.Within(t), method, "http://"+p.Addr("admin")+"/sim/faults", strings.NewReader(fault))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := harness.Client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusNoContent {
+		t.Fatalf("fault %s at %s: %s %s", fault, p.Name(), resp.Status, text)
+	}
+}
+
+// count reads what a program has counted since it started.
+func (c *chaosStack) count(t *testing.T, name string) chaosCounts {
+	t.Helper()
+	switch p := c.running[name]; {
+	case strings.HasPrefix(name, "sidecar"):
+		at := p.Addr("metrics")
+		return chaosCounts{untold: int64(harness.Sample(t, at, "tandem_kv_stranded_total")),
+			direct: releasesAt(t, at, "nixl", "ok"), unsure: releasesAt(t, at, "nixl", "unsure")}
+	case strings.HasPrefix(name, "epp"):
+		return chaosCounts{}
+	default:
+		s := harness.StateOf(t, p)
+		return chaosCounts{expired: s.Expired, stale: s.StaleReads, foreign: s.ForeignReads, handoffs: s.Released}
+	}
+}
+
+// counts is what all programs have counted, those that were killed as well.
+func (c *chaosStack) counts(t *testing.T) chaosCounts {
+	t.Helper()
+	sum := c.gone
+	for _, name := range c.names() {
+		sum.add(c.count(t, name))
+	}
+	return sum
+}
+
+// use looks at all programs. The simulator does not tell its goroutines, and Envoy has none.
+func (c *chaosStack) use(t *testing.T) map[string]harness.Holdings {
+	t.Helper()
+	uses := map[string]harness.Holdings{"envoy": harness.HoldingsOf(t, c.Front.Pid, "")}
+	for _, name := range c.names() {
+		p, metrics := c.running[name], ""
+		if !strings.HasPrefix(name, "prefill") && !strings.HasPrefix(name, "decode") {
+			metrics = p.Addr("metrics")
+		}
+		uses[name] = harness.HoldingsOf(t, p.PID(), metrics)
+	}
+	return uses
+}
+
+// rest waits until nothing is left of all requests: no load at the pickers, no leg and no release at the sidecars, no block
+// held at the engines, no stream and no request at Envoy.
+func (c *chaosStack) rest(t *testing.T) {
+	t.Helper()
+	for _, p := range c.running {
+		switch name := p.Name(); {
+		case strings.HasPrefix(name, "epp"):
+			c.Eventually(t, "load in flight at "+name, func() (string, bool) {
+				state, err := harness.EndpointsOf(p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum := 0
+				for _, e := range state.Endpoints {
+					sum += e.Requests + e.Tokens
+				}
+				inflight := harness.SumOf(t, p.Addr("metrics"), "tandem_inflight")
+				return fmt.Sprint(sum, " ", inflight), sum == 0 && inflight == 0
+			})
+		case strings.HasPrefix(name, "sidecar"):
+			c.Eventually(t, "requests at "+name, func() (string, bool) {
+				open, legs := harness.Sample(t, p.Addr("metrics"), "tandem_open_requests"), harness.SumOf(t, p.Addr("metrics"), "tandem_inflight")
+				return fmt.Sprint(open, " ", legs), open == 0 && legs == 0
+			})
+		default:
+			c.Eventually(t, "blocks held by "+name, func() (string, bool) {
+				blocks := harness.StateOf(t, p).Blocks
+				return fmt.Sprintf("%+v", blocks), blocks.Used == 0
+			})
+		}
+	}
+	c.Eventually(t, "streams open at Envoy", func() (string, bool) {
+		picks, requests := c.Front.Stat(t, "cluster.epp.upstream_rq_active"), c.Front.Stat(t, "cluster.pool.upstream_rq_active")
+		return fmt.Sprint(picks, requests), picks <= 1 && requests == 0 // EDS has a stream
+	})
+}
+
+// mustSettle waits until no program has noticeably more goroutines and descriptors than before, nor half as much memory
+// again: idle connections go after some seconds, and memory is given back when it is looked for.
+func (c *chaosStack) mustSettle(t *testing.T, calm, warm map[string]harness.Holdings) {
+	t.Helper()
+	const few = 12 // connections of metrics pages, health checks and the like, which come and go
+	c.Eventually(t, "in use", func() (string, bool) {
+		var over []string
+		for name, u := range c.use(t) {
+			base := calm[name]
+			if strings.HasPrefix(name, "epp") { // it keeps connections to engines, which come with the first scrapes
+				base = warm[name]
+			}
+			if u.Goroutines > base.Goroutines+few || u.Descriptors > base.Descriptors+few || u.Rss > warm[name].Rss*3/2+32 {
+				over = append(over, fmt.Sprintf("%s: %v, before %v, after calm load %v", name, u, calm[name], warm[name]))
+			}
+		}
+		return strings.Join(over, "; "), len(over) == 0
+	})
+}
+
+// awaitPickers waits until Envoy holds all pickers for well: what is to be done to one of them must leave it another.
+func (c *chaosStack) awaitPickers(t *testing.T) {
+	t.Helper()
+	c.Eventually(t, "pickers that Envoy holds for well", func() (string, bool) {
+		n := c.Front.Stat(t, "cluster.epp.membership_healthy")
+		return strconv.Itoa(n), n == len(c.Pickers)
+	})
+}
+
+// follow carries out a plan.
+func (c *chaosStack) follow(t *testing.T, plan []chaosAction) (done []chaosDone) {
+	t.Helper()
+	start := time.Now()
+	late := time.Duration(0) // what waits for a program to be back defers all that follows
+	for _, s := range stepsOf(plan) {
+		linger(t.Context(), time.Until(start.Add(s.at+late)))
+		began := time.Now()
+		c.watch(t)
+		if s.begins {
+			if strings.HasPrefix(s.target, "epp") {
+				c.awaitPickers(t)
+			}
+			done = append(done, chaosDone{action: s.chaosAction, begin: time.Now()})
+			c.begin(t, s.chaosAction)
+		} else {
+			c.end(t, s.chaosAction)
+			i := slices.IndexFunc(done, func(d chaosDone) bool { return d.action == s.chaosAction })
+			done[i].end = time.Now()
+		}
+		late += time.Since(began)
+	}
+	return done
+}
+
+// chaosDone is an action that was carried out.
+type chaosDone struct {
+	action     chaosAction
+	begin, end time.Time
+}

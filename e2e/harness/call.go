@@ -1,0 +1,155 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/e2e/answer"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// WholeModel is as many tokens as the engines' model takes: nobody waits for an answer of that length.
+const WholeModel = 4096
+
+// Call is one generate call of a client.
+type Call struct {
+	Api     pd.API
+	Stream  bool
+	Prompt  []int // token ids, for completions
+	Text    string
+	Tokens  int
+	Members map[string]any
+	Header  map[string]string
+}
+
+// Reply is what a client got.
+type Reply = answer.Answer
+
+func (c Call) Body(model string) []byte {
+	m := map[string]any{"model": model, "max_tokens": c.Tokens, "temperature": 0, "return_token_ids": true, "ignore_eos": true}
+	switch {
+	case c.Api == pd.APIChat:
+		m["messages"] = []any{map[string]any{"role": "user", "content": c.Text}}
+	case c.Prompt != nil:
+		m["prompt"] = c.Prompt
+	default:
+		m["prompt"] = c.Text
+	}
+	if c.Stream {
+		m["stream"] = true
+		m["stream_options"] = map[string]any{"include_usage": true}
+	}
+	for k, v := range c.Members {
+		m[k] = v
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// Send makes the call at base and reads the whole answer. The error is that of the connection.
+func (c Call) Send(ctx context.Context, base, model string) (Reply, error) {
+	return c.SendBody(ctx, base, c.Body(model))
+}
+
+func (c Call) SendBody(ctx context.Context, base string, body []byte) (Reply, error) {
+	return c.Over(ctx, Client.Transport, base, body)
+}
+
+// Over makes the call with a body over a transport.
+func (c Call) Over(ctx context.Context, by http.RoundTripper, base string, body []byte) (Reply, error) {
+	return answer.Post(ctx, by, "http://"+base+c.Api.Path(), body, c.Header)
+}
+
+// Client follows no redirects and keeps no connection: a test's client is gone when its call is.
+var Client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
+
+// Patience is how long a test waits for what is promised without a figure.
+const Patience = 90 * time.Second
+
+func Within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// MustSend makes a call that must not fail on the wire.
+func MustSend(t *testing.T, c Call, base, model string) Reply {
+	t.Helper()
+	r, err := c.Send(Within(t), base, model)
+	if err != nil {
+		t.Fatalf("call to %s: %v (answer so far %+v)", base, err, r)
+	}
+	return r
+}
+
+// Begin makes a call in the background; what comes of it can be received.
+func Begin(t *testing.T, c Call, base, model string) <-chan Reply {
+	got := make(chan Reply, 1)
+	ctx := Within(t)
+	go func() {
+		r, err := c.Send(ctx, base, model)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	return got
+}
+
+// MustMatch fails unless a reply is whole and has the tokens of an undisturbed engine.
+func MustMatch(t *testing.T, got Reply, stream bool, want []int) {
+	t.Helper()
+	switch {
+	case got.Status != http.StatusOK:
+		t.Fatalf("status %d: %s", got.Status, got.Body)
+	case got.Failed != "":
+		t.Fatalf("stream ended with error %s", got.Failed)
+	case stream && !got.Done:
+		t.Fatal("stream ended without [DONE]")
+	case !slices.Equal(got.Tokens, want):
+		t.Fatalf("tokens %v, an undisturbed engine gives %v (decision %v)", got.Tokens, want, got.Decision)
+	}
+}
+
+// Words makes a chat message of n words that no engine has seen.
+func Words(n int) string {
+	PromptSeed++
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "block %d of %d ", i, PromptSeed)
+	}
+	return b.String()
+}
+
+// Remote makes a call go to the prefill engines at addrs, as a picker that sends no plan does.
+func (c Call) Remote(addrs ...string) Call {
+	h := map[string]string{pd.HeaderPrefill: strings.Join(addrs, ",")}
+	for k, v := range c.Header {
+		h[k] = v
+	}
+	c.Header = h
+	return c
+}
+
+// BothForms runs a case on a stream and on a whole answer.
+func BothForms(t *testing.T, run func(t *testing.T, stream bool)) {
+	for _, stream := range []bool{false, true} {
+		t.Run(map[bool]string{false: "whole", true: "stream"}[stream], func(t *testing.T) { run(t, stream) })
+	}
+}
+
+// Planned is a decision without its count of attempts.
+func Planned(r Reply) string {
+	d := r.Decision
+	d.Attempts = 0
+	return d.String()
+}

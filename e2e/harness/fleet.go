@@ -1,0 +1,422 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/stack"
+	"github.com/tandem-serving/tandem/stack/envoy"
+)
+
+// Fleet is a whole stack: simulated engines, a sidecar before each decode engine, pickers, and a proxy before all of it.
+type Fleet struct {
+	Model     string
+	Prefill   []Engine
+	Decode    []DecodePod
+	Plain     Engine // tells what is right; not in the pool
+	Config    string // file of the EndpointPickerConfig
+	Endpoints string // file of the pool
+	Pickers   []Program
+	Front     Front
+	Hasty     bool // Envoy starts although no picker has told it of endpoints
+}
+
+// DecodePod is a decode engine and the sidecar before it.
+type DecodePod struct {
+	Engine  Engine
+	Sidecar Program
+}
+
+// Addr is where requests go.
+func (p DecodePod) Addr() string { return p.Sidecar.Addr("http") }
+
+// Front is the proxy.
+type Front struct {
+	Addr string
+	Pid  int // Envoy's
+	// stat reads one of Envoy's counters; nil for the gateway, which has none.
+	Stat func(t *testing.T, name string) int
+}
+
+// Layout is a proxy with one way of asking the picker.
+type Layout struct{ Proxy, Mode string }
+
+// Layouts are all the fronts that the suite runs on.
+var Layouts = []Layout{{"gateway", "pair"}, {"gateway", "single"}, {"envoy", "pair"}, {"envoy", "single"}}
+
+func (l Layout) String() string { return l.Proxy + " " + l.Mode }
+
+// Threshold is how many uncached tokens make the fleet's decider choose remote prefill.
+const Threshold = 64
+
+// PdConfig is a P/D configuration as llm-d's guides write it.
+const PdConfig = `
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: prefill-filter
+- type: decode-filter
+- type: approx-prefix-cache-producer
+- type: inflight-load-producer
+- type: prefix-cache-scorer
+- type: token-load-scorer
+- type: active-request-scorer
+- type: max-score-picker
+  parameters:
+    maxNumOfEndpoints: 2
+- type: prefix-based-pd-decider
+  parameters:
+    nonCachedTokens: %d
+- type: disagg-profile-handler
+  parameters:
+    deciders:
+      prefill: prefix-based-pd-decider
+    %s
+schedulingProfiles:
+- name: prefill
+  plugins:
+  - pluginRef: prefill-filter
+  - pluginRef: token-load-scorer
+  - pluginRef: max-score-picker
+- name: decode
+  plugins:
+  - pluginRef: decode-filter
+  - pluginRef: active-request-scorer
+    weight: 2
+  - pluginRef: prefix-cache-scorer
+    weight: 1
+  - pluginRef: max-score-picker
+`
+
+// NewFleet starts engines and sidecars; what follows is started by the case.
+func NewFleet(t *testing.T, prefills, decodes int) *Fleet {
+	t.Helper()
+	dir := t.TempDir()
+	f := &Fleet{Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml")}
+	f.Plain = StartSim(t, "plain")
+	for i := range prefills {
+		f.Prefill = append(f.Prefill, StartSim(t, fmt.Sprintf("prefill-%d", i), "--role=prefill"))
+	}
+	for i := range decodes {
+		f.Decode = append(f.Decode, f.newDecode(t, i))
+	}
+	var err error
+	if f.Model, err = DecodeModel(f.Plain.Addr); err != nil {
+		t.Fatal(err)
+	}
+	f.WriteConfig(t, fmt.Sprintf(PdConfig, Threshold, ""))
+	f.WriteEndpoints(t)
+	return f
+}
+
+func (f *Fleet) newDecode(t *testing.T, i int) DecodePod {
+	t.Helper()
+	e := StartSim(t, fmt.Sprintf("decode-%d", i), "--role=decode")
+	return DecodePod{e, StartSidecar(t, e.Addr)}
+}
+
+func (f *Fleet) WriteConfig(t *testing.T, text string) { Replace(t, f.Config, text) }
+
+// WriteEndpoints writes the pool as it is now, with further decode pods at the given addresses.
+func (f *Fleet) WriteEndpoints(t *testing.T, more ...string) {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("endpoints:\n")
+	for i, e := range f.Prefill {
+		writeEndpoint(&b, fmt.Sprintf("prefill-%d", i), "prefill", e.Addr)
+	}
+	for i, p := range f.Decode {
+		writeEndpoint(&b, fmt.Sprintf("decode-%d", i), "decode", p.Addr())
+	}
+	for i, addr := range more {
+		writeEndpoint(&b, fmt.Sprintf("other-%d", i), "decode", addr)
+	}
+	Replace(t, f.Endpoints, b.String())
+}
+
+func writeEndpoint(b *strings.Builder, name, role, addr string) {
+	host, port, _ := strings.Cut(addr, ":")
+	fmt.Fprintf(b, "- name: %s\n  address: %s\n  port: %q\n  labels:\n    llm-d.ai/role: %s\n", name, host, port, role)
+}
+
+// Replace writes a file as Kubernetes does, in one step.
+func Replace(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// StartPicker runs one more picker, in plaintext unless the flags say otherwise.
+func (f *Fleet) StartPicker(t *testing.T, flags ...string) Program {
+	t.Helper()
+	p := Start(t, stack.EPP(BinDir, append([]string{"--secure-serving=false", "--config-file=" + f.Config,
+		"--endpoints-file=" + f.Endpoints, "--log-level=debug"}, flags...)...))
+	f.Pickers = append(f.Pickers, p)
+	return p
+}
+
+// StartFront runs the proxy before all pickers.
+func (f *Fleet) StartFront(t *testing.T, l Layout, flags ...string) {
+	t.Helper()
+	var extproc []string
+	for _, p := range f.Pickers {
+		extproc = append(extproc, p.Addr("extproc"))
+	}
+	args := append([]string{"--epp=" + strings.Join(extproc, ","), "--mode=" + l.Mode, "--epp-plaintext"}, flags...)
+	if l.Proxy == "gateway" {
+		p := Start(t, stack.Program{Name: "gateway", Path: filepath.Join(BinDir, "tandem"),
+			Args: append([]string{"gateway", "--listen=127.0.0.1:0"}, args...)})
+		f.Front = Front{Addr: p.Addr("http")}
+		return
+	}
+	bootstrap, err := Output("tandem", append([]string{"envoy-config", "--listen=127.0.0.1:0", "--admin-address=127.0.0.1:0"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Hasty {
+		const patient, hasty = "initial_fetch_timeout: 30s", "initial_fetch_timeout: 1s"
+		if !strings.Contains(bootstrap, patient) {
+			t.Fatalf("there is no %q in\n%s", patient, bootstrap)
+		}
+		bootstrap = strings.Replace(bootstrap, patient, hasty, 1)
+	}
+	f.Front = StartEnvoy(t, bootstrap)
+}
+
+// LaunchEnvoy runs a real Envoy. It ends with the test, which shows what it said if it fails.
+func LaunchEnvoy(t *testing.T, bootstrap string, args ...string) *envoy.Envoy {
+	t.Helper()
+	envoy.Require(t)
+	e, err := envoy.Start(Within(t), []byte(bootstrap), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("envoy said:\n%s", e.Log())
+		}
+	})
+	return e
+}
+
+// Listener is where a proxy takes requests.
+func Listener(t *testing.T, e *envoy.Envoy) string {
+	t.Helper()
+	addr, err := e.Listener(Within(t), envoyconf.ListenerName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+// StartEnvoy runs an Envoy as the front of a fleet.
+func StartEnvoy(t *testing.T, bootstrap string) Front {
+	t.Helper()
+	e := LaunchEnvoy(t, bootstrap)
+	return Front{Listener(t, e), e.PID(), func(t *testing.T, name string) int {
+		t.Helper()
+		stats, err := e.Stats(Within(t), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := int64(0)
+		for _, n := range stats {
+			sum += n
+		}
+		return int(sum)
+	}}
+}
+
+// NewStack is a fleet with one picker and a front.
+func NewStack(t *testing.T, l Layout, prefills, decodes int, flags ...string) *Fleet {
+	t.Helper()
+	f := NewFleet(t, prefills, decodes)
+	f.StartPicker(t, flags...)
+	f.StartFront(t, l)
+	return f
+}
+
+// Send makes a call through the front.
+func (f *Fleet) Send(t *testing.T, c Call) Reply {
+	t.Helper()
+	return MustSend(t, c, f.Front.Addr, f.Model)
+}
+
+// Want asks the plain engine.
+func (f *Fleet) Want(t *testing.T, c Call) []int {
+	t.Helper()
+	return (&Pair{Plain: f.Plain, Model: f.Model}).Want(t, c)
+}
+
+// Wants asks the plain engine for several answers at once.
+func (f *Fleet) Wants(t *testing.T, calls []Call) [][]int {
+	t.Helper()
+	var asked []<-chan Reply
+	for _, c := range calls {
+		c.Stream, c.Header = false, nil
+		asked = append(asked, Begin(t, c, f.Plain.Addr, f.Model))
+	}
+	var want [][]int
+	for _, got := range asked {
+		r := <-got
+		if r.Status != http.StatusOK || len(r.Tokens) == 0 {
+			t.Fatalf("the plain engine answers %d %s", r.Status, r.Body)
+		}
+		want = append(want, r.Tokens)
+	}
+	return want
+}
+
+// MustServe sends calls at once, of which each has to get what it would from the plain engine.
+func (f *Fleet) MustServe(t *testing.T, calls []Call) {
+	t.Helper()
+	want := f.Wants(t, calls)
+	var asked []<-chan Reply
+	for _, c := range calls {
+		asked = append(asked, Begin(t, c, f.Front.Addr, f.Model))
+	}
+	for i, got := range asked {
+		MustMatch(t, <-got, calls[i].Stream, want[i])
+	}
+}
+
+// Fresh is a prompt nobody has seen.
+func (f *Fleet) Fresh(n int) []int { return (&Pair{TokenIDs: [2]int{300, 1000}}).Fresh(n) }
+
+// MustRest fails unless nothing is left of all requests within patience: no load in flight at any picker, no stranded block
+// at any engine, no open stream and no protocol error at Envoy.
+func (f *Fleet) MustRest(t *testing.T) {
+	t.Helper()
+	for _, p := range f.Pickers {
+		f.Eventually(t, "load in flight at "+p.Name(), func() (string, bool) {
+			state, err := EndpointsOf(p)
+			if err != nil {
+				return "", true // it was killed by the case
+			}
+			for _, e := range state.Endpoints {
+				if e.Requests != 0 || e.Tokens != 0 {
+					return fmt.Sprintf("%s: %d requests, %d tokens", e.Name, e.Requests, e.Tokens), false
+				}
+			}
+			return "", true
+		})
+	}
+	for _, e := range f.Prefill {
+		f.Eventually(t, "blocks held by prefill", func() (string, bool) {
+			used, err := e.ReadMetric(UsageGauge)
+			return fmt.Sprint(used), err != nil || used == 0
+		})
+		if expired, err := e.ReadMetric(Expiries); err == nil && expired != e.Expired {
+			t.Errorf("%v hand-offs expired", expired-e.Expired)
+		}
+	}
+	if f.Front.Stat == nil {
+		return
+	}
+	f.Eventually(t, "streams open at Envoy", func() (string, bool) {
+		open := f.Front.Stat(t, "cluster.epp.upstream_rq_active")
+		return fmt.Sprint(open), open <= 1 // the one of EDS
+	})
+	for _, name := range []string{"spurious_msgs_received", "rejected_header_mutations"} {
+		if n := f.Front.Stat(t, name); n != 0 {
+			t.Errorf("Envoy counts %d %s", n, name)
+		}
+	}
+}
+
+// Eventually polls what nobody announces, for at most patience.
+func (f *Fleet) Eventually(t *testing.T, what string, check func() (seen string, ok bool)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		seen, ok := check()
+		if ok {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: still %s", what, seen)
+		case <-poll.C:
+		}
+	}
+}
+
+// PoolState is what /debug/endpoints says.
+type PoolState struct {
+	Snapshot  uint64
+	Endpoints []struct {
+		Name     string
+		Address  string
+		Role     string
+		Requests int     `json:"inflight_requests"`
+		Tokens   int     `json:"inflight_tokens"`
+		LoadAge  float64 `json:"load_age_seconds"`
+	}
+}
+
+func EndpointsOf(p Program) (PoolState, error) {
+	var state PoolState
+	resp, err := Client.Get("http://" + p.Addr("admin") + "/debug/endpoints")
+	if err != nil {
+		return state, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return state, fmt.Errorf("status %s", resp.Status)
+	}
+	return state, json.NewDecoder(resp.Body).Decode(&state)
+}
+
+// FetchPage reads a whole page.
+func FetchPage(t *testing.T, url string) (status int, text string) {
+	t.Helper()
+	resp, err := Client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// TokensCall is a completions call with a prompt of n token ids that nobody has seen.
+func (f *Fleet) TokensCall(n int, stream bool) Call {
+	return Call{Api: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
+}
+
+// Open begins a call and leaves its answer to be read.
+func (f *Fleet) Open(ctx context.Context, q Call) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.Front.Addr+q.Api.Path(), bytes.NewReader(q.Body(f.Model)))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for k, v := range q.Header {
+		req.Header.Set(k, v)
+	}
+	return Client.Do(req)
+}

@@ -1,0 +1,184 @@
+package harness
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// Gate is a TCP relay that can hold what one side sends, so that a test can act while a leg is on its way. It passes
+// half-closed connections on as such.
+type Gate struct {
+	Addr    string
+	Refused atomic.Int32 // how many connections are still to be closed as they come
+
+	mu     sync.Mutex // guards what follows
+	open   chan struct{}
+	Held   chan struct{} // gets one for every read that meets a closed gate
+	conns  map[net.Conn]struct{}
+	closed bool
+	record [2]bytes.Buffer // what went to the engine, and what came back
+}
+
+// Exchanged gives the bytes of both ways so far.
+func (g *Gate) Exchanged() (request, answer string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.record[0].String(), g.record[1].String()
+}
+
+func (g *Gate) note(way direction, b []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if way == Requests {
+		g.record[0].Write(b)
+	} else {
+		g.record[1].Write(b)
+	}
+}
+
+// direction says which way a gate can hold.
+type direction bool
+
+const (
+	Requests direction = true
+	Answers  direction = false
+)
+
+// NewGate relays to addr and holds nothing until shut is called.
+func NewGate(t *testing.T, addr string, holds direction) *Gate {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gate{Addr: l.Addr().String(), open: make(chan struct{}), Held: make(chan struct{}, 64), conns: map[net.Conn]struct{}{}}
+	close(g.open)
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if g.Refused.Add(-1) >= 0 {
+				in.Close()
+				continue
+			}
+			out, err := net.Dial("tcp", addr)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			if !g.keep(in, out) {
+				return
+			}
+			running.Go(func() { g.relay(out, in, Requests, holds); g.drop(in, out) })
+			running.Go(func() { g.relay(in, out, Answers, holds) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		g.Release()
+		g.mu.Lock()
+		g.closed = true
+		for c := range g.conns {
+			c.Close()
+		}
+		g.mu.Unlock()
+		running.Wait()
+	})
+	return g
+}
+
+func (g *Gate) keep(conns ...net.Conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range conns {
+		g.conns[c] = struct{}{}
+		if g.closed {
+			c.Close()
+		}
+	}
+	return !g.closed
+}
+
+// drop forgets a pair whose client has ended: both directions are over once the engine has answered or closed.
+func (g *Gate) drop(conns ...net.Conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range conns {
+		delete(g.conns, c)
+	}
+}
+
+func (g *Gate) relay(to, from net.Conn, way, holds direction) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			g.note(way, buf[:n])
+			if way == holds {
+				g.wait()
+			}
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				from.Close()
+				return
+			}
+		}
+		if err != nil {
+			if err == io.EOF {
+				to.(*net.TCPConn).CloseWrite()
+			} else {
+				to.Close()
+			}
+			return
+		}
+	}
+}
+
+// wait blocks while the gate is shut.
+func (g *Gate) wait() {
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	select {
+	case <-open:
+		return
+	default:
+	}
+	select {
+	case g.Held <- struct{}{}:
+	default:
+	}
+	<-open
+}
+
+// Shut holds what comes from now on.
+func (g *Gate) Shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = make(chan struct{})
+	for {
+		select {
+		case <-g.Held:
+			continue
+		default:
+		}
+		return
+	}
+}
+
+// Release lets everything pass.
+func (g *Gate) Release() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-g.open:
+	default:
+		close(g.open)
+	}
+}

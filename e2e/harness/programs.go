@@ -1,0 +1,207 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/stack"
+)
+
+// Root is the checkout, as seen from the folder of a test package.
+const Root = "../.."
+
+// BinDir holds the programs of this repository while the tests of a package run.
+var BinDir string
+
+// Run builds the programs, runs the tests of a package, and returns the exit status: that of the tests, or 1 if goroutines
+// are left.
+func Run(m *testing.M) int {
+	dir, err := buildPrograms()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "building the programs: %v\n", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	BinDir = dir
+	code := m.Run()
+	Client.CloseIdleConnections()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+var programNames = []string{"epp", "keeper", "sidecar", "sim", "tandem"}
+
+// buildPrograms builds the programs into bin/e2e, where the packages of one run share them, and links them into a folder of
+// this process alone: chaos tests tell processes apart by the path of their program.
+func buildPrograms() (dir string, err error) {
+	shared, err := filepath.Abs(filepath.Join(Root, "bin", "e2e"))
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(shared, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(shared, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("locking %s: %w", lock.Name(), err)
+	}
+	args := []string{"build", "-o", shared}
+	for _, name := range programNames {
+		args = append(args, "./cmd/"+name)
+	}
+	build := exec.Command("go", args...)
+	build.Dir = Root
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	if dir, err = os.MkdirTemp(shared, "run-"); err != nil {
+		return "", err
+	}
+	for _, name := range programNames {
+		if err := os.Link(filepath.Join(shared, name), filepath.Join(dir, name)); err != nil {
+			return "", errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	return dir, nil
+}
+
+// Program is a running program of this repository.
+type Program struct{ *stack.Process }
+
+// Start runs a program. It ends with the test, which shows its last lines if it fails.
+func Start(t *testing.T, what stack.Program) Program {
+	t.Helper()
+	what.Grace, what.Lines = Patience, 2000
+	p, err := stack.Start(context.Background(), what)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%s said:\n%s", p.Name(), strings.Join(p.Output(), "\n"))
+		}
+	})
+	return Program{p}
+}
+
+// Addr is an address of the program's ready line.
+func (p Program) Addr(purpose string) string {
+	a, err := p.Address(purpose)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+// MustStop ends the program as an operator does, and fails if it does not end cleanly.
+func (p Program) MustStop(t *testing.T) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Freeze stops the program and returns when none of its threads runs any more.
+func (p Program) Freeze(t *testing.T) {
+	t.Helper()
+	freeze(t, p.PID())
+}
+
+// MustResume lets a frozen program go on.
+func (p Program) MustResume(t *testing.T) {
+	t.Helper()
+	if err := p.Resume(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freeze(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := Within(t)
+	poll := time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	for _, pid := range pids {
+		for !frozen(t, pid) {
+			select {
+			case <-ctx.Done():
+				t.Fatalf("process %d does not stop", pid)
+			case <-poll.C:
+			}
+		}
+	}
+}
+
+func frozen(t *testing.T, pid int) bool {
+	t.Helper()
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("no threads of process %d are found: %v", pid, err)
+	}
+	for _, stat := range stats {
+		b, err := os.ReadFile(stat)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if _, state, ok := strings.Cut(string(b), ") "); !ok || state[0] != 'T' {
+			return false
+		}
+	}
+	return true
+}
+
+// StartSidecar runs a sidecar before the engine at decode, on free loopback ports.
+func StartSidecar(t *testing.T, decode string, flags ...string) Program {
+	t.Helper()
+	return StartSidecarIn(t, nil, decode, flags...)
+}
+
+func StartSidecarIn(t *testing.T, env []string, decode string, flags ...string) Program {
+	t.Helper()
+	what, err := stack.Sidecar(BinDir, decode, append([]string{"--log-level=debug"}, flags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	what.Env = env
+	return Start(t, what)
+}
+
+// Output runs a program of this repository and gives what it printed on stdout.
+func Output(name string, args ...string) (string, error) { return OutputOf("", name, args...) }
+
+// OutputOf gives it something to read on stdin.
+func OutputOf(stdin, name string, args ...string) (string, error) {
+	c := exec.Command(filepath.Join(BinDir, name), args...)
+	c.Stdin = strings.NewReader(stdin)
+	var stderr strings.Builder
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr.String())
+	}
+	return string(out), nil
+}

@@ -1,0 +1,174 @@
+package serving
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+)
+
+// TestOpenAIClient has the stock Python client do what its users do, through a real Envoy: testdata/openai/client.py. Here
+// is what it cannot see: what reached the engines, and what is left there afterwards.
+func TestOpenAIClient(t *testing.T) {
+	python := requireOpenAI(t)
+	f := harness.NewTappedFleet(t, 1)
+	for _, fault := range []string{
+		`{"leg":"decode","fault":"status","arg":"429","match":"fault-429"}`,
+		`{"leg":"decode","fault":"status","arg":"500","match":"fault-500"}`,
+		`{"leg":"decode","fault":"status","arg":"429","match":"fault-once","count":1}`,
+		`{"leg":"decode","fault":"slow","arg":"stop","match":"fault-hang"}`,
+	} {
+		f.Decode[0].Fault(t, fault)
+	}
+	f.Prefill[0].Fault(t, `{"leg":"prefill","fault":"slow","arg":"stop","match":"fault-hang"}`)
+	f.StartPicker(t)
+	f.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"})
+
+	run := func(t *testing.T, class string) { runOpenAI(t, python, f.Fleet, class) }
+	t.Run("answers", func(t *testing.T) { testOpenAIAnswers(t, python, f) })
+	t.Run("errors", func(t *testing.T) {
+		run(t, "Errors")
+		f.MustRest(t)
+		mustIdle(t, f.Fleet)
+	})
+	t.Run("cancellation", func(t *testing.T) {
+		run(t, "Cancellation")
+		f.MustRest(t)
+		mustIdle(t, f.Fleet)
+		const whole = 4 * harness.WholeModel // five streams would, if they went on
+		if drawn := f.Fleet.Decode[0].Engine.Metric(t, "vllm:generation_tokens_total"); drawn >= whole {
+			t.Errorf("decode went on to %v tokens", drawn)
+		}
+	})
+	t.Run("empty pool", func(t *testing.T) {
+		harness.Replace(t, f.Endpoints, "endpoints: []\n")
+		f.Eventually(t, "endpoints", func() (string, bool) {
+			state, err := harness.EndpointsOf(f.Pickers[0])
+			return fmt.Sprint(len(state.Endpoints), err), err == nil && len(state.Endpoints) == 0
+		})
+		run(t, "EmptyPool")
+	})
+}
+
+// runOpenAI runs a class of the script and gives what it printed.
+func runOpenAI(t *testing.T, python string, f *harness.Fleet, class string) string {
+	t.Helper()
+	c := exec.CommandContext(harness.Within(t), python, filepath.Join("testdata", "openai", "client.py"), class)
+	c.Env = append(os.Environ(), "OPENAI_BASE_URL=http://"+f.Front.Addr+"/v1", "OPENAI_API_KEY=none", "MODEL="+f.Model,
+		"PLAIN_URL=http://"+f.Plain.Addr+"/v1", "NO_PROXY=*", "PYTHONDONTWRITEBYTECODE=1")
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	if strings.Contains(stderr.String(), "Ran 0 tests") {
+		t.Fatalf("nothing was run:\n%s", stderr.String())
+	}
+	return string(out)
+}
+
+// testOpenAIAnswers runs the calls that succeed, and looks at what of them reached the engines.
+func testOpenAIAnswers(t *testing.T, python string, f *harness.TappedFleet) {
+	sent := json.NewDecoder(strings.NewReader(runOpenAI(t, python, f.Fleet, "Answers")))
+	calls := 0
+	for sent.More() {
+		var c clientCall
+		if err := sent.Decode(&c); err != nil {
+			t.Fatal(err)
+		}
+		c.mustReach(t, f.Prefill[0].Tap, f.Decode[0].Tap)
+		calls++
+	}
+	if calls < 25 {
+		t.Errorf("only %d calls were compared", calls)
+	}
+	f.MustRest(t)
+}
+
+// requireOpenAI gives the Python that has the client. Where there is none, the test skips, or fails if CI=true.
+func requireOpenAI(t *testing.T) (python string) {
+	t.Helper()
+	python = filepath.Join(harness.Root, ".tools", "openai", "bin", "python")
+	_, err := os.Stat(python)
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("%v (make .tools/openai fetches it)", err)
+	default:
+		t.Skipf("%v (make .tools/openai fetches it)", err)
+	}
+	return python
+}
+
+// mustIdle fails unless the decode engines come to have nothing to do.
+func mustIdle(t *testing.T, f *harness.Fleet) {
+	t.Helper()
+	for _, p := range f.Decode {
+		for _, name := range []string{"vllm:num_requests_running", "vllm:num_requests_waiting", harness.UsageGauge} {
+			f.Eventually(t, name+" of decode", func() (string, bool) {
+				v, err := p.Engine.ReadMetric(name)
+				return fmt.Sprint(v, err), err == nil && v == 0
+			})
+		}
+	}
+}
+
+// clientCall is what the script says of a call.
+type clientCall struct {
+	ID     string
+	Sent   string // the body
+	Remote bool
+}
+
+// mustReach fails unless the engines got what the client sent: locally the same bytes, remotely the same members with the
+// same bytes, but for those that make a leg.
+func (c clientCall) mustReach(t *testing.T, prefill, decode *harness.Tap) {
+	t.Helper()
+	atPrefill, atDecode := bodies(prefill.Seen(c.ID)), bodies(decode.Seen(c.ID))
+	switch {
+	case !c.Remote && len(atPrefill) == 0 && slices.Equal(atDecode, []string{c.Sent}):
+	case !c.Remote || len(atPrefill) != 1 || len(atDecode) != 1:
+		t.Errorf("%s (remote %v): the client sent\n%s\nprefill got %q\ndecode got %q", c.ID, c.Remote, c.Sent, atPrefill, atDecode)
+	default:
+		mustDiffer(t, c.ID+" at prefill", c.Sent, atPrefill[0], "kv_transfer_params", "max_tokens", "stream", "stream_options")
+		mustDiffer(t, c.ID+" at decode", c.Sent, atDecode[0], "kv_transfer_params")
+	}
+}
+
+// mustDiffer fails unless two JSON objects differ in nothing but these members, and in kv_transfer_params indeed.
+func mustDiffer(t *testing.T, what, sent, got string, in ...string) {
+	t.Helper()
+	var members [2]map[string]json.RawMessage
+	for i, text := range []string{sent, got} {
+		if err := json.Unmarshal([]byte(text), &members[i]); err != nil {
+			t.Fatalf("%s: %v in %s", what, err, text)
+		}
+	}
+	if members[1]["kv_transfer_params"] == nil {
+		t.Errorf("%s: no hand-off in %s", what, got)
+	}
+	for _, name := range in {
+		delete(members[0], name)
+		delete(members[1], name)
+	}
+	if !maps.EqualFunc(members[0], members[1], func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+		t.Errorf("%s: the client sent\n%s\nthe engine got\n%s", what, sent, got)
+	}
+}
+
+func bodies(seen []harness.Tapped) []string {
+	var all []string
+	for _, s := range seen {
+		all = append(all, s.Body)
+	}
+	return all
+}
