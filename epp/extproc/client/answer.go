@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Kind is what an answer answers.
+// Kind is the kind of frame that an answer belongs to.
 type Kind uint8
 
 // The kinds.
@@ -21,28 +21,28 @@ const (
 	ResponseHeaders
 	ResponseBody
 	ResponseTrailers
-	Immediate // the server answers the client itself
+	Immediate // the server replies to the client itself
 )
 
-// Answer is one frame of the server.
+// Answer is one frame from the server.
 type Answer struct {
 	Kind     Kind
 	Mutation Mutation // of headers and trailers
 	Body     []byte   // of bodies
-	End      bool     // nothing follows this piece of a body
-	// Endpoints is the pick as dynamic metadata says it, which Envoy looks at before the header; "" = none.
+	End      bool     // this is the last chunk of a body
+	// Endpoints is the pick in the dynamic metadata, which Envoy reads before the header; "" = none.
 	Endpoints string
-	Reply     *Reply // of an immediate answer
+	Reply     *Reply // only of an immediate answer
 }
 
-// Reply is an answer to the client that no upstream gave.
+// Reply is an answer that the server gives to the client in place of an upstream.
 type Reply struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// take checks the place of a frame and reads it. skip: it says nothing that this client acts on.
+// take checks the position of a frame and reads it. skip reports that the frame has no effect on this client.
 func (o *order) take(frame *extproc.ProcessingResponse) (a Answer, skip bool, err error) {
 	switch r := frame.Response.(type) {
 	case *extproc.ProcessingResponse_RequestHeaders:
@@ -61,7 +61,7 @@ func (o *order) take(frame *extproc.ProcessingResponse) (a Answer, skip bool, er
 		a = Answer{Kind: Immediate, Reply: parseReply(r.ImmediateResponse)}
 	case nil:
 		if frame.OverrideMessageTimeout == nil {
-			return a, false, spurious("a frame that answers nothing")
+			return a, false, spurious("a frame without an answer")
 		}
 		return a, true, nil
 	default:
@@ -94,7 +94,7 @@ func (s *side) trailersAnswer(kind Kind, r *extproc.TrailersResponse) (Answer, e
 	return Answer{Kind: kind, Mutation: parseMutation(r.GetHeaderMutation())}, s.takeTrailers()
 }
 
-// parseReply reads an immediate answer. Envoy sends it as plain text unless a header says otherwise.
+// parseReply reads an immediate answer. Envoy sends it as plain text unless it sets a content type.
 func parseReply(r *extproc.ImmediateResponse) *Reply {
 	reply := &Reply{Status: int(r.GetStatus().GetCode()), Header: http.Header{}, Body: r.GetBody()}
 	if len(reply.Body) > 0 {
@@ -102,12 +102,12 @@ func parseReply(r *extproc.ImmediateResponse) *Reply {
 	}
 	parseMutation(r.GetHeaders()).Apply(reply.Header, nil)
 	if reply.Status < 200 || reply.Status > 599 {
-		reply.Status = http.StatusOK // as Envoy takes a status that is unset
+		reply.Status = http.StatusOK // Envoy's default for an unset status
 	}
 	return reply
 }
 
-// wire is the reply as a server sends it.
+// wire returns the reply as an ext-proc message.
 func (r *Reply) wire() *extproc.ProcessingResponse {
 	m := &extproc.HeaderMutation{}
 	for name, values := range r.Header {

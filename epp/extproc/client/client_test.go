@@ -47,7 +47,7 @@ func serve(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOpti
 	return l.Addr().String()
 }
 
-// scripted is a server whose whole stream is a function, with what it was sent.
+// scripted is a server that a function implements. It keeps the frames that it receives.
 type scripted struct {
 	extproc.UnimplementedExternalProcessorServer
 	process func(extproc.ExternalProcessor_ProcessServer) error
@@ -176,7 +176,7 @@ func TestFloorAnswer(t *testing.T) {
 	}
 }
 
-// A floor that nobody watches tells the filters apart too: an accounting stream is never held up.
+// A floor without Watch distinguishes the filters too: it answers an accounting stream at once.
 func TestFloorAccounting(t *testing.T) {
 	s := floor(t, &Floor{Endpoints: "10.0.0.1:8000"}, Acct())
 	must(t, s.RequestHeaders(head, false))
@@ -266,7 +266,7 @@ func TestReplyAndEnds(t *testing.T) {
 			t.Errorf("error %v, request done %v", err, s.RequestDone())
 		}
 	})
-	t.Run("nobody there", func(t *testing.T) {
+	t.Run("unreachable picker", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
 		address := l.Addr().String()
@@ -327,7 +327,7 @@ func TestDialRefuses(t *testing.T) {
 		{"no address", Options{}, "no address given"},
 		{"no port", Options{Addresses: []string{"x"}}, "missing port"},
 		{"no file", Options{Addresses: []string{"x:1"}, CAFile: "missing.pem"}, "missing.pem"},
-		{"no certificate", Options{Addresses: []string{"x:1"}, CAFile: empty}, "holds no certificate"},
+		{"no certificate", Options{Addresses: []string{"x:1"}, CAFile: empty}, "contains no certificate"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -20,16 +20,16 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 )
 
-// maxFrame bounds one frame of a server, in bytes. Envoy has no bound; pickers are advised to send 64 KiB.
+// maxFrame bounds one frame from a server (bytes). Envoy has no bound; the protocol advises pickers to send 64 KiB at most.
 const maxFrame = 128 << 20
 
-// Options say how to reach the pickers.
+// Options are the addresses and the security of the pickers.
 type Options struct {
-	// Addresses are the host:port of all replicas. Streams go to those that can be reached, in turn.
+	// Addresses are the host:port of all replicas. Streams go to the reachable ones in turn.
 	Addresses []string
 	Plaintext bool
-	// CAFile holds the certificates, PEM, that a picker's must be signed by. "" verifies nothing, since pickers sign their
-	// own certificates by default.
+	// CAFile has the certificates (PEM) one of which must have signed the picker's. "" accepts any certificate, because pickers
+	// sign their own by default.
 	CAFile string
 }
 
@@ -39,7 +39,7 @@ type Conn struct {
 	stub extproc.ExternalProcessorClient
 }
 
-// Dial prepares the connection, which is made when the first stream needs it. The error is about the options.
+// Dial prepares the connection. The first stream makes it. The error is about the options.
 func Dial(o Options) (*Conn, error) {
 	if len(o.Addresses) == 0 {
 		return nil, errors.New("dialling the endpoint picker: no address given")
@@ -82,7 +82,7 @@ func (o Options) credentials() (credentials.TransportCredentials, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", o.CAFile)
+		return nil, fmt.Errorf("%s contains no certificate", o.CAFile)
 	}
 	return credentials.NewTLS(&tls.Config{RootCAs: roots}), nil
 }
@@ -90,7 +90,7 @@ func (o Options) credentials() (credentials.TransportCredentials, error) {
 // Close ends the connection and all its streams.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// Open opens the stream of one HTTP request for one filter. Whoever opens it closes it.
+// Open opens the stream of one HTTP request for one filter. The caller must close it.
 func (c *Conn) Open(ctx context.Context, f Filter) (*Stream, error) {
 	if f.mark != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, MetadataFilter, string(f.mark))

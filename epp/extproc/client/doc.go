@@ -1,9 +1,9 @@
-// Package client is the data plane's side of ext-proc, as Envoy 1.40 speaks it, and the least server there can be.
+// Package client is the data plane's side of the ext-proc protocol, as Envoy 1.40 speaks it, and Floor, a minimal server.
 //
-// In go the head of an HTTP request, its body chunk by chunk, and later the head and the trailers of its answer; out come
-// what the endpoint picker makes of them: changed headers, the body as it shall go upstream, or an answer of its own. An
-// order of frames that Envoy refuses is refused here too, so what passes here passes there.
+// The caller sends the headers of an HTTP request, its body in chunks, and later the headers and the trailers of its answer. It
+// receives the endpoint picker's answers: changed headers, the body to send upstream, or a reply to the client. The package
+// refuses every order of frames that Envoy refuses.
 //
-// It serves the embedded gateway, benchmarks and tests, none of which need to know Envoy's types. It proxies nothing
-// (stack/gateway does) and picks nothing: Floor, which benchmarks measure pickers against, knows one answer.
+// The embedded gateway, benchmarks and tests use it without knowing Envoy's types. It proxies nothing (stack/gateway does), and
+// Floor does not choose between endpoints: it is the lower bound that benchmarks compare pickers with.
 package client

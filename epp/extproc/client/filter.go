@@ -2,8 +2,8 @@ package client
 
 import extproc "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 
-// MetadataFilter is the gRPC metadata by which a stream says which of the two filters it belongs to. A stream without is
-// the only one.
+// MetadataFilter is the gRPC metadata that says which of the two filters a stream belongs to. Without it, the gateway has a single
+// filter.
 const MetadataFilter = "x-tandem-filter"
 
 // Mark is the value of MetadataFilter.
@@ -16,7 +16,7 @@ const (
 	MarkAcct   Mark = "acct"
 )
 
-// Filter is how a data plane's ext-proc filter is configured: which frames it sends.
+// Filter is the configuration of a data plane's ext-proc filter: the frames that it sends.
 type Filter struct {
 	mark         Mark
 	requestBody  bool // FULL_DUPLEX_STREAMED, else NONE
@@ -24,16 +24,16 @@ type Filter struct {
 	response     bool // response headers and trailers SEND, else SKIP
 }
 
-// Picker is the first of the pair: it sees the request and nothing of the answer, so its server may die during the answer.
+// Picker is the first filter of the pair. It sends only the request, so its server may die during the answer.
 func Picker() Filter { return Filter{mark: MarkPicker, requestBody: true} }
 
-// Acct is the second of the pair: it sees all headers and trailers and no body, and lives as long as the HTTP stream.
+// Acct is the second filter of the pair. It sends all headers and trailers but no body, and its stream lives as long as the HTTP stream.
 func Acct() Filter { return Filter{mark: MarkAcct, response: true} }
 
-// Single is the one filter that does both.
+// Single is the single filter that sends the request, and the headers and trailers of the answer.
 func Single() Filter { return Filter{requestBody: true, response: true} }
 
-// Duplex is the one filter as llm-d's charts configure it: the answer's body goes through the picker too.
+// Duplex is the single filter as llm-d's charts configure it: it also sends the answer's body.
 func Duplex() Filter { return Filter{requestBody: true, responseBody: true, response: true} }
 
 func sendMode(duplex bool) extproc.ProcessingMode_BodySendMode {

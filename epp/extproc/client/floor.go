@@ -17,34 +17,34 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Floor is the least an endpoint picker can be: it sends every request to the same endpoints, unread, and gives every body
-// back as it came. What a real picker costs is measured against it.
+// Floor is a minimal endpoint picker: it sends every request to the same endpoints without reading it, and returns every body
+// unchanged. Benchmarks use it as the lower bound: a picker cannot cost less.
 //
-// Like a real one it answers the headers only when it has the whole request. An Envoy that has sent the head upstream and
-// tries another endpoint while the body is still on its way to the picker loses pieces of it without a word, if a second
-// ext-proc filter follows.
+// Like a real picker, it answers the headers only when it has the complete request. If Envoy has sent the headers upstream and
+// retries on another endpoint while the body is still on its way to the picker, and a second ext-proc filter follows, Envoy loses
+// parts of the body silently.
 type Floor struct {
-	// Endpoints are what every request gets, ip:port[,ip:port…], best first.
+	// Endpoints are the pick for every request, ip:port[,ip:port…], best first.
 	Endpoints string
-	// Watch is told of every frame, and of the end of every stream, on the stream's goroutine; nil = nobody is. An error
-	// ends the stream with it, and a reply is given to the client.
+	// Watch, if not nil, is called for every frame and for the end of every stream, on the stream's goroutine. An error ends the
+	// stream; a reply goes to the client.
 	Watch func(Event) (*Reply, error)
 
 	extproc.UnimplementedExternalProcessorServer
 	headers *extproc.ProcessingResponse
 }
 
-// Event is a frame that a Floor got, or the end of a stream.
+// Event is a frame that a Floor received, or the end of a stream.
 type Event struct {
 	Mark   Mark
-	End    bool // the stream has ended, and the other fields say nothing
+	End    bool // the stream has ended; the other fields are empty
 	Kind   Kind
 	Header http.Header // of headers and trailers, with pseudo-headers
 	Body   []byte
 	Served string // of response headers
 }
 
-// Register makes the floor serve on g, and tell that it is healthy. Its fields must not change any more.
+// Register makes the floor serve on g and report that it is healthy. Its fields must not change afterwards.
 func (f *Floor) Register(g grpc.ServiceRegistrar) {
 	f.headers = &extproc.ProcessingResponse{
 		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{
@@ -65,7 +65,7 @@ func (f *Floor) Register(g grpc.ServiceRegistrar) {
 	healthpb.RegisterHealthServer(g, healthy)
 }
 
-// Process serves one stream. The end of a stream is one event, however it looks.
+// Process serves one stream. EOF and cancellation both end it.
 func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingRequest, extproc.ProcessingResponse]) error {
 	var mark Mark
 	if values := metadata.ValueFromIncomingContext(stream.Context(), MetadataFilter); len(values) > 0 {
@@ -74,7 +74,7 @@ func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingReques
 	if f.Watch != nil {
 		defer f.Watch(Event{Mark: mark, End: true})
 	}
-	var held []*extproc.ProcessingResponse
+	var pending []*extproc.ProcessingResponse // until the request is complete
 	for {
 		frame, err := stream.Recv()
 		if err == io.EOF || status.Code(err) == codes.Canceled {
@@ -90,22 +90,22 @@ func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingReques
 		}
 		answer, last := f.answer(mark, frame)
 		if reply != nil {
-			held, answer, last = nil, reply.wire(), true
+			pending, answer, last = nil, reply.wire(), true
 		}
-		held = append(held, answer)
+		pending = append(pending, answer)
 		if !last {
 			continue
 		}
-		for _, answer := range held {
+		for _, answer := range pending {
 			if err := stream.Send(answer); err != nil {
 				return err
 			}
 		}
-		held = held[:0]
+		pending = pending[:0]
 	}
 }
 
-// answer is the answer to a frame. last: it and what is held before it may go out.
+// answer returns the answer to a frame. last reports that it can be sent now, with those before it.
 func (f *Floor) answer(mark Mark, frame *extproc.ProcessingRequest) (answer *extproc.ProcessingResponse, last bool) {
 	switch r := frame.Request.(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:

@@ -8,7 +8,7 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// Mutation is what a server changes in a head or in trailers, as Envoy understands it.
+// Mutation is a server's change of headers or trailers, as Envoy applies it.
 type Mutation struct {
 	Set    []Field
 	Remove []string // lower case
@@ -17,17 +17,17 @@ type Mutation struct {
 // Field is one header.
 type Field struct {
 	Name, Value string // the name in lower case
-	Append      bool   // beside what is there, not instead
+	Append      bool   // add a value instead of replacing the existing ones
 }
 
-// parseMutation reads the wire form with Envoy's eyes: value means nothing beside raw_value, append_action never does.
+// parseMutation reads the wire form as Envoy does: it ignores value and append_action.
 func parseMutation(m *extproc.HeaderMutation) Mutation {
 	var parsed Mutation
 	for _, option := range m.GetSetHeaders() {
 		h := option.GetHeader()
-		//lint:ignore SA1019 deprecated, and the only way to append that Envoy obeys
-		beside := option.GetAppend().GetValue()
-		parsed.Set = append(parsed.Set, Field{strings.ToLower(h.GetKey()), string(h.GetRawValue()), beside})
+		//lint:ignore SA1019 deprecated, but the only way to append that Envoy supports
+		adds := option.GetAppend().GetValue()
+		parsed.Set = append(parsed.Set, Field{strings.ToLower(h.GetKey()), string(h.GetRawValue()), adds})
 	}
 	for _, name := range m.GetRemoveHeaders() {
 		parsed.Remove = append(parsed.Remove, strings.ToLower(name))
@@ -35,8 +35,8 @@ func parseMutation(m *extproc.HeaderMutation) Mutation {
 	return parsed
 }
 
-// Apply changes h, and path if it is not nil. What Envoy's default rules protect stays as it is; rejected counts how often
-// the server tried. A content-length is dropped silently, since Envoy counts streamed bodies itself.
+// Apply changes h, and path if it is not nil. It does not change headers that Envoy's default rules protect; rejected counts the
+// attempts. It ignores a content-length, because Envoy counts streamed bodies itself.
 func (m Mutation) Apply(h http.Header, path *string) (rejected int) {
 	for _, name := range m.Remove {
 		if protected(name) || name[0] == ':' {
@@ -65,7 +65,7 @@ func protected(name string) bool {
 	return name == "" || name == "host" || strings.HasPrefix(name, "x-envoy-")
 }
 
-// pairs writes headers as Envoy does: lower case, raw values.
+// pairs returns headers as Envoy sends them: names in lower case, values in raw_value.
 func pairs(first []Field, h http.Header) *core.HeaderMap {
 	list := make([]*core.HeaderValue, 0, len(first)+len(h))
 	for _, f := range first {

@@ -6,30 +6,30 @@ import (
 	"sync"
 )
 
-// ErrSpurious marks an answer that Envoy refuses because of its place or form: the client then gets a 500.
+// ErrSpurious marks an answer that Envoy refuses because of its position or form. The client then gets a 500.
 var ErrSpurious = errors.New("spurious answer")
 
 func spurious(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrSpurious, fmt.Sprintf(format, args...))
 }
 
-// order is both directions of one stream. Sending and receiving happen on two goroutines.
+// order checks both directions of one stream. One goroutine sends and another receives.
 type order struct {
 	mu                sync.Mutex
 	request, response side
 }
 
-// side is one direction: what was sent, and what of it was answered.
+// side is one direction: the frames that were sent, and the answers to them.
 type side struct {
-	duplex bool // bodies are sent, and come back
+	duplex bool // bodies are sent and answered
 	sent   sent
 	got    got
 }
 
 type sent struct {
 	headers, trailers bool
-	end               bool // nothing follows what was sent
-	bodyless          bool // the headers were all
+	end               bool // the last frame was sent
+	bodyless          bool // the headers were the last frame
 }
 
 type got struct{ headers, end, trailers bool }
@@ -82,7 +82,7 @@ func (s *side) takeBody(end bool) error {
 	return nil
 }
 
-// takeTrailers allows trailers after a body that was ended explicitly, as Envoy does.
+// takeTrailers accepts trailers after an explicit end of the body, as Envoy does.
 func (s *side) takeTrailers() error {
 	switch {
 	case !s.sent.trailers:
@@ -96,9 +96,9 @@ func (s *side) takeTrailers() error {
 	return nil
 }
 
-// whole reports whether everything sent is answered and nothing more is to come. If the server leaves before, Envoy loses
-// what it has not answered.
-func (s *side) whole() bool {
+// complete reports whether every frame was sent and answered. If the server ends the stream earlier, Envoy loses the frames that it
+// has not answered.
+func (s *side) complete() bool {
 	switch {
 	case !s.got.headers:
 		return false

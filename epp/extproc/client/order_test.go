@@ -76,7 +76,7 @@ func TestOrder(t *testing.T) {
 		sent     string
 		answered string
 		spurious bool // the last answer is
-		whole    bool // then
+		complete bool // then
 	}{
 		{"headers of a request without body", Picker(), "e", "h", false, true},
 		{"body of a request without body", Picker(), "e", "he", true, true},
@@ -121,8 +121,8 @@ func TestOrder(t *testing.T) {
 			if errors.Is(err, ErrSpurious) != test.spurious || err != nil && !test.spurious {
 				t.Errorf("error %v, want spurious %v", err, test.spurious)
 			}
-			if o.request.whole() != test.whole {
-				t.Errorf("whole %v, want %v", o.request.whole(), test.whole)
+			if o.request.complete() != test.complete {
+				t.Errorf("complete %v, want %v", o.request.complete(), test.complete)
 			}
 		})
 	}

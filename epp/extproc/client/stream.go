@@ -33,23 +33,23 @@ func newStream(f Filter, frames frameStream, cancel context.CancelFunc) *Stream 
 	return s
 }
 
-// RequestHead is the beginning of an HTTP request.
+// RequestHead is the request line and the headers of an HTTP request.
 type RequestHead struct {
 	Method, Scheme, Authority string
 	Path                      string // with the query
 	Header                    http.Header
-	// Subset is the hint of a gateway that allows only some endpoints, ip:port each; nil = no hint.
+	// Subset is the gateway's hint that only these endpoints (ip:port) are allowed; nil = no hint.
 	Subset []string
 }
 
-// ResponseHead is the beginning of its answer.
+// ResponseHead is the status and the headers of an HTTP answer.
 type ResponseHead struct {
 	Status int
 	Header http.Header
 	Served string // ip:port of the endpoint that answered
 }
 
-// RequestHeaders sends the request's head; end: it has no body.
+// RequestHeaders sends the request's head. end says that the request has no body.
 func (s *Stream) RequestHeaders(h RequestHead, end bool) error {
 	pseudo := []Field{{Name: ":authority", Value: h.Authority}, {Name: ":path", Value: h.Path}, {Name: ":method", Value: h.Method},
 		{Name: ":scheme", Value: h.Scheme}}
@@ -67,21 +67,21 @@ func (s *Stream) RequestHeaders(h RequestHead, end bool) error {
 	return s.send(frame, func(o *order) error { return o.request.sendHeaders(end) })
 }
 
-// RequestBody sends a piece of the request's body, which may be reused when it returns; end: it was the last.
+// RequestBody sends a chunk of the request's body. The caller may reuse the chunk afterwards. end says that it is the last.
 func (s *Stream) RequestBody(chunk []byte, end bool) error {
 	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{
 		RequestBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}
 	return s.send(frame, func(o *order) error { return o.request.sendBody(end) })
 }
 
-// RequestTrailers sends the request's trailers instead of an end on its body.
+// RequestTrailers sends the request's trailers, which end it in place of the last chunk.
 func (s *Stream) RequestTrailers(h http.Header) error {
 	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{
 		RequestTrailers: &extproc.HttpTrailers{Trailers: pairs(nil, h)}}}
 	return s.send(frame, func(o *order) error { return o.request.sendTrailers() })
 }
 
-// ResponseHeaders sends the answer's head; end: it has no body. Picker streams must not.
+// ResponseHeaders sends the answer's head. end says that the answer has no body. Picker streams must not call it.
 func (s *Stream) ResponseHeaders(h ResponseHead, end bool) error {
 	pseudo := []Field{{Name: ":status", Value: strconv.Itoa(h.Status)}}
 	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{
@@ -94,7 +94,7 @@ func (s *Stream) ResponseHeaders(h ResponseHead, end bool) error {
 	return s.send(frame, func(o *order) error { return o.response.sendHeaders(end) })
 }
 
-// ResponseBody sends a piece of the answer's body. Only Duplex streams may.
+// ResponseBody sends a chunk of the answer's body. Only Duplex streams may call it.
 func (s *Stream) ResponseBody(chunk []byte, end bool) error {
 	frame := &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{
 		ResponseBody: &extproc.HttpBody{Body: chunk, EndOfStream: end}}}
@@ -117,7 +117,7 @@ func setMetadata(frame *extproc.ProcessingRequest, namespace, key string, value 
 	return nil
 }
 
-// send sends a frame if its place allows. After the server has ended the stream it gives io.EOF, and Recv tells why.
+// send sends a frame if the order allows it. After the server has ended the stream it returns io.EOF, and Recv returns the reason.
 func (s *Stream) send(frame *extproc.ProcessingRequest, note func(*order) error) error {
 	s.order.mu.Lock()
 	err := note(&s.order)
@@ -137,8 +137,8 @@ func (s *Stream) send(frame *extproc.ProcessingRequest, note func(*order) error)
 	}
 }
 
-// Recv gives the server's next answer. The error is io.EOF if the server ended the stream in good order, wraps
-// ErrSpurious for an answer Envoy would refuse, and is that of the connection otherwise.
+// Recv returns the server's next answer. The error is io.EOF if the server ended the stream normally, wraps ErrSpurious for an
+// answer that Envoy would refuse, and is the connection's error otherwise.
 func (s *Stream) Recv() (Answer, error) {
 	for {
 		frame, err := s.frames.Recv()
@@ -156,15 +156,15 @@ func (s *Stream) Recv() (Answer, error) {
 	}
 }
 
-// RequestDone reports whether the whole request was answered. A server that leaves before loses bytes of it.
+// RequestDone reports whether the complete request was answered. If the server ends the stream earlier, bytes of it are lost.
 func (s *Stream) RequestDone() bool {
 	s.order.mu.Lock()
 	defer s.order.mu.Unlock()
-	return s.order.request.whole()
+	return s.order.request.complete()
 }
 
 // Close ends the stream, as Envoy does when the HTTP stream has ended. It may be called at any time, and again.
 func (s *Stream) Close() {
-	_ = s.frames.CloseSend() // the only error is that of a stream that has ended
+	_ = s.frames.CloseSend() // fails only on a stream that has ended
 	s.cancel()
 }
