@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// BenchmarkFloor is one request through both ends: what no picker can be cheaper than, with the cost of this client.
+// BenchmarkFloor sends one request to a Floor: the lower bound of a picker's cost, including the cost of this client.
 func BenchmarkFloor(b *testing.B) {
 	for _, size := range []int{1 << 10, 512 << 10} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
