@@ -21,7 +21,7 @@ const module = "github.com/tandem-serving/tandem"
 
 // house is what the rules look at.
 type house struct {
-	files   map[string][]byte   // every file git has or would take, by slash path
+	files   map[string][]byte   // every file that git has or would add, by slash path
 	sources []source            // the Go files of this module among them, outside testdata
 	links   map[string][]string // import paths that a command links, by its folder
 	modules map[string]bool     // modules of go.mod: true if required directly
@@ -56,21 +56,22 @@ type rule struct {
 }
 
 // rules is the one list of house rules. Each is proven on made-up input by
-// TestRulesOnMadeUpHouses, because many rooms do not exist yet.
+// TestRulesOnMadeUpHouses, because the repository breaks none of them.
 var rules = []rule{
-	{"arrows", "the rooms stay separable only if dependencies point one way", checkArrows},
-	{"only importers", "a foreign world stays behind one door", checkDoors},
+	{"imports", "packages stay separable only if dependencies point one way", checkImports},
+	{"only importers", "a large foreign API is used in one package", checkOnlyImporters},
 	{"links", "what a production binary links is what it can do wrong", checkLinks},
-	{"doc.go", "a room says at its door what it is for", checkDocs},
-	{"depth", "a folder deeper than three is a room that nobody finds", checkDepth},
+	{"doc.go", "a package says what it is for", checkDocs},
+	{"depth", "packages deeper than three folders are not found", checkDepth},
 	{"sleep", "a test that sleeps is slow, flaky, or both", checkSleep},
 	{"init", "what happens at start is written in main", checkInit},
+	{"words", "a reader who opens one file understands plain terms; docs/glossary.md has them", checkWords},
 	{"leftovers", "what is not done is an issue, not a comment", checkLeftovers},
 	{"metric names", "users find our metrics by one prefix", checkMetricNames},
 	{"machine paths", "the repository works on every machine", checkMachinePaths},
 	{"binaries", "what is built is not kept, and cannot be reviewed", checkBinaries},
 	{"direct modules", "go.mod tells truly what we chose, and it stays under 25", checkModules},
-	{"package map", "the map shows the house as it is", checkMap},
+	{"package map", "the map shows the packages that there are", checkMap},
 }
 
 func TestHouseRules(t *testing.T) {
@@ -135,11 +136,11 @@ func fitsAny(dir string, patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return fits(dir, p) })
 }
 
-func checkArrows(h house) (breaches []string) {
+func checkImports(h house) (breaches []string) {
 	for _, s := range h.sources {
 		for _, imported := range s.imports {
 			to, ours := strings.CutPrefix(imported, module+"/")
-			if !ours || to == s.dir || arrowAllowed(s, to) {
+			if !ours || to == s.dir || importAllowed(s, to) {
 				continue
 			}
 			breaches = append(breaches, fmt.Sprintf("%s imports %s", s.path, to))
@@ -148,7 +149,7 @@ func checkArrows(h house) (breaches []string) {
 	return breaches
 }
 
-func arrowAllowed(s source, to string) bool {
+func importAllowed(s source, to string) bool {
 	switch {
 	case fits(to, "cmd…") && !fits(s.dir, "cmd…"):
 		return false
@@ -165,22 +166,22 @@ func arrowAllowed(s source, to string) bool {
 	return true
 }
 
-// doors are the packages that only some rooms may import.
-var doors = []struct {
+// onlyImporters are the packages that may import a foreign one, and everything below it.
+var onlyImporters = []struct {
 	imported string
-	rooms    []string
+	by       []string
 }{
 	{"github.com/envoyproxy/go-control-plane", []string{"epp/extproc", "epp/extproc/client", "epp/extproc/envoyconf"}},
 	{"sigs.k8s.io/controller-runtime", []string{"epp/kube"}},
 	{"C", []string{"transfer/nixl"}},
 }
 
-func checkDoors(h house) (breaches []string) {
+func checkOnlyImporters(h house) (breaches []string) {
 	for _, s := range h.sources {
-		for _, door := range doors {
-			opened := func(imported string) bool { return fits(imported, door.imported+"…") }
-			if slices.ContainsFunc(s.imports, opened) && !slices.Contains(door.rooms, s.dir) {
-				breaches = append(breaches, fmt.Sprintf("%s imports %s, which only %v may", s.path, door.imported, door.rooms))
+		for _, row := range onlyImporters {
+			matches := func(imported string) bool { return fits(imported, row.imported+"…") }
+			if slices.ContainsFunc(s.imports, matches) && !slices.Contains(row.by, s.dir) {
+				breaches = append(breaches, fmt.Sprintf("%s imports %s, which only %v may", s.path, row.imported, row.by))
 			}
 		}
 	}
@@ -287,7 +288,7 @@ func checkLeftovers(h house) (breaches []string) {
 	return grep(h, leftover, func(file string) bool { return !inTestdata(file) })
 }
 
-// machinePath is a path that exists on somebody's machine only.
+// machinePath matches a path that exists on one machine only.
 var machinePath = regexp.MustCompile(`(^|[^\w.-])/(` + `work|root|home|Users)/|\.\./` + `shared\b`)
 
 func checkMachinePaths(h house) (breaches []string) {
@@ -433,22 +434,22 @@ const mapPage = "docs/architecture.md"
 var mapRow = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
 
 func checkMap(h house) (breaches []string) {
-	rooms := map[string]bool{}
+	packages := map[string]bool{}
 	for _, s := range h.sources {
 		if !s.test && s.dir != "." {
-			rooms[s.dir] = true
+			packages[s.dir] = true
 		}
 	}
 	for _, row := range mapRow.FindAllSubmatch(h.files[mapPage], -1) {
-		if room := string(row[1]); !rooms[room] {
-			breaches = append(breaches, mapPage+" shows "+room+", which has no Go files")
+		if dir := string(row[1]); !packages[dir] {
+			breaches = append(breaches, mapPage+" shows "+dir+", which has no Go files")
 		} else {
-			rooms[room] = false
+			packages[dir] = false
 		}
 	}
-	for room, missing := range rooms {
+	for dir, missing := range packages {
 		if missing {
-			breaches = append(breaches, mapPage+" does not show "+room)
+			breaches = append(breaches, mapPage+" does not show "+dir)
 		}
 	}
 	return breaches
