@@ -1,8 +1,6 @@
 package pd_test
 
 import (
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -39,23 +37,4 @@ func BenchmarkWire(b *testing.B) {
 	run("timing-parse", func() error { _, err := pd.ParseTiming(timing); return err })
 	run("timing-print", func() error { buf = phases.AppendTiming(buf[:0], pd.PhaseEPP); return nil })
 	run("internal", func() error { pd.Internal("X-Gateway-Destination-Endpoint"); return nil })
-}
-
-func BenchmarkHandoff(b *testing.B) {
-	for _, blocks := range []int{4, 8192} { // 128 and 262144 tokens
-		ids := make([]string, blocks)
-		for i := range ids {
-			ids[i] = strconv.Itoa(i * 7)
-		}
-		raw := []byte(offer("remote_block_ids", "[["+strings.Join(ids, ",")+"]]"))
-		b.Run(strconv.Itoa(blocks)+"-blocks", func(b *testing.B) {
-			b.SetBytes(int64(len(raw)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if h, err := pd.ParseHandoff(raw); err != nil || h.Blocks != blocks {
-					b.Fatal(h, err)
-				}
-			}
-		})
-	}
 }

@@ -29,6 +29,8 @@ type Engine struct {
 	Host      string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
 	Port      int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
 	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2"`
+	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
+	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine for ever.
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest silence of a remote stream after its headers, before it is redone without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
@@ -102,7 +104,7 @@ func Defaults() Config {
 
 // Problems reports everything that is wrong with the configuration, by the name of the flag.
 func (c *Config) Problems(report func(flag, format string, args ...any)) {
-	if _, ok := dialect.New(c.Engine.Connector); !ok {
+	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
 	}
 	if u, err := url.Parse(c.Engine.url()); err != nil || c.Engine.Host == "" || u.Hostname() != c.Engine.Host {
@@ -156,7 +158,3 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		report("pd-header", "%q is neither on nor off", c.Trust.PDHeader)
 	}
 }
-
-// ageLimit is the age at which a hand-off is no longer trusted: two thirds of the lease leave the rest for the way to the
-// decode engine's scheduler, from where the engine itself renews it.
-func (c *Config) ageLimit() time.Duration { return c.Fallback.Lease * 2 / 3 }

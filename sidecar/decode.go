@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -23,16 +24,16 @@ var errSilent = errors.New("decode sent no event before the deadline")
 // says that nothing has gone to the client and the request should be prefilled locally. The error is final.
 func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
 	if x.ctx.Err() != nil {
-		return "", x.leaveHandedOff(req)
+		return "", x.leaveHandedOff()
 	}
-	if now := time.Now(); x.late(now) {
-		x.hand.age = now.Sub(x.hand.finished)
-		x.giveHandBack()
+	if now := time.Now(); x.handoff.late(now) {
+		x.handoff.age = now.Sub(x.handoff.finished)
+		x.releaseUnread()
 		return x.tooLate(), nil
 	}
-	l, err := x.s.dialect.Decode(req.Request, x.hand.offer)
+	l, err := x.handoff.of.Decode()
 	if err != nil {
-		x.releaseHand(req)
+		x.releaseUnsent()
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
 	x.buf.Leg = l.Segments
@@ -48,9 +49,9 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		x.endLeg(span, status, err)
 	}()
 	sent := time.Now()
-	g, err := startLeg(ctx, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
+	g, err := startLeg(ctx, x.handoff.of, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
 	if err != nil {
-		x.releaseHand(req)
+		x.releaseUnsent()
 		return "", fmt.Errorf("making the decode leg: %w", err)
 	}
 	g.stream = req.Stream()
@@ -75,16 +76,16 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 }
 
 // leaveHandedOff ends a request whose client left, or which was cut, between the legs.
-func (x *exchange) leaveHandedOff(req *intake.Request) error {
-	if x.state.on(x.interrupted()).has(release) {
-		x.releaseHand(req)
+func (x *exchange) leaveHandedOff() error {
+	if x.state.on(x.interrupted()).has(releaseHandoff) {
+		x.releaseUnsent()
 	}
 	return x.gone()
 }
 
 // tooLate notes a hand-off that is too old to be trusted, and has been given back unread.
 func (x *exchange) tooLate() pd.Reason {
-	x.s.warnings.Warn("hand-off too old", "request_id", x.id, "age", x.hand.age, "limit", x.s.cfg.ageLimit())
+	x.s.warnings.Warn("hand-off too old", "request_id", x.id, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
 	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
 	return pd.HandoffLate
 }
@@ -119,7 +120,7 @@ func (x *exchange) awaitHeaders(g *leg) (*http.Response, trouble, error) {
 func (x *exchange) askPrefill() error {
 	ctx, cancel := context.WithTimeout(x.ctx, transport.ProbeTimeout)
 	defer cancel()
-	return x.s.prefillEngine(x.hand.target).Healthy(ctx)
+	return x.s.prefillEngine(x.handoff.target).Healthy(ctx)
 }
 
 // noAnswer decides on a decode leg that gave no headers.
@@ -127,9 +128,9 @@ func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
 	switch act := x.state.on(t); {
 	case act.has(redo):
 		g.cancel(nil)
-		x.giveHandUp()
+		x.releaseInDoubt()
 		return x.redoWithout(t, err), nil
-	case act.has(release):
+	case act.has(releaseHandoff):
 		x.releaseLeg(g)
 	}
 	return "", err
@@ -150,23 +151,24 @@ func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
 
 // takeAnswer looks at a decode answer before anything of it goes to the client.
 func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
-	x.hand.taken = true
-	x.hand.age = g.age(x.hand.finished)
-	x.s.metrics.handoffAge.Observe(x.hand.age.Seconds())
+	x.handoff.taken = true
+	x.handoff.age = g.age(x.handoff.finished)
+	x.s.metrics.handoffAge.Observe(x.handoff.age.Seconds())
 	x.rename(resp)
 	switch code := resp.StatusCode; {
-	case code == http.StatusServiceUnavailable:
-		// Not admitted: the engine has let the hand-off go, and would not admit the redo either.
+	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
+		if x.handoff.pins(code) {
+			x.releaseUnread()
+		}
 		return "", x.relayFresh(resp)
-	case isClientError(code):
-		x.giveHandBack()
-		return "", x.relayFresh(resp)
-	case code >= 500:
-		x.giveHandBack()
+	case code >= http.StatusInternalServerError:
+		if x.handoff.pins(code) {
+			x.releaseUnread()
+		}
 		return x.redoWithout(failed, fmt.Errorf("decode answered %s", resp.Status)), nil
-	case x.late(x.hand.finished.Add(x.hand.age)):
+	case x.handoff.late(x.handoff.finished.Add(x.handoff.age)):
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
-		x.giveHandUp()
+		x.releaseInDoubt()
 		return x.tooLate(), nil
 	case !isEventStream(resp.Header), encoded(resp.Header): // nobody can look into an encoded stream
 		return x.takeWhole(resp)
@@ -179,10 +181,10 @@ func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	a := newAnswer(resp.Body)
 	defer a.free()
 	if _, err := a.peek(); err == nil || err == io.EOF {
-		x.hand.hold.End()
+		x.handoff.hold.End()
 		return "", x.relay(resp, a)
 	} else if x.ctx.Err() == nil {
-		x.giveHandUp()
+		x.releaseInDoubt()
 		return x.redoWithout(failed, err), nil
 	}
 	return "", x.taken()
@@ -190,7 +192,7 @@ func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 
 // taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
 func (x *exchange) taken() error {
-	x.s.released(x.held(wayCancel), true, nil)
+	x.s.released(x.release(wayCancel), true, nil)
 	return x.gone()
 }
 
@@ -203,12 +205,12 @@ func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
-		x.hand.hold.End()
+		x.handoff.hold.End()
 		return "", x.relay(resp, a)
 	case x.ctx.Err() != nil:
 		return "", x.taken()
 	}
-	x.giveHandUp()
+	x.releaseInDoubt()
 	if late {
 		return x.redoWithout(timedOut, errSilent), nil
 	}

@@ -225,7 +225,7 @@ func TestLateHandoff(t *testing.T) {
 			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
 			s := startRig(t, decode.addr)
 			// The hand-off has a second left when the leg begins to be sent, and connecting takes longer than that.
-			s.stalls = newStallWatch(func() time.Time { return time.Now().Add(time.Second - s.cfg.ageLimit()) })
+			s.stalls = newStallWatch(func() time.Time { return time.Now().Add(time.Second - s.cfg.Fallback.Lease*2/3) })
 			dial, slow := s.local.DialContext, sync.OnceFunc(func() { <-time.After(1100 * time.Millisecond) })
 			s.local.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 				slow()

@@ -13,7 +13,6 @@ import (
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
-	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -27,13 +26,13 @@ type exchange struct {
 	ctx    context.Context // the request's: ends when the client leaves, by cause errCut when the sidecar drains
 	cancel context.CancelCauseFunc
 
-	id    string
-	route intake.Route
-	state state
-	clock pd.Clock
-	body  intake.PacedBody
-	buf   intake.Buffer
-	hand  handInHand
+	id      string
+	route   intake.Route
+	state   state
+	clock   pd.Clock
+	body    intake.PacedBody
+	buf     intake.Buffer
+	handoff pending
 	// elsewhere: the engine has died of, or under, this request; its error is what the client gets if nobody else takes it.
 	elsewhere bool
 	span      trace.Span
@@ -50,16 +49,6 @@ type report struct {
 	end        pd.End
 	releaseWay string
 	failure    error // why the answer is not what was asked for
-}
-
-// handInHand is a hand-off between its two legs.
-type handInHand struct {
-	offer    dialect.Offer
-	finished time.Time // the earliest time at which prefill may have finished
-	target   pd.Target
-	hold     *lease.Hold // until decode's first byte
-	taken    bool
-	age      time.Duration // when decode was asked
 }
 
 var (
@@ -122,7 +111,11 @@ func (x *exchange) run() error {
 		return x.intakeError(err)
 	}
 	held := func() error { return x.heldLocal(req) }
-	switch req.Fit {
+	fit := req.Fit
+	if f, ok := x.s.dialect.(dialect.Fitter); ok && fit == request.FitLocal {
+		fit = f.Fit(req.Request)
+	}
+	switch fit {
 	case request.FitDoubted:
 		// The engine's own error is the best answer, so even a strict plan gets it.
 		x.decide(pd.Local, pd.NotSplittable)
@@ -264,7 +257,7 @@ func (x *exchange) cut() {
 func (x *exchange) finish() {
 	last := x.state
 	x.state = done
-	x.hand.hold.End()
+	x.handoff.hold.End()
 	phases := x.clock.Stop(time.Now())
 	x.endSpan(phases)
 	x.s.metrics.request(x.decision, x.status, phases)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // FuzzEventPipe: a stream comes out as it went in, byte for byte, whatever it is and however it is cut; where the count of
@@ -25,8 +25,8 @@ func FuzzEventPipe(f *testing.F) {
 		out := httptest.NewRecorder()
 		x := &exchange{w: out, ctx: context.Background()}
 		if corrects {
-			x.decision.Verdict, x.hand.taken = pd.Remote, true
-			x.hand.offer = dialect.Offer{Handoff: pd.Handoff{Cached: -1}, CachedTokens: 7} // an engine that hands no count over
+			x.decision.Verdict, x.handoff.taken = pd.Remote, true
+			x.handoff.of = corrected(7)
 		}
 		p := &eventPipe{x: x, events: body.Events{Limit: maxEvent}}
 		for rest := stream; len(rest) > 0; {
@@ -81,3 +81,12 @@ func mustDifferInCached(t *testing.T, before, after string) {
 		t.Fatalf("%q became %q", before, after)
 	}
 }
+
+// corrected is a hand-off of an engine that does not hand its count of cached tokens over.
+type corrected int64
+
+// Decode implements dialect.Handoff.
+func (corrected) Decode() (request.Payload, error) { return request.Payload{}, nil }
+
+// Cached implements dialect.UsageCorrector.
+func (c corrected) Cached() (int64, bool) { return int64(c), true }

@@ -209,7 +209,7 @@ func TestHeldBeyondTheAgeLimit(t *testing.T) {
 		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
 		dial, slow := s.local.DialContext, sync.OnceFunc(func() {
 			if k == nil {
-				<-time.After(s.cfg.ageLimit() + shortLease/10)
+				<-time.After(s.cfg.Fallback.Lease*2/3 + shortLease/10)
 			} else {
 				k.await(t, longer)
 			}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -16,7 +17,8 @@ import (
 type leg struct {
 	cancel context.CancelCauseFunc
 	ctx    context.Context
-	stream bool // its headers come when the engine has admitted it
+	stream bool          // its headers come when the engine has admitted it
+	settle time.Duration // how long the engine must have a leg that is no stream before it may be cancelled
 
 	trace   httptrace.ClientTrace
 	once    sync.Once     // closes wrote
@@ -30,9 +32,12 @@ type legResult struct {
 	err  error
 }
 
-// startLeg sends a leg. The caller must take its result, or abandon it.
-func startLeg(ctx context.Context, by http.RoundTripper, url string, header http.Header, l request.Payload) (*leg, error) {
+// startLeg sends a decode leg that takes a hand-off up. The caller must take its result, or abandon it.
+func startLeg(ctx context.Context, of dialect.Handoff, by http.RoundTripper, url string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
+	if r, ok := of.(dialect.Releaser); ok {
+		g.settle = r.Settle()
+	}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.trace.WroteRequest = g.written
 	req, err := transport.NewBufferedLeg(httptrace.WithClientTrace(g.ctx, &g.trace), url, header, l.Segments, l.Length)
@@ -55,10 +60,6 @@ func (g *leg) written(info httptrace.WroteRequestInfo) {
 }
 
 const (
-	// settleTime is how long an engine gets between reading a leg that is no stream and its end. vLLM let go of hand-offs in
-	// every try from 4 ms on; a front end that sees request and disconnect at once drops it, and nobody else ever hears of
-	// the hand-off. The rest is for a front end that is busy.
-	settleTime = 250 * time.Millisecond
 	// releaseTimeout bounds a release: an engine that has not answered a stream by then is in no state to release anything.
 	releaseTimeout = 5 * time.Second
 )
@@ -84,7 +85,7 @@ func (g *leg) abandon() (status int, delivered bool) {
 		case <-wrote:
 			wrote = nil
 			if !g.stream {
-				t := time.NewTimer(time.Until(g.wroteAt.Add(settleTime)))
+				t := time.NewTimer(time.Until(g.wroteAt.Add(g.settle)))
 				defer t.Stop()
 				settled = t.C
 			}

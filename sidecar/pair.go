@@ -42,20 +42,20 @@ func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
 // pairHandoff is one hand-off of the warm-up. It appears in no metrics and traces of users' requests; its release is counted
 // with all others.
 type pairHandoff struct {
-	s      *Server
-	header http.Header
-	req    *request.Request
-	hand   handInHand
+	s       *Server
+	header  http.Header
+	req     *request.Request
+	handoff pending
 }
 
 // warmUp implements warmup.HandOff.
 func (s *Server) warmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
-	req, err := parseCompletion(body)
+	req, err := s.parseCompletion(body)
 	if err != nil {
 		return err
 	}
 	p := &pairHandoff{s: s, header: header, req: req}
-	defer func() { p.hand.hold.End() }()
+	defer func() { p.handoff.hold.End() }()
 	if err := p.prefill(ctx, t); err != nil {
 		return err
 	}
@@ -64,26 +64,25 @@ func (s *Server) warmUp(ctx context.Context, t pd.Target, header http.Header, bo
 
 // prefill gets a hand-off. When ctx ends it hangs up as it does for a client that has left.
 func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
-	l, err := p.s.dialect.Prefill(p.req)
+	a, err := p.s.dialect.Attempt(ctx, p.req, t)
 	if err != nil {
-		return fmt.Errorf("editing the prefill leg: %w", err)
+		return fmt.Errorf("preparing the legs: %w", err)
 	}
 	legCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	h := &hangup{cancel: cancel}
 	defer h.done()
 	defer context.AfterFunc(ctx, h.soon)()
 	sent := time.Now()
-	_, offer, err := p.s.sendPrefill(h.trace(legCtx), t, pd.APICompletions.Path(), p.header.Clone(), l)
-	if !offer.Handoff.Zero() {
-		finished := p.s.stalls.arrived(sent)
-		p.hand = handInHand{offer: offer, finished: finished, target: t, hold: p.s.leases.Hold(offer.Handoff, finished)}
+	_, of, err := p.s.sendPrefill(h.trace(legCtx), t, pd.APICompletions.Path(), p.header.Clone(), a)
+	if of != nil {
+		p.handoff = p.s.newHandoff(of, sent, t)
 	}
 	var refused *clientError
 	switch {
 	case err == nil:
 		return nil
-	case !offer.Handoff.Zero(): // it does not fit the prompt
-		p.release(p.s.giveBack)
+	case of != nil: // it does not fit the prompt
+		p.release(p.s.releaseUnread)
 	case errors.As(err, &refused) && warmup.IsLocked(refused.status):
 		return fmt.Errorf("%w: %w", warmup.ErrLocked, err)
 	}
@@ -92,17 +91,17 @@ func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
 
 // decode has the decode engine read the hand-off, or releases it.
 func (p *pairHandoff) decode(ctx context.Context) error {
-	l, err := p.s.dialect.Decode(p.req, p.hand.offer)
+	l, err := p.handoff.of.Decode()
 	if err != nil {
 		err = fmt.Errorf("editing the decode leg: %w", err)
 	}
 	if err = cmp.Or(err, context.Cause(ctx)); err != nil {
-		p.release(p.s.giveBack)
+		p.release(p.s.releaseUnread)
 		return err
 	}
-	g, err := startLeg(ctx, p.s.local, p.s.engine+pd.APICompletions.Path(), p.header.Clone(), l)
+	g, err := startLeg(ctx, p.handoff.of, p.s.local, p.s.engine+pd.APICompletions.Path(), p.header.Clone(), l)
 	if err != nil {
-		p.release(p.s.giveBack)
+		p.release(p.s.releaseUnread)
 		return fmt.Errorf("making the decode leg: %w", err)
 	}
 	select {
@@ -111,7 +110,7 @@ func (p *pairHandoff) decode(ctx context.Context) error {
 		defer context.AfterFunc(ctx, func() { g.cancel(nil) })()
 		return p.decoded(r)
 	case <-ctx.Done():
-		p.release(func(h held) { p.s.abandon(g, h) })
+		p.release(func(r releasing) { p.s.abandon(g, r) })
 		return context.Cause(ctx)
 	}
 }
@@ -119,13 +118,13 @@ func (p *pairHandoff) decode(ctx context.Context) error {
 // decoded reads decode's answer.
 func (p *pairHandoff) decoded(r legResult) error {
 	if r.err != nil {
-		p.release(p.s.giveUp)
+		p.release(p.s.releaseInDoubt)
 		return r.err
 	}
 	defer r.resp.Body.Close()
 	if r.resp.StatusCode != http.StatusOK {
-		if keepsHold(r.resp.StatusCode) {
-			p.release(p.s.giveBack)
+		if p.handoff.pins(r.resp.StatusCode) {
+			p.release(p.s.releaseUnread)
 		}
 		return fmt.Errorf("decode answered %s", r.resp.Status)
 	}
@@ -134,20 +133,20 @@ func (p *pairHandoff) decoded(r legResult) error {
 }
 
 // release releases the hand-off in a way. It counts as open meanwhile: the decode engine is needed for it.
-func (p *pairHandoff) release(way func(held)) {
+func (p *pairHandoff) release(way func(releasing)) {
 	p.s.life.count(1)
 	defer p.s.life.count(-1)
-	way(held{p.header.Get("X-Request-Id"), p.hand.offer, p.hand.hold, p.header.Clone(), trace.SpanFromContext(context.Background())})
+	way(releasing{p.header.Get("X-Request-Id"), p.handoff.of, p.handoff.hold, p.header.Clone(), trace.SpanFromContext(context.Background())})
 }
 
 // parseCompletion scans a completion request.
-func parseCompletion(text []byte) (*request.Request, error) {
+func (s *Server) parseCompletion(text []byte) (*request.Request, error) {
 	var scan body.Scanner
-	scan.Reset(request.Base.Members(), body.Limits{}, nil)
+	scan.Reset(s.table.Members(), body.Limits{}, nil)
 	if _, err := scan.Write(text); err != nil {
 		return nil, err
 	}
 	b := &body.Body{}
 	b.Append(text)
-	return request.Base.Request(pd.APICompletions, b, &scan), scan.Close()
+	return s.table.Request(pd.APICompletions, b, &scan), scan.Close()
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
-	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -45,13 +44,9 @@ func (e *clientError) Error() string {
 	return fmt.Sprintf("prefill refused the request with %d", e.status)
 }
 
-// runPrefill tries the candidates in order. With reason "" the hand-off is in x.hand. Another reason says why there is
+// runPrefill tries the candidates in order. With reason "" the hand-off is in x.handoff. Another reason says why there is
 // none and the request should be prefilled locally. The error is final.
 func (x *exchange) runPrefill(req *intake.Request) (pd.Reason, error) {
-	leg, err := x.s.dialect.Prefill(req.Request)
-	if err != nil {
-		return "", fmt.Errorf("editing the prefill leg: %w", err)
-	}
 	x.state = prefilling
 	last := &prefillError{reason: pd.PrefillFailed}
 	for i, target := range x.route.Targets {
@@ -59,11 +54,11 @@ func (x *exchange) runPrefill(req *intake.Request) (pd.Reason, error) {
 			if err := x.reachBeside(); err != nil {
 				return "", err
 			}
-			err := x.attempt(req, leg, target, x.route.Candidate(i))
+			err := x.attempt(req, target, x.route.Candidate(i))
 			var refused *clientError
 			switch {
 			case err == nil:
-				// Also for a client that has left meanwhile: the hand-off must be given back.
+				// Also for a client that has left meanwhile: the hand-off must be released.
 				x.state = handedOff
 				x.clock.Enter(pd.PhaseHandoff, time.Now())
 				return "", nil
@@ -105,7 +100,11 @@ func (x *exchange) refusedByPrefill(req *intake.Request, refused *clientError) (
 }
 
 // attempt sends one prefill leg and takes its hand-off.
-func (x *exchange) attempt(req *intake.Request, leg request.Payload, target pd.Target, candidate int) error {
+func (x *exchange) attempt(req *intake.Request, target pd.Target, candidate int) error {
+	a, err := x.s.dialect.Attempt(x.ctx, req.Request, target)
+	if err != nil {
+		return &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
+	}
 	x.decision.Attempts++
 	x.decision.Candidate = candidate
 	x.target = target.String()
@@ -121,26 +120,25 @@ func (x *exchange) attempt(req *intake.Request, leg request.Payload, target pd.T
 	x.clock.Enter(pd.PhasePrefill, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
 	inflight.Inc()
-	status, offer, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, leg)
+	status, of, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, a)
 	inflight.Dec()
 	x.s.metrics.leg("prefill", status, time.Since(sent))
 	x.endLeg(span, status, err)
 	if err != nil {
-		x.lose(status, offer, err)
+		x.releaseRejected(status, of, err)
 		return err
 	}
-	finished := x.s.stalls.arrived(sent)
-	x.hand = handInHand{offer: offer, finished: finished, target: target, hold: x.s.leases.Hold(offer.Handoff, finished)}
+	x.handoff = x.s.newHandoff(of, sent, target)
 	return nil
 }
 
-// lose deals with a prefill that has finished without a hand-off that may be read. One that is well-formed, and only does
-// not fit its prompt, is given back; else who holds what is not known well enough.
-func (x *exchange) lose(status int, o dialect.Offer, err error) {
+// releaseRejected deals with a prefill that has finished without a hand-off that decode may read. One that is well-formed,
+// and only does not fit its prompt, is released; otherwise we cannot tell which engine still holds the KV blocks.
+func (x *exchange) releaseRejected(status int, of dialect.Handoff, err error) {
 	switch {
-	case !o.Handoff.Zero():
-		x.giveOfferBack(o, x.s.leases.Hold(o.Handoff, time.Now()))
-	case status == http.StatusOK && x.ctx.Err() == nil && !errors.Is(err, dialect.ErrNoOffer):
+	case of != nil:
+		x.releaseOf(of, x.s.hold(of, time.Now()))
+	case status == http.StatusOK && x.ctx.Err() == nil && !errors.Is(err, dialect.ErrNoHandoff):
 		x.s.metrics.stranded.Inc()
 	}
 }
@@ -150,32 +148,34 @@ func (s *Server) prefillURL(t pd.Target) string {
 	return transport.Scheme(s.cfg.Prefill.TLS) + t.String()
 }
 
-// sendPrefill sends the leg and reads its answer. status is 0 if none came. Beside an error, an offer is one to give back.
-func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, leg request.Payload) (status int, o dialect.Offer, err error) {
+// sendPrefill sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
+// an error has to be released.
+func (s *Server) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
+	leg, err := a.Prefill()
+	if err != nil {
+		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
+	}
 	req, err := transport.NewBufferedLeg(ctx, s.prefillURL(target)+uri, header, leg.Segments, leg.Length)
 	if err != nil {
-		return 0, o, fmt.Errorf("making the prefill leg: %w", err)
+		return 0, nil, fmt.Errorf("making the prefill leg: %w", err)
 	}
 	resp, err := s.prefill.RoundTrip(req)
 	if err != nil {
-		return 0, o, s.prefillFailure(ctx, err)
+		return 0, nil, s.prefillFailure(ctx, err)
 	}
 	defer resp.Body.Close()
 	answer, err := readCapped(resp, maxPrefillAnswer)
 	if err != nil {
-		return resp.StatusCode, o, s.prefillFailure(ctx, err)
+		return resp.StatusCode, nil, s.prefillFailure(ctx, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return resp.StatusCode, o, statusFailure(resp, answer)
+		return resp.StatusCode, nil, statusFailure(resp, answer)
 	}
-	o, err = s.dialect.Accept(answer)
-	if err == nil {
-		err = o.Handoff.CheckBlocks(int(o.PromptTokens), s.cfg.Prefill.BlockSize)
-	}
+	of, err = a.Accept(answer)
 	if err != nil {
-		return resp.StatusCode, o, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
+		return resp.StatusCode, of, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
 	}
-	return resp.StatusCode, o, nil
+	return resp.StatusCode, of, nil
 }
 
 var errAnswerTooLarge = fmt.Errorf("answer is longer than %d bytes", maxPrefillAnswer)

@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -82,9 +82,12 @@ func (x *exchange) reports() bool {
 	return false
 }
 
-// corrects says whether decode's count of cached tokens must be replaced by prefill's.
-func (x *exchange) corrects() bool {
-	return x.decision.Verdict == pd.Remote && x.hand.taken && x.hand.offer.CorrectsUsage()
+// corrects says whether decode's count of cached tokens must be replaced, and by what.
+func (x *exchange) corrects() (cached int64, ok bool) {
+	if x.decision.Verdict != pd.Remote {
+		return 0, false
+	}
+	return x.handoff.cached()
 }
 
 func (x *exchange) flush() {
@@ -148,9 +151,9 @@ func (p *eventPipe) event(e body.Event) error {
 	raw := e.Raw
 	if u, ok := p.usage.Event(e.Data); ok {
 		p.x.usage = p.x.usage.Merge(u)
-		if p.x.corrects() {
-			raw = correctEvent(e, p.x.hand.offer.CachedTokens)
-			p.x.usage.Cached = p.x.hand.offer.CachedTokens
+		if cached, ok := p.x.corrects(); ok {
+			raw = correctEvent(e, cached)
+			p.x.usage.Cached = cached
 		}
 	}
 	_, err := p.x.w.Write(raw)
@@ -242,7 +245,8 @@ func (x *exchange) relayWhole(resp *http.Response, a *answer) error {
 		return x.lostBeforeFirst(err)
 	}
 	x.clock.Enter(pd.PhaseDecode, time.Now())
-	if resp.StatusCode == http.StatusOK && (x.reports() || x.corrects()) && !encoded(resp.Header) && resp.ContentLength <= maxHeldAnswer {
+	_, corrects := x.corrects()
+	if resp.StatusCode == http.StatusOK && (x.reports() || corrects) && !encoded(resp.Header) && resp.ContentLength <= maxHeldAnswer {
 		return x.relayHeld(resp, a)
 	}
 	x.sendHeaders(resp, false)
@@ -299,11 +303,13 @@ func (x *exchange) copyAnswer(a *answer, usage *body.UsageReader) error {
 // maxHeldAnswer is the size up to which a whole answer is held back to read or correct what stands at its end (bytes).
 const maxHeldAnswer = 8 << 20
 
-// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text looks like it. When it is
-// told to stop, vLLM 0.32.0 answers some of what it runs with 200, this mark and the tokens that it has by then.
-var abortedMark = []byte(`"finish_reason":"abort"`)
-
 var errAborted = errors.New("the engine was stopped before it had finished this answer")
+
+// unfinished reports whether an engine that is being stopped cut an answer short.
+func (s *Server) unfinished(answer []byte) bool {
+	u, ok := s.dialect.(dialect.Unfinisher)
+	return ok && u.Unfinished(answer)
+}
 
 // relayHeld reads an answer to its end before it is passed on.
 func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
@@ -311,16 +317,16 @@ func (x *exchange) relayHeld(resp *http.Response, a *answer) error {
 	if err != nil {
 		return x.lostBeforeFirst(err)
 	}
-	if resp.StatusCode == http.StatusOK && bytes.Contains(whole, abortedMark) && x.dying(abortMoment) {
+	if resp.StatusCode == http.StatusOK && x.s.unfinished(whole) && x.dying(abortMoment) {
 		return x.lostBeforeFirst(errAborted)
 	}
 	rest := len(whole) > maxHeldAnswer // correcting it changes its length
 	var usage body.UsageReader
 	if u, ok := usage.Event(whole); ok {
 		x.usage = u
-		if x.corrects() {
-			whole = correctUsage(whole, !rest, x.hand.offer.CachedTokens)
-			x.usage.Cached = x.hand.offer.CachedTokens
+		if cached, ok := x.corrects(); ok {
+			whole = correctUsage(whole, !rest, cached)
+			x.usage.Cached = cached
 		}
 	}
 	if !rest {

@@ -12,159 +12,164 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
-	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// The ways a hand-off is given back.
+// The ways a hand-off is released.
 const (
-	wayNIXL   = "nixl"   // prefill is told by the sidecar itself
-	wayCancel = "cancel" // decode gets the leg, and loses it: it tells prefill
-	wayNone   = "none"   // it was taken up, or nobody could be told
+	wayNIXL   = "nixl"   // the sidecar notifies the prefill engine
+	wayCancel = "cancel" // the decode engine gets the leg, loses it, and tells the prefill engine
+	wayAbort  = "abort"  // both engines are told to abort the legs
+	wayNone   = "none"   // decode read it, or no engine could be told
 )
 
-// held is a hand-off to give back, with what the engine wants to see of its request: credentials above all.
-type held struct {
+// releasing is a hand-off that is being released, with what the engine wants to see of its request: credentials above all.
+type releasing struct {
 	id     string
-	offer  dialect.Offer
+	of     dialect.Handoff
 	hold   *lease.Hold
 	header http.Header
 	span   trace.Span // of the release
 }
 
-// held begins the release of the hand-off, by the way that will be tried first.
-func (x *exchange) held(way string) held { return x.heldOffer(x.hand.offer, x.hand.hold, way) }
-
-func (x *exchange) heldOffer(o dialect.Offer, hold *lease.Hold, way string) held {
-	x.releaseWay = way
-	_, span := x.s.tracing.tracer.Start(x.ctx, spanRelease, clientSpan)
-	return held{x.id, o, hold, transport.LegHeader(x.r.Header, x.id), span}
+// release begins the release of the hand-off, by the way that will be tried first.
+func (x *exchange) release(way string) releasing {
+	return x.beginRelease(x.handoff.of, x.handoff.hold, way)
 }
 
-// direct is wayNIXL for a hand-off whose engine can be told, else wayCancel.
-func direct(hold *lease.Hold) string {
+func (x *exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
+	x.releaseWay = way
+	_, span := x.s.tracing.tracer.Start(x.ctx, spanRelease, clientSpan)
+	return releasing{x.id, of, hold, transport.LegHeader(x.r.Header, x.id), span}
+}
+
+// firstWay is wayNIXL for a hand-off whose engine can be notified, else wayCancel.
+func firstWay(hold *lease.Hold) string {
 	if hold.Ready() {
 		return wayNIXL
 	}
 	return wayCancel
 }
 
-// releaseHand gives back a hand-off that decode knows nothing of: directly, or by sending a decode leg and cancelling it.
-// It returns at once; the release goes on after the request.
-func (x *exchange) releaseHand(req *intake.Request) {
-	h, ctx, url := x.held(direct(x.hand.hold)), context.WithoutCancel(x.ctx), x.s.engine+x.r.URL.RequestURI()
-	l, err := x.s.dialect.Release(req.Request, h.offer)
+// pinned reports whether an engine keeps anything for a hand-off that decode does not read.
+func pinned(of dialect.Handoff) bool {
+	_, releases := of.(dialect.Releaser)
+	_, forgets := of.(dialect.Forgetter)
+	return releases || forgets
+}
+
+// releaseUnsent releases a hand-off that decode has not heard of: by a notice, or by sending a decode leg and cancelling
+// it. It returns at once; the release goes on after the request.
+func (x *exchange) releaseUnsent() {
+	if !pinned(x.handoff.of) {
+		return
+	}
+	r, ctx, url := x.release(firstWay(x.handoff.hold)), context.WithoutCancel(x.ctx), x.s.engine+x.r.URL.RequestURI()
+	releaser, discards := r.of.(dialect.Releaser)
+	var l request.Payload
+	var err error
+	if discards {
+		l, err = releaser.Discard() // now: the request's body may be dropped when the exchange ends
+	}
 	x.s.life.release(func() {
-		if x.s.tell(h) {
+		if x.s.notify(r) {
+			return
+		}
+		if !discards {
+			x.s.releaseUnread(r)
 			return
 		}
 		if err != nil {
-			x.s.released(h, false, fmt.Errorf("editing the release: %w", err))
+			x.s.released(r, false, fmt.Errorf("editing the release: %w", err))
 			return
 		}
-		g, err := startLeg(ctx, x.s.local, url, h.header.Clone(), l)
+		g, err := startLeg(ctx, r.of, x.s.local, url, r.header.Clone(), l)
 		if err != nil {
-			x.s.released(h, false, err)
+			x.s.released(r, false, err)
 			return
 		}
 		g.stream = true
-		x.s.abandon(g, h)
+		x.s.abandon(g, r)
 	})
 }
 
-// releaseLeg gives back the hand-off of a decode leg that is under way.
+// releaseLeg releases the hand-off of a decode leg that is under way, and ends the leg.
 func (x *exchange) releaseLeg(g *leg) {
-	h := x.held(wayCancel)
-	x.s.life.release(func() { x.s.abandon(g, h) })
+	if !pinned(x.handoff.of) {
+		g.drop()
+		return
+	}
+	r := x.release(wayCancel)
+	x.s.life.release(func() { x.s.abandon(g, r) })
 }
 
-// abandon ends a leg and sees to it that the hand-off is given back, also when the engine refused or lost the leg.
-func (s *Server) abandon(g *leg, h held) {
+// abandon ends a leg and makes sure that the hand-off is released, also when the engine refused or lost the leg.
+func (s *Server) abandon(g *leg, r releasing) {
+	releaser, ok := r.of.(dialect.Releaser)
 	switch status, delivered := g.abandon(); {
 	case !delivered:
-		s.giveUp(h)
-	case keepsHold(status):
-		s.giveBack(h)
+		s.releaseInDoubt(r)
+	case ok && releaser.Pins(status):
+		s.releaseUnread(r)
 	default:
-		s.released(h, true, nil)
+		s.released(r, true, nil)
 	}
 }
 
-// keepsHold reports whether a decode leg that was answered with status may have left the hand-off held: a front end that
-// refuses it need not have noted it, and a failed transfer tells nobody. One that is not admitted is let go; vLLM says so
-// with 503 alone, and who says 429 is something before it.
-func keepsHold(status int) bool { return status >= 400 && status != http.StatusServiceUnavailable }
+// releaseUnread releases a hand-off that decode does not read: it was never asked to, refused, or failed.
+func (x *exchange) releaseUnread() { x.releaseOf(x.handoff.of, x.handoff.hold) }
 
-// giveHandBack gives back a hand-off that decode does not read: it was never asked to, refused, or failed.
-func (x *exchange) giveHandBack() { x.giveOfferBack(x.hand.offer, x.hand.hold) }
-
-func (x *exchange) giveOfferBack(o dialect.Offer, hold *lease.Hold) {
-	h := x.heldOffer(o, hold, direct(hold))
-	x.s.life.release(func() { x.s.giveBack(h) })
-}
-
-// giveHandUp gives back a hand-off that decode may still be reading, as far as anybody knows.
-func (x *exchange) giveHandUp() {
-	h := x.held(wayCancel)
-	x.s.life.release(func() { x.s.giveUp(h) })
-}
-
-// giveBack gives back what decode does not read.
-func (s *Server) giveBack(h held) {
-	if s.tell(h) {
+func (x *exchange) releaseOf(of dialect.Handoff, hold *lease.Hold) {
+	if !pinned(of) {
 		return
 	}
-	ok, err := s.insist(h)
-	s.released(h, ok, err)
+	r := x.beginRelease(of, hold, firstWay(hold))
+	x.s.life.release(func() { x.s.releaseUnread(r) })
 }
 
-// giveUp gives back what decode may be reading: prefill must hear of it from decode alone, unless there is no decode any
-// more.
-func (s *Server) giveUp(h held) {
-	ok, err := s.insist(h)
-	if !ok && errors.Is(err, syscall.ECONNREFUSED) && s.tell(h) {
+// releaseInDoubt releases a hand-off that decode may still be reading, as far as we can tell.
+func (x *exchange) releaseInDoubt() {
+	if !pinned(x.handoff.of) {
 		return
 	}
-	s.released(h, ok, err)
+	r := x.release(wayCancel)
+	x.s.life.release(func() { x.s.releaseInDoubt(r) })
 }
 
-// forgetTries and forgetPause are how often forget is tried, and the first pause, which doubles: the connections of an engine
-// that dies break a little before its port is closed. One that heard of it the first time tells prefill twice, which costs a
-// line in a log.
-const (
-	forgetTries = 4
-	forgetPause = 25 * time.Millisecond
-)
-
-// insist is forget, until decode has answered, its port is closed, or it keeps us waiting.
-func (s *Server) insist(h held) (ok bool, err error) {
-	for try := range forgetTries {
-		if try > 0 {
-			time.Sleep(forgetPause << (try - 1))
-		}
-		ok, err = s.forget(h)
-		if err == nil || errors.Is(err, errUnforgettable) || errors.Is(err, syscall.ECONNREFUSED) || isTimeout(err) {
-			break
-		}
+// releaseUnread releases what decode does not read.
+func (s *Server) releaseUnread(r releasing) {
+	if s.notify(r) {
+		return
 	}
-	return ok, err
+	ok, err := s.forget(r)
+	s.released(r, ok, err)
 }
 
-// tell gives a hand-off back directly. False says that another way has to be tried.
-func (s *Server) tell(h held) bool {
+// releaseInDoubt releases what decode may be reading: prefill must hear of it from decode alone, unless decode is gone.
+func (s *Server) releaseInDoubt(r releasing) {
+	ok, err := s.forget(r)
+	if !ok && errors.Is(err, syscall.ECONNREFUSED) && s.notify(r) {
+		return
+	}
+	s.released(r, ok, err)
+}
+
+// notify notifies the prefill engine. False says that another way has to be tried.
+func (s *Server) notify(r releasing) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	err := h.hold.Release(ctx)
+	err := r.hold.Release(ctx)
 	switch {
 	case err == nil:
 		s.metrics.releases.WithLabelValues(wayNIXL, "ok").Inc()
-		endRelease(h.span, wayNIXL, nil)
+		endRelease(r.span, wayNIXL, nil)
 	case errors.Is(err, lease.ErrNoWay), errors.Is(err, lease.ErrReleased): // the latter: it was tried before
 	default:
-		// To be told twice costs an engine a line in its log; not to be told, its blocks until the lease ends.
+		// Notifying an engine twice costs a line in its log; not notifying it, its blocks until the lease ends.
 		s.metrics.releases.WithLabelValues(wayNIXL, "unsure").Inc()
-		s.warnings.Warn("the prefill engine may have been told to let a hand-off go, and is told again by way of decode", "request_id", h.id, "error", err)
+		s.warnings.Warn("the prefill engine may have been told to let a hand-off go, and is told again by way of decode", "request_id", r.id, "error", err)
 	}
 	return err == nil
 }
@@ -172,18 +177,32 @@ func (s *Server) tell(h held) bool {
 // errUnforgettable is for engines whose protocol has no such request.
 var errUnforgettable = errors.New("the protocol has no way to make decode give a hand-off back")
 
-// forget sends the request that makes the decode engine give the hand-off back without reading it: the engine refuses it
-// after it has taken note of the hand-off.
-func (s *Server) forget(h held) (ok bool, err error) {
-	f, can := s.dialect.(dialect.Forgetter)
+// forget makes the decode engine release the hand-off without reading it. It tries until decode has answered, its port is
+// closed, or it does not answer in time.
+func (s *Server) forget(r releasing) (ok bool, err error) {
+	f, can := r.of.(dialect.Forgetter)
 	if !can {
 		return false, errUnforgettable
 	}
+	tries, pause := f.Tries()
+	for try := range tries {
+		if try > 0 {
+			time.Sleep(pause << (try - 1))
+		}
+		ok, err = s.sendForget(r, f)
+		if err == nil || errors.Is(err, syscall.ECONNREFUSED) || isTimeout(err) {
+			break
+		}
+	}
+	return ok, err
+}
+
+func (s *Server) sendForget(r releasing, f dialect.Forgetter) (ok bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	path, b := f.Forget(h.offer)
-	h.header["Content-Type"] = []string{"application/json"}
-	req, err := transport.NewBufferedLeg(ctx, s.engine+path, h.header, [][]byte{b}, int64(len(b)))
+	path, b := f.Forget()
+	r.header["Content-Type"] = []string{"application/json"}
+	req, err := transport.NewBufferedLeg(ctx, s.engine+path, r.header, [][]byte{b}, int64(len(b)))
 	if err != nil {
 		return false, err
 	}
@@ -192,34 +211,23 @@ func (s *Server) forget(h held) (ok bool, err error) {
 		return false, err
 	}
 	resp.Body.Close()
-	// Any other refusal came before the engine took note of the hand-off.
-	return resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest, nil
+	return f.Forgotten(resp.StatusCode), nil
 }
 
 func isClientError(status int) bool { return status >= 400 && status < 500 }
 
 // released counts a release by way of decode. One that did not work leaves blocks stranded until the lease ends.
-func (s *Server) released(h held, ok bool, err error) {
+func (s *Server) released(r releasing, ok bool, err error) {
 	result := "ok"
 	if !ok {
 		result = "failed"
 		s.metrics.stranded.Inc()
-		s.warnings.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", h.id, "error", err)
+		s.warnings.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", r.id, "error", err)
 		err = cmp.Or(err, errUnreleased)
 	}
 	s.metrics.releases.WithLabelValues(wayCancel, result).Inc()
-	endRelease(h.span, wayCancel, err)
+	endRelease(r.span, wayCancel, err)
 }
 
 // errUnreleased is said of a decode engine that answered anything else than it should.
 var errUnreleased = errors.New("decode did not take note of the hand-off")
-
-// late tells whether decode must not be asked any more, at a time, to read the hand-off: its blocks may hold another prompt
-// by then. Heartbeats make it later.
-func (x *exchange) late(at time.Time) bool {
-	limit := x.hand.finished.Add(x.s.cfg.ageLimit())
-	if safe := x.hand.hold.Safe(); safe.After(limit) {
-		limit = safe
-	}
-	return at.After(limit)
-}

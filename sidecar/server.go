@@ -33,6 +33,7 @@ type Server struct {
 	log      *slog.Logger
 	warnings *loglimit.Limiter // one line a second about what can happen to every request
 	dialect  dialect.Dialect
+	table    *request.Table
 	intake   *intake.Intake
 	routes   intake.RouteReader
 
@@ -61,19 +62,18 @@ type Telemetry struct {
 // New makes a sidecar from a configuration that has no Problems, and starts its watch and its warm-up. The error says what of the
 // configuration could not be used.
 func New(cfg Config, t Telemetry) (*Server, error) {
-	d, ok := dialect.New(cfg.Engine.Connector)
-	if !ok {
-		return nil, fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", cfg.Engine.Connector, dialect.Names())
-	}
 	s := &Server{
-		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second), dialect: d,
-		intake: intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
-			Table: request.Base, Log: t.Log}),
+		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second),
 		engine:  cfg.Engine.url(),
 		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
 		stalls:  newStallWatch(time.Now),
 		tracing: tracing{t.Tracer, t.Propagator},
 	}
+	if err := s.chooseDialect(); err != nil {
+		return nil, err
+	}
+	s.intake = intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
+		Table: s.table, Log: t.Log})
 	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow),
 		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
@@ -81,8 +81,8 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, t.Log)
 	s.beside.address = cfg.Engine.hostPort()
 	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.intake.Buffered)
-	if cfg.Keep.Notifier != nil {
-		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Lease: cfg.Fallback.Lease, Log: t.Log,
+	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
+		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Notices: n.Notices(), Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}
@@ -97,6 +97,44 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		s.life.run(warmup.New(s.warmupConfig(find)).Run)
 	}
 	return s, nil
+}
+
+// chooseDialect makes the dialect, and the table of what requests are scanned for with it.
+func (s *Server) chooseDialect() error {
+	var ok bool
+	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
+		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease, Ask: s.askPod})
+	}
+	if !ok {
+		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())
+	}
+	s.table = request.Base
+	if own, ok := s.dialect.(dialect.Stripper); ok {
+		s.table = request.NewTable(own.Strips())
+	}
+	return nil
+}
+
+// maxPodAnswer caps what a prefill pod says of itself (bytes).
+const maxPodAnswer = 1 << 20
+
+// askPod implements dialect.Options.Ask.
+func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.prefillEngine(prefill).URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := s.prefill.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the prefill pod answers %s to %s", resp.Status, path)
+	}
+	return readCapped(resp, maxPodAnswer)
 }
 
 // HTTP2 is how the data port's server has to hold the bodies of HTTP/2 clients. What a connection may send ahead (3 MiB, of

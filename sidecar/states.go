@@ -28,25 +28,25 @@ const (
 type action uint8
 
 const (
-	cancelLeg action = 1 << iota // close the running leg; its engine frees what it holds
-	release                      // make decode give the finished hand-off back
-	next                         // next prefill candidate; after the last one, redo
-	redo                         // prefill locally, within the budget, if the plan allows it
-	refuse                       // answer with an error
-	endStream                    // end the stream with an error event
-	nothing   action = 0
+	cancelLeg      action = 1 << iota // close the running leg; its engine frees what it holds
+	releaseHandoff                    // make decode give the finished hand-off back
+	next                              // next prefill candidate; after the last one, redo
+	redo                              // prefill locally, within the budget, if the plan allows it
+	refuse                            // answer with an error
+	endStream                         // end the stream with an error event
+	nothing        action = 0
 )
 
 // reactions is what each state does on each trouble.
 //
 // A client that leaves while decode runs does not cancel a leg that was just written: an engine that reads a request and
-// its end at once may never learn of the hand-off in it, and nobody would release it. release waits for that.
+// its end at once may never learn of the hand-off in it, and no engine would release it. releaseHandoff waits for that.
 var reactions = [stateCount][troubleCount]action{
 	//           clientGone            timedOut           failed      cutOff
 	received:   {nothing, refuse, refuse, refuse},
 	prefilling: {cancelLeg, cancelLeg | next, next, cancelLeg | refuse},
-	handedOff:  {release, release | redo, release | redo, release | refuse},
-	decoding:   {release, cancelLeg | release | redo, release | redo, release | refuse},
+	handedOff:  {releaseHandoff, releaseHandoff | redo, releaseHandoff | redo, releaseHandoff | refuse},
+	decoding:   {releaseHandoff, cancelLeg | releaseHandoff | redo, releaseHandoff | redo, releaseHandoff | refuse},
 	streaming:  {cancelLeg, endStream, endStream, cancelLeg | endStream},
 	done:       {nothing, nothing, nothing, nothing},
 }

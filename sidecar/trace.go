@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 )
 
 // Names of spans and attributes are the same for every dialect.
@@ -113,11 +114,13 @@ func (x *exchange) facts() []attribute.KeyValue {
 		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
 	}
 	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.s.engine, "http://")))
-	if x.hand.taken {
-		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.hand.age)/float64(time.Millisecond)),
-			attribute.Int("tandem.handoff.blocks", x.hand.offer.Handoff.Blocks))
+	if x.handoff.taken {
+		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))
+		if sized, ok := x.handoff.of.(dialect.Sized); ok {
+			attrs = append(attrs, attribute.Int("tandem.handoff.blocks", sized.Blocks()))
+		}
 	}
-	if !x.hand.offer.Handoff.Zero() {
+	if x.handoff.of != nil {
 		attrs = append(attrs, attribute.String("tandem.release.way", cmp.Or(x.releaseWay, wayNone)))
 	}
 	for _, c := range []struct {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -52,28 +53,30 @@ func TestAcceptRecordings(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.file, func(t *testing.T) {
 			raw := answer(t, c.file)
-			o, err := nixl(t).Accept([]byte(raw))
-			if err != nil {
-				t.Fatal(err)
+			r := asked(t, pd.APICompletions, `{"prompt":"x"}`)
+			for _, blockSize := range []int{0, 32} { // 32: of the engine that was recorded
+				d, _ := dialect.New("nixlv2", dialect.Options{BlockSize: blockSize})
+				h, err := attempt(t, d, r).Accept([]byte(raw))
+				if err != nil {
+					t.Fatal(err)
+				}
+				leg, err := h.Decode()
+				if got, want := valueOf(t, text(t, leg, err), "kv_transfer_params"), valueOf(t, raw, "kv_transfer_params"); got != want {
+					t.Errorf("hand-off %s, want %s", got, want)
+				}
+				if blocks := h.(dialect.Sized).Blocks(); blocks != c.blocks {
+					t.Errorf("%d blocks, want %d", blocks, c.blocks)
+				}
+				if cached, corrects := h.(dialect.UsageCorrector).Cached(); cached != c.cached || corrects {
+					t.Errorf("%d tokens cached, corrects the usage of an engine that hands its count over: %v", cached, corrects)
+				}
 			}
-			if got, want := string(o.Handoff.Raw()), valueOf(t, raw, "kv_transfer_params"); got != want {
-				t.Errorf("hand-off %s, want %s", got, want)
+			if c.prompt < 0 {
+				return
 			}
-			if o.PromptTokens != c.prompt || o.CachedTokens != c.cached || o.Handoff.Blocks != c.blocks {
-				t.Errorf("%d tokens, %d cached, %d blocks", o.PromptTokens, o.CachedTokens, o.Handoff.Blocks)
-			}
-			if o.CorrectsUsage() {
-				t.Error("corrects the usage of an engine that hands its count over")
-			}
-			if err := o.Handoff.CheckBlocks(int(o.PromptTokens), 32); err != nil {
-				t.Error(err)
-			}
-			if cached := int64(o.Handoff.Cached); c.cached >= 0 && cached != c.cached {
-				t.Errorf("the hand-off says %d cached", cached)
-			}
-			leg, err := nixl(t).Decode(asked(t, pd.APICompletions, `{"prompt":"x"}`), o)
-			if got := valueOf(t, text(t, leg, err), "kv_transfer_params"); got != string(o.Handoff.Raw()) {
-				t.Errorf("decode is given %s", got)
+			d, _ := dialect.New("nixlv2", dialect.Options{BlockSize: 1})
+			if h, err := attempt(t, d, r).Accept([]byte(raw)); err == nil || h == nil {
+				t.Errorf("%d tokens in %d blocks of one: %v", c.prompt, c.blocks, err)
 			}
 		})
 	}
@@ -103,12 +106,21 @@ func TestAccept(t *testing.T) {
 				`{"id":"1","usage":` + c.usage + `,"kv_transfer_params":` + c.handoff + `}`,
 				"\n{ \"kv_transfer_params\" : " + c.handoff + " , \"usage\" :\t" + c.usage + " }\n",
 			} {
-				o, err := nixl(t).Accept([]byte(in))
-				if err != nil || string(o.Handoff.Raw()) != c.handoff {
-					t.Fatalf("%s: got %s, %v", in, o.Handoff.Raw(), err)
+				h, err := attempt(t, nixl(t), asked(t, pd.APICompletions, `{"prompt":"x"}`)).Accept([]byte(in))
+				if err != nil {
+					t.Fatalf("%s: %v", in, err)
 				}
-				if o.PromptTokens != c.prompt || o.CachedTokens != c.cached || o.CorrectsUsage() != c.corrects {
-					t.Errorf("%s: %d tokens, %d cached, corrects %v", in, o.PromptTokens, o.CachedTokens, o.CorrectsUsage())
+				leg, err := h.Decode()
+				if got := valueOf(t, text(t, leg, err), "kv_transfer_params"); got != c.handoff {
+					t.Errorf("%s: got %s", in, got)
+				}
+				if cached, corrects := h.(dialect.UsageCorrector).Cached(); cached != c.cached || corrects != c.corrects {
+					t.Errorf("%s: %d cached, corrects %v", in, cached, corrects)
+				}
+				// The hand-off says 100 tokens in 4 blocks, which is wrong for blocks of one token if prefill counted 100, too.
+				d, _ := dialect.New("nixlv2", dialect.Options{BlockSize: 1})
+				if _, err := attempt(t, d, asked(t, pd.APICompletions, `{"prompt":"x"}`)).Accept([]byte(in)); (err != nil) != (c.prompt == 100) {
+					t.Errorf("%s: %d tokens, and the check of blocks says %v", in, c.prompt, err)
 				}
 			}
 		})
@@ -138,9 +150,9 @@ func TestAcceptRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			o, err := nixl(t).Accept([]byte(c.in))
-			if err == nil || !o.Handoff.Zero() {
-				t.Fatalf("got %s, %v", o.Handoff.Raw(), err)
+			h, err := attempt(t, nixl(t), asked(t, pd.APICompletions, `{"prompt":"x"}`)).Accept([]byte(c.in))
+			if err == nil || h != nil {
+				t.Fatalf("got %v, %v", h, err)
 			}
 			if !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %q, want %q in it", err, c.err)
@@ -152,19 +164,19 @@ func TestAcceptRefuses(t *testing.T) {
 func TestAcceptRefusesEveryTruncation(t *testing.T) {
 	whole := answer(t, "chat-P.json")
 	for n := range len(whole) {
-		if o, err := nixl(t).Accept([]byte(whole[:n])); err == nil {
-			t.Fatalf("%s was accepted: %s", whole[:n], o.Handoff.Raw())
+		if h, err := attempt(t, nixl(t), asked(t, pd.APIChat, `{}`)).Accept([]byte(whole[:n])); err == nil || h != nil {
+			t.Fatalf("%s was accepted: %v", whole[:n], h)
 		}
 	}
 }
 
 // The engine must refuse it, but only after it has read the params: so it is a whole request, of a model nobody serves.
 func TestForget(t *testing.T) {
-	f, ok := nixl(t).(dialect.Forgetter)
+	f, ok := handedOff(t, asked(t, pd.APICompletions, `{"prompt":"x"}`)).(dialect.Forgetter)
 	if !ok {
-		t.Fatal("the dialect cannot forget")
+		t.Fatal("the hand-off cannot be forgotten")
 	}
-	path, raw := f.Forget(offered(t))
+	path, raw := f.Forget()
 	if pd.APIOf(path) != pd.APICompletions || !json.Valid(raw) {
 		t.Fatalf("POST %s %s", path, raw)
 	}
@@ -180,14 +192,26 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// Two thirds of the lease leave the rest for the way to decode.
+func TestTrust(t *testing.T) {
+	h, ok := handedOff(t, asked(t, pd.APICompletions, `{"prompt":"x"}`)).(dialect.Leased)
+	if !ok || h.Trust() != 20*time.Second {
+		t.Errorf("a hand-off with a lease of 30 s may be %v old", h.Trust())
+	}
+	want := dialect.Pin{EngineID: "e-1", RequestID: "cmpl-1-0-8a7a7f67", Host: "10.0.0.7", Port: 5601, Tensor: 1, Pipeline: 1}
+	if h.Pin() != want {
+		t.Errorf("pinned by %+v", h.Pin())
+	}
+}
+
 func BenchmarkAccept(b *testing.B) {
 	for _, file := range []string{"chat-P.json", "completions-long-3000-P.json"} {
 		b.Run(file, func(b *testing.B) {
-			raw, d := []byte(answer(b, file)), nixl(b)
+			raw, a := []byte(answer(b, file)), attempt(b, nixl(b), asked(b, pd.APIChat, `{}`))
 			b.SetBytes(int64(len(raw)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := d.Accept(raw); err != nil {
+				if _, err := a.Accept(raw); err != nil {
 					b.Fatal(err)
 				}
 			}

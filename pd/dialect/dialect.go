@@ -1,42 +1,164 @@
 package dialect
 
 import (
+	"context"
 	"errors"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Dialect is one serial hand-off protocol: prefill first, then decode with what prefill offered.
+// Dialect is one hand-off protocol, as the engines of one deployment speak it. It is safe for concurrent use.
 type Dialect interface {
-	// Prefill gives the body of the prefill leg: one token, no stream, and the mark that makes the engine keep the KV cache.
-	Prefill(r *request.Request) (request.Payload, error)
-	// Accept reads the whole answer of a prefill leg that ended with status 200. An error means that the answer offers
-	// nothing that is safe to use; ErrNoOffer, that it offers nothing at all.
-	Accept(answer []byte) (Offer, error)
-	// Decode gives the body of the decode leg, which takes the offer up.
-	Decode(r *request.Request, o Offer) (request.Payload, error)
-	// Release gives the body of a decode leg that is sent only to be cancelled once the engine answers its first byte: it
-	// takes the offer up, so that the prefill engine is told, and shows soonest that it has.
-	Release(r *request.Request, o Offer) (request.Payload, error)
+	// Shape says in which order the legs are sent.
+	Shape() Shape
+	// Attempt mints what one try of a request at one prefill pod needs: ids, rooms, addresses. Nothing of it is used for
+	// another try. The error says why the pod cannot be used; another one may be.
+	Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error)
 }
 
-// ErrNoOffer says that a prefill engine offers nothing, so it holds nothing either.
-var ErrNoOffer = errors.New("prefill answered without a hand-off (kv_transfer_params): is a KV connector configured on it?")
+// Shape is the order in which the legs of a request are sent.
+type Shape uint8
 
-// Forgetter is a Dialect that can make a decode engine give an offer back although it refused the request the offer was
-// made for: by another request, which the engine refuses only after it has taken the offer in.
+const (
+	// Serial protocols send the decode leg when the prefill leg has been answered, with what the answer says.
+	Serial Shape = iota
+	// Concurrent protocols send both legs at once. The engines meet at a rendezvous that the attempt names, and may get
+	// the legs in any order. Their attempts implement Rendezvous.
+	Concurrent
+)
+
+// Attempt is one try at one prefill pod. It belongs to one goroutine.
+type Attempt interface {
+	// Prefill makes the body of the prefill leg.
+	Prefill() (request.Payload, error)
+	// Accept reads the whole answer of a prefill leg that ended with status 200. An error means that there is nothing that
+	// decode can safely use; a Handoff that comes with it has to be released, and ErrNoHandoff says that nothing is
+	// pinned. The Handoff may share the bytes of the answer.
+	Accept(answer []byte) (Handoff, error)
+}
+
+// Rendezvous is an Attempt whose decode leg does not wait for the prefill leg.
+type Rendezvous interface {
+	Attempt
+	// Handoff is what decode is told at once. Accept confirms it: the Handoff that it returns may know more, such as usage.
+	Handoff() Handoff
+}
+
+// Handoff is the KV cache of one attempt, from prefill to decode. Only its dialect knows what it consists of. What else can
+// be asked of it is in the interfaces below, each of which a Handoff implements or not.
+type Handoff interface {
+	// Decode makes the body of the decode leg.
+	Decode() (request.Payload, error)
+}
+
+// ErrNoHandoff says that a prefill engine answered without a hand-off, so that it pins nothing.
+var ErrNoHandoff = errors.New("prefill answered without a hand-off (kv_transfer_params): is a KV connector configured on it?")
+
+// Releaser is a Handoff that stays pinned on the prefill pod until decode has read it, and that a decode engine releases
+// when it loses the leg.
+type Releaser interface {
+	// Discard makes the body of a decode leg that is sent only to be cancelled as soon as the engine has answered its
+	// headers: by then it has noted the hand-off.
+	Discard() (request.Payload, error)
+	// Settle is how long a decode engine must have a leg without streamed headers before the leg may be cancelled: an
+	// engine that reads a request together with its end may never note the hand-off.
+	Settle() time.Duration
+	// Pins reports whether the hand-off may still be pinned after a decode leg was answered with status.
+	Pins(status int) bool
+}
+
+// Forgetter is a Handoff that a decode engine can be made to release without reading it: by a request which the engine
+// refuses only after it has noted the hand-off.
 type Forgetter interface {
-	Forget(o Offer) (path string, body []byte)
+	// Forget makes the request.
+	Forget() (path string, body []byte)
+	// Forgotten reports whether the engine that answers it with status has noted the hand-off.
+	Forgotten(status int) bool
+	// Tries is how often the request is sent while connections break, and the first pause, which doubles. A dying engine's
+	// connections break a little before its port is closed.
+	Tries() (n int, pause time.Duration)
 }
 
-// Offer is what a prefill engine offers to the decode engine.
-type Offer struct {
-	Handoff pd.Handoff
-	// PromptTokens and CachedTokens are prefill's own counts for this prompt; -1 = it did not say.
-	PromptTokens, CachedTokens int64
+// Leased is a Handoff that its prefill engine keeps for a limited time.
+type Leased interface {
+	// Trust is the age up to which decode may be asked to read the hand-off, unless its lease was renewed.
+	Trust() time.Duration
+	// Pin says who keeps the hand-off, for those engines that take notices. See Noticer.
+	Pin() Pin
 }
 
-// CorrectsUsage reports whether decode's count of cached tokens has to be replaced by prefill's: an engine that does not
-// hand its count over makes decode report every pulled token as cached. Engines that do are never touched.
-func (o Offer) CorrectsUsage() bool { return o.Handoff.Cached < 0 && o.CachedTokens >= 0 }
+// Pin is how an engine is told about a hand-off that it keeps: all of it is the engine's own word, and checked by none.
+type Pin struct {
+	EngineID  string
+	RequestID string // the engine's own id of the request, which notices name
+	// Host and Port are the engine's side channel.
+	Host string
+	Port int
+	// Tensor and Pipeline are the engine's ranks, each of which holds a part of the blocks. 0 = not known.
+	Tensor, Pipeline int
+}
+
+// UsageCorrector is a Handoff whose decode engine counts wrongly how many prompt tokens were cached.
+type UsageCorrector interface {
+	// Cached is the prefill engine's count, which replaces decode's; ok is false if decode's is right.
+	Cached() (tokens int64, ok bool)
+}
+
+// Sized is a Handoff whose size is known, for traces.
+type Sized interface {
+	Blocks() int
+}
+
+// Aborter is an Attempt whose engines are told by a request that a leg was cancelled, because they are slow to notice that
+// its connection was closed.
+type Aborter interface {
+	// Abort makes the request for the engine of one role.
+	Abort(role pd.Role) (path string, body []byte)
+}
+
+// Stripper is a Dialect with members of its own that never reach an engine as a client sent them, besides those of
+// request.Base.
+type Stripper interface {
+	Strips() (paths []string)
+}
+
+// Fitter is a Dialect that can split some requests for which request.Request.Fit says FitLocal.
+type Fitter interface {
+	// Fit is asked about those requests alone.
+	Fit(r *request.Request) request.Fit
+}
+
+// Unfinisher is a Dialect whose engines, when they are stopped, answer with status 200 what they have by then.
+type Unfinisher interface {
+	// Unfinished reports whether an answer that is not streamed says of itself that the engine did not finish it.
+	Unfinished(answer []byte) bool
+}
+
+// Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that knows how to reach them.
+type Noticer interface {
+	Notices() Notices
+}
+
+// Notices are the messages that prefill engines take.
+type Notices interface {
+	// Names reports whether notices can name a request.
+	Names(requestID string) bool
+	// Release tells an engine's rank that no engine will read the hand-off of a request that can be named.
+	Release(requestID string) []byte
+	// Heartbeats tell an engine's rank that the hand-offs of these requests will be read, in as few messages of at most
+	// size bytes as possible.
+	Heartbeats(requestIDs []string, size int) [][]byte
+}
+
+// Options are what an operator says of the engines.
+type Options struct {
+	// BlockSize is how many tokens a KV cache block of the prefill engines has. 0 = unknown.
+	BlockSize int
+	// Lease is how long prefill engines keep a finished hand-off.
+	Lease time.Duration
+	// Ask gets a path of a prefill pod's HTTP server, for protocols that must know something of the pod before the first
+	// leg. nil in tests of dialects that ask nothing.
+	Ask func(ctx context.Context, prefill pd.Target, path string) (answer []byte, err error)
+}

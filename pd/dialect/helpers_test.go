@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -23,20 +24,31 @@ const handoff = `{"do_remote_prefill":true,"do_remote_decode":false, "remote_blo
 // nixl is the dialect under test.
 func nixl(t testing.TB) dialect.Dialect {
 	t.Helper()
-	d, ok := dialect.New("nixlv2")
+	d, ok := dialect.New("nixlv2", dialect.Options{Lease: 30 * time.Second})
 	if !ok {
 		t.Fatal("no dialect nixlv2")
 	}
 	return d
 }
 
-func offered(t testing.TB) dialect.Offer {
+// attempt is a try of a request at a prefill pod.
+func attempt(t testing.TB, d dialect.Dialect, r *request.Request) dialect.Attempt {
 	t.Helper()
-	h, err := pd.ParseHandoff([]byte(handoff))
+	a, err := d.Attempt(t.Context(), r, pd.Target{Host: "10.0.0.7", Port: 8000})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dialect.Offer{Handoff: h, PromptTokens: 100, CachedTokens: 96}
+	return a
+}
+
+// handedOff is what decode gets of a request for which prefill answered with handoff.
+func handedOff(t testing.TB, r *request.Request) dialect.Handoff {
+	t.Helper()
+	h, err := attempt(t, nixl(t), r).Accept([]byte(`{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":96}},"kv_transfer_params":` + handoff + `}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
 }
 
 // scan holds segments as the sidecar does and scans them.
@@ -83,9 +95,8 @@ type legs struct{ prefill, decode, local string }
 
 func allLegs(t testing.TB, r *request.Request) legs {
 	t.Helper()
-	d := nixl(t)
-	p, perr := d.Prefill(r)
-	e, eerr := d.Decode(r, offered(t))
+	p, perr := attempt(t, nixl(t), r).Prefill()
+	e, eerr := handedOff(t, r).Decode()
 	l, lerr := r.Local()
 	return legs{text(t, p, perr), text(t, e, eerr), text(t, l, lerr)}
 }

@@ -287,7 +287,7 @@ func TestLegsShareTheBody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := nixl(t).Prefill(r)
+	l, err := attempt(t, nixl(t), r).Prefill()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,10 +299,10 @@ func TestLegsShareTheBody(t *testing.T) {
 func TestLegsOfWhatIsNoObject(t *testing.T) {
 	for _, in := range []string{`[]`, `"x"`, `null`, `7`, `[{"kv_transfer_params":{}}]`} {
 		r := asked(t, pd.APIChat, in)
-		if _, err := nixl(t).Prefill(r); err == nil {
+		if _, err := attempt(t, nixl(t), r).Prefill(); err == nil {
 			t.Errorf("%s has a prefill leg", in)
 		}
-		if _, err := nixl(t).Decode(r, offered(t)); err == nil {
+		if _, err := handedOff(t, r).Decode(); err == nil {
 			t.Errorf("%s has a decode leg", in)
 		}
 		// The engine says best itself what it thinks of it.
@@ -382,13 +382,13 @@ func BenchmarkLegs(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			d, o := nixl(b), offered(b)
+			a, h := attempt(b, nixl(b), r), handedOff(b, r)
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := d.Prefill(r); err != nil {
+				if _, err := a.Prefill(); err != nil {
 					b.Fatal(err)
 				}
-				if _, err := d.Decode(r, o); err != nil {
+				if _, err := h.Decode(); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -19,7 +19,38 @@ const HeartbeatFrame = len(heartbeat)
 
 const heartbeat = "HB:"
 
-// Noticeable tells whether notices can name a request. Its id holds what a client sent as X-Request-Id: a comma in it would
+// nixlNotices implements Notices.
+type nixlNotices struct{}
+
+// Names implements Notices.
+func (nixlNotices) Names(requestID string) bool { return Noticeable(requestID) }
+
+// Release implements Notices.
+func (nixlNotices) Release(requestID string) []byte {
+	notice, _ := ReleaseNotice(requestID)
+	return notice
+}
+
+// Heartbeats implements Notices.
+func (nixlNotices) Heartbeats(requestIDs []string, size int) (messages [][]byte) {
+	first, length := 0, HeartbeatFrame
+	flush := func(end int) {
+		if message, ok := HeartbeatNotice(requestIDs[first:end]); ok {
+			messages = append(messages, message)
+		}
+		first, length = end, HeartbeatFrame
+	}
+	for i, id := range requestIDs {
+		if length += len(id) + 1; length > size {
+			flush(i)
+			length += len(id) + 1
+		}
+	}
+	flush(len(requestIDs))
+	return messages
+}
+
+// Noticeable reports whether notices can name a request. Its id holds what a client sent as X-Request-Id: a comma in it would
 // make a heartbeat name two others, and what is not text stops the engine's reader of notices.
 func Noticeable(requestID string) bool {
 	return requestID != "" && len(requestID) <= MaxNoticeID && utf8.ValidString(requestID) &&

@@ -11,7 +11,7 @@ func TestNew(t *testing.T) {
 	for name, want := range map[string]bool{
 		"nixlv2": true, "nixl": true, "": false, "NIXLv2": false, "nixlv1": false, "sglang ": false,
 	} {
-		if d, ok := dialect.New(name); ok != want || (d != nil) != want {
+		if d, ok := dialect.New(name, dialect.Options{}); ok != want || (d != nil) != want {
 			t.Errorf("%q: got %v, %v", name, d, ok)
 		}
 	}
@@ -26,7 +26,7 @@ func TestTableNamesAreUnique(t *testing.T) {
 				t.Errorf("%q is empty or there twice", name)
 			}
 			seen[name] = true
-			if _, ok := dialect.New(name); !ok {
+			if _, ok := dialect.New(name, dialect.Options{}); !ok {
 				t.Errorf("%q is in the table and not found", name)
 			}
 		}

@@ -2,7 +2,10 @@ package dialect
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"net/http"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -10,8 +13,43 @@ import (
 )
 
 // vllmNIXL is the serial pull hand-off of vLLM's NixlConnector, which llm-d calls nixlv2: prefill computes one token and
-// keeps the KV cache, its answer offers it, and decode pulls it. Measured on vLLM 0.32.0.
-type vllmNIXL struct{}
+// keeps the KV cache, its answer hands it over, and decode pulls it. Measured on vLLM 0.32.0.
+type vllmNIXL struct {
+	blockSize int
+	trust     time.Duration
+}
+
+func newVLLMNIXL(o Options) Dialect {
+	// Older than two thirds of its lease, a hand-off is not used: the rest is for the way to decode, and for its queue.
+	return &vllmNIXL{blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
+}
+
+// Shape implements Dialect.
+func (*vllmNIXL) Shape() Shape { return Serial }
+
+// Attempt implements Dialect. vLLM makes the ids itself.
+func (d *vllmNIXL) Attempt(_ context.Context, r *request.Request, _ pd.Target) (Attempt, error) {
+	return &nixlAttempt{dialect: d, request: r}, nil
+}
+
+// Notices implements Noticer.
+func (*vllmNIXL) Notices() Notices { return nixlNotices{} }
+
+// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text looks like it. When it is
+// told to stop, vLLM 0.32.0 answers some of what it runs with 200, this mark and the tokens that it has by then.
+var abortedMark = []byte(`"finish_reason":"abort"`)
+
+// Unfinished implements Unfinisher.
+func (*vllmNIXL) Unfinished(answer []byte) bool { return bytes.Contains(answer, abortedMark) }
+
+// nixlAttempt is an attempt, and its hand-off once prefill has answered.
+type nixlAttempt struct {
+	dialect *vllmNIXL
+	request *request.Request
+	params  nixlParams
+	// promptTokens and cachedTokens are prefill's own counts for this prompt; -1 = it did not say.
+	promptTokens, cachedTokens int64
+}
 
 var (
 	prefillParams = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
@@ -20,51 +58,83 @@ var (
 	jsonTrue      = []byte("true")
 )
 
-// Prefill touches exactly: stream and stream_options (a prefill that streams never offers anything), the token limits
+// Prefill touches exactly: stream and stream_options (a prefill that streams never hands anything over), the token limits
 // (one token), min_tokens (must not exceed the limit) and kv_transfer_params.
-func (vllmNIXL) Prefill(r *request.Request) (request.Payload, error) {
-	e, err := r.Edit()
+func (a *nixlAttempt) Prefill() (request.Payload, error) {
+	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
 	}
-	if r.Stream() {
-		e.Set("stream", jsonFalse)
-	}
-	e.Drop("stream_options")
-	e.Drop("min_tokens")
-	completionLimit, limit := r.Has("max_completion_tokens"), r.Has("max_tokens")
-	if completionLimit {
-		e.Set("max_completion_tokens", jsonOne)
-	}
-	if limit || !completionLimit || r.API != pd.APIChat {
-		e.Set("max_tokens", jsonOne)
-	}
+	OneToken(a.request, e)
 	e.Set("kv_transfer_params", prefillParams)
 	return e.Payload()
 }
 
-// Decode pastes the offer as the prefill engine wrote it.
-func (vllmNIXL) Decode(r *request.Request, o Offer) (request.Payload, error) {
-	e, err := r.Edit()
+// Decode pastes the hand-off as the prefill engine wrote it.
+func (a *nixlAttempt) Decode() (request.Payload, error) {
+	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
 	}
-	e.Set("kv_transfer_params", o.Handoff.Raw())
+	e.Set("kv_transfer_params", a.params.raw)
 	return e.Payload()
 }
 
-// Release is the decode leg as a stream: vLLM sends a stream's headers when it has admitted the request, a whole answer's
+// Discard is the decode leg as a stream: vLLM sends a stream's headers when it has admitted the request, a whole answer's
 // only at its end.
-func (vllmNIXL) Release(r *request.Request, o Offer) (request.Payload, error) {
-	e, err := r.Edit()
+func (a *nixlAttempt) Discard() (request.Payload, error) {
+	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
 	}
-	if !r.Stream() {
+	if !a.request.Stream() {
 		e.Set("stream", jsonTrue)
 	}
-	e.Set("kv_transfer_params", o.Handoff.Raw())
+	e.Set("kv_transfer_params", a.params.raw)
 	return e.Payload()
+}
+
+// Settle implements Releaser. vLLM released hand-offs in every try from 4 ms on; a front end that sees request and
+// disconnect at once drops the request, and the prefill engine never hears of the hand-off. The rest is for a front end that
+// is busy.
+func (*nixlAttempt) Settle() time.Duration { return 250 * time.Millisecond }
+
+// Pins implements Releaser. A front end that refuses a leg need not have noted the hand-off, and a failed transfer releases
+// nothing. vLLM releases what it does not admit, which it says with 503 alone; a 429 comes from something in front of it.
+func (*nixlAttempt) Pins(status int) bool {
+	return status >= http.StatusBadRequest && status != http.StatusServiceUnavailable
+}
+
+// Forget names a model that no engine serves: vLLM looks the model up after it has read the parameters and before it
+// computes anything, refuses with 404, and tells the prefill engine to release (measured: blocks free after 0.07 s).
+func (a *nixlAttempt) Forget() (path string, b []byte) {
+	b = bytes.Join([][]byte{
+		[]byte(`{"model":"tandem-release","prompt":"x","max_tokens":1,"kv_transfer_params":`), a.params.raw, []byte(`}`),
+	}, nil)
+	return pd.APICompletions.Path(), b
+}
+
+// Forgotten implements Forgetter: any other refusal came before the engine noted the hand-off.
+func (*nixlAttempt) Forgotten(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusBadRequest
+}
+
+// Tries implements Forgetter. An engine that heard of it the first time tells prefill twice, which costs a line in a log.
+func (*nixlAttempt) Tries() (n int, pause time.Duration) { return 4, 25 * time.Millisecond }
+
+// Trust implements Leased.
+func (a *nixlAttempt) Trust() time.Duration { return a.dialect.trust }
+
+// Pin implements Leased.
+func (a *nixlAttempt) Pin() Pin { return a.params.pin }
+
+// Blocks implements Sized.
+func (a *nixlAttempt) Blocks() int { return a.params.blocks }
+
+// Cached implements UsageCorrector. An engine that does not hand its count over makes decode report every pulled token as
+// cached. Engines that do are never corrected.
+func (a *nixlAttempt) Cached() (tokens int64, ok bool) {
+	return a.cachedTokens, a.params.cached < 0 && a.cachedTokens >= 0
 }
 
 // The members of a prefill answer, in the order of answerTable.
@@ -80,25 +150,27 @@ var answerTable = body.NewTable(
 	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
 )
 
-// Accept finds and checks the hand-off. The answer stays referenced by the offer.
-func (vllmNIXL) Accept(answer []byte) (Offer, error) {
+// Accept finds and checks the hand-off, which keeps the answer.
+func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 	var s body.Scanner
 	s.Reset(answerTable, body.Limits{}, nil)
 	if _, err := s.Write(answer); err != nil {
-		return Offer{}, fmt.Errorf("reading the prefill answer: %w", err)
+		return nil, fmt.Errorf("reading the prefill answer: %w", err)
 	}
 	if err := s.Close(); err != nil {
-		return Offer{}, fmt.Errorf("reading the prefill answer: %w", err)
+		return nil, fmt.Errorf("reading the prefill answer: %w", err)
 	}
 	m, ok := s.Find(aParams)
 	if !ok || m.Kind == body.Null {
-		return Offer{}, ErrNoOffer
+		return nil, ErrNoHandoff
 	}
-	h, err := pd.ParseHandoff(answer[m.Value.Start:m.Value.End:m.Value.End])
+	h, err := parseHandoff(answer[m.Value.Start:m.Value.End:m.Value.End])
 	if err != nil {
-		return Offer{}, err
+		return nil, err
 	}
-	return Offer{Handoff: h, PromptTokens: tokens(answer, &s, aPromptTokens), CachedTokens: tokens(answer, &s, aCachedTokens)}, nil
+	a.params = h
+	a.promptTokens, a.cachedTokens = tokens(answer, &s, aPromptTokens), tokens(answer, &s, aCachedTokens)
+	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
 }
 
 // tokens reads a count of the answer, -1 if it is not there.
@@ -117,16 +189,14 @@ func tokens(answer []byte, s *body.Scanner, want int) int64 {
 	return n
 }
 
-// Forget names a model no engine serves: vLLM looks the model up after it has read the parameters and before it computes
-// anything, refuses with 404, and tells the prefill engine to let go (measured: blocks free after 0.07 s).
-func (vllmNIXL) Forget(o Offer) (path string, b []byte) {
-	b = bytes.Join([][]byte{
-		[]byte(`{"model":"tandem-release","prompt":"x","max_tokens":1,"kv_transfer_params":`), o.Handoff.Raw(), []byte(`}`),
-	}, nil)
-	return pd.APICompletions.Path(), b
-}
-
 var (
-	_ Dialect   = vllmNIXL{}
-	_ Forgetter = vllmNIXL{}
+	_ Dialect        = (*vllmNIXL)(nil)
+	_ Noticer        = (*vllmNIXL)(nil)
+	_ Unfinisher     = (*vllmNIXL)(nil)
+	_ Attempt        = (*nixlAttempt)(nil)
+	_ Releaser       = (*nixlAttempt)(nil)
+	_ Forgetter      = (*nixlAttempt)(nil)
+	_ Leased         = (*nixlAttempt)(nil)
+	_ UsageCorrector = (*nixlAttempt)(nil)
+	_ Sized          = (*nixlAttempt)(nil)
 )

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -79,7 +78,7 @@ func (b *Book) beat(e *engine) {
 	e.beating = true
 	b.mu.Unlock()
 
-	err := b.run(b.ctx, &errand{engine: e, messages: heartbeats(due)})
+	err := b.run(b.ctx, &errand{engine: e, messages: b.heartbeats(due)})
 
 	b.mu.Lock()
 	e.beating = false
@@ -127,23 +126,11 @@ func prolong(holds []*Hold, until, now time.Time) {
 	}
 }
 
-// heartbeats names the holds in as few messages as possible. That each can be named was seen to by Hold.
-func heartbeats(holds []*Hold) (messages [][]byte) {
-	var ids []string
-	flush := func() {
-		if message, ok := dialect.HeartbeatNotice(ids); ok {
-			messages = append(messages, message)
-		}
-		ids = ids[:0]
+// heartbeats names the holds in as few messages as possible. Hold has checked that each can be named.
+func (b *Book) heartbeats(holds []*Hold) [][]byte {
+	ids := make([]string, len(holds))
+	for i, h := range holds {
+		ids[i] = h.id
 	}
-	size := dialect.HeartbeatFrame
-	for _, h := range holds {
-		if size += len(h.id) + 1; size > transfer.MaxMessage {
-			flush()
-			size = dialect.HeartbeatFrame + len(h.id) + 1
-		}
-		ids = append(ids, h.id)
-	}
-	flush()
-	return messages
+	return b.config.Notices.Heartbeats(ids, transfer.MaxMessage)
 }

@@ -175,7 +175,7 @@ func TestHeartbeatsAreSplit(t *testing.T) {
 	}
 	holds = append(holds, &Hold{id: strings.Repeat("x", dialect.MaxNoticeID)})
 	var named []string
-	messages := heartbeats(holds)
+	messages := New(Config{Notices: notices}).heartbeats(holds)
 	for _, m := range messages {
 		ids, ok := strings.CutPrefix(string(m), "HB:")
 		if !ok || len(m) > transfer.MaxMessage {

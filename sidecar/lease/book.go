@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
@@ -26,6 +25,8 @@ type Config struct {
 	Dialer zmtp.Dialer
 	// Lease is how long prefill engines keep a finished hand-off: their kv_lease_duration. Default 30 s, vLLM's own.
 	Lease time.Duration
+	// Notices are the messages that the engines take. Required.
+	Notices dialect.Notices
 	// Log gets the engines that cannot be told (Warn, one line a second at most).
 	Log *slog.Logger
 	// Engines is how many are known at once, default 1024. Beyond it, the one that was unused for longest is forgotten; one
@@ -129,14 +130,14 @@ func (b *Book) Counts() Counts {
 
 // Hold begins to hold a hand-off that finished at the given time, as well as that can be done; it never waits. The result,
 // which is nil for a nil Book, has to be ended. A hand-off is to be held once: of two holds, each could be released.
-func (b *Book) Hold(h pd.Handoff, finished time.Time) *Hold {
+func (b *Book) Hold(h dialect.Pin, finished time.Time) *Hold {
 	if b == nil {
 		return nil
 	}
 	lease := b.config.Lease
 	hold := &Hold{book: b, id: h.RequestID, until: finished.Add(lease), due: finished.Add(lease / beatEvery), at: notHeld}
 	k := key{id: h.EngineID, host: h.Host, port: h.Port, tensor: h.Tensor, pipeline: h.Pipeline}
-	if !k.valid() || !dialect.Noticeable(h.RequestID) {
+	if !k.valid() || !b.config.Notices.Names(h.RequestID) {
 		hold.why = errOdd
 		return hold
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
-
-	"github.com/tandem-serving/tandem/pd/dialect"
 )
 
 var (
@@ -121,8 +119,7 @@ func (h *Hold) Release(ctx context.Context) error {
 
 // release tells whether anything was, or may have been, sent.
 func (h *Hold) release(ctx context.Context) (sent bool, err error) {
-	notice, ok := dialect.ReleaseNotice(h.id)
-	if h.engine == nil || !ok {
+	if h.engine == nil {
 		return false, h.why
 	}
 	e, err := h.leaveTo()
@@ -130,7 +127,7 @@ func (h *Hold) release(ctx context.Context) (sent bool, err error) {
 		return false, err
 	}
 	defer h.book.leave(e)
-	x := &errand{engine: e, messages: [][]byte{notice}}
+	x := &errand{engine: e, messages: [][]byte{h.book.config.Notices.Release(h.id)}}
 	err = h.book.run(ctx, x)
 	return x.told > 0 || x.unsure, err
 }

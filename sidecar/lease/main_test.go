@@ -17,7 +17,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
@@ -79,7 +78,7 @@ func (w *world) agent(name string) *transport.Mem {
 
 func (w *world) book(change ...func(*Config)) *Book {
 	w.t.Helper()
-	c := Config{Notifier: w.self, Dialer: w, Lease: term, Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
+	c := Config{Notices: notices, Notifier: w.self, Dialer: w, Lease: term, Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
 	for _, f := range change {
 		f(&c)
 	}
@@ -173,16 +172,16 @@ func (w *world) engine(id, host string, layout ...int) *prefill {
 	return p
 }
 
+// notices are those of vLLM.
+var notices = func() dialect.Notices {
+	d, _ := dialect.New("nixlv2", dialect.Options{})
+	return d.(dialect.Noticer).Notices()
+}()
+
 // handoff is one that the engine makes.
-func (p *prefill) handoff(t testing.TB, id string) pd.Handoff {
+func (p *prefill) handoff(t testing.TB, id string) dialect.Pin {
 	t.Helper()
-	const members = `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_engine_id":%q,"remote_request_id":%q,` +
-		`"remote_host":%q,"remote_port":%d,"tp_size":%d,"pp_size":%d}`
-	h, err := pd.ParseHandoff(fmt.Appendf(nil, members, p.id, id, p.host, p.port, p.tensor, p.pipeline))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
+	return dialect.Pin{EngineID: p.id, RequestID: id, Host: p.host, Port: p.port, Tensor: p.tensor, Pipeline: p.pipeline}
 }
 
 // got is what a rank was told and nobody has looked at yet.

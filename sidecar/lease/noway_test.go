@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
@@ -75,18 +75,18 @@ func TestReleaseOfOddHandoffs(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.book()
-	for name, change := range map[string]func(*pd.Handoff){
-		"layout unknown":     func(h *pd.Handoff) { h.Tensor, h.Pipeline = 0, 0 },
-		"too many ranks":     func(h *pd.Handoff) { h.Tensor, h.Pipeline = 8, 9 },
-		"too many tensors":   func(h *pd.Handoff) { h.Tensor = maxRanks + 1 },
-		"no port":            func(h *pd.Handoff) { h.Port = 0 },
-		"no host":            func(h *pd.Handoff) { h.Host = "" },
-		"an endless host":    func(h *pd.Handoff) { h.Host = strings.Repeat("h", maxText+1) },
-		"an endless engine":  func(h *pd.Handoff) { h.EngineID = strings.Repeat("e", maxText+1) },
-		"two requests":       func(h *pd.Handoff) { h.RequestID = "r,s" },
-		"a request unnamed":  func(h *pd.Handoff) { h.RequestID = "" },
-		"like a heartbeat":   func(h *pd.Handoff) { h.RequestID = "HB:r" },
-		"no hand-off at all": func(h *pd.Handoff) { *h = pd.Handoff{} },
+	for name, change := range map[string]func(*dialect.Pin){
+		"layout unknown":     func(h *dialect.Pin) { h.Tensor, h.Pipeline = 0, 0 },
+		"too many ranks":     func(h *dialect.Pin) { h.Tensor, h.Pipeline = 8, 9 },
+		"too many tensors":   func(h *dialect.Pin) { h.Tensor = maxRanks + 1 },
+		"no port":            func(h *dialect.Pin) { h.Port = 0 },
+		"no host":            func(h *dialect.Pin) { h.Host = "" },
+		"an endless host":    func(h *dialect.Pin) { h.Host = strings.Repeat("h", maxText+1) },
+		"an endless engine":  func(h *dialect.Pin) { h.EngineID = strings.Repeat("e", maxText+1) },
+		"two requests":       func(h *dialect.Pin) { h.RequestID = "r,s" },
+		"a request unnamed":  func(h *dialect.Pin) { h.RequestID = "" },
+		"like a heartbeat":   func(h *dialect.Pin) { h.RequestID = "HB:r" },
+		"no hand-off at all": func(h *dialect.Pin) { *h = dialect.Pin{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			offer := p.handoff(t, "r")
@@ -110,7 +110,7 @@ func TestReleaseOfOddHandoffs(t *testing.T) {
 
 func TestNoBook(t *testing.T) {
 	var b *Book
-	h := b.Hold(pd.Handoff{RequestID: "r"}, time.Now())
+	h := b.Hold(dialect.Pin{RequestID: "r"}, time.Now())
 	if !h.Until().IsZero() || !h.Safe().IsZero() || h.Ready() {
 		t.Errorf("got %+v", h)
 	}

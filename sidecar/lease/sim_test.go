@@ -16,19 +16,23 @@ import (
 )
 
 // prefilled has a simulated engine finish a prefill, and gives its hand-off.
-func prefilled(t *testing.T, e *sim.Engine) pd.Handoff {
+func prefilled(t *testing.T, e *sim.Engine) dialect.Pin {
 	t.Helper()
 	const ask = `{"model":"tiny","prompt":[20,21,22,23,24],"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", strings.NewReader(ask))
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
 	e.Handler().ServeHTTP(w, r)
-	d, _ := dialect.New("nixlv2")
-	o, err := d.Accept(w.Body.Bytes())
+	d, _ := dialect.New("nixlv2", dialect.Options{})
+	a, err := d.Attempt(t.Context(), nil, pd.Target{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := a.Accept(w.Body.Bytes())
 	if err != nil {
 		t.Fatalf("%v: %s", err, w.Body)
 	}
-	return o.Handoff
+	return h.(dialect.Leased).Pin()
 }
 
 func mustPin(t *testing.T, e *sim.Engine, blocks int, expired int64) {
@@ -84,7 +88,7 @@ func TestSimRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	b := New(Config{Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"})})
+	b := New(Config{Notices: notices, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"})})
 	defer b.Close()
 	for range 3 {
 		if err := b.Hold(prefilled(t, s.Engine), time.Now()).Release(within(t)); err != nil {

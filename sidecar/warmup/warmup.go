@@ -46,7 +46,7 @@ type SideChannels interface {
 }
 
 // HandOff runs one completion with these headers and this body, prefilled at target and decoded by the local engine. The
-// error wraps ErrLocked or dialect.ErrNoOffer where they apply.
+// error wraps ErrLocked or dialect.ErrNoHandoff where they apply.
 type HandOff func(ctx context.Context, target pd.Target, header http.Header, body []byte) error
 
 // Warmup prepares the prefill engines that Config.Find lists. Make it with New.
@@ -194,7 +194,7 @@ func (w *Warmup) note(t pd.Target, err error) (result string) {
 	w.mu.Lock()
 	p := cmp.Or(w.pairs[t], &pair{}) // it may have been unlisted meanwhile
 	p.warm, p.again = err == nil, time.Now().Add(retryInterval)
-	if errors.Is(err, dialect.ErrNoOffer) {
+	if errors.Is(err, dialect.ErrNoHandoff) {
 		p.again = time.Time{}
 		if p.grown++; p.grown > maxGrowths {
 			err = fmt.Errorf("%w: %w", errNoHandoff, err)

@@ -138,7 +138,7 @@ func TestPromptGrows(t *testing.T) {
 				if len(body) > c.block {
 					return nil
 				}
-				return dialect.ErrNoOffer
+				return dialect.ErrNoHandoff
 			}
 			for range 10 {
 				r.step(t)

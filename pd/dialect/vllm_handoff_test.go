@@ -1,4 +1,4 @@
-package pd_test
+package dialect
 
 import (
 	"encoding/json"
@@ -8,10 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // offered is a hand-off as vLLM 0.32 writes it, member by member.
@@ -114,8 +113,8 @@ func orAbsent(n *int) int {
 	return *n
 }
 
-// check compares what ParseHandoff made of raw with what encoding/json makes of it.
-func check(t *testing.T, raw []byte, h pd.Handoff) {
+// check compares what parseHandoff made of raw with what encoding/json makes of it.
+func check(t *testing.T, raw []byte, h nixlParams) {
 	t.Helper()
 	var p plainHandoff
 	if err := json.Unmarshal(raw, &p); err != nil {
@@ -124,17 +123,17 @@ func check(t *testing.T, raw []byte, h pd.Handoff) {
 	if p.DoRemotePrefill != true || p.EngineID == nil || p.RequestID == nil || p.Host == nil || *p.Host == "" || p.Port == nil || *p.Port == 0 {
 		t.Fatalf("%s was accepted", raw)
 	}
-	if h.EngineID != *p.EngineID || h.RequestID != *p.RequestID || h.EngineID == "" || h.RequestID == "" {
-		t.Fatalf("%s: engine %q, request %q", raw, h.EngineID, h.RequestID)
+	if h.pin.EngineID != *p.EngineID || h.pin.RequestID != *p.RequestID || h.pin.EngineID == "" || h.pin.RequestID == "" {
+		t.Fatalf("%s: engine %q, request %q", raw, h.pin.EngineID, h.pin.RequestID)
 	}
-	if h.Host != *p.Host || h.Port != int(*p.Port) {
-		t.Fatalf("%s: side channel at %q, port %d", raw, h.Host, h.Port)
+	if h.pin.Host != *p.Host || h.pin.Port != int(*p.Port) {
+		t.Fatalf("%s: side channel at %q, port %d", raw, h.pin.Host, h.pin.Port)
 	}
-	if tensor, pipeline := p.layout(); h.Tensor != tensor || h.Pipeline != pipeline {
-		t.Fatalf("%s: ranks %d x %d, want %d x %d", raw, h.Tensor, h.Pipeline, tensor, pipeline)
+	if tensor, pipeline := p.layout(); h.pin.Tensor != tensor || h.pin.Pipeline != pipeline {
+		t.Fatalf("%s: ranks %d x %d, want %d x %d", raw, h.pin.Tensor, h.pin.Pipeline, tensor, pipeline)
 	}
-	if h.Blocks != p.blocks() || h.Blocks == 0 || h.Tokens != orAbsent(p.Tokens) || h.Cached != orAbsent(p.Cached) {
-		t.Fatalf("%s: %d blocks, %d tokens, %d cached", raw, h.Blocks, h.Tokens, h.Cached)
+	if h.blocks != p.blocks() || h.blocks == 0 || h.tokens != orAbsent(p.Tokens) || h.cached != orAbsent(p.Cached) {
+		t.Fatalf("%s: %d blocks, %d tokens, %d cached", raw, h.blocks, h.tokens, h.cached)
 	}
 }
 
@@ -142,18 +141,18 @@ func TestParseHandoffAcceptsRecordings(t *testing.T) {
 	const blockSize = 32 // of the engine that was recorded
 	for name, raw := range recorded(t, "good") {
 		t.Run(name, func(t *testing.T) {
-			h, err := pd.ParseHandoff(raw)
+			h, err := parseHandoff(raw)
 			if err != nil {
 				t.Fatal(err)
 			}
 			check(t, raw, h)
-			if string(h.Raw()) != string(raw) || h.Zero() {
-				t.Errorf("kept as %s", h.Raw())
+			if string(h.raw) != string(raw) || h.raw == nil {
+				t.Errorf("kept as %s", h.raw)
 			}
-			if h.Tokens < 1 || h.Cached < 0 {
-				t.Errorf("%d tokens, %d cached", h.Tokens, h.Cached)
+			if h.tokens < 1 || h.cached < 0 {
+				t.Errorf("%d tokens, %d cached", h.tokens, h.cached)
 			}
-			if err := h.CheckBlocks(h.Tokens, blockSize); err != nil {
+			if err := h.checkBlocks(h.tokens, blockSize); err != nil {
 				t.Error(err)
 			}
 		})
@@ -162,8 +161,8 @@ func TestParseHandoffAcceptsRecordings(t *testing.T) {
 
 func TestParseHandoffRefusesRecordings(t *testing.T) {
 	for name, raw := range recorded(t, "bad") {
-		if h, err := pd.ParseHandoff(raw); err == nil {
-			t.Errorf("%s was accepted: %s", name, h.Raw())
+		if h, err := parseHandoff(raw); err == nil {
+			t.Errorf("%s was accepted: %s", name, h.raw)
 		}
 	}
 }
@@ -189,13 +188,13 @@ func TestParseHandoffAccepts(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := pd.ParseHandoff([]byte(c.raw))
+			h, err := parseHandoff([]byte(c.raw))
 			if err != nil {
 				t.Fatal(err)
 			}
 			check(t, []byte(c.raw), h)
-			if string(h.Raw()) != c.raw {
-				t.Errorf("kept as %s", h.Raw())
+			if string(h.raw) != c.raw {
+				t.Errorf("kept as %s", h.raw)
 			}
 		})
 	}
@@ -203,14 +202,14 @@ func TestParseHandoffAccepts(t *testing.T) {
 
 // Only the six members that decode needs are in it: measured to be enough for vLLM.
 func TestParseHandoffNeedsNoMoreThanDecodeDoes(t *testing.T) {
-	h, err := pd.ParseHandoff([]byte(`{"do_remote_prefill":true,"remote_block_ids":[[9]],"remote_engine_id":"e",` +
+	h, err := parseHandoff([]byte(`{"do_remote_prefill":true,"remote_block_ids":[[9]],"remote_engine_id":"e",` +
 		`"remote_request_id":"r","remote_host":"h","remote_port":5601}`))
-	if err != nil || h.EngineID != "e" || h.RequestID != "r" || h.Blocks != 1 || h.Tokens != -1 || h.Cached != -1 {
+	if err != nil || h.pin.EngineID != "e" || h.pin.RequestID != "r" || h.blocks != 1 || h.tokens != -1 || h.cached != -1 {
 		t.Errorf("got %+v, %v", h, err)
 	}
 }
 
-// Whoever is to be told of the hand-off's end is found by these.
+// Notices go to every rank, so the ranks must be known.
 func TestHandoffRanks(t *testing.T) {
 	for value, want := range map[string]int{
 		absent: 1, `null`: 1, `1`: 1, `8`: 8, `1024`: 1024,
@@ -220,33 +219,33 @@ func TestHandoffRanks(t *testing.T) {
 			if name == "pp_size" && value == absent {
 				continue // as in all other cases
 			}
-			h, err := pd.ParseHandoff([]byte(offer(name, value)))
+			h, err := parseHandoff([]byte(offer(name, value)))
 			if err != nil {
 				t.Errorf("%s %s: %v", name, value, err)
 				continue
 			}
-			got, other := h.Tensor, h.Pipeline
+			got, other := h.pin.Tensor, h.pin.Pipeline
 			if name == "pp_size" {
 				got, other = other, got
 			}
 			if got != want || other != min(want, 1) {
-				t.Errorf("%s %s: %d x %d", name, value, h.Tensor, h.Pipeline)
+				t.Errorf("%s %s: %d x %d", name, value, h.pin.Tensor, h.pin.Pipeline)
 			}
 		}
 	}
-	h, err := pd.ParseHandoff([]byte(strings.Replace(offer("tp_size", `4`), `"tp_size"`, `"tp_size":2,"tp_size"`, 1)))
-	if err != nil || h.Tensor != 4 {
-		t.Errorf("of two, %d counts: %v", h.Tensor, err)
+	h, err := parseHandoff([]byte(strings.Replace(offer("tp_size", `4`), `"tp_size"`, `"tp_size":2,"tp_size"`, 1)))
+	if err != nil || h.pin.Tensor != 4 {
+		t.Errorf("of two, %d counts: %v", h.pin.Tensor, err)
 	}
 }
 
-// Whoever decodes and encodes again loses these.
+// Decoding and encoding again would lose these.
 func TestHandoffKeepsEveryByte(t *testing.T) {
 	for _, value := range []string{"12345678901234567890123", "1.0", "1e400", "-0", `"\u00e9\/é"`, `{ "b":1 , "a":2,"a":3 }`} {
 		raw := offer("added_in_0.40", value)
-		h, err := pd.ParseHandoff([]byte(raw))
-		if err != nil || string(h.Raw()) != raw {
-			t.Errorf("%s: kept as %s, %v", raw, h.Raw(), err)
+		h, err := parseHandoff([]byte(raw))
+		if err != nil || string(h.raw) != raw {
+			t.Errorf("%s: kept as %s, %v", raw, h.raw, err)
 		}
 	}
 }
@@ -255,16 +254,16 @@ func TestHandoffKeepsEveryByte(t *testing.T) {
 func TestHandoffIsTheObjectAlone(t *testing.T) {
 	raw := offer("", "")
 	for _, around := range [][2]string{{" \n", "\t "}, {"\xEF\xBB\xBF", ""}} {
-		h, err := pd.ParseHandoff([]byte(around[0] + raw + around[1]))
-		if err != nil || string(h.Raw()) != raw {
-			t.Errorf("between %q: kept as %q, %v", around, h.Raw(), err)
+		h, err := parseHandoff([]byte(around[0] + raw + around[1]))
+		if err != nil || string(h.raw) != raw {
+			t.Errorf("between %q: kept as %q, %v", around, h.raw, err)
 		}
 	}
 }
 
 func TestParseHandoffAnyOrder(t *testing.T) {
 	r := seeded()
-	want, err := pd.ParseHandoff([]byte(offer("", "")))
+	want, err := parseHandoff([]byte(offer("", "")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,8 +271,8 @@ func TestParseHandoffAnyOrder(t *testing.T) {
 		members := strings.Split(strings.Trim(strings.ReplaceAll(offer("", ""), "[[1,2,3,4]]", "[[1;2;3;4]]"), "{}"), ",")
 		r.Shuffle(len(members), func(i, j int) { members[i], members[j] = members[j], members[i] })
 		raw := strings.ReplaceAll("{"+strings.Join(members, ",")+"}", ";", ",")
-		h, err := pd.ParseHandoff([]byte(raw))
-		if err != nil || h.EngineID != want.EngineID || h.RequestID != want.RequestID || h.Blocks != 4 || h.Tokens != 100 || h.Cached != 0 {
+		h, err := parseHandoff([]byte(raw))
+		if err != nil || h.pin.EngineID != want.pin.EngineID || h.pin.RequestID != want.pin.RequestID || h.blocks != 4 || h.tokens != 100 || h.cached != 0 {
 			t.Fatalf("%s: got %+v, %v", raw, h, err)
 		}
 	}
@@ -299,9 +298,9 @@ func TestParseHandoffRefusesMembers(t *testing.T) {
 	}
 	for name, values := range cases {
 		for _, value := range values {
-			h, err := pd.ParseHandoff([]byte(offer(name, value)))
-			if err == nil || !h.Zero() {
-				t.Errorf("%s %s: got %s, %v", name, value, h.Raw(), err)
+			h, err := parseHandoff([]byte(offer(name, value)))
+			if err == nil || h.raw != nil {
+				t.Errorf("%s %s: got %s, %v", name, value, h.raw, err)
 			}
 		}
 	}
@@ -332,9 +331,9 @@ func TestParseHandoffRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := pd.ParseHandoff([]byte(c.raw))
-			if err == nil || !h.Zero() {
-				t.Fatalf("got %s, %v", h.Raw(), err)
+			h, err := parseHandoff([]byte(c.raw))
+			if err == nil || h.raw != nil {
+				t.Fatalf("got %s, %v", h.raw, err)
 			}
 			if !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %q, want %q in it", err, c.err)
@@ -346,8 +345,8 @@ func TestParseHandoffRefuses(t *testing.T) {
 func TestParseHandoffRefusesEveryTruncation(t *testing.T) {
 	good := offer("", "")
 	for n := range len(good) {
-		if h, err := pd.ParseHandoff([]byte(good[:n])); err == nil {
-			t.Errorf("%s was accepted: %s", good[:n], h.Raw())
+		if h, err := parseHandoff([]byte(good[:n])); err == nil {
+			t.Errorf("%s was accepted: %s", good[:n], h.raw)
 		}
 	}
 }
@@ -378,11 +377,11 @@ func TestCheckBlocks(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			raw := strings.Replace(offer("remote_num_tokens", c.tokens), one, c.blocks, 1)
-			h, err := pd.ParseHandoff([]byte(raw))
+			h, err := parseHandoff([]byte(raw))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := h.CheckBlocks(c.promptTokens, c.perBlock); (err == nil) != c.ok {
+			if err := h.checkBlocks(c.promptTokens, c.perBlock); (err == nil) != c.ok {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -390,8 +389,8 @@ func TestCheckBlocks(t *testing.T) {
 }
 
 func TestZeroHandoff(t *testing.T) {
-	var h pd.Handoff
-	if !h.Zero() || h.Raw() != nil || h.CheckBlocks(100, 32) != nil {
+	var h nixlParams
+	if h.raw != nil || h.checkBlocks(100, 32) != nil {
 		t.Errorf("got %+v", h)
 	}
 }
@@ -408,20 +407,20 @@ func FuzzHandoff(f *testing.F) {
 	f.Add([]byte(offer("added", `{"a":[1e400,{}]}`)))
 	f.Add([]byte(offer("remote_prefill_CAChed_tokens", "0")))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		h, err := pd.ParseHandoff(raw)
+		h, err := parseHandoff(raw)
 		if err != nil {
-			if !h.Zero() {
-				t.Fatalf("%q: %q beside %v", raw, h.Raw(), err)
+			if h.raw != nil {
+				t.Fatalf("%q: %q beside %v", raw, h.raw, err)
 			}
 			return
 		}
-		again, err := pd.ParseHandoff(h.Raw())
-		if err != nil || string(again.Raw()) != string(h.Raw()) {
-			t.Fatalf("%q is kept as %q, which gives %v", raw, h.Raw(), err)
+		again, err := parseHandoff(h.raw)
+		if err != nil || string(again.raw) != string(h.raw) {
+			t.Fatalf("%q is kept as %q, which gives %v", raw, h.raw, err)
 		}
 		// encoding/json is stricter on what no one looks at, and compares names without case.
-		if json.Valid(h.Raw()) && !folded(h.Raw()) {
-			check(t, h.Raw(), h)
+		if json.Valid(h.raw) && !folded(h.raw) {
+			check(t, h.raw, h)
 		}
 	})
 }
@@ -457,7 +456,7 @@ func TestParseHandoffUnderDamage(t *testing.T) {
 	accepted := 0
 	for range 5 * rounds {
 		raw := []byte(damage(r, offer("", "")))
-		if h, err := pd.ParseHandoff(raw); err == nil && json.Valid(raw) && !folded(raw) {
+		if h, err := parseHandoff(raw); err == nil && json.Valid(raw) && !folded(raw) {
 			accepted++
 			check(t, raw, h)
 		}
@@ -466,3 +465,27 @@ func TestParseHandoffUnderDamage(t *testing.T) {
 		t.Error("nothing was accepted, so nothing was checked")
 	}
 }
+
+func BenchmarkHandoff(b *testing.B) {
+	for _, blocks := range []int{4, 8192} { // 128 and 262144 tokens
+		ids := make([]string, blocks)
+		for i := range ids {
+			ids[i] = strconv.Itoa(i * 7)
+		}
+		raw := []byte(offer("remote_block_ids", "[["+strings.Join(ids, ",")+"]]"))
+		b.Run(strconv.Itoa(blocks)+"-blocks", func(b *testing.B) {
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if h, err := parseHandoff(raw); err != nil || h.blocks != blocks {
+					b.Fatal(h, err)
+				}
+			}
+		})
+	}
+}
+
+const rounds = 2000
+
+// seeded is a source that gives the same values in every run, so that a failure can be repeated.
+func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }

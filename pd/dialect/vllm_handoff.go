@@ -1,4 +1,4 @@
-package pd
+package dialect
 
 import (
 	"errors"
@@ -9,28 +9,19 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// Handoff is the object by which a vLLM prefill engine offers the KV cache of one request, checked as far as a bystander
-// can. The raw bytes go to the decode engine unchanged: engines add members by version, and whoever rebuilds the object
-// loses them (billing breaks without remote_prefill_cached_tokens).
+// nixlParams is the object by which a vLLM prefill engine hands over the KV cache of one request, checked as far as that can
+// be done without the engine. The raw bytes go to the decode engine unchanged: engines add members by version, and a
+// rebuilt object loses them (billing breaks without remote_prefill_cached_tokens).
 //
 // The check exists because decode engines do not make it: vLLM 0.32 exits on most incomplete objects and answers wrongly,
 // with status 200, on foreign ones.
-type Handoff struct {
-	raw       []byte
-	EngineID  string
-	RequestID string // the engine's own id, which a release must name
-	Blocks    int    // block ids over all KV cache groups
-	groups    int    // KV cache groups
-	Tokens    int    // remote_num_tokens; -1 = absent (older engines)
-	Cached    int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage then needs correcting)
-
-	// Host and Port are the engine's side channel (remote_host, remote_port): whoever has word for the engine asks there how
-	// to reach it. They are what the engine says of itself, and to be checked like any address that others name.
-	Host string
-	Port int
-	// Tensor and Pipeline are the engine's ranks (tp_size, pp_size), each of which holds a part of the blocks; 1 if absent or
-	// null. Both are 0 if either is something else than an integer from 1 to 1024: then it is not known whom to tell.
-	Tensor, Pipeline int
+type nixlParams struct {
+	raw    []byte // as the engine wrote it; nil = none
+	pin    Pin    // Tensor and Pipeline are 0 if either is no integer from 1 to 1024
+	blocks int    // block ids over all KV cache groups
+	groups int    // KV cache groups
+	tokens int    // remote_num_tokens; -1 = absent (older engines)
+	cached int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage then needs correcting)
 }
 
 // maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
@@ -39,7 +30,7 @@ const maxHandoff = 1 << 20
 // maxRanks caps tp_size and pp_size: more than any machine, or row of them, has.
 const maxRanks = 1024
 
-// The members ParseHandoff looks at, in the order of handoffTable.
+// The members parseHandoff looks at, in the order of handoffTable.
 const (
 	hoPrefill = iota
 	hoBlocks
@@ -67,85 +58,79 @@ var handoffTable = body.NewTable(
 	body.Want{Path: "pp_size"},
 )
 
-// handoffScanners spares what a scanner allocates until it is warm: most of what a hand-off costs.
+// handoffScanners saves what a scanner allocates at first: most of what a hand-off costs.
 var handoffScanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
-// ParseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It demands what
+// parseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It demands what
 // vLLM's decode side needs to live: do_remote_prefill true, the five remote_* members present and of their type, and
 // remote_block_ids a list of lists of non-negative integers with at least one id; an empty list only beside others.
-func ParseHandoff(raw []byte) (Handoff, error) {
+func parseHandoff(raw []byte) (nixlParams, error) {
 	if len(raw) > maxHandoff {
-		return Handoff{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
+		return nixlParams{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
 	}
 	s := handoffScanners.Get().(*body.Scanner)
 	defer handoffScanners.Put(s)
 	s.Reset(handoffTable, body.Limits{Depth: 16}, nil)
 	if _, err := s.Write(raw); err != nil {
-		return Handoff{}, fmt.Errorf("hand-off object: %w", err)
+		return nixlParams{}, fmt.Errorf("hand-off object: %w", err)
 	}
 	if err := s.Close(); err != nil {
-		return Handoff{}, fmt.Errorf("hand-off object: %w", err)
+		return nixlParams{}, fmt.Errorf("hand-off object: %w", err)
 	}
 	if s.Root().Kind != body.Object {
-		return Handoff{}, errors.New("hand-off is not an object")
+		return nixlParams{}, errors.New("hand-off is not an object")
 	}
 	return readHandoff(raw, s)
 }
 
-func readHandoff(raw []byte, s *body.Scanner) (Handoff, error) {
+func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
 	object := s.Root().Value // without what may surround it: it is pasted into a body
-	h := Handoff{raw: raw[object.Start:object.End], Tokens: -1, Cached: -1}
+	h := nixlParams{raw: raw[object.Start:object.End], tokens: -1, cached: -1}
 	if m, ok := s.Find(hoPrefill); !ok || m.Kind != body.True {
-		return Handoff{}, errors.New("hand-off lacks do_remote_prefill true")
+		return nixlParams{}, errors.New("hand-off lacks do_remote_prefill true")
 	}
 	var err error
-	if h.EngineID, err = handoffString(raw, s, hoEngine); err != nil {
-		return Handoff{}, err
+	if h.pin.EngineID, err = handoffString(raw, s, hoEngine); err != nil {
+		return nixlParams{}, err
 	}
-	if h.RequestID, err = handoffString(raw, s, hoRequest); err != nil {
-		return Handoff{}, err
+	if h.pin.RequestID, err = handoffString(raw, s, hoRequest); err != nil {
+		return nixlParams{}, err
 	}
-	if h.Host, err = handoffString(raw, s, hoHost); err != nil {
-		return Handoff{}, err
+	if h.pin.Host, err = handoffString(raw, s, hoHost); err != nil {
+		return nixlParams{}, err
 	}
-	if h.Port, err = handoffInt(raw, s, hoPort); err != nil || h.Port < 1 || h.Port > 65535 {
-		return Handoff{}, errors.New("hand-off lacks a remote_port from 1 to 65535")
+	if h.pin.Port, err = handoffInt(raw, s, hoPort); err != nil || h.pin.Port < 1 || h.pin.Port > 65535 {
+		return nixlParams{}, errors.New("hand-off lacks a remote_port from 1 to 65535")
 	}
-	if h.Tokens, err = handoffOptional(raw, s, hoTokens); err != nil {
-		return Handoff{}, err
+	if h.tokens, err = handoffOptional(raw, s, hoTokens); err != nil {
+		return nixlParams{}, err
 	}
-	if h.Cached, err = handoffOptional(raw, s, hoCached); err != nil {
-		return Handoff{}, err
+	if h.cached, err = handoffOptional(raw, s, hoCached); err != nil {
+		return nixlParams{}, err
 	}
-	h.Tensor, h.Pipeline = handoffRanks(raw, s, hoTensor), handoffRanks(raw, s, hoPipeline)
-	if h.Tensor == 0 || h.Pipeline == 0 {
-		h.Tensor, h.Pipeline = 0, 0
+	h.pin.Tensor, h.pin.Pipeline = handoffRanks(raw, s, hoTensor), handoffRanks(raw, s, hoPipeline)
+	if h.pin.Tensor == 0 || h.pin.Pipeline == 0 {
+		h.pin.Tensor, h.pin.Pipeline = 0, 0
 	}
 	m, ok := s.Find(hoBlocks)
 	if !ok || m.Kind != body.Array {
-		return Handoff{}, errors.New("hand-off lacks a list remote_block_ids")
+		return nixlParams{}, errors.New("hand-off lacks a list remote_block_ids")
 	}
-	if h.Blocks, h.groups, err = countBlocks(raw[m.Value.Start:m.Value.End]); err != nil {
-		return Handoff{}, err
+	if h.blocks, h.groups, err = countBlocks(raw[m.Value.Start:m.Value.End]); err != nil {
+		return nixlParams{}, err
 	}
 	return h, nil
 }
 
-// Raw is the object as the engine wrote it.
-func (h Handoff) Raw() []byte { return h.raw }
-
-// Zero reports whether h holds no hand-off.
-func (h Handoff) Zero() bool { return h.raw == nil }
-
-// CheckBlocks compares the number of blocks with what the prompt needs, where that can be known: one KV cache group, a
+// checkBlocks compares the number of blocks with what the prompt needs, where that can be known: one KV cache group, a
 // known block size of the prefill engine (tokens), and a hand-off that covers the whole prompt. promptTokens or blockSize
 // 0 = unknown, no check. Too few blocks kill vLLM's decode engine; too many make it answer wrongly.
-func (h Handoff) CheckBlocks(promptTokens, blockSize int) error {
-	if promptTokens <= 0 || blockSize <= 0 || h.Tokens != promptTokens || h.groups != 1 {
+func (h *nixlParams) checkBlocks(promptTokens, blockSize int) error {
+	if promptTokens <= 0 || blockSize <= 0 || h.tokens != promptTokens || h.groups != 1 {
 		return nil
 	}
-	if want := (promptTokens + blockSize - 1) / blockSize; want != h.Blocks {
-		return fmt.Errorf("hand-off has %d blocks, %d tokens need %d", h.Blocks, promptTokens, want)
+	if want := (promptTokens + blockSize - 1) / blockSize; want != h.blocks {
+		return fmt.Errorf("hand-off has %d blocks, %d tokens need %d", h.blocks, promptTokens, want)
 	}
 	return nil
 }

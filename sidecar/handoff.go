@@ -1,0 +1,63 @@
+package sidecar
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/lease"
+)
+
+// pending is a hand-off between its two legs. What it consists of, only its dialect knows: the methods here ask for it.
+type pending struct {
+	of       dialect.Handoff // nil: there is none
+	finished time.Time       // the earliest time at which prefill may have finished
+	target   pd.Target
+	hold     *lease.Hold // until decode's first byte
+	taken    bool
+	age      time.Duration // when decode was asked
+}
+
+// newHandoff begins to hold a hand-off that a prefill leg sent at the given time has brought.
+func (s *Server) newHandoff(of dialect.Handoff, sent time.Time, target pd.Target) pending {
+	finished := s.stalls.arrived(sent)
+	return pending{of: of, finished: finished, target: target, hold: s.hold(of, finished)}
+}
+
+// hold has the prefill engine renew the lease of a hand-off, if it has one.
+func (s *Server) hold(of dialect.Handoff, finished time.Time) *lease.Hold {
+	leased, ok := of.(dialect.Leased)
+	if !ok {
+		return nil
+	}
+	return s.leases.Hold(leased.Pin(), finished)
+}
+
+// late reports whether decode must not be asked any more, at a time, to read the hand-off: its blocks may hold another
+// prompt by then. Heartbeats make it later.
+func (h *pending) late(at time.Time) bool {
+	leased, ok := h.of.(dialect.Leased)
+	if !ok {
+		return false
+	}
+	limit := h.finished.Add(leased.Trust())
+	if safe := h.hold.Safe(); safe.After(limit) {
+		limit = safe
+	}
+	return at.After(limit)
+}
+
+// pins reports whether the hand-off may still be pinned after decode answered its leg with status.
+func (h *pending) pins(status int) bool {
+	r, ok := h.of.(dialect.Releaser)
+	return ok && r.Pins(status)
+}
+
+// cached is the count of cached tokens that replaces decode's; ok is false if decode's is right, or has not read the
+// hand-off.
+func (h *pending) cached() (tokens int64, ok bool) {
+	if c, corrects := h.of.(dialect.UsageCorrector); corrects && h.taken {
+		return c.Cached()
+	}
+	return 0, false
+}
