@@ -1,13 +1,13 @@
 package charts_test
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
+
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 )
 
 // binDir is where the programs of this repository are built to when the first test asks for one.
@@ -18,12 +18,7 @@ func TestMain(m *testing.M) {
 }
 
 func runTests(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "tandem-charts")
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	binDir = dir
+	defer func() { os.RemoveAll(binDir) }()
 	return m.Run()
 }
 
@@ -39,13 +34,9 @@ var touch = sync.OnceValue(func() error {
 	})
 })
 
-var build = sync.OnceValue(func() error {
-	command := exec.Command("go", "build", "-o", binDir, "./cmd/epp", "./cmd/keeper", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
-	command.Dir = ".."
-	if out, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the programs: %w\n%s", err, out)
-	}
-	return nil
+var build = sync.OnceValue(func() (err error) {
+	binDir, err = testprograms.Build(testprograms.All()...)
+	return err
 })
 
 // program returns the path of a program of this repository.

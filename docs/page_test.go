@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 )
 
 // update has the generated parts of pages written anew.
@@ -157,16 +159,7 @@ func codesIn(text string) (all []string) {
 
 // programs builds all programs once, and returns the folder with them.
 var programs = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "tandem-docs-")
-	if err != nil {
-		return "", err
-	}
-	build := exec.Command("go", "build", "-o", dir, "./cmd/...")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return dir, &exec.Error{Name: "go build ./cmd/...: " + string(out), Err: err}
-	}
-	return dir, nil
+	return testprograms.Build(testprograms.All()...)
 })
 
 func TestMain(m *testing.M) {

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -38,17 +39,8 @@ var builtDir string
 
 // buildPrograms builds the programs of a P/D stack, once, and gives their folder.
 var buildPrograms = sync.OnceValues(func() (dir string, err error) {
-	if dir, err = os.MkdirTemp("", "stack"); err != nil {
-		return "", err
-	}
-	builtDir = dir
-	build := exec.Command("go", "build", "-o", dir, "./cmd/epp", "./cmd/keeper", "./cmd/sidecar", "./cmd/sim", "./cmd/tandem")
-	build.Dir = filepath.Join("..", "..")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the programs: %w\n%s", err, out)
-	}
-	return dir, nil
+	builtDir, err = testprograms.Build(testprograms.All()...)
+	return builtDir, err
 })
 
 // buildNIXL builds those that speak NIXL beside the others, once.
@@ -57,7 +49,7 @@ var buildNIXL = sync.OnceValues(func() (dir string, err error) {
 		return "", err
 	}
 	build := exec.Command("go", "build", "-tags=nixl", "-o", stack.NIXLDir(dir)+string(filepath.Separator), "./cmd/keeper", "./cmd/sim")
-	build.Dir = filepath.Join("..", "..")
+	build.Dir = ".."
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the programs that speak NIXL: %w\n%s", err, out)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -44,15 +45,8 @@ func TestMain(m *testing.M) {
 }
 
 func build() (err error) {
-	if programs, err = os.MkdirTemp("", "tandem"); err != nil {
-		return err
-	}
-	cmd := exec.Command("go", "build", "-o", programs, "../sim", "../keeper", "../sidecar", "../epp", ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the programs: %w\n%s", err, out)
-	}
-	return nil
+	programs, err = testprograms.Build(testprograms.All()...)
+	return err
 }
 
 func hang() int {

@@ -2,7 +2,6 @@ package harness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -26,9 +26,9 @@ var BinDir string
 // Run builds the programs, runs the tests of a package, and returns the exit status: that of the tests, or 1 if goroutines
 // are left.
 func Run(m *testing.M) int {
-	dir, err := buildPrograms()
+	dir, err := programs.Build(programs.All()...)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "building the programs: %v\n", err)
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer os.RemoveAll(dir)
@@ -40,46 +40,6 @@ func Run(m *testing.M) int {
 		return 1
 	}
 	return code
-}
-
-var programNames = []string{"epp", "keeper", "sidecar", "sim", "tandem"}
-
-// buildPrograms builds the programs into bin/e2e, where the packages of one run share them, and links them into a folder of
-// this process alone: chaos tests tell processes apart by the path of their program.
-func buildPrograms() (dir string, err error) {
-	shared, err := filepath.Abs(filepath.Join(Root, "bin", "e2e"))
-	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(shared, 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(shared, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("locking %s: %w", lock.Name(), err)
-	}
-	args := []string{"build", "-o", shared}
-	for _, name := range programNames {
-		args = append(args, "./cmd/"+name)
-	}
-	build := exec.Command("go", args...)
-	build.Dir = Root
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
-	if dir, err = os.MkdirTemp(shared, "run-"); err != nil {
-		return "", err
-	}
-	for _, name := range programNames {
-		if err := os.Link(filepath.Join(shared, name), filepath.Join(dir, name)); err != nil {
-			return "", errors.Join(err, os.RemoveAll(dir))
-		}
-	}
-	return dir, nil
 }
 
 // Program is a running program of this repository.

@@ -2,9 +2,10 @@ package matrix
 
 import (
 	"context"
-	"os/exec"
+	"os"
 	"testing"
 
+	"github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/stack"
 )
@@ -26,12 +27,11 @@ func killings() (list []strike) {
 // TestSidecarKilled: what a sidecar leaves behind that had no time for anything. Its client gets no answer, or half of one
 // that does not look whole; engines notice that nobody listens; and only a hand-off of which nobody knows stays.
 func TestSidecarKilled(t *testing.T) {
-	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", dir, "./cmd/sidecar")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building the sidecar: %v\n%s", err, out)
+	dir, err := programs.Build("sidecar")
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	for _, s := range killings() {
 		for _, streamed := range []bool{false, true} {
 			for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {

@@ -3,12 +3,12 @@ package bench
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 )
 
 // The test binary plays the command, and the tool whose floors the command starts.
@@ -26,12 +26,11 @@ func TestScripts(t *testing.T) { boottest.Scripts(t) }
 // programs builds what is measured.
 func programs(t *testing.T) (dir string) {
 	t.Helper()
-	dir = t.TempDir()
-	cmd := exec.Command("go", "build", "-o", dir, "../../epp", "../../sidecar")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the programs: %v\n%s", err, out)
+	dir, err := testprograms.Build("epp", "sidecar")
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,6 +34,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
@@ -56,15 +56,8 @@ func TestMain(m *testing.M) {
 }
 
 func build() (err error) {
-	if programs, err = os.MkdirTemp("", "tandem-doctor"); err != nil {
-		return err
-	}
-	cmd := exec.Command("go", "build", "-o", programs, "../../epp", "../../sidecar", "../../keeper")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the programs: %w\n%s", err, out)
-	}
-	return nil
+	programs, err = testprograms.Build("epp", "sidecar", "keeper")
+	return err
 }
 
 // member is an endpoint of a test's pool.

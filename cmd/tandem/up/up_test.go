@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
+	"github.com/tandem-serving/tandem/e2e/programs"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
@@ -32,12 +33,11 @@ func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
 // TestUp runs whole stacks, from programs that are built once.
 func TestUp(t *testing.T) {
-	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", dir, "../../epp", "../../keeper", "../../sidecar", "../../sim", "..")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building the programs: %v\n%s", err, out)
+	dir, err := programs.Build(programs.All()...)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	model := awkwardModel(t)
 	for _, proxy := range []string{"envoy", "gateway"} {
 		t.Run(proxy, func(t *testing.T) {
