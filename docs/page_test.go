@@ -157,16 +157,19 @@ func codesIn(text string) (all []string) {
 	return all
 }
 
+// builtDir is the folder that programs made; "" if no test has needed one.
+var builtDir string
+
 // programs builds all programs once, and returns the folder with them.
-var programs = sync.OnceValues(func() (string, error) {
-	return testprograms.Build(testprograms.All()...)
+var programs = sync.OnceValues(func() (dir string, err error) {
+	builtDir, err = testprograms.Build(testprograms.All()...)
+	return builtDir, err
 })
 
 func TestMain(m *testing.M) {
-	flag.Parse()
 	status := m.Run()
-	if dir, err := programs(); dir != "" && err == nil {
-		os.RemoveAll(dir)
+	if builtDir != "" {
+		os.RemoveAll(builtDir)
 	}
 	os.Exit(status)
 }
