@@ -105,6 +105,7 @@ var importRules = []importRule{
 	{"transfer…", []string{"transfer…"}, []string{"sim/transport"}},
 	{"sidecar/transport", []string{"pd…"}, nil},
 	{"sidecar/warmup", []string{"sidecar/transport", "pd…"}, nil},
+	{"sidecar/relay", []string{"sidecar/transport", "pd…"}, nil},
 	{"sidecar/intake", []string{"sidecar/transport", "pd…"}, nil},
 	{"sidecar/passthrough", []string{"sidecar/intake", "sidecar/transport", "pd…"}, nil},
 	{"sidecar/lease", []string{"pd…", "transfer…"}, anything},

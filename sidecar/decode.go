@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -14,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -37,13 +37,13 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
 	x.buf.Leg = l.Segments
-	header := transport.LegHeader(x.r.Header, x.id)
+	header := transport.LegHeader(x.r.Header, x.ID)
 	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
 		attribute.Int("server.port", x.s.cfg.Engine.Port))
 	status := 0
 	defer func() {
 		if reason != "" {
-			x.endLeg(span, status, x.failure)
+			x.endLeg(span, status, x.Failure)
 			return
 		}
 		x.endLeg(span, status, err)
@@ -56,7 +56,7 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	}
 	g.stream = req.Stream()
 	x.state = decoding
-	x.clock.Enter(pd.PhaseFirst, sent)
+	x.Clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
 	inflight.Inc()
 	defer inflight.Dec()
@@ -85,7 +85,7 @@ func (x *exchange) leaveHandedOff() error {
 
 // tooLate notes a hand-off that is too old to be trusted, and has been given back unread.
 func (x *exchange) tooLate() pd.Reason {
-	x.s.warnings.Warn("hand-off too old", "request_id", x.id, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
+	x.s.warnings.Warn("hand-off too old", "request_id", x.ID, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
 	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
 	return pd.HandoffLate
 }
@@ -142,16 +142,19 @@ func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
 	if t == timedOut {
 		cause = "timeout"
 	}
-	x.failure = err
+	x.Failure = err
 	x.s.beside.doubt()
 	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
-	x.s.warnings.Warn("decode leg failed", "request_id", x.id, "cause", cause, "error", err)
+	x.s.warnings.Warn("decode leg failed", "request_id", x.ID, "cause", cause, "error", err)
 	return pd.TransferFailed
 }
 
 // takeAnswer looks at a decode answer before anything of it goes to the client.
 func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	x.handoff.taken = true
+	if cached, ok := x.handoff.cached(); ok {
+		x.CorrectCached(cached)
+	}
 	x.handoff.age = g.age(x.handoff.finished)
 	x.s.metrics.handoffAge.Observe(x.handoff.age.Seconds())
 	x.rename(resp)
@@ -160,7 +163,7 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 		if x.handoff.pins(code) {
 			x.releaseUnread()
 		}
-		return "", x.relayFresh(resp)
+		return "", x.RelayFresh(resp)
 	case code >= http.StatusInternalServerError:
 		if x.handoff.pins(code) {
 			x.releaseUnread()
@@ -170,7 +173,7 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
 		x.releaseInDoubt()
 		return x.tooLate(), nil
-	case !isEventStream(resp.Header), encoded(resp.Header): // nobody can look into an encoded stream
+	case !relay.IsEventStream(resp.Header), relay.Encoded(resp.Header): // the relay cannot read an encoded stream
 		return x.takeWhole(resp)
 	}
 	return x.takeStream(g, resp)
@@ -178,11 +181,11 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 
 // takeWhole waits for the first byte: until it has come, the engine may break off and the request be redone.
 func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
-	a := newAnswer(resp.Body)
-	defer a.free()
-	if _, err := a.peek(); err == nil || err == io.EOF {
+	a := relay.NewAnswer(resp.Body)
+	defer a.Free()
+	if _, err := a.Peek(); err == nil || err == io.EOF {
 		x.handoff.hold.End()
-		return "", x.relay(resp, a)
+		return "", x.Relay(resp, a)
 	} else if x.ctx.Err() == nil {
 		x.releaseInDoubt()
 		return x.redoWithout(failed, err), nil
@@ -198,15 +201,15 @@ func (x *exchange) taken() error {
 
 // takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
 func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
-	a := newAnswer(resp.Body)
-	defer a.free()
+	a := relay.NewAnswer(resp.Body)
+	defer a.Free()
 	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
-	err := a.peekEvent()
+	err := a.PeekEvent()
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
 		x.handoff.hold.End()
-		return "", x.relay(resp, a)
+		return "", x.Relay(resp, a)
 	case x.ctx.Err() != nil:
 		return "", x.taken()
 	}
@@ -225,14 +228,4 @@ func (g *leg) age(finished time.Time) time.Duration {
 	default:
 		return time.Since(finished)
 	}
-}
-
-func isEventStream(h http.Header) bool {
-	media, _, _ := strings.Cut(h.Get("Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(media), "text/event-stream")
-}
-
-func encoded(h http.Header) bool {
-	e := h.Get("Content-Encoding")
-	return e != "" && e != "identity"
 }

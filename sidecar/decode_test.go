@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
 // mustGiveBack waits for what goes on behind the answer, and checks that decode was told of the hand-off as often as
@@ -62,7 +63,7 @@ func TestDecodeFails(t *testing.T) {
 		{"no event", streams(), true, "failed"},
 		{"half an event", streams(firstEvent[:20]), true, "failed"},
 		{"half an event, reset", then(streams(firstEvent[:20]), resets), true, "failed"},
-		{"an endless event", then(streams("data: "+strings.Repeat("x", maxEvent)), hangs), true, "failed"},
+		{"an endless event", then(streams("data: "+strings.Repeat("x", relay.MaxEvent)), hangs), true, "failed"},
 		{"silence after the headers", then(streams(), hangs), true, "timeout"},
 		{"silence after a comment", then(streams(": hello\n\n"), hangs), true, "timeout"},
 		{"silence after half an event", then(streams(firstEvent[:20]), hangs), true, "timeout"},
@@ -125,7 +126,7 @@ func TestDecodeRefuses(t *testing.T) {
 				if retry := got.header.Get(pd.HeaderRetry); (retry == "1") != (c.status == 503) {
 					t.Errorf("%s is %q", pd.HeaderRetry, retry)
 				}
-				if after := got.header.Get("Retry-After"); (after == "1") != full(c.status) {
+				if after := got.header.Get("Retry-After"); (after == "1") != (c.status == http.StatusServiceUnavailable || c.status == http.StatusTooManyRequests) {
 					t.Errorf("Retry-After is %q", after)
 				}
 				decode.mustSee(t, q.decode)

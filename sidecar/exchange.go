@@ -13,42 +13,29 @@ import (
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // exchange is one generate call on its way through the states. It belongs to the goroutine that serves the request.
 type exchange struct {
-	s   *Server
-	w   http.ResponseWriter
-	r   *http.Request
-	api pd.API
+	s *Server
+	r *http.Request
 
 	ctx    context.Context // the request's: ends when the client leaves, by cause errCut when the sidecar drains
 	cancel context.CancelCauseFunc
 
-	id      string
 	route   intake.Route
 	state   state
-	clock   pd.Clock
 	body    intake.PacedBody
 	buf     intake.Buffer
 	handoff pending
-	// elsewhere: the engine has died of, or under, this request; its error is what the client gets if nobody else takes it.
-	elsewhere bool
-	span      trace.Span
-	report
-}
+	span    trace.Span
 
-// report is what will be told of an exchange: to the client, in metrics and in the trace.
-type report struct {
-	decision   pd.Result
-	target     string   // of the last prefill leg
-	status     int      // sent to the client; 0 = none
-	told       pd.Phase // the first phase that the answer's headers could not tell yet
-	usage      body.Usage
-	end        pd.End
-	releaseWay string
-	failure    error // why the answer is not what was asked for
+	// The client, and what is reported to it, in metrics and in the trace.
+	relay.Client
+	target     string // of the last prefill leg
+	releaseWay string // of the hand-off
 }
 
 var (
@@ -67,17 +54,19 @@ const statusGone = 499
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	start := time.Now()
 	s.budget.Earn()
-	x := &exchange{s: s, w: w, r: r, api: api, clock: pd.StartClock(start), id: transport.RequestID(r.Header),
-		report: report{usage: body.NoUsage}}
+	x := &exchange{s: s, r: r, Client: relay.Client{Writer: w, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: s.log,
+		Report: relay.Report{Clock: pd.StartClock(start), Usage: body.NoUsage}}}
+	x.Exchange = x
 	ctx, span := s.tracing.request(r, api, start)
 	x.span = span
 	x.ctx, x.cancel = context.WithCancelCause(ctx)
+	x.Context, x.ReadUsage = x.ctx, span.IsRecording()
 	defer x.cancel(nil)
-	w.Header().Set("X-Request-Id", x.id)
+	w.Header().Set("X-Request-Id", x.ID)
 	x.body.Begin(x.ctx, w, r, s.cfg.Trust.BodyPause)
 	defer x.body.End()
 	if !s.life.enter(x) {
-		x.refuse(draining())
+		x.Refuse(draining())
 		x.finish()
 		return
 	}
@@ -96,6 +85,7 @@ func (x *exchange) run() error {
 	}
 	route, err := x.s.routes.Read(x.r.Header)
 	x.route = route
+	x.Plan, x.Rename = route.Plan, route.Rename
 	if err != nil {
 		return err
 	}
@@ -103,10 +93,10 @@ func (x *exchange) run() error {
 	if route.Verdict != pd.Remote {
 		return x.streamLocal()
 	}
-	if !x.api.Splittable() {
+	if !x.API.Splittable() {
 		return x.unsplittable(x.streamLocal)
 	}
-	req, err := x.s.intake.Receive(x.r, &x.body, x.api, &x.buf)
+	req, err := x.s.intake.Receive(x.r, &x.body, x.API, &x.buf)
 	if err != nil {
 		return x.intakeError(err)
 	}
@@ -166,7 +156,7 @@ func (x *exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 	return x.heldLocal(req)
 }
 
-func (x *exchange) decide(v pd.Verdict, r pd.Reason) { x.decision.Verdict, x.decision.Reason = v, r }
+func (x *exchange) decide(v pd.Verdict, r pd.Reason) { x.Decision.Verdict, x.Decision.Reason = v, r }
 
 // interrupted says who ended the request's context.
 func (x *exchange) interrupted() trouble {
@@ -205,36 +195,45 @@ func draining() *pd.Refusal {
 // stopped sending still listens, and would take silence for an empty 200.
 func (x *exchange) answerError(err error) {
 	if errors.Is(err, errGone) {
-		x.failure = err
-		x.status = statusGone
+		x.Failure = err
+		x.Status = statusGone
 		panic(http.ErrAbortHandler)
 	}
-	x.refuse(pd.AsRefusal(err))
+	x.Refuse(pd.AsRefusal(err))
 }
 
-func (x *exchange) refuse(r *pd.Refusal) {
-	attempts := x.decision
-	x.decision = r.Result()
-	x.decision.Attempts, x.decision.Candidate = attempts.Attempts, attempts.Candidate
-	x.status, x.failure, x.end = r.Status(), r, pd.EndError
-	if r.Reason == pd.InternalError {
-		x.s.log.Error("serving a request", "request_id", x.id, "error", r.Cause)
-	}
-	x.setTiming(*x.clock.Stop(time.Now()))
-	if x.reports() {
-		x.w.Header().Set(keyOutcome, x.outcome().String())
-	}
-	if err := r.Write(x.w, x.api, x.decision, true); err != nil {
-		x.s.log.Debug("answering a request", "request_id", x.id, "error", err)
-	}
+// Committed implements relay.Exchange.
+func (x *exchange) Committed() {
+	x.buf.Drop()
+	x.state = streaming
 }
 
-// setTiming writes the phases, and the picker's before them if it told.
-func (x *exchange) setTiming(phases pd.Phases) {
-	if x.route.Plan != nil {
-		phases.Set(pd.PhaseEPP, x.route.Plan.EPP)
+// Interrupted implements relay.Exchange.
+func (x *exchange) Interrupted() error {
+	switch {
+	case x.state != streaming:
+		return x.gone()
+	case x.state.on(x.interrupted()).has(endStream):
+		return draining()
 	}
-	x.w.Header().Set(keyTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	return errGone
+}
+
+var errUnfinished = errors.New("the engine was stopped before it had finished this answer")
+
+// CheckWhole implements relay.Exchange: an engine that is being stopped cuts some of its answers short.
+func (x *exchange) CheckWhole(answer []byte) error {
+	if u, ok := x.s.dialect.(dialect.Unfinisher); ok && u.Unfinished(answer) && x.dying(abortMoment) {
+		return errUnfinished
+	}
+	return nil
+}
+
+// rename gives an answer the client's name of the model.
+func (x *exchange) rename(resp *http.Response) {
+	if err := x.RenameModel(resp); err != nil {
+		x.s.warnings.Warn(err.Error(), "request_id", x.ID)
+	}
 }
 
 // cutGrace is how long a client gets to take the end of an answer that the drain deadline cut: a living one takes it at
@@ -245,10 +244,10 @@ const cutGrace = hangupDelay + hangupGrace + time.Second
 // to it that the exchange has not left yet.
 func (x *exchange) cut() {
 	x.cancel(errCut)
-	c := http.NewResponseController(x.w)
+	c := http.NewResponseController(x.Writer)
 	for _, err := range []error{c.SetReadDeadline(time.Now()), c.SetWriteDeadline(time.Now().Add(cutGrace))} {
 		if err != nil {
-			x.s.log.Debug("cutting a request", "request_id", x.id, "error", err)
+			x.s.log.Debug("cutting a request", "request_id", x.ID, "error", err)
 		}
 	}
 }
@@ -258,11 +257,11 @@ func (x *exchange) finish() {
 	last := x.state
 	x.state = done
 	x.handoff.hold.End()
-	phases := x.clock.Stop(time.Now())
+	phases := x.Clock.Stop(time.Now())
 	x.endSpan(phases)
-	x.s.metrics.request(x.decision, x.status, phases)
-	x.s.log.Debug("request served", "request_id", x.id, "decision", x.decision.String(), "status", x.status,
-		"state", last, "timing", timingValue{phases}, "error", x.failure)
+	x.s.metrics.request(x.Decision, x.Status, phases)
+	x.s.log.Debug("request served", "request_id", x.ID, "decision", x.Decision.String(), "status", x.Status,
+		"state", last, "timing", timingValue{phases}, "error", x.Failure)
 }
 
 // timingValue prints phases only if the line is written.

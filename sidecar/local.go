@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -20,7 +21,7 @@ func (x *exchange) streamLocal() error {
 	}
 	source := x.s.intake.Guard(x.r.Body)
 	defer source.Free()
-	req, err := transport.NewLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), x.r.ContentLength, source.Again)
+	req, err := transport.NewLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.ID), x.r.ContentLength, source.Again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -37,7 +38,7 @@ func (x *exchange) heldLocal(req *intake.Request) error {
 		}
 	}
 	x.buf.Leg = l.Segments
-	r, err := transport.NewBufferedLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.id), l.Segments, l.Length)
+	r, err := transport.NewBufferedLeg(x.ctx, x.s.engine+x.r.URL.RequestURI(), transport.LegHeader(x.r.Header, x.ID), l.Segments, l.Length)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -53,7 +54,7 @@ func (x *exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	defer cancel()
 	x.state = decoding
 	sent := time.Now()
-	x.clock.Enter(pd.PhaseFirst, sent)
+	x.Clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
 	inflight.Inc()
 	defer inflight.Dec()
@@ -67,8 +68,8 @@ func (x *exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	x.s.metrics.leg("local", resp.StatusCode, time.Since(sent))
 	status = resp.StatusCode
 	x.rename(resp)
-	x.elsewhere = status >= http.StatusInternalServerError && !tellsToRetry(status) && x.dying(0)
-	return x.relayFresh(resp)
+	x.RetryElsewhere = status >= http.StatusInternalServerError && !relay.NotAdmitted(status) && x.dying(0)
+	return x.RelayFresh(resp)
 }
 
 // dying tells whether an engine that has answered with an error of its own is at its end, or comes to it in a moment. vLLM
@@ -86,7 +87,7 @@ func (x *exchange) dying(moment time.Duration) bool {
 		}
 		if err != nil {
 			x.s.beside.doubt()
-			x.s.warnings.Warn("engine is dying", "request_id", x.id, "error", err)
+			x.s.warnings.Warn("engine is dying", "request_id", x.ID, "error", err)
 			return true
 		}
 		if time.Now().After(over) {

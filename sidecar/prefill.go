@@ -60,7 +60,7 @@ func (x *exchange) runPrefill(req *intake.Request) (pd.Reason, error) {
 			case err == nil:
 				// Also for a client that has left meanwhile: the hand-off must be released.
 				x.state = handedOff
-				x.clock.Enter(pd.PhaseHandoff, time.Now())
+				x.Clock.Enter(pd.PhaseHandoff, time.Now())
 				return "", nil
 			case x.ctx.Err() != nil:
 				return "", x.gone()
@@ -79,13 +79,13 @@ func (x *exchange) runPrefill(req *intake.Request) (pd.Reason, error) {
 			}
 		}
 	}
-	x.failure = last
+	x.Failure = last
 	return last.reason, nil
 }
 
 func (x *exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.s.metrics.retries.WithLabelValues("prefill", e.cause).Inc()
-	x.s.warnings.Warn("prefill leg failed", "request_id", x.id, "target", target.String(), "cause", e.cause, "error", e.err)
+	x.s.warnings.Warn("prefill leg failed", "request_id", x.ID, "target", target.String(), "cause", e.cause, "error", e.err)
 }
 
 // refusedByPrefill hands the engine's word on, unless our own priming may have caused it.
@@ -94,8 +94,8 @@ func (x *exchange) refusedByPrefill(req *intake.Request, refused *clientError) (
 		return pd.PrefillFailed, nil
 	}
 	x.decide(pd.Refused, pd.BadRequest)
-	x.failure = refused
-	x.relayBytes(refused.status, refused.header, refused.body)
+	x.Failure = refused
+	x.SendBytes(refused.status, refused.header, refused.body)
 	return "", errAnswered
 }
 
@@ -105,19 +105,19 @@ func (x *exchange) attempt(req *intake.Request, target pd.Target, candidate int)
 	if err != nil {
 		return &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
-	x.decision.Attempts++
-	x.decision.Candidate = candidate
+	x.Decision.Attempts++
+	x.Decision.Candidate = candidate
 	x.target = target.String()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), x.s.cfg.Prefill.Timeout)
 	h := &hangup{cancel: cancel}
 	defer h.done()
 	defer context.AfterFunc(x.ctx, h.soon)()
-	header := transport.LegHeader(x.r.Header, x.id)
+	header := transport.LegHeader(x.r.Header, x.ID)
 	header["Accept-Encoding"] = transport.Identity
-	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.decision.Attempts),
+	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
 	sent := time.Now()
-	x.clock.Enter(pd.PhasePrefill, sent)
+	x.Clock.Enter(pd.PhasePrefill, sent)
 	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
 	inflight.Inc()
 	status, of, err := x.s.sendPrefill(h.trace(ctx), target, x.r.URL.RequestURI(), header, a)

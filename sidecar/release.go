@@ -42,7 +42,7 @@ func (x *exchange) release(way string) releasing {
 func (x *exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
 	x.releaseWay = way
 	_, span := x.s.tracing.tracer.Start(x.ctx, spanRelease, clientSpan)
-	return releasing{x.id, of, hold, transport.LegHeader(x.r.Header, x.id), span}
+	return releasing{x.ID, of, hold, transport.LegHeader(x.r.Header, x.ID), span}
 }
 
 // firstWay is wayNIXL for a hand-off whose engine can be notified, else wayCancel.

@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -85,7 +86,7 @@ func TestEventAtTheDeadline(t *testing.T) {
 // An answer that is too long to be held is whole also if correcting it makes it shorter.
 func TestCorrectedLongAnswer(t *testing.T) {
 	answer := `{"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":40}},"text":"`
-	answer += strings.Repeat("x", maxHeldAnswer+1-len(answer)) + `the end"}`
+	answer += strings.Repeat("x", relay.MaxBuffered+1-len(answer)) + `the end"}`
 	s, header := serve(t, ways["remote"], oldHandoff, chunked(200, "application/json", answer))
 	got := post(t, s.url+completionsPath, ask(false).body, header...)
 	if want := strings.Replace(answer, `cached_tokens":40`, `cached_tokens":8`, 1); got.body != want || got.err != nil {
@@ -214,8 +215,9 @@ func TestAnsweredStreamKeepsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &exchange{s: s.Server, w: httptest.NewRecorder(), r: req, api: pd.APICompletions, ctx: req.Context(), clock: pd.StartClock(time.Now()),
-		span: trace.SpanFromContext(req.Context())}
+	x := &exchange{s: s.Server, r: req, ctx: req.Context(), span: trace.SpanFromContext(req.Context()), Client: relay.Client{
+		Writer: httptest.NewRecorder(), API: pd.APICompletions, Context: req.Context(), Log: s.log, Report: relay.Report{Clock: pd.StartClock(time.Now())}}}
+	x.Exchange = x
 	ended := make(chan error, 1)
 	go func() { ended <- x.sendLocal(req, source) }()
 	wait(t, g.arrived, "the answer")

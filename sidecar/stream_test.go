@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
 // ways are the two ways to the engine: what a request's headers must say, given the prefill engine.
@@ -317,7 +318,7 @@ func tail(s string) string { return s[max(0, len(s)-120):] }
 
 // Beyond what is held, an answer goes on uncorrected but whole.
 func TestHugeWholeAnswer(t *testing.T) {
-	huge := `{"x":"` + strings.Repeat("y", maxHeldAnswer) + `"}`
+	huge := `{"x":"` + strings.Repeat("y", relay.MaxBuffered) + `"}`
 	for name, act := range map[string]act{"announced": says(200, "application/json", huge), "chunked": chunked(200, "application/json", huge)} {
 		t.Run(name, func(t *testing.T) {
 			s, header := serve(t, ways["remote"], oldHandoff, act)
@@ -373,7 +374,7 @@ func TestCompressedStream(t *testing.T) {
 
 // An event larger than any engine's ends the stream with an error, and the report says so.
 func TestTooLargeEvent(t *testing.T) {
-	s, _ := serve(t, ways["local"], handoff, streams(firstEvent, "data: "+strings.Repeat("x", maxEvent)))
+	s, _ := serve(t, ways["local"], handoff, streams(firstEvent, "data: "+strings.Repeat("x", relay.MaxEvent)))
 	got := post(t, s.url+completionsPath, ask(true).body, "TE", "trailers")
 	if !strings.HasPrefix(got.body, firstEvent) || got.err != nil {
 		t.Errorf("%q, %v", tail(got.body), got.err)

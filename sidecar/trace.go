@@ -66,7 +66,7 @@ func (x *exchange) endLeg(span trace.Span, status int, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 	}
-	if at, stopped := x.clock.Stopped(); stopped {
+	if at, stopped := x.Clock.Stopped(); stopped {
 		span.End(trace.WithTimestamp(at))
 		return
 	}
@@ -88,10 +88,10 @@ func (x *exchange) endSpan(phases *pd.Phases) {
 		attrs := []attribute.KeyValue{
 			attribute.String("tandem.pd.mode", x.route.Mode.String()),
 			attribute.String("tandem.pd.plan", x.route.Planned()),
-			attribute.String("tandem.pd.decision", x.decision.Verdict.String()),
-			attribute.String("tandem.pd.reason", string(x.decision.Reason)),
-			attribute.Int("http.response.status_code", x.status),
-			attribute.String("tandem.request_id", x.id),
+			attribute.String("tandem.pd.decision", x.Decision.Verdict.String()),
+			attribute.String("tandem.pd.reason", string(x.Decision.Reason)),
+			attribute.Int("http.response.status_code", x.Status),
+			attribute.String("tandem.request_id", x.ID),
 		}
 		for ph := range pd.Phase(pd.PhaseCount) {
 			if took, ok := phases.Get(ph); ok {
@@ -99,11 +99,11 @@ func (x *exchange) endSpan(phases *pd.Phases) {
 			}
 		}
 		x.span.SetAttributes(append(attrs, x.facts()...)...)
-		if x.failure != nil {
-			x.span.SetStatus(codes.Error, x.failure.Error())
+		if x.Failure != nil {
+			x.span.SetStatus(codes.Error, x.Failure.Error())
 		}
 	}
-	at, _ := x.clock.Stopped() // it is: phases come of that
+	at, _ := x.Clock.Stopped() // it is: phases come of that
 	x.span.End(trace.WithTimestamp(at))
 }
 
@@ -126,7 +126,7 @@ func (x *exchange) facts() []attribute.KeyValue {
 	for _, c := range []struct {
 		name   string
 		tokens int64
-	}{{"prompt", x.usage.Prompt}, {"cached", x.usage.Cached}, {"completion", x.usage.Completion}} {
+	}{{"prompt", x.Usage.Prompt}, {"cached", x.Usage.Cached}, {"completion", x.Usage.Completion}} {
 		if c.tokens >= 0 {
 			attrs = append(attrs, attribute.Int64("tandem.tokens."+c.name, c.tokens))
 		}

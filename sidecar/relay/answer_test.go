@@ -1,4 +1,4 @@
-package sidecar
+package relay
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 	"testing/iotest"
 )
 
-// bursts gives its parts one at a time, as an engine sends them.
+// bursts returns its parts one at a time, as an engine sends them.
 type bursts struct {
 	parts []string
 	asked []int // how much each read could take
@@ -28,31 +28,31 @@ func (b *bursts) Read(p []byte) (int, error) {
 }
 
 func TestAnswerBuffers(t *testing.T) {
-	long := strings.Repeat("x", answerBuffer+waitBuffer)
+	long := strings.Repeat("x", burstBuffer+waitBuffer)
 	from := &bursts{parts: []string{"token", long, "token", "token"}}
 	want := "token" + long + "tokentoken"
-	a := newAnswer(from)
+	a := NewAnswer(from)
 	var got strings.Builder
 	for {
-		chunk, err := a.peek()
+		chunk, err := a.Peek()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err := a.peek(); err != nil || &again[0] != &chunk[0] || len(again) != len(chunk) {
-			t.Fatalf("what was not skipped is gone: %d bytes, then %d, %v", len(chunk), len(again), err)
+		if again, err := a.Peek(); err != nil || &again[0] != &chunk[0] || len(again) != len(chunk) {
+			t.Fatalf("unskipped bytes have changed: %d bytes, then %d, %v", len(chunk), len(again), err)
 		}
 		got.Write(chunk)
-		a.skip()
+		a.Skip()
 	}
-	a.free()
+	a.Free()
 	if got.String() != want {
 		t.Errorf("read %d bytes of %d, or others", got.Len(), len(want))
 	}
-	// Small for the token and the begin of the burst, large until a read shows that it is over.
-	sizes := []int{waitBuffer, waitBuffer, answerBuffer, answerBuffer, waitBuffer, waitBuffer}
+	// Small for the token and the beginning of the burst, large until a read shows that it is over.
+	sizes := []int{waitBuffer, waitBuffer, burstBuffer, burstBuffer, waitBuffer, waitBuffer}
 	if len(from.asked) != len(sizes) {
 		t.Fatalf("reads of %v bytes", from.asked)
 	}
@@ -63,10 +63,10 @@ func TestAnswerBuffers(t *testing.T) {
 	}
 }
 
-func TestAnswerReadGivesWhatWasPeeked(t *testing.T) {
-	a := newAnswer(iotest.OneByteReader(strings.NewReader("an answer")))
-	defer a.free()
-	if chunk, err := a.peek(); err != nil || string(chunk) != "a" {
+func TestAnswerReadReturnsWhatWasPeeked(t *testing.T) {
+	a := NewAnswer(iotest.OneByteReader(strings.NewReader("an answer")))
+	defer a.Free()
+	if chunk, err := a.Peek(); err != nil || string(chunk) != "a" {
 		t.Fatalf("%q, %v", chunk, err)
 	}
 	if b, err := io.ReadAll(a); err != nil || string(b) != "an answer" {
@@ -76,24 +76,24 @@ func TestAnswerReadGivesWhatWasPeeked(t *testing.T) {
 
 func TestAnswerBreaksOff(t *testing.T) {
 	broken := errors.New("broken")
-	a := newAnswer(io.MultiReader(strings.NewReader("half"), iotest.ErrReader(broken)))
-	defer a.free()
-	if chunk, err := a.peek(); err != nil || string(chunk) != "half" {
+	a := NewAnswer(io.MultiReader(strings.NewReader("half"), iotest.ErrReader(broken)))
+	defer a.Free()
+	if chunk, err := a.Peek(); err != nil || string(chunk) != "half" {
 		t.Fatalf("%q, %v", chunk, err)
 	}
-	a.skip()
+	a.Skip()
 	for range 2 {
-		if _, err := a.peek(); !errors.Is(err, broken) {
+		if _, err := a.Peek(); !errors.Is(err, broken) {
 			t.Errorf("%v", err)
 		}
 	}
 }
 
-// TestAnswerAllocs: however many events, waiting for them costs nothing.
+// Waiting for events allocates nothing, however many there are.
 func TestAnswerAllocs(t *testing.T) {
 	from := &bursts{asked: make([]int, 0, 1<<20)}
-	a := newAnswer(from)
-	defer a.free()
+	a := NewAnswer(from)
+	defer a.Free()
 	parts := make([]string, 200)
 	allocs := testing.AllocsPerRun(100, func() {
 		for i := range parts {
@@ -101,10 +101,10 @@ func TestAnswerAllocs(t *testing.T) {
 		}
 		from.parts = parts
 		for range parts {
-			if _, err := a.peek(); err != nil {
+			if _, err := a.Peek(); err != nil {
 				t.Fatal(err)
 			}
-			a.skip()
+			a.Skip()
 		}
 	})
 	if allocs > 0 {

@@ -1,4 +1,4 @@
-package sidecar
+package relay
 
 import (
 	"bytes"
@@ -7,11 +7,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// cachedTable finds the count that decode gets wrong when prefill's engine does not hand its own over.
+// cachedTable finds the count of cached tokens, which decode gets wrong if it does not learn prefill's.
 var cachedTable = body.NewTable(body.Want{Path: "usage.prompt_tokens_details.cached_tokens"})
 
-// correctUsage replaces decode's count of cached tokens by prefill's. An answer without the count stays as it is: it was
-// not asked for. So does a whole one that is not JSON to its end; of one that is not whole, the count alone has to be there.
+// correctUsage replaces decode's count of cached tokens by prefill's. An answer without the count stays as it is: the client
+// did not ask for it. So does a whole answer that is not valid JSON; of the beginning of an answer (whole is false), only the
+// count must be complete.
 func correctUsage(answer []byte, whole bool, cached int64) []byte {
 	var scan body.Scanner
 	scan.Reset(cachedTable, body.Limits{}, nil)
@@ -31,12 +32,12 @@ func correctUsage(answer []byte, whole bool, cached int64) []byte {
 	return append(out, answer[m.Value.End:]...)
 }
 
-// correctEvent does the same to the data of an event.
+// correctEvent is correctUsage for the data of an event; it returns the whole event.
 func correctEvent(e body.Event, cached int64) []byte {
 	corrected := correctUsage(e.Data, true, cached)
 	before, after, ok := bytes.Cut(e.Raw, e.Data)
 	if !ok {
-		return e.Raw // data of several lines: no engine that needs this sends it
+		return e.Raw // the data has several lines, which no engine that needs correcting sends
 	}
 	return bytes.Join([][]byte{before, corrected, after}, nil)
 }

@@ -1,9 +1,9 @@
-package sidecar
+package relay
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http/httptest"
 	"reflect"
 	"strings"
@@ -11,24 +11,25 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// FuzzEventPipe: a stream comes out as it went in, byte for byte, whatever it is and however it is cut; where the count of
-// cached tokens is corrected, nothing else changes.
+// FuzzEventPipe checks that a stream comes out as it went in, byte for byte, whatever it is and however it is cut; where the
+// count of cached tokens is corrected, nothing else changes.
 func FuzzEventPipe(f *testing.F) {
+	const firstEvent, doneEvent = "data: {\"choices\":[{\"text\":\" hel\"}]}\n\n", "data: [DONE]\n\n"
+	const errorEvent = `data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
 	const usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":40,\"prompt_tokens_details\":{\"cached_tokens\":32}}}\n\n"
-	for i, stream := range []string{wholeStream, firstEvent + usage + doneEvent, errorEvent, ": ping\n\ndata: {}\r\n\r\ndata:[DONE]\n\n", "data: {\n\n\xff", usage[:40]} {
+	for i, stream := range []string{firstEvent + doneEvent, firstEvent + usage + doneEvent, errorEvent, ": ping\n\ndata: {}\r\n\r\ndata:[DONE]\n\n", "data: {\n\n\xff", usage[:40]} {
 		f.Add([]byte(stream), uint8(i+1), i%2 == 0)
 	}
 	f.Fuzz(func(t *testing.T, stream []byte, size uint8, corrects bool) {
 		out := httptest.NewRecorder()
-		x := &exchange{w: out, ctx: context.Background()}
+		c := &Client{Writer: out, Log: slog.New(slog.DiscardHandler)}
+		c.Decision.Verdict = pd.Remote
 		if corrects {
-			x.decision.Verdict, x.handoff.taken = pd.Remote, true
-			x.handoff.of = corrected(7)
+			c.CorrectCached(7)
 		}
-		p := &eventPipe{x: x, events: body.Events{Limit: maxEvent}}
+		p := &eventPipe{c: c, events: body.Events{Limit: MaxEvent}}
 		for rest := stream; len(rest) > 0; {
 			n := min(len(rest), int(size)+1)
 			if err := p.pass(rest[:n]); err != nil {
@@ -53,8 +54,8 @@ func FuzzEventPipe(f *testing.F) {
 	})
 }
 
-// mustDifferInCached fails unless a line is the same but for its count of cached tokens. A control character within a text is
-// no JSON, but it harms nobody that the count beside it is corrected all the same.
+// mustDifferInCached fails unless a line is the same but for its count of cached tokens. A control character in a text is not
+// valid JSON, but correcting the count of such an event does no harm.
 func mustDifferInCached(t *testing.T, before, after string) {
 	t.Helper()
 	if before == after {
@@ -81,12 +82,3 @@ func mustDifferInCached(t *testing.T, before, after string) {
 		t.Fatalf("%q became %q", before, after)
 	}
 }
-
-// corrected is a hand-off of an engine that does not hand its count of cached tokens over.
-type corrected int64
-
-// Decode implements dialect.Handoff.
-func (corrected) Decode() (request.Payload, error) { return request.Payload{}, nil }
-
-// Cached implements dialect.UsageCorrector.
-func (c corrected) Cached() (int64, bool) { return int64(c), true }

@@ -1,0 +1,120 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// Answer is an engine's answer body, read ahead only as far as it has come. It must be freed.
+//
+// A stream spends its life waiting for its next token, and thousands may wait at once: a waiting answer holds a small
+// buffer. It takes a large one for bytes that come faster than they are passed on.
+type Answer struct {
+	from   io.Reader
+	buf    *[]byte
+	unread []byte // the part of buf that was read and not skipped
+	last   int    // how much the last read returned
+	first  []byte // the bytes up to the end of the first event, if PeekEvent has read them
+}
+
+const (
+	// waitBuffer holds some token events (bytes).
+	waitBuffer = 2 << 10
+	// burstBuffer is how much of an answer is read at once if it is there (bytes).
+	burstBuffer = 32 << 10
+	// MaxEvent caps one event of a stream (bytes). The largest real ones repeat a long prompt, as prefill's answers may.
+	MaxEvent = 16 << 20
+)
+
+// NewAnswer makes an answer of a body.
+func NewAnswer(from io.Reader) *Answer { return &Answer{from: from} }
+
+// Peek returns what has come and was not skipped, at least one byte, and waits for it if it must. The bytes are valid until
+// Skip.
+func (a *Answer) Peek() ([]byte, error) {
+	if len(a.unread) > 0 {
+		return a.unread, nil
+	}
+	a.fitBuffer()
+	n, err := io.ReadAtLeast(a.from, *a.buf, 1)
+	if err != nil {
+		return nil, err
+	}
+	a.last, a.unread = n, (*a.buf)[:n]
+	return a.unread, nil
+}
+
+// Skip drops what Peek returned.
+func (a *Answer) Skip() { a.unread = nil }
+
+// Read implements io.Reader.
+func (a *Answer) Read(p []byte) (int, error) {
+	if len(a.unread) == 0 {
+		return a.from.Read(p)
+	}
+	n := copy(p, a.unread)
+	a.unread = a.unread[n:]
+	return n, nil
+}
+
+// fitBuffer takes a buffer for the next read: a large one if the last read would have filled a small one.
+func (a *Answer) fitBuffer() {
+	size := waitBuffer
+	if a.last >= waitBuffer {
+		size = burstBuffer
+	}
+	if a.buf == nil || len(*a.buf) != size {
+		a.Free()
+		a.buf = transport.TakeBuffer(size)
+	}
+}
+
+// Free returns the answer's buffer.
+func (a *Answer) Free() {
+	if a.buf != nil {
+		transport.PutBuffer(a.buf)
+		a.buf, a.unread = nil, nil
+	}
+}
+
+var errEngineEvent = errors.New("decode began its stream with an error")
+
+// PeekEvent reads up to the end of the first event that carries data, and fails if it is an error.
+func (a *Answer) PeekEvent() error {
+	events := body.Events{Limit: MaxEvent}
+	seen := false
+	for !seen {
+		chunk, err := a.Peek()
+		if err != nil {
+			return fmt.Errorf("reading the first event: %w", unexpected(err))
+		}
+		err = events.Feed(chunk, func(e body.Event) error {
+			if seen || len(e.Data) == 0 {
+				return nil
+			}
+			seen = true
+			if e.Error() {
+				return errEngineEvent
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		a.first = append(a.first, chunk...)
+		a.Skip()
+	}
+	return nil
+}
+
+// unexpected makes an end of the answer an error.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// relayStream passes events on as they come, whole events only: so an error event can follow at any time.
+func (c *Client) relayStream(resp *http.Response, a *Answer) error {
+	p := &eventPipe{c: c, events: body.Events{Limit: MaxEvent}}
+	if a.first != nil {
+		c.Clock.Enter(pd.PhaseDecode, time.Now())
+		c.sendHeaders(resp, true)
+		if err := p.pass(a.first); err != nil {
+			return c.brokenPipe(resp, err)
+		}
+		a.first = nil
+	}
+	for {
+		chunk, err := a.Peek()
+		if err != nil {
+			return c.endEvents(resp, p, err)
+		}
+		c.Clock.Enter(pd.PhaseDecode, time.Now())
+		if err := p.pass(chunk); err != nil {
+			return c.brokenPipe(resp, err)
+		}
+		a.Skip()
+	}
+}
+
+// eventPipe passes events on and notes what they say.
+type eventPipe struct {
+	c      *Client
+	events body.Events
+	usage  body.UsageReader
+	done   bool // the stream said [DONE]
+	failed bool // the stream said error
+}
+
+// pass writes the events that end in chunk, at once. The error is that of writing.
+func (p *eventPipe) pass(chunk []byte) error {
+	if err := p.events.Feed(chunk, p.event); err != nil {
+		return err
+	}
+	p.c.flush()
+	return nil
+}
+
+func (p *eventPipe) event(e body.Event) error {
+	switch {
+	case e.Done():
+		p.done = true
+	case e.Error():
+		p.failed = true
+	}
+	raw := e.Raw
+	if u, ok := p.usage.Event(e.Data); ok {
+		p.c.Usage = p.c.Usage.Merge(u)
+		if p.c.correctsUsage() {
+			raw = correctEvent(e, p.c.cached)
+			p.c.Usage.Cached = p.c.cached
+		}
+	}
+	_, err := p.c.Writer.Write(raw)
+	return err
+}
+
+// brokenPipe ends an answer whose client does not take it any more, or whose engine does not send an event stream.
+func (c *Client) brokenPipe(resp *http.Response, err error) error {
+	c.Failure = err
+	if errors.Is(err, body.ErrTooLarge) {
+		c.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+		c.sendTrailers(resp)
+	}
+	return nil
+}
+
+// endsWithDone reports whether an API's streams are complete only with [DONE].
+func endsWithDone(api pd.API) bool { return api == pd.APIChat || api == pd.APICompletions }
+
+// endEvents ends a stream as its engine, its client or the shutdown has ended it.
+func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
+	switch {
+	case c.Context.Err() != nil:
+		var refusal *pd.Refusal
+		if cause := c.Exchange.Interrupted(); !errors.As(cause, &refusal) {
+			c.Failure = cause
+			return nil
+		}
+		c.endError(refusal)
+	case !p.done && (err != io.EOF || endsWithDone(c.API) && resp.StatusCode == http.StatusOK):
+		c.Failure = err
+		if !p.failed {
+			broken := pd.Refuse(pd.InternalError, "The decode engine broke off this answer.")
+			broken.Cause = err
+			c.endError(broken)
+		}
+	default:
+		if _, err := c.Writer.Write(p.events.Pending()); err != nil {
+			return c.brokenPipe(resp, err)
+		}
+		c.End = pd.EndDone
+	}
+	if p.failed {
+		c.End = pd.EndError
+	}
+	c.sendTrailers(resp)
+	return nil
+}
+
+// endError ends a stream with an error event in the API's shape.
+func (c *Client) endError(r *pd.Refusal) {
+	c.Failure, c.End = r, pd.EndError
+	if _, err := c.Writer.Write(r.Event(c.API)); err != nil {
+		c.Log.Debug("ending a stream", "request_id", c.ID, "error", err)
+	}
+	c.flush()
+}

@@ -1,0 +1,126 @@
+package relay
+
+import (
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+)
+
+// MaxBuffered is the size up to which a whole answer is buffered to read or correct what stands at its end (bytes).
+const MaxBuffered = 8 << 20
+
+// relayWhole passes an answer on that is not an event stream. Its headers wait for its first byte, so that they can report
+// the time to it, and so that an answer that breaks off before it can be refused. It is buffered only if something that
+// stands at its end must be reported or corrected.
+func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
+	if _, err := a.Peek(); err != nil && err != io.EOF {
+		return c.brokeOff(err)
+	}
+	c.Clock.Enter(pd.PhaseDecode, time.Now())
+	if resp.StatusCode == http.StatusOK && (c.reports() || c.correctsUsage()) && !Encoded(resp.Header) && resp.ContentLength <= MaxBuffered {
+		return c.relayBuffered(resp, a)
+	}
+	c.sendHeaders(resp, false)
+	var usage body.UsageReader
+	usage.Reset()
+	if err := c.copyAnswer(a, &usage); err != nil {
+		c.Failure = err
+		panic(http.ErrAbortHandler) // half an answer must not look complete
+	}
+	if u, ok := usage.Usage(); ok {
+		c.Usage = u
+	}
+	c.End = pd.EndDone
+	if resp.StatusCode >= http.StatusBadRequest {
+		c.End = pd.EndError
+	}
+	c.sendTrailers(resp)
+	return nil
+}
+
+// brokeOff is the error for an answer that ended before any of it was sent.
+func (c *Client) brokeOff(err error) error {
+	if c.Context.Err() != nil {
+		return c.Exchange.Interrupted()
+	}
+	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod broke off before its answer. Try again; another pod will answer.")
+	refusal.Cause = err
+	return refusal
+}
+
+// copyAnswer copies to the client as the engine sends. Usage is read only for a trace.
+func (c *Client) copyAnswer(a *Answer, usage *body.UsageReader) error {
+	read := c.ReadUsage
+	for {
+		chunk, err := a.Peek()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if read {
+			_, err := usage.Write(chunk)
+			read = err == nil
+		}
+		if _, err := c.Writer.Write(chunk); err != nil {
+			return err
+		}
+		a.Skip()
+		c.flush()
+	}
+}
+
+// relayBuffered reads an answer to its end before it passes it on.
+func (c *Client) relayBuffered(resp *http.Response, a *Answer) error {
+	whole, err := io.ReadAll(io.LimitReader(a, MaxBuffered+1))
+	if err != nil {
+		return c.brokeOff(err)
+	}
+	if err := c.Exchange.CheckWhole(whole); err != nil {
+		return c.brokeOff(err)
+	}
+	rest := len(whole) > MaxBuffered
+	var usage body.UsageReader
+	if u, ok := usage.Event(whole); ok {
+		c.Usage = u
+		if c.correctsUsage() {
+			whole = correctUsage(whole, !rest, c.cached)
+			c.Usage.Cached = c.cached
+		}
+	}
+	if !rest {
+		resp.Header.Set("Content-Length", strconv.Itoa(len(whole))) // the correction changes it
+		c.End = pd.EndDone
+		if c.reports() {
+			c.Clock.Stop(time.Now())
+			c.Writer.Header().Set(keyOutcome, c.summary().String())
+		}
+	}
+	c.sendHeaders(resp, false)
+	if _, err := c.Writer.Write(whole); err != nil {
+		c.Failure, c.End = err, pd.EndAborted
+		return nil
+	}
+	if rest {
+		if _, err := io.Copy(c.Writer, a); err != nil {
+			panic(http.ErrAbortHandler) // half an answer must not look complete
+		}
+		c.End = pd.EndDone
+	}
+	return nil
+}
+
+// SendBytes sends an engine's refusal that was read whole.
+func (c *Client) SendBytes(status int, header http.Header, b []byte) {
+	header.Set("Content-Length", strconv.Itoa(len(b)))
+	c.sendHeaders(&http.Response{StatusCode: status, Header: header}, false)
+	c.End = pd.EndError
+	if _, err := c.Writer.Write(b); err != nil {
+		c.Failure, c.End = err, pd.EndAborted
+	}
+}
