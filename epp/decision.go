@@ -46,10 +46,8 @@ type CandidateTrace struct {
 	Why      string       `json:"why"`                 // one sentence
 	Total    float64      `json:"total"`
 	Scores   []ScoreTrace `json:"scores,omitempty"`
-	// What the scorers looked at. Waiting, Running and KVUsage are nil where the engine did not say.
-	Waiting  *int     `json:"waiting"`
-	Running  *int     `json:"running"`
-	KVUsage  *float64 `json:"kv_usage"`
+	// What the scorers looked at.
+	Signals  Readings `json:"signals"`
 	LoadAge  float64  `json:"load_age_seconds"` // -1 = never read
 	Requests int      `json:"inflight_requests"`
 	Tokens   int      `json:"inflight_tokens"`

@@ -24,6 +24,7 @@ type Endpoint struct {
 	// about endpoints are arrays by slot. It is free for another endpoint only after every EndpointObserver was told that this one has left.
 	Slot int
 
+	signals  Values        // of every LabelSignal
 	inFlight *inFlightWord // shared by all versions
 }
 
@@ -47,7 +48,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // a value nobody knows serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, inFlight: new(inFlightWord)}
+		Labels: labels, signals: labelValues(labels), inFlight: new(inFlightWord)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
@@ -105,29 +106,16 @@ func (e *Endpoint) chargeIf(seen, add InFlight) bool {
 func (e *Endpoint) charge(add InFlight)       { e.inFlight.Add(add.pack()) }
 func (e *Endpoint) discharge(charge InFlight) { e.inFlight.Add(-charge.pack()) }
 
-// Load is what the engine's metrics page said last. A value that Known does not name was never seen.
+// Load is what an endpoint's metrics page reported when it was read last. What every pick reads comes first, in as few cache
+// lines as possible.
 type Load struct {
-	Known   LoadField
-	At      time.Time // when the page was read; zero = never
-	Waiting int       // requests queued in the engine
-	Delayed int       // of those, requests whose KV cache is on its way, which wait for nothing else
-	Running int       // requests in its batch
-	KVUsage float64   // used part of the KV cache, 0..1
-	Sent    int       // requests of this picker that were in flight when the page was asked for
-	Cache   CacheInfo
-	LoRA    *LoRA // nil: the page names no adapters
-	Absent  bool  // nobody listened where its requests go when its page was asked for last; what stands here is older
+	At          time.Time // when the page was read; zero = never
+	Unreachable bool      // the endpoint refused the last attempt to read its page; the other fields are of an earlier one
+	Signals     Values    // of every PageSignal that the page had
+	Sent        int       // requests of this picker that were in flight when the page was asked for
+	Cache       CacheInfo
+	LoRA        *LoRA // nil: the page names no adapters
 }
-
-// LoadField is a set of the values of a Load.
-type LoadField uint8
-
-// The values a Load may have.
-const (
-	LoadWaiting LoadField = 1 << iota
-	LoadRunning
-	LoadKVUsage
-)
 
 // CacheInfo is the size of an engine's KV cache as it reports it; zeros where it does not.
 type CacheInfo struct {
@@ -140,9 +128,6 @@ type LoRA struct {
 	Max              int // adapters that fit at once
 	Running, Waiting []string
 }
-
-// Has reports whether every value of want is known.
-func (l *Load) Has(want LoadField) bool { return l.Known&want == want }
 
 // Trust is how much a load of this age still says: 1 up to stale, then falling evenly to 0 at three times that age. A
 // page never read has 0. Scorers mix a value with what they know nothing of in this proportion, so an engine that has gone
@@ -166,18 +151,4 @@ type Snapshot struct {
 	Version   uint64      // grows with every snapshot
 	Endpoints []*Endpoint // ordered by namespace and name
 	Loads     []Load      // of the endpoint at the same index
-}
-
-// Shown gives the values for people and JSON: nil where the engine did not say.
-func (l *Load) Shown() (waiting, running *int, kvUsage *float64) {
-	if l.Has(LoadWaiting) {
-		waiting = &l.Waiting
-	}
-	if l.Has(LoadRunning) {
-		running = &l.Running
-	}
-	if l.Has(LoadKVUsage) {
-		kvUsage = &l.KVUsage
-	}
-	return waiting, running, kvUsage
 }

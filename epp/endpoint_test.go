@@ -107,14 +107,3 @@ func TestLoadTrust(t *testing.T) {
 		t.Error("without a time of staleness only what is read now is trusted")
 	}
 }
-
-func TestLoadHas(t *testing.T) {
-	l := epp.Load{Known: epp.LoadWaiting | epp.LoadKVUsage}
-	for want, ok := range map[epp.LoadField]bool{
-		0: true, epp.LoadWaiting: true, epp.LoadRunning: false, epp.LoadWaiting | epp.LoadKVUsage: true, epp.LoadWaiting | epp.LoadRunning: false,
-	} {
-		if l.Has(want) != ok {
-			t.Errorf("%b: got %v", want, !ok)
-		}
-	}
-}

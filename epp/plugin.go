@@ -27,6 +27,7 @@ func (s Stage) String() string {
 type Candidate struct {
 	*Endpoint
 	Load     *Load    // never nil
+	Computed *Values  // set by the Producers of the configuration; nil without one
 	Trust    float64  // in Load, 0..1: see Load.Trust
 	InFlight InFlight // of this picker
 	Cached   int      // tokens of this prompt's beginning that it has in its prefix cache; 0 without a Matcher

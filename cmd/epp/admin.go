@@ -25,16 +25,13 @@ func (p *picker) admin() http.Handler {
 	return mux
 }
 
-// endpointState is one endpoint as /debug/endpoints shows it. Waiting, Running and KVUsage are null where the engine did
-// not say.
+// endpointState is one endpoint as /debug/endpoints shows it.
 type endpointState struct {
 	Name     string            `json:"name"`
 	Address  string            `json:"address"`
 	Role     string            `json:"role"`
 	Labels   map[string]string `json:"labels"`
-	Waiting  *int              `json:"waiting"`
-	Running  *int              `json:"running"`
-	KVUsage  *float64          `json:"kv_usage"`
+	Signals  epp.Readings      `json:"signals"`
 	Cache    epp.CacheInfo     `json:"cache"`
 	LoadAge  float64           `json:"load_age_seconds"` // -1 = never read
 	Trust    float64           `json:"trust"`            // 0..1, in these numbers
@@ -52,7 +49,7 @@ func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
 		load, inFlight := &snapshot.Loads[i], e.InFlight()
 		s := endpointState{Name: e.String(), Address: e.Address, Role: e.Role.String(), Labels: e.Labels, Cache: load.Cache, LoadAge: -1,
 			Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens}
-		s.Waiting, s.Running, s.KVUsage = load.Shown()
+		s.Signals = (&epp.Candidate{Endpoint: e, Load: load}).Readings()
 		if !load.At.IsZero() {
 			s.LoadAge = now.Sub(load.At).Seconds()
 		}

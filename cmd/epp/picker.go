@@ -146,7 +146,7 @@ func (c *settings) rehearse(b *config.Built) error {
 // pipeline is what picks by a configuration.
 func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
 	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
-		Detector: b.Detector, Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
+		Producers: b.Producers, Detector: b.Detector, Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
 }
 
 // swap makes a configuration the one in use, as a whole or not at all.

@@ -450,7 +450,7 @@ func TestDebug(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &state); err != nil || status != http.StatusOK || len(state.Endpoints) != 2 {
 		t.Fatalf("%d %s: %v", status, text, err)
 	}
-	if e := state.Endpoints[1]; e.Name != "default/p" || e.Address != "127.0.0.1:9" || e.Role != "prefill" || e.LoadAge != -1 || e.Waiting != nil {
+	if e := state.Endpoints[1]; e.Name != "default/p" || e.Address != "127.0.0.1:9" || e.Role != "prefill" || e.LoadAge != -1 || e.Signals.Of("waiting").Value != nil {
 		t.Errorf("%+v", e)
 	}
 	if status, text := s.ask(t, "GET", "admin", "/debug/config", nil); status != http.StatusOK || !strings.Contains(text, "kind: EndpointPickerConfig\n") {

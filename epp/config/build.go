@@ -13,8 +13,9 @@ import (
 type Built struct {
 	Profiles    []epp.Profile
 	Stages      epp.Stages
-	DeciderName string       // of Stages.Decider in the configuration; "" if there is none
-	Matcher     epp.Matcher  // nil: nobody looks at prefix caches
+	DeciderName string      // of Stages.Decider in the configuration; "" if there is none
+	Matcher     epp.Matcher // nil: nobody looks at prefix caches
+	Producers   []epp.Producer
 	Detector    epp.Detector // nil: nothing is refused for being less urgent
 	Charge      epp.Charge
 	Discovery   any        // what dataLayer.discovery names; nil if it names nothing
@@ -95,6 +96,7 @@ func (b *Built) fill(c *Config) {
 	for _, m := range Of[epp.Matcher](b) {
 		b.Matcher = m
 	}
+	b.Producers = Of[epp.Producer](b)
 	for _, charger := range Of[epp.Charger](b) {
 		b.Charge = charger.Charge()
 	}

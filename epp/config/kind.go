@@ -25,6 +25,8 @@ func describe(p *plugin, instance any) string {
 		return "a producer of prefix matches"
 	case epp.Charger:
 		return "a producer of load in flight"
+	case epp.Producer:
+		return "a producer of signals"
 	}
 	if kind := dataLayerKind(p); kind != "" {
 		return kind.article()

@@ -117,16 +117,23 @@ var roleLabels = []string{"", "prefill", "decode", "encode", "prefill-decode", "
 
 // somePods makes candidates of all kinds: each value of their load may be unknown, stale, huge or nonsense.
 func somePods(rng *rand.Rand, n int) []epp.Candidate {
-	count := func() int { return []int{0, 1, rng.IntN(8), rng.IntN(1000), math.MaxInt}[rng.IntN(5)] }
+	count := func() float64 { return float64([]int{0, 1, rng.IntN(8), rng.IntN(1000), math.MaxInt}[rng.IntN(5)]) }
+	usage := func() float64 { return []float64{0, 1, rng.Float64(), -1, 7, math.NaN(), math.Inf(1)}[rng.IntN(7)] }
 	c := make([]epp.Candidate, n)
 	for i := range c {
 		labels := map[string]string{"zone": string(rune('a' + rng.IntN(3)))}
 		if role := roleLabels[rng.IntN(len(roleLabels))]; role != "" {
 			labels[pd.RoleLabel] = role
 		}
-		load := &epp.Load{
-			Known: epp.LoadField(rng.IntN(8)), Waiting: count(), Running: count(),
-			KVUsage: []float64{0, 1, rng.Float64(), -1, 7, math.NaN(), math.Inf(1)}[rng.IntN(7)],
+		load := &epp.Load{}
+		for _, signal := range []epp.Signal{epp.Waiting, epp.Running, epp.KVUsage} {
+			value := count()
+			if signal == epp.KVUsage {
+				value = usage()
+			}
+			if rng.IntN(2) == 0 {
+				load.Signals.Set(signal, value)
+			}
 		}
 		if rng.IntN(3) > 0 {
 			load.LoRA = &epp.LoRA{Max: rng.IntN(4), Running: adapters(rng), Waiting: adapters(rng)}

@@ -15,14 +15,17 @@ func loaded(name string, waiting, running int, edit ...func(*epp.Candidate)) epp
 	c.Endpoint = c.With("", nil)
 	c.Name = name
 	c.Trust = 1
-	c.Load = &epp.Load{Known: epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage, At: time.Unix(1e9, 0), Waiting: waiting, Running: running}
+	c.Load = loadOf(float64(waiting), float64(running), 0)
+	c.Load.At = time.Unix(1e9, 0)
 	for _, e := range edit {
 		e(&c)
 	}
 	return c
 }
 
-func kv(usage float64) func(*epp.Candidate) { return func(c *epp.Candidate) { c.Load.KVUsage = usage } }
+func kv(usage float64) func(*epp.Candidate) {
+	return func(c *epp.Candidate) { c.Load.Signals.Set(epp.KVUsage, usage) }
+}
 
 // since has this picker's requests go from then to now since the page was read.
 func since(then, now int) func(*epp.Candidate) {
@@ -30,7 +33,9 @@ func since(then, now int) func(*epp.Candidate) {
 }
 
 // delayed has requests wait for their KV cache.
-func delayed(n int) func(*epp.Candidate) { return func(c *epp.Candidate) { c.Load.Delayed = n } }
+func delayed(n int) func(*epp.Candidate) {
+	return func(c *epp.Candidate) { c.Load.Signals.Set(epp.Delayed, float64(n)) }
+}
 
 func aged(age time.Duration, trust float64) func(*epp.Candidate) {
 	return func(c *epp.Candidate) { c.Load.At, c.Trust = c.Load.At.Add(-age), trust }

@@ -20,8 +20,8 @@ type kvCacheUtilizationScorer struct{}
 // Score implements epp.Scorer.
 func (kvCacheUtilizationScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
 	for i := range c {
-		used := c[i].Load.KVUsage
-		if !c[i].Load.Has(epp.LoadKVUsage) || used != used { // NaN is no usage
+		used, known := c[i].Load.Signals.Value(epp.KVUsage)
+		if !known || used != used { // NaN is no usage
 			scores[i] = middle
 			continue
 		}

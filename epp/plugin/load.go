@@ -2,22 +2,22 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// middle rates what is not known.
+// middle is the score of a candidate of which nothing is known.
 const middle = 0.5
 
-// trusted mixes a score that was made of an endpoint's load with the middle, as far as the load is too old to be believed.
+// trusted moves a score that was computed from an endpoint's load towards the middle, the more the older the load is.
 func trusted(c *epp.Candidate, score float64) float64 {
 	return middle + c.Trust*(score-middle)
 }
 
-// fewestFirst replaces values by scores: 1 for the lowest, 0 for the highest, and 1 for all if they are the same. Only
-// values that are known and still say something count; the others are in the middle. field tells whether a value is known.
-func fewestFirst(c []epp.Candidate, values []float64, field epp.LoadField) {
+// fewestFirst scores candidates by a PageSignal: 1 for the lowest value, 0 for the highest, and 1 for all if all are equal. Only
+// values that are known and not too old count; candidates without one get the middle.
+func fewestFirst(c []epp.Candidate, scores []float64, signal epp.Signal) {
 	var low, high float64
 	seen := false
 	for i := range c {
-		switch v := values[i]; {
-		case c[i].Trust <= 0 || !c[i].Load.Has(field):
+		switch v, known := c[i].Load.Signals.Value(signal); {
+		case c[i].Trust <= 0 || !known:
 		case !seen:
 			low, high, seen = v, v, true
 		default:
@@ -25,13 +25,13 @@ func fewestFirst(c []epp.Candidate, values []float64, field epp.LoadField) {
 		}
 	}
 	for i := range c {
-		switch v := values[i]; {
-		case c[i].Trust <= 0 || !c[i].Load.Has(field):
-			values[i] = middle
+		switch v, known := c[i].Load.Signals.Value(signal); {
+		case c[i].Trust <= 0 || !known:
+			scores[i] = middle
 		case low == high:
-			values[i] = trusted(&c[i], 1)
+			scores[i] = trusted(&c[i], 1)
 		default:
-			values[i] = trusted(&c[i], (high-v)/(high-low))
+			scores[i] = trusted(&c[i], (high-v)/(high-low))
 		}
 	}
 }

@@ -18,8 +18,5 @@ type queueScorer struct{}
 
 // Score implements epp.Scorer.
 func (queueScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
-	for i := range c {
-		scores[i] = float64(c[i].Load.Waiting)
-	}
-	fewestFirst(c, scores, epp.LoadWaiting)
+	fewestFirst(c, scores, epp.Waiting)
 }

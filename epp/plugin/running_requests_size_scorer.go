@@ -20,8 +20,5 @@ type runningRequestsSizeScorer struct{}
 
 // Score implements epp.Scorer.
 func (runningRequestsSizeScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
-	for i := range c {
-		scores[i] = float64(c[i].Load.Running)
-	}
-	fewestFirst(c, scores, epp.LoadRunning)
+	fewestFirst(c, scores, epp.Running)
 }

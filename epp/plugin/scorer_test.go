@@ -15,16 +15,17 @@ func TestFormulas(t *testing.T) {
 		formula         func(r *epp.Round, all []epp.Candidate, one epp.Candidate) float64
 	}{
 		{"queue-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
-			return spread(all, one, epp.LoadWaiting, func(l *epp.Load) int { return l.Waiting })
+			return spread(all, one, epp.Waiting)
 		}},
 		{"running-requests-size-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
-			return spread(all, one, epp.LoadRunning, func(l *epp.Load) int { return l.Running })
+			return spread(all, one, epp.Running)
 		}},
 		{"kv-cache-utilization-scorer", "", func(_ *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
-			if one.Load.Known&epp.LoadKVUsage == 0 || math.IsNaN(one.Load.KVUsage) {
+			used, known := one.Value(epp.KVUsage)
+			if !known || math.IsNaN(used) {
 				return 0.5
 			}
-			return 0.5*(1-one.Trust) + one.Trust*(1-math.Max(0, math.Min(1, one.Load.KVUsage)))
+			return 0.5*(1-one.Trust) + one.Trust*(1-math.Max(0, math.Min(1, used)))
 		}},
 		{"active-request-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
 			return idleOrBusy(all, one, 0, 1)
@@ -77,22 +78,28 @@ func TestFormulas(t *testing.T) {
 	}
 }
 
-// spread is (max−n)/(max−min) over those that are known, mixed with the middle.
-func spread(all []epp.Candidate, one epp.Candidate, field epp.LoadField, value func(*epp.Load) int) float64 {
-	var known []int
+// spread is (max−n)/(max−min) over the candidates whose value is known, mixed with the middle.
+func spread(all []epp.Candidate, one epp.Candidate, signal epp.Signal) float64 {
+	var known []float64
 	for _, c := range all {
-		if c.Load.Known&field != 0 && c.Trust > 0 {
-			known = append(known, value(c.Load))
+		if n, ok := c.Value(signal); ok && c.Trust > 0 {
+			known = append(known, n)
 		}
 	}
-	if one.Load.Known&field == 0 || one.Trust == 0 {
+	n, ok := one.Value(signal)
+	if !ok || one.Trust == 0 {
 		return 0.5
 	}
 	score := 1.0
 	if low, high := slices.Min(known), slices.Max(known); low < high {
-		score = (float64(high) - float64(value(one.Load))) / (float64(high) - float64(low))
+		score = (high - n) / (high - low)
 	}
 	return 0.5*(1-one.Trust) + one.Trust*score
+}
+
+// loadOf is a load whose signals are all known.
+func loadOf(waiting, running, usage float64) *epp.Load {
+	return &epp.Load{Signals: epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)}
 }
 
 func idleOrBusy(all []epp.Candidate, one epp.Candidate, idle int, busy float64) float64 {
@@ -108,8 +115,7 @@ func idleOrBusy(all []epp.Candidate, one epp.Candidate, idle int, busy float64) 
 
 // TestUnknownIsMiddle is what llm-d does otherwise: an engine that was never read must not look idle.
 func TestUnknownIsMiddle(t *testing.T) {
-	idle := &epp.Load{Known: epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage}
-	busy := &epp.Load{Known: idle.Known, Waiting: 10, Running: 10, KVUsage: 1}
+	idle, busy := loadOf(0, 0, 0), loadOf(10, 10, 1)
 	c := []epp.Candidate{
 		{Load: idle, Trust: 1}, {Load: busy, Trust: 1}, {Load: busy, Trust: 0.5}, {Load: idle}, {Load: &epp.Load{}, Trust: 1}, {Load: &epp.Load{}},
 	}
@@ -125,7 +131,7 @@ func TestUnknownIsMiddle(t *testing.T) {
 
 // TestEqualIsBest keeps llm-d's rule: where all are the same, all are best.
 func TestEqualIsBest(t *testing.T) {
-	load := &epp.Load{Known: epp.LoadWaiting | epp.LoadRunning, Waiting: 3, Running: 3}
+	load := loadOf(3, 3, 0)
 	c := []epp.Candidate{{Load: load, Trust: 1}, {Load: load, Trust: 1}}
 	for _, typ := range []string{"queue-scorer", "running-requests-size-scorer"} {
 		scores := make([]float64, len(c))

@@ -69,18 +69,20 @@ type utilizationDetector struct {
 
 // load is how full an endpoint's last metrics say it is: 1 = at a threshold. What they do not say is 0.
 func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
-	if c.Load.Has(epp.LoadWaiting) {
-		waiting, threshold := float64(c.Load.Waiting-c.Load.Delayed), d.queue
-		if c.Load.Has(epp.LoadRunning) {
-			threshold = max(threshold, d.perRunning*float64(c.Load.Running))
+	if waiting, known := c.Value(epp.Waiting); known {
+		threshold := d.queue
+		delayed, _ := c.Value(epp.Delayed)
+		waiting -= delayed
+		if running, known := c.Value(epp.Running); known {
+			threshold = max(threshold, d.perRunning*running)
 		}
 		if waiting >= threshold {
 			waiting += float64(c.InFlight.Requests - c.Load.Sent)
 		}
 		queue = max(0, waiting/threshold)
 	}
-	if c.Load.Has(epp.LoadKVUsage) && c.Load.KVUsage > 0 {
-		kv = c.Load.KVUsage / d.kv
+	if used, known := c.Value(epp.KVUsage); known && used > 0 {
+		kv = used / d.kv
 	}
 	return queue, kv
 }

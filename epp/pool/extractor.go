@@ -52,26 +52,24 @@ type EngineConfig struct {
 	CacheBlockSizeSpec string `yaml:"cacheBlockSizeSpec"`
 	// CacheNumBlocksSpec is a gauge of the number of blocks, for engines that have no label of it.
 	CacheNumBlocksSpec string `yaml:"cacheNumBlocksSpec"`
-	// CustomMetrics are further values for plugins of llm-d. They are checked, and not read: no plugin here uses them.
+	// CustomMetrics are further values for plugins. One whose attributeKey is the name of a signal of this picker is read as
+	// that signal. The others are checked, and not read: no plugin uses them.
 	CustomMetrics []CustomMetric `yaml:"customMetrics"`
 }
 
 // CustomMetric names a value for plugins.
 type CustomMetric struct {
-	// AttributeKey is the name under which plugins find the value.
+	// AttributeKey is the name of the value.
 	AttributeKey string `yaml:"attributeKey"`
 	// MetricSpec is the gauge or counter it comes from.
 	MetricSpec string `yaml:"metricSpec"`
 }
 
-// builtin are the engines that need no configuration, with the names their pages had in the version llm-d documents.
+// builtin are the engines that need no configuration, with the names their pages had in the version llm-d documents. The
+// series of signals are in their declarations.
 var builtin = []EngineConfig{
 	{
 		Name:                    "vllm",
-		QueuedRequestsSpec:      "vllm:num_requests_waiting",
-		DelayedRequestsSpec:     "vllm:num_requests_waiting_by_reason{reason=deferred}",
-		RunningRequestsSpec:     "vllm:num_requests_running",
-		KVUsageSpec:             "vllm:kv_cache_usage_perc",
 		LoRASpec:                "vllm:lora_requests_info",
 		CacheInfoSpec:           "vllm:cache_config_info",
 		CacheBlockSizeLabelName: "block_size",
@@ -79,34 +77,41 @@ var builtin = []EngineConfig{
 	},
 	{
 		Name:                    "sglang",
-		QueuedRequestsSpec:      "sglang:num_queue_reqs",
-		RunningRequestsSpec:     "sglang:num_running_reqs",
-		KVUsageSpec:             "sglang:token_usage",
 		CacheInfoSpec:           "sglang:cache_config_info",
 		CacheBlockSizeLabelName: "page_size",
 		CacheNumBlocksLabelName: "num_pages",
 	},
 	{
-		Name:                "trtllm-serve",
-		QueuedRequestsSpec:  "trtllm_num_requests_waiting",
-		RunningRequestsSpec: "trtllm_num_requests_running",
-		KVUsageSpec:         "trtllm_kv_cache_utilization",
-		CacheBlockSizeSpec:  "trtllm_kv_cache_tokens_per_block",
-		CacheNumBlocksSpec:  "trtllm_kv_cache_max_blocks",
+		Name:               "trtllm-serve",
+		CacheBlockSizeSpec: "trtllm_kv_cache_tokens_per_block",
+		CacheNumBlocksSpec: "trtllm_kv_cache_max_blocks",
 	},
 	{
-		Name:                "triton-tensorrt-llm",
-		QueuedRequestsSpec:  "nv_trt_llm_request_metrics{request_type=waiting}",
-		RunningRequestsSpec: "nv_trt_llm_request_metrics{request_type=scheduled}",
-		KVUsageSpec:         "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
-		CacheBlockSizeSpec:  "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
-		CacheNumBlocksSpec:  "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+		Name:               "triton-tensorrt-llm",
+		CacheBlockSizeSpec: "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+		CacheNumBlocksSpec: "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
 	},
 	{
-		Name:                "triton",
-		QueuedRequestsSpec:  "nv_inference_pending_request_count",
-		RunningRequestsSpec: "nv_inference_exec_count",
+		Name: "triton",
 	},
+}
+
+// withSignals returns a built-in engine with the series of all signals that it reports.
+func (c EngineConfig) withSignals() *EngineConfig {
+	for _, s := range epp.Signals() {
+		d := s.Declaration()
+		series := d.Pages[c.Name]
+		if d.Kind != epp.PageSignal || series == "" {
+			continue
+		}
+		if d.Parameter == "" {
+			c.CustomMetrics = append(c.CustomMetrics, CustomMetric{AttributeKey: d.Name, MetricSpec: series})
+			continue
+		}
+		_, text := c.signalSpec(s)
+		*text = series
+	}
+	return &c
 }
 
 // DefaultExtractor reads the engines that are built in; endpoints that name none run vllm.
@@ -186,17 +191,17 @@ func (x *Extractor) Override(queued, kvUsage, lora string) error {
 
 // engine finds the configuration of an engine, nil if there is none.
 func (x *Extractor) engine(name string) *EngineConfig {
-	for _, list := range [][]EngineConfig{x.EngineConfigs, builtin} {
-		for i := range list {
-			if list[i].Name == name {
-				return &list[i]
-			}
-		}
+	named := func(c EngineConfig) bool { return c.Name == name }
+	if i := slices.IndexFunc(x.EngineConfigs, named); i >= 0 {
+		return &x.EngineConfigs[i]
+	}
+	if i := slices.IndexFunc(builtin, named); i >= 0 {
+		return builtin[i].withSignals()
 	}
 	return nil
 }
 
-// names are the engines there are, each once.
+// names returns the names of all engines, each once.
 func (x *Extractor) names() []string {
 	var names []string
 	for _, list := range [][]EngineConfig{x.EngineConfigs, builtin} {

@@ -3,23 +3,21 @@ package pool
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// value is one thing a page may tell.
+// value is what a series of a page contributes to. Values below epp.MaxSignals are signals.
 type value uint8
 
 const (
-	valueWaiting value = iota
-	valueDelayed
-	valueRunning
-	valueUsage
-	valueLoRA
-	valueCache // the size of the cache in labels
+	valueLoRA  value = epp.MaxSignals + iota
+	valueCache       // the size of the cache in labels
 	valueBlockTokens
 	valueBlocks
 	valueCount
@@ -50,16 +48,40 @@ type specField struct {
 
 // specs lists the specs of an engine by the names of their fields.
 func (c *EngineConfig) specs() []specField {
-	return []specField{
-		{"queuedRequestsSpec", c.QueuedRequestsSpec, valueWaiting},
-		{"delayedRequestsSpec", c.DelayedRequestsSpec, valueDelayed},
-		{"runningRequestsSpec", c.RunningRequestsSpec, valueRunning},
-		{"kvUsageSpec", c.KVUsageSpec, valueUsage},
-		{"loraSpec", c.LoRASpec, valueLoRA},
-		{"cacheInfoSpec", c.CacheInfoSpec, valueCache},
-		{"cacheBlockSizeSpec", c.CacheBlockSizeSpec, valueBlockTokens},
-		{"cacheNumBlocksSpec", c.CacheNumBlocksSpec, valueBlocks},
+	var all []specField
+	for _, s := range epp.Signals() {
+		if field, text := c.signalSpec(s); text != nil {
+			all = append(all, specField{field, *text, value(s)})
+		}
 	}
+	return append(all,
+		specField{"loraSpec", c.LoRASpec, valueLoRA},
+		specField{"cacheInfoSpec", c.CacheInfoSpec, valueCache},
+		specField{"cacheBlockSizeSpec", c.CacheBlockSizeSpec, valueBlockTokens},
+		specField{"cacheNumBlocksSpec", c.CacheNumBlocksSpec, valueBlocks})
+}
+
+// signalSpec returns the field of the configuration that holds the spec of a signal; nil if there is none.
+func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
+	d := s.Declaration()
+	switch {
+	case d.Kind != epp.PageSignal:
+		return "", nil
+	case d.Parameter == "":
+		for i := range c.CustomMetrics {
+			if m := &c.CustomMetrics[i]; m.AttributeKey == d.Name {
+				return fmt.Sprintf("customMetrics[%d].metricSpec", i), &m.MetricSpec
+			}
+		}
+		return "", nil
+	}
+	fields := reflect.ValueOf(c).Elem()
+	for i := range fields.NumField() {
+		if fields.Type().Field(i).Tag.Get("yaml") == d.Parameter {
+			return d.Parameter, fields.Field(i).Addr().Interface().(*string)
+		}
+	}
+	panic("pool: the signal " + d.Name + " names the parameter " + d.Parameter + ", which EngineConfig does not have")
 }
 
 // compile makes the program of an engine without problems.
@@ -174,18 +196,18 @@ func (p *page) take(of value, s series, ok bool) {
 	case valueCache:
 		p.takeCache(v, s)
 	default:
-		v.bad = v.bad || !sensible(of, s.value)
+		v.bad = v.bad || !unitOf(of).Valid(s.value)
 		v.total += s.value
 		v.count++
 	}
 }
 
-// sensible reports whether a value is possible at all. 2^40 is more than any engine counts.
-func sensible(of value, v float64) bool {
-	if of == valueUsage {
-		return v >= 0 && v <= 1
+// unitOf returns the unit of a value that is a number.
+func unitOf(of value) epp.Unit {
+	if of < epp.MaxSignals {
+		return epp.Signal(of).Unit()
 	}
-	return v >= 0 && v < 1<<40
+	return epp.Count
 }
 
 // takeLoRA keeps the series of the latest time, which is its value.
@@ -227,17 +249,10 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	for i := range p.sums {
 		found = found || p.sums[i].count > 0
 	}
-	if v := &p.sums[valueWaiting]; v.known() {
-		l.Waiting, l.Known = int(math.Round(v.total)), l.Known|epp.LoadWaiting
-	}
-	if v := &p.sums[valueDelayed]; v.known() {
-		l.Delayed = int(math.Round(v.total))
-	}
-	if v := &p.sums[valueRunning]; v.known() {
-		l.Running, l.Known = int(math.Round(v.total)), l.Known|epp.LoadRunning
-	}
-	if v := &p.sums[valueUsage]; v.known() {
-		l.KVUsage, l.Known = v.total/float64(v.count), l.Known|epp.LoadKVUsage
+	for i := range p.sums[:epp.MaxSignals] {
+		if v := &p.sums[i]; v.known() {
+			l.Signals.Set(epp.Signal(i), unitOf(value(i)).Combine(v.total, v.count))
+		}
 	}
 	if v := &p.sums[valueCache]; v.known() {
 		l.Cache = p.cache

@@ -45,24 +45,29 @@ func loadOf(t testing.TB, prog *program, from io.Reader) (epp.Load, bool) {
 	return r.load(&epp.Load{})
 }
 
-const allKnown = epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage
+// signals are the values of the signals that every engine reports.
+func signals(waiting, running, usage float64) epp.Values {
+	return epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)
+}
+
+// only are values of which one is known.
+func only(s epp.Signal, value float64) epp.Load {
+	return epp.Load{Signals: epp.Values{}.With(s, value)}
+}
 
 func TestGoldenPages(t *testing.T) {
 	cases := []struct {
 		engine, file string
 		want         epp.Load
 	}{
-		{"vllm", "vllm-idle.txt", epp.Load{Known: allKnown, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"vllm", "vllm-load.txt", epp.Load{Known: allKnown, Running: 2, Waiting: 8, KVUsage: 0.2524461839530333,
-			Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"vllm", "vllm-dp2.txt", epp.Load{Known: allKnown, KVUsage: 0.023483365949119372, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}}},
-		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Known: allKnown, Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
-		{"sglang", "sglang.txt", epp.Load{Known: allKnown, Running: 7, Waiting: 3, KVUsage: 0.375, Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 512}}},
-		{"trtllm-serve", "trtllm-serve.txt", epp.Load{Known: allKnown, Running: 5, Waiting: 2, KVUsage: 0.125,
-			Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 4096}}},
-		{"triton-tensorrt-llm", "triton-tensorrt-llm.txt", epp.Load{Known: allKnown, Running: 6, Waiting: 4, KVUsage: 0.25,
-			Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 2048}}},
-		{"triton", "triton.txt", epp.Load{Known: epp.LoadWaiting | epp.LoadRunning, Running: 11, Waiting: 9}},
+		{"vllm", "vllm-idle.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-load.txt", epp.Load{Signals: signals(8, 2, 0.2524461839530333).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"vllm", "vllm-dp2.txt", epp.Load{Signals: signals(0, 0, 0.023483365949119372).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 2 * 1024}}},
+		{"vllm", "vllm-nixl-prefill.txt", epp.Load{Signals: signals(0, 0, 0).With(epp.Delayed, 0), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 512}}},
+		{"sglang", "sglang.txt", epp.Load{Signals: signals(3, 7, 0.375), Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 512}}},
+		{"trtllm-serve", "trtllm-serve.txt", epp.Load{Signals: signals(2, 5, 0.125), Cache: epp.CacheInfo{BlockTokens: 32, Blocks: 4096}}},
+		{"triton-tensorrt-llm", "triton-tensorrt-llm.txt", epp.Load{Signals: signals(4, 6, 0.25), Cache: epp.CacheInfo{BlockTokens: 64, Blocks: 2048}}},
+		{"triton", "triton.txt", epp.Load{Signals: epp.Values{}.With(epp.Waiting, 9).With(epp.Running, 11)}},
 	}
 	for _, c := range cases {
 		t.Run(c.file, func(t *testing.T) {
@@ -85,9 +90,9 @@ func TestPageValues(t *testing.T) {
 	const engines = "WAIT{engine=\"0\"} 3\nWAIT{engine=\"1\"} 4\n"
 	names := strings.NewReplacer("WAIT", "vllm:num_requests_waiting", "RUN", "vllm:num_requests_running",
 		"USAGE", "vllm:kv_cache_usage_perc", "LORA", "vllm:lora_requests_info")
-	running1 := epp.Load{Known: epp.LoadRunning, Running: 1}
-	waiting := func(n int) epp.Load { return epp.Load{Known: epp.LoadWaiting, Waiting: n} }
-	usage := func(v float64) epp.Load { return epp.Load{Known: epp.LoadKVUsage, KVUsage: v} }
+	running1 := only(epp.Running, 1)
+	waiting := func(n float64) epp.Load { return only(epp.Waiting, n) }
+	usage := func(v float64) epp.Load { return only(epp.KVUsage, v) }
 	cases := []struct {
 		name, page string
 		want       epp.Load
@@ -120,7 +125,7 @@ func TestPageValues(t *testing.T) {
 		{name: "a timestamp that is none", page: engines + "WAIT 4 NaN\nRUN 1", want: running1},
 		{name: "an info without numbers", page: "vllm:cache_config_info{block_size=\"None\"} 1\nRUN 1", want: running1},
 		{name: "delayed", page: engines + "WAIT_by_reason{engine=\"0\",reason=\"capacity\"} 2\nWAIT_by_reason{engine=\"0\",reason=\"deferred\"} 1\n" +
-			"WAIT_by_reason{engine=\"1\",reason=\"deferred\"} 4\n", want: epp.Load{Known: epp.LoadWaiting, Waiting: 7, Delayed: 5}},
+			"WAIT_by_reason{engine=\"1\",reason=\"deferred\"} 4\n", want: epp.Load{Signals: epp.Values{}.With(epp.Waiting, 7).With(epp.Delayed, 5)}},
 		{name: "LoRA", page: `LORA{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters=""} 20` + "\n" +
 			`LORA{max_lora="4",running_lora_adapters="old",waiting_lora_adapters="b"} 10`,
 			want: epp.Load{LoRA: &epp.LoRA{Max: 4, Running: []string{"a", "b"}}}},
@@ -144,21 +149,25 @@ func TestPageOfTooLongLines(t *testing.T) {
 	const good = "\nvllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
 	cases := []struct {
 		name, page string
-		want       epp.LoadField
+		waiting    bool // is known, too
 	}{
-		{"comment", "# " + long + good, epp.LoadWaiting | epp.LoadRunning},
-		{"other family", long + "{} 5" + good, epp.LoadWaiting | epp.LoadRunning},
-		{"wanted family", "vllm:num_requests_waiting{a=\"" + long + "\"} 5" + good, epp.LoadRunning},
-		{"the end of one looks like a line", long + " vllm:num_requests_waiting 9" + good, epp.LoadWaiting | epp.LoadRunning},
-		{"at the end of the page", good + long, epp.LoadWaiting | epp.LoadRunning},
-		{"just fits", good + strings.Repeat("y", readSize-1), epp.LoadWaiting | epp.LoadRunning},
+		{"comment", "# " + long + good, true},
+		{"other family", long + "{} 5" + good, true},
+		{"wanted family", "vllm:num_requests_waiting{a=\"" + long + "\"} 5" + good, false},
+		{"the end of one looks like a line", long + " vllm:num_requests_waiting 9" + good, true},
+		{"at the end of the page", good + long, true},
+		{"just fits", good + strings.Repeat("y", readSize-1), true},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			for name, from := range map[string]io.Reader{"whole": strings.NewReader(c.page), "halves": iotest.HalfReader(strings.NewReader(c.page))} {
 				got, _ := loadOf(t, prog, from)
-				if got.Known != c.want || got.Has(epp.LoadWaiting) && got.Waiting != 1 || got.Running != 2 {
-					t.Errorf("%s: got %+v, want %b known", name, got, c.want)
+				want := only(epp.Running, 2)
+				if c.waiting {
+					want.Signals.Set(epp.Waiting, 1)
+				}
+				if got != want {
+					t.Errorf("%s: got %+v, want %+v", name, got, want)
 				}
 			}
 		})
@@ -174,7 +183,7 @@ func TestReaderIsUsedAgain(t *testing.T) {
 	if err := r.read(strings.NewReader("nv_inference_exec_count 3"), 1<<20, triton); err != nil {
 		t.Fatal(err)
 	}
-	if got, ok := r.load(&epp.Load{}); !ok || !reflect.DeepEqual(got, epp.Load{Known: epp.LoadRunning, Running: 3}) {
+	if got, ok := r.load(&epp.Load{}); !ok || got != only(epp.Running, 3) {
 		t.Errorf("got %+v, which is not of the second page", got)
 	}
 }
@@ -289,7 +298,7 @@ func modelOf(text []byte, c *EngineConfig) (l epp.Load) {
 				if at > newest {
 					total, n, bad, newest = 0, 0, false, at
 				}
-				total, n, bad = total+v, n+1, bad || !(v >= 0) || of == valueUsage && v > 1 || v >= 1<<40
+				total, n, bad = total+v, n+1, bad || !(v >= 0) || of == value(epp.KVUsage) && v > 1 || v >= 1<<40
 			}
 		}
 		return total, n, n > 0 && !bad
@@ -300,12 +309,12 @@ func modelOf(text []byte, c *EngineConfig) (l epp.Load) {
 			continue
 		}
 		switch s.of {
-		case valueWaiting:
-			l.Waiting, l.Known = int(math.Round(total)), l.Known|epp.LoadWaiting
-		case valueRunning:
-			l.Running, l.Known = int(math.Round(total)), l.Known|epp.LoadRunning
-		case valueUsage:
-			l.KVUsage, l.Known = total/float64(n), l.Known|epp.LoadKVUsage
+		case value(epp.Waiting):
+			l.Signals.Set(epp.Waiting, math.Round(total))
+		case value(epp.Running):
+			l.Signals.Set(epp.Running, math.Round(total))
+		case value(epp.KVUsage):
+			l.Signals.Set(epp.KVUsage, total/float64(n))
 		case valueBlockTokens:
 			l.Cache.BlockTokens = int(total) / n
 		case valueBlocks:

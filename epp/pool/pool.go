@@ -330,13 +330,13 @@ func (p *Pool) store(m *member, load *epp.Load) {
 	wake(p.loaded)
 }
 
-// miss notes that an endpoint is absent. What its page told last stays.
-func (p *Pool) miss(m *member) {
+// markUnreachable notes that an endpoint is unreachable. The values of its last page stay.
+func (p *Pool) markUnreachable(m *member) {
 	load := *m.load.Load()
-	if load.Absent {
+	if load.Unreachable {
 		return
 	}
-	load.Absent = true
+	load.Unreachable = true
 	m.load.Store(&load)
 	wake(p.loaded)
 }

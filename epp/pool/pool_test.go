@@ -125,7 +125,7 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 			t.Error("a snapshot has changed")
 		}
 		for i, l := range second.Loads {
-			if l.Known != allKnown || l.Waiting != 1 || l.Running != 2 || l.KVUsage != .5 || time.Since(l.At) > 250*time.Millisecond {
+			if l.Signals != signals(1, 2, .5) || time.Since(l.At) > 250*time.Millisecond {
 				t.Errorf("%v: load %+v", second.Endpoints[i], l)
 			}
 		}
@@ -137,7 +137,7 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 		if p.Snapshot() != silent {
 			t.Error("a new snapshot, though no page was read")
 		}
-		if l := silent.Loads[0]; l.Known != allKnown || time.Since(l.At) < 20*time.Second {
+		if l := silent.Loads[0]; l.Signals != signals(1, 2, .5) || time.Since(l.At) < 20*time.Second {
 			t.Errorf("a page that could not be read left the load %+v, want the one before", l)
 		}
 
@@ -149,7 +149,7 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 
 		e.behave(always("vllm:num_requests_running 7\nvllm:kv_cache_usage_perc NaN\n"))
 		time.Sleep(20 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Known != epp.LoadRunning || l.Running != 7 || l.Waiting != 0 || l.KVUsage != 0 {
+		if l := p.Snapshot().Loads[0]; l.Signals != only(epp.Running, 7).Signals {
 			t.Errorf("a page without two of the values left the load %+v, want only running", l)
 		}
 	})
@@ -437,7 +437,7 @@ func TestReloadOfMetrics(t *testing.T) {
 		p, e := withEngines(t, Options{}, ofPool(spec), always("mine 4\n"+idlePage))
 		start(t, p)
 		time.Sleep(5 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Running != 0 || l.Known != allKnown {
+		if l := p.Snapshot().Loads[0]; l.Signals != signals(0, 0, .5) {
 			t.Errorf("vllm: %+v", l)
 		}
 		x := DefaultExtractor()
@@ -449,7 +449,7 @@ func TestReloadOfMetrics(t *testing.T) {
 		}
 		e.serve(p)
 		time.Sleep(5 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Running != 4 || l.Known != epp.LoadRunning {
+		if l := p.Snapshot().Loads[0]; l.Signals != only(epp.Running, 4).Signals {
 			t.Errorf("mine: %+v", l)
 		}
 		if e.since()["10.0.0.1:9100"] == 0 {
@@ -464,7 +464,7 @@ func TestReloadToNoMetrics(t *testing.T) {
 		p, e := withEngines(t, Options{}, ofPool(specOf("a", "10.0.0.1:8000")), always(busyPage))
 		start(t, p)
 		time.Sleep(5 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Known != allKnown {
+		if l := p.Snapshot().Loads[0]; l.Signals != signals(1, 2, .5) {
 			t.Errorf("before: %+v", l)
 		}
 		if err := p.Configure(ofPool(specOf("a", "10.0.0.1:8000")), Source{}, Extractor{}); err != nil {
@@ -479,7 +479,7 @@ func TestReloadToNoMetrics(t *testing.T) {
 		configure(t, p, ofPool(specOf("a", "10.0.0.1:8000")))
 		e.serve(p)
 		time.Sleep(5 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Known != allKnown {
+		if l := p.Snapshot().Loads[0]; l.Signals != signals(1, 2, .5) {
 			t.Errorf("with a source again: %+v", l)
 		}
 	})

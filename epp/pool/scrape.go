@@ -160,15 +160,16 @@ func (s *scraper) turn(ctx context.Context) {
 	case err == nil:
 		load.At, load.Sent = start, sent // the engine wrote the page since
 		s.pool.store(s.member, &load)
-	case s.absent(err):
+	case s.unreachable(err):
 		s.soon(now)
-		s.pool.miss(s.member)
+		s.pool.markUnreachable(s.member)
 	}
 }
 
-// absent tells whether a page that could not be read means that requests could not be served either: nobody listens where
-// they go, or the sidecar there says so of its engine. Pages on ports of their own mean nothing: those may just be wrong.
-func (s *scraper) absent(err error) bool {
+// unreachable reports whether a failed reading means that requests would fail too: the address of requests refused the
+// connection, or the sidecar there answers that its engine is gone. A page on a port of its own says nothing about requests;
+// its port may just be wrong.
+func (s *scraper) unreachable(err error) bool {
 	if s.request == nil || s.request.URL.Host != s.member.Address {
 		return false
 	}

@@ -79,7 +79,8 @@ func TestReadOverSockets(t *testing.T) {
 			configure(t, p, nil)
 			defer p.closeConnections()
 			s := scraperOf(p, engine.Listener.Addr().String())
-			before := epp.Load{Known: epp.LoadWaiting, Waiting: 3, At: time.Unix(1, 0)}
+			before := only(epp.Waiting, 3)
+			before.At = time.Unix(1, 0)
 			s.member.load.Store(&before)
 			written.Store(0)
 			_, err := s.read(t.Context())
@@ -99,20 +100,20 @@ func TestReadOverSockets(t *testing.T) {
 	}
 }
 
-// TestAbsent: where nobody listens, or the sidecar says that of its engine, the endpoint is absent until its page can be read
-// again, and is asked for it as often as an idle one. What it said before is kept.
-func TestAbsent(t *testing.T) {
+// TestUnreachable: an endpoint that refuses connections, or whose sidecar says that its engine does, is unreachable until its
+// page can be read again. Its page is asked for as often as that of an idle one. The values of the last page are kept.
+func TestUnreachable(t *testing.T) {
 	status := func(code int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 	}
 	for _, c := range []struct {
-		name    string
-		serve   http.HandlerFunc // nil: nobody listens
-		metrics string           // another address of the page
-		port    int              // another port of all pages
-		absent  bool
+		name        string
+		serve       http.HandlerFunc // nil: connections are refused
+		metrics     string           // another address of the page
+		port        int              // another port of all pages
+		unreachable bool
 	}{
-		{"nobody listens", nil, "", 0, true},
+		{"connection refused", nil, "", 0, true},
 		{"the engine does not", status(502), "", 0, true},
 		{"the sidecar drains", status(503), "", 0, true},
 		{"something is wrong", status(500), "", 0, false},
@@ -137,8 +138,8 @@ func TestAbsent(t *testing.T) {
 			configure(t, p, nil)
 			defer p.closeConnections()
 			s := scraperOf(p, engine.Listener.Addr().String())
-			if s.turn(t.Context()); s.member.load.Load().Absent {
-				t.Fatal("an endpoint with a page is absent")
+			if s.turn(t.Context()); s.member.load.Load().Unreachable {
+				t.Fatal("an endpoint with a page is unreachable")
 			}
 			bad.Store(true)
 			if c.serve == nil {
@@ -156,15 +157,15 @@ func TestAbsent(t *testing.T) {
 				s.turn(t.Context())
 			}
 			load := s.member.load.Load()
-			if load.Absent != c.absent || !load.Has(epp.LoadWaiting) {
+			if load.Unreachable != c.unreachable || !load.Signals.Known(epp.Waiting) {
 				t.Errorf("load %+v", load)
 			}
-			if soon := time.Until(s.due) < 2*s.idle; soon != c.absent {
+			if soon := time.Until(s.due) < 2*s.idle; soon != c.unreachable {
 				t.Errorf("after four failures it is asked again in %v, an idle one in %v", time.Until(s.due), s.idle)
 			}
 			if bad.Store(false); c.serve != nil {
-				if s.turn(t.Context()); s.member.load.Load().Absent {
-					t.Error("it is still absent when its page is back")
+				if s.turn(t.Context()); s.member.load.Load().Unreachable {
+					t.Error("it is still unreachable when its page is back")
 				}
 			}
 		})
@@ -242,7 +243,7 @@ func TestRunOverSockets(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	if l := p.set.members[0].load.Load(); l.Known != allKnown || l.Running != 2 || l.At.IsZero() {
+	if l := p.set.members[0].load.Load(); l.Signals != signals(1, 2, .5) || l.At.IsZero() {
 		t.Errorf("load %+v", l)
 	}
 }

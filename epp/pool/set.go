@@ -37,7 +37,9 @@ type member struct {
 // busy reports whether the endpoint has anything to do, as far as we know.
 func (m *member) busy() bool {
 	load := m.load.Load()
-	return m.InFlight().Requests > 0 || load.Waiting+load.Running > 0
+	waiting, _ := load.Signals.Value(epp.Waiting)
+	running, _ := load.Signals.Value(epp.Running)
+	return m.InFlight().Requests > 0 || waiting+running > 0
 }
 
 // departed is a member that has left.

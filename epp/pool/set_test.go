@@ -66,7 +66,8 @@ func TestSetKeepsWhatStays(t *testing.T) {
 
 // TestSetChanges: the engine at an address stays what it is, whatever it is called or labelled by now.
 func TestSetChanges(t *testing.T) {
-	load := &epp.Load{Known: epp.LoadRunning, Running: 3}
+	load := new(epp.Load)
+	*load = only(epp.Running, 3)
 	base := specOf("a", "10.0.0.1:8000")
 	cases := []struct {
 		name    string

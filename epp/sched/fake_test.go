@@ -30,8 +30,8 @@ func fleet(roles ...string) *pool {
 		e := epp.NewEndpoint("default", fmt.Sprintf("%s-%d", role, i), addr, "", map[string]string{pd.RoleLabel: role})
 		e.Slot = i
 		s.Endpoints = append(s.Endpoints, e)
-		s.Loads[i] = epp.Load{Known: epp.LoadWaiting | epp.LoadRunning | epp.LoadKVUsage, At: time.Now(),
-			Waiting: i % 7, Running: i % 11, KVUsage: float64(i%13) / 13}
+		s.Loads[i] = epp.Load{At: time.Now(), Signals: epp.Values{}.With(epp.Waiting, float64(i%7)).
+			With(epp.Running, float64(i%11)).With(epp.KVUsage, float64(i%13)/13)}
 	}
 	p := &pool{}
 	p.at.Store(s)

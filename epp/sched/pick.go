@@ -18,16 +18,17 @@ type pick struct {
 	round    epp.Round
 	pcg      rand.PCG // what round.Rand draws from
 
-	all     []epp.Candidate // the endpoints that the request's subset allows
-	outside int             // how many it does not allow
-	left    []epp.Candidate // those that the filters of the profile at work have left
-	scores  []float64       // of left, by one scorer
-	totals  []float64       // of left
-	order   []int           // chosen ones of left
-	dropper string          // the filter that ran last
-	full    bool            // it was a detector, and left none
-	aside   []epp.Candidate // passed the filters, and nobody listens there: they come last
-	spent   bool            // the request has taken of the fallback budget, in this try or one before
+	all      []epp.Candidate // the endpoints that the request's subset allows
+	computed []epp.Values    // of all, by the producers
+	outside  int             // how many it does not allow
+	left     []epp.Candidate // those that the filters of the profile at work have left
+	scores   []float64       // of left, by one scorer
+	totals   []float64       // of left
+	order    []int           // chosen ones of left
+	dropper  string          // the filter that ran last
+	full     bool            // it was a detector, and left none
+	aside    []epp.Candidate // passed the filters, and nobody listens there: they come last
+	spent    bool            // the request has taken of the fallback budget, in this try or one before
 
 	asked   epp.Alternatives // what the decider was asked
 	decode  []epp.Candidate  // chosen, best first
@@ -74,6 +75,21 @@ func (k *pick) gather(s *epp.Snapshot) {
 	}
 	if k.matches() && len(k.all) > 0 {
 		c.Matcher.Match(&r.Prompt, k.all)
+	}
+	if len(c.Producers) > 0 {
+		k.compute(c.Producers)
+	}
+}
+
+// compute lets the producers compute the signals of all candidates.
+func (k *pick) compute(producers []epp.Producer) {
+	k.computed = slices.Grow(k.computed[:0], len(k.all))[:len(k.all)]
+	clear(k.computed)
+	for i := range k.all {
+		k.all[i].Computed = &k.computed[i]
+	}
+	for _, p := range producers {
+		p.Produce(&k.round, k.all)
 	}
 }
 
@@ -175,7 +191,7 @@ func (k *pick) enter(profile *epp.Profile) {
 func (k *pick) setAside() {
 	k.aside = k.aside[:0]
 	for i := range k.left {
-		if k.left[i].Load.Absent {
+		if k.left[i].Load.Unreachable {
 			k.aside = append(k.aside, k.left[i])
 		}
 	}
@@ -183,7 +199,7 @@ func (k *pick) setAside() {
 		k.aside = k.aside[:0]
 	}
 	if len(k.aside) > 0 {
-		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Absent })
+		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Unreachable })
 	}
 }
 

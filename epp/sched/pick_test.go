@@ -220,7 +220,7 @@ func TestNobodyListens(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")
 			snapshot := p.Snapshot()
 			for i, e := range snapshot.Endpoints {
-				snapshot.Loads[i].Absent = slices.Contains(c.absent, e.Name)
+				snapshot.Loads[i].Unreachable = slices.Contains(c.absent, e.Name)
 			}
 			cfg := disagg()
 			for i := range cfg.Profiles {

@@ -19,8 +19,9 @@ import (
 type Config struct {
 	Profiles    []epp.Profile
 	Stages      epp.Stages
-	DeciderName string        // of Stages.Decider in the configuration; for explanations
-	Matcher     epp.Matcher   // nil: nothing is known of prefix caches
+	DeciderName string      // of Stages.Decider in the configuration; for explanations
+	Matcher     epp.Matcher // nil: nothing is known of prefix caches
+	Producers   []epp.Producer
 	Detector    epp.Detector  // while it says full, requests of negative priority are refused; nil: they are not
 	Charge      epp.Charge    // how requests are charged to endpoints
 	Stale       time.Duration // age from which on a load is believed less: see epp.Load.Trust

@@ -112,7 +112,7 @@ func TestFullWhereSomebodyListens(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")
 			snapshot := p.Snapshot()
 			for i, e := range snapshot.Endpoints {
-				snapshot.Loads[i].Absent = slices.Contains(c.absent, e.Name)
+				snapshot.Loads[i].Unreachable = slices.Contains(c.absent, e.Name)
 			}
 			s := scheduler(t, p, shedding(full, epp.PrefillRefuse))
 			explained, _ := s.Explain(splitRequest(512))

@@ -44,18 +44,9 @@ func (t *tracer) enter(stage epp.Stage, profile string, all []epp.Candidate) {
 // describe tells what the scorers see of a candidate.
 func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
 	t := epp.CandidateTrace{Endpoint: c.String(), Address: c.Address, Role: c.Role.String(), LoadAge: -1,
-		Requests: c.InFlight.Requests, Tokens: c.InFlight.Tokens, Cached: c.Cached}
+		Signals: c.Readings(), Requests: c.InFlight.Requests, Tokens: c.InFlight.Tokens, Cached: c.Cached}
 	if !c.Load.At.IsZero() {
 		t.LoadAge = now.Sub(c.Load.At).Seconds()
-	}
-	if c.Load.Has(epp.LoadWaiting) {
-		t.Waiting = &c.Load.Waiting
-	}
-	if c.Load.Has(epp.LoadRunning) {
-		t.Running = &c.Load.Running
-	}
-	if c.Load.Has(epp.LoadKVUsage) {
-		t.KVUsage = &c.Load.KVUsage
 	}
 	return t
 }

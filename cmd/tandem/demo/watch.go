@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -65,10 +66,9 @@ func (w *watcher) end(err error) ([]report.LoadSample, error) {
 func (s *stage) load(ctx context.Context, started time.Time) ([]report.LoadSample, error) {
 	var state struct {
 		Endpoints []struct {
-			Name, Role       string
-			Waiting, Running int     // 0 where the engine does not say
-			KVUsage          float64 `json:"kv_usage"`
-			InFlight         int     `json:"inflight_requests"`
+			Name, Role string
+			Signals    epp.Readings
+			InFlight   int `json:"inflight_requests"`
 		}
 	}
 	at := inMillis(time.Since(started))
@@ -77,8 +77,14 @@ func (s *stage) load(ctx context.Context, started time.Time) ([]report.LoadSampl
 	}
 	samples := make([]report.LoadSample, len(state.Endpoints))
 	for i, e := range state.Endpoints {
-		samples[i] = report.LoadSample{At: at, Endpoint: e.Name, Role: e.Role,
-			Waiting: e.Waiting, Running: e.Running, KVUsage: e.KVUsage, InFlight: e.InFlight}
+		known := func(s epp.Signal) float64 { // 0 where the engine does not report it
+			if v := e.Signals.Of(s.String()).Value; v != nil {
+				return *v
+			}
+			return 0
+		}
+		samples[i] = report.LoadSample{At: at, Endpoint: e.Name, Role: e.Role, InFlight: e.InFlight,
+			Waiting: int(known(epp.Waiting)), Running: int(known(epp.Running)), KVUsage: known(epp.KVUsage)}
 	}
 	return samples, nil
 }

@@ -18,8 +18,8 @@ import (
 
 // pool is what a picker says of two endpoints; of one, the load was never read.
 const pool = `{"snapshot":3,"endpoints":[
-	{"name":"prefill-0","role":"prefill","waiting":null,"running":null,"kv_usage":null,"inflight_requests":1},
-	{"name":"decode-0","role":"decode","waiting":2,"running":3,"kv_usage":0.25,"inflight_requests":5}]}`
+	{"name":"prefill-0","role":"prefill","signals":{"waiting":null,"running":null,"kv_usage":null},"inflight_requests":1},
+	{"name":"decode-0","role":"decode","signals":{"waiting":2,"running":3,"kv_usage":0.25},"inflight_requests":5}]}`
 
 // pickerOf is a stage whose picker answers so.
 func pickerOf(t *testing.T, answer http.HandlerFunc) *stage {

@@ -20,9 +20,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func three() *int { n := 3; return &n }
-
-func half() *float64 { f := 0.5; return &f }
+// signals are the readings of a candidate whose metrics page was read.
+func signals(waiting, running, usage float64) epp.Readings {
+	return epp.Readings{{Name: "waiting", Value: &waiting}, {Name: "running", Value: &running}, {Name: "kv_usage", Value: &usage}}
+}
 
 // remote is what a picker answers for a request that goes remote; one endpoint was never scraped.
 func remote() epp.Explanation {
@@ -37,7 +38,7 @@ func remote() epp.Explanation {
 		Trace: &epp.Trace{Snapshot: 7, Outside: []string{"default/far"}, Decider: "decider", Stages: []epp.StageTrace{{
 			Stage: "decode", Profile: "decode", Candidates: []epp.CandidateTrace{
 				{Endpoint: "default/d1", Address: "10.0.0.2:8000", Role: "decode", Chosen: 1, Why: "chosen", Total: 2.25, Scores: scores(1, 0.25),
-					Waiting: three(), Running: three(), KVUsage: half(), LoadAge: 0.2, Requests: 4, Tokens: 500, Cached: 16},
+					Signals: signals(3, 3, 0.5), LoadAge: 0.2, Requests: 4, Tokens: 500, Cached: 16},
 				{Endpoint: "default/d2", Address: "10.0.0.3:8000", Role: "decode", Chosen: 2, Why: "second", Total: 1, Scores: scores(0.5, 0), LoadAge: -1},
 				{Endpoint: "default/p1", Address: "10.0.0.1:8000", Role: "prefill", Dropped: "decode-filter", Why: "dropped by decode-filter", LoadAge: -1},
 			}}}},

@@ -89,7 +89,12 @@ func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
 	fmt.Fprintf(b, "\n%s stage, profile %s\n", stage.Stage, stage.Profile)
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	scorers := scorersOf(stage)
-	fmt.Fprint(w, "\tendpoint\trole\twaiting\trunning\tKV use\tload age\tin flight\tcached\t")
+	fmt.Fprint(w, "\tendpoint\trole\t")
+	signals := signalsOf(stage)
+	for _, s := range signals {
+		fmt.Fprintf(w, "%s\t", s.Title())
+	}
+	fmt.Fprint(w, "load age\tin flight\tcached\t")
 	for _, sc := range scorers {
 		fmt.Fprintf(w, "%s ×%s\t", sc.Scorer, number(sc.Weight))
 	}
@@ -99,7 +104,7 @@ func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
 		shown = shown[:s.Top]
 	}
 	for _, c := range shown {
-		row(w, c, len(scorers))
+		row(w, c, signals, len(scorers))
 	}
 	_ = w.Flush() // a strings.Builder takes everything
 	if hidden := len(stage.Candidates) - len(shown); hidden > 0 {
@@ -116,20 +121,31 @@ func scorersOf(stage epp.StageTrace) []epp.ScoreTrace {
 	return nil
 }
 
-func row(w *tabwriter.Writer, c epp.CandidateTrace, scorers int) {
+// signalsOf returns the signals that have a column. All candidates of a stage have the same.
+func signalsOf(stage epp.StageTrace) epp.Readings {
+	for _, c := range stage.Candidates {
+		if len(c.Signals) > 0 {
+			return c.Signals.ForTables()
+		}
+	}
+	return nil
+}
+
+func row(w *tabwriter.Writer, c epp.CandidateTrace, signals epp.Readings, scorers int) {
 	mark := ""
 	if c.Chosen > 0 {
 		mark = strconv.Itoa(c.Chosen)
 	}
-	usage, age := "?", "never"
-	if c.KVUsage != nil {
-		usage = number(*c.KVUsage)
-	}
+	age := "never"
 	if c.LoadAge >= 0 {
 		age = number(c.LoadAge) + "s"
 	}
-	fmt.Fprintf(w, "%s\t%s %s\t%s\t%s\t%s\t%s\t%s\t%d req %d tok\t%d\t", mark, c.Endpoint, c.Address, c.Role, count(c.Waiting), count(c.Running),
-		usage, age, c.Requests, c.Tokens, c.Cached)
+	fmt.Fprintf(w, "%s\t%s %s\t%s\t", mark, c.Endpoint, c.Address, c.Role)
+	for _, s := range signals {
+		reading := c.Signals.Of(s.Name)
+		fmt.Fprintf(w, "%s\t", reading.Text("?"))
+	}
+	fmt.Fprintf(w, "%s\t%d req %d tok\t%d\t", age, c.Requests, c.Tokens, c.Cached)
 	for i := range scorers {
 		cell := "-"
 		if i < len(c.Scores) {
@@ -142,13 +158,6 @@ func row(w *tabwriter.Writer, c epp.CandidateTrace, scorers int) {
 		total = number(c.Total)
 	}
 	fmt.Fprintf(w, "%s\t%s\n", total, c.Why)
-}
-
-func count(n *int) string {
-	if n == nil {
-		return "?"
-	}
-	return strconv.Itoa(*n)
 }
 
 // number prints with at most three digits after the point.

@@ -118,7 +118,10 @@ func sampleLoad(d *Data) (all []LoadSample) {
 	return all
 }
 
-func ptr[T any](v T) *T { return &v }
+// signals are the readings of a candidate whose metrics page was read.
+func signals(waiting, running, usage float64) epp.Readings {
+	return epp.Readings{{Name: "waiting", Value: &waiting}, {Name: "running", Value: &running}, {Name: "kv_usage", Value: &usage}}
+}
 
 func sampleWhys() []Why {
 	explain := func(decision string, reason pd.Reason, tokens, cached int) *epp.Explanation {
@@ -133,9 +136,9 @@ func sampleWhys() []Why {
 		decode := []epp.CandidateTrace{
 			{Endpoint: "default/decode-1", Role: "decode", Chosen: 1, Why: "highest total", Total: 2*0.9 + 3*share,
 				Scores:  score(0.9, share),
-				Waiting: ptr(0), Running: ptr(2), KVUsage: ptr(0.18), LoadAge: 0.04, Requests: 2, Tokens: 1820, Cached: cached},
+				Signals: signals(0, 2, 0.18), LoadAge: 0.04, Requests: 2, Tokens: 1820, Cached: cached},
 			{Endpoint: "default/decode-0", Role: "decode", Why: "lower total", Total: 1, Scores: score(0.5, 0),
-				Waiting: ptr(1), Running: ptr(3), KVUsage: ptr(0.27), LoadAge: 0.04, Requests: 4, Tokens: 2210},
+				Signals: signals(1, 3, 0.27), LoadAge: 0.04, Requests: 4, Tokens: 2210},
 			{Endpoint: "default/prefill-0", Role: "prefill", Dropped: "decode-filter", Why: "dropped by decode-filter", LoadAge: -1},
 		}
 		x.Trace = &epp.Trace{Stages: []epp.StageTrace{{Stage: "decode", Profile: "decode", Candidates: decode}},

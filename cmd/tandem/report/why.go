@@ -124,9 +124,14 @@ func newStage(s epp.StageTrace) stage {
 	for _, sc := range scorers {
 		out.Columns = append(out.Columns, sc.Scorer+" ×"+fraction(sc.Weight))
 	}
-	out.Columns = append(out.Columns, "cached", "waiting", "running", "KV use", "in flight")
+	out.Columns = append(out.Columns, "cached")
+	signals := signalsOf(s)
+	for _, signal := range signals {
+		out.Columns = append(out.Columns, signal.Title())
+	}
+	out.Columns = append(out.Columns, "in flight")
 	for _, c := range s.Candidates {
-		out.Candidates = append(out.Candidates, newCandidate(c, scorers))
+		out.Candidates = append(out.Candidates, newCandidate(c, signals, scorers))
 	}
 	return out
 }
@@ -141,13 +146,20 @@ func scorersOf(s epp.StageTrace) []epp.ScoreTrace {
 	return nil
 }
 
-func newCandidate(c epp.CandidateTrace, scorers []epp.ScoreTrace) candidate {
-	choice, use, total := absent, absent, absent
+// signalsOf returns the signals that have a column. All candidates of a stage have the same.
+func signalsOf(s epp.StageTrace) epp.Readings {
+	for _, c := range s.Candidates {
+		if len(c.Signals) > 0 {
+			return c.Signals.ForTables()
+		}
+	}
+	return nil
+}
+
+func newCandidate(c epp.CandidateTrace, signals epp.Readings, scorers []epp.ScoreTrace) candidate {
+	choice, total := absent, absent
 	if c.Chosen > 0 {
 		choice = strconv.Itoa(c.Chosen)
-	}
-	if c.KVUsage != nil {
-		use = fraction(*c.KVUsage)
 	}
 	if c.Dropped == "" {
 		total = fraction(c.Total)
@@ -160,14 +172,11 @@ func newCandidate(c epp.CandidateTrace, scorers []epp.ScoreTrace) candidate {
 		}
 		cells = append(cells, cell)
 	}
-	cells = append(cells, strconv.Itoa(c.Cached), optional(c.Waiting), optional(c.Running), use,
-		fmt.Sprintf("%d req, %d tok", c.Requests, c.Tokens))
-	return candidate{Chosen: c.Chosen > 0, Cells: cells}
-}
-
-func optional(n *int) string {
-	if n == nil {
-		return absent
+	cells = append(cells, strconv.Itoa(c.Cached))
+	for _, signal := range signals {
+		reading := c.Signals.Of(signal.Name)
+		cells = append(cells, reading.Text(absent))
 	}
-	return strconv.Itoa(*n)
+	cells = append(cells, fmt.Sprintf("%d req, %d tok", c.Requests, c.Tokens))
+	return candidate{Chosen: c.Chosen > 0, Cells: cells}
 }

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin"
+)
+
+// queuedImages is a made-up signal. This declaration is all there is of it, but for the scorer that uses it.
+var queuedImages = epp.Declare(epp.Declaration{Name: "queued_images", Title: "images", Pages: map[string]string{"vllm": "vllm:images{state=queued}"}})
+
+// fewImagesScorer prefers endpoints with few images in their queue.
+type fewImagesScorer struct{}
+
+func (*fewImagesScorer) Problems(epp.Report)               {}
+func (s *fewImagesScorer) Build(*epp.Builder) (any, error) { return s, nil }
+
+// Score implements epp.Scorer.
+func (*fewImagesScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
+	for i := range c {
+		if n, known := c[i].Value(queuedImages); known {
+			scores[i] = 1 / (1 + n)
+		}
+	}
+}
+
+// TestSignalIsDeclaredOnce: a declared signal is read from metrics pages, and reaches a scorer, explanations and
+// /debug/endpoints.
+func TestSignalIsDeclaredOnce(t *testing.T) {
+	table := plugin.Table
+	t.Cleanup(func() { plugin.Table = table })
+	plugin.Table = append(slices.Clip(table), epp.Row{Type: "few-images-scorer", New: func() epp.Plugin { return &fewImagesScorer{} }})
+
+	engine := func(images int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, "vllm:num_requests_running 0\nvllm:images{state=\"queued\"} %d\nvllm:images{state=\"done\"} 99\n", images)
+		}))
+		t.Cleanup(s.Close)
+		return strings.TrimPrefix(s.URL, "http://127.0.0.1:")
+	}
+	dir := t.TempDir()
+	endpoints, configuration := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+	write(t, endpoints, fmt.Sprintf("endpoints:\n- {name: busy, address: 127.0.0.1, port: %q}\n- {name: free, address: 127.0.0.1, port: %q}\n", engine(7), engine(1)))
+	write(t, configuration, fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: file-discovery, parameters: {path: %q}}
+- {type: few-images-scorer}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: few-images-scorer}]
+dataLayer: {discovery: {pluginRef: file-discovery}}
+`, endpoints))
+	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+
+	want := map[string]float64{"default/busy": 7, "default/free": 1}
+	eventually(t, func() bool {
+		var state struct{ Endpoints []endpointState }
+		_, text := s.ask(t, "GET", "admin", "/debug/endpoints", nil)
+		if err := json.Unmarshal([]byte(text), &state); err != nil || len(state.Endpoints) != 2 {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return !slices.ContainsFunc(state.Endpoints, func(e endpointState) bool {
+			got := e.Signals.Of("queued_images")
+			return got.Value == nil || *got.Value != want[e.Name]
+		})
+	})
+
+	var x epp.Explanation
+	_, text := s.ask(t, "POST", "admin", "/explain", strings.NewReader(`{"model":"m","messages":[]}`))
+	if err := json.Unmarshal([]byte(text), &x); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	candidates := x.Trace.Stages[0].Candidates
+	for i, c := range []struct {
+		endpoint string
+		score    float64
+	}{{"default/free", 0.5}, {"default/busy", 0.125}} {
+		got := candidates[i]
+		reading := got.Signals.Of("queued_images")
+		if got.Endpoint != c.endpoint || got.Scores[0].Score != c.score || reading.Text("?") != fmt.Sprint(want[c.endpoint]) || reading.Title() != "images" {
+			t.Errorf("choice %d: %+v", i+1, got)
+		}
+	}
+}

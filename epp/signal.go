@@ -1,0 +1,226 @@
+package epp
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// Signal identifies a number that the picker knows of every endpoint. Declare makes one; Candidate.Value reads it, as an
+// index into an array.
+type Signal uint8
+
+// Declaration is all that the picker needs to know about a signal. Everything else follows from it: pool reads the signal
+// from metrics pages, scorers read it by Candidate.Value, and it appears under its name in /debug/endpoints and in
+// explanations.
+type Declaration struct {
+	Name  string // in JSON and in configurations: lower case, words joined by underscores
+	Title string // heading of its column in tables for people; "" = in JSON only
+	Unit  Unit
+	Kind  SignalKind
+	// Default is what Value returns while the signal is unknown.
+	Default float64
+
+	// Pages names the series of the metrics page by engine, for a PageSignal. Engines that are not listed do not report it.
+	Pages map[string]string
+	// Parameter is the field of pool.EngineConfig in which an operator names the series instead; "" = the operator does it by
+	// an entry of customMetrics whose attributeKey is Name.
+	Parameter string
+	// Label is the label of the endpoint that holds the number, for a LabelSignal.
+	Label string
+}
+
+// SignalKind says where the value of a signal comes from.
+type SignalKind uint8
+
+// The kinds of signals.
+const (
+	PageSignal     SignalKind = iota // the endpoint's metrics page
+	LabelSignal                      // a label of the endpoint
+	ComputedSignal                   // a Producer, for one request
+)
+
+// Unit says what a signal measures, which values are possible, and how they are printed.
+type Unit uint8
+
+// The units.
+const (
+	Count   Unit = iota // whole things, such as requests; those of several engines on one page add up
+	Ratio               // from 0 to 1; of several engines the mean counts
+	Seconds             // of several engines the mean counts
+)
+
+// maxValue is more than any engine counts; a larger number is an error of the page.
+const maxValue = 1 << 40
+
+// Valid reports whether a value is possible in this unit.
+func (u Unit) Valid(v float64) bool {
+	if u == Ratio {
+		return v >= 0 && v <= 1
+	}
+	return v >= 0 && v < maxValue
+}
+
+// Combine returns one value for n engines of one page whose values add up to total.
+func (u Unit) Combine(total float64, n int) float64 {
+	if u == Count {
+		return math.Round(total)
+	}
+	return total / float64(n)
+}
+
+// Format prints a value with at most three digits after the point.
+func (u Unit) Format(v float64) string {
+	return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)
+}
+
+// MaxSignals bounds how many signals may be declared: every load has room for all of them, so that reading one needs no
+// allocation and no look-up.
+const MaxSignals = 16
+
+// declared holds the declarations by signal; kinds and defaults hold parts of them again, where picks read them fast. They
+// are written while packages are initialized, and only read after that.
+var (
+	declared []Declaration
+	kinds    [MaxSignals]SignalKind
+	defaults [MaxSignals]float64
+)
+
+// The signals that metrics pages of engines report. Plugins may declare more beside the code that uses them.
+var (
+	// Waiting is how many requests are queued in the engine.
+	Waiting = Declare(Declaration{Name: "waiting", Title: "waiting", Parameter: "queuedRequestsSpec", Pages: map[string]string{
+		"vllm":                "vllm:num_requests_waiting",
+		"sglang":              "sglang:num_queue_reqs",
+		"trtllm-serve":        "trtllm_num_requests_waiting",
+		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=waiting}",
+		"triton":              "nv_inference_pending_request_count",
+	}})
+	// Delayed is how many of the waiting requests wait for their KV cache to arrive, and for nothing else.
+	Delayed = Declare(Declaration{Name: "delayed", Parameter: "delayedRequestsSpec", Pages: map[string]string{
+		"vllm": "vllm:num_requests_waiting_by_reason{reason=deferred}",
+	}})
+	// Running is how many requests are in the engine's batch.
+	Running = Declare(Declaration{Name: "running", Title: "running", Parameter: "runningRequestsSpec", Pages: map[string]string{
+		"vllm":                "vllm:num_requests_running",
+		"sglang":              "sglang:num_running_reqs",
+		"trtllm-serve":        "trtllm_num_requests_running",
+		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=scheduled}",
+		"triton":              "nv_inference_exec_count",
+	}})
+	// KVUsage is the used part of the engine's KV cache.
+	KVUsage = Declare(Declaration{Name: "kv_usage", Title: "KV use", Unit: Ratio, Parameter: "kvUsageSpec", Pages: map[string]string{
+		"vllm":                "vllm:kv_cache_usage_perc",
+		"sglang":              "sglang:token_usage",
+		"trtllm-serve":        "trtllm_kv_cache_utilization",
+		"triton-tensorrt-llm": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+	}})
+)
+
+// Declare adds a signal. Call it in the declaration of a package variable: it panics if the name is taken, or if there are
+// already MaxSignals.
+func Declare(d Declaration) Signal {
+	if _, taken := SignalNamed(d.Name); taken || d.Name == "" {
+		panic(fmt.Sprintf("epp: the signal %q is declared twice, or has no name", d.Name))
+	}
+	if len(declared) == MaxSignals {
+		panic(fmt.Sprintf("epp: no room for the signal %q: raise MaxSignals", d.Name))
+	}
+	kinds[len(declared)], defaults[len(declared)] = d.Kind, d.Default
+	declared = append(declared, d)
+	return Signal(len(declared) - 1)
+}
+
+// Signals returns all signals, in the order of their declaration.
+func Signals() []Signal {
+	all := make([]Signal, len(declared))
+	for i := range all {
+		all[i] = Signal(i)
+	}
+	return all
+}
+
+// SignalNamed finds a signal by its name.
+func SignalNamed(name string) (s Signal, ok bool) {
+	for i := range declared {
+		if declared[i].Name == name {
+			return Signal(i), true
+		}
+	}
+	return 0, false
+}
+
+// Unit returns what the signal measures.
+func (s Signal) Unit() Unit { return declared[s].Unit }
+
+// Declaration returns what the signal was declared with.
+func (s Signal) Declaration() Declaration { return declared[s] }
+
+// String returns the signal's name.
+func (s Signal) String() string { return declared[s].Name }
+
+// Values are the known values of signals. The zero value knows none.
+type Values struct {
+	known  uint16 // a bit for each signal
+	values [MaxSignals]float64
+}
+
+// Known reports whether the signal has a value.
+func (v *Values) Known(s Signal) bool { return v.known>>s&1 != 0 }
+
+// Value returns the value of a signal. While it is unknown, ok is false and the value is the Default of its declaration.
+func (v *Values) Value(s Signal) (value float64, ok bool) {
+	if v.known>>s&1 == 0 {
+		return defaults[s%MaxSignals], false
+	}
+	return v.values[s%MaxSignals], true
+}
+
+// Set sets the value of a signal.
+func (v *Values) Set(s Signal, value float64) {
+	v.known |= 1 << s
+	v.values[s] = value
+}
+
+// With returns the values with one more set.
+func (v Values) With(s Signal, value float64) Values {
+	v.Set(s, value)
+	return v
+}
+
+// labelValues reads the signals that labels hold. A label that holds no possible value leaves its signal unknown.
+func labelValues(labels map[string]string) (v Values) {
+	for i := range declared {
+		d := &declared[i]
+		if d.Kind != LabelSignal {
+			continue
+		}
+		if n, err := strconv.ParseFloat(labels[d.Label], 64); err == nil && d.Unit.Valid(n) {
+			v.Set(Signal(i), n)
+		}
+	}
+	return v
+}
+
+// Value returns the value of a signal for this candidate, whatever its kind. While it is unknown, ok is false and the value
+// is the Default of its declaration. Values of a PageSignal are as old as the Load: weigh them by Trust. A scorer that is
+// only for a PageSignal may ask c.Load.Signals directly, which is a little faster.
+func (c *Candidate) Value(s Signal) (value float64, ok bool) {
+	switch kinds[s%MaxSignals] {
+	case PageSignal:
+		return c.Load.Signals.Value(s)
+	case LabelSignal:
+		return c.Endpoint.signals.Value(s)
+	}
+	if c.Computed == nil {
+		return defaults[s%MaxSignals], false
+	}
+	return c.Computed.Value(s)
+}
+
+// Producer is a plugin that computes signals for a request, such as a predicted time to first token. It sets them in the
+// Computed values of every candidate, before the filters and scorers of the first stage run. It is called from many
+// goroutines, and must not keep what it is given.
+type Producer interface {
+	Produce(r *Round, c []Candidate)
+}
