@@ -182,7 +182,8 @@ func parameters(t *testing.T, path string, params reflect.Value) (rows []string)
 		if meaning == "" {
 			t.Errorf("%s: the field %s of %v has no comment", path+name, field.Name, params.Type())
 		}
-		meaning = strings.ReplaceAll(strings.ReplaceAll(named(meaning, field.Name, name), "\n\n", " "), "|", "\\|")
+		meaning = inConfiguration(params.Type(), strings.ReplaceAll(named(meaning, field.Name, name), "\n\n", " "))
+		meaning = strings.ReplaceAll(meaning, "|", "\\|")
 		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s | %s |\n", path+name, typeWord(field.Type), valueText(t, params.Field(i)), meaning))
 		inner, suffix := elementOf(field.Type)
 		if inner.Kind() == reflect.Struct && strings.HasPrefix(inner.PkgPath()+"/", module) {
@@ -190,6 +191,17 @@ func parameters(t *testing.T, path string, params reflect.Value) (rows []string)
 		}
 	}
 	return rows
+}
+
+// inConfiguration puts the names of parameters in place of the names in Go of the fields of a struct.
+func inConfiguration(of reflect.Type, text string) string {
+	for i := range of.NumField() {
+		name, _, _ := strings.Cut(of.Field(i).Tag.Get("yaml"), ",")
+		if inGo := of.Field(i).Name; name != "" && name != "-" && name != strings.ToLower(inGo) {
+			text = regexp.MustCompile(`\b`+inGo+`\b`).ReplaceAllString(text, "`"+name+"`")
+		}
+	}
+	return text
 }
 
 // elementOf is what a field holds in the end, and how its path says so.
