@@ -37,7 +37,7 @@ func TestCluster(t *testing.T) {
 	t.Run("comes and goes", c.testComesAndGoes)
 }
 
-// apply makes the objects of a file in a namespace of their own, and the pods of the guide.
+// apply creates the objects of a file in a new namespace, and the pods of the guide.
 func (c *cluster) apply(t *testing.T, namespace, file string) {
 	t.Helper()
 	for _, args := range [][]string{{"create", "namespace", namespace}, {"apply", "-n", namespace, "-f", file},
@@ -47,7 +47,7 @@ func (c *cluster) apply(t *testing.T, namespace, file string) {
 	}
 }
 
-// setReady gives a pod an address and makes it ready, as its kubelet would.
+// setReady sets a pod's address and makes it ready, as its kubelet would.
 func (c *cluster) setReady(t *testing.T, namespace, name, ip string) {
 	t.Helper()
 	pods := c.admin.CoreV1().Pods(namespace)
@@ -59,8 +59,8 @@ func (c *cluster) setReady(t *testing.T, namespace, name, ip string) {
 	must(t, err)
 }
 
-// begin starts a picker as a Deployment's container would be: its arguments, its environment, its files, and the rights of
-// its service account.
+// begin starts a picker as the container of a Deployment: with its arguments, environment and files, and the rights of its service
+// account.
 func (c *cluster) begin(t *testing.T, namespace, deployment string) (*served, *corev1.Container) {
 	t.Helper()
 	found, err := c.admin.AppsV1().Deployments(namespace).Get(t.Context(), deployment, metav1.GetOptions{})
@@ -83,7 +83,7 @@ func (c *cluster) begin(t *testing.T, namespace, deployment string) (*served, *c
 	return begin(t, env, append(args, localPorts...)...), container
 }
 
-// mount writes the ConfigMaps of a pod into folders, and gives them by the path of their mount.
+// mount writes the ConfigMaps of a pod into directories. It returns them by the path of their mount.
 func (c *cluster) mount(t *testing.T, of *appsv1.Deployment) map[string]string {
 	t.Helper()
 	spec := &of.Spec.Template.Spec
@@ -100,8 +100,8 @@ func (c *cluster) mount(t *testing.T, of *appsv1.Deployment) map[string]string {
 	return dirs
 }
 
-// testInPlaceOfLLMD starts the picker in place of llm-d's, with what their charts install around it: its arguments and
-// configuration are taken, its Role is enough, its probes are answered, and pods are picked.
+// testInPlaceOfLLMD starts the picker in place of llm-d's, with what llm-d's charts install for it. The picker accepts the arguments
+// and the configuration, its Role is sufficient, it answers its probes, and it picks pods.
 func (c *cluster) testInPlaceOfLLMD(t *testing.T) {
 	for _, test := range []struct {
 		file, namespace, deployment string
@@ -138,8 +138,8 @@ func (c *cluster) testInPlaceOfLLMD(t *testing.T) {
 	}
 }
 
-// testComesAndGoes: a picker that cannot reach the cluster lives, is not ready and says why; it becomes ready by
-// itself, and stays so when the cluster leaves again. A new configuration changes nothing of that.
+// testComesAndGoes: a picker that cannot reach the cluster is live, is not ready and reports why. It becomes ready when it reaches the
+// cluster, and stays ready when the cluster is gone again. A new configuration does not change that.
 func (c *cluster) testComesAndGoes(t *testing.T) {
 	c.apply(t, "flaky", "testdata/llm-d/gateway.yaml")
 	c.setReady(t, "flaky", "decode-0", "10.0.0.2")
@@ -187,13 +187,13 @@ func (c *cluster) testComesAndGoes(t *testing.T) {
 	picks()
 }
 
-// pdConfig can be told from others by its threshold.
+// pdConfig is a configuration that its threshold identifies.
 func pdConfig(threshold int) string {
 	text, _, _ := strings.Cut(configOf("endpoints.yaml", threshold), "dataLayer")
 	return text
 }
 
-// freeAddress is one that nobody listens at just now.
+// freeAddress returns an address that no process listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

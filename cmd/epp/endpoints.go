@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// endpoints says where the endpoints come from: one of its flags, or else the configuration. Two sources that disagree would
-// make it a matter of order who is served.
+// endpoints are the flags that name the source of the endpoints. Without them, the configuration names it. There must be exactly one
+// source.
 type endpoints struct {
 	File       string `flag:"endpoints-file" arg:"FILE" help:"file with the endpoints, read again when it changes"`
 	Pool       string `flag:"pool-name" arg:"NAME" help:"InferencePool whose pods are the endpoints"`
@@ -28,7 +28,7 @@ type endpoints struct {
 }
 
 const (
-	// maxTargetPorts is how many an InferencePool may have.
+	// maxTargetPorts is the most ports that an InferencePool may have.
 	maxTargetPorts = 8
 	sources        = "--pool-name, --endpoint-selector, --endpoints-file, or the plugin file-discovery as dataLayer.discovery of the configuration"
 )
@@ -62,7 +62,7 @@ func (e *endpoints) validateCluster(p *boot.Problems) {
 	}
 }
 
-// given are the flags that say where the endpoints come from.
+// given returns the names of the flags that name a source.
 func (e *endpoints) given() (flags []string) {
 	for _, f := range []struct{ name, value string }{{"pool-name", e.Pool}, {"endpoint-selector", e.Selector}, {"endpoints-file", e.File}} {
 		if f.value != "" {
@@ -72,11 +72,11 @@ func (e *endpoints) given() (flags []string) {
 	return flags
 }
 
-// cluster tells whether the endpoints are pods of a cluster.
+// cluster reports whether the endpoints are pods of a cluster.
 func (e *endpoints) cluster() bool { return e.Pool != "" || e.Selector != "" }
 
-// choose tells which file the endpoints are in, given what the configuration names as discovery. The zero File means the
-// cluster. The error tells that there is not exactly one source.
+// choose returns the file with the endpoints; the zero File means the cluster. discovery is the source that the configuration names,
+// nil if none. The error says that there is not exactly one source.
 func (e *endpoints) choose(discovery any) (pool.File, error) {
 	file, configured := discovery.(*pool.File)
 	given := e.given()
@@ -86,14 +86,14 @@ func (e *endpoints) choose(discovery any) (pool.File, error) {
 	case configured:
 		return *file, nil
 	case len(given) == 0:
-		return pool.File{}, errors.New("nothing says where the endpoints are: give " + sources)
+		return pool.File{}, errors.New("no source of endpoints is given: give " + sources)
 	case e.File != "":
 		return pool.File{Path: e.File, WatchFile: true}, nil
 	}
 	return pool.File{}, nil
 }
 
-// options are those of the watch, but for what the process has. env looks up the environment.
+// options returns the options of the watch, without log and metrics. env looks up environment variables.
 func (e *endpoints) options(env func(string) (string, bool)) (options kube.Options, err error) {
 	options = kube.Options{Pool: e.Pool, Group: e.Group, TargetPorts: e.Ports}
 	if e.Selector != "" {
@@ -101,7 +101,7 @@ func (e *endpoints) options(env func(string) (string, bool)) (options kube.Optio
 			return options, err
 		}
 	}
-	charts := "" // what llm-d's charts say
+	charts := "" // llm-d's charts set NAMESPACE
 	if env != nil {
 		charts, _ = env("NAMESPACE")
 	}

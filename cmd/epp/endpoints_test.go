@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// kubeconfigOf is a kubeconfig whose context has a namespace.
+// kubeconfigOf writes a kubeconfig whose context has a namespace.
 func kubeconfigOf(namespace string) string {
 	return `apiVersion: v1
 kind: Config
@@ -18,7 +18,7 @@ current-context: c
 `
 }
 
-// TestNamespace: the flag counts, then what llm-d's charts put into the environment, then where the picker is at home.
+// TestNamespace: the flag comes first, then NAMESPACE as llm-d's charts set it, then the picker's own namespace.
 func TestNamespace(t *testing.T) {
 	for _, c := range []struct{ name, flag, env, home, want string }{
 		{"by flag", "flag", "env", "home", "flag"},
@@ -52,7 +52,7 @@ func TestChoose(t *testing.T) {
 		{"a file", endpoints{File: "flag.yaml"}, nil, "flag.yaml", ""},
 		{"a pool", endpoints{Pool: "p"}, nil, "", ""},
 		{"a selector", endpoints{Selector: "a"}, nil, "", ""},
-		{"nothing", endpoints{}, nil, "", "nothing says where the endpoints are"},
+		{"nothing", endpoints{}, nil, "", "no source of endpoints is given"},
 		{"a pool and the configuration", endpoints{Pool: "p"}, discovery, "", "file-discovery, and --pool-name is given too"},
 		{"a file and the configuration", endpoints{File: "f"}, discovery, "", "file-discovery, and --endpoints-file is given too"},
 	} {

@@ -10,12 +10,12 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// secured is TLS that tells, once, of a gateway that does not speak it. Such a gateway only sees its connections end, and
-// gRPC keeps failed handshakes to itself, so nobody would say why.
+// secured is TLS that logs, once, a client that does not speak it. A gateway in plaintext only sees its connections end, and gRPC
+// does not report failed handshakes.
 type secured struct {
 	credentials.TransportCredentials
 	log  *slog.Logger
-	told *sync.Once
+	once *sync.Once
 }
 
 func newSecured(config *tls.Config, log *slog.Logger) secured {
@@ -26,8 +26,8 @@ func newSecured(config *tls.Config, log *slog.Logger) secured {
 func (s secured) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
 	if _, plaintext := errors.AsType[tls.RecordHeaderError](err); plaintext {
-		s.told.Do(func() {
-			s.log.Warn("somebody does not speak TLS to the ext-proc port; if it is the gateway, give it TLS, or serve plaintext with --secure-serving=false",
+		s.once.Do(func() {
+			s.log.Warn("a client of the ext-proc port does not speak TLS; if it is the gateway, give it TLS, or serve plaintext with --secure-serving=false",
 				"from", raw.RemoteAddr(), "error", err)
 		})
 	}
@@ -36,5 +36,5 @@ func (s secured) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 
 // Clone implements credentials.TransportCredentials.
 func (s secured) Clone() credentials.TransportCredentials {
-	return secured{s.TransportCredentials.Clone(), s.log, s.told}
+	return secured{s.TransportCredentials.Clone(), s.log, s.once}
 }

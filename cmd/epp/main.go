@@ -17,8 +17,8 @@ func main() { boot.Main(run) }
 
 var program = boot.Program{Summary: "Tandem's endpoint picker: an Envoy ext-proc server that picks the decode pod and, when it pays, prefill pods."}
 
-// settings is the manual: every flag, its default and its meaning, and the flags of llm-d's picker with what became of
-// them.
+// settings are all flags with their defaults and their help, and the flags of llm-d's picker that are not served or have no
+// effect.
 type settings struct {
 	Listen    listen    `group:"Listeners"`
 	Endpoints endpoints `group:"Endpoints"`
@@ -63,8 +63,8 @@ type scrapes struct {
 	LoRA     string        `flag:"lora-info-metric" arg:"SPEC" help:"default engine's gauge of LoRA adapters, where it differs"`
 }
 
-// foreign are flags of llm-d's picker that are not served, or without effect here. A switch may be given as it is by
-// default: charts write out what they would not change.
+// foreign are flags of llm-d's picker that are not served, or have no effect here. A switch may be given with its default value,
+// because charts write out defaults.
 type foreign struct {
 	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not served, only false is taken: restrict who reaches the metrics port by a network policy"`
 	Scores      bool `flag:"emit-endpoint-scores" help:"not served, only false is taken: ask POST /explain on the admin port for the scores of a request"`

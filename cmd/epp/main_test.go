@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestFlagsPage tries what docs/flags.md says of llm-d's flags.
+// TestFlagsPage checks what docs/flags.md says about llm-d's flags.
 func TestFlagsPage(t *testing.T) {
 	page, err := filepath.Abs("../../docs/flags.md")
 	must(t, err)
@@ -34,8 +34,8 @@ func TestFlagsPage(t *testing.T) {
 	})
 }
 
-// TestFront holds that the flags of the front door reach it.
-func TestFront(t *testing.T) {
+// TestExtProcFlags checks that the flags of the ext-proc server reach it.
+func TestExtProcFlags(t *testing.T) {
 	cfg := defaults()
 	args := []string{"--body-limit=2MiB", "--buffer-limit=8MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache"}
 	if _, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, args); err != nil {

@@ -6,8 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/config"
 )
 
-// pluginMetrics are the metrics of the plugins in use. Which ones there are changes with the configuration, so the registry
-// is told none beforehand.
+// pluginMetrics collects the metrics of the plugins in use. They change with the configuration, so Describe describes none.
 type pluginMetrics struct{ picker *picker }
 
 // Describe implements prometheus.Collector.

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// configOf is a configuration whose endpoints are in a file, and which can be told from others by its threshold.
+// configOf returns a configuration with endpoints from a file. Its threshold identifies it.
 func configOf(endpoints string, threshold int) string {
 	return fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -37,7 +37,7 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 `, endpoints, threshold)
 }
 
-// volume is a folder as Kubernetes mounts a ConfigMap: its files are links into a folder that is swapped as a whole.
+// volume is a directory as Kubernetes mounts a ConfigMap: its files are links into a directory that is replaced atomically.
 type volume struct {
 	dir      string
 	versions int
@@ -67,7 +67,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// uses waits until the configuration with a threshold is in use.
+// uses waits until the configuration with the threshold is in use.
 func (s *served) uses(t *testing.T, threshold int) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -76,7 +76,7 @@ func (s *served) uses(t *testing.T, threshold int) {
 	})
 }
 
-// tells waits until /readyz, which still answers 200, has a text.
+// tells waits until /readyz answers 200 with a text.
 func (s *served) tells(t *testing.T, text string) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -97,8 +97,7 @@ func (s *served) endpoints(t *testing.T) map[string]endpointState {
 	return byName
 }
 
-// TestReload changes configuration and endpoints in every way that happens. What is in flight, and what is known of prefix
-// caches, stays.
+// TestReload changes configuration and endpoints. Requests in flight and the index of prefix caches stay.
 func TestReload(t *testing.T) {
 	maps := &volume{dir: t.TempDir()}
 	elsewhere := filepath.Join(t.TempDir(), "endpoints.yaml")
@@ -163,7 +162,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestScraping: pages are read by the source of the configuration, and by none if it has none.
+// TestScraping: the configured source reads metrics pages. Without one, no page is read.
 func TestScraping(t *testing.T) {
 	const head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}, {type: metrics-data-source, parameters: {port: 9100}}]\n"
 	with := pool.DefaultSource()

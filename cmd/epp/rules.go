@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-serving/tandem/epp/policy"
 )
 
-// rules is where the policy comes from: a file, or the cluster that has the pool, or nowhere.
+// rules is the source of the policy: a file, the cluster that has the pool, or none.
 type rules struct {
-	file  *policy.File // nil: none
-	watch *kube.Watch  // nil: there is no cluster, or no policy in it that counts
+	file  *policy.File // nil: no file
+	watch *kube.Watch  // nil: no cluster, or its policy does not apply
 	last  atomic.Pointer[epp.Policy]
 }
 
-// newRules reads the file, if there is one. The error tells all its problems.
+// newRules reads the file, if there is one. The error lists all its problems.
 func newRules(watch *kube.Watch, path string, log *slog.Logger) (*rules, error) {
 	if path == "" {
 		return &rules{watch: watch}, nil
@@ -28,7 +28,7 @@ func newRules(watch *kube.Watch, path string, log *slog.Logger) (*rules, error) 
 	return r, err
 }
 
-// policy is the one in force, nil if there is none.
+// policy returns the current policy, nil if there is none.
 func (r *rules) policy() *epp.Policy {
 	if r.watch != nil {
 		return r.watch.Policy()
@@ -36,14 +36,14 @@ func (r *rules) policy() *epp.Policy {
 	return r.last.Load()
 }
 
-// follow takes up changes of the file until ctx ends.
+// follow reads the file again when it changes, until ctx ends.
 func (r *rules) follow(ctx context.Context) {
 	if r.file != nil {
 		r.file.Follow(ctx, r.last.Store)
 	}
 }
 
-// trouble tells why the policy may not be what its file says. A cluster's is told with the endpoints.
+// trouble returns why the policy may differ from its file. The pool reports the trouble of a cluster.
 func (r *rules) trouble() error {
 	if r.file == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// rewriteTo is a policy file that has a model answer for all others.
+// rewriteTo returns a policy file that rewrites every model to one.
 func rewriteTo(model string) string {
 	return `apiVersion: llm-d.ai/v1alpha2
 kind: InferenceModelRewrite
@@ -20,7 +20,7 @@ spec:
 `
 }
 
-// TestPolicyFile: a policy is in force from the start, a changed one follows, and a broken one changes nothing and is told.
+// TestPolicyFile: the policy applies from the start, a changed file replaces it, and an invalid file changes nothing and is reported.
 func TestPolicyFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, file, rewriteTo("first"))

@@ -35,7 +35,7 @@ const endpointsFile = `endpoints:
 - {name: d, address: 127.0.0.2, port: "9", labels: {llm-d.ai/role: decode}}
 `
 
-// served is a picker that runs in this process, where leaks and races show.
+// served is a picker that runs in this process, so that tests find leaks and races.
 type served struct {
 	addresses map[string]string
 	stop      context.CancelFunc // as SIGTERM does
@@ -45,7 +45,7 @@ type served struct {
 	stderr    logged
 }
 
-// logged is what a program wrote on stderr.
+// logged keeps what a program writes to stderr.
 type logged struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -63,7 +63,7 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// localPorts are flags that take any free ports of loopback.
+// localPorts are flags that choose free ports on loopback.
 var localPorts = []string{"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0"}
 
 // serve runs a picker with the endpoints of endpointsFile until the test ends. It must then end cleanly.
@@ -74,8 +74,7 @@ func serve(t *testing.T, flags ...string) *served {
 	return serveWith(t, nil, append(flags, "--endpoints-file="+file)...)
 }
 
-// serveWith runs a picker with an environment, and with flags that say where its endpoints are. It returns when that is
-// ready.
+// serveWith runs a picker with an environment and with flags that name its source of endpoints. It returns when the picker is ready.
 func serveWith(t *testing.T, env map[string]string, flags ...string) *served {
 	t.Helper()
 	s := begin(t, env, flags...)
@@ -142,7 +141,7 @@ func (s *served) ask(t *testing.T, method, port, path string, body io.Reader) (i
 	return resp.StatusCode, string(text)
 }
 
-// unverified takes whatever certificate a picker shows.
+// unverified accepts any certificate.
 func unverified(protocols ...string) *tls.Config {
 	return &tls.Config{InsecureSkipVerify: true, NextProtos: protocols}
 }
@@ -162,7 +161,7 @@ const (
 	notServing = healthpb.HealthCheckResponse_NOT_SERVING
 )
 
-// services are the names that probes ask for: of the picker protocol, and of llm-d's charts.
+// services are the health services of the picker protocol and of llm-d's charts.
 var services = []string{"", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension", "liveness", "readiness"}
 
 func mustBe(t *testing.T, probes healthpb.HealthClient, service string, want healthpb.HealthCheckResponse_ServingStatus) {
@@ -172,14 +171,14 @@ func mustBe(t *testing.T, probes healthpb.HealthClient, service string, want hea
 	}
 }
 
-// pick asks where a long prompt goes, and gives decode and prefill.
+// pick sends a long prompt and returns the decode and the prefill endpoint.
 func (s *served) pick(t *testing.T, plaintext bool) (decode, prefill string) {
 	t.Helper()
 	head := s.pickHead(t, plaintext)
 	return head.Get("x-gateway-destination-endpoint"), head.Get("x-prefiller-host-port")
 }
 
-// pickHead asks where a long prompt goes, and gives the headers that the request goes on with.
+// pickHead sends a long prompt and returns the headers that the picker sets.
 func (s *served) pickHead(t *testing.T, plaintext bool) http.Header {
 	t.Helper()
 	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: plaintext})
@@ -223,7 +222,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestLivenessNeedsNoPool: a picker that knows no endpoints yet is alive, and not ready.
+// TestLivenessNeedsNoPool: a picker that knows no endpoints yet is live, and not ready.
 func TestLivenessNeedsNoPool(t *testing.T) {
 	h := newHealth()
 	for _, service := range services {
@@ -237,8 +236,8 @@ func TestLivenessNeedsNoPool(t *testing.T) {
 	}
 }
 
-// TestDrain ends a picker while a request is being picked for and probes watch: it is not ready from then on, and alive;
-// the request gets its answer; and nobody who only watches, or has connected and said nothing, holds up the end.
+// TestDrain ends a picker while a request waits for its pick and probes watch its health. The picker is live and not ready from then
+// on, the request gets its answer, and neither a watcher nor a silent connection delays the end.
 func TestDrain(t *testing.T) {
 	s := serve(t, "--drain-timeout=1h")
 	probes := s.health(t, "health", insecure.NewCredentials())
@@ -316,7 +315,7 @@ func watchService(t *testing.T, probes healthpb.HealthClient, service string) he
 	return w
 }
 
-// inFlightStream waits until the picker knows of a stream: the client does not hear of it.
+// inFlightStream waits until the picker has a stream. The client has no event for that.
 func (s *served) inFlightStream(t *testing.T) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -325,7 +324,7 @@ func (s *served) inFlightStream(t *testing.T) {
 	})
 }
 
-// TestDrainTimeout: a request that never ends is cut when the time is over.
+// TestDrainTimeout: a request that never ends is cut after drain-timeout.
 func TestDrainTimeout(t *testing.T) {
 	s := serve(t, "--drain-timeout=1ms", "--secure-serving=false")
 	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})
@@ -351,7 +350,7 @@ func TestDrainTimeout(t *testing.T) {
 	}
 }
 
-// TestStoppedBeforeServing: a signal may come when a server has not begun yet.
+// TestStoppedBeforeServing: a signal may arrive before a server serves.
 func TestStoppedBeforeServing(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -364,7 +363,7 @@ func TestStoppedBeforeServing(t *testing.T) {
 	}
 }
 
-// TestTLS: by default the ext-proc port speaks HTTP/2 over TLS, with a certificate of its own.
+// TestTLS: by default the ext-proc port serves HTTP/2 over TLS with a self-signed certificate.
 func TestTLS(t *testing.T) {
 	s := serve(t)
 	state := s.handshake(t)
@@ -379,11 +378,11 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestPlaintextToTLS: a gateway that does not speak TLS only sees its connections end, so the picker says why.
+// TestPlaintextToTLS: a gateway in plaintext only sees its connections end, so the picker logs why.
 func TestPlaintextToTLS(t *testing.T) {
 	s := serve(t)
 	s.handshake(t) // who leaves in good order is not told of
-	const text = "somebody does not speak TLS"
+	const text = "a client of the ext-proc port does not speak TLS"
 	if strings.Contains(s.stderr.String(), text) {
 		t.Errorf("after a handshake: %s", &s.stderr)
 	}
@@ -399,7 +398,7 @@ func TestPlaintextToTLS(t *testing.T) {
 		if _, err := io.Copy(io.Discard, conn); err != nil {
 			t.Logf("how the picker left: %v", err)
 		}
-		// The picker leaves before it tells.
+		// The picker closes the connection before it logs.
 		eventually(t, func() bool { return strings.Contains(s.stderr.String(), text) })
 	}
 	if n := strings.Count(s.stderr.String(), text); n != 1 {
@@ -417,7 +416,7 @@ func (s *served) handshake(t *testing.T) tls.ConnectionState {
 	return conn.ConnectionState()
 }
 
-// TestCertPath: the certificate is the one of the directory, and the new one when that changes.
+// TestCertPath: the picker shows the certificate of the directory, and the new one after a change.
 func TestCertPath(t *testing.T) {
 	dir := t.TempDir()
 	boottest.KeyPair(t, dir, 1)

@@ -23,11 +23,11 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// handshakeTimeout is how long a connection may take to say that it speaks gRPC. A server cannot stop, not even by force,
-// before that is over: gRPC's own two minutes would let one silent connection hold up a drain until the kubelet kills us.
+// handshakeTimeout bounds the handshake of a connection. A server cannot stop, not even by force, before the handshakes end: with
+// gRPC's default of two minutes, one silent connection would delay a drain until the kubelet kills the process.
 const handshakeTimeout = 5 * time.Second
 
-// takeover is how long a reservation waits for the stream that accounts for it, as the contract says.
+// takeover is how long a reservation waits for the accountant's stream, according to the contract.
 const takeover = 2 * time.Second
 
 // start makes the picker, opens its ports and serves until ctx ends.
@@ -89,7 +89,7 @@ func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 // ports are the listeners of a picker.
 type ports struct{ extproc, health, metrics, admin net.Listener }
 
-// minTLS is the oldest version of TLS that is spoken.
+// minTLS is the oldest version of TLS that the picker accepts.
 func (l listen) minTLS() uint16 {
 	if l.MinTLS == "VersionTLS13" {
 		return tls.VersionTLS13
@@ -129,13 +129,13 @@ func setReady(h *health.Server, ready bool) {
 	if ready {
 		status = healthpb.HealthCheckResponse_SERVING
 	}
-	// Readiness comes last: whoever sees it change finds the others changed.
+	// Readiness comes last: when a watcher sees it change, the others have changed.
 	for _, service := range []string{"", serviceExtProc, chartService, serviceReadiness} {
 		h.SetServingStatus(service, status)
 	}
 }
 
-// drainedHealth is the health service of a port that drains: those who watch would never leave by themselves.
+// drainedHealth is the health service of a port that drains. It ends the streams of watchers, which would not end by themselves.
 type drainedHealth struct {
 	*health.Server
 	drained <-chan struct{}
@@ -157,7 +157,7 @@ func (h drainedHealth) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Hea
 	return h.Server.Watch(r, watch{stream, ctx})
 }
 
-// watch is a stream that may end before its client leaves.
+// watch is a stream whose context may end before its client leaves.
 type watch struct {
 	healthpb.Health_WatchServer
 	ctx context.Context
@@ -178,10 +178,10 @@ type process struct {
 	probes     *grpc.Server
 	operations []boot.Service
 	traffic    *traffic
-	drained    chan struct{} // closed when the ext-proc port is to come to an end
+	drained    chan struct{} // closed when the ext-proc port begins to close
 
 	mu       sync.Mutex
-	notReady error // nil while requests are to come
+	notReady error // why gateways must not send requests; nil = ready
 }
 
 func (p *process) makeServers(front extproc.Config) error {
@@ -204,10 +204,10 @@ func (p *process) makeServers(front extproc.Config) error {
 	return nil
 }
 
-// errUnknown is why requests are not to come yet.
+// errUnknown is the initial reason not to be ready.
 var errUnknown = errors.New("the endpoints are not known yet")
 
-// ready tells whether requests are to come, and else why not.
+// ready returns why gateways must not send requests; nil = ready.
 func (p *process) ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,17 +255,17 @@ func (p *process) serve(ctx context.Context, std boot.IO) error {
 }
 
 func serveGRPC(server *grpc.Server, l net.Listener, name string) error {
-	if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped: told to end before it began
+	if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
 		return fmt.Errorf("serving the %s port: %w", name, err)
 	}
 	return nil
 }
 
-// announce waits until the pool is known, and what the cluster says of requests, and tells that the picker is ready.
+// announce waits until the pool and the cluster's policy are known, and then reports that the picker is ready.
 func (p *process) announce(ctx context.Context, std boot.IO) error {
 	known := []<-chan struct{}{p.picker.pool.Synced()}
 	if watch := p.picker.watch; watch != nil {
-		p.log.Info("not ready until the cluster has told the endpoints")
+		p.log.Info("not ready until the endpoints of the cluster are known")
 		known = append(known, watch.Synced())
 	}
 	for _, synced := range known {
@@ -282,23 +282,23 @@ func (p *process) announce(ctx context.Context, std boot.IO) error {
 }
 
 const (
-	// calm is how long nobody must have asked for a pick before a draining picker says goodbye: gateways that check its
-	// health every second have heard by then that it drains, and ask others.
-	calm = 2 * time.Second
-	// calmMost bounds the wait for that: a gateway that still comes does not look, and must be told by GOAWAY.
-	calmMost = 5 * time.Second
+	// drainIdle is how long no gateway must have asked for a pick before a draining picker closes its port. Gateways that check its
+	// health every second know by then that it drains, and ask other pickers.
+	drainIdle = 2 * time.Second
+	// drainIdleMost bounds the wait for that: a gateway that still asks does not check health, and must be told by GOAWAY.
+	drainIdleMost = 5 * time.Second
 )
 
-// drain tells gateways to go elsewhere, lets streams whose answer runs go, and serves those who still come until nobody does.
-// Only then the port is closed, with GOAWAY: a request whose stream has to move to another picker fails if its body is too
-// large for Envoy to send again. endServing ends EDS, whose streams would never end by themselves.
+// drain reports that the picker is not ready, ends the streams that only wait for an answer's end, and serves requests until no more
+// come. Only then it closes the port, with GOAWAY: a request whose stream has to move to another picker fails if its body is too
+// large for Envoy to send again. endServing ends EDS, whose streams would not end by themselves.
 func (p *process) drain(endServing func()) {
 	p.log.Info("draining")
 	p.setReady(errors.New("draining"))
 	p.door.Drain()
 	late, cancel := context.WithTimeout(context.Background(), p.cfg.Listen.Drain)
 	defer cancel()
-	p.traffic.awaitCalm(late, calm, min(calmMost, p.cfg.Listen.Drain/2))
+	p.traffic.awaitIdle(late, drainIdle, min(drainIdleMost, p.cfg.Listen.Drain/2))
 	endServing()
 	close(p.drained)
 	ended := make(chan struct{})

@@ -10,12 +10,12 @@ import (
 	"google.golang.org/grpc"
 )
 
-// traffic knows whether anybody still asks for picks. Its listener counts connections, its interceptor notes streams.
+// traffic reports whether gateways still ask for picks. It is a listener that counts connections; its interceptor notes streams.
 type traffic struct {
 	net.Listener
 	open atomic.Int64
 	last atomic.Int64  // when the latest stream began, in ns since 1970; 0 = never
-	left chan struct{} // holds one: a connection has ended
+	left chan struct{} // has one element after a connection has ended
 }
 
 func newTraffic() *traffic { return &traffic{left: make(chan struct{}, 1)} }
@@ -30,7 +30,7 @@ func (t *traffic) Accept() (net.Conn, error) {
 	return &countedConn{Conn: conn, of: t}, nil
 }
 
-// countedConn is a connection that tells when it ends.
+// countedConn is a connection that reports its end to traffic.
 type countedConn struct {
 	net.Conn
 	of   *traffic
@@ -57,11 +57,12 @@ func (t *traffic) note(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 	return handler(srv, stream)
 }
 
-// pickMethod is what gateways call for every request.
+// pickMethod is the method that gateways call for every request.
 const pickMethod = "/" + serviceExtProc + "/Process"
 
-// awaitCalm waits until no stream has begun for a time, counted from now, or nobody is connected: at most so long.
-func (t *traffic) awaitCalm(ctx context.Context, calm, most time.Duration) {
+// awaitIdle waits until no stream has begun for the duration idle, counted from now, or no client is connected. It waits for the
+// duration most at most.
+func (t *traffic) awaitIdle(ctx context.Context, idle, most time.Duration) {
 	since := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -69,7 +70,7 @@ func (t *traffic) awaitCalm(ctx context.Context, calm, most time.Duration) {
 		if last := time.Unix(0, t.last.Load()); last.After(since) {
 			since = last
 		}
-		wait := time.Until(since.Add(calm))
+		wait := time.Until(since.Add(idle))
 		if wait <= 0 {
 			return
 		}

@@ -19,7 +19,7 @@ func (pipes) Accept() (net.Conn, error) {
 }
 
 func TestAwaitCalm(t *testing.T) {
-	const calm, most = 2 * time.Second, 15 * time.Second
+	const idle, most = 2 * time.Second, 15 * time.Second
 	begins := func(t *traffic, method string) {
 		_ = t.note(nil, nil, &grpc.StreamServerInfo{FullMethod: method}, func(any, grpc.ServerStream) error { return nil })
 	}
@@ -28,11 +28,11 @@ func TestAwaitCalm(t *testing.T) {
 		do   func(t *traffic, conn net.Conn) // from the start of the drain
 		want time.Duration
 	}{
-		{"nobody asks", func(*traffic, net.Conn) {}, calm},
+		{"no request", func(*traffic, net.Conn) {}, idle},
 		{"nobody is connected", func(_ *traffic, conn net.Conn) { conn.Close() }, 0},
 		{"the last one leaves", func(_ *traffic, conn net.Conn) { <-time.After(time.Second); conn.Close(); conn.Close() }, time.Second},
-		{"one more asks", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, pickMethod) }, calm + time.Second},
-		{"only health is asked for", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, "/grpc.health.v1.Health/Watch") }, calm},
+		{"one more request", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, pickMethod) }, idle + time.Second},
+		{"only health checks", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, "/grpc.health.v1.Health/Watch") }, idle},
 		{"somebody asks for ever", func(t *traffic, _ net.Conn) {
 			for range 30 {
 				<-time.After(time.Second)
@@ -52,9 +52,9 @@ func TestAwaitCalm(t *testing.T) {
 				defer gateway.Wait()
 				gateway.Go(func() { c.do(traffic, conn) })
 				synctest.Wait()
-				traffic.awaitCalm(t.Context(), calm, most)
+				traffic.awaitIdle(t.Context(), idle, most)
 				if got := time.Since(began); got != c.want {
-					t.Errorf("calm after %v, want %v", got, c.want)
+					t.Errorf("idle after %v, want %v", got, c.want)
 				}
 			})
 		})

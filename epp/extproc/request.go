@@ -139,6 +139,8 @@ func (st *stream) decide(how ending, last time.Time) (done bool, err error) {
 		}
 		span.refused(r, st.deadline.refusal)
 		return true, nil
+	case err != nil && st.grpc.Context().Err() != nil: // the client left during the pick: there is no decision to report
+		return true, nil
 	case err != nil:
 		why := pd.AsRefusal(err)
 		span.refused(r, why)
