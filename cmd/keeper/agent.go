@@ -15,10 +15,10 @@ const (
 	overTCP  = "tcp"
 )
 
-// agent is what notifies.
+// agent sends notifications.
 type agent struct {
 	transfer.Notifier
-	about string // what it works with, for people
+	about string // description for users: what it uses
 }
 
 func (c *config) start() (agent, error) {
@@ -31,8 +31,8 @@ func (c *config) start() (agent, error) {
 func (c *config) startNIXL() (agent, error) {
 	a, err := nixl.New(nixl.Config{Name: c.Name, Library: c.Library})
 	if errors.Is(err, transfer.ErrNotSupported) {
-		return agent{}, fmt.Errorf("%w: take the keeper that make nixl builds, or that of the image sidecar-nixl; "+
-			"for simulated engines --transport tcp", err)
+		return agent{}, fmt.Errorf("%w: use the keeper that make nixl builds, or that of the image sidecar-nixl; "+
+			"simulated engines need --transport tcp", err)
 	}
 	if err != nil {
 		return agent{}, err
@@ -40,11 +40,11 @@ func (c *config) startNIXL() (agent, error) {
 	return agent{a, a.Library() + ", as " + a.Name()}, nil
 }
 
-// startLimit is less than the sidecar waits for the first word (30 s): so it hears why there is none.
+// startLimit is shorter than the sidecar's wait for the first message (30 s), so that the sidecar receives the error.
 const startLimit = 25 * time.Second
 
-// startWithin starts an agent, or gives up: opening the library can hang, on a file system that does for instance, and
-// nobody may be left to end the process. What goes on then ends with it.
+// startWithin starts an agent, or fails at the limit: opening the library can hang, for instance on a file system, and
+// possibly no process is left to end this one. The goroutine that still opens the library ends with the process.
 func startWithin(limit time.Duration, start func() (agent, error)) (agent, error) {
 	type result struct {
 		agent agent
@@ -59,6 +59,6 @@ func startWithin(limit time.Duration, start func() (agent, error)) (agent, error
 	case r := <-started:
 		return r.agent, r.err
 	case <-time.After(limit):
-		return agent{}, fmt.Errorf("the transport did not start within %v: is the library on a disk that answers?", limit)
+		return agent{}, fmt.Errorf("the transport did not start within %v: check the file system of the library", limit)
 	}
 }

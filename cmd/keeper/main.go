@@ -1,6 +1,7 @@
-// Command keeper is the process in which NIXL's library works for the sidecar: package transfer/keeper says why it is one of
-// its own. The sidecar starts it, over a socket that they share asks it to tell engines something, and starts it anew when
-// it has died. Built with the tag nixl it speaks NIXL, with real engines; built without, the simulator's TCP, with simulated ones.
+// Command keeper is the NIXL agent process: it runs NIXL's library for the sidecar, in a process of its own for the reasons
+// in package transfer/keeper. The sidecar starts it, sends it requests to notify engines over a shared socket, and restarts
+// it when it dies. Built with the tag nixl it supports NIXL, for real engines; built without it, the simulator's TCP, for
+// simulated ones.
 package main
 
 import (
@@ -18,19 +19,19 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "keeper tells prefill engines for the sidecar what becomes of their KV, over NIXL. The sidecar starts it (--keeper); by hand, --probe is what it is good for."}
+var program = boot.Program{Summary: "keeper is the sidecar's NIXL agent process: it notifies prefill engines over NIXL to keep or release KV. The sidecar starts it (--keeper); by hand, only --probe is useful."}
 
 // config is the command line.
 type config struct {
-	Transport string `flag:"transport" enum:"nixl,tcp" help:"what engines are spoken to over; tcp is for simulated ones"`
-	Library   string `flag:"library" arg:"PATH" help:"libnixl_capi.so, or its folder; empty: what TANDEM_NIXL_LIB names, else what the dynamic loader finds, else an installed wheel nixl-cu12 or nixl-cu13"`
-	Name      string `flag:"name" help:"what engines know it by; a random part is added"`
-	Probe     bool   `flag:"probe" help:"start the transport, print a line of JSON that says what it works with, and exit with 0; or say what is missing, and exit with 4"`
+	Transport string `flag:"transport" enum:"nixl,tcp" help:"how engines are notified; tcp is for simulated ones"`
+	Library   string `flag:"library" arg:"PATH" help:"libnixl_capi.so, or its folder; empty: TANDEM_NIXL_LIB, else the dynamic loader's, else that of an installed wheel nixl-cu12 or nixl-cu13"`
+	Name      string `flag:"name" help:"agent name shown to engines; a random part is added"`
+	Probe     bool   `flag:"probe" help:"start the transport, print a line of JSON that describes it, and exit with 0; or print what is missing, and exit with 4"`
 }
 
 func defaults() config { return config{Transport: overNIXL, Name: "tandem-keeper"} }
 
-// maxName leaves room for the random part, in bytes; see transfer.MaxName.
+// maxName leaves space for the random part, in bytes; see transfer.MaxName.
 const maxName = 200
 
 // Validate implements boot.Validator.
@@ -50,17 +51,18 @@ func run(_ context.Context, std boot.IO, args []string) error {
 	}
 	conn, err := keeper.Socket()
 	if err != nil {
-		return boot.Usagef("this program is started by the sidecar, which tells it what to do over a socket, and here is none (%w): "+
-			"give the sidecar its path as --keeper, or see with --probe whether it would work", err)
+		return boot.Usagef("the sidecar starts this program and controls it over a socket, which is missing (%w): "+
+			"pass its path to the sidecar as --keeper, or check with --probe whether it works", err)
 	}
 	defer conn.Close()
 	// Signals that end the sidecar often go to all of its processes: Ctrl-C does, and service managers do. But while the
-	// sidecar drains, engines still have to be told, so its hanging up is the only sign that ends this one.
+	// sidecar drains, engines still have to be notified, so only the end of the connection ends this process.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	return serve(conn, cfg)
 }
 
-// ownEnvironment is the environment, which is the sidecar's as well, without the name of the sidecar's file of settings.
+// ownEnvironment returns the environment, which is also the sidecar's, without the variable that names the sidecar's config
+// file.
 func ownEnvironment(std boot.IO) boot.IO {
 	all := std.Env
 	std.Env = func(name string) (string, bool) {
@@ -72,20 +74,20 @@ func ownEnvironment(std boot.IO) boot.IO {
 	return std
 }
 
-// serve works until the sidecar hangs up. The agent is not closed: nobody is told that it ends, and a call that hangs in the
-// library would keep it from ending.
+// serve works until the sidecar closes the connection. It does not close the agent: no engine needs to know, and a call that
+// hangs in the library would keep the process from ending.
 func serve(conn net.Conn, cfg config) error {
 	a, err := startWithin(startLimit, cfg.start)
 	if err == nil {
 		return keeper.Serve(conn, a.Notifier, a.about)
 	}
 	if unheard := keeper.Decline(conn, err); unheard != nil {
-		return boot.Missingf("%w (the sidecar could not be told: %w)", err, unheard)
+		return boot.Missingf("%w (reporting it to the sidecar: %w)", err, unheard)
 	}
-	return boot.Exit{Code: boot.CodeMissing} // the sidecar says why
+	return boot.Exit{Code: boot.CodeMissing} // the sidecar logs the cause
 }
 
-// probed is what --probe prints.
+// probed is the output of --probe.
 type probed struct {
 	Transport string `json:"transport"`
 	About     string `json:"about"`
@@ -101,7 +103,7 @@ func probe(std boot.IO, cfg config) error {
 		_, err = fmt.Fprintf(std.Stdout, "%s\n", line)
 	}
 	if err != nil {
-		return fmt.Errorf("printing what was found: %w", err)
+		return fmt.Errorf("printing the result: %w", err)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// patience is how long a test waits for what is promised without a figure.
+// patience is how long a test waits for something without a time limit of its own.
 const patience = time.Minute
 
 func within(t testing.TB) context.Context {
@@ -32,10 +32,10 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// start keeps the program.
+// start starts the program as the sidecar does.
 func start(t *testing.T, change ...func(*keeper.Config)) *keeper.Keeper {
 	t.Helper()
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // else the race detector makes it wait for as long as it is given to end
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise the race detector delays its end beyond the limit
 	c := keeper.Config{Path: "keeper", Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Pause: time.Millisecond}
 	for _, f := range change {
 		f(&c)
@@ -49,12 +49,12 @@ func start(t *testing.T, change ...func(*keeper.Config)) *keeper.Keeper {
 	return k
 }
 
-// with starts the program with arguments.
+// with adds arguments for the program.
 func with(args ...string) func(*keeper.Config) {
 	return func(c *keeper.Config) { c.Args = args }
 }
 
-// await waits until the process is as it should be.
+// await waits until the state of the process satisfies ok.
 func await(t *testing.T, k *keeper.Keeper, ok func(keeper.State) bool) keeper.State {
 	t.Helper()
 	ctx := within(t)
@@ -71,7 +71,7 @@ func await(t *testing.T, k *keeper.Keeper, ok func(keeper.State) bool) keeper.St
 	}
 }
 
-// tell has the keeper load an engine and tell it something, which has to arrive from the agent that the state speaks of.
+// tell makes the keeper load an engine and notify it. The notification has to come from the agent named in the state.
 func tell(t *testing.T, k *keeper.Keeper, engine transfer.Notifier, metadata []byte, message string) {
 	t.Helper()
 	s := await(t, k, keeper.State.Up)
@@ -88,15 +88,15 @@ func tell(t *testing.T, k *keeper.Keeper, engine transfer.Notifier, metadata []b
 			t.Errorf("got %q from %q, want %q from %q", n.Message, n.From, message, s.About)
 		}
 	case <-within(t).Done():
-		t.Fatal("nothing came")
+		t.Fatal("no notification arrived")
 	}
 }
 
-// TestCannot: what is missing is said, by the one who has a log.
-func TestCannot(t *testing.T) {
+// TestMissingLibraryIsReported: an error of the keeper reaches the log of the sidecar.
+func TestMissingLibraryIsReported(t *testing.T) {
 	k := start(t, with("--library="+filepath.Join(t.TempDir(), "libnixl_capi.so")))
 	s := await(t, k, func(s keeper.State) bool { return s.Err != nil })
-	// Built without the tag it cannot, with it there is nothing to open.
+	// Without the tag it is not built in; with the tag there is no library to open.
 	if text := s.Err.Error(); !strings.HasPrefix(text, "starting a NIXL agent: ") || !strings.HasSuffix(text, " (exit status 4)") {
 		t.Errorf("got %q", text)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer/nixl"
 )
 
-// realLibrary is the folder of the real library: the one that the environment names, or what make fetched.
+// realLibrary returns the folder of the real library: the one that the environment names, or the one that make fetched.
 func realLibrary(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv(nixl.EnvLibrary); path != "" {
@@ -54,19 +54,20 @@ func nixlEngine(t *testing.T, library string) *nixl.Agent {
 	return engine
 }
 
-func TestTellsOverNIXL(t *testing.T) {
+func TestNotifiesOverNIXL(t *testing.T) {
 	library := realLibrary(t)
 	engine := nixlEngine(t, library)
 	k := start(t, with("--name=me", "--library="+library))
 	began := time.Now()
 	tell(t, k, engine, engine.Metadata(), "HB:one")
-	t.Logf("up, and the engine told, after %v", time.Since(began))
+	t.Logf("up, and the engine notified, after %v", time.Since(began))
 	began = time.Now()
 	tell(t, k, engine, engine.Metadata(), "one:1")
-	t.Logf("loaded anew, and the engine told, after %v", time.Since(began))
+	t.Logf("loaded again, and the engine notified, after %v", time.Since(began))
 }
 
-// TestGarbage: whatever one side channel hands out, other engines are told, though perhaps by another life of the process.
+// TestGarbage: whatever metadata one side channel sends, other engines can be notified, possibly after a restart of the
+// process.
 func TestGarbage(t *testing.T) {
 	library := realLibrary(t)
 	claimed, engine := nixlEngine(t, library), nixlEngine(t, library)
@@ -84,7 +85,7 @@ func TestGarbage(t *testing.T) {
 	tell(t, k, engine, engine.Metadata(), "still there")
 }
 
-// spoilt are blobs that were changed where it may hurt.
+// spoilt returns corrupted metadata.
 func spoilt(honest []byte) map[string][]byte {
 	blobs := map[string][]byte{
 		"nothing":    nil,
@@ -125,14 +126,14 @@ func TestProbe(t *testing.T) {
 				t.Errorf("%q, %v\n%s", text, err, &stderr)
 			}
 			if stderr.Len() > 0 {
-				t.Errorf("the library is not quiet:\n%s", &stderr)
+				t.Errorf("the library prints something:\n%s", &stderr)
 			}
 		})
 	}
 }
 
-// TestKilled: the next life of the process can do what the first could.
-func TestKilled(t *testing.T) {
+// TestRestartAfterKill: after a restart the process works as before.
+func TestRestartAfterKill(t *testing.T) {
 	library := realLibrary(t)
 	engine := nixlEngine(t, library)
 	var log said

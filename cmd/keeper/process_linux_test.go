@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
-// said keeps what is logged.
+// said keeps the log.
 type said struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -28,7 +28,7 @@ func (s *said) Write(p []byte) (int, error) {
 	return s.text.Write(p)
 }
 
-// process is the one that the next line speaks of.
+// process returns the process that the next line of the log names.
 func (s *said) process(t *testing.T) *os.Process {
 	t.Helper()
 	s.mu.Lock()
@@ -36,7 +36,7 @@ func (s *said) process(t *testing.T) *os.Process {
 	return pidIn(t, json.NewDecoder(&s.text))
 }
 
-// pidIn is the process that a log in JSON says runs.
+// pidIn returns the process that a JSON log names as running.
 func pidIn(t *testing.T, log *json.Decoder) *os.Process {
 	t.Helper()
 	var line struct{ PID int }
@@ -50,8 +50,8 @@ func pidIn(t *testing.T, log *json.Decoder) *os.Process {
 	return process
 }
 
-// TestOutlivesSignals: what is sent to all processes of a sidecar ends the sidecar, which may still have to tell engines
-// something until it does.
+// TestOutlivesSignals: a signal to all processes of a sidecar must not end the keeper, because the sidecar may still have to
+// notify engines.
 func TestOutlivesSignals(t *testing.T) {
 	var log said
 	engine := tcpEngine(t)
@@ -69,7 +69,7 @@ func TestOutlivesSignals(t *testing.T) {
 	}
 }
 
-// TestDiesWithItsSidecar also when that has no time to say so.
+// TestDiesWithItsSidecar: the keeper ends when its sidecar is killed.
 func TestDiesWithItsSidecar(t *testing.T) {
 	adopt(t)
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
@@ -87,14 +87,14 @@ func TestDiesWithItsSidecar(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = sidecar.Wait() // it was killed
-	tooLate := time.AfterFunc(patience, func() { t.Error("it lives on"); _ = process.Kill() })
+	tooLate := time.AfterFunc(patience, func() { t.Error("it still runs"); _ = process.Kill() })
 	defer tooLate.Stop()
 	if _, err := process.Wait(); err != nil {
 		t.Error(err)
 	}
 }
 
-// adopt makes this process the parent of those whose parents die, so that it can wait for them.
+// adopt makes this process the parent of orphaned processes, so that it can wait for them.
 func adopt(t *testing.T) {
 	t.Helper()
 	const prSetChildSubreaper = 36

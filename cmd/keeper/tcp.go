@@ -11,7 +11,7 @@ import (
 
 // startTCP starts an agent that speaks to simulated engines. It listens on loopback, because engines answer nothing.
 func (c *config) startTCP() (agent, error) {
-	// One engine meets the agents of many sidecars, so names must differ. NIXL's agents add such a part by themselves.
+	// One engine sees the agents of many sidecars, so names must differ. NIXL's agents add a random part themselves.
 	name := c.Name + "-" + strings.ToLower(rand.Text()[:8])
 	a, err := transport.NewTCP(transport.TCPConfig{Name: name})
 	if err != nil {

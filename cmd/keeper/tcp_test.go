@@ -24,7 +24,7 @@ func tcpEngine(t *testing.T) *transport.TCP {
 	return engine
 }
 
-func TestTells(t *testing.T) {
+func TestNotifies(t *testing.T) {
 	engine := tcpEngine(t)
 	first, second := start(t, with("--transport=tcp", "--name=me")), start(t, with("--transport=tcp", "--name=me"))
 	tell(t, first, engine, engine.Metadata(), "HB:one")
@@ -32,8 +32,8 @@ func TestTells(t *testing.T) {
 	tell(t, first, engine, engine.Metadata(), "one:1")
 }
 
-// TestProbeTCP: the program says on one line what it works with, and does not read the settings of the sidecar, whose
-// environment it has.
+// TestProbeTCP: --probe describes the transport on one line. The program has the sidecar's environment, but does not read
+// the sidecar's config file.
 func TestProbeTCP(t *testing.T) {
 	t.Setenv("TANDEM_CONFIG", "sidecar.yaml")
 	out, err := exec.Command("keeper", "--transport=tcp", "--name=me", "--probe").CombinedOutput()

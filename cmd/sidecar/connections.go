@@ -6,19 +6,19 @@ import (
 	"sync/atomic"
 )
 
-// maxClients is how many connections there may be to the data port. An Envoy keeps one for each request that runs, of which
-// an engine takes some hundred. An idle connection costs some 20 KiB.
+// maxClients is the largest number of connections to the data port. An Envoy keeps one for each running request, of which an
+// engine accepts some hundred. An idle connection costs some 20 KiB.
 const maxClients = 10_000
 
-// capped is a listener that closes connections beyond a number at once: a proxy tries another pod then, where one that were
-// not accepted would wait.
+// capped is a listener that closes connections beyond a number at once. A proxy then tries another pod; a connection that
+// was not accepted would wait instead.
 type capped struct {
 	*net.TCPListener
 	most int64
 	open atomic.Int64
 }
 
-// newCapped caps one of boot's listeners, which are all of TCP.
+// newCapped limits one of boot's listeners, all of which are TCP listeners.
 func newCapped(l net.Listener, most int) *capped {
 	return &capped{TCPListener: l.(*net.TCPListener), most: int64(most)}
 }
@@ -34,12 +34,12 @@ func (l *capped) Accept() (net.Conn, error) {
 			return &client{TCPConn: c, of: l}, nil
 		}
 		l.open.Add(-1)
-		_ = c.Close() // nobody has been promised anything
+		_ = c.Close() // no request was read from it
 	}
 }
 
-// client is a connection that is counted. It is all that a TCP connection is: net/http closes its half of one to end an answer
-// that the rest of a body is still coming to.
+// client is a counted connection. It keeps the methods of a TCP connection: net/http half-closes it to end an answer while
+// the rest of the request body still arrives.
 type client struct {
 	*net.TCPConn
 	of   *capped

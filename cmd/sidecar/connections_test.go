@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Beyond the cap a connection is closed at once, and one that has ended makes room.
+// Beyond the limit a connection is closed at once, and the end of one allows another.
 func TestCapped(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -47,7 +47,7 @@ func TestCapped(t *testing.T) {
 		t.Errorf("a third one: %v, want its end", err)
 	}
 	first.Close()
-	first.Close() // once more makes no more room
+	first.Close() // closing twice must not count twice
 	dial()
 	fourth := <-accepted
 	defer fourth.Close()

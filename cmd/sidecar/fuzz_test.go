@@ -13,7 +13,8 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// FuzzConfig: no file makes the sidecar's --check panic or hang, and what it accepts it prints as a file that means the same.
+// FuzzConfig: no file makes the sidecar's --check panic or hang, and the printed configuration of an accepted file means the
+// same.
 func FuzzConfig(f *testing.F) {
 	for _, text := range []string{
 		"", "{}", "port: 8000\nprefill-allow: [10.0.0.0/8:8000, \"[fd00::/8]:8000\"]\n", `{"lease": "30s", "body-limit": "64MiB"}`,
@@ -23,7 +24,7 @@ func FuzzConfig(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
-	file := filepath.Join(f.TempDir(), "sidecar.yaml") // one for all: a folder for each would take longer than reading it
+	file := filepath.Join(f.TempDir(), "sidecar.yaml") // one file for all: a folder for each would take longer than reading it
 	f.Fuzz(func(t *testing.T, data []byte) {
 		printed, ok := effective(t, file, data)
 		if !ok {
@@ -31,7 +32,7 @@ func FuzzConfig(f *testing.F) {
 		}
 		again, ok := effective(t, file, printed)
 		if !ok {
-			t.Fatalf("%q is accepted, but not what is printed of it:\n%s", data, printed)
+			t.Fatalf("%q is accepted, but its printed configuration is not:\n%s", data, printed)
 		}
 		if got, want := plain(t, again), plain(t, printed); got != want {
 			t.Fatalf("%q is\n%s\nand that, read again, is\n%s", data, want, got)
@@ -39,7 +40,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// effective is what --check prints of a file with a text, if it accepts it.
+// effective returns what --check prints for a file with a text, if it accepts it.
 func effective(t *testing.T, file string, text []byte) (printed []byte, ok bool) {
 	t.Helper()
 	if err := os.WriteFile(file, text, 0o600); err != nil {
@@ -55,7 +56,7 @@ func effective(t *testing.T, file string, text []byte) (printed []byte, ok bool)
 	return out.Bytes(), exit.Code == boot.CodeOK
 }
 
-// plain is a configuration without the comments that say where each value is from.
+// plain returns a configuration without the comments that name each value's origin.
 func plain(t *testing.T, printed []byte) string {
 	t.Helper()
 	var settings map[string]any

@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// container is what a test needs of one.
+// container has the fields of a container that the test needs.
 type container struct {
 	Name string
 	Args []string
@@ -57,7 +57,7 @@ func routingProxies(t *testing.T, file string) map[string][]string {
 	}
 }
 
-// TestInPlaceOfLLMD starts the sidecar with the arguments that llm-d's decode pods give to theirs.
+// TestInPlaceOfLLMD starts the sidecar with the arguments of the sidecars in llm-d's decode pods.
 func TestInPlaceOfLLMD(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.URL.Path) }))
 	defer engine.Close()
@@ -79,7 +79,7 @@ func TestInPlaceOfLLMD(t *testing.T) {
 			data, end := serving(t, append(slices.Clone(args), "--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 				"--model-server-port="+at.Port()))
 			defer end()
-			answer, err := http.Get("http://" + data + "/v1/models") // as the pod's probes do
+			answer, err := http.Get("http://" + data + "/v1/models") // the request of the pod's probes
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestInPlaceOfLLMD(t *testing.T) {
 	}
 }
 
-// serving runs a sidecar until end is called, and gives the address of its data port.
+// serving runs a sidecar until end is called, and returns the address of its data port.
 func serving(t *testing.T, args []string) (data string, end func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

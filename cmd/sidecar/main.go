@@ -1,4 +1,4 @@
-// Command sidecar runs the routing sidecar beside one decode engine.
+// Command sidecar runs the routing sidecar in front of one decode engine, the local engine.
 package main
 
 import (
@@ -18,14 +18,14 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "Tandem's routing sidecar: runs prefill on another pod, then decode on the engine beside it."}
+var program = boot.Program{Summary: "Tandem's routing sidecar: runs prefill on another pod, then decode on the local engine."}
 
-// config is the manual: every flag, its default and its meaning, and the flags of llm-d's sidecar with what became of them.
+// config is the manual: every flag, its default and its meaning, and how each flag of llm-d's sidecar is treated.
 type config struct {
 	Listen  listen `group:"Listeners"`
 	Secure  secure `group:"Secrets and TLS"`
 	Sidecar sidecar.Config
-	Keeper  keeping  `group:"Holding and releasing over NIXL"`
+	Keeper  keeping  `group:"Renewing and releasing hand-offs over NIXL"`
 	Log     boot.Log `group:"Log"`
 	Foreign foreign  `group:"Known from llm-d"`
 }
@@ -37,47 +37,47 @@ type listen struct {
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
-	// BodyLimit and BufferLimit are here because their spelling (64MiB) is the command line's.
+	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
 	Clients     int        `flag:"max-connections" arg:"NUMBER" help:"connections to the data port; further ones are closed at once"`
 }
 
-// foreign are flags of llm-d's sidecar that are served in part, not at all, or without effect here. They may be given as
-// they are by default: charts write out what they would not change.
+// foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
+// accepted, because charts write them out.
 type foreign struct {
-	Ranks    int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is taken: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
-	Encoder  string   `flag:"ec-connector" arg:"NAME" help:"not served, only the empty name is taken: leave the encoder role out of the pool"`
-	Pull     bool     `flag:"enable-p2p-pull" help:"not served, only false is taken: the prefill pod is the only one that KV cache is pulled from"`
-	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not served, only 0 is taken: chunked decode changes what engines answer"`
-	Watch    bool     `flag:"enable-ssrf-protection" help:"not served, only false is taken: prefill targets are always checked, say which with --prefill-allow"`
-	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is taken"`
-	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is taken"`
+	Ranks    int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	Encoder  string   `flag:"ec-connector" arg:"NAME" help:"not supported, must be empty: leave the encoder role out of the pool"`
+	Pull     bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
+	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
+	Watch    bool     `flag:"enable-ssrf-protection" help:"not supported, must be false: prefill targets are always checked, against --prefill-allow"`
+	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
+	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
 
 	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
 	_ struct{} `flag:"decoder-use-tls" refused:"use --decode-tls"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
-	_ struct{} `flag:"inference-pool" ignored:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
-	_ struct{} `flag:"pool-group" ignored:"the sidecar does not watch the cluster; say where prefill may run with --prefill-allow"`
+	_ struct{} `flag:"inference-pool" ignored:"the sidecar does not watch the cluster; set the networks of prefill pods with --prefill-allow"`
+	_ struct{} `flag:"pool-group" ignored:"the sidecar does not watch the cluster; set the networks of prefill pods with --prefill-allow"`
 	_ struct{} `flag:"mooncake-bootstrap-port" ignored:"only the mooncake protocol uses it"`
 	_ struct{} `flag:"p2p-connector-port" ignored:"only the offloading protocol uses it"`
-	_ bool     `flag:"tracing" ignored:"spans go out if OTEL_EXPORTER_OTLP_ENDPOINT is set"`
+	_ bool     `flag:"tracing" ignored:"spans are exported if OTEL_EXPORTER_OTLP_ENDPOINT is set"`
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
-	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors say what was being done, without stacks"`
+	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors name the operation and have no stacks"`
 	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
 }
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(f.Ranks == 1, "data-parallel-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
-	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not served: leave the encoder role out of the pool")
-	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not served: use --kv-connector=nixlv2 without it")
-	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes what engines answer, leave it out")
-	p.Require(!f.Watch, "enable-ssrf-protection", "the sidecar does not watch the cluster: targets are always checked, say where prefill may run with --prefill-allow")
+	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not supported: leave the encoder role out of the pool")
+	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
+	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
+	p.Require(!f.Watch, "enable-ssrf-protection", "the sidecar does not watch the cluster: targets are always checked, set the networks of prefill pods with --prefill-allow")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
-			p.Require(stage == prefiller || stage == decoder, flag, "%q is not taken, only prefiller and decoder: encoders are not served", stage)
+			p.Require(stage == prefiller || stage == decoder, flag, "%q is not supported, only prefiller and decoder are", stage)
 		}
 	}
 }
@@ -114,7 +114,7 @@ func (c *config) Validate(p *boot.Problems) {
 	c.Sidecar.Problems(p.Add)
 }
 
-// catches reports whether calls to an engine at host come to the data port, if the port is the same.
+// catches reports whether calls to an engine at host reach the data port, if the port is the same.
 func (l listen) catches(host string) bool {
 	all := l.Host == "" || net.ParseIP(l.Host).IsUnspecified()
 	return l.Host == host || all && (host == "localhost" || net.ParseIP(host).IsLoopback())
@@ -195,14 +195,14 @@ func (l listen) open(ctx context.Context) (ports, error) {
 }
 
 const (
-	// headerTimeout bounds how long a client may take to send its request header. Bodies have the bounds of body-timeout, and
-	// answers take as long as they take.
+	// headerTimeout is the longest time in which a client may send its request header. --body-timeout bounds bodies; answers
+	// are not bounded.
 	headerTimeout = 30 * time.Second
-	// headerBytes is what h11, in front of vLLM and SGLang, takes of a header at most.
+	// headerBytes is the largest header that h11, in front of vLLM and SGLang, accepts.
 	headerBytes = 64 << 10
-	// idleTimeout is over what gateways keep a connection idle for, so that they close it and not we.
+	// idleTimeout is longer than gateways keep a connection idle, so that they close it, not the sidecar.
 	idleTimeout = 5 * time.Minute
-	// shutdownTimeout is for passed-through calls, which the drain does not wait for.
+	// shutdownTimeout bounds passed-through calls, which the drain does not wait for.
 	shutdownTimeout = 5 * time.Second
 )
 
@@ -256,6 +256,6 @@ func (p process) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	if err := p.data.Shutdown(ctx); err != nil {
-		_ = p.data.Close() // what did not finish in time is cut; there is nobody to tell
+		_ = p.data.Close() // answers that did not finish in time are cut; the error has no reader
 	}
 }

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestFlagsPage tries what docs/flags.md says of llm-d's flags.
+// TestFlagsPage checks the documented table of llm-d's flags.
 func TestFlagsPage(t *testing.T) {
 	page, err := filepath.Abs("../../docs/flags.md")
 	if err != nil {
@@ -30,7 +30,7 @@ func TestFlagsPage(t *testing.T) {
 	})
 }
 
-// TestPrefillerTLS: llm-d's lists of stages mean what our switches do.
+// TestPrefillerTLS: llm-d's lists of stages mean the same as our switches.
 func TestPrefillerTLS(t *testing.T) {
 	for _, c := range []struct {
 		name          string

@@ -1,4 +1,4 @@
-// Command sim runs one simulated engine: package sim says what it is and how it differs from a real one.
+// Command sim runs one simulated engine. Package sim describes it and how it differs from a real one.
 package main
 
 import (
@@ -32,31 +32,31 @@ type listenFlags struct {
 	Host      string        `flag:"host" help:"address that all ports listen on; there is no authentication"`
 	Port      int           `flag:"port" help:"data port; 0 picks a free one"`
 	AdminPort int           `flag:"admin-port" help:"port of /sim/faults and /sim/state; 0 picks a free one"`
-	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"where others learn how to read KV; named in hand-offs. Default: a free port of --host"`
+	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"address of the metadata that others need to read KV; named in hand-offs. Default: a free port of --host"`
 	KeepAlive time.Duration `flag:"keep-alive" help:"how long an idle client connection stays open"`
 }
 
 type modelFlags struct {
 	Model       string  `flag:"model" help:"built-in model: sizes and speeds"`
 	ModelFile   string  `flag:"model-file" arg:"FILE" help:"model file (YAML or JSON) instead of --model"`
-	ServedName  string  `flag:"served-model-name" arg:"NAME" help:"what requests call the model. Default: its own name"`
+	ServedName  string  `flag:"served-model-name" arg:"NAME" help:"name of the model in requests. Default: its own name"`
 	MaxModelLen int     `flag:"max-model-len" arg:"TOKENS" help:"longest prompt plus answer; 0: the model's"`
 	TimeScale   float64 `flag:"time-scale" arg:"FACTOR" help:"stretches every modelled time; 1 is the model's speed, 0 does not wait"`
 }
 
 type scheduleFlags struct {
 	MaxBatchedTokens int `flag:"max-num-batched-tokens" arg:"TOKENS" help:"tokens per step"`
-	MaxSequences     int `flag:"max-num-seqs" help:"sequences that run at once"`
-	MaxQueued        int `flag:"max-num-queued-reqs" help:"answer 503 once so many requests wait or run; 0: no limit"`
+	MaxSequences     int `flag:"max-num-seqs" help:"sequences that run concurrently"`
+	MaxQueued        int `flag:"max-num-queued-reqs" help:"answer 503 while so many requests wait or run; 0: no limit"`
 }
 
 type kvFlags struct {
-	Role        string        `flag:"role" enum:"prefill,decode,both" help:"what the engine is meant for; like a real one, it serves both legs whatever this says"`
+	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role of the engine; like a real one, it serves both legs in any role"`
 	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
-	Lease       time.Duration `flag:"kv-lease" help:"how long a finished prefill waits for a decode engine without a sign of life; not scaled"`
-	Handshake   time.Duration `flag:"handshake-time" help:"what the first hand-off from each prefill engine costs this one; 0: what the model says, scaled"`
-	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does when KV cannot be read"`
+	Lease       time.Duration `flag:"kv-lease" help:"how long KV stays pinned after prefill without a heartbeat or a pull; not scaled"`
+	Handshake   time.Duration `flag:"handshake-time" help:"duration of the first hand-off from each prefill engine; 0: the model's, scaled"`
+	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does if KV cannot be read"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"act as an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
 
@@ -74,8 +74,8 @@ func defaults() flags {
 func (f *flags) Validate(p *boot.Problems) {
 	p.RequirePort("port", f.Listen.Port)
 	p.RequirePort("admin-port", f.Listen.AdminPort)
-	if f.KV.Lease <= 0 { // the engine takes 0 for its default
-		p.Add("kv-lease", "%v is no time to wait: want more than 0", f.KV.Lease)
+	if f.KV.Lease <= 0 { // the engine would use its default for 0
+		p.Add("kv-lease", "%v is too short: want more than 0", f.KV.Lease)
 	}
 	if f.Listen.Channel != "" {
 		p.RequireAddress("side-channel-address", f.Listen.Channel)
@@ -121,7 +121,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	return nil
 }
 
-// startError tells a port that is taken from anything else.
+// startError makes an Exit with CodeMissing if a port is in use.
 func startError(err error) error {
 	var network *net.OpError
 	if errors.As(err, &network) {
@@ -130,7 +130,7 @@ func startError(err error) error {
 	return err
 }
 
-// config is only asked for once the model has been found to load.
+// config returns the engine's configuration, after the model was loaded.
 func (f *flags) config() sim.Config {
 	model, _ := f.Model.load()
 	sideChannel := f.Listen.Channel
@@ -157,7 +157,7 @@ func (f *flags) config() sim.Config {
 	}
 }
 
-// flag is the one that chose the model.
+// flag returns the name of the flag that chose the model.
 func (m *modelFlags) flag() string {
 	if m.ModelFile != "" {
 		return "model-file"

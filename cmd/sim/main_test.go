@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// TestFlagsReachTheEngine: no flag is read and then forgotten.
+// TestFlagsReachTheEngine: every flag sets its value in the engine's configuration.
 func TestFlagsReachTheEngine(t *testing.T) {
 	f := defaults()
 	_, err := program.Load(boot.IO{Name: "sim"}, &f, []string{
@@ -45,7 +45,7 @@ func TestFlagsReachTheEngine(t *testing.T) {
 	}
 }
 
-// TestDeathIsExitOne: the program ends with its engine, and says of what.
+// TestDeathIsExitOne: the program ends with its engine, and prints the cause.
 func TestDeathIsExitOne(t *testing.T) {
 	out, ready := io.Pipe()
 	var stderr strings.Builder

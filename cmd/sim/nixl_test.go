@@ -27,7 +27,7 @@ func TestNIXLIsMissing(t *testing.T) {
 	}
 }
 
-// realLibrary is the path of the NIXL library: the one that the environment names, or what make fetched.
+// realLibrary returns the path of the NIXL library: the one that the environment names, or the one that make fetched.
 func realLibrary(t *testing.T) string {
 	t.Helper()
 	library := stack.NIXLLibrary()
@@ -41,7 +41,7 @@ func realLibrary(t *testing.T) string {
 	return library
 }
 
-// startEngine runs the program over NIXL, and gives the address of its API.
+// startEngine runs the program over NIXL, and returns the address of its API.
 func startEngine(t *testing.T, library string) (cmd *exec.Cmd, address string) {
 	t.Helper()
 	cmd = exec.Command("sim", "--port=0", "--admin-port=0", "--time-scale=0", "--transport=nixl", "--nixl-library="+library)
@@ -55,7 +55,7 @@ func startEngine(t *testing.T, library string) (cmd *exec.Cmd, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended if all went well
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has already ended unless the test failed
 	line, err := bufio.NewReader(out).ReadBytes('\n')
 	var ready struct{ Addresses struct{ HTTP string } }
 	if err == nil {
@@ -87,7 +87,7 @@ func askEngine(t *testing.T, address, body string) (answer struct {
 	return answer
 }
 
-// TestOverNIXL: two programs hand a prompt over, and end when they are asked to.
+// TestOverNIXL: a prompt is handed off between two programs, and both end on request.
 func TestOverNIXL(t *testing.T) {
 	library := realLibrary(t)
 	prefill, from := startEngine(t, library)

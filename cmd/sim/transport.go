@@ -14,11 +14,11 @@ const (
 )
 
 type transferFlags struct {
-	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between engines: Tandem's own TCP, or the real NIXL library, in a build with it (make nixl); the same on all engines of a pair"`
-	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else what the dynamic loader or a Python environment has"`
+	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between engines: Tandem's own TCP, or the real NIXL library, in a build that has it (make nixl); the same on all engines of a pair"`
+	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else the library of the dynamic loader or a Python environment"`
 }
 
-// open is how the engine gets its transport; nil stands for its own choice, which is TCP.
+// open returns the function that opens the transport, or nil for the engine's default, which is TCP.
 func (f transferFlags) open() func(name string) (transfer.Transport, error) {
 	if f.Transport == overTCP {
 		return nil
@@ -29,21 +29,21 @@ func (f transferFlags) open() func(name string) (transfer.Transport, error) {
 			Stall:  sim.NoStallTimeout,
 		})
 		if err != nil {
-			return nil, boot.Missingf("%w (--transport nixl takes a sim of make nixl, and the library: name it with "+
+			return nil, boot.Missingf("%w (--transport nixl needs a sim from make nixl, and the library: set it with "+
 				"--nixl-library or %s)", err, nixl.EnvLibrary)
 		}
 		return lifelong{t}, nil
 	}
 }
 
-// lifelong is a transport that ends with the process, and its memory with it: the library has been seen to crash when an
-// agent ends that somebody reads from, and the engine's end is that of the process.
+// lifelong is a transport that is never closed, with its memory. The library has been seen to crash when an agent ends while
+// a peer reads from it, and the end of the engine is the end of the process.
 type lifelong struct{ *nixl.Transport }
 
-// Close leaves everything as it is.
+// Close does nothing.
 func (lifelong) Close() error { return nil }
 
-// Alloc takes memory that is never given back.
+// Alloc allocates memory that is never freed.
 func (l lifelong) Alloc(bytes int) (mem []byte, free func() error, err error) {
 	mem, _, err = l.Transport.Alloc(bytes)
 	return mem, func() error { return nil }, err

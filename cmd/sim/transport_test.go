@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// missing runs the program for want of NIXL, and gives what it says.
+// missing runs the program without NIXL, and returns its stderr.
 func missing(t *testing.T, args ...string) string {
 	t.Helper()
 	var stdout, stderr strings.Builder
@@ -25,10 +25,10 @@ func missing(t *testing.T, args ...string) string {
 func TestTransportFlags(t *testing.T) {
 	f := defaults()
 	if f.config().Transfer.Open != nil {
-		t.Error("TCP is not left to the engine")
+		t.Error("the engine's default is not used for TCP")
 	}
 	f.Transfer.Transport = overNIXL
 	if f.config().Transfer.Open == nil {
-		t.Error("the engine is left without NIXL")
+		t.Error("the engine's default is used without NIXL")
 	}
 }

@@ -1,4 +1,4 @@
-// Command tandem is the user's tool.
+// Command tandem is the tool for users of Tandem.
 package main
 
 import (
@@ -21,14 +21,14 @@ import (
 
 func main() { boot.Main(run) }
 
-// command is one thing the tool can do.
+// command is one subcommand of the tool.
 type command struct {
 	name    string
 	summary string
 	run     boot.Func
 }
 
-// commands is all that the tool can do.
+// commands lists all subcommands.
 var commands = []command{
 	{"up", up.Summary, up.Run},
 	{"demo", demo.Summary, demo.Run},
@@ -43,7 +43,7 @@ var commands = []command{
 
 func run(ctx context.Context, std boot.IO, args []string) error {
 	if len(args) == 0 {
-		return boot.Usagef("a command is missing: want one of %s (%s --help says more)", strings.Join(names(), ", "), std.Name)
+		return boot.Usagef("a command is missing: use one of %s (%s --help describes them)", strings.Join(names(), ", "), std.Name)
 	}
 	switch args[0] {
 	case "-h", "-help", "--help", "help":
@@ -74,7 +74,7 @@ func names() []string {
 }
 
 func writeHelp(w io.Writer, name string) error {
-	_, err := fmt.Fprintf(w, "%s is the user's tool of Tandem.\n\nUsage: %s COMMAND [flags]\n\nCommands:\n", name, name)
+	_, err := fmt.Fprintf(w, "%s is the tool for users of Tandem.\n\nUsage: %s COMMAND [flags]\n\nCommands:\n", name, name)
 	for _, c := range commands {
 		if err == nil {
 			_, err = fmt.Fprintf(w, "  %-12s %s\n", c.name, c.summary)

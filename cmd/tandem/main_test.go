@@ -23,13 +23,13 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// programs is the folder with the real programs.
+// programs is the folder of the real programs.
 var programs string
 
-// dialVariable is where a child that hangs connects to, so that a test sees it live and die.
+// dialVariable names the address that a hanging child connects to, so that a test can tell whether it runs.
 const dialVariable = "DEMO_TEST_DIAL"
 
-// TestMain builds the programs that the demo starts, or plays one of them that never gets ready.
+// TestMain builds the programs that the demo starts, or plays one of them that never becomes ready.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "sim" {
 		os.Exit(hang())
@@ -63,7 +63,7 @@ type result struct {
 	stdout, stderr string
 }
 
-// tandem runs the tool in this process, where leaks and races show.
+// tandem runs the tool in this process, so that leaks and races are detected.
 func tandem(ctx context.Context, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	code := boot.Run(ctx, boot.IO{Name: "tandem", Stdout: &stdout, Stderr: &stderr}, args, run)
@@ -75,9 +75,9 @@ func TestCommandLine(t *testing.T) {
 		name           string
 		args           []string
 		code           int
-		stdout, stderr string // a part of it
+		stdout, stderr string // part of it
 	}{
-		{"nothing", nil, 2, "", "tandem: a command is missing: want one of up, demo, check"},
+		{"nothing", nil, 2, "", "tandem: a command is missing: use one of up, demo, check"},
 		{"help", []string{"--help"}, 0, "run a whole P/D stack", ""},
 		{"help as a word", []string{"help"}, 0, "Usage: tandem COMMAND", ""},
 		{"version", []string{"--version"}, 0, boot.ReadVersion().Go, ""},
@@ -85,14 +85,14 @@ func TestCommandLine(t *testing.T) {
 		{"help of a command", []string{"demo", "--help"}, 0, "Usage: tandem demo [flags]", ""},
 		{"unknown flag", []string{"demo", "--jsn"}, 2, "", "did you mean --json?"},
 		{"no programs", []string{"demo"}, 4, "", "make build"},
-		{"no programs there", []string{"demo", "--bin-dir", t.TempDir()}, 4, "", "sim: no such file or directory (build them with make build"},
+		{"folder without programs", []string{"demo", "--bin-dir", t.TempDir()}, 4, "", "sim: no such file or directory (build them with make build"},
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
 		{"no NIXL", []string{"demo", "--bin-dir", programs, "--transport=nixl", "--nixl-library", filepath.Join(t.TempDir(), "no.so")}, 4, "", "make nixl"},
-		{"a library for nothing", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
+		{"library without transport nixl", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
 		{"unknown transport", []string{"demo", "--transport=rdma"}, 2, "", "tcp, nixl"},
 		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
 		{"unknown proxy", []string{"demo", "--proxy=nginx"}, 2, "", "auto, envoy, gateway"},
-		{"nowhere to put the page", []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "page.html")}, 3, "", "report: the page cannot be written"},
+		{"page cannot be written", []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "page.html")}, 3, "", "report: the page cannot be written"},
 		{"negative time", []string{"demo", "--timeout=-1s"}, 3, "", "timeout: -1s is not a positive time"},
 		{"no time", []string{"demo", "--bin-dir", programs, "--timeout", "1ns"}, 1, "", "it took longer than 1ns (see --timeout)"},
 	}
@@ -106,9 +106,9 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// promises are all of the proof.
-var promises = []string{"every request answered", "decisions as expected", "tokens equal to an undisturbed engine's", "KV bytes moved",
-	"blocks stranded", "hand-off of a failed decode leg given back at once", "phases add up to the measured time", "everything started has ended"}
+// promises lists all promises of the proof.
+var promises = []string{"every request answered", "decisions as expected", "tokens equal to the reference engine's", "KV bytes moved",
+	"blocks stranded", "hand-off of a failed decode leg released at once", "phases add up to the measured time", "everything started has ended"}
 
 func TestDemo(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
@@ -130,7 +130,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoOverNIXL: the same is proven of KV that the real library moves, between programs that are built with it.
+// TestDemoOverNIXL runs the proof with KV that the real library moves, between programs built with it.
 func TestDemoOverNIXL(t *testing.T) {
 	switch library := stack.NIXLLibrary(); {
 	case library != "":
@@ -207,7 +207,7 @@ func TestDemoJSON(t *testing.T) {
 	}
 }
 
-// A demo that cannot fail proves nothing: each fault of the prefill engines breaks just the promises that it touches.
+// Each fault of the prefill engines breaks only the promises that it affects.
 func TestDemoFails(t *testing.T) {
 	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 2, 3, 4, 5
 	tests := []struct {
@@ -270,7 +270,7 @@ func TestInterrupt(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil { // as Ctrl-C does
 		t.Fatal(err)
 	}
-	if got := <-done; got.code != 1 || !strings.Contains(got.stderr, "interrupted, nothing is proven") {
+	if got := <-done; got.code != 1 || !strings.Contains(got.stderr, "interrupted, nothing was proven") {
 		t.Errorf("exit %d: %s", got.code, got.stderr)
 	}
 	if _, err := io.Copy(io.Discard, child); err != nil {

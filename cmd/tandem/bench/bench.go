@@ -18,9 +18,10 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "measure what sidecar, endpoint picker and the whole path cost, beside the least that is possible"
+const Summary = "measure the cost of sidecar, endpoint picker and the whole path, next to the least possible cost"
 
-// Kinds of floors.
+// Kinds of floors. A floor is the lower bound of a measurement: the cheapest program that could stand in the place of the
+// one under test.
 const (
 	floorProxy  = "proxy"
 	floorPicker = "picker"
@@ -28,36 +29,36 @@ const (
 
 // settings are the flags.
 type settings struct {
-	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar and tandem. Default: the one that this program lies in"`
-	Series  string        `flag:"series" arg:"REGEXP" help:"measure only series whose name it matches, such as '^sidecar, local' or 'picker.*512'; --list names them"`
-	List    bool          `flag:"list" help:"print the names of all series, and measure nothing"`
+	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar and tandem. Default: the folder of this program"`
+	Series  string        `flag:"series" arg:"REGEXP" help:"measure only series whose name matches, such as '^sidecar, local' or 'picker.*512'; --list names them"`
+	List    bool          `flag:"list" help:"print the names of all series and exit"`
 	Rounds  int           `flag:"rounds" arg:"NUMBER" help:"rounds of each series, in which the programs take turns"`
 	Span    time.Duration `flag:"span" arg:"DURATION" help:"how long one program is loaded in one round"`
-	Core    int           `flag:"core" arg:"NUMBER" help:"processor of the programs under test, which nothing else here uses; -1: any"`
-	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams: some minutes more"`
-	Sidecar string        `flag:"against-sidecar" arg:"COMMAND" help:"measure another sidecar in the same minutes. The command is split at spaces; {port} and {engine-port} stand for its own port and the decode engine's"`
-	Picker  string        `flag:"against-epp" arg:"COMMAND" help:"measure another picker in the same minutes. The command is split at spaces; {port}, {config} and {endpoints} stand for its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
-	JSON    string        `flag:"json" arg:"FILE" help:"write all figures there"`
-	Report  string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves there"`
-	Floor   string        `flag:"floor" enum:",proxy,picker" help:"be a floor, and measure nothing: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
-	Target  string        `flag:"floor-target" arg:"HOST:PORT" help:"where a floor sends everything"`
+	Core    int           `flag:"core" arg:"NUMBER" help:"processor reserved for the programs under test; -1: any"`
+	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams; takes some minutes more"`
+	Sidecar string        `flag:"against-sidecar" arg:"COMMAND" help:"also measure another sidecar, in turns with Tandem's. The command is split at spaces; {port} and {engine-port} are replaced by its own port and the decode engine's"`
+	Picker  string        `flag:"against-epp" arg:"COMMAND" help:"also measure another picker, in turns with Tandem's. The command is split at spaces; {port}, {config} and {endpoints} are replaced by its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
+	JSON    string        `flag:"json" arg:"FILE" help:"write all figures to this file"`
+	Report  string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves to this file"`
+	Floor   string        `flag:"floor" enum:",proxy,picker" help:"run as a floor (a lower bound to compare with) and measure nothing: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
+	Target  string        `flag:"floor-target" arg:"HOST:PORT" help:"server that a floor forwards to"`
 }
 
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
 	_, err := regexp.Compile(s.Series)
-	p.Require(err == nil, "series", "is no regular expression: %w", err)
+	p.Require(err == nil, "series", "is not a regular expression: %w", err)
 	p.Require(s.Rounds > 0, "rounds", "must be positive, got %d", s.Rounds)
 	p.Require(s.Span >= 100*time.Millisecond, "span",
-		"must be 100ms or more, got %v: what is shorter measures the noise", s.Span)
+		"must be 100ms or more, got %v: a shorter one measures noise", s.Span)
 	cores := processors()
 	p.Require(s.Core < 0 || slices.Contains(cores, s.Core), "core", "this process may run on the processors %v", cores)
-	p.Require(s.Core < 0 || len(cores) > 1, "core", "there is only one processor: give -1")
-	p.Require(s.Floor == "" || s.Target != "", "floor-target", "is missing: a floor has to send requests somewhere")
+	p.Require(s.Core < 0 || len(cores) > 1, "core", "there is only one processor: use -1")
+	p.Require(s.Floor == "" || s.Target != "", "floor-target", "is missing: a floor needs a server to forward to")
 	for flag, command := range map[string]string{"against-sidecar": s.Sidecar, "against-epp": s.Picker} {
 		p.Require(command == "" || strings.TrimSpace(command) != "", flag, "is empty")
 		p.Require(command == "" || strings.Contains(command, "{port}"), flag,
-			"does not say {port}, where the program has to listen")
+			"does not contain {port}, which is replaced by the port to listen at")
 	}
 	for flag, file := range map[string]string{"json": s.JSON, "report": s.Report} {
 		if file != "" {
@@ -93,7 +94,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	return s.show(std.Stdout, result)
 }
 
-// lastCore is the processor for the programs under test; -1 where there is only one.
+// lastCore returns the processor for the programs under test, or -1 if there is only one.
 func lastCore() int {
 	if cores := processors(); len(cores) > 1 {
 		return cores[len(cores)-1]
@@ -101,7 +102,7 @@ func lastCore() int {
 	return -1
 }
 
-// steps are those that the flags ask for.
+// steps returns the steps that the flags select.
 func (s *settings) steps() ([]step, error) {
 	dir, err := s.programs()
 	if err != nil {
@@ -125,38 +126,38 @@ func (s *settings) steps() ([]step, error) {
 	return steps, nil
 }
 
-// programs is the folder with the programs to measure.
+// programs returns the folder with the programs to measure.
 func (s *settings) programs() (string, error) {
 	dir := s.BinDir
 	if dir == "" {
 		self, err := os.Executable()
 		if err != nil {
-			return "", boot.Missingf("finding the folder of this program: %w (name one with --bin-dir)", err)
+			return "", boot.Missingf("finding the folder of this program: %w (set one with --bin-dir)", err)
 		}
 		dir = filepath.Dir(self)
 	}
 	for _, name := range []string{"epp", "sidecar", "tandem"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			return "", boot.Missingf("finding the programs to measure: %w (build them with make build, or name their folder with "+
+			return "", boot.Missingf("finding the programs to measure: %w (build them with make build, or set their folder with "+
 				"--bin-dir)", err)
 		}
 	}
 	return dir, nil
 }
 
-// measure does the steps.
+// measure runs the steps.
 func (s *settings) measure(ctx context.Context, progress io.Writer, steps []step) (*Result, error) {
 	result := &Result{Started: time.Now(), Machine: machine(), Rounds: s.Rounds, Span: s.Span}
-	if s.Core >= 0 { // load and engines must not take time from what is measured
+	if s.Core >= 0 { // load and engines must not take time from the programs under test
 		others := slices.DeleteFunc(processors(), func(core int) bool { return core == s.Core })
 		if err := hold("self", others); err != nil {
-			return nil, fmt.Errorf("%w (--core=-1 does without)", err)
+			return nil, fmt.Errorf("%w (--core=-1 uses any processor)", err)
 		}
 	}
 	for i, step := range steps {
 		fmt.Fprintf(progress, "%d/%d %s\n", i+1, len(steps), step.name)
 		if err := step.run(ctx, result); ctx.Err() != nil {
-			return nil, errors.New("interrupted, nothing is shown")
+			return nil, errors.New("interrupted, no results")
 		} else if err != nil {
 			return nil, fmt.Errorf("measuring %s: %w", step.name, err)
 		}
@@ -169,7 +170,7 @@ func (s *settings) measure(ctx context.Context, progress io.Writer, steps []step
 	return result, nil
 }
 
-// machine says where the figures come from.
+// machine describes this machine: processors, system and Go version.
 func machine() string {
 	model := runtime.GOARCH
 	info, _ := os.ReadFile("/proc/cpuinfo")
@@ -182,7 +183,7 @@ func machine() string {
 	return fmt.Sprintf("%d × %s, %s, %s", len(processors()), model, runtime.GOOS, runtime.Version())
 }
 
-// show writes the result where the flags say.
+// show writes the result to stdout and to the files that flags name.
 func (s *settings) show(stdout io.Writer, r *Result) error {
 	if err := text(stdout, r); err != nil {
 		return err

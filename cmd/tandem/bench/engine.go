@@ -4,23 +4,31 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
 )
 
-// engine answers as a vLLM engine does on the wire, with bytes that were made before: what it costs must not be mistaken
-// for the cost of what stands before it.
+// engine answers as a vLLM engine does on the wire, with prepared bytes, so that its own cost stays small against that of
+// the program in front of it.
 type engine struct {
 	listener net.Listener
-	accepted atomic.Int64 // requests that came in whole
-	hold     gate         // answers wait for it
-	buffer   int          // of each connection and direction, bytes
+	accepted atomic.Int64 // requests received completely
+	hold     gate         // answers wait until it is open
+	buffer   int          // size for each connection and direction, bytes
 	work     sync.WaitGroup
 
 	mu     sync.Mutex
@@ -31,16 +39,16 @@ type engine struct {
 // answer writes an answer to a request.
 type answer func(w *bufio.Writer) error
 
-// Sizes of the buffers of a connection, bytes: for requests of megabytes, and for thousands of connections.
+// Sizes of the buffers of a connection, in bytes: for requests of megabytes, and for thousands of connections.
 const (
 	largeBuffer = 64 << 10
 	smallBuffer = 4 << 10
 )
 
-// gate is open unless somebody has closed it.
+// gate is open unless it was closed.
 type gate struct {
 	mu   sync.Mutex
-	open chan struct{} // nil: open; else closed when it opens
+	open chan struct{} // nil while open; else closed when the gate opens
 }
 
 func (g *gate) close() (open func()) {
@@ -68,7 +76,7 @@ func (g *gate) pass(ctx context.Context) {
 	}
 }
 
-// startEngine serves on a free port of loopback until ctx ends; stop waits for that.
+// startEngine serves on a free port of loopback until ctx ends; stop waits for the end.
 func startEngine(ctx context.Context, buffer int, answer answer) (e *engine, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,7 +105,7 @@ func (e *engine) accept(ctx context.Context) {
 	}
 }
 
-// keep notes a connection, so that it is closed at the end. It tells whether there is time for that.
+// keep stores a connection, so that it is closed at the end. It returns false if the end has already come.
 func (e *engine) keep(ctx context.Context, c net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +146,7 @@ func (e *engine) serve(ctx context.Context, c net.Conn) {
 	}
 }
 
-// reply answers. What is not generated gets the empty list of models, whatever it asks for.
+// reply answers a request. Requests that do not generate get an empty list of models.
 func (e *engine) reply(w *bufio.Writer, request *http.Request) error {
 	if request.Method != http.MethodPost {
 		return whole(`{"object":"list","data":[]}`)(w)
@@ -149,14 +157,14 @@ func (e *engine) reply(w *bufio.Writer, request *http.Request) error {
 	return answer(w)
 }
 
-// answers changes what it answers from now on.
+// answers replaces the answer to later requests.
 func (e *engine) answers(answer answer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.answer = answer
 }
 
-// whole answers with one JSON document.
+// whole returns an answer of one JSON document.
 func whole(document string) answer {
 	bytes := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		len(document), document)
@@ -166,14 +174,14 @@ func whole(document string) answer {
 	}
 }
 
-// Of a prompt: how many bytes make a token of English text, and how many tokens a block of the KV cache.
+// Sizes of a prompt: bytes in a token of English text, and tokens in a block of the KV cache.
 const (
 	bytesPerToken  = 4
 	tokensPerBlock = 16
 )
 
-// prefilled is what a vLLM 0.32 prefill engine answers to the first leg of a completion of so many bytes, with the hand-off:
-// the longer the prompt, the more blocks.
+// prefilled returns the answer of a vLLM 0.32 prefill engine to the first leg of a completion of size bytes, with the
+// hand-off: the longer the prompt, the more blocks.
 func prefilled(size int) string {
 	tokens := size / bytesPerToken
 	var ids []byte
@@ -192,12 +200,12 @@ func prefilled(size int) string {
 		`"remote_prefill_cached_tokens":0,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}}`, tokens, tokens+1, ids)
 }
 
-// decoded is what a decode engine answers.
+// decoded is the answer of a decode engine.
 const decoded = `{"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench","choices":[{"index":0,` +
 	`"text":" quick brown fox jumps over the lazy dog","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
 	`"usage":{"prompt_tokens":256,"total_tokens":264,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":0}}}`
 
-// streamed answers with events, one write each, at a pace that keeps them apart on the wire as tokens are.
+// streamed returns an answer of events, one write each, at a pace that keeps them apart on the wire as tokens are.
 func streamed(events int, pace time.Duration) answer {
 	const head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 	event := chunk(`data: {"id":"cmpl-bench","object":"text_completion","created":1700000000,"model":"bench",` +
@@ -217,7 +225,7 @@ func streamed(events int, pace time.Duration) answer {
 	}
 }
 
-// apart does something n times, each a pace after the one before.
+// apart calls do n times, once in each interval of pace.
 func apart(n int, pace time.Duration, do func() error) error {
 	if n == 0 {
 		return nil
@@ -233,10 +241,10 @@ func apart(n int, pace time.Duration, do func() error) error {
 	return nil
 }
 
-// chunk is one chunk of a chunked body.
+// chunk returns one chunk of a chunked body.
 func chunk(data string) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(data), data) }
 
-// page is a metrics page like that of a vLLM engine, of about the given size in bytes.
+// page returns a metrics page like that of a vLLM engine, of about the given size in bytes.
 func page(size int) []byte {
 	var b bytes.Buffer
 	for _, gauge := range []string{"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"} {
@@ -249,4 +257,38 @@ func page(size int) []byte {
 		fmt.Fprintf(&b, "vllm:request_time_%d_seconds_bucket{engine=\"0\",le=\"%d.5\",model_name=\"bench\"} %d.0\n", i/20, i%20, i)
 	}
 	return b.Bytes()
+}
+
+// serveFloor runs a floor: the cheapest program that could stand in the place of one under test. bench starts it as a
+// process of its own. It forwards to target, host:port.
+func serveFloor(ctx context.Context, std boot.IO, floor, target string) error {
+	l, err := boot.Listen(ctx, "floor", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	if err := boot.Ready(std.Stdout, "floor", boot.Addresses{floor: l.Addr()}); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	if floor == floorPicker {
+		server := grpc.NewServer()
+		(&procclient.Floor{Endpoints: target}).Register(server)
+		stop := context.AfterFunc(ctx, server.Stop)
+		defer stop()
+		return server.Serve(l)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: target})
+	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: maxLanes}
+	// Without full duplex the server closes the request's body when the answer begins. The transport may not have read its
+	// end yet, and would cut the answer.
+	duplex := func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex() // never fails over HTTP/1
+		proxy.ServeHTTP(w, r)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(duplex)}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
 }

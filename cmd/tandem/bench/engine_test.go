@@ -22,7 +22,7 @@ func serving(t *testing.T, answer answer) *engine {
 	return e
 }
 
-// exchanged is the body of the answer to a request.
+// exchanged sends a request and returns the headers and body of the answer.
 func exchanged(t *testing.T, e *engine, request []byte) (header http.Header, body string) {
 	t.Helper()
 	c, err := dial(t.Context(), e.addr(), request)
@@ -97,7 +97,7 @@ func TestEngineHolds(t *testing.T) {
 	if err := lanes[0].exchange(t.Context()); err != nil {
 		t.Errorf("the gate is not open again: %v", err)
 	}
-	// Requests that never reach the prefill engine do not make it wait.
+	// A request that is answered without reaching the prefill engine ends the wait with an error.
 	other := serving(t, func(w *bufio.Writer) error {
 		_, _ = w.WriteString("HTTP/1.1 503 \r\nContent-Length: 4\r\n\r\nfull")
 		return w.Flush()
@@ -114,11 +114,11 @@ func TestEngineHolds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.holdAll(ctx, lanes); err == nil {
-		t.Error("no error of who interrupts")
+		t.Error("no error on an interrupt")
 	}
 }
 
-// The picker must find in the page what it looks for, and much besides.
+// The picker must find the metrics that it reads in the page, among many others.
 func TestMetricsPage(t *testing.T) {
 	text := string(page(pageSize))
 	if len(text) < pageSize || len(text) > pageSize+200 {

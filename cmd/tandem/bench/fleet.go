@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// pdConfig is a P/D configuration as llm-d's guides write it, which every picker of the field reads.
+// pdConfig is a P/D configuration like those in llm-d's guides, which every compatible picker reads.
 const pdConfig = `apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
@@ -44,22 +44,22 @@ schedulingProfiles:
 `
 
 const (
-	// fleetSize is how many endpoints a picker has, unless a series says otherwise.
+	// fleetSize is the number of endpoints of a picker, unless a series sets another.
 	fleetSize = 64
-	// pageSize is that of the metrics page of a vLLM engine under load, bytes.
+	// pageSize is the size of the metrics page of a vLLM engine under load, in bytes.
 	pageSize = 48 * kB
 )
 
-// fleet is engines that only have a metrics page, as the files say that pickers read.
+// fleet is a set of engines that only serve a metrics page, and the files for a picker that follows them.
 type fleet struct {
 	lab       *lab
 	endpoints string   // file
 	config    string   // file
 	other     rival    // another picker; "" = none
-	flags     []string // of ours, beside those that every series needs
+	flags     []string // further flags of our picker
 }
 
-// newFleet makes n endpoints, half of each role.
+// newFleet returns a fleet of n endpoints, half of each role.
 func newFleet(l *lab, n int) (*fleet, error) {
 	f := &fleet{lab: l, endpoints: filepath.Join(l.scratch, "endpoints.yaml"), config: filepath.Join(l.scratch, "config.yaml")}
 	pages, err := l.pages()
@@ -73,7 +73,7 @@ func newFleet(l *lab, n int) (*fleet, error) {
 	return f, nil
 }
 
-// endpoints are in a file that repeats nothing: pickers take files of 1 MiB.
+// endpoints returns the endpoints file. It uses YAML anchors to stay below 1 MiB, the largest file that pickers accept.
 func endpoints(n int, pages string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "endpoints:\n"+
@@ -86,7 +86,7 @@ func endpoints(n int, pages string) []byte {
 	return b.Bytes()
 }
 
-// picker runs ours.
+// picker runs our picker.
 func (f *fleet) picker(ctx context.Context) (*subject, error) {
 	flags := append([]string{"--config-file=" + f.config, "--endpoints-file=" + f.endpoints, "--secure-serving=false",
 		"--log-level=error"}, f.flags...)
@@ -102,8 +102,8 @@ func (f *fleet) startOther(ctx context.Context) (*subject, error) {
 		f.endpoints)
 }
 
-// measureIdle measures what a picker costs that only follows the load of its endpoints. The first span, in which it meets
-// them, does not count.
+// measureIdle measures the cost of a picker that only follows the load of its endpoints. The first span, in which it
+// connects to them, does not count.
 func measureIdle(ctx context.Context, l *lab, endpoints int, bar float64, o options) (Row, error) {
 	f, err := newFleet(l, endpoints)
 	if err != nil {

@@ -21,11 +21,11 @@ type growth struct {
 	points  growthPoints
 }
 
-// growthPoints are how many there are of what makes costs grow.
+// growthPoints are the numbers at which curves are measured.
 type growthPoints struct {
-	endpoints []int // that a picker chooses from
+	endpoints []int // endpoints that a picker chooses from
 	scraped   []int // endpoints whose pages a picker reads
-	streams   []int // that are open
+	streams   []int // open streams
 }
 
 func defaultGrowth() growthPoints {
@@ -33,8 +33,8 @@ func defaultGrowth() growthPoints {
 		streams: []int{0, 100, 1000, 2500, 5000, 10000}}
 }
 
-// picksByEndpoints are two curves: what one decision costs a picker in all, and how long it thinks. Pages are hardly read
-// here: that is another curve.
+// picksByEndpoints returns two curves: the CPU time of one decision, and its duration. Pages are hardly read here: another
+// curve shows their cost.
 func (g *growth) picksByEndpoints(ctx context.Context) ([]Curve, error) {
 	var cpu, thought []Point
 	for _, n := range g.points.endpoints {
@@ -57,7 +57,7 @@ func (g *growth) picksByEndpoints(ctx context.Context) ([]Curve, error) {
 			for _, lane := range ours[0].lanes {
 				lane.(*asker).said = nil
 			}
-			if _, err := closed(ctx, ours[0].lanes[:1], g.options.span); err != nil { // one after the other: nobody waits
+			if _, err := closed(ctx, ours[0].lanes[:1], g.options.span); err != nil { // with one lane no request waits
 				return ours[0].died(err)
 			}
 			cpu = append(cpu, Point{float64(n), ours[0].figure(costs[0]).Value})
@@ -72,7 +72,7 @@ func (g *growth) picksByEndpoints(ctx context.Context) ([]Curve, error) {
 		newCurve("picker, decision after the last byte, 1 kB", "endpoints", "µs", thought)}, nil
 }
 
-// scrapingByEndpoints is what a picker without requests costs.
+// scrapingByEndpoints returns the cost of a picker without requests.
 func (g *growth) scrapingByEndpoints(ctx context.Context) ([]Curve, error) {
 	var points []Point
 	for _, n := range g.points.scraped {
@@ -90,7 +90,7 @@ func (g *growth) scrapingByEndpoints(ctx context.Context) ([]Curve, error) {
 	return []Curve{newCurve(fmt.Sprintf("picker, idle, %s pages", sized(pageSize)), "endpoints", "cores", points)}, nil
 }
 
-// pickerByStreams is the memory of a picker that follows open answers.
+// pickerByStreams returns the memory of a picker that follows open answers.
 func (g *growth) pickerByStreams(ctx context.Context) (curves []Curve, err error) {
 	err = within(g.open, func(l *lab) error {
 		f, err := newFleet(l, fleetSize)
@@ -109,7 +109,7 @@ func (g *growth) pickerByStreams(ctx context.Context) (curves []Curve, err error
 		lane, open := newAsker(conn, pickerSeries{size: kB}, 0), 0
 		points, err := g.grown(ctx, picker, func(n int) error {
 			for ; open < n; open++ {
-				stream, err := conn.Open(ctx, procclient.Single()) // the connection's end ends it
+				stream, err := conn.Open(ctx, procclient.Single()) // the stream ends with the connection
 				if err != nil {
 					return err
 				}
@@ -128,8 +128,8 @@ func (g *growth) pickerByStreams(ctx context.Context) (curves []Curve, err error
 	return curves, err
 }
 
-// sidecarByStreams is the memory of a sidecar that relays streamed answers. Clients come over HTTP/2, many streams on one
-// connection, or there would not be ports enough for both sides of 10,000.
+// sidecarByStreams returns the memory of a sidecar that relays streamed answers. Clients use HTTP/2, many streams on one
+// connection, because there are not enough ports for both sides of 10,000 connections.
 func (g *growth) sidecarByStreams(ctx context.Context) (curves []Curve, err error) {
 	err = within(g.open, func(l *lab) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -151,7 +151,7 @@ func (g *growth) sidecarByStreams(ctx context.Context) (curves []Curve, err erro
 	return curves, err
 }
 
-// grown opens more and more streams, and takes the memory of a program at each point, at rest.
+// grown opens more and more streams, and measures the memory of a program at each point, when it has settled.
 func (g *growth) grown(ctx context.Context, s *subject, openTo func(n int) error) (points []Point, err error) {
 	for _, n := range g.points.streams {
 		if err := openTo(n); err != nil {
@@ -169,7 +169,7 @@ func (g *growth) grown(ctx context.Context, s *subject, openTo func(n int) error
 	return points, nil
 }
 
-// begun answers with a first event, and then waits for the end.
+// begun returns an answer that sends a first event and then waits for the end.
 func begun(ctx context.Context) answer {
 	return func(w *bufio.Writer) error {
 		_, _ = w.WriteString("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -182,7 +182,7 @@ func begun(ctx context.Context) answer {
 	}
 }
 
-// streaming is clients that wait for the rest of their answers.
+// streaming is a set of clients that wait for the rest of their answers.
 type streaming struct {
 	url     string
 	clients []*http.Client

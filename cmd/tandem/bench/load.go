@@ -15,10 +15,10 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// shape is how a request looks on the wire.
+// shape is the form of a request on the wire.
 type shape struct {
 	size    int    // of the body, bytes
-	escaped bool   // the prompt is like code: every 40 bytes a line break or a quotation mark, escaped
+	escaped bool   // the prompt is like code: a line break or a quotation mark, escaped, every 40 bytes
 	chunked bool   // as Envoy sends it, without a Content-Length
 	prefill string // host:port of the prefill engine, for a sidecar; "" = local
 	mode    string // for a picker; "" = none
@@ -27,7 +27,7 @@ type shape struct {
 // promptLine is 40 bytes of text that tokenizers know.
 const promptLine = "the quick brown fox jumps over a lazydog"
 
-// body is a completion request of the shape's size.
+// body returns a completion request of the shape's size.
 func (s shape) body() string {
 	const head, tail = `{"model":"bench","max_tokens":8,"stream":false,"prompt":"`, `"}`
 	line := promptLine
@@ -39,10 +39,10 @@ func (s shape) body() string {
 	return head + text + strings.Repeat("x", room-len(text)) + tail
 }
 
-// envoyChunk is the size of the chunks that Envoy makes of a body that it passes on as it comes, bytes.
+// envoyChunk is the size, in bytes, of the chunks in which Envoy streams a body.
 const envoyChunk = 16 << 10
 
-// request is all bytes of a request.
+// request returns all bytes of a request.
 func (s shape) request() []byte {
 	head := "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
 	if s.prefill != "" {
@@ -63,13 +63,13 @@ func (s shape) request() []byte {
 	return append(b, "0\r\n\r\n"...)
 }
 
-// exchanger does one thing that is measured, again and again. close ends one that is under way.
+// exchanger performs one exchange of a measurement, repeatedly. close ends an exchange that is running.
 type exchanger interface {
 	exchange(ctx context.Context) error
 	close()
 }
 
-// exchangeTimeout bounds one exchange: a program that never answers is an error, not a benchmark that never ends.
+// exchangeTimeout bounds one exchange, so that a program that never answers is an error.
 const exchangeTimeout = 30 * time.Second
 
 // conn is a client's connection to a server under test, on which one request is sent again and again.
@@ -87,7 +87,7 @@ func dial(ctx context.Context, addr string, request []byte) (*conn, error) {
 	return &conn{c, bufio.NewReaderSize(c, 16<<10), request}, nil
 }
 
-// lanesTo are connections to a server.
+// lanesTo returns connections to a server.
 func lanesTo(ctx context.Context, addr string, n int, request []byte) (lanes []exchanger, err error) {
 	for range n {
 		c, err := dial(ctx, addr, request)
@@ -101,7 +101,7 @@ func lanesTo(ctx context.Context, addr string, n int, request []byte) (lanes []e
 
 func (c *conn) close() { _ = c.Close() }
 
-// exchange sends the request and reads the whole answer, which must be a good one.
+// exchange sends the request and reads the whole answer, which must have status 200.
 func (c *conn) exchange(context.Context) error {
 	if err := c.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (c *conn) exchange(context.Context) error {
 	return err
 }
 
-// inTurn is exchanges one after the other, such as the legs of a request.
+// inTurn performs several exchanges one after the other, such as the legs of a request.
 type inTurn []exchanger
 
 func (t inTurn) exchange(ctx context.Context) error {
@@ -141,7 +141,7 @@ func closeAll(lanes []exchanger) {
 	}
 }
 
-// outcome is what became of a load: the first error ends it.
+// outcome collects the result of a load: the first error ends it.
 type outcome struct {
 	once sync.Once
 	err  error
@@ -152,8 +152,8 @@ func (o *outcome) fail(err error) {
 	o.once.Do(func() { o.err = err; o.stop() })
 }
 
-// closed runs some exchangers at once, each one exchange after the other, until the time is up: those that are under way
-// then are finished. It tells how many were done.
+// closed runs several exchangers concurrently until the time is up (a closed loop): each performs one exchange after the
+// other, and finishes its last one. It returns the number of exchanges.
 func closed(ctx context.Context, lanes []exchanger, span time.Duration) (done int, err error) {
 	defer context.AfterFunc(ctx, func() { closeAll(lanes) })()
 	within, cancel := context.WithTimeout(ctx, span)
@@ -179,8 +179,9 @@ func closed(ctx context.Context, lanes []exchanger, span time.Duration) (done in
 	return int(total.Load()), o.err
 }
 
-// paced runs exchanges at a rate, each begun at its time whether or not those before are done, and tells how long each took
-// from the moment it was due: a server that falls behind cannot hide it. Those for which no lane is free wait for one.
+// paced starts exchanges at a rate, each at its time even if earlier ones have not finished (an open loop). It returns how
+// long each took from the moment it was due, so a server that falls behind cannot hide it. An exchange for which no lane is
+// free waits for one.
 func paced(ctx context.Context, lanes []exchanger, rate float64, span time.Duration) (took []time.Duration, err error) {
 	defer context.AfterFunc(ctx, func() { closeAll(lanes) })()
 	within, cancel := context.WithCancel(ctx)

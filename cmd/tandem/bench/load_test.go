@@ -67,7 +67,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// lane is an exchanger in the hands of a test.
+// lane is an exchanger that a test controls.
 type lane struct {
 	do     func(n int) error
 	done   int
@@ -84,7 +84,7 @@ func TestClosed(t *testing.T) {
 	if want := lanes[0].done + lanes[1].done; err != nil || done != want || lanes[0].closed.Load() {
 		t.Errorf("%d done of %d, closed %v: %v", done, want, lanes[0].closed.Load(), err)
 	}
-	// An error ends all, however long the time is.
+	// An error ends the load before the time is up.
 	broken := errors.New("broken")
 	lanes[1].do = func(int) error { return broken }
 	if _, err := closed(t.Context(), []exchanger{lanes[0], lanes[1]}, time.Hour); !errors.Is(err, broken) {
@@ -92,7 +92,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Who interrupts does not wait for what hangs.
+// An interrupt ends exchanges that hang.
 func TestInterrupted(t *testing.T) {
 	for name, load := range map[string]func(context.Context, []exchanger) error{
 		"closed": func(ctx context.Context, lanes []exchanger) error {
@@ -125,7 +125,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// A server that stops for a while makes all late that were due in that time, not only the one that it stopped for.
+// A server that stops for a while delays all exchanges that were due in that time, not only the running one.
 func TestPacedCountsFromWhenItWasDue(t *testing.T) {
 	const stall = 30 * time.Millisecond
 	only := &lane{do: func(n int) error {

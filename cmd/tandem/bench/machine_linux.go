@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processors are those that this process may run on, by their numbers. Under a container's limits they need not begin at 0.
+// processors returns the numbers of the processors that this process may run on. Under a container's limits they need not
+// begin at 0.
 func processors() (cores []int) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -23,13 +24,13 @@ func processors() (cores []int) {
 	return cores
 }
 
-// hold lets all threads of a process run on some processors only. pid may be "self".
+// hold restricts all threads of a process to some processors. pid may be "self".
 func hold(pid string, cores []int) error {
 	var set unix.CPUSet
 	for _, core := range cores {
 		set.Set(core)
 	}
-	for range 2 { // a thread that has not been told yet may have started another
+	for range 2 { // a thread that was not restricted yet may have started another
 		tasks, err := filepath.Glob("/proc/" + pid + "/task/*")
 		if err != nil {
 			return err
@@ -47,8 +48,8 @@ func hold(pid string, cores []int) error {
 	return nil
 }
 
-// cpuTime is what a process has used since its start, user and system, by the kernel's clock of that process: in ns, and
-// with the threads that have ended.
+// cpuTime returns the CPU time of a process since its start, user and system, from the kernel's clock of that process: in
+// ns, and with ended threads.
 func cpuTime(pid int) (time.Duration, error) {
 	const ofProcess = 2 // CPUCLOCK_SCHED, without the bit for a single thread: linux/posix-timers_types.h
 	var used unix.Timespec
@@ -58,10 +59,10 @@ func cpuTime(pid int) (time.Duration, error) {
 	return time.Duration(used.Nano()), nil
 }
 
-// sleepUntil is exact to some 50 µs, where the timers of Go may be a millisecond late.
+// sleepUntil sleeps with an accuracy of some 50 µs; the timers of Go may be a millisecond late.
 func sleepUntil(due time.Time) {
 	if d := time.Until(due); d > 0 {
 		t := unix.NsecToTimespec(int64(d))
-		_ = unix.Nanosleep(&t, nil) // a signal may end it early: the request then comes some µs too soon
+		_ = unix.Nanosleep(&t, nil) // a signal may end it early: the request is then sent some µs too soon
 	}
 }

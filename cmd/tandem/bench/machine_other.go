@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-var errNotLinux = errors.New("programs can be measured on Linux only, by what its kernel accounts")
+var errNotLinux = errors.New("programs can be measured on Linux only, whose kernel accounts CPU time per process")
 
 func processors() []int                  { return nil }
 func hold(string, []int) error           { return errNotLinux }

@@ -11,7 +11,7 @@ import (
 	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 )
 
-// The test binary plays the command, and the tool whose floors the command starts.
+// The test binary plays the command, and the tandem program whose floors the command starts.
 func TestMain(m *testing.M) {
 	boottest.Main(m, map[string]func(){
 		"bench": func() { boot.Main(Run) },
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// programs builds what is measured.
+// programs builds the programs to measure.
 func programs(t *testing.T) (dir string) {
 	t.Helper()
 	dir, err := testprograms.Build("epp", "sidecar")

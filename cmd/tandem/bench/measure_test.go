@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// costsOf are rounds in which one exchange costs so many ms.
+// costsOf returns rounds in which one exchange costs so many ms.
 func costsOf(each ...float64) (costs []cost) {
 	for _, ms := range each {
 		costs = append(costs, cost{done: 100, took: time.Second, cpu: time.Duration(ms * 100 * float64(time.Millisecond)),
@@ -19,7 +19,7 @@ func costsOf(each ...float64) (costs []cost) {
 
 func TestRated(t *testing.T) {
 	contenders := []*contender{{part: partFloor}, {part: partOurs}, {part: partOther}}
-	// The second round is twice as slow for all: ratios do not show it.
+	// In the second round everything is twice as slow: ratios do not show it.
 	row := rated("table", "series", contenders, [][]cost{costsOf(1, 2, 1), costsOf(1.1, 2.2, 1.3), costsOf(2, 4, 2)}, 1.1)
 	if row.Ratio != 1.1 || row.OtherRatio != 2 || math.Abs(row.Least-1.1) > 1e-9 || math.Abs(row.Most-1.3) > 1e-9 || !row.Met {
 		t.Errorf("%+v", row)
@@ -39,7 +39,7 @@ func TestRated(t *testing.T) {
 	unknown := costsOf(1)
 	unknown[0].objects = -1
 	if row = rated("", "", contenders[:2], [][]cost{costsOf(1), unknown}, 2); row.Ours.Objects != nil {
-		t.Errorf("%v objects, which nobody counted", *row.Ours.Objects)
+		t.Errorf("%v objects, which were not counted", *row.Ours.Objects)
 	}
 }
 
@@ -80,16 +80,80 @@ func TestDecisionRows(t *testing.T) {
 		t.Errorf("%+v", p99)
 	}
 	if _, err := decisionRows(contenders, waits, delays{{}}); err == nil {
-		t.Error("what a picker does not say was met")
+		t.Error("a decision time that the picker does not report met its bar")
 	}
 }
 
 func TestSubjectsThatCannotBeMeasured(t *testing.T) {
-	const nobody = 1<<22 + 1 // Linux numbers processes up to 1<<22
-	if _, err := cpuTime(nobody); err == nil {
-		t.Error("CPU time of nobody")
+	const noProcess = 1<<22 + 1 // Linux numbers processes up to 1<<22
+	if _, err := cpuTime(noProcess); err == nil {
+		t.Error("CPU time of a process that does not exist")
 	}
-	if _, _, err := memory(nobody); err == nil {
-		t.Error("memory of nobody")
+	if _, _, err := memory(noProcess); err == nil {
+		t.Error("memory of a process that does not exist")
+	}
+}
+
+func hundred() (values []float64) {
+	for i := range 100 {
+		values = append(values, float64(100-i))
+	}
+	return values
+}
+
+func TestQuantiles(t *testing.T) {
+	for name, c := range map[string]struct{ got, want float64 }{
+		"median of none":           {median(nil), 0},
+		"median of one":            {median([]float64{7}), 7},
+		"median of three":          {median([]float64{9, 1, 2}), 2},
+		"median of four":           {median([]float64{4, 1, 3, 2}), 2.5},
+		"p99 of none":              {quantile(nil, 0.99), 0},
+		"p99 of one":               {quantile([]float64{7}, 0.99), 7},
+		"p99 of a hundred":         {quantile(hundred(), 0.99), 99},
+		"p50 of a hundred":         {quantile(hundred(), 0.5), 50},
+		"all of a hundred":         {quantile(hundred(), 1), 100},
+		"none of a hundred":        {quantile(hundred(), 0), 1},
+		"p99 of few is their most": {quantile([]float64{3, 1, 2}, 0.99), 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.got != c.want {
+				t.Errorf("%v, want %v", c.got, c.want)
+			}
+		})
+	}
+}
+
+func curve(y func(x float64) float64, xs ...float64) (points []Point) {
+	for _, x := range xs {
+		points = append(points, Point{x, y(x)})
+	}
+	return points
+}
+
+func TestExponent(t *testing.T) {
+	for name, c := range map[string]struct {
+		points []Point
+		want   float64
+		words  string
+	}{
+		"linear": {curve(func(x float64) float64 { return 3 * x }, 1, 10, 100), 1,
+			"to the power of 1.00: linear or better"},
+		"square": {curve(func(x float64) float64 { return x * x }, 1, 10, 100), 2,
+			"to the power of 2.00: WORSE than linear"},
+		"constant, then linear": {append(curve(func(float64) float64 { return 10 }, 1, 2, 4),
+			curve(func(x float64) float64 { return x }, 10, 20, 40)...), 1, "1.00"},
+		"the value at 0 is subtracted": {curve(func(x float64) float64 { return 50 + 2*x }, 0, 10, 100, 1000), 1, "1.00"},
+		"two points":                   {curve(math.Sqrt, 4, 16), 0.5, "0.50: linear or better"},
+		"one point":                    {curve(math.Sqrt, 4), math.NaN(), "too few points"},
+		"nothing grows":                {curve(func(float64) float64 { return 5 }, 0, 1, 2), math.NaN(), "too few points"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := exponent(c.points)
+			if math.Abs(got-c.want) > 1e-9 || math.IsNaN(got) != math.IsNaN(c.want) {
+				t.Errorf("exponent %v, want %v", got, c.want)
+			}
+			drawn := newCurve("", "x", "y", c.points)
+			mustContain(t, drawn.growth(), c.words)
+		})
 	}
 }

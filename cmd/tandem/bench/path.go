@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// pathRate is how many requests a second go through the whole path, and pathLanes how many may be under way before one
-	// has to wait for another: 0.3 s of them.
+	// pathRate is the number of requests per second through the whole path, and pathLanes how many may run before one has to
+	// wait for another: those of 0.3 s.
 	pathRate  = 200
 	pathLanes = 64
 )
@@ -38,7 +38,7 @@ func newPath(ctx context.Context, l *lab) (*path, error) {
 	return &path{legs, l}, err
 }
 
-// ours starts our parts, and gives the proxy.
+// ours starts our parts, and returns the proxy.
 func (p *path) ours(ctx context.Context) (*proxy, error) {
 	sidecar, err := p.lab.sidecar(ctx, p.legs.decode)
 	if err != nil {
@@ -75,8 +75,8 @@ func (p *path) writeEndpoints(file, sidecar, pages string) error {
 	return os.WriteFile(file, b.Bytes(), 0o600)
 }
 
-// floors starts floors in their place, and gives the addresses that a request is sent to in turn: as a sidecar would, it
-// goes to the prefill engine first.
+// floors starts floors in their place. It returns the addresses that a request is sent to in turn: first the prefill engine,
+// as a sidecar does.
 func (p *path) floors(ctx context.Context, remote bool) (targets []string, err error) {
 	for _, e := range p.legs.engines(remote) {
 		floor, err := p.lab.floor(ctx, floorProxy, e.addr())
@@ -98,13 +98,13 @@ func (p *path) floors(ctx context.Context, remote bool) (targets []string, err e
 	return targets, nil
 }
 
-// proxy is a running Envoy and the address for its clients.
+// proxy is a running Envoy and its address for clients.
 type proxy struct {
 	*envoy.Envoy
 	addr string
 }
 
-// proxy starts an Envoy that asks a picker, and follows its pool or, if a pod is named, knows only that.
+// proxy starts an Envoy that uses a picker. It follows the picker's pool or, if a pod is named, knows only that pod.
 func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
 	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", []string{picker}
@@ -143,7 +143,7 @@ func pathTable() []pathSeries {
 	return []pathSeries{{"path, local", false, 1}, {"path, remote", true, 1.5}}
 }
 
-// measurePath measures how much later answers come through the path than from the engines, one leg or two.
+// measurePath measures how much later answers come through the path than from the engines, with one leg or two.
 func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row, error) {
 	p, err := newPath(ctx, l)
 	if err != nil {
@@ -177,7 +177,7 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 		return Row{}, err
 	}
 	o.span *= 2
-	if _, err := pace(ctx, loads[:], pathRate, options{rounds: 1, span: o.span}); err != nil { // connections are made
+	if _, err := pace(ctx, loads[:], pathRate, options{rounds: 1, span: o.span}); err != nil { // opens the connections
 		return Row{}, err
 	}
 	times, err := pace(ctx, loads[:], pathRate, o)
@@ -190,12 +190,12 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 	row.Floor = &Figure{}
 	row.Floor.later(times[1], times[0])
 	row.Floor.Value = *row.Floor.P50
-	row.Ours.P50, row.Floor.P50 = nil, nil // they are the values
+	row.Ours.P50, row.Floor.P50 = nil, nil // the row itself has these values
 	return row, nil
 }
 
-// measureUnread counts what the events of an answer cost a picker beyond those of a short one: messages, by Envoy's own
-// count of both filters.
+// measureUnread measures the cost of an answer's events for a picker, in ext-proc messages, by Envoy's own count of both
+// filters: a long answer against a short one.
 func measureUnread(ctx context.Context, l *lab) (Row, error) {
 	const few = 8
 	p, err := newPath(ctx, l)
@@ -233,7 +233,7 @@ func measureUnread(ctx context.Context, l *lab) (Row, error) {
 	return absolute(tableLimits, name, []float64{messages[1] - messages[0]}, 0), nil
 }
 
-// sentToPicker is how many messages Envoy has sent on all ext-proc streams.
+// sentToPicker returns how many messages Envoy has sent on all ext-proc streams.
 func sentToPicker(ctx context.Context, p *proxy) (sum float64, err error) {
 	stats, err := p.Stats(ctx, `ext_proc\..*stream_msgs_sent$`)
 	for _, n := range stats {

@@ -1,14 +1,21 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/pd"
 )
 
-// tablePicker is the heading of the picker's series, and tableLimits that of what is held against a limit of its own.
+// tablePicker is the heading of the picker's series, and tableLimits that of figures that have an absolute limit.
 const (
 	tablePicker = "Picker: CPU time of a request, ms. Floor: a server that parses nothing. Delays, ms: added to the floor's."
 	tableLimits = "Limits"
@@ -19,7 +26,7 @@ type pickerSeries struct {
 	size      int // of the body, bytes
 	endpoints int
 	pair      bool
-	fresh     bool // no prompt comes twice, so that nothing of it is cached anywhere
+	fresh     bool // no prompt repeats, so nothing of it is cached
 	bar       float64
 }
 
@@ -43,7 +50,7 @@ func (s pickerSeries) name() string {
 	return fmt.Sprintf("%s, %d endpoints", name, s.endpoints)
 }
 
-// asked are pickers with the lanes that ask them.
+// asked is a set of pickers with the lanes that send requests to them.
 type asked struct {
 	contenders []*contender
 	conns      []*procclient.Conn
@@ -58,7 +65,7 @@ func (a *asked) close() {
 	}
 }
 
-// newAsked starts the pickers of a series, with lanes for so many requests at once.
+// newAsked starts the pickers of a series, with lanes for so many concurrent requests.
 func newAsked(ctx context.Context, f *fleet, series pickerSeries, lanes int) (a *asked, err error) {
 	a = &asked{}
 	floor, err := f.lab.floor(ctx, floorPicker, "10.0.0.1:8000")
@@ -70,7 +77,7 @@ func newAsked(ctx context.Context, f *fleet, series pickerSeries, lanes int) (a 
 		return a, err
 	}
 	a.contenders = []*contender{{part: partFloor, subjects: []*subject{floor}}, {part: partOurs, subjects: []*subject{ours}}}
-	if f.other != "" && !series.pair { // others know no pair
+	if f.other != "" && !series.pair { // other products' pickers do not know the pair of filters
 		other, err := f.startOther(ctx)
 		if err != nil {
 			return a, err
@@ -121,8 +128,8 @@ func measurePicker(ctx context.Context, l *lab, series pickerSeries, command riv
 	return row, nil
 }
 
-// measureDecision measures how long a picker thinks about a long prompt, from its last byte on, by its own clock. What a
-// client sees on top of what it sees of the floor stands beside it, and is all there is of others.
+// measureDecision measures how long a picker takes to decide about a long prompt, from its last byte on, by the picker's own
+// clock. The time that a client sees beyond the floor's is shown next to it; for other products' pickers there is only that.
 func measureDecision(ctx context.Context, l *lab, command rival, o options) ([]Row, error) {
 	const size = 512 * kB
 	f, err := newFleet(l, fleetSize)
@@ -154,11 +161,11 @@ func measureDecision(ctx context.Context, l *lab, command rival, o options) ([]R
 	return decisionRows(a.contenders, waits, said)
 }
 
-// decisionRows are the rows of two quantiles.
+// decisionRows returns the rows of two quantiles.
 func decisionRows(contenders []*contender, waits []delays, said delays) (rows []Row, err error) {
 	all := slices.Concat(said...)
 	if len(all) == 0 {
-		return nil, fmt.Errorf("the picker does not say how long it thought: its answers have no plan")
+		return nil, fmt.Errorf("the picker does not report its decision time: its answers have no plan header")
 	}
 	for _, q := range []struct {
 		name      string
@@ -181,4 +188,154 @@ func decisionRows(contenders []*contender, waits []delays, said delays) (rows []
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// asker sends requests to a picker as Envoy does, one after the other.
+type asker struct {
+	conn  *procclient.Conn
+	pair  bool
+	fresh bool
+	head  procclient.RequestHead
+	body  []byte
+	at    int // place of the number in the prompt
+	sent  int // requests so far
+	// waited is the time of each decision from the last byte on, measured here; said is the same time as the picker reports
+	// it. Both in ms.
+	waited, said []float64
+}
+
+// newAsker returns an asker with a prompt of its own.
+func newAsker(conn *procclient.Conn, series pickerSeries, number int) *asker {
+	body := []byte(shape{size: series.size}.body())
+	a := &asker{conn: conn, pair: series.pair, fresh: series.fresh, body: body, at: bytes.Index(body, []byte("the")),
+		head: procclient.RequestHead{Method: http.MethodPost, Scheme: "http", Authority: "bench", Path: "/v1/completions",
+			Header: http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))}}}}
+	copy(a.body[a.at:], fmt.Sprintf("%03d ", number))
+	return a
+}
+
+func (a *asker) close() {}
+
+func (a *asker) exchange(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	if a.sent++; a.fresh {
+		copy(a.body[a.at+len("000 "):], fmt.Sprintf("%08d", a.sent))
+	}
+	if !a.pair {
+		_, err := a.pick(ctx, procclient.Single(), answered)
+		return err
+	}
+	set, err := a.pick(ctx, procclient.Picker(), func(*procclient.Stream) error { return nil })
+	if err != nil {
+		return err
+	}
+	return a.account(ctx, set)
+}
+
+// account plays the second filter of the pair.
+func (a *asker) account(ctx context.Context, set procclient.Mutation) error {
+	stream, err := a.conn.Open(ctx, procclient.Acct())
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	head := a.head
+	head.Header = head.Header.Clone()
+	set.Apply(head.Header, nil)
+	if err := stream.RequestHeaders(head, false); err != nil {
+		return err
+	}
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	return answered(stream)
+}
+
+// answered reports the end of the answer to the picker, which does not see the answer's body.
+func answered(stream *procclient.Stream) error {
+	head := procclient.ResponseHead{Status: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}}
+	if err := stream.ResponseHeaders(head, true); err != nil {
+		return err
+	}
+	_, err := stream.Recv()
+	return err
+}
+
+// pick sends the request and receives answers at the same time: a picker may begin to return the body before it has all of
+// it.
+func (a *asker) pick(ctx context.Context, filter procclient.Filter,
+	then func(*procclient.Stream) error) (procclient.Mutation, error) {
+	var set procclient.Mutation
+	stream, err := a.conn.Open(ctx, filter)
+	if err != nil {
+		return set, err
+	}
+	defer stream.Close()
+	var decided time.Time
+	received := make(chan error, 1)
+	go func() {
+		first, err := receive(stream)
+		set, decided = first.set, first.at
+		received <- err
+	}()
+	err = a.send(stream, true)
+	last := time.Now()
+	if err = errors.Join(err, <-received); err != nil {
+		return set, err
+	}
+	a.waited = append(a.waited, milliseconds(decided.Sub(last)))
+	if said, ok := saidBy(set); ok {
+		a.said = append(a.said, milliseconds(said))
+	}
+	return set, then(stream)
+}
+
+// decision is the picker's answer to a request's headers.
+type decision struct {
+	set procclient.Mutation
+	at  time.Time
+}
+
+// receive receives all answers to a request.
+func receive(stream *procclient.Stream) (d decision, err error) {
+	for !stream.RequestDone() {
+		answer, err := stream.Recv()
+		if err != nil {
+			return d, err
+		}
+		switch answer.Kind {
+		case procclient.Immediate:
+			return d, fmt.Errorf("the picker refuses with %d: %s", answer.Reply.Status, answer.Reply.Body)
+		case procclient.RequestHeaders:
+			d = decision{answer.Mutation, time.Now()}
+		}
+	}
+	return d, nil
+}
+
+// send sends the request in pieces as Envoy does, with or without its end.
+func (a *asker) send(stream *procclient.Stream, end bool) error {
+	if err := stream.RequestHeaders(a.head, false); err != nil {
+		return err
+	}
+	for rest := a.body; len(rest) > 0; {
+		n := min(len(rest), envoyChunk)
+		if err := stream.RequestBody(rest[:n], end && n == len(rest)); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// saidBy returns the time from the last byte of a request to its decision, from the plan header if there is one.
+func saidBy(set procclient.Mutation) (time.Duration, bool) {
+	for _, field := range set.Set {
+		if field.Name == strings.ToLower(pd.HeaderPlan) {
+			plan, err := pd.ParsePlan(field.Value)
+			return plan.EPP, err == nil
+		}
+	}
+	return 0, false
 }

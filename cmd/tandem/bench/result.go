@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Result is what was measured.
+// Result is the result of a benchmark.
 type Result struct {
 	Started time.Time     `json:"started"`
 	Took    time.Duration `json:"took_ns"`
@@ -20,43 +20,43 @@ type Result struct {
 
 // Row is one series.
 type Row struct {
-	Table  string  `json:"table"` // what its figures are, and what the floor is
+	Table  string  `json:"table"` // heading: what its figures are, and what the floor is
 	Series string  `json:"series"`
 	Floor  *Figure `json:"floor,omitempty"`
 	Ours   *Figure `json:"tandem,omitempty"`
 	Other  *Figure `json:"other,omitempty"`
-	// Ratio is ours to the floor; of rounds, the middle one. 0: the value itself is judged.
+	// Ratio is ours to the floor's; the median of the rounds. 0: the value itself is judged.
 	Ratio      float64 `json:"ratio,omitempty"`
 	OtherRatio float64 `json:"other_ratio,omitempty"`
-	// Least and Most are of the single rounds: of the ratio if there is one, else of the value.
+	// Least and Most are the extremes of the rounds: of the ratio if there is one, else of the value.
 	Least float64 `json:"least"`
 	Most  float64 `json:"most"`
-	Bar   float64 `json:"bar"` // that the ratio, or else the value, shall not exceed
+	Bar   float64 `json:"bar"` // largest value that the ratio, or else the value, may have
 	Met   bool    `json:"met"`
 	// Missing says why nothing was measured.
 	Missing string `json:"not_measured,omitempty"`
 }
 
-// Figure is what one program costs. What was not measured is absent, or 0.
+// Figure is the cost of one program. Figures that were not measured are absent or 0.
 type Figure struct {
 	Value   float64  `json:"value"`
-	Objects *float64 `json:"objects,omitempty"`             // allocated a request
-	PerCore float64  `json:"per_second_and_core,omitempty"` // requests, as the CPU time of one lets expect
-	Busy    float64  `json:"busy_cores,omitempty"`          // how many processors it kept busy under the load
-	// Bench is the CPU time of load and engines, in ms a request: they should cost less than what they measure.
+	Objects *float64 `json:"objects,omitempty"`             // allocated per request
+	PerCore float64  `json:"per_second_and_core,omitempty"` // requests, computed from the CPU time of one
+	Busy    float64  `json:"busy_cores,omitempty"`          // processors that it kept busy under the load
+	// Bench is the CPU time of load and engines, in ms per request: it should be less than the cost that it measures.
 	Bench float64  `json:"bench_cpu_ms,omitempty"`
 	P50   *float64 `json:"added_p50_ms,omitempty"` // see added
 	P99   *float64 `json:"added_p99_ms,omitempty"`
 	Peak  float64  `json:"peak_rss_mib,omitempty"`
 }
 
-// Curve is how one thing grows with another.
+// Curve shows how one quantity grows with another.
 type Curve struct {
 	Name   string  `json:"name"`
 	X      string  `json:"x"`
 	Y      string  `json:"y"`
 	Points []Point `json:"points"`
-	// Exponent is the power of x with which the last points grow; nil: there are too few.
+	// Exponent is the power of x with which the last points grow; nil if there are too few.
 	Exponent *float64 `json:"exponent,omitempty"`
 }
 
@@ -66,12 +66,12 @@ type Point struct {
 	Y float64 `json:"y"`
 }
 
-// missing is a row without figures.
+// missing returns a row without figures.
 func missing(table, series string, why error) Row {
 	return Row{Table: table, Series: series, Missing: why.Error()}
 }
 
-// absolute is a row of which the value itself is judged: the middle one of those of the rounds.
+// absolute returns a row whose value itself is judged: the median of the rounds.
 func absolute(table, series string, values []float64, bar float64) Row {
 	r := Row{Table: table, Series: series, Ours: &Figure{Value: median(values)}, Bar: bar}
 	r.Least, r.Most = slices.Min(values), slices.Max(values)
@@ -79,14 +79,14 @@ func absolute(table, series string, values []float64, bar float64) Row {
 	return r
 }
 
-// relative is a row of which the ratios of the rounds are judged.
+// relative returns a row whose ratios are judged.
 func relative(table, series string, ratios []float64, bar float64) Row {
 	r := Row{Table: table, Series: series, Ratio: median(ratios), Bar: bar, Least: slices.Min(ratios), Most: slices.Max(ratios)}
 	r.Met = r.Ratio <= bar
 	return r
 }
 
-// newCurve fits the points.
+// newCurve returns the curve through the points, with its exponent.
 func newCurve(name, x, y string, points []Point) Curve {
 	c := Curve{Name: name, X: x, Y: y, Points: points}
 	if e := exponent(points); !math.IsNaN(e) {
@@ -95,14 +95,14 @@ func newCurve(name, x, y string, points []Point) Curve {
 	return c
 }
 
-// linear is the most that a fit of a linear curve shows on a machine that is not quiet.
+// linear is the largest exponent that a linear curve shows on a noisy machine.
 const linear = 1.15
 
-// growth is the fit in words.
+// growth describes the fit.
 func (c *Curve) growth() string {
 	switch {
 	case c.Exponent == nil:
-		return "too few points to tell how it grows"
+		return "too few points for a fit"
 	case *c.Exponent > linear:
 		return fmt.Sprintf("its end grows as %s to the power of %.2f: WORSE than linear", c.X, *c.Exponent)
 	}

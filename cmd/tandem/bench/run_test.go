@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// quick are one series of every kind.
+// quick selects one series of every kind.
 const quick = `^sidecar, (local, 1 kB|P/D, chunked, 32 kB|P/D, 1 kB, 200 events)$|` +
 	`^picker, (1 kB, 64|32 kB, remote|pair, 1 kB)|` +
 	`^memory, (sidecar, 64|picker)|^limits.*(decision|idle, 64)`
@@ -26,7 +26,7 @@ func run(ctx context.Context, args ...string) (code int, stdout, stderr string) 
 	return code, out.String(), log.String()
 }
 
-// measuring runs series as fast as they can be, and gives what is in the file of figures.
+// measuring runs series as fast as possible, and returns the content of the file of figures.
 func measuring(t *testing.T, dir, series string, args ...string) (r Result, stdout string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "figures.json")
@@ -46,7 +46,7 @@ func measuring(t *testing.T, dir, series string, args ...string) (r Result, stdo
 	return r, stdout
 }
 
-// TestMeasure runs the real programs, from one build. How fast they are is no matter.
+// TestMeasure runs the real programs. Their speed does not matter.
 func TestMeasure(t *testing.T) {
 	dir := programs(t)
 	for name, test := range map[string]func(t *testing.T, dir string){
@@ -60,7 +60,7 @@ func TestMeasure(t *testing.T) {
 func testEveryKind(t *testing.T, dir string) {
 	page := filepath.Join(t.TempDir(), "page.html")
 	r, stdout := measuring(t, dir, quick, "--report="+page)
-	if len(r.Rows) != 12 { // the events have a row for objects, and the decision two
+	if len(r.Rows) != 12 { // the events have a second row for objects, and the decision has two
 		t.Errorf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows {
@@ -77,7 +77,7 @@ func testEveryKind(t *testing.T, dir string) {
 				t.Errorf("%s of %s: %+v", part, row.Series, f)
 			}
 		}
-		few := strings.Contains(row.Series, "events") // of these there are so few in this time that the count may not show them
+		few := strings.Contains(row.Series, "events") // so few of them fit into this time that the count may not show them
 		if row.Ours.Objects == nil || *row.Ours.Objects < 10 && !few || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
 			t.Errorf("%s: %+v", row.Series, row.Ours)
 		}
@@ -103,7 +103,7 @@ func testPath(t *testing.T, dir string) {
 	}
 }
 
-// Without Envoy, what needs none is measured all the same.
+// Without Envoy, series that do not need it are still measured.
 func testWithoutEnvoy(t *testing.T, dir string) {
 	t.Setenv("ENVOY_BIN", filepath.Join(t.TempDir(), "none"))
 	r, stdout := measuring(t, dir, "^sidecar, local, 1 kB|^path, local")
@@ -144,14 +144,14 @@ func testGrowth(t *testing.T, dir string) {
 			t.Errorf("%s: %v", c.Name, c.Points)
 		}
 		for _, p := range c.Points {
-			if p.Y <= 0 && i != 2 { // an idle picker may do nothing for a while
+			if p.Y <= 0 && i != 2 { // an idle picker may use no CPU time for a while
 				t.Errorf("%s: %v", c.Name, c.Points)
 			}
 		}
 	}
 }
 
-// What the other program says before it ends is shown.
+// The error contains the last output of the other program.
 func testBadRival(t *testing.T, dir string) {
 	for name, command := range map[string]string{
 		"starting the other program: starting sidecar: ": dir + "/sidecar --port={port} --nonsense",
@@ -166,7 +166,7 @@ func testBadRival(t *testing.T, dir string) {
 	}
 }
 
-// waiting cancels when something is written.
+// waiting cancels a context when something is written.
 type waiting struct{ cancel context.CancelFunc }
 
 func (w waiting) Write(b []byte) (int, error) { w.cancel(); return len(b), nil }
@@ -178,7 +178,7 @@ func testInterrupted(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.measure(ctx, waiting{cancel}, steps); err == nil || err.Error() != "interrupted, nothing is shown" {
+	if _, err := s.measure(ctx, waiting{cancel}, steps); err == nil || err.Error() != "interrupted, no results" {
 		t.Errorf("error %v", err)
 	}
 }

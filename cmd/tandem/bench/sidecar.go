@@ -10,9 +10,9 @@ import (
 const (
 	kB = 1000
 	mB = 1000 * kB
-	// inFlight is how many requests are under way at once.
+	// inFlight is the number of concurrent requests.
 	inFlight = 16
-	// answerEvents and answerPace are of a streamed answer: 200 tokens, kept apart on the wire.
+	// answerEvents and answerPace describe a streamed answer: 200 tokens, kept apart on the wire.
 	answerEvents = 200
 	answerPace   = 2 * time.Millisecond
 )
@@ -64,7 +64,7 @@ func sized(bytes int) string {
 	return fmt.Sprintf("%d kB", bytes/kB)
 }
 
-// legs are the engines of a sidecar.
+// legs are the engines behind a sidecar.
 type legs struct {
 	lab             *lab
 	prefill, decode *engine
@@ -104,7 +104,7 @@ func measureSidecar(ctx context.Context, l *lab, series sidecarSeries, command r
 		return nil, err
 	}
 	row := rated(tableSidecar, series.name, contenders, costs, series.bar)
-	if !series.shape.chunked && !series.shape.escaped { // which only changes what is computed
+	if !series.shape.chunked && !series.shape.escaped { // chunking and escaping change only CPU time
 		if err := legs.added(ctx, series, contenders, &row, o); err != nil {
 			return nil, err
 		}
@@ -117,7 +117,7 @@ func measureSidecar(ctx context.Context, l *lab, series sidecarSeries, command r
 	return rows, nil
 }
 
-// contenders are the programs of a series.
+// contenders returns the programs of a series.
 func (s *legs) contenders(ctx context.Context, series sidecarSeries, command rival) (all []*contender, err error) {
 	floor, err := s.floors(ctx, series)
 	if err != nil {
@@ -144,7 +144,7 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	return append(all, other), err
 }
 
-// floors are a bare proxy before each engine that a series uses. A request goes through both, one after the other.
+// floors starts a bare proxy in front of each engine that a series uses. A request goes through both, one after the other.
 func (s *legs) floors(ctx context.Context, series sidecarSeries) (*contender, error) {
 	c := &contender{part: partFloor}
 	var targets []string
@@ -160,7 +160,7 @@ func (s *legs) floors(ctx context.Context, series sidecarSeries) (*contender, er
 	return c, err
 }
 
-// engines are those that a request reaches, in turn.
+// engines returns the engines that a request reaches, in order.
 func (s *legs) engines(remote bool) []*engine {
 	if remote {
 		return []*engine{s.prefill, s.decode}
@@ -168,7 +168,7 @@ func (s *legs) engines(remote bool) []*engine {
 	return []*engine{s.decode}
 }
 
-// lanesAlong send a request to several servers in turn.
+// lanesAlong returns lanes that send a request to several servers in turn.
 func lanesAlong(ctx context.Context, targets []string, n int, request []byte) (lanes []exchanger, err error) {
 	for range n {
 		var lane inTurn
@@ -185,7 +185,7 @@ func lanesAlong(ctx context.Context, targets []string, n int, request []byte) (l
 	return lanes, nil
 }
 
-// direct calls the engines as a sidecar would, with nothing between.
+// direct returns lanes that call the engines as a sidecar does, with nothing in between.
 func (s *legs) direct(ctx context.Context, request []byte, remote bool, n int) ([]exchanger, error) {
 	var targets []string
 	for _, e := range s.engines(remote) {
@@ -207,7 +207,7 @@ func (s *legs) startOther(ctx context.Context, command rival) (*subject, error) 
 }
 
 // added measures how much later answers come through the programs than from the engines themselves, at a rate that leaves
-// every program idle most of the time. Of a streamed answer it is the first event that counts, so there are no others.
+// every program idle most of the time. For a streamed answer the first event counts, so it has only that.
 func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*contender, row *Row, o options) error {
 	rate := 100.0
 	if series.shape.size > 100*kB {

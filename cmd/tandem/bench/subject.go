@@ -14,21 +14,21 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// subject is a program under test, running.
+// subject is a running program under test.
 type subject struct {
 	*stack.Process
-	addr    string // of what is measured
+	addr    string // address to measure
 	metrics string // host:port of its metrics page; "" if it has none
 }
 
-// usage is what a process has used since its start.
+// usage is the CPU time and allocations of a process since its start.
 type usage struct {
 	cpu     time.Duration // user and system
-	objects float64       // allocated; -1 if it does not tell
+	objects float64       // allocated; -1 if unknown
 }
 
-// start reads what the subject has used so far. Reading its metrics page is work for it as well: that is kept out of the
-// CPU time, and what the second reading at the end will allocate counts as used.
+// start reads the usage of the subject so far. Reading its metrics page costs CPU time too: that is kept out of the CPU
+// time, but the allocations of the second reading, at the end, count.
 func (s *subject) start(ctx context.Context) (u usage, err error) {
 	u.objects = -1
 	if s.metrics != "" {
@@ -46,7 +46,7 @@ func (s *subject) start(ctx context.Context) (u usage, err error) {
 	return u, err
 }
 
-// since reads what it has used since then.
+// since returns the usage since then.
 func (s *subject) since(ctx context.Context, then usage) (u usage, err error) {
 	if u.cpu, err = cpuTime(s.PID()); err != nil {
 		return u, err
@@ -55,14 +55,14 @@ func (s *subject) since(ctx context.Context, then usage) (u usage, err error) {
 	u.objects = -1
 	if s.metrics != "" {
 		u.objects, err = objects(ctx, s.metrics)
-		u.objects = max(u.objects-then.objects, 0) // Go counts what was allocated with some delay
+		u.objects = max(u.objects-then.objects, 0) // Go counts allocations with some delay
 	}
 	return u, err
 }
 
-// died adds to an error the last words of the program, and whether it has ended.
+// died adds the last output of the program to an error, and whether the program has ended.
 func (s *subject) died(err error) error {
-	const notice = time.Second // in which the end of a program is known after its connections have broken
+	const notice = time.Second // time in which the end of a program is noticed after its connections have broken
 	wait := time.NewTimer(notice)
 	defer wait.Stop()
 	select {
@@ -73,15 +73,15 @@ func (s *subject) died(err error) error {
 	}
 }
 
-// quoted are the last lines that a program has written, below an error.
+// quoted returns the last lines that a program has written, to be shown below an error.
 func quoted(lines []string) string {
 	if len(lines) == 0 {
 		return ""
 	}
-	return "; it says:\n" + strings.Join(lines[max(0, len(lines)-3):], "\n")
+	return "; its last output:\n" + strings.Join(lines[max(0, len(lines)-3):], "\n")
 }
 
-// memory is a process's resident size now and at its peak, bytes.
+// memory returns a process's resident size now and at its peak, in bytes.
 func memory(pid int) (now, peak int64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -100,7 +100,7 @@ func memory(pid int) (now, peak int64, err error) {
 	return now, peak, nil
 }
 
-// objects reads how many objects a Go program has allocated, from its metrics page; -1 if that does not say.
+// objects reads how many objects a Go program has allocated, from its metrics page; -1 if the page does not have it.
 func objects(ctx context.Context, addr string) (float64, error) {
 	text, err := get(ctx, "http://"+addr+"/metrics")
 	if err != nil {
@@ -114,11 +114,11 @@ func objects(ctx context.Context, addr string) (float64, error) {
 	return -1, fmt.Errorf("the metrics page at %s has no go_memstats_mallocs_total", addr)
 }
 
-// rival is another program to measure: its command line, in which words such as {port} stand for what it is to use. It is
-// split at spaces, without a shell, which would be measured instead.
+// rival is the command line of another program to measure, in which words such as {port} are replaced. It is split at spaces
+// and run without a shell, which would be measured instead.
 type rival string
 
-// start runs the rival with its words replaced, and waits until it takes connections at addr.
+// start runs the rival with its words replaced, and waits until it accepts connections at addr.
 func (r rival) start(ctx context.Context, l *lab, addr string, words ...string) (*subject, error) {
 	fields := strings.Fields(strings.NewReplacer(words...).Replace(string(r)))
 	p, err := stack.Start(ctx, stack.Program{Name: filepath.Base(fields[0]), Path: fields[0], Args: fields[1:], Cores: l.cores,
@@ -136,7 +136,7 @@ func (r rival) start(ctx context.Context, l *lab, addr string, words ...string) 
 	return &subject{Process: p, addr: addr}, nil
 }
 
-// freePort finds a port for a program that cannot be told to take any.
+// freePort finds a free port for a program that cannot choose one itself.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

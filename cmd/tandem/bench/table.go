@@ -1,28 +1,32 @@
 package bench
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/report"
 )
 
-// absent stands where nothing was measured.
+// absent is shown for values that were not measured.
 const absent = "–"
 
 // column is one column of the tables.
 type column struct {
 	name string
 	cell func(r *Row) string
-	// optional columns are shown only if a row of the table has something in them.
+	// optional columns are shown only if a row of the table has a value in them.
 	optional bool
 }
 
-// columns are those of every table. Text and page have the same.
+// columns returns the columns of every table, in the text and on the page.
 func columns() []column {
 	return []column{
 		{"series", func(r *Row) string { return r.Series }, false},
@@ -43,7 +47,7 @@ func columns() []column {
 	}
 }
 
-// ours is a cell of our figure.
+// ours returns a cell of our figure.
 func (r *Row) ours(cell func(f *Figure) string) string {
 	if r.Ours == nil {
 		return absent
@@ -51,7 +55,7 @@ func (r *Row) ours(cell func(f *Figure) string) string {
 	return cell(r.Ours)
 }
 
-// beside is the floor's 99th percentile where delays are judged.
+// beside returns the floor's 99th percentile where delays are judged.
 func (r *Row) beside() string {
 	if r.Floor == nil || r.Ratio != 0 {
 		return absent
@@ -59,7 +63,7 @@ func (r *Row) beside() string {
 	return number(r.Floor.P99, 2)
 }
 
-// extremes are of the rounds; of one there are none.
+// extremes returns the extremes of the rounds, or nothing for a single round.
 func (r *Row) extremes() string {
 	if r.Ours == nil || r.Least == r.Most {
 		return absent
@@ -84,7 +88,7 @@ func value(f *Figure) string {
 	return short(f.Value)
 }
 
-// short shows what may be large or small, with three digits.
+// short formats a value of any magnitude with three digits.
 func short(v float64) string {
 	switch {
 	case math.Abs(v) >= 100:
@@ -97,7 +101,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.3f", v)
 }
 
-// decimals shows a number that was measured if it is not 0.
+// decimals formats a measured number, or nothing for 0.
 func decimals(v float64, digits int) string {
 	if v == 0 {
 		return absent
@@ -112,7 +116,7 @@ func number(v *float64, digits int) string {
 	return fmt.Sprintf("%.*f", digits, *v)
 }
 
-// table is rows of one kind as text.
+// table holds the rows of one kind as text.
 type table struct {
 	name  string
 	head  []string
@@ -121,10 +125,10 @@ type table struct {
 	notes []string // about rows without figures
 }
 
-// order has what is held against limits come last.
+// order sorts the table of absolute limits last.
 func order(table string) int { return strings.Index(table, tableLimits) }
 
-// tables are the rows of a result, in the order in which their tables first appear.
+// tables returns the tables of a result, in the order in which they first appear.
 func tables(r *Result) (all []*table) {
 	byName := map[string][]*Row{}
 	var names []string
@@ -167,7 +171,7 @@ func newTable(name string, rows []*Row) *table {
 	return t
 }
 
-// text shows a result as tables that fit a README.
+// text writes a result as tables that fit into a README.
 func text(w io.Writer, r *Result) error {
 	var b strings.Builder
 	for _, line := range about(r) {
@@ -192,7 +196,7 @@ func text(w io.Writer, r *Result) error {
 	return err
 }
 
-// about is what a reader has to know of a result.
+// about returns the conditions of a measurement.
 func about(r *Result) []string {
 	return []string{
 		fmt.Sprintf("%s; %s; %d rounds of %v; took %v", r.Machine, r.Started.Format(time.DateTime), r.Rounds, r.Span,
@@ -201,7 +205,7 @@ func about(r *Result) []string {
 	}
 }
 
-// aligned writes columns, the first to the left and the others to the right.
+// aligned writes columns, the first left-aligned, the others right-aligned.
 func aligned(b *strings.Builder, lines [][]string) {
 	var widths []int
 	for _, line := range lines {
@@ -224,4 +228,47 @@ func aligned(b *strings.Builder, lines [][]string) {
 		}
 		fmt.Fprintln(b, strings.TrimRight(text.String(), " "))
 	}
+}
+
+// writePage writes a result as a page.
+func writePage(file string, r *Result) error {
+	var b bytes.Buffer
+	if err := report.MeasuredHTML(&b, measured(r)); err != nil {
+		return err
+	}
+	return os.WriteFile(file, b.Bytes(), 0o644)
+}
+
+// measured converts a result for the page, with the same cells as in the text.
+func measured(r *Result) *report.Measured {
+	m := &report.Measured{Title: "Tandem bench", Summary: summary(r), About: about(r)}
+	for _, t := range tables(r) {
+		shown := report.MeasuredTable{Name: t.name, Columns: t.head, Notes: t.notes}
+		for i, cells := range t.cells {
+			shown.Rows = append(shown.Rows, report.MeasuredRow{Cells: cells, Missed: !t.met[i]})
+		}
+		m.Tables = append(m.Tables, shown)
+	}
+	for _, c := range r.Curves {
+		shown := report.MeasuredCurve{Name: c.Name, X: c.X, Y: c.Y, Note: c.growth()}
+		for _, p := range c.Points {
+			shown.Points = append(shown.Points, report.MeasuredPoint(p))
+		}
+		m.Curves = append(m.Curves, shown)
+	}
+	return m
+}
+
+// summary counts the verdicts in a sentence.
+func summary(r *Result) string {
+	met, of := 0, 0
+	for _, row := range r.Rows {
+		if row.Missing == "" {
+			of++
+		}
+		if row.Met {
+			met++
+		}
+	}
+	return fmt.Sprintf("%d of %d figures met their bar.", met, of)
 }

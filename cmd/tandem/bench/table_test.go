@@ -13,9 +13,9 @@ import (
 	"unicode/utf8"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "rewrite testdata")
 
-// madeUp is a result as a run might have it, with a rival where other is true.
+// madeUp returns a result as a run might have it, with a rival if other is true.
 func madeUp(other bool) *Result {
 	fig := func(v float64) *Figure {
 		return &Figure{Value: v, Objects: new(281.4), PerCore: 1e3 / v, Busy: 0.93, Bench: 0.08, P50: new(0.21),
@@ -54,7 +54,7 @@ func madeUp(other bool) *Result {
 	return r
 }
 
-// golden compares with what was recorded.
+// golden compares output with the recorded output.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -70,7 +70,7 @@ func golden(t *testing.T, name string, got []byte) {
 	lines := bytes.Split(want, []byte("\n"))
 	for i, line := range bytes.Split(got, []byte("\n")) {
 		if i >= len(lines) || !bytes.Equal(line, lines[i]) {
-			t.Fatalf("%s differs from line %d on (-update writes it anew): %s", file, i+1, line)
+			t.Fatalf("%s differs from line %d on (-update rewrites it): %s", file, i+1, line)
 		}
 	}
 	if len(got) != len(want) {
@@ -92,7 +92,7 @@ func TestText(t *testing.T) {
 	golden(t, "against.golden", shownText(t, madeUp(true)))
 }
 
-// readmeColumns is what a line of code in the README may have before it has to be scrolled.
+// readmeColumns is the longest line of code that a README shows without scrolling.
 const readmeColumns = 110
 
 func TestTextFitsTheREADME(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 // Summary is what the command does, for help pages.
 const Summary = "check an EndpointPickerConfig, and print it with all defaults"
 
-// Run is the command. The operand is a file, "-" for stdin, or nothing for the configuration that is built in. The
-// effective configuration goes to stdout, warnings go to stderr. The error is an Exit with CodeConfig, and every problem on
-// a line of its own, if the configuration cannot be used.
+// Run runs the command. The operand is a file, "-" for stdin, or nothing for the built-in configuration. The effective
+// configuration goes to stdout, warnings go to stderr. If the configuration is invalid, the error is an Exit with
+// CodeConfig, with every problem on a line of its own.
 func Run(_ context.Context, std boot.IO, args []string) error {
 	program := boot.Program{Summary: "check: " + Summary + ".", Operands: "[FILE | -]"}
 	files, err := program.Load(std, &struct{}{}, args)

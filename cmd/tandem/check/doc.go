@@ -1,3 +1,3 @@
-// Package check is the command tandem check: in goes an EndpointPickerConfig, out comes what the endpoint picker would make
-// of it, or everything that is wrong with it. It starts nothing and sends nothing.
+// Package check implements the command tandem check: it takes an EndpointPickerConfig, and prints the configuration that the
+// endpoint picker would use, or all problems of it. It starts nothing and sends nothing.
 package check

@@ -14,23 +14,23 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// answer is what came back for a question.
+// answer is the answer to a question.
 type answer struct {
-	prompt    []int // token ids that the engine made of the prompt
+	prompt    []int // token ids of the prompt, from the engine
 	generated []int
 	text      string
 	took      time.Duration   // from before the request was sent to the end of the answer
 	first     time.Duration   // … to the first byte of its body
 	gaps      []time.Duration // between the events of a stream that carry tokens
 
-	decision pd.Result // from here on: empty in the reference's answers
+	decision pd.Result // this and the following are empty in the reference's answers
 	phases   pd.Phases
 	outcome  pd.AnswerSummary
 }
 
-// ask sends a question to an address and reads the whole answer, with the report on it if it was told. An answer other than
-// 200 is an error.
-func (s *stage) ask(ctx context.Context, address string, q *question, told bool) (a answer, err error) {
+// ask sends a question to an address and reads the whole answer, with the sidecar's report on it if told. A status other
+// than 200 is an error.
+func (s *stage) ask(ctx context.Context, address string, q *question, withReport bool) (a answer, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+q.class.api.Path(), bytes.NewReader(q.body))
 	if err != nil {
 		return a, fmt.Errorf("making the request: %w", err)
@@ -47,7 +47,7 @@ func (s *stage) ask(ctx context.Context, address string, q *question, told bool)
 		return a, fmt.Errorf("reading the answer: %w", err)
 	}
 	a.took, a.first = time.Since(start), from.first.Sub(start)
-	if told {
+	if withReport {
 		if err := a.readReport(resp); err != nil {
 			return a, fmt.Errorf("reading the report: %w", err)
 		}
@@ -55,7 +55,7 @@ func (s *stage) ask(ctx context.Context, address string, q *question, told bool)
 	return a, nil
 }
 
-// header is what the client says beside the question.
+// header returns the headers that the client sends with the question.
 func (q *question) header() http.Header {
 	h := http.Header{"Content-Type": {"application/json"}, "Te": {"trailers"}}
 	if q.class.mode != pd.ModeAuto {
@@ -64,7 +64,7 @@ func (q *question) header() http.Header {
 	return h
 }
 
-// timed tells when bytes came.
+// timed records when bytes arrive.
 type timed struct {
 	from        io.Reader
 	first, last time.Time
@@ -95,10 +95,10 @@ func (a *answer) read(r *timed, status int, stream bool) error {
 	return a.add(text)
 }
 
-// readStream reads events as they come.
+// readStream reads events as they arrive.
 func (a *answer) readStream(r *timed) error {
 	var events body.Events
-	var previous time.Time // of an event with tokens
+	var previous time.Time // time of the last event with tokens
 	done := false
 	take := func(e body.Event) error {
 		switch {
@@ -135,7 +135,7 @@ func (a *answer) readStream(r *timed) error {
 	}
 }
 
-// add takes the tokens of a whole answer, or of one event: engines have them in the same places.
+// add adds the tokens of a whole answer, or of one event: both have them in the same members.
 func (a *answer) add(text []byte) error {
 	var part struct {
 		Prompt  []int `json:"prompt_token_ids"` // chat
@@ -157,7 +157,7 @@ func (a *answer) add(text []byte) error {
 	return nil
 }
 
-// readReport reads what the sidecar says of the request: in the headers, and of a stream also in the trailers.
+// readReport reads the sidecar's report on the request: from the headers, for a stream also from the trailers.
 func (a *answer) readReport(resp *http.Response) (err error) {
 	if a.decision, err = pd.ParseResult(resp.Header.Get(pd.HeaderDecision)); err != nil {
 		return err
@@ -170,8 +170,9 @@ func (a *answer) readReport(resp *http.Response) (err error) {
 		return err
 	}
 	if _, ok := a.phases.Get(pd.PhaseFirst); !ok {
-		// The headers of a local stream pass before its first byte, so the client has to look at the clock. The byte may
-		// have been on its way for longer than the last one, which the phases of the others' clocks leave no room for.
+		// The headers of a local stream are sent before its first byte, so the client measures the time to that byte itself.
+		// The first byte may have travelled longer than the last one; the phases, which come from other clocks, must still
+		// fit into the measured time.
 		before := a.attributed()
 		late.Set(pd.PhaseFirst, max(0, min(a.first-before, a.took-before-late.Sum())))
 	}
@@ -188,7 +189,7 @@ func (a *answer) readReport(resp *http.Response) (err error) {
 	return err
 }
 
-// attributed is the time that phases account for, the picker's own included.
+// attributed returns the time that the phases account for, the picker's included.
 func (a *answer) attributed() time.Duration {
 	picker, _ := a.phases.Get(pd.PhaseEPP)
 	return picker + a.phases.Sum()

@@ -14,7 +14,8 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// answerWith is a server that answers every request so; headers that begin with http.TrailerPrefix become trailers.
+// answerWith starts a server that gives every request the same answer; headers that begin with http.TrailerPrefix become
+// trailers.
 func answerWith(t *testing.T, status int, header map[string]string, text string) (*stage, string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +40,7 @@ const (
 	streamText = "data: {\"choices\":[{\"prompt_token_ids\":[1,2],\"token_ids\":[7]}]}\n\ndata: {\"choices\":[{\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
 )
 
-// asking is a question of a class that has what matters here.
+// asking returns a question, streamed or not.
 func asking(stream bool) *question {
 	return &question{class: &class{name: "any", api: pd.APIChat, stream: stream, mode: pd.ModeForce}, body: []byte("{}")}
 }
@@ -118,7 +119,7 @@ type firstRead struct {
 
 func (f *firstRead) Read(p []byte) (int, error) {
 	if f.read {
-		f.call() // what came before has been looked at
+		f.call() // earlier bytes have been processed
 	}
 	f.read = true
 	return f.ReadCloser.Read(p)

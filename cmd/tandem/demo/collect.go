@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// data is what was seen and what is proven by it.
+// data converts the evidence to the data of a report, with the promises judged.
 func (e *evidence) data() *report.Data {
 	d := &report.Data{Title: "Tandem demo", Started: e.started, Stack: e.stack, Load: e.load, Why: e.why(), Promises: e.judge(), KVMoved: e.pulled.bytes}
 	for i := range e.exchanges {
@@ -40,7 +40,8 @@ func (x *exchange) request(number int, started time.Time) report.Request {
 	return r
 }
 
-// kvBytes is what was pulled for a request; the engines tell it by request only of those that ran alone.
+// kvBytes returns the bytes pulled for a request. They are known only for requests that ran alone, because the engines count
+// all requests together.
 func (x *exchange) kvBytes() int64 {
 	switch {
 	case x.alone != nil:
@@ -51,14 +52,14 @@ func (x *exchange) kvBytes() int64 {
 	return 0
 }
 
-// inMillis is d in milliseconds, with the microseconds that Server-Timing has.
+// inMillis returns d in milliseconds, with the precision of Server-Timing, which is microseconds.
 func inMillis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// whys is how many decisions are shown with the numbers behind them.
+// whys is the number of decisions that are shown with their numbers.
 const whys = 3
 
-// why returns the picker's word on the first request of each reason, the most telling ones first. Of requests that came out
-// otherwise than foretold, because others came between, it says nothing.
+// why returns the picker's explanation of the first request of each reason, the most interesting ones first. It leaves out
+// requests whose decision differed from the explanation, because other requests came in between.
 func (e *evidence) why() (all []report.Why) {
 	for _, reason := range []pd.Reason{pd.BelowThreshold, pd.Uncached, pd.ShortPrompt, pd.Forced, pd.Bypassed} {
 		i := slices.IndexFunc(e.exchanges, func(x exchange) bool {

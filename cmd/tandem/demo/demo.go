@@ -23,18 +23,18 @@ const Summary = "run a whole P/D stack on this machine and prove that it works"
 
 // settings are the flags.
 type settings struct {
-	BinDir    string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and with nixl/. Default: the one that this program lies in"`
-	Proxy     string        `flag:"proxy" enum:"auto,envoy,gateway" help:"what clients talk to; auto: Envoy if there is one (ENVOY_BIN, .tools/envoy or PATH), else the gateway that is built in"`
-	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars speak to them: Tandem's own TCP, or the real NIXL library, with programs of make nixl"`
-	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: what TANDEM_NIXL_LIB names, else .tools/nixl of the checkout, else what the loader or a Python environment has"`
+	BinDir    string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and nixl/. Default: the folder of this program"`
+	Proxy     string        `flag:"proxy" enum:"auto,envoy,gateway" help:"the proxy that clients talk to; auto: Envoy if one is found (ENVOY_BIN, .tools/envoy or PATH), else the built-in gateway"`
+	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars notify them: Tandem's own TCP, or the real NIXL library (needs programs of make nixl)"`
+	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
 	Rounds    int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
-	Report    string        `flag:"report" arg:"FILE.html" help:"write a page to look at"`
-	JSON      bool          `flag:"json" help:"print what was seen and what is proven as JSON instead of text"`
-	Timeout   time.Duration `flag:"timeout" help:"longest time that everything may take"`
-	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"break the prefill engines first, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and others that the simulator knows"`
+	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
+	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
+	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`
+	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator"`
 }
 
-// maxRounds is about a quarter of an hour.
+// maxRounds takes about a quarter of an hour.
 const maxRounds = 1000
 
 // Validate implements boot.Validator.
@@ -42,14 +42,14 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Timeout > 0, "timeout", "%v is not a positive time", s.Timeout)
 	p.Require(s.Rounds >= 1 && s.Rounds <= maxRounds, "rounds", "must be from 1 to %d, got %d", maxRounds, s.Rounds)
 	p.Require(s.Library == "" || s.Transport == stack.TransportNIXL, "nixl-library", "has no effect with --transport %s: leave it out", s.Transport)
-	if s.Report != "" { // better now than after the run
+	if s.Report != "" { // fail now, not after the run
 		_, err := os.Stat(filepath.Dir(s.Report))
 		p.Require(err == nil, "report", "the page cannot be written: %w", err)
 	}
 }
 
-// Run is the command. The error is an Exit with CodeMissing if there are no programs to start, or not the proxy, or not the
-// transport, that was asked for, and the names of the broken promises, which means CodeFailed, if the proof fails.
+// Run runs the command. The error is an Exit with CodeMissing if a program, the requested proxy or the requested transport
+// is missing. If the proof fails, the error names the broken promises and means CodeFailed.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Timeout: time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -66,7 +66,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	line.clear()
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("running the demo: interrupted, nothing is proven")
+		return fmt.Errorf("running the demo: interrupted, nothing was proven")
 	case errors.Is(err, envoy.ErrNone), errors.Is(err, stack.ErrNoNIXL):
 		return boot.Missingf("running the demo: %w", err)
 	case err != nil:
@@ -78,27 +78,27 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	return broken(data.Promises)
 }
 
-// programs are what the demo needs.
+// programs are the programs that the demo starts.
 var programs = []string{"sim", "keeper", "sidecar", "epp", "tandem"}
 
-// findPrograms fills in BinDir and looks whether it has what will be started.
+// findPrograms fills in BinDir and checks that it has the programs.
 func (s *settings) findPrograms() error {
 	if s.BinDir == "" {
 		self, err := os.Executable()
 		if err != nil {
-			return boot.Missingf("finding the folder of this program: %w (name one with --bin-dir)", err)
+			return boot.Missingf("finding the folder of this program: %w (set one with --bin-dir)", err)
 		}
 		s.BinDir = filepath.Dir(self)
 	}
 	for _, program := range programs {
 		if _, err := os.Stat(filepath.Join(s.BinDir, program)); err != nil {
-			return boot.Missingf("finding the programs to start: %w (build them with make build, or name their folder with --bin-dir)", err)
+			return boot.Missingf("finding the programs to start: %w (build them with make build, or set their folder with --bin-dir)", err)
 		}
 	}
 	return nil
 }
 
-// perform starts a stack, asks it everything, ends it, and judges what was seen.
+// perform starts a stack, sends it the workload, ends it, and judges the results.
 func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %v (see --timeout)", s.Timeout))
 	defer cancel()
@@ -113,9 +113,9 @@ func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, e
 		seen, err = st.exercise(alive, workload(s.Rounds), line)
 	}
 	if err != nil && alive.Err() != nil {
-		err = context.Cause(alive) // of all that fails when a program has died, its death is the news
+		err = context.Cause(alive) // if a program has died, that is the cause of all other failures
 	}
-	line.say("ending everything …")
+	line.say("ending all programs …")
 	seen.ended = st.stop()
 	if err != nil {
 		return nil, errors.Join(err, seen.ended)
@@ -123,7 +123,7 @@ func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, e
 	return seen.data(), nil
 }
 
-// write prints what the flags ask for.
+// write prints the report in the form that the flags ask for.
 func (s *settings) write(stdout io.Writer, data *report.Data) error {
 	if s.Report != "" {
 		var page bytes.Buffer
@@ -143,13 +143,13 @@ func (s *settings) write(stdout io.Writer, data *report.Data) error {
 		return err
 	}
 	if s.Report != "" {
-		_, err := fmt.Fprintf(stdout, "\nThe page to look at is %s\n", s.Report)
+		_, err := fmt.Fprintf(stdout, "\nThe report is in %s\n", s.Report)
 		return err
 	}
 	return nil
 }
 
-// broken is nil if all promises were kept, and else names the others.
+// broken returns an error that names the broken promises, or nil if there are none.
 func broken(promises []report.Promise) error {
 	var names []string
 	for _, p := range promises {

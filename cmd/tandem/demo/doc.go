@@ -1,15 +1,11 @@
-// Package demo runs a whole P/D stack on this machine and proves that it works.
+// Package demo implements the command tandem demo, which runs a whole P/D stack on this machine and proves that it works.
 //
-// In goes a folder with Tandem's programs; out come a report of how a mixed
-// workload was served (package report shows it), one line for each promise,
-// and exit code 1 if any of them is broken. Simulated engines, sidecars, the
-// endpoint picker and a proxy (package stack puts them together), and one
-// engine beside them that nobody disturbs, run as processes on free ports of
-// the loopback interface. The stack and the undisturbed engine are asked the
-// same; last, a decode leg is made to fail, whose hand-off the sidecar has to
-// give back. All of them are ended. With --transport nixl it is the real NIXL
-// library that moves the KV.
+// It takes a folder with Tandem's programs. It prints a report of how a mixed workload was served (package report formats
+// it), with one line for each promise, and returns exit code 1 if any promise is broken. Simulated engines, sidecars, the
+// endpoint picker and a proxy run as processes on free ports of the loopback interface (package stack starts them). One more
+// engine, the reference, runs without any of them. Stack and reference get the same requests, and their tokens are compared.
+// Last, the demo makes a decode leg fail, so that the sidecar has to release the hand-off. Then it ends all processes. With
+// --transport nixl the real NIXL library moves the KV.
 //
-// What it does not do: it measures nothing that could be called performance,
-// it builds no program, and it draws no picture.
+// The demo does not measure performance, build programs or draw pictures.
 package demo

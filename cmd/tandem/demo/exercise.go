@@ -11,33 +11,33 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 )
 
-// clients is how many send at once, after the first round.
+// clients is the number of concurrent clients after the first round.
 const clients = 6
 
-// exchange is one question, both answers, and what was told of it.
+// exchange is one question with both answers and the reports on it.
 type exchange struct {
 	question
 	start     time.Time
-	foretold  *epp.Explanation // by the picker, right before the question was sent
+	foretold  *epp.Explanation // the picker's explanation, right before the question was sent
 	answer    answer
-	failure   error  // why there is no whole answer
-	alone     *pulls // during it, if no other request ran
+	failure   error  // why there is no complete answer
+	alone     *pulls // KV pulled during it, if no other request ran
 	reference answer
 }
 
-// pulls counts the KV that decode engines have read from prefill engines.
+// pulls counts the KV that decode engines have pulled from prefill engines.
 type pulls struct {
 	bytes  int64
-	tokens int64 // of prompts, that the engines did not compute but got from another one
+	tokens int64 // prompt tokens that came from another engine
 }
 
 func (p pulls) since(before pulls) *pulls {
 	return &pulls{p.bytes - before.bytes, p.tokens - before.tokens}
 }
 
-// evidence is all that the demo saw.
+// evidence is everything that the demo observed.
 type evidence struct {
-	stack      []string // what ran
+	stack      []string // description of the stack
 	started    time.Time
 	exchanges  []exchange // in the order they were sent
 	load       []report.LoadSample
@@ -48,8 +48,8 @@ type evidence struct {
 	ended      error // how the programs ended
 }
 
-// exercise asks everything: the first round one after the other, so that the KV that moves can be told by request, then all
-// others at once. The reference comes when it takes no time from anybody. Last of all, a decode leg is made to fail.
+// exercise sends all requests: the first round one after the other, so that the pulled KV can be attributed to requests,
+// then all others concurrently. After them it sends the same to the reference, and last makes a decode leg fail.
 func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress) (seen evidence, err error) {
 	seen = evidence{stack: s.describe(), started: time.Now(), blockBytes: s.blockBytes}
 	line.total = count(rounds)
@@ -63,7 +63,7 @@ func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress)
 	}
 	seen.exchanges = r.done
 	slices.SortFunc(seen.exchanges, func(a, b exchange) int { return a.start.Compare(b.start) })
-	line.say("asking the undisturbed engine the same …")
+	line.say("sending the same requests to the reference engine …")
 	if err := s.compare(ctx, seen.exchanges); err != nil {
 		return seen, err
 	}
@@ -73,7 +73,7 @@ func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress)
 	if seen.pulled, err = s.pulls(ctx); err != nil {
 		return seen, err
 	}
-	line.say("having a decode leg fail …")
+	line.say("making a decode leg fail …")
 	seen.lost, err = s.lose(ctx)
 	return seen, err
 }
@@ -87,7 +87,7 @@ func count(rounds [][]thread) (n int) {
 	return n
 }
 
-// runner sends threads and collects what comes of them.
+// runner sends threads and collects the exchanges.
 type runner struct {
 	stage *stage
 	line  *progress
@@ -95,14 +95,14 @@ type runner struct {
 	done  []exchange
 }
 
-// run sends threads, as many at once as there are workers. The error is that of the demo.
+// run sends threads, as many concurrently as there are workers. The error is one of the demo itself.
 func (r *runner) run(ctx context.Context, threads []thread, workers int) error {
 	return inParallel(ctx, workers, len(threads), func(ctx context.Context, i int) error {
 		return r.follow(ctx, &threads[i], workers == 1)
 	})
 }
 
-// inParallel does n things, some at once, until one fails.
+// inParallel calls do n times, with several workers, until one call fails.
 func inParallel(ctx context.Context, workers, n int, do func(ctx context.Context, i int) error) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -128,7 +128,7 @@ func inParallel(ctx context.Context, workers, n int, do func(ctx context.Context
 	return context.Cause(ctx)
 }
 
-// follow sends the turns of a thread, each with what was said before.
+// follow sends the turns of a thread, each with the history before it.
 func (r *runner) follow(ctx context.Context, t *thread, alone bool) error {
 	var history []message
 	if t.system != "" {
@@ -147,7 +147,7 @@ func (r *runner) follow(ctx context.Context, t *thread, alone bool) error {
 	return nil
 }
 
-// send asks the stack. An answer that fails is something to report; the error is that of the demo.
+// send sends a question to the stack. A failed answer is part of the report; the error is one of the demo itself.
 func (s *stage) send(ctx context.Context, t turn, history []message, alone bool, line *progress) (x exchange, err error) {
 	if x.question, err = t.ask(history); err != nil {
 		return x, err
@@ -175,7 +175,7 @@ func (s *stage) send(ctx context.Context, t turn, history []message, alone bool,
 	return x, nil
 }
 
-// compare asks the reference what the stack was asked.
+// compare sends the same requests to the reference.
 func (s *stage) compare(ctx context.Context, all []exchange) error {
 	return inParallel(ctx, clients, len(all), func(ctx context.Context, i int) (err error) {
 		all[i].reference, err = s.ask(ctx, s.reference, &all[i].question, false)

@@ -13,15 +13,15 @@ import (
 const (
 	promiseAnswers   = "every request answered"
 	promiseDecisions = "decisions as expected"
-	promiseTokens    = "tokens equal to an undisturbed engine's"
+	promiseTokens    = "tokens equal to the reference engine's"
 	promiseKV        = "KV bytes moved"
 	promiseStranded  = "blocks stranded"
-	promiseLost      = "hand-off of a failed decode leg given back at once"
+	promiseLost      = "hand-off of a failed decode leg released at once"
 	promisePhases    = "phases add up to the measured time"
 	promiseEnd       = "everything started has ended"
 )
 
-// judge holds what was seen against what was promised.
+// judge compares the evidence with the promises.
 func (e *evidence) judge() []report.Promise {
 	return []report.Promise{
 		e.judgeAnswers(), e.judgeDecisions(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(), e.judgeEnd(),
@@ -32,7 +32,7 @@ func promise(name string, kept bool, format string, args ...any) report.Promise 
 	return report.Promise{Name: name, Kept: kept, Found: fmt.Sprintf(format, args...)}
 }
 
-// answered are the exchanges that have a whole answer. Those that have none break a promise of their own.
+// answered returns the exchanges that have a complete answer. The others break a promise of their own.
 func (e *evidence) answered() (all []*exchange) {
 	for i := range e.exchanges {
 		if e.exchanges[i].failure == nil {
@@ -55,10 +55,10 @@ func (e *evidence) tally(kept func(*exchange) bool) (right, of int) {
 
 func (e *evidence) judgeAnswers() report.Promise {
 	n := len(e.answered())
-	return promise(promiseAnswers, n == len(e.exchanges) && n > 0, "%d of %d with status 200, each to its end", n, len(e.exchanges))
+	return promise(promiseAnswers, n == len(e.exchanges) && n > 0, "%d of %d with status 200 and a complete answer", n, len(e.exchanges))
 }
 
-// judgeDecisions looks whether each request was served as its class is to be, and remote ones at the first attempt.
+// judgeDecisions checks that each request was served as its class requires, and remote ones at the first attempt.
 func (e *evidence) judgeDecisions() report.Promise {
 	right, of := e.tally((*exchange).asExpected)
 	verdicts := map[pd.Verdict]int{}
@@ -85,15 +85,15 @@ func (e *evidence) judgeTokens() report.Promise {
 	return promise(promiseTokens, right == of && of > 0, "%d of %d answers", right, of)
 }
 
-// blocks is how many blocks the prompt fills.
+// blocks returns how many blocks the prompt fills.
 func (x *exchange) blocks() int { return (len(x.reference.prompt) + blockSize - 1) / blockSize }
 
 // isRemote reports whether the decode engine pulled KV for it.
 func (x *exchange) isRemote() bool { return x.failure == nil && x.answer.decision.Verdict == pd.Remote }
 
-// wanted is how many blocks have to move for remote prompts, if the engines say of so many of their tokens that they came
-// from another one: those that the decode engine's prefix cache does not have, which are whole blocks, but for the last
-// of a prompt, which may not be full.
+// wanted returns how many blocks have to move for remote prompts, if the engines count so many of their tokens as pulled
+// from another engine. These are the blocks that the decode engine's prefix cache does not have. They are whole blocks,
+// except the last one of a prompt, which may not be full.
 func wanted(tokens int64, remote ...*exchange) int64 {
 	for _, x := range remote {
 		tokens += int64(x.blocks()*blockSize - len(x.reference.prompt))
@@ -101,11 +101,11 @@ func wanted(tokens int64, remote ...*exchange) int64 {
 	return tokens / blockSize
 }
 
-// moved is what the KV that moved is judged by.
+// moved summarizes the KV that moved.
 type moved struct {
 	remote       []*exchange
 	offered      int // blocks of their prompts
-	alone, right int // requests that no other ran beside, and of these, those for which the right bytes moved
+	alone, right int // requests that ran alone, and how many of these pulled the right bytes
 }
 
 func (e *evidence) moved() (m moved) {
@@ -128,8 +128,9 @@ func (e *evidence) moved() (m moved) {
 	return m
 }
 
-// judgeKV compares bytes that really moved with what the decode engines count of prompts, in sum and by every request that
-// ran alone. And the prefill engines must have been told of every remote prompt's end, with all of its blocks.
+// judgeKV compares the bytes that moved with the prompt tokens that the decode engines count as pulled, in sum and for every
+// request that ran alone. It also checks that the prefill engines were notified of the end of every remote prompt, with all
+// of its blocks.
 func (e *evidence) judgeKV() report.Promise {
 	m := e.moved()
 	var released int64
@@ -138,11 +139,11 @@ func (e *evidence) judgeKV() report.Promise {
 	}
 	pulled, offered := wanted(e.pulled.tokens, m.remote...), int64(m.offered)*e.blockBytes
 	kept := m.right == m.alone && pulled > 0 && e.pulled.bytes == pulled*e.blockBytes && released == offered
-	return promise(promiseKV, kept, "%s for %d blocks that were not cached, of %s offered for %d remote prompts; right by request: %d of %d that ran alone",
+	return promise(promiseKV, kept, "%s for %d blocks that were not cached, of %s offered for %d remote prompts; as expected for %d of %d requests that ran alone",
 		against(e.pulled.bytes, pulled*e.blockBytes), pulled, against(released, offered), len(m.remote), m.right, m.alone)
 }
 
-// against is a number of bytes, and what it should have been if that is another.
+// against formats a number of bytes, with the expected number if it differs.
 func against(seen, want int64) string {
 	if seen == want {
 		return fmt.Sprintf("%d bytes", seen)
@@ -150,7 +151,7 @@ func against(seen, want int64) string {
 	return fmt.Sprintf("%d instead of %d bytes", seen, want)
 }
 
-// judgeStranded counts the blocks that nobody came for: those that are still held, and those whose lease had to run out.
+// judgeStranded counts stranded blocks: those that are still held, and those of hand-offs whose lease expired.
 func (e *evidence) judgeStranded() report.Promise {
 	held := 0
 	var released, expired int64
@@ -162,8 +163,8 @@ func (e *evidence) judgeStranded() report.Promise {
 	return promise(promiseStranded, held == 0 && expired == 0, "%d still held; %d hand-offs released, %d expired", held, released, expired)
 }
 
-// minAttributed is the share of the measured time that the phases have to cover, all requests together. The rest is the
-// way between client and sidecar, and a machine that is busy with something else.
+// minAttributed is the share of the measured time that the phases must cover, over all requests. The rest is transmission
+// between client and sidecar, and other load on the machine.
 const minAttributed = 0.6
 
 func (e *evidence) judgePhases() report.Promise {
@@ -175,11 +176,11 @@ func (e *evidence) judgePhases() report.Promise {
 	right, of := e.tally((*exchange).wellTimed)
 	share := attributed.Seconds() / max(measured, 1).Seconds()
 	return promise(promisePhases, right == of && of > 0 && share >= minAttributed,
-		"%.1f %% of %.1f s, at least %.0f %%; never above it: %d of %d", 100*share, measured.Seconds(), 100*minAttributed, right, of)
+		"%.1f %% of %.1f s, at least %.0f %% wanted; not above the measured time: %d of %d", 100*share, measured.Seconds(), 100*minAttributed, right, of)
 }
 
-// wellTimed reports whether the phases are those that the request went through, and no more than was measured here. They are
-// told in microseconds, so each may be half of one too long.
+// wellTimed reports whether the phases are those that the request went through, and not longer than the time measured here.
+// Phases are rounded to microseconds, so each may be half a microsecond too long.
 func (x *exchange) wellTimed() bool {
 	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
 		if _, ok := x.answer.phases.Get(ph); ok != wantPhase(x.answer.decision, ph) {
@@ -189,7 +190,7 @@ func (x *exchange) wellTimed() bool {
 	return x.answer.attributed() <= x.answer.took+time.Duration(pd.PhaseCount+1)*time.Microsecond
 }
 
-// wantPhase reports whether a request goes through a phase, by what happened to it.
+// wantPhase reports whether a request with this result goes through a phase.
 func wantPhase(d pd.Result, ph pd.Phase) bool {
 	switch ph {
 	case pd.PhasePrefill:
@@ -204,5 +205,5 @@ func (e *evidence) judgeEnd() report.Promise {
 	if e.ended != nil {
 		return promise(promiseEnd, false, "%v", e.ended)
 	}
-	return promise(promiseEnd, true, "each program when asked")
+	return promise(promiseEnd, true, "each program ended when told to")
 }

@@ -16,8 +16,8 @@ import (
 
 var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// sound is what a run without any fault sees: a local request and a remote one of two and a half blocks, each alone, and
-// then another remote one of two blocks, of which the decode engine had one.
+// sound returns the evidence of a run without faults: a local request and a remote one of two and a half blocks, each alone,
+// and then another remote one of two blocks, one of which the decode engine had cached.
 func sound() *evidence {
 	local := exchange{question: question{class: &singles[0]}, alone: &pulls{}}
 	local.answer.decision = pd.Result{Verdict: pd.Local, Reason: pd.ShortPrompt}
@@ -66,7 +66,7 @@ func TestJudge(t *testing.T) {
 			}
 		}, []string{promiseAnswers, promiseDecisions, promiseTokens, promiseKV, promisePhases}},
 		{"another reason", func(e *evidence) { local(e).answer.decision.Reason = pd.Bypassed }, []string{promiseDecisions}},
-		{"a reason that explains nothing", func(e *evidence) { local(e).answer.decision.Reason = pd.Uncached }, []string{promiseDecisions}},
+		{"a reason without a decision", func(e *evidence) { local(e).answer.decision.Reason = pd.Uncached }, []string{promiseDecisions}},
 		{"second attempt", func(e *evidence) { remote(e).answer.decision.Attempts = 2 }, []string{promiseDecisions}},
 		{"other token", func(e *evidence) { remote(e).answer.generated[3]++ }, []string{promiseTokens}},
 		{"one token less", func(e *evidence) {
@@ -88,9 +88,9 @@ func TestJudge(t *testing.T) {
 		{"failed leg with other tokens", func(e *evidence) { e.lost.reference.generated = []int{7, 8, 9, 8} }, []string{promiseLost}},
 		{"failed leg with too few tokens", func(e *evidence) { e.lost.tokens++ }, []string{promiseLost}},
 		{"leg that did not fail", func(e *evidence) { e.lost.answer.decision.Reason = pd.Uncached }, []string{promiseLost}},
-		{"failed leg given back by decode", func(e *evidence) { e.lost.told = 0 }, []string{promiseLost}},
-		{"failed leg given back twice", func(e *evidence) { e.lost.told = 2 }, []string{promiseLost}},
-		{"failed leg not given back", func(e *evidence) { e.lost.released = 0 }, []string{promiseLost}},
+		{"failed leg released by decode", func(e *evidence) { e.lost.told = 0 }, []string{promiseLost}},
+		{"failed leg released twice", func(e *evidence) { e.lost.told = 2 }, []string{promiseLost}},
+		{"failed leg not released", func(e *evidence) { e.lost.released = 0 }, []string{promiseLost}},
 		{"failed leg's lease ran out", func(e *evidence) { e.lost.expired = 1 }, []string{promiseLost}},
 		{"failed leg's blocks held", func(e *evidence) { e.lost.held = 1 }, []string{promiseLost}},
 		{"phases missing", func(e *evidence) { remote(e).answer.phases = pd.Phases{} }, []string{promisePhases}},
@@ -127,10 +127,10 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestFoundNamesWhatIsMissing(t *testing.T) {
+func TestFindingNamesMissingBytes(t *testing.T) {
 	seen := sound()
 	seen.pulled.bytes, seen.engines[0].KVBytesServed = 300, 0
-	want := "300 instead of 400 bytes for 4 blocks that were not cached, of 0 instead of 500 bytes offered for 2 remote prompts; right by request: 2 of 2 that ran alone"
+	want := "300 instead of 400 bytes for 4 blocks that were not cached, of 0 instead of 500 bytes offered for 2 remote prompts; as expected for 2 of 2 requests that ran alone"
 	if got := seen.judgeKV().Found; got != want {
 		t.Errorf("%s", got)
 	}
@@ -173,7 +173,7 @@ func TestWhy(t *testing.T) {
 		why[0].Explanation != seen.exchanges[1].foretold || why[1].Request != 1 {
 		t.Errorf("%+v", why)
 	}
-	seen.exchanges[1].foretold.Reason = pd.BelowThreshold // others came between
+	seen.exchanges[1].foretold.Reason = pd.BelowThreshold // other requests came in between
 	if why := seen.why(); len(why) != 2 || why[0].Request != 3 {
 		t.Errorf("%+v", why)
 	}

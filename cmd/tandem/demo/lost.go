@@ -16,15 +16,15 @@ import (
 // lostClass is a request that is prefilled remotely, and whose decode leg then fails.
 var lostClass = class{"long, decode leg failed", pd.APICompletions, false, pd.ModeAuto, many, nil}
 
-// lostLeg is what became of it.
+// lostLeg is the result of that request.
 type lostLeg struct {
 	exchange
-	told                    int64 // hand-offs that sidecars gave back themselves
-	released, expired, held int64 // hand-offs, hand-offs, blocks: at the engines
+	told                    int64 // hand-offs that sidecars released themselves
+	released, expired, held int64 // hand-offs, hand-offs and blocks, as the engines count them
 }
 
-// lose has a decode engine refuse the hand-off of one request. Nobody will come for the KV then: whether its blocks are free
-// before a lease has run out is up to the sidecar.
+// lose makes the decode engines refuse the hand-off of one request. No engine will pull the KV then: the sidecar has to
+// release the blocks, or they stay pinned until their lease expires.
 func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	before, err := s.look(ctx)
 	if err != nil {
@@ -33,7 +33,8 @@ func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	if l.question, err = draw(rand.New(rand.NewPCG(3, 4)), &lostClass).ask(nil); err != nil {
 		return l, err
 	}
-	// Of all decode engines, since it is the picker's choice which one it meets. The answer comes from the same one.
+	// All decode engines refuse, because the picker chooses one of them. The answer to the client comes from the same one,
+	// by local prefill.
 	if err := s.setFault(ctx, s.decode, sim.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}); err != nil {
 		return l, err
 	}
@@ -45,7 +46,7 @@ func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	return l, err
 }
 
-// count returns what has changed since before. An engine may know a little sooner than the sidecar that it has been told.
+// count returns the changes since before. An engine may count a release slightly before the sidecar does.
 func (s *stage) count(ctx context.Context, l *lostLeg, before lostLeg) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -67,7 +68,7 @@ func (s *stage) count(ctx context.Context, l *lostLeg, before lostLeg) error {
 	}
 }
 
-// look waits until the engines are at rest, and gives what they and the sidecars count.
+// look waits until the engines hold no blocks, and returns the counters of engines and sidecars.
 func (s *stage) look(ctx context.Context) (l lostLeg, err error) {
 	engines, err := s.settleAll(ctx)
 	if err != nil {
@@ -81,15 +82,15 @@ func (s *stage) look(ctx context.Context) (l lostLeg, err error) {
 	for _, sidecar := range s.sidecars {
 		page, err := promtext.Get(ctx, s.http, "http://"+sidecar+"/metrics")
 		if err != nil {
-			return l, fmt.Errorf("asking a sidecar what it gave back: %w", err)
+			return l, fmt.Errorf("reading the releases of a sidecar: %w", err)
 		}
-		l.told += toldBySidecar(page)
+		l.told += releasedBySidecar(page)
 	}
 	return l, nil
 }
 
-// toldBySidecar finds, on a sidecar's metrics page, how many hand-offs it gave back by telling the prefill engine.
-func toldBySidecar(page promtext.Page) (n int64) {
+// releasedBySidecar returns, from a sidecar's metrics page, how many hand-offs it released by notifying the prefill engine.
+func releasedBySidecar(page promtext.Page) (n int64) {
 	for _, series := range page {
 		if series.Name == "tandem_kv_release_total" && series.Labels["way"] == "nixl" && series.Labels["result"] == "ok" {
 			n += int64(series.Value)
@@ -107,6 +108,6 @@ func (e *evidence) judgeLost() report.Promise {
 	words := map[bool]string{true: "the right tokens", false: "wrong tokens"}[answered]
 	returned := l.told == 1 && l.released == 1 && l.expired == 0 && l.held == 0
 	kept := answered && l.answer.decision.Reason == pd.TransferFailed && returned
-	return promise(promiseLost, kept, "%s all the same (%s); of 1 hand-off %d given back, %d of them by the sidecar's own word; "+
+	return promise(promiseLost, kept, "the answer has %s (%s); of 1 hand-off %d released, %d of them by the sidecar; "+
 		"%d expired, %d blocks still held", words, l.answer.decision, l.released, l.told, l.expired, l.held)
 }

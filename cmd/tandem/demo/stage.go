@@ -26,8 +26,8 @@ const (
 	threshold      = 256 // uncached tokens, by the picker's estimate, from which a prompt is prefilled remotely
 )
 
-// simFlags are those of all engines, the reference too. 32768 tokens of KV are a little more than what runs at once: the
-// prefix caches evict, as real ones do.
+// simFlags are the flags of all engines, the reference too. 32768 tokens of KV are a little more than the concurrent
+// requests need, so the prefix caches evict, as real ones do.
 var simFlags = []string{"--model=" + modelName, "--block-size=" + strconv.Itoa(blockSize), "--max-model-len=8192", "--blocks=1024"}
 
 // engine is one simulated engine of the stage.
@@ -36,7 +36,7 @@ type engine struct {
 	admin   string // of its admin port
 }
 
-// stage is the running programs and the way to them.
+// stage holds the running programs and their addresses.
 type stage struct {
 	group           *stack.Group
 	prefill, decode []engine
@@ -46,14 +46,14 @@ type stage struct {
 	proxy           string   // host:port
 	proxyName       string
 	picker          string // host:port of its admin port
-	blockBytes      int64  // of KV that moves for one block
+	blockBytes      int64  // KV bytes that move for one block
 	http            *http.Client
 }
 
-// newStage returns an empty stage, and the context that ends when one of its programs dies.
+// newStage returns an empty stage, and a context that ends when one of its programs dies.
 func newStage(ctx context.Context) (*stage, context.Context) {
 	group, alive := stack.NewGroup(ctx)
-	// Its own transport: no proxy of the environment stands between a machine and itself.
+	// The client has its own transport, so that no proxy of the environment is used on loopback.
 	return &stage{group: group, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}}, alive
 }
 
@@ -77,7 +77,7 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 	for _, pod := range pd.Decode {
 		s.sidecars = append(s.sidecars, pod.SidecarMetrics)
 	}
-	// Tokens are the same at any speed, so nobody has to wait for the reference.
+	// Tokens are the same at any speed, so the reference runs as fast as it can.
 	p, err := s.group.Start(ctx, stack.Sim(with.BinDir, "reference engine", slices.Concat(simFlags, []string{"--time-scale=0"})...))
 	if err != nil {
 		return err
@@ -94,20 +94,20 @@ func engines(pods []stack.Pod) []engine {
 	return all
 }
 
-// transports say how KV moves.
+// transports describe how KV moves.
 var transports = map[string]string{
 	stack.TransportTCP:  "KV moves between the engines over TCP",
 	stack.TransportNIXL: "KV moves between the engines by READs of the real NIXL library",
 }
 
-// describe tells what runs.
+// describe returns a description of the stack.
 func (s *stage) describe() []string {
 	return []string{
 		fmt.Sprintf("%d prefill and %d decode engines, simulated: %s", len(s.prefill), len(s.decode), modelName),
-		"a Tandem sidecar with a keeper beside each decode engine, and the Tandem EPP",
+		"a Tandem sidecar with a NIXL agent process (keeper) for each decode engine, and the Tandem EPP",
 		transports[s.transport],
 		s.proxyName,
-		fmt.Sprintf("prefill is remote from %d uncached tokens on", threshold),
+		fmt.Sprintf("prefill is remote for %d or more uncached tokens", threshold),
 	}
 }
 
@@ -117,7 +117,7 @@ func (s *stage) stop() error {
 	return s.group.Stop()
 }
 
-// spoil makes every prefill leg go wrong; an empty fault does nothing.
+// spoil makes every prefill leg fail; an empty fault does nothing.
 func (s *stage) spoil(ctx context.Context, fault string) error {
 	if fault == "" {
 		return nil
@@ -126,7 +126,7 @@ func (s *stage) spoil(ctx context.Context, fault string) error {
 	return s.setFault(ctx, s.prefill, sim.Fault{Leg: "prefill", Fault: kind, Arg: arg})
 }
 
-// setFault lets something go wrong in engines.
+// setFault sets a fault in engines.
 func (s *stage) setFault(ctx context.Context, engines []engine, fault sim.Fault) error {
 	body, err := json.Marshal(fault)
 	if err != nil {
@@ -148,15 +148,15 @@ func (s *stage) setFault(ctx context.Context, engines []engine, fault sim.Fault)
 	return nil
 }
 
-// do sends a request to one of the ports that are not for clients, and gives the whole answer.
+// do sends a request to an admin or metrics port, and returns the whole answer.
 func (s *stage) do(req *http.Request) (status int, answer []byte, err error) {
 	resp, err := s.http.Do(req)
 	if err != nil {
-		return 0, nil, fmt.Errorf("asking a program of the stack: %w", err)
+		return 0, nil, fmt.Errorf("calling a program of the stack: %w", err)
 	}
 	defer resp.Body.Close()
 	if answer, err = io.ReadAll(resp.Body); err != nil {
-		return 0, nil, fmt.Errorf("asking a program of the stack: %w", err)
+		return 0, nil, fmt.Errorf("calling a program of the stack: %w", err)
 	}
 	return resp.StatusCode, answer, nil
 }
@@ -165,7 +165,7 @@ func (s *stage) do(req *http.Request) (status int, answer []byte, err error) {
 func (s *stage) page(ctx context.Context, address, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", address, err)
+		return nil, fmt.Errorf("reading %s: %w", address, err)
 	}
 	return s.successful(req)
 }
@@ -173,7 +173,7 @@ func (s *stage) page(ctx context.Context, address, path string) ([]byte, error) 
 func (s *stage) successful(req *http.Request) ([]byte, error) {
 	status, answer, err := s.do(req)
 	if err == nil && status != http.StatusOK {
-		err = fmt.Errorf("asking %s: status %d: %s", req.URL, status, bytes.TrimSpace(answer))
+		err = fmt.Errorf("reading %s: status %d: %s", req.URL, status, bytes.TrimSpace(answer))
 	}
 	return answer, err
 }
@@ -190,11 +190,11 @@ func (s *stage) get(ctx context.Context, address, path string, into any) error {
 	return nil
 }
 
-// explain asks the picker where a question would go now, and why.
+// explain returns the picker's explanation of where it would send a question now.
 func (s *stage) explain(ctx context.Context, q *question) (*epp.Explanation, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.picker+"/explain"+q.class.api.Path(), bytes.NewReader(q.body))
 	if err != nil {
-		return nil, fmt.Errorf("asking the picker: %w", err)
+		return nil, fmt.Errorf("calling the picker: %w", err)
 	}
 	req.Header = q.header()
 	text, err := s.successful(req)
@@ -208,11 +208,11 @@ func (s *stage) explain(ctx context.Context, q *question) (*epp.Explanation, err
 	return &x, nil
 }
 
-// settleTime is how long blocks may be held after the last answer: the prefill engine hears of the end of a transfer by a
-// notification, which takes milliseconds, and a lease would hold them for 30 s.
+// settleTime is how long blocks may be held after the last answer. The prefill engine learns of the end of a transfer by a
+// notification, which takes milliseconds; a lease would hold the blocks for 30 s.
 const settleTime = 3 * time.Second
 
-// settle waits until an engine holds no blocks, for settleTime at most, and gives its last state.
+// settle waits until an engine holds no blocks, for at most settleTime, and returns its last state.
 func (s *stage) settle(ctx context.Context, e engine) (state sim.State, err error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -230,7 +230,7 @@ func (s *stage) settle(ctx context.Context, e engine) (state sim.State, err erro
 	}
 }
 
-// settleAll waits until no engine of the stack holds blocks, for settleTime each at most, and gives their last states.
+// settleAll waits until no engine of the stack holds blocks, for at most settleTime each, and returns their last states.
 func (s *stage) settleAll(ctx context.Context) (states []sim.State, err error) {
 	for _, e := range slices.Concat(s.prefill, s.decode) {
 		state, err := s.settle(ctx, e)
@@ -242,7 +242,7 @@ func (s *stage) settleAll(ctx context.Context) (states []sim.State, err error) {
 	return states, nil
 }
 
-// pulls asks the decode engines what they have read from others.
+// pulls returns how much the decode engines have pulled from others.
 func (s *stage) pulls(ctx context.Context) (sum pulls, err error) {
 	for _, e := range s.decode {
 		var state sim.State
@@ -263,7 +263,7 @@ func (s *stage) pulls(ctx context.Context) (sum pulls, err error) {
 	return sum, nil
 }
 
-// pulledTokens finds, on an engine's metrics page, how many tokens of prompts came from another engine.
+// pulledTokens returns, from an engine's metrics page, how many prompt tokens came from another engine.
 func pulledTokens(page []byte) (int64, error) {
 	const name, label = "vllm:prompt_tokens_by_source_total{", `source="external_kv_transfer"`
 	for line := range strings.Lines(string(page)) {

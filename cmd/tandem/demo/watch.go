@@ -13,18 +13,18 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// watchInterval is between two looks at the picker's view of its endpoints.
+// watchInterval is the time between two reads of the picker's endpoints.
 const watchInterval = 100 * time.Millisecond
 
-// watcher looks at the load while requests run.
+// watcher samples the load while requests run.
 type watcher struct {
 	stop    context.CancelFunc
-	done    chan struct{} // closed when samples and err are there
+	done    chan struct{} // closed when samples and err are set
 	samples []report.LoadSample
 	err     error
 }
 
-// watch begins to look, and to show the progress. Its end has to be called.
+// watch starts to sample the load and to show the progress. The caller must call end.
 func (s *stage) watch(ctx context.Context, started time.Time, line *progress) *watcher {
 	ctx, stop := context.WithCancel(ctx)
 	w := &watcher{stop: stop, done: make(chan struct{})}
@@ -52,7 +52,7 @@ func (s *stage) watch(ctx context.Context, started time.Time, line *progress) *w
 	return w
 }
 
-// end waits for the last look. The error is the given one or, if that is nil, why it could not look any more.
+// end waits for the last sample. The error is the given one or, if that is nil, the one that ended sampling.
 func (w *watcher) end(err error) ([]report.LoadSample, error) {
 	w.stop()
 	<-w.done
@@ -62,7 +62,7 @@ func (w *watcher) end(err error) ([]report.LoadSample, error) {
 	return w.samples, err
 }
 
-// load asks the picker how loaded its endpoints are.
+// load reads the load of the endpoints from the picker.
 func (s *stage) load(ctx context.Context, started time.Time) ([]report.LoadSample, error) {
 	var state struct {
 		Endpoints []struct {
@@ -89,7 +89,7 @@ func (s *stage) load(ctx context.Context, started time.Time) ([]report.LoadSampl
 	return samples, nil
 }
 
-// progress is one line on a terminal that changes in place.
+// progress is a status line on a terminal, updated in place.
 type progress struct {
 	to    io.Writer // nil: none
 	total int       // requests
@@ -118,7 +118,7 @@ func (p *progress) ended(x *exchange) {
 	}
 }
 
-// show tells how far it is.
+// show updates the line.
 func (p *progress) show() {
 	p.mu.Lock()
 	text := fmt.Sprintf("%d of %d answered, %d running · prefilled locally %d, remotely %d", p.local+p.remote+p.other, p.total,
@@ -130,10 +130,10 @@ func (p *progress) show() {
 	p.say("%s", text)
 }
 
-// eraseLine goes to the beginning of the terminal's line, and empties it.
+// eraseLine moves to the beginning of the terminal's line, and erases it.
 const eraseLine = "\r\x1b[K"
 
-// say puts a text in the place of the last one. What becomes of it is nobody's concern.
+// say replaces the line. Write errors are ignored.
 func (p *progress) say(format string, args ...any) {
 	if p.to != nil {
 		fmt.Fprintf(p.to, eraseLine+format, args...)

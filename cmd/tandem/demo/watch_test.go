@@ -16,12 +16,12 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// pool is what a picker says of two endpoints; of one, the load was never read.
+// pool is a picker's answer with two endpoints; the load of one was never read.
 const pool = `{"snapshot":3,"endpoints":[
 	{"name":"prefill-0","role":"prefill","signals":{"waiting":null,"running":null,"kv_usage":null},"inflight_requests":1},
 	{"name":"decode-0","role":"decode","signals":{"waiting":2,"running":3,"kv_usage":0.25},"inflight_requests":5}]}`
 
-// pickerOf is a stage whose picker answers so.
+// pickerOf returns a stage whose picker gives the same answer to every request.
 func pickerOf(t *testing.T, answer http.HandlerFunc) *stage {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -63,7 +63,7 @@ func TestWatchThatFails(t *testing.T) {
 	}
 	known := errors.New("worse")
 	if _, err := w.end(known); !errors.Is(err, known) {
-		t.Errorf("error %v, want the one that is known", err)
+		t.Errorf("error %v, want the given one", err)
 	}
 }
 
@@ -89,7 +89,7 @@ func TestProgress(t *testing.T) {
 	if want := "4 of 5 answered, 1 running · prefilled locally 1, remotely 2 · failed 1" + eraseLine; strings.TrimPrefix(screen.String(), eraseLine) != want {
 		t.Errorf("%q", screen.String())
 	}
-	(&progress{}).show() // to nowhere
+	(&progress{}).show() // without a terminal
 }
 
 func TestIsTerminal(t *testing.T) {
@@ -99,7 +99,7 @@ func TestIsTerminal(t *testing.T) {
 	}
 	defer file.Close()
 	if isTerminal(file) || isTerminal(&strings.Builder{}) {
-		t.Error("taken for a terminal")
+		t.Error("detected as a terminal")
 	}
 }
 
@@ -116,7 +116,7 @@ vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv
 	}
 }
 
-func TestToldBySidecar(t *testing.T) {
+func TestReleasedBySidecar(t *testing.T) {
 	page, err := promtext.Read(strings.NewReader(`tandem_kv_release_total{result="ok",way="cancel"} 5
 tandem_kv_release_total{result="ok",way="nixl"} 2
 tandem_kv_release_total{result="unsure",way="nixl"} 9
@@ -125,7 +125,7 @@ other_total{result="ok",way="nixl"} 7
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := toldBySidecar(page); n != 2 {
+	if n := releasedBySidecar(page); n != 2 {
 		t.Errorf("%d", n)
 	}
 }
@@ -145,7 +145,7 @@ func TestInParallel(t *testing.T) {
 	broken := errors.New("broken")
 	err = inParallel(t.Context(), 2, 1000, func(ctx context.Context, i int) error {
 		if i > 0 {
-			<-ctx.Done() // nobody goes on once one has failed
+			<-ctx.Done() // no call starts once one has failed
 			return ctx.Err()
 		}
 		return broken

@@ -9,26 +9,26 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// class is one kind of request: what it stands for, and what may become of it.
+// class is one kind of request, with the results that are allowed.
 type class struct {
 	name   string
 	api    pd.API
 	stream bool
 	mode   pd.Mode
-	words  span // of what the user says
+	words  span // length of the user's message
 	want   []pd.Reason
 }
 
-// span is the least and the most of something.
+// span is a range, both ends included.
 type span struct{ least, most int }
 
 func (s span) draw(r *rand.Rand) int { return s.least + r.IntN(s.most-s.least+1) }
 
 var (
-	// few words are far below threshold; many are as far above it, even after the beginning that conversations share.
+	// few words are far below the threshold; many are as far above it, even beyond the beginning that conversations share.
 	few  = span{12, 30}
 	many = span{280, 700}
-	// answerTokens is the length of answers. The engines are told to ignore an end before.
+	// answerTokens is the length of answers. The engines ignore an earlier end.
 	answerTokens = span{16, 32}
 )
 
@@ -37,7 +37,7 @@ var (
 	goesRemote = []pd.Reason{pd.Uncached}
 )
 
-// singles are the classes of requests that stand alone.
+// singles are the classes of requests outside conversations.
 var singles = []class{
 	{"short chat", pd.APIChat, false, pd.ModeAuto, few, staysLocal},
 	{"short completion", pd.APICompletions, true, pd.ModeAuto, few, staysLocal},
@@ -47,29 +47,30 @@ var singles = []class{
 	{"long, bypassed", pd.APICompletions, true, pd.ModeBypass, many, []pd.Reason{pd.Bypassed}},
 }
 
-// The classes of a conversation. Its later turns are local where the first ones were computed, if that pod has the time.
+// The classes of a conversation. Its later turns are local on the pod that computed the earlier ones, if that pod is not too
+// busy.
 var (
 	firstTurn = class{"chat, first turn", pd.APIChat, true, pd.ModeAuto, many, goesRemote}
 	laterTurn = class{"chat, later turns", pd.APIChat, true, pd.ModeAuto, few, []pd.Reason{pd.BelowThreshold, pd.Uncached}}
 )
 
-// turns is the length of a conversation.
+// turns is the number of turns in a conversation.
 const turns = 4
 
-// turn is what the user says.
+// turn is one message of the user.
 type turn struct {
 	class  *class
 	words  string
 	tokens int // of the answer
 }
 
-// thread is requests that follow one another. All but conversations have one turn.
+// thread is a sequence of requests. All but conversations have one turn.
 type thread struct {
-	system string // "": there is no such message
+	system string // "": no system message
 	turns  []turn
 }
 
-// workload is what the stack is asked: in each round, a thread of every kind. It is the same at every run.
+// workload returns the threads of each round, one of every kind. They are the same in every run.
 func workload(rounds int) (all [][]thread) {
 	r := rand.New(rand.NewPCG(1, 2))
 	system := "You answer for a library. " + prose(r, 60)
@@ -96,7 +97,7 @@ var vocabulary = strings.Fields("a the of to and river stone paper winter mornin
 	"within without toward against because while every another several seven eleven twenty city harbour mountain valley forest " +
 	"language history music machine number picture question reason shadow summer travel village weather")
 
-// prose is noise, so that no prompt finds another one's KV in a prefix cache.
+// prose returns random words, so that no prompt has another one's KV in a prefix cache.
 func prose(r *rand.Rand, words int) string {
 	var b strings.Builder
 	for i := range words {
@@ -108,7 +109,7 @@ func prose(r *rand.Rand, words int) string {
 	return b.String() + "."
 }
 
-// message is one of a chat.
+// message is one message of a chat.
 type message struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
@@ -121,7 +122,7 @@ type question struct {
 	tokens int // of the answer
 }
 
-// ask makes the request of a turn. History is the chat before it.
+// ask returns the question of a turn. history is the chat before it.
 func (t turn) ask(history []message) (question, error) {
 	body := map[string]any{"model": modelName, "max_tokens": t.tokens, "ignore_eos": true, "temperature": 0,
 		"stream": t.class.stream, "return_token_ids": true}

@@ -13,7 +13,7 @@ import (
 func TestWorkload(t *testing.T) {
 	rounds := workload(8)
 	if !reflect.DeepEqual(rounds, workload(8)) {
-		t.Error("two runs would ask different things")
+		t.Error("two runs would send different requests")
 	}
 	if n := count(rounds); n != 8*(len(singles)+turns) {
 		t.Errorf("%d requests", n)
@@ -45,7 +45,7 @@ func TestWorkload(t *testing.T) {
 	}
 }
 
-// What the picker makes of a prompt has to be on the side of the threshold that the class is expected on.
+// The picker's estimate of a prompt must be on the expected side of the threshold for its class.
 func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
 	for _, round := range workload(50) {
 		for _, thread := range round {
@@ -77,7 +77,7 @@ func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
 	}
 }
 
-// estimate is how many tokens the picker takes a prompt to have.
+// estimate returns the picker's estimate of the tokens of a prompt.
 func estimate(t *testing.T, q *question) int {
 	t.Helper()
 	var r read.Reader
@@ -94,7 +94,7 @@ func estimate(t *testing.T, q *question) int {
 
 func TestConversationGoesOn(t *testing.T) {
 	history := []message{{"system", "be brief"}, {"user", "a"}, {"assistant", "b"}}
-	for _, words := range []string{"c", "d"} { // the first must leave nothing behind in the history
+	for _, words := range []string{"c", "d"} { // the first turn must not change the history of the second
 		q, err := turn{class: &laterTurn, words: words, tokens: 16}.ask(history)
 		if err != nil {
 			t.Fatal(err)

@@ -173,7 +173,7 @@ func checkClock(ctx context.Context, f *fleet) finding {
 		}
 	}
 	if len(known) == 0 {
-		return nobody("sends a Date header")
+		return noEngine("sends a Date header")
 	}
 	found := each(ctx, known, f.how.Timeout, func(_ context.Context, c clock) finding {
 		off := max(c.ahead.Abs()-c.slack, 0)
@@ -210,7 +210,7 @@ func checkKeepAlive(ctx context.Context, f *fleet) finding {
 	case !f.reach.dials():
 		return finding{verdict: unknown, seen: "connections end at the API server", do: "run the doctor in a pod of the cluster, or with --via direct"}
 	case len(live) == 0:
-		return nobody("answers")
+		return noEngine("answers")
 	}
 	return each(ctx, live, f.how.Timeout+f.how.IdleWait, func(ctx context.Context, t *target) finding {
 		lasted, closed, err := idle(ctx, t, f.how.IdleWait)

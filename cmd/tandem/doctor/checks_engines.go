@@ -13,12 +13,12 @@ import (
 // tested is the version of vLLM that Tandem's end-to-end suite runs on.
 const tested = "0.32."
 
-func nobody(what string) finding { return finding{verdict: unknown, seen: "no engine " + what} }
+func noEngine(what string) finding { return finding{verdict: unknown, seen: "no engine " + what} }
 
 func checkMetrics(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	if len(live) == 0 {
-		return nobody("answers")
+		return noEngine("answers")
 	}
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		switch {
@@ -42,7 +42,7 @@ func checkVersion(_ context.Context, f *fleet) finding {
 		}
 	}
 	if len(telling) == 0 {
-		return nobody("shows its version (/version)")
+		return noEngine("shows its version (/version)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.version }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -84,7 +84,7 @@ func checkModel(_ context.Context, f *fleet) finding {
 	}
 	telling := f.modelled()
 	if len(telling) == 0 {
-		return nobody("shows its model (/v1/models)")
+		return noEngine("shows its model (/v1/models)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.base().ID + " from " + cmp.Or(t.base().Root, t.base().ID) }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -95,7 +95,7 @@ func checkModel(_ context.Context, f *fleet) finding {
 func checkLength(_ context.Context, f *fleet) finding {
 	telling := f.modelled()
 	if len(telling) == 0 || telling[0].base().MaxModelLen == 0 {
-		return nobody("shows its longest prompt (/v1/models)")
+		return noEngine("shows its longest prompt (/v1/models)")
 	}
 	if seen := differ(telling, func(t *target) string { return strconv.Itoa(t.base().MaxModelLen) }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -116,7 +116,7 @@ func (f *fleet) cached() (telling []*target) {
 func checkBlockSize(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return nobody("shows its block size (vllm:cache_config_info)")
+		return noEngine("shows its block size (vllm:cache_config_info)")
 	}
 	if seen := differ(telling, func(t *target) string { return t.cacheInfo("block_size") }); seen != "" {
 		return finding{verdict: fail, seen: seen}
@@ -137,7 +137,7 @@ var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype"
 func checkCache(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return nobody("shows its KV cache configuration (vllm:cache_config_info)")
+		return noEngine("shows its KV cache configuration (vllm:cache_config_info)")
 	}
 	var seen []string
 	for _, label := range cacheLabels {

@@ -19,7 +19,7 @@ import (
 func checkConnector(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	if len(live) == 0 {
-		return nobody("answers")
+		return noEngine("answers")
 	}
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		named := t.info.Config.Transfer.Connector
@@ -38,7 +38,7 @@ func checkConnector(ctx context.Context, f *fleet) finding {
 func checkKVRole(ctx context.Context, f *fleet) finding {
 	live := f.live()
 	if len(live) == 0 {
-		return nobody("answers")
+		return noEngine("answers")
 	}
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		role := t.info.Config.Transfer.Role
@@ -72,7 +72,7 @@ const defaultSidePort = 5600
 func checkSideChannel(ctx context.Context, f *fleet) finding {
 	channels := f.sideChannels()
 	if len(channels) == 0 {
-		return nobody("that prefills answers")
+		return noEngine("that prefills answers")
 	}
 	if !f.reach.dials() {
 		return finding{verdict: unknown, seen: "the API server's proxy passes only HTTP", do: "run the doctor in a pod of the cluster, or with --via direct"}
@@ -152,7 +152,7 @@ func checkProbe(ctx context.Context, f *fleet) finding {
 	}
 	pairs := f.pairs()
 	if len(pairs) == 0 {
-		return nobody("of one of the roles answers")
+		return noEngine("of one of the roles answers")
 	}
 	return each(ctx, pairs, probeTime, f.probe)
 }

@@ -18,7 +18,7 @@ func (p *picker) String() string { return p.name }
 // too.
 func checkSidecar(ctx context.Context, f *fleet) finding {
 	if len(f.of(pd.RoleDecode)) == 0 {
-		return nobody("that decodes answers")
+		return noEngine("that decodes answers")
 	}
 	return each(ctx, f.live(), f.how.Timeout, func(ctx context.Context, t *target) finding {
 		a, err := f.engines().ask(ctx, http.MethodPost, f.base(t)+pd.APICompletions.Path(), http.Header{

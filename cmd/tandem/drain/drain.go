@@ -14,7 +14,7 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "wait until a pod that is to end has nothing left to do (a preStop hook)"
+const Summary = "wait until a terminating pod has no work left (a preStop hook)"
 
 // settings are the flags.
 type settings struct {
@@ -24,16 +24,16 @@ type settings struct {
 }
 
 type waitFlags struct {
-	Engine   string `flag:"engine" arg:"[https://]HOST:PORT" help:"an engine: until it has no request, running or waiting"`
-	Handoffs bool   `flag:"handoffs" help:"and until the KV caches of the engine are read that are meant for decode engines: its usage is 0"`
-	Sidecar  string `flag:"sidecar" arg:"HOST:PORT" help:"metrics port of a sidecar: until it has nothing in flight"`
-	Envoy    string `flag:"envoy" arg:"HOST:PORT" help:"admin port of an Envoy: it fails its health checks and has clients reconnect; until it has no request"`
+	Engine   string `flag:"engine" arg:"[https://]HOST:PORT" help:"engine: wait until it has no running or waiting request"`
+	Handoffs bool   `flag:"handoffs" help:"also wait until decode engines have pulled all hand-offs of the engine: its KV cache usage is 0"`
+	Sidecar  string `flag:"sidecar" arg:"HOST:PORT" help:"metrics port of a sidecar: wait until it has no request in flight"`
+	Envoy    string `flag:"envoy" arg:"HOST:PORT" help:"admin port of an Envoy: make it fail its health checks and ask clients to reconnect, and wait until it has no request"`
 }
 
 type paceFlags struct {
-	Settle   time.Duration `flag:"settle" help:"time before the first look: pickers and proxies need it to see that the pod is leaving"`
-	Interval time.Duration `flag:"interval" help:"time between two looks"`
-	Timeout  time.Duration `flag:"timeout" help:"longest time for all of it; keep it below the pod's grace period"`
+	Settle   time.Duration `flag:"settle" help:"time before the first check, in which pickers and proxies learn that the pod is terminating"`
+	Interval time.Duration `flag:"interval" help:"time between two checks"`
+	Timeout  time.Duration `flag:"timeout" help:"longest time in all; keep it below the pod's grace period"`
 }
 
 type installFlags struct {
@@ -43,8 +43,8 @@ type installFlags struct {
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
 	waits := s.Wait.Engine != "" || s.Wait.Sidecar != "" || s.Wait.Envoy != ""
-	p.Require(!waits || s.Install.Dir == "", "install", "cannot be given beside what to wait for: it is another container's task")
-	p.Require(waits || s.Install.Dir != "", "engine", "nothing to wait for: name an engine, a sidecar or an Envoy (--engine, --sidecar, --envoy)")
+	p.Require(!waits || s.Install.Dir == "", "install", "cannot be combined with parts to wait for: it is for another container")
+	p.Require(waits || s.Install.Dir != "", "engine", "nothing to wait for: set an engine, a sidecar or an Envoy (--engine, --sidecar, --envoy)")
 	p.Require(!s.Wait.Handoffs || s.Wait.Engine != "", "handoffs", "needs the engine that holds them (--engine)")
 	if s.Wait.Engine != "" {
 		p.RequireAddress("engine", strings.TrimPrefix(s.Wait.Engine, "https://"))
@@ -60,7 +60,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Pace.Timeout > s.Pace.Settle, "timeout", "%v must be longer than --settle (%v)", s.Pace.Timeout, s.Pace.Settle)
 }
 
-// Run is the command. The error says what was left when the time was over, or when it was told to end.
+// Run runs the command. The error names the remaining work at the timeout, or at a signal.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Pace: paceFlags{Settle: 3 * time.Second, Interval: 500 * time.Millisecond, Timeout: 25 * time.Second}}
 	if _, err := (boot.Program{Summary: "drain: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -75,7 +75,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	return w.wait(ctx)
 }
 
-// newClient never follows a redirect nor asks a proxy: all of it is about this pod.
+// newClient returns a client that follows no redirect and uses no proxy: all addresses belong to this pod.
 func newClient() *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{TLSClientConfig: ownTLS(), DialContext: (&net.Dialer{Timeout: lookTimeout}).DialContext},
@@ -83,11 +83,11 @@ func newClient() *http.Client {
 	}
 }
 
-// lookTimeout bounds one look at one part. A busy engine may need a second for its metrics page.
+// lookTimeout bounds one check of one part. A busy engine may need a second for its metrics page.
 const lookTimeout = 2 * time.Second
 
-// calm is how many looks in a row must find nothing.
-const calm = 2
+// quiescent is the number of checks in a row that must find no work.
+const quiescent = 2
 
 // waiter waits for the parts of a pod.
 type waiter struct {
@@ -96,10 +96,10 @@ type waiter struct {
 	parts []part
 	began time.Time
 	said  string
-	gone  string // parts that nobody listens at, as last told
+	gone  string // parts that refuse connections, as last printed
 }
 
-// wait returns once nothing is left. Whatever the parts do, it is over after the timeout.
+// wait returns once no work is left, or at the timeout.
 func (w *waiter) wait(ctx context.Context) error {
 	w.began = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, w.pace.Timeout)
@@ -107,18 +107,18 @@ func (w *waiter) wait(ctx context.Context) error {
 	for _, p := range w.parts {
 		if p.begin != nil {
 			if err := p.begin(ctx); err != nil && !gone(err) {
-				w.say(fmt.Sprintf("%s cannot be told to drain: %v", p.name, err))
+				w.say(fmt.Sprintf("%s cannot be drained: %v", p.name, err))
 			}
 		}
 	}
 	if !pause(ctx, w.pace.Settle) {
-		return w.over(ctx, "nobody has looked yet")
+		return w.over(ctx, "not checked yet")
 	}
 	left := ""
-	for quiet := 0; quiet < calm; {
+	for quiet := 0; quiet < quiescent; {
 		seen := w.look(ctx)
 		if ctx.Err() != nil {
-			return w.over(ctx, left) // the last look was cut short
+			return w.over(ctx, left) // the last check was cut short
 		}
 		if left = seen; left == "" {
 			quiet++
@@ -126,7 +126,7 @@ func (w *waiter) wait(ctx context.Context) error {
 			quiet = 0
 			w.say("left: " + left)
 		}
-		if quiet < calm && !pause(ctx, w.pace.Interval) {
+		if quiet < quiescent && !pause(ctx, w.pace.Interval) {
 			return w.over(ctx, left)
 		}
 	}
@@ -134,7 +134,7 @@ func (w *waiter) wait(ctx context.Context) error {
 	return nil
 }
 
-// look asks every part and says what is left.
+// look checks every part and describes the remaining work.
 func (w *waiter) look(ctx context.Context) string {
 	var left, missing []string
 	for _, p := range w.parts {
@@ -145,20 +145,20 @@ func (w *waiter) look(ctx context.Context) string {
 		case gone(err):
 			missing = append(missing, p.name)
 		case err != nil:
-			left = append(left, fmt.Sprintf("%s: nobody knows: %v", p.name, err))
+			left = append(left, fmt.Sprintf("%s: unknown: %v", p.name, err))
 		case what != "":
 			left = append(left, p.name+": "+what)
 		}
 	}
 	if now := strings.Join(missing, ", "); now != w.gone {
 		if w.gone = now; now != "" {
-			w.say("nobody listens: " + now) // it has ended, or the address is wrong: the reader knows
+			w.say("not listening: " + now) // it has ended, or the address is wrong
 		}
 	}
 	return strings.Join(left, "; ")
 }
 
-// say tells a change. That nobody listens to a hook is no reason to fail.
+// say prints a change. Write errors are ignored: a hook without a reader must still work.
 func (w *waiter) say(what string) {
 	if what != w.said {
 		w.said = what
@@ -168,17 +168,17 @@ func (w *waiter) say(what string) {
 
 func (w *waiter) over(ctx context.Context, left string) error {
 	if left == "" {
-		left = "nothing was left, but for too short a time to be sure"
+		left = "no work was left, but for too short a time to be sure"
 	} else {
 		left = "left: " + left
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("draining: %v are over; %s", w.pace.Timeout, left)
+		return fmt.Errorf("draining: timeout of %v; %s", w.pace.Timeout, left)
 	}
-	return fmt.Errorf("draining: told to end before it was over; %s", left)
+	return fmt.Errorf("draining: ended by a signal; %s", left)
 }
 
-// pause waits. It is false if ctx ended before.
+// pause waits for d. It returns false if ctx ended before.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -36,14 +36,14 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
 
-// running is a drain in this process.
+// running is a drain that runs in this process.
 type running struct {
 	lines *bufio.Scanner
 	ended chan int
 	err   bytes.Buffer
 }
 
-// drain starts the command with a quick pace.
+// drain starts the command with a short interval.
 func drain(t *testing.T, args ...string) *running {
 	t.Helper()
 	r, w := io.Pipe()
@@ -58,7 +58,7 @@ func drain(t *testing.T, args ...string) *running {
 	return d
 }
 
-// mustSay waits for a line with a text.
+// mustSay waits for a line that contains a text.
 func (d *running) mustSay(t *testing.T, text string) {
 	t.Helper()
 	for d.lines.Scan() {
@@ -69,7 +69,7 @@ func (d *running) mustSay(t *testing.T, text string) {
 	t.Fatalf("it did not say %q; exit %d: %s", text, <-d.ended, d.err.String())
 }
 
-// mustEnd waits for its end.
+// mustEnd waits for the end.
 func (d *running) mustEnd(t *testing.T, code int, said string) {
 	t.Helper()
 	for d.lines.Scan() {
@@ -91,10 +91,10 @@ func startSim(t *testing.T, cfg sim.Config) *sim.Server {
 
 func addrOf(url string) string { return strings.TrimPrefix(url, "http://") }
 
-// client makes connections that end with the answer: idle ones would outlive the tests.
+// client closes its connections after each answer: idle ones would outlive the tests.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// ask sends a completion and gives the answer's body, which the caller reads or closes.
+// ask sends a completion and returns the answer's body, which the caller reads or closes.
 func ask(t *testing.T, ctx context.Context, url string, body map[string]any) io.ReadCloser {
 	t.Helper()
 	body["model"] = "tiny"
@@ -118,7 +118,7 @@ func ask(t *testing.T, ctx context.Context, url string, body map[string]any) io.
 	return resp.Body
 }
 
-// prefill runs a prefill leg and gives its hand-off, which nobody has read yet.
+// prefill runs a prefill leg and returns its hand-off, which no engine has pulled yet.
 func prefill(t *testing.T, engine *sim.Server) json.RawMessage {
 	t.Helper()
 	body := ask(t, t.Context(), engine.URL, map[string]any{"prompt": "a prompt of several blocks, " + strings.Repeat("on and on ", 20),
@@ -133,8 +133,8 @@ func prefill(t *testing.T, engine *sim.Server) json.RawMessage {
 }
 
 func TestUnreadHandoff(t *testing.T) {
-	const unread = "% of the KV cache in hand-offs that nobody has read"
-	t.Run("read at last", func(t *testing.T) {
+	const unread = "% of the KV cache in hand-offs that no decode engine has pulled"
+	t.Run("pulled at last", func(t *testing.T) {
 		p, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{})
 		handoff := prefill(t, p)
 		d := drain(t, "--engine="+addrOf(p.URL), "--handoffs")
@@ -157,12 +157,12 @@ func TestUnreadHandoff(t *testing.T) {
 			t.Errorf("it did not wait for the end of the lease: %+v", st)
 		}
 	})
-	t.Run("the time is over", func(t *testing.T) {
+	t.Run("timeout", func(t *testing.T) {
 		p := startSim(t, sim.Config{})
 		prefill(t, p)
-		drain(t, "--engine="+addrOf(p.URL), "--handoffs", "--timeout=300ms").mustEnd(t, 1, "300ms are over; left: engine: ")
+		drain(t, "--engine="+addrOf(p.URL), "--handoffs", "--timeout=300ms").mustEnd(t, 1, "timeout of 300ms; left: engine: ")
 	})
-	t.Run("not asked for", func(t *testing.T) {
+	t.Run("without --handoffs", func(t *testing.T) {
 		p := startSim(t, sim.Config{})
 		prefill(t, p)
 		drain(t, "--engine="+addrOf(p.URL)).mustEnd(t, 0, "")
@@ -226,7 +226,7 @@ func TestRunningDecode(t *testing.T) {
 	}
 }
 
-// A request that is still received has no leg yet, and will need the engine.
+// A request that is still being received has no leg yet, but will need the engine.
 func TestReceiving(t *testing.T) {
 	p := startPod(t)
 	body, sender := io.Pipe()
@@ -235,8 +235,8 @@ func TestReceiving(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("X-Prefiller-Host-Port", "10.0.0.1:8000") // what is to be prefilled elsewhere is received whole first
-	req.Header.Set("Expect", "100-continue")                 // the sidecar has it once the body is asked for
+	req.Header.Set("X-Prefiller-Host-Port", "10.0.0.1:8000") // the sidecar buffers a request for remote prefill
+	req.Header.Set("Expect", "100-continue")                 // the sidecar has the request once it requests the body
 	patient := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: 30 * time.Second}}
 	answered := make(chan error, 1)
 	go func() {
@@ -259,7 +259,7 @@ func TestReceiving(t *testing.T) {
 	d.mustEnd(t, 0, "")
 }
 
-func TestToldToEnd(t *testing.T) {
+func TestEndedBySignal(t *testing.T) {
 	p := startSim(t, sim.Config{})
 	prefill(t, p)
 	d := drain(t, "--engine="+addrOf(p.URL), "--handoffs")
@@ -267,10 +267,10 @@ func TestToldToEnd(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	d.mustEnd(t, 1, "told to end before it was over; left: engine: ")
+	d.mustEnd(t, 1, "ended by a signal; left: engine: ")
 }
 
-// silent takes connections and says nothing.
+// silent accepts connections and sends nothing.
 func silent(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -292,37 +292,37 @@ func page(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
 }
 
-// What cannot be known is not taken for drained.
-func TestNobodyKnows(t *testing.T) {
+// A part whose work is unknown does not count as drained.
+func TestUnknownWork(t *testing.T) {
 	tests := []struct {
 		name string
 		flag string
 		addr func(t *testing.T) string
 		says string
 	}{
-		{"silence", "--engine=", silent, "engine: nobody knows: "},
-		{"no page", "--engine=", func(t *testing.T) string { return serve(t, http.NotFound) }, "engine: nobody knows: reading http://"},
-		{"another's page", "--engine=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "neither vLLM's nor SGLang's"},
+		{"silence", "--engine=", silent, "engine: unknown: "},
+		{"no page", "--engine=", func(t *testing.T) string { return serve(t, http.NotFound) }, "engine: unknown: reading http://"},
+		{"page of another product", "--engine=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "neither vLLM's nor SGLang's"},
 		{"no usage", "--handoffs --engine=", func(t *testing.T) string {
 			return serve(t, page("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"))
 		}, "no vllm:kv_cache_usage_perc"},
-		{"nothing of those that wait", "--engine=", func(t *testing.T) string { return serve(t, page("vllm:num_requests_running 0\n")) }, "no vllm:num_requests_waiting"},
+		{"no waiting requests", "--engine=", func(t *testing.T) string { return serve(t, page("vllm:num_requests_running 0\n")) }, "no vllm:num_requests_waiting"},
 		{"no number", "--engine=", func(t *testing.T) string {
 			return serve(t, page("vllm:num_requests_running NaN\nvllm:num_requests_waiting 0\n"))
 		}, "no numbers of requests"},
 		{"no number of usage", "--handoffs --engine=", func(t *testing.T) string {
 			return serve(t, page("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc NaN\n"))
 		}, "no vllm:kv_cache_usage_perc"},
-		{"another's sidecar", "--sidecar=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "sidecar: nobody knows: its metrics page is not that of Tandem's"},
-		{"another's proxy", "--envoy=", func(t *testing.T) string { return serve(t, page("up: up\n")) }, "envoy: nobody knows: it does not count requests"},
-		{"a proxy without a drain", "--envoy=", func(t *testing.T) string { return serve(t, http.NotFound) }, "envoy: nobody knows: it answers 404 Not Found to /stats"},
+		{"sidecar of another product", "--sidecar=", func(t *testing.T) string { return serve(t, page("up 1\n")) }, "sidecar: unknown: its metrics page is not that of Tandem's"},
+		{"another proxy", "--envoy=", func(t *testing.T) string { return serve(t, page("up: up\n")) }, "envoy: unknown: it does not count requests"},
+		{"a proxy without a drain", "--envoy=", func(t *testing.T) string { return serve(t, http.NotFound) }, "envoy: unknown: it answers 404 Not Found to /stats"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			d := drain(t, append(strings.Fields(test.flag+test.addr(t)), "--timeout=3s")...)
 			d.mustSay(t, test.says)
-			d.mustEnd(t, 1, "3s are over; left: ")
+			d.mustEnd(t, 1, "timeout of 3s; left: ")
 		})
 	}
 }
@@ -331,7 +331,7 @@ func TestRanks(t *testing.T) {
 	tests := []struct{ name, page, want string }{
 		{"vLLM, two ranks", "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"1\"} 2\nvllm:num_requests_waiting{engine=\"0\"} 1\n", "2 running, 1 waiting"},
 		{"usage of the second rank", "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n",
-			"25.00 % of the KV cache in hand-offs that nobody has read"},
+			"25.00 % of the KV cache in hand-offs that no decode engine has pulled"},
 		{"SGLang", "sglang:num_running_reqs 3\nsglang:num_queue_reqs 4\nsglang:token_usage 0.1\n", "3 running, 4 waiting"},
 		{"SGLang, idle", "sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:token_usage 0\n", ""},
 	}
@@ -351,7 +351,7 @@ func TestEngineTLS(t *testing.T) {
 	drain(t, "--engine="+s.URL).mustEnd(t, 0, "")
 }
 
-// bootstrap is an Envoy before one upstream.
+// bootstrap configures an Envoy in front of one upstream.
 const bootstrap = `
 admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }
 static_resources:

@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 )
 
-// installedName is the copy's name.
+// installedName is the name of the copy.
 const installedName = "tandem"
 
-// install copies this program into a folder, in one step, so that nobody ever runs half of it.
+// install copies this program into a folder, atomically, so that no container runs half of it.
 func install(out io.Writer, dir string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -26,7 +26,7 @@ func install(out io.Writer, dir string) error {
 	defer source.Close()
 	to := filepath.Join(dir, installedName)
 	if err := place(source, dir, to); err != nil {
-		return boot.Missingf("installing the program: %w (is %s a folder that this user may write to?)", err, dir)
+		return boot.Missingf("installing the program: %w (check that %s is a folder that this user may write to)", err, dir)
 	}
 	_, err = fmt.Fprintf(out, "installed %s\n", to)
 	return err
@@ -39,7 +39,7 @@ func place(source io.Reader, dir, to string) error {
 	}
 	_, err = io.Copy(file, source)
 	if err == nil {
-		err = file.Chmod(0o755) // the containers that run it have other users
+		err = file.Chmod(0o755) // other users run it, in their containers
 	}
 	if err = errors.Join(err, file.Close()); err == nil {
 		err = os.Rename(file.Name(), to)

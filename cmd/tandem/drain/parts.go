@@ -15,11 +15,11 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 )
 
-// part is something of the pod that may have work left.
+// part is a part of the pod that may have work left.
 type part struct {
 	name  string
-	begin func(context.Context) error // nil: it need not be told
-	// left says what is under way, "" if nothing is. The error says why that cannot be known.
+	begin func(context.Context) error // nil: nothing to do at the beginning
+	// left describes the remaining work, "" if there is none. The error says why it is unknown.
 	left func(context.Context) (string, error)
 }
 
@@ -45,25 +45,24 @@ func (f *waitFlags) parts(client *http.Client) (parts []part) {
 	return parts
 }
 
-// gone tells that nobody listens there any more, or never has: there is nothing to wait for.
+// gone reports whether the part refuses connections: it has ended or never ran, so there is nothing to wait for.
 func gone(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// ownTLS verifies nothing: a pod asks itself, by an address that its certificate does not name.
+// ownTLS verifies nothing: the pod connects to itself, by an address that its certificate does not name.
 func ownTLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // see above
 }
 
-// dialect is how an engine calls what it has to do.
+// dialect has the names of an engine's metrics.
 type dialect struct{ running, waiting, usage string }
 
-// dialects are those of the engines; the names are in their documentation.
+// dialects are those of the supported engines, from their documentation.
 var dialects = []dialect{
 	{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"},
 	{"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"},
 }
 
-// engineLeft reads the engine's metrics page. Blocks of the KV cache that nobody uses but that a decode engine has yet to
-// read count as used.
+// engineLeft reads the engine's metrics page. Blocks of the KV cache that a decode engine has yet to pull count as used.
 func engineLeft(ctx context.Context, client *http.Client, url string, handoffs bool) (string, error) {
 	page, err := promtext.Get(ctx, client, url)
 	if err != nil {
@@ -85,17 +84,17 @@ func engineLeft(ctx context.Context, client *http.Client, url string, handoffs b
 		case running+waiting > 0:
 			return fmt.Sprintf("%.0f running, %.0f waiting", running, waiting), nil
 		case handoffs && (!known || math.IsNaN(usage)):
-			return "", fmt.Errorf("its page has no %s, by which unread hand-offs show", d.usage)
+			return "", fmt.Errorf("its page has no %s, which shows hand-offs that were not pulled", d.usage)
 		case handoffs && usage > 0:
-			return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that nobody has read", 100*usage), nil
+			return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that no decode engine has pulled", 100*usage), nil
 		}
 		return "", nil
 	}
 	return "", errors.New("its metrics page is neither vLLM's nor SGLang's")
 }
 
-// sidecarLeft reads the sidecar's metrics page. Its legs (tandem_inflight) would not do: a request that is still received
-// has none.
+// sidecarLeft reads the sidecar's metrics page. It does not use the sidecar's legs (tandem_inflight), because a request that
+// is still being received has none.
 func sidecarLeft(ctx context.Context, client *http.Client, url string) (string, error) {
 	page, err := promtext.Get(ctx, client, url)
 	if err != nil {
@@ -116,7 +115,7 @@ type proxy struct {
 	url    string
 }
 
-// begin makes its health checks fail, and has clients that keep connections open make new ones, which go elsewhere.
+// begin makes Envoy fail its health checks, and close connections that clients keep open, so that they reconnect elsewhere.
 func (e proxy) begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -128,7 +127,7 @@ func (e proxy) begin(ctx context.Context) error {
 	return nil
 }
 
-// left adds up the requests of all listeners but the admin one, on which it asks.
+// left adds up the requests of all listeners except the admin listener, which serves this request.
 func (e proxy) left(ctx context.Context) (string, error) {
 	page, err := e.ask(ctx, http.MethodGet, `/stats?filter=^http\..*\.downstream_rq_active$`)
 	if err != nil {

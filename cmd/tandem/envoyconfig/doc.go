@@ -1,3 +1,3 @@
-// Package envoyconfig is the command tandem envoy-config. In go flags; out comes a complete bootstrap of Envoy for the
-// user to keep, edit and run. Package epp/extproc/envoyconf writes the bootstrap.
+// Package envoyconfig implements the command tandem envoy-config. It takes flags and prints a complete Envoy bootstrap for
+// the user to keep, edit and run. Package epp/extproc/envoyconf generates it.
 package envoyconfig

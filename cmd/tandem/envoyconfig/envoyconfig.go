@@ -25,36 +25,36 @@ type settings struct {
 	Picker  picker     `group:"EPP"`
 	Pool    pool       `group:"Decode endpoints"`
 	Request boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
-	Write   string     `flag:"write" enum:"bootstrap,certificate,client-certificate" help:"which file to write: Envoy's configuration, or the one that --cert-file or --client-cert-file names in it"`
+	Write   string     `flag:"write" enum:"bootstrap,certificate,client-certificate" help:"which file to write: Envoy's configuration, or the file that --cert-file or --client-cert-file names in it"`
 }
 
 type listen struct {
-	Address    string  `flag:"listen" arg:"IP:PORT" help:"where clients connect to"`
+	Address    string  `flag:"listen" arg:"IP:PORT" help:"address that clients connect to"`
 	CertDir    string  `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to serve clients over TLS"`
-	CertFile   string  `flag:"cert-file" arg:"FILE" help:"where Envoy will find what --write certificate writes; with it Envoy takes renewed certificates at once, without it at its next start"`
-	Client     string  `flag:"client-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to show to an EPP or to endpoints that ask for it"`
-	ClientFile string  `flag:"client-cert-file" arg:"FILE" help:"where Envoy will find what --write client-certificate writes, as with --cert-file"`
-	Admin      string  `flag:"admin-address" arg:"IP:PORT" help:"Envoy's own pages; keep it on loopback"`
+	CertFile   string  `flag:"cert-file" arg:"FILE" help:"path at which Envoy finds the output of --write certificate; with it, Envoy uses renewed certificates at once, without it at its next start"`
+	Client     string  `flag:"client-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, the client certificate for the EPP and endpoints"`
+	ClientFile string  `flag:"client-cert-file" arg:"FILE" help:"path at which Envoy finds the output of --write client-certificate, as with --cert-file"`
+	Admin      string  `flag:"admin-address" arg:"IP:PORT" help:"Envoy's admin pages; keep it on loopback"`
 	Operations string  `flag:"operations-address" arg:"IP:PORT" help:"/livez, /readyz and /metrics, for probes and Prometheus"`
 	AccessLog  bool    `flag:"access-log" help:"one line of JSON for each request, on stdout"`
 	Collector  string  `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans"`
-	TraceRatio float64 `flag:"trace-ratio" help:"part of the traces that begin here which are kept"`
+	TraceRatio float64 `flag:"trace-ratio" help:"share of the traces that begin here that are kept"`
 }
 
 type picker struct {
-	Addresses []string          `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may stand for several"`
-	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
-	Plaintext bool              `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
-	CA        string            `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
+	Addresses []string          `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may resolve to several"`
+	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that the death of an EPP cuts no answer; single: one ext-proc filter, for an EPP that does not support the pair"`
+	Plaintext bool              `flag:"epp-plaintext" help:"no TLS to the EPP, if it runs with --secure-serving=false"`
+	CA        string            `flag:"epp-ca" arg:"FILE" help:"authorities that must have signed the EPP's certificate. Default: no verification, since the EPP's is self-signed"`
 	Name      string            `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
 }
 
 type pool struct {
-	Source    envoyconf.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"where Envoy knows the decode endpoints from: eds asks the EPP; static lists them; original-dst dials what the EPP says, one endpoint without retry on another"`
+	Source    envoyconf.PoolSource `flag:"pool" enum:"eds,static,original-dst" help:"how Envoy learns the decode endpoints: eds subscribes to the EPP; static lists them; original-dst connects to the address in the EPP's answer, without retry on another endpoint"`
 	Endpoints []netip.AddrPort     `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
-	Idle      time.Duration        `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint is kept open; what closes it there must wait longer (our sidecar: 5m)"`
-	TLS       bool                 `flag:"pool-tls" help:"TLS to the endpoints, for sidecars that run with --secure-serving"`
-	CA        string               `flag:"pool-ca" arg:"FILE" help:"certificates that the endpoints' must be signed by. Default: they are not verified, since sidecars sign their own"`
+	Idle      time.Duration        `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint stays open; the endpoint must keep it longer (our sidecar: 5m)"`
+	TLS       bool                 `flag:"pool-tls" help:"TLS to the endpoints, if sidecars run with --secure-serving"`
+	CA        string               `flag:"pool-ca" arg:"FILE" help:"authorities that must have signed the endpoints' certificates. Default: no verification, since those of sidecars are self-signed"`
 	Name      string               `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
 }
 
@@ -80,11 +80,11 @@ func (s *settings) options() envoyconf.Options {
 func (s *settings) Validate(p *boot.Problems) {
 	o := s.options()
 	o.Problems(p.Add)
-	p.Require(s.Write != writeCertificate || s.Listen.CertDir != "", "write", "there is no certificate to write about: cert-path is missing")
-	p.Require(s.Write != writeClient || s.Listen.Client != "", "write", "there is no certificate to write about: client-cert-path is missing")
+	p.Require(s.Write != writeCertificate || s.Listen.CertDir != "", "write", "there is no certificate to refer to: cert-path is missing")
+	p.Require(s.Write != writeClient || s.Listen.Client != "", "write", "there is no certificate to refer to: client-cert-path is missing")
 }
 
-// Run is the command.
+// Run runs the command.
 func Run(_ context.Context, std boot.IO, args []string) error {
 	s := defaults()
 	if _, err := (boot.Program{Summary: "envoy-config: " + Summary + "."}).Load(std, &s, args); err != nil {

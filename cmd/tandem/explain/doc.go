@@ -1,6 +1,5 @@
-// Package explain is the command "tandem explain": it asks a running picker where a request would go and why, and shows
-// the answer as a table.
+// Package explain implements the command tandem explain, which shows where a running picker would send a request, and why.
 //
-// In go a request body (a file or stdin), its path and headers; out comes what POST /explain of the picker's admin port
-// said. The picker reserves nothing for it. The command decides nothing itself.
+// It takes a request body (a file or stdin), its path and headers, and formats the answer of POST /explain at the picker's
+// admin port as a table. The picker reserves nothing for the request. The command decides nothing itself.
 package explain

@@ -17,7 +17,7 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "ask a running picker where a request would go, and why"
+const Summary = "show where a running picker would send a request, and why"
 
 var program = boot.Program{
 	Summary:  "explain: " + Summary + ". FILE holds the request body; - reads it from stdin.",
@@ -30,7 +30,7 @@ type settings struct {
 	Path    string        `flag:"path" arg:"PATH" help:"URL path that the request would be sent to"`
 	Headers []string      `flag:"header" arg:"NAME: VALUE[,…]" help:"headers of the request, such as \"x-tandem-pd: force\""`
 	JSON    bool          `flag:"json" help:"print the whole answer as JSON"`
-	Top     int           `flag:"top" arg:"NUMBER" help:"candidates to show of each stage; 0 shows all"`
+	Top     int           `flag:"top" arg:"NUMBER" help:"number of candidates to show for each stage; 0 shows all"`
 	Timeout time.Duration `flag:"timeout" help:"longest wait for the picker"`
 }
 
@@ -45,13 +45,13 @@ func (s *settings) Validate(p *boot.Problems) {
 	}
 }
 
-// headerForm wants a letter first: 10.0.0.2:8000, the rest of a list of addresses, would be a header otherwise.
+// headerForm requires a letter first: otherwise 10.0.0.2:8000, the rest of a list of addresses, would be a header.
 var headerForm = regexp.MustCompile(`^\s*[A-Za-z][^\s:]*\s*:`)
 
-// answerLimit bounds what is read of an answer, bytes: some 200 for each score of each candidate of a large pool.
+// answerLimit is the largest answer that is read, in bytes: a large pool needs some 200 for each score of each candidate.
 const answerLimit = 64 << 20
 
-// Run is the command. The error is an Exit with CodeMissing if no picker answers.
+// Run runs the command. The error is an Exit with CodeMissing if no picker answers.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Admin: "127.0.0.1:9091", Path: "/v1/chat/completions", Top: 10, Timeout: 10 * time.Second}
 	operands, err := program.Load(std, &s, args)
@@ -59,7 +59,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	if len(operands) != 1 {
-		return boot.Usagef("want one FILE with the request body, or - for stdin (--help says more)")
+		return boot.Usagef("want one FILE with the request body, or - for stdin (see --help)")
 	}
 	body, err := read(std, operands[0])
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *settings) ask(ctx context.Context, body []byte) ([]byte, error) {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, boot.Missingf("asking the picker: %w (is it running, and is %s its --admin-address?)", err, s.Admin)
+		return nil, boot.Missingf("calling the picker: %w (check that it runs, and that %s is its --admin-address)", err, s.Admin)
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
@@ -110,7 +110,7 @@ func (s *settings) ask(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, fmt.Errorf("reading the picker's answer: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("asking the picker: %s answered %s: %s", s.Admin, resp.Status, bytes.TrimSpace(answer))
+		return nil, fmt.Errorf("calling the picker: %s answered %s: %s", s.Admin, resp.Status, bytes.TrimSpace(answer))
 	}
 	return answer, nil
 }

@@ -25,7 +25,7 @@ func signals(waiting, running, usage float64) epp.Readings {
 	return epp.Readings{{Name: "waiting", Value: &waiting}, {Name: "running", Value: &running}, {Name: "kv_usage", Value: &usage}}
 }
 
-// remote is what a picker answers for a request that goes remote; one endpoint was never scraped.
+// remote is a picker's answer for a request that goes remote; one endpoint was never scraped.
 func remote() epp.Explanation {
 	scores := func(a, b float64) []epp.ScoreTrace {
 		return []epp.ScoreTrace{{Scorer: "queue-scorer", Weight: 2, Score: a}, {Scorer: "prefix-cache-scorer", Weight: 1, Score: b}}
@@ -45,7 +45,7 @@ func remote() epp.Explanation {
 	}
 }
 
-// answering is a picker that answers every request with x, and notes what it was asked.
+// answering starts a picker that answers every request with x, and records the last request.
 func answering(t *testing.T, x any) (addr string, asked *http.Request, body *bytes.Buffer) {
 	t.Helper()
 	asked, body = &http.Request{}, &bytes.Buffer{}
@@ -148,7 +148,7 @@ func TestTroubles(t *testing.T) {
 	}{
 		"no file":        {nil, boot.CodeUsage, "want one FILE"},
 		"missing file":   {[]string{"nowhere.json"}, boot.CodeMissing, "nowhere.json"},
-		"nobody":         {[]string{"--admin=127.0.0.1:9", "-"}, boot.CodeMissing, "--admin-address"},
+		"no picker":      {[]string{"--admin=127.0.0.1:9", "-"}, boot.CodeMissing, "--admin-address"},
 		"bad path":       {[]string{"--path=v1", "-"}, boot.CodeConfig, "slash"},
 		"bad header":     {[]string{"--header=x-tandem-pd", "-"}, boot.CodeConfig, "NAME: VALUE"},
 		"list header":    {[]string{"--header=x-gateway-destination-endpoint-subset: 10.0.0.1:8000,10.0.0.2:8000", "-"}, boot.CodeConfig, "repeat the name"},

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// table shows an explanation to people: what was asked, the decision with its numbers, and every candidate of each stage.
+// table formats an explanation: the request, the decision with its numbers, and every candidate of each stage.
 func (s *settings) table(x *epp.Explanation) string {
 	var b strings.Builder
 	r := x.Request
@@ -43,7 +43,7 @@ func (s *settings) table(x *epp.Explanation) string {
 	return b.String()
 }
 
-// model tells which model answers, and why it is not the one that was asked for.
+// model returns the model that answers, and why it is not the requested one.
 func model(r *epp.RequestSummary) string {
 	switch {
 	case r.Rewrite == "":
@@ -54,7 +54,7 @@ func model(r *epp.RequestSummary) string {
 	return fmt.Sprintf("%s (asked for %s, rewritten by %s)", r.Model, r.Asked, r.Rewrite)
 }
 
-// urgency tells the objective of a request that has one.
+// urgency returns the objective of a request that has one.
 func urgency(r *epp.RequestSummary) string {
 	switch {
 	case r.Objective == "":
@@ -65,11 +65,11 @@ func urgency(r *epp.RequestSummary) string {
 	return fmt.Sprintf(", objective %s: priority %d", r.Objective, r.Priority)
 }
 
-// decider tells the numbers in words.
+// decider describes the decider's numbers.
 func decider(d epp.DeciderNumbers) string {
 	numbers := fmt.Sprintf("%d of %d prompt tokens are not cached on the decode endpoint", d.Uncached, d.Tokens)
 	if d.Name == "" {
-		return "was not asked; " + numbers
+		return "was not called; " + numbers
 	}
 	if p, ok := d.Parameters.(map[string]any); ok && len(p) > 0 {
 		return fmt.Sprintf("%s: %s (%s)", d.Name, numbers, parameters(p))
@@ -106,7 +106,7 @@ func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
 	for _, c := range shown {
 		row(w, c, signals, len(scorers))
 	}
-	_ = w.Flush() // a strings.Builder takes everything
+	_ = w.Flush() // writing to a strings.Builder never fails
 	if hidden := len(stage.Candidates) - len(shown); hidden > 0 {
 		fmt.Fprintf(b, "and %d more (--top 0 shows all)\n", hidden)
 	}
@@ -160,7 +160,7 @@ func row(w *tabwriter.Writer, c epp.CandidateTrace, signals epp.Readings, scorer
 	fmt.Fprintf(w, "%s\t%s\n", total, c.Why)
 }
 
-// number prints with at most three digits after the point.
+// number formats a number with at most three digits after the point.
 func number(f float64) string {
 	return strconv.FormatFloat(float64(int64(f*1000+0.5))/1000, 'f', -1, 64)
 }

@@ -1,3 +1,3 @@
-// Package gateway is the command tandem gateway: the embedded gateway as a process, for trying Tandem out where Envoy is
-// absent. The gateway itself is stack/gateway's.
+// Package gateway implements the command tandem gateway, which runs the embedded gateway of package stack/gateway as a
+// process, for trials without Envoy.
 package gateway

@@ -10,15 +10,15 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "run a minimal gateway, for trials where Envoy is absent"
+const Summary = "run a minimal gateway, for trials without Envoy"
 
-// settings are the flags. Those that envoy-config has too mean the same.
+// settings are the flags. Flags that envoy-config has too have the same meaning.
 type settings struct {
-	Listen    string     `flag:"listen" arg:"HOST:PORT" help:"where clients connect to"`
+	Listen    string     `flag:"listen" arg:"HOST:PORT" help:"address that clients connect to"`
 	EPP       []string   `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP"`
-	Plaintext bool       `flag:"epp-plaintext" help:"no TLS to the EPP, for one that runs with --secure-serving=false"`
-	CA        string     `flag:"epp-ca" arg:"FILE" help:"certificates that the EPP's must be signed by. Default: it is not verified, since the EPP signs its own"`
-	Mode      string     `flag:"mode" enum:"pair,single" help:"pair: an EPP that dies cuts no answer; single: one ext-proc filter, for an EPP that knows no pair"`
+	Plaintext bool       `flag:"epp-plaintext" help:"no TLS to the EPP, if it runs with --secure-serving=false"`
+	CA        string     `flag:"epp-ca" arg:"FILE" help:"authorities that must have signed the EPP's certificate. Default: no verification, since the EPP's is self-signed"`
+	Mode      string     `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that the death of an EPP cuts no answer; single: one ext-proc filter, for an EPP that does not support the pair"`
 	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
 	Log       boot.Log   `group:"Log"`
 }
@@ -29,12 +29,12 @@ func (s *settings) Validate(p *boot.Problems) {
 	for _, address := range s.EPP {
 		p.RequireAddress("epp", address)
 	}
-	p.Require(len(s.EPP) > 0, "epp", "there must be an EPP to ask")
+	p.Require(len(s.EPP) > 0, "epp", "must not be empty: the gateway needs an EPP")
 	p.Require(!s.Plaintext || s.CA == "", "epp-ca", "without TLS there is no certificate to verify")
 	p.Require(s.BodyLimit > 0, "body-limit", "%d is not a positive size", s.BodyLimit)
 }
 
-// Run is the command.
+// Run runs the command.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Listen: "127.0.0.1:8080", EPP: []string{"127.0.0.1:9002"}, Mode: "pair", BodyLimit: 64 << 20}
 	if _, err := (boot.Program{Summary: "gateway: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -55,7 +55,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if err := boot.Ready(std.Stdout, "gateway", boot.Addresses{"http": l.Addr()}); err != nil {
 		return errors.Join(err, l.Close(), g.Close())
 	}
-	log.Info("the embedded gateway is for trials only; for serving, run Envoy with what tandem envoy-config writes",
+	log.Info("the embedded gateway is for trials only; in production, run Envoy with the output of tandem envoy-config",
 		"listen", l.Addr().String())
 	return errors.Join(g.Serve(ctx, l), g.Close())
 }

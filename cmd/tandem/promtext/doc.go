@@ -1,8 +1,8 @@
-// Package promtext reads metrics pages in the text format of Prometheus, for commands that look at a few values once.
+// Package promtext reads metrics pages in the text format of Prometheus, for commands that read a few values once.
 //
-// In goes a page, or the URL of one; out come its series, to be added up or asked for their labels. Lines that cannot be
-// read are left out: a page is another program's, and one odd line must not hide the rest. Types, help texts, timestamps
-// and exemplars are skipped.
+// It takes a page, or the URL of one, and returns its series, with functions to add them up and to read their labels. It
+// skips lines that cannot be parsed: a page belongs to another program, and one odd line must not hide the rest. It also
+// skips types, help texts, timestamps and exemplars.
 //
-// It is not what the picker reads pages with: epp/pool does that ten thousand times a second, for six values.
+// The picker does not use this package: epp/pool reads six values ten thousand times a second.
 package promtext

@@ -11,23 +11,23 @@ import (
 	"strings"
 )
 
-// Limit bounds what is read of a page, bytes. A busy vLLM writes 70 KB, one with 16 ranks about a megabyte.
+// Limit is the largest page that is read, in bytes. A busy vLLM writes 70 KB, one with 16 ranks about a megabyte.
 const Limit = 8 << 20
 
-// maxLine bounds one line, bytes: a vLLM's cache_config_info is 1.2 KB.
+// maxLine is the longest line that is read, in bytes: a vLLM's cache_config_info has 1.2 KB.
 const maxLine = 1 << 20
 
 // Series is one line of a page.
 type Series struct {
 	Name   string
-	Labels map[string]string // nil: none
+	Labels map[string]string // nil: no labels
 	Value  float64
 }
 
-// Page is all series of a page, in its order.
+// Page holds all series of a page, in its order.
 type Page []Series
 
-// Get reads the page at a URL. The error says what came instead; a refused connection can be told by errors.Is.
+// Get reads the page at a URL. The error describes the answer; a refused connection can be detected with errors.Is.
 func Get(ctx context.Context, client *http.Client, url string) (Page, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -35,7 +35,7 @@ func Get(ctx context.Context, client *http.Client, url string) (Page, error) {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, err // names the URL
+		return nil, err // the error has the URL
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -48,7 +48,7 @@ func Get(ctx context.Context, client *http.Client, url string) (Page, error) {
 	return page, nil
 }
 
-// Read reads a page. Its error is that of r, or of a page that is too large.
+// Read reads a page. Its error is that of r, or means that the page is too large.
 func Read(r io.Reader) (Page, error) {
 	limited := &io.LimitedReader{R: r, N: Limit + 1}
 	lines := bufio.NewScanner(limited)
@@ -68,7 +68,7 @@ func Read(r io.Reader) (Page, error) {
 	return page, nil
 }
 
-// parse reads one line: name{label="value",…} value, and what may follow.
+// parse parses one line: name{label="value",…} value, and an optional rest.
 func parse(line string) (s Series, ok bool) {
 	line = strings.TrimSpace(line)
 	if line == "" || line[0] == '#' {
@@ -93,7 +93,7 @@ func parse(line string) (s Series, ok bool) {
 	return s, err == nil
 }
 
-// labels reads up to the closing brace and gives what follows it.
+// labels parses up to the closing brace and returns the text after it.
 func labels(text string) (found map[string]string, rest string, ok bool) {
 	found = map[string]string{}
 	for {
@@ -113,7 +113,7 @@ func labels(text string) (found map[string]string, rest string, ok bool) {
 	}
 }
 
-// unescape is what the format escapes in label values, and no more.
+// unescape undoes the escapes that the format has in label values.
 var unescape = strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\n`, "\n")
 
 func quoted(text string) (value, rest string, ok bool) {
@@ -141,7 +141,7 @@ func (p Page) Sum(name string) (sum float64, ok bool) {
 	return sum, ok
 }
 
-// Labels are those of all series of a name.
+// Labels returns the labels of all series of a name.
 func (p Page) Labels(name string) (all []map[string]string) {
 	for _, s := range p {
 		if s.Name == name {

@@ -45,7 +45,7 @@ func TestLimits(t *testing.T) {
 		"many feeds": strings.Repeat("\n", Limit+2),
 	} {
 		if _, err := Read(strings.NewReader(text)); err == nil {
-			t.Errorf("%s is too long and was taken", name)
+			t.Errorf("%s is too long, but was read", name)
 		}
 	}
 }

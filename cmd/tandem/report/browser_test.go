@@ -14,18 +14,18 @@ import (
 	"testing"
 )
 
-// browser is headless Chromium, spoken to by its DevTools protocol over a pair of pipes: JSON messages that end with NUL.
+// browser is headless Chromium, controlled by its DevTools protocol over a pair of pipes: JSON messages that end with NUL.
 type browser struct {
 	t       *testing.T
 	to      io.Writer
 	from    *bufio.Reader
 	session string
 	last    int
-	// What the page loaded and complained about so far.
+	// URLs that the page loaded, and its console messages.
 	loaded, complaints []string
 }
 
-// message is an answer or an event of the protocol.
+// message is a response or an event of the protocol.
 type message struct {
 	ID     int             `json:"id"`
 	Method string          `json:"method"`
@@ -34,7 +34,7 @@ type message struct {
 	Error  json.RawMessage `json:"error"`
 }
 
-// startBrowser opens one empty page; it ends with the test.
+// startBrowser opens one empty page; the browser ends with the test.
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
@@ -65,7 +65,7 @@ func startBrowser(t *testing.T) *browser {
 	_, _ = commandsOut.Close(), answersIn.Close()
 	b := &browser{t: t, to: commands, from: bufio.NewReaderSize(answers, 1<<20)}
 	t.Cleanup(func() {
-		_ = b.send("Browser.close", nil) // it may be gone already
+		_ = b.send("Browser.close", nil) // it may have ended already
 		_ = commands.Close()             // which ends it too
 		_, _ = io.Copy(io.Discard, b.from)
 		_, _ = answers.Close(), c.Wait()
@@ -103,7 +103,7 @@ func (b *browser) send(method string, params object) error {
 	return err
 }
 
-// call waits for the answer, and notes the events that come before it.
+// call waits for the response, and records the events that come before it.
 func (b *browser) call(method string, params object, result any) {
 	b.t.Helper()
 	if err := b.send(method, params); err != nil {
@@ -149,7 +149,7 @@ func (b *browser) read() message {
 	return m
 }
 
-// open shows a file as on a screen so many pixels wide, and waits until it is loaded.
+// open shows a file on a screen that is so many pixels wide, and waits until it is loaded.
 func (b *browser) open(url, scheme string, width int) {
 	b.t.Helper()
 	b.call("Emulation.setEmulatedMedia", object{"features": []object{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
@@ -164,7 +164,7 @@ func (b *browser) open(url, scheme string, width int) {
 	}
 }
 
-// eval is the value of an expression in the page.
+// eval returns the value of an expression in the page.
 func (b *browser) eval(expression string, value any) {
 	b.t.Helper()
 	var answer struct {
@@ -180,7 +180,7 @@ func (b *browser) eval(expression string, value any) {
 	}
 }
 
-// screenshot of the whole page, kept by go test -artifacts.
+// screenshot saves a picture of the whole page, which go test -artifacts keeps.
 func (b *browser) screenshot(name string) {
 	b.t.Helper()
 	var shot struct{ Data string }
@@ -194,12 +194,12 @@ func (b *browser) screenshot(name string) {
 	}
 }
 
-// tooWide lists what sticks out of the page to the right. What may be scrolled by itself is left out.
+// tooWide lists the elements that overflow the page to the right, without those that scroll by themselves.
 const tooWide = `[...document.body.querySelectorAll("*")]
 	.filter(e => !e.closest(".scroll, .skip") && e.getBoundingClientRect().right > innerWidth + 0.5)
 	.map(e => e.tagName + " " + e.textContent.slice(0, 40))`
 
-// colliding lists letters in drawings that lie over each other.
+// colliding lists texts in drawings that overlap.
 const colliding = `[...document.querySelectorAll("svg")].flatMap(svg => {
 	const texts = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
 	return texts.slice(1).filter(([, r], i) => r.left < texts[i][1].right + 2 && r.top < texts[i][1].bottom).map(([s]) => s);
@@ -218,7 +218,7 @@ func TestPageInBrowser(t *testing.T) {
 					b.t = t
 					b.open("file://"+file, scheme, width)
 					checkPage(b, width)
-					if !strings.HasSuffix(name, "hostile") { // which is too long for a picture
+					if !strings.HasSuffix(name, "hostile") { // that page is too long for a picture
 						b.screenshot(fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
 					}
 				})
@@ -255,7 +255,8 @@ func checkPage(b *browser, width int) {
 	}
 }
 
-// TestPageByKeyboard goes through the page with the tab key: everything that scrolls or opens can be reached, and shows it.
+// TestPageByKeyboard moves through the page with the tab key: everything that scrolls or opens can be reached, and shows the
+// focus.
 func TestPageByKeyboard(t *testing.T) {
 	b := startBrowser(t)
 	file := filepath.Join(t.TempDir(), "page.html")
@@ -279,7 +280,7 @@ func TestPageByKeyboard(t *testing.T) {
 		}
 		reached[focus.What] = true
 	}
-	if len(reached) < wanted-2 { // two stages of different questions may have one name
+	if len(reached) < wanted-2 { // two stages of different questions may have the same name
 		t.Errorf("reached %d of %d: %v", len(reached), wanted, reached)
 	}
 	b.call("Input.dispatchKeyEvent", object{"type": "keyDown", "key": "Enter", "code": "Enter", "text": "\r",

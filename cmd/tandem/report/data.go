@@ -6,22 +6,22 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Data is one run of a stack. All times in it are milliseconds; times of day count from Started.
+// Data is one run of a stack. All times are in milliseconds; times of day count from Started.
 type Data struct {
 	Title    string       `json:"title"`
 	Started  time.Time    `json:"started"`
-	Stack    []string     `json:"stack"`    // what ran, one line each: "2 prefill engines (simulated)", "Envoy 1.40.0"
+	Stack    []string     `json:"stack"`    // the programs, one line each: "2 prefill engines (simulated)", "Envoy 1.40.0"
 	Requests []Request    `json:"requests"` // in the order they were sent
 	Load     []LoadSample `json:"load"`     // in the order of time
-	Why      []Why        `json:"why"`      // decisions with the numbers behind them
+	Why      []Why        `json:"why"`      // decisions with their numbers
 	Promises []Promise    `json:"promises"` // the proof
-	KVMoved  int64        `json:"kv_bytes"` // bytes of KV cache that all requests together pulled; -1 if that cannot be told
+	KVMoved  int64        `json:"kv_bytes"` // bytes of KV cache that all requests together pulled; -1 if unknown
 }
 
-// Request is one request and what became of it.
+// Request is one request and its result.
 type Request struct {
 	Number     int                `json:"number"` // from 1
-	Class      string             `json:"class"`  // what it stands for: "short chat", "long completion, streamed", …
+	Class      string             `json:"class"`  // kind of request: "short chat", "long completion, streamed", …
 	API        string             `json:"api"`
 	Stream     bool               `json:"stream"`
 	Decision   string             `json:"decision"` // local, remote or refused; "" if there is no answer
@@ -34,8 +34,8 @@ type Request struct {
 	TTFT       float64            `json:"ttft_ms"`  // to the first body byte of the answer
 	Total      float64            `json:"total_ms"` // to the last
 	ITL        []float64          `json:"itl_ms,omitempty"`
-	Phases     map[string]float64 `json:"phases_ms"` // by the tokens of pd.Phase, epp included; those it went through
-	KVBytes    int64              `json:"kv_bytes"`  // pulled for it; -1 if that cannot be told
+	Phases     map[string]float64 `json:"phases_ms"` // by the tokens of pd.Phase, epp included; only phases that it went through
+	KVBytes    int64              `json:"kv_bytes"`  // pulled for it; -1 if unknown
 	Failure    string             `json:"failure,omitempty"`
 }
 
@@ -50,7 +50,7 @@ type LoadSample struct {
 	InFlight int     `json:"inflight_requests"`
 }
 
-// Why is one decision with the numbers behind it.
+// Why is one decision with its numbers.
 type Why struct {
 	Question    string           `json:"question"` // "Why was request 3 local?"
 	Request     int              `json:"request"`  // its number

@@ -15,15 +15,15 @@ func TestScales(t *testing.T) {
 		low, high float64
 		ticks     []float64
 	}{
-		"linear":               {linear(267), 0, 267, []float64{0, 50, 100, 150, 200, 250}},
-		"linear, nothing":      {linear(0), 0, 0.001, []float64{0, 0.0002, 0.0004, 0.0006, 0.0008, 0.001}},
-		"linear, large":        {linear(9e11), 0, 9e11, []float64{0, 2e11, 4e11, 6e11, 8e11}},
-		"a decade":             {logarithmic(spread{12, 90}, spread{15}), 10, 100, []float64{10, 20, 50, 100}},
-		"one value":            {logarithmic(spread{5}), 5, 10, []float64{5, 10}},
-		"many decades":         {logarithmic(spread{0.002, 1e9}), 0.002, 1e9, []float64{0.01, 1, 100, 1e4, 1e6, 1e8}},
-		"less than can be":     {logarithmic(spread{0, 3}), 0.001, 5, []float64{0.001, 0.01, 0.1, 1}},
-		"no values":            {logarithmic(), 0.001, 0.002, []float64{0.001, 0.002}},
-		"a decade is no digit": {logarithmic(spread{100, 1000}), 100, 1000, []float64{100, 200, 500, 1000}},
+		"linear":                   {linear(267), 0, 267, []float64{0, 50, 100, 150, 200, 250}},
+		"linear, nothing":          {linear(0), 0, 0.001, []float64{0, 0.0002, 0.0004, 0.0006, 0.0008, 0.001}},
+		"linear, large":            {linear(9e11), 0, 9e11, []float64{0, 2e11, 4e11, 6e11, 8e11}},
+		"a decade":                 {logarithmic(spread{12, 90}, spread{15}), 10, 100, []float64{10, 20, 50, 100}},
+		"one value":                {logarithmic(spread{5}), 5, 10, []float64{5, 10}},
+		"many decades":             {logarithmic(spread{0.002, 1e9}), 0.002, 1e9, []float64{0.01, 1, 100, 1e4, 1e6, 1e8}},
+		"below the smallest value": {logarithmic(spread{0, 3}), 0.001, 5, []float64{0.001, 0.01, 0.1, 1}},
+		"no values":                {logarithmic(), 0.001, 0.002, []float64{0.001, 0.002}},
+		"a decade is no digit":     {logarithmic(spread{100, 1000}), 100, 1000, []float64{100, 200, 500, 1000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, b) }
@@ -40,36 +40,36 @@ func TestScales(t *testing.T) {
 		t.Errorf("10 of 1 to 100 is at %v%%", at)
 	}
 	if at := linear(10).at(1e12); at != 100 {
-		t.Errorf("what is outside is at %v%%", at)
+		t.Errorf("a value outside the scale is at %v%%", at)
 	}
 }
 
 func TestWords(t *testing.T) {
 	for name, c := range map[string]struct{ got, want string }{
-		"zero":             {millis(0), "0.0"},
-		"microseconds":     {millis(0.0448), "0.04"},
-		"nearly one":       {millis(0.997), "1.0"},
-		"milliseconds":     {millis(312.44), "312.4"},
-		"very long":        {millis(123456789), "1.23e+08"},
-		"absent":           {millis(math.NaN()), absent},
-		"tick of 0":        {tick(0), "0"},
-		"tick of 20 µs":    {tick(0.02), "20 µs"},
-		"tick of 5 ms":     {tick(5), "5 ms"},
-		"tick of 2.5 s":    {tick(2500), "2.5 s"},
-		"bytes":            {bytesText(1023), "1023 B"},
-		"KiB":              {bytesText(1536), "1.5 KiB"},
-		"MiB":              {bytesText(3 << 20), "3.0 MiB"},
-		"GiB":              {bytesText(5 << 30), "5.0 GiB"},
-		"unknown KV":       {kibibytes(-1), absent},
-		"KV":               {kibibytes(32768), "32"},
-		"fraction":         {fraction(0.94359), "0.944"},
-		"whole":            {fraction(2), "2"},
-		"cut":              {cut("long chat, streamed", 10), "long chat…"},
-		"cut, not needed":  {cut("long chat", 9), "long chat"},
-		"one line":         {cut("a\n\tb", 9), "a b"},
-		"no escape":        {printable("\x1b[32mok"), "\ufffd[32mok"},
-		"no turning round": {printable("a\u202eb"), "a\ufffdb"},
-		"other scripts":    {printable("größer 日本 “x”"), "größer 日本 “x”"},
+		"zero":                   {millis(0), "0.0"},
+		"microseconds":           {millis(0.0448), "0.04"},
+		"nearly one":             {millis(0.997), "1.0"},
+		"milliseconds":           {millis(312.44), "312.4"},
+		"very long":              {millis(123456789), "1.23e+08"},
+		"absent":                 {millis(math.NaN()), absent},
+		"tick of 0":              {tick(0), "0"},
+		"tick of 20 µs":          {tick(0.02), "20 µs"},
+		"tick of 5 ms":           {tick(5), "5 ms"},
+		"tick of 2.5 s":          {tick(2500), "2.5 s"},
+		"bytes":                  {bytesText(1023), "1023 B"},
+		"KiB":                    {bytesText(1536), "1.5 KiB"},
+		"MiB":                    {bytesText(3 << 20), "3.0 MiB"},
+		"GiB":                    {bytesText(5 << 30), "5.0 GiB"},
+		"unknown KV":             {kibibytes(-1), absent},
+		"KV":                     {kibibytes(32768), "32"},
+		"fraction":               {fraction(0.94359), "0.944"},
+		"whole":                  {fraction(2), "2"},
+		"cut":                    {cut("long chat, streamed", 10), "long chat…"},
+		"cut, not needed":        {cut("long chat", 9), "long chat"},
+		"one line":               {cut("a\n\tb", 9), "a b"},
+		"no escape":              {printable("\x1b[32mok"), "\ufffd[32mok"},
+		"no change of direction": {printable("a\u202eb"), "a\ufffdb"},
+		"other scripts":          {printable("größer 日本 “x”"), "größer 日本 “x”"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.got != c.want {
@@ -79,7 +79,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestEveryReasonAndPhaseHasAMeaning: one that is new in pd is explained here too.
+// TestEveryReasonAndPhaseHasAMeaning fails for a reason or phase of pd that this package does not explain.
 func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 	for _, r := range []pd.Reason{pd.Uncached, pd.Always, pd.Forced, pd.External, pd.BelowThreshold, pd.ShortPrompt,
 		pd.Bypassed, pd.NotSplittable,
@@ -96,9 +96,9 @@ func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 	}
 }
 
-func TestStairs(t *testing.T) {
+func TestSteps(t *testing.T) {
 	samples := []LoadSample{{At: 100, Running: 0}, {At: 200, Running: 2}, {At: 300, Running: 1}}
-	got := stairs(samples, 100, linear(400), 60, func(x LoadSample) float64 { return float64(x.Running) / 2 })
+	got := steps(samples, 100, linear(400), 60, func(x LoadSample) float64 { return float64(x.Running) / 2 })
 	if want := "M0 60H250V0H500V30H1000"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -119,7 +119,7 @@ func TestThinnedLoadKeepsPeaks(t *testing.T) {
 	}
 }
 
-// TestParametersOfAnyType: in memory they are a struct of the decider's own, out of JSON a map.
+// TestParametersOfAnyType: parameters are the decider's own struct in memory, and a map when read from JSON.
 func TestParametersOfAnyType(t *testing.T) {
 	type own struct {
 		NonCachedTokens int `json:"nonCachedTokens"`

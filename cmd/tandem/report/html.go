@@ -18,10 +18,10 @@ var (
 	pageTemplate = template.Must(template.New("report").Parse(pageText))
 )
 
-// page is what the template shows. Everything in it is text that the template escapes, but for the drawings.
+// page is the input of the template. The template escapes all text in it, except drawings.
 type page struct {
 	Title, Started, Summary, Verdict string
-	Policy                           string // Content-Security-Policy: the one style sheet and nothing else
+	Policy                           string // Content-Security-Policy: only the embedded style sheet
 	Style                            template.CSS
 	Kept                             bool
 	Stack                            []string
@@ -38,14 +38,14 @@ type page struct {
 	Requests                         [][]string // cells by requestColumns
 }
 
-// chart is lanes above each other that share one axis.
+// chart is a stack of lanes that share one axis.
 type chart struct {
 	Lanes []lane
 	More  int // groups that are not drawn
 	Axis  template.HTML
 }
 
-// lane is one row of a chart: its name and numbers in words, and below them what is drawn.
+// lane is one row of a chart: its name and numbers as text, and a drawing below them.
 type lane struct {
 	Name    string
 	Kind    string // class of the style sheet that gives the colour
@@ -55,7 +55,7 @@ type lane struct {
 	Parts   []part
 }
 
-// part is one of several that a drawing is made of: its legend and its number.
+// part is one of several parts of a drawing: its legend and its number.
 type part struct {
 	Kind, Name, Number string
 }
@@ -63,8 +63,8 @@ type part struct {
 // maxLanes bounds a chart; a run has about ten classes. Tables have them all.
 const maxLanes = 24
 
-// HTML shows a run as one page that needs nothing but itself: no script, no network, no fonts. Whatever stands in d is shown
-// as text. The error is the one of w.
+// HTML writes a run as one self-contained page: no script, no network, no fonts. All text in d is escaped. The error is the
+// one of w.
 func HTML(w io.Writer, d *Data) error {
 	var b bytes.Buffer
 	if err := pageTemplate.Execute(&b, newPage(d)); err != nil {
@@ -91,7 +91,7 @@ func newPage(d *Data) *page {
 	return p
 }
 
-// tiles are the numbers to see first.
+// tiles returns the most important numbers.
 func tiles(d *Data) []part {
 	all := group{}
 	for i := range d.Requests {
@@ -129,7 +129,7 @@ func reasonChart(d *Data) (c chart) {
 	return c
 }
 
-// kind is the class of the style sheet for what became of a request. A decision may be any text; a class may not.
+// kind returns the class of the style sheet for the result of a request. A decision may be any text; a class may not.
 func kind(decision string) string {
 	switch decision {
 	case remote, local, refused:
@@ -138,7 +138,7 @@ func kind(decision string) string {
 	return "other"
 }
 
-// RequestColumns are the headings of the table of all requests.
+// RequestColumns returns the headings of the table of all requests.
 func (p *page) RequestColumns() []string {
 	columns := []string{"number", "class", "API", "decision", "reason", "attempts", "prompt", "cached", "completion",
 		"start", "TTFT", "ITL p50"}
@@ -148,10 +148,10 @@ func (p *page) RequestColumns() []string {
 	return append(columns, "total", "KV KiB", "failure")
 }
 
-// ClassColumns are the headings of the table of classes.
+// ClassColumns returns the headings of the table of classes.
 func (p *page) ClassColumns() []string { return classColumns() }
 
-// Counted is how many requests there are, in words.
+// Counted returns the number of requests as text.
 func (p *page) Counted() string { return counted(len(p.Requests), "request") }
 
 func requestRows(d *Data) [][]string {

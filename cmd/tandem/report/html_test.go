@@ -26,7 +26,7 @@ func render(t testing.TB, d *Data) []byte {
 	return b.Bytes()
 }
 
-// failing is a run in which much went wrong.
+// failing returns a run with many failures.
 func failing() *Data {
 	d := sample(5, 60)
 	d.KVMoved = -1
@@ -42,10 +42,10 @@ func failing() *Data {
 	return d
 }
 
-// evil breaks out of text, attributes, SVG and style sheets where they are not escaped, and forges lines on terminals.
+// evil breaks out of text, attributes, SVG and style sheets that do not escape it, and forges lines on terminals.
 const evil = `</title></svg></style><script>alert(1)</script><img src=x onerror="alert(1)">"'` + "`{{.}} &lt; \x1b[32mok\x1b[0m\x00\u202e\xff"
 
-// hostile has evil strings wherever a string can be, and numbers that no run has.
+// hostile has evil strings in every string, and impossible numbers.
 func hostile() *Data {
 	long := strings.Repeat("W", 3000)
 	d := sample(9, 20)
@@ -81,13 +81,13 @@ func hostile() *Data {
 	return d
 }
 
-// pages are what every page must hold for.
+// pages returns the data of all pages to check.
 func pages() map[string]*Data {
 	return map[string]*Data{"sample": sample(1, 90), "one": sample(3, 1), "empty": {}, "failed": failing(),
 		"hostile": hostile()}
 }
 
-// rendered are all pages, those of benchmarks too.
+// rendered returns all pages, those of benchmarks too.
 func rendered(t testing.TB) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{}
@@ -100,16 +100,16 @@ func rendered(t testing.TB) map[string][]byte {
 	return all
 }
 
-// element is one start tag of a page with the elements around it.
+// element is one start tag of a page with its ancestors.
 type element struct {
 	name  string
 	attrs map[string]string
 	text  string // directly inside
-	path  string // names from the root, with itself
-	first bool   // of its parent
+	path  string // names from the root, its own included
+	first bool   // first child of its parent
 }
 
-// parsed reads a page, which is written to be XML too, with every tag closed. It fails on one that is not.
+// parsed reads a page, which must also be valid XML, with every tag closed.
 func parsed(t testing.TB, page []byte) (all []*element) {
 	t.Helper()
 	dec := xml.NewDecoder(bytes.NewReader(page))
@@ -145,11 +145,11 @@ func parsed(t testing.TB, page []byte) (all []*element) {
 	return all
 }
 
-// allowed are all elements that a page may have: nothing that loads, runs, sends or embeds.
+// allowed lists all elements that a page may have: none that loads, runs, sends or embeds anything.
 var allowed = strings.Fields(`html head meta title style body a header main footer nav section article h1 h2 h3 p ul ol li dl dt dd div span b
 	figure figcaption details summary table caption thead tbody tr th td svg desc rect line circle path text g`)
 
-func TestPageIsClosedInItself(t *testing.T) {
+func TestPageIsSelfContained(t *testing.T) {
 	for name, page := range rendered(t) {
 		t.Run(name, func(t *testing.T) {
 			for _, e := range parsed(t, page) {
@@ -196,7 +196,7 @@ func TestPageIsAccessible(t *testing.T) {
 				case e.name == "svg" && !strings.HasSuffix(e.path, "svg svg") && e.attrs["aria-hidden"] != "true":
 					if e.attrs["role"] != "img" || all[i+1].name != "title" || all[i+2].name != "desc" || all[i+1].text == "" ||
 						all[i+2].text == "" {
-						t.Errorf("a drawing says nothing: %v, then %v and %v", e.attrs, all[i+1], all[i+2])
+						t.Errorf("a drawing has no title: %v, then %v and %v", e.attrs, all[i+1], all[i+2])
 					}
 				case e.name == "table" && all[i+1].name != "caption":
 					t.Errorf("%s has no caption", e.path)
@@ -229,7 +229,7 @@ func TestPageIsAccessible(t *testing.T) {
 	}
 }
 
-func TestPageTells(t *testing.T) {
+func TestPageContents(t *testing.T) {
 	page := string(render(t, sample(1, 90)))
 	failed := string(render(t, failing()))
 	empty := string(render(t, &Data{}))
@@ -259,7 +259,7 @@ func TestPageTells(t *testing.T) {
 	}
 }
 
-// many is a run of 5,000 requests on 100 endpoints.
+// many returns a run of 5,000 requests on 100 endpoints.
 func many() *Data {
 	d := unsampled(2, 5000)
 	for i := range 200_000 {
@@ -286,7 +286,7 @@ func TestPageOfManyRequestsIsSmall(t *testing.T) {
 				t.Errorf("%d rows", rows)
 			}
 			if !bytes.Contains(page, []byte("52 more endpoints are not drawn")) {
-				t.Error("what is left out is not told")
+				t.Error("the number of omitted endpoints is missing")
 			}
 		})
 	}
@@ -314,7 +314,7 @@ func TestWriterErrors(t *testing.T) {
 
 var declaration = regexp.MustCompile(`--([a-z]+): (#[0-9a-f]{6});`)
 
-// schemes are the colours of the style sheet by name: light, and dark with what it takes over from light.
+// schemes returns the colours of the style sheet by name: light, and dark with what it inherits from light.
 func schemes(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	light, dark, ok := strings.Cut(styleText, "@media (prefers-color-scheme: dark)")
@@ -336,7 +336,7 @@ func schemes(t *testing.T) map[string]map[string]string {
 	return all
 }
 
-// luminance is that of WCAG 2.2, relative to white.
+// luminance returns the relative luminance of WCAG 2.2.
 func luminance(t *testing.T, colour string) float64 {
 	t.Helper()
 	rgb, err := strconv.ParseUint(colour[1:], 16, 32)
@@ -369,7 +369,7 @@ func TestContrast(t *testing.T) {
 			case slices.Contains(marks, name):
 				least = 3
 			case !slices.Contains([]string{"page", "panel", "rule"}, name):
-				t.Errorf("%s: nobody knows what --%s is for", scheme, name)
+				t.Errorf("%s: --%s has no known use", scheme, name)
 			}
 			for _, behind := range []string{"page", "panel"} {
 				one, other := luminance(t, colour), luminance(t, colours[behind])

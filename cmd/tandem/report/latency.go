@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// latency is the times that a client feels, by class and decision, and the table of classes.
+// latency shows the times that a client sees, by class and decision, and the table of classes.
 type latency struct {
 	TTFT, ITL chart
 	Classes   [][]string // cells by classColumns
@@ -23,7 +23,7 @@ func newLatency(d *Data) latency {
 }
 
 // distributions draws the values of each group that has any, on one logarithmic axis: the fastest and the slowest usually
-// lie some powers of ten apart.
+// differ by some powers of ten.
 func distributions(what string, groups []*group, of func(*group) spread) (c chart) {
 	var shown []*group
 	var values []spread
@@ -49,7 +49,7 @@ func distributions(what string, groups []*group, of func(*group) spread) (c char
 	return c
 }
 
-// maxDots bounds the dots of a lane; a few dozen show the shape.
+// maxDots is the largest number of dots in a lane; a few dozen show the shape.
 const maxDots = 120
 
 // strip draws single values as dots, the middle half as a box, the median as a thick line and the 99th percentile as a
@@ -63,9 +63,9 @@ func strip(title string, s spread, on scale) template.HTML {
 	d.rect("box", box{from: on.at(quartile), to: on.at(third), y: top, height: bottom - top})
 	d.group("dots", func() {
 		for i, v := range s.thinned(maxDots) {
-			// Steps of the golden ratio spread neighbours over the height, the same way each time.
-			_, aside := math.Modf(float64(i) * math.Phi)
-			d.dot(on.at(v), 6+aside*(height-12))
+			// Steps of the golden ratio spread neighbours over the height, always in the same way.
+			_, offset := math.Modf(float64(i) * math.Phi)
+			d.dot(on.at(v), 6+offset*(height-12))
 		}
 	})
 	d.line("tail", on.at(tail), 0, height)

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// load is how busy each endpoint was over time, all on the same scales.
+// load shows the load of each endpoint over time, all on the same scales.
 type load struct {
 	Endpoints []endpoint
 	More      int // endpoints that are not drawn
 }
 
-// endpoint is the load of one.
+// endpoint is the load of one endpoint.
 type endpoint struct {
 	Name, Role string
 	Peak       string
@@ -23,10 +23,10 @@ type endpoint struct {
 
 const (
 	maxEndpoints = 48
-	maxSteps     = 160 // of a curve: about what a small drawing can show
+	maxSteps     = 160 // of a curve; a small drawing cannot show more
 )
 
-// series is the samples of one endpoint in the order of time.
+// series holds the samples of one endpoint in the order of time.
 type series struct {
 	name, role string
 	samples    []LoadSample
@@ -51,7 +51,7 @@ func newLoad(d *Data) (l load) {
 	return l
 }
 
-// bySeries keeps the order in which endpoints first appear, and leaves out samples that cannot be.
+// bySeries groups samples by endpoint, in the order in which endpoints first appear. It leaves out impossible samples.
 func bySeries(samples []LoadSample) (all []*series) {
 	known := map[string]*series{}
 	for _, x := range samples {
@@ -69,21 +69,21 @@ func bySeries(samples []LoadSample) (all []*series) {
 	return all
 }
 
-// Rows of an endpoint's drawing, in pixels from its top: the letters stand above what they name.
+// Rows of an endpoint's drawing, in pixels from its top: each text is above the line that it names.
 const (
 	countTop, countHeight = 15, 60
 	kvTop, kvHeight       = 94, 20
 	loadHeight            = kvTop + kvHeight + 2
 )
 
-// draw stacks the waiting requests on the running ones, draws the picker's own count as a line over them, and the use of
-// the KV cache below.
+// draw stacks the waiting requests on the running ones, draws the picker's own count as a line over them, and the use of the
+// KV cache below.
 func (s *series) draw(from float64, on scale, most int) endpoint {
 	peak := s.peak()
 	e := endpoint{Name: s.name, Role: s.role, Axis: axis(on)}
 	e.Peak = fmt.Sprintf("Peak: %d running, %d waiting, %d in flight, KV %.0f%%", peak.Running, peak.Waiting, peak.InFlight, 100*peak.KVUsage)
-	steps := s.thinned()
-	curve := func(height float64, of func(LoadSample) float64) string { return stairs(steps, from, on, height, of) }
+	thinned := s.thinned()
+	curve := func(height float64, of func(LoadSample) float64) string { return steps(thinned, from, on, height, of) }
 	count := func(n int) float64 { return float64(n) / float64(most) }
 	d := draw(loadHeight, "Load of "+s.name, e.Peak)
 	d.letters(countTop-4, counted(most, "request"))
@@ -103,7 +103,7 @@ func (s *series) draw(from float64, on scale, most int) endpoint {
 	return e
 }
 
-// share is v within 0 and 1, and 0 if it is not plausible.
+// share limits v to 0…1, and returns 0 for an implausible value.
 func share(v float64) float64 {
 	if !plausible(v) {
 		return 0
@@ -111,8 +111,8 @@ func share(v float64) float64 {
 	return min(v, 1)
 }
 
-// stairs is a path in which each sample holds until the next.
-func stairs(samples []LoadSample, from float64, on scale, height float64, of func(LoadSample) float64) string {
+// steps returns a path in which each sample holds until the next.
+func steps(samples []LoadSample, from float64, on scale, height float64, of func(LoadSample) float64) string {
 	var b strings.Builder
 	for i, x := range samples {
 		if i == 0 {
@@ -131,13 +131,13 @@ func stairs(samples []LoadSample, from float64, on scale, height float64, of fun
 	return b.String() + "H1000"
 }
 
-// area closes stairs down to the ground.
-func area(stairs string, height float64) string {
-	start, _, _ := strings.Cut(strings.TrimPrefix(stairs, "M"), " ")
-	return stairs + "V" + decimal(height) + "H" + start + "Z"
+// area closes a path of steps down to the baseline.
+func area(steps string, height float64) string {
+	start, _, _ := strings.Cut(strings.TrimPrefix(steps, "M"), " ")
+	return steps + "V" + decimal(height) + "H" + start + "Z"
 }
 
-// thinned is at most maxSteps samples, each the peak of several, so that no peak is lost.
+// thinned returns at most maxSteps samples, each the peak of several, so that no peak is lost.
 func (s *series) thinned() []LoadSample {
 	if len(s.samples) <= maxSteps {
 		return s.samples
@@ -150,7 +150,7 @@ func (s *series) thinned() []LoadSample {
 	return thin
 }
 
-// peak is the largest of each number, at the time of the first sample.
+// peak returns the largest value of each number, at the time of the first sample.
 func (s *series) peak() LoadSample {
 	p := s.samples[0]
 	p.KVUsage = share(p.KVUsage)

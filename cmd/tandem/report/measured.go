@@ -14,30 +14,30 @@ import (
 	"strings"
 )
 
-// Measured is what a benchmark found: tables, which are the caller's text, and curves, which are drawn.
+// Measured is the result of a benchmark: tables, whose cells are text of the caller, and curves, which are drawn.
 type Measured struct {
 	Title   string
 	Summary string
-	About   []string // what was measured on and how, a few words each
+	About   []string // what was measured, and how; a few words each
 	Tables  []MeasuredTable
 	Curves  []MeasuredCurve
 }
 
-// MeasuredTable is figures that belong together. Each row has as many cells as there are columns.
+// MeasuredTable is a table of figures. Each row has as many cells as there are columns.
 type MeasuredTable struct {
 	Name    string
 	Columns []string
 	Rows    []MeasuredRow
-	Notes   []string // below it
+	Notes   []string // below the table
 }
 
 // MeasuredRow is one row.
 type MeasuredRow struct {
 	Cells  []string
-	Missed bool // it stands out
+	Missed bool // the row is highlighted
 }
 
-// MeasuredCurve is how one thing grows with another.
+// MeasuredCurve shows how one quantity grows with another.
 type MeasuredCurve struct {
 	Name, X, Y string // X and Y with their units
 	Points     []MeasuredPoint
@@ -51,11 +51,11 @@ var (
 	//go:embed measured.html.tmpl
 	measuredText string
 
-	// measuredTemplate has the parts of pages that the report of a run has too.
+	// measuredTemplate shares parts with the template of a run's report.
 	measuredTemplate = template.Must(template.Must(pageTemplate.Clone()).New("measured").Parse(measuredText))
 )
 
-// MeasuredHTML shows a benchmark as one page that needs nothing but itself, as HTML does. The error is the one of w.
+// MeasuredHTML writes a benchmark as one self-contained page, as HTML does. The error is the one of w.
 func MeasuredHTML(w io.Writer, m *Measured) error {
 	p := struct {
 		*Measured
@@ -82,7 +82,7 @@ func MeasuredHTML(w io.Writer, m *Measured) error {
 	return nil
 }
 
-// stylePolicy is the Content-Security-Policy of every page: the one style sheet and nothing else.
+// stylePolicy returns the Content-Security-Policy of every page: only the embedded style sheet.
 func stylePolicy() string {
 	sum := sha256.Sum256([]byte(styleText))
 	return fmt.Sprintf("default-src 'none'; style-src 'sha256-%s'; base-uri 'none'; form-action 'none'",
@@ -95,14 +95,14 @@ type plot struct {
 	Drawing, Axis template.HTML
 }
 
-// Places in a plot, in pixels from its top: letters stand above the line that they name.
+// Positions in a plot, in pixels from its top: each text is above the line that it names.
 const (
 	plotTop    = 16
 	plotHeight = 180
 )
 
-// newPlot draws a curve, and beside it how it would go on if it were linear. Axes are logarithmic, unless it begins at 0:
-// then what there is at 0 would hide how the rest grows.
+// newPlot draws a curve, and next to it a guide that shows linear growth. Axes are logarithmic unless the curve begins at x
+// = 0, where a constant part would hide the growth.
 func newPlot(c MeasuredCurve) plot {
 	x, y := scales(c.Points)
 	d := draw(plotTop+plotHeight+1, c.Name, c.Y+" by "+c.X+": "+pointsText(c.Points))
@@ -124,7 +124,7 @@ func newPlot(c MeasuredCurve) plot {
 	return plot{c, d.html(), axisOf(x, number)}
 }
 
-// scales are the axes for points.
+// scales returns the axes for points.
 func scales(points []MeasuredPoint) (x, y scale) {
 	var xs, ys []float64
 	for _, p := range points {
@@ -137,8 +137,8 @@ func scales(points []MeasuredPoint) (x, y scale) {
 	return logarithmic(across), logarithmic(up)
 }
 
-// guide is the line that a linear growth would follow: between the ends, or on logarithmic axes, from where nothing but
-// growth is left, back from the last point.
+// guide returns the line of linear growth: between the ends, or on logarithmic axes backwards from the last point, as far as
+// growth dominates.
 func guide(points []MeasuredPoint, x scale) []MeasuredPoint {
 	first, last := points[0], points[len(points)-1]
 	if !x.log || last.X == 0 {
@@ -164,7 +164,7 @@ func pointsText(points []MeasuredPoint) string {
 	return strings.Join(all, ", ") + "."
 }
 
-// number is short, with three digits.
+// number formats a value with three digits.
 func number(v float64) string {
 	if math.Abs(v) >= 1000 {
 		return strconv.FormatFloat(math.Round(v), 'f', -1, 64)

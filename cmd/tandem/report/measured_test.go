@@ -19,7 +19,7 @@ func renderMeasured(t testing.TB, m *Measured) []byte {
 	return b.Bytes()
 }
 
-// benchmarks are what every page of a benchmark must hold for.
+// benchmarks returns the benchmark pages to check.
 func benchmarks() map[string]*Measured {
 	long := strings.Repeat("W", 3000)
 	return map[string]*Measured{"sample": sampleBench(), "empty": {Title: "Nothing", Summary: "Nothing."},
@@ -49,7 +49,7 @@ func sampleBench() *Measured {
 				Points: []MeasuredPoint{{0, 14.8}, {100, 21.9}, {1000, 68.9}, {5000, 266}, {10000, 517}}}}}
 }
 
-func TestMeasuredTells(t *testing.T) {
+func TestMeasuredPageContents(t *testing.T) {
 	page := string(renderMeasured(t, sampleBench()))
 	for _, want := range []string{"<h1>Tandem bench</h1>", "2 of 3 figures met their bar.",
 		`<tr class="missed"><th scope="row">P/D, 4 MB</th><td>4.20</td>`,
@@ -68,7 +68,7 @@ func TestMeasuredTells(t *testing.T) {
 	}
 }
 
-// The guide is what a linear growth would be: where a curve is linear, they are one.
+// The guide shows linear growth: a linear curve coincides with it.
 func TestGuide(t *testing.T) {
 	for name, c := range map[string]struct {
 		points, want []MeasuredPoint

@@ -10,24 +10,24 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// sample is a run as a stack might have shown it: n requests of every class, the same for the same seed.
+// sample returns a run as a stack might produce it: n requests of every class, the same for the same seed.
 func sample(seed uint64, n int) *Data {
 	d := unsampled(seed, n)
 	d.Load = sampleLoad(d)
 	return d
 }
 
-// unsampled is a sample without the load, which takes long to make for many requests.
+// unsampled returns a sample without the load, which takes long to make for many requests.
 func unsampled(seed uint64, n int) *Data {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	d := &Data{
 		Title: "Tandem demo", Started: time.Date(2026, 11, 21, 14, 3, 0, 0, time.UTC),
-		Stack: []string{"2 prefill engines (simulated)", "2 decode engines (simulated), a sidecar beside each",
+		Stack: []string{"2 prefill engines (simulated)", "2 decode engines (simulated), each with a sidecar",
 			"endpoint picker", "Envoy 1.40.0",
-			"1 undisturbed reference engine"},
+			"1 reference engine"},
 		Why: sampleWhys(),
 		Promises: []Promise{
-			{"same tokens as from an undisturbed engine", true, fmt.Sprintf("%d of %[1]d answers are equal", n)},
+			{"same tokens as from the reference engine", true, fmt.Sprintf("%d of %[1]d answers are equal", n)},
 			{"every request is answered as its class should be", true, fmt.Sprintf("%d of %[1]d", n)},
 			{"KV bytes that were pulled", true, "75497472 bytes, what the decode engines counted as external tokens"},
 			{"no block is stranded", true, "0 pinned, 0 used, 0 expired at the end"},
@@ -43,7 +43,7 @@ func unsampled(seed uint64, n int) *Data {
 	return d
 }
 
-// sampleClass is how requests of a class look.
+// sampleClass describes the requests of a class.
 type sampleClass struct {
 	name, api, decision, reason string
 	stream                      bool
@@ -68,7 +68,7 @@ func sampleRequest(rnd *rand.Rand, number int, at float64) Request {
 		Prompt: c.prompt + rnd.IntN(c.prompt/2), Completion: 24, Start: at, KVBytes: 0}
 	if c.name == "conversation, later turns" {
 		r.Cached = r.Prompt - 60
-		if rnd.IntN(5) == 0 { // the turn landed on the other decode endpoint
+		if rnd.IntN(5) == 0 { // the turn went to the other decode endpoint
 			r.Decision, r.Reason, r.Cached = "remote", "uncached", 0
 		}
 	}
@@ -98,7 +98,7 @@ func sampleRequest(rnd *rand.Rand, number int, at float64) Request {
 	return r
 }
 
-// sampleLoad puts every request on an endpoint while it runs.
+// sampleLoad counts every request at an endpoint while it runs.
 func sampleLoad(d *Data) (all []LoadSample) {
 	endpoints := []struct{ name, role string }{{"default/prefill-0", "prefill"}, {"default/prefill-1", "prefill"},
 		{"default/decode-0", "decode"}, {"default/decode-1", "decode"}}

@@ -11,20 +11,20 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// phaseOrder is the phases as they follow each other in time.
+// phaseOrder lists the phases in the order of time.
 var phaseOrder = [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
 
-// What became of a request.
+// Results of a request.
 var (
 	remote  = pd.Remote.String()
 	local   = pd.Local.String()
 	refused = pd.Refused.String()
 )
 
-// spread is measured values from the smallest to the largest, in milliseconds.
+// spread holds measured values in ascending order, in milliseconds.
 type spread []float64
 
-// sorted leaves out what no clock can have shown: negative, infinite and not a number.
+// sorted sorts values, without impossible ones: negative, infinite and NaN.
 func sorted(values []float64) spread {
 	s := make(spread, 0, len(values))
 	for _, v := range values {
@@ -36,11 +36,11 @@ func sorted(values []float64) spread {
 	return s
 }
 
-// plausible leaves out also what is longer than thirty years, for which no scale is made.
+// plausible also excludes values above thirty years, for which no scale is made.
 func plausible(v float64) bool { return v >= 0 && v <= 1e12 }
 
-// percentile is the nearest-rank percentile, 1 to 100: the smallest value that at least p percent of the values do not
-// exceed. It is always one that was measured, and not a number if nothing was.
+// percentile returns the nearest-rank percentile, 1 to 100: the smallest value that at least p percent of the values do not
+// exceed. It is always a measured value, or NaN if there is none.
 func (s spread) percentile(p int) float64 {
 	if len(s) == 0 {
 		return math.NaN()
@@ -48,7 +48,7 @@ func (s spread) percentile(p int) float64 {
 	return s[(p*len(s)+99)/100-1]
 }
 
-// thinned is at most n of the values, evenly by rank, the smallest and the largest among them.
+// thinned returns at most n of the values, evenly by rank, with the smallest and the largest.
 func (s spread) thinned(n int) spread {
 	if len(s) <= n {
 		return s
@@ -60,23 +60,23 @@ func (s spread) thinned(n int) spread {
 	return thin
 }
 
-// group is requests that belong together.
+// group is a set of requests.
 type group struct {
 	class    string
-	decision string // "" = of every kind
+	decision string // "" = all
 	requests []*Request
 }
 
-// name tells requests of one class apart by what became of them.
+// name tells requests of one class apart by their decision.
 func (g *group) name() string { return g.class + ", " + g.decision }
 
-// classes groups by class, in the order in which the classes first appear.
+// classes groups requests by class, in the order in which the classes first appear.
 func classes(d *Data) []*group {
 	return grouped(d, func(r *Request) (group, bool) { return group{class: r.Class}, true })
 }
 
 // outcomes groups the requests that an engine answered by class and decision, the classes in the order in which they first
-// appear. It is what distributions are drawn of: a mixture of local and remote requests has two humps.
+// appear. Distributions are drawn by these groups, because a mixture of local and remote requests has two humps.
 func outcomes(d *Data) []*group {
 	all := grouped(d, func(r *Request) (group, bool) { return group{class: r.Class, decision: r.Decision}, r.served() })
 	position := map[string]int{}
@@ -109,7 +109,7 @@ func grouped(d *Data, of func(*Request) (group, bool)) (all []*group) {
 
 func (r *Request) served() bool { return r.Decision == remote || r.Decision == local }
 
-// count is how many of the group went this way.
+// count returns how many requests of the group have this decision.
 func (g *group) count(decision string) (n int) {
 	for _, r := range g.requests {
 		if r.Decision == decision {
@@ -119,7 +119,7 @@ func (g *group) count(decision string) (n int) {
 	return n
 }
 
-// ttft is the times to the first byte of what an engine answered.
+// ttft returns the times to the first byte of the requests that an engine answered.
 func (g *group) ttft() spread {
 	var all []float64
 	for _, r := range g.requests {
@@ -130,7 +130,7 @@ func (g *group) ttft() spread {
 	return sorted(all)
 }
 
-// itl is the gaps between tokens, of all requests together: a request with more tokens counts more.
+// itl returns the gaps between tokens, of all requests together: a request with more tokens counts more.
 func (g *group) itl() spread {
 	var all []float64
 	for _, r := range g.requests {
@@ -141,7 +141,7 @@ func (g *group) itl() spread {
 	return sorted(all)
 }
 
-// phase is the time spent in a phase, and how many went through it.
+// phase returns the total time in a phase, and how many requests went through it.
 func (g *group) phase(p pd.Phase) (sum float64, through int) {
 	for _, r := range g.requests {
 		if v, ok := r.Phases[p.String()]; ok && plausible(v) {
@@ -152,14 +152,14 @@ func (g *group) phase(p pd.Phase) (sum float64, through int) {
 	return sum, through
 }
 
-// meanPhase is over those that went through the phase, and not a number if none did.
+// meanPhase returns the mean over the requests that went through the phase, or NaN if none did.
 func (g *group) meanPhase(p pd.Phase) float64 {
 	sum, through := g.phase(p)
 	return sum / float64(through)
 }
 
-// example is the remote request to show: of those that went through every phase, the one whose first byte came at the
-// median, so that what is shown is usual. Streamed ones come first, because their tokens can be drawn one by one.
+// example returns the remote request to show: of those that went through every phase, the one with the median time to the
+// first byte. Streamed ones are preferred, because their tokens can be drawn one by one.
 func example(d *Data) *Request {
 	var whole []*Request
 	for i := range d.Requests {
@@ -187,7 +187,7 @@ func (r *Request) whole() bool {
 	return plausible(r.TTFT) && plausible(r.Total)
 }
 
-// reasonCount is how many requests were decided in one way for one reason.
+// reasonCount is the number of requests with a decision and a reason.
 type reasonCount struct {
 	decision string
 	reason   string
@@ -220,7 +220,7 @@ func reasons(d *Data) []reasonCount {
 	return all
 }
 
-// span is how long the run took: from the first request sent to the last byte of any.
+// span returns the duration of the run: from the first request sent to the last byte of any answer.
 func span(d *Data) float64 {
 	first, last := math.Inf(1), math.Inf(-1)
 	for _, r := range d.Requests {
@@ -241,7 +241,7 @@ func broken(d *Data) (n int) {
 	return n
 }
 
-// summary is the run in a few sentences.
+// summary describes the run in a few sentences.
 func summary(d *Data) string {
 	if len(d.Requests) == 0 {
 		return "No request was sent."
@@ -264,7 +264,7 @@ func summary(d *Data) string {
 	return s
 }
 
-// verdict is the proof in one sentence.
+// verdict describes the proof in one sentence.
 func verdict(d *Data) string {
 	switch kept := len(d.Promises) - broken(d); {
 	case len(d.Promises) == 0:
@@ -285,19 +285,20 @@ func started(d *Data) string {
 	return d.Started.UTC().Format(time.DateTime + " UTC")
 }
 
-// maxFailures is how many are told; one cause usually fails many. The table of all requests has them all.
+// maxFailures is the largest number of failures listed; one cause usually fails many requests. The table of all requests has
+// them all.
 const maxFailures = 10
 
-// failures are the first requests that failed, and how many more there are.
-func failures(d *Data) (told []*Request, more int) {
+// failures returns the first requests that failed, and how many more there are.
+func failures(d *Data) (first []*Request, more int) {
 	for i := range d.Requests {
 		switch {
 		case d.Requests[i].Failure == "":
-		case len(told) < maxFailures:
-			told = append(told, &d.Requests[i])
+		case len(first) < maxFailures:
+			first = append(first, &d.Requests[i])
 		default:
 			more++
 		}
 	}
-	return told, more
+	return first, more
 }

@@ -39,7 +39,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-// TestPercentileIsNearestRank holds it to the words of its definition.
+// TestPercentileIsNearestRank compares percentile with the definition.
 func TestPercentileIsNearestRank(t *testing.T) {
 	holds := func(values []uint8, percent uint8) bool {
 		p := int(percent)%100 + 1
@@ -68,7 +68,7 @@ func TestPercentileIsNearestRank(t *testing.T) {
 	}
 }
 
-func TestSortedLeavesOutWhatCannotBe(t *testing.T) {
+func TestSortedLeavesOutImpossibleValues(t *testing.T) {
 	got := sorted([]float64{3, math.NaN(), -1, math.Inf(1), 0, math.Inf(-1), 1e13, 2})
 	if want := (spread{0, 2, 3}); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -89,7 +89,7 @@ func TestThinned(t *testing.T) {
 	}
 }
 
-// mixed is one class with remote and local requests, and one whose requests all failed.
+// mixed returns one class with remote and local requests, and one whose requests all failed.
 func mixed() *Data {
 	phases := func(prefill float64) map[string]float64 {
 		p := map[string]float64{"epp": 1, "recv": 1, "handoff": 1, "first": 10, "decode": 50}

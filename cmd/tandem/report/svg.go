@@ -10,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// drawing is an inline SVG as wide as its place. Horizontal places are percent of that width and vertical ones pixels, so
-// that it stretches from a phone to a desk and neither marks nor letters are ever scaled. Colours are classes of the
-// style sheet, which knows light from dark.
+// drawing is an inline SVG as wide as its container. Horizontal positions are percent of that width and vertical ones
+// pixels, so it stretches from a phone to a desktop without scaling marks or text. Colours are classes of the style sheet,
+// which has a light and a dark scheme.
 type drawing struct {
 	b strings.Builder
 }
 
-// draw begins a drawing. Title names it and desc tells its content to those who do not see it.
+// draw begins a drawing. Title names it, and desc describes its content to readers who do not see it.
 func draw(height int, title, desc string) *drawing {
 	d := &drawing{}
 	fmt.Fprintf(&d.b, `<svg role="img" width="100%%" height="%d"><title>%s</title><desc>%s</desc>`, height, escape(title),
@@ -25,7 +25,7 @@ func draw(height int, title, desc string) *drawing {
 	return d
 }
 
-// decorate begins a drawing that only repeats what stands beside it in words.
+// decorate begins a drawing that only repeats the text next to it.
 func decorate(height int) *drawing {
 	d := &drawing{}
 	fmt.Fprintf(&d.b, `<svg aria-hidden="true" width="100%%" height="%d">`, height)
@@ -33,7 +33,7 @@ func decorate(height int) *drawing {
 }
 
 func (d *drawing) html() template.HTML {
-	return template.HTML(d.b.String() + "</svg>") // every string in it went through escape, or is a class name of ours
+	return template.HTML(d.b.String() + "</svg>") // every string in it was escaped, or is a class name of ours
 }
 
 // box is a rectangle: from and to in percent, y and height in pixels.
@@ -62,15 +62,15 @@ func (d *drawing) dot(at, y float64) {
 	fmt.Fprintf(&d.b, `<circle cx="%s%%" cy="%s" r="2.5"/>`, decimal(at), decimal(y))
 }
 
-// group returns what is drawn in inside a class; it saves writing the class at each of many dots.
+// group draws the content of inside in a group with a class, instead of a class on each of many dots.
 func (d *drawing) group(class string, inside func()) {
 	fmt.Fprintf(&d.b, `<g class="%s">`, class)
 	inside()
 	d.b.WriteString("</g>")
 }
 
-// plane opens a part of the drawing in which both directions are stretched: paths in it use 0 to 1000 from left to right,
-// and pixels from its top.
+// plane opens a part of the drawing that is stretched in both directions: paths in it use 0 to 1000 from left to right, and
+// pixels from its top.
 func (d *drawing) plane(top, height float64, inside func()) {
 	fmt.Fprintf(&d.b, `<svg x="0" y="%s" width="100%%" height="%s" viewBox="0 0 1000 %[2]s" preserveAspectRatio="none">`,
 		decimal(top), decimal(height))
@@ -82,12 +82,12 @@ func (d *drawing) path(class, data string) {
 	fmt.Fprintf(&d.b, `<path class="%s" d="%s"/>`, class, data)
 }
 
-// letters stand at the left, on a line at y.
+// letters draws left-aligned text on a baseline at y.
 func (d *drawing) letters(y int, s string) {
 	fmt.Fprintf(&d.b, `<text class="start" x="0" y="%d">%s</text>`, y, escape(s))
 }
 
-// grid draws the ground and a line at each tick of a scale.
+// grid draws the background and a line at each tick of a scale.
 func (d *drawing) grid(s scale, top, height float64) {
 	d.rect("ground", box{to: 100, y: top, height: height})
 	for _, t := range s.ticks {
@@ -95,11 +95,11 @@ func (d *drawing) grid(s scale, top, height float64) {
 	}
 }
 
-// axis is of milliseconds.
+// axis draws an axis of milliseconds.
 func axis(s scale) template.HTML { return axisOf(s, tick) }
 
-// axisOf is a drawing of the ticks' names alone, to stand below what shares the scale. Names that would touch the one before
-// on a phone are left out.
+// axisOf draws only the names of the ticks, below drawings that share the scale. It leaves out names that would touch the
+// one before on a phone.
 func axisOf(s scale, nameOf func(float64) string) template.HTML {
 	const height, baseline = 16, 12
 	d := decorate(height)
@@ -117,10 +117,10 @@ func axisOf(s scale, nameOf func(float64) string) template.HTML {
 	return d.html()
 }
 
-// letterWidth is how much of a phone's width a letter takes, in percent.
+// letterWidth is the width of a letter in percent of a phone's width.
 const letterWidth = 2.6
 
-// anchored keeps what is written at an end of the axis from sticking out, and tells where it begins.
+// anchored keeps text at an end of the axis inside the drawing, and returns where it begins.
 func anchored(at, width float64) (class string, from float64) {
 	switch {
 	case at < width/2:
@@ -146,10 +146,10 @@ func (s scale) at(v float64) float64 {
 	return 100 * (v - s.low) / (s.high - s.low)
 }
 
-// maxTicks is how many fit on a phone without touching.
+// maxTicks is the number of ticks that fit on a phone without touching.
 const maxTicks = 7
 
-// linear reaches from 0 to high, the largest value there is, at least a microsecond.
+// linear returns a scale from 0 to high, the largest value, but at least a microsecond.
 func linear(high float64) scale {
 	high = max(high, 0.001)
 	step := math.Pow(10, math.Floor(math.Log10(high)))
@@ -166,7 +166,8 @@ func linear(high float64) scale {
 	return s
 }
 
-// logarithmic reaches over all values, out to the next 1, 2 or 5 of a decade. Less than a microsecond is drawn as one.
+// logarithmic returns a scale over all values, rounded out to the next 1, 2 or 5 of a decade. Values below a microsecond are
+// drawn as one.
 func logarithmic(of ...spread) scale {
 	const least = 0.001
 	low, high := math.Inf(1), least
@@ -181,7 +182,7 @@ func logarithmic(of ...spread) scale {
 	return s
 }
 
-// roundOut is the next 1, 2 or 5 of a decade at or above a value, or at or below it.
+// roundOut returns the next 1, 2 or 5 of a decade at or above a value, or at or below it.
 func roundOut(v float64, up bool) float64 {
 	decade := math.Pow(10, math.Floor(math.Log10(v)))
 	result := decade
@@ -196,7 +197,7 @@ func roundOut(v float64, up bool) float64 {
 	return result
 }
 
-// logTicks is every 1, 2 and 5 of the decades, or only the 1s, or as many of them as fit.
+// logTicks returns every 1, 2 and 5 of the decades, or only the 1s, or as many of them as fit.
 func (s scale) logTicks() []float64 {
 	var fine, coarse []float64
 	for exponent := math.Floor(math.Log10(s.low)); exponent <= math.Ceil(math.Log10(s.high)); exponent++ {
@@ -223,7 +224,7 @@ func (s scale) logTicks() []float64 {
 
 func escape(s string) string { return html.EscapeString(printable(s)) }
 
-// decimal is short, because there are many of them.
+// decimal formats a number shortly, because a page has many of them.
 func decimal(v float64) string {
 	return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64)
 }

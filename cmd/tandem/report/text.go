@@ -10,10 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// textColumns is the width of a terminal, which the tables and the waterfall fit into.
+// textColumns is the width of a terminal, into which the tables and the waterfall fit.
 const textColumns = 120
 
-// Text shows a run on a terminal: a table with a row for each request class, one remote request as a waterfall, the
+// Text writes a run for a terminal: a table with a row for each request class, one remote request as a waterfall, the
 // decisions by reason, and the proof. Tables are at most 120 columns wide. The error is the one of w.
 func Text(w io.Writer, d *Data) error {
 	var b bytes.Buffer
@@ -34,7 +34,7 @@ func Text(w io.Writer, d *Data) error {
 	return nil
 }
 
-// classColumns are the headings of the table of classes, in a terminal and in a page.
+// classColumns returns the headings of the table of classes, for terminal and page.
 func classColumns() []string {
 	columns := []string{"class", "count", remote, local, "TTFT p50", "p99", "ITL p50", "p99"}
 	for _, p := range phaseOrder {
@@ -43,7 +43,7 @@ func classColumns() []string {
 	return columns
 }
 
-// cells is the row of a class.
+// cells returns the row of a class.
 func (g *group) cells() []string {
 	ttft, itl := g.ttft(), g.itl()
 	row := []string{g.class, strconv.Itoa(len(g.requests)), strconv.Itoa(g.count(remote)), strconv.Itoa(g.count(local)),
@@ -64,11 +64,11 @@ func textClasses(b *bytes.Buffer, d *Data) {
 	}
 	b.WriteString("\n")
 	textTable(b, table)
-	b.WriteString("TTFT, ITL and the mean of each phase in ms; a mean is of those requests that went through the phase\n")
+	b.WriteString("TTFT, ITL and the mean of each phase in ms; a mean covers the requests that went through the phase\n")
 }
 
-// textTable sets the first column left, and gives it the room that the others, set right, leave. They move closer if that
-// is too little.
+// textTable left-aligns the first column and right-aligns the others. The first column gets the remaining width; if that is
+// too little, the others move closer.
 func textTable(b *bytes.Buffer, table [][]string) {
 	widths, room := make([]int, len(table[0])), textColumns
 	for i := range widths {
@@ -107,7 +107,7 @@ func textWaterfall(b *bytes.Buffer, r *Request) {
 	}
 }
 
-// bar draws a part of a time from 0 to length with so many characters, at least a sliver of it.
+// bar draws a part of a time span as characters, at least a thin one.
 func bar(s stretch, length float64, width int) string {
 	if length <= 0 {
 		return ""
@@ -126,8 +126,8 @@ type stretch struct {
 	start, end float64
 }
 
-// waterfall lays the phases one after the other. What lies before and between them on the way is not known, so the first
-// one begins when the request was sent. The last stretch is what the client saw: from its first byte to its last.
+// waterfall returns the phases one after the other. The time before and between them, in transmission, is unknown, so the
+// first one begins when the request was sent. The last stretch is from the client's first byte to its last.
 func (r *Request) waterfall() (all []stretch) {
 	at := 0.0
 	for _, p := range phaseOrder {

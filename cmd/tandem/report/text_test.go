@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "rewrite testdata")
 
 func text(t *testing.T, d *Data) string {
 	t.Helper()
@@ -54,7 +54,7 @@ func TestTextTablesFitATerminal(t *testing.T) {
 				if strings.Contains(line, " ms  ") || strings.HasSuffix(line, "decode\n") {
 					rows++
 				}
-				// What is told in sentences may be as long as it is.
+				// Only tables are limited; sentences may be longer.
 				if n := utf8.RuneCountInString(line) - 1; n > textColumns && (strings.Contains(line, "█") || strings.HasPrefix(line,
 					"class ") ||
 					strings.HasPrefix(line, "very ")) {
@@ -68,7 +68,7 @@ func TestTextTablesFitATerminal(t *testing.T) {
 	}
 }
 
-// TestTextIsHarmless: what stands in a run cannot move the cursor, nor forge a line of the proof.
+// TestTextIsHarmless: no text in a run can move the cursor, or forge a line of the proof.
 func TestTextIsHarmless(t *testing.T) {
 	d := hostile()
 	d.Promises = []Promise{{Name: "tokens", Found: "none\nok      tokens: all equal\x1b[1A"}}

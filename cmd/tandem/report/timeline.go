@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// phaseChart draws where the time of a mean request of each class and decision goes. A phase that a request did not go
-// through counts as no time, so that a bar is as long as the mean of the sums.
+// phaseChart draws the mean time of each phase for each class and decision. A phase that a request did not go through counts
+// as no time, so the length of a bar is the mean of the sums.
 func phaseChart(d *Data) (c chart) {
 	groups := outcomes(d)
 	if len(groups) > maxLanes {
@@ -30,7 +30,7 @@ func phaseChart(d *Data) (c chart) {
 	return c
 }
 
-// meanSum is the mean of the sums of all phases.
+// meanSum returns the mean of the sums of all phases.
 func (g *group) meanSum() (sum float64) {
 	for _, p := range phaseOrder {
 		took, _ := g.phase(p)
@@ -39,7 +39,7 @@ func (g *group) meanSum() (sum float64) {
 	return sum
 }
 
-// seamless is the width in percent of what is too narrow for a seam beside it.
+// seamless is the width, in percent, below which a box gets no seam next to it.
 const seamless = 0.7
 
 func phaseLane(g *group, on scale) lane {
@@ -62,7 +62,7 @@ func phaseLane(g *group, on scale) lane {
 	d.grid(on, 0, height)
 	for i, b := range boxes {
 		d.rect("fill "+l.Parts[i].Kind, b)
-		// A seam parts what two colours might not, unless it would hide one of them.
+		// A seam separates two boxes whose colours might be hard to tell apart, unless it would hide one of them.
 		if i > 0 && b.to-b.from > seamless && boxes[i-1].to-boxes[i-1].from > seamless {
 			d.line("seam", b.from, 0, height)
 		}
@@ -89,13 +89,13 @@ func (p *page) Legend() (all []part) {
 	return all
 }
 
-// flow is the way of one remote request, step by step.
+// flow shows one remote request, step by step.
 type flow struct {
 	Story string
 	Chart chart
 }
 
-// newFlow is nil if there is no remote request that was measured whole.
+// newFlow returns nil if no remote request was measured completely.
 func newFlow(d *Data) *flow {
 	r := example(d)
 	if r == nil {
@@ -124,7 +124,7 @@ func stepLane(s stretch, on scale) lane {
 	return lane{Name: s.name, Kind: "phase-" + s.name, Numbers: millis(s.end-s.start) + " ms", Drawing: d.html()}
 }
 
-// clientLane draws what the client saw: every token of a stream at the time it came, or the answer in one piece.
+// clientLane draws the client's view: every token of a stream at the time it arrived, or the answer in one piece.
 func clientLane(r *Request, on scale) lane {
 	d := draw(stepHeight, "client", fmt.Sprintf("First byte at %s ms, last byte at %s ms.", millis(r.TTFT), millis(r.Total)))
 	d.grid(on, 0, stepHeight)

@@ -12,10 +12,10 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// why is one decision and the numbers behind it.
+// why shows one decision and its numbers.
 type why struct {
 	Question, Answer string
-	Prompt           lane // the tokens that the decider looked at
+	Prompt           lane // the prompt tokens that the decider considered
 	Stages           []stage
 }
 
@@ -50,7 +50,7 @@ func whys(d *Data) (all []why) {
 
 func meaning(reason string) string { return reasonMeaning[pd.Reason(reason)] }
 
-// answer tells the decision with the decider's numbers.
+// answer describes the decision with the decider's numbers.
 func answer(x *epp.Explanation) string {
 	s := fmt.Sprintf("Decision: %s, because %s.", x.Decision, x.Reason)
 	if m := meaning(string(x.Reason)); m != "" {
@@ -60,7 +60,7 @@ func answer(x *epp.Explanation) string {
 		s += fmt.Sprintf(" It is refused with status %d: %s.", x.Refusal.Status, strings.TrimSuffix(x.Refusal.Message, "."))
 	}
 	if x.Decider.Name == "" {
-		return s + " No decider was asked."
+		return s + " No decider was called."
 	}
 	s += fmt.Sprintf(" Decider %s: %d of %d prompt tokens are not cached on the decode endpoint", x.Decider.Name,
 		x.Decider.Uncached, x.Decider.Tokens)
@@ -74,7 +74,7 @@ func answer(x *epp.Explanation) string {
 	return s + "."
 }
 
-// parameters are those of a decider by name, whatever type it keeps them in; empty if it has none.
+// parameters returns the parameters of a decider by name, whatever type holds them; empty if it has none.
 func parameters(of any) map[string]any {
 	text, err := json.Marshal(of)
 	if err != nil {
@@ -87,10 +87,10 @@ func parameters(of any) map[string]any {
 	return byName
 }
 
-// threshold is the parameter of the prefix-based decider that its answer hangs on.
+// threshold is the parameter of the prefix-based decider that determines its verdict.
 const threshold = "nonCachedTokens"
 
-// promptLane draws the uncached tokens, then the cached ones, and the threshold that the uncached ones are held against.
+// promptLane draws the uncached tokens, then the cached ones, and the threshold for the uncached ones.
 func promptLane(n epp.DeciderNumbers) lane {
 	uncached, cached := max(0, n.Uncached), max(0, n.Cached)
 	limit, limited := parameters(n.Parameters)[threshold].(float64)
@@ -116,7 +116,7 @@ func promptLane(n epp.DeciderNumbers) lane {
 	return l
 }
 
-// newStage puts first what decided: on a phone the rest must be scrolled to.
+// newStage puts the deciding columns first: on a phone the rest must be scrolled to.
 func newStage(s epp.StageTrace) stage {
 	out := stage{Caption: fmt.Sprintf("%s stage, profile %s", s.Stage, s.Profile),
 		Columns: []string{"choice", "endpoint", "role", "why", "total"}}
@@ -136,7 +136,7 @@ func newStage(s epp.StageTrace) stage {
 	return out
 }
 
-// scorersOf takes them from the first candidate that was scored; all that were have the same.
+// scorersOf returns the scores of the first candidate that was scored; all scored candidates have the same scorers.
 func scorersOf(s epp.StageTrace) []epp.ScoreTrace {
 	for _, c := range s.Candidates {
 		if len(c.Scores) > 0 {

@@ -11,50 +11,50 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// phaseMeaning says what happens in a phase.
+// phaseMeaning explains each phase.
 var phaseMeaning = map[pd.Phase]string{
 	pd.PhaseEPP:     "the picker reads the request and chooses the endpoints",
 	pd.PhaseRecv:    "the sidecar reads the request",
 	pd.PhasePrefill: "a prefill engine computes the KV cache of the prompt",
 	pd.PhaseHandoff: "the sidecar turns the answer of prefill into the request to decode",
 	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte; " +
-		"all of an answer that is not streamed",
+		"for an answer that is not streamed, up to its end",
 	pd.PhaseDecode: "the decode engine makes the rest of a streamed answer",
 }
 
-// reasonMeaning says what a reason stands for.
+// reasonMeaning explains each reason.
 var reasonMeaning = map[pd.Reason]string{
 	pd.Uncached:       "enough of the prompt was not cached on the decode endpoint",
 	pd.Always:         "the decider sends every prompt to a prefill endpoint",
 	pd.Forced:         "the client asked for remote prefill",
 	pd.External:       "another picker chose the prefill endpoint",
-	pd.BelowThreshold: "too little of the prompt was uncached to pay for a transfer",
-	pd.ShortPrompt:    "the prompt is too short, whatever of it is cached",
+	pd.BelowThreshold: "too few uncached tokens to make a transfer worthwhile",
+	pd.ShortPrompt:    "the prompt is too short, even if nothing of it is cached",
 	pd.Bypassed:       "the client asked for local prefill",
-	pd.NotSplittable:  "one hand-off cannot carry the request",
-	pd.NoPrefill:      "no prefill endpoint was to be had",
+	pd.NotSplittable:  "the request does not fit into one hand-off",
+	pd.NoPrefill:      "no prefill endpoint was available",
 	pd.PrefillFailed:  "every prefill candidate failed",
-	pd.HandoffInvalid: "prefill answered without a hand-off that is safe to use",
-	pd.HandoffLate:    "the hand-off was too old to be trusted",
+	pd.HandoffInvalid: "the answer of prefill has no valid hand-off",
+	pd.HandoffLate:    "the hand-off was too old to be used",
 	pd.TransferFailed: "the decode engine could not load the KV cache",
 	pd.BadPDHeader:    "the client's x-tandem-pd header is malformed",
 	pd.BadRequest:     "the request is malformed",
-	pd.DuplicateKey:   "a key that matters stands twice in the body",
+	pd.DuplicateKey:   "an important key occurs twice in the body",
 	pd.TooLarge:       "the body is larger than the limit",
-	pd.LongHeader:     "the headers are too many",
-	pd.SlowBody:       "the body came too slowly",
+	pd.LongHeader:     "there are too many headers",
+	pd.SlowBody:       "the body arrived too slowly",
 	pd.UntrustedPeer:  "the sender may not choose a prefill endpoint",
 	pd.DeniedTarget:   "the prefill endpoint is not on the allow-list",
 	pd.NoEndpoint:     "no endpoint may serve the request",
 	pd.Saturated:      "every endpoint is full",
 	pd.Budget:         "too many requests fell back to local prefill already",
-	pd.Busy:           "too many bodies were held already",
+	pd.Busy:           "too many bytes of bodies were buffered already",
 	pd.Draining:       "the server is shutting down",
-	pd.Deadline:       "time ran out",
+	pd.Deadline:       "a deadline passed",
 	pd.InternalError:  "an error inside Tandem",
 }
 
-// absent stands where nothing was measured.
+// absent is shown for values that were not measured.
 const absent = "–"
 
 // millis prints milliseconds without their unit, in at most eight characters.
@@ -73,7 +73,7 @@ func millis(v float64) string {
 // seconds prints milliseconds as seconds.
 func seconds(ms float64) string { return strconv.FormatFloat(ms/1000, 'f', 1, 64) + " s" }
 
-// tick names a place on a time axis in the unit that is shortest.
+// tick names a position on a time axis in the unit that is shortest.
 func tick(ms float64) string {
 	short := func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
 	switch {
@@ -102,7 +102,7 @@ func bytesText(n int64) string {
 	}
 }
 
-// kibibytes is for columns of them; negative is unknown.
+// kibibytes formats a column of KiB; negative values are unknown.
 func kibibytes(n int64) string {
 	if n < 0 {
 		return absent
@@ -120,8 +120,8 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// printable is what may stand in a terminal and in a page: valid UTF-8 without control characters, which could move the
-// cursor or colour a FAILED green, and without those that turn the direction of writing. Lines and tabs stay.
+// printable returns s as valid UTF-8 without control characters, which could move the cursor or colour a FAILED green, and
+// without those that change the direction of writing. Line breaks and tabs stay.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || r == utf8.RuneError || unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) {
@@ -131,7 +131,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// line is what is printable, on one line.
+// line returns the printable text on one line.
 func line(s string) string { return strings.Join(strings.Fields(printable(s)), " ") }
 
 // cut shortens a line to at most n characters.
@@ -143,7 +143,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// what tells what a request is, in its row and above its waterfall.
+// what describes the kind of a request, in its row and above its waterfall.
 func (r *Request) what() string {
 	if r.Stream {
 		return r.API + ", streamed"
@@ -151,7 +151,7 @@ func (r *Request) what() string {
 	return r.API
 }
 
-// story is a request in one sentence.
+// story describes a request in one sentence.
 func (r *Request) story() string {
 	s := fmt.Sprintf("Request %d (%s) of class “%s”: %s because %s", r.Number, r.what(), r.Class, r.Decision, r.Reason)
 	s += fmt.Sprintf(", %d prompt tokens of which %d were cached, %d completion tokens", r.Prompt, r.Cached, r.Completion)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// connect connects to everything that the page names.
+// connect connects to all ports on the page.
 func (r *running) connect(t *testing.T) (conns []net.Conn) {
 	t.Helper()
 	for _, port := range r.ports(t) {
@@ -28,7 +28,7 @@ func (r *running) connect(t *testing.T) (conns []net.Conn) {
 	return conns
 }
 
-// mustEnd fails unless those on the other side go away.
+// mustEnd fails unless the servers close the connections.
 func mustEnd(t *testing.T, conns []net.Conn) {
 	t.Helper()
 	for _, c := range conns {
@@ -36,22 +36,23 @@ func mustEnd(t *testing.T, conns []net.Conn) {
 			t.Fatal(err)
 		}
 		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%v lives on", c.RemoteAddr())
+			t.Errorf("%v is still open", c.RemoteAddr())
 		}
 	}
 }
 
-// testKilled ends only the parent, by force.
+// testKilled kills only the parent.
 func testKilled(t *testing.T, dir string) {
 	r := start(t, dir, "--prefill=1", "--decode=1")
 	conns, pids := r.connect(t), children(t, r.cmd.Process.Pid)
 	r.signal(t, syscall.SIGKILL)
 	r.end(t)
 	mustEnd(t, conns)
-	mustBeGone(t, pids) // servers end silent connections too
+	mustBeGone(t, pids) // servers close idle connections too
 }
 
-// mustBeGone fails unless processes end. Their ports may be somebody else's a moment later, so they say nothing.
+// mustBeGone fails unless processes end. Their ports may belong to other programs a moment later, so it does not check
+// ports.
 func mustBeGone(t *testing.T, pids map[string][]int) {
 	t.Helper()
 	late, look := time.After(20*time.Second), time.NewTicker(20*time.Millisecond)
@@ -62,21 +63,21 @@ func mustBeGone(t *testing.T, pids map[string][]int) {
 				select {
 				case <-look.C:
 				case <-late:
-					t.Fatalf("%s lives on as process %d", program, pid)
+					t.Fatalf("%s still runs as process %d", program, pid)
 				}
 			}
 		}
 	}
 }
 
-// lives reports whether a process runs; one that has ended and was not waited for does not.
+// lives reports whether a process runs; one that has ended but was not waited for does not.
 func lives(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, found := strings.Cut(string(stat), ") ")
 	return err == nil && found && state[0] != 'Z' && state[0] != 'X'
 }
 
-// testDeadChild ends only a sidecar, by force.
+// testDeadChild kills only a sidecar.
 func testDeadChild(t *testing.T, dir string) {
 	r := start(t, dir, "--prefill=1", "--decode=1")
 	pids := children(t, r.cmd.Process.Pid)
@@ -98,7 +99,7 @@ func testDeadChild(t *testing.T, dir string) {
 	mustBeGone(t, keepers)
 }
 
-// children are the processes that a process has started, by the name of their program.
+// children returns the processes that a process has started, by the name of their program.
 func children(t *testing.T, pid int) map[string][]int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))

@@ -1,9 +1,9 @@
-// Package up is the command tandem up: a whole P/D stack on this machine, left running.
+// Package up implements the command tandem up, which runs a whole P/D stack on this machine until it is stopped.
 //
-// In go flags: how many engines to simulate, and what moves their KV, or which engines run already. Out come a ready line on
-// stdout, as from every server here, and on stderr what a person needs next: a command to paste, and what listens where. It
-// runs until SIGINT or SIGTERM, which end all programs and then it with exit code 0, or until one of them ends by itself,
-// which ends the others too; the error names it and gives its last lines.
+// Flags say how many engines to simulate and how their KV moves, or which running engines to use. It prints a ready line on
+// stdout, as all our servers do, and on stderr a command to paste and the ports of all programs. It runs until SIGINT or
+// SIGTERM, which end all programs and then tandem up with exit code 0, or until one of the programs ends by itself. That
+// ends the others too; the error names the program and has its last lines.
 //
-// The stack itself is stack's: it says what becomes of the programs should this one be killed.
+// Package stack starts and ends the programs; its doc says what happens to them if tandem up is killed.
 package up

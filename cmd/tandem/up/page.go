@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// describe tells a person what runs and what to do with it.
+// describe prints what runs and how to use it.
 func (s *settings) describe(w io.Writer, pd *stack.PD) error {
 	url, err := clientURL(pd.Proxy)
 	if err != nil {
@@ -30,40 +30,40 @@ Tandem is up at %s (%s) with %d prefill and %d decode engines (%s) that serve %s
 
   %s
 
-With -i, the answer says what became of the request (x-tandem-pd-decision) and where its time went (Server-Timing).
+With -i, the answer has the decision for the request (x-tandem-pd-decision) and its phases (Server-Timing).
 %s
 %s
-For one request, -H 'x-tandem-pd: force' has it prefilled remotely, and -H 'x-tandem-pd: bypass' where it is decoded.
-Where a request would go, and why: tandem explain --admin %s FILE, with its body in FILE.
+For one request, -H 'x-tandem-pd: force' makes prefill remote, and -H 'x-tandem-pd: bypass' makes it local.
+To see where a request would go, and why: tandem explain --admin %s FILE, with its body in FILE.
 
 %s
-Ctrl-C ends all of it.
+Ctrl-C ends everything.
 `, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.rule(), s.hold(), pd.EPP.Admin, table(pd.Ports()))
 	return err
 }
 
-// rule says in words when prompts are prefilled remotely.
+// rule describes when prompts are prefilled remotely.
 func (s *settings) rule() string {
 	switch {
 	case s.Stack.Config != "":
-		return "Where prompts are prefilled is up to " + s.Stack.Config + "."
+		return "Where prompts are prefilled is decided by " + s.Stack.Config + "."
 	case s.Stack.Threshold == 0:
-		return "Prompts are prefilled where they are decoded (--threshold 0)."
+		return "Prompts are prefilled by their decode engine (--threshold 0)."
 	}
-	return fmt.Sprintf("Prompts are prefilled remotely from %d tokens on that the decode engine has not cached (--threshold); the picker\n"+
-		"takes four bytes of text for a token.", s.Stack.Threshold)
+	return fmt.Sprintf("Prompts with %d or more tokens not cached on the decode engine are prefilled remotely (--threshold); the picker\n"+
+		"counts four bytes of text as a token.", s.Stack.Threshold)
 }
 
-// hold says in words what becomes of hand-offs that nobody comes for.
+// hold describes who releases hand-offs that no decode engine will pull.
 func (s *settings) hold() string {
 	if !s.keeps() {
-		return "Sidecars leave it to the decode engines to give hand-offs back (--transport nixl has them do it themselves)."
+		return "Decode engines release unused hand-offs (with --transport nixl, sidecars do it themselves)."
 	}
 	over := map[string]string{stack.TransportTCP: "Tandem's own TCP", stack.TransportNIXL: "NIXL"}
-	return "Sidecars hold hand-offs, and give them back, by telling the prefill engines over " + over[s.Stack.Transport] + " (--transport)."
+	return "Sidecars renew and release hand-offs by notifying the prefill engines over " + over[s.Stack.Transport] + " (--transport)."
 }
 
-// clientURL is the URL at which a client on this machine finds what listens at address.
+// clientURL returns the URL at which a client on this machine reaches the listener at address.
 func clientURL(address string) (string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -75,7 +75,7 @@ func clientURL(address string) (string, error) {
 	return "http://" + net.JoinHostPort(host, port), nil
 }
 
-// curl is a command to paste into a shell.
+// curl returns a command to paste into a shell.
 func curl(url, model string) (string, error) {
 	name, err := json.Marshal(model)
 	if err != nil {
@@ -94,11 +94,11 @@ func table(ports []stack.PortLine) string {
 	for _, p := range ports {
 		shown := p.Name
 		if shown == name {
-			shown = "" // several ports of one program
+			shown = "" // further ports of the same program
 		}
 		name = p.Name
 		fmt.Fprintf(w, "  %s\t%s\t%s\n", shown, p.Address, p.What)
 	}
-	w.Flush() // a strings.Builder takes everything
+	w.Flush() // writing to a strings.Builder never fails
 	return b.String()
 }

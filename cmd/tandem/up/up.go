@@ -23,18 +23,18 @@ const Summary = "run a whole P/D stack on this machine until Ctrl-C"
 type settings struct {
 	Stack   stackFlags   `group:"Stack"`
 	Engines engineFlags  `group:"Your own engines"`
-	Sims    simFlags     `group:"Simulated engines, if you name none of your own"`
+	Sims    simFlags     `group:"Simulated engines, unless you use your own"`
 	Program programFlags `group:"Programs"`
 }
 
 type stackFlags struct {
-	Listen    string `flag:"listen" arg:"IP:PORT" help:"where clients connect to; port 0 takes any free one"`
-	Threshold int    `flag:"threshold" arg:"TOKENS" help:"prompts with so many tokens that the decode engine has not cached are prefilled remotely; 0: none"`
+	Listen    string `flag:"listen" arg:"IP:PORT" help:"address that clients connect to; port 0 takes any free one"`
+	Threshold int    `flag:"threshold" arg:"TOKENS" help:"prompts with at least so many tokens not cached on the decode engine are prefilled remotely; 0: none"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
-	Envoy     bool   `flag:"envoy" help:"insist on the real Envoy. Default: Envoy if there is one (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
-	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between simulated engines: Tandem's own TCP, or the real NIXL library; and with nixl, sidecars hold and release hand-offs of your own engines over it. It takes the programs of make nixl"`
-	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: what TANDEM_NIXL_LIB names, else .tools/nixl of the checkout, else what the loader or a Python environment has"`
-	OTLP      string `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans. Default: the one that OTEL_* variables name, if any"`
+	Envoy     bool   `flag:"envoy" help:"require the real Envoy. Default: Envoy if one is found (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
+	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between simulated engines: Tandem's own TCP, or the real NIXL library; with nixl, sidecars also renew and release hand-offs of your own engines. nixl needs the programs of make nixl"`
+	Library   string `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
+	OTLP      string `flag:"otlp" arg:"HOST:PORT" help:"OTLP/gRPC collector of spans. Default: from the OTEL_* variables, if set"`
 }
 
 type engineFlags struct {
@@ -49,14 +49,14 @@ type simFlags struct {
 }
 
 type programFlags struct {
-	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and with nixl/. Default: the one that this program lies in"`
+	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and nixl/. Default: the folder of this program"`
 }
 
-// defaultThreshold lets a person see both decisions with prompts that fit a terminal. For what it should be on real engines,
-// see the picker's default configuration.
+// defaultThreshold shows both decisions with prompts that fit into a terminal. For real engines, see the picker's default
+// configuration.
 const defaultThreshold = 256
 
-// maxSimulated bounds each kind of simulated engines: every one is a process.
+// maxSimulated is the largest number of simulated engines of each kind: each is a process.
 const maxSimulated = 64
 
 // Validate implements boot.Validator.
@@ -75,7 +75,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	for _, engine := range s.Engines.Decode {
 		p.RequireAddress("decode-engine", engine)
 	}
-	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one to decode for")
+	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one decode engine")
 	p.Require(s.Sims.Prefill >= 0 && s.Sims.Prefill <= maxSimulated, "prefill", "want 0 to %d", maxSimulated)
 	p.Require(s.Sims.Decode >= 1 && s.Sims.Decode <= maxSimulated, "decode", "want 1 to %d", maxSimulated)
 	if s.Sims.ModelFile != "" {
@@ -93,7 +93,8 @@ func checkModel(file string) error {
 	return err
 }
 
-// keeps reports whether sidecars speak to prefill engines themselves. Engines that somebody else started speak NIXL, if anything.
+// keeps reports whether sidecars notify prefill engines themselves. Engines that the user started can be notified only over
+// NIXL.
 func (s *settings) keeps() bool {
 	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
 }
@@ -113,7 +114,7 @@ func (s *settings) options() stack.PDOptions {
 	return o
 }
 
-// Run is the command. The error is an Exit with CodeMissing if the stack cannot be started for want of a part.
+// Run runs the command. The error is an Exit with CodeMissing if a part of the stack is missing.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Threshold: defaultThreshold, Transport: stack.TransportTCP}, Sims: simFlags{Prefill: 2, Decode: 2}}
 	if _, err := (boot.Program{Summary: "up: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -122,19 +123,19 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if s.Program.BinDir == "" {
 		self, err := os.Executable()
 		if err != nil {
-			return boot.Missingf("finding the folder of this program: %w (name one with --bin-dir)", err)
+			return boot.Missingf("finding the folder of this program: %w (set one with --bin-dir)", err)
 		}
 		s.Program.BinDir = filepath.Dir(self)
 	}
 	group, alive := stack.NewGroup(ctx)
 	err := s.run(ctx, alive, group, std)
 	if ctx.Err() != nil {
-		err = nil // it was told to end
+		err = nil // a signal ended it
 	}
 	return errors.Join(err, group.Stop())
 }
 
-// run starts the stack and waits until a program has ended by itself, or ctx has.
+// run starts the stack and waits until a program has ended by itself, or ctx has ended.
 func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.IO) error {
 	pd, err := stack.StartPD(alive, group, s.options())
 	if err != nil {
@@ -144,7 +145,7 @@ func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.
 		return err
 	}
 	if err := s.describe(std.Stderr, pd); err != nil {
-		return fmt.Errorf("saying what runs: %w", err)
+		return fmt.Errorf("printing the addresses: %w", err)
 	}
 	<-alive.Done()
 	if ctx.Err() != nil {
@@ -154,7 +155,7 @@ func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.
 	return fmt.Errorf("running the stack: %w", context.Cause(alive))
 }
 
-// startError tells a part that is missing from a program that failed.
+// startError makes an Exit with CodeMissing if a part is missing, rather than a program has failed.
 func startError(err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

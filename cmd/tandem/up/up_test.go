@@ -49,10 +49,10 @@ func TestUp(t *testing.T) {
 		})
 	}
 	t.Run("port taken", func(t *testing.T) { testPortTaken(t, dir) })
-	t.Run("before engines that run", func(t *testing.T) { testOwnEngines(t, dir) })
+	t.Run("in front of running engines", func(t *testing.T) { testOwnEngines(t, dir) })
 }
 
-// useProxy makes the machine have an Envoy or not.
+// useProxy sets whether the machine has an Envoy.
 func useProxy(t *testing.T, proxy string) {
 	t.Helper()
 	if proxy == "envoy" {
@@ -72,19 +72,19 @@ func withoutEnvoy(path string) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// running is a tandem up.
+// running is a running tandem up.
 type running struct {
 	cmd   *exec.Cmd
 	out   *bufio.Reader // of stdout and stderr
-	page  string        // all that it has printed when it is ready
+	page  string        // its output until it is ready
 	files string        // folder for its files
 }
 
-// start runs the command until it has said all that it has to say.
+// start runs the command until it has printed the page.
 func start(t *testing.T, dir string, args ...string) *running {
 	t.Helper()
 	r := run(t, dir, args...)
-	for !strings.Contains(r.page, "Ctrl-C ends all of it.\n") {
+	for !strings.Contains(r.page, "Ctrl-C ends everything.\n") {
 		line, err := r.out.ReadString('\n')
 		r.page += line
 		if err != nil {
@@ -109,14 +109,14 @@ func run(t *testing.T, dir string, args ...string) *running {
 	out.Close()
 	r.out = bufio.NewReader(in)
 	t.Cleanup(func() {
-		_ = r.cmd.Process.Kill() // it has ended if the test went well
+		_ = r.cmd.Process.Kill() // it has already ended unless the test failed
 		_ = r.cmd.Wait()
 		in.Close()
 	})
 	return r
 }
 
-// end waits for its end, and gives its exit code and what it said after the page.
+// end waits for the end, and returns the exit code and the output after the page.
 func (r *running) end(t *testing.T) (code int, said string) {
 	t.Helper()
 	rest, err := io.ReadAll(r.out)
@@ -145,14 +145,14 @@ func (r *running) addresses(t *testing.T) map[string]string {
 	}
 	line, _, _ := strings.Cut(r.page, "\n")
 	if err := json.Unmarshal([]byte(line), &ready); err != nil || ready.Ready != "up" {
-		t.Fatalf("the first line is no ready line: %s", r.page)
+		t.Fatalf("the first line is not a ready line: %s", r.page)
 	}
 	return ready.Addresses
 }
 
 var portLine = regexp.MustCompile(`(?m)^  .* (127\.0\.0\.1:\d+)  `)
 
-// ports are all that the page names.
+// ports returns all addresses on the page.
 func (r *running) ports(t *testing.T) (ports []string) {
 	t.Helper()
 	for _, found := range portLine.FindAllStringSubmatch(r.page, -1) {
@@ -164,7 +164,7 @@ func (r *running) ports(t *testing.T) (ports []string) {
 	return ports
 }
 
-// interrupt ends it as Ctrl-C does, cleanly.
+// interrupt ends it as Ctrl-C does, without errors.
 func (r *running) interrupt(t *testing.T) {
 	t.Helper()
 	pids := children(t, r.cmd.Process.Pid)
@@ -180,13 +180,13 @@ func (r *running) interrupt(t *testing.T) {
 
 var proxyNames = map[string]string{"envoy": "Envoy 1.", "gateway": "embedded gateway)"}
 
-// testPage pastes the command into a shell.
+// testPage runs the command of the page in a shell.
 func testPage(t *testing.T, dir, proxy, model string) {
 	r := start(t, dir, "--prefill=1", "--decode=2", "--threshold=64", "--model-file="+model)
 	addresses := r.addresses(t)
 	for _, want := range []string{
 		"Tandem is up at http://" + addresses["http"] + " (" + proxyNames[proxy], "1 prefill and 2 decode engines (simulated) that serve it's a \"model\".\n",
-		"remotely from 64 tokens on", "over Tandem's own TCP (--transport).\n", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
+		"with 64 or more tokens", "over Tandem's own TCP (--transport).\n", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
 	} {
 		if !strings.Contains(r.page, want) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
@@ -207,7 +207,7 @@ func testPage(t *testing.T, dir, proxy, model string) {
 	r.interrupt(t)
 }
 
-// awkwardModel is the file of a model with a name that a shell would like to take apart.
+// awkwardModel returns the file of a model whose name has shell metacharacters.
 func awkwardModel(t *testing.T) string {
 	t.Helper()
 	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "sim", "models", "tiny.yaml"))
@@ -249,7 +249,7 @@ func testPortTaken(t *testing.T, dir string) {
 	}
 }
 
-// testOwnEngines puts a stack before the engines of another.
+// testOwnEngines starts a stack in front of the engines of another one.
 func testOwnEngines(t *testing.T, dir string) {
 	engines := start(t, dir, "--prefill=1", "--decode=1")
 	at := func(name string) string {
@@ -259,9 +259,9 @@ func testOwnEngines(t *testing.T, dir string) {
 		}
 		return found[1]
 	}
-	// Of a decode pod, the sidecar comes first on the page, and then the engine.
+	// For a decode pod, the page has first the sidecar and then the engine.
 	r := start(t, dir, "--prefill-engine="+at("prefill-0"), "--decode-engine="+at("decode-0"), "--threshold=0")
-	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled where they are decoded", "leave it to the decode engines"} {
+	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled by their decode engine", "Decode engines release unused hand-offs"} {
 		if !strings.Contains(r.page, want) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
 		}
@@ -285,5 +285,5 @@ func testOwnEngines(t *testing.T, dir string) {
 	if want := "up: decode engine " + prefill + " is not ready: connection refused\n"; code != 4 || said != want {
 		t.Errorf("exit %d: %s", code, said)
 	}
-	r.interrupt(t) // that its engines are gone is no reason to fail
+	r.interrupt(t) // the end of its engines is no failure
 }

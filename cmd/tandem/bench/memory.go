@@ -10,26 +10,26 @@ import (
 	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
 )
 
-// tableMemory is the heading of the series that hold requests.
-const tableMemory = "Memory: peak resident size, MiB, of a process that holds requests. Floor: a bare reverse proxy."
+// tableMemory is the heading of the series that buffer requests.
+const tableMemory = "Memory: peak resident size, MiB, of a process that buffers requests. Floor: a bare reverse proxy."
 
-// heldSeries is requests that a program holds at the same time.
-type heldSeries struct {
+// bufferSeries is a number of requests that a program buffers at the same time.
+type bufferSeries struct {
 	requests, size int
 }
 
-func (s heldSeries) String() string { return fmt.Sprintf("%d × %s", s.requests, sized(s.size)) }
+func (s bufferSeries) String() string { return fmt.Sprintf("%d × %s", s.requests, sized(s.size)) }
 
-// bytes is what is held.
-func (s heldSeries) bytes() int64 { return int64(s.requests) * int64(s.size) }
+// bytes returns the size of all buffered bodies.
+func (s bufferSeries) bytes() int64 { return int64(s.requests) * int64(s.size) }
 
-func sidecarHeld() []heldSeries { return []heldSeries{{1000, 32 * kB}, {64, 4 * mB}} }
+func sidecarHeld() []bufferSeries { return []bufferSeries{{1000, 32 * kB}, {64, 4 * mB}} }
 
-// resting is what a sidecar may take that holds nothing, bytes.
+// resting is the memory that an idle sidecar may take, in bytes.
 const resting = 60 << 20
 
-// measureHeld has a sidecar hold requests while their prefill runs.
-func measureHeld(ctx context.Context, l *lab, series heldSeries) (Row, error) {
+// measureBuffered makes a sidecar buffer requests while their prefill runs.
+func measureBuffered(ctx context.Context, l *lab, series bufferSeries) (Row, error) {
 	legs, err := newLegs(ctx, l, series.size, false)
 	if err != nil {
 		return Row{}, err
@@ -59,7 +59,7 @@ func measureHeld(ctx context.Context, l *lab, series heldSeries) (Row, error) {
 	return row, nil
 }
 
-// peak is the peak resident size of a process that held requests, MiB.
+// peak returns the peak resident size, in MiB, of a process that buffers requests.
 func (s *legs) peak(ctx context.Context, holder *subject, requests int, request []byte) (float64, error) {
 	lanes, err := lanesTo(ctx, holder.addr, requests, request)
 	defer func() { closeAll(lanes) }()
@@ -73,7 +73,7 @@ func (s *legs) peak(ctx context.Context, holder *subject, requests int, request 
 	return mebibytes(peak), err
 }
 
-// holdAll has every lane's request wait in the prefill engine until all are there, and lets them go on.
+// holdAll lets the request of every lane wait in the prefill engine until all are there, and then lets them go on.
 func (s *legs) holdAll(ctx context.Context, lanes []exchanger) error {
 	open := s.prefill.hold.close()
 	defer open()
@@ -107,14 +107,14 @@ func (s *legs) holdAll(ctx context.Context, lanes []exchanger) error {
 	return nil
 }
 
-// measurePickerHeld opens streams whose requests have come but for their end, and gives the picker's memory while it holds
-// them. That it did hold them is seen in the end, when it gives all of them back.
-func measurePickerHeld(ctx context.Context, l *lab, series heldSeries) (Row, error) {
+// measurePickerBuffered opens streams and sends everything but the end of their requests, and measures the picker's memory while
+// it buffers them. At the end the picker returns all bodies, which shows that it did buffer them.
+func measurePickerBuffered(ctx context.Context, l *lab, series bufferSeries) (Row, error) {
 	f, err := newFleet(l, fleetSize)
 	if err != nil {
 		return Row{}, err
 	}
-	f.flags = []string{"--body-timeout=10m"} // on a slow machine it would give up those that are held
+	f.flags = []string{"--body-timeout=10m"} // on a slow machine the default timeout would end the requests
 	picker, err := f.picker(ctx)
 	if err != nil {
 		return Row{}, err
@@ -155,7 +155,7 @@ func measurePickerHeld(ctx context.Context, l *lab, series heldSeries) (Row, err
 	return absolute(tableMemory, "picker, "+series.String(), []float64{mebibytes(peak)}, mebibytes(4*series.bytes())), nil
 }
 
-// settled waits until a process's memory has not grown for half a second, which is when it has read all that was sent.
+// settled waits until a process's memory has not grown for half a second: then it has read everything that was sent.
 func settled(ctx context.Context, pid int) error {
 	var last int64
 	look := time.NewTicker(100 * time.Millisecond)
