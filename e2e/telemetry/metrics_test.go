@@ -25,17 +25,17 @@ func TestMetrics(t *testing.T) {
 	picker, sidecar := metricsOf(t, f.Pickers[0].Addr("metrics")), metricsOf(t, f.Fleet.Decode[0].Sidecar.Addr("metrics"))
 	t.Run("epp", func(t *testing.T) {
 		picker.mustHave(t, map[string]string{
-			"tandem_requests_total":     "counter code decision reason room",
+			"tandem_requests_total":     "counter code component decision reason",
 			"tandem_phase_seconds":      "histogram decision phase",
 			"tandem_pick_seconds":       "histogram",
 			"tandem_scrape_age_seconds": "histogram",
-			"tandem_inflight":           "gauge role room",
+			"tandem_inflight":           "gauge component role",
 		})
 		picker.mustPass(t)
 	})
 	t.Run("sidecar", func(t *testing.T) {
 		sidecar.mustHave(t, map[string]string{
-			"tandem_requests_total":      "counter code decision reason room",
+			"tandem_requests_total":      "counter code component decision reason",
 			"tandem_phase_seconds":       "histogram decision phase",
 			"tandem_leg_seconds":         "histogram code leg",
 			"tandem_handoff_age_seconds": "histogram",
@@ -43,7 +43,7 @@ func TestMetrics(t *testing.T) {
 			"tandem_kv_release_total":    "counter result way",
 			"tandem_kv_stranded_total":   "counter",
 			"tandem_fallback_tokens":     "gauge",
-			"tandem_inflight":            "gauge role room",
+			"tandem_inflight":            "gauge component role",
 			"tandem_open_requests":       "gauge",
 		})
 		sidecar.mustPass(t)
