@@ -26,6 +26,8 @@ NIXL_LIBRARY = $(shell readlink -f .tools/nixl)/.nixl_cu12.mesonpy.libs
 NIXL_COMMANDS := ./cmd/keeper ./cmd/sim
 NIXL_TESTED := ./transfer/nixl $(NIXL_COMMANDS)
 NIXL_USERS := ./sim
+# The cluster of processes, and the tests that run on it, are a module of their own.
+KUBE_MODULE := e2e/kube
 
 .PHONY: help
 help: ## show this
@@ -47,6 +49,7 @@ test: modules .tools/envoy ## run the unit tests, and those on simulated engines
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, with the race detector
 	go test -race -timeout=20m $(TESTFLAGS) $(PKG)
+	cd $(KUBE_MODULE) && go test -race -timeout=20m $(TESTFLAGS) ./...
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl $(TESTFLAGS) $(NIXL_TESTED)
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
 
@@ -83,7 +86,7 @@ lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on
 
 .PHONY: e2e
 e2e: modules tools .tools/vllm .tools/tinymodel ## install the chart on a real control plane, and do what users do with it (SCENARIOS)
-	@cd e2e/cluster && go test -count=1 -v -run '^TestScenarios$$' -timeout=60m . -args -cluster -cluster.only='$(SCENARIOS)' $(E2EFLAGS)
+	@cd $(KUBE_MODULE)/cluster && go test -count=1 -v -run '^TestScenarios$$' -timeout=60m . -args -cluster -cluster.only='$(SCENARIOS)' $(E2EFLAGS)
 
 .PHONY: demo
 demo: build ## run a whole P/D stack on this machine and prove that it works
@@ -104,10 +107,12 @@ fuzz: modules ## run every fuzz target for FUZZTIME, two on each core at a time
 .PHONY: lint
 lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	go vet ./...
+	cd $(KUBE_MODULE) && go vet ./...
 	go vet -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
 	@unformatted=$$(gofmt -l .); \
 	if [[ -n $$unformatted ]]; then echo "not formatted: $$unformatted"; exit 1; fi
 	.tools/staticcheck/staticcheck ./...
+	cd $(KUBE_MODULE) && $(CURDIR)/.tools/staticcheck/staticcheck ./...
 	.tools/staticcheck/staticcheck -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
 	.tools/helm lint --strict charts/tandem
 
@@ -122,6 +127,7 @@ clean: ## remove bin/ and the links in .tools/, keep the shared cache
 .PHONY: modules
 modules:
 	@go mod download
+	@cd $(KUBE_MODULE) && go mod download
 
 # .ci/fetch does nothing for a part that is in the cache.
 .tools/%: FORCE

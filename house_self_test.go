@@ -81,6 +81,8 @@ var madeUp = []struct {
 	{"imports", "the harness uses another helper", file("e2e/harness/a.go", imports("harness", "e2e/answer", "stack")), ""},
 	{"imports", "a program's test uses a helper of e2e", file("epp/kube/a_test.go", imports("kube", "e2e/otlp")), ""},
 	{"imports", "a program uses a helper of e2e", file("cmd/tandem/bench/a.go", imports("bench", "e2e/answer")), "cmd/tandem/bench/a.go imports e2e/answer"},
+	{"imports", "a test uses the module of the cluster", file("charts/a_test.go", imports("charts", "e2e/kube")), "charts/a_test.go imports e2e/kube"},
+	{"imports", "the cluster uses the control plane", file("e2e/kube/a.go", imports("kube", "e2e/controlplane", "e2e/kube/container")), ""},
 	{"imports", "simulator's main", file("cmd/sim/main.go", imports("main", "sim")), ""},
 	{"imports", "user's tool", file("cmd/tandem/bench/a.go", imports("bench", "stack", "epp/extproc/client")), ""},
 	{"imports", "a package imports a command", file("stack/a.go", imports("stack", "cmd/tandem/bench")), "stack/a.go imports cmd/tandem/bench"},
@@ -143,6 +145,7 @@ var madeUp = []struct {
 	{"binaries", "test data", file("pd/testdata/a.bin", "\x00"), ""},
 
 	{"direct modules", "true", made{files: map[string]string{"pd/a.go": imports("pd", "go.uber.org/goleak")}, modules: map[string]bool{"go.uber.org/goleak": true, "go.uber.org/x": false}}, ""},
+	{"direct modules", "another module of ours", made{files: map[string]string{"e2e/kube/go.mod": "module x\n", "e2e/kube/a.go": imports("kube", "go.uber.org/goleak")}, modules: map[string]bool{"go.uber.org/goleak": false}}, ""},
 	{"direct modules", "listed as indirect", made{files: map[string]string{"pd/a.go": imports("pd", "go.uber.org/goleak/internal")}, modules: map[string]bool{"go.uber.org/goleak": false}}, "go.mod: go.uber.org/goleak is imported: true"},
 	{"direct modules", "not used", made{modules: map[string]bool{"go.uber.org/goleak": true}}, "go.mod: go.uber.org/goleak is imported: false"},
 	{"direct modules", "the longer path provides", made{files: map[string]string{"pd/a.go": imports("pd", "x.org/a/b/c")}, modules: map[string]bool{"x.org/a": false, "x.org/a/b": true}}, ""},

@@ -22,7 +22,7 @@ const module = "github.com/tandem-serving/tandem"
 // house is what the rules look at.
 type house struct {
 	files   map[string][]byte   // every file that git has or would add, by slash path
-	sources []source            // the Go files of this module among them, outside testdata
+	sources []source            // the Go files of our modules among them, outside testdata
 	links   map[string][]string // import paths that a command links, by its folder
 	modules map[string]bool     // modules of go.mod: true if required directly
 }
@@ -36,15 +36,21 @@ type source struct {
 	syntax  *ast.File
 }
 
-// foreign tells whether a file belongs to a module of its own inside this one,
-// which nothing here imports.
-func (h house) foreign(file string) bool {
-	for dir := path.Dir(file); dir != "."; dir = path.Dir(dir) {
+// moduleDir is the folder of the module that a file belongs to.
+func (h house) moduleDir(file string) string {
+	dir := path.Dir(file)
+	for ; dir != "."; dir = path.Dir(dir) {
 		if _, ok := h.files[dir+"/go.mod"]; ok {
-			return true
+			break
 		}
 	}
-	return false
+	return dir
+}
+
+// ours tells whether the rules for Go files hold for a module: for this one, and for those below it that use it. The others
+// only build programs of other projects.
+func (h house) ours(moduleDir string) bool {
+	return moduleDir == "." || bytes.Contains(h.files[moduleDir+"/go.mod"], []byte("\nreplace "+module+" => "))
 }
 
 // rule is one house rule. check gives one line for each breach, beginning with
@@ -156,6 +162,8 @@ func importAllowed(s source, to string) bool {
 		return false
 	case fits(to, "e2e…") && !fits(s.dir, "e2e…") && !s.test:
 		return false
+	case fits(to, "e2e/kube…") && !fits(s.dir, "e2e/kube…"):
+		return false // a module that uses this one
 	case fits(s.dir, "epp…") && fits(to, "sidecar…"), fits(s.dir, "sidecar…") && fits(to, "epp…"):
 		return false // not even in tests
 	}
@@ -396,6 +404,9 @@ const maxModules = 25
 func checkModules(h house) (breaches []string) {
 	used := map[string]bool{}
 	for _, s := range h.sources {
+		if h.moduleDir(s.path) != "." {
+			continue // its own go.mod says what it uses
+		}
 		for _, imported := range s.imports {
 			if m := moduleOf(h, imported); m != "" {
 				used[m] = true
@@ -468,7 +479,7 @@ func readHouse(t *testing.T) house {
 		h.files[file] = data
 	}
 	for file, data := range h.files {
-		if strings.HasSuffix(file, ".go") && !inTestdata(file) && !h.foreign(file) {
+		if strings.HasSuffix(file, ".go") && !inTestdata(file) && h.ours(h.moduleDir(file)) {
 			h.sources = append(h.sources, parse(t, file, data))
 		}
 	}

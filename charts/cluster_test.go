@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
 // monitors makes the chart render what it renders only where the Prometheus operator is.
@@ -22,7 +22,7 @@ var selectors = [][]string{{"spec", "selector"}, {"spec", "selector", "matchLabe
 // TestCluster sends everything to a real API server, into a namespace that admits only pods of the level restricted.
 func TestCluster(t *testing.T) {
 	requireHelm(t)
-	plane := kube.Start(t)
+	plane := controlplane.Start(t)
 	plane.InstallCRDs("../.tools/crds/*.yaml", "../epp/kube/testdata/crds/*.yaml")
 	makeNamespace(t, plane, namespace)
 	for name, args := range cases(t) {
@@ -46,13 +46,13 @@ func TestCluster(t *testing.T) {
 }
 
 // makeNamespace makes a namespace that enforces the level restricted of pod security.
-func makeNamespace(t *testing.T, plane *kube.Plane, name string) {
+func makeNamespace(t *testing.T, plane *controlplane.Plane, name string) {
 	t.Helper()
 	kubectl(t, plane, fmt.Sprintf(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":%q,
 		"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`, name), "create", "-f", "-")
 }
 
-func kubectl(t *testing.T, plane *kube.Plane, stdin string, args ...string) string {
+func kubectl(t *testing.T, plane *controlplane.Plane, stdin string, args ...string) string {
 	t.Helper()
 	out, err := plane.Kubectl(t.Context(), stdin, args...)
 	if err != nil {
@@ -67,7 +67,7 @@ func withoutVersions(args []string) []string {
 }
 
 // objectsAreAccepted applies objects, and a pod of each template: of a Deployment with bad pods the API server only warns.
-func objectsAreAccepted(t *testing.T, plane *kube.Plane, all objects) {
+func objectsAreAccepted(t *testing.T, plane *controlplane.Plane, all objects) {
 	all = slices.Concat(all, all.pods(t))
 	if _, err := plane.Kubectl(t.Context(), list(t, all), "apply", "--server-side", "--dry-run=server", "-f", "-"); err != nil {
 		t.Error(err)
@@ -107,7 +107,7 @@ func (all objects) pods(t *testing.T) (pods objects) {
 }
 
 // privilegesAreRefused holds that the namespace judges pods at all, in each of the ways that the chart's pods pass.
-func privilegesAreRefused(t *testing.T, plane *kube.Plane) {
+func privilegesAreRefused(t *testing.T, plane *controlplane.Plane) {
 	for _, pod := range render(t, cases(t)["sim"]...).pods(t) {
 		containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", "containers")
 		container := containers[0].(map[string]any)
@@ -128,7 +128,7 @@ func privilegesAreRefused(t *testing.T, plane *kube.Plane) {
 }
 
 // installs takes a release through its life, of which no object must be left.
-func installs(t *testing.T, plane *kube.Plane) {
+func installs(t *testing.T, plane *controlplane.Plane) {
 	makeNamespace(t, plane, "life")
 	at := []string{"--namespace", "life", "--kubeconfig", plane.Kubeconfig()}
 	before := leftovers(t, plane, "life")
@@ -154,7 +154,7 @@ func installs(t *testing.T, plane *kube.Plane) {
 }
 
 // leftovers lists what is in a namespace, of every kind.
-func leftovers(t *testing.T, plane *kube.Plane, in string) []string {
+func leftovers(t *testing.T, plane *controlplane.Plane, in string) []string {
 	t.Helper()
 	kinds := strings.Fields(kubectl(t, plane, "", "api-resources", "--namespaced", "--verbs=list", "-o", "name"))
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool { return strings.HasPrefix(kind, "events") })
@@ -165,7 +165,7 @@ func leftovers(t *testing.T, plane *kube.Plane, in string) []string {
 
 // releasesAreApart installs two releases into one namespace, of different modes: no object belongs to both, and no selector
 // finds pods of the other.
-func releasesAreApart(t *testing.T, plane *kube.Plane) {
+func releasesAreApart(t *testing.T, plane *controlplane.Plane) {
 	makeNamespace(t, plane, "shared")
 	values := map[string][]string{"one": cases(t)["sim"], "two": cases(t)["pool"]}
 	rendered := map[string]objects{}

@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -69,7 +69,7 @@ func grants(t *testing.T, role *unstructured.Unstructured) (all []string) {
 // rightsSuffice installs a release and runs its picker with its arguments and the rights of its service account: it must
 // find everything. Where it may not watch something, it must say so. The verb list it needs before Kubernetes 1.32 only:
 // from there on a watch begins with what there is.
-func rightsSuffice(t *testing.T, plane *kube.Plane, name string, args ...string) {
+func rightsSuffice(t *testing.T, plane *controlplane.Plane, name string, args ...string) {
 	in := "rights-" + name
 	makeNamespace(t, plane, in)
 	at := append([]string{release, chart, "--namespace", in}, args...)
@@ -120,7 +120,7 @@ func without(t *testing.T, role *unstructured.Unstructured, rule int, verb strin
 }
 
 // apply makes a role as it is given.
-func apply(t *testing.T, plane *kube.Plane, role *unstructured.Unstructured) {
+func apply(t *testing.T, plane *controlplane.Plane, role *unstructured.Unstructured) {
 	t.Helper()
 	text, err := json.Marshal(role)
 	if err != nil {
@@ -133,7 +133,7 @@ func apply(t *testing.T, plane *kube.Plane, role *unstructured.Unstructured) {
 type picker struct{ process *stack.Process }
 
 // pickerOf starts the picker of a release as its pod would, but on free ports of loopback.
-func pickerOf(t *testing.T, plane *kube.Plane, all objects) picker {
+func pickerOf(t *testing.T, plane *controlplane.Plane, all objects) picker {
 	t.Helper()
 	for _, pod := range all.pods(t) {
 		for _, c := range containers(t, pod) {

@@ -11,10 +11,11 @@
 //	telemetry  traces and metrics pages
 //	pool       a pool of 2,000 pods on a real API server
 //	startup    parts that start before those that they need
-//	cluster    the chart on a real control plane
+//	kube       a module of its own: a cluster of processes, and the tests of the chart on it
 //	image      the Dockerfile
 //
-// harness has what these packages share; answer, otlp and vllm read what clients and collectors get and run real engines.
+// harness has what these packages share; controlplane runs etcd and kube-apiserver; answer and otlp read what clients and
+// collectors get; vllm runs real engines.
 //
 // Some tests have a short form, which every make test runs, and a long one, which has a make target of its own and prints a
 // table:

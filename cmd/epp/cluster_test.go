@@ -15,19 +15,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
 // cluster is a control plane with pods of a P/D pool in the namespace of llm-d's guides.
 type cluster struct {
-	*kube.Plane
+	*controlplane.Plane
 	admin kubernetes.Interface
 }
 
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	plane := kube.Start(t)
-	return &cluster{plane, kube.Client(t, plane.Config())}
+	plane := controlplane.Start(t)
+	return &cluster{plane, controlplane.Client(t, plane.Config())}
 }
 
 func TestCluster(t *testing.T) {

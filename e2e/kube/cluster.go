@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 	"github.com/tandem-serving/tandem/e2e/kube/services"
 	"github.com/tandem-serving/tandem/stack"
@@ -37,7 +38,8 @@ const (
 // Cluster is a control plane that works like a real one: what controllers make, Services and their names included. What it
 // has not is nodes; package kubelet makes them.
 type Cluster struct {
-	*Plane
+	*controlplane.Plane
+	tb        testing.TB
 	manager   *stack.Process
 	scheduler *stack.Process
 	services  *services.Services
@@ -48,9 +50,9 @@ type Cluster struct {
 func StartCluster(tb testing.TB) *Cluster {
 	tb.Helper()
 	container.Require(tb)
-	c := &Cluster{Plane: start(tb, &Plane{host: host, port: serverPort, flags: clusterFlags()})}
+	c := &Cluster{Plane: controlplane.StartAt(tb, host, serverPort, clusterFlags()), tb: tb}
 	tb.Cleanup(c.stop)
-	ctx, cancel := context.WithTimeout(tb.Context(), startTimeout)
+	ctx, cancel := context.WithTimeout(tb.Context(), controlplane.StartTimeout)
 	defer cancel()
 	if err := c.start(ctx); err != nil {
 		tb.Fatal(err)
@@ -69,10 +71,10 @@ func clusterFlags() []string {
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
 func (c *Cluster) start(ctx context.Context) (err error) {
-	if c.manager, err = c.run(ctx, "kube-controller-manager", health(managerPort, "healthz"), c.managerFlags()); err != nil {
+	if c.manager, err = c.Run(ctx, "kube-controller-manager", health(managerPort, "healthz"), c.managerFlags()); err != nil {
 		return err
 	}
-	c.scheduler, err = c.run(ctx, "kube-scheduler", health(schedulerPort, "readyz"), c.localFlags(schedulerPort))
+	c.scheduler, err = c.Run(ctx, "kube-scheduler", health(schedulerPort, "readyz"), c.localFlags(schedulerPort))
 	if err != nil {
 		return err
 	}
@@ -89,14 +91,14 @@ func health(port int, path string) string {
 // localFlags are those of a program that works for the API server, and is the only one of its kind.
 func (c *Cluster) localFlags(port int) []string {
 	return []string{"--kubeconfig=" + c.Kubeconfig(), "--leader-elect=false", "--bind-address=127.0.0.1",
-		"--secure-port=" + strconv.Itoa(port), "--cert-dir=" + c.path("pki-"+strconv.Itoa(port)), "--profiling=false"}
+		"--secure-port=" + strconv.Itoa(port), "--cert-dir=" + c.Path("pki-"+strconv.Itoa(port)), "--profiling=false"}
 }
 
 // managerFlags leaves all controllers on that are by default, each with its own account, as they are in production. Making
 // all of these accounts takes five seconds at the rate of requests that the program holds itself to.
 func (c *Cluster) managerFlags() []string {
-	return append(c.localFlags(managerPort), "--service-account-private-key-file="+c.path("accounts.key"),
-		"--root-ca-file="+c.path("pki/apiserver.crt"), "--use-service-account-credentials",
+	return append(c.localFlags(managerPort), "--service-account-private-key-file="+c.Path("accounts.key"),
+		"--root-ca-file="+c.Path("pki/apiserver.crt"), "--use-service-account-credentials",
 		"--kube-api-qps=200", "--kube-api-burst=400", "--node-monitor-grace-period="+NodeGrace.String(), "--node-monitor-period=1s")
 }
 
@@ -111,11 +113,11 @@ func (c *Cluster) awaitUse(ctx context.Context) error {
 	again := time.NewTicker(checkInterval)
 	defer again.Stop()
 	for _, url := range []string{
-		c.url() + "/api/v1/namespaces/default/serviceaccounts/default",
-		c.url() + "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
+		c.URL() + "/api/v1/namespaces/default/serviceaccounts/default",
+		c.URL() + "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
 		"https://" + services.APIServer + "/readyz",
 	} {
-		for err := get(ctx, client, url); err != nil; err = get(ctx, client, url) {
+		for err := controlplane.Get(ctx, client, url); err != nil; err = controlplane.Get(ctx, client, url) {
 			select {
 			case <-again.C:
 			case <-ctx.Done():
@@ -138,6 +140,6 @@ func (c *Cluster) stop() {
 			c.tb.Error(err)
 		}
 	}
-	kill(c.tb, &c.scheduler)
-	kill(c.tb, &c.manager)
+	controlplane.Kill(c.tb, &c.scheduler)
+	controlplane.Kill(c.tb, &c.manager)
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/kube"
 )
 
@@ -70,7 +71,7 @@ func beat(ctx context.Context, client kubernetes.Interface, name string) error {
 
 func TestCluster(t *testing.T) {
 	cluster := kube.StartCluster(t)
-	client := kube.Client(t, cluster.Config())
+	client := controlplane.Client(t, cluster.Config())
 	pods := client.CoreV1().Pods("default")
 
 	addNode(t, client, "by-hand")

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/harness"
-	"github.com/tandem-serving/tandem/e2e/kube"
 	procclient "github.com/tandem-serving/tandem/epp/extproc/client"
 	"github.com/tandem-serving/tandem/stack"
 )
@@ -55,7 +55,7 @@ func TestCluster(t *testing.T) {
 
 // cluster is a namespace with a pool of pods, all of which serve a metrics page.
 type cluster struct {
-	plane  *kube.Plane
+	plane  *controlplane.Plane
 	pods   corev1client.PodInterface
 	port   int
 	addrs  []string // one for each pod
@@ -64,9 +64,9 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{plane: kube.Start(t)}
+	c := &cluster{plane: controlplane.Start(t)}
 	c.plane.InstallCRDs("../../epp/kube/testdata/crds/*.yaml")
-	c.pods = kube.Client(t, c.plane.Config()).CoreV1().Pods("default")
+	c.pods = controlplane.Client(t, c.plane.Config()).CoreV1().Pods("default")
 	c.listen(t)
 	c.makePool(t)
 	c.inLanes(t, 16, clusterPods, func(i int) {

@@ -112,7 +112,7 @@ var simulatedOnly = map[string]string{
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "cluster", "image", "kube", "matrix", "otlp", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "controlplane", "image", "kube", "matrix", "otlp", "vllm"}
 
 // TestRealCasesAreWhole holds the two lists to the tests that there are.
 func TestRealCasesAreWhole(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/epp"
 )
 
@@ -25,14 +25,14 @@ const patience = 40 * time.Second
 
 // cluster is a control plane with what tests do to it.
 type cluster struct {
-	*kube.Plane
+	*controlplane.Plane
 	admin kubernetes.Interface
 }
 
 func startCluster(t testing.TB) *cluster {
 	t.Helper()
-	c := &cluster{Plane: kube.Start(t)}
-	c.admin = kube.Client(t, c.Config())
+	c := &cluster{Plane: controlplane.Start(t)}
+	c.admin = controlplane.Client(t, c.Config())
 	return c
 }
 

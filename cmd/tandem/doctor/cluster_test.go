@@ -17,13 +17,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
 // release is a Helm release in a namespace of its own, before its objects are created.
 type release struct {
 	name     string
-	plane    *kube.Plane
+	plane    *controlplane.Plane
 	client   kubernetes.Interface
 	pods     []*corev1.Pod // engines in the order of the members, then the picker
 	notReady string        // a pod
@@ -35,7 +35,7 @@ type release struct {
 const releaseName = "chat"
 
 // newRelease makes the objects of a running pool, as the chart does.
-func newRelease(p *testPool, name string, plane *kube.Plane, client kubernetes.Interface) *release {
+func newRelease(p *testPool, name string, plane *controlplane.Plane, client kubernetes.Interface) *release {
 	r := &release{name: name, plane: plane, client: client,
 		selector: map[string]string{instanceLabel: releaseName, "llm-d.ai/inference-serving": "true"}}
 	for _, m := range p.members {
@@ -143,9 +143,9 @@ spec:
 }
 
 func TestCluster(t *testing.T) {
-	plane := kube.Start(t)
+	plane := controlplane.Start(t)
 	plane.InstallCRDs("../../../epp/kube/testdata/crds/*.yaml")
-	admin := kube.Client(t, plane.Config())
+	admin := controlplane.Client(t, plane.Config())
 	p := healthy()
 	p.start(t)
 	p.loads(t, 4)
@@ -255,7 +255,7 @@ func TestCluster(t *testing.T) {
 	})
 }
 
-func testReleases(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.Interface) {
+func testReleases(t *testing.T, p *testPool, plane *controlplane.Plane, admin kubernetes.Interface) {
 	r := newRelease(p, "two", plane, admin)
 	r.pods = append(r.pods, pod("other-0", map[string]string{instanceLabel: "other", roleLabel: "decode"}, nil))
 	r.create(t)
@@ -270,7 +270,7 @@ func testReleases(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes
 
 // testThrough sends requests through the API server's proxy. The real API server refuses to connect to loopback, where a
 // test's pods are, so a server in front of it does that part.
-func testThrough(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.Interface) {
+func testThrough(t *testing.T, p *testPool, plane *controlplane.Plane, admin kubernetes.Interface) {
 	r := newRelease(p, "through", plane, admin)
 	r.create(t)
 	at := []string{"--namespace=through", "--kubeconfig=" + plane.Kubeconfig(), "--timeout=10s"}
@@ -304,7 +304,7 @@ func testThrough(t *testing.T, p *testPool, plane *kube.Plane, admin kubernetes.
 
 // passer starts a server in front of the API server. It forwards requests for pods itself, as the API server does for
 // addresses that are not loopback.
-func passer(t *testing.T, plane *kube.Plane) string {
+func passer(t *testing.T, plane *controlplane.Plane) string {
 	t.Helper()
 	transport, err := rest.TransportFor(plane.Config())
 	if err != nil {

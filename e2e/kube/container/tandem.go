@@ -30,7 +30,7 @@ var programs = sync.OnceValues(buildPrograms)
 func Tandem(tb testing.TB) Images {
 	tb.Helper()
 	Require(tb)
-	proxy, err := envoy.Find()
+	proxy, err := findEnvoy()
 	switch {
 	case err == nil:
 	case errors.Is(err, envoy.ErrNone) && os.Getenv("CI") != "true":
@@ -96,13 +96,25 @@ func goBuild(variable string, args ...string) error {
 	return nil
 }
 
+// findEnvoy gives the path of an Envoy, also from the folders of this module, where package envoy would look no further than
+// the go.mod.
+func findEnvoy() (string, error) {
+	if source, err := moduleRoot(); err == nil && os.Getenv("ENVOY_BIN") == "" {
+		path := filepath.Join(source, ".tools", "envoy")
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return envoy.Find()
+}
+
 // moduleRoot is the checkout that the tests run in.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	for up := ""; err == nil && dir != up; up, dir = dir, filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "cmd", "sidecar")); err == nil {
 			return dir, nil
 		}
 	}
-	return "", errors.Join(errors.New("finding the checkout: no folder above this one has a go.mod"), err)
+	return "", errors.Join(errors.New("finding the checkout: no folder above this one has cmd/sidecar"), err)
 }

@@ -35,7 +35,7 @@ const (
 // folder of the test's.
 //
 // An engine takes 2 GB and a minute to start. It goes slower than on its own where it is not told to be small; the variables
-// and arguments for that are a user's to give (see the scenario vllm in e2e/cluster).
+// and arguments for that are a user's to give (see the scenario vllm in e2e/kube/cluster).
 func VLLM(tb testing.TB) Images {
 	tb.Helper()
 	image, err := vllmImage(tb.TempDir())

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/kube"
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 )
@@ -41,7 +42,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{cluster: kube.StartCluster(t)}
-	b.client = kube.Client(t, b.cluster.Config())
+	b.client = controlplane.Client(t, b.cluster.Config())
 	var err error
 	if b.host, err = container.NewHost(t.TempDir()); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
 // configMap makes an object or replaces it.
@@ -172,7 +172,7 @@ func tokenOfPod(t *testing.T, b *bench) {
 	config := rest.AnonymousClientConfig(b.cluster.Config())
 	config.BearerToken, config.CAData = b.exec(t, "token", "a", "cat", dir+"token"), []byte(b.exec(t, "token", "a", "cat", dir+"ca.crt"))
 	config.CAFile = ""
-	review, err := kube.Client(t, config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review, err := controlplane.Client(t, config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/kube"
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 	"github.com/tandem-serving/tandem/e2e/kube/services"
@@ -43,7 +44,7 @@ func newBed(t *testing.T) *bed {
 	names := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(kube.DNS, "53"))
 	}}
-	return &bed{T: t, cluster: cluster, client: kube.Client(t, cluster.Config()), names: names}
+	return &bed{T: t, cluster: cluster, client: controlplane.Client(t, cluster.Config()), names: names}
 }
 
 // in gives the bed to a subtest.
@@ -267,7 +268,7 @@ func testAPIServer(b *bed) {
 		dialer := net.Dialer{Resolver: b.names}
 		return dialer.DialContext(ctx, network, strings.Replace(address, name, name+"."+kube.Domain, 1))
 	}
-	answer, err := kube.HTTPClient(b, config).Get("https://" + name + "/readyz")
+	answer, err := controlplane.HTTPClient(b, config).Get("https://" + name + "/readyz")
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -21,12 +21,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/connrotation"
+
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
 const (
 	// Range has the addresses of Services; kube-apiserver must give them out of it (--service-cluster-ip-range). It keeps the
 	// first 16 for those who ask for one of them, so none of them is given to a Service by chance.
-	Range = "10.0.0.0/24"
+	Range = controlplane.ServiceRange
 	// DNS is the resolver's address, and APIServer the one that kube-apiserver gives to its own Service.
 	DNS, APIServer = "10.0.0.10", "10.0.0.1"
 	// Domain ends all names of a cluster.

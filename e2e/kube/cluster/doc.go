@@ -3,9 +3,9 @@
 // are processes in namespaces of their own (packages kube, kube/kubelet and kube/container).
 //
 //	make e2e        all of it, with a table in the end
-//	go test ./e2e/cluster -timeout=40m -args -cluster          the same
-//	go test ./e2e/cluster -args -cluster -cluster.only='kill|roll'    some of it, and the installation they need
-//	go test ./e2e/cluster -args -cluster -cluster.ci            what CI does each time
+//	go test ./e2e/kube/cluster -timeout=40m -args -cluster          the same
+//	go test ./e2e/kube/cluster -args -cluster -cluster.only='kill|roll'    some of it, and the installation they need
+//	go test ./e2e/kube/cluster -args -cluster -cluster.ci            what CI does each time
 //
 // Without -cluster only the helpers are tested. It needs root on Linux, and the parts that `make tools` fetches.
 //

@@ -107,7 +107,7 @@ func buildTandem(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tandem")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path,
-		"../../cmd/tandem").CombinedOutput(); err != nil {
+		"../../../cmd/tandem").CombinedOutput(); err != nil {
 		t.Fatalf("building tandem: %v\n%s", err, out)
 	}
 	return path

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 	"github.com/tandem-serving/tandem/e2e/kube"
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 	"github.com/tandem-serving/tandem/e2e/kube/kubelet"
@@ -25,8 +26,8 @@ import (
 )
 
 const (
-	tools = "../../.tools"
-	chart = "../../charts/tandem"
+	tools = "../../../.tools"
+	chart = "../../../charts/tandem"
 	// namespace is where releases are installed: one that enforces the level restricted of pod security.
 	namespace = "tandem-e2e"
 	// nodes is how many the cluster has: enough that one can go, and that two pods of a role are apart.
@@ -90,7 +91,7 @@ func (c *cluster) startLocal(t *testing.T) {
 	c.local = &local{images: container.Tandem(t), traces: otlp.Start(t, net.JoinHostPort(bridge.String(), collectorPort))}
 	c.local.plane = kube.StartCluster(t)
 	c.kubeconfig = c.local.plane.Kubeconfig()
-	c.local.plane.InstallCRDs(tools+"/crds/*.yaml", "../../epp/kube/testdata/crds/*.yaml")
+	c.local.plane.InstallCRDs(tools+"/crds/*.yaml", "../../../epp/kube/testdata/crds/*.yaml")
 }
 
 // connect makes clients from the kubeconfig, as helm and kubectl do.
@@ -101,7 +102,7 @@ func (c *cluster) connect(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.QPS = -1 // no limit: tests ask again and again
-	c.admin = kube.Client(t, config)
+	c.admin = controlplane.Client(t, config)
 	c.config = config
 }
 

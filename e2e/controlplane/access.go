@@ -1,4 +1,4 @@
-package kube
+package controlplane
 
 import (
 	"bytes"
@@ -34,22 +34,22 @@ func (p *Plane) writeSecrets() error {
 		return fmt.Errorf("making the key of service accounts: %w", err)
 	}
 	block := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
-	if err := os.WriteFile(p.path("accounts.key"), block, 0o600); err != nil {
+	if err := os.WriteFile(p.Path("accounts.key"), block, 0o600); err != nil {
 		return err
 	}
-	return os.WriteFile(p.path("tokens.csv"), []byte(p.token+",admin,admin,system:masters\n"), 0o600)
+	return os.WriteFile(p.Path("tokens.csv"), []byte(p.token+",admin,admin,system:masters\n"), 0o600)
 }
 
 // Kubeconfig is the path of the administrator's kubeconfig.
 func (p *Plane) Kubeconfig() string { return p.kubeconfigPath("admin") }
 
-func (p *Plane) kubeconfigPath(name string) string { return p.path(name + ".kubeconfig") }
+func (p *Plane) kubeconfigPath(name string) string { return p.Path(name + ".kubeconfig") }
 
 func (p *Plane) kubeconfig(name, token, namespace string) string {
 	p.tb.Helper()
 	file := p.kubeconfigPath(name)
 	err := clientcmd.WriteToFile(api.Config{
-		Clusters:       map[string]*api.Cluster{"plane": {Server: p.url(), CertificateAuthority: p.path("pki/apiserver.crt")}},
+		Clusters:       map[string]*api.Cluster{"plane": {Server: p.URL(), CertificateAuthority: p.Path("pki/apiserver.crt")}},
 		AuthInfos:      map[string]*api.AuthInfo{name: {Token: token}},
 		Contexts:       map[string]*api.Context{"plane": {Cluster: "plane", AuthInfo: name, Namespace: namespace}},
 		CurrentContext: "plane",

@@ -59,7 +59,7 @@ func (s scenario) chosen() bool {
 // TestScenarios runs the table in its order, all on one cluster, and prints what came of it.
 func TestScenarios(t *testing.T) {
 	if !*enabled {
-		t.Skip("takes minutes: make e2e runs it, or go test ./e2e/cluster -args -cluster")
+		t.Skip("takes minutes: make e2e runs it, or go test ./e2e/kube/cluster -args -cluster")
 	}
 	if _, err := regexp.Compile(*onlyThese); err != nil {
 		t.Fatalf("-cluster.only: %v", err)

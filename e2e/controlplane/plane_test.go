@@ -1,4 +1,4 @@
-package kube_test
+package controlplane_test
 
 import (
 	"strings"
@@ -10,18 +10,14 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/tandem-serving/tandem/e2e/kube"
-	"github.com/tandem-serving/tandem/e2e/kube/container"
+	"github.com/tandem-serving/tandem/e2e/controlplane"
 )
 
-func TestMain(m *testing.M) {
-	container.Enter()
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestPlane(t *testing.T) {
-	plane, ctx := kube.Start(t), t.Context()
-	admin := kube.Client(t, plane.Config())
+	plane, ctx := controlplane.Start(t), t.Context()
+	admin := controlplane.Client(t, plane.Config())
 	pods := admin.CoreV1().Pods("default")
 
 	t.Run("objects outlive a restart of the API server", func(t *testing.T) {
@@ -42,7 +38,7 @@ func TestPlane(t *testing.T) {
 	})
 	t.Run("a service account may do what RBAC grants", func(t *testing.T) {
 		config, _ := plane.As(ctx, "default", "reader")
-		own := kube.Client(t, config)
+		own := controlplane.Client(t, config)
 		if _, err := own.CoreV1().Pods("default").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("listing pods without a role: %v, want forbidden", err)
 		}

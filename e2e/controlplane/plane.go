@@ -1,4 +1,4 @@
-package kube
+package controlplane
 
 import (
 	"context"
@@ -15,14 +15,13 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/tandem-serving/tandem/e2e/kube/services"
 	"github.com/tandem-serving/tandem/stack"
 )
 
 const (
-	// startTimeout bounds the start of one program. A quiet machine takes 4 s for etcd and the API server together, and 2 s
+	// StartTimeout bounds the start of one program. A quiet machine takes 4 s for etcd and the API server together, and 2 s
 	// more for a cluster.
-	startTimeout = 2 * time.Minute
+	StartTimeout = 2 * time.Minute
 	// tries is how often a start is tried with other ports, since a free one may be taken before the program has it.
 	tries = 3
 )
@@ -43,6 +42,9 @@ type Plane struct {
 
 type ports struct{ etcd, peer, server int }
 
+// ServiceRange is the range of the cluster addresses of Services.
+const ServiceRange = "10.0.0.0/24"
+
 // nowhere is an address for documentation (RFC 5737): what would be told to pods, which there are none of. If not told, the
 // API server looks for the machine's own, and there may be none.
 const nowhere = "192.0.2.1"
@@ -53,18 +55,20 @@ func Start(tb testing.TB) *Plane {
 	tb.Helper()
 	// Without a controller-manager no namespace has the account named default, which admission would ask for.
 	flags := []string{"--advertise-address=" + nowhere, "--disable-admission-plugins=ServiceAccount"}
-	return start(tb, &Plane{host: "127.0.0.1", flags: flags})
+	return StartAt(tb, "127.0.0.1", 0, flags)
 }
 
-// start completes a plane, of which it is known where the API server is to be, and runs it.
-func start(tb testing.TB, p *Plane) *Plane {
+// StartAt runs a control plane whose API server listens at a host and port (0: a free one), with flags beside those that all
+// have.
+func StartAt(tb testing.TB, host string, port int, flags []string) *Plane {
 	tb.Helper()
+	p := &Plane{host: host, port: port, flags: flags}
 	p.tb, p.tools, p.dir, p.token = tb, requireTools(tb), tb.TempDir(), rand.Text()
 	tb.Cleanup(p.stop)
 	if err := p.writeSecrets(); err != nil {
 		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(tb.Context(), startTimeout)
+	ctx, cancel := context.WithTimeout(tb.Context(), StartTimeout)
 	defer cancel()
 	var err error
 	for range tries {
@@ -84,25 +88,27 @@ func start(tb testing.TB, p *Plane) *Plane {
 func (p *Plane) Config() *rest.Config { return p.config(p.token) }
 
 func (p *Plane) config(token string) *rest.Config {
-	return &rest.Config{Host: p.url(), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: p.path("pki/apiserver.crt")},
+	return &rest.Config{Host: p.URL(), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: p.Path("pki/apiserver.crt")},
 		QPS: -1} // no limit: tests make thousands of objects
 }
 
-func (p *Plane) url() string {
+// URL is the address of the API server.
+func (p *Plane) URL() string {
 	return "https://" + net.JoinHostPort(p.host, strconv.Itoa(p.ports.server))
 }
 
-func (p *Plane) path(name string) string { return filepath.Join(p.dir, name) }
+// Path is that of a file of the control plane: of its keys, certificates and kubeconfigs.
+func (p *Plane) Path(name string) string { return filepath.Join(p.dir, name) }
 
 // StopAPIServer ends the API server at once. Its clients' connections break.
 func (p *Plane) StopAPIServer() {
 	p.tb.Helper()
-	kill(p.tb, &p.server)
+	Kill(p.tb, &p.server)
 }
 
 // StartAPIServer starts it again, at the same address and with the same data, and waits until it is ready.
 func (p *Plane) StartAPIServer(ctx context.Context) (err error) {
-	p.server, err = p.run(ctx, "kube-apiserver", p.url()+"/readyz", p.serverFlags())
+	p.server, err = p.Run(ctx, "kube-apiserver", p.URL()+"/readyz", p.serverFlags())
 	return err
 }
 
@@ -113,33 +119,33 @@ func (p *Plane) start(ctx context.Context) (err error) {
 	if p.port != 0 {
 		p.ports.server = p.port
 	}
-	if p.etcd, err = p.run(ctx, "etcd", p.etcdURL()+"/health", p.etcdFlags()); err != nil {
+	if p.etcd, err = p.Run(ctx, "etcd", p.etcdURL()+"/health", p.etcdFlags()); err != nil {
 		return err
 	}
 	return p.StartAPIServer(ctx)
 }
 
-// run starts a program and waits until it says at a URL that it is ready.
-func (p *Plane) run(ctx context.Context, name, url string, flags []string) (*stack.Process, error) {
+// Run starts one of the programs in .tools/kube and waits until it says at a URL that it is ready.
+func (p *Plane) Run(ctx context.Context, name, url string, flags []string) (*stack.Process, error) {
 	// The API server makes its certificate when it starts, so it cannot be verified before.
 	client, err := rest.HTTPClientFor(&rest.Config{BearerToken: p.token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
 	if err != nil {
 		return nil, fmt.Errorf("asking %s: %w", name, err)
 	}
 	defer client.CloseIdleConnections()
-	return stack.Start(ctx, stack.Program{Name: name, Path: filepath.Join(p.tools, name), Args: flags, ReadyTimeout: startTimeout,
-		Probe: func(ctx context.Context) error { return get(ctx, client, url) }})
+	return stack.Start(ctx, stack.Program{Name: name, Path: filepath.Join(p.tools, name), Args: flags, ReadyTimeout: StartTimeout,
+		Probe: func(ctx context.Context) error { return Get(ctx, client, url) }})
 }
 
 func (p *Plane) stop() {
 	p.tb.Helper()
-	kill(p.tb, &p.server)
-	kill(p.tb, &p.etcd)
+	Kill(p.tb, &p.server)
+	Kill(p.tb, &p.etcd)
 }
 
-// kill ends a program that may not run at all; it keeps nothing that a test needs to be whole. Should it have ended before,
-// then the test has gone wrong.
-func kill(tb testing.TB, program **stack.Process) {
+// Kill ends a program at once, unless *program is nil: it holds no data that outlives the test. The test fails if the program
+// had ended by itself.
+func Kill(tb testing.TB, program **stack.Process) {
 	tb.Helper()
 	if *program == nil {
 		return
@@ -160,7 +166,7 @@ func (p *Plane) etcdURL() string { return loopback(p.ports.etcd) }
 func loopback(port int) string { return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 func (p *Plane) etcdFlags() []string {
-	return []string{"--name=plane", "--data-dir=" + p.path("etcd"), "--unsafe-no-fsync", "--log-level=error",
+	return []string{"--name=plane", "--data-dir=" + p.Path("etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls=" + p.etcdURL(), "--advertise-client-urls=" + p.etcdURL(),
 		"--listen-peer-urls=" + loopback(p.ports.peer), "--initial-advertise-peer-urls=" + loopback(p.ports.peer),
 		"--initial-cluster=plane=" + loopback(p.ports.peer)}
@@ -168,13 +174,14 @@ func (p *Plane) etcdFlags() []string {
 
 func (p *Plane) serverFlags() []string {
 	return append([]string{"--etcd-servers=" + p.etcdURL(), "--bind-address=" + p.host,
-		"--secure-port=" + strconv.Itoa(p.ports.server), "--cert-dir=" + p.path("pki"), "--token-auth-file=" + p.path("tokens.csv"), "--authorization-mode=RBAC",
-		"--service-account-key-file=" + p.path("accounts.key"), "--service-account-signing-key-file=" + p.path("accounts.key"),
-		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=" + services.Range,
+		"--secure-port=" + strconv.Itoa(p.ports.server), "--cert-dir=" + p.Path("pki"), "--token-auth-file=" + p.Path("tokens.csv"), "--authorization-mode=RBAC",
+		"--service-account-key-file=" + p.Path("accounts.key"), "--service-account-signing-key-file=" + p.Path("accounts.key"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=" + ServiceRange,
 		"--profiling=false"}, p.flags...)
 }
 
-func get(ctx context.Context, client *http.Client, url string) error {
+// Get asks a URL, and fails unless the status of the answer is 200.
+func Get(ctx context.Context, client *http.Client, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
