@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -354,6 +355,59 @@ func TestFlags(t *testing.T) {
 			found := flag.FindString(code)
 			if strings.HasPrefix(code, "--") && found != "" && !known[found] {
 				t.Errorf("%s names the flag %s, which no program has", p.name, found)
+			}
+		}
+	}
+}
+
+// TestGoNames finds names of Go declarations in the pages that the source does not have.
+func TestGoNames(t *testing.T) {
+	files, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string]bool{}
+	for _, file := range files {
+		for _, declaration := range file.Decls {
+			switch d := declaration.(type) {
+			case *ast.FuncDecl:
+				declared[file.Name.Name+"."+d.Name.Name] = true
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if s, ok := spec.(*ast.TypeSpec); ok {
+						declared[file.Name.Name+"."+s.Name.Name] = true
+					}
+					if s, ok := spec.(*ast.ValueSpec); ok {
+						for _, name := range s.Names {
+							declared[file.Name.Name+"."+name.Name] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	goName := regexp.MustCompile(`^(pd|epp|request|dialect|plugin|body|transfer)\.[A-Z]\w*$`)
+	for _, p := range currentPages(t) {
+		for _, code := range p.inlineCodes() {
+			if goName.MatchString(code) && !declared[code] {
+				t.Errorf("%s names %s, which the source does not declare", p.name, code)
+			}
+		}
+	}
+}
+
+// sourcePath finds paths of files and folders of the repository between backticks.
+var sourcePath = regexp.MustCompile(`^(cmd|epp|pd|sidecar|transfer|sim|stack|e2e|charts|docs)(/[a-z0-9_.-]+)+$`)
+
+// TestPaths finds paths in the pages that the repository does not have.
+func TestPaths(t *testing.T) {
+	for _, p := range currentPages(t) {
+		for _, code := range p.inlineCodes() {
+			if !sourcePath.MatchString(code) {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(code))); err != nil {
+				t.Errorf("%s names %s, which does not exist", p.name, code)
 			}
 		}
 	}
