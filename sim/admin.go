@@ -13,7 +13,7 @@ type State struct {
 	Blocks BlockState `json:"blocks"`
 	// Expired counts leases that ran out.
 	Expired int64 `json:"expired"`
-	// Released counts leases that a notification ended: after a read, or because nobody will come.
+	// Released counts leases that a notification ended: after a read, or because no engine will read.
 	Released int64 `json:"released"`
 	// StaleReads counts notifications for hand-offs whose lease had run out: what was read may have been overwritten.
 	StaleReads int64 `json:"stale_reads"`
@@ -51,7 +51,7 @@ func (e *Engine) state() State {
 	}
 }
 
-// waiter is somebody who waits for a state.
+// waiter is a caller that waits for a state.
 type waiter struct {
 	ok      func(State) bool
 	reached chan State // holds one
@@ -99,7 +99,7 @@ func (e *Engine) Admin() http.Handler {
 	mux.HandleFunc("GET /sim/state", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if _, err := w.Write(encodeJSON(e.State())); err != nil {
-			return // whoever asked has left
+			return // the caller has left
 		}
 	})
 	return mux

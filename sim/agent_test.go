@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// TestThirdAgentReleases: whoever knows the address in a hand-off can give it back, without memory and without decode.
+// TestThirdAgentReleases: an agent that knows the address in a hand-off can release it, without memory and without decode.
 func TestThirdAgentReleases(t *testing.T) {
 	p := start(t)
 	h := prefill(t, p, prompt(1, 100))
@@ -72,7 +72,7 @@ func TestThirdAgentHolds(t *testing.T) {
 		}
 		for range 15 {
 			pass(t, 4*time.Second)
-			if err := agent.Notify(t.Context(), peer, []byte("HB:nobody,"+h.RemoteRequestID)); err != nil {
+			if err := agent.Notify(t.Context(), peer, []byte("HB:unknown,"+h.RemoteRequestID)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -155,7 +155,7 @@ func TestHungPeer(t *testing.T) {
 	})
 }
 
-// TestUsedTwice: a hand-off that is read again before anybody has reused its blocks is right by luck, and is counted.
+// TestUsedTwice: a hand-off that is read again before another request has reused its blocks is right by luck, and is counted.
 func TestUsedTwice(t *testing.T) {
 	p, d, other := start(t), start(t), start(t)
 	ids := prompt(1, 100)

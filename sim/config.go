@@ -55,7 +55,7 @@ type KVConfig struct {
 	Blocks    int
 	BlockSize int // tokens; default 32
 	// Lease is how long blocks wait for a decode engine that gives no sign of life; default 30 s. It is real time,
-	// whatever the TimeScale, because whoever coordinates engines keeps real time as well.
+	// whatever the TimeScale, because the programs that coordinate engines keep real time as well.
 	Lease time.Duration
 	// LoadFailure is the engine's kv_load_failure_policy; default FailLoad.
 	LoadFailure LoadFailurePolicy

@@ -90,7 +90,7 @@ func shifted(h *handoff, by int) []int {
 func reversed(h *handoff) []int {
 	ids := slices.Clone(h.RemoteBlockIDs[0])
 	slices.Reverse(ids)
-	ids[0] = 0 // the null block, which never holds anybody's KV
+	ids[0] = 0 // the null block, which never holds KV
 	return ids
 }
 

@@ -10,7 +10,7 @@
 // The KV of a token is a digest of the KV of the token before, as it is in memory, and of the token; the next token is
 // drawn from a digest of all KV bytes that the sequence attends to (kv.go, sequence.go). So the answer is a function of
 // the bytes in the blocks: a plain engine and an undisturbed pair generate the same tokens, while KV that is wrong,
-// missing, stale or somebody else's gives others, and goes on doing so wherever the prefix cache offers it again. KV that
+// missing, stale or another request's gives others, and goes on doing so wherever the prefix cache offers it again. KV that
 // was recomputed instead of loaded shows in vllm:prompt_tokens_by_source_total{source="local_compute"}.
 //
 // # Time
@@ -35,7 +35,7 @@
 //   - Temperature, top_p, penalties and the like have no influence, because tests need answers that repeat: without a seed
 //     an answer is that of a greedy request; seed and the index of the choice shift the draw.
 //   - Log probabilities have the right shape and no meaning. prompt_logprobs outside of echo are null, and none of them
-//     bypasses the prefix cache: whoever coordinates engines treats such requests as not splittable anyway.
+//     bypasses the prefix cache: the programs that coordinate engines treat such requests as not splittable anyway.
 //   - A path that ends with a slash too many is 404 instead of a redirect: no client of ours relies on one.
 //   - Tools, structured output, LoRA, several modalities, embeddings, beam search and WebSocket endpoints are not there:
 //     they do not change how KV is handed off. Unknown members are ignored, as the engine ignores them.
@@ -56,7 +56,7 @@
 //     transport, which NIXL does not read, and nothing else is told of the cache. With a transport of transfer/nixl
 //     (Config.Transfer.Open) agents, notifications and reads are those of the real library; only the list of regions in
 //     front of its metadata is ours. In both cases KV is copied into place after it has arrived, not read in place.
-//   - Nobody compares compatibility hashes: engines of different models, or block sizes, read each other's KV as garbage, which
+//   - Compatibility hashes are not compared: engines of different models, or block sizes, read each other's KV as garbage, which
 //     the state counts as foreign, where the real handshake fails.
 //   - Bidirectional reuse and the push connector are not simulated: no coordinator here asks for them.
 //   - remote_block_ids with more than one group kill the engine, like every other shape it does not expect: a model with
@@ -66,7 +66,7 @@
 //   - A closed port during a handshake is tried again every 200 ms until 5 s are over, and concurrent handshakes do not
 //     delay each other: with the real engine a second one took up to 9 s, which only makes tests slower.
 //   - Blocks of a running step that was aborted are free at once, not at the end of the step: the step's end is when its
-//     results are due, and nobody waits for those.
+//     results are due, and no engine waits for those.
 //   - /load is always 0, as without load tracking. /metrics has no python_*, process_* and http_* families, and lacks
 //     vllm:estimated_*, vllm:mm_cache_*, vllm:request_params_*, vllm:request_max_num_generation_tokens,
 //     vllm:request_time_per_output_token_seconds and vllm:request_num_preemptions: nothing here reads them. Histograms have
@@ -75,6 +75,6 @@
 //     tokens that there are, as a race has it; TestAbortedAnswer of the sidecar has that.
 //   - Leases that ran out are noticed to the millisecond, not at the next step, so that tests can rely on the time.
 //
-// What it does not do: it decides nothing about where requests go, and it authenticates nobody, on no port. Like the real
+// What it does not do: it decides nothing about where requests go, and it authenticates no client, on no port. Like the real
 // engine it dies of hand-offs that are incomplete.
 package sim

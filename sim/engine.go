@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Engine is one simulated engine. Its loop owns the queues, the blocks and the leases; everybody else asks it through
+// Engine is one simulated engine. Its loop owns the queues, the blocks and the leases; all other goroutines ask it through
 // post and call.
 type Engine struct {
 	cfg       Config
@@ -96,7 +96,7 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// NoStallTimeout is what a transport of the engine is given for a peer that hangs, longer than anybody waits: the real engine
+// NoStallTimeout is what a transport of the engine is given for a peer that hangs, longer than any caller waits: the real engine
 // has no deadline.
 const NoStallTimeout = 24 * time.Hour
 
@@ -124,7 +124,7 @@ func (e *Engine) start() {
 	}()
 }
 
-// Close ends the engine as a SIGTERM does: running requests get an error, and hand-offs nobody has read are lost.
+// Close ends the engine as a SIGTERM does: running requests get an error, and hand-offs that were not read are lost.
 // It waits until everything has ended, and may be called again.
 func (e *Engine) Close() {
 	e.stop()

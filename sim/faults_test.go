@@ -158,7 +158,7 @@ func TestSlowFault(t *testing.T) {
 	}
 }
 
-// TestSlowFaultOfADyingEngine: who waits for an engine that ends gets its error, like everybody else.
+// TestSlowFaultOfADyingEngine: a request that waits for an engine that ends gets its error, like all others.
 func TestSlowFaultOfADyingEngine(t *testing.T) {
 	s := start(t)
 	stand(t, s, Fault{Fault: faultSlow, Arg: forever, Count: 1})

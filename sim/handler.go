@@ -101,13 +101,13 @@ func (c *call) write(status int, body []byte) {
 	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	c.w.WriteHeader(status)
 	if _, err := c.w.Write(body); err != nil {
-		return // the client has left; there is nobody to tell
+		return // the client has left, and reads no answer
 	}
 }
 
 func (c *call) fail(err *apiError) { c.json(err.Code, err.envelope(c.r.URL.Path)) }
 
-// unreadable answers a body that is not sent as HTTP wants it. If the client has left instead, nobody reads it.
+// unreadable answers a body that is not sent as HTTP wants it. If the client has left instead, the answer is not read.
 func (c *call) unreadable() {
 	c.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	c.w.Header().Set("Connection", "close")

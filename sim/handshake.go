@@ -15,7 +15,7 @@ func (c *Config) handshakeTime() time.Duration {
 
 // meet is get for who wants to read: the first hand-off of a pair pays for the handshake, and all others that come meanwhile
 // wait for it. It runs beside the loop, so that nothing else waits. An engine that was started again has another id, and is
-// another peer. Notifications go out before that is paid for: nobody measured what they wait for.
+// another peer. Notifications go out before that is paid for: what they wait for was not measured.
 func (ps *peers) meet(ctx context.Context, from source) (*peer, error) {
 	p, err := ps.get(ctx, from)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestHandshakeIsPaidOnce: the first hand-off of each pair waits for it, with all that come meanwhile, and nobody else does.
+// TestHandshakeIsPaidOnce: the first hand-off of each pair waits for it, with all that come meanwhile, and no others do.
 func TestHandshakeIsPaidOnce(t *testing.T) {
 	const cost = 3 * time.Second
 	synctest.Test(t, func(t *testing.T) {

@@ -44,7 +44,7 @@ func (e *Engine) faulty(c *call) bool {
 	return true
 }
 
-// crash closes the port before anybody can learn of the engine's death: who does, and asks again, must not get through.
+// crash closes the port before any client can learn of the engine's death: a client that asks again must not get through.
 func (e *Engine) crash() {
 	e.faults.closePort()
 	e.call(func() { e.die(errCrashed) })

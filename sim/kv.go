@@ -24,7 +24,7 @@ type digest [sha256.Size]byte
 // Only the engine's loop writes to it or calls its methods.
 type kvMemory struct {
 	mem       []byte
-	free      func() error // gives mem back, once nobody can read it any more
+	free      func() error // frees mem, once no peer can read it
 	region    transfer.Region
 	slot      int // bytes held per token
 	blockSize int // tokens per block

@@ -25,7 +25,7 @@ type leaseBook struct {
 	changed bool     // since nextExpiry was asked last
 }
 
-// maxExpired bounds what is remembered of leases that ran out. Whoever reads later than so many others is counted as
+// maxExpired bounds what is remembered of leases that ran out. A read that comes after so many others is counted as
 // unknown instead of stale.
 const maxExpired = 4096
 
@@ -143,7 +143,7 @@ func (e *Engine) expire(id string, l *lease) {
 	e.leases.rememberExpired(id)
 	e.counts.expired++
 	e.metrics.add(kvExpired, 1)
-	e.log.Warn("lease ran out before anybody had read the KV", "request", id)
+	e.log.Warn("lease ran out before the KV was read", "request", id)
 }
 
 func (e *Engine) endLease(id string, l *lease) {
@@ -153,7 +153,7 @@ func (e *Engine) endLease(id string, l *lease) {
 	e.pool.release(l.blocks)
 }
 
-// overwriteFree has those of the blocks that nobody holds reused at once, by a prompt of nobody's.
+// overwriteFree has those of the blocks that no sequence holds reused at once, by a made-up prompt.
 func (e *Engine) overwriteFree(blocks []*block) {
 	foreign := make([]int, e.cfg.KV.BlockSize)
 	for i := range foreign {

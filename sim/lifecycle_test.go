@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestRelease is what gives a hand-off back although nobody reads it, and what does not.
+// TestRelease shows what releases a hand-off that is not read, and what does not.
 func TestRelease(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -73,7 +73,7 @@ func TestIncompleteParamsOfARefusedRequestKill(t *testing.T) {
 	}
 }
 
-// TestAbort: whoever leaves, wherever, leaves nothing behind on either side.
+// TestAbort: a client that leaves, in any state, leaves nothing behind on either side.
 func TestAbort(t *testing.T) {
 	ids := prompt(1, 100)
 	t.Run("prefill leg before its answer", func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	if st := settle(t, p, "the end of the lease", idle); st.Expired != 1 {
 		t.Errorf("state %+v, want one lease expired", st)
 	}
-	// Too late, but nobody has used the blocks: right by luck, and counted.
+	// Too late, but the blocks were not reused: right by luck, and counted.
 	if got := complete(t, d, ask(ids, 6, h)).tokens(); !slices.Equal(got, want) {
 		t.Errorf("tokens %v, want %v", got, want)
 	}

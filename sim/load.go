@@ -89,7 +89,7 @@ func descriptors(ids []int) int {
 	return n
 }
 
-// sleep returns the context's error if it ends first. The link is busy, whoever leaves.
+// sleep returns the context's error if it ends first. The link stays busy even if the client leaves.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil

@@ -44,7 +44,7 @@ func (c *choosy) Close() error {
 	return errors.Join(c.Transport.Close(), c.step("close"))
 }
 
-// TestMemoryOfTheTransport: a transport that has memory is asked for it, and gets it back when nobody can read it any more.
+// TestMemoryOfTheTransport: a transport that has memory is asked for it, and frees it when no peer can read it.
 func TestMemoryOfTheTransport(t *testing.T) {
 	tests := []struct {
 		fail  string

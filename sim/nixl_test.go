@@ -222,7 +222,7 @@ func TestNIXLAbortedRead(t *testing.T) {
 	}
 }
 
-// allDone tells, in the engine's loop, whether nobody waits for any of its sequences.
+// allDone reports, in the engine's loop, whether no request waits for any of its sequences.
 func allDone(e *Engine) bool {
 	for s := range e.live {
 		if !s.done {

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// rejectLoad tells the owner of KV that nobody will read it: the request was refused, or left, before it had blocks.
+// rejectLoad tells the owner of KV that it will not be read: the request was refused, or left, before it had blocks.
 // Params that name no owner kill the engine here, because it looks the members up unchecked.
 func (e *Engine) rejectLoad(p transferParams) {
 	if !p.remotePrefill {
@@ -97,7 +97,7 @@ type peer struct {
 	name  transfer.Peer
 	err   error
 
-	meeting bool          // somebody pays for the first hand-off; peers.mu guards it
+	meeting bool          // a request waits for the first hand-off; peers.mu guards it
 	met     chan struct{} // closed once that has been paid for
 }
 
@@ -152,7 +152,7 @@ func (ps *peers) handshake(ctx context.Context, from source) (transfer.Peer, err
 	return name, nil
 }
 
-// forgetLost makes the next request meet a peer anew, if err says that it is not what it was, and nobody has met it anew
+// forgetLost makes the next request meet a peer anew, if err says that it is not what it was, and no other request has met it anew
 // meanwhile.
 func (ps *peers) forgetLost(lost *peer, err error) {
 	if !errors.Is(err, transfer.ErrGone) && !errors.Is(err, transfer.ErrRestarted) && !errors.Is(err, transfer.ErrUnknownPeer) {

@@ -12,7 +12,7 @@ import (
 )
 
 // TestNothingIsLost: over random requests on a pair, with clients that leave at random moments, choices, batches, hand-offs
-// nobody reads, hand-offs that are damaged and KV that goes stale, every block is free in the end, whatever the policy.
+// that are not read or are damaged, and KV that goes stale, every block is free in the end, whatever the policy.
 func TestNothingIsLost(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestNothingIsLost(t *testing.T) {
 					pass(t, time.Duration(r.IntN(30))*time.Millisecond)
 				}
 				wg.Wait()
-				pass(t, time.Minute) // the leases of what nobody read
+				pass(t, time.Minute) // the leases of what was not read
 				synctest.Wait()
 				for name, e := range map[string]*Engine{"prefill": p, "decode": d} {
 					checkEmpty(t, name, e)

@@ -29,7 +29,7 @@ func (b *batch) add(s *sequence, tokens int) {
 }
 
 // schedule fills the next step: running sequences first, in order of arrival, then waiting ones while tokens, places and
-// blocks last. Whoever does not fit waits at the head of the queue, so nobody is overtaken for ever.
+// blocks last. A request that does not fit waits at the head of the queue, so none is overtaken for ever.
 func (e *Engine) schedule() batch {
 	var b batch
 	budget := e.cfg.Schedule.MaxBatchedTokens

@@ -108,7 +108,7 @@ func newPort(l net.Listener, server *http.Server) *port {
 	return p
 }
 
-// serve is called with mu held, or before the port is known to anybody.
+// serve is called with mu held, or before any client knows the port.
 func (p *port) serve(l net.Listener) {
 	p.listener = l
 	p.serving.Go(func() {
@@ -125,7 +125,7 @@ func (p *port) setClosed(closed bool) {
 	case closed:
 		p.closeListener()
 	default:
-		// The port was ours a moment ago; if somebody else has taken it meanwhile, it stays closed, which the test that
+		// The port was ours a moment ago; if another process has taken it meanwhile, it stays closed, which the test that
 		// asked for it notices.
 		if l, err := net.Listen("tcp", p.address); err == nil {
 			p.serve(l)
@@ -162,7 +162,7 @@ func (p *port) end() {
 type busyConns struct {
 	mu   sync.Mutex
 	busy map[net.Conn]struct{}
-	idle chan struct{} // closed when the last one stops being busy, if somebody waits
+	idle chan struct{} // closed when the last one stops being busy, if a caller waits
 }
 
 // changed is an http.Server's ConnState.

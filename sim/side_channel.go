@@ -82,9 +82,9 @@ func (e *Engine) closeTransport() error {
 	return errors.Join(errs[:]...)
 }
 
-// serveSideChannel answers whoever asks how this engine is reached, until ctx ends.
+// serveSideChannel tells callers how this engine is reached, until ctx ends.
 func (e *Engine) serveSideChannel(ctx context.Context) {
-	// The real one's is a digest of all that engines of a pair have to agree in. Nobody compares this one.
+	// The real one's is a digest of all that engines of a pair have to agree in. This one is not compared.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", e.cfg.Model.Name, e.cfg.KV.BlockSize))
 	compatibility := hex.EncodeToString(sum[:])
 	err := zmtp.Serve(ctx, e.sideChannel, func(question []byte) [][]byte {

@@ -84,7 +84,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestHeldClientLeaves: whoever leaves a held answer ends its request.
+// TestHeldClientLeaves: a client that leaves a held answer ends its request.
 func TestHeldClientLeaves(t *testing.T) {
 	s := start(t)
 	stand(t, s, Fault{Fault: faultSlow, Arg: forever, At: "headers"})
@@ -123,7 +123,7 @@ func TestNotAdmitted(t *testing.T) {
 			t.Errorf("%s: %+v", code, st)
 		}
 		settle(t, d, "nothing to do", idle)
-		post(t, d.URL+"/v1/completions", map[string]any{"model": "nobody", "prompt": "x", "kv_transfer_params": h})
+		post(t, d.URL+"/v1/completions", map[string]any{"model": "unknown", "prompt": "x", "kv_transfer_params": h})
 		settle(t, p, "the release of the hand-off", idle)
 	}
 }

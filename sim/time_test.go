@@ -58,7 +58,7 @@ func (s *site) fetch(_ context.Context, address string) ([]byte, error) {
 	defer s.mu.Unlock()
 	var port int
 	if _, err := fmt.Sscanf(address, "memory:%d", &port); err != nil || port >= len(s.engines) {
-		return nil, errors.New("nobody there")
+		return nil, errors.New("no such engine")
 	}
 	return s.engines[port].Metadata(), nil
 }
@@ -106,7 +106,7 @@ func TestLeaseLastsThirtySeconds(t *testing.T) {
 	})
 }
 
-// TestHeartbeats: a decode leg that queues for twice the lease finds its KV; without a tp_size, nobody knows whom to tell.
+// TestHeartbeats: a decode leg that queues for twice the lease finds its KV; without a tp_size, no engine knows which agent to tell.
 func TestHeartbeats(t *testing.T) {
 	for _, c := range []struct {
 		name    string

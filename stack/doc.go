@@ -8,8 +8,8 @@
 //
 //	{"ready":"sim","addresses":{"http":"127.0.0.1:41233"}}
 //
-// [Start] runs one program, a [Group] several that belong together. Whoever
-// starts stops; should the parent be killed instead, Linux kills the children
+// [Start] runs one program, a [Group] several that belong together. The caller
+// that starts one stops it; should the parent be killed instead, Linux kills the children
 // with it (PR_SET_PDEATHSIG). Other systems have nothing like it: there the
 // children of a killed parent live on.
 //

@@ -79,7 +79,7 @@ func TestGroupTellsOfADeathOnce(t *testing.T) {
 	if m, ok := g.Member("guest"); !ok || m != stack.Member(bored) {
 		t.Errorf("found %v", m)
 	}
-	if m, ok := g.Member("nobody"); ok {
+	if m, ok := g.Member("unknown"); ok {
 		t.Errorf("found %v", m)
 	}
 	close(bored.ended)

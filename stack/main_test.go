@@ -93,7 +93,7 @@ func catchSignals() <-chan os.Signal {
 	return signals
 }
 
-// echo gives back every line that comes on its port, ends with 0 on SIGTERM, and dies with 7 of SIGUSR1.
+// echo returns every line that comes on its port, ends with 0 on SIGTERM, and dies with 7 of SIGUSR1.
 func echo() int {
 	signals := catchSignals()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -34,7 +34,7 @@ func (r *ring) last() []string {
 }
 
 // splitter is an io.Writer that cuts one output into lines. Only the copying goroutine of that output may use it, and
-// once that has ended, whoever waited for it.
+// once that has ended, even if another goroutine waited for it.
 type splitter struct {
 	line    func(line string)
 	partial []byte

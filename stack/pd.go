@@ -243,7 +243,7 @@ func (a *assembly) startSidecars(ctx context.Context) error {
 	return nil
 }
 
-// startPicker starts the picker in plaintext: nobody but who is on this machine can listen in.
+// startPicker starts the picker in plaintext: only processes on this machine can listen in.
 func (a *assembly) startPicker(ctx context.Context) error {
 	config, endpoints, err := a.writeFiles()
 	if err != nil {

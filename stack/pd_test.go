@@ -234,7 +234,7 @@ func notReady(t *testing.T, health int, models string) string {
 	return s.Listener.Addr().String()
 }
 
-// taken is a port that somebody listens on; free is one that nobody does.
+// taken is a port that a process listens on; free is one without.
 func taken(t *testing.T) (taken, free string) {
 	t.Helper()
 	var addresses [2]string

@@ -67,7 +67,7 @@ type Process struct {
 	addresses map[string]string
 	ready     chan map[string]string // takes the one ready line, without waiting
 
-	asked atomic.Bool   // somebody here wants it to end
+	asked atomic.Bool   // this program wants it to end
 	done  chan struct{} // closed when it has ended, all output is read, and err is there
 	err   error         // nil if it was asked to end
 

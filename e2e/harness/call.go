@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// WholeModel is as many tokens as the engines' model takes: nobody waits for an answer of that length.
+// WholeModel is as many tokens as the engines' model takes: no test waits for an answer of that length.
 const WholeModel = 4096
 
 // Call is one generate call of a client.

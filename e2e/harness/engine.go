@@ -61,7 +61,7 @@ func (e Engine) ReadMetric(name string) (float64, error) {
 const (
 	UsageGauge = "vllm:kv_cache_usage_perc"
 	Expiries   = "vllm:nixl_num_kv_expired_reqs_total"
-	// ReleaseWithin is the promise: blocks nobody will read are free again after 2 s.
+	// ReleaseWithin is the promise: blocks that no engine will read are free again after 2 s.
 	ReleaseWithin = 2 * time.Second
 )
 

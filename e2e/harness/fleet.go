@@ -298,7 +298,7 @@ func (f *Fleet) MustServe(t *testing.T, calls []Call) {
 	}
 }
 
-// Fresh is a prompt nobody has seen.
+// Fresh is a prompt that no engine has seen.
 func (f *Fleet) Fresh(n int) []int { return (&Pair{TokenIDs: [2]int{300, 1000}}).Fresh(n) }
 
 // MustRest fails unless nothing is left of all requests within patience: no load in flight at any picker, no stranded block
@@ -342,7 +342,7 @@ func (f *Fleet) MustRest(t *testing.T) {
 	}
 }
 
-// Eventually polls what nobody announces, for at most patience.
+// Eventually polls a state that no program announces, for at most Patience.
 func (f *Fleet) Eventually(t *testing.T, what string, check func() (seen string, ok bool)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -403,7 +403,7 @@ func FetchPage(t *testing.T, url string) (status int, text string) {
 	return resp.StatusCode, string(b)
 }
 
-// TokensCall is a completions call with a prompt of n token ids that nobody has seen.
+// TokensCall is a completions call with a prompt of n token ids that no engine has seen.
 func (f *Fleet) TokensCall(n int, stream bool) Call {
 	return Call{Api: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
 }

@@ -247,7 +247,7 @@ func (c *cluster) untilPicked(ctx context.Context, addr string, want bool) error
 	}
 }
 
-// flicker makes prefill pods not ready and ready again, and tells what it costs a picker that nobody asks; what it costs to
+// flicker makes prefill pods not ready and ready again, and reports what it costs a picker without requests; what it costs to
 // read the pages of all pods is told beside it.
 func (c *cluster) flicker(t *testing.T, epp harness.Program) {
 	ctx := harness.Within(t)

@@ -15,7 +15,8 @@ import (
 // handshake is what the first hand-off of a pair costs in TestWarmup: hundreds of times as much as any other.
 const handshake = 3 * time.Second
 
-// TestWarmup shows who pays for the engines' handshake: the first user of a cold pair, nobody of one that was warmed up.
+// TestWarmup shows which request waits for the engines' handshake: the first one of a cold pair, and none of a pair that was
+// warmed up.
 func TestWarmup(t *testing.T) {
 	for _, c := range []struct {
 		name  string

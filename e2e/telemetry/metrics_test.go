@@ -100,7 +100,7 @@ func leaveAtDecode(t *testing.T, f *harness.TappedFleet) {
 	go func() {
 		defer close(left)
 		if resp, err := f.Open(ctx, q); err == nil {
-			t.Errorf("a request that nobody answers got %d", resp.StatusCode)
+			t.Errorf("a request without an engine to answer it got %d", resp.StatusCode)
 			resp.Body.Close()
 		}
 	}()

@@ -252,7 +252,7 @@ func testFlood(t *testing.T, w world) {
 	wantErr(t, reader.Notify(t.Context(), peer, []byte("one too many")), transfer.ErrBusy)
 	wantErr(t, reader.Read(t.Context(), peer, spans, buffers(spans), []byte("read")), transfer.ErrBusy)
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
-		t.Errorf("a full queue stopped a read that tells nobody: %v", err)
+		t.Errorf("a full queue stopped a read without a notification: %v", err)
 	}
 	<-owner.Notifications()
 	if err := reader.Notify(t.Context(), peer, []byte("room again")); err != nil {
@@ -418,7 +418,7 @@ func testContext(t *testing.T, w world) {
 	_, err := reader.Load(ctx, owner.Metadata())
 	wantErr(t, err, context.Canceled)
 	if err := reader.Read(t.Context(), peer, spans, buffers(spans), nil); err != nil {
-		t.Errorf("after somebody else's context ended: %v", err)
+		t.Errorf("after another caller's context ended: %v", err)
 	}
 }
 
@@ -535,7 +535,7 @@ func testWriteDuringReads(t *testing.T, w world) {
 				}
 				ones, noughts := bytes.Count(into[0], []byte{1}), bytes.Count(into[0], []byte{0})
 				if ones+noughts != c.size {
-					t.Fatalf("%d bytes that nobody wrote", c.size-ones-noughts)
+					t.Fatalf("%d bytes that were never written", c.size-ones-noughts)
 				}
 				if name == "page" && ones != 0 && noughts != 0 {
 					t.Fatalf("%d bytes of one write and %d of another", ones, noughts)

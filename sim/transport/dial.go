@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// dialSession opens a session with the agent of that identity. Error also: ErrRestarted if somebody else answers.
+// dialSession opens a session with the agent of that identity. Error also: ErrRestarted if another agent answers.
 func dialSession(ctx context.Context, md metadata, self identity, timeout time.Duration) (*net.TCPConn, error) {
 	conn, err := connect(ctx, md.address, timeout)
 	if err != nil {

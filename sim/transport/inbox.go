@@ -8,7 +8,7 @@ import (
 )
 
 // inbox is the bounded queue of received notifications. Putting never blocks, so a receiver that does not read slows
-// nobody down but those who write to it.
+// only its own senders down.
 type inbox struct {
 	mu     sync.Mutex
 	closed bool

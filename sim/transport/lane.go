@@ -163,7 +163,7 @@ func (l *lane) takeBack(c *call) bool {
 	return true
 }
 
-// write sends the request's frame. Who gives up before anything was sent gets the context's error, and disturbs nobody. A
+// write sends the request's frame. A caller whose context ends before anything was sent gets its error, and disturbs no other call. A
 // frame cut short cannot be mended, so who gives up in the middle takes the lane along (errLost); it happens only if the peer
 // has stopped reading requests.
 func (l *lane) write(ctx context.Context, c *call) error {
@@ -397,7 +397,8 @@ func (l *lane) allow(d time.Duration) {
 	_ = l.conn.SetReadDeadline(l.deadline) // fails only on a closed connection, which the next read reports
 }
 
-// spurious tells an interruption meant for somebody's gone caller from the end of patience.
+// spurious reports whether the interrupt was meant for a caller that has already returned, rather than being the timeout of the
+// peer.
 func (l *lane) spurious(err error) bool {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
@@ -431,7 +432,7 @@ func (l *lane) end(c *call, err error) {
 	close(c.done)
 }
 
-// fail ends the lane. The receiver notices, and ends the calls; nobody else may, because it may be writing to their buffers.
+// fail ends the lane. The receiver notices, and ends the calls; no other goroutine may, because the receiver may be writing to their buffers.
 func (l *lane) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -440,7 +441,7 @@ func (l *lane) fail(err error) {
 	}
 	l.err = err
 	close(l.dead)
-	_ = l.conn.Close() // nothing is buffered in it that anybody waits for
+	_ = l.conn.Close() // no caller waits for anything that is buffered in it
 }
 
 func (l *lane) cause() error {

@@ -67,7 +67,7 @@ func (m *Mem) Register(mem []byte) (transfer.Region, error) {
 	return r, nil
 }
 
-// Load implements Notifier. It contacts nobody.
+// Load implements Notifier. It contacts no peer.
 func (m *Mem) Load(ctx context.Context, blob []byte) (transfer.Peer, error) {
 	md, err := loadable(ctx, blob, kindMem, m.self)
 	if err != nil {

@@ -65,7 +65,7 @@ func (rs *regions) lengths() map[uint32]uint64 {
 	return list
 }
 
-// closeAll returns when nobody touches any of the memory.
+// closeAll returns when no goroutine touches any of the memory.
 func (rs *regions) closeAll() {
 	rs.mu.Lock()
 	rs.closed = true

@@ -18,7 +18,7 @@ var errShut = errors.New("region closed")
 var zeroPart [maxPart]byte
 
 // session serves one connection that a peer opened. Requests are answered one after the other: a peer that wants several
-// at a time opens several connections, and one that does not read its answers stops nobody else.
+// at a time opens several connections, and one that does not read its answers stops no other.
 type session struct {
 	agent *TCP
 	conn  *net.TCPConn

@@ -148,7 +148,7 @@ func (t *TCP) Register(mem []byte) (transfer.Region, error) {
 	return r, nil
 }
 
-// Load implements Notifier. It contacts nobody: the first read or notification does.
+// Load implements Notifier. It contacts no peer: the first read or notification does.
 func (t *TCP) Load(ctx context.Context, blob []byte) (transfer.Peer, error) {
 	md, err := loadable(ctx, blob, kindTCP, t.self)
 	if err != nil {

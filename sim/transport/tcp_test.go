@@ -69,7 +69,7 @@ func TestForeignAnswers(t *testing.T) {
 		"answer cut off":    {append(slices.Clone(greeting), statusOK, 0, 0, 0, 10, 1), transfer.ErrGone},
 		"answer too short":  {append(slices.Clone(greeting), statusOK, 0, 0, 0, 0), transfer.ErrGone},
 		"endless answer":    {append(slices.Clone(greeting), statusOK, 255, 255, 255, 255), transfer.ErrGone},
-		"somebody else":     {hello{identity: identity{"fake", 43}}.append(nil), transfer.ErrRestarted},
+		"another agent":     {hello{identity: identity{"fake", 43}}.append(nil), transfer.ErrRestarted},
 		"another's address": {hello{identity: identity{"other", 42}}.append(nil), transfer.ErrRestarted},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestSlowPeer(t *testing.T) {
 	if s := status(); s != statusOK {
 		t.Fatalf("the first answer has status %d", s)
 	}
-	// From here on nobody reads the answers.
+	// From here on the answers are not read.
 	if err := region.Write(0, want[:10]); err != nil {
 		t.Error(err)
 	}
@@ -266,7 +266,7 @@ func TestSlowPeer(t *testing.T) {
 			cutOff++
 			for k, b := range body[:maxPart] {
 				if b != want[k] && b != 0 {
-					t.Fatalf("answer %d was taken from memory that had been given back", i+1)
+					t.Fatalf("answer %d was taken from memory that had been released", i+1)
 				}
 			}
 		default:

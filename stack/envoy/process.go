@@ -35,7 +35,7 @@ type Envoy struct {
 	http  *http.Client
 	cmd   *exec.Cmd
 	log   tail
-	asked atomic.Bool   // somebody here wants it to end
+	asked atomic.Bool   // this program wants it to end
 	done  chan struct{} // closed when it has ended and err is there
 	err   error
 	stop  func() error

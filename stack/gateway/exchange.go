@@ -20,7 +20,7 @@ type exchange struct {
 	err     error
 }
 
-// replied is an answer that the picker gives to the client, as an error of whoever wanted something else.
+// replied is an answer that the picker gives to the client, as an error for the caller that waited for something else.
 type replied struct{ *client.Reply }
 
 // Error implements error.

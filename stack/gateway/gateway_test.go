@@ -127,7 +127,7 @@ func dying(_ http.ResponseWriter, r *http.Request) {
 func TestNextEndpoint(t *testing.T) {
 	tests := []struct {
 		name   string
-		first  http.HandlerFunc // nil: nobody listens
+		first  http.HandlerFunc // nil: no engine listens
 		body   int
 		status int
 		served bool // by the second

@@ -203,7 +203,7 @@ func (g *gate) post(t *testing.T, body string) answer {
 	return g.do(t, g.request(t, http.MethodPost, "/v1/completions", strings.NewReader(body)))
 }
 
-// deadAddress is a loopback address where nobody listens.
+// deadAddress is a loopback address where no process listens.
 func deadAddress(t *testing.T) string {
 	t.Helper()
 	l := listen(t)

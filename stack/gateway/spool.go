@@ -10,7 +10,7 @@ import (
 )
 
 // spool holds the request's body as it comes back from the picker. Each try reads it from the beginning. Up to the limit
-// everything is kept for another try; beyond, what the only try has read is let go. What nobody has read yet is always
+// everything is kept for another try; beyond, what the only try has read is let go. What was not read yet is always
 // kept: the picker bounds that.
 type spool struct {
 	limit int64

@@ -33,7 +33,7 @@ func TestSpoolIsReadAgain(t *testing.T) {
 func TestSpoolLetsGo(t *testing.T) {
 	s := fill(4, "hello ", "you")
 	if !s.repeatable() {
-		t.Error("it lets go what nobody has read")
+		t.Error("it drops what was not read")
 	}
 	if body, err := io.ReadAll(s.reader(nil)); err != nil || string(body) != "hello you" {
 		t.Errorf("read %q, %v", body, err)
