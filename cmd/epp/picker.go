@@ -47,7 +47,7 @@ func (p *picker) inUse() *use { return p.current.Load() }
 // environment.
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
-	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, OnGone: p.keep.EndpointLeft, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
+	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.keep, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err

@@ -27,9 +27,9 @@ type Discovery interface {
 type Options struct {
 	Log     *slog.Logger          // nil: nothing is logged
 	Metrics prometheus.Registerer // nil: nobody asks
-	// OnGone is called with every endpoint that has left, and once more just before its slot is given away: a pick that was
-	// under way may have taught somebody about it in between. It may read the pool's Snapshot and Find, nothing else.
-	OnGone func(*epp.Endpoint)
+	// Observer is told of endpoints that join and leave, after the snapshot has changed. It may call the pool's Snapshot and
+	// Find, nothing else; nil: none is told.
+	Observer epp.EndpointObserver
 
 	Busy       time.Duration // between two readings of a page while the endpoint has requests: 200 ms; 50 ms at least
 	Idle       time.Duration // and while it has none: 1 s; Busy at least
@@ -55,8 +55,8 @@ func (o Options) withDefaults() Options {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.OnGone == nil {
-		o.OnGone = func(*epp.Endpoint) {}
+	if o.Observer == nil {
+		o.Observer = noObserver{}
 	}
 	o.Busy = max(cmp.Or(o.Busy, 200*time.Millisecond), minInterval)
 	o.Idle = max(cmp.Or(o.Idle, time.Second), o.Busy)
@@ -67,8 +67,20 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Pool keeps the endpoints and their loads. Its methods may be called from any goroutine.
+// noObserver is an observer that does nothing.
+type noObserver struct{}
+
+// EndpointJoined implements epp.EndpointObserver.
+func (noObserver) EndpointJoined(*epp.Endpoint) {}
+
+// EndpointLeft implements epp.EndpointObserver.
+func (noObserver) EndpointLeft(*epp.Endpoint) {}
+
+// Pool keeps the endpoints and their loads. Its methods may be called from any goroutine. Subscribe tells of changes that
+// the Snapshot already shows.
 type Pool struct {
+	epp.Publisher
+
 	options    Options
 	metrics    *metrics
 	lanes      lanes
@@ -77,13 +89,13 @@ type Pool struct {
 	pages      atomic.Pointer[pages]
 	configured chan struct{} // holds one: discovery was replaced
 	loaded     chan struct{} // holds one: a load has changed since the snapshot
-	synced     chan struct{} // closed: a discovery has spoken
+	synced     chan struct{} // closed once a discovery has reported endpoints
+	unseen     atomic.Uint32 // epp.Changes that are not in the snapshot yet
 
 	mu        sync.Mutex // guards what follows, and changes of snapshot and byAddr
 	discovery Discovery
 	set       set
 	endpoints []*epp.Endpoint // of set, in the same order; never changed, only replaced
-	changed   chan struct{}   // closed at the next change of set
 	told      map[string]bool // problems that were logged, and are still there
 }
 
@@ -95,7 +107,6 @@ func New(options Options) *Pool {
 		configured: make(chan struct{}, 1),
 		loaded:     make(chan struct{}, 1),
 		synced:     make(chan struct{}),
-		changed:    make(chan struct{}),
 	}
 	p.snapshot.Store(&epp.Snapshot{})
 	p.byAddr.Store(&map[netip.AddrPort]*epp.Endpoint{})
@@ -129,14 +140,6 @@ func (p *Pool) Snapshot() *epp.Snapshot { return p.snapshot.Load() }
 func (p *Pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
 	e, ok := (*p.byAddr.Load())[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
 	return e, ok
-}
-
-// Changes gives a channel that is closed when the set of endpoints changes next; a change of loads is none. Whoever takes
-// the channel before the snapshot misses nothing.
-func (p *Pool) Changes() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
 }
 
 // Trouble tells why the endpoints may not be what they should be, if their discovery can tell (by a method of this name);
@@ -234,10 +237,9 @@ func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []epp.
 		p.endpoints[i] = m.Endpoint
 	}
 	p.index()
+	p.unseen.Or(uint32(epp.MembersChanged))
 	p.publish()
 	p.follow(ctx, scrapers, c)
-	close(p.changed)
-	p.changed = make(chan struct{})
 	if first {
 		close(p.synced)
 	}
@@ -253,9 +255,10 @@ func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
 	}
 	for _, m := range c.removed {
 		m.stop()
-		p.options.OnGone(m.Endpoint)
+		p.options.Observer.EndpointLeft(m.Endpoint)
 	}
 	for _, m := range c.added {
+		p.options.Observer.EndpointJoined(m.Endpoint)
 		own, stop := context.WithCancel(ctx)
 		m.stop = stop
 		s := &scraper{pool: p, member: m}
@@ -300,13 +303,15 @@ func (p *Pool) upkeep(ctx context.Context) {
 	}
 }
 
-// publish makes a snapshot of the pool as it is. The caller holds mu.
+// publish makes a snapshot of the pool as it is, and tells subscribers what has changed in it. The caller holds mu.
 func (p *Pool) publish() {
+	changes := epp.Changes(p.unseen.Swap(0))
 	loads := make([]epp.Load, len(p.set.members))
 	for i, m := range p.set.members {
 		loads[i] = *m.load.Load()
 	}
 	p.snapshot.Store(&epp.Snapshot{Version: p.snapshot.Load().Version + 1, Endpoints: p.endpoints, Loads: loads})
+	p.Publish(changes)
 }
 
 func (p *Pool) index() {
@@ -317,17 +322,22 @@ func (p *Pool) index() {
 func (p *Pool) sweep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.set.sweep(time.Now(), p.options.Quarantine, p.options.OnGone) {
+	if p.set.sweep(time.Now(), p.options.Quarantine, p.options.Observer.EndpointLeft) {
 		p.index()
 	}
 }
 
 // store keeps what an endpoint's page told, for the next snapshot.
 func (p *Pool) store(m *member, load *epp.Load) {
-	if before := m.load.Swap(load); !before.At.IsZero() {
+	before := m.load.Swap(load)
+	if !before.At.IsZero() {
 		p.metrics.age.Observe(load.At.Sub(before.At).Seconds())
 	}
-	wake(p.loaded)
+	changes := epp.LoadsChanged
+	if before.Unreachable {
+		changes |= epp.HealthChanged
+	}
+	p.loadChanged(changes)
 }
 
 // markUnreachable notes that an endpoint is unreachable. The values of its last page stay.
@@ -338,12 +348,22 @@ func (p *Pool) markUnreachable(m *member) {
 	}
 	load.Unreachable = true
 	m.load.Store(&load)
-	wake(p.loaded)
+	p.loadChanged(epp.HealthChanged)
 }
 
 // forget makes an endpoint's load unknown.
 func (p *Pool) forget(m *member) {
-	m.load.Store(&epp.Load{})
+	before := m.load.Swap(&epp.Load{})
+	changes := epp.LoadsChanged
+	if before.Unreachable {
+		changes |= epp.HealthChanged
+	}
+	p.loadChanged(changes)
+}
+
+// loadChanged has the next snapshot made, and subscribers told with it.
+func (p *Pool) loadChanged(c epp.Changes) {
+	p.unseen.Or(uint32(c))
 	wake(p.loaded)
 }
 

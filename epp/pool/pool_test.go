@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,19 +156,25 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 	})
 }
 
-// forgetful notes calls of OnGone.
-type forgetful struct {
-	mu   sync.Mutex
-	gone []string
+// observer notes which endpoints it is told of.
+type observer struct {
+	mu           sync.Mutex
+	joined, gone []string
 }
 
-func (f *forgetful) forget(e *epp.Endpoint) {
+func (f *observer) EndpointJoined(e *epp.Endpoint) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.joined = append(f.joined, e.Name+":"+e.Role.String())
+}
+
+func (f *observer) EndpointLeft(e *epp.Endpoint) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone = append(f.gone, e.Name)
 }
 
-func (f *forgetful) taken() []string {
+func (f *observer) taken() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	gone := f.gone
@@ -184,10 +191,10 @@ func names(s *epp.Snapshot) (names []string) {
 
 func TestEndpointsComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var gone forgetful
+		var gone observer
 		a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
 		discovery := ofPool(b, a)
-		p, e := withEngines(t, Options{OnGone: gone.forget}, discovery, always(idlePage))
+		p, e := withEngines(t, Options{Observer: &gone}, discovery, always(idlePage))
 		if s := p.Snapshot(); s.Version != 0 || len(s.Endpoints) != 0 {
 			t.Errorf("before the first discovery: %+v", s)
 		}
@@ -200,10 +207,10 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		before := p.Snapshot()
 		inFlight(before.Endpoints[1])
 
-		changed, another := p.Changes(), p.Changes()
+		changed, another := p.Subscribe(epp.MembersChanged), p.Subscribe(epp.MembersChanged)
 		discovery <- []epp.Spec{a}
-		<-changed
-		<-another
+		<-changed.Ready()
+		<-another.Ready()
 		after := p.Snapshot()
 		if got := names(after); !slices.Equal(got, []string{"a"}) || after.Endpoints[0] != before.Endpoints[0] || after.Loads[0].At.IsZero() {
 			t.Errorf("endpoints %v, loads %+v: want the same a with its load", got, after.Loads)
@@ -227,12 +234,12 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		}
 
 		select {
-		case <-p.Changes():
+		case <-changed.Ready():
 			t.Error("a change of loads woke who waits for endpoints")
 		default:
 		}
 		discovery <- nil
-		<-p.Changes()
+		<-changed.Ready()
 		if s := p.Snapshot(); len(s.Endpoints) != 0 || len(s.Loads) != 0 {
 			t.Errorf("an empty pool has %v", names(s))
 		}
@@ -243,19 +250,19 @@ func TestEndpointsComeAndGo(t *testing.T) {
 // are not; and it is read once at a time.
 func TestRelabeled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var gone forgetful
+		var gone observer
 		a := specOf("a", "10.0.0.1:8000")
 		discovery := ofPool(a)
-		p, e := withEngines(t, Options{OnGone: gone.forget, Idle: time.Second}, discovery, always(idlePage))
+		p, e := withEngines(t, Options{Observer: &gone, Idle: time.Second}, discovery, always(idlePage))
 		start(t, p)
 		<-p.Synced()
 		time.Sleep(5 * time.Second)
 		before := p.Snapshot()
 		running := inFlight(before.Endpoints[0])
 		for _, role := range []string{"prefill", "decode", "prefill"} {
-			changed := p.Changes()
+			changed := p.Subscribe(epp.MembersChanged)
 			discovery <- []epp.Spec{withLabel(a, pd.RoleLabel, role)}
-			<-changed
+			<-changed.Ready()
 			after := p.Snapshot()
 			if next := after.Endpoints[0]; next.Role.String() != role || !next.Is(before.Endpoints[0]) || next.Slot != before.Endpoints[0].Slot ||
 				next.InFlight().Requests != 1 || after.Loads[0].At.IsZero() {
@@ -329,12 +336,12 @@ func TestNoChangeIsMissed(t *testing.T) {
 		var followers sync.WaitGroup
 		for range 8 {
 			followers.Go(func() {
+				changed := p.Subscribe(epp.MembersChanged)
 				for {
-					changed := p.Changes()
 					if len(p.Snapshot().Endpoints) == 200 {
 						return
 					}
-					<-changed // a change that is missed ends the test: all its goroutines would wait
+					<-changed.Ready() // a change that is missed ends the test: all its goroutines would wait
 				}
 			})
 		}
@@ -511,6 +518,67 @@ func TestRunWithoutConfiguration(t *testing.T) {
 		time.Sleep(time.Minute)
 		if len(p.Snapshot().Endpoints) != 0 || e.since()["10.0.0.1:8000"] == 0 {
 			t.Error("want nothing of a pool without configuration, and all of one that has one")
+		}
+	})
+}
+
+// refused is the error of an engine whose port is closed.
+func refused(context.Context, string) (string, error) { return "", syscall.ECONNREFUSED }
+
+// TestSubscribers are told of the kinds of changes that they want, after the snapshot shows them.
+func TestSubscribers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told observer
+		a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
+		discovery := ofPool(a)
+		p, e := withEngines(t, Options{Observer: &told}, discovery, always(idlePage))
+		members, loads, health := p.Subscribe(epp.MembersChanged), p.Subscribe(epp.LoadsChanged), p.Subscribe(epp.HealthChanged)
+		all := p.Subscribe(epp.MembersChanged | epp.LoadsChanged | epp.HealthChanged)
+		changes := func() (got [3]bool, joined epp.Changes) {
+			for i, s := range []*epp.Subscription{members, loads, health} {
+				select {
+				case <-s.Ready():
+					got[i] = true
+				default:
+				}
+				s.Take()
+			}
+			return got, all.Take()
+		}
+		start(t, p)
+		for _, c := range []struct {
+			name        string
+			given       func()
+			want        [3]bool // members, loads, health
+			unreachable bool    // is the first endpoint then
+		}{
+			{"the first endpoints are found and read", func() {}, [3]bool{true, true, false}, false},
+			{"their pages are read again", func() {}, [3]bool{false, true, false}, false},
+			{"another joins", func() { discovery <- []epp.Spec{a, b} }, [3]bool{true, true, false}, false},
+			{"one leaves", func() { discovery <- []epp.Spec{a} }, [3]bool{true, true, false}, false},
+			{"the engine dies", func() { e.behave(refused) }, [3]bool{false, false, true}, true},
+			{"it stays dead", func() {}, [3]bool{}, true},
+			{"it is back", func() { e.behave(always(idlePage)) }, [3]bool{false, true, true}, false},
+		} {
+			c.given()
+			time.Sleep(10 * time.Second)
+			got, joined := changes()
+			if got != c.want {
+				t.Errorf("%s: told %v, want %v", c.name, got, c.want)
+			}
+			for i, kind := range []epp.Changes{epp.MembersChanged, epp.LoadsChanged, epp.HealthChanged} {
+				if (joined&kind != 0) != c.want[i] {
+					t.Errorf("%s: one who wants all was told %b", c.name, joined)
+				}
+			}
+			if now := p.Snapshot().Loads[0].Unreachable; now != c.unreachable {
+				t.Errorf("%s: unreachable %v", c.name, now)
+			}
+		}
+		told.mu.Lock()
+		defer told.mu.Unlock()
+		if want := []string{"a:decode", "b:decode"}; !slices.Equal(told.joined, want) {
+			t.Errorf("joined %q, want %q", told.joined, want)
 		}
 	})
 }

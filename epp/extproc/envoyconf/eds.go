@@ -23,8 +23,8 @@ import (
 type Pool interface {
 	// Snapshot returns the current pool. Version 0 means that its endpoints are not known yet.
 	Snapshot() *epp.Snapshot
-	// Changes returns a channel that is closed at the next change of the set of endpoints.
-	Changes() <-chan struct{}
+	// Subscribe begins a subscription to changes of the pool.
+	Subscribe(wanted epp.Changes) *epp.Subscription
 }
 
 // EDS serves the decode endpoints, and every change of them, to Envoy under the name PoolCluster. When a request has failed on all
@@ -74,7 +74,8 @@ func (e *EDS) Register(g grpc.ServiceRegistrar) {
 // once.
 func (e *EDS) Run(ctx context.Context) error {
 	defer e.end()
-	changed := e.pool.Changes()
+	changed := e.pool.Subscribe(epp.MembersChanged) // before the snapshot is read, so that no change is missed
+	defer changed.Close()
 	// A pool that is not known yet is not an empty one: Envoy keeps the list from before a restart of the EPP.
 	if s := e.pool.Snapshot(); s.Version > 0 {
 		if err := e.publish(s); err != nil {
@@ -85,9 +86,8 @@ func (e *EDS) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
+		case <-changed.Ready():
 		}
-		changed = e.pool.Changes() // before the snapshot, so that no change is missed
 		if err := e.publish(e.pool.Snapshot()); err != nil {
 			return err
 		}

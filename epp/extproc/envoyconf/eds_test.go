@@ -30,25 +30,19 @@ var _ envoyconf.Pool = (*pool.Pool)(nil)
 
 // madePool is a pool that a test fills.
 type madePool struct {
+	epp.Publisher
 	mu       sync.Mutex
 	snapshot *epp.Snapshot
-	changed  chan struct{}
 }
 
 func newMadePool() *madePool {
-	return &madePool{snapshot: &epp.Snapshot{}, changed: make(chan struct{})}
+	return &madePool{snapshot: &epp.Snapshot{}}
 }
 
 func (p *madePool) Snapshot() *epp.Snapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.snapshot
-}
-
-func (p *madePool) Changes() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
 }
 
 // set makes the pool have the given endpoints.
@@ -61,8 +55,7 @@ func (p *madePool) set(members ...member) {
 			map[string]string{pd.RoleLabel: m.role}))
 	}
 	p.snapshot = next
-	close(p.changed)
-	p.changed = make(chan struct{})
+	p.Publish(epp.MembersChanged)
 }
 
 type member struct{ role, address string }

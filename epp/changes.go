@@ -1,0 +1,72 @@
+package epp
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Changes is a set of kinds of changes of a pool.
+type Changes uint32
+
+// The kinds of changes.
+const (
+	MembersChanged Changes = 1 << iota // endpoints joined, left, or became new versions
+	LoadsChanged                       // metrics pages were read
+	HealthChanged                      // endpoints became unreachable, or reachable again
+)
+
+// Publisher tells subscribers that something has changed. Publish never waits for a subscriber: what a slow one has not
+// taken yet is joined with what comes later, and takes no more memory. The zero value is ready for use.
+type Publisher struct {
+	mu            sync.Mutex
+	subscriptions []*Subscription
+}
+
+// Subscription is one subscriber's view of a Publisher. Its methods may be called from any goroutine.
+type Subscription struct {
+	publisher *Publisher
+	wanted    Changes
+	pending   atomic.Uint32
+	ready     chan struct{} // holds one
+}
+
+// Subscribe begins a subscription to the wanted kinds of changes. A subscriber that reads the state after it has subscribed,
+// and again after every receive from Ready, misses no change.
+func (p *Publisher) Subscribe(wanted Changes) *Subscription {
+	s := &Subscription{publisher: p, wanted: wanted, ready: make(chan struct{}, 1)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.subscriptions = append(p.subscriptions, s)
+	return s
+}
+
+// Publish tells subscribers of changes that are already visible.
+func (p *Publisher) Publish(c Changes) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.subscriptions {
+		if c&s.wanted == 0 {
+			continue
+		}
+		s.pending.Or(uint32(c & s.wanted))
+		select {
+		case s.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Ready returns a channel that gets a value after changes were published. One value may stand for many changes.
+func (s *Subscription) Ready() <-chan struct{} { return s.ready }
+
+// Take returns the kinds of changes since the last Take. It may be empty after a receive from Ready.
+func (s *Subscription) Take() Changes { return Changes(s.pending.Swap(0)) }
+
+// Close ends the subscription: Ready gets no further value.
+func (s *Subscription) Close() {
+	p := s.publisher
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.subscriptions = slices.DeleteFunc(p.subscriptions, func(other *Subscription) bool { return other == s })
+}
