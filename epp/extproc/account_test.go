@@ -22,7 +22,7 @@ func remotePool() *pool {
 	return p
 }
 
-// decide sends a whole chat call and gives the headers of the answer.
+// decide sends a complete chat call and returns the headers that the answer sets.
 func (c *call) decide(fields ...string) map[string]string {
 	c.t.Helper()
 	c.send(chat(more, fields...), requestBody(ends, prompt))
@@ -41,12 +41,12 @@ func TestOneFilterAccounts(t *testing.T) {
 		want    string // in flight once the answer has begun
 		served  string
 	}{
-		{"nobody says who served", responseHeaders(more), "1/0 0/0 0/0", ""},
+		{"no served endpoint", responseHeaders(more), "1/0 0/0 0/0", ""},
 		{"the first choice served", served(responseHeaders(more), a), "1/0 0/0 0/0", a},
 		{"another served", served(responseHeaders(more), c6), "0/0 0/0 1/0", c6},
 		{"another served, says an attribute", byAttribute, "0/0 0/0 1/0", c6},
 		{"one served that is not known", served(responseHeaders(more), "10.9.9.9:1"), "1/0 0/0 0/0", "10.9.9.9:1"},
-		{"garbage served", served(responseHeaders(more), "nobody"), "1/0 0/0 0/0", ""},
+		{"served endpoint is not an address", served(responseHeaders(more), "garbage"), "1/0 0/0 0/0", ""},
 		{"an IPv4 address in IPv6 served", served(responseHeaders(more), "[::ffff:10.0.0.2]:8000"), "0/0 1/0 0/0", b},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestAccountantWithoutReservation(t *testing.T) {
 		{"prefill that is not known", []string{pd.HeaderPlan, plan, epp.HeaderDestination, a, pd.HeaderPrefill, "10.9.9.9:1"}, "1/0 0/0 0/0"},
 		{"decode that is not known", []string{pd.HeaderPlan, plan, epp.HeaderDestination, "10.9.9.9:1", pd.HeaderPrefill, b}, "0/0 0/0 0/0"},
 		{"no plan", []string{epp.HeaderDestination, b}, "0/0 1/0 0/0"},
-		{"plan of nobody's making", []string{pd.HeaderPlan, "x", epp.HeaderDestination, b}, "0/0 1/0 0/0"},
+		{"invalid plan", []string{pd.HeaderPlan, "x", epp.HeaderDestination, b}, "0/0 1/0 0/0"},
 		{"no pick", nil, "0/0 0/0 0/0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestPickerKeepsNothingWithoutAPlan(t *testing.T) {
 	r.gone(t)
 	r.pool.mustLoad(t, "0/0 0/0 0/0")
 	if all := r.outcomes(t); len(all) != 0 {
-		t.Errorf("outcomes %+v: the accountant tells them", all)
+		t.Errorf("outcomes %+v: the accountant reports them", all)
 	}
 }
 

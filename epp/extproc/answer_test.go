@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// ask sends a whole request on a stream and gives the first answer.
+// ask sends a complete request on a stream and returns the first answer.
 func (r *rig) ask(t testing.TB, headers *procv3.ProcessingRequest) *procv3.ProcessingResponse {
 	t.Helper()
 	s := r.open(t, "")
@@ -62,7 +62,7 @@ func TestHeadersAnswer(t *testing.T) {
 			"local;reason=below-threshold;strict=0;report", nil},
 		{"remote", remote, nil, chat(more), map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b},
 			"remote;reason=uncached;strict=1;report", nil},
-		{"nobody reads trailers", remote, func(c *Config) { c.Trailers = false }, chat(more),
+		{"no trailers", remote, func(c *Config) { c.Trailers = false }, chat(more),
 			map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b}, "remote;reason=uncached;strict=1", nil},
 		{"shared secret", remote, func(c *Config) { c.Auth = func() string { return auth } }, chat(more),
 			map[string]string{epp.HeaderDestination: a, pd.HeaderPrefill: c6 + "," + b, pd.HeaderAuth: auth},
@@ -388,13 +388,13 @@ func TestBodiesAreNotKept(t *testing.T) {
 	st.close()
 }
 
-// Bodies beyond what may be held over all requests are refused, before they are read if their length is known. What is held
-// is let go with its answer, whatever the answer is.
+// Bodies beyond the buffer limit are refused, before they are read if their length is declared. An answer of any kind releases the
+// body of its request.
 func TestBufferLimit(t *testing.T) {
 	const limit = 1 << 20
 	p := newPool(a)
 	p.choose = func(r *epp.Request) (*epp.Decision, error) {
-		if r.Model == "nobody" {
+		if r.Model == "unserved" {
 			return nil, pd.Refuse(pd.NoEndpoint, "None.")
 		}
 		return p.local(r, p.endpoints[0])
@@ -410,13 +410,13 @@ func TestBufferLimit(t *testing.T) {
 		s.mustFinish()
 	}
 	filler := strings.Repeat(" ", limit/4)
-	var held []*call
+	var buffered []*call
 	for range 4 {
 		s := r.open(t, "")
 		s.send(chat(more), requestBody(more, filler))
-		held = append(held, s)
+		buffered = append(buffered, s)
 	}
-	for r.buffered.Fits(1) { // nobody tells that a frame was read
+	for r.buffered.Fits(1) { // the client has no event for a frame that was read
 		s := r.open(t, "")
 		s.send(get("/v1/models"))
 		s.recv()
@@ -429,21 +429,21 @@ func TestBufferLimit(t *testing.T) {
 	growing.send(chat(more), requestBody(more, filler))
 	mustRefuse("a body that grows", growing, pd.Busy)
 
-	held[0].send(requestBody(ends, `{"model":"m","messages":[]}`))
-	mustRefuse("what goes beyond of one that is held", held[0], pd.Busy)
-	held[1].send(requestBody(ends, `{"model":"nobody","messages":[]}`))
-	mustRefuse("one that nobody serves", held[1], pd.NoEndpoint)
+	buffered[0].send(requestBody(ends, `{"model":"m","messages":[]}`))
+	mustRefuse("the rest of a buffered body", buffered[0], pd.Busy)
+	buffered[1].send(requestBody(ends, `{"model":"unserved","messages":[]}`))
+	mustRefuse("a body for a model that no endpoint serves", buffered[1], pd.NoEndpoint)
 	late := r.open(t, "")
 	late.send(chat(more), requestBody(more, filler), requestBody(ends, `{"model":"m","messages":[]}`))
 	if got := late.recv(); got.GetRequestHeaders() == nil {
-		t.Errorf("when there is room again: %s", describe1(got))
+		t.Errorf("after a body was released: %s", describe1(got))
 	}
-	for _, s := range append(held[2:], late) {
+	for _, s := range append(buffered[2:], late) {
 		s.cancel()
 	}
 	r.allGone(t)
 	if n := r.buffered.Bytes(); n != 0 {
-		t.Errorf("%v bytes are held by nobody", n)
+		t.Errorf("%v bytes are buffered after the last request", n)
 	}
 	r.mustMetric(t, 0, "tandem_buffered_bytes")
 }

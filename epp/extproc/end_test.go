@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// However a stream ends, and wherever: its load ends with it, and nobody complains.
+// However and wherever a stream ends, its load ends with it, and nothing is logged.
 func TestEnds(t *testing.T) {
 	for name, end := range map[string]func(r *rig, s *call){
 		"half-closed": func(_ *rig, s *call) { s.mustFinish() },

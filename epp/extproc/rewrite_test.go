@@ -26,7 +26,7 @@ func rewriting(_ *Config, d *Deps) {
 	d.Policy = func() *epp.Policy { return p }
 }
 
-// bodyOf joins the parts of a body among answers, and tells whether it has ended.
+// bodyOf joins the parts of a body among answers, and reports whether it has ended.
 func bodyOf(answers []*procv3.ProcessingResponse) (text string, ended bool) {
 	for _, a := range answers {
 		common := a.GetRequestBody().GetResponse()
@@ -159,7 +159,7 @@ func TestNameIsGivenBack(t *testing.T) {
 		headers    []string
 		want       string
 	}{
-		{"whole", engineJSON, []string{"content-type", "application/json", "content-length", fmt.Sprint(len(engineJSON))}, given(engineJSON)},
+		{"one part", engineJSON, []string{"content-type", "application/json", "content-length", fmt.Sprint(len(engineJSON))}, given(engineJSON)},
 		{"events", engineEvents, []string{"content-type", "text/event-stream; charset=utf-8"}, given(engineEvents)},
 		{"broken off", engineJSON[:23], []string{"content-type", "application/json"}, engineJSON[:23]},
 		{"compressed", engineJSON, []string{"content-type", "application/json", "content-encoding", "gzip"}, engineJSON},

@@ -38,7 +38,7 @@ func TestSpanParents(t *testing.T) {
 		traceID, parent        string // "" = a trace of its own
 		recorded, adds, remote bool
 	}{
-		{"nobody traces", "", "", "", "", true, true, false},
+		{"no trace context", "", "", "", "", true, true, false},
 		{"the gateway does", gatewaySpan, "", gatewaySpan[3:35], gatewaySpan[36:52], true, false, true},
 		{"the client does", "", clientSpan, clientSpan[3:35], clientSpan[36:52], true, false, true},
 		{"both do", gatewaySpan, clientSpan, gatewaySpan[3:35], gatewaySpan[36:52], true, false, true},

@@ -147,7 +147,7 @@ func TestBootstrapProblems(t *testing.T) {
 			"admin-address: must have a port"},
 		{"certificate of nothing", func(o *envoyconf.Options) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
 		{"client certificate of nothing", func(o *envoyconf.Options) { o.Client.File = "certificate.yaml" }, "client-cert-file: "},
-		{"client certificate for nobody", func(o *envoyconf.Options) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
+		{"client certificate without TLS", func(o *envoyconf.Options) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
 		{"pool's certificate", func(o *envoyconf.Options) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
 		{"pool's name", func(o *envoyconf.Options) { o.PoolTLS = envoyconf.PeerTLS{Name: "decode"} }, "pool-server-name: "},
 		{"trace ratio", func(o *envoyconf.Options) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},
@@ -175,14 +175,14 @@ func TestBootstrapProblems(t *testing.T) {
 	}
 }
 
-// front is an Envoy in front of a Floor.
+// front is an Envoy whose picker is a Floor.
 type front struct {
 	url   string
 	envoy *envoy.Envoy
 	floor *grpc.Server
 }
 
-// startFront starts an Envoy with the default bootstrap, changed, and a floor behind it.
+// startFront starts an Envoy with the default bootstrap, as changed by change, and a Floor as its picker.
 func startFront(t *testing.T, floor *client.Floor, change func(*envoyconf.Options)) *front {
 	t.Helper()
 	server := grpc.NewServer()
@@ -311,7 +311,7 @@ func TestEnvoyAnswersJSON(t *testing.T) {
 	unavailable("no picker")
 }
 
-// A retry takes the next endpoint of the picker's list, whatever the size of the body, and acct learns who served.
+// A retry takes the next endpoint of the picker's list, whatever the size of the body, and acct is told the endpoint that served.
 func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 	dead, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -357,8 +357,8 @@ func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 			if a := f.post(t, http.Header{}, strings.Repeat("x", 4<<20)); a.status != 200 || a.body != fmt.Sprint(4<<20) {
 				t.Errorf("answer %+v", a)
 			}
-			if who := <-served; who != second {
-				t.Errorf("served by %s, want %s", who, second)
+			if by := <-served; by != second {
+				t.Errorf("served by %s, want %s", by, second)
 			}
 			f.wantClean(t)
 		})

@@ -26,8 +26,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
-// writeKeyPair writes a certificate for a name, signed by itself, and its key, as Kubernetes names them, and gives the
-// certificate's file. The files are behind a link that is swapped as a whole, as in a mounted secret.
+// writeKeyPair writes a self-signed certificate for a name, and its key, under the names that Kubernetes uses. It returns the
+// certificate's file. The files are behind a link that is replaced atomically, as in a mounted secret.
 func writeKeyPair(t *testing.T, dir, name string, serial int64) (certificate string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -68,7 +68,7 @@ func writeKeyPair(t *testing.T, dir, name string, serial int64) (certificate str
 	return filepath.Join(dir, "tls.crt")
 }
 
-// writeCertificateFile writes what tells Envoy to follow a certificate.
+// writeCertificateFile writes the file that makes Envoy follow a certificate.
 func writeCertificateFile(t *testing.T, dir string) (file string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -147,20 +147,20 @@ func TestEnvoyVerifiesItsPeers(t *testing.T) {
 	endpoint.StartTLS()
 	defer endpoint.Close()
 	address := endpoint.Listener.Addr().String()
-	anybody, signed := envoyconf.PeerTLS{}, envoyconf.PeerTLS{CAFile: ca}
+	anyPeer, signed := envoyconf.PeerTLS{}, envoyconf.PeerTLS{CAFile: ca}
 	named, misnamed := envoyconf.PeerTLS{CAFile: ca, Name: "peer.invalid"}, envoyconf.PeerTLS{CAFile: ca, Name: "other.invalid"}
 	for _, test := range []struct {
 		name         string
 		picker, pool envoyconf.PeerTLS
 		status       int
 	}{
-		{"anybody", anybody, anybody, http.StatusOK},
+		{"any peer", anyPeer, anyPeer, http.StatusOK},
 		{"signed", signed, signed, http.StatusOK},
 		{"named", named, named, http.StatusOK},
-		{"picker of another name", misnamed, anybody, http.StatusServiceUnavailable},
-		{"endpoint of another name", anybody, misnamed, http.StatusServiceUnavailable},
-		{"endpoint of another authority", anybody, envoyconf.PeerTLS{CAFile: foreignCA}, http.StatusServiceUnavailable},
-		{"plaintext to a TLS endpoint", anybody, envoyconf.PeerTLS{Plaintext: true}, http.StatusBadRequest},
+		{"picker of another name", misnamed, anyPeer, http.StatusServiceUnavailable},
+		{"endpoint of another name", anyPeer, misnamed, http.StatusServiceUnavailable},
+		{"endpoint of another authority", anyPeer, envoyconf.PeerTLS{CAFile: foreignCA}, http.StatusServiceUnavailable},
+		{"plaintext to a TLS endpoint", anyPeer, envoyconf.PeerTLS{Plaintext: true}, http.StatusBadRequest},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pair := keyPair(t, own)
@@ -179,7 +179,7 @@ func TestEnvoyVerifiesItsPeers(t *testing.T) {
 // Probes and Prometheus get what they need of the admin pages and nothing else. An Envoy that drains lives, but is not
 // ready.
 func TestEnvoyOperations(t *testing.T) {
-	free, err := net.Listen("tcp", "127.83.1.2:0") // an address where nobody else takes the port meanwhile
+	free, err := net.Listen("tcp", "127.83.1.2:0") // no other process takes the port on this address
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -198,7 +198,7 @@ func TestEDSSaysNothingBeforeItKnows(t *testing.T) {
 	}
 }
 
-// TestEDSEndsBeforeItKnows: a stream that waits for the pool holds up nobody who stops.
+// TestEDSEndsBeforeItKnows: a stream that waits for the pool does not delay the stop of the server.
 func TestEDSEndsBeforeItKnows(t *testing.T) {
 	_, g, stop := subscribe(t, newMadePool())
 	stop()

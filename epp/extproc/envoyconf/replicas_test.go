@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
-// replica runs one more floor at an address, "127.0.0.1:0" for any, and gives that and what kills it.
+// replica runs another Floor at an address, "127.0.0.1:0" for any. It returns the address and a function that kills the replica.
 func replica(t *testing.T, floor client.Floor, at string) (address string, kill func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
@@ -38,8 +38,8 @@ func replica(t *testing.T, floor client.Floor, at string) (address string, kill 
 	return l.Addr().String(), kill
 }
 
-// Streams with large bodies are not retried, so Envoy must keep away from replicas that are gone, also when only one of
-// three is left, and come back to one that is there again.
+// Streams with large bodies are not retried, so Envoy must avoid replicas that are gone, also when only one of three is left, and
+// must use one that has come back.
 func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
@@ -78,7 +78,7 @@ func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
 	f.wantClean(t)
 }
 
-// awaitHealthy waits until Envoy takes so many replicas for healthy. It has no event for that.
+// awaitHealthy waits until Envoy considers want replicas healthy. Envoy has no event for that.
 func (f *front) awaitHealthy(t *testing.T, want int64) {
 	t.Helper()
 	const gauge = "cluster." + envoyconf.PickerCluster + ".membership_healthy"
