@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// rawEngine answers every request with the same bytes, and costs next to nothing itself.
+// rawEngine answers every request with the same bytes, at next to no cost of its own.
 func rawEngine(t testing.TB, answer []byte) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,7 +90,7 @@ func streamAnswer(n int) []byte {
 	return b.Bytes()
 }
 
-// floor is the least that a proxy costs.
+// floor is a bare net/http reverse proxy: the lower bound that the benchmarks compare the sidecar with.
 func floor(b *testing.B, engine string) http.Handler {
 	to, err := url.Parse("http://" + engine)
 	if err != nil {
@@ -101,7 +101,7 @@ func floor(b *testing.B, engine string) http.Handler {
 	return &httputil.ReverseProxy{Transport: pool, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) }}
 }
 
-// sink is a client that takes everything and costs nothing.
+// sink is a client that discards its answer at no cost.
 type sink struct {
 	header http.Header
 	status int
@@ -120,7 +120,7 @@ func (s *sink) Write(p []byte) (int, error) { s.bytes += len(p); return len(p), 
 // Flush implements http.Flusher.
 func (s *sink) Flush() {}
 
-// SetReadDeadline is what a connection has: without it, saying so costs an error for each request.
+// SetReadDeadline is what a connection has: without it, each request would cost an error.
 func (s *sink) SetReadDeadline(time.Time) error { return nil }
 
 // drive sends one request after another to a handler.
@@ -164,7 +164,7 @@ func BenchmarkLocal(b *testing.B) {
 	}
 }
 
-// BenchmarkRemote runs two legs; the floor beside it is one.
+// BenchmarkRemote runs two legs; its floor has one.
 func BenchmarkRemote(b *testing.B) {
 	engine := rawEngine(b, httpAnswer("application/json", wholeAnswer))
 	prefill := rawEngine(b, httpAnswer("application/json", offer(handoff)))
@@ -205,8 +205,8 @@ func bodyLength(t testing.TB, answer []byte) int {
 	return int(n)
 }
 
-// TestStreamAllocs holds that an event costs no object, and that a whole exchange costs few. It compares means, since the race
-// detector empties pools at random.
+// TestStreamAllocs checks that an event allocates nothing, and that a whole exchange allocates little. It compares means, since
+// the race detector empties pools at random.
 func TestStreamAllocs(t *testing.T) {
 	const most = 280 // of them, two thirds are net/http's, for the two legs
 	mean := map[int]float64{}
@@ -225,7 +225,7 @@ func TestStreamAllocs(t *testing.T) {
 	}
 }
 
-// TestLocalAllocs holds that a long body costs no more objects, nor buffers, than a short one.
+// TestLocalAllocs checks that a long body costs no more objects or buffers than a short one.
 func TestLocalAllocs(t *testing.T) {
 	h := startRig(t, rawEngine(t, httpAnswer("application/json", wholeAnswer))).Handler()
 	const size = 32 << 10
@@ -244,7 +244,7 @@ func TestLocalAllocs(t *testing.T) {
 	}
 }
 
-// notifying is a client that tells when something of its answer has come.
+// notifying is a client that reports when a part of its answer has come.
 type notifying struct {
 	sink
 	once sync.Once
@@ -257,7 +257,7 @@ func (n *notifying) Write(p []byte) (int, error) {
 	return n.sink.Write(p)
 }
 
-// TestStreamHoldsNoBody holds that a long prompt is not held for as long as its answer streams.
+// TestStreamHoldsNoBody checks that a long prompt is not kept in memory while its answer streams.
 func TestStreamHoldsNoBody(t *testing.T) {
 	endless, _, _ := strings.Cut(string(streamAnswer(1)), "\r\ne\r\n") // without its end
 	engine, prefill := rawEngine(t, []byte(endless+"\r\n")), rawEngine(t, httpAnswer("application/json", offer(handoff)))
@@ -272,15 +272,15 @@ func TestStreamHoldsNoBody(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); h.ServeHTTP(w, r) }()
 	wait(t, w.came, "the first event")
-	if held := heap() - before; held > 4<<20 {
-		t.Errorf("%d bytes are held for a prompt of %d while its answer streams", held, len(prompt))
+	if kept := heap() - before; kept > 4<<20 {
+		t.Errorf("%d bytes are in memory for a prompt of %d while its answer streams", kept, len(prompt))
 	}
 	leave()
 	wait(t, ended, "the end")
 	runtime.KeepAlive(prompt)
 }
 
-// heap is how many bytes live.
+// heap is how many bytes of the heap are live.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats

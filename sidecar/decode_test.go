@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
-// mustGiveBack waits for what goes on behind the answer, and checks that decode was told of the hand-off as often as
-// wanted, and nothing stranded.
+// mustGiveBack waits for the releases that outlast the answer, and checks that decode was asked for as many as wanted, and
+// that no hand-off is stranded.
 func (r *rig) mustGiveBack(t *testing.T, decode *fakeEngine, releases int) {
 	t.Helper()
 	r.end()
 	told := decode.releases()
 	if len(told) != releases {
-		t.Errorf("decode was told %d times that the hand-off is not wanted, want %d", len(told), releases)
+		t.Errorf("decode was asked for %d releases, want %d", len(told), releases)
 	}
 	for _, f := range told {
 		if f.URL.Path != completionsPath || !strings.Contains(f.body, handoff) || f.ContentLength != int64(len(f.body)) {
@@ -41,12 +41,12 @@ const (
 // soon shortens the silence after which decode is taken for lost.
 var soon = set(func(c *Config) { c.Engine.FirstEvent = 200 * time.Millisecond })
 
-// Whatever breaks decode before its first byte has gone to the client, the client gets the right answer.
+// However decode fails before its first byte has gone to the client, the client gets the right answer.
 func TestDecodeFails(t *testing.T) {
 	cases := []struct {
 		name   string
 		act    act
-		stream bool // a stream can do this
+		stream bool // a stream can fail like this
 		cause  string
 	}{
 		{"reset", resets, false, "failed"},
@@ -99,15 +99,15 @@ func TestDecodeFails(t *testing.T) {
 	}
 }
 
-// An engine that says no for a reason that a redo meets as well is believed.
+// A refusal that a local prefill would meet as well is relayed.
 func TestDecodeRefuses(t *testing.T) {
 	cases := []struct {
 		name     string
 		status   int
 		releases int
 	}{
-		{"not admitted", 503, 0}, // the engine lets the hand-off go by itself
-		{"too many", 429, 1},     // something before the engine says so
+		{"not admitted", 503, 0}, // the engine releases the hand-off itself
+		{"too many", 429, 1},     // a proxy before the engine answers so
 		{"bad request", 400, 1},
 		{"unknown model", 404, 1},
 		{"unprocessable", 422, 1},
@@ -163,7 +163,7 @@ func TestRedoIsForbidden(t *testing.T) {
 	})
 }
 
-// A whole answer is silent as long as it takes. Only a prefill pod that has died says that it will never come.
+// An answer that is not streamed may take any time. Only a prefill pod that has died shows that it will never come.
 func TestSilentDecode(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Run("prefill alive", func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestSilentDecode(t *testing.T) {
 			decode.mustSee(t, q.decode)
 			s.mustGiveBack(t, decode, 0)
 		})
-		for name, die := range map[string]func(*fakeEngine){"prefill sick": (*fakeEngine).fallSick, "prefill gone": (*fakeEngine).vanish} {
+		for name, die := range map[string]func(*fakeEngine){"prefill sick": (*fakeEngine).fallSick, "prefill unreachable": (*fakeEngine).vanish} {
 			t.Run(name, func(t *testing.T) {
 				g := newGate()
 				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, g.act, q.answer())
@@ -206,7 +206,7 @@ func TestSilentDecode(t *testing.T) {
 	})
 }
 
-// A hand-off that is too old may point at somebody else's KV: it is given back, never read.
+// A hand-off that is too old may point at another request's KV: it is released, never read.
 func TestLateHandoff(t *testing.T) {
 	const late = "local;reason=handoff-late;attempts=1;candidate=0"
 	both(t, func(t *testing.T, q question) {
@@ -243,14 +243,14 @@ func TestLateHandoff(t *testing.T) {
 	})
 }
 
-// A decode engine that is down has nothing prefilled for it: nobody could give that back.
+// Nothing is prefilled for an unreachable decode engine: no engine could release the hand-off.
 func TestNoPrefillForTheDead(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
 		s := startRig(t, decode.addr)
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, "remote;reason=external;attempts=1;candidate=0")
 		decode.vanish()
-		// Every leg that fails makes the next request look, however soon it comes; so does time.
+		// The next request probes the engine after a leg that failed, however soon it comes, and after some time.
 		post(t, s.url+completionsPath, q.body).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 		for range 3 {
 			post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
@@ -263,7 +263,7 @@ func TestNoPrefillForTheDead(t *testing.T) {
 	})
 }
 
-// Only where nobody could be told is a hand-off stranded.
+// A hand-off is stranded only if no engine could be asked to release it.
 func TestStranded(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Run("decode goes down", func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestStranded(t *testing.T) {
 	})
 }
 
-// An answer that breaks off within must not look whole, and is not computed again.
+// An answer that breaks off in the middle must not look complete, and is not computed again.
 func TestWholeAnswerBreaksOff(t *testing.T) {
 	for name, header := range map[string][]string{"remote": {}, "local": {pd.HeaderMode, "bypass"}} {
 		t.Run(name, func(t *testing.T) {

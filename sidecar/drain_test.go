@@ -52,7 +52,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// What runs goes on to its end while new calls are sent elsewhere.
+// Running calls end normally while new calls are refused.
 func TestDrainWaits(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +96,7 @@ func get(t *testing.T, url string) reply {
 	return reply{resp.StatusCode, resp.Header, resp.Trailer, string(b), err}
 }
 
-// At the deadline streams end with an error that says why, and what has not begun is refused.
+// At the deadline, streams end with an error event that says why, and calls without an answer yet are refused.
 func TestDrainCuts(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name+"/stream", func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestDrainCuts(t *testing.T) {
 	})
 }
 
-// A hand-off that is being given back is something that the pod has left to do, though its client is gone.
+// A release in progress counts as open work of the pod, although its client has left.
 func TestReleaseIsOpen(t *testing.T) {
 	g := newGate()
 	s, header := serve(t, ways["remote"], handoff, then(g.act, streams(firstEvent)))
@@ -215,7 +215,7 @@ func TestReleaseIsOpen(t *testing.T) {
 	s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel", "result", "ok")
 }
 
-// stuckWriter is a client's connection that takes nothing until its deadline is set.
+// stuckWriter is a client's connection that blocks until its deadline is set.
 type stuckWriter struct {
 	*httptest.ResponseRecorder
 	stuck, given chan struct{}

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// fakeEngine is an engine that answers by a script and remembers what it was asked. /health and releases are answered
-// beside the script.
+// fakeEngine is an engine that answers by a script and records its requests. It answers /health and releases without the
+// script.
 type fakeEngine struct {
 	addr   string
 	server *httptest.Server
@@ -54,7 +54,7 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // who asked has left
+		return // the caller has left
 	}
 	q := &asked{r, string(b)}
 	e.next(q)(w, q)
@@ -85,7 +85,7 @@ func (e *fakeEngine) vanish() {
 	e.server.CloseClientConnections()
 }
 
-// next notes a request and takes its act from the script.
+// next records a request and takes its act from the script.
 func (e *fakeEngine) next(r *asked) act {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -144,7 +144,7 @@ func says(status int, contentType, body string, header ...string) act {
 		}
 		h.Set("Content-Length", strconv.Itoa(len(body)))
 		w.WriteHeader(status)
-		_, _ = io.WriteString(w, body) // who does not take it has left
+		_, _ = io.WriteString(w, body) // a client that does not read it has left
 	}
 }
 
@@ -213,7 +213,7 @@ func breaks(contentType, body string) act {
 // hangs answers nothing until the other side has left.
 func hangs(_ http.ResponseWriter, r *asked) { <-r.Context().Done() }
 
-// gate stops the one who comes to it until it is opened.
+// gate blocks a request until it is opened.
 type gate struct{ arrived, opened chan struct{} }
 
 func newGate() gate { return gate{make(chan struct{}, 16), make(chan struct{})} }
@@ -227,7 +227,7 @@ func (g gate) act(_ http.ResponseWriter, r *asked) {
 	}
 }
 
-// The texts of the tests. A prompt of 40 tokens of which prefill had 8 cached.
+// The texts of the tests: a prompt of 40 tokens, of which prefill had 8 cached.
 const (
 	chatPath        = "/v1/chat/completions"
 	completionsPath = "/v1/completions"

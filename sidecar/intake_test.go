@@ -41,7 +41,7 @@ func rawReply(t *testing.T, conn net.Conn) reply {
 	return reply{resp.StatusCode, resp.Header, resp.Trailer, string(b), err}
 }
 
-// until polls what nobody announces.
+// until polls a condition that no channel reports.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	ctx, poll := within(t), time.NewTicker(time.Millisecond)
@@ -55,7 +55,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// Beyond the limit a body is refused before it is read, or where it goes beyond; what is held is served, and all is given back.
+// A body beyond the limit is refused before it is read, or where it exceeds the limit; buffered requests are served, and
+// all bytes are released.
 func TestBufferLimit(t *testing.T) {
 	q := ask(false)
 	engine, prefill := startEngine(t, q.answer()), startEngine(t, offering(handoff))
@@ -64,14 +65,14 @@ func TestBufferLimit(t *testing.T) {
 	remote := pd.HeaderPrefill + ": " + prefill.addr
 	const part = 450 << 10
 	filler := fmt.Sprintf("%x\r\n%s\r\n", part, strings.Repeat(" ", part))
-	var held []net.Conn
-	// What they take is waited for to the last segment: one that needed more could be refused in place of those below.
+	var buffered []net.Conn
+	// The test waits for the last segment of each: one that needed more could be refused instead of those below.
 	// Segments have 16, 32, 64, 128, 256 KiB, and beyond half of the limit 16 each.
 	for _, taken := range []float64{496 << 10, (496 + 16 + 32 + 26*16) << 10} {
 		conn := rawPost(t, s, completionsPath, remote, "Transfer-Encoding: chunked")
 		fmt.Fprint(conn, filler)
-		held = append(held, conn)
-		until(t, "the body is held", func() bool { return s.intake.Buffered() == taken })
+		buffered = append(buffered, conn)
+		until(t, "the body is buffered", func() bool { return s.intake.Buffered() == taken })
 	}
 	announced := rawPost(t, s, completionsPath, remote, fmt.Sprint("Content-Length: ", limit/2))
 	rawReply(t, announced).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
@@ -79,9 +80,9 @@ func TestBufferLimit(t *testing.T) {
 	fmt.Fprint(growing, filler)
 	rawReply(t, growing).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
 	local := post(t, s.url+completionsPath, q.body)
-	local.mustBe(t, http.StatusOK, "local;reason=no-prefill") // what is not held is not counted
+	local.mustBe(t, http.StatusOK, "local;reason=no-prefill") // a body that is not buffered is not counted
 
-	for _, conn := range held {
+	for _, conn := range buffered {
 		fmt.Fprintf(conn, "%x\r\n%s\r\n0\r\n\r\n", len(q.body), q.body)
 		rawReply(t, conn).mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
 	}
@@ -89,7 +90,7 @@ func TestBufferLimit(t *testing.T) {
 	s.mustCount(t, 0, "tandem_buffered_bytes")
 }
 
-// Who announces much and sends nothing costs little once half of what may be held is.
+// A client that announces many bytes and sends none costs little memory once half of the limit is used.
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
 	const limit, clients = 2 << 20, 30
@@ -101,14 +102,14 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		conn := rawPost(t, s, completionsPath, pd.HeaderPrefill+": "+prefill.addr, fmt.Sprint("Content-Length: ", segment))
 		fmt.Fprint(conn, "{")
 		all = append(all, conn)
-		// The next one comes when this one has what it will have: what is scarce is known by then.
+		// The next one comes when this one has its segments, so that it sees how scarce memory is.
 		until(t, "one more is received", func() bool { return s.life.open() == float64(n+1) && s.intake.Buffered() > before })
 	}
-	if held := s.intake.Buffered(); held <= limit/2 {
-		t.Errorf("%v bytes are held, which leaves room for more", held)
+	if buffered := s.intake.Buffered(); buffered <= limit/2 {
+		t.Errorf("%v bytes are buffered, less than what may be", buffered)
 	}
-	if held := s.intake.Buffered(); held > limit*3/4+clients*smallSegment {
-		t.Errorf("%v bytes are held for %d clients that have sent one each", held, clients)
+	if buffered := s.intake.Buffered(); buffered > limit*3/4+clients*smallSegment {
+		t.Errorf("%v bytes are buffered for %d clients that have sent one each", buffered, clients)
 	}
 	for _, conn := range all {
 		conn.Close()
@@ -117,7 +118,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	s.mustCount(t, 0, "tandem_buffered_bytes")
 }
 
-// A body that stops is refused wherever it was going, and no engine is kept waiting.
+// A body that stops is refused on every path, and no engine waits for it.
 func TestBodiesThatStop(t *testing.T) {
 	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 50 * time.Millisecond }))
@@ -125,11 +126,11 @@ func TestBodiesThatStop(t *testing.T) {
 		name, path string
 		header     []string
 	}{
-		{"to be held", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Content-Length: 100"}},
-		{"to be held, chunked", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Transfer-Encoding: chunked"}},
+		{"to be buffered", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Content-Length: 100"}},
+		{"to be buffered, chunked", completionsPath, []string{pd.HeaderPrefill + ": " + prefill.addr, "Transfer-Encoding: chunked"}},
 		{"to be streamed", completionsPath, []string{"Content-Length: 100"}},
 		{"to be passed on", "/v1/rerank", []string{"Content-Length: 100"}},
-		{"to be passed on, and nobody's JSON", "/v1/audio/transcriptions", []string{"Content-Type: audio/wav", "Content-Length: 100"}},
+		{"to be passed on, not JSON", "/v1/audio/transcriptions", []string{"Content-Type: audio/wav", "Content-Length: 100"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn := rawPost(t, s, c.path, c.header...)
@@ -148,7 +149,7 @@ func TestBodiesThatStop(t *testing.T) {
 	}
 }
 
-// A request that came whole is waited for as long as its answer takes, however short the pauses of bodies may be.
+// The pause limit of bodies does not limit how long an answer may take after the body is complete.
 func TestBodyPauseEndsWithTheBody(t *testing.T) {
 	g := newGate()
 	engine := startEngine(t, then(g.act, ask(false).answer()))
@@ -163,7 +164,7 @@ func TestBodyPauseEndsWithTheBody(t *testing.T) {
 	rawReply(t, conn).mustBe(t, http.StatusOK, "local;reason=no-prefill")
 }
 
-// startSluggish serves an engine that leaves a request's body alone for a while.
+// startSluggish serves an engine that does not read a request's body for a while.
 func startSluggish(t *testing.T, pause time.Duration, then http.HandlerFunc) (addr string) {
 	t.Helper()
 	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -176,14 +177,14 @@ func startSluggish(t *testing.T, pause time.Duration, then http.HandlerFunc) (ad
 	return e.Listener.Addr().String()
 }
 
-// hugeBody is more than the sockets between client and engine take.
+// hugeBody is larger than the socket buffers between client and engine.
 var hugeBody = `{"prompt":"` + strings.Repeat("a", 20<<20) + `"}`
 
 // shortPause is a client's pause that no busy machine makes; the engine makes a longer one.
 const shortPause, longPause = time.Second, 1500 * time.Millisecond
 
-// An engine that stands still wears out nobody's patience with the client, by whatever protocol the body comes: HTTP/2 of
-// net/http ends one for good when a deadline passes, though nobody reads.
+// An engine that does not read does not use up the client's time, over either protocol: net/http's HTTP/2 ends a body for
+// good when a deadline passes, even while no reader waits.
 func TestBodiesWaitForTheEngine(t *testing.T) {
 	engine := startSluggish(t, longPause, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -218,7 +219,7 @@ func TestBodiesWaitForTheEngine(t *testing.T) {
 	}
 }
 
-// Nor is the client blamed for an engine that dies while it stands still.
+// A client is not refused for slowness when the engine stops reading and dies.
 func TestEngineDiesOverABody(t *testing.T) {
 	engine := startSluggish(t, longPause, func(w http.ResponseWriter, _ *http.Request) { resets(w, nil) })
 	s := startRig(t, engine, set(func(c *Config) { c.Trust.BodyPause = shortPause }))
@@ -228,7 +229,7 @@ func TestEngineDiesOverABody(t *testing.T) {
 	}
 }
 
-// Headers may be many bytes, but not many lines.
+// A request may have many bytes of headers, but not many lines.
 func TestTooManyHeaders(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr)

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
-// prefilled has a simulated engine finish a prefill, and gives its word of it.
+// prefilled has a simulated engine finish a prefill, and returns the hand-off.
 func prefilled(t testing.TB, e *sim.Server) (params string) {
 	t.Helper()
 	const ask = `{"model":"tiny","prompt":[20,21,22,23,24],"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`
@@ -29,8 +29,8 @@ func prefilled(t testing.TB, e *sim.Server) (params string) {
 	return string(answer.Params)
 }
 
-// startMet serves a sidecar before two engines that cost next to nothing, and has its notifier, if there is one, meet the
-// engine that the hand-offs name.
+// startMet serves a sidecar before two engines that cost next to nothing. With a notifier, it waits until the notifier has met
+// the engine that the hand-offs name.
 func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill string) {
 	t.Helper()
 	engine, err := sim.Start(sim.Config{})
@@ -46,7 +46,7 @@ func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill s
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = agent.Close() }) // it has nothing to lose
+	t.Cleanup(func() { _ = agent.Close() }) // an error of closing loses nothing
 	s := startRig(t, rawEngine(t, answer), set(func(c *Config) { c.Keep.Notifier = agent }))
 	n := bodyLength(t, answer)
 	for s.leases.Counts().Joins == 0 {
@@ -55,7 +55,7 @@ func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill s
 	return s.Handler(), prefill
 }
 
-// BenchmarkKept is what holding a hand-off costs a request that is served in no time.
+// BenchmarkKept measures what renewing a hand-off costs a request that is served at once.
 func BenchmarkKept(b *testing.B) {
 	stream := streamAnswer(2)
 	for _, kept := range []bool{false, true} {
@@ -71,8 +71,8 @@ func BenchmarkKept(b *testing.B) {
 	}
 }
 
-// TestKeptAllocs holds that a notifier costs a request few objects. It compares means: the race detector empties pools at
-// random, so that the least of some runs differs by as much as is allowed here, and the mean of many by a fraction.
+// TestKeptAllocs checks that a notifier costs a request few objects. It compares means of many runs: the race detector empties
+// pools at random, so that minima of few runs differ by as much as is allowed here.
 func TestKeptAllocs(t *testing.T) {
 	const most = 4
 	mean := map[bool]float64{}

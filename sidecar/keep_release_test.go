@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 )
 
-// mustRelease checks how the one hand-off of a test was given back, and that nothing is stranded.
+// mustRelease checks in which way the one hand-off of a test was released, and that no hand-off is stranded.
 func (r *rig) mustRelease(t *testing.T, way, result string) {
 	t.Helper()
 	r.end()
@@ -20,7 +20,7 @@ func (r *rig) mustRelease(t *testing.T, way, result string) {
 	r.mustCount(t, 0, "tandem_kv_stranded_total")
 }
 
-// Decode hears nothing of a request whose client leaves between the legs, nor of its end.
+// Decode does not learn of a request whose client leaves between the legs.
 func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -52,7 +52,7 @@ func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
 	})
 }
 
-// The span of a release is the request's, and says which way was gone in the end.
+// The span of a release belongs to the request's trace, and names the way that succeeded.
 func TestReleaseSpans(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		t.Run("dead="+strconv.FormatBool(dead), func(t *testing.T) {
@@ -84,12 +84,12 @@ func TestReleaseSpans(t *testing.T) {
 	}
 }
 
-// A decode engine that lost its leg may still be reading: it alone may say that it does not, as long as it lives.
+// A decode engine that lost its leg may still be reading: while it lives, only decode may release the hand-off.
 func TestKeptDecodeFails(t *testing.T) {
 	cases := []struct {
 		name     string
 		act      act
-		stream   bool // a stream alone can do this
+		stream   bool // only a stream can fail like this
 		decision string
 		direct   int
 	}{
@@ -98,7 +98,7 @@ func TestKeptDecodeFails(t *testing.T) {
 		{"headers and reset", then(chunked(200, "application/json", ""), resets), false, transferFailed, 0},
 		{"error event", streams(errorEvent), true, transferFailed, 0},
 		{"silence", then(streams(), hangs), true, transferFailed, 0},
-		{"not admitted", says(503, "application/json", "{}"), false, servedRemote, 0}, // and it tells by itself
+		{"not admitted", says(503, "application/json", "{}"), false, servedRemote, 0}, // decode releases it itself
 		{"refused", says(404, "application/json", "{}"), false, servedRemote, 1},
 		{"failed", says(500, "application/json", "{}"), false, transferFailed, 1},
 	}
@@ -134,7 +134,7 @@ func TestKeptDecodeFails(t *testing.T) {
 	}
 }
 
-// A decode engine that has died in the middle of its leg reads nothing any more, and nobody else can tell.
+// A decode engine that has died in the middle of its leg reads no more, and the sidecar must notify prefill itself.
 func TestKeptDecodeDies(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -154,7 +154,7 @@ func TestKeptDecodeDies(t *testing.T) {
 	})
 }
 
-// The connections of an engine that dies may break before its port is closed: that of the release as well.
+// The connections of a dying engine may break before its port is closed, also that of the release.
 func TestKeptDecodeIsDying(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -165,7 +165,7 @@ func TestKeptDecodeIsDying(t *testing.T) {
 			resets(w, r)
 		}
 		s := startRig(t, decode.addr, k.kept())
-		post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill)) // whether its redo comes in time is chance
+		post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill)) // its redo may or may not come in time
 		mustState(t, prefill, "prefill to be free", free)
 		s.mustRelease(t, "nixl", "ok")
 		k.mustTell(t, 1)
@@ -175,7 +175,7 @@ func TestKeptDecodeIsDying(t *testing.T) {
 	})
 }
 
-// A decode engine that stands still may go on, and read. It takes 5 s to be sure that it does not answer.
+// A decode engine that is stopped may resume and read. The release waits 5 s for its answer.
 func TestKeptDecodeStandsStill(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		for name, first := range map[string]act{"from the beginning": hangs, "when its leg has failed": resets} {
@@ -196,14 +196,14 @@ func TestKeptDecodeStandsStill(t *testing.T) {
 				s.mustCount(t, 0, "tandem_kv_release_total", "way", "nixl")
 				s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel")
 				if st := prefill.Engine.State(); st.Blocks.Pinned == 0 {
-					t.Errorf("%+v: given back by whom?", st)
+					t.Errorf("%+v: released although decode may still read", st)
 				}
 			})
 		}
 	})
 }
 
-// What the notifier cannot tell any more, decode does.
+// If the notifier has failed, decode is asked to release.
 func TestKeeperDiesInBetween(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -224,7 +224,7 @@ func TestKeeperDiesInBetween(t *testing.T) {
 	})
 }
 
-// A side channel is where the prefill engine says. It is dialled where prefill legs may go, and nowhere else.
+// The prefill engine names its side channel. The sidecar dials it only at hosts where prefill legs may go.
 func TestSideChannelOutsideTheAllowList(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -256,7 +256,7 @@ func TestSideChannelOutsideTheAllowList(t *testing.T) {
 		s.mustRelease(t, "cancel", "ok")
 		s.mustCount(t, 0, "tandem_lease_joins_total", "result", "ok")
 		if n := s.count(t, "tandem_lease_joins_total", "result", "failed"); n == 0 {
-			t.Error("nobody tried")
+			t.Error("no connection was tried")
 		}
 		trap.Close()
 		wait(t, caught, "the trap to close")

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
-// keep is a notifier that a test listens in on, and which can be taken from the sidecar.
+// keep is a notifier that records its messages, and that a test can make fail.
 type keep struct {
 	*transport.TCP
 	beat chan struct{} // gets one for each heartbeat, up to its size
@@ -34,11 +34,11 @@ func newKeep(t testing.TB) *keep {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = agent.Close() }) // it has nothing to lose
+	t.Cleanup(func() { _ = agent.Close() }) // an error of closing loses nothing
 	return &keep{TCP: agent, beat: make(chan struct{}, 64)}
 }
 
-// kept has the sidecar use it.
+// kept is an option: the sidecar uses the notifier.
 func (k *keep) kept() option { return set(func(c *Config) { c.Keep.Notifier = k }) }
 
 // Notify implements transfer.Notifier.
@@ -62,7 +62,7 @@ func (k *keep) Notify(ctx context.Context, to transfer.Peer, message []byte) err
 	return err
 }
 
-// State is what a keeper tells.
+// State is what a NIXL agent process reports.
 func (k *keep) State() (keeper.State, <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -72,7 +72,7 @@ func (k *keep) State() (keeper.State, <-chan struct{}) {
 	return keeper.State{Starts: 1, About: "a test"}, nil
 }
 
-// die takes the notifier away.
+// die makes the notifier fail from now on.
 func (k *keep) die() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -85,11 +85,11 @@ func (k *keep) told() (beats int, releases []string) {
 	return k.beats, append([]string(nil), k.releases...)
 }
 
-// mustTell checks how many hand-offs were given back directly.
+// mustTell checks how many hand-offs were released by notices.
 func (k *keep) mustTell(t *testing.T, releases int) {
 	t.Helper()
 	if _, told := k.told(); len(told) != releases {
-		t.Errorf("prefill was told %q, want %d releases", told, releases)
+		t.Errorf("prefill was sent %q, want %d releases", told, releases)
 	}
 }
 
@@ -101,7 +101,7 @@ func (k *keep) await(t *testing.T, n int) {
 	}
 }
 
-// shortLease is one that tests wait for. Heartbeats have a third of it to be late, which is a lot on a machine that is busy.
+// shortLease is a lease that tests wait for. Heartbeats may be late by a third of it, which is ample on a busy machine.
 const shortLease = 2 * time.Second
 
 // leased is a sidecar for engines with a short lease.
@@ -112,10 +112,10 @@ func startLeasedSim(t *testing.T) *sim.Server {
 	return startSim(t, sim.Config{KV: sim.KVConfig{Lease: shortLease}})
 }
 
-// longer is how many heartbeats are longer than a lease: one comes each third of it.
+// longer is how many heartbeats take longer than a lease: one comes each third of it.
 const longer = 5
 
-// withKeep runs a case with a notifier, and as it is without.
+// withKeep runs a case with and without a notifier.
 func withKeep(t *testing.T, run func(t *testing.T, q bool, k *keep, o []option)) {
 	for _, stream := range []bool{true, false} {
 		for name, with := range map[string]bool{"kept": true, "without": false} {
@@ -132,7 +132,7 @@ func withKeep(t *testing.T, run func(t *testing.T, q bool, k *keep, o []option))
 	}
 }
 
-// asking sends a request beside the test.
+// asking sends a request in a goroutine of its own.
 func asking(t *testing.T, s *rig, body, prefill string) <-chan reply {
 	t.Helper()
 	answers := make(chan reply, 1)
@@ -151,7 +151,7 @@ func mustBeRight(t *testing.T, got reply, body string) {
 
 func ranOut(st sim.State) bool { return st.Expired > 0 }
 
-// Decode takes longer than a lease to take note of the hand-off, which nobody can see from outside.
+// Decode takes longer than a lease to note the hand-off, which the sidecar cannot see.
 func TestHeldBeforeDecodeKnows(t *testing.T) {
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
@@ -164,7 +164,7 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 			mustState(t, prefill, "the lease to end", ranOut)
 			decode.Engine.ClearFaults()
 			wait(t, answer, "the answer")
-			return // what it says is up to who has the blocks now
+			return // its text depends on the request that has the blocks now
 		}
 		k.await(t, longer)
 		decode.Engine.ClearFaults()
@@ -178,7 +178,7 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 	})
 }
 
-// Decode is full, and takes the hand-off into its queue.
+// Decode is saturated, and puts the hand-off into its queue.
 func TestHeldInDecodesQueue(t *testing.T) {
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill := startLeasedSim(t)
@@ -202,7 +202,7 @@ func TestHeldInDecodesQueue(t *testing.T) {
 	})
 }
 
-// A leg that is sent later than the hand-off could be trusted for by itself is no late one if that was held.
+// A leg that is sent after the age limit of its hand-off is not late if heartbeats have renewed the lease.
 func TestHeldBeyondTheAgeLimit(t *testing.T) {
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
@@ -232,7 +232,7 @@ func TestHeldBeyondTheAgeLimit(t *testing.T) {
 	})
 }
 
-// Whoever has the first of decode's answer needs no more heartbeats: prefill is let down to show that there are none.
+// Heartbeats end with decode's first byte: prefill expects some, to show that none come.
 func TestHoldEndsWithTheFirstByte(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
@@ -242,7 +242,7 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 			begin, end = chunked(200, "application/json", wholeAnswer[:20]), wholeAnswer[20:]
 		}
 		prefill, decode := startLeasedSim(t), startEngine(t, then(ready.act, begin, rest.act, func(w http.ResponseWriter, _ *asked) {
-			_, _ = io.WriteString(w, end) // who does not take it has left
+			_, _ = io.WriteString(w, end) // a client that does not read it has left
 		}))
 		s := startRig(t, decode.addr, leased, k.kept())
 		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
@@ -264,7 +264,7 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 	})
 }
 
-// A hold does not outlast its request, however that ends.
+// A hold ends with its request, however that ends.
 func TestHoldEndsWithTheExchange(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()

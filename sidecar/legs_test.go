@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// What the legs change of a body, and that they change nothing else.
+// The legs change only their controlled members of a body.
 func TestLegBodies(t *testing.T) {
 	const odd = `"a" : [1e5,0.70, "\u00e9<&>" ],"seed":12345678901234567890,"x":{"b":1,"a":2,"stream":true}`
 	cases := []struct{ name, path, body, prefill, decode string }{
@@ -88,7 +88,7 @@ func TestLongBody(t *testing.T) {
 	}
 }
 
-// internalHeaders has one of each family that must reach no engine.
+// internalHeaders has one header of each family that must not reach an engine.
 var internalHeaders = []string{"X-Tandem-Auth", "X-Tandem-Other", "X-Prefiller-Url", "X-Encoder-Hosts-Ports", "X-Kv-Cache-Hit", "X-Data-Parallel-Host-Port", "X-Gateway-Destination-Endpoint"}
 
 func TestLegHeaders(t *testing.T) {
@@ -143,7 +143,7 @@ func TestRequestIDIsMade(t *testing.T) {
 	}
 }
 
-// An engine speaks to the client as it does without us, but for what only Tandem may say.
+// An engine's answer headers reach the client unchanged, but for those that only Tandem may write.
 func TestAnswerHeaders(t *testing.T) {
 	engine := says(200, "application/json", wholeAnswer, "Server-Timing", "e;dur=1", "X-Tandem-Retry", "1", "X-Tandem-Pd-Decision", "remote;reason=always",
 		"X-Prefiller-Host-Port", "x", "X-Request-Id", "theirs", "Connection", "X-Hop", "X-Hop", "1", "Keep-Alive", "x", "X-Mine", "1", "X-Mine", "2", "Set-Cookie", "a=b")
@@ -191,7 +191,7 @@ func attributes(s tracetest.SpanStub) map[string]string {
 	return all
 }
 
-// Each leg carries the trace on, as a child of the call's span, which is a child of the caller's.
+// The span of each leg is a child of the call's span, which is a child of the caller's.
 func TestSpans(t *testing.T) {
 	spans, o := recorder(t)
 	p := startPool(t, o)
@@ -237,7 +237,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Also an answer that is aborted ends all of its spans.
+// An aborted answer ends all of its spans too.
 func TestSpansOfBrokenAnswers(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {

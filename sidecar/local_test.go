@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// A local request goes on while it comes: the engine has its beginning before the client has sent its end.
+// A local request is passed on while it arrives: the engine has its beginning before the client has sent its end.
 func TestLocalIsNotBuffered(t *testing.T) {
 	for _, path := range []string{completionsPath, "/v1/rerank"} {
 		t.Run(path, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestLocalIsNotBuffered(t *testing.T) {
 	}
 }
 
-// forms are the spellings by which a hand-off of the client's own could reach an engine.
+// forms are the spellings by which a client's own hand-off could reach an engine.
 var forms = map[string]string{
 	"top":          `{"model":"m","kv_transfer_params":%s,"prompt":"x","messages":[]}`,
 	"first":        `{"kv_transfer_params":%s,"model":"m","prompt":"x","messages":[]}`,
@@ -75,11 +75,11 @@ var forms = map[string]string{
 	"extra args":   `{"model":"m","prompt":"x","messages":[],"sampling_params":{"extra_args":{"a":1,"kv_transfer_params":%s}}}`,
 	"xargs":        `{"model":"m","prompt":"x","messages":[],"vllm_xargs":{"kv_transfer_params":%s,"a":1}}`,
 	"marked":       "\xef\xbb\xbf" + `{"model":"m","prompt":"x","messages":[],"kv_transfer_params":%s}`,
-	"beside NaN":   `{"model":"m","prompt":"x","messages":[],"y":NaN,"kv_transfer_params":%s}`,
+	"next to NaN":  `{"model":"m","prompt":"x","messages":[],"y":NaN,"kv_transfer_params":%s}`,
 	"many of them": `{"kv_transfer_params":%[1]s,"model":"m","prompt":"x","messages":[],"vllm_xargs":{"kv_transfer_params":%[1]s},"sampling_params":{"extra_args":{"kv_transfer_params":%[1]s}}}`,
 }
 
-// forged tells whether a body still has a hand-off at a place an engine would look at.
+// forged reports whether a body still has a hand-off where an engine would read it.
 func forged(t *testing.T, body string) bool {
 	t.Helper()
 	body = strings.ReplaceAll(strings.TrimPrefix(body, "\xef\xbb\xbf"), "NaN", "null")
@@ -92,7 +92,7 @@ func forged(t *testing.T, body string) bool {
 	return has(b) || has(b["vllm_xargs"]) || has(sampling["extra_args"])
 }
 
-// What a client says of hand-offs reaches no engine, on no path.
+// A client's own hand-off members reach no engine, on any path.
 func TestClientParamsAreRemoved(t *testing.T) {
 	paths := []string{chatPath, completionsPath, "/v1/responses", "/v1/messages", "/inference/v1/generate", "/v1/embeddings",
 		"/invocations", "/v1/chat/completions/", "/v1%2Fchat/completions", "/v1/chat/complet%69ons", "//v1/completions", "/anything"}
@@ -129,7 +129,7 @@ func TestClientParamsAreRemoved(t *testing.T) {
 	}
 }
 
-// Both legs carry params, but never the client's.
+// Both legs carry hand-off parameters, but never the client's.
 func TestClientParamsAreReplaced(t *testing.T) {
 	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
 	s := startRig(t, decode.addr)
@@ -181,7 +181,7 @@ func wide(s string, little bool) string {
 	return string(b)
 }
 
-// Bodies that are refused before any engine answers them, however they come.
+// Such bodies are refused before any engine answers, on every path.
 func TestBodiesRefused(t *testing.T) {
 	plain := `{"model":"m","prompt":"x"}`
 	cases := []struct {
@@ -201,14 +201,14 @@ func TestBodiesRefused(t *testing.T) {
 		{"too deep", `{"x":` + strings.Repeat("[", 400) + strings.Repeat("]", 400) + `}`, 200, ""},
 	}
 	for _, c := range cases {
-		for _, way := range []string{"local", "held", "passed"} {
+		for _, way := range []string{"local", "buffered", "passed"} {
 			for _, length := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/length=%v", c.name, way, length), func(t *testing.T) {
 					prefill, engine := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
 					s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 900 }))
 					path, header := completionsPath, []string{}
 					switch way {
-					case "held":
+					case "buffered":
 						header = []string{pd.HeaderPrefill, prefill.addr}
 					case "passed":
 						path = "/invocations"
@@ -242,16 +242,16 @@ func TestBodiesRefused(t *testing.T) {
 	}
 }
 
-// A body that is no JSON goes to the engine as it came: its own error is the best answer.
+// A body that is not JSON goes to the engine as it came: the engine's own error is the best answer.
 func TestBrokenBodiesPass(t *testing.T) {
 	for name, body := range map[string]string{"half": `{"model":`, "garbage": "}{", "text": "hello", "list": `[1,2]`, "number": "1", "more": `{"model":"m"} x`} {
-		for _, way := range []string{"local", "held"} {
+		for _, way := range []string{"local", "buffered"} {
 			t.Run(name+"/"+way, func(t *testing.T) {
 				prefill, engine := startEngine(t, offering(handoff)), startEngine(t, says(400, "application/json", "{}"))
 				s := startRig(t, engine.addr)
 				want := "local;reason=no-prefill"
 				var header []string
-				if way == "held" {
+				if way == "buffered" {
 					want, header = "local;reason=not-splittable", []string{pd.HeaderPrefill, prefill.addr, pd.HeaderPlan, strictPlan}
 				}
 				post(t, s.url+completionsPath, body, header...).mustBe(t, 400, want)
@@ -262,7 +262,7 @@ func TestBrokenBodiesPass(t *testing.T) {
 	}
 }
 
-// What was removed before a body turned out to be broken stays removed; a held one is refused as a whole.
+// Members that were removed before a body turned out to be broken stay removed; a buffered body is refused as a whole.
 func TestBrokenBehindHandoff(t *testing.T) {
 	const body = `{"kv_transfer_params":{}, "model"`
 	prefill, engine := startEngine(t, offering(handoff)), startEngine(t, says(400, "application/json", "{}"))
@@ -271,11 +271,11 @@ func TestBrokenBehindHandoff(t *testing.T) {
 	engine.mustSee(t, `{                         "model"`)
 	post(t, s.url+completionsPath, body, pd.HeaderPrefill, prefill.addr).mustRefuse(t, 400, pd.BadRequest)
 	if len(engine.requests()) != 1 {
-		t.Error("the engine got the held one")
+		t.Error("the engine got the buffered body")
 	}
 }
 
-// spaces is an endless body that costs nothing to make.
+// spaces is an endless body that costs no memory.
 type spaces struct{ left int64 }
 
 // Read implements io.Reader.
@@ -291,7 +291,7 @@ func (s *spaces) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A body over the limit costs no more memory than the limit, and none if its length is told.
+// A body over the limit costs no more memory than the limit, and none if its length is announced.
 func TestHugeBodyCosts(t *testing.T) {
 	const size, limit = 100 << 20, 64 << 20
 	prefill, engine := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
@@ -302,9 +302,9 @@ func TestHugeBodyCosts(t *testing.T) {
 		length int64
 		most   uint64 // bytes
 	}{
-		{"announced, held", http.Header{"X-Prefiller-Host-Port": {prefill.addr}}, size, 1 << 20},
+		{"announced, buffered", http.Header{"X-Prefiller-Host-Port": {prefill.addr}}, size, 1 << 20},
 		{"announced, local", nil, size, 1 << 20},
-		{"held", http.Header{"X-Prefiller-Host-Port": {prefill.addr}}, -1, limit + limit/8},
+		{"buffered", http.Header{"X-Prefiller-Host-Port": {prefill.addr}}, -1, limit + limit/8},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -330,7 +330,7 @@ func TestHugeBodyCosts(t *testing.T) {
 	prefill.mustSee(t)
 }
 
-// An engine that dies answers all that it runs with an error of its own. Another decode pod may try then, and only then.
+// A dying engine answers all its running requests with an error of its own. Only then may another decode pod try.
 func TestDyingEngine(t *testing.T) {
 	const dead = `{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}`
 	prefill := startEngine(t, offering(handoff))
@@ -365,8 +365,8 @@ func TestDyingEngine(t *testing.T) {
 	}
 }
 
-// An engine that is told to stop may give what it has for a whole answer. It is no answer, unless the engine goes on: then
-// somebody has asked it to abort the request.
+// An engine that is being stopped may send what it has as a complete answer. That is not an answer, unless the engine goes on:
+// then another client has asked it to abort the request.
 func TestAbortedAnswer(t *testing.T) {
 	const part = `{"choices":[{"text":"a \"finish_reason\":\"abort\"","finish_reason":"abort"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`
 	whole := strings.ReplaceAll(part, `finish_reason":"abort"}`, `finish_reason":"length"}`)
@@ -379,7 +379,7 @@ func TestAbortedAnswer(t *testing.T) {
 	}{
 		"local, dying":                {part, true, nil, 503},
 		"remote, dying":               {part, true, []string{pd.HeaderPrefill, prefill.addr}, 503},
-		"aborted by somebody":         {part, false, nil, 200},
+		"aborted by another client":   {part, false, nil, 200},
 		"finished, and dying":         {whole, true, nil, 200},
 		"remote, finished, and dying": {whole, true, []string{pd.HeaderPrefill, prefill.addr}, 200},
 	} {

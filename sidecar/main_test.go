@@ -50,7 +50,7 @@ func wait[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// rig is a sidecar behind a real listener.
+// rig is a sidecar served on a real listener.
 type rig struct {
 	*Server
 	url  string
@@ -165,7 +165,7 @@ type reply struct {
 	err     error // the body broke off
 }
 
-// client sends what it is told and nothing else.
+// newClient makes a client that adds no headers and follows no redirects.
 func newClient(t testing.TB) *http.Client {
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -251,7 +251,7 @@ type openAIError struct {
 	}
 }
 
-// mustRefuse checks all that is promised of a refusal: JSON in the API's shape, decision, and whether to try again.
+// mustRefuse checks what every refusal has: JSON in the API's shape, the decision, and whether to try again.
 func (r reply) mustRefuse(t *testing.T, status int, reason pd.Reason) {
 	t.Helper()
 	if d := r.decision(t); r.status != status || d.Verdict != pd.Refused || d.Reason != reason {
@@ -266,7 +266,7 @@ func (r reply) mustRefuse(t *testing.T, status int, reason pd.Reason) {
 	}
 	retriable := status == http.StatusBadGateway || status == http.StatusServiceUnavailable
 	if got := r.header.Get(pd.HeaderRetry); (got == "1") != retriable {
-		t.Errorf("%s is %q beside %d", pd.HeaderRetry, got, status)
+		t.Errorf("%s is %q with status %d", pd.HeaderRetry, got, status)
 	}
 	if got := r.header.Get("Retry-After"); retriable && got != "1" {
 		t.Errorf("Retry-After is %q", got)
@@ -276,7 +276,7 @@ func (r reply) mustRefuse(t *testing.T, status int, reason pd.Reason) {
 	}
 }
 
-// refusingAddr is a host:port where connecting is refused: bound, so that nobody else gets it, but not listening.
+// refusingAddr is a host:port where connecting is refused: bound, so that no other process gets it, but not listening.
 func refusingAddr(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

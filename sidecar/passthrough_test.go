@@ -57,7 +57,7 @@ func TestPassthrough(t *testing.T) {
 	}
 }
 
-// An upload is nobody's JSON: it passes as it is, whatever it says.
+// An upload is not JSON: it passes unchanged, whatever it contains.
 func TestUploadsPass(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 8 }))
@@ -79,7 +79,7 @@ func TestUploadsPass(t *testing.T) {
 	}
 }
 
-// A form's fields may be JSON that an engine reads: vLLM's transcriptions take vllm_xargs so.
+// A form's fields may be JSON that an engine reads: vLLM's transcriptions accept vllm_xargs this way.
 func TestForms(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 8 }))
@@ -185,7 +185,7 @@ func fickleEngine(t *testing.T, answer act) (addr string, cuts *atomic.Int64) {
 	return s.Listener.Addr().String(), cuts
 }
 
-// A connection that an engine closes just as it is used again costs no request that can be sent again.
+// No request that can be sent again fails because an engine closes a connection just as it is reused.
 func TestStaleConnections(t *testing.T) {
 	twice := func(t *testing.T, s *rig, want string, cuts *atomic.Int64, header ...string) {
 		t.Helper()
@@ -208,7 +208,7 @@ func TestStaleConnections(t *testing.T) {
 		addr, cuts := fickleEngine(t, ask(false).answer())
 		twice(t, startRig(t, addr), servedRemote, cuts, pd.HeaderPrefill, startEngine(t, offering(handoff)).addr)
 	})
-	t.Run("held local", func(t *testing.T) {
+	t.Run("buffered local", func(t *testing.T) {
 		addr, cuts := fickleEngine(t, ask(false).answer())
 		prefill := startEngine(t, says(500, "text/plain", ""))
 		twice(t, startRig(t, addr), "local;reason=prefill-failed;attempts=1;candidate=0", cuts, pd.HeaderPrefill, prefill.addr)
@@ -230,7 +230,7 @@ func TestStaleConnections(t *testing.T) {
 		twice(t, startRig(t, addr), "local;reason=no-prefill", cuts)
 	})
 	t.Run("streamed local, read too far", func(t *testing.T) {
-		// What was read is gone, but another pod may try.
+		// The body has been read and cannot be sent again, but another pod may try.
 		addr, _ := fickleEngine(t, ask(false).answer())
 		s := startRig(t, addr)
 		long := strings.Replace(ask(false).body, `"prompt":"`, `"prompt":"`+strings.Repeat("a", 8<<20), 1)

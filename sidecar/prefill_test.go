@@ -21,7 +21,7 @@ const (
 	strictPlan = "remote;id=" + planID + ";reason=forced;strict=1;epp=0.8"
 )
 
-// prefillFault is what can be wrong with a prefill pod.
+// prefillFault is a way in which a prefill pod can fail.
 type prefillFault struct {
 	name     string
 	act      act // nil: connecting is refused
@@ -66,7 +66,7 @@ var prefillFaults = []prefillFault{
 	{"503", says(503, "text/plain", "oops"), "status", pd.PrefillFailed, 0},
 }
 
-// zips compresses although it was asked for identity.
+// zips compresses although the request asks for identity.
 func zips(w http.ResponseWriter, _ *asked) {
 	w.Header().Set("Content-Encoding", "gzip")
 	z := gzip.NewWriter(w)
@@ -74,14 +74,14 @@ func zips(w http.ResponseWriter, _ *asked) {
 	_ = z.Close()
 }
 
-// boasts announces more than is ever taken.
+// boasts announces more bytes than the sidecar accepts.
 func boasts(w http.ResponseWriter, _ *asked) {
 	w.Header().Set("Content-Length", "16777217")
 	w.WriteHeader(http.StatusOK)
 	flush(w)
 }
 
-// options are the settings under which the fault shows: soon, if it is one of silence.
+// options are the settings under which the fault shows: a short timeout, if the pod is silent.
 func (f prefillFault) options() option {
 	return set(func(c *Config) {
 		c.Prefill.BlockSize = 16
@@ -135,7 +135,7 @@ func testSecondCandidate(t *testing.T, f prefillFault) {
 	s.end()
 	s.mustCount(t, float64(f.releases), "tandem_kv_release_total")
 	if n := len(decode.releases()); n != f.releases {
-		t.Errorf("decode was told %d times to give a hand-off back, want %d", n, f.releases)
+		t.Errorf("decode was asked for %d releases, want %d", n, f.releases)
 	}
 }
 
@@ -182,7 +182,7 @@ func testNoBudget(t *testing.T, f prefillFault) {
 	s.mustCount(t, 1, "tandem_requests_total", "decision", "refused", "reason", "budget", "code", "503")
 }
 
-// A client's error is the engine's last word: no other candidate is asked, nothing is computed locally.
+// A client's error is final: no other candidate is tried, and nothing is computed locally.
 func TestPrefillRefusesTheClient(t *testing.T) {
 	for _, status := range []int{400, 401, 404, 413, 422} {
 		for _, form := range []string{"json", "text", "chunked", "compressed"} {
@@ -218,7 +218,8 @@ func TestPrefillRefusesTheClient(t *testing.T) {
 	}
 }
 
-// Priming sets a limit of one token, which some engines refuse beside a forced tool call: the client did nothing wrong.
+// The prefill leg sets a limit of one token, which some engines refuse together with a forced tool call: the client did
+// nothing wrong.
 func TestForcedToolIsServedLocally(t *testing.T) {
 	for _, choice := range []string{`"required"`, `{"type":"function","function":{"name":"f"}}`} {
 		for _, status := range []int{400, 422} {
@@ -305,7 +306,7 @@ func TestPrefillOverTLS(t *testing.T) {
 	}
 }
 
-// The budget is a share of all requests: what one burst takes, other requests earn back.
+// The budget is a share of all requests: other requests earn back what a burst has spent.
 func TestBudgetIsEarned(t *testing.T) {
 	prefill, decode := startEngine(t, says(500, "text/plain", "")), startEngine(t, ask(false).answer())
 	s := startRig(t, decode.addr, set(func(c *Config) { c.Fallback.Burst, c.Fallback.Ratio = 1, 0.5 }))
@@ -318,7 +319,7 @@ func TestBudgetIsEarned(t *testing.T) {
 	remote().mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
 }
 
-// A decode engine that dies while one candidate fails costs the next one nothing: nobody could give its hand-off back.
+// If the decode engine dies while one candidate fails, the next one is not tried: no engine could release its hand-off.
 func TestNoSecondCandidateForADeadEngine(t *testing.T) {
 	decode := startEngine(t, ask(false).answer())
 	first := startEngine(t, func(w http.ResponseWriter, r *asked) {

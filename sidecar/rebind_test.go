@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// nameServer answers every question with the address that stands in it now, for no time at all.
+// nameServer answers every question with its current address and a TTL of zero.
 type nameServer struct {
 	conn    net.PacketConn
 	address atomic.Pointer[netip.Addr]
@@ -68,8 +68,8 @@ func (s *nameServer) serve() {
 	}
 }
 
-// A name is checked by what it resolves to when it is dialled, each time: one that pointed at a prefill pod before may point
-// at the metadata service now.
+// A name is checked each time it is dialled, by the address it resolves to then: one that pointed at a prefill pod before may
+// point at the metadata service now.
 func TestSecurityNamesThatMove(t *testing.T) {
 	names := startNameServer(t, "127.0.0.1")
 	old := net.DefaultResolver

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// renamed is what a picker says of a client that asked for llama, which big-7b answers.
+// renamed is the picker's header for a client that asked for llama, which big-7b answers.
 var renamed = pd.Rename{Asked: "llama \"3\"", Answers: "big-7b"}.String()
 
 const (
@@ -22,17 +22,17 @@ const (
 		"data: {\"model\":\"big-7b\",\"choices\":[],\"usage\":{\"prompt_tokens\":40,\"completion_tokens\":1}}\n\n" + doneEvent
 )
 
-// clients gives an answer as the client shall see it.
+// clients returns an answer as the client must see it.
 func clients(answer string) string {
 	return strings.ReplaceAll(answer, `"model":"big-7b"`, `"model":"llama \"3\""`)
 }
 
-// The client gets back the name it asked for, on either way to the engine, wherever the answer is cut.
+// The client gets the name it asked for, locally and remotely, wherever the answer is cut.
 func TestNameIsGivenBack(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name+"/whole", func(t *testing.T) {
 			for _, answer := range []act{says(200, "application/json", engineWhole), chunked(200, "application/json; charset=utf-8", engineWhole)} {
-				for _, te := range []string{"", "trailers"} { // held, or not
+				for _, te := range []string{"", "trailers"} { // without trailers the answer is not buffered
 					s, header := serve(t, way, handoff, answer)
 					got := post(t, s.url+completionsPath, ask(false).body, append(header, pd.HeaderModel, renamed, "TE", te)...)
 					if got.status != 200 || got.err != nil || got.body != clients(engineWhole) {
@@ -63,7 +63,7 @@ func TestNameIsGivenBack(t *testing.T) {
 	}
 }
 
-// An event is not held until the next one comes.
+// An event does not wait for the next one.
 func TestNameIsGivenBackAtOnce(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestNameStaysTheEngines(t *testing.T) {
 	}
 }
 
-// A compressed answer cannot be looked into. That is said.
+// A compressed answer keeps the engine's name, and the log says so.
 func TestCompressedAnswersKeepTheirName(t *testing.T) {
 	var log bytes.Buffer
 	engine := startEngine(t, says(200, "application/json", "\x1f\x8bpacked", "Content-Encoding", "gzip"))
@@ -130,7 +130,7 @@ func TestBadRenames(t *testing.T) {
 	}
 }
 
-// Of someone who does not know the pool's secret nothing is believed.
+// The header of a sender without the pool's secret is ignored.
 func TestRenamesOfStrangers(t *testing.T) {
 	s := startRig(t, startEngine(t, says(200, "application/json", engineWhole)).addr, withSecrets(t, "sesame"))
 	if got := post(t, s.url+completionsPath, ask(false).body, pd.HeaderModel, renamed); got.body != engineWhole {
@@ -141,7 +141,7 @@ func TestRenamesOfStrangers(t *testing.T) {
 	}
 }
 
-// What prefill could not do is redone locally, and renamed like the rest.
+// An answer that was redone locally is renamed too.
 func TestNameIsGivenBackAfterAFallback(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		answer, want := says(200, "application/json", engineWhole), clients(engineWhole)

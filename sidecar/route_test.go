@@ -53,10 +53,10 @@ func TestRouteHeaders(t *testing.T) {
 		{"force without candidates", []string{pd.HeaderMode, "force"}, 503, "refused;reason=no-prefill"},
 		{"force with fallback", []string{pd.HeaderMode, "force;fallback", pd.HeaderPrefill, here}, 200, remote},
 		{"force with fallback, without candidates", []string{pd.HeaderMode, "force; fallback"}, 200, "local;reason=no-prefill"},
-		{"a mode of nobody's", []string{pd.HeaderMode, "maybe", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
+		{"an unknown mode", []string{pd.HeaderMode, "maybe", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
 		{"an empty mode", []string{pd.HeaderMode, "", pd.HeaderPrefill, here}, 400, "refused;reason=bad-pd-header"},
 		{"a mode in capitals", []string{pd.HeaderMode, "Force"}, 400, "refused;reason=bad-pd-header"},
-		{"a parameter of nobody's", []string{pd.HeaderMode, "force;now"}, 400, "refused;reason=bad-pd-header"},
+		{"an unknown parameter", []string{pd.HeaderMode, "force;now"}, 400, "refused;reason=bad-pd-header"},
 		{"two modes", []string{pd.HeaderMode, "auto", pd.HeaderMode, "auto"}, 400, "refused;reason=bad-pd-header"},
 
 		{"a remote plan", []string{pd.HeaderPlan, remotePlan, pd.HeaderPrefill, here}, 200, forced},
@@ -70,7 +70,7 @@ func TestRouteHeaders(t *testing.T) {
 		{"two plans", []string{pd.HeaderPlan, remotePlan, pd.HeaderPlan, remotePlan, pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
 		{"an empty plan", []string{pd.HeaderPlan, "", pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
 		{"a plan without members", []string{pd.HeaderPlan, "remote", pd.HeaderPrefill, here}, 400, "refused;reason=bad-request"},
-		{"a plan with a reason of nobody's", []string{pd.HeaderPlan, strings.Replace(remotePlan, "uncached", "mood", 1)}, 400, "refused;reason=bad-request"},
+		{"a plan with an unknown reason", []string{pd.HeaderPlan, strings.Replace(remotePlan, "uncached", "mood", 1)}, 400, "refused;reason=bad-request"},
 		{"a plan whose reason is of the other kind", []string{pd.HeaderPlan, strings.Replace(remotePlan, "uncached", "bypassed", 1)}, 400, "refused;reason=bad-request"},
 		{"a plan with a short id", []string{pd.HeaderPlan, strings.Replace(remotePlan, planID, "0123", 1)}, 400, "refused;reason=bad-request"},
 		{"a plan of neither kind", []string{pd.HeaderPlan, strings.Replace(remotePlan, "remote", "both", 1)}, 400, "refused;reason=bad-request"},
@@ -221,7 +221,7 @@ func TestUnsplittable(t *testing.T) {
 	}
 }
 
-// Refusals of the messages API have Anthropic's shape, whoever refuses.
+// Refusals of the messages API have Anthropic's shape, from every place that refuses.
 func TestRefusalsOfMessages(t *testing.T) {
 	cases := []struct {
 		name, kind string
@@ -305,7 +305,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// With sampling any candidate may be the first, and what is reported is its place in the header.
+// With sampling any candidate may be the first, and the report names its position in the header.
 func TestSampling(t *testing.T) {
 	p := startPool(t, set(func(c *Config) { c.Prefill.Sampling = true }))
 	other := startEngine(t, offering(handoff))
@@ -320,7 +320,7 @@ func TestSampling(t *testing.T) {
 		asked[d.Candidate]++
 	}
 	if asked[0] != len(p.prefill.requests()) || asked[1] != len(other.requests()) || asked[0] == 0 || asked[1] == 0 {
-		t.Errorf("told %v, were %d and %d", asked, len(p.prefill.requests()), len(other.requests()))
+		t.Errorf("reported %v, were %d and %d", asked, len(p.prefill.requests()), len(other.requests()))
 	}
 	failing := startEngine(t, says(500, "text/plain", ""))
 	for range 8 {

@@ -55,7 +55,7 @@ func mustState(t *testing.T, s *sim.Server, what string, ok func(sim.State) bool
 func busy(st sim.State) bool { return st.Blocks.Used > 0 }
 func free(st sim.State) bool { return st.Blocks.Used == 0 && st.Blocks.Pinned == 0 }
 
-// mustFree checks that both engines hold nothing, and that no lease had to run out for it.
+// mustFree checks that both engines pin nothing, and that no lease had to expire for it.
 func mustFree(t *testing.T, prefill, decode *sim.Server) {
 	t.Helper()
 	mustState(t, prefill, "prefill to be free", free)
@@ -92,7 +92,7 @@ func TestSimClientGone(t *testing.T) {
 	for _, c := range cases {
 		for _, stream := range []bool{true, false} {
 			if !stream && c.name == "within the answer" {
-				continue // a whole answer has no within
+				continue // a whole answer has no middle
 			}
 			t.Run(fmt.Sprintf("%s/stream=%v", c.name, stream), func(t *testing.T) {
 				t.Parallel()
@@ -110,7 +110,7 @@ func TestSimClientGone(t *testing.T) {
 	}
 }
 
-// Prefill has finished, its answer is on its way, and the client is gone: decode never hears of the request but to let go.
+// The client leaves when prefill has finished and its answer is on the way: decode sees the request only to release it.
 func TestSimClientGoneBetweenTheLegs(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stream=%v", stream), func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestSimClientGoneBetweenTheLegs(t *testing.T) {
 			l := startLeaver(t, s.url+completionsPath, simAsk(200, 8, stream), pd.HeaderPrefill, late)
 			wait(t, arrived, "prefill to finish")
 			if st := prefill.Engine.State(); st.Blocks.Pinned == 0 {
-				t.Fatalf("%+v: nothing to give back", st)
+				t.Fatalf("%+v: nothing to release", st)
 			}
 			l.mustLeave(t)
 			mustFree(t, prefill, decode)
@@ -132,7 +132,7 @@ func TestSimClientGoneBetweenTheLegs(t *testing.T) {
 	}
 }
 
-// withhold serves an engine whose answers come only when the one who asked has hung up.
+// withhold serves an engine whose answers come only after the caller has hung up.
 func withhold(t *testing.T, engine *sim.Server) (addr string, arrived <-chan struct{}) {
 	t.Helper()
 	to, err := url.Parse(engine.URL)
@@ -156,14 +156,14 @@ func withhold(t *testing.T, engine *sim.Server) (addr string, arrived <-chan str
 	return strings.TrimPrefix(s.URL, "http://"), at
 }
 
-// Every fault of an engine ends in the right tokens, with nothing held.
+// Every fault of an engine ends in the right tokens, and in no pinned blocks.
 func TestSimFaults(t *testing.T) {
 	cases := []struct {
 		name            string
 		prefill, decode *sim.Fault
 		verdict         pd.Verdict
 		reason          pd.Reason
-		expires         bool // the hand-off came with an answer that nobody could read
+		expires         bool // the hand-off came in an answer that could not be read
 	}{
 		{name: "none", verdict: pd.Remote, reason: pd.External},
 		{name: "prefill refuses", prefill: &sim.Fault{Fault: "refuse"}, verdict: pd.Local, reason: pd.PrefillFailed},

@@ -18,13 +18,13 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
-// ways are the two ways to the engine: what a request's headers must say, given the prefill engine.
+// ways are the local and the remote way to the engine, as the headers of a request for a given prefill engine.
 var ways = map[string]func(prefill *fakeEngine) []string{
 	"remote": func(p *fakeEngine) []string { return []string{pd.HeaderPrefill, p.addr} },
 	"local":  func(*fakeEngine) []string { return nil },
 }
 
-// trailing is what a stream's headers could not tell yet of its phases.
+// trailing lists the phases that a stream's headers could not report yet.
 var trailing = map[string]string{"remote": "decode", "local": "first decode"}
 
 // serve starts a pair and a sidecar, and gives the headers for a way.
@@ -69,7 +69,7 @@ func TestEventsAreRelayedAsTheyCome(t *testing.T) {
 	}
 }
 
-// A local stream's headers do not wait for an event: nothing can be redone for it.
+// A local stream's headers do not wait for an event: it is never redone.
 func TestLocalHeadersComeFirst(t *testing.T) {
 	g := newGate()
 	s, _ := serve(t, ways["local"], handoff, then(streams(), g.act, streams(firstEvent, doneEvent)))
@@ -83,7 +83,7 @@ func TestLocalHeadersComeFirst(t *testing.T) {
 	}
 }
 
-// Wherever the engine's chunks cut its events, and however its lines end, the bytes come through as they are.
+// The bytes of a stream pass unchanged, wherever the engine's chunks cut its events, and however its lines end.
 func TestEventsCutAnywhere(t *testing.T) {
 	for name, way := range ways {
 		for ends, text := range map[string]string{"lf": wholeStream, "crlf": ": hi\r\n\r\n" + strings.ReplaceAll(wholeStream, "\n", "\r\n"), "cr": strings.ReplaceAll(wholeStream, "\n", "\r")} {
@@ -138,7 +138,7 @@ func lastError(t *testing.T, api pd.API, stream string) (kind, message string) {
 	return e.Error.Code, e.Error.Message
 }
 
-// An engine that breaks off leaves a client with whole events, an error in its API's shape, and a stream that ends.
+// If an engine breaks off, the client gets whole events, an error in its API's shape, and the end of the stream.
 func TestStreamBreaksOff(t *testing.T) {
 	breakers := map[string]act{
 		"mid-event":   then(streams(firstEvent, secondEvent[:11]), resets),
@@ -205,7 +205,7 @@ func TestReport(t *testing.T) {
 		act     act
 		outcome string // of the trailer, "" for none
 	}{
-		{"nobody asks", nil, full, ""},
+		{"not asked for", nil, full, ""},
 		{"the client takes trailers", []string{"TE", "trailers"}, full, "done;prompt=40;cached=39;completion=2"},
 		{"among others", []string{"TE", "gzip;q=0.5, trailers"}, full, "done;prompt=40;cached=39;completion=2"},
 		{"the picker asks", []string{pd.HeaderPlan, reportPlan}, full, "done;prompt=40;cached=39;completion=2"},
@@ -257,13 +257,13 @@ func TestWholeReport(t *testing.T) {
 				t.Errorf("phases %s", got.phases(t))
 			}
 			if got := post(t, s.url+completionsPath, ask(false).body, header...); got.header.Get(pd.HeaderOutcome) != "" {
-				t.Error("a report that nobody asked for")
+				t.Error("a report that was not asked for")
 			}
 		})
 	}
 }
 
-// Engines that do not hand their count of cached tokens over make decode bill all pulled tokens as cached.
+// If prefill's engine does not hand its count of cached tokens over, decode reports all pulled tokens as cached.
 func TestUsageIsCorrected(t *testing.T) {
 	whole := func(cached string, padding int) string {
 		return `{"x":"` + strings.Repeat("y", padding) + `","usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens": ` + cached + ` }}}`
@@ -316,7 +316,7 @@ func TestUsageIsCorrected(t *testing.T) {
 
 func tail(s string) string { return s[max(0, len(s)-120):] }
 
-// Beyond what is held, an answer goes on uncorrected but whole.
+// An answer that is too long to be buffered passes uncorrected but complete.
 func TestHugeWholeAnswer(t *testing.T) {
 	huge := `{"x":"` + strings.Repeat("y", relay.MaxBuffered) + `"}`
 	for name, act := range map[string]act{"announced": says(200, "application/json", huge), "chunked": chunked(200, "application/json", huge)} {
@@ -350,7 +350,7 @@ func TestEngineTrailers(t *testing.T) {
 	}
 }
 
-// A compressed stream is between client and engine: it passes, and no error is written into it.
+// A compressed stream passes unread, and no error is written into it.
 func TestCompressedStream(t *testing.T) {
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
@@ -387,7 +387,7 @@ func TestTooLargeEvent(t *testing.T) {
 	}
 }
 
-// A client that does not read holds its engine up, and nobody else; when it leaves, the engine notices.
+// A client that does not read slows only its own engine request down; when it leaves, the engine notices.
 func TestSlowReader(t *testing.T) {
 	const all = 256 << 20
 	for name, way := range ways {

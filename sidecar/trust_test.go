@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// What an engine writes into answers and behind them is not taken for what Tandem says, on no way through.
+// Headers and trailers of an engine cannot pass for Tandem's, on any path.
 func TestTrailersOfEngines(t *testing.T) {
 	lies := []string{pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderTiming, pd.HeaderRetry, "X-Tandem-Any"}
 	engine := startEngine(t, func(w http.ResponseWriter, r *asked) {
@@ -46,13 +46,13 @@ func TestTrailersOfEngines(t *testing.T) {
 				}
 			}
 			if resp.Header.Get("X-Engine") != "1" || path != completionsPath && resp.Trailer.Get("X-Tail") != "1" {
-				t.Errorf("the engine's own are gone: %v, trailers %v", resp.Header, resp.Trailer)
+				t.Errorf("the engine's own are missing: %v, trailers %v", resp.Header, resp.Trailer)
 			}
 		})
 	}
 }
 
-// What a client sends behind its body reaches no engine under a name of Tandem's.
+// A client's trailers reach no engine under a name that only Tandem may write.
 func TestTrailersOfClients(t *testing.T) {
 	engine := startEngine(t, says(200, "application/json", "{}"))
 	s := startRig(t, engine.addr)
@@ -76,7 +76,7 @@ func TestTrailersOfClients(t *testing.T) {
 	}
 }
 
-// Only WebSockets are a way through that nobody looks into: in HTTP/2, say, a client could send any header.
+// Only an upgrade to WebSocket passes unread: in HTTP/2, for example, a client could send any header.
 func TestOtherUpgradesDoNotPass(t *testing.T) {
 	engine := startEngine(t, says(200, "text/plain", "no"))
 	s := startRig(t, engine.addr)
@@ -99,7 +99,7 @@ func TestOtherUpgradesDoNotPass(t *testing.T) {
 	}
 }
 
-// What is compressed, or of two kinds at once, is no way around what is looked at.
+// A compressed body, or one of two types at once, does not bypass the guard.
 func TestDisguisedBodies(t *testing.T) {
 	engine := startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr)

@@ -88,13 +88,13 @@ func TestReactions(t *testing.T) {
 			case s == done && act != nothing:
 				t.Errorf("%s: what is done needs nothing", name)
 			case s == handedOff && !act.has(releaseHandoff):
-				t.Errorf("%s: a hand-off that decode does not know must be given back", name)
+				t.Errorf("%s: a hand-off that decode does not know must be released", name)
 			case s == streaming && act.has(redo|next|refuse):
 				t.Errorf("%s: nothing is redone, and no status sent, once a token has gone out", name)
 			case s < handedOff && act.has(releaseHandoff|redo) && s != prefilling:
-				t.Errorf("%s: there is nothing to give back yet", name)
+				t.Errorf("%s: there is nothing to release yet", name)
 			case trouble == clientGone && act.has(refuse|endStream|redo|next):
-				t.Errorf("%s: nobody is there to answer", name)
+				t.Errorf("%s: no client is left to answer", name)
 			case trouble == cutOff && act.has(redo|next):
 				t.Errorf("%s: no time for another try", name)
 			case trouble == cutOff && s < streaming && !act.has(refuse):
@@ -173,7 +173,7 @@ func TestConfigProblems(t *testing.T) {
 	}
 }
 
-// A hangup that comes late must not touch a connection that another leg may use by now.
+// A late hangup must not touch a connection that another leg may use by now.
 func TestHangupAfterItsLeg(t *testing.T) {
 	cancelled := 0
 	h := &hangup{cancel: func() { cancelled++ }}

@@ -94,7 +94,7 @@ func TestWarmupHandOffFails(t *testing.T) {
 		{"prefill asks for a key", status(401), nothingYet, "asks for a key", 0},
 		{"hand-off", offering("null"), nothingYet, "kv_transfer_params", 0},
 		{"decode", offering(handoff), status(500), "decode answered 500", 1},
-		{"decode gone", offering(handoff), resets, "reset", 1},
+		{"decode resets", offering(handoff), resets, "reset", 1},
 		{"decode full", offering(handoff), status(503), "decode answered 503", 0},
 	}
 	for _, c := range cases {

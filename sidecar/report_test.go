@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// An engine that wants credentials wants them with a release, too; one that refuses them has let nothing go.
+// An engine that requires credentials requires them for a release too; if it refuses, the hand-off is not released.
 func TestReleaseCarriesCredentials(t *testing.T) {
 	q := ask(false)
 	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(500, "text/plain", ""), q.answer())
@@ -30,7 +30,7 @@ func TestReleaseCarriesCredentials(t *testing.T) {
 	s.mustCount(t, 1, "tandem_kv_stranded_total")
 }
 
-// Who reads reports reads of refusals, too: no outcome would mean that the answer was aborted.
+// A reader of reports gets them for refusals too: a missing outcome would mean that the answer was aborted.
 func TestRefusalReports(t *testing.T) {
 	s := startRig(t, startEngine(t, ask(false).answer()).addr)
 	got := post(t, s.url+completionsPath, ask(false).body, "TE", "trailers", pd.HeaderMode, "maybe")
@@ -40,10 +40,10 @@ func TestRefusalReports(t *testing.T) {
 	}
 }
 
-// What only Tandem may say of itself, an engine does not say, on no path.
+// An engine cannot set the headers that only Tandem may write, on any path.
 func TestEnginesDoNotSpeakForTandem(t *testing.T) {
 	engine := startEngine(t, says(200, "application/json", "{}", "Server-Timing", "x;dur=1", "X-Tandem-Outcome", "done", "X-Prefiller-Host-Port", "h:1",
-		"X-Other", "kept"))
+		"X-Other", "stays"))
 	s := startRig(t, engine.addr)
 	got := get(t, s.url+"/v1/models")
 	for _, name := range []string{"Server-Timing", pd.HeaderOutcome, pd.HeaderPrefill} {
@@ -51,12 +51,12 @@ func TestEnginesDoNotSpeakForTandem(t *testing.T) {
 			t.Errorf("%s: %s", name, v)
 		}
 	}
-	if got.header.Get("X-Other") != "kept" {
+	if got.header.Get("X-Other") != "stays" {
 		t.Errorf("headers %v", got.header)
 	}
 }
 
-// A plan that is remote and names nobody is a local prefill that was planned remote.
+// A remote plan without candidates is a local prefill that was planned remote.
 func TestPlanWithoutCandidatesIsBudgeted(t *testing.T) {
 	s := startRig(t, startEngine(t, ask(false).answer()).addr, set(func(c *Config) { c.Fallback.Ratio, c.Fallback.Burst = 0, 1 }))
 	plan := []string{pd.HeaderPlan, "remote;id=" + planID + ";reason=uncached;strict=0;epp=1"}
@@ -64,7 +64,7 @@ func TestPlanWithoutCandidatesIsBudgeted(t *testing.T) {
 	post(t, s.url+completionsPath, ask(false).body, plan...).mustRefuse(t, http.StatusServiceUnavailable, pd.Budget)
 }
 
-// A hand-off that is too damaged to be given back is counted; a prefill that offers nothing holds nothing.
+// A hand-off that is too damaged to be released is counted; a prefill without a hand-off pins nothing.
 func TestDamagedHandoffIsCounted(t *testing.T) {
 	for answer, stranded := range map[string]float64{
 		`{"kv_transfer_params":{"do_remote_prefill":true}}`: 1,

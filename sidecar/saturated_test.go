@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestFullEngine is what a client hears of a local engine that takes no more: the engine's own word, and when to come back.
+// A client of a saturated local engine gets the engine's own answer, and when to try again.
 func TestFullEngine(t *testing.T) {
 	for _, c := range []struct {
 		name, said, want string

@@ -38,7 +38,7 @@ func TestLongEvent(t *testing.T) {
 	}
 }
 
-// A client whose connection breaks while it sends is one that left, not one that sent something wrong.
+// A client whose connection breaks while it sends has left; it did not send a bad request.
 func TestClientResetsWhileSending(t *testing.T) {
 	decode := startEngine(t, ask(false).answer())
 	for name, header := range map[string]string{"local": "", "remote": pd.HeaderPrefill + ": 127.0.0.1:1\r\n"} {
@@ -61,7 +61,7 @@ func TestClientResetsWhileSending(t *testing.T) {
 	}
 }
 
-// An event that comes when its deadline passes is relayed, or the request is redone: never is its answer broken off.
+// An event that comes when its deadline passes is relayed, or the request is redone; the answer is never broken off.
 func TestEventAtTheDeadline(t *testing.T) {
 	q := ask(true)
 	const deadline = 2 * time.Millisecond
@@ -83,7 +83,7 @@ func TestEventAtTheDeadline(t *testing.T) {
 	}
 }
 
-// An answer that is too long to be held is whole also if correcting it makes it shorter.
+// An answer that is too long to be buffered is complete even if the correction makes it shorter.
 func TestCorrectedLongAnswer(t *testing.T) {
 	answer := `{"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":40}},"text":"`
 	answer += strings.Repeat("x", relay.MaxBuffered+1-len(answer)) + `the end"}`
@@ -94,7 +94,7 @@ func TestCorrectedLongAnswer(t *testing.T) {
 	}
 }
 
-// A host that no URL can hold is a problem of the configuration, not a crash at the start.
+// A host that does not fit into a URL is reported as a problem of the configuration, and does not crash the start.
 func TestEngineHost(t *testing.T) {
 	for host, ok := range map[string]bool{"127.0.0.1": true, "::1": true, "localhost": true, "vllm.svc.local.": true,
 		"a b": false, " h": false, "fe80::1%eth0": false, "[::1]": false, "h/path": false, "u@h": false, "": false, "h:1": false, "a%zz": false} {
@@ -116,7 +116,7 @@ func TestClientBreaksOffWhileSendingHTTP2(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			s := startRig(t, decode.addr)
 			const times = 20
-			var served sync.WaitGroup // closing the server does not wait for streams whose connection is gone
+			var served sync.WaitGroup // closing the server does not wait for streams whose connection is closed
 			served.Add(times)
 			front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				defer served.Done()
@@ -174,7 +174,7 @@ func breakOff(t *testing.T, url string, stream bool) {
 	wait(t, ended, "the request to end")
 }
 
-// What goes wrong while passing through is told to the log that was given, and to no other.
+// Errors of passing through go to the given log, and to no other.
 func TestPassthroughLogs(t *testing.T) {
 	var stray, given strings.Builder
 	log.SetOutput(&stray)
@@ -188,11 +188,11 @@ func TestPassthroughLogs(t *testing.T) {
 	}
 	s.busy.Wait()
 	if stray.Len() > 0 || !strings.Contains(given.String(), "unexpected EOF") {
-		t.Errorf("log %q, beside it %q", given.String(), stray.String())
+		t.Errorf("log %q, elsewhere %q", given.String(), stray.String())
 	}
 }
 
-// Why a stream was broken off is for the log; its client is told no more than that it was.
+// The log says why a stream broke off; its client learns only that it did.
 func TestBrokenStreamIsExplained(t *testing.T) {
 	var given strings.Builder
 	decode := startEngine(t, then(streams(firstEvent), resets))
@@ -206,7 +206,7 @@ func TestBrokenStreamIsExplained(t *testing.T) {
 	}
 }
 
-// The handler does so when the answer begins.
+// When the answer begins, a streamed body is no longer kept for sending it again.
 func TestAnsweredStreamKeepsNothing(t *testing.T) {
 	g := newGate()
 	s := startRig(t, startEngine(t, then(streams(firstEvent), g.act, streams(doneEvent))).addr)

@@ -49,7 +49,7 @@ func (l *leaver) mustLeave(t *testing.T) {
 	}
 }
 
-// noticed tells when an act's engine lost its client.
+// noticed reports when an act's engine lost its client.
 func noticed(before act) (act, <-chan struct{}) {
 	lost := make(chan struct{}, 1)
 	return then(before, func(w http.ResponseWriter, r *asked) {
@@ -77,7 +77,7 @@ func TestClientGoneDuringPrefill(t *testing.T) {
 	})
 }
 
-// Prefill has finished when the client leaves, but its answer is not there yet: the hand-off in it is given back.
+// Prefill has finished when the client leaves, but its answer has not arrived yet: the hand-off in it is released.
 func TestClientGoneBeforePrefillIsRead(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		g := newGate()
@@ -111,7 +111,7 @@ func TestClientGoneBetweenTries(t *testing.T) {
 	prefill.mustSee(t, ask(false).prefill)
 }
 
-// writerFunc is a log that only tells of its lines.
+// writerFunc is a log that calls a function for each line.
 type writerFunc func()
 
 // Write implements io.Writer.
@@ -121,12 +121,12 @@ func TestClientGoneDuringDecode(t *testing.T) {
 	cases := []struct {
 		name     string
 		before   act  // what the engine does until the client leaves
-		begun    bool // the client has got something of it
+		begun    bool // the client has received a part of it
 		released []float64
 	}{
 		{"before the headers", nothingYet, false, []float64{1}},
 		{"before the first event", streams(), false, []float64{1}},
-		// The sidecar may or may not have seen the headers, with which the engine says that it has taken the hand-off.
+		// The sidecar may or may not have seen the headers, which show that the engine has noted the hand-off.
 		{"before the first byte", chunked(200, "application/json", ""), false, []float64{0, 1}},
 		{"within a stream", streams(firstEvent), true, []float64{0}},
 		{"within a whole answer", chunked(200, "application/json", wholeAnswer[:20]), true, []float64{0}},
@@ -166,7 +166,7 @@ func TestClientGoneDuringDecode(t *testing.T) {
 // signal says that an act has come this far, and goes on.
 func signal(g gate) act { return func(http.ResponseWriter, *asked) { g.arrived <- struct{}{} } }
 
-// An engine that answers the leg of a client that has left may not have let the hand-off go.
+// An engine that answers the leg of a client that has left may not have released the hand-off.
 func TestAbandonedLegIsAnswered(t *testing.T) {
 	cases := []struct {
 		name     string
@@ -175,7 +175,7 @@ func TestAbandonedLegIsAnswered(t *testing.T) {
 	}{
 		{"served", says(200, "application/json", wholeAnswer), 0},
 		{"not admitted", says(503, "application/json", "{}"), 0},
-		{"too many", says(429, "application/json", "{}"), 1}, // something before the engine: it has not seen the leg
+		{"too many", says(429, "application/json", "{}"), 1}, // a proxy before the engine, which has not seen the leg
 		{"refused", says(404, "application/json", "{}"), 1},
 		{"failed", says(500, "application/json", "{}"), 1},
 		{"reset", resets, 1},
@@ -184,7 +184,7 @@ func TestAbandonedLegIsAnswered(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			g := newGate()
-			// The client is gone once prefill's answer goes out, so the decode leg is sent for its release alone.
+			// The client has left when prefill's answer goes out, so the decode leg is sent only for its release.
 			prefill, decode := startEngine(t, then(g.act, offering(handoff))), startEngine(t, c.act)
 			s := startRig(t, decode.addr)
 			l := startLeaver(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, prefill.addr)
@@ -214,7 +214,7 @@ func rawRequest(t *testing.T, s *rig, header, part string) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
-// A client that stops within its request gets no answer that looks like one, and no engine computes for it.
+// A client that stops in the middle of its request gets no complete answer, and no engine computes for it.
 func TestClientGoneWhileItSends(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
