@@ -97,7 +97,7 @@ func badCases(model string) []badCase {
 		{"target with dots", says(h1("POST", "/v1/x/../completions", good)), 200, 404, false},
 		{"target with slashes", says(h1("POST", "//v1//completions", good)), 200, 404, false},
 		{"TRACE", says("TRACE / HTTP/1.1\r\nHost: x\r\n\r\n"), 404, 404, false},
-		{"an expectation nobody has", post(good, "Expect: tea"), 417, 417, false},
+		{"an unknown expectation", post(good, "Expect: tea"), 417, 417, false},
 		{"no expectation is made to wait", post(good, "Expect: 100-continue"), 200, 200, false},
 	}
 }
@@ -191,9 +191,9 @@ func (s *badStack) measureBeside(t *testing.T, door string, run func(t *testing.
 	t.Helper()
 	harness.WaitIdle(t, s.Decode[0].Engine)
 	alone := s.startNeighbours(t, door)
-	calm := time.NewTimer(time.Second)
-	defer calm.Stop()
-	<-calm.C
+	idle := time.NewTimer(time.Second)
+	defer idle.Stop()
+	<-idle.C
 	quiet, failed := alone.end()
 	n := s.startNeighbours(t, door)
 	t.Run("", run)

@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-serving/tandem/e2e/harness"
 )
 
-// badClient is a client's end of a connection that nobody keeps to the rules on. Where it is told to read, it is patient;
-// where it writes, it does not mind that nobody reads any more.
+// badClient is a client's end of a connection on which it breaks the rules. Where it is told to read, it is patient;
+// where it writes, it ignores that the server no longer reads.
 type badClient struct {
 	*net.TCPConn
 	reader *bufio.Reader
@@ -54,7 +54,7 @@ func (c *badClient) say(format string, args ...any) *badClient {
 	return c
 }
 
-// sayMuch writes n bytes, the same piece again and again, until nobody takes them.
+// sayMuch writes n bytes, the same piece again and again, until the server takes no more.
 func (c *badClient) sayMuch(piece string, n int) *badClient {
 	chunk := strings.Repeat(piece, max(1, (64<<10)/len(piece)))
 	for n > 0 {

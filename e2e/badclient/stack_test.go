@@ -115,7 +115,7 @@ type neighbours struct {
 	failed []string
 }
 
-// startNeighbours has some clients send one request after another. Theirs are local: those are held by nobody but the picker.
+// startNeighbours has some clients send one request after another. Theirs are local: only the picker holds those.
 func (s *badStack) startNeighbours(t *testing.T, door string) *neighbours {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

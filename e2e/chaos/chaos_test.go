@@ -25,7 +25,7 @@ var (
 // restarted, slowed, cut and refused. As long as a pod of each role is well, no client may notice, but by
 //
 //   - a stream that its decode engine broke off after its beginning: it ends with a well-formed error event. When the sidecar
-//     is killed, nobody is left to write one, and Envoy ends the connection in the middle of the stream, or answers 502 if it
+//     is killed, no sidecar is left to write one, and Envoy ends the connection in the middle of the stream, or answers 502 if it
 //     has passed nothing of it on yet;
 //   - a refusal because the budget for prefill on decode pods is used up.
 func TestChaos(t *testing.T) {
@@ -33,7 +33,7 @@ func TestChaos(t *testing.T) {
 	plan := planChaos(*chaosSeed, *chaosFor, size)
 	c := newChaosStack(t, size)
 	c.awaitPickers(t)
-	calm := c.use(t)
+	idle := c.use(t)
 	load := &chaosLoad{f: c.Fleet, seed: *chaosSeed}
 	warmup := max(50, *chaosRequests/20)
 	load.run(t.Context(), 0, warmup, time.Duration(float64(*chaosFor)*float64(warmup)/float64(*chaosRequests)))
@@ -51,12 +51,12 @@ func TestChaos(t *testing.T) {
 	loading.Wait()
 	took := time.Since(began)
 	c.rest(t)
-	c.mustSettle(t, calm, warm)
+	c.mustSettle(t, idle, warm)
 	c.mustHaveKeepers(t)
 
 	r := chaosReport{load: load, done: done, counts: c.counts(t), strands: c.strands}
 	r.kept, r.dropped = c.settleLosses(done)
-	t.Log(r.table(took, calm, warm, c.use(t)))
+	t.Log(r.table(took, idle, warm, c.use(t)))
 	r.check(t)
 	if t.Failed() {
 		t.Logf("again: go test ./e2e/chaos -run 'TestChaos$' -chaos.seed=%d -chaos.for=%v -chaos.requests=%d", *chaosSeed, *chaosFor, *chaosRequests)
@@ -77,7 +77,7 @@ type chaosReport struct {
 	done    []chaosDone
 	counts  chaosCounts
 	strands map[string]int // how many hand-offs may be stranded, by cause
-	kept    int            // how many, at most, only a keeper could give back, and had to
+	kept    int            // how many, at most, only a keeper could release, and had to
 	dropped int64          // how many of those it did not
 }
 
@@ -136,7 +136,7 @@ func (r *chaosReport) check(t *testing.T) {
 	if r.counts.stale != 0 || r.counts.foreign != 0 {
 		t.Errorf("%d stale and %d foreign reads", r.counts.stale, r.counts.foreign)
 	}
-	// What a sidecar could not give back it has counted, unless it was killed itself, or its client has left meanwhile.
+	// What a sidecar could not release it has counted, unless it was killed itself, or its client has left meanwhile.
 	untold, told := r.strands[sidecarKilled]+r.strands[prefillCut], r.strands[decodeGone]+r.strands[decodeCut]+r.strands[prefillCut]
 	if r.counts.expired > r.counts.untold+int64(untold) {
 		t.Errorf("%d hand-offs expired, %d of which sidecars know, want at most %d others: %v", r.counts.expired, r.counts.untold, untold, r.strands)
@@ -150,7 +150,7 @@ func (r *chaosReport) check(t *testing.T) {
 }
 
 // table is the summary.
-func (r *chaosReport) table(took time.Duration, calm, warm, now map[string]harness.Holdings) string {
+func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harness.Holdings) string {
 	var b strings.Builder
 	row := func(what string, values ...any) { fmt.Fprintf(&b, "%-40s %s\n", what, fmt.Sprint(values...)) }
 	fmt.Fprintln(&b)
@@ -181,14 +181,14 @@ func (r *chaosReport) table(took time.Duration, calm, warm, now map[string]harne
 	for _, cause := range slices.Sorted(maps.Keys(r.strands)) {
 		row("  "+cause, "at most ", r.strands[cause])
 	}
-	row("given back directly", r.counts.direct)
+	row("released directly", r.counts.direct)
 	row("  perhaps, and again by way of decode", r.counts.unsure)
 	row("  in flight when only a keeper could", "at most ", r.kept)
 	row("stale reads", r.counts.stale)
 	row("foreign reads", r.counts.foreign)
 	for _, name := range slices.Sorted(maps.Keys(now)) {
-		row(name, "before    ", calm[name])
-		row("", "calm load ", warm[name])
+		row(name, "before    ", idle[name])
+		row("", "light load", warm[name])
 		row("", "now       ", now[name])
 	}
 	return b.String()

@@ -20,18 +20,18 @@ type chaosLoss struct {
 	most          int       // how many
 	begin, end    time.Time // of the look at it; end is zero until the second look
 	kept          bool      // its keeper was well
-	before, after int64     // how many hand-offs the sidecar could not give back so far
+	before, after int64     // how many hand-offs the sidecar could not release so far
 }
 
 const (
-	// telling is how long hand-offs are given back after their decode engine was lost, if there is somebody to tell: mostly
+	// telling is how long hand-offs are released after their decode engine was lost, if prefill can be told: mostly
 	// some milliseconds.
 	telling = 200 * time.Millisecond
-	// recovery is how long after a prefill engine was away nobody is to rely on its being told.
+	// recovery is how long after a prefill engine was away a test must not rely on its being told.
 	recovery = 500 * time.Millisecond
-	// toldInVain is how long that takes if there is nobody.
+	// toldInVain is how long that takes if prefill is gone.
 	toldInVain = 6 * time.Second
-	// composure is how long after its keeper was down nobody is to rely on a sidecar's having met its prefill engines anew,
+	// composure is how long after its keeper was down a test must not rely on a sidecar's having met its prefill engines anew,
 	// beyond the time that this took.
 	composure = 1500 * time.Millisecond
 )
@@ -42,7 +42,7 @@ type outage struct {
 	over     bool
 }
 
-// settleLosses notes the hand-offs that nobody could give back: decode was gone, and its keeper, or prefill. None of the
+// settleLosses notes the hand-offs that could not be released: decode was gone, and its keeper, or prefill. None of the
 // others may be stranded. It tells how many those were at most, and how many are stranded nevertheless.
 func (c *chaosStack) settleLosses(done []chaosDone) (kept int, stranded int64) {
 	last := map[string]time.Time{} // of those that are excused, by pod
@@ -102,7 +102,7 @@ func (c *chaosStack) sidecarOf(target string) harness.Program {
 	return c.running[strings.Replace(unitOf(target), "decode", "sidecar", 1)]
 }
 
-// untoldAt is how many hand-offs the sidecar of the decode pod that a target is part of could not give back so far.
+// untoldAt is how many hand-offs the sidecar of the decode pod that a target is part of could not release so far.
 func (c *chaosStack) untoldAt(t *testing.T, target string) int64 {
 	t.Helper()
 	return int64(harness.Sample(t, c.sidecarOf(target).Addr("metrics"), "tandem_kv_stranded_total"))
@@ -151,7 +151,7 @@ func (c *chaosStack) shake(target string) {
 	c.outages[unitOf(target)] = o
 }
 
-// kept tells whether the keeper of the decode pod that a target is part of has been well for long enough to tell anybody.
+// kept tells whether the keeper of the decode pod that a target is part of has been well for long enough to notify prefill.
 func (c *chaosStack) kept(t *testing.T, target string) bool {
 	t.Helper()
 	o := c.outages[unitOf(target)]
@@ -200,7 +200,7 @@ func keepers(t *testing.T) (list []keeperProcess) {
 	}
 	for _, link := range links {
 		if exe, err := os.Readlink(link); err != nil || exe != filepath.Join(harness.BinDir, "keeper") {
-			continue // it has ended, or is somebody else's
+			continue // it has ended, or belongs to another user
 		}
 		stat, err := os.ReadFile(filepath.Join(filepath.Dir(link), "stat"))
 		if err != nil {
@@ -222,7 +222,7 @@ func keepers(t *testing.T) (list []keeperProcess) {
 	return list
 }
 
-// releasesAt reads how many hand-offs a sidecar has given back in a way, and with a result; its metrics are at an address.
+// releasesAt reads how many hand-offs a sidecar has released in a way, and with a result; its metrics are at an address.
 func releasesAt(t *testing.T, metrics, way, result string) int64 {
 	t.Helper()
 	_, text := harness.FetchPage(t, "http://"+metrics+"/metrics")

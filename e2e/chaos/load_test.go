@@ -281,7 +281,7 @@ func judge(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
 		case later && got.Decision.Reason == pd.Budget:
 			return endBudget, ""
 		case c.Stream && got.Status == http.StatusBadGateway && got.Decision == (pd.Result{}):
-			// Envoy had the first bytes of the answer, and had sent none of them on: it asks nobody else then.
+			// Envoy had the first bytes of the answer, and had sent none of them on: it asks no other endpoint then.
 			return endCut, got.Body
 		}
 		return endFailed, fmt.Sprintf("status %d %s: %s (%v)", got.Status, decision, got.Body, err)

@@ -26,8 +26,8 @@ type chaosStack struct {
 	what    map[string]stack.Program
 	running map[string]harness.Program
 	gone    chaosCounts       // what the engines and sidecars that were killed had counted
-	strands map[string]int    // how many hand-offs nobody can give back, at most, by cause
-	losses  []chaosLoss       // of decode engines, with hand-offs that only a keeper can give back
+	strands map[string]int    // how many hand-offs cannot be released, at most, by cause
+	losses  []chaosLoss       // of decode engines, with hand-offs that only a keeper can release
 	paused  map[string]int    // keepers that are stopped, by target
 	outages map[string]outage // of keepers, by decode pod
 	active  map[string]bool   // units that something is being done to
@@ -36,8 +36,8 @@ type chaosStack struct {
 // chaosCounts is what the programs count of what must not be.
 type chaosCounts struct {
 	expired, stale, foreign int64 // at the engines
-	untold                  int64 // hand-offs that sidecars could not give back
-	direct, unsure          int64 // and those that they gave back themselves, or may have
+	untold                  int64 // hand-offs that sidecars could not release
+	direct, unsure          int64 // and those that they released themselves, or may have
 	handoffs                int64 // that ended by a notification, for comparison
 }
 
@@ -170,7 +170,7 @@ func (c *chaosStack) begin(t *testing.T, a chaosAction) {
 	}
 }
 
-// The causes of hand-offs that nobody can give back. That of a decode engine which is gone is given back by the keeper, if
+// The causes of hand-offs that cannot be released. Those of a decode engine that is gone are released by the keeper, if
 // that is well, and has a prefill engine to tell.
 const (
 	sidecarKilled = "sidecar killed"
@@ -179,7 +179,7 @@ const (
 	prefillCut    = "prefill broke off its answer"
 )
 
-// strands tells why an action may leave a hand-off with nobody who could give it back. most is how often a fault strikes;
+// strands tells why an action may leave a hand-off that no component can release. most is how often a fault strikes;
 // of the others it is what the pod has in flight when they begin.
 func (a chaosAction) strands() (cause string, most int) {
 	var f sim.Fault
@@ -200,7 +200,7 @@ func (a chaosAction) strands() (cause string, most int) {
 	return "", 0
 }
 
-// podLoad is how many requests a sidecar has, hand-offs that it gives back included, and how many it has had.
+// podLoad is how many requests a sidecar has, hand-offs that it releases included, and how many it has had.
 type podLoad struct{ open, ended int }
 
 // openAt is the load of the decode pod that a target is part of; of other targets it is nothing.
@@ -328,19 +328,19 @@ func (c *chaosStack) rest(t *testing.T) {
 }
 
 // mustSettle waits until no program has noticeably more goroutines and descriptors than before, nor half as much memory
-// again: idle connections go after some seconds, and memory is given back when it is looked for.
-func (c *chaosStack) mustSettle(t *testing.T, calm, warm map[string]harness.Holdings) {
+// again: idle connections go after some seconds, and memory is returned when it is looked for.
+func (c *chaosStack) mustSettle(t *testing.T, idle, warm map[string]harness.Holdings) {
 	t.Helper()
 	const few = 12 // connections of metrics pages, health checks and the like, which come and go
 	c.Eventually(t, "in use", func() (string, bool) {
 		var over []string
 		for name, u := range c.use(t) {
-			base := calm[name]
+			base := idle[name]
 			if strings.HasPrefix(name, "epp") { // it keeps connections to engines, which come with the first scrapes
 				base = warm[name]
 			}
 			if u.Goroutines > base.Goroutines+few || u.Descriptors > base.Descriptors+few || u.Rss > warm[name].Rss*3/2+32 {
-				over = append(over, fmt.Sprintf("%s: %v, before %v, after calm load %v", name, u, calm[name], warm[name]))
+				over = append(over, fmt.Sprintf("%s: %v, before %v, after light load %v", name, u, idle[name], warm[name]))
 			}
 		}
 		return strings.Join(over, "; "), len(over) == 0

@@ -266,7 +266,7 @@ func (i *image) command(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// unprivileged ends a test where this machine lets nobody make namespaces.
+// unprivileged ends a test where this machine allows no namespaces.
 func unprivileged(t *testing.T, err error) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -348,7 +348,7 @@ func procFile(t *testing.T, pid int, name string) string {
 }
 
 // listeners are the TCP ports that are listened on in a process' network, beyond loopback. A port from the range of free
-// ones is one that nobody can name beforehand.
+// ones is one that cannot be named beforehand.
 func listeners(t *testing.T, pid int) (ports []string) {
 	t.Helper()
 	const listening, firstFree = "0A", 32768

@@ -116,9 +116,9 @@ func (o *overloadStack) probe(ctx context.Context) served {
 	return o.client.ask(ctx, harness.Call{Api: pd.APICompletions, Prompt: o.Fresh(harness.Threshold / 2), Tokens: 1, Stream: true})
 }
 
-// recover tells when the first of three answers in a row was asked for that begin nearly as soon as those of a calm stack: a
+// recover tells when the first of three answers in a row was asked for that begin nearly as soon as those of an idle stack: a
 // quarter of a second is for the machine, and a full queue takes two.
-func (o *overloadStack) recover(ctx context.Context, calm time.Duration) time.Duration {
+func (o *overloadStack) recover(ctx context.Context, idle time.Duration) time.Duration {
 	begun, first, good := time.Now(), time.Duration(0), 0
 	for good < 3 {
 		asked := time.Since(begun)
@@ -127,7 +127,7 @@ func (o *overloadStack) recover(ctx context.Context, calm time.Duration) time.Du
 		}
 		s := o.probe(ctx)
 		switch {
-		case !s.finished() || s.ttft > 2*calm+250*time.Millisecond:
+		case !s.finished() || s.ttft > 2*idle+250*time.Millisecond:
 			good = 0
 		case good == 0:
 			first, good = asked, 1
@@ -146,9 +146,9 @@ func TestOverload(t *testing.T) {
 	defer cancel()
 	next := o.mixed(3)
 	o.client.closedLoop(ctx, 2, time.Second, next) // engines shake hands
-	var calm time.Duration
+	var idle time.Duration
 	for range 5 {
-		calm = max(calm, o.probe(ctx).ttft)
+		idle = max(idle, o.probe(ctx).ttft)
 	}
 	const settle, measured = 2 * time.Second, 3 * time.Second
 	const full = overloadDecoders * overloadSeqs
@@ -159,14 +159,14 @@ func TestOverload(t *testing.T) {
 	took, peak := o.requests(t), o.watchPeaks(t)
 	begun = time.Now()
 	rest := o.client.openLoop(ctx, 4*capacity, *overloadFor, next)
-	recovery := o.recover(ctx, calm)
+	recovery := o.recover(ctx, idle)
 	row := overloadRow{name: "4 × capacity", all: rest(), peaks: peak(), best: capacity}
 	row.engine = o.requests(t) - took
 	from, to := begun.Add(settle), begun.Add(*overloadFor)
 	row.goodput, row.inTime = rateWithin(row.all, from, to, time.Hour), rateWithin(row.all, from, to, overloadTTFT)
 
-	t.Logf("\n%s%s%sback to normal after %v; a calm first token took %v", overloadHeader,
-		overloadRow{name: "capacity", all: best, best: capacity, goodput: capacity, inTime: capacity}, row, recovery, calm)
+	t.Logf("\n%s%s%sback to normal after %v; a first token of the idle stack took %v", overloadHeader,
+		overloadRow{name: "capacity", all: best, best: capacity, goodput: capacity, inTime: capacity}, row, recovery, idle)
 	row.mustBeSound(t)
 	row.mustStayBounded(t)
 	if overloadTimed() && (row.goodput < 0.9*capacity || row.inTime < 0.9*capacity) {

@@ -88,7 +88,7 @@ func (f *rollingFleet) stat(t *testing.T, name string) (highest int) {
 	return highest
 }
 
-// newHost is the address of one more pod. Nobody connects from there, so its ports are free again once it has ended.
+// newHost is the address of one more pod. No program connects from there, so its ports are free again once it has ended.
 func (f *rollingFleet) newHost() string {
 	f.hosts++
 	return fmt.Sprintf("127.1.%d.%d:0", f.hosts/200, 1+f.hosts%200)
@@ -111,7 +111,7 @@ func listenAt(addr string) []string {
 	return []string{"--host=" + host, "--port=" + port}
 }
 
-// startPod starts decode pod i, its sidecar at an address. The engine is on the pod's loopback, where nobody else looks.
+// startPod starts decode pod i, its sidecar at an address. The engine is on the pod's loopback, which no other program uses.
 func (f *rollingFleet) startPod(t *testing.T, i int, at string) harness.DecodePod {
 	t.Helper()
 	name := fmt.Sprintf("decode-%d", i)
@@ -298,7 +298,7 @@ func hook(t *testing.T, args []string) {
 	}
 }
 
-// stranded reads how many hand-offs a sidecar could not give back.
+// stranded reads how many hand-offs a sidecar could not release.
 func stranded(t *testing.T, sidecar harness.Program) float64 {
 	t.Helper()
 	return harness.Sample(t, sidecar.Addr("metrics"), "tandem_kv_stranded_total")

@@ -22,7 +22,7 @@ var rollingKinds = []struct {
 	stream bool
 	prompt int // tokens; from threshold on they are prefilled elsewhere. Of a chat: about as many
 	tokens int // of the answer, 2 ms each at the least
-	pad    int // bytes that make the body longer, in a member of which nobody takes notice
+	pad    int // bytes that make the body longer, in a member that is ignored
 	leaves bool
 }{
 	{name: "short", prompt: harness.Threshold / 2, tokens: 8},

@@ -113,7 +113,7 @@ func (f *rollingFleet) mustBeWhole(t *testing.T) {
 	f.MustRest(t)
 	for _, p := range f.Decode {
 		if n := stranded(t, p.Sidecar); n > 0 {
-			t.Errorf("%v hand-offs could not be given back", n)
+			t.Errorf("%v hand-offs could not be released", n)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func restartPod(t *testing.T, f *rollingFleet, i int, there bool) {
 	}
 	hook(t, preStop(t, "decode", map[string]string{"--engine": old.Engine.Addr, "--sidecar": old.Sidecar.Addr("metrics")}))
 	if n := stranded(t, old.Sidecar); n > 0 {
-		t.Errorf("%v hand-offs could not be given back", n)
+		t.Errorf("%v hand-offs could not be released", n)
 	}
 	oldEngine.MustStop(t) // the hook is the engine's, and a native sidecar ends after it
 	old.Sidecar.MustStop(t)
@@ -183,12 +183,12 @@ func (f *rollingFleet) withoutPod(t *testing.T, i int) {
 	f.WriteEndpoints(t)
 }
 
-// restartSidecar restarts the container alone: nobody takes its pod out of the pool, and no hook runs. It always comes back
+// restartSidecar restarts the container alone: its pod stays in the pool, and no hook runs. It always comes back
 // where it was.
 func restartSidecar(t *testing.T, f *rollingFleet, i int, _ bool) {
 	old := f.Decode[i]
 	if n := stranded(t, old.Sidecar); n > 0 {
-		t.Errorf("%v hand-offs could not be given back", n)
+		t.Errorf("%v hand-offs could not be released", n)
 	}
 	old.Sidecar.MustStop(t)
 	f.Decode[i].Sidecar = harness.StartSidecar(t, old.Engine.Addr, listenAt(old.Addr())...)
@@ -260,7 +260,7 @@ func TestRollingHandoff(t *testing.T) {
 			waits = strings.Contains(lines.Text(), "nobody has read")
 		}
 		if !waits {
-			t.Errorf("the hook does not wait for a hand-off that nobody has read: %v", drain.Wait())
+			t.Errorf("the hook does not wait for a hand-off that was not read: %v", drain.Wait())
 		}
 		select {
 		case r := <-got:

@@ -15,7 +15,8 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// Canaries are what clients say and nobody else may ever tell: where one sings, something writes down what it should not.
+// Canaries are texts of clients that must not appear in any log, page or metric: one that does was written down by a program
+// that should not have.
 const (
 	canary       = "canary-of-a-prompt"
 	canaryBearer = "canary-of-a-header"

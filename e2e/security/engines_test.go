@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// hostile is an engine that somebody else has taken over. It says that it is well, and answers calls as it likes.
+// hostile is an engine that an attacker controls. It says that it is well, and answers calls as it likes.
 func hostile(t *testing.T, answer http.HandlerFunc) (addr string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -29,7 +29,7 @@ func hostile(t *testing.T, answer http.HandlerFunc) (addr string) {
 	return server.Listener.Addr().String()
 }
 
-// endless writes the same until nobody reads, and tells how much that was.
+// endless writes the same until the client stops reading, and tells how much that was.
 func endless(w io.Writer, text string, sent *atomic.Int64) {
 	for block := []byte(strings.Repeat(text, 64<<10/len(text)+1)); ; {
 		n, err := w.Write(block)

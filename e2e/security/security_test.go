@@ -79,7 +79,7 @@ func TestThreatsPage(t *testing.T) {
 // mark stands in what an attacker makes up, and must be nowhere else.
 const mark = "forged-by-a-client"
 
-// snare is a server that nobody has a reason to connect to: where an attacker would have our programs go.
+// snare is a server that no program has a reason to connect to: where an attacker would have our programs go.
 type snare struct {
 	addr string
 	met  atomic.Int64 // connections
@@ -110,7 +110,7 @@ func newSnare(t *testing.T) *snare {
 
 func (s *snare) port() string { return s.addr[strings.LastIndex(s.addr, ":")+1:] }
 
-// mustBeAlone fails if somebody has connected.
+// mustBeAlone fails if a program has connected.
 func (s *snare) mustBeAlone(t *testing.T) {
 	t.Helper()
 	if n := s.met.Load(); n != 0 {

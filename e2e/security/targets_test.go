@@ -143,7 +143,7 @@ func TestSecurityRedirects(t *testing.T) {
 }
 
 // TestSecurityProxyEnvironment has a proxy in the environment of the sidecar: legs do not go by it. net/http never asks one
-// for loopback, so the leg goes to this machine by another address, where nobody listens.
+// for loopback, so the leg goes to this machine by another address, where no program listens.
 func TestSecurityProxyEnvironment(t *testing.T) {
 	trap, here := newSnare(t), ""
 	addrs, err := net.InterfaceAddrs()

@@ -219,7 +219,7 @@ func TestSecurityCertificatesAreRenewed(t *testing.T) {
 	})
 }
 
-// TestSecurityMutualTLS has Envoy, the picker and the sidecar show certificates to each other. Nobody else gets in.
+// TestSecurityMutualTLS has Envoy, the picker and the sidecar show certificates to each other. Other clients are refused.
 func TestSecurityMutualTLS(t *testing.T) {
 	ca, foreign := newAuthority(t), newAuthority(t)
 	caFile := ca.file(t)

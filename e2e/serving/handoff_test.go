@@ -91,8 +91,8 @@ var damages = map[string]func(params map[string]any){
 	"blocks far away":    func(p map[string]any) { p["remote_block_ids"] = []any{[]any{100_000, 100_001, 100_002, 100_003}} },
 	"another engine":     func(p map[string]any) { p["remote_engine_id"] = "00000000-0000-0000-0000-000000000000" },
 	"an engine nowhere":  func(p map[string]any) { p["remote_engine_id"], p["remote_port"] = "nowhere", 9 },
-	"another's address":  func(p map[string]any) { p["remote_port"] = 9 }, // known by its id, so nobody looks there
-	"an unknown request": func(p map[string]any) { p["remote_request_id"] = "cmpl-nobody" },
+	"another's address":  func(p map[string]any) { p["remote_port"] = 9 }, // known by its id, so it is not read
+	"an unknown request": func(p map[string]any) { p["remote_request_id"] = "cmpl-unknown" },
 }
 
 func blocksOf(params map[string]any) []any {

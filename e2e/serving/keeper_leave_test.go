@@ -16,13 +16,13 @@ import (
 	"github.com/tandem-serving/tandem/e2e/harness"
 )
 
-// departure is a state in which a client may leave. leave gives the moment from which on nobody waits for the hand-off, and
-// nothing of it is on its way to somebody.
+// departure is a state in which a client may leave. leave gives the moment from which on no client waits for the hand-off, and
+// nothing of it is on its way to a client.
 type departure struct {
 	name  string
 	leave func(t *testing.T, k *kept, stream bool) time.Time
 	// decode may have the leg by then. When vLLM 0.32 loses the client of an answer that is whole, it tells prefill that the
-	// hand-off was refused, although it may have read it, and told so, long ago: a late notice that nobody else has sent.
+	// hand-off was refused, although it may have read it, and told so, long ago: a late notice that no other agent has sent.
 	decode bool
 }
 

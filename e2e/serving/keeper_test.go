@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// testKeeper has real engines told by the sidecar itself: hand-offs that nobody reads are given back in every state, and one
+// testKeeper has real engines told by the sidecar itself: hand-offs that are not read are released in every state, and one
 // that is longer than a lease on its way to decode is read whole.
 func testKeeper(t *testing.T) {
 	k := keep(t, engines.pair(t, engines.failing), nixlKeeper(t))
@@ -66,7 +66,7 @@ func keepBefore(t *testing.T, p *harness.Pair, keeper keeperProgram, decode stri
 	return k
 }
 
-// meet returns when everybody knows everybody: the engines each other, and the keeper prefill.
+// meet returns when all know each other: the engines each other, and the keeper prefill.
 func (k *kept) meet(t *testing.T) {
 	t.Helper()
 	k.awaitKeeper(t, true)
@@ -91,7 +91,7 @@ func (k *kept) mustServe(t *testing.T) {
 	}
 }
 
-// call is one with a prompt that nobody has seen.
+// call is one with a prompt that no engine has seen.
 func (k *kept) call(prompt, tokens int, stream bool) harness.Call {
 	return harness.Call{Api: pd.APICompletions, Prompt: k.Fresh(prompt), Tokens: tokens, Stream: stream}.Remote(k.toPrefill.Addr)
 }
@@ -107,7 +107,7 @@ func (k *kept) awaitKeeper(t *testing.T, up bool) {
 	})
 }
 
-// until polls what nobody announces, for at most patience.
+// until polls a state that no program announces, for at most patience.
 func (k *kept) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	ctx := harness.Within(t)
@@ -122,7 +122,7 @@ func (k *kept) until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// freed is how long after a moment prefill held nothing any more, for good: the sidecar has nothing to give back either.
+// freed is how long after a moment prefill held nothing any more, for good: the sidecar has nothing to release either.
 func (k *kept) freed(t *testing.T, since time.Time) time.Duration {
 	t.Helper()
 	var empty time.Time
@@ -146,7 +146,7 @@ func (k *kept) freed(t *testing.T, since time.Time) time.Duration {
 // counts are what prefill and the sidecar count of hand-offs.
 type counts struct {
 	expired, late float64            // prefill: leases that ended, and unexplained notices of hand-offs that were none any more
-	stranded      float64            // the sidecar: hand-offs that it could not give back
+	stranded      float64            // the sidecar: hand-offs that it could not release
 	ways          map[string]float64 // the sidecar: releases by way and result
 }
 

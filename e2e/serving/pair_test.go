@@ -51,7 +51,7 @@ func testTokens(t *testing.T, p *harness.Pair) {
 						t.Errorf("%s: decision %v", name, got.Decision)
 					}
 					if got.Cached != 0 {
-						t.Errorf("%s: %d cached tokens billed for a prompt nobody had seen", name, got.Cached)
+						t.Errorf("%s: %d cached tokens billed for a prompt that no engine had seen", name, got.Cached)
 					}
 				}
 			})
@@ -242,7 +242,7 @@ func testRefused(t *testing.T, p *harness.Pair) {
 	if err != nil || got.Status != http.StatusBadRequest {
 		t.Errorf("malformed body: status %d, %v", got.Status, err)
 	}
-	unknown := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), "nobody")
+	unknown := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), "unknown")
 	if unknown.Status != http.StatusNotFound {
 		t.Errorf("unknown model: status %d", unknown.Status)
 	}

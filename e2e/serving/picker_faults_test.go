@@ -154,7 +154,7 @@ func TestPoolChanges(t *testing.T) {
 	}
 }
 
-// TestDeadEndpoint has a pod in the pool that is not there: whoever is sent to it is served by the next of the list.
+// TestDeadEndpoint has a pod in the pool that is not there: a request that is sent to it is served by the next of the list.
 func TestDeadEndpoint(t *testing.T) {
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {

@@ -103,7 +103,7 @@ func TestBurst(t *testing.T) {
 }
 
 // TestAccountedElsewhere has one replica pick and another follow the answers: the one that does not know the reservation
-// charges the endpoint anew, and the other's ends because nobody takes it over.
+// charges the endpoint anew, and the other's ends because no endpoint takes it over.
 func TestAccountedElsewhere(t *testing.T) {
 	f := harness.NewFleet(t, 0, 1)
 	picks, accounts := f.StartPicker(t), f.StartPicker(t)
@@ -181,7 +181,7 @@ func TestSubset(t *testing.T) {
 			}{
 				{"text", fmt.Sprintf("%q", allowed+", 127.0.0.1:9"), http.StatusOK},
 				{"list", fmt.Sprintf("[ %q, %q ]", "127.0.0.1:9", allowed), http.StatusOK},
-				{"nobody", `"127.0.0.1:9"`, http.StatusServiceUnavailable},
+				{"no endpoint", `"127.0.0.1:9"`, http.StatusServiceUnavailable},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					frontWithSubset(t, f, mode, c.hint)
@@ -221,7 +221,7 @@ func frontWithSubset(t *testing.T, f *harness.Fleet, mode, hint string) {
 `+after)
 }
 
-// TestRetry has a decode pod that can answer nobody: it says whether another pod may try.
+// TestRetry has a decode pod that can answer no request: it says whether another pod may try.
 func TestRetry(t *testing.T) {
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {
@@ -252,7 +252,7 @@ func writePrefill(t *testing.T, f *harness.Fleet, addr string) {
 	f.Prefill = f.Prefill[:len(f.Prefill)-1]
 }
 
-// TestTrailersForWhoAsks gives the report of a stream to clients that ask for trailers, and to nobody else.
+// TestTrailersForWhoAsks gives the report of a stream to clients that ask for trailers, and to no others.
 func TestTrailersForWhoAsks(t *testing.T) {
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {

@@ -214,7 +214,7 @@ func testBadInput(t *testing.T, f *harness.Fleet) {
 		"an array":      {"/v1/completions", "[]", 400, "bad-request"},
 		"twice":         {"/v1/completions", `{"model":"m","prompt":"a","prompt":"b"}`, 400, "duplicate-key"},
 		"UTF-16":        {"/v1/completions", "\xff\xfe{\x00}\x00", 400, "bad-request"},
-		"unknown model": {"/v1/completions", `{"model":"nobody","prompt":"a"}`, 404, ""},
+		"unknown model": {"/v1/completions", `{"model":"unknown","prompt":"a"}`, 404, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, err := harness.Client.Post("http://"+f.Front.Addr+c.path, "application/json", strings.NewReader(c.body))

@@ -98,7 +98,7 @@ func spoken(t *testing.T, text string) string {
 }
 
 // testLeaseInTheQueue has a hand-off wait in decode's queue for more than two leases: decode renews the lease all the time.
-// Hand-offs that nobody wants, made meanwhile, are the clock: each expires after one lease.
+// Hand-offs that are never read, made meanwhile, are the clock: each expires after one lease.
 func testLeaseInTheQueue(t *testing.T) {
 	p := engines.pair(t, engines.recomputing)
 	expired := p.Prefill.Expired
@@ -203,7 +203,7 @@ func holdLeg(t *testing.T, p *harness.Pair, stream bool) *heldLeg {
 }
 
 // mustEnd lets the leg arrive. Under the policy fail the sidecar sees it fail and has decode prefill; else decode does that by
-// itself, and tells nobody.
+// itself, and notifies no agent.
 func (l *heldLeg) mustEnd(t *testing.T, prefill string) {
 	t.Helper()
 	l.gate.Release()

@@ -293,7 +293,7 @@ func testNames(b *bed) {
 	b.endpoints("headless", append(all, endpoint("10.244.2.200", false))...)
 	b.stand("headless.default.svc.cluster.local", want...) // too many for UDP
 
-	for _, host := range []string{"nobody.default.svc.cluster.local", "named.other.svc.cluster.local", "example.com"} {
+	for _, host := range []string{"unknown.default.svc.cluster.local", "named.other.svc.cluster.local", "example.com"} {
 		_, err := b.names.LookupHost(b.Context(), host)
 		if no, ok := errors.AsType[*net.DNSError](err); !ok || !no.IsNotFound {
 			b.Errorf("%s: %v, want that there is no such host", host, err)

@@ -100,7 +100,7 @@ func (s *Services) watch(config *rest.Config) error {
 		if _, err := informer.AddEventHandler(tell); err != nil {
 			return fmt.Errorf("watching Services: %w", err)
 		}
-		// Tests stop the API server. It is asked again until it is back; there is nobody to tell.
+		// Tests stop the API server. It is asked again until it is back, and no caller is told.
 		if err := informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}); err != nil {
 			return fmt.Errorf("watching Services: %w", err)
 		}
@@ -157,7 +157,7 @@ func (s *Services) Stop() error {
 // ipTimeout bounds what takes milliseconds.
 const ipTimeout = 30 * time.Second
 
-// ip runs the program of that name, of iproute2. Nobody's impatience ends it: it would not be known what it has done.
+// ip runs the program of that name, of iproute2. No context ends it: what it had done would be unknown.
 func ip(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), ipTimeout)
 	defer cancel()
