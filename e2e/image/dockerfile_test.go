@@ -64,7 +64,7 @@ ENTRYPOINT ["/one"]
 		{"no tag", "golang:${V}", "golang", "line 3: golang moves"},
 		{"digest", "golang:${V}", "golang@sha256:" + strings.Repeat("0", 64), ""},
 		{"ADD", "COPY --from", "ADD --from", "line 10: ADD fetches"},
-		{"user by name", "USER 65532:65532", "USER nobody", "one: runs as nobody"},
+		{"user by name", "USER 65532:65532", "USER daemon", "one: runs as daemon"},
 		{"root", "USER 65532:65532\n", "", "one: runs as root"},
 		{"secret", "RUN make", "ARG HF_TOKEN\nRUN make", "line 4: ARG HF_TOKEN stays"},
 		{"secret in the environment", "RUN make", "ENV API_KEY=a\nRUN make", "line 4: ENV API_KEY stays"},

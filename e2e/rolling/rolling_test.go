@@ -257,7 +257,7 @@ func TestRollingHandoff(t *testing.T) {
 		lines := bufio.NewScanner(said)
 		waits := false
 		for !waits && lines.Scan() {
-			waits = strings.Contains(lines.Text(), "nobody has read")
+			waits = strings.Contains(lines.Text(), "no decode engine has pulled")
 		}
 		if !waits {
 			t.Errorf("the hook does not wait for a hand-off that was not read: %v", drain.Wait())
