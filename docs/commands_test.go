@@ -253,10 +253,15 @@ func checkDocker(t *testing.T, _ string, c command) {
 func checkGo(t *testing.T, _ string, c command) {
 	t.Helper()
 	var folders []string
+	module := "" // that of a module inside the repository: go -C DIR
 	for i, word := range c.words {
+		if word == "-C" {
+			module = c.words[i+1]
+		}
 		if strings.HasPrefix(word, "./") && !strings.HasSuffix(word, "...") {
-			folders = append(folders, word)
-			if _, err := os.Stat(filepath.Join(root, word)); err != nil {
+			folder := filepath.Join(module, word)
+			folders = append(folders, folder)
+			if _, err := os.Stat(filepath.Join(root, folder)); err != nil {
 				t.Errorf("%s: %v", c, err)
 			}
 		}
