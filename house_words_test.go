@@ -22,7 +22,6 @@ var wordsToCome = []string{
 	"charts", "charts/tandem", "charts/tandem/alerts", "charts/tandem/templates", "cmd/epp", "cmd/keeper",
 	"cmd/sidecar", "cmd/sim", "cmd/tandem", "cmd/tandem/bench", "cmd/tandem/demo", "cmd/tandem/doctor",
 	"cmd/tandem/drain", "cmd/tandem/explain", "cmd/tandem/report", "cmd/tandem/up", "docs",
-	"e2e/kube/cluster", "e2e/kube/container", "e2e/kube/kubelet",
 	"e2e/matrix",
 	"epp", "epp/config", "epp/extproc", "epp/extproc/client", "epp/extproc/envoyconf",
 	"epp/kube", "epp/plugin", "epp/policy", "epp/pool", "epp/prefix", "epp/read", "epp/sched", "pd", "pd/dialect",

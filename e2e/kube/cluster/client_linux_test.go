@@ -61,7 +61,7 @@ func (c call) over(ctx context.Context, by http.RoundTripper, address, model str
 	return answer.Post(ctx, by, "http://"+address+c.api.Path(), body, c.header)
 }
 
-// drawTokens makes a prompt of so many tokens that nobody has sent before.
+// drawTokens makes a prompt of so many tokens that no client has sent before.
 func drawTokens(random *rand.Rand, n int) []int {
 	prompt := make([]int, n)
 	for i := range prompt {

@@ -73,7 +73,7 @@ func newCluster(t *testing.T) *cluster {
 		c.startLocal(t)
 	}
 	c.connect(t)
-	c.makeNamespace(t, "create") // not one that somebody else has made: it is deleted
+	c.makeNamespace(t, "create") // not one that was there before: it is deleted
 	if c.local != nil {
 		c.startNodes(t)
 	} else {
@@ -167,7 +167,7 @@ func (c *cluster) command(ctx context.Context, stdin, path string, args ...strin
 	return out.String(), nil
 }
 
-// pollEvery is how often something is looked at again that nobody tells about.
+// pollEvery is how often a state without notification is polled.
 const pollEvery = 200 * time.Millisecond
 
 // await looks again and again until something is so, and fails the test with the last state if it is not in time.

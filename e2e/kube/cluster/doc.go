@@ -30,8 +30,8 @@
 // counted apart:
 //
 //	ended by event   streams whose decode engine was killed after their first byte: a well-formed error event ends them
-//	cut              streams whose sidecar was killed, since nobody is left to write that; all on the connections of a killed Envoy
-//	refused          503 with a reason and Retry-After, while there is nobody to serve the request
+//	cut              streams whose sidecar was killed, since no sidecar is left to write that; all on the connections of a killed Envoy
+//	refused          503 with a reason and Retry-After, while no engine can serve the request
 //
 // Afterwards all engines are idle, no hand-off is left to run out unless what could have given it back was killed (stranded),
 // and the traces of requests are whole.

@@ -85,7 +85,7 @@ func TestJudge(t *testing.T) {
 		"remote":            {reply{Status: 200, Tokens: want, Decision: pd.Result{Verdict: pd.Remote}}, false, nil, tally{right: 1, remote: 1}},
 		"wrong tokens":      {reply{Status: 200, Tokens: want[:3]}, false, nil, tally{failed: 1}},
 		"refused":           {reply{Status: 503, Header: later}, false, nil, tally{refused: 1}},
-		"503 of nobody":     {reply{Status: 503}, false, nil, tally{failed: 1}},
+		"503 without why":   {reply{Status: 503}, false, nil, tally{failed: 1}},
 		"500":               {reply{Status: 500}, false, nil, tally{failed: 1}},
 		"not reached":       {reply{}, false, errors.New("refused"), tally{cut: 1}},
 		"cut":               {reply{Status: 200, Tokens: want[:1]}, true, errors.New("reset"), tally{cut: 1}},

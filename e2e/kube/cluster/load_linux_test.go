@@ -72,7 +72,7 @@ type excuse int
 const (
 	// eventsExcused: decode engines are killed; the streams they have begun end with an error event.
 	eventsExcused excuse = 1 << iota
-	// cutsExcused: sidecars are killed; nobody is left to write the end of the streams that they were passing on.
+	// cutsExcused: sidecars are killed; no sidecar is left to write the end of the streams that they were passing on.
 	cutsExcused
 	// breaksExcused: Envoys are killed, or nodes with them; clients' connections break, whatever is on them.
 	breaksExcused

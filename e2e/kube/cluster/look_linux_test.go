@@ -30,7 +30,7 @@ type holding struct {
 	running, waiting, open int     // requests: in the engine's batch, before it, in the sidecar
 	usage                  float64 // share of the KV cache in use
 	expired                int     // hand-offs that ran out at the engine
-	stranded               int     // and those that the sidecar knows it could not give back
+	stranded               int     // and those that the sidecar knows it could not release
 }
 
 func (h holding) idle() bool { return h.running == 0 && h.waiting == 0 && h.open == 0 && h.usage == 0 }
@@ -100,7 +100,7 @@ func sum(page, metric string, labels ...string) (total float64) {
 	return total
 }
 
-// lookAt holds what has to be so after every scenario: all pods are idle, nothing is stranded that could have been given back,
+// lookAt holds what has to be so after every scenario: all pods are idle, nothing is stranded that could have been released,
 // and the traces of requests are whole.
 func (r *run) lookAt(t *testing.T, rel *release, before map[string]holding) {
 	t.Helper()
@@ -136,7 +136,7 @@ func (r *run) mustBeIdle(t *testing.T, rel *release, before map[string]holding) 
 	}
 	r.row.stranded = max(expired, known)
 	if r.row.stranded > r.strands {
-		t.Errorf("%d hand-offs ran out, and sidecars know of %d that they could not give back; at most %d may", expired, known, r.strands)
+		t.Errorf("%d hand-offs ran out, and sidecars know of %d that they could not release; at most %d may", expired, known, r.strands)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// quick are values that make the simulated preset short of time: pods end soon, and what nobody gives back runs out soon.
+// quick are values that make the simulated preset short of time: pods end soon, and what is not released runs out soon.
 // drainSeconds is the least that the chart takes, and the lease what that leaves to a prefill pod. Traces are those of clients
 // that ask for one.
 var quick = []string{"drainSeconds=20", "engine.leaseSeconds=7", "sidecar.prefillTimeoutSeconds=5",

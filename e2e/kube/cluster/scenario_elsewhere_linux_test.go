@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// scenarioElsewhere runs scenarios as on a cluster that somebody else has made: this one, known by its kubeconfig alone. They
+// scenarioElsewhere runs scenarios as on a cluster that was there before: this one, known by its kubeconfig alone. They
 // make their namespace, so that of the others must be gone.
 var scenarioElsewhere = scenario{name: "elsewhere", local: "is that other cluster", run: func(t *testing.T, r *run) {
 	r.mustKubectl(t, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=60s")

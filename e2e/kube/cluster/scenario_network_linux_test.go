@@ -32,7 +32,7 @@ var scenarioPartition = scenario{name: "partition", release: true,
 		l := r.press(t, r.llm, 0)
 		l.await(t, 10)
 
-		// A leg that is given up may have been finished behind the cut: nobody can give its hand-off back then.
+		// A leg that was abandoned may have been finished behind the cut: its hand-off cannot be released then.
 		r.strands = cutLimit
 		heal := r.partition(t, prefill[0], decode[0])
 		began := time.Now()

@@ -20,12 +20,12 @@ const lost = "node-0"
 // his connection, and how soon others are found is the matter of the Service, not ours.
 var fallen = []string{"prefill", "decode", "epp"}
 
-// scenarioNodeGone: a node loses its power, with a prefill, a decode and a picker pod on it. Nobody is told: what is sent
+// scenarioNodeGone: a node loses its power, with a prefill, a decode and a picker pod on it. No component is told: what is sent
 // there vanishes. The cluster notices, says so, and makes the pods again elsewhere; when the node comes back, what was on
 // it is gone.
 //
 // Streams of the decode pod break off: the sidecar, which would have written the error event, died with the engine, and
-// Envoy ends them when its keep-alive finds that nobody is there, after 25 s. All other requests are answered.
+// Envoy ends them when its keep-alive finds that the peer is gone, after 25 s. All other requests are answered.
 var scenarioNodeGone = scenario{name: "node gone", release: true, local: "cuts the power of a node",
 	run: func(t *testing.T, r *run) {
 		r.arrange(t)
@@ -36,7 +36,7 @@ var scenarioNodeGone = scenario{name: "node gone", release: true, local: "cuts t
 			t.Errorf("before anything was done %d streams were cut and %d ended by an event", n.cut, n.events)
 		}
 
-		// What died held hand-offs of the engines that live, and nobody gives them back.
+		// What died held hand-offs of the engines that live, which are not released.
 		r.strands = cutLimit
 		r.silence(t, onIt)
 		r.local.nodes[lost].Crash()
@@ -105,7 +105,7 @@ func (r *run) arrange(t *testing.T) {
 	}
 }
 
-// silence has nothing of these pods reach anybody any more, be it the word that a connection is closed.
+// silence drops all that these pods send, even that a connection is closed.
 func (r *run) silence(t *testing.T, pods []corev1.Pod) {
 	t.Helper()
 	others := []netip.Addr{bridge}

@@ -24,7 +24,7 @@ var scenarioPool = scenario{name: "pool deleted", run: func(t *testing.T, r *run
 	before := r.holdings(t, rel)
 	const kind, name = "inferencepool.inference.networking.k8s.io", "pooled-tandem"
 	if written := r.mustKubectl(t, "get", kind, name, "-n", namespace, "-o", "jsonpath={.status.parents}"); written != "" {
-		t.Errorf("somebody writes the pool's status, which the picker leaves to gateways: %s", written)
+		t.Errorf("a component writes the pool's status, which the picker leaves to gateways: %s", written)
 	}
 	l := r.press(t, rel, refusalsExcused)
 	l.await(t, 10)
@@ -65,10 +65,10 @@ var scenarioPool = scenario{name: "pool deleted", run: func(t *testing.T, r *run
 	r.lookAt(t, rel, before)
 	rel.uninstall(t, r)
 	r.saw("without the pool 503 with reason no-endpoint and Retry-After, and a ready picker that names the pool it misses; " +
-		"helm upgrade makes the pool again. Nobody writes its status in standalone mode")
+		"helm upgrade makes the pool again. Its status is not written in standalone mode")
 }}
 
-// mustRefuse asks both APIs, and holds how they say that there is nobody to serve them.
+// mustRefuse asks both APIs, and checks how they say that no engine can serve them.
 func (r *run) mustRefuse(t *testing.T, rel *release, stream bool) {
 	t.Helper()
 	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {

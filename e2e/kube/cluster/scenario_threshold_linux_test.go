@@ -80,7 +80,7 @@ func (r *run) converse(t *testing.T, first, more []int) {
 	t.Error("the second turn was remote again and again, although decode had most of it")
 }
 
-// refusesNonsense holds that a mode that nobody knows is refused, in the API's shape.
+// refusesNonsense holds that an unknown mode is refused, in the API's shape.
 func (r *run) refusesNonsense(t *testing.T) {
 	t.Helper()
 	got := r.ask(t, r.llm, call{api: pd.APICompletions, prompt: []int{300}, tokens: 1, header: map[string]string{pd.HeaderMode: "perhaps"}})

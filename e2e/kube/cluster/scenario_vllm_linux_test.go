@@ -141,7 +141,7 @@ func (p *vllmPair) mustAgree(t *testing.T) {
 		n.right, n.remote)
 }
 
-// alone is what the prefill engine answers that nobody is to read a KV cache from.
+// alone is the answer of the prefill engine for a request whose KV is not to be read.
 func (p *vllmPair) alone(t *testing.T, c call) []int {
 	t.Helper()
 	c.stream, c.header = false, nil

@@ -12,7 +12,7 @@ import (
 
 // Mount is something that a container sees besides its image.
 type Mount struct {
-	Source   string // file or folder of this machine; "" is an empty folder in memory that everybody may write to
+	Source   string // file or folder of this machine; "" is an empty folder in memory that every user may write to
 	Target   string // absolute path in the container; made if the image has none
 	ReadOnly bool
 }
@@ -29,7 +29,7 @@ type Spec struct {
 	Groups       []int // more of its groups
 	ReadOnlyRoot bool
 	Mounts       []Mount
-	Log          io.Writer // gets what the container prints, from one goroutine; nil: nobody does
+	Log          io.Writer // gets what the container prints, from one goroutine; nil: it is dropped
 }
 
 // Container is one that was started.

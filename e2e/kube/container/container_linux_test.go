@@ -327,7 +327,7 @@ func descendants(t *testing.T, pid int) (children []int) {
 	return children
 }
 
-// TestLogThatFails: a container goes on when nobody takes what it prints.
+// TestLogThatFails: a container goes on when its output is not read.
 func TestLogThatFails(t *testing.T) {
 	s := newTestSandbox(t, "log")
 	spec := shell(t, "head -c 1000000 /dev/zero && exit 4; exit 5")

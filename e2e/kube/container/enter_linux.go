@@ -101,7 +101,7 @@ func startAnswering(cmd *exec.Cmd) (*os.File, error) {
 	return read, nil
 }
 
-// relay holds the signals that ask a test binary to end, from before there is somebody to pass them on to.
+// relay holds the signals that ask a test binary to end, from before there is a process to pass them on to.
 type relay struct{ signals chan os.Signal }
 
 func newRelay() relay {
@@ -157,7 +157,7 @@ func beInit() {
 		err = cmd.Start()
 	}
 	if err != nil {
-		_, _ = fmt.Fprint(answer, err) // nobody else listens
+		_, _ = fmt.Fprint(answer, err) // only the parent listens
 		os.Exit(brokenStatus)
 	}
 	_ = answer.Close()

@@ -15,14 +15,14 @@ const (
 	bridge = "tandem0"
 	// maskBits is how much of an address is the network's.
 	maskBits = 16
-	// dropHardware is nobody's hardware address: what is sent there vanishes without a word.
+	// dropHardware is a hardware address that no interface has: what is sent there vanishes without a word.
 	dropHardware = "02:00:00:00:00:01"
 )
 
 var (
 	// nodeAddress is the bridge's.
 	nodeAddress = netip.AddrFrom4([4]byte{10, 244, 0, 1})
-	// dropGateway is nobody's address: routes to it lead to dropHardware.
+	// dropGateway is an address that no machine has: routes to it lead to dropHardware.
 	dropGateway = netip.AddrFrom4([4]byte{10, 244, 255, 254})
 
 	// given are the addresses of all sandboxes of this process: its bridge is one.

@@ -65,7 +65,7 @@ func runProgram(name string) int {
 	return 0
 }
 
-// listenAndGreet greets everybody until it is killed.
+// listenAndGreet greets every client until it is killed.
 func listenAndGreet(address, greeting string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

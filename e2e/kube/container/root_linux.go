@@ -176,7 +176,7 @@ func open(source, target string, attributes uint64) (part, error) {
 	return part{target: target, tree: tree, dir: info.IsDir()}, nil
 }
 
-// memory makes a detached mount of an empty folder that everybody may write to.
+// memory makes a detached mount of an empty folder that every user may write to.
 func memory(target string, attributes uint64) (part, error) {
 	context, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

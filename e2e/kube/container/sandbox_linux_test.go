@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// greets has somebody in a sandbox dial an address.
+// greets dials an address from a sandbox.
 func greets(t *testing.T, s *Sandbox, address string) string {
 	t.Helper()
 	out, _ := said(t, s, program(t, "dial", address))
@@ -256,7 +256,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: the threads that enter namespaces come back, or nobody uses them again.
+// TestManyAtOnce: the threads that enter namespaces come back, or are not used again.
 func TestManyAtOnce(t *testing.T) {
 	const many = 12
 	first := newTestSandbox(t, "first")

@@ -31,7 +31,7 @@ func become(enter func(launch) error) {
 	err := enterAndRun(enter)
 	f := failure{Text: err.Error()}
 	errors.As(err, &f.Errno)
-	_ = json.NewEncoder(answer).Encode(f) // nobody else listens
+	_ = json.NewEncoder(answer).Encode(f) // only the parent listens
 	syscall.Exit(brokenStatus)            // without a word of what watches tests, which would be in the container's log
 }
 

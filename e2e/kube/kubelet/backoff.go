@@ -6,8 +6,8 @@ const (
 	// firstBackoff and maxBackoff are a kubelet's pauses before the restart of a container that keeps ending.
 	firstBackoff = 10 * time.Second
 	maxBackoff   = 5 * time.Minute
-	// calm is how long a container has to run, in multiples of maxBackoff, so that its restarts are forgotten.
-	calm = 2
+	// stable is how long a container has to run, in multiples of maxBackoff, so that its restarts are forgotten.
+	stable = 2
 )
 
 // backoff says how long to wait before something that failed is tried again. The first try after a failure is not delayed
@@ -21,7 +21,7 @@ type backoff struct {
 
 // fail takes note of a failure after something went well for a time, and gives the pause.
 func (b *backoff) fail(well time.Duration) time.Duration {
-	if well > calm*maxBackoff {
+	if well > stable*maxBackoff {
 		b.fails, b.pause = 0, 0
 	}
 	b.fails++

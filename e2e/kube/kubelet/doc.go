@@ -16,6 +16,6 @@
 // persistent volumes, ephemeral containers, rules for the restarts of single containers, changes of a running container's
 // image, host aliases, service links other than to the API server, seccomp. A memory-backed emptyDir is a folder like any
 // other. A container may be started before the postStart hook of the one before it is over. Tokens have the mode of their
-// volume whoever the container runs as. Admission at the node (selectors, taints, ports) is left to the scheduler. Of the
+// volume whatever user the container runs as. Admission at the node (selectors, taints, ports) is left to the scheduler. Of the
 // kubelet's API there are logs only: no exec, attach, port-forward or metrics; callers are not asked who they are.
 package kubelet

@@ -54,7 +54,7 @@ type Options struct {
 	Backoff time.Duration
 	// Capacity is what the scheduler may give away; default: more than a test will ask for.
 	Capacity corev1.ResourceList
-	// Log gets what goes wrong on the node; nil: nobody does.
+	// Log gets what goes wrong on the node; nil: it is dropped.
 	Log *slog.Logger
 }
 
@@ -204,7 +204,7 @@ func (n *Node) stop() {
 		utilnet.CloseIdleConnectionsFor(n.http.Transport)
 	}
 	if err := n.address(context.Background(), "del"); err != nil {
-		n.options.Log.Warn("the address of a node was not given back", "error", err)
+		n.options.Log.Warn("the address of a node was not released", "error", err)
 	}
 }
 

@@ -19,7 +19,7 @@ func TestNode(t *testing.T) {
 	b := newBench(t)
 	t.Run("it is registered", func(t *testing.T) { registered(t, b) })
 	t.Run("pods run on without the API server", func(t *testing.T) { withoutServer(t, b) })
-	t.Run("a status that somebody else has changed is put right", func(t *testing.T) { putRight(t, b) })
+	t.Run("a status that another client has changed is put right", func(t *testing.T) { putRight(t, b) })
 
 	dir := t.TempDir()
 	second := b.start(t, "node-2", netip.MustParseAddr("10.244.0.12"), dir)

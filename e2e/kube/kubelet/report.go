@@ -47,7 +47,7 @@ func (r *reporter) set(status corev1.PodStatus) {
 	r.rouse()
 }
 
-// check has the status sent again if somebody else has changed it.
+// check has the status sent again if another client has changed it.
 func (r *reporter) check(pod *corev1.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -61,7 +61,7 @@ func (s *server) close() {
 	<-s.done
 }
 
-// selfSigned makes a certificate that nobody verifies.
+// selfSigned makes a certificate that is not verified.
 func selfSigned(address string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -42,7 +42,7 @@ func (g *grace) shorten(d time.Duration) {
 	}
 }
 
-// stop gives back what it holds.
+// stop releases what it holds.
 func (g *grace) stop() {
 	g.timer.Stop()
 	g.cancel()

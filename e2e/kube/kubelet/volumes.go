@@ -92,7 +92,7 @@ func (v *volumes) make(ctx context.Context, in inPod, volume *corev1.Volume, gro
 	return nil
 }
 
-// makeEmpty makes a folder that everybody in the pod may write to. Linux gives new files in it its group.
+// makeEmpty makes a folder that every container of the pod may write to. Linux gives new files in it its group.
 func makeEmpty(dir string, group int) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
