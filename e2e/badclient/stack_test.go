@@ -72,8 +72,8 @@ func newBadStack(t *testing.T) *badStack {
 func (s *badStack) mustServe(t *testing.T, door string) {
 	t.Helper()
 	for _, c := range []harness.Call{
-		{Api: pd.APICompletions, Prompt: s.Fresh(harness.Threshold / 2), Tokens: 2},
-		harness.Call{Api: pd.APICompletions, Prompt: s.Fresh(2 * harness.Threshold), Tokens: 2, Stream: true}.Remote(s.prefills),
+		{API: pd.APICompletions, Prompt: s.Fresh(harness.Threshold / 2), Tokens: 2},
+		harness.Call{API: pd.APICompletions, Prompt: s.Fresh(2 * harness.Threshold), Tokens: 2, Stream: true}.Remote(s.prefills),
 	} {
 		if r := harness.MustSend(t, c, door, s.Model); r.Status != http.StatusOK {
 			t.Fatalf("an ordinary request: %d %s", r.Status, r.Body)
@@ -91,9 +91,9 @@ func (s *badStack) mustBeUnharmed(t *testing.T) {
 	t.Helper()
 	for _, w := range s.watched {
 		peak := harness.PeakOf(t, w.pid)
-		t.Logf("%s: %d MiB at rest, %d MiB at most", w.name, w.idle.Rss, peak)
-		if peak > w.idle.Rss+w.bound {
-			t.Errorf("%s grew from %d to %d MiB, want at most %d MiB more", w.name, w.idle.Rss, peak, w.bound)
+		t.Logf("%s: %d MiB at rest, %d MiB at most", w.name, w.idle.RSS, peak)
+		if peak > w.idle.RSS+w.bound {
+			t.Errorf("%s grew from %d to %d MiB, want at most %d MiB more", w.name, w.idle.RSS, peak, w.bound)
 		}
 		const slack = 16 // connections that are kept for what comes
 		s.Eventually(t, w.name+" comes back to rest", func() (string, bool) {
@@ -134,7 +134,7 @@ func (s *badStack) startNeighbours(t *testing.T, door string) *neighbours {
 }
 
 func (n *neighbours) ask(ctx context.Context, by http.RoundTripper, s *badStack, door string) {
-	c := harness.Call{Api: pd.APICompletions, Text: "hello", Tokens: 2}
+	c := harness.Call{API: pd.APICompletions, Text: "hello", Tokens: 2}
 	began := time.Now()
 	got, err := c.Over(ctx, by, door, c.Body(s.Model))
 	took := time.Since(began)

@@ -126,7 +126,7 @@ func (r *chaosReport) check(t *testing.T) {
 			ok = false
 		}
 		if !ok {
-			t.Errorf("%s %s (%s, %v, stream %v, large %v): %s\n%s", res.call.id, res.how, res.call.manner, res.call.Api, res.call.Stream,
+			t.Errorf("%s %s (%s, %v, stream %v, large %v): %s\n%s", res.call.id, res.how, res.call.manner, res.call.API, res.call.Stream,
 				res.call.large, res.detail, r.history(res))
 		}
 	}

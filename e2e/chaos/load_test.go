@@ -54,9 +54,9 @@ func drawCall(seed uint64, i int) chaosCall {
 		length = harness.Threshold - 12 + random.IntN(24)
 	}
 	if random.IntN(3) == 0 {
-		c.Api, c.Text = pd.APIChat, drawWords(random, length/6+1)
+		c.API, c.Text = pd.APIChat, drawWords(random, length/6+1)
 	} else {
-		c.Api, c.Prompt = pd.APICompletions, drawTokens(random, seed, length)
+		c.API, c.Prompt = pd.APICompletions, drawTokens(random, seed, length)
 	}
 	if random.IntN(16) == 0 {
 		c.large = true
@@ -219,7 +219,7 @@ func (c chaosCall) request(ctx context.Context, base, model string, leave contex
 			return 0, errLeft
 		}))
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+base+c.Api.Path(), from)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+base+c.API.Path(), from)
 	if err != nil {
 		return nil, err
 	}
@@ -326,10 +326,10 @@ func TestChaosCalls(t *testing.T) {
 			t.Fatalf("call %d is not the same when it is drawn again", i)
 		}
 		seen[string(c.manner)] = true
-		seen[fmt.Sprintf("%v stream=%v", c.Api, c.Stream)] = true
+		seen[fmt.Sprintf("%v stream=%v", c.API, c.Stream)] = true
 		seen["mode="+c.Header[pd.HeaderMode]] = true
 		seen[fmt.Sprintf("large=%v", c.large)] = true
-		seen[fmt.Sprintf("long=%v", c.Api == pd.APIChat || len(c.Prompt) >= harness.Threshold)] = true
+		seen[fmt.Sprintf("long=%v", c.API == pd.APIChat || len(c.Prompt) >= harness.Threshold)] = true
 	}
 	const want = 5 + 4 + 5 + 2 + 2
 	if len(seen) != want {

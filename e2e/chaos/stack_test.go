@@ -339,7 +339,7 @@ func (c *chaosStack) mustSettle(t *testing.T, idle, warm map[string]harness.Hold
 			if strings.HasPrefix(name, "epp") { // it keeps connections to engines, which come with the first scrapes
 				base = warm[name]
 			}
-			if u.Goroutines > base.Goroutines+few || u.Descriptors > base.Descriptors+few || u.Rss > warm[name].Rss*3/2+32 {
+			if u.Goroutines > base.Goroutines+few || u.Descriptors > base.Descriptors+few || u.RSS > warm[name].RSS*3/2+32 {
 				over = append(over, fmt.Sprintf("%s: %v, before %v, after light load %v", name, u, idle[name], warm[name]))
 			}
 		}

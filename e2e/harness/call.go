@@ -19,7 +19,7 @@ const WholeModel = 4096
 
 // Call is one generate call of a client.
 type Call struct {
-	Api     pd.API
+	API     pd.API
 	Stream  bool
 	Prompt  []int // token ids, for completions
 	Text    string
@@ -31,10 +31,11 @@ type Call struct {
 // Reply is what a client got.
 type Reply = answer.Answer
 
+// Body is the body of the request for a model.
 func (c Call) Body(model string) []byte {
 	m := map[string]any{"model": model, "max_tokens": c.Tokens, "temperature": 0, "return_token_ids": true, "ignore_eos": true}
 	switch {
-	case c.Api == pd.APIChat:
+	case c.API == pd.APIChat:
 		m["messages"] = []any{map[string]any{"role": "user", "content": c.Text}}
 	case c.Prompt != nil:
 		m["prompt"] = c.Prompt
@@ -60,13 +61,14 @@ func (c Call) Send(ctx context.Context, base, model string) (Reply, error) {
 	return c.SendBody(ctx, base, c.Body(model))
 }
 
+// SendBody is Send with a body in place of the call's own.
 func (c Call) SendBody(ctx context.Context, base string, body []byte) (Reply, error) {
 	return c.Over(ctx, Client.Transport, base, body)
 }
 
 // Over makes the call with a body over a transport.
 func (c Call) Over(ctx context.Context, by http.RoundTripper, base string, body []byte) (Reply, error) {
-	return answer.Post(ctx, by, "http://"+base+c.Api.Path(), body, c.Header)
+	return answer.Post(ctx, by, "http://"+base+c.API.Path(), body, c.Header)
 }
 
 // Client follows no redirects and keeps no connection: a test's client is gone when its call is.
@@ -75,6 +77,7 @@ var Client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Di
 // Patience is how long a test waits for what is promised without a figure.
 const Patience = 90 * time.Second
 
+// Within is a context that ends after Patience, and with the test.
 func Within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	t.Cleanup(cancel)

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
+// StateOf asks a simulated engine's admin port for its state.
 func StateOf(t *testing.T, p Program) (s sim.State) {
 	t.Helper()
 	status, text := FetchPage(t, "http://"+p.Addr("admin")+"/sim/state")
@@ -40,6 +41,7 @@ func (e Engine) Metric(t *testing.T, name string) float64 {
 	return v
 }
 
+// ReadMetric is Metric for goroutines that must not end the test.
 func (e Engine) ReadMetric(name string) (float64, error) {
 	resp, err := Client.Get("http://" + e.Addr + "/metrics")
 	if err != nil {
@@ -65,6 +67,7 @@ const (
 	ReleaseWithin = 2 * time.Second
 )
 
+// WaitIdle returns when the engine runs no request.
 func WaitIdle(t *testing.T, e Engine) {
 	WaitMetric(t, e, "vllm:num_requests_running", func(v float64) bool { return v == 0 })
 }

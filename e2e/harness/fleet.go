@@ -126,6 +126,7 @@ func (f *Fleet) newDecode(t *testing.T, i int) DecodePod {
 	return DecodePod{e, StartSidecar(t, e.Addr)}
 }
 
+// WriteConfig replaces the pickers' configuration, which they reload.
 func (f *Fleet) WriteConfig(t *testing.T, text string) { Replace(t, f.Config, text) }
 
 // WriteEndpoints writes the pool as it is now, with further decode pods at the given addresses.
@@ -375,6 +376,7 @@ type PoolState struct {
 	}
 }
 
+// EndpointsOf asks a picker for the endpoints it knows.
 func EndpointsOf(p Program) (PoolState, error) {
 	var state PoolState
 	resp, err := Client.Get("http://" + p.Addr("admin") + "/debug/endpoints")
@@ -405,12 +407,12 @@ func FetchPage(t *testing.T, url string) (status int, text string) {
 
 // TokensCall is a completions call with a prompt of n token ids that no engine has seen.
 func (f *Fleet) TokensCall(n int, stream bool) Call {
-	return Call{Api: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
+	return Call{API: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
 }
 
 // Open begins a call and leaves its answer to be read.
 func (f *Fleet) Open(ctx context.Context, q Call) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.Front.Addr+q.Api.Path(), bytes.NewReader(q.Body(f.Model)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.Front.Addr+q.API.Path(), bytes.NewReader(q.Body(f.Model)))
 	if err != nil {
 		return nil, err
 	}

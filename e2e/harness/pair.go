@@ -25,6 +25,7 @@ func (p *Pair) MustRelease(t *testing.T, expired float64) {
 	}
 }
 
+// MustReleaseWithin fails unless prefill holds no blocks by the limit.
 func (p *Pair) MustReleaseWithin(t *testing.T, limit time.Duration) {
 	t.Helper()
 	deadline := time.NewTimer(limit)
@@ -58,6 +59,7 @@ func (p *Pair) Fresh(n int) []int {
 	return ids
 }
 
+// PromptSeed makes the prompts of this process differ from those of others.
 var PromptSeed = os.Getpid() << 16
 
 // Want asks the plain engine.

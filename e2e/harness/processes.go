@@ -13,6 +13,7 @@ import (
 	"time"
 )
 
+// Quantile sorts the durations and returns one of their quantiles; q is between 0 and 1.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -26,14 +27,14 @@ var LabelPair = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
 
 // Holdings are what a process holds at a moment.
 type Holdings struct {
-	Rss         int // MiB
+	RSS         int // MiB
 	Descriptors int
 	Goroutines  int // -1: it does not tell
 	Own         int // MiB that Go's runtime has for it, without what a race detector adds; -1: it does not tell
 }
 
 func (h Holdings) String() string {
-	text := fmt.Sprintf("%4d descriptors %4d MiB", h.Descriptors, h.Rss)
+	text := fmt.Sprintf("%4d descriptors %4d MiB", h.Descriptors, h.RSS)
 	if h.Goroutines >= 0 {
 		text = fmt.Sprintf("%4d goroutines %s, %4d of them Go's", h.Goroutines, text, h.Own)
 	}
@@ -47,7 +48,7 @@ func HoldingsOf(t *testing.T, pid int, metrics string) Holdings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := Holdings{Rss: int(memoryOf(t, pid, "VmRSS") >> 20), Descriptors: len(files), Goroutines: -1, Own: -1}
+	h := Holdings{RSS: int(memoryOf(t, pid, "VmRSS") >> 20), Descriptors: len(files), Goroutines: -1, Own: -1}
 	if metrics != "" {
 		h.Goroutines = int(Sample(t, metrics, "go_goroutines"))
 		h.Own = int(Sample(t, metrics, "go_memstats_sys_bytes")-Sample(t, metrics, "go_memstats_heap_released_bytes")) >> 20

@@ -140,6 +140,7 @@ func StartSidecar(t *testing.T, decode string, flags ...string) Program {
 	return StartSidecarIn(t, nil, decode, flags...)
 }
 
+// StartSidecarIn is StartSidecar with environment variables.
 func StartSidecarIn(t *testing.T, env []string, decode string, flags ...string) Program {
 	t.Helper()
 	what, err := stack.Sidecar(BinDir, decode, append([]string{"--log-level=debug"}, flags...)...)

@@ -30,6 +30,7 @@ type Tapped struct {
 	Body   string
 }
 
+// NewTap starts a tap before the engine at an address; it ends with the test.
 func NewTap(t *testing.T, addr string) *Tap {
 	t.Helper()
 	p := &Tap{Kept: map[string][]Tapped{}}
@@ -78,6 +79,7 @@ type tappedEngine struct {
 	admin  string // of a simulated one
 }
 
+// NewTappedFleet starts a fleet with one decode engine and taps before all engines.
 func NewTappedFleet(t *testing.T, prefills int) *TappedFleet {
 	t.Helper()
 	f := &TappedFleet{Fleet: NewFleet(t, 0, 0)}

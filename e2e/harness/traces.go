@@ -39,4 +39,5 @@ func Milliseconds(s *trace.Span) float64 {
 	return float64(s.EndTimeUnixNano-s.StartTimeUnixNano) / float64(time.Millisecond)
 }
 
+// Attributes are those of a span, by name.
 func Attributes(s *trace.Span) map[string]*common.AnyValue { return otlp.Span{Span: s}.Attributes() }

@@ -57,7 +57,7 @@ func newLoadClient(t *testing.T, f *harness.Fleet) *loadClient {
 
 // ask sends one stream and reads it to its end.
 func (l *loadClient) ask(ctx context.Context, q harness.Call) (s served) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.addr+q.Api.Path(), bytes.NewReader(q.Body(l.model)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.addr+q.API.Path(), bytes.NewReader(q.Body(l.model)))
 	if err != nil {
 		return served{wrong: err.Error()}
 	}

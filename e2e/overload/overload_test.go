@@ -98,7 +98,7 @@ func (o *overloadStack) mixed(remote int) func(i int) harness.Call {
 		if i%10 < remote {
 			tokens = overloadPrompt
 		}
-		return harness.Call{Api: pd.APICompletions, Prompt: o.Fresh(tokens), Tokens: overloadTokens, Stream: true}
+		return harness.Call{API: pd.APICompletions, Prompt: o.Fresh(tokens), Tokens: overloadTokens, Stream: true}
 	}
 }
 
@@ -113,7 +113,7 @@ func (o *overloadStack) requests(t *testing.T) (n int) {
 
 // probe is a request that hardly takes time.
 func (o *overloadStack) probe(ctx context.Context) served {
-	return o.client.ask(ctx, harness.Call{Api: pd.APICompletions, Prompt: o.Fresh(harness.Threshold / 2), Tokens: 1, Stream: true})
+	return o.client.ask(ctx, harness.Call{API: pd.APICompletions, Prompt: o.Fresh(harness.Threshold / 2), Tokens: 1, Stream: true})
 }
 
 // recover tells when the first of three answers in a row was asked for that begin nearly as soon as those of an idle stack: a

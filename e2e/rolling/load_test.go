@@ -94,9 +94,9 @@ func (l *rollingLoad) client(ctx context.Context, i int, pause time.Duration, ra
 // send makes request n and tells what was wrong with its answer, "" if nothing was.
 func (l *rollingLoad) send(ctx context.Context, over http.RoundTripper, n int, random *rand.Rand) (problem string) {
 	kind := rollingKinds[n%len(rollingKinds)]
-	c := harness.Call{Api: pd.APICompletions, Stream: kind.stream, Tokens: kind.tokens}
+	c := harness.Call{API: pd.APICompletions, Stream: kind.stream, Tokens: kind.tokens}
 	if kind.chat {
-		c.Api = pd.APIChat
+		c.API = pd.APIChat
 		for range kind.prompt / 8 {
 			c.Text += fmt.Sprintf("block %d of text ", random.IntN(1e6))
 		}

@@ -234,7 +234,7 @@ func restartProxy(t *testing.T, f *rollingFleet, i int, there bool) {
 func TestRollingHandoff(t *testing.T) {
 	harness.BothForms(t, func(t *testing.T, stream bool) {
 		f := &rollingFleet{Fleet: &harness.Fleet{Model: "tiny"}, engines: map[string]harness.Program{}}
-		c := harness.Call{Api: pd.APICompletions, Prompt: f.Fresh(3 * harness.Threshold), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: f.Fresh(3 * harness.Threshold), Tokens: 8, Stream: stream}
 		t.Parallel()
 		f.Plain = harness.StartSim(t, "plain", "--time-scale=0")
 		prefill := f.startPrefill(t, 0, "127.0.0.1:0")

@@ -29,7 +29,7 @@ const (
 // soakSlack is what the median of a program's last quarter may be above that of its second: memory in MiB (the race
 // detector's shadow comes and goes), what of it is Go's own, descriptors and goroutines, which follow the requests of the
 // moment.
-var soakSlack = harness.Holdings{Rss: 32, Own: 6, Descriptors: 32, Goroutines: 48}
+var soakSlack = harness.Holdings{RSS: 32, Own: 6, Descriptors: 32, Goroutines: 48}
 
 // TestSoak runs a stack of programs that were built with the race detector under a mixed load, half of what it can do, with
 // clients that leave. Nothing fails, no race is found, nothing is stranded, and nothing grows once all has been used.
@@ -134,7 +134,7 @@ func mustNotGrow(t *testing.T, name string, history []harness.Holdings) {
 		of    func(harness.Holdings) int
 		slack int
 	}{
-		{"MiB", func(u harness.Holdings) int { return u.Rss }, soakSlack.Rss},
+		{"MiB", func(u harness.Holdings) int { return u.RSS }, soakSlack.RSS},
 		{"MiB of Go's", func(u harness.Holdings) int { return u.Own }, soakSlack.Own},
 		{"descriptors", func(u harness.Holdings) int { return u.Descriptors }, soakSlack.Descriptors},
 		{"goroutines", func(u harness.Holdings) int { return u.Goroutines }, soakSlack.Goroutines},

@@ -128,7 +128,7 @@ func (c confession) mustTell(t *testing.T) (status int) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{"Content-Type": "application/json", "Authorization": "Bearer " + canaryBearer, "Cookie": "session=" + canaryBearer,
-		"X-Api-Key": canaryBearer, "X-Anything": canaryBearer, pd.HeaderMode: c.mode, pd.HeaderPrefill: c.prefill, "Baggage": "user=" + canaryBearer,
+		"X-API-Key": canaryBearer, "X-Anything": canaryBearer, pd.HeaderMode: c.mode, pd.HeaderPrefill: c.prefill, "Baggage": "user=" + canaryBearer,
 		"Proxy-Authorization": canaryBearer} {
 		req.Header.Set(name, value)
 	}

@@ -100,7 +100,7 @@ func TestSecurityHostilePrefill(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sent.Store(0)
-			q := harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1}.Remote(hostile(t, c.answer))
+			q := harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}.Remote(hostile(t, c.answer))
 			got := harness.MustSend(t, q, s.Addr("http"), model)
 			if v := harness.Planned(got); got.Status != http.StatusOK || v != "local;reason=handoff-invalid" && v != "local;reason=prefill-failed" {
 				t.Errorf("status %d, decision %q: %.300s", got.Status, v, got.Body)
@@ -163,8 +163,8 @@ func TestSecurityHostileDecode(t *testing.T) {
 		}
 	}
 	t.Run("an event without end", func(t *testing.T) {
-		q := harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1, Stream: true, Header: map[string]string{"X-Case": "event"}}
-		req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+s.Addr("http")+q.Api.Path(), strings.NewReader(string(q.Body("m"))))
+		q := harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1, Stream: true, Header: map[string]string{"X-Case": "event"}}
+		req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+s.Addr("http")+q.API.Path(), strings.NewReader(string(q.Body("m"))))
 		if err != nil {
 			t.Fatal(err)
 		}

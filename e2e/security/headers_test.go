@@ -79,7 +79,7 @@ func TestSecurityHeadersAtTheFront(t *testing.T) {
 // mustNotBeSteered sends a call with more headers, and fails unless it goes where it would have gone without them.
 func mustNotBeSteered(t *testing.T, f *harness.TappedFleet, header [][2]string, c harness.Call, want string) {
 	t.Helper()
-	q := wild{"POST", c.Api.Path(), append(slices.Clone(header), [2]string{"Content-Type", "application/json"}), string(c.Body(f.Model))}
+	q := wild{"POST", c.API.Path(), append(slices.Clone(header), [2]string{"Content-Type", "application/json"}), string(c.Body(f.Model))}
 	resp, text := q.mustSend(t, f.Front.Addr)
 	got, _, _ := strings.Cut(resp.Header.Get(pd.HeaderDecision), ";attempts")
 	if resp.StatusCode != http.StatusOK || got != want || strings.Contains(text, mark) {

@@ -132,7 +132,7 @@ func TestSecurityRedirects(t *testing.T) {
 			}))
 			defer engine.Close()
 			s := harness.StartSidecar(t, decode.Addr)
-			q := harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1}.Remote(engine.Listener.Addr().String())
+			q := harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}.Remote(engine.Listener.Addr().String())
 			got := harness.MustSend(t, q, s.Addr("http"), "tiny")
 			if got.Status != http.StatusOK || harness.Planned(got) != "local;reason=prefill-failed" {
 				t.Errorf("status %d, decision %q: %s", got.Status, harness.Planned(got), got.Body)
@@ -164,7 +164,7 @@ func TestSecurityProxyEnvironment(t *testing.T) {
 	}
 	env = append(env, "NO_PROXY=", "no_proxy=")
 	s := startDefaultSidecar(t, env, harness.StartSim(t, "decode", "--role=decode").Addr, "--prefill-allow="+here)
-	got := harness.MustSend(t, harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1}.Remote(here+":9"), s.Addr("http"), "tiny")
+	got := harness.MustSend(t, harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}.Remote(here+":9"), s.Addr("http"), "tiny")
 	if got.Status != http.StatusOK || harness.Planned(got) != "local;reason=prefill-failed" {
 		t.Errorf("status %d, decision %q: %s", got.Status, harness.Planned(got), got.Body)
 	}

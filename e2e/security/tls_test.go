@@ -160,7 +160,7 @@ func TestSecurityTLSToEngines(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := harness.StartSidecar(t, decode.Addr, c.flags...)
 			q := (&harness.Pair{TokenIDs: [2]int{300, 1000}}).Fresh(2 * harness.Threshold)
-			got := harness.MustSend(t, harness.Call{Api: pd.APICompletions, Prompt: q, Tokens: 4}.Remote(behindTLS(t, prefill.Addr, c.served, c.clients)), s.Addr("http"), model)
+			got := harness.MustSend(t, harness.Call{API: pd.APICompletions, Prompt: q, Tokens: 4}.Remote(behindTLS(t, prefill.Addr, c.served, c.clients)), s.Addr("http"), model)
 			if got.Status != http.StatusOK || harness.Planned(got) != c.want {
 				t.Errorf("status %d, decision %q, want %q: %s", got.Status, harness.Planned(got), c.want, got.Body)
 			}
@@ -171,7 +171,7 @@ func TestSecurityTLSToEngines(t *testing.T) {
 	}
 	t.Run("decode", func(t *testing.T) {
 		s := harness.StartSidecar(t, behindTLS(t, decode.Addr, served, &ca), "--enable-tls=decoder", "--engine-ca="+caFile, name, ours)
-		if got := harness.MustSend(t, harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1}, s.Addr("http"), model); got.Status != http.StatusOK {
+		if got := harness.MustSend(t, harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}, s.Addr("http"), model); got.Status != http.StatusOK {
 			t.Errorf("status %d %s", got.Status, got.Body)
 		}
 		if status, text := harness.FetchPage(t, "http://"+s.Addr("http")+"/metrics"); status != http.StatusOK || !strings.Contains(text, "vllm:") {
@@ -197,7 +197,7 @@ func TestSecurityCertificatesAreRenewed(t *testing.T) {
 		"--engine-server-name=engine.invalid", "--fallback-burst=100000")
 	first, second := behindTLS(t, prefill.Addr, theirs, &before), behindTLS(t, prefill.Addr, theirs, &after)
 	ask := func(engine string) string {
-		q := harness.Call{Api: pd.APICompletions, Prompt: f.Fresh(2 * harness.Threshold), Tokens: 2}.Remote(engine)
+		q := harness.Call{API: pd.APICompletions, Prompt: f.Fresh(2 * harness.Threshold), Tokens: 2}.Remote(engine)
 		return harness.Planned(harness.MustSend(t, q, s.Addr("http"), f.Model))
 	}
 	const remote, local = "remote;reason=external", "local;reason=prefill-failed"

@@ -112,7 +112,7 @@ func TestUsage(t *testing.T) {
 	f := harness.NewStack(t, harness.Layout{Proxy: "envoy", Mode: "pair"}, 1, 1)
 	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
 		harness.BothForms(t, func(t *testing.T, stream bool) {
-			c := harness.Call{Api: api, Prompt: f.Fresh(100), Tokens: 8, Stream: stream, Header: map[string]string{pd.HeaderMode: "force"}}
+			c := harness.Call{API: api, Prompt: f.Fresh(100), Tokens: 8, Stream: stream, Header: map[string]string{pd.HeaderMode: "force"}}
 			if api == pd.APIChat {
 				c.Prompt, c.Text = nil, harness.Words(30)
 			}
@@ -130,7 +130,7 @@ func TestUsage(t *testing.T) {
 // billOf is the last usage of an answer, without members that are null.
 func billOf(t *testing.T, c harness.Call, addr, model string) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+addr+c.Api.Path(), bytes.NewReader(c.Body(model)))
+	req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+addr+c.API.Path(), bytes.NewReader(c.Body(model)))
 	if err != nil {
 		t.Fatal(err)
 	}

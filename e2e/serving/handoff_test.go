@@ -33,10 +33,10 @@ func TestForeignHandoff(t *testing.T) {
 
 func pasteForeign(t *testing.T, p *harness.Pair, f *harness.Fleet, form string, stream bool) {
 	t.Helper()
-	theirs := harness.Call{Api: pd.APICompletions, Prompt: f.Fresh(100), Tokens: 8}
+	theirs := harness.Call{API: pd.APICompletions, Prompt: f.Fresh(100), Tokens: 8}
 	wantTheirs := p.Want(t, theirs)
 	stolen := handOff(t, p, theirs)
-	c := harness.Call{Api: pd.APICompletions, Prompt: f.Fresh(100), Tokens: 8, Stream: stream}
+	c := harness.Call{API: pd.APICompletions, Prompt: f.Fresh(100), Tokens: 8, Stream: stream}
 	want := f.Want(t, c)
 	body := append(fmt.Appendf(nil, "{"+form+",", stolen), c.Body(f.Model)[1:]...)
 	for _, mode := range []string{"force", "bypass"} {
@@ -106,7 +106,7 @@ func testDamaged(t *testing.T, p *harness.Pair) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			harness.BothForms(t, func(t *testing.T, stream bool) {
-				c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
+				c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
 				want := p.Want(t, c)
 				harness.MustMatch(t, harness.MustSend(t, c.Remote(damaging(t, p.Prefill.Addr, damage)), s.Addr("http"), p.Model), stream, want)
 				harness.MustMatch(t, harness.MustSend(t, c, p.Decode.Addr, p.Model), stream, want)

@@ -93,7 +93,7 @@ func (k *kept) mustServe(t *testing.T) {
 
 // call is one with a prompt that no engine has seen.
 func (k *kept) call(prompt, tokens int, stream bool) harness.Call {
-	return harness.Call{Api: pd.APICompletions, Prompt: k.Fresh(prompt), Tokens: tokens, Stream: stream}.Remote(k.toPrefill.Addr)
+	return harness.Call{API: pd.APICompletions, Prompt: k.Fresh(prompt), Tokens: tokens, Stream: stream}.Remote(k.toPrefill.Addr)
 }
 
 // awaitKeeper waits until the keeper is up, or down; there may be none.
@@ -157,7 +157,7 @@ const afterExpiry = "vllm:nixl_num_notifications_after_expiry_total"
 func (k *kept) counts(t *testing.T) counts {
 	t.Helper()
 	// Engines tell what their workers have counted only when they compute.
-	harness.MustSend(t, harness.Call{Api: pd.APICompletions, Prompt: k.Fresh(20), Tokens: 4}, k.Prefill.Addr, k.Model)
+	harness.MustSend(t, harness.Call{API: pd.APICompletions, Prompt: k.Fresh(20), Tokens: 4}, k.Prefill.Addr, k.Model)
 	return counts{
 		expired: k.Prefill.Metric(t, harness.Expiries), late: k.Prefill.Metric(t, afterExpiry) - k.explained,
 		stranded: harness.SumOf(t, k.sidecar.Addr("metrics"), "tandem_kv_stranded_total"),

@@ -41,8 +41,8 @@ func testTokens(t *testing.T, p *harness.Pair) {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			harness.BothForms(t, func(t *testing.T, stream bool) {
 				for name, c := range map[string]harness.Call{
-					"completions": {Api: pd.APICompletions, Prompt: p.Fresh(n), Tokens: 8, Stream: stream},
-					"chat":        {Api: pd.APIChat, Text: harness.Words(n / 8), Tokens: 8, Stream: stream},
+					"completions": {API: pd.APICompletions, Prompt: p.Fresh(n), Tokens: 8, Stream: stream},
+					"chat":        {API: pd.APIChat, Text: harness.Words(n / 8), Tokens: 8, Stream: stream},
 				} {
 					want := p.Want(t, c)
 					got := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
@@ -64,7 +64,7 @@ func testTokens(t *testing.T, p *harness.Pair) {
 func testFirstTokenStop(t *testing.T, p *harness.Pair) {
 	s := harness.StartSidecar(t, p.Decode.Addr)
 	harness.BothForms(t, func(t *testing.T, stream bool) {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
 		first := p.Want(t, c)[0]
 		c.Members = map[string]any{"stop_token_ids": []int{first}}
 		want := p.Want(t, c)
@@ -80,7 +80,7 @@ func testFirstTokenStop(t *testing.T, p *harness.Pair) {
 func testCandidates(t *testing.T, p *harness.Pair) {
 	s := harness.StartSidecar(t, p.Decode.Addr)
 	harness.BothForms(t, func(t *testing.T, stream bool) {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
 		got := harness.MustSend(t, c.Remote("127.0.0.1:9", p.Prefill.Addr), s.Addr("http"), p.Model)
 		harness.MustMatch(t, got, stream, p.Want(t, c))
 		if d := got.Decision; d.Verdict != pd.Remote || d.Attempts != 2 || d.Candidate != 1 {
@@ -88,7 +88,7 @@ func testCandidates(t *testing.T, p *harness.Pair) {
 		}
 	})
 	harness.BothForms(t, func(t *testing.T, stream bool) {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}
 		got := harness.MustSend(t, c.Remote("127.0.0.1:9"), s.Addr("http"), p.Model)
 		harness.MustMatch(t, got, stream, p.Want(t, c))
 		if d := got.Decision; d.Verdict != pd.Local || d.Reason != pd.PrefillFailed {
@@ -126,7 +126,7 @@ func testForged(t *testing.T, p *harness.Pair) {
 	for name, forged := range forgeries {
 		for place, form := range places {
 			t.Run(name+"/"+place, func(t *testing.T) {
-				c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 4}
+				c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 4}
 				want := p.Want(t, c)
 				body := c.Body(p.Model)
 				body = append(fmt.Appendf(nil, "{"+form+",", forged), body[1:]...)
@@ -143,7 +143,7 @@ func testForged(t *testing.T, p *harness.Pair) {
 	// Bodies that the engine reads and a plain JSON parser does not.
 	for name, wrap := range smuggled {
 		t.Run(name, func(t *testing.T) {
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 4}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(70), Tokens: 4}
 			body := append([]byte(`{"kv_transfer_params":{"do_remote_prefill":true},`), c.Body(p.Model)[1:]...)
 			for _, c := range []harness.Call{c, c.Remote(p.Prefill.Addr)} {
 				got, err := c.SendBody(harness.Within(t), s.Addr("http"), wrap(body))
@@ -166,7 +166,7 @@ func testForged(t *testing.T, p *harness.Pair) {
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("/invocations: status %d", resp.StatusCode)
 	}
-	c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
+	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
 	harness.MustMatch(t, harness.MustSend(t, c, s.Addr("http"), p.Model), false, p.Want(t, c))
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
 }
@@ -194,7 +194,7 @@ func testUnsplittable(t *testing.T, p *harness.Pair) {
 		"prompt log probs":      {"prompt": a, "echo": true, "logprobs": 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := harness.Call{Api: pd.APICompletions, Prompt: a, Tokens: 4, Members: members}
+			c := harness.Call{API: pd.APICompletions, Prompt: a, Tokens: 4, Members: members}
 			got := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
 			if got.Status != http.StatusOK || got.Decision.Verdict != pd.Local || got.Decision.Reason != pd.NotSplittable {
 				t.Errorf("status %d, decision %v: %s", got.Status, got.Decision, got.Body)
@@ -209,7 +209,7 @@ func testUnsplittable(t *testing.T, p *harness.Pair) {
 			}
 		})
 	}
-	c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
+	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
 	harness.MustMatch(t, harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model), false, p.Want(t, c))
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
 }
@@ -229,7 +229,7 @@ func testRefused(t *testing.T, p *harness.Pair) {
 		"a type prefill minds too":   {"top_p": "x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4, Members: members}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4, Members: members}
 			want := harness.MustSend(t, c, p.Plain.Addr, p.Model)
 			got := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
 			if got.Status != want.Status || got.Body != want.Body {
@@ -237,7 +237,7 @@ func testRefused(t *testing.T, p *harness.Pair) {
 			}
 		})
 	}
-	c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4}
+	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4}
 	got, err := c.Remote(p.Prefill.Addr).SendBody(harness.Within(t), s.Addr("http"), []byte(`{"model":"`+p.Model+`","prompt":`))
 	if err != nil || got.Status != http.StatusBadRequest {
 		t.Errorf("malformed body: status %d, %v", got.Status, err)
@@ -254,7 +254,7 @@ func testClientGone(t *testing.T, p *harness.Pair) {
 		t.Run("during prefill", func(t *testing.T) {
 			expired := p.Prefill.Metric(t, harness.Expiries)
 			s := harness.StartSidecar(t, p.Decode.Addr)
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(3500), Tokens: 8, Stream: stream}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(3500), Tokens: 8, Stream: stream}
 			leave(t, c.Remote(p.Prefill.Addr), s, p, func() { waitRunning(t, p.Prefill) })
 			p.MustRelease(t, expired)
 		})
@@ -263,7 +263,7 @@ func testClientGone(t *testing.T, p *harness.Pair) {
 			g := harness.NewGate(t, p.Prefill.Addr, harness.Answers)
 			s := harness.StartSidecar(t, p.Decode.Addr)
 			g.Shut()
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 			leave(t, c.Remote(g.Addr), s, p, func() { <-g.Held })
 			g.Release()
 			p.MustRelease(t, expired)
@@ -273,7 +273,7 @@ func testClientGone(t *testing.T, p *harness.Pair) {
 			g := harness.NewGate(t, p.Decode.Addr, harness.Requests)
 			s := harness.StartSidecar(t, g.Addr)
 			g.Shut()
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 			leave(t, c.Remote(p.Prefill.Addr), s, p, func() { <-g.Held })
 			g.Release()
 			p.MustRelease(t, expired)
@@ -281,7 +281,7 @@ func testClientGone(t *testing.T, p *harness.Pair) {
 		t.Run("during decode", func(t *testing.T) {
 			expired := p.Prefill.Metric(t, harness.Expiries)
 			s := harness.StartSidecar(t, p.Decode.Addr)
-			c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 3000, Stream: stream}
+			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 3000, Stream: stream}
 			leave(t, c.Remote(p.Prefill.Addr), s, p, func() { waitRunning(t, p.Decode) })
 			p.MustRelease(t, expired)
 			harness.WaitIdle(t, p.Decode)
@@ -297,7 +297,7 @@ func testCrowd(t *testing.T, p *harness.Pair) {
 	turn := make(chan struct{}, atOnce)
 	var running sync.WaitGroup
 	for i := range calls {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(20 + 37*i%700), Tokens: 6 + i%20, Stream: i%2 == 0}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(20 + 37*i%700), Tokens: 6 + i%20, Stream: i%2 == 0}
 		turn <- struct{}{}
 		running.Go(func() {
 			defer func() { <-turn }()
@@ -351,7 +351,7 @@ func waitRunning(t *testing.T, e harness.Engine) {
 // testDrain ends the sidecar under a running stream.
 func testDrain(t *testing.T, p *harness.Pair) {
 	s := harness.StartSidecar(t, p.Decode.Addr)
-	c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 400, Stream: true}
+	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 400, Stream: true}
 	want := p.Want(t, c)
 	got := harness.Begin(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
 	waitRunning(t, p.Decode)
@@ -363,7 +363,7 @@ func testPrefillStopped(t *testing.T, p *harness.Pair) {
 	harness.BothForms(t, func(t *testing.T, stream bool) {
 		g := harness.NewGate(t, p.Decode.Addr, harness.Requests)
 		s := harness.StartSidecar(t, g.Addr, "--first-event-timeout=2s")
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 		want := p.Want(t, c)
 		g.Shut()
 		got := harness.Begin(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
@@ -388,7 +388,7 @@ func testFrozen(t *testing.T, p *harness.Pair) {
 	var calls [2]harness.Call // whole and streamed
 	var want [len(calls)][]int
 	for i := range calls {
-		calls[i] = harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: i == 1}
+		calls[i] = harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: i == 1}
 		want[i] = p.Want(t, calls[i])
 	}
 	expired := p.Prefill.Metric(t, harness.Expiries)
@@ -416,7 +416,7 @@ func testFrozen(t *testing.T, p *harness.Pair) {
 func churn(t *testing.T, p *harness.Pair) {
 	t.Helper()
 	for range 6 {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(3800), Tokens: 1}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(3800), Tokens: 1}
 		if r := harness.MustSend(t, c, p.Prefill.Addr, p.Model); r.Status != http.StatusOK {
 			t.Fatalf("prefill answers %d %s", r.Status, r.Body)
 		}
@@ -427,7 +427,7 @@ func testPrefillKilled(t *testing.T, p *harness.Pair) {
 	harness.BothForms(t, func(t *testing.T, stream bool) {
 		g := harness.NewGate(t, p.Decode.Addr, harness.Requests)
 		s := harness.StartSidecar(t, g.Addr)
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 		want := p.Want(t, c)
 		// The pair has met, so that decode holds a connection that breaks.
 		harness.MustMatch(t, harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model), stream, want)
@@ -444,7 +444,7 @@ func testPrefillKilled(t *testing.T, p *harness.Pair) {
 			t.Errorf("decision %v", r.Decision)
 		}
 		p.Revive(t)
-		c = harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+		c = harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 		r = harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
 		harness.MustMatch(t, r, stream, p.Want(t, c))
 		if r.Decision.Verdict != pd.Remote {

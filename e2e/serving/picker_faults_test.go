@@ -122,7 +122,7 @@ func TestPoolChanges(t *testing.T) {
 			for range 4 {
 				running.Go(func() {
 					for !done.Load() {
-						q := harness.Call{Api: pd.APICompletions, Text: "load", Tokens: 4}
+						q := harness.Call{API: pd.APICompletions, Text: "load", Tokens: 4}
 						got, err := q.Send(t.Context(), f.Front.Addr, f.Model)
 						if err != nil || got.Status != http.StatusOK {
 							t.Errorf("while the pool changed: %d %v %s", got.Status, err, got.Body)

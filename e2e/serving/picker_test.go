@@ -237,7 +237,7 @@ func testBadInput(t *testing.T, f *harness.Fleet) {
 // testLongPrompt sends a body of many frames, which must reach the engine whole.
 func testLongPrompt(t *testing.T, f *harness.Fleet) {
 	harness.BothForms(t, func(t *testing.T, stream bool) {
-		q := harness.Call{Api: pd.APIChat, Text: harness.Words(100), Tokens: 4, Stream: stream, Members: map[string]any{"user": strings.Repeat("pad\n", 200_000)}}
+		q := harness.Call{API: pd.APIChat, Text: harness.Words(100), Tokens: 4, Stream: stream, Members: map[string]any{"user": strings.Repeat("pad\n", 200_000)}}
 		for _, mode := range []string{"force", "bypass"} {
 			q.Header = map[string]string{pd.HeaderMode: mode}
 			got := f.Send(t, q)
@@ -268,7 +268,7 @@ func testPrefixAffinity(t *testing.T, f *harness.Fleet) {
 		t.Fatalf("decision %v", got.Decision)
 	}
 	f.MustRest(t) // while the first counts, its pod is the busier one
-	second := harness.Call{Api: pd.APICompletions, Prompt: append(slices.Clone(first.Prompt), f.Fresh(harness.Threshold/2)...), Tokens: 8}
+	second := harness.Call{API: pd.APICompletions, Prompt: append(slices.Clone(first.Prompt), f.Fresh(harness.Threshold/2)...), Tokens: 8}
 	got := f.Send(t, second)
 	harness.MustMatch(t, got, false, f.Want(t, second))
 	if harness.Planned(got) != "local;reason=below-threshold" {

@@ -212,7 +212,7 @@ func testShare(t *testing.T, f *harness.Fleet, p harness.Program) {
 	for range calls / atOnce {
 		var asked []<-chan harness.Reply
 		for range atOnce {
-			asked = append(asked, harness.Begin(t, harness.Call{Api: pd.APICompletions, Text: "a", Tokens: 1}, f.Front.Addr, "canary"))
+			asked = append(asked, harness.Begin(t, harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}, f.Front.Addr, "canary"))
 		}
 		for _, got := range asked {
 			switch r := <-got; {

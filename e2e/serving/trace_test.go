@@ -42,7 +42,7 @@ func TestTraceOfARemoteRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.BothForms(t, func(t *testing.T, stream bool) {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}.Remote(p.Prefill.Addr)
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Stream: stream}.Remote(p.Prefill.Addr)
 		spans := traced(t, p, c)
 		request, prefill, decode := spans["sidecar.request"], spans["prefill"], spans["decode"]
 		if len(spans) != 3 || request == nil || prefill == nil || decode == nil {

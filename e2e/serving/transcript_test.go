@@ -28,10 +28,10 @@ const separator = "\n=====8<=====\n"
 
 func testTranscript(t *testing.T, p *harness.Pair) {
 	for name, c := range map[string]harness.Call{
-		"completions-whole":  {Api: pd.APICompletions, Text: transcriptText, Tokens: 4, Members: map[string]any{"seed": json.Number("12345678901234567")}},
-		"completions-stream": {Api: pd.APICompletions, Text: transcriptText, Tokens: 4, Stream: true},
-		"chat-whole":         {Api: pd.APIChat, Text: transcriptText, Tokens: 4, Members: map[string]any{"max_completion_tokens": 4, "min_tokens": 2}},
-		"chat-stream":        {Api: pd.APIChat, Text: transcriptText, Tokens: 4, Stream: true},
+		"completions-whole":  {API: pd.APICompletions, Text: transcriptText, Tokens: 4, Members: map[string]any{"seed": json.Number("12345678901234567")}},
+		"completions-stream": {API: pd.APICompletions, Text: transcriptText, Tokens: 4, Stream: true},
+		"chat-whole":         {API: pd.APIChat, Text: transcriptText, Tokens: 4, Members: map[string]any{"max_completion_tokens": 4, "min_tokens": 2}},
+		"chat-stream":        {API: pd.APIChat, Text: transcriptText, Tokens: 4, Stream: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			prefill, decode := harness.NewGate(t, p.Prefill.Addr, harness.Answers), harness.NewGate(t, p.Decode.Addr, harness.Answers)

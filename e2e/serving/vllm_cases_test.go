@@ -108,7 +108,7 @@ func testLeaseInTheQueue(t *testing.T) {
 	defer fillers.Wait()
 	defer leave()
 	for range queued {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(20), Tokens: harness.WholeModel, Stream: true}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(20), Tokens: harness.WholeModel, Stream: true}
 		fillers.Go(func() { _, _ = c.Send(ctx, p.Decode.Addr, p.Model) })
 	}
 	waiting := func(n float64) {
@@ -119,14 +119,14 @@ func testLeaseInTheQueue(t *testing.T) {
 	var got [2]<-chan harness.Reply
 	var want [2][]int
 	for i := range got {
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: i == 1}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: i == 1}
 		want[i] = p.Want(t, c)
 		got[i] = harness.Begin(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
 	}
 	waiting(queued - recomputingRuns + float64(len(got)))
 	const leases = 2
 	for n := range leases {
-		handOff(t, p, harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(40)})
+		handOff(t, p, harness.Call{API: pd.APICompletions, Prompt: p.Fresh(40)})
 		harness.WaitMetric(t, p.Prefill, harness.Expiries, func(v float64) bool { return v > expired+float64(n) })
 	}
 	if p.Decode.Metric(t, "vllm:num_requests_waiting") < float64(len(got)) {
@@ -161,7 +161,7 @@ func testPolicies(t *testing.T) {
 	p.Revive(t)
 	for _, l := range replaced {
 		l.mustEnd(t, "replaced")
-		c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: l.stream}
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: l.stream}
 		r := harness.MustSend(t, c.Remote(p.Prefill.Addr), l.sidecar.Addr("http"), p.Model)
 		harness.MustMatch(t, r, l.stream, p.Want(t, c))
 		if r.Decision.Verdict != pd.Remote {
@@ -185,7 +185,7 @@ func holdLeg(t *testing.T, p *harness.Pair, stream bool) *heldLeg {
 	t.Helper()
 	l := &heldLeg{pair: p, stream: stream, gate: harness.NewGate(t, p.Decode.Addr, harness.Requests), got: make(chan harness.Reply, 1)}
 	l.sidecar = harness.StartSidecar(t, l.gate.Addr, "--first-event-timeout=10m")
-	c := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
+	c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(200), Tokens: 8, Stream: stream}
 	// The engines have met, so that decode has a connection that breaks.
 	harness.MustMatch(t, harness.MustSend(t, c.Remote(p.Prefill.Addr), l.sidecar.Addr("http"), p.Model), stream, p.Want(t, c))
 	c.Prompt = p.Fresh(200)

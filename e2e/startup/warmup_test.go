@@ -41,7 +41,7 @@ func TestWarmup(t *testing.T) {
 			}
 			p := &harness.Pair{TokenIDs: [2]int{300, 1000}}
 			for i, paysFor := range []bool{!c.warm, false, false} {
-				q := harness.Call{Api: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4}
+				q := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4}
 				first := firstPhase(t, q.Remote(prefill), s.Addr("http"), model)
 				t.Logf("request %d waits %v for decode", i, first)
 				if pays := first >= handshake; pays != paysFor || !pays && first > handshake/2 {
