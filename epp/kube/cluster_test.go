@@ -362,7 +362,7 @@ func (c *cluster) cached(t *testing.T) {
 		`tandem_kube_events_total{kind="pod"}`:  1,
 		`tandem_kube_events_total{kind="pool"}`: 1,
 	})
-	r := p.Watch.roster.Load()
+	r := p.Watch.podSet.Load()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := r.pods["mine"].pod

@@ -57,7 +57,7 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	if m.watch.following.Load() {
 		synced = 1
 	}
-	if r := m.watch.roster.Load(); r != nil {
+	if r := m.watch.podSet.Load(); r != nil {
 		serving, all = r.count()
 	}
 	out <- prometheus.MustNewConstMetric(m.synced, prometheus.GaugeValue, synced)

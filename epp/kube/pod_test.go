@@ -116,7 +116,7 @@ func FuzzActivePorts(f *testing.F) {
 }
 
 func TestRoster(t *testing.T) {
-	r := newRoster([]uint16{8000})
+	r := newPodSet([]uint16{8000})
 	a, b := podOf("a", "10.0.0.1"), podOf("b", "10.0.0.2", annotated(activePorts, "1"))
 	steps := []struct {
 		name    string
@@ -145,15 +145,15 @@ func TestRoster(t *testing.T) {
 		}
 		specs, version := r.collect()
 		serving, all := r.count()
-		if got := named(specs); !slices.Equal(got, s.want) || serving != s.serving || all != s.all || len(r.trouble()) != s.trouble || version != r.state() {
-			t.Errorf("%s: %v, %d of %d serving, trouble %q", s.name, got, serving, all, r.trouble())
+		if got := named(specs); !slices.Equal(got, s.want) || serving != s.serving || all != s.all || len(r.problemTexts()) != s.trouble || version != r.state() {
+			t.Errorf("%s: %v, %d of %d serving, trouble %q", s.name, got, serving, all, r.problemTexts())
 		}
 	}
 }
 
 // BenchmarkChurn is what one pod that changes costs in a pool of 2,000, up to the call of apply.
 func BenchmarkChurn(b *testing.B) {
-	r := newRoster([]uint16{8000})
+	r := newPodSet([]uint16{8000})
 	pods := [2]*corev1.Pod{podOf("pod-7", "10.0.0.7"), podOf("pod-7", "10.0.0.7", func(p *corev1.Pod) { p.Status.Conditions = nil })}
 	for i := range 2000 {
 		r.set(podOf(fmt.Sprintf("pod-%d", i), fmt.Sprintf("10.0.%d.%d", i/250, i%250+1)))

@@ -28,8 +28,8 @@ type policyState struct {
 // dual follows a kind in two groups.
 type dual[T policyObject] struct {
 	groups [2]struct { // the newer first
-		feed  *feed
-		shelf shelf[T]
+		follower *follower
+		store    store[T]
 	}
 }
 
@@ -54,16 +54,16 @@ func (d *dual[T]) start(ctx context.Context, r *run, kindOf func(group string) k
 		g, k := &d.groups[i], kindOf(group)
 		set := func(object T) {
 			r.metrics.event(k)
-			g.shelf.set(object)
+			g.store.set(object)
 			r.wake()
 		}
 		remove := func(name string) {
 			r.metrics.event(k)
-			g.shelf.remove(name)
+			g.store.remove(name)
 			r.wake()
 		}
 		by := cache.ByObject{Transform: cache.TransformStripManagedFields()}
-		g.feed, err = r.follow(ctx, &r.work, k, by, handler(set, remove))
+		g.follower, err = r.follow(ctx, &r.work, k, by, handler(set, remove))
 		if err != nil {
 			return err
 		}
@@ -77,7 +77,7 @@ const none = -1
 // choose gives the group whose objects count.
 func (d *dual[T]) choose() int {
 	for i := range d.groups {
-		if d.groups[i].feed.has() {
+		if d.groups[i].follower.has() {
 			return i
 		}
 	}
@@ -85,29 +85,31 @@ func (d *dual[T]) choose() int {
 }
 
 // settled tells whether it is known which objects there are.
-func (d *dual[T]) settled() bool { return d.groups[0].feed.settled() && d.groups[1].feed.settled() }
+func (d *dual[T]) settled() bool {
+	return d.groups[0].follower.settled() && d.groups[1].follower.settled()
+}
 
 // complain notes why the objects may not be what the cluster says. A kind that the cluster does not have is no trouble, and
 // neither is a refusal to tell of the older group: who has only the newer one need not grant it.
-func (d *dual[T]) complain(r *run, found *troubles) {
+func (d *dual[T]) complain(r *run, found *problemSet) {
 	for i := range d.groups {
-		broken, told := d.groups[i].feed.state()
+		broken, told := d.groups[i].follower.state()
 		if broken != nil && (broken.reason == faultMissing || broken.reason == faultForbidden && i > 0 && !told) {
 			continue
 		}
-		found.feed(d.groups[i].feed, broken, told, r.options.Namespace)
+		found.follower(d.groups[i].follower, broken, told, r.options.Namespace)
 	}
 	if d.choose() != 0 {
 		return
 	}
 	var ignored []string
-	older, _ := d.groups[1].shelf.list()
+	older, _ := d.groups[1].store.list()
 	for _, object := range older {
-		if d.groups[1].feed.has() && object.pool().means(r.poolID()) {
+		if d.groups[1].follower.has() && object.pool().means(r.poolID()) {
 			ignored = append(ignored, object.GetName())
 		}
 	}
-	if k := d.groups[1].feed.kind; len(ignored) > 0 {
+	if k := d.groups[1].follower.kind; len(ignored) > 0 {
 		found.add("ignored "+k.String(), fmt.Sprintf("%s of %s are not used, since the cluster has the kind in %s too:"+
 			" move them there: %s", k.gvk.Kind, AlphaGroup, PolicyGroup, strings.Join(ignored, ", ")))
 	}
@@ -118,12 +120,12 @@ func (d *dual[T]) objects() (objects []T, version uint64, group int) {
 	if group = d.choose(); group == none {
 		return nil, 0, none
 	}
-	objects, version = d.groups[group].shelf.list()
+	objects, version = d.groups[group].store.list()
 	return objects, version, group
 }
 
 // read brings the policy up to date, and tells whether it is known.
-func (p *policies) read(r *run, found *troubles) (known bool) {
+func (p *policies) read(r *run, found *problemSet) (known bool) {
 	if r.fixed != nil {
 		return true
 	}

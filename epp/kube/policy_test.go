@@ -171,13 +171,13 @@ func TestPolicyIsKept(t *testing.T) {
 	close(told)
 	r := &run{Watch: &Watch{options: Options{Group: PoolGroup, Pool: "p", Log: slog.New(slog.DiscardHandler)}}}
 	for i := range 2 {
-		r.policies.objectives.groups[i].feed = &feed{ready: told}
-		r.policies.rewrites.groups[i].feed = &feed{ready: told}
+		r.policies.objectives.groups[i].follower = &follower{ready: told}
+		r.policies.rewrites.groups[i].follower = &follower{ready: told}
 	}
 	after := func(name, pool string, priority int32, status PolicyStatus) *epp.Policy {
-		r.policies.objectives.groups[0].shelf.set(&InferenceObjective{ObjectMeta: metav1.ObjectMeta{Name: name},
+		r.policies.objectives.groups[0].store.set(&InferenceObjective{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: InferenceObjectiveSpec{PoolRef: PoolRef{Name: pool}, Priority: &priority}, Status: status})
-		if !r.policies.read(r, new(troubles)) {
+		if !r.policies.read(r, new(problemSet)) {
 			t.Error("not known")
 		}
 		return r.Policy()

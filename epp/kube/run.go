@@ -18,14 +18,14 @@ import (
 // come, the pool is made fifty times a second and not a thousand.
 const pace = 20 * time.Millisecond
 
-// run is one Run of a Watch. Only its loop touches its fields; feeds fill the shelves and rosters, and wake it.
+// run is one Run of a Watch. Only its loop touches its fields; followers fill the stores and pod sets, and wake it.
 type run struct {
 	*Watch
 	apply func([]epp.Spec)
-	work  sync.WaitGroup // goroutines of feeds
+	work  sync.WaitGroup // goroutines of followers
 
-	pool  *feed // nil in selector mode
-	pools shelf[*InferencePool]
+	pool  *follower // nil in selector mode
+	pools store[*InferencePool]
 	seen  bool    // the pool was there
 	want  *target // what it said last that can be gone by; nil: there is no pool
 
@@ -39,15 +39,15 @@ type run struct {
 
 // selected is the pods of one selector.
 type selected struct {
-	feed     *feed
-	roster   *roster
+	follower *follower
+	podSet   *podSet
 	selector string
 }
 
 // appliedState is what was applied last.
 type appliedState struct {
 	once    bool
-	of      *roster // nil: no endpoints
+	of      *podSet // nil: no endpoints
 	version uint64
 }
 
@@ -93,7 +93,7 @@ func (r *run) loop(ctx context.Context) error {
 
 // look brings endpoints, policy and trouble up to date.
 func (r *run) look(ctx context.Context) error {
-	var found troubles
+	var found problemSet
 	r.readPool(&found)
 	if err := r.choosePods(ctx); err != nil {
 		return err
@@ -109,12 +109,12 @@ func (r *run) look(ctx context.Context) error {
 }
 
 // readPool finds out which pods are wanted.
-func (r *run) readPool(found *troubles) {
+func (r *run) readPool(found *problemSet) {
 	if r.fixed != nil {
 		return
 	}
 	broken, told := r.pool.state()
-	found.feed(r.pool, broken, told, r.options.Namespace)
+	found.follower(r.pool, broken, told, r.options.Namespace)
 	if !told {
 		return
 	}
@@ -152,7 +152,7 @@ func (r *run) choosePods(ctx context.Context) error {
 	selector := r.want.selector.String()
 	if r.pods != nil && r.pods.selector == selector {
 		r.drop(&r.next)
-		r.pods.roster.retarget(r.want.ports)
+		r.pods.podSet.retarget(r.want.ports)
 		return nil
 	}
 	if r.next != nil && r.next.selector != selector {
@@ -164,8 +164,8 @@ func (r *run) choosePods(ctx context.Context) error {
 			return err
 		}
 	}
-	r.next.roster.retarget(r.want.ports)
-	if _, told := r.next.feed.state(); told {
+	r.next.podSet.retarget(r.want.ports)
+	if _, told := r.next.follower.state(); told {
 		r.drop(&r.pods)
 		r.pods, r.next = r.next, nil
 	}
@@ -175,14 +175,14 @@ func (r *run) choosePods(ctx context.Context) error {
 // drop stops following pods. Run waits for the end of it.
 func (r *run) drop(s **selected) {
 	if *s != nil {
-		(*s).feed.stop()
+		(*s).follower.stop()
 		*s = nil
 	}
 }
 
 // selectPods begins to follow the pods that are wanted.
 func (r *run) selectPods(ctx context.Context) (*selected, error) {
-	pods := newRoster(r.want.ports)
+	pods := newPodSet(r.want.ports)
 	set := func(p *corev1.Pod) {
 		r.metrics.event(podKind)
 		if pods.set(p) {
@@ -211,15 +211,15 @@ func (r *run) deliver() {
 	now := appliedState{once: true}
 	var specs []epp.Spec
 	if r.pods != nil {
-		now.of, now.version = r.pods.roster, r.pods.roster.state()
+		now.of, now.version = r.pods.podSet, r.pods.podSet.state()
 	}
 	if now == r.applied {
 		return
 	}
 	if r.pods != nil {
-		specs, now.version = r.pods.roster.collect()
+		specs, now.version = r.pods.podSet.collect()
 	}
-	r.roster.Store(now.of)
+	r.podSet.Store(now.of)
 	r.apply(specs)
 	r.applied = now
 	select {

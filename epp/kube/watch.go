@@ -60,7 +60,7 @@ type Watch struct {
 	policy    atomic.Pointer[epp.Policy]
 	trouble   atomic.Pointer[error] // nil: none
 	following atomic.Bool           // everything is known, and every watch runs
-	roster    atomic.Pointer[roster]
+	podSet    atomic.Pointer[podSet]
 
 	running sync.Mutex // held by Run
 }

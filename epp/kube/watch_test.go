@@ -144,7 +144,7 @@ func (s olderServer) Watch(o metav1.ListOptions) (watch.Interface, error) {
 func TestOlderAPIServer(t *testing.T) {
 	for _, err := range []error{nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))} {
 		told := make(chan *fault, 10)
-		f := &feed{tell: func(broken *fault) { told <- broken }}
+		f := &follower{tell: func(broken *fault) { told <- broken }}
 		f.opened(errors.New("of before"))
 		<-told
 		ctx, stop := context.WithCancel(t.Context())
@@ -160,14 +160,14 @@ func TestOlderAPIServer(t *testing.T) {
 
 // TestTroublesOfPods: those that are not named are counted.
 func TestTroublesOfPods(t *testing.T) {
-	pods := newRoster([]uint16{8000})
+	pods := newPodSet([]uint16{8000})
 	for i := range 15 {
 		pods.set(podOf(fmt.Sprintf("pod-%02d", i), "10.0.0.1", annotated(activePorts, "x")))
 	}
 	told := make(chan struct{})
 	close(told)
-	r := &run{Watch: &Watch{}, pods: &selected{feed: &feed{kind: podKind, ready: told}, roster: pods}}
-	var found troubles
+	r := &run{Watch: &Watch{}, pods: &selected{follower: &follower{kind: podKind, ready: told}, podSet: pods}}
+	var found problemSet
 	r.complain(&found)
 	if text := found.err().Error(); !strings.Contains(text, "ns/pod-09") || !strings.HasSuffix(text, " | and 5 more") {
 		t.Errorf("got %s", text)
@@ -175,7 +175,7 @@ func TestTroublesOfPods(t *testing.T) {
 }
 
 func TestTroublesAreBounded(t *testing.T) {
-	var found troubles
+	var found problemSet
 	for i := range 15 {
 		found.add(fmt.Sprint(i%12), fmt.Sprintf("trouble %d", i))
 	}

@@ -1,8 +1,8 @@
 // Package pool knows the endpoints a request may go to, and how loaded each of them is.
 //
-// In comes the whole pool from a Discovery, each time it changes, and the metrics page of every endpoint, read again and
-// again. Out goes a Snapshot behind an atomic pointer: the endpoints in order, each with the load it last told of itself
-// and when.
+// The whole pool enters from a Discovery, each time it changes, and the metrics page of every endpoint, read repeatedly. A
+// Snapshot leaves, behind an atomic pointer: the endpoints in order, each with the load that its page reported last, and when.
+// Subscribers are told of changes that the snapshot shows.
 //
 // An endpoint that stays the same keeps its epp.Endpoint. One whose labels change gets a new version of it, with the same slot
 // and load in flight: the pod still does what it was given. One that leaves is out of the snapshot at once, can still be found
@@ -10,8 +10,8 @@
 //
 // # Reading metrics pages
 //
-// A page is read as bytes, line by line, and only lines of the wanted families are looked at: see Extractor for what is
-// wanted. What is read is never mended:
+// A page is read as bytes, line by line. Only lines of the configured families are parsed: see Extractor and epp.Declaration.
+// Values are never corrected:
 //
 //   - A page that cannot be read whole changes nothing. The load before it stays, with its time, and grows old.
 //   - A value that the page does not have, or that makes no sense, is unknown from then on, not as it was.
@@ -23,7 +23,7 @@
 //
 // # What it does not do
 //
-// It picks nothing and probes nothing: an endpoint whose page cannot be read stays in the pool, with a load that nobody
-// trusts any more. It knows no Kubernetes: epp/kube is another Discovery. It writes the load in flight nowhere; that is
-// epp's.
+// It picks nothing and probes nothing: an endpoint whose page cannot be read stays in the pool, with a load that scorers trust
+// less and less. It knows no Kubernetes: epp/kube is another Discovery. It does not change the load in flight; reservations
+// of package epp do.
 package pool

@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// seconds are the buckets of ages and durations: from a page read on loopback (1 ms) to an endpoint given up (1 min).
+// seconds are the buckets of ages and durations: from a page read on loopback (1 ms) to an endpoint that has not answered for a minute.
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// metrics are this room's metrics. What can be counted when somebody asks is not kept: see Collect.
+// metrics are this package's metrics. Gauges of the pool are counted when they are collected: see Collect.
 type metrics struct {
 	pool      *Pool
 	scrapes   *prometheus.CounterVec
@@ -102,8 +102,8 @@ const (
 	stateLeft   = "left"   // it is gone, with requests still running
 )
 
-// newCensus has both stages of every pool, also without endpoints: an alert can tell none from no answer, and a graph falls
-// to zero instead of ending.
+// newCensus makes a census with zeros for both stages, so that an alert can tell an empty pool from a missing metric, and a
+// graph falls to zero instead of ending.
 func newCensus() census {
 	c := census{endpoints: make(map[kind]int), inflight: make(map[string]int)}
 	for _, role := range []pd.Role{pd.RolePrefill, pd.RoleDecode} {

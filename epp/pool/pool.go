@@ -26,7 +26,7 @@ type Discovery interface {
 // Options are what a pool needs. Zero values mean the defaults given.
 type Options struct {
 	Log     *slog.Logger          // nil: nothing is logged
-	Metrics prometheus.Registerer // nil: nobody asks
+	Metrics prometheus.Registerer // nil: metrics are not registered
 	// Observer is told of endpoints that join and leave, after the snapshot has changed. It may call the pool's Snapshot and
 	// Find, nothing else; nil: none is told.
 	Observer epp.EndpointObserver
@@ -88,7 +88,7 @@ type Pool struct {
 	byAddr     atomic.Pointer[map[netip.AddrPort]*epp.Endpoint]
 	pages      atomic.Pointer[pages]
 	configured chan struct{} // holds one: discovery was replaced
-	loaded     chan struct{} // holds one: a load has changed since the snapshot
+	loaded     chan struct{} // holds one: a load has changed since the last snapshot
 	synced     chan struct{} // closed once a discovery has reported endpoints
 	unseen     atomic.Uint32 // epp.Changes that are not in the snapshot yet
 
@@ -136,14 +136,15 @@ func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error 
 // Snapshot is the pool as it is now. Version 0 is the empty one from before the first discovery.
 func (p *Pool) Snapshot() *epp.Snapshot { return p.snapshot.Load() }
 
-// Find gives the endpoint of an address, also one that has left the pool, as long as requests run on it (at most an hour).
+// Find returns the endpoint of an address. One that has left the pool is found as long as requests run on it, for at most an
+// hour.
 func (p *Pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
 	e, ok := (*p.byAddr.Load())[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
 	return e, ok
 }
 
-// Trouble tells why the endpoints may not be what they should be, if their discovery can tell (by a method of this name);
-// nil = nothing is wrong.
+// Trouble returns why the list of endpoints may be wrong, if the discovery has a method of this name that reports it; nil =
+// no known problem.
 func (p *Pool) Trouble() error {
 	p.mu.Lock()
 	d, tells := p.discovery.(interface{ Trouble() error })
@@ -154,7 +155,7 @@ func (p *Pool) Trouble() error {
 	return d.Trouble()
 }
 
-// Synced gives a channel that is closed once a discovery has said which endpoints there are.
+// Synced returns a channel that is closed once a discovery has reported the endpoints.
 func (p *Pool) Synced() <-chan struct{} { return p.synced }
 
 // Run discovers endpoints and reads their metrics until ctx ends. It is called once. The error is that of a discovery which
@@ -166,7 +167,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	work.Go(func() { p.upkeep(ctx) })
-	work.Go(func() { p.lookOut(ctx) })
+	work.Go(func() { p.watchBusy(ctx) })
 
 	current := idle()
 	defer func() { current.end() }()
@@ -247,8 +248,9 @@ func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []epp.
 		"removed", len(c.removed), "relabeled", len(c.renewed))
 }
 
-// follow ends the scrapers of those who left and starts those of the new ones. A new version of an endpoint is read by a
-// scraper of its own, because its labels say how; nobody is told that the old one is gone, because the engine is not.
+// follow stops the scrapers of endpoints that left, starts those of new ones, and tells the observer. A new version of an
+// endpoint gets a scraper of its own, because its labels say how to read its page; the observer is not told that the old
+// version left, because the engine did not.
 func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
 	for _, m := range c.renewed {
 		m.stop()
@@ -266,7 +268,7 @@ func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
 	}
 }
 
-// tell logs each problem once, until it is gone.
+// tell logs each problem once, until it is solved.
 func (p *Pool) tell(problems []string) {
 	still := make(map[string]bool, len(problems))
 	for _, problem := range problems {
@@ -277,7 +279,7 @@ func (p *Pool) tell(problems []string) {
 	p.told = still
 }
 
-// upkeep publishes changed loads and forgets who left, until ctx ends.
+// upkeep publishes changed loads and drops endpoints that left, until ctx ends.
 func (p *Pool) upkeep(ctx context.Context) {
 	sweep, pause := time.NewTicker(sweepInterval), time.NewTimer(0)
 	defer sweep.Stop()
@@ -327,7 +329,7 @@ func (p *Pool) sweep() {
 	}
 }
 
-// store keeps what an endpoint's page told, for the next snapshot.
+// store sets an endpoint's load, for the next snapshot.
 func (p *Pool) store(m *member, load *epp.Load) {
 	before := m.load.Swap(load)
 	if !before.At.IsZero() {
@@ -369,7 +371,7 @@ func (p *Pool) loadChanged(c epp.Changes) {
 
 func (p *Pool) closeConnections() { p.pages.Load().closeIdle() }
 
-// wake leaves word in a channel that holds one.
+// wake puts a value into a channel of capacity one, unless it holds one already.
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

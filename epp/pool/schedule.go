@@ -16,12 +16,12 @@ type schedule struct {
 	due        time.Time // unless the endpoint is busy before
 }
 
-// ready reports whether the page is to be read now. An endpoint that fails is no sooner asked for being busy.
+// ready reports whether the page is due. A failing endpoint is not read sooner because it is busy.
 func (s *schedule) ready(now time.Time, busy bool) bool {
 	return busy && s.failures == 0 || !now.Before(s.due)
 }
 
-// done tells how a scrape ended. The first pause after a failure is that of an idle endpoint; each further one is twice as
+// done records the result of a scrape. The first pause after a failure is that of an idle endpoint; each further one is twice as
 // long.
 func (s *schedule) done(now time.Time, ok bool) {
 	if ok {
@@ -37,8 +37,8 @@ func (s *schedule) done(now time.Time, ok bool) {
 	s.due = now.Add(spread(min(pause, max(maxPause, s.idle)), rand.Float64()))
 }
 
-// soon has an endpoint where nobody listens read after the pause of an idle one: that costs next to nothing, and until then
-// nobody goes there.
+// soon schedules the next reading of an unreachable endpoint after the pause of an idle one: a refused connection costs almost
+// nothing, and no request is sent there until the page is read again.
 func (s *schedule) soon(now time.Time) { s.due = now.Add(spread(s.idle, rand.Float64())) }
 
 // wait is how long until the page is to be read, unless the endpoint becomes busy before.

@@ -15,10 +15,10 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// pages is how metrics pages are read, until the configuration changes.
+// pages says how metrics pages are read, until the configuration changes.
 type pages struct {
 	source   Source
-	client   *http.Client // nil: they are not
+	client   *http.Client // nil: no pages are read
 	programs *programs
 	busy     time.Duration
 }
@@ -48,7 +48,7 @@ func (p *pages) closeIdle() {
 	}
 }
 
-// noRedirect makes of a redirect a failure: followed, it would have us ask whomever an engine names.
+// noRedirect makes a redirect a failure: otherwise an engine could make the picker send requests to any address.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // lanes bound how many scrapes run at the same time. Endpoints whose last scrape went well and those whose did not, or
@@ -103,16 +103,16 @@ func (s *scraper) run(ctx context.Context) {
 	}
 }
 
-// lookParts is in how many parts the endpoints are looked at, so that those which become busy together are not all read
-// at once.
-const lookParts = 8
+// watchParts is in how many parts the endpoints are checked, so that endpoints that become busy together are not all read at
+// once.
+const watchParts = 8
 
-// lookOut wakes the scrapers of idle endpoints that have become busy, until ctx ends: it comes to each as often as a busy
-// one is read. One who looks at all costs less than all looking for themselves.
-func (p *Pool) lookOut(ctx context.Context) {
+// watchBusy wakes the scrapers of idle endpoints that have become busy, until ctx ends. It checks each endpoint as often as
+// the page of a busy one is read. One watcher for all endpoints costs less than a timer for each.
+func (p *Pool) watchBusy(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	for part := 0; ; part = (part + 1) % lookParts {
+	for part := 0; ; part = (part + 1) % watchParts {
 		select {
 		case <-ctx.Done():
 			return
@@ -121,7 +121,7 @@ func (p *Pool) lookOut(ctx context.Context) {
 		p.mu.Lock()
 		members := p.set.members // replaced, never changed
 		p.mu.Unlock()
-		for i := part; i < len(members); i += lookParts {
+		for i := part; i < len(members); i += watchParts {
 			if m := members[i]; m.waits.Load() && m.busy() {
 				m.waits.Store(false)
 				wake(m.turned)
@@ -131,11 +131,11 @@ func (p *Pool) lookOut(ctx context.Context) {
 		if pages := p.pages.Load(); pages != nil {
 			busy = pages.busy
 		}
-		pause.Reset(busy / lookParts)
+		pause.Reset(busy / watchParts)
 	}
 }
 
-// turn reads the page once and keeps what it told.
+// turn reads the page once and stores its load.
 func (s *scraper) turn(ctx context.Context) {
 	s.prepare()
 	if s.pages.client == nil {
@@ -151,7 +151,7 @@ func (s *scraper) turn(ctx context.Context) {
 	now := time.Now()
 	leave()
 	if ctx.Err() != nil {
-		return // the endpoint is gone, or we are: this says nothing of it
+		return // the endpoint has left, or the pool stops: the error says nothing about the endpoint
 	}
 	s.pool.metrics.scraped(resultOf(err), now.Sub(start))
 	s.tell(err)
@@ -177,7 +177,7 @@ func (s *scraper) unreachable(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
 }
 
-// prepare takes up a changed configuration.
+// prepare applies a changed configuration.
 func (s *scraper) prepare() {
 	pages := s.pool.pages.Load()
 	if pages == s.pages {
@@ -209,12 +209,12 @@ func (s *scraper) tell(err error) {
 
 var readers = sync.Pool{New: func() any { return new(reader) }}
 
-// errStatus is an answer that is no page.
+// errStatus is the status of an answer that is not a page.
 type errStatus int
 
 func (e errStatus) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
-// read gets the page and gives the load that it tells.
+// read gets the page and returns the load that it reports.
 func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	if s.request == nil {
 		return epp.Load{}, fmt.Errorf("%q is no host:port", s.member.Metrics)
@@ -244,7 +244,7 @@ func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	return load, nil
 }
 
-// resultOf names the end of a scrape in metrics.
+// resultOf returns the label of a scrape's result in metrics.
 func resultOf(err error) string {
 	var status errStatus
 	var unreachable *url.Error

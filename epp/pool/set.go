@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// id is what a spec is known by.
+// id identifies a spec.
 type id struct{ namespace, name string }
 
 func idOf(s *epp.Spec) id { return id{s.Namespace, s.Name} }
@@ -23,7 +23,7 @@ func same(s, o *epp.Spec) bool {
 	return s.Addr == o.Addr && s.Metrics == o.Metrics && maps.Equal(s.Labels, o.Labels)
 }
 
-// member is an endpoint of the pool with what is known of it.
+// member is an endpoint of the pool with its load and its scraper.
 type member struct {
 	*epp.Endpoint
 	spec epp.Spec
@@ -34,7 +34,7 @@ type member struct {
 	turned chan struct{} // holds one: the endpoint has become busy meanwhile
 }
 
-// busy reports whether the endpoint has anything to do, as far as we know.
+// busy reports whether the endpoint has requests, as far as the picker knows.
 func (m *member) busy() bool {
 	load := m.load.Load()
 	waiting, _ := load.Signals.Value(epp.Waiting)
@@ -52,15 +52,15 @@ type departed struct {
 // lingerMax bounds how long an endpoint that has left can be found because requests run on it.
 const lingerMax = time.Hour
 
-// set is which endpoints there are and were. It is not safe for concurrent use.
+// set holds the current and the departed endpoints. It is not safe for concurrent use.
 type set struct {
 	members []*member // ordered by namespace and name
 	gone    []departed
 	slots   []bool // by slot: in use
 }
 
-// change is what an apply did: who came, who left, and which members gave way to a new version of their endpoint, which is
-// among those who came.
+// change is the result of an apply: members that joined, that left, and that were replaced by a new version of their
+// endpoint, which is among the added ones.
 type change struct{ added, removed, renewed []*member }
 
 func (c change) any() bool { return len(c.added)+len(c.removed) > 0 }
@@ -78,7 +78,7 @@ func (s *set) apply(specs []epp.Spec, now time.Time) (c change, problems []strin
 	for i := range specs {
 		spec := &specs[i]
 		m := before[idOf(spec)]
-		if m == nil || m.spec.Addr != spec.Addr { // who moved has left, and another has come
+		if m == nil || m.spec.Addr != spec.Addr { // one that moved is another endpoint
 			m = s.join(spec)
 			c.added = append(c.added, m)
 			next = append(next, m)
@@ -135,7 +135,7 @@ func (m *member) with(spec *epp.Spec) *member {
 	return next
 }
 
-// takeSlot gives the smallest free slot.
+// takeSlot returns the smallest free slot.
 func (s *set) takeSlot() int {
 	slot := slices.Index(s.slots, false)
 	if slot < 0 {

@@ -8,14 +8,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// shelf keeps the objects of a kind by name: they are of one namespace. Any goroutine may use it.
-type shelf[T client.Object] struct {
+// store holds the objects of a kind by name; they are all of one namespace. It is safe for concurrent use.
+type store[T client.Object] struct {
 	mu      sync.Mutex
 	objects map[string]T
 	version uint64 // grows with every change
 }
 
-func (s *shelf[T]) set(object T) {
+func (s *store[T]) set(object T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.objects == nil {
@@ -25,15 +25,15 @@ func (s *shelf[T]) set(object T) {
 	s.version++
 }
 
-func (s *shelf[T]) remove(name string) {
+func (s *store[T]) remove(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.objects, name)
 	s.version++
 }
 
-// list gives the objects in the order of their names, and the version they are of.
-func (s *shelf[T]) list() (objects []T, version uint64) {
+// list returns the objects ordered by name, and their version.
+func (s *store[T]) list() (objects []T, version uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(s.objects)) {

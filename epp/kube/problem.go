@@ -6,39 +6,39 @@ import (
 	"strings"
 )
 
-// maxTroubles bounds how many problems Trouble names.
-const maxTroubles = 10
+// maxProblems bounds how many problems Trouble lists.
+const maxProblems = 10
 
-// trouble is something that is not as it should be.
-type trouble struct {
+// openProblem is a problem that has not been solved yet.
+type openProblem struct {
 	key   string // the same as long as it is the same trouble: it is logged once
 	text  string
 	early bool // it is only that the API server has not answered yet
 }
 
-// troubles are those that were found in one look.
-type troubles struct {
-	list     []trouble
+// problemSet holds the problems found in one check.
+type problemSet struct {
+	list     []openProblem
 	unnamed  int  // how many there are beside those of list
 	watching bool // one of them is that a watch does not run
 }
 
-// add notes a trouble, unless one with its key is noted.
-func (t *troubles) add(key, text string) {
+// add records a problem, unless there is one with its key.
+func (t *problemSet) add(key, text string) {
 	for _, known := range t.list {
 		if known.key == key {
 			return
 		}
 	}
-	t.list = append(t.list, trouble{key: key, text: text})
+	t.list = append(t.list, openProblem{key: key, text: text})
 }
 
-// feed notes why a feed does not run.
-func (t *troubles) feed(f *feed, broken *fault, told bool, namespace string) {
+// follower records why a follower does not run.
+func (t *problemSet) follower(f *follower, broken *fault, told bool, namespace string) {
 	if broken == nil {
 		if !told {
 			t.watching = true
-			t.list = append(t.list, trouble{key: "first " + f.kind.String(), early: true,
+			t.list = append(t.list, openProblem{key: "first " + f.kind.String(), early: true,
 				text: fmt.Sprintf("the API server has not yet told which %v there are in namespace %s", f.kind, namespace)})
 		}
 		return
@@ -66,8 +66,8 @@ func (t *troubles) feed(f *feed, broken *fault, told bool, namespace string) {
 	}
 }
 
-// noPool notes that there is no pool.
-func (t *troubles) noPool(before bool, o *Options) {
+// noPool records that there is no pool.
+func (t *problemSet) noPool(before bool, o *Options) {
 	if before {
 		t.add("pool", fmt.Sprintf("InferencePool %s/%s was deleted: there are no endpoints until it is there again",
 			o.Namespace, o.Pool))
@@ -77,26 +77,26 @@ func (t *troubles) noPool(before bool, o *Options) {
 		" --pool-namespace and --pool-group", o.Namespace, o.Pool, o.Group))
 }
 
-// complain notes what is wrong with pods.
-func (r *run) complain(found *troubles) {
+// complain records the problems of pods.
+func (r *run) complain(found *problemSet) {
 	for _, s := range []*selected{r.pods, r.next} {
 		if s != nil {
-			broken, told := s.feed.state()
-			found.feed(s.feed, broken, told, r.options.Namespace)
+			broken, told := s.follower.state()
+			found.follower(s.follower, broken, told, r.options.Namespace)
 		}
 	}
 	if r.pods == nil {
 		return
 	}
-	problems := r.pods.roster.trouble()
-	for _, problem := range problems[:min(len(problems), maxTroubles)] {
+	problems := r.pods.podSet.problemTexts()
+	for _, problem := range problems[:min(len(problems), maxProblems)] {
 		found.add(problem, problem)
 	}
-	found.unnamed = max(0, len(problems)-maxTroubles)
+	found.unnamed = max(0, len(problems)-maxProblems)
 }
 
-// report keeps the troubles for Trouble, and logs those that have come and those that are over.
-func (r *run) report(found *troubles) {
+// report stores the problems for Trouble, and logs new and solved ones.
+func (r *run) report(found *problemSet) {
 	r.trouble.Store(nil)
 	if len(found.list) > 0 {
 		err := found.err()
@@ -120,10 +120,10 @@ func (r *run) report(found *troubles) {
 	r.told = now
 }
 
-// err is all troubles in one line.
-func (t *troubles) err() error {
+// err returns all problems in one line.
+func (t *problemSet) err() error {
 	text := make([]string, 0, len(t.list))
-	for _, one := range t.list[:min(len(t.list), maxTroubles)] {
+	for _, one := range t.list[:min(len(t.list), maxProblems)] {
 		text = append(text, one.text)
 	}
 	if more := len(t.list) - len(text) + t.unnamed; more > 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// roster is the pods that a selector selects, and the endpoints that they are. It may be changed and read by any goroutine.
-type roster struct {
+// podSet holds the pods that a selector selects, and the endpoints on them. It is safe for concurrent use.
+type podSet struct {
 	mu        sync.Mutex
 	ports     []uint16
 	pods      map[string]member // by name: they are of one namespace
@@ -26,10 +26,10 @@ type member struct {
 	problem string     // "" = none
 }
 
-func newRoster(ports []uint16) *roster { return &roster{ports: ports, pods: make(map[string]member)} }
+func newPodSet(ports []uint16) *podSet { return &podSet{ports: ports, pods: make(map[string]member)} }
 
-// set takes a pod in, or takes it as it is now, and tells whether that changes endpoints or problems.
-func (r *roster) set(p *corev1.Pod) (changed bool) {
+// set adds or updates a pod, and reports whether that changes endpoints or problems.
+func (r *podSet) set(p *corev1.Pod) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next := member{pod: p}
@@ -38,7 +38,7 @@ func (r *roster) set(p *corev1.Pod) (changed bool) {
 }
 
 // remove drops a pod.
-func (r *roster) remove(name string) (changed bool) {
+func (r *podSet) remove(name string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	changed = r.replace(name, member{})
@@ -46,8 +46,8 @@ func (r *roster) remove(name string) (changed bool) {
 	return changed
 }
 
-// retarget says which ports pods serve.
-func (r *roster) retarget(ports []uint16) {
+// retarget sets the ports that pods serve.
+func (r *podSet) retarget(ports []uint16) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if slices.Equal(ports, r.ports) {
@@ -60,8 +60,8 @@ func (r *roster) retarget(ports []uint16) {
 	}
 }
 
-// replace puts next in the place of the member that has the name. The caller holds mu.
-func (r *roster) replace(name string, next member) (changed bool) {
+// replace replaces the member of a name. The caller holds mu.
+func (r *podSet) replace(name string, next member) (changed bool) {
 	old := r.pods[name]
 	r.pods[name] = next
 	if old.problem == next.problem && sameSpecs(old.specs, next.specs) {
@@ -78,15 +78,15 @@ func (r *roster) replace(name string, next member) (changed bool) {
 	return true
 }
 
-// state gives a number that is another whenever endpoints or problems are.
-func (r *roster) state() uint64 {
+// state returns a number that changes with every change of endpoints or problems.
+func (r *podSet) state() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.version
 }
 
-// collect gives the endpoints of all pods, in no order, with the version they are of.
-func (r *roster) collect() (specs []epp.Spec, version uint64) {
+// collect returns the endpoints of all pods, in no order, and their version.
+func (r *podSet) collect() (specs []epp.Spec, version uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	specs = make([]epp.Spec, 0, r.endpoints)
@@ -96,8 +96,8 @@ func (r *roster) collect() (specs []epp.Spec, version uint64) {
 	return specs, r.version
 }
 
-// trouble gives the problems of pods, in order of their text.
-func (r *roster) trouble() []string {
+// problemTexts returns the problems of pods, ordered by text.
+func (r *podSet) problemTexts() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.problems == 0 {
@@ -113,8 +113,8 @@ func (r *roster) trouble() []string {
 	return all
 }
 
-// count gives how many pods serve, and how many there are.
-func (r *roster) count() (serving, all int) {
+// count returns how many pods serve, and how many there are.
+func (r *podSet) count() (serving, all int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.pods {

@@ -34,7 +34,7 @@ type fault struct {
 	err    error
 }
 
-// faultOf reads what came of opening a watch; nil if that worked, or says nothing about what is to come.
+// faultOf returns why opening a watch failed; nil if it worked, or if the error says nothing about later attempts.
 func faultOf(err error) *fault {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), apierrors.IsResourceExpired(err), apierrors.IsGone(err):
@@ -54,9 +54,9 @@ func faultOf(err error) *fault {
 	return &fault{faultUnreachable, err}
 }
 
-// feed follows the objects of one kind, as long as its context lasts. client-go does the work: a watch that ends is opened
-// again, one whose history is gone begins anew, one that fails is tried again, after 1 s at first and a minute at last.
-type feed struct {
+// follower follows the objects of one kind until its context ends. client-go reopens a watch that ends, lists anew when the
+// history is gone, and retries one that fails, after 1 s at first and after at most a minute.
+type follower struct {
 	kind  kind
 	stop  context.CancelFunc
 	ready chan struct{} // closed when all objects that there were at first have been delivered
@@ -78,10 +78,10 @@ func (w *Watch) only(by cache.ByObject) cache.ByObject {
 	return by
 }
 
-// follow starts a feed. work has its goroutines, which end with ctx or stop.
+// follow starts a follower. work waits for its goroutines, which end with ctx or stop.
 func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cache.ByObject,
-	to toolscache.ResourceEventHandler) (*feed, error) {
-	f := &feed{kind: k, ready: make(chan struct{}), tell: func(broken *fault) {
+	to toolscache.ResourceEventHandler) (*follower, error) {
+	f := &follower{kind: k, ready: make(chan struct{}), tell: func(broken *fault) {
 		w.metrics.fault(k, broken)
 		w.wake()
 	}}
@@ -117,8 +117,8 @@ func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cac
 	return f, nil
 }
 
-// informer makes client-go's informer, with a look at how its requests end.
-func (f *feed) informer(from toolscache.ListerWatcher, of runtime.Object, _ time.Duration,
+// informer makes client-go's informer, and records how its requests end.
+func (f *follower) informer(from toolscache.ListerWatcher, of runtime.Object, _ time.Duration,
 	by toolscache.Indexers) toolscache.SharedIndexInformer {
 	inner := toolscache.ToListerWatcherWithContext(from)
 	return toolscache.NewSharedIndexInformer(&toolscache.ListWatch{
@@ -143,8 +143,8 @@ func (f *feed) informer(from toolscache.ListerWatcher, of runtime.Object, _ time
 	}, of, 0, by)
 }
 
-// opened notes what came of a request.
-func (f *feed) opened(err error) {
+// opened records the result of a request.
+func (f *follower) opened(err error) {
 	next := faultOf(err)
 	if err != nil && next == nil {
 		return
@@ -158,8 +158,8 @@ func (f *feed) opened(err error) {
 	}
 }
 
-// state gives why the feed does not follow now, and whether it has told what there was at first.
-func (f *feed) state() (*fault, bool) {
+// state returns why the follower does not run now, and whether it has reported the initial objects.
+func (f *follower) state() (*fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	select {
@@ -170,19 +170,19 @@ func (f *feed) state() (*fault, bool) {
 	}
 }
 
-// has tells whether what the feed knows can be gone by: the kind is there, and was told.
-func (f *feed) has() bool {
+// has reports whether the follower's objects can be used: the kind exists, and its objects were reported.
+func (f *follower) has() bool {
 	broken, told := f.state()
 	return told && (broken == nil || broken.reason != faultMissing)
 }
 
-// settled tells whether the feed has told what there is, or why it will not for a while.
-func (f *feed) settled() bool {
+// settled reports whether the follower has reported the initial objects, or why it cannot for a while.
+func (f *follower) settled() bool {
 	broken, told := f.state()
 	return told || broken != nil && (broken.reason == faultMissing || broken.reason == faultForbidden)
 }
 
-// handler calls set with objects that are new or changed and remove with the names of those that are gone.
+// handler calls set with objects that are new or changed, and remove with the names of deleted ones.
 func handler[T client.Object](set func(T), remove func(name string)) toolscache.ResourceEventHandler {
 	given := func(object any) {
 		if o, ok := object.(T); ok {
