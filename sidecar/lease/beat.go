@@ -8,17 +8,17 @@ import (
 )
 
 // Heartbeats are sent by the timer of each engine with holds, every third of the lease for each hold: then one may get lost.
-// (Decode engines beat six times a lease, for whoever waits there.) A beat takes along all that is due within beatTogether
-// of a lease, so that an engine gets one a second at most, however many hand-offs of it are held.
+// (Decode engines send six a lease for requests that wait there.) A beat includes all holds that are due within 1/beatTogether
+// of a lease, so that an engine gets one a second at most, however many holds it has.
 const (
 	beatEvery    = 3
 	beatTogether = 30
 )
 
-// arm sets the timer for at, or for when the engine may be met if that is later, unless it is set for sooner. Book.mu is
-// held.
+// arm sets the timer for at, or for when the engine may be met if that is later, unless it is set for sooner. The caller
+// holds Book.mu.
 func (b *Book) arm(e *engine, at time.Time) {
-	if e.crew == nil && e.again.After(at) {
+	if e.ranks == nil && e.again.After(at) {
 		at = e.again
 	}
 	if e.beating || e.set && !at.Before(e.setFor) {
@@ -37,7 +37,7 @@ func (b *Book) arm(e *engine, at time.Time) {
 	e.set, e.setFor = true, at
 }
 
-// disarm undoes arm. Book.mu is held.
+// disarm undoes arm. The caller holds Book.mu.
 func (b *Book) disarm(e *engine) {
 	e.set = false
 	if e.timer != nil && e.timer.Stop() {
@@ -45,7 +45,7 @@ func (b *Book) disarm(e *engine) {
 	}
 }
 
-// rearm sets the timer for the next hold that is due. Book.mu is held.
+// rearm sets the timer for the next hold that is due. The caller holds Book.mu.
 func (b *Book) rearm(e *engine) {
 	if len(e.holds) == 0 {
 		return
@@ -78,7 +78,7 @@ func (b *Book) beat(e *engine) {
 	e.beating = true
 	b.mu.Unlock()
 
-	err := b.run(b.ctx, &errand{engine: e, messages: b.heartbeats(due)})
+	err := b.deliver(b.ctx, &delivery{engine: e, messages: b.heartbeats(due)})
 
 	b.mu.Lock()
 	e.beating = false
@@ -92,12 +92,12 @@ func (b *Book) beat(e *engine) {
 	closed := b.closed
 	b.mu.Unlock()
 	if err != nil && !closed && !errors.Is(err, errUnmet) {
-		b.warn("a heartbeat failed", "engine", e.id, "hand_offs", len(due), "error", err)
+		b.warnings.Warn("a heartbeat failed", "engine", e.id, "hand_offs", len(due), "error", err)
 	}
 }
 
-// collect gives the holds that are due, and sees to it that they are again. What was not held in time is held no more: its
-// blocks may be another's. Book.mu is held.
+// collect returns the holds that are due, and sets when they are due again. It ends those that were not renewed in time: their
+// blocks may belong to another request. The caller holds Book.mu.
 func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
 	together := now.Add(b.config.Lease / beatTogether)
 	for i := len(e.holds) - 1; i >= 0; i-- { // from the end, because ending one moves the last to its place
@@ -113,7 +113,7 @@ func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
 	return due
 }
 
-// prolong notes that the engine was told in time. Book.mu is held.
+// prolong records that the engine was notified in time. The caller holds Book.mu.
 func prolong(holds []*Hold, until, now time.Time) {
 	for _, h := range holds {
 		if !now.Before(h.until) {

@@ -101,7 +101,7 @@ func TestHold(t *testing.T) {
 	})
 }
 
-// Each is held at its own times.
+// Each hold is renewed at its own times.
 func TestHoldTwo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -123,7 +123,7 @@ func TestHoldTwo(t *testing.T) {
 	})
 }
 
-// However many are held, an engine hears of them together.
+// One heartbeat names all holds of an engine, however many there are.
 func TestHoldMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -227,7 +227,7 @@ func TestHoldLate(t *testing.T) {
 	})
 }
 
-// An engine that is met only after some tries is told then, if there is still time.
+// An engine that is met only after some tries is notified then, if there is still time.
 func TestHoldIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -256,7 +256,7 @@ func TestHoldIsTriedAgain(t *testing.T) {
 	})
 }
 
-// What could not be held in time is held no more, even if the engine comes back: its blocks may be another's.
+// A hold that was not renewed in time ends, even if the engine comes back: its blocks may belong to another request.
 func TestHoldRunsOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -306,7 +306,7 @@ func TestHoldIsToldTooLate(t *testing.T) {
 func TestHoldMeetsErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
-		after time.Duration // until it is held again
+		after time.Duration // until it is renewed again
 		joins uint64
 	}{
 		"busy":         {transfer.ErrBusy, third, 1},

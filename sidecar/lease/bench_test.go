@@ -70,7 +70,7 @@ func BenchmarkJoin(b *testing.B) {
 	for b.Loop() {
 		book := New(Config{Notices: notices, Notifier: agent})
 		held := book.Hold(h, time.Now())
-		if _, err := book.crew(b.Context(), held.engine); err != nil {
+		if _, err := book.meetRanks(b.Context(), held.engine); err != nil {
 			b.Fatal(err)
 		}
 		book.Close()

@@ -11,26 +11,27 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
 
 // Config says what a Book works with. Zero values mean the defaults named here.
 type Config struct {
-	// Notifier sends the notices. Required; the book does not close it. If it tells its State, as a keeper does, nothing is
-	// sent while that is down.
+	// Notifier sends the notices. Required; the book does not close it. If it reports a State, as a NIXL agent process does,
+	// nothing is sent while that is down.
 	Notifier transfer.Notifier
-	// Dialer reaches the side channels, whose addresses are the engines' own word: it has to refuse what must not be
-	// reached. Default: a *net.Dialer, which refuses nothing.
+	// Dialer reaches the side channels, whose addresses the engines name themselves: it has to refuse those that must not
+	// be reached. Default: a *net.Dialer, which refuses nothing.
 	Dialer zmtp.Dialer
 	// Lease is how long prefill engines keep a finished hand-off: their kv_lease_duration. Default 30 s, vLLM's own.
 	Lease time.Duration
-	// Notices are the messages that the engines take. Required.
+	// Notices are the messages that the engines understand. Required.
 	Notices dialect.Notices
-	// Log gets the engines that cannot be told (Warn, one line a second at most).
+	// Log gets the engines that cannot be notified (Warn, one line a second at most).
 	Log *slog.Logger
-	// Engines is how many are known at once, default 1024. Beyond it, the one that was unused for longest is forgotten; one
-	// with a hand-off that is held never is.
+	// Engines is how many are known at once, default 1024. Beyond it, the engine that was unused for longest is forgotten,
+	// but none that has a hold.
 	Engines int
 }
 
@@ -50,54 +51,53 @@ const (
 	joinsAtOnce = 16
 	// joinTime bounds meeting an engine with all its ranks. Decode engines wait as long for a side channel.
 	joinTime = 5 * time.Second
-	// maxNoticeTime bounds telling all ranks of an engine, where a sixth of the lease is longer. Measured 0.1 to 1 ms a rank.
+	// maxNoticeTime bounds notifying all ranks of an engine, where a sixth of the lease is longer. Measured 0.1 to 1 ms a rank.
 	maxNoticeTime = 5 * time.Second
-	// firstPause is how long an engine that could not be told is left alone. It doubles each time up to lastPause.
+	// firstPause is how long an engine that could not be notified is not tried again. It doubles each time up to lastPause.
 	firstPause, lastPause = time.Second, time.Minute
 )
 
-// Book knows prefill engines and what is held of them. Use New. All methods may be called from several goroutines, and on a
-// nil Book, which knows nobody.
+// Book knows prefill engines and their holds. Make it with New. Its methods are safe for concurrent use, and for a nil Book,
+// which knows no engine.
 type Book struct {
-	config Config
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	work   sync.WaitGroup // goroutines, and timers that are set
-	joins  chan struct{}  // one place for each engine that is being met
+	config   Config
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	work     sync.WaitGroup // goroutines, and timers that are set
+	warnings *loglimit.Limiter
+	joins    chan struct{} // has a token for each engine that is being met
 
 	mu      sync.Mutex // guards what follows, and all engines and holds
 	closed  bool
 	engines map[key]*engine
-	loaded  map[transfer.Peer]int // by how many engines; hostile ones may name those of others
+	loaded  map[transfer.Peer]int // by how many engines; a hostile engine may name another's peers
 	counts  Counts
-	warned  time.Time
 }
 
 // Counts is what a Book has done so far.
 type Counts struct {
 	Joins, FailedJoins uint64 // of engines, with all ranks
 	Beats, FailedBeats uint64 // rounds of heartbeats to all ranks of an engine
-	Engines            int    // known now, whether or not they can be told
+	Engines            int    // known now, whether or not they can be notified
 }
 
-// Why an engine cannot be told. They come beside ErrNoWay.
+// Why an engine cannot be notified. ErrNoWay is wrapped with them.
 var (
-	errNoBook = errors.New("this sidecar tells no engines")
-	errClosed = errors.New("the book is closed")
-	errOdd    = errors.New("the hand-off does not say well enough which engine, rank or request it is of")
+	errNoBook = errors.New("this sidecar notifies no engines")
+	errClosed = errors.New("the sidecar is closing")
+	errOdd    = errors.New("the hand-off does not identify its engine, ranks and request")
 	errFull   = errors.New("too many engines are in use at once")
 )
 
-// New makes an empty book. It starts nothing until the first hand-off.
+// New makes an empty book. It starts no work until the first hand-off.
 func New(c Config) *Book {
 	c.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Book{config: c, ctx: ctx, cancel: cancel, joins: make(chan struct{}, joinsAtOnce),
+	return &Book{config: c, ctx: ctx, cancel: cancel, warnings: loglimit.New(c.Log, time.Second), joins: make(chan struct{}, joinsAtOnce),
 		engines: make(map[key]*engine), loaded: make(map[transfer.Peer]int)}
 }
 
-// Close ends everything the book has under way, and waits for it. Hand-offs that are still held are dropped without a word,
-// and later ones are not held.
+// Close ends all work of the book, and waits for it. Holds end without a release, and later hand-offs are not renewed.
 func (b *Book) Close() {
 	if b == nil {
 		return
@@ -116,7 +116,7 @@ func (b *Book) Close() {
 	b.work.Wait()
 }
 
-// Counts tells what has been done, for metrics.
+// Counts returns what has been done, for metrics.
 func (b *Book) Counts() Counts {
 	if b == nil {
 		return Counts{}
@@ -128,8 +128,8 @@ func (b *Book) Counts() Counts {
 	return c
 }
 
-// Hold begins to hold a hand-off that finished at the given time, as well as that can be done; it never waits. The result,
-// which is nil for a nil Book, has to be ended. A hand-off is to be held once: of two holds, each could be released.
+// Hold begins to renew a hand-off that finished at the given time, if its engine can be notified; it never waits. The result,
+// which is nil for a nil Book, must be ended. A hand-off must have only one hold: each of two could be released.
 func (b *Book) Hold(h dialect.Pin, finished time.Time) *Hold {
 	if b == nil {
 		return nil
@@ -156,9 +156,9 @@ func (b *Book) Hold(h dialect.Pin, finished time.Time) *Hold {
 	return hold
 }
 
-// Meet asks the side channel at host and port (1 to 65535) which engine is there, and prepares to tell it, before its first
-// hand-off comes. An engine of several ranks is met again with that: the side channel does not say how many there are, and
-// vLLM 0.32 stops answering for good when it is asked for one too many.
+// Meet asks the side channel at host and port (1 to 65535) which engine is there, and prepares to notify it before its first
+// hand-off. An engine of several ranks is met again at its first hand-off: the side channel does not say how many there are,
+// and vLLM 0.32 stops answering for good when it is asked for one too many.
 // Errors: ErrNoWay with those of the connection, of the side channel and of the notifier; the context's.
 func (b *Book) Meet(ctx context.Context, host string, port int) (engineID string, err error) {
 	if b == nil {
@@ -190,17 +190,6 @@ func (b *Book) meet(ctx context.Context, k key) (string, error) {
 	e.busy++
 	b.mu.Unlock()
 	defer b.leave(e)
-	_, err = b.crew(ctx, e)
+	_, err = b.meetRanks(ctx, e)
 	return k.id, err
-}
-
-// warn logs what can happen to a thousand engines at once.
-func (b *Book) warn(msg string, args ...any) {
-	b.mu.Lock()
-	level, now := slog.LevelDebug, time.Now()
-	if now.Sub(b.warned) >= time.Second {
-		level, b.warned = slog.LevelWarn, now
-	}
-	b.mu.Unlock()
-	b.config.Log.Log(context.Background(), level, msg, args...)
 }

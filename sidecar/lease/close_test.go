@@ -77,7 +77,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 	})
 }
 
-// Everything at once, for the race detector: what is released is told once, and nothing is left behind.
+// Everything at once, for the race detector: each release is sent once, and nothing is left running.
 func TestEverythingAtOnce(t *testing.T) {
 	w := newWorld(t)
 	b := w.book(func(c *Config) { c.Engines, c.Lease = 12, 300*time.Millisecond })

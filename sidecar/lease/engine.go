@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// maxRanks bounds the ranks of an engine that are asked and told, each on its own.
+	// maxRanks bounds the ranks of an engine, each of which is asked and notified separately.
 	maxRanks = 64
 	// maxText bounds an engine's id and its host, in bytes: ids have 36, names in the DNS up to 253.
 	maxText = 255
 )
 
-// key is an engine, and where and how it says that it is reached. All of it counts, so that no engine can have the notices
-// for another one sent to itself.
+// key identifies an engine by its id and by the address and ranks that it names. All of it counts, so that no engine can have
+// the notices for another one sent to itself.
 type key struct {
 	id, host               string
 	port, tensor, pipeline int
@@ -29,19 +29,19 @@ func (k key) valid() bool {
 
 func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// engine is one that the book knows. Book.mu guards it.
+// engine is a prefill engine that the book knows. Book.mu guards it.
 type engine struct {
 	key
 	used    time.Time // last
 	busy    int       // calls that use it
 	evicted bool
 
-	crew    *crew         // nil: it cannot be told now
-	stale   *crew         // an earlier one, until it is met again
+	ranks   *ranks        // nil: it cannot be notified now
+	stale   *ranks        // an earlier one, until it is met again
 	joining chan struct{} // closed at the end of the join under way; nil: there is none
-	failure error         // why there is no crew
+	failure error         // why there are none
 	again   time.Time     // when it may be met again
-	pause   time.Duration // the last one before that; 0: it was told since
+	pause   time.Duration // the pause before that; 0: it was notified since
 
 	holds   []*Hold
 	beating bool
@@ -50,13 +50,13 @@ type engine struct {
 	setFor  time.Time
 }
 
-// crew is all ranks of an engine as they were met once: pipeline by pipeline.
-type crew struct {
+// ranks are all ranks of an engine as they were met once, pipeline by pipeline.
+type ranks struct {
 	peers     []transfer.Peer
-	forgotten bool // one of them was, by this book
+	forgotten bool // this book had one of them forgotten
 }
 
-// place finds an engine, or makes room for it. Errors: errClosed, errFull.
+// place finds an engine, or adds it and evicts another if there are too many. Errors: errClosed, errFull.
 func (b *Book) place(k key) (*engine, error) {
 	if b.closed {
 		return nil, errClosed
@@ -88,9 +88,9 @@ func (b *Book) evict() bool {
 	delete(b.engines, oldest.key)
 	oldest.evicted = true
 	b.disarm(oldest)
-	b.drop(oldest.crew)
+	b.drop(oldest.ranks)
 	b.drop(oldest.stale)
-	oldest.crew, oldest.stale = nil, nil
+	oldest.ranks, oldest.stale = nil, nil
 	return true
 }
 
@@ -102,15 +102,15 @@ func (b *Book) leave(e *engine) {
 }
 
 // take counts the engines that need each peer.
-func (b *Book) take(c *crew) {
+func (b *Book) take(c *ranks) {
 	for _, p := range c.peers {
 		b.loaded[p]++
 	}
 }
 
-// drop undoes take, and has those peers forgotten that nobody needs any more: beside everything else, since a notifier may
-// take its time.
-func (b *Book) drop(c *crew) {
+// drop undoes take, and has the notifier forget those peers that no engine needs any more: in the background, since that may
+// take time.
+func (b *Book) drop(c *ranks) {
 	if c == nil {
 		return
 	}

@@ -9,19 +9,19 @@ import (
 )
 
 var (
-	// ErrNoWay: the engine cannot be told, and nothing was sent, so that another way may be tried.
-	ErrNoWay = errors.New("the prefill engine cannot be told directly: try another way")
+	// ErrNoWay: the engine cannot be notified, and nothing was sent, so that another way may be tried.
+	ErrNoWay = errors.New("the prefill engine cannot be notified directly: try another way")
 	// ErrReleased: the hand-off was released before, with whatever outcome.
 	ErrReleased = errors.New("the hand-off was released before")
 )
 
-// notHeld is where a hold is that no heartbeats are sent for.
+// notHeld is the index of a hold for which no heartbeats are sent.
 const notHeld = -1
 
-// Hold is one hand-off. Its methods may be called from several goroutines, and on nil, which is no hand-off.
+// Hold is one hand-off. Its methods are safe for concurrent use, and for nil, which is no hand-off.
 type Hold struct {
 	book     *Book
-	engine   *engine // nil: it cannot be told
+	engine   *engine // nil: it cannot be notified
 	why      error   // of that
 	id       string
 	released atomic.Bool
@@ -33,8 +33,8 @@ type Hold struct {
 	at    int       // in engine.holds, or notHeld
 }
 
-// Until is the time until which the prefill engine keeps the blocks, as far as that is known here: a lease after it
-// finished, and two thirds of one after the sending of a heartbeat that every rank got. No hand-off has none: the zero time.
+// Until is the time until which the prefill engine keeps the blocks at least: a lease after it finished, and two thirds of one
+// after the sending of a heartbeat that every rank got. It is the zero time for nil.
 func (h *Hold) Until() time.Time {
 	if h == nil {
 		return time.Time{}
@@ -44,9 +44,9 @@ func (h *Hold) Until() time.Time {
 	return h.until
 }
 
-// Safe is the time until which a decode engine may be asked to read what heartbeats hold: it leaves a sixth of a lease for
-// the way there. Without a heartbeat that arrived it is the zero time, and how long a lease may be trusted is the caller's
-// to say. A heartbeat that comes too late does not move it.
+// Safe is the time until which a decode engine may be asked to read a hand-off that heartbeats have renewed: it leaves a sixth
+// of a lease for the way there. Without a heartbeat that arrived it is the zero time, and the caller decides how long to trust
+// the lease. A heartbeat that comes too late does not move it.
 func (h *Hold) Safe() time.Time {
 	if h == nil {
 		return time.Time{}
@@ -59,18 +59,18 @@ func (h *Hold) Safe() time.Time {
 	return h.until.Add(-h.book.config.Lease / 6)
 }
 
-// Ready tells whether Release would reach the engine without meeting it first, as far as is known.
+// Ready reports whether Release can expect to reach the engine without meeting it first.
 func (h *Hold) Ready() bool {
 	if h == nil || h.engine == nil || h.released.Load() || down(h.book.config.Notifier) {
 		return false
 	}
 	h.book.mu.Lock()
 	defer h.book.mu.Unlock()
-	return h.engine.crew != nil
+	return h.engine.ranks != nil
 }
 
-// End ends the heartbeats: decode sends its own by now, or the hand-off is given back in another way. Ending it again does
-// nothing. One that has been sent may still arrive, which does no harm.
+// End ends the heartbeats: decode sends its own by now, or the hand-off is released in another way. Ending a hold again does
+// nothing. A heartbeat that has been sent may still arrive, which does no harm.
 func (h *Hold) End() {
 	if h == nil || h.engine == nil {
 		return
@@ -80,7 +80,7 @@ func (h *Hold) End() {
 	h.end()
 }
 
-// end takes the hold off its engine. Book.mu is held.
+// end removes the hold from its engine. The caller holds Book.mu.
 func (h *Hold) end() {
 	if h.at == notHeld {
 		return
@@ -94,12 +94,12 @@ func (h *Hold) end() {
 	h.at = notHeld
 }
 
-// Release ends the hold, and tells every rank of the engine that the hand-off will not be read. It must not be called while
+// Release ends the hold, and notifies every rank of the engine that the hand-off will not be read. It must not be called while
 // a decode engine may be reading. An engine that is not known yet is met first, for as long as ctx allows.
 //
-// Nil means that all ranks were told. Errors: ErrNoWay if nothing was sent; ErrReleased for a second call, which does
-// nothing; after all others, a rank may have been told or not, and another way could tell it twice: vLLM takes that for a
-// read of blocks that were given to others, counts and logs it.
+// Nil means that all ranks were notified. Errors: ErrNoWay if nothing was sent; ErrReleased for a second call, which does
+// nothing; after all others, a rank may have been notified or not, and another way could notify it twice: vLLM takes that for
+// a read of blocks that belong to other requests by now, counts and logs it.
 func (h *Hold) Release(ctx context.Context) error {
 	if h == nil {
 		return fmt.Errorf("releasing a hand-off: %w: %w", ErrNoWay, errNoBook)
@@ -117,7 +117,7 @@ func (h *Hold) Release(ctx context.Context) error {
 	return nil
 }
 
-// release tells whether anything was, or may have been, sent.
+// release reports whether anything was, or may have been, sent.
 func (h *Hold) release(ctx context.Context) (sent bool, err error) {
 	if h.engine == nil {
 		return false, h.why
@@ -127,12 +127,12 @@ func (h *Hold) release(ctx context.Context) (sent bool, err error) {
 		return false, err
 	}
 	defer h.book.leave(e)
-	x := &errand{engine: e, messages: [][]byte{h.book.config.Notices.Release(h.id)}}
-	err = h.book.run(ctx, x)
-	return x.told > 0 || x.unsure, err
+	x := &delivery{engine: e, messages: [][]byte{h.book.config.Notices.Release(h.id)}}
+	err = h.book.deliver(ctx, x)
+	return x.sent > 0 || x.unsure, err
 }
 
-// leaveTo ends the hold in favour of one more use of its engine, which may have been forgotten since it ended.
+// leaveTo ends the hold and begins a use of its engine, which is added again if it was evicted after the hold had ended.
 func (h *Hold) leaveTo() (*engine, error) {
 	b := h.book
 	b.mu.Lock()

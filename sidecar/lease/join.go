@@ -12,14 +12,14 @@ import (
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
 
-// errUnmet is beside the reasons for which an engine cannot be told now. They were logged when they came up.
+// errUnmet wraps the reasons why an engine cannot be notified now. They were logged when they came up.
 var errUnmet = errors.New("it could not be reached")
 
-// crew gives the ranks of an engine, and waits for the join if it has to be met first. Errors: errUnmet, the context's.
-func (b *Book) crew(ctx context.Context, e *engine) (*crew, error) {
+// meetRanks returns the ranks of an engine, and waits until it has been met. Errors: errUnmet, the context's.
+func (b *Book) meetRanks(ctx context.Context, e *engine) (*ranks, error) {
 	b.mu.Lock()
 	b.beginJoin(e)
-	c, joining, err := e.crew, e.joining, e.failure
+	c, joining, err := e.ranks, e.joining, e.failure
 	if b.closed {
 		c, joining, err = nil, nil, errClosed
 	}
@@ -37,15 +37,15 @@ func (b *Book) crew(ctx context.Context, e *engine) (*crew, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e.crew == nil {
+	if e.ranks == nil {
 		return nil, fmt.Errorf("%w: %w", errUnmet, e.failure)
 	}
-	return e.crew, nil
+	return e.ranks, nil
 }
 
-// beginJoin has an engine met, unless it is known, being met, or to be left alone. Book.mu is held.
+// beginJoin has an engine met, unless it is known, being met, or in a pause after a failure. The caller holds Book.mu.
 func (b *Book) beginJoin(e *engine) {
-	if b.closed || e.crew != nil || e.joining != nil || time.Now().Before(e.again) {
+	if b.closed || e.ranks != nil || e.joining != nil || time.Now().Before(e.again) {
 		return
 	}
 	e.joining = make(chan struct{})
@@ -62,7 +62,7 @@ func (b *Book) join(e *engine) {
 	b.drop(e.stale)
 	e.stale = nil
 	if err == nil {
-		e.crew, e.failure = c, nil
+		e.ranks, e.failure = c, nil
 		b.counts.Joins++
 	} else {
 		b.drop(c)
@@ -72,12 +72,12 @@ func (b *Book) join(e *engine) {
 	pause, closed := e.pause, b.closed
 	b.mu.Unlock()
 	if err != nil && !closed {
-		b.warn("a prefill engine cannot be told of hand-offs: they are not held, and given back by way of decode",
+		b.warnings.Warn("a prefill engine cannot be notified: its hand-offs are not renewed, and released by way of decode",
 			"engine", e.id, "address", address(e.host, e.port), "again_in", pause, "error", err)
 	}
 }
 
-// fail leaves the engine alone for a while, if it was the engine that failed.
+// fail begins a pause in which the engine is not tried, if it was the engine that failed, and not the notifier.
 func (e *engine) fail(err error) {
 	e.failure = err
 	if errors.Is(err, keeper.ErrDown) {
@@ -87,9 +87,9 @@ func (e *engine) fail(err error) {
 	e.again = time.Now().Add(e.pause)
 }
 
-// load meets all ranks. Beside an error, the crew is those that were loaded.
-func (b *Book) load(k key) (*crew, error) {
-	c := &crew{}
+// load meets all ranks. With an error, it returns those that were loaded.
+func (b *Book) load(k key) (*ranks, error) {
+	c := &ranks{}
 	select {
 	case b.joins <- struct{}{}:
 		defer func() { <-b.joins }()
@@ -97,7 +97,7 @@ func (b *Book) load(k key) (*crew, error) {
 		return c, errClosed
 	}
 	if down(b.config.Notifier) {
-		return c, keeper.ErrDown // it would be asked in vain
+		return c, keeper.ErrDown // the answer could not be used
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, joinTime)
 	defer cancel()

@@ -124,7 +124,7 @@ func TestPausesGrow(t *testing.T) {
 			t.Errorf("asked after %s seconds", got)
 		}
 
-		// What is held meanwhile is not tried in vain either.
+		// Holds that begin meanwhile do not ask the engine again either.
 		h := b.Hold(p.handoff(t, "r"), time.Now())
 		time.Sleep(2 * term)
 		synctest.Wait()
@@ -166,7 +166,7 @@ func TestThousandEngines(t *testing.T) {
 	}
 }
 
-// Dead engines keep nobody from those that live, longer than it takes to find out that they are dead.
+// Unreachable engines delay the others only until they are known to be unreachable.
 func TestManyDeadEngines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -214,7 +214,7 @@ func TestEviction(t *testing.T) {
 		if w.self.forgot() != "[e0-0]" || b.Counts().Engines != 2 {
 			t.Errorf("forgot %s, %+v", w.self.forgot(), b.Counts())
 		}
-		if err := first.Release(t.Context()); err != nil { // it is met anew, instead of the third
+		if err := first.Release(t.Context()); err != nil { // it is met again, instead of the third
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -230,7 +230,7 @@ func TestEviction(t *testing.T) {
 	})
 }
 
-// What is used last is kept longest, and an engine that is being told is kept.
+// The engine that was used last is forgotten last, and one that is being notified is not forgotten.
 func TestEvictionSparesTheUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

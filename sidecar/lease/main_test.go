@@ -184,7 +184,7 @@ func (p *prefill) handoff(t testing.TB, id string) dialect.Pin {
 	return dialect.Pin{EngineID: p.id, RequestID: id, Host: p.host, Port: p.port, Tensor: p.tensor, Pipeline: p.pipeline}
 }
 
-// got is what a rank was told and nobody has looked at yet.
+// got is what a rank was sent and the test has not checked yet.
 func (p *prefill) got(rank int) (messages []string) {
 	for {
 		select {
@@ -196,7 +196,7 @@ func (p *prefill) got(rank int) (messages []string) {
 	}
 }
 
-// only checks that every rank was told just these, in order, since it was looked at last.
+// only checks that every rank was sent exactly these messages, in order, since the last check.
 func (p *prefill) only(t testing.TB, want ...string) {
 	t.Helper()
 	for rank := range p.ranks {
@@ -315,7 +315,7 @@ func meet(t testing.TB, b *Book, p *prefill) {
 	t.Helper()
 	h := b.Hold(p.handoff(t, "first"), time.Now())
 	defer h.End()
-	if _, err := b.crew(within(t), h.engine); err != nil {
+	if _, err := b.meetRanks(within(t), h.engine); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -70,7 +70,7 @@ func TestReleaseWhileTheNotifierIsDown(t *testing.T) {
 	})
 }
 
-// What cannot be told is found out without asking anybody.
+// A hand-off that cannot be notified is recognised without asking the engine.
 func TestReleaseOfOddHandoffs(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")

@@ -105,7 +105,7 @@ func TestReleaseTellsEveryRank(t *testing.T) {
 	}
 }
 
-// The notifier's process was started again, and knows nobody.
+// The notifier's process was restarted, and knows no peers.
 func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 	for lost := range 4 {
 		w := newWorld(t)
@@ -125,7 +125,7 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 	}
 }
 
-// An engine that was started again is another one: what the old one had is gone.
+// A restarted engine is another engine: it has none of the blocks of the old one.
 func TestReleaseAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	old := w.engine("old", "10.0.0.1")
@@ -135,7 +135,7 @@ func TestReleaseAfterARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := w.engine("new", "10.0.0.1")
-	wantDoubt(t, b.Hold(old.handoff(t, "r1"), time.Now()).Release(within(t))) // the notifier says no more than that it is gone
+	wantDoubt(t, b.Hold(old.handoff(t, "r1"), time.Now()).Release(within(t))) // the notifier reports only that it is unreachable
 	wantErr(t, b.Hold(old.handoff(t, "r2"), time.Now()).Release(within(t)), ErrNoWay)
 	if err := b.Hold(fresh.handoff(t, "r3"), time.Now()).Release(within(t)); err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func TestReleaseMeetsErrors(t *testing.T) {
 	}
 }
 
-// A peer that is forgotten while it is being told may have got the message.
+// A peer that is forgotten while a message is sent to it may have got the message.
 func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1", 2, 1)
@@ -248,7 +248,7 @@ func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	}
 }
 
-// The same, when the engine can be met again at once: what may have been told is not told again.
+// The same, when the engine can be met again at once: a message that may have arrived is not sent again.
 func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -43,7 +43,7 @@ func mustPin(t *testing.T, e *sim.Engine, blocks int, expired int64) {
 	}
 }
 
-// The simulated engine keeps what is held for just as long as Until says, and has its blocks back when it is released.
+// The simulated engine keeps the blocks of a hold for exactly as long as Until says, and frees them when it is released.
 func TestSimHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

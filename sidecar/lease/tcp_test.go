@@ -148,7 +148,7 @@ func TestSilentRankOverTCP(t *testing.T) {
 	b.Hold(well.handoff(t, "r2"), due)
 	well.hears(t, 0, "HB:r2")
 	began := time.Now()
-	wantDoubt(t, b.Hold(mute.handoff(t, "r3"), began).Release(within(t))) // out of time, or gone: that is the same moment
+	wantDoubt(t, b.Hold(mute.handoff(t, "r3"), began).Release(within(t))) // timed out or closed: both come at the same moment
 	if took := time.Since(began); took > patience/2 {
 		t.Errorf("took %s", took)
 	}
@@ -168,7 +168,7 @@ func TestDialerRefuses(t *testing.T) {
 	wantErr(t, err, denied)
 }
 
-// The keeper's process dies: the next one knows nobody, and is told again.
+// The NIXL agent process dies: the next one knows no peers, and has to load them again.
 func TestOverAKeeper(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -209,7 +209,7 @@ func TestOverAKeeper(t *testing.T) {
 	}
 }
 
-// kill ends the present process by what its agent's peers are told of it: its name has the process id.
+// kill ends the present process, whose id is in the name that its agent's peers know.
 func kill(t *testing.T, k *keeper.Keeper, p *prefill) {
 	t.Helper()
 	peer, err := k.Load(within(t), p.ranks[0].Metadata())

@@ -1,0 +1,108 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/keeper"
+)
+
+// delivery is a set of messages that every rank of an engine gets, each once.
+type delivery struct {
+	engine   *engine
+	messages [][]byte
+	sent     int  // messages that were sent, rank by rank
+	unsure   bool // one more may have been
+}
+
+// deliver sends what is left of a delivery. If the notifier no longer knows the ranks, the engine is met again, once: the
+// notifier may have been restarted.
+func (b *Book) deliver(ctx context.Context, x *delivery) error {
+	for try := 0; ; try++ {
+		c, err := b.meetRanks(ctx, x.engine)
+		if err != nil {
+			return err
+		}
+		err = b.send(ctx, c, x)
+		again := changed(err) && !x.unsure && try == 0
+		b.noteOutcome(x.engine, c, err, again)
+		if !again {
+			return err
+		}
+	}
+}
+
+// changed reports whether a peer has to be loaded anew.
+func changed(err error) bool {
+	return errors.Is(err, transfer.ErrUnknownPeer) || errors.Is(err, transfer.ErrRestarted)
+}
+
+// send sends what is left of a delivery to these ranks.
+func (b *Book) send(ctx context.Context, c *ranks, x *delivery) error {
+	ctx, cancel := context.WithTimeout(ctx, min(b.config.Lease/6, maxNoticeTime))
+	defer cancel()
+	for ; x.sent < len(c.peers)*len(x.messages); x.sent++ {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if down(b.config.Notifier) {
+			return keeper.ErrDown
+		}
+		rank, message := x.sent/len(x.messages), x.messages[x.sent%len(x.messages)]
+		if err := b.config.Notifier.Notify(ctx, c.peers[rank], message); err != nil {
+			x.unsure = !b.unsent(c, err)
+			return fmt.Errorf("notifying rank %d of engine %s: %w", rank, x.engine.id, err)
+		}
+	}
+	return nil
+}
+
+// down reports that a notifier cannot send, if it reports its State: its errors do not distinguish this from a loss on the way.
+func down(n transfer.Notifier) bool {
+	k, ok := n.(interface {
+		State() (keeper.State, <-chan struct{})
+	})
+	if !ok {
+		return false
+	}
+	s, _ := k.State()
+	return !s.Up()
+}
+
+// unsent reports that a message which met this error did not arrive, and will not. A peer that is unknown because it was
+// forgotten in the middle of a call may have got the message.
+func (b *Book) unsent(c *ranks, err error) bool {
+	if errors.Is(err, transfer.ErrBusy) || errors.Is(err, transfer.ErrInvalid) {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return changed(err) && !c.forgotten
+}
+
+// noteOutcome updates the engine after messages were sent to its ranks.
+func (b *Book) noteOutcome(e *engine, c *ranks, err error, again bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	unreachable := errors.Is(err, transfer.ErrGone)
+	switch {
+	case e.ranks != c:
+		return // another delivery has
+	case err == nil:
+		e.pause = 0
+		return
+	case !unreachable && !changed(err):
+		return
+	}
+	e.ranks, e.failure = nil, err
+	if !again {
+		e.fail(err)
+	}
+	if unreachable {
+		b.drop(c)
+	} else {
+		e.stale = c
+	}
+}
