@@ -29,6 +29,9 @@ import (
 // TestQueriesOnAStack asks a real Prometheus, which reads a whole running stack, every query of the dashboards and alerts:
 // each metric and label that they name has to be there, each panel has to show something, and each rule has to work.
 func TestQueriesOnAStack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
 	server := fromDebian(t, "prometheus")

@@ -11,6 +11,9 @@ import (
 // TestExtending follows docs/extending.md in a copy of the repository: it writes the files, inserts the lines, and runs the
 // tests that the page names, except those that this test is itself.
 func TestExtending(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	p := pageNamed(t, "docs/extending.md")
 	dir := t.TempDir()
 	copyModule(t, dir)

@@ -231,6 +231,9 @@ func (l *load) end() (failed, interrupted []string) {
 // that the replica was answering at that moment (see package extproc): at most one in all kills. Envoy's ext-proc filter sends
 // small requests to the other replica, Envoy's first listener sends large ones.
 func TestRestartBehindEnvoy(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	envoy.Require(t)
 	f := startFront(t)
 	l := f.press()

@@ -258,6 +258,9 @@ var crowds = []struct {
 // TestHeadersWithoutEnd has an HTTP/2 client that never ends its headers: the connection must be ended for it. Beside it one
 // that ends its body with trailers, as gRPC's clients may, is served.
 func TestHeadersWithoutEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	s := newBadStack(t)
 	more := string(h2Frame(nil, h2Continuation, 0, 1, h2Field(nil, "x-a", strings.Repeat("a", 100))))
 	for _, d := range s.doors() {
@@ -300,6 +303,9 @@ func drip(on func() bool, do func()) {
 
 // TestBadCrowds has many clients of each kind at once, for three times as long as a body may pause.
 func TestBadCrowds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	s := newBadStack(t)
 	for _, d := range s.doors() {
 		door, addr := d.name, d.addr
@@ -333,6 +339,9 @@ func TestBadCrowds(t *testing.T) {
 // TestHeldBodies has clients send more than may be held, and not end it: what goes beyond is refused at once, and may come
 // again when the others have been given up.
 func TestHeldBodies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	s := newBadStack(t)
 	for _, d := range s.doors() {
 		door, addr := d.name, d.addr

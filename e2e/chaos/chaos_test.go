@@ -29,6 +29,9 @@ var (
 //     has passed nothing of it on yet;
 //   - a refusal because the budget for prefill on decode pods is used up.
 func TestChaos(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	size := chaosSize{prefill: 2, decode: 3, epp: 2}
 	plan := planChaos(*chaosSeed, *chaosFor, size)
 	c := newChaosStack(t, size)

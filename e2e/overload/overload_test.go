@@ -141,6 +141,9 @@ func (o *overloadStack) recover(ctx context.Context, idle time.Duration) time.Du
 // TestOverload offers four times what the stack can do. It sheds what is too much, finishes as much as it ever does, keeps its
 // queues short, and is back to normal when the load ends.
 func TestOverload(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	o := newOverloadStack(t, overloadPrefills)
 	ctx, cancel := context.WithTimeout(t.Context(), *overloadFor+harness.Patience)
 	defer cancel()
@@ -185,6 +188,9 @@ func TestOverload(t *testing.T) {
 // not in the pool any more. What decode pods prefill themselves is so little that running answers hardly notice; the rest is
 // refused.
 func TestPrefillLost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	o := newOverloadStack(t, overloadPrefills)
 	const clients = overloadDecoders * overloadSeqs
 	ctx, cancel := context.WithTimeout(t.Context(), 4**overloadFor+harness.Patience)

@@ -80,6 +80,9 @@ func (r *rollout) tell(t *testing.T, during string) (failed int) {
 // moment at which the chart's preStop hook begins, gets SIGTERM after that, and has its successor before or after. No
 // request fails, none is answered with other tokens, and nothing is stranded.
 func TestRolling(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	f := newRollingFleet(t)
 	f.awaitPickers(t, rollingPairs)
 	l := f.press(t, 8, 0)
@@ -232,6 +235,9 @@ func restartProxy(t *testing.T, f *rollingFleet, i int, there bool) {
 // TestRollingHandoff drains a prefill engine that holds a hand-off which decode has not read yet: the hook waits until it
 // has, and the request does not notice.
 func TestRollingHandoff(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	harness.BothForms(t, func(t *testing.T, stream bool) {
 		f := &rollingFleet{Fleet: &harness.Fleet{Model: "tiny"}, engines: map[string]harness.Program{}}
 		c := harness.Call{API: pd.APICompletions, Prompt: f.Fresh(3 * harness.Threshold), Tokens: 8, Stream: stream}

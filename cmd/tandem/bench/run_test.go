@@ -48,6 +48,9 @@ func measuring(t *testing.T, dir, series string, args ...string) (r Result, stdo
 
 // TestMeasure runs the real programs. Their speed does not matter.
 func TestMeasure(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	dir := programs(t)
 	for name, test := range map[string]func(t *testing.T, dir string){
 		"every kind": testEveryKind, "path": testPath, "without Envoy": testWithoutEnvoy, "against": testAgainst,

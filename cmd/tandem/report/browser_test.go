@@ -206,6 +206,9 @@ const colliding = `[...document.querySelectorAll("svg")].flatMap(svg => {
 })`
 
 func TestPageInBrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	b := startBrowser(t)
 	for name, page := range rendered(t) {
 		file := filepath.Join(t.TempDir(), strings.ReplaceAll(name, " ", "-")+".html")
@@ -258,6 +261,9 @@ func checkPage(b *browser, width int) {
 // TestPageByKeyboard moves through the page with the tab key: everything that scrolls or opens can be reached, and shows the
 // focus.
 func TestPageByKeyboard(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 	b := startBrowser(t)
 	file := filepath.Join(t.TempDir(), "page.html")
 	if err := os.WriteFile(file, render(t, sample(1, 40)), 0o600); err != nil {
