@@ -8,30 +8,114 @@ import (
 
 // Decision is where a request goes, and why.
 type Decision struct {
-	Decode  []*Endpoint // best first, never empty
-	Prefill []*Endpoint // candidates, best first; empty = the prompt is computed on the decode endpoint
-	Verdict pd.Verdict  // pd.Local or pd.Remote
+	// Picks are the stages that have endpoints, in the order in which they were picked for. The request is sent to the
+	// endpoints of the first one, which is never missing.
+	Picks   []StagePick
+	Verdict pd.Verdict // pd.Remote if a stage that splits the request has endpoints, else pd.Local
 	Reason  pd.Reason
-	Strict  bool // the client forbade local prefill
-	Tokens  int  // of the prompt
-	Cached  int  // of these, tokens whose KV cache the first decode choice already has
+	Strict  bool   // the client forbade local prefill
+	Tokens  int    // of the prompt, as they were known at the pick
+	Cached  int    // of these, tokens whose KV cache the first endpoint already has
+	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
 	// Trace tells how the decision came about; nil unless asked for.
 	Trace *Trace
 }
 
+// StagePick is what was picked for one stage.
+type StagePick struct {
+	Stage     Stage
+	Split     bool        // the stage takes the prompt away from the first one
+	Header    string      // request header that tells the sidecar the endpoints; "" for the first stage
+	Reason    pd.Reason   // why the stage runs; "" for the first stage
+	Endpoints []*Endpoint // best first, never empty
+	// Seen is what was known of the first endpoint at the pick; nil where no observer is configured.
+	Seen *Seen
+}
+
+// Seen is what a pick knew of an endpoint.
+type Seen struct {
+	Load     Load     // that its metrics page told
+	InFlight InFlight // that this picker had sent there
+	Cached   int      // tokens of the prompt in its prefix cache
+	Computed Values   // signals that producers computed
+}
+
+// Endpoints are those picked for a stage, best first; none if it has none.
+func (d *Decision) Endpoints(stage Stage) []*Endpoint {
+	for i := range d.Picks {
+		if d.Picks[i].Stage == stage {
+			return d.Picks[i].Endpoints
+		}
+	}
+	return nil
+}
+
+// First are the endpoints that the request is sent to, best first.
+func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
+
+// Plan is the decision as the sidecar is told it, but for what the stream adds: its id, the time it took, and whether
+// reports are read.
+func (d *Decision) Plan() pd.Plan {
+	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict}
+	for i := range d.Picks {
+		if s := &d.Picks[i]; i > 0 && !s.Split { // the verdict tells of the stage that splits
+			p.Stages = append(p.Stages, pd.PlanStage{Name: string(s.Stage), Reason: s.Reason})
+		}
+	}
+	return p
+}
+
 // Trace is how a decision came about, for people and for programs.
 type Trace struct {
-	Snapshot uint64       `json:"snapshot"`         // version of the pool's snapshot
-	Outside  []string     `json:"outside_subset"`   // endpoints the gateway's subset hint excluded
-	Stages   []StageTrace `json:"stages"`           // in the order they ran
-	Decider  string       `json:"decider,omitzero"` // name of the decider that was asked; "" if none was
+	Snapshot uint64         `json:"snapshot"`           // version of the pool's snapshot
+	Outside  []string       `json:"outside_subset"`     // endpoints the gateway's subset hint excluded
+	Stages   []StageTrace   `json:"stages"`             // in the order they ran
+	Deciders []DeciderTrace `json:"deciders,omitempty"` // that were asked, in their order
+	// Preparers are those that ran before the pick, in the order of the configuration.
+	Preparers []PreparerTrace `json:"preparers,omitempty"`
+}
+
+// decider is the name of the decider that was asked about a stage, "" if none was. A nil trace knows of none.
+func (t *Trace) decider(stage Stage) string {
+	if t == nil {
+		return ""
+	}
+	for i := range t.Deciders {
+		if t.Deciders[i].Stage == stage {
+			return t.Deciders[i].Decider
+		}
+	}
+	return ""
+}
+
+// PreparerTrace is one run of a preparer.
+type PreparerTrace struct {
+	Preparer string  `json:"preparer"` // name in the configuration
+	Seconds  float64 `json:"seconds"`
+	Error    string  `json:"error,omitempty"` // why it added nothing
+}
+
+// DeciderTrace is one question to a decider, and its answer.
+type DeciderTrace struct {
+	Stage   Stage       `json:"stage"`   // that was decided on
+	Decider string      `json:"decider"` // name in the configuration
+	Verdict string      `json:"verdict"`
+	Reason  pd.Reason   `json:"reason"`
+	Costs   []CostTrace `json:"costs,omitempty"`
+}
+
+// CostTrace is a Cost for people.
+type CostTrace struct {
+	Verdict  string  `json:"verdict"`
+	Endpoint string  `json:"endpoint"`
+	Seconds  float64 `json:"seconds"`
 }
 
 // StageTrace is one run of a profile.
 type StageTrace struct {
-	Stage      string           `json:"stage"`
+	Stage      Stage            `json:"stage"`
 	Profile    string           `json:"profile"`
 	Candidates []CandidateTrace `json:"candidates"` // chosen ones first in their order, then by total, then those filtered out
 }
@@ -67,6 +151,7 @@ type Outcome struct {
 	API       pd.API
 	Status    int               // HTTP status of the answer; 0 = it never came
 	Plan      pd.Plan           // what was planned
+	Decision  *Decision         // that the request was served by; nil if it was refused, or another replica picked
 	Happened  *pd.Result        // what the sidecar says happened; nil if it did not say
 	Phases    *pd.Phases        // as reported; nil if not
 	Result    *pd.AnswerSummary // how the answer ended, with token counts; nil if not reported
@@ -75,7 +160,12 @@ type Outcome struct {
 	Immediate bool // answered by the picker itself
 }
 
-// Observer is told every outcome, on the goroutine of the stream that ended. It must be quick.
+// Observer is told the outcome of every request, with the decision that it belongs to.
+//
+// A plugin that is an Observer is told from one goroutine, after the stream has ended: it cannot hold a request up. If it
+// is slower than requests come, outcomes are dropped, and counted. It is told the outcomes that become known while its
+// configuration is in use, of requests that an earlier configuration picked as well, and none after it was closed; what it
+// learns outlives a reload if it is in Builder.Keep. It must not change the outcome, and may keep it.
 type Observer interface {
 	Observe(o *Outcome)
 }

@@ -106,6 +106,9 @@ func (e *Endpoint) chargeIf(seen, add InFlight) bool {
 func (e *Endpoint) charge(add InFlight)       { e.inFlight.Add(add.pack()) }
 func (e *Endpoint) discharge(charge InFlight) { e.inFlight.Add(-charge.pack()) }
 
+// recharge replaces a charge by another.
+func (e *Endpoint) recharge(old, charge InFlight) { e.inFlight.Add(charge.pack() - old.pack()) }
+
 // Load is what an endpoint's metrics page reported when it was read last. What every pick reads comes first, in as few cache
 // lines as possible.
 type Load struct {

@@ -14,11 +14,26 @@ type Explanation struct {
 	Decision string            `json:"decision"` // local, remote or refused
 	Reason   pd.Reason         `json:"reason"`
 	Refusal  *RefusalSummary   `json:"refusal,omitempty"`
-	Decode   []string          `json:"decode"`  // addresses, best first
-	Prefill  []string          `json:"prefill"` // addresses, best first
+	Picks    []PickSummary     `json:"picks"`   // one for each stage that has endpoints, in their order
 	Headers  map[string]string `json:"headers"` // what the gateway would be told to add; the plan's id is made at the pick
 	Decider  DeciderNumbers    `json:"decider"`
 	Trace    *Trace            `json:"trace"`
+}
+
+// PickSummary is what was picked for one stage.
+type PickSummary struct {
+	Stage     Stage    `json:"stage"`
+	Endpoints []string `json:"endpoints"` // addresses, best first
+}
+
+// Endpoints are the addresses picked for a stage, best first; none if it has none.
+func (x *Explanation) Endpoints(stage Stage) []string {
+	for _, p := range x.Picks {
+		if p.Stage == stage {
+			return p.Endpoints
+		}
+	}
+	return nil
 }
 
 // RequestSummary is what the picker understood of a request. It holds no prompt.
@@ -53,10 +68,10 @@ type DeciderNumbers struct {
 	Uncached   int    `json:"uncached_tokens"`
 }
 
-// Explain puts an explanation together: of a request, nil if it could not be read; of the decision on it, nil if there is
-// none; and of the refusal, nil if it is served.
+// Explain makes an explanation from a request, nil if it could not be read, the decision on it, nil if there is none, and
+// the refusal, nil if the request is served.
 func Explain(r *Request, d *Decision, refused error) *Explanation {
-	x := &Explanation{Decode: []string{}, Prefill: []string{}, Headers: map[string]string{}}
+	x := &Explanation{Picks: []PickSummary{}, Headers: map[string]string{}}
 	if r != nil {
 		x.Request = RequestSummary{API: r.API.String(), Model: r.Model, Stream: r.Stream, Mode: r.Mode.String(),
 			Split: r.Fit == request.FitSplit, Tokens: r.Prompt.Tokens, Blocks: len(r.Prompt.Blocks),
@@ -64,11 +79,11 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	}
 	if d != nil {
 		x.Decision, x.Reason, x.Trace = d.Verdict.String(), d.Reason, d.Trace
-		x.Decode, x.Prefill = addresses(d.Decode), addresses(d.Prefill)
-		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
-		if d.Trace != nil {
-			x.Decider.Name = d.Trace.Decider
+		for i := range d.Picks {
+			x.Picks = append(x.Picks, PickSummary{d.Picks[i].Stage, addresses(d.Picks[i].Endpoints)})
 		}
+		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
+		x.Decider.Name = d.Trace.decider(StagePrefill)
 	}
 	if d != nil && refused == nil {
 		x.addHeaders(r, d)
@@ -82,13 +97,15 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 }
 
 func (x *Explanation) addHeaders(r *Request, d *Decision) {
-	x.Headers[HeaderDestination] = strings.Join(x.Decode, ",")
+	x.Headers[HeaderDestination] = strings.Join(x.Picks[0].Endpoints, ",")
 	if r.API == pd.APIOther {
 		return
 	}
-	x.Headers[pd.HeaderPlan] = pd.Plan{Verdict: d.Verdict, ID: "0000000000000000", Reason: d.Reason, Strict: d.Strict}.String()
-	if len(x.Prefill) > 0 {
-		x.Headers[pd.HeaderPrefill] = strings.Join(x.Prefill, ",")
+	plan := d.Plan()
+	plan.ID = "0000000000000000"
+	x.Headers[pd.HeaderPlan] = plan.String()
+	for i, p := range x.Picks[1:] {
+		x.Headers[d.Picks[1+i].Header] = strings.Join(p.Endpoints, ",")
 	}
 	if r.Asked != "" {
 		x.Headers[pd.HeaderModel] = pd.Rename{Asked: r.Asked, Answers: r.Model}.String()

@@ -13,8 +13,9 @@ import (
 
 func TestExplain(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Mode: pd.ModeForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
-	d := &epp.Decision{Decode: pods(2), Prefill: pods(1), Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
-		Trace: &epp.Trace{Decider: "threshold"}}
+	d := &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: pods(2)},
+		{Stage: epp.StagePrefill, Split: true, Header: pd.HeaderPrefill, Endpoints: pods(1)}}, Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
+		Trace: &epp.Trace{Deciders: []epp.DeciderTrace{{Stage: epp.StagePrefill, Decider: "threshold"}}}}
 	t.Run("served", func(t *testing.T) {
 		x := epp.Explain(r, d, nil)
 		if want := (epp.RequestSummary{API: "chat", Model: "m", Stream: true, Mode: "force", Split: true, Tokens: 9, Blocks: 2}); x.Request != want {
@@ -23,8 +24,8 @@ func TestExplain(t *testing.T) {
 		if x.Decision != "remote" || x.Reason != pd.Forced || x.Refusal != nil || x.Trace != d.Trace {
 			t.Errorf("got %+v", x)
 		}
-		if len(x.Decode) != 2 || !slices.Equal(x.Prefill, []string{"10.0.0.1:8000"}) {
-			t.Errorf("decode %v, prefill %v", x.Decode, x.Prefill)
+		if len(x.Endpoints(epp.StageDecode)) != 2 || !slices.Equal(x.Endpoints(epp.StagePrefill), []string{"10.0.0.1:8000"}) {
+			t.Errorf("picks %v", x.Picks)
 		}
 		want := map[string]string{"x-gateway-destination-endpoint": "10.0.0.1:8000,10.0.0.1:8000", "x-prefiller-host-port": "10.0.0.1:8000",
 			"x-tandem-plan": "remote;id=0000000000000000;reason=forced;strict=0;epp=0"}
@@ -37,7 +38,7 @@ func TestExplain(t *testing.T) {
 	})
 	t.Run("refused", func(t *testing.T) {
 		x := epp.Explain(r, nil, pd.Refuse(pd.NoEndpoint, "None."))
-		if x.Decision != "refused" || x.Reason != pd.NoEndpoint || x.Refusal.Status != 503 || x.Refusal.Message != "None." || x.Decode == nil {
+		if x.Decision != "refused" || x.Reason != pd.NoEndpoint || x.Refusal.Status != 503 || x.Refusal.Message != "None." || x.Picks == nil {
 			t.Errorf("got %+v, %+v", x, x.Refusal)
 		}
 	})
@@ -51,7 +52,7 @@ func TestExplain(t *testing.T) {
 
 func TestExplainRewrites(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "big", Asked: "llama", Rewrite: "canary", Objective: "fast", Priority: 7, Known: true}
-	x := epp.Explain(r, &epp.Decision{Decode: pods(1), Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
+	x := epp.Explain(r, &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: pods(1)}}, Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
 	q := x.Request
 	if q.Model != "big" || q.Asked != "llama" || q.Rewrite != "canary" || q.Objective != "fast" || q.Priority != 7 || !q.Known {
 		t.Errorf("request %+v", q)

@@ -8,11 +8,13 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-func charged(e *epp.Endpoint) *epp.Reservation { return epp.Insist(claim(e, 10), epp.Claim{}, false) }
+func charged(e *epp.Endpoint) *epp.Decision {
+	return &epp.Decision{Reservation: epp.Insist(claim(e, 10))}
+}
 
 func TestLedgerHandsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, e := epp.NewLedger(patience), pod("e")
+		l, e := epp.NewLedger(patience, epp.SystemClock), pod("e")
 		r := charged(e)
 		l.Hold("a", r)
 		time.Sleep(patience - 1)
@@ -28,13 +30,13 @@ func TestLedgerHandsOver(t *testing.T) {
 		}
 		time.Sleep(2 * patience)
 		checkInFlight(t, e, 1, 10) // the taker's business now
-		r.End()
+		r.Reservation.End()
 	})
 }
 
 func TestLedgerEndsWhatNobodyTakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, e := epp.NewLedger(patience), pod("e")
+		l, e := epp.NewLedger(patience, epp.SystemClock), pod("e")
 		l.Hold("a", charged(e))
 		time.Sleep(patience / 2)
 		l.Hold("b", charged(e))
@@ -54,7 +56,7 @@ func TestLedgerEndsWhatNobodyTakes(t *testing.T) {
 
 func TestLedgerHoldsAnIDOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, first, second := epp.NewLedger(patience), pod("first"), pod("second")
+		l, first, second := epp.NewLedger(patience, epp.SystemClock), pod("first"), pod("second")
 		l.Hold("a", charged(first))
 		time.Sleep(patience / 2)
 		later := charged(second)
@@ -65,13 +67,13 @@ func TestLedgerHoldsAnIDOnce(t *testing.T) {
 		if r, ok := l.Take("a"); !ok || r != later {
 			t.Errorf("got %v, %v", r, ok)
 		}
-		later.End()
+		later.Reservation.End()
 	})
 }
 
 func TestLedgerClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, e := epp.NewLedger(patience), pod("e")
+		l, e := epp.NewLedger(patience, epp.SystemClock), pod("e")
 		l.Hold("a", charged(e))
 		l.Hold("b", charged(e))
 		l.Close()

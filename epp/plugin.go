@@ -6,23 +6,6 @@ import (
 	"time"
 )
 
-// Stage is what an endpoint is picked for.
-type Stage uint8
-
-// The stages.
-const (
-	StageDecode Stage = iota
-	StagePrefill
-)
-
-// String names the stage.
-func (s Stage) String() string {
-	if s == StagePrefill {
-		return "prefill"
-	}
-	return "decode"
-}
-
 // Candidate is an endpoint that may be picked, with all that was known of it when the pick began.
 type Candidate struct {
 	*Endpoint
@@ -37,9 +20,25 @@ type Candidate struct {
 type Round struct {
 	Request *Request
 	Stage   Stage
-	Decode  *Endpoint  // in the prefill stage, the decode endpoint chosen before
+	Before  []Chosen   // first choices of the stages that were picked for before, in their order
 	Rand    *rand.Rand // reproducible under a seed
 	Now     time.Time
+}
+
+// Chosen is the first choice of a stage.
+type Chosen struct {
+	Stage    Stage
+	Endpoint *Endpoint
+}
+
+// Chosen is the first choice of a stage that was picked for before, nil if there is none.
+func (r *Round) Chosen(stage Stage) *Endpoint {
+	for i := range r.Before {
+		if r.Before[i].Stage == stage {
+			return r.Before[i].Endpoint
+		}
+	}
+	return nil
 }
 
 // Filter keeps the candidates that may serve. It works in place: the result is a prefix of c's array, in the same order.
@@ -87,33 +86,6 @@ type Matcher interface {
 	// Learn is told that a prompt will be computed on an endpoint, whose load tells the size of its KV cache.
 	Learn(p *Prompt, e *Endpoint, load *Load)
 }
-
-// Handler says which profiles run, and in what order.
-type Handler interface {
-	// Stages is asked once, with the names of all profiles there are. The error tells which one is missing, or too many.
-	Stages(profiles []string) (Stages, error)
-}
-
-// Stages are the profiles of the two stages, and what lies between.
-type Stages struct {
-	Decode      string  // profile of the decode stage
-	Prefill     string  // profile of the prefill stage; "" = requests are never split
-	Decider     Decider // nil = never remote, unless the client forces it
-	Candidates  int     // how many prefill endpoints the sidecar gets, best first
-	OnNoPrefill OnNoPrefill
-}
-
-// OnNoPrefill says what becomes of requests that should go remote while there is no prefill endpoint.
-type OnNoPrefill uint8
-
-const (
-	// PrefillLocal has them prefilled on decode, and counted.
-	PrefillLocal OnNoPrefill = iota
-	// PrefillBudget does so within the fallback budget, and refuses the others.
-	PrefillBudget
-	// PrefillRefuse refuses all of them.
-	PrefillRefuse
-)
 
 // Charge says how a request is charged to the endpoints it goes to.
 type Charge struct {

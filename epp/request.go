@@ -9,7 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Request is what a client asks, as far as a picker looks at it. It does not change once it is made.
+// Request is what a client asks, as far as a picker looks at it. It does not change any more once its preparers
+// have run: see Preparer.
 type Request struct {
 	ID     string // x-request-id, for logs and spans; never a key, since clients choose it
 	Path   string // URL path without the query
@@ -31,6 +32,8 @@ type Request struct {
 	Known     bool
 	// Priority is that of the objective, 0 without a known one. Negative ones are refused first: see Detector.
 	Priority int
+
+	attached []any // by preparers: see Attach
 }
 
 // Prompt is the prompt as far as it can be known without the model's tokenizer.

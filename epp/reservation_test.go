@@ -20,9 +20,24 @@ func pods(n int) (all []*epp.Endpoint) {
 	return all
 }
 
-// claim charges one request of some tokens to what an endpoint has in flight now.
+// claim charges one request of some tokens to what an endpoint has in flight now, for decoding: only the request stays
+// charged after the answer has begun.
 func claim(e *epp.Endpoint, tokens int) epp.Claim {
-	return epp.Claim{Endpoint: e, Seen: e.InFlight(), Add: epp.InFlight{Requests: 1, Tokens: tokens}}
+	return epp.Claim{Stage: epp.StageDecode, Endpoint: e, Seen: e.InFlight(), Add: epp.InFlight{Requests: 1, Tokens: tokens},
+		Keep: epp.InFlight{Requests: 1}}
+}
+
+// keeping is a claim whose tokens stay charged too.
+func keeping(c epp.Claim) epp.Claim {
+	c.Keep = c.Add
+	return c
+}
+
+// prefilling charges one request of some tokens for prefill: nothing stays charged after the answer has begun.
+func prefilling(e *epp.Endpoint, tokens int) epp.Claim {
+	c := claim(e, tokens)
+	c.Stage, c.Keep = epp.StagePrefill, epp.InFlight{}
+	return c
 }
 
 func checkInFlight(t *testing.T, e *epp.Endpoint, requests, tokens int) {
@@ -35,17 +50,17 @@ func checkInFlight(t *testing.T, e *epp.Endpoint, requests, tokens int) {
 func TestReserve(t *testing.T) {
 	d, p := pod("decode"), pod("prefill")
 	stale := claim(d, 1)
-	r, ok := epp.Reserve(claim(d, 10), claim(p, 100), false)
-	if !ok || r.Decode() != d {
+	r, ok := epp.Reserve([]epp.Claim{claim(d, 10), prefilling(p, 100)})
+	if !ok || r.At(epp.StageDecode) != d {
 		t.Fatal("not reserved")
 	}
 	checkInFlight(t, d, 1, 10)
 	checkInFlight(t, p, 1, 100)
-	if _, ok := epp.Reserve(stale, epp.Claim{}, false); ok {
+	if _, ok := epp.Reserve([]epp.Claim{stale}); ok {
 		t.Error("reserved on a load that is no longer so")
 	}
 	stale.Endpoint = p
-	if _, ok := epp.Reserve(claim(d, 7), stale, false); ok {
+	if _, ok := epp.Reserve([]epp.Claim{claim(d, 7), stale}); ok {
 		t.Error("reserved though prefill's load is no longer so")
 	}
 	checkInFlight(t, d, 1, 10)
@@ -54,14 +69,14 @@ func TestReserve(t *testing.T) {
 	r.End()
 	checkInFlight(t, d, 0, 0)
 	checkInFlight(t, p, 0, 0)
-	if r.Decode() != nil {
+	if r.At(epp.StageDecode) != nil {
 		t.Error("an ended reservation names an endpoint")
 	}
 }
 
 func TestReserveBothOnOneEndpoint(t *testing.T) {
 	e := pod("both")
-	r, ok := epp.Reserve(claim(e, 10), claim(e, 100), false)
+	r, ok := epp.Reserve([]epp.Claim{claim(e, 10), prefilling(e, 100)})
 	if !ok {
 		t.Fatal("not reserved")
 	}
@@ -74,9 +89,9 @@ func TestReserveBothOnOneEndpoint(t *testing.T) {
 
 func TestInsist(t *testing.T) {
 	d, p := pod("decode"), pod("prefill")
-	old, oldPrefill := claim(d, 10), claim(p, 100)
-	first := epp.Insist(old, oldPrefill, false)
-	second := epp.Insist(old, oldPrefill, false)
+	old, oldPrefill := claim(d, 10), prefilling(p, 100)
+	first := epp.Insist(old, oldPrefill)
+	second := epp.Insist(old, oldPrefill)
 	checkInFlight(t, d, 2, 20)
 	checkInFlight(t, p, 2, 200)
 	first.End()
@@ -89,11 +104,11 @@ func TestAnswered(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		t.Run(fmt.Sprint("keep ", keep), func(t *testing.T) {
 			d, p := pod("decode"), pod("prefill")
-			r := epp.Insist(claim(d, 10), claim(p, 100), keep)
-			left := 0
+			decode, left := claim(d, 10), 0
 			if keep {
-				left = 10
+				decode, left = keeping(decode), 10
 			}
+			r := epp.Insist(decode, prefilling(p, 100))
 			for range 2 {
 				r.Answered()
 				checkInFlight(t, d, 1, left)
@@ -108,21 +123,21 @@ func TestAnswered(t *testing.T) {
 
 func TestMove(t *testing.T) {
 	picked, served := pod("picked"), pod("served")
-	r := epp.Insist(claim(picked, 10), epp.Claim{}, false)
-	r.Move(picked)
+	r := epp.Insist(claim(picked, 10))
+	r.Move(epp.StageDecode, picked)
 	checkInFlight(t, picked, 1, 10)
-	r.Move(served)
+	r.Move(epp.StageDecode, served)
 	checkInFlight(t, picked, 0, 0)
 	checkInFlight(t, served, 1, 10)
 	r.Answered()
-	r.Move(picked)
+	r.Move(epp.StageDecode, picked)
 	checkInFlight(t, picked, 1, 0)
 	checkInFlight(t, served, 0, 0)
 	r.End()
-	r.Move(served)
+	r.Move(epp.StageDecode, served)
 	checkInFlight(t, picked, 0, 0)
 	checkInFlight(t, served, 0, 0)
-	if r.Decode() != nil {
+	if r.At(epp.StageDecode) != nil {
 		t.Error("moved after its end")
 	}
 }
@@ -147,14 +162,14 @@ func TestVersionsShareTheirLoad(t *testing.T) {
 		}
 	}
 	stale := claim(old, 1)
-	r := epp.Insist(claim(old, 10), epp.Claim{}, false)
+	r := epp.Insist(claim(old, 10))
 	checkInFlight(t, next, 1, 10)
-	r.Move(next)
+	r.Move(epp.StageDecode, next)
 	checkInFlight(t, next, 1, 10)
-	if _, ok := epp.Reserve(stale, epp.Claim{}, false); ok {
+	if _, ok := epp.Reserve([]epp.Claim{stale}); ok {
 		t.Error("reserved on a load that another version has no longer")
 	}
-	both, ok := epp.Reserve(claim(old, 1), claim(next, 2), false)
+	both, ok := epp.Reserve([]epp.Claim{claim(old, 1), prefilling(next, 2)})
 	if !ok {
 		t.Fatal("not reserved on two versions of one endpoint")
 	}
@@ -162,9 +177,9 @@ func TestVersionsShareTheirLoad(t *testing.T) {
 	both.End()
 	r.Answered()
 	checkInFlight(t, old, 1, 0)
-	r.Move(other)
+	r.Move(epp.StageDecode, other)
 	checkInFlight(t, next, 0, 0)
-	r.Move(next)
+	r.Move(epp.StageDecode, next)
 	r.End()
 	for _, e := range []*epp.Endpoint{old, next, other} {
 		checkInFlight(t, e, 0, 0)
@@ -187,7 +202,7 @@ func TestReserveSpreadsABurst(t *testing.T) {
 							least = c
 						}
 					}
-					_, reserved = epp.Reserve(least, epp.Claim{}, false)
+					_, reserved = epp.Reserve([]epp.Claim{least})
 				}
 			}
 		})
@@ -229,32 +244,39 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 	}
 	// Pauses that meet the ledger's patience to the nanosecond are the ones that race with it.
 	pause := func() { <-time.After(time.Duration(rnd.IntN(4)) * patience / 2) }
-	decode, prefill := claim(e(), rnd.IntN(100)), epp.Claim{}
+	claims := []epp.Claim{claim(e(), rnd.IntN(100))}
 	if rnd.IntN(2) == 0 {
-		prefill = claim(e(), rnd.IntN(100))
+		claims[0] = keeping(claims[0])
 	}
-	r, ok := epp.Reserve(decode, prefill, rnd.IntN(2) == 0)
+	for _, stage := range []epp.Stage{epp.StagePrefill, "encode", "another"}[:rnd.IntN(4)] {
+		c := prefilling(e(), rnd.IntN(100))
+		c.Stage = stage
+		claims = append(claims, c)
+	}
+	r, ok := epp.Reserve(claims)
 	if !ok {
-		r = epp.Insist(decode, prefill, rnd.IntN(2) == 0)
+		r = epp.Insist(claims...)
 	}
 	held := rnd.IntN(4) > 0
 	if held {
 		// Ids are ours, yet one that comes twice must cost nothing.
 		id := fmt.Sprint(w.ids.Add(int64(rnd.IntN(2))))
-		w.ledger.Hold(id, r)
+		w.ledger.Hold(id, &epp.Decision{Reservation: r})
 		pause()
-		if r, ok = w.ledger.Take(id); !ok {
+		d, ok := w.ledger.Take(id)
+		if !ok {
 			return // expired, or another's hold took its place: it has been ended
 		}
+		r = d.Reservation
 	}
 	for range rnd.IntN(6) {
 		switch rnd.IntN(4) {
 		case 0:
-			r.Move(e())
+			r.Move(epp.StageDecode, e())
 		case 1:
 			r.Answered()
 		case 2:
-			r.Decode()
+			r.At(epp.StageDecode)
 		case 3:
 			pause()
 		}
@@ -270,7 +292,7 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 func TestReservationsLeakNothing(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
-			w := &world{endpoints: pods(3), ledger: epp.NewLedger(patience)}
+			w := &world{endpoints: pods(3), ledger: epp.NewLedger(patience, epp.SystemClock)}
 			var wg sync.WaitGroup
 			for worker := range uint64(8) {
 				rnd := rand.New(rand.NewPCG(seed, worker))

@@ -8,23 +8,36 @@ import (
 	"time"
 )
 
-// Plan is what the picker wants of the sidecar, in HeaderPlan:
+// Plan tells the sidecar what the picker decided, in HeaderPlan:
 //
-//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report]
+//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report][;stage-<name>=<token> …]
 type Plan struct {
-	Verdict Verdict
-	ID      string // 16 lower-case hex digits, made by the picker, one per request
+	Verdict Verdict // whether the prompt is computed on another pod
+	ID      string  // 16 lower-case hex digits, made by the picker, one per request
 	Reason  Reason
 	Strict  bool          // never prefill locally: the client forced P/D without fallback
 	EPP     time.Duration // last request byte at the picker → its answer
 	Report  bool          // the picker reads trailers: send the report on streams
+	Stages  []PlanStage   // further stages that run on other pods, in their order; nil = none
 }
+
+// PlanStage is a stage of a request, besides decode and prefill, that runs on another pod.
+type PlanStage struct {
+	Name   string // lower-case letters and dashes
+	Reason Reason // must explain Remote
+}
+
+// stagePrefix begins the names of the members that are stages.
+const stagePrefix = "stage-"
+
+// maxStageName is the longest name of a stage, bytes.
+const maxStageName = 16
 
 // planIDLen is the length of a plan's id in hex digits (64 bits: no collision among what is in flight in one pool).
 const planIDLen = 16
 
-// ParsePlan reads HeaderPlan. Every member but report is required, each once; unknown members and reasons that do not
-// explain the verdict are errors.
+// ParsePlan reads HeaderPlan. Every member but report and the stages is required, each once; unknown members and reasons
+// that do not explain the verdict are errors.
 func ParsePlan(value string) (Plan, error) {
 	var p Plan
 	var have int
@@ -72,9 +85,24 @@ func (p *Plan) set(name, v string, have *int) (err error) {
 			err = errors.New("takes no value")
 		}
 	default:
-		err = errUnknownParam
+		*have--
+		err = p.addStage(name, v)
 	}
 	return err
+}
+
+func (p *Plan) addStage(name, v string) error {
+	stage, ok := strings.CutPrefix(name, stagePrefix)
+	switch {
+	case !ok:
+		return errUnknownParam
+	case stage == "" || len(stage) > maxStageName || strings.Trim(stage, "abcdefghijklmnopqrstuvwxyz-") != "":
+		return errors.New("must be named by lower-case letters and dashes")
+	case !Reason(v).Explains(Remote):
+		return fmt.Errorf("reason %q does not explain %s", v, Remote)
+	}
+	p.Stages = append(p.Stages, PlanStage{stage, Reason(v)})
+	return nil
 }
 
 // String prints the plan as ParsePlan reads it.
@@ -92,6 +120,10 @@ func (p Plan) String() string {
 	b = appendMillis(append(b, ";epp="...), p.EPP)
 	if p.Report {
 		b = append(b, ";report"...)
+	}
+	for _, s := range p.Stages {
+		b = append(append(append(b, ';'), stagePrefix...), s.Name...)
+		b = append(append(b, '='), s.Reason...)
 	}
 	return string(b)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestParsePlan(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := pd.ParsePlan(c.in)
-			if err != nil || got != c.plan {
+			if err != nil || !reflect.DeepEqual(got, c.plan) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 			if want := cmp.Or(c.out, c.in); got.String() != want {
@@ -103,13 +104,19 @@ func TestParsePlanRefuses(t *testing.T) {
 		{"epp has a sign", change("0.8", "+0.8"), "milliseconds"},
 		{"epp has an exponent", change("0.8", "8e1"), "milliseconds"},
 		{"epp is hexadecimal", change("0.8", "0x1p3"), "milliseconds"},
+		{"a stage without a name", plan + ";stage-=always", "lower-case letters"},
+		{"a stage with a long name", plan + ";stage-abcdefghijklmnopq=always", "lower-case letters"},
+		{"a stage in capitals", plan + ";stage-Encode=always", "lower-case letters"},
+		{"a stage that is local", plan + ";stage-encode=short-prompt", "does not explain remote"},
+		{"a stage without a reason", plan + ";stage-encode", "does not explain remote"},
+		{"a stage twice", plan + ";stage-encode=always;stage-encode=always", "twice"},
 		{"report with a value", plan + ";report=1", "takes no value"},
 		{"too long", plan + strings.Repeat(" ", 512), "longer than 512 bytes"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := pd.ParsePlan(c.in)
-			if err == nil || got != (pd.Plan{}) {
+			if err == nil || !reflect.DeepEqual(got, pd.Plan{}) {
 				t.Fatalf("got %+v, %v", got, err)
 			}
 			if !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), pd.HeaderPlan) {
@@ -127,19 +134,19 @@ func TestPlanRoundTrip(t *testing.T) {
 			Verdict: v, ID: fmt.Sprintf("%016x", r.Uint64()), Reason: oneOf(r, pd.Reasons(v)),
 			Strict: r.IntN(2) == 0, EPP: time.Duration(r.Int64N(24*3600*1e6)) * time.Microsecond, Report: r.IntN(2) == 0,
 		}
-		if back, err := pd.ParsePlan(p.String()); err != nil || back != p {
+		for _, name := range []string{"encode", "re-rank"}[:r.IntN(3)] {
+			p.Stages = append(p.Stages, pd.PlanStage{Name: name, Reason: oneOf(r, pd.Reasons(pd.Remote))})
+		}
+		if back, err := pd.ParsePlan(p.String()); err != nil || !reflect.DeepEqual(back, p) {
 			t.Fatalf("%+v prints as %s, which is %+v, %v", p, p, back, err)
 		}
 	}
 }
 
 // stable fails if what was parsed does not print as something that parses to the same again.
-func stable[T interface {
-	comparable
-	fmt.Stringer
-}](t *testing.T, in string, v T, parse func(string) (T, error)) {
+func stable[T fmt.Stringer](t *testing.T, in string, v T, parse func(string) (T, error)) {
 	t.Helper()
-	if back, err := parse(v.String()); err != nil || back != v {
+	if back, err := parse(v.String()); err != nil || !reflect.DeepEqual(back, v) {
 		t.Fatalf("%q is %+v, prints as %q, which is %+v, %v", in, v, v, back, err)
 	}
 }

@@ -85,11 +85,11 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	var decision *epp.Decision
 	request, err := reader.Close(p.rules.policy())
 	if err == nil {
-		decision, err = p.sched.Explain(request)
+		decision, err = p.sched.Explain(r.Context(), request)
 	}
 	x := epp.Explain(request, decision, err)
 	if x.Decider.Name != "" {
-		x.Decider.Parameters = p.inUse().built.Stages.Decider
+		x.Decider.Parameters = p.inUse().built.Stages.Row(epp.StagePrefill).Decider.Decider
 	}
 	writeJSON(w, x)
 }

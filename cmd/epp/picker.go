@@ -48,7 +48,7 @@ func (p *picker) inUse() *use { return p.current.Load() }
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.keep, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
-	p.sched = sched.New(p.pool)
+	p.sched = sched.New(p.pool, epp.SystemClock)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
 	}
@@ -145,8 +145,9 @@ func (c *settings) rehearse(b *config.Built) error {
 
 // pipeline is what picks by a configuration.
 func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
-	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, DeciderName: b.DeciderName, Matcher: b.Matcher,
-		Producers: b.Producers, Detector: b.Detector, Charge: b.Charge, Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
+	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, Preparers: b.Preparers, Admission: b.Admission,
+		Matcher: b.Matcher, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
+		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
 }
 
 // swap makes a configuration the one in use, as a whole or not at all.
@@ -218,6 +219,7 @@ func (p *picker) run(ctx context.Context) error {
 		following.Go(func() { p.live.Follow(ctx, p.settings.Picking.File) })
 	}
 	following.Go(func() { p.rules.follow(ctx) })
+	following.Go(func() { p.sched.Run(ctx) })
 	err := p.pool.Run(ctx)
 	stop()
 	following.Wait()

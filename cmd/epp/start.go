@@ -38,14 +38,15 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	defer func() { err = errors.Join(err, picker.live.Close()) }()
-	ledger := epp.NewLedger(takeover)
+	ledger := epp.NewLedger(takeover, epp.SystemClock)
 	defer ledger.Close()
 	front := cfg.front()
 	if front.Auth, err = cfg.followSecret(log); err != nil {
 		return err
 	}
 	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
-		Log: log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
+		Observers: []epp.Observer{picker.sched},
+		Log:       log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
 		return fmt.Errorf("starting the front door: %w", err)
 	}

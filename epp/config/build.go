@@ -9,23 +9,25 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Built is a configuration at work.
+// Built is a configuration with its plugins built.
 type Built struct {
-	Profiles    []epp.Profile
-	Stages      epp.Stages
-	DeciderName string      // of Stages.Decider in the configuration; "" if there is none
-	Matcher     epp.Matcher // nil: nobody looks at prefix caches
-	Producers   []epp.Producer
-	Detector    epp.Detector // nil: nothing is refused for being less urgent
-	Charge      epp.Charge
-	Discovery   any        // what dataLayer.discovery names; nil if it names nothing
-	Sources     []Source   // what is read about endpoints
-	Instances   []Instance // all plugins, each after those it refers to
+	Profiles  []epp.Profile
+	Stages    epp.Stages
+	Preparers []epp.NamedPreparer // in the order in which they were built
+	Admission epp.Admission       // nil: every request is picked for at once
+	Matcher   epp.Matcher         // nil: nothing is known of prefix caches
+	Producers []epp.Producer
+	Links     epp.LinkEstimator // nil: nothing is known of links
+	Detector  epp.Detector      // nil: nothing is refused for being less urgent
+	Charge    epp.Charge
+	Discovery any        // what dataLayer.discovery names; nil if it names nothing
+	Sources   []Source   // what is read about endpoints
+	Instances []Instance // all plugins, each after those it refers to
 
-	workshop *workshop
+	builder *builder
 }
 
-// Instance is a plugin at work.
+// Instance is a plugin that was built.
 type Instance struct {
 	Name, Type string
 	Value      any
@@ -37,7 +39,7 @@ type Source struct {
 	Extractors []any
 }
 
-// Of gives all instances that are a T, each after those it refers to.
+// Of returns all instances that are a T, each after those it refers to.
 func Of[T any](b *Built) (all []T) {
 	for _, i := range b.Instances {
 		if t, ok := i.Value.(T); ok {
@@ -47,13 +49,13 @@ func Of[T any](b *Built) (all []T) {
 	return all
 }
 
-// Close ends all instances that can be closed, the latest built first.
-func (b *Built) Close() error { return b.workshop.close() }
+// Close closes all instances that can be closed, the latest built first.
+func (b *Built) Close() error { return b.builder.close() }
 
 // Build builds all plugins. If one cannot be built, those that were are closed again.
 func (c *Config) Build(log *slog.Logger, keep *epp.Keep) (*Built, error) {
-	w := newWorkshop(log, keep)
-	b := &Built{workshop: w}
+	w := newBuilder(log, keep)
+	b := &Built{builder: w}
 	if err := c.build(b, w); err != nil {
 		if closing := w.close(); closing != nil {
 			err = fmt.Errorf("%w (then %w)", err, closing)
@@ -63,7 +65,7 @@ func (c *Config) Build(log *slog.Logger, keep *epp.Keep) (*Built, error) {
 	return b, nil
 }
 
-func (c *Config) build(b *Built, w *workshop) (err error) {
+func (c *Config) build(b *Built, w *builder) (err error) {
 	w.fail = func(p *plugin, cause error) { err = fmt.Errorf("building plugin %s: %w", p.name, cause) }
 	byName := make(map[string]*plugin, len(c.plugins))
 	for _, p := range c.plugins {
@@ -87,18 +89,29 @@ func (c *Config) build(b *Built, w *workshop) (err error) {
 	return b.askHandler(c)
 }
 
-// fill gives the instances their places.
+// only is the one instance that is a T, nil if there is none: see checkSingles.
+func only[T any](b *Built) (one T) {
+	for _, one = range Of[T](b) {
+		break
+	}
+	return one
+}
+
+// fill puts the instances to their uses.
 func (b *Built) fill(c *Config) {
-	made := b.workshop.made
+	made := b.builder.made
 	for _, p := range c.profiles {
 		b.Profiles = append(b.Profiles, p.build(made))
 	}
-	for _, m := range Of[epp.Matcher](b) {
-		b.Matcher = m
-	}
+	b.Matcher, b.Links, b.Admission = only[epp.Matcher](b), only[epp.LinkEstimator](b), only[epp.Admission](b)
 	b.Producers = Of[epp.Producer](b)
-	for _, charger := range Of[epp.Charger](b) {
+	if charger := only[epp.Charger](b); charger != nil {
 		b.Charge = charger.Charge()
+	}
+	for _, i := range b.Instances {
+		if p, ok := i.Value.(epp.Preparer); ok {
+			b.Preparers = append(b.Preparers, epp.NamedPreparer{Name: i.Name, Preparer: p})
+		}
 	}
 	b.Detector, _ = made[c.detector].(epp.Detector)
 	if c.discovery != nil {
@@ -130,29 +143,16 @@ func (p *profile) build(made map[*plugin]any) epp.Profile {
 	return built
 }
 
-// askHandler asks the profile handler for the stages, and finds out the name of the decider that it took.
+// askHandler asks the profile handler for the stages.
 func (b *Built) askHandler(c *Config) (err error) {
-	for _, p := range b.workshop.order {
-		handler, ok := b.workshop.made[p].(epp.Handler)
+	for _, p := range b.builder.order {
+		handler, ok := b.builder.made[p].(epp.Handler)
 		if !ok {
 			continue
 		}
 		if b.Stages, err = handler.Stages(c.profileNames()); err != nil {
 			return fmt.Errorf("asking plugin %s for the stages: %w", p.name, err)
 		}
-		if b.Stages.Decider != nil {
-			b.DeciderName = b.workshop.decider(p)
-		}
 	}
 	return nil
-}
-
-// decider is the name of the decider that a plugin refers to.
-func (w *workshop) decider(p *plugin) string {
-	for _, to := range w.refs[p] {
-		if isA[epp.Decider](w.made[to]) {
-			return to.name
-		}
-	}
-	return ""
 }

@@ -104,7 +104,9 @@ func (aMatcher) EndpointJoined(*epp.Endpoint)                {}
 func (aMatcher) EndpointLeft(*epp.Endpoint)                  {}
 func (aCharger) Charge() epp.Charge                          { return epp.Charge{OutputRatio: 7} }
 func (h aHandler) Stages([]string) (epp.Stages, error) {
-	return epp.Stages{Decode: "default", Decider: h.decider}, nil
+	row := epp.PrefillRow("default", 1)
+	row.Decider = epp.NamedDecider{Name: "decider", Decider: h.decider}
+	return epp.Stages{epp.DecodeRow("default"), row}, nil
 }
 
 // parts is a table of plugin types that do nothing.
@@ -173,7 +175,7 @@ dataLayer: {discovery: {pluginRef: the-discovery}}
 		b.Profiles[0].Filters[0].Name != "filter" || b.Profiles[0].Scorers[0].Weight != 1 || b.Profiles[0].Picker == nil {
 		t.Errorf("profiles %+v", b.Profiles)
 	}
-	if b.Matcher == nil || b.Charge.OutputRatio != 7 || b.Discovery == nil || b.DeciderName != "decider" {
+	if b.Matcher == nil || b.Charge.OutputRatio != 7 || b.Discovery == nil || b.Stages[1].Decider.Name != "decider" {
 		t.Errorf("built %+v", b)
 	}
 	if got := Of[epp.Scorer](b); len(got) != 1 {

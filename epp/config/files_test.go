@@ -130,7 +130,7 @@ func checkBuilds(t *testing.T, c *config.Config) *config.Built {
 			t.Errorf("profile %s has no picker", p.Name)
 		}
 	}
-	if !slices.ContainsFunc(b.Profiles, func(p epp.Profile) bool { return p.Name == b.Stages.Decode }) {
+	if !slices.ContainsFunc(b.Profiles, func(p epp.Profile) bool { return p.Name == b.Stages[0].Profile }) {
 		t.Errorf("the decode stage has no profile: %+v", b.Stages)
 	}
 	return b
@@ -144,8 +144,9 @@ func TestDefault(t *testing.T) {
 	}
 	checkRoundTrip(t, c)
 	b := checkBuilds(t, c)
-	if b.Stages.Decode != "decode" || b.Stages.Prefill != "prefill" || b.DeciderName != "prefix-based-pd-decider" || b.Stages.Decider == nil {
-		t.Errorf("stages %+v, decider %q", b.Stages, b.DeciderName)
+	if len(b.Stages) != 2 || b.Stages[0].Profile != "decode" || b.Stages[1].Profile != "prefill" ||
+		b.Stages[1].Decider.Name != "prefix-based-pd-decider" || b.Stages[1].Decider.Decider == nil {
+		t.Errorf("stages %+v", b.Stages)
 	}
 	for _, p := range b.Profiles {
 		if !slices.ContainsFunc(p.Filters, func(f epp.NamedFilter) bool { return f.Filter == epp.Filter(b.Detector) }) {

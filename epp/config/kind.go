@@ -27,6 +27,14 @@ func describe(p *plugin, instance any) string {
 		return "a producer of load in flight"
 	case epp.Producer:
 		return "a producer of signals"
+	case epp.Preparer:
+		return "a preparer of requests"
+	case epp.Admission:
+		return "an admission"
+	case epp.LinkEstimator:
+		return "an estimator of links"
+	case epp.Observer:
+		return "an observer of outcomes"
 	}
 	if kind := dataLayerKind(p); kind != "" {
 		return kind.article()

@@ -156,6 +156,8 @@ func (r *reader) doubtful() bool {
 func (r *reader) checkSingles() {
 	checkSingle[epp.Matcher](r)
 	checkSingle[epp.Charger](r)
+	checkSingle[epp.Admission](r)
+	checkSingle[epp.LinkEstimator](r)
 }
 
 func checkSingle[T any](r *reader) {

@@ -18,7 +18,7 @@ type reader struct {
 	doc     document
 	types   map[string]typeName // all spellings of the table's types
 	names   map[string]named    // plugins of the file by name
-	trial   *workshop           // where plugins are built to see what they are
+	trial   *builder            // where plugins are built to see what they are
 	used    map[*plugin]bool    // referred to by something
 	cfg     *Config
 	ordered []string // spellings in the order of the table, for suggestions
@@ -49,7 +49,7 @@ func newReader(table []epp.Row) *reader {
 		names:    map[string]named{},
 		used:     map[*plugin]bool{},
 		cfg:      &Config{},
-		trial:    newWorkshop(slog.New(slog.DiscardHandler), &epp.Keep{}),
+		trial:    newBuilder(slog.New(slog.DiscardHandler), &epp.Keep{}),
 	}
 	r.trial.fail = r.failed
 	for _, row := range table {
@@ -137,7 +137,7 @@ func (r *reader) readParameters(p *plugin, spec *pluginSpec) {
 	}
 	p.params.Problems(func(field, format string, args ...any) { r.problem(inside(path, field), format, args...) })
 	if len(r.problems)+r.more > before {
-		r.trial.spoil(p)
+		r.trial.exclude(p)
 	}
 }
 
@@ -162,7 +162,7 @@ func (r *reader) checkReferences(p *plugin) {
 			r.problem(path, "%s is %s, which has no effect", quote(refs[field]), to.foreign)
 		}
 		if to.plugin == nil {
-			r.trial.spoil(p)
+			r.trial.exclude(p)
 			continue
 		}
 		r.used[to.plugin] = true

@@ -16,7 +16,9 @@ func (st *stream) takeOver(ends bool) (done bool, err error) {
 	st.reported = true
 	if plan, err := pd.ParsePlan(st.request.head.plan); err == nil {
 		st.outcome.Plan = plan
-		st.reservation, _ = st.s.deps.Ledger.Take(plan.ID)
+		if d, ok := st.s.deps.Ledger.Take(plan.ID); ok {
+			st.reservation, st.outcome.Decision = d.Reservation, d
+		}
 	}
 	if st.reservation == nil {
 		st.reservation = st.s.reserveAgain(&st.request.head)
@@ -38,9 +40,12 @@ func (s *Server) reserveAgain(h *head) *epp.Reservation {
 	if decode == nil {
 		return nil
 	}
-	prefill, _ := s.find(first(h.prefill))
 	one := epp.InFlight{Requests: 1}
-	return epp.Insist(epp.Claim{Endpoint: decode, Add: one}, epp.Claim{Endpoint: prefill, Add: one}, false)
+	claims := []epp.Claim{{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one}}
+	if prefill, _ := s.find(first(h.prefill)); prefill != nil {
+		claims = append(claims, epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill, Add: one})
+	}
+	return epp.Insist(claims...)
 }
 
 func first(list string) string {
@@ -52,7 +57,7 @@ func first(list string) string {
 // If that stream never comes, the ledger ends the reservation.
 func (st *stream) leaveReservation() {
 	if st.filter == filterPicker && st.outcome.Plan.ID != "" && st.reservation != nil {
-		st.s.deps.Ledger.Hold(st.outcome.Plan.ID, st.reservation)
+		st.s.deps.Ledger.Hold(st.outcome.Plan.ID, st.outcome.Decision)
 		st.reservation = nil
 	}
 }

@@ -103,7 +103,7 @@ func (st *stream) readsTrailers() bool {
 // headersAnswer returns the answer to the request's headers: it sets those of the decision and of the body, and removes those that
 // a client may not send.
 func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingResponse {
-	chosen := d.Decode
+	chosen := d.First()
 	if st.s.cfg.SingleEndpoint {
 		chosen = chosen[:1]
 	}
@@ -111,8 +111,9 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 	m := &procv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 4)}
 	set(m, epp.HeaderDestination, destination)
 	if st.outcome.Plan.ID != "" {
-		if len(d.Prefill) > 0 {
-			set(m, pd.HeaderPrefill, destinations(d.Prefill))
+		for i := range d.Picks[1:] {
+			pick := &d.Picks[1+i]
+			set(m, pick.Header, destinations(pick.Endpoints))
 		}
 		set(m, pd.HeaderPlan, st.outcome.Plan.String())
 		if st.s.cfg.Auth != nil {

@@ -67,7 +67,7 @@ func BenchmarkStream(b *testing.B) {
 var benchServers = map[string]func(t testing.TB) *rig{
 	"replica": serveReplica,
 	"floor": func(t testing.TB) *rig {
-		r := &rig{ledger: epp.NewLedger(time.Hour)}
+		r := &rig{ledger: epp.NewLedger(time.Hour, epp.SystemClock)}
 		r.grpc = grpc.NewServer(ServerOptions(Defaults(), nil)...)
 		(&client.Floor{Endpoints: "10.0.0.1:8000"}).Register(r.grpc)
 		r.serve(t)

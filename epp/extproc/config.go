@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -50,7 +51,7 @@ func Defaults() Config {
 // Scheduler picks. Both methods are called from many goroutines. The error of Pick is a *pd.Refusal.
 type Scheduler interface {
 	Blocks() epp.BlockSpec
-	Pick(r *epp.Request) (*epp.Decision, error)
+	Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error)
 }
 
 // Endpoints finds an endpoint by its address. An endpoint that has left the pool is found while requests to it run.

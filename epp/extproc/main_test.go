@@ -73,7 +73,7 @@ func newPool(addresses ...string) *pool {
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
 
-func (p *pool) Pick(r *epp.Request) (*epp.Decision, error) {
+func (p *pool) Pick(_ context.Context, r *epp.Request) (*epp.Decision, error) {
 	if p.choose != nil {
 		return p.choose(r)
 	}
@@ -84,15 +84,18 @@ func (p *pool) Pick(r *epp.Request) (*epp.Decision, error) {
 const tokens = 100
 
 func (p *pool) local(r *epp.Request, decode ...*epp.Endpoint) (*epp.Decision, error) {
-	charge := epp.InFlight{Requests: 1, Tokens: tokens}
-	return &epp.Decision{Decode: decode, Verdict: pd.Local, Reason: pd.BelowThreshold, Tokens: r.Prompt.Tokens,
-		Reservation: epp.Insist(epp.Claim{Endpoint: decode[0], Add: charge}, epp.Claim{}, false)}, nil
+	claim := epp.Claim{Stage: epp.StageDecode, Endpoint: decode[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}, Keep: epp.InFlight{Requests: 1}}
+	return &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: decode}}, Verdict: pd.Local, Reason: pd.BelowThreshold,
+		Tokens: r.Prompt.Tokens, Reservation: epp.Insist(claim)}, nil
 }
 
 func (p *pool) remote(decode *epp.Endpoint, prefill ...*epp.Endpoint) (*epp.Decision, error) {
-	return &epp.Decision{Decode: []*epp.Endpoint{decode}, Prefill: prefill, Verdict: pd.Remote, Reason: pd.Uncached,
-		Reservation: epp.Insist(epp.Claim{Endpoint: decode, Add: epp.InFlight{Requests: 1}},
-			epp.Claim{Endpoint: prefill[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}}, false)}, nil
+	one := epp.InFlight{Requests: 1}
+	return &epp.Decision{Verdict: pd.Remote, Reason: pd.Uncached,
+		Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: []*epp.Endpoint{decode}},
+			{Stage: epp.StagePrefill, Split: true, Header: pd.HeaderPrefill, Endpoints: prefill}},
+		Reservation: epp.Insist(epp.Claim{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one},
+			epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}})}, nil
 }
 
 func (p *pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
@@ -212,7 +215,7 @@ func startRig(t testing.TB, p *pool, options ...option) *rig {
 // makeRig makes a rig that does not serve yet.
 func makeRig(t testing.TB, p *pool, more []grpc.ServerOption, options ...option) *rig {
 	t.Helper()
-	r := &rig{pool: p, ledger: epp.NewLedger(time.Hour), reg: prometheus.NewRegistry(), observer: &observer{}, log: &lines{},
+	r := &rig{pool: p, ledger: epp.NewLedger(time.Hour, epp.SystemClock), reg: prometheus.NewRegistry(), observer: &observer{}, log: &lines{},
 		handlers: counter{first: make(chan struct{})}}
 	cfg := Defaults()
 	cfg.BodyLimit = 1 << 20

@@ -146,7 +146,7 @@ func (st *stream) decide(how ending, last time.Time) (done bool, err error) {
 		span.refused(r, why)
 		return st.refuse(why, last)
 	}
-	st.reservation = d.Reservation
+	st.reservation, st.outcome.Decision = d.Reservation, d
 	took := time.Since(last)
 	st.s.metrics.answered(d.Verdict, took)
 	span.picked(r, d, took)
@@ -164,7 +164,7 @@ func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err err
 	if st.response.state == responseExpected {
 		st.startWait(waitDecision, last)
 	}
-	if d, err = st.s.deps.Scheduler.Pick(r); err != nil {
+	if d, err = st.s.deps.Scheduler.Pick(st.grpc.Context(), r); err != nil {
 		return r, nil, err
 	}
 	st.s.metrics.rewritten(r)
@@ -177,8 +177,9 @@ func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err err
 // answer sends the headers that change, then the body with the name of the model that answers.
 func (st *stream) answer(how ending, d *epp.Decision, took time.Duration, span span) (done bool, err error) {
 	if st.request.head.generates() {
-		st.outcome.Plan = pd.Plan{Verdict: d.Verdict, ID: planID(rand.Uint64()), Reason: d.Reason, Strict: d.Strict, EPP: took,
-			Report: st.readsTrailers()}
+		plan := &st.outcome.Plan
+		*plan = d.Plan()
+		plan.ID, plan.EPP, plan.Report = planID(rand.Uint64()), took, st.readsTrailers()
 	}
 	if st.grpc.Context().Err() != nil { // the client left during the pick: no accountant will come
 		st.reported = true

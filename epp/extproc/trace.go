@@ -85,11 +85,10 @@ func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
 	s.SetAttributes(append(requestAttributes(r),
 		attribute.String("tandem.pd.plan", d.Verdict.String()),
 		attribute.String("tandem.pd.reason", string(d.Reason)),
-		attribute.String("tandem.endpoint.decode", d.Decode[0].Address),
 		attribute.Int("tandem.tokens.cached", d.Cached),
 		attribute.Float64("tandem.phase.epp_ms", float64(took)/float64(time.Millisecond)))...)
-	if len(d.Prefill) > 0 {
-		s.SetAttributes(attribute.String("tandem.endpoint.prefill", d.Prefill[0].Address))
+	for i := range d.Picks {
+		s.SetAttributes(attribute.String("tandem.endpoint."+string(d.Picks[i].Stage), d.Picks[i].Endpoints[0].Address))
 	}
 }
 

@@ -72,8 +72,8 @@ const (
 	prefillBudget = "budget"
 )
 
-var onNoPrefill = map[string]epp.OnNoPrefill{
-	prefillLocal: epp.PrefillLocal, prefillBudget: epp.PrefillBudget, prefillRefuse: epp.PrefillRefuse,
+var onNoPrefill = map[string]epp.OnNone{
+	prefillLocal: epp.NoneSkips, prefillBudget: epp.NoneSkipsWithinBudget, prefillRefuse: epp.NoneRefuses,
 }
 
 // prefillCandidates is the default of the parameter of this name.
@@ -137,10 +137,11 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 	h := disaggHandler{
 		decode:  cmp.Or(p.Profiles.Decode, p.DecodeProfile),
 		prefill: cmp.Or(p.Profiles.Prefill, p.PrefillProfile),
-		stages:  epp.Stages{Candidates: p.PrefillCandidates, OnNoPrefill: onNoPrefill[p.OnNoPrefill]},
+		split:   epp.PrefillRow("", p.PrefillCandidates),
 	}
+	h.split.OnNone = onNoPrefill[p.OnNoPrefill]
 	if p.StageOrder == prefillFirst {
-		h.stages.Decider = alwaysRemote{}
+		h.split.Decider.Decider = alwaysRemote{}
 		return h, nil
 	}
 	if field, name := p.decider(); name != "" {
@@ -148,7 +149,7 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		h.stages.Decider = decider
+		h.split.Decider = epp.NamedDecider{Name: name, Decider: decider}
 	}
 	return h, nil
 }
@@ -156,33 +157,34 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 // disaggHandler finds the profiles of the two stages; "" stands for the name they have by default.
 type disaggHandler struct {
 	decode, prefill string
-	stages          epp.Stages
+	split           epp.StageRow // the prefill stage, but for its profile
 }
 
 // Stages implements epp.Handler.
 func (h disaggHandler) Stages(profiles []string) (epp.Stages, error) {
-	s := h.stages
 	var errs []error
-	find := func(stage, name string) string {
-		wanted := cmp.Or(name, stage)
-		switch {
-		case slices.Contains(profiles, wanted):
-			return wanted
-		case stage == "prefill" && name == "" && s.Decider == nil:
-			return "" // nobody asks for it: requests are not split
+	find := func(stage epp.Stage, name string) string {
+		wanted := cmp.Or(name, string(stage))
+		if !slices.Contains(profiles, wanted) {
+			errs = append(errs, fmt.Errorf("no profile %q for the %s stage, there is %s",
+				wanted, stage, strings.Join(profiles, ", ")))
 		}
-		errs = append(errs, fmt.Errorf("no profile %q for the %s stage, there is %s",
-			wanted, stage, strings.Join(profiles, ", ")))
 		return wanted
 	}
-	s.Decode, s.Prefill = find("decode", h.decode), find("prefill", h.prefill)
-	if s.Decode == s.Prefill {
-		errs = append(errs, fmt.Errorf("profile %q cannot be that of both stages", s.Decode))
+	stages := epp.Stages{epp.DecodeRow(find(epp.StageDecode, h.decode))}
+	// Without a decider and without a profile of that name, requests are not split.
+	if h.prefill != "" || h.split.Decider.Decider != nil || slices.Contains(profiles, string(epp.StagePrefill)) {
+		row := h.split
+		row.Profile = find(epp.StagePrefill, h.prefill)
+		stages = append(stages, row)
+		if row.Profile == stages[0].Profile {
+			errs = append(errs, fmt.Errorf("profile %q cannot be that of both stages", row.Profile))
+		}
 	}
 	for _, name := range profiles {
-		if name != s.Decode && name != s.Prefill {
+		if !slices.ContainsFunc(stages, func(row epp.StageRow) bool { return row.Profile == name }) {
 			errs = append(errs, fmt.Errorf("profile %q is run by no stage", name))
 		}
 	}
-	return s, errors.Join(errs...)
+	return stages, errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -9,10 +10,13 @@ import (
 )
 
 func TestStages(t *testing.T) {
-	split := func(s epp.Stages) epp.Stages {
-		s.Decode, s.Prefill = "decode", "prefill"
-		return s
+	split := func(decode, prefill string, candidates int, decider epp.NamedDecider, on epp.OnNone) epp.Stages {
+		row := epp.PrefillRow(prefill, candidates)
+		row.Decider, row.OnNone = decider, on
+		return epp.Stages{epp.DecodeRow(decode), row}
 	}
+	named := epp.NamedDecider{Name: "always", Decider: alwaysRemote{}}
+	own := func(d epp.Decider) epp.NamedDecider { return epp.NamedDecider{Decider: d} }
 	const disagg, old = "disagg-profile-handler", "pd-profile-handler"
 	for _, test := range []struct {
 		name, typ, parameters string
@@ -20,21 +24,21 @@ func TestStages(t *testing.T) {
 		want                  epp.Stages
 		err                   string
 	}{
-		{"single", "single-profile-handler", "", "mine", epp.Stages{Decode: "mine"}, ""},
+		{"single", "single-profile-handler", "", "mine", epp.Stages{epp.DecodeRow("mine")}, ""},
 		{"single of two", "single-profile-handler", "", "a b", epp.Stages{}, "exactly one profile is run, there are 2 (a, b)"},
 		{"single of none", "single-profile-handler", "", "", epp.Stages{}, "exactly one profile is run, there are 0 ()"},
 
-		{"no decider: never, unless forced", disagg, "", "prefill decode", split(epp.Stages{Candidates: 3}), ""},
-		{"no prefill profile, nobody asks for it", disagg, "", "decode", epp.Stages{Decode: "decode", Candidates: 3}, ""},
-		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
-		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
-		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split(epp.Stages{Candidates: 5, OnNoPrefill: epp.PrefillRefuse}), ""},
+		{"no decider: never, unless forced", disagg, "", "prefill decode", split("decode", "prefill", 3, own(nil), epp.NoneSkips), ""},
+		{"no prefill profile, nobody asks for it", disagg, "", "decode", epp.Stages{epp.DecodeRow("decode")}, ""},
+		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split("decode", "prefill", 3, named, epp.NoneSkips), ""},
+		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote{}), epp.NoneSkips), ""},
+		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split("decode", "prefill", 5, own(nil), epp.NoneRefuses), ""},
 		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
+			split("d", "p", 3, named, epp.NoneSkips), ""},
 		{"flat names", disagg, "{decodeProfile: d, prefillProfile: p, prefillDeciderPluginName: always, deciderPluginName: nobody}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
+			split("d", "p", 3, named, epp.NoneSkips), ""},
 		{"oldest name of the decider", disagg, "deciderPluginName: always", "decode prefill",
-			split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
+			split("decode", "prefill", 3, named, epp.NoneSkips), ""},
 
 		{"decider without a prefill profile", disagg, "deciders: {prefill: always}", "decode", epp.Stages{},
 			`no profile "prefill" for the prefill stage, there is decode`},
@@ -46,12 +50,12 @@ func TestStages(t *testing.T) {
 		{"both the same", disagg, "profiles: {decode: p, prefill: p}", "p", epp.Stages{}, `profile "p" cannot be that of both stages`},
 		{"one too many", disagg, "", "decode encode", epp.Stages{}, `profile "encode" is run by no stage`},
 
-		{"old", old, "", "decode prefill", split(epp.Stages{Decider: threshold{NonCachedTokens: 25}, Candidates: 3}), ""},
+		{"old", old, "", "decode prefill", split("decode", "prefill", 3, own(threshold{NonCachedTokens: 25}), epp.NoneSkips), ""},
 		{"old, characters", old, "{threshold: 10, hashBlockSize: 5}", "decode prefill",
-			split(epp.Stages{Decider: threshold{NonCachedTokens: 3}, Candidates: 3}), ""},
-		{"old, zero is always", old, "threshold: 0", "decode prefill", split(epp.Stages{Decider: alwaysRemote{}, Candidates: 3}), ""},
+			split("decode", "prefill", 3, own(threshold{NonCachedTokens: 3}), epp.NoneSkips), ""},
+		{"old, zero is always", old, "threshold: 0", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote{}), epp.NoneSkips), ""},
 		{"old, decider", old, "{deciderPluginName: always, decodeProfile: d, prefillProfile: p}", "d p",
-			epp.Stages{Decode: "d", Prefill: "p", Decider: alwaysRemote{}, Candidates: 3}, ""},
+			split("d", "p", 3, named, epp.NoneSkips), ""},
 		{"old, no prefill profile", old, "", "decode", epp.Stages{}, `no profile "prefill" for the prefill stage, there is decode`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -62,7 +66,7 @@ func TestStages(t *testing.T) {
 				t.Error(err)
 			case test.err != "" && (err == nil || err.Error() != strings.ReplaceAll(test.err, "|", "\n")):
 				t.Errorf("error %v, want %s", err, test.err)
-			case test.err == "" && got != test.want:
+			case test.err == "" && !reflect.DeepEqual(got, test.want):
 				t.Errorf("%+v, want %+v", got, test.want)
 			}
 		})

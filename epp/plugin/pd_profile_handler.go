@@ -55,13 +55,13 @@ func (p *PDProfileHandler) References() map[string]string {
 // Build implements epp.Plugin.
 func (p *PDProfileHandler) Build(b *epp.Builder) (any, error) {
 	b.Log.Warn("pd-profile-handler is an old form; write a disagg-profile-handler with a prefix-based-pd-decider")
-	h := disaggHandler{decode: p.DecodeProfile, prefill: p.PrefillProfile, stages: epp.Stages{Candidates: prefillCandidates}}
+	h := disaggHandler{decode: p.DecodeProfile, prefill: p.PrefillProfile, split: epp.PrefillRow("", prefillCandidates)}
 	if p.DeciderPluginName == "" {
-		h.stages.Decider = p.threshold()
+		h.split.Decider.Decider = p.threshold()
 		return h, nil
 	}
 	decider, err := refer[epp.Decider](b, "deciderPluginName", p.DeciderPluginName)
-	h.stages.Decider = decider
+	h.split.Decider = epp.NamedDecider{Name: p.DeciderPluginName, Decider: decider}
 	return h, err
 }
 

@@ -23,8 +23,8 @@ type singleProfileHandler struct{}
 // Stages implements epp.Handler.
 func (singleProfileHandler) Stages(profiles []string) (epp.Stages, error) {
 	if len(profiles) != 1 {
-		return epp.Stages{}, fmt.Errorf("exactly one profile is run, there are %d (%s)",
+		return nil, fmt.Errorf("exactly one profile is run, there are %d (%s)",
 			len(profiles), strings.Join(profiles, ", "))
 	}
-	return epp.Stages{Decode: profiles[0]}, nil
+	return epp.Stages{epp.DecodeRow(profiles[0])}, nil
 }

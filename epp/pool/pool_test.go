@@ -307,7 +307,7 @@ func TestRelabeledUnderLoad(t *testing.T) {
 				default:
 				}
 				r := inFlight(p.Snapshot().Endpoints[n%len(specs)])
-				r.Move(p.Snapshot().Endpoints[n/2%len(specs)])
+				r.Move(epp.StageDecode, p.Snapshot().Endpoints[n/2%len(specs)])
 				r.Answered()
 				r.End()
 			}

@@ -40,7 +40,7 @@ func production(tb testing.TB) sched.Config {
 	}
 	c := disagg()
 	c.Profiles = []epp.Profile{profile("decode"), profile("prefill")}
-	c.Stages.Decider = always{}
+	c.Stages[1].Decider.Decider = always{}
 	c.Matcher = instance[epp.Matcher](tb, "approx-prefix-cache-producer")
 	return c
 }
@@ -107,7 +107,7 @@ func BenchmarkExplain(b *testing.B) {
 	s, r := scheduler(b, half(100), c), kilobyte(c, 1)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := s.Explain(r); err != nil {
+		if _, err := s.Explain(b.Context(), r); err != nil {
 			b.Fatal(err)
 		}
 	}

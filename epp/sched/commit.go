@@ -2,7 +2,6 @@ package sched
 
 import (
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // tries is how often a pick is made before it stands although others have charged its endpoints meanwhile. A lost race is
@@ -10,12 +9,12 @@ import (
 const tries = 3
 
 // commit makes the decision and charges it. The last tries of all picks are made one after the other: each sees what the
-// one before it charged, where all that lose together would choose alike, and insist. The error is a *pd.Refusal.
+// one before it charged. Otherwise all that lose together would choose alike, and insist. The error is a *pd.Refusal.
 func (k *pick) commit() (*epp.Reservation, error) {
-	if err := k.admit(); err != nil {
+	if err := k.shed(); err != nil {
 		return nil, err
 	}
-	keep, metrics := k.pipeline.config.Charge.Output, k.pipeline.config.Metrics
+	metrics := k.pipeline.config.Metrics
 	for try := 1; ; try++ {
 		if try == tries {
 			k.pipeline.last.Lock()
@@ -27,28 +26,50 @@ func (k *pick) commit() (*epp.Reservation, error) {
 		if err := k.run(); err != nil {
 			return nil, err
 		}
-		decode, prefill := k.claims()
-		if r, ok := epp.Reserve(decode, prefill, keep); ok {
+		k.claim()
+		if r, ok := epp.Reserve(k.claims); ok {
 			return r, nil
 		}
 		if try == tries {
 			metrics.insisted.Inc()
-			return epp.Insist(decode, prefill, keep), nil
+			return epp.Insist(k.claims...), nil
 		}
 		metrics.retries.Inc()
 	}
 }
 
-// claims are the charges of a decision: the prompt's uncached tokens go to who computes them.
-func (k *pick) claims() (decode, prefill epp.Claim) {
-	d := &k.decode[0]
-	decode = epp.Claim{Endpoint: d.Endpoint, Seen: d.InFlight, Add: epp.InFlight{Requests: 1, Tokens: k.output()}}
-	if k.verdict != pd.Remote {
-		decode.Add.Tokens += k.uncached(d)
-		return decode, prefill
+// claim makes the charges of a decision, one for each stage that has endpoints.
+func (k *pick) claim() {
+	k.claims = k.claims[:0]
+	computes := k.computes()
+	for i := range k.pipeline.stages {
+		if len(k.chosen[i]) == 0 {
+			continue
+		}
+		s, c := &k.pipeline.stages[i], &k.chosen[i][0]
+		claim := epp.Claim{Stage: s.Stage, Endpoint: c.Endpoint, Seen: c.InFlight, Add: epp.InFlight{Requests: 1}}
+		if i == computes {
+			claim.Add.Tokens = k.uncached(c)
+		}
+		if s.Generates {
+			claim.Add.Tokens += k.output()
+			claim.Keep.Requests = 1
+			if k.pipeline.config.Charge.Output {
+				claim.Keep.Tokens = claim.Add.Tokens
+			}
+		}
+		k.claims = append(k.claims, claim)
 	}
-	p := &k.prefill[0]
-	return decode, epp.Claim{Endpoint: p.Endpoint, Seen: p.InFlight, Add: epp.InFlight{Requests: 1, Tokens: k.uncached(p)}}
+}
+
+// computes is the index of the stage whose endpoint computes the prompt: the last that can and has one.
+func (k *pick) computes() (last int) {
+	for i := range k.pipeline.stages {
+		if k.pipeline.stages[i].Computes && len(k.chosen[i]) > 0 {
+			last = i
+		}
+	}
+	return last
 }
 
 // uncached is how many tokens of the prompt a candidate would have to compute.
@@ -70,31 +91,61 @@ func (k *pick) output() int {
 	return tokens
 }
 
-// learn tells the matcher who will have the prompt's KV cache: the decode endpoint either way.
+// learn tells the matcher which endpoints will have the prompt's KV cache: the decode endpoint whether it computes the
+// prompt or receives the cache from prefill.
 func (k *pick) learn() {
 	if !k.matches() {
 		return
 	}
 	m, prompt := k.pipeline.config.Matcher, &k.round.Request.Prompt
-	m.Learn(prompt, k.decode[0].Endpoint, k.decode[0].Load)
-	if k.verdict == pd.Remote {
-		m.Learn(prompt, k.prefill[0].Endpoint, k.prefill[0].Load)
+	for i := range k.pipeline.stages {
+		if k.pipeline.stages[i].Computes && len(k.chosen[i]) > 0 {
+			m.Learn(prompt, k.chosen[i][0].Endpoint, k.chosen[i][0].Load)
+		}
 	}
 }
+
+// usualStages is how many stages a decision has memory for; more cost another allocation.
+const usualStages = 2
 
 // decision is what was decided, as callers get it.
 func (k *pick) decision() *epp.Decision {
-	return &epp.Decision{Decode: endpoints(k.decode), Prefill: endpoints(k.prefill), Verdict: k.verdict, Reason: k.reason,
-		Strict: k.strict(), Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached()}
+	made := &struct {
+		epp.Decision
+		picks [usualStages]epp.StagePick
+	}{}
+	d := &made.Decision
+	*d = epp.Decision{Picks: made.picks[:0], Verdict: k.verdict, Reason: k.reason, Strict: k.strict(),
+		Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Costs: k.costs}
+	total := 0
+	for i := range k.chosen {
+		total += len(k.chosen[i])
+	}
+	all := make([]*epp.Endpoint, 0, total)
+	for i := range k.chosen {
+		chosen, s := k.chosen[i], &k.pipeline.stages[i]
+		if len(chosen) == 0 {
+			continue
+		}
+		begin := len(all)
+		for j := range chosen {
+			all = append(all, chosen[j].Endpoint)
+		}
+		pick := epp.StagePick{Stage: s.Stage, Split: s.Split, Header: s.Header, Reason: k.reasons[i],
+			Endpoints: all[begin:len(all):len(all)]}
+		if len(k.pipeline.config.Observers) > 0 {
+			pick.Seen = seen(&chosen[0])
+		}
+		d.Picks = append(d.Picks, pick)
+	}
+	return d
 }
 
-func endpoints(c []epp.Candidate) []*epp.Endpoint {
-	if len(c) == 0 {
-		return nil
+// seen copies what is known of a candidate: the pick's memory is used again, and a snapshot is not kept for one endpoint.
+func seen(c *epp.Candidate) *epp.Seen {
+	s := &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
+	if c.Computed != nil {
+		s.Computed = *c.Computed
 	}
-	all := make([]*epp.Endpoint, len(c))
-	for i := range c {
-		all[i] = c[i].Endpoint
-	}
-	return all
+	return s
 }

@@ -84,7 +84,7 @@ func (r *rival) Score(round *epp.Round, c []epp.Candidate, _ []float64) {
 	}
 	r.runs--
 	for i := range c {
-		r.held = append(r.held, epp.Insist(epp.Claim{Endpoint: c[i].Endpoint, Add: epp.InFlight{Requests: 1}}, epp.Claim{}, false))
+		r.held = append(r.held, epp.Insist(epp.Claim{Endpoint: c[i].Endpoint, Add: epp.InFlight{Requests: 1}}))
 	}
 }
 
@@ -95,12 +95,12 @@ func TestLostRaces(t *testing.T) {
 		retries, insisted float64
 	}{
 		"none":                  {losses: 0},
-		"decode once":           {losses: 1, retries: 1},
-		"decode twice":          {losses: 2, retries: 2},
-		"decode every time":     {losses: 3, retries: 2, insisted: 1},
+		"decode once":           {stage: epp.StageDecode, losses: 1, retries: 1},
+		"decode twice":          {stage: epp.StageDecode, losses: 2, retries: 2},
+		"decode every time":     {stage: epp.StageDecode, losses: 3, retries: 2, insisted: 1},
 		"prefill once":          {stage: epp.StagePrefill, losses: 1, retries: 1},
 		"prefill every time":    {stage: epp.StagePrefill, losses: 3, retries: 2, insisted: 1},
-		"more often than tries": {losses: 9, retries: 2, insisted: 1},
+		"more often than tries": {stage: epp.StageDecode, losses: 9, retries: 2, insisted: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, c, registry := fleet("decode", "decode", "prefill", "prefill"), disagg(), prometheus.NewPedanticRegistry()
@@ -120,7 +120,7 @@ func TestLostRaces(t *testing.T) {
 			for _, r := range other.held {
 				r.End()
 			}
-			want := map[string]epp.InFlight{d.Decode[0].Name: {Requests: 1}, d.Prefill[0].Name: {Requests: 1, Tokens: 100}}
+			want := map[string]epp.InFlight{d.Endpoints(epp.StageDecode)[0].Name: {Requests: 1}, d.Endpoints(epp.StagePrefill)[0].Name: {Requests: 1, Tokens: 100}}
 			if got := inFlight(p); !maps.Equal(got, want) {
 				t.Errorf("charged %v, want %v", got, want)
 			}
@@ -136,13 +136,13 @@ func TestRetryLooksAgain(t *testing.T) {
 		dst = highest(1).Pick(r, totals, n, dst)
 		if taken == nil {
 			taken = p.Snapshot().Endpoints[dst[0]]
-			epp.Insist(epp.Claim{Endpoint: taken, Add: epp.InFlight{Requests: 5}}, epp.Claim{}, false)
+			epp.Insist(epp.Claim{Endpoint: taken, Add: epp.InFlight{Requests: 5}})
 		}
 		return dst
 	})
 	r := splitRequest(10)
 	r.Mode = pd.ModeBypass
-	if d := mustPick(t, scheduler(t, p, c), r); d.Decode[0] == taken {
+	if d := mustPick(t, scheduler(t, p, c), r); d.Endpoints(epp.StageDecode)[0] == taken {
 		t.Error("the pick stayed with the endpoint that was taken")
 	}
 }
@@ -182,7 +182,7 @@ func testBurst(t *testing.T, meanwhile func()) {
 			r := splitRequest(1000)
 			r.Mode = pd.ModeBypass
 			<-start
-			if _, err := s.Pick(r); err != nil {
+			if _, err := s.Pick(t.Context(), r); err != nil {
 				t.Error(err)
 			}
 		})
@@ -230,11 +230,11 @@ func TestLearning(t *testing.T) {
 			c.Matcher = m
 			tc.change(&c, r)
 			s := scheduler(t, fleet("decode", "prefill"), c)
-			if _, err := s.Explain(r); (err != nil) != (r.Mode == pd.ModeForce) || len(m.learnt) > 0 {
+			if _, err := s.Explain(t.Context(), r); (err != nil) != (r.Mode == pd.ModeForce) || len(m.learnt) > 0 {
 				t.Errorf("an explanation taught %v (%v)", m.learnt, err)
 			}
 			m.matched = 0
-			d, _ := s.Pick(r)
+			d, _ := s.Pick(t.Context(), r)
 			if !slices.Equal(m.learnt, tc.want) {
 				t.Errorf("learnt %v, want %v", m.learnt, tc.want)
 			}

@@ -6,10 +6,10 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// decide gives the verdict once the decode endpoint is known: the client's word first, then what the request allows, then
-// the decider. The error is a *pd.Refusal.
-func (k *pick) decide() error {
-	r, stages := k.round.Request, &k.pipeline.config.Stages
+// steer gives the verdict on splitting the request once the first endpoint is known: the client's P/D mode counts first,
+// then what the request allows, then the decider. The error is a *pd.Refusal.
+func (k *pick) steer() error {
+	r, i := k.round.Request, k.pipeline.split
 	forced := r.Mode == pd.ModeForce || r.Mode == pd.ModeForceFallback
 	switch {
 	case r.Mode == pd.ModeBypass:
@@ -21,54 +21,85 @@ func (k *pick) decide() error {
 		k.verdict, k.reason = pd.Local, pd.NotSplittable
 	case forced:
 		k.verdict, k.reason = pd.Remote, pd.Forced
-	case k.pipeline.prefill == nil:
+	case i < 0:
 		k.verdict, k.reason = pd.Local, pd.NoPrefill
-	case stages.Decider == nil:
+	case k.pipeline.stages[i].Decider.Decider == nil:
 		k.verdict, k.reason = pd.Local, pd.BelowThreshold
 	default:
-		k.asked = epp.Alternatives{Round: k.round, Tokens: r.Prompt.Tokens, Cached: k.cached(), Local: k.decode}
-		k.asked.Stage = epp.StagePrefill
-		ruling := stages.Decider.Decide(&k.asked)
-		k.verdict, k.reason = ruling.Verdict, ruling.Reason
-		if k.trace != nil {
-			k.trace.Decider = k.pipeline.config.DeciderName
-		}
+		ruling := k.rule(i)
+		k.verdict, k.reason, k.costs = ruling.Verdict, ruling.Reason, ruling.Costs
 	}
 	return nil
 }
 
-// cached is how many tokens of the prompt the first decode choice has cached, 0 before there is one.
-func (k *pick) cached() int {
-	if len(k.decode) == 0 {
-		return 0
+// rule asks the decider of a stage. If that is a Comparer, the stage's endpoints are chosen before; they stay chosen if the
+// ruling is that the stage runs.
+func (k *pick) rule(i int) epp.Ruling {
+	s := &k.pipeline.stages[i]
+	k.asked = epp.Alternatives{Round: k.round, Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Local: k.chosen[0]}
+	k.asked.Stage = s.Stage
+	if s.compares {
+		k.choose(i)
+		k.asked.Remote, k.asked.Links = k.chosen[i], k.linksOf(i)
 	}
-	return min(k.decode[0].Cached, k.round.Request.Prompt.Tokens)
+	ruling := s.Decider.Decide(&k.asked)
+	if ruling.Verdict != pd.Remote {
+		k.chosen[i] = k.chosen[i][:0]
+	}
+	if k.trace != nil {
+		k.trace.ruled(s, &ruling)
+	}
+	return ruling
 }
 
-// strict tells whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
+// linksOf estimates the links from the candidates of a stage to the first endpoint.
+func (k *pick) linksOf(i int) []epp.Link {
+	k.links = k.links[:0]
+	for j := range k.chosen[i] {
+		var l epp.Link
+		if estimator := k.pipeline.config.Links; estimator != nil {
+			l = estimator.Link(k.chosen[i][j].Endpoint, k.chosen[0][0].Endpoint)
+		}
+		k.links = append(k.links, l)
+	}
+	return k.links
+}
+
+// cached is how many tokens of the prompt the first endpoint has cached, 0 before there is one.
+func (k *pick) cached() int {
+	if len(k.chosen[0]) == 0 {
+		return 0
+	}
+	return min(k.chosen[0][0].Cached, k.round.Request.Prompt.Tokens)
+}
+
+// strict reports whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
 // engine's own error is wanted (request.FitDoubted).
 func (k *pick) strict() bool {
 	return k.round.Request.Mode == pd.ModeForce && k.verdict == pd.Remote
 }
 
-// noPrefill settles a request that was to go remote while there is nobody to prefill it, or nobody who has room. Where prefill
-// is full, no more goes to decode than the fallback budget allows, whatever the configuration says: what is too much for prefill
-// would be too much for decode as well.
+// noPrefill settles a request that was to go remote while there is no endpoint to prefill it, or all of them are full. Where
+// they are full, no more goes to decode than the fallback budget allows, whatever the configuration says: what is too much
+// for prefill would be too much for decode as well.
 func (k *pick) noPrefill() error {
-	policy := k.pipeline.config.Stages.OnNoPrefill
+	split, policy := k.pipeline.splits(), epp.NoneSkips
+	if split {
+		policy = k.pipeline.stages[k.pipeline.split].OnNone
+	}
 	switch mode := k.round.Request.Mode; {
-	case mode == pd.ModeForce && k.pipeline.prefill == nil:
+	case mode == pd.ModeForce && !split:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
-	case k.full && (mode == pd.ModeForce || mode == pd.ModeAuto && policy == epp.PrefillRefuse || !k.spend()):
+	case k.full && (mode == pd.ModeForce || mode == pd.ModeAuto && policy == epp.NoneRefuses || !k.spend()):
 		return saturated()
 	case k.full:
 	case mode == pd.ModeForce:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now among the %d endpoints "+
 			"that this request may go to. Try again, or allow local prefill by \"%s: %s\".",
 			len(k.all), pd.HeaderMode, pd.ModeForceFallback)
-	case mode == pd.ModeAuto && policy == epp.PrefillRefuse:
+	case mode == pd.ModeAuto && policy == epp.NoneRefuses:
 		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
-	case k.pipeline.prefill != nil && policy == epp.PrefillBudget && !k.spend():
+	case split && policy == epp.NoneSkipsWithinBudget && !k.spend():
 		return pd.Refuse(pd.Budget, "The prompt is to be computed on a prefill pod, but there is none now, and decode pods "+
 			"have prefilled too many such requests themselves lately. Try again.")
 	}
@@ -76,12 +107,24 @@ func (k *pick) noPrefill() error {
 	return nil
 }
 
-// noEndpoint tells why nobody can decode a request.
+// without settles a request for which a stage, neither the first nor the one that splits, has no endpoint.
+func (k *pick) without(s *stage) error {
+	switch {
+	case s.OnNone == epp.NoneSkips, s.OnNone == epp.NoneSkipsWithinBudget && k.spend():
+		return nil
+	case k.full:
+		return saturated()
+	}
+	return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to serves its %s stage now. Try again.",
+		len(k.all), s.Stage)
+}
+
+// noEndpoint tells why no endpoint serves the first stage of a request.
 func (k *pick) noEndpoint() error {
-	decoders := 0
+	first, serving := &k.pipeline.stages[0], 0
 	for i := range k.all {
-		if k.all[i].Role.Has(pd.RoleDecode) {
-			decoders++
+		if k.all[i].Role.Has(first.Role) {
+			serving++
 		}
 	}
 	switch {
@@ -91,9 +134,9 @@ func (k *pick) noEndpoint() error {
 		return pd.Refuse(pd.NoEndpoint, "The gateway's subset for this request names no endpoint of the pool.")
 	case len(k.left) > 0:
 		return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to was picked.", len(k.all))
-	case decoders == 0:
-		return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to serves decode.", len(k.all))
+	case serving == 0:
+		return pd.Refuse(pd.NoEndpoint, "None of the %d endpoints that this request may go to serves %s.", len(k.all), first.Stage)
 	}
-	return pd.Refuse(pd.NoEndpoint, "Of the %d endpoints that this request may go to, %d serve decode, "+
-		"and filter %q left none of them.", len(k.all), decoders, k.dropper)
+	return pd.Refuse(pd.NoEndpoint, "Of the %d endpoints that this request may go to, %d serve %s, "+
+		"and filter %q left none of them.", len(k.all), serving, first.Stage, k.dropper)
 }

@@ -82,25 +82,25 @@ func testVerdict(t *testing.T, mode pd.Mode, fit, decider, prefill, refuse strin
 	c := disagg()
 	c.Metrics = sched.NewMetrics(registry)
 	if refuse == "yes" {
-		c.Stages.OnNoPrefill = epp.PrefillRefuse
+		c.Stages[1].OnNone = epp.NoneRefuses
 	}
-	c.Stages.Decider = asked
+	c.Stages[1].Decider.Decider = asked
 	switch decider {
 	case "remote":
 		*asked = says{verdict: pd.Remote, reason: pd.Uncached}
 	case "local":
 		*asked = says{verdict: pd.Local, reason: pd.ShortPrompt}
 	default:
-		c.Stages.Decider = nil
+		c.Stages[1].Decider.Decider = nil
 	}
 	if prefill == "none" {
-		c.Stages.Prefill = ""
+		c.Stages = c.Stages[:1]
 	}
 	s := scheduler(t, p, c)
 	r := splitRequest(100)
 	r.Mode, r.Fit = mode, fits[fit]
 
-	d, err := s.Pick(r)
+	d, err := s.Pick(t.Context(), r)
 	if got := outcome(d, err); got != row.want {
 		t.Errorf("picked %s, want %s", got, row.want)
 	}
@@ -111,15 +111,16 @@ func testVerdict(t *testing.T, mode pd.Mode, fit, decider, prefill, refuse strin
 	checkMissing(t, registry, row.missing)
 	checkCharges(t, p, d)
 
-	explained, err := s.Explain(r)
+	explained, err := s.Explain(t.Context(), r)
 	if got := outcome(explained, err); got != row.want {
 		t.Errorf("explained %s, want %s", got, row.want)
 	}
 	if err != nil && (explained.Verdict != pd.Refused || explained.Reason != pd.AsRefusal(err).Reason) {
 		t.Errorf("beside the refusal came %+v", explained)
 	}
-	if named := explained.Trace.Decider == "always"; named != mayAsk {
-		t.Errorf("the trace names decider %q; was it asked: %t", explained.Trace.Decider, mayAsk)
+	told := explained.Trace.Deciders
+	if named := len(told) == 1 && told[0].Decider == "always" && told[0].Stage == epp.StagePrefill; named != mayAsk || !named && len(told) > 0 {
+		t.Errorf("the trace names deciders %v; was it asked: %t", told, mayAsk)
 	}
 }
 
@@ -178,7 +179,7 @@ func checkCharges(t *testing.T, p *pool, d *epp.Decision) {
 		return
 	}
 	charged := inFlight(p)
-	if got, want := len(charged), 1+min(1, len(d.Prefill)); got != want {
+	if got, want := len(charged), 1+min(1, len(d.Endpoints(epp.StagePrefill))); got != want {
 		t.Errorf("%d endpoints are charged, want %d: %v", got, want, charged)
 	}
 	d.Reservation.End()
@@ -201,7 +202,7 @@ func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 			decider := &says{verdict: pd.Local, reason: pd.BelowThreshold}
 			c := disagg()
 			c.Matcher = &caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}
-			c.Stages.Decider = decider
+			c.Stages[1].Decider.Decider = decider
 			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), splitRequest(100))
 			if len(decider.asked) != 1 || decider.asked[0] != tc.want || (prompt{d.Tokens, d.Cached}) != tc.want {
 				t.Errorf("the decider was asked %v, the decision says %v, want %v", decider.asked, prompt{d.Tokens, d.Cached}, tc.want)
@@ -239,7 +240,7 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 			}
 			r := splitRequest(10)
 			r.Subset = tc.subset
-			d, err := scheduler(t, fleet(tc.pool...), c).Pick(r)
+			d, err := scheduler(t, fleet(tc.pool...), c).Pick(t.Context(), r)
 			refusal := pd.AsRefusal(err)
 			if err == nil || d != nil || refusal.Reason != pd.NoEndpoint || !strings.Contains(refusal.Message, tc.want) {
 				t.Errorf("got %v and %v, want no-endpoint with %q", d, err, tc.want)
@@ -256,9 +257,9 @@ func (shy) Endpoints() int { return 1 }
 func (shy) Pick(_ *epp.Round, _ []float64, _ int, dst []int) []int { return dst }
 
 func TestUnconfiguredRefuses(t *testing.T) {
-	s := sched.New(fleet("decode"))
-	_, picked := s.Pick(splitRequest(1))
-	_, explained := s.Explain(splitRequest(1))
+	s := sched.New(fleet("decode"), epp.SystemClock)
+	_, picked := s.Pick(t.Context(), splitRequest(1))
+	_, explained := s.Explain(t.Context(), splitRequest(1))
 	for _, err := range []error{picked, explained} {
 		if refusal := pd.AsRefusal(err); err == nil || refusal.Reason != pd.NoEndpoint {
 			t.Errorf("got %v, want no-endpoint", err)

@@ -146,6 +146,8 @@ func splitRequest(tokens int) *epp.Request {
 
 // disagg is a usual configuration: by role, the idlest first, everything remote.
 func disagg() sched.Config {
+	prefill := epp.PrefillRow("prefill", 3)
+	prefill.Decider = epp.NamedDecider{Name: "always", Decider: always{}}
 	return sched.Config{
 		Profiles: []epp.Profile{
 			{Name: "decode", Filters: []epp.NamedFilter{{Name: "decode-filter", Filter: role(pd.RoleDecode)}},
@@ -153,10 +155,9 @@ func disagg() sched.Config {
 			{Name: "prefill", Filters: []epp.NamedFilter{{Name: "prefill-filter", Filter: role(pd.RolePrefill)}},
 				Scorers: []epp.NamedScorer{{Name: "idle", Weight: 1, Scorer: idle}}, Picker: highest(1)},
 		},
-		Stages:      epp.Stages{Decode: "decode", Prefill: "prefill", Decider: always{}, Candidates: 3},
-		DeciderName: "always",
-		Stale:       time.Second,
-		Seed:        1,
+		Stages: epp.Stages{epp.DecodeRow("decode"), prefill},
+		Stale:  time.Second,
+		Seed:   1,
 	}
 }
 
@@ -167,14 +168,14 @@ func scheduler(t testing.TB, p *pool, c sched.Config) *sched.Scheduler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := sched.New(p)
+	s := sched.New(p, epp.SystemClock)
 	s.Swap(pipeline)
 	return s
 }
 
 func mustPick(t testing.TB, s *sched.Scheduler, r *epp.Request) *epp.Decision {
 	t.Helper()
-	d, err := s.Pick(r)
+	d, err := s.Pick(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}

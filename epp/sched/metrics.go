@@ -12,7 +12,7 @@ import (
 // seconds are the buckets of a pick: some microseconds in a small pool, half a millisecond in one of thousands.
 var seconds = []float64{1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 1e-1}
 
-// Metrics are this room's metrics. They outlive pipelines.
+// Metrics are the metrics of picks. They outlive pipelines.
 type Metrics struct {
 	seconds          prometheus.Histogram
 	retries          prometheus.Counter
@@ -20,12 +20,14 @@ type Metrics struct {
 	noPrefillLocal   prometheus.Counter
 	noPrefillRefused prometheus.Counter
 	saturated        *prometheus.CounterVec
+	unprepared       *prometheus.CounterVec
+	dropped          prometheus.Counter
 }
 
 // NewMetrics makes the metrics and registers them, unless reg is nil.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	noPrefill := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_no_prefill_total",
-		Help: "Requests that were to be prefilled on another pod while none was to be had, by what became of them."},
+		Help: "Requests that were to be prefilled on another pod while there was none, by what became of them."},
 		[]string{"decision"})
 	m := &Metrics{
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_pick_seconds", Buckets: seconds,
@@ -35,15 +37,19 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		insisted: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_insisted_total",
 			Help: "Picks that stood although the last try lost the race too: their load was placed by a view slightly out of date."}),
 		saturated: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_saturated_total",
-			Help: "Requests refused because no endpoint of a stage had room for them."}, []string{"stage"}),
+			Help: "Requests refused because all endpoints of a stage were full."}, []string{"stage"}),
+		unprepared: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_preparer_failures_total",
+			Help: "Requests picked for without what a preparer would have added, because it failed or was too slow."}, []string{"plugin"}),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_outcomes_dropped_total",
+			Help: "Outcomes that observers were not told, because they were too slow."}),
 		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
 		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
 	}
 	for _, stage := range []epp.Stage{epp.StageDecode, epp.StagePrefill} {
-		m.saturated.WithLabelValues(stage.String())
+		m.saturated.WithLabelValues(string(stage))
 	}
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill, m.saturated)
+		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill, m.saturated, m.unprepared, m.dropped)
 	}
 	return m
 }
@@ -57,8 +63,8 @@ func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	}
 	switch {
 	case reason == pd.Saturated:
-		m.saturated.WithLabelValues(k.round.Stage.String()).Inc()
-	case k.pipeline.prefill == nil:
+		m.saturated.WithLabelValues(string(k.round.Stage)).Inc()
+	case !k.pipeline.splits():
 	case refused == nil && reason == pd.NoPrefill:
 		m.noPrefillLocal.Inc()
 	case reason == pd.NoPrefill, reason == pd.Budget:

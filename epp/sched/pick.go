@@ -11,30 +11,33 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// pick is one request's way through a pipeline. What it needs of memory is used again by later ones.
+// pick is one request's way through a pipeline. Its memory is used again by later ones.
 type pick struct {
 	pipeline *Pipeline
 	trace    *tracer // nil unless the pick is to be explained
 	round    epp.Round
 	pcg      rand.PCG // what round.Rand draws from
 
-	all      []epp.Candidate // the endpoints that the request's subset allows
-	computed []epp.Values    // of all, by the producers
-	outside  int             // how many it does not allow
-	left     []epp.Candidate // those that the filters of the profile at work have left
-	scores   []float64       // of left, by one scorer
-	totals   []float64       // of left
-	order    []int           // chosen ones of left
-	dropper  string          // the filter that ran last
-	full     bool            // it was a detector, and left none
-	aside    []epp.Candidate // passed the filters, and nobody listens there: they come last
-	spent    bool            // the request has taken of the fallback budget, in this try or one before
+	all         []epp.Candidate // the endpoints that the request's subset allows
+	computed    []epp.Values    // of all, by the producers
+	outside     int             // how many it does not allow
+	left        []epp.Candidate // those that the filters of the profile at work have left
+	scores      []float64       // of left, by one scorer
+	totals      []float64       // of left
+	order       []int           // chosen ones of left
+	dropper     string          // the filter that ran last
+	full        bool            // it was a detector, and left none
+	unreachable []epp.Candidate // passed the filters but refuse connections: they come last
+	spent       bool            // the request has taken of the fallback budget, in this try or one before
 
-	asked   epp.Alternatives // what the decider was asked
-	decode  []epp.Candidate  // chosen, best first
-	prefill []epp.Candidate  // chosen, best first
+	chosen  [][]epp.Candidate // for each stage of the pipeline, best first
+	reasons []pd.Reason       // for each stage, why it runs
+	asked   epp.Alternatives  // what a decider was asked
+	links   []epp.Link        // of asked
+	claims  []epp.Claim
 	verdict pd.Verdict
 	reason  pd.Reason
+	costs   []epp.Cost
 }
 
 // Idle picks keep endpoints of an older snapshot alive, but only until two garbage collections have passed.
@@ -48,19 +51,22 @@ var picks = sync.Pool{New: func() any {
 func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 	k := picks.Get().(*pick)
 	k.pipeline = p
-	k.round = epp.Round{Request: r, Rand: k.round.Rand, Now: now}
+	k.round = epp.Round{Request: r, Before: k.round.Before[:0], Rand: k.round.Rand, Now: now}
+	k.chosen = slices.Grow(k.chosen[:0], len(p.stages))[:len(p.stages)]
+	k.reasons = slices.Grow(k.reasons[:0], len(p.stages))[:len(p.stages)]
 	k.pcg.Seed(p.config.Seed, number)
 	return k
 }
 
-// end gives the pick's memory back.
+// end returns the pick's memory.
 func (k *pick) end() {
-	k.pipeline, k.trace, k.spent = nil, nil, false
-	k.round, k.asked = epp.Round{Rand: k.round.Rand}, epp.Alternatives{}
+	k.pipeline, k.trace, k.spent, k.costs = nil, nil, false, nil
+	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand}
+	k.asked = epp.Alternatives{}
 	picks.Put(k)
 }
 
-// gather makes the candidates: all that is read of endpoints and prefix caches is read here, once for both stages.
+// gather makes the candidates: all that is read of endpoints and prefix caches is read here, once for all stages.
 func (k *pick) gather(s *epp.Snapshot) {
 	r, c := k.round.Request, &k.pipeline.config
 	k.all, k.outside = slices.Grow(k.all[:0], len(s.Endpoints)), 0
@@ -93,7 +99,7 @@ func (k *pick) compute(producers []epp.Producer) {
 	}
 }
 
-// matches tells whether the matcher can read the prompt: one that was cut before the configuration changed may have blocks
+// matches reports whether the matcher can read the prompt: one that was cut before the configuration changed may have blocks
 // of another size.
 func (k *pick) matches() bool {
 	m, prompt := k.pipeline.config.Matcher, &k.round.Request.Prompt
@@ -109,32 +115,89 @@ func (k *pick) refresh() {
 
 // run makes the decision, without consequences. It may be run again. The error is a *pd.Refusal.
 func (k *pick) run() error {
-	k.round.Stage, k.round.Decode = epp.StageDecode, nil
-	k.decode, k.prefill = k.decode[:0], k.prefill[:0]
-	k.verdict, k.reason = pd.Local, ""
-	profile := k.pipeline.decode
-	if k.decode = k.choose(profile, profile.Picker.Endpoints(), k.decode); len(k.decode) == 0 {
-		if k.full {
-			return saturated()
+	k.round.Before = k.round.Before[:0]
+	k.verdict, k.reason, k.costs = pd.Local, "", nil
+	for i := range k.chosen {
+		k.chosen[i], k.reasons[i] = k.chosen[i][:0], ""
+	}
+	for i := range k.pipeline.stages {
+		if err := k.runStage(i); err != nil {
+			return err
 		}
-		return k.noEndpoint()
 	}
-	if err := k.decide(); err != nil || k.verdict != pd.Remote {
-		return err
-	}
-	if k.pipeline.prefill == nil {
-		return k.noPrefill()
-	}
-	k.round.Stage, k.round.Decode = epp.StagePrefill, k.decode[0].Endpoint
-	if k.prefill = k.choose(k.pipeline.prefill, k.pipeline.config.Stages.Candidates, k.prefill); len(k.prefill) == 0 {
-		return k.noPrefill()
+	if !k.pipeline.splits() {
+		return k.divide()
 	}
 	return nil
 }
 
-// choose runs a profile and appends the candidates it chose to dst, best first; none if the filters left none.
-func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Candidate {
-	k.enter(profile)
+// runStage chooses the endpoints of a stage, if the request wants it.
+func (k *pick) runStage(i int) (err error) {
+	s := &k.pipeline.stages[i]
+	switch {
+	case i == 0:
+		k.choose(i)
+		switch {
+		case len(k.chosen[i]) > 0:
+		case k.full:
+			return saturated()
+		default:
+			return k.noEndpoint()
+		}
+	case s.Split:
+		err = k.divide()
+	default:
+		err = k.assist(i)
+	}
+	if err == nil && len(k.chosen[i]) > 0 {
+		k.round.Before = append(k.round.Before, epp.Chosen{Stage: s.Stage, Endpoint: k.chosen[i][0].Endpoint})
+	}
+	return err
+}
+
+// divide decides whether the request is split, and chooses the endpoints for that.
+func (k *pick) divide() error {
+	i := k.pipeline.split
+	if err := k.steer(); err != nil || k.verdict != pd.Remote {
+		return err
+	}
+	if i < 0 || !k.find(i) {
+		return k.noPrefill()
+	}
+	k.reasons[i] = k.reason
+	return nil
+}
+
+// assist runs a stage that neither comes first nor splits the request, if its decider wants it.
+func (k *pick) assist(i int) error {
+	s, reason := &k.pipeline.stages[i], pd.Always
+	if s.Decider.Decider != nil {
+		ruling := k.rule(i)
+		if ruling.Verdict != pd.Remote {
+			return nil
+		}
+		reason = ruling.Reason
+	}
+	if !k.find(i) {
+		return k.without(s)
+	}
+	k.reasons[i] = reason
+	return nil
+}
+
+// find chooses the endpoints of a stage, unless they were chosen for its decider, and reports whether there are any.
+func (k *pick) find(i int) bool {
+	if s := &k.pipeline.stages[i]; len(k.chosen[i]) == 0 && !(s.compares && k.asked.Stage == s.Stage) {
+		k.choose(i)
+	}
+	return len(k.chosen[i]) > 0
+}
+
+// choose runs the profile of a stage and keeps the candidates it chose, best first; none if the filters left none.
+func (k *pick) choose(i int) {
+	s := &k.pipeline.stages[i]
+	profile, n, dst := s.profile, s.wanted, k.chosen[i][:0]
+	k.enter(s)
 	for i := range profile.Filters {
 		if len(k.left) == 0 {
 			break
@@ -142,12 +205,12 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 		f := &profile.Filters[i]
 		_, detects := f.Filter.(epp.Detector)
 		if detects {
-			k.setAside() // a dead endpoint has room, but not for those that the others have none for
+			k.setAside() // an unreachable endpoint is not full, and does not make up for the others that are
 		}
 		k.left = f.Filter.Filter(&k.round, k.left)
 		k.dropper, k.full = f.Name, detects && len(k.left) == 0
 		if detects && !k.full {
-			k.left = append(k.left, k.aside...)
+			k.left = append(k.left, k.unreachable...)
 		}
 		if k.trace != nil {
 			k.trace.filtered(f.Name, k.left)
@@ -165,50 +228,46 @@ func (k *pick) choose(profile *epp.Profile, n int, dst []epp.Candidate) []epp.Ca
 		dst = append(dst, k.left[i])
 	}
 	if more := n - len(k.order); len(k.order) > 0 && more > 0 {
-		dst = append(dst, k.aside[:min(more, len(k.aside))]...)
+		dst = append(dst, k.unreachable[:min(more, len(k.unreachable))]...)
 	}
-	return dst
+	k.chosen[i] = dst
 }
 
-// enter puts the candidates of a stage in place: filters work on a copy, since there is another stage or try to come. A
-// decode endpoint that could prefill too is none for itself: it would hand over to itself what it has. Further decode
-// choices remain, as they decode only if the first cannot be reached.
-func (k *pick) enter(profile *epp.Profile) {
-	k.dropper, k.full, k.aside = "", false, k.aside[:0]
-	if self := k.index(k.round.Decode); self < 0 {
-		k.left = append(k.left[:0], k.all...)
-	} else {
-		k.left = append(append(k.left[:0], k.all[:self]...), k.all[self+1:]...)
-	}
+// enter puts the candidates of a stage in place: filters work on a copy, since there is another stage or try to come. Only
+// the first choice of an excluded stage is excluded: the others do that stage's work only if the first cannot be reached.
+func (k *pick) enter(s *stage) {
+	k.round.Stage = s.Stage
+	k.dropper, k.full, k.unreachable = "", false, k.unreachable[:0]
+	k.left = append(k.left[:0], k.all...)
 	if k.trace != nil {
-		k.trace.enter(k.round.Stage, profile.Name, k.all)
-		k.trace.filtered(decodeItself, k.left)
+		k.trace.enter(s, k.all)
 	}
-}
-
-// setAside takes the endpoints where nobody listens out of those left, if there are others: a dead one looks idle, and would
-// be everybody's first choice until it leaves the pool. They come last, in case one is back.
-func (k *pick) setAside() {
-	k.aside = k.aside[:0]
-	for i := range k.left {
-		if k.left[i].Load.Unreachable {
-			k.aside = append(k.aside, k.left[i])
+	for _, excluded := range s.Excludes {
+		e := k.round.Chosen(excluded)
+		if at := slices.IndexFunc(k.left, func(c epp.Candidate) bool { return c.Endpoint == e }); at >= 0 {
+			k.left = slices.Delete(k.left, at, at+1)
+		}
+		if k.trace != nil {
+			k.trace.filtered(itself(excluded), k.left)
 		}
 	}
-	if len(k.aside) == len(k.left) {
-		k.aside = k.aside[:0]
-	}
-	if len(k.aside) > 0 {
-		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Unreachable })
-	}
 }
 
-// index finds an endpoint among all candidates, -1 if it is nil.
-func (k *pick) index(e *epp.Endpoint) int {
-	if e == nil {
-		return -1
+// setAside takes the unreachable endpoints out of those left, if there are others: an endpoint that refuses connections
+// looks idle, and would be the first choice of every request until it leaves the pool. They come last, in case one is back.
+func (k *pick) setAside() {
+	k.unreachable = k.unreachable[:0]
+	for i := range k.left {
+		if k.left[i].Load.Unreachable {
+			k.unreachable = append(k.unreachable, k.left[i])
+		}
 	}
-	return slices.IndexFunc(k.all, func(c epp.Candidate) bool { return c.Endpoint == e })
+	if len(k.unreachable) == len(k.left) {
+		k.unreachable = k.unreachable[:0]
+	}
+	if len(k.unreachable) > 0 {
+		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Unreachable })
+	}
 }
 
 // score adds up the totals of the candidates left.

@@ -46,7 +46,7 @@ func newWorld(rnd *rand.Rand) *world {
 	}
 	w.pool, w.config = fleet(roles...), disagg()
 	w.config.Seed = rnd.Uint64() | 1
-	w.config.Stages.Candidates = 1 + rnd.IntN(4)
+	w.config.Stages[1].Endpoints = 1 + rnd.IntN(4)
 	w.config.Profiles[0].Picker = highest(1 + rnd.IntN(3))
 
 	var allowed []string
@@ -128,7 +128,7 @@ func TestChoices(t *testing.T) {
 	for seed := range uint64(3000) {
 		w := newWorld(rand.New(rand.NewPCG(seed, 0)))
 		mayDecode := w.may(pd.RoleDecode, "")
-		d, err := scheduler(t, w.pool, w.config).Pick(w.request)
+		d, err := scheduler(t, w.pool, w.config).Pick(t.Context(), w.request)
 		if err != nil {
 			refused++
 			if len(mayDecode) > 0 {
@@ -137,17 +137,17 @@ func TestChoices(t *testing.T) {
 			continue
 		}
 		served++
-		if err := w.check("decode", names(d.Decode), mayDecode, w.config.Profiles[0].Picker.Endpoints()); err != nil {
+		if err := w.check("decode", names(d.Endpoints(epp.StageDecode)), mayDecode, w.config.Profiles[0].Picker.Endpoints()); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		mayPrefill := w.may(pd.RolePrefill, d.Decode[0].Name)
-		if err := w.check("prefill", names(d.Prefill), mayPrefill, w.config.Stages.Candidates); err != nil {
+		mayPrefill := w.may(pd.RolePrefill, d.Endpoints(epp.StageDecode)[0].Name)
+		if err := w.check("prefill", names(d.Endpoints(epp.StagePrefill)), mayPrefill, w.config.Stages[1].Endpoints); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if remote := d.Verdict == pd.Remote; remote != (len(mayPrefill) > 0) {
 			t.Fatalf("seed %d: %s, though %v may prefill", seed, d.Verdict, mayPrefill)
 		}
-		split += btoi(len(d.Prefill) > 0)
+		split += btoi(len(d.Endpoints(epp.StagePrefill)) > 0)
 	}
 	if served < 500 || refused < 100 || split < 500 {
 		t.Errorf("only %d served, %d refused, %d split: the worlds are too much alike", served, refused, split)
@@ -162,7 +162,7 @@ func TestSeeds(t *testing.T) {
 		s := scheduler(t, fleet(append(times(16, "decode"), times(16, "prefill")...)...), c)
 		for range 20 {
 			d := mustPick(t, s, splitRequest(100))
-			picked = append(picked, fmt.Sprint(names(d.Decode), names(d.Prefill)))
+			picked = append(picked, fmt.Sprint(names(d.Endpoints(epp.StageDecode)), names(d.Endpoints(epp.StagePrefill))))
 			d.Reservation.End()
 		}
 		return picked
@@ -189,9 +189,9 @@ func TestDrawIsFair(t *testing.T) {
 	last := ""
 	for range endpoints * each {
 		d := mustPick(t, s, splitRequest(10))
-		drawn[d.Decode[0].Name]++
-		follows[[2]string{last, d.Decode[0].Name}]++
-		last = d.Decode[0].Name
+		drawn[d.Endpoints(epp.StageDecode)[0].Name]++
+		follows[[2]string{last, d.Endpoints(epp.StageDecode)[0].Name}]++
+		last = d.Endpoints(epp.StageDecode)[0].Name
 	}
 	// 1000 ± 5 standard deviations of 30, and 125 ± 5 of 11.
 	for name, n := range drawn {
@@ -231,7 +231,7 @@ func TestNobodyListens(t *testing.T) {
 			}
 			s := scheduler(t, p, cfg)
 			d := mustPick(t, s, splitRequest(1000))
-			if got := names(slices.Concat(d.Decode, d.Prefill)); !slices.Equal(got, c.want) {
+			if got := names(slices.Concat(d.Endpoints(epp.StageDecode), d.Endpoints(epp.StagePrefill))); !slices.Equal(got, c.want) {
 				t.Errorf("chose %v, want %v", got, c.want)
 			}
 		})
@@ -245,7 +245,7 @@ func TestSubsetGoesByPort(t *testing.T) {
 	s := scheduler(t, p, disagg())
 	for range 20 {
 		d := mustPick(t, s, r)
-		if got := names(append(d.Decode, d.Prefill...)); !slices.Equal(got, []string{"decode-1", "prefill-3"}) {
+		if got := names(append(d.Endpoints(epp.StageDecode), d.Endpoints(epp.StagePrefill)...)); !slices.Equal(got, []string{"decode-1", "prefill-3"}) {
 			t.Fatalf("picked %v, want decode-1 and prefill-3", got)
 		}
 	}
@@ -259,7 +259,7 @@ func TestRound(t *testing.T) {
 		if c.Load == nil || c.Trust != 1 || round.Rand == nil || round.Request != r || round.Now.IsZero() {
 			t.Errorf("round %+v, candidate %+v", round, c)
 		}
-		if round.Decode == c.Endpoint {
+		if round.Chosen(epp.StageDecode) == c.Endpoint {
 			t.Errorf("the decode endpoint is a candidate for prefill")
 		}
 		rounds = append(rounds, *round)
@@ -269,15 +269,15 @@ func TestRound(t *testing.T) {
 		c.Profiles[i].Scorers = []epp.NamedScorer{{Name: "note", Weight: 1, Scorer: note}}
 	}
 	d := mustPick(t, scheduler(t, p, c), r)
-	if len(rounds) != 3+2 || len(d.Prefill) != 2 {
-		t.Fatalf("%d candidates were rated, want 3 for decode and 2 for prefill; chosen: %v", len(rounds), names(d.Prefill))
+	if len(rounds) != 3+2 || len(d.Endpoints(epp.StagePrefill)) != 2 {
+		t.Fatalf("%d candidates were rated, want 3 for decode and 2 for prefill; chosen: %v", len(rounds), names(d.Endpoints(epp.StagePrefill)))
 	}
 	for i, round := range rounds {
 		stage, decode := epp.StageDecode, (*epp.Endpoint)(nil)
 		if i >= 3 {
-			stage, decode = epp.StagePrefill, d.Decode[0]
+			stage, decode = epp.StagePrefill, d.Endpoints(epp.StageDecode)[0]
 		}
-		if round.Stage != stage || round.Decode != decode || !round.Now.Equal(rounds[0].Now) {
+		if round.Stage != stage || round.Chosen(epp.StageDecode) != decode || !round.Now.Equal(rounds[0].Now) {
 			t.Errorf("candidate %d was rated in round %+v", i, round)
 		}
 	}
@@ -289,8 +289,8 @@ func TestSwapUnderLoad(t *testing.T) {
 	pipelines := make([]*sched.Pipeline, 2)
 	for i, decider := range []epp.Decider{always{}, never{}} {
 		c := disagg()
-		c.Stages.Decider = decider
-		c.Stages.Candidates = 1 + i
+		c.Stages[1].Decider.Decider = decider
+		c.Stages[1].Endpoints = 1 + i
 		// The first pipeline decodes on decode-0 only, the second on decode-1.
 		mine := only(func(_ *epp.Round, c *epp.Candidate) bool { return c.Name == fmt.Sprint("decode-", i) })
 		c.Profiles[0].Filters = append(c.Profiles[0].Filters, epp.NamedFilter{Name: "mine", Filter: mine})
@@ -300,21 +300,21 @@ func TestSwapUnderLoad(t *testing.T) {
 		}
 		pipelines[i] = pipeline
 	}
-	s := sched.New(p)
+	s := sched.New(p, epp.SystemClock)
 	s.Swap(pipelines[0])
 	var seen sync.Map
 	var load sync.WaitGroup
 	for range 8 {
 		load.Go(func() {
 			for range 300 {
-				d, err := s.Pick(splitRequest(100))
+				d, err := s.Pick(t.Context(), splitRequest(100))
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				seen.Store(fmt.Sprint(d.Decode[0].Name, " ", d.Verdict, " ", len(d.Prefill)), true)
+				seen.Store(fmt.Sprint(d.Endpoints(epp.StageDecode)[0].Name, " ", d.Verdict, " ", len(d.Endpoints(epp.StagePrefill))), true)
 				d.Reservation.End()
-				if _, err := s.Explain(splitRequest(100)); err != nil {
+				if _, err := s.Explain(t.Context(), splitRequest(100)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -357,15 +357,15 @@ func TestExplainIsTheNextPick(t *testing.T) {
 	for seed := range uint64(300) {
 		w := newWorld(rand.New(rand.NewPCG(seed, 1)))
 		s := scheduler(t, w.pool, w.config)
-		explained, err := s.Explain(w.request)
-		again, errAgain := s.Explain(w.request)
-		if !reflect.DeepEqual(explained.Decode, again.Decode) || fmt.Sprint(err) != fmt.Sprint(errAgain) {
-			t.Fatalf("seed %d: explained twice: %v and %v", seed, names(explained.Decode), names(again.Decode))
+		explained, err := s.Explain(t.Context(), w.request)
+		again, errAgain := s.Explain(t.Context(), w.request)
+		if !reflect.DeepEqual(explained.Endpoints(epp.StageDecode), again.Endpoints(epp.StageDecode)) || fmt.Sprint(err) != fmt.Sprint(errAgain) {
+			t.Fatalf("seed %d: explained twice: %v and %v", seed, names(explained.Endpoints(epp.StageDecode)), names(again.Endpoints(epp.StageDecode)))
 		}
 		if left := inFlight(w.pool); len(left) > 0 || explained.Reservation != nil {
 			t.Fatalf("seed %d: an explanation charges %v", seed, left)
 		}
-		d, errPick := s.Pick(w.request)
+		d, errPick := s.Pick(t.Context(), w.request)
 		if fmt.Sprint(err) != fmt.Sprint(errPick) {
 			t.Fatalf("seed %d: explained %v, picked %v", seed, err, errPick)
 		}

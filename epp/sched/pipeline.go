@@ -17,57 +17,93 @@ import (
 
 // Config is what a pipeline is made of.
 type Config struct {
-	Profiles    []epp.Profile
-	Stages      epp.Stages
-	DeciderName string      // of Stages.Decider in the configuration; for explanations
-	Matcher     epp.Matcher // nil: nothing is known of prefix caches
-	Producers   []epp.Producer
-	Detector    epp.Detector  // while it says full, requests of negative priority are refused; nil: they are not
-	Charge      epp.Charge    // how requests are charged to endpoints
-	Stale       time.Duration // age from which on a load is believed less: see epp.Load.Trust
-	Seed        uint64        // of the draws between equals; 0 = another seed for every pipeline
-	Metrics     *Metrics      // nil: nobody counts
+	Profiles  []epp.Profile
+	Stages    epp.Stages
+	Preparers []epp.NamedPreparer // run before the pick, all at once
+	Admission epp.Admission       // nil: every request is picked for at once
+	Matcher   epp.Matcher         // nil: nothing is known of prefix caches
+	Producers []epp.Producer      // of signals
+	Links     epp.LinkEstimator   // nil: nothing is known of links
+	Detector  epp.Detector        // while it says full, requests of negative priority are refused; nil: they are not
+	Observers []epp.Observer      // of outcomes
+	Charge    epp.Charge          // how requests are charged to endpoints
+	Stale     time.Duration       // age from which on a load is believed less: see epp.Load.Trust
+	Seed      uint64              // of the draws between equals; 0 = another seed for every pipeline
+	Metrics   *Metrics            // nil: nothing is counted
 }
 
-// Pipeline is a configuration that picks can be made with. It does not change, but for the count of its picks and the fallback
-// budget.
+// Pipeline is a configuration that picks can be made with. It does not change, but for the count of its picks and the
+// fallback budget.
 type Pipeline struct {
-	config  Config
-	decode  *epp.Profile
-	prefill *epp.Profile // nil: requests are never split
-	picks   atomic.Uint64
-	last    sync.Mutex // held in the last try of a pick
+	config Config
+	stages []stage
+	split  int // index of the stage that splits requests, -1 = none
+	roles  []pd.Role
+	picks  atomic.Uint64
+	last   sync.Mutex // held in the last try of a pick
 
-	fallback *pd.FallbackBudget // of what should go remote and finds no prefill endpoint
+	fallback *pd.FallbackBudget // of what should go remote and finds no endpoint there
+}
+
+// stage is a row of the configuration, ready to run.
+type stage struct {
+	epp.StageRow
+	profile  *epp.Profile
+	wanted   int  // endpoints
+	compares bool // its decider is an epp.Comparer
 }
 
 // NewPipeline makes a pipeline. The error joins all that is wrong with the configuration.
 //
-// Without a decider (Stages.Decider nil) a request goes remote only if its client forces it; the others stay local as
-// below-threshold, as under a threshold that nothing reaches. Without a prefill stage (Stages.Prefill "") nothing goes
-// remote: requests stay local as no-prefill, and those that must not are refused.
+// Without a decider for the stage that splits requests, a request goes remote only if its client forces it; the others stay
+// local as below-threshold, as under a threshold that nothing reaches. Without such a stage nothing goes remote: requests
+// stay local as no-prefill, and those that must not are refused.
 func NewPipeline(c Config) (*Pipeline, error) {
-	c.Profiles = slices.Clone(c.Profiles)
-	p := &Pipeline{config: c, fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+	c.Profiles, c.Stages = slices.Clone(c.Profiles), slices.Clone(c.Stages)
+	p := &Pipeline{config: c, split: -1, fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	if p.config.Metrics == nil {
 		p.config.Metrics = NewMetrics(nil)
 	}
 	if p.config.Seed == 0 {
 		p.config.Seed = rand.Uint64()
 	}
-	problems := []error{c.checkProfiles(), c.checkNumbers()}
-	var err error
-	p.decode, err = c.profile(epp.StageDecode, c.Stages.Decode)
-	problems = append(problems, err)
-	if c.Stages.Prefill != "" {
-		p.prefill, err = c.profile(epp.StagePrefill, c.Stages.Prefill)
-		problems = append(problems, err)
-	}
-	if err := errors.Join(problems...); err != nil {
+	if err := errors.Join(c.checkProfiles(), c.checkNumbers(), p.addStages()); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
+
+// addStages prepares the stages.
+func (p *Pipeline) addStages() error {
+	c := &p.config
+	if len(c.Stages) == 0 {
+		return errors.New("there are no stages")
+	}
+	var problems []error
+	// Endpoints of these roles are judged by the detector even where no stage is meant for them: a profile without a filter by
+	// role may pick them.
+	p.roles = []pd.Role{pd.RoleDecode, pd.RolePrefill}
+	for i, row := range c.Stages {
+		profile, err := c.profile(row.Stage, row.Profile)
+		problems = append(problems, err, c.checkRow(i))
+		s := stage{StageRow: row, profile: profile, wanted: row.Endpoints}
+		if i == 0 && s.wanted == 0 && profile != nil && profile.Picker != nil {
+			s.wanted = profile.Picker.Endpoints()
+		}
+		_, s.compares = row.Decider.Decider.(epp.Comparer)
+		if row.Split {
+			p.split = i
+		}
+		if !slices.Contains(p.roles, row.Role) {
+			p.roles = append(p.roles, row.Role)
+		}
+		p.stages = append(p.stages, s)
+	}
+	return errors.Join(problems...)
+}
+
+// splits reports whether the pipeline has a stage that splits requests.
+func (p *Pipeline) splits() bool { return p.split >= 0 }
 
 // profile finds the profile of a stage.
 func (c *Config) profile(stage epp.Stage, name string) (*epp.Profile, error) {
@@ -80,6 +116,31 @@ func (c *Config) profile(stage epp.Stage, name string) (*epp.Profile, error) {
 	}
 	return nil, fmt.Errorf("the %s stage wants profile %q, which does not exist (there are: %s)",
 		stage, name, strings.Join(names, ", "))
+}
+
+// checkRow checks one row of the stages against those before it.
+func (c *Config) checkRow(i int) error {
+	row, before := &c.Stages[i], c.Stages[:i]
+	var problems []error
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	require(row.Role != 0, "the %s stage has no role", row.Stage)
+	require(before.Row(row.Stage) == nil, "there are several rows for the %s stage", row.Stage)
+	for _, excluded := range row.Excludes {
+		require(before.Row(excluded) != nil, "the %s stage excludes the endpoint of %s, which does not come before it", row.Stage, excluded)
+	}
+	if i == 0 {
+		require(!row.Split && row.Decider.Decider == nil && row.Header == "", "the %s stage comes first, so it cannot depend on a decision", row.Stage)
+		return errors.Join(problems...)
+	}
+	n := row.Endpoints
+	require(1 <= n && n <= pd.MaxTargets, "%d %s candidates are wanted, which must be 1 to %d", n, row.Stage, pd.MaxTargets)
+	require(!row.Split || !slices.ContainsFunc(before, func(r epp.StageRow) bool { return r.Split }),
+		"the %s stage splits requests, and so does one before it", row.Stage)
+	return errors.Join(problems...)
 }
 
 func (c *Config) checkProfiles() error {
@@ -128,11 +189,11 @@ func (c *Config) checkNumbers() error {
 			problems = append(problems, fmt.Errorf(format, args...))
 		}
 	}
-	n := c.Stages.Candidates
-	require(c.Stages.Prefill == "" || 1 <= n && n <= pd.MaxTargets,
-		"%d prefill candidates are wanted, which must be 1 to %d", n, pd.MaxTargets)
 	require(c.Stale > 0, "the age at which a load is stale is %v, which must be positive", c.Stale)
 	require(c.Charge.OutputRatio >= 0, "the output ratio is %v, which must not be negative", c.Charge.OutputRatio)
 	require(c.Charge.MaxOutput >= 0, "the most output tokens are %d, which must not be negative", c.Charge.MaxOutput)
+	for _, p := range c.Preparers {
+		require(p.Preparer != nil && p.Timeout() > 0, "preparer %q has no positive timeout", p.Name)
+	}
 	return errors.Join(problems...)
 }

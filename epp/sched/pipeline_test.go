@@ -16,9 +16,9 @@ func TestNewPipelineTellsWhatIsWrong(t *testing.T) {
 		change func(*sched.Config)
 		want   string
 	}{
-		"no decode profile": {func(c *sched.Config) { c.Stages.Decode = "decoder" },
+		"no decode profile": {func(c *sched.Config) { c.Stages[0].Profile = "decoder" },
 			`the decode stage wants profile "decoder", which does not exist (there are: decode, prefill)`},
-		"no prefill profile": {func(c *sched.Config) { c.Stages.Prefill = "p" }, `the prefill stage wants profile "p"`},
+		"no prefill profile": {func(c *sched.Config) { c.Stages[1].Profile = "p" }, `the prefill stage wants profile "p"`},
 		"two of a name": {func(c *sched.Config) { c.Profiles[1].Name = "decode" },
 			`there are several profiles "decode"`},
 		"no picker": {func(c *sched.Config) { c.Profiles[0].Picker = nil }, `profile "decode": it has no picker`},
@@ -32,15 +32,15 @@ func TestNewPipelineTellsWhatIsWrong(t *testing.T) {
 			`the weight of scorer "idle" is NaN`},
 		"endless weight": {func(c *sched.Config) { c.Profiles[0].Scorers[0].Weight = math.Inf(1) },
 			`the weight of scorer "idle" is +Inf`},
-		"no prefill candidates": {func(c *sched.Config) { c.Stages.Candidates = 0 },
+		"no prefill candidates": {func(c *sched.Config) { c.Stages[1].Endpoints = 0 },
 			"0 prefill candidates are wanted, which must be 1 to 16"},
-		"too many of them": {func(c *sched.Config) { c.Stages.Candidates = 17 },
+		"too many of them": {func(c *sched.Config) { c.Stages[1].Endpoints = 17 },
 			"17 prefill candidates are wanted, which must be 1 to 16"},
 		"nothing is ever fresh": {func(c *sched.Config) { c.Stale = 0 }, "the age at which a load is stale is 0s"},
 		"negative output":       {func(c *sched.Config) { c.Charge.OutputRatio = -1 }, "the output ratio is -1"},
 		"output is no number":   {func(c *sched.Config) { c.Charge.OutputRatio = math.NaN() }, "the output ratio is NaN"},
 		"negative bound":        {func(c *sched.Config) { c.Charge.MaxOutput = -5 }, "the most output tokens are -5"},
-		"all at once":           {func(c *sched.Config) { c.Stale, c.Stages.Decode, c.Profiles[1].Picker = 0, "x", nil }, "\n"},
+		"all at once":           {func(c *sched.Config) { c.Stale, c.Stages[0].Profile, c.Profiles[1].Picker = 0, "x", nil }, "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := disagg()
@@ -55,7 +55,7 @@ func TestNewPipelineTellsWhatIsWrong(t *testing.T) {
 
 func TestPipelineWithoutPrefillNeedsNoCandidates(t *testing.T) {
 	c := disagg()
-	c.Stages = epp.Stages{Decode: "decode"}
+	c.Stages = epp.Stages{epp.DecodeRow("decode")}
 	if _, err := sched.NewPipeline(c); err != nil {
 		t.Error(err)
 	}

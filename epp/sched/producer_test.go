@@ -41,12 +41,12 @@ func TestProducers(t *testing.T) {
 		c.Profiles[i].Scorers = []epp.NamedScorer{{Name: "soonest", Weight: 1, Scorer: soonest{}}}
 	}
 	s := scheduler(t, fleet("decode", "decode", "prefill", "prefill"), c)
-	d, err := s.Explain(splitRequest(100))
+	d, err := s.Explain(t.Context(), splitRequest(100))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Decode[0].Name != "decode-1" || d.Prefill[0].Name != "prefill-2" {
-		t.Errorf("decode %v, prefill %v", d.Decode, d.Prefill)
+	if d.Endpoints(epp.StageDecode)[0].Name != "decode-1" || d.Endpoints(epp.StagePrefill)[0].Name != "prefill-2" {
+		t.Errorf("decode %v, prefill %v", d.Endpoints(epp.StageDecode), d.Endpoints(epp.StagePrefill))
 	}
 	for _, stage := range d.Trace.Stages {
 		for _, got := range stage.Candidates {
@@ -58,8 +58,8 @@ func TestProducers(t *testing.T) {
 		}
 	}
 	delete(producer, "decode-1")
-	if d := mustPick(t, s, splitRequest(100)); d.Decode[0].Name != "decode-0" {
-		t.Errorf("the next request goes to %v", d.Decode)
+	if d := mustPick(t, s, splitRequest(100)); d.Endpoints(epp.StageDecode)[0].Name != "decode-0" {
+		t.Errorf("the next request goes to %v", d.Endpoints(epp.StageDecode))
 	}
 }
 
@@ -70,7 +70,7 @@ func TestProducersAllocateNothing(t *testing.T) {
 		c.Producers = producers
 		s, r := scheduler(t, fleet(times(20, "decode")...), c), splitRequest(100)
 		return testing.AllocsPerRun(100, func() {
-			d, err := s.Pick(r)
+			d, err := s.Pick(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
 			}

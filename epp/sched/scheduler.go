@@ -1,8 +1,9 @@
 package sched
 
 import (
+	"context"
+	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
@@ -11,17 +12,26 @@ import (
 // Scheduler picks for requests, with the pipeline it was given last. It is safe for concurrent use.
 type Scheduler struct {
 	pool     interface{ Snapshot() *epp.Snapshot }
+	clock    epp.Clock
 	pipeline atomic.Pointer[Pipeline]
+
+	outcomes chan epp.Outcome // for the observers
+	telling  sync.Mutex       // held while observers are called, and while the pipeline is replaced
 }
 
 // New makes a scheduler over a pool, whose snapshot is never nil. It refuses everything until Swap gave it a pipeline.
-func New(pool interface{ Snapshot() *epp.Snapshot }) *Scheduler {
-	return &Scheduler{pool: pool}
+func New(pool interface{ Snapshot() *epp.Snapshot }, clock epp.Clock) *Scheduler {
+	return &Scheduler{pool: pool, clock: clock, outcomes: make(chan epp.Outcome, outcomesKept)}
 }
 
-// Swap replaces the pipeline and gives the one before, nil at first. Picks that are being made end with the old one, so its
-// plugins must stay callable for some microseconds more.
-func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) { return s.pipeline.Swap(p) }
+// Swap replaces the pipeline and returns the one before, nil at first. Picks that are being made end with the old one, so
+// its plugins must stay callable for some microseconds more, or as long as its preparers and its admission let requests
+// wait. Its observers are not called any more when Swap has returned.
+func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	return s.pipeline.Swap(p)
+}
 
 // Blocks says how prompts are to be cut for the pipeline of this moment.
 func (s *Scheduler) Blocks() epp.BlockSpec {
@@ -31,19 +41,29 @@ func (s *Scheduler) Blocks() epp.BlockSpec {
 	return epp.BlockSpec{}
 }
 
-// Pick decides where a request goes, charges the endpoints, and lets the matcher learn it. The error is a *pd.Refusal;
-// then nothing is charged.
-func (s *Scheduler) Pick(r *epp.Request) (*epp.Decision, error) {
+// Pick decides where a request goes, charges the endpoints, and lets the matcher learn it. Preparers may add to the
+// request. The error is a *pd.Refusal; then nothing is charged. It stops waiting when ctx ends.
+func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error) {
 	p := s.pipeline.Load()
 	if p == nil {
 		return nil, unconfigured()
 	}
-	now := time.Now()
+	if len(p.config.Preparers) > 0 {
+		if _, err := s.prepare(ctx, p, r); err != nil {
+			return nil, err
+		}
+	}
+	if p.config.Admission != nil {
+		if err := p.config.Admission.Admit(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	now := s.clock.Now()
 	k := begin(p, r, now, p.picks.Add(1))
 	defer k.end()
 	k.gather(s.pool.Snapshot())
 	reservation, err := k.commit()
-	p.config.Metrics.picked(time.Since(now), k, err)
+	p.config.Metrics.picked(s.clock.Now().Sub(now), k, err)
 	k.earn(err)
 	if err != nil {
 		return nil, err
@@ -54,21 +74,26 @@ func (s *Scheduler) Pick(r *epp.Request) (*epp.Decision, error) {
 	return d, nil
 }
 
-// Explain tells what Pick would decide now, and how: the Decision has a Trace. It reserves, learns and counts nothing; what
-// chance decides it decides as the next Pick will. Beside a *pd.Refusal comes a Decision with what was known by then.
-func (s *Scheduler) Explain(r *epp.Request) (*epp.Decision, error) {
+// Explain tells what Pick would decide now, and how: the Decision has a Trace. It prepares the request as Pick does, and
+// asks no admission. It reserves, learns and counts nothing; random choices are those of the next Pick. Beside a *pd.Refusal
+// it returns a Decision with what was known by then, unless ctx has ended.
+func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision, error) {
 	p := s.pipeline.Load()
 	if p == nil {
 		return nil, unconfigured()
 	}
-	now := time.Now()
+	prepared, err := s.prepare(ctx, p, r)
+	if err != nil {
+		return nil, err
+	}
+	now := s.clock.Now()
 	k := begin(p, r, now, p.picks.Load()+1)
 	defer k.end()
 	snapshot := s.pool.Snapshot()
 	k.trace = newTracer(snapshot, r.Subset, now)
+	k.trace.Preparers = prepared
 	k.gather(snapshot)
-	err := k.admit()
-	if err == nil {
+	if err = k.shed(); err == nil {
 		err = k.run()
 	}
 	d := k.decision()

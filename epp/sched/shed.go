@@ -5,19 +5,14 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// admit refuses requests of negative priority while a stage of the pool is full: there is no queue that others could pass
-// them in. The error is a *pd.Refusal.
-func (k *pick) admit() error {
+// shed refuses requests of negative priority while the pool's endpoints of some role are full. The error is a *pd.Refusal.
+func (k *pick) shed() error {
 	detector := k.pipeline.config.Detector
 	if detector == nil || k.round.Request.Priority >= 0 || k.round.Request.API == pd.APIOther {
 		return nil
 	}
-	for _, stage := range []epp.Stage{epp.StageDecode, epp.StagePrefill} {
-		role := pd.RoleDecode
-		if stage == epp.StagePrefill {
-			role = pd.RolePrefill
-		}
-		k.left, k.round.Stage = k.left[:0], stage
+	for _, role := range k.pipeline.roles {
+		k.left, k.round.Stage = k.left[:0], epp.Stage(role.String())
 		for i := range k.all {
 			if k.all[i].Role.Has(role) {
 				k.left = append(k.left, k.all[i])
@@ -35,7 +30,8 @@ func saturated() error {
 	return pd.Refuse(pd.Saturated, "All endpoints that could serve this request have long queues. Try again.")
 }
 
-// spend takes a request's token from the fallback budget, once, and tells whether there was one. Who only asks takes none.
+// spend takes a request's token from the fallback budget, once, and reports whether there was one. A pick that is only
+// explained takes none.
 func (k *pick) spend() bool {
 	switch {
 	case k.spent:
@@ -47,12 +43,12 @@ func (k *pick) spend() bool {
 	return k.spent
 }
 
-// earn adds a request's share to the fallback budget. What is shed adds nothing: it is no load.
+// earn adds a request's share to the fallback budget. A request that was shed adds nothing: it is no load.
 func (k *pick) earn(refused error) {
 	if refused != nil && pd.AsRefusal(refused).Reason == pd.Saturated {
 		return
 	}
-	if k.pipeline.prefill != nil {
+	if k.pipeline.splits() {
 		k.pipeline.fallback.Earn()
 	}
 }

@@ -31,9 +31,9 @@ func (g gauge) Saturation(_ time.Time, c []epp.Candidate) float64 {
 }
 
 // shedding is disagg with a detector at the end of both profiles, and over both.
-func shedding(g gauge, on epp.OnNoPrefill) sched.Config {
+func shedding(g gauge, on epp.OnNone) sched.Config {
 	c := disagg()
-	c.Detector, c.Stages.OnNoPrefill = g, on
+	c.Detector, c.Stages[1].OnNone = g, on
 	for i := range c.Profiles {
 		c.Profiles[i].Filters = append(c.Profiles[i].Filters, epp.NamedFilter{Name: "gauge", Filter: g})
 	}
@@ -47,26 +47,26 @@ func TestShed(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		full     gauge
-		on       epp.OnNoPrefill
+		on       epp.OnNone
 		mode     pd.Mode
 		priority int
 		want     string
 		stage    string // that is counted as saturated
 	}{
-		{"nobody is full", gauge{}, epp.PrefillLocal, pd.ModeAuto, 0, remote, ""},
-		{"one decode endpoint is full", gauge{"decode-0": true}, epp.PrefillLocal, pd.ModeAuto, 0, remote, ""},
-		{"decode is full", decodes, epp.PrefillLocal, pd.ModeAuto, 0, saturated, "decode"},
-		{"decode is full, whatever the mode", decodes, epp.PrefillLocal, pd.ModeBypass, 0, saturated, "decode"},
-		{"decode is full, however urgent", decodes, epp.PrefillLocal, pd.ModeAuto, 9, saturated, "decode"},
-		{"prefill is full", prefills, epp.PrefillLocal, pd.ModeAuto, 0, local, ""},
-		{"prefill is full, and is not needed", prefills, epp.PrefillRefuse, pd.ModeBypass, 0, "local/bypassed", ""},
-		{"prefill is full, and must not be done without", prefills, epp.PrefillLocal, pd.ModeForce, 0, saturated, "prefill"},
-		{"prefill is full, and may be done without", prefills, epp.PrefillRefuse, pd.ModeForceFallback, 0, local, ""},
-		{"prefill is full, and nothing is to fall back", prefills, epp.PrefillRefuse, pd.ModeAuto, 0, saturated, "prefill"},
+		{"nobody is full", gauge{}, epp.NoneSkips, pd.ModeAuto, 0, remote, ""},
+		{"one decode endpoint is full", gauge{"decode-0": true}, epp.NoneSkips, pd.ModeAuto, 0, remote, ""},
+		{"decode is full", decodes, epp.NoneSkips, pd.ModeAuto, 0, saturated, "decode"},
+		{"decode is full, whatever the mode", decodes, epp.NoneSkips, pd.ModeBypass, 0, saturated, "decode"},
+		{"decode is full, however urgent", decodes, epp.NoneSkips, pd.ModeAuto, 9, saturated, "decode"},
+		{"prefill is full", prefills, epp.NoneSkips, pd.ModeAuto, 0, local, ""},
+		{"prefill is full, and is not needed", prefills, epp.NoneRefuses, pd.ModeBypass, 0, "local/bypassed", ""},
+		{"prefill is full, and must not be done without", prefills, epp.NoneSkips, pd.ModeForce, 0, saturated, "prefill"},
+		{"prefill is full, and may be done without", prefills, epp.NoneRefuses, pd.ModeForceFallback, 0, local, ""},
+		{"prefill is full, and nothing is to fall back", prefills, epp.NoneRefuses, pd.ModeAuto, 0, saturated, "prefill"},
 
-		{"negative, in a pool with room", gauge{"decode-0": true}, epp.PrefillLocal, pd.ModeAuto, -1, remote, ""},
-		{"negative, decode is full", decodes, epp.PrefillLocal, pd.ModeAuto, -1, saturated, "decode"},
-		{"negative, prefill is full", prefills, epp.PrefillLocal, pd.ModeBypass, -1, saturated, "prefill"},
+		{"negative, in a pool with room", gauge{"decode-0": true}, epp.NoneSkips, pd.ModeAuto, -1, remote, ""},
+		{"negative, decode is full", decodes, epp.NoneSkips, pd.ModeAuto, -1, saturated, "decode"},
+		{"negative, prefill is full", prefills, epp.NoneSkips, pd.ModeBypass, -1, saturated, "prefill"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, registry := fleet("decode", "decode", "prefill"), prometheus.NewPedanticRegistry()
@@ -74,8 +74,8 @@ func TestShed(t *testing.T) {
 			config.Metrics = sched.NewMetrics(registry)
 			s, r := scheduler(t, p, config), splitRequest(512)
 			r.Mode, r.Priority = c.mode, c.priority
-			explained, _ := s.Explain(r)
-			got := outcomeOf(s.Pick(r))
+			explained, _ := s.Explain(t.Context(), r)
+			got := outcomeOf(s.Pick(t.Context(), r))
 			if got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
@@ -114,9 +114,9 @@ func TestFullWhereSomebodyListens(t *testing.T) {
 			for i, e := range snapshot.Endpoints {
 				snapshot.Loads[i].Unreachable = slices.Contains(c.absent, e.Name)
 			}
-			s := scheduler(t, p, shedding(full, epp.PrefillRefuse))
-			explained, _ := s.Explain(splitRequest(512))
-			if got := outcomeOf(s.Pick(splitRequest(512))); got != c.want {
+			s := scheduler(t, p, shedding(full, epp.NoneRefuses))
+			explained, _ := s.Explain(t.Context(), splitRequest(512))
+			if got := outcomeOf(s.Pick(t.Context(), splitRequest(512))); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 			if told := explained.Verdict.String() + "/" + string(explained.Reason); told != c.want {
@@ -136,10 +136,10 @@ func outcomeOf(d *epp.Decision, err error) string {
 
 // TestModelsOfAFullPool are told: they are no work.
 func TestModelsOfAFullPool(t *testing.T) {
-	c := shedding(gauge{"decode-0": true}, epp.PrefillLocal)
+	c := shedding(gauge{"decode-0": true}, epp.NoneSkips)
 	c.Profiles[0].Filters = c.Profiles[0].Filters[:1] // the plugins look at the API themselves
 	s := scheduler(t, fleet("decode"), c)
-	if got := outcomeOf(s.Pick(&epp.Request{Priority: -1, Fit: request.FitLocal})); got != "local/not-splittable" {
+	if got := outcomeOf(s.Pick(t.Context(), &epp.Request{Priority: -1, Fit: request.FitLocal})); got != "local/not-splittable" {
 		t.Error(got)
 	}
 }
@@ -152,24 +152,24 @@ func TestFallbackBudget(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		roles   []string
-		on      epp.OnNoPrefill
+		on      epp.OnNone
 		local   int
 		refused string
 	}{
-		{"none, budget", []string{"decode"}, epp.PrefillBudget, most, "refused/budget"},
-		{"none, local", []string{"decode"}, epp.PrefillLocal, requests, ""},
-		{"none, refuse", []string{"decode"}, epp.PrefillRefuse, 0, "refused/no-prefill"},
-		{"full, budget", []string{"decode", "prefill"}, epp.PrefillBudget, pd.FallbackBurst, "refused/saturated"},
-		{"full, local", []string{"decode", "prefill"}, epp.PrefillLocal, pd.FallbackBurst, "refused/saturated"},
-		{"full, refuse", []string{"decode", "prefill"}, epp.PrefillRefuse, 0, "refused/saturated"},
+		{"none, budget", []string{"decode"}, epp.NoneSkipsWithinBudget, most, "refused/budget"},
+		{"none, local", []string{"decode"}, epp.NoneSkips, requests, ""},
+		{"none, refuse", []string{"decode"}, epp.NoneRefuses, 0, "refused/no-prefill"},
+		{"full, budget", []string{"decode", "prefill"}, epp.NoneSkipsWithinBudget, pd.FallbackBurst, "refused/saturated"},
+		{"full, local", []string{"decode", "prefill"}, epp.NoneSkips, pd.FallbackBurst, "refused/saturated"},
+		{"full, refuse", []string{"decode", "prefill"}, epp.NoneRefuses, 0, "refused/saturated"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, got := scheduler(t, fleet(c.roles...), shedding(full, c.on)), map[string]int{}
 			for range requests {
-				if _, err := s.Explain(splitRequest(512)); err != nil && c.refused == "" {
+				if _, err := s.Explain(t.Context(), splitRequest(512)); err != nil && c.refused == "" {
 					t.Fatal(err) // and it takes nothing
 				}
-				got[outcomeOf(s.Pick(splitRequest(512)))]++
+				got[outcomeOf(s.Pick(t.Context(), splitRequest(512)))]++
 			}
 			// A tenth of what is shed as saturated is not earned, but of what falls back it is.
 			if local := got["local/no-prefill"]; local < c.local-1 || local > c.local+3 || got[c.refused] != requests-local {
@@ -182,10 +182,10 @@ func TestFallbackBudget(t *testing.T) {
 // TestFallbackBudgetIsEarned by requests that need no prefill too, and not by those that are shed.
 func TestFallbackBudgetIsEarned(t *testing.T) {
 	full := gauge{}
-	s := scheduler(t, fleet("decode"), shedding(full, epp.PrefillBudget))
+	s := scheduler(t, fleet("decode"), shedding(full, epp.NoneSkipsWithinBudget))
 	fallbacks := func() (n int) {
 		for range 100 {
-			if _, err := s.Pick(splitRequest(512)); err != nil {
+			if _, err := s.Pick(t.Context(), splitRequest(512)); err != nil {
 				return n
 			}
 			n++
@@ -203,7 +203,7 @@ func TestFallbackBudgetIsEarned(t *testing.T) {
 	}
 	full["decode-0"] = true
 	for range 50 {
-		if _, err := s.Pick(bypass); pd.AsRefusal(err).Reason != pd.Saturated {
+		if _, err := s.Pick(t.Context(), bypass); pd.AsRefusal(err).Reason != pd.Saturated {
 			t.Fatal(err)
 		}
 	}

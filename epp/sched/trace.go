@@ -8,14 +8,15 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// decodeItself stands where the name of a filter would, for the endpoint that is no prefill candidate because it decodes.
-const decodeItself = "decode-endpoint-itself"
+// itself stands where the name of a filter would, for the endpoint that is no candidate because another stage has chosen it.
+func itself(stage epp.Stage) string { return string(stage) + "-endpoint-itself" }
 
-// tracer writes a pick along. Only explained picks have one, so it need not be quick.
+// tracer records a pick. Only explained picks have one, so it need not be quick.
 type tracer struct {
 	epp.Trace
 	now   time.Time
-	stage *epp.StageTrace       // the one that runs
+	runs  *stage                // the stage that runs
+	stage *epp.StageTrace       // its trace
 	index map[*epp.Endpoint]int // of stage.Candidates
 }
 
@@ -30,10 +31,10 @@ func newTracer(s *epp.Snapshot, subset *epp.Subset, now time.Time) *tracer {
 }
 
 // enter begins a stage with all its candidates.
-func (t *tracer) enter(stage epp.Stage, profile string, all []epp.Candidate) {
+func (t *tracer) enter(s *stage, all []epp.Candidate) {
 	candidates := make([]epp.CandidateTrace, len(all))
-	t.Stages = append(t.Stages, epp.StageTrace{Stage: stage.String(), Profile: profile, Candidates: candidates})
-	t.stage = &t.Stages[len(t.Stages)-1]
+	t.Stages = append(t.Stages, epp.StageTrace{Stage: s.Stage, Profile: s.profile.Name, Candidates: candidates})
+	t.runs, t.stage = s, &t.Stages[len(t.Stages)-1]
 	t.index = make(map[*epp.Endpoint]int, len(all))
 	for i := range all {
 		t.stage.Candidates[i] = describe(&all[i], t.now)
@@ -56,7 +57,7 @@ func (t *tracer) of(c *epp.Candidate) *epp.CandidateTrace {
 	return &t.stage.Candidates[t.index[c.Endpoint]]
 }
 
-// filtered notes whom a filter dropped: those that were there before and are not left.
+// filtered records which candidates a filter dropped: those that were there before and are not left.
 func (t *tracer) filtered(filter string, left []epp.Candidate) {
 	kept := make(map[int]bool, len(left))
 	for i := range left {
@@ -76,6 +77,15 @@ func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float
 	}
 }
 
+// ruled records the answer of a stage's decider.
+func (t *tracer) ruled(s *stage, r *epp.Ruling) {
+	d := epp.DeciderTrace{Stage: s.Stage, Decider: s.Decider.Name, Verdict: r.Verdict.String(), Reason: r.Reason}
+	for _, c := range r.Costs {
+		d.Costs = append(d.Costs, epp.CostTrace{Verdict: c.Verdict.String(), Endpoint: c.Endpoint.String(), Seconds: c.Time.Seconds()})
+	}
+	t.Deciders = append(t.Deciders, d)
+}
+
 // chosen ends a stage.
 func (t *tracer) chosen(picker epp.Picker, left []epp.Candidate, totals []float64, order []int) {
 	for i := range left {
@@ -85,7 +95,7 @@ func (t *tracer) chosen(picker epp.Picker, left []epp.Candidate, totals []float6
 		t.of(&left[i]).Chosen = rank + 1
 	}
 	slices.SortStableFunc(t.stage.Candidates, byRank)
-	r := rank(t.stage, len(order))
+	r := rank(t.runs, t.stage, len(order))
 	_, r.drawn = picker.(epp.Drawer)
 	for i := range t.stage.Candidates {
 		t.stage.Candidates[i].Why = r.why(&t.stage.Candidates[i])

@@ -135,13 +135,13 @@ func TestWhy(t *testing.T) {
 				"prefill-0: dropped by not the first",
 			}},
 		"nobody": {[]string{"decode"}, epp.Profile{Scorers: scorers, Picker: shy{}},
-			[]string{"decode-0: the picker chose nobody"}},
+			[]string{"decode-0: the picker chose no endpoint"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.profile.Name = "mine"
-			c := sched.Config{Profiles: []epp.Profile{tc.profile}, Stages: epp.Stages{Decode: "mine"}, Stale: time.Second}
+			c := sched.Config{Profiles: []epp.Profile{tc.profile}, Stages: epp.Stages{epp.DecodeRow("mine")}, Stale: time.Second}
 			s := scheduler(t, fleet(tc.pool...), c)
-			d, err := s.Explain(splitRequest(10))
+			d, err := s.Explain(t.Context(), splitRequest(10))
 			if d == nil || len(d.Trace.Stages) != 1 {
 				t.Fatalf("explained %+v (%v)", d, err)
 			}
@@ -159,19 +159,19 @@ func TestTrace(t *testing.T) {
 	s.Loads[0] = epp.Load{}
 	s.Loads[1] = epp.Load{At: time.Now(), Signals: epp.Values{}.With(epp.Waiting, 3)}
 	s.Loads[2] = epp.Load{At: time.Now().Add(-time.Hour), Signals: epp.Values{}.With(epp.Running, 5).With(epp.KVUsage, 0.25)}
-	epp.Insist(epp.Claim{Endpoint: s.Endpoints[1], Add: epp.InFlight{Requests: 2, Tokens: 70}}, epp.Claim{}, false)
+	epp.Insist(epp.Claim{Endpoint: s.Endpoints[1], Add: epp.InFlight{Requests: 2, Tokens: 70}})
 	c := disagg()
 	c.Matcher = &caches{cached: map[string]int{"prefill-decode-0": 48}}
 	c.Profiles[1].Scorers[0].Weight = 3
 	r := splitRequest(100)
 	r.Subset = epp.NewSubset("10.0.0.0:8000", "10.0.0.1", "10.0.0.2:8000")
 
-	d, err := scheduler(t, p, c).Explain(r)
+	d, err := scheduler(t, p, c).Explain(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	trace := *d.Trace
-	if trace.Snapshot != 7 || trace.Decider != "always" || len(trace.Stages) != 2 ||
+	if trace.Snapshot != 7 || len(trace.Deciders) != 1 || trace.Deciders[0].Decider != "always" || len(trace.Stages) != 2 ||
 		!slices.Equal(trace.Outside, []string{"default/decode-3"}) {
 		t.Fatalf("the trace is %+v", trace)
 	}
@@ -223,11 +223,11 @@ func TestTraceOfRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := splitRequest(100)
 			r.Mode = pd.ModeForce
-			d, err := scheduler(t, fleet(tc.pool...), disagg()).Explain(r)
+			d, err := scheduler(t, fleet(tc.pool...), disagg()).Explain(t.Context(), r)
 			if err == nil || d == nil || d.Verdict != pd.Refused || d.Reason != pd.AsRefusal(err).Reason {
 				t.Fatalf("explained %+v with %v", d, err)
 			}
-			if len(d.Trace.Stages) != tc.stages || len(d.Decode) != tc.decode || d.Tokens != 100 {
+			if len(d.Trace.Stages) != tc.stages || len(d.Endpoints(epp.StageDecode)) != tc.decode || d.Tokens != 100 {
 				t.Errorf("explained %+v, want %d stages and %d decode endpoints", d, tc.stages, tc.decode)
 			}
 			for _, stage := range d.Trace.Stages {

@@ -10,7 +10,7 @@ import (
 
 // ranking is what must be known of a stage to say why one of its candidates came where it did.
 type ranking struct {
-	role     pd.Role             // that the stage is for
+	runs     *stage              // the stage
 	mixed    map[string]bool     // filters that dropped candidates of that role
 	foreign  int                 // candidates of other roles that no filter dropped
 	left     int                 // candidates that no filter dropped
@@ -23,12 +23,9 @@ type ranking struct {
 	lastPick *epp.CandidateTrace // the last choice
 }
 
-// rank reads a stage whose candidates are in order.
-func rank(stage *epp.StageTrace, chosen int) ranking {
-	r := ranking{role: pd.RoleDecode, mixed: make(map[string]bool), chosen: chosen}
-	if stage.Stage == epp.StagePrefill.String() {
-		r.role = pd.RolePrefill
-	}
+// rank reads the trace of a stage whose candidates are in order.
+func rank(runs *stage, stage *epp.StageTrace, chosen int) ranking {
+	r := ranking{runs: runs, mixed: make(map[string]bool), chosen: chosen}
 	for i := range stage.Candidates {
 		c := &stage.Candidates[i]
 		if c.Dropped != "" {
@@ -58,9 +55,12 @@ const otherwise = "the picker does not go by totals alone"
 
 // why says in one sentence what became of a candidate.
 func (r *ranking) why(c *epp.CandidateTrace) string {
+	for _, excluded := range r.runs.Excludes {
+		if c.Dropped == itself(excluded) {
+			return fmt.Sprintf("it is the %s endpoint itself", excluded)
+		}
+	}
 	switch {
-	case c.Dropped == decodeItself:
-		return "it is the decode endpoint itself"
 	case c.Dropped != "":
 		return r.dropped(c)
 	case c.Chosen == 1:
@@ -68,7 +68,7 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	case c.Chosen > 1:
 		return fmt.Sprintf("choice %d of %d: %s", c.Chosen, r.chosen, r.won(c))
 	case r.first == nil:
-		return "the picker chose nobody"
+		return "the picker chose no endpoint"
 	case r.drawn:
 		return fmt.Sprintf("lost the draw; total %.2f", c.Total)
 	case c.Total == r.lastPick.Total:
@@ -79,14 +79,14 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	return fmt.Sprintf("total %.2f is %.3g below the chosen one%s", c.Total, r.first.Total-c.Total, mostly(r.first, c))
 }
 
-// fits tells whether a candidate has the role that the stage is for.
+// fits reports whether a candidate has the role that the stage is for.
 func (r *ranking) fits(c *epp.CandidateTrace) bool {
 	role, ok := pd.ParseRole(c.Role)
-	return ok && role.Has(r.role)
+	return ok && role.Has(r.runs.Role)
 }
 
-// dropped tells the filter, and the role where that explains it: where the filter dropped nobody who has the right one, and
-// nobody is left who has not.
+// dropped names the filter, and the role where that explains it: where the filter dropped no candidate of the right role,
+// and none of another role is left.
 func (r *ranking) dropped(c *epp.CandidateTrace) string {
 	if r.mixed[c.Dropped] || r.foreign > 0 {
 		return "dropped by " + c.Dropped
@@ -94,7 +94,7 @@ func (r *ranking) dropped(c *epp.CandidateTrace) string {
 	return fmt.Sprintf("dropped by %s: its role is %s", c.Dropped, c.Role)
 }
 
-// won tells what spoke for a chosen candidate.
+// won tells why a candidate was chosen.
 func (r *ranking) won(c *epp.CandidateTrace) string {
 	switch {
 	case r.left == 1:

@@ -33,9 +33,10 @@ func remote() epp.Explanation {
 	return epp.Explanation{
 		Request:  epp.RequestSummary{API: "chat", Model: "m", Mode: "auto", Split: true, Tokens: 128, Blocks: 8},
 		Decision: "remote", Reason: "uncached",
-		Decode: []string{"10.0.0.2:8000", "10.0.0.3:8000"}, Prefill: []string{"10.0.0.1:8000"},
+		Picks: []epp.PickSummary{{Stage: "decode", Endpoints: []string{"10.0.0.2:8000", "10.0.0.3:8000"}},
+			{Stage: "prefill", Endpoints: []string{"10.0.0.1:8000"}}},
 		Decider: epp.DeciderNumbers{Name: "decider", Parameters: map[string]any{"nonCachedTokens": 64, "promptTokens": 0}, Tokens: 128, Cached: 16, Uncached: 112},
-		Trace: &epp.Trace{Snapshot: 7, Outside: []string{"default/far"}, Decider: "decider", Stages: []epp.StageTrace{{
+		Trace: &epp.Trace{Snapshot: 7, Outside: []string{"default/far"}, Deciders: []epp.DeciderTrace{{Stage: "prefill", Decider: "decider", Verdict: "remote", Reason: "uncached"}}, Stages: []epp.StageTrace{{
 			Stage: "decode", Profile: "decode", Candidates: []epp.CandidateTrace{
 				{Endpoint: "default/d1", Address: "10.0.0.2:8000", Role: "decode", Chosen: 1, Why: "chosen", Total: 2.25, Scores: scores(1, 0.25),
 					Signals: signals(3, 3, 0.5), LoadAge: 0.2, Requests: 4, Tokens: 500, Cached: 16},
@@ -133,7 +134,7 @@ func TestJSON(t *testing.T) {
 	addr, _, _ := answering(t, remote())
 	out, err := runWith(t, "{}", "--admin="+addr, "--json", "-")
 	var x epp.Explanation
-	if err != nil || json.Unmarshal([]byte(out), &x) != nil || x.Decode[1] != "10.0.0.3:8000" {
+	if err != nil || json.Unmarshal([]byte(out), &x) != nil || x.Endpoints(epp.StageDecode)[1] != "10.0.0.3:8000" {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -22,14 +22,11 @@ func (s *settings) table(x *epp.Explanation) string {
 	if x.Refusal != nil {
 		fmt.Fprintf(&b, "refused   with status %d: %s\n", x.Refusal.Status, x.Refusal.Message)
 	}
-	if x.Trace != nil && len(x.Decode) > 0 {
+	if x.Trace != nil && len(x.Picks) > 0 {
 		fmt.Fprintf(&b, "decider   %s\n", decider(x.Decider))
 	}
-	if len(x.Decode) > 0 {
-		fmt.Fprintf(&b, "decode    %s\n", strings.Join(x.Decode, ", then "))
-	}
-	if len(x.Prefill) > 0 {
-		fmt.Fprintf(&b, "prefill   %s\n", strings.Join(x.Prefill, ", then "))
+	for _, p := range x.Picks {
+		fmt.Fprintf(&b, "%-9s %s\n", p.Stage, strings.Join(p.Endpoints, ", then "))
 	}
 	if x.Trace == nil {
 		return b.String()
@@ -37,10 +34,20 @@ func (s *settings) table(x *epp.Explanation) string {
 	if len(x.Trace.Outside) > 0 {
 		fmt.Fprintf(&b, "outside   the gateway's subset: %s\n", strings.Join(x.Trace.Outside, ", "))
 	}
+	costs(&b, x.Trace.Deciders)
 	for _, stage := range x.Trace.Stages {
 		s.stage(&b, stage)
 	}
 	return b.String()
+}
+
+// costs shows what deciders expected of the alternatives that they compared.
+func costs(b *strings.Builder, deciders []epp.DeciderTrace) {
+	for _, d := range deciders {
+		for _, c := range d.Costs {
+			fmt.Fprintf(b, "cost      %s stage, %s on %s: first token after %ss\n", d.Stage, c.Verdict, c.Endpoint, number(c.Seconds))
+		}
+	}
 }
 
 // model returns the model that answers, and why it is not the requested one.

@@ -142,7 +142,7 @@ func sampleWhys() []Why {
 			{Endpoint: "default/prefill-0", Role: "prefill", Dropped: "decode-filter", Why: "dropped by decode-filter", LoadAge: -1},
 		}
 		x.Trace = &epp.Trace{Stages: []epp.StageTrace{{Stage: "decode", Profile: "decode", Candidates: decode}},
-			Decider: x.Decider.Name}
+			Deciders: []epp.DeciderTrace{{Stage: epp.StagePrefill, Decider: x.Decider.Name}}}
 		if decision == "remote" {
 			prefill := slices.Clone(decode[:1])
 			prefill[0].Endpoint, prefill[0].Role = "default/prefill-1", "prefill"

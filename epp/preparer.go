@@ -1,0 +1,53 @@
+package epp
+
+import (
+	"context"
+	"time"
+)
+
+// Preparer is a plugin that looks something up for every request before it is picked for: the exact tokens of its prompt,
+// or which encoder has its images. All preparers run at once. A request waits for the slowest of them, at most as long as
+// each allows, and is picked for without what failed or came too late.
+type Preparer interface {
+	// Prepare returns a function that adds to the request what was found, or nil. Prepare reads the request and must not
+	// change it: others read it at the same time. The functions that were returned run one after the other, in the order of
+	// the configuration, once all preparers have returned. Prepare must return soon after ctx has ended.
+	Prepare(ctx context.Context, r *Request) (add func(r *Request), err error)
+	// Timeout is how long a request waits for it at most.
+	Timeout() time.Duration
+}
+
+// NamedPreparer is a preparer under its name in the configuration.
+type NamedPreparer struct {
+	Name string
+	Preparer
+}
+
+// Admission is a plugin that decides when a prepared request may be picked for, and whether at all. It is called on the
+// goroutine of every request. There is at most one; without it requests are picked for at once.
+type Admission interface {
+	// Admit returns nil when the request may be picked for, or a *pd.Refusal. It may wait, and returns soon after ctx has
+	// ended.
+	Admit(ctx context.Context, r *Request) error
+}
+
+// Attach adds a value to a request, in place of one of the same type. Only functions that a Preparer returned may do so.
+func Attach[T any](r *Request, value T) {
+	for i := range r.attached {
+		if _, ok := r.attached[i].(T); ok {
+			r.attached[i] = value
+			return
+		}
+	}
+	r.attached = append(r.attached, value)
+}
+
+// Attached returns the value of a type that a Preparer has added to a request; false if none has.
+func Attached[T any](r *Request) (value T, ok bool) {
+	for _, v := range r.attached {
+		if value, ok = v.(T); ok {
+			return value, true
+		}
+	}
+	return value, false
+}

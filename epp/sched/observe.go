@@ -1,0 +1,51 @@
+package sched
+
+import (
+	"context"
+
+	"github.com/tandem-serving/tandem/epp"
+)
+
+// outcomesKept is how many outcomes wait for observers at most: a second of a busy picker.
+const outcomesKept = 4096
+
+// Observe implements epp.Observer: it passes an outcome on to the observers of the configuration in use, and does not wait
+// for them.
+func (s *Scheduler) Observe(o *epp.Outcome) {
+	p := s.pipeline.Load()
+	if p == nil || len(p.config.Observers) == 0 {
+		return
+	}
+	select {
+	case s.outcomes <- *o:
+	default:
+		p.config.Metrics.dropped.Inc()
+	}
+}
+
+// Run calls the observers until ctx ends and all outcomes that were passed before have been told.
+func (s *Scheduler) Run(ctx context.Context) {
+	for {
+		select {
+		case o := <-s.outcomes:
+			s.tell(&o)
+			continue
+		default:
+		}
+		select {
+		case o := <-s.outcomes:
+			s.tell(&o)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tell calls the observers of the configuration in use.
+func (s *Scheduler) tell(o *epp.Outcome) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	for _, observer := range s.pipeline.Load().config.Observers {
+		observer.Observe(o)
+	}
+}

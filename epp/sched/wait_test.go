@@ -1,0 +1,276 @@
+package sched_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// found is what a lookup attaches to a request.
+type found struct{ text string }
+
+// lookup is a preparer that takes some time to find something.
+type lookup struct {
+	takes, timeout time.Duration
+	add            func(*epp.Request)
+	err            error
+}
+
+func (l lookup) Timeout() time.Duration { return l.timeout }
+
+func (l lookup) Prepare(ctx context.Context, _ *epp.Request) (func(*epp.Request), error) {
+	done := time.NewTimer(l.takes)
+	defer done.Stop()
+	select {
+	case <-done.C:
+		return l.add, l.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func TestPreparers(t *testing.T) {
+	tokens := func(r *epp.Request) { r.Prompt.Tokens = 7 }
+	attach := func(text string) func(*epp.Request) { return func(r *epp.Request) { epp.Attach(r, found{text}) } }
+	for name, tc := range map[string]struct {
+		preparers []lookup
+		tokens    int
+		attached  string
+		takes     time.Duration
+		failed    map[string]float64
+	}{
+		"none":           {nil, 100, "", 0, nil},
+		"one":            {[]lookup{{time.Second, time.Minute, tokens, nil}}, 7, "", time.Second, nil},
+		"all at once":    {[]lookup{{time.Second, time.Minute, tokens, nil}, {2 * time.Second, time.Minute, attach("x"), nil}}, 7, "x", 2 * time.Second, nil},
+		"in their order": {[]lookup{{2 * time.Second, time.Minute, attach("x"), nil}, {time.Second, time.Minute, attach("y"), nil}}, 100, "y", 2 * time.Second, nil},
+		"nothing found":  {[]lookup{{time.Second, time.Minute, nil, nil}}, 100, "", time.Second, nil},
+		"one fails": {[]lookup{{time.Second, time.Minute, tokens, errors.New("broken")}, {0, time.Minute, attach("x"), nil}}, 100, "x", time.Second,
+			map[string]float64{"a": 1}},
+		"one is late": {[]lookup{{0, time.Minute, attach("x"), nil}, {time.Hour, 3 * time.Second, tokens, nil}}, 100, "x", 3 * time.Second,
+			map[string]float64{"b": 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registry := prometheus.NewRegistry()
+				c := disagg()
+				c.Metrics = sched.NewMetrics(registry)
+				for i, l := range tc.preparers {
+					c.Preparers = append(c.Preparers, epp.NamedPreparer{Name: string(rune('a' + i)), Preparer: l})
+				}
+				s, r, began := scheduler(t, fleet("decode", "prefill"), c), splitRequest(100), time.Now()
+				d := mustPick(t, s, r)
+				if took := time.Since(began); took != tc.takes {
+					t.Errorf("the pick took %v, want %v", took, tc.takes)
+				}
+				if got, _ := epp.Attached[found](r); d.Tokens != tc.tokens || got.text != tc.attached {
+					t.Errorf("%d tokens and %q, want %d and %q", d.Tokens, got.text, tc.tokens, tc.attached)
+				}
+				for plugin, want := range tc.failed {
+					if got := counted(t, registry, "tandem_preparer_failures_total", plugin); got != want {
+						t.Errorf("%s failed %v times, want %v", plugin, got, want)
+					}
+				}
+				explained, err := s.Explain(t.Context(), splitRequest(100))
+				if err != nil || len(explained.Trace.Preparers) != len(tc.preparers) {
+					t.Fatalf("the trace tells of %+v, %v", explained.Trace, err)
+				}
+				for _, p := range explained.Trace.Preparers {
+					if (p.Error != "") != (tc.failed[p.Preparer] > 0) {
+						t.Errorf("%s: error %q", p.Preparer, p.Error)
+					}
+				}
+			})
+		})
+	}
+}
+
+// gate is an admission that waits for a word, and may refuse.
+type gate chan error
+
+func (g gate) Admit(ctx context.Context, _ *epp.Request) error {
+	select {
+	case err := <-g:
+		return err
+	case <-ctx.Done():
+		return pd.Refuse(pd.Deadline, "Too late.")
+	}
+}
+
+func TestAdmission(t *testing.T) {
+	for name, tc := range map[string]struct {
+		word   error
+		leaves bool
+		want   pd.Reason
+	}{
+		"admitted":          {nil, false, ""},
+		"refused":           {pd.Refuse(pd.Saturated, "Full."), false, pd.Saturated},
+		"the client leaves": {nil, true, pd.Deadline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g, c, p := make(gate), disagg(), fleet("decode", "prefill")
+				c.Admission = g
+				s := scheduler(t, p, c)
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				var d *epp.Decision
+				var err error
+				var pick sync.WaitGroup
+				pick.Go(func() { d, err = s.Pick(ctx, splitRequest(100)) })
+				synctest.Wait()
+				checkLoad(t, p, "while it waits", map[string]epp.InFlight{})
+				if tc.leaves {
+					leave()
+				} else {
+					g <- tc.word
+				}
+				pick.Wait()
+				if tc.want == "" && (err != nil || d.Reservation == nil) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
+					t.Errorf("got %+v, %v", d, err)
+				}
+			})
+		})
+	}
+}
+
+func TestALeavingClientEndsPreparers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p := disagg(), fleet("decode", "prefill")
+		for _, name := range []string{"a", "b"} {
+			c.Preparers = append(c.Preparers, epp.NamedPreparer{Name: name, Preparer: lookup{takes: time.Hour, timeout: time.Hour}})
+		}
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		began := time.Now()
+		_, err := scheduler(t, p, c).Pick(ctx, splitRequest(100))
+		if err == nil || pd.AsRefusal(err).Reason != pd.Deadline || time.Since(began) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		checkLoad(t, p, "after it left", map[string]epp.InFlight{})
+	})
+}
+
+// journal is an observer that notes ids, and waits for a word before each if it has a channel.
+type journal struct {
+	mu   sync.Mutex
+	ids  []string
+	wait chan struct{}
+}
+
+func (j *journal) Observe(o *epp.Outcome) {
+	if j.wait != nil {
+		<-j.wait
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ids = append(j.ids, o.Request)
+}
+
+func (j *journal) noted() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.ids)
+}
+
+func TestObservers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := &journal{}, &journal{}
+		with := func(observers ...epp.Observer) *sched.Pipeline {
+			c := disagg()
+			c.Observers = observers
+			p, err := sched.NewPipeline(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		s := sched.New(fleet("decode"), epp.SystemClock)
+		s.Observe(&epp.Outcome{Request: "before there is a configuration"})
+		s.Swap(with())
+		s.Observe(&epp.Outcome{Request: "without observers"})
+		s.Swap(with(first, second))
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		s.Observe(&epp.Outcome{Request: "1"})
+		synctest.Wait()
+		s.Swap(with(second))
+		s.Observe(&epp.Outcome{Request: "2"})
+		stop()
+		running.Wait()
+		if first.noted() != 1 || second.noted() != 2 || second.ids[1] != "2" {
+			t.Errorf("the observers were told %v and %v", first.ids, second.ids)
+		}
+	})
+}
+
+func TestDecisionsTellObserversWhatWasSeen(t *testing.T) {
+	for _, observed := range []bool{false, true} {
+		c, p := disagg(), fleet("decode", "prefill")
+		c.Matcher = &caches{cached: map[string]int{"decode-0": 16}}
+		c.Producers = []epp.Producer{perToken{"decode-0": 0.5}}
+		if observed {
+			c.Observers = []epp.Observer{&journal{}}
+		}
+		p.Snapshot().Loads[0].Signals = epp.Values{}.With(epp.Waiting, 3)
+		before := epp.Insist(epp.Claim{Stage: epp.StageDecode, Endpoint: p.Snapshot().Endpoints[0], Add: epp.InFlight{Requests: 2}})
+		d := mustPick(t, scheduler(t, p, c), splitRequest(100))
+		if !observed {
+			if d.Picks[0].Seen != nil {
+				t.Errorf("seen %+v without an observer", d.Picks[0].Seen)
+			}
+			continue
+		}
+		seen := d.Picks[0].Seen
+		waiting, _ := seen.Load.Signals.Value(epp.Waiting)
+		computed := seen.Computed != epp.Values{}
+		if waiting != 3 || seen.InFlight.Requests != 2 || seen.Cached != 16 || !computed {
+			t.Errorf("seen %+v", seen)
+		}
+		before.End()
+	}
+}
+
+func TestSlowObserversHoldNoStreamUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		slow := &journal{wait: make(chan struct{})}
+		c := disagg()
+		c.Observers, c.Metrics = []epp.Observer{slow}, sched.NewMetrics(registry)
+		s := scheduler(t, fleet("decode"), c)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		const most = 10_000
+		for range most {
+			s.Observe(&epp.Outcome{})
+		}
+		dropped := counted(t, registry, "tandem_outcomes_dropped_total")
+		if dropped == 0 {
+			t.Error("nothing was dropped")
+		}
+		close(slow.wait)
+		stop()
+		running.Wait()
+		if told := slow.noted(); float64(told)+dropped != most {
+			t.Errorf("%d told and %v dropped of %d", told, dropped, most)
+		}
+	})
+}
+
+func TestPreparersNeedATimeout(t *testing.T) {
+	c := disagg()
+	c.Preparers = []epp.NamedPreparer{{Name: "a", Preparer: lookup{}}}
+	if _, err := sched.NewPipeline(c); err == nil || err.Error() != `preparer "a" has no positive timeout` {
+		t.Errorf("got %v", err)
+	}
+}
