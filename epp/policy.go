@@ -91,7 +91,7 @@ func (p *Policy) add(rewrite string, rule *RewriteRule) {
 	}
 }
 
-// Priority is that of an objective; 0 and false if nobody knows it.
+// Priority returns the priority of an objective; 0 and false if the policy does not have it.
 func (p *Policy) Priority(objective string) (priority int, known bool) {
 	if p == nil {
 		return 0, false

@@ -42,7 +42,7 @@ type Prompt struct {
 	// text a token.
 	Tokens int
 	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block and all
-	// before it, the model, and the cache salt. nil if nobody wants them. A tail shorter than a block has no hash.
+	// before it, the model, and the cache salt. nil if none are wanted. A tail shorter than a block has no hash.
 	Blocks []uint64
 	// BlockTokens is how many tokens one block has.
 	BlockTokens int

@@ -22,7 +22,7 @@ import (
 // Why a watch does not run.
 const (
 	faultUnreachable  = "unreachable"  // the API server does not answer
-	faultUnauthorized = "unauthorized" // it does not know who asks
+	faultUnauthorized = "unauthorized" // it does not accept the credentials
 	faultForbidden    = "forbidden"    // RBAC
 	faultMissing      = "missing"      // the cluster does not have the kind
 	faultOther        = "error"        // whatever else it says

@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are this room's metrics.
+// metrics are this package's metrics.
 type metrics struct {
 	watch  *Watch
 	events *prometheus.CounterVec

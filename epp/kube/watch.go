@@ -28,7 +28,7 @@ type Options struct {
 	TargetPorts []int                 // 1 to 8, each an endpoint of every pod
 	Config      *rest.Config          // of the cluster: LoadConfig finds it
 	Log         *slog.Logger          // nil: nothing is logged
-	Metrics     prometheus.Registerer // nil: nobody asks
+	Metrics     prometheus.Registerer // nil: metrics are not registered
 }
 
 // LoadConfig says how to reach the cluster: from a kubeconfig file, or with path "" as kubectl does ($KUBECONFIG, then the

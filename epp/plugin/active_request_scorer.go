@@ -9,7 +9,7 @@ type ActiveRequestScorer struct {
 	IdleThreshold int `yaml:"idleThreshold"`
 	// MaxBusyScore bounds the score of endpoints that are not idle, 0..1. Less than 1 sets the idle ones apart. Default 1.0.
 	MaxBusyScore float64 `yaml:"maxBusyScore"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is one count whoever is named; the name is only
+	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
 	// checked. Default "" = whichever there is.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 	// RequestTimeout is accepted because older configurations have it, and ignored, as in llm-d.

@@ -105,6 +105,6 @@ func (a *approxPrefixCache) capacityOf(cache epp.CacheInfo) int {
 	if !a.autoTune || cache.Blocks <= 0 || cache.BlockTokens <= 0 {
 		return a.capacity
 	}
-	tokens := float64(cache.Blocks) * float64(cache.BlockTokens) // of a page nobody vouches for: integers might overflow
+	tokens := float64(cache.Blocks) * float64(cache.BlockTokens) // the page may report anything: integers might overflow
 	return int(math.Min(tokens/float64(a.spec.Tokens), maxCapacity))
 }

@@ -23,7 +23,7 @@ type ConcurrencyDetector struct {
 	Headroom float64 `yaml:"headroom"`
 	// OnAllFull says what a profile does when it would drop all endpoints: refuse, the default, answers 429; keep drops none.
 	OnAllFull string `yaml:"onAllFull"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is one count whoever is named; the name is only
+	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
 	// checked. Default "" = whichever there is.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }

@@ -30,11 +30,11 @@ func checkHeadroom(report epp.Report, value float64) {
 // work. Others, such as a look at the list of models, are answered as long as anybody answers.
 func sheds(r *epp.Request) bool { return r.API != pd.APIOther }
 
-// spare keeps the candidates with room. If there are none, it keeps all or none, as wanted.
-func spare(c []epp.Candidate, refuse bool, room func(*epp.Candidate) bool) []epp.Candidate {
+// spare keeps the candidates with spare capacity. If there are none, it keeps all, or none if refuse is set.
+func spare(c []epp.Candidate, refuse bool, hasCapacity func(*epp.Candidate) bool) []epp.Candidate {
 	for i := range c {
-		if room(&c[i]) {
-			return keep(c, room)
+		if hasCapacity(&c[i]) {
+			return keep(c, hasCapacity)
 		}
 	}
 	if refuse {

@@ -20,6 +20,6 @@
 //     split, as in llm-d, unless the client forces it.
 //   - A detector's queue is as long as the engine's page says and what this picker has sent since; llm-d counts all that is in
 //     flight and not on the page, so that a burst to an idle engine is a queue. Load is stale no sooner than it is to scorers.
-//     queueDepthPerRunning and onAllFull are additions: by default, as in llm-d, only concurrency-detector leaves nobody.
+//     queueDepthPerRunning and onAllFull are additions: by default, as in llm-d, only concurrency-detector leaves no endpoint.
 //   - Encode stages, the latency predictor and tokenizers outside this process are not served, and are refused.
 package plugin

@@ -13,7 +13,7 @@ type InflightLoadProducer struct {
 	OutputRatio float64 `yaml:"outputRatio"`
 	// MaxEstimatedOutputTokens bounds the estimate. Default 0: no bound.
 	MaxEstimatedOutputTokens int `yaml:"maxEstimatedOutputTokens"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
 	// is only checked. Default "" = whichever there is.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// SyncCrossReplicaState is accepted and ignored: replicas do not tell each other their counts. Default true.

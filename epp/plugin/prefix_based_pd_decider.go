@@ -13,7 +13,7 @@ type PrefixBasedPDDecider struct {
 	NonCachedTokens int `yaml:"nonCachedTokens"`
 	// PromptTokens is the least length of a prompt, in tokens, at which the cache is looked at at all. Default 0: any.
 	PromptTokens int `yaml:"promptTokens"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
 	// is only checked. Default "" = whichever there is.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 }

@@ -24,10 +24,10 @@ type PrefixCacheAffinityFilter struct {
 	// PeakPrefillThroughput is what one endpoint prefills, in tokens per second. It should be measured: prefill chunk /
 	// median TTFT of one chunk. Default 15928: Qwen3-32B on two H100.
 	PeakPrefillThroughput float64 `yaml:"peakPrefillThroughput"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
 	// is only checked. Default "" = whichever there is.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is one count whoever is named; the name is only
+	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
 	// checked. Default "" = whichever there is.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }

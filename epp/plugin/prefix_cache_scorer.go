@@ -5,7 +5,7 @@ import "github.com/tandem-serving/tandem/epp"
 // PrefixCacheScorer prefers endpoints that have the prompt's beginning in their prefix cache:
 // w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight.
 type PrefixCacheScorer struct {
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is one index whoever is named; the name
+	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
 	// is only checked. Default "" = whichever there is.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// MatchLengthWeight is how much the length of the match counts, 0..1, beside its share of the prompt. Default 0: the

@@ -7,7 +7,7 @@ import "github.com/tandem-serving/tandem/epp"
 type TokenLoadScorer struct {
 	// QueueThresholdTokens is the load, in tokens, that scores 0. Default 4194304: 128 prompts of 32 Ki tokens.
 	QueueThresholdTokens int `yaml:"queueThresholdTokens"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is one count whoever is named; the name is only
+	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
 	// checked. Default "" = whichever there is.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }

@@ -30,8 +30,8 @@ type UtilizationDetector struct {
 	Headroom float64 `yaml:"headroom"`
 	// OnAllFull says what a profile does when it would drop all endpoints: keep, the default, drops none; refuse answers 429.
 	// It then takes the last metrics for what they say until they are three times as old as the flag
-	// metrics-staleness-threshold says, and for nothing after that: that nobody can read them is no reason to turn everybody
-	// away.
+	// metrics-staleness-threshold says, and ignores them after that: metrics that cannot be read are no reason to refuse all
+	// requests.
 	OnAllFull string `yaml:"onAllFull"`
 }
 

@@ -15,7 +15,7 @@ const MaxSize = 1 << 20
 // File is a policy file.
 type File struct {
 	Path string
-	Log  *slog.Logger // gets what becomes of the file after Load; nil: nobody does
+	Log  *slog.Logger // for problems of the file after Load; nil: none
 
 	data    []byte // of the last Load that was good
 	trouble atomic.Pointer[error]

@@ -47,7 +47,7 @@ func Parse(data []byte) (*epp.Policy, error) {
 	return epp.NewPolicy(r.objectives, r.rewrites), nil
 }
 
-// reader makes objectives and rewrites of objects. Those that are not right do no harm: nobody gets to see them.
+// reader makes objectives and rewrites of objects. Invalid ones may be among them: they are not used if there is any problem.
 type reader struct {
 	problems
 	objectives []epp.Objective

@@ -7,11 +7,11 @@
 // A hash stands for its block and all before it, so chains of hashes make trees, and the endpoints of 64 slots share one.
 // A chain without a branch is one segment of it, of which each endpoint holds a beginning, which is a number. What an
 // endpoint holds is cut at the size of its cache: the blocks that were asked for longest ago go first, and of one chain
-// the last ones, as engines do it. So who holds a block holds all before it, and a prompt is looked up by the branches
+// the last ones, as engines do it. So an endpoint that holds a block holds all before it, and a prompt is looked up by the branches
 // that lie on its way, not by its blocks: its length hardly matters.
 //
 //   - Match allocates nothing and sees the endpoints of each tree as they were at one moment.
-//   - When Add returns, every Match sees it. Adding costs by branches too, but for a copy of what nobody held before.
+//   - When Add returns, every Match sees it. Adding costs by branches too, apart from a copy of blocks that no endpoint held before.
 //   - EndpointLeft takes effect at once; the cleaning up comes after.
 //   - A tree has a lock for many readers or one writer, which is held for microseconds: blocks are copied before, and
 //     evicted in turns. The one longer piece of work is a prompt that others leave at every block: some 40 ns for each of

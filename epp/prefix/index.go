@@ -95,7 +95,7 @@ func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
 	g.mu.RLock()
 	known := g.tree.known(blocks)
 	g.mu.RUnlock()
-	end := slices.Clone(blocks[known:]) // while nobody waits
+	end := slices.Clone(blocks[known:]) // outside the lock
 
 	g.mu.Lock()
 	defer g.mu.Unlock()

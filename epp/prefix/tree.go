@@ -13,7 +13,7 @@ const (
 	turn = 64
 	// reach is how many segments of a chain are followed, from its beginning; what lies behind is neither found nor added.
 	// Conversations have one for every message that was answered, so few get there. But a client may send prompts that
-	// leave another one at each of its blocks, and nobody else shall wait for all of them.
+	// leave another one at each of its blocks, and no other caller has to wait for all of them.
 	reach = 1024
 )
 
@@ -37,9 +37,9 @@ type slot struct {
 // segment is a part of a chain that no other chain leaves, except at its end.
 type segment struct {
 	parent  *segment // nil = the chain begins here
-	blocks  []uint64 // never empty, and no more than somebody holds
-	holders uint64   // places of those who hold the first block
-	full    uint64   // of these, those who hold all
+	blocks  []uint64 // never empty, and no more than some endpoint holds
+	holders uint64   // places of the endpoints that hold the first block
+	full    uint64   // of these, the places of those that hold all blocks
 	shares  []*share // of the holders, in the order of their places
 }
 
@@ -157,7 +157,7 @@ func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
 	return fresh
 }
 
-// grow makes a segment that nobody holds yet, of blocks that become its own.
+// grow makes a segment that no endpoint holds yet, of blocks that become its own.
 func (t *tree) grow(parent *segment, blocks []uint64) *segment {
 	if t.heads == nil {
 		t.heads = make(map[uint64]*segment)
@@ -251,7 +251,7 @@ func (t *tree) leave(mine *share, place int) {
 	s.holders &^= 1 << place
 }
 
-// trim gives up the blocks of a segment that nobody holds, and the segment if that is all of it.
+// trim drops the blocks of a segment that no endpoint holds, and the segment if none is left.
 func (t *tree) trim(s *segment) {
 	if s.full != 0 {
 		return
