@@ -8,6 +8,10 @@ import (
 
 // Phase is one part of a request's time in the sidecar. Phases are contiguous on the sidecar's monotonic clock, so their
 // sum is the request's span by construction.
+//
+// Of a request whose legs are sent at once, PhasePrefill lasts from the first leg to the prefill engine's answer, or to the
+// first body byte of decode if that comes first, and PhaseFirst from the decode leg of the attempt that served the request.
+// Both run for PhaseOverlap at the same time; their union is contiguous, so the sum less the overlap is the span.
 type Phase uint8
 
 // The phases in their order.
@@ -23,7 +27,10 @@ const (
 // PhaseEPP is the picker's own time, which lies before the sidecar's clock and outside the sum.
 const PhaseEPP = phaseCount
 
-var phaseNames = [...]string{"recv", "prefill", "handoff", "first", "decode", "epp"}
+// PhaseOverlap is how long PhasePrefill and PhaseFirst ran at the same time. It is no part of the span: Sum subtracts it.
+const PhaseOverlap = phaseCount + 1
+
+var phaseNames = [...]string{"recv", "prefill", "handoff", "first", "decode", "epp", "overlap"}
 
 // String is the phase's token in Server-Timing, spans and metrics.
 func (p Phase) String() string { return phaseNames[p] }
@@ -31,11 +38,11 @@ func (p Phase) String() string { return phaseNames[p] }
 // PhaseCount is the number of phases that partition the sidecar's clock.
 const PhaseCount = int(phaseCount)
 
-// Phases holds how long each phase took, PhaseEPP included. A phase that a request did not go through is absent, which
+// Phases holds how long each phase took, PhaseEPP and PhaseOverlap included. A phase that a request did not go through is absent, which
 // is not the same as one that took no time.
 type Phases struct {
-	took [phaseCount + 1]time.Duration
-	seen [phaseCount + 1]bool
+	took [phaseCount + 2]time.Duration
+	seen [phaseCount + 2]bool
 }
 
 // Set records a phase.
@@ -44,13 +51,13 @@ func (p *Phases) Set(phase Phase, d time.Duration) { p.took[phase], p.seen[phase
 // Get returns how long a phase took and whether it happened.
 func (p *Phases) Get(phase Phase) (time.Duration, bool) { return p.took[phase], p.seen[phase] }
 
-// Sum adds the phases of the sidecar's clock.
+// Sum adds the phases of the sidecar's clock, and counts once what two of them share.
 func (p *Phases) Sum() time.Duration {
 	var sum time.Duration
 	for ph := PhaseRecv; ph < phaseCount; ph++ {
 		sum += p.took[ph]
 	}
-	return sum
+	return sum - p.took[PhaseOverlap]
 }
 
 // AppendTiming prints the phases that happened, up to and without end, as a Server-Timing value in milliseconds:
@@ -63,6 +70,9 @@ func (p *Phases) AppendTiming(b []byte, end Phase) []byte {
 		if p.seen[ph] {
 			b = p.appendEntry(b, ph)
 		}
+	}
+	if end >= phaseCount && p.seen[PhaseOverlap] {
+		b = p.appendEntry(b, PhaseOverlap)
 	}
 	return b
 }
@@ -115,6 +125,14 @@ func (c *Clock) Enter(p Phase, now time.Time) {
 	}
 	c.close(now)
 	c.phase = p
+}
+
+// Overlap records that PhasePrefill went on for a time in which PhaseFirst had begun already. The clock must have entered
+// PhaseFirst.
+func (c *Clock) Overlap(d time.Duration) {
+	prefill, _ := c.phases.Get(PhasePrefill)
+	c.phases.Set(PhasePrefill, prefill+d)
+	c.phases.Set(PhaseOverlap, d)
 }
 
 // Stop ends the last phase and returns all of them. A stopped clock stays stopped: Stop again returns the same.

@@ -217,3 +217,27 @@ func FuzzTiming(f *testing.F) {
 		}
 	})
 }
+
+// Both legs of the second attempt began after 30 ms. Prefill answered after 80, decode after 100.
+func TestOverlap(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	c := pd.StartClock(start)
+	c.Enter(pd.PhasePrefill, at(10))
+	c.Enter(pd.PhaseFirst, at(30))
+	c.Overlap(50 * time.Millisecond)
+	c.Enter(pd.PhaseDecode, at(100))
+	phases := c.Stop(at(150))
+	const want = "recv;dur=10, prefill;dur=70, first;dur=70, decode;dur=50, overlap;dur=50"
+	got := string(phases.AppendTiming(nil, pd.PhaseEPP))
+	if got != want || phases.Sum() != 150*time.Millisecond {
+		t.Errorf("%s, in all %v", got, phases.Sum())
+	}
+	read, err := pd.ParseTiming(got)
+	if err != nil || read != *phases {
+		t.Errorf("read as %+v, %v", read, err)
+	}
+	if got := string(phases.AppendTiming(nil, pd.PhaseDecode)); got != "recv;dur=10, prefill;dur=70, first;dur=70" {
+		t.Errorf("up to decode: %s", got)
+	}
+}

@@ -195,7 +195,9 @@ func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 
 // taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
 func (x *exchange) taken() error {
-	x.s.released(x.release(wayCancel), true, nil)
+	if pinned(x.handoff.of) {
+		x.s.released(x.release(wayCancel), true, nil)
+	}
 	return x.gone()
 }
 

@@ -118,17 +118,25 @@ func (x *exchange) run() error {
 
 // remote runs both legs.
 func (x *exchange) remote(req *intake.Request) error {
-	reason, err := x.runPrefill(req)
-	if err != nil {
+	var reason pd.Reason
+	var err error
+	if x.s.dialect.Shape() == dialect.Concurrent {
+		reason, err = x.runConcurrent(req)
+	} else {
+		reason, err = x.runSerial(req)
+	}
+	if err != nil || reason == "" {
 		return err
 	}
-	if reason == "" {
-		reason, err = x.runDecode(req)
-		if err != nil || reason == "" {
-			return err
-		}
-	}
 	return x.redoLocal(req, reason)
+}
+
+// runSerial runs one leg after the other. Its results are those of runDecode.
+func (x *exchange) runSerial(req *intake.Request) (pd.Reason, error) {
+	if reason, err := x.runPrefill(req); err != nil || reason != "" {
+		return reason, err
+	}
+	return x.runDecode(req)
 }
 
 // unsplittable serves a request that no hand-off can carry, unless it must not be local.

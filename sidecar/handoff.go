@@ -49,8 +49,10 @@ func (h *pending) late(at time.Time) bool {
 
 // pins reports whether the hand-off may still be pinned after decode answered its leg with status.
 func (h *pending) pins(status int) bool {
-	r, ok := h.of.(dialect.Releaser)
-	return ok && r.Pins(status)
+	if r, ok := h.of.(dialect.Releaser); ok {
+		return r.Pins(status)
+	}
+	return pinned(h.of)
 }
 
 // cached is the count of cached tokens that replaces decode's; ok is false if decode's is right, or has not read the

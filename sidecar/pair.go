@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/warmup"
 )
@@ -33,7 +34,7 @@ func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
 	if s.leases != nil {
 		c.SideChannels = s.leases
 	}
-	if s.cfg.Keep.WarmUp {
+	if s.cfg.Keep.WarmUp && s.dialect.Shape() == dialect.Serial {
 		c.HandOff = s.warmUp
 	}
 	return c

@@ -56,8 +56,17 @@ func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs
 // endLeg closes a leg's span with its status, 0 if none came. A leg ends with its request at the latest: what was told to the
 // client is where the request's span ends, and writing it took the leg past that.
 func (x *exchange) endLeg(span trace.Span, status int, err error) {
+	describeLeg(span, status, err)
+	if at, stopped := x.Clock.Stopped(); stopped && span.IsRecording() {
+		span.End(trace.WithTimestamp(at))
+		return
+	}
+	span.End()
+}
+
+// describeLeg sets what is known at a leg's end.
+func describeLeg(span trace.Span, status int, err error) {
 	if !span.IsRecording() {
-		span.End()
 		return
 	}
 	if status != 0 {
@@ -66,11 +75,6 @@ func (x *exchange) endLeg(span trace.Span, status int, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 	}
-	if at, stopped := x.Clock.Stopped(); stopped {
-		span.End(trace.WithTimestamp(at))
-		return
-	}
-	span.End()
 }
 
 // endRelease closes the span of a release with the way that it went in the end.
@@ -82,7 +86,7 @@ func endRelease(span trace.Span, way string, err error) {
 	span.End()
 }
 
-// endSpan closes the server span: its length is the sum of the phases.
+// endSpan closes the server span: its length is the sum of the phases, less their overlap.
 func (x *exchange) endSpan(phases *pd.Phases) {
 	if x.span.IsRecording() {
 		attrs := []attribute.KeyValue{
@@ -97,6 +101,9 @@ func (x *exchange) endSpan(phases *pd.Phases) {
 			if took, ok := phases.Get(ph); ok {
 				attrs = append(attrs, attribute.Float64("tandem.phase."+ph.String()+"_ms", float64(took)/float64(time.Millisecond)))
 			}
+		}
+		if took, ok := phases.Get(pd.PhaseOverlap); ok {
+			attrs = append(attrs, attribute.Float64("tandem.phase."+pd.PhaseOverlap.String()+"_ms", float64(took)/float64(time.Millisecond)))
 		}
 		x.span.SetAttributes(append(attrs, x.facts()...)...)
 		if x.Failure != nil {
@@ -115,7 +122,9 @@ func (x *exchange) facts() []attribute.KeyValue {
 	}
 	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.s.engine, "http://")))
 	if x.handoff.taken {
-		attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))
+		if !x.handoff.finished.IsZero() {
+			attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))
+		}
 		if sized, ok := x.handoff.of.(dialect.Sized); ok {
 			attrs = append(attrs, attribute.Int("tandem.handoff.blocks", sized.Blocks()))
 		}

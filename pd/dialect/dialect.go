@@ -70,7 +70,7 @@ type Releaser interface {
 }
 
 // Forgetter is a Handoff that a decode engine can be made to release without reading it: by a request which the engine
-// refuses only after it has noted the hand-off.
+// refuses only after it has noted the hand-off. One that is no Releaser stays pinned after every answer but a good one.
 type Forgetter interface {
 	// Forget makes the request.
 	Forget() (path string, body []byte)

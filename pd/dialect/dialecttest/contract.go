@@ -1,0 +1,218 @@
+// Package dialecttest has the suite that every hand-off protocol passes.
+//
+// A dialect and examples of its prefill engine's answers enter; the suite reports to a *testing.T. It sends nothing.
+package dialecttest
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
+)
+
+// Case is a dialect under test.
+type Case struct {
+	Dialect dialect.Dialect
+	// Good makes the answer of a prefill engine to a prefill leg.
+	Good func(prefillLeg []byte) (answer []byte)
+	// Bad are answers that must be rejected, besides those that are bad in every protocol.
+	Bad []string
+	// Own are the members that the dialect sets in legs, and strips from what clients send.
+	Own []string
+	// Minted are those of Own whose values differ between attempts.
+	Minted []string
+}
+
+const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":12345678901234567890123, "x":{"deep":[1.0]}, "max_tokens":9 }`
+
+// Run runs the suite.
+func Run(t *testing.T, c Case) {
+	t.Run("legs", func(t *testing.T) { c.legs(t) })
+	t.Run("client members", func(t *testing.T) { c.clientMembers(t) })
+	t.Run("attempts are fresh", func(t *testing.T) { c.fresh(t) })
+	t.Run("hostile answers", func(t *testing.T) { c.hostile(t) })
+	t.Run("release", func(t *testing.T) { c.release(t) })
+}
+
+// attempt tries a body at a pod.
+func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Attempt) {
+	t.Helper()
+	table := request.Base
+	if s, ok := c.Dialect.(dialect.Stripper); ok {
+		table = request.NewTable(s.Strips())
+	}
+	var scan body.Scanner
+	scan.Reset(table.Members(), body.Limits{}, nil)
+	if _, err := scan.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := scan.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := &body.Body{}
+	b.Append([]byte(text))
+	r := table.Request(pd.APICompletions, b, &scan)
+	a, err := c.Dialect.Attempt(t.Context(), r, pd.Target{Host: "10.0.0.7", Port: 8000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, meets := a.(dialect.Rendezvous); meets != (c.Dialect.Shape() == dialect.Concurrent) {
+		t.Fatalf("shape %d, and the attempt is %T", c.Dialect.Shape(), a)
+	}
+	return r, a
+}
+
+// handedOff is what decode gets.
+func (c *Case) handedOff(t *testing.T, a dialect.Attempt) dialect.Handoff {
+	t.Helper()
+	h, err := a.Accept(c.Good(payload(t, a.Prefill)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// payload joins a leg, whose length must be what it says, and which must be valid JSON.
+func payload(t *testing.T, leg func() (request.Payload, error)) []byte {
+	t.Helper()
+	p, err := leg()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := bytes.Join(p.Segments, nil)
+	if int64(len(text)) != p.Length || !json.Valid(text) {
+		t.Fatalf("%d bytes of a leg that says %d: %s", len(text), p.Length, text)
+	}
+	return text
+}
+
+func members(t *testing.T, text []byte) map[string]json.RawMessage {
+	t.Helper()
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return m
+}
+
+// legs must keep what the client wrote; a serial protocol's prefill leg asks for one token and no stream.
+func (c *Case) legs(t *testing.T) {
+	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + clientBody[1:]
+	for _, text := range []string{clientBody, streamed} {
+		_, a := c.attempt(t, text)
+		prefill := payload(t, a.Prefill)
+		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
+		if c.Dialect.Shape() == dialect.Serial {
+			if s, ok := p["stream"]; string(p["max_tokens"]) != "1" || ok && string(s) != "false" || p["stream_options"] != nil {
+				t.Errorf("prefill leg %s", prefill)
+			}
+			for _, name := range []string{"max_tokens", "stream", "stream_options"} {
+				delete(p, name)
+			}
+		}
+		for leg, got := range map[string]map[string]json.RawMessage{"prefill": p, "decode": d} {
+			for name, value := range got {
+				if !slices.Contains(c.Own, name) && !bytes.Equal(value, in[name]) {
+					t.Errorf("%s leg of %s has %s: %s", leg, text, name, value)
+				}
+			}
+		}
+		for name := range in {
+			if d[name] == nil {
+				t.Errorf("the decode leg of %s lacks %s", text, name)
+			}
+		}
+	}
+}
+
+// What a client sends by the names of the protocol, or of any protocol, must not reach an engine.
+func (c *Case) clientMembers(t *testing.T) {
+	const evil = `"evil"`
+	names := append([]string{"kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"}, c.Own...)
+	for _, name := range names {
+		r, a := c.attempt(t, `{"prompt":"x","`+name+`":`+evil+`}`)
+		legs := [][]byte{payload(t, a.Prefill), payload(t, c.handedOff(t, a).Decode), payload(t, r.Local)}
+		for i, leg := range legs {
+			if bytes.Contains(leg, []byte("evil")) {
+				t.Errorf("leg %d carries the client's %s: %s", i, name, leg)
+			}
+		}
+	}
+}
+
+// What is minted for an attempt must not be seen in another.
+func (c *Case) fresh(t *testing.T) {
+	const attempts = 64
+	for _, name := range c.Minted {
+		seen := map[string]bool{}
+		for range attempts {
+			_, a := c.attempt(t, clientBody)
+			value := string(members(t, payload(t, a.Prefill))[name])
+			if again := string(members(t, payload(t, a.Prefill))[name]); again != value || value == "" {
+				t.Fatalf("%s is %q, then %q of one attempt", name, value, again)
+			}
+			seen[value] = true
+		}
+		if len(seen) != attempts {
+			t.Errorf("%s has %d values in %d attempts: %v", name, len(seen), attempts, slices.Collect(maps.Keys(seen)))
+		}
+	}
+}
+
+func (c *Case) hostile(t *testing.T) {
+	for _, answer := range append([]string{"", "x", "[]", "{}", "null", `""`, "\x1f\x8b\x08", "data: {}\n\n", "<html>"}, c.Bad...) {
+		_, a := c.attempt(t, clientBody)
+		if h, err := a.Accept([]byte(answer)); err == nil || h != nil {
+			t.Errorf("%q was accepted: %v, %v", answer, h, err)
+		}
+	}
+	_, a := c.attempt(t, clientBody)
+	good := c.Good(payload(t, a.Prefill))
+	for n := range len(bytes.TrimSpace(good)) {
+		if _, err := a.Accept(good[:n]); err == nil {
+			t.Errorf("%q was accepted", good[:n])
+		}
+	}
+}
+
+// Requests that release or abort are whole ones.
+func (c *Case) release(t *testing.T) {
+	_, a := c.attempt(t, clientBody)
+	h := c.handedOff(t, a)
+	check := func(what, path string, b []byte) {
+		if path == "" || path[0] != '/' || !json.Valid(b) {
+			t.Errorf("%s: POST %q %s", what, path, b)
+		}
+	}
+	if r, ok := h.(dialect.Releaser); ok {
+		if stream := members(t, payload(t, r.Discard))["stream"]; string(stream) != "true" || r.Settle() < 0 || r.Pins(200) {
+			t.Errorf("discarded by a leg with stream %s", stream)
+		}
+	}
+	if f, ok := h.(dialect.Forgetter); ok {
+		path, b := f.Forget()
+		check("forget", path, b)
+		if n, pause := f.Tries(); n < 1 || pause < 0 || f.Forgotten(500) || f.Forgotten(503) {
+			t.Errorf("%d tries, %v between them", n, pause)
+		}
+	}
+	if ab, ok := a.(dialect.Aborter); ok {
+		for _, role := range []pd.Role{pd.RolePrefill, pd.RoleDecode} {
+			path, b := ab.Abort(role)
+			check("abort", path, b)
+		}
+	}
+	if n, ok := c.Dialect.(dialect.Noticer); ok {
+		for _, id := range []string{"", "a,b", "\xff", "a\n"} {
+			if n.Notices().Names(id) {
+				t.Errorf("%q can be named", id)
+			}
+		}
+	}
+}

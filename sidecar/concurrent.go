@@ -1,0 +1,408 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// errLegEnded is the cause of a leg that was cancelled because the other leg of its attempt had failed, or is not needed
+// any more.
+var errLegEnded = errors.New("the other leg of this attempt has ended")
+
+// legPair is both legs of one attempt, which run at the same time.
+type legPair struct {
+	x       *exchange
+	attempt dialect.Attempt
+	target  pd.Target
+	sent    time.Time
+
+	prefill       chan prefillResult // gets one result
+	cancelPrefill context.CancelFunc
+	prefilled     *prefillResult // once it was taken off the channel
+	decode        *leg
+	released      bool // the release of the hand-off ends the decode leg
+}
+
+// prefillResult is how a prefill leg ended.
+type prefillResult struct {
+	status int
+	of     dialect.Handoff
+	err    error
+	at     time.Time
+}
+
+// runConcurrent runs both legs at once, candidate by candidate. With reason "" the answer is under way or complete. Another
+// reason says that nothing has gone to the client and the request should be prefilled locally. The error is final.
+func (x *exchange) runConcurrent(req *intake.Request) (pd.Reason, error) {
+	x.state = decoding
+	last := &prefillError{reason: pd.PrefillFailed}
+	for i, target := range x.route.Targets {
+		for try := 0; ; try++ {
+			if err := x.reachBeside(); err != nil {
+				return "", err
+			}
+			reason, err := x.attemptBoth(req, target, x.route.Candidate(i))
+			var refused *clientError
+			switch {
+			case err == nil, errors.Is(err, errAnswered):
+				return reason, err
+			case x.ctx.Err() != nil:
+				return "", x.gone()
+			case errors.As(err, &refused):
+				return x.refusedByPrefill(req, refused)
+			case !errors.As(err, &last):
+				return "", err
+			}
+			again := last.again && try < x.s.cfg.Prefill.MaxRetries
+			x.noteRetry(last, target)
+			if !again {
+				break
+			}
+			if err := x.pause(x.s.cfg.Prefill.RetryBackoff); err != nil {
+				return "", err
+			}
+		}
+	}
+	x.Failure = last
+	return last.reason, nil
+}
+
+// attemptBoth sends both legs of one attempt. A *prefillError or *clientError says that the prefill leg failed before decode
+// had sent anything; otherwise the results are those of runConcurrent.
+func (x *exchange) attemptBoth(req *intake.Request, target pd.Target, candidate int) (reason pd.Reason, err error) {
+	a, err := x.s.dialect.Attempt(x.ctx, req.Request, target)
+	if err != nil {
+		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
+	}
+	meeting, ok := a.(dialect.Rendezvous)
+	if !ok {
+		return "", errors.New("the dialect is concurrent, and its attempt is not")
+	}
+	x.Decision.Attempts++
+	x.Decision.Candidate = candidate
+	x.target = target.String()
+	x.handoff = pending{of: meeting.Handoff(), target: target}
+	p := &legPair{x: x, attempt: a, target: target}
+	span, err := p.start(req)
+	if err != nil {
+		return "", err
+	}
+	defer p.end()
+	status := 0
+	defer func() { x.endLeg(span, status, err) }()
+	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
+	inflight.Inc()
+	defer inflight.Dec()
+	resp, err := p.awaitHeaders()
+	if resp != nil {
+		status = resp.StatusCode
+		defer resp.Body.Close()
+	}
+	x.s.metrics.leg("decode", status, time.Since(p.sent))
+	if err != nil {
+		return p.decodeFailed(failed, err)
+	}
+	defer context.AfterFunc(x.ctx, func() { p.decode.cancel(errGone) })()
+	return p.takeAnswer(resp)
+}
+
+// start sends both legs.
+func (p *legPair) start(req *intake.Request) (trace.Span, error) {
+	x := p.x
+	l, err := x.handoff.of.Decode()
+	if err != nil {
+		return nil, fmt.Errorf("editing the decode leg: %w", err)
+	}
+	x.buf.Leg = l.Segments
+	p.sent = time.Now()
+	x.Clock.Enter(pd.PhasePrefill, p.sent)
+	p.startPrefill()
+	header := transport.LegHeader(x.r.Header, x.ID)
+	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
+		attribute.Int("server.port", x.s.cfg.Engine.Port))
+	if p.decode, err = startLeg(ctx, x.handoff.of, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l); err != nil {
+		p.stopPrefill()
+		return nil, fmt.Errorf("making the decode leg: %w", err)
+	}
+	p.decode.stream = req.Stream()
+	return span, nil
+}
+
+// startPrefill sends the prefill leg, whose result comes through the channel. Unlike a serial protocol's it ends with its
+// client at once: the decode engine, which ends too, releases what it was to read.
+func (p *legPair) startPrefill() {
+	x := p.x
+	ctx, cancel := context.WithTimeout(x.ctx, x.s.cfg.Prefill.Timeout)
+	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
+	header := transport.LegHeader(x.r.Header, x.ID)
+	header["Accept-Encoding"] = transport.Identity
+	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
+		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))
+	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
+	inflight.Inc()
+	uri := x.r.URL.RequestURI()
+	go func() {
+		status, of, err := x.s.sendPrefill(ctx, p.target, uri, header, p.attempt)
+		inflight.Dec()
+		x.s.metrics.leg("prefill", status, time.Since(p.sent))
+		describeLeg(span, status, err)
+		span.End()
+		p.prefill <- prefillResult{status, of, err, time.Now()}
+	}()
+}
+
+// stopPrefill ends the prefill leg, and waits for it.
+func (p *legPair) stopPrefill() {
+	p.cancelPrefill()
+	if p.prefilled == nil {
+		r := <-p.prefill
+		p.prefilled = &r
+	}
+}
+
+// end ends what is left of both legs.
+func (p *legPair) end() {
+	if !p.released {
+		p.decode.cancel(errLegEnded)
+	}
+	p.stopPrefill()
+}
+
+// confirmed notes that the prefill leg ended. The error says that it failed, so that decode waits in vain.
+func (p *legPair) confirmed(r prefillResult) error {
+	p.prefilled = &r
+	if r.err == nil && r.of != nil {
+		p.x.handoff.of = r.of
+	}
+	return r.err
+}
+
+// awaitHeaders waits for the headers of decode's answer. A prefill leg that fails meanwhile cancels the decode leg, and its
+// error is returned.
+func (p *legPair) awaitHeaders() (*http.Response, error) {
+	x := p.x
+	silence := time.NewTicker(x.s.cfg.Engine.FirstEvent)
+	defer silence.Stop()
+	prefill := p.prefill
+	for {
+		select {
+		case r := <-p.decode.result:
+			return r.resp, r.err
+		case r := <-prefill:
+			prefill = nil
+			if err := p.confirmed(r); err != nil {
+				p.cancelDecode()
+				return nil, err
+			}
+		case <-x.ctx.Done():
+			p.cancelDecode()
+			return nil, x.gone()
+		case <-silence.C:
+			if err := x.askPrefill(); err != nil && x.ctx.Err() == nil {
+				p.cancelDecode()
+				return nil, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
+			}
+		}
+	}
+}
+
+// cancelDecode ends the decode leg before its answer was taken, and both engines are told where that takes a request.
+func (p *legPair) cancelDecode() {
+	p.released = true
+	p.x.releaseLeg(p.decode)
+	p.abort()
+}
+
+// abort tells the engines that their legs were cancelled, if their protocol has a request for that. It returns at once.
+func (p *legPair) abort() {
+	a, ok := p.attempt.(dialect.Aborter)
+	if !ok {
+		return
+	}
+	s, r := p.x.s, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)
+	s.life.release(func() {
+		err := errors.Join(s.sendAbort(s.prefillEngine(p.target), r, a, pd.RolePrefill), s.sendAbort(s.decodeEngine(), r, a, pd.RoleDecode))
+		result := "ok"
+		if err != nil {
+			result = "failed"
+			s.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
+		}
+		s.metrics.releases.WithLabelValues(wayAbort, result).Inc()
+		endRelease(r.span, wayAbort, err)
+	})
+}
+
+// sendAbort tells one engine.
+func (s *Server) sendAbort(engine transport.Engine, r releasing, a dialect.Aborter, role pd.Role) error {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	path, b := a.Abort(role)
+	header := r.header.Clone()
+	header["Content-Type"] = []string{"application/json"}
+	req, err := transport.NewBufferedLeg(ctx, engine.URL+path, header, [][]byte{b}, int64(len(b)))
+	if err != nil {
+		return err
+	}
+	resp, err := engine.Transport.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("aborting a leg: the %s engine answered %s", role, resp.Status)
+	}
+	return nil
+}
+
+// decodeFailed decides on a decode leg that ended before its first event, or was ended because prefill failed.
+func (p *legPair) decodeFailed(t trouble, err error) (pd.Reason, error) {
+	var failure *prefillError
+	var refused *clientError
+	switch x := p.x; {
+	case x.ctx.Err() != nil:
+		if p.released {
+			return "", x.gone()
+		}
+		p.abort()
+		return "", x.taken()
+	case errors.As(err, &failure), errors.As(err, &refused):
+		return "", err
+	case p.released:
+		return x.redoWithout(timedOut, err), nil
+	default:
+		if t == failed {
+			if err := p.prefillFailure(); err != nil {
+				return "", err
+			}
+		}
+		p.cancelPrefill()
+		p.abort()
+		x.releaseInDoubt()
+		return x.redoWithout(t, err), nil
+	}
+}
+
+// failureGrace is how much later than decode's failure the failure of the prefill leg that caused it may be seen.
+const failureGrace = 100 * time.Millisecond
+
+// prefillFailure is the failure of the prefill leg, if there is one: that of decode may be its consequence.
+func (p *legPair) prefillFailure() error {
+	if p.prefilled != nil {
+		return p.prefilled.err
+	}
+	grace := time.NewTimer(failureGrace)
+	defer grace.Stop()
+	select {
+	case r := <-p.prefill:
+		return p.confirmed(r)
+	case <-grace.C:
+		return nil
+	}
+}
+
+// takeAnswer looks at decode's answer before anything of it goes to the client.
+func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
+	x := p.x
+	x.handoff.taken = true
+	x.rename(resp)
+	switch code := resp.StatusCode; {
+	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
+		p.cancelPrefill()
+		p.abort()
+		p.serve()
+		return "", x.RelayFresh(resp)
+	case code >= http.StatusInternalServerError:
+		return p.decodeFailed(failed, fmt.Errorf("decode answered %s", resp.Status))
+	}
+	a := relay.NewAnswer(resp.Body)
+	defer a.Free()
+	trouble, err := p.awaitFirst(resp, a)
+	if err != nil {
+		return p.decodeFailed(trouble, err)
+	}
+	p.serve()
+	return "", x.Relay(resp, a)
+}
+
+// awaitFirst waits for the first event of a stream, or the first byte of another answer. A prefill leg that fails meanwhile
+// ends the wait with its error.
+func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (trouble, error) {
+	x, first := p.x, make(chan error, 1)
+	go func() { first <- firstOf(resp, a) }()
+	silence := time.NewTimer(x.s.cfg.Engine.FirstEvent)
+	defer silence.Stop()
+	prefill := p.prefill
+	if p.prefilled != nil {
+		prefill = nil
+	}
+	for {
+		select {
+		case err := <-first:
+			return failed, err
+		case r := <-prefill:
+			prefill = nil
+			if err := p.confirmed(r); err != nil {
+				select {
+				case first := <-first: // the KV had arrived before
+					return failed, first
+				default:
+				}
+				p.decode.cancel(errLegEnded)
+				<-first
+				p.abort()
+				p.x.releaseInDoubt()
+				p.released = true
+				return failed, err
+			}
+		case <-silence.C:
+			p.decode.cancel(errSilent)
+			<-first
+			return timedOut, errSilent
+		}
+	}
+}
+
+// firstOf reads an answer up to the end of its first event, or its first byte if it is no stream of events.
+func firstOf(resp *http.Response, a *relay.Answer) error {
+	if relay.IsEventStream(resp.Header) && !relay.Encoded(resp.Header) {
+		return a.PeekEvent()
+	}
+	if _, err := a.Peek(); err != nil && err != io.EOF { // an answer may be empty
+		return err
+	}
+	return nil
+}
+
+// serve notes that decode's answer goes to the client: prefill has ended for it, at the latest now.
+func (p *legPair) serve() {
+	x, now := p.x, time.Now()
+	end := now
+	if p.prefilled == nil {
+		select {
+		case r := <-p.prefill:
+			_ = p.confirmed(r) // it failed too late to matter
+		default:
+		}
+	}
+	if p.prefilled != nil {
+		end = p.prefilled.at
+	}
+	if cached, ok := x.handoff.cached(); ok {
+		x.CorrectCached(cached)
+	}
+	x.Clock.Enter(pd.PhaseFirst, p.sent)
+	x.Clock.Overlap(end.Sub(p.sent))
+}
