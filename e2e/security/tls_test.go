@@ -214,7 +214,7 @@ func TestSecurityCertificatesAreRenewed(t *testing.T) {
 	harness.Replace(t, caFile, "torn")
 	f.Eventually(t, "the torn file is told of", func() (string, bool) {
 		got := ask(second)
-		said := strings.Contains(strings.Join(s.Output(), "\n"), "certificates of authorities not reloaded")
+		said := strings.Contains(strings.Join(s.Output(), "\n"), "certificate authorities not reloaded")
 		return got, said && got == remote
 	})
 }
