@@ -1,11 +1,12 @@
-// Package keeper runs a notifier in a process of its own, which may die: NIXL's library crashes with what a hostile or
-// confused peer sends it, and a sidecar must not.
+// Package keeper runs a notifier in a process of its own (the keeper), because that process may crash: NIXL's library
+// crashes on some messages of hostile or confused peers, and a sidecar must not.
 //
-// In the sidecar, a [Keeper] starts the process, gives it calls over a Unix socket that has no name, and starts it again
-// when it has died, hangs, or speaks nonsense. It is a [transfer.Notifier] itself. In the process, [Serve] does the calls.
+// In the sidecar, a [Keeper] starts the process, sends it calls over an unnamed Unix socket, and restarts it when it dies,
+// hangs, or violates the protocol. A Keeper is a [transfer.Notifier]. In the process, [Serve] executes the calls.
 //
-// Each life of the process begins with nothing: whoever loaded a peer in an earlier one gets [transfer.ErrUnknownPeer] and
-// has to load it again, from metadata that is fetched anew. Nothing is replayed, or what killed one life would kill all.
+// Each start of the process begins with no peers: a caller that loaded a peer before the restart gets
+// [transfer.ErrUnknownPeer] and has to load it again, from metadata fetched anew. Nothing is replayed, because the call that
+// killed one process would also kill the next.
 //
-// What it does not do: it knows nothing of NIXL, of engines or of leases, and passes no memory.
+// The package knows nothing of NIXL, engines or leases, and passes no memory.
 package keeper

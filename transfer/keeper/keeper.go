@@ -11,17 +11,17 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Config says how the process is started.
+// Config configures the process.
 type Config struct {
-	// Path is the program, and Args what it is started with. It has to call Serve on Socket.
+	// Path is the program, and Args are its arguments. The program has to call Serve on Socket.
 	Path string
 	Args []string
-	// Log gets word of starts (Info) and deaths (Warn).
+	// Log logs starts (Info) and deaths (Warn).
 	Log *slog.Logger
-	// Pause is how long to wait before the second start, default 100 ms. It doubles with each start up to MaxPause,
-	// default 30 s, and begins anew after a life of MaxPause.
+	// Pause is the wait before the second start, default 100 ms. It doubles with each start up to MaxPause, default 30 s,
+	// and is reset after the process has lived for MaxPause.
 	Pause, MaxPause time.Duration
-	// CallLimit is how long a call may take before the process is taken for hung and killed, default 5 s.
+	// CallLimit is how long a call may take before the process counts as hung and is killed, default 5 s.
 	CallLimit time.Duration
 }
 
@@ -40,30 +40,29 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// ErrDown means that a call met no process, or that the process ended under it. It is a transfer.ErrGone that says nothing
-// of the peer.
+// ErrDown means that the process was not running, or ended during the call. It is a transfer.ErrGone that says nothing about
+// the peer.
 var ErrDown = fmt.Errorf("%w: the keeper process is down", transfer.ErrGone)
 
-// Keeper keeps a process that notifies. It is a transfer.Notifier; between two lives of the process, its calls fail with
-// ErrDown.
+// Keeper runs a notifying process. It is a transfer.Notifier; while the process is down, its calls fail with ErrDown.
 type Keeper struct {
 	config   Config
 	incoming chan transfer.Notification
 	cancel   context.CancelFunc
 	closed   chan struct{}
-	ending   sync.WaitGroup // processes that are to end
+	ending   sync.WaitGroup // processes that are being ended
 
-	mu      sync.Mutex // guards what follows
-	life    *life      // nil between two lives
+	mu      sync.Mutex // guards the fields below
+	life    *life      // nil while the process is down
 	state   State
-	changed chan struct{} // closed, and made anew, when state changes
+	changed chan struct{} // closed and replaced when state changes
 }
 
-// State is how the process is doing.
+// State is the state of the process.
 type State struct {
 	Starts int    // how many times it was started
-	About  string // what it works with, while it is up; else ""
-	Err    error  // why it is down, or was last; nil if it never was
+	About  string // describes its notifier while it is up; else ""
+	Err    error  // why it is down, or was last time; nil if it never was
 }
 
 // Up reports whether calls can be made.
@@ -71,7 +70,7 @@ func (s State) Up() bool { return s.About != "" }
 
 var _ transfer.Notifier = (*Keeper)(nil)
 
-// Start begins to keep a process. It does not wait for it; what is wrong with it is in State.
+// Start starts the process and keeps it running. It does not wait for the start; problems are in State.
 func Start(c Config) *Keeper {
 	c.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -88,7 +87,7 @@ func (k *Keeper) Close() error {
 	return nil
 }
 
-// State tells how the process is doing, and gives a channel that is closed when that changes.
+// State returns the state of the process, and a channel that is closed when the state changes.
 func (k *Keeper) State() (State, <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -104,7 +103,7 @@ func (k *Keeper) change(l *life, set func(s *State)) {
 	k.changed = make(chan struct{})
 }
 
-// keep starts the process again and again.
+// keep starts the process again whenever it ends.
 func (k *Keeper) keep(ctx context.Context) {
 	defer close(k.closed)
 	defer close(k.incoming)
@@ -130,14 +129,14 @@ func (k *Keeper) keep(ctx context.Context) {
 	}
 }
 
-// live is one life of the process. The error says why it ended.
+// live runs the process once. The error says why it ended.
 func (k *Keeper) live(ctx context.Context) error {
 	l, err := k.start()
 	if err != nil {
 		return err
 	}
 	k.change(nil, func(s *State) { s.Starts++ })
-	// Calls are let in only after the first word, so that none waits for a process that cannot start.
+	// Calls are accepted only after the greeting, so that none waits for a process that cannot start.
 	if err := l.greet(ctx); err != nil {
 		return l.end(err)
 	}
@@ -148,11 +147,11 @@ func (k *Keeper) live(ctx context.Context) error {
 	return k.end(l, cause)
 }
 
-// endPatience is how long the next start waits for the end of the process before. A busy kernel takes seconds to take all
-// apart that it has open, and nothing of it is needed again.
+// endPatience is how long the next start waits for the end of the previous process. A busy kernel takes seconds to close
+// everything that the process had open, and none of that is needed again.
 const endPatience = time.Second
 
-// end has a process end, and says why it did as far as that is known in time.
+// end ends a process, and returns the cause as far as it is known in time.
 func (k *Keeper) end(l *life, cause error) error {
 	ended := make(chan error, 1)
 	k.ending.Go(func() { ended <- l.end(cause) })
@@ -171,10 +170,10 @@ func (k *Keeper) receive(n transfer.Notification) {
 	}
 }
 
-// Notifications returns what others sent. What comes while the channel is full is dropped.
+// Notifications returns the messages of other agents. Messages that arrive while the channel is full are dropped.
 func (k *Keeper) Notifications() <-chan transfer.Notification { return k.incoming }
 
-// Load makes a peer known to the process. Metadata that kills it makes this fail with transfer.ErrGone.
+// Load makes a peer known to the process. If the metadata kills the process, the error is transfer.ErrGone.
 func (k *Keeper) Load(ctx context.Context, metadata []byte) (transfer.Peer, error) {
 	if len(metadata) > MaxMetadata {
 		return "", fmt.Errorf("loading a peer: %w: metadata of %d bytes, at most %d", transfer.ErrInvalid, len(metadata), MaxMetadata)
@@ -190,7 +189,7 @@ func (k *Keeper) Forget(peer transfer.Peer) {
 	}
 }
 
-// Notify sends a message to a peer that was loaded in this life of the process.
+// Notify sends a message to a peer that was loaded since the last start of the process.
 func (k *Keeper) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	if len(message) > transfer.MaxMessage {
 		return fmt.Errorf("notifying %s: %w: %d bytes, at most %d", to, transfer.ErrInvalid, len(message), transfer.MaxMessage)
@@ -199,7 +198,7 @@ func (k *Keeper) Notify(ctx context.Context, to transfer.Peer, message []byte) e
 	return err
 }
 
-// alive is the present life, or ErrDown.
+// alive returns the running process, or ErrDown.
 func (k *Keeper) alive() (*life, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

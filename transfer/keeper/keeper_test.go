@@ -63,7 +63,7 @@ func loadErr(t *testing.T, k *Keeper, metadata []byte) error {
 	return err
 }
 
-// Whatever ends the process: who calls then is told, it comes back, and knows nothing of what was before.
+// However the process ends, the running call gets an error, the process restarts, and it has no peers.
 func TestProcessEnds(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *Keeper){
 		"killed": func(t *testing.T, k *Keeper) {
@@ -78,7 +78,7 @@ func TestProcessEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := transfer.ErrUnknownPeer
-			for errors.Is(err, transfer.ErrUnknownPeer) { // it takes its threads a moment to stop
+			for errors.Is(err, transfer.ErrUnknownPeer) { // its threads take a moment to stop
 				err = k.Notify(within(t), "nobody", nil)
 			}
 			wantErr(t, err, transfer.ErrGone)
@@ -102,8 +102,8 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// A call that its caller gives up does not hold up the next ones, nor does it kill the process.
-func TestCallerGivesUp(t *testing.T) {
+// A call whose context ends does not delay the next calls, nor does it kill the process.
+func TestCallContextEnds(t *testing.T) {
 	k := start(t, asProcess)
 	up(t, k, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -118,7 +118,7 @@ func TestCallerGivesUp(t *testing.T) {
 func TestProcessCannotStart(t *testing.T) {
 	for name, c := range map[string]struct{ what, says string }{
 		"declines":     {asDecliner, "there is no library"},
-		"ends at once": {asDead, "(exit status 3); it said: cannot go on"},
+		"ends at once": {asDead, "(exit status 3); its last output: cannot go on"},
 		"babbles":      {asBabbler, "1195725856 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestProcessCannotStart(t *testing.T) {
 	})
 }
 
-// The pause grows, so that a process that cannot live costs next to nothing.
+// The pause grows, so that a process that cannot start costs next to nothing.
 func TestPauseGrows(t *testing.T) {
 	began := time.Now()
 	k := start(t, asDead, func(c *Config) { c.Pause = 20 * time.Millisecond })

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// life is one life of the process.
+// life is one process, from start to end.
 type life struct {
 	limit   time.Duration
 	about   string
@@ -25,27 +25,27 @@ type life struct {
 	said    *tail
 	conn    net.Conn
 
-	writing sync.Mutex // apart from mu: answers are read while a request waits to be taken
+	writing sync.Mutex // separate from mu: answers are read while a request waits to be written
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	next    uint64
 	waiting map[uint64]*waiter
 	over    bool
 }
 
-// waiter is a call that has no answer yet.
+// waiter is a call without an answer so far.
 type waiter struct {
-	answer chan reply // room for one; closed without one if the process ended
+	answer chan reply // has a buffer of one; closed without an answer if the process ended
 	hung   *time.Timer
 }
 
 // greetLimit bounds the start of the process, which opens some 120 shared objects.
 const greetLimit = 30 * time.Second
 
-// endGrace is how long a process gets to end by itself.
+// endGrace is how long a process may take to end by itself.
 const endGrace = time.Second
 
-// errEnded leaves open what came of the call.
+// errEnded means that the result of the call is unknown.
 var errEnded = fmt.Errorf("%w: it ended before it answered", ErrDown)
 
 func (k *Keeper) start() (*life, error) {
@@ -58,7 +58,7 @@ func (k *Keeper) start() (*life, error) {
 	l.command = exec.Command(k.config.Path, k.config.Args...)
 	l.command.ExtraFiles = []*os.File{theirs} // becomes SocketFD
 	l.command.Stdout, l.command.Stderr = l.said, l.said
-	// What it leaves behind must not keep its output open for ever.
+	// Processes that it started must not keep its output open.
 	l.command.WaitDelay = time.Second
 	if err := l.command.Start(); err != nil {
 		ours.Close()
@@ -68,9 +68,9 @@ func (k *Keeper) start() (*life, error) {
 	return l, nil
 }
 
-// socketPair makes two ends of a Unix socket, neither of which has a name that others could connect to.
+// socketPair returns two ends of a Unix socket without a name, so no other process can connect.
 func socketPair() (ours net.Conn, theirs *os.File, err error) {
-	syscall.ForkLock.RLock() // or a process that is started in between would get both ends
+	syscall.ForkLock.RLock() // a process started in between would inherit both ends
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err == nil {
 		syscall.CloseOnExec(fds[0])
@@ -89,7 +89,7 @@ func socketPair() (ours net.Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// greet waits for the first word.
+// greet waits for the greeting.
 func (l *life) greet(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { l.conn.Close() })()
 	if err := l.conn.SetReadDeadline(time.Now().Add(greetLimit)); err != nil {
@@ -97,10 +97,10 @@ func (l *life) greet(ctx context.Context) error {
 	}
 	var r reply
 	if err := readFrame(l.conn, &r); err != nil {
-		return fmt.Errorf("waiting for its first word: %w", err)
+		return fmt.Errorf("waiting for its greeting: %w", err)
 	}
 	if r.Hello == nil || r.Hello.About == "" && r.Hello.Error == "" {
-		return errors.New("its first word is not a greeting")
+		return errors.New("its first message is not a greeting")
 	}
 	if r.Hello.Error != "" {
 		return errors.New(r.Hello.Error)
@@ -109,7 +109,7 @@ func (l *life) greet(ctx context.Context) error {
 	return l.conn.SetReadDeadline(time.Time{})
 }
 
-// read takes answers and messages until the process ends, or ctx does.
+// read reads answers and messages until the process or ctx ends.
 func (l *life) read(ctx context.Context, receive func(transfer.Notification)) error {
 	defer context.AfterFunc(ctx, func() { l.conn.Close() })()
 	for {
@@ -125,7 +125,7 @@ func (l *life) read(ctx context.Context, receive func(transfer.Notification)) er
 	}
 }
 
-// answer returns a reply to who waits for it: nobody does if its caller has given up.
+// answer passes a reply to its waiter, if the caller still waits.
 func (l *life) answer(r reply) {
 	l.mu.Lock()
 	w := l.waiting[r.ID]
@@ -154,10 +154,10 @@ func (l *life) ask(ctx context.Context, r request) (reply, error) {
 	}
 }
 
-// tell sends a request whose answer nobody waits for. A process that is gone has nothing to forget.
+// tell sends a request and ignores its answer. A process that is down has nothing to forget.
 func (l *life) tell(r request) { _, _ = l.send(r) }
 
-// send writes a request. A process that does not take it, or does not answer, is killed after the limit.
+// send writes a request. If the process does not read or answer it within the limit, the process is killed.
 func (l *life) send(r request) (*waiter, error) {
 	w := &waiter{answer: make(chan reply, 1), hung: time.AfterFunc(l.limit, l.kill)}
 	if err := l.expect(&r, w); err != nil {
@@ -165,13 +165,13 @@ func (l *life) send(r request) (*waiter, error) {
 		return nil, err
 	}
 	if err := l.write(r); err != nil {
-		l.answer(reply{ID: r.ID}) // which nobody reads
+		l.answer(reply{ID: r.ID}) // removes the waiter
 		return nil, err
 	}
 	return w, nil
 }
 
-// expect numbers a request, and lets its answer find the waiter.
+// expect numbers a request and registers its waiter.
 func (l *life) expect(r *request, w *waiter) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,19 +194,19 @@ func (l *life) write(r request) error {
 	if err == nil || errors.Is(err, transfer.ErrInvalid) {
 		return err
 	}
-	l.conn.Close() // half a frame may be out
+	l.conn.Close() // a part of a frame may have been written
 	return fmt.Errorf("%w: the keeper process takes no calls: %w", transfer.ErrGone, err)
 }
 
-// kill ends a process that hangs; read notices.
+// kill ends a process that hangs; read notices it.
 func (l *life) kill() {
 	l.said.add([]byte(" (it did not answer, and was killed)"))
-	_ = l.process.Kill() // it may just have ended
+	_ = l.process.Kill() // it may have ended just now
 }
 
-// end sees to it that the process is gone, and says why. Who waits for an answer hears at once.
+// end makes sure that the process has ended, and returns the cause. Callers that wait for an answer get an error at once.
 func (l *life) end(cause error) error {
-	l.conn.Close() // which is how it is told to end
+	l.conn.Close() // makes the process end by itself
 	l.mu.Lock()
 	l.over = true
 	waiting := l.waiting
@@ -217,16 +217,16 @@ func (l *life) end(cause error) error {
 		close(w.answer)
 	}
 	dawdles := time.AfterFunc(endGrace, l.kill)
-	_ = l.command.Wait() // what it says is in the state
+	_ = l.command.Wait() // the exit status is in the state
 	dawdles.Stop()
 	err := fmt.Errorf("%w (%v)", cause, l.command.ProcessState)
 	if said := l.said.String(); said != "" {
-		err = fmt.Errorf("%w; it said: %s", err, said)
+		err = fmt.Errorf("%w; its last output: %s", err, said)
 	}
 	return err
 }
 
-// tail keeps the end of what the process says: why it died, if it could tell.
+// tail keeps the end of the process's output, which may show why it died.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

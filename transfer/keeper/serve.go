@@ -12,33 +12,34 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// SocketFD is the file descriptor under which the process finds its socket.
+// SocketFD is the file descriptor of the process's socket.
 const SocketFD = 3
 
-// callLimit bounds one call in the process. The Keeper waits a little longer before it takes the process for hung.
+// callLimit bounds one call in the process. The Keeper waits a little longer before it kills a hung process.
 const callLimit = 4 * time.Second
 
-// Socket is the process's end of the socket, when it was started by a Keeper.
+// Socket returns the process's end of the socket, if a Keeper started the process.
 func Socket() (net.Conn, error) {
 	f := os.NewFile(SocketFD, "keeper socket")
 	defer f.Close()
 	return net.FileConn(f)
 }
 
-// server is the process's side of one socket.
+// server is the process's side of the connection.
 type server struct {
 	conn     net.Conn
 	notifier transfer.Notifier
 	writing  sync.Mutex
 }
 
-// Decline tells the other side why this process cannot serve.
+// Decline reports to the sidecar why this process cannot serve.
 func Decline(conn net.Conn, why error) error {
 	return writeFrame(conn, reply{Hello: &hello{Error: why.Error()}})
 }
 
-// Serve does what the other side of conn asks for, with n, until it hangs up, which is no error. about says what n is, for
-// people. It closes neither n nor, before it returns, conn; what runs then, ends with n's own deadlines.
+// Serve executes the requests that arrive on conn with n, until the other side closes conn, which is no error. about
+// describes n for users. Serve closes neither n nor, before it returns, conn; calls that still run then end by n's own
+// deadlines.
 func Serve(conn net.Conn, n transfer.Notifier, about string) error {
 	s := &server{conn: conn, notifier: n}
 	if err := s.write(reply{Hello: &hello{About: about}}); err != nil {
@@ -57,7 +58,7 @@ func Serve(conn net.Conn, n transfer.Notifier, about string) error {
 			}
 			return err
 		}
-		// One at a time, as the library takes them: a notification must not overtake the one before.
+		// One call at a time, as in the library: a notification must not overtake the previous one.
 		if err := s.write(s.do(ctx, r)); err != nil {
 			return err
 		}
@@ -85,7 +86,7 @@ func (s *server) do(ctx context.Context, r request) reply {
 	return answer
 }
 
-// forward passes on what others send.
+// forward forwards messages from other agents.
 func (s *server) forward(ctx context.Context) {
 	for {
 		select {

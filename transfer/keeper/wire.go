@@ -13,13 +13,13 @@ import (
 
 // A frame is its length (4 bytes, big-endian) and that many bytes of JSON.
 
-// maxFrame bounds a frame in bytes. The largest honest one has metadata of MaxMetadata, in base64.
+// maxFrame is the largest frame, in bytes. The largest legitimate one has metadata of MaxMetadata, in base64.
 const maxFrame = 2 << 20
 
-// MaxMetadata is the longest metadata that a Keeper takes, in bytes. Engines have some hundreds, and 44 for each region.
+// MaxMetadata is the longest metadata that a Keeper accepts, in bytes. Engines have some hundreds, and 44 for each region.
 const MaxMetadata = 1 << 20
 
-// op is what a request asks for.
+// op is the operation of a request.
 type op string
 
 const (
@@ -28,7 +28,7 @@ const (
 	opNotify op = "notify"
 )
 
-// request goes to the process.
+// request is a message to the process.
 type request struct {
 	ID   uint64        `json:"id"`
 	Op   op            `json:"op"`
@@ -36,18 +36,18 @@ type request struct {
 	Data []byte        `json:"data,omitempty"` // metadata, or the message
 }
 
-// reply comes from the process. The first says what it is; others answer a request, or bring a message.
+// reply is a message from the process: first a greeting, then answers to requests, and notifications.
 type reply struct {
 	Hello  *hello        `json:"hello,omitempty"`
 	ID     uint64        `json:"id,omitempty"`
-	Peer   transfer.Peer `json:"peer,omitempty"` // that was loaded, or that a message is from
+	Peer   transfer.Peer `json:"peer,omitempty"` // the peer that was loaded, or that sent the message
 	Data   []byte        `json:"data,omitempty"` // the message
 	Error  string        `json:"error,omitempty"`
-	Kind   string        `json:"kind,omitempty"` // which error of the contract it is
+	Kind   string        `json:"kind,omitempty"` // name of an error of the contract
 	Notice bool          `json:"notice,omitempty"`
 }
 
-// hello is the process's first word: what it works with, or why it cannot.
+// hello is the greeting of the process: what notifier it has, or why it has none.
 type hello struct {
 	About string `json:"about"`
 	Error string `json:"error,omitempty"`
@@ -65,7 +65,7 @@ var kinds = map[string]error{
 	"deadline":      context.DeadlineExceeded,
 }
 
-// remoteError is an error of the process: its text, and what errors.Is finds in it.
+// remoteError is an error of the process: its text, and the error that errors.Is finds in it.
 type remoteError struct {
 	text string
 	kind error
@@ -102,7 +102,7 @@ func writeFrame(w io.Writer, v any) error {
 	return err
 }
 
-// readFrame trusts nothing: a process that a hostile peer has got hold of may be at the other end.
+// readFrame validates everything, because a hostile peer may have taken over the process at the other end.
 func readFrame(r io.Reader, v any) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Errors keep what errors.Is finds in them, and their text.
+// Errors keep their text, and what errors.Is finds in them.
 func TestErrorsPass(t *testing.T) {
 	for name, kind := range kinds {
 		var sent, got reply

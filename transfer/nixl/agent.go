@@ -17,15 +17,15 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Agent is one NIXL agent, over UCX. It implements transfer.Notifier with these differences, which are the library's:
+// Agent is one NIXL agent, over UCX. It implements transfer.Notifier with these differences, which come from the library:
 //
 //   - Nil from Notify means that the message was given to the network, not that it arrived.
-//   - A peer that lives again under another name is another peer; one under the same name is known by its new metadata
-//     only. So nothing is ever ErrRestarted.
-//   - A receiver that does not read is not told to its senders. Here, what does not fit into the channel is dropped.
+//   - A peer that restarts under another name is another peer; for one under the same name, only the new metadata is
+//     known. So nothing is ever ErrRestarted.
+//   - Senders do not learn that a receiver does not read. Messages that do not fit into the channel are dropped.
 //
-// All calls into the library go through one goroutine, since a call can hang (a peer that was stopped has been seen to do
-// that), and nothing can end it. A caller waits for its context, no longer.
+// All calls into the library go through one goroutine, since a call can hang (with a stopped peer, for instance) and cannot
+// be ended. A caller waits only as long as its context.
 type Agent struct {
 	name     string
 	lib      *library
@@ -35,28 +35,28 @@ type Agent struct {
 	closed   chan struct{}
 	once     sync.Once
 	incoming chan transfer.Notification
-	sender   func(agent string) transfer.Peer // what callers call it; set before the goroutine starts
-	keep     atomic.Bool                      // others are in the library: leave its agent alone
+	sender   func(agent string) transfer.Peer // name shown to callers; set before the goroutine starts
+	keep     atomic.Bool                      // other calls are in the library: do not destroy its agent
 	closeErr error                            // set before closed is closed
 
-	// What follows belongs to the goroutine.
+	// The following fields belong to the goroutine.
 	agent, backend, list unsafe.Pointer
 	peers                map[transfer.Peer]bool
 }
 
 var _ transfer.Notifier = (*Agent)(nil)
 
-// call is one visit to the library.
+// call is one call into the library.
 type call struct {
 	run  func() error
-	done chan error // room for one
+	done chan error // has a buffer of one
 }
 
 // lifecycle keeps agents from being made and destroyed at the same time: the library has been seen to hang then.
 var lifecycle sync.Mutex
 
 // New starts an agent. The first one opens the library. Errors: ErrNoLibrary; a *CallError, where StatusBackend means that
-// UCX found no network to use, or was told by UCX_* variables not to; and wrong configuration.
+// UCX found no network, or UCX_* variables forbid all; and invalid configuration.
 func New(c Config) (*Agent, error) {
 	c.setDefaults()
 	if err := c.validate(); err != nil {
@@ -75,7 +75,7 @@ func New(c Config) (*Agent, error) {
 	return a, nil
 }
 
-// newAgent is an agent that does nothing before serve runs.
+// newAgent returns an agent that does nothing before serve runs.
 func newAgent(c Config, name string) (*Agent, error) {
 	lib, err := openLibrary(c.Library)
 	if err != nil {
@@ -97,7 +97,7 @@ func newAgent(c Config, name string) (*Agent, error) {
 	return a, nil
 }
 
-// uniqueName adds eight random digits: peers keep what they know of a name, also when its agent is gone.
+// uniqueName adds eight random digits: peers keep what they know of a name even after its agent has ended.
 func uniqueName(name string) (string, error) {
 	random := make([]byte, 4)
 	if _, err := rand.Read(random); err != nil {
@@ -107,20 +107,20 @@ func uniqueName(name string) (string, error) {
 	return unique, checkName(name, unique)
 }
 
-// Name is what the agent is called, with its random part.
+// Name returns the agent's name, with its random part.
 func (a *Agent) Name() string { return a.name }
 
-// Library is the path of the library that is used.
+// Library returns the path of the library in use.
 func (a *Agent) Library() string { return a.lib.path }
 
 // Metadata describes this agent to its peers. It names no memory.
 func (a *Agent) Metadata() []byte { return a.metadata }
 
-// Notifications returns what others sent here. Messages longer than transfer.MaxMessage, and those that come while the
-// channel is full, are dropped.
+// Notifications returns the messages of other agents. Messages longer than transfer.MaxMessage, and those that arrive while
+// the channel is full, are dropped.
 func (a *Agent) Notifications() <-chan transfer.Notification { return a.incoming }
 
-// Load makes a remote agent known. An agent of the same name that was known before is forgotten: it may have restarted.
+// Load makes a remote agent known. A known agent of the same name is forgotten first: it may have restarted.
 func (a *Agent) Load(ctx context.Context, metadata []byte) (transfer.Peer, error) {
 	e, err := parseEnvelope(metadata)
 	if err != nil {
@@ -131,7 +131,7 @@ func (a *Agent) Load(ctx context.Context, metadata []byte) (transfer.Peer, error
 		return "", fmt.Errorf("loading a peer: %w: an agent's own metadata", transfer.ErrInvalid)
 	}
 	err = a.do(ctx, func() error {
-		a.forget(transfer.Peer(named)) // versions from 1.5 on refuse to load a name that they know
+		a.forget(transfer.Peer(named)) // versions from 1.5 on refuse to load a known name
 		return a.load(named, e.blob)
 	})
 	if err != nil {
@@ -140,7 +140,7 @@ func (a *Agent) Load(ctx context.Context, metadata []byte) (transfer.Peer, error
 	return transfer.Peer(named), nil
 }
 
-// load has the library know an agent.
+// load loads an agent into the library.
 func (a *Agent) load(named string, metadata []byte) error {
 	if err := a.lib.load(a.agent, metadata); err != nil {
 		return fmt.Errorf("%w: %w", transfer.ErrInvalid, err)
@@ -151,7 +151,7 @@ func (a *Agent) load(named string, metadata []byte) error {
 
 // Forget undoes Load.
 func (a *Agent) Forget(peer transfer.Peer) {
-	// Whoever forgets has nothing to wait for: without a deadline, and not at all once the agent is closed.
+	// Forget does not have to wait: it has no deadline, and does nothing once the agent is closed.
 	_ = a.do(context.Background(), func() error { a.forget(peer); return nil })
 }
 
@@ -162,7 +162,7 @@ func (a *Agent) forget(peer transfer.Peer) {
 	}
 }
 
-// Connect prepares to send to a loaded agent, so that the first message need not. Errors are those of Notify.
+// Connect prepares sending to a loaded agent, which otherwise delays the first message. Its errors are those of Notify.
 func (a *Agent) Connect(ctx context.Context, to transfer.Peer) error {
 	err := a.do(ctx, func() error { return a.toPeer(to, func() error { return a.lib.connect(a.agent, string(to)) }) })
 	if err != nil {
@@ -171,9 +171,8 @@ func (a *Agent) Connect(ctx context.Context, to transfer.Peer) error {
 	return nil
 }
 
-// Notify sends a message to a loaded agent.
-// Errors: transfer.ErrUnknownPeer, ErrGone (a loaded agent that does not answer any more), ErrInvalid (too long), ErrClosed,
-// the context's. After the context's the message may or may not be sent.
+// Notify sends a message to a loaded agent. Errors: transfer.ErrUnknownPeer, ErrGone (a loaded agent that does not answer
+// any more), ErrInvalid (too long), ErrClosed, the context's. After a context error the message may or may not be sent.
 func (a *Agent) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	err := checkMessage(message)
 	if err == nil {
@@ -186,8 +185,8 @@ func (a *Agent) Notify(ctx context.Context, to transfer.Peer, message []byte) er
 	return nil
 }
 
-// toPeer does something with a peer that is loaded. The library cannot tell a peer that is lost from other failures below
-// but by sending to it, which is what is done here.
+// toPeer calls send for a loaded peer. The library reports a lost peer like other backend failures, so the error of sending
+// decides.
 func (a *Agent) toPeer(to transfer.Peer, send func() error) error {
 	if !a.peers[to] {
 		return transfer.ErrUnknownPeer
@@ -203,7 +202,7 @@ func (a *Agent) toPeer(to transfer.Peer, send func() error) error {
 	return err
 }
 
-// do has the goroutine run something, and waits for it as long as the context lasts.
+// do runs a function in the goroutine, and waits for it as long as the context lasts.
 func (a *Agent) do(ctx context.Context, run func() error) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -224,14 +223,14 @@ func (a *Agent) do(ctx context.Context, run func() error) error {
 	}
 }
 
-// Close ends the agent. Its peers are not told. It waits for the call that is under way; closing again does nothing.
+// Close ends the agent without notifying peers. It waits for the running call; closing again does nothing.
 func (a *Agent) Close() error {
 	a.once.Do(func() { close(a.closing) })
 	<-a.closed
 	return a.closeErr
 }
 
-// serve is the goroutine.
+// serve is the goroutine that makes all calls.
 func (a *Agent) serve(every time.Duration) {
 	defer close(a.closed)
 	defer close(a.incoming)
@@ -242,7 +241,7 @@ func (a *Agent) serve(every time.Duration) {
 		case c := <-a.calls:
 			c.done <- c.run()
 		case <-poll.C:
-			// A failure here is one of the whole agent, which shows in what is sent next.
+			// A failure here concerns the whole agent, and shows in the next send.
 			_ = a.lib.fetch(a.agent, a.list, a.receive)
 		case <-a.closing:
 			a.closeErr = a.destroy()

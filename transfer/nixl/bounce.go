@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	slotSize = 4 << 20 // bytes of one request at most: far above what a network needs to be busy with
-	// awayFactor times the memory in use may be away besides, with reads that were given up.
+	slotSize = 4 << 20 // largest size of one request in bytes: far more than a network needs to be busy
+	// awayFactor times the memory in use may additionally be in quarantine, for reads that were cancelled.
 	awayFactor = 3
-	// restTime is how long memory lies idle after a transfer that failed. That its request has ended means that no byte
-	// comes any more; if a version of the library should say so too early, the bytes have this long to land.
+	// restTime is how long memory stays unused after a failed transfer. The end of its request means that no byte arrives
+	// any more; should a version of the library report that too early, the bytes have this long to arrive.
 	restTime = 5 * time.Second
 )
 
-// slot is memory for one request. Only one request ever writes to it at a time.
+// slot is memory for one request. Only one request writes to it at a time.
 type slot struct {
 	mem    []byte
 	pieces []piece
@@ -34,10 +34,11 @@ func extentOf(mem []byte) extent {
 	return extent{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), uint64(len(mem))}
 }
 
-// bounce is the memory that reads go through, because nothing can stop a transfer: it must not end in the caller's.
+// bounce is the memory through which reads go, because a transfer cannot be stopped: it must not write to the caller's
+// memory.
 type bounce struct {
-	inUse chan struct{} // as many as are in use by callers
-	// grow maps and registers one more, which mapped counts already.
+	inUse chan struct{} // one token for each slot that a caller uses
+	// grow maps and registers one more slot, which mapped already counts.
 	grow func(context.Context) error
 
 	mu      sync.Mutex
@@ -45,17 +46,17 @@ type bounce struct {
 	resting []*slot // after a failure, oldest first
 	mapped  int
 	away    int // in quarantine
-	lost    int // given up
+	lost    int // never used again
 }
 
 func newBounce(bytes int, grow func(context.Context) error) *bounce {
 	return &bounce{inUse: make(chan struct{}, max(1, bytes/slotSize)), grow: grow}
 }
 
-// take returns a slot to whoever has put a token into inUse. It does not take the token back on failure.
+// take returns a slot to a caller that has put a token into inUse. It does not remove the token on failure.
 func (b *bounce) take(ctx context.Context) (*slot, error) {
 	for {
-		s, err := b.idleOrRoom()
+		s, err := b.idleOrQuota()
 		if s != nil || err != nil {
 			return s, err
 		}
@@ -65,8 +66,8 @@ func (b *bounce) take(ctx context.Context) (*slot, error) {
 	}
 }
 
-// idleOrRoom is a slot, or nil for the right to add one.
-func (b *bounce) idleOrRoom() (*slot, error) {
+// idleOrQuota returns an idle slot, or nil for the right to add one.
+func (b *bounce) idleOrQuota() (*slot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if s := b.idle(); s != nil {
@@ -79,20 +80,20 @@ func (b *bounce) idleOrRoom() (*slot, error) {
 	return nil, nil
 }
 
-// shrink returns up the right to add a slot.
+// shrink returns the right to add a slot.
 func (b *bounce) shrink() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.mapped--
 }
 
-// discard parts with a slot that the library does not know, and returns why.
+// discard removes a slot that the library does not know, and returns why.
 func (b *bounce) discard(s *slot, why error) error {
 	b.shrink()
 	return errors.Join(why, syscall.Munmap(s.mem))
 }
 
-// idle is a slot to be used again, if there is one. The last one used comes first: it is in the processor's cache.
+// idle returns an idle slot if there is one: the last one used, because it is in the processor's cache.
 func (b *bounce) idle() *slot {
 	if n := len(b.free); n > 0 {
 		s := b.free[n-1]
@@ -107,7 +108,7 @@ func (b *bounce) idle() *slot {
 	return nil
 }
 
-// put takes a slot back, whose request has ended: as it should, or not.
+// put returns a slot whose request has ended, successfully or not.
 func (b *bounce) put(s *slot, failed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,19 +120,19 @@ func (b *bounce) put(s *slot, failed bool) {
 	b.free = append(b.free, s)
 }
 
-// quarantine counts slots that their callers left while a request may write to them; -1 for one that has ended.
+// quarantine counts slots whose callers left while a request may write to them; -1 for one that has ended.
 func (b *bounce) quarantine(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.away += n
 }
 
-// giveUp parts with a slot for ever. Its pages go back to the system: what lands later lands in new ones.
+// giveUp never uses a slot again. Its pages are returned to the system; bytes that arrive later use new ones.
 func (b *bounce) giveUp(s *slot) {
 	b.mu.Lock()
 	b.lost++
 	b.mu.Unlock()
-	_ = syscall.Madvise(s.mem, syscall.MADV_DONTNEED) // memory that stays is no more than a waste
+	_ = syscall.Madvise(s.mem, syscall.MADV_DONTNEED) // on failure the memory is only wasted
 }
 
 func (b *bounce) use() MemoryUse {
@@ -141,7 +142,7 @@ func (b *bounce) use() MemoryUse {
 	return MemoryUse{Mapped: bytes(b.mapped), Quarantined: bytes(b.away), GivenUp: bytes(b.lost)}
 }
 
-// unmap returns what nothing writes to. It is for when the agent is no more.
+// unmap unmaps slots to which nothing writes. It may be called only after the agent has ended.
 func (b *bounce) unmap() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,7 +155,7 @@ func (b *bounce) unmap() error {
 	return all
 }
 
-// mapAnonymous takes memory off the Go heap, all zeros. It costs nothing before it is written to.
+// mapAnonymous returns zeroed memory outside the Go heap. Pages are allocated at the first write.
 func mapAnonymous(bytes int) ([]byte, error) {
 	const flags = syscall.MAP_PRIVATE | syscall.MAP_ANON | syscall.MAP_NORESERVE
 	mem, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, flags)

@@ -8,10 +8,10 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// maxPieces is how many pieces one request has at most. Making them takes about 0.1 µs each, by one caller at a time.
+// maxPieces is the largest number of pieces in one request. Making them takes about 0.1 µs each, by one caller at a time.
 const maxPieces = 1024
 
-// cutter takes a read apart into requests that fit into a slot, in order.
+// cutter splits a read into requests that fit into a slot, in order.
 type cutter struct {
 	regions map[uint32]extent
 	spans   []transfer.Span
@@ -27,7 +27,7 @@ type part struct {
 	offset, bytes uint64
 }
 
-// check reports whether a read is well formed, and inside of what the peer announced.
+// check reports whether a read is well formed, and inside the memory that the peer announced.
 func (c *cutter) check() error {
 	if len(c.spans) != len(c.into) {
 		return fmt.Errorf("%w: %d spans for %d buffers", transfer.ErrInvalid, len(c.spans), len(c.into))
@@ -55,7 +55,7 @@ func (c *cutter) more() bool {
 func (c *cutter) cut(s *slot) part {
 	p := part{span: c.next, offset: c.offset}
 	s.pieces = s.pieces[:0]
-	region := uint32(0) // of the last piece: the library takes none that reaches from one into the next
+	region := uint32(0) // of the last piece: the library accepts none that spans two regions
 	for c.more() && p.bytes < uint64(len(s.mem)) {
 		span := c.spans[c.next]
 		length := min(span.Length-c.offset, uint64(len(s.mem))-p.bytes)
@@ -77,7 +77,7 @@ func (c *cutter) cut(s *slot) part {
 	return p
 }
 
-// copyOut copies a part that has come to where it belongs.
+// copyOut copies the bytes of a part to their buffers.
 func (c *cutter) copyOut(p part, from []byte) {
 	from = from[:p.bytes]
 	for i, offset := p.span, p.offset; len(from) > 0; i, offset = i+1, 0 {

@@ -10,7 +10,7 @@ import (
 // EnvLibrary is the environment variable that names the library, or its folder, where Config does not.
 const EnvLibrary = "TANDEM_NIXL_LIB"
 
-// soname is what the dynamic loader is asked for.
+// soname is the name that the dynamic loader looks for.
 const soname = "libnixl_capi.so"
 
 // wheels are the folders of a Python environment that hold the library, of the wheels nixl-cu12 and nixl-cu13. They begin
@@ -26,11 +26,10 @@ var prefixes = []string{"/opt/venv", "/opt/vllm", "/usr", "/usr/local"}
 // sources are where an installation from source puts it.
 var sources = []string{"/opt/nvidia/nvda_nixl/lib*", "/opt/nvidia/nvda_nixl/lib/*", "/usr/local/nixl/lib*", "/usr/local/nixl/lib/*"}
 
-// ErrNoLibrary means that the library is nowhere to be found, or cannot be opened. The error around it says where it was
-// looked for.
-var ErrNoLibrary = errors.New("the NIXL library is not there")
+// ErrNoLibrary means that the library was not found, or cannot be opened. The wrapping error lists the places.
+var ErrNoLibrary = errors.New("the NIXL library is missing")
 
-// candidates are the places to look at, best first. One that the user named is the only one.
+// candidates returns the places to search, best first. A place that the user named is the only one.
 func candidates(named string) []string {
 	for _, path := range []string{named, os.Getenv(EnvLibrary)} {
 		if path != "" {
@@ -64,7 +63,7 @@ func globbed(folder string) []string {
 	return found
 }
 
-// inFolder takes a folder for the library in it. What is not there is the opener's to report.
+// inFolder returns the library in a folder. The opener reports a missing file.
 func inFolder(path string) string {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return filepath.Join(path, soname)
@@ -72,8 +71,8 @@ func inFolder(path string) string {
 	return path
 }
 
-// absolute makes a path that the user named one that the library finds its siblings by. A link to the single file does
-// not: they lie beside what it points to.
+// absolute resolves a path that the user named, so that the library finds its siblings. Links are resolved, because the
+// siblings are next to the real file.
 func absolute(path string) (string, error) {
 	if path == soname {
 		return path, nil
@@ -85,7 +84,7 @@ func absolute(path string) (string, error) {
 	return filepath.Abs(real)
 }
 
-// plain drops the path of a file error: the sentence around it has it already.
+// plain removes the path from a file error, because the message around it has it already.
 func plain(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

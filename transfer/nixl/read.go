@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Read implements transfer.Transport. It takes 4 MiB at a time, some of them at once.
+// Read implements transfer.Transport. It reads 4 MiB at a time, with several requests at once.
 func (t *Transport) Read(
 	ctx context.Context, from transfer.Peer, spans []transfer.Span, into [][]byte, notify []byte,
 ) error {
@@ -44,7 +44,7 @@ func (t *Transport) read(ctx context.Context, from transfer.Peer, c *cutter, not
 	return t.tell(ctx, p, notify)
 }
 
-// fetch keeps some requests under way, and copies out what has come while the rest is coming.
+// fetch keeps several requests running, and copies out those that have ended.
 func (t *Transport) fetch(ctx context.Context, p *peer, c *cutter) error {
 	stall := time.NewTimer(t.stall)
 	defer stall.Stop()
@@ -61,7 +61,7 @@ func (t *Transport) fetch(ctx context.Context, p *peer, c *cutter) error {
 				return err
 			}
 			under = append(under, r)
-			stall.Reset(t.stall) // the wait for memory was not the peer's fault
+			stall.Reset(t.stall) // the wait for memory was not caused by the peer
 		}
 		for len(under) < atOnce && c.more() {
 			r, err := t.beginNow(ctx, p, c)

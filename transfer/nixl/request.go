@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// spin is how long a request is asked about without a pause: most of 64 KiB end within.
+	// spin is how long a request is polled without a pause: most of 64 KiB end within that time.
 	spin = 100 * time.Microsecond
-	// The pauses between questions double, up to what delays a large read by less than it takes.
+	// The pauses between polls double, up to one that delays a large read by less than its duration.
 	minPause = 50 * time.Microsecond
 	maxPause = time.Millisecond
 )
 
-// request is one transfer into a slot. Its caller and its goroutine part at different times; the second finishes it.
+// request is one transfer into a slot. Its caller and its goroutine leave it at different times; the second one finishes it.
 type request struct {
 	t    *Transport
 	peer *peer
 	slot *slot
 	part part
-	// done gets the outcome if the caller is still there.
+	// done receives the outcome if the caller still waits.
 	done    chan error
-	outcome error // as the library says it; set before the goroutine parts
+	outcome error // from the library; set before the goroutine leaves
 	parted  atomic.Bool
 }
 
-// begin starts to read the next part, once there is room to do so.
+// begin starts to read the next part, once a slot and a place at the peer are free.
 func (t *Transport) begin(ctx context.Context, p *peer, c *cutter, stall *time.Timer) (*request, error) {
 	if err := t.acquire(ctx, p.places, stall.C); err != nil {
 		return nil, err
@@ -42,8 +42,8 @@ func (t *Transport) begin(ctx context.Context, p *peer, c *cutter, stall *time.T
 	return t.launch(ctx, p, c)
 }
 
-// beginNow starts to read the next part if there is room; else it returns nil. Whoever holds room must not wait for more:
-// others could do the same.
+// beginNow starts to read the next part if a place is free; else it returns nil. A caller that holds places must not wait
+// for more, or two callers could deadlock.
 func (t *Transport) beginNow(ctx context.Context, p *peer, c *cutter) (*request, error) {
 	if !try(p.places) {
 		return nil, nil
@@ -55,7 +55,7 @@ func (t *Transport) beginNow(ctx context.Context, p *peer, c *cutter) (*request,
 	return t.launch(ctx, p, c)
 }
 
-// launch reads the next part in the room that its caller has taken, and gives that back if it cannot.
+// launch reads the next part in the place that its caller has taken, and releases the place on failure.
 func (t *Transport) launch(ctx context.Context, p *peer, c *cutter) (*request, error) {
 	s, err := t.take(ctx, p)
 	if err != nil {
@@ -68,7 +68,7 @@ func (t *Transport) launch(ctx context.Context, p *peer, c *cutter) (*request, e
 	return r, nil
 }
 
-// take gets a slot, and the right to go into the library.
+// take takes a slot, and the right to call the library.
 func (t *Transport) take(ctx context.Context, p *peer) (*slot, error) {
 	s, err := t.bounce.take(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func (t *Transport) take(ctx context.Context, p *peer) (*slot, error) {
 	return s, nil
 }
 
-// run sees a request to its end, whether or not somebody waits for it.
+// run follows a request to its end, whether or not a caller waits for it.
 func (r *request) run() {
 	t := r.t
 	defer t.inside.Done()
@@ -98,14 +98,14 @@ func (r *request) run() {
 		r.finish()
 	}
 	if handle != nil {
-		// A handle that is not taken back is lost to the library, and concerns nobody else.
+		// A handle that cannot be released leaks in the library, without further consequences.
 		_ = t.agent.lib.end(t.agent.agent, handle)
 	}
 	t.leave(r.peer)
 	<-r.peer.places
 }
 
-// watch asks until the request has ended; errPending if it does not.
+// watch polls until the request has ended; errPending if it does not.
 func (r *request) watch(handle unsafe.Pointer) error {
 	t := r.t
 	err := t.agent.lib.wait(t.agent.agent, handle, spin)
@@ -133,7 +133,7 @@ func (r *request) watch(handle unsafe.Pointer) error {
 	}
 }
 
-// leave is the caller's parting.
+// leave is called when the caller leaves.
 func (r *request) leave() {
 	if r.parted.CompareAndSwap(false, true) {
 		r.t.bounce.quarantine(1)
@@ -143,8 +143,8 @@ func (r *request) leave() {
 	<-r.t.bounce.inUse
 }
 
-// finish decides about the memory. What was released while it was under way, or whose metadata was taken away meanwhile,
-// has been seen to go on writing.
+// finish decides what happens to the memory. A request that was released while it was running, or whose metadata was removed
+// meanwhile, has been seen to continue writing.
 func (r *request) finish() {
 	var c *CallError
 	forgotten := errors.As(r.outcome, &c) && c.Call == "get_xfer_status" && c.Status == StatusNotFound
@@ -155,7 +155,7 @@ func (r *request) finish() {
 	r.t.bounce.put(r.slot, r.outcome != nil)
 }
 
-// grow adds a slot to those that are free. The library knows it as long as the agent lives.
+// grow adds a slot to the idle ones. The library knows it until the agent ends.
 func (t *Transport) grow(ctx context.Context) error {
 	mem, err := mapAnonymous(slotSize)
 	if err != nil {
@@ -163,7 +163,7 @@ func (t *Transport) grow(ctx context.Context) error {
 		return err
 	}
 	s := &slot{mem: mem, pieces: make([]piece, 0, slotSize/(64<<10))}
-	var taken atomic.Bool // by the library's goroutine, or back
+	var taken atomic.Bool // by the library's goroutine, or released
 	err = t.agent.do(ctx, func() error {
 		if !taken.CompareAndSwap(false, true) {
 			return nil

@@ -9,16 +9,16 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Agent cannot be had in this build.
+// Agent is not available in this build.
 type Agent struct{}
 
-// errWithout says what is the matter.
+// errWithout returns the error of a build without NIXL.
 func errWithout(what string) error {
 	return fmt.Errorf("starting a NIXL %s: %w: this program was built without it (tag nixl, cgo, Linux)",
 		what, transfer.ErrNotSupported)
 }
 
-// New says that this program was built without NIXL.
+// New fails, because this program was built without NIXL.
 func New(Config) (*Agent, error) {
 	return nil, errWithout("agent")
 }
@@ -35,10 +35,10 @@ func (*Agent) Connect(context.Context, transfer.Peer) error        { return tran
 func (*Agent) Notify(context.Context, transfer.Peer, []byte) error { return transfer.ErrNotSupported }
 func (*Agent) Close() error                                        { return nil }
 
-// Transport cannot be had in this build.
+// Transport is not available in this build.
 type Transport struct{ Agent }
 
-// NewTransport says that this program was built without NIXL.
+// NewTransport fails, because this program was built without NIXL.
 func NewTransport(TransportConfig) (*Transport, error) { return nil, errWithout("transport") }
 
 func (*Transport) Memory() MemoryUse { return MemoryUse{} }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// ErrProtocol means that the other side does not speak ZMTP, or breaks its rules.
-var ErrProtocol = errors.New("not a ZeroMQ peer that answers questions")
+// ErrProtocol means that the other side does not speak ZMTP, or violates it.
+var ErrProtocol = errors.New("not a ZeroMQ peer that answers requests")
 
 // Dialer opens connections. A *net.Dialer is one.
 type Dialer interface {
@@ -42,13 +42,13 @@ func ask(ctx context.Context, d Dialer, address string, message []byte, limit in
 	if _, err := conn.Write(greeting[:]); err != nil {
 		return nil, err
 	}
-	// libzmq 4.3 hangs up on who sends anything behind a greeting before it has sent its own.
+	// libzmq 4.3 closes the connection if anything follows a greeting before it has sent its own.
 	r := reader{bufio.NewReader(conn), limit}
 	if err := r.greeting(); err != nil {
 		return nil, err
 	}
 	question := appendFrame(nil, flagCommand, ready)
-	question = appendFrame(question, flagMore, nil) // the delimiter that a REQ socket begins its messages with
+	question = appendFrame(question, flagMore, nil) // the delimiter with which a REQ socket begins its messages
 	if _, err := conn.Write(appendFrame(question, 0, message)); err != nil {
 		return nil, err
 	}
@@ -59,14 +59,14 @@ func ask(ctx context.Context, d Dialer, address string, message []byte, limit in
 	return parts, nil
 }
 
-// greeting is what both sides begin with: a signature that older versions take for a frame of one byte, version 3.0,
+// greeting is the first message of both sides: a signature that older versions read as a frame of one byte, version 3.0,
 // mechanism NULL.
 var greeting = [64]byte{0: 0xff, 8: 1, 9: 0x7f, 10: 3, 11: 0, 12: 'N', 13: 'U', 14: 'L', 15: 'L'}
 
 // ready is the one command of the NULL mechanism: a name, and properties, whose values have lengths of four bytes.
 var ready = []byte("\x05READY\x0bSocket-Type\x00\x00\x00\x03REQ\x08Identity\x00\x00\x00\x00")
 
-// The flags of a frame. What has none of them is a message's last part.
+// The flags of a frame. A frame without flags is the last part of a message.
 const (
 	flagMore    = 1
 	flagLong    = 2 // the length has eight bytes instead of one
@@ -82,7 +82,7 @@ func appendFrame(b []byte, flags byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// reader reads what the other side sends, of which it trusts nothing.
+// reader reads from the other side and validates everything.
 type reader struct {
 	*bufio.Reader
 	left int // bytes that may still come
@@ -102,7 +102,7 @@ func (r *reader) greeting() error {
 	return nil
 }
 
-// message reads a message, takes off its delimiter, and passes over commands.
+// message reads a message, removes its delimiter, and skips commands.
 func (r *reader) message() (parts [][]byte, err error) {
 	for {
 		flags, body, err := r.frame()
@@ -126,7 +126,7 @@ func (r *reader) message() (parts [][]byte, err error) {
 	}
 }
 
-// refusal is the error in a command, if it tells of one.
+// refusal returns the error in a command, if it has one.
 func refusal(command []byte) error {
 	if len(command) > 7 && string(command[:6]) == "\x05ERROR" {
 		return fmt.Errorf("%w: it refuses: %q", ErrProtocol, command[7:])
@@ -134,7 +134,7 @@ func refusal(command []byte) error {
 	return nil
 }
 
-// frameCost is charged for each frame above its bytes, so that empty ones are bounded too.
+// frameCost is counted for each frame in addition to its bytes, so that empty frames are limited too.
 const frameCost = 16
 
 func (r *reader) frame() (flags byte, body []byte, err error) {

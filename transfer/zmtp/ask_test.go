@@ -28,7 +28,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// router is what a ROUTER socket says before its answer.
+// router is what a ROUTER socket sends before its answer.
 var router = string(greeting[:]) + string(appendFrame(nil, flagCommand, routerReady))
 
 // parts is a message.
@@ -44,7 +44,8 @@ func parts(list ...string) string {
 	return string(b)
 }
 
-// peer listens, says the same to everybody, and keeps what it is told. It stops talking when the other side does, or after that.
+// peer listens, sends the same bytes to every client, and records what it receives. It closes its half of the connection
+// when the client does, or with hangsUp after its bytes.
 func peer(t testing.TB, says string, hangsUp bool) (address string, told func() string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -153,7 +154,7 @@ func TestAskIsNotAnswered(t *testing.T) {
 	}
 }
 
-// Who does not answer holds up nobody longer than he waits.
+// A peer that does not answer delays the caller only until its deadline.
 func TestAskEnds(t *testing.T) {
 	address, _ := peer(t, router, false)
 	for name, c := range map[string]struct {
@@ -194,7 +195,7 @@ func TestAskMany(t *testing.T) {
 	asking.Wait()
 }
 
-// FuzzAnswer holds the reader to its limit, and what it reads to what was sent.
+// FuzzAnswer checks that the reader respects its limit, and returns only bytes that were sent.
 func FuzzAnswer(f *testing.F) {
 	for _, s := range []string{parts("", "yes"), parts("", "a", strings.Repeat("x", 300)), parts("x"), "\x04\x06\x05READY", "\x02\x00\x00\x00\x00\x00\x00\x00\x01x"} {
 		f.Add([]byte(s))

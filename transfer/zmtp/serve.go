@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// MaxQuestion bounds a question that is served, in bytes.
+// MaxQuestion is the longest request that is served, in bytes.
 const MaxQuestion = 64 << 10
 
 const (
-	// maxClients bounds the connections that are served at once. Who comes then is hung up on, and may try again.
+	// maxClients is the number of connections that are served at once. Further connections are closed, and may try again.
 	maxClients = 1024
-	// greetTime is how long a client may take until it has greeted, and talkTime until it has taken an answer.
+	// greetTime is how long a client may take to greet, and talkTime how long to read an answer.
 	greetTime, talkTime = 10 * time.Second, 10 * time.Second
 )
 
-// Serve answers the questions of REQ sockets that come to l, as a ROUTER or REP socket does: answer gets a question of one
-// part, and gives the parts of its answer, or none to hang up. It is called by several goroutines. A client may ask one
-// question after the other, and may wait between them for as long as it likes; one that does not speak the protocol is hung
-// up on. Serve returns when ctx ends, with nil, or when l fails. It closes l, and no connection is left then.
+// Serve answers requests of REQ sockets that connect to l, as a ROUTER or REP socket does: answer takes a request of one
+// part and returns the parts of its answer, or none to close the connection. Several goroutines call it. A client may send
+// one request after the other, with any time in between; a client that violates the protocol is disconnected. Serve returns
+// nil when ctx ends, or the error of l. It closes l and all connections.
 func Serve(ctx context.Context, l net.Listener, answer func(question []byte) [][]byte) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var talking sync.WaitGroup
@@ -51,13 +51,13 @@ func Serve(ctx context.Context, l net.Listener, answer func(question []byte) [][
 			defer func() { <-places }()
 			defer conn.Close()
 			defer context.AfterFunc(ctx, func() { conn.Close() })()
-			// Whatever ends the talk, it is the client's affair, and it sees that it has ended.
+			// An error concerns only this client, which sees that the connection ends.
 			_ = talk(conn, answer)
 		})
 	}
 }
 
-// routerReady is what a ROUTER socket says once both sides have greeted.
+// routerReady is what a ROUTER socket sends after both greetings.
 var routerReady = []byte("\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER\x08Identity\x00\x00\x00\x00")
 
 var errNoAnswer = errors.New("there is no answer")
@@ -87,7 +87,7 @@ func talk(conn net.Conn, answer func([]byte) [][]byte) error {
 	}
 }
 
-// reply serves one question.
+// reply serves one request.
 func reply(conn net.Conn, r *reader, answer func([]byte) [][]byte) error {
 	r.left = MaxQuestion
 	question, err := r.message()

@@ -51,7 +51,7 @@ func TestServe(t *testing.T) {
 	asking.Wait()
 }
 
-// A REQ socket of a library keeps its connection, and asks over it again.
+// A library's REQ socket keeps its connection, and sends further requests over it.
 func TestServeOneAfterTheOther(t *testing.T) {
 	address, _ := serving(t, echo)
 	c, r := connected(t, address)
@@ -85,7 +85,7 @@ func connected(t *testing.T, address string) (net.Conn, *reader) {
 	return c, r
 }
 
-// Who does not speak the protocol is hung up on, and others are served.
+// A client that violates the protocol is disconnected, and others are served.
 func TestServeHangsUp(t *testing.T) {
 	address, _ := serving(t, func(question []byte) [][]byte {
 		if string(question) == "nothing" {
@@ -109,7 +109,7 @@ func TestServeHangsUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			_, _ = io.WriteString(c, says) // it may be hung up on within
+			_, _ = io.WriteString(c, says) // it may be disconnected while writing
 			_ = c.(*net.TCPConn).CloseWrite()
 			said, _ := io.ReadAll(c) // what it did not read resets the connection
 			if len(said) > len(router) {
@@ -122,7 +122,7 @@ func TestServeHangsUp(t *testing.T) {
 	}
 }
 
-// The end of the service ends the connections that wait for a question.
+// The end of the service closes connections that wait for a request.
 func TestServeEnds(t *testing.T) {
 	address, end := serving(t, echo)
 	_, r := connected(t, address)
@@ -150,7 +150,7 @@ func TestServeWithoutListener(t *testing.T) {
 	}
 }
 
-// Beyond the limit, who comes is hung up on; a place that is left is given away again.
+// Connections beyond the limit are closed; when one ends, another is served.
 func TestServeCrowd(t *testing.T) {
 	address, _ := serving(t, echo)
 	crowd := make([]net.Conn, maxClients)
