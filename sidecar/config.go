@@ -24,7 +24,7 @@ type Config struct {
 	Trust    Trust    `group:"Trust and limits"`
 }
 
-// Engine is the decode engine beside the sidecar.
+// Engine is the local decode engine.
 type Engine struct {
 	Host      string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
 	Port      int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
@@ -63,9 +63,9 @@ type Fallback struct {
 	Drain time.Duration `flag:"drain-timeout" help:"how long running requests may go on after SIGTERM"`
 }
 
-// Keep is how prefill engines are told directly what becomes of their hand-offs, and decode engines are made to meet them.
+// Keep is how prefill engines are notified of their hand-offs, and warmed up.
 type Keep struct {
-	// Notifier speaks to the prefill engines' agents. nil: they are told by way of the decode engine alone. The sidecar does
+	// Notifier reaches the prefill engines' agents. nil: hand-offs are released by way of decode alone. The sidecar does
 	// not close it. The program declares the flags.
 	Notifier    transfer.Notifier
 	SideChannel int  `flag:"side-channel-port" arg:"PORT" help:"port of the NIXL side channel of prefill engines (vLLM: VLLM_NIXL_SIDE_CHANNEL_PORT), where those that --prefill-discovery finds are met before they have handed anything over. Hand-offs name their own"`
@@ -76,13 +76,13 @@ type Keep struct {
 type Trust struct {
 	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
 	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
-	// Secrets gives those of which x-tandem-auth must carry one beside a prefill header, nil if none is asked for. The
+	// Secrets returns those of which x-tandem-auth must carry one together with a prefill header, nil if none is required. The
 	// program declares the flag.
 	Secrets func() pd.Secrets
 	// BodyPause bounds silence. How fast a body must come beyond that is pd.BodyRate.
 	BodyPause time.Duration `flag:"body-timeout" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
 	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. BufferLimit is how many bytes of
-	// bodies may be held for prefill on other pods, over all requests; beyond it they are refused with 503. The program
+	// bodies may be buffered for prefill on other pods, over all requests; beyond it they are refused with 503. The program
 	// declares the flags.
 	BodyLimit, BufferLimit int64
 }

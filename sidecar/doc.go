@@ -5,15 +5,15 @@
 // Every other request is passed through. What leaves is the engine's answer, with what was decided and where the time
 // went in its headers.
 //
-// The sidecar keeps three promises. A prefill pod that fails costs the client nothing: the next candidate is tried, then
-// the engine prefills itself, within a budget that keeps an outage of prefill from melting decode. Nothing is sent to an
-// engine twice once a token has gone to the client. A hand-off that nobody takes up is released at once, not left to its
-// lease.
+// The sidecar keeps three promises. A prefill pod that fails costs the client at most time: the next candidate is tried, then
+// the engine prefills itself, within a budget that protects decode during an outage of prefill. No leg is sent again once a
+// token has gone to the client. A hand-off that decode does not read is released at once, and does not stay pinned until its
+// lease expires.
 //
-// Where the picker had another model answer than the client asked for, the client's name stands in the answer again, in JSON
-// and in every event, while it streams. The texts of errors are left as the engine wrote them, and so are answers that it
-// compressed.
+// Its packages: intake reads and limits requests, transport carries legs, relay sends answers to clients, passthrough proxies
+// all other calls, warmup prepares new prefill engines, lease renews and releases hand-offs. They do not import this package,
+// which wires them.
 //
-// It does not choose pods, does not move KV bytes, and holds no state between requests but connections, the budget and
-// counters. It knows the picker by pd's headers only.
+// It does not choose pods, does not move KV bytes, and keeps no state between requests but connections, the budget and
+// counters. It knows the picker only by pd's headers.
 package sidecar

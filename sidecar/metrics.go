@@ -13,7 +13,7 @@ import (
 // seconds are the buckets of all durations: from the sidecar's own work (100 µs) to a long prefill (2 min).
 var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
-// metrics are this room's metrics. None has an address as a label.
+// metrics are the sidecar's metrics. None has an address as a label.
 type metrics struct {
 	requests   *prometheus.CounterVec
 	phases     *prometheus.HistogramVec
@@ -60,7 +60,7 @@ func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *m
 
 const room = "sidecar"
 
-// leaseMetrics are those of hand-offs that are held, and given back, without decode.
+// leaseMetrics registers the metrics of hand-offs that are renewed and released by notices.
 func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
 	joins := prometheus.CounterOpts{Name: "tandem_lease_joins_total", Help: "Prefill engines that were met at their side channel, with all ranks."}
 	beats := prometheus.CounterOpts{Name: "tandem_lease_heartbeats_total", Help: "Times that a prefill engine was told which hand-offs it is to keep."}

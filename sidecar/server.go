@@ -44,7 +44,7 @@ type Server struct {
 
 	budget  *pd.FallbackBudget
 	stalls  *stallWatch
-	leases  *lease.Book // nil: hand-offs are not held, and given back by way of decode
+	leases  *lease.Book // nil: hand-offs are not renewed, and released by way of decode
 	metrics *metrics
 	tracing tracing
 
@@ -137,9 +137,9 @@ func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]
 	return readCapped(resp, maxPodAnswer)
 }
 
-// HTTP2 is how the data port's server has to hold the bodies of HTTP/2 clients. What a connection may send ahead (3 MiB, of
-// the 4 that net/http allows) is more than what one request may (256 KiB; both are 1 MiB otherwise): else an engine that
-// stands still over one body would keep those of all others on the connection from coming.
+// HTTP2 is how the data port's server must buffer the bodies of HTTP/2 clients. A connection may send 3 MiB ahead (of the 4
+// that net/http allows), one request 256 KiB (the default of both is 1 MiB): otherwise an engine that stops reading one body
+// would block all other bodies of the connection.
 func HTTP2() *http.HTTP2Config {
 	return &http.HTTP2Config{MaxReceiveBufferPerConnection: 3 << 20, MaxReceiveBufferPerStream: 256 << 10}
 }
@@ -208,7 +208,7 @@ type life struct {
 
 	mu        sync.Mutex // guards what follows
 	running   map[*exchange]struct{}
-	releasing int           // hand-offs that are being given back
+	releasing int           // hand-offs that are being released
 	idle      chan struct{} // closed when draining and nothing runs
 
 	stops      []context.CancelFunc // end what run started
@@ -227,8 +227,8 @@ func (l *life) run(f func(context.Context)) {
 	l.background.Go(func() { f(ctx) })
 }
 
-// release runs the release of a hand-off, which goes on after its exchange: whoever waits for the pod to have nothing left
-// must see it. The caller's exchange has not left yet, so that at no time neither of them is counted.
+// release runs the release of a hand-off, which goes on after its exchange. It is counted as open work, so that the pod is not
+// ended before it. The caller's exchange is still counted, so that at every moment one of the two is.
 func (l *life) release(f func()) {
 	l.count(1)
 	l.background.Go(func() {
@@ -268,7 +268,7 @@ func (l *life) open() float64 {
 	return float64(len(l.running) + l.releasing)
 }
 
-// closeIfIdle is called with mu held.
+// closeIfIdle closes idle if it is due. The caller holds mu.
 func (l *life) closeIfIdle() {
 	if !l.draining.Load() || len(l.running) > 0 {
 		return
