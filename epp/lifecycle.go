@@ -12,9 +12,9 @@ type EndpointObserver interface {
 	EndpointLeft(e *Endpoint)
 }
 
-// LoadObserver is a plugin that is told when the load of an endpoint was read. The pool calls it after the load has become
-// part of its snapshot: in order for one endpoint, at once for several. Its method must return quickly, must not change
-// load, and must not wait for the pool.
-type LoadObserver interface {
-	LoadChanged(e *Endpoint, load *Load)
+// SnapshotObserver is a plugin that is told when endpoints joined or left, loads were read, or endpoints became unreachable
+// or reachable again. It is called from one goroutine, after the changes show in the pool's snapshot. If it is slower than
+// changes come, one call stands for several of them. It must not change the snapshot.
+type SnapshotObserver interface {
+	SnapshotChanged(s *Snapshot, what Changes)
 }

@@ -19,19 +19,20 @@ import (
 	"github.com/tandem-serving/tandem/epp/sched"
 )
 
-// picker is the rooms behind the front door: the pool, the scheduler, and the configuration that shapes both.
+// picker is what the ext-proc server asks: the pool, the scheduler, and the configuration of both.
 type picker struct {
-	settings settings
-	log      *slog.Logger
-	keep     epp.Keep
-	pool     *pool.Pool
-	sched    *sched.Scheduler
-	metrics  *sched.Metrics
-	live     *config.Live
-	watch    *kube.Watch // where the endpoints come from, or nil
-	file     pool.File   // and then this is where
-	rules    *rules
-	current  atomic.Pointer[use]
+	settings  settings
+	log       *slog.Logger
+	keep      epp.Keep
+	lifecycle lifecycle
+	pool      *pool.Pool
+	sched     *sched.Scheduler
+	metrics   *sched.Metrics
+	live      *config.Live
+	watch     *kube.Watch // where the endpoints come from, or nil
+	file      pool.File   // and then this is where
+	rules     *rules
+	current   atomic.Pointer[use]
 }
 
 // use is the configuration in use.
@@ -47,7 +48,8 @@ func (p *picker) inUse() *use { return p.current.Load() }
 // environment.
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
-	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.keep, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
+	p.lifecycle.keep = &p.keep
+	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool, epp.SystemClock)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
@@ -173,6 +175,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	}
 	p.file = file
 	p.sched.Swap(pipeline)
+	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})
 	return nil
 }
@@ -220,6 +223,7 @@ func (p *picker) run(ctx context.Context) error {
 	}
 	following.Go(func() { p.rules.follow(ctx) })
 	following.Go(func() { p.sched.Run(ctx) })
+	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	err := p.pool.Run(ctx)
 	stop()
 	following.Wait()

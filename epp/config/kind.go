@@ -35,6 +35,8 @@ func describe(p *plugin, instance any) string {
 		return "an estimator of links"
 	case epp.Observer:
 		return "an observer of outcomes"
+	case epp.EndpointObserver, epp.SnapshotObserver:
+		return "an observer of the pool"
 	}
 	if kind := dataLayerKind(p); kind != "" {
 		return kind.article()

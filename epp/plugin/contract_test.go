@@ -214,7 +214,8 @@ func TestParametersRoundTrip(t *testing.T) {
 func TestEveryInstanceHasAKind(t *testing.T) {
 	for _, row := range Table {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
-		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider,
+		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
+			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
 			*pool.File, pool.Source, pool.Extractor, estimated:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
