@@ -89,6 +89,46 @@ func TestClientLeavesBeforeTheDecision(t *testing.T) {
 	}
 }
 
+// A pick may wait: for preparers, or for admission. It stops waiting when its stream ends, whatever ends it.
+func TestWaitingPickEndsWithItsStream(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		mark     client.Mark
+		limit    time.Duration // of the decision; 0 = none
+		leave    func(r *rig, s *call)
+		refusals float64
+	}{
+		{"the client leaves", client.MarkNone, 0, func(_ *rig, s *call) { s.cancel() }, 0},
+		{"the client of a pair leaves", client.MarkPicker, 0, func(_ *rig, s *call) { s.cancel() }, 0},
+		{"the gateway's connection is lost", client.MarkNone, 0, func(r *rig, _ *call) { r.conn.Close() }, 0},
+		{"the decision takes too long", client.MarkNone, 10 * time.Millisecond, func(*rig, *call) {}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPool(a)
+			waiting := make(chan struct{})
+			p.wait = func(ctx context.Context) error {
+				close(waiting)
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			r := startRig(t, p, setting(func(cfg *Config) { cfg.DecisionTimeout = c.limit }))
+			s := r.open(t, c.mark)
+			s.send(chat(more), requestBody(ends, prompt))
+			wait(t, waiting, "the pick")
+			c.leave(r, s)
+			if all := r.outcomes(t); float64(len(all)) != c.refusals {
+				t.Errorf("outcomes %+v, want %v", all, c.refusals)
+			}
+			r.mustMetric(t, c.refusals, "tandem_requests_total")
+			r.mustMetric(t, c.refusals, "tandem_phase_seconds")
+			r.mustMetric(t, 0, "tandem_buffered_bytes")
+			if logged := r.log.String(); logged != "" {
+				t.Errorf("logged: %s", logged)
+			}
+		})
+	}
+}
+
 // leaving is a sink whose client leaves with ctx.
 type leaving struct {
 	sink

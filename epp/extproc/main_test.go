@@ -61,6 +61,8 @@ type pool struct {
 	blocks    epp.BlockSpec
 	// choose makes the decision; nil sends everything to the first endpoint, locally.
 	choose func(r *epp.Request) (*epp.Decision, error)
+	// wait, if not nil, blocks a pick before choose. Its error is the pick's.
+	wait func(ctx context.Context) error
 }
 
 func newPool(addresses ...string) *pool {
@@ -73,7 +75,12 @@ func newPool(addresses ...string) *pool {
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
 
-func (p *pool) Pick(_ context.Context, r *epp.Request) (*epp.Decision, error) {
+func (p *pool) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error) {
+	if p.wait != nil {
+		if err := p.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if p.choose != nil {
 		return p.choose(r)
 	}
