@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// admin answers what only the picker's operator may see.
+// admin serves the pages that only the picker's operator may see.
 func (p *picker) admin() http.Handler {
 	mux := boot.Admin()
 	mux.HandleFunc("GET /debug/endpoints", p.debugEndpoints)
@@ -60,10 +60,10 @@ func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
 
 func (p *picker) debugConfig(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
-	_, _ = w.Write(p.inUse().config.YAML()) // the operator who has left needs no answer
+	_, _ = w.Write(p.inUse().config.YAML()) // it fails only if the client has left
 }
 
-// explain takes a request as a client would send it, its path after /explain, and tells where it would go.
+// explain reads a request as a client sends it, with its path after /explain, and answers with the decision and its reasons.
 func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimPrefix(r.URL.Path, "/explain")
 	if path == "" || path == "/" {
@@ -94,7 +94,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, x)
 }
 
-// copyBody feeds a reader. A refusal of the reader is not an error here: Close tells it again, and it is to be explained.
+// copyBody feeds a reader. A refusal of the reader is no error: Close returns it again, and it is explained.
 func copyBody(reader *read.Reader, body io.Reader) error {
 	for {
 		chunk := make([]byte, 64<<10)

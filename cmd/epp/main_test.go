@@ -44,7 +44,7 @@ func TestExtProcFlags(t *testing.T) {
 	want := extproc.Defaults()
 	want.BodyLimit, want.BufferLimit, want.BodyPause = 2<<20, 8<<20, 7*time.Second
 	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache = false, false, true, true
-	if got := cfg.front(); !reflect.DeepEqual(got, want) {
+	if got := cfg.extproc(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

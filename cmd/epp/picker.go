@@ -29,8 +29,8 @@ type picker struct {
 	sched     *sched.Scheduler
 	metrics   *sched.Metrics
 	live      *config.Live
-	watch     *kube.Watch // where the endpoints come from, or nil
-	file      pool.File   // and then this is where
+	watch     *kube.Watch // source of the endpoints; nil = a file
+	file      pool.File   // source of the endpoints without a watch
 	rules     *rules
 	current   atomic.Pointer[use]
 }
@@ -44,8 +44,8 @@ type use struct {
 // inUse is never nil.
 func (p *picker) inUse() *use { return p.current.Load() }
 
-// newPicker puts the configuration that the flags name to use. Its errors are about the configuration. env looks up the
-// environment.
+// newPicker makes a picker with the configuration that the flags name. Its errors are about the configuration. env looks up
+// environment variables.
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
 	p.lifecycle.keep = &p.keep
@@ -66,7 +66,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	return p, nil
 }
 
-// findPool makes what follows the cluster, if the endpoints are there, and what knows the policy.
+// findPool makes the watch of the cluster, if the endpoints are pods, and the source of the policy.
 func (p *picker) findPool(env func(string) (string, bool), registry *prometheus.Registry) error {
 	from := &p.settings.Endpoints
 	var err error
@@ -86,7 +86,7 @@ func (p *picker) findPool(env func(string) (string, bool), registry *prometheus.
 	return nil
 }
 
-// read gives the EndpointPickerConfig, from wherever the flags say.
+// read returns the EndpointPickerConfig that the flags name.
 func (c picking) read() ([]byte, error) {
 	switch {
 	case c.Text != "":
@@ -97,8 +97,8 @@ func (c picking) read() ([]byte, error) {
 	return config.Default(), nil
 }
 
-// validateFiles reads the files that the flags name as the start will, but for the endpoints, which change more often. That
-// nothing says where those are is the start's to tell: who checks without it wants to see the defaults.
+// validateFiles reads the files that the flags name, as the start does, except for the endpoints, which change more often. It does
+// not require a source of endpoints: a user may check the defaults without one.
 func (c *settings) validateFiles(p *boot.Problems) {
 	_, err := c.followSecret(slog.New(slog.DiscardHandler))
 	p.Require(err == nil, "auth-file", "%w", err)
@@ -123,7 +123,7 @@ func (c *settings) validateFiles(p *boot.Problems) {
 		p.Add(flag, "%s cannot be used: %w", name, err)
 		return
 	}
-	err = c.rehearse(built)
+	err = c.dryRun(built)
 	p.Require(err == nil, flag, "%s cannot be used: %w", cmp.Or(name, "the default"), err)
 	if given := c.Endpoints.given(); len(given) > 0 {
 		_, err = c.Endpoints.choose(built.Discovery)
@@ -133,8 +133,8 @@ func (c *settings) validateFiles(p *boot.Problems) {
 	p.Require(err == nil, flag, "%w", err)
 }
 
-// rehearse does what swap will do with a configuration, but for the endpoints, and changes nothing.
-func (c *settings) rehearse(b *config.Built) error {
+// dryRun does what swap does with a configuration, except for the endpoints, without effect.
+func (c *settings) dryRun(b *config.Built) error {
 	if _, err := c.pipeline(b, nil); err != nil {
 		return err
 	}
@@ -145,14 +145,14 @@ func (c *settings) rehearse(b *config.Built) error {
 	return pool.New(pool.Options{}).Configure(nil, source, extractor)
 }
 
-// pipeline is what picks by a configuration.
+// pipeline makes the pipeline that picks by a configuration.
 func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
 	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, Preparers: b.Preparers, Admission: b.Admission,
 		Matcher: b.Matcher, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
 }
 
-// swap makes a configuration the one in use, as a whole or not at all.
+// swap makes a configuration the current one. If it fails, the current one stays.
 func (p *picker) swap(c *config.Config, b *config.Built) error {
 	pipeline, err := p.settings.pipeline(b, p.metrics)
 	if err != nil {
@@ -180,8 +180,8 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	return nil
 }
 
-// discovery is what finds the endpoints from now on, or nil if what does goes on: a broken endpoints file is no reason to
-// refuse a configuration.
+// discovery returns the new source of the endpoints, nil if it does not change: an invalid endpoints file must not fail a change of
+// the configuration.
 func (p *picker) discovery(file pool.File) (pool.Discovery, error) {
 	switch {
 	case p.watch != nil && p.current.Load() == nil:
@@ -192,8 +192,8 @@ func (p *picker) discovery(file pool.File) (pool.Discovery, error) {
 	return file.Discovery(p.log)
 }
 
-// scraping is how metrics pages are read: as configured, with what the older flags change of the default engine. Without a
-// source, or without an extractor for what it reads, they are not.
+// scraping returns how metrics pages are read: as configured, with the changes of the older flags to the default engine. Without a
+// source, or without an extractor for it, no pages are read.
 func (c *settings) scraping(b *config.Built) (source pool.Source, extractor pool.Extractor, err error) {
 	for _, configured := range b.Sources {
 		s, isSource := configured.Source.(pool.Source)
@@ -213,7 +213,7 @@ func (c *settings) scraping(b *config.Built) (source pool.Source, extractor pool
 	return source, extractor, nil
 }
 
-// run discovers, scrapes and follows the configuration's file until ctx ends.
+// run discovers and scrapes endpoints, and follows the configuration's file, until ctx ends.
 func (p *picker) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -230,7 +230,7 @@ func (p *picker) run(ctx context.Context) error {
 	return err
 }
 
-// detail is what probes are told beside ok.
+// detail returns what probes are told besides ok.
 func (p *picker) detail() string {
 	text := p.live.State().Detail()
 	for _, trouble := range []error{p.pool.Trouble(), p.rules.trouble()} {

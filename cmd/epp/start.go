@@ -40,19 +40,19 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	defer func() { err = errors.Join(err, picker.live.Close()) }()
 	ledger := epp.NewLedger(takeover, epp.SystemClock)
 	defer ledger.Close()
-	front := cfg.front()
-	if front.Auth, err = cfg.followSecret(log); err != nil {
+	serving := cfg.extproc()
+	if serving.Auth, err = cfg.followSecret(log); err != nil {
 		return err
 	}
-	door, err := extproc.New(front, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
+	server, err := extproc.New(serving, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
 		Observers: []epp.Observer{picker.sched},
 		Log:       log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
-		return fmt.Errorf("starting the front door: %w", err)
+		return fmt.Errorf("starting the ext-proc server: %w", err)
 	}
-	p := &process{log: log, cfg: cfg, picker: picker, door: door, eds: envoyconf.NewEDS(picker.pool), health: newHealth(),
+	p := &process{log: log, cfg: cfg, picker: picker, server: server, eds: envoyconf.NewEDS(picker.pool), health: newHealth(),
 		traffic: newTraffic(), drained: make(chan struct{}), notReady: errUnknown}
-	if err := p.makeServers(front); err != nil {
+	if err := p.makeServers(serving); err != nil {
 		return err
 	}
 	if p.ports, err = cfg.Listen.open(ctx); err != nil {
@@ -66,8 +66,8 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	return p.serve(ctx, std)
 }
 
-// front is how requests are read and answered.
-func (c *settings) front() extproc.Config {
+// extproc returns the configuration of the ext-proc server.
+func (c *settings) extproc() extproc.Config {
 	f := extproc.Defaults()
 	f.BodyLimit, f.BufferLimit, f.BodyPause = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit), c.Listen.BodyPause
 	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
@@ -75,7 +75,7 @@ func (c *settings) front() extproc.Config {
 	return f
 }
 
-// followSecret gives the secret that is sent to sidecars, nil if none is. It is read again when its file changes.
+// followSecret returns the secret that is sent to sidecars, nil if none is. It is read again when its file changes.
 func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 	if c.Picking.AuthFile == "" {
 		return nil, nil
@@ -171,7 +171,7 @@ type process struct {
 	log        *slog.Logger
 	cfg        settings
 	picker     *picker
-	door       *extproc.Server
+	server     *extproc.Server
 	eds        *envoyconf.EDS
 	ports      ports
 	health     *health.Server
@@ -185,7 +185,7 @@ type process struct {
 	notReady error // why gateways must not send requests; nil = ready
 }
 
-func (p *process) makeServers(front extproc.Config) error {
+func (p *process) makeServers(serving extproc.Config) error {
 	var security credentials.TransportCredentials
 	if p.cfg.Listen.Secure {
 		secure, err := boot.ServerTLS(p.cfg.Listen.CertDir, p.cfg.Listen.ClientCA, p.log)
@@ -195,9 +195,9 @@ func (p *process) makeServers(front extproc.Config) error {
 		secure.NextProtos, secure.MinVersion = []string{"h2"}, p.cfg.Listen.minTLS()
 		security = newSecured(secure, p.log)
 	}
-	p.extproc = grpc.NewServer(append(extproc.ServerOptions(front, security), grpc.ConnectionTimeout(handshakeTimeout),
+	p.extproc = grpc.NewServer(append(extproc.ServerOptions(serving, security), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.StreamInterceptor(p.traffic.note))...)
-	p.door.Register(p.extproc)
+	p.server.Register(p.extproc)
 	p.eds.Register(p.extproc)
 	p.probes = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout))
 	healthpb.RegisterHealthServer(p.probes, p.health)
@@ -296,7 +296,7 @@ const (
 func (p *process) drain(endServing func()) {
 	p.log.Info("draining")
 	p.setReady(errors.New("draining"))
-	p.door.Drain()
+	p.server.Drain()
 	late, cancel := context.WithTimeout(context.Background(), p.cfg.Listen.Drain)
 	defer cancel()
 	p.traffic.awaitIdle(late, drainIdle, min(drainIdleMost, p.cfg.Listen.Drain/2))
