@@ -106,7 +106,7 @@ func enginesAreClosed(t *testing.T, name string, all objects, may, onSideChannel
 	}
 }
 
-// admitted names the components of the release that a policy lets to a port; anybody else fails the test.
+// admitted names the components of the release that a policy admits to a port; any other peer fails the test.
 func admitted(t *testing.T, policy networkingv1.NetworkPolicy, port int32) (components []string) {
 	t.Helper()
 	for _, rule := range policy.Spec.Ingress {
@@ -178,6 +178,6 @@ func TestLockedMemory(t *testing.T) {
 		t.Errorf("the engine may lock no memory: %+v", engine)
 	}
 	if engine := podOf(t, render(t), "-decode").Spec.Containers[0].SecurityContext; engine.Capabilities.Add != nil || engine.RunAsUser != nil {
-		t.Errorf("nobody asked for it: %+v", engine)
+		t.Errorf("no value requests it: %+v", engine)
 	}
 }

@@ -79,11 +79,11 @@ func TestKeeper(t *testing.T) {
 	unsized := sidecarOf(t, render(t, "--set=sidecar.keeper.enabled=true",
 		"--set=sidecar.resources.limits=null,sidecar.resources.requests=null"))
 	if len(unsized.Resources.Limits)+len(unsized.Resources.Requests) != 0 {
-		t.Errorf("nobody asked for %v", unsized.Resources)
+		t.Errorf("no value requests %v", unsized.Resources)
 	}
 }
 
-// Where nobody asked for it, nothing of it is there.
+// Without the value, the chart renders nothing of a keeper.
 func TestNoKeeper(t *testing.T) {
 	all := render(t)
 	for _, flag := range []string{"--keeper", "--warm-up", "--side-channel-port", "--prefill-discovery"} {
@@ -98,7 +98,7 @@ func TestNoKeeper(t *testing.T) {
 	sidecar := sidecarOf(t, warm)
 	found := has(sidecar.Args, "--prefill-discovery=dns://demo-tandem-prefill:8000") && warm.discovery()
 	if !has(sidecar.Args, "--warm-up") || !found {
-		t.Errorf("the warm-up finds nobody: %q", sidecar.Args)
+		t.Errorf("the warm-up finds no prefill pods: %q", sidecar.Args)
 	}
 	if has(sidecar.Args, "--keeper") || strings.Contains(sidecar.Image, "nixl") {
 		t.Errorf("a warm-up needs no keeper: %s %q", sidecar.Image, sidecar.Args)

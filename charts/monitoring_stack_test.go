@@ -146,7 +146,7 @@ func (o *observed) leaveAtDecode(t *testing.T) {
 	})
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Fatalf("a request that nobody answers ended with %v", err)
+		t.Fatalf("a request without an answer ended with %v", err)
 	}
 	o.eventually(t, "the release", func() (string, bool) {
 		return "not counted", o.ofSidecar(t, "tandem_kv_release_total") > released

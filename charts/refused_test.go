@@ -64,7 +64,7 @@ func TestSchemaRefusals(t *testing.T) {
 	}
 }
 
-// TestRefusalOfSeveral holds that one message has all problems, so that nobody has to try again for each.
+// TestRefusalOfSeveral checks that one message has all problems, so that users need not try again for each.
 func TestRefusalOfSeveral(t *testing.T) {
 	var args, want []string
 	for _, file := range refusedFiles(t, "[0-9]*.yaml") {

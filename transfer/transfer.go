@@ -69,7 +69,7 @@ type Notifier interface {
 // Transport also moves memory. All methods may be called from several goroutines.
 type Transport interface {
 	Notifier
-	// Metadata describes this agent and the memory it has registered so far. Whoever holds it can read that memory.
+	// Metadata describes this agent and the memory it has registered so far. Every holder of it can read that memory.
 	Metadata() []byte
 	// Register makes mem readable by peers that load the metadata exported from now on, until Region.Close or Close.
 	// Errors: ErrInvalid for no bytes, ErrNotSupported beyond 65,536 regions at a time, ErrClosed.
@@ -91,7 +91,7 @@ type Region interface {
 	// gives a number twice.
 	ID() uint32
 	// Write copies p into the region's memory, offset bytes from its start, and excludes reads by peers for that moment.
-	// It is how the owner writes to memory that somebody may be reading. Error: ErrRange, ErrClosed.
+	// The owner uses it to write to memory that a peer may be reading. Error: ErrRange, ErrClosed.
 	Write(offset uint64, p []byte) error
 	// Close waits until no read touches the memory, and gives it back. Reads that are cut off, and later ones, fail with
 	// ErrRange at the reader. Closing again does nothing.

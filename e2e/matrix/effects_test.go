@@ -139,7 +139,7 @@ func (s strike) expected(in situation) outcome {
 	o.decision = strings.Replace(o.decision, "*", string(s.explains()), 1)
 	switch {
 	case s.effect != drained && s.effect != clientLeft:
-	case s.state == received: // nobody was asked
+	case s.state == received: // no engine was called
 		o.decision, _, _ = strings.Cut(o.decision, ";attempts")
 	case s.state == beforeHeaders, s.state == beforeEvent:
 		o.decodes = 1
@@ -165,7 +165,7 @@ func (o outcome) retry() bool {
 	return (o.content == refusal || o.content == engineWord) && (o.status == http.StatusBadGateway || o.status == http.StatusServiceUnavailable)
 }
 
-// retryAfter is the header of the same name: whoever is turned away for want of room or parts is told when to come again,
+// retryAfter is the header Retry-After: a client that is refused for lack of capacity or parts is told when to try again,
 // also where the engine, which never says, has turned him away.
 func (o outcome) retryAfter() string {
 	switch {

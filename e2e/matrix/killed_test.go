@@ -25,7 +25,7 @@ func killings() (list []strike) {
 }
 
 // TestSidecarKilled: what a sidecar leaves behind that had no time for anything. Its client gets no answer, or half of one
-// that does not look whole; engines notice that nobody listens; and only a hand-off of which nobody knows stays.
+// that does not look whole; engines notice the closed connections; and only a hand-off that no other component knows stays until its lease expires.
 func TestSidecarKilled(t *testing.T) {
 	dir, err := programs.Build("sidecar")
 	if err != nil {

@@ -47,7 +47,7 @@ func wait[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// soon is well before a lease ends (30 s). Nobody promises more to the second here.
+// soon is well before a lease ends (30 s). The tests assert no exact times.
 const soon = 15 * time.Second
 
 // until waits for a condition that nothing announces.

@@ -47,7 +47,7 @@ type engine struct {
 
 func (e engine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
 
-// startEngine serves an engine until the test ends, or somebody closes it.
+// startEngine serves an engine until the test ends, or the test closes it.
 func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, error), reach time.Duration) engine {
 	t.Helper()
 	data, err := net.Listen("tcp", ownLoopback()+":0")
@@ -71,7 +71,7 @@ func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, erro
 // given counts the loopback addresses that engines have got.
 var given atomic.Uint32
 
-// ownLoopback is an address that nobody else listens at: rows run side by side, and a port that one row's engine has closed
+// ownLoopback returns an address at which no other test listens: rows run side by side, and a port that one row's engine has closed
 // for a while would sooner or later be another's. Only Linux has more than one.
 func ownLoopback() string {
 	if runtime.GOOS != "linux" {

@@ -72,11 +72,11 @@ const (
 	// decodeMute: who lives, and says nothing about what it was asked to read, may be reading. What it reads must not be
 	// given to others meanwhile.
 	decodeMute loss = "decode lives and answers nothing, and nobody else may tell prefill"
-	// misnamed: whoever has no true ids, and a place to send them to, cannot release.
+	// misnamed: without the true ids, and an address to send them to, no component can release.
 	misnamed loss = "the hand-off names another engine, request or port"
 	// unfit: incomplete parameters end vLLM's decode engine, even in a request that it refuses.
 	unfit loss = "a decode engine may die of it, even if it is only told to release it"
-	// killed: nobody else has read prefill's answer.
+	// killed: no other component has read prefill's answer.
 	killed loss = "the sidecar was killed with the only word of it"
 )
 

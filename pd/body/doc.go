@@ -1,7 +1,7 @@
 // Package body reads and edits the bodies that pass through Tandem as bytes:
 // JSON requests and answers, and streams of server-sent events.
 //
-// In go the chunks of a body as they arrive, a Table of the members wanted in
+// It takes the chunks of a body as they arrive, a Table of the members wanted in
 // it, and a Sink for text that is wanted while it arrives. Out come the places
 // of those members (Scanner), the body with some of them replaced, removed or
 // added and every other byte as it was (Edit), the same body with some of them

@@ -136,8 +136,8 @@ func TestRefusals(t *testing.T) {
 		err  func() error
 		want error
 	}{
-		"unknown peer":               {func() error { return a.Notify(within(t), "nobody", nil) }, transfer.ErrUnknownPeer},
-		"unknown peer to connect to": {func() error { return a.Connect(within(t), "nobody") }, transfer.ErrUnknownPeer},
+		"unknown peer":               {func() error { return a.Notify(within(t), "unloaded", nil) }, transfer.ErrUnknownPeer},
+		"unknown peer to connect to": {func() error { return a.Connect(within(t), "unloaded") }, transfer.ErrUnknownPeer},
 		"too long":                   {func() error { return a.Notify(within(t), toB, make([]byte, transfer.MaxMessage+1)) }, transfer.ErrInvalid},
 		"ended context":              {func() error { return a.Notify(ended, toB, nil) }, context.Canceled},
 		"own metadata":               {func() error { return loadErr(t, a, a.Metadata()) }, transfer.ErrInvalid},
@@ -164,7 +164,7 @@ func TestForget(t *testing.T) {
 	toB := load(t, a, b.Metadata())
 	a.Forget(toB)
 	a.Forget(toB)
-	a.Forget("nobody")
+	a.Forget("unloaded")
 	wantErr(t, a.Notify(within(t), toB, nil), transfer.ErrUnknownPeer)
 	for range 2 { // loading what is loaded is no error
 		toB = load(t, a, b.Metadata())
@@ -226,7 +226,7 @@ func renamed(t *testing.T, metadata []byte, to transfer.Peer) []byte {
 	return bytes.Replace(metadata, []byte(name), []byte(to), 1)
 }
 
-// A peer that is stopped says nothing, for ever. Whoever waits for it waits for its own deadline, and the others are served.
+// A stopped peer never answers. A caller waits until its own deadline, and calls for other peers are served.
 func TestPeerIsStopped(t *testing.T) {
 	library := realLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")

@@ -18,7 +18,7 @@ const (
 	MaxMetadata = 16 << 20
 )
 
-// agentName reads the name out of metadata, which may come from anybody.
+// agentName returns the name in metadata, which is not trusted.
 func agentName(metadata []byte) (string, error) {
 	if len(metadata) > MaxMetadata {
 		return "", fmt.Errorf("%w: metadata of %d bytes, at most %d", transfer.ErrInvalid, len(metadata), MaxMetadata)

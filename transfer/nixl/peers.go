@@ -36,7 +36,7 @@ type peer struct {
 	former  []uint64          // generations
 	fate    error             // what callers get; nil while it can be used
 	users   int               // who are in the library with it, or may have bytes coming from it
-	quiet   chan error        // closed when users are none any more; nil if nobody waits for that
+	quiet   chan error        // closed when users becomes 0; nil if no goroutine waits for that
 }
 
 // busyError is returned where a peer cannot be parted with before it is quiet.
@@ -47,8 +47,8 @@ func (busyError) Error() string {
 }
 func (busyError) Unwrap() error { return transfer.ErrGone }
 
-// Load implements transfer.Notifier. It contacts nobody. Errors besides: transfer.ErrRestarted for metadata of an earlier
-// life than the one that is loaded; ErrGone if reads from a peer that was lost do not end in time.
+// Load implements transfer.Notifier. It does not contact the peer. Further errors: transfer.ErrRestarted for metadata of an
+// earlier generation than the loaded one; ErrGone if reads from a lost peer do not end in time.
 func (t *Transport) Load(ctx context.Context, metadata []byte) (transfer.Peer, error) {
 	e, err := parseEnvelope(metadata)
 	if err == nil && e.agent == t.agent.name {

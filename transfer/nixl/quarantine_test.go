@@ -86,7 +86,7 @@ func users(reader *Transport, of transfer.Peer) int {
 	return reader.peers[of].users
 }
 
-// A read that was given up lands where nobody looks. Its memory is not used before, and is used after.
+// The bytes of a cancelled read arrive in memory that no caller sees. That memory is not used before, and is used after.
 func TestQuarantine(t *testing.T) {
 	const size = 3*slotSize + 5
 	reader, owner, from, mem := fakePair(t, size, TransportConfig{})
@@ -98,7 +98,7 @@ func TestQuarantine(t *testing.T) {
 		t.Error("memory is free that a transfer may write to")
 	}
 	if n := len(reader.bounce.inUse); n != 0 {
-		t.Errorf("%d slots are in use by nobody", n)
+		t.Errorf("%d slots are in use without a caller", n)
 	}
 
 	command(t) // now it lands

@@ -67,10 +67,10 @@ func (t *Transport) freer(mem []byte) func() error {
 	}
 }
 
-// Register implements transfer.Transport. The memory must lie off the Go heap, such as that of Alloc, and has to stay mapped
-// until Close has returned without an error. Whoever holds the metadata can also write to it: NIXL knows no reading alone.
-// Errors: transfer.ErrInvalid for no bytes, and for memory that overlaps what is registered; ErrNotSupported; ErrClosed; a
-// *CallError; context.DeadlineExceeded if the library hangs.
+// Register implements transfer.Transport. The memory must lie outside the Go heap, such as that of Alloc, and has to stay
+// mapped until Close has returned without an error. Every holder of the metadata can also write to it: NIXL has no read-only
+// access. Errors: transfer.ErrInvalid for no bytes, and for memory that overlaps a registered region; ErrNotSupported;
+// ErrClosed; a *CallError; context.DeadlineExceeded if the library hangs.
 func (t *Transport) Register(mem []byte) (transfer.Region, error) {
 	r, err := t.register(mem)
 	if err != nil {
@@ -200,7 +200,7 @@ func (rs *regions) close() {
 // ID implements transfer.Region.
 func (r *region) ID() uint32 { return r.id }
 
-// Write implements transfer.Region, but for one thing: nobody can keep a peer of NIXL from reading at the same time.
+// Write implements transfer.Region with one difference: it cannot exclude reads by NIXL peers at the same time.
 func (r *region) Write(offset uint64, p []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -214,8 +214,8 @@ func (r *region) Write(offset uint64, p []byte) error {
 	return nil
 }
 
-// Close takes the region out of the metadata that is exported from now on. It revokes nothing: over TCP and shared memory a
-// peer that has loaded earlier metadata can read on, and nobody can tell. So the memory has to stay mapped until the
+// Close removes the region from the metadata that is exported from now on. It revokes nothing: over TCP and shared memory a
+// peer with earlier metadata can continue to read, which cannot be detected. So the memory has to stay mapped until the
 // transport's Close.
 func (r *region) Close() error {
 	if !r.owner.memory.remove(r.id, r.where) {

@@ -22,7 +22,7 @@ import (
 //   - A peer is asked nothing, so its new life shows only once its new metadata is loaded. Until then it is ErrGone. What is
 //     under way then, and metadata of a life that is known to be over, is ErrRestarted.
 //   - A peer that was lost stays ErrGone until it is loaded again.
-//   - A region that is closed can still be read by who knew it before, and Region.Write excludes nobody.
+//   - Peers with earlier metadata can still read a closed region, and Region.Write does not exclude reads.
 //   - Peers can also write to registered memory, and to the memory that reads go through. Trust them.
 //
 // Metadata of another program's agent can be loaded as well: it takes notifications, and Read from it is ErrNotSupported.

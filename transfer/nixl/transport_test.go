@@ -260,7 +260,7 @@ func TestPeerDiesAmidRead(t *testing.T) {
 	}
 }
 
-// A peer that lives again amid a read, before anybody noticed that it was gone: what is under way fails, what comes works.
+// A peer that restarts during a read, before its end was noticed: running reads fail, later ones succeed.
 func TestPeerRestartsAmidRead(t *testing.T) {
 	library := realLibrary(t)
 	const size = 8 << 20

@@ -48,7 +48,7 @@ n: an engine of several pods is not served
 node-rank: an engine of several pods is not served
 r: an engine of several pods is not served
 enable-prompt-tokens-details: the chart sets it
-no-enable-prompt-tokens-details: without it nobody knows what was cached
+no-enable-prompt-tokens-details: without the details, cached tokens are not reported
 shutdown-timeout: set drainSeconds
 api-key: it would be readable in the pod, so put it into the Secret that engine.apiKeySecret names
 ssl-keyfile: set tls.prefill.secret
@@ -240,7 +240,7 @@ USER: it is the user of engine.runAsUser
 {{- end -}}
 
 
-{{/* A variable given twice is refused by the API server, or the last one wins; either way nobody sees it here. */}}
+{{/* A variable given twice is refused by the API server, or the last one wins; both are hard to notice. */}}
 {{- define "tandem.check.environment" -}}
 {{- $made := include "tandem.made.variables" . | fromYaml -}}
 {{- $shared := list "VLLM_ATTENTION_BACKEND" "VLLM_KV_CACHE_LAYOUT" "VLLM_SSM_CONV_STATE_LAYOUT"
