@@ -46,7 +46,7 @@ type Spec struct {
 // NewEndpoint makes an endpoint with nothing in flight. metrics "" means its own address.
 func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, labels map[string]string) *Endpoint {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // a value nobody knows serves no stage
+	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
 		Labels: labels, signals: labelValues(labels), inFlight: new(inFlightWord)}
 	if e.Metrics == "" {
@@ -84,7 +84,7 @@ const (
 	maxTokens = 1 << 24 // of one charge: 2^16 requests of that size fit
 )
 
-// pack gives the word of one charge, capped so that it never reaches into the count of requests.
+// pack returns the word of one charge, capped so that it never reaches into the count of requests.
 func (f InFlight) pack() uint64 {
 	return InFlight{Requests: f.Requests, Tokens: max(0, min(f.Tokens, maxTokens))}.word()
 }

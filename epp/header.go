@@ -28,7 +28,7 @@ const (
 	NamespaceSubset = "envoy.lb.subset_hint"
 )
 
-// SplitList splits comma lists and leaves out what is blank.
+// SplitList splits comma-separated lists and leaves out blank items.
 func SplitList(lists ...string) []string {
 	var all []string
 	for _, list := range lists {

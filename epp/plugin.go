@@ -46,8 +46,8 @@ type Filter interface {
 	Filter(r *Round, c []Candidate) []Candidate
 }
 
-// Detector tells how full endpoints are. In a profile it is a Filter, which may leave none: then the stage is full, where
-// other filters that leave none only say that nobody fits.
+// Detector tells how full endpoints are. In a profile it is a Filter, which may leave none: then the stage is full, while
+// other filters that leave none only say that no candidate fits.
 type Detector interface {
 	Filter
 	// Saturation rates the endpoints of one stage together: 1 and more = full, also if there are none.
@@ -61,15 +61,15 @@ type Scorer interface {
 }
 
 // Picker orders candidates by their totals, the weighted sums of all scorers. It appends the indices of the chosen ones
-// to dst, best first, as many as n or all there are. Equal ones are chosen among by r.Rand.
+// to dst, best first, as many as n or all there are. Ties are broken by r.Rand.
 type Picker interface {
 	Pick(r *Round, totals []float64, n int, dst []int) []int
 	// Endpoints is how many the picker was configured to choose: the stage may want more.
 	Endpoints() int
 }
 
-// Drawer is a Picker that draws lots also between candidates whose totals differ. Explanations go by it: of others they say
-// that the totals decided.
+// Drawer is a Picker that draws lots also between candidates whose totals differ. Explanations say so; of other pickers they
+// say that the totals decided.
 type Drawer interface {
 	Picker
 	Draws()
@@ -122,7 +122,7 @@ type NamedScorer struct {
 	Scorer
 }
 
-// Report tells one problem of a configuration: the path of the field, and what is wrong.
+// Report reports one problem of a configuration: the path of the field, and the error.
 type Report func(field, format string, args ...any)
 
 // Plugin is the parameters of one plugin: a pointer to a struct that holds the defaults, whose fields (tag yaml) are
@@ -137,17 +137,17 @@ type Plugin interface {
 
 // Referrer is a Plugin whose parameters name other plugins.
 type Referrer interface {
-	// References gives the names by the yaml path of the parameter. They are built before.
+	// References returns the names by the yaml path of the parameter. These plugins are built before.
 	References() map[string]string
 }
 
-// Builder is what a plugin may use while it is built.
+// Builder holds what a plugin may use while it is built.
 type Builder struct {
 	Name string // the plugin's name in the configuration
 	Log  *slog.Logger
-	// Instance gives another plugin's instance by the name that References gave.
+	// Instance returns another plugin's instance by the name that References returned.
 	Instance func(name string) (instance any, ok bool)
-	// Keep holds what shall outlive a reload of the configuration.
+	// Keep holds the state that outlives a reload of the configuration.
 	Keep *Keep
 }
 

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Policy is what a pool's operators say of requests: how urgent they are, and which model answers them. It does not change
-// once made, so that any number of goroutines may ask it. A nil Policy knows nothing.
+// Policy says how urgent requests are, and which model answers them. A pool's operators write it. It does not change once it
+// is made, so any number of goroutines may ask it. A nil Policy knows nothing.
 type Policy struct {
 	priorities map[string]int
 	exact      map[string]choice // by the model asked for
 	every      choice            // of all other models
 }
 
-// choice is the rule that counts for a model, and the rewrite that holds it. The zero value is none.
+// choice is the rule that applies to a model, and the rewrite that it belongs to. The zero value is no rule.
 type choice struct {
 	rewrite string
 	targets []RewriteTarget
@@ -68,7 +68,7 @@ func NewPolicy(objectives []Objective, rewrites []Rewrite) *Policy {
 	return p
 }
 
-// add puts a rule behind those there are.
+// add appends a rule: earlier rules for the same model come first.
 func (p *Policy) add(rewrite string, rule *RewriteRule) {
 	c := choice{rewrite: rewrite}
 	for _, t := range rule.Targets {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// WatchInterval is how often WatchFile looks. A look at an unchanged file is one stat.
+// WatchInterval is how often WatchFile checks its file. Checking an unchanged file costs one stat.
 const WatchInterval = 500 * time.Millisecond
 
-// patience is how many looks in a row WatchFile waits for a file to stay the same: 10 s. Nobody writes one file for so long;
-// a file that is replaced all the time would otherwise never be read again.
+// patience is for how many checks in a row WatchFile waits for a file to stay the same: 10 s. No program takes that long to
+// write one file; without a bound, a file that is replaced all the time would never be read again.
 const patience = 20
 
 // ReadFile reads a file of at most limit bytes.
@@ -31,16 +31,16 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 }
 
 // WatchFile calls changed with the content of a file when it is no longer last, and with the error when it cannot be read
-// any more, once each; it returns when ctx ends. It looks at the file by name every WatchInterval instead of asking the
-// kernel for events: that sees renames, swapped symbolic links of a Kubernetes volume and network file systems alike.
-// A file is passed on only when two looks in a row found the same, since writers that do not rename are seen half done, or
-// when it has not kept still for 10 s.
+// any more, once each; it returns when ctx ends. It checks the file by name every WatchInterval instead of asking the
+// kernel for events: that notices renames, swapped symbolic links of a Kubernetes volume and changes on network file systems
+// alike. A file is passed on when two checks in a row found the same, because a writer that does not rename is seen half
+// done, or when it has kept changing for 10 s.
 func WatchFile(ctx context.Context, path string, limit int64, last []byte, changed func(data []byte, err error)) {
 	tick := time.NewTicker(WatchInterval)
 	defer tick.Stop()
 	var seen os.FileInfo
 	var failed bool
-	var settling int // looks since the file kept still
+	var settling int // checks since the file was last found unchanged
 	for {
 		select {
 		case <-ctx.Done():

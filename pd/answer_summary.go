@@ -9,7 +9,7 @@ import (
 // End says how an answer ended.
 type End uint8
 
-// The ends. Aborted is the zero value: an answer that nobody closed was aborted.
+// The ends. Aborted is the zero value: an answer whose end was not reported was aborted.
 const (
 	EndAborted End = iota // the client left, or the process died
 	EndDone               // whole
@@ -65,7 +65,7 @@ func (o *AnswerSummary) set(name, v string) error {
 	return nil
 }
 
-// String prints the outcome as ParseAnswerSummary reads it.
+// String prints the summary as ParseAnswerSummary reads it.
 func (o AnswerSummary) String() string {
 	b := append(make([]byte, 0, 64), o.End.String()...)
 	for _, c := range [...]struct {

@@ -2,8 +2,8 @@ package pd
 
 import "sync"
 
-// What a FallbackBudget has where nobody says otherwise: of all requests, the share that may be prefilled locally although it should
-// not, and how many such requests at once.
+// The defaults of a FallbackBudget: the share of all requests that may be prefilled locally although they should not, and how
+// many such requests at once.
 const (
 	FallbackRatio = 0.1
 	FallbackBurst = 20
@@ -31,7 +31,7 @@ func (b *FallbackBudget) Earn() {
 	b.mu.Unlock()
 }
 
-// rounding is what ten tenths added up lack of one.
+// rounding is how much less than one ten tenths add up to.
 const rounding = 1e-9
 
 // Has reports whether there is a token.

@@ -4,7 +4,7 @@ import "strings"
 
 // Header names, in the lower case HTTP/2 and Envoy use. net/http canonicalises on use.
 const (
-	// HeaderMode is the client's word on local or remote prefill: see Mode.
+	// HeaderMode is the client's choice of local or remote prefill: see Mode.
 	HeaderMode = "x-tandem-pd"
 	// HeaderPrefill carries the prefill candidates, host:port[,host:port…], best first; absent means local. llm-d's name.
 	HeaderPrefill = "x-prefiller-host-port"
@@ -30,7 +30,7 @@ const (
 )
 
 // internalPrefixes are the header families that only Tandem's own parts and foreign pickers may set. No engine has a use
-// for them, and a client that sets one tries to steer what is not its business.
+// for them, and a client that sets one tries to change what is not its to decide.
 var internalPrefixes = []string{
 	"x-tandem-", "x-prefiller-", "x-encoder-", "x-kv-cache-", "x-data-parallel-", "x-gateway-destination-",
 }

@@ -33,7 +33,7 @@ const stagePrefix = "stage-"
 // maxStageName is the longest name of a stage, bytes.
 const maxStageName = 16
 
-// planIDLen is the length of a plan's id in hex digits (64 bits: no collision among what is in flight in one pool).
+// planIDLen is the length of a plan's id in hex digits (64 bits: no collision among the requests in flight in one pool).
 const planIDLen = 16
 
 // ParsePlan reads HeaderPlan. Every member but report and the stages is required, each once; unknown members and reasons

@@ -41,7 +41,7 @@ const (
 	ShortPrompt    Reason = "short-prompt"    // the prompt is under the minimum length, no cache was looked at
 	Bypassed       Reason = "bypassed"        // the client said so
 	NotSplittable  Reason = "not-splittable"  // the request cannot be handed from one engine to another
-	NoPrefill      Reason = "no-prefill"      // no prefill pod was to be had
+	NoPrefill      Reason = "no-prefill"      // no prefill pod was available
 	PrefillFailed  Reason = "prefill-failed"  // every prefill candidate failed
 	HandoffInvalid Reason = "handoff-invalid" // prefill answered without a hand-off that is safe to use
 	HandoffLate    Reason = "handoff-late"    // the hand-off was too old to be trusted when decode was to be asked
@@ -61,7 +61,7 @@ const (
 	NoEndpoint    Reason = "no-endpoint"
 	Saturated     Reason = "saturated"
 	Budget        Reason = "budget"
-	Busy          Reason = "busy" // as many bytes are held as may be
+	Busy          Reason = "busy" // buffered bodies have reached their limit
 	Draining      Reason = "draining"
 	Deadline      Reason = "deadline"
 	InternalError Reason = "internal"

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Refusal is the one error with meaning on the wire: for picker, sidecar and gateway alike. It becomes a JSON error in the
+// Refusal is the error that picker, sidecar and gateway send to clients. It becomes a JSON error in the
 // shape of the API that was called, and a Result with verdict Refused.
 type Refusal struct {
 	Reason  Reason
-	Message string        // for the caller: what is wrong and what to do; never a prompt's text, never an address
+	Message string        // for the caller: the error and what to do; never a prompt's text, never an address
 	After   time.Duration // overrides the table's Retry-After where it is known better; 0 = the table's
 	Cause   error         // for logs and spans only
 }
@@ -68,7 +68,7 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s: %s", r.Reason, r.Message)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (r *Refusal) Unwrap() error { return r.Cause }
 
 func (r *Refusal) row() int {

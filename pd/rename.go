@@ -11,15 +11,14 @@ import (
 //
 //	<client's name>;answers=<engine's name>
 //
-// Names of models are any text, so they are percent-encoded: all but letters, digits and what names of models usually have
-// between them, -._~/:@+ and no more.
+// A model's name can be any text, so it is percent-encoded, except for letters, digits and the characters -._~/:@+.
 type Rename struct {
 	Asked   string // by the client, and in the answer it gets
 	Answers string // the model that the engine was asked for instead
 }
 
-// maxName bounds a name in HeaderModel (bytes, decoded): three times what the picker takes from a client, since what is no
-// UTF-8 there becomes U+FFFD.
+// maxName bounds a name in HeaderModel (bytes, decoded): three times what the picker takes from a client, since bytes
+// that are not UTF-8 become U+FFFD there.
 const maxName = 3 << 10
 
 // ParseRename reads HeaderModel.

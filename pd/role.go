@@ -48,7 +48,7 @@ func ParseRole(value string) (role Role, ok bool) {
 // Has reports whether r serves every stage of want.
 func (r Role) Has(want Role) bool { return want != 0 && r&want == want }
 
-// String gives the label value of r, or "none" if r serves no stage.
+// String returns the label value of r, or "none" if r serves no stage.
 func (r Role) String() string {
 	for _, known := range roles {
 		if known.role == r {
@@ -58,7 +58,7 @@ func (r Role) String() string {
 	return "none"
 }
 
-// RoleValues lists the accepted values of RoleLabel, for messages that must say what is possible.
+// RoleValues lists the accepted values of RoleLabel, for error messages.
 func RoleValues() string {
 	values := make([]string, len(roles))
 	for i, r := range roles {

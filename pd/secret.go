@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// Secrets are what a picker and the sidecars of its pool share, the newest first. The picker sends the first, sidecars take
-// each: so a secret is changed without an outage by writing the new one before the old, and dropping the old one when all
-// have read the file again.
+// Secrets are shared by a picker and the sidecars of its pool, the newest first. The picker sends the first one, sidecars
+// accept each. To change a secret without an outage, write the new one before the old one, and drop the old one when all
+// components have read the file again.
 type Secrets []string
 
 const (
-	// MaxSecrets is how many secrets may be valid at once: more than one is for a change under way.
+	// MaxSecrets is how many secrets may be valid at once: there is more than one only during a change.
 	MaxSecrets = 8
 	// maxSecretLength is in bytes. Secrets travel in a header of each request.
 	maxSecretLength = 1024
 )
 
-// ParseSecrets reads a file of secrets, one a line. Blank lines do not count. The error never tells a secret.
+// ParseSecrets reads a file of secrets, one a line. Blank lines do not count. The error never contains a secret.
 func ParseSecrets(text []byte) (Secrets, error) {
 	var secrets Secrets
 	for line := range strings.SplitSeq(string(text), "\n") {

@@ -28,7 +28,7 @@ func (t Target) Addr() (netip.AddrPort, bool) {
 const MaxTargets = 16
 
 // ParseTargets reads HeaderPrefill: one or several lines, each a comma list of host:port, best first. Duplicates are
-// kept: whoever sends them means to try twice. The grammar is strict, because this is where a request is aimed at a
+// kept: a picker that sends them wants to try twice. The grammar is strict, because this is where a request is aimed at a
 // machine: no scheme, no user, no blanks inside, no zone, no port 0, IPv6 in brackets only.
 func ParseTargets(values []string) ([]Target, error) {
 	var targets []Target

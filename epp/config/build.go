@@ -21,7 +21,7 @@ type Built struct {
 	Detector  epp.Detector      // nil: nothing is refused for being less urgent
 	Charge    epp.Charge
 	Discovery any        // what dataLayer.discovery names; nil if it names nothing
-	Sources   []Source   // what is read about endpoints
+	Sources   []Source   // where the state of endpoints is read
 	Instances []Instance // all plugins, each after those it refers to
 
 	builder *builder

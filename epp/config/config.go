@@ -6,9 +6,9 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Config is a configuration that was read, completed by defaults, and found to be sound. It does not change.
+// Config is a configuration that was read, completed by defaults, and checked. It does not change.
 type Config struct {
-	// Warnings tell what works otherwise than the author of the file may think: names that got old, and what llm-d does
+	// Warnings say what works differently from what the author of the file may expect: outdated names, and what llm-d does
 	// and this picker does not.
 	Warnings []string
 
@@ -17,7 +17,7 @@ type Config struct {
 	injectDefaults bool
 	sources        []source
 	discovery      *plugin // nil: none
-	detector       *plugin // that tells when the pool is full; nil: none
+	detector       *plugin // says when the pool is full; nil: none
 }
 
 func (c *Config) profileNames() []string {
@@ -59,14 +59,14 @@ type entry struct {
 	scores bool // else the weight means nothing
 }
 
-// source is where something is read about endpoints, and what is made of it.
+// source is where the state of endpoints is read, and by which extractors.
 type source struct {
 	*plugin
 	extractors []*plugin
 }
 
 // Parse reads an EndpointPickerConfig, YAML or JSON, whose plugins are of the table's types. Its error is Problems: all
-// that is wrong at once.
+// of them at once.
 //
 // To know what plugins can be used for, it builds each of them for a moment. So a configuration that Parse accepts can be
 // built, unless what lies outside it, such as a certificate, has changed in between.
@@ -79,7 +79,7 @@ func Parse(data []byte, table []epp.Row) (*Config, error) {
 		return nil, err
 	}
 	r := newReader(table)
-	defer r.trial.close() // that something cannot be closed shows when it was in use
+	defer r.trial.close() // errors of closing matter only for plugins that were in use
 	r.decode(root, "", reflect.ValueOf(&r.doc).Elem())
 	r.readHeader()
 	r.readPlugins()

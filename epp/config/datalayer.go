@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// readDataLayer reads where endpoints come from and what is read about them.
+// readDataLayer reads where endpoints, and their state, come from.
 func (r *reader) readDataLayer() {
 	layer := &r.doc.DataLayer
 	r.cfg.injectDefaults = layer.InjectDefaults == nil || *layer.InjectDefaults
@@ -56,7 +56,7 @@ func (r *reader) readSource(spec *sourceSpec, path string) {
 	}
 }
 
-// findLayer looks up a plugin of the data layer. It gives nil, and tells why, if there is none of this kind.
+// findLayer looks up a plugin of the data layer. It returns nil, and reports why, if there is none of this kind.
 func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 	to, ok := r.find(path, name)
 	switch {
@@ -75,8 +75,7 @@ func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 	return nil
 }
 
-// addMetrics sees to it that the engines' metrics are read: by the source and the extractor of the file, else by ones that
-// are added.
+// addMetrics makes sure that the engines' metrics are read: by the source and the extractor of the file, else by added ones.
 func (r *reader) addMetrics() {
 	if len(r.cfg.sources) == 0 {
 		if from := r.firstOrAdd(typeMetrics, "dataLayer.injectDefaults"); from != nil {
@@ -92,7 +91,7 @@ func (r *reader) addMetrics() {
 	}
 }
 
-// firstOrAdd gives the first plugin of a type in the order of the file, or one that is added, and why.
+// firstOrAdd returns the first plugin of a type in the order of the file, or adds one; why explains that.
 func (r *reader) firstOrAdd(typeName, why string) *plugin {
 	p := r.firstOf(typeName)
 	if p == nil {

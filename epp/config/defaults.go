@@ -24,8 +24,8 @@ const (
 	typeDetector      = "utilization-detector"
 )
 
-// producers are the types that others read from. One is added, with its default parameters, to a configuration that has a
-// reader and nothing that is read. llm-d works that out from what its plugins declare; this is the outcome.
+// producers are the types that others read from. A configuration that has a reader and no such producer gets one with its default
+// parameters. llm-d derives that from what its plugins declare; this table is the result.
 var producers = []struct {
 	producer string
 	is       func(instance any) bool // whether a plugin does as well
@@ -48,7 +48,7 @@ func isProducer(typeName string) bool {
 
 func (r *reader) addProducers() {
 	for _, rule := range producers {
-		if r.first(rule.is) != nil || r.doubtful() { // the plugin in trouble may be the producer
+		if r.first(rule.is) != nil || r.doubtful() { // the plugin that could not be built may be the producer
 			continue
 		}
 		for _, p := range r.cfg.plugins {
@@ -80,7 +80,7 @@ func (r *reader) firstOf(typeName string) *plugin {
 	return nil
 }
 
-// add adds a plugin with default parameters, under the name of its type unless that is taken. It gives nil if the table
+// add adds a plugin with default parameters, under the name of its type unless that is taken. It returns nil if the table
 // has no such type.
 func (r *reader) add(typeName, why string) *plugin {
 	t, ok := r.types[typeName]

@@ -15,7 +15,7 @@ const (
 	kind       = "EndpointPickerConfig"
 )
 
-// otherVersions are the API versions that are read as well, with what there is to say about them.
+// otherVersions are the API versions that are read as well, with the warning for each.
 var otherVersions = map[string]string{
 	"inference.networking.x-k8s.io/v1alpha1": "is the old name of " + apiVersion,
 	"llm-d.ai/v1":                            "is read as " + apiVersion,
@@ -60,13 +60,13 @@ type entrySpec struct {
 	Weight    *float64 `yaml:"weight"` // of a scorer; default 1
 }
 
-// dataLayerSpec says where endpoints and what is known of them come from.
+// dataLayerSpec says where endpoints, and their state, come from.
 type dataLayerSpec struct {
 	InjectDefaults *bool         `yaml:"injectDefaults"` // default true
 	Sources        []sourceSpec  `yaml:"sources"`
 	Discovery      discoverySpec `yaml:"discovery"`
 
-	// What several replicas of llm-d's picker tell each other.
+	// State that replicas of llm-d's picker exchange.
 	PeerDiscovery               *reference        `yaml:"peerDiscovery"`
 	CrossReplicaSyncerPluginRef string            `yaml:"crossReplicaSyncerPluginRef"`
 	CrossReplicaSyncInterval    *time.Duration    `yaml:"crossReplicaSyncInterval"`

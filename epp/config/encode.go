@@ -10,7 +10,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// YAML prints the configuration as it is used, defaults included. What was added says why. Parse gives the same of it.
+// YAML prints the configuration as it is used, defaults included. A comment beside each addition says why it is there. Parse reads it as the
+// same configuration.
 func (c *Config) YAML() []byte {
 	root := mapping(pair("apiVersion", text(apiVersion)), pair("kind", text(kind)))
 	add := func(key string, value *yaml.Node) { root.Content = append(root.Content, text(key), value) }
@@ -50,7 +51,7 @@ func (p *plugin) parameters(params epp.Plugin) *yaml.Node {
 	return n
 }
 
-// dropEmpty drops from a mapping what is empty and is so by default. It would say nothing, at length.
+// dropEmpty drops from a mapping the members that are empty by default: they say nothing.
 func dropEmpty(n, defaults *yaml.Node) {
 	byDefault := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(defaults.Content) && defaults.Kind == yaml.MappingNode; i += 2 {

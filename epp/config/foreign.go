@@ -2,8 +2,8 @@ package config
 
 import "slices"
 
-// What llm-d's configurations may name that is no plugin of ours. A name is accepted, with a warning, where leaving it
-// out changes nothing that was promised; the others are refused, and not as if they had been mistyped.
+// Foreign plugins are those that llm-d's configurations may name and that this picker does not have. A name is accepted, with
+// a warning, where leaving it out treats no request worse; the others are refused by name, not as mistyped.
 
 // role is what an accepted foreign plugin may be referenced as, with its article.
 type role string

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// readIgnored reads what has no effect here, and tells so.
+// readIgnored reads the fields that have no effect here, and warns of them.
 func (r *reader) readIgnored() {
 	for i, gate := range r.doc.FeatureGates {
 		r.readGate(fmt.Sprintf("featureGates[%d]", i), gate)

@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// describe says what a plugin is, for an error message.
+// describe names what a plugin is, for an error message.
 func describe(p *plugin, instance any) string {
 	switch instance.(type) {
 	case epp.Detector:
@@ -73,7 +73,7 @@ func dataLayerKind(p *plugin) layerKind {
 	return ""
 }
 
-// article gives the kind in words, with its article.
+// article is the kind in words, with its article.
 func (k layerKind) article() string {
 	switch k {
 	case kindDiscovery:

@@ -20,7 +20,7 @@ type Options struct {
 	Log   *slog.Logger
 	Keep  *epp.Keep
 	// Swap puts a configuration to use, in place of the one before. After it has returned without an error, the plugins of
-	// the one before are closed; what still runs on them must be able to bear that.
+	// the one before are closed; picks that still use them must be able to finish.
 	Swap    func(c *Config, b *Built) error
 	Metrics prometheus.Registerer // nil: none
 }
@@ -64,15 +64,15 @@ func Start(data []byte, opt Options) (*Live, error) {
 	return l, nil
 }
 
-// State gives the state. It may be called at any time.
+// State returns the state. It may be called at any time.
 func (l *Live) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state
 }
 
-// retryInterval is how often a file that could not be put to use is tried again: what is in its way may lie outside of it,
-// such as a certificate or an endpoints file that Kubernetes mounts a minute later.
+// retryInterval is how often a file that could not be put to use is tried again: the cause may lie outside of it, such as a
+// certificate or an endpoints file that Kubernetes mounts a minute later.
 const retryInterval = 5 * time.Second
 
 // Follow puts every change of the file to use, until ctx ends.
@@ -111,7 +111,7 @@ func (l *Live) changed(path string, data []byte, err error) {
 	switch {
 	case err != nil:
 		l.tell(path, resultUnreadable, fmt.Errorf("reading the configuration: %w", err))
-	case bytes.Equal(data, l.data): // it was broken, and is now again what is in use
+	case bytes.Equal(data, l.data): // it was broken, and is now the configuration in use again
 		l.tell(path, resultOK, nil)
 	default:
 		l.pending = data
@@ -126,7 +126,7 @@ func (l *Live) retry(path string) {
 	}
 }
 
-// try puts the pending file to use. told is what was in its way before, and needs no telling again.
+// try puts the pending file to use. told is the error of the try before, which is not reported again.
 func (l *Live) try(path string, told error) {
 	err := l.use(l.pending)
 	switch {
@@ -138,7 +138,7 @@ func (l *Live) try(path string, told error) {
 	}
 }
 
-// tell says what became of a change of the file.
+// tell reports the result of a change of the file.
 func (l *Live) tell(path, result string, err error) {
 	l.metrics.count(result)
 	l.setErr(err)

@@ -9,7 +9,7 @@ const (
 	resultUnreadable = "unreadable" // the file could not be read
 )
 
-// metrics are this room's metrics.
+// metrics are the metrics of reloads.
 type metrics struct {
 	reloads *prometheus.CounterVec
 	success prometheus.Gauge

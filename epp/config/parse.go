@@ -21,8 +21,8 @@ const (
 	maxDepth = 64
 )
 
-// parseTree reads the one YAML document, or JSON, that data holds, which is a mapping. In what it gives no aliases are left.
-// Its error is Problems.
+// parseTree reads the one YAML document, or JSON, that data holds, which is a mapping. Aliases are replaced by what they stand for. Its error
+// is Problems.
 func parseTree(data []byte) (*yaml.Node, error) {
 	if len(data) > MaxSize {
 		return nil, problemAt(0, "the configuration is larger than %d bytes", MaxSize)

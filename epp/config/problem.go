@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong with a configuration.
+// Problem is one error of a configuration.
 type Problem struct {
 	Line    int    // in the file, from 1; 0 = nowhere in particular
 	Field   string // path such as plugins[2].parameters.nonCachedTokens; "" = the whole file
@@ -40,7 +40,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxProblems bounds what a file can make us say.
+// maxProblems bounds how much a file can make us print.
 const maxProblems = 100
 
 // findings collects problems and warnings while a file is read.
@@ -56,7 +56,7 @@ func newFindings() *findings {
 	return &findings{lines: map[string]int{}, reported: map[string]bool{}}
 }
 
-// problem reports what is wrong with a field.
+// problem reports an error of a field.
 func (f *findings) problem(field, format string, args ...any) {
 	switch {
 	case f.reported[field]:
@@ -69,7 +69,7 @@ func (f *findings) problem(field, format string, args ...any) {
 	f.problems = append(f.problems, Problem{f.line(field), field, fmt.Sprintf(format, args...)})
 }
 
-// full reports whether no more problems are told.
+// full reports whether no more problems are reported.
 func (f *findings) full() bool { return len(f.problems) >= maxProblems }
 
 // missing reports a field that is not there, unless something else is wrong beside it: then it may be the field that was
@@ -85,7 +85,7 @@ func (f *findings) missing(field, format string, args ...any) {
 	f.problem(field, format, args...)
 }
 
-// warn tells about something that works otherwise than its author may think.
+// warn reports something that works differently from what its author may expect.
 func (f *findings) warn(field, format string, args ...any) {
 	if len(f.warnings) < maxProblems {
 		f.warnings = append(f.warnings, Problem{f.line(field), field, fmt.Sprintf(format, args...)})
@@ -121,7 +121,7 @@ func (f *findings) err() error {
 	return f.problems
 }
 
-// nearest gives the end of a sentence about an unknown name: up to three of the candidates that may have been meant.
+// nearest returns the end of a sentence about an unknown name: up to three of the candidates that may have been meant.
 func (f *findings) nearest(name string, candidates []string) string {
 	const most, longest, enough = 3, 64, 500 // a longer name is no typing error, more candidates take too long
 	if len(name) > longest || f.full() {

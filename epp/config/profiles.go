@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// readProfiles reads the scheduling profiles, or makes the one there is without any: all filters, scorers and pickers in
-// the order of the file. llm-d's order changes from start to start.
+// readProfiles reads the scheduling profiles. Without any it makes one of all filters, scorers and pickers in the order of
+// the file; in llm-d, that order changes from start to start.
 func (r *reader) readProfiles() {
 	if len(r.doc.SchedulingProfiles) == 0 {
 		p := profile{name: "default"}
@@ -77,7 +77,7 @@ func (r *reader) readEntry(p *profile, spec *entrySpec, path string) {
 // finishProfile checks that a profile has one picker, or gives it one: the first of the file, else one that is added.
 func (r *reader) finishProfile(p profile) {
 	var picker *plugin
-	doubtful := false // a plugin in trouble may be the picker
+	doubtful := false // a plugin that could not be built may be the picker
 	for i, e := range p.entries {
 		r.used[e.plugin] = true
 		switch instance, ok := r.trial.instance(e.plugin); {
@@ -121,7 +121,7 @@ func (r *reader) checkHandler() {
 		r.problem(h.path, "%s is a second profile handler; %s is one already", quote(h.name), quote(handlers[0].name))
 	}
 	names := r.cfg.profileNames()
-	if slices.Contains(names, "") { // it has been told
+	if slices.Contains(names, "") { // it has been reported
 		return
 	}
 	instance, _ := r.trial.instance(handlers[0])
@@ -130,10 +130,10 @@ func (r *reader) checkHandler() {
 	}
 }
 
-// addHandler adds the profile handler that a single profile needs. For several, only their author knows.
+// addHandler adds the profile handler that a single profile needs. For several profiles there is no default.
 func (r *reader) addHandler() {
 	switch profiles := len(r.cfg.profiles); {
-	case r.doubtful(): // the plugin in trouble may be the handler
+	case r.doubtful(): // the plugin that could not be built may be the handler
 	case profiles > 1:
 		r.problem("schedulingProfiles",
 			"%d profiles, and no handler says when each of them runs; add a disagg-profile-handler to plugins", profiles)
@@ -142,7 +142,7 @@ func (r *reader) addHandler() {
 	}
 }
 
-// doubtful reports whether there are plugins in trouble, of which nobody knows what they would have been.
+// doubtful reports whether there are plugins that could not be built: one of them may be the plugin that is looked for.
 func (r *reader) doubtful() bool {
 	for _, one := range r.names {
 		if _, ok := r.trial.instance(one.plugin); one.broken() || one.plugin != nil && !ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// reader makes a Config of a document, step by step.
+// reader turns a document into a Config, step by step.
 type reader struct {
 	*findings
 	decoder
@@ -31,7 +31,7 @@ type typeName struct {
 }
 
 // named is what a name of the file stands for: a plugin, or one that is accepted but has no effect. Neither: it is broken
-// in a way that was told already.
+// in a way that was reported already.
 type named struct {
 	path    string
 	plugin  *plugin
@@ -79,7 +79,7 @@ func (r *reader) readHeader() {
 	}
 }
 
-// readPlugins decodes the parameters of all plugins, checks whom they refer to, and builds them.
+// readPlugins decodes the parameters of all plugins, checks their references, and builds them.
 func (r *reader) readPlugins() {
 	for i, spec := range r.doc.Plugins {
 		path := fmt.Sprintf("plugins[%d]", i)
@@ -170,7 +170,7 @@ func (r *reader) checkReferences(p *plugin) {
 	}
 }
 
-// find looks up a reference to a plugin. Of one that leads nowhere it tells; others are further names that it may be.
+// find looks up a reference to a plugin. It reports one that leads nowhere; others are further names that it may be.
 func (r *reader) find(path, name string, others ...string) (to named, ok bool) {
 	if name == "" {
 		r.missing(path, "names no plugin")
@@ -198,7 +198,7 @@ func (r *reader) meant(name string, others []string) string {
 	return r.nearest(name, slices.Concat(slices.Sorted(maps.Keys(r.names)), others))
 }
 
-// failed tells that a plugin could not be built. An error that begins with the name of a reference is about that.
+// failed reports that a plugin could not be built. An error that begins with the name of a reference is about that.
 func (r *reader) failed(p *plugin, err error) {
 	path, text := p.path, oneLine(err)
 	if field, rest, ok := strings.Cut(text, ": "); ok {
@@ -212,7 +212,7 @@ func (r *reader) failed(p *plugin, err error) {
 // oneLine is the text of an error that may be several.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// warnUnused tells about plugins that nothing refers to, though only that would give them an effect.
+// warnUnused warns of plugins that have an effect only if something refers to them, and nothing does.
 func (r *reader) warnUnused() {
 	for _, p := range r.cfg.plugins {
 		if instance, ok := r.trial.instance(p); ok && !r.used[p] && (passive(instance) || dataLayerKind(p) != "") {
