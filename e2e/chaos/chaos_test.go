@@ -95,6 +95,10 @@ func killsSidecar(a chaosAction) bool {
 	return a.kind == chaosKill && strings.HasPrefix(a.target, "sidecar")
 }
 
+func killsPicker(a chaosAction) bool {
+	return a.kind == chaosKill && strings.HasPrefix(a.target, "epp")
+}
+
 func decodeBrokeOff(a chaosAction) bool {
 	return (a.kind == chaosKill || a.kind == chaosCut) && strings.HasPrefix(a.target, "decode")
 }
@@ -115,7 +119,7 @@ func (r *chaosReport) history(res chaosResult) string {
 // check fails the test for what no client, and no engine, may see.
 func (r *chaosReport) check(t *testing.T) {
 	t.Helper()
-	budget := 0
+	budget, picks := 0, 0
 	for _, res := range r.load.results {
 		ok := true
 		switch res.how {
@@ -125,6 +129,9 @@ func (r *chaosReport) check(t *testing.T) {
 			ok = r.during(res, killsSidecar)
 		case endBudget:
 			budget++
+		case endPick:
+			picks++
+			ok = r.during(res, killsPicker)
 		case endFailed, endWrong:
 			ok = false
 		}
@@ -135,6 +142,10 @@ func (r *chaosReport) check(t *testing.T) {
 	}
 	if most := len(r.load.results) / 50; budget > most {
 		t.Errorf("%d of %d requests were refused by the budget, more than %d", budget, len(r.load.results), most)
+	}
+	// A kill interrupts an answer once in 185 times (package epp/extproc): two in one run are a defect.
+	if picks > 1 {
+		t.Errorf("%d requests got no pick because a picker was killed, more than 1", picks)
 	}
 	if r.counts.stale != 0 || r.counts.foreign != 0 {
 		t.Errorf("%d stale and %d foreign reads", r.counts.stale, r.counts.foreign)
@@ -160,7 +171,7 @@ func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harne
 	row("seed", *chaosSeed)
 	row("time", took.Round(10*time.Millisecond))
 	row("requests", len(r.load.results))
-	for _, how := range []chaosEnd{endRight, endLeft, endEvent, endCut, endBudget, endFailed, endWrong} {
+	for _, how := range []chaosEnd{endRight, endLeft, endEvent, endCut, endBudget, endPick, endFailed, endWrong} {
 		n := 0
 		for _, res := range r.load.results {
 			if res.how == how {

@@ -113,6 +113,7 @@ const (
 	endEvent  chaosEnd = "event"  // a stream that ended with a well-formed error event
 	endCut    chaosEnd = "cut"    // a stream that broke off without one, or before its first byte had passed Envoy
 	endBudget chaosEnd = "budget" // 503, because too many requests would have been prefilled on decode
+	endPick   chaosEnd = "pick"   // 503 with Retry-After from Envoy, because the picker was killed in the middle of its answer
 	endFailed chaosEnd = "failed" // any other error
 	endWrong  chaosEnd = "wrong"  // tokens that an undisturbed engine does not give
 )
@@ -280,6 +281,8 @@ func judge(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
 		switch {
 		case later && got.Decision.Reason == pd.Budget:
 			return endBudget, ""
+		case later && !c.large && got.Decision == (pd.Result{}):
+			return endPick, got.Body
 		case c.Stream && got.Status == http.StatusBadGateway && got.Decision == (pd.Result{}):
 			// Envoy had the first bytes of the answer, and had sent none of them on: it asks no other endpoint then.
 			return endCut, got.Body

@@ -82,8 +82,8 @@ func memoryOf(t *testing.T, pid int, what string) int64 {
 	return 0
 }
 
-// CpuOf is the CPU time of a process, user and system. Linux counts it in hundredths of a second.
-func CpuOf(t *testing.T, pid int) time.Duration {
+// CPUOf is the CPU time of a process, user and system. Linux counts it in hundredths of a second.
+func CPUOf(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -49,7 +49,7 @@ func TestCluster(t *testing.T) {
 	t.Run("pods come and go", func(t *testing.T) { c.churn(t, epp) })
 	t.Run("the API server is away", func(t *testing.T) { c.outage(t, epp) })
 	t.Run("the pool is deleted and made again", func(t *testing.T) { c.withoutPool(t, epp) })
-	cpu, rss := harness.CpuOf(t, epp.PID()), harness.PeakOf(t, epp.PID())
+	cpu, rss := harness.CPUOf(t, epp.PID()), harness.PeakOf(t, epp.PID())
 	t.Logf("the picker in all: %v CPU, peak RSS %d MiB", cpu, rss)
 }
 
@@ -170,7 +170,7 @@ func (c *cluster) startPicker(t *testing.T) harness.Program {
 	what := stack.EPP(harness.BinDir, "--kubeconfig="+kubeconfig, "--pool-name=tandem", "--pool-namespace=default")
 	what.ReadyTimeout = harness.Patience
 	epp := harness.Start(t, what)
-	cpu, rss := harness.CpuOf(t, epp.PID()), harness.PeakOf(t, epp.PID())
+	cpu, rss := harness.CPUOf(t, epp.PID()), harness.PeakOf(t, epp.PID())
 	t.Logf("%d pods: the picker was ready after %v, with %v CPU and %d MiB", clusterPods, time.Since(began).Round(time.Millisecond),
 		cpu, rss)
 	c.asking, err = procclient.Dial(procclient.Options{Addresses: []string{epp.Addr("extproc")}})
@@ -252,9 +252,9 @@ func (c *cluster) untilPicked(ctx context.Context, addr string, want bool) error
 func (c *cluster) flicker(t *testing.T, epp harness.Program) {
 	ctx := harness.Within(t)
 	share := func(what func()) float64 {
-		began, before := time.Now(), harness.CpuOf(t, epp.PID())
+		began, before := time.Now(), harness.CPUOf(t, epp.PID())
 		what()
-		return (harness.CpuOf(t, epp.PID()) - before).Seconds() / time.Since(began).Seconds()
+		return (harness.CPUOf(t, epp.PID()) - before).Seconds() / time.Since(began).Seconds()
 	}
 	resting := share(func() {
 		rest := time.NewTimer(3 * time.Second)
@@ -291,7 +291,7 @@ func (c *cluster) churn(t *testing.T, epp harness.Program) {
 	var came, left []time.Duration
 	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience) // the API server is what computes
 	defer cancel()
-	began, before := time.Now(), harness.CpuOf(t, epp.PID())
+	began, before := time.Now(), harness.CPUOf(t, epp.PID())
 	c.inLanes(t, churnLanes, replacements, func(i int) {
 		number := i*2 + 1 // decode
 		addr := net.JoinHostPort(c.addrs[number], port)
@@ -318,7 +318,7 @@ func (c *cluster) churn(t *testing.T, epp harness.Program) {
 	t.Logf("%d replacements in %v (%.0f changes/s): made ready → candidate p50 %v p99 %v, deleted → none p50 %v p99 %v, "+
 		"API calls included; the picker took %.2f of a core, with all the asking, peak RSS %d MiB", replacements, took.Round(time.Millisecond),
 		float64(3*replacements)/took.Seconds(), harness.Quantile(came, 0.5), harness.Quantile(came, 0.99), harness.Quantile(left, 0.5), harness.Quantile(left, 0.99),
-		(harness.CpuOf(t, epp.PID())-before).Seconds()/took.Seconds(), rss)
+		(harness.CPUOf(t, epp.PID())-before).Seconds()/took.Seconds(), rss)
 	c.mustBe(t, epp)
 }
 
