@@ -114,8 +114,8 @@ func (e *Endpoint) recharge(old, charge InFlight) { e.inFlight.Add(charge.pack()
 type Load struct {
 	At          time.Time // when the page was read; zero = never
 	Unreachable bool      // the endpoint refused the last attempt to read its page; the other fields are of an earlier one
-	Signals     Values    // of every PageSignal that the page had
 	Sent        int       // requests of this picker that were in flight when the page was asked for
+	Signals     Values    // of every PageSignal that the page had
 	Cache       CacheInfo
 	LoRA        *LoRA // nil: the page names no adapters
 }

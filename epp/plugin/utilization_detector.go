@@ -69,11 +69,12 @@ type utilizationDetector struct {
 
 // load is how full an endpoint's last metrics say it is: 1 = at a threshold. What they do not say is 0.
 func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
-	if waiting, known := c.Value(epp.Waiting); known {
+	signals := &c.Load.Signals // all of them are from the page
+	if waiting, known := signals.Value(epp.Waiting); known {
 		threshold := d.queue
-		delayed, _ := c.Value(epp.Delayed)
+		delayed, _ := signals.Value(epp.Delayed)
 		waiting -= delayed
-		if running, known := c.Value(epp.Running); known {
+		if running, known := signals.Value(epp.Running); known {
 			threshold = max(threshold, d.perRunning*running)
 		}
 		if waiting >= threshold {
@@ -81,7 +82,7 @@ func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
 		}
 		queue = max(0, waiting/threshold)
 	}
-	if used, known := c.Value(epp.KVUsage); known && used > 0 {
+	if used, known := signals.Value(epp.KVUsage); known && used > 0 {
 		kv = used / d.kv
 	}
 	return queue, kv
