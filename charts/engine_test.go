@@ -128,7 +128,7 @@ func admitted(t *testing.T, policy networkingv1.NetworkPolicy, port int32) (comp
 			components = append(components, peer.PodSelector.MatchLabels["app.kubernetes.io/component"])
 		}
 		if len(rule.From) == 0 {
-			t.Errorf("port %d is open to everybody", port)
+			t.Errorf("port %d is open to all clients", port)
 		}
 	}
 	slices.Sort(components)

@@ -101,7 +101,7 @@ func (o *observed) post(t *testing.T, admin, fault string) {
 	}
 }
 
-// sendEverything makes each decision come about, and a hand-off be given back.
+// sendEverything sends requests that cause each decision, and one whose hand-off the sidecar releases.
 func (o *observed) sendEverything(t *testing.T) {
 	t.Helper()
 	o.rounds++
@@ -127,7 +127,7 @@ func (o *observed) sendEverything(t *testing.T) {
 	o.leaveAtDecode(t)
 }
 
-// leaveAtDecode has a client leave while decode has its hand-off, and waits until that has been given back.
+// leaveAtDecode has a client disconnect while the decode engine has its hand-off, and waits until the hand-off is released.
 func (o *observed) leaveAtDecode(t *testing.T) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())

@@ -47,7 +47,7 @@ func TestSubscription(t *testing.T) {
 	}
 }
 
-// A subscriber that never looks keeps nobody waiting, and neither does one that has gone.
+// A subscriber that never reads its changes does not delay the publisher, and neither does one that has closed.
 func TestSlowSubscriber(t *testing.T) {
 	var p epp.Publisher
 	slow, gone, quick := p.Subscribe(epp.LoadsChanged), p.Subscribe(epp.LoadsChanged), p.Subscribe(epp.LoadsChanged)

@@ -20,7 +20,7 @@ func TestNewEndpoint(t *testing.T) {
 		{"IPv6", "[2001:db8::1]:8000", "", "prefill", "[2001:db8::1]:8000", "[2001:db8::1]:8000", pd.RolePrefill},
 		{"IPv4 in IPv6", "[::ffff:10.0.0.1]:8000", "", "prefill-decode", "10.0.0.1:8000", "10.0.0.1:8000", pd.RolePrefill | pd.RoleDecode},
 		{"metrics elsewhere", "10.0.0.1:8000", "10.0.0.1:8200", "", "10.0.0.1:8000", "10.0.0.1:8200", pd.RoleDecode},
-		{"a role nobody knows", "10.0.0.1:8000", "", "chef", "10.0.0.1:8000", "10.0.0.1:8000", 0},
+		{"an unknown role", "10.0.0.1:8000", "", "chef", "10.0.0.1:8000", "10.0.0.1:8000", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			labels := map[string]string{"app": "vllm"}

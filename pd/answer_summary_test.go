@@ -26,7 +26,7 @@ func TestParseOutcome(t *testing.T) {
 	}
 }
 
-// What nobody closed was aborted: the zero value must say so.
+// TestZeroOutcomeIsAborted: an answer that no code path has ended was aborted, and the zero value must say so.
 func TestZeroOutcomeIsAborted(t *testing.T) {
 	var o pd.AnswerSummary
 	if o.End != pd.EndAborted || !strings.HasPrefix(o.String(), "aborted") {

@@ -113,7 +113,7 @@ func TestParseTargetsRefuses(t *testing.T) {
 	}
 }
 
-// The message goes to whoever sent the header, and into logs: it must not repeat what came.
+// TestParseTargetsRepeatsNothing: the message goes to the client and into logs, so it must not repeat the header's value.
 func TestParseTargetsRepeatsNothing(t *testing.T) {
 	if _, err := pd.ParseTargets([]string{"user:secret@a:80"}); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("got %v", err)

@@ -132,7 +132,7 @@ func (c *cluster) testInPlaceOfLLMD(t *testing.T) {
 				t.Errorf("picked %q and %q", decode, prefill)
 			}
 			if names := fmt.Sprint(s.endpoints(t)); strings.Contains(names, "stranger") {
-				t.Errorf("a pod of somebody else is an endpoint: %s", names)
+				t.Errorf("a pod outside the pool is an endpoint: %s", names)
 			}
 		})
 	}

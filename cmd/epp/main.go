@@ -87,7 +87,7 @@ type foreign struct {
 	_ struct{} `flag:"grpc-max-recv-msg-size" ignored:"follows --body-limit"`
 	_ struct{} `flag:"grpc-max-send-msg-size" ignored:"messages are small"`
 	_ struct{} `flag:"refresh-prometheus-metrics-interval" ignored:"metrics are computed when they are read"`
-	_ struct{} `flag:"plugin-state-staleness-threshold" ignored:"what a request holds is given back when its stream ends"`
+	_ struct{} `flag:"plugin-state-staleness-threshold" ignored:"the state of a request is freed when its stream ends"`
 	_ struct{} `flag:"fairness-id-metric-label-limit" ignored:"no metric names who asks"`
 	_ bool     `flag:"enable-grpc-stream-metrics" ignored:"they are always there"`
 	_ bool     `flag:"allow-experimental-plugins" ignored:"there are none"`

@@ -29,11 +29,11 @@ func TestAwaitCalm(t *testing.T) {
 		want time.Duration
 	}{
 		{"no request", func(*traffic, net.Conn) {}, idle},
-		{"nobody is connected", func(_ *traffic, conn net.Conn) { conn.Close() }, 0},
+		{"no client is connected", func(_ *traffic, conn net.Conn) { conn.Close() }, 0},
 		{"the last one leaves", func(_ *traffic, conn net.Conn) { <-time.After(time.Second); conn.Close(); conn.Close() }, time.Second},
 		{"one more request", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, pickMethod) }, idle + time.Second},
 		{"only health checks", func(t *traffic, _ net.Conn) { <-time.After(time.Second); begins(t, "/grpc.health.v1.Health/Watch") }, idle},
-		{"somebody asks for ever", func(t *traffic, _ net.Conn) {
+		{"a client never stops asking", func(t *traffic, _ net.Conn) {
 			for range 30 {
 				<-time.After(time.Second)
 				begins(t, pickMethod)

@@ -64,7 +64,7 @@ func (p *part) Build(b *epp.Builder) (any, error) {
 			return nil, fmt.Errorf("%s is not there", name)
 		}
 	}
-	if _, ok := b.Instance("of nobody"); ok {
+	if _, ok := b.Instance("undeclared"); ok {
 		return nil, errors.New("an instance that was not asked for")
 	}
 	if p.Fails {

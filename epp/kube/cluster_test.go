@@ -307,7 +307,7 @@ func (c *cluster) olderPolicy(t *testing.T) {
 	c.apply(t, "halfgranted", poolYAML)
 	p := follow(t, Options{Namespace: "halfgranted", Pool: "p", Config: config})
 	p.endpoints(t)
-	p.trouble(t) // the older group is not granted, and nobody misses it
+	p.trouble(t) // a group that the role does not grant is no trouble
 	p.sync(t)
 }
 

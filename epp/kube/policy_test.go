@@ -33,7 +33,7 @@ func TestPolicyOfUsersObjects(t *testing.T) {
 				}
 			}
 			if _, known := p.Priority("other"); known {
-				t.Error("an objective is known that nobody wrote")
+				t.Error("an objective is known that does not exist")
 			}
 			r := rand.New(rand.NewPCG(1, 2))
 			drawn := map[string]int{}

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// The values of onAllFull.
+// The values of the parameter onAllFull.
 const (
 	allFullKeep   = "keep"
 	allFullRefuse = "refuse"
@@ -19,15 +19,15 @@ func checkAllFull(report epp.Report, value string) {
 	}
 }
 
-// checkHeadroom sets no upper bound: only its author knows what lies above a threshold.
+// checkHeadroom sets no upper bound: the operator decides how far above the threshold an endpoint may go.
 func checkHeadroom(report epp.Report, value float64) {
 	if atLeast(report, "headroom", value, 0); math.IsInf(value, 1) {
 		report("headroom", "must be a number, got %v", value)
 	}
 }
 
-// sheds tells whether a request is of a kind that may be refused because its endpoints are full: one that makes an engine
-// work. Others, such as a look at the list of models, are answered as long as anybody answers.
+// sheds reports whether a full pool may refuse a request. Only requests that make an engine generate are refused: a list of
+// models costs nothing, so full endpoints serve it too.
 func sheds(r *epp.Request) bool { return r.API != pd.APIOther }
 
 // spare keeps the candidates with spare capacity. If there are none, it keeps all, or none if refuse is set.
@@ -43,7 +43,7 @@ func spare(c []epp.Candidate, refuse bool, hasCapacity func(*epp.Candidate) bool
 	return c
 }
 
-// mean is the mean of what rate gives for each candidate, 1 if there are none.
+// mean returns the mean of rate over the candidates, 1 if there are none.
 func mean(c []epp.Candidate, rate func(*epp.Candidate) float64) float64 {
 	if len(c) == 0 {
 		return 1

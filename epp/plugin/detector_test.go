@@ -57,7 +57,7 @@ func TestDetectors(t *testing.T) {
 		keeps                 string
 		full                  float64
 	}{
-		{"nobody", utilization, "", nil, "", 1},
+		{"no candidates", utilization, "", nil, "", 1},
 		{"idle", utilization, "", []epp.Candidate{loaded("a", 0, 0), loaded("b", 0, 9)}, "ab", 0},
 		{"queue", utilization, "", []epp.Candidate{loaded("a", 4, 9), loaded("b", 5, 9)}, "a", 0.9},
 		{"KV cache", utilization, "", []epp.Candidate{loaded("a", 0, 9, kv(0.4)), loaded("b", 0, 9, kv(0.8))}, "a", 0.75},
@@ -74,7 +74,7 @@ func TestDetectors(t *testing.T) {
 		{"stale", utilization, "", []epp.Candidate{loaded("a", 0, 9, aged(3*time.Second, 0.5)), loaded("b", 0, 9)}, "b", 0.5},
 		{"fresh enough by its own bound", utilization, "metricsStalenessThreshold: 5s", []epp.Candidate{loaded("a", 0, 9, aged(3*time.Second, 0.5))}, "a", 0},
 		{"never read", utilization, "", []epp.Candidate{loaded("a", 0, 0, unread), loaded("b", 0, 0)}, "b", 0.5},
-		{"nobody can be read", utilization, "onAllFull: refuse", []epp.Candidate{loaded("a", 0, 0, unread), loaded("b", 0, 0, unread)}, "ab", 1},
+		{"no endpoint can be read", utilization, "onAllFull: refuse", []epp.Candidate{loaded("a", 0, 0, unread), loaded("b", 0, 0, unread)}, "ab", 1},
 		{"full when last read", utilization, "onAllFull: refuse", []epp.Candidate{loaded("a", 9, 9, aged(5*time.Second, 0.25))}, "", 1},
 		{"full when last read, and empty now", utilization, "onAllFull: refuse", []epp.Candidate{loaded("a", 9, 9, aged(5*time.Second, 0.25), since(18, 0))}, "a", 1},
 		{"full when last read, long ago", utilization, "onAllFull: refuse", []epp.Candidate{loaded("a", 9, 9, aged(time.Hour, 0))}, "a", 1},
@@ -90,7 +90,7 @@ func TestDetectors(t *testing.T) {
 		{"both", concurrency, "concurrencyMode: hybrid", []epp.Candidate{loaded("a", 0, 0, flying(50, 250_000)), loaded("b", 0, 0, flying(1, 1_000_000))}, "a", 0.75},
 		{"all full", concurrency, "maxConcurrency: 1", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "", 1},
 		{"all full: kept by mode", concurrency, "{maxConcurrency: 1, onAllFull: keep}", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "a", 1},
-		{"nobody to count", concurrency, "", nil, "", 1},
+		{"no candidates", concurrency, "", nil, "", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, r := build[epp.Detector](t, c.typ, c.parameters), round(source(1))

@@ -76,7 +76,7 @@ func TestPrefixCacheAffinity(t *testing.T) {
 		pods             []pod
 		want             string
 	}{
-		{"nobody", always, nil, ""},
+		{"no candidates", always, nil, ""},
 		{"one, cold", always, []pod{{0, 0}}, "a"},
 		{"all cold", always, []pod{{0, 0}, {819, 0}}, "ab"},
 		{"warm from 0.80 on", always, []pod{{819, 0}, {820, 0}, {1024, 0}}, "bc"},
@@ -119,7 +119,7 @@ func TestPrefixCacheAffinityExplores(t *testing.T) {
 	}
 }
 
-// TestNoPromptNoAffinity: without a prompt everybody would have all of it.
+// TestNoPromptNoAffinity: a request without a prompt prefers no endpoint, though every cache holds "all" of an empty prompt.
 func TestNoPromptNoAffinity(t *testing.T) {
 	r := round(source(1))
 	r.Request = &epp.Request{}

@@ -26,7 +26,7 @@ func TestReferences(t *testing.T) {
 			for name, want := range map[string]string{
 				test.right: "",
 				"picker":   test.field + `: plugin "picker" is no ` + test.kind,
-				"nobody":   test.field + `: no plugin is named "nobody"`,
+				"unknown":  test.field + `: no plugin is named "unknown"`,
 			} {
 				parameters := test.field + ": " + name
 				if outer, inner, ok := strings.Cut(test.field, "."); ok {

@@ -18,7 +18,7 @@ type Extractor struct {
 	// EngineLabelKey is the label that names an endpoint's engine. Under the default key, endpoints that only have its older
 	// spelling, inference.networking.k8s.io/engine-type, are read by that.
 	EngineLabelKey string `yaml:"engineLabelKey"`
-	// DefaultEngine is the engine of endpoints without the label, or with an engine that nobody knows.
+	// DefaultEngine is the engine of endpoints without the label, or with an engine that this picker does not know.
 	DefaultEngine string `yaml:"defaultEngine"`
 	// EngineConfigs are further engines. vllm, sglang, trtllm-serve, triton-tensorrt-llm and triton are known; one of the
 	// same name takes its place as a whole.
@@ -119,7 +119,7 @@ func DefaultExtractor() Extractor {
 	return Extractor{EngineLabelKey: engineLabel, DefaultEngine: "vllm"}
 }
 
-// Problems reports what means nothing.
+// Problems reports parameters that are invalid.
 func (x *Extractor) Problems(report epp.Report) {
 	if x.EngineLabelKey == "" {
 		report("engineLabelKey", "must not be empty; the default is %s", engineLabel)
@@ -220,7 +220,7 @@ type programs struct {
 	usual  *program
 }
 
-// compile makes ready to read pages. The error tells all problems.
+// compile prepares the programs that read metrics pages. The error lists all problems.
 func (x *Extractor) compile() (*programs, error) {
 	var problems []string
 	x.Problems(func(field, format string, args ...any) {
@@ -237,7 +237,7 @@ func (x *Extractor) compile() (*programs, error) {
 	return all, nil
 }
 
-// of gives the program for an endpoint with these labels. ok is false if they name an engine that nobody knows.
+// of returns the program for an endpoint with these labels. ok is false if they name an engine without a configuration.
 func (p *programs) of(labels map[string]string) (prog *program, ok bool) {
 	name := labels[p.label]
 	if name == "" && p.label == engineLabel {

@@ -152,7 +152,7 @@ func TestOverride(t *testing.T) {
 	if err := x.Override("other", "a{", ""); err == nil || !reflect.DeepEqual(x.EngineConfigs, before) {
 		t.Errorf("a bad spec: got %v and %+v", err, x.EngineConfigs)
 	}
-	x.DefaultEngine = "nobody"
+	x.DefaultEngine = "unknown"
 	if err := x.Override("a", "", ""); err == nil {
 		t.Error("overriding an engine that is not there: no error")
 	}

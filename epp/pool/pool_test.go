@@ -246,8 +246,8 @@ func TestEndpointsComeAndGo(t *testing.T) {
 	})
 }
 
-// TestRelabeled: an engine whose labels change goes on being what it was. Nobody is told that it is gone, since its caches
-// are not; and it is read once at a time.
+// TestRelabeled: an endpoint whose labels change stays the same endpoint. Observers are not told that it left, since its
+// caches have not, and the pool reads its metrics page once at a time.
 func TestRelabeled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var gone observer
@@ -288,7 +288,7 @@ func TestRelabeled(t *testing.T) {
 func TestRelabeledUnderLoad(t *testing.T) {
 	discovery := make(fixed)
 	p := New(Options{})
-	if err := p.Configure(discovery, Source{}, Extractor{}); err != nil { // nobody answers at the addresses
+	if err := p.Configure(discovery, Source{}, Extractor{}); err != nil { // no engine listens at the addresses
 		t.Fatal(err)
 	}
 	start(t, p)
@@ -426,7 +426,7 @@ func TestReload(t *testing.T) {
 		}
 
 		bad := DefaultExtractor()
-		bad.DefaultEngine = "nobody"
+		bad.DefaultEngine = "unknown"
 		if err := p.Configure(ofPool(a), DefaultSource(), bad); err == nil {
 			t.Error("a bad extractor: no error")
 		}
@@ -477,7 +477,7 @@ func TestReloadToNoMetrics(t *testing.T) {
 		if err := p.Configure(ofPool(specOf("a", "10.0.0.1:8000")), Source{}, Extractor{}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * time.Second) // whoever reads now does so once more at most
+		time.Sleep(2 * time.Second) // a reader that is under way reads once more at most
 		e.since()
 		time.Sleep(time.Minute)
 		if l := p.Snapshot().Loads[0]; l != (epp.Load{}) || len(e.since()) != 0 {

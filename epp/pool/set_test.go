@@ -278,7 +278,7 @@ func TestAdmit(t *testing.T) {
 }
 
 // TestSetOverTime applies random pools and checks after each that slots are distinct and dense enough, that the order
-// holds, and that everybody can be found.
+// holds, and that every endpoint can be found.
 func TestSetOverTime(t *testing.T) {
 	rnd, now, most := rand.New(rand.NewPCG(1, 2)), time.Now(), 0
 	var s set

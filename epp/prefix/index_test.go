@@ -124,7 +124,7 @@ func TestForget(t *testing.T) {
 		{"the slot is taken over", func(x *Index) { x.Add(next, prompt[:1], 10) }, 0, 1},
 		{"a is forgotten after that", func(x *Index) { x.Add(next, prompt[:1], 10); x.EndpointLeft(a) }, 0, 1},
 		{"a is added to once forgotten", func(x *Index) { x.EndpointLeft(a); x.Add(a, prompt, 10); x.Add(next, nil, 10) }, 0, 0},
-		{"a slot nobody had", func(x *Index) { x.EndpointLeft(&epp.Endpoint{Slot: 900}) }, 3, 0},
+		{"a slot that was never used", func(x *Index) { x.EndpointLeft(&epp.Endpoint{Slot: 900}) }, 3, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := setup()

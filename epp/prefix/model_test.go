@@ -85,7 +85,7 @@ func (t *talk) next() []uint64 {
 	return chain(said...)
 }
 
-// check finds what contradicts itself in an index that nobody uses.
+// check fails the test if the parts of an index contradict each other. No other goroutine may use the index.
 func check(t testing.TB, x *Index) {
 	t.Helper()
 	total := 0

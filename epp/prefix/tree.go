@@ -51,13 +51,13 @@ type share struct {
 	older, younger *share // nil = not marked
 }
 
-// share gives a holder's share of a segment.
+// share returns a holder's share of a segment.
 func (s *segment) share(place int) *share {
 	return s.shares[bits.OnesCount64(s.holders&(1<<place-1))]
 }
 
-// next gives the segment that continues the one before it, which is nil at the beginning, and how much of it is in the
-// chain that follows.
+// next returns the segment that continues before, which is nil at the beginning of a chain, and the number of its first
+// blocks that the chain has too.
 func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
 	s = t.heads[chain[0]]
 	if s == nil || s.parent != before {
@@ -71,7 +71,7 @@ func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
 	return s, sort.Search(n, func(i int) bool { return s.blocks[i] != chain[i] })
 }
 
-// measure sets depth, from 0, of those wanted: how many blocks of a chain they hold.
+// measure sets depth, which must be 0, for the endpoints wanted: how many blocks of a chain each holds.
 func (t *tree) measure(chain []uint64, want uint64, depth *[places]int) {
 	var before *segment
 	for at, n := 0, 0; want != 0; n++ {
@@ -104,7 +104,7 @@ func assign(depth *[places]int, who uint64, n int) {
 	}
 }
 
-// known is how much of a chain anybody holds.
+// known returns how many blocks of a chain some endpoint holds, counted from its beginning.
 func (t *tree) known(chain []uint64) (at int) {
 	var before *segment
 	for n := 0; at < len(chain) && n < reach; n++ {
@@ -118,8 +118,8 @@ func (t *tree) known(chain []uint64) (at int) {
 	return at
 }
 
-// hold makes an endpoint hold a chain, and gives the number of blocks that it did not hold before. end is a copy of what
-// is not known of the chain, for the tree to keep; if it is not that any more, another copy is made.
+// hold adds a chain to an endpoint and returns the number of blocks that the endpoint did not hold before. The tree keeps
+// end, a copy of the part of the chain that it did not know; if the tree has changed since, hold makes another copy.
 func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
 	var before *share // the endpoint's, of the segment before
 	for at, n := 0, 0; at < len(chain) && n < reach; n++ {
@@ -167,8 +167,8 @@ func (t *tree) grow(parent *segment, blocks []uint64) *segment {
 	return s
 }
 
-// join gives an endpoint's share of a segment, which it makes, with nothing held, if there is none. before is the share
-// of the segment before.
+// join returns an endpoint's share of a segment, and makes an empty one if there is none. before is the share of the
+// segment before.
 func (t *tree) join(s *segment, place int, before *share) *share {
 	if s.holders&(1<<place) != 0 {
 		return s.share(place)
@@ -182,8 +182,8 @@ func (t *tree) join(s *segment, place int, before *share) *share {
 	return mine
 }
 
-// split cuts a segment after n blocks and gives the new one of these. Both get blocks of their own, lest the one that
-// stays keep alive what the other has lost.
+// split cuts a segment after n blocks and returns the new segment of these n. Each gets a slice of its own, because a
+// shared one would keep the blocks in memory that either drops.
 func (t *tree) split(s *segment, n int) (head *segment) {
 	head = &segment{parent: s.parent, blocks: slices.Clone(s.blocks[:n]), holders: s.holders}
 	head.shares = make([]*share, 0, len(s.shares))
@@ -235,8 +235,8 @@ func (t *tree) shrink(place, size int) (lost int, done bool) {
 	return before - slot.size, slot.size <= size
 }
 
-// leave takes out a share of which nothing is held, and which has no kids. The one before it is now as old as this one
-// was, unless it is marked as younger.
+// leave removes a share that holds no blocks and has no kids. The share before it gets its age, unless that one is marked
+// as younger.
 func (t *tree) leave(mine *share, place int) {
 	mine.unmark()
 	s, slot := mine.of, &t.slots[place]

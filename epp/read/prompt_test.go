@@ -52,7 +52,7 @@ func TestPromptTokens(t *testing.T) {
 		{"images and text", pd.APIChat, chat(`[` + image + `,{"type":"text","text":"abcd"},` + image + `]`), 451},
 		{"sound", pd.APIChat, chat(`[{"type":"input_audio","input_audio":{}}]`), 250},
 		{"video", pd.APIChat, chat(`[{"type":"video_url","video_url":{}}]`), 1800},
-		{"a part nobody knows", pd.APIChat, chat(`[{"type":"xx","x":1}]`), 5},
+		{"a part of an unknown type", pd.APIChat, chat(`[{"type":"xx","x":1}]`), 5},
 		{"a part of a long type", pd.APIChat, chat(`[{"type":"image_urlimage_urlimage_urlimage_url"}]`), 12},
 		{"no tools", pd.APIChat, `{"tools":null,"messages":[]}`, 0},
 		{"tools", pd.APIChat, `{"tools":[{"a":1}],"messages":[]}`, 3},

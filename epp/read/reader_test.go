@@ -121,7 +121,7 @@ func TestReaderRefuses(t *testing.T) {
 		{"a long model", post(pd.APIChat), `{"messages":[],"model":"` + strings.Repeat(secret, 200) + `"}`, pd.BadRequest, "longer than 1024"},
 		{"a broken model", post(pd.APIChat), `{"messages":[],"model":"\sesame"}`, pd.BadRequest, "not a valid JSON string"},
 		{"too large", post(pd.APIChat), `{"a":"` + strings.Repeat(secret, 10_000) + `"}`, pd.TooLarge, "larger than 50000 bytes"},
-		{"too large for what nobody reads", read.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
+		{"too large, on a path whose body is not read", read.Head{Method: "POST", Path: "/v1/audio/transcriptions"}, strings.Repeat(secret, 10_000),
 			pd.TooLarge, "larger than 50000 bytes"},
 		{"a bad mode", read.Head{Method: "POST", Path: "/v1/chat/completions", Mode: []string{"always"}}, `{"messages":[]}`,
 			pd.BadPDHeader, "must be one of auto, force"},
@@ -170,7 +170,8 @@ func TestReaderTakesABodyOfExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// Where nothing is generated the body is nobody's business here, and neither is the mode of a client that always sends it.
+// On paths that generate nothing the reader neither parses the body nor checks the P/D mode: some clients send that header
+// with every request.
 func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
 	h := read.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {

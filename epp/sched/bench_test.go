@@ -48,7 +48,7 @@ func production(tb testing.TB) sched.Config {
 // half is a pool half of whose endpoints prefill.
 func half(n int) *pool { return fleet(append(times(n/2, "decode"), times(n-n/2, "prefill")...)...) }
 
-// kilobyte is a request with a prompt of 1 kB, whose blocks nobody else has.
+// kilobyte returns a request with a prompt of 1 kB, whose blocks no other request has.
 func kilobyte(c sched.Config, number int) *epp.Request {
 	r := splitRequest(256)
 	r.Prompt.BlockTokens = c.Matcher.Blocks().Tokens

@@ -4,12 +4,14 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// tries is how often a pick is made before it stands although others have charged its endpoints meanwhile. A lost race is
-// rare, since it takes another pick of the same endpoint, or an end there, within a few microseconds.
+// tries is how often commit decides before it keeps a decision although other requests have changed the load of its
+// endpoints meanwhile. That is rare: another pick of the same endpoint, or the end of a request there, must fall within a
+// few microseconds.
 const tries = 3
 
-// commit makes the decision and charges it. The last tries of all picks are made one after the other: each sees what the
-// one before it charged. Otherwise all that lose together would choose alike, and insist. The error is a *pd.Refusal.
+// commit makes the decision and reserves its load. A lock serializes the last tries of all picks, so that each sees the
+// reservations of the ones before it: without the lock, picks that lost the same race would all choose the same endpoint.
+// The error is a *pd.Refusal.
 func (k *pick) commit() (*epp.Reservation, error) {
 	if err := k.shed(); err != nil {
 		return nil, err
@@ -38,7 +40,7 @@ func (k *pick) commit() (*epp.Reservation, error) {
 	}
 }
 
-// claim makes the charges of a decision, one for each stage that has endpoints.
+// claim collects the claims of a decision, one for each stage that has endpoints.
 func (k *pick) claim() {
 	k.claims = k.claims[:0]
 	computes := k.computes()
@@ -62,7 +64,8 @@ func (k *pick) claim() {
 	}
 }
 
-// computes is the index of the stage whose endpoint computes the prompt: the last that can and has one.
+// computes returns the index of the stage whose endpoint computes the prompt: the last one that can compute it and has an
+// endpoint.
 func (k *pick) computes() (last int) {
 	for i := range k.pipeline.stages {
 		if k.pipeline.stages[i].Computes && len(k.chosen[i]) > 0 {
@@ -72,7 +75,7 @@ func (k *pick) computes() (last int) {
 	return last
 }
 
-// uncached is how many tokens of the prompt a candidate would have to compute.
+// uncached returns how many tokens of the prompt a candidate would have to compute.
 func (k *pick) uncached(c *epp.Candidate) int { return max(0, k.round.Request.Prompt.Tokens-c.Cached) }
 
 // maxOutput bounds the estimate of what a request generates, tokens; no model has a longer context.
@@ -108,7 +111,7 @@ func (k *pick) learn() {
 // usualStages is how many stages a decision has memory for; more cost another allocation.
 const usualStages = 2
 
-// decision is what was decided, as callers get it.
+// decision returns the decision in the form that callers get.
 func (k *pick) decision() *epp.Decision {
 	made := &struct {
 		epp.Decision
@@ -141,7 +144,8 @@ func (k *pick) decision() *epp.Decision {
 	return d
 }
 
-// seen copies what is known of a candidate: the pick's memory is used again, and a snapshot is not kept for one endpoint.
+// seen copies what the pick knows of a candidate. Observers may keep it: a reference would end with the pick, whose memory
+// is used again, or keep a whole snapshot in memory for one endpoint.
 func seen(c *epp.Candidate) *epp.Seen {
 	s := &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
 	if c.Computed != nil {

@@ -128,7 +128,7 @@ func TestLostRaces(t *testing.T) {
 	}
 }
 
-// TestRetryLooksAgain: the endpoint that somebody else took meanwhile is not the best any more.
+// TestRetryLooksAgain: a retried pick reads the loads anew, so it avoids the endpoint that another request took meanwhile.
 func TestRetryLooksAgain(t *testing.T) {
 	p, c := fleet("decode", "decode"), disagg()
 	var taken *epp.Endpoint

@@ -212,7 +212,7 @@ func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 }
 
 func TestRefusalsSayWhatIsMissing(t *testing.T) {
-	nobody := only(func(*epp.Round, *epp.Candidate) bool { return false })
+	dropAll := only(func(*epp.Round, *epp.Candidate) bool { return false })
 	for name, tc := range map[string]struct {
 		pool    []string
 		subset  *epp.Subset
@@ -226,8 +226,8 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 		"empty subset":       {pool: []string{"decode"}, subset: epp.NewSubset(), want: "names no endpoint of the pool"},
 		"no decode role": {pool: []string{"prefill", "encode"},
 			want: "None of the 2 endpoints that this request may go to serves"},
-		"filter drops all": {pool: []string{"prefill", "decode"}, filters: []epp.NamedFilter{{Name: "nobody", Filter: nobody}},
-			want: `1 serve decode, and filter "nobody" left none`},
+		"filter drops all": {pool: []string{"prefill", "decode"}, filters: []epp.NamedFilter{{Name: "drop-all", Filter: dropAll}},
+			want: `1 serve decode, and filter "drop-all" left none`},
 		"the picker is shy": {pool: []string{"decode"},
 			want: "None of the 1 endpoints that this request may go to was picked"},
 		"no decode, by port": {pool: []string{"decode"}, subset: epp.NewSubset("10.0.0.0:8001"), want: "subset"},
@@ -249,7 +249,7 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 	}
 }
 
-// shy is a picker that picks nobody.
+// shy is a picker that picks no endpoint.
 type shy struct{}
 
 func (shy) Endpoints() int { return 1 }

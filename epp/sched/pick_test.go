@@ -210,8 +210,9 @@ func TestDrawIsFair(t *testing.T) {
 	}
 }
 
-// An endpoint where nobody listens looks idle. It comes last, in case it is back.
-func TestNobodyListens(t *testing.T) {
+// TestUnreachableComesLast: an unreachable endpoint looks idle. It is still a candidate, the last one, because it may be
+// reachable again by now.
+func TestUnreachableComesLast(t *testing.T) {
 	for name, c := range map[string]struct{ absent, want []string }{
 		"one": {[]string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
 		"all": {[]string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},

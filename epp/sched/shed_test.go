@@ -53,7 +53,7 @@ func TestShed(t *testing.T) {
 		want     string
 		stage    string // that is counted as saturated
 	}{
-		{"nobody is full", gauge{}, epp.NoneSkips, pd.ModeAuto, 0, remote, ""},
+		{"no endpoint is full", gauge{}, epp.NoneSkips, pd.ModeAuto, 0, remote, ""},
 		{"one decode endpoint is full", gauge{"decode-0": true}, epp.NoneSkips, pd.ModeAuto, 0, remote, ""},
 		{"decode is full", decodes, epp.NoneSkips, pd.ModeAuto, 0, saturated, "decode"},
 		{"decode is full, whatever the mode", decodes, epp.NoneSkips, pd.ModeBypass, 0, saturated, "decode"},
@@ -94,9 +94,9 @@ func TestShed(t *testing.T) {
 	}
 }
 
-// TestFullWhereSomebodyListens: that a dead endpoint has room is no reason to send everybody there, and by Envoy's next try to the
-// full ones after all.
-func TestFullWhereSomebodyListens(t *testing.T) {
+// TestUnreachableIsNoCapacity: the capacity of an unreachable endpoint does not count. If it did, requests would be sent
+// there, fail, and reach the full endpoints with Envoy's next try.
+func TestUnreachableIsNoCapacity(t *testing.T) {
 	full := gauge{"decode-0": true, "prefill-2": true}
 	for _, c := range []struct {
 		name   string
@@ -104,9 +104,9 @@ func TestFullWhereSomebodyListens(t *testing.T) {
 		want   string
 	}{
 		{"room", nil, "remote/always"},
-		{"room in a dead decode endpoint", []string{"decode-1"}, "refused/saturated"},
-		{"room in a dead prefill endpoint", []string{"prefill-3"}, "refused/saturated"},
-		{"all are dead", []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, "remote/always"},
+		{"room only in an unreachable decode endpoint", []string{"decode-1"}, "refused/saturated"},
+		{"room only in an unreachable prefill endpoint", []string{"prefill-3"}, "refused/saturated"},
+		{"all are unreachable", []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, "remote/always"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")

@@ -134,7 +134,7 @@ func TestWhy(t *testing.T) {
 				"prefill-1: total 0.00 is 2 below the chosen one; mostly queue-scorer",
 				"prefill-0: dropped by not the first",
 			}},
-		"nobody": {[]string{"decode"}, epp.Profile{Scorers: scorers, Picker: shy{}},
+		"none picked": {[]string{"decode"}, epp.Profile{Scorers: scorers, Picker: shy{}},
 			[]string{"decode-0: the picker chose no endpoint"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -170,7 +170,8 @@ func TestAcceptRefusesEveryTruncation(t *testing.T) {
 	}
 }
 
-// The engine must refuse it, but only after it has read the params: so it is a whole request, of a model nobody serves.
+// TestForget: the engine must refuse the request, but only after it has read the params. So it is a complete request for a
+// model that no engine serves.
 func TestForget(t *testing.T) {
 	f, ok := handedOff(t, asked(t, pd.APICompletions, `{"prompt":"x"}`)).(dialect.Forgetter)
 	if !ok {

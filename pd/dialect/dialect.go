@@ -13,8 +13,8 @@ import (
 type Dialect interface {
 	// Shape says in which order the legs are sent.
 	Shape() Shape
-	// Attempt mints what one try of a request at one prefill pod needs: ids, rooms, addresses. Nothing of it is used for
-	// another try. The error says why the pod cannot be used; another one may be.
+	// Attempt mints what one try of a request at one prefill pod needs: request ids, rendezvous ids, addresses. None of
+	// it is used for another try. The error says why the pod cannot be used; another one may be.
 	Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error)
 }
 

@@ -71,7 +71,7 @@ var odd = []struct {
 		`{"seed":12345678901234567890123,"temperature":0.10,"top_p":1E0,"prompt":[1,2],"x":-0,"max_tokens":1,"kv_transfer_params":$P}`,
 		`{"seed":12345678901234567890123,"temperature":0.10,"top_p":1E0,"prompt":[1,2],"x":-0,"kv_transfer_params":$H}`, "",
 	}, {
-		"names that nobody controls, twice", pd.APICompletions,
+		"members that no leg changes, twice", pd.APICompletions,
 		`{"user":"a","prompt":"x","user":"b","max_tokens":3,"user":"c"}`,
 		`{"user":"a","prompt":"x","user":"b","max_tokens":1,"user":"c","kv_transfer_params":$P}`,
 		`{"user":"a","prompt":"x","user":"b","max_tokens":3,"user":"c","kv_transfer_params":$H}`, "",

@@ -5,16 +5,16 @@ import (
 	"unicode/utf8"
 )
 
-// Notices are what a vLLM engine with the NIXL connector takes as notifications of its agents, from whomever: measured on
-// vLLM 0.32.0, which frees the blocks within 0.1 s of a release, and keeps them for as long as heartbeats come. An id that
-// it does not know is passed over in a heartbeat; in a release it is counted as a notification after expiry, and logged as
-// an error. So nobody should be released twice.
+// A vLLM engine with the NIXL connector takes notices as notifications of its NIXL agents, and does not check the sender.
+// Measured on vLLM 0.32.0: it frees the blocks within 0.1 s of a release, and keeps them while heartbeats arrive. It ignores
+// an unknown id in a heartbeat; in a release it counts it as a notification after expiry and logs an error. So the sidecar
+// should release no hand-off twice.
 
-// MaxNoticeID is the longest request id that notices name, in bytes. The engine makes it of a word, the X-Request-Id of the
-// leg and a suffix; measured ones have up to 50.
+// MaxNoticeID is the length of the longest request id that notices name, in bytes. The engine makes the id of a word, the
+// X-Request-Id of the leg and a suffix; those that we measured have up to 50 bytes.
 const MaxNoticeID = 1 << 10
 
-// HeartbeatFrame is what a heartbeat has beside the ids and their commas, in bytes.
+// HeartbeatFrame is the length of a heartbeat without the ids and their commas, in bytes.
 const HeartbeatFrame = len(heartbeat)
 
 const heartbeat = "HB:"
@@ -59,8 +59,8 @@ func Noticeable(requestID string) bool {
 
 func unfit(r rune) bool { return r == ',' || r < ' ' || r >= 0x7f && r < 0xa0 }
 
-// ReleaseNotice tells a rank of the engine that nobody will read the hand-off of a request: "<id>:1", where 1 is the number
-// of readers to wait for, this one being the only. Not ok if the request is not Noticeable.
+// ReleaseNotice returns the message that tells a rank of the engine that no engine will read the hand-off of a request:
+// "<id>:1", where 1 is the number of readers that the engine waits for. ok is false if the request is not Noticeable.
 func ReleaseNotice(requestID string) (notice []byte, ok bool) {
 	if !Noticeable(requestID) {
 		return nil, false
@@ -68,9 +68,9 @@ func ReleaseNotice(requestID string) (notice []byte, ok bool) {
 	return append([]byte(requestID), ":1"...), true
 }
 
-// HeartbeatNotice tells a rank of the engine that the hand-offs of these requests will be read: "HB:<id>,<id>". Each is then
-// kept for two thirds of kv_lease_duration from its arrival on, or longer if it was to be anyway. Not ok if there is no
-// request, or one that is not Noticeable.
+// HeartbeatNotice returns the message that tells a rank of the engine that the hand-offs of these requests will be read:
+// "HB:<id>,<id>". The engine then keeps each for at least two thirds of kv_lease_duration from the message's arrival. ok is
+// false if there is no request, or one that is not Noticeable.
 func HeartbeatNotice(requestIDs []string) (notice []byte, ok bool) {
 	size := len(heartbeat) + len(requestIDs)
 	for _, id := range requestIDs {

@@ -19,7 +19,7 @@ func TestNotices(t *testing.T) {
 		t.Errorf("heartbeat of three: %q, %t", got, ok)
 	}
 	if _, ok := HeartbeatNotice(nil); ok {
-		t.Error("a heartbeat of nobody")
+		t.Error("a heartbeat of no request")
 	}
 }
 

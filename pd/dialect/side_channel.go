@@ -7,12 +7,12 @@ import (
 	"math"
 )
 
-// SideChannel is what a vLLM engine with the NIXL connector tells on its side channel about one of its ranks: how an agent
-// reaches it.
+// SideChannel is a vLLM engine's answer on the NIXL connector's side channel. It says how an agent reaches one of the
+// engine's ranks.
 type SideChannel struct {
-	// EngineID is the engine's in this life, as in its hand-offs (remote_engine_id).
+	// EngineID is the engine's id until it restarts, the same as in its hand-offs (remote_engine_id).
 	EngineID string
-	// Agent is the metadata of the rank's NIXL agent, to be loaded. It is not looked into.
+	// Agent is the metadata of the rank's NIXL agent, for transfer.Notifier's Load. Tandem does not parse it.
 	Agent []byte
 }
 
@@ -20,11 +20,11 @@ type SideChannel struct {
 // for each; vLLM 0.32 sends 1 kB for two.
 const MaxSideChannel = 1 << 20
 
-// questionWord is the length of the question before the ranks, in bytes: that of a list's head, and of a word of 12 bytes.
+// questionWord is the length of the question before the ranks, in bytes: a list's head, and a word of 12 bytes.
 const questionWord = 1 + 2 + 12
 
-// AskSideChannel is the question for one rank: a list of a word, the rank in pipeline parallelism, and the one in tensor
-// parallelism. Ranks beyond those of one byte do not exist.
+// AskSideChannel returns the question about one rank: a list of a word, the rank in pipeline parallelism, and the rank in
+// tensor parallelism. A rank fits into one byte.
 func AskSideChannel(pipeline, tensor int) []byte {
 	question := append([]byte{0x93, 0xc4, 12}, "get_meta_msg"...)
 	for _, rank := range []int{pipeline, tensor} {
@@ -37,8 +37,8 @@ func AskSideChannel(pipeline, tensor int) []byte {
 	return question
 }
 
-// ParseSideChannel reads the parts of the answer: what an engine tells is in the first, packed twice; a clock follows.
-// The error says what is missing: engines of other versions may answer otherwise.
+// ParseSideChannel reads the parts of the answer: the first holds the engine's data, packed twice; a clock follows. The
+// error says what is missing: engines of other versions may answer otherwise.
 func ParseSideChannel(parts [][]byte) (SideChannel, error) {
 	if len(parts) == 0 {
 		return SideChannel{}, fmt.Errorf("reading the side channel's answer: it is empty")
@@ -64,8 +64,8 @@ func ParseSideChannel(parts [][]byte) (SideChannel, error) {
 	return s, nil
 }
 
-// Pack is the answer as an engine gives it, for whoever stands in for one: the compatibility hash, which engines of a pair
-// compare, and the clock in seconds since 1970 are theirs to say.
+// Pack returns the parts of an answer, for simulated engines. compatibility is the hash by which the two engines of a
+// transfer check that their KV caches match, clock is the engine's time in seconds since 1970.
 func (s SideChannel) Pack(compatibility string, clock float64) [][]byte {
 	inner := []byte{0x82} // a map of two entries
 	for _, text := range []string{"engine_id", s.EngineID, "agent_metadata"} {
@@ -80,7 +80,7 @@ func (s SideChannel) Pack(compatibility string, clock float64) [][]byte {
 	return [][]byte{outer, binary.BigEndian.AppendUint64([]byte{0xcb}, math.Float64bits(clock))}
 }
 
-// ReadQuestion reads the question of AskSideChannel: which rank it is about. ok is false if it is none.
+// ReadQuestion returns the ranks that a question of AskSideChannel asks about. ok is false if it is no such question.
 func ReadQuestion(question []byte) (pipeline, tensor int, ok bool) {
 	rest, ok := bytes.CutPrefix(question, AskSideChannel(0, 0)[:questionWord])
 	if !ok {

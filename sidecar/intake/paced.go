@@ -19,7 +19,7 @@ var ErrClientLeft = errors.New("the client left")
 // a slow engine does not use up the client's time.
 type PacedBody struct {
 	io.ReadCloser
-	ctx    context.Context // ends when the body is not wanted any more; whoever ends it may set a read deadline of its own
+	ctx    context.Context // ends when no reader wants the body any more; the code that ends it may set a read deadline of its own
 	pause  time.Duration
 	sticky bool // a deadline that passes ends the body even while no reader waits: net/http's HTTP/2
 

@@ -41,7 +41,7 @@ func TestRefusals(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	for name, c := range map[string]struct{ err, want error }{
-		"unknown peer":  {k.Notify(within(t), "nobody", nil), transfer.ErrUnknownPeer},
+		"unknown peer":  {k.Notify(within(t), "stranger", nil), transfer.ErrUnknownPeer},
 		"too long":      {k.Notify(within(t), peer, make([]byte, transfer.MaxMessage+1)), transfer.ErrInvalid},
 		"no metadata":   {loadErr(t, k, []byte("x")), transfer.ErrInvalid},
 		"too much":      {loadErr(t, k, make([]byte, MaxMetadata+1)), transfer.ErrInvalid},
@@ -50,7 +50,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) { wantErr(t, c.err, c.want) })
 	}
 	k.Forget(peer)
-	k.Forget("nobody")
+	k.Forget("stranger")
 	wantErr(t, k.Notify(within(t), peer, nil), transfer.ErrUnknownPeer)
 	if s, _ := k.State(); s.Starts != 1 {
 		t.Errorf("refusals have the process started %d times", s.Starts)
@@ -79,7 +79,7 @@ func TestProcessEnds(t *testing.T) {
 			}
 			err := transfer.ErrUnknownPeer
 			for errors.Is(err, transfer.ErrUnknownPeer) { // its threads take a moment to stop
-				err = k.Notify(within(t), "nobody", nil)
+				err = k.Notify(within(t), "stranger", nil)
 			}
 			wantErr(t, err, transfer.ErrGone)
 		},
@@ -109,7 +109,7 @@ func TestCallContextEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	wantErr(t, k.Notify(ctx, slow, nil), context.DeadlineExceeded)
-	wantErr(t, k.Notify(within(t), "nobody", nil), transfer.ErrUnknownPeer)
+	wantErr(t, k.Notify(within(t), "stranger", nil), transfer.ErrUnknownPeer)
 	if s, _ := k.State(); s.Starts != 1 {
 		t.Errorf("the process was started %d times", s.Starts)
 	}
@@ -127,7 +127,7 @@ func TestProcessCannotStart(t *testing.T) {
 			if s.Up() || !strings.Contains(s.Err.Error(), c.says) {
 				t.Errorf("state %+v does not say %q", s, c.says)
 			}
-			wantErr(t, k.Notify(within(t), "nobody", nil), transfer.ErrGone)
+			wantErr(t, k.Notify(within(t), "stranger", nil), transfer.ErrGone)
 		})
 	}
 	t.Run("is not there", func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestClose(t *testing.T) {
 			if l != nil {
 				wantErr(t, l.process.Signal(syscall.Signal(0)), os.ErrProcessDone)
 			}
-			wantErr(t, k.Notify(within(t), "nobody", nil), transfer.ErrClosed)
+			wantErr(t, k.Notify(within(t), "stranger", nil), transfer.ErrClosed)
 			if _, open := <-k.Notifications(); open {
 				t.Error("a closed keeper got a message")
 			}

@@ -87,7 +87,7 @@ func (f fragile) Load(ctx context.Context, metadata []byte) (transfer.Peer, erro
 	return f.Notifier.Load(ctx, metadata)
 }
 
-// slow is a peer that it takes longer to find unknown than anybody waits.
+// slow is a peer that the agent takes longer to look up than any caller waits.
 const slow = transfer.Peer("slow")
 
 func (f fragile) Notify(ctx context.Context, to transfer.Peer, message []byte) error {

@@ -17,19 +17,19 @@ import (
 // Transport is a NIXL agent, over UCX, that also has memory and reads that of others. It implements transfer.Transport with
 // these differences, which are the library's:
 //
-//   - Nil from Notify means that the message was given to the network. What a receiver has no room for is dropped: nothing
-//     is ever ErrBusy.
-//   - A peer is asked nothing, so its new life shows only once its new metadata is loaded. Until then it is ErrGone. What is
-//     under way then, and metadata of a life that is known to be over, is ErrRestarted.
-//   - A peer that was lost stays ErrGone until it is loaded again.
+//   - Nil from Notify means that the message was given to the network. A receiver drops messages that it has no room for:
+//     Notify never returns ErrBusy.
+//   - The transport asks a peer nothing, so it learns of a restart only from the peer's new metadata. Until that is loaded,
+//     calls return ErrGone. Calls under way at that time, and loading metadata from before the restart, return ErrRestarted.
+//   - Calls to a peer that was lost return ErrGone until its metadata is loaded again.
 //   - Peers with earlier metadata can still read a closed region, and Region.Write does not exclude reads.
 //   - Peers can also write to registered memory, and to the memory that reads go through. Trust them.
 //
 // Metadata of another program's agent can be loaded as well: it takes notifications, and Read from it is ErrNotSupported.
 //
 // Reads go through memory of the transport's own, and are copied from there. It is not possible otherwise: a transfer cannot
-// be stopped, and no byte may land in the caller's memory after Read has returned. Calls into the library that belong to a
-// read run beside each other and beside everything else, so that a peer that hangs holds up its own callers only.
+// be stopped, and no byte may land in the caller's memory after Read has returned. Calls into the library for reads run
+// concurrently with each other and with all other calls, so that a peer that hangs delays only its own callers.
 type Transport struct {
 	agent             *Agent
 	generation        uint64
@@ -47,7 +47,7 @@ type Transport struct {
 	ended  bool
 	peers  map[transfer.Peer]*peer
 	known  map[string]*peer // to the library, by its name
-	inside sync.WaitGroup   // who may be in the library
+	inside sync.WaitGroup   // calls that may be in the library
 }
 
 var _ transfer.Transport = (*Transport)(nil)
@@ -103,13 +103,13 @@ func (t *Transport) Notifications() <-chan transfer.Notification { return t.agen
 
 // Metadata implements transfer.Transport.
 func (t *Transport) Metadata() []byte {
-	// The table first: it must not name what the library's part does not have.
+	// The table first: it must not name regions that the library's metadata lacks.
 	e := envelope{generation: t.generation, regions: t.memory.extents()}
 	e.blob = *t.blob.Load()
 	return e.append(nil)
 }
 
-// sender is what callers call an agent. It runs in the agent's goroutine.
+// sender returns the name that callers use for an agent. It runs in the agent's goroutine.
 func (t *Transport) sender(agent string) transfer.Peer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,7 +165,7 @@ func (t *Transport) tell(ctx context.Context, p *peer, message []byte) error {
 	return t.await(ctx, done, stall)
 }
 
-// await waits for the outcome of something, as long as it makes sense.
+// await waits for an outcome until the context ends, the transport closes, or stall fires.
 func (t *Transport) await(ctx context.Context, done <-chan error, stall *time.Timer) error {
 	select {
 	case err := <-done:
@@ -179,7 +179,7 @@ func (t *Transport) await(ctx context.Context, done <-chan error, stall *time.Ti
 	}
 }
 
-// acquire takes one of a peer's places, to be given back by receiving from them.
+// acquire takes one of a peer's places. The caller frees it by receiving from places.
 func (t *Transport) acquire(ctx context.Context, places chan struct{}, stall <-chan time.Time) error {
 	if try(places) {
 		return nil
@@ -196,7 +196,7 @@ func (t *Transport) acquire(ctx context.Context, places chan struct{}, stall <-c
 	}
 }
 
-// try takes a place if there is one.
+// try takes a place if one is free.
 func try(places chan struct{}) bool {
 	select {
 	case places <- struct{}{}:

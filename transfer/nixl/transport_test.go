@@ -274,8 +274,8 @@ func TestPeerRestartsAmidRead(t *testing.T) {
 	mustRead(t, reader, from, []transfer.Span{{Length: size}}, pattern(size, ownersSeed))
 }
 
-// A peer that was stopped costs its callers their deadline, and others nothing. What it sends when it goes on reaches
-// nobody's memory.
+// TestReadFromStoppedPeer: calls to a stopped peer run into their deadline, and calls to others are not delayed. What the
+// peer sends after it continues reaches no caller's memory.
 func TestReadFromStoppedPeer(t *testing.T) {
 	library := realLibrary(t)
 	const size = 16 << 20

@@ -450,8 +450,8 @@ livenessProbe:
 {{- end -}}
 
 {{/*
-The command that keeps SIGTERM from the engine while it has work: a prefill engine that holds KV caches which nobody has
-read, a decode engine whose sidecar has requests. Ranks are waited for side by side, by the shell of vLLM's image.
+The command that delays SIGTERM while the engine has work: a prefill engine works until a decode engine has read all its
+hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM's image waits for all ranks at once.
 */}}
 {{- define "tandem.engine.preStop" -}}
 {{- $decode := eq .component "decode" -}}

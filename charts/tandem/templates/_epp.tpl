@@ -34,8 +34,8 @@ of the kernel killing the process; GOMAXPROCS follows the CPU limit by itself.
 {{- end -}}
 
 {{/*
-Labels of an object that somebody finds by labels of the user's: (dict "root" $ "component" "epp" "more" .Values.…). The
-chart's win over them.
+Labels of an object that other programs select by labels which the user sets: (dict "root" $ "component" "epp" "more"
+.Values.…). Where both set a label, the chart's value wins.
 */}}
 {{- define "tandem.labelsAnd" -}}
 {{- merge (include "tandem.ownLabels" . | fromYaml) .more .root.Values.commonLabels | toYaml -}}

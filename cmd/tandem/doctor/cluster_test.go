@@ -228,7 +228,7 @@ func TestCluster(t *testing.T) {
 	t.Run("one release of two", func(t *testing.T) { testReleases(t, p, plane, admin) })
 	t.Run("through the API server", func(t *testing.T) { testThrough(t, p, plane, admin) })
 	t.Run("refused", func(t *testing.T) {
-		_, kubeconfig := plane.As(t.Context(), "default", "nobody")
+		_, kubeconfig := plane.As(t.Context(), "default", "stranger")
 		got := doctor(t.Context(), "--namespace=case-0", "--kubeconfig="+kubeconfig)
 		if got.code != 4 || !strings.Contains(got.stderr, "reading the pods of the namespace: pods is forbidden") {
 			t.Errorf("exit %d: %s", got.code, got.stderr)
