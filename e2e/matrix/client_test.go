@@ -36,14 +36,14 @@ type apiError struct {
 // asker is a client with one request under way.
 type asker struct {
 	cancel    context.CancelFunc
-	send      *io.PipeWriter // takes the body, if it is sent bit by bit
+	send      *io.PipeWriter // takes the body, if it is sent in halves
 	continued chan struct{}  // closed when the sidecar reads the body
-	begun     chan struct{}  // closed when something of the answer's body has come: of a stream the first token
+	begun     chan struct{}  // closed when the first byte of the answer's body has arrived, of a stream the first token
 	ended     chan reply
 }
 
-// ask sends a row's request. If it is to be struck while it is sent, that is the first half.
-func ask(t *testing.T, s *stage, r row) *asker {
+// ask sends a row's request; if the failure happens while the client sends, only the first half of the body.
+func ask(t *testing.T, s *fixture, r row) *asker {
 	t.Helper()
 	ctx, cancel := context.WithCancel(within(t))
 	t.Cleanup(cancel)
@@ -80,13 +80,13 @@ func ask(t *testing.T, s *stage, r row) *asker {
 	return a
 }
 
-// hangUp closes the connection. The transport would wait for the rest of the body.
+// hangUp closes the connection. It ends the body too, for which the transport would wait.
 func (a *asker) hangUp() {
 	a.cancel()
 	a.sendNoMore()
 }
 
-// sendNoMore breaks off a body that is sent bit by bit.
+// sendNoMore breaks off a body that is sent in halves.
 func (a *asker) sendNoMore() {
 	if a.send != nil {
 		a.send.CloseWithError(context.Canceled)
@@ -128,7 +128,7 @@ func hasBegun(from *bufio.Reader, header http.Header) bool {
 	}
 }
 
-// read takes the answer apart. The error says what is not well-formed in it.
+// read parses the answer. The error says what is malformed.
 func (r *reply) read() error {
 	if !strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
 		return r.take(r.body)
@@ -151,7 +151,7 @@ func (r *reply) read() error {
 	return nil
 }
 
-// take reads one JSON document.
+// take parses one JSON document.
 func (r *reply) take(document string) error {
 	var d struct {
 		Error   *apiError
@@ -171,5 +171,5 @@ func (r *reply) take(document string) error {
 	return nil
 }
 
-// sentInHalves reports whether the strike comes while the client sends.
-func (r row) sentInHalves() bool { return r.state == received && r.deed != nothing }
+// sentInHalves reports whether the failure happens while the client sends.
+func (r row) sentInHalves() bool { return r.state == received && r.action != noAction }

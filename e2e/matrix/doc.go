@@ -1,9 +1,10 @@
-// Package matrix holds the sidecar to its promises in every failure there is a name for: what can go wrong, times the state
-// of a request in which it strikes, times what the sidecar may still do about it.
+// Package matrix tests the sidecar in every known failure: each failure, in each state of a request in which it can happen,
+// with each choice that the sidecar may have left.
 //
-// There is nothing here but tests. The simulated engines and the sidecar run in the test's process, over real sockets,
-// except where the sidecar itself is killed. The promises are three small tables, written from what clients, operators and
-// prefill engines are told and not from what the sidecar does: strikes, effects, and ways, which are those in which
-// hand-offs are given back that decode does not take up, with a keeper and without. testdata/matrix.txt shows them as one
-// table for people; go test -run TestMatrixText -update ./e2e/matrix writes it anew.
+// The package has tests only. They run the simulated engines and the sidecar in the test's process, over real sockets,
+// except where a test kills the sidecar. Three small tables say what must happen: failures lists what goes wrong, effects
+// what the client gets, ways how the sidecar releases a hand-off that decode does not read, with and without a keeper (the
+// process that owns the NIXL agent). They are written from what clients, operators and prefill engines are promised, not
+// from the sidecar's code. testdata/matrix.txt shows them as one table; go test -run TestMatrixText -update ./e2e/matrix
+// writes it anew.
 package matrix

@@ -10,18 +10,19 @@ import (
 	kept "github.com/tandem-serving/tandem/transfer/keeper"
 )
 
-// keeper is what a sidecar has to tell prefill engines with, beside its decode engine.
+// keeper is the state of the sidecar's keeper, the process that owns the NIXL agent with which the sidecar tells prefill
+// engines to release hand-offs.
 type keeper string
 
 const (
 	works  keeper = ""
 	none   keeper = "no keeper"
-	down   keeper = "keeper down"   // it has died, and is not back
-	unsure keeper = "keeper unsure" // it dies of each notice, after it has sent it
+	down   keeper = "keeper down"   // its process has died, and is not restarted yet
+	unsure keeper = "keeper unsure" // its process dies after it has sent a notice, before it says so
 )
 
-// startKeeper returns what the sidecar tells with, nil if there is nothing.
-func (s *stage) startKeeper(t *testing.T, k keeper) transfer.Notifier {
+// startKeeper returns the sidecar's Notifier, nil if there is no keeper.
+func (s *fixture) startKeeper(t *testing.T, k keeper) transfer.Notifier {
 	t.Helper()
 	if k == none {
 		return nil
@@ -40,10 +41,10 @@ func (s *stage) startKeeper(t *testing.T, k keeper) transfer.Notifier {
 	return agent
 }
 
-// dead is a keeper between two lives of its process.
+// dead is a keeper whose process has died.
 type dead struct{ transfer.Notifier }
 
-// State is what a keeper tells.
+// State returns the state of a keeper without a process.
 func (dead) State() (kept.State, <-chan struct{}) {
 	return kept.State{Starts: 1, Err: errors.New("killed")}, nil
 }

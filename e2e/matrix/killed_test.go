@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// killings are the states in which a sidecar dies of SIGKILL: those in which a client leaves.
-func killings() (list []strike) {
-	for _, s := range strikes() {
-		if s.deed != leave {
+// killings returns one failure for each state in which a sidecar is killed with SIGKILL: the states in which a client leaves.
+func killings() (list []failure) {
+	for _, s := range failures() {
+		if s.action != leave {
 			continue
 		}
 		if s.state == handedOff {
@@ -24,8 +24,9 @@ func killings() (list []strike) {
 	return list
 }
 
-// TestSidecarKilled: what a sidecar leaves behind that had no time for anything. Its client gets no answer, or half of one
-// that does not look whole; engines notice the closed connections; and only a hand-off that no other component knows stays until its lease expires.
+// TestSidecarKilled checks what a killed sidecar leaves behind. Its client gets no answer, or a part of one that does not
+// look complete; engines notice the closed connections; only a hand-off that no other component knows stays pinned until its
+// lease expires.
 func TestSidecarKilled(t *testing.T) {
 	dir, err := programs.Build("sidecar")
 	if err != nil {
@@ -45,7 +46,7 @@ func TestSidecarKilled(t *testing.T) {
 	}
 }
 
-// kill has the sidecar die when the request is in its state.
+// kill kills the sidecar once the request is in its state.
 func (r row) kill(t *testing.T, dir string) {
 	t.Helper()
 	s := startEngines(t, r)
@@ -74,8 +75,8 @@ func (r row) kill(t *testing.T, dir string) {
 		t.Errorf("the answer looks whole: %d %s", got.status, got.body)
 	}
 	a.hangUp()
-	r.judgeHeld(t, s)
+	r.checkHeld(t, s)
 	for _, e := range s.engines() {
-		until(t, "every connection to be closed", e.door.empty)
+		until(t, "every connection to be closed", e.listener.empty)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/matrix.txt anew")
 
-// atOnce is how many rows run side by side: they wait far more than they compute.
+// atOnce is how many rows run in parallel: they wait far more than they compute.
 const atOnce = "24"
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ func wait[T any](t *testing.T, c <-chan T, what string) T {
 // soon is well before a lease ends (30 s). The tests assert no exact times.
 const soon = 15 * time.Second
 
-// until waits for a condition that nothing announces.
+// until polls until a condition holds that no channel announces.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	poll := time.NewTicker(10 * time.Millisecond)

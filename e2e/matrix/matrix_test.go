@@ -14,21 +14,21 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 )
 
-// TestMatrix runs every row: it brings a request into its state, has the strike happen, and holds what came of it against
-// what is promised.
+// TestMatrix runs every row: it brings a request into its state, causes the failure, and compares what happens with the
+// tables.
 func TestMatrix(t *testing.T) {
 	right := undisturbed(t)
 	t.Cleanup(func() { mustEnd(t) }) // after the last row
 	for _, r := range rows() {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			// What is started under the label inherits it, so that a goroutine that stays behind tells its row.
+			// Goroutines inherit the label, so that a leaked one names its row.
 			pprof.Do(t.Context(), pprof.Labels(rowLabel, r.String()), func(context.Context) { r.run(t, right[r.api]) })
 		})
 	}
 }
 
-// undisturbed returns the tokens of an engine that answers alone.
+// undisturbed returns the tokens of an engine that does not fail and prefills itself.
 func undisturbed(t *testing.T) map[pd.API][]int {
 	t.Helper()
 	e := startEngine(t, nil, 0)
@@ -53,7 +53,7 @@ const rowLabel = "row"
 
 var labelled = regexp.MustCompile(`\{"` + rowLabel + `":"([^"]*)"\}`)
 
-// mustEnd waits for the goroutines of all rows to end. Those that do not have their rows named.
+// mustEnd waits for the goroutines of all rows to end, and names the rows of those that do not.
 func mustEnd(t *testing.T) {
 	t.Helper()
 	poll := time.NewTicker(50 * time.Millisecond)
@@ -72,49 +72,49 @@ func mustEnd(t *testing.T) {
 			for _, row := range rest {
 				t.Errorf("%s has left goroutines behind", row[1])
 			}
-			t.Error(all.String()) // not Fatal: within a cleanup that would lose the rows' own words
+			t.Error(all.String()) // not Fatal: within a cleanup it would drop the rows' own messages
 			return
 		}
 	}
 }
 
 func (r row) run(t *testing.T, right []int) {
-	s := startStage(t, r)
+	s := startFixture(t, r)
 	a := ask(t, s, r)
-	r.strikes(t, s, a)
+	r.inject(t, s, a)
 	got := wait(t, a.ended, "the end of the answer")
 	a.hangUp()
-	r.thaw(s)
+	r.unfreeze(s)
 	want := r.expected(r.situation)
-	r.judgeAnswer(t, want, got, right)
+	r.checkAnswer(t, want, got, right)
 	s.end()
-	r.judgeHeld(t, s)
-	r.judgeEngines(t, s, want)
+	r.checkHeld(t, s)
+	r.checkEngines(t, s, want)
 	counted := s.counts(t)
-	r.judgeMetrics(t, counted, want)
-	r.judgeRelease(t, s, counted)
-	r.judgeTrace(t, s, want)
+	r.checkMetrics(t, counted, want)
+	r.checkRelease(t, s, counted)
+	r.checkTrace(t, s, want)
 	for _, e := range s.engines() {
-		until(t, "every connection to be closed", e.door.empty)
+		until(t, "every connection to be closed", e.listener.empty)
 		e.Close()
 	}
 }
 
-func (s *stage) engines() []engine { return append([]engine{s.decode}, s.prefill...) }
+func (s *fixture) engines() []engine { return append([]engine{s.decode}, s.prefill...) }
 
-// strikes waits until the request is in its state, if the test has a part in what happens then, and plays it.
-func (r row) strikes(t *testing.T, s *stage, a *asker) {
+// inject does what the row's action says once the request is in its state.
+func (r row) inject(t *testing.T, s *fixture, a *asker) {
 	t.Helper()
-	switch r.deed {
-	case nothing, tooOld:
+	switch r.action {
+	case noAction, tooOld:
 		return
 	}
 	r.awaitState(t, s, a)
-	switch r.deed {
+	switch r.action {
 	case leave:
 		a.hangUp()
 		wait(t, s.noticed, "the sidecar to notice")
-		r.goOn(s)
+		r.resumeAnswer(s)
 	case outwait:
 		time.AfterFunc(patience, a.hangUp)
 	case cut:
@@ -123,7 +123,7 @@ func (r row) strikes(t *testing.T, s *stage, a *asker) {
 		over := make(chan struct{})
 		go func() { defer close(over); s.Drain(drained) }()
 		wait(t, s.noticed, "the sidecar to cut the request")
-		r.goOn(s)
+		r.resumeAnswer(s)
 		wait(t, over, "the drain to end")
 	case shut:
 		if err := s.decode.Engine.AddFault(sim.Fault{Fault: "refuse"}); err != nil {
@@ -140,16 +140,16 @@ func (r row) strikes(t *testing.T, s *stage, a *asker) {
 	}
 }
 
-func (r row) awaitState(t *testing.T, s *stage, a *asker) {
+func (r row) awaitState(t *testing.T, s *fixture, a *asker) {
 	t.Helper()
 	at := s.decode
 	held := func(st sim.State) bool { return st.Held > 0 }
 	switch {
-	case r.state == received: // it is, since ask returned
+	case r.state == received: // ask has returned, so the request is in its state
 		return
 	case r.prefill.Fault != "":
 		at = s.prefill[0]
-	case r.deed == freeze:
+	case r.action == freeze:
 		held = func(st sim.State) bool { return st.Requests > 0 }
 	}
 	if st, err := at.Engine.WaitState(within(t), held); err != nil {
@@ -160,9 +160,9 @@ func (r row) awaitState(t *testing.T, s *stage, a *asker) {
 	}
 }
 
-// goOn lets a held answer come that the sidecar waits for although nobody else does: the word of a hand-off, or that it was
-// taken up.
-func (r row) goOn(s *stage) {
+// resumeAnswer lets the engine send an answer that only the sidecar still waits for, because it must learn from it which hand-off to
+// release, or that decode has noted the hand-off.
+func (r row) resumeAnswer(s *fixture) {
 	switch {
 	case r.state == handedOff:
 		s.prefill[0].Engine.ClearFaults()
@@ -171,9 +171,9 @@ func (r row) goOn(s *stage) {
 	}
 }
 
-// thaw ends what a standing engine was held by.
-func (r row) thaw(s *stage) {
-	if r.deed == freeze {
+// unfreeze lets a frozen engine and its transfers continue.
+func (r row) unfreeze(s *fixture) {
+	if r.action == freeze {
 		s.prefill[0].Engine.ClearFaults()
 		s.link.repair()
 	}

@@ -10,49 +10,50 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// way is how a hand-off is given back that decode does not take up.
+// way is how the sidecar releases a hand-off that decode does not read.
 type way string
 
 const (
-	usual    way = ""          // as its effect has it
-	nowise   way = "nowise"    // there is none, decode has it, or nobody knows of it
-	direct   way = "direct"    // the sidecar tells prefill, for nobody else knows of it or reads it
-	byDecode way = "by decode" // decode is made to tell prefill, for it may be reading
-	// asAnswered: the status of a whole answer says that decode does not read. What a stream's first event says is not read.
+	byEffect    way = ""           // as ways says for the effect
+	notReleased way = "not at all" // there is no hand-off, decode has read it, or the sidecar does not know it
+	direct      way = "direct"     // the sidecar tells prefill: no decode engine reads the hand-off
+	byDecode    way = "by decode"  // the sidecar makes decode tell prefill: decode may be reading the hand-off
+	// asAnswered: the status of a whole answer says that decode does not read. A stream fails after status 200, in its first
+	// event, which the sidecar does not parse.
 	asAnswered way = "direct if whole, else by decode"
 )
 
-// ways are the promises, with a keeper that works.
+// ways says how hand-offs must be released if the keeper works.
 var ways = map[effect]way{
 	comesLate:     direct,
 	transferFails: byDecode,
-	decodeGone:    direct, // nobody there reads any more
+	decodeGone:    direct, // the engine that could read is gone
 	redoLost:      byDecode,
 	redoFails:     direct,
-	believed:      direct,
+	passedOn:      direct,
 }
 
-// way looks a strike's way up.
-func (s strike) way() way {
+// way returns how the hand-off of a failure must be released.
+func (s failure) way() way {
 	told, ok := ways[s.effect]
 	switch {
-	case s.told != usual:
-		return s.told
+	case s.release != byEffect:
+		return s.release
 	case ok:
 		return told
 	case s.effect != drained && s.effect != clientLeft:
-		return nowise
+		return notReleased
 	case s.state == handedOff:
 		return direct
 	case s.state == beforeHeaders, s.state == beforeEvent:
 		return byDecode
 	}
-	return nowise
+	return notReleased
 }
 
-// way is that of one form.
+// way resolves asAnswered for the row's form of answer.
 func (r row) way() way {
-	w := r.strike.way()
+	w := r.failure.way()
 	if w != asAnswered {
 		return w
 	}
@@ -62,24 +63,25 @@ func (r row) way() way {
 	return direct
 }
 
-// loses is why the hand-off of a row is lost.
-func (r row) loses() loss {
+// expectedLoss returns why the hand-off of a row stays pinned. A keeper that tells prefill itself prevents decodeLost.
+func (r row) expectedLoss() loss {
 	if r.lost == decodeLost && (r.keeper == works || r.keeper == unsure) {
-		return saved
+		return notLost
 	}
 	return r.lost
 }
 
-// releases are what is counted of a row's release, by way and result.
+// releases returns the counts of a row's release, by the labels way and result.
 func (r row) releases() map[[2]string]float64 {
 	decode := [2]string{"cancel", "ok"}
-	// 400 and 404 are what a decode engine answers that has taken note. From what stands before it they look the same.
-	believed := r.status == http.StatusBadRequest || r.status == http.StatusNotFound
-	if r.lost == decodeLost && !believed || r.effect == decodeGone || r.effect == redoLost {
+	// A decode engine answers 400 or 404 after it has noted the hand-off. The sidecar cannot tell these from faults that give
+	// the same status.
+	noted := r.status == http.StatusBadRequest || r.status == http.StatusNotFound
+	if r.lost == decodeLost && !noted || r.effect == decodeGone || r.effect == redoLost {
 		decode[1] = "failed"
 	}
 	switch w := r.way(); {
-	case w == nowise:
+	case w == notReleased:
 		return nil
 	case w == byDecode, r.keeper == none, r.keeper == down:
 		return map[[2]string]float64{decode: 1}
@@ -89,19 +91,19 @@ func (r row) releases() map[[2]string]float64 {
 	return map[[2]string]float64{{"nixl", "ok"}: 1}
 }
 
-// judgeRelease checks which way the hand-off was given back, and that this was not told twice.
-func (r row) judgeRelease(t *testing.T, s *stage, counted counts) {
+// checkRelease checks how the hand-off was released, and that it was released once.
+func (r row) checkRelease(t *testing.T, s *fixture, counted counts) {
 	t.Helper()
 	want := r.releases()
 	for _, way := range []string{"nixl", "cancel"} {
 		for _, result := range []string{"ok", "failed", "unsure"} {
-			if r.deed == kill && result == "unsure" {
-				continue // decode has said that it does not read, and prefill is not there to be told
+			if r.action == kill && result == "unsure" {
+				continue // decode has answered that it does not read, and the prefill engine is gone
 			}
 			counted.must(t, want[[2]string{way, result}], "tandem_kv_release_total", "way", way, "result", result)
 		}
 	}
-	if r.lost == saved || want != nil {
+	if r.lost == notLost || want != nil {
 		counted.must(t, want[[2]string{"cancel", "failed"}], "tandem_kv_stranded_total")
 	}
 	spans, last := 0, "nixl"
@@ -119,18 +121,19 @@ func (r row) judgeRelease(t *testing.T, s *stage, counted counts) {
 	if released := want != nil; (spans == 1) != released || spans > 1 {
 		t.Errorf("%d spans of releases, for %v", spans, want)
 	}
-	r.judgeStrays(t, s)
+	r.checkStrays(t, s)
 }
 
 var strays = regexp.MustCompile(`(?m)^vllm:nixl_num_notifications_after_expiry_total\{[^}]*\} (\S+)$`)
 
-// judgeStrays looks at notices of hand-offs that an engine does not hold. Each is told of once, but
+// checkStrays checks the notices of hand-offs that a prefill engine does not hold. There must be none, because each hand-off
+// is released once, with these exceptions:
 //
-//   - by a decode engine that loses its leg, or dies, when it has read the hand-off, and has told prefill so: nobody else
-//     knows whether it has, and a hand-off that stays held is worse;
-//   - by one that gets to read only what is no more, or somebody else's;
-//   - by a keeper that cannot say whether it has told.
-func (r row) judgeStrays(t *testing.T, s *stage) {
+//   - A decode engine reads a hand-off and tells prefill so, then expectedLoss its leg or dies. The sidecar cannot know that it has
+//     read, and releases again: a hand-off that stays pinned would be worse.
+//   - A decode engine reads a hand-off that has expired, or that belongs to another request.
+//   - A keeper cannot say whether it has sent its notice.
+func (r row) checkStrays(t *testing.T, s *fixture) {
 	t.Helper()
 	for i, e := range s.prefill {
 		select {
@@ -138,7 +141,7 @@ func (r row) judgeStrays(t *testing.T, s *stage) {
 			continue
 		default:
 		}
-		e.Engine.ClearFaults() // or it would not tell
+		e.Engine.ClearFaults() // or it would not answer
 		page := httptest.NewRecorder()
 		e.Engine.Handler().ServeHTTP(page, httptest.NewRequestWithContext(within(t), http.MethodGet, "/metrics", nil))
 		m := strays.FindStringSubmatch(page.Body.String())

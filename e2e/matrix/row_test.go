@@ -8,20 +8,20 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// row is one cell of the matrix, and one way to ask.
+// row is one cell of the matrix with one kind of request.
 type row struct {
-	strike
+	failure
 	situation situation
 	api       pd.API
 	stream    bool
 	keeper    keeper
 }
 
-// rows lists every strike with every form and API, each with a candidate left and without. Where a forced request or an
-// empty budget comes to something else, those are rows as well: half of the forms and APIs, since they say the same.
-// All of that is with a keeper that works. What another one, or none, makes a difference to is listed with that as well.
+// rows lists every failure with every form and API, each with another candidate and without. Where a forced request or an
+// empty budget has another outcome, rows lists these too, with half of the forms and APIs: the other half would test the
+// same. The keeper works in all of these; otherKeepers adds rows with other keepers.
 func rows() (list []row) {
-	for _, s := range strikes() {
+	for _, s := range failures() {
 		for _, streamed := range []bool{false, true} {
 			if s.form != anyForm && (s.form == stream) != streamed {
 				continue
@@ -34,7 +34,7 @@ func rows() (list []row) {
 					}
 					list = append(list, r)
 					if in == last {
-						list = append(list, r.otherwise()...)
+						list = append(list, r.otherKeepers()...)
 					}
 				}
 			}
@@ -43,10 +43,10 @@ func rows() (list []row) {
 	return list
 }
 
-// otherwise is the row with other keepers. Where prefill is told directly, that is every form and API without a keeper, and
-// half of them with those that fail. Of what comes to the same without a keeper it is one form, to see that it does; where
-// that takes seconds, none.
-func (r row) otherwise() (list []row) {
+// otherKeepers returns the row with other keepers. Where the sidecar tells prefill directly, these are all forms and APIs
+// without a keeper, and half of them with keepers that fail. Where the keeper makes no difference, one form without a
+// keeper shows that; rows that take seconds have none.
+func (r row) otherKeepers() (list []row) {
 	half, differs := r.stream == (r.api == pd.APIChat), r.way() == direct
 	for _, k := range []keeper{none, down, unsure} {
 		other := r
@@ -70,7 +70,7 @@ func (r row) String() string {
 	return name
 }
 
-// body is the request: a prompt of several blocks that no engine has seen, since every row has engines of its own.
+// body returns the request: a prompt of several blocks. No engine has it cached, since every row has engines of its own.
 func (r row) body() []byte {
 	m := map[string]any{"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": r.stream}
 	if r.api == pd.APIChat {

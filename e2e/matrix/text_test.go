@@ -12,7 +12,7 @@ import (
 
 const textFile = "testdata/matrix.txt"
 
-// TestMatrixText keeps the table for people equal to the tables that the rows are judged by.
+// TestMatrixText checks that testdata/matrix.txt shows the tables that the rows are checked by.
 func TestMatrixText(t *testing.T) {
 	text := matrixText()
 	if *update {
@@ -25,11 +25,11 @@ func TestMatrixText(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(have) != text {
-		t.Errorf("%s is not what the tables say; write it anew with -update. They say:\n%s", textFile, text)
+		t.Errorf("%s differs from the tables; write it anew with -update. The tables say:\n%s", textFile, text)
 	}
 }
 
-// TestEveryDamage: a damage that the simulator learns must be promised something.
+// TestEveryDamage: each damage that the simulator can do has a row in damages.
 func TestEveryDamage(t *testing.T) {
 	for _, name := range sim.Damages() {
 		if _, ok := damages[name]; !ok {
@@ -43,30 +43,33 @@ func TestEveryDamage(t *testing.T) {
 	}
 }
 
-const textHead = `What a client gets, by the state of its request, by what goes wrong, and by what the sidecar may still do.
+const textHead = `What a client gets, by the state of its request, by what goes wrong, and by the choice that the sidecar has left.
 
 Each case holds for streams and whole answers, for chat and completions, unless it says otherwise, and each is run by
 TestMatrix. A line is the status, what x-tandem-pd-decision says, and "retry" if a proxy may try another decode pod
-(x-tandem-retry). Answers with 200 have the tokens of an undisturbed engine, unless they say otherwise. "Every time" is a
-fault that a second leg meets again; a second leg meets the other faults of the decode engine no more, unless it is dead.
-What nobody reads is given back: directly, by the sidecar's own word to prefill [direct], or by way of decode [by decode]. All
-goes by way of decode where there is no keeper, or it is down. No hand-off stays with its prefill engine until its lease ends
-but those with [lost: why], and without a keeper those with [lost without a keeper: why].
+(x-tandem-retry). Answers with 200 have the tokens of an engine that does not fail, unless the line says otherwise. "Every
+time" marks a fault that a second leg to the engine meets again. The other faults of the decode engine happen once, unless
+they end it.
+
+The sidecar releases each hand-off that decode does not read: it tells prefill itself [direct], or makes decode tell prefill
+[by decode]. Without a keeper (the process that owns the NIXL agent), or while the keeper is down, the sidecar always makes
+decode tell prefill. A hand-off stays pinned by its prefill engine until its lease ends only where a line has [lost: why],
+or, if the sidecar has no keeper, [lost without a keeper: why].
 `
 
-// matrixText shows strikes that come to the same together.
+// matrixText returns the table. It shows failures of a state with the same outcomes together.
 func matrixText() string {
 	var b strings.Builder
 	b.WriteString(textHead)
 	var at state
-	list := strikes()
+	list := failures()
 	for len(list) > 0 {
 		if list[0].state != at {
 			at = list[0].state
 			fmt.Fprintf(&b, "\n== %s ==\n", at)
 		}
 		ends := list[0].ends()
-		alike, rest := []strike(nil), []strike(nil)
+		alike, rest := []failure(nil), []failure(nil)
 		for _, s := range list {
 			if s.state == at && s.ends() == ends {
 				alike = append(alike, s)
@@ -82,22 +85,22 @@ func matrixText() string {
 	b.WriteString("\n== the sidecar is killed, in any state ==\n\n")
 	died := killings()
 	for i := range died {
-		died[i].name, died[i].told = string(died[i].state), nowise
+		died[i].name, died[i].release = string(died[i].state), notReleased
 	}
 	writeAlike(&b, died)
 	b.WriteString("    the connection ends\n")
 	return b.String()
 }
 
-// writeAlike names strikes, and which of them lose a hand-off.
-func writeAlike(b *strings.Builder, alike []strike) {
+// writeAlike writes the names of failures, how each releases its hand-off, and why it is lost.
+func writeAlike(b *strings.Builder, alike []failure) {
 	for _, s := range alike {
 		b.WriteString(s.title())
-		if told := s.way(); told != nowise {
+		if told := s.way(); told != notReleased {
 			fmt.Fprintf(b, "   [%s]", told)
 		}
 		switch s.lost {
-		case saved:
+		case notLost:
 		case decodeLost:
 			fmt.Fprintf(b, "   [lost without a keeper: %s]", s.lost)
 		default:
@@ -107,15 +110,15 @@ func writeAlike(b *strings.Builder, alike []strike) {
 	}
 }
 
-func (s strike) title() string {
+func (s failure) title() string {
 	if s.form != anyForm {
 		return s.name + " (" + string(s.form) + ")"
 	}
 	return s.name
 }
 
-// ends are the outcomes in all situations, or the one that all have.
-func (s strike) ends() string {
+// ends returns the outcomes in all situations as text, or one line if all are the same.
+func (s failure) ends() string {
 	first := s.expected(another)
 	same := true
 	var b strings.Builder

@@ -12,7 +12,7 @@ func (r *reader) readDetector() {
 	case flow != nil && flow.SaturationDetector != nil:
 		r.cfg.detector = r.findDetector(newer, flow.SaturationDetector.PluginRef)
 		if older != nil && older.PluginRef != flow.SaturationDetector.PluginRef {
-			r.warn(path, "has no effect beside %s", newer)
+			r.warn(path, "has no effect together with %s", newer)
 		}
 	case older != nil:
 		r.cfg.detector = r.findDetector(path, older.PluginRef)

@@ -51,9 +51,9 @@ func (p *LabelSelectorFilter) Problems(report epp.Report) {
 	switch {
 	case !old:
 	case len(p.MatchLabels) > 0 || len(p.MatchExpressions) > 0:
-		report("label", "label, validValues and allowsNoLabel must not stand beside matchLabels and matchExpressions")
+		report("label", "label, validValues and allowsNoLabel cannot be combined with matchLabels and matchExpressions")
 	case p.Label == "":
-		report("label", "must not be empty beside validValues or allowsNoLabel")
+		report("label", "must not be empty if validValues or allowsNoLabel is set")
 	case len(p.ValidValues) == 0 && !p.AllowsNoLabel:
 		report("validValues", "must not be empty without allowsNoLabel: no endpoint would be left")
 	}

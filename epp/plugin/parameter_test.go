@@ -79,8 +79,8 @@ func TestProblems(t *testing.T) {
 		{"label-selector-filter", "matchExpressions: [{key: a, operator: Exists, values: [x]}]", "matchExpressions[0].values: must be empty with Exists"},
 		{"label-selector-filter", "matchExpressions: [{key: a, operator: Exists}, {operator: exists}]", "matchExpressions[1].key: must not be empty|" +
 			`matchExpressions[1].operator: must be In, NotIn, Exists or DoesNotExist, got "exists"`},
-		{"by-label", "{label: a, validValues: [x], matchLabels: {a: x}}", "label: label, validValues and allowsNoLabel must not stand beside matchLabels and matchExpressions"},
-		{"by-label", "validValues: [x]", "label: must not be empty beside validValues or allowsNoLabel"},
+		{"by-label", "{label: a, validValues: [x], matchLabels: {a: x}}", "label: label, validValues and allowsNoLabel cannot be combined with matchLabels and matchExpressions"},
+		{"by-label", "validValues: [x]", "label: must not be empty if validValues or allowsNoLabel is set"},
 		{"by-label", "label: a", "validValues: must not be empty without allowsNoLabel: no endpoint would be left"},
 
 		{"disagg-profile-handler", "stageOrder: both", `stageOrder: must be decode-first or prefill-first, got "both"`},
@@ -105,7 +105,7 @@ func TestProblems(t *testing.T) {
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
 		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
-		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: must not stand beside deciderPluginName"},
+		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: cannot be combined with deciderPluginName"},
 		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
 		{"pd-profile-handler", "primaryPort: 8000", "primaryPort: is not served; list every rank as an endpoint with its own port"},
 	} {

@@ -38,7 +38,7 @@ func (p *PDProfileHandler) Problems(report epp.Report) {
 	if p.Threshold != nil {
 		atLeast(report, "threshold", *p.Threshold, 0)
 		if p.DeciderPluginName != "" {
-			report("threshold", "must not stand beside deciderPluginName")
+			report("threshold", "cannot be combined with deciderPluginName")
 		}
 	}
 	atLeast(report, "hashBlockSize", p.HashBlockSize, 0)

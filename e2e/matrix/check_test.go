@@ -14,10 +14,10 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 )
 
-// judgeAnswer holds what the client got against the promise.
-func (r row) judgeAnswer(t *testing.T, want outcome, got reply, right []int) {
+// checkAnswer compares the client's answer with the table.
+func (r row) checkAnswer(t *testing.T, want outcome, got reply, right []int) {
 	t.Helper()
-	if want.content == nobody {
+	if want.content == noClient {
 		if got.err == nil {
 			t.Errorf("the answer was whole: %d %s", got.status, got.body)
 		}
@@ -37,32 +37,32 @@ func (r row) judgeAnswer(t *testing.T, want outcome, got reply, right []int) {
 	if timing := got.header.Get(pd.HeaderTiming); timing == "" {
 		t.Error("no Server-Timing")
 	}
-	r.judgeContent(t, want, got, right)
+	r.checkContent(t, want, got, right)
 }
 
-func (r row) judgeContent(t *testing.T, want outcome, got reply, right []int) {
+func (r row) checkContent(t *testing.T, want outcome, got reply, right []int) {
 	t.Helper()
 	ended := got.err == nil && (got.done || !r.stream)
 	switch want.content {
 	case rightTokens:
 		if !ended || got.failed != nil || !slices.Equal(got.tokens, right) {
-			t.Errorf("tokens %v, an undisturbed engine gives %v; %v, error %+v", got.tokens, right, got.err, got.failed)
+			t.Errorf("tokens %v, an engine that does not fail gives %v; %v, error %+v", got.tokens, right, got.err, got.failed)
 		}
 	case wrongTokens:
 		if !ended || slices.Equal(got.tokens, right) {
-			t.Errorf("tokens %v are right, %v: the table is too dark", got.tokens, got.err)
+			t.Errorf("tokens %v are right, though the table says they are wrong; %v", got.tokens, got.err)
 		}
 	case refusal:
 		d := r.refused(t, want)
 		if e := got.failed; got.err != nil || e == nil || e.Code != string(d.Reason) || e.Message == "" || e.Type == "" || e.Param != nil {
 			t.Errorf("the API's error is %s, %v", got.body, got.err)
 		}
-	case engineWord:
+	case engineError:
 		if e := got.failed; got.err != nil || e == nil || e.Code != float64(want.status) || e.Message == "" {
 			t.Errorf("the engine's error is %s, %v", got.body, got.err)
 		}
 	case errorEvent:
-		r.judgeBreak(t, got, right)
+		r.checkBreak(t, got, right)
 	}
 }
 
@@ -75,9 +75,9 @@ func (r row) refused(t *testing.T, want outcome) pd.Result {
 	return d
 }
 
-// judgeBreak is for an answer that began well. A stream ends with an error and [DONE], as its API has it; half of a whole
-// answer must not look like one.
-func (r row) judgeBreak(t *testing.T, got reply, right []int) {
+// checkBreak checks an answer that broke off. A stream ends with an error event and [DONE], as its API defines; a part of a
+// whole answer must not look complete.
+func (r row) checkBreak(t *testing.T, got reply, right []int) {
 	t.Helper()
 	if !r.stream {
 		if got.err == nil {
@@ -94,15 +94,15 @@ func (r row) judgeBreak(t *testing.T, got reply, right []int) {
 	}
 }
 
-// judgeHeld looks at what the engines hold: one request is one hand-off, of the first candidate.
-func (r row) judgeHeld(t *testing.T, s *stage) {
+// checkHeld checks that the engines hold no blocks, except the first candidate's for a hand-off that is lost.
+func (r row) checkHeld(t *testing.T, s *fixture) {
 	t.Helper()
 	lost := s.prefill[0]
-	if r.loses() != saved && lost.Engine.State().Blocks.Pinned == 0 {
-		t.Errorf("the hand-off was given back although the table gives it up: %s", r.lost)
+	if r.expectedLoss() != notLost && lost.Engine.State().Blocks.Pinned == 0 {
+		t.Errorf("the hand-off was released, though the table says it is lost: %s", r.lost)
 	}
 	for i, e := range s.engines() {
-		if r.loses() == saved || e != lost {
+		if r.expectedLoss() == notLost || e != lost {
 			mustBeFree(t, e)
 		}
 		st := e.Engine.State()
@@ -112,8 +112,8 @@ func (r row) judgeHeld(t *testing.T, s *stage) {
 	}
 }
 
-// judgeEngines looks at who worked.
-func (r row) judgeEngines(t *testing.T, s *stage, want outcome) {
+// checkEngines checks which engines computed the prompt and which read KV blocks.
+func (r row) checkEngines(t *testing.T, s *fixture, want outcome) {
 	t.Helper()
 	if r.situation == another {
 		if n, asked := s.prefill[1].Engine.State().Requests, want.attempts() == 2; (n == 1) != asked || n > 1 {
@@ -135,7 +135,7 @@ func (r row) judgeEngines(t *testing.T, s *stage, want outcome) {
 	}
 }
 
-// mustBeFree waits until an engine that runs holds no block. That a lease ran out for it would show in its state.
+// mustBeFree waits until an engine that runs holds no block. checkHeld checks that none was freed because its lease expired.
 func mustBeFree(t *testing.T, e engine) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
@@ -150,8 +150,8 @@ func mustBeFree(t *testing.T, e engine) {
 	}
 }
 
-// judgeMetrics checks that everything is counted once.
-func (r row) judgeMetrics(t *testing.T, counted counts, want outcome) {
+// checkMetrics checks that the request, its legs and its retries are counted once.
+func (r row) checkMetrics(t *testing.T, counted counts, want outcome) {
 	t.Helper()
 	d, err := pd.ParseResult(want.decision)
 	if err != nil {
@@ -167,7 +167,7 @@ func (r row) judgeMetrics(t *testing.T, counted counts, want outcome) {
 	counted.must(t, 0, "tandem_open_requests")
 }
 
-// retried is how many legs failed and were made good for, in this request or by a refusal of it.
+// retried returns how many legs failed and were followed by another leg or a refusal.
 func (r row) retried() (leg string, n float64) {
 	switch r.effect {
 	case candidateFails:
@@ -178,7 +178,7 @@ func (r row) retried() (leg string, n float64) {
 	return "", 0
 }
 
-// count is a counter or gauge, or how often a histogram was fed.
+// count is the value of a counter or gauge, or the number of a histogram's observations.
 type count struct {
 	name   string
 	labels map[string]string
@@ -188,7 +188,7 @@ type count struct {
 // counts are the metrics of one sidecar.
 type counts []count
 
-func (s *stage) counts(t *testing.T) (all counts) {
+func (s *fixture) counts(t *testing.T) (all counts) {
 	t.Helper()
 	families, err := s.reg.Gather()
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *stage) counts(t *testing.T) (all counts) {
 	return all
 }
 
-// must checks the sum of what has the labels, given as name, value, name, value …
+// must checks the sum of the series that have the labels, given as name, value, name, value …
 func (c counts) must(t *testing.T, want float64, name string, labels ...string) {
 	t.Helper()
 	var sum float64
@@ -224,8 +224,8 @@ func (c counts) must(t *testing.T, want float64, name string, labels ...string) 
 	}
 }
 
-// judgeTrace checks the spans: one for the request, and below it one for each leg.
-func (r row) judgeTrace(t *testing.T, s *stage, want outcome) {
+// checkTrace checks the spans: one for the request, and below it one for each leg.
+func (r row) checkTrace(t *testing.T, s *fixture, want outcome) {
 	t.Helper()
 	named := map[string][]sdktrace.ReadOnlySpan{}
 	for _, span := range s.spans.Ended() {
@@ -256,7 +256,7 @@ func (r row) judgeTrace(t *testing.T, s *stage, want outcome) {
 		if n := attributeOf(span, "tandem.attempt"); n != strconv.Itoa(i+1) {
 			t.Errorf("prefill span %d is attempt %s", i, n)
 		}
-		failed := i == 0 && (r.effect == candidateFails || r.effect == clientsFault || r.state == prefilling && r.deed != nothing)
+		failed := i == 0 && (r.effect == candidateFails || r.effect == clientsFault || r.state == prefilling && r.action != noAction)
 		mustHaveFailed(t, span, failed)
 	}
 	for i, span := range decodes {

@@ -27,22 +27,22 @@ import (
 )
 
 const (
-	// shortly is a deadline of the sidecar in rows where it passes, and slowly (ms) the delay that outlasts it. What comes in
-	// time does so on a machine that stands still for seconds, too.
+	// shortly is a deadline of the sidecar in rows where the deadline passes, and slowly (ms) the delay that outlasts it. They
+	// are long enough that other answers arrive in time even if the machine pauses for seconds.
 	shortly = 6 * time.Second
 	slowly  = "7500"
-	// patience is how long a client waits that the sidecar would let wait for ever, its deadlines notwithstanding.
+	// patience is how long the client waits in rows where none of the sidecar's deadlines ends the request.
 	patience = 3 * shortly / 2
-	// lease outlasts every row, on a machine that stands still for a while, too.
+	// lease outlasts every row, even if the machine pauses for a while.
 	lease = 5 * time.Minute
-	// briefly is how long a decode engine tries to reach a prefill engine in rows where it is gone.
+	// briefly is how long a decode engine tries to reach a prefill engine that is gone.
 	briefly = 300 * time.Millisecond
 )
 
 // engine is a simulated engine whose connections are counted.
 type engine struct {
 	*sim.Server
-	door *door
+	listener *countingListener
 }
 
 func (e engine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
@@ -58,7 +58,7 @@ func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, erro
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &door{Listener: data}
+	d := &countingListener{Listener: data}
 	cfg := sim.Config{MaxModelLen: 512, KV: sim.KVConfig{Blocks: 40, HandshakeTimeout: reach, Lease: lease}, Transfer: sim.TransferConfig{Fetch: fetch}}
 	s, err := sim.Serve(cfg, d, admin)
 	if err != nil {
@@ -68,61 +68,62 @@ func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, erro
 	return engine{s, d}
 }
 
-// given counts the loopback addresses that engines have got.
-var given atomic.Uint32
+// loopbacks counts the loopback addresses of all engines.
+var loopbacks atomic.Uint32
 
-// ownLoopback returns an address at which no other test listens: rows run side by side, and a port that one row's engine has closed
-// for a while would sooner or later be another's. Only Linux has more than one.
+// ownLoopback returns an address at which no other row listens. Rows run in parallel: on a shared address, the port that one
+// row's engine closes for a while could be given to another row's. Only Linux has more than one loopback address.
 func ownLoopback() string {
 	if runtime.GOOS != "linux" {
 		return "127.0.0.1"
 	}
-	n := given.Add(1)
+	n := loopbacks.Add(1)
 	return netip.AddrFrom4([4]byte{127, byte(1 + n>>16), byte(n >> 8), byte(n)}).String()
 }
 
-// door counts the connections that an engine has open.
-type door struct {
+// countingListener counts the connections that an engine has open.
+type countingListener struct {
 	net.Listener
 	mu   sync.Mutex // guards open
 	open int
 }
 
 // Accept implements net.Listener.
-func (d *door) Accept() (net.Conn, error) {
+func (d *countingListener) Accept() (net.Conn, error) {
 	c, err := d.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
 	d.add(1)
-	return &guest{TCPConn: c.(*net.TCPConn), leaves: sync.OnceFunc(func() { d.add(-1) })}, nil
+	return &countedConn{TCPConn: c.(*net.TCPConn), closed: sync.OnceFunc(func() { d.add(-1) })}, nil
 }
 
-func (d *door) add(n int) {
+func (d *countingListener) add(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open += n
 }
 
-func (d *door) empty() bool {
+func (d *countingListener) empty() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.open == 0
 }
 
-// guest is a connection that tells its door when it is closed.
-type guest struct {
+// countedConn is a connection that its countingListener counts until it is closed.
+type countedConn struct {
 	*net.TCPConn
-	leaves func()
+	closed func()
 }
 
 // Close implements net.Conn.
-func (g *guest) Close() error {
-	defer g.leaves()
+func (g *countedConn) Close() error {
+	defer g.closed()
 	return g.TCPConn.Close()
 }
 
-// link is what a decode engine meets its prefill engines over. While it is down it swallows what is sent.
+// link is the connection from a decode engine to the side channels of prefill engines. While it is down, requests get no
+// answer.
 type link struct {
 	once sync.Once
 	up   chan struct{}
@@ -139,75 +140,75 @@ func (l *link) fetch(ctx context.Context, addr string) ([]byte, error) {
 
 func (l *link) repair() { l.once.Do(func() { close(l.up) }) }
 
-// stage is one row's engines and sidecar.
-type stage struct {
+// fixture holds one row's engines and sidecar.
+type fixture struct {
 	*sidecar.Server
-	prefill []engine // in the order of the candidates
-	decode  engine
-	link    *link
-	url     string
-	reg     *prometheus.Registry
-	spans   *tracetest.SpanRecorder
-	front   *httptest.Server
-	client  *http.Transport
-	keeper  *transport.TCP // nil: there is none
-	busy    sync.WaitGroup // requests that are not quite over
-	noticed chan struct{}  // gets one when the sidecar has noticed that its client left, or has cut the request
+	prefill    []engine // in the order of the candidates
+	decode     engine
+	link       *link
+	url        string
+	reg        *prometheus.Registry
+	spans      *tracetest.SpanRecorder
+	httpServer *httptest.Server
+	client     *http.Transport
+	keeper     *transport.TCP // nil: there is none
+	busy       sync.WaitGroup // handlers that have not returned
+	noticed    chan struct{}  // gets a value when the sidecar has noticed that its client left, or has cut the request
 }
 
 // ServeHTTP implements http.Handler.
-func (s *stage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *fixture) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.busy.Add(1)
 	defer s.busy.Done()
-	// The sidecar's own context has ended when that is told.
+	// The sidecar's context ends before noticed gets its value.
 	ctx, end := context.WithCancel(context.WithoutCancel(r.Context()))
 	defer end()
 	defer context.AfterFunc(r.Context(), func() { end(); s.notice() })()
 	s.Handler().ServeHTTP(&watched{w, s}, r.WithContext(ctx))
 }
 
-// watched is an answer that tells when the sidecar cuts it.
+// watched is a response writer that notices when the sidecar cuts the answer.
 type watched struct {
 	http.ResponseWriter
-	s *stage
+	s *fixture
 }
 
 // Unwrap lets http.ResponseController reach the connection.
 func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// SetWriteDeadline is what the sidecar calls when it cuts an answer.
+// SetWriteDeadline is called by the sidecar when it cuts an answer.
 func (w *watched) SetWriteDeadline(at time.Time) error {
 	w.s.notice()
 	return http.NewResponseController(w.ResponseWriter).SetWriteDeadline(at)
 }
 
-func (s *stage) notice() {
+func (s *fixture) notice() {
 	select {
 	case s.noticed <- struct{}{}:
 	default:
 	}
 }
 
-// startStage starts what a row needs, with its faults standing.
-func startStage(t *testing.T, r row) *stage {
+// startFixture starts a row's engines, with their faults, and its sidecar.
+func startFixture(t *testing.T, r row) *fixture {
 	t.Helper()
 	s := startEngines(t, r)
 	s.startSidecar(t, r)
 	return s
 }
 
-func startEngines(t *testing.T, r row) *stage {
+func startEngines(t *testing.T, r row) *fixture {
 	t.Helper()
-	s := &stage{link: &link{up: make(chan struct{})}, reg: prometheus.NewRegistry(), spans: tracetest.NewSpanRecorder(),
+	s := &fixture{link: &link{up: make(chan struct{})}, reg: prometheus.NewRegistry(), spans: tracetest.NewSpanRecorder(),
 		client: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: testTimeout}, noticed: make(chan struct{}, 1)}
 	var reach time.Duration // the default
 	switch {
-	case r.deed == freeze:
+	case r.action == freeze:
 		reach = testTimeout
-	case r.deed == kill, r.prefill.Arg == "wrong-port":
+	case r.action == kill, r.prefill.Arg == "wrong-port":
 		reach = briefly
 	}
-	if r.deed != freeze {
+	if r.action != freeze {
 		s.link.repair()
 	}
 	s.prefill = []engine{startEngine(t, nil, 0)}
@@ -227,7 +228,7 @@ func startEngines(t *testing.T, r row) *stage {
 	return s
 }
 
-func (s *stage) startSidecar(t *testing.T, r row) {
+func (s *fixture) startSidecar(t *testing.T, r row) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(s.decode.addr())
 	if err != nil {
@@ -247,10 +248,10 @@ func (s *stage) startSidecar(t *testing.T, r row) {
 	case r.quick:
 		cfg.Engine.FirstEvent = shortly
 	}
-	if r.situation == broke {
+	if r.situation == budgetEmpty {
 		cfg.Fallback.Ratio, cfg.Fallback.Burst = 0, 0
 	}
-	if r.deed == tooOld {
+	if r.action == tooOld {
 		cfg.Fallback.Lease = time.Nanosecond
 	}
 	cfg.Keep.Notifier = s.startKeeper(t, r.keeper)
@@ -261,21 +262,21 @@ func (s *stage) startSidecar(t *testing.T, r row) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.front = httptest.NewServer(s)
-	s.url = s.front.URL
+	s.httpServer = httptest.NewServer(s)
+	s.url = s.httpServer.URL
 	t.Cleanup(s.end)
 }
 
-// blockSize is that of the engines, in tokens.
+// blockSize is the size of the engines' KV blocks, in tokens.
 const blockSize = 32
 
-// end waits until requests and releases are over, and closes the sidecar. It may be called again.
-func (s *stage) end() {
+// end waits until requests and releases are over, and closes the sidecar. Later calls do nothing more.
+func (s *fixture) end() {
 	s.busy.Wait()
 	s.Close()
 	if s.keeper != nil {
 		s.keeper.Close()
 	}
 	s.client.CloseIdleConnections()
-	s.front.Close()
+	s.httpServer.Close()
 }
