@@ -142,7 +142,7 @@ func (o *observed) leaveAtDecode(t *testing.T) {
 		left <- err
 	}()
 	o.eventually(t, "a decode leg", func() (string, bool) {
-		return "none", o.ofSidecar(t, `tandem_inflight{role="decode",component="sidecar"}`) > 0
+		return "none", o.ofSidecar(t, `tandem_inflight{component="sidecar",role="decode"}`) > 0
 	})
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {

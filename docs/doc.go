@@ -2,7 +2,7 @@
 //
 // The tests read README.md, CONTRIBUTING.md, CHANGELOG.md and every page of this folder. They follow the links, run the
 // commands, compile the Go examples, and compare the names of flags, metrics, headers, reasons, plugins and span attributes
-// with the source. `go test ./docs -update` writes the generated parts anew: configuration.md, and the tables of flags.md.
+// with the source. `make docs` writes the generated parts anew: configuration.md, and the tables of flags.md.
 //
 // The package has no code beside its tests.
 package docs

@@ -201,7 +201,7 @@ func run(t *testing.T, dir, name string, args ...string) string {
 func replaceBetween(t *testing.T, name, mark, text string) {
 	t.Helper()
 	p := pageNamed(t, name)
-	begin, end := "<!-- begin "+mark+": written by go test ./docs -update -->\n", "<!-- end "+mark+" -->\n"
+	begin, end := "<!-- begin "+mark+": written by make docs -->\n", "<!-- end "+mark+" -->\n"
 	before, rest, begins := strings.Cut(p.text, begin)
 	_, after, ends := strings.Cut(rest, end)
 	if !begins || !ends {
@@ -215,7 +215,7 @@ func replaceBetween(t *testing.T, name, mark, text string) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is older than the source in %q: run go test ./docs -update\n%s", name, mark, firstDifference(p.text, want))
+		t.Errorf("%s is older than the source in %q: run make docs\n%s", name, mark, firstDifference(p.text, want))
 	}
 }
 

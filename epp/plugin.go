@@ -55,7 +55,9 @@ type Detector interface {
 }
 
 // Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. What is not
-// known rates like the middle, never like the best. What lies outside 0..1, or is no number, is clamped by the caller.
+// known rates like the middle, never like the best. The plugins
+// of this repository return 0..1 whatever the load, NaN and values that are not Valid included: the contract suite checks it. The
+// caller clamps what another plugin returns.
 type Scorer interface {
 	Score(r *Round, c []Candidate, scores []float64)
 }

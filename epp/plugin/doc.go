@@ -19,8 +19,8 @@
 //     that outlives a reload comes from epp.Kept.
 //
 // Then add a row to Table. The contract suite of this package runs over all rows: defaults, round trips of the parameters,
-// manual, concurrency, and for filters, scorers and pickers what their interfaces promise. A scorer needs a row in
-// scorer_test.go that shows its scores, a decider one in decider_test.go.
+// manual, concurrency, and for filters, scorers and pickers what their interfaces promise. A scorer needs a test of its
+// scores, in a file of its own or as a row of scorer_test.go; a decider a row in decider_test.go.
 //
 // A decider is the shortest example (always_disagg_pd_decider.go), queue_scorer.go the shortest scorer, and
 // approx_prefix_cache_producer.go has references to other plugins, state that survives reloads and an observer of endpoints.

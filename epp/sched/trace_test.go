@@ -152,6 +152,28 @@ func TestWhy(t *testing.T) {
 	}
 }
 
+// TestWhyUnreachable: one candidate that refuses connections, and so has no scores, does not change what is said of the others.
+func TestWhyUnreachable(t *testing.T) {
+	rated := ratings{"decode-0": 0.5, "decode-1": 1, "decode-2": 1}
+	profile := epp.Profile{Name: "mine", Picker: inTurn{1},
+		Scorers: []epp.NamedScorer{{Name: "queue-scorer", Weight: 1, Scorer: rated}}}
+	pool := fleet("decode", "decode", "decode")
+	pool.Snapshot().Loads[2].Unreachable = true
+	c := sched.Config{Profiles: []epp.Profile{profile}, Stages: epp.Stages{epp.DecodeRow("mine")}, Stale: time.Second}
+	d, err := scheduler(t, pool, c).Explain(t.Context(), splitRequest(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"decode-1: chosen: highest total 1.00 of 3",
+		"decode-0: total 0.50 is 0.5 below the chosen one; mostly queue-scorer",
+		"decode-2: unreachable, so it comes last",
+	}
+	if got := lines(d.Trace.Stages[0]); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 // TestTrace sees that an explanation has all the numbers, as JSON has them.
 func TestTrace(t *testing.T) {
 	p := fleet("prefill-decode", "decode", "prefill", "decode")

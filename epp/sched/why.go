@@ -42,7 +42,7 @@ func rank(runs *stage, stage *epp.StageTrace, chosen int) ranking {
 			r.atBest++
 		}
 		r.left++
-		r.scorers = len(c.Scores)
+		r.scorers = max(r.scorers, len(c.Scores)) // unreachable candidates have no scores
 	}
 	if chosen > 0 {
 		r.first, r.lastPick = &stage.Candidates[0], &stage.Candidates[chosen-1]
@@ -63,6 +63,8 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	switch {
 	case c.Dropped != "":
 		return r.dropped(c)
+	case len(c.Scores) == 0 && r.scorers > 0:
+		return "unreachable, so it comes last"
 	case c.Chosen == 1:
 		return "chosen: " + r.won(c)
 	case c.Chosen > 1:

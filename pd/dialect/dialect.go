@@ -54,7 +54,7 @@ type Handoff interface {
 }
 
 // ErrNoHandoff says that a prefill engine answered without a hand-off, so that it pins nothing.
-var ErrNoHandoff = errors.New("prefill answered without a hand-off (kv_transfer_params): is a KV connector configured on it?")
+var ErrNoHandoff = errors.New("prefill answered without a hand-off in it: is a KV connector configured on that engine?")
 
 // Releaser is a Handoff that stays pinned on the prefill pod until decode has read it, and that a decode engine releases
 // when it loses the leg.
@@ -114,7 +114,9 @@ type Sized interface {
 // Aborter is an Attempt whose engines are told by a request that a leg was cancelled, because they are slow to notice that
 // its connection was closed.
 type Aborter interface {
-	// Abort makes the request for the engine of one role.
+	// Abort makes the request for the engine of one role. The sidecar POSTs body as JSON to path, on both engines of the
+	// attempt, when it gives the attempt up: the client left, a leg failed, or another candidate is tried. Status 200
+	// counts as done; whatever the engine answers, it is asked once.
 	Abort(role pd.Role) (path string, body []byte)
 }
 

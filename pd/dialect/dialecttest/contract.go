@@ -18,12 +18,16 @@ type Case struct {
 	Dialect dialect.Dialect
 	// Good makes the answer of a prefill engine to a prefill leg.
 	Good func(prefillLeg []byte) (answer []byte)
-	// Bad are answers that must be rejected, besides those that are bad in every protocol.
+	// Bad are answers that must be rejected, besides those that are bad in every protocol: an empty answer, text that is not
+	// JSON, other JSON values, compressed bytes, an event stream, HTML, and every beginning of Good's answer.
 	Bad []string
 	// Own are the members that the dialect sets in legs, and strips from what clients send.
 	Own []string
-	// Minted are those of Own whose values differ between attempts.
+	// Minted are those of Own whose values differ between attempts. The prefill leg has all of them, and a concurrent
+	// protocol's decode leg has the same values.
 	Minted []string
+	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as a serial one's always does.
+	OneToken bool
 }
 
 const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":12345678901234567890123, "x":{"deep":[1.0]}, "max_tokens":9 }`
@@ -98,14 +102,14 @@ func members(t *testing.T, text []byte) map[string]json.RawMessage {
 	return m
 }
 
-// legs must keep what the client wrote; a serial protocol's prefill leg asks for one token and no stream.
+// legs must keep what the client wrote; a serial protocol's prefill leg, and a OneToken one, asks for one token and no stream.
 func (c *Case) legs(t *testing.T) {
 	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + clientBody[1:]
 	for _, text := range []string{clientBody, streamed} {
 		_, a := c.attempt(t, text)
 		prefill := payload(t, a.Prefill)
 		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
-		if c.Dialect.Shape() == dialect.Serial {
+		if c.OneToken || c.Dialect.Shape() == dialect.Serial {
 			if s, ok := p["stream"]; string(p["max_tokens"]) != "1" || ok && string(s) != "false" || p["stream_options"] != nil {
 				t.Errorf("prefill leg %s", prefill)
 			}
@@ -117,6 +121,13 @@ func (c *Case) legs(t *testing.T) {
 			for name, value := range got {
 				if !slices.Contains(c.Own, name) && !bytes.Equal(value, in[name]) {
 					t.Errorf("%s leg of %s has %s: %s", leg, text, name, value)
+				}
+			}
+		}
+		if c.Dialect.Shape() == dialect.Concurrent {
+			for _, name := range c.Minted {
+				if !bytes.Equal(p[name], d[name]) {
+					t.Errorf("%s is %s in the prefill leg and %s in the decode leg", name, p[name], d[name])
 				}
 			}
 		}
