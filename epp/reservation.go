@@ -66,8 +66,8 @@ func claimed(claims []Claim, e *Endpoint) bool {
 	return false
 }
 
-// Insist charges the claims whatever the endpoints' load is by now.
-func Insist(claims ...Claim) *Reservation {
+// ReserveAnyway reserves the claims even if the load of their endpoints has changed since the pick saw it.
+func ReserveAnyway(claims ...Claim) *Reservation {
 	for i := range claims {
 		claims[i].Endpoint.charge(claims[i].Add)
 	}

@@ -90,8 +90,8 @@ func TestReserveBothOnOneEndpoint(t *testing.T) {
 func TestInsist(t *testing.T) {
 	d, p := pod("decode"), pod("prefill")
 	old, oldPrefill := claim(d, 10), prefilling(p, 100)
-	first := epp.Insist(old, oldPrefill)
-	second := epp.Insist(old, oldPrefill)
+	first := epp.ReserveAnyway(old, oldPrefill)
+	second := epp.ReserveAnyway(old, oldPrefill)
 	checkInFlight(t, d, 2, 20)
 	checkInFlight(t, p, 2, 200)
 	first.End()
@@ -108,7 +108,7 @@ func TestAnswered(t *testing.T) {
 			if keep {
 				decode, left = keeping(decode), 10
 			}
-			r := epp.Insist(decode, prefilling(p, 100))
+			r := epp.ReserveAnyway(decode, prefilling(p, 100))
 			for range 2 {
 				r.Answered()
 				checkInFlight(t, d, 1, left)
@@ -123,7 +123,7 @@ func TestAnswered(t *testing.T) {
 
 func TestMove(t *testing.T) {
 	picked, served := pod("picked"), pod("served")
-	r := epp.Insist(claim(picked, 10))
+	r := epp.ReserveAnyway(claim(picked, 10))
 	r.Move(epp.StageDecode, picked)
 	checkInFlight(t, picked, 1, 10)
 	r.Move(epp.StageDecode, served)
@@ -162,7 +162,7 @@ func TestVersionsShareTheirLoad(t *testing.T) {
 		}
 	}
 	stale := claim(old, 1)
-	r := epp.Insist(claim(old, 10))
+	r := epp.ReserveAnyway(claim(old, 10))
 	checkInFlight(t, next, 1, 10)
 	r.Move(epp.StageDecode, next)
 	checkInFlight(t, next, 1, 10)
@@ -255,7 +255,7 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 	}
 	r, ok := epp.Reserve(claims)
 	if !ok {
-		r = epp.Insist(claims...)
+		r = epp.ReserveAnyway(claims...)
 	}
 	held := rnd.IntN(4) > 0
 	if held {

@@ -45,7 +45,7 @@ func (s *Server) reserveAgain(h *head) *epp.Reservation {
 	if prefill, _ := s.find(first(h.prefill)); prefill != nil {
 		claims = append(claims, epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill, Add: one})
 	}
-	return epp.Insist(claims...)
+	return epp.ReserveAnyway(claims...)
 }
 
 func first(list string) string {

@@ -93,7 +93,7 @@ const tokens = 100
 func (p *pool) local(r *epp.Request, decode ...*epp.Endpoint) (*epp.Decision, error) {
 	claim := epp.Claim{Stage: epp.StageDecode, Endpoint: decode[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}, Keep: epp.InFlight{Requests: 1}}
 	return &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: decode}}, Verdict: pd.Local, Reason: pd.BelowThreshold,
-		Tokens: r.Prompt.Tokens, Reservation: epp.Insist(claim)}, nil
+		Tokens: r.Prompt.Tokens, Reservation: epp.ReserveAnyway(claim)}, nil
 }
 
 func (p *pool) remote(decode *epp.Endpoint, prefill ...*epp.Endpoint) (*epp.Decision, error) {
@@ -101,7 +101,7 @@ func (p *pool) remote(decode *epp.Endpoint, prefill ...*epp.Endpoint) (*epp.Deci
 	return &epp.Decision{Verdict: pd.Remote, Reason: pd.Uncached,
 		Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: []*epp.Endpoint{decode}},
 			{Stage: epp.StagePrefill, Split: true, Header: pd.HeaderPrefill, Endpoints: prefill}},
-		Reservation: epp.Insist(epp.Claim{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one},
+		Reservation: epp.ReserveAnyway(epp.Claim{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one},
 			epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}})}, nil
 }
 

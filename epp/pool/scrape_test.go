@@ -177,7 +177,7 @@ func TestUnreachable(t *testing.T) {
 func TestSentIsOfTheAsking(t *testing.T) {
 	var s *scraper
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		epp.Insist(epp.Claim{Endpoint: s.member.Endpoint, Add: epp.InFlight{Requests: 1}})
+		epp.ReserveAnyway(epp.Claim{Endpoint: s.member.Endpoint, Add: epp.InFlight{Requests: 1}})
 		show(busyPage)(w, r)
 	}))
 	defer engine.Close()

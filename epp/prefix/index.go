@@ -11,10 +11,10 @@ import (
 // MaxSlots is how many endpoints an Index can tell apart. One whose slot is not below it is never matched.
 const MaxSlots = 1 << 14
 
-// Index tells which endpoints hold which blocks. The zero value is empty, and it is safe for concurrent use.
+// Index records which endpoints hold which blocks. The zero value is empty. An Index is safe for concurrent use.
 //
-// Each slot has one tenant, the endpoint that was last added to. Whoever else has the same slot, before or after it,
-// matches nothing.
+// A slot belongs to the endpoint for which Add was last called. Other endpoints with the same slot, earlier or later ones,
+// match nothing.
 type Index struct {
 	groups    [MaxSlots / places]atomic.Pointer[group]
 	blocks    atomic.Int64

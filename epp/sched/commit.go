@@ -34,7 +34,7 @@ func (k *pick) commit() (*epp.Reservation, error) {
 		}
 		if try == tries {
 			metrics.insisted.Inc()
-			return epp.Insist(k.claims...), nil
+			return epp.ReserveAnyway(k.claims...), nil
 		}
 		metrics.retries.Inc()
 	}

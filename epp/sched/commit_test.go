@@ -84,7 +84,7 @@ func (r *rival) Score(round *epp.Round, c []epp.Candidate, _ []float64) {
 	}
 	r.runs--
 	for i := range c {
-		r.held = append(r.held, epp.Insist(epp.Claim{Endpoint: c[i].Endpoint, Add: epp.InFlight{Requests: 1}}))
+		r.held = append(r.held, epp.ReserveAnyway(epp.Claim{Endpoint: c[i].Endpoint, Add: epp.InFlight{Requests: 1}}))
 	}
 }
 
@@ -136,7 +136,7 @@ func TestRetryLooksAgain(t *testing.T) {
 		dst = highest(1).Pick(r, totals, n, dst)
 		if taken == nil {
 			taken = p.Snapshot().Endpoints[dst[0]]
-			epp.Insist(epp.Claim{Endpoint: taken, Add: epp.InFlight{Requests: 5}})
+			epp.ReserveAnyway(epp.Claim{Endpoint: taken, Add: epp.InFlight{Requests: 5}})
 		}
 		return dst
 	})

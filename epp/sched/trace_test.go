@@ -181,7 +181,7 @@ func TestTrace(t *testing.T) {
 	s.Loads[0] = epp.Load{}
 	s.Loads[1] = epp.Load{At: time.Now(), Signals: epp.Values{}.With(epp.Waiting, 3)}
 	s.Loads[2] = epp.Load{At: time.Now().Add(-time.Hour), Signals: epp.Values{}.With(epp.Running, 5).With(epp.KVUsage, 0.25)}
-	epp.Insist(epp.Claim{Endpoint: s.Endpoints[1], Add: epp.InFlight{Requests: 2, Tokens: 70}})
+	epp.ReserveAnyway(epp.Claim{Endpoint: s.Endpoints[1], Add: epp.InFlight{Requests: 2, Tokens: 70}})
 	c := disagg()
 	c.Matcher = &caches{cached: map[string]int{"prefill-decode-0": 48}}
 	c.Profiles[1].Scorers[0].Weight = 3
