@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -65,7 +66,7 @@ type CustomMetric struct {
 	MetricSpec string `yaml:"metricSpec"`
 }
 
-// builtin are the engines that need no configuration, with the names their pages had in the version llm-d documents. The
+// builtin are the engines of which more is known than the series of signals, with the names their pages had in the version llm-d documents. The
 // series of signals are in their declarations.
 var builtin = []EngineConfig{
 	{
@@ -198,12 +199,23 @@ func (x *Extractor) engine(name string) *EngineConfig {
 	if i := slices.IndexFunc(builtin, named); i >= 0 {
 		return builtin[i].withSignals()
 	}
+	if slices.Contains(declaredEngines(), name) {
+		return (&EngineConfig{Name: name}).withSignals()
+	}
 	return nil
+}
+
+// declaredEngines returns the engines for which signals are declared. They need no entry in builtin.
+func declaredEngines() (names []string) {
+	for _, s := range epp.Signals() {
+		names = slices.AppendSeq(names, maps.Keys(s.Declaration().Pages))
+	}
+	return names
 }
 
 // names returns the names of all engines, each once.
 func (x *Extractor) names() []string {
-	var names []string
+	names := declaredEngines()
 	for _, list := range [][]EngineConfig{x.EngineConfigs, builtin} {
 		for i := range list {
 			names = append(names, list[i].Name)

@@ -165,3 +165,14 @@ func TestCacheLabelsHaveDefaults(t *testing.T) {
 		t.Errorf("got %+v", got.Cache)
 	}
 }
+
+// backlog is a signal of an engine that nothing else knows.
+var backlog = epp.Declare(epp.Declaration{Name: "backlog", Pages: map[string]string{"zeta": "zeta:backlog_tokens"}})
+
+// TestDeclaredEngine: a declaration with a new engine name makes the engine known.
+func TestDeclaredEngine(t *testing.T) {
+	load, ok := loadOf(t, builtinProgram(t, "zeta"), strings.NewReader("# TYPE zeta:backlog_tokens gauge\nzeta:backlog_tokens 500\n"))
+	if value, known := load.Signals.Value(backlog); !ok || !known || value != 500 {
+		t.Errorf("read %v, %t (%t)", value, known, ok)
+	}
+}
