@@ -115,6 +115,7 @@ var importRules = []importRule{
 	{"sidecar/intake", []string{"sidecar/transport", "pd…"}, nil},
 	{"sidecar/passthrough", []string{"sidecar/intake", "sidecar/transport", "pd…"}, nil},
 	{"sidecar/lease", []string{"pd…", "transfer…"}, anything},
+	{"sidecar/handoff", []string{"sidecar/intake", "sidecar/lease", "sidecar/relay", "sidecar/transport", "pd…", "transfer"}, anything},
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
 	{"epp", []string{"pd…", "transfer"}, anything},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},

@@ -167,7 +167,7 @@ func BenchmarkLocal(b *testing.B) {
 // BenchmarkRemote runs two legs; its floor has one.
 func BenchmarkRemote(b *testing.B) {
 	engine := rawEngine(b, httpAnswer("application/json", wholeAnswer))
-	prefill := rawEngine(b, httpAnswer("application/json", offer(handoff)))
+	prefill := rawEngine(b, httpAnswer("application/json", offer(handoffParams)))
 	s, proxy := startRig(b, engine), floor(b, engine)
 	for _, size := range []int{1, 220} {
 		name := strconv.Itoa(size) + "KB"
@@ -181,7 +181,7 @@ func BenchmarkRemote(b *testing.B) {
 func BenchmarkStream(b *testing.B) {
 	const events = 200
 	stream := streamAnswer(events)
-	engine, prefill := rawEngine(b, stream), rawEngine(b, httpAnswer("application/json", offer(handoff)))
+	engine, prefill := rawEngine(b, stream), rawEngine(b, httpAnswer("application/json", offer(handoffParams)))
 	s, proxy := startRig(b, engine), floor(b, engine)
 	n, body := bodyLength(b, stream), streamed(promptOf(1<<10))
 	b.Run("sidecar/local", func(b *testing.B) { drive(b, s.Handler(), body, n) })
@@ -212,7 +212,7 @@ func TestStreamAllocs(t *testing.T) {
 	mean := map[int]float64{}
 	for _, events := range []int{2, 200} {
 		stream := streamAnswer(events)
-		engine, prefill := rawEngine(t, stream), rawEngine(t, httpAnswer("application/json", offer(handoff)))
+		engine, prefill := rawEngine(t, stream), rawEngine(t, httpAnswer("application/json", offer(handoffParams)))
 		h := startRig(t, engine).Handler()
 		n, body := bodyLength(t, stream), streamed(promptOf(1<<10))
 		mean[events] = testing.AllocsPerRun(100, func() { serveOne(t, h, body, n, pd.HeaderPrefill, prefill) })
@@ -260,7 +260,7 @@ func (n *notifying) Write(p []byte) (int, error) {
 // TestStreamHoldsNoBody checks that a long prompt is not kept in memory while its answer streams.
 func TestStreamHoldsNoBody(t *testing.T) {
 	endless, _, _ := strings.Cut(string(streamAnswer(1)), "\r\ne\r\n") // without its end
-	engine, prefill := rawEngine(t, []byte(endless+"\r\n")), rawEngine(t, httpAnswer("application/json", offer(handoff)))
+	engine, prefill := rawEngine(t, []byte(endless+"\r\n")), rawEngine(t, httpAnswer("application/json", offer(handoffParams)))
 	h := startRig(t, engine).Handler()
 	prompt := streamed(promptOf(8 << 20))
 	before := heap()

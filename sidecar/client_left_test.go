@@ -64,7 +64,7 @@ func TestClientGoneDuringPrefill(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		g := newGate()
 		act, lost := noticed(g.act)
-		prefill, other, decode := startEngine(t, act), startEngine(t, offering(handoff)), startEngine(t, q.answer())
+		prefill, other, decode := startEngine(t, act), startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 		s := startRig(t, decode.addr)
 		l := startLeaver(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr+","+other.addr)
 		wait(t, g.arrived, "the prefill leg")
@@ -82,7 +82,7 @@ func TestClientGoneBeforePrefillIsRead(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		g := newGate()
 		act, lost := noticed(streams())
-		prefill, decode := startEngine(t, then(g.act, offering(handoff))), startEngine(t, act)
+		prefill, decode := startEngine(t, then(g.act, offering(handoffParams))), startEngine(t, act)
 		s := startRig(t, decode.addr)
 		l := startLeaver(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
 		wait(t, g.arrived, "the prefill leg")
@@ -137,7 +137,7 @@ func TestClientGoneDuringDecode(t *testing.T) {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
 				g := newGate()
 				act, lost := noticed(then(c.before, signal(g)))
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, act)
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, act)
 				s := startRig(t, decode.addr)
 				l := startLeaver(t, s.url+completionsPath, ask(strings.Contains(c.name, "event")).body, way(prefill)...)
 				wait(t, g.arrived, "the decode leg")
@@ -185,7 +185,7 @@ func TestAbandonedLegIsAnswered(t *testing.T) {
 			t.Parallel()
 			g := newGate()
 			// The client has left when prefill's answer goes out, so the decode leg is sent only for its release.
-			prefill, decode := startEngine(t, then(g.act, offering(handoff))), startEngine(t, c.act)
+			prefill, decode := startEngine(t, then(g.act, offering(handoffParams))), startEngine(t, c.act)
 			s := startRig(t, decode.addr)
 			l := startLeaver(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, prefill.addr)
 			wait(t, g.arrived, "the prefill leg")
@@ -218,7 +218,7 @@ func rawRequest(t *testing.T, s *rig, header, part string) *net.TCPConn {
 func TestClientGoneWhileItSends(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 			s := startRig(t, decode.addr)
 			header := ""
 			if h := way(prefill); h != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
@@ -23,7 +24,7 @@ func (r *rig) mustGiveBack(t *testing.T, decode *fakeEngine, releases int) {
 		t.Errorf("decode was asked for %d releases, want %d", len(told), releases)
 	}
 	for _, f := range told {
-		if f.URL.Path != completionsPath || !strings.Contains(f.body, handoff) || f.ContentLength != int64(len(f.body)) {
+		if f.URL.Path != completionsPath || !strings.Contains(f.body, handoffParams) || f.ContentLength != int64(len(f.body)) {
 			t.Errorf("release %s %s", f.URL, f.body)
 		}
 	}
@@ -74,7 +75,7 @@ func TestDecodeFails(t *testing.T) {
 				if c.stream && !q.stream {
 					return
 				}
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, c.act, q.answer())
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, c.act, q.answer())
 				var options []option
 				if c.cause == "timeout" {
 					options = append(options, soon)
@@ -116,7 +117,7 @@ func TestDecodeRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			both(t, func(t *testing.T, q question) {
 				const word = `{"error": {"message":"no"}}`
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(c.status, "application/json", word))
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(c.status, "application/json", word))
 				s := startRig(t, decode.addr)
 				got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
 				got.mustBe(t, c.status, servedRemote)
@@ -141,7 +142,7 @@ func TestDecodeRefuses(t *testing.T) {
 func TestRedoIsForbidden(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		run := func(t *testing.T, o option, header ...string) (reply, *rig, *fakeEngine) {
-			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(500, "text/plain", ""), q.answer())
+			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(500, "text/plain", ""), q.answer())
 			s := startRig(t, decode.addr, o)
 			got := post(t, s.url+completionsPath, q.body, append(header, pd.HeaderPrefill, prefill.addr)...)
 			decode.mustSee(t, q.decode)
@@ -168,7 +169,7 @@ func TestSilentDecode(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Run("prefill alive", func(t *testing.T) {
 			g := newGate()
-			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, then(g.act, q.answer()))
+			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, then(g.act, q.answer()))
 			s := startRig(t, decode.addr, set(func(c *Config) { c.Engine.FirstEvent = 10 * time.Millisecond }))
 			answers := make(chan reply, 1)
 			go func() { answers <- post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr) }()
@@ -187,7 +188,7 @@ func TestSilentDecode(t *testing.T) {
 		for name, die := range map[string]func(*fakeEngine){"prefill sick": (*fakeEngine).fallSick, "prefill unreachable": (*fakeEngine).vanish} {
 			t.Run(name, func(t *testing.T) {
 				g := newGate()
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, g.act, q.answer())
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, g.act, q.answer())
 				s := startRig(t, decode.addr, soon)
 				answers := make(chan reply, 1)
 				go func() { answers <- post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr) }()
@@ -211,7 +212,7 @@ func TestLateHandoff(t *testing.T) {
 	const late = "local;reason=handoff-late;attempts=1;candidate=0"
 	both(t, func(t *testing.T, q question) {
 		t.Run("before the leg is sent", func(t *testing.T) {
-			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
+			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 			s := startRig(t, decode.addr, set(func(c *Config) { c.Fallback.Lease = time.Nanosecond }))
 			got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
 			got.mustBe(t, 200, late)
@@ -223,10 +224,12 @@ func TestLateHandoff(t *testing.T) {
 			s.mustCount(t, 1, "tandem_retries_total", "leg", "decode", "cause", "late")
 		})
 		t.Run("while the leg is sent", func(t *testing.T) {
-			prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
+			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 			s := startRig(t, decode.addr)
 			// The hand-off has a second left when the leg begins to be sent, and connecting takes longer than that.
-			s.stalls = newStallWatch(func() time.Time { return time.Now().Add(time.Second - s.cfg.Fallback.Lease*2/3) })
+			early := s.legs.Config
+			early.Now = func() time.Time { return time.Now().Add(time.Second - s.cfg.Fallback.Lease*2/3) }
+			s.legs = handoff.New(early)
 			dial, slow := s.local.DialContext, sync.OnceFunc(func() { <-time.After(1100 * time.Millisecond) })
 			s.local.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 				slow()
@@ -246,7 +249,7 @@ func TestLateHandoff(t *testing.T) {
 // Nothing is prefilled for an unreachable decode engine: no engine could release the hand-off.
 func TestNoPrefillForTheDead(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
-		prefill, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
+		prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 		s := startRig(t, decode.addr)
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, "remote;reason=external;attempts=1;candidate=0")
 		decode.vanish()
@@ -270,7 +273,7 @@ func TestStranded(t *testing.T) {
 			decode := startEngine(t, q.answer())
 			prefill := startEngine(t, func(w http.ResponseWriter, r *asked) {
 				decode.vanish()
-				offering(handoff)(w, r)
+				offering(handoffParams)(w, r)
 			})
 			s := startRig(t, decode.addr)
 			got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr)
@@ -282,7 +285,7 @@ func TestStranded(t *testing.T) {
 		for name, forgive := range map[string]act{"release accepted as a request": says(200, "application/json", "{}"),
 			"release failed": says(500, "text/plain", ""), "release cut": resets} {
 			t.Run(name, func(t *testing.T) {
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(500, "text/plain", ""), q.answer())
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(500, "text/plain", ""), q.answer())
 				decode.forgive = forgive
 				s := startRig(t, decode.addr)
 				post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, transferFailed)
@@ -304,7 +307,7 @@ func TestWholeAnswerBreaksOff(t *testing.T) {
 				"chunked":   then(chunked(200, "application/json", wholeAnswer), closes),
 			} {
 				t.Run(kind, func(t *testing.T) {
-					prefill, decode := startEngine(t, offering(handoff)), startEngine(t, act)
+					prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, act)
 					s := startRig(t, decode.addr)
 					got := post(t, s.url+completionsPath, ask(false).body, append(header, pd.HeaderPrefill, prefill.addr)...)
 					if got.status != 200 || got.err == nil {
@@ -316,7 +319,7 @@ func TestWholeAnswerBreaksOff(t *testing.T) {
 				})
 			}
 			t.Run("before its first byte", func(t *testing.T) {
-				prefill, decode := startEngine(t, offering(handoff)), startEngine(t, then(chunked(200, "application/json", ""), closes))
+				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, then(chunked(200, "application/json", ""), closes))
 				s := startRig(t, decode.addr)
 				got := post(t, s.url+completionsPath, ask(false).body, append(header, pd.HeaderPrefill, prefill.addr)...)
 				got.mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)

@@ -10,9 +10,9 @@
 // token has gone to the client. A hand-off that decode does not read is released at once, and does not stay pinned until its
 // lease expires.
 //
-// Its packages: intake reads and limits requests, transport carries legs, relay sends answers to clients, passthrough proxies
-// all other calls, warmup prepares new prefill engines, lease renews and releases hand-offs. They do not import this package,
-// which wires them.
+// Its packages: intake reads and limits requests, handoff runs the legs, transport carries them, relay sends answers to
+// clients, passthrough proxies all other calls, warmup prepares new prefill engines, lease renews and releases hand-offs.
+// They do not import this package, which wires them.
 //
 // It does not choose pods, does not move KV bytes, and keeps no state between requests but connections, the budget and
 // counters. It knows the picker only by pd's headers.

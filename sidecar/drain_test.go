@@ -57,7 +57,7 @@ func TestDrainWaits(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			g := newGate()
-			s, header := serve(t, way, handoff, then(streams(firstEvent), g.act, streams(secondEvent, doneEvent)))
+			s, header := serve(t, way, handoffParams, then(streams(firstEvent), g.act, streams(secondEvent, doneEvent)))
 			resp := mustOpen(t, s.url+completionsPath, ask(true).body, header...)
 			readEvent(t, resp.Body)
 			drained := startDrain(t, s, within(t))
@@ -100,7 +100,7 @@ func get(t *testing.T, url string) reply {
 func TestDrainCuts(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name+"/stream", func(t *testing.T) {
-			s, header := serve(t, way, handoff, then(streams(firstEvent), hangs))
+			s, header := serve(t, way, handoffParams, then(streams(firstEvent), hangs))
 			resp := mustOpen(t, s.url+completionsPath, ask(true).body, append(header, "TE", "trailers")...)
 			readEvent(t, resp.Body)
 			s.Drain(expired())
@@ -116,7 +116,7 @@ func TestDrainCuts(t *testing.T) {
 			}
 		})
 		t.Run(name+"/whole, begun", func(t *testing.T) {
-			s, header := serve(t, way, handoff, then(chunked(200, "application/json", wholeAnswer[:20]), hangs))
+			s, header := serve(t, way, handoffParams, then(chunked(200, "application/json", wholeAnswer[:20]), hangs))
 			resp := mustOpen(t, s.url+completionsPath, ask(false).body, header...)
 			s.Drain(expired())
 			if rest, err := io.ReadAll(resp.Body); err == nil {
@@ -125,7 +125,7 @@ func TestDrainCuts(t *testing.T) {
 		})
 		t.Run(name+"/before the answer", func(t *testing.T) {
 			g := newGate()
-			s, header := serve(t, way, handoff, g.act)
+			s, header := serve(t, way, handoffParams, g.act)
 			answers := make(chan reply, 1)
 			go func() { answers <- post(t, s.url+completionsPath, ask(false).body, header...) }()
 			wait(t, g.arrived, "the decode leg")
@@ -137,7 +137,7 @@ func TestDrainCuts(t *testing.T) {
 		})
 		t.Run(name+"/a client that sends no more", func(t *testing.T) {
 			g := newGate()
-			s, header := serve(t, way, handoff, g.act)
+			s, header := serve(t, way, handoffParams, g.act)
 			body, send := io.Pipe()
 			defer send.Close()
 			answers := make(chan reply, 1)
@@ -161,7 +161,7 @@ func TestDrainCuts(t *testing.T) {
 			wait(t, answers, "the end of the call")
 		})
 		t.Run(name+"/a client that does not read", func(t *testing.T) {
-			s, header := serve(t, way, handoff, then(streams(firstEvent), hangs))
+			s, header := serve(t, way, handoffParams, then(streams(firstEvent), hangs))
 			w := newStuckWriter()
 			r := httptest.NewRequest(http.MethodPost, completionsPath, strings.NewReader(ask(true).body))
 			for i := 0; i < len(header); i += 2 {
@@ -187,7 +187,7 @@ func TestDrainCuts(t *testing.T) {
 		decode.mustSee(t)
 	})
 	t.Run("by the configured timeout", func(t *testing.T) {
-		s, header := serve(t, ways["local"], handoff, then(streams(firstEvent), hangs), set(func(c *Config) { c.Fallback.Drain = time.Millisecond }))
+		s, header := serve(t, ways["local"], handoffParams, then(streams(firstEvent), hangs), set(func(c *Config) { c.Fallback.Drain = time.Millisecond }))
 		resp := mustOpen(t, s.url+completionsPath, ask(true).body, header...)
 		readEvent(t, resp.Body)
 		s.Drain(within(t))
@@ -200,7 +200,7 @@ func TestDrainCuts(t *testing.T) {
 // A release in progress counts as open work of the pod, although its client has left.
 func TestReleaseIsOpen(t *testing.T) {
 	g := newGate()
-	s, header := serve(t, ways["remote"], handoff, then(g.act, streams(firstEvent)))
+	s, header := serve(t, ways["remote"], handoffParams, then(g.act, streams(firstEvent)))
 	l := startLeaver(t, s.url+completionsPath, ask(true).body, header...)
 	wait(t, g.arrived, "the decode leg")
 	l.mustLeave(t)

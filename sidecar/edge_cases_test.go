@@ -17,11 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sidecar/relay"
-	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
 // An engine that repeats a long prompt in its first event (as ids, or by echo) sends events of megabytes.
@@ -29,7 +26,7 @@ func TestLongEvent(t *testing.T) {
 	long := `data: {"prompt_token_ids":[` + strings.Repeat("123456,", 1<<20) + "0]}\n\n"
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			s, header := serve(t, way, handoff, streams(long, secondEvent, doneEvent))
+			s, header := serve(t, way, handoffParams, streams(long, secondEvent, doneEvent))
 			got := post(t, s.url+completionsPath, ask(true).body, header...)
 			if got.body != long+secondEvent+doneEvent || got.err != nil {
 				t.Errorf("%d bytes of %d, ending in %q, %v", len(got.body), len(long+secondEvent+doneEvent), tail(got.body), got.err)
@@ -65,7 +62,7 @@ func TestClientResetsWhileSending(t *testing.T) {
 func TestEventAtTheDeadline(t *testing.T) {
 	q := ask(true)
 	const deadline = 2 * time.Millisecond
-	prefill := startEngine(t, offering(handoff))
+	prefill := startEngine(t, offering(handoffParams))
 	decode := startEngine(t, func(w http.ResponseWriter, r *asked) {
 		if r.body == q.local {
 			q.answer()(w, r)
@@ -203,29 +200,5 @@ func TestBrokenStreamIsExplained(t *testing.T) {
 	s.busy.Wait()
 	if !strings.Contains(given.String(), "reset by peer") || strings.Contains(got.body, "reset by peer") {
 		t.Errorf("log %q\nclient %q", given.String(), got.body)
-	}
-}
-
-// When the answer begins, a streamed body is no longer kept for sending it again.
-func TestAnsweredStreamKeepsNothing(t *testing.T) {
-	g := newGate()
-	s := startRig(t, startEngine(t, then(streams(firstEvent), g.act, streams(doneEvent))).addr)
-	source := s.intake.Guard(strings.NewReader("{}"))
-	req, err := transport.NewLeg(within(t), s.engine+completionsPath, http.Header{}, 2, source.Again)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := &exchange{s: s.Server, r: req, ctx: req.Context(), span: trace.SpanFromContext(req.Context()), Client: relay.Client{
-		Writer: httptest.NewRecorder(), API: pd.APICompletions, Context: req.Context(), Log: s.log, Report: relay.Report{Clock: pd.StartClock(time.Now())}}}
-	x.Exchange = x
-	ended := make(chan error, 1)
-	go func() { ended <- x.sendLocal(req, source) }()
-	wait(t, g.arrived, "the answer")
-	close(g.opened)
-	if err := wait(t, ended, "the end"); err != nil {
-		t.Error(err)
-	}
-	if _, err := source.Again(); err == nil {
-		t.Error("the body is kept for sending it again")
 	}
 }

@@ -232,7 +232,7 @@ const (
 	chatPath        = "/v1/chat/completions"
 	completionsPath = "/v1/completions"
 
-	handoff = `{"do_remote_prefill": true, "remote_block_ids": [[3, 1, 2]], "remote_engine_id": "e-1", "remote_request_id": "cmpl-r-1", ` +
+	handoffParams = `{"do_remote_prefill": true, "remote_block_ids": [[3, 1, 2]], "remote_engine_id": "e-1", "remote_request_id": "cmpl-r-1", ` +
 		`"remote_host": "10.9.9.9", "remote_port": 5600, "remote_num_tokens": 40, "remote_prefill_cached_tokens": 8, "x": 12345678901234567890}`
 	oldHandoff = `{"do_remote_prefill":true,"remote_block_ids":[[3,1,2]],"remote_engine_id":"e-1","remote_request_id":"cmpl-r-1",` +
 		`"remote_host":"10.9.9.9","remote_port":5600}`
@@ -268,7 +268,7 @@ type question struct {
 func ask(stream bool) question {
 	q := question{stream: stream, body: `{"model":"m", "prompt":"a b c", "seed":12345678901234567}`}
 	q.prefill = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"max_tokens":1,"kv_transfer_params":%s}`, primed)
-	q.decode = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"kv_transfer_params":%s}`, handoff)
+	q.decode = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"kv_transfer_params":%s}`, handoffParams)
 	q.release = strings.Replace(q.decode, `,"kv_`, `,"stream":true,"kv_`, 1)
 	if stream {
 		q.body = strings.Replace(q.body, "{", `{"stream": true, `, 1)

@@ -59,7 +59,7 @@ func until(t *testing.T, what string, is func() bool) {
 // all bytes are released.
 func TestBufferLimit(t *testing.T) {
 	q := ask(false)
-	engine, prefill := startEngine(t, q.answer()), startEngine(t, offering(handoff))
+	engine, prefill := startEngine(t, q.answer()), startEngine(t, offering(handoffParams))
 	const limit = 1 << 20
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.BufferLimit = limit/2, limit }))
 	remote := pd.HeaderPrefill + ": " + prefill.addr
@@ -92,7 +92,7 @@ func TestBufferLimit(t *testing.T) {
 
 // A client that announces many bytes and sends none costs little memory once half of the limit is used.
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
-	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
+	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoffParams))
 	const limit, clients = 2 << 20, 30
 	const segment, smallSegment = 256 << 10, 16 << 10 // while memory is plentiful, and scarce
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit, c.Trust.BufferLimit = limit/2, limit }))
@@ -103,7 +103,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		fmt.Fprint(conn, "{")
 		all = append(all, conn)
 		// The next one comes when this one has its segments, so that it sees how scarce memory is.
-		until(t, "one more is received", func() bool { return s.life.open() == float64(n+1) && s.intake.Buffered() > before })
+		until(t, "one more is received", func() bool { return s.open() == float64(n+1) && s.intake.Buffered() > before })
 	}
 	if buffered := s.intake.Buffered(); buffered <= limit/2 {
 		t.Errorf("%v bytes are buffered, less than what may be", buffered)
@@ -120,7 +120,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 
 // A body that stops is refused on every path, and no engine waits for it.
 func TestBodiesThatStop(t *testing.T) {
-	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoff))
+	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoffParams))
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 50 * time.Millisecond }))
 	for _, c := range []struct {
 		name, path string

@@ -46,7 +46,7 @@ func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
 		for _, span := range spans.GetSpans() {
 			ways[span.Name] = attributes(span)["tandem.release.way"]
 		}
-		if way, ok := ways[spanRelease]; !ok || way != "nixl" {
+		if way, ok := ways["release"]; !ok || way != "nixl" {
 			t.Errorf("the ways of the spans are %v", ways)
 		}
 	})
@@ -69,7 +69,7 @@ func TestReleaseSpans(t *testing.T) {
 			s.mustRelease(t, want, "ok")
 			seen := 0
 			for _, span := range spans.GetSpans() {
-				if span.Name != spanRelease {
+				if span.Name != "release" {
 					continue
 				}
 				seen++
@@ -245,7 +245,7 @@ func TestSideChannelOutsideTheAllowList(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		offered := strings.NewReplacer("10.9.9.9", "127.0.0.2", "5600", port).Replace(handoff)
+		offered := strings.NewReplacer("10.9.9.9", "127.0.0.2", "5600", port).Replace(handoffParams)
 		k, prefill := newKeep(t), startEngine(t, offering(offered))
 		decode := startEngine(t, q.answer(), says(404, "application/json", "{}"))
 		s := startRig(t, decode.addr, k.kept())

@@ -22,23 +22,23 @@ func TestLegBodies(t *testing.T) {
 		{"chat", chatPath,
 			` {"model":"m","messages":[{"role":"user","content":"\ud83d\ude00"}],` + odd + "}\n",
 			` {"model":"m","messages":[{"role":"user","content":"\ud83d\ude00"}],` + odd + `,"max_tokens":1,"kv_transfer_params":` + primed + "}\n",
-			` {"model":"m","messages":[{"role":"user","content":"\ud83d\ude00"}],` + odd + `,"kv_transfer_params":` + handoff + "}\n"},
+			` {"model":"m","messages":[{"role":"user","content":"\ud83d\ude00"}],` + odd + `,"kv_transfer_params":` + handoffParams + "}\n"},
 		{"chat with all limits", chatPath,
 			`{"max_tokens": 9 ,"min_tokens":3,"max_completion_tokens":8,"stream":true,"stream_options":{"include_usage":true},"model":"m","messages":[]}`,
 			`{"max_tokens": 1 ,"max_completion_tokens":1,"stream":false,"model":"m","messages":[],"kv_transfer_params":` + primed + `}`,
-			`{"max_tokens": 9 ,"min_tokens":3,"max_completion_tokens":8,"stream":true,"stream_options":{"include_usage":true},"model":"m","messages":[],"kv_transfer_params":` + handoff + `}`},
+			`{"max_tokens": 9 ,"min_tokens":3,"max_completion_tokens":8,"stream":true,"stream_options":{"include_usage":true},"model":"m","messages":[],"kv_transfer_params":` + handoffParams + `}`},
 		{"chat with the newer limit", chatPath,
 			`{"model":"m","messages":[],"max_completion_tokens":8}`,
 			`{"model":"m","messages":[],"max_completion_tokens":1,"kv_transfer_params":` + primed + `}`,
-			`{"model":"m","messages":[],"max_completion_tokens":8,"kv_transfer_params":` + handoff + `}`},
+			`{"model":"m","messages":[],"max_completion_tokens":8,"kv_transfer_params":` + handoffParams + `}`},
 		{"completions", completionsPath,
 			`{"model":"m","prompt":[1,2,3],"max_tokens":null,"stream":false}`,
 			`{"model":"m","prompt":[1,2,3],"max_tokens":1,"stream":false,"kv_transfer_params":` + primed + `}`,
-			`{"model":"m","prompt":[1,2,3],"max_tokens":null,"stream":false,"kv_transfer_params":` + handoff + `}`},
+			`{"model":"m","prompt":[1,2,3],"max_tokens":null,"stream":false,"kv_transfer_params":` + handoffParams + `}`},
 		{"null params", completionsPath,
 			`{"kv_transfer_params":null,"model":"m","prompt":"x","max_tokens":2}`,
 			`{"kv_transfer_params":` + primed + `,"model":"m","prompt":"x","max_tokens":1}`,
-			`{"kv_transfer_params":` + handoff + `,"model":"m","prompt":"x","max_tokens":2}`},
+			`{"kv_transfer_params":` + handoffParams + `,"model":"m","prompt":"x","max_tokens":2}`},
 	}
 	for _, c := range cases {
 		for _, length := range []bool{true, false} {
@@ -82,7 +82,7 @@ func TestLongBody(t *testing.T) {
 		if got := p.prefill.requests()[i].body; got != `{"model":"m","prompt":"`+long+`","max_tokens":1,"kv_transfer_params":`+primed+`}` {
 			t.Errorf("prefill got %d bytes, %s", len(got), tail(got))
 		}
-		if got := p.decode.requests()[i].body; got != `{"model":"m","prompt":"`+long+`","kv_transfer_params":`+handoff+`}` {
+		if got := p.decode.requests()[i].body; got != `{"model":"m","prompt":"`+long+`","kv_transfer_params":`+handoffParams+`}` {
 			t.Errorf("decode got %d bytes, %s", len(got), tail(got))
 		}
 	}
@@ -149,7 +149,7 @@ func TestAnswerHeaders(t *testing.T) {
 		"X-Prefiller-Host-Port", "x", "X-Request-Id", "theirs", "Connection", "X-Hop", "X-Hop", "1", "Keep-Alive", "x", "X-Mine", "1", "X-Mine", "2", "Set-Cookie", "a=b")
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			s, header := serve(t, way, handoff, engine)
+			s, header := serve(t, way, handoffParams, engine)
 			got := post(t, s.url+completionsPath, ask(false).body, append(header, "X-Request-Id", "mine")...)
 			if got.status != 200 || got.body != wholeAnswer {
 				t.Errorf("%d %s", got.status, got.body)
@@ -203,10 +203,10 @@ func TestSpans(t *testing.T) {
 	for _, s := range spans.GetSpans() {
 		byName[s.Name] = append(byName[s.Name], s)
 	}
-	if len(byName[spanRequest]) != 1 || len(byName[spanPrefill]) != 2 || len(byName[spanDecode]) != 1 {
+	if len(byName["sidecar.request"]) != 1 || len(byName["prefill"]) != 2 || len(byName["decode"]) != 1 {
 		t.Fatalf("spans %v", byName)
 	}
-	call := byName[spanRequest][0]
+	call := byName["sidecar.request"][0]
 	if call.SpanKind != trace.SpanKindServer || call.SpanContext.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" || call.Parent.SpanID().String() != "b7ad6b7169203331" {
 		t.Errorf("the call's span is %v under %v", call.SpanContext, call.Parent)
 	}
@@ -221,18 +221,18 @@ func TestSpans(t *testing.T) {
 			t.Errorf("no time for phase %s", phase)
 		}
 	}
-	for _, leg := range slices.Concat(byName[spanPrefill], byName[spanDecode]) {
+	for _, leg := range slices.Concat(byName["prefill"], byName["decode"]) {
 		if leg.Parent.SpanID() != call.SpanContext.SpanID() || leg.SpanKind != trace.SpanKindClient {
 			t.Errorf("%s is under %v", leg.Name, leg.Parent)
 		}
 	}
-	if got := p.prefill.only(t).Header.Get("Traceparent"); !strings.Contains(got, byName[spanPrefill][1].SpanContext.SpanID().String()) {
+	if got := p.prefill.only(t).Header.Get("Traceparent"); !strings.Contains(got, byName["prefill"][1].SpanContext.SpanID().String()) {
 		t.Errorf("prefill got %s", got)
 	}
-	if got := p.decode.only(t).Header.Get("Traceparent"); !strings.Contains(got, byName[spanDecode][0].SpanContext.SpanID().String()) {
+	if got := p.decode.only(t).Header.Get("Traceparent"); !strings.Contains(got, byName["decode"][0].SpanContext.SpanID().String()) {
 		t.Errorf("decode got %s", got)
 	}
-	if attributes(byName[spanPrefill][0])["tandem.attempt"] != "1" || attributes(byName[spanPrefill][1])["tandem.attempt"] != "2" {
+	if attributes(byName["prefill"][0])["tandem.attempt"] != "1" || attributes(byName["prefill"][1])["tandem.attempt"] != "2" {
 		t.Error("attempts are not counted")
 	}
 }
@@ -242,7 +242,7 @@ func TestSpansOfBrokenAnswers(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			spans, o := recorder(t)
-			s, header := serve(t, way, handoff, breaks("application/json", wholeAnswer), o)
+			s, header := serve(t, way, handoffParams, breaks("application/json", wholeAnswer), o)
 			if got := post(t, s.url+completionsPath, ask(false).body, header...); got.err == nil {
 				t.Errorf("half an answer looks whole: %s", got.body)
 			}
@@ -251,7 +251,7 @@ func TestSpansOfBrokenAnswers(t *testing.T) {
 			for _, s := range spans.GetSpans() {
 				names[s.Name]++
 			}
-			if names[spanRequest] != 1 || names[spanDecode] != 1 {
+			if names["sidecar.request"] != 1 || names["decode"] != 1 {
 				t.Errorf("spans %v", names)
 			}
 		})

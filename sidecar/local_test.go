@@ -102,7 +102,7 @@ func TestClientParamsAreRemoved(t *testing.T) {
 	for name, form := range forms {
 		for _, path := range paths {
 			for _, header := range [][]string{nil, {pd.HeaderPrefill, prefill.addr}} {
-				sent := fmt.Sprintf(form, handoff)
+				sent := fmt.Sprintf(form, handoffParams)
 				if got := post(t, s.url+path, sent, header...); got.status != 200 {
 					t.Errorf("%s on %s: %d %s", name, path, got.status, got.body)
 					continue
@@ -131,12 +131,12 @@ func TestClientParamsAreRemoved(t *testing.T) {
 
 // Both legs carry hand-off parameters, but never the client's.
 func TestClientParamsAreReplaced(t *testing.T) {
-	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 	s := startRig(t, decode.addr)
 	post(t, s.url+completionsPath, `{"kv_transfer_params":{"remote_host":"evil"},"model":"m","prompt":"x","vllm_xargs":{"kv_transfer_params":{"remote_host":"evil"}}}`,
 		pd.HeaderPrefill, prefill.addr).mustBe(t, 200, servedRemote)
 	prefill.mustSee(t, `{"kv_transfer_params":`+primed+`,"model":"m","prompt":"x","vllm_xargs":{},"max_tokens":1}`)
-	decode.mustSee(t, `{"kv_transfer_params":`+handoff+`,"model":"m","prompt":"x","vllm_xargs":{}}`)
+	decode.mustSee(t, `{"kv_transfer_params":`+handoffParams+`,"model":"m","prompt":"x","vllm_xargs":{}}`)
 }
 
 func TestLocalKeepsItsLength(t *testing.T) {
@@ -204,7 +204,7 @@ func TestBodiesRefused(t *testing.T) {
 		for _, way := range []string{"local", "buffered", "passed"} {
 			for _, length := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/length=%v", c.name, way, length), func(t *testing.T) {
-					prefill, engine := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+					prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 					s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyLimit = 900 }))
 					path, header := completionsPath, []string{}
 					switch way {
@@ -247,7 +247,7 @@ func TestBrokenBodiesPass(t *testing.T) {
 	for name, body := range map[string]string{"half": `{"model":`, "garbage": "}{", "text": "hello", "list": `[1,2]`, "number": "1", "more": `{"model":"m"} x`} {
 		for _, way := range []string{"local", "buffered"} {
 			t.Run(name+"/"+way, func(t *testing.T) {
-				prefill, engine := startEngine(t, offering(handoff)), startEngine(t, says(400, "application/json", "{}"))
+				prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, says(400, "application/json", "{}"))
 				s := startRig(t, engine.addr)
 				want := "local;reason=no-prefill"
 				var header []string
@@ -265,7 +265,7 @@ func TestBrokenBodiesPass(t *testing.T) {
 // Members that were removed before a body turned out to be broken stay removed; a buffered body is refused as a whole.
 func TestBrokenBehindHandoff(t *testing.T) {
 	const body = `{"kv_transfer_params":{}, "model"`
-	prefill, engine := startEngine(t, offering(handoff)), startEngine(t, says(400, "application/json", "{}"))
+	prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, says(400, "application/json", "{}"))
 	s := startRig(t, engine.addr)
 	post(t, s.url+completionsPath, body).mustBe(t, 400, "local;reason=no-prefill")
 	engine.mustSee(t, `{                         "model"`)
@@ -294,7 +294,7 @@ func (s *spaces) Read(p []byte) (int, error) {
 // A body over the limit costs no more memory than the limit, and none if its length is announced.
 func TestHugeBodyCosts(t *testing.T) {
 	const size, limit = 100 << 20, 64 << 20
-	prefill, engine := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+	prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 	s := startRig(t, engine.addr)
 	cases := []struct {
 		name   string
@@ -333,7 +333,7 @@ func TestHugeBodyCosts(t *testing.T) {
 // A dying engine answers all its running requests with an error of its own. Only then may another decode pod try.
 func TestDyingEngine(t *testing.T) {
 	const dead = `{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}`
-	prefill := startEngine(t, offering(handoff))
+	prefill := startEngine(t, offering(handoffParams))
 	for name, c := range map[string]struct {
 		status, health int
 		remote         bool
@@ -370,7 +370,7 @@ func TestDyingEngine(t *testing.T) {
 func TestAbortedAnswer(t *testing.T) {
 	const part = `{"choices":[{"text":"a \"finish_reason\":\"abort\"","finish_reason":"abort"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`
 	whole := strings.ReplaceAll(part, `finish_reason":"abort"}`, `finish_reason":"length"}`)
-	prefill := startEngine(t, offering(handoff))
+	prefill := startEngine(t, offering(handoffParams))
 	for name, c := range map[string]struct {
 		answer string
 		dying  bool

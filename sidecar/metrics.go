@@ -2,11 +2,11 @@ package sidecar
 
 import (
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
@@ -15,15 +15,10 @@ var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05,
 
 // metrics are the sidecar's metrics. None has an address as a label.
 type metrics struct {
-	requests   *prometheus.CounterVec
-	phases     *prometheus.HistogramVec
-	legs       *prometheus.HistogramVec
-	handoffAge prometheus.Histogram
-	retries    *prometheus.CounterVec
-	releases   *prometheus.CounterVec
-	stranded   prometheus.Counter
-	inflight   *prometheus.GaugeVec
-	warmups    *prometheus.CounterVec
+	requests *prometheus.CounterVec
+	phases   *prometheus.HistogramVec
+	handoff  handoff.Metrics
+	warmups  *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *metrics {
@@ -32,33 +27,38 @@ func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *m
 			Help: "Generate calls by what was decided, why, and the status the client got."}, []string{"component", "decision", "reason", "code"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
 			Help: "Time of a generate call in each phase of the sidecar's clock."}, []string{"phase", "decision"}),
-		legs: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_leg_seconds", Buckets: seconds,
-			Help: "Time from sending a leg to the end of its answer (prefill) or to its headers (decode, local), by status; 0 = none came."}, []string{"leg", "code"}),
-		handoffAge: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_handoff_age_seconds", Buckets: seconds,
-			Help: "Age of a hand-off when decode was asked to take it up."}),
-		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_retries_total",
-			Help: "Legs that were sent again, elsewhere or without the hand-off, by cause."}, []string{"leg", "cause"}),
-		releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_release_total",
-			Help: "Hand-offs that were given back because nobody took them up, by the way it was done."}, []string{"way", "result"}),
-		stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
-			Help: "Hand-offs that could not be given back, or not for sure: their blocks stay held until the lease ends."}),
-		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_inflight",
-			Help: "Legs under way."}, []string{"component", "role"}),
 	}
 	m.warmups = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_warmup_total",
 		Help: "Hand-offs that were run to warm up pairs of engines, by result. They are in no other metric of requests."}, []string{"result"})
+	inflight := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_inflight",
+		Help: "Legs under way."}, []string{"component", "role"})
+	m.handoff = handoff.Metrics{
+		Legs: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_leg_seconds", Buckets: seconds,
+			Help: "Time from sending a leg to the end of its answer (prefill) or to its headers (decode, local), by status; 0 = none came."}, []string{"leg", "code"}),
+		HandoffAge: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_handoff_age_seconds", Buckets: seconds,
+			Help: "Age of a hand-off when decode was asked to take it up."}),
+		Retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_retries_total",
+			Help: "Legs that were sent again, elsewhere or without the hand-off, by cause."}, []string{"leg", "cause"}),
+		Releases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kv_release_total",
+			Help: "Hand-offs that were released because decode did not read them, by the way it was done."}, []string{"way", "result"}),
+		Stranded: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_kv_stranded_total",
+			Help: "Hand-offs that could not be released for certain: their blocks may stay pinned until the lease expires."}),
+		Inflight: inflight.MustCurryWith(prometheus.Labels{"component": component}),
+	}
 	fallback := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_fallback_tokens",
 		Help: "Requests planned remote that may still be prefilled locally now."}, tokens)
 	requests := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_open_requests",
 		Help: "Generate calls that have begun and not ended, those that are still received and those between two legs included, " +
-			"and hand-offs that are being given back: while there is one, the decode engine is needed."}, open)
+			"and hand-offs that are being released: while there is one, the decode engine is needed."}, open)
 	bodies := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",
 		Help: "Bytes of request bodies that are buffered now, over all requests; --buffer-limit is the bound."}, held)
-	reg.MustRegister(m.requests, m.phases, m.legs, m.handoffAge, m.retries, m.releases, m.stranded, m.inflight, m.warmups, fallback, requests, bodies)
+	reg.MustRegister(m.requests, m.phases, m.handoff.Legs, m.handoff.HandoffAge, m.handoff.Retries, m.handoff.Releases, m.handoff.Stranded, inflight,
+		m.warmups, fallback, requests, bodies)
 	return m
 }
 
-const room = "sidecar"
+// component is the label of this program's metrics that other programs of Tandem have as well.
+const component = "sidecar"
 
 // leaseMetrics registers the metrics of hand-offs that are renewed and released by notices.
 func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
@@ -78,14 +78,10 @@ func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
 
 func (m *metrics) request(d pd.Result, status int, phases *pd.Phases) {
 	verdict := d.Verdict.String()
-	m.requests.WithLabelValues(room, verdict, string(d.Reason), strconv.Itoa(status)).Inc()
+	m.requests.WithLabelValues(component, verdict, string(d.Reason), strconv.Itoa(status)).Inc()
 	for ph := range pd.Phase(pd.PhaseCount) {
 		if took, ok := phases.Get(ph); ok {
 			m.phases.WithLabelValues(ph.String(), verdict).Observe(took.Seconds())
 		}
 	}
-}
-
-func (m *metrics) leg(name string, status int, took time.Duration) {
-	m.legs.WithLabelValues(name, strconv.Itoa(status)).Observe(took.Seconds())
 }

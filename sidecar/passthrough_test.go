@@ -201,12 +201,12 @@ func TestStaleConnections(t *testing.T) {
 		}
 	}
 	t.Run("prefill", func(t *testing.T) {
-		addr, cuts := fickleEngine(t, offering(handoff))
+		addr, cuts := fickleEngine(t, offering(handoffParams))
 		twice(t, startRig(t, startEngine(t, ask(false).answer()).addr), servedRemote, cuts, pd.HeaderPrefill, addr)
 	})
 	t.Run("decode", func(t *testing.T) {
 		addr, cuts := fickleEngine(t, ask(false).answer())
-		twice(t, startRig(t, addr), servedRemote, cuts, pd.HeaderPrefill, startEngine(t, offering(handoff)).addr)
+		twice(t, startRig(t, addr), servedRemote, cuts, pd.HeaderPrefill, startEngine(t, offering(handoffParams)).addr)
 	})
 	t.Run("buffered local", func(t *testing.T) {
 		addr, cuts := fickleEngine(t, ask(false).answer())

@@ -35,8 +35,8 @@ var prefillFaults = []prefillFault{
 	{"reset before the answer", resets, "connection", pd.PrefillFailed, 0},
 	{"closed before the answer", closes, "connection", pd.PrefillFailed, 0},
 	{"reset after the headers", then(chunked(200, "application/json", ""), resets), "connection", pd.PrefillFailed, 0},
-	{"truncated", breaks("application/json", offer(handoff)), "connection", pd.PrefillFailed, 0},
-	{"truncated in chunks", then(chunked(200, "application/json", offer(handoff)[:60]), closes), "connection", pd.PrefillFailed, 0},
+	{"truncated", breaks("application/json", offer(handoffParams)), "connection", pd.PrefillFailed, 0},
+	{"truncated in chunks", then(chunked(200, "application/json", offer(handoffParams)[:60]), closes), "connection", pd.PrefillFailed, 0},
 	{"slow", hangs, "timeout", pd.PrefillFailed, 0},
 	{"slow body", then(chunked(200, "application/json", "{"), hangs), "timeout", pd.PrefillFailed, 0},
 	{"no JSON", says(200, "text/html", "<html>"), "invalid", pd.HandoffInvalid, 0},
@@ -47,15 +47,15 @@ var prefillFaults = []prefillFault{
 	{"params a string", offering(`"x"`), "invalid", pd.HandoffInvalid, 0},
 	{"params empty", offering("{}"), "invalid", pd.HandoffInvalid, 0},
 	{"params of a prefill leg", offering(primed), "invalid", pd.HandoffInvalid, 0},
-	{"params without blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[]", 1)), "invalid", pd.HandoffInvalid, 0},
-	{"params with flat blocks", offering(strings.Replace(handoff, "[[3, 1, 2]]", "[3, 1, 2]", 1)), "invalid", pd.HandoffInvalid, 0},
-	{"params without engine", offering(strings.Replace(handoff, "remote_engine_id", "engine_id", 1)), "invalid", pd.HandoffInvalid, 0},
-	{"params with port 0", offering(strings.Replace(handoff, "5600", "0", 1)), "invalid", pd.HandoffInvalid, 0},
-	{"params with too few blocks", offering(strings.Replace(handoff, "[3, 1, 2]", "[3, 1]", 1)), "invalid", pd.HandoffInvalid, 1},
-	{"params twice", says(200, "application/json", `{"kv_transfer_params":`+handoff+`,"kv_transfer_params":`+handoff+`}`), "invalid", pd.HandoffInvalid, 0},
+	{"params without blocks", offering(strings.Replace(handoffParams, "[3, 1, 2]", "[]", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with flat blocks", offering(strings.Replace(handoffParams, "[[3, 1, 2]]", "[3, 1, 2]", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params without engine", offering(strings.Replace(handoffParams, "remote_engine_id", "engine_id", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with port 0", offering(strings.Replace(handoffParams, "5600", "0", 1)), "invalid", pd.HandoffInvalid, 0},
+	{"params with too few blocks", offering(strings.Replace(handoffParams, "[3, 1, 2]", "[3, 1]", 1)), "invalid", pd.HandoffInvalid, 1},
+	{"params twice", says(200, "application/json", `{"kv_transfer_params":`+handoffParams+`,"kv_transfer_params":`+handoffParams+`}`), "invalid", pd.HandoffInvalid, 0},
 	{"compressed", zips, "invalid", pd.HandoffInvalid, 0},
 	{"too large", boasts, "too-large", pd.HandoffInvalid, 0},
-	{"too large, unannounced", chunked(200, "application/json", `"`+strings.Repeat("x", maxPrefillAnswer)+`"`), "too-large", pd.HandoffInvalid, 0},
+	{"too large, unannounced", chunked(200, "application/json", `"`+strings.Repeat("x", 16<<20)+`"`), "too-large", pd.HandoffInvalid, 0},
 	{"redirect", says(307, "text/plain", "", "Location", "/elsewhere"), "status", pd.PrefillFailed, 0},
 	{"no content", func(w http.ResponseWriter, _ *asked) { w.WriteHeader(204) }, "status", pd.PrefillFailed, 0},
 	{"408", says(408, "text/plain", "late"), "status", pd.PrefillFailed, 0},
@@ -70,7 +70,7 @@ var prefillFaults = []prefillFault{
 func zips(w http.ResponseWriter, _ *asked) {
 	w.Header().Set("Content-Encoding", "gzip")
 	z := gzip.NewWriter(w)
-	_, _ = z.Write([]byte(offer(handoff)))
+	_, _ = z.Write([]byte(offer(handoffParams)))
 	_ = z.Close()
 }
 
@@ -116,7 +116,7 @@ func TestPrefillFails(t *testing.T) {
 func testSecondCandidate(t *testing.T, f prefillFault) {
 	q := ask(false)
 	first, bad := f.start(t)
-	second, decode := startEngine(t, offering(handoff)), startEngine(t, q.answer())
+	second, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 	s := startRig(t, decode.addr, f.options())
 	got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, first+", "+second.addr)
 	got.mustBe(t, 200, "remote;reason=external;attempts=2;candidate=1")
@@ -194,7 +194,7 @@ func TestPrefillRefusesTheClient(t *testing.T) {
 					"chunked":    chunked(status, "application/json", word),
 					"compressed": says(status, "application/json", word, "Content-Encoding", "br"),
 				}
-				first, second, decode := startEngine(t, answers[form]), startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+				first, second, decode := startEngine(t, answers[form]), startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 				s := startRig(t, decode.addr)
 				got := post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, first.addr+","+second.addr)
 				got.mustBe(t, status, "refused;reason=bad-request;attempts=1;candidate=0")
@@ -260,7 +260,7 @@ func TestPrefillRetriesTheSameCandidate(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			first, second := startEngine(t, c.act, c.act, offering(handoff)), startEngine(t, offering(handoff))
+			first, second := startEngine(t, c.act, c.act, offering(handoffParams)), startEngine(t, offering(handoffParams))
 			decode := startEngine(t, ask(false).answer())
 			s := startRig(t, decode.addr, twice)
 			post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, first.addr+","+second.addr).mustBe(t, 200, c.decision)
@@ -274,7 +274,7 @@ func TestPrefillRetriesTheSameCandidate(t *testing.T) {
 		})
 	}
 	t.Run("all tries used up", func(t *testing.T) {
-		first, second := startEngine(t, resets), startEngine(t, offering(handoff))
+		first, second := startEngine(t, resets), startEngine(t, offering(handoffParams))
 		s := startRig(t, startEngine(t, ask(false).answer()).addr, twice)
 		post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, first.addr+","+second.addr).
 			mustBe(t, 200, "remote;reason=external;attempts=4;candidate=1")
@@ -285,7 +285,7 @@ func TestPrefillRetriesTheSameCandidate(t *testing.T) {
 func TestPrefillOverTLS(t *testing.T) {
 	for _, trusting := range []bool{true, false} {
 		t.Run(fmt.Sprintf("verified=%v", !trusting), func(t *testing.T) {
-			prefill, decode := &fakeEngine{script: []act{offering(handoff)}}, startEngine(t, ask(false).answer())
+			prefill, decode := &fakeEngine{script: []act{offering(handoffParams)}}, startEngine(t, ask(false).answer())
 			server := httptest.NewUnstartedServer(prefill)
 			server.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handshake that the sidecar breaks off
 			server.StartTLS()
@@ -324,12 +324,12 @@ func TestNoSecondCandidateForADeadEngine(t *testing.T) {
 	decode := startEngine(t, ask(false).answer())
 	first := startEngine(t, func(w http.ResponseWriter, r *asked) {
 		decode.vanish()
-		over := time.NewTimer(2 * besideTrust)
+		over := time.NewTimer(200 * time.Millisecond) // twice as long as the sidecar takes a connection as a sign of life
 		defer over.Stop()
 		<-over.C
 		says(http.StatusInternalServerError, "text/plain", "oops")(w, r)
 	})
-	second := startEngine(t, offering(handoff))
+	second := startEngine(t, offering(handoffParams))
 	s := startRig(t, decode.addr)
 	post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, first.addr+", "+second.addr).
 		mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)

@@ -79,7 +79,7 @@ func TestSecurityNamesThatMove(t *testing.T) {
 	t.Cleanup(func() { net.DefaultResolver = old })
 	prefill := startEngine(t, func(w http.ResponseWriter, r *asked) {
 		w.Header().Set("Connection", "close") // the next leg resolves the name again
-		offering(handoff)(w, r)
+		offering(handoffParams)(w, r)
 	})
 	s := startRig(t, startEngine(t, ask(false).answer()).addr)
 	_, port, err := net.SplitHostPort(prefill.addr)

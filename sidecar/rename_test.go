@@ -33,7 +33,7 @@ func TestNameIsGivenBack(t *testing.T) {
 		t.Run(name+"/whole", func(t *testing.T) {
 			for _, answer := range []act{says(200, "application/json", engineWhole), chunked(200, "application/json; charset=utf-8", engineWhole)} {
 				for _, te := range []string{"", "trailers"} { // without trailers the answer is not buffered
-					s, header := serve(t, way, handoff, answer)
+					s, header := serve(t, way, handoffParams, answer)
 					got := post(t, s.url+completionsPath, ask(false).body, append(header, pd.HeaderModel, renamed, "TE", te)...)
 					if got.status != 200 || got.err != nil || got.body != clients(engineWhole) {
 						t.Errorf("%d %s, %v", got.status, got.body, got.err)
@@ -46,7 +46,7 @@ func TestNameIsGivenBack(t *testing.T) {
 		})
 		t.Run(name+"/stream", func(t *testing.T) {
 			var at atomic.Int64
-			s, header := serve(t, way, handoff, func(w http.ResponseWriter, r *asked) {
+			s, header := serve(t, way, handoffParams, func(w http.ResponseWriter, r *asked) {
 				i := at.Add(7) - 7
 				streams(engineEvents[:i], engineEvents[i:])(w, r)
 			})
@@ -70,7 +70,7 @@ func TestNameIsGivenBackAtOnce(t *testing.T) {
 			first, rest, _ := strings.Cut(engineEvents, "\n\n")
 			first += "\n\n"
 			g := newGate()
-			s, header := serve(t, way, handoff, then(streams(first), g.act, streams(rest)))
+			s, header := serve(t, way, handoffParams, then(streams(first), g.act, streams(rest)))
 			resp := mustOpen(t, s.url+completionsPath, ask(true).body, append(header, pd.HeaderModel, renamed)...)
 			if got := readEvent(t, resp.Body); got != clients(first) {
 				t.Errorf("first event %q", got)

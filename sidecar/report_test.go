@@ -10,7 +10,7 @@ import (
 // An engine that requires credentials requires them for a release too; if it refuses, the hand-off is not released.
 func TestReleaseCarriesCredentials(t *testing.T) {
 	q := ask(false)
-	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, says(500, "text/plain", ""), q.answer())
+	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(500, "text/plain", ""), q.answer())
 	decode.forgive = func(w http.ResponseWriter, r *asked) {
 		if r.Header.Get("Authorization") != "Bearer key" {
 			w.WriteHeader(http.StatusUnauthorized)

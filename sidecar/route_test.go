@@ -27,7 +27,7 @@ type pool struct {
 
 func startPool(t *testing.T, options ...option) pool {
 	t.Helper()
-	p, d := startEngine(t, offering(handoff)), startEngine(t, ask(false).answer())
+	p, d := startEngine(t, offering(handoffParams)), startEngine(t, ask(false).answer())
 	return pool{startRig(t, d.addr, options...), p, d}
 }
 
@@ -168,7 +168,7 @@ func TestIPv6Target(t *testing.T) {
 		}
 		t.Skipf("this machine has no IPv6: %v", err)
 	}
-	engine := &fakeEngine{script: []act{offering(handoff)}}
+	engine := &fakeEngine{script: []act{offering(handoffParams)}}
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: engine}}
 	s.Start()
 	defer s.Close()
@@ -308,7 +308,7 @@ func TestNewRefuses(t *testing.T) {
 // With sampling any candidate may be the first, and the report names its position in the header.
 func TestSampling(t *testing.T) {
 	p := startPool(t, set(func(c *Config) { c.Prefill.Sampling = true }))
-	other := startEngine(t, offering(handoff))
+	other := startEngine(t, offering(handoffParams))
 	const tries = 64 // one candidate gets all of them once in 2^63 runs
 	asked := [2]int{}
 	for range tries {

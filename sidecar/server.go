@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gorilla/mux"
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,8 +17,8 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
-	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
 	"github.com/tandem-serving/tandem/sidecar/passthrough"
@@ -29,24 +28,21 @@ import (
 
 // Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	warnings *loglimit.Limiter // one line a second about what can happen to every request
-	dialect  dialect.Dialect
-	table    *request.Table
-	intake   *intake.Intake
-	routes   intake.RouteReader
+	cfg     Config
+	log     *slog.Logger
+	dialect dialect.Dialect
+	table   *request.Table
+	intake  *intake.Intake
+	routes  intake.RouteReader
+	legs    *handoff.Legs
 
 	local, prefill *http.Transport
 	passthrough    http.Handler
 	engine         string // scheme://host:port
-	beside         beside
 
 	budget  *pd.FallbackBudget
-	stalls  *stallWatch
 	leases  *lease.Book // nil: hand-offs are not renewed, and released by way of decode
 	metrics *metrics
-	tracing tracing
 
 	life life
 }
@@ -63,11 +59,9 @@ type Telemetry struct {
 // configuration could not be used.
 func New(cfg Config, t Telemetry) (*Server, error) {
 	s := &Server{
-		cfg: cfg, log: t.Log, warnings: loglimit.New(t.Log, time.Second),
-		engine:  cfg.Engine.url(),
-		budget:  pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
-		stalls:  newStallWatch(time.Now),
-		tracing: tracing{t.Tracer, t.Propagator},
+		cfg: cfg, log: t.Log,
+		engine: cfg.Engine.url(),
+		budget: pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
 	}
 	if err := s.chooseDialect(); err != nil {
 		return nil, err
@@ -79,15 +73,15 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, t.Log)
-	s.beside.address = cfg.Engine.hostPort()
-	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.life.open, s.intake.Buffered)
+	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.open, s.intake.Buffered)
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Notices: n.Notices(), Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}
+	s.legs = handoff.New(s.legsConfig(t))
 	s.life.start()
-	s.life.run(s.stalls.run)
+	s.life.run(s.legs.Watch)
 	if cfg.Prefill.Discovery != "" {
 		find, err := warmup.ParseDiscovery(cfg.Prefill.Discovery)
 		if err != nil {
@@ -134,7 +128,49 @@ func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("the prefill pod answers %s to %s", resp.Status, path)
 	}
-	return readCapped(resp, maxPodAnswer)
+	return transport.ReadCapped(resp, maxPodAnswer)
+}
+
+// legsConfig wires the legs to this sidecar.
+func (s *Server) legsConfig(t Telemetry) handoff.Config {
+	return handoff.Config{
+		Dialect: s.dialect, Intake: s.intake, Budget: s.budget, Leases: s.leases,
+		Decode: s.decodeEngine(), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent,
+		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
+		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
+	}
+}
+
+// warmupConfig wires the warm-up to this sidecar.
+func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
+	c := warmup.Config{
+		Find:            find,
+		Allowed:         func(t pd.Target) bool { return s.routes.Allow.Check(t) == nil },
+		SideChannelPort: s.cfg.Keep.SideChannel,
+		Decode:          s.decodeEngine(),
+		Prefill:         s.prefillEngine,
+		Draining:        s.life.draining.Load,
+		Drained:         s.life.idle,
+		Log:             s.log,
+		Count:           func(result string) { s.metrics.warmups.WithLabelValues(result).Inc() },
+	}
+	if s.leases != nil {
+		c.SideChannels = s.leases
+	}
+	if s.cfg.Keep.WarmUp && s.dialect.Shape() == dialect.Serial {
+		c.HandOff = s.warmUp
+	}
+	return c
+}
+
+// warmUp implements warmup.HandOff.
+func (s *Server) warmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
+	err := s.legs.WarmUp(ctx, t, header, body)
+	var refused *handoff.ClientError
+	if errors.As(err, &refused) && warmup.IsLocked(refused.Status) {
+		return fmt.Errorf("%w: %w", warmup.ErrLocked, err)
+	}
+	return err
 }
 
 // HTTP2 is how the data port's server must buffer the bodies of HTTP/2 clients. A connection may send 3 MiB ahead (of the 4
@@ -154,14 +190,6 @@ func (s *Server) Handler() http.Handler {
 	r.MethodNotAllowedHandler = r.NotFoundHandler
 	return s.intake.CheckHeaders(r)
 }
-
-const (
-	// abortMoment is how long after it has aborted its requests an engine that is told to stop may still call itself healthy:
-	// vLLM 0.32.0 took up to 100 ms.
-	abortMoment = 500 * time.Millisecond
-	// probePause is the time between two looks at it.
-	probePause = 50 * time.Millisecond
-)
 
 // Ready says why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
 func (s *Server) Ready() error {
@@ -183,7 +211,7 @@ func (s *Server) decodeEngine() transport.Engine {
 
 // prefillEngine is the engine of a prefill pod.
 func (s *Server) prefillEngine(t pd.Target) transport.Engine {
-	return transport.Engine{Transport: s.prefill, URL: s.prefillURL(t)}
+	return transport.Engine{Transport: s.prefill, URL: transport.Scheme(s.cfg.Prefill.TLS) + t.String()}
 }
 
 // Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends,
@@ -194,29 +222,36 @@ func (s *Server) Drain(ctx context.Context) {
 	s.life.drain(ctx)
 }
 
-// Close ends the watch, waits for releases under way, and closes idle connections. Call it after Drain.
+// Close ends the watch and the warm-up, waits for releases under way, and closes idle connections. Call it after Drain.
 func (s *Server) Close() {
 	s.life.close()
+	s.legs.Wait()
 	s.leases.Close()
 	s.local.CloseIdleConnections()
 	s.prefill.CloseIdleConnections()
 }
 
-// life counts what runs, so that it can be waited for and cut.
+// open is how many exchanges and releases run. A release begins before its exchange leaves, so exchanges are counted first:
+// at every moment one of the two is.
+func (s *Server) open() float64 {
+	running := s.life.exchanges()
+	return float64(running + s.legs.Releasing())
+}
+
+// life counts the exchanges that run, so that they can be waited for and cut.
 type life struct {
 	draining atomic.Bool
 
-	mu        sync.Mutex // guards what follows
-	running   map[*exchange]struct{}
-	releasing int           // hand-offs that are being released
-	idle      chan struct{} // closed when draining and nothing runs
+	mu      sync.Mutex // guards what follows
+	running map[*handoff.Exchange]struct{}
+	idle    chan struct{} // closed when draining and nothing runs
 
 	stops      []context.CancelFunc // end what run started
-	background sync.WaitGroup       // what run started, and the releases
+	background sync.WaitGroup       // what run started
 }
 
 func (l *life) start() {
-	l.running = map[*exchange]struct{}{}
+	l.running = map[*handoff.Exchange]struct{}{}
 	l.idle = make(chan struct{})
 }
 
@@ -227,24 +262,8 @@ func (l *life) run(f func(context.Context)) {
 	l.background.Go(func() { f(ctx) })
 }
 
-// release runs the release of a hand-off, which goes on after its exchange. It is counted as open work, so that the pod is not
-// ended before it. The caller's exchange is still counted, so that at every moment one of the two is.
-func (l *life) release(f func()) {
-	l.count(1)
-	l.background.Go(func() {
-		defer l.count(-1)
-		f()
-	})
-}
-
-func (l *life) count(releases int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.releasing += releases
-}
-
 // enter admits an exchange unless the sidecar drains.
-func (l *life) enter(x *exchange) bool {
+func (l *life) enter(x *handoff.Exchange) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.draining.Load() {
@@ -254,18 +273,18 @@ func (l *life) enter(x *exchange) bool {
 	return true
 }
 
-func (l *life) leave(x *exchange) {
+func (l *life) leave(x *handoff.Exchange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.running, x)
 	l.closeIfIdle()
 }
 
-// open is how many exchanges and releases run.
-func (l *life) open() float64 {
+// exchanges is how many exchanges run.
+func (l *life) exchanges() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return float64(len(l.running) + l.releasing)
+	return len(l.running)
 }
 
 // closeIfIdle closes idle if it is due. The caller holds mu.
@@ -292,7 +311,7 @@ func (l *life) drain(ctx context.Context) {
 	}
 	l.mu.Lock()
 	for x := range l.running {
-		x.cut()
+		x.Cut()
 	}
 	l.mu.Unlock()
 	<-l.idle

@@ -52,7 +52,7 @@ func TestEventsAreRelayedAsTheyCome(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			g := newGate()
-			s, header := serve(t, way, handoff, then(streams(firstEvent), g.act, streams(secondEvent, doneEvent)))
+			s, header := serve(t, way, handoffParams, then(streams(firstEvent), g.act, streams(secondEvent, doneEvent)))
 			resp := mustOpen(t, s.url+completionsPath, ask(true).body, header...)
 			if got := readEvent(t, resp.Body); got != firstEvent {
 				t.Errorf("first event %q", got)
@@ -72,7 +72,7 @@ func TestEventsAreRelayedAsTheyCome(t *testing.T) {
 // A local stream's headers do not wait for an event: it is never redone.
 func TestLocalHeadersComeFirst(t *testing.T) {
 	g := newGate()
-	s, _ := serve(t, ways["local"], handoff, then(streams(), g.act, streams(firstEvent, doneEvent)))
+	s, _ := serve(t, ways["local"], handoffParams, then(streams(), g.act, streams(firstEvent, doneEvent)))
 	resp := mustOpen(t, s.url+completionsPath, ask(true).body)
 	if resp.StatusCode != 200 || resp.Header.Get(pd.HeaderDecision) != "local;reason=no-prefill" {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)
@@ -89,7 +89,7 @@ func TestEventsCutAnywhere(t *testing.T) {
 		for ends, text := range map[string]string{"lf": wholeStream, "crlf": ": hi\r\n\r\n" + strings.ReplaceAll(wholeStream, "\n", "\r\n"), "cr": strings.ReplaceAll(wholeStream, "\n", "\r")} {
 			t.Run(name+"/"+ends, func(t *testing.T) {
 				var at atomic.Int64
-				s, header := serve(t, way, handoff, func(w http.ResponseWriter, r *asked) {
+				s, header := serve(t, way, handoffParams, func(w http.ResponseWriter, r *asked) {
 					i := at.Add(1) - 1
 					streams(text[:i], text[i:])(w, r)
 				}, set(func(c *Config) { c.Fallback.Burst = 0 }))
@@ -148,7 +148,7 @@ func TestStreamBreaksOff(t *testing.T) {
 	for name, act := range breakers {
 		for _, api := range []pd.API{pd.APIChat, pd.APICompletions, pd.APIMessages, pd.APIResponses} {
 			t.Run(name+"/"+api.String(), func(t *testing.T) {
-				s, header := serve(t, ways["remote"], handoff, act)
+				s, header := serve(t, ways["remote"], handoffParams, act)
 				got := post(t, s.url+api.Path(), `{"model":"m","messages":[],"prompt":"x","stream":true}`, append(header, "TE", "trailers")...)
 				if got.status != 200 || got.err != nil || !strings.HasPrefix(got.body, firstEvent) {
 					t.Fatalf("%d %q, %v", got.status, got.body, got.err)
@@ -182,7 +182,7 @@ func TestStreamWithoutDone(t *testing.T) {
 	}{{pd.APIChat, "error"}, {pd.APICompletions, "error"}, {pd.APIMessages, "done"}, {pd.APIResponses, "done"}}
 	for _, c := range cases {
 		t.Run(c.api.String(), func(t *testing.T) {
-			s, _ := serve(t, ways["local"], handoff, streams(firstEvent))
+			s, _ := serve(t, ways["local"], handoffParams, streams(firstEvent))
 			got := post(t, s.url+c.api.Path(), "{}", "TE", "trailers")
 			if outcome := got.trailer.Get(pd.HeaderOutcome); outcome != c.outcome || got.err != nil {
 				t.Errorf("outcome %s, %v", outcome, got.err)
@@ -217,7 +217,7 @@ func TestReport(t *testing.T) {
 	for _, c := range cases {
 		for name, way := range ways {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
-				s, header := serve(t, way, handoff, c.act)
+				s, header := serve(t, way, handoffParams, c.act)
 				header = append(header, c.header...)
 				if name == "local" {
 					header = slices.Clone(header)
@@ -248,7 +248,7 @@ func TestReport(t *testing.T) {
 func TestWholeReport(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			s, header := serve(t, way, handoff, ask(false).answer())
+			s, header := serve(t, way, handoffParams, ask(false).answer())
 			got := post(t, s.url+completionsPath, ask(false).body, append(header, "TE", "trailers")...)
 			if outcome := got.header.Get(pd.HeaderOutcome); outcome != "done;prompt=40;completion=1" || got.body != wholeAnswer {
 				t.Errorf("outcome %s, %s", outcome, got.body)
@@ -283,9 +283,9 @@ func TestUsageIsCorrected(t *testing.T) {
 		{"older, null", oldHandoff, says(200, "application/json", whole("null", 0)), false, whole("null", 0), "cached=8"},
 		{"older, stream", oldHandoff, streams(firstEvent, usageEvent, doneEvent), true, firstEvent + event + doneEvent, "cached=8"},
 		{"older, stream with a length", oldHandoff, says(200, "text/event-stream", firstEvent+usageEvent+doneEvent), true, firstEvent + event + doneEvent, "cached=8"},
-		{"newer, small", handoff, says(200, "application/json", whole("39", 10)), false, whole("39", 10), "cached=39"},
-		{"newer, large", handoff, says(200, "application/json", whole("39", 100<<10)), false, whole("39", 100<<10), "cached=39"},
-		{"newer, stream", handoff, streams(firstEvent, usageEvent, doneEvent), true, firstEvent + usageEvent + doneEvent, "cached=39"},
+		{"newer, small", handoffParams, says(200, "application/json", whole("39", 10)), false, whole("39", 10), "cached=39"},
+		{"newer, large", handoffParams, says(200, "application/json", whole("39", 100<<10)), false, whole("39", 100<<10), "cached=39"},
+		{"newer, stream", handoffParams, streams(firstEvent, usageEvent, doneEvent), true, firstEvent + usageEvent + doneEvent, "cached=39"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -341,7 +341,7 @@ func TestEngineTrailers(t *testing.T) {
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			s, header := serve(t, way, handoff, engine)
+			s, header := serve(t, way, handoffParams, engine)
 			got := post(t, s.url+completionsPath, ask(true).body, header...)
 			if got.trailer.Get("X-Engine") != "1" || got.trailer.Get("Server-Timing") != "" || got.trailer.Get(pd.HeaderOutcome) != "" {
 				t.Errorf("trailers %v", got.trailer)
@@ -374,7 +374,7 @@ func TestCompressedStream(t *testing.T) {
 
 // An event larger than any engine's ends the stream with an error, and the report says so.
 func TestTooLargeEvent(t *testing.T) {
-	s, _ := serve(t, ways["local"], handoff, streams(firstEvent, "data: "+strings.Repeat("x", relay.MaxEvent)))
+	s, _ := serve(t, ways["local"], handoffParams, streams(firstEvent, "data: "+strings.Repeat("x", relay.MaxEvent)))
 	got := post(t, s.url+completionsPath, ask(true).body, "TE", "trailers")
 	if !strings.HasPrefix(got.body, firstEvent) || got.err != nil {
 		t.Errorf("%q, %v", tail(got.body), got.err)
@@ -393,7 +393,7 @@ func TestSlowReader(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			wrote := make(chan int, 1)
-			s, header := serve(t, way, handoff, func(w http.ResponseWriter, r *asked) {
+			s, header := serve(t, way, handoffParams, func(w http.ResponseWriter, r *asked) {
 				streams(firstEvent)(w, r)
 				event := "data: " + strings.Repeat("x", 64<<10) + "\n\n"
 				n := 0

@@ -93,9 +93,9 @@ func TestWarmupHandOffFails(t *testing.T) {
 		{"prefill", status(500), nothingYet, "500", 0},
 		{"prefill asks for a key", status(401), nothingYet, "asks for a key", 0},
 		{"hand-off", offering("null"), nothingYet, "kv_transfer_params", 0},
-		{"decode", offering(handoff), status(500), "decode answered 500", 1},
-		{"decode resets", offering(handoff), resets, "reset", 1},
-		{"decode full", offering(handoff), status(503), "decode answered 503", 0},
+		{"decode", offering(handoffParams), status(500), "decode answered 500", 1},
+		{"decode resets", offering(handoffParams), resets, "reset", 1},
+		{"decode full", offering(handoffParams), status(503), "decode answered 503", 0},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestWarmupHandOffFails(t *testing.T) {
 
 // The warm-up checks hand-offs as for a request: too few blocks would end the decode engine.
 func TestWarmupChecksBlocks(t *testing.T) {
-	prefill, decode := startEngine(t, offering(handoff)), startEngine(t, nothingYet)
+	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, nothingYet)
 	s := startRig(t, decode.addr, set(func(c *Config) { c.Prefill.BlockSize = 8 }))
 	if err := s.warmUpOne(t, prefill.addr); err == nil || !strings.Contains(err.Error(), "3 blocks") {
 		t.Errorf("%v", err)
@@ -187,7 +187,7 @@ func TestWarmupDrains(t *testing.T) {
 		releases float64
 	}{
 		{"prefill", func(g gate) act { return g.act }, func(gate) act { return hangs }, 0},
-		{"decode", func(gate) act { return offering(handoff) }, func(g gate) act { return g.act }, 1},
+		{"decode", func(gate) act { return offering(handoffParams) }, func(g gate) act { return g.act }, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGate()

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"cmp"
@@ -17,10 +17,10 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// The ways a hand-off is released.
+// The ways in which a hand-off is released; metric labels.
 const (
 	wayNIXL   = "nixl"   // the sidecar notifies the prefill engine
-	wayCancel = "cancel" // the decode engine gets the leg, loses it, and tells the prefill engine
+	wayCancel = "cancel" // the decode engine gets a leg that is then cancelled, and notifies the prefill engine
 	wayAbort  = "abort"  // both engines are told to abort the legs
 	wayNone   = "none"   // decode read it, or no engine could be told
 )
@@ -35,14 +35,14 @@ type releasing struct {
 }
 
 // release begins the release of the hand-off, by the way that will be tried first.
-func (x *exchange) release(way string) releasing {
+func (x *Exchange) release(way string) releasing {
 	return x.beginRelease(x.handoff.of, x.handoff.hold, way)
 }
 
-func (x *exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
+func (x *Exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
 	x.releaseWay = way
-	_, span := x.s.tracing.tracer.Start(x.ctx, spanRelease, clientSpan)
-	return releasing{x.ID, of, hold, transport.LegHeader(x.r.Header, x.ID), span}
+	_, span := x.legs.tracing.tracer.Start(x.Context, spanRelease, clientSpan)
+	return releasing{x.ID, of, hold, transport.LegHeader(x.request.Header, x.ID), span}
 }
 
 // firstWay is wayNIXL for a hand-off whose engine can be notified, else wayCancel.
@@ -60,136 +60,136 @@ func pinned(of dialect.Handoff) bool {
 	return releases || forgets
 }
 
-// releaseUnsent releases a hand-off that decode has not heard of: by a notice, or by sending a decode leg and cancelling
+// releaseUnsent releases a hand-off that decode does not know of: by a notice, or by sending a decode leg and cancelling
 // it. It returns at once; the release goes on after the request.
-func (x *exchange) releaseUnsent() {
+func (x *Exchange) releaseUnsent() {
 	if !pinned(x.handoff.of) {
 		return
 	}
-	r, ctx, url := x.release(firstWay(x.handoff.hold)), context.WithoutCancel(x.ctx), x.s.engine+x.r.URL.RequestURI()
+	r, ctx, uri := x.release(firstWay(x.handoff.hold)), context.WithoutCancel(x.Context), x.request.URL.RequestURI()
 	releaser, discards := r.of.(dialect.Releaser)
 	var l request.Payload
 	var err error
 	if discards {
 		l, err = releaser.Discard() // now: the request's body may be dropped when the exchange ends
 	}
-	x.s.life.release(func() {
-		if x.s.notify(r) {
+	x.legs.background(func() {
+		if x.legs.notify(r) {
 			return
 		}
 		if !discards {
-			x.s.releaseUnread(r)
+			x.legs.releaseUnread(r)
 			return
 		}
 		if err != nil {
-			x.s.released(r, false, fmt.Errorf("editing the release: %w", err))
+			x.legs.released(r, false, fmt.Errorf("editing the release: %w", err))
 			return
 		}
-		g, err := startLeg(ctx, r.of, x.s.local, url, r.header.Clone(), l)
+		g, err := x.legs.startLeg(ctx, r.of, uri, r.header.Clone(), l)
 		if err != nil {
-			x.s.released(r, false, err)
+			x.legs.released(r, false, err)
 			return
 		}
 		g.stream = true
-		x.s.abandon(g, r)
+		x.legs.endLeg(g, r)
 	})
 }
 
 // releaseLeg releases the hand-off of a decode leg that is under way, and ends the leg.
-func (x *exchange) releaseLeg(g *leg) {
+func (x *Exchange) releaseLeg(g *leg) {
 	if !pinned(x.handoff.of) {
 		g.drop()
 		return
 	}
 	r := x.release(wayCancel)
-	x.s.life.release(func() { x.s.abandon(g, r) })
+	x.legs.background(func() { x.legs.endLeg(g, r) })
 }
 
-// abandon ends a leg and makes sure that the hand-off is released, also when the engine refused or lost the leg.
-func (s *Server) abandon(g *leg, r releasing) {
+// endLeg cancels a leg and makes sure that its hand-off is released, also when the engine refused or lost the leg.
+func (legs *Legs) endLeg(g *leg, r releasing) {
 	releaser, ok := r.of.(dialect.Releaser)
-	switch status, delivered := g.abandon(); {
+	switch status, delivered := g.cancelDelivered(); {
 	case !delivered:
-		s.releaseInDoubt(r)
+		legs.releaseInDoubt(r)
 	case ok && releaser.Pins(status):
-		s.releaseUnread(r)
+		legs.releaseUnread(r)
 	default:
-		s.released(r, true, nil)
+		legs.released(r, true, nil)
 	}
 }
 
 // releaseUnread releases a hand-off that decode does not read: it was never asked to, refused, or failed.
-func (x *exchange) releaseUnread() { x.releaseOf(x.handoff.of, x.handoff.hold) }
+func (x *Exchange) releaseUnread() { x.releaseOf(x.handoff.of, x.handoff.hold) }
 
-func (x *exchange) releaseOf(of dialect.Handoff, hold *lease.Hold) {
+func (x *Exchange) releaseOf(of dialect.Handoff, hold *lease.Hold) {
 	if !pinned(of) {
 		return
 	}
 	r := x.beginRelease(of, hold, firstWay(hold))
-	x.s.life.release(func() { x.s.releaseUnread(r) })
+	x.legs.background(func() { x.legs.releaseUnread(r) })
 }
 
 // releaseInDoubt releases a hand-off that decode may still be reading, as far as we can tell.
-func (x *exchange) releaseInDoubt() {
+func (x *Exchange) releaseInDoubt() {
 	if !pinned(x.handoff.of) {
 		return
 	}
 	r := x.release(wayCancel)
-	x.s.life.release(func() { x.s.releaseInDoubt(r) })
+	x.legs.background(func() { x.legs.releaseInDoubt(r) })
 }
 
 // releaseUnread releases what decode does not read.
-func (s *Server) releaseUnread(r releasing) {
-	if s.notify(r) {
+func (legs *Legs) releaseUnread(r releasing) {
+	if legs.notify(r) {
 		return
 	}
-	ok, err := s.forget(r)
-	s.released(r, ok, err)
+	ok, err := legs.releaseByDecode(r)
+	legs.released(r, ok, err)
 }
 
-// releaseInDoubt releases what decode may be reading: prefill must hear of it from decode alone, unless decode is gone.
-func (s *Server) releaseInDoubt(r releasing) {
-	ok, err := s.forget(r)
-	if !ok && errors.Is(err, syscall.ECONNREFUSED) && s.notify(r) {
+// releaseInDoubt releases what decode may be reading: only decode may notify prefill of it, unless decode is gone.
+func (legs *Legs) releaseInDoubt(r releasing) {
+	ok, err := legs.releaseByDecode(r)
+	if !ok && errors.Is(err, syscall.ECONNREFUSED) && legs.notify(r) {
 		return
 	}
-	s.released(r, ok, err)
+	legs.released(r, ok, err)
 }
 
 // notify notifies the prefill engine. False says that another way has to be tried.
-func (s *Server) notify(r releasing) bool {
+func (legs *Legs) notify(r releasing) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	err := r.hold.Release(ctx)
 	switch {
 	case err == nil:
-		s.metrics.releases.WithLabelValues(wayNIXL, "ok").Inc()
+		legs.Metrics.Releases.WithLabelValues(wayNIXL, "ok").Inc()
 		endRelease(r.span, wayNIXL, nil)
 	case errors.Is(err, lease.ErrNoWay), errors.Is(err, lease.ErrReleased): // the latter: it was tried before
 	default:
 		// Notifying an engine twice costs a line in its log; not notifying it, its blocks until the lease ends.
-		s.metrics.releases.WithLabelValues(wayNIXL, "unsure").Inc()
-		s.warnings.Warn("the prefill engine may have been told to let a hand-off go, and is told again by way of decode", "request_id", r.id, "error", err)
+		legs.Metrics.Releases.WithLabelValues(wayNIXL, "unsure").Inc()
+		legs.warnings.Warn("the prefill engine may have been notified of a release, and is notified again by way of decode", "request_id", r.id, "error", err)
 	}
 	return err == nil
 }
 
-// errUnforgettable is for engines whose protocol has no such request.
-var errUnforgettable = errors.New("the protocol has no way to make decode give a hand-off back")
+// errNoDecodeRelease is for engines whose protocol has no such request.
+var errNoDecodeRelease = errors.New("the protocol has no request that makes decode release a hand-off")
 
-// forget makes the decode engine release the hand-off without reading it. It tries until decode has answered, its port is
-// closed, or it does not answer in time.
-func (s *Server) forget(r releasing) (ok bool, err error) {
+// releaseByDecode makes the decode engine release the hand-off without reading it. It tries until decode has answered, its
+// port is closed, or it does not answer in time.
+func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
 	f, can := r.of.(dialect.Forgetter)
 	if !can {
-		return false, errUnforgettable
+		return false, errNoDecodeRelease
 	}
 	tries, pause := f.Tries()
 	for try := range tries {
 		if try > 0 {
 			time.Sleep(pause << (try - 1))
 		}
-		ok, err = s.sendForget(r, f)
+		ok, err = legs.sendRelease(r, f)
 		if err == nil || errors.Is(err, syscall.ECONNREFUSED) || isTimeout(err) {
 			break
 		}
@@ -197,16 +197,16 @@ func (s *Server) forget(r releasing) (ok bool, err error) {
 	return ok, err
 }
 
-func (s *Server) sendForget(r releasing, f dialect.Forgetter) (ok bool, err error) {
+func (legs *Legs) sendRelease(r releasing, f dialect.Forgetter) (ok bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	path, b := f.Forget()
 	r.header["Content-Type"] = []string{"application/json"}
-	req, err := transport.NewBufferedLeg(ctx, s.engine+path, r.header, [][]byte{b}, int64(len(b)))
+	req, err := transport.NewBufferedLeg(ctx, legs.Decode.URL+path, r.header, [][]byte{b}, int64(len(b)))
 	if err != nil {
 		return false, err
 	}
-	resp, err := s.local.RoundTrip(req)
+	resp, err := legs.Decode.Transport.RoundTrip(req)
 	if err != nil {
 		return false, err
 	}
@@ -216,18 +216,18 @@ func (s *Server) sendForget(r releasing, f dialect.Forgetter) (ok bool, err erro
 
 func isClientError(status int) bool { return status >= 400 && status < 500 }
 
-// released counts a release by way of decode. One that did not work leaves blocks stranded until the lease ends.
-func (s *Server) released(r releasing, ok bool, err error) {
+// released counts a release by way of decode. A failed one leaves blocks pinned until the lease expires.
+func (legs *Legs) released(r releasing, ok bool, err error) {
 	result := "ok"
 	if !ok {
 		result = "failed"
-		s.metrics.stranded.Inc()
-		s.warnings.Warn("hand-off not released: the prefill engine holds its blocks until the lease ends", "request_id", r.id, "error", err)
+		legs.Metrics.Stranded.Inc()
+		legs.warnings.Warn("hand-off not released: the prefill engine keeps its blocks until the lease expires", "request_id", r.id, "error", err)
 		err = cmp.Or(err, errUnreleased)
 	}
-	s.metrics.releases.WithLabelValues(wayCancel, result).Inc()
+	legs.Metrics.Releases.WithLabelValues(wayCancel, result).Inc()
 	endRelease(r.span, wayCancel, err)
 }
 
-// errUnreleased is said of a decode engine that answered anything else than it should.
-var errUnreleased = errors.New("decode did not take note of the hand-off")
+// errUnreleased says that a decode engine did not answer a release as its protocol demands.
+var errUnreleased = errors.New("decode did not release the hand-off")

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"time"
@@ -19,18 +19,18 @@ type pending struct {
 }
 
 // newHandoff begins to hold a hand-off that a prefill leg sent at the given time has brought.
-func (s *Server) newHandoff(of dialect.Handoff, sent time.Time, target pd.Target) pending {
-	finished := s.stalls.arrived(sent)
-	return pending{of: of, finished: finished, target: target, hold: s.hold(of, finished)}
+func (legs *Legs) newHandoff(of dialect.Handoff, sent time.Time, target pd.Target) pending {
+	finished := legs.stalls.arrived(sent)
+	return pending{of: of, finished: finished, target: target, hold: legs.hold(of, finished)}
 }
 
 // hold has the prefill engine renew the lease of a hand-off, if it has one.
-func (s *Server) hold(of dialect.Handoff, finished time.Time) *lease.Hold {
+func (legs *Legs) hold(of dialect.Handoff, finished time.Time) *lease.Hold {
 	leased, ok := of.(dialect.Leased)
 	if !ok {
 		return nil
 	}
-	return s.leases.Hold(leased.Pin(), finished)
+	return legs.Leases.Hold(leased.Pin(), finished)
 }
 
 // late reports whether decode must not be asked any more, at a time, to read the hand-off: its blocks may hold another

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"context"
@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// hangup ends a prefill leg whose client has left, without losing sight of a prefill that is about to finish.
+// hangup ends a prefill leg whose client has left, without losing the hand-off of a prefill that is about to finish.
 //
 // Closing the connection aborts a running prefill and frees its blocks. But an engine that has just finished drops the
-// answer when it sees the connection go, and with it the only word of the hand-off: its blocks are then held for the lease
-// and nobody can give them back. So a leg is first waited for: short prefills end by themselves, and their hand-off is
-// given back. A longer one is aborted by closing our half of the connection, which leaves an answer that is already on its
+// answer when it sees the connection close, and with it the only copy of the hand-off: its blocks then stay pinned until the
+// lease expires, because they cannot be released. So a leg is first waited for: short prefills end by themselves, and their
+// hand-off is released. A longer one is aborted by closing our half of the connection, which leaves an answer that is already on its
 // way readable. What remains is a prefill that ends within the milliseconds in which it is aborted.
 type hangup struct {
 	cancel context.CancelFunc

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"context"
@@ -22,9 +22,10 @@ var errSilent = errors.New("decode sent no event before the deadline")
 
 // runDecode sends the decode leg and relays its answer. With reason "" the answer is under way or complete. Another reason
 // says that nothing has gone to the client and the request should be prefilled locally. The error is final.
-func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
-	if x.ctx.Err() != nil {
-		return "", x.leaveHandedOff()
+func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
+	if x.Context.Err() != nil {
+		x.releaseUnsent()
+		return "", x.gone()
 	}
 	if now := time.Now(); x.handoff.late(now) {
 		x.handoff.age = now.Sub(x.handoff.finished)
@@ -36,10 +37,10 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		x.releaseUnsent()
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
-	x.buf.Leg = l.Segments
-	header := transport.LegHeader(x.r.Header, x.ID)
-	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
-		attribute.Int("server.port", x.s.cfg.Engine.Port))
+	x.Buffer.Leg = l.Segments
+	header := transport.LegHeader(x.request.Header, x.ID)
+	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
+		attribute.Int("server.port", x.legs.Port))
 	status := 0
 	defer func() {
 		if reason != "" {
@@ -49,7 +50,7 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		x.endLeg(span, status, err)
 	}()
 	sent := time.Now()
-	g, err := startLeg(ctx, x.handoff.of, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l)
+	g, err := x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l)
 	if err != nil {
 		x.releaseUnsent()
 		return "", fmt.Errorf("making the decode leg: %w", err)
@@ -57,106 +58,98 @@ func (x *exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	g.stream = req.Stream()
 	x.state = decoding
 	x.Clock.Enter(pd.PhaseFirst, sent)
-	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
+	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
-	resp, trouble, err := x.awaitHeaders(g)
+	resp, cause, err := x.awaitHeaders(g)
 	if resp != nil {
 		status = resp.StatusCode
 	}
-	x.s.metrics.leg("decode", status, time.Since(sent))
+	x.legs.Metrics.leg("decode", status, time.Since(sent))
 	if resp == nil {
-		return x.noAnswer(g, trouble, err)
+		return x.noAnswer(g, cause, err)
 	}
 	defer resp.Body.Close()
 	defer g.cancel(nil)
 	// From here on the engine has the leg: ending it with its client is safe.
-	defer context.AfterFunc(x.ctx, func() { g.cancel(errGone) })()
+	defer context.AfterFunc(x.Context, func() { g.cancel(errGone) })()
 	return x.takeAnswer(g, resp)
 }
 
-// leaveHandedOff ends a request whose client left, or which was cut, between the legs.
-func (x *exchange) leaveHandedOff() error {
-	if x.state.on(x.interrupted()).has(releaseHandoff) {
-		x.releaseUnsent()
-	}
-	return x.gone()
-}
-
-// tooLate notes a hand-off that is too old to be trusted, and has been given back unread.
-func (x *exchange) tooLate() pd.Reason {
-	x.s.warnings.Warn("hand-off too old", "request_id", x.ID, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
-	x.s.metrics.retries.WithLabelValues("decode", "late").Inc()
+// tooLate notes a hand-off that is too old to be trusted, and has been released unread.
+func (x *Exchange) tooLate() pd.Reason {
+	x.legs.warnings.Warn("hand-off too old", "request_id", x.ID, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
+	x.legs.Metrics.Retries.WithLabelValues("decode", "late").Inc()
 	return pd.HandoffLate
 }
 
-// awaitHeaders waits for the answer's headers. Without an answer, trouble and err say why; a leg that was not taken is
-// still running then only if the client left or the drain cut it.
+// The causes of a decode leg that gave no answer that can be relayed; metric labels.
+const (
+	causeFailed  = "failed"  // the engine refused, broke off or answered with an error
+	causeTimeout = "timeout" // a deadline of ours passed
+)
+
+// awaitHeaders waits for the answer's headers. Without an answer, cause and err say why. With cause "" the client left, or
+// the drain deadline passed: the leg is still running, and err is final.
 //
 // A whole (not streamed) answer has its headers last, so silence says nothing about it. It is taken for lost only if the
 // prefill pod does not answer any more either: that is what a transfer waits for without end.
-func (x *exchange) awaitHeaders(g *leg) (*http.Response, trouble, error) {
-	silence := time.NewTicker(x.s.cfg.Engine.FirstEvent)
+func (x *Exchange) awaitHeaders(g *leg) (resp *http.Response, cause string, err error) {
+	silence := time.NewTicker(x.legs.FirstEvent)
 	defer silence.Stop()
 	for {
 		select {
 		case r := <-g.result:
 			if r.err != nil {
-				return nil, failed, r.err
+				return nil, causeFailed, r.err
 			}
-			return r.resp, 0, nil
-		case <-x.ctx.Done():
-			return nil, x.interrupted(), x.gone()
+			return r.resp, "", nil
+		case <-x.Context.Done():
+			return nil, "", x.gone()
 		case <-silence.C:
-			if err := x.askPrefill(); err != nil && x.ctx.Err() == nil {
+			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
 				g.drop()
-				return nil, timedOut, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
+				return nil, causeTimeout, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
 			}
 		}
 	}
 }
 
 // askPrefill asks the pod that holds the KV cache whether it lives.
-func (x *exchange) askPrefill() error {
-	ctx, cancel := context.WithTimeout(x.ctx, transport.ProbeTimeout)
+func (x *Exchange) askPrefill() error {
+	ctx, cancel := context.WithTimeout(x.Context, transport.ProbeTimeout)
 	defer cancel()
-	return x.s.prefillEngine(x.handoff.target).Healthy(ctx)
+	return x.legs.Prefill(x.handoff.target).Healthy(ctx)
 }
 
-// noAnswer decides on a decode leg that gave no headers.
-func (x *exchange) noAnswer(g *leg, t trouble, err error) (pd.Reason, error) {
-	switch act := x.state.on(t); {
-	case act.has(redo):
-		g.cancel(nil)
-		x.releaseInDoubt()
-		return x.redoWithout(t, err), nil
-	case act.has(releaseHandoff):
+// noAnswer decides on a decode leg that gave no headers. Its arguments are results of awaitHeaders.
+func (x *Exchange) noAnswer(g *leg, cause string, err error) (pd.Reason, error) {
+	if cause == "" {
 		x.releaseLeg(g)
+		return "", err
 	}
-	return "", err
+	g.cancel(nil)
+	x.releaseInDoubt()
+	return x.redoWithout(cause, err), nil
 }
 
-// redoWithout notes that decode could not use the hand-off, which has been given back.
-func (x *exchange) redoWithout(t trouble, err error) pd.Reason {
-	cause := "failed"
-	if t == timedOut {
-		cause = "timeout"
-	}
+// redoWithout notes that decode could not use the hand-off, which has been released.
+func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	x.Failure = err
-	x.s.beside.doubt()
-	x.s.metrics.retries.WithLabelValues("decode", cause).Inc()
-	x.s.warnings.Warn("decode leg failed", "request_id", x.ID, "cause", cause, "error", err)
+	x.legs.localEngine.doubt()
+	x.legs.Metrics.Retries.WithLabelValues("decode", cause).Inc()
+	x.legs.warnings.Warn("decode leg failed", "request_id", x.ID, "cause", cause, "error", err)
 	return pd.TransferFailed
 }
 
 // takeAnswer looks at a decode answer before anything of it goes to the client.
-func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
+func (x *Exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	x.handoff.taken = true
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
 	}
 	x.handoff.age = g.age(x.handoff.finished)
-	x.s.metrics.handoffAge.Observe(x.handoff.age.Seconds())
+	x.legs.Metrics.HandoffAge.Observe(x.handoff.age.Seconds())
 	x.rename(resp)
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
@@ -168,7 +161,7 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 		if x.handoff.pins(code) {
 			x.releaseUnread()
 		}
-		return x.redoWithout(failed, fmt.Errorf("decode answered %s", resp.Status)), nil
+		return x.redoWithout(causeFailed, fmt.Errorf("decode answered %s", resp.Status)), nil
 	case x.handoff.late(x.handoff.finished.Add(x.handoff.age)):
 		// The leg was written later than planned: this process, or its engine's socket, stood still in between.
 		x.releaseInDoubt()
@@ -180,46 +173,46 @@ func (x *exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 }
 
 // takeWhole waits for the first byte: until it has come, the engine may break off and the request be redone.
-func (x *exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
+func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	if _, err := a.Peek(); err == nil || err == io.EOF {
 		x.handoff.hold.End()
 		return "", x.Relay(resp, a)
-	} else if x.ctx.Err() == nil {
+	} else if x.Context.Err() == nil {
 		x.releaseInDoubt()
-		return x.redoWithout(failed, err), nil
+		return x.redoWithout(causeFailed, err), nil
 	}
 	return "", x.taken()
 }
 
 // taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
-func (x *exchange) taken() error {
+func (x *Exchange) taken() error {
 	if pinned(x.handoff.of) {
-		x.s.released(x.release(wayCancel), true, nil)
+		x.legs.released(x.release(wayCancel), true, nil)
 	}
 	return x.gone()
 }
 
 // takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
-func (x *exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
+func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
-	silence := time.AfterFunc(x.s.cfg.Engine.FirstEvent, func() { g.cancel(errSilent) })
+	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.PeekEvent()
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
 		x.handoff.hold.End()
 		return "", x.Relay(resp, a)
-	case x.ctx.Err() != nil:
+	case x.Context.Err() != nil:
 		return "", x.taken()
 	}
 	x.releaseInDoubt()
 	if late {
-		return x.redoWithout(timedOut, errSilent), nil
+		return x.redoWithout(causeTimeout, errSilent), nil
 	}
-	return x.redoWithout(failed, err), nil
+	return x.redoWithout(causeFailed, err), nil
 }
 
 // age is how old a hand-off was when the leg was written, or now if that is not known.

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // leg is a decode leg under way. It does not end with the client: whether it may be cancelled at once depends on how far
-// the engine has come (see abandon).
+// the engine has come (see cancelDelivered).
 type leg struct {
 	cancel context.CancelCauseFunc
 	ctx    context.Context
@@ -32,21 +32,21 @@ type legResult struct {
 	err  error
 }
 
-// startLeg sends a decode leg that takes a hand-off up. The caller must take its result, or abandon it.
-func startLeg(ctx context.Context, of dialect.Handoff, by http.RoundTripper, url string, header http.Header, l request.Payload) (*leg, error) {
+// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or cancelDelivered it.
+func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	if r, ok := of.(dialect.Releaser); ok {
 		g.settle = r.Settle()
 	}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.trace.WroteRequest = g.written
-	req, err := transport.NewBufferedLeg(httptrace.WithClientTrace(g.ctx, &g.trace), url, header, l.Segments, l.Length)
+	req, err := transport.NewBufferedLeg(httptrace.WithClientTrace(g.ctx, &g.trace), legs.Decode.URL+uri, header, l.Segments, l.Length)
 	if err != nil {
 		g.cancel(nil)
 		return nil, err
 	}
 	go func() {
-		resp, err := by.RoundTrip(req)
+		resp, err := legs.Decode.Transport.RoundTrip(req)
 		g.result <- legResult{resp, err}
 	}()
 	return g, nil
@@ -64,10 +64,10 @@ const (
 	releaseTimeout = 5 * time.Second
 )
 
-// abandon ends a leg whose answer nobody wants, no sooner than the engine knows of the hand-off in it: a stream tells by
-// its headers, of a whole answer it is taken for granted some time after the leg was written. It reports the status the
-// leg was answered with (0 = not yet) and whether the engine got it, after at most releaseTimeout.
-func (g *leg) abandon() (status int, delivered bool) {
+// cancelDelivered cancels a leg whose answer is not needed, after the engine has learned of the hand-off in it: the headers of
+// a stream show that; for a whole answer it is assumed some time after the leg was written. It reports the status the leg
+// was answered with (0 = not yet) and whether the engine got it, after at most releaseTimeout.
+func (g *leg) cancelDelivered() (status int, delivered bool) {
 	defer g.cancel(errGone)
 	limit := time.NewTimer(releaseTimeout)
 	defer limit.Stop()

@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"cmp"
@@ -55,7 +55,7 @@ func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs
 
 // endLeg closes a leg's span with its status, 0 if none came. A leg ends with its request at the latest: what was told to the
 // client is where the request's span ends, and writing it took the leg past that.
-func (x *exchange) endLeg(span trace.Span, status int, err error) {
+func (x *Exchange) endLeg(span trace.Span, status int, err error) {
 	describeLeg(span, status, err)
 	if at, stopped := x.Clock.Stopped(); stopped && span.IsRecording() {
 		span.End(trace.WithTimestamp(at))
@@ -87,11 +87,11 @@ func endRelease(span trace.Span, way string, err error) {
 }
 
 // endSpan closes the server span: its length is the sum of the phases, less their overlap.
-func (x *exchange) endSpan(phases *pd.Phases) {
+func (x *Exchange) endSpan(phases *pd.Phases) {
 	if x.span.IsRecording() {
 		attrs := []attribute.KeyValue{
-			attribute.String("tandem.pd.mode", x.route.Mode.String()),
-			attribute.String("tandem.pd.plan", x.route.Planned()),
+			attribute.String("tandem.pd.mode", x.Route.Mode.String()),
+			attribute.String("tandem.pd.plan", x.Route.Planned()),
 			attribute.String("tandem.pd.decision", x.Decision.Verdict.String()),
 			attribute.String("tandem.pd.reason", string(x.Decision.Reason)),
 			attribute.Int("http.response.status_code", x.Status),
@@ -110,17 +110,17 @@ func (x *exchange) endSpan(phases *pd.Phases) {
 			x.span.SetStatus(codes.Error, x.Failure.Error())
 		}
 	}
-	at, _ := x.Clock.Stopped() // it is: phases come of that
+	at, _ := x.Clock.Stopped() // it has: its phases were computed by that
 	x.span.End(trace.WithTimestamp(at))
 }
 
 // facts are the attributes that not every request has.
-func (x *exchange) facts() []attribute.KeyValue {
+func (x *Exchange) facts() []attribute.KeyValue {
 	var attrs []attribute.KeyValue
 	if x.target != "" {
 		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
 	}
-	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.s.engine, "http://")))
+	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.legs.Decode.URL, "http://")))
 	if x.handoff.taken {
 		if !x.handoff.finished.IsZero() {
 			attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))

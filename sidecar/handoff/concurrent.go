@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"context"
@@ -24,7 +24,7 @@ var errLegEnded = errors.New("the other leg of this attempt has ended")
 
 // legPair is both legs of one attempt, which run at the same time.
 type legPair struct {
-	x       *exchange
+	x       *Exchange
 	attempt dialect.Attempt
 	target  pd.Target
 	sent    time.Time
@@ -44,46 +44,16 @@ type prefillResult struct {
 	at     time.Time
 }
 
-// runConcurrent runs both legs at once, candidate by candidate. With reason "" the answer is under way or complete. Another
-// reason says that nothing has gone to the client and the request should be prefilled locally. The error is final.
-func (x *exchange) runConcurrent(req *intake.Request) (pd.Reason, error) {
+// runConcurrent runs both legs at once, candidate by candidate. Its results are those of tryCandidates; with reason "" the
+// answer is under way or complete.
+func (x *Exchange) runConcurrent(req *intake.Request) (pd.Reason, error) {
 	x.state = decoding
-	last := &prefillError{reason: pd.PrefillFailed}
-	for i, target := range x.route.Targets {
-		for try := 0; ; try++ {
-			if err := x.reachBeside(); err != nil {
-				return "", err
-			}
-			reason, err := x.attemptBoth(req, target, x.route.Candidate(i))
-			var refused *clientError
-			switch {
-			case err == nil, errors.Is(err, errAnswered):
-				return reason, err
-			case x.ctx.Err() != nil:
-				return "", x.gone()
-			case errors.As(err, &refused):
-				return x.refusedByPrefill(req, refused)
-			case !errors.As(err, &last):
-				return "", err
-			}
-			again := last.again && try < x.s.cfg.Prefill.MaxRetries
-			x.noteRetry(last, target)
-			if !again {
-				break
-			}
-			if err := x.pause(x.s.cfg.Prefill.RetryBackoff); err != nil {
-				return "", err
-			}
-		}
-	}
-	x.Failure = last
-	return last.reason, nil
+	return x.tryCandidates(req, (*Exchange).attemptBoth)
 }
 
-// attemptBoth sends both legs of one attempt. A *prefillError or *clientError says that the prefill leg failed before decode
-// had sent anything; otherwise the results are those of runConcurrent.
-func (x *exchange) attemptBoth(req *intake.Request, target pd.Target, candidate int) (reason pd.Reason, err error) {
-	a, err := x.s.dialect.Attempt(x.ctx, req.Request, target)
+// attemptBoth is an attempt that sends both legs.
+func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate int) (reason pd.Reason, err error) {
+	a, err := x.legs.Dialect.Attempt(x.Context, req.Request, target)
 	if err != nil {
 		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
@@ -103,7 +73,7 @@ func (x *exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	defer p.end()
 	status := 0
 	defer func() { x.endLeg(span, status, err) }()
-	inflight := x.s.metrics.inflight.WithLabelValues(room, "decode")
+	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
 	resp, err := p.awaitHeaders()
@@ -111,11 +81,11 @@ func (x *exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 		status = resp.StatusCode
 		defer resp.Body.Close()
 	}
-	x.s.metrics.leg("decode", status, time.Since(p.sent))
+	x.legs.Metrics.leg("decode", status, time.Since(p.sent))
 	if err != nil {
-		return p.decodeFailed(failed, err)
+		return p.decodeFailed(causeFailed, err)
 	}
-	defer context.AfterFunc(x.ctx, func() { p.decode.cancel(errGone) })()
+	defer context.AfterFunc(x.Context, func() { p.decode.cancel(errGone) })()
 	return p.takeAnswer(resp)
 }
 
@@ -126,14 +96,14 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	if err != nil {
 		return nil, fmt.Errorf("editing the decode leg: %w", err)
 	}
-	x.buf.Leg = l.Segments
+	x.Buffer.Leg = l.Segments
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
 	p.startPrefill()
-	header := transport.LegHeader(x.r.Header, x.ID)
-	ctx, span := x.s.tracing.leg(x.ctx, spanDecode, header, attribute.String("server.address", x.s.cfg.Engine.Host),
-		attribute.Int("server.port", x.s.cfg.Engine.Port))
-	if p.decode, err = startLeg(ctx, x.handoff.of, x.s.local, x.s.engine+x.r.URL.RequestURI(), header, l); err != nil {
+	header := transport.LegHeader(x.request.Header, x.ID)
+	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
+		attribute.Int("server.port", x.legs.Port))
+	if p.decode, err = x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l); err != nil {
 		p.stopPrefill()
 		return nil, fmt.Errorf("making the decode leg: %w", err)
 	}
@@ -145,19 +115,19 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 // client at once: the decode engine, which ends too, releases what it was to read.
 func (p *legPair) startPrefill() {
 	x := p.x
-	ctx, cancel := context.WithTimeout(x.ctx, x.s.cfg.Prefill.Timeout)
+	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
-	header := transport.LegHeader(x.r.Header, x.ID)
+	header := transport.LegHeader(x.request.Header, x.ID)
 	header["Accept-Encoding"] = transport.Identity
-	ctx, span := x.s.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
+	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))
-	inflight := x.s.metrics.inflight.WithLabelValues(room, "prefill")
+	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
-	uri := x.r.URL.RequestURI()
+	uri := x.request.URL.RequestURI()
 	go func() {
-		status, of, err := x.s.sendPrefill(ctx, p.target, uri, header, p.attempt)
+		status, of, err := x.legs.sendPrefill(ctx, p.target, uri, header, p.attempt)
 		inflight.Dec()
-		x.s.metrics.leg("prefill", status, time.Since(p.sent))
+		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
 		describeLeg(span, status, err)
 		span.End()
 		p.prefill <- prefillResult{status, of, err, time.Now()}
@@ -181,7 +151,7 @@ func (p *legPair) end() {
 	p.stopPrefill()
 }
 
-// confirmed notes that the prefill leg ended. The error says that it failed, so that decode waits in vain.
+// confirmed notes that the prefill leg ended. The error says that it failed: the decode engine will not get the KV cache.
 func (p *legPair) confirmed(r prefillResult) error {
 	p.prefilled = &r
 	if r.err == nil && r.of != nil {
@@ -194,7 +164,7 @@ func (p *legPair) confirmed(r prefillResult) error {
 // error is returned.
 func (p *legPair) awaitHeaders() (*http.Response, error) {
 	x := p.x
-	silence := time.NewTicker(x.s.cfg.Engine.FirstEvent)
+	silence := time.NewTicker(x.legs.FirstEvent)
 	defer silence.Stop()
 	prefill := p.prefill
 	for {
@@ -207,11 +177,11 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 				p.cancelDecode()
 				return nil, err
 			}
-		case <-x.ctx.Done():
+		case <-x.Context.Done():
 			p.cancelDecode()
 			return nil, x.gone()
 		case <-silence.C:
-			if err := x.askPrefill(); err != nil && x.ctx.Err() == nil {
+			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
 				p.cancelDecode()
 				return nil, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
 			}
@@ -232,21 +202,21 @@ func (p *legPair) abort() {
 	if !ok {
 		return
 	}
-	s, r := p.x.s, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)
-	s.life.release(func() {
-		err := errors.Join(s.sendAbort(s.prefillEngine(p.target), r, a, pd.RolePrefill), s.sendAbort(s.decodeEngine(), r, a, pd.RoleDecode))
+	legs, r := p.x.legs, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)
+	legs.background(func() {
+		err := errors.Join(legs.sendAbort(legs.Prefill(p.target), r, a, pd.RolePrefill), legs.sendAbort(legs.Decode, r, a, pd.RoleDecode))
 		result := "ok"
 		if err != nil {
 			result = "failed"
-			s.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
+			legs.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
 		}
-		s.metrics.releases.WithLabelValues(wayAbort, result).Inc()
+		legs.Metrics.Releases.WithLabelValues(wayAbort, result).Inc()
 		endRelease(r.span, wayAbort, err)
 	})
 }
 
 // sendAbort tells one engine.
-func (s *Server) sendAbort(engine transport.Engine, r releasing, a dialect.Aborter, role pd.Role) error {
+func (legs *Legs) sendAbort(engine transport.Engine, r releasing, a dialect.Aborter, role pd.Role) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	path, b := a.Abort(role)
@@ -268,11 +238,11 @@ func (s *Server) sendAbort(engine transport.Engine, r releasing, a dialect.Abort
 }
 
 // decodeFailed decides on a decode leg that ended before its first event, or was ended because prefill failed.
-func (p *legPair) decodeFailed(t trouble, err error) (pd.Reason, error) {
+func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	var failure *prefillError
-	var refused *clientError
+	var refused *ClientError
 	switch x := p.x; {
-	case x.ctx.Err() != nil:
+	case x.Context.Err() != nil:
 		if p.released {
 			return "", x.gone()
 		}
@@ -281,9 +251,9 @@ func (p *legPair) decodeFailed(t trouble, err error) (pd.Reason, error) {
 	case errors.As(err, &failure), errors.As(err, &refused):
 		return "", err
 	case p.released:
-		return x.redoWithout(timedOut, err), nil
+		return x.redoWithout(causeTimeout, err), nil
 	default:
-		if t == failed {
+		if cause == causeFailed {
 			if err := p.prefillFailure(); err != nil {
 				return "", err
 			}
@@ -291,7 +261,7 @@ func (p *legPair) decodeFailed(t trouble, err error) (pd.Reason, error) {
 		p.cancelPrefill()
 		p.abort()
 		x.releaseInDoubt()
-		return x.redoWithout(t, err), nil
+		return x.redoWithout(cause, err), nil
 	}
 }
 
@@ -325,13 +295,13 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 		p.serve()
 		return "", x.RelayFresh(resp)
 	case code >= http.StatusInternalServerError:
-		return p.decodeFailed(failed, fmt.Errorf("decode answered %s", resp.Status))
+		return p.decodeFailed(causeFailed, fmt.Errorf("decode answered %s", resp.Status))
 	}
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
-	trouble, err := p.awaitFirst(resp, a)
+	cause, err := p.awaitFirst(resp, a)
 	if err != nil {
-		return p.decodeFailed(trouble, err)
+		return p.decodeFailed(cause, err)
 	}
 	p.serve()
 	return "", x.Relay(resp, a)
@@ -339,10 +309,10 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 
 // awaitFirst waits for the first event of a stream, or the first byte of another answer. A prefill leg that fails meanwhile
 // ends the wait with its error.
-func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (trouble, error) {
+func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string, err error) {
 	x, first := p.x, make(chan error, 1)
 	go func() { first <- firstOf(resp, a) }()
-	silence := time.NewTimer(x.s.cfg.Engine.FirstEvent)
+	silence := time.NewTimer(x.legs.FirstEvent)
 	defer silence.Stop()
 	prefill := p.prefill
 	if p.prefilled != nil {
@@ -351,13 +321,13 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (trouble, err
 	for {
 		select {
 		case err := <-first:
-			return failed, err
+			return causeFailed, err
 		case r := <-prefill:
 			prefill = nil
 			if err := p.confirmed(r); err != nil {
 				select {
 				case first := <-first: // the KV had arrived before
-					return failed, first
+					return causeFailed, first
 				default:
 				}
 				p.decode.cancel(errLegEnded)
@@ -365,12 +335,12 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (trouble, err
 				p.abort()
 				p.x.releaseInDoubt()
 				p.released = true
-				return failed, err
+				return causeFailed, err
 			}
 		case <-silence.C:
 			p.decode.cancel(errSilent)
 			<-first
-			return timedOut, errSilent
+			return causeTimeout, errSilent
 		}
 	}
 }

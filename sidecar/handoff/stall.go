@@ -1,4 +1,4 @@
-package sidecar
+package handoff
 
 import (
 	"context"
@@ -55,8 +55,8 @@ func (w *stallWatch) alive() time.Time {
 	return now
 }
 
-// arrived gives the earliest time at which something read just now may have arrived. Who reads while the process runs
-// reads at once; right after a stall it may have been there since the stall began, but not before since.
+// arrived returns the earliest time at which an answer that was read just now may have arrived. A running process reads it
+// at once; right after a stall it may have waited since the stall began, but not since before the given time.
 func (w *stallWatch) arrived(since time.Time) time.Time {
 	now := w.alive()
 	w.mu.Lock()

@@ -1,0 +1,103 @@
+package handoff
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+)
+
+// prefillError is why one prefill leg gave no hand-off.
+type prefillError struct {
+	cause  string // metric label
+	reason pd.Reason
+	again  bool // the same candidate may do better in a moment
+	err    error
+}
+
+func (e *prefillError) Error() string { return fmt.Sprintf("%s: %v", e.cause, e.err) }
+func (e *prefillError) Unwrap() error { return e.err }
+
+// ClientError is a prefill engine's answer that blames the client: another engine would answer the same.
+type ClientError struct {
+	Status int
+	header http.Header
+	body   []byte
+}
+
+// Error implements error.
+func (e *ClientError) Error() string {
+	return fmt.Sprintf("prefill refused the request with %d", e.Status)
+}
+
+// attempt tries one prefill candidate, the i-th of the request's header. A *prefillError or *ClientError says that the
+// prefill leg failed before anything went to the client; the other results are those of tryCandidates.
+type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate int) (pd.Reason, error)
+
+// tryCandidates tries the candidates in order, each again as long as its failure may pass. With reason "" an attempt
+// succeeded. Another reason says that nothing has gone to the client, and that the request should be prefilled locally. The
+// error is final.
+func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
+	last := &prefillError{reason: pd.PrefillFailed}
+	for i, target := range x.Route.Targets {
+		for tried := 0; ; tried++ {
+			if err := x.reachLocalEngine(); err != nil {
+				return "", err
+			}
+			reason, err := try(x, req, target, x.Route.Candidate(i))
+			var refused *ClientError
+			switch {
+			case err == nil, errors.Is(err, errAnswered):
+				// Also if the client has left meanwhile: a hand-off must be released.
+				return reason, err
+			case x.Context.Err() != nil:
+				return "", x.gone()
+			case errors.As(err, &refused):
+				return x.refusedByPrefill(req, refused)
+			case !errors.As(err, &last):
+				return "", err
+			}
+			again := last.again && tried < x.legs.MaxRetries
+			x.noteRetry(last, target)
+			if !again {
+				break
+			}
+			if err := x.pause(x.legs.RetryBackoff); err != nil {
+				return "", err
+			}
+		}
+	}
+	x.Failure = last
+	return last.reason, nil
+}
+
+func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
+	x.legs.Metrics.Retries.WithLabelValues("prefill", e.cause).Inc()
+	x.legs.warnings.Warn("prefill leg failed", "request_id", x.ID, "target", target.String(), "cause", e.cause, "error", e.err)
+}
+
+// refusedByPrefill passes the engine's error on to the client, unless our own changes to the request may have caused it.
+func (x *Exchange) refusedByPrefill(req *intake.Request, refused *ClientError) (pd.Reason, error) {
+	if req.ForcedTool() {
+		return pd.PrefillFailed, nil
+	}
+	x.decide(pd.Refused, pd.BadRequest)
+	x.Failure = refused
+	x.SendBytes(refused.Status, refused.header, refused.body)
+	return "", errAnswered
+}
+
+// pause waits between two tries.
+func (x *Exchange) pause(d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-x.Context.Done():
+		return x.gone()
+	}
+}

@@ -1,0 +1,257 @@
+package handoff
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/relay"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// Exchange is one generate call. Begin makes it; it belongs to the goroutine that serves the call.
+type Exchange struct {
+	// Client is the client, and what is reported to it, in metrics and in the trace. Its Context ends when the client leaves,
+	// or when the exchange is Cut.
+	relay.Client
+	Route  intake.Route
+	Body   intake.PacedBody // the client's, while it arrives
+	Buffer intake.Buffer    // the memory of a buffered body
+
+	legs    *Legs
+	request *http.Request
+	cancel  context.CancelCauseFunc
+	span    trace.Span
+
+	state      State
+	handoff    pending
+	target     string // of the last prefill leg
+	releaseWay string // of the hand-off
+}
+
+// State is how far an exchange has come.
+type State uint8
+
+const (
+	received   State = iota // its request is being read
+	prefilling              // a prefill leg is under way
+	handedOff               // prefill has finished: the lease runs, and decode does not know of the hand-off
+	decoding                // a decode leg is under way, and nothing has gone to the client
+	streaming               // the answer is going to the client
+)
+
+// String returns the name that logs have.
+func (s State) String() string {
+	return [...]string{"received", "prefilling", "handed-off", "decoding", "streaming"}[s]
+}
+
+var (
+	// errCut is the cause of a context that ended because the drain deadline passed.
+	errCut = errors.New("the sidecar was shut down before the answer was complete")
+	// errAnswered ends an exchange that has its answer.
+	errAnswered = errors.New("answered")
+	// errGone means that the client left, so that no answer can be sent.
+	errGone = errors.New("client left")
+)
+
+// statusGone stands in metrics for a request whose client left before an answer, as in nginx's log.
+const statusGone = 499
+
+// Begin makes the exchange of a call that arrived at start, and paces its body. The caller must call Close.
+func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, start time.Time) *Exchange {
+	x := &Exchange{legs: legs, request: r, Client: relay.Client{Writer: w, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: legs.Log,
+		Report: relay.Report{Clock: pd.StartClock(start), Usage: body.NoUsage}}}
+	x.Exchange = x
+	ctx, span := legs.tracing.request(r, api, start)
+	x.span = span
+	x.Context, x.cancel = context.WithCancelCause(ctx)
+	x.ReadUsage = span.IsRecording()
+	w.Header().Set("X-Request-Id", x.ID)
+	x.Body.Begin(x.Context, w, r, legs.Intake.BodyPause)
+	return x
+}
+
+// End ends the hand-off and the trace of an exchange that has been answered, and returns its phases. It must be called
+// before Close.
+func (x *Exchange) End() *pd.Phases {
+	x.handoff.hold.End()
+	phases := x.Clock.Stop(time.Now())
+	x.endSpan(phases)
+	return phases
+}
+
+// Close ends the pacing of the body, and the exchange's context.
+func (x *Exchange) Close() {
+	x.Body.End()
+	x.cancel(nil)
+}
+
+// State is how far the exchange has come.
+func (x *Exchange) State() State { return x.state }
+
+// Take sets the route of the call, and with it the decision that was planned.
+func (x *Exchange) Take(route intake.Route) {
+	x.Route = route
+	x.Plan, x.Rename = route.Plan, route.Rename
+	x.decide(route.Verdict, route.Reason)
+}
+
+// Split serves a call that was planned remote, whose body is buffered, with both legs. A request that no hand-off can carry
+// goes to the local engine. Errors are for Fail.
+func (x *Exchange) Split(req *intake.Request) error {
+	fit := req.Fit
+	if f, ok := x.legs.Dialect.(dialect.Fitter); ok && fit == request.FitLocal {
+		fit = f.Fit(req.Request)
+	}
+	switch fit {
+	case request.FitDoubted:
+		// The engine's own error is the best answer, so even a strict plan gets it.
+		x.decide(pd.Local, pd.NotSplittable)
+		return x.bufferedLocal(req)
+	case request.FitLocal:
+		return x.unsplittable(func() error { return x.bufferedLocal(req) })
+	}
+	return x.remote(req)
+}
+
+// remote runs both legs.
+func (x *Exchange) remote(req *intake.Request) error {
+	var reason pd.Reason
+	var err error
+	if x.legs.Dialect.Shape() == dialect.Concurrent {
+		reason, err = x.runConcurrent(req)
+	} else {
+		reason, err = x.runSerial(req)
+	}
+	if err != nil || reason == "" {
+		return err
+	}
+	return x.redoLocal(req, reason)
+}
+
+// unsplittable serves a request that no hand-off can carry, unless it must not be local.
+func (x *Exchange) unsplittable(serve func() error) error {
+	if x.Route.Strict {
+		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
+			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
+	}
+	x.decide(pd.Local, pd.NotSplittable)
+	return serve()
+}
+
+// redoLocal prefills on the local engine what was planned remote.
+func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
+	if x.Route.Strict {
+		return pd.Refuse(pd.PrefillFailed, "Prefill on another pod was forced, and it failed (%s).", reason)
+	}
+	if err := x.reachLocalEngine(); err != nil {
+		return err // a request that cannot be served takes nothing of the budget
+	}
+	if !x.legs.Budget.Take() {
+		return intake.OverBudget(reason)
+	}
+	x.decide(pd.Local, reason)
+	return x.bufferedLocal(req)
+}
+
+func (x *Exchange) decide(v pd.Verdict, r pd.Reason) { x.Decision.Verdict, x.Decision.Reason = v, r }
+
+// IntakeError is the error of a call whose body could not be read, for Fail.
+func (x *Exchange) IntakeError(err error) error {
+	if errors.Is(err, intake.ErrClientLeft) {
+		return x.gone()
+	}
+	return err
+}
+
+// cutOff reports whether the exchange's context ended because the drain deadline passed, and not because the client left.
+func (x *Exchange) cutOff() bool { return context.Cause(x.Context) == errCut }
+
+// gone is the error of an exchange whose context has ended before its answer has begun.
+func (x *Exchange) gone() error {
+	if x.cutOff() {
+		return Draining()
+	}
+	if refusal := x.Body.LateRefusal(); refusal != nil {
+		return refusal
+	}
+	return errGone
+}
+
+// Draining is the refusal of a call because the sidecar is shutting down.
+func Draining() *pd.Refusal {
+	return pd.Refuse(pd.Draining, "This sidecar is shutting down. Try again; another one will answer.")
+}
+
+// Fail ends an exchange whose answer has not begun, because of err. For a client that left it aborts the connection, by
+// panicking with http.ErrAbortHandler: a client that half-closed its connection can still read, and would take an empty
+// response for a 200.
+func (x *Exchange) Fail(err error) {
+	switch {
+	case errors.Is(err, errAnswered):
+	case errors.Is(err, errGone):
+		x.Failure = err
+		x.Status = statusGone
+		panic(http.ErrAbortHandler)
+	default:
+		x.Refuse(pd.AsRefusal(err))
+	}
+}
+
+// Committed implements relay.Exchange.
+func (x *Exchange) Committed() {
+	x.Buffer.Drop()
+	x.state = streaming
+}
+
+// Interrupted implements relay.Exchange.
+func (x *Exchange) Interrupted() error {
+	switch {
+	case x.state != streaming:
+		return x.gone()
+	case x.cutOff():
+		return Draining()
+	}
+	return errGone
+}
+
+var errUnfinished = errors.New("the engine was stopped before it had finished this answer")
+
+// CheckWhole implements relay.Exchange: an engine that is being stopped cuts some of its answers short.
+func (x *Exchange) CheckWhole(answer []byte) error {
+	if u, ok := x.legs.Dialect.(dialect.Unfinisher); ok && u.Unfinished(answer) && x.dying(abortMoment) {
+		return errUnfinished
+	}
+	return nil
+}
+
+// rename gives an answer the client's name of the model.
+func (x *Exchange) rename(resp *http.Response) {
+	if err := x.RenameModel(resp); err != nil {
+		x.legs.warnings.Warn(err.Error(), "request_id", x.ID)
+	}
+}
+
+// cutGrace is how long a client gets to take the end of an answer that the drain deadline cut: a client that reads takes it
+// at once, but a prefill leg has to be hung up on before there is one.
+const cutGrace = hangupDelay + hangupGrace + time.Second
+
+// Cut ends the exchange from another goroutine, because the drain deadline has passed. A client that neither sends nor
+// reads must not delay the shutdown. The caller makes sure that the exchange's handler has not returned.
+func (x *Exchange) Cut() {
+	x.cancel(errCut)
+	c := http.NewResponseController(x.Writer)
+	for _, err := range []error{c.SetReadDeadline(time.Now()), c.SetWriteDeadline(time.Now().Add(cutGrace))} {
+		if err != nil {
+			x.legs.Log.Debug("cutting a request", "request_id", x.ID, "error", err)
+		}
+	}
+}

@@ -1,0 +1,111 @@
+package handoff
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/loglimit"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// Config says which engines take the legs, and within which bounds.
+type Config struct {
+	// Dialect is the hand-off protocol of the engines.
+	Dialect dialect.Dialect
+	Intake  *intake.Intake
+	// Budget bounds requests that are prefilled locally although they were planned remote.
+	Budget *pd.FallbackBudget
+	// Leases renews and releases hand-offs by notices. nil: they are not renewed, and released by way of decode.
+	Leases *lease.Book
+
+	// Decode is the local engine, at Host and Port.
+	Decode transport.Engine
+	Host   string
+	Port   int
+	// FirstEvent is the longest silence of a remote stream after its headers, before the call is redone without the hand-off.
+	FirstEvent time.Duration
+
+	// Prefill gives the engine of a prefill pod.
+	Prefill func(pd.Target) transport.Engine
+	// PrefillTimeout is the longest time that one prefill leg may take.
+	PrefillTimeout time.Duration
+	// MaxRetries is how often a candidate is tried again, after RetryBackoff, when its failure may pass.
+	MaxRetries   int
+	RetryBackoff time.Duration
+
+	// Now is the clock that notices when the whole process stood still; nil is time.Now.
+	Now func() time.Time
+
+	Tracer     trace.Tracer
+	Propagator propagation.TextMapPropagator
+	Metrics    Metrics
+	Log        *slog.Logger
+}
+
+// Metrics are the metrics of legs and hand-offs.
+type Metrics struct {
+	Legs       *prometheus.HistogramVec // by leg, code
+	HandoffAge prometheus.Histogram
+	Retries    *prometheus.CounterVec // by leg, cause
+	Releases   *prometheus.CounterVec // by way, result
+	Stranded   prometheus.Counter
+	Inflight   *prometheus.GaugeVec // by role
+}
+
+func (m *Metrics) leg(name string, status int, took time.Duration) {
+	m.Legs.WithLabelValues(name, strconv.Itoa(status)).Observe(took.Seconds())
+}
+
+// Legs runs the legs of all calls of one sidecar. Make it with New, have Watch run, and end it with Wait. It is safe for
+// concurrent use.
+type Legs struct {
+	Config
+	warnings    *loglimit.Limiter // one line a second about what can happen to every request
+	tracing     tracing
+	stalls      *stallWatch
+	localEngine localEngine
+
+	releasing atomic.Int64   // hand-offs that are being released
+	releases  sync.WaitGroup // those of them that have a goroutine of their own
+}
+
+// New makes the Legs of a configuration.
+func New(c Config) *Legs {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now)}
+	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
+	return legs
+}
+
+// Watch notices, until ctx ends, when the whole process stood still: hand-offs are then older than they seem.
+func (legs *Legs) Watch(ctx context.Context) { legs.stalls.run(ctx) }
+
+// Releasing is how many hand-offs are being released now. While there is one, the local engine is needed.
+func (legs *Legs) Releasing() int { return int(legs.releasing.Load()) }
+
+// Wait waits for the releases under way. No exchange may run any more.
+func (legs *Legs) Wait() { legs.releases.Wait() }
+
+// background runs the release of a hand-off, which goes on after its exchange.
+func (legs *Legs) background(release func()) {
+	legs.releasing.Add(1)
+	legs.releases.Go(func() {
+		defer legs.releasing.Add(-1)
+		release()
+	})
+}

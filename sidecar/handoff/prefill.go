@@ -1,0 +1,148 @@
+package handoff
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/sidecar/intake"
+	"github.com/tandem-serving/tandem/sidecar/transport"
+)
+
+// maxPrefillAnswer caps a prefill engine's answer (bytes). The largest honest ones repeat a prompt of a million tokens as
+// ids (return_token_ids), 7 to 8 bytes each.
+const maxPrefillAnswer = 16 << 20
+
+// runSerial runs one leg after the other. Its results are those of tryCandidates.
+func (x *Exchange) runSerial(req *intake.Request) (pd.Reason, error) {
+	x.state = prefilling
+	if reason, err := x.tryCandidates(req, (*Exchange).attemptPrefill); err != nil || reason != "" {
+		return reason, err
+	}
+	return x.runDecode(req)
+}
+
+// attemptPrefill is an attempt that sends the prefill leg, and leaves its hand-off in x.handoff.
+func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candidate int) (pd.Reason, error) {
+	a, err := x.legs.Dialect.Attempt(x.Context, req.Request, target)
+	if err != nil {
+		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
+	}
+	x.Decision.Attempts++
+	x.Decision.Candidate = candidate
+	x.target = target.String()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.Context), x.legs.PrefillTimeout)
+	h := &hangup{cancel: cancel}
+	defer h.done()
+	defer context.AfterFunc(x.Context, h.soon)()
+	header := transport.LegHeader(x.request.Header, x.ID)
+	header["Accept-Encoding"] = transport.Identity
+	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
+		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))
+	sent := time.Now()
+	x.Clock.Enter(pd.PhasePrefill, sent)
+	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
+	inflight.Inc()
+	status, of, err := x.legs.sendPrefill(h.trace(ctx), target, x.request.URL.RequestURI(), header, a)
+	inflight.Dec()
+	x.legs.Metrics.leg("prefill", status, time.Since(sent))
+	x.endLeg(span, status, err)
+	if err != nil {
+		x.releaseRejected(status, of, err)
+		return "", err
+	}
+	x.handoff = x.legs.newHandoff(of, sent, target)
+	x.state = handedOff
+	x.Clock.Enter(pd.PhaseHandoff, time.Now())
+	return "", nil
+}
+
+// releaseRejected deals with a prefill that has finished without a hand-off that decode may read. One that is well-formed,
+// and only does not fit its prompt, is released; otherwise we cannot tell which engine still holds the KV blocks.
+func (x *Exchange) releaseRejected(status int, of dialect.Handoff, err error) {
+	switch {
+	case of != nil:
+		x.releaseOf(of, x.legs.hold(of, time.Now()))
+	case status == http.StatusOK && x.Context.Err() == nil && !errors.Is(err, dialect.ErrNoHandoff):
+		x.legs.Metrics.Stranded.Inc()
+	}
+}
+
+// sendPrefill sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
+// an error has to be released.
+func (legs *Legs) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
+	engine := legs.Prefill(target)
+	leg, err := a.Prefill()
+	if err != nil {
+		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
+	}
+	req, err := transport.NewBufferedLeg(ctx, engine.URL+uri, header, leg.Segments, leg.Length)
+	if err != nil {
+		return 0, nil, fmt.Errorf("making the prefill leg: %w", err)
+	}
+	resp, err := engine.Transport.RoundTrip(req)
+	if err != nil {
+		return 0, nil, legs.prefillFailure(ctx, err)
+	}
+	defer resp.Body.Close()
+	answer, err := transport.ReadCapped(resp, maxPrefillAnswer)
+	if err != nil {
+		return resp.StatusCode, nil, legs.prefillFailure(ctx, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return resp.StatusCode, nil, statusFailure(resp, answer)
+	}
+	of, err = a.Accept(answer)
+	if err != nil {
+		return resp.StatusCode, of, &prefillError{cause: "invalid", reason: pd.HandoffInvalid, err: err}
+	}
+	return resp.StatusCode, of, nil
+}
+
+// prefillFailure names what broke a prefill leg.
+func (legs *Legs) prefillFailure(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, intake.ErrDenied):
+		return intake.Denied()
+	case errors.Is(err, transport.ErrTooLong):
+		return &prefillError{cause: "too-large", reason: pd.HandoffInvalid, err: err}
+	case isTLS(err):
+		return &prefillError{cause: "tls", reason: pd.PrefillFailed, err: err}
+	case ctx.Err() != nil, isTimeout(err):
+		return &prefillError{cause: "timeout", reason: pd.PrefillFailed, err: err}
+	}
+	return &prefillError{cause: "connection", reason: pd.PrefillFailed, again: true, err: err}
+}
+
+// isTLS reports whether the two sides do not agree on certificates, or on TLS itself: asking again changes nothing.
+func isTLS(err error) bool {
+	var unverified *tls.CertificateVerificationError
+	var plaintext tls.RecordHeaderError
+	var alert tls.AlertError
+	var remote *net.OpError // an alert of the other side
+	return errors.As(err, &unverified) || errors.As(err, &plaintext) || errors.As(err, &alert) ||
+		errors.As(err, &remote) && remote.Op == "remote error"
+}
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// statusFailure distinguishes the client's errors from the pod's. 408, 425 and 429 say that another pod may do better.
+func statusFailure(resp *http.Response, answer []byte) error {
+	code := resp.StatusCode
+	if code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests {
+		return &ClientError{Status: code, header: resp.Header, body: answer}
+	}
+	again := code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
+	return &prefillError{cause: "status", reason: pd.PrefillFailed, again: again, err: fmt.Errorf("prefill answered %s", resp.Status)}
+}
