@@ -72,7 +72,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	}
 	defer p.end()
 	status := 0
-	defer func() { x.endLeg(span, status, err) }()
+	defer func() { x.endLegSpan(span, status, err) }()
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
@@ -189,14 +189,14 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 	}
 }
 
-// cancelDecode ends the decode leg before its answer was taken, and both engines are told where that takes a request.
+// cancelDecode ends the decode leg before its answer was taken, and has both engines abort their legs.
 func (p *legPair) cancelDecode() {
 	p.released = true
 	p.x.releaseLeg(p.decode)
 	p.abort()
 }
 
-// abort tells the engines that their legs were cancelled, if their protocol has a request for that. It returns at once.
+// abort asks both engines to abort their legs, if their protocol has a request for that. It returns at once.
 func (p *legPair) abort() {
 	a, ok := p.attempt.(dialect.Aborter)
 	if !ok {
@@ -215,7 +215,7 @@ func (p *legPair) abort() {
 	})
 }
 
-// sendAbort tells one engine.
+// sendAbort asks one engine to abort its leg.
 func (legs *Legs) sendAbort(engine transport.Engine, r releasing, a dialect.Aborter, role pd.Role) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()

@@ -44,10 +44,10 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	status := 0
 	defer func() {
 		if reason != "" {
-			x.endLeg(span, status, x.Failure)
+			x.endLegSpan(span, status, x.Failure)
 			return
 		}
-		x.endLeg(span, status, err)
+		x.endLegSpan(span, status, err)
 	}()
 	sent := time.Now()
 	g, err := x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l)
@@ -115,7 +115,7 @@ func (x *Exchange) awaitHeaders(g *leg) (resp *http.Response, cause string, err 
 	}
 }
 
-// askPrefill asks the pod that holds the KV cache whether it lives.
+// askPrefill fails if the prefill pod that has the KV cache does not answer, or is not healthy.
 func (x *Exchange) askPrefill() error {
 	ctx, cancel := context.WithTimeout(x.Context, transport.ProbeTimeout)
 	defer cancel()
@@ -186,7 +186,8 @@ func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	return "", x.taken()
 }
 
-// taken ends a request whose client left, or which was cut, when the engine had the leg: it loses it, and tells prefill.
+// taken ends a request whose client left, or which was cut, after decode took the leg: decode cancels it, and notifies
+// prefill.
 func (x *Exchange) taken() error {
 	if pinned(x.handoff.of) {
 		x.legs.released(x.release(wayCancel), true, nil)

@@ -32,7 +32,8 @@ type legResult struct {
 	err  error
 }
 
-// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or cancelDelivered it.
+// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or call
+// cancelDelivered.
 func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	if r, ok := of.(dialect.Releaser); ok {
@@ -59,10 +60,8 @@ func (g *leg) written(info httptrace.WroteRequestInfo) {
 	}
 }
 
-const (
-	// releaseTimeout bounds a release: an engine that has not answered a stream by then is in no state to release anything.
-	releaseTimeout = 5 * time.Second
-)
+// releaseTimeout bounds a release: an engine that has not answered a stream by then cannot release anything.
+const releaseTimeout = 5 * time.Second
 
 // cancelDelivered cancels a leg whose answer is not needed, after the engine has learned of the hand-off in it: the headers of
 // a stream show that; for a whole answer it is assumed some time after the leg was written. It reports the status the leg

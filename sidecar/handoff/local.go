@@ -56,7 +56,7 @@ func (x *Exchange) bufferedLocal(req *intake.Request) error {
 func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err error) {
 	ctx, span := x.legs.tracing.leg(req.Context(), spanDecode, req.Header)
 	status := 0
-	defer func() { x.endLeg(span, status, err) }()
+	defer func() { x.endLegSpan(span, status, err) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	x.state = decoding

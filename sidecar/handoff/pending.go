@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/lease"
 )
 
-// pending is a hand-off between its two legs. What it consists of, only its dialect knows: the methods here ask for it.
+// pending is a hand-off between its two legs. Only its dialect knows what it consists of; the methods here ask the dialect.
 type pending struct {
 	of       dialect.Handoff // nil: there is none
 	finished time.Time       // the earliest time at which prefill may have finished

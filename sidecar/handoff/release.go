@@ -21,8 +21,8 @@ import (
 const (
 	wayNIXL   = "nixl"   // the sidecar notifies the prefill engine
 	wayCancel = "cancel" // the decode engine gets a leg that is then cancelled, and notifies the prefill engine
-	wayAbort  = "abort"  // both engines are told to abort the legs
-	wayNone   = "none"   // decode read it, or no engine could be told
+	wayAbort  = "abort"  // the sidecar asks both engines to abort the legs
+	wayNone   = "none"   // decode read it, or no engine could be notified
 )
 
 // releasing is a hand-off that is being released, with what the engine wants to see of its request: credentials above all.
@@ -55,9 +55,9 @@ func firstWay(hold *lease.Hold) string {
 
 // pinned reports whether an engine keeps anything for a hand-off that decode does not read.
 func pinned(of dialect.Handoff) bool {
-	_, releases := of.(dialect.Releaser)
-	_, forgets := of.(dialect.Forgetter)
-	return releases || forgets
+	_, byCancel := of.(dialect.Releaser)
+	_, byRequest := of.(dialect.Forgetter)
+	return byCancel || byRequest
 }
 
 // releaseUnsent releases a hand-off that decode does not know of: by a notice, or by sending a decode leg and cancelling
@@ -91,7 +91,7 @@ func (x *Exchange) releaseUnsent() {
 			return
 		}
 		g.stream = true
-		x.legs.endLeg(g, r)
+		x.legs.cancelLeg(g, r)
 	})
 }
 
@@ -102,11 +102,11 @@ func (x *Exchange) releaseLeg(g *leg) {
 		return
 	}
 	r := x.release(wayCancel)
-	x.legs.background(func() { x.legs.endLeg(g, r) })
+	x.legs.background(func() { x.legs.cancelLeg(g, r) })
 }
 
-// endLeg cancels a leg and makes sure that its hand-off is released, also when the engine refused or lost the leg.
-func (legs *Legs) endLeg(g *leg, r releasing) {
+// cancelLeg cancels a leg and makes sure that its hand-off is released, also when the engine refused or lost the leg.
+func (legs *Legs) cancelLeg(g *leg, r releasing) {
 	releaser, ok := r.of.(dialect.Releaser)
 	switch status, delivered := g.cancelDelivered(); {
 	case !delivered:
@@ -129,7 +129,7 @@ func (x *Exchange) releaseOf(of dialect.Handoff, hold *lease.Hold) {
 	x.legs.background(func() { x.legs.releaseUnread(r) })
 }
 
-// releaseInDoubt releases a hand-off that decode may still be reading, as far as we can tell.
+// releaseInDoubt releases a hand-off that decode may still be reading.
 func (x *Exchange) releaseInDoubt() {
 	if !pinned(x.handoff.of) {
 		return

@@ -9,7 +9,7 @@ import (
 // stallWatch notices that the whole process stood still: stopped, or its machine frozen or starved.
 //
 // It is what makes the age of a hand-off true. A prefill answer read after a stall seems fresh, but may have waited in the
-// socket all the time, with the lease running. The answer's own Date header cannot tell: it is of another machine's clock.
+// socket all the time, with the lease running. The answer's own Date header does not help: it is of another machine's clock.
 type stallWatch struct {
 	now func() time.Time
 

@@ -53,9 +53,9 @@ func (t tracing) leg(ctx context.Context, name string, header http.Header, attrs
 	return ctx, span
 }
 
-// endLeg closes a leg's span with its status, 0 if none came. A leg ends with its request at the latest: what was told to the
-// client is where the request's span ends, and writing it took the leg past that.
-func (x *Exchange) endLeg(span trace.Span, status int, err error) {
+// endLegSpan closes a leg's span with its status, 0 if none came. A leg ends with its request at the latest: the request's
+// span ends with the phases that the client was sent, and the leg lasted until they were written.
+func (x *Exchange) endLegSpan(span trace.Span, status int, err error) {
 	describeLeg(span, status, err)
 	if at, stopped := x.Clock.Stopped(); stopped && span.IsRecording() {
 		span.End(trace.WithTimestamp(at))

@@ -24,8 +24,8 @@ type pairHandoff struct {
 	handoff pending
 }
 
-// WarmUp runs a completion with these headers and this body as the only hand-off between target and the local engine: both
-// legs, one after the other. If the prefill engine blames the request, the error wraps a *ClientError.
+// WarmUp runs one hand-off between target and the local engine, of a completion with these headers and this body: both legs,
+// one after the other. If the prefill engine blames the request, the error wraps a *ClientError.
 func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
 	req, err := legs.parseCompletion(body)
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *pairHandoff) decode(ctx context.Context) error {
 		defer context.AfterFunc(ctx, func() { g.cancel(nil) })()
 		return p.decoded(r)
 	case <-ctx.Done():
-		p.release(func(r releasing) { p.legs.endLeg(g, r) })
+		p.release(func(r releasing) { p.legs.cancelLeg(g, r) })
 		return context.Cause(ctx)
 	}
 }
