@@ -27,7 +27,7 @@ func wordsIn(file string) bool {
 	case file == "docs/glossary.md", inTestdata(file), slices.Contains(wordsToCome, path.Dir(file)):
 		return false
 	}
-	written := []string{".go", ".md", ".yaml", ".yml", ".tpl", ".sh"}
+	written := []string{".go", ".md", ".yaml", ".yml", ".json", ".tpl", ".sh"}
 	return slices.Contains(written, path.Ext(file)) || fits(path.Dir(file), ".ci…") || slices.Contains([]string{"Makefile", "Dockerfile"}, path.Base(file))
 }
 

@@ -18,7 +18,7 @@ func (pipes) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-func TestAwaitCalm(t *testing.T) {
+func TestAwaitIdle(t *testing.T) {
 	const idle, most = 2 * time.Second, 15 * time.Second
 	begins := func(t *traffic, method string) {
 		_ = t.note(nil, nil, &grpc.StreamServerInfo{FullMethod: method}, func(any, grpc.ServerStream) error { return nil })

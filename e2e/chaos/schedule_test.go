@@ -46,9 +46,9 @@ type chaosSize struct{ prefill, decode, epp int }
 
 const (
 	chaosLease = 6 * time.Second
-	// chaosCalm is how long after an action nothing else may rely on its target: a program that is back is found at once,
+	// chaosSettle is how long after an action nothing else may rely on its target: a program that is back is found at once,
 	// but what met it just before still tries again elsewhere.
-	chaosCalm = 500 * time.Millisecond
+	chaosSettle = 500 * time.Millisecond
 )
 
 // chaosKinds are the kinds with how often they come, and where they can strike.
@@ -75,7 +75,7 @@ func planChaos(seed uint64, lasts time.Duration, size chaosSize) []chaosAction {
 		if a.at = at; !leavesOne(busy, a, size) {
 			continue
 		}
-		busy[unitOf(a.target)] = at + a.lasts + chaosCalm
+		busy[unitOf(a.target)] = at + a.lasts + chaosSettle
 		plan = append(plan, a)
 	}
 	return plan
