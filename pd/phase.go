@@ -106,20 +106,20 @@ func ParseTiming(value string) (Phases, error) {
 	return p, nil
 }
 
-// Clock partitions a request's time into phases. It begins in PhaseRecv; Enter moves it forward. It is not safe for
+// PhaseClock partitions a request's time into phases. It begins in PhaseRecv; Enter moves it forward. It is not safe for
 // concurrent use: one request has one clock.
-type Clock struct {
+type PhaseClock struct {
 	start, mark time.Time
 	phase       Phase
 	phases      Phases
 }
 
-// StartClock begins a clock at the request's first byte.
-func StartClock(now time.Time) Clock { return Clock{start: now, mark: now} }
+// StartPhaseClock begins a clock at the request's first byte.
+func StartPhaseClock(now time.Time) PhaseClock { return PhaseClock{start: now, mark: now} }
 
 // Enter ends the phase the clock is in and begins another. Entering the current phase, or one that lies behind, changes
 // nothing: a redo stays in the phase it happens in, so the sum stays whole.
-func (c *Clock) Enter(p Phase, now time.Time) {
+func (c *PhaseClock) Enter(p Phase, now time.Time) {
 	if p <= c.phase {
 		return
 	}
@@ -129,14 +129,14 @@ func (c *Clock) Enter(p Phase, now time.Time) {
 
 // Overlap records that PhasePrefill went on for a time in which PhaseFirst had begun already. The clock must have entered
 // PhaseFirst.
-func (c *Clock) Overlap(d time.Duration) {
+func (c *PhaseClock) Overlap(d time.Duration) {
 	prefill, _ := c.phases.Get(PhasePrefill)
 	c.phases.Set(PhasePrefill, prefill+d)
 	c.phases.Set(PhaseOverlap, d)
 }
 
 // Stop ends the last phase and returns all of them. A stopped clock stays stopped: Stop again returns the same.
-func (c *Clock) Stop(now time.Time) *Phases {
+func (c *PhaseClock) Stop(now time.Time) *Phases {
 	if c.phase < phaseCount {
 		c.close(now)
 		c.phase = phaseCount
@@ -145,20 +145,20 @@ func (c *Clock) Stop(now time.Time) *Phases {
 }
 
 // Stopped is when the clock was stopped, and whether it was.
-func (c *Clock) Stopped() (at time.Time, ok bool) {
+func (c *PhaseClock) Stopped() (at time.Time, ok bool) {
 	return c.start.Add(c.mark.Sub(c.start)), c.phase == phaseCount
 }
 
 // Phase is the phase the clock is in.
-func (c *Clock) Phase() Phase { return c.phase }
+func (c *PhaseClock) Phase() Phase { return c.phase }
 
 // Phases returns what is known so far; the current phase is not in it.
-func (c *Clock) Phases() *Phases { return &c.phases }
+func (c *PhaseClock) Phases() *Phases { return &c.phases }
 
 // Start is when the clock was started.
-func (c *Clock) Start() time.Time { return c.start }
+func (c *PhaseClock) Start() time.Time { return c.start }
 
-func (c *Clock) close(now time.Time) {
+func (c *PhaseClock) close(now time.Time) {
 	c.phases.Set(c.phase, now.Sub(c.mark))
 	c.mark = now
 }

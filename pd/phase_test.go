@@ -50,7 +50,7 @@ func TestClock(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			clock := pd.StartClock(begun)
+			clock := pd.StartPhaseClock(begun)
 			for _, e := range c.enters {
 				clock.Enter(e.phase, after(e.at))
 			}
@@ -69,7 +69,7 @@ func TestClock(t *testing.T) {
 func TestClockSumsToTheTotal(t *testing.T) {
 	r := seeded()
 	for range rounds {
-		clock := pd.StartClock(begun)
+		clock := pd.StartPhaseClock(begun)
 		now := begun
 		for range r.IntN(12) {
 			now = now.Add(time.Duration(r.Int64N(1e12)))
@@ -91,7 +91,7 @@ func TestClockSumsToTheTotal(t *testing.T) {
 }
 
 func TestStoppedClockStaysStopped(t *testing.T) {
-	clock := pd.StartClock(begun)
+	clock := pd.StartPhaseClock(begun)
 	clock.Enter(pd.PhaseFirst, after(10))
 	if _, stopped := clock.Stopped(); stopped {
 		t.Error("stopped before Stop")
@@ -110,7 +110,7 @@ func TestStoppedClockStaysStopped(t *testing.T) {
 
 // The picker's time lies before the sidecar's clock.
 func TestEPPIsOutsideTheSum(t *testing.T) {
-	clock := pd.StartClock(begun)
+	clock := pd.StartPhaseClock(begun)
 	clock.Phases().Set(pd.PhaseEPP, time.Hour)
 	got := clock.Stop(after(20))
 	if d, ok := got.Get(pd.PhaseEPP); !ok || d != time.Hour || got.Sum() != 20*time.Millisecond {
@@ -222,7 +222,7 @@ func FuzzTiming(f *testing.F) {
 func TestOverlap(t *testing.T) {
 	start := time.Unix(1000, 0)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	c := pd.StartClock(start)
+	c := pd.StartPhaseClock(start)
 	c.Enter(pd.PhasePrefill, at(10))
 	c.Enter(pd.PhaseFirst, at(30))
 	c.Overlap(50 * time.Millisecond)

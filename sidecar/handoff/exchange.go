@@ -68,7 +68,7 @@ const statusGone = 499
 // Begin makes the exchange of a call that arrived at start, and paces its body. The caller must call Close.
 func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, start time.Time) *Exchange {
 	x := &Exchange{legs: legs, request: r, Client: relay.Client{Writer: w, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: legs.Log,
-		Report: relay.Report{Clock: pd.StartClock(start), Usage: body.NoUsage}}}
+		Report: relay.Report{Clock: pd.StartPhaseClock(start), Usage: body.NoUsage}}}
 	x.Exchange = x
 	ctx, span := legs.tracing.request(r, api, start)
 	x.span = span

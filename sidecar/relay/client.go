@@ -47,7 +47,7 @@ type Client struct {
 // Report is what is reported of a request: to the client, in metrics and in traces.
 type Report struct {
 	Decision pd.Result
-	Clock    pd.Clock
+	Clock    pd.PhaseClock
 	Status   int // sent to the client; 0 = none
 	Usage    body.Usage
 	End      pd.End
