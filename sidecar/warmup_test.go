@@ -92,7 +92,7 @@ func TestWarmupHandOffFails(t *testing.T) {
 	}{
 		{"prefill", status(500), nothingYet, "500", 0},
 		{"prefill asks for a key", status(401), nothingYet, "asks for a key", 0},
-		{"hand-off", offering("null"), nothingYet, "kv_transfer_params", 0},
+		{"hand-off", offering("null"), nothingYet, "is a KV connector configured", 0},
 		{"decode", offering(handoffParams), status(500), "decode answered 500", 1},
 		{"decode resets", offering(handoffParams), resets, "reset", 1},
 		{"decode full", offering(handoffParams), status(503), "decode answered 503", 0},
