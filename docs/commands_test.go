@@ -209,7 +209,7 @@ func checkHelm(t *testing.T, dir string, c command) {
 	if c.words[1] != "install" && c.words[1] != "upgrade" && c.words[1] != "template" {
 		return // a release of the reader's
 	}
-	helm, err := filepath.Abs(filepath.Join(root, ".tools", "helm", "helm"))
+	helm, err := filepath.Abs(filepath.Join(root, ".tools", "helm"))
 	if _, missing := os.Stat(helm); err != nil || missing != nil {
 		if os.Getenv("CI") == "true" {
 			t.Errorf("%s: Helm is missing: make .tools/helm fetches it", c)
@@ -220,7 +220,7 @@ func checkHelm(t *testing.T, dir string, c command) {
 	args := []string{"template"}
 	for _, word := range c.words[2:] {
 		if strings.HasPrefix(word, "charts/") {
-			word = filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(helm)))), word)
+			word = filepath.Join(filepath.Dir(filepath.Dir(helm)), word)
 		}
 		args = append(args, word)
 	}

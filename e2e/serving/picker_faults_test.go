@@ -279,7 +279,7 @@ func TestExplain(t *testing.T) {
 	}{
 		{"remote", nil, []string{"decision  remote, because: uncached", "prefix-based-pd-decider: 128 of 128", "nonCachedTokens 64",
 			f.Prefill[0].Addr, f.Decode[0].Addr(), "decode-filter", "token-load-scorer"}},
-		{"bypass", []string{"--header=x-tandem-pd: bypass"}, []string{"decision  local, because: bypassed", "decider   was not asked"}},
+		{"bypass", []string{"--header=x-tandem-pd: bypass"}, []string{"decision  local, because: bypassed", "decider   was not called"}},
 		{"refused", []string{"--header=x-tandem-pd: perhaps"}, []string{"decision  refused, because: bad-pd-header", "status 400"}},
 		{"nowhere", []string{"--header=x-gateway-destination-endpoint-subset: 10.0.0.1:1"}, []string{"refused, because: no-endpoint", "outside"}},
 	} {

@@ -69,13 +69,18 @@ func TestProducersAllocateNothing(t *testing.T) {
 		c := disagg()
 		c.Producers = producers
 		s, r := scheduler(t, fleet(times(20, "decode")...), c), splitRequest(100)
-		return testing.AllocsPerRun(100, func() {
+		pick := func() {
 			d, err := s.Pick(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			d.Reservation.End()
-		})
+		}
+		least := testing.AllocsPerRun(1, pick)
+		for range 100 { // with the race detector, pools drop some of what they are given
+			least = min(least, testing.AllocsPerRun(1, pick))
+		}
+		return least
 	}
 	without := allocations()
 	if with := allocations(perToken{"decode-0": 1}); with > without {
