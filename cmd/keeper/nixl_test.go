@@ -136,7 +136,7 @@ func TestProbe(t *testing.T) {
 func TestRestartAfterKill(t *testing.T) {
 	library := realLibrary(t)
 	engine := nixlEngine(t, library)
-	var log said
+	var log keeperLog
 	k := start(t, with("--library="+library), func(c *keeper.Config) { c.Log = slog.New(slog.NewJSONHandler(&log, nil)) })
 	tell(t, k, engine, engine.Metadata(), "first life")
 	if err := log.process(t).Kill(); err != nil {

@@ -3,12 +3,9 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"log/slog"
-	"os"
 	"os/exec"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,44 +13,10 @@ import (
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
-// said keeps the log.
-type said struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (s *said) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-// process returns the process that the next line of the log names.
-func (s *said) process(t *testing.T) *os.Process {
-	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return pidIn(t, json.NewDecoder(&s.text))
-}
-
-// pidIn returns the process that a JSON log names as running.
-func pidIn(t *testing.T, log *json.Decoder) *os.Process {
-	t.Helper()
-	var line struct{ PID int }
-	if err := log.Decode(&line); err != nil || line.PID == 0 {
-		t.Fatalf("pid %d, %v", line.PID, err)
-	}
-	process, err := os.FindProcess(line.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return process
-}
-
 // TestOutlivesSignals: a signal to all processes of a sidecar must not end the keeper, because the sidecar may still have to
 // notify engines.
 func TestOutlivesSignals(t *testing.T) {
-	var log said
+	var log keeperLog
 	engine := tcpEngine(t)
 	k := start(t, with("--transport=tcp"), func(c *keeper.Config) { c.Log = slog.New(slog.NewJSONHandler(&log, nil)) })
 	tell(t, k, engine, engine.Metadata(), "before")
