@@ -75,7 +75,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, t.Log)
 	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.open, s.intake.Buffered)
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
-		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Notices: n.Notices(), Lease: cfg.Fallback.Lease, Log: t.Log,
+		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}

@@ -141,6 +141,18 @@ type Unfinisher interface {
 // Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that knows how to reach them.
 type Noticer interface {
 	Notices() Notices
+	Agents() Agents
+	// Renewal is how long an engine keeps a hand-off after it got a heartbeat, if it keeps finished ones for lease.
+	Renewal(lease time.Duration) time.Duration
+}
+
+// Agents are those of prefill engines, one for each rank, to which notices are sent. The engine tells how they are reached on
+// its side channel, which takes questions over ZeroMQ.
+type Agents interface {
+	// Question asks about the agent of one rank. limit bounds the answer, in bytes.
+	Question(pipeline, tensor int) (question []byte, limit int)
+	// Answer reads the parts of an answer: the id of the engine, as in a Pin, and what transfer.Notifier's Load takes.
+	Answer(parts [][]byte) (engineID string, agent []byte, err error)
 }
 
 // Notices are the messages that prefill engines take.

@@ -16,6 +16,20 @@ type SideChannel struct {
 	Agent []byte
 }
 
+// nixlAgents implements Agents.
+type nixlAgents struct{}
+
+// Question implements Agents. vLLM 0.32 stops answering for good when it is asked for a rank that it does not have.
+func (nixlAgents) Question(pipeline, tensor int) (question []byte, limit int) {
+	return AskSideChannel(pipeline, tensor), MaxSideChannel
+}
+
+// Answer implements Agents.
+func (nixlAgents) Answer(parts [][]byte) (engineID string, agent []byte, err error) {
+	told, err := ParseSideChannel(parts)
+	return told.EngineID, told.Agent, err
+}
+
 // MaxSideChannel bounds an answer of the side channel, in bytes. It grows with the layers of a model, by about 100 bytes
 // for each; vLLM 0.32 sends 1 kB for two.
 const MaxSideChannel = 1 << 20

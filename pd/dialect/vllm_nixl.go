@@ -35,6 +35,12 @@ func (d *vllmNIXL) Attempt(_ context.Context, r *request.Request, _ pd.Target) (
 // Notices implements Noticer.
 func (*vllmNIXL) Notices() Notices { return nixlNotices{} }
 
+// Agents implements Noticer.
+func (*vllmNIXL) Agents() Agents { return nixlAgents{} }
+
+// Renewal implements Noticer.
+func (*vllmNIXL) Renewal(lease time.Duration) time.Duration { return lease * 2 / 3 }
+
 // abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text looks like it. When it is
 // told to stop, vLLM 0.32.0 answers some of what it runs with 200, this mark and the tokens that it has by then.
 var abortedMark = []byte(`"finish_reason":"abort"`)

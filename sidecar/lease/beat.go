@@ -7,13 +7,10 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Heartbeats are sent by the timer of each engine with holds, every third of the lease for each hold: then one may get lost.
-// (Decode engines send six a lease for requests that wait there.) A beat includes all holds that are due within 1/beatTogether
-// of a lease, so that an engine gets one a second at most, however many holds it has.
-const (
-	beatEvery    = 3
-	beatTogether = 30
-)
+// Heartbeats are sent by the timer of each engine with holds, for each hold twice in the time for which one renews it: then one
+// may get lost. A beat includes all holds that are due within 1/beatTogether of a lease, so that an engine gets one a second at
+// most, however many holds it has.
+const beatTogether = 30
 
 // arm sets the timer for at, or for when the engine may be met if that is later, unless it is set for sooner. The caller
 // holds Book.mu.
@@ -84,7 +81,7 @@ func (b *Book) beat(e *engine) {
 	e.beating = false
 	if err == nil {
 		b.counts.Beats++
-		prolong(due, sent.Add(b.config.Lease*2/3), time.Now())
+		prolong(due, sent.Add(b.renewal), time.Now())
 	} else {
 		b.counts.FailedBeats++
 	}
@@ -106,7 +103,7 @@ func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
 		case !now.Before(h.until):
 			h.end()
 		case !h.due.After(together):
-			h.due = now.Add(b.config.Lease / beatEvery)
+			h.due = now.Add(b.renewal / 2)
 			due = append(due, h)
 		}
 	}
@@ -132,5 +129,5 @@ func (b *Book) heartbeats(holds []*Hold) [][]byte {
 	for i, h := range holds {
 		ids[i] = h.id
 	}
-	return b.config.Notices.Heartbeats(ids, transfer.MaxMessage)
+	return b.notices.Heartbeats(ids, transfer.MaxMessage)
 }

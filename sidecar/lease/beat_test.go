@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-const third = term / beatEvery
+const third = term / 3 // the time between two heartbeats of a hand-off
 
 // landlord is the engine's side of leases: each heartbeat is good for two thirds of one, from its arrival on.
 type landlord struct {
@@ -175,7 +175,7 @@ func TestHeartbeatsAreSplit(t *testing.T) {
 	}
 	holds = append(holds, &Hold{id: strings.Repeat("x", dialect.MaxNoticeID)})
 	var named []string
-	messages := New(Config{Notices: notices}).heartbeats(holds)
+	messages := New(Config{Noticer: vllm, Lease: term}).heartbeats(holds)
 	for _, m := range messages {
 		ids, ok := strings.CutPrefix(string(m), "HB:")
 		if !ok || len(m) > transfer.MaxMessage {

@@ -68,7 +68,7 @@ func BenchmarkJoin(b *testing.B) {
 	h := p.handoff(b, "r")
 	b.ReportAllocs()
 	for b.Loop() {
-		book := New(Config{Notices: notices, Notifier: agent})
+		book := New(Config{Noticer: vllm, Lease: term, Notifier: agent})
 		held := book.Hold(h, time.Now())
 		if _, err := book.meetRanks(b.Context(), held.engine); err != nil {
 			b.Fatal(err)

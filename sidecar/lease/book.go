@@ -24,10 +24,10 @@ type Config struct {
 	// Dialer reaches the side channels, whose addresses the engines name themselves: it has to refuse those that must not
 	// be reached. Default: a *net.Dialer, which refuses nothing.
 	Dialer zmtp.Dialer
-	// Lease is how long prefill engines keep a finished hand-off: their kv_lease_duration. Default 30 s, vLLM's own.
+	// Lease is how long prefill engines keep a finished hand-off. Required.
 	Lease time.Duration
-	// Notices are the messages that the engines understand. Required.
-	Notices dialect.Notices
+	// Noticer is the dialect of the engines: what they understand, and how they are reached. Required.
+	Noticer dialect.Noticer
 	// Log gets the engines that cannot be notified (Warn, one line a second at most).
 	Log *slog.Logger
 	// Engines is how many are known at once, default 1024. Beyond it, the engine that was unused for longest is forgotten,
@@ -39,7 +39,6 @@ func (c *Config) setDefaults() {
 	if c.Dialer == nil {
 		c.Dialer = new(net.Dialer)
 	}
-	c.Lease = cmp.Or(c.Lease, 30*time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -61,6 +60,9 @@ const (
 // which knows no engine.
 type Book struct {
 	config   Config
+	notices  dialect.Notices
+	agents   dialect.Agents
+	renewal  time.Duration   // how long a heartbeat renews a hand-off
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines, and timers that are set
@@ -93,7 +95,7 @@ var (
 func New(c Config) *Book {
 	c.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Book{config: c, ctx: ctx, cancel: cancel, warnings: loglimit.New(c.Log, time.Second), joins: make(chan struct{}, joinsAtOnce),
+	return &Book{config: c, notices: c.Noticer.Notices(), agents: c.Noticer.Agents(), renewal: min(c.Noticer.Renewal(c.Lease), c.Lease), ctx: ctx, cancel: cancel, warnings: loglimit.New(c.Log, time.Second), joins: make(chan struct{}, joinsAtOnce),
 		engines: make(map[key]*engine), loaded: make(map[transfer.Peer]int)}
 }
 
@@ -135,9 +137,9 @@ func (b *Book) Hold(h dialect.Pin, finished time.Time) *Hold {
 		return nil
 	}
 	lease := b.config.Lease
-	hold := &Hold{book: b, id: h.RequestID, until: finished.Add(lease), due: finished.Add(lease / beatEvery), at: notHeld}
+	hold := &Hold{book: b, id: h.RequestID, until: finished.Add(lease), due: finished.Add(b.renewal / 2), at: notHeld}
 	k := key{id: h.EngineID, host: h.Host, port: h.Port, tensor: h.Tensor, pipeline: h.Pipeline}
-	if !k.valid() || !b.config.Notices.Names(h.RequestID) {
+	if !k.valid() || !b.notices.Names(h.RequestID) {
 		hold.why = errOdd
 		return hold
 	}
@@ -158,7 +160,7 @@ func (b *Book) Hold(h dialect.Pin, finished time.Time) *Hold {
 
 // Meet asks the side channel at host and port (1 to 65535) which engine is there, and prepares to notify it before its first
 // hand-off. An engine of several ranks is met again at its first hand-off: the side channel does not say how many there are,
-// and vLLM 0.32 stops answering for good when it is asked for one too many.
+// and engines may stop answering for good when they are asked for one too many.
 // Errors: ErrNoWay with those of the connection, of the side channel and of the notifier; the context's.
 func (b *Book) Meet(ctx context.Context, host string, port int) (engineID string, err error) {
 	if b == nil {
@@ -171,14 +173,13 @@ func (b *Book) Meet(ctx context.Context, host string, port int) (engineID string
 	return k.id, nil
 }
 
-func (b *Book) meet(ctx context.Context, k key) (string, error) {
+func (b *Book) meet(ctx context.Context, k key) (engineID string, err error) {
 	asked, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
-	said, err := b.ask(asked, k, 0, 0)
-	if err != nil {
+	if k.id, _, err = b.ask(asked, k, 0, 0); err != nil {
 		return "", err
 	}
-	if k.id = said.EngineID; !k.valid() {
+	if !k.valid() {
 		return "", errOdd
 	}
 	b.mu.Lock()

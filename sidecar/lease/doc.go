@@ -1,5 +1,5 @@
-// Package lease renews and releases hand-offs by notices to prefill engines: a vLLM engine with the NIXL connector takes
-// heartbeats and releases as notifications from any agent that knows how to reach it.
+// Package lease renews and releases hand-offs by notices to prefill engines: those whose dialect is a [dialect.Noticer] take
+// heartbeats and releases from any agent that knows how to reach them.
 //
 // What enters are finished hand-offs; what leaves are notices over a [transfer.Notifier]. A [Book] knows the engines. It meets
 // each one in the background: it asks the engine's side channel how its ranks are reached, and has the notifier load them. A

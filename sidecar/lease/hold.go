@@ -33,8 +33,8 @@ type Hold struct {
 	at    int       // in engine.holds, or notHeld
 }
 
-// Until is the time until which the prefill engine keeps the blocks at least: a lease after it finished, and two thirds of one
-// after the sending of a heartbeat that every rank got. It is the zero time for nil.
+// Until is the time until which the prefill engine keeps the blocks at least: a lease after it finished, and the dialect's
+// Renewal after the sending of a heartbeat that every rank got. It is the zero time for nil.
 func (h *Hold) Until() time.Time {
 	if h == nil {
 		return time.Time{}
@@ -98,8 +98,8 @@ func (h *Hold) end() {
 // a decode engine may be reading. An engine that is not known yet is met first, for as long as ctx allows.
 //
 // Nil means that all ranks were notified. Errors: ErrNoWay if nothing was sent; ErrReleased for a second call, which does
-// nothing; after all others, a rank may have been notified or not, and another way could notify it twice: vLLM takes that for
-// a read of blocks that belong to other requests by now, counts and logs it.
+// nothing; after all others, a rank may have been notified or not, and another way could notify it twice, which engines take
+// for a read of blocks that belong to other requests by now.
 func (h *Hold) Release(ctx context.Context) error {
 	if h == nil {
 		return fmt.Errorf("releasing a hand-off: %w: %w", ErrNoWay, errNoBook)
@@ -127,7 +127,7 @@ func (h *Hold) release(ctx context.Context) (sent bool, err error) {
 		return false, err
 	}
 	defer h.book.leave(e)
-	x := &delivery{engine: e, messages: [][]byte{h.book.config.Notices.Release(h.id)}}
+	x := &delivery{engine: e, messages: [][]byte{h.book.notices.Release(h.id)}}
 	err = h.book.deliver(ctx, x)
 	return x.sent > 0 || x.unsure, err
 }

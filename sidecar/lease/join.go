@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/keeper"
 	"github.com/tandem-serving/tandem/transfer/zmtp"
@@ -102,14 +101,14 @@ func (b *Book) load(k key) (*ranks, error) {
 	ctx, cancel := context.WithTimeout(b.ctx, joinTime)
 	defer cancel()
 	for rank := range k.tensor * k.pipeline {
-		said, err := b.ask(ctx, k, rank/k.tensor, rank%k.tensor)
+		id, agent, err := b.ask(ctx, k, rank/k.tensor, rank%k.tensor)
 		if err != nil {
 			return c, err
 		}
-		if said.EngineID != k.id {
-			return c, fmt.Errorf("engine %.64q answers there: %w", said.EngineID, transfer.ErrRestarted)
+		if id != k.id {
+			return c, fmt.Errorf("engine %.64q answers there: %w", id, transfer.ErrRestarted)
 		}
-		peer, err := b.config.Notifier.Load(ctx, said.Agent)
+		peer, err := b.config.Notifier.Load(ctx, agent)
 		if err != nil {
 			return c, fmt.Errorf("loading rank %d: %w", rank, err)
 		}
@@ -118,12 +117,12 @@ func (b *Book) load(k key) (*ranks, error) {
 	return c, nil
 }
 
-// ask asks the side channel about one rank.
-func (b *Book) ask(ctx context.Context, k key, pipeline, tensor int) (dialect.SideChannel, error) {
-	question := dialect.AskSideChannel(pipeline, tensor)
-	answer, err := zmtp.Ask(ctx, b.config.Dialer, address(k.host, k.port), question, dialect.MaxSideChannel)
+// ask asks the side channel about one rank: which engine answers, and how its agent is reached.
+func (b *Book) ask(ctx context.Context, k key, pipeline, tensor int) (engineID string, agent []byte, err error) {
+	question, limit := b.agents.Question(pipeline, tensor)
+	answer, err := zmtp.Ask(ctx, b.config.Dialer, address(k.host, k.port), question, limit)
 	if err != nil {
-		return dialect.SideChannel{}, err
+		return "", nil, err
 	}
-	return dialect.ParseSideChannel(answer)
+	return b.agents.Answer(answer)
 }

@@ -78,7 +78,7 @@ func (w *world) agent(name string) *transport.Mem {
 
 func (w *world) book(change ...func(*Config)) *Book {
 	w.t.Helper()
-	c := Config{Notices: notices, Notifier: w.self, Dialer: w, Lease: term, Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
+	c := Config{Noticer: vllm, Notifier: w.self, Dialer: w, Lease: term, Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
 	for _, f := range change {
 		f(&c)
 	}
@@ -172,10 +172,10 @@ func (w *world) engine(id, host string, layout ...int) *prefill {
 	return p
 }
 
-// notices are those of vLLM.
-var notices = func() dialect.Notices {
+// vllm is vLLM's dialect.
+var vllm = func() dialect.Noticer {
 	d, _ := dialect.New("nixlv2", dialect.Options{})
-	return d.(dialect.Noticer).Notices()
+	return d.(dialect.Noticer)
 }()
 
 // handoff is one that the engine makes.

@@ -88,7 +88,7 @@ func TestSimRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	b := New(Config{Notices: notices, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"})})
+	b := New(Config{Noticer: vllm, Lease: term, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"})})
 	defer b.Close()
 	for range 3 {
 		if err := b.Hold(prefilled(t, s.Engine), time.Now()).Release(within(t)); err != nil {

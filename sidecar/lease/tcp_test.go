@@ -113,7 +113,7 @@ const loopback = "127.0.0.1:0"
 
 func TestOverTCP(t *testing.T) {
 	p, stop := tcpEngine(t, "e", loopback, transport.TCPConfig{}, transport.TCPConfig{})
-	b := New(Config{Notices: notices, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: term})
+	b := New(Config{Noticer: vllm, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: term})
 	defer b.Close()
 	h := b.Hold(p.handoff(t, "r1"), time.Now().Add(-third))
 	for rank := range 2 {
@@ -141,9 +141,9 @@ func TestSilentRankOverTCP(t *testing.T) {
 	host, port, _ := serve(t, loopback, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	mute, _ := tcpEngine(t, "mute", loopback, transport.TCPConfig{Advertise: net.JoinHostPort(host, strconv.Itoa(port))})
 	well, _ := tcpEngine(t, "well", loopback)
-	b := New(Config{Notices: notices, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: lease})
+	b := New(Config{Noticer: vllm, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Lease: lease})
 	defer b.Close()
-	due := time.Now().Add(-lease / beatEvery)
+	due := time.Now().Add(-lease / 3)
 	b.Hold(mute.handoff(t, "r1"), due)
 	b.Hold(well.handoff(t, "r2"), due)
 	well.hears(t, 0, "HB:r2")
@@ -159,7 +159,7 @@ func TestDialerRefuses(t *testing.T) {
 	p, _ := tcpEngine(t, "e", loopback)
 	denied := errors.New("address is not allowed")
 	d := &net.Dialer{Control: func(string, string, syscall.RawConn) error { return denied }}
-	b := New(Config{Notices: notices, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Dialer: d})
+	b := New(Config{Noticer: vllm, Notifier: tcpAgent(t, transport.TCPConfig{Name: "sidecar"}), Dialer: d})
 	defer b.Close()
 	err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t))
 	wantErr(t, err, ErrNoWay)
@@ -191,7 +191,7 @@ func TestOverAKeeper(t *testing.T) {
 		}
 	}
 	p, _ := tcpEngine(t, "e", loopback)
-	b := New(Config{Notices: notices, Notifier: k, Lease: time.Minute})
+	b := New(Config{Noticer: vllm, Notifier: k, Lease: time.Minute})
 	defer b.Close()
 	upAfter(1)
 	for i, id := range []string{"r1", "r2"} {

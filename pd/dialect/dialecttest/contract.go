@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -220,6 +221,19 @@ func (c *Case) release(t *testing.T) {
 		for _, id := range []string{"", "a,b", "\xff", "a\n"} {
 			if n.Notices().Names(id) {
 				t.Errorf("%q can be named", id)
+			}
+		}
+		for _, lease := range []time.Duration{time.Second, time.Minute} {
+			if renewal := n.Renewal(lease); renewal <= 0 || renewal > lease {
+				t.Errorf("a heartbeat renews a lease of %v for %v", lease, renewal)
+			}
+		}
+		if q, limit := n.Agents().Question(0, 1); len(q) == 0 || limit <= 0 {
+			t.Errorf("asks %q, and reads %d bytes", q, limit)
+		}
+		for _, parts := range [][][]byte{nil, {nil}, {[]byte("x")}} {
+			if id, _, err := n.Agents().Answer(parts); err == nil {
+				t.Errorf("%q is an answer of engine %q", parts, id)
 			}
 		}
 	}
