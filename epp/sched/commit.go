@@ -33,7 +33,7 @@ func (k *pick) commit() (*epp.Reservation, error) {
 			return r, nil
 		}
 		if try == tries {
-			metrics.insisted.Inc()
+			metrics.outdated.Inc()
 			return epp.ReserveAnyway(k.claims...), nil
 		}
 		metrics.retries.Inc()

@@ -92,15 +92,15 @@ func TestLostRaces(t *testing.T) {
 	for name, tc := range map[string]struct {
 		stage             epp.Stage
 		losses            int
-		retries, insisted float64
+		retries, outdated float64
 	}{
 		"none":                  {losses: 0},
 		"decode once":           {stage: epp.StageDecode, losses: 1, retries: 1},
 		"decode twice":          {stage: epp.StageDecode, losses: 2, retries: 2},
-		"decode every time":     {stage: epp.StageDecode, losses: 3, retries: 2, insisted: 1},
+		"decode every time":     {stage: epp.StageDecode, losses: 3, retries: 2, outdated: 1},
 		"prefill once":          {stage: epp.StagePrefill, losses: 1, retries: 1},
-		"prefill every time":    {stage: epp.StagePrefill, losses: 3, retries: 2, insisted: 1},
-		"more often than tries": {stage: epp.StageDecode, losses: 9, retries: 2, insisted: 1},
+		"prefill every time":    {stage: epp.StagePrefill, losses: 3, retries: 2, outdated: 1},
+		"more often than tries": {stage: epp.StageDecode, losses: 9, retries: 2, outdated: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, c, registry := fleet("decode", "decode", "prefill", "prefill"), disagg(), prometheus.NewPedanticRegistry()
@@ -110,9 +110,9 @@ func TestLostRaces(t *testing.T) {
 				c.Profiles[i].Scorers = append(c.Profiles[i].Scorers, epp.NamedScorer{Name: "rival", Weight: 1, Scorer: other})
 			}
 			d := mustPick(t, scheduler(t, p, c), splitRequest(100))
-			retries, insisted := counted(t, registry, "tandem_pick_retries_total"), counted(t, registry, "tandem_pick_insisted_total")
-			if retries != tc.retries || insisted != tc.insisted {
-				t.Errorf("%v retries and %v insisted, want %v and %v", retries, insisted, tc.retries, tc.insisted)
+			retries, outdated := counted(t, registry, "tandem_pick_retries_total"), counted(t, registry, "tandem_pick_outdated_total")
+			if retries != tc.retries || outdated != tc.outdated {
+				t.Errorf("%v retries and %v outdated picks, want %v and %v", retries, outdated, tc.retries, tc.outdated)
 			}
 			if n := counted(t, registry, "tandem_pick_seconds"); n != 1 {
 				t.Errorf("%v picks were timed, want 1", n)
@@ -158,7 +158,7 @@ func (p picker) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
 
 // TestBurstSpreads: requests that come at once do not herd. A charge that was reserved went to one of the least loaded
 // endpoints, because its load still was what the pick saw and loads only grow here, so the loads differ by one at most; each
-// pick that insisted may add one.
+// outdated pick may add one.
 func TestBurstSpreads(t *testing.T) {
 	for name, meanwhile := range map[string]func(){
 		"as it comes":                          func() {},
@@ -199,14 +199,14 @@ func testBurst(t *testing.T, meanwhile func()) {
 	if total != endpoints*perEndpoint {
 		t.Errorf("%d requests are charged, want %d", total, endpoints*perEndpoint)
 	}
-	insisted := int(counted(t, registry, "tandem_pick_insisted_total"))
-	if insisted > total/4 {
-		t.Errorf("%d of %d picks insisted", insisted, total)
+	outdated := int(counted(t, registry, "tandem_pick_outdated_total"))
+	if outdated > total/4 {
+		t.Errorf("%d of %d picks were outdated", outdated, total)
 	}
-	if len(requests) != endpoints || slices.Max(requests)-slices.Min(requests) > 1+insisted {
-		t.Errorf("the burst went %v (%d insisted), want %d each", requests, insisted, perEndpoint)
+	if len(requests) != endpoints || slices.Max(requests)-slices.Min(requests) > 1+outdated {
+		t.Errorf("the burst went %v (%d outdated), want %d each", requests, outdated, perEndpoint)
 	}
-	if insisted == 0 && slices.Max(requests) != perEndpoint {
+	if outdated == 0 && slices.Max(requests) != perEndpoint {
 		t.Errorf("the burst went %v, want %d each", requests, perEndpoint)
 	}
 }

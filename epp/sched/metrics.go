@@ -16,7 +16,7 @@ var seconds = []float64{1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e
 type Metrics struct {
 	seconds          prometheus.Histogram
 	retries          prometheus.Counter
-	insisted         prometheus.Counter
+	outdated         prometheus.Counter
 	noPrefillLocal   prometheus.Counter
 	noPrefillRefused prometheus.Counter
 	saturated        *prometheus.CounterVec
@@ -27,21 +27,21 @@ type Metrics struct {
 // NewMetrics makes the metrics and registers them, unless reg is nil.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	noPrefill := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_no_prefill_total",
-		Help: "Requests that were to be prefilled on another pod while there was none, by what became of them."},
+		Help: "Requests planned for remote prefill while no prefill pod was available, by decision: local or refused."},
 		[]string{"decision"})
 	m := &Metrics{
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_pick_seconds", Buckets: seconds,
 			Help: "Time of a pick, from the pool's snapshot to the reservation."}),
 		retries: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_retries_total",
-			Help: "Picks made again because the chosen endpoint was charged or discharged meanwhile."}),
-		insisted: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_insisted_total",
-			Help: "Picks that stood although the last try lost the race too: their load was placed by a view slightly out of date."}),
+			Help: "Picks made again because another request changed the load of the chosen endpoint meanwhile."}),
+		outdated: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_pick_outdated_total",
+			Help: "Picks kept after the last try although another request changed the load of the chosen endpoint meanwhile."}),
 		saturated: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_saturated_total",
 			Help: "Requests refused because all endpoints of a stage were full."}, []string{"stage"}),
 		unprepared: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_preparer_failures_total",
-			Help: "Requests picked for without what a preparer would have added, because it failed or was too slow."}, []string{"plugin"}),
+			Help: "Requests for which a preparer failed or was too slow, and that were picked for without its result."}, []string{"plugin"}),
 		dropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "tandem_outcomes_dropped_total",
-			Help: "Outcomes that observers were not told, because they were too slow."}),
+			Help: "Outcomes that observers did not get because they were too slow."}),
 		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
 		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
 	}
@@ -49,7 +49,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		m.saturated.WithLabelValues(string(stage))
 	}
 	if reg != nil {
-		reg.MustRegister(m.seconds, m.retries, m.insisted, noPrefill, m.saturated, m.unprepared, m.dropped)
+		reg.MustRegister(m.seconds, m.retries, m.outdated, noPrefill, m.saturated, m.unprepared, m.dropped)
 	}
 	return m
 }
