@@ -170,14 +170,14 @@ func TestAcceptRefusesEveryTruncation(t *testing.T) {
 	}
 }
 
-// TestForget: the engine must refuse the request, but only after it has read the params. So it is a complete request for a
-// model that no engine serves.
-func TestForget(t *testing.T) {
-	f, ok := handedOff(t, asked(t, pd.APICompletions, `{"prompt":"x"}`)).(dialect.Forgetter)
+// TestReleaseRequest: the engine must refuse the request, but only after it has read the params. So it is a
+// complete request for a model that no engine serves.
+func TestReleaseRequest(t *testing.T) {
+	f, ok := handedOff(t, asked(t, pd.APICompletions, `{"prompt":"x"}`)).(dialect.RequestReleaser)
 	if !ok {
-		t.Fatal("the hand-off cannot be forgotten")
+		t.Fatal("the hand-off has no release request")
 	}
-	path, raw := f.Forget()
+	path, raw := f.ReleaseRequest()
 	if pd.APIOf(path) != pd.APICompletions || !json.Valid(raw) {
 		t.Fatalf("POST %s %s", path, raw)
 	}

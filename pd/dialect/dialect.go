@@ -69,15 +69,15 @@ type Releaser interface {
 	Pins(status int) bool
 }
 
-// Forgetter is a Handoff that a decode engine can be made to release without reading it: by a request which the engine
-// refuses only after it has noted the hand-off. One that is no Releaser stays pinned after every answer but a good one.
-type Forgetter interface {
-	// Forget makes the request.
-	Forget() (path string, body []byte)
-	// Forgotten reports whether the engine that answers it with status has noted the hand-off.
-	Forgotten(status int) bool
-	// Tries is how often the request is sent while connections break, and the first pause, which doubles. A dying engine's
-	// connections break a little before its port is closed.
+// RequestReleaser is a Handoff that a decode engine releases, without reading it, when it gets a certain request. If the
+// Handoff is not a Releaser too, it stays pinned after every decode leg that fails.
+type RequestReleaser interface {
+	// ReleaseRequest makes the request.
+	ReleaseRequest() (path string, body []byte)
+	// Released reports whether an engine that answers the request with status releases the hand-off.
+	Released(status int) bool
+	// Tries returns how often the request is sent while connections break, and the first pause, which doubles. The
+	// connections of a dying engine break a little before its port is closed.
 	Tries() (n int, pause time.Duration)
 }
 

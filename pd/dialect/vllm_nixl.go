@@ -111,21 +111,21 @@ func (*nixlAttempt) Pins(status int) bool {
 	return status >= http.StatusBadRequest && status != http.StatusServiceUnavailable
 }
 
-// Forget names a model that no engine serves: vLLM looks the model up after it has read the parameters and before it
-// computes anything, refuses with 404, and tells the prefill engine to release (measured: blocks free after 0.07 s).
-func (a *nixlAttempt) Forget() (path string, b []byte) {
+// ReleaseRequest implements RequestReleaser. It names a model that no engine serves: vLLM looks the model up after it has
+// read the parameters, refuses with 404, and has the prefill engine release the blocks (measured: free after 0.07 s).
+func (a *nixlAttempt) ReleaseRequest() (path string, b []byte) {
 	b = bytes.Join([][]byte{
 		[]byte(`{"model":"tandem-release","prompt":"x","max_tokens":1,"kv_transfer_params":`), a.params.raw, []byte(`}`),
 	}, nil)
 	return pd.APICompletions.Path(), b
 }
 
-// Forgotten implements Forgetter: any other refusal came before the engine noted the hand-off.
-func (*nixlAttempt) Forgotten(status int) bool {
+// Released implements RequestReleaser: with any other status vLLM has not read the parameters.
+func (*nixlAttempt) Released(status int) bool {
 	return status == http.StatusNotFound || status == http.StatusBadRequest
 }
 
-// Tries implements Forgetter. An engine that heard of it the first time tells prefill twice, which costs a line in a log.
+// Tries implements RequestReleaser. A request that arrives twice costs a line in the prefill engine's log.
 func (*nixlAttempt) Tries() (n int, pause time.Duration) { return 4, 25 * time.Millisecond }
 
 // Trust implements Leased.
@@ -196,13 +196,13 @@ func tokens(answer []byte, s *body.Scanner, want int) int64 {
 }
 
 var (
-	_ Dialect        = (*vllmNIXL)(nil)
-	_ Noticer        = (*vllmNIXL)(nil)
-	_ Unfinisher     = (*vllmNIXL)(nil)
-	_ Attempt        = (*nixlAttempt)(nil)
-	_ Releaser       = (*nixlAttempt)(nil)
-	_ Forgetter      = (*nixlAttempt)(nil)
-	_ Leased         = (*nixlAttempt)(nil)
-	_ UsageCorrector = (*nixlAttempt)(nil)
-	_ Sized          = (*nixlAttempt)(nil)
+	_ Dialect         = (*vllmNIXL)(nil)
+	_ Noticer         = (*vllmNIXL)(nil)
+	_ Unfinisher      = (*vllmNIXL)(nil)
+	_ Attempt         = (*nixlAttempt)(nil)
+	_ Releaser        = (*nixlAttempt)(nil)
+	_ RequestReleaser = (*nixlAttempt)(nil)
+	_ Leased          = (*nixlAttempt)(nil)
+	_ UsageCorrector  = (*nixlAttempt)(nil)
+	_ Sized           = (*nixlAttempt)(nil)
 )

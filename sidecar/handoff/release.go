@@ -56,7 +56,7 @@ func firstWay(hold *lease.Hold) string {
 // pinned reports whether an engine keeps anything for a hand-off that decode does not read.
 func pinned(of dialect.Handoff) bool {
 	_, byCancel := of.(dialect.Releaser)
-	_, byRequest := of.(dialect.Forgetter)
+	_, byRequest := of.(dialect.RequestReleaser)
 	return byCancel || byRequest
 }
 
@@ -180,7 +180,7 @@ var errNoDecodeRelease = errors.New("the protocol has no request that makes deco
 // releaseByDecode makes the decode engine release the hand-off without reading it. It tries until decode has answered, its
 // port is closed, or it does not answer in time.
 func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
-	f, can := r.of.(dialect.Forgetter)
+	f, can := r.of.(dialect.RequestReleaser)
 	if !can {
 		return false, errNoDecodeRelease
 	}
@@ -197,10 +197,10 @@ func (legs *Legs) releaseByDecode(r releasing) (ok bool, err error) {
 	return ok, err
 }
 
-func (legs *Legs) sendRelease(r releasing, f dialect.Forgetter) (ok bool, err error) {
+func (legs *Legs) sendRelease(r releasing, f dialect.RequestReleaser) (ok bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	path, b := f.Forget()
+	path, b := f.ReleaseRequest()
 	r.header["Content-Type"] = []string{"application/json"}
 	req, err := transport.NewBufferedLeg(ctx, legs.Decode.URL+path, r.header, [][]byte{b}, int64(len(b)))
 	if err != nil {
@@ -211,7 +211,7 @@ func (legs *Legs) sendRelease(r releasing, f dialect.Forgetter) (ok bool, err er
 		return false, err
 	}
 	resp.Body.Close()
-	return f.Forgotten(resp.StatusCode), nil
+	return f.Released(resp.StatusCode), nil
 }
 
 func isClientError(status int) bool { return status >= 400 && status < 500 }

@@ -83,13 +83,13 @@ func (t *ticket) Decode() (request.Payload, error) {
 	return e.Payload()
 }
 
-// Forget implements dialect.Forgetter.
-func (t *ticket) Forget() (path string, body []byte) {
+// ReleaseRequest implements dialect.RequestReleaser.
+func (t *ticket) ReleaseRequest() (path string, body []byte) {
 	return returnPath, append([]byte(`{"ticket":`), append(t.text, '}')...)
 }
 
-// Forgotten implements dialect.Forgetter.
-func (*ticket) Forgotten(status int) bool { return status == http.StatusNoContent }
+// Released implements dialect.RequestReleaser.
+func (*ticket) Released(status int) bool { return status == http.StatusNoContent }
 
-// Tries implements dialect.Forgetter.
+// Tries implements dialect.RequestReleaser.
 func (*ticket) Tries() (n int, pause time.Duration) { return 2, time.Millisecond }

@@ -204,10 +204,10 @@ func (c *Case) release(t *testing.T) {
 			t.Errorf("discarded by a leg with stream %s", stream)
 		}
 	}
-	if f, ok := h.(dialect.Forgetter); ok {
-		path, b := f.Forget()
-		check("forget", path, b)
-		if n, pause := f.Tries(); n < 1 || pause < 0 || f.Forgotten(500) || f.Forgotten(503) {
+	if f, ok := h.(dialect.RequestReleaser); ok {
+		path, b := f.ReleaseRequest()
+		check("release request", path, b)
+		if n, pause := f.Tries(); n < 1 || pause < 0 || f.Released(500) || f.Released(503) {
 			t.Errorf("%d tries, %v between them", n, pause)
 		}
 	}
