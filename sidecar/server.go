@@ -32,6 +32,7 @@ type Server struct {
 	log     *slog.Logger
 	dialect dialect.Dialect
 	table   *request.Table
+	strips  transport.Stripped
 	intake  *intake.Intake
 	routes  intake.RouteReader
 	legs    *handoff.Legs
@@ -72,7 +73,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
-	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, t.Log)
+	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, s.strips, t.Log)
 	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.open, s.intake.Buffered)
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
@@ -93,7 +94,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	return s, nil
 }
 
-// chooseDialect makes the dialect, and the table of what requests are scanned for with it.
+// chooseDialect makes the dialect, the table of what requests are scanned for with it, and the headers that it strips.
 func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
@@ -105,6 +106,9 @@ func (s *Server) chooseDialect() error {
 	s.table = request.Base
 	if own, ok := s.dialect.(dialect.Stripper); ok {
 		s.table = request.NewTable(own.Strips())
+	}
+	if own, ok := s.dialect.(dialect.HeaderStripper); ok {
+		s.strips = own.StripsHeader
 	}
 	return nil
 }
@@ -134,7 +138,7 @@ func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]
 // legsConfig wires the legs to this sidecar.
 func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	return handoff.Config{
-		Dialect: s.dialect, Intake: s.intake, Budget: s.budget, Leases: s.leases,
+		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,

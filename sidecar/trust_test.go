@@ -6,10 +6,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/sim/madeup"
 )
 
 // Headers and trailers of an engine cannot pass for Tandem's, on any path.
@@ -73,6 +75,77 @@ func TestTrailersOfClients(t *testing.T) {
 		if len(got.Trailer) > 0 || got.Header.Get("Trailer") != "" {
 			t.Errorf("%s reached the engine with trailers %v", got.RequestURI, got.Trailer)
 		}
+	}
+}
+
+// meets answers as a prefill engine of madeup.Meeting, with status.
+func meets(status int) act {
+	return func(w http.ResponseWriter, r *asked) {
+		_, number, _ := strings.Cut(r.body, `"meet_number":`)
+		number, _, _ = strings.Cut(number, "}")
+		says(status, "application/json", `{"met":`+number+`}`)(w, r)
+	}
+}
+
+// waitsToMeet answers as a decode engine whose prefill engine never comes: no leg of a meeting, and all else.
+func waitsToMeet(w http.ResponseWriter, r *asked) {
+	if strings.Contains(r.body, `"meet_pod"`) {
+		hangs(w, r)
+		return
+	}
+	says(200, "application/json", wholeAnswer)(w, r)
+}
+
+// Headers that the dialect strips reach no engine, whatever way a call takes.
+func TestStrippedHeaders(t *testing.T) {
+	answers := says(200, "application/json", wholeAnswer)
+	for _, c := range []struct {
+		name, method, path string
+		prefill, decode    act
+		remote             bool
+		paths              string // that prefill and decode are asked for, sorted
+	}{
+		{"both legs", http.MethodPost, completionsPath, meets(200), answers, true, "/v1/completions, /v1/completions"},
+		{"legs aborted, then local", http.MethodPost, completionsPath, meets(500), waitsToMeet, true,
+			"/meeting/abort /v1/completions, /meeting/abort /v1/completions /v1/completions"},
+		{"local", http.MethodPost, completionsPath, answers, answers, false, ", /v1/completions"},
+		{"passed through, with a body", http.MethodPost, "/tokenize", answers, answers, false, ", /tokenize"},
+		{"passed through", http.MethodGet, "/v1/models", answers, answers, false, ", /v1/models"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			prefill, decode := startEngine(t, c.prefill), startEngine(t, c.decode)
+			s := startRig(t, decode.addr, speaks(madeup.Meeting{}))
+			header := []string{"X-Meet-Number", "1", "x-meet-pod", "evil:1", "X-Mine", "1"}
+			if c.remote {
+				header = append(header, pd.HeaderPrefill, prefill.addr)
+			}
+			resp, err := open(t, within(t), c.method, s.url+c.path, strings.NewReader(`{"prompt":"a"}`), header...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.Body.Close(); resp.StatusCode != 200 {
+				t.Errorf("status %d", resp.StatusCode)
+			}
+			s.end()
+			var paths [2][]string
+			for i, e := range []*fakeEngine{prefill, decode} {
+				for _, got := range e.requests() {
+					paths[i] = append(paths[i], got.URL.Path)
+					if got.Header.Get("X-Mine") != "1" {
+						t.Errorf("%s reached an engine without the client's other headers: %v", got.URL.Path, got.Header)
+					}
+					for name := range got.Header {
+						if strings.HasPrefix(name, "X-Meet-") {
+							t.Errorf("%s reached an engine with the client's %s", got.URL.Path, name)
+						}
+					}
+				}
+				slices.Sort(paths[i])
+			}
+			if got := strings.Join(paths[0], " ") + ", " + strings.Join(paths[1], " "); got != c.paths {
+				t.Errorf("the engines were asked for %s, want %s", got, c.paths)
+			}
+		})
 	}
 }
 

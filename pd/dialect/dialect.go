@@ -126,6 +126,13 @@ type Stripper interface {
 	Strips() (paths []string)
 }
 
+// HeaderStripper is a Dialect whose engines take orders from headers of their own, which only an operator's components may
+// give. Those never reach an engine as a client sent them, on no leg and no other call, besides those of pd.Internal.
+type HeaderStripper interface {
+	// StripsHeader is asked about every header of every call. The name is spelled as by http.CanonicalHeaderKey.
+	StripsHeader(name string) bool
+}
+
 // Fitter is a Dialect that can split some requests for which request.Request.Fit says FitLocal.
 type Fitter interface {
 	// Fit is asked about those requests alone.

@@ -100,7 +100,7 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
 	p.startPrefill()
-	header := transport.LegHeader(x.request.Header, x.ID)
+	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
 		attribute.Int("server.port", x.legs.Port))
 	if p.decode, err = x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l); err != nil {
@@ -117,7 +117,7 @@ func (p *legPair) startPrefill() {
 	x := p.x
 	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
-	header := transport.LegHeader(x.request.Header, x.ID)
+	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))

@@ -38,7 +38,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		return "", fmt.Errorf("editing the decode leg: %w", err)
 	}
 	x.Buffer.Leg = l.Segments
-	header := transport.LegHeader(x.request.Header, x.ID)
+	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
 		attribute.Int("server.port", x.legs.Port))
 	status := 0

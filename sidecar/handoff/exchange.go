@@ -233,6 +233,9 @@ func (x *Exchange) CheckWhole(answer []byte) error {
 	return nil
 }
 
+// legHeader makes the headers of one leg.
+func (x *Exchange) legHeader() http.Header { return x.legs.Stripped.LegHeader(x.request.Header, x.ID) }
+
 // rename gives an answer the client's name of the model.
 func (x *Exchange) rename(resp *http.Response) {
 	if err := x.RenameModel(resp); err != nil {

@@ -25,7 +25,9 @@ import (
 type Config struct {
 	// Dialect is the hand-off protocol of the engines.
 	Dialect dialect.Dialect
-	Intake  *intake.Intake
+	// Stripped are the headers of clients that no leg has.
+	Stripped transport.Stripped
+	Intake   *intake.Intake
 	// Budget bounds requests that are prefilled locally although they were planned remote.
 	Budget *pd.FallbackBudget
 	// Leases renews and releases hand-offs by notices. nil: they are not renewed, and released by way of decode.

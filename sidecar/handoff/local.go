@@ -28,7 +28,7 @@ func (x *Exchange) streamLocal() error {
 	}
 	source := x.legs.Intake.Guard(x.request.Body)
 	defer source.Free()
-	req, err := transport.NewLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), transport.LegHeader(x.request.Header, x.ID), x.request.ContentLength, source.Again)
+	req, err := transport.NewLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.legHeader(), x.request.ContentLength, source.Again)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}
@@ -45,7 +45,7 @@ func (x *Exchange) bufferedLocal(req *intake.Request) error {
 		}
 	}
 	x.Buffer.Leg = l.Segments
-	r, err := transport.NewBufferedLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), transport.LegHeader(x.request.Header, x.ID), l.Segments, l.Length)
+	r, err := transport.NewBufferedLeg(x.Context, x.legs.Decode.URL+x.request.URL.RequestURI(), x.legHeader(), l.Segments, l.Length)
 	if err != nil {
 		return fmt.Errorf("making the local leg: %w", err)
 	}

@@ -43,7 +43,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	h := &hangup{cancel: cancel}
 	defer h.done()
 	defer context.AfterFunc(x.Context, h.soon)()
-	header := transport.LegHeader(x.request.Header, x.ID)
+	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", target.Host), attribute.Int("server.port", int(target.Port)))

@@ -42,7 +42,7 @@ func (x *Exchange) release(way string) releasing {
 func (x *Exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
 	x.releaseWay = way
 	_, span := x.legs.tracing.tracer.Start(x.Context, spanRelease, clientSpan)
-	return releasing{x.ID, of, hold, transport.LegHeader(x.request.Header, x.ID), span}
+	return releasing{x.ID, of, hold, x.legHeader(), span}
 }
 
 // firstWay is wayNIXL for a hand-off whose engine can be notified, else wayCancel.

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -20,8 +19,8 @@ type Proxy struct {
 	proxy  *httputil.ReverseProxy
 }
 
-// New makes a proxy to an engine. It panics if the engine's URL cannot be parsed.
-func New(engine transport.Engine, in *intake.Intake, log *slog.Logger) *Proxy {
+// New makes a proxy to an engine, which does not get the stripped headers. It panics if the engine's URL cannot be parsed.
+func New(engine transport.Engine, in *intake.Intake, stripped transport.Stripped, log *slog.Logger) *Proxy {
 	to, err := url.Parse(engine.URL)
 	if err != nil {
 		panic(err) // the configuration's host and port were validated
@@ -30,7 +29,7 @@ func New(engine transport.Engine, in *intake.Intake, log *slog.Logger) *Proxy {
 	p.proxy = &httputil.ReverseProxy{
 		Transport:      engine.Transport,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, to) },
+		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, to, stripped) },
 		ModifyResponse: modifyResponse,
 		ErrorHandler:   p.refuse,
 	}
@@ -40,8 +39,8 @@ func New(engine transport.Engine, in *intake.Intake, log *slog.Logger) *Proxy {
 // forwardedHeaders are dropped by httputil.ReverseProxy unless they are put back.
 var forwardedHeaders = [...]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
-// rewrite aims a request at the engine. It changes only the headers that only Tandem may set.
-func rewrite(p *httputil.ProxyRequest, to *url.URL) {
+// rewrite aims a request at the engine. It changes only the headers that clients may not set.
+func rewrite(p *httputil.ProxyRequest, to *url.URL, stripped transport.Stripped) {
 	p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 	p.Out.Host = p.In.Host
 	p.Out.URL.RawQuery = p.In.URL.RawQuery  // an engine may parse what net/url cannot
@@ -51,7 +50,7 @@ func rewrite(p *httputil.ProxyRequest, to *url.URL) {
 		}
 	}
 	for name := range p.Out.Header {
-		if pd.Internal(name) {
+		if stripped.Has(name) {
 			p.Out.Header.Del(name)
 		}
 	}

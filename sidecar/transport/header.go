@@ -22,12 +22,19 @@ var hopHeaders = []string{
 	"Transfer-Encoding", "Upgrade",
 }
 
-// LegHeader makes the headers of an engine leg: the client's, less those of the connection and Tandem's own, with one
-// request id.
-func LegHeader(in http.Header, id string) http.Header {
+// Stripped reports whether engines never get a client's header of this (canonical) name. A nil one strips those of pd.Internal
+// alone.
+type Stripped func(name string) bool
+
+// Has is Stripped, and pd.Internal.
+func (s Stripped) Has(name string) bool { return pd.Internal(name) || s != nil && s(name) }
+
+// LegHeader makes the headers of an engine leg: the client's, less those that are stripped and those of the connection, with
+// one request id.
+func (s Stripped) LegHeader(in http.Header, id string) http.Header {
 	out := make(http.Header, len(in)+4)
 	for name, values := range in {
-		if !pd.Internal(name) {
+		if !s.Has(name) {
 			out[name] = values
 		}
 	}

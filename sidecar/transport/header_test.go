@@ -33,7 +33,7 @@ func TestLegHeader(t *testing.T) {
 		in[name] = []string{"x"}
 	}
 	before := in.Clone()
-	got := LegHeader(in, "id-1")
+	got := Stripped(nil).LegHeader(in, "id-1")
 	want := http.Header{"Authorization": {"x"}, "X-Mine": {"1", "2"}, "X-Request-Id": {"id-1"}, "User-Agent": {"u"}}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -41,7 +41,12 @@ func TestLegHeader(t *testing.T) {
 	if fmt.Sprint(in) != fmt.Sprint(before) {
 		t.Errorf("the client's headers became %v", in)
 	}
-	if agent, ok := LegHeader(http.Header{}, "x")["User-Agent"]; !ok || !slices.Equal(agent, []string{""}) {
+	if agent, ok := Stripped(nil).LegHeader(http.Header{}, "x")["User-Agent"]; !ok || !slices.Equal(agent, []string{""}) {
 		t.Errorf("without the client's, User-Agent is %v", agent)
+	}
+	mine := Stripped(func(name string) bool { return name == "X-Mine" })
+	delete(want, "X-Mine")
+	if got := mine.LegHeader(in, "id-1"); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("with one more stripped, got %v, want %v", got, want)
 	}
 }

@@ -27,9 +27,10 @@ func TestContract(t *testing.T) {
 				}
 				return []byte(`{"met":` + string(l.Number) + `}`)
 			},
-			Bad:    []string{`{"met":0}`, `{"met":null}`},
-			Own:    []string{"meet_number", "meet_pod"},
-			Minted: []string{"meet_number"},
+			Bad:     []string{`{"met":0}`, `{"met":null}`},
+			Own:     []string{"meet_number", "meet_pod"},
+			Minted:  []string{"meet_number"},
+			Headers: []string{"x-meet-number", "X-MEET-POD"},
 		},
 	}
 	for name, c := range cases {

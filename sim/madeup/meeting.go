@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
@@ -21,11 +22,17 @@ const (
 	meetPod    = "meet_pod"    // decode: where prefill runs
 )
 
+// meetHeaders begins the headers that replace members of the body in a Translator, as SGLang's x-override-* do.
+const meetHeaders = "X-Meet-"
+
 // Shape implements dialect.Dialect.
 func (Meeting) Shape() dialect.Shape { return dialect.Concurrent }
 
 // Strips implements dialect.Stripper.
 func (Meeting) Strips() []string { return []string{meetNumber, meetPod} }
+
+// StripsHeader implements dialect.HeaderStripper.
+func (Meeting) StripsHeader(name string) bool { return strings.HasPrefix(name, meetHeaders) }
 
 // Attempt implements dialect.Dialect.
 func (Meeting) Attempt(_ context.Context, r *request.Request, prefill pd.Target) (dialect.Attempt, error) {

@@ -137,6 +137,9 @@ func (t *Translator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		t.pass(w, r, raw)
 		return
 	}
+	if number := r.Header.Get(meetHeaders + "Number"); number != "" {
+		in[meetNumber] = json.RawMessage(number)
+	}
 	_, decodes := in[meetPod]
 	switch {
 	case r.URL.Path == abortPath:

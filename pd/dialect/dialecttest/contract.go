@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -24,6 +25,8 @@ type Case struct {
 	Bad []string
 	// Own are the members that the dialect sets in legs, and strips from what clients send.
 	Own []string
+	// Headers are some of those that the dialect strips from what clients send, in any spelling.
+	Headers []string
 	// Minted are those of Own whose values differ between attempts. The prefill leg has all of them, and a concurrent
 	// protocol's decode leg has the same values.
 	Minted []string
@@ -37,6 +40,7 @@ const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":123456789012345678
 func Run(t *testing.T, c Case) {
 	t.Run("legs", func(t *testing.T) { c.legs(t) })
 	t.Run("client members", func(t *testing.T) { c.clientMembers(t) })
+	t.Run("client headers", func(t *testing.T) { c.clientHeaders(t) })
 	t.Run("attempts are fresh", func(t *testing.T) { c.fresh(t) })
 	t.Run("hostile answers", func(t *testing.T) { c.hostile(t) })
 	t.Run("release", func(t *testing.T) { c.release(t) })
@@ -151,6 +155,34 @@ func (c *Case) clientMembers(t *testing.T) {
 			if bytes.Contains(leg, []byte("evil")) {
 				t.Errorf("leg %d carries the client's %s: %s", i, name, leg)
 			}
+		}
+	}
+}
+
+// commonHeaders are those without which engines cannot answer, account for or trace a request.
+var commonHeaders = []string{"Accept", "Authorization", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Traceparent", "Tracestate",
+	"User-Agent", "X-Request-Id"}
+
+// Orders that a client gives by headers must not reach an engine, and no header that engines need may be lost.
+func (c *Case) clientHeaders(t *testing.T) {
+	d, ok := c.Dialect.(dialect.HeaderStripper)
+	if !ok {
+		if len(c.Headers) > 0 {
+			t.Errorf("%T strips no headers, want %v stripped", c.Dialect, c.Headers)
+		}
+		return
+	}
+	if len(c.Headers) == 0 {
+		t.Errorf("%T strips headers, and the case has no examples", c.Dialect)
+	}
+	for _, name := range c.Headers {
+		if !d.StripsHeader(http.CanonicalHeaderKey(name)) {
+			t.Errorf("a client's %s reaches engines", name)
+		}
+	}
+	for _, name := range commonHeaders {
+		if d.StripsHeader(name) {
+			t.Errorf("%s never reaches an engine", name)
 		}
 	}
 }
