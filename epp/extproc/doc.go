@@ -30,10 +30,9 @@
 //
 // On two cores, overloaded tenfold by other work, the first and the last write of an answer to a 1 kB request were 6 to 20 µs
 // apart on average: at 1,000 picks per second, 50 to 150 kills for one failed request. Behind a real Envoy, 2 requests failed in
-// 370 kills, at 200 to 800 requests per second. Sending an answer in one write would take a connection that follows HTTP/2 frames
-// below gRPC. We had one. It cost 3 allocations per request, no request failed in 120 kills, and it did not help where answers
-// are exposed longest: with 24 kB bodies and 32 concurrent streams they were exposed for 17 µs with it and for 21 µs without.
-// So it was removed.
+// below gRPC. We had one. It cost 3 allocations per request. No request failed in 120 kills, but it did not help where
+// answers are exposed longest: with 24 kB bodies and 32 concurrent streams they were exposed for 17 µs with it and for 21 µs
+// without. So it was removed.
 //
 // # Rewritten models
 //

@@ -115,8 +115,8 @@ func (s *Server) removeIdle(st *stream) {
 }
 
 // finisher is the part of gRPC's transport stream that ends it while its handler waits in Recv, which then returns. The
-// alternative is a second goroutine per stream that reads, so that the handler can wait for two events. That takes twice the
-// stacks, and a hand-over per frame, for an event that happens once in the life of a server.
+// alternative is a second goroutine per stream that reads. That takes twice the stacks, and one channel operation per frame,
+// for an event that happens once in the life of a server.
 type finisher interface {
 	WriteStatus(*status.Status) error
 }

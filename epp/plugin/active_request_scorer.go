@@ -2,17 +2,17 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// ActiveRequestScorer prefers endpoints with few requests in flight, by this picker's own count, which is never stale: 1
-// for an idle one, else (max−n)/max × maxBusyScore, where max is the highest count among the candidates.
+// ActiveRequestScorer prefers endpoints with few requests in flight, as this picker counts them, without delay: 1 for an idle
+// endpoint, else (max−n)/max × maxBusyScore, where max is the highest count among the candidates.
 type ActiveRequestScorer struct {
 	// IdleThreshold is the most requests in flight with which an endpoint still counts as idle. Default 0.
 	IdleThreshold int `yaml:"idleThreshold"`
-	// MaxBusyScore bounds the score of endpoints that are not idle, 0..1. Less than 1 sets the idle ones apart. Default 1.0.
+	// MaxBusyScore is the highest score of an endpoint that is not idle, 0..1. Default 1.0.
 	MaxBusyScore float64 `yaml:"maxBusyScore"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
-	// checked. Default "" = whichever there is.
+	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
+	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
-	// RequestTimeout is accepted because older configurations have it, and ignored, as in llm-d.
+	// RequestTimeout is accepted for older configurations, and ignored, as in llm-d.
 	RequestTimeout string `yaml:"requestTimeout"`
 }
 

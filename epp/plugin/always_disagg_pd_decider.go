@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// AlwaysDisaggPDDecider has every prompt computed on another pod. It has no parameters.
+// AlwaysDisaggPDDecider chooses remote prefill for every prompt. It has no parameters.
 type AlwaysDisaggPDDecider struct{}
 
 func newAlwaysDisaggPDDecider() epp.Plugin { return &AlwaysDisaggPDDecider{} }

@@ -8,29 +8,29 @@ import (
 	"github.com/tandem-serving/tandem/epp/prefix"
 )
 
-// ApproxPrefixCacheProducer estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that
-// were sent there before. It learns them at the pick, so the next of a burst of equal prompts knows already. What engines
-// evict of their own, and what other replicas send them, it does not see.
+// ApproxPrefixCacheProducer estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that this
+// picker sent there. It learns a prompt at the pick, so the second of two equal prompts in a burst already finds it. It does
+// not see what engines evict, nor what other replicas of the picker send.
 type ApproxPrefixCacheProducer struct {
-	// AutoTune takes the size of each endpoint's cache from its metrics page, and follows it. Where the page does not tell
-	// it, lruCapacityPerServer counts. Default true.
+	// AutoTune takes the size of each endpoint's cache from its metrics page. Where the page does not report it,
+	// lruCapacityPerServer is the size. Default true.
 	AutoTune bool `yaml:"autoTune"`
-	// BlockSizeTokens is the length of the blocks that prompts are compared by, in tokens, whatever block size the engines
-	// have: what is cached is known to whole blocks. Default 16; llm-d makes 64 of what is less.
+	// BlockSizeTokens is the length, in tokens, of the blocks in which prompts are compared. It need not be the engines'
+	// block size. Cached tokens are counted in whole blocks. Default 16; llm-d raises smaller values to 64.
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
-	// MaxPrefixBlocksToMatch is how many blocks of a prompt are compared at most, if maxPrefixTokensToMatch is 0.
+	// MaxPrefixBlocksToMatch is the largest number of blocks of a prompt that are compared, if maxPrefixTokensToMatch is 0.
 	// Default 2048.
 	MaxPrefixBlocksToMatch int `yaml:"maxPrefixBlocksToMatch"`
-	// MaxPrefixTokensToMatch is how many tokens of a prompt are compared at most. Default 131072; 0 = see
-	// maxPrefixBlocksToMatch.
+	// MaxPrefixTokensToMatch is the largest number of tokens of a prompt that are compared. Default 131072; with 0,
+	// maxPrefixBlocksToMatch applies.
 	MaxPrefixTokensToMatch int `yaml:"maxPrefixTokensToMatch"`
-	// LRUCapacityPerServer is how many blocks, of blockSizeTokens, are remembered of an endpoint whose cache is of unknown
-	// size: some 9 to 30 bytes each. Default 31250.
+	// LRUCapacityPerServer is how many blocks the picker remembers for an endpoint whose cache size is unknown. A block takes
+	// 9 to 30 bytes of the picker's memory. Default 31250.
 	LRUCapacityPerServer int `yaml:"lruCapacityPerServer"`
 }
 
-// maxCapacity bounds what is remembered of one endpoint, in blocks, whatever its metrics page says: 33 million tokens by
-// blocks of 16, more than the memory of a node of eight of the largest accelerators holds of today's most frugal models.
+// maxCapacity bounds the blocks remembered for one endpoint, whatever its metrics page reports: 33 million tokens in blocks
+// of 16, more than a node of eight large accelerators holds of today's models with the smallest KV caches.
 const maxCapacity = 1 << 21
 
 func newApproxPrefixCacheProducer() epp.Plugin {
@@ -66,12 +66,12 @@ func (p *ApproxPrefixCacheProducer) Build(b *epp.Builder) (any, error) {
 	return &approxPrefixCache{Index: index, spec: spec, autoTune: p.AutoTune, capacity: p.LRUCapacityPerServer}, nil
 }
 
-// approxPrefixCache is an epp.Matcher. What it does when an endpoint leaves, and the metrics, are its index's.
+// approxPrefixCache is an epp.Matcher. Its Index observes endpoints and collects the metrics.
 type approxPrefixCache struct {
 	*prefix.Index
 	spec     epp.BlockSpec
 	autoTune bool
-	capacity int // blocks of an endpoint of which nothing better is known
+	capacity int // blocks of an endpoint whose page reports no cache size
 }
 
 // Blocks implements epp.Matcher.
@@ -92,7 +92,7 @@ func (a *approxPrefixCache) Learn(p *epp.Prompt, e *epp.Endpoint, load *epp.Load
 	}
 }
 
-// blocks gives those of a prompt, none of one that was cut for another configuration.
+// blocks returns the hashes of a prompt's blocks, or none if they were computed for another block size.
 func (a *approxPrefixCache) blocks(p *epp.Prompt) []uint64 {
 	if p.BlockTokens != a.spec.Tokens {
 		return nil
@@ -100,7 +100,7 @@ func (a *approxPrefixCache) blocks(p *epp.Prompt) []uint64 {
 	return p.Blocks[:min(len(p.Blocks), a.spec.Max)]
 }
 
-// capacityOf is how many of our blocks fit in an engine's cache. Its own blocks may be longer or shorter.
+// capacityOf returns how many blocks of blockSizeTokens fit in an engine's cache, whose own blocks may have another length.
 func (a *approxPrefixCache) capacityOf(cache epp.CacheInfo) int {
 	if !a.autoTune || cache.Blocks <= 0 || cache.BlockTokens <= 0 {
 		return a.capacity

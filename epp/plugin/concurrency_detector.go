@@ -8,23 +8,25 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// ConcurrencyDetector tells from what this picker has in flight how full endpoints are. The count is never late, but others'
-// requests are not in it, and only its author knows how many an engine can take. As saturationDetector it has requests of
-// negative priority refused while the pool has as many in flight as it may, in prefill or in decode. In a profile it drops
-// endpoints that have.
+// ConcurrencyDetector measures how full endpoints are by the requests that this picker has in flight there. The count has no
+// delay, but it lacks the requests of other pickers, and the operator has to know how many an engine can take. As
+// saturationDetector it has requests of negative priority refused while all prefill endpoints, or all decode endpoints,
+// together have as many in flight as they may. In a profile it drops each endpoint that has as many as it may.
 type ConcurrencyDetector struct {
-	// ConcurrencyMode says what is counted: requests, the default, tokens of prompts still to be computed, or hybrid, both.
+	// ConcurrencyMode says what is counted: requests (the default), tokens (of prompts still to be computed), or hybrid
+	// (both).
 	ConcurrencyMode string `yaml:"concurrencyMode"`
 	// MaxConcurrency is how many requests an endpoint may have in flight. Default 100.
 	MaxConcurrency int `yaml:"maxConcurrency"`
 	// MaxTokenConcurrency is how many tokens an endpoint may have in flight. Default 1000000.
 	MaxTokenConcurrency int `yaml:"maxTokenConcurrency"`
-	// Headroom is by how much of these a profile lets endpoints have more. Default 0.
+	// Headroom is the share of these limits by which an endpoint may exceed them in a profile: with 0.2, up to 120 %. Default
+	// 0.
 	Headroom float64 `yaml:"headroom"`
 	// OnAllFull says what a profile does when it would drop all endpoints: refuse, the default, answers 429; keep drops none.
 	OnAllFull string `yaml:"onAllFull"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
-	// checked. Default "" = whichever there is.
+	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
+	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }
 
@@ -72,7 +74,7 @@ func (p *ConcurrencyDetector) Build(b *epp.Builder) (any, error) {
 }
 
 type concurrencyDetector struct {
-	perRequest, perToken float64 // of what an endpoint may have in flight; 0: it does not count
+	perRequest, perToken float64 // share of the limit that one request or token takes; 0 = not counted
 	limit                float64
 	refuse               bool
 }
@@ -89,8 +91,7 @@ func (d concurrencyDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 	return spare(c, d.refuse, func(c *epp.Candidate) bool { return d.load(c) < d.limit })
 }
 
-// Saturation implements epp.Detector. All endpoints may have equally many in flight, so the mean of their shares is the
-// share of their sum.
+// Saturation implements epp.Detector. All endpoints have the same limit, so the mean of their loads is the load of the stage.
 func (d concurrencyDetector) Saturation(_ time.Time, c []epp.Candidate) float64 {
 	return mean(c, d.load)
 }

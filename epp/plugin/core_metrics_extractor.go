@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// CoreMetricsExtractor says which values of a metrics page are read, by engine. The instance is the pool.Extractor.
+// CoreMetricsExtractor says which values of a metrics page are read, for each kind of engine.
 type CoreMetricsExtractor struct {
 	pool.Extractor `yaml:",inline"`
 }

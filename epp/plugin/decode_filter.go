@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// DecodeFilter keeps endpoints that may decode, by their role label; those without a label may. It has no parameters.
+// DecodeFilter keeps endpoints whose role label allows decode, and endpoints without the label. It has no parameters.
 type DecodeFilter struct{}
 
 func newDecodeFilter() epp.Plugin { return &DecodeFilter{} }
@@ -24,7 +24,7 @@ func (f roleFilter) Filter(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
 	return keep(c, func(c *epp.Candidate) bool { return c.Role.Has(pd.Role(f)) })
 }
 
-// keep moves the candidates that are wanted to the front, in their order, and gives only those.
+// keep moves the wanted candidates to the front, in their order, and returns only these.
 func keep(c []epp.Candidate, wanted func(*epp.Candidate) bool) []epp.Candidate {
 	n := 0
 	for i := range c {

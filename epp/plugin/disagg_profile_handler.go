@@ -11,27 +11,27 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// DisaggProfileHandler runs the decode profile, asks the decider whether the prompt should be computed on another pod, and
-// if so runs the prefill profile.
+// DisaggProfileHandler runs the decode profile, then asks the decider whether another pod should compute the prompt, and if
+// so runs the prefill profile.
 type DisaggProfileHandler struct {
-	// StageOrder is decode-first, the default, or prefill-first. The latter prefills every request on a prefill pod, so no
-	// prefill decider may be named. Either way the decode pod is picked first, because what it has cached and what the
-	// client modes decide about prefill.
+	// StageOrder is decode-first (the default) or prefill-first. With prefill-first every prompt is computed on a prefill
+	// pod, so no prefill decider may be named. In both cases the decode pod is picked first: what it has cached and the
+	// client's P/D mode decide about prefill.
 	StageOrder string `yaml:"stageOrder"`
 	// Profiles names the profile of each stage.
 	Profiles StageNames `yaml:"profiles"`
-	// Deciders names the plugin that decides about each stage.
+	// Deciders names the plugin that decides whether a stage runs on another pod.
 	Deciders DeciderNames `yaml:"deciders"`
-	// PrefillCandidates is how many prefill endpoints the sidecar of the decode pod is told, best first; it tries the next
-	// if one fails. Default 3.
+	// PrefillCandidates is how many prefill endpoints are named to the sidecar, best first. The sidecar tries the next one if
+	// one fails. Default 3.
 	PrefillCandidates int `yaml:"prefillCandidates"`
-	// OnNoPrefill says what becomes of a request that should be split while there is no prefill endpoint: local, the default,
-	// prefills it on decode; refuse answers 503; budget prefills as many on decode as a sidecar does whose prefill pods fail, a
-	// tenth of all requests and 20 at once, and answers 503 to the others. It goes by that, unless by refuse, also while there are
-	// prefill endpoints and a detector finds all of them full; then it answers 429.
+	// OnNoPrefill says what happens to a request that should be split while no prefill endpoint is available. local (the
+	// default) prefills it on decode. refuse answers 503. budget prefills a tenth of all requests on decode, at most 20 at
+	// once, as a sidecar does, and answers 503 to the others. While prefill endpoints exist but a detector finds all of them
+	// full, local and budget do the same, and refuse answers 429.
 	OnNoPrefill string `yaml:"onNoPrefill"`
 
-	// DecodeProfile is profiles.decode in the older, flat form. The two forms must not be mixed.
+	// DecodeProfile is profiles.decode in the older, flat form. A configuration must not mix the two forms.
 	DecodeProfile string `yaml:"decodeProfile"`
 	// PrefillProfile is profiles.prefill in the flat form.
 	PrefillProfile string `yaml:"prefillProfile"`
@@ -39,7 +39,7 @@ type DisaggProfileHandler struct {
 	EncodeProfile string `yaml:"encodeProfile"`
 	// PrefillDeciderPluginName is deciders.prefill in the flat form.
 	PrefillDeciderPluginName string `yaml:"prefillDeciderPluginName"`
-	// DeciderPluginName is an older name of prefillDeciderPluginName, which goes before it.
+	// DeciderPluginName is an older name of prefillDeciderPluginName. If both are set, prefillDeciderPluginName counts.
 	DeciderPluginName string `yaml:"deciderPluginName"`
 	// EncodeDeciderPluginName is deciders.encode in the flat form.
 	EncodeDeciderPluginName string `yaml:"encodeDeciderPluginName"`
@@ -47,19 +47,20 @@ type DisaggProfileHandler struct {
 
 // StageNames names the profile of each stage.
 type StageNames struct {
-	// Decode picks where tokens are generated. Default "" = decode.
+	// Decode names the profile that picks decode endpoints. Default "": decode.
 	Decode string `yaml:"decode"`
-	// Prefill picks where prompts are computed. Default "" = prefill if there is such a profile, else nothing is split.
+	// Prefill names the profile that picks prefill endpoints. Default "": prefill if that profile exists; else nothing is
+	// split.
 	Prefill string `yaml:"prefill"`
-	// Encode is not served, and must be empty.
+	// Encode is not supported, and must be empty.
 	Encode string `yaml:"encode"`
 }
 
-// DeciderNames names the plugin that decides about each stage.
+// DeciderNames names the plugin that decides whether a stage runs on another pod.
 type DeciderNames struct {
-	// Prefill decides whether a prompt is computed on another pod. Default "" = never, unless the client forces it.
+	// Prefill names the decider about prefill. Default "": prompts are computed on another pod only if the client forces it.
 	Prefill string `yaml:"prefill"`
-	// Encode is not served, and must be empty.
+	// Encode is not supported, and must be empty.
 	Encode string `yaml:"encode"`
 }
 
@@ -76,7 +77,7 @@ var onNoPrefill = map[string]epp.OnNone{
 	prefillLocal: epp.NoneSkips, prefillBudget: epp.NoneSkipsWithinBudget, prefillRefuse: epp.NoneRefuses,
 }
 
-// prefillCandidates is the default of the parameter of this name.
+// prefillCandidates is the default of the parameter prefillCandidates.
 const prefillCandidates = 3
 
 func newDisaggProfileHandler() epp.Plugin {
@@ -118,7 +119,7 @@ func (p *DisaggProfileHandler) Problems(report epp.Report) {
 	}
 }
 
-// decider gives the name of the prefill decider, and the parameter that it came from.
+// decider returns the name of the prefill decider, and the parameter that names it.
 func (p *DisaggProfileHandler) decider() (field, name string) {
 	switch {
 	case p.Deciders.Prefill != "":
@@ -154,7 +155,7 @@ func (p *DisaggProfileHandler) Build(b *epp.Builder) (any, error) {
 	return h, nil
 }
 
-// disaggHandler finds the profiles of the two stages; "" stands for the name they have by default.
+// disaggHandler finds the profiles of the two stages. An empty name means the stage's default name.
 type disaggHandler struct {
 	decode, prefill string
 	split           epp.StageRow // the prefill stage, but for its profile

@@ -5,8 +5,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// FileDiscovery finds the endpoints in a file. The instance is the *pool.File, which has not read the file yet: a
-// configuration can be checked where there is none.
+// FileDiscovery reads the endpoints from a file. Build does not read the file, so that a configuration can be checked on a
+// machine that does not have it.
 type FileDiscovery struct {
 	pool.File `yaml:",inline"`
 }

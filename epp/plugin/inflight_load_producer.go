@@ -2,21 +2,21 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// InflightLoadProducer says how a request is charged to the endpoints it is sent to, from the pick to its end: as one
-// request, and as the tokens of its prompt that are not cached there, until the answer begins. If the prompt is computed on
-// another pod, its tokens are charged to that one alone.
+// InflightLoadProducer says what load a request adds to its endpoints: one request, from the pick to its end; and the prompt
+// tokens that the endpoint has not cached, until the answer begins. If another pod computes the prompt, the tokens are added
+// to that pod alone.
 type InflightLoadProducer struct {
-	// AddEstimatedOutputTokens charges the tokens to be generated too; then all tokens stay charged until the request ends.
+	// AddEstimatedOutputTokens adds an estimate of the tokens to be generated; then all tokens count until the request ends.
 	// Default false.
 	AddEstimatedOutputTokens bool `yaml:"addEstimatedOutputTokens"`
-	// OutputRatio estimates the tokens to be generated: so many for each token of the prompt, at most 1000. Default 1.5.
+	// OutputRatio is the estimate of tokens to be generated, for each token of the prompt, at most 1000. Default 1.5.
 	OutputRatio float64 `yaml:"outputRatio"`
-	// MaxEstimatedOutputTokens bounds the estimate. Default 0: no bound.
+	// MaxEstimatedOutputTokens is the largest estimate, in tokens. Default 0: no limit.
 	MaxEstimatedOutputTokens int `yaml:"maxEstimatedOutputTokens"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
-	// is only checked. Default "" = whichever there is.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// SyncCrossReplicaState is accepted and ignored: replicas do not tell each other their counts. Default true.
+	// SyncCrossReplicaState is accepted and ignored: replicas do not exchange their counts. Default true.
 	SyncCrossReplicaState bool `yaml:"syncCrossReplicaState"`
 }
 

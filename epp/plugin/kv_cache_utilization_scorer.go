@@ -2,7 +2,7 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// KVCacheUtilizationScorer prefers engines with free KV cache: 1 − used part. It has no parameters.
+// KVCacheUtilizationScorer prefers engines with free KV cache: the score is the free share. It has no parameters.
 type KVCacheUtilizationScorer struct{}
 
 func newKVCacheUtilizationScorer() epp.Plugin { return &KVCacheUtilizationScorer{} }

@@ -7,29 +7,29 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// LabelSelectorFilter keeps endpoints whose labels fit a selector as Kubernetes writes it: all of matchLabels and all of
-// matchExpressions must fit, and one that is empty fits everything. The parameters of the old by-label are accepted too,
-// but not beside a selector.
+// LabelSelectorFilter keeps endpoints whose labels match a Kubernetes label selector: all of matchLabels and all of
+// matchExpressions. An empty selector matches every endpoint. The parameters of the older plugin by-label are accepted
+// instead of a selector.
 type LabelSelectorFilter struct {
-	// MatchLabels are labels an endpoint must have, with exactly these values.
+	// MatchLabels are labels that an endpoint must have, with exactly these values.
 	MatchLabels map[string]string `yaml:"matchLabels"`
-	// MatchExpressions are conditions on labels.
+	// MatchExpressions are conditions on labels, all of which an endpoint must meet.
 	MatchExpressions []LabelExpression `yaml:"matchExpressions"`
-	// Label is the label whose value decides. It is by-label's, as are the two below.
+	// Label is a parameter of by-label: the label that an endpoint must have.
 	Label string `yaml:"label"`
-	// ValidValues are the values that fit.
+	// ValidValues is a parameter of by-label: the values of the label with which an endpoint is kept.
 	ValidValues []string `yaml:"validValues"`
-	// AllowsNoLabel keeps endpoints without the label. Default false.
+	// AllowsNoLabel is a parameter of by-label: whether endpoints without the label are kept. Default false.
 	AllowsNoLabel bool `yaml:"allowsNoLabel"`
 }
 
 // LabelExpression is one condition on a label.
 type LabelExpression struct {
-	// Key is the label.
+	// Key is the name of the label.
 	Key string `yaml:"key"`
-	// Operator is In, NotIn, Exists or DoesNotExist. NotIn fits endpoints without the label too.
+	// Operator is In, NotIn, Exists or DoesNotExist. NotIn matches endpoints without the label too.
 	Operator string `yaml:"operator"`
-	// Values are those of In and NotIn; the others have none.
+	// Values are the values for In and NotIn. Exists and DoesNotExist take none.
 	Values []string `yaml:"values"`
 }
 
@@ -105,10 +105,10 @@ func (e *LabelExpression) condition() condition {
 	}
 }
 
-// labelFilter keeps endpoints that fit all conditions.
+// labelFilter keeps endpoints that meet all conditions.
 type labelFilter []condition
 
-// condition fits a label whose value is listed among values, or is not, and a label that is absent if that is allowed.
+// condition is met by a label whose value is among values, or is not, and by an absent label if that is allowed.
 type condition struct {
 	key            string
 	values         []string

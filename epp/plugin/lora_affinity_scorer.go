@@ -6,8 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// LoRAAffinityScorer prefers engines that have the request's adapter loaded: 1.0 for those, 0.8 where it would fit beside
-// the others, 0.6 where it waits to be loaded, else 0. It has no parameters.
+// LoRAAffinityScorer prefers engines that have the request's LoRA adapter loaded: 1.0 if it is loaded, 0.8 if the engine can
+// load one more, 0.6 if it waits to be loaded, else 0. It has no parameters.
 type LoRAAffinityScorer struct{}
 
 func newLoRAAffinityScorer() epp.Plugin { return &LoRAAffinityScorer{} }

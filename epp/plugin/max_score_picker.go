@@ -2,9 +2,9 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// MaxScorePicker picks the candidates with the highest totals; equal ones are drawn among.
+// MaxScorePicker picks the candidates with the highest totals. Ties are broken at random.
 type MaxScorePicker struct {
-	// MaxNumOfEndpoints is how many endpoints are picked, best first; the proxy tries the next if one cannot be reached.
+	// MaxNumOfEndpoints is how many endpoints are picked, best first. The proxy tries the next one if one cannot be reached.
 	// Default 1.
 	MaxNumOfEndpoints int `yaml:"maxNumOfEndpoints"`
 }

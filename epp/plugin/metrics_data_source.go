@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 )
 
-// MetricsDataSource says where and how the metrics pages of the endpoints are read. The instance is the pool.Source.
+// MetricsDataSource says where and how the metrics pages of the endpoints are read.
 type MetricsDataSource struct {
 	pool.Source `yaml:",inline"`
 }

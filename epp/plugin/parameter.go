@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// within reports a parameter that is not in low..high. NaN is in no range.
+// within reports a parameter that is not in low..high. NaN is outside of every range.
 func within(report epp.Report, field string, v, low, high float64) {
 	if !(v >= low && v <= high) {
 		report(field, "must be from %v to %v, got %v", low, high, v)
@@ -26,7 +26,7 @@ func atLeast[T cmp.Ordered](report epp.Report, field string, v, low T) {
 	}
 }
 
-// references makes the result of epp.Referrer out of fields and names, alternating, without the names that are empty.
+// references makes the result of epp.Referrer from alternating fields and names, and leaves out empty names.
 func references(fieldsAndNames ...string) map[string]string {
 	refs := make(map[string]string)
 	for i := 0; i < len(fieldsAndNames); i += 2 {
@@ -37,7 +37,7 @@ func references(fieldsAndNames ...string) map[string]string {
 	return refs
 }
 
-// refer gives the plugin that a parameter names, as what it must be. The parameter must not be empty.
+// refer returns the instance of the plugin that a parameter names, as a T. The parameter must not be empty.
 func refer[T any](b *epp.Builder, field, name string) (T, error) {
 	var none T
 	instance, ok := b.Instance(name)
@@ -51,7 +51,7 @@ func refer[T any](b *epp.Builder, field, name string) (T, error) {
 	return t, nil
 }
 
-// check tells whether a parameter that may be empty names a plugin that is what it must be.
+// check returns an error if a parameter names a plugin that is not a T. An empty parameter is correct.
 func check[T any](b *epp.Builder, field, name string) error {
 	if name == "" {
 		return nil

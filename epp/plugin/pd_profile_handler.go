@@ -2,25 +2,25 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// PDProfileHandler is the handler of configurations that are older than disagg-profile-handler, with their meaning. With
-// threshold it decides by itself, else the named decider does.
+// PDProfileHandler is the predecessor of disagg-profile-handler, with the meaning that it had. threshold decides about remote
+// prefill, or the named decider does.
 type PDProfileHandler struct {
 	// DecodeProfile names the profile of the decode stage. Default decode.
 	DecodeProfile string `yaml:"decodeProfile"`
 	// PrefillProfile names the profile of the prefill stage. Default prefill.
 	PrefillProfile string `yaml:"prefillProfile"`
-	// DeciderPluginName names the decider, which must be among the plugins. Without it and threshold: as threshold 100.
+	// DeciderPluginName names the decider, which must be among the plugins. Default "": threshold decides.
 	DeciderPluginName string `yaml:"deciderPluginName"`
-	// Threshold is the least part of a prompt, in characters, that is worth a transfer if it is not cached on decode. A
-	// token is taken for four characters. 0 = every prompt is. Default 100.
+	// Threshold is how many characters of a prompt must not be cached on the decode pod for remote prefill. Four characters
+	// count as one token. With 0, every prompt is computed remotely. Default 100.
 	Threshold *int `yaml:"threshold"`
-	// HashBlockSize is ignored: the prefix cache producer knows its own block size.
+	// HashBlockSize is ignored: the producer of cached tokens has its own block size.
 	HashBlockSize int `yaml:"hashBlockSize"`
 	// PrefixPluginType is ignored, as in llm-d.
 	PrefixPluginType string `yaml:"prefixPluginType"`
 	// PrefixPluginName is ignored, as in llm-d.
 	PrefixPluginName string `yaml:"prefixPluginName"`
-	// PrimaryPort is not served, and must be 0: ranks are endpoints of their own.
+	// PrimaryPort is not supported, and must be 0: each data-parallel rank is an endpoint.
 	PrimaryPort int `yaml:"primaryPort"`
 }
 

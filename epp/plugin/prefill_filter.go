@@ -5,8 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// PrefillFilter keeps endpoints that may prefill, by their role label; those without a label may not. It has no
-// parameters.
+// PrefillFilter keeps endpoints whose role label allows prefill. It drops endpoints without the label. It has no parameters.
 type PrefillFilter struct{}
 
 func newPrefillFilter() epp.Plugin { return &PrefillFilter{} }

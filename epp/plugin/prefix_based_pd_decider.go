@@ -5,16 +5,16 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// PrefixBasedPDDecider has the prompt computed on another pod if enough of it is not cached on the decode pod that was
-// picked.
+// PrefixBasedPDDecider chooses remote prefill if enough of the prompt is not cached on the decode pod that was picked.
 type PrefixBasedPDDecider struct {
-	// NonCachedTokens is the least number of prompt tokens that is worth a transfer if they are not cached. Default 0:
-	// never.
+	// NonCachedTokens is how many prompt tokens must not be cached on the decode pod for remote prefill. Default 0: never
+	// remote.
 	NonCachedTokens int `yaml:"nonCachedTokens"`
-	// PromptTokens is the least length of a prompt, in tokens, at which the cache is looked at at all. Default 0: any.
+	// PromptTokens is the length, in tokens, below which a prompt stays local without a look at the cache. Default 0: none
+	// does.
 	PromptTokens int `yaml:"promptTokens"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
-	// is only checked. Default "" = whichever there is.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 }
 
@@ -39,7 +39,7 @@ func (p *PrefixBasedPDDecider) Build(b *epp.Builder) (any, error) {
 	return threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens}, nil
 }
 
-// threshold is the epp.Decider that compares the uncached part of a prompt with a constant. Explanations show its fields.
+// threshold is the epp.Decider that compares a prompt's uncached tokens with a constant. Explanations show its fields.
 type threshold struct {
 	NonCachedTokens int `json:"nonCachedTokens"` // 0 = never remote
 	PromptTokens    int `json:"promptTokens"`    // 0 = prompts of any length

@@ -6,29 +6,29 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// PrefixCacheAffinityFilter keeps only the candidates that have the prompt in their prefix cache ("warm"), unless the best
-// of them would answer much later than the best of the others. The time to the first token is estimated as prompt tokens
-// in flight / peakPrefillThroughput. Without a warm candidate it keeps all. It is for profiles whose endpoints compute
-// prompts: one that decodes what others have prefilled has no tokens in flight, and would never be too late.
+// PrefixCacheAffinityFilter keeps only the warm candidates, which have the prompt in their prefix cache, unless the best of
+// them would answer much later than the best of the others. It estimates the time to the first token as prompt tokens in
+// flight / peakPrefillThroughput. Without a warm candidate it keeps all. It is for profiles whose endpoints compute prompts:
+// endpoints that only decode have no prompt tokens in flight, so every warm one of them would seem to answer in time.
 type PrefixCacheAffinityFilter struct {
 	// AffinityThreshold is the share of the prompt, 0..1, that a warm candidate has cached. 0 switches the filter off.
 	// Default 0.80.
 	AffinityThreshold float64 `yaml:"affinityThreshold"`
-	// ExplorationProbability is how often the filter steps aside, 0..1, so that other candidates get warm too. Default 0.
+	// ExplorationProbability is how often, 0..1, the filter keeps all candidates, so that others become warm too. Default 0.
 	ExplorationProbability float64 `yaml:"explorationProbability"`
-	// MaxTTFTPenaltyMs is how much later, in milliseconds, the best warm candidate may be expected to answer. 0 = however
-	// late. Default 18000.
+	// MaxTTFTPenaltyMs is how many milliseconds later than the best of the others the best warm candidate may answer. 0 = no
+	// limit. Default 18000.
 	MaxTTFTPenaltyMs float64 `yaml:"maxTTFTPenaltyMs"`
-	// TTFTSource says where the estimate comes from. Only prefillThroughput, the default, is served.
+	// TTFTSource says how the time to the first token is estimated. Only prefillThroughput, the default, is supported.
 	TTFTSource string `yaml:"ttftSource"`
-	// PeakPrefillThroughput is what one endpoint prefills, in tokens per second. It should be measured: prefill chunk /
-	// median TTFT of one chunk. Default 15928: Qwen3-32B on two H100.
+	// PeakPrefillThroughput is how many tokens per second one endpoint prefills. Measure it: the tokens of one prefill chunk
+	// / the median TTFT of one chunk. Default 15928, llm-d's figure for Qwen3-32B on two H100.
 	PeakPrefillThroughput float64 `yaml:"peakPrefillThroughput"`
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
-	// is only checked. Default "" = whichever there is.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
-	// checked. Default "" = whichever there is.
+	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
+	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }
 
@@ -82,7 +82,7 @@ func (p *PrefixCacheAffinityFilter) Build(b *epp.Builder) (any, error) {
 	return f, nil
 }
 
-// prefixCacheAffinityFilter compares tokens instead of times: both sides of the comparison have the same throughput.
+// prefixCacheAffinityFilter compares tokens, not times: the throughput is the same for all candidates.
 type prefixCacheAffinityFilter struct {
 	threshold, explore float64
 	maxMore            float64 // tokens
@@ -95,7 +95,7 @@ func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp
 		return c
 	}
 	isWarm := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
-	warm, cold := math.Inf(1), math.Inf(1) // the least tokens in flight on either side
+	warm, cold := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
 	for i := range c {
 		if tokens := float64(c[i].InFlight.Tokens); isWarm(&c[i]) {
 			warm = min(warm, tokens)

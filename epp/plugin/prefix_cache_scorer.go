@@ -5,13 +5,13 @@ import "github.com/tandem-serving/tandem/epp"
 // PrefixCacheScorer prefers endpoints that have the prompt's beginning in their prefix cache:
 // w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight.
 type PrefixCacheScorer struct {
-	// PrefixMatchInfoProducerName names the producer that knows the caches. There is only one index, so the name
-	// is only checked. Default "" = whichever there is.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
-	// MatchLengthWeight is how much the length of the match counts, 0..1, beside its share of the prompt. Default 0: the
-	// share alone.
+	// MatchLengthWeight is the weight, 0..1, of the number of cached tokens; the rest is the weight of their share of the
+	// prompt. Default 0: only the share counts.
 	MatchLengthWeight float64 `yaml:"matchLengthWeight"`
-	// MatchLengthScaleTokens is the match, in tokens, that gives the full score for length. Default 8192.
+	// MatchLengthScaleTokens is how many cached tokens give the full score for length. Default 8192.
 	MatchLengthScaleTokens int `yaml:"matchLengthScaleTokens"`
 }
 
@@ -51,8 +51,7 @@ func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float
 	}
 }
 
-// matchable is how many tokens of a prompt a prefix cache may hold at most: those of its hashed blocks. Without blocks it
-// is all of them.
+// matchable returns how many tokens of a prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.
 func matchable(p *epp.Prompt) int {
 	if blocks := len(p.Blocks) * p.BlockTokens; blocks > 0 {
 		return min(blocks, p.Tokens)

@@ -2,8 +2,8 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// QueueScorer prefers engines with few requests waiting: (max−n)/(max−min) over the candidates whose queue is known, and
-// 1 if all are equal. It has no parameters.
+// QueueScorer prefers engines with few waiting requests: (max−n)/(max−min) over the candidates whose queue is known, and 1 if
+// all are equal. It has no parameters.
 type QueueScorer struct{}
 
 func newQueueScorer() epp.Plugin { return &QueueScorer{} }

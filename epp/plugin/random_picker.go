@@ -2,9 +2,9 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// RandomPicker picks any of the candidates, whatever their totals.
+// RandomPicker picks candidates at random, whatever their totals.
 type RandomPicker struct {
-	// MaxNumOfEndpoints is how many endpoints are picked; the proxy tries the next if one cannot be reached. Default 1.
+	// MaxNumOfEndpoints is how many endpoints are picked. The proxy tries the next one if one cannot be reached. Default 1.
 	MaxNumOfEndpoints int `yaml:"maxNumOfEndpoints"`
 }
 

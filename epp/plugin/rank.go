@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// rank is where a candidate stands in a pick: by its key, higher first, and among equal keys by lot.
+// rank is a candidate's place in a pick: a higher key comes first, and ties are broken by a random number, the lot.
 type rank struct {
 	key float64
 	lot uint64
 }
 
-// ranking gives the keys of all candidates of a pick, and the seed of their lots.
+// ranking returns the keys of all candidates of a pick, and the seed of their lots.
 type ranking struct {
 	seed uint64
 	key  func(i int) float64
@@ -19,7 +19,7 @@ type ranking struct {
 
 func (r ranking) of(i int) rank { return rank{r.key(i), lot(r.seed, i)} }
 
-// above reports whether a candidate stands above a rank. Its lot is only drawn if the keys are equal, which is rare.
+// above reports whether a candidate ranks above than. It computes the candidate's lot only for equal keys, which are rare.
 func (r ranking) above(i int, than rank) bool {
 	if order := cmp.Compare(r.key(i), than.key); order != 0 {
 		return order > 0
@@ -27,8 +27,8 @@ func (r ranking) above(i int, than rank) bool {
 	return lot(r.seed, i) > than.lot
 }
 
-// lot is the random number of a candidate in a pick. It is a function of the pick's seed and the candidate's index, so
-// that no list of drawn numbers must be kept; the mixing is that of SplitMix64.
+// lot returns the random number of a candidate in a pick. It is a function (SplitMix64) of the pick's seed and the
+// candidate's index, so that no list of drawn numbers is kept.
 func lot(seed uint64, i int) uint64 {
 	z := seed + (uint64(i)+1)*0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -36,8 +36,8 @@ func lot(seed uint64, i int) uint64 {
 	return z ^ z>>31
 }
 
-// best appends to dst the n of count candidates that rank first, best first. The chosen ones so far are a heap whose root
-// is the worst of them, and lies in dst itself.
+// best appends to dst the indices of the n candidates, of count, that rank first, best first. While it works, dst holds a
+// heap of the best so far, with the worst of them at its root.
 func best(dst []int, count, n int, r ranking) []int {
 	n = min(n, count)
 	if n <= 0 {

@@ -2,8 +2,8 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// RunningRequestsSizeScorer prefers engines with few requests in their batch: (max−n)/(max−min) over the candidates whose
-// batch is known, 1 if all are equal. It has no parameters.
+// RunningRequestsSizeScorer prefers engines with few running requests: (max−n)/(max−min) over the candidates whose number is
+// known, and 1 if all are equal. It has no parameters.
 type RunningRequestsSizeScorer struct{}
 
 func newRunningRequestsSizeScorer() epp.Plugin { return &RunningRequestsSizeScorer{} }

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// SingleProfileHandler runs the one profile there is, for every request; none is split. It has no parameters.
+// SingleProfileHandler runs the only profile of the file for every request. No request is split. It has no parameters.
 type SingleProfileHandler struct{}
 
 func newSingleProfileHandler() epp.Plugin { return &SingleProfileHandler{} }

@@ -2,7 +2,7 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// Table lists all plugins: what is not here cannot be configured.
+// Table lists all plugins. A plugin without a row cannot be configured.
 var Table = []epp.Row{
 	// Filters.
 	{Type: "decode-filter", New: newDecodeFilter},
@@ -35,12 +35,12 @@ var Table = []epp.Row{
 	{Type: "prefix-based-pd-decider", New: newPrefixBasedPDDecider},
 	{Type: "always-disagg-pd-decider", New: newAlwaysDisaggPDDecider},
 
-	// Producers of what the others look at.
+	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: newApproxPrefixCacheProducer},
 	{Type: "inflight-load-producer", New: newInflightLoadProducer},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: newTokenProducer},
 
-	// Where endpoints, and what is known of them, come from.
+	// Sources of endpoints and of their metrics.
 	{Type: "file-discovery", New: newFileDiscovery},
 	{Type: "metrics-data-source", New: newMetricsDataSource},
 	{Type: "core-metrics-extractor", New: newCoreMetricsExtractor},

@@ -2,13 +2,13 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// TokenLoadScorer prefers endpoints with few prompt tokens to compute, this request's own included: 1 − (tokens in
-// flight + tokens of this prompt that are not cached there) / queueThresholdTokens, at least 0.
+// TokenLoadScorer prefers endpoints with few prompt tokens to compute, including those of this request: 1 − (tokens in flight
+// + tokens of this prompt that the endpoint has not cached) / queueThresholdTokens, at least 0.
 type TokenLoadScorer struct {
-	// QueueThresholdTokens is the load, in tokens, that scores 0. Default 4194304: 128 prompts of 32 Ki tokens.
+	// QueueThresholdTokens is how many tokens give a score of 0. Default 4194304: 128 prompts of 32 Ki tokens.
 	QueueThresholdTokens int `yaml:"queueThresholdTokens"`
-	// InFlightLoadProducerName names the inflight-load-producer. There is only one count, so the name is only
-	// checked. Default "" = whichever there is.
+	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
+	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
 }
 

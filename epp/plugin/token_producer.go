@@ -2,11 +2,11 @@ package plugin
 
 import "github.com/tandem-serving/tandem/epp"
 
-// TokenProducer is llm-d's choice of how prompts become tokens. Here there is one way, which is llm-d's default: prompts
-// given as token ids are counted, and of text four bytes are taken for one token, while it arrives. So the plugin does
-// nothing, and refuses the other ways.
+// TokenProducer accepts llm-d's choice of how prompts become tokens. The picker always does what is llm-d's default: it
+// counts token ids, and takes four bytes of text for one token. The plugin has no effect, and the parameters of other ways
+// are refused.
 type TokenProducer struct {
-	// Estimate asks for what is done anyhow. Its parameters are those of images, which are not counted.
+	// Estimate asks for that default, so it has no effect. Its parameters are about images, which the picker does not count.
 	Estimate map[string]any `yaml:"estimate"`
 	// VLLM asks for a tokenizer service, and must be empty.
 	VLLM map[string]any `yaml:"vllm"`

@@ -6,32 +6,32 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// UtilizationDetector tells from the engines' metrics how full they are: the longer of queue / threshold and KV cache used /
-// threshold. As saturationDetector it has requests of negative priority refused while that is 1 or more on average, of the
-// prefill or of the decode endpoints. In a profile it drops endpoints that are above a threshold by the headroom.
+// UtilizationDetector measures how full engines are by their metrics: the larger of queue / threshold and KV cache used /
+// threshold. As saturationDetector it has requests of negative priority refused while the mean over all prefill endpoints, or
+// over all decode endpoints, is 1 or more. In a profile it drops endpoints that exceed a threshold by the headroom.
 //
-// A queue is as long as the engine said last, without requests whose KV cache is on its way: those have their room. If that
-// is up to the threshold, it is longer by what this picker has sent since, less what has ended: a page is a fifth of a second
-// old, in which a burst may come. A shorter queue says nothing of a burst, which the engine may have room for.
+// The queue is the number of waiting requests on the engine's last metrics page, less those that wait for their KV cache. If
+// it has reached the threshold, the requests that this picker has sent since the page are added, and those that have ended
+// are subtracted: the page may be 0.2 s old. A shorter queue is taken as it is, because the engine may have room for the new
+// ones.
 type UtilizationDetector struct {
 	// QueueDepthThreshold is how many requests may wait in an engine. Default 5.
 	QueueDepthThreshold int `yaml:"queueDepthThreshold"`
-	// QueueDepthPerRunning lets as many requests wait for each one that runs, if that is more than queueDepthThreshold: at
-	// 1, a request waits about as long as others take. Engines whose batches are large so get long queues, and small ones
-	// short queues, without a number for each. Default 0: the queue does not depend on the batch.
+	// QueueDepthPerRunning is how many requests may wait for each running one, if that is more than queueDepthThreshold. With
+	// 1, a request waits about as long as another takes. An engine with a large batch so gets a long queue, and one with a
+	// small batch a short queue. Default 0: the queue does not depend on the batch.
 	QueueDepthPerRunning float64 `yaml:"queueDepthPerRunning"`
-	// KVCacheUtilThreshold is how much of an engine's KV cache may be used, up to 1. Default 0.8.
+	// KVCacheUtilThreshold is the share of an engine's KV cache that may be used, above 0 and at most 1. Default 0.8.
 	KVCacheUtilThreshold float64 `yaml:"kvCacheUtilThreshold"`
-	// MetricsStalenessThreshold is the age from which on metrics do not count, and an endpoint is full, but not below that of
-	// the flag metrics-staleness-threshold, since pages of idle engines are read once a second. Default 200ms.
+	// MetricsStalenessThreshold is the age of metrics above which an endpoint counts as full. The larger of this and the flag
+	// --metrics-staleness-threshold applies, because pages of idle engines are read once a second. Default 200ms.
 	MetricsStalenessThreshold time.Duration `yaml:"metricsStalenessThreshold"`
-	// Headroom is by how much of a threshold a profile lets endpoints be above it. With 1 or more, the KV cache is no reason
-	// to drop an endpoint: a full one is used well. Default 0.
+	// Headroom is the share of a threshold by which an endpoint may exceed it in a profile. If the KV cache threshold and the
+	// headroom reach the whole KV cache, no endpoint is dropped for its KV cache. Default 0.
 	Headroom float64 `yaml:"headroom"`
-	// OnAllFull says what a profile does when it would drop all endpoints: keep, the default, drops none; refuse answers 429.
-	// It then takes the last metrics for what they say until they are three times as old as the flag
-	// metrics-staleness-threshold says, and ignores them after that: metrics that cannot be read are no reason to refuse all
-	// requests.
+	// OnAllFull says what a profile does when it would drop all endpoints: keep (the default) drops none; refuse answers 429.
+	// With refuse, metrics count until they are three times as old as --metrics-staleness-threshold, and older ones are
+	// ignored: unreadable metrics are no reason to refuse all requests.
 	OnAllFull string `yaml:"onAllFull"`
 }
 
@@ -63,13 +63,13 @@ func (p *UtilizationDetector) Build(*epp.Builder) (any, error) {
 type utilizationDetector struct {
 	queue, perRunning, kv float64
 	stale                 time.Duration
-	limit                 float64 // of the load that a profile drops an endpoint at
+	limit                 float64 // load at which a profile drops an endpoint
 	refuse                bool
 }
 
-// load is how full an endpoint's last metrics say it is: 1 = at a threshold. What they do not say is 0.
+// load returns how full an endpoint's last metrics say it is: 1 = at the threshold, 0 = unknown.
 func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
-	signals := &c.Load.Signals // all of them are from the page
+	signals := &c.Load.Signals // all three are read from the page
 	if waiting, known := signals.Value(epp.Waiting); known {
 		threshold := d.queue
 		delayed, _ := signals.Value(epp.Delayed)
@@ -88,13 +88,13 @@ func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
 	return queue, kv
 }
 
-// isStale: beyond the picker's own bound Trust falls below 1, so that an age above both is what counts.
+// isStale reports whether metrics are too old. Trust falls below 1 at the picker's own limit, so the larger limit applies.
 func (d *utilizationDetector) isStale(now time.Time, c *epp.Candidate) bool {
 	return c.Trust < 1 && now.Sub(c.Load.At) > d.stale
 }
 
-// full tells whether a profile is to drop an endpoint, as far as its last metrics say. What had a queue when it was heard of
-// last must not be full for ever.
+// full reports whether a profile drops an endpoint for its load. Unknown load (Trust 0) does not drop it: an endpoint whose
+// last page showed a queue must not stay full for ever.
 func (d *utilizationDetector) full(c *epp.Candidate) bool {
 	if c.Trust == 0 {
 		return false

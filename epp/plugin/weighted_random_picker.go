@@ -6,10 +6,10 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// WeightedRandomPicker draws candidates with chances in proportion to their totals, without putting them back. Those with
-// a total of 0 come after all others.
+// WeightedRandomPicker draws candidates without replacement, with chances in proportion to their totals. Candidates with a
+// total of 0 come after all others.
 type WeightedRandomPicker struct {
-	// MaxNumOfEndpoints is how many endpoints are drawn; the proxy tries the next if one cannot be reached. Default 1.
+	// MaxNumOfEndpoints is how many endpoints are drawn. The proxy tries the next one if one cannot be reached. Default 1.
 	MaxNumOfEndpoints int `yaml:"maxNumOfEndpoints"`
 }
 

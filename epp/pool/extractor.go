@@ -16,58 +16,58 @@ const (
 
 // Extractor says which values of a metrics page are read: the parameters of llm-d's core-metrics-extractor.
 type Extractor struct {
-	// EngineLabelKey is the label that names an endpoint's engine. Under the default key, endpoints that only have its older
-	// spelling, inference.networking.k8s.io/engine-type, are read by that.
+	// EngineLabelKey is the label that names an endpoint's engine. With the default key, the older label
+	// inference.networking.k8s.io/engine-type names the engine of endpoints that lack it.
 	EngineLabelKey string `yaml:"engineLabelKey"`
-	// DefaultEngine is the engine of endpoints without the label, or with an engine that this picker does not know.
+	// DefaultEngine is the engine of endpoints whose label is missing, or names an engine that the picker does not know.
 	DefaultEngine string `yaml:"defaultEngine"`
-	// EngineConfigs are further engines. vllm, sglang, trtllm-serve, triton-tensorrt-llm and triton are known; one of the
-	// same name takes its place as a whole.
+	// EngineConfigs are further engines. vllm, sglang, trtllm-serve, triton-tensorrt-llm and triton are built in; an entry
+	// with one of these names replaces the built-in engine.
 	EngineConfigs []EngineConfig `yaml:"engineConfigs"`
 }
 
-// EngineConfig says where an engine's metrics page has what. A spec is family{label=value,…}: the series of the family
-// that have all the labels; quotes around values may be left out. A spec left empty switches its value off.
+// EngineConfig says which series of an engine's metrics page have which values. A spec is family{label=value,…}: the series
+// of the family that have all these labels; quotes around values are optional. An empty spec switches its value off.
 type EngineConfig struct {
 	// Name is the value of the engine label.
 	Name string `yaml:"name"`
-	// QueuedRequestsSpec is a gauge of requests that wait in the engine.
+	// QueuedRequestsSpec is the gauge of waiting requests.
 	QueuedRequestsSpec string `yaml:"queuedRequestsSpec"`
-	// DelayedRequestsSpec is a gauge of those among them that wait for something else than room: for their KV cache from a
-	// prefill engine, above all. llm-d has no such key.
+	// DelayedRequestsSpec is the gauge of those waiting requests that wait for something other than capacity, above all for
+	// their KV cache from a prefill engine. llm-d has no such key.
 	DelayedRequestsSpec string `yaml:"delayedRequestsSpec"`
-	// RunningRequestsSpec is a gauge of requests in the engine's batch.
+	// RunningRequestsSpec is the gauge of running requests.
 	RunningRequestsSpec string `yaml:"runningRequestsSpec"`
-	// KVUsageSpec is a gauge of the used part of the KV cache, 0 to 1.
+	// KVUsageSpec is the gauge of the used share of the KV cache, 0 to 1.
 	KVUsageSpec string `yaml:"kvUsageSpec"`
-	// LoRASpec is a gauge whose labels running_lora_adapters and waiting_lora_adapters are comma lists, and max_lora a number.
-	// Its values are times: the latest counts.
+	// LoRASpec is the gauge whose labels running_lora_adapters and waiting_lora_adapters are comma-separated lists, and whose
+	// label max_lora is a number. Its values are times: the series with the latest counts.
 	LoRASpec string `yaml:"loraSpec"`
-	// CacheInfoSpec is a gauge whose labels tell the size of the KV cache.
+	// CacheInfoSpec is the gauge whose labels have the size of the KV cache.
 	CacheInfoSpec string `yaml:"cacheInfoSpec"`
-	// CacheBlockSizeLabelName is the label of CacheInfoSpec with the tokens of a block. Empty means block_size.
+	// CacheBlockSizeLabelName is the label of CacheInfoSpec with the tokens of a block. Default block_size.
 	CacheBlockSizeLabelName string `yaml:"cacheBlockSizeLabelName"`
-	// CacheNumBlocksLabelName is the label of CacheInfoSpec with the number of blocks. Empty means num_gpu_blocks.
+	// CacheNumBlocksLabelName is the label of CacheInfoSpec with the number of blocks. Default num_gpu_blocks.
 	CacheNumBlocksLabelName string `yaml:"cacheNumBlocksLabelName"`
-	// CacheBlockSizeSpec is a gauge of the tokens of a block, for engines that have no label of it.
+	// CacheBlockSizeSpec is the gauge of the tokens of a block, for engines without such a label.
 	CacheBlockSizeSpec string `yaml:"cacheBlockSizeSpec"`
-	// CacheNumBlocksSpec is a gauge of the number of blocks, for engines that have no label of it.
+	// CacheNumBlocksSpec is the gauge of the number of blocks, for engines without such a label.
 	CacheNumBlocksSpec string `yaml:"cacheNumBlocksSpec"`
-	// CustomMetrics are further values for plugins. One whose attributeKey is the name of a signal of this picker is read as
-	// that signal. The others are checked, and not read: no plugin uses them.
+	// CustomMetrics are further values. An entry whose attributeKey is the name of a signal replaces the series of that
+	// signal. The others are checked but not read, because no plugin uses them.
 	CustomMetrics []CustomMetric `yaml:"customMetrics"`
 }
 
-// CustomMetric names a value for plugins.
+// CustomMetric names a value and its series.
 type CustomMetric struct {
 	// AttributeKey is the name of the value.
 	AttributeKey string `yaml:"attributeKey"`
-	// MetricSpec is the gauge or counter it comes from.
+	// MetricSpec is the gauge or counter that has the value.
 	MetricSpec string `yaml:"metricSpec"`
 }
 
-// builtin are the engines of which more is known than the series of signals, with the names their pages had in the version llm-d documents. The
-// series of signals are in their declarations.
+// builtin are the engines that have more series than those of signals, which are in the signals' declarations. The names are
+// those of the engine versions that llm-d documents.
 var builtin = []EngineConfig{
 	{
 		Name:                    "vllm",
@@ -115,7 +115,7 @@ func (c EngineConfig) withSignals() *EngineConfig {
 	return &c
 }
 
-// DefaultExtractor reads the engines that are built in; endpoints that name none run vllm.
+// DefaultExtractor returns the extractor without parameters: built-in engines, and vllm for endpoints without the label.
 func DefaultExtractor() Extractor {
 	return Extractor{EngineLabelKey: engineLabel, DefaultEngine: "vllm"}
 }
@@ -164,9 +164,9 @@ func (c *EngineConfig) problems(report epp.Report) {
 	}
 }
 
-// Override gives the default engine other specs, as older documents do by flags (--total-queued-requests-metric,
-// --kv-cache-usage-percentage-metric, --lora-info-metric). An empty one stays as it is. The error tells which spec cannot
-// be read; then nothing is changed.
+// Override replaces specs of the default engine, as older configurations do by flags (--total-queued-requests-metric,
+// --kv-cache-usage-percentage-metric, --lora-info-metric). An empty argument changes nothing. The error says which spec is
+// invalid; then nothing is changed.
 func (x *Extractor) Override(queued, kvUsage, lora string) error {
 	old := x.engine(x.DefaultEngine)
 	if old == nil {
@@ -190,7 +190,7 @@ func (x *Extractor) Override(queued, kvUsage, lora string) error {
 	return nil
 }
 
-// engine finds the configuration of an engine, nil if there is none.
+// engine returns the configuration of an engine, nil if there is none.
 func (x *Extractor) engine(name string) *EngineConfig {
 	named := func(c EngineConfig) bool { return c.Name == name }
 	if i := slices.IndexFunc(x.EngineConfigs, named); i >= 0 {

@@ -21,10 +21,10 @@ import (
 // MaxFileSize bounds an endpoints file in bytes, as llm-d does.
 const MaxFileSize = 1 << 20
 
-// maxProblems bounds how many problems of a file are told.
+// maxProblems bounds how many problems of a file an error lists.
 const maxProblems = 50
 
-// File finds endpoints in a file: the parameters of llm-d's file-discovery. The file is YAML or JSON:
+// File reads the endpoints from a file: the parameters of llm-d's file-discovery. The file is YAML or JSON:
 //
 //	endpoints:
 //	- name: decode-0            # unique in its namespace
@@ -36,19 +36,19 @@ const maxProblems = 50
 type File struct {
 	// Path is the endpoints file.
 	Path string `yaml:"path"`
-	// WatchFile has the file read again when it changes. Entries that are then not valid are left out and logged, and a file
-	// that is broken as a whole leaves the endpoints as they are.
+	// WatchFile has the file read again when it changes. Entries of the new file that are invalid are left out and logged. If
+	// the file as a whole cannot be read, the endpoints stay as they are.
 	WatchFile bool `yaml:"watchFile"`
 }
 
-// Problems reports what means nothing. It reads no file.
+// Problems reports parameters that are invalid. It reads no file.
 func (f *File) Problems(report epp.Report) {
 	if f.Path == "" {
 		report("path", "must name the endpoints file")
 	}
 }
 
-// Load reads the file. The error tells all its problems, by line.
+// Load reads the file. The error lists all its problems, with their lines.
 func (f *File) Load() ([]epp.Spec, error) {
 	_, specs, err := f.load()
 	return specs, err
@@ -66,7 +66,7 @@ func (f *File) load() (data []byte, specs []epp.Spec, err error) {
 	return data, specs, nil
 }
 
-// join makes one error of problems, nil of none.
+// join makes one error of problems, nil if there are none.
 func join(problems []string) error {
 	if len(problems) == 0 {
 		return nil
@@ -78,8 +78,8 @@ func join(problems []string) error {
 	return errors.New("\n  " + strings.Join(problems, "\n  ") + more)
 }
 
-// Discovery reads the file, which must be without problems, and gives what discovers its endpoints. log gets the problems of
-// the file's later versions.
+// Discovery reads the file and returns a Discovery of its endpoints. The error lists the file's problems; log gets the
+// problems of later versions of the file.
 func (f *File) Discovery(log *slog.Logger) (Discovery, error) {
 	data, specs, err := f.load()
 	if err != nil {
@@ -88,7 +88,7 @@ func (f *File) Discovery(log *slog.Logger) (Discovery, error) {
 	return &fileDiscovery{file: *f, log: log, data: data, specs: specs}, nil
 }
 
-// fileDiscovery begins with what was read when it was made.
+// fileDiscovery is a Discovery that starts with the endpoints read when it was made.
 type fileDiscovery struct {
 	file  File
 	log   *slog.Logger
@@ -98,7 +98,7 @@ type fileDiscovery struct {
 	trouble atomic.Pointer[error] // nil: none
 }
 
-// Trouble tells what is wrong with the file as it is now; nil = nothing.
+// Trouble returns the problems of the current file, nil if it has none.
 func (d *fileDiscovery) Trouble() error {
 	if err := d.trouble.Load(); err != nil {
 		return *err
@@ -140,8 +140,8 @@ func (d *fileDiscovery) changed(data []byte, err error, apply func([]epp.Spec)) 
 	apply(specs)
 }
 
-// parseFile reads an endpoints file. problems are those of single entries, which are not in specs; err is one of the file
-// as a whole.
+// parseFile reads an endpoints file. problems are those of single entries, which specs lacks; err is a problem of the file as
+// a whole.
 func parseFile(data []byte) (specs []epp.Spec, problems []string, err error) {
 	list, problems, err := endpointList(data)
 	if err != nil {
@@ -158,7 +158,7 @@ func parseFile(data []byte) (specs []epp.Spec, problems []string, err error) {
 	return specs, append(problems, r.problems...), nil
 }
 
-// endpointList finds the entries of the file's only document.
+// endpointList returns the entries of the file's only document.
 func endpointList(data []byte) (list []*yaml.Node, problems []string, err error) {
 	var doc, second yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
@@ -191,7 +191,7 @@ func endpointList(data []byte) (list []*yaml.Node, problems []string, err error)
 	return found.Content, problems, nil
 }
 
-// follow gives what an alias stands for.
+// follow returns the node that an alias refers to, or n if it is not an alias.
 func follow(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -211,7 +211,7 @@ func (r *entryReader) problem(n *yaml.Node, field, format string, args ...any) {
 	r.problems = append(r.problems, fmt.Sprintf("line %d: %s%s: ", n.Line, r.at, field)+fmt.Sprintf(format, args...))
 }
 
-// entry reads one endpoint. Its result is of no use if there was a problem.
+// entry reads one endpoint. The result is invalid if it reported a problem.
 func (r *entryReader) entry(n *yaml.Node) (spec epp.Spec) {
 	if n.Kind != yaml.MappingNode {
 		r.problem(n, "", "want a mapping with name, address and port")
@@ -227,7 +227,7 @@ func (r *entryReader) entry(n *yaml.Node) (spec epp.Spec) {
 	return spec
 }
 
-// fields gives the values of an entry by their keys.
+// fields returns the values of an entry by their keys.
 func (r *entryReader) fields(n *yaml.Node) map[string]*yaml.Node {
 	fields := make(map[string]*yaml.Node)
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -245,7 +245,7 @@ func (r *entryReader) fields(n *yaml.Node) map[string]*yaml.Node {
 	return fields
 }
 
-// text gives a scalar, "" if it is not there.
+// text returns a scalar, "" if it is missing.
 func (r *entryReader) text(entry *yaml.Node, fields map[string]*yaml.Node, name string, needed bool) string {
 	n := fields[name]
 	switch {
@@ -267,7 +267,7 @@ func (r *entryReader) address(entry *yaml.Node, fields map[string]*yaml.Node) ne
 		return netip.Addr{}
 	}
 	addr, err := netip.ParseAddr(text)
-	// A zone means something on one host only, and an Envoy that does not know it refuses the whole pool.
+	// A zone is valid on one host only, and an Envoy that does not know it refuses the whole pool.
 	if err != nil || addr.IsUnspecified() || addr.IsMulticast() || addr.Zone() != "" {
 		r.problem(fields["address"], ".address", "want an IPv4 or IPv6 address of a pod, got %q", text)
 	}
@@ -320,7 +320,7 @@ func (r *entryReader) labels(n *yaml.Node) map[string]string {
 	return labels
 }
 
-// unique checks that no entry before has the same name or address.
+// unique checks that no earlier entry has the same name or address.
 func (r *entryReader) unique(n *yaml.Node, spec *epp.Spec) {
 	if r.names == nil {
 		r.names, r.addrs = make(map[id]int), make(map[netip.AddrPort]int)

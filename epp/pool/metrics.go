@@ -12,7 +12,7 @@ import (
 // seconds are the buckets of ages and durations: from a page read on loopback (1 ms) to an endpoint that has not answered for a minute.
 var seconds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// metrics are this package's metrics. Gauges of the pool are counted when they are collected: see Collect.
+// metrics are this package's metrics. Collect counts the pool's gauges.
 type metrics struct {
 	pool      *Pool
 	scrapes   *prometheus.CounterVec
@@ -102,8 +102,8 @@ const (
 	stateLeft   = "left"   // it is gone, with requests still running
 )
 
-// newCensus makes a census with zeros for both stages, so that an alert can tell an empty pool from a missing metric, and a
-// graph falls to zero instead of ending.
+// newCensus returns a census with zeros for both stages, so that an alert can distinguish an empty pool from a missing
+// metric, and a graph falls to zero instead of ending.
 func newCensus() census {
 	c := census{endpoints: make(map[kind]int), inflight: make(map[string]int)}
 	for _, role := range []pd.Role{pd.RolePrefill, pd.RoleDecode} {

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// value is what a series of a page contributes to. Values below epp.MaxSignals are signals.
+// value identifies what a series of a page is read into. Values below epp.MaxSignals are signals.
 type value uint8
 
 const (
@@ -23,14 +23,14 @@ const (
 	valueCount
 )
 
-// program is what is read from the pages of one engine. It does not change once it is made.
+// program says what is read from the pages of one engine. It does not change after it was made.
 type program struct {
 	families []family
 	// The labels of valueCache.
 	blockTokensLabel, blocksLabel string
 }
 
-// family is a metric family from which one value or several are read.
+// family is a metric family from which one or more values are read.
 type family struct {
 	name  string
 	wants []want
@@ -61,7 +61,7 @@ func (c *EngineConfig) specs() []specField {
 		specField{"cacheNumBlocksSpec", c.CacheNumBlocksSpec, valueBlocks})
 }
 
-// signalSpec returns the field of the configuration that holds the spec of a signal; nil if there is none.
+// signalSpec returns the field of the configuration that holds the spec of a signal, nil if there is none.
 func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
 	d := s.Declaration()
 	switch {
@@ -84,7 +84,7 @@ func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
 	panic("pool: the signal " + d.Name + " names the parameter " + d.Parameter + ", which EngineConfig does not have")
 }
 
-// compile makes the program of an engine without problems.
+// compile makes the program of an engine whose configuration has no problems.
 func (c *EngineConfig) compile() *program {
 	p := &program{
 		blockTokensLabel: cmp.Or(c.CacheBlockSizeLabelName, "block_size"),
@@ -114,7 +114,7 @@ func (p *program) family(name string) *family {
 	return &p.families[len(p.families)-1]
 }
 
-// page collects what one metrics page tells. It is used again for the next page: reset first.
+// page collects the values of one metrics page. reset prepares it for the next page.
 type page struct {
 	program *program
 	sums    [valueCount]sum
@@ -122,15 +122,15 @@ type page struct {
 	cache   epp.CacheInfo // from labels
 }
 
-// sum adds up the series of one value that are of the newest moment.
+// sum adds up the series of one value that have the newest timestamp.
 type sum struct {
 	total float64
 	count int
-	at    float64 // -Inf: they have no explicit time
-	bad   bool    // one of them makes no sense
+	at    float64 // -Inf: they have no timestamp
+	bad   bool    // one of them has an impossible value
 }
 
-// loraLabels is what the newest series of the LoRA family says.
+// loraLabels are the labels of the LoRA family's newest series.
 type loraLabels struct {
 	running, waiting []byte
 	max              int
@@ -145,7 +145,7 @@ func (p *page) reset(program *program) {
 	p.cache = epp.CacheInfo{}
 }
 
-// line reads one line without its line feed. whole is false if the end of the line is missing because it is too long.
+// line reads one line without its line feed. whole is false if the line was too long, so that its end is missing.
 func (p *page) line(text []byte, whole bool) {
 	if len(text) > 0 && (text[0] == ' ' || text[0] == '\t') {
 		text = trimLeft(text)
@@ -170,7 +170,7 @@ func (p *page) line(text []byte, whole bool) {
 	}
 }
 
-// take adds a series to a value. If it could not be read, ok is false: then it might have been of this value.
+// take adds a series to a value. ok is false if the series could not be read; then the value becomes unknown.
 func (p *page) take(of value, s series, ok bool) {
 	v := &p.sums[of]
 	if !ok {
@@ -210,7 +210,7 @@ func unitOf(of value) epp.Unit {
 	return epp.Count
 }
 
-// takeLoRA keeps the series of the latest time, which is its value.
+// takeLoRA keeps the series with the latest time, which is the series' value.
 func (p *page) takeLoRA(v *sum, s series) {
 	if !(s.value >= 0) || v.count > 0 && s.value <= v.total {
 		return
@@ -233,7 +233,7 @@ func (p *page) takeCache(v *sum, s series) {
 	p.cache.Blocks += count(blocks)
 }
 
-// count reads a label that holds a number; anything else, such as None, is 0.
+// count reads a label that holds a number. Any other text, such as None, is 0.
 func count(text []byte) int {
 	n, err := strconv.ParseUint(string(text), 10, 40)
 	if err != nil {
@@ -242,8 +242,8 @@ func count(text []byte) int {
 	return int(n)
 }
 
-// load is what the page told; before is the load it follows. ok is false if the page had nothing of what is wanted, so it
-// is no page of this engine. The time is not set.
+// load returns the load that the page reports, without its time; before is the load that it follows. ok is false if the page
+// has none of the wanted values, so it is not a page of this engine.
 func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	found := len(p.program.families) == 0
 	for i := range p.sums {
@@ -271,7 +271,7 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 
 func (v *sum) known() bool { return v.count > 0 && !v.bad }
 
-// adapters are those that the labels name. It gives before where nothing has changed, which is nearly always.
+// adapters returns the adapters that the labels name. It returns before if nothing has changed, as is nearly always the case.
 func (l *loraLabels) adapters(before *epp.LoRA) *epp.LoRA {
 	if before != nil && before.Max == l.max && sameList(l.running, before.Running) && sameList(l.waiting, before.Waiting) {
 		return before
@@ -289,7 +289,7 @@ func splitList(text []byte) []string {
 	return items
 }
 
-// sameList reports whether text is the list, without making one of it.
+// sameList reports whether text is the list in comma-separated form, without allocating.
 func sameList(text []byte, list []string) bool {
 	n := 0
 	for item := range bytes.SplitSeq(text, []byte(",")) {

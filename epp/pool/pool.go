@@ -15,28 +15,28 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Discovery finds the endpoints of the pool.
+// Discovery reports the endpoints of the pool.
 type Discovery interface {
-	// Run calls apply with the whole pool, first as soon as it is known and then whenever it changes, from one goroutine at
-	// a time. It returns when ctx ends, or before if there will be no further change; apply is not called after that. The
-	// error tells why the pool cannot be known.
+	// Run calls apply with the whole pool, as soon as it is known and then whenever it changes, one call at a time. Run
+	// returns when ctx ends, or earlier if no further change will come; it then calls apply no more. The error says why the
+	// pool cannot be known.
 	Run(ctx context.Context, apply func([]epp.Spec)) error
 }
 
-// Options are what a pool needs. Zero values mean the defaults given.
+// Options are the settings of a pool. The comments name the default of a zero value.
 type Options struct {
 	Log     *slog.Logger          // nil: nothing is logged
 	Metrics prometheus.Registerer // nil: metrics are not registered
-	// Observer is told of endpoints that join and leave, after the snapshot has changed. It may call the pool's Snapshot and
-	// Find, nothing else; nil: none is told.
+	// Observer is called when endpoints join and leave, after the snapshot has changed. It may call only the pool's Snapshot
+	// and Find. nil: there is no observer.
 	Observer epp.EndpointObserver
 
 	Busy       time.Duration // between two readings of a page while the endpoint has requests: 200 ms; 50 ms at least
-	Idle       time.Duration // and while it has none: 1 s; Busy at least
+	Idle       time.Duration // the same while it has none: 1 s; at least Busy
 	Timeout    time.Duration // of one reading: 1 s
-	PageLimit  int64         // bytes of a page; what is larger is not read: 4 MiB
-	Quarantine time.Duration // how long the slot of an endpoint that left is not given away: 1 min
-	Stale      time.Duration // age of a load that metrics call stale: 2 s
+	PageLimit  int64         // size of a page above which it is not read: 4 MiB
+	Quarantine time.Duration // how long the slot of an endpoint that left stays unused: 1 min
+	Stale      time.Duration // age from which metrics call a load stale: 2 s
 }
 
 const (
@@ -45,7 +45,7 @@ const (
 	// publishInterval is how often changed loads become a new snapshot. A busy endpoint is read every 200 ms: this adds a
 	// tenth to the age of its load.
 	publishInterval = 20 * time.Millisecond
-	// sweepInterval is how often the pool looks for what it need not remember any more.
+	// sweepInterval is how often the pool drops departed endpoints that it no longer needs.
 	sweepInterval = time.Second
 
 	defaultNamespace = "default"
@@ -76,8 +76,8 @@ func (noObserver) EndpointJoined(*epp.Endpoint) {}
 // EndpointLeft implements epp.EndpointObserver.
 func (noObserver) EndpointLeft(*epp.Endpoint) {}
 
-// Pool keeps the endpoints and their loads. Its methods may be called from any goroutine. Subscribe tells of changes that
-// the Snapshot already shows.
+// Pool holds the endpoints and their loads. Its methods are safe for concurrent use. Subscribe reports changes that the
+// Snapshot already shows.
 type Pool struct {
 	epp.Publisher
 
@@ -114,10 +114,10 @@ func New(options Options) *Pool {
 	return p
 }
 
-// Configure says where the endpoints come from and how their metrics are read, before Run or while it runs. The endpoints
-// found so far stay until the new discovery has spoken, and those that it finds too stay as they are; with nil, the
-// discovery that runs goes on. The zero Source reads no metrics: then all loads are unknown, and extractor does not matter.
-// After an error nothing has changed.
+// Configure says where the endpoints come from and how their metrics are read. It may be called before Run or while it runs.
+// Known endpoints stay until the new discovery reports, and stay unchanged if it reports them too. If d is nil, the current
+// discovery continues. The zero Source reads no metrics: all loads are then unknown, and extractor has no effect. After an
+// error nothing has changed.
 func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error {
 	next, err := newPages(source, extractor, p.options.Timeout, p.options.Busy)
 	if err != nil {
@@ -133,18 +133,18 @@ func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error 
 	return nil
 }
 
-// Snapshot is the pool as it is now. Version 0 is the empty one from before the first discovery.
+// Snapshot returns the current pool. Version 0 is the empty pool before the first discovery.
 func (p *Pool) Snapshot() *epp.Snapshot { return p.snapshot.Load() }
 
-// Find returns the endpoint of an address. One that has left the pool is found as long as requests run on it, for at most an
+// Find returns the endpoint with an address. It finds an endpoint that has left while requests run on it, for at most an
 // hour.
 func (p *Pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
 	e, ok := (*p.byAddr.Load())[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
 	return e, ok
 }
 
-// Trouble returns why the list of endpoints may be wrong, if the discovery has a method of this name that reports it; nil =
-// no known problem.
+// Trouble returns why the list of endpoints may be wrong, if the discovery reports that by a method of this name; nil if it
+// knows no problem.
 func (p *Pool) Trouble() error {
 	p.mu.Lock()
 	d, tells := p.discovery.(interface{ Trouble() error })
@@ -158,8 +158,8 @@ func (p *Pool) Trouble() error {
 // Synced returns a channel that is closed once a discovery has reported the endpoints.
 func (p *Pool) Synced() <-chan struct{} { return p.synced }
 
-// Run discovers endpoints and reads their metrics until ctx ends. It is called once. The error is that of a discovery which
-// failed before any endpoint was known; one that fails later is logged, and the endpoints stay.
+// Run discovers endpoints and reads their metrics until ctx ends. Call it once. The error is that of a discovery which failed
+// before it reported endpoints; a later failure is logged, and the endpoints stay.
 func (p *Pool) Run(ctx context.Context) error {
 	defer p.closeConnections()
 	var work sync.WaitGroup
@@ -194,7 +194,7 @@ func (p *Pool) Run(ctx context.Context) error {
 // discovering is a running discovery.
 type discovering struct {
 	stop  context.CancelFunc
-	ended chan error // gets its result; nil if there is none
+	ended chan error // gets its result; nil if no discovery runs
 }
 
 func idle() discovering { return discovering{stop: func() {}} }
@@ -207,7 +207,7 @@ func (d discovering) end() {
 	}
 }
 
-// discover starts the discovery. Scrapers of what it finds run until ctx ends.
+// discover starts the discovery. The scrapers of its endpoints run until ctx ends.
 func (p *Pool) discover(ctx context.Context, scrapers *sync.WaitGroup) discovering {
 	p.mu.Lock()
 	discovery := p.discovery
@@ -248,9 +248,9 @@ func (p *Pool) apply(ctx context.Context, scrapers *sync.WaitGroup, specs []epp.
 		"removed", len(c.removed), "relabeled", len(c.renewed))
 }
 
-// follow stops the scrapers of endpoints that left, starts those of new ones, and tells the observer. A new version of an
-// endpoint gets a scraper of its own, because its labels say how to read its page; the observer is not told that the old
-// version left, because the engine did not.
+// follow stops the scrapers of endpoints that left, starts those of new ones, and notifies the observer. A new version of an
+// endpoint gets a new scraper, because its labels say how to read its page. The observer is not notified that the old version
+// left, because the engine did not.
 func (p *Pool) follow(ctx context.Context, scrapers *sync.WaitGroup, c change) {
 	for _, m := range c.renewed {
 		m.stop()
@@ -279,7 +279,7 @@ func (p *Pool) tell(problems []string) {
 	p.told = still
 }
 
-// upkeep publishes changed loads and drops endpoints that left, until ctx ends.
+// upkeep publishes changed loads and drops departed endpoints, until ctx ends.
 func (p *Pool) upkeep(ctx context.Context) {
 	sweep, pause := time.NewTicker(sweepInterval), time.NewTimer(0)
 	defer sweep.Stop()
@@ -305,7 +305,7 @@ func (p *Pool) upkeep(ctx context.Context) {
 	}
 }
 
-// publish makes a snapshot of the pool as it is, and tells subscribers what has changed in it. The caller holds mu.
+// publish makes a snapshot of the current pool and notifies subscribers of what has changed in it. The caller holds mu.
 func (p *Pool) publish() {
 	changes := epp.Changes(p.unseen.Swap(0))
 	loads := make([]epp.Load, len(p.set.members))
@@ -363,7 +363,7 @@ func (p *Pool) forget(m *member) {
 	p.loadChanged(changes)
 }
 
-// loadChanged has the next snapshot made, and subscribers told with it.
+// loadChanged requests the next snapshot, and that subscribers are notified of c with it.
 func (p *Pool) loadChanged(c epp.Changes) {
 	p.unseen.Or(uint32(c))
 	wake(p.loaded)

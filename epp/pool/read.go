@@ -6,10 +6,10 @@ import (
 	"io"
 )
 
-// readSize holds a page of vLLM (48 to 79 kB recorded) in one or two reads. A line that does not fit is too long.
+// readSize is enough to read a page of vLLM (48 to 79 kB recorded) in one or two reads. A longer line is too long.
 const readSize = 64 << 10
 
-// Errors of a page that was read, or as much as we are willing to.
+// Errors of pages that cannot be used.
 var (
 	errTooLarge = errors.New("the page is too large")
 	errNoValues = errors.New("the page has none of the values wanted")
@@ -21,11 +21,11 @@ type reader struct {
 	buf [readSize]byte
 }
 
-// read reads a page to its end, at most limit bytes of it.
+// read reads a page of at most limit bytes to its end.
 func (r *reader) read(from io.Reader, limit int64, program *program) error {
 	r.reset(program)
-	held := 0     // bytes of buf that are an unfinished line
-	tail := false // they, and what follows up to the next line feed, belong to a line that was too long
+	held := 0     // bytes at the start of buf that are an unfinished line
+	tail := false // these, and all bytes up to the next line feed, belong to a line that was too long
 	for {
 		n, err := from.Read(r.buf[held:])
 		if limit -= int64(n); limit < 0 {

@@ -8,15 +8,15 @@ import (
 // maxPause is the longest time between two scrapes of an endpoint whose page cannot be read.
 const maxPause = 5 * time.Second
 
-// schedule says when an endpoint's page is read next. Every time in it varies by a tenth, so that endpoints that were
-// found together are not read together.
+// schedule says when an endpoint's page is read next. All its times vary by a tenth, so that endpoints that joined together
+// are not read together.
 type schedule struct {
 	busy, idle time.Duration
 	failures   int       // since the last page that was read
 	due        time.Time // unless the endpoint is busy before
 }
 
-// ready reports whether the page is due. A failing endpoint is not read sooner because it is busy.
+// ready reports whether the page is due. An endpoint whose last reading failed is not read sooner because it is busy.
 func (s *schedule) ready(now time.Time, busy bool) bool {
 	return busy && s.failures == 0 || !now.Before(s.due)
 }
@@ -41,7 +41,7 @@ func (s *schedule) done(now time.Time, ok bool) {
 // nothing, and no request is sent there until the page is read again.
 func (s *schedule) soon(now time.Time) { s.due = now.Add(spread(s.idle, rand.Float64())) }
 
-// wait is how long until the page is to be read, unless the endpoint becomes busy before.
+// wait returns how long until the page is due, unless the endpoint becomes busy before.
 func (s *schedule) wait(now time.Time, busy bool) time.Duration {
 	due := s.due.Sub(now)
 	switch {

@@ -51,14 +51,14 @@ func (p *pages) closeIdle() {
 // noRedirect makes a redirect a failure: otherwise an engine could make the picker send requests to any address.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// lanes bound how many scrapes run at the same time. Endpoints whose last scrape went well and those whose did not, or
-// that never had one, queue apart: those that use up their timeout each time keep no healthy one waiting. One that turns
-// bad holds a place among the healthy once, for at most the timeout.
+// lanes bound how many scrapes run at the same time. Endpoints whose last scrape succeeded have a lane apart from the others,
+// so that endpoints that use up their timeout delay no healthy one. An endpoint that starts to fail occupies a place among
+// the healthy ones once, for at most the timeout.
 type lanes struct{ proven, unproven chan struct{} }
 
 func newLanes() lanes { return lanes{make(chan struct{}, 64), make(chan struct{}, 32)} }
 
-// enter waits for a place. ok is false if ctx ended before.
+// enter waits for a place. ok is false if ctx ended first.
 func (l lanes) enter(ctx context.Context, proven bool) (leave func(), ok bool) {
 	lane := l.unproven
 	if proven {
@@ -72,12 +72,12 @@ func (l lanes) enter(ctx context.Context, proven bool) (leave func(), ok bool) {
 	}
 }
 
-// scraper reads the page of one endpoint again and again.
+// scraper reads the page of one endpoint repeatedly.
 type scraper struct {
 	pool   *Pool
 	member *member
 	schedule
-	proven  bool // the last scrape went well
+	proven  bool // the last scrape succeeded
 	pages   *pages
 	program *program
 	request *http.Request
@@ -103,8 +103,8 @@ func (s *scraper) run(ctx context.Context) {
 	}
 }
 
-// watchParts is in how many parts the endpoints are checked, so that endpoints that become busy together are not all read at
-// once.
+// watchParts is the number of parts in which watchBusy checks the endpoints, so that endpoints that become busy together are
+// not all read at once.
 const watchParts = 8
 
 // watchBusy wakes the scrapers of idle endpoints that have become busy, until ctx ends. It checks each endpoint as often as
@@ -166,9 +166,9 @@ func (s *scraper) turn(ctx context.Context) {
 	}
 }
 
-// unreachable reports whether a failed reading means that requests would fail too: the address of requests refused the
-// connection, or the sidecar there answers that its engine is gone. A page on a port of its own says nothing about requests;
-// its port may just be wrong.
+// unreachable reports whether a failed reading means that requests would fail too: the address for requests refused the
+// connection, or the sidecar there reports that its engine does not answer. If the page has a port of its own, the failure
+// says nothing about requests: that port may be wrong.
 func (s *scraper) unreachable(err error) bool {
 	if s.request == nil || s.request.URL.Host != s.member.Address {
 		return false
@@ -177,7 +177,7 @@ func (s *scraper) unreachable(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
 }
 
-// prepare applies a changed configuration.
+// prepare adopts a changed configuration.
 func (s *scraper) prepare() {
 	pages := s.pool.pages.Load()
 	if pages == s.pages {
@@ -196,7 +196,7 @@ func (s *scraper) prepare() {
 	s.request, _ = pages.source.request(s.member.Metrics)
 }
 
-// tell logs that the page cannot be read, or can again.
+// tell logs that the page has become unreadable, or readable again.
 func (s *scraper) tell(err error) {
 	switch {
 	case err != nil && s.failures == 0:
@@ -214,7 +214,7 @@ type errStatus int
 
 func (e errStatus) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
-// read gets the page and returns the load that it reports.
+// read reads the page and returns the load that it reports.
 func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	if s.request == nil {
 		return epp.Load{}, fmt.Errorf("%q is no host:port", s.member.Metrics)

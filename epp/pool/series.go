@@ -5,16 +5,16 @@ import (
 	"strconv"
 )
 
-// series is one line of an exposition: the labels as text, still to be parsed, and what follows them.
+// series is one line of a metrics page, without the name: the labels as unparsed text, the value and the timestamp.
 type series struct {
 	labels []byte // between the braces, nil if there are none
 	value  float64
-	at     float64 // explicit timestamp, in whichever unit the page uses
-	timed  bool    // there is one
+	at     float64 // explicit timestamp, in the page's unit
+	timed  bool    // the series has a timestamp
 }
 
-// parseSeries reads what follows the name of a family in a line. A value that is no number, or anything else that the
-// format does not have, gives ok false. An exemplar is left out.
+// parseSeries reads a line after the name of its family. ok is false if the value is not a number or the line is malformed.
+// Exemplars are ignored.
 func parseSeries(rest []byte) (s series, ok bool) {
 	rest = trimLeft(rest)
 	if len(rest) > 0 && rest[0] == '{' {
@@ -45,7 +45,7 @@ func parseSeries(rest []byte) (s series, ok bool) {
 	return s, true
 }
 
-// closingBrace is the index of the brace that ends the labels at the beginning of text, -1 if none does.
+// closingBrace returns the index of the brace that ends the labels at the start of text, -1 if it is missing.
 func closingBrace(text []byte) int {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -61,7 +61,7 @@ func closingBrace(text []byte) int {
 	return -1
 }
 
-// closingQuote is the index of the first quote in text that no backslash takes the meaning from, -1 if there is none.
+// closingQuote returns the index of the first quote in text that is not escaped, -1 if there is none.
 func closingQuote(text []byte) int {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
@@ -74,7 +74,7 @@ func closingQuote(text []byte) int {
 	return -1
 }
 
-// nextLabel takes the first label off labels. ok is false at the end, and where labels are broken.
+// nextLabel splits the first label off labels. ok is false if there is none, or it is malformed.
 func nextLabel(labels []byte) (name, value, rest []byte, ok bool) {
 	labels = bytes.TrimLeft(labels, " \t,")
 	equals := bytes.IndexByte(labels, '=')
@@ -92,7 +92,7 @@ func nextLabel(labels []byte) (name, value, rest []byte, ok bool) {
 	return name, rest[1 : end+1], rest[end+2:], true
 }
 
-// label finds the value of a label, with its escapes resolved. The result may lie in labels.
+// label returns the value of a label, unescaped. The result may share the bytes of labels.
 func label(labels []byte, wanted string) (value []byte, ok bool) {
 	for {
 		name, value, rest, more := nextLabel(labels)
@@ -106,7 +106,7 @@ func label(labels []byte, wanted string) (value []byte, ok bool) {
 	}
 }
 
-// unescape resolves \\, \" and \n, the escapes of label values. Others stand for themselves.
+// unescape resolves \\, \" and \n, the escapes of label values, and keeps all others as they are.
 func unescape(value []byte) []byte {
 	if bytes.IndexByte(value, '\\') < 0 {
 		return value

@@ -30,11 +30,11 @@ type member struct {
 	load atomic.Pointer[epp.Load] // never nil
 	stop context.CancelFunc       // ends its scraper
 
-	waits  atomic.Bool   // its scraper waits for an idle endpoint's turn
-	turned chan struct{} // holds one: the endpoint has become busy meanwhile
+	waits  atomic.Bool   // its scraper waits until the idle endpoint is due
+	turned chan struct{} // holds one: the endpoint has become busy
 }
 
-// busy reports whether the endpoint has requests, as far as the picker knows.
+// busy reports whether this picker has requests in flight at the endpoint.
 func (m *member) busy() bool {
 	load := m.load.Load()
 	waiting, _ := load.Signals.Value(epp.Waiting)
@@ -49,7 +49,7 @@ type departed struct {
 	resting bool // its slot is not free yet
 }
 
-// lingerMax bounds how long an endpoint that has left can be found because requests run on it.
+// lingerMax bounds how long an endpoint that has left can be found while requests run on it.
 const lingerMax = time.Hour
 
 // set holds the current and the departed endpoints. It is not safe for concurrent use.
@@ -60,14 +60,14 @@ type set struct {
 }
 
 // change is the result of an apply: members that joined, that left, and that were replaced by a new version of their
-// endpoint, which is among the added ones.
+// endpoint; the new versions are among the added ones.
 type change struct{ added, removed, renewed []*member }
 
 func (c change) any() bool { return len(c.added)+len(c.removed) > 0 }
 
-// apply makes specs the set. Those that are as they were keep their member, also if they were gone for less than the
-// quarantine. Those that have their name and address and differ in the rest are new versions of the endpoint they were.
-// problems says what of specs was left out, or will not serve.
+// apply makes specs the set. A member whose spec is unchanged stays, and comes back if it left less than the quarantine ago.
+// A member whose name and address stay, while the rest changes, is replaced by a new version. problems lists the specs that
+// were left out, or that will not serve.
 func (s *set) apply(specs []epp.Spec, now time.Time) (c change, problems []string) {
 	specs, problems = admit(specs)
 	before := make(map[id]*member, len(s.members))
@@ -78,7 +78,7 @@ func (s *set) apply(specs []epp.Spec, now time.Time) (c change, problems []strin
 	for i := range specs {
 		spec := &specs[i]
 		m := before[idOf(spec)]
-		if m == nil || m.spec.Addr != spec.Addr { // one that moved is another endpoint
+		if m == nil || m.spec.Addr != spec.Addr { // an endpoint that moved is another endpoint
 			m = s.join(spec)
 			c.added = append(c.added, m)
 			next = append(next, m)
@@ -102,7 +102,7 @@ func (s *set) apply(specs []epp.Spec, now time.Time) (c change, problems []strin
 	return c, problems
 }
 
-// join makes the member for a spec, or takes back the one it was.
+// join makes the member for a spec, or brings a departed one back.
 func (s *set) join(spec *epp.Spec) *member {
 	for i, d := range s.gone {
 		if idOf(&d.spec) != idOf(spec) || d.spec.Addr != spec.Addr {
@@ -124,8 +124,8 @@ func (s *set) join(spec *epp.Spec) *member {
 	return m
 }
 
-// with makes the member for a spec that has the name and the address of this one. Its load is that of the same engine,
-// unless it is read elsewhere from now on.
+// with makes a new version of the member, for a spec with the same name and address. It keeps the load, unless the metrics
+// page is now at another address.
 func (m *member) with(spec *epp.Spec) *member {
 	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
 	next.load.Store(m.load.Load())
@@ -145,8 +145,8 @@ func (s *set) takeSlot() int {
 	return slot
 }
 
-// sweep frees the slots of those that have been gone for the quarantine, after forget was called with them, and drops those
-// that have nothing in flight any more. It reports whether it dropped any.
+// sweep calls forget for endpoints that left before the quarantine and frees their slots, and drops those that have nothing
+// in flight any more. It reports whether it dropped any.
 func (s *set) sweep(now time.Time, quarantine time.Duration, forget func(*epp.Endpoint)) bool {
 	before := len(s.gone)
 	s.gone = slices.DeleteFunc(s.gone, func(d departed) bool {
@@ -161,7 +161,7 @@ func (s *set) sweep(now time.Time, quarantine time.Duration, forget func(*epp.En
 	return len(s.gone) < before
 }
 
-// index is the endpoints by address. One that has left can be found unless another has its address.
+// index returns the endpoints by address. A departed endpoint is in it unless another endpoint has its address.
 func (s *set) index() map[netip.AddrPort]*epp.Endpoint {
 	byAddr := make(map[netip.AddrPort]*epp.Endpoint, len(s.gone)+len(s.members))
 	for _, d := range s.gone {
@@ -173,8 +173,8 @@ func (s *set) index() map[netip.AddrPort]*epp.Endpoint {
 	return byAddr
 }
 
-// admit orders specs and leaves out those that cannot be: without a name or an address, or with one that an earlier spec
-// has. Earlier is by namespace and name, so the outcome does not depend on the order in which they were found.
+// admit sorts specs by namespace and name, and leaves out specs without a name or address and those that repeat one of an
+// earlier spec. So the result does not depend on the order in which they were discovered.
 func admit(specs []epp.Spec) (admitted []epp.Spec, problems []string) {
 	sorted := slices.Clone(specs)
 	for i := range sorted {

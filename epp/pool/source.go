@@ -21,20 +21,20 @@ import (
 type Source struct {
 	// Scheme is http or https.
 	Scheme string `yaml:"scheme"`
-	// Path is the path of the page, with its query if it needs one.
+	// Path is the path of the page, with a query if it needs one.
 	Path string `yaml:"path"`
-	// Port is used instead of the endpoint's own; 0 = the endpoint's own.
+	// Port is the port of the page. Default 0: the port of the endpoint.
 	Port int `yaml:"port"`
-	// InsecureSkipVerify takes whatever certificate an endpoint shows: engines sign their own.
+	// InsecureSkipVerify accepts every certificate, because engines sign their own. Default true.
 	InsecureSkipVerify bool `yaml:"insecureSkipVerify"`
-	// CACertPath is a PEM file of the authorities to trust instead of the system's. It is of use without InsecureSkipVerify.
+	// CACertPath is a PEM file of the authorities to trust instead of the system's. It needs InsecureSkipVerify to be false.
 	CACertPath string `yaml:"caCertPath"`
-	// ClientCertPath and ClientKeyPath are PEM files of the certificate to show to endpoints; none = show none.
+	// ClientCertPath is a PEM file of the certificate that the picker shows to endpoints. Default "": it shows none.
 	ClientCertPath string `yaml:"clientCertPath"`
-	// ClientKeyPath is the key of ClientCertPath.
+	// ClientKeyPath is a PEM file of the key of ClientCertPath.
 	ClientKeyPath string `yaml:"clientKeyPath"`
-	// Interval is the time between two readings of a busy endpoint; 0 = as the flag --refresh-metrics-interval says. Less than
-	// 50ms is raised to that, as llm-d does.
+	// Interval is the time between two readings of a busy endpoint. Default 0: as --refresh-metrics-interval says. Values
+	// below 50ms are raised to that, as in llm-d.
 	Interval time.Duration `yaml:"interval"`
 }
 
@@ -43,7 +43,7 @@ func DefaultSource() Source {
 	return Source{Scheme: "http", Path: "/metrics", InsecureSkipVerify: true}
 }
 
-// Problems reports what means nothing. It reads no file.
+// Problems reports parameters that are invalid. It reads no file.
 func (s *Source) Problems(report epp.Report) {
 	if s.Scheme != "http" && s.Scheme != "https" {
 		report("scheme", "must be http or https, got %q", s.Scheme)
@@ -62,7 +62,7 @@ func (s *Source) Problems(report epp.Report) {
 	}
 }
 
-// transport makes the connections for reading pages. timeout is that of a scrape.
+// transport makes the connections for reading pages. timeout is that of one scrape.
 func (s *Source) transport(timeout time.Duration) (*http.Transport, error) {
 	var problems []error
 	s.Problems(func(field, format string, args ...any) {
@@ -76,15 +76,15 @@ func (s *Source) transport(timeout time.Duration) (*http.Transport, error) {
 		return nil, fmt.Errorf("reading the certificates of the metrics source: %w", err)
 	}
 	return &http.Transport{
-		DialContext:            (&net.Dialer{Timeout: timeout}).DialContext, // no proxy: endpoints are pods beside us
+		DialContext:            (&net.Dialer{Timeout: timeout}).DialContext, // no proxy: endpoints are pods of the cluster
 		TLSClientConfig:        secrets,
 		TLSHandshakeTimeout:    timeout,
-		DisableCompression:     true, // unpacking costs us and packing costs the engine more than the bytes do
+		DisableCompression:     true, // compression costs the engine and the picker more than the bytes
 		MaxIdleConnsPerHost:    2,
 		MaxConnsPerHost:        2,
 		IdleConnTimeout:        6 * maxPause,
 		MaxResponseHeaderBytes: 64 << 10,
-		ReadBufferSize:         4 << 10, // pages are read past it, into a buffer of readSize
+		ReadBufferSize:         4 << 10, // pages bypass it, into a buffer of readSize
 	}, nil
 }
 
@@ -110,7 +110,7 @@ func (s *Source) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// checkHostPort checks the place of a metrics page.
+// checkHostPort checks the address of a metrics page.
 func checkHostPort(text string) error {
 	host, port, err := net.SplitHostPort(text)
 	n, portErr := strconv.ParseUint(port, 10, 16)
@@ -120,7 +120,7 @@ func checkHostPort(text string) error {
 	return nil
 }
 
-// request makes what is sent to an endpoint whose page is at hostport.
+// request makes the request for the page at hostport.
 func (s *Source) request(hostport string) (*http.Request, error) {
 	if err := checkHostPort(hostport); err != nil {
 		return nil, err

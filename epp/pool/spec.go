@@ -13,7 +13,7 @@ type metricSpec struct {
 	labels []labelMatch
 }
 
-// labelMatch demands that a label has a value.
+// labelMatch requires a label to have a value.
 type labelMatch struct{ name, value string }
 
 var (
@@ -21,7 +21,7 @@ var (
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 )
 
-// parseSpec reads family{l1=v1,l2="v2"}, as llm-d writes it. The labels, and quotes around their values, may be left out.
+// parseSpec reads family{l1=v1,l2="v2"}, as llm-d writes it. The labels, and quotes around their values, are optional.
 func parseSpec(text string) (metricSpec, error) {
 	family, rest, braced := strings.Cut(strings.TrimSpace(text), "{")
 	family = strings.TrimSpace(family)

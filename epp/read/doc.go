@@ -5,6 +5,6 @@
 // prompt's blocks. The Reader also returns the body to forward, byte for byte as the client sent it apart from the model's
 // name where the policy changes it.
 //
-// The package tokenizes nothing, it estimates lengths; it decides nothing about where a request goes (epp/sched does); and
-// it speaks no protocol (epp/extproc does).
+// The package does not tokenize (it estimates lengths), does not decide where a request goes (epp/sched does), and speaks no
+// protocol (epp/extproc does).
 package read

@@ -14,36 +14,35 @@ type layout struct {
 	salt    int
 }
 
+// messages are the members of a conversation that chat and messages have in common.
+var messages = []member{
+	{"messages.*.role", isText, inDialog, 0},
+	{"messages.*.content", isText, inDialog, 0},
+	{"messages.*.content.*", isPart, inDialog, 0},
+	{"messages.*.content.*.type", isPartType, inDialog, 1},
+	{"messages.*.content.*.text", isText, inDialog, 1},
+}
+
 // layouts lists the members that make the prompt of each API. Members that few chat templates render are left out: names,
 // reasoning that clients send back, documents.
 var layouts = map[pd.API]*layout{
-	pd.APIChat: newLayout(
+	pd.APIChat: newLayout(append(messages,
 		member{"tools", isPart, inTools, 0},
-		member{"messages.*.role", isText, inDialog, 0},
-		member{"messages.*.content", isText, inDialog, 0},
-		member{"messages.*.content.*", isPart, inDialog, 0},
-		member{"messages.*.content.*.type", isPartType, inDialog, 1},
-		member{"messages.*.content.*.text", isText, inDialog, 1},
 		member{"messages.*.tool_calls", isPart, inDialog, 0},
-	),
+	)...),
 	pd.APICompletions: newLayout(
 		member{"prompt", isPrompt, inDialog, 0},
 	),
-	pd.APIMessages: newLayout(
+	pd.APIMessages: newLayout(append(messages,
 		member{"tools", isPart, inTools, 0},
 		member{"system", isText, inSystem, 0},
 		member{"system.*", isPart, inSystem, 0},
 		member{"system.*.text", isText, inSystem, 1},
-		member{"messages.*.role", isText, inDialog, 0},
-		member{"messages.*.content", isText, inDialog, 0},
-		member{"messages.*.content.*", isPart, inDialog, 0},
-		member{"messages.*.content.*.type", isPartType, inDialog, 1},
-		member{"messages.*.content.*.text", isText, inDialog, 1},
 		member{"messages.*.content.*.content", isText, inDialog, 1},
 		member{"messages.*.content.*.content.*", isPart, inDialog, 1},
 		member{"messages.*.content.*.content.*.type", isPartType, inDialog, 2},
 		member{"messages.*.content.*.content.*.text", isText, inDialog, 2},
-	),
+	)...),
 	pd.APIResponses: newLayout(
 		member{"tools", isPart, inTools, 0},
 		member{"instructions", isText, inSystem, 0},

@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// unescaper decodes the raw text of a JSON string that may be cut anywhere: one prompt must hash and count equal however
-// its newlines are escaped. It decodes as encoding/json does, except that invalid UTF-8 is kept and an escape unknown to
-// JSON is no error: the engine will refuse the request.
+// unescaper decodes the raw text of a JSON string that may be cut anywhere: a prompt must hash and count the same however its
+// newlines are escaped. It decodes as encoding/json does, except that invalid UTF-8 is kept and an escape unknown to JSON is
+// no error: the engine will refuse the request.
 type unescaper struct {
 	pending []byte    // the beginning of an escape, or of a pair of escapes that make one character
 	out     [256]byte // scratch
@@ -72,7 +72,7 @@ func (u *unescaper) afterBackslash() bool {
 	return len(u.pending) > 0 && u.pending[len(u.pending)-1] == '\\'
 }
 
-// end ends the text. A pending escape is then half a surrogate pair, or invalid JSON.
+// end ends the text. A pending escape is then half of a surrogate pair, or invalid JSON.
 func (u *unescaper) end(d *digest) {
 	rest := u.pending
 	if len(rest) >= unitLen {

@@ -1,6 +1,3 @@
-// The binaries of a Kubernetes control plane, as one: it runs the program that
-// it is called as. It is a module of its own, because Kubernetes pins every
-// library that it uses, and Tandem shall not have to follow.
 package main
 
 import (
