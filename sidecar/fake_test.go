@@ -227,6 +227,9 @@ func (g gate) act(_ http.ResponseWriter, r *asked) {
 	}
 }
 
+// open opens the gate, once.
+func (g gate) open(http.ResponseWriter, *asked) { close(g.opened) }
+
 // The texts of the tests: a prompt of 40 tokens, of which prefill had 8 cached.
 const (
 	chatPath        = "/v1/chat/completions"

@@ -161,7 +161,7 @@ func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
 	if s.leases != nil {
 		c.SideChannels = s.leases
 	}
-	if s.cfg.Keep.WarmUp && s.dialect.Shape() == dialect.Serial {
+	if s.cfg.Keep.WarmUp {
 		c.HandOff = s.warmUp
 	}
 	return c

@@ -16,7 +16,9 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/madeup"
 )
 
 func write(t *testing.T, file, text string) {
@@ -113,6 +115,52 @@ func TestWarmupHandOffFails(t *testing.T) {
 	}
 }
 
+// untilAbort answers legs of madeup.Meeting by an act, and aborts with 200.
+func untilAbort(leg act) act {
+	return func(w http.ResponseWriter, r *asked) {
+		if r.URL.Path != "/meeting/abort" {
+			leg(w, r)
+		}
+	}
+}
+
+// Of two legs that are sent at once, neither is left alone: the engines are asked to abort both.
+func TestWarmupHandOffFailsAtOnce(t *testing.T) {
+	status := func(code int) act { return says(code, "text/plain", "") }
+	cases := []struct {
+		name            string
+		prefill, decode act
+		err             string
+	}{
+		{"prefill", status(500), hangs, "500"},
+		{"prefill asks for a key", status(401), hangs, "asks for a key"},
+		{"hand-off", says(200, "application/json", "{}"), hangs, "is a KV connector configured"},
+		{"decode", hangs, status(500), "decode answered 500"},
+		{"decode resets", hangs, resets, "reset"},
+		{"decode breaks off", hangs, breaks("application/json", wholeAnswer), "unexpected EOF"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			prefilling, decoding := newGate(), newGate() // each leg opens the other's: both have arrived when one fails
+			prefill := startEngine(t, untilAbort(then(decoding.open, prefilling.act, c.prefill)))
+			decode := startEngine(t, untilAbort(then(prefilling.open, decoding.act, c.decode)))
+			s := startRig(t, decode.addr, speaks(madeup.Meeting{}))
+			if err := s.warmUpOne(t, prefill.addr); err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want something with %q", err, c.err)
+			}
+			for name, e := range map[string]*fakeEngine{"prefill": prefill, "decode": decode} {
+				if seen := e.requests(); len(seen) != 2 || seen[1].URL.Path != "/meeting/abort" {
+					t.Errorf("%s was asked %d times, want a leg and its abort", name, len(seen))
+				}
+			}
+			s.mustCount(t, 1, "tandem_kv_release_total")
+			s.mustCount(t, 1, "tandem_kv_release_total", "way", "abort", "result", "ok")
+			s.mustCount(t, 0, "tandem_kv_stranded_total")
+			s.mustCount(t, 0, "tandem_open_requests")
+		})
+	}
+}
+
 // The warm-up checks hand-offs as for a request: too few blocks would end the decode engine.
 func TestWarmupChecksBlocks(t *testing.T) {
 	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, nothingYet)
@@ -127,13 +175,27 @@ func TestWarmupChecksBlocks(t *testing.T) {
 
 // New starts the warm-up, Close ends it. Its requests are marked, and appear in no metrics and traces of users' requests.
 func TestWarmupRuns(t *testing.T) {
+	for _, d := range []struct {
+		name string
+		of   dialect.Dialect // nil: vLLM's
+	}{{"vLLM", nil}, {"serial", madeup.Ticket{}}, {"concurrent", madeup.Meeting{}}} {
+		t.Run(d.name, func(t *testing.T) { warmupRuns(t, d.of) })
+	}
+}
+
+func warmupRuns(t *testing.T, d dialect.Dialect) {
 	prefill, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{})
+	prefillURL, decodeURL := prefill.URL, decode.URL
+	if d != nil {
+		x := madeup.NewExchange()
+		prefillURL, decodeURL = "http://"+translated(t, x, prefill, false), "http://"+translated(t, x, decode, true)
+	}
 	seen := make(chan *http.Request, 2)
 	spans, record := recorder(t)
 	log := logBuffer{wrote: make(chan struct{}, 16)}
-	s := startRig(t, observe(t, decode, seen), warmsUp(t, observe(t, prefill, seen)), record, log.collect)
-	first := wait(t, seen, "the prefill leg")
-	second := wait(t, seen, "the decode leg")
+	s := startRig(t, observe(t, decodeURL, seen), speaks(d), warmsUp(t, observe(t, prefillURL, seen)), record, log.collect)
+	first := wait(t, seen, "one leg")
+	second := wait(t, seen, "the other leg")
 	log.waitFor(t, "prefill engine is warm")
 	s.Drain(within(t))
 	s.Close()
@@ -157,9 +219,9 @@ func TestWarmupRuns(t *testing.T) {
 }
 
 // observe serves an engine's port once more, and reports the generate calls that come to it.
-func observe(t *testing.T, engine *sim.Server, seen chan<- *http.Request) (addr string) {
+func observe(t *testing.T, engine string, seen chan<- *http.Request) (addr string) {
 	t.Helper()
-	to, err := url.Parse(engine.URL)
+	to, err := url.Parse(engine)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,23 +243,29 @@ func observe(t *testing.T, engine *sim.Server, seen chan<- *http.Request) (addr 
 func TestWarmupDrains(t *testing.T) {
 	models := says(200, "application/json", `{"data":[{"id":"m"}]}`)
 	for _, c := range []struct {
-		name     string
-		prefill  func(gate) act
-		decode   func(gate) act
-		releases float64
+		name    string
+		dialect dialect.Dialect // nil: vLLM's
+		prefill func(gate) act
+		decode  func(gate) act
+		way     string // in which the hand-off is released; "": there is none
 	}{
-		{"prefill", func(g gate) act { return g.act }, func(gate) act { return hangs }, 0},
-		{"decode", func(gate) act { return offering(handoffParams) }, func(g gate) act { return g.act }, 1},
+		{"prefill", nil, func(g gate) act { return g.act }, func(gate) act { return hangs }, ""},
+		{"decode", nil, func(gate) act { return offering(handoffParams) }, func(g gate) act { return g.act }, "cancel"},
+		{"both", madeup.Meeting{}, func(g gate) act { return untilAbort(g.act) }, func(g gate) act { return untilAbort(g.act) }, "abort"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGate()
 			prefill, decode := startEngine(t, c.prefill(g)), startEngine(t, models, c.decode(g))
-			s := startRig(t, decode.addr, warmsUp(t, prefill.addr))
+			s := startRig(t, decode.addr, speaks(c.dialect), warmsUp(t, prefill.addr))
 			wait(t, g.arrived, "the leg")
 			s.Drain(within(t))
 			s.Close() // waits for the warm-up
-			s.mustCount(t, c.releases, "tandem_kv_release_total", "way", "cancel", "result", "ok")
-			s.mustCount(t, c.releases, "tandem_kv_release_total")
+			released := 0.0
+			if c.way != "" {
+				released = 1
+			}
+			s.mustCount(t, released, "tandem_kv_release_total", "way", c.way, "result", "ok")
+			s.mustCount(t, released, "tandem_kv_release_total")
 			s.mustCount(t, 0, "tandem_warmup_total")
 			s.mustCount(t, 0, "tandem_open_requests")
 		})

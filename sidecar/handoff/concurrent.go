@@ -22,6 +22,9 @@ import (
 // any more.
 var errLegEnded = errors.New("the other leg of this attempt has ended")
 
+// errNotConcurrent is a mistake in a dialect, which the contract suite finds.
+var errNotConcurrent = errors.New("the dialect is concurrent, and its attempt is not")
+
 // legPair is both legs of one attempt, which run at the same time.
 type legPair struct {
 	x       *Exchange
@@ -59,7 +62,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	}
 	meeting, ok := a.(dialect.Rendezvous)
 	if !ok {
-		return "", errors.New("the dialect is concurrent, and its attempt is not")
+		return "", errNotConcurrent
 	}
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
@@ -203,16 +206,19 @@ func (p *legPair) abort() {
 		return
 	}
 	legs, r := p.x.legs, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)
-	legs.background(func() {
-		err := errors.Join(legs.sendAbort(legs.Prefill(p.target), r, a, pd.RolePrefill), legs.sendAbort(legs.Decode, r, a, pd.RoleDecode))
-		result := "ok"
-		if err != nil {
-			result = "failed"
-			legs.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
-		}
-		legs.Metrics.Releases.WithLabelValues(wayAbort, result).Inc()
-		endRelease(r.span, wayAbort, err)
-	})
+	legs.background(func() { legs.abort(r, a, p.target) })
+}
+
+// abort asks both engines to abort the legs of an attempt.
+func (legs *Legs) abort(r releasing, a dialect.Aborter, target pd.Target) {
+	err := errors.Join(legs.sendAbort(legs.Prefill(target), r, a, pd.RolePrefill), legs.sendAbort(legs.Decode, r, a, pd.RoleDecode))
+	result := "ok"
+	if err != nil {
+		result = "failed"
+		legs.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
+	}
+	legs.Metrics.Releases.WithLabelValues(wayAbort, result).Inc()
+	endRelease(r.span, wayAbort, err)
 }
 
 // sendAbort asks one engine to abort its leg.

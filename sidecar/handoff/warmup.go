@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
@@ -25,7 +27,7 @@ type pairHandoff struct {
 }
 
 // WarmUp runs one hand-off between target and the local engine, of a completion with these headers and this body: both legs,
-// one after the other. If the prefill engine blames the request, the error wraps a *ClientError.
+// as the dialect's shape says. If the prefill engine blames the request, the error wraps a *ClientError.
 func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
 	req, err := legs.parseCompletion(body)
 	if err != nil {
@@ -33,6 +35,9 @@ func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, b
 	}
 	p := &pairHandoff{legs: legs, header: header, req: req}
 	defer func() { p.handoff.hold.End() }()
+	if legs.Dialect.Shape() == dialect.Concurrent {
+		return p.meet(ctx, t)
+	}
 	if err := p.prefill(ctx, t); err != nil {
 		return err
 	}
@@ -77,17 +82,87 @@ func (p *pairHandoff) decode(ctx context.Context) error {
 	}
 	select {
 	case r := <-g.result:
-		defer g.cancel(nil)
-		defer context.AfterFunc(ctx, func() { g.cancel(nil) })()
-		return p.decoded(r)
+		return p.decoded(ctx, g, r)
 	case <-ctx.Done():
-		p.release(func(r releasing) { p.legs.cancelLeg(g, r) })
+		p.endLeg(g)
 		return context.Cause(ctx)
 	}
 }
 
+// meet runs both legs at once. When one fails, or ctx ends, it ends the other one, and has the engines abort both.
+func (p *pairHandoff) meet(ctx context.Context, t pd.Target) error {
+	a, err := p.legs.Dialect.Attempt(ctx, p.req, t)
+	if err != nil {
+		return fmt.Errorf("preparing the legs: %w", err)
+	}
+	meeting, ok := a.(dialect.Rendezvous)
+	if !ok {
+		return errNotConcurrent
+	}
+	p.handoff = pending{of: meeting.Handoff(), target: t}
+	l, err := p.handoff.of.Decode()
+	if err != nil {
+		return fmt.Errorf("editing the decode leg: %w", err)
+	}
+	legCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, err := p.legs.startLeg(legCtx, p.handoff.of, pd.APICompletions.Path(), p.header.Clone(), l)
+	if err != nil {
+		return fmt.Errorf("making the decode leg: %w", err)
+	}
+	prefilled := make(chan error, 1)
+	var prefill sync.WaitGroup
+	prefill.Go(func() {
+		_, _, err := p.legs.sendPrefill(legCtx, t, pd.APICompletions.Path(), p.header.Clone(), a)
+		prefilled <- err
+	})
+	err = p.awaitBoth(ctx, g, prefilled)
+	cancel()
+	prefill.Wait()
+	if aborter, ok := a.(dialect.Aborter); ok && err != nil {
+		p.counted(func(r releasing) { p.legs.abort(r, aborter, t) })
+	}
+	return err
+}
+
+// awaitBoth waits until both legs have ended well, or one has not. The decode leg has ended then.
+func (p *pairHandoff) awaitBoth(ctx context.Context, g *leg, prefilled <-chan error) error {
+	decode := g.result
+	for decode != nil || prefilled != nil {
+		var err error
+		select {
+		case r := <-decode:
+			decode = nil
+			err = p.decoded(ctx, g, r)
+		case err = <-prefilled:
+			prefilled = nil
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		if err == nil {
+			continue
+		}
+		if decode != nil {
+			p.endLeg(g)
+		}
+		return err
+	}
+	return nil
+}
+
+// endLeg cancels a decode leg under way, and releases its hand-off.
+func (p *pairHandoff) endLeg(g *leg) {
+	if !pinned(p.handoff.of) {
+		g.drop()
+		return
+	}
+	p.release(func(r releasing) { p.legs.cancelLeg(g, r) })
+}
+
 // decoded reads decode's answer.
-func (p *pairHandoff) decoded(r legResult) error {
+func (p *pairHandoff) decoded(ctx context.Context, g *leg, r legResult) error {
+	defer g.cancel(nil)
+	defer context.AfterFunc(ctx, func() { g.cancel(nil) })()
 	if r.err != nil {
 		p.release(p.legs.releaseInDoubt)
 		return r.err
@@ -103,8 +178,15 @@ func (p *pairHandoff) decoded(r legResult) error {
 	return err
 }
 
-// release releases the hand-off in a way. It is counted meanwhile: the decode engine is needed for it.
+// release releases the hand-off in a way, if an engine keeps anything for it.
 func (p *pairHandoff) release(way func(releasing)) {
+	if pinned(p.handoff.of) {
+		p.counted(way)
+	}
+}
+
+// counted runs a release, which is counted meanwhile: the engines are needed for it.
+func (p *pairHandoff) counted(way func(releasing)) {
 	p.legs.releasing.Add(1)
 	defer p.legs.releasing.Add(-1)
 	way(releasing{p.header.Get("X-Request-Id"), p.handoff.of, p.handoff.hold, p.header.Clone(), trace.SpanFromContext(context.Background())})
