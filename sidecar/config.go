@@ -32,7 +32,7 @@ type Engine struct {
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine for ever.
-	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest silence of a remote stream after its headers, before it is redone without the hand-off"`
+	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest wait for the first event of a remote stream after its headers; then the decode leg is sent again without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
 	// TLS gives the setup of each new connection to the engine, nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
@@ -50,7 +50,7 @@ type Prefill struct {
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
 	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
-	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"where prefill pods are found for warming up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
+	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS gives the setup of each new connection to a prefill engine, nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
@@ -68,13 +68,13 @@ type Keep struct {
 	// Notifier reaches the prefill engines' agents. nil: hand-offs are released by way of decode alone. The sidecar does
 	// not close it. The program declares the flags.
 	Notifier    transfer.Notifier
-	SideChannel int  `flag:"side-channel-port" arg:"PORT" help:"port of the NIXL side channel of prefill engines (vLLM: VLLM_NIXL_SIDE_CHANNEL_PORT), where those that --prefill-discovery finds are met before they have handed anything over. Hand-offs name their own"`
+	SideChannel int  `flag:"side-channel-port" arg:"PORT" help:"port of the NIXL side channel (vLLM: VLLM_NIXL_SIDE_CHANNEL_PORT) of the prefill engines that --prefill-discovery finds. Hand-offs name the port themselves"`
 	WarmUp      bool `flag:"warm-up" help:"send one tiny request through each new pair of this decode engine and a prefill engine that --prefill-discovery finds, so that no user's request pays for the engines' own first handshake"`
 }
 
 // Trust is what the sidecar believes of its callers.
 type Trust struct {
-	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may steer with x-tandem-pd"`
+	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
 	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
 	// Secrets returns those of which x-tandem-auth must carry one together with a prefill header, nil if none is required. The
 	// program declares the flag.

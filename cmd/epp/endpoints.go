@@ -19,12 +19,12 @@ import (
 type endpoints struct {
 	File       string `flag:"endpoints-file" arg:"FILE" help:"file with the endpoints, read again when it changes"`
 	Pool       string `flag:"pool-name" arg:"NAME" help:"InferencePool whose pods are the endpoints"`
-	Namespace  string `flag:"pool-namespace" arg:"NAME" help:"namespace of the pool or the pods; none: what NAMESPACE in the environment says, else the picker's own or the kubeconfig's, else default"`
+	Namespace  string `flag:"pool-namespace" arg:"NAME" help:"namespace of the pool or the pods; empty: NAMESPACE in the environment, else the picker's own or the kubeconfig's, else default"`
 	Group      string `flag:"pool-group" arg:"GROUP" enum:"inference.networking.k8s.io,inference.networking.x-k8s.io" help:"API group of the InferencePool"`
-	Selector   string `flag:"endpoint-selector" arg:"SELECTOR" help:"label selector of the pods that are the endpoints, where there is no InferencePool"`
+	Selector   string `flag:"endpoint-selector" arg:"SELECTOR" help:"label selector of the pods that are the endpoints, if there is no InferencePool"`
 	Ports      []int  `flag:"endpoint-target-ports" arg:"PORT[,…]" help:"ports of these pods, 1 to 8 of them; each is an endpoint"`
-	Kubeconfig string `flag:"kubeconfig" arg:"FILE" help:"how to reach the cluster; none: as KUBECONFIG in the environment says, else as a pod in it"`
-	Policy     string `flag:"policy-file" arg:"FILE" help:"InferenceObjectives and InferenceModelRewrites where there is no InferencePool, read again when it changes"`
+	Kubeconfig string `flag:"kubeconfig" arg:"FILE" help:"kubeconfig of the cluster; empty: KUBECONFIG in the environment, else the cluster that the picker runs in"`
+	Policy     string `flag:"policy-file" arg:"FILE" help:"file with InferenceObjectives and InferenceModelRewrites, if there is no InferencePool; read again when it changes"`
 }
 
 const (

@@ -36,38 +36,38 @@ type listen struct {
 	Admin       string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
 	Secure      bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
 	CertDir     string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
-	ClientCA    string        `flag:"client-ca" arg:"FILE" help:"certificates that those of gateways must be signed by, read again when it changes; empty: gateways need none"`
-	MinTLS      string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS that is spoken"`
+	ClientCA    string        `flag:"client-ca" arg:"FILE" help:"authorities that must have signed the certificates of gateways, read again when it changes; empty: gateways need no certificate"`
+	MinTLS      string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS version that is accepted"`
 	BodyLimit   boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes    `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered until a pod is picked, over all requests; more are refused with 503. The process takes two to three times as much memory"`
 	BodyPause   time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
-	Drain       time.Duration `flag:"drain-timeout" arg:"DURATION" help:"longest time for requests to be picked for and streams to end after SIGTERM"`
+	Drain       time.Duration `flag:"drain-timeout" arg:"DURATION" help:"longest time after SIGTERM in which requests are still picked for and streams may end"`
 }
 
 type picking struct {
-	File     string `flag:"config-file" arg:"FILE" help:"EndpointPickerConfig, read again when it changes; none: a P/D configuration that works for most pools"`
+	File     string `flag:"config-file" arg:"FILE" help:"EndpointPickerConfig, read again when it changes; empty: a P/D configuration that works for most pools"`
 	Text     string `flag:"config-text" arg:"YAML" help:"EndpointPickerConfig as text, instead of a file"`
 	PDHeader string `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
-	AuthFile string `flag:"auth-file" arg:"FILE" help:"secrets, one a line, of which the first is sent to sidecars (x-tandem-auth); read again when it changes"`
+	AuthFile string `flag:"auth-file" arg:"FILE" help:"shared secrets, one per line; the first is sent to sidecars (x-tandem-auth); read again when it changes"`
 	NoSubset bool   `flag:"disable-endpoint-subset-filter" help:"pick from the whole pool whatever subset the gateway names"`
 	Single   bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
-	Route    bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the pick's header need it"`
-	Seed     int64  `flag:"seed" arg:"NUMBER" help:"makes picks among equals repeatable; 0 takes a random one"`
+	Route    bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the header of the pick need it"`
+	Seed     int64  `flag:"seed" arg:"NUMBER" help:"seed of the random numbers that break ties; 0: a new one at each start"`
 }
 
 type scrapes struct {
-	Interval time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"time between two looks at a busy engine's metrics; idle ones are looked at every second"`
-	Stale    time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"age from which a load counts less and less; at three times of it, it is unknown"`
-	Queued   string        `flag:"total-queued-requests-metric" arg:"SPEC" help:"default engine's gauge of waiting requests, where it differs"`
-	KVUsage  string        `flag:"kv-cache-usage-percentage-metric" arg:"SPEC" help:"default engine's gauge of KV cache usage, where it differs"`
-	LoRA     string        `flag:"lora-info-metric" arg:"SPEC" help:"default engine's gauge of LoRA adapters, where it differs"`
+	Interval time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"time between two readings of a busy engine's metrics; idle engines are read every second"`
+	Stale    time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"age from which scorers trust an endpoint's load less and less; at three times this age the load is unknown"`
+	Queued   string        `flag:"total-queued-requests-metric" arg:"SPEC" help:"gauge of waiting requests of the default engine; empty: the usual one"`
+	KVUsage  string        `flag:"kv-cache-usage-percentage-metric" arg:"SPEC" help:"gauge of KV cache usage of the default engine; empty: the usual one"`
+	LoRA     string        `flag:"lora-info-metric" arg:"SPEC" help:"gauge of LoRA adapters of the default engine; empty: the usual one"`
 }
 
 // foreign are flags of llm-d's picker that are not served, or have no effect here. A switch may be given with its default value,
 // because charts write out defaults.
 type foreign struct {
-	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not served, only false is taken: restrict who reaches the metrics port by a network policy"`
-	Scores      bool `flag:"emit-endpoint-scores" help:"not served, only false is taken: ask POST /explain on the admin port for the scores of a request"`
+	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not supported, must be false: restrict access to the metrics port by a network policy"`
+	Scores      bool `flag:"emit-endpoint-scores" help:"not supported, must be false: ask POST /explain on the admin port for the scores of a request"`
 
 	_ struct{} `flag:"metrics-client-ca-file" refused:"metrics are served without client certificates; restrict who reaches the port by a network policy"`
 	_ struct{} `flag:"metrics-cert-dir" refused:"metrics are served in plaintext; restrict who reaches the port by a network policy"`

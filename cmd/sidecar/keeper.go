@@ -40,7 +40,7 @@ func (k keeping) start(log *slog.Logger, metrics prometheus.Registerer) (*keeper
 	kept := keeper.Start(keeper.Config{Path: path, Args: args, Log: log})
 	metrics.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_keeper_up",
-			Help: "1 while the keeper can notify prefill engines; while it is 0, only decode engines do."},
+			Help: "1 while the NIXL agent process can notify prefill engines; while it is 0, only decode engines release hand-offs."},
 			func() float64 {
 				if s, _ := kept.State(); s.Up() {
 					return 1
@@ -48,7 +48,7 @@ func (k keeping) start(log *slog.Logger, metrics prometheus.Registerer) (*keeper
 				return 0
 			}),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "tandem_keeper_starts_total",
-			Help: "Times that the keeper was started."},
+			Help: "Starts of the NIXL agent process."},
 			func() float64 { s, _ := kept.State(); return float64(s.Starts) }))
 	return kept, nil
 }

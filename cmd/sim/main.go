@@ -32,7 +32,7 @@ type listenFlags struct {
 	Host      string        `flag:"host" help:"address that all ports listen on; there is no authentication"`
 	Port      int           `flag:"port" help:"data port; 0 picks a free one"`
 	AdminPort int           `flag:"admin-port" help:"port of /sim/faults and /sim/state; 0 picks a free one"`
-	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"address of the metadata that others need to read KV; named in hand-offs. Default: a free port of --host"`
+	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"address of the metadata that other engines need to read KV; named in hand-offs. Default: a free port of --host"`
 	KeepAlive time.Duration `flag:"keep-alive" help:"how long an idle client connection stays open"`
 }
 
@@ -47,7 +47,7 @@ type modelFlags struct {
 type scheduleFlags struct {
 	MaxBatchedTokens int `flag:"max-num-batched-tokens" arg:"TOKENS" help:"tokens per step"`
 	MaxSequences     int `flag:"max-num-seqs" help:"sequences that run concurrently"`
-	MaxQueued        int `flag:"max-num-queued-reqs" help:"answer 503 while so many requests wait or run; 0: no limit"`
+	MaxQueued        int `flag:"max-num-queued-reqs" help:"number of waiting and running requests from which new ones get 503; 0: no limit"`
 }
 
 type kvFlags struct {
@@ -57,7 +57,7 @@ type kvFlags struct {
 	Lease       time.Duration `flag:"kv-lease" help:"how long KV stays pinned after prefill without a heartbeat or a pull; not scaled"`
 	Handshake   time.Duration `flag:"handshake-time" help:"duration of the first hand-off from each prefill engine; 0: the model's, scaled"`
 	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does if KV cannot be read"`
-	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"act as an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
+	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"behave like an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
 
 func defaults() flags {

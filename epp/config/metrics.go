@@ -19,9 +19,9 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_config_reloads_total",
-			Help: "Changes of the configuration file, by what became of them."}, []string{"result"}),
+			Help: "Changes of the configuration file, by result."}, []string{"result"}),
 		success: prometheus.NewGauge(prometheus.GaugeOpts{Name: "tandem_config_last_reload_successful",
-			Help: "1 while the configuration in use is that of the file, 0 after a change that could not be used."}),
+			Help: "1 while the configuration in use is the file's, 0 after a change of the file that could not be used."}),
 	}
 	for _, result := range []string{resultOK, resultInvalid, resultUnreadable} {
 		m.reloads.WithLabelValues(result)

@@ -25,20 +25,20 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, bodies *pd.BufferedBytes) (*metrics, error) {
 	phases := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
-		Help: "Time of a request in a phase. epp: from its last byte at the picker to the picker's answer."},
+		Help: "Time of a request in phase epp: from its last byte at the picker to the picker's answer."},
 		[]string{"phase", "decision"})
 	streams := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_extproc_streams",
-		Help: "Open ext-proc streams by the filter they come from."}, []string{"filter"})
+		Help: "Open ext-proc streams, by Envoy filter."}, []string{"filter"})
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
-			Help: "Generate calls by what was decided, why, and the status the client got; 0 = none came."},
+			Help: "Generate calls by result, reason and the status that the client got; code 0 = none."},
 			[]string{"component", "decision", "reason", "code"}),
 		violations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_extproc_violations_total",
 			Help: "Streams ended because the gateway is not configured for this picker, or breaks the protocol, by cause."},
 			[]string{"cause"}),
 		rewrites: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_model_rewrites_total",
-			Help: "Picked requests whose model was chosen by an InferenceModelRewrite, and the model that answers. " +
-				"Of those that a header rewrote, which clients may send, the model is not told."},
+			Help: "Picked requests whose model an InferenceModelRewrite or a header chose, and the model that answers; " +
+				"empty for a header, since clients may send it."},
 			[]string{"rewrite", "model"}),
 	}
 	buffered := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_buffered_bytes",

@@ -17,7 +17,7 @@ func newMetrics(w *Watch, reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		watch: w,
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kube_events_total",
-			Help: "Objects that the API server told of, by kind: those there were at first, and every change since."},
+			Help: "Objects received from the API server, at first and at each change, by kind."},
 			[]string{"kind"}),
 		faults: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_kube_watch_failures_total",
 			Help: "Failed requests to list or watch, by kind and reason. Kinds that the cluster does not have are missing."},

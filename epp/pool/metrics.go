@@ -28,11 +28,11 @@ func newMetrics(p *Pool, reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		pool: p,
 		scrapes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_scrapes_total",
-			Help: "Readings of endpoints' metrics pages, by how they ended."}, []string{"result"}),
+			Help: "Readings of endpoints' metrics pages, by result."}, []string{"result"}),
 		took: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_scrape_seconds", Buckets: seconds,
 			Help: "Time to read a metrics page, failed readings included."}),
 		age: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tandem_scrape_age_seconds", Buckets: seconds,
-			Help: "Age that a load had reached when the next one came."}),
+			Help: "Age of a load when the next one arrived."}),
 		oldest: prometheus.NewDesc("tandem_scrape_oldest_seconds",
 			"Age of the oldest load in the pool; endpoints that were never read are not in it.", nil, nil),
 		endpoints: prometheus.NewDesc("tandem_endpoints",

@@ -50,7 +50,7 @@ type partFlags struct {
 
 type lookFlags struct {
 	Timeout  time.Duration `flag:"timeout" help:"longest time for one request"`
-	IdleWait time.Duration `flag:"idle-wait" help:"how long connections stay idle in the keep-alive check; 0 leaves the check out"`
+	IdleWait time.Duration `flag:"idle-wait" help:"how long connections stay idle in the keep-alive check; 0: no such check"`
 	Probe    bool          `flag:"probe" help:"send one short request for each pair of engines, prefilled remotely"`
 	Sidecar  string        `flag:"sidecar" enum:"tandem,any" help:"which sidecar decode engines must have: tandem, or any (another sidecar cannot be detected)"`
 	CAFile   string        `flag:"ca-file" arg:"FILE" help:"PEM file of the authorities that must have signed the certificates of the picker and the proxy. Default: only dates are verified"`

@@ -33,7 +33,7 @@ type waitFlags struct {
 type paceFlags struct {
 	Settle   time.Duration `flag:"settle" help:"time before the first check, in which pickers and proxies learn that the pod is terminating"`
 	Interval time.Duration `flag:"interval" help:"time between two checks"`
-	Timeout  time.Duration `flag:"timeout" help:"longest time in all; keep it below the pod's grace period"`
+	Timeout  time.Duration `flag:"timeout" help:"longest time of the whole command; keep it below the pod's grace period"`
 }
 
 type installFlags struct {

@@ -43,7 +43,7 @@ type listen struct {
 
 type picker struct {
 	Addresses []string          `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may resolve to several"`
-	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that the death of an EPP cuts no answer; single: one ext-proc filter, for an EPP that does not support the pair"`
+	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that an EPP can die without cutting answers; single: one ext-proc filter, for an EPP that does not support the pair"`
 	Plaintext bool              `flag:"epp-plaintext" help:"no TLS to the EPP, if it runs with --secure-serving=false"`
 	CA        string            `flag:"epp-ca" arg:"FILE" help:"authorities that must have signed the EPP's certificate. Default: no verification, since the EPP's is self-signed"`
 	Name      string            `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`

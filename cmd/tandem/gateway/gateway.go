@@ -18,7 +18,7 @@ type settings struct {
 	EPP       []string   `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP"`
 	Plaintext bool       `flag:"epp-plaintext" help:"no TLS to the EPP, if it runs with --secure-serving=false"`
 	CA        string     `flag:"epp-ca" arg:"FILE" help:"authorities that must have signed the EPP's certificate. Default: no verification, since the EPP's is self-signed"`
-	Mode      string     `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that the death of an EPP cuts no answer; single: one ext-proc filter, for an EPP that does not support the pair"`
+	Mode      string     `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that an EPP can die without cutting answers; single: one ext-proc filter, for an EPP that does not support the pair"`
 	BodyLimit boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
 	Log       boot.Log   `group:"Log"`
 }

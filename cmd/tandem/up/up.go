@@ -29,7 +29,7 @@ type settings struct {
 
 type stackFlags struct {
 	Listen    string `flag:"listen" arg:"IP:PORT" help:"address that clients connect to; port 0 takes any free one"`
-	Threshold int    `flag:"threshold" arg:"TOKENS" help:"prompts with at least so many tokens not cached on the decode engine are prefilled remotely; 0: none"`
+	Threshold int    `flag:"threshold" arg:"TOKENS" help:"number of prompt tokens not cached on the decode engine from which a prompt is prefilled remotely; 0: none is"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
 	Envoy     bool   `flag:"envoy" help:"require the real Envoy. Default: Envoy if one is found (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
 	Transport string `flag:"transport" enum:"tcp,nixl" help:"how KV moves between simulated engines: Tandem's own TCP, or the real NIXL library; with nixl, sidecars also renew and release hand-offs of your own engines. nixl needs the programs of make nixl"`
