@@ -12,7 +12,7 @@ type End uint8
 // The ends. Aborted is the zero value: an answer whose end was not reported was aborted.
 const (
 	EndAborted End = iota // the client left, or the process died
-	EndDone               // whole
+	EndDone               // the answer is complete
 	EndError              // the engine or Tandem ended it with an error
 )
 
@@ -21,17 +21,17 @@ var ends = [...]string{"aborted", "done", "error"}
 // String is the end's token on the wire.
 func (e End) String() string { return ends[e] }
 
-// AnswerSummary closes the report on an answer, in HeaderOutcome (a trailer on streams):
+// AnswerSummary reports how an answer ended, and its token counts, in HeaderOutcome (a trailer on streams):
 //
 //	done|error|aborted;prompt=<n>;cached=<n>;completion=<n>
 //
-// Counts are tokens as the engine reported them; -1 (left out on the wire) where it did not.
+// The counts are the engine's. -1 is a count that the engine did not report; the header leaves it out.
 type AnswerSummary struct {
 	End                        End
 	Prompt, Cached, Completion int64
 }
 
-// ParseAnswerSummary reads HeaderOutcome.
+// ParseAnswerSummary parses the value of HeaderOutcome.
 func ParseAnswerSummary(value string) (AnswerSummary, error) {
 	o := AnswerSummary{Prompt: -1, Cached: -1, Completion: -1}
 	head, err := splitParams(value, o.set)
@@ -49,7 +49,7 @@ func ParseAnswerSummary(value string) (AnswerSummary, error) {
 
 func (o *AnswerSummary) set(name, v string) error {
 	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || v[0] < '0' { // no sign
+	if err != nil || v[0] < '0' { // a count has no sign
 		return errors.New("must be a number of tokens")
 	}
 	switch name {
@@ -65,7 +65,7 @@ func (o *AnswerSummary) set(name, v string) error {
 	return nil
 }
 
-// String prints the summary as ParseAnswerSummary reads it.
+// String returns the summary in the form that ParseAnswerSummary parses.
 func (o AnswerSummary) String() string {
 	b := append(make([]byte, 0, 64), o.End.String()...)
 	for _, c := range [...]struct {

@@ -1,9 +1,9 @@
 package pd
 
-// API is one of the generate calls of an engine's HTTP surface.
+// API is one generate call of an engine's HTTP interface, such as chat completions.
 type API uint8
 
-// The APIs Tandem tells apart. APIOther is everything an engine serves that generates nothing.
+// The APIs that Tandem distinguishes. APIOther is every call that does not generate.
 const (
 	APIOther API = iota
 	APIChat
@@ -27,7 +27,7 @@ var apis = []struct {
 	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
 }
 
-// APIOf names the API a path belongs to.
+// APIOf returns the API that a URL path belongs to.
 func APIOf(path string) API {
 	for api, a := range apis {
 		if path == a.path {

@@ -3,64 +3,59 @@ package body
 import "io"
 
 const (
-	// maxGap is how many bytes of white space between a comma and a key are
-	// held back with the comma. Before more of them the comma is put off.
+	// maxGap is the most bytes of white space between a comma and a key that are held back with the comma. Before more of
+	// them, the comma moves to the end of the white space.
 	maxGap = 64
-	// smallRead is the size of the buffer behind reads that are too short to
-	// hold anything back in; a page.
+	// smallRead is the size of the buffer for reads that are too short to hold anything back in: a page.
 	smallRead = 4096
 )
 
-// Blank is a reader that overwrites the members it is to remove by spaces, each
-// with the comma that belongs to it, so that the length of a body does not
-// change while it is streamed. What remains is valid JSON if the source is.
+// Blank is a reader that overwrites members with spaces, each with its comma, so that the length of a body does not change
+// while it is streamed. The result is valid JSON if the source is.
 //
-// Ordinary content is scanned in the caller's buffer and not copied. Held back
-// between two reads are only a comma and the beginning of a key that may be
-// wanted. A comma before a long run of white space may move to the run's end;
-// else no byte of what remains changes.
+// Blank scans ordinary content in the caller's buffer, without a copy. Between two reads it holds back only a comma and the
+// beginning of a key that may be wanted. A comma before a long run of white space may move to the end of the run; no other
+// remaining byte changes.
 //
-// If the source is no JSON, the rest passes unchanged, unless it may hide such a
-// member: then Read fails with ErrHidden, having released none of the bytes
-// that complete its name. It fails so too if a member was removed before a byte
-// that does not fit: without the member, the rest might be JSON again, and say
-// what the source did not. The scanner's other errors are returned from Read.
+// If the source is not JSON, the rest passes unchanged, unless it may contain a member to remove: then Read fails with
+// ErrHidden before it has released the bytes that complete the member's name. Read fails with ErrHidden also if a member was
+// removed before the first byte that is not JSON: without the member, the rest might be valid JSON again, with another
+// meaning than the source. Read returns the scanner's other errors.
 type Blank struct {
 	src    io.Reader
 	scan   Scanner
 	remove func(want int) bool
 	hint   hint
-	broken bool  // the source turned out to be no JSON
+	broken bool  // the source is not JSON
 	err    error // what the next Read returns
 
 	held []byte // read from src, not yet released
 	buf  []byte // for reads that are too short
-	out  []byte // rest of buf to be released
-	room int    // shortest read that is served directly
+	out  []byte // part of buf that is still to be released
+	room int    // shortest read that is served without buf
 
 	removal
 }
 
-// removal is where the removing stands.
+// removal is the state of the removing.
 type removal struct {
-	next    int    // index of the first member not looked at
+	next    int    // index of the first member that was not checked yet
 	cur     int    // index of the member being removed, -1 = none
-	from    int64  // offset from which it is removed
-	leading bool   // all members before it are removed, so the comma after it goes
-	comma   int    // index of a leading member whose comma may yet come, -1 = none
-	leads   []lead // enclosing objects last
+	from    int64  // offset at which its removal begins
+	leading bool   // all members before it are removed, so the comma after it is removed too
+	comma   int    // index of a leading member whose comma may still come, -1 = none
+	leads   []lead // the enclosing objects, innermost last
 	removed bool
 }
 
-// lead counts the removed members that an object begins with.
+// lead counts the removed members at the beginning of an object.
 type lead struct {
 	object int64
 	run    int
 }
 
-// NewBlank returns a reader of src without the members of the wants that remove
-// selects. A want that is sent to the sink alone (Want.Sink beneath a "*")
-// cannot be removed.
+// NewBlank returns a reader of src without the members of the wants for which remove returns true. remove must not select a want with
+// Sink beneath a "*".
 func NewBlank(src io.Reader, t *Table, l Limits, remove func(want int) bool) *Blank {
 	b := &Blank{
 		src: src, remove: remove, hint: t.hint(remove),
@@ -74,8 +69,7 @@ func NewBlank(src io.Reader, t *Table, l Limits, remove func(want int) bool) *Bl
 // Removed reports whether a member was removed so far.
 func (b *Blank) Removed() bool { return b.removed }
 
-// Scanner returns the scanner of the source. Its offsets hold for the source
-// and, the length being the same, for what Read returned.
+// Scanner returns the scanner of the source. Its offsets hold for the source and for what Read returned.
 func (b *Blank) Scanner() *Scanner { return &b.scan }
 
 // Read implements io.Reader.
@@ -98,7 +92,7 @@ func (b *Blank) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill reads into p until something can be released, and returns how much.
+// fill reads into p until it can release something, and returns how many bytes.
 func (b *Blank) fill(p []byte) (int, error) {
 	for b.err == nil {
 		h := copy(p, b.held)
@@ -112,8 +106,8 @@ func (b *Blank) fill(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// advance scans p, of which the first h bytes were held back, removes what it
-// can and returns how many bytes are released. end is what the source said.
+// advance scans p, whose first h bytes were held back, removes members, and returns how many bytes it releases. end is the
+// source's error.
 func (b *Blank) advance(p []byte, h int, end error) (int, error) {
 	b.held = b.held[:0]
 	if b.broken {
@@ -142,7 +136,7 @@ func (b *Blank) advance(p []byte, h int, end error) (int, error) {
 	return n, end
 }
 
-// pass releases all of p, which cannot be understood, if it hides nothing.
+// pass releases all of p, which is not JSON, if p cannot contain a member to remove.
 func (b *Blank) pass(p []byte, end error) (int, error) {
 	if b.hint.feed(p) {
 		return 0, ErrHidden
@@ -164,7 +158,7 @@ func (b *Blank) settled(p []byte, base int64) int {
 	case key < n || n == key:
 		return n
 	case p[n] != ',':
-		return key // the comma went with a member before it
+		return key // the comma was removed with an earlier member
 	case key-n > maxGap:
 		p[n], p[key-1] = ' ', ','
 		return key - 1
@@ -172,7 +166,7 @@ func (b *Blank) settled(p []byte, base int64) int {
 	return n
 }
 
-// sweep blanks, in p, which begins at offset base, what is to be removed.
+// sweep blanks the members to remove in p, which begins at offset base.
 func (b *Blank) sweep(p []byte, base int64) {
 	members := b.scan.members
 	b.sweepComma(p, base)
@@ -191,7 +185,7 @@ func (b *Blank) sweep(p []byte, base int64) {
 	}
 }
 
-// sweepComma blanks the comma after a leading member, once it came.
+// sweepComma blanks the comma after a leading member, when it has arrived.
 func (b *Blank) sweepComma(p []byte, base int64) {
 	if b.comma < 0 {
 		return
@@ -220,7 +214,7 @@ func (b *Blank) pick() bool {
 	return false
 }
 
-// isLeading reports whether m is removed and so are all members before it.
+// isLeading reports whether m and all members before it in its object are removed.
 func (b *Blank) isLeading(m *Member) bool {
 	n := len(b.leads)
 	for n > 0 && b.leads[n-1].object > m.Object {
@@ -239,7 +233,7 @@ func (b *Blank) isLeading(m *Member) bool {
 	return true
 }
 
-// blank overwrites the part of p, which begins at offset base, that is in s.
+// blank overwrites those bytes of p, which begins at offset base, that lie in s.
 func blank(p []byte, base int64, s Span) {
 	from, to := max(s.Start-base, 0), min(s.End-base, int64(len(p)))
 	for i := from; i < to; i++ {

@@ -7,20 +7,18 @@ import (
 	"slices"
 )
 
-// Edit collects edits of one Body found by one Scanner and makes the edited
-// body out of slices of the original. It is used after Reset, and reusable by
-// it. Every byte that no edit touches stays: order, white space, escapes, big
-// integers, duplicate keys elsewhere. The result is valid JSON if the input is.
+// Edit collects edits of one Body that one Scanner has scanned, and makes the edited body out of slices of the original.
+// Reset begins, and may begin again. Every byte that no edit touches stays: order, white space, escapes, big integers,
+// duplicate keys elsewhere. The result is valid JSON if the input is.
 //
-// Edits may come in any order. An edit inside a value that another edit removes
-// or replaces is lost with it. Two edits of one member, or a member that is not
-// of this body, are errors of Segments.
+// Edits may come in any order. An edit inside a value that another edit removes or replaces has no effect. Segments returns
+// an error for two edits of one member, and for a member of another body.
 type Edit struct {
 	body  *Body
 	root  Member
 	ops   []op
 	cuts  []cut
-	ready bool // cuts are made of ops
+	ready bool // cuts are made from ops
 	size  int64
 	err   error
 }
@@ -33,7 +31,7 @@ const (
 	adding
 )
 
-// op is one edit as it was asked for.
+// op is one edit as the caller requested it.
 type op struct {
 	verb   verb
 	member Member
@@ -41,31 +39,30 @@ type op struct {
 	value  []byte
 }
 
-// cut is one edit of the bytes: a span, and the texts that come in its place.
+// cut is one edit of the bytes: a span, and the texts that replace it.
 type cut struct {
 	Span
 	before, value []byte
 }
 
-// Reset begins with a body and the scanner's Root of it. Slices that Segments
-// returned before stay valid.
+// Reset begins with a body and the scanner's Root of it. Slices that Segments returned before stay valid.
 func (e *Edit) Reset(b *Body, root Member) {
 	clear(e.ops)
 	clear(e.cuts)
 	*e = Edit{body: b, root: root, ops: e.ops[:0], cuts: e.cuts[:0]}
 }
 
-// Replace puts value, raw JSON that is used as it is, in place of m's value.
+// Replace replaces m's value by value, which is raw JSON.
 func (e *Edit) Replace(m Member, value []byte) {
 	e.add(op{verb: replacing, member: m, value: value})
 }
 
-// Remove takes m away, with the one comma that belongs to it: the one before
-// it, or the one after it if all members before it go too.
+// Remove removes m with the one comma that belongs to it: the comma before it, or the one after it if all members before it
+// are removed too.
 func (e *Edit) Remove(m Member) { e.add(op{verb: removing, member: m}) }
 
-// Add appends a member to an object: the Root or a Member of Kind Object. name
-// is written as a JSON string; value is raw JSON, used as it is.
+// Add appends a member to an object: the Root or a Member of Kind Object. name is written as a JSON string; value is raw
+// JSON.
 func (e *Edit) Add(object Member, name string, value []byte) {
 	text := make([]byte, 0, len(name)+len(`,"":`))
 	text = append(AppendQuoted(append(text, ','), name), ':')
@@ -77,8 +74,7 @@ func (e *Edit) add(o op) {
 	e.ready = false
 }
 
-// Segments appends the edited body to dst: slices of the original and of the
-// inserted values. Nothing of the original is copied.
+// Segments appends the edited body to dst: slices of the original and of the inserted values, without a copy.
 func (e *Edit) Segments(dst [][]byte) ([][]byte, error) {
 	e.compile()
 	if e.err != nil {
@@ -98,7 +94,7 @@ func (e *Edit) Segments(dst [][]byte) ([][]byte, error) {
 	return e.body.appendSpan(dst, Span{at, e.body.Len()}), nil
 }
 
-// Len returns the length of the edited body in bytes, 0 where Segments errs.
+// Len returns the length of the edited body in bytes, 0 if Segments returns an error.
 func (e *Edit) Len() int64 {
 	e.compile()
 	return e.size
@@ -110,8 +106,7 @@ func (e *Edit) compile() {
 		return
 	}
 	e.ready, e.size, e.cuts = true, 0, e.cuts[:0]
-	// By place; ops of one place keep their order, so that members are added in
-	// the order of the calls.
+	// Sort by place. Ops at the same place keep their order, so that members are added in the order of the calls.
 	slices.SortStableFunc(e.ops, func(a, b op) int {
 		return cmp.Compare(a.place(), b.place())
 	})
@@ -153,7 +148,7 @@ func (e *Edit) check() error {
 	return nil
 }
 
-// cut appends the cut of the i-th op.
+// cut appends the cut for the i-th op.
 func (e *Edit) cut(i int) {
 	o := &e.ops[i]
 	m := &o.member
@@ -166,13 +161,13 @@ func (e *Edit) cut(i int) {
 		at := m.Value.End - 1
 		name := o.name
 		if e.leaves(i) == 0 {
-			name = name[1:] // nothing is left that a comma would part it from
+			name = name[1:] // the object is empty, so no comma precedes the name
 		}
 		e.cuts = append(e.cuts, cut{Span: Span{at, at}, before: name, value: o.value})
 	}
 }
 
-// removal is what goes with the i-th op's member.
+// removal returns the span to remove with the member of the i-th op.
 func (e *Edit) removal(i int) Span {
 	m := &e.ops[i].member
 	leading := m.Index
@@ -190,8 +185,7 @@ func (e *Edit) removal(i int) Span {
 	return Span{m.Key.Start, m.Next + 1}
 }
 
-// leaves returns how many members the object of the i-th op, which adds to it,
-// has at that point.
+// leaves returns how many members remain in the object to which the i-th op adds, at that point.
 func (e *Edit) leaves(i int) int {
 	object := &e.ops[i].member
 	count := object.Count
@@ -206,7 +200,7 @@ func (e *Edit) leaves(i int) int {
 	return count
 }
 
-// settle sorts the cuts, drops those that lie within another and sums up.
+// settle sorts the cuts, drops those inside another cut, and computes the length.
 func (e *Edit) settle() {
 	slices.SortStableFunc(e.cuts, func(a, b cut) int { return cmp.Compare(a.Start, b.Start) })
 	kept := e.cuts[:0]

@@ -6,9 +6,8 @@ import (
 	"math/bits"
 )
 
-// skipIDs runs over the elements of an array as long as they are token ids:
-// positive integers, each with its comma and at most one space. It begins and
-// ends before a value; all else it leaves to step.
+// skipIDs reads elements of an array while they are token ids: positive integers, each with its comma and at most one space.
+// It begins and ends before a value, and leaves everything else to step.
 func (s *Scanner) skipIDs(p []byte, i int) int {
 	if s.depth != s.tracked {
 		i, _ = runIDs(p, i)
@@ -23,31 +22,30 @@ func (s *Scanner) skipIDs(p []byte, i int) int {
 	return i
 }
 
-// ones has 1 in each byte, highs the high bit.
+// ones has 1 in each byte, highs has the high bit in each byte.
 const (
 	ones  = 0x0101010101010101
 	highs = 0x80 * ones
 )
 
-// runIDs passes elements of p from i on, where a value must come, and returns
-// where it stopped, again where a value must come, and how many it passed.
+// runIDs skips elements of p from index i, where a value must begin. It returns the index where it stopped, where a value
+// must begin again, and how many elements it skipped.
 //
-// It looks at eight bytes at once, as masks that have the high bit in each byte
-// that is not of a class, and checks whether each byte may follow the one before:
-// a comma only a digit, a space only a comma, a digit anything, but not a zero
-// that begins a number (which may be one, or be wrong).
+// It looks at eight bytes at once. A mask has the high bit in each byte that is not in a class of bytes, and the masks say
+// whether each byte may follow the one before: a comma follows only a digit, a space only a comma, a digit anything. It also
+// stops at a zero that begins a number, which is either the number 0 or wrong.
 func runIDs(p []byte, i int) (int, int) {
 	if i == len(p) || p[i] > '9' {
-		return i, 0 // most often an object
+		return i, 0 // usually an object
 	}
 	start, count := i, 0
-	// Of the byte before: a comma, as it were.
+	// The masks of the byte before p[i], as if it were a comma.
 	var lastDigit, lastComma, lastSpace uint64 = 0x80, 0, 0x80
 	for ; i+8 <= len(p); i += 8 {
 		w := binary.LittleEndian.Uint64(p[i:])
-		// Now a digit is at most 9, which adding 0x76 leaves below 0x80; what is
-		// equal is 0, which adding 0x7F does. A byte beyond ASCII may carry into
-		// the next, but it is wrong itself, and only the first wrong byte counts.
+		// Now a digit is at most 9, which stays below 0x80 after adding 0x76; a byte that is equal is 0, which stays below
+		// 0x80 after adding 0x7F. A byte beyond ASCII may carry into the next, but it is wrong itself, and only the first
+		// wrong byte counts.
 		x := w ^ '0'*ones
 		zero := x + 0x7F*ones
 		digit := x + 0x76*ones
@@ -58,7 +56,7 @@ func runIDs(p []byte, i int) (int, int) {
 		beforeSpace := space<<8 | lastSpace
 		wrong := (w | digit&comma&space | beforeDigit&^comma | beforeComma&^space | ^(zero | beforeComma&beforeSpace)) & highs
 		if wrong != 0 {
-			// What precedes the wrong byte is right.
+			// All bytes before the wrong one are right.
 			n := bits.TrailingZeros64(wrong) / 8
 			count += bits.OnesCount64(^comma & highs & (1<<(8*n) - 1))
 			i += n

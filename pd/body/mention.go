@@ -6,18 +6,18 @@ import (
 	"unicode/utf16"
 )
 
-// hint looks for the names of unwelcome members in text that need not be JSON:
-// literally, or as a \u escape that could be part of one. It errs towards yes.
+// hint searches text that need not be JSON for the names of members to remove: literally, or as a \u escape that could be
+// part of one. It may report a name that is not there, and never misses one.
 type hint struct {
 	table  *Table
 	remove func(want int) bool
-	ascii  [2]uint64 // the names' characters below 128, a bit each
-	wide   bool      // they have others
-	keep   int       // bytes of the past that a match can begin in
+	ascii  [2]uint64 // the characters of the names below 128, one bit each
+	wide   bool      // the names have characters above 127
+	keep   int       // how many earlier bytes a match can begin in
 	past   []byte
 }
 
-// mention is how a want could be mentioned.
+// mention is how a body could mention a want.
 type mention struct {
 	name  []byte // the last name in its path, empty if there is none
 	units []rune // its UTF-16 units
@@ -41,7 +41,7 @@ func (t *Table) mention(i int, elements []string) mention {
 	return m
 }
 
-// hint returns the hint for the wants that remove selects.
+// hint returns the hint for the wants for which remove returns true.
 func (t *Table) hint(remove func(want int) bool) hint {
 	h := hint{table: t, remove: remove, keep: max(len(`\u0000`), t.longest) - 1}
 	for i := range t.mentions {
@@ -59,8 +59,7 @@ func (t *Table) hint(remove func(want int) bool) hint {
 	return h
 }
 
-// feed looks at the next piece and tells whether it, with what came before,
-// mentions a name.
+// feed searches the next piece and reports whether it mentions a name, alone or with the pieces before it.
 func (h *hint) feed(p []byte) bool {
 	border := append(h.past, p[:min(len(p), h.keep)]...)
 	found := h.in(border) || h.in(p)
@@ -68,7 +67,7 @@ func (h *hint) feed(p []byte) bool {
 	return found
 }
 
-// note passes a piece that need not be looked at.
+// note records a piece that needs no search.
 func (h *hint) note(p []byte) {
 	if len(p) >= h.keep {
 		h.past = append(h.past[:0], p[len(p)-h.keep:]...)
@@ -92,7 +91,7 @@ func (h *hint) in(p []byte) bool {
 		}
 		p = p[i:]
 		u := unit(p)
-		for ; u >= 0; u = unit(p) { // text beyond ASCII may be all escapes
+		for ; u >= 0; u = unit(p) { // text beyond ASCII may consist of escapes only
 			if h.hasUnit(u) {
 				return true
 			}
@@ -119,10 +118,9 @@ func (h *hint) hasUnit(u rune) bool {
 	return false
 }
 
-// Mentions reports whether the last name of a want that remove selects occurs
-// anywhere in a body, or could be spelled there by a \u escape. It is the test
-// for a body that is no JSON, in which members cannot be told from text: if it
-// says no, no lenient reader will find such a member either.
+// Mentions reports whether the last name of a want for which remove returns true occurs anywhere in a body, or could be
+// spelled there by a \u escape. It is for bodies that are not JSON, in which members cannot be distinguished from text: if it
+// returns false, no lenient reader finds such a member either.
 func (t *Table) Mentions(b *Body, remove func(want int) bool) bool {
 	h := t.hint(remove)
 	return slices.ContainsFunc(b.segments, h.feed)

@@ -1,38 +1,34 @@
 package body
 
-// Renamer puts another name in place of a model's while an answer streams: in
-// the members "model", "message.model" (the first event of messages) and
-// "response.model" (events of responses), where they are strings and have the
-// name that is to go. In an event stream every event is looked at by itself.
-// All other bytes pass as they are, also those of what is no JSON.
+// Renamer replaces a model's name by another while an answer streams. It replaces strings that are the old name in the
+// members "model", "message.model" (first event of the messages API) and "response.model" (events of the responses API). In
+// an event stream it reads every event by itself. All other bytes pass unchanged, including those that are not JSON.
 //
-// Held back between two chunks is only the beginning of such a string. The
-// value must not be copied after its first use.
+// Between two chunks it holds back only the beginning of such a string. The value must not be copied after its first use.
 type Renamer struct {
 	from    string
 	to      []byte // as JSON
-	longest int    // bytes that a spelling of from can take
+	longest int    // most bytes that a spelling of from can have
 	events  bool
 
 	scan   Scanner
-	next   int    // index of the first member that is not decided on
-	broken bool   // no JSON: the rest of it passes
-	held   []byte // of a member that came in part
+	next   int    // index of the first member that is not decided yet
+	broken bool   // not JSON: the rest of it passes
+	held   []byte // the part of a string that has arrived
 	text   []byte // scratch
 
 	stream eventLines
 
-	// Of the chunk that is being read.
+	// The chunk that Feed reads.
 	chunk []byte
-	done  int // bytes of it that are in out, or held
+	done  int // how many of its bytes are in out or held
 	out   [][]byte
 }
 
-// renameTable has the places of the model's name.
+// renameTable has the members that hold the model's name.
 var renameTable = NewTable(Want{Path: "model"}, Want{Path: "message.model"}, Want{Path: "response.model"})
 
-// NewRenamer returns a Renamer of one answer, which is an event stream or one
-// JSON value.
+// NewRenamer returns a Renamer of one answer: an event stream, or one JSON value.
 func NewRenamer(from, to string, events bool) *Renamer {
 	const quotes = 2
 	r := &Renamer{from: from, to: AppendQuoted(nil, to), longest: len(from)*escapedByte + quotes, events: events}
@@ -40,14 +36,14 @@ func NewRenamer(from, to string, events bool) *Renamer {
 	return r
 }
 
-// begin begins with a JSON value.
+// begin prepares for the next JSON value.
 func (r *Renamer) begin() {
 	r.scan.Reset(renameTable, Limits{}, nil)
 	r.next, r.broken = 0, false
 }
 
-// Feed reads the next chunk and appends to dst what may go on: slices of the
-// chunk and of its own. They are valid until the next call.
+// Feed reads the next chunk and appends to dst the bytes that may be sent: slices of the chunk and of the Renamer. They are
+// valid until the next call.
 func (r *Renamer) Feed(dst [][]byte, chunk []byte) [][]byte {
 	r.out, r.chunk, r.done = dst, chunk, 0
 	if r.events {
@@ -61,10 +57,10 @@ func (r *Renamer) Feed(dst [][]byte, chunk []byte) [][]byte {
 	return dst
 }
 
-// Close ends the answer, and returns what was held back of one that broke off.
+// Close ends the answer, and returns the bytes that are still held back, if the answer broke off.
 func (r *Renamer) Close() []byte { return r.held }
 
-// pass lets the chunk go up to an index.
+// pass appends the chunk up to index to to the output.
 func (r *Renamer) pass(to int) {
 	if to > r.done {
 		r.out = append(r.out, r.chunk[r.done:to])
@@ -72,9 +68,8 @@ func (r *Renamer) pass(to int) {
 	}
 }
 
-// release lets go of the first n bytes that are held, which are all that came
-// in earlier chunks. The caller may still read them when the next ones are
-// held, so their memory is not used again.
+// release appends the first n held bytes, which are all from earlier chunks, to the output. Their memory is not reused,
+// because the caller may still read them when the next bytes are held.
 func (r *Renamer) release(n int) {
 	if n > 0 {
 		r.out = append(r.out, r.held[:n])
@@ -83,12 +78,12 @@ func (r *Renamer) release(n int) {
 	r.held = r.held[:0]
 }
 
-// value reads a part of a JSON value, from one index of the chunk to another.
+// value reads the bytes of the chunk between two indices as part of a JSON value.
 func (r *Renamer) value(from, to int) {
 	if r.broken {
 		return
 	}
-	base := r.scan.Offset() - int64(from) // of the chunk
+	base := r.scan.Offset() - int64(from) // offset of the chunk's first byte
 	if _, err := r.scan.Write(r.chunk[from:to]); err != nil {
 		r.broken = true
 	}
@@ -98,7 +93,7 @@ func (r *Renamer) value(from, to int) {
 		start := max(int(m.Value.Start-base), from)
 		switch {
 		case m.Kind == Invalid:
-			return // its value did not begin
+			return // its value has not begun
 		case m.Kind != String:
 		case m.Value.End >= 0:
 			r.decide(start, int(m.Value.End-base))
@@ -113,7 +108,7 @@ func (r *Renamer) value(from, to int) {
 	}
 }
 
-// decide looks at a string that ends in the chunk.
+// decide replaces or passes a string that ends in the chunk.
 func (r *Renamer) decide(start, end int) {
 	raw, before := r.chunk[start:end], len(r.held)
 	if before > 0 {
@@ -130,7 +125,7 @@ func (r *Renamer) decide(start, end int) {
 	r.done = end
 }
 
-// named reports whether a string literal is the name that is to go.
+// named reports whether a string literal is the old name.
 func (r *Renamer) named(raw []byte) bool {
 	raw = raw[1 : len(raw)-1]
 	if !hasEscape(raw) {
@@ -141,11 +136,11 @@ func (r *Renamer) named(raw []byte) bool {
 	return err == nil && string(text) == r.from
 }
 
-// eventLines is where a stream of events stands.
+// eventLines is the position in an event stream.
 type eventLines struct {
-	at   int  // bytes of dataStart that the line begins with, all of it where its data is read; otherLine
-	cr   bool // the last byte was a \r, which a \n may follow
-	data bool // the event has a line of data
+	at   int  // bytes of dataStart at the beginning of the line; all of them while its data is read; otherLine
+	cr   bool // the last byte was a \r, and a \n may follow
+	data bool // the event has a data line
 }
 
 const (
@@ -155,8 +150,7 @@ const (
 
 var newline = []byte("\n")
 
-// lines reads the chunk as lines of events. The space that may stand before the
-// data is white space of JSON too.
+// lines reads the chunk as lines of events. The optional space before the data is white space in JSON too.
 func (r *Renamer) lines() {
 	p, l := r.chunk, &r.stream
 	for i := 0; i < len(p); {
@@ -188,7 +182,7 @@ func (r *Renamer) lines() {
 	}
 }
 
-// beginData begins the data of an event, or goes on with it in another line.
+// beginData begins the data of an event, or continues it in another line.
 func (r *Renamer) beginData() {
 	if !r.stream.data {
 		r.stream.data = true
@@ -198,9 +192,9 @@ func (r *Renamer) beginData() {
 	}
 }
 
-// endLine ends a line, and with an empty one the event.
+// endLine ends a line, and also the event if the line is empty.
 func (r *Renamer) endLine() {
-	if len(r.held) > 0 { // no string goes over several lines
+	if len(r.held) > 0 { // a string cannot continue in the next line
 		r.release(len(r.held))
 		r.broken = true
 	}

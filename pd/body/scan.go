@@ -19,8 +19,7 @@ const (
 	inMark // the byte order mark
 )
 
-// scan reads as much of p as is right and returns how much that is: all of it,
-// or the index at which it set s.err.
+// scan reads p up to the first wrong byte, for which it sets s.err, and returns how many bytes it read.
 func (s *Scanner) scan(p []byte) int {
 	i := 0
 	for i < len(p) && s.err == nil {
@@ -54,7 +53,7 @@ func skipSpace(p []byte, i int) int {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\t' }
 
-// step reads the structural byte p[i], or the beginning of a key or value.
+// step reads the structural byte p[i], or the first byte of a key or value.
 func (s *Scanner) step(p []byte, i int) int {
 	c := p[i]
 	switch s.state {
@@ -143,8 +142,7 @@ func (s *Scanner) beginValue(p []byte, i int) int {
 	return i + 1
 }
 
-// note takes down that a value begins in the innermost frame, and reports false
-// if that is an error.
+// note records that a value begins in the innermost frame. It returns false if that is an error.
 func (s *Scanner) note(k Kind, i int) bool {
 	at := s.base + int64(i)
 	if s.depth == 0 {
@@ -179,7 +177,7 @@ func (s *Scanner) note(k Kind, i int) bool {
 	return true
 }
 
-// keep adds the member whose key was just read, if it is wanted.
+// keep adds the member whose key was read last, if it is wanted.
 func (s *Scanner) keep(f *frame) bool {
 	n := s.key.match
 	s.born[n.id] = len(s.members)
@@ -198,8 +196,7 @@ func (s *Scanner) keep(f *frame) bool {
 	return true
 }
 
-// endValue takes down that a value ended before p[i]; text is where the part of
-// it that goes to a sink ends.
+// endValue records that a value ended before p[i]. The part of it for the sink ends before p[text].
 func (s *Scanner) endValue(p []byte, i, text int) {
 	s.state = afterValue
 	if s.depth != s.tracked {
@@ -240,7 +237,7 @@ func (s *Scanner) openContainer(i int, k Kind) int {
 	return i + 1
 }
 
-// push goes one container deeper.
+// push enters a container.
 func (s *Scanner) push(object bool) bool {
 	if s.depth == s.limits.Depth {
 		s.err = ErrTooDeep
@@ -294,7 +291,7 @@ func (s *Scanner) inObject() bool {
 
 func (s *Scanner) top() *frame { return &s.frames[len(s.frames)-1] }
 
-// current returns the wanted member that the innermost frame is at, or nil.
+// current returns the wanted member whose value the innermost frame reads, or nil.
 func (s *Scanner) current() *Member {
 	if k := s.top().cur; k >= 0 {
 		return &s.members[k]

@@ -5,8 +5,7 @@ import "slices"
 // Kind is the type of a JSON value.
 type Kind uint8
 
-// The kinds of values. NaN, Infinity and -Infinity are Numbers. Invalid is the
-// kind of a value that was not reached.
+// The kinds of values. NaN, Infinity and -Infinity are Numbers. Invalid is the kind of a value that was not reached.
 const (
 	Invalid Kind = iota
 	String
@@ -28,42 +27,39 @@ func (s Span) Len() int64 { return s.End - s.Start }
 type Member struct {
 	Want       int   // index into the table's wants
 	Kind       Kind  // Invalid until the value begins
-	Key, Value Span  // Key with its quotes, empty for an element; Value of a string with its quotes, -1 where not reached
+	Key, Value Span  // Key with its quotes, empty for an element; Value of a string with its quotes; -1 where not reached
 	Index      int   // position among the members of its object, 0 = first
 	Prev, Next int64 // offset of the comma before and after it, -1 = none
-	Object     int64 // offset of the '{' (or '[') that holds it
+	Object     int64 // offset of the '{' (or '[') of the container
 	Count      int   // Object: number of its members; Array: number of its elements
 	First      Kind  // Array: kind of its first element, Invalid if empty
-	Escaped    bool  // a string value with a backslash in it
+	Escaped    bool  // a string value that contains a backslash
 }
 
-// Sink receives the text of a value whose Want has Sink, piece by piece as the
-// chunks arrive: raw, that is still escaped, strings without their quotes,
-// other kinds as their JSON text. last marks the value's end; a piece may be
-// empty, and may end inside an escape or a UTF-8 sequence. It is valid during
+// Sink receives the text of a value whose Want has Sink, in pieces, as the chunks arrive. The text is raw: escaped, strings
+// without their quotes, other kinds as JSON. last marks the end of the value. A piece may be empty, may end inside an escape
+// or a UTF-8 sequence, and is valid during the call only. Scanner.Sinking returns the kind of the value.
 // the call only. Scanner.Sinking tells the kind of the value.
 type Sink func(want int, piece []byte, last bool)
 
-// Limits bound what a scanner accepts.
+// Limits bound the bodies that a scanner accepts.
 type Limits struct {
-	Depth   int   // containers inside each other; 0 = DefaultDepth
-	Size    int64 // bytes; 0 = no cap
-	Members int   // found members kept; 0 = DefaultMembers
+	Depth   int   // nested containers; 0 = DefaultDepth
+	Size    int64 // bytes; 0 = no limit
+	Members int   // found members that are kept; 0 = DefaultMembers
 }
 
-// Defaults of Limits. Python's json gives up near a depth of 1000, no request
-// schema comes near 512.
+// Defaults of Limits. Python's json fails near a depth of 1000, and no request schema comes near 512.
 const (
 	DefaultDepth   = 512
 	DefaultMembers = 1024
 )
 
-// headLength is how many bytes are looked at for the text encoding.
+// headLength is how many bytes are checked for the text encoding.
 const headLength = 4
 
-// Scanner reads one JSON value in chunks of any size, once, and notes where
-// the wanted members are. It must be Reset before use, may be reused, and
-// allocates nothing per chunk after warm-up. It is not safe for concurrent use.
+// Scanner reads one JSON value once, in chunks of any size, and records where the wanted members are. It must be Reset before
+// use, may be reused, and then allocates nothing for a chunk. It is not safe for concurrent use.
 type Scanner struct {
 	table  *Table
 	limits Limits
@@ -73,7 +69,7 @@ type Scanner struct {
 	base    int64 // offset of the current chunk's first byte
 	state   state
 	token   token
-	depth   int      // of open containers
+	depth   int      // number of open containers
 	tracked int      // depth inside the innermost container that has a frame
 	objects []uint64 // bit d-1: the container at depth d is an object
 
@@ -84,33 +80,32 @@ type Scanner struct {
 	found
 }
 
-// found is what a scan leaves behind.
+// found is the result of a scan.
 type found struct {
 	members []Member
 	root    Member
-	born    []int // by node id: number of members when it last occurred, -1 = never
+	born    []int // by node id: number of members when it occurred last, -1 = never
 }
 
-// frame is an open container in which something is wanted, or whose members
-// are counted. Containers without a frame are skipped.
+// frame is an open container in which a member is wanted, or whose members are counted. Other containers are skipped.
 type frame struct {
 	node  *node
 	depth int
 	open  int64  // offset of its { or [
 	comma int64  // offset of the last comma, -1 = none
-	count int    // members or elements begun
-	first Kind   // of its first element
-	cur   int    // index of the wanted member being read, -1 = it is not wanted
-	seen  uint64 // bit k: its node's k-th name occurred
+	count int    // members or elements that have begun
+	first Kind   // kind of its first element
+	cur   int    // index of the wanted member that is being read, -1 = none
+	seen  uint64 // bit k: the k-th name of its node occurred
 	again bool   // it, or a container around it, is the value of a repeated key
 }
 
 // key is the key being read, then the one whose value is being read.
 type key struct {
 	span    Span
-	raw     []byte // what came in earlier chunks
-	long    bool   // too long to be wanted
-	match   *node  // what it leads to, nil = nothing wanted
+	raw     []byte // the part from earlier chunks
+	long    bool   // longer than any wanted key
+	match   *node  // node that it leads to, nil = it is not wanted
 	again   bool   // it occurred before in this object, or a parent did
 	decoded []byte // scratch
 }
@@ -119,8 +114,8 @@ type key struct {
 type flow struct {
 	want  int
 	kind  Kind
-	depth int // of the container that holds it
-	from  int // index in the chunk of its first byte not handed out
+	depth int // of the container that contains it
+	from  int // index in the chunk of its first byte that the sink has not got
 }
 
 // Reset prepares for a new body. sink may be nil if no want has Sink.
@@ -143,8 +138,8 @@ func (s *Scanner) Reset(t *Table, l Limits, sink Sink) {
 	s.root = Member{Want: -1, Key: Span{-1, -1}, Value: Span{-1, -1}, Prev: -1, Next: -1, Object: -1}
 }
 
-// Write scans the next chunk, which it does not keep, and returns how many of
-// its bytes were accepted. After an error every further Write returns the same.
+// Write scans the next chunk, which it does not keep, and returns how many bytes it accepted. After an error every further
+// Write returns the same error.
 func (s *Scanner) Write(chunk []byte) (int, error) {
 	if s.err != nil {
 		return 0, s.err
@@ -166,11 +161,11 @@ func (s *Scanner) Write(chunk []byte) (int, error) {
 	return n, s.err
 }
 
-// feedHead scans one of the first bytes. They come singly, so that whether a
-// wrong encoding or wrong syntax is reported does not depend on the chunks.
+// feedHead scans one of the first bytes. Single bytes make the result independent of the chunks: either a wrong encoding or
+// wrong syntax.
 func (s *Scanner) feedHead(p []byte) int {
-	// No UTF-8 text has a byte FE or FF. A UTF-16 or UTF-32 text of JSON has a
-	// byte order mark or, since it begins with ASCII, a zero byte.
+	// UTF-8 text contains no byte FE or FF. JSON in UTF-16 or UTF-32 has a byte order mark or, since it begins with ASCII, a
+	// zero byte.
 	if p[0] == 0 || p[0] >= 0xFE && s.base == 0 {
 		s.err = ErrEncoding
 		return 0
@@ -198,8 +193,7 @@ func (s *Scanner) hand(f *flow, piece []byte, last bool) {
 	}
 }
 
-// Close ends the body. It returns nil if there was exactly one complete JSON
-// value, else the error of Write or a *SyntaxError.
+// Close ends the body. It returns nil if the body was exactly one JSON value, else the error of Write or a *SyntaxError.
 func (s *Scanner) Close() error {
 	if s.err != nil {
 		return s.err
@@ -213,13 +207,12 @@ func (s *Scanner) Close() error {
 	return s.err
 }
 
-// Members returns the wanted members in order of appearance. The slice is valid
-// until Reset. While the scan runs, or after an error, the last ones may be
-// unfinished.
+// Members returns the wanted members in order of appearance, until Reset. During the scan, or after an error, the last ones
+// may be incomplete.
 func (s *Scanner) Members() []Member { return s.members }
 
-// Find returns the last occurrence of a want: the one that encoding/json and
-// Python keep. One whose parent was repeated later does not count.
+// Find returns the last occurrence of a want, as encoding/json and Python do. An occurrence whose parent was repeated later
+// does not count.
 func (s *Scanner) Find(want int) (Member, bool) {
 	for i := len(s.members) - 1; i >= 0; i-- {
 		if s.members[i].Want == want {
@@ -229,7 +222,7 @@ func (s *Scanner) Find(want int) (Member, bool) {
 	return Member{}, false
 }
 
-// replaced reports whether a parent of the i-th member came again after it.
+// replaced reports whether a parent of the i-th member was repeated after it.
 func (s *Scanner) replaced(want, i int) bool {
 	for _, id := range s.table.lines[want] {
 		if s.born[id] > i {
@@ -242,15 +235,14 @@ func (s *Scanner) replaced(want, i int) bool {
 // Root returns the top-level value: Kind, Value, Count, First.
 func (s *Scanner) Root() Member { return s.root }
 
-// Sinking returns the kind of the value whose text the sink is being given. It
-// is for the sink, during its call.
+// Sinking returns the kind of the value whose text the sink receives. Only the sink may call it.
 func (s *Scanner) Sinking() Kind { return s.sinking }
 
 // Offset returns how many bytes were accepted.
 func (s *Scanner) Offset() int64 { return s.base }
 
-// Settled returns an offset before which no byte can become part of a wanted
-// member's removal any more: all but a comma and a key that is not yet decided.
+// Settled returns an offset before which no further byte can belong to the removal of a wanted member: only a comma and a key
+// that is not decided yet come after it.
 func (s *Scanner) Settled() int64 {
 	if s.depth == 0 || s.depth != s.tracked {
 		return s.base

@@ -2,14 +2,14 @@ package body
 
 import "slices"
 
-// Body is a request or response body held as the segments it came in. The zero
-// value is empty. Segments are never copied and must not change.
+// Body is a request or response body as the segments in which it arrived. The zero value is empty. Segments are never copied
+// and must not change.
 type Body struct {
 	segments [][]byte
 	ends     []int64 // offset of the end of each segment
 }
 
-// Append adds a segment and keeps it.
+// Append adds a segment, which the Body keeps.
 func (b *Body) Append(seg []byte) {
 	if len(seg) == 0 {
 		return
@@ -18,7 +18,7 @@ func (b *Body) Append(seg []byte) {
 	b.segments = append(b.segments, seg)
 }
 
-// Reset empties the body, for another use.
+// Reset empties the body.
 func (b *Body) Reset() {
 	clear(b.segments)
 	b.segments, b.ends = b.segments[:0], b.ends[:0]
@@ -35,8 +35,8 @@ func (b *Body) Len() int64 {
 // Segments returns the segments, none of them empty.
 func (b *Body) Segments() [][]byte { return b.segments }
 
-// Bytes returns the bytes of a span: a slice of the segment if they lie in one,
-// else a copy. What lies outside the body is left out.
+// Bytes returns the bytes of a span: a slice of the segment if they lie in one segment, else a copy. Offsets beyond the body
+// are left out.
 func (b *Body) Bytes(s Span) []byte {
 	s.Start, s.End = max(s.Start, 0), min(s.End, b.Len())
 	if s.Start >= s.End {
@@ -54,7 +54,7 @@ func (b *Body) Bytes(s Span) []byte {
 	return out
 }
 
-// appendSpan appends slices of the segments that together are the span.
+// appendSpan appends the slices of the segments that make up the span.
 func (b *Body) appendSpan(dst [][]byte, s Span) [][]byte {
 	if s.Start >= s.End {
 		return dst

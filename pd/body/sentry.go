@@ -2,15 +2,16 @@ package body
 
 import "io"
 
-// Sentry is a reader for bodies that are no JSON as a whole but may hold some, such as a form: it changes nothing, and fails
-// with ErrHidden where a wanted name is mentioned, having released none of the bytes that complete it.
+// Sentry is a reader for bodies that are not JSON but may contain some, such as a form. It changes nothing. It fails with
+// ErrHidden where a wanted name is mentioned, before it has released the bytes that complete the name.
 type Sentry struct {
 	src  io.Reader
 	hint hint
 	err  error
 }
 
-// NewSentry returns a reader of src that watches for the last names of the wants that remove selects, as Mentions does.
+// NewSentry returns a reader of src that searches for the last names of the wants for which remove returns true, as Mentions
+// does.
 func NewSentry(src io.Reader, t *Table, remove func(want int) bool) *Sentry {
 	return &Sentry{src: src, hint: t.hint(remove)}
 }

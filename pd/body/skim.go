@@ -1,9 +1,8 @@
 package body
 
-// skim is the fast way through containers in which nothing is wanted: it reads
-// whole tokens as long as they are right and end within p, and keeps only the
-// depth. It stops before the first token that it leaves to step, which reports
-// what is wrong, and before the bracket that leads back to a frame.
+// skim reads containers in which nothing is wanted, fast: it reads whole tokens while they are right and end within p, and
+// tracks only the depth. It stops before the first token that step must read, because it is wrong or incomplete, and before
+// the bracket that returns to a frame.
 func (s *Scanner) skim(p []byte, i int) int {
 	st, object := s.state, s.inObject()
 	defer func() { s.state = st }()
@@ -73,8 +72,7 @@ func (st state) mayClose() bool {
 	return st == afterValue || st == beforeFirst || st == beforeMember
 }
 
-// scalarEnd returns the end of the number or word at p[i], i if there is none
-// that is whole and ends before p does.
+// scalarEnd returns the end of the number or word at p[i], or i if it is wrong or may continue after p.
 func scalarEnd(p []byte, i int) int {
 	if w := words[p[i]]; w != "" {
 		if end := i + 1 + len(w); end <= len(p) && string(p[i+1:end]) == w {

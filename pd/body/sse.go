@@ -6,21 +6,21 @@ import (
 	"sync"
 )
 
-// DefaultEventLimit is the default of Events.Limit: no token event comes near
-// it, and an event that ends a stream may carry the whole answer.
+// DefaultEventLimit is the default of Events.Limit (bytes). A token event is far smaller; the last event of a stream may
+// carry the whole answer.
 const DefaultEventLimit = 1 << 20
 
-// Event is one server-sent event of an answer stream, or a block of comments.
-// Its slices are valid until the function that was given it returns.
+// Event is one server-sent event of an answer stream, or a block of comments. Its slices are valid only during the call that
+// receives it.
 type Event struct {
 	Raw  []byte // as received, with the blank line that ends it
 	Name []byte // of the event: line, nil if there is none
-	Data []byte // of the data: lines, nil if there are none; a part of Raw if it is one line
+	Data []byte // of the data: lines, nil if there are none; a part of Raw if there is one line
 }
 
 var doneText = []byte("[DONE]")
 
-// Done reports whether the event is the end of a stream of OpenAI's kind.
+// Done reports whether the event is [DONE], which ends streams of OpenAI's APIs.
 func (e Event) Done() bool { return bytes.Equal(bytes.TrimSpace(e.Data), doneText) }
 
 var (
@@ -30,9 +30,8 @@ var (
 	scanners   = sync.Pool{New: func() any { return new(Scanner) }}
 )
 
-// Error reports whether the event reports an error: its name is "error", or its
-// data has a top-level member "error" that is not null. vLLM sends the latter
-// with status 200 and without a name.
+// Error reports whether the event is an error: its name is "error", or its data has a top-level member "error" that is not
+// null. vLLM sends the latter with status 200 and without a name.
 func (e Event) Error() bool {
 	if bytes.Equal(e.Name, errorText) {
 		return true
@@ -50,22 +49,20 @@ func (e Event) Error() bool {
 	return ok && m.Kind != Null
 }
 
-// Events cuts a stream into events, whatever chunks it comes in. Lines end in
-// \n, \r\n or \r. The zero value is ready for use.
+// Events splits a stream into events, whatever its chunks are. Lines end in \n, \r\n or \r. The zero value is ready for use.
 type Events struct {
-	Limit int // bytes of one event; 0 = DefaultEventLimit
+	Limit int // most bytes of one event; 0 = DefaultEventLimit
 
-	pending []byte // of an event whose end did not come
+	pending []byte // the beginning of an incomplete event
 	joined  []byte // data of more than one line
-	begun   bool   // the first event, which may begin with a byte order mark, is over
+	begun   bool   // the first event, which may begin with a byte order mark, has ended
 	inLine  bool   // the current line has at least one byte
-	cr      bool   // the last byte was a \r, which a \n may follow
-	bare    bool   // the last line ended in a \r alone
+	cr      bool   // the last byte was a \r, and a \n may follow
+	bare    bool   // the last line ended in a lone \r
 }
 
-// Feed calls each for every event that ends in chunk. An error of each, or
-// ErrTooLarge, ends the stream: the reader is not to be used after it. Nothing
-// is allocated for events that do not cross chunks.
+// Feed calls each for every event that ends in chunk. An error of each, or ErrTooLarge, ends the stream: no further call is
+// allowed. Events that do not cross chunks cost no allocation.
 func (v *Events) Feed(chunk []byte, each func(Event) error) error {
 	for len(chunk) > 0 {
 		n, ended := v.block(chunk)
@@ -89,10 +86,10 @@ func (v *Events) Feed(chunk []byte, each func(Event) error) error {
 	return nil
 }
 
-// Boundary tells that nothing of an unfinished event is pending.
+// Boundary reports whether the stream is between two events.
 func (v *Events) Boundary() bool { return len(v.pending) == 0 }
 
-// Pending returns the bytes of the unfinished event, valid until Feed.
+// Pending returns the bytes of the incomplete event, valid until Feed.
 func (v *Events) Pending() []byte { return v.pending }
 
 func (v *Events) limit() int {
@@ -102,9 +99,8 @@ func (v *Events) limit() int {
 	return DefaultEventLimit
 }
 
-// block returns how many bytes of p belong to the current event and whether it
-// ends there: with the end of an empty line. A \r that p ends in is waited on
-// for its \n, unless the line before ended in a \r alone too.
+// block returns how many bytes of p belong to the current event, and whether it ends there, with an empty line. If p ends in
+// a \r, the event ends only when it is clear whether a \n follows, unless the line before ended in a lone \r too.
 func (v *Events) block(p []byte) (int, bool) {
 	i := 0
 	for i < len(p) {
@@ -136,19 +132,18 @@ func (v *Events) block(p []byte) (int, bool) {
 	return i, false
 }
 
-// endLine begins the next line and tells whether the last one was empty.
+// endLine begins the next line and reports whether the last one was empty.
 func (v *Events) endLine() bool {
 	empty := !v.inLine
 	v.inLine = false
 	return empty
 }
 
-// lineWindow is how far lineLength looks for one line end before it looks for
-// the other, so that text with only one kind of them costs no second pass over
-// all that follows.
+// lineWindow is how many bytes lineLength searches for one kind of line end before it searches for the other, so that text
+// with only one kind is not searched twice.
 const lineWindow = 256
 
-// lineLength returns how many bytes of p come before its first line end.
+// lineLength returns the length of the first line of p, without its end.
 func lineLength(p []byte) int {
 	for at := 0; at < len(p); at += lineWindow {
 		w := p[at:min(at+lineWindow, len(p))]

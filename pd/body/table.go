@@ -7,63 +7,56 @@ import (
 	"unicode/utf8"
 )
 
-// Want names one member that a Scanner shall find.
+// Want names one member that a Scanner finds.
 type Want struct {
-	// Path is dotted: "model", "sampling_params.extra_args.x". An element "*"
-	// stands for every element of an array ("messages.*.content"); every other
-	// element is a member's decoded name, compared case-sensitively.
+	// Path is dotted: "model", "sampling_params.extra_args.x". An element "*" is every element of an array
+	// ("messages.*.content"); every other element is a member's decoded name, compared case-sensitively.
 	Path string
 
-	// Once makes a second occurrence a *DuplicateError, be it in the same
-	// object or through a parent that occurs twice. Elements of an array are
-	// different objects.
+	// Once makes a second occurrence a *DuplicateError, in the same object or in a parent that occurs twice. The elements of
+	// an array are different objects.
 	Once bool
 
-	// Sink sends the value's text to the scanner's Sink while it is scanned.
-	// Matches beneath a "*" then go to the sink alone and are not kept as
-	// Members: a chat of ten thousand messages is no error.
+	// Sink sends the value's text to the scanner's Sink during the scan. Matches beneath a "*" are then sent to the sink
+	// only, and are not kept as Members, so their number is not limited.
 	Sink bool
 }
 
-// maxNames is how many different names a table may want in one object: a
-// frame notes those it has seen in one word.
+// maxNames is the most names that a table may want in one object: a frame records the names it has seen in one word.
 const maxNames = 64
 
-// escapedByte is the most source bytes that one byte of a decoded name can
-// take: \u0061 for an a. (Runes of 2, 3 and 4 bytes take 3, 2 and 3 per byte.)
+// escapedByte is the most source bytes for one byte of a decoded name: \u0061 for an a. (Runes of 2, 3 and 4 bytes take 3, 2
+// and 3 per byte.)
 const escapedByte = 6
 
-// Table is a compiled set of wants. It is immutable and may be shared by any
-// number of scanners.
+// Table is a compiled set of wants. It is immutable and safe for concurrent use.
 type Table struct {
 	wants    []Want
 	root     *node
-	nodes    int       // number of nodes, and the next node's id
+	nodes    int       // number of nodes; the id of the next one
 	lines    [][]int   // per want: ids of the nodes on its path before the first "*"
 	mentions []mention // per want
-	longest  int       // length in bytes of the longest name
+	longest  int       // bytes of the longest name
 }
 
-// node is a place that a wanted path leads to or through.
+// node is an element of a wanted path.
 type node struct {
 	id      int
 	want    int // index of the want that ends here, -1 if none
 	path    string
 	once    bool
 	sink    bool
-	loose   bool // beneath a "*": there may be any number of these
+	loose   bool // beneath a "*": it may occur any number of times
 	names   []string
 	kids    []*node // parallel to names
-	any     *node   // the elements, if this is an array
-	lengths uint64  // bit min(len, 63) is set for every name
-	strange bool    // a name contains U+FFFD, which bytes that are no UTF-8 decode to
+	any     *node   // node of the elements, if this is an array
+	lengths uint64  // bit min(len, 63) is set for each name
+	strange bool    // a name contains U+FFFD, to which invalid UTF-8 decodes
 }
 
-// NewTable compiles wants. It panics on a malformed table, which is a
-// programming error: an empty path or element, a path twice, more than 64 names
-// in one object, a name that is not valid UTF-8 or holds a quote, a slash, a
-// backslash or a control character. (Those have short escapes; without them
-// \u is the only way to spell a name differently, which Mentions relies on.)
+// NewTable compiles wants. It panics on a malformed table, which is a programming error: an empty path or element, a path
+// twice, more than 64 names in one object, a name that is not valid UTF-8 or contains a quote, a slash, a backslash or a
+// control character. (Those have short escapes; without them \u is the only other spelling of a name, as Mentions assumes.)
 func NewTable(wants ...Want) *Table {
 	t := &Table{wants: slices.Clone(wants), root: &node{want: -1}, nodes: 1}
 	for i, w := range wants {
@@ -72,7 +65,7 @@ func NewTable(wants ...Want) *Table {
 	return t
 }
 
-// Wants returns the number of wants; Member.Want is below it.
+// Wants returns the number of wants. Member.Want is less than that.
 func (t *Table) Wants() int { return len(t.wants) }
 
 // Path returns the path of a want.
@@ -96,7 +89,7 @@ func (t *Table) insert(i int, w Want) {
 	t.mentions = append(t.mentions, t.mention(i, elements))
 }
 
-// child returns the node beneath n for element e, which it makes if needed.
+// child returns the node beneath n for element e, and makes it if it is missing.
 func (t *Table) child(n *node, e, path string) *node {
 	if e == "*" {
 		if n.any == nil {
@@ -133,11 +126,11 @@ func checkName(name, path string) {
 	}
 }
 
-// longestKey is how many source bytes a key can have and still be wanted.
+// longestKey returns the length in source bytes above which no key is wanted.
 func (t *Table) longestKey() int { return t.longest * escapedByte }
 
-// find returns the index of the child that the key names, -1 if none. raw is
-// the key between its quotes; decoded is scratch for a key with escapes.
+// find returns the index of the child that the key names, -1 if none. raw is the key without its quotes; decoded is scratch
+// space for a key with escapes.
 func (n *node) find(raw []byte, decoded *[]byte) int {
 	if n.lengths == 0 {
 		return -1
@@ -145,7 +138,7 @@ func (n *node) find(raw []byte, decoded *[]byte) int {
 	if hasEscape(raw) || n.strange {
 		text, err := unquote((*decoded)[:0], raw)
 		if *decoded = text; err != nil {
-			return -1 // no reader makes a name of it
+			return -1 // no reader accepts it as a name
 		}
 		raw = text
 	}

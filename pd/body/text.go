@@ -10,8 +10,7 @@ import (
 
 var errText = errors.New("not a JSON string")
 
-// Text decodes a JSON string literal, its quotes included, as encoding/json
-// does: surrogate halves that stand alone and bytes that are no UTF-8 become
+// Text decodes a JSON string literal with its quotes, as encoding/json does: lone surrogate halves and invalid UTF-8 become
 // U+FFFD; unknown escapes and bare control characters are errors.
 func Text(raw []byte) (string, error) {
 	if len(raw) < 2 || raw[0] != '"' || raw[len(raw)-1] != '"' {
@@ -38,7 +37,7 @@ func Text(raw []byte) (string, error) {
 
 func hasEscape(raw []byte) bool { return bytes.IndexByte(raw, '\\') >= 0 }
 
-// unquote appends to dst what raw, the inside of a JSON string, stands for.
+// unquote appends to dst the decoded text of raw, the inside of a JSON string.
 func unquote(dst, raw []byte) ([]byte, error) {
 	for len(raw) > 0 {
 		if raw[0] != '\\' {
@@ -55,9 +54,8 @@ func unquote(dst, raw []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// Escape reads the escape that raw begins with, or the two of them that make
-// one rune. n is its length in bytes: 0 if raw may hold only the beginning of
-// it, unless last says that nothing follows; -1 if JSON knows no such escape.
+// Escape decodes the escape, or surrogate pair of escapes, at the beginning of raw. n is its length in bytes: 0 if raw may
+// end inside it, unless last says that nothing follows; -1 if JSON has no such escape.
 func Escape(raw []byte, last bool) (r rune, n int) {
 	if len(raw) > 1 && raw[1] != 'u' {
 		if c := short[raw[1]]; c != 0 {
@@ -84,14 +82,13 @@ func Escape(raw []byte, last bool) (r rune, n int) {
 	return utf8.RuneError, unitLen
 }
 
-// short is what the escapes of one byte stand for.
+// short has the decoded byte of each short escape.
 var short = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // unitLen is the length of \uXXXX in bytes.
 const unitLen = 6
 
-// beginsUnit tells that raw is a part of a \uXXXX, from its beginning on, and not
-// all of it.
+// beginsUnit reports whether raw is an incomplete \uXXXX.
 func beginsUnit(raw []byte) bool {
 	for i, c := range raw {
 		switch {
@@ -103,8 +100,7 @@ func beginsUnit(raw []byte) bool {
 	return len(raw) < unitLen
 }
 
-// unit returns the UTF-16 code unit that a \uXXXX at the start of raw stands
-// for, -1 if there is none.
+// unit returns the UTF-16 code unit of the \uXXXX at the start of raw, -1 if there is none.
 func unit(raw []byte) rune {
 	if len(raw) < unitLen || raw[0] != '\\' || raw[1] != 'u' {
 		return -1

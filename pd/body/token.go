@@ -2,17 +2,17 @@ package body
 
 import "bytes"
 
-// token is the part of a string, number or word that came so far.
+// token is the part of a string, number or word that was read so far.
 type token struct {
 	escaped bool   // string: the next byte is escaped
 	phase   phase  // number
-	rest    string // word: what is to come
+	rest    string // word: the bytes that must follow
 }
 
-// mark is the UTF-8 byte order mark. Python's json.loads takes it.
+// mark is the UTF-8 byte order mark, which Python's json.loads accepts.
 const mark = "\xEF\xBB\xBF"
 
-// kinds is the kind of value that a byte begins, words what follows in a word.
+// kinds has the kind of value that a byte begins, words what must follow it in a word.
 var (
 	kinds = [256]Kind{
 		'"': String, '{': Object, '[': Array, 't': True, 'f': False, 'n': Null, 'N': Number, 'I': Number, '-': Number,
@@ -22,9 +22,8 @@ var (
 	words = [256]string{'t': "rue", 'f': "alse", 'n': "ull", 'N': "aN", 'I': "nfinity"}
 )
 
-// closing returns the index of the quote that ends a string whose inside begins
-// (or goes on) at p[i], -1 if it is not in p. escaped tells of p[i], and in the
-// answer of the byte after p, whether a backslash before it escapes it.
+// closing returns the index of the quote that ends the string whose inside p[i:] is, -1 if p does not contain it. escaped
+// says whether a backslash escapes p[i]; the result says the same of the byte after p.
 func closing(p []byte, i int, escaped bool) (int, bool) {
 	for {
 		n := bytes.IndexByte(p[i:], '"')
@@ -39,8 +38,8 @@ func closing(p []byte, i int, escaped bool) (int, bool) {
 	}
 }
 
-// escapes reports whether the byte after p is escaped: whether the run of
-// backslashes that ends p is odd. escaped tells the same of p's first byte.
+// escapes reports whether the byte after p is escaped: whether p ends in an odd number of backslashes. escaped says whether
+// the first byte of p is escaped.
 func escapes(p []byte, escaped bool) bool {
 	k := len(p)
 	for k > 0 && p[k-1] == '\\' {
@@ -50,7 +49,7 @@ func escapes(p []byte, escaped bool) bool {
 	return odd != (k == 0 && escaped)
 }
 
-// scanString goes on in a string value.
+// scanString reads the next part of a string value.
 func (s *Scanner) scanString(p []byte, i int) int {
 	q, escaped := closing(p, i, s.token.escaped)
 	s.token.escaped = escaped
@@ -80,7 +79,7 @@ func (s *Scanner) beginKey(p []byte, i int) int {
 	return s.scanKey(p, i+1)
 }
 
-// scanKey goes on in a key.
+// scanKey reads the next part of a key.
 func (s *Scanner) scanKey(p []byte, i int) int {
 	q, escaped := closing(p, i, s.token.escaped)
 	s.token.escaped = escaped
@@ -101,7 +100,7 @@ func (s *Scanner) scanKey(p []byte, i int) int {
 	return q + 1
 }
 
-// holdKey keeps a part of a key, as long as the key can be wanted.
+// holdKey keeps a part of a key, unless the key is too long to be wanted.
 func (s *Scanner) holdKey(part []byte) {
 	if s.depth != s.tracked || s.key.long {
 		return
@@ -113,7 +112,7 @@ func (s *Scanner) holdKey(part []byte) {
 	s.key.raw = append(s.key.raw, part...)
 }
 
-// endKey decides whether the key that was read leads to something wanted.
+// endKey finds out whether the complete key is wanted.
 func (s *Scanner) endKey(raw []byte) {
 	f := s.top()
 	f.count++
@@ -136,7 +135,7 @@ func (s *Scanner) endKey(raw []byte) {
 	s.keep(f)
 }
 
-// scanWord goes on in a literal word, or in the byte order mark.
+// scanWord reads the next part of a literal word, or of the byte order mark.
 func (s *Scanner) scanWord(p []byte, i int) int {
 	for ; i < len(p) && s.token.rest != ""; i++ {
 		if p[i] != s.token.rest[0] {
@@ -154,11 +153,11 @@ func (s *Scanner) scanWord(p []byte, i int) int {
 	return i
 }
 
-// phase is a place within a number.
+// phase is a position within a number.
 type phase uint8
 
 const (
-	overNumber phase = iota // the byte belongs to what follows, or is wrong
+	overNumber phase = iota // the byte is after the number, or wrong
 	atMinus
 	atZero
 	inInteger
@@ -174,7 +173,7 @@ func (ph phase) complete() bool {
 	return ph == atZero || ph == inInteger || ph == inFraction || ph == inExponent
 }
 
-// class is what a byte can be to a number.
+// The classes of bytes in numbers.
 const (
 	classOther = iota
 	classMinus
@@ -191,8 +190,7 @@ var classes = [256]uint8{
 	'6': classDigit, '7': classDigit, '8': classDigit, '9': classDigit,
 }
 
-// phases is the grammar of numbers: phase before, class of the byte, phase after.
-// Its row 0 is the beginning of a number.
+// phases is the grammar of numbers: phase before, class of the byte, phase after. Row 0 is the beginning of a number.
 var phases = [...][7]phase{
 	overNumber: {classMinus: atMinus, classZero: atZero, classDigit: inInteger},
 	atMinus:    {classZero: atZero, classDigit: inInteger},
@@ -205,7 +203,7 @@ var phases = [...][7]phase{
 	inExponent: {classZero: inExponent, classDigit: inExponent},
 }
 
-// scanNumber goes on in a number.
+// scanNumber reads the next part of a number.
 func (s *Scanner) scanNumber(p []byte, i int) int {
 	ph := s.token.phase
 	for ; i < len(p); i++ {

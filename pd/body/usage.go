@@ -2,19 +2,18 @@ package body
 
 import "bytes"
 
-// Usage is what an answer says of its tokens. -1 = not said.
+// Usage is the token counts of an answer. -1 = not reported.
 type Usage struct {
 	Prompt     int64 // tokens of the prompt
-	Cached     int64 // those of them that were in the prefix cache
+	Cached     int64 // how many of them were in the prefix cache
 	Completion int64 // tokens generated
 }
 
-// NoUsage is what an answer without usage says.
+// NoUsage is the usage of an answer that reports none.
 var NoUsage = Usage{Prompt: -1, Cached: -1, Completion: -1}
 
-// Merge adds what a later event of the same stream says: of each count the
-// larger. A stream's counts grow, and the last event of the messages API says
-// less of the prompt than the first: only what was not cached.
+// Merge returns the larger of each count of u and a later event of the same stream. The counts of a stream grow, but the last
+// event of the messages API reports only the uncached part of the prompt.
 func (u Usage) Merge(later Usage) Usage {
 	return Usage{
 		Prompt:     max(u.Prompt, later.Prompt),
@@ -23,9 +22,8 @@ func (u Usage) Merge(later Usage) Usage {
 	}
 }
 
-// The names of the APIs: chat and completions, responses, messages; and where
-// they put the usage object: in the answer, in the event of responses that
-// carries the whole answer, in the first event of messages.
+// The names of the counts in each API (chat and completions, responses, messages), and the places of the usage object: in the
+// answer, in the event of responses that carries the whole answer, in the first event of messages.
 var (
 	usagePlaces = []string{"usage", "response.usage", "message.usage"}
 	usageNames  = [...][]string{
@@ -44,7 +42,7 @@ const (
 	usageCompletion
 )
 
-// newUsageTable returns the table and, per want, the count that it is.
+// newUsageTable returns the table and, for each want, the count that it is.
 func newUsageTable() (*Table, []int) {
 	var wants []Want
 	var counts []int
@@ -59,14 +57,13 @@ func newUsageTable() (*Table, []int) {
 	return NewTable(wants...), counts
 }
 
-// UsageReader finds the usage in an answer that is written to it in chunks, or
-// in single events. It must be Reset before use and allocates nothing after
-// warm-up. The value must not be copied after Reset.
+// UsageReader finds the usage in an answer, written in chunks or as single events. It must be Reset before use, and then
+// allocates nothing. The value must not be copied after Reset.
 type UsageReader struct {
 	scan   Scanner
 	sink   Sink
 	counts [3]int64
-	number int64 // of the count being read, -1 = it is no whole number
+	number int64 // of the count that is being read, -1 = it is not an integer
 }
 
 // Reset prepares for a new answer.
@@ -79,18 +76,16 @@ func (r *UsageReader) Reset() {
 	r.scan.Reset(usageTable, Limits{}, r.sink)
 }
 
-// Write reads the next chunk of an answer. Its error is the scanner's; what was
-// found before it stands.
+// Write reads the next chunk of an answer. The error is the scanner's; counts found before it stay.
 func (r *UsageReader) Write(chunk []byte) (int, error) { return r.scan.Write(chunk) }
 
-// Usage returns what was found so far, and whether that is anything.
+// Usage returns the counts found so far, and whether there are any.
 func (r *UsageReader) Usage() (Usage, bool) {
 	u := Usage{r.counts[usagePrompt], r.counts[usageCached], r.counts[usageCompletion]}
 	return u, u != NoUsage
 }
 
-// Event returns the usage in the data of one event. Events without usage, or
-// with "usage":null, cost a search for that text.
+// Event returns the usage in the data of one event. An event without usage, or with "usage":null, costs one text search.
 func (r *UsageReader) Event(data []byte) (Usage, bool) {
 	if !hasUsage(data) {
 		return NoUsage, false
@@ -120,7 +115,7 @@ func hasUsage(data []byte) bool {
 	}
 }
 
-// maxCount is beyond any count of tokens and far from an overflow.
+// maxCount is above any count of tokens and far below an overflow.
 const maxCount = 1 << 50
 
 func (r *UsageReader) take(want int, piece []byte, last bool) {
