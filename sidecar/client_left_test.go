@@ -61,6 +61,7 @@ func noticed(before act) (act, <-chan struct{}) {
 func nothingYet(http.ResponseWriter, *asked) {}
 
 func TestClientGoneDuringPrefill(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		g := newGate()
 		act, lost := noticed(g.act)
@@ -79,6 +80,7 @@ func TestClientGoneDuringPrefill(t *testing.T) {
 
 // Prefill has finished when the client leaves, but its answer has not arrived yet: the hand-off in it is released.
 func TestClientGoneBeforePrefillIsRead(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		g := newGate()
 		act, lost := noticed(streams())
@@ -168,6 +170,7 @@ func signal(g gate) act { return func(http.ResponseWriter, *asked) { g.arrived <
 
 // An engine that answers the leg of a client that has left may not have released the hand-off.
 func TestAbandonedLegIsAnswered(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		name     string
 		act      act

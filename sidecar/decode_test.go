@@ -209,6 +209,7 @@ func TestSilentDecode(t *testing.T) {
 
 // A hand-off that is too old may point at another request's KV: it is released, never read.
 func TestLateHandoff(t *testing.T) {
+	t.Parallel()
 	const late = "local;reason=handoff-late;attempts=1;candidate=0"
 	both(t, func(t *testing.T, q question) {
 		t.Run("before the leg is sent", func(t *testing.T) {

@@ -98,6 +98,7 @@ func get(t *testing.T, url string) reply {
 
 // At the deadline, streams end with an error event that says why, and calls without an answer yet are refused.
 func TestDrainCuts(t *testing.T) {
+	t.Parallel()
 	for name, way := range ways {
 		t.Run(name+"/stream", func(t *testing.T) {
 			s, header := serve(t, way, handoffParams, then(streams(firstEvent), hangs))

@@ -60,6 +60,7 @@ func TestClientResetsWhileSending(t *testing.T) {
 
 // An event that comes when its deadline passes is relayed, or the request is redone; the answer is never broken off.
 func TestEventAtTheDeadline(t *testing.T) {
+	t.Parallel()
 	q := ask(true)
 	const deadline = 2 * time.Millisecond
 	prefill := startEngine(t, offering(handoffParams))

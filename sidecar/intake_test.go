@@ -186,6 +186,7 @@ const shortPause, longPause = time.Second, 1500 * time.Millisecond
 // An engine that does not read does not use up the client's time, over either protocol: net/http's HTTP/2 ends a body for
 // good when a deadline passes, even while no reader waits.
 func TestBodiesWaitForTheEngine(t *testing.T) {
+	t.Parallel()
 	engine := startSluggish(t, longPause, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		says(http.StatusOK, "application/json", wholeAnswer)(w, nil)
@@ -221,6 +222,7 @@ func TestBodiesWaitForTheEngine(t *testing.T) {
 
 // A client is not refused for slowness when the engine stops reading and dies.
 func TestEngineDiesOverABody(t *testing.T) {
+	t.Parallel()
 	engine := startSluggish(t, longPause, func(w http.ResponseWriter, _ *http.Request) { resets(w, nil) })
 	s := startRig(t, engine, set(func(c *Config) { c.Trust.BodyPause = shortPause }))
 	got := post(t, s.url+"/v1/rerank", hugeBody)

@@ -22,6 +22,7 @@ func (r *rig) mustRelease(t *testing.T, way, result string) {
 
 // Decode does not learn of a request whose client leaves between the legs.
 func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		k := newKeep(t)
@@ -86,6 +87,7 @@ func TestReleaseSpans(t *testing.T) {
 
 // A decode engine that lost its leg may still be reading: while it lives, only decode may release the hand-off.
 func TestKeptDecodeFails(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		name     string
 		act      act
@@ -136,6 +138,7 @@ func TestKeptDecodeFails(t *testing.T) {
 
 // A decode engine that has died in the middle of its leg reads no more, and the sidecar must notify prefill itself.
 func TestKeptDecodeDies(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		var decode *fakeEngine
@@ -156,6 +159,7 @@ func TestKeptDecodeDies(t *testing.T) {
 
 // The connections of a dying engine may break before its port is closed, also that of the release.
 func TestKeptDecodeIsDying(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		k, prefill := newKeep(t), startSim(t, sim.Config{})
@@ -177,6 +181,7 @@ func TestKeptDecodeIsDying(t *testing.T) {
 
 // A decode engine that is stopped may resume and read. The release waits 5 s for its answer.
 func TestKeptDecodeStandsStill(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		for name, first := range map[string]act{"from the beginning": hangs, "when its leg has failed": resets} {
 			t.Run(name, func(t *testing.T) {

@@ -153,6 +153,7 @@ func ranOut(st sim.State) bool { return st.Expired > 0 }
 
 // Decode takes longer than a lease to note the hand-off, which the sidecar cannot see.
 func TestHeldBeforeDecodeKnows(t *testing.T) {
+	t.Parallel()
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
 		if err := decode.Engine.AddFault(sim.Fault{Leg: "decode", Fault: "slow", Arg: "stop", Count: 1}); err != nil {
@@ -180,6 +181,7 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 
 // Decode is saturated, and puts the hand-off into its queue.
 func TestHeldInDecodesQueue(t *testing.T) {
+	t.Parallel()
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill := startLeasedSim(t)
 		decode := startSim(t, sim.Config{TimeScale: 1, Schedule: sim.ScheduleConfig{MaxSequences: 1}, KV: sim.KVConfig{Lease: shortLease}})
@@ -204,6 +206,7 @@ func TestHeldInDecodesQueue(t *testing.T) {
 
 // A leg that is sent after the age limit of its hand-off is not late if heartbeats have renewed the lease.
 func TestHeldBeyondTheAgeLimit(t *testing.T) {
+	t.Parallel()
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
 		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
@@ -234,6 +237,7 @@ func TestHeldBeyondTheAgeLimit(t *testing.T) {
 
 // Heartbeats end with decode's first byte: prefill expects some, to show that none come.
 func TestHoldEndsWithTheFirstByte(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		k, ready, rest := newKeep(t), newGate(), newGate()
@@ -266,6 +270,7 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 
 // A hold ends with its request, however that ends.
 func TestHoldEndsWithTheExchange(t *testing.T) {
+	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		k, g := newKeep(t), newGate()

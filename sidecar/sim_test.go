@@ -68,6 +68,7 @@ func mustFree(t *testing.T, prefill, decode *sim.Server) {
 }
 
 func TestSimClientGone(t *testing.T) {
+	t.Parallel()
 	slow := sim.Config{TimeScale: 20}
 	cases := []struct {
 		name            string
@@ -112,6 +113,7 @@ func TestSimClientGone(t *testing.T) {
 
 // The client leaves when prefill has finished and its answer is on the way: decode sees the request only to release it.
 func TestSimClientGoneBetweenTheLegs(t *testing.T) {
+	t.Parallel()
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stream=%v", stream), func(t *testing.T) {
 			t.Parallel()

@@ -175,6 +175,7 @@ func TestWarmupChecksBlocks(t *testing.T) {
 
 // New starts the warm-up, Close ends it. Its requests are marked, and appear in no metrics and traces of users' requests.
 func TestWarmupRuns(t *testing.T) {
+	t.Parallel()
 	for _, d := range []struct {
 		name string
 		of   dialect.Dialect // nil: vLLM's
@@ -241,6 +242,7 @@ func observe(t *testing.T, engine string, seen chan<- *http.Request) (addr strin
 
 // What is under way when the sidecar drains ends, and is released.
 func TestWarmupDrains(t *testing.T) {
+	t.Parallel()
 	models := says(200, "application/json", `{"data":[{"id":"m"}]}`)
 	for _, c := range []struct {
 		name    string

@@ -28,7 +28,7 @@ func Build(names ...string) (dir string, err error) {
 		return "", fmt.Errorf("building the programs: %w", err)
 	}
 	defer unlock()
-	args := []string{"build", "-trimpath", "-o", shared}
+	args := []string{"build", "-trimpath", "-ldflags=-s -w", "-o", shared}
 	for _, name := range names {
 		args = append(args, "./cmd/"+name)
 	}
