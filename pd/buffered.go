@@ -2,14 +2,13 @@ package pd
 
 import "sync/atomic"
 
-// BodyRate is the lowest average rate, in bytes per second, at which a request body must arrive, beyond the pause that is
-// allowed. Every uplink over which people call models is faster (that of EDGE has 7 kB/s), so an honest client gets through
-// however long its body is, and a client that keeps a connection open by dripping has to send a thousand times more than one
-// byte per second.
+// BodyRate is the lowest average rate, in bytes per second, at which a request body must arrive, in addition to the allowed
+// pause. Every real uplink is faster (EDGE has 7 kB/s), so an honest client succeeds however long its body is. A client that
+// keeps a connection open with few bytes has to send a thousand times more than one byte per second.
 const BodyRate = 1 << 10
 
-// BufferedBytes counts the bytes of request bodies that a process buffers, over all requests, and bounds them. It counts bytes
-// because bytes take memory, and clients choose how many a request has. It is safe for concurrent use.
+// BufferedBytes counts and bounds the bytes of request bodies that a process buffers, over all requests. It does not count
+// requests, because clients choose how many bytes a request has. It is safe for concurrent use.
 type BufferedBytes struct {
 	limit int64
 	now   atomic.Int64
@@ -30,7 +29,7 @@ func (b *BufferedBytes) Take(n int64) bool {
 // Release subtracts n bytes that were taken.
 func (b *BufferedBytes) Release(n int64) { b.now.Add(-n) }
 
-// Fits reports whether n more bytes could be taken now, and takes none. An unknown length (-1) fits.
+// Fits reports whether Take would accept n more bytes now. An unknown length (-1) fits.
 func (b *BufferedBytes) Fits(n int64) bool { return b.now.Load()+n <= b.limit }
 
 // Scarce reports whether more than half of the limit is taken.

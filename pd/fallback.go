@@ -2,16 +2,16 @@ package pd
 
 import "sync"
 
-// The defaults of a FallbackBudget: the share of all requests that may be prefilled locally although they should not, and how
-// many such requests at once.
+// The defaults of a FallbackBudget: the share of all requests that may be prefilled locally although they were planned
+// remote, and how many such requests at once.
 const (
 	FallbackRatio = 0.1
 	FallbackBurst = 20
 )
 
-// FallbackBudget is a token bucket over requests, not over time. Every request adds a share of a token, every
-// local prefill of a request that should go remote takes one. An outage of prefill can so shift at most that share of the
-// load to decode, whatever the load is. It is safe for concurrent use.
+// FallbackBudget is a token bucket over requests, not over time. Every request adds a share of a token; each local prefill of
+// a request that was planned remote takes one token. So an outage of prefill shifts at most that share of the load to decode,
+// whatever the load is. It is safe for concurrent use.
 type FallbackBudget struct {
 	ratio, burst float64
 
@@ -19,19 +19,19 @@ type FallbackBudget struct {
 	tokens float64
 }
 
-// NewFallbackBudget makes a full budget. ratio is what a request adds, 0..1; burst is the most tokens.
+// NewFallbackBudget makes a full budget. ratio is what a request adds, 0..1; burst is the capacity in tokens.
 func NewFallbackBudget(ratio float64, burst int) *FallbackBudget {
 	return &FallbackBudget{ratio: ratio, burst: float64(burst), tokens: float64(burst)}
 }
 
-// Earn adds one request's share.
+// Earn adds the share of one request.
 func (b *FallbackBudget) Earn() {
 	b.mu.Lock()
 	b.tokens = min(b.burst, b.tokens+b.ratio)
 	b.mu.Unlock()
 }
 
-// rounding is how much less than one ten tenths add up to.
+// rounding is above the error of adding ten tenths.
 const rounding = 1e-9
 
 // Has reports whether there is a token.
@@ -48,7 +48,7 @@ func (b *FallbackBudget) Take() bool {
 	return true
 }
 
-// Left is the number of tokens in the bucket.
+// Left returns the number of tokens in the bucket.
 func (b *FallbackBudget) Left() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

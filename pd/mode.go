@@ -12,14 +12,14 @@ type Mode uint8
 const (
 	ModeAuto          Mode = iota // the decider decides
 	ModeForce                     // remote prefill or an error, never local
-	ModeForceFallback             // remote prefill whatever the decider says, local if it fails
+	ModeForceFallback             // remote prefill whatever the decider chooses, local if it fails
 	ModeBypass                    // local
 )
 
 var errMode = errors.New(HeaderMode + ` must be one of auto, force, force;fallback, bypass`)
 
-// ParseMode reads the values of HeaderMode: one RFC 8941 item, a token that may carry the boolean parameter "fallback"
-// after force. No value is ModeAuto. Anything else is an error that lists what is allowed.
+// ParseMode parses the values of HeaderMode: one RFC 8941 item, a token that may have the boolean parameter "fallback" after
+// force. No value is ModeAuto. Anything else is an error that lists the possible values.
 func ParseMode(values []string) (Mode, error) {
 	if len(values) == 0 {
 		return ModeAuto, nil
@@ -53,7 +53,7 @@ func parseForce(params string) (Mode, error) {
 	return ModeAuto, errMode
 }
 
-// String prints the mode as ParseMode reads it.
+// String returns the mode in the form that ParseMode parses.
 func (w Mode) String() string {
 	switch w {
 	case ModeForce:

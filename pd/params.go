@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// maxParamValue bounds a header value this package parses (bytes). Every form is a fraction of it.
+// maxParamValue bounds the header values that splitParams reads (bytes). Valid ones are far shorter.
 const maxParamValue = 512
 
-// splitParams cuts "head;name=value;flag" into its head and calls set for each parameter, with an empty value for a flag.
-// A parameter twice is an error, as are empty names: what we read is made by our own parts, so anything else is forged
-// or from a version we do not know.
+// splitParams splits "head;name=value;flag" into its head and parameters, and calls set for each parameter, with an empty
+// value for a flag. A repeated parameter is an error, as are empty names: Tandem's own components write these headers, so any
+// other form is forged, or from a version with another format.
 func splitParams(s string, set func(name, value string) error) (head string, err error) {
 	if len(s) > maxParamValue {
 		return "", fmt.Errorf("longer than %d bytes", maxParamValue)

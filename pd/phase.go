@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Phase is one part of a request's time in the sidecar. Phases are contiguous on the sidecar's monotonic clock, so their
-// sum is the request's span by construction.
+// Phase is one part of a request's time in the sidecar. Phases are contiguous on the sidecar's monotonic clock, so their sum
+// is the duration of the request's span.
 //
-// Of a request whose legs are sent at once, PhasePrefill lasts from the first leg to the prefill engine's answer, or to the
-// first body byte of decode if that comes first, and PhaseFirst from the decode leg of the attempt that served the request.
-// Both run for PhaseOverlap at the same time; their union is contiguous, so the sum less the overlap is the span.
+// If both legs are sent at once, PhasePrefill lasts from the first leg to the prefill engine's answer, or to the first body
+// byte of decode if that comes first. PhaseFirst begins with the decode leg of the attempt that served the request. Both run
+// at the same time for PhaseOverlap. Their union is contiguous, so the sum less the overlap is the span.
 type Phase uint8
 
 // The phases in their order.
@@ -24,7 +24,7 @@ const (
 	phaseCount
 )
 
-// PhaseEPP is the picker's own time, which lies before the sidecar's clock and outside the sum.
+// PhaseEPP is the picker's own time, which lies before the sidecar's clock and is not in the sum.
 const PhaseEPP = phaseCount
 
 // PhaseOverlap is how long PhasePrefill and PhaseFirst ran at the same time. It is no part of the span: Sum subtracts it.
@@ -38,8 +38,8 @@ func (p Phase) String() string { return phaseNames[p] }
 // PhaseCount is the number of phases that partition the sidecar's clock.
 const PhaseCount = int(phaseCount)
 
-// Phases holds how long each phase took, PhaseEPP and PhaseOverlap included. A phase that a request did not go through is absent, which
-// is not the same as one that took no time.
+// Phases holds how long each phase took, PhaseEPP and PhaseOverlap included. A phase that a request did not have is absent,
+// which differs from a phase that took no time.
 type Phases struct {
 	took [phaseCount + 2]time.Duration
 	seen [phaseCount + 2]bool
@@ -51,7 +51,7 @@ func (p *Phases) Set(phase Phase, d time.Duration) { p.took[phase], p.seen[phase
 // Get returns how long a phase took and whether it happened.
 func (p *Phases) Get(phase Phase) (time.Duration, bool) { return p.took[phase], p.seen[phase] }
 
-// Sum adds the phases of the sidecar's clock, and counts once what two of them share.
+// Sum adds the phases of the sidecar's clock and subtracts their overlap.
 func (p *Phases) Sum() time.Duration {
 	var sum time.Duration
 	for ph := PhaseRecv; ph < phaseCount; ph++ {
@@ -60,7 +60,7 @@ func (p *Phases) Sum() time.Duration {
 	return sum - p.took[PhaseOverlap]
 }
 
-// AppendTiming prints the phases that happened, up to and without end, as a Server-Timing value in milliseconds:
+// AppendTiming appends the phases of the request, up to and including end, as a Server-Timing value in milliseconds:
 // "epp;dur=0.8, recv;dur=0.3, …". Pass PhaseEPP as end for all of them.
 func (p *Phases) AppendTiming(b []byte, end Phase) []byte {
 	if p.seen[PhaseEPP] {
@@ -85,8 +85,8 @@ func (p *Phases) appendEntry(b []byte, ph Phase) []byte {
 	return appendMillis(append(b, ";dur="...), p.took[ph])
 }
 
-// ParseTiming reads the phases out of a Server-Timing value. Entries of others (RFC 9110 lets every hop add its own) are
-// skipped; an entry of ours that is not a duration is an error, as is one that appears twice.
+// ParseTiming parses the phases in a Server-Timing value. It skips entries of other names (RFC 9110 lets every hop add its
+// own). An entry of ours that is not a duration, or that appears twice, is an error.
 func ParseTiming(value string) (Phases, error) {
 	var p Phases
 	for entry := range strings.SplitSeq(value, ",") {
@@ -106,8 +106,8 @@ func ParseTiming(value string) (Phases, error) {
 	return p, nil
 }
 
-// PhaseClock partitions a request's time into phases. It begins in PhaseRecv; Enter moves it forward. It is not safe for
-// concurrent use: one request has one clock.
+// PhaseClock partitions a request's time into phases. It begins in PhaseRecv; Enter moves it forward. One request has one
+// clock, which is not safe for concurrent use.
 type PhaseClock struct {
 	start, mark time.Time
 	phase       Phase
@@ -117,8 +117,8 @@ type PhaseClock struct {
 // StartPhaseClock begins a clock at the request's first byte.
 func StartPhaseClock(now time.Time) PhaseClock { return PhaseClock{start: now, mark: now} }
 
-// Enter ends the phase the clock is in and begins another. Entering the current phase, or one that lies behind, changes
-// nothing: a redo stays in the phase it happens in, so the sum stays whole.
+// Enter ends the current phase and begins another. Entering the current or an earlier phase changes nothing: a repeated step
+// counts for the phase in which it happens, so the sum stays complete.
 func (c *PhaseClock) Enter(p Phase, now time.Time) {
 	if p <= c.phase {
 		return
@@ -127,15 +127,14 @@ func (c *PhaseClock) Enter(p Phase, now time.Time) {
 	c.phase = p
 }
 
-// Overlap records that PhasePrefill went on for a time in which PhaseFirst had begun already. The clock must have entered
-// PhaseFirst.
+// Overlap records that PhasePrefill continued for d after PhaseFirst had begun. The clock must have entered PhaseFirst.
 func (c *PhaseClock) Overlap(d time.Duration) {
 	prefill, _ := c.phases.Get(PhasePrefill)
 	c.phases.Set(PhasePrefill, prefill+d)
 	c.phases.Set(PhaseOverlap, d)
 }
 
-// Stop ends the last phase and returns all of them. A stopped clock stays stopped: Stop again returns the same.
+// Stop ends the last phase and returns all phases. Further calls return the same.
 func (c *PhaseClock) Stop(now time.Time) *Phases {
 	if c.phase < phaseCount {
 		c.close(now)
@@ -144,18 +143,18 @@ func (c *PhaseClock) Stop(now time.Time) *Phases {
 	return &c.phases
 }
 
-// Stopped is when the clock was stopped, and whether it was.
+// Stopped returns when the clock was stopped, and whether it was.
 func (c *PhaseClock) Stopped() (at time.Time, ok bool) {
 	return c.start.Add(c.mark.Sub(c.start)), c.phase == phaseCount
 }
 
-// Phase is the phase the clock is in.
+// Phase returns the current phase.
 func (c *PhaseClock) Phase() Phase { return c.phase }
 
-// Phases returns what is known so far; the current phase is not in it.
+// Phases returns the phases so far, without the current one.
 func (c *PhaseClock) Phases() *Phases { return &c.phases }
 
-// Start is when the clock was started.
+// Start returns when the clock was started.
 func (c *PhaseClock) Start() time.Time { return c.start }
 
 func (c *PhaseClock) close(now time.Time) {

@@ -17,27 +17,27 @@ type Plan struct {
 	Reason  Reason
 	Strict  bool          // never prefill locally: the client forced P/D without fallback
 	EPP     time.Duration // last request byte at the picker → its answer
-	Report  bool          // the picker reads trailers: send the report on streams
+	Report  bool          // the picker reads trailers: send it the report on streams
 	Stages  []PlanStage   // further stages that run on other pods, in their order; nil = none
 }
 
 // PlanStage is a stage of a request, besides decode and prefill, that runs on another pod.
 type PlanStage struct {
 	Name   string // lower-case letters and dashes
-	Reason Reason // must explain Remote
+	Reason Reason // a reason for Remote
 }
 
-// stagePrefix begins the names of the members that are stages.
+// stagePrefix is the prefix of plan members that are stages.
 const stagePrefix = "stage-"
 
-// maxStageName is the longest name of a stage, bytes.
+// maxStageName bounds the name of a stage (bytes).
 const maxStageName = 16
 
 // planIDLen is the length of a plan's id in hex digits (64 bits: no collision among the requests in flight in one pool).
 const planIDLen = 16
 
-// ParsePlan reads HeaderPlan. Every member but report and the stages is required, each once; unknown members and reasons
-// that do not explain the verdict are errors.
+// ParsePlan parses HeaderPlan. Every member but report and the stages is required, each once. Unknown members, and reasons
+// that do not explain the verdict, are errors.
 func ParsePlan(value string) (Plan, error) {
 	var p Plan
 	var have int
@@ -105,7 +105,7 @@ func (p *Plan) addStage(name, v string) error {
 	return nil
 }
 
-// String prints the plan as ParsePlan reads it.
+// String returns the plan in the form that ParsePlan parses.
 func (p Plan) String() string {
 	b := make([]byte, 0, 96)
 	b = append(b, p.Verdict.String()...)
@@ -138,8 +138,8 @@ func parseBit(v string) (bool, error) {
 	return false, errors.New("must be 0 or 1")
 }
 
-// parseMillis reads a non-negative decimal number of milliseconds, without sign or exponent. A day is the most any header
-// of ours may claim: a stream has no time limit, and one of hours is a slow engine, not a lie.
+// parseMillis parses a non-negative decimal number of milliseconds, without sign or exponent, of at most one day: a stream
+// has no time limit, and one of hours comes from a slow engine.
 func parseMillis(v string) (time.Duration, error) {
 	ms, err := strconv.ParseFloat(v, 64)
 	if err != nil || strings.Trim(v, "0123456789.") != "" || ms > 86.4e6 {

@@ -1,12 +1,12 @@
 package pd
 
-// Verdict says where a request was, or is to be, prefilled.
+// Verdict says where a request's prompt was, or is to be, computed.
 type Verdict uint8
 
 // The verdicts.
 const (
 	Local   Verdict = iota + 1 // prefilled by the decode engine itself
-	Remote                     // prefilled on another pod, the KV cache pulled over
+	Remote                     // prefilled on another pod, from which decode pulls the KV cache
 	Refused                    // not served
 )
 
@@ -23,28 +23,27 @@ func (v Verdict) String() string {
 	return "unknown"
 }
 
-// Reason is the token that explains a verdict. The same tokens stand in headers, spans and metric labels; there are no
-// others.
+// Reason is the token that explains a verdict. Headers, spans and metric labels have the same tokens, and no others.
 type Reason string
 
 // Why a request went remote.
 const (
 	Uncached Reason = "uncached" // enough of the prompt is not cached on the decode pod
-	Always   Reason = "always"   // the decider does not look
-	Forced   Reason = "forced"   // the client said so
-	External Reason = "external" // a picker that sends no plan said so
+	Always   Reason = "always"   // the decider chooses remote for every request
+	Forced   Reason = "forced"   // the client sent HeaderMode with force
+	External Reason = "external" // a picker that sends no plan named a prefill pod
 )
 
 // Why a request stayed local.
 const (
 	BelowThreshold Reason = "below-threshold" // too little of the prompt is uncached to pay for a transfer
-	ShortPrompt    Reason = "short-prompt"    // the prompt is under the minimum length, no cache was looked at
-	Bypassed       Reason = "bypassed"        // the client said so
-	NotSplittable  Reason = "not-splittable"  // the request cannot be handed from one engine to another
+	ShortPrompt    Reason = "short-prompt"    // the prompt is shorter than the threshold, whatever is cached
+	Bypassed       Reason = "bypassed"        // the client sent HeaderMode with bypass
+	NotSplittable  Reason = "not-splittable"  // one hand-off cannot carry the request
 	NoPrefill      Reason = "no-prefill"      // no prefill pod was available
 	PrefillFailed  Reason = "prefill-failed"  // every prefill candidate failed
 	HandoffInvalid Reason = "handoff-invalid" // prefill answered without a hand-off that is safe to use
-	HandoffLate    Reason = "handoff-late"    // the hand-off was too old to be trusted when decode was to be asked
+	HandoffLate    Reason = "handoff-late"    // the hand-off was too old to be used
 	TransferFailed Reason = "transfer-failed" // decode could not load the KV cache
 )
 

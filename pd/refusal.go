@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// Refusal is the error that picker, sidecar and gateway send to clients. It becomes a JSON error in the
-// shape of the API that was called, and a Result with verdict Refused.
+// Refusal is an error that picker, sidecar or gateway sends to a client. It becomes a JSON error in the shape of the API that
+// was called, and a Result with verdict Refused.
 type Refusal struct {
 	Reason  Reason
-	Message string        // for the caller: the error and what to do; never a prompt's text, never an address
-	After   time.Duration // overrides the table's Retry-After where it is known better; 0 = the table's
+	Message string        // for the client: the error and what to do; never a prompt's text, never an address
+	After   time.Duration // replaces the table's Retry-After; 0 = the table's
 	Cause   error         // for logs and spans only
 }
 
-// refusals is the one table of what a refusal looks like on the wire.
+// refusals has the form of each refusal on the wire.
 var refusals = []struct {
 	reason            Reason
 	status            int
 	openai, anthropic string        // the "type" of the error object
-	after             time.Duration // Retry-After; 0 = no header: trying again would not help
+	after             time.Duration // Retry-After; 0 = no header, because another try would not help
 	dropped           string        // llm-d's token in HeaderDropped, when a picker refuses
 }{
 	{BadPDHeader, http.StatusBadRequest, "invalid_request_error", "invalid_request_error", 0, ""},
@@ -46,12 +46,12 @@ var refusals = []struct {
 	{InternalError, http.StatusInternalServerError, "server_error", "api_error", 0, ""},
 }
 
-// Refuse makes a refusal with a message for the caller.
+// Refuse makes a refusal with a message for the client.
 func Refuse(reason Reason, format string, args ...any) *Refusal {
 	return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// AsRefusal finds the refusal in an error. An error that has none is an internal one: the caller is told no more than that.
+// AsRefusal returns the refusal in an error. Any other error becomes an internal refusal, whose message does not contain it.
 func AsRefusal(err error) *Refusal {
 	var r *Refusal
 	if errors.As(err, &r) {
@@ -81,10 +81,10 @@ func (r *Refusal) row() int {
 	return last
 }
 
-// Status is the HTTP status.
+// Status returns the HTTP status.
 func (r *Refusal) Status() int { return refusals[r.row()].status }
 
-// RetryAfter is the value of the Retry-After header in seconds, "" for none.
+// RetryAfter returns the value of the Retry-After header in seconds, "" for none.
 func (r *Refusal) RetryAfter() string {
 	after := r.After
 	if after == 0 {
@@ -96,15 +96,15 @@ func (r *Refusal) RetryAfter() string {
 	return strconv.Itoa(max(1, int((after+time.Second-1)/time.Second)))
 }
 
-// Dropped is the value of HeaderDropped for pickers, "" for none.
+// Dropped returns the value of HeaderDropped for pickers, "" for none.
 func (r *Refusal) Dropped() string { return refusals[r.row()].dropped }
 
-// Result is what HeaderDecision says of a refusal.
+// Result returns the HeaderDecision of the refusal.
 func (r *Refusal) Result() Result {
 	return Result{Verdict: Refused, Reason: refusals[r.row()].reason}
 }
 
-// errorObject is the inner object both error shapes share. OpenAI's has param and code, Anthropic's has neither.
+// errorObject is the inner object of both error shapes. OpenAI's has param and code, Anthropic's has neither.
 type errorObject struct {
 	Message string  `json:"message"`
 	Type    string  `json:"type"`
@@ -120,8 +120,8 @@ type anthropicError struct {
 	} `json:"error"`
 }
 
-// JSON is the error as the API's clients expect it: Anthropic's shape for messages, OpenAI's for all others. OpenAI's
-// code is the reason token.
+// JSON returns the error in the shape of the API: Anthropic's for messages, OpenAI's for all others, whose code is the
+// reason.
 func (r *Refusal) JSON(api API) []byte {
 	row := refusals[r.row()]
 	var shape any
@@ -141,8 +141,8 @@ func (r *Refusal) JSON(api API) []byte {
 	return b
 }
 
-// Event is the error as the last event of a stream whose status has already gone out, ended the way the API ends its
-// streams: chat and completions with [DONE], messages and responses with the error event itself.
+// Event returns the error as the last event of a stream whose status was already sent. It ends the stream in the way of the
+// API: chat and completions with [DONE], messages and responses with the error event itself.
 func (r *Refusal) Event(api API) []byte {
 	switch api {
 	case APIMessages:
@@ -163,7 +163,7 @@ func (r *Refusal) Event(api API) []byte {
 }
 
 // Write answers an HTTP request with the refusal: status, Retry-After, the decision d and the API's JSON error. retriable
-// adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing has gone to the client.
+// adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing was sent to the client.
 func (r *Refusal) Write(w http.ResponseWriter, api API, d Result, retriable bool) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")

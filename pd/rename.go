@@ -7,21 +7,21 @@ import (
 	"unicode/utf8"
 )
 
-// Rename is a model's name that has to be put back, in HeaderModel:
+// Rename says which model's name the sidecar restores in the answer, in HeaderModel:
 //
 //	<client's name>;answers=<engine's name>
 //
 // A model's name can be any text, so it is percent-encoded, except for letters, digits and the characters -._~/:@+.
 type Rename struct {
 	Asked   string // by the client, and in the answer it gets
-	Answers string // the model that the engine was asked for instead
+	Answers string // the model that the engine is asked for instead
 }
 
-// maxName bounds a name in HeaderModel (bytes, decoded): three times what the picker takes from a client, since bytes
-// that are not UTF-8 become U+FFFD there.
+// maxName bounds a name in HeaderModel (bytes, decoded): three times what the picker accepts from a client, because there
+// bytes that are not UTF-8 become U+FFFD.
 const maxName = 3 << 10
 
-// ParseRename reads HeaderModel.
+// ParseRename parses HeaderModel.
 func ParseRename(value string) (Rename, error) {
 	head, param, _ := strings.Cut(value, ";")
 	answers, ok := strings.CutPrefix(param, "answers=")
@@ -42,7 +42,7 @@ func ParseRename(value string) (Rename, error) {
 	return r, nil
 }
 
-// String prints the rename as ParseRename reads it.
+// String returns the rename in the form that ParseRename parses.
 func (r Rename) String() string {
 	const param = ";answers="
 	b := make([]byte, 0, len(r.Asked)+len(param)+len(r.Answers))
@@ -51,7 +51,7 @@ func (r Rename) String() string {
 	return string(appendName(b, r.Answers))
 }
 
-// plainName tells the bytes that stand for themselves.
+// plainName reports whether a byte is written as it is.
 func plainName(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("-._~/:@+", c) >= 0
 }
@@ -95,7 +95,7 @@ func decodeName(text string) (string, error) {
 	return string(b), nil
 }
 
-// hexDigit is the value of a digit as it is printed, in upper case; 0xFF of no digit.
+// hexDigit returns the value of a hexadecimal digit in upper case, 0xFF for other bytes.
 func hexDigit(c byte) byte {
 	switch {
 	case c >= '0' && c <= '9':

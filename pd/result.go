@@ -10,18 +10,18 @@ import (
 //
 //	remote|local|refused;reason=<token>[;attempts=<n>;candidate=<index>]
 //
-// It names no address: it goes to clients.
+// It goes to clients, so it contains no address.
 type Result struct {
 	Verdict   Verdict
 	Reason    Reason
-	Attempts  int // prefill legs that were sent; 0 = none, then Candidate means nothing
-	Candidate int // index in HeaderPrefill of the candidate tried last
+	Attempts  int // prefill legs that were sent; 0 = none, and Candidate has no meaning
+	Candidate int // index in HeaderPrefill of the last candidate that was tried
 }
 
-// maxAttempts bounds what a header may claim; candidates are few.
+// maxAttempts bounds the attempts in a header; real ones are few.
 const maxAttempts = 1000
 
-// ParseResult reads HeaderDecision.
+// ParseResult parses HeaderDecision.
 func ParseResult(value string) (Result, error) {
 	d := Result{Candidate: -1}
 	head, err := splitParams(value, d.set)
@@ -60,7 +60,7 @@ func (d *Result) set(name, v string) (err error) {
 	return err
 }
 
-// String prints the decision as ParseResult reads it.
+// String returns the result in the form that ParseResult parses.
 func (d Result) String() string {
 	b := make([]byte, 0, 64)
 	b = append(b, d.Verdict.String()...)
@@ -74,7 +74,7 @@ func (d Result) String() string {
 
 func parseCount(v string) (int, error) {
 	n, err := strconv.Atoi(v)
-	if err != nil || n > maxAttempts || v[0] < '0' { // no sign
+	if err != nil || n > maxAttempts || v[0] < '0' { // a number has no sign
 		return 0, errors.New("must be a count")
 	}
 	return n, nil

@@ -2,7 +2,7 @@ package pd
 
 import "strings"
 
-// RoleLabel is the pod label that says what a model server does. Its values are those of llm-d.
+// RoleLabel is the pod label with a model server's role. Its values are llm-d's.
 const RoleLabel = "llm-d.ai/role"
 
 // Role is the set of stages a pod may serve.
@@ -15,8 +15,8 @@ const (
 	RoleEncode
 )
 
-// roles is the value set of RoleLabel in the order of its documentation. "both" is llm-d's deprecated spelling of
-// prefill-decode; it is read and never written.
+// roles lists the values of RoleLabel in the order of llm-d's documentation. "both" is llm-d's deprecated form of
+// prefill-decode, which Tandem reads and never writes.
 var roles = []struct {
 	value string
 	role  Role
@@ -31,8 +31,8 @@ var roles = []struct {
 	{"both", RolePrefill | RoleDecode},
 }
 
-// ParseRole reads the value of RoleLabel. A pod without the label (the empty value) counts as decode, as llm-d's
-// decode-filter does. A value outside the set gives ok false and no role: such a pod serves no stage.
+// ParseRole parses the value of RoleLabel. A pod without the label (empty value) serves decode, as with llm-d's
+// decode-filter. For an unknown value ok is false: such a pod serves no stage.
 func ParseRole(value string) (role Role, ok bool) {
 	if value == "" {
 		return RoleDecode, true

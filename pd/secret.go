@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// Secrets are shared by a picker and the sidecars of its pool, the newest first. The picker sends the first one, sidecars
-// accept each. To change a secret without an outage, write the new one before the old one, and drop the old one when all
+// Secrets are shared by a picker and the sidecars of its pool, newest first. The picker sends the first one; sidecars accept
+// all of them. To change a secret without an outage, write the new one before the old one, and remove the old one when all
 // components have read the file again.
 type Secrets []string
 
 const (
-	// MaxSecrets is how many secrets may be valid at once: there is more than one only during a change.
+	// MaxSecrets is the most secrets that may be valid at once. More than one is needed only during a change.
 	MaxSecrets = 8
-	// maxSecretLength is in bytes. Secrets travel in a header of each request.
+	// maxSecretLength bounds a secret (bytes): it travels in a header of each request.
 	maxSecretLength = 1024
 )
 
-// ParseSecrets reads a file of secrets, one a line. Blank lines do not count. The error never contains a secret.
+// ParseSecrets parses a file of secrets, one per line. It ignores blank lines. The error never contains a secret.
 func ParseSecrets(text []byte) (Secrets, error) {
 	var secrets Secrets
 	for line := range strings.SplitSeq(string(text), "\n") {
@@ -42,7 +42,7 @@ func ParseSecrets(text []byte) (Secrets, error) {
 	return secrets, nil
 }
 
-// Match reports whether the values of a header are one, and a secret. How long that takes tells nothing but lengths.
+// Match reports whether a header has one value, which is a secret. Its duration depends on lengths only.
 func (s Secrets) Match(values []string) bool {
 	if len(values) != 1 {
 		return false

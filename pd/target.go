@@ -15,21 +15,21 @@ type Target struct {
 	Port uint16
 }
 
-// String is host:port, IPv6 bracketed.
+// String returns host:port, with IPv6 in brackets.
 func (t Target) String() string { return net.JoinHostPort(t.Host, strconv.Itoa(int(t.Port))) }
 
-// Addr is the target's IP address, if it is one.
+// Addr returns the target's address if the host is an IP address.
 func (t Target) Addr() (netip.AddrPort, bool) {
 	ip, err := netip.ParseAddr(t.Host)
 	return netip.AddrPortFrom(ip.Unmap(), t.Port), err == nil
 }
 
-// MaxTargets is the most candidates one request may carry. Three are usual; more would only delay the local fallback.
+// MaxTargets is the most candidates of one request. Three are usual; more would only delay the local fallback.
 const MaxTargets = 16
 
-// ParseTargets reads HeaderPrefill: one or several lines, each a comma list of host:port, best first. Duplicates are
-// kept: a picker that sends them wants to try twice. The grammar is strict, because this is where a request is aimed at a
-// machine: no scheme, no user, no blanks inside, no zone, no port 0, IPv6 in brackets only.
+// ParseTargets parses HeaderPrefill: one or more lines, each a comma-separated list of host:port, best first. It keeps
+// duplicates: a picker that sends them wants two tries. The grammar is strict, because it decides which machine gets a
+// request: no scheme, no user, no blanks inside, no zone, no port 0, IPv6 in brackets only.
 func ParseTargets(values []string) ([]Target, error) {
 	var targets []Target
 	for _, line := range values {
@@ -69,8 +69,8 @@ func parseTarget(s string) (Target, error) {
 	return Target{Host: host, Port: uint16(n)}, nil
 }
 
-// isDNSName checks the letters of RFC 1123 host names plus the underscore some clusters use. A name of digits and dots
-// only is a mistyped IPv4 address.
+// isDNSName checks for the letters of RFC 1123 host names and the underscore that some clusters use. It rejects digits and
+// dots only: a mistyped IPv4 address.
 func isDNSName(s string) bool {
 	if s == "" || len(s) > 253 {
 		return false

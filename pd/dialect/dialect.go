@@ -9,12 +9,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Dialect is one hand-off protocol, as the engines of one deployment speak it. It is safe for concurrent use.
+// Dialect is one hand-off protocol of engines. It is safe for concurrent use.
 type Dialect interface {
-	// Shape says in which order the legs are sent.
+	// Shape returns the order in which the legs are sent.
 	Shape() Shape
-	// Attempt mints what one try of a request at one prefill pod needs: request ids, rendezvous ids, addresses. None of
-	// it is used for another try. The error says why the pod cannot be used; another one may be.
+	// Attempt makes what one try of a request at one prefill pod needs: request ids, rendezvous ids, addresses. No other try
+	// uses them. The error says why this pod cannot be used; another one may be usable.
 	Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error)
 }
 
@@ -22,48 +22,48 @@ type Dialect interface {
 type Shape uint8
 
 const (
-	// Serial protocols send the decode leg when the prefill leg has been answered, with what the answer says.
+	// Serial protocols send the decode leg after the answer to the prefill leg, and with data from it.
 	Serial Shape = iota
-	// Concurrent protocols send both legs at once. The engines meet at a rendezvous that the attempt names, and may get
-	// the legs in any order. Their attempts implement Rendezvous.
+	// Concurrent protocols send both legs at once. The engines meet at a rendezvous that the attempt names. The legs may
+	// reach them in any order. The attempts of such a protocol implement Rendezvous.
 	Concurrent
 )
 
-// Attempt is one try at one prefill pod. It belongs to one goroutine.
+// Attempt is one try at one prefill pod. Only one goroutine uses it.
 type Attempt interface {
-	// Prefill makes the body of the prefill leg.
+	// Prefill returns the body of the prefill leg.
 	Prefill() (request.Payload, error)
-	// Accept reads the whole answer of a prefill leg that ended with status 200. An error means that there is nothing that
-	// decode can safely use; a Handoff that comes with it has to be released, and ErrNoHandoff says that nothing is
-	// pinned. The Handoff may share the bytes of the answer.
+	// Accept reads the complete answer to a prefill leg that got status 200. An error means that decode has nothing safe to
+	// use. If a Handoff comes with the error, it must be released; ErrNoHandoff says that nothing is pinned. The Handoff may
+	// share the bytes of the answer.
 	Accept(answer []byte) (Handoff, error)
 }
 
 // Rendezvous is an Attempt whose decode leg does not wait for the prefill leg.
 type Rendezvous interface {
 	Attempt
-	// Handoff is what decode is told at once. Accept confirms it: the Handoff that it returns may know more, such as usage.
+	// Handoff returns the hand-off for the decode leg. The Handoff that Accept returns replaces it, and may know more: usage.
 	Handoff() Handoff
 }
 
-// Handoff is the KV cache of one attempt, from prefill to decode. Only its dialect knows what it consists of. What else can
-// be asked of it is in the interfaces below, each of which a Handoff implements or not.
+// Handoff is the KV cache of one attempt, which decode reads from prefill. Only its dialect knows its content. A Handoff may
+// also implement the interfaces below.
 type Handoff interface {
-	// Decode makes the body of the decode leg.
+	// Decode returns the body of the decode leg.
 	Decode() (request.Payload, error)
 }
 
 // ErrNoHandoff says that a prefill engine answered without a hand-off, so that it pins nothing.
 var ErrNoHandoff = errors.New("prefill answered without a hand-off in it: is a KV connector configured on that engine?")
 
-// Releaser is a Handoff that stays pinned on the prefill pod until decode has read it, and that a decode engine releases
-// when it loses the leg.
+// Releaser is a Handoff that stays pinned on the prefill pod until decode has read it, and that a decode engine releases when
+// its leg is cancelled.
 type Releaser interface {
-	// Discard makes the body of a decode leg that is sent only to be cancelled as soon as the engine has answered its
-	// headers: by then it has noted the hand-off.
+	// Discard returns the body of a decode leg that the sidecar sends only to cancel it as soon as the engine has answered
+	// with headers: by then the engine has read the hand-off's parameters.
 	Discard() (request.Payload, error)
-	// Settle is how long a decode engine must have a leg without streamed headers before the leg may be cancelled: an
-	// engine that reads a request together with its end may never note the hand-off.
+	// Settle returns how long a decode engine must have a leg without streamed headers before the leg may be cancelled. An
+	// engine that reads a request together with its end may never read the hand-off's parameters.
 	Settle() time.Duration
 	// Pins reports whether the hand-off may still be pinned after a decode leg was answered with status.
 	Pins(status int) bool
@@ -83,82 +83,82 @@ type RequestReleaser interface {
 
 // Leased is a Handoff that its prefill engine keeps for a limited time.
 type Leased interface {
-	// Trust is the age up to which decode may be asked to read the hand-off, unless its lease was renewed.
+	// Trust returns the age up to which decode may be asked to read the hand-off, unless its lease was renewed.
 	Trust() time.Duration
-	// Pin says who keeps the hand-off, for those engines that take notices. See Noticer.
+	// Pin names the hand-off in notices to the prefill engine, for dialects that implement Noticer.
 	Pin() Pin
 }
 
-// Pin is how an engine is told about a hand-off that it keeps: all of it is the engine's own word, and checked by none.
+// Pin names a hand-off to the engine that keeps it. The values are the engine's own, and are not checked.
 type Pin struct {
 	EngineID  string
-	RequestID string // the engine's own id of the request, which notices name
+	RequestID string // the engine's own id of the request
 	// Host and Port are the engine's side channel.
 	Host string
 	Port int
-	// Tensor and Pipeline are the engine's ranks, each of which holds a part of the blocks. 0 = not known.
+	// Tensor and Pipeline are the engine's numbers of ranks. Each rank holds a part of the blocks. 0 = not known.
 	Tensor, Pipeline int
 }
 
-// UsageCorrector is a Handoff whose decode engine counts wrongly how many prompt tokens were cached.
+// UsageCorrector is a Handoff whose decode engine reports a wrong number of cached prompt tokens.
 type UsageCorrector interface {
-	// Cached is the prefill engine's count, which replaces decode's; ok is false if decode's is right.
+	// Cached returns the prefill engine's count, which replaces decode's; ok is false if decode's is right.
 	Cached() (tokens int64, ok bool)
 }
 
-// Sized is a Handoff whose size is known, for traces.
+// Sized is a Handoff with a known number of KV blocks, for traces.
 type Sized interface {
 	Blocks() int
 }
 
-// Aborter is an Attempt whose engines are told by a request that a leg was cancelled, because they are slow to notice that
+// Aborter is an Attempt whose engines need a request to learn that a leg was cancelled, because they are slow to notice that
 // its connection was closed.
 type Aborter interface {
-	// Abort makes the request for the engine of one role. The sidecar POSTs body as JSON to path, on both engines of the
-	// attempt, when it gives the attempt up: the client left, a leg failed, or another candidate is tried. Status 200
-	// counts as done; whatever the engine answers, it is asked once.
+	// Abort returns the request for the engine of one role. The sidecar POSTs body as JSON to path, on both engines of the
+	// attempt, when it ends the attempt: the client left, a leg failed, or another candidate is tried. It sends the request
+	// once; only status 200 counts as done.
 	Abort(role pd.Role) (path string, body []byte)
 }
 
-// Stripper is a Dialect with members of its own that never reach an engine as a client sent them, besides those of
-// request.Base.
+// Stripper is a Dialect with further members, besides those of request.Base, that are removed from what clients send.
 type Stripper interface {
 	Strips() (paths []string)
 }
 
-// HeaderStripper is a Dialect whose engines take orders from headers of their own, which only an operator's components may
-// give. Those never reach an engine as a client sent them, on no leg and no other call, besides those of pd.Internal.
+// HeaderStripper is a Dialect whose engines obey certain request headers. These headers, like those of pd.Internal, are
+// removed from what clients send, on all calls.
 type HeaderStripper interface {
-	// StripsHeader is asked about every header of every call. The name is spelled as by http.CanonicalHeaderKey.
+	// StripsHeader reports whether a header is removed. The name is in the form of http.CanonicalHeaderKey.
 	StripsHeader(name string) bool
 }
 
-// Fitter is a Dialect that can split some requests for which request.Request.Fit says FitLocal.
+// Fitter is a Dialect that can split some requests for which request.Request.Fit returns FitLocal.
 type Fitter interface {
-	// Fit is asked about those requests alone.
+	// Fit is called for these requests only.
 	Fit(r *request.Request) request.Fit
 }
 
-// Unfinisher is a Dialect whose engines, when they are stopped, answer with status 200 what they have by then.
+// Unfinisher is a Dialect whose engines, when they are stopped, answer incomplete requests with status 200.
 type Unfinisher interface {
-	// Unfinished reports whether an answer that is not streamed says of itself that the engine did not finish it.
+	// Unfinished reports whether an answer that is not a stream is marked as incomplete.
 	Unfinished(answer []byte) bool
 }
 
-// Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that knows how to reach them.
+// Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that can reach them.
 type Noticer interface {
 	Notices() Notices
 	Agents() Agents
-	// Renewal is how long an engine keeps a hand-off after it got a heartbeat, if it keeps finished ones for lease.
+	// Renewal returns how long an engine keeps a hand-off after a heartbeat. lease is how long it keeps a finished one.
 	Renewal(lease time.Duration) time.Duration
 }
 
-// Agents are those of prefill engines, one for each rank, to which notices are sent. The engine tells how they are reached on
-// its side channel, which takes questions over ZeroMQ.
+// Agents are the prefill engines' agents, one for each rank, that receive notices. The engine says on its side channel, over
+// ZeroMQ, how they are reached.
 type Agents interface {
-	// Question asks about the agent of one rank. limit bounds the answer, in bytes.
+	// Question returns the question about one rank's agent, and the most bytes that its answer may have.
 	Question(pipeline, tensor int) (question []byte, limit int)
-	// Answer reads the parts of an answer: the id of the engine, as in a Pin, and what transfer.Notifier's Load takes.
+	// Answer reads the parts of an answer: the engine's id, as in a Pin, and the agent's metadata for transfer.Notifier's
+	// Load.
 	Answer(parts [][]byte) (engineID string, agent []byte, err error)
 }
 
@@ -166,20 +166,20 @@ type Agents interface {
 type Notices interface {
 	// Names reports whether notices can name a request.
 	Names(requestID string) bool
-	// Release tells an engine's rank that no engine will read the hand-off of a request that can be named.
+	// Release returns the notice that no engine will read the hand-off of a request. Names must be true for the request.
 	Release(requestID string) []byte
-	// Heartbeats tell an engine's rank that the hand-offs of these requests will be read, in as few messages of at most
-	// size bytes as possible.
+	// Heartbeats returns the notices that the hand-offs of these requests will be read, in as few messages of at most size
+	// bytes as possible.
 	Heartbeats(requestIDs []string, size int) [][]byte
 }
 
-// Options are what an operator says of the engines.
+// Options describe the engines. The operator sets them.
 type Options struct {
 	// BlockSize is how many tokens a KV cache block of the prefill engines has. 0 = unknown.
 	BlockSize int
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
-	// Ask gets a path of a prefill pod's HTTP server, for protocols that must know something of the pod before the first
-	// leg. nil in tests of dialects that ask nothing.
+	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the
+	// first leg. It may be nil for dialects that do not call it.
 	Ask func(ctx context.Context, prefill pd.Target, path string) (answer []byte, err error)
 }

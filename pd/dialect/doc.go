@@ -1,16 +1,16 @@
-// Package dialect knows what engines say to each other: one file per hand-off protocol, one row per protocol in table.go.
+// Package dialect speaks the engines' hand-off protocols: one file and one row of table.go for each.
 //
-// A buffered request enters, and later the prefill engine's answer. What leaves are the bodies of the legs, as edits of the
-// client's bytes: a dialect never re-encodes a request. It sends nothing itself: the sidecar sends the legs, keeps the
-// deadlines and decides what a failure means. The sidecar asks for everything else that is an engine's: what a hand-off
-// consists of and whether it may be used, for how long it is kept, how it is released, and what statuses mean.
+// A buffered request enters, and later the prefill engine's answer. The bodies of the legs leave, as edits of the client's
+// bytes: a dialect never re-encodes a request. The package sends nothing. The sidecar sends the legs, keeps the deadlines and
+// decides what a failure means. The dialect answers all questions that depend on the engine: what a hand-off consists of,
+// whether and how long it may be used, how it is released, and what statuses mean.
 //
-// A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill leg
-// and reads its answer; its [Handoff] makes the decode leg. What else a protocol needs are small interfaces that the
-// Dialect, the Attempt or the Handoff implements or not: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Sized],
-// [Aborter], [Stripper], [HeaderStripper], [Fitter], [Unfinisher], [Noticer].
+// A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
+// leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
+// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Sized], [Aborter], [Stripper],
+// [HeaderStripper], [Fitter], [Unfinisher], [Noticer].
 //
-// How protocols map on these:
+// Protocols map to these interfaces as follows:
 //
 //   - vLLM with NIXL (vllm_nixl.go): Serial. Accept validates kv_transfer_params. Releaser, RequestReleaser, Leased with notices.
 //   - SGLang: Concurrent. Attempt mints bootstrap_room and a rid for each leg, and knows bootstrap_host and -port of the
@@ -23,5 +23,5 @@
 //   - files, LMCache: Serial. Prefill is the one-token leg of [OneToken], Accept takes any answer, and Decode is the client's
 //     body. The Handoff implements no other interface, so nothing is released.
 //
-// What an engine tells about itself on its side channel is read here too.
+// The package also reads what an engine answers on its side channel.
 package dialect

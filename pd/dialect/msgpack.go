@@ -5,17 +5,17 @@ import (
 	"errors"
 )
 
-// errMsgpack is what is wrong with bytes that are not the msgpack that was expected. What others make of it is in their words.
+// errMsgpack is the error for bytes that are not the expected msgpack. Callers wrap it in their own words.
 var errMsgpack = errors.New("not the msgpack that was expected")
 
-// unpacker reads as much of msgpack as side channels speak: maps with strings as keys, strings, bytes, and whatever else,
-// to be skipped. It never recurses, since depth is the sender's to choose. After an error it reads nothing but errors.
+// unpacker reads the msgpack of side channels: maps with string keys, strings and bytes; it skips other values. It does not
+// recurse, since the sender chooses the depth. After an error all further reads fail.
 type unpacker struct {
 	rest []byte
 	err  error
 }
 
-// take takes n bytes off.
+// take reads n bytes.
 func (u *unpacker) take(n uint64) []byte {
 	if u.err != nil || n > uint64(len(u.rest)) {
 		u.err = errMsgpack
@@ -26,22 +26,22 @@ func (u *unpacker) take(n uint64) []byte {
 	return b
 }
 
-// uint takes an unsigned number of size bytes off.
+// uint reads an unsigned number of size bytes.
 func (u *unpacker) uint(size uint64) uint64 {
 	var b [8]byte
 	copy(b[8-size:], u.take(size))
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// value is one value without what is inside of it.
+// value is one value without the values inside of it.
 type value struct {
-	bytes   []byte // of a string, or of bytes
-	isBytes bool   // either of the two
+	bytes   []byte // of a string or byte array
+	isBytes bool   // the value is a string or byte array
 	isMap   bool
-	inside  uint64 // how many values follow that belong to it; a map has two for each entry
+	inside  uint64 // how many of the following values belong to it; a map has two for each entry
 }
 
-// sizes of what follows the type bytes 0xc0 to 0xdf: those of the length, and bytes beside it.
+// sizes are what follows the type bytes 0xc0 to 0xdf: the length's bytes, and further bytes.
 var sizes = [32]struct{ length, more uint64 }{
 	0x04: {1, 0}, 0x05: {2, 0}, 0x06: {4, 0}, // bytes
 	0x07: {1, 1}, 0x08: {2, 1}, 0x09: {4, 1}, // extensions, whose kind is one byte
@@ -66,7 +66,7 @@ func (u *unpacker) next() value {
 		return value{inside: uint64(first & 0xf)}
 	case first < 0xc0:
 		return value{bytes: u.take(uint64(first & 0x1f)), isBytes: true}
-	case first == 0xc1: // the one that means nothing
+	case first == 0xc1: // the type byte that has no meaning
 		u.err = errMsgpack
 	}
 	size := sizes[first-0xc0]
@@ -81,14 +81,14 @@ func (u *unpacker) next() value {
 	return value{bytes: u.take(length + size.more), isBytes: isBytes}
 }
 
-// skip passes over what is inside of a value.
+// skip skips the values inside of a value.
 func (u *unpacker) skip(v value) {
 	for left := v.inside; left > 0 && u.err == nil; left-- {
 		left += u.next().inside
 	}
 }
 
-// mapOf reads a map and gives the strings and bytes in it by key. A key that comes twice counts once, the last time.
+// mapOf reads a map and returns its strings and byte arrays by key. The last of several equal keys counts.
 func (u *unpacker) mapOf() (map[string][]byte, error) {
 	m := u.next()
 	if !m.isMap {
@@ -116,7 +116,7 @@ const (
 	packedString = 0xdb
 )
 
-// appendPacked packs a string, or bytes.
+// appendPacked packs a string or byte array.
 func appendPacked(b []byte, kind byte, text string) []byte {
 	b = binary.BigEndian.AppendUint32(append(b, kind), uint32(len(text)))
 	return append(b, text...)

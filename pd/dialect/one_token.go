@@ -5,8 +5,8 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// OneToken edits the members that make an engine compute a prompt and one token, without a stream: what most serial
-// protocols ask a prefill engine for.
+// OneToken sets the members that make an engine compute the prompt and one token, without a stream. Most serial protocols use
+// it for the prefill leg.
 func OneToken(r *request.Request, e *request.Edit) {
 	if r.Stream() {
 		e.Set("stream", jsonFalse)

@@ -7,8 +7,7 @@ import (
 	"math"
 )
 
-// SideChannel is a vLLM engine's answer on the NIXL connector's side channel. It says how an agent reaches one of the
-// engine's ranks.
+// SideChannel is a vLLM engine's answer on the NIXL connector's side channel: how the agent of one of its ranks is reached.
 type SideChannel struct {
 	// EngineID is the engine's id until it restarts, the same as in its hand-offs (remote_engine_id).
 	EngineID string
@@ -19,7 +18,7 @@ type SideChannel struct {
 // nixlAgents implements Agents.
 type nixlAgents struct{}
 
-// Question implements Agents. vLLM 0.32 stops answering for good when it is asked for a rank that it does not have.
+// Question implements Agents. Asked for a rank that it does not have, vLLM 0.32 stops answering until it is restarted.
 func (nixlAgents) Question(pipeline, tensor int) (question []byte, limit int) {
 	return AskSideChannel(pipeline, tensor), MaxSideChannel
 }
@@ -30,8 +29,8 @@ func (nixlAgents) Answer(parts [][]byte) (engineID string, agent []byte, err err
 	return told.EngineID, told.Agent, err
 }
 
-// MaxSideChannel bounds an answer of the side channel, in bytes. It grows with the layers of a model, by about 100 bytes
-// for each; vLLM 0.32 sends 1 kB for two.
+// MaxSideChannel bounds an answer of the side channel, in bytes. vLLM 0.32 sends 1 kB for two layers, and about 100 bytes for
+// each further layer of the model.
 const MaxSideChannel = 1 << 20
 
 // questionWord is the length of the question before the ranks, in bytes: a list's head, and a word of 12 bytes.
@@ -51,8 +50,8 @@ func AskSideChannel(pipeline, tensor int) []byte {
 	return question
 }
 
-// ParseSideChannel reads the parts of the answer: the first holds the engine's data, packed twice; a clock follows. The
-// error says what is missing: engines of other versions may answer otherwise.
+// ParseSideChannel reads the parts of an answer: the first holds the engine's data, packed twice; a clock follows. The error
+// says what is missing, because engines of other versions may answer otherwise.
 func ParseSideChannel(parts [][]byte) (SideChannel, error) {
 	if len(parts) == 0 {
 		return SideChannel{}, fmt.Errorf("reading the side channel's answer: it is empty")
@@ -94,7 +93,7 @@ func (s SideChannel) Pack(compatibility string, clock float64) [][]byte {
 	return [][]byte{outer, binary.BigEndian.AppendUint64([]byte{0xcb}, math.Float64bits(clock))}
 }
 
-// ReadQuestion returns the ranks that a question of AskSideChannel asks about. ok is false if it is no such question.
+// ReadQuestion returns the ranks of a question of AskSideChannel. ok is false if it is another message.
 func ReadQuestion(question []byte) (pipeline, tensor int, ok bool) {
 	rest, ok := bytes.CutPrefix(question, AskSideChannel(0, 0)[:questionWord])
 	if !ok {

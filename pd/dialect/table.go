@@ -2,7 +2,7 @@ package dialect
 
 import "strings"
 
-// Table is the one list of the hand-off protocols in this binary.
+// Table lists the hand-off protocols of this program.
 var Table = []Row{
 	{Name: "nixlv2", Aliases: []string{"nixl"}, New: newVLLMNIXL},
 }
@@ -14,7 +14,7 @@ type Row struct {
 	New     func(Options) Dialect
 }
 
-// New makes the dialect of a name or alias; ok is false if there is none.
+// New makes the dialect with a name or alias; ok is false if there is none.
 func New(name string, o Options) (d Dialect, ok bool) {
 	for _, row := range Table {
 		if row.Name == name {
@@ -29,7 +29,7 @@ func New(name string, o Options) (d Dialect, ok bool) {
 	return nil, false
 }
 
-// Names lists the names for messages and help.
+// Names returns the names for messages and help.
 func Names() string {
 	names := make([]string, len(Table))
 	for i, row := range Table {

@@ -9,28 +9,28 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// nixlParams is the object by which a vLLM prefill engine hands over the KV cache of one request, checked as far as that can
-// be done without the engine. The raw bytes go to the decode engine unchanged: engines add members by version, and a
-// rebuilt object loses them (billing breaks without remote_prefill_cached_tokens).
+// nixlParams is the object in which a vLLM prefill engine describes the KV cache of one request, checked as far as possible
+// without the engine. The raw bytes go to the decode engine unchanged: versions of engines add members, which a rebuilt
+// object would lose (without remote_prefill_cached_tokens, billing is wrong).
 //
-// The check exists because decode engines do not make it: vLLM 0.32 exits on most incomplete objects and answers wrongly,
-// with status 200, on foreign ones.
+// The sidecar checks it because decode engines do not: vLLM 0.32 exits on most incomplete objects, and answers wrongly, with
+// status 200, on those of other requests.
 type nixlParams struct {
 	raw    []byte // as the engine wrote it; nil = none
-	pin    Pin    // Tensor and Pipeline are 0 if either is no integer from 1 to 1024
+	pin    Pin    // Tensor and Pipeline are 0 if either is not an integer from 1 to 1024
 	blocks int    // block ids over all KV cache groups
 	groups int    // KV cache groups
 	tokens int    // remote_num_tokens; -1 = absent (older engines)
-	cached int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage then needs correcting)
+	cached int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage is then corrected)
 }
 
 // maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
 const maxHandoff = 1 << 20
 
-// maxRanks caps tp_size and pp_size: more than any machine, or row of them, has.
+// maxRanks caps tp_size and pp_size, far above those of real engines.
 const maxRanks = 1024
 
-// The members parseHandoff looks at, in the order of handoffTable.
+// The members that parseHandoff reads, in the order of handoffTable.
 const (
 	hoPrefill = iota
 	hoBlocks
@@ -53,17 +53,17 @@ var handoffTable = body.NewTable(
 	body.Want{Path: "remote_port", Once: true},
 	body.Want{Path: "remote_num_tokens", Once: true},
 	body.Want{Path: "remote_prefill_cached_tokens", Once: true},
-	// Decode engines look at these themselves, and nothing is refused for them.
+	// Decode engines check these themselves, so they are never a reason to reject the object.
 	body.Want{Path: "tp_size"},
 	body.Want{Path: "pp_size"},
 )
 
-// handoffScanners saves what a scanner allocates at first: most of what a hand-off costs.
+// handoffScanners reuses scanners, whose first allocations are most of the cost of a hand-off.
 var handoffScanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
-// parseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It demands what
-// vLLM's decode side needs to live: do_remote_prefill true, the five remote_* members present and of their type, and
-// remote_block_ids a list of lists of non-negative integers with at least one id; an empty list only beside others.
+// parseHandoff checks raw, the value of kv_transfer_params in a prefill engine's answer, and keeps it. It requires what
+// vLLM's decode side does not survive without: do_remote_prefill true, the five remote_* members present and of their type,
+// and remote_block_ids a list of lists of non-negative integers with at least one id; some but not all lists may be empty.
 func parseHandoff(raw []byte) (nixlParams, error) {
 	if len(raw) > maxHandoff {
 		return nixlParams{}, fmt.Errorf("hand-off object is longer than %d bytes", maxHandoff)
@@ -84,7 +84,7 @@ func parseHandoff(raw []byte) (nixlParams, error) {
 }
 
 func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
-	object := s.Root().Value // without what may surround it: it is pasted into a body
+	object := s.Root().Value // without white space around it: it is inserted into a body
 	h := nixlParams{raw: raw[object.Start:object.End], tokens: -1, cached: -1}
 	if m, ok := s.Find(hoPrefill); !ok || m.Kind != body.True {
 		return nixlParams{}, errors.New("hand-off lacks do_remote_prefill true")
@@ -122,9 +122,9 @@ func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
 	return h, nil
 }
 
-// checkBlocks compares the number of blocks with what the prompt needs, where that can be known: one KV cache group, a
-// known block size of the prefill engine (tokens), and a hand-off that covers the whole prompt. promptTokens or blockSize
-// 0 = unknown, no check. Too few blocks kill vLLM's decode engine; too many make it answer wrongly.
+// checkBlocks compares the number of blocks with what the prompt needs, if that is known: one KV cache group, a known block
+// size of the prefill engine (tokens), and a hand-off of the whole prompt. promptTokens or blockSize 0 = unknown, no check.
+// With too few blocks vLLM's decode engine exits; with too many it answers wrongly.
 func (h *nixlParams) checkBlocks(promptTokens, blockSize int) error {
 	if promptTokens <= 0 || blockSize <= 0 || h.tokens != promptTokens || h.groups != 1 {
 		return nil
@@ -155,7 +155,7 @@ func handoffInt(raw []byte, s *body.Scanner, want int) (int, error) {
 	return strconv.Atoi(string(raw[m.Value.Start:m.Value.End]))
 }
 
-// handoffOptional reads a member that older engines do not send, -1 when absent or null.
+// handoffOptional reads a member that older engines do not send; -1 if it is absent or null.
 func handoffOptional(raw []byte, s *body.Scanner, want int) (int, error) {
 	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
 		return -1, nil
@@ -167,7 +167,7 @@ func handoffOptional(raw []byte, s *body.Scanner, want int) (int, error) {
 	return n, nil
 }
 
-// handoffRanks reads a number of ranks: 1 when absent or null, 0 if it is none.
+// handoffRanks reads a number of ranks: 1 if it is absent or null, 0 if it is invalid.
 func handoffRanks(raw []byte, s *body.Scanner, want int) int {
 	if m, ok := s.Find(want); !ok || m.Kind == body.Null {
 		return 1
@@ -179,7 +179,7 @@ func handoffRanks(raw []byte, s *body.Scanner, want int) int {
 	return n
 }
 
-// countBlocks counts ids and lists in "[[1,2],[3]]". The text is known to be valid JSON.
+// countBlocks counts the ids and lists in "[[1,2],[3]]". The text must be valid JSON.
 func countBlocks(list []byte) (blocks, groups int, err error) {
 	depth, inNumber := 0, false
 	for _, c := range list {

@@ -12,15 +12,15 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// vllmNIXL is the serial pull hand-off of vLLM's NixlConnector, which llm-d calls nixlv2: prefill computes one token and
-// keeps the KV cache, its answer hands it over, and decode pulls it. Measured on vLLM 0.32.0.
+// vllmNIXL is the serial protocol of vLLM's NixlConnector, which llm-d calls nixlv2: prefill computes one token, keeps the KV
+// cache and names it in its answer; decode pulls it. Measured on vLLM 0.32.0.
 type vllmNIXL struct {
 	blockSize int
 	trust     time.Duration
 }
 
 func newVLLMNIXL(o Options) Dialect {
-	// Older than two thirds of its lease, a hand-off is not used: the rest is for the way to decode, and for its queue.
+	// A hand-off older than two thirds of its lease is not used: the rest is for the way to decode, and for its queue.
 	return &vllmNIXL{blockSize: o.BlockSize, trust: o.Lease * 2 / 3}
 }
 
@@ -41,19 +41,19 @@ func (*vllmNIXL) Agents() Agents { return nixlAgents{} }
 // Renewal implements Noticer.
 func (*vllmNIXL) Renewal(lease time.Duration) time.Duration { return lease * 2 / 3 }
 
-// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text looks like it. When it is
-// told to stop, vLLM 0.32.0 answers some of what it runs with 200, this mark and the tokens that it has by then.
+// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
+// vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.
 var abortedMark = []byte(`"finish_reason":"abort"`)
 
 // Unfinished implements Unfinisher.
 func (*vllmNIXL) Unfinished(answer []byte) bool { return bytes.Contains(answer, abortedMark) }
 
-// nixlAttempt is an attempt, and its hand-off once prefill has answered.
+// nixlAttempt is an attempt, and its hand-off when prefill has answered.
 type nixlAttempt struct {
 	dialect *vllmNIXL
 	request *request.Request
 	params  nixlParams
-	// promptTokens and cachedTokens are prefill's own counts for this prompt; -1 = it did not say.
+	// promptTokens and cachedTokens are prefill's counts for this prompt; -1 = not reported.
 	promptTokens, cachedTokens int64
 }
 
@@ -64,8 +64,8 @@ var (
 	jsonTrue      = []byte("true")
 )
 
-// Prefill touches exactly: stream and stream_options (a prefill that streams never hands anything over), the token limits
-// (one token), min_tokens (must not exceed the limit) and kv_transfer_params.
+// Prefill implements Attempt. It changes only stream and stream_options (a streaming prefill hands nothing over), the token
+// limits (one token), min_tokens (must not exceed the limit) and kv_transfer_params.
 func (a *nixlAttempt) Prefill() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
@@ -76,7 +76,7 @@ func (a *nixlAttempt) Prefill() (request.Payload, error) {
 	return e.Payload()
 }
 
-// Decode pastes the hand-off as the prefill engine wrote it.
+// Decode implements Handoff. It inserts the hand-off as the prefill engine wrote it.
 func (a *nixlAttempt) Decode() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
@@ -86,8 +86,8 @@ func (a *nixlAttempt) Decode() (request.Payload, error) {
 	return e.Payload()
 }
 
-// Discard is the decode leg as a stream: vLLM sends a stream's headers when it has admitted the request, a whole answer's
-// only at its end.
+// Discard implements Releaser. The leg is a stream, because vLLM sends the headers of a stream when it has admitted the
+// request, and those of another answer only at the end.
 func (a *nixlAttempt) Discard() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
@@ -100,13 +100,14 @@ func (a *nixlAttempt) Discard() (request.Payload, error) {
 	return e.Payload()
 }
 
-// Settle implements Releaser. vLLM released hand-offs in every try from 4 ms on; a front end that sees request and
-// disconnect at once drops the request, and the prefill engine never hears of the hand-off. The rest is for a front end that
-// is busy.
+// Settle implements Releaser. vLLM released the hand-off in every try from 4 ms on. A front end that sees request and
+// disconnect together drops the request, and the prefill engine never learns of it. The rest of the time is for a busy front
+// end.
 func (*nixlAttempt) Settle() time.Duration { return 250 * time.Millisecond }
 
-// Pins implements Releaser. A front end that refuses a leg need not have noted the hand-off, and a failed transfer releases
-// nothing. vLLM releases what it does not admit, which it says with 503 alone; a 429 comes from something in front of it.
+// Pins implements Releaser. vLLM releases the hand-off of a request that it does not admit, which it answers with 503. With
+// other refusals it may not have read the parameters, a failed transfer releases nothing, and a 429 comes from a proxy before
+// vLLM.
 func (*nixlAttempt) Pins(status int) bool {
 	return status >= http.StatusBadRequest && status != http.StatusServiceUnavailable
 }
@@ -137,8 +138,8 @@ func (a *nixlAttempt) Pin() Pin { return a.params.pin }
 // Blocks implements Sized.
 func (a *nixlAttempt) Blocks() int { return a.params.blocks }
 
-// Cached implements UsageCorrector. An engine that does not hand its count over makes decode report every pulled token as
-// cached. Engines that do are never corrected.
+// Cached implements UsageCorrector. If the prefill engine does not hand over its count, decode reports every pulled token as
+// cached.
 func (a *nixlAttempt) Cached() (tokens int64, ok bool) {
 	return a.cachedTokens, a.params.cached < 0 && a.cachedTokens >= 0
 }
@@ -156,7 +157,7 @@ var answerTable = body.NewTable(
 	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
 )
 
-// Accept finds and checks the hand-off, which keeps the answer.
+// Accept implements Attempt. The hand-off keeps the answer's bytes.
 func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 	var s body.Scanner
 	s.Reset(answerTable, body.Limits{}, nil)
@@ -179,7 +180,7 @@ func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
 }
 
-// tokens reads a count of the answer, -1 if it is not there.
+// tokens returns a count of the answer, -1 if it is absent.
 func tokens(answer []byte, s *body.Scanner, want int) int64 {
 	m, ok := s.Find(want)
 	if !ok || m.Kind != body.Number || m.Value.End-m.Value.Start > 15 {

@@ -11,7 +11,7 @@ type Limiter struct {
 	log   *slog.Logger
 	every time.Duration
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	last       time.Time
 	suppressed int
 }
@@ -22,7 +22,7 @@ func New(log *slog.Logger, interval time.Duration) *Limiter {
 }
 
 // Warn logs a warning with its attributes, or at debug level if the interval since the last warning has not passed. The
-// attribute "suppressed" counts the warnings that were left out since then.
+// attribute "suppressed" is the number of warnings since then that were not written.
 func (l *Limiter) Warn(msg string, args ...any) {
 	l.mu.Lock()
 	now := time.Now()

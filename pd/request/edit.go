@@ -8,24 +8,24 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// Payload is an edited body as slices of the request's own bytes and of the values that were put in.
+// Payload is an edited body, as slices of the request's bytes and of the inserted values.
 type Payload struct {
 	Segments [][]byte
 	Length   int64 // bytes
 }
 
 // Edit collects the changes that make the body of one leg. Every byte that no change touches stays as the client wrote it.
-// A client's stripped members are removed unless the edit sets them.
+// Members that the table strips are removed, unless the edit sets them.
 type Edit struct {
 	of    *Request
 	edit  body.Edit
-	done  uint64 // wants that Set or Drop has dealt with
-	wrong string // the first member that the table does not have
+	done  uint64 // wants that Set or Drop has handled
+	wrong string // the first member that is not in the table
 }
 
 var errNotObject = errors.New("request body is not a JSON object")
 
-// Edit begins an edit. The error says that the body is not a JSON object.
+// Edit begins an edit. It returns an error if the body is not a JSON object.
 func (r *Request) Edit() (*Edit, error) {
 	if r.scan.Root().Kind != body.Object {
 		return nil, errNotObject
@@ -35,7 +35,7 @@ func (r *Request) Edit() (*Edit, error) {
 	return e, nil
 }
 
-// Set replaces a top-level member of the table, or adds it. value is raw JSON. A member is set or dropped once.
+// Set replaces or adds a top-level member of the table. value is raw JSON. A member may be set or dropped once.
 func (e *Edit) Set(name string, value []byte) {
 	want, ok := e.want(name)
 	if !ok {
@@ -63,7 +63,7 @@ func (e *Edit) Drop(name string) {
 	e.remove(func(m int) bool { return m == want })
 }
 
-// want finds a member for Set and Drop, and notes that it is dealt with.
+// want finds a member for Set and Drop, and marks it as handled.
 func (e *Edit) want(name string) (want int, ok bool) {
 	want = e.of.table.index(name)
 	if want < 0 || strings.Contains(name, ".") {
@@ -84,8 +84,8 @@ func (e *Edit) remove(is func(want int) bool) {
 	}
 }
 
-// Payload makes the edited body. Errors are mistakes of the caller: a member that the table does not have, or one that was
-// edited twice.
+// Payload returns the edited body. Errors are mistakes of the caller: a member that is not in the table, or that was edited
+// twice.
 func (e *Edit) Payload() (Payload, error) {
 	if e.wrong != "" {
 		return Payload{}, fmt.Errorf("editing %s: the request's table has no such top-level member", e.wrong)
@@ -98,7 +98,7 @@ func (e *Edit) Payload() (Payload, error) {
 	return Payload{Segments: segments, Length: e.edit.Len()}, nil
 }
 
-// Local makes the body for the local engine: as the client sent it, less the stripped members.
+// Local returns the body for the local engine: as the client sent it, without the stripped members.
 func (r *Request) Local() (Payload, error) {
 	if !r.strips() {
 		return Payload{Segments: r.Body.Segments(), Length: r.Body.Len()}, nil
@@ -110,8 +110,8 @@ func (r *Request) Local() (Payload, error) {
 	return e.Payload()
 }
 
-// strips reports whether there is anything to remove. It looks at every occurrence, because readers disagree on which of
-// two objects of one name counts.
+// strips reports whether a member must be removed. It checks every occurrence, because readers disagree on which of two
+// objects of one name counts.
 func (r *Request) strips() bool {
 	for _, m := range r.scan.Members() {
 		if r.table.strip[m.Want] {

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// Request is the complete body of a client's request, with the scan of it.
+// Request is the complete body of a client's request, with its scan.
 type Request struct {
 	API   pd.API
 	Body  *body.Body
@@ -20,7 +20,7 @@ func (t *Table) Request(api pd.API, b *body.Body, scan *body.Scanner) *Request {
 	return &Request{API: api, Body: b, scan: scan, table: t}
 }
 
-// Fit says whether a request's prompt may be computed on another pod than its tokens.
+// Fit says whether a request can be split: its prompt computed on another pod than its tokens.
 type Fit uint8
 
 const (
@@ -28,20 +28,20 @@ const (
 	FitSplit Fit = iota
 	// FitLocal is a valid request that one hand-off cannot carry, such as one with n > 1.
 	FitLocal
-	// FitDoubted is a request that the engine will, or may, refuse. It goes to the decode engine, whose own error is the
-	// best answer, even if the client forbade local prefill.
+	// FitDoubted is a request that the engine refuses, or may refuse. It goes to the decode engine, even if the client
+	// forbade local prefill, because the engine's own error explains it best.
 	FitDoubted
 )
 
-// Fit decides by the controlled members. A request that the engine's front end would refuse must not be prefilled: the
-// prefill leg overwrites the very members that are wrong, so prefill accepts it, decode refuses the original, and the
-// blocks stay pinned until their lease expires.
+// Fit returns the fit by the controlled members. A request that the engine's front end refuses must not be prefilled: the
+// prefill leg overwrites the wrong members, so prefill accepts it, decode refuses the original, and the blocks stay pinned
+// until their lease expires.
 func (r *Request) Fit() Fit {
 	switch {
 	case r.doubted():
 		return FitDoubted
 	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
-		!r.kind(wPromptEmbeds): // prompts in addition to prompt
+		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
 	}
 	return FitSplit
@@ -50,8 +50,8 @@ func (r *Request) Fit() Fit {
 // Stream reports whether the client asked for a stream.
 func (r *Request) Stream() bool { return r.is(wStream, body.True) }
 
-// ForcedTool reports whether tool_choice forces a tool call. Some engines answer such a request with an error as soon as
-// its token limit is 1, which is what a prefill leg sets.
+// ForcedTool reports whether tool_choice forces a tool call. Some engines answer such a request with an error if its token
+// limit is 1, as in a prefill leg.
 func (r *Request) ForcedTool() bool {
 	m, ok := r.scan.Find(wToolChoice)
 	if !ok {
@@ -90,10 +90,10 @@ func (r *Request) doubted() bool {
 	return false
 }
 
-// completionsLimit is what the completions API generates at most if it is not told (tokens): OpenAI's default, and vLLM's.
+// completionsLimit is the default limit of the completions API (tokens), of OpenAI and vLLM.
 const completionsLimit = 16
 
-// limit is the largest number of tokens the request may generate, -1 if it does not say. Completions know max_tokens alone.
+// limit returns the largest number of tokens to generate, -1 if the request has none. Completions know only max_tokens.
 func (r *Request) limit() int64 {
 	completions := r.API == pd.APICompletions
 	if n, ok := r.number(wMaxCompletionTokens); ok && !completions {
@@ -120,8 +120,8 @@ func (r *Request) batch() bool {
 	return ok && m.Kind == body.Array && m.Count > 1 && m.First != body.Number
 }
 
-// promptLogprobs reports whether the client asks for log probabilities of the prompt: they make decode compute the whole
-// prompt again, so a transfer would save nothing.
+// promptLogprobs reports whether the client asks for log probabilities of the prompt: decode then computes the whole prompt
+// again, so that a transfer saves nothing.
 func (r *Request) promptLogprobs() bool {
 	if m, ok := r.scan.Find(wPromptLogprobs); ok && m.Kind != body.Null {
 		return true
@@ -130,7 +130,7 @@ func (r *Request) promptLogprobs() bool {
 	return ok && m.Kind != body.Null && m.Kind != body.False && !r.kind(wEcho, body.False)
 }
 
-// is reports whether a member is present with one kind.
+// is reports whether a member is present with this kind.
 func (r *Request) is(want int, kind body.Kind) bool {
 	m, ok := r.scan.Find(want)
 	return ok && m.Kind == kind
@@ -150,8 +150,8 @@ func (r *Request) kind(want int, kinds ...body.Kind) bool {
 	return false
 }
 
-// number reads an integer member. Absent and null give ok false; anything that is not plainly an integer gives -1, which
-// no engine accepts.
+// number returns an integer member. ok is false if it is absent or null. Anything that is not plainly an integer gives -1,
+// which no engine accepts.
 func (r *Request) number(want int) (n int64, ok bool) {
 	m, found := r.scan.Find(want)
 	if !found || m.Kind == body.Null {

@@ -37,11 +37,12 @@ const (
 	wPromptEmbeds
 )
 
-// baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on
-// which of two counts) and the members that only decide whether a request can be split.
+// baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
+// of two counts) and the members that only decide whether a request can be split.
 //
-// Engine parameters reach vLLM in three ways: at top level, in sampling_params.extra_args (generate) and in vllm_xargs,
-// which vLLM copies into the same extra_args. Those of the KV cache have a counterpart for what encoders computed
+// Engine parameters reach vLLM in three ways: at top level, in sampling_params.extra_args (generate), and in vllm_xargs,
+// which vLLM copies into the same extra_args. ec_transfer_params are the encoder's counterpart of kv_transfer_params.
+// SGLang's parameters are the bootstrap members at top level.
 // (ec_transfer_params); SGLang's are the bootstrap members at top level.
 var baseWants = []body.Want{
 	{Path: "model", Once: true},
@@ -73,19 +74,19 @@ var baseWants = []body.Want{
 	{Path: "prompt_embeds"},
 }
 
-// Table says which members of a request body a scan finds, and which of them never reach an engine as a client sent them.
-// It is immutable.
+// Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is
+// immutable.
 type Table struct {
 	members *body.Table
 	strip   []bool // per want
 }
 
-// Base is the table without further members.
+// Base is the table without additional members.
 var Base = NewTable(nil)
 
-// NewTable adds members to those that every table finds. Those of strip are stripped as well; those of more are only
-// found. The base members keep their indices, and the others follow in their order. A path that the base has already is
-// not added: one of strip is stripped from then on, one of more only turns that member's Sink on.
+// NewTable adds members to those that every table finds. It finds and strips those of strip, and only finds those of more.
+// Base members keep their indices, and the others follow in order. A path that the base already has is not added: strip
+// strips it, more only turns on its Sink.
 func NewTable(strip []string, more ...body.Want) *Table {
 	wants := slices.Clone(baseWants)
 	t := &Table{strip: make([]bool, len(wants), len(wants)+len(strip)+len(more))}
@@ -112,19 +113,19 @@ func NewTable(strip []string, more ...body.Want) *Table {
 	return t
 }
 
-// strippedBase reports whether a base member must never reach an engine as a client sent it: it would aim the engine at
-// memory of the client's choosing, and an incomplete one ends the engine.
+// strippedBase reports whether a base member is removed from what clients send: it would direct the engine to memory of the
+// client's choice, and an incomplete one ends the engine's process.
 func strippedBase(want int) bool {
 	return want == wParams || want >= wExtraParams && want <= wBootstrapRoom
 }
 
-// Members is the table for the scanner.
+// Members returns the table for the scanner.
 func (t *Table) Members() *body.Table { return t.members }
 
-// Strips reports whether a member never reaches an engine as a client sent it.
+// Strips reports whether a member is removed from what clients send.
 func (t *Table) Strips(want int) bool { return t.strip[want] }
 
-// index returns the want of a path, -1 if the table has none.
+// index returns the want with a path, -1 if the table has none.
 func (t *Table) index(path string) int {
 	for want := range t.strip {
 		if t.members.Path(want) == path {

@@ -18,19 +18,20 @@ import (
 // Case is a dialect under test.
 type Case struct {
 	Dialect dialect.Dialect
-	// Good makes the answer of a prefill engine to a prefill leg.
+	// Good returns the answer of a prefill engine to a prefill leg.
 	Good func(prefillLeg []byte) (answer []byte)
-	// Bad are answers that must be rejected, besides those that are bad in every protocol: an empty answer, text that is not
-	// JSON, other JSON values, compressed bytes, an event stream, HTML, and every beginning of Good's answer.
+	// Bad are answers that must be rejected, besides those that the suite rejects for every protocol: an empty answer, text
+	// that is not JSON, other JSON values, compressed bytes, an event stream, HTML, and every beginning of Good's answer.
 	Bad []string
-	// Own are the members that the dialect sets in legs, and strips from what clients send.
+	// Own are the members that the dialect sets in legs and removes from what clients send.
 	Own []string
-	// Headers are some of those that the dialect strips from what clients send, in any spelling.
+	// Headers are examples of headers that the dialect removes from what clients send, in any spelling.
 	Headers []string
-	// Minted are those of Own whose values differ between attempts. The prefill leg has all of them, and a concurrent
-	// protocol's decode leg has the same values.
+	// Minted are those of Own that are new for each attempt. The prefill leg has all of them, and the decode leg of a
+	// concurrent protocol has the same values.
 	Minted []string
-	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as a serial one's always does.
+	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as those of serial protocols
+	// do.
 	OneToken bool
 }
 
@@ -46,7 +47,7 @@ func Run(t *testing.T, c Case) {
 	t.Run("release", func(t *testing.T) { c.release(t) })
 }
 
-// attempt tries a body at a pod.
+// attempt makes an attempt for a request with this body.
 func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Attempt) {
 	t.Helper()
 	table := request.Base
@@ -74,7 +75,7 @@ func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Att
 	return r, a
 }
 
-// handedOff is what decode gets.
+// handedOff returns the hand-off for the decode leg.
 func (c *Case) handedOff(t *testing.T, a dialect.Attempt) dialect.Handoff {
 	t.Helper()
 	h, err := a.Accept(c.Good(payload(t, a.Prefill)))
@@ -84,7 +85,7 @@ func (c *Case) handedOff(t *testing.T, a dialect.Attempt) dialect.Handoff {
 	return h
 }
 
-// payload joins a leg, whose length must be what it says, and which must be valid JSON.
+// payload returns the bytes of a leg's body, and checks its length and that it is valid JSON.
 func payload(t *testing.T, leg func() (request.Payload, error)) []byte {
 	t.Helper()
 	p, err := leg()
@@ -107,7 +108,7 @@ func members(t *testing.T, text []byte) map[string]json.RawMessage {
 	return m
 }
 
-// legs must keep what the client wrote; a serial protocol's prefill leg, and a OneToken one, asks for one token and no stream.
+// legs keep what the client wrote. The prefill leg of a serial protocol, or with OneToken, asks for one token and no stream.
 func (c *Case) legs(t *testing.T) {
 	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + clientBody[1:]
 	for _, text := range []string{clientBody, streamed} {
@@ -144,7 +145,7 @@ func (c *Case) legs(t *testing.T) {
 	}
 }
 
-// What a client sends by the names of the protocol, or of any protocol, must not reach an engine.
+// clientMembers: members of this or any other protocol that a client sends must not reach an engine.
 func (c *Case) clientMembers(t *testing.T) {
 	const evil = `"evil"`
 	names := append([]string{"kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"}, c.Own...)
@@ -159,11 +160,11 @@ func (c *Case) clientMembers(t *testing.T) {
 	}
 }
 
-// commonHeaders are those without which engines cannot answer, account for or trace a request.
+// commonHeaders are headers that engines need to answer, account for or trace a request.
 var commonHeaders = []string{"Accept", "Authorization", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Traceparent", "Tracestate",
 	"User-Agent", "X-Request-Id"}
 
-// Orders that a client gives by headers must not reach an engine, and no header that engines need may be lost.
+// clientHeaders: headers that engines obey must not reach them from a client, and no header that engines need may be lost.
 func (c *Case) clientHeaders(t *testing.T) {
 	d, ok := c.Dialect.(dialect.HeaderStripper)
 	if !ok {
@@ -187,7 +188,7 @@ func (c *Case) clientHeaders(t *testing.T) {
 	}
 }
 
-// What is minted for an attempt must not be seen in another.
+// fresh: two attempts must not share a minted value.
 func (c *Case) fresh(t *testing.T) {
 	const attempts = 64
 	for _, name := range c.Minted {
@@ -222,7 +223,7 @@ func (c *Case) hostile(t *testing.T) {
 	}
 }
 
-// Requests that release or abort are whole ones.
+// release: requests that release or abort are complete.
 func (c *Case) release(t *testing.T) {
 	_, a := c.attempt(t, clientBody)
 	h := c.handedOff(t, a)
