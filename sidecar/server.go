@@ -42,7 +42,7 @@ type Server struct {
 	engine         string // scheme://host:port
 
 	budget  *pd.FallbackBudget
-	leases  *lease.Book // nil: hand-offs are not renewed, and released by way of decode
+	leases  *lease.Registry // nil: hand-offs are not renewed, and only decode releases them
 	metrics *metrics
 
 	life life

@@ -31,7 +31,7 @@ type Config struct {
 	// Budget bounds requests that are prefilled locally although they were planned remote.
 	Budget *pd.FallbackBudget
 	// Leases renews and releases hand-offs by notices. nil: they are not renewed, and released by way of decode.
-	Leases *lease.Book
+	Leases *lease.Registry
 
 	// Decode is the local engine, at Host and Port.
 	Decode transport.Engine

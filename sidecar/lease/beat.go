@@ -7,14 +7,14 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Heartbeats are sent by the timer of each engine with holds, for each hold twice in the time for which one renews it: then one
-// may get lost. A beat includes all holds that are due within 1/beatTogether of a lease, so that an engine gets one a second at
-// most, however many holds it has.
+// The timer of each engine sends its heartbeats, for each hold twice in the time for which one renews it, so that one may get
+// lost. A heartbeat includes all holds that are due within 1/beatTogether of a lease, so that an engine with many holds gets
+// one a second at most.
 const beatTogether = 30
 
-// arm sets the timer for at, or for when the engine may be met if that is later, unless it is set for sooner. The caller
-// holds Book.mu.
-func (b *Book) arm(e *engine, at time.Time) {
+// arm sets the timer to at, or to the end of the engine's pause if that is later, unless it is set to an earlier time. The
+// caller holds Registry.mu.
+func (b *Registry) arm(e *engine, at time.Time) {
 	if e.ranks == nil && e.again.After(at) {
 		at = e.again
 	}
@@ -29,21 +29,21 @@ func (b *Book) arm(e *engine, at time.Time) {
 		pending = e.timer.Reset(wait)
 	}
 	if !pending {
-		b.work.Add(1) // done by beat, or by disarm
+		b.work.Add(1) // beat or disarm calls Done
 	}
 	e.set, e.setFor = true, at
 }
 
-// disarm undoes arm. The caller holds Book.mu.
-func (b *Book) disarm(e *engine) {
+// disarm stops the timer. The caller holds Registry.mu.
+func (b *Registry) disarm(e *engine) {
 	e.set = false
 	if e.timer != nil && e.timer.Stop() {
 		b.work.Done()
 	}
 }
 
-// rearm sets the timer for the next hold that is due. The caller holds Book.mu.
-func (b *Book) rearm(e *engine) {
+// rearm sets the timer for the next hold that is due. The caller holds Registry.mu.
+func (b *Registry) rearm(e *engine) {
 	if len(e.holds) == 0 {
 		return
 	}
@@ -57,7 +57,7 @@ func (b *Book) rearm(e *engine) {
 }
 
 // beat sends the heartbeats that are due.
-func (b *Book) beat(e *engine) {
+func (b *Registry) beat(e *engine) {
 	defer b.work.Done()
 	b.mu.Lock()
 	if b.closed || e.beating {
@@ -93,9 +93,9 @@ func (b *Book) beat(e *engine) {
 	}
 }
 
-// collect returns the holds that are due, and sets when they are due again. It ends those that were not renewed in time: their
-// blocks may belong to another request. The caller holds Book.mu.
-func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
+// collect returns the holds that are due, and sets their next times. It ends those that were not renewed in time, because
+// their blocks may belong to another request. The caller holds Registry.mu.
+func (b *Registry) collect(e *engine, now time.Time) (due []*Hold) {
 	together := now.Add(b.config.Lease / beatTogether)
 	for i := len(e.holds) - 1; i >= 0; i-- { // from the end, because ending one moves the last to its place
 		h := e.holds[i]
@@ -110,7 +110,7 @@ func (b *Book) collect(e *engine, now time.Time) (due []*Hold) {
 	return due
 }
 
-// prolong records that the engine was notified in time. The caller holds Book.mu.
+// prolong records that the engine was notified in time. The caller holds Registry.mu.
 func prolong(holds []*Hold, until, now time.Time) {
 	for _, h := range holds {
 		if !now.Before(h.until) {
@@ -123,8 +123,8 @@ func prolong(holds []*Hold, until, now time.Time) {
 	}
 }
 
-// heartbeats names the holds in as few messages as possible. Hold has checked that each can be named.
-func (b *Book) heartbeats(holds []*Hold) [][]byte {
+// heartbeats returns as few messages as possible that name the holds. Hold has checked that each can be named.
+func (b *Registry) heartbeats(holds []*Hold) [][]byte {
 	ids := make([]string, len(holds))
 	for i, h := range holds {
 		ids[i] = h.id

@@ -58,7 +58,7 @@ func TestHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		l := rule(w)
 		finished := time.Now()
@@ -106,7 +106,7 @@ func TestHoldTwo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		l := rule(w)
 		b.Hold(p.handoff(t, "a"), time.Now())
@@ -128,7 +128,7 @@ func TestHoldMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 2)
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		l := rule(w)
 		var holds []*Hold
@@ -202,7 +202,7 @@ func TestHoldLate(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		p.asked = make(chan int)
-		b := w.book()
+		b := w.registry()
 		l := rule(w)
 		b.Hold(p.handoff(t, "old"), time.Now().Add(-term/2))
 		time.Sleep(time.Second)
@@ -233,7 +233,7 @@ func TestHoldIsTriedAgain(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		w.put("10.0.0.1:5600", nil)
-		b := w.book()
+		b := w.registry()
 		l := rule(w)
 		h := b.Hold(p.handoff(t, "r"), time.Now())
 		time.Sleep(third + time.Second)
@@ -261,7 +261,7 @@ func TestHoldRunsOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		l := rule(w)
 		h := b.Hold(p.handoff(t, "r"), time.Now())
@@ -283,7 +283,7 @@ func TestHoldIsToldTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		w.self.onNotify(func(context.Context, transfer.Peer, string) error {
 			<-time.After(2 * time.Second)
@@ -321,7 +321,7 @@ func TestHoldMeetsErrors(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
 				p := w.engine("e", "10.0.0.1", 2, 1)
-				b := w.book()
+				b := w.registry()
 				meet(t, b, p)
 				began, fails := time.Now(), true
 				w.self.onNotify(func(_ context.Context, to transfer.Peer, _ string) error {
@@ -357,7 +357,7 @@ func TestHoldBesideOneThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		sick, well := w.engine("sick", "10.0.0.1"), w.engine("well", "10.0.0.2")
-		b := w.book()
+		b := w.registry()
 		meet(t, b, sick)
 		meet(t, b, well)
 		w.self.onNotify(func(ctx context.Context, to transfer.Peer, _ string) error {
@@ -385,7 +385,7 @@ func TestChangedNamesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 1)
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		p.ranks[1] = w.agent("other")
 		w.self.Notifier.Forget("e-1")

@@ -11,36 +11,36 @@ import (
 func BenchmarkHold(b *testing.B) {
 	w := newWorld(b)
 	p := w.engine("e", "10.0.0.1")
-	book := w.book()
-	meet(b, book, p)
+	registry := w.registry()
+	meet(b, registry, p)
 	h, finished := p.handoff(b, "cmpl-8f72f0f689d14879-0-b61e59d0"), time.Now()
 	b.Run("one", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			book.Hold(h, finished).End()
+			registry.Hold(h, finished).End()
 		}
 	})
 	b.Run("parallel", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
-				book.Hold(h, finished).End()
+				registry.Hold(h, finished).End()
 			}
 		})
 	})
 	b.Run("beside-a-thousand", func(b *testing.B) {
 		for range 1000 {
-			defer book.Hold(h, finished).End()
+			defer registry.Hold(h, finished).End()
 		}
 		b.ReportAllocs()
 		for b.Loop() {
-			book.Hold(h, finished).End()
+			registry.Hold(h, finished).End()
 		}
 	})
 	b.Run("none", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			(*Book)(nil).Hold(h, finished).End()
+			(*Registry)(nil).Hold(h, finished).End()
 		}
 	})
 }
@@ -49,12 +49,12 @@ func BenchmarkHold(b *testing.B) {
 func BenchmarkRelease(b *testing.B) {
 	w := newWorld(b)
 	p := w.engine("e", "10.0.0.1")
-	book := w.book()
-	meet(b, book, p)
+	registry := w.registry()
+	meet(b, registry, p)
 	h := p.handoff(b, "cmpl-8f72f0f689d14879-0-b61e59d0")
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := book.Hold(h, time.Now()).Release(b.Context()); err != nil {
+		if err := registry.Hold(h, time.Now()).Release(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		<-p.ranks[0].Notifications()
@@ -68,11 +68,11 @@ func BenchmarkJoin(b *testing.B) {
 	h := p.handoff(b, "r")
 	b.ReportAllocs()
 	for b.Loop() {
-		book := New(Config{Noticer: vllm, Lease: term, Notifier: agent})
-		held := book.Hold(h, time.Now())
-		if _, err := book.meetRanks(b.Context(), held.engine); err != nil {
+		registry := New(Config{Noticer: vllm, Lease: term, Notifier: agent})
+		held := registry.Hold(h, time.Now())
+		if _, err := registry.meetRanks(b.Context(), held.engine); err != nil {
 			b.Fatal(err)
 		}
-		book.Close()
+		registry.Close()
 	}
 }

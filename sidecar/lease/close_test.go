@@ -20,7 +20,7 @@ import (
 func TestCloseInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		b := w.book()
+		b := w.registry()
 		hung, idle, late := w.engine("hung", "10.0.0.1"), w.engine("idle", "10.0.0.2"), w.engine("late", "10.0.0.3")
 		for _, p := range []*prefill{hung, idle} {
 			meet(t, b, p)
@@ -80,7 +80,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 // Everything at once, for the race detector: each release is sent once, and nothing is left running.
 func TestEverythingAtOnce(t *testing.T) {
 	w := newWorld(t)
-	b := w.book(func(c *Config) { c.Engines, c.Lease = 12, 300*time.Millisecond })
+	b := w.registry(func(c *Config) { c.Engines, c.Lease = 12, 300*time.Millisecond })
 	var engines []*prefill
 	for i := range 16 {
 		engines = append(engines, w.engine(fmt.Sprint("e", i), fmt.Sprint("10.0.0.", i), 1+i%2, 1))

@@ -14,12 +14,12 @@ type delivery struct {
 	engine   *engine
 	messages [][]byte
 	sent     int  // messages that were sent, rank by rank
-	unsure   bool // one more may have been
+	unsure   bool // one more may have been sent
 }
 
-// deliver sends what is left of a delivery. If the notifier no longer knows the ranks, the engine is met again, once: the
-// notifier may have been restarted.
-func (b *Book) deliver(ctx context.Context, x *delivery) error {
+// deliver sends the rest of a delivery. If the notifier does not know the ranks, because it was restarted, the engine is met
+// again, once.
+func (b *Registry) deliver(ctx context.Context, x *delivery) error {
 	for try := 0; ; try++ {
 		c, err := b.meetRanks(ctx, x.engine)
 		if err != nil {
@@ -34,13 +34,13 @@ func (b *Book) deliver(ctx context.Context, x *delivery) error {
 	}
 }
 
-// changed reports whether a peer has to be loaded anew.
+// changed reports whether the error means that a peer must be loaded again.
 func changed(err error) bool {
 	return errors.Is(err, transfer.ErrUnknownPeer) || errors.Is(err, transfer.ErrRestarted)
 }
 
-// send sends what is left of a delivery to these ranks.
-func (b *Book) send(ctx context.Context, c *ranks, x *delivery) error {
+// send sends the rest of a delivery to these ranks.
+func (b *Registry) send(ctx context.Context, c *ranks, x *delivery) error {
 	ctx, cancel := context.WithTimeout(ctx, min(b.config.Lease/6, maxNoticeTime))
 	defer cancel()
 	for ; x.sent < len(c.peers)*len(x.messages); x.sent++ {
@@ -59,7 +59,7 @@ func (b *Book) send(ctx context.Context, c *ranks, x *delivery) error {
 	return nil
 }
 
-// down reports that a notifier cannot send, if it reports its State: its errors do not distinguish this from a loss on the way.
+// down reports whether the notifier's State says that it cannot send. Its errors do not distinguish that from a lost message.
 func down(n transfer.Notifier) bool {
 	k, ok := n.(interface {
 		State() (keeper.State, <-chan struct{})
@@ -71,9 +71,9 @@ func down(n transfer.Notifier) bool {
 	return !s.Up()
 }
 
-// unsent reports that a message which met this error did not arrive, and will not. A peer that is unknown because it was
-// forgotten in the middle of a call may have got the message.
-func (b *Book) unsent(c *ranks, err error) bool {
+// unsent reports whether an error means that the message has not arrived and will not. If a peer is unknown because the
+// registry dropped it during the call, the message may have arrived.
+func (b *Registry) unsent(c *ranks, err error) bool {
 	if errors.Is(err, transfer.ErrBusy) || errors.Is(err, transfer.ErrInvalid) {
 		return true
 	}
@@ -83,13 +83,13 @@ func (b *Book) unsent(c *ranks, err error) bool {
 }
 
 // noteOutcome updates the engine after messages were sent to its ranks.
-func (b *Book) noteOutcome(e *engine, c *ranks, err error, again bool) {
+func (b *Registry) noteOutcome(e *engine, c *ranks, err error, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	unreachable := errors.Is(err, transfer.ErrGone)
 	switch {
 	case e.ranks != c:
-		return // another delivery has
+		return // another delivery has updated it
 	case err == nil:
 		e.pause = 0
 		return

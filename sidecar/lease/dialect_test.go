@@ -35,7 +35,7 @@ func (plain) Answer(parts [][]byte) (engineID string, agent []byte, err error) {
 	return string(id), agent, nil
 }
 
-// A book knows no engine but through its dialect: how ranks are asked for, what is sent to them, and how long that lasts.
+// A registry knows no engine but through its dialect: how ranks are asked for, what is sent to them, and how long that lasts.
 func TestAnotherDialect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -48,7 +48,7 @@ func TestAnotherDialect(t *testing.T) {
 			}
 			_, _ = conn.Write([]byte(routerReady + "\x01\x00" + frameOf("e\n"+string(p.ranks[tensor].Metadata()))))
 		})
-		b := w.book(func(c *Config) { c.Noticer = plain{} })
+		b := w.registry(func(c *Config) { c.Noticer = plain{} })
 		h := b.Hold(p.handoff(t, "a,b"), time.Now())
 		time.Sleep(term/4 + time.Millisecond) // half a renewal
 		synctest.Wait()

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// maxRanks bounds the ranks of an engine, each of which is asked and notified separately.
+	// maxRanks bounds the ranks of an engine, each of which has its own question and notices.
 	maxRanks = 64
 	// maxText bounds an engine's id and its host, in bytes: ids have 36, names in the DNS up to 253.
 	maxText = 255
 )
 
-// key identifies an engine by its id and by the address and ranks that it names. All of it counts, so that no engine can have
-// the notices for another one sent to itself.
+// key identifies an engine by its id and by the address and ranks that it names. An engine that only copies the id of another
+// is a different key, and gets none of its notices.
 type key struct {
 	id, host               string
 	port, tensor, pipeline int
@@ -29,19 +29,19 @@ func (k key) valid() bool {
 
 func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// engine is a prefill engine that the book knows. Book.mu guards it.
+// engine is a prefill engine that the registry knows. Registry.mu guards it.
 type engine struct {
 	key
-	used    time.Time // last
-	busy    int       // calls that use it
+	used    time.Time // time of the last use
+	busy    int       // calls in progress that use it
 	evicted bool
 
 	ranks   *ranks        // nil: it cannot be notified now
-	stale   *ranks        // an earlier one, until it is met again
-	joining chan struct{} // closed at the end of the join under way; nil: there is none
-	failure error         // why there are none
+	stale   *ranks        // earlier ranks, until the engine is met again
+	joining chan struct{} // closed when the current join ends; nil: none runs
+	failure error         // why ranks is nil
 	again   time.Time     // when it may be met again
-	pause   time.Duration // the pause before that; 0: it was notified since
+	pause   time.Duration // length of the last pause; 0: it was notified since
 
 	holds   []*Hold
 	beating bool
@@ -50,14 +50,14 @@ type engine struct {
 	setFor  time.Time
 }
 
-// ranks are all ranks of an engine as they were met once, pipeline by pipeline.
+// ranks are all ranks of an engine, pipeline by pipeline, as one join found them.
 type ranks struct {
 	peers     []transfer.Peer
-	forgotten bool // this book had one of them forgotten
+	forgotten bool // the registry has had the notifier forget one of them
 }
 
-// place finds an engine, or adds it and evicts another if there are too many. Errors: errClosed, errFull.
-func (b *Book) place(k key) (*engine, error) {
+// place returns an engine. It adds a new one, and evicts another if there are too many. Errors: errClosed, errFull.
+func (b *Registry) place(k key) (*engine, error) {
 	if b.closed {
 		return nil, errClosed
 	}
@@ -73,8 +73,8 @@ func (b *Book) place(k key) (*engine, error) {
 	return e, nil
 }
 
-// evict forgets the engine that was unused for longest; false if all are in use.
-func (b *Book) evict() bool {
+// evict drops the engine that was unused for longest. It returns false if all are in use.
+func (b *Registry) evict() bool {
 	var oldest *engine
 	for _, e := range b.engines {
 		idle := e.busy == 0 && len(e.holds) == 0 && e.joining == nil && !e.beating
@@ -95,22 +95,22 @@ func (b *Book) evict() bool {
 }
 
 // leave ends a use of an engine.
-func (b *Book) leave(e *engine) {
+func (b *Registry) leave(e *engine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e.busy--
 }
 
-// take counts the engines that need each peer.
-func (b *Book) take(c *ranks) {
+// take counts an engine for each of its peers.
+func (b *Registry) take(c *ranks) {
 	for _, p := range c.peers {
 		b.loaded[p]++
 	}
 }
 
-// drop undoes take, and has the notifier forget those peers that no engine needs any more: in the background, since that may
+// drop undoes take, and has the notifier forget the peers that no engine uses any more: in the background, since that may
 // take time.
-func (b *Book) drop(c *ranks) {
+func (b *Registry) drop(c *ranks) {
 	if c == nil {
 		return
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
 
-// errUnmet wraps the reasons why an engine cannot be notified now. They were logged when they came up.
+// errUnmet wraps the reasons why an engine cannot be notified now. They have been logged.
 var errUnmet = errors.New("it could not be reached")
 
-// meetRanks returns the ranks of an engine, and waits until it has been met. Errors: errUnmet, the context's.
-func (b *Book) meetRanks(ctx context.Context, e *engine) (*ranks, error) {
+// meetRanks returns the ranks of an engine, after it has been met. Errors: errUnmet, the context's.
+func (b *Registry) meetRanks(ctx context.Context, e *engine) (*ranks, error) {
 	b.mu.Lock()
 	b.beginJoin(e)
 	c, joining, err := e.ranks, e.joining, e.failure
@@ -42,8 +42,9 @@ func (b *Book) meetRanks(ctx context.Context, e *engine) (*ranks, error) {
 	return e.ranks, nil
 }
 
-// beginJoin has an engine met, unless it is known, being met, or in a pause after a failure. The caller holds Book.mu.
-func (b *Book) beginJoin(e *engine) {
+// beginJoin starts a join, unless the engine is known, a join runs, or a pause follows a failure. The caller holds
+// Registry.mu.
+func (b *Registry) beginJoin(e *engine) {
 	if b.closed || e.ranks != nil || e.joining != nil || time.Now().Before(e.again) {
 		return
 	}
@@ -51,8 +52,8 @@ func (b *Book) beginJoin(e *engine) {
 	b.work.Go(func() { b.join(e) })
 }
 
-// join meets an engine.
-func (b *Book) join(e *engine) {
+// join meets an engine: it asks for all its ranks and loads them.
+func (b *Registry) join(e *engine) {
 	c, err := b.load(e.key)
 	b.mu.Lock()
 	close(e.joining)
@@ -76,7 +77,7 @@ func (b *Book) join(e *engine) {
 	}
 }
 
-// fail begins a pause in which the engine is not tried, if it was the engine that failed, and not the notifier.
+// fail begins a pause without tries, if the engine failed, and not the notifier.
 func (e *engine) fail(err error) {
 	e.failure = err
 	if errors.Is(err, keeper.ErrDown) {
@@ -86,8 +87,8 @@ func (e *engine) fail(err error) {
 	e.again = time.Now().Add(e.pause)
 }
 
-// load meets all ranks. With an error, it returns those that were loaded.
-func (b *Book) load(k key) (*ranks, error) {
+// load loads all ranks. With an error, it returns those that were loaded.
+func (b *Registry) load(k key) (*ranks, error) {
 	c := &ranks{}
 	select {
 	case b.joins <- struct{}{}:
@@ -117,8 +118,8 @@ func (b *Book) load(k key) (*ranks, error) {
 	return c, nil
 }
 
-// ask asks the side channel about one rank: which engine answers, and how its agent is reached.
-func (b *Book) ask(ctx context.Context, k key, pipeline, tensor int) (engineID string, agent []byte, err error) {
+// ask asks the side channel about one rank, and returns the engine's id and the agent's metadata.
+func (b *Registry) ask(ctx context.Context, k key, pipeline, tensor int) (engineID string, agent []byte, err error) {
 	question, limit := b.agents.Question(pipeline, tensor)
 	answer, err := zmtp.Ask(ctx, b.config.Dialer, address(k.host, k.port), question, limit)
 	if err != nil {

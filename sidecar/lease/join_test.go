@@ -42,7 +42,7 @@ func TestDeadSideChannels(t *testing.T) {
 				w := newWorld(t)
 				p := w.engine("e", "10.0.0.1")
 				w.put("10.0.0.1:5600", c.door)
-				b := w.book()
+				b := w.registry()
 				tell := func() error { return b.Hold(p.handoff(t, "r"), time.Now()).Release(t.Context()) }
 				began := time.Now()
 				err := tell()
@@ -110,7 +110,7 @@ func TestPausesGrow(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		w.put("10.0.0.1:5600", nil)
-		b := w.book()
+		b := w.registry()
 		began, asked := time.Now(), []int{}
 		for range 200 { // seconds
 			before := w.dialled()
@@ -138,7 +138,7 @@ func TestPausesGrow(t *testing.T) {
 // A thousand engines at once: each is asked once, not all at a time, and each hears of its own hand-offs.
 func TestThousandEngines(t *testing.T) {
 	w := newWorld(t)
-	b := w.book()
+	b := w.registry()
 	var engines []*prefill
 	for i := range 1000 {
 		engines = append(engines, w.engine(fmt.Sprint("e", i), fmt.Sprintf("10.0.%d.%d", i/256, i%256)))
@@ -170,7 +170,7 @@ func TestThousandEngines(t *testing.T) {
 func TestManyDeadEngines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		b := w.book()
+		b := w.registry()
 		for i := range 4 * joinsAtOnce {
 			p := w.engine(fmt.Sprint("dead", i), fmt.Sprint("10.0.0.", i))
 			w.put(address(p.host, p.port), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
@@ -192,7 +192,7 @@ func TestManyDeadEngines(t *testing.T) {
 func TestEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		b := w.book(func(c *Config) { c.Engines = 2 })
+		b := w.registry(func(c *Config) { c.Engines = 2 })
 		var p [4]*prefill
 		for i := range p {
 			p[i] = w.engine(fmt.Sprint("e", i), fmt.Sprint("10.0.0.", i))
@@ -234,7 +234,7 @@ func TestEviction(t *testing.T) {
 func TestEvictionSparesTheUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		b := w.book(func(c *Config) { c.Engines = 2 })
+		b := w.registry(func(c *Config) { c.Engines = 2 })
 		var p [4]*prefill
 		for i := range p {
 			p[i] = w.engine(fmt.Sprint("e", i), fmt.Sprint("10.0.0.", i))
@@ -273,7 +273,7 @@ func TestEvictionSparesTheUsed(t *testing.T) {
 func TestSharedPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		b := w.book(func(c *Config) { c.Engines = 2 })
+		b := w.registry(func(c *Config) { c.Engines = 2 })
 		good, other := w.engine("good", "10.0.0.1"), w.engine("other", "10.0.0.3")
 		thief := &prefill{id: "thief", host: "10.0.0.2", port: 5600, tensor: 1, pipeline: 1, ranks: good.ranks}
 		w.put("10.0.0.2:5600", thief.talk)
@@ -296,7 +296,7 @@ func TestSharedPeer(t *testing.T) {
 func TestMeet(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	id, err := b.Meet(within(t), p.host, p.port)
 	if err != nil || id != "e" {
 		t.Fatal(id, err)

@@ -45,7 +45,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// world is engines, and the network between them and a book: memory, which works on synctest's clock too.
+// world is engines, and the network between them and a registry: memory, which works on synctest's clock too.
 type world struct {
 	t     testing.TB
 	net   *transport.MemNetwork
@@ -76,7 +76,7 @@ func (w *world) agent(name string) *transport.Mem {
 	return a
 }
 
-func (w *world) book(change ...func(*Config)) *Book {
+func (w *world) registry(change ...func(*Config)) *Registry {
 	w.t.Helper()
 	c := Config{Noticer: vllm, Notifier: w.self, Dialer: w, Lease: term, Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))}
 	for _, f := range change {
@@ -89,7 +89,7 @@ func (w *world) book(change ...func(*Config)) *Book {
 
 var errRefused = errors.New("connection refused")
 
-// DialContext is how the book reaches side channels.
+// DialContext is how the registry reaches side channels.
 func (w *world) DialContext(_ context.Context, _, address string) (net.Conn, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +112,7 @@ func (w *world) DialContext(_ context.Context, _, address string) (net.Conn, err
 	}}, nil
 }
 
-// client is the book's end of a connection.
+// client is the registry's end of a connection.
 type client struct {
 	net.Conn
 	once   sync.Once
@@ -262,7 +262,7 @@ func frameOf(s string) string {
 	return "\x02" + string(binary.BigEndian.AppendUint64(nil, uint64(len(s)))) + s
 }
 
-// tap stands between a book and its notifier.
+// tap stands between a registry and its notifier.
 type tap struct {
 	transfer.Notifier
 
@@ -310,8 +310,8 @@ func (p *tap) forgot() string {
 	return fmt.Sprint(p.forgotten)
 }
 
-// meet lets the book get to know an engine by a hand-off that ends at once.
-func meet(t testing.TB, b *Book, p *prefill) {
+// meet lets the registry get to know an engine by a hand-off that ends at once.
+func meet(t testing.TB, b *Registry, p *prefill) {
 	t.Helper()
 	h := b.Hold(p.handoff(t, "first"), time.Now())
 	defer h.End()

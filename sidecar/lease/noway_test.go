@@ -41,7 +41,7 @@ func TestReleaseWhileTheNotifierIsDown(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		k := &kept{Notifier: w.self}
-		b := w.book(func(c *Config) { c.Notifier = k })
+		b := w.registry(func(c *Config) { c.Notifier = k })
 		tell := func(id string) error { return b.Hold(p.handoff(t, id), time.Now()).Release(t.Context()) }
 		wantErr(t, tell("r0"), ErrNoWay)
 		if w.dialled() != 0 {
@@ -74,7 +74,7 @@ func TestReleaseWhileTheNotifierIsDown(t *testing.T) {
 func TestReleaseOfOddHandoffs(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	for name, change := range map[string]func(*dialect.Pin){
 		"layout unknown":     func(h *dialect.Pin) { h.Tensor, h.Pipeline = 0, 0 },
 		"too many ranks":     func(h *dialect.Pin) { h.Tensor, h.Pipeline = 8, 9 },
@@ -109,7 +109,7 @@ func TestReleaseOfOddHandoffs(t *testing.T) {
 }
 
 func TestNoBook(t *testing.T) {
-	var b *Book
+	var b *Registry
 	h := b.Hold(dialect.Pin{RequestID: "r"}, time.Now())
 	if !h.Until().IsZero() || !h.Safe().IsZero() || h.Ready() {
 		t.Errorf("got %+v", h)

@@ -16,7 +16,7 @@ import (
 func TestReleaseBeforeTheJoin(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	h := w.registry().Hold(p.handoff(t, "r"), time.Now())
 	if err := h.Release(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func TestReleaseDuringTheJoin(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	p.asked = make(chan int)
-	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	h := w.registry().Hold(p.handoff(t, "r"), time.Now())
 	released := make(chan error)
 	go func() { released <- h.Release(within(t)) }()
 	select {
@@ -44,7 +44,7 @@ func TestReleaseDuringTheJoin(t *testing.T) {
 func TestReleaseAfterTheJoin(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	meet(t, b, p)
 	for i := range 10 {
 		id := fmt.Sprint("r", i)
@@ -66,7 +66,7 @@ func TestReleaseAfterTheJoin(t *testing.T) {
 func TestReleaseOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	h := w.registry().Hold(p.handoff(t, "r"), time.Now())
 	errs := make(chan error, 20)
 	for range cap(errs) {
 		go func() { errs <- h.Release(within(t)) }()
@@ -89,7 +89,7 @@ func TestReleaseTellsEveryRank(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1", 2, 2)
 	p.asked = make(chan int, 10)
-	b := w.book()
+	b := w.registry()
 	if err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 	for lost := range 4 {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 2)
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		for rank := lost; rank < 4; rank++ {
 			w.self.Notifier.Forget(transfer.Peer(fmt.Sprintf("e-%d", rank)))
@@ -129,7 +129,7 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 func TestReleaseAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	old := w.engine("old", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	meet(t, b, old)
 	if err := old.ranks[0].Close(); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestReleaseAfterARestart(t *testing.T) {
 func TestReleaseAfterARestartUnderTheSameName(t *testing.T) {
 	w := newWorld(t)
 	old := w.engine("old", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	meet(t, b, old)
 	fresh := w.engine("new", "10.0.0.1")
 	fresh.ranks[0] = w.agent("old-0")
@@ -180,7 +180,7 @@ func TestReleaseMeetsErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			p := w.engine("e", "10.0.0.1", 2, 1)
-			b := w.book()
+			b := w.registry()
 			meet(t, b, p)
 			h := b.Hold(p.handoff(t, "r"), time.Now())
 			w.self.onNotify(func(_ context.Context, to transfer.Peer, _ string) error {
@@ -219,7 +219,7 @@ func TestReleaseMeetsErrors(t *testing.T) {
 func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1", 2, 1)
-	b := w.book()
+	b := w.registry()
 	meet(t, b, p)
 	one, other := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
 	under, gone := make(chan struct{}), make(chan struct{})
@@ -253,7 +253,7 @@ func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 1)
-		b := w.book()
+		b := w.registry()
 		meet(t, b, p)
 		under, gone := make(chan struct{}), make(chan struct{})
 		w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
@@ -289,7 +289,7 @@ func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
 func TestReleasesFindOutTogether(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
-	b := w.book()
+	b := w.registry()
 	meet(t, b, p)
 	first, second := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
 	under, gone := make(chan struct{}), make(chan struct{})
@@ -325,7 +325,7 @@ func TestReleaseHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
-		b := w.book(func(c *Config) { c.Lease = 6 * time.Second })
+		b := w.registry(func(c *Config) { c.Lease = 6 * time.Second })
 		meet(t, b, p)
 		w.self.onNotify(func(ctx context.Context, _ transfer.Peer, _ string) error {
 			<-ctx.Done()
@@ -345,7 +345,7 @@ func TestReleaseIsCutShort(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	p.asked = make(chan int)
-	h := w.book().Hold(p.handoff(t, "r"), time.Now())
+	h := w.registry().Hold(p.handoff(t, "r"), time.Now())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := h.Release(ctx)

@@ -56,7 +56,7 @@ func TestSimHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer e.Close()
-		b := w.book()
+		b := w.registry()
 
 		held := b.Hold(prefilled(t, e), time.Now())
 		time.Sleep(10 * term)
