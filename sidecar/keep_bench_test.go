@@ -9,17 +9,18 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
 // prefilled has a simulated engine finish a prefill, and returns the hand-off.
-func prefilled(t testing.TB, e *sim.Server) (params string) {
+func prefilled(t testing.TB, e *server.Server) (params string) {
 	t.Helper()
 	const ask = `{"model":"tiny","prompt":[20,21,22,23,24],"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, completionsPath, strings.NewReader(ask))
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
-	e.Engine.Handler().ServeHTTP(w, r)
+	e.Handler.ServeHTTP(w, r)
 	var answer struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
@@ -33,7 +34,7 @@ func prefilled(t testing.TB, e *sim.Server) (params string) {
 // the engine that the hand-offs name.
 func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill string) {
 	t.Helper()
-	engine, err := sim.Start(sim.Config{})
+	engine, err := server.Start(sim.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/keeper"
@@ -107,7 +109,7 @@ const shortLease = 2 * time.Second
 // leased is a sidecar for engines with a short lease.
 var leased = set(func(c *Config) { c.Fallback.Lease = shortLease })
 
-func startLeasedSim(t *testing.T) *sim.Server {
+func startLeasedSim(t *testing.T) *server.Server {
 	t.Helper()
 	return startSim(t, sim.Config{KV: sim.KVConfig{Lease: shortLease}})
 }
@@ -156,19 +158,19 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 	t.Parallel()
 	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
-		if err := decode.Engine.AddFault(sim.Fault{Leg: "decode", Fault: "slow", Arg: "stop", Count: 1}); err != nil {
+		if err := decode.Faults.Add(fault.Fault{Leg: "decode", Fault: "slow", Arg: "stop", Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
 		answer := asking(t, s, body, addrOf(prefill))
 		if k == nil {
 			mustState(t, prefill, "the lease to end", ranOut)
-			decode.Engine.ClearFaults()
+			decode.Faults.Clear()
 			wait(t, answer, "the answer")
 			return // its text depends on the request that has the blocks now
 		}
 		k.await(t, longer)
-		decode.Engine.ClearFaults()
+		decode.Faults.Clear()
 		got := wait(t, answer, "the answer")
 		got.mustBe(t, 200, servedRemote)
 		mustBeRight(t, got, body)

@@ -11,7 +11,9 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
+	"github.com/tandem-serving/tandem/sim/server"
 )
 
 // madeUp are dialects that no engine speaks: the sidecar has no code for them.
@@ -24,7 +26,7 @@ var madeUp = []struct {
 func speaks(d dialect.Dialect) option { return set(func(c *Config) { c.Engine.Dialect = d }) }
 
 // translated serves a simulated engine that speaks the made-up dialects.
-func translated(t *testing.T, x *madeup.Exchange, engine *sim.Server, decodes bool) (addr string) {
+func translated(t *testing.T, x *madeup.Exchange, engine *server.Server, decodes bool) (addr string) {
 	t.Helper()
 	transport := &http.Transport{}
 	translator, err := madeup.NewTranslator(x, engine.URL, decodes, &http.Client{Transport: transport})
@@ -42,8 +44,8 @@ func translated(t *testing.T, x *madeup.Exchange, engine *sim.Server, decodes bo
 // madeUpFault is what goes wrong, and what the client gets.
 type madeUpFault struct {
 	name          string
-	first, second *sim.Fault // of the prefill candidates
-	decode        *sim.Fault
+	first, second *fault.Fault // of the prefill candidates
+	decode        *fault.Fault
 	options       []option
 	mode          string
 	status        int
@@ -55,27 +57,29 @@ type madeUpFault struct {
 
 var madeUpFaults = []madeUpFault{
 	{name: "none", status: 200, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "first refuses", first: &sim.Fault{Leg: "prefill", Fault: "refuse"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first resets", first: &sim.Fault{Leg: "prefill", Fault: "reset-before"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
+	{name: "first refuses", first: &fault.Fault{Leg: "prefill", Fault: "refuse"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
+	{name: "first resets", first: &fault.Fault{Leg: "prefill", Fault: "reset-before"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
 	{name: "first 500", first: fails("500"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
 	{name: "first 503", first: fails("503"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
 	{name: "first 429", first: fails("429"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first without hand-off", first: &sim.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first hangs", first: &sim.Fault{Leg: "prefill", Fault: "slow", Arg: "stop"}, options: []option{shortPrefill}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
+	{name: "first without hand-off", first: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
+	{name: "first hangs", first: &fault.Fault{Leg: "prefill", Fault: "slow", Arg: "stop"}, options: []option{shortPrefill}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
 	{name: "first 400", first: fails("400"), status: 400, verdict: pd.Refused, reason: pd.BadRequest, attempts: 1},
 	{name: "first 404", first: fails("404"), status: 404, verdict: pd.Refused, reason: pd.BadRequest, attempts: 1},
 	{name: "both 500", first: fails("500"), second: fails("500"), status: 200, verdict: pd.Local, reason: pd.PrefillFailed, attempts: 2},
 	{name: "both 500, forced", first: fails("500"), second: fails("500"), mode: "force", status: 502, verdict: pd.Refused, reason: pd.PrefillFailed, attempts: 2},
 	{name: "both 500, no budget", first: fails("500"), second: fails("500"), options: []option{noBudget}, status: 503, verdict: pd.Refused, reason: pd.Budget, attempts: 2},
-	{name: "both without hand-off", first: &sim.Fault{Leg: "prefill", Fault: "no-handoff"}, second: &sim.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Local, reason: pd.HandoffInvalid, attempts: 2},
-	{name: "decode 500", decode: &sim.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
-	{name: "decode resets", decode: &sim.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
-	{name: "decode 503", decode: &sim.Fault{Leg: "decode", Fault: "status", Arg: "503", Count: 1}, status: 503, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "decode 400", decode: &sim.Fault{Leg: "decode", Fault: "status", Arg: "400", Count: 1}, status: 400, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "wrong engine", first: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1, stranded: true},
+	{name: "both without hand-off", first: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, second: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Local, reason: pd.HandoffInvalid, attempts: 2},
+	{name: "decode 500", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
+	{name: "decode resets", decode: &fault.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
+	{name: "decode 503", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "503", Count: 1}, status: 503, verdict: pd.Remote, reason: pd.External, attempts: 1},
+	{name: "decode 400", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "400", Count: 1}, status: 400, verdict: pd.Remote, reason: pd.External, attempts: 1},
+	{name: "wrong engine", first: &fault.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1, stranded: true},
 }
 
-func fails(status string) *sim.Fault { return &sim.Fault{Leg: "prefill", Fault: "status", Arg: status} }
+func fails(status string) *fault.Fault {
+	return &fault.Fault{Leg: "prefill", Fault: "status", Arg: status}
+}
 
 var shortPrefill = set(func(c *Config) { c.Prefill.Timeout = 200 * time.Millisecond })
 
@@ -95,11 +99,11 @@ func TestMadeUpDialects(t *testing.T) {
 
 func (c *madeUpFault) run(t *testing.T, d dialect.Dialect, stream bool) {
 	first, second, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
-	for s, f := range map[*sim.Server]*sim.Fault{first: c.first, second: c.second, decode: c.decode} {
+	for s, f := range map[*server.Server]*fault.Fault{first: c.first, second: c.second, decode: c.decode} {
 		if f == nil {
 			continue
 		}
-		if err := s.Engine.AddFault(*f); err != nil {
+		if err := s.Faults.Add(*f); err != nil {
 			t.Fatal(err)
 		}
 	}

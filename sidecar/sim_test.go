@@ -13,12 +13,14 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/server"
 )
 
 // startSim serves a simulated engine until the test ends.
-func startSim(t *testing.T, cfg sim.Config) *sim.Server {
+func startSim(t *testing.T, cfg sim.Config) *server.Server {
 	t.Helper()
-	s, err := sim.Start(cfg)
+	s, err := server.Start(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +28,7 @@ func startSim(t *testing.T, cfg sim.Config) *sim.Server {
 	return s
 }
 
-func addrOf(s *sim.Server) string { return strings.TrimPrefix(s.URL, "http://") }
+func addrOf(s *server.Server) string { return strings.TrimPrefix(s.URL, "http://") }
 
 var prompts atomic.Int64
 
@@ -45,7 +47,7 @@ func simAsk(n, tokens int, stream bool) string {
 }
 
 // mustState waits for a state of an engine.
-func mustState(t *testing.T, s *sim.Server, what string, ok func(sim.State) bool) {
+func mustState(t *testing.T, s *server.Server, what string, ok func(sim.State) bool) {
 	t.Helper()
 	if st, err := s.Engine.WaitState(within(t), ok); err != nil {
 		t.Fatalf("waited in vain for %s: %+v, %v", what, st, err)
@@ -56,11 +58,11 @@ func busy(st sim.State) bool { return st.Blocks.Used > 0 }
 func free(st sim.State) bool { return st.Blocks.Used == 0 && st.Blocks.Pinned == 0 }
 
 // mustFree checks that both engines pin nothing, and that no lease had to expire for it.
-func mustFree(t *testing.T, prefill, decode *sim.Server) {
+func mustFree(t *testing.T, prefill, decode *server.Server) {
 	t.Helper()
 	mustState(t, prefill, "prefill to be free", free)
 	mustState(t, decode, "decode to be free", free)
-	for _, s := range []*sim.Server{prefill, decode} {
+	for _, s := range []*server.Server{prefill, decode} {
 		if st := s.Engine.State(); st.Expired != 0 || st.StaleReads != 0 || st.ForeignReads != 0 {
 			t.Errorf("%+v", st)
 		}
@@ -74,15 +76,15 @@ func TestSimClientGone(t *testing.T) {
 		name            string
 		prefill, decode sim.Config
 		tokens          int
-		at              func(t *testing.T, prefill, decode *sim.Server, l *leaver)
+		at              func(t *testing.T, prefill, decode *server.Server, l *leaver)
 	}{
-		{"during prefill", slow, sim.Config{}, 8, func(t *testing.T, prefill, _ *sim.Server, _ *leaver) {
+		{"during prefill", slow, sim.Config{}, 8, func(t *testing.T, prefill, _ *server.Server, _ *leaver) {
 			mustState(t, prefill, "prefill to run", busy)
 		}},
-		{"during decode", sim.Config{}, slow, 3000, func(t *testing.T, _, decode *sim.Server, _ *leaver) {
+		{"during decode", sim.Config{}, slow, 3000, func(t *testing.T, _, decode *server.Server, _ *leaver) {
 			mustState(t, decode, "decode to run", busy)
 		}},
-		{"within the answer", sim.Config{}, sim.Config{TimeScale: 1}, 3000, func(t *testing.T, _, decode *sim.Server, l *leaver) {
+		{"within the answer", sim.Config{}, sim.Config{TimeScale: 1}, 3000, func(t *testing.T, _, decode *server.Server, l *leaver) {
 			mustState(t, decode, "decode to run", busy)
 			select {
 			case <-l.begun:
@@ -135,7 +137,7 @@ func TestSimClientGoneBetweenTheLegs(t *testing.T) {
 }
 
 // withhold serves an engine whose answers come only after the caller has hung up.
-func withhold(t *testing.T, engine *sim.Server) (addr string, arrived <-chan struct{}) {
+func withhold(t *testing.T, engine *server.Server) (addr string, arrived <-chan struct{}) {
 	t.Helper()
 	to, err := url.Parse(engine.URL)
 	if err != nil {
@@ -162,31 +164,31 @@ func withhold(t *testing.T, engine *sim.Server) (addr string, arrived <-chan str
 func TestSimFaults(t *testing.T) {
 	cases := []struct {
 		name            string
-		prefill, decode *sim.Fault
+		prefill, decode *fault.Fault
 		verdict         pd.Verdict
 		reason          pd.Reason
 		expires         bool // the hand-off came in an answer that could not be read
 	}{
 		{name: "none", verdict: pd.Remote, reason: pd.External},
-		{name: "prefill refuses", prefill: &sim.Fault{Fault: "refuse"}, verdict: pd.Local, reason: pd.PrefillFailed},
-		{name: "prefill 503", prefill: &sim.Fault{Leg: "prefill", Fault: "status", Arg: "503"}, verdict: pd.Local, reason: pd.PrefillFailed},
-		{name: "prefill without hand-off", prefill: &sim.Fault{Leg: "prefill", Fault: "no-handoff"}, verdict: pd.Local, reason: pd.HandoffInvalid},
-		{name: "decode 500", decode: &sim.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
-		{name: "decode reset", decode: &sim.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
-		{name: "wrong engine", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, verdict: pd.Local, reason: pd.TransferFailed, expires: true},
-		{name: "far blocks", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "far-blocks"}, verdict: pd.Local, reason: pd.TransferFailed},
-		{name: "short blocks", prefill: &sim.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "short-blocks"}, verdict: pd.Local, reason: pd.HandoffInvalid, expires: true},
+		{name: "prefill refuses", prefill: &fault.Fault{Fault: "refuse"}, verdict: pd.Local, reason: pd.PrefillFailed},
+		{name: "prefill 503", prefill: &fault.Fault{Leg: "prefill", Fault: "status", Arg: "503"}, verdict: pd.Local, reason: pd.PrefillFailed},
+		{name: "prefill without hand-off", prefill: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, verdict: pd.Local, reason: pd.HandoffInvalid},
+		{name: "decode 500", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "decode reset", decode: &fault.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "wrong engine", prefill: &fault.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, verdict: pd.Local, reason: pd.TransferFailed, expires: true},
+		{name: "far blocks", prefill: &fault.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "far-blocks"}, verdict: pd.Local, reason: pd.TransferFailed},
+		{name: "short blocks", prefill: &fault.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "short-blocks"}, verdict: pd.Local, reason: pd.HandoffInvalid, expires: true},
 	}
 	for _, c := range cases {
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/stream=%v", c.name, stream), func(t *testing.T) {
 				t.Parallel()
 				prefill, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
-				for s, f := range map[*sim.Server]*sim.Fault{prefill: c.prefill, decode: c.decode} {
+				for s, f := range map[*server.Server]*fault.Fault{prefill: c.prefill, decode: c.decode} {
 					if f == nil {
 						continue
 					}
-					if err := s.Engine.AddFault(*f); err != nil {
+					if err := s.Faults.Add(*f); err != nil {
 						t.Fatal(err)
 					}
 				}

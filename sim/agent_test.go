@@ -1,4 +1,4 @@
-package sim
+package sim_test
 
 import (
 	"context"
@@ -12,20 +12,22 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/simtest"
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
 // TestThirdAgentReleases: an agent that knows the address in a hand-off can release it, without memory and without decode.
 func TestThirdAgentReleases(t *testing.T) {
-	p := start(t)
-	h := prefill(t, p, prompt(1, 100))
+	p := simtest.Start(t)
+	h := simtest.Prefill(t, p, simtest.Prompt(1, 100))
 	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close()
-	metadata, err := AskSideChannel(t.Context(), joinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
+	metadata, err := sim.AskSideChannel(t.Context(), sim.JoinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +42,7 @@ func TestThirdAgentReleases(t *testing.T) {
 	if err := agent.Notify(t.Context(), peer, release); err != nil {
 		t.Fatal(err)
 	}
-	if st := settle(t, p, "the release", idle); st.Released != 1 || st.Expired != 0 {
+	if st := simtest.WaitForState(t, p, "the release", simtest.Idle); st.Released != 1 || st.Expired != 0 {
 		t.Errorf("state %+v", st)
 	}
 	if err := agent.Notify(t.Context(), peer, release); err != nil {
@@ -55,32 +57,32 @@ func TestThirdAgentReleases(t *testing.T) {
 // TestThirdAgentHolds: heartbeats keep a lease of 30 s for a minute, and it ends two thirds of a lease after the last.
 func TestThirdAgentHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite()
-		p := s.engine(t)
-		agent, err := transport.NewMem(s.network, "sidecar")
+		s := simtest.NewNetwork()
+		p := s.Start(t)
+		agent, err := transport.NewMem(s.MemNetwork, "sidecar")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer agent.Close()
-		var h handoff
-		if err := json.Unmarshal(serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams, &h); err != nil {
+		var h sim.Handoff
+		if err := json.Unmarshal(p.Complete(t.Context(), simtest.Greedy(simtest.Prompt(1, 100), 1, simtest.PrefillLeg)).KVTransferParams, &h); err != nil {
 			t.Fatal(err)
 		}
-		peer, err := agent.Load(t.Context(), s.engines[0].Metadata())
+		peer, err := agent.Load(t.Context(), p.Transport.Metadata())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 15 {
-			pass(t, 4*time.Second)
+			simtest.Elapse(t, 4*time.Second)
 			if err := agent.Notify(t.Context(), peer, []byte("HB:unknown,"+h.RemoteRequestID)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		pass(t, 20*time.Second-time.Millisecond)
+		simtest.Elapse(t, 20*time.Second-time.Millisecond)
 		if st := p.State(); st.Blocks.Pinned != 4 {
 			t.Errorf("held for a minute: %+v", st)
 		}
-		pass(t, 2*time.Millisecond)
+		simtest.Elapse(t, 2*time.Millisecond)
 		synctest.Wait()
 		if st := p.State(); st.Expired != 1 {
 			t.Errorf("no longer held: %+v", st)
@@ -91,13 +93,13 @@ func TestThirdAgentHolds(t *testing.T) {
 // TestReaders: a release that speaks of two readers waits for the second.
 func TestReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newSite().engine(t)
-		var h handoff
-		if err := json.Unmarshal(serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams, &h); err != nil {
+		p := simtest.NewNetwork().Start(t)
+		var h sim.Handoff
+		if err := json.Unmarshal(p.Complete(t.Context(), simtest.Greedy(simtest.Prompt(1, 100), 1, simtest.PrefillLeg)).KVTransferParams, &h); err != nil {
 			t.Fatal(err)
 		}
 		for i, pinned := range []int{4, 0} {
-			p.call(func() { p.notified(h.RemoteRequestID + ":2") })
+			p.Deliver(h.RemoteRequestID + ":2")
 			if st := p.State(); st.Blocks.Pinned != pinned {
 				t.Errorf("%d blocks pinned after notification %d", st.Blocks.Pinned, i+1)
 			}
@@ -124,19 +126,19 @@ func (h *hungTransport) Read(ctx context.Context, from transfer.Peer, spans []tr
 // transfer, and nothing remains once the peer goes on.
 func TestHungPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite()
-		p := s.engine(t)
+		s := simtest.NewNetwork()
+		p := s.Start(t)
 		hung := &hungTransport{goOn: make(chan struct{})}
-		d := s.engine(t, func(c *Config) {
+		d := s.Start(t, func(c *sim.Config) {
 			hung.Transport = c.Transfer.Transport
 			c.Transfer.Transport = hung
 		})
-		h := serve(t.Context(), p, ask(prompt(1, 100), 1, prefillLeg)).KVTransferParams
+		h := p.Complete(t.Context(), simtest.Greedy(simtest.Prompt(1, 100), 1, simtest.PrefillLeg)).KVTransferParams
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { serve(ctx, d, ask(prompt(1, 100), 4, h)) })
-		pass(t, 20*time.Minute)
-		if other := serve(t.Context(), d, ask(prompt(2, 100), 4, nil)); len(other.tokens()) != 4 {
+		wg.Go(func() { d.Complete(ctx, simtest.Greedy(simtest.Prompt(1, 100), 4, h)) })
+		simtest.Elapse(t, 20*time.Minute)
+		if other := d.Complete(t.Context(), simtest.Greedy(simtest.Prompt(2, 100), 4, nil)); len(other.Tokens()) != 4 {
 			t.Errorf("another request got %+v", other)
 		}
 		if st := p.State(); st.Expired != 0 {
@@ -157,23 +159,23 @@ func TestHungPeer(t *testing.T) {
 
 // TestUsedTwice: a hand-off that is read again before another request has reused its blocks is right by luck, and is counted.
 func TestUsedTwice(t *testing.T) {
-	p, d, other := start(t), start(t), start(t)
-	ids := prompt(1, 100)
-	h := prefill(t, p, ids)
-	first, second := complete(t, d, ask(ids, 6, h)), complete(t, other, ask(ids, 6, h))
-	if !slices.Equal(first.tokens(), second.tokens()) {
-		t.Errorf("tokens %v and %v", first.tokens(), second.tokens())
+	p, d, other := simtest.Start(t), simtest.Start(t), simtest.Start(t)
+	ids := simtest.Prompt(1, 100)
+	h := simtest.Prefill(t, p, ids)
+	first, second := simtest.Complete(t, d, simtest.Greedy(ids, 6, h)), simtest.Complete(t, other, simtest.Greedy(ids, 6, h))
+	if !slices.Equal(first.Tokens(), second.Tokens()) {
+		t.Errorf("tokens %v and %v", first.Tokens(), second.Tokens())
 	}
-	if page := metricsPage(t, p); !strings.Contains(page, `vllm:nixl_num_notifications_after_expiry_total{engine="0",model_name="tiny"} 1.0`) {
+	if page := simtest.MetricsPage(t, p); !strings.Contains(page, `vllm:nixl_num_notifications_after_expiry_total{engine="0",model_name="tiny"} 1.0`) {
 		t.Error("the second notification is not counted")
 	}
 }
 
 // TestLostTransport: an engine whose transport is gone can keep no promise about its KV.
 func TestLostTransport(t *testing.T) {
-	s := newSite()
-	e := s.engine(t)
-	if err := s.engines[0].Close(); err != nil {
+	s := simtest.NewNetwork()
+	e := s.Start(t)
+	if err := e.Transport.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-e.Done()
@@ -184,12 +186,15 @@ func TestLostTransport(t *testing.T) {
 
 // TestOtherModel: KV of another model is foreign, whatever the prompt.
 func TestOtherModel(t *testing.T) {
-	p := start(t, func(c *Config) { c.Model, c.ServedModelName = model(t, "tiny"), "tiny"; c.Model.Name = "other" })
-	d := start(t)
-	ids := prompt(1, 100)
-	want := complete(t, d, ask(ids, 6, nil)).tokens()
-	do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
-	if got := complete(t, d, ask(ids, 6, prefill(t, p, ids))).tokens(); slices.Equal(got, want) {
+	p := simtest.Start(t, func(c *sim.Config) {
+		c.Model, c.ServedModelName = simtest.Model(t, "tiny"), "tiny"
+		c.Model.Name = "other"
+	})
+	d := simtest.Start(t)
+	ids := simtest.Prompt(1, 100)
+	want := simtest.Complete(t, d, simtest.Greedy(ids, 6, nil)).Tokens()
+	simtest.Do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
+	if got := simtest.Complete(t, d, simtest.Greedy(ids, 6, simtest.Prefill(t, p, ids))).Tokens(); slices.Equal(got, want) {
 		t.Error("another model's KV gave the right tokens")
 	}
 	if st := d.Engine.State(); st.ForeignReads != 1 {
@@ -199,38 +204,38 @@ func TestOtherModel(t *testing.T) {
 
 // TestLongPrefill: a prefill of several tokens hands over what it generated as well, and omits what it had cached.
 func TestLongPrefill(t *testing.T) {
-	p, d, plain := start(t), start(t), start(t)
-	ids := prompt(1, 100)
-	c := complete(t, p, ask(ids, 4, prefillLeg))
-	var h handoff
+	p, d, plain := simtest.Start(t), simtest.Start(t), simtest.Start(t)
+	ids := simtest.Prompt(1, 100)
+	c := simtest.Complete(t, p, simtest.Greedy(ids, 4, simtest.PrefillLeg))
+	var h sim.Handoff
 	if err := json.Unmarshal(c.KVTransferParams, &h); err != nil {
 		t.Fatal(err)
 	}
 	if h.RemoteNumTokens != 103 || h.RemotePrefillCachedTokens != nil {
 		t.Errorf("hand-off %s", c.KVTransferParams)
 	}
-	got, want := complete(t, d, ask(ids, 6, h)), complete(t, plain, ask(ids, 6, nil))
-	if !slices.Equal(got.tokens(), want.tokens()) || got.Usage.PromptTokensDetails.CachedTokens != 100 {
-		t.Errorf("tokens %v, want %v; %d cached", got.tokens(), want.tokens(), got.Usage.PromptTokensDetails.CachedTokens)
+	got, want := simtest.Complete(t, d, simtest.Greedy(ids, 6, h)), simtest.Complete(t, plain, simtest.Greedy(ids, 6, nil))
+	if !slices.Equal(got.Tokens(), want.Tokens()) || got.Usage.PromptTokensDetails.CachedTokens != 100 {
+		t.Errorf("tokens %v, want %v; %d cached", got.Tokens(), want.Tokens(), got.Usage.PromptTokensDetails.CachedTokens)
 	}
 }
 
 // TestPrefillThatStops: the first token may end the answer; the hand-off is there, and decode stops as well.
 func TestPrefillThatStops(t *testing.T) {
-	p, d := start(t), start(t)
-	body := ask(prompt(1, 100), 1, nil)
-	body["stop_token_ids"] = complete(t, d, body).tokens()
-	do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
-	body["kv_transfer_params"] = prefillLeg
-	c := complete(t, p, body)
+	p, d := simtest.Start(t), simtest.Start(t)
+	body := simtest.Greedy(simtest.Prompt(1, 100), 1, nil)
+	body["stop_token_ids"] = simtest.Complete(t, d, body).Tokens()
+	simtest.Do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
+	body["kv_transfer_params"] = simtest.PrefillLeg
+	c := simtest.Complete(t, p, body)
 	body["kv_transfer_params"], body["max_tokens"] = c.KVTransferParams, 9
-	got := complete(t, d, body)
+	got := simtest.Complete(t, d, body)
 	for _, choice := range []string{c.Choices[0].FinishReason, got.Choices[0].FinishReason} {
 		if choice != "stop" {
 			t.Errorf("finish reason %q", choice)
 		}
 	}
-	if len(got.tokens()) != 1 {
-		t.Errorf("decode generated %v", got.tokens())
+	if len(got.Tokens()) != 1 {
+		t.Errorf("decode generated %v", got.Tokens())
 	}
 }

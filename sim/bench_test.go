@@ -1,16 +1,17 @@
-package sim
+package sim_test
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-func benchEngine(b *testing.B) *Engine {
+func startBenchEngine(b *testing.B) *sim.Engine {
 	b.Helper()
-	e, err := New(Config{KV: KVConfig{Blocks: 4096}})
+	e, err := sim.New(sim.Config{KV: sim.KVConfig{Blocks: 4096}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -18,77 +19,52 @@ func benchEngine(b *testing.B) *Engine {
 	return e
 }
 
-// BenchmarkDecodeStep is the engine's own cost of a step with so many running answers; a token of each is one operation's
-// share.
+// BenchmarkDecodeStep measures a step with so many running answers. One operation is one step.
 func BenchmarkDecodeStep(b *testing.B) {
 	for _, batch := range []int{1, 32} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
-			e := benchEngine(b)
+			e := startBenchEngine(b)
 			b.ReportAllocs()
 			for n := 0; n < b.N; {
 				steps := min(b.N-n, 1000)
-				seqs := make([]*sequence, batch)
-				for i := range seqs {
-					seqs[i] = decodeSequence(e, prompt(i, 100), steps)
+				requests := make([]sim.Request, batch)
+				for i := range requests {
+					requests[i] = decodeRequest(simtest.Prompt(i, 100), steps)
 				}
-				if err := e.submit(seqs); err != nil {
-					b.Fatal(err.Message)
-				}
-				for _, s := range seqs {
-					for finish := ""; finish == ""; {
-						out, err := s.out.next(b.Context())
-						if err != nil {
-							b.Fatal(err)
-						}
-						finish = out.finish
-					}
-				}
+				finish(b, e, requests)
 				n += steps
 			}
 		})
 	}
 }
 
+// finish runs requests to their ends.
+func finish(b *testing.B, e *sim.Engine, requests []sim.Request) {
+	b.Helper()
+	g, err := e.Submit(requests)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for open := len(requests); open > 0; {
+		out, err := g.Next(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if out.Finish != "" {
+			open--
+		}
+	}
+}
+
 // BenchmarkPrefill computes the KV of 2048 tokens that no cache has.
 func BenchmarkPrefill(b *testing.B) {
-	e := benchEngine(b)
+	e := startBenchEngine(b)
 	b.SetBytes(2048 * 512)
 	b.ReportAllocs()
 	for i := range b.N {
-		ids := prompt(i, 2048)
-		ids[0] = firstByte + i%1000
-		ids[1] = firstByte + i/1000%1000
-		s := decodeSequence(e, ids, 1)
-		if err := e.submit([]*sequence{s}); err != nil {
-			b.Fatal(err.Message)
-		}
-		if _, err := s.out.next(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkCompletion is a whole short request without a socket: the floor of what the simulator adds to a measurement.
-func BenchmarkCompletion(b *testing.B) {
-	e := benchEngine(b)
-	body := string(encodeJSON(ask(prompt(1, 100), 8, nil)))
-	b.ReportAllocs()
-	for range b.N {
-		r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		w := httptest.NewRecorder()
-		e.Handler().ServeHTTP(w, r)
-		if w.Code != http.StatusOK {
-			b.Fatal(w.Body)
-		}
-	}
-}
-
-func BenchmarkSplit(b *testing.B) {
-	text := strings.Repeat("the cache of a block is token and prefill to decode. ", 100)
-	b.SetBytes(int64(len(text)))
-	b.ReportAllocs()
-	for range b.N {
-		tokenizer{128256}.split(text)
+		ids := simtest.Prompt(i, 2048)
+		ids[0] = model.FirstByte + i%1000
+		ids[1] = model.FirstByte + i/1000%1000
+		finish(b, e, []sim.Request{decodeRequest(ids, 1)})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
@@ -22,12 +24,12 @@ const (
 // Config describes one engine. The zero value of every field means the default named beside it.
 type Config struct {
 	// Model gives sizes and speeds; default: the built-in model "tiny".
-	Model Model
+	Model model.Model
 	// ServedModelName is what requests call the model; default: Model.Name.
 	ServedModelName string
 	// MaxModelLen caps the model's length, in tokens; default: Model.MaxModelLen.
 	MaxModelLen int
-	// TimeScale stretches every modelled time: 1 is the model's own speed, and 0 does not wait at all.
+	// TimeScale multiplies every modelled duration: at 1 the engine has the model's own speed, at 0 it does not wait at all.
 	TimeScale float64
 	// Schedule bounds the batches.
 	Schedule ScheduleConfig
@@ -41,27 +43,30 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// ScheduleConfig bounds what one step of the engine takes.
+// ScheduleConfig bounds what one step of the engine does.
 type ScheduleConfig struct {
-	MaxBatchedTokens int // per step; default 2048
-	MaxSequences     int // running at once; default 256
-	// MaxQueuedRequests refuses requests with 503 once so many are waiting or running; 0: no limit.
+	// MaxBatchedTokens is how many tokens a step computes at most; default 2048.
+	MaxBatchedTokens int
+	// MaxSequences is how many sequences run at once; default 256.
+	MaxSequences int
+	// MaxQueuedRequests refuses requests with 503 while so many are waiting or running; 0: no limit.
 	MaxQueuedRequests int
 }
 
 // KVConfig describes the block pool and the hand-off.
 type KVConfig struct {
 	// Blocks is the size of the pool, with the null block; default 512, or what the longest request needs.
-	Blocks    int
-	BlockSize int // tokens; default 32
-	// Lease is how long blocks wait for a decode engine that gives no sign of life; default 30 s. It is real time,
-	// whatever the TimeScale, because the programs that coordinate engines keep real time as well.
+	Blocks int
+	// BlockSize is in tokens; default 32.
+	BlockSize int
+	// Lease is how long blocks wait for a decode engine that sends no heartbeat; default 30 s. It is real time, whatever the
+	// TimeScale, because the programs that coordinate engines use real time as well.
 	Lease time.Duration
 	// LoadFailure is the engine's kv_load_failure_policy; default FailLoad.
 	LoadFailure LoadFailurePolicy
-	// HandshakeTimeout is how long an unknown peer is tried; default 5 s.
+	// HandshakeTimeout is how long the engine tries to reach an unknown peer; default 5 s.
 	HandshakeTimeout time.Duration
-	// HandshakeTime is what the first hand-off from each other engine costs this one, whatever the TimeScale; default: the
+	// HandshakeTime is how long the first hand-off from each other engine is delayed, whatever the TimeScale; default: the
 	// model's handshake_ms, which is scaled.
 	HandshakeTime time.Duration
 	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.
@@ -70,13 +75,13 @@ type KVConfig struct {
 
 // TransferConfig is how KV moves between engines.
 type TransferConfig struct {
-	// SideChannel is the host:port at which others learn how this engine is reached, and which hand-offs name; default
-	// 127.0.0.1:0. It is served, unless a Fetch is given: then peers have another way.
+	// SideChannel is the host:port where other engines ask for this engine's metadata, and which hand-offs name; default
+	// 127.0.0.1:0. The engine does not serve it if there is a Fetch, because peers then have another way.
 	SideChannel string
-	// EngineID is this engine's name among its peers, and has to be the Transport's; default: a fresh UUID.
+	// EngineID is this engine's name among its peers, and must be the Transport's; default: a fresh UUID.
 	EngineID string
-	// Transport moves the KV; the engine closes it. One that has an Alloc is asked for the memory of the KV. Default: what
-	// Open gives.
+	// Transport moves the KV; the engine closes it. If it is a kv.Allocator, it allocates the memory of the KV. Default: what
+	// Open returns.
 	Transport transfer.Transport
 	// Open opens the Transport under the engine's name; default: a transport.TCP on a free port of the side channel's host.
 	Open func(name string) (transfer.Transport, error)
@@ -84,10 +89,10 @@ type TransferConfig struct {
 	Fetch func(ctx context.Context, address string) ([]byte, error)
 }
 
-// withDefaults fills in what was left out, and reports all that is wrong.
+// withDefaults fills in what was left out, and reports everything that is wrong.
 func (c Config) withDefaults() (Config, error) {
 	if c.Model.Name == "" {
-		m, err := NamedModel("tiny")
+		m, err := model.Named("tiny")
 		if err != nil {
 			return c, err
 		}
@@ -99,7 +104,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Schedule.MaxSequences, 256)
 	setDefault(&c.KV.BlockSize, 32)
 	if c.KV.BlockSize > 0 {
-		setDefault(&c.KV.Blocks, max(512, blocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
+		setDefault(&c.KV.Blocks, max(512, kv.BlocksFor(c.MaxModelLen, c.KV.BlockSize)+1))
 	}
 	setDefault(&c.KV.Lease, 30*time.Second)
 	setDefault(&c.KV.LoadFailure, FailLoad)
@@ -125,7 +130,7 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// maxPoolBytes bounds what the pool takes of this machine's memory: a slip of the pen is refused, not tried.
+// maxPoolBytes bounds how much of this machine's memory the pool may take, so that a typing error is refused.
 const maxPoolBytes int64 = 64 << 30
 
 func (c *Config) problems(report func(flag, format string, args ...any)) {
@@ -134,7 +139,7 @@ func (c *Config) problems(report func(flag, format string, args ...any)) {
 			report(flag, format, args...)
 		}
 	}
-	if err := c.Model.validate(); err != nil {
+	if err := c.Model.Validate(); err != nil {
 		report("model", "%w", err)
 	}
 	check(c.TimeScale >= 0, "time-scale", "time scale is %v: want 0 or more", c.TimeScale)
@@ -146,7 +151,7 @@ func (c *Config) problems(report func(flag, format string, args ...any)) {
 		"kv-load-failure-policy", "KV load failure policy is %q: want %q or %q", c.KV.LoadFailure, FailLoad, RecomputeLoad)
 	check(int64(c.KV.Blocks) <= maxPoolBytes/int64(max(1, c.Model.StoredBytesPerToken))/int64(max(1, c.KV.BlockSize)), "blocks",
 		"%d blocks of %d tokens take more than %d GiB of memory", c.KV.Blocks, c.KV.BlockSize, maxPoolBytes>>30)
-	// As the engine does: a pool that cannot hold the longest request would let it wait for ever.
+	// The real engine refuses this as well: the longest request would wait for ever.
 	check((c.KV.Blocks-1)*c.KV.BlockSize >= c.MaxModelLen, "blocks",
 		"%d blocks of %d tokens (one of them is never used) cannot hold a request of max model len %d", c.KV.Blocks, c.KV.BlockSize, c.MaxModelLen)
 	check(c.Schedule.MaxBatchedTokens > 0, "max-num-batched-tokens", "max batched tokens is %d: want at least 1", c.Schedule.MaxBatchedTokens)

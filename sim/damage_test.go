@@ -1,4 +1,4 @@
-package sim
+package sim_test
 
 import (
 	"bytes"
@@ -9,9 +9,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/server"
+	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// outcome is what becomes of a decode leg.
+// outcome is how a decode leg ends.
 type outcome string
 
 const (
@@ -22,8 +27,8 @@ const (
 	hangs outcome = "no answer"
 )
 
-// matrix is the failure matrix of the real engine's decode leg: what is done to the params, and what comes of it under
-// each kv_load_failure_policy.
+// matrix is the failure matrix of the real engine's decode leg: what is done to the params, and the outcome under each
+// kv_load_failure_policy.
 var matrix = []struct {
 	name            string
 	damage          func(map[string]any)
@@ -89,23 +94,23 @@ func texts(ids []any) []string {
 }
 
 func TestFailureMatrix(t *testing.T) {
-	plain := start(t)
-	for _, policy := range []LoadFailurePolicy{FailLoad, RecomputeLoad} {
+	plain := simtest.Start(t)
+	for _, policy := range []sim.LoadFailurePolicy{sim.FailLoad, sim.RecomputeLoad} {
 		for _, row := range matrix {
 			want := row.fail
-			if policy == RecomputeLoad {
+			if policy == sim.RecomputeLoad {
 				want = row.recompute
 			}
 			t.Run(string(policy)+"/"+row.name, func(t *testing.T) {
-				p := start(t)
-				d := start(t, func(c *Config) { c.KV.LoadFailure = policy; c.KV.HandshakeTimeout = time.Second })
-				complete(t, d, ask(prompt(7, 40), 1, prefill(t, p, prompt(7, 40)))) // the pair knows each other
-				settle(t, p, "the release of the first hand-off", idle)
-				ids := prompt(1, 100)
-				h := prefill(t, p, ids)
+				p := simtest.Start(t)
+				d := simtest.Start(t, func(c *sim.Config) { c.KV.LoadFailure = policy; c.KV.HandshakeTimeout = time.Second })
+				simtest.Complete(t, d, simtest.Greedy(simtest.Prompt(7, 40), 1, simtest.Prefill(t, p, simtest.Prompt(7, 40)))) // so that the engines know each other
+				simtest.WaitForState(t, p, "the release of the first hand-off", simtest.Idle)
+				ids := simtest.Prompt(1, 100)
+				h := simtest.Prefill(t, p, ids)
 				row.damage(h)
-				reference := complete(t, plain, ask(ids, 6, nil))
-				if got := decodeOutcome(t, d, ask(ids, 6, h), reference.tokens()); got != want {
+				reference := simtest.Complete(t, plain, simtest.Greedy(ids, 6, nil))
+				if got := decodeOutcome(t, d, simtest.Greedy(ids, 6, h), reference.Tokens()); got != want {
 					t.Errorf("%s, want %s", got, want)
 				}
 			})
@@ -113,10 +118,10 @@ func TestFailureMatrix(t *testing.T) {
 	}
 }
 
-// decodeOutcome runs a decode leg to its end. One that hangs is given up, which is known to kill the engine.
-func decodeOutcome(t *testing.T, d *Server, body map[string]any, want []int) outcome {
+// decodeOutcome runs a decode leg to its end. The client of one that hangs leaves, which kills the engine.
+func decodeOutcome(t *testing.T, d *server.Server, body map[string]any, want []int) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), simtest.Timeout)
 	defer cancel()
 	answered, stuck := make(chan outcome, 1), make(chan bool, 1)
 	go func() { answered <- judge(ctx, d, body, want) }()
@@ -128,7 +133,7 @@ func decodeOutcome(t *testing.T, d *Server, body map[string]any, want []int) out
 		<-stuck
 	case hung := <-stuck:
 		if hung {
-			cancel() // the client gives up
+			cancel() // the client leaves
 		}
 		got = <-answered
 	}
@@ -140,22 +145,15 @@ func decodeOutcome(t *testing.T, d *Server, body map[string]any, want []int) out
 	return got
 }
 
-// waitsForEver returns true once a request of the engine does, and false when ctx or the engine ends before.
-func waitsForEver(ctx context.Context, e *Engine) bool {
-	_, err := e.WaitState(ctx, func(State) bool {
-		for s := range e.live { // asked in the engine's loop, which owns it
-			if s.load == loadStuck {
-				return true
-			}
-		}
-		return false
-	})
+// waitsForEver returns true once a request of the engine waits for ever, and false if ctx or the engine ends before.
+func waitsForEver(ctx context.Context, e *sim.Engine) bool {
+	_, err := e.WaitState(ctx, func(sim.State) bool { return e.HasStuckLoad() })
 	return err == nil
 }
 
-// judge sends one request and says what came of it.
-func judge(ctx context.Context, d *Server, body map[string]any, want []int) outcome {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.URL+"/v1/completions", bytes.NewReader(encodeJSON(body)))
+// judge sends one request and returns its outcome.
+func judge(ctx context.Context, d *server.Server, body map[string]any, want []int) outcome {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.URL+"/v1/completions", bytes.NewReader(pyjson.Encode(body)))
 	if err != nil {
 		return outcome(err.Error())
 	}
@@ -165,15 +163,15 @@ func judge(ctx context.Context, d *Server, body map[string]any, want []int) outc
 		return hangs
 	}
 	defer resp.Body.Close()
-	var c completionOf
+	var c simtest.Completion
 	switch err := json.NewDecoder(resp.Body).Decode(&c); {
 	case err != nil:
 		return outcome(err.Error())
-	case c.Error != nil && c.Error.Message == errEngineDead.Message:
+	case c.Error != nil && c.Error.Message == simtest.EngineDead:
 		return dies
-	case c.Error != nil && c.Error.Message == errInternal.Message && resp.StatusCode == http.StatusInternalServerError:
+	case c.Error != nil && c.Error.Message == simtest.InternalError && resp.StatusCode == http.StatusInternalServerError:
 		return fails
-	case resp.StatusCode == http.StatusOK && slices.Equal(c.tokens(), want):
+	case resp.StatusCode == http.StatusOK && slices.Equal(c.Tokens(), want):
 		return right
 	}
 	return wrong

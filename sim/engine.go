@@ -10,30 +10,31 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Engine is one simulated engine. Its loop owns the queues, the blocks and the leases; all other goroutines ask it through
-// post and call.
+// Engine is one simulated engine. Its loop owns the queues, the blocks and the leases; other goroutines send it functions to
+// run, with post and call.
 type Engine struct {
 	cfg       Config
 	log       *slog.Logger
 	transport transfer.Transport
-	kv        *kvMemory
-	pool      *pool
-	metrics   *metrics
+	kv        *kv.Memory
+	pool      *kv.Pool
+	metrics   *metrics.Page
 	peers     *peers
-	faults    *faultList
 	identity  identity
 
 	sideChannel net.Listener // nil if it is not served
 
-	waiting []*sequence // first in line first
+	waiting []*sequence // next to be admitted first
 	running []*sequence // oldest first
 	live    map[*sequence]struct{}
-	leases  *leaseBook
+	leases  *leases
 	counts  counts
-	waiters []waiter // of WaitState
+	waiters []waiter // callers of WaitState
 	loop
 }
 
@@ -45,16 +46,16 @@ type identity struct {
 	fingerprint string
 }
 
-// counts is what State reports and no metric of the real engine does.
+// counts has what State reports and no metric of the real engine does.
 type counts struct {
 	requests                     int64
-	held                         int64 // by slow faults, now
+	held                         int64 // by faults, now
 	expired, released            int64 // leases
 	stale, foreign               int64 // reads
 	kvBytesRead, kvBytesReleased int64
 }
 
-// loop is the life of the engine's goroutines.
+// loop has the life of the engine's goroutines.
 type loop struct {
 	commands chan func()
 	spawn    func(func(context.Context)) // runs work that Close cancels and waits for
@@ -68,26 +69,26 @@ type loop struct {
 // errStopped is the cause of death of an engine that was closed.
 var errStopped = errors.New("engine closed")
 
-// New starts an engine. It takes requests through Handler until Close, or until it dies of one (see Done).
+// New starts an engine. It takes requests until Close, or until it dies of one (see Done).
 func New(cfg Config) (*Engine, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("checking the simulator's configuration: %w", err)
 	}
 	e := &Engine{
-		cfg: cfg, log: cfg.Logger, transport: cfg.Transfer.Transport,
-		pool: newPool(cfg.KV.Blocks), metrics: newMetrics(&cfg), faults: newFaultList(),
-		live: make(map[*sequence]struct{}), leases: newLeaseBook(),
+		cfg: cfg, log: cfg.Logger, transport: cfg.Transfer.Transport, pool: kv.NewPool(cfg.KV.Blocks),
+		metrics: metrics.NewPage(cfg.ServedModelName, metrics.Cache{Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize}),
+		live:    make(map[*sequence]struct{}), leases: newLeases(),
 		identity: identity{engineID: cfg.Transfer.EngineID},
 	}
 	if err := e.openTransport(); err != nil {
 		return nil, err
 	}
-	e.identity.fingerprint = "vllm-" + engineVersion + "-" + randomHex(4)
+	e.identity.fingerprint = "vllm-" + Version + "-" + RandomHex(4)
 	e.peers = &peers{transport: e.transport, fetch: e.cfg.Transfer.Fetch, timeout: cfg.KV.HandshakeTimeout,
 		cost: cfg.handshakeTime(), known: make(map[string]*peer)}
-	if e.kv, err = newKVMemory(&cfg.Model, cfg.KV.Blocks, cfg.KV.BlockSize, e.transport); err == nil {
-		err = e.kv.register(e.transport)
+	if e.kv, err = kv.NewMemory(&cfg.Model, cfg.KV.Blocks, cfg.KV.BlockSize, e.transport); err == nil {
+		err = e.kv.Register(e.transport)
 	}
 	if err != nil {
 		return nil, errors.Join(err, e.closeTransport())
@@ -96,8 +97,8 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// NoStallTimeout is what a transport of the engine is given for a peer that hangs, longer than any caller waits: the real engine
-// has no deadline.
+// NoStallTimeout is the time that a transport of the engine waits for a peer that hangs. It is longer than any caller waits,
+// because the real engine has no deadline.
 const NoStallTimeout = 24 * time.Hour
 
 func (e *Engine) start() {
@@ -134,7 +135,10 @@ func (e *Engine) Close() {
 // Done is closed when the engine has died or was closed; Err then says of what.
 func (e *Engine) Done() <-chan struct{} { return e.stopped }
 
-// Err is nil while the engine lives and after Close; otherwise the request that killed it is to blame.
+// Finished is closed when every goroutine of the engine has ended, which is later than Done.
+func (e *Engine) Finished() <-chan struct{} { return e.finished }
+
+// Err returns what the engine died of, or nil while it lives and after Close.
 func (e *Engine) Err() error {
 	select {
 	case <-e.stopped:
@@ -147,7 +151,19 @@ func (e *Engine) Err() error {
 	}
 }
 
-// post has the loop run f. False: the engine has stopped, and f does not run.
+// Kill makes the engine die of a cause, and running requests end with ErrDead.
+func (e *Engine) Kill(cause error) { e.call(func() { e.die(cause) }) }
+
+// Config returns the configuration with its defaults.
+func (e *Engine) Config() Config { return e.cfg }
+
+// ID returns the engine id that hand-offs name; it is new for every start.
+func (e *Engine) ID() string { return e.identity.engineID }
+
+// Fingerprint returns the system_fingerprint of answers.
+func (e *Engine) Fingerprint() string { return e.identity.fingerprint }
+
+// post has the loop run f. It returns false, and f does not run, if the engine has stopped.
 func (e *Engine) post(f func()) bool {
 	select {
 	case e.commands <- f:
@@ -157,7 +173,7 @@ func (e *Engine) post(f func()) bool {
 	}
 }
 
-// call is post, and waits.
+// call is post, and waits until f has run.
 func (e *Engine) call(f func()) bool {
 	done := make(chan struct{})
 	if !e.post(func() { f(); close(done) }) {
@@ -167,7 +183,7 @@ func (e *Engine) call(f func()) bool {
 	return true
 }
 
-// run is the engine's loop. A step is scheduled, takes its time, and is applied; commands are taken meanwhile, so an
+// run is the engine's loop. A step is scheduled, takes its time, and is applied. The loop runs commands meanwhile, so an
 // abort frees blocks within a step.
 func (e *Engine) run(ctx context.Context) {
 	var (
@@ -176,15 +192,15 @@ func (e *Engine) run(ctx context.Context) {
 	)
 	defer timers.stop()
 	for !e.dead {
-		if step.sequences == 0 {
-			if step = e.schedule(); step.sequences > 0 {
-				timers.step.Reset(e.scaled(e.cfg.Model.stepTime(step)))
+		if step.Sequences == 0 {
+			if step = e.schedule(); step.Sequences > 0 {
+				timers.step.Reset(e.scaled(e.cfg.Model.StepTime(step.Step)))
 			}
-			if e.dead { // of what it scheduled
+			if e.dead { // of a hand-off that it scheduled
 				break
 			}
 		}
-		e.waiters = slices.DeleteFunc(e.waiters, e.served)
+		e.waiters = slices.DeleteFunc(e.waiters, e.reached)
 		timers.armLease(e.leases)
 		select {
 		case f := <-e.commands:
@@ -201,7 +217,7 @@ func (e *Engine) run(ctx context.Context) {
 		case <-timers.lease.C:
 			e.expireLeases(time.Now())
 		case <-timers.heartbeat.C:
-			e.heartbeat()
+			e.sendHeartbeats()
 		case <-ctx.Done():
 			e.die(errStopped)
 		}
@@ -210,7 +226,7 @@ func (e *Engine) run(ctx context.Context) {
 	close(e.stopped)
 }
 
-// loopTimers are the clocks of the loop. They are the standard library's, so testing/synctest replaces them.
+// loopTimers are the timers of the loop. They are the standard library's, so testing/synctest replaces them.
 type loopTimers struct {
 	step, lease *time.Timer
 	heartbeat   *time.Ticker
@@ -223,8 +239,8 @@ func newLoopTimers(lease time.Duration) *loopTimers {
 	return t
 }
 
-func (t *loopTimers) armLease(b *leaseBook) {
-	switch next, ok, changed := b.nextExpiry(); {
+func (t *loopTimers) armLease(l *leases) {
+	switch next, ok, changed := l.nextExpiry(); {
 	case !changed:
 	case ok:
 		t.lease.Reset(time.Until(next))
@@ -243,7 +259,7 @@ func (e *Engine) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * e.cfg.TimeScale)
 }
 
-// die ends the loop. What runs gets the engine's last error.
+// die ends the loop. The first cause counts.
 func (e *Engine) die(cause error) {
 	if e.dead {
 		return
@@ -254,82 +270,12 @@ func (e *Engine) die(cause error) {
 	}
 }
 
+// failAll ends all requests of a dead engine.
 func (e *Engine) failAll() {
 	for s := range e.live {
 		if !s.done {
 			s.done = true
-			s.out.put(output{index: s.index, token: -1, err: errEngineDead})
+			s.out.put(Output{Index: s.index, Token: -1, Err: ErrDead})
 		}
 	}
-}
-
-// submit queues sequences that came with one request. The error is what the client gets.
-func (e *Engine) submit(seqs []*sequence) *apiError {
-	refusal := errEngineDead
-	e.call(func() {
-		if refusal = e.refuses(len(seqs)); refusal != nil {
-			return
-		}
-		now := time.Now()
-		for _, s := range seqs {
-			s.times.queued = now
-			if s.params.remotePrefill {
-				s.load = loadWanted
-				if len(e.waiting) > 0 {
-					e.beat([]*sequence{s}) // it will wait: the lease must not run out before the next heartbeat
-				}
-			}
-			e.live[s] = struct{}{}
-			e.waiting = append(e.waiting, s)
-		}
-		e.counts.requests++
-	})
-	return refusal
-}
-
-func (e *Engine) refuses(n int) *apiError {
-	limit := e.cfg.Schedule.MaxQueuedRequests
-	if limit > 0 && e.queued()+n > limit {
-		e.metrics.addTo(admissionRejections, "max_num_queued_reqs", 1)
-		return errBusy
-	}
-	return nil
-}
-
-// queued is how many sequences wait or run.
-func (e *Engine) queued() int {
-	n := 0
-	for s := range e.live {
-		if !s.done {
-			n++
-		}
-	}
-	return n
-}
-
-// abort ends sequences whose client has left. Blocks are free when it returns, but for those that bytes are on the way to.
-func (e *Engine) abort(seqs []*sequence) {
-	e.call(func() {
-		for _, s := range seqs {
-			if !s.done {
-				e.abortOne(s)
-			}
-		}
-	})
-}
-
-func (e *Engine) abortOne(s *sequence) {
-	s.done = true
-	e.running = remove(e.running, s)
-	e.waiting = remove(e.waiting, s)
-	switch s.load {
-	case loadRunning: // the load frees the blocks when no byte can land in them any more
-		return
-	case loadStuck:
-		e.die(fmt.Errorf("aborting %s: its hand-off lacks remote_* members", s.id))
-		return
-	case loadWanted:
-		e.rejectLoad(s.params)
-	}
-	e.free(s)
 }

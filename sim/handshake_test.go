@@ -1,4 +1,4 @@
-package sim
+package sim_test
 
 import (
 	"encoding/json"
@@ -6,30 +6,33 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
 // TestHandshakeIsPaidOnce: the first hand-off of each pair waits for it, with all that come meanwhile, and no others do.
 func TestHandshakeIsPaidOnce(t *testing.T) {
 	const cost = 3 * time.Second
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite()
-		quick := func(c *Config) { c.TimeScale, c.KV.HandshakeTime = 0, cost }
-		p, d, other := s.engine(t, quick), s.engine(t, quick), s.engine(t, quick)
+		s := simtest.NewNetwork()
+		quick := func(c *sim.Config) { c.TimeScale, c.KV.HandshakeTime = 0, cost }
+		p, d, other := s.Start(t, quick), s.Start(t, quick), s.Start(t, quick)
 		seed := 0
-		leg := func(from, to *Engine) time.Duration {
+		leg := func(from, to *simtest.Engine) time.Duration {
 			seed++
-			ids := prompt(seed, 100)
-			h := serve(t.Context(), from, ask(ids, 1, prefillLeg)).KVTransferParams
+			ids := simtest.Prompt(seed, 100)
+			h := from.Complete(t.Context(), simtest.Greedy(ids, 1, simtest.PrefillLeg)).KVTransferParams
 			read := to.State().KVBytesRead
 			defer func() {
 				if to.State().KVBytesRead == read {
 					t.Error("nothing was handed over")
 				}
 			}()
-			return took(func() { serve(t.Context(), to, ask(ids, 4, h)) })
+			return simtest.Measure(func() { to.Complete(t.Context(), simtest.Greedy(ids, 4, h)) })
 		}
 		for i, step := range []struct {
-			from, to *Engine
+			from, to *simtest.Engine
 			want     time.Duration
 		}{{p, d, cost}, {p, d, 0}, {p, other, cost}, {d, other, cost}, {p, d, 0}, {d, other, 0}} {
 			if got := leg(step.from, step.to); got != step.want {
@@ -37,7 +40,7 @@ func TestHandshakeIsPaidOnce(t *testing.T) {
 			}
 		}
 		p.Close()
-		if got := leg(s.engine(t, quick), d); got != cost {
+		if got := leg(s.Start(t, quick), d); got != cost {
 			t.Errorf("the first hand-off after a restart took %v", got)
 		}
 	})
@@ -47,24 +50,24 @@ func TestHandshakeIsPaidOnce(t *testing.T) {
 func TestHandshakeHoldsUpNobodyElse(t *testing.T) {
 	const cost = 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite()
-		p, d := s.engine(t), s.engine(t, func(c *Config) { c.KV.HandshakeTime = cost })
+		s := simtest.NewNetwork()
+		p, d := s.Start(t), s.Start(t, func(c *sim.Config) { c.KV.HandshakeTime = cost })
 		hands := make([]json.RawMessage, 3)
 		for i := range hands {
-			hands[i] = serve(t.Context(), p, ask(prompt(i, 100), 1, prefillLeg)).KVTransferParams
+			hands[i] = p.Complete(t.Context(), simtest.Greedy(simtest.Prompt(i, 100), 1, simtest.PrefillLeg)).KVTransferParams
 		}
 		begun := time.Now()
 		var legs sync.WaitGroup
 		for i, h := range hands {
 			legs.Go(func() {
-				pass(t, time.Duration(i)*time.Second)
-				serve(t.Context(), d, ask(prompt(i, 100), 1, h))
+				simtest.Elapse(t, time.Duration(i)*time.Second)
+				d.Complete(t.Context(), simtest.Greedy(simtest.Prompt(i, 100), 1, h))
 				if got := time.Since(begun); got < cost || got > cost+time.Second {
 					t.Errorf("hand-off %d was decoded after %v", i, got)
 				}
 			})
 		}
-		if got := took(func() { serve(t.Context(), d, ask(prompt(9, 100), 50, nil)) }); got > cost/2 {
+		if got := simtest.Measure(func() { d.Complete(t.Context(), simtest.Greedy(simtest.Prompt(9, 100), 50, nil)) }); got > cost/2 {
 			t.Errorf("50 tokens beside it took %v", got)
 		}
 		if got := time.Since(begun); got >= cost {

@@ -6,11 +6,11 @@ import (
 	"fmt"
 )
 
-// engineVersion is the version of vLLM whose recordings this engine is held to.
-const engineVersion = "0.32.0"
+// Version is the version of vLLM whose recordings this engine is compared with.
+const Version = "0.32.0"
 
-// randomHex returns n random bytes in hexadecimal digits.
-func randomHex(n int) string {
+// RandomHex returns n random bytes in hexadecimal digits.
+func RandomHex(n int) string {
 	b := make([]byte, n)
 	rand.Read(b) // never fails
 	return hex.EncodeToString(b)

@@ -4,97 +4,94 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/metrics"
+	"github.com/tandem-serving/tandem/sim/model"
 )
 
-// heartbeatsPerLease is how often a decode engine says that it will come, per lease; each heartbeat is good for two
-// thirds of one.
+// heartbeatsPerLease is how many heartbeats a decode engine sends in the time of one lease, for KV that it has not read yet. Each
+// heartbeat renews the lease for two thirds of that time.
 const heartbeatsPerLease = 6
 
-// lease keeps the blocks of a finished prefill for their reader.
+// lease holds the blocks of a finished prefill for the decode engine that will read them.
 type lease struct {
-	blocks  []*block
+	blocks  []*kv.Block
 	expires time.Time
-	readers int // notifications that have come
+	readers int // notifications that have arrived
 }
 
-// leaseBook is every lease of an engine by request id, and the ids of recent ones that ran out.
-type leaseBook struct {
+// leases are the leases of an engine by request id, and the ids of those that expired recently.
+type leases struct {
 	open    map[string]*lease
 	expired map[string]struct{}
 	order   []string // of expired, oldest first
-	changed bool     // since nextExpiry was asked last
+	changed bool     // since the last call of nextExpiry
 }
 
-// maxExpired bounds what is remembered of leases that ran out. A read that comes after so many others is counted as
+// maxExpired bounds how many ids of expired leases are stored. A read of a lease that expired before these is counted as
 // unknown instead of stale.
 const maxExpired = 4096
 
-func newLeaseBook() *leaseBook {
-	return &leaseBook{open: make(map[string]*lease), expired: make(map[string]struct{})}
+func newLeases() *leases {
+	return &leases{open: make(map[string]*lease), expired: make(map[string]struct{})}
 }
 
-// nextExpiry is asked between all steps, so it has to cost nothing while no lease changes: then it is not new.
-func (b *leaseBook) nextExpiry() (next time.Time, ok, changed bool) {
-	if !b.changed {
+// nextExpiry returns when the next lease expires; ok is false if there is none. changed is false, and the rest is not set, if
+// no lease has changed since the last call: the loop calls nextExpiry between all steps, so it must be cheap.
+func (l *leases) nextExpiry() (next time.Time, ok, changed bool) {
+	if !l.changed {
 		return next, false, false
 	}
-	b.changed = false
-	for _, l := range b.open {
-		if !ok || l.expires.Before(next) {
-			next, ok = l.expires, true
+	l.changed = false
+	for _, one := range l.open {
+		if !ok || one.expires.Before(next) {
+			next, ok = one.expires, true
 		}
 	}
 	return next, ok, true
 }
 
-func (b *leaseBook) rememberExpired(id string) {
-	if len(b.order) == maxExpired {
-		delete(b.expired, b.order[0])
-		b.order = b.order[1:]
+func (l *leases) noteExpired(id string) {
+	if len(l.order) == maxExpired {
+		delete(l.expired, l.order[0])
+		l.order = l.order[1:]
 	}
-	b.expired[id] = struct{}{}
-	b.order = append(b.order, id)
+	l.expired[id] = struct{}{}
+	l.order = append(l.order, id)
 }
 
 // handOff turns a finished prefill into a lease and describes it for the decode engine.
-func (e *Engine) handOff(s *sequence) *handoff {
+func (e *Engine) handOff(s *sequence) *Handoff {
 	delete(e.live, s)
 	l := &lease{blocks: s.blocks, expires: time.Now().Add(e.cfg.KV.Lease)}
 	e.leases.open[s.id], e.leases.changed = l, true
-	e.pool.pin(l.blocks)
-	h := &handoff{
+	e.pool.Pin(l.blocks)
+	h := &Handoff{
 		DoRemotePrefill: true,
-		RemoteBlockIDs:  [][]int{blockIDs(s.blocks)},
+		RemoteBlockIDs:  [][]int{kv.IDs(s.blocks)},
 		RemoteEngineID:  e.identity.engineID, RemoteRequestID: s.id,
 		RemoteHost: e.identity.host, RemotePort: e.identity.port,
 		TPSize: 1, DCPSize: 1, PPSize: 1,
 		RemoteNumTokens: s.computed,
 		TransferMode:    "pull",
 	}
-	// The scheduler adds it for prefills of one token only.
+	// The real scheduler adds it for prefills of one token only.
 	if s.generated() == 1 && !e.cfg.KV.OmitPrefillCachedTokens {
-		h.RemotePrefillCachedTokens = &s.usage.cached
+		h.RemotePrefillCachedTokens = &s.usage.Cached
 	}
-	if s.fault.is(faultStale) {
+	if s.stale {
 		e.expire(s.id, l)
 		e.overwriteFree(l.blocks)
 	}
 	return h
 }
 
-func blockIDs(blocks []*block) []int {
-	ids := make([]int, len(blocks))
-	for i, b := range blocks {
-		ids[i] = b.id
-	}
-	return ids
-}
-
-// notified takes a message of a peer: "<request id>:<readers expected>" ends a lease, "HB:<id>,<id>" prolongs leases.
+// notified takes a peer's message: "<request id>:<readers expected>" ends a lease, "HB:<id>,<id>" renews leases.
 func (e *Engine) notified(message string) {
 	if ids, ok := strings.CutPrefix(message, "HB:"); ok {
 		for id := range strings.SplitSeq(ids, ",") {
-			e.prolong(id, time.Now())
+			e.renewLease(id, time.Now())
 		}
 		return
 	}
@@ -106,22 +103,22 @@ func (e *Engine) notified(message string) {
 	}
 	l, ok := e.leases.open[id]
 	if !ok {
-		e.metrics.add(notificationsAfterExpiry, 1)
+		e.metrics.Add(metrics.NotificationsAfterExpiry, 1)
 		if _, late := e.leases.expired[id]; late {
 			e.counts.stale++
 		}
-		e.log.Warn("KV read, or released, that no lease holds", "request", id)
+		e.log.Warn("notification for a request without a lease", "request", id)
 		return
 	}
 	if l.readers++; l.readers >= readers {
 		e.endLease(id, l)
 		e.counts.released++
-		e.counts.kvBytesReleased += int64(len(l.blocks) * e.kv.blockBytes())
+		e.counts.kvBytesReleased += int64(len(l.blocks) * e.kv.BlockBytes())
 	}
 }
 
-// prolong ignores ids it does not know, as the engine does.
-func (e *Engine) prolong(id string, now time.Time) {
+// renewLease renews a lease. It ignores ids that it does not know, as the real engine does.
+func (e *Engine) renewLease(id string, now time.Time) {
 	if l, ok := e.leases.open[id]; ok {
 		if until := now.Add(e.cfg.KV.Lease * 2 / 3); until.After(l.expires) {
 			l.expires, e.leases.changed = until, true
@@ -130,7 +127,7 @@ func (e *Engine) prolong(id string, now time.Time) {
 }
 
 func (e *Engine) expireLeases(now time.Time) {
-	e.leases.changed = true // the timer has to be set again, whatever is found
+	e.leases.changed = true // the timer has fired, and has to be set again
 	for id, l := range e.leases.open {
 		if !l.expires.After(now) {
 			e.expire(id, l)
@@ -140,31 +137,31 @@ func (e *Engine) expireLeases(now time.Time) {
 
 func (e *Engine) expire(id string, l *lease) {
 	e.endLease(id, l)
-	e.leases.rememberExpired(id)
+	e.leases.noteExpired(id)
 	e.counts.expired++
-	e.metrics.add(kvExpired, 1)
-	e.log.Warn("lease ran out before the KV was read", "request", id)
+	e.metrics.Add(metrics.KVExpired, 1)
+	e.log.Warn("lease expired before the KV was read", "request", id)
 }
 
 func (e *Engine) endLease(id string, l *lease) {
 	delete(e.leases.open, id)
 	e.leases.changed = true
-	e.pool.unpin(l.blocks)
-	e.pool.release(l.blocks)
+	e.pool.Unpin(l.blocks)
+	e.pool.Release(l.blocks)
 }
 
-// overwriteFree has those of the blocks that no sequence holds reused at once, by a made-up prompt.
-func (e *Engine) overwriteFree(blocks []*block) {
+// overwriteFree writes the KV of a made-up prompt into those of the blocks that no sequence holds.
+func (e *Engine) overwriteFree(blocks []*kv.Block) {
 	foreign := make([]int, e.cfg.KV.BlockSize)
 	for i := range foreign {
-		foreign[i] = tokenEOS
+		foreign[i] = model.EOS
 	}
 	for _, b := range blocks {
-		if b.refs > 0 {
+		if b.Held() {
 			continue
 		}
-		e.pool.uncache(b)
-		if err := e.kv.compute([]*block{b}, foreign, 0); err != nil {
+		e.pool.Uncache(b)
+		if err := e.kv.Compute([]*kv.Block{b}, foreign, 0); err != nil {
 			e.die(err)
 		}
 	}

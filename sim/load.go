@@ -6,23 +6,25 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// pull is one transfer of KV into blocks of this engine.
-type pull struct {
+// load is one transfer of KV into blocks of this engine.
+type load struct {
 	seq    *sequence
 	from   source
-	remote []int // block ids at the owner, as many as local ones are to be filled
-	local  []*block
-	tokens []int // of the prompt, for verifying
-	start  int   // first token to arrive
+	remote []int // block ids at the owner, one for each local block
+	local  []*kv.Block
+	tokens []int // of the prompt, to verify the KV
+	start  int   // position of the first token that is transferred
 	data   []byte
 	good   bool // data is the KV of tokens
 	err    error
 }
 
-// startLoad begins the transfer of what a sequence's blocks lack. It has its blocks, and holds them meanwhile.
+// startLoad starts the transfer of the KV that a sequence's blocks lack. The sequence holds its blocks meanwhile.
 func (e *Engine) startLoad(s *sequence) {
 	ids, err := s.params.blockIDs()
 	if err != nil {
@@ -32,7 +34,7 @@ func (e *Engine) startLoad(s *sequence) {
 	from, ok := s.params.source()
 	if !ok {
 		s.load = loadStuck
-		e.log.Warn("hand-off lacks remote_* members: its request will wait for ever", "request", s.id)
+		e.log.Warn("hand-off lacks remote_* members, so its request waits for ever", "request", s.id)
 		return
 	}
 	local := s.blocks[s.computed/e.cfg.KV.BlockSize:]
@@ -41,44 +43,45 @@ func (e *Engine) startLoad(s *sequence) {
 		return
 	}
 	s.load = loadRunning
-	p := &pull{seq: s, from: from, local: local, start: s.computed, tokens: slices.Clone(s.tokens[:s.prompt])}
-	p.remote = ids[len(ids)-len(local):] // what is too many is cut off in front, where the local prefix is
+	l := &load{seq: s, from: from, local: local, start: s.computed, tokens: slices.Clone(s.tokens[:s.prompt])}
+	l.remote = ids[len(ids)-len(local):] // the first ones are cut off if there are too many: the local prefix has them
 	e.spawn(func(ctx context.Context) {
-		p.err = e.transferKV(ctx, p)
-		e.post(func() { e.loaded(p) })
+		l.err = e.transferKV(ctx, l)
+		e.post(func() { e.loadEnded(l) })
 	})
 }
 
-// transferKV runs beside the loop. There is no deadline once the peer is known: a peer that hangs, hangs the request.
-func (e *Engine) transferKV(ctx context.Context, p *pull) error {
-	owner, err := e.peers.meet(ctx, p.from)
+// transferKV reads the KV. It runs outside of the loop. There is no deadline once the peer is known: if the peer hangs, the
+// request hangs.
+func (e *Engine) transferKV(ctx context.Context, l *load) error {
+	owner, err := e.peers.meet(ctx, l.from)
 	if err != nil {
 		return err
 	}
 	begun := time.Now()
-	if err := sleep(ctx, e.scaled(e.cfg.Model.transferTime(len(p.tokens)-p.start))); err != nil {
+	if err := sleep(ctx, e.scaled(e.cfg.Model.TransferTime(len(l.tokens)-l.start))); err != nil {
 		return err
 	}
-	blockBytes := e.kv.blockBytes()
-	p.data = make([]byte, len(p.remote)*blockBytes)
-	spans, into := make([]transfer.Span, len(p.remote)), make([][]byte, len(p.remote))
-	for i, id := range p.remote {
+	blockBytes := e.kv.BlockBytes()
+	l.data = make([]byte, len(l.remote)*blockBytes)
+	spans, into := make([]transfer.Span, len(l.remote)), make([][]byte, len(l.remote))
+	for i, id := range l.remote {
 		if id < 0 {
 			return fmt.Errorf("reading remote block %d: %w", id, transfer.ErrRange)
 		}
 		spans[i] = transfer.Span{Offset: uint64(id) * uint64(blockBytes), Length: uint64(blockBytes)}
-		into[i] = p.data[i*blockBytes : (i+1)*blockBytes]
+		into[i] = l.data[i*blockBytes : (i+1)*blockBytes]
 	}
-	if err := e.transport.Read(ctx, owner.name, spans, into, []byte(p.from.requestID+":1")); err != nil {
+	if err := e.transport.Read(ctx, owner.name, spans, into, []byte(l.from.requestID+":1")); err != nil {
 		e.peers.forgetLost(owner, err)
-		return fmt.Errorf("reading KV from %s: %w", p.from.engineID, err)
+		return fmt.Errorf("reading KV from %s: %w", l.from.engineID, err)
 	}
-	p.good = verifyKV(e.kv.seed, e.kv.slot, p.tokens, p.start, p.data)
-	e.metrics.transferred(time.Since(begun), len(p.data), descriptors(p.remote))
+	l.good = e.kv.Verify(l.tokens, l.start, l.data)
+	e.countTransfer(time.Since(begun), len(l.data), descriptors(l.remote))
 	return nil
 }
 
-// descriptors counts the runs of consecutive blocks, which a transfer merges into one.
+// descriptors counts the runs of consecutive blocks. A transfer has one descriptor for each run.
 func descriptors(ids []int) int {
 	n := 0
 	for i, id := range ids {
@@ -89,7 +92,7 @@ func descriptors(ids []int) int {
 	return n
 }
 
-// sleep returns the context's error if it ends first. The link stays busy even if the client leaves.
+// sleep waits for a time, and returns the context's error if that ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -104,27 +107,27 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// loaded takes the result of a transfer, in the loop.
-func (e *Engine) loaded(p *pull) {
-	s := p.seq
-	if p.err != nil {
-		e.metrics.add(failedTransfers, 1)
-		e.log.Warn("loading KV failed", "request", s.id, "error", p.err)
+// loadEnded takes the result of a transfer, in the loop.
+func (e *Engine) loadEnded(l *load) {
+	s := l.seq
+	if l.err != nil {
+		e.metrics.Add(metrics.FailedTransfers, 1)
+		e.log.Warn("loading KV failed", "request", s.id, "error", l.err)
 	}
-	if s.done { // its client has left; the owner has been told by the read, or keeps its lease
+	if s.done { // its client has left; the read has released the hand-off, or its lease will expire
 		e.free(s)
 		return
 	}
-	if p.err != nil {
+	if l.err != nil {
 		e.loadFailed(s)
 		return
 	}
-	if err := e.storeKV(p); err != nil {
+	if err := e.storeKV(l); err != nil {
 		e.die(err)
 		return
 	}
-	s.external = s.prompt - p.start
-	s.usage.cached = s.params.cachedTokens(s.prompt)
+	s.external = s.prompt - l.start
+	s.usage.Cached = s.params.cachedTokens(s.prompt)
 	s.load = loaded
 	s.computed = s.prompt
 	e.cacheBlocks(s)
@@ -132,15 +135,15 @@ func (e *Engine) loaded(p *pull) {
 	e.waiting = slices.Insert(e.waiting, 0, s)
 }
 
-func (e *Engine) storeKV(p *pull) error {
-	n := e.kv.blockBytes()
-	for i, b := range p.local {
-		if err := e.kv.store(b, p.data[i*n:(i+1)*n]); err != nil {
+func (e *Engine) storeKV(l *load) error {
+	n := e.kv.BlockBytes()
+	for i, b := range l.local {
+		if err := e.kv.Store(b, l.data[i*n:(i+1)*n]); err != nil {
 			return err
 		}
 	}
-	e.counts.kvBytesRead += int64(len(p.data))
-	if !p.good {
+	e.counts.kvBytesRead += int64(len(l.data))
+	if !l.good {
 		e.counts.foreign++
 	}
 	return nil
@@ -150,13 +153,13 @@ func (e *Engine) storeKV(p *pull) error {
 func (e *Engine) loadFailed(s *sequence) {
 	s.load = noLoad
 	if e.cfg.KV.LoadFailure == RecomputeLoad {
-		e.pool.release(s.blocks)
+		e.pool.Release(s.blocks)
 		s.blocks, s.computed = nil, 0
 		e.waiting = slices.Insert(e.waiting, 0, s)
 		return
 	}
 	s.done = true
-	e.metrics.finished(s, "error", time.Now())
-	s.out.put(output{index: s.index, token: -1, err: errInternal})
+	e.countFinished(s, "error", time.Now())
+	s.out.put(Output{Index: s.index, Token: -1, Err: ErrLoadFailed})
 	e.free(s)
 }

@@ -1,10 +1,11 @@
-package sim
+package sim_test
 
 import (
 	"errors"
 	"slices"
 	"testing"
 
+	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
 )
@@ -58,7 +59,7 @@ func TestMemoryOfTheTransport(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.fail, func(t *testing.T) {
 			c := &choosy{fail: test.fail}
-			e, err := New(Config{Transfer: TransferConfig{Open: func(name string) (_ transfer.Transport, err error) {
+			e, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(name string) (_ transfer.Transport, err error) {
 				c.Transport, err = transport.NewMem(transport.NewMemNetwork(), name)
 				return c, err
 			}}})
@@ -76,7 +77,7 @@ func TestMemoryOfTheTransport(t *testing.T) {
 }
 
 func TestTransportThatDoesNotOpen(t *testing.T) {
-	_, err := New(Config{Transfer: TransferConfig{Open: func(string) (transfer.Transport, error) { return nil, errChoosy }}})
+	_, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(string) (transfer.Transport, error) { return nil, errChoosy }}})
 	if !errors.Is(err, errChoosy) {
 		t.Errorf("error %v", err)
 	}

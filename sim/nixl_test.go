@@ -1,6 +1,6 @@
 //go:build nixl && cgo && linux
 
-package sim
+package sim_test
 
 import (
 	"bufio"
@@ -14,6 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/server"
+	"github.com/tandem-serving/tandem/sim/simtest"
 	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/nixl"
@@ -33,12 +37,12 @@ func realLibrary(t *testing.T) string {
 	return library
 }
 
-// overNIXL makes an engine's KV move by the real library. Of the means of transport, tls takes all if it is "".
-func overNIXL(library, tls string) func(*Config) {
-	return func(c *Config) {
+// overNIXL makes an engine move its KV by the real library. tls are the UCX transports that it may use; "" for all.
+func overNIXL(library, tls string) func(*sim.Config) {
+	return func(c *sim.Config) {
 		c.Transfer.Open = func(name string) (transfer.Transport, error) {
 			return nixl.NewTransport(nixl.TransportConfig{
-				Config: nixl.Config{Name: name, Library: library, TLS: tls}, Stall: NoStallTimeout})
+				Config: nixl.Config{Name: name, Library: library, TLS: tls}, Stall: sim.NoStallTimeout})
 		}
 	}
 }
@@ -48,31 +52,31 @@ func TestNIXLHandOff(t *testing.T) {
 	for name, tls := range map[string]string{"all": "", "tcp": "tcp"} {
 		t.Run(name, func(t *testing.T) {
 			real := overNIXL(library, tls)
-			p, d, plain := start(t, real), start(t, real), start(t)
+			p, d, plain := simtest.Start(t, real), simtest.Start(t, real), simtest.Start(t)
 			for _, n := range []int{1, 31, 32, 33, 100, 3000} {
-				ids := prompt(n, n)
-				want := complete(t, plain, ask(ids, 12, nil))
-				got := complete(t, d, ask(ids, 12, prefill(t, p, ids)))
-				if !slices.Equal(got.tokens(), want.tokens()) {
-					t.Errorf("%d prompt tokens: decode generated %v, a plain engine %v", n, got.tokens(), want.tokens())
+				ids := simtest.Prompt(n, n)
+				want := simtest.Complete(t, plain, simtest.Greedy(ids, 12, nil))
+				got := simtest.Complete(t, d, simtest.Greedy(ids, 12, simtest.Prefill(t, p, ids)))
+				if !slices.Equal(got.Tokens(), want.Tokens()) {
+					t.Errorf("%d prompt tokens: decode generated %v, a plain engine %v", n, got.Tokens(), want.Tokens())
 				}
 			}
-			given := settle(t, p, "the release of every hand-off", idle)
-			read := settle(t, d, "the end of every request", idle)
+			given := simtest.WaitForState(t, p, "the release of every hand-off", simtest.Idle)
+			read := simtest.WaitForState(t, d, "the end of every request", simtest.Idle)
 			if read.ForeignReads != 0 || read.KVBytesRead == 0 || given.Released != 6 || given.Expired+given.StaleReads != 0 {
 				t.Errorf("prefill state %+v, decode state %+v", given, read)
 			}
-			if page := metricsPage(t, d); !strings.Contains(page, `source="local_compute"} 0.0`) {
+			if page := simtest.MetricsPage(t, d); !strings.Contains(page, `source="local_compute"} 0.0`) {
 				t.Error("decode computed prompt tokens itself")
 			}
 		})
 	}
 }
 
-// meetNIXL has an agent without memory meet an engine as a sidecar does: by the side channel that a hand-off names.
+// meetNIXL connects an agent without memory to an engine as a sidecar does: by the side channel that a hand-off names.
 func meetNIXL(t *testing.T, agent *nixl.Agent, h map[string]any) transfer.Peer {
 	t.Helper()
-	metadata, err := AskSideChannel(t.Context(), joinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
+	metadata, err := sim.AskSideChannel(t.Context(), sim.JoinAddress(h["remote_host"].(string), h["remote_port"].(json.Number).String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,17 +87,17 @@ func meetNIXL(t *testing.T, agent *nixl.Agent, h map[string]any) transfer.Peer {
 	return peer
 }
 
-// TestNIXLThirdAgent: an agent of the real library without memory keeps a hand-off from running out, and gives one back.
+// TestNIXLThirdAgent: an agent of the real library without memory renews a hand-off, and releases another.
 func TestNIXLThirdAgent(t *testing.T) {
 	library := realLibrary(t)
-	p, d, plain := start(t, overNIXL(library, "")), start(t, overNIXL(library, "")), start(t)
+	p, d, plain := simtest.Start(t, overNIXL(library, "")), simtest.Start(t, overNIXL(library, "")), simtest.Start(t)
 	agent, err := nixl.New(nixl.Config{Name: "sidecar", Library: library})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close()
-	ids := prompt(1, 100)
-	held, given := prefill(t, p, ids), prefill(t, p, prompt(2, 100))
+	ids := simtest.Prompt(1, 100)
+	held, released := simtest.Prefill(t, p, ids), simtest.Prefill(t, p, simtest.Prompt(2, 100))
 	peer := meetNIXL(t, agent, held)
 	tell := func(message string) {
 		t.Helper()
@@ -102,29 +106,25 @@ func TestNIXLThirdAgent(t *testing.T) {
 		}
 	}
 	name := func(h map[string]any) string { return h["remote_request_id"].(string) }
-	tell(name(given) + ":1")
-	settle(t, p, "the release", func(st State) bool { return st.Released == 1 && st.Blocks.Pinned == 4 })
+	tell(name(released) + ":1")
+	simtest.WaitForState(t, p, "the release", func(st sim.State) bool { return st.Released == 1 && st.Blocks.Pinned == 4 })
 
-	var near time.Time // the lease is made to end before its heartbeat's would
-	p.Engine.call(func() {
-		near = time.Now().Add(p.Engine.cfg.KV.Lease / 2)
-		p.Engine.leases.open[name(held)].expires = near
-	})
+	near := p.Engine.HalveLease(name(held)) // so that it ends before its heartbeat's would
 	tell("HB:" + name(held))
-	settle(t, p, "the hold", func(State) bool { return p.Engine.leases.open[name(held)].expires.After(near) })
+	simtest.WaitForState(t, p, "the hold", func(sim.State) bool { return p.Engine.LeaseEnd(name(held)).After(near) })
 
-	got, want := complete(t, d, ask(ids, 12, held)), complete(t, plain, ask(ids, 12, nil))
-	if !slices.Equal(got.tokens(), want.tokens()) {
-		t.Errorf("decode generated %v, a plain engine %v", got.tokens(), want.tokens())
+	got, want := simtest.Complete(t, d, simtest.Greedy(ids, 12, held)), simtest.Complete(t, plain, simtest.Greedy(ids, 12, nil))
+	if !slices.Equal(got.Tokens(), want.Tokens()) {
+		t.Errorf("decode generated %v, a plain engine %v", got.Tokens(), want.Tokens())
 	}
-	if st := settle(t, p, "the end of the other", idle); st.Released != 2 || st.Expired+st.StaleReads != 0 {
+	if st := simtest.WaitForState(t, p, "the end of the other", simtest.Idle); st.Released != 2 || st.Expired+st.StaleReads != 0 {
 		t.Errorf("state %+v", st)
 	}
 }
 
 // nixlProcess is a prefill engine in a process of its own.
 type nixlProcess struct {
-	*Server
+	*server.Server
 	cmd *exec.Cmd
 }
 
@@ -134,15 +134,15 @@ const (
 	envNIXLTLS    = "TANDEM_SIM_TEST_TLS"
 )
 
-// TestNIXLProcess is that process, and no test.
+// TestNIXLProcess is the prefill engine of startNIXLProcess, and not a test by itself.
 func TestNIXLProcess(t *testing.T) {
 	id := os.Getenv(envNIXLEngine)
 	if id == "" {
 		return
 	}
-	c := Config{KV: KVConfig{Lease: time.Hour}, Transfer: TransferConfig{EngineID: id}}
+	c := sim.Config{KV: sim.KVConfig{Lease: time.Hour}, Transfer: sim.TransferConfig{EngineID: id}}
 	overNIXL(os.Getenv(nixl.EnvLibrary), os.Getenv(envNIXLTLS))(&c)
-	s, err := Start(c)
+	s, err := server.Start(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,64 +194,54 @@ func (p *nixlProcess) signal(t *testing.T, s os.Signal) {
 	}
 }
 
-// TestNIXLAbortedRead: a client leaves while the bytes of its KV are on the way from an engine that has stopped. The blocks
-// stay with the transfer, and are free once it has ended.
+// TestNIXLAbortedRead: a client leaves during the transfer of its KV from an engine whose process is stopped. The blocks stay in
+// use until the transfer has ended.
 func TestNIXLAbortedRead(t *testing.T) {
 	library := realLibrary(t)
 	p := startNIXLProcess(t, library, "tcp", "prefill")
-	d, plain := start(t, overNIXL(library, "tcp")), start(t)
-	complete(t, d, ask(prompt(1, 100), 4, prefill(t, p.Server, prompt(1, 100)))) // so that they have met
-	ids := prompt(2, 3000)
-	h := prefill(t, p.Server, ids)
-	blocks := blocksFor(len(ids), d.Engine.cfg.KV.BlockSize)
-	holding := func(st State) bool { return st.Blocks.Used == blocks }
-	settle(t, d, "the end of the first request", idle)
+	d, plain := simtest.Start(t, overNIXL(library, "tcp")), simtest.Start(t)
+	simtest.Complete(t, d, simtest.Greedy(simtest.Prompt(1, 100), 4, simtest.Prefill(t, p.Server, simtest.Prompt(1, 100)))) // so that they have met
+	ids := simtest.Prompt(2, 3000)
+	h := simtest.Prefill(t, p.Server, ids)
+	blocks := kv.BlocksFor(len(ids), d.Engine.Config().KV.BlockSize)
+	holding := func(st sim.State) bool { return st.Blocks.Used == blocks }
+	simtest.WaitForState(t, d, "the end of the first request", simtest.Idle)
 
 	p.signal(t, syscall.SIGSTOP)
-	leave(t, d, ask(ids, 4, h), holding)
-	settle(t, d, "the client's leaving", func(State) bool { return allDone(d.Engine) })
+	simtest.Leave(t, d, simtest.Greedy(ids, 4, h), holding)
+	simtest.WaitForState(t, d, "the client's leaving", func(sim.State) bool { return d.Engine.AllDone() })
 	if st := d.Engine.State(); !holding(st) {
 		t.Errorf("%+v: bytes may still land in %d blocks", st, blocks)
 	}
 	p.signal(t, syscall.SIGCONT)
-	settle(t, d, "the end of the transfer", idle)
+	simtest.WaitForState(t, d, "the end of the transfer", simtest.Idle)
 
-	got, want := complete(t, d, ask(ids, 12, prefill(t, p.Server, ids))), complete(t, plain, ask(ids, 12, nil))
-	if !slices.Equal(got.tokens(), want.tokens()) {
-		t.Errorf("decode generated %v after it, a plain engine %v", got.tokens(), want.tokens())
+	got, want := simtest.Complete(t, d, simtest.Greedy(ids, 12, simtest.Prefill(t, p.Server, ids))), simtest.Complete(t, plain, simtest.Greedy(ids, 12, nil))
+	if !slices.Equal(got.Tokens(), want.Tokens()) {
+		t.Errorf("decode generated %v after it, a plain engine %v", got.Tokens(), want.Tokens())
 	}
 }
 
-// allDone reports, in the engine's loop, whether no request waits for any of its sequences.
-func allDone(e *Engine) bool {
-	for s := range e.live {
-		if !s.done {
-			return false
-		}
-	}
-	return true
-}
-
-// TestNIXLRestart: a prefill engine dies and lives again under its name. What it had handed over is lost, and the next
-// hand-off is read from its new life.
+// TestNIXLRestart: a prefill engine is killed and started again under its name. Its old hand-offs are lost, and the next one is
+// read from the new process.
 func TestNIXLRestart(t *testing.T) {
 	library := realLibrary(t)
 	first := startNIXLProcess(t, library, "", "prefill")
-	d, plain := start(t, overNIXL(library, "")), start(t)
-	ids := prompt(1, 100)
-	complete(t, d, ask(ids, 4, prefill(t, first.Server, ids)))
-	do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
-	lost := prefill(t, first.Server, ids)
+	d, plain := simtest.Start(t, overNIXL(library, "")), simtest.Start(t)
+	ids := simtest.Prompt(1, 100)
+	simtest.Complete(t, d, simtest.Greedy(ids, 4, simtest.Prefill(t, first.Server, ids)))
+	simtest.Do(t, http.MethodPost, d.URL+"/reset_prefix_cache", "")
+	lost := simtest.Prefill(t, first.Server, ids)
 	first.kill()
 	second := startNIXLProcess(t, library, "", "prefill")
-	if r := post(t, d.URL+"/v1/completions", ask(ids, 4, lost)); r.status != http.StatusInternalServerError {
-		t.Errorf("KV of a dead engine: status %d: %s", r.status, r.body)
+	if r := simtest.Post(t, d.URL+"/v1/completions", simtest.Greedy(ids, 4, lost)); r.Status != http.StatusInternalServerError {
+		t.Errorf("KV of a dead engine: status %d: %s", r.Status, r.Body)
 	}
-	got, want := complete(t, d, ask(ids, 12, prefill(t, second.Server, ids))), complete(t, plain, ask(ids, 12, nil))
-	if !slices.Equal(got.tokens(), want.tokens()) {
-		t.Errorf("decode generated %v, a plain engine %v", got.tokens(), want.tokens())
+	got, want := simtest.Complete(t, d, simtest.Greedy(ids, 12, simtest.Prefill(t, second.Server, ids))), simtest.Complete(t, plain, simtest.Greedy(ids, 12, nil))
+	if !slices.Equal(got.Tokens(), want.Tokens()) {
+		t.Errorf("decode generated %v, a plain engine %v", got.Tokens(), want.Tokens())
 	}
-	if st := settle(t, d, "the end of every request", idle); st.ForeignReads != 0 {
+	if st := simtest.WaitForState(t, d, "the end of every request", simtest.Idle); st.ForeignReads != 0 {
 		t.Errorf("state %+v", st)
 	}
 }

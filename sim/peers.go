@@ -4,36 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// rejectLoad tells the owner of KV that it will not be read: the request was refused, or left, before it had blocks.
-// Params that name no owner kill the engine here, because it looks the members up unchecked.
-func (e *Engine) rejectLoad(p transferParams) {
-	if !p.remotePrefill {
-		return
-	}
-	from, ok := p.source()
-	if !ok {
-		e.die(errors.New("releasing a hand-off that lacks remote_* members"))
-		return
-	}
-	e.release(from)
-}
-
-func (e *Engine) release(from source) { e.tell(from, from.requestID+":1", func() {}) }
-
-// notifyTimeout bounds a notification, and with it the goroutines that peers without an answer can hold.
+// notifyTimeout bounds a notification, and with it the number of goroutines that wait for peers that do not answer.
 const notifyTimeout = 5 * time.Second
 
-// tell sends a message beside the loop, which then runs done.
-func (e *Engine) tell(to source, message string, done func()) {
+// notify sends a message from a goroutine of its own. The loop runs done afterwards, whether it was delivered or not.
+func (e *Engine) notify(to source, message string, done func()) {
 	e.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 		defer cancel()
@@ -44,64 +27,64 @@ func (e *Engine) tell(to source, message string, done func()) {
 			}
 		}
 		if err != nil {
-			e.metrics.add(failedNotifications, 1)
-			e.metrics.add(failedTransfers, 1)
+			e.metrics.Add(metrics.FailedNotifications, 1)
+			e.metrics.Add(metrics.FailedTransfers, 1)
 			e.log.Warn("notifying the owner of KV failed", "engine", to.engineID, "error", err)
 		}
 		e.post(done)
 	})
 }
 
-// heartbeat keeps the leases of everything alive that has not arrived here.
-func (e *Engine) heartbeat() {
+// sendHeartbeats renews the leases of all KV that this engine will read.
+func (e *Engine) sendHeartbeats() {
 	var pending []*sequence
 	for s := range e.live {
 		if !s.done && (s.load == loadWanted || s.load == loadRunning) {
 			pending = append(pending, s)
 		}
 	}
-	e.beat(pending)
+	e.renewRemote(pending)
 }
 
-// beat sends one heartbeat per owner. An owner that has not taken the last one is left out.
-func (e *Engine) beat(pending []*sequence) {
+// renewRemote sends one heartbeat to each owner of KV that sequences wait for, unless the owner has not accepted the last one yet.
+func (e *Engine) renewRemote(pending []*sequence) {
 	owners := make(map[source][]string)
 	for _, s := range pending {
-		if from, ok := s.params.source(); ok && s.params.heartbeats() {
+		if from, ok := s.params.source(); ok && s.params.renewable() {
 			id := from.requestID
 			from.requestID = ""
 			owners[from] = append(owners[from], id)
 		}
 	}
 	for owner, ids := range owners {
-		if e.peers.startBeat(owner.engineID) {
-			e.tell(owner, "HB:"+strings.Join(ids, ","), func() { e.peers.endBeat(owner.engineID) })
+		if e.peers.startHeartbeat(owner.engineID) {
+			e.notify(owner, "HB:"+strings.Join(ids, ","), func() { e.peers.endHeartbeat(owner.engineID) })
 		}
 	}
 }
 
-// peers are the engines this one knows, by engine id. The address counts at first contact only.
+// peers are the engines that this one knows, by engine id. The address in a hand-off is used at the first contact only.
 type peers struct {
 	transport transfer.Transport
 	fetch     func(context.Context, string) ([]byte, error)
-	timeout   time.Duration // of trying to reach an unknown peer
-	cost      time.Duration // see meet
+	timeout   time.Duration // for the attempts to reach an unknown peer
+	cost      time.Duration // of the first hand-off of each peer; see meet
 
-	mu      sync.Mutex
-	known   map[string]*peer
-	beating map[string]bool
+	mu       sync.Mutex
+	known    map[string]*peer
+	renewing map[string]bool // peers that have not accepted the last heartbeat
 }
 
 type peer struct {
-	ready chan struct{} // closed once name or err is there
+	ready chan struct{} // closed once name or err is set
 	name  transfer.Peer
 	err   error
 
-	meeting bool          // a request waits for the first hand-off; peers.mu guards it
-	met     chan struct{} // closed once that has been paid for
+	meeting bool          // the delay of the first hand-off has begun; peers.mu guards it
+	met     chan struct{} // closed once that delay is over
 }
 
-// get returns the peer, after a handshake if it is not known yet. All who ask during a handshake wait for the same one.
+// get returns the peer, after a handshake if it is not known yet. Calls for the same peer share one handshake.
 func (ps *peers) get(ctx context.Context, from source) (*peer, error) {
 	ps.mu.Lock()
 	p, ok := ps.known[from.engineID]
@@ -136,7 +119,7 @@ func (ps *peers) handshake(ctx context.Context, from source) (transfer.Peer, err
 	defer cancel()
 	metadata, err := ps.fetch(ctx, from.address)
 	for err != nil {
-		// Like the socket of the real side channel, which keeps trying a closed port until its time is up.
+		// The socket of the real side channel also connects again until the timeout.
 		if sleep(ctx, handshakeRetry) != nil {
 			return "", fmt.Errorf("handshake with %s: %w", from.address, err)
 		}
@@ -152,8 +135,8 @@ func (ps *peers) handshake(ctx context.Context, from source) (transfer.Peer, err
 	return name, nil
 }
 
-// forgetLost makes the next request meet a peer anew, if err says that it is not what it was, and no other request has met it anew
-// meanwhile.
+// forgetLost removes a peer if err says that its process has ended or was replaced, so that the next request does a handshake.
+// It does nothing if another request has done one meanwhile.
 func (ps *peers) forgetLost(lost *peer, err error) {
 	if !errors.Is(err, transfer.ErrGone) && !errors.Is(err, transfer.ErrRestarted) && !errors.Is(err, transfer.ErrUnknownPeer) {
 		return
@@ -166,28 +149,54 @@ func (ps *peers) forgetLost(lost *peer, err error) {
 	}
 }
 
-func (ps *peers) startBeat(engineID string) bool {
+func (ps *peers) startHeartbeat(engineID string) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if ps.beating[engineID] {
+	if ps.renewing[engineID] {
 		return false
 	}
-	if ps.beating == nil {
-		ps.beating = make(map[string]bool)
+	if ps.renewing == nil {
+		ps.renewing = make(map[string]bool)
 	}
-	ps.beating[engineID] = true
+	ps.renewing[engineID] = true
 	return true
 }
 
-func (ps *peers) endBeat(engineID string) {
+func (ps *peers) endHeartbeat(engineID string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	delete(ps.beating, engineID)
+	delete(ps.renewing, engineID)
 }
 
-func joinAddress(host, port string) string {
-	if _, err := strconv.Atoi(port); err != nil {
-		port = "0"
+// handshakeTime returns how long the first hand-off of a pair of engines is delayed: Config.KV.HandshakeTime, or else what the
+// model says.
+func (c *Config) handshakeTime() time.Duration {
+	if c.KV.HandshakeTime > 0 {
+		return c.KV.HandshakeTime
 	}
-	return net.JoinHostPort(host, port)
+	return time.Duration(float64(c.Model.HandshakeTime()) * c.TimeScale)
+}
+
+// meet is get for callers that read KV: the first hand-off of a peer is delayed, as its handshake delays it on real engines, and
+// other hand-offs of the peer wait with it. An engine that was restarted has another id, and is another peer. Notifications are
+// not delayed, because the delay of a real engine's notifications was not measured.
+func (ps *peers) meet(ctx context.Context, from source) (*peer, error) {
+	p, err := ps.get(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	ps.mu.Lock()
+	first := !p.meeting
+	p.meeting = true
+	ps.mu.Unlock()
+	if first {
+		defer close(p.met)
+		return p, sleep(ctx, ps.cost)
+	}
+	select {
+	case <-p.met:
+		return p, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }

@@ -1,4 +1,4 @@
-package sim
+package sim_test
 
 import (
 	"context"
@@ -9,6 +9,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
 // TestNothingIsLost: over random requests on a pair, with clients that leave at random moments, choices, batches, hand-offs
@@ -17,26 +22,26 @@ func TestNothingIsLost(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSite()
-				small := func(c *Config) {
+				s := simtest.NewNetwork()
+				small := func(c *sim.Config) {
 					c.KV.Blocks, c.MaxModelLen, c.Schedule.MaxSequences = 40, 600, 4
 					c.Schedule.MaxBatchedTokens = 128
 					if seed%2 == 1 {
-						c.KV.LoadFailure = RecomputeLoad
+						c.KV.LoadFailure = sim.RecomputeLoad
 					}
 				}
-				p, d := s.engine(t, small), s.engine(t, small)
+				p, d := s.Start(t, small), s.Start(t, small)
 				r := rand.New(rand.NewPCG(seed, 7))
 				var wg sync.WaitGroup
 				for range 120 {
 					c := randomCase(r)
 					wg.Go(func() { c.run(t.Context(), p, d) })
-					pass(t, time.Duration(r.IntN(30))*time.Millisecond)
+					simtest.Elapse(t, time.Duration(r.IntN(30))*time.Millisecond)
 				}
 				wg.Wait()
-				pass(t, time.Minute) // the leases of what was not read
+				simtest.Elapse(t, time.Minute) // the leases of what was not read
 				synctest.Wait()
-				for name, e := range map[string]*Engine{"prefill": p, "decode": d} {
+				for name, e := range map[string]*simtest.Engine{"prefill": p, "decode": d} {
 					checkEmpty(t, name, e)
 				}
 			})
@@ -44,21 +49,23 @@ func TestNothingIsLost(t *testing.T) {
 	}
 }
 
-func checkEmpty(t *testing.T, name string, e *Engine) {
+// checkEmpty checks that an engine has run requests, and holds nothing.
+func checkEmpty(t *testing.T, name string, e *simtest.Engine) {
 	t.Helper()
-	ran := e.call(func() {
-		if e.pool.used() != 0 || e.pool.pinned != 0 || len(e.leases.open) != 0 {
-			t.Errorf("%s: %d blocks used, %d pinned, %d leases", name, e.pool.used(), e.pool.pinned, len(e.leases.open))
-		}
-		if len(e.live) != 0 || len(e.running) != 0 || len(e.waiting) != 0 {
-			t.Errorf("%s: %d sequences live, %d running, %d waiting", name, len(e.live), len(e.running), len(e.waiting))
-		}
-		if e.counts.requests == 0 {
-			t.Errorf("%s: it had nothing to do", name)
-		}
-	})
-	if !ran {
+	leases, live, running, waiting, ok := e.Leftovers()
+	if !ok {
 		t.Errorf("%s died: %v", name, e.Err())
+		return
+	}
+	st := e.State()
+	if !simtest.Idle(st) || leases != 0 {
+		t.Errorf("%s: %d blocks used, %d pinned, %d leases", name, st.Blocks.Used, st.Blocks.Pinned, leases)
+	}
+	if live != 0 || running != 0 || waiting != 0 {
+		t.Errorf("%s: %d sequences live, %d running, %d waiting", name, live, running, waiting)
+	}
+	if st.Requests == 0 {
+		t.Errorf("%s: it had no requests", name)
 	}
 }
 
@@ -79,7 +86,7 @@ var survivable = []string{"", "", "", "", "drop", "far-blocks", "wrong-engine", 
 
 func randomCase(r *rand.Rand) randomRequest {
 	c := randomRequest{
-		ids: prompt(r.IntN(5), 1+r.IntN(400)), max: 1 + r.IntN(60), n: 1 + r.IntN(2),
+		ids: simtest.Prompt(r.IntN(5), 1+r.IntN(400)), max: 1 + r.IntN(60), n: 1 + r.IntN(2),
 		remote: r.IntN(3) > 0, batch: r.IntN(8) == 0, stale: r.IntN(10) == 0,
 		damage: survivable[r.IntN(len(survivable))], pauseAfter: time.Duration(r.IntN(50)) * time.Millisecond,
 	}
@@ -89,32 +96,32 @@ func randomCase(r *rand.Rand) randomRequest {
 	return c
 }
 
-func (c randomRequest) run(ctx context.Context, p, d *Engine) {
+func (c randomRequest) run(ctx context.Context, p, d *simtest.Engine) {
 	if c.leavesIn > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.leavesIn)
 		defer cancel()
 	}
-	body := ask(c.ids, c.max, nil)
+	body := simtest.Greedy(c.ids, c.max, nil)
 	body["n"], body["temperature"] = c.n, 1
 	if c.remote {
-		leg := ask(c.ids, 1, prefillLeg)
+		leg := simtest.Greedy(c.ids, 1, simtest.PrefillLeg)
 		if c.batch {
 			leg["prompt"] = [][]int{c.ids, c.ids}
 		}
-		if c.stale && p.AddFault(Fault{Leg: legPrefill, Fault: faultStale, Count: 1}) != nil {
+		if c.stale && p.Faults.Add(fault.Fault{Leg: fault.LegPrefill, Fault: fault.Stale, Count: 1}) != nil {
 			return
 		}
-		answer := serve(ctx, p, leg)
-		var h *handoff
-		if json.Unmarshal(answer.KVTransferParams, &h) != nil || h == nil || c.damage == "drop" || sleep(ctx, c.pauseAfter) != nil {
+		answer := p.Complete(ctx, leg)
+		var h *sim.Handoff
+		if json.Unmarshal(answer.KVTransferParams, &h) != nil || h == nil || c.damage == "drop" || simtest.Sleep(ctx, c.pauseAfter) != nil {
 			return
 		}
 		if c.damage == "" {
 			body["kv_transfer_params"] = h
 		} else {
-			body["kv_transfer_params"] = damages[c.damage](h)
+			body["kv_transfer_params"] = fault.Damage(c.damage, pyjson.Encode(h))
 		}
 	}
-	serve(ctx, d, body)
+	d.Complete(ctx, body)
 }

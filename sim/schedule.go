@@ -1,16 +1,20 @@
 package sim
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/tandem-serving/tandem/sim/kv"
+	"github.com/tandem-serving/tandem/sim/metrics"
+	"github.com/tandem-serving/tandem/sim/model"
 )
 
 // batch is the work of one step.
 type batch struct {
-	parts         []part
-	prefillTokens int // of prompts, or of answers recomputed after a preemption
-	sequences     int
-	contextTokens int // KV read by all sequences together
+	model.Step
+	parts []part
 }
 
 // part is what one sequence does in a step.
@@ -21,15 +25,85 @@ type part struct {
 
 func (b *batch) add(s *sequence, tokens int) {
 	b.parts = append(b.parts, part{s, tokens})
-	b.sequences++
-	b.contextTokens += s.computed + tokens
+	b.Sequences++
+	b.ContextTokens += s.computed + tokens
 	if s.computed+tokens < len(s.tokens) || tokens > 1 {
-		b.prefillTokens += tokens
+		b.PrefillTokens += tokens
 	}
 }
 
+// refuses returns ErrBusy if n more sequences would exceed the queue's limit.
+func (e *Engine) refuses(n int) error {
+	limit := e.cfg.Schedule.MaxQueuedRequests
+	if limit > 0 && e.queued()+n > limit {
+		e.metrics.AddTo(metrics.AdmissionRejections, "max_num_queued_reqs", 1)
+		return ErrBusy
+	}
+	return nil
+}
+
+// queued returns how many sequences wait or run.
+func (e *Engine) queued() int {
+	n := 0
+	for s := range e.live {
+		if !s.done {
+			n++
+		}
+	}
+	return n
+}
+
+// enqueue puts a new sequence at the end of the queue.
+func (e *Engine) enqueue(s *sequence, now time.Time) {
+	s.times.queued = now
+	if s.params.RemotePrefill {
+		s.load = loadWanted
+		if len(e.waiting) > 0 {
+			e.renewRemote([]*sequence{s}) // it will wait, and its lease must not end before the next heartbeat
+		}
+	}
+	e.live[s] = struct{}{}
+	e.waiting = append(e.waiting, s)
+}
+
+// abort ends a sequence whose client has left.
+func (e *Engine) abort(s *sequence) {
+	s.done = true
+	e.running = remove(e.running, s)
+	e.waiting = remove(e.waiting, s)
+	switch s.load {
+	case loadRunning: // the transfer still writes to the blocks; loadEnded frees them
+		return
+	case loadStuck:
+		e.die(fmt.Errorf("aborting %s: its hand-off lacks remote_* members", s.id))
+		return
+	case loadWanted:
+		e.releaseUnread(s.params)
+	}
+	e.free(s)
+}
+
+// Refused releases the hand-off of a request that was refused before it was submitted, as the real engine does.
+func (e *Engine) Refused(p TransferParams) {
+	e.post(func() { e.releaseUnread(p) })
+}
+
+// releaseUnread tells the owner of KV that this engine will not read it. Params that name no owner kill the engine, because
+// the real one looks their members up unchecked.
+func (e *Engine) releaseUnread(p TransferParams) {
+	if !p.RemotePrefill {
+		return
+	}
+	from, ok := p.source()
+	if !ok {
+		e.die(errors.New("releasing a hand-off that lacks remote_* members"))
+		return
+	}
+	e.notify(from, from.requestID+":1", func() {})
+}
+
 // schedule fills the next step: running sequences first, in order of arrival, then waiting ones while tokens, places and
-// blocks last. A request that does not fit waits at the head of the queue, so none is overtaken for ever.
+// blocks last. A request that does not fit waits at the head of the queue, so that none is overtaken for ever.
 func (e *Engine) schedule() batch {
 	var b batch
 	budget := e.cfg.Schedule.MaxBatchedTokens
@@ -66,30 +140,28 @@ func (e *Engine) schedule() batch {
 	return b
 }
 
-// grow makes sure that a sequence has blocks for so many tokens.
+// grow takes the blocks that a sequence lacks for so many tokens. It returns false if there are too few.
 func (e *Engine) grow(s *sequence, tokens int) bool {
-	blocks, ok := e.pool.take(blocksFor(tokens, e.cfg.KV.BlockSize) - len(s.blocks))
+	blocks, ok := e.pool.Take(kv.BlocksFor(tokens, e.cfg.KV.BlockSize) - len(s.blocks))
 	if ok {
 		s.blocks = append(s.blocks, blocks...)
 	}
 	return ok
 }
 
-func blocksFor(tokens, blockSize int) int { return (tokens + blockSize - 1) / blockSize }
-
 // preemptLast takes the blocks of the youngest running sequence, which will compute its KV again later.
 func (e *Engine) preemptLast() *sequence {
 	s := e.running[len(e.running)-1]
 	e.running = e.running[:len(e.running)-1]
-	e.pool.release(s.blocks)
-	s.blocks, s.computed, s.folded, s.digest, s.load = nil, 0, 0, digest{}, noLoad
+	e.pool.Release(s.blocks)
+	s.blocks, s.computed, s.folded, s.digest, s.load = nil, 0, 0, kv.Digest{}, noLoad
 	e.waiting = slices.Insert(e.waiting, 0, s)
-	e.metrics.add(preemptions, 1)
+	e.metrics.Add(metrics.Preemptions, 1)
 	return s
 }
 
 // admit gives a waiting sequence its blocks. n is the number of its tokens for this step; 0 if it left the queue to have
-// its KV loaded. Not ok: there are no blocks for it now.
+// its KV loaded. ok is false if there are too few blocks now.
 func (e *Engine) admit(s *sequence, budget int) (n int, ok bool) {
 	if s.load == loaded {
 		return min(len(s.tokens)-s.computed, budget), true
@@ -99,15 +171,15 @@ func (e *Engine) admit(s *sequence, budget int) (n int, ok bool) {
 	if s.load != loadWanted {
 		wanted = min(wanted, len(hit)*e.cfg.KV.BlockSize+budget)
 	}
-	fresh := blocksFor(wanted, e.cfg.KV.BlockSize) - len(hit)
-	if !e.pool.fits(fresh, hit) {
+	fresh := kv.BlocksFor(wanted, e.cfg.KV.BlockSize) - len(hit)
+	if !e.pool.Fits(fresh, hit) {
 		return 0, false
 	}
-	e.pool.share(hit) // first: taking fresh blocks must not evict the very blocks that were found
-	blocks, _ := e.pool.take(fresh)
+	e.pool.Share(hit) // first: Take could reuse the blocks that were found
+	blocks, _ := e.pool.Take(fresh)
 	s.blocks = append(hit, blocks...)
 	s.computed = len(hit) * e.cfg.KV.BlockSize
-	e.countPrefix(s)
+	e.countAdmission(s)
 	if s.load == loadWanted {
 		e.startLoad(s)
 		return 0, true
@@ -116,34 +188,13 @@ func (e *Engine) admit(s *sequence, budget int) (n int, ok bool) {
 }
 
 // findPrefix looks the beginning of a sequence up in the prefix cache. At least one token is always left to compute,
-// because the next one is drawn from what it computes.
-func (e *Engine) findPrefix(s *sequence) []*block {
-	s.hashes = appendHashes(s.hashes, s.tokens, e.cfg.KV.BlockSize, s.salt)
-	return e.pool.find(s.hashes[:min(len(s.hashes), (len(s.tokens)-1)/e.cfg.KV.BlockSize)])
+// because the next one is drawn from its KV.
+func (e *Engine) findPrefix(s *sequence) []*kv.Block {
+	s.hashes = kv.AppendHashes(s.hashes, s.tokens, e.cfg.KV.BlockSize, s.salt)
+	return e.pool.Find(s.hashes[:min(len(s.hashes), (len(s.tokens)-1)/e.cfg.KV.BlockSize)])
 }
 
-// countPrefix is the accounting of an admission; a sequence that was preempted has been counted before.
-func (e *Engine) countPrefix(s *sequence) {
-	if !s.times.started.IsZero() {
-		return
-	}
-	s.times.started = time.Now()
-	s.hit = s.computed
-	s.usage.cached = s.computed
-	s.usage.created = s.prompt/e.cfg.KV.BlockSize*e.cfg.KV.BlockSize - s.computed
-	m := e.metrics
-	m.add(prefixQueries, float64(s.prompt))
-	m.add(prefixHits, float64(s.computed))
-	m.add(externalQueries, float64(s.prompt-s.computed))
-	m.addTo(cachedBySource, "device", float64(s.computed))
-	if s.load == loadWanted {
-		s.usage.created = 0
-		m.add(externalHits, float64(s.prompt-s.computed))
-		m.addTo(cachedBySource, "p2p", float64(s.prompt-s.computed))
-	}
-}
-
-// apply computes a step that was scheduled. A sequence that was aborted since is passed over.
+// apply computes a step that was scheduled. Sequences that were aborted since are left out.
 func (e *Engine) apply(b batch) {
 	tokens := 0
 	for _, p := range b.parts {
@@ -151,7 +202,7 @@ func (e *Engine) apply(b batch) {
 		if s.done {
 			continue
 		}
-		if err := e.kv.compute(s.blocks, s.tokens[s.computed:s.computed+p.tokens], s.computed); err != nil {
+		if err := e.kv.Compute(s.blocks, s.tokens[s.computed:s.computed+p.tokens], s.computed); err != nil {
 			e.die(err)
 			return
 		}
@@ -162,45 +213,45 @@ func (e *Engine) apply(b batch) {
 			e.sample(s)
 		}
 	}
-	e.metrics.observe(iterationTokens, float64(tokens))
+	e.metrics.Observe(metrics.IterationTokens, float64(tokens))
 }
 
-// cacheBlocks puts the full blocks of a sequence into the prefix cache, under the hash of the tokens the engine believes
-// they hold: KV of another prompt that was read into them is found again under this one.
+// cacheBlocks puts the full blocks of a sequence into the prefix cache, under the hash of the tokens that the engine believes
+// they hold. If KV of another prompt was read into them, later requests with this prompt find that KV.
 func (e *Engine) cacheBlocks(s *sequence) {
-	s.hashes = appendHashes(s.hashes, s.tokens[:s.computed], e.cfg.KV.BlockSize, s.salt)
+	s.hashes = kv.AppendHashes(s.hashes, s.tokens[:s.computed], e.cfg.KV.BlockSize, s.salt)
 	for i := range s.computed / e.cfg.KV.BlockSize {
-		e.pool.cache(s.blocks[i], s.hashes[i])
+		e.pool.Cache(s.blocks[i], s.hashes[i])
 	}
 }
 
 // sample draws the next token of a sequence whose KV is complete.
 func (e *Engine) sample(s *sequence) {
-	s.digest = e.kv.fold(s.digest, s.blocks, s.folded, s.computed)
+	s.digest = e.kv.Fold(s.digest, s.blocks, s.folded, s.computed)
 	s.folded = s.computed
 	out := s.accept(s.draw(e.cfg.Model.Vocabulary, e.cfg.Model.EOSEvery), e.cfg.MaxModelLen)
-	e.metrics.token(s, time.Now())
-	if out.finish != "" {
-		out.handoff = e.finish(s, out.finish)
+	e.countToken(s, time.Now())
+	if out.Finish != "" {
+		out.Handoff = e.finish(s, out.Finish)
 	}
 	s.out.put(out)
 }
 
 // finish ends a sequence that has its answer. The blocks of a prefill leg stay, for the decode engine to read.
-func (e *Engine) finish(s *sequence, reason string) *handoff {
+func (e *Engine) finish(s *sequence, reason string) *Handoff {
 	e.running = remove(e.running, s)
 	s.done = true
-	e.metrics.finished(s, reason, time.Now())
-	if s.params.remoteDecode {
+	e.countFinished(s, reason, time.Now())
+	if s.params.RemoteDecode {
 		return e.handOff(s)
 	}
 	e.free(s)
 	return nil
 }
 
-// free gives up whatever a sequence holds.
+// free releases the blocks of a sequence that has ended.
 func (e *Engine) free(s *sequence) {
-	e.pool.release(s.blocks)
+	e.pool.Release(s.blocks)
 	s.blocks = nil
 	delete(e.live, s)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
 
-// AskSideChannel gets the metadata of the transport of the engine whose side channel is at address (host:port).
+// AskSideChannel returns the metadata of the transport of the engine whose side channel is at address (host:port).
 func AskSideChannel(ctx context.Context, address string) (metadata []byte, err error) {
 	answer, err := zmtp.Ask(ctx, new(net.Dialer), address, dialect.AskSideChannel(0, 0), dialect.MaxSideChannel)
 	if err != nil {
@@ -26,7 +26,7 @@ func AskSideChannel(ctx context.Context, address string) (metadata []byte, err e
 	return told.Agent, err
 }
 
-// openTransport opens the side channel and the transport it tells of, and notes the address that peers know the engine by.
+// openTransport opens the side channel and the transport, and notes the address that hand-offs name.
 func (e *Engine) openTransport() (err error) {
 	address := e.cfg.Transfer.SideChannel
 	if e.cfg.Transfer.Fetch == nil {
@@ -64,8 +64,7 @@ func (e *Engine) openTCP(name string) (transfer.Transport, error) {
 		StallTimeout: NoStallTimeout, Logger: e.log})
 }
 
-// closeTransport closes what openTransport has opened, and the transport that was given, and gives the memory of the KV
-// back.
+// closeTransport closes the side channel and the transport, and then frees the memory of the KV.
 func (e *Engine) closeTransport() error {
 	var errs [3]error
 	if e.sideChannel != nil {
@@ -77,19 +76,19 @@ func (e *Engine) closeTransport() error {
 		errs[1] = e.transport.Close()
 	}
 	if e.kv != nil && errs[1] == nil {
-		errs[2] = e.kv.free()
+		errs[2] = e.kv.Free()
 	}
 	return errors.Join(errs[:]...)
 }
 
-// serveSideChannel tells callers how this engine is reached, until ctx ends.
+// serveSideChannel answers questions for this engine's metadata until ctx ends.
 func (e *Engine) serveSideChannel(ctx context.Context) {
-	// The real one's is a digest of all that engines of a pair have to agree in. This one is not compared.
+	// The real engine has a digest of everything that engines of a pair have to agree on. No peer compares this one.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", e.cfg.Model.Name, e.cfg.KV.BlockSize))
 	compatibility := hex.EncodeToString(sum[:])
 	err := zmtp.Serve(ctx, e.sideChannel, func(question []byte) [][]byte {
 		if pipeline, tensor, ok := dialect.ReadQuestion(question); !ok || pipeline != 0 || tensor != 0 {
-			return nil // there is one rank
+			return nil // this engine has one rank
 		}
 		told := dialect.SideChannel{EngineID: e.identity.engineID, Agent: e.transport.Metadata()}
 		return told.Pack(compatibility, float64(time.Now().UnixMicro())/1e6)
@@ -97,4 +96,9 @@ func (e *Engine) serveSideChannel(ctx context.Context) {
 	if err != nil {
 		e.log.Error("serving the side channel", "error", err)
 	}
+}
+
+// SideChannelAddress returns the host:port that hand-offs name.
+func (e *Engine) SideChannelAddress() string {
+	return net.JoinHostPort(e.identity.host, strconv.Itoa(e.identity.port))
 }

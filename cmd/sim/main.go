@@ -12,6 +12,8 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/server"
 )
 
 func main() { boot.Main(run) }
@@ -104,18 +106,18 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	if err != nil {
 		return errors.Join(err, data.Close())
 	}
-	server, err := sim.Serve(cfg, data, admin)
+	engine, err := server.Serve(cfg, data, admin)
 	if err != nil {
 		return startError(err)
 	}
-	defer server.Close()
-	stop := context.AfterFunc(ctx, server.Close)
+	defer engine.Close()
+	stop := context.AfterFunc(ctx, engine.Close)
 	defer stop()
-	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "sidechannel": server.SideChannelAddr()})
+	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "sidechannel": engine.SideChannelAddr()})
 	if err != nil {
 		return err
 	}
-	if err := server.Wait(); err != nil {
+	if err := engine.Wait(); err != nil {
 		return fmt.Errorf("running the engine: %w", err)
 	}
 	return nil
@@ -165,13 +167,13 @@ func (m *modelFlags) flag() string {
 	return "model"
 }
 
-func (m *modelFlags) load() (sim.Model, error) {
+func (m *modelFlags) load() (model.Model, error) {
 	if m.ModelFile == "" {
-		return sim.NamedModel(m.Model)
+		return model.Named(m.Model)
 	}
 	data, err := os.ReadFile(m.ModelFile)
 	if err != nil {
-		return sim.Model{}, err
+		return model.Model{}, err
 	}
-	return sim.ParseModel(data)
+	return model.Parse(data)
 }

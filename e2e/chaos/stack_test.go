@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -182,7 +182,7 @@ const (
 // strands tells why an action may leave a hand-off that no component can release. most is how often a fault strikes;
 // of the others it is what the pod has in flight when they begin.
 func (a chaosAction) strands() (cause string, most int) {
-	var f sim.Fault
+	var f fault.Fault
 	if a.fault != "" && json.Unmarshal([]byte(a.fault), &f) != nil {
 		return "", 0
 	}

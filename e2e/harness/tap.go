@@ -109,7 +109,7 @@ func (f *TappedFleet) startTapped(t *testing.T, name, role string) tappedEngine 
 	return e
 }
 
-// Fault has something go wrong at the engine from now on: a sim.Fault as JSON.
+// Fault has something go wrong at the engine from now on: a fault.Fault as JSON.
 func (e tappedEngine) Fault(t *testing.T, fault string) {
 	t.Helper()
 	resp, err := Client.Post("http://"+e.admin+"/sim/faults", "application/json", strings.NewReader(fault))

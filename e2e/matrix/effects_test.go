@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 )
 
 // situation is the choice that the sidecar has left when something fails.
@@ -207,7 +207,7 @@ func (o outcome) String() string {
 	return text
 }
 
-func statusOf(f sim.Fault) int {
+func statusOf(f fault.Fault) int {
 	code, err := strconv.Atoi(f.Arg)
 	if err != nil {
 		panic(err) // the table is wrong

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 )
 
 // state is the state of a request when something goes wrong.
@@ -49,7 +49,7 @@ type failure struct {
 	form   form
 	effect effect
 	// prefill and decode are the faults of the engines. Of two prefill engines only the first has them.
-	prefill, decode sim.Fault
+	prefill, decode fault.Fault
 	action          action
 	reason          pd.Reason // of a local prefill, or the code of the error event in a stream
 	status          int       // of the engine's answer
@@ -107,20 +107,20 @@ func in(at state, lists ...[]failure) []failure {
 var bodyFailures = []failure{
 	{name: "client gone", action: leave, effect: clientLeft},
 	{name: "drain deadline", action: cut, effect: drained},
-	{name: "decode's port is closed", decode: sim.Fault{Fault: "refuse"}, effect: decodeUnreachable},
+	{name: "decode's port is closed", decode: fault.Fault{Fault: "refuse"}, effect: decodeUnreachable},
 }
 
 // prefillFailures are the faults of a prefill pod. The sidecar asks the next candidate after each of them but a status that
 // blames the client.
 var prefillFailures = []failure{
-	{name: "port closed", prefill: sim.Fault{Fault: "refuse"}, effect: candidateFails, cause: "connection"},
+	{name: "port closed", prefill: fault.Fault{Fault: "refuse"}, effect: candidateFails, cause: "connection"},
 	{name: "refuse", prefill: onPrefill("refuse", ""), effect: candidateFails, cause: "connection"},
 	{name: "reset-before", prefill: onPrefill("reset-before", ""), effect: candidateFails, cause: "connection"},
 	{name: "reset-after", prefill: onPrefill("reset-after", ""), effect: candidateFails, cause: "connection", lost: answerLost},
 	{name: "truncate", prefill: onPrefill("truncate", ""), effect: candidateFails, cause: "connection", lost: answerLost},
 	{name: "slow", prefill: onPrefill("slow", "30000"), effect: candidateFails, cause: "timeout", quick: true},
 	{name: "slow, stop", prefill: onPrefill("slow", "stop"), effect: candidateFails, cause: "timeout", quick: true},
-	{name: "slow, stop, all of the engine", prefill: sim.Fault{Fault: "slow", Arg: "stop"}, effect: candidateFails, cause: "timeout", quick: true},
+	{name: "slow, stop, all of the engine", prefill: fault.Fault{Fault: "slow", Arg: "stop"}, effect: candidateFails, cause: "timeout", quick: true},
 	{name: "slow, stop, when it has finished", prefill: at("headers", onPrefill("slow", "stop")), effect: candidateFails, cause: "timeout", quick: true, lost: answerLost},
 	{name: "crash", prefill: onPrefill("crash", ""), effect: candidateFails, cause: "status"},
 	{name: "crash, when it has finished", prefill: at("headers", onPrefill("crash", "")), effect: candidateFails, cause: "connection"},
@@ -171,7 +171,7 @@ var damages = map[string]damage{
 }
 
 func damageFailures() (list []failure) {
-	for _, name := range sim.Damages() {
+	for _, name := range fault.Damages() {
 		d := damages[name]
 		s := failure{name: "bad-handoff " + name, prefill: onPrefill("bad-handoff", name), effect: d.effect, lost: d.lost, release: d.release, stray: d.lost == misnamed}
 		switch d.effect {
@@ -264,12 +264,14 @@ var streamFailures = []failure{
 }
 
 // onPrefill returns a fault of the first prefill engine.
-func onPrefill(fault, arg string) sim.Fault { return sim.Fault{Leg: "prefill", Fault: fault, Arg: arg} }
+func onPrefill(kind, arg string) fault.Fault {
+	return fault.Fault{Leg: "prefill", Fault: kind, Arg: arg}
+}
 
 // onDecode returns a fault that the decode engine has once.
-func onDecode(fault, arg string) sim.Fault {
-	return sim.Fault{Leg: "decode", Fault: fault, Arg: arg, Count: 1}
+func onDecode(kind, arg string) fault.Fault {
+	return fault.Fault{Leg: "decode", Fault: kind, Arg: arg, Count: 1}
 }
 
 // at moves a fault to a point of the answer: before its headers, before its body, or after so many events.
-func at(point string, f sim.Fault) sim.Fault { f.At = point; return f }
+func at(point string, f fault.Fault) fault.Fault { f.At = point; return f }

@@ -23,6 +23,8 @@ import (
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
@@ -41,7 +43,7 @@ const (
 
 // engine is a simulated engine whose connections are counted.
 type engine struct {
-	*sim.Server
+	*server.Server
 	listener *countingListener
 }
 
@@ -60,7 +62,7 @@ func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, erro
 	}
 	d := &countingListener{Listener: data}
 	cfg := sim.Config{MaxModelLen: 512, KV: sim.KVConfig{Blocks: 40, HandshakeTimeout: reach, Lease: lease}, Transfer: sim.TransferConfig{Fetch: fetch}}
-	s, err := sim.Serve(cfg, d, admin)
+	s, err := server.Serve(cfg, d, admin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,11 +219,11 @@ func startEngines(t *testing.T, r row) *fixture {
 	}
 	s.decode = startEngine(t, s.link.fetch, reach)
 	t.Cleanup(s.link.repair)
-	for e, f := range map[engine]sim.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
+	for e, f := range map[engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
 		if f.Fault == "" {
 			continue
 		}
-		if err := e.Engine.AddFault(f); err != nil {
+		if err := e.Faults.Add(f); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 )
 
 // TestMatrix runs every row: it brings a request into its state, causes the failure, and compares what happens with the
@@ -126,15 +127,15 @@ func (r row) inject(t *testing.T, s *fixture, a *asker) {
 		r.resumeAnswer(s)
 		wait(t, over, "the drain to end")
 	case shut:
-		if err := s.decode.Engine.AddFault(sim.Fault{Fault: "refuse"}); err != nil {
+		if err := s.decode.Faults.Add(fault.Fault{Fault: "refuse"}); err != nil {
 			t.Fatal(err)
 		}
-		s.prefill[0].Engine.ClearFaults()
+		s.prefill[0].Faults.Clear()
 	case kill:
 		s.prefill[0].Close()
-		s.decode.Engine.ClearFaults()
+		s.decode.Faults.Clear()
 	case freeze:
-		if err := s.prefill[0].Engine.AddFault(sim.Fault{Fault: "slow", Arg: "stop"}); err != nil {
+		if err := s.prefill[0].Faults.Add(fault.Fault{Fault: "slow", Arg: "stop"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,16 +166,16 @@ func (r row) awaitState(t *testing.T, s *fixture, a *asker) {
 func (r row) resumeAnswer(s *fixture) {
 	switch {
 	case r.state == handedOff:
-		s.prefill[0].Engine.ClearFaults()
+		s.prefill[0].Faults.Clear()
 	case r.state == beforeHeaders && r.stream:
-		s.decode.Engine.ClearFaults()
+		s.decode.Faults.Clear()
 	}
 }
 
 // unfreeze lets a frozen engine and its transfers continue.
 func (r row) unfreeze(s *fixture) {
 	if r.action == freeze {
-		s.prefill[0].Engine.ClearFaults()
+		s.prefill[0].Faults.Clear()
 		s.link.repair()
 	}
 }

@@ -141,9 +141,9 @@ func (r row) checkStrays(t *testing.T, s *fixture) {
 			continue
 		default:
 		}
-		e.Engine.ClearFaults() // or it would not answer
+		e.Faults.Clear() // or it would not answer
 		page := httptest.NewRecorder()
-		e.Engine.Handler().ServeHTTP(page, httptest.NewRequestWithContext(within(t), http.MethodGet, "/metrics", nil))
+		e.Handler.ServeHTTP(page, httptest.NewRequestWithContext(within(t), http.MethodGet, "/metrics", nil))
 		m := strays.FindStringSubmatch(page.Body.String())
 		if m == nil {
 			t.Fatalf("prefill %d does not count strays: %d %s", i, page.Code, page.Body)

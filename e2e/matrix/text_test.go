@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 )
 
 const textFile = "testdata/matrix.txt"
@@ -31,13 +31,13 @@ func TestMatrixText(t *testing.T) {
 
 // TestEveryDamage: each damage that the simulator can do has a row in damages.
 func TestEveryDamage(t *testing.T) {
-	for _, name := range sim.Damages() {
+	for _, name := range fault.Damages() {
 		if _, ok := damages[name]; !ok {
 			t.Errorf("%s has no row in damages", name)
 		}
 	}
 	for name := range damages {
-		if !slices.Contains(sim.Damages(), name) {
+		if !slices.Contains(fault.Damages(), name) {
 			t.Errorf("%s is no damage of the simulator's", name)
 		}
 	}

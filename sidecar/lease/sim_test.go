@@ -12,6 +12,9 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/api"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
@@ -22,7 +25,7 @@ func prefilled(t *testing.T, e *sim.Engine) dialect.Pin {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", strings.NewReader(ask))
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
-	e.Handler().ServeHTTP(w, r)
+	api.NewHandler(e, fault.NewList()).ServeHTTP(w, r)
 	d, _ := dialect.New("nixlv2", dialect.Options{})
 	a, err := d.Attempt(t.Context(), nil, pd.Target{})
 	if err != nil {
@@ -83,7 +86,7 @@ func TestSimHold(t *testing.T) {
 
 // The same over sockets, where the engine has a side channel of its own.
 func TestSimRelease(t *testing.T) {
-	s, err := sim.Start(sim.Config{})
+	s, err := server.Start(sim.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

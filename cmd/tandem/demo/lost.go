@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 )
 
 // lostClass is a request that is prefilled remotely, and whose decode leg then fails.
@@ -35,7 +35,7 @@ func (s *stage) lose(ctx context.Context) (l lostLeg, err error) {
 	}
 	// All decode engines refuse, because the picker chooses one of them. The answer to the client comes from the same one,
 	// by local prefill.
-	if err := s.setFault(ctx, s.decode, sim.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}); err != nil {
+	if err := s.setFault(ctx, s.decode, fault.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}); err != nil {
 		return l, err
 	}
 	l.answer, l.failure = s.ask(ctx, s.proxy, &l.question, true)

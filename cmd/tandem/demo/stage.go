@@ -15,6 +15,8 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -58,7 +60,7 @@ func newStage(ctx context.Context) (*stage, context.Context) {
 }
 
 func (s *stage) start(ctx context.Context, with *settings) error {
-	model, err := sim.NamedModel(modelName)
+	model, err := model.Named(modelName)
 	if err != nil {
 		return err
 	}
@@ -118,17 +120,17 @@ func (s *stage) stop() error {
 }
 
 // spoil makes every prefill leg fail; an empty fault does nothing.
-func (s *stage) spoil(ctx context.Context, fault string) error {
-	if fault == "" {
+func (s *stage) spoil(ctx context.Context, named string) error {
+	if named == "" {
 		return nil
 	}
-	kind, arg, _ := strings.Cut(fault, ":")
-	return s.setFault(ctx, s.prefill, sim.Fault{Leg: "prefill", Fault: kind, Arg: arg})
+	kind, arg, _ := strings.Cut(named, ":")
+	return s.setFault(ctx, s.prefill, fault.Fault{Leg: "prefill", Fault: kind, Arg: arg})
 }
 
 // setFault sets a fault in engines.
-func (s *stage) setFault(ctx context.Context, engines []engine, fault sim.Fault) error {
-	body, err := json.Marshal(fault)
+func (s *stage) setFault(ctx context.Context, engines []engine, f fault.Fault) error {
+	body, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("writing the fault: %w", err)
 	}

@@ -38,6 +38,7 @@ import (
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -118,7 +119,7 @@ func (m *member) start(t *testing.T) string {
 	if m.cfg.KeepAlive == 0 {
 		m.cfg.KeepAlive = time.Minute
 	}
-	engine, err := sim.Start(m.cfg)
+	engine, err := server.Start(m.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -145,7 +146,7 @@ func TestSidecarMetrics(t *testing.T) {
 
 // The side channel of a simulated engine passes the check, as a real engine's does.
 func TestSideChannelOfTheSimulator(t *testing.T) {
-	engine, err := sim.Start(sim.Config{})
+	engine, err := server.Start(sim.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/sidecar"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
@@ -79,9 +80,9 @@ func (d *running) mustEnd(t *testing.T, code int, said string) {
 	}
 }
 
-func startSim(t *testing.T, cfg sim.Config) *sim.Server {
+func startSim(t *testing.T, cfg sim.Config) *server.Server {
 	t.Helper()
-	s, err := sim.Start(cfg)
+	s, err := server.Start(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +120,7 @@ func ask(t *testing.T, ctx context.Context, url string, body map[string]any) io.
 }
 
 // prefill runs a prefill leg and returns its hand-off, which no engine has pulled yet.
-func prefill(t *testing.T, engine *sim.Server) json.RawMessage {
+func prefill(t *testing.T, engine *server.Server) json.RawMessage {
 	t.Helper()
 	body := ask(t, t.Context(), engine.URL, map[string]any{"prompt": "a prompt of several blocks, " + strings.Repeat("on and on ", 20),
 		"max_tokens": 1, "kv_transfer_params": map[string]any{"do_remote_decode": true}})
@@ -180,7 +181,7 @@ func TestUnreadHandoff(t *testing.T) {
 
 // pod is a decode engine and its sidecar.
 type pod struct {
-	engine        *sim.Server
+	engine        *server.Server
 	data, metrics string
 }
 

@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
-	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/stack"
 )
 
@@ -89,7 +89,7 @@ func checkModel(file string) error {
 	if err != nil {
 		return err
 	}
-	_, err = sim.ParseModel(data)
+	_, err = model.Parse(data)
 	return err
 }
 

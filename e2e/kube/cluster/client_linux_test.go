@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/e2e/kube"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/server"
 )
 
 // errNone stands for no error in messages.
@@ -134,7 +135,7 @@ type plainEngine struct{ addr string }
 func startPlain(t *testing.T) *plainEngine {
 	t.Helper()
 	data, admin := listen(t), listen(t)
-	server, err := sim.Serve(sim.Config{ServedModelName: "tandem/sim", TimeScale: 0}, data, admin)
+	server, err := server.Serve(sim.Config{ServedModelName: "tandem/sim", TimeScale: 0}, data, admin)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,124 @@
+package api
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/pyjson"
+)
+
+// answer is what the engine has generated for one prompt and choice.
+type answer struct {
+	tokens     []int
+	pieces     []string // of text, one per token
+	finish     string
+	stopReason any
+	handoff    *sim.Handoff
+	usage      sim.PromptUsage
+}
+
+func (a *answer) add(out sim.Output) {
+	a.tokens = append(a.tokens, out.Token)
+	a.pieces = append(a.pieces, out.Text)
+	a.finish, a.stopReason, a.handoff, a.usage = out.Finish, out.StopReason, out.Handoff, out.Usage
+}
+
+func (a *answer) text() string { return strings.Join(a.pieces, "") }
+
+// collect waits for n whole answers, and returns them in the order of their indexes. It returns false if the client has left,
+// or got an error instead.
+func (c *call) collect(g *sim.Generation, n int) ([]answer, bool) {
+	answers := make([]answer, n)
+	for open := n; open > 0; {
+		out, err := g.Next(c.ctx())
+		if err != nil { // the client has left
+			g.Abort()
+			return nil, false
+		}
+		if out.Err != nil {
+			g.Abort()
+			c.fail(engineError(out.Err))
+			return nil, false
+		}
+		answers[out.Index].add(out)
+		if out.Finish != "" {
+			open--
+		}
+	}
+	return answers, true
+}
+
+// handoff returns the kv_transfer_params of an answer, damaged if a fault says so, or nil if there are none.
+func (q *generateRequest) handoff(h *sim.Handoff) any {
+	switch {
+	case h == nil:
+		return nil
+	case q.fault.Is(fault.BadHandoff):
+		return fault.Damage(q.fault.Arg, pyjson.Encode(h))
+	}
+	return h
+}
+
+// stream writes server-sent events, one HTTP chunk each.
+type stream struct {
+	w     http.ResponseWriter
+	flush *http.ResponseController
+}
+
+func (c *call) stream() *stream {
+	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	c.w.WriteHeader(http.StatusOK)
+	s := &stream{w: c.w, flush: http.NewResponseController(c.w)}
+	s.flushNow() // the client gets the headers before there is a token
+	return s
+}
+
+func (s *stream) flushNow() {
+	if err := s.flush.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return // the client has left; its context ends the request
+	}
+}
+
+func (s *stream) data(v any) { s.raw("data: " + string(pyjson.Encode(v)) + "\n\n") }
+
+func (s *stream) event(name string, v any) {
+	s.raw("event: " + name + "\ndata: " + string(pyjson.Encode(v)) + "\n\n")
+}
+
+func (s *stream) raw(event string) {
+	if _, err := io.WriteString(s.w, event); err == nil {
+		s.flushNow()
+	}
+}
+
+// done ends an OpenAI stream.
+func (s *stream) done() { s.raw("data: [DONE]\n\n") }
+
+// fail ends a stream whose headers have said 200.
+func (s *stream) fail(err *apiError) {
+	s.raw("data: " + err.event() + "\n\n")
+	s.done()
+}
+
+// next waits for the next token of a stream. It returns false if the stream has ended, because the client has left or with an
+// error.
+func (c *call) next(s *stream, g *sim.Generation) (sim.Output, bool) {
+	out, err := g.Next(c.ctx())
+	if err != nil {
+		g.Abort()
+		return out, false
+	}
+	if out.Err != nil {
+		g.Abort()
+		s.fail(engineError(out.Err))
+		return out, false
+	}
+	return out, true
+}
+
+// member makes a member of an object whose order matters.
+func member(name string, value any) pyjson.Member { return pyjson.Member{Name: name, Value: value} }

@@ -1,0 +1,6 @@
+// Package api is the HTTP surface of a simulated engine: the OpenAI APIs, Anthropic's messages, and the engine's own paths.
+//
+// Requests and the engine enter; answers leave, byte for byte in the real engine's form where its clients can see it, with faults
+// applied (package fault). Recordings of the real engine, testdata/golden, are the measure. The package generates no tokens
+// and knows nothing of blocks: it asks package sim. It opens no ports: package server does.
+package api

@@ -1,0 +1,45 @@
+package sim
+
+import (
+	"strings"
+
+	"github.com/tandem-serving/tandem/sim/model"
+)
+
+// textStop turns tokens into text and looks for stop strings. It holds back as much text as could be the beginning of
+// one, because a client cannot unread what it was sent.
+type textStop struct {
+	detokenizer model.Detokenizer
+	held        string
+}
+
+// push takes one token, and returns the text that can be sent and the stop string that was found, if any. last says that the
+// answer ends with this token; mayStop, that it is long enough to end at a stop string.
+func (t *textStop) push(token int, last, mayStop bool, s *Sampling) (text, stop string) {
+	t.held += t.detokenizer.Push(token)
+	if last {
+		t.held += t.detokenizer.Flush()
+	}
+	if mayStop {
+		for _, stop := range s.Stop {
+			if i := strings.Index(t.held, stop); i >= 0 {
+				if s.IncludeStop {
+					i += len(stop)
+				}
+				return t.held[:i], stop
+			}
+		}
+	}
+	keep := 0
+	if !last {
+		for _, stop := range s.Stop {
+			keep = max(keep, len(stop)-1)
+		}
+	}
+	cut := max(0, len(t.held)-keep)
+	for cut > 0 && cut < len(t.held) && t.held[cut]&0xC0 == 0x80 { // not inside of a character
+		cut--
+	}
+	text, t.held = t.held[:cut], t.held[cut:]
+	return text, ""
+}
