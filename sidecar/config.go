@@ -31,10 +31,10 @@ type Engine struct {
 	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
-	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine for ever.
+	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest wait for the first event of a remote stream after its headers; then the decode leg is sent again without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
-	// TLS gives the setup of each new connection to the engine, nil for plaintext. The program declares the flags.
+	// TLS returns the TLS setup of a new connection to the engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
 
@@ -43,7 +43,7 @@ func (e Engine) url() string { return transport.Scheme(e.TLS) + e.hostPort() }
 
 func (e Engine) hostPort() string { return net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
 
-// Prefill is how prefill legs are sent.
+// Prefill configures prefill legs.
 type Prefill struct {
 	Timeout      time.Duration `flag:"prefill-timeout" help:"longest time one prefill leg may take"`
 	MaxRetries   int           `flag:"prefill-max-retries" help:"further tries on the same candidate after a 502, 503, 504 or a lost connection, before the next candidate"`
@@ -51,11 +51,11 @@ type Prefill struct {
 	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
-	// TLS gives the setup of each new connection to a prefill engine, nil for plaintext. The program declares the flags.
+	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
 
-// Fallback bounds what is prefilled locally although it was planned remote, and what happens to hand-offs.
+// Fallback bounds local prefill of requests that were planned remote, and how old a hand-off may be.
 type Fallback struct {
 	Ratio float64       `flag:"fallback-ratio" help:"share of all requests that may be prefilled locally although they were planned remote"`
 	Burst int           `flag:"fallback-burst" arg:"REQUESTS" help:"how many such requests may come at once"`
@@ -63,31 +63,31 @@ type Fallback struct {
 	Drain time.Duration `flag:"drain-timeout" help:"how long running requests may go on after SIGTERM"`
 }
 
-// Keep is how prefill engines are notified of their hand-offs, and warmed up.
+// Keep configures notices to prefill engines, and the warm-up.
 type Keep struct {
-	// Notifier reaches the prefill engines' agents. nil: hand-offs are released by way of decode alone. The sidecar does
-	// not close it. The program declares the flags.
+	// Notifier reaches the prefill engines' agents. nil: only decode releases hand-offs. The sidecar does not close it. The
+	// program declares the flags.
 	Notifier    transfer.Notifier
 	SideChannel int  `flag:"side-channel-port" arg:"PORT" help:"port of the NIXL side channel (vLLM: VLLM_NIXL_SIDE_CHANNEL_PORT) of the prefill engines that --prefill-discovery finds. Hand-offs name the port themselves"`
 	WarmUp      bool `flag:"warm-up" help:"send one tiny request through each new pair of this decode engine and a prefill engine that --prefill-discovery finds, so that no user's request pays for the engines' own first handshake"`
 }
 
-// Trust is what the sidecar believes of its callers.
+// Trust configures what the sidecar accepts from its callers.
 type Trust struct {
 	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
 	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
-	// Secrets returns those of which x-tandem-auth must carry one together with a prefill header, nil if none is required. The
-	// program declares the flag.
+	// Secrets returns the secrets of which x-tandem-auth must carry one with each prefill header; nil if none is required.
+	// The program declares the flag.
 	Secrets func() pd.Secrets
-	// BodyPause bounds silence. How fast a body must come beyond that is pd.BodyRate.
+	// BodyPause bounds silence. pd.BodyRate is the rate at which a body must come in addition.
 	BodyPause time.Duration `flag:"body-timeout" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
 	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. BufferLimit is how many bytes of
-	// bodies may be buffered for prefill on other pods, over all requests; beyond it they are refused with 503. The program
-	// declares the flags.
+	// bodies may be buffered for prefill on other pods, over all requests; more are refused with 503. The program declares
+	// the flags.
 	BodyLimit, BufferLimit int64
 }
 
-// Defaults is the configuration that a sidecar without flags runs with.
+// Defaults returns the configuration of a sidecar without flags.
 func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
@@ -102,7 +102,7 @@ func Defaults() Config {
 	}
 }
 
-// Problems reports everything that is wrong with the configuration, by the name of the flag.
+// Problems reports every invalid setting, by the name of its flag.
 func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())

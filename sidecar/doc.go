@@ -1,19 +1,18 @@
-// Package sidecar is the routing sidecar that stands before one decode engine.
+// Package sidecar is the routing sidecar in front of one decode engine.
 //
-// What enters are HTTP requests for the engine. A generate call whose headers name prefill pods is run in two legs: the
-// prefill leg on one of those pods, then the decode leg on the engine behind this sidecar, which pulls the KV cache over.
-// Every other request is passed through. What leaves is the engine's answer, with what was decided and where the time
-// went in its headers.
+// HTTP requests for the engine enter. If the headers of a generate call name prefill pods, the sidecar runs it in two legs:
+// the prefill leg on one of those pods, then the decode leg on the local engine, which pulls the KV cache. It passes every
+// other request through. The engine's answer leaves, with headers that say what was decided and where the time went.
 //
-// The sidecar keeps three promises. A prefill pod that fails costs the client at most time: the next candidate is tried, then
-// the engine prefills itself, within a budget that protects decode during an outage of prefill. No leg is sent again once a
-// token has gone to the client. A hand-off that decode does not read is released at once, and does not stay pinned until its
-// lease expires.
+// The sidecar keeps three promises. If a prefill pod fails, it costs the client only time: the sidecar tries the next
+// candidate, then the engine prefills itself, within a budget that protects decode during an outage of prefill. No leg is
+// sent again once a token has gone to the client. A hand-off that decode does not read is released at once, before its lease
+// expires.
 //
 // Its packages: intake reads and limits requests, handoff runs the legs, transport carries them, relay sends answers to
 // clients, passthrough proxies all other calls, warmup prepares new prefill engines, lease renews and releases hand-offs.
 // They do not import this package, which wires them.
 //
 // It does not choose pods, does not move KV bytes, and keeps no state between requests but connections, the budget and
-// counters. It knows the picker only by pd's headers.
+// counters. It knows the picker only by the headers of package pd.
 package sidecar

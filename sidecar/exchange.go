@@ -22,13 +22,13 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	}
 	defer s.life.leave(x)
 	defer x.Buffer.Release()
-	defer s.finish(x) // runs for http.ErrAbortHandler too
+	defer s.finish(x) // also after http.ErrAbortHandler
 	if err := s.serve(x, r); err != nil {
 		x.Fail(err)
 	}
 }
 
-// serve takes a call from intake to its legs. The error says why no answer has begun.
+// serve runs a call from the intake to its legs. The error says why no answer has begun.
 func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	if refusal := intake.CheckEncoding(r.Header); refusal != nil {
 		return refusal
@@ -56,7 +56,7 @@ func (s *Server) finish(x *handoff.Exchange) {
 		"state", x.State(), "timing", timingValue{phases}, "error", x.Failure)
 }
 
-// timingValue prints phases only if the line is written.
+// timingValue is phases that are printed only if the log line is written.
 type timingValue struct{ p *pd.Phases }
 
 // String implements fmt.Stringer.

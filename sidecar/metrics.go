@@ -13,7 +13,7 @@ import (
 // seconds are the buckets of all durations: from the sidecar's own work (100 µs) to a long prefill (2 min).
 var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
-// metrics are the sidecar's metrics. None has an address as a label.
+// metrics are the sidecar's metrics. No label holds an address.
 type metrics struct {
 	requests *prometheus.CounterVec
 	phases   *prometheus.HistogramVec
@@ -57,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, tokens, open, held func() float64) *m
 	return m
 }
 
-// component is the label of this program's metrics that other programs of Tandem have as well.
+// component is the label of metrics that other programs of Tandem have too.
 const component = "sidecar"
 
 // leaseMetrics registers the metrics of hand-offs that are renewed and released by notices.

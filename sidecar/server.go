@@ -48,7 +48,7 @@ type Server struct {
 	life life
 }
 
-// Telemetry is where a Server reports. Tracer and Propagator may be no-ops; none may be nil.
+// Telemetry is where a Server reports. No field may be nil; Tracer and Propagator may be no-ops.
 type Telemetry struct {
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
@@ -56,8 +56,8 @@ type Telemetry struct {
 	Propagator propagation.TextMapPropagator
 }
 
-// New makes a sidecar from a configuration that has no Problems, and starts its watch and its warm-up. The error says what of the
-// configuration could not be used.
+// New makes a sidecar from a configuration without Problems, and starts its watch and its warm-up. The error says which
+// setting could not be used.
 func New(cfg Config, t Telemetry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: t.Log,
@@ -94,7 +94,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	return s, nil
 }
 
-// chooseDialect makes the dialect, the table of what requests are scanned for with it, and the headers that it strips.
+// chooseDialect makes the dialect, the table of members that it needs, and the headers that it strips.
 func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
@@ -113,7 +113,7 @@ func (s *Server) chooseDialect() error {
 	return nil
 }
 
-// maxPodAnswer caps what a prefill pod says of itself (bytes).
+// maxPodAnswer limits the answer to askPod (bytes).
 const maxPodAnswer = 1 << 20
 
 // askPod implements dialect.Options.Ask.
@@ -135,7 +135,7 @@ func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]
 	return transport.ReadCapped(resp, maxPodAnswer)
 }
 
-// legsConfig wires the legs to this sidecar.
+// legsConfig returns the configuration of the legs.
 func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	return handoff.Config{
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
@@ -145,7 +145,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	}
 }
 
-// warmupConfig wires the warm-up to this sidecar.
+// warmupConfig returns the configuration of the warm-up.
 func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
 	c := warmup.Config{
 		Find:            find,
@@ -177,14 +177,14 @@ func (s *Server) warmUp(ctx context.Context, t pd.Target, header http.Header, bo
 	return err
 }
 
-// HTTP2 is how the data port's server must buffer the bodies of HTTP/2 clients. A connection may send 3 MiB ahead (of the 4
-// that net/http allows), one request 256 KiB (the default of both is 1 MiB): otherwise an engine that stops reading one body
-// would block all other bodies of the connection.
+// HTTP2 returns how the data port's server buffers the bodies of HTTP/2 clients: at most 3 MiB for a connection (net/http
+// allows 4) and 256 KiB for a request. The default is 1 MiB for both, so that an engine that stops reading one body would
+// block all other bodies of the connection.
 func HTTP2() *http.HTTP2Config {
 	return &http.HTTP2Config{MaxReceiveBufferPerConnection: 3 << 20, MaxReceiveBufferPerStream: 256 << 10}
 }
 
-// Handler serves the data port. Paths reach the engine as they came: the router neither cleans nor decodes them.
+// Handler returns the handler of the data port. Paths reach the engine unchanged: the router neither cleans nor decodes them.
 func (s *Server) Handler() http.Handler {
 	r := mux.NewRouter().SkipClean(true).UseEncodedPath()
 	for _, api := range pd.GenerateAPIs() {
@@ -195,7 +195,7 @@ func (s *Server) Handler() http.Handler {
 	return s.intake.CheckHeaders(r)
 }
 
-// Ready says why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
+// Ready returns why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
 func (s *Server) Ready() error {
 	if s.life.draining.Load() {
 		return errors.New("draining")
@@ -208,25 +208,25 @@ func (s *Server) Ready() error {
 	return nil
 }
 
-// decodeEngine is the engine behind this sidecar.
+// decodeEngine returns the local engine.
 func (s *Server) decodeEngine() transport.Engine {
 	return transport.Engine{Transport: s.local, URL: s.engine}
 }
 
-// prefillEngine is the engine of a prefill pod.
+// prefillEngine returns the engine of a prefill pod.
 func (s *Server) prefillEngine(t pd.Target) transport.Engine {
 	return transport.Engine{Transport: s.prefill, URL: transport.Scheme(s.cfg.Prefill.TLS) + t.String()}
 }
 
-// Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends,
-// or after the configured drain timeout, what still runs is cut: streams get an error event.
+// Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends, or
+// after the configured drain timeout, it cuts the rest: streams get an error event.
 func (s *Server) Drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Fallback.Drain)
 	defer cancel()
 	s.life.drain(ctx)
 }
 
-// Close ends the watch and the warm-up, waits for releases under way, and closes idle connections. Call it after Drain.
+// Close ends the watch and the warm-up, waits for running releases, and closes idle connections. Call it after Drain.
 func (s *Server) Close() {
 	s.life.close()
 	s.legs.Wait()
@@ -235,23 +235,23 @@ func (s *Server) Close() {
 	s.prefill.CloseIdleConnections()
 }
 
-// open is how many exchanges and releases run. A release begins before its exchange leaves, so exchanges are counted first:
-// at every moment one of the two is.
+// open returns how many exchanges and releases run. A release begins before its exchange ends, so exchanges are counted
+// first; then none is missed.
 func (s *Server) open() float64 {
 	running := s.life.exchanges()
 	return float64(running + s.legs.Releasing())
 }
 
-// life counts the exchanges that run, so that they can be waited for and cut.
+// life counts the running exchanges, so that Drain can wait for them and cut them.
 type life struct {
 	draining atomic.Bool
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	running map[*handoff.Exchange]struct{}
 	idle    chan struct{} // closed when draining and nothing runs
 
-	stops      []context.CancelFunc // end what run started
-	background sync.WaitGroup       // what run started
+	stops      []context.CancelFunc // end the functions that run started
+	background sync.WaitGroup       // the functions that run started
 }
 
 func (l *life) start() {
@@ -284,14 +284,14 @@ func (l *life) leave(x *handoff.Exchange) {
 	l.closeIfIdle()
 }
 
-// exchanges is how many exchanges run.
+// exchanges returns how many exchanges run.
 func (l *life) exchanges() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.running)
 }
 
-// closeIfIdle closes idle if it is due. The caller holds mu.
+// closeIfIdle closes idle if the sidecar drains and nothing runs. The caller holds mu.
 func (l *life) closeIfIdle() {
 	if !l.draining.Load() || len(l.running) > 0 {
 		return

@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// AllowRule is a range of addresses, and a port, that prefill legs may go to.
+// AllowRule is a range of addresses, and a port, to which prefill legs may go.
 type AllowRule struct {
 	Prefix netip.Prefix
 	Port   uint16 // 0 = any
 }
 
-// UnmarshalText reads CIDR or CIDR:port; an IPv6 CIDR with a port is in brackets, as [fd00::/8]:8000. A single address is
-// a range of one.
+// UnmarshalText parses CIDR or CIDR:port; an IPv6 CIDR with a port is in brackets, as [fd00::/8]:8000. A single address is a
+// range of one.
 func (a *AllowRule) UnmarshalText(text []byte) error {
 	s := string(text)
 	cidr, port := s, ""
@@ -58,7 +58,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.ParsePrefix(s)
 }
 
-// MarshalText prints the rule as UnmarshalText reads it.
+// MarshalText returns the rule in the form that UnmarshalText parses.
 func (a AllowRule) MarshalText() ([]byte, error) {
 	switch {
 	case a.Port == 0:
@@ -69,11 +69,11 @@ func (a AllowRule) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%s:%d", a.Prefix, a.Port), nil
 }
 
-// AllowList decides where prefill legs may go. Any client that reaches this port can send the header that names the target;
-// without the list the sidecar would send requests wherever that header says.
+// AllowList decides where prefill legs may go. Every client that reaches this port can send the header that names the target;
+// without the list the sidecar would send requests to any address in it.
 type AllowList []AllowRule
 
-// privateRanges are where pods live: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193.
+// privateRanges are the usual addresses of pods: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193.
 var privateRanges = AllowList{
 	{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
 	{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
@@ -82,7 +82,7 @@ var privateRanges = AllowList{
 	{Prefix: netip.MustParsePrefix("fc00::/7")},
 }
 
-// reservedRanges are reached only by a rule inside them: an operator who allows 0.0.0.0/0 does not mean this host, its
+// reservedRanges are allowed only by a rule inside them: an operator who allows 0.0.0.0/0 does not mean this host, its
 // neighbours on the link, or another spelling of an IPv4 address.
 var reservedRanges = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), // kernels treat 0.0.0.0 as loopback
@@ -96,7 +96,7 @@ var reservedRanges = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-// metadataServices are addresses that answer with credentials. A rule reaches them only if it lists them one by one.
+// metadataServices are addresses that answer with credentials. Only a rule for the single address allows one.
 var metadataServices = []netip.Prefix{
 	netip.MustParsePrefix("169.254.169.254/32"),     // most clouds
 	netip.MustParsePrefix("169.254.170.2/32"),       // AWS: containers
@@ -112,7 +112,7 @@ var metadataServices = []netip.Prefix{
 	netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
 }
 
-// NewAllowList makes a list of rules; without any, of the private ranges.
+// NewAllowList makes a list of rules, or of the private ranges if there are none.
 func NewAllowList(rules []AllowRule) AllowList {
 	if len(rules) == 0 {
 		return privateRanges
@@ -137,8 +137,8 @@ func (a AllowRule) covers(addr netip.Addr) bool {
 	})
 }
 
-// Check refuses a target that is an address outside the list, and returns nil for others. A name is checked when it is
-// dialled, by the address it resolves to then: a name that was checked earlier may resolve elsewhere later.
+// Check refuses a target that is an address outside the list, and returns nil for others. Control checks a name when it is
+// dialled, by the address that it then resolves to: an earlier check could see another address.
 func (l AllowList) Check(t pd.Target) *pd.Refusal {
 	addr, isAddr := t.Addr()
 	if !isAddr || l.allows(addr) {
@@ -147,7 +147,7 @@ func (l AllowList) Check(t pd.Target) *pd.Refusal {
 	return Denied()
 }
 
-// Denied is the refusal of a request whose prefill target is not allowed.
+// Denied returns the refusal of a request whose prefill target is not allowed.
 func Denied() *pd.Refusal {
 	return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
 }
@@ -160,8 +160,8 @@ func (l AllowList) allowsHost(addr netip.Addr) bool {
 	return slices.ContainsFunc(l, func(r AllowRule) bool { return l.allows(netip.AddrPortFrom(addr, r.Port)) })
 }
 
-// ControlHost is Control for side channels. It ignores the port: an engine names its side channel's port itself, and no
-// prefill leg goes there.
+// ControlHost is Control for side channels. It ignores the port: the engine names its side channel's port, and no prefill leg
+// goes there.
 func (l AllowList) ControlHost(_ context.Context, _, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil || !l.allowsHost(to.Addr()) {

@@ -9,28 +9,28 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Request is a request whose whole body is in memory, in the segments it came in.
+// Request is a request whose whole body is in memory, as the segments in which it arrived.
 type Request struct {
 	*request.Request
 	Fit  request.Fit
-	AsIs bool // the body is not JSON: it can only be sent as it came
+	AsIs bool // the body is not JSON, and can only be sent unchanged
 
 	body body.Body
 }
 
 const (
-	// firstSegment and maxSegment bound the segments of a body whose length is not known (bytes): small enough that an
-	// ordinary request wastes little, large enough that a long one has few.
+	// firstSegment and maxSegment bound the segments of a body of unknown length (bytes): small enough that an ordinary
+	// request wastes little, large enough that a long one has few.
 	firstSegment = 16 << 10
 	maxSegment   = 256 << 10
 )
 
 var scanners = sync.Pool{New: func() any { return new(body.Scanner) }}
 
-// Receive buffers the body of r, which paced was begun for, and scans it while it arrives. Its memory is accounted in buf,
-// which the caller must Release when it is done with the request, also after an error.
+// Receive buffers the body of r, for which paced was begun, and scans it while it arrives. buf accounts for its memory: the
+// caller must call buf.Release when it no longer needs the request, also after an error.
 //
-// Errors: a *pd.Refusal; ErrClientLeft.
+// The error is a *pd.Refusal or ErrClientLeft.
 func (in *Intake) Receive(r *http.Request, paced *PacedBody, api pd.API, buf *Buffer) (*Request, error) {
 	if r.ContentLength > in.BodyLimit {
 		return nil, in.TooLarge()
@@ -57,13 +57,13 @@ func (in *Intake) Receive(r *http.Request, paced *PacedBody, api pd.API, buf *Bu
 	return req, nil
 }
 
-// readBody reads to the end, also past what the scanner could not read: the engine gets all of it.
+// readBody reads the whole body, even if the scanner failed, because the engine gets all of it.
 func (in *Intake) readBody(r *http.Request, paced *PacedBody, buf *Buffer) (scanErr, err error) {
 	left := r.ContentLength // -1 = unknown
 	size := int64(firstSegment)
 	for {
 		if left >= 0 {
-			size = left + 1 // one more than is there, to meet the end without another segment
+			size = left + 1 // one byte more, so that the end is found without another segment
 		}
 		size = in.segmentSize(size)
 		if !buf.take(size) {
@@ -94,8 +94,8 @@ func (in *Intake) readBody(r *http.Request, paced *PacedBody, buf *Buffer) (scan
 	}
 }
 
-// segmentSize is the size of a new segment for a body of which n bytes are expected. A client that only announces many
-// bytes costs a whole segment, so segments are small while memory is scarce.
+// segmentSize returns the size of a new segment for a body of which n bytes are expected. A client that announces bytes and
+// does not send them costs a whole segment, so segments are small while memory is scarce.
 func (in *Intake) segmentSize(n int64) int64 {
 	if in.buffered.Scarce() {
 		return min(n, firstSegment)
@@ -103,8 +103,8 @@ func (in *Intake) segmentSize(n int64) int64 {
 	return min(n, maxSegment)
 }
 
-// unreadable decides on a body that is not valid JSON. The engine's own error is the best answer, so the body goes there
-// unchanged, unless it may hide members that no client may send.
+// unreadable decides about a body that is not valid JSON. It goes to the engine unchanged, because the engine's own error
+// explains it best, unless it may hide members that no client may send.
 func (in *Intake) unreadable(req *Request, err error) (*Request, error) {
 	if in.Table.Members().Mentions(&req.body, in.strips) {
 		return nil, pd.Refuse(pd.BadRequest, "The request body is not valid JSON (%v), and names members that only engines may exchange.", err)
@@ -113,18 +113,18 @@ func (in *Intake) unreadable(req *Request, err error) (*Request, error) {
 	return req, nil
 }
 
-// Buffer accounts for a buffered body and the last leg that was made of it. The zero value is none.
+// Buffer accounts for a buffered body and the last leg that was made from it. The zero value accounts for nothing.
 type Buffer struct {
-	// Leg is the last leg's body: it shares segments with the client's.
+	// Leg is the last leg's body, which shares segments with the client's.
 	Leg [][]byte
 
 	counter *pd.BufferedBytes
-	size    int64         // how much of counter is this body's
+	size    int64         // how much of counter belongs to this body
 	scan    *body.Scanner // from scanners
 	body    *body.Body
 }
 
-// take counts n bytes more for the body. It reports false if they must not be buffered.
+// take counts n more bytes of the body. It returns false if they must not be buffered.
 func (b *Buffer) take(n int64) bool {
 	if !b.counter.Take(n) {
 		return false
@@ -133,8 +133,8 @@ func (b *Buffer) take(n int64) bool {
 	return true
 }
 
-// Release returns the scanner and the count of the body; the request must not be edited any more. The segments stay: legs
-// under way still read them. A release that is sent with them is over within moments, and is not counted.
+// Release returns the scanner and the body's count; the request must not be edited after it. The segments stay, because
+// running legs still read them. A release of the hand-off that is sent with them ends within moments, and is not counted.
 func (b *Buffer) Release() {
 	if b.scan == nil {
 		return
@@ -144,8 +144,8 @@ func (b *Buffer) Release() {
 	b.scan, b.size = nil, 0
 }
 
-// Drop releases the body and its segments. No further leg may be made of it, and the last one must have its answer, which
-// may take minutes. net/http keeps that leg, but a goroutine of it that still writes has slices of its own.
+// Drop releases the body and its segments. No further leg may be made from it, and the last one must have its answer, whose
+// rest may take minutes. net/http keeps that leg; a goroutine that still writes it has slices of its own.
 func (b *Buffer) Drop() {
 	b.Release()
 	if b.body != nil {

@@ -14,22 +14,22 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// GuardedBody is a client's body that is cleaned while it is read: members that a client may not send do not pass. Its
-// beginning is kept, so that a leg can be sent again if it met a connection that its engine had closed while idle: the
-// engine has read nothing then, but the transport may have read a little.
+// GuardedBody is a client's body from which members that clients may not send are removed while it is read. It keeps its
+// beginning, so that a leg can be sent again if the engine had closed the idle connection: the engine has then read nothing,
+// but the transport may have read a little.
 type GuardedBody struct {
 	failed atomic.Pointer[error] // why reading stopped, if not at the end
 
-	mu      sync.Mutex // guards what follows, also while a reader waits for the client's next bytes
+	mu      sync.Mutex // guards the fields below, also while a reader waits for the client's next bytes
 	src     io.Reader
-	buf     *[]byte  // holds what is kept
+	buf     *[]byte  // the buffer of kept
 	kept    []byte   // what has been read, the beginning of buf
-	lost    bool     // nothing is kept: it became too much, or is not needed any more
-	current *reading // the one that may read on
+	lost    bool     // nothing is kept: it was too much, or is no longer needed
+	current *reading // the only reader that may read on
 }
 
 // maxKept is how much of a streamed body is kept for sending it again (bytes). A short request fits; of a long one, the
-// transport seldom gets further before it notices that the connection is closed.
+// transport seldom sends more before it notices that the connection is closed.
 const maxKept = 64 << 10
 
 // Guard wraps a client's body that an engine may read as JSON.
@@ -37,17 +37,17 @@ func (in *Intake) Guard(r io.Reader) *GuardedBody {
 	return &GuardedBody{src: body.NewBlank(r, in.Table.Members(), in.limits(), in.strips)}
 }
 
-// guardForm wraps a client's form. Its fields may be JSON, so none may mention a member that a client may not send; nothing
-// can be removed from a form. The engine limits its size.
+// guardForm wraps a client's form. Its fields may be JSON, so it must not mention a member that a client may not send:
+// nothing can be removed from a form. The engine limits its size.
 func (in *Intake) guardForm(r io.Reader) *GuardedBody {
 	return &GuardedBody{src: body.NewSentry(r, in.Table.Members(), in.strips)}
 }
 
-// GuardByType wraps a request's body by what an engine may read it as; nil for a body that is certainly not JSON. The text of
-// a form must be UTF-8: in another encoding an engine could read members that the guard does not see.
+// GuardByType wraps a request's body according to its content type; nil for a body that is certainly not JSON. A form must be
+// UTF-8: in another encoding an engine could read members that the guard does not see.
 func (in *Intake) GuardByType(r *http.Request) (*GuardedBody, *pd.Refusal) {
 	types := r.Header["Content-Type"]
-	if len(types) != 1 { // engines differ in which of several they use
+	if len(types) != 1 { // engines disagree which of several counts
 		return in.Guard(r.Body), CheckEncoding(r.Header)
 	}
 	media, params, err := mime.ParseMediaType(types[0])
@@ -72,7 +72,7 @@ var (
 	errSuperseded = errors.New("the request body is no longer read")
 )
 
-// Again opens the body from its beginning. A reader that was opened earlier fails from now on.
+// Again opens the body from its beginning. Earlier readers fail from now on.
 func (g *GuardedBody) Again() (io.ReadCloser, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -83,7 +83,7 @@ func (g *GuardedBody) Again() (io.ReadCloser, error) {
 	return g.current, nil
 }
 
-// Once opens the body for a call that must not be sent again: the request is not known to be idempotent.
+// Once opens the body for a call that must not be sent again, because it may not be idempotent.
 func (g *GuardedBody) Once() io.ReadCloser {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,8 +92,8 @@ func (g *GuardedBody) Once() io.ReadCloser {
 	return g.current
 }
 
-// Answered releases what was kept, unless it is still being read: a leg that has its answer is not sent again, and the
-// answer may take minutes. It does nothing for a nil receiver.
+// Answered releases the kept beginning, unless it is still being read: a leg that has its answer is not sent again, and the
+// rest of the answer may take minutes. It does nothing for a nil receiver.
 func (g *GuardedBody) Answered() {
 	if g == nil || !g.mu.TryLock() {
 		return
@@ -104,7 +104,7 @@ func (g *GuardedBody) Answered() {
 	}
 }
 
-// Free ends all reading. A transport that still waits for the client's next bytes keeps its memory until they come.
+// Free ends all reading. While a transport still waits for the client's next bytes, its memory stays.
 func (g *GuardedBody) Free() {
 	if !g.mu.TryLock() {
 		return
@@ -114,7 +114,7 @@ func (g *GuardedBody) Free() {
 	g.discard()
 }
 
-// keep adds to what is kept. The caller holds mu.
+// keep appends to the kept beginning. The caller holds mu.
 func (g *GuardedBody) keep(b []byte) {
 	if g.lost {
 		return
@@ -133,7 +133,7 @@ func (g *GuardedBody) keep(b []byte) {
 	g.kept = append(g.kept, b...)
 }
 
-// discard drops what is kept. The caller holds mu.
+// discard drops the kept beginning. The caller holds mu.
 func (g *GuardedBody) discard() {
 	g.putBuffer()
 	g.buf, g.kept, g.lost = nil, nil, true
@@ -145,7 +145,7 @@ func (g *GuardedBody) putBuffer() {
 	}
 }
 
-// Failure is why reading stopped, nil for a nil receiver or a body that could be read.
+// Failure returns why reading stopped, nil for a nil receiver or at the body's end.
 func (g *GuardedBody) Failure() error {
 	if g == nil {
 		return nil
@@ -159,7 +159,7 @@ func (g *GuardedBody) Failure() error {
 // reading is one reader of a guarded body.
 type reading struct {
 	g  *GuardedBody
-	at int // in what is kept
+	at int // offset in the kept beginning
 }
 
 // Read implements io.Reader.
@@ -178,7 +178,7 @@ func (r *reading) Read(b []byte) (int, error) {
 	n, err := g.src.Read(b)
 	switch {
 	case err == io.EOF:
-		g.src = http.NoBody // the cleaner's memory is not kept for as long as the answer takes
+		g.src = http.NoBody // releases the cleaner's memory before the answer ends
 	case err != nil:
 		g.failed.Store(&err)
 	}

@@ -12,15 +12,15 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Config bounds what a client may send.
+// Config limits what a client may send.
 type Config struct {
-	// BodyPause is the longest wait for the next part of a body. How fast a body must come beyond that is pd.BodyRate.
+	// BodyPause is the longest wait for the next part of a body. pd.BodyRate is the rate at which it must come in addition.
 	BodyPause time.Duration
-	// BodyLimit is the size of a body that may be buffered or streamed to a generate call (bytes).
+	// BodyLimit is the largest body that is buffered, or streamed to a generate call (bytes).
 	BodyLimit int64
 	// BufferLimit is how many bytes of bodies may be buffered, over all requests.
 	BufferLimit int64
-	// Table lists the members that are looked at, and those that are removed from what a client sends.
+	// Table lists the members that a scan finds, and those that are removed from what clients send.
 	Table *request.Table
 	Log   *slog.Logger
 }
@@ -29,7 +29,7 @@ type Config struct {
 type Intake struct {
 	Config
 	buffered *pd.BufferedBytes
-	strips   func(want int) bool // Table.Strips, made a function once
+	strips   func(want int) bool // Table.Strips as a function value
 }
 
 // New makes an Intake.
@@ -37,18 +37,18 @@ func New(c Config) *Intake {
 	return &Intake{Config: c, buffered: pd.NewBufferedBytes(c.BufferLimit), strips: c.Table.Strips}
 }
 
-// Buffered is how many bytes of bodies are buffered now.
+// Buffered returns how many bytes of bodies are buffered now.
 func (in *Intake) Buffered() float64 { return in.buffered.Bytes() }
 
-// maxDepth is how deep encoding/json nests; engines refuse far less.
+// maxDepth is the nesting limit of encoding/json; engines have far lower ones.
 const maxDepth = 10000
 
 func (in *Intake) limits() body.Limits {
 	return body.Limits{Depth: maxDepth, Size: in.BodyLimit}
 }
 
-// MaxHeaders is how many header lines a request may have: each costs hundreds of bytes in memory, and four on the wire.
-// Envoy accepts 100, and adds some.
+// MaxHeaders is the most header lines of a request: each costs hundreds of bytes in memory, and four on the wire. Envoy
+// accepts 100, and adds some.
 const MaxHeaders = 256
 
 // CheckHeaders wraps a handler and refuses requests with too many header lines.
@@ -66,7 +66,7 @@ func (in *Intake) CheckHeaders(h http.Handler) http.Handler {
 	})
 }
 
-// Refuse answers a request of which nothing was decided but the refusal.
+// Refuse answers a request that is refused before any decision about it.
 func (in *Intake) Refuse(w http.ResponseWriter, r *http.Request, refusal *pd.Refusal) {
 	if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Result(), true); err != nil {
 		in.Log.Debug("answering a request", "error", err)
@@ -84,22 +84,22 @@ func CheckEncoding(h http.Header) *pd.Refusal {
 	return nil
 }
 
-// TooLarge is the refusal of a body beyond Config.BodyLimit.
+// TooLarge returns the refusal of a body beyond Config.BodyLimit.
 func (in *Intake) TooLarge() *pd.Refusal {
 	return pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", in.BodyLimit)
 }
 
-// busy is the refusal of a body beyond Config.BufferLimit.
+// busy returns the refusal of a body beyond Config.BufferLimit.
 func busy() *pd.Refusal {
 	return pd.Refuse(pd.Busy, "This pod holds as many request bodies as it may. Try again; another pod may have room.")
 }
 
-// slowBody is the refusal of a body that does not arrive in time.
+// slowBody returns the refusal of a body that does not arrive in time.
 func slowBody() *pd.Refusal {
 	return pd.Refuse(pd.SlowBody, "The request body did not arrive in time. Send it again without pauses.")
 }
 
-// RefusalOf returns the refusal for an error of scanning a body, nil if the error is another or the engine's own answer is
+// RefusalOf returns the refusal for an error of scanning a body, nil for other errors and for those that the engine explains
 // better.
 func (in *Intake) RefusalOf(err error) *pd.Refusal {
 	if err == nil {

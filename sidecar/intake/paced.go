@@ -11,29 +11,28 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// ErrClientLeft says that the client closed its connection before its body was complete, or that the request's context
-// ended.
+// ErrClientLeft says that the client closed its connection before its body was complete, or that the request's context ended.
 var ErrClientLeft = errors.New("the client left")
 
-// PacedBody is a client's body that has to arrive without long pauses. Only the time in which a reader waits for it counts:
-// a slow engine does not use up the client's time.
+// PacedBody is a client's body that must arrive without long pauses. Only the time in which a reader waits for the client
+// counts, so a slow engine does not use up the client's time.
 type PacedBody struct {
 	io.ReadCloser
-	ctx    context.Context // ends when no reader wants the body any more; the code that ends it may set a read deadline of its own
+	ctx    context.Context // ends when no reader needs the body any more; the code that ends it may set a read deadline itself
 	pause  time.Duration
-	sticky bool // a deadline that passes ends the body even while no reader waits: net/http's HTTP/2
+	sticky bool // as with net/http's HTTP/2, a deadline that passes ends the body even while no reader waits
 
-	came   int64         // bytes
-	waited time.Duration // for them
+	came   int64         // bytes that have arrived
+	waited time.Duration // time that readers have waited
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	control http.ResponseController
 	until   time.Time // the deadline, zero while no reader waits
 	off     bool      // the body, or the handler, has ended
 }
 
-// Begin replaces the body of r by p, with pauses of at most pause. The caller must call End before its handler returns:
-// deadlines belong to the connection.
+// Begin replaces the body of r by p, with pauses of at most pause. The caller must call End before its handler returns,
+// because deadlines belong to the connection.
 func (p *PacedBody) Begin(ctx context.Context, w http.ResponseWriter, r *http.Request, pause time.Duration) {
 	p.ctx = ctx
 	p.off = r.Body == nil || r.Body == http.NoBody
@@ -42,27 +41,27 @@ func (p *PacedBody) Begin(ctx context.Context, w http.ResponseWriter, r *http.Re
 	}
 	p.ReadCloser, p.control, p.pause, p.sticky = r.Body, *http.NewResponseController(w), pause, r.ProtoMajor == 2
 	if !p.sticky {
-		p.extend(time.Now()) // also for what the server itself reads of a body that an early answer leaves unread
+		p.extend(time.Now()) // the deadline holds also for the rest of a body that the server reads after an early answer
 	}
 	r.Body = p
 }
 
-// End stops the pacing. The deadline stays: what the server still reads of the body must arrive in time too.
+// End stops the pacing. The deadline stays: the rest of the body, which the server still reads, must arrive in time too.
 func (p *PacedBody) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.off = true
 }
 
-// Late reports whether a reader has waited for the client past the deadline. net/http's HTTP/1 server then ends the
-// request's context as for a client that left.
+// Late reports whether a reader has waited for the client beyond the deadline. net/http's HTTP/1 server then ends the
+// request's context, as if the client had left.
 func (p *PacedBody) Late() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !p.off && !p.until.IsZero() && !time.Now().Before(p.until)
 }
 
-// Failure says what an error of reading the body means: nil for its end, a *pd.Refusal, or ErrClientLeft.
+// Failure converts an error of reading the body: nil for its end, a *pd.Refusal, or ErrClientLeft.
 func (p *PacedBody) Failure(err error) error {
 	switch {
 	case err == io.EOF:
@@ -75,7 +74,7 @@ func (p *PacedBody) Failure(err error) error {
 	return pd.Refuse(pd.BadRequest, "The request body could not be read: %v.", err)
 }
 
-// LateRefusal is the refusal of a body that is Late, nil for others.
+// LateRefusal returns the refusal of a body that is Late, nil for others.
 func (p *PacedBody) LateRefusal() *pd.Refusal {
 	if !p.Late() {
 		return nil
@@ -83,12 +82,12 @@ func (p *PacedBody) LateRefusal() *pd.Refusal {
 	return slowBody()
 }
 
-// extend moves the deadline to the latest time by which a client that has sent what came must send more.
+// extend moves the deadline to the time by which the client must send more.
 func (p *PacedBody) extend(now time.Time) {
 	p.setDeadline(now.Add(min(p.pause, p.pause+time.Duration(p.came/pd.BodyRate)*time.Second-p.waited)))
 }
 
-// setDeadline sets the connection's read deadline, unless the body is not wanted any more.
+// setDeadline sets the connection's read deadline, unless the body is no longer needed.
 func (p *PacedBody) setDeadline(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +117,7 @@ func (p *PacedBody) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// suspend ends the waiting. A connection's deadline may stay: it ends only a read that waits.
+// suspend ends the wait. A connection's deadline may stay, since it ends only a waiting read.
 func (p *PacedBody) suspend() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,8 +127,8 @@ func (p *PacedBody) suspend() {
 	}
 }
 
-// finish removes the deadline at the end of the body: from then on the server waits for the client to leave, for as long as
-// the answer takes.
+// finish removes the deadline at the end of the body: from then on the server reads in order to notice that the client
+// leaves, for as long as the answer takes.
 func (p *PacedBody) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

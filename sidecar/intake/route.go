@@ -10,17 +10,17 @@ import (
 // Route is what the headers say about a request.
 type Route struct {
 	Mode    pd.Mode
-	Plan    *pd.Plan // nil: no picker of ours has planned the request
+	Plan    *pd.Plan // nil: no Tandem picker has planned the request
 	Verdict pd.Verdict
 	Reason  pd.Reason
 	Strict  bool        // the request must not be prefilled locally
-	Targets []pd.Target // prefill candidates in the order they are tried
-	Rename  *pd.Rename  // the model's name that the client gets to see; nil: the engine's
+	Targets []pd.Target // prefill candidates in the order of the tries
+	Rename  *pd.Rename  // the model's name for the client's answer; nil: the engine's
 
-	first int // index of Targets[0] in the header, if sampling has turned the list
+	first int // index of Targets[0] in the header; not 0 if sampling has rotated the list
 }
 
-// Planned is the verdict that was planned, for traces.
+// Planned returns the planned verdict, for traces.
 func (r *Route) Planned() string {
 	if r.Plan != nil {
 		return r.Plan.Verdict.String()
@@ -28,25 +28,25 @@ func (r *Route) Planned() string {
 	return r.Verdict.String()
 }
 
-// Candidate is the index in the header of the i-th target tried.
+// Candidate returns the index in the header of the i-th target tried.
 func (r *Route) Candidate(i int) int { return (r.first + i) % len(r.Targets) }
 
-// RouteReader reads the headers that steer a request.
+// RouteReader reads the headers that decide the route of a request.
 type RouteReader struct {
-	// Modes says whether clients may steer with the P/D mode header.
+	// Modes says whether clients may choose the P/D mode.
 	Modes bool
-	// Secrets returns the shared secrets of which a request must carry one for its prefill headers to count; nil if none is
+	// Secrets returns the shared secrets, one of which a request must carry if it has a prefill header; nil if none is
 	// required.
 	Secrets func() pd.Secrets
 	// Allow says where prefill legs may go.
 	Allow AllowList
 	// Sampling begins with a random candidate instead of the first.
 	Sampling bool
-	// Budget bounds requests that are prefilled locally although they were planned remote.
+	// Budget bounds local prefill of requests that were planned remote.
 	Budget *pd.FallbackBudget
 }
 
-// Tandem's headers as net/http spells them: its functions make a new string of a lower-case name at each use.
+// Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
 var (
 	keyMode    = http.CanonicalHeaderKey(pd.HeaderMode)
 	keyPrefill = http.CanonicalHeaderKey(pd.HeaderPrefill)
@@ -55,8 +55,8 @@ var (
 	keyModel   = http.CanonicalHeaderKey(pd.HeaderModel)
 )
 
-// Read reads P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means remote,
-// and the sidecar itself applies the mode. The error is a *pd.Refusal.
+// Read reads the P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means
+// remote, and the sidecar itself applies the mode. The error is a *pd.Refusal.
 func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	values := h.Values(keyPrefill)
 	plans := h.Values(keyPlan)
@@ -82,7 +82,7 @@ func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	return rr.aim(r, values)
 }
 
-// planned follows the plan. The picker has read the mode already, so a malformed one is not refused here.
+// planned follows the plan. It does not refuse a malformed mode, which the picker has already read.
 func (rr *RouteReader) planned(h http.Header, plans []string) (Route, error) {
 	if len(plans) > 1 {
 		return Route{}, pd.Refuse(pd.BadRequest, "%s must be sent once.", pd.HeaderPlan)
@@ -173,12 +173,13 @@ func (rr *RouteReader) aim(r Route, values []string) (Route, error) {
 	return r, nil
 }
 
-// trusted reports whether the sender knows a shared secret, or none is configured.
+// trusted reports whether the sender has a shared secret, or none is required.
 func (rr *RouteReader) trusted(h http.Header) bool {
 	return rr.Secrets == nil || rr.Secrets().Match(h.Values(keyAuth))
 }
 
-// OverBudget is the refusal of a request that may not be prefilled locally, because of a reason, since too many were lately.
+// OverBudget returns the refusal of a request that would be prefilled locally, for a reason, while the fallback budget is
+// spent.
 func OverBudget(reason pd.Reason) *pd.Refusal {
 	return pd.Refuse(pd.Budget, "Prefill on another pod failed (%s), and this pod has prefilled too many such requests itself lately. Try again.", reason)
 }

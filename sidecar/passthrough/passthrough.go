@@ -36,10 +36,10 @@ func New(engine transport.Engine, in *intake.Intake, stripped transport.Stripped
 	return p
 }
 
-// forwardedHeaders are dropped by httputil.ReverseProxy unless they are put back.
+// forwardedHeaders are headers that httputil.ReverseProxy drops, and that rewrite restores.
 var forwardedHeaders = [...]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
-// rewrite aims a request at the engine. It changes only the headers that clients may not set.
+// rewrite directs a request to the engine. It changes only headers that clients may not set.
 func rewrite(p *httputil.ProxyRequest, to *url.URL, stripped transport.Stripped) {
 	p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 	p.Out.Host = p.In.Host
@@ -89,10 +89,10 @@ func (t *trailed) Read(b []byte) (int, error) {
 // bodyKey is the context key of a call's *callBody.
 type bodyKey struct{}
 
-// callBody is a passed-through body, where the error handler finds it.
+// callBody holds the body of a passed-through call for the error handler.
 type callBody struct {
 	paced intake.PacedBody
-	guard *intake.GuardedBody // nil: the body is no JSON
+	guard *intake.GuardedBody // nil: the body is not JSON
 }
 
 // ServeHTTP implements http.Handler.

@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// Answer is an engine's answer body, read ahead only as far as it has come. It must be freed.
+// Answer is an engine's answer body. It reads ahead only bytes that have already arrived. The caller must Free it.
 //
-// A stream spends its life waiting for its next token, and thousands may wait at once: a waiting answer holds a small
-// buffer. It takes a large one for bytes that come faster than they are passed on.
+// A stream waits most of its time for the next token, and thousands of streams may wait at once: a waiting answer has a small
+// buffer, and gets a large one when bytes arrive faster than they are sent.
 type Answer struct {
 	from   io.Reader
 	buf    *[]byte
@@ -22,19 +22,19 @@ type Answer struct {
 }
 
 const (
-	// waitBuffer holds some token events (bytes).
+	// waitBuffer is enough for some token events (bytes).
 	waitBuffer = 2 << 10
-	// burstBuffer is how much of an answer is read at once if it is there (bytes).
+	// burstBuffer is the most that one read takes of an answer (bytes).
 	burstBuffer = 32 << 10
-	// MaxEvent caps one event of a stream (bytes). The largest real ones repeat a long prompt, as prefill's answers may.
+	// MaxEvent limits one event of a stream (bytes). The largest real ones repeat a long prompt, as prefill's answers may.
 	MaxEvent = 16 << 20
 )
 
 // NewAnswer makes an answer of a body.
 func NewAnswer(from io.Reader) *Answer { return &Answer{from: from} }
 
-// Peek returns what has come and was not skipped, at least one byte, and waits for it if it must. The bytes are valid until
-// Skip.
+// Peek returns at least one byte of what has arrived and was not skipped, and waits if there is none. The bytes are valid
+// until Skip.
 func (a *Answer) Peek() ([]byte, error) {
 	if len(a.unread) > 0 {
 		return a.unread, nil
@@ -48,7 +48,7 @@ func (a *Answer) Peek() ([]byte, error) {
 	return a.unread, nil
 }
 
-// Skip drops what Peek returned.
+// Skip drops the bytes that Peek returned.
 func (a *Answer) Skip() { a.unread = nil }
 
 // Read implements io.Reader.
@@ -83,7 +83,7 @@ func (a *Answer) Free() {
 
 var errEngineEvent = errors.New("decode began its stream with an error")
 
-// PeekEvent reads up to the end of the first event that carries data, and fails if it is an error.
+// PeekEvent reads to the end of the first event with data. It returns an error if that event is an error.
 func (a *Answer) PeekEvent() error {
 	events := body.Events{Limit: MaxEvent}
 	seen := false
@@ -111,7 +111,7 @@ func (a *Answer) PeekEvent() error {
 	return nil
 }
 
-// unexpected makes an end of the answer an error.
+// unexpected turns the end of the answer into an error.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

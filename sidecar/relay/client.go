@@ -12,66 +12,66 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// Exchange is the request that an answer belongs to, as far as the relay must know it.
+// Exchange is what the relay needs to know of the answer's request.
 type Exchange interface {
-	// Committed is called right before the answer's headers are sent: from there on no leg of the request is sent again.
+	// Committed is called right before the answer's headers are sent. From then on no leg of the request is sent again.
 	Committed()
-	// Interrupted says why the request's context has ended: a *pd.Refusal if the client can still be told, else another
+	// Interrupted returns why the request's context has ended: a *pd.Refusal if the client can still get one, else another
 	// error.
 	Interrupted() error
-	// CheckWhole says why a complete answer that is no stream must not be sent, nil if it may be.
+	// CheckWhole returns why a complete answer that is not a stream must not be sent, nil if it may be.
 	CheckWhole(answer []byte) error
 }
 
-// Client is the client of one request: where its answer goes, and what is reported about it. Its exported fields, but for
-// the Report, are set before an answer is relayed.
+// Client is the client of one request: the destination of its answer, and the report on it. The caller sets the exported
+// fields, except for the Report, before it relays an answer.
 type Client struct {
 	Exchange Exchange
-	Context  context.Context // the request's
+	Context  context.Context // of the request
 	Writer   http.ResponseWriter
 	API      pd.API
 	ID       string   // the request id
 	TE       []string // the client's TE header
-	Plan     *pd.Plan // nil: no picker of ours has planned the request
+	Plan     *pd.Plan // nil: no Tandem picker has planned the request
 	Rename   *pd.Rename
-	// ReadUsage has usage read along, for a trace, where it would not be read otherwise.
+	// ReadUsage makes the relay read the usage, for a trace, even if nothing else needs it.
 	ReadUsage bool
 	Log       *slog.Logger
 	Report
 
-	sent     pd.Phase // the first phase that the answer's headers could not report
+	sent     pd.Phase // the first phase that was not complete when the answer's headers were sent
 	cached   int64    // prefill's count of cached tokens
 	corrects bool     // cached replaces decode's
 }
 
-// Report is what is reported of a request: to the client, in metrics and in traces.
+// Report is what Tandem reports about a request: to the client, in metrics and in traces.
 type Report struct {
 	Decision pd.Result
 	Clock    pd.PhaseClock
 	Status   int // sent to the client; 0 = none
 	Usage    body.Usage
 	End      pd.End
-	Failure  error // why the answer is not what was asked for
-	// RetryElsewhere: the engine has died of this request, or with it. The client gets the engine's error only if no other
+	Failure  error // why the client did not get the answer it asked for
+	// RetryElsewhere says that the engine died during this request. The client gets the engine's error only if no other
 	// decode pod takes the request.
 	RetryElsewhere bool
 }
 
-// Tandem's headers as net/http spells them: its functions make a new string of a lower-case name at each use.
+// Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
 var (
 	keyDecision = http.CanonicalHeaderKey(pd.HeaderDecision)
 	keyTiming   = http.CanonicalHeaderKey(pd.HeaderTiming)
 	keyOutcome  = http.CanonicalHeaderKey(pd.HeaderOutcome)
 )
 
-// CorrectCached has prefill's count of cached tokens replace decode's in the answer's usage, while the decision is remote.
+// CorrectCached makes prefill's count of cached tokens replace decode's in the answer's usage, while the decision is remote.
 func (c *Client) CorrectCached(tokens int64) { c.cached, c.corrects = tokens, true }
 
 // correctsUsage reports whether decode's count of cached tokens must be replaced by prefill's.
 func (c *Client) correctsUsage() bool { return c.corrects && c.Decision.Verdict == pd.Remote }
 
-// Relay sends an engine's answer to the client, and frees nothing. The error says why nothing was sent; once the headers are
-// sent, what goes wrong is in the Report.
+// Relay sends an engine's answer to the client, and does not free it. The error says why nothing was sent. Failures after the
+// headers are in the Report.
 func (c *Client) Relay(resp *http.Response, a *Answer) error {
 	if !IsEventStream(resp.Header) || Encoded(resp.Header) {
 		return c.relayWhole(resp, a)
@@ -83,14 +83,14 @@ func (c *Client) Relay(resp *http.Response, a *Answer) error {
 	return c.relayStream(resp, a)
 }
 
-// RelayFresh relays an answer of which nothing has been read.
+// RelayFresh relays an answer that has not been read.
 func (c *Client) RelayFresh(resp *http.Response) error {
 	a := NewAnswer(resp.Body)
 	defer a.Free()
 	return c.Relay(resp, a)
 }
 
-// sendHeaders sends status and headers, with the decision and the phases that are known by now.
+// sendHeaders sends status and headers, with the decision and the complete phases.
 func (c *Client) sendHeaders(resp *http.Response, stream bool) {
 	c.Exchange.Committed()
 	h := c.Writer.Header()
@@ -115,17 +115,17 @@ func (c *Client) sendHeaders(resp *http.Response, stream bool) {
 	c.Writer.WriteHeader(resp.StatusCode)
 }
 
-// NotAdmitted reports whether an engine that answers with status has done nothing, so that another decode pod may try.
+// NotAdmitted reports whether a status means that the engine has done nothing, so that another decode pod may try.
 func NotAdmitted(status int) bool {
 	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable
 }
 
-// saturated reports whether an engine that answers with status has as many requests as it accepts.
+// saturated reports whether a status means that the engine has as many requests as it accepts.
 func saturated(status int) bool {
 	return status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
 }
 
-// reports says whether a report after the answer is read: by the picker, or by a client that accepts trailers.
+// reports reports whether the picker, or a client that accepts trailers, reads a report after the answer.
 func (c *Client) reports() bool {
 	if c.Plan != nil && c.Plan.Report {
 		return true
@@ -138,7 +138,7 @@ func (c *Client) reports() bool {
 	return false
 }
 
-// setTiming writes the phases, preceded by the picker's if it sent them.
+// setTiming writes the phases, after the picker's if it sent them.
 func (c *Client) setTiming(phases pd.Phases) {
 	if c.Plan != nil {
 		phases.Set(pd.PhaseEPP, c.Plan.EPP)
@@ -174,8 +174,7 @@ func (c *Client) Refuse(r *pd.Refusal) {
 	}
 }
 
-// sendTrailers completes the report with the phases that came too late for the headers, and passes the engine's own trailers
-// on.
+// sendTrailers sends the phases that were not complete for the headers, the summary, and the engine's own trailers.
 func (c *Client) sendTrailers(resp *http.Response) {
 	h := c.Writer.Header()
 	for name, values := range resp.Trailer {

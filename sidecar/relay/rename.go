@@ -10,11 +10,11 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// ErrCompressed says that a compressed answer keeps the engine's name of the model.
+// ErrCompressed says that an answer is compressed, and so keeps the engine's name of the model.
 var ErrCompressed = errors.New("the answer is compressed, so it keeps the engine's name of the model")
 
-// RenameModel has an answer carry the client's name of the model, if Client.Rename says that another model answers. The
-// answer has to be renamed before it is read. The error is ErrCompressed.
+// RenameModel makes an answer carry the client's name of the model, if Client.Rename is set. It must be called before the
+// answer is read. The error is ErrCompressed.
 func (c *Client) RenameModel(resp *http.Response) error {
 	if c.Rename == nil {
 		return nil
@@ -27,7 +27,7 @@ func (c *Client) RenameModel(resp *http.Response) error {
 		return ErrCompressed
 	}
 	resp.Body = &renaming{ReadCloser: resp.Body, by: body.NewRenamer(c.Rename.Answers, c.Rename.Asked, events)}
-	resp.Header.Del("Content-Length") // the names differ in length
+	resp.Header.Del("Content-Length") // the two names may differ in length
 	resp.ContentLength = -1
 	return nil
 }
@@ -37,7 +37,7 @@ func isJSON(h http.Header) bool {
 	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
 }
 
-// renaming is an answer's body that passes a Renamer.
+// renaming is an answer's body that a Renamer edits.
 type renaming struct {
 	io.ReadCloser
 	by    *body.Renamer
@@ -47,7 +47,7 @@ type renaming struct {
 	err   error    // of the source
 }
 
-// Read implements io.Reader. It returns what there is, and waits for more only if there is nothing.
+// Read implements io.Reader. It waits only if it has no byte to return.
 func (r *renaming) Read(p []byte) (int, error) {
 	for len(r.rest) == 0 {
 		if r.err != nil {
@@ -66,7 +66,7 @@ func (r *renaming) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill reads the source once, for a reader of size bytes. Its buffer is as small as the reader's while bytes come slowly.
+// fill reads the source once, for a reader of size bytes, into a buffer that is no larger than that while bytes come slowly.
 func (r *renaming) fill(size int) {
 	if size = min(max(size, waitBuffer), burstBuffer); len(r.buf) < size {
 		r.buf = make([]byte, size)

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// relayStream passes events on as they come, whole events only: so an error event can follow at any time.
+// relayStream passes on complete events only, as they arrive, so that an error event can follow at any time.
 func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 	p := &eventPipe{c: c, events: body.Events{Limit: MaxEvent}}
 	if a.first != nil {
@@ -34,16 +34,16 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 	}
 }
 
-// eventPipe passes events on and notes what they say.
+// eventPipe passes events on and records what they report.
 type eventPipe struct {
 	c      *Client
 	events body.Events
 	usage  body.UsageReader
-	done   bool // the stream said [DONE]
-	failed bool // the stream said error
+	done   bool // a [DONE] event has passed
+	failed bool // an error event has passed
 }
 
-// pass writes the events that end in chunk, at once. The error is that of writing.
+// pass writes the events that end in chunk, in one write. The error is that of writing.
 func (p *eventPipe) pass(chunk []byte) error {
 	if err := p.events.Feed(chunk, p.event); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (p *eventPipe) event(e body.Event) error {
 	return err
 }
 
-// brokenPipe ends an answer whose client does not take it any more, or whose engine does not send an event stream.
+// brokenPipe ends an answer whose client no longer reads it, or whose engine does not send an event stream.
 func (c *Client) brokenPipe(resp *http.Response, err error) error {
 	c.Failure = err
 	if errors.Is(err, body.ErrTooLarge) {
@@ -84,7 +84,7 @@ func (c *Client) brokenPipe(resp *http.Response, err error) error {
 // endsWithDone reports whether an API's streams are complete only with [DONE].
 func endsWithDone(api pd.API) bool { return api == pd.APIChat || api == pd.APICompletions }
 
-// endEvents ends a stream as its engine, its client or the shutdown has ended it.
+// endEvents ends a stream that the engine, the client or the shutdown has ended.
 func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 	switch {
 	case c.Context.Err() != nil:

@@ -7,12 +7,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// cachedTable finds the count of cached tokens, which decode gets wrong if it does not learn prefill's.
+// cachedTable finds the count of cached tokens, which decode reports wrongly unless prefill's count is handed over.
 var cachedTable = body.NewTable(body.Want{Path: "usage.prompt_tokens_details.cached_tokens"})
 
-// correctUsage replaces decode's count of cached tokens by prefill's. An answer without the count stays as it is: the client
-// did not ask for it. So does a whole answer that is not valid JSON; of the beginning of an answer (whole is false), only the
-// count must be complete.
+// correctUsage replaces decode's count of cached tokens by prefill's. An answer without the count, for which the client did
+// not ask, stays unchanged, as does a whole answer that is not valid JSON. If whole is false, answer is the beginning of one,
+// and only the count must be complete.
 func correctUsage(answer []byte, whole bool, cached int64) []byte {
 	var scan body.Scanner
 	scan.Reset(cachedTable, body.Limits{}, nil)
@@ -32,7 +32,7 @@ func correctUsage(answer []byte, whole bool, cached int64) []byte {
 	return append(out, answer[m.Value.End:]...)
 }
 
-// correctEvent is correctUsage for the data of an event; it returns the whole event.
+// correctEvent is correctUsage for the data of an event. It returns the whole event.
 func correctEvent(e body.Event, cached int64) []byte {
 	corrected := correctUsage(e.Data, true, cached)
 	before, after, ok := bytes.Cut(e.Raw, e.Data)

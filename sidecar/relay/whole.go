@@ -10,12 +10,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/body"
 )
 
-// MaxBuffered is the size up to which a whole answer is buffered to read or correct what stands at its end (bytes).
+// MaxBuffered is the largest answer that is buffered to read or correct its end (bytes).
 const MaxBuffered = 8 << 20
 
-// relayWhole passes an answer on that is not an event stream. Its headers wait for its first byte, so that they can report
-// the time to it, and so that an answer that breaks off before it can be refused. It is buffered only if something that
-// stands at its end must be reported or corrected.
+// relayWhole passes on an answer that is not an event stream. Its headers wait for its first byte, so that they can report
+// the time to it, and an answer that breaks off before it can be refused. It is buffered only if its end must be reported or
+// corrected.
 func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 	if _, err := a.Peek(); err != nil && err != io.EOF {
 		return c.brokeOff(err)
@@ -42,7 +42,7 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 	return nil
 }
 
-// brokeOff is the error for an answer that ended before any of it was sent.
+// brokeOff returns the error for an answer that ended before any of it was sent.
 func (c *Client) brokeOff(err error) error {
 	if c.Context.Err() != nil {
 		return c.Exchange.Interrupted()
@@ -52,7 +52,7 @@ func (c *Client) brokeOff(err error) error {
 	return refusal
 }
 
-// copyAnswer copies to the client as the engine sends. Usage is read only for a trace.
+// copyAnswer copies the answer to the client as it arrives. usage is for a trace, and may be nil.
 func (c *Client) copyAnswer(a *Answer, usage *body.UsageReader) error {
 	read := c.ReadUsage
 	for {
@@ -115,7 +115,7 @@ func (c *Client) relayBuffered(resp *http.Response, a *Answer) error {
 	return nil
 }
 
-// SendBytes sends an engine's refusal that was read whole.
+// SendBytes sends an engine's refusal that was read completely.
 func (c *Client) SendBytes(status int, header http.Header, b []byte) {
 	header.Set("Content-Length", strconv.Itoa(len(b)))
 	c.sendHeaders(&http.Response{StatusCode: status, Header: header}, false)

@@ -3,12 +3,12 @@ package transport
 import "sync"
 
 // bufferSizes are the sizes of pooled buffers (bytes). A goroutine that waits for a token or an answer takes the smallest
-// size that suffices: thousands may wait at once.
+// sufficient one: thousands may wait at once.
 var bufferSizes = [...]int{2 << 10, 8 << 10, 32 << 10, 64 << 10}
 
 var bufferPools [len(bufferSizes)]sync.Pool
 
-// TakeBuffer returns the smallest pooled buffer of at least n bytes, nil if no size is as large.
+// TakeBuffer returns the smallest pooled buffer of at least n bytes, nil if there is no such size.
 func TakeBuffer(n int) *[]byte {
 	for i, size := range bufferSizes {
 		if size < n {

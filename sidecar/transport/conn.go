@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// idleTimeout is under the 5 s after which uvicorn, in front of vLLM and SGLang, closes an idle connection.
+	// idleTimeout is less than the 5 s after which uvicorn, in front of vLLM and SGLang, closes an idle connection.
 	idleTimeout = 4 * time.Second
 	// DialTimeout is how long a pod may take to accept a connection. A healthy one takes a round trip.
 	DialTimeout = 3 * time.Second
 	// KeepAlive is the interval of TCP keep-alive probes.
 	KeepAlive = 15 * time.Second
-	// connBuffer is the size of the buffer for each direction of a connection (bytes), which lives as long as the
-	// connection: it holds a header, and a short body with it. Longer bodies bypass it.
+	// connBuffer is the size of a connection's buffer for each direction (bytes), for as long as the connection lives. It
+	// holds a header, and a short body with it. Longer bodies bypass it.
 	connBuffer = 2 << 10
 	// copyBuffer is how much of a streamed body is read at once (bytes).
 	copyBuffer = 32 << 10
-	// maxAnswerHeader caps the header of an engine's answer (bytes). Real ones are a thousandth of it.
+	// maxAnswerHeader limits the header of an engine's answer (bytes). Real ones are a thousandth of it.
 	maxAnswerHeader = 256 << 10
 )
 
-// New makes the transport of one kind of leg: with at most idle unused connections to each engine, over TLS if secure is
-// not nil, only to addresses that control accepts (nil = all). It uses no HTTP proxy: legs go to pods.
+// New makes the transport for one kind of leg: at most idle unused connections to each engine, over TLS if secure is not nil,
+// and only to addresses that control accepts (nil = all). It uses no HTTP proxy: legs go to pods.
 func New(idle int, secure func() *tls.Config, control func(context.Context, string, string, syscall.RawConn) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: DialTimeout, KeepAlive: KeepAlive, ControlContext: control}
 	return &http.Transport{
@@ -54,7 +54,7 @@ func dialPlain(d *net.Dialer) func(ctx context.Context, network, addr string) (n
 	}
 }
 
-// dialTLS dials with the TLS setup of the moment: certificates may have changed since the last connection.
+// dialTLS dials with the current TLS setup: certificates may have changed since the last connection.
 func dialTLS(d *net.Dialer, secure func() *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		config := secure()
@@ -66,11 +66,11 @@ func dialTLS(d *net.Dialer, secure func() *tls.Config) func(ctx context.Context,
 	}
 }
 
-// conn is a connection to an engine. net/http would copy a buffered body on its way into the socket, through a buffer that
-// it allocates for each request; conn writes the body's segments directly.
+// conn is a connection to an engine. net/http copies a buffered body into the socket through a buffer that it allocates for
+// each request; conn writes the body's segments directly.
 type conn struct{ *net.TCPConn }
 
-// ReadFrom implements io.ReaderFrom: net/http calls it for the part of a body that did not fit into the buffer with the
+// ReadFrom implements io.ReaderFrom. net/http calls it for the part of a body that did not fit into the buffer with the
 // header.
 func (c conn) ReadFrom(r io.Reader) (int64, error) {
 	// A body of known length comes as a LimitedReader around the reader that NewLeg was given.

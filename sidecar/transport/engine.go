@@ -13,7 +13,7 @@ import (
 // ProbeTimeout bounds how long a caller should wait for an engine's /health.
 const ProbeTimeout = time.Second
 
-// Engine is an engine and the way to reach it.
+// Engine is the address of an engine and the transport to it.
 type Engine struct {
 	Transport http.RoundTripper
 	URL       string // scheme://host:port
@@ -36,7 +36,7 @@ func (e Engine) Healthy(ctx context.Context) error {
 	return nil
 }
 
-// Scheme returns the beginning of an engine's URLs, for the TLS setup of its connections (nil = plaintext).
+// Scheme returns the beginning of an engine's URLs, by the TLS setup of its connections (nil = plaintext).
 func Scheme(secure func() *tls.Config) string {
 	if secure != nil {
 		return "https://"
@@ -44,7 +44,7 @@ func Scheme(secure func() *tls.Config) string {
 	return "http://"
 }
 
-// Unreachable is the refusal of a request that the local engine cannot serve, because of cause: nothing has gone to the
+// Unreachable returns the refusal of a request that the local engine cannot serve, because of cause. Nothing has gone to the
 // client.
 func Unreachable(cause error) *pd.Refusal {
 	refusal := pd.Refuse(pd.NoEndpoint, "The decode engine of this pod does not answer. Try again; another pod will.")

@@ -22,15 +22,15 @@ var hopHeaders = []string{
 	"Transfer-Encoding", "Upgrade",
 }
 
-// Stripped reports whether engines never get a client's header of this (canonical) name. A nil one strips those of pd.Internal
-// alone.
+// Stripped reports whether a client's header of this (canonical) name is removed before engines get the request. A nil
+// Stripped removes only the headers of pd.Internal.
 type Stripped func(name string) bool
 
-// Has is Stripped, and pd.Internal.
+// Has reports whether a header is removed: by Stripped or by pd.Internal.
 func (s Stripped) Has(name string) bool { return pd.Internal(name) || s != nil && s(name) }
 
-// LegHeader makes the headers of an engine leg: the client's, less those that are stripped and those of the connection, with
-// one request id.
+// LegHeader makes the headers of an engine leg: the client's, without the stripped ones and those of the connection, with one
+// request id.
 func (s Stripped) LegHeader(in http.Header, id string) http.Header {
 	out := make(http.Header, len(in)+4)
 	for name, values := range in {
@@ -40,7 +40,7 @@ func (s Stripped) LegHeader(in http.Header, id string) http.Header {
 	}
 	removeHopHeaders(out, in)
 	delete(out, "Content-Length")
-	delete(out, "Expect") // the sidecar answers it: it reads the body before, or while, it sends the leg
+	delete(out, "Expect") // the sidecar answers it itself, because it reads the body before or while it sends the leg
 	if ids := out["X-Request-Id"]; len(ids) != 1 || ids[0] != id {
 		out["X-Request-Id"] = []string{id}
 	}
@@ -50,7 +50,7 @@ func (s Stripped) LegHeader(in http.Header, id string) http.Header {
 	return out
 }
 
-// AnswerHeader copies an engine's answer headers, less those of the connection and those that only Tandem may write.
+// AnswerHeader copies an engine's answer headers, without those of the connection and those that only Tandem may write.
 func AnswerHeader(to, from http.Header) {
 	for name, values := range from {
 		if !Reserved(name) {
@@ -60,7 +60,7 @@ func AnswerHeader(to, from http.Header) {
 	removeHopHeaders(to, from)
 }
 
-// keyTiming is pd.HeaderTiming as net/http spells it.
+// keyTiming is pd.HeaderTiming in net/http's form.
 var keyTiming = http.CanonicalHeaderKey(pd.HeaderTiming)
 
 // Reserved reports whether only Tandem may write an answer's header or trailer of this (canonical) name.
@@ -86,8 +86,8 @@ func removeHopHeaders(h, original http.Header) {
 	}
 }
 
-// RequestID returns the caller's request id, or a new one if the caller sent none or a malformed one. An id has 1 to 128
-// letters, digits and -._: only, because engines put it into their own ids, logs and traces.
+// RequestID returns the client's request id, or a new one if it is missing or malformed. An id has 1 to 128 letters, digits
+// and -._: only, because engines put it into their own ids, logs and traces.
 func RequestID(h http.Header) string {
 	values := h["X-Request-Id"]
 	if len(values) > 0 && wellFormed(values[0]) {

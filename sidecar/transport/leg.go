@@ -7,12 +7,12 @@ import (
 	"net/http"
 )
 
-// NewLeg makes the request of one engine leg. length is that of the body in bytes, -1 if it is not known; open returns the
-// body from its beginning. header belongs to the leg from here on.
+// NewLeg makes the request of one engine leg. length is the length of the body in bytes, -1 if it is not known; open returns
+// the body from its beginning. header belongs to the leg from here on.
 //
-// The leg may be sent again if it met a connection that the engine had closed while idle. net/http does so by itself for
-// requests that it takes for idempotent, provided that no byte of an answer has been read, the connection was not new, and
-// the body can be opened again. The nil Idempotency-Key marks the request as idempotent without appearing on the wire.
+// The leg may be sent again if the engine had closed the idle connection. net/http does so by itself for requests that it
+// takes for idempotent, if no byte of an answer has been read, the connection was not new, and the body can be opened again.
+// The nil Idempotency-Key marks the request as idempotent without being sent.
 func NewLeg(ctx context.Context, url string, header http.Header, length int64, open func() (io.ReadCloser, error)) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
@@ -41,7 +41,7 @@ func NewBufferedLeg(ctx context.Context, url string, header http.Header, segment
 type segmentReader struct{ rest net.Buffers }
 
 func newSegmentReader(segments [][]byte) *segmentReader {
-	// net.Buffers consumes its outer slice; the segments are needed again.
+	// net.Buffers consumes its outer slice, and the segments are needed again.
 	return &segmentReader{rest: append(net.Buffers(nil), segments...)}
 }
 
@@ -51,7 +51,7 @@ func (r *segmentReader) Read(p []byte) (int, error) { return r.rest.Read(p) }
 // Close implements io.Closer.
 func (r *segmentReader) Close() error { return nil }
 
-// len is the number of bytes left.
+// len returns the number of bytes left.
 func (r *segmentReader) len() int64 {
 	var n int64
 	for _, segment := range r.rest {

@@ -14,7 +14,7 @@ import (
 // Finder lists the prefill engines that exist now.
 type Finder func(context.Context) ([]pd.Target, error)
 
-// ParseDiscovery reads the value of --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port
+// ParseDiscovery parses the value of --prefill-discovery: dns://host:port (every address of the name) or file:path (host:port
 // lines, # begins a comment).
 func ParseDiscovery(source string) (Finder, error) {
 	if path, ok := strings.CutPrefix(source, "file:"); ok && path != "" {

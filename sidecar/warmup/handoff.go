@@ -18,26 +18,26 @@ const (
 	// idPrefix begins the request ids of the warm-up. In the log of a vLLM engine that logs requests they are
 	// cmpl-tandem-warmup-….
 	idPrefix = "tandem-warmup-"
-	// prompt follows the request id, so that no cache has it: a decode engine does not read from prefill what it has cached.
+	// prompt follows the request id, so that no cache has it: a decode engine does not pull what it has cached.
 	prompt = " Tandem warms this pair up."
-	// growth is how many times as long the next prompt is if there was no hand-off, and maxGrowths how often that is tried.
-	// Models with hybrid attention hand over whole blocks only, of up to some 2,200 tokens.
+	// growth is the factor by which the prompt grows after a try without a hand-off, and maxGrowths the number of such tries.
+	// Models with hybrid attention hand over only whole blocks, of up to some 2,200 tokens.
 	growth, maxGrowths = 8, 3
-	// handOffTimeout bounds one hand-off of the warm-up. A handshake that fails takes engines 5 s.
+	// handOffTimeout bounds one hand-off of the warm-up. A failing handshake takes engines 5 s.
 	handOffTimeout = 15 * time.Second
-	// maxModels caps the decode engine's list of models (bytes).
+	// maxModels limits the decode engine's list of models (bytes).
 	maxModels = 16 << 20
 )
 
-// Errors after which trying again is useless. The sidecar has no API key: those of requests are their clients'.
+// Errors after which another try is useless. The sidecar has no API key: clients send theirs with requests.
 var (
-	// ErrLocked: the prefill engine asks for an API key.
+	// ErrLocked says that the prefill engine requires an API key.
 	ErrLocked       = errors.New("the prefill engine asks for a key")
 	errDecodeLocked = errors.New("the decode engine asks for a key")
 	errNoHandoff    = errors.New("the prefill engine hands nothing over, however long the prompt")
 )
 
-// IsLocked reports whether an engine that answers with status asks for an API key.
+// IsLocked reports whether a status means that the engine requires an API key.
 func IsLocked(status int) bool {
 	return status == http.StatusUnauthorized || status == http.StatusForbidden
 }
@@ -60,7 +60,7 @@ func (w *Warmup) warmUp(ctx context.Context, t pd.Target) error {
 	return w.HandOff(ctx, t, header, body)
 }
 
-// promptLength is how many times the prompt is repeated.
+// promptLength returns how many times the prompt is repeated.
 func (w *Warmup) promptLength(t pd.Target) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

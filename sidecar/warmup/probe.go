@@ -12,9 +12,9 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// askSideChannels asks the side channels of all engines that are due, known ones too: an engine that was restarted at its
-// address shows only there. Engines that have not answered for longest come last, and wait for the next round if there are
-// many.
+// askSideChannels asks the side channels of all engines that are due, also of known ones, because only the side channel shows
+// that an engine was restarted at its address. Engines that have not answered for longest come last, and wait for the next
+// round if there are many.
 func (w *Warmup) askSideChannels(ctx context.Context) {
 	round, cancel := context.WithTimeout(ctx, 2*listInterval)
 	defer cancel()
@@ -33,8 +33,8 @@ func (w *Warmup) askSideChannels(ctx context.Context) {
 	})
 }
 
-// dueHosts lists the hosts whose side channels are to be asked. One side channel is known on each host until a hand-off
-// names others.
+// dueHosts returns the hosts whose side channels are due. Of each host one side channel is known, until hand-offs name
+// others.
 func (w *Warmup) dueHosts() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,8 +68,8 @@ func (w *Warmup) noteEngine(host, id string) {
 	}
 }
 
-// probe finds pairs that are no longer warm although no side channel says so. An engine, also the decode engine, that does
-// not answer to /health is assumed to be restarting; a restart takes longer than retryInterval.
+// probe finds pairs that are no longer warm although no side channel shows it. It assumes that an engine, also the decode
+// engine, that does not answer /health is restarting; a restart takes longer than retryInterval.
 func (w *Warmup) probe(ctx context.Context) {
 	if w.healthy(ctx, w.Decode) != nil {
 		w.markCold(func(pd.Target) bool { return true })
@@ -82,7 +82,7 @@ func (w *Warmup) probe(ctx context.Context) {
 	})
 }
 
-// unsureWarm lists the warm pairs whose prefill engine may have been replaced.
+// unsureWarm returns the warm pairs whose prefill engine may have been replaced.
 func (w *Warmup) unsureWarm() (targets []pd.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *Warmup) unsureWarm() (targets []pd.Target) {
 	return targets
 }
 
-// markCold has the selected pairs warmed up again.
+// markCold marks the selected pairs to be warmed up again.
 func (w *Warmup) markCold(selected func(pd.Target) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,7 +22,7 @@ type Config struct {
 	Find    Finder
 	Allowed func(pd.Target) bool
 
-	// SideChannels asks prefill engines for their NIXL agents, at SideChannelPort of their hosts. nil: they are not asked.
+	// SideChannels asks prefill engines for their NIXL agents, at SideChannelPort of their hosts. nil: it is not used.
 	SideChannels    SideChannels
 	SideChannelPort int
 
@@ -36,11 +36,11 @@ type Config struct {
 	Drained  <-chan struct{}
 
 	Log *slog.Logger
-	// Count counts a hand-off by its result: ok, failed (it is tried again) or refused (it is not).
+	// Count counts a hand-off by its result: ok, failed (another try follows) or refused (none does).
 	Count func(result string)
 }
 
-// SideChannels asks a prefill engine's side channel which engine is there, and prepares to notify it.
+// SideChannels asks a prefill engine's side channel which engine it belongs to, and prepares to notify that engine.
 type SideChannels interface {
 	Meet(ctx context.Context, host string, port int) (engineID string, err error)
 }
@@ -56,33 +56,33 @@ type Warmup struct {
 
 	probed time.Time // when warm pairs were last probed
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	pairs  map[pd.Target]*pair
-	locked bool // the decode engine takes no requests of ours
-	warned bool // that some pair is never warmed up
+	locked bool // the decode engine requires an API key
+	warned bool // the log says that some pair is never warmed up
 }
 
 // pair is the local decode engine and one listed prefill engine.
 type pair struct {
 	engine string    // the prefill engine's id, from its side channel; "" = not known
 	missed int       // how many times in a row its side channel did not answer
-	ask    time.Time // when its side channel is asked next
-	warm   bool      // a hand-off went through
-	again  time.Time // when a hand-off is tried next
+	ask    time.Time // when its side channel is due
+	warm   bool      // a hand-off succeeded
+	again  time.Time // when the next hand-off is due
 	grown  int       // how many times the prompt was too short
 
-	hopeless bool // no hand-off will ever succeed
+	hopeless bool // no further hand-off is tried
 }
 
 const (
-	// listInterval is how often new engines are looked for: pickers hear of them at once, and send users' requests.
+	// listInterval is how often new engines are looked for: pickers send users' requests to them at once.
 	listInterval = 5 * time.Second
 	// retryInterval is how often known engines are probed, and failures retried.
 	retryInterval = 30 * time.Second
 	// pace is the time between two hand-offs, which run one at a time. A decode engine shakes hands with one peer after the
-	// other, so that a user's first hand-off waits for ours; and a new prefill engine hears from all decode engines at once.
+	// other, so a user's first hand-off waits for ours; and all decode engines contact a new prefill engine at once.
 	pace = time.Second
-	// maxProbes bounds the engines that are probed at a time. One that does not answer takes up to 5 s.
+	// maxProbes bounds how many engines are probed at a time. One that does not answer takes up to 5 s.
 	maxProbes = 4
 )
 
@@ -91,8 +91,8 @@ func New(c Config) *Warmup {
 	return &Warmup{Config: c, warnings: loglimit.New(c.Log, retryInterval)}
 }
 
-// Run works until ctx ends or the sidecar has drained. When a drain begins it starts nothing new; a hand-off that is under
-// way goes on while users' requests do.
+// Run works until ctx ends or the sidecar has drained. When a drain begins it starts nothing new; a running hand-off
+// continues while users' requests do.
 func (w *Warmup) Run(ctx context.Context) {
 	if w.SideChannels == nil && w.HandOff == nil {
 		w.Log.Info("prefill engines are not discovered: there is no NIXL agent process that could notify them, nor --warm-up")
@@ -144,7 +144,7 @@ func (w *Warmup) round(ctx context.Context) {
 	}
 }
 
-// list makes pairs for the engines that are listed, and forgets the others: another engine may get the address.
+// list makes pairs for the listed engines, and drops the others, because another engine may get the address.
 func (w *Warmup) list(targets []pd.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,7 +161,7 @@ func (w *Warmup) list(targets []pd.Target) {
 func (w *Warmup) warmNext(ctx context.Context) {
 	t, ok := w.nextCold()
 	if !ok || w.healthy(ctx, w.Decode) != nil {
-		return // an unhealthy decode engine is reported by the sidecar's readiness
+		return // the sidecar's readiness reports an unhealthy decode engine
 	}
 	begun := time.Now()
 	err := w.warmUp(ctx, t)
@@ -174,7 +174,7 @@ func (w *Warmup) warmNext(ctx context.Context) {
 	}
 }
 
-// nextCold returns a cold pair's prefill engine, in random order: not all decode engines should begin with the same one.
+// nextCold returns the prefill engine of a cold pair, in random order, so that decode engines begin with different ones.
 func (w *Warmup) nextCold() (t pd.Target, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +192,7 @@ func (w *Warmup) nextCold() (t pd.Target, ok bool) {
 // note records how a hand-off ended, and returns the result to count.
 func (w *Warmup) note(t pd.Target, err error) (result string) {
 	w.mu.Lock()
-	p := cmp.Or(w.pairs[t], &pair{}) // it may have been unlisted meanwhile
+	p := cmp.Or(w.pairs[t], &pair{}) // it may have been dropped meanwhile
 	p.warm, p.again = err == nil, time.Now().Add(retryInterval)
 	if errors.Is(err, dialect.ErrNoHandoff) {
 		p.again = time.Time{}
