@@ -14,11 +14,13 @@ const (
 	MembersChanged Changes = 1 << iota // endpoints joined, left, or became new versions
 	LoadsChanged                       // metrics pages were read
 	HealthChanged                      // endpoints became unreachable, or reachable again
+	InFlightFell                       // requests of this picker ended, or their prompts are computed: there is capacity
 )
 
 // Publisher tells subscribers that something has changed. Publish never waits for a subscriber: what a slow one has not
 // taken yet is joined with what comes later, and takes no more memory. The zero value is ready for use.
 type Publisher struct {
+	wanted        atomic.Uint32 // by any subscription: what none wants costs one read
 	mu            sync.Mutex
 	subscriptions []*Subscription
 }
@@ -26,7 +28,7 @@ type Publisher struct {
 // Subscription is one subscriber's view of a Publisher. Its methods may be called from any goroutine.
 type Subscription struct {
 	publisher *Publisher
-	wanted    Changes
+	wanted    Changes // guarded by the publisher's mu
 	pending   atomic.Uint32
 	ready     chan struct{} // holds one
 }
@@ -38,11 +40,24 @@ func (p *Publisher) Subscribe(wanted Changes) *Subscription {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.subscriptions = append(p.subscriptions, s)
+	p.noteWanted()
 	return s
+}
+
+// noteWanted notes what all subscriptions want. The caller holds mu.
+func (p *Publisher) noteWanted() {
+	var all Changes
+	for _, s := range p.subscriptions {
+		all |= s.wanted
+	}
+	p.wanted.Store(uint32(all))
 }
 
 // Publish tells subscribers of changes that are already visible.
 func (p *Publisher) Publish(c Changes) {
+	if p.wanted.Load()&uint32(c) == 0 {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscriptions {
@@ -63,10 +78,19 @@ func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 // Take returns the kinds of changes since the last Take. It may be empty after a receive from Ready.
 func (s *Subscription) Take() Changes { return Changes(s.pending.Swap(0)) }
 
+// Want changes the kinds of changes that the subscription is for.
+func (s *Subscription) Want(wanted Changes) {
+	s.publisher.mu.Lock()
+	defer s.publisher.mu.Unlock()
+	s.wanted = wanted
+	s.publisher.noteWanted()
+}
+
 // Close ends the subscription: Ready gets no further value.
 func (s *Subscription) Close() {
 	p := s.publisher
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.subscriptions = slices.DeleteFunc(p.subscriptions, func(other *Subscription) bool { return other == s })
+	p.noteWanted()
 }

@@ -30,7 +30,7 @@ type NamedDecider struct {
 // Alternatives is what a Decider chooses between. Candidates carry the loads, the requests in flight and the cached tokens
 // that were read when the pick began.
 type Alternatives struct {
-	Round      // Stage is the stage that is decided on
+	*Round     // its Stage is the one that is decided on
 	Tokens int // tokens of the prompt
 	Cached int // of these, tokens whose KV cache the first of Local already has; never more than Tokens
 	// Local are the endpoints that do the work if the ruling is pd.Local, best first: those of the first stage.

@@ -25,9 +25,7 @@ type Decision struct {
 
 // StagePick is what was picked for one stage.
 type StagePick struct {
-	Stage     Stage
-	Split     bool        // the stage takes the prompt away from the first one
-	Header    string      // request header that tells the sidecar the endpoints; "" for the first stage
+	Row       *StageRow   // the stage, as configured when it was picked for; it does not change
 	Reason    pd.Reason   // why the stage runs; "" for the first stage
 	Endpoints []*Endpoint // best first, never empty
 	// Seen is what was known of the first endpoint at the pick; nil where no observer is configured.
@@ -45,7 +43,7 @@ type Seen struct {
 // Endpoints are those picked for a stage, best first; none if it has none.
 func (d *Decision) Endpoints(stage Stage) []*Endpoint {
 	for i := range d.Picks {
-		if d.Picks[i].Stage == stage {
+		if d.Picks[i].Row.Stage == stage {
 			return d.Picks[i].Endpoints
 		}
 	}
@@ -60,8 +58,8 @@ func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
 func (d *Decision) Plan() pd.Plan {
 	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict}
 	for i := range d.Picks {
-		if s := &d.Picks[i]; i > 0 && !s.Split { // the verdict tells of the stage that splits
-			p.Stages = append(p.Stages, pd.PlanStage{Name: string(s.Stage), Reason: s.Reason})
+		if s := &d.Picks[i]; i > 0 && !s.Row.Split { // the verdict tells of the stage that splits
+			p.Stages = append(p.Stages, pd.PlanStage{Name: string(s.Row.Stage), Reason: s.Reason})
 		}
 	}
 	return p

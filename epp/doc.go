@@ -34,7 +34,8 @@
 //   - Preparer looks something up before the pick, within its own timeout, and returns a function that adds it to the request:
 //     exact tokens in Request.Prompt, or a value of a type of its own by Attach, which others read by Attached. If it fails
 //     the request goes on without.
-//   - Admission lets requests wait or refuses them. There is at most one.
+//   - Admission lets requests wait or refuses them. There is at most one. If it also implements SnapshotObserver, it is told
+//     when requests end on endpoints (InFlightFell), so that it needs no timer to let the next one pass.
 //   - Observer gets the outcome of every request with its Decision: what was picked, what was seen of it (StagePick.Seen),
 //     what the decider expected (Decision.Costs). It runs apart from all streams, so it may take a lock, but not seconds.
 //   - EndpointObserver and SnapshotObserver are told of changes in the pool.

@@ -3,7 +3,6 @@ package epp
 import (
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -24,15 +23,8 @@ type Endpoint struct {
 	// about endpoints are arrays by slot. It is free for another endpoint only after every EndpointObserver was told that this one has left.
 	Slot int
 
-	signals  Values        // of every LabelSignal
-	inFlight *inFlightWord // shared by all versions
-}
-
-// inFlightWord is an endpoint's load in flight. It fills a cache line, so that picks of one endpoint do not slow those of
-// another down.
-type inFlightWord struct {
-	atomic.Uint64
-	_ [56]byte
+	signals  Values // of every LabelSignal
+	inFlight *meter // shared by all versions
 }
 
 // Spec is an endpoint as it was found: in a file, or in a cluster.
@@ -48,7 +40,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, signals: labelValues(labels), inFlight: new(inFlightWord)}
+		Labels: labels, signals: labelValues(labels), inFlight: new(meter)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
@@ -70,44 +62,6 @@ func (e *Endpoint) Is(other *Endpoint) bool {
 
 // String is namespace/name.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.Name) }
-
-// InFlight is the load that this picker has sent to an endpoint and that has not ended.
-type InFlight struct {
-	Requests int
-	Tokens   int // prompt tokens still to be computed, as estimated at the pick
-}
-
-// An endpoint's load in flight is one word, so that a pick sees both counts of the same moment and can reserve only if
-// they still hold: the upper 24 bits count requests, the lower 40 tokens.
-const (
-	tokenBits = 40
-	maxTokens = 1 << 24 // of one charge: 2^16 requests of that size fit
-)
-
-// pack returns the word of one charge, capped so that it never reaches into the count of requests.
-func (f InFlight) pack() uint64 {
-	return InFlight{Requests: f.Requests, Tokens: max(0, min(f.Tokens, maxTokens))}.word()
-}
-
-func (f InFlight) word() uint64 { return uint64(f.Requests)<<tokenBits + uint64(f.Tokens) }
-
-func unpack(word uint64) InFlight {
-	return InFlight{Requests: int(word >> tokenBits), Tokens: int(word & (1<<tokenBits - 1))}
-}
-
-// InFlight is the endpoint's load in flight now.
-func (e *Endpoint) InFlight() InFlight { return unpack(e.inFlight.Load()) }
-
-// chargeIf adds to the load in flight if it still is what the caller saw.
-func (e *Endpoint) chargeIf(seen, add InFlight) bool {
-	return e.inFlight.CompareAndSwap(seen.word(), seen.word()+add.pack())
-}
-
-func (e *Endpoint) charge(add InFlight)       { e.inFlight.Add(add.pack()) }
-func (e *Endpoint) discharge(charge InFlight) { e.inFlight.Add(-charge.pack()) }
-
-// recharge replaces a charge by another.
-func (e *Endpoint) recharge(old, charge InFlight) { e.inFlight.Add(charge.pack() - old.pack()) }
 
 // Load is what an endpoint's metrics page reported when it was read last. What every pick reads comes first, in as few cache
 // lines as possible.

@@ -80,7 +80,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 	if d != nil {
 		x.Decision, x.Reason, x.Trace = d.Verdict.String(), d.Reason, d.Trace
 		for i := range d.Picks {
-			x.Picks = append(x.Picks, PickSummary{d.Picks[i].Stage, addresses(d.Picks[i].Endpoints)})
+			x.Picks = append(x.Picks, PickSummary{d.Picks[i].Row.Stage, addresses(d.Picks[i].Endpoints)})
 		}
 		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
 		x.Decider.Name = d.Trace.decider(StagePrefill)
@@ -105,7 +105,7 @@ func (x *Explanation) addHeaders(r *Request, d *Decision) {
 	plan.ID = "0000000000000000"
 	x.Headers[pd.HeaderPlan] = plan.String()
 	for i, p := range x.Picks[1:] {
-		x.Headers[d.Picks[1+i].Header] = strings.Join(p.Endpoints, ",")
+		x.Headers[d.Picks[1+i].Row.Header] = strings.Join(p.Endpoints, ",")
 	}
 	if r.Asked != "" {
 		x.Headers[pd.HeaderModel] = pd.Rename{Asked: r.Asked, Answers: r.Model}.String()

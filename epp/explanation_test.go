@@ -13,8 +13,8 @@ import (
 
 func TestExplain(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Mode: pd.ModeForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
-	d := &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: pods(2)},
-		{Stage: epp.StagePrefill, Split: true, Header: pd.HeaderPrefill, Endpoints: pods(1)}}, Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
+	stages := epp.Stages{epp.DecodeRow("decode"), epp.PrefillRow("prefill", 1)}
+	d := &epp.Decision{Picks: []epp.StagePick{{Row: &stages[0], Endpoints: pods(2)}, {Row: &stages[1], Endpoints: pods(1)}}, Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
 		Trace: &epp.Trace{Deciders: []epp.DeciderTrace{{Stage: epp.StagePrefill, Decider: "threshold"}}}}
 	t.Run("served", func(t *testing.T) {
 		x := epp.Explain(r, d, nil)
@@ -52,7 +52,8 @@ func TestExplain(t *testing.T) {
 
 func TestExplainRewrites(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "big", Asked: "llama", Rewrite: "canary", Objective: "fast", Priority: 7, Known: true}
-	x := epp.Explain(r, &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: pods(1)}}, Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
+	decode := epp.DecodeRow("decode")
+	x := epp.Explain(r, &epp.Decision{Picks: []epp.StagePick{{Row: &decode, Endpoints: pods(1)}}, Verdict: pd.Local, Reason: pd.ShortPrompt}, nil)
 	q := x.Request
 	if q.Model != "big" || q.Asked != "llama" || q.Rewrite != "canary" || q.Objective != "fast" || q.Priority != 7 || !q.Known {
 		t.Errorf("request %+v", q)

@@ -12,9 +12,13 @@ type EndpointObserver interface {
 	EndpointLeft(e *Endpoint)
 }
 
-// SnapshotObserver is a plugin that is told when endpoints joined or left, loads were read, or endpoints became unreachable
-// or reachable again. It is called from one goroutine, after the changes show in the pool's snapshot. If it is slower than
-// changes come, one call stands for several of them. It must not change the snapshot.
+// SnapshotObserver is a plugin that is told of changes of the pool. An Admission that makes requests wait for capacity learns
+// by it when to look again, without a timer.
 type SnapshotObserver interface {
+	// Watches returns the kinds of changes that it is told of. They must not vary.
+	Watches() Changes
+	// SnapshotChanged is called from one goroutine, after the changes show in the pool's snapshot, or, if it is InFlightFell,
+	// at its endpoints. If it is slower than changes come, one call stands for several of them. It must not change the
+	// snapshot.
 	SnapshotChanged(s *Snapshot, what Changes)
 }

@@ -8,30 +8,27 @@ type Reservation struct {
 	mu      sync.Mutex
 	charges []charge // one for each claim, in their order; those that ended have no endpoint
 	usual   [2]charge
-	ended   bool
 }
 
-// charge is what one stage of a request adds to the load in flight of an endpoint.
+// charge is what one stage of a request adds to the load in flight of an endpoint, packed as it is there.
 type charge struct {
-	stage     Stage
 	to        *Endpoint // nil: the charge has ended
-	now, keep InFlight
+	now, keep word
 }
 
 // shrink leaves only a part of the charge.
-func (c *charge) shrink(left InFlight) {
+func (c *charge) shrink(left word) {
 	if c.to == nil {
 		return
 	}
-	c.to.recharge(c.now, left)
-	if c.now = left; left == (InFlight{}) {
+	c.to.inFlight.add(left - c.now)
+	if c.now = left; left == 0 {
 		c.to = nil
 	}
 }
 
-// Claim is one endpoint with the charge that is meant for it.
+// Claim is one endpoint with the charge that is meant for it. The claims of a request are in the order of its stages.
 type Claim struct {
-	Stage    Stage
 	Endpoint *Endpoint
 	Seen     InFlight // the endpoint's load when the pick began
 	Add      InFlight
@@ -45,10 +42,10 @@ func Reserve(claims []Claim) (*Reservation, bool) {
 	for i := range claims {
 		c := &claims[i]
 		if claimed(claims[:i], c.Endpoint) {
-			c.Endpoint.charge(c.Add)
-		} else if !c.Endpoint.chargeIf(c.Seen, c.Add) {
+			c.Endpoint.inFlight.add(c.Add.pack())
+		} else if !c.Endpoint.inFlight.addIf(c.Seen.word(), c.Add.pack()) {
 			for j := range claims[:i] {
-				claims[j].Endpoint.discharge(claims[j].Add)
+				claims[j].Endpoint.inFlight.add(-claims[j].Add.pack())
 			}
 			return nil, false
 		}
@@ -69,7 +66,7 @@ func claimed(claims []Claim, e *Endpoint) bool {
 // ReserveAnyway reserves the claims even if the load of their endpoints has changed since the pick saw it.
 func ReserveAnyway(claims ...Claim) *Reservation {
 	for i := range claims {
-		claims[i].Endpoint.charge(claims[i].Add)
+		claims[i].Endpoint.inFlight.add(claims[i].Add.pack())
 	}
 	return reserved(claims)
 }
@@ -80,42 +77,26 @@ func reserved(claims []Claim) *Reservation {
 	r.charges = r.usual[:0]
 	for i := range claims {
 		c := &claims[i]
-		r.charges = append(r.charges, charge{c.Stage, c.Endpoint, c.Add, c.Keep})
+		r.charges = append(r.charges, charge{c.Endpoint, c.Add.pack(), c.Keep.pack()})
 	}
 	return r
 }
 
-// At is the endpoint charged for a stage, nil if there is none, or none any more.
-func (r *Reservation) At(stage Stage) *Endpoint {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c := r.of(stage); c != nil {
-		return c.to
-	}
-	return nil
-}
-
-func (r *Reservation) of(stage Stage) *charge {
-	for i := range r.charges {
-		if r.charges[i].stage == stage {
-			return &r.charges[i]
-		}
-	}
-	return nil
-}
-
-// Move charges another endpoint for a stage instead, because it is the one that served. It does nothing if the stage is not
+// Served charges the endpoint that served the request instead of the one of the first claim. It does nothing if that is not
 // charged any more.
-func (r *Reservation) Move(stage Stage, to *Endpoint) {
+func (r *Reservation) Served(by *Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := r.of(stage)
-	if c == nil || c.to == nil || to.Is(c.to) {
+	if len(r.charges) == 0 {
 		return
 	}
-	c.to.discharge(c.now)
-	to.charge(c.now)
-	c.to = to
+	c := &r.charges[0]
+	if c.to == nil || by.Is(c.to) {
+		return
+	}
+	c.to.inFlight.add(-c.now)
+	by.inFlight.add(c.now)
+	c.to = by
 }
 
 // Answered tells that the answer has begun: the prompt is computed, on whichever endpoint. Only what the claims keep stays
@@ -123,9 +104,6 @@ func (r *Reservation) Move(stage Stage, to *Endpoint) {
 func (r *Reservation) Answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended {
-		return
-	}
 	for i := range r.charges {
 		r.charges[i].shrink(r.charges[i].keep)
 	}
@@ -135,8 +113,7 @@ func (r *Reservation) Answered() {
 func (r *Reservation) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ended = true
 	for i := range r.charges {
-		r.charges[i].shrink(InFlight{})
+		r.charges[i].shrink(0)
 	}
 }

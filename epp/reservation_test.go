@@ -23,7 +23,7 @@ func pods(n int) (all []*epp.Endpoint) {
 // claim charges one request of some tokens to what an endpoint has in flight now, for decoding: only the request stays
 // charged after the answer has begun.
 func claim(e *epp.Endpoint, tokens int) epp.Claim {
-	return epp.Claim{Stage: epp.StageDecode, Endpoint: e, Seen: e.InFlight(), Add: epp.InFlight{Requests: 1, Tokens: tokens},
+	return epp.Claim{Endpoint: e, Seen: e.InFlight(), Add: epp.InFlight{Requests: 1, Tokens: tokens},
 		Keep: epp.InFlight{Requests: 1}}
 }
 
@@ -36,7 +36,7 @@ func keeping(c epp.Claim) epp.Claim {
 // prefilling charges one request of some tokens for prefill: nothing stays charged after the answer has begun.
 func prefilling(e *epp.Endpoint, tokens int) epp.Claim {
 	c := claim(e, tokens)
-	c.Stage, c.Keep = epp.StagePrefill, epp.InFlight{}
+	c.Keep = epp.InFlight{}
 	return c
 }
 
@@ -51,7 +51,7 @@ func TestReserve(t *testing.T) {
 	d, p := pod("decode"), pod("prefill")
 	stale := claim(d, 1)
 	r, ok := epp.Reserve([]epp.Claim{claim(d, 10), prefilling(p, 100)})
-	if !ok || r.At(epp.StageDecode) != d {
+	if !ok {
 		t.Fatal("not reserved")
 	}
 	checkInFlight(t, d, 1, 10)
@@ -69,9 +69,6 @@ func TestReserve(t *testing.T) {
 	r.End()
 	checkInFlight(t, d, 0, 0)
 	checkInFlight(t, p, 0, 0)
-	if r.At(epp.StageDecode) != nil {
-		t.Error("an ended reservation names an endpoint")
-	}
 }
 
 func TestReserveBothOnOneEndpoint(t *testing.T) {
@@ -121,25 +118,22 @@ func TestAnswered(t *testing.T) {
 	}
 }
 
-func TestMove(t *testing.T) {
+func TestServed(t *testing.T) {
 	picked, served := pod("picked"), pod("served")
 	r := epp.ReserveAnyway(claim(picked, 10))
-	r.Move(epp.StageDecode, picked)
+	r.Served(picked)
 	checkInFlight(t, picked, 1, 10)
-	r.Move(epp.StageDecode, served)
+	r.Served(served)
 	checkInFlight(t, picked, 0, 0)
 	checkInFlight(t, served, 1, 10)
 	r.Answered()
-	r.Move(epp.StageDecode, picked)
+	r.Served(picked)
 	checkInFlight(t, picked, 1, 0)
 	checkInFlight(t, served, 0, 0)
 	r.End()
-	r.Move(epp.StageDecode, served)
+	r.Served(served)
 	checkInFlight(t, picked, 0, 0)
 	checkInFlight(t, served, 0, 0)
-	if r.At(epp.StageDecode) != nil {
-		t.Error("moved after its end")
-	}
 }
 
 // What is charged to one version of an endpoint is charged to all, and going from one to the other moves nothing.
@@ -164,7 +158,7 @@ func TestVersionsShareTheirLoad(t *testing.T) {
 	stale := claim(old, 1)
 	r := epp.ReserveAnyway(claim(old, 10))
 	checkInFlight(t, next, 1, 10)
-	r.Move(epp.StageDecode, next)
+	r.Served(next)
 	checkInFlight(t, next, 1, 10)
 	if _, ok := epp.Reserve([]epp.Claim{stale}); ok {
 		t.Error("reserved on a load that another version has no longer")
@@ -177,9 +171,9 @@ func TestVersionsShareTheirLoad(t *testing.T) {
 	both.End()
 	r.Answered()
 	checkInFlight(t, old, 1, 0)
-	r.Move(epp.StageDecode, other)
+	r.Served(other)
 	checkInFlight(t, next, 0, 0)
-	r.Move(epp.StageDecode, next)
+	r.Served(next)
 	r.End()
 	for _, e := range []*epp.Endpoint{old, next, other} {
 		checkInFlight(t, e, 0, 0)
@@ -248,10 +242,8 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 	if rnd.IntN(2) == 0 {
 		claims[0] = keeping(claims[0])
 	}
-	for _, stage := range []epp.Stage{epp.StagePrefill, "encode", "another"}[:rnd.IntN(4)] {
-		c := prefilling(e(), rnd.IntN(100))
-		c.Stage = stage
-		claims = append(claims, c)
+	for range rnd.IntN(4) { // further stages
+		claims = append(claims, prefilling(e(), rnd.IntN(100)))
 	}
 	r, ok := epp.Reserve(claims)
 	if !ok {
@@ -270,14 +262,12 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 		r = d.Reservation
 	}
 	for range rnd.IntN(6) {
-		switch rnd.IntN(4) {
+		switch rnd.IntN(3) {
 		case 0:
-			r.Move(epp.StageDecode, e())
+			r.Served(e())
 		case 1:
 			r.Answered()
 		case 2:
-			r.At(epp.StageDecode)
-		case 3:
 			pause()
 		}
 		w.check(t)

@@ -16,6 +16,8 @@ type lifecycle struct {
 	members   map[int]*epp.Endpoint // by slot
 	endpoints []epp.EndpointObserver
 	snapshots []epp.SnapshotObserver
+	watched   epp.Changes       // by any of snapshots
+	changes   *epp.Subscription // to watched; nil before follow runs
 }
 
 // use replaces the plugins that are told by those of another configuration. The new ones are told all endpoints there are.
@@ -23,6 +25,13 @@ func (l *lifecycle) use(b *config.Built) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.endpoints, l.snapshots = config.Of[epp.EndpointObserver](b), config.Of[epp.SnapshotObserver](b)
+	l.watched = 0
+	for _, o := range l.snapshots {
+		l.watched |= o.Watches()
+	}
+	if l.changes != nil {
+		l.changes.Want(l.watched)
+	}
 	for _, e := range l.members {
 		for _, o := range l.endpoints {
 			o.EndpointJoined(e)
@@ -65,7 +74,10 @@ type changing interface {
 
 // follow tells plugins of changes of the pool until ctx ends.
 func (l *lifecycle) follow(ctx context.Context, pool changing) {
-	changes := pool.Subscribe(epp.MembersChanged | epp.LoadsChanged | epp.HealthChanged)
+	l.mu.Lock()
+	changes := pool.Subscribe(l.watched)
+	l.changes = changes
+	l.mu.Unlock()
 	defer changes.Close()
 	for {
 		select {
@@ -83,6 +95,8 @@ func (l *lifecycle) tell(s *epp.Snapshot, what epp.Changes) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, o := range l.snapshots {
-		o.SnapshotChanged(s, what)
+		if watched := what & o.Watches(); watched != 0 {
+			o.SnapshotChanged(s, watched)
+		}
 	}
 }

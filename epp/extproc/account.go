@@ -4,6 +4,9 @@ import (
 	"strings"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -12,7 +15,7 @@ import (
 // with the outcome, when the stream ends.
 
 // takeOver begins the accountant's stream: it takes the reservation of the picker's stream and passes the request unchanged.
-func (st *stream) takeOver(ends bool) (done bool, err error) {
+func (st *stream) takeOver(h *procv3.HttpHeaders) (done bool, err error) {
 	st.reported = true
 	if plan, err := pd.ParsePlan(st.request.head.plan); err == nil {
 		st.outcome.Plan = plan
@@ -21,9 +24,9 @@ func (st *stream) takeOver(ends bool) (done bool, err error) {
 		}
 	}
 	if st.reservation == nil {
-		st.reservation = st.s.reserveAgain(&st.request.head)
+		st.reservation = st.s.reserveAgain(h.GetHeaders())
 	}
-	if ends {
+	if h.GetEndOfStream() {
 		st.request.state = requestEnded
 	}
 	if done, err = st.send(requestHeadersPass); done || err != nil {
@@ -32,18 +35,30 @@ func (st *stream) takeOver(ends bool) (done bool, err error) {
 	return st.doneAfterRequest(), nil
 }
 
-// reserveAgain makes a reservation for a request that another replica picked for, or this one before a restart: one request each
-// for the endpoint it goes to and the prefill endpoint that is tried first. The part of the prompt that is left to compute is not
-// known. The result is nil if the endpoint is unknown.
-func (s *Server) reserveAgain(h *head) *epp.Reservation {
-	decode, _ := s.find(first(h.destination))
-	if decode == nil {
-		return nil
-	}
+// reserveAgain makes a reservation for a request that another replica picked for, or this one before a restart: one request for
+// each stage of the configuration in use, charged to the endpoint that the headers name first for it. How much is left to compute
+// is not known, so no tokens are charged. Stages whose endpoint is unknown are not charged; without the first one, none is.
+func (s *Server) reserveAgain(m *corev3.HeaderMap) *epp.Reservation {
 	one := epp.InFlight{Requests: 1}
-	claims := []epp.Claim{{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one}}
-	if prefill, _ := s.find(first(h.prefill)); prefill != nil {
-		claims = append(claims, epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill, Add: one})
+	var claims []epp.Claim
+	stages := s.deps.Scheduler.Stages()
+	for i := range stages {
+		row, header := &stages[i], epp.HeaderDestination
+		if i > 0 {
+			header = row.Header
+		}
+		e, _ := s.find(first(headerOf(m, header)))
+		switch {
+		case e == nil && i == 0:
+			return nil
+		case e == nil:
+			continue
+		}
+		claim := epp.Claim{Endpoint: e, Add: one}
+		if row.Generates {
+			claim.Keep = one
+		}
+		claims = append(claims, claim)
 	}
 	return epp.ReserveAnyway(claims...)
 }

@@ -139,6 +139,48 @@ func TestAccountantWithoutReservation(t *testing.T) {
 	}
 }
 
+// A stage that no type of the server names is charged, and ends with the answer's beginning or with the request, as its row says.
+func TestAccountantChargesEveryStage(t *testing.T) {
+	const plan = "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=0.5;report;stage-encode=always"
+	encode := epp.StageRow{Stage: "encode", Role: pd.RoleEncode, Endpoints: 2, Header: "x-encoder-hosts-ports"}
+	generating := encode
+	generating.Generates = true
+	for _, c := range []struct {
+		name                 string
+		encode               epp.StageRow
+		header               string // that names the encoders
+		picked, answered     string // in flight
+		endsBeforeTheAnswers bool
+	}{
+		{"until the answer begins", encode, c6 + "," + a, "1/0 1/0 1/0", "1/0 0/0 0/0", false},
+		{"until the request ends", generating, c6, "1/0 1/0 1/0", "1/0 0/0 1/0", false},
+		{"on the endpoint of another stage", encode, b, "1/0 2/0 0/0", "1/0 0/0 0/0", false},
+		{"not known", encode, "10.9.9.9:1", "1/0 1/0 0/0", "1/0 0/0 0/0", false},
+		{"the client leaves before the answer", encode, c6, "1/0 1/0 1/0", "", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := remotePool()
+			p.stages = append(slices.Clone(usual), c.encode)
+			r := startRig(t, p)
+			s := r.open(t, client.MarkAcct)
+			s.send(chat(more, pd.HeaderPlan, plan, epp.HeaderDestination, a, pd.HeaderPrefill, b, encode.Header, c.header))
+			s.recv()
+			r.pool.mustLoad(t, c.picked)
+			if !c.endsBeforeTheAnswers {
+				s.send(served(responseHeaders(more), a))
+				s.recv()
+				r.pool.mustLoad(t, c.answered)
+			}
+			s.mustFinish()
+			all := r.outcomes(t)
+			r.pool.mustLoad(t, "0/0 0/0 0/0")
+			if len(all) != 1 || len(all[0].Plan.Stages) != 1 || all[0].Plan.Stages[0].Name != "encode" {
+				t.Errorf("outcomes %+v", all)
+			}
+		})
+	}
+}
+
 // What is not planned has no id under which it could be taken over.
 func TestPickerKeepsNothingWithoutAPlan(t *testing.T) {
 	r := startRig(t, remotePool())

@@ -113,7 +113,7 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 	if st.outcome.Plan.ID != "" {
 		for i := range d.Picks[1:] {
 			pick := &d.Picks[1+i]
-			set(m, pick.Header, destinations(pick.Endpoints))
+			set(m, pick.Row.Header, destinations(pick.Endpoints))
 		}
 		set(m, pd.HeaderPlan, st.outcome.Plan.String())
 		if st.s.cfg.Auth != nil {

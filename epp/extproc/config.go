@@ -48,9 +48,11 @@ func Defaults() Config {
 	}
 }
 
-// Scheduler picks. Both methods are called from many goroutines. The error of Pick is a *pd.Refusal.
+// Scheduler picks. Its methods are called from many goroutines. The error of Pick is a *pd.Refusal.
 type Scheduler interface {
 	Blocks() epp.BlockSpec
+	// Stages are those of the configuration in use, nil if there is none.
+	Stages() epp.Stages
 	Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error)
 }
 

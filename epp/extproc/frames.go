@@ -110,8 +110,7 @@ type head struct {
 	internal []string // headers that are removed here, as sent: pd.Internal, and those for the picker alone
 	trailers bool     // the client accepts trailers
 	trace    traceHeaders
-	// The headers that the picker of a pair sets for its accountant.
-	plan, destination, prefill string
+	plan     string // that the picker of a pair sets for its accountant
 }
 
 // readHead reads the headers of a request in one pass. Gateways send names in lower case.
@@ -141,13 +140,15 @@ func readHead(m *corev3.HeaderMap) (h head) {
 			h.Objective = valueOf(v)
 		case epp.HeaderObjectiveOld:
 			olds.objective = valueOf(v)
+		case pd.HeaderPlan:
+			h.plan, h.internal = valueOf(v), append(h.internal, name)
 		case epp.HeaderTarget:
 			h.Target, h.internal = valueOf(v), append(h.internal, name)
 		case epp.HeaderTargetOld:
 			olds.target, h.internal = valueOf(v), append(h.internal, name)
 		default:
 			if pd.Internal(name) {
-				h.readInternal(name, v)
+				h.internal = append(h.internal, name)
 			}
 		}
 	}
@@ -159,16 +160,14 @@ func readHead(m *corev3.HeaderMap) (h head) {
 // older are the values of headers under their older names. They count if the newer header is missing.
 type older struct{ objective, target string }
 
-func (h *head) readInternal(name string, v *corev3.HeaderValue) {
-	h.internal = append(h.internal, name)
-	switch name {
-	case pd.HeaderPlan:
-		h.plan = valueOf(v)
-	case epp.HeaderDestination:
-		h.destination = valueOf(v)
-	case pd.HeaderPrefill:
-		h.prefill = valueOf(v)
+// headerOf returns the value of a header, "" if it is missing.
+func headerOf(m *corev3.HeaderMap, name string) string {
+	for _, v := range m.GetHeaders() {
+		if v.GetKey() == name {
+			return valueOf(v)
+		}
 	}
+	return ""
 }
 
 // generates reports whether the request is a call that generates. Only such calls get a plan, and a decision in their answer.

@@ -59,6 +59,7 @@ func wait[T any](t testing.TB, c <-chan T, what string) T {
 type pool struct {
 	endpoints []*epp.Endpoint
 	blocks    epp.BlockSpec
+	stages    epp.Stages // nil: decode and prefill
 	// choose makes the decision; nil sends everything to the first endpoint, locally.
 	choose func(r *epp.Request) (*epp.Decision, error)
 	// wait, if not nil, blocks a pick before choose. Its error is the pick's.
@@ -74,6 +75,16 @@ func newPool(addresses ...string) *pool {
 }
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
+
+// usual are the stages of most tests.
+var usual = epp.Stages{epp.DecodeRow("decode"), epp.PrefillRow("prefill", 3)}
+
+func (p *pool) Stages() epp.Stages {
+	if p.stages != nil {
+		return p.stages
+	}
+	return usual
+}
 
 func (p *pool) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error) {
 	if p.wait != nil {
@@ -91,18 +102,17 @@ func (p *pool) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error) 
 const tokens = 100
 
 func (p *pool) local(r *epp.Request, decode ...*epp.Endpoint) (*epp.Decision, error) {
-	claim := epp.Claim{Stage: epp.StageDecode, Endpoint: decode[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}, Keep: epp.InFlight{Requests: 1}}
-	return &epp.Decision{Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: decode}}, Verdict: pd.Local, Reason: pd.BelowThreshold,
+	claim := epp.Claim{Endpoint: decode[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}, Keep: epp.InFlight{Requests: 1}}
+	return &epp.Decision{Picks: []epp.StagePick{{Row: &usual[0], Endpoints: decode}}, Verdict: pd.Local, Reason: pd.BelowThreshold,
 		Tokens: r.Prompt.Tokens, Reservation: epp.ReserveAnyway(claim)}, nil
 }
 
 func (p *pool) remote(decode *epp.Endpoint, prefill ...*epp.Endpoint) (*epp.Decision, error) {
 	one := epp.InFlight{Requests: 1}
 	return &epp.Decision{Verdict: pd.Remote, Reason: pd.Uncached,
-		Picks: []epp.StagePick{{Stage: epp.StageDecode, Endpoints: []*epp.Endpoint{decode}},
-			{Stage: epp.StagePrefill, Split: true, Header: pd.HeaderPrefill, Endpoints: prefill}},
-		Reservation: epp.ReserveAnyway(epp.Claim{Stage: epp.StageDecode, Endpoint: decode, Add: one, Keep: one},
-			epp.Claim{Stage: epp.StagePrefill, Endpoint: prefill[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}})}, nil
+		Picks: []epp.StagePick{{Row: &usual[0], Endpoints: []*epp.Endpoint{decode}}, {Row: &usual[1], Endpoints: prefill}},
+		Reservation: epp.ReserveAnyway(epp.Claim{Endpoint: decode, Add: one, Keep: one},
+			epp.Claim{Endpoint: prefill[0], Add: epp.InFlight{Requests: 1, Tokens: tokens}})}, nil
 }
 
 func (p *pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {

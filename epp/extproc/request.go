@@ -50,7 +50,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	r.head = readHead(h.GetHeaders())
 	st.outcome.Request, st.outcome.API = r.head.RequestID, r.head.api
 	if st.filter == filterAcct {
-		return st.takeOver(h.GetEndOfStream())
+		return st.takeOver(h)
 	}
 	st.keepSubset(f)
 	if !st.s.cfg.PDHeader {

@@ -42,7 +42,7 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 	by, st.outcome.Served = st.s.find(servedBy(f))
 	if st.reservation != nil {
 		if by != nil {
-			st.reservation.Move(epp.StageDecode, by)
+			st.reservation.Served(by)
 		}
 		st.reservation.Answered()
 	}

@@ -88,7 +88,7 @@ func (s span) picked(r *epp.Request, d *epp.Decision, took time.Duration) {
 		attribute.Int("tandem.tokens.cached", d.Cached),
 		attribute.Float64("tandem.phase.epp_ms", float64(took)/float64(time.Millisecond)))...)
 	for i := range d.Picks {
-		s.SetAttributes(attribute.String("tandem.endpoint."+string(d.Picks[i].Stage), d.Picks[i].Endpoints[0].Address))
+		s.SetAttributes(attribute.String("tandem.endpoint."+string(d.Picks[i].Row.Stage), d.Picks[i].Endpoints[0].Address))
 	}
 }
 

@@ -108,6 +108,7 @@ func New(options Options) *Pool {
 		loaded:     make(chan struct{}, 1),
 		synced:     make(chan struct{}),
 	}
+	p.set.fell = &p.Publisher
 	p.snapshot.Store(&epp.Snapshot{})
 	p.byAddr.Store(&map[netip.AddrPort]*epp.Endpoint{})
 	p.metrics = newMetrics(p, options.Metrics)
@@ -167,7 +168,6 @@ func (p *Pool) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	work.Go(func() { p.upkeep(ctx) })
-	work.Go(func() { p.watchBusy(ctx) })
 
 	current := idle()
 	defer func() { current.end() }()

@@ -307,7 +307,7 @@ func TestRelabeledUnderLoad(t *testing.T) {
 				default:
 				}
 				r := inFlight(p.Snapshot().Endpoints[n%len(specs)])
-				r.Move(epp.StageDecode, p.Snapshot().Endpoints[n/2%len(specs)])
+				r.Served(p.Snapshot().Endpoints[n/2%len(specs)])
 				r.Answered()
 				r.End()
 			}
@@ -579,6 +579,42 @@ func TestSubscribers(t *testing.T) {
 		defer told.mu.Unlock()
 		if want := []string{"a:decode", "b:decode"}; !slices.Equal(told.joined, want) {
 			t.Errorf("joined %q, want %q", told.joined, want)
+		}
+	})
+}
+
+// TestFreeCapacityIsTold at once, whichever version of the endpoint the request was sent to, and to none that does not want it.
+func TestFreeCapacityIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, relabelled := specOf("a", "10.0.0.1:8000"), specOf("a", "10.0.0.1:8000")
+		relabelled.Labels = map[string]string{"zone": "b"}
+		discovery := ofPool(a)
+		p, _ := withEngines(t, Options{}, discovery, always(idlePage))
+		start(t, p)
+		<-p.Synced()
+		ends, others := p.Subscribe(epp.InFlightFell), p.Subscribe(epp.MembersChanged)
+		told := func() bool {
+			select {
+			case <-ends.Ready():
+				return ends.Take() == epp.InFlightFell
+			default:
+				return false
+			}
+		}
+		running := inFlight(p.Snapshot().Endpoints[0])
+		if told() {
+			t.Error("a request that begins is no free capacity")
+		}
+		discovery <- []epp.Spec{relabelled}
+		<-others.Ready()
+		next := inFlight(p.Snapshot().Endpoints[0])
+		for _, r := range []*epp.Reservation{running, next} {
+			if r.End(); !told() {
+				t.Error("a request has ended, and no subscriber was told")
+			}
+			if r.End(); told() {
+				t.Error("told of an end that was none")
+			}
 		}
 	})
 }

@@ -14,16 +14,13 @@ type schedule struct {
 	busy, idle time.Duration
 	failures   int       // since the last page that was read
 	due        time.Time // unless the endpoint is busy before
-}
-
-// ready reports whether the page is due. An endpoint whose last reading failed is not read sooner because it is busy.
-func (s *schedule) ready(now time.Time, busy bool) bool {
-	return busy && s.failures == 0 || !now.Before(s.due)
+	dueBusy    time.Time // and if it is busy
 }
 
 // done records the result of a scrape. The first pause after a failure is that of an idle endpoint; each further one is twice as
 // long.
 func (s *schedule) done(now time.Time, ok bool) {
+	s.dueBusy = now.Add(spread(s.busy, rand.Float64()))
 	if ok {
 		s.failures = 0
 		s.due = now.Add(spread(s.idle, rand.Float64()))
@@ -41,16 +38,18 @@ func (s *schedule) done(now time.Time, ok bool) {
 // nothing, and no request is sent there until the page is read again.
 func (s *schedule) soon(now time.Time) { s.due = now.Add(spread(s.idle, rand.Float64())) }
 
-// wait returns how long until the page is due, unless the endpoint becomes busy before.
+// wait returns how long until the page is to be read, unless the endpoint becomes busy before. A page that is overdue, because
+// an idle endpoint has become busy, is read at a random moment within half the busy interval, so that endpoints that become
+// busy together are not read together. A failing endpoint is not read sooner because it is busy.
 func (s *schedule) wait(now time.Time, busy bool) time.Duration {
-	due := s.due.Sub(now)
-	switch {
-	case s.failures > 0:
-		return due
-	case busy:
-		due = min(due, spread(s.busy, rand.Float64()))
+	due := s.due
+	if busy && s.failures == 0 && s.dueBusy.Before(due) {
+		due = s.dueBusy
 	}
-	return max(due, s.busy/10)
+	if left := due.Sub(now); left > 0 {
+		return left
+	}
+	return time.Duration(rand.Float64() * float64(s.busy) / 2)
 }
 
 // spread varies a time by a tenth, up and down, as r goes from 0 to 1.

@@ -46,6 +46,91 @@ func TestScrapesFollowLoad(t *testing.T) {
 	})
 }
 
+// An idle endpoint whose page was read some time ago gets a request: the page is read soon, but not sooner after the last time
+// than the page of a busy endpoint is.
+func TestFirstRequestHasThePageRead(t *testing.T) {
+	const busy, idle = 10 * time.Second, 100 * time.Second
+	for _, c := range []struct {
+		name           string
+		since          time.Duration // the last reading
+		earliest, late time.Duration // after the request
+	}{
+		{"at once", 0, busy * 9 / 10, busy * 11 / 10},
+		{"within the busy interval", busy / 2, busy * 4 / 10, busy * 6 / 10},
+		{"later", 5 * busy, 0, busy / 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				read := make(chan time.Time, 100)
+				p, _ := withEngines(t, Options{Busy: busy, Idle: idle}, ofPool(specOf("a", "10.0.0.1:8000")), func(context.Context, string) (string, error) {
+					read <- time.Now()
+					return idlePage, nil
+				})
+				start(t, p)
+				last := <-read
+				time.Sleep(time.Until(last.Add(c.since)))
+				synctest.Wait()
+				request := time.Now()
+				running := inFlight(p.Snapshot().Endpoints[0])
+				defer running.End()
+				if took := (<-read).Sub(request); took < c.earliest || took > c.late {
+					t.Errorf("read %v after the request, want %v to %v", took, c.earliest, c.late)
+				}
+			})
+		})
+	}
+}
+
+// A request that has ended before the scraper runs has the page read as well, and requests after that wake nothing.
+func TestShortRequestsAreSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spec := specOf("a", "10.0.0.1:8000")
+		p, e := withEngines(t, Options{}, ofPool(spec), always(idlePage))
+		start(t, p)
+		time.Sleep(10 * time.Second)
+		e.since()
+		for range 20_000 {
+			inFlight(p.Snapshot().Endpoints[0]).End()
+			time.Sleep(time.Millisecond)
+		}
+		between(t, "scrapes of an endpoint with a short request every millisecond in 20 s", e.since()[spec.Addr.String()], 90, 112)
+	})
+}
+
+// TestScrapesSpreadABurst has 200 idle endpoints get a request in the same moment.
+func TestScrapesSpreadABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		perMoment := map[time.Duration]int{}
+		var begin time.Time
+		p, _ := withEngines(t, Options{}, ofPool(manySpecs(200)...), func(context.Context, string) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			perMoment[time.Since(begin)/(10*time.Millisecond)]++
+			return idlePage, nil
+		})
+		start(t, p)
+		time.Sleep(10 * time.Second)
+		mu.Lock()
+		clear(perMoment)
+		begin = time.Now()
+		mu.Unlock()
+		for _, e := range p.Snapshot().Endpoints {
+			defer inFlight(e).End()
+		}
+		time.Sleep(250 * time.Millisecond)
+		mu.Lock()
+		defer mu.Unlock()
+		all := 0
+		for moment, n := range perMoment {
+			if all += n; n > 50 {
+				t.Errorf("%d of 200 were read within the 10 ms from %v", n, moment*10*time.Millisecond)
+			}
+		}
+		between(t, "scrapes of 200 endpoints after their first request", all, 200, 300)
+	})
+}
+
 func TestIntervals(t *testing.T) {
 	cases := []struct {
 		name       string

@@ -87,51 +87,20 @@ type scraper struct {
 func (s *scraper) run(ctx context.Context) {
 	timer := time.NewTimer(time.Duration(rand.Float64() * float64(s.pool.options.Busy)))
 	defer timer.Stop()
+	defer wake(s.member.turned) // the scraper of the endpoint's next version may have missed a value that this one got
 	for {
+		var busy bool // at some moment since the page was read
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
 		case <-s.member.turned:
-		}
-		if s.ready(time.Now(), s.member.busy()) {
+			busy = true
+		case <-timer.C:
 			s.turn(ctx)
+			s.member.Arm() // before busy is asked, so that no request is missed
+			busy = s.member.busy()
 		}
-		busy := s.member.busy()
-		s.member.waits.Store(!busy && s.failures == 0)
 		timer.Reset(s.wait(time.Now(), busy))
-	}
-}
-
-// watchParts is the number of parts in which watchBusy checks the endpoints, so that endpoints that become busy together are
-// not all read at once.
-const watchParts = 8
-
-// watchBusy wakes the scrapers of idle endpoints that have become busy, until ctx ends. It checks each endpoint as often as
-// the page of a busy one is read. One watcher for all endpoints costs less than a timer for each.
-func (p *Pool) watchBusy(ctx context.Context) {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for part := 0; ; part = (part + 1) % watchParts {
-		select {
-		case <-ctx.Done():
-			return
-		case <-pause.C:
-		}
-		p.mu.Lock()
-		members := p.set.members // replaced, never changed
-		p.mu.Unlock()
-		for i := part; i < len(members); i += watchParts {
-			if m := members[i]; m.waits.Load() && m.busy() {
-				m.waits.Store(false)
-				wake(m.turned)
-			}
-		}
-		busy := p.options.Busy
-		if pages := p.pages.Load(); pages != nil {
-			busy = pages.busy
-		}
-		pause.Reset(busy / watchParts)
 	}
 }
 

@@ -30,16 +30,18 @@ type member struct {
 	load atomic.Pointer[epp.Load] // never nil
 	stop context.CancelFunc       // ends its scraper
 
-	waits  atomic.Bool   // its scraper waits until the idle endpoint is due
-	turned chan struct{} // holds one: the endpoint has become busy
+	turned chan struct{} // of all versions; holds one: the endpoint has become busy
 }
 
-// busy reports whether this picker has requests in flight at the endpoint.
+// busy reports whether the endpoint has requests, as this picker or its page says.
 func (m *member) busy() bool {
+	if m.InFlight().Requests > 0 {
+		return true
+	}
 	load := m.load.Load()
 	waiting, _ := load.Signals.Value(epp.Waiting)
 	running, _ := load.Signals.Value(epp.Running)
-	return m.InFlight().Requests > 0 || waiting+running > 0
+	return waiting+running > 0
 }
 
 // departed is a member that has left.
@@ -56,7 +58,8 @@ const lingerMax = time.Hour
 type set struct {
 	members []*member // ordered by namespace and name
 	gone    []departed
-	slots   []bool // by slot: in use
+	slots   []bool         // by slot: in use
+	fell    *epp.Publisher // that the load in flight of endpoints fell; may be nil
 }
 
 // change is the result of an apply: members that joined, that left, and that were replaced by a new version of their
@@ -119,6 +122,7 @@ func (s *set) join(spec *epp.Spec) *member {
 		return m
 	}
 	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
+	m.Watch(s.fell, m.turned)
 	m.Slot = s.takeSlot()
 	m.load.Store(&epp.Load{})
 	return m
@@ -127,7 +131,7 @@ func (s *set) join(spec *epp.Spec) *member {
 // with makes a new version of the member, for a spec with the same name and address. It keeps the load, unless the metrics
 // page is now at another address.
 func (m *member) with(spec *epp.Spec) *member {
-	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
+	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: m.turned}
 	next.load.Store(m.load.Load())
 	if next.Metrics != m.Metrics {
 		next.load.Store(&epp.Load{})

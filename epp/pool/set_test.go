@@ -25,7 +25,7 @@ func withLabel(s epp.Spec, name, value string) epp.Spec {
 
 // inFlight charges an endpoint with one request.
 func inFlight(e *epp.Endpoint) *epp.Reservation {
-	return epp.ReserveAnyway(epp.Claim{Stage: epp.StageDecode, Endpoint: e, Add: epp.InFlight{Requests: 1}})
+	return epp.ReserveAnyway(epp.Claim{Endpoint: e, Add: epp.InFlight{Requests: 1}})
 }
 
 func (s *set) names() (names []string) {
@@ -159,7 +159,7 @@ func TestSetTakesBackWhatStillRuns(t *testing.T) {
 	if !second.Is(first.Endpoint) || second.Slot == s.member("b").Slot || len(s.gone) != 0 || second.InFlight().Requests != 1 {
 		t.Errorf("%+v after %+v, beside %+v", second, first, s.member("b"))
 	}
-	running.Move(epp.StageDecode, second.Endpoint)
+	running.Served(second.Endpoint)
 	running.End()
 	if got := second.InFlight(); got != (epp.InFlight{}) {
 		t.Errorf("in flight after the end: %v", got)

@@ -49,7 +49,7 @@ func (k *pick) claim() {
 			continue
 		}
 		s, c := &k.pipeline.stages[i], &k.chosen[i][0]
-		claim := epp.Claim{Stage: s.Stage, Endpoint: c.Endpoint, Seen: c.InFlight, Add: epp.InFlight{Requests: 1}}
+		claim := epp.Claim{Endpoint: c.Endpoint, Seen: c.InFlight, Add: epp.InFlight{Requests: 1}}
 		if i == computes {
 			claim.Add.Tokens = k.uncached(c)
 		}
@@ -108,23 +108,29 @@ func (k *pick) learn() {
 	}
 }
 
-// usualStages is how many stages a decision has memory for; more cost another allocation.
-const usualStages = 2
+// A decision has memory for this many stages, and endpoints of all of them; more cost another allocation.
+const (
+	usualStages    = 2
+	usualEndpoints = 4
+)
 
 // decision returns the decision in the form that callers get.
 func (k *pick) decision() *epp.Decision {
 	made := &struct {
 		epp.Decision
-		picks [usualStages]epp.StagePick
+		picks     [usualStages]epp.StagePick
+		endpoints [usualEndpoints]*epp.Endpoint
 	}{}
 	d := &made.Decision
 	*d = epp.Decision{Picks: made.picks[:0], Verdict: k.verdict, Reason: k.reason, Strict: k.strict(),
 		Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Costs: k.costs}
-	total := 0
+	total, all := 0, made.endpoints[:0]
 	for i := range k.chosen {
 		total += len(k.chosen[i])
 	}
-	all := make([]*epp.Endpoint, 0, total)
+	if total > len(made.endpoints) {
+		all = make([]*epp.Endpoint, 0, total)
+	}
 	for i := range k.chosen {
 		chosen, s := k.chosen[i], &k.pipeline.stages[i]
 		if len(chosen) == 0 {
@@ -134,8 +140,7 @@ func (k *pick) decision() *epp.Decision {
 		for j := range chosen {
 			all = append(all, chosen[j].Endpoint)
 		}
-		pick := epp.StagePick{Stage: s.Stage, Split: s.Split, Header: s.Header, Reason: k.reasons[i],
-			Endpoints: all[begin:len(all):len(all)]}
+		pick := epp.StagePick{Row: s.StageRow, Reason: k.reasons[i], Endpoints: all[begin:len(all):len(all)]}
 		if len(k.pipeline.config.Observers) > 0 {
 			pick.Seen = seen(&chosen[0])
 		}

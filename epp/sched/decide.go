@@ -36,8 +36,8 @@ func (k *pick) steer() error {
 // ruling is that the stage runs.
 func (k *pick) rule(i int) epp.Ruling {
 	s := &k.pipeline.stages[i]
-	k.asked = epp.Alternatives{Round: k.round, Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Local: k.chosen[0]}
-	k.asked.Stage = s.Stage
+	k.round.Stage, k.ruled = s.Stage, i
+	k.asked = epp.Alternatives{Round: &k.round, Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Local: k.chosen[0]}
 	if s.compares {
 		k.choose(i)
 		k.asked.Remote, k.asked.Links = k.chosen[i], k.linksOf(i)

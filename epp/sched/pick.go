@@ -21,6 +21,7 @@ type pick struct {
 	all         []epp.Candidate // the endpoints that the request's subset allows
 	computed    []epp.Values    // of all, by the producers
 	outside     int             // how many it does not allow
+	barred      []*epp.Endpoint // excluded from the stage at work, because other stages have chosen them
 	left        []epp.Candidate // those that the filters of the profile at work have left
 	scores      []float64       // of left, by one scorer
 	totals      []float64       // of left
@@ -33,6 +34,7 @@ type pick struct {
 	chosen  [][]epp.Candidate // for each stage of the pipeline, best first
 	reasons []pd.Reason       // for each stage, why it runs
 	asked   epp.Alternatives  // what a decider was asked
+	ruled   int               // index of the stage whose decider was asked last in this try, -1 = none was
 	links   []epp.Link        // of asked
 	claims  []epp.Claim
 	verdict pd.Verdict
@@ -62,7 +64,6 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 func (k *pick) end() {
 	k.pipeline, k.trace, k.spent, k.costs = nil, nil, false, nil
 	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand}
-	k.asked = epp.Alternatives{}
 	picks.Put(k)
 }
 
@@ -116,7 +117,7 @@ func (k *pick) refresh() {
 // run makes the decision, without consequences. It may be run again. The error is a *pd.Refusal.
 func (k *pick) run() error {
 	k.round.Before = k.round.Before[:0]
-	k.verdict, k.reason, k.costs = pd.Local, "", nil
+	k.verdict, k.reason, k.costs, k.ruled = pd.Local, "", nil, -1
 	for i := range k.chosen {
 		k.chosen[i], k.reasons[i] = k.chosen[i][:0], ""
 	}
@@ -187,7 +188,7 @@ func (k *pick) assist(i int) error {
 
 // find chooses the endpoints of a stage, unless they were chosen for its decider, and reports whether there are any.
 func (k *pick) find(i int) bool {
-	if s := &k.pipeline.stages[i]; len(k.chosen[i]) == 0 && !(s.compares && k.asked.Stage == s.Stage) {
+	if s := &k.pipeline.stages[i]; len(k.chosen[i]) == 0 && !(s.compares && k.ruled == i) {
 		k.choose(i)
 	}
 	return len(k.chosen[i]) > 0
@@ -238,19 +239,28 @@ func (k *pick) choose(i int) {
 func (k *pick) enter(s *stage) {
 	k.round.Stage = s.Stage
 	k.dropper, k.full, k.unreachable = "", false, k.unreachable[:0]
-	k.left = append(k.left[:0], k.all...)
+	k.left, k.barred = k.left[:0], k.barred[:0]
 	if k.trace != nil {
 		k.trace.enter(s, k.all)
 	}
-	for _, excluded := range s.Excludes {
-		e := k.round.Chosen(excluded)
-		if at := slices.IndexFunc(k.left, func(c epp.Candidate) bool { return c.Endpoint == e }); at >= 0 {
-			k.left = slices.Delete(k.left, at, at+1)
-		}
-		if k.trace != nil {
-			k.trace.filtered(itself(excluded), k.left)
+	for _, stage := range s.Excludes {
+		if e := k.round.Chosen(stage); e != nil {
+			k.barred = append(k.barred, e)
+			if k.trace != nil {
+				k.trace.excluded(stage, e)
+			}
 		}
 	}
+	from := 0
+	if len(k.barred) > 0 {
+		for i := range k.all {
+			if e := k.all[i].Endpoint; e == k.barred[0] || slices.Contains(k.barred[1:], e) {
+				k.left = append(k.left, k.all[from:i]...)
+				from = i + 1
+			}
+		}
+	}
+	k.left = append(k.left, k.all[from:]...)
 }
 
 // setAside takes the unreachable endpoints out of those left, if there are others: an endpoint that refuses connections

@@ -47,10 +47,10 @@ type Pipeline struct {
 
 // stage is a row of the configuration, ready to run.
 type stage struct {
-	epp.StageRow
-	profile  *epp.Profile
-	wanted   int  // endpoints
-	compares bool // its decider is an epp.Comparer
+	*epp.StageRow // in the configuration
+	profile       *epp.Profile
+	wanted        int  // endpoints
+	compares      bool // its decider is an epp.Comparer
 }
 
 // NewPipeline makes a pipeline. The error joins all that is wrong with the configuration.
@@ -83,7 +83,8 @@ func (p *Pipeline) addStages() error {
 	// Endpoints of these roles are judged by the detector even where no stage is meant for them: a profile without a filter by
 	// role may pick them.
 	p.roles = []pd.Role{pd.RoleDecode, pd.RolePrefill}
-	for i, row := range c.Stages {
+	for i := range c.Stages {
+		row := &c.Stages[i]
 		profile, err := c.profile(row.Stage, row.Profile)
 		problems = append(problems, err, c.checkRow(i))
 		s := stage{StageRow: row, profile: profile, wanted: row.Endpoints}
@@ -136,6 +137,8 @@ func (c *Config) checkRow(i int) error {
 		require(!row.Split && row.Decider.Decider == nil && row.Header == "", "the %s stage comes first, so it cannot depend on a decision", row.Stage)
 		return errors.Join(problems...)
 	}
+	require(pd.Internal(row.Header), "the %s stage names its endpoints in the header %q, which is not removed from what clients send",
+		row.Stage, row.Header)
 	n := row.Endpoints
 	require(1 <= n && n <= pd.MaxTargets, "%d %s candidates are wanted, which must be 1 to %d", n, row.Stage, pd.MaxTargets)
 	require(!row.Split || !slices.ContainsFunc(before, func(r epp.StageRow) bool { return r.Split }),

@@ -36,6 +36,9 @@ func TestNewPipelineTellsWhatIsWrong(t *testing.T) {
 			"0 prefill candidates are wanted, which must be 1 to 16"},
 		"too many of them": {func(c *sched.Config) { c.Stages[1].Endpoints = 17 },
 			"17 prefill candidates are wanted, which must be 1 to 16"},
+		"a header that clients may send": {func(c *sched.Config) { c.Stages[1].Header = "x-encoders" },
+			`the prefill stage names its endpoints in the header "x-encoders"`},
+		"no header":             {func(c *sched.Config) { c.Stages[1].Header = "" }, "the prefill stage names its endpoints in the header"},
 		"nothing is ever fresh": {func(c *sched.Config) { c.Stale = 0 }, "the age at which a load is stale is 0s"},
 		"negative output":       {func(c *sched.Config) { c.Charge.OutputRatio = -1 }, "the output ratio is -1"},
 		"output is no number":   {func(c *sched.Config) { c.Charge.OutputRatio = math.NaN() }, "the output ratio is NaN"},
@@ -58,6 +61,16 @@ func TestPipelineWithoutPrefillNeedsNoCandidates(t *testing.T) {
 	c.Stages = epp.Stages{epp.DecodeRow("decode")}
 	if _, err := sched.NewPipeline(c); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestStagesAreThoseOfTheConfigurationInUse(t *testing.T) {
+	if got := sched.New(fleet(), epp.SystemClock).Stages(); got != nil {
+		t.Errorf("without a configuration there are the stages %v", got)
+	}
+	s := scheduler(t, fleet(), encoding(always{}, epp.NoneSkips))
+	if got := s.Stages(); len(got) != 3 || got[2].Stage != "encode" {
+		t.Errorf("got %v", got)
 	}
 }
 

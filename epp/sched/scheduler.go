@@ -41,6 +41,14 @@ func (s *Scheduler) Blocks() epp.BlockSpec {
 	return epp.BlockSpec{}
 }
 
+// Stages returns the stages of the configuration in use, nil if there is none. They do not change.
+func (s *Scheduler) Stages() epp.Stages {
+	if p := s.pipeline.Load(); p != nil {
+		return p.config.Stages
+	}
+	return nil
+}
+
 // Pick decides where a request goes, charges the endpoints, and lets the matcher learn it. Preparers may add to the
 // request. The error is a *pd.Refusal; then nothing is charged. It stops waiting when ctx ends.
 func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error) {

@@ -42,9 +42,6 @@ func TestThirdStage(t *testing.T) {
 	encoder := d.Endpoints("encode")[0]
 	want := map[string]epp.InFlight{"encode-prefill-decode-0": {Requests: 1}, "prefill-1": {Requests: 1, Tokens: 100}, encoder.Name: {Requests: 1}}
 	checkLoad(t, p, "picked", want)
-	if d.Reservation.At("encode") != encoder {
-		t.Error("the reservation does not know the encode endpoint")
-	}
 	plan := d.Plan()
 	plan.ID = "0123456789abcdef"
 	if got, want := plan.String(), "remote;id=0123456789abcdef;reason=always;strict=0;epp=0;stage-encode=always"; got != want {
@@ -148,7 +145,8 @@ type weighs struct{ asked []epp.Alternatives }
 func (w *weighs) Compares() {}
 
 func (w *weighs) Decide(a *epp.Alternatives) epp.Ruling {
-	seen := *a
+	seen, round := *a, *a.Round
+	seen.Round = &round
 	seen.Local, seen.Remote, seen.Links = slices.Clone(a.Local), slices.Clone(a.Remote), slices.Clone(a.Links)
 	w.asked = append(w.asked, seen)
 	ruling := epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold, Costs: []epp.Cost{{Verdict: pd.Local, Endpoint: a.Local[0].Endpoint, Time: time.Second}}}

@@ -57,6 +57,13 @@ func (t *tracer) of(c *epp.Candidate) *epp.CandidateTrace {
 	return &t.stage.Candidates[t.index[c.Endpoint]]
 }
 
+// excluded records that an endpoint is no candidate of this stage, because another stage has chosen it.
+func (t *tracer) excluded(by epp.Stage, e *epp.Endpoint) {
+	if i, candidate := t.index[e]; candidate {
+		t.stage.Candidates[i].Dropped = itself(by)
+	}
+}
+
 // filtered records which candidates a filter dropped: those that were there before and are not left.
 func (t *tracer) filtered(filter string, left []epp.Candidate) {
 	kept := make(map[int]bool, len(left))

@@ -222,7 +222,7 @@ func TestDecisionsTellObserversWhatWasSeen(t *testing.T) {
 			c.Observers = []epp.Observer{&journal{}}
 		}
 		p.Snapshot().Loads[0].Signals = epp.Values{}.With(epp.Waiting, 3)
-		before := epp.ReserveAnyway(epp.Claim{Stage: epp.StageDecode, Endpoint: p.Snapshot().Endpoints[0], Add: epp.InFlight{Requests: 2}})
+		before := epp.ReserveAnyway(epp.Claim{Endpoint: p.Snapshot().Endpoints[0], Add: epp.InFlight{Requests: 2}})
 		d := mustPick(t, scheduler(t, p, c), splitRequest(100))
 		if !observed {
 			if d.Picks[0].Seen != nil {
