@@ -17,15 +17,15 @@ const (
 	InFlightFell                       // requests of this picker ended, or their prompts are computed: there is capacity
 )
 
-// Publisher tells subscribers that something has changed. Publish never waits for a subscriber: what a slow one has not
-// taken yet is joined with what comes later, and takes no more memory. The zero value is ready for use.
+// Publisher notifies subscribers of changes. Publish never waits: changes that a slow subscriber has not taken yet are merged
+// with later ones, and take no more memory. The zero value is ready for use.
 type Publisher struct {
 	wanted        atomic.Uint32 // by any subscription: what none wants costs one read
 	mu            sync.Mutex
 	subscriptions []*Subscription
 }
 
-// Subscription is one subscriber's view of a Publisher. Its methods may be called from any goroutine.
+// Subscription is one subscriber's view of a Publisher. Its methods are safe for concurrent use.
 type Subscription struct {
 	publisher *Publisher
 	wanted    Changes // guarded by the publisher's mu

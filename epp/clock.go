@@ -2,11 +2,11 @@ package epp
 
 import "time"
 
-// Clock tells the time and runs functions later. The picker gets SystemClock; a replay of recorded requests gets one that
+// Clock tells the time and runs functions later. The picker gets SystemClock; a replay of recorded requests gets a clock that
 // runs in virtual time.
 type Clock interface {
 	Now() time.Time
-	// AfterFunc runs f in a goroutine of its own after d, unless the timer is stopped before.
+	// AfterFunc runs f in its own goroutine after d, unless the timer is stopped before.
 	AfterFunc(d time.Duration, f func()) Timer
 }
 

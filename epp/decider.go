@@ -6,47 +6,47 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Decider decides whether the work of a stage is done on an endpoint of its own or on one that was picked before: whether
-// a prompt is computed on a prefill endpoint or on the decode endpoint, for instance. It is called from many goroutines
-// and must not keep what it is given.
+// Decider decides whether a stage runs on an endpoint of its own or on one that was picked before: whether, for instance, a
+// prompt is computed on a prefill endpoint or on the decode endpoint. It must be safe for concurrent use and must not keep
+// its arguments.
 type Decider interface {
 	Decide(a *Alternatives) Ruling
 }
 
-// Comparer is a Decider that looks at Alternatives.Remote and Links. The profile of the stage runs before a Comparer is
-// asked; for other deciders it runs only if they rule that the stage is wanted.
+// Comparer is a Decider that reads Alternatives.Remote and Links. The stage's profile runs before a Comparer is called; for
+// other deciders it runs only if they rule that the stage is wanted.
 type Comparer interface {
 	Decider
 	Compares()
 }
 
-// NamedDecider is a decider under its name in the configuration, "" for one that a profile handler made by itself. The
-// zero value is no decider.
+// NamedDecider is a decider with its name in the configuration, "" for one that a profile handler made itself. The zero value
+// is no decider.
 type NamedDecider struct {
 	Name string
 	Decider
 }
 
-// Alternatives is what a Decider chooses between. Candidates carry the loads, the requests in flight and the cached tokens
-// that were read when the pick began.
+// Alternatives is what a Decider chooses between. Candidates have the loads, the requests in flight and the cached tokens of
+// the beginning of the pick.
 type Alternatives struct {
 	*Round     // its Stage is the one that is decided on
 	Tokens int // tokens of the prompt
-	Cached int // of these, tokens whose KV cache the first of Local already has; never more than Tokens
+	Cached int // how many of these the first of Local has cached; never more than Tokens
 	// Local are the endpoints that do the work if the ruling is pd.Local, best first: those of the first stage.
 	Local []Candidate
-	// Remote are the endpoints that do it if the ruling is pd.Remote, best first, none if there are none now. nil unless the
+	// Remote are the endpoints that do it if the ruling is pd.Remote, best first; empty if none is available. nil unless the
 	// decider is a Comparer.
 	Remote []Candidate
-	// Links are what is known of the way from each of Remote to the first of Local. nil unless the decider is a Comparer.
+	// Links has what is known of the network from each of Remote to the first of Local. nil unless the decider is a Comparer.
 	Links []Link
 }
 
-// Ruling is what a Decider answers.
+// Ruling is the result of a Decider.
 type Ruling struct {
 	Verdict pd.Verdict // pd.Local or pd.Remote
 	Reason  pd.Reason  // must explain the verdict: see pd.Reason.Explains
-	// Costs are those of the alternatives, where the decider compared any. Explanations show them, and observers get them.
+	// Costs are those of the alternatives, if the decider compared them. Explanations show them, and observers get them.
 	Costs []Cost
 }
 
@@ -57,14 +57,14 @@ type Cost struct {
 	Time     time.Duration // until the first token
 }
 
-// Link is what is known of the network between two endpoints. The zero value is: nothing.
+// Link is what is known of the network between two endpoints. The zero value means that nothing is known.
 type Link struct {
 	Known          bool
 	Latency        time.Duration // of a transfer, whatever its size
 	BytesPerSecond float64
 }
 
-// LinkEstimator is a plugin that knows links. It is called from many goroutines.
+// LinkEstimator is a plugin that estimates links. It must be safe for concurrent use.
 type LinkEstimator interface {
 	Link(from, to *Endpoint) Link
 }

@@ -9,17 +9,17 @@ import (
 // Decision is where a request goes, and why.
 type Decision struct {
 	// Picks are the stages that have endpoints, in the order in which they were picked for. The request is sent to the
-	// endpoints of the first one, which is never missing.
+	// endpoints of the first one, which always exists.
 	Picks   []StagePick
 	Verdict pd.Verdict // pd.Remote if a stage that splits the request has endpoints, else pd.Local
 	Reason  pd.Reason
 	Strict  bool   // the client forbade local prefill
-	Tokens  int    // of the prompt, as they were known at the pick
-	Cached  int    // of these, tokens whose KV cache the first endpoint already has
+	Tokens  int    // length of the prompt, as it was known at the pick
+	Cached  int    // how many of these the first endpoint has cached
 	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
-	// Trace tells how the decision came about; nil unless asked for.
+	// Trace says how the decision was made; nil unless it was requested.
 	Trace *Trace
 }
 
@@ -28,19 +28,19 @@ type StagePick struct {
 	Row       *StageRow   // the stage, as configured when it was picked for; it does not change
 	Reason    pd.Reason   // why the stage runs; "" for the first stage
 	Endpoints []*Endpoint // best first, never empty
-	// Seen is what was known of the first endpoint at the pick; nil where no observer is configured.
+	// Seen is what the pick knew of the first endpoint; nil if no observer is configured.
 	Seen *Seen
 }
 
 // Seen is what a pick knew of an endpoint.
 type Seen struct {
-	Load     Load     // that its metrics page told
+	Load     Load     // from its metrics page
 	InFlight InFlight // that this picker had sent there
 	Cached   int      // tokens of the prompt in its prefix cache
 	Computed Values   // signals that producers computed
 }
 
-// Endpoints are those picked for a stage, best first; none if it has none.
+// Endpoints returns those picked for a stage, best first; none if the stage has none.
 func (d *Decision) Endpoints(stage Stage) []*Endpoint {
 	for i := range d.Picks {
 		if d.Picks[i].Row.Stage == stage {
@@ -50,11 +50,11 @@ func (d *Decision) Endpoints(stage Stage) []*Endpoint {
 	return nil
 }
 
-// First are the endpoints that the request is sent to, best first.
+// First returns the endpoints that the request is sent to, best first.
 func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
 
-// Plan is the decision as the sidecar is told it, but for what the stream adds: its id, the time it took, and whether
-// reports are read.
+// Plan returns the decision as the plan for the sidecar. The stream adds the id, the picker's time, and whether it reads
+// reports.
 func (d *Decision) Plan() pd.Plan {
 	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict}
 	for i := range d.Picks {
@@ -65,17 +65,17 @@ func (d *Decision) Plan() pd.Plan {
 	return p
 }
 
-// Trace is how a decision came about, for people and for programs.
+// Trace is how a decision was made, for people and for programs.
 type Trace struct {
 	Snapshot uint64         `json:"snapshot"`           // version of the pool's snapshot
 	Outside  []string       `json:"outside_subset"`     // endpoints the gateway's subset hint excluded
 	Stages   []StageTrace   `json:"stages"`             // in the order they ran
-	Deciders []DeciderTrace `json:"deciders,omitempty"` // that were asked, in their order
+	Deciders []DeciderTrace `json:"deciders,omitempty"` // that were called, in their order
 	// Preparers are those that ran before the pick, in the order of the configuration.
 	Preparers []PreparerTrace `json:"preparers,omitempty"`
 }
 
-// decider is the name of the decider that was asked about a stage, "" if none was. A nil trace knows of none.
+// decider returns the name of the decider that was called for a stage, "" if none was, or if t is nil.
 func (t *Trace) decider(stage Stage) string {
 	if t == nil {
 		return ""
@@ -95,16 +95,16 @@ type PreparerTrace struct {
 	Error    string  `json:"error,omitempty"` // why it added nothing
 }
 
-// DeciderTrace is one question to a decider, and its answer.
+// DeciderTrace is one call of a decider, and its ruling.
 type DeciderTrace struct {
-	Stage   Stage       `json:"stage"`   // that was decided on
+	Stage   Stage       `json:"stage"`   // the stage it decided about
 	Decider string      `json:"decider"` // name in the configuration
 	Verdict string      `json:"verdict"`
 	Reason  pd.Reason   `json:"reason"`
 	Costs   []CostTrace `json:"costs,omitempty"`
 }
 
-// CostTrace is a Cost for people.
+// CostTrace is the printable form of a Cost.
 type CostTrace struct {
 	Verdict  string  `json:"verdict"`
 	Endpoint string  `json:"endpoint"`
@@ -115,7 +115,7 @@ type CostTrace struct {
 type StageTrace struct {
 	Stage      Stage            `json:"stage"`
 	Profile    string           `json:"profile"`
-	Candidates []CandidateTrace `json:"candidates"` // chosen ones first in their order, then by total, then those filtered out
+	Candidates []CandidateTrace `json:"candidates"` // chosen ones first in their order, then by total, then those that filters dropped
 }
 
 // CandidateTrace is one candidate of one run.
@@ -128,7 +128,7 @@ type CandidateTrace struct {
 	Why      string       `json:"why"`                 // one sentence
 	Total    float64      `json:"total"`
 	Scores   []ScoreTrace `json:"scores,omitempty"`
-	// What the scorers looked at.
+	// The values that scorers read.
 	Signals  Readings `json:"signals"`
 	LoadAge  float64  `json:"load_age_seconds"` // -1 = never read
 	Requests int      `json:"inflight_requests"`
@@ -136,21 +136,21 @@ type CandidateTrace struct {
 	Cached   int      `json:"cached_tokens"`
 }
 
-// ScoreTrace is what one scorer said of one candidate.
+// ScoreTrace is one scorer's score of one candidate.
 type ScoreTrace struct {
 	Scorer string  `json:"scorer"`
 	Weight float64 `json:"weight"`
 	Score  float64 `json:"score"` // 0..1
 }
 
-// Outcome is what became of a request, as far as the picker's streams show it.
+// Outcome is how a request ended, as far as the picker's streams show it.
 type Outcome struct {
 	Request   string // id
 	API       pd.API
 	Status    int               // HTTP status of the answer; 0 = it never came
 	Plan      pd.Plan           // what was planned
-	Decision  *Decision         // that the request was served by; nil if it was refused, or another replica picked
-	Happened  *pd.Result        // what the sidecar says happened; nil if it did not say
+	Decision  *Decision         // decision for the request; nil if it was refused, or another replica picked
+	Happened  *pd.Result        // what happened, as the sidecar reports; nil if it did not report
 	Phases    *pd.Phases        // as reported; nil if not
 	Result    *pd.AnswerSummary // how the answer ended, with token counts; nil if not reported
 	Served    string            // ip:port that served; "" if unknown
@@ -158,11 +158,11 @@ type Outcome struct {
 	Immediate bool // answered by the picker itself
 }
 
-// Observer is told the outcome of every request, with the decision that it belongs to.
+// Observer gets the outcome of every request, with its decision.
 //
-// A plugin that is an Observer is told from one goroutine, after the stream has ended: it cannot hold a request up. If it
-// is slower than requests come, outcomes are dropped, and counted. It is told the outcomes that become known while its
-// configuration is in use, of requests that an earlier configuration picked as well, and none after it was closed; what it
+// A plugin that is an Observer is called from one goroutine, after the stream has ended, so it cannot delay a request. If it
+// is slower than requests come, outcomes are dropped and counted. It gets the outcomes that become known while its
+// configuration is in use, also of requests that an earlier configuration picked for, and none after it was closed. What it
 // learns outlives a reload if it is in Builder.Keep. It must not change the outcome, and may keep it.
 type Observer interface {
 	Observe(o *Outcome)

@@ -8,26 +8,27 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Endpoint is one address that serves requests: a pod, or one rank of it. Its fields do not change: a pod whose labels
-// change becomes a new version of its Endpoint (With), and one whose address changes a new Endpoint. It lives until the last
+// Endpoint is one address that serves requests: a pod, or one rank of it. Its fields do not change: a pod whose labels change
+// becomes a new version of its Endpoint (With), and one whose address changes a new Endpoint. It is in use until the last
 // request charged to it has ended, which may be long after it left the pool.
 type Endpoint struct {
 	Name      string // unique in the pool
 	Namespace string
 	Addr      netip.AddrPort
-	Address   string // Addr as headers carry it: IPv6 bracketed
+	Address   string // Addr in the form of headers: IPv6 in brackets
 	Metrics   string // host:port of the metrics page
 	Role      pd.Role
 	Labels    map[string]string
-	// Slot is a small number that no other endpoint of the pool has at the same time; the versions of one share it. Tables
-	// about endpoints are arrays by slot. It is free for another endpoint only after every EndpointObserver was told that this one has left.
+	// Slot is a small number that no other endpoint of the pool has at the same time; all versions of an endpoint have the
+	// same one. Tables about endpoints are arrays by slot. Another endpoint gets it only after every EndpointObserver was
+	// called.
 	Slot int
 
 	signals  Values // of every LabelSignal
 	inFlight *meter // shared by all versions
 }
 
-// Spec is an endpoint as it was found: in a file, or in a cluster.
+// Spec is an endpoint as a file or a cluster describes it.
 type Spec struct {
 	Namespace, Name string // together unique; Namespace "" means default
 	Addr            netip.AddrPort
@@ -35,7 +36,7 @@ type Spec struct {
 	Labels          map[string]string
 }
 
-// NewEndpoint makes an endpoint with nothing in flight. metrics "" means its own address.
+// NewEndpoint makes an endpoint with nothing in flight. metrics "" means that its own address serves the metrics page.
 func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, labels map[string]string) *Endpoint {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
@@ -47,8 +48,8 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	return e
 }
 
-// With makes a new version of an endpoint, with another metrics page and other labels: the same engine, so it has the same
-// slot, and what is charged to one version is charged to all.
+// With makes a new version of an endpoint, with another metrics page and other labels. It is the same engine, so the versions
+// share the slot and the load in flight.
 func (e *Endpoint) With(metrics string, labels map[string]string) *Endpoint {
 	next := NewEndpoint(e.Namespace, e.Name, e.Addr, metrics, labels)
 	next.Slot, next.inFlight = e.Slot, e.inFlight
@@ -60,7 +61,7 @@ func (e *Endpoint) Is(other *Endpoint) bool {
 	return e == other || e != nil && other != nil && e.inFlight == other.inFlight
 }
 
-// String is namespace/name.
+// String returns namespace/name.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.Name) }
 
 // Load is what an endpoint's metrics page reported when it was read last. What every pick reads comes first, in as few cache
@@ -68,27 +69,27 @@ func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.
 type Load struct {
 	At          time.Time // when the page was read; zero = never
 	Unreachable bool      // the endpoint refused the last attempt to read its page; the other fields are of an earlier one
-	Sent        int       // requests of this picker that were in flight when the page was asked for
+	Sent        int       // requests of this picker that were in flight when the page was requested
 	Signals     Values    // of every PageSignal that the page had
 	Cache       CacheInfo
 	LoRA        *LoRA // nil: the page names no adapters
 }
 
-// CacheInfo is the size of an engine's KV cache as it reports it; zeros where it does not.
+// CacheInfo is the size of an engine's KV cache as its page reports it; zeros if it does not.
 type CacheInfo struct {
 	BlockTokens int `json:"block_tokens"` // tokens in a block
 	Blocks      int `json:"blocks"`
 }
 
-// LoRA is what an engine says of its adapters.
+// LoRA is what an engine reports about its adapters.
 type LoRA struct {
-	Max              int // adapters that fit at once
+	Max              int // adapters that can be loaded at once
 	Running, Waiting []string
 }
 
-// Trust is how much a load of this age still says: 1 up to stale, then falling evenly to 0 at three times that age. A
-// page never read has 0. Scorers mix a value with what they know nothing of in this proportion, so an engine that has gone
-// silent looks average, neither idle nor full.
+// Trust returns how much a load of this age is worth: 1 up to stale, then falling evenly to 0 at three times that age, and 0
+// if no page was read. Scorers mix a value with the middle in this proportion, so a silent engine looks average, neither idle
+// nor full.
 func (l *Load) Trust(now time.Time, stale time.Duration) float64 {
 	if l.At.IsZero() {
 		return 0

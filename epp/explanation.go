@@ -7,15 +7,15 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Explanation is what the picker's POST /explain answers: where a request would go now and why. Nothing is reserved for
-// it, and nothing is learnt from it.
+// Explanation is the answer of the picker's POST /explain: where a request would go now, and why. It reserves and learns
+// nothing.
 type Explanation struct {
 	Request  RequestSummary    `json:"request"`
 	Decision string            `json:"decision"` // local, remote or refused
 	Reason   pd.Reason         `json:"reason"`
 	Refusal  *RefusalSummary   `json:"refusal,omitempty"`
 	Picks    []PickSummary     `json:"picks"`   // one for each stage that has endpoints, in their order
-	Headers  map[string]string `json:"headers"` // what the gateway would be told to add; the plan's id is made at the pick
+	Headers  map[string]string `json:"headers"` // what the gateway would add; the plan's id is made at the pick
 	Decider  DeciderNumbers    `json:"decider"`
 	Trace    *Trace            `json:"trace"`
 }
@@ -26,7 +26,7 @@ type PickSummary struct {
 	Endpoints []string `json:"endpoints"` // addresses, best first
 }
 
-// Endpoints are the addresses picked for a stage, best first; none if it has none.
+// Endpoints returns the addresses picked for a stage, best first; none if the stage has none.
 func (x *Explanation) Endpoints(stage Stage) []string {
 	for _, p := range x.Picks {
 		if p.Stage == stage {
@@ -36,7 +36,7 @@ func (x *Explanation) Endpoints(stage Stage) []string {
 	return nil
 }
 
-// RequestSummary is what the picker understood of a request. It holds no prompt.
+// RequestSummary is what the picker read of a request. It holds no prompt.
 type RequestSummary struct {
 	API    string `json:"api"`
 	Model  string `json:"model"`
@@ -47,7 +47,7 @@ type RequestSummary struct {
 	Blocks int    `json:"prompt_blocks"`
 
 	Asked     string `json:"asked_model,omitempty"`   // by the client, if another model answers
-	Rewrite   string `json:"model_rewrite,omitempty"` // what chose the model; each request draws anew among several
+	Rewrite   string `json:"model_rewrite,omitempty"` // what chose the model; each request draws anew
 	Objective string `json:"objective,omitempty"`
 	Known     bool   `json:"objective_known,omitempty"` // to the pool; otherwise its priority is 0
 	Priority  int    `json:"priority"`
@@ -59,7 +59,7 @@ type RefusalSummary struct {
 	Message string `json:"message"`
 }
 
-// DeciderNumbers is what the decider looked at.
+// DeciderNumbers are the numbers that the decider compared.
 type DeciderNumbers struct {
 	Name       string `json:"name"`                 // in the configuration; "" if none was asked
 	Parameters any    `json:"parameters,omitempty"` // as configured
@@ -68,8 +68,8 @@ type DeciderNumbers struct {
 	Uncached   int    `json:"uncached_tokens"`
 }
 
-// Explain makes an explanation from a request, nil if it could not be read, the decision on it, nil if there is none, and
-// the refusal, nil if the request is served.
+// Explain makes an explanation from a request (nil if it could not be read), its decision (nil if there is none) and its
+// refusal (nil if it is served).
 func Explain(r *Request, d *Decision, refused error) *Explanation {
 	x := &Explanation{Picks: []PickSummary{}, Headers: map[string]string{}}
 	if r != nil {

@@ -7,19 +7,19 @@ import "strings"
 const (
 	// HeaderDestination carries the picked endpoints, ip:port[,ip:port…], best first.
 	HeaderDestination = "x-gateway-destination-endpoint"
-	// HeaderServed names the endpoint that served, which may be a later one of the list.
+	// HeaderServed names the endpoint that served the request, which may be a later one of the list.
 	HeaderServed = "x-gateway-destination-endpoint-served"
-	// HeaderSubset lists the endpoints a gateway allows.
+	// HeaderSubset lists the endpoints that a gateway allows.
 	HeaderSubset = "x-gateway-destination-endpoint-subset"
 
-	// HeaderObjective names the InferenceObjective of a request, and with it its priority. It goes on to the engine, as llm-d
-	// leaves it.
+	// HeaderObjective names the InferenceObjective of a request, and so its priority. It is passed on to the engine, as in
+	// llm-d.
 	HeaderObjective = "x-llm-d-inference-objective"
-	// HeaderObjectiveOld is its older name. If both are there the newer one counts.
+	// HeaderObjectiveOld is its older name. If both are sent the newer one counts.
 	HeaderObjectiveOld = "x-gateway-inference-objective"
-	// HeaderTarget names the model that shall answer, unless a rewrite of the pool says otherwise: how a gateway before the
-	// picker rewrites. It ends at the picker. Clients can set it as well: a gateway that grants models by the name in the
-	// body has to remove it from what they send.
+	// HeaderTarget names the model that answers, unless a rewrite of the pool chooses another: a gateway before the picker
+	// rewrites by it. The picker removes it. Clients can send it too, so a gateway that grants models by the name in the body
+	// has to remove it from what they send.
 	HeaderTarget = "x-llm-d-model-name-rewrite"
 	// HeaderTargetOld is its older name.
 	HeaderTargetOld = "x-gateway-model-name-rewrite"

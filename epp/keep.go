@@ -2,15 +2,16 @@ package epp
 
 import "sync"
 
-// Keep holds what outlives a reload of the configuration, such as a prefix index that took hours to fill: a plugin that is
-// built asks for it under a key, and gets what a plugin of an earlier configuration made under the same key. The zero
-// value is empty.
+// Keep holds what outlives a reload of the configuration, such as a prefix index that took hours to fill. A plugin asks for a
+// value under a key when it is built, and gets the value that a plugin of an earlier configuration made under this key. The
+// zero Keep is empty.
 type Keep struct {
 	mu   sync.Mutex
 	kept map[string]any
 }
 
-// Kept returns what is kept under the key, or keeps what create makes. The key says everything that create depends on.
+// Kept returns the value under the key, which create makes if there is none. The key must name everything that create depends
+// on.
 func Kept[T any](k *Keep, key string, create func() T) T {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -25,13 +26,13 @@ func Kept[T any](k *Keep, key string, create func() T) T {
 	return v
 }
 
-// EndpointJoined implements EndpointObserver: it tells all kept values that are one.
+// EndpointJoined implements EndpointObserver: it calls all kept values that are one.
 func (k *Keep) EndpointJoined(e *Endpoint) {
 	k.each(func(o EndpointObserver) { o.EndpointJoined(e) })
 }
 
-// EndpointLeft implements EndpointObserver: it tells all kept values that are one, whether a plugin of the configuration in
-// use holds them or not. One that no plugin holds now may be used again later, when the slot is another endpoint's.
+// EndpointLeft implements EndpointObserver: it calls all kept values that are one, whether or not a plugin of the current
+// configuration uses them. A value that is unused now may be used later, when the slot belongs to another endpoint.
 func (k *Keep) EndpointLeft(e *Endpoint) {
 	k.each(func(o EndpointObserver) { o.EndpointLeft(e) })
 }

@@ -6,8 +6,7 @@ import (
 )
 
 // Ledger holds decisions, with their reservations, between the stream that picked and the stream that accounts for the
-// request, by the plan's id. It ends the reservation of a decision that no stream takes over in time. It is safe for
-// concurrent use.
+// request, by the plan's id. It ends the reservation if no stream takes the decision in time. It is safe for concurrent use.
 type Ledger struct {
 	patience time.Duration
 	clock    Clock
@@ -21,13 +20,13 @@ type waiting struct {
 	timer    Timer
 }
 
-// NewLedger makes a ledger that ends reservations which no stream has taken over after patience.
+// NewLedger makes a ledger that ends a reservation if no stream takes it within patience.
 func NewLedger(patience time.Duration, clock Clock) *Ledger {
 	return &Ledger{patience: patience, clock: clock, waiting: make(map[string]waiting)}
 }
 
-// Hold keeps a decision until Take, until the ledger's patience is over, or until Close. An id that is held already is not
-// held twice: the earlier reservation ends.
+// Hold keeps a decision until Take, until the ledger's patience has passed, or until Close. If the id is in use, the earlier
+// reservation ends.
 func (l *Ledger) Hold(id string, d *Decision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,12 +38,12 @@ func (l *Ledger) Hold(id string, d *Decision) {
 		earlier.timer.Stop()
 		earlier.decision.Reservation.End()
 	}
-	// The function may run before the entry is there; it then waits for the lock.
+	// The function may run before the entry is stored; it then waits for the lock.
 	l.waiting[id] = waiting{d, l.clock.AfterFunc(l.patience, func() { l.expire(id, d) })}
 }
 
-// Take hands over the decision held under an id. ok is false if there is none: it was made by another replica, before a
-// restart, or too long ago.
+// Take removes and returns the decision with an id. ok is false if there is none: another replica made it, or it was made
+// before a restart, or too long ago.
 func (l *Ledger) Take(id string) (d *Decision, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,14 +65,14 @@ func (l *Ledger) expire(id string, d *Decision) {
 	}
 }
 
-// Len is how many decisions wait to be taken over.
+// Len returns how many decisions wait for Take.
 func (l *Ledger) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.waiting)
 }
 
-// Close ends the reservations of all decisions that wait, and of those still to come.
+// Close ends the reservations of all waiting decisions, and of those to come.
 func (l *Ledger) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

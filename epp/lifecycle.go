@@ -1,14 +1,14 @@
 package epp
 
-// EndpointObserver is a plugin, or something it keeps, that is told which endpoints the pool has. The pool calls it, from
-// one goroutine at a time. Its methods must return quickly and must not wait for the pool.
+// EndpointObserver is a plugin, or a value that it keeps, that learns which endpoints the pool has. The pool calls it, one
+// call at a time. Its methods must return quickly and must not wait for the pool.
 type EndpointObserver interface {
-	// EndpointJoined is told of every endpoint that the pool has when the observer is added, and of each that joins later. A
-	// new version of an endpoint (see Endpoint.With) joins without the old one leaving.
+	// EndpointJoined is called for every endpoint that the pool has when the observer is added, and for each that joins
+	// later. A new version of an endpoint (see Endpoint.With) joins without the old one leaving.
 	EndpointJoined(e *Endpoint)
-	// EndpointLeft is told of an endpoint that has left the pool, and once more just before its slot is given to another
-	// endpoint, because a pick that was under way may have taught the observer something about it in between. The slot is
-	// given away only after all observers have returned.
+	// EndpointLeft is called for an endpoint that has left the pool, and again just before another endpoint gets its slot,
+	// because a pick in progress may have taught the observer something about it in between. The slot is reused only after
+	// all observers have returned.
 	EndpointLeft(e *Endpoint)
 }
 

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Policy says how urgent requests are, and which model answers them. A pool's operators write it. It does not change once it
-// is made, so any number of goroutines may ask it. A nil Policy knows nothing.
+// Policy gives requests their priority and the model that answers. A pool's operators write it. It does not change after it
+// was made, so any number of goroutines may use it. A nil Policy is empty.
 type Policy struct {
 	priorities map[string]int
 	exact      map[string]choice // by the model asked for
 	every      choice            // of all other models
 }
 
-// choice is the rule that applies to a model, and the rewrite that it belongs to. The zero value is no rule.
+// choice is the rule for a model, and the rewrite that it belongs to. The zero value is no rule.
 type choice struct {
 	rewrite string
 	targets []RewriteTarget
@@ -31,27 +31,27 @@ type Objective struct {
 // Rewrite changes the model of requests: an InferenceModelRewrite.
 type Rewrite struct {
 	Name    string
-	Created time.Time // of two rewrites that fit equally well, the older one counts
+	Created time.Time // if two rewrites apply, the older one counts
 	Rules   []RewriteRule
 }
 
-// RewriteRule sends requests for some models to others. One without targets changes nothing.
+// RewriteRule redirects requests for some models to others. A rule without targets changes nothing.
 type RewriteRule struct {
-	Models  []string // that it is for, exactly; none = every model
+	Models  []string // exact names of the models that it applies to; none = every model
 	Targets []RewriteTarget
 }
 
 // RewriteTarget is a model that answers instead, in proportion to its weight.
 type RewriteTarget struct {
-	Model  string // "" is no target
-	Weight int    // 1 to MaxWeight; less counts as 1: it was not said
+	Model  string // "" is not a target
+	Weight int    // 1 to MaxWeight; less counts as 1
 }
 
-// MaxWeight is the largest weight that Kubernetes takes for a target.
+// MaxWeight is the largest weight that Kubernetes accepts for a target.
 const MaxWeight = 1_000_000
 
-// NewPolicy makes a policy. Of two objectives with one name the last counts. Of the rules for one model, that of the older
-// rewrite counts, of rewrites of one age that of the first name, and of one rewrite's rules the first.
+// NewPolicy makes a policy. The last of two objectives with one name counts. Of the rules for one model, the older rewrite's
+// counts; of rewrites of one age the one with the first name; of one rewrite the first rule.
 func NewPolicy(objectives []Objective, rewrites []Rewrite) *Policy {
 	p := &Policy{priorities: make(map[string]int, len(objectives)), exact: make(map[string]choice)}
 	for _, o := range objectives {
@@ -100,8 +100,8 @@ func (p *Policy) Priority(objective string) (priority int, known bool) {
 	return priority, known
 }
 
-// Target draws, by weight, the model that answers requests for a model, and tells which rewrite said so; false if none does.
-// A rule for just this model goes before any for every model. It may be the model that was asked for.
+// Target draws, by weight, the model that answers requests for a model, and returns the rewrite that chose it; false if none
+// does. A rule for exactly this model has precedence over one for every model. The target may be the model itself.
 func (p *Policy) Target(model string, r *rand.Rand) (target, rewrite string, rewritten bool) {
 	if p == nil {
 		return "", "", false

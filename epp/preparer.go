@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// Preparer is a plugin that looks something up for every request before it is picked for: the exact tokens of its prompt,
-// or which encoder has its images. All preparers run at once. A request waits for the slowest of them, at most as long as
-// each allows, and is picked for without what failed or came too late.
+// Preparer is a plugin that looks something up for every request before the pick: the exact tokens of its prompt, or which
+// encoder has its images. All preparers run at once. A request waits for the slowest of them, but for each at most its
+// timeout, and is picked for without the results that failed or were late.
 type Preparer interface {
-	// Prepare returns a function that adds to the request what was found, or nil. Prepare reads the request and must not
-	// change it: others read it at the same time. The functions that were returned run one after the other, in the order of
-	// the configuration, once all preparers have returned. Prepare must return soon after ctx has ended.
+	// Prepare returns a function that adds the result to the request, or nil. Prepare must not change the request, which
+	// other preparers read at the same time. The returned functions run one after the other, in the order of the
+	// configuration, when all preparers have returned. Prepare must return soon after ctx has ended.
 	Prepare(ctx context.Context, r *Request) (add func(r *Request), err error)
-	// Timeout is how long a request waits for it at most.
+	// Timeout returns the longest time that a request waits for the preparer.
 	Timeout() time.Duration
 }
 
-// NamedPreparer is a preparer under its name in the configuration.
+// NamedPreparer is a preparer with its name in the configuration.
 type NamedPreparer struct {
 	Name string
 	Preparer
@@ -31,7 +31,7 @@ type Admission interface {
 	Admit(ctx context.Context, r *Request) error
 }
 
-// Attach adds a value to a request, in place of one of the same type. Only functions that a Preparer returned may do so.
+// Attach adds a value to a request and replaces one of the same type. Only functions that a Preparer returned may call it.
 func Attach[T any](r *Request, value T) {
 	for i := range r.attached {
 		if _, ok := r.attached[i].(T); ok {
@@ -42,7 +42,7 @@ func Attach[T any](r *Request, value T) {
 	r.attached = append(r.attached, value)
 }
 
-// Attached returns the value of a type that a Preparer has added to a request; false if none has.
+// Attached returns the value of type T that a Preparer added to a request; false if there is none.
 func Attached[T any](r *Request) (value T, ok bool) {
 	for _, v := range r.attached {
 		if value, ok = v.(T); ok {

@@ -7,13 +7,13 @@ import (
 	"math"
 )
 
-// Reading is the value of one signal, for people and for JSON.
+// Reading is the value of one signal, in printable and JSON form.
 type Reading struct {
 	Name  string
 	Value *float64 // nil: unknown
 }
 
-// Readings are the values of all signals of an endpoint. In JSON they are an object by name, with null for what is unknown.
+// Readings are the values of all signals of an endpoint. In JSON they are an object by name, with null for unknown values.
 type Readings []Reading
 
 // Readings returns the values of all declared signals, in the order of their declaration.
@@ -28,8 +28,8 @@ func (c *Candidate) Readings() Readings {
 	return all
 }
 
-// Title returns the heading of the reading's column in a table; "" if the signal is not for tables. A signal that another
-// version of the picker declared is headed by its name.
+// Title returns the heading of the reading's column in a table; "" if tables do not show the signal. A signal that another
+// version of the picker declared has its name as heading.
 func (r *Reading) Title() string {
 	if s, ok := SignalNamed(r.Name); ok {
 		return declared[s].Title
@@ -37,7 +37,7 @@ func (r *Reading) Title() string {
 	return r.Name
 }
 
-// Text prints the value, or unknown if there is none.
+// Text returns the formatted value, or unknown if there is none.
 func (r *Reading) Text(unknown string) string {
 	if r.Value == nil {
 		return unknown
@@ -60,7 +60,7 @@ func (r Readings) ForTables() Readings {
 	return titled
 }
 
-// Of returns the reading of a name; it is unknown if there is none.
+// Of returns the reading with a name. Its value is unknown if there is none.
 func (r Readings) Of(name string) Reading {
 	for _, reading := range r {
 		if reading.Name == name {

@@ -9,13 +9,12 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// Request is what a client asks, as far as a picker looks at it. It does not change any more once its preparers
-// have run: see Preparer.
+// Request is what the picker reads of a client's request. It does not change after its preparers have run: see Preparer.
 type Request struct {
 	ID     string // x-request-id, for logs and spans; never a key, since clients choose it
 	Path   string // URL path without the query
 	API    pd.API
-	Model  string // that answers; "" if the request names none
+	Model  string // the model that answers; "" if the request names none
 	Stream bool
 	Mode   pd.Mode
 	Fit    request.Fit
@@ -25,42 +24,42 @@ type Request struct {
 	// Asked is the model that the client named, if another one answers; else "".
 	Asked string
 	// Rewrite names what chose the model: an InferenceModelRewrite, or HeaderTarget; "" = nothing did. It may have chosen the
-	// one that was asked for.
+	// model that the client asked for.
 	Rewrite string
-	// Objective is the InferenceObjective that the client named, "" = none; Known tells whether the pool has it.
+	// Objective is the InferenceObjective that the client named, "" = none; Known says whether the pool has it.
 	Objective string
 	Known     bool
-	// Priority is that of the objective, 0 without a known one. Negative ones are refused first: see Detector.
+	// Priority is the objective's, 0 without a known one. Requests of negative priority are refused first: see Detector.
 	Priority int
 
 	attached []any // by preparers: see Attach
 }
 
-// Prompt is the prompt as far as it can be known without the model's tokenizer.
+// Prompt is what is known of the prompt without the model's tokenizer.
 type Prompt struct {
 	// Tokens is the length of the prompt: exact for prompts given as token ids, else estimated as llm-d does, four bytes of
 	// text a token.
 	Tokens int
-	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block and all
-	// before it, the model, and the cache salt. nil if none are wanted. A tail shorter than a block has no hash.
+	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block, all blocks
+	// before it, the model, and the cache salt. nil if none are needed. A tail shorter than a block has no hash.
 	Blocks []uint64
 	// BlockTokens is how many tokens one block has.
 	BlockTokens int
 }
 
-// BlockSpec says how prompts are to be cut into blocks. The zero value wants no blocks.
+// BlockSpec says how prompts are cut into blocks. The zero value means that no blocks are needed.
 type BlockSpec struct {
 	Tokens int // tokens in a block
-	Max    int // most blocks of one prompt; what is longer has no more hashes
+	Max    int // most blocks of one prompt; its rest has no hashes
 }
 
-// Subset is the part of the pool a gateway allows for one request.
+// Subset is the part of the pool that a gateway allows for one request.
 type Subset struct {
 	addrs []netip.AddrPort // in order; port 0 = every port of the address
 }
 
-// NewSubset makes the subset of the given ip:port texts, IPv6 bracketed. An address without a port stands for all its
-// ports. What is neither is left out: it names no endpoint.
+// NewSubset makes the subset of the given ip:port texts, with IPv6 in brackets. An address without a port stands for all its
+// ports. It ignores other texts, which name no endpoint.
 func NewSubset(texts ...string) *Subset {
 	s := &Subset{}
 	for _, text := range texts {
@@ -79,7 +78,7 @@ func (s *Subset) Has(addr netip.AddrPort) bool {
 	return s == nil || s.lists(addr) || s.lists(netip.AddrPortFrom(addr.Addr(), 0))
 }
 
-// lists looks by halves: some gateways name the whole pool.
+// lists does a binary search, because some gateways name the whole pool.
 func (s *Subset) lists(addr netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(s.addrs, addr, netip.AddrPort.Compare)
 	return found

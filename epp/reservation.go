@@ -2,11 +2,11 @@ package epp
 
 import "sync"
 
-// Reservation is the load that one request puts on the endpoints it was sent to, charged at the pick. End takes back all
-// that is left of it, exactly once, however often and from wherever it is called.
+// Reservation is the load that one request adds to its endpoints, from the pick on. End subtracts all that is left of it,
+// once, however often and from wherever it is called.
 type Reservation struct {
 	mu      sync.Mutex
-	charges []charge // one for each claim, in their order; those that ended have no endpoint
+	charges []charge // one for each claim, in their order; a charge that has ended has no endpoint
 	usual   [2]charge
 }
 
@@ -35,9 +35,9 @@ type Claim struct {
 	Keep     InFlight // the part of Add that stays charged after the answer has begun
 }
 
-// Reserve charges the claims of a pick. It fails, charging nothing, if the load of one of the endpoints is no longer what
-// the pick saw: then the pick has to be made again, because a burst of requests that all saw the same idle endpoint would
-// otherwise all go there.
+// Reserve charges the claims of a pick. It fails, and charges nothing, if the load of one of the endpoints is no longer what
+// the pick saw. The pick must then be made again: otherwise a burst of requests that all saw the same idle endpoint would all
+// go there.
 func Reserve(claims []Claim) (*Reservation, bool) {
 	for i := range claims {
 		c := &claims[i]
@@ -71,7 +71,7 @@ func ReserveAnyway(claims ...Claim) *Reservation {
 	return reserved(claims)
 }
 
-// reserved makes the reservation of claims that have been charged.
+// reserved makes the reservation of claims that were charged.
 func reserved(claims []Claim) *Reservation {
 	r := &Reservation{}
 	r.charges = r.usual[:0]
@@ -99,8 +99,7 @@ func (r *Reservation) Served(by *Endpoint) {
 	c.to = by
 }
 
-// Answered tells that the answer has begun: the prompt is computed, on whichever endpoint. Only what the claims keep stays
-// charged.
+// Answered records that the answer has begun, so that the prompt is computed. Only what the claims keep stays charged.
 func (r *Reservation) Answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,7 +108,7 @@ func (r *Reservation) Answered() {
 	}
 }
 
-// End takes back everything that is still charged.
+// End subtracts everything that is still charged.
 func (r *Reservation) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

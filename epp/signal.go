@@ -6,16 +6,15 @@ import (
 	"strconv"
 )
 
-// Signal identifies a number that the picker knows of every endpoint. Declare makes one; Candidate.Value reads it, as an
+// Signal identifies a number that the picker knows of every endpoint. Declare makes one; Candidate.Value reads it. It is an
 // index into an array.
 type Signal uint8
 
-// Declaration is all that the picker needs to know about a signal. Everything else follows from it: pool reads the signal
-// from metrics pages, scorers read it by Candidate.Value, and it appears under its name in /debug/endpoints and in
-// explanations.
+// Declaration is everything that the picker needs to know about a signal: pool reads the signal from metrics pages, scorers
+// read it by Candidate.Value, and /debug/endpoints and explanations show it under its name.
 type Declaration struct {
 	Name  string // in JSON and in configurations: lower case, words joined by underscores
-	Title string // heading of its column in tables for people; "" = in JSON only
+	Title string // heading of its column in tables; "" = only in JSON
 	Unit  Unit
 	Kind  SignalKind
 	// Default is what Value returns while the signal is unknown.
@@ -23,8 +22,8 @@ type Declaration struct {
 
 	// Pages names the series of the metrics page by engine, for a PageSignal. Engines that are not listed do not report it.
 	Pages map[string]string
-	// Parameter is the field of pool.EngineConfig in which an operator names the series instead; "" = the operator does it by
-	// an entry of customMetrics whose attributeKey is Name.
+	// Parameter is the field of pool.EngineConfig in which an operator names another series; "" = the operator does it by an
+	// entry of customMetrics whose attributeKey is Name.
 	Parameter string
 	// Label is the label of the endpoint that holds the number, for a LabelSignal.
 	Label string
@@ -40,14 +39,14 @@ const (
 	ComputedSignal                   // a Producer, for one request
 )
 
-// Unit says what a signal measures, which values are possible, and how they are printed.
+// Unit says which values of a signal are possible, how those of several engines are combined, and how values are printed.
 type Unit uint8
 
 // The units.
 const (
-	Count   Unit = iota // whole things, such as requests; those of several engines on one page add up
-	Ratio               // from 0 to 1; of several engines the mean counts
-	Seconds             // of several engines the mean counts
+	Count   Unit = iota // whole things, such as requests; the values of several engines on one page are summed
+	Ratio               // from 0 to 1; the values of several engines are averaged
+	Seconds             // the values of several engines are averaged
 )
 
 // maxValue is more than any engine counts; a larger number is an error of the page.
@@ -74,19 +73,19 @@ func (u Unit) Format(v float64) string {
 	return strconv.FormatFloat(math.Round(v*1000)/1000, 'f', -1, 64)
 }
 
-// MaxSignals bounds how many signals may be declared: every load has room for all of them, so that reading one needs no
+// MaxSignals is the most signals that may be declared. Every load has space for all of them, so that reading one needs no
 // allocation and no look-up.
 const MaxSignals = 16
 
-// declared holds the declarations by signal; kinds and defaults hold parts of them again, where picks read them fast. They
-// are written while packages are initialized, and only read after that.
+// declared holds the declarations by signal; kinds and defaults repeat parts of them for fast access. They are written only
+// while packages are initialized.
 var (
 	declared []Declaration
 	kinds    [MaxSignals]SignalKind
 	defaults [MaxSignals]float64
 )
 
-// The signals that metrics pages of engines report. Plugins may declare more beside the code that uses them.
+// The signals that metrics pages of engines report. Plugins may declare more in their own files.
 var (
 	// Waiting is how many requests are queued in the engine.
 	Waiting = Declare(Declaration{Name: "waiting", Title: "waiting", Parameter: "queuedRequestsSpec", Pages: map[string]string{
@@ -96,11 +95,11 @@ var (
 		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=waiting}",
 		"triton":              "nv_inference_pending_request_count",
 	}})
-	// Delayed is how many of the waiting requests wait for their KV cache to arrive, and for nothing else.
+	// Delayed is how many of the waiting requests wait only for their KV cache to arrive.
 	Delayed = Declare(Declaration{Name: "delayed", Parameter: "delayedRequestsSpec", Pages: map[string]string{
 		"vllm": "vllm:num_requests_waiting_by_reason{reason=deferred}",
 	}})
-	// Running is how many requests are in the engine's batch.
+	// Running is how many requests run in the engine.
 	Running = Declare(Declaration{Name: "running", Title: "running", Parameter: "runningRequestsSpec", Pages: map[string]string{
 		"vllm":                "vllm:num_requests_running",
 		"sglang":              "sglang:num_running_reqs",
@@ -108,7 +107,7 @@ var (
 		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=scheduled}",
 		"triton":              "nv_inference_exec_count",
 	}})
-	// KVUsage is the used part of the engine's KV cache.
+	// KVUsage is the used share of the engine's KV cache.
 	KVUsage = Declare(Declaration{Name: "kv_usage", Title: "KV use", Unit: Ratio, Parameter: "kvUsageSpec", Pages: map[string]string{
 		"vllm":                "vllm:kv_cache_usage_perc",
 		"sglang":              "sglang:token_usage",
@@ -117,7 +116,7 @@ var (
 	}})
 )
 
-// Declare adds a signal. Call it in the declaration of a package variable: it panics if the name is taken, or if there are
+// Declare adds a signal. Call it in the declaration of a package variable. It panics if the name is in use, or if there are
 // already MaxSignals.
 func Declare(d Declaration) Signal {
 	if _, taken := SignalNamed(d.Name); taken || d.Name == "" {
@@ -140,7 +139,7 @@ func Signals() []Signal {
 	return all
 }
 
-// SignalNamed finds a signal by its name.
+// SignalNamed returns the signal with a name.
 func SignalNamed(name string) (s Signal, ok bool) {
 	for i := range declared {
 		if declared[i].Name == name {
@@ -153,7 +152,7 @@ func SignalNamed(name string) (s Signal, ok bool) {
 // Unit returns what the signal measures.
 func (s Signal) Unit() Unit { return declared[s].Unit }
 
-// Declaration returns what the signal was declared with.
+// Declaration returns the signal's declaration.
 func (s Signal) Declaration() Declaration { return declared[s] }
 
 // String returns the signal's name.
@@ -168,7 +167,7 @@ type Values struct {
 // Known reports whether the signal has a value.
 func (v *Values) Known(s Signal) bool { return v.known>>s&1 != 0 }
 
-// Value returns the value of a signal. While it is unknown, ok is false and the value is the Default of its declaration.
+// Value returns the value of a signal. If it is unknown, ok is false and the value is the Default of its declaration.
 func (v *Values) Value(s Signal) (value float64, ok bool) {
 	if v.known>>s&1 == 0 {
 		return defaults[s%MaxSignals], false
@@ -182,13 +181,13 @@ func (v *Values) Set(s Signal, value float64) {
 	v.values[s] = value
 }
 
-// With returns the values with one more set.
+// With returns the values with one more.
 func (v Values) With(s Signal, value float64) Values {
 	v.Set(s, value)
 	return v
 }
 
-// labelValues reads the signals that labels hold. A label that holds no possible value leaves its signal unknown.
+// labelValues reads the signals in labels. If a label's value is not possible, its signal is unknown.
 func labelValues(labels map[string]string) (v Values) {
 	for i := range declared {
 		d := &declared[i]
@@ -202,9 +201,9 @@ func labelValues(labels map[string]string) (v Values) {
 	return v
 }
 
-// Value returns the value of a signal for this candidate, whatever its kind. While it is unknown, ok is false and the value
-// is the Default of its declaration. Values of a PageSignal are as old as the Load: weigh them by Trust. A scorer that is
-// only for a PageSignal may ask c.Load.Signals directly, which is a little faster.
+// Value returns the value of a signal for this candidate, whatever its kind. If it is unknown, ok is false and the value is
+// the Default of its declaration. Values of a PageSignal are as old as the Load: weigh them by Trust. A scorer of a
+// PageSignal may read c.Load.Signals directly, which is a little faster.
 func (c *Candidate) Value(s Signal) (value float64, ok bool) {
 	switch kinds[s%MaxSignals] {
 	case PageSignal:
@@ -219,8 +218,8 @@ func (c *Candidate) Value(s Signal) (value float64, ok bool) {
 }
 
 // Producer is a plugin that computes signals for a request, such as a predicted time to first token. It sets them in the
-// Computed values of every candidate, before the filters and scorers of the first stage run. It is called from many
-// goroutines, and must not keep what it is given.
+// Computed values of every candidate, before the filters and scorers of the first stage run. It must be safe for concurrent
+// use and must not keep its arguments.
 type Producer interface {
 	Produce(r *Round, c []Candidate)
 }

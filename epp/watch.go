@@ -12,8 +12,8 @@ import (
 // WatchInterval is how often WatchFile checks its file. Checking an unchanged file costs one stat.
 const WatchInterval = 500 * time.Millisecond
 
-// patience is for how many checks in a row WatchFile waits for a file to stay the same: 10 s. No program takes that long to
-// write one file; without a bound, a file that is replaced all the time would never be read again.
+// patience is for how many checks WatchFile waits for a file to stop changing: 10 s. No program writes one file for so long,
+// and a file that changes all the time must be read at last.
 const patience = 20
 
 // ReadFile reads a file of at most limit bytes.
@@ -30,11 +30,11 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// WatchFile calls changed with the content of a file when it is no longer last, and with the error when it cannot be read
-// any more, once each; it returns when ctx ends. It checks the file by name every WatchInterval instead of asking the
-// kernel for events: that notices renames, swapped symbolic links of a Kubernetes volume and changes on network file systems
-// alike. A file is passed on when two checks in a row found the same, because a writer that does not rename is seen half
-// done, or when it has kept changing for 10 s.
+// WatchFile calls changed once for each new content of a file, beginning with the first that differs from last, and for each
+// new error of reading it. It returns when ctx ends. It checks the file by name every WatchInterval and does not ask the
+// kernel for events: so it notices renames, swapped symbolic links of a Kubernetes volume and changes on network file systems
+// alike. It passes a content on when two checks found the same, because a program may write a file in parts, or after 10 s of
+// changes.
 func WatchFile(ctx context.Context, path string, limit int64, last []byte, changed func(data []byte, err error)) {
 	tick := time.NewTicker(WatchInterval)
 	defer tick.Stop()

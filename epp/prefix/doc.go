@@ -1,28 +1,27 @@
 // Package prefix remembers which endpoints have which beginnings of prompts in their KV cache.
 //
-// In go the chained block hashes of prompts that endpoints were given, with the number of blocks each endpoint's cache
-// holds. Out comes, for a prompt and a set of candidates, how much of its beginning each of them should still have. Nothing
-// else is known here: no text, no tokens, no names.
+// The chained block hashes of prompts that endpoints were given enter, with the number of blocks of each endpoint's cache.
+// For a prompt and a set of candidates, the package returns how much of its beginning each of them should still have. It
+// knows no text, no tokens and no names.
 //
-// A hash stands for its block and all before it, so chains of hashes make trees, and the endpoints of 64 slots share one.
-// A chain without a branch is one segment of it, of which each endpoint holds a beginning, which is a number. What an
-// endpoint holds is cut at the size of its cache: the blocks that were asked for longest ago go first, and of one chain
-// the last ones, as engines do it. So an endpoint that holds a block holds all before it, and a prompt is looked up by the branches
-// that lie on its way, not by its blocks: its length hardly matters.
+// A hash stands for its block and all blocks before it, so chains of hashes form trees. The endpoints of 64 slots share a
+// tree. A part of a chain without a branch is one segment. Each endpoint holds a beginning of a segment, which is a number of
+// blocks, so an endpoint that holds a block holds all before it. If an endpoint's blocks exceed its cache, those that were
+// requested longest ago are dropped first, and the last ones of a chain before the first, as in engines. A look-up takes one
+// step for each branch on a prompt's way, not for each block, so the length of the prompt hardly matters.
 //
-//   - Match allocates nothing and sees the endpoints of each tree as they were at one moment.
-//   - When Add returns, every Match sees it. Adding costs by branches too, apart from a copy of blocks that no endpoint held before.
-//   - EndpointLeft takes effect at once; the cleaning up comes after.
-//   - A tree has a lock for many readers or one writer, which is held for microseconds: blocks are copied before, and
-//     evicted in turns. The one longer piece of work is a prompt that others leave at every block: some 40 ns for each of
-//     them, to 150 where an endpoint gets it for the first time. So no more than 1,024 are followed, and the rest of such
-//     a prompt counts as not held.
-//   - Memory follows what is held, in number at most the sum of the capacities: 8 bytes for a block, however many of a
-//     tree hold it, and about 180 for a segment, so 9 to 30 bytes for a block at an endpoint as prompts usually are. The
-//     worst is prompts of one block each: 600 MB for 100 endpoints of llm-d's default capacity. Of what was freed, the
-//     table of segments keeps some 35 bytes for each there was at the fullest.
+//   - Match allocates nothing. It sees all endpoints of one tree at the same moment.
+//   - When Add returns, every Match sees its result. Its cost depends on branches too, apart from a copy of the new blocks.
+//   - EndpointLeft takes effect at once; its memory is freed later.
+//   - A tree has a lock for many readers or one writer, which is held for microseconds: blocks are copied before, and evicted
+//     in several turns. The longest work is a prompt from which others branch at every block: some 40 ns for each branch, and
+//     up to 150 when an endpoint gets it for the first time. So at most 1,024 segments are followed, and the rest of such a
+//     prompt counts as not held.
+//   - Memory is proportional to the held blocks, at most the sum of the capacities: 8 bytes for a block, however many endpoints
+//     of a tree hold it, and about 180 for a segment; for usual prompts 9 to 30 bytes for a block at an endpoint. The worst case
+//     is prompts of one block each: 600 MB for 100 endpoints of llm-d's default capacity. Freed segments leave some 35 bytes
+//     each in the table of segments.
 //
-// What engines really hold is not known here: they evict and restart unasked. An index that follows their KV events would
-// answer the same Match, but it learns of single blocks and may find holes before others; it needs to find a block without
-// the chain before it, so its table of blocks comes beside the tree.
+// The package does not know what engines really hold, because they evict and restart without notice. An index that follows
+// engines' KV events could serve the same Match, but it needs a table of single blocks beside the tree.
 package prefix

@@ -8,27 +8,26 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// MaxSlots is how many endpoints an Index can tell apart. One whose slot is not below it is never matched.
+// MaxSlots is how many endpoints an Index distinguishes. An endpoint whose slot is not below it is never matched.
 const MaxSlots = 1 << 14
 
 // Index records which endpoints hold which blocks. The zero value is empty. An Index is safe for concurrent use.
 //
-// A slot belongs to the endpoint for which Add was last called. Other endpoints with the same slot, earlier or later ones,
-// match nothing.
+// A slot belongs to the endpoint for which Add was called last. Other endpoints with the same slot match nothing.
 type Index struct {
 	groups    [MaxSlots / places]atomic.Pointer[group]
 	blocks    atomic.Int64
 	evictions atomic.Int64
 }
 
-// group is the endpoints of as many slots as share a tree.
+// group is the endpoints that share a tree.
 type group struct {
-	tenants [places]atomic.Pointer[epp.Endpoint] // changed under mu
-	mu      sync.RWMutex
-	tree    tree
+	endpoints [places]atomic.Pointer[epp.Endpoint] // changed under mu
+	mu        sync.RWMutex
+	tree      tree
 }
 
-// group gives the group of a slot and the slot's place in it. g is nil if there is none yet.
+// group returns the group of a slot and the slot's place in it. g is nil if the group does not exist.
 func (x *Index) group(slot int) (g *group, place int) {
 	if uint(slot) >= MaxSlots {
 		return nil, 0
@@ -36,7 +35,7 @@ func (x *Index) group(slot int) (g *group, place int) {
 	return x.groups[slot/places].Load(), slot % places
 }
 
-// open is group, which it makes if there is none. slot is below MaxSlots.
+// open returns the group of a slot, and makes it if it does not exist. slot is below MaxSlots.
 func (x *Index) open(slot int) (g *group, place int) {
 	at := &x.groups[slot/places]
 	if at.Load() == nil {
@@ -47,13 +46,13 @@ func (x *Index) open(slot int) (g *group, place int) {
 
 // Match sets Cached of every candidate to the tokens of the leading blocks that it holds. tokens is the length of a block.
 func (x *Index) Match(blocks []uint64, tokens int, c []epp.Candidate) {
-	// The candidates of a group make a list: first has the number, from 1, of one of them, and Cached that of the next.
+	// The candidates of a group form a list: first has the number, from 1, of its head, and each Cached that of the next.
 	var first [MaxSlots / places]int32
 	groups := 0
 	for i := range c {
 		slot := c[i].Slot
 		c[i].Cached = 0
-		if g, place := x.group(slot); g == nil || g.tenants[place].Load() != c[i].Endpoint {
+		if g, place := x.group(slot); g == nil || g.endpoints[place].Load() != c[i].Endpoint {
 			continue
 		}
 		at := &first[slot/places]
@@ -67,7 +66,7 @@ func (x *Index) Match(blocks []uint64, tokens int, c []epp.Candidate) {
 	}
 }
 
-// match is Match for the list of candidates that begins with the n-th.
+// match does Match for the list of candidates whose head has number n.
 func (g *group) match(blocks []uint64, tokens int, c []epp.Candidate, n int) {
 	var want uint64
 	for i := n; i != 0; i = c[i-1].Cached {
@@ -83,8 +82,8 @@ func (g *group) match(blocks []uint64, tokens int, c []epp.Candidate, n int) {
 	}
 }
 
-// Add makes an endpoint hold the blocks of a prompt, which are now those asked for last. capacity is how many it holds at
-// most; the oldest that are more go, also when it is less than it was before.
+// Add records that an endpoint holds the blocks of a prompt, as its most recent ones. capacity is the most blocks that it can
+// hold; the oldest blocks above that are dropped, also if capacity has shrunk.
 func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
 	if uint(e.Slot) >= MaxSlots {
 		return
@@ -99,12 +98,12 @@ func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
 
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.tenants[place].Load() != e {
-		g.tenants[place].Store(nil)
+	if g.endpoints[place].Load() != e {
+		g.endpoints[place].Store(nil)
 		x.shrink(g, place, 0)
-		g.tenants[place].Store(e)
+		g.endpoints[place].Store(e)
 	}
-	// What is added is the youngest, so it may come before the old goes.
+	// The new blocks are the youngest, so the order of adding and dropping does not matter.
 	x.blocks.Add(int64(g.tree.hold(place, blocks, end)))
 	x.evictions.Add(int64(x.shrink(g, place, capacity)))
 }
@@ -112,7 +111,7 @@ func (x *Index) Add(e *epp.Endpoint, blocks []uint64, capacity int) {
 // EndpointJoined implements epp.EndpointObserver. The index learns of an endpoint at its first prompt.
 func (x *Index) EndpointJoined(*epp.Endpoint) {}
 
-// EndpointLeft implements epp.EndpointObserver: the endpoint holds nothing any more. Its slot may then be another's.
+// EndpointLeft implements epp.EndpointObserver: the endpoint holds nothing any more. Another one may then get its slot.
 func (x *Index) EndpointLeft(e *epp.Endpoint) {
 	g, place := x.group(e.Slot)
 	if g == nil {
@@ -120,14 +119,14 @@ func (x *Index) EndpointLeft(e *epp.Endpoint) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.tenants[place].Load() == e {
-		g.tenants[place].Store(nil) // from now on, nothing is seen of it
+	if g.endpoints[place].Load() == e {
+		g.endpoints[place].Store(nil) // from now on, Match finds nothing for it
 		x.shrink(g, place, 0)
 	}
 }
 
-// shrink removes the oldest blocks of a slot until size are left, and tells how many went. The caller has the lock; others
-// get it in between.
+// shrink removes the oldest blocks of a slot until size are left, and returns how many. The caller holds the lock, which
+// shrink releases from time to time.
 func (x *Index) shrink(g *group, place, size int) (lost int) {
 	for {
 		n, done := g.tree.shrink(place, size)

@@ -7,22 +7,22 @@ import (
 )
 
 const (
-	// places is how many endpoints share a tree: a machine word of them.
+	// places is how many endpoints share a tree: one for each bit of a word.
 	places = 64
-	// turn is how many shares are evicted before others get their turn: some microseconds.
+	// turn is how many shares are evicted while the lock is held: some microseconds.
 	turn = 64
-	// reach is how many segments of a chain are followed, from its beginning; what lies behind is neither found nor added.
-	// Conversations have one for every message that was answered, so few get there. But a client may send prompts that
-	// leave another one at each of its blocks, and no other caller has to wait for all of them.
+	// reach is how many segments of a chain are followed, from its beginning; the rest is neither found nor added.
+	// Conversations have one for every answered message, so few reach it. But a client may send prompts that branch at each
+	// of their blocks, and other requests must not wait while all of them are followed.
 	reach = 1024
 )
 
-// tree is what the endpoints of a group hold. Chains that share their beginning share the segments of it, and an endpoint
-// has a share of each segment that it holds something of. It is not safe for concurrent use.
+// tree is what the endpoints of a group hold. Chains with a common beginning share its segments. An endpoint has a share of
+// each segment of which it holds a block. It is not safe for concurrent use.
 //
-// Blocks leave an endpoint in the order of when they were last asked for there, and of those asked for together the last
-// of the chain leaves first. Asking for a chain makes all of it young, yet only the share it ends in is marked: a share is
-// as young as itself or the youngest that continues it, so what lies before it need not be touched.
+// An endpoint drops the blocks first that were requested longest ago, and of one chain the last blocks first. A request makes
+// all shares of its chain young, but marks only the last one: the age of a share is that of the youngest marked share in its
+// continuations or of itself, so the shares before the last need not be touched.
 type tree struct {
 	heads map[uint64]*segment // segments by their first block
 	slots [places]slot
@@ -30,14 +30,14 @@ type tree struct {
 
 // slot is what one endpoint holds.
 type slot struct {
-	ages share // root of the ring of marked shares, from old to young; every share without kids is in it
+	ages share // root of the ring of marked shares, from old to young; it contains every share without kids
 	size int   // blocks
 }
 
-// segment is a part of a chain that no other chain leaves, except at its end.
+// segment is a part of a chain at which other chains branch only at the end.
 type segment struct {
-	parent  *segment // nil = the chain begins here
-	blocks  []uint64 // never empty, and no more than some endpoint holds
+	parent  *segment // nil = a chain begins here
+	blocks  []uint64 // never empty; some endpoint holds all of them
 	holders uint64   // places of the endpoints that hold the first block
 	full    uint64   // of these, the places of those that hold all blocks
 	shares  []*share // of the holders, in the order of their places
@@ -46,18 +46,18 @@ type segment struct {
 // share is what one endpoint holds of a segment.
 type share struct {
 	of             *segment
-	held           int    // blocks, from the first one on
-	kids           int    // segments that continue this one, and of which the endpoint has a share
+	held           int    // number of blocks, from the first one on
+	kids           int    // segments that continue this one and of which the endpoint has a share
 	older, younger *share // nil = not marked
 }
 
-// share returns a holder's share of a segment.
+// share returns a holder's share of the segment.
 func (s *segment) share(place int) *share {
 	return s.shares[bits.OnesCount64(s.holders&(1<<place-1))]
 }
 
-// next returns the segment that continues before, which is nil at the beginning of a chain, and the number of its first
-// blocks that the chain has too.
+// next returns the segment that continues before (nil at the beginning of a chain), and how many of its first blocks equal
+// those of the chain.
 func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
 	s = t.heads[chain[0]]
 	if s == nil || s.parent != before {
@@ -67,11 +67,11 @@ func (t *tree) next(before *segment, chain []uint64) (s *segment, common int) {
 	if s.blocks[n-1] == chain[n-1] {
 		return s, n
 	}
-	// A hash stands for all blocks before it: the two differ from the first difference on.
+	// A hash stands for all blocks before it, so after the first difference all hashes differ.
 	return s, sort.Search(n, func(i int) bool { return s.blocks[i] != chain[i] })
 }
 
-// measure sets depth, which must be 0, for the endpoints wanted: how many blocks of a chain each holds.
+// measure sets depth, which must be 0, to the number of blocks of a chain that each of the wanted endpoints holds.
 func (t *tree) measure(chain []uint64, want uint64, depth *[places]int) {
 	var before *segment
 	for at, n := 0, 0; want != 0; n++ {
@@ -104,7 +104,7 @@ func assign(depth *[places]int, who uint64, n int) {
 	}
 }
 
-// known returns how many blocks of a chain some endpoint holds, counted from its beginning.
+// known returns how many blocks of a chain, from its beginning, some endpoint holds.
 func (t *tree) known(chain []uint64) (at int) {
 	var before *segment
 	for n := 0; at < len(chain) && n < reach; n++ {
@@ -118,10 +118,10 @@ func (t *tree) known(chain []uint64) (at int) {
 	return at
 }
 
-// hold adds a chain to an endpoint and returns the number of blocks that the endpoint did not hold before. The tree keeps
-// end, a copy of the part of the chain that it did not know; if the tree has changed since, hold makes another copy.
+// hold adds a chain to an endpoint and returns how many of its blocks are new there. The tree keeps end, a copy of the part
+// of the chain that it did not know; if the tree has changed since, hold makes another copy.
 func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
-	var before *share // the endpoint's, of the segment before
+	var before *share // the endpoint's share of the segment before
 	for at, n := 0, 0; at < len(chain) && n < reach; n++ {
 		var of *segment
 		if before != nil {
@@ -136,7 +136,7 @@ func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
 		}
 		mine := t.join(s, place, before)
 		if common < len(s.blocks) && (at+common < len(chain) || mine.held > common) {
-			// Another chain leaves here, or what is behind will be older.
+			// Another chain branches here, or the rest of the segment becomes older than this part.
 			s = t.split(s, common)
 			mine = s.share(place)
 		}
@@ -157,7 +157,7 @@ func (t *tree) hold(place int, chain, end []uint64) (fresh int) {
 	return fresh
 }
 
-// grow makes a segment that no endpoint holds yet, of blocks that become its own.
+// grow makes a segment that no endpoint holds yet. It keeps blocks.
 func (t *tree) grow(parent *segment, blocks []uint64) *segment {
 	if t.heads == nil {
 		t.heads = make(map[uint64]*segment)
@@ -167,8 +167,8 @@ func (t *tree) grow(parent *segment, blocks []uint64) *segment {
 	return s
 }
 
-// join returns an endpoint's share of a segment, and makes an empty one if there is none. before is the share of the
-// segment before.
+// join returns an endpoint's share of a segment, and makes an empty one if there is none. before is the endpoint's share of
+// the segment before.
 func (t *tree) join(s *segment, place int, before *share) *share {
 	if s.holders&(1<<place) != 0 {
 		return s.share(place)
@@ -182,8 +182,8 @@ func (t *tree) join(s *segment, place int, before *share) *share {
 	return mine
 }
 
-// split cuts a segment after n blocks and returns the new segment of these n. Each gets a slice of its own, because a
-// shared one would keep the blocks in memory that either drops.
+// split cuts a segment after n blocks and returns the new segment of these n. Both get slices of their own, because a shared
+// array would stay in memory as long as either segment.
 func (t *tree) split(s *segment, n int) (head *segment) {
 	head = &segment{parent: s.parent, blocks: slices.Clone(s.blocks[:n]), holders: s.holders}
 	head.shares = make([]*share, 0, len(s.shares))
@@ -196,7 +196,7 @@ func (t *tree) split(s *segment, n int) (head *segment) {
 		if mine.held >= n {
 			head.full |= bit
 		}
-		if mine.held <= n { // all of it is in the head
+		if mine.held <= n { // all its blocks are in the head
 			mine.of = head
 			s.holders &^= bit
 		} else {
@@ -209,8 +209,7 @@ func (t *tree) split(s *segment, n int) (head *segment) {
 	return head
 }
 
-// shrink removes the oldest blocks of an endpoint until no more than size are left. done is false if that takes another
-// turn.
+// shrink removes the oldest blocks of an endpoint until at most size are left. done is false if another turn is needed.
 func (t *tree) shrink(place, size int) (lost int, done bool) {
 	slot := &t.slots[place]
 	before := slot.size
@@ -219,7 +218,7 @@ func (t *tree) shrink(place, size int) (lost int, done bool) {
 			break
 		}
 		oldest := slot.ages.younger
-		if oldest.kids > 0 { // those are younger, so it is not what it was marked for
+		if oldest.kids > 0 { // kids are younger, so the share's own mark no longer counts
 			oldest.unmark()
 			continue
 		}
@@ -235,8 +234,8 @@ func (t *tree) shrink(place, size int) (lost int, done bool) {
 	return before - slot.size, slot.size <= size
 }
 
-// leave removes a share that holds no blocks and has no kids. The share before it gets its age, unless that one is marked
-// as younger.
+// leave removes a share that holds no blocks and has no kids. The share before it takes over its age, unless it has a younger
+// mark.
 func (t *tree) leave(mine *share, place int) {
 	mine.unmark()
 	s, slot := mine.of, &t.slots[place]
@@ -277,7 +276,7 @@ func (t *tree) trim(s *segment) {
 	}
 }
 
-// mark puts a share into the ring of ages, as the next younger of another.
+// mark puts a share into the ring of ages, next younger than another.
 func (s *slot) mark(mine, older *share) {
 	if s.ages.older == nil {
 		s.ages.older, s.ages.younger = &s.ages, &s.ages
