@@ -15,13 +15,13 @@ type Built struct {
 	Stages    epp.Stages
 	Preparers []epp.NamedPreparer // in the order in which they were built
 	Admission epp.Admission       // nil: every request is picked for at once
-	Matcher   epp.Matcher         // nil: nothing is known of prefix caches
+	Matcher   epp.Matcher         // nil: prefix caches are not known
 	Producers []epp.Producer
-	Links     epp.LinkEstimator // nil: nothing is known of links
-	Detector  epp.Detector      // nil: nothing is refused for being less urgent
+	Links     epp.LinkEstimator // nil: links are not known
+	Detector  epp.Detector      // nil: no request is refused for its priority
 	Charge    epp.Charge
-	Discovery any        // what dataLayer.discovery names; nil if it names nothing
-	Sources   []Source   // where the state of endpoints is read
+	Discovery any        // the plugin that dataLayer.discovery names; nil = none
+	Sources   []Source   // sources of endpoints' metrics
 	Instances []Instance // all plugins, each after those it refers to
 
 	builder *builder
@@ -52,7 +52,7 @@ func Of[T any](b *Built) (all []T) {
 // Close closes all instances that can be closed, the latest built first.
 func (b *Built) Close() error { return b.builder.close() }
 
-// Build builds all plugins. If one cannot be built, those that were are closed again.
+// Build builds all plugins. If one cannot be built, it closes the others again.
 func (c *Config) Build(log *slog.Logger, keep *epp.Keep) (*Built, error) {
 	w := newBuilder(log, keep)
 	b := &Built{builder: w}
@@ -89,7 +89,7 @@ func (c *Config) build(b *Built, w *builder) (err error) {
 	return b.askHandler(c)
 }
 
-// only is the one instance that is a T, nil if there is none: see checkSingles.
+// only returns the one instance that is a T, nil if there is none: see checkSingles.
 func only[T any](b *Built) (one T) {
 	for _, one = range Of[T](b) {
 		break
@@ -97,7 +97,7 @@ func only[T any](b *Built) (one T) {
 	return one
 }
 
-// fill puts the instances to their uses.
+// fill sets the fields of Built from the instances.
 func (b *Built) fill(c *Config) {
 	made := b.builder.made
 	for _, p := range c.profiles {
@@ -143,7 +143,7 @@ func (p *profile) build(made map[*plugin]any) epp.Profile {
 	return built
 }
 
-// askHandler asks the profile handler for the stages.
+// askHandler gets the stages from the profile handler.
 func (b *Built) askHandler(c *Config) (err error) {
 	for _, p := range b.builder.order {
 		handler, ok := b.builder.made[p].(epp.Handler)

@@ -24,7 +24,7 @@ type builder struct {
 	order []*plugin // in the order they were made
 }
 
-// state is how far the building of a plugin has got.
+// state is the progress of building a plugin.
 type state uint8
 
 const (
@@ -38,13 +38,13 @@ func newBuilder(log *slog.Logger, keep *epp.Keep) *builder {
 	return &builder{log: log, keep: keep, refs: map[*plugin][]*plugin{}, state: map[*plugin]state{}, made: map[*plugin]any{}}
 }
 
-// exclude marks a plugin that must not be built, because of a problem that was reported already.
+// exclude marks a plugin that must not be built, because a problem of it was reported.
 func (b *builder) exclude(p *plugin) { b.state[p] = stateFailed }
 
-// refer notes that a plugin needs another.
+// refer records that a plugin refers to another.
 func (b *builder) refer(from, to *plugin) { b.refs[from] = append(b.refs[from], to) }
 
-// instance returns what a plugin was built as, if it could be built.
+// instance returns the instance of a plugin, if it could be built.
 func (b *builder) instance(p *plugin) (any, bool) {
 	instance, ok := b.made[p]
 	return instance, ok
@@ -79,7 +79,7 @@ func (b *builder) make(p *plugin) (ok bool) {
 	return true
 }
 
-// circle names the plugins of a circle.
+// circle returns the names of plugins that refer to each other in a circle.
 func circle(members []*plugin) (text string) {
 	for _, p := range members {
 		text += quote(p.name) + " → "

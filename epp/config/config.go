@@ -8,8 +8,8 @@ import (
 
 // Config is a configuration that was read, completed by defaults, and checked. It does not change.
 type Config struct {
-	// Warnings say what works differently from what the author of the file may expect: outdated names, and what llm-d does
-	// and this picker does not.
+	// Warnings name what works differently from what the author of the file may expect: outdated names, and features of llm-d
+	// that this picker does not have.
 	Warnings []string
 
 	plugins        []*plugin // as in the file, then those that were added
@@ -17,7 +17,7 @@ type Config struct {
 	injectDefaults bool
 	sources        []source
 	discovery      *plugin // nil: none
-	detector       *plugin // says when the pool is full; nil: none
+	detector       *plugin // nil: none
 }
 
 func (c *Config) profileNames() []string {
@@ -37,7 +37,7 @@ type plugin struct {
 	added  string // why it was added; "" if it is in the file
 }
 
-// references are the plugins that the parameters name, by the parameter.
+// references returns the plugins that the parameters name, by parameter.
 func (p *plugin) references() map[string]string {
 	if r, ok := p.params.(epp.Referrer); ok {
 		return r.References()
@@ -56,20 +56,20 @@ type profile struct {
 type entry struct {
 	*plugin
 	weight float64
-	scores bool // else the weight means nothing
+	scores bool // it has a scorer; otherwise the weight has no meaning
 }
 
-// source is where the state of endpoints is read, and by which extractors.
+// source is a source of endpoints' metrics, with its extractors.
 type source struct {
 	*plugin
 	extractors []*plugin
 }
 
-// Parse reads an EndpointPickerConfig, YAML or JSON, whose plugins are of the table's types. Its error is Problems: all
-// of them at once.
+// Parse reads an EndpointPickerConfig, YAML or JSON, whose plugins have types of the table. The error is Problems: all of
+// them at once.
 //
-// To know what plugins can be used for, it builds each of them for a moment. So a configuration that Parse accepts can be
-// built, unless what lies outside it, such as a certificate, has changed in between.
+// Parse builds each plugin and closes it again, to find out its uses. So a configuration that Parse accepts can be built,
+// unless something outside of it, such as a certificate, has changed in between.
 func Parse(data []byte, table []epp.Row) (*Config, error) {
 	root, err := parseTree(data)
 	if err == nil {

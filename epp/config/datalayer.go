@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// readDataLayer reads where endpoints, and their state, come from.
+// readDataLayer reads the sources of endpoints and of their metrics.
 func (r *reader) readDataLayer() {
 	layer := &r.doc.DataLayer
 	r.cfg.injectDefaults = layer.InjectDefaults == nil || *layer.InjectDefaults
@@ -75,7 +75,7 @@ func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 	return nil
 }
 
-// addMetrics makes sure that the engines' metrics are read: by the source and the extractor of the file, else by added ones.
+// addMetrics makes sure that the engines' metrics are read: by the source and the extractor of the file, or by added ones.
 func (r *reader) addMetrics() {
 	if len(r.cfg.sources) == 0 {
 		if from := r.firstOrAdd(typeMetrics, "dataLayer.injectDefaults"); from != nil {
@@ -91,7 +91,7 @@ func (r *reader) addMetrics() {
 	}
 }
 
-// firstOrAdd returns the first plugin of a type in the order of the file, or adds one; why explains that.
+// firstOrAdd returns the first plugin of a type in the order of the file, or adds one for the reason why.
 func (r *reader) firstOrAdd(typeName, why string) *plugin {
 	p := r.firstOf(typeName)
 	if p == nil {

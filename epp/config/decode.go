@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decoder fills Go values from YAML, by the yaml tags of their structs, as the yaml package would, but strictly, and it
-// goes on after a problem, so that all of them are found at once.
+// decoder fills Go values from YAML, by the yaml tags of their structs, like the yaml package, but strictly. It continues
+// after a problem, so that it finds all of them.
 type decoder struct{ found *findings }
 
 var (
@@ -21,7 +21,7 @@ var (
 	durationType = reflect.TypeFor[time.Duration]()
 )
 
-// decode fills v, which can be set, from n, which stands at path. What the file does not say stays as it is.
+// decode fills v, which must be settable, from n at path. Fields that the file does not have stay as they are.
 func (d decoder) decode(n *yaml.Node, path string, v reflect.Value) {
 	d.found.lines[path] = n.Line
 	switch {
@@ -41,7 +41,7 @@ func (d decoder) decode(n *yaml.Node, path string, v reflect.Value) {
 	}
 }
 
-// decodeBySelf lets types decode themselves that can.
+// decodeBySelf uses a type's own decoding, if it has one.
 func (d decoder) decodeBySelf(n *yaml.Node, path string, v reflect.Value) (done bool) {
 	var err error
 	switch self := v.Addr().Interface().(type) {
@@ -121,7 +121,7 @@ func (d decoder) decodeMap(n *yaml.Node, path string, v reflect.Value) {
 	v.Set(all)
 }
 
-// eachPair visits the keys of a mapping, each once.
+// eachPair calls visit for each key of a mapping, once.
 func (d decoder) eachPair(n *yaml.Node, path string, visit func(key, value *yaml.Node, at string)) {
 	if n.Kind != yaml.MappingNode {
 		d.mismatch(n, path, "keys and values")
@@ -143,7 +143,7 @@ func (d decoder) eachPair(n *yaml.Node, path string, visit func(key, value *yaml
 		lines[key.Value] = key.Line
 		d.found.lines[at] = key.Line
 		visit(key, value, at)
-		d.found.lines[at] = key.Line // where one looks for it, should the value begin below
+		d.found.lines[at] = key.Line // the line of the key, even if the value begins below
 	}
 }
 
@@ -175,7 +175,7 @@ func (d decoder) decodeScalar(n *yaml.Node, path string, v reflect.Value) {
 		d.mismatch(n, path, want)
 		return
 	}
-	if v.Kind() == reflect.String { // a date is a text that looks like one
+	if v.Kind() == reflect.String { // text that looks like a date has a tag of its own
 		v.SetString(n.Value)
 		return
 	}
@@ -184,7 +184,7 @@ func (d decoder) decodeScalar(n *yaml.Node, path string, v reflect.Value) {
 	}
 }
 
-// scalarTags names what a value of a kind looks like in a file, and lists the YAML tags that may stand for it.
+// scalarTags returns what a value of a kind is called in messages, and the YAML tags that it may have.
 func scalarTags(kind reflect.Kind) (want, tags string) {
 	switch kind {
 	case reflect.Bool:
@@ -202,7 +202,7 @@ func (d decoder) mismatch(n *yaml.Node, path, want string) {
 	d.found.problem(path, "want %s, got %s", want, nodeName(n))
 }
 
-// field is a field of a struct under the name that files use.
+// field is a field of a struct with its name in files.
 type field struct {
 	name  string
 	index []int
@@ -227,7 +227,7 @@ func fieldsOf(t reflect.Type, outer []int) (fields []field) {
 	return fields
 }
 
-// join is the path of a key inside what stands at path.
+// join returns the path of a key in the mapping at path.
 func join(path, key string) string {
 	switch {
 	case key == "" || strings.ContainsAny(key, ".[]\"\n ") || len(key) > 80:

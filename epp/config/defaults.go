@@ -11,11 +11,11 @@ import (
 //go:embed default.yaml
 var defaultYAML []byte
 
-// Default is the configuration that is used where none is given: prefill and decode apart where the pool has prefill
-// endpoints, everything on decode where it has none.
+// Default returns the configuration of a picker that is given none: prompts are computed on prefill endpoints if the pool has
+// some, else on decode.
 func Default() []byte { return slices.Clone(defaultYAML) }
 
-// Types that are added to a configuration that needs them and does not name them.
+// Types that are added to a configuration that needs them and does not have them.
 const (
 	typeSingleHandler = "single-profile-handler"
 	typePicker        = "max-score-picker"
@@ -24,11 +24,11 @@ const (
 	typeDetector      = "utilization-detector"
 )
 
-// producers are the types that others read from. A configuration that has a reader and no such producer gets one with its default
-// parameters. llm-d derives that from what its plugins declare; this table is the result.
+// producers are the types that other plugins read from. A configuration with such a reader and no producer gets one with
+// default parameters. llm-d derives this from its plugins' declarations; the table is the result.
 var producers = []struct {
 	producer string
-	is       func(instance any) bool // whether a plugin does as well
+	is       func(instance any) bool // whether a plugin can take the producer's place
 	readers  []string
 }{
 	{"approx-prefix-cache-producer", isA[epp.Matcher],
@@ -60,7 +60,7 @@ func (r *reader) addProducers() {
 	}
 }
 
-// first is the first plugin whose instance is such a one, in the order of the file, or nil.
+// first returns the first plugin, in the order of the file, for whose instance is returns true; or nil.
 func (r *reader) first(is func(instance any) bool) *plugin {
 	for _, p := range r.cfg.plugins {
 		if instance, ok := r.trial.instance(p); ok && is(instance) {
@@ -70,7 +70,7 @@ func (r *reader) first(is func(instance any) bool) *plugin {
 	return nil
 }
 
-// firstOf is the first plugin of a type in the order of the file, or nil.
+// firstOf returns the first plugin of a type in the order of the file, or nil.
 func (r *reader) firstOf(typeName string) *plugin {
 	for _, p := range r.cfg.plugins {
 		if p.row.Type == typeName {
@@ -80,8 +80,8 @@ func (r *reader) firstOf(typeName string) *plugin {
 	return nil
 }
 
-// add adds a plugin with default parameters, under the name of its type unless that is taken. It returns nil if the table
-// has no such type.
+// add adds a plugin with default parameters, named after its type unless that name is in use. It returns nil if the table
+// does not have the type.
 func (r *reader) add(typeName, why string) *plugin {
 	t, ok := r.types[typeName]
 	if !ok {

@@ -21,8 +21,8 @@ var otherVersions = map[string]string{
 	"llm-d.ai/v1":                            "is read as " + apiVersion,
 }
 
-// document is an EndpointPickerConfig as it is written. Fields whose content has no effect are decoded too, so that
-// mistakes in them show.
+// document is an EndpointPickerConfig as the file has it. Fields without effect are decoded too, so that mistakes in them are
+// reported.
 type document struct {
 	APIVersion         string         `yaml:"apiVersion"`
 	Kind               string         `yaml:"kind"`
@@ -36,7 +36,7 @@ type document struct {
 	Parser             *reference     `yaml:"parser"`             // older place of requestHandler.parsers
 }
 
-// pluginSpec is one plugin to be made.
+// pluginSpec is one plugin of the file.
 type pluginSpec struct {
 	Name       string    `yaml:"name"` // default: the type
 	Type       string    `yaml:"type"`
@@ -60,7 +60,7 @@ type entrySpec struct {
 	Weight    *float64 `yaml:"weight"` // of a scorer; default 1
 }
 
-// dataLayerSpec says where endpoints, and their state, come from.
+// dataLayerSpec says where endpoints and their metrics come from.
 type dataLayerSpec struct {
 	InjectDefaults *bool         `yaml:"injectDefaults"` // default true
 	Sources        []sourceSpec  `yaml:"sources"`
@@ -117,7 +117,7 @@ type bandSpec struct {
 	OrderingPolicyRef string   `yaml:"orderingPolicyRef"`
 }
 
-// quantity is a number as Kubernetes writes resources: 5000, 1k, 500M, 1Gi. It is only checked.
+// quantity is a number in the form of Kubernetes resources: 5000, 1k, 500M, 1Gi. It is only checked.
 type quantity string
 
 var quantityForm = regexp.MustCompile(`^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$`)

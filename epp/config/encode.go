@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// YAML prints the configuration as it is used, defaults included. A comment beside each addition says why it is there. Parse reads it as the
-// same configuration.
+// YAML returns the configuration in use, defaults included, with a comment at each addition that says why it is there. Parse
+// reads it as the same configuration.
 func (c *Config) YAML() []byte {
 	root := mapping(pair("apiVersion", text(apiVersion)), pair("kind", text(kind)))
 	add := func(key string, value *yaml.Node) { root.Content = append(root.Content, text(key), value) }
@@ -51,7 +51,7 @@ func (p *plugin) parameters(params epp.Plugin) *yaml.Node {
 	return n
 }
 
-// dropEmpty drops from a mapping the members that are empty by default: they say nothing.
+// dropEmpty drops empty members from a mapping if their default is empty.
 func dropEmpty(n, defaults *yaml.Node) {
 	byDefault := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(defaults.Content) && defaults.Kind == yaml.MappingNode; i += 2 {
@@ -116,7 +116,7 @@ func list[T any](all []T, node func(T) *yaml.Node) *yaml.Node {
 	return n
 }
 
-// text is a text, quoted where it would read as something else.
+// text returns a text node, quoted if it would otherwise be read as another type.
 func text(s string) *yaml.Node {
 	n := &yaml.Node{}
 	n.SetString(s)

@@ -2,10 +2,10 @@ package config
 
 import "slices"
 
-// Foreign plugins are those that llm-d's configurations may name and that this picker does not have. A name is accepted, with
-// a warning, where leaving it out treats no request worse; the others are refused by name, not as mistyped.
+// Foreign plugins are plugins of llm-d that this picker does not have. A foreign type is accepted, with a warning, if no
+// request is served worse without it. The others are refused by name, and not reported as mistyped.
 
-// role is what an accepted foreign plugin may be referenced as, with its article.
+// role is how an accepted foreign plugin may be referenced, with its article.
 type role string
 
 const (
@@ -22,7 +22,7 @@ const (
 	noReplicas = "replicas do not tell each other their load"
 )
 
-// accepted are the foreign plugin types that do no harm, and what takes their place here.
+// accepted are the foreign types that are accepted, and what replaces them.
 var accepted = map[string]struct {
 	role role
 	why  string
@@ -41,12 +41,12 @@ var accepted = map[string]struct {
 	"static-usage-limit-policy":     {roleUsage, noQueue},
 	"local-syncer":                  {roleSyncer, noReplicas},
 
-	// Older configurations list these beside the profile handler that needed them.
+	// Older configurations list these with the profile handler that needed them.
 	"disagg-headers-handler": {roleNone, "the headers of the routing sidecar are always set"},
 	"prefill-header-handler": {roleNone, "the headers of the routing sidecar are always set"},
 }
 
-// refused are the other plugin types of llm-d.
+// refused are the foreign types that are refused.
 var refused = []string{
 	"agent-identity", "always-disagg-multimodal-decider", "burst-prefix-cache-producer",
 	"context-length-aware", "data-parallel-profile-handler", "dcgm-data-source", "dcgm-extractor",
@@ -64,7 +64,7 @@ var refused = []string{
 	"topology-affinity-scorer", "topology-extractor", "utilization-filter", "vertexai-parser", "vllmgrpc-parser",
 }
 
-// acceptedAs lists the foreign plugin types of a role.
+// acceptedAs returns the foreign types with a role.
 func acceptedAs(want role) (names []string) {
 	for name, a := range accepted {
 		if a.role == want {
@@ -75,7 +75,7 @@ func acceptedAs(want role) (names []string) {
 	return names
 }
 
-// gates are the feature gates of llm-d, older ones included, and what switching one on means here.
+// gates are the feature gates of llm-d, older ones included, and the effect of each here.
 var gates = map[string]string{
 	"flowControl":                  noQueue,
 	"haPopulateNonLeaderDatastore": "every replica has all endpoints",

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// readIgnored reads the fields that have no effect here, and warns of them.
+// readIgnored reads the fields without effect, and warns about them.
 func (r *reader) readIgnored() {
 	for i, gate := range r.doc.FeatureGates {
 		r.readGate(fmt.Sprintf("featureGates[%d]", i), gate)
@@ -93,7 +93,7 @@ func (r *reader) checkOptional(path, name string, want role) {
 	}
 }
 
-// checkForeign checks a reference to a plugin without effect. llm-d makes some by itself, under the name of their type.
+// checkForeign checks a reference to a plugin without effect. llm-d makes some by itself, named after their type.
 func (r *reader) checkForeign(path, name string, want role) {
 	to := named{foreign: accepted[name].role}
 	if _, listed := r.names[name]; listed || to.broken() {

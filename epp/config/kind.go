@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// describe names what a plugin is, for an error message.
+// describe returns what a plugin is, for an error message.
 func describe(p *plugin, instance any) string {
 	switch instance.(type) {
 	case epp.Detector:
@@ -51,7 +51,7 @@ func inProfile(instance any) bool {
 	return isA[epp.Filter](instance) || isA[epp.Scorer](instance) || isA[epp.Picker](instance)
 }
 
-// passive reports whether the instance does nothing unless something refers to it.
+// passive reports whether the instance has an effect only if something refers to it.
 func passive(instance any) bool { return inProfile(instance) || isA[epp.Decider](instance) }
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this
@@ -73,7 +73,7 @@ func dataLayerKind(p *plugin) layerKind {
 	return ""
 }
 
-// article is the kind in words, with its article.
+// article returns the kind in words, with its article.
 func (k layerKind) article() string {
 	switch k {
 	case kindDiscovery:

@@ -14,13 +14,13 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Options say how a configuration is kept up to date.
+// Options are the settings of a Live configuration.
 type Options struct {
 	Table []epp.Row // plugin types
 	Log   *slog.Logger
 	Keep  *epp.Keep
-	// Swap puts a configuration to use, in place of the one before. After it has returned without an error, the plugins of
-	// the one before are closed; picks that still use them must be able to finish.
+	// Swap replaces the configuration in use. After it has returned without an error, the plugins of the old one are closed;
+	// picks that still use them must be able to finish.
 	Swap    func(c *Config, b *Built) error
 	Metrics prometheus.Registerer // nil: none
 }
@@ -31,21 +31,21 @@ type Live struct {
 	metrics *metrics
 	data    []byte // of the configuration in use
 	built   *Built
-	pending []byte // of the file as it is now, if it could be read but not be put to use
+	pending []byte // the current file, if it could be read but not used
 
 	mu    sync.Mutex
 	state State
 }
 
-// State tells about the configuration in use, and about the last change of its file.
+// State describes the configuration in use, and the last change of its file.
 type State struct {
-	Generation int       // 1 = the first one; grows with every one that was put to use
-	Since      time.Time // when it was put to use
-	Err        error     // why the file as it is now cannot be used; nil if it is in use
-	ErrAt      time.Time // when that was found; zero without Err
+	Generation int       // 1 = the first one; increases with every new one
+	Since      time.Time // when it came into use
+	Err        error     // why the current file cannot be used; nil if it is in use
+	ErrAt      time.Time // time of Err; zero without it
 }
 
-// Detail is the state in words, for probes.
+// Detail returns the state in words, for probes.
 func (s State) Detail() string {
 	text := fmt.Sprintf("configuration %d in use since %s", s.Generation, s.Since.UTC().Format(time.RFC3339))
 	if s.Err != nil {
@@ -54,7 +54,7 @@ func (s State) Detail() string {
 	return text
 }
 
-// Start puts a configuration to use, given as the text of its file. Its error is Problems if the text is at fault.
+// Start puts a configuration into use, given as the text of its file. The error is Problems if the text is wrong.
 func Start(data []byte, opt Options) (*Live, error) {
 	l := &Live{opt: opt}
 	if err := l.use(data); err != nil {
@@ -64,18 +64,18 @@ func Start(data []byte, opt Options) (*Live, error) {
 	return l, nil
 }
 
-// State returns the state. It may be called at any time.
+// State returns the state. It is safe for concurrent use.
 func (l *Live) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state
 }
 
-// retryInterval is how often a file that could not be put to use is tried again: the cause may lie outside of it, such as a
+// retryInterval is how often a file that could not be used is tried again: the cause may be outside of it, such as a
 // certificate or an endpoints file that Kubernetes mounts a minute later.
 const retryInterval = 5 * time.Second
 
-// Follow puts every change of the file to use, until ctx ends.
+// Follow puts every change of the file into use, until ctx ends.
 func (l *Live) Follow(ctx context.Context, path string) {
 	changes := make(chan func())
 	begin := l.data
@@ -111,7 +111,7 @@ func (l *Live) changed(path string, data []byte, err error) {
 	switch {
 	case err != nil:
 		l.tell(path, resultUnreadable, fmt.Errorf("reading the configuration: %w", err))
-	case bytes.Equal(data, l.data): // it was broken, and is now the configuration in use again
+	case bytes.Equal(data, l.data): // it is again the configuration in use
 		l.tell(path, resultOK, nil)
 	default:
 		l.pending = data
@@ -119,14 +119,14 @@ func (l *Live) changed(path string, data []byte, err error) {
 	}
 }
 
-// retry tries again to put the file to use.
+// retry tries again to use the file.
 func (l *Live) retry(path string) {
 	if l.pending != nil {
 		l.try(path, l.State().Err)
 	}
 }
 
-// try puts the pending file to use. told is the error of the try before, which is not reported again.
+// try puts the pending file into use. told is the error of the previous try, which is not reported again.
 func (l *Live) try(path string, told error) {
 	err := l.use(l.pending)
 	switch {
@@ -149,7 +149,7 @@ func (l *Live) tell(path, result string, err error) {
 	l.opt.Log.Info("configuration reloaded", "file", path, "generation", l.State().Generation)
 }
 
-// use builds a configuration, swaps it in, and closes the one before.
+// use builds a configuration, swaps it in, and closes the old one.
 func (l *Live) use(data []byte) error {
 	c, err := Parse(data, l.opt.Table)
 	if err != nil {

@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // Values of the label result of tandem_config_reloads_total.
 const (
 	resultOK         = "ok"         // the new configuration is in use
-	resultInvalid    = "invalid"    // it is not usable; the one before stays in use
+	resultInvalid    = "invalid"    // it cannot be used; the old one stays in use
 	resultUnreadable = "unreadable" // the file could not be read
 )
 

@@ -15,14 +15,14 @@ import (
 // MaxSize is the largest configuration that is read, in bytes: as much as a ConfigMap can hold.
 const MaxSize = 1 << 20
 
-// Bounds of what a file may contain after its aliases were replaced by what they stand for.
+// Limits of a file after its aliases were replaced.
 const (
 	maxNodes = 100_000
 	maxDepth = 64
 )
 
-// parseTree reads the one YAML document, or JSON, that data holds, which is a mapping. Aliases are replaced by what they stand for. Its error
-// is Problems.
+// parseTree reads the only YAML or JSON document in data, which must be a mapping, and replaces aliases. The error is
+// Problems.
 func parseTree(data []byte) (*yaml.Node, error) {
 	if len(data) > MaxSize {
 		return nil, problemAt(0, "the configuration is larger than %d bytes", MaxSize)
@@ -61,12 +61,12 @@ func invalidUTF8(data []byte) int {
 	return -1
 }
 
-// problemAt is a problem of the file as a whole; line 0 = nowhere in particular.
+// problemAt returns a problem of the file as a whole; line 0 = no certain line.
 func problemAt(line int, format string, args ...any) error {
 	return Problems{{Line: line, Message: fmt.Sprintf(format, args...)}}
 }
 
-// tidy puts an error of the YAML parser in our form.
+// tidy rewrites an error of the YAML parser in our form.
 func tidy(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	var line int
@@ -76,8 +76,8 @@ func tidy(err error) error {
 	return problemAt(line, "this is neither YAML nor JSON: %s", text)
 }
 
-// expander copies a tree, with what aliases stand for in their place. It ends where a file would make it copy without
-// bound: anchors of anchors, and those that contain themselves.
+// expander copies a tree and replaces aliases. It stops at a file that would make it copy without end: anchors of anchors,
+// and anchors that contain themselves.
 type expander struct{ left int }
 
 func (e *expander) expand(n *yaml.Node, depth int) (*yaml.Node, error) {
@@ -102,7 +102,7 @@ func (e *expander) expand(n *yaml.Node, depth int) (*yaml.Node, error) {
 	return &twin, nil
 }
 
-// otherKind tells that a file is something else altogether, of which it is useless to list the unknown fields.
+// otherKind returns an error if the file is another kind of document, whose unknown fields need not be listed.
 func otherKind(root *yaml.Node) error {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
@@ -118,7 +118,7 @@ func otherKind(root *yaml.Node) error {
 	return nil
 }
 
-// nodeName says what a node is, for an error message.
+// nodeName returns what a node is, for an error message.
 func nodeName(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -138,5 +138,5 @@ func nodeName(n *yaml.Node) string {
 	}
 }
 
-// absent reports whether a value says nothing: "key:" is the same as no key.
+// absent reports whether a value is empty: "key:" is the same as no key.
 func absent(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }

@@ -9,12 +9,12 @@ import (
 
 // Problem is one error of a configuration.
 type Problem struct {
-	Line    int    // in the file, from 1; 0 = nowhere in particular
+	Line    int    // in the file, from 1; 0 = no certain line
 	Field   string // path such as plugins[2].parameters.nonCachedTokens; "" = the whole file
 	Message string
 }
 
-// String is "line 12: plugins[2].type: …".
+// String returns the problem in the form "line 12: plugins[2].type: …".
 func (p Problem) String() string {
 	var b strings.Builder
 	if p.Line > 0 {
@@ -27,11 +27,11 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is the error of a configuration that cannot be used: everything that is wrong with it, in the order of the
-// file, at most one problem for each field, since a second one is mostly a consequence of the first.
+// Problems is the error of a configuration that cannot be used: everything that is wrong with it, in the order of the file,
+// and at most one problem for each field, since a second one is usually a consequence of the first.
 type Problems []Problem
 
-// Error lists the problems, one on a line.
+// Error returns the problems, one per line.
 func (p Problems) Error() string {
 	lines := make([]string, len(p))
 	for i, one := range p {
@@ -40,7 +40,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxProblems bounds how much a file can make us print.
+// maxProblems limits how many problems of one file are printed.
 const maxProblems = 100
 
 // findings collects problems and warnings while a file is read.
@@ -72,8 +72,8 @@ func (f *findings) problem(field, format string, args ...any) {
 // full reports whether no more problems are reported.
 func (f *findings) full() bool { return len(f.problems) >= maxProblems }
 
-// missing reports a field that is not there, unless something else is wrong beside it: then it may be the field that was
-// meant.
+// missing reports a field that is not there, unless another problem is reported beside it, which may be the same field
+// mistyped.
 func (f *findings) missing(field, format string, args ...any) {
 	around := field[:max(0, strings.LastIndexByte(field, '.'))]
 	for _, p := range f.problems {
@@ -92,7 +92,7 @@ func (f *findings) warn(field, format string, args ...any) {
 	}
 }
 
-// line is where a field stands in the file, or where the nearest one around it does.
+// line returns the line of a field in the file, or of the nearest field around it.
 func (f *findings) line(field string) int {
 	for field != "" {
 		if line, ok := f.lines[field]; ok {
@@ -109,7 +109,7 @@ func (p Problems) inOrder() Problems {
 	return p
 }
 
-// err is the problems in the order of the file, or nil.
+// err returns the problems in the order of the file, or nil.
 func (f *findings) err() error {
 	if len(f.problems) == 0 {
 		return nil
@@ -121,9 +121,9 @@ func (f *findings) err() error {
 	return f.problems
 }
 
-// nearest returns the end of a sentence about an unknown name: up to three of the candidates that may have been meant.
+// nearest returns the end of a sentence about an unknown name: up to three candidates with similar names.
 func (f *findings) nearest(name string, candidates []string) string {
-	const most, longest, enough = 3, 64, 500 // a longer name is no typing error, more candidates take too long
+	const most, longest, enough = 3, 64, 500 // a longer name is no typing error, and more candidates take too long
 	if len(name) > longest || f.full() {
 		return ""
 	}
@@ -134,7 +134,7 @@ func (f *findings) nearest(name string, candidates []string) string {
 	}
 	var found []near
 	for _, c := range candidates {
-		// At a distance of its length, no letter of it is left.
+		// If the distance is the name's length, none of its letters is left.
 		if d := distance(strings.ToLower(name), strings.ToLower(c)); d < len(name) && d <= max(2, len(name)/3) ||
 			len(name) >= 4 && strings.Contains(c, name) {
 			found = append(found, near{c, d})
@@ -153,7 +153,7 @@ func (f *findings) nearest(name string, candidates []string) string {
 	return "; did you mean " + strings.Join(names, " or ") + "?"
 }
 
-// distance is the Levenshtein distance of two names, in bytes.
+// distance returns the Levenshtein distance of two names, in bytes.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -173,7 +173,7 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// quote shows a text of the file, and of a long one the beginning.
+// quote quotes a text of the file, and shortens a long one.
 func quote(text string) string {
 	const longest = 80
 	if len(text) > longest {

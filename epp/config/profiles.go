@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// readProfiles reads the scheduling profiles. Without any it makes one of all filters, scorers and pickers in the order of
-// the file; in llm-d, that order changes from start to start.
+// readProfiles reads the scheduling profiles. If there are none it makes one of all filters, scorers and pickers in the order
+// of the file; in llm-d, that order changes from start to start.
 func (r *reader) readProfiles() {
 	if len(r.doc.SchedulingProfiles) == 0 {
 		p := profile{name: "default"}
@@ -74,7 +74,7 @@ func (r *reader) readEntry(p *profile, spec *entrySpec, path string) {
 	p.entries = append(p.entries, entry{to.plugin, weight, scores})
 }
 
-// finishProfile checks that a profile has one picker, or gives it one: the first of the file, else one that is added.
+// finishProfile checks that a profile has one picker, or adds one: the first of the file, or a new one.
 func (r *reader) finishProfile(p profile) {
 	var picker *plugin
 	doubtful := false // a plugin that could not be built may be the picker
@@ -102,7 +102,7 @@ func (r *reader) finishProfile(p profile) {
 	r.cfg.profiles = append(r.cfg.profiles, p)
 }
 
-// pathOfEntry is where an entry of a profile stands in the file.
+// pathOfEntry returns the path of an entry of a profile in the file.
 func (r *reader) pathOfEntry(p profile, i int) string {
 	if p.path == "" {
 		return p.entries[i].path
@@ -110,7 +110,7 @@ func (r *reader) pathOfEntry(p profile, i int) string {
 	return fmt.Sprintf("%s.plugins[%d].pluginRef", p.path, i)
 }
 
-// checkHandler checks that there is one profile handler, and that it can do with the profiles.
+// checkHandler checks that there is one profile handler, and that it accepts the profiles.
 func (r *reader) checkHandler() {
 	handlers := instancesOf[epp.Handler](r)
 	if len(handlers) == 0 {
@@ -130,7 +130,7 @@ func (r *reader) checkHandler() {
 	}
 }
 
-// addHandler adds the profile handler that a single profile needs. For several profiles there is no default.
+// addHandler adds the profile handler for a single profile. Several profiles need a handler in the file.
 func (r *reader) addHandler() {
 	switch profiles := len(r.cfg.profiles); {
 	case r.doubtful(): // the plugin that could not be built may be the handler
@@ -142,7 +142,7 @@ func (r *reader) addHandler() {
 	}
 }
 
-// doubtful reports whether there are plugins that could not be built: one of them may be the plugin that is looked for.
+// doubtful reports whether some plugins could not be built: the plugin that a caller looks for may be one of them.
 func (r *reader) doubtful() bool {
 	for _, one := range r.names {
 		if _, ok := r.trial.instance(one.plugin); one.broken() || one.plugin != nil && !ok {
@@ -152,7 +152,7 @@ func (r *reader) doubtful() bool {
 	return false
 }
 
-// checkSingles checks that there is at most one of what there can be only one.
+// checkSingles checks that there is at most one plugin of each kind that allows only one.
 func (r *reader) checkSingles() {
 	checkSingle[epp.Matcher](r)
 	checkSingle[epp.Charger](r)
@@ -171,7 +171,7 @@ func checkSingle[T any](r *reader) {
 	}
 }
 
-// instancesOf lists the plugins that became a T.
+// instancesOf returns the plugins whose instance is a T.
 func instancesOf[T any](r *reader) (all []*plugin) {
 	for _, p := range r.cfg.plugins {
 		if instance, ok := r.trial.instance(p); ok && isA[T](instance) {

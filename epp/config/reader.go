@@ -18,8 +18,8 @@ type reader struct {
 	doc     document
 	types   map[string]typeName // all spellings of the table's types
 	names   map[string]named    // plugins of the file by name
-	trial   *builder            // where plugins are built to see what they are
-	used    map[*plugin]bool    // referred to by something
+	trial   *builder            // builds the plugins to find out their uses
+	used    map[*plugin]bool    // plugins that something refers to
 	cfg     *Config
 	ordered []string // spellings in the order of the table, for suggestions
 }
@@ -30,8 +30,8 @@ type typeName struct {
 	old bool // a deprecated spelling
 }
 
-// named is what a name of the file stands for: a plugin, or one that is accepted but has no effect. Neither: it is broken
-// in a way that was reported already.
+// named is what a name of the file refers to: a plugin, or a foreign one without effect. If both are missing, the plugin has
+// a problem that was reported.
 type named struct {
 	path    string
 	plugin  *plugin
@@ -141,7 +141,7 @@ func (r *reader) readParameters(p *plugin, spec *pluginSpec) {
 	}
 }
 
-// inside is the path of a field that a plugin reports, such as engineConfigs[0].name.
+// inside returns the path of a field that a plugin reports, such as engineConfigs[0].name.
 func inside(path, field string) string {
 	if field == "" {
 		return path
@@ -170,7 +170,7 @@ func (r *reader) checkReferences(p *plugin) {
 	}
 }
 
-// find looks up a reference to a plugin. It reports one that leads nowhere; others are further names that it may be.
+// find returns the plugin that a reference names, and reports a name that does not exist. others are further possible names.
 func (r *reader) find(path, name string, others ...string) (to named, ok bool) {
 	if name == "" {
 		r.missing(path, "names no plugin")
@@ -184,11 +184,11 @@ func (r *reader) find(path, name string, others ...string) (to named, ok bool) {
 
 func (r *reader) has(name string) bool { _, ok := r.names[name]; return ok }
 
-// meant is the end of a sentence about a name that no plugin has.
+// meant returns the end of a sentence about a name that no plugin has.
 func (r *reader) meant(name string, others []string) string {
 	t, isType := r.types[name]
 	switch p := r.firstOf(t.row.Type); {
-	case r.full(): // looking for nothing takes long if there are many names and many mistakes
+	case r.full(): // a search takes long if there are many names and many mistakes
 		return ""
 	case isType && p != nil:
 		return fmt.Sprintf("; the one of that type is named %s", quote(p.name))
@@ -198,7 +198,7 @@ func (r *reader) meant(name string, others []string) string {
 	return r.nearest(name, slices.Concat(slices.Sorted(maps.Keys(r.names)), others))
 }
 
-// failed reports that a plugin could not be built. An error that begins with the name of a reference is about that.
+// failed reports that a plugin could not be built. If the error begins with the name of a reference, it is reported there.
 func (r *reader) failed(p *plugin, err error) {
 	path, text := p.path, oneLine(err)
 	if field, rest, ok := strings.Cut(text, ": "); ok {
@@ -209,10 +209,10 @@ func (r *reader) failed(p *plugin, err error) {
 	r.problem(path, "%s", text)
 }
 
-// oneLine is the text of an error that may be several.
+// oneLine returns the text of an error in one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// warnUnused warns of plugins that have an effect only if something refers to them, and nothing does.
+// warnUnused warns about plugins that have an effect only if something refers to them, if nothing does.
 func (r *reader) warnUnused() {
 	for _, p := range r.cfg.plugins {
 		if instance, ok := r.trial.instance(p); ok && !r.used[p] && (passive(instance) || dataLayerKind(p) != "") {

@@ -2,8 +2,8 @@ package config
 
 import "github.com/tandem-serving/tandem/epp"
 
-// readDetector reads which plugin says that the pool is full. Like llm-d, it takes one by default: then requests of negative
-// priority are refused while the pool is full, and others are not affected.
+// readDetector reads the saturation detector. Like llm-d, it adds one by default: then requests of negative priority are
+// refused while the pool is full, and others are not affected.
 func (r *reader) readDetector() {
 	const path, newer = "saturationDetector.pluginRef", "flowControl.saturationDetector.pluginRef"
 	older := r.doc.SaturationDetector
@@ -21,8 +21,8 @@ func (r *reader) readDetector() {
 	}
 }
 
-// findDetector looks up a detector. Like llm-d, it adds one under the name of its type if that is what is named. It returns
-// nil, and reports why, if there is none.
+// findDetector returns the detector with a name. Like llm-d, it adds one if the name is a detector's type. It returns nil,
+// and reports why, if there is none.
 func (r *reader) findDetector(path, name string) *plugin {
 	if _, isType := r.types[name]; isType && !r.has(name) && r.firstOf(name) == nil {
 		r.add(name, path+" names it")

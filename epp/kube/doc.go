@@ -1,32 +1,30 @@
-// Package kube finds the endpoints of the pool, and what its operators say of requests, in a Kubernetes cluster.
+// Package kube reads the endpoints of a pool, and its objectives and rewrites, from a Kubernetes cluster.
 //
-// In come the objects of one namespace, over watches: an InferencePool, the pods that it selects, and the
-// InferenceObjectives and InferenceModelRewrites that name it; or, in selector mode, pods alone. Out go the whole pool as
-// epp.Specs each time it changes, 20 ms apart at least, and an epp.Policy that may be asked for at any time. A Watch is a
-// Discovery of epp/pool.
+// The objects of one namespace enter, over watches: an InferencePool, the pods that it selects, and the InferenceObjectives
+// and InferenceModelRewrites that name it; in selector mode, only pods. The whole pool leaves as epp.Specs each time it
+// changes, at least 20 ms apart, and an epp.Policy that may be read at any time. A Watch is a Discovery of epp/pool.
 //
 // A pod serves while it is Ready, has an address and is not being deleted. Each of the pool's target ports is an endpoint,
-// <pod>-rank-<i>, where i is the port's place in the pool, also if there is only one: so llm-d names them.
+// <pod>-rank-<i>, as in llm-d, where i is the port's index in the pool, even if there is only one.
 //
-// # What is kept
+// # What the package keeps
 //
-// Only what the selector selects, and of a pod only what is used here: labels, address, readiness, and the two annotations
-// that limit its ports. Another selector means another watch of pods; the endpoints stay as they were until that has told
-// all of its pods.
+// It keeps only the selected pods, and of a pod only labels, address, readiness, and the two annotations that limit its
+// ports. A changed selector needs another watch of pods; the endpoints stay as they were until that watch has reported all of
+// its pods.
 //
 // # When the cluster does not answer
 //
-// Endpoints and policy stay as they are, whatever is missing: the API server, a grant, the history that a watch wants to go
-// on from. The watches try again by themselves, at most a minute apart, and Trouble says what is wrong and what to do. Only
-// a pool that was deleted is a pool without endpoints. Before everything has been told once, nothing is applied, so that a
-// picker never serves a part of its pool or forgets a rewrite; only objectives and rewrites that it may not read do not hold
-// it up.
+// Endpoints and policy stay as they are, whatever fails: the API server, a permission, or the continuation of a watch. The
+// watches retry by themselves, at most a minute apart, and Trouble says what is wrong and what to do. Only a deleted pool has
+// no endpoints. Nothing is applied before everything was reported once, so that a picker never serves a part of its pool or
+// ignores a rewrite. Objectives and rewrites that the picker may not read are the exception: it does not wait for them.
 //
-// Every replica of the picker serves, so there is no leader. Kinds that the cluster does not have are asked for again, too,
-// and used as soon as they are there.
+// Every replica of the picker serves, so there is no leader. Kinds that the cluster does not have are requested again too,
+// and used as soon as they exist.
 //
 // # What it does not do
 //
-// It writes nothing to the cluster, and never asks an endpoint anything: epp/pool does. Of an InferencePool's gateway side
-// (endpointPickerRef, status) it reads nothing.
+// The package writes nothing to the cluster, and sends nothing to endpoints (epp/pool does). It does not read
+// endpointPickerRef and status of an InferencePool, which are for gateways.
 package kube

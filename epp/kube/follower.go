@@ -25,7 +25,7 @@ const (
 	faultUnauthorized = "unauthorized" // it does not accept the credentials
 	faultForbidden    = "forbidden"    // RBAC
 	faultMissing      = "missing"      // the cluster does not have the kind
-	faultOther        = "error"        // whatever else it says
+	faultOther        = "error"        // any other error
 )
 
 // fault is why a watch does not run.
@@ -49,25 +49,25 @@ func faultOf(err error) *fault {
 		return &fault{faultOther, err}
 	}
 	if asked := (*url.Error)(nil); errors.As(err, &asked) {
-		err = asked.Err // without the address asked, which is long
+		err = asked.Err // without the URL, which is long
 	}
 	return &fault{faultUnreachable, err}
 }
 
-// follower follows the objects of one kind until its context ends. client-go reopens a watch that ends, lists anew when the
-// history is gone, and retries one that fails, after 1 s at first and after at most a minute.
+// follower follows the objects of one kind until its context ends. client-go reopens a watch that ends, lists again when the
+// history is gone, and retries after a failure, first after 1 s and later after at most a minute.
 type follower struct {
 	kind  kind
 	stop  context.CancelFunc
-	ready chan struct{} // closed when all objects that there were at first have been delivered
+	ready chan struct{} // closed when all initial objects have been delivered
 	tell  func(*fault)  // called when fault changes
 
 	mu    sync.Mutex
 	fault *fault
 }
 
-// only limits what is followed to the namespace. controller-runtime asks for just that namespace if the field selector has
-// it; its own option for namespaces leaves goroutines behind where a watch is stopped before it ran.
+// only limits the watch to the namespace. controller-runtime requests just that namespace if the field selector has it; its
+// own option for namespaces leaks goroutines if a watch is stopped before it ran.
 func (w *Watch) only(by cache.ByObject) cache.ByObject {
 	namespace := fields.OneTermEqualSelector("metadata.namespace", w.options.Namespace)
 	if by.Field == nil {
@@ -91,7 +91,7 @@ func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cac
 		Mapper:                   k.mapper(),
 		ByObject:                 map[client.Object]cache.ByObject{k.object: w.only(by)},
 		NewInformer:              f.informer,
-		DefaultWatchErrorHandler: func(context.Context, *toolscache.Reflector, error) {}, // opened has seen it
+		DefaultWatchErrorHandler: func(context.Context, *toolscache.Reflector, error) {}, // opened records the error
 	})
 	if err != nil {
 		return nil, fmt.Errorf("preparing to watch %v: %w", k, err)
@@ -105,7 +105,7 @@ func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cac
 		return nil, fmt.Errorf("preparing to watch %v: %w", k, err)
 	}
 	ctx, f.stop = context.WithCancel(ctx)
-	work.Go(func() { _ = objects.Start(ctx) }) // fails only if it was started before
+	work.Go(func() { _ = objects.Start(ctx) }) // returns an error only if it was started before
 	work.Go(func() {
 		select {
 		case <-ctx.Done():
@@ -117,7 +117,7 @@ func (w *Watch) follow(ctx context.Context, work *sync.WaitGroup, k kind, by cac
 	return f, nil
 }
 
-// informer makes client-go's informer, and records how its requests end.
+// informer makes client-go's informer, and records the results of its requests.
 func (f *follower) informer(from toolscache.ListerWatcher, of runtime.Object, _ time.Duration,
 	by toolscache.Indexers) toolscache.SharedIndexInformer {
 	inner := toolscache.ToListerWatcherWithContext(from)
@@ -131,11 +131,12 @@ func (f *follower) informer(from toolscache.ListerWatcher, of runtime.Object, _ 
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			stream, err := inner.WatchWithContext(ctx, o)
-			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // older API servers refuse this, and are asked for a list
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) { // older API servers refuse this, and get a list request instead
 				f.opened(err)
 			}
 			if o.SendInitialEvents != nil && utilnet.IsConnectionRefused(err) {
-				// The reflector would wait for its next try without looking whether it is to end; for other errors it looks.
+				// For this error the reflector would wait for its next try without checking whether it must end; for others
+				// it checks.
 				err = errors.New(err.Error())
 			}
 			return stream, err

@@ -9,18 +9,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// kind is a kind of objects that is followed.
+// kind is a kind of objects that a follower follows.
 type kind struct {
 	label    string // in metrics
 	gvk      schema.GroupVersionKind
-	resource string // as roles name it
+	resource string // in roles
 	object   client.Object
 	list     client.ObjectList
 }
 
 var podKind = kind{"pod", corev1.SchemeGroupVersion.WithKind("Pod"), "pods", &corev1.Pod{}, &corev1.PodList{}}
 
-// poolKind is InferencePool in one of the two groups.
+// poolKind returns InferencePool in one of the two groups.
 func poolKind(group string) kind {
 	if group == AlphaGroup {
 		return kind{"pool", gvkOf(AlphaGroup, "v1alpha2", "InferencePool"), "inferencepools",
@@ -29,13 +29,13 @@ func poolKind(group string) kind {
 	return kind{"pool", gvkOf(PoolGroup, "v1", "InferencePool"), "inferencepools", &InferencePool{}, &InferencePoolList{}}
 }
 
-// objectiveKind is InferenceObjective in one of the two groups.
+// objectiveKind returns InferenceObjective in one of the two groups.
 func objectiveKind(group string) kind {
 	return kind{"objective", gvkOf(group, "v1alpha2", "InferenceObjective"), "inferenceobjectives",
 		&InferenceObjective{}, &InferenceObjectiveList{}}
 }
 
-// rewriteKind is InferenceModelRewrite in one of the two groups.
+// rewriteKind returns InferenceModelRewrite in one of the two groups.
 func rewriteKind(group string) kind {
 	return kind{"rewrite", gvkOf(group, "v1alpha2", "InferenceModelRewrite"), "inferencemodelrewrites",
 		&InferenceModelRewrite{}, &InferenceModelRewriteList{}}
@@ -45,8 +45,8 @@ func gvkOf(group, version, name string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: group, Version: version, Kind: name}
 }
 
-// scheme knows this kind only: objectives and rewrites are the same Go types in two groups, which one scheme cannot tell
-// apart.
+// scheme returns a scheme of this kind only: objectives and rewrites are the same Go types in two groups, which one scheme
+// cannot distinguish.
 func (k kind) scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	s.AddKnownTypeWithName(k.gvk, k.object)
@@ -55,8 +55,7 @@ func (k kind) scheme() *runtime.Scheme {
 	return s
 }
 
-// mapper knows where the kind is served without asking the cluster, so that a kind which is not there yet is found by its
-// watch.
+// mapper maps the kind without a request to the cluster, so that a kind which the cluster gets later is found by its watch.
 func (k kind) mapper() meta.RESTMapper {
 	m := meta.NewDefaultRESTMapper([]schema.GroupVersion{k.gvk.GroupVersion()})
 	m.AddSpecific(k.gvk, k.gvk.GroupVersion().WithResource(k.resource), k.gvk.GroupVersion().WithResource(k.resource),
@@ -64,7 +63,7 @@ func (k kind) mapper() meta.RESTMapper {
 	return m
 }
 
-// String is how messages name the kind.
+// String returns the kind's name in messages.
 func (k kind) String() string {
 	if k.gvk.Group == "" {
 		return k.resource

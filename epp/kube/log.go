@@ -9,8 +9,8 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// quieten has what client-go and controller-runtime say go through our log. Their loggers belong to the process: the first
-// Watch's log gets it all.
+// quieten redirects the logs of client-go and controller-runtime to ours. Their loggers belong to the process, so the log of
+// the first Watch gets all of it.
 var quieten = func() func(*slog.Logger) {
 	var once sync.Once
 	return func(log *slog.Logger) {
@@ -21,7 +21,8 @@ var quieten = func() func(*slog.Logger) {
 	}
 }()
 
-// quiet lowers what libraries inform of to Debug: what an operator must know, Trouble tells. Their errors stay, as warnings.
+// quiet lowers the libraries' information to Debug, because Trouble reports what an operator must know. Their errors stay, as
+// warnings.
 type quiet struct{ slog.Handler }
 
 func lowered(level slog.Level) slog.Level {

@@ -14,14 +14,14 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Annotations that limit which of the pool's ports a pod serves, as numbers with commas between. The older one counts only
-// where the other is not there.
+// Annotations that limit which of the pool's ports a pod serves: numbers separated by commas. The older one counts only if
+// the other is missing.
 const (
 	activePorts      = "llm-d.ai/active-ports"
 	activePortsOlder = "inference.networking.k8s.io/active-ports"
 )
 
-// trimPod keeps of a pod what is used here. It runs before a pod is cached: thousands of whole pods are tens of megabytes.
+// trimPod keeps only the used parts of a pod. It runs before a pod is cached: thousands of whole pods are tens of megabytes.
 func trimPod(object any) (any, error) {
 	p, ok := object.(*corev1.Pod)
 	if !ok {
@@ -45,8 +45,7 @@ func trimPod(object any) (any, error) {
 	return kept, nil
 }
 
-// endpointsOf gives the endpoints that a pod is, none if it cannot serve. problem says what of the pod is not as it should
-// be.
+// endpointsOf returns the endpoints of a pod, none if it cannot serve. problem says what is wrong with the pod.
 func endpointsOf(p *corev1.Pod, ports []uint16) (specs []epp.Spec, problem string) {
 	if p.DeletionTimestamp != nil || !ready(p) || p.Status.PodIP == "" {
 		return nil, ""
@@ -74,8 +73,8 @@ func ready(p *corev1.Pod) bool {
 	return false
 }
 
-// activeOf gives the ports that the pod's annotation names, nil if it has none. As in llm-d, what is no port of the pool
-// counts for nothing, so an annotation without a single one of them takes the pod out.
+// activeOf returns the ports that the pod's annotation names, nil if it has none. As in llm-d, numbers that are no port of
+// the pool are ignored, so a pod whose annotation has no other ones has no endpoint.
 func activeOf(p *corev1.Pod, ports []uint16) (active map[uint16]bool, problem string) {
 	name := activePorts
 	value, there := p.Annotations[name]
@@ -113,7 +112,7 @@ func portList(ports []uint16) string {
 	return strings.Join(text, ", ")
 }
 
-// sameSpecs tells whether the endpoints of a pod are as they were.
+// sameSpecs reports whether the endpoints of a pod are unchanged.
 func sameSpecs(a, b []epp.Spec) bool {
 	return slices.EqualFunc(a, b, func(a, b epp.Spec) bool {
 		return a.Namespace == b.Namespace && a.Name == b.Name && a.Addr == b.Addr && maps.Equal(a.Labels, b.Labels)

@@ -9,14 +9,14 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// podSet holds the pods that a selector selects, and the endpoints on them. It is safe for concurrent use.
+// podSet holds the pods of a selector, and their endpoints. It is safe for concurrent use.
 type podSet struct {
 	mu        sync.Mutex
 	ports     []uint16
 	pods      map[string]member // by name: they are of one namespace
 	endpoints int               // of all members
-	problems  int               // members with one
-	version   uint64            // grows with every change of endpoints or problems
+	problems  int               // members with a problem
+	version   uint64            // increases with every change of endpoints or problems
 }
 
 // member is a pod.
@@ -28,7 +28,7 @@ type member struct {
 
 func newPodSet(ports []uint16) *podSet { return &podSet{ports: ports, pods: make(map[string]member)} }
 
-// set adds or updates a pod, and reports whether that changes endpoints or problems.
+// set adds or updates a pod, and reports whether endpoints or problems have changed.
 func (r *podSet) set(p *corev1.Pod) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +60,7 @@ func (r *podSet) retarget(ports []uint16) {
 	}
 }
 
-// replace replaces the member of a name. The caller holds mu.
+// replace replaces the member with a name. The caller holds mu.
 func (r *podSet) replace(name string, next member) (changed bool) {
 	old := r.pods[name]
 	r.pods[name] = next

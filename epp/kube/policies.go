@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// policies follows objectives and rewrites in both groups. Where a kind is there in both, only the newer group counts.
+// policies follows objectives and rewrites in both groups. If a kind exists in both, only the newer group counts.
 type policies struct {
 	objectives dual[*InferenceObjective]
 	rewrites   dual[*InferenceModelRewrite]
@@ -18,7 +18,7 @@ type policies struct {
 	problems   []string // of the policy in use
 }
 
-// policyState is what a policy was made of.
+// policyState identifies the objects that a policy was made from.
 type policyState struct {
 	made                   bool
 	objectives, rewrites   uint64
@@ -74,7 +74,7 @@ func (d *dual[T]) start(ctx context.Context, r *run, kindOf func(group string) k
 // none is the group in use of a kind that the cluster does not have.
 const none = -1
 
-// choose gives the group whose objects count.
+// choose returns the group whose objects count.
 func (d *dual[T]) choose() int {
 	for i := range d.groups {
 		if d.groups[i].follower.has() {
@@ -84,13 +84,13 @@ func (d *dual[T]) choose() int {
 	return none
 }
 
-// settled tells whether it is known which objects there are.
+// settled reports whether the existing objects are known.
 func (d *dual[T]) settled() bool {
 	return d.groups[0].follower.settled() && d.groups[1].follower.settled()
 }
 
-// complain notes why the objects may not be what the cluster says. A kind that the cluster does not have is no trouble, and
-// neither is a refusal to tell of the older group: who has only the newer one need not grant it.
+// complain records why the objects may differ from the cluster's. A kind that the cluster does not have is no trouble, nor is
+// a missing permission for the older group: installs with the newer one need not grant it.
 func (d *dual[T]) complain(r *run, found *problemSet) {
 	for i := range d.groups {
 		broken, told := d.groups[i].follower.state()
@@ -115,7 +115,7 @@ func (d *dual[T]) complain(r *run, found *problemSet) {
 	}
 }
 
-// objects gives those that count.
+// objects returns the objects that count.
 func (d *dual[T]) objects() (objects []T, version uint64, group int) {
 	if group = d.choose(); group == none {
 		return nil, 0, none
@@ -124,7 +124,7 @@ func (d *dual[T]) objects() (objects []T, version uint64, group int) {
 	return objects, version, group
 }
 
-// read brings the policy up to date, and tells whether it is known.
+// read updates the policy, and reports whether it is known.
 func (p *policies) read(r *run, found *problemSet) (known bool) {
 	if r.fixed != nil {
 		return true
@@ -141,7 +141,7 @@ func (p *policies) read(r *run, found *problemSet) (known bool) {
 	if now != p.used {
 		made, problems := policyOf(r.poolID(), objectives, rewrites)
 		p.used, p.problems = now, problems
-		if !reflect.DeepEqual(made, r.policy.Load()) { // else a status was written, or the object is another pool's
+		if !reflect.DeepEqual(made, r.policy.Load()) { // equal if only a status was written, or the object is another pool's
 			r.policy.Store(made)
 			r.options.Log.Info("policy changed", "left out", len(problems))
 		}

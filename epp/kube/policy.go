@@ -7,17 +7,17 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// poolID is what objectives and rewrites name a pool by.
+// poolID identifies the pool that objectives and rewrites refer to.
 type poolID struct{ group, name string }
 
-// means tells whether a reference is to the pool. The kind is left to default, and so may be the group: what the CRDs fill
-// in then is their own group, where there are no pools.
+// means reports whether a reference is to the pool. The kind may be missing, and so may the group: its default in the CRDs is
+// their own group, which has no pools.
 func (ref PoolRef) means(pool poolID) bool {
 	return ref.Name == pool.name && (ref.Kind == "" || ref.Kind == "InferencePool") &&
 		(ref.Group == pool.group || ref.Group == "" || ref.Group == PolicyGroup)
 }
 
-// policyOf makes a policy of the objects that are for the pool. problems says which are left out.
+// policyOf makes a policy from the objects that refer to the pool. problems lists those that are left out.
 func policyOf(pool poolID, objectives []*InferenceObjective, rewrites []*InferenceModelRewrite) (
 	p *epp.Policy, problems []string) {
 	var priorities []epp.Objective
@@ -50,7 +50,7 @@ func (o *InferenceObjective) objective() epp.Objective {
 	return made
 }
 
-// rewrite gives what the picker goes by. The API server checks most of it, but not with every version of the CRD.
+// rewrite returns the object as an epp.Rewrite. The API server checks most of it, but not with every version of the CRD.
 func (r *InferenceModelRewrite) rewrite() (epp.Rewrite, error) {
 	made := epp.Rewrite{Name: r.Name, Created: r.CreationTimestamp.Time}
 	for i := range r.Spec.Rules {

@@ -8,19 +8,19 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// maxPorts is how many target ports a pool may have.
+// maxPorts is the most target ports of a pool.
 const maxPorts = 8
 
 var errEmptySelector = errors.New(
 	"selector is empty and would take every pod of the namespace: name labels that only the model servers have")
 
-// target says which pods are the pool's, and on which ports they serve.
+// target is the selector of the pool's pods, and the ports on which they serve.
 type target struct {
 	selector labels.Selector
 	ports    []uint16
 }
 
-// target reads what the pool says. Without an error it can be gone by.
+// target returns the target of a pool. An error means that it cannot be used.
 func (p *InferencePool) target() (*target, error) {
 	if len(p.Spec.Selector.MatchLabels) == 0 {
 		return nil, fmt.Errorf("its %w", errEmptySelector)
@@ -58,7 +58,7 @@ func portsOf(numbers []int) ([]uint16, error) {
 	return ports, nil
 }
 
-// current gives the older pool in the form of the newer.
+// current returns the older pool in the form of the newer.
 func (p *AlphaInferencePool) current() *InferencePool {
 	ports := p.Spec.TargetPorts
 	if len(ports) == 0 && p.Spec.TargetPortNumber != 0 {

@@ -11,16 +11,16 @@ const maxProblems = 10
 
 // openProblem is a problem that has not been solved yet.
 type openProblem struct {
-	key   string // the same as long as it is the same trouble: it is logged once
+	key   string // constant for one trouble, which is logged once
 	text  string
-	early bool // it is only that the API server has not answered yet
+	early bool // the API server has just not answered yet
 }
 
 // problemSet holds the problems found in one check.
 type problemSet struct {
 	list     []openProblem
-	unnamed  int  // how many there are beside those of list
-	watching bool // one of them is that a watch does not run
+	unnamed  int  // how many more there are than list holds
+	watching bool // one of them is a watch that does not run
 }
 
 // add records a problem, unless there is one with its key.
@@ -50,7 +50,7 @@ func (t *problemSet) follower(f *follower, broken *fault, told bool, namespace s
 	}
 	key := broken.reason + " " + f.kind.String()
 	switch broken.reason {
-	case faultUnreachable: // for all kinds alike
+	case faultUnreachable: // the same for all kinds
 		t.add(broken.reason, fmt.Sprintf("the API server cannot be reached: %v%s", broken.err, stays))
 	case faultUnauthorized:
 		t.add(broken.reason, fmt.Sprintf("the API server does not accept the picker's credentials: %v; see to the service"+

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// pace is how far apart the pool is applied at least: a pod that comes or goes alone is seen at once, and when a thousand
-// come, the pool is made fifty times a second and not a thousand.
+// pace is the least time between two calls of apply: a single pod is seen at once, and when a thousand pods come, the pool is
+// made fifty times a second and not a thousand.
 const pace = 20 * time.Millisecond
 
-// run is one Run of a Watch. Only its loop touches its fields; followers fill the stores and pod sets, and wake it.
+// run is one Run of a Watch. Only its loop accesses its fields; followers fill the stores and pod sets, and wake it.
 type run struct {
 	*Watch
 	apply func([]epp.Spec)
@@ -26,15 +26,15 @@ type run struct {
 
 	pool  *follower // nil in selector mode
 	pools store[*InferencePool]
-	seen  bool    // the pool was there
-	want  *target // what it said last that can be gone by; nil: there is no pool
+	seen  bool    // the pool has existed
+	want  *target // its last usable target; nil: there is no pool
 
-	pods *selected // whose pods are the endpoints; nil: none
-	next *selected // of another selector, until its pods are known
+	pods *selected // pods that are the endpoints; nil: none
+	next *selected // pods of another selector, until all of them are known
 
 	policies policies
 	applied  appliedState
-	told     map[string]string // troubles that were logged and are not over, by key
+	told     map[string]string // logged troubles that are not over, by key
 }
 
 // selected is the pods of one selector.
@@ -51,7 +51,7 @@ type appliedState struct {
 	version uint64
 }
 
-// start begins to follow what is known from the beginning to be followed.
+// start starts the followers that do not depend on the pool.
 func (r *run) start(ctx context.Context) error {
 	r.wake()
 	if r.fixed != nil {
@@ -69,7 +69,7 @@ func (r *run) start(ctx context.Context) error {
 	return r.policies.start(ctx, r)
 }
 
-// loop looks at everything when something has changed, until ctx ends.
+// loop checks everything after each change, until ctx ends.
 func (r *run) loop(ctx context.Context) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -91,7 +91,7 @@ func (r *run) loop(ctx context.Context) error {
 	}
 }
 
-// look brings endpoints, policy and trouble up to date.
+// look updates endpoints, policy and trouble.
 func (r *run) look(ctx context.Context) error {
 	var found problemSet
 	r.readPool(&found)
@@ -108,7 +108,7 @@ func (r *run) look(ctx context.Context) error {
 	return nil
 }
 
-// readPool finds out which pods are wanted.
+// readPool reads the target of the pool.
 func (r *run) readPool(found *problemSet) {
 	if r.fixed != nil {
 		return
@@ -141,8 +141,8 @@ func (r *run) readPool(found *problemSet) {
 // h2c is the appProtocol of pools whose model servers speak gRPC.
 const h2c = "kubernetes.io/h2c"
 
-// choosePods sees to it that the pods of the wanted selector are followed. Those of another one stay the endpoints until the
-// new ones are known, and are then followed no more.
+// choosePods makes sure that the pods of the wanted selector are followed. The pods of the previous one stay the endpoints
+// until the new ones are known.
 func (r *run) choosePods(ctx context.Context) error {
 	if r.want == nil {
 		r.drop(&r.pods)
@@ -172,7 +172,7 @@ func (r *run) choosePods(ctx context.Context) error {
 	return nil
 }
 
-// drop stops following pods. Run waits for the end of it.
+// drop stops following pods. Run waits until that has ended.
 func (r *run) drop(s **selected) {
 	if *s != nil {
 		(*s).follower.stop()
@@ -180,7 +180,7 @@ func (r *run) drop(s **selected) {
 	}
 }
 
-// selectPods begins to follow the pods that are wanted.
+// selectPods starts to follow the wanted pods.
 func (r *run) selectPods(ctx context.Context) (*selected, error) {
 	pods := newPodSet(r.want.ports)
 	set := func(p *corev1.Pod) {
@@ -203,7 +203,7 @@ func (r *run) selectPods(ctx context.Context) (*selected, error) {
 	return &selected{f, pods, r.want.selector.String()}, nil
 }
 
-// podsKnown tells whether it is known which pods there are. Without a pool there are none, if there was one before.
+// podsKnown reports whether the pods are known. If the pool was deleted, it is known that there are none.
 func (r *run) podsKnown() bool { return r.pods != nil || r.want == nil && r.seen && r.applied.once }
 
 // deliver applies the endpoints if they have changed.
@@ -229,7 +229,7 @@ func (r *run) deliver() {
 	}
 }
 
-// poolHandler keeps the pool, of either group, in the form of the newer.
+// poolHandler stores the pool, of either group, in the form of the newer.
 func (r *run) poolHandler() toolscache.ResourceEventHandler {
 	k := poolKind(r.options.Group)
 	set := func(p *InferencePool) {

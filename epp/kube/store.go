@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// store holds the objects of a kind by name; they are all of one namespace. It is safe for concurrent use.
+// store holds the objects of a kind by name, all of one namespace. It is safe for concurrent use.
 type store[T client.Object] struct {
 	mu      sync.Mutex
 	objects map[string]T

@@ -49,12 +49,12 @@ type EndpointPickerRef struct {
 	FailureMode string `json:"failureMode,omitempty"` // FailClose (also if empty) or FailOpen
 }
 
-// InferencePoolStatus is what gateways say of a pool.
+// InferencePoolStatus is what gateways report about a pool.
 type InferencePoolStatus struct {
 	Parents []ParentStatus `json:"parents,omitempty"`
 }
 
-// ParentStatus is what one gateway says of a pool.
+// ParentStatus is what one gateway reports about a pool.
 type ParentStatus struct {
 	ParentRef      ParentRef          `json:"parentRef"`
 	ControllerName string             `json:"controllerName,omitempty"`
@@ -69,7 +69,7 @@ type ParentRef struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// AlphaInferencePool is the pool as it was before v1: kind InferencePool of inference.networking.x-k8s.io/v1alpha2.
+// AlphaInferencePool is the pool before v1: kind InferencePool of inference.networking.x-k8s.io/v1alpha2.
 type AlphaInferencePool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -94,12 +94,12 @@ type AlphaExtensionRef struct {
 	FailureMode string `json:"failureMode,omitempty"`
 }
 
-// AlphaInferencePoolStatus is what gateways say of a pool.
+// AlphaInferencePoolStatus is what gateways report about a pool.
 type AlphaInferencePoolStatus struct {
 	Parents []ParentStatus `json:"parent,omitempty"`
 }
 
-// InferenceObjective is a priority with a name (llm-d.ai/v1alpha2, and the same in the older group).
+// InferenceObjective is a named priority (llm-d.ai/v1alpha2, and the same in the older group).
 type InferenceObjective struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -120,12 +120,12 @@ type PoolRef struct {
 	Name  string `json:"name"`
 }
 
-// PolicyStatus is what controllers say of an objective or a rewrite.
+// PolicyStatus is what controllers report about an objective or a rewrite.
 type PolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// InferenceModelRewrite says which model answers for which (llm-d.ai/v1alpha2, and the same in the older group).
+// InferenceModelRewrite chooses the models that answer (llm-d.ai/v1alpha2, and the same in the older group).
 type InferenceModelRewrite struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -139,13 +139,13 @@ type InferenceModelRewriteSpec struct {
 	Rules   []ModelRewriteRule `json:"rules"`
 }
 
-// ModelRewriteRule sends requests for some models to others.
+// ModelRewriteRule redirects requests for some models to others.
 type ModelRewriteRule struct {
 	Matches []ModelRewriteMatch  `json:"matches,omitempty"` // any of them; none = every model
 	Targets []ModelRewriteTarget `json:"targets,omitempty"`
 }
 
-// ModelRewriteMatch says which requests a rule is for.
+// ModelRewriteMatch says which requests a rule applies to.
 type ModelRewriteMatch struct {
 	Model ModelMatch `json:"model"`
 }

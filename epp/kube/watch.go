@@ -18,12 +18,12 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Options say what of which cluster is watched. Either Pool is given, or Selector with TargetPorts.
+// Options say what a Watch follows. Either Pool is set, or Selector with TargetPorts.
 type Options struct {
-	Namespace string // of everything that is watched; "" = default
+	Namespace string // of all objects; "" = default
 	Pool      string // name of the InferencePool
 	Group     string // of the InferencePool: PoolGroup, also if "", or AlphaGroup
-	// Selector selects the pods without a pool. Nothing but pods is watched then: there are no objectives or rewrites.
+	// Selector selects the pods without a pool. Only pods are followed then: there are no objectives or rewrites.
 	Selector    labels.Selector
 	TargetPorts []int                 // 1 to 8, each an endpoint of every pod
 	Config      *rest.Config          // of the cluster: LoadConfig finds it
@@ -31,9 +31,9 @@ type Options struct {
 	Metrics     prometheus.Registerer // nil: metrics are not registered
 }
 
-// LoadConfig says how to reach the cluster: from a kubeconfig file, or with path "" as kubectl does ($KUBECONFIG, then the
-// file in the home folder), or as a pod of the cluster where there is no such file. home is the namespace of the file's
-// context or of the pod, default if neither has one.
+// LoadConfig returns the configuration of the cluster: from a kubeconfig file, or with path "" as kubectl does ($KUBECONFIG,
+// then the file in the home folder), or, if there is no such file, that of a pod in the cluster. home is the namespace of the
+// file's context or of the pod, default if neither has one.
 func LoadConfig(path string) (config *rest.Config, home string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
@@ -47,14 +47,14 @@ func LoadConfig(path string) (config *rest.Config, home string, err error) {
 	return config, home, nil
 }
 
-// Watch follows a pool in a cluster. Its methods may be called from any goroutine.
+// Watch follows a pool in a cluster. Its methods are safe for concurrent use.
 type Watch struct {
 	options Options
 	fixed   *target // selector mode
 	config  *rest.Config
 	client  *http.Client
 	metrics *metrics
-	changed chan struct{} // holds one: something has changed since the last look
+	changed chan struct{} // holds one: something has changed since the last check
 	synced  chan struct{} // closed: endpoints and policy are known
 
 	policy    atomic.Pointer[epp.Policy]
@@ -65,7 +65,7 @@ type Watch struct {
 	running sync.Mutex // held by Run
 }
 
-// New prepares a Watch, without asking the cluster. The error tells which option is wrong.
+// New prepares a Watch, without a request to the cluster. The error says which option is wrong.
 func New(options Options) (*Watch, error) {
 	options.Namespace = cmp.Or(options.Namespace, "default")
 	options.Group = cmp.Or(options.Group, PoolGroup)
@@ -90,7 +90,7 @@ func New(options Options) (*Watch, error) {
 	return w, nil
 }
 
-// check gives the target if there is no pool to tell it.
+// check returns the target if the options have no pool.
 func (o *Options) check() (fixed *target, err error) {
 	switch {
 	case o.Config == nil:
@@ -133,7 +133,7 @@ func (w *Watch) Run(ctx context.Context, apply func([]epp.Spec)) error {
 	return r.loop(ctx)
 }
 
-// Trouble tells what is missing, or why the endpoints and the policy may not be what the cluster says, and what to do; nil =
+// Trouble returns what is missing, or why the endpoints and the policy may differ from the cluster's, and what to do; nil if
 // nothing is wrong.
 func (w *Watch) Trouble() error {
 	if err := w.trouble.Load(); err != nil {
@@ -142,13 +142,13 @@ func (w *Watch) Trouble() error {
 	return nil
 }
 
-// Policy is what the objectives and rewrites of the pool say now: nil before they are known, and in selector mode.
+// Policy returns the current policy: nil before it is known, and in selector mode.
 func (w *Watch) Policy() *epp.Policy { return w.policy.Load() }
 
-// Synced gives a channel that is closed once endpoints and policy are known.
+// Synced returns a channel that is closed when endpoints and policy are known.
 func (w *Watch) Synced() <-chan struct{} { return w.synced }
 
-// wake has the loop look at everything.
+// wake makes the loop check everything.
 func (w *Watch) wake() {
 	select {
 	case w.changed <- struct{}{}:

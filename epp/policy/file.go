@@ -9,19 +9,19 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// MaxSize bounds a policy file in bytes: room for thousands of objects.
+// MaxSize is the largest policy file, in bytes: enough for thousands of objects.
 const MaxSize = 1 << 20
 
 // File is a policy file.
 type File struct {
 	Path string
-	Log  *slog.Logger // for problems of the file after Load; nil: none
+	Log  *slog.Logger // for problems of the file after Load; nil: none are logged
 
-	data    []byte // of the last Load that was good
+	data    []byte // of the last good file
 	trouble atomic.Pointer[error]
 }
 
-// Load reads the file. The error tells all its problems, by line.
+// Load reads the file. The error lists all its problems, with their lines.
 func (f *File) Load() (*epp.Policy, error) {
 	data, err := epp.ReadFile(f.Path, MaxSize)
 	if err != nil {
@@ -36,7 +36,7 @@ func (f *File) Load() (*epp.Policy, error) {
 }
 
 // Follow calls apply with the policy whenever the file has changed since Load, and returns when ctx ends. A file that cannot
-// be used changes nothing, and shows in Trouble and in the log.
+// be used changes nothing; Trouble and the log report it.
 func (f *File) Follow(ctx context.Context, apply func(*epp.Policy)) {
 	epp.WatchFile(ctx, f.Path, MaxSize, f.data, func(data []byte, err error) { f.changed(data, err, apply) })
 }
@@ -57,7 +57,7 @@ func (f *File) changed(data []byte, err error, apply func(*epp.Policy)) {
 	f.log().Info("the policy file is in use", "file", f.Path)
 }
 
-// Trouble tells what is wrong with the file as it is now; nil = nothing.
+// Trouble returns what is wrong with the current file, nil if nothing is.
 func (f *File) Trouble() error {
 	if err := f.trouble.Load(); err != nil {
 		return *err

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// The kinds of objects, and the API versions they are read in.
+// The kinds of objects, and their API versions.
 const (
 	kindObjective = "InferenceObjective"
 	kindRewrite   = "InferenceModelRewrite"
@@ -22,8 +22,7 @@ const (
 
 var versions = []string{"llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2"}
 
-// Parse reads a stream of objects; an empty one is a policy that says nothing. The error tells every problem on a line of
-// its own.
+// Parse reads a stream of objects. An empty stream is an empty policy. The error lists every problem on its own line.
 func Parse(data []byte) (*epp.Policy, error) {
 	r := reader{lines: make(map[string]int)}
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
@@ -35,7 +34,7 @@ func Parse(data []byte) (*epp.Policy, error) {
 		}
 		if err != nil {
 			r.add(strings.TrimPrefix(err.Error(), "yaml: "))
-			break // where the next document begins is not known
+			break // the beginning of the next document is not known
 		}
 		if object := (value{to: &r.problems, node: doc.Content[0], line: doc.Content[0].Line}); object.there() {
 			r.object(object)
@@ -47,7 +46,7 @@ func Parse(data []byte) (*epp.Policy, error) {
 	return epp.NewPolicy(r.objectives, r.rewrites), nil
 }
 
-// reader makes objectives and rewrites of objects. Invalid ones may be among them: they are not used if there is any problem.
+// reader makes objectives and rewrites from objects. If there is a problem, some may be invalid, and none is used.
 type reader struct {
 	problems
 	objectives []epp.Objective
@@ -86,7 +85,7 @@ func (r *reader) object(v value) {
 	}
 }
 
-// metadata reads what names an object. All that Kubernetes adds to it may be there.
+// metadata reads an object's name and age. It accepts all that Kubernetes adds.
 func (r *reader) metadata(v value, kind string) (name string, created time.Time) {
 	f := v.fields("name", "namespace", "labels", "annotations", "creationTimestamp", "uid", "resourceVersion", "generation",
 		"generateName", "selfLink", "managedFields", "ownerReferences", "finalizers", "deletionTimestamp", "deletionGracePeriodSeconds")

@@ -9,14 +9,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxProblems bounds how many problems of a file are told.
+// maxProblems is the most problems of a file that an error lists.
 const maxProblems = 50
 
-// problems are what is wrong with a file.
+// problems collects what is wrong with a file.
 type problems struct {
-	of   string // the object that is read: kind and name, as far as they are known
+	of   string // the object that is being read: kind and name, if they are known
 	list []string
-	more int // beyond maxProblems
+	more int // how many more than maxProblems there are
 }
 
 func (p *problems) add(text string) {
@@ -27,7 +27,7 @@ func (p *problems) add(text string) {
 	p.list = append(p.list, text)
 }
 
-// err lists them, one on a line, nil if there are none.
+// err returns the problems, one per line, nil if there are none.
 func (p *problems) err() error {
 	if len(p.list) == 0 {
 		return nil
@@ -39,15 +39,15 @@ func (p *problems) err() error {
 	return errors.New(text)
 }
 
-// value is what stands at a path of an object.
+// value is a value at a path of an object.
 type value struct {
 	to   *problems
-	node *yaml.Node // nil: nothing does
-	line int        // of it, or of what would hold it
+	node *yaml.Node // nil: the value is missing
+	line int        // of the value, or of the mapping that lacks it
 	path string     // "" = the object
 }
 
-// there reports whether there is anything: null is nothing, as in Kubernetes.
+// there reports whether the value exists. null is missing, as in Kubernetes.
 func (v value) there() bool { return v.node != nil && v.node.ShortTag() != "!!null" }
 
 func (v value) problem(format string, args ...any) {
@@ -60,7 +60,7 @@ func (v value) problem(format string, args ...any) {
 	v.to.add(text + fmt.Sprintf(format, args...))
 }
 
-// needs reports whether there is anything, and else that it is missing.
+// needs reports whether the value exists, and reports a problem if it does not.
 func (v value) needs() bool {
 	if !v.there() {
 		v.problem("is missing")
@@ -69,8 +69,8 @@ func (v value) needs() bool {
 	return true
 }
 
-// is reports whether a value that is there is of a kind. Aliases are of none: Kubernetes' own tools seldom write them, and a
-// file of a few lines could stand for one of gigabytes.
+// is reports whether an existing value has a kind. It rejects aliases: Kubernetes' own tools seldom write them, and a file of
+// a few lines could expand to gigabytes.
 func (v value) is(kind yaml.Kind, want string) bool {
 	switch {
 	case !v.there():
@@ -85,8 +85,8 @@ func (v value) is(kind yaml.Kind, want string) bool {
 	return false
 }
 
-// fields are the members of a mapping, which must be there, and all of which must be known. One that is not there has no
-// node. Nothing is reported of the members of what is no mapping.
+// fields returns the members of a mapping, which must exist and have only known members. A missing member has no node. If the
+// value is not a mapping, no problem of its members is reported.
 func (v value) fields(known ...string) map[string]value {
 	to := v.to
 	if !v.needs() || !v.is(yaml.MappingNode, "a mapping") {
@@ -111,7 +111,7 @@ func (v value) fields(known ...string) map[string]value {
 	return all
 }
 
-// some lists names, but not very many.
+// some lists names, and shortens a long list.
 func some(names []string) string {
 	const most = 5
 	if len(names) > most {
@@ -127,7 +127,7 @@ func (v value) child(name string) string {
 	return v.path + "." + name
 }
 
-// items are the elements of a list.
+// items returns the elements of a list.
 func (v value) items() []value {
 	if !v.is(yaml.SequenceNode, "a list") {
 		return nil
@@ -139,7 +139,7 @@ func (v value) items() []value {
 	return all
 }
 
-// text is a string, "" if there is none.
+// text returns a string, "" if it is missing.
 func (v value) text() string {
 	if !v.is(yaml.ScalarNode, "text") {
 		return ""
@@ -151,7 +151,7 @@ func (v value) text() string {
 	return v.node.Value
 }
 
-// name is a string that must be there.
+// name returns a string that must exist.
 func (v value) name() string {
 	if !v.needs() {
 		return ""
@@ -163,7 +163,7 @@ func (v value) name() string {
 	return text
 }
 
-// number is a whole number from least to most, or what it is if there is none.
+// number returns an integer from least to most, or otherwise if it is missing.
 func (v value) number(least, most, otherwise int64) int {
 	if !v.is(yaml.ScalarNode, "a whole number") {
 		return int(otherwise)

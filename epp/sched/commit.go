@@ -4,14 +4,14 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// tries is how often commit decides before it keeps a decision although other requests have changed the load of its
-// endpoints meanwhile. That is rare: another pick of the same endpoint, or the end of a request there, must fall within a
-// few microseconds.
+// tries is how often commit makes a decision. It keeps the last one even if other requests have changed the load of its
+// endpoints meanwhile. That is rare: another pick of the same endpoint, or the end of a request there, must fall into the
+// same few microseconds.
 const tries = 3
 
 // commit makes the decision and reserves its load. A lock serializes the last tries of all picks, so that each sees the
-// reservations of the ones before it: without the lock, picks that lost the same race would all choose the same endpoint.
-// The error is a *pd.Refusal.
+// earlier reservations: without the lock, picks that lost the same race would all choose the same endpoint. The error is a
+// *pd.Refusal.
 func (k *pick) commit() (*epp.Reservation, error) {
 	if err := k.shed(); err != nil {
 		return nil, err
@@ -64,8 +64,7 @@ func (k *pick) claim() {
 	}
 }
 
-// computes returns the index of the stage whose endpoint computes the prompt: the last one that can compute it and has an
-// endpoint.
+// computes returns the index of the stage whose endpoint computes the prompt: the last one that can and has an endpoint.
 func (k *pick) computes() (last int) {
 	for i := range k.pipeline.stages {
 		if k.pipeline.stages[i].Computes && len(k.chosen[i]) > 0 {
@@ -78,7 +77,7 @@ func (k *pick) computes() (last int) {
 // uncached returns how many tokens of the prompt a candidate would have to compute.
 func (k *pick) uncached(c *epp.Candidate) int { return max(0, k.round.Request.Prompt.Tokens-c.Cached) }
 
-// maxOutput bounds the estimate of what a request generates, tokens; no model has a longer context.
+// maxOutput bounds the estimate of generated tokens; no model has a longer context.
 const maxOutput = 1 << 24
 
 // output estimates how many tokens will be generated, 0 if they are not charged.
@@ -94,8 +93,8 @@ func (k *pick) output() int {
 	return tokens
 }
 
-// learn tells the matcher which endpoints will have the prompt's KV cache: the decode endpoint whether it computes the
-// prompt or receives the cache from prefill.
+// learn has the matcher learn which endpoints get the prompt's KV cache: the decode endpoint too, which computes the prompt
+// or receives the cache from prefill.
 func (k *pick) learn() {
 	if !k.matches() {
 		return
@@ -114,7 +113,7 @@ const (
 	usualEndpoints = 4
 )
 
-// decision returns the decision in the form that callers get.
+// decision returns the decision in the form for callers.
 func (k *pick) decision() *epp.Decision {
 	made := &struct {
 		epp.Decision
@@ -149,8 +148,8 @@ func (k *pick) decision() *epp.Decision {
 	return d
 }
 
-// seen copies what the pick knows of a candidate. Observers may keep it: a reference would end with the pick, whose memory
-// is used again, or keep a whole snapshot in memory for one endpoint.
+// seen copies what the pick knows of a candidate, because observers may keep it: a reference would become invalid with the
+// pick, whose memory is reused, or keep a whole snapshot in memory.
 func seen(c *epp.Candidate) *epp.Seen {
 	s := &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
 	if c.Computed != nil {

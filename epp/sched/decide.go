@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// steer gives the verdict on splitting the request once the first endpoint is known: the client's P/D mode counts first,
+// steer returns the verdict on splitting the request when the first endpoint is known: the client's P/D mode comes first,
 // then what the request allows, then the decider. The error is a *pd.Refusal.
 func (k *pick) steer() error {
 	r, i := k.round.Request, k.pipeline.split
@@ -32,8 +32,8 @@ func (k *pick) steer() error {
 	return nil
 }
 
-// rule asks the decider of a stage. If that is a Comparer, the stage's endpoints are chosen before; they stay chosen if the
-// ruling is that the stage runs.
+// rule calls the decider of a stage. For a Comparer it chooses the stage's endpoints first; they stay chosen if the stage
+// runs.
 func (k *pick) rule(i int) epp.Ruling {
 	s := &k.pipeline.stages[i]
 	k.round.Stage, k.ruled = s.Stage, i
@@ -65,7 +65,7 @@ func (k *pick) linksOf(i int) []epp.Link {
 	return k.links
 }
 
-// cached is how many tokens of the prompt the first endpoint has cached, 0 before there is one.
+// cached returns how many tokens of the prompt the first endpoint has cached, 0 if there is no endpoint yet.
 func (k *pick) cached() int {
 	if len(k.chosen[0]) == 0 {
 		return 0
@@ -73,15 +73,15 @@ func (k *pick) cached() int {
 	return min(k.chosen[0][0].Cached, k.round.Request.Prompt.Tokens)
 }
 
-// strict reports whether the sidecar must not prefill locally. A local plan never says so, even under force: then the
-// engine's own error is wanted (request.FitDoubted).
+// strict reports whether the sidecar must not prefill locally. It is false for local plans, even under force, because then
+// the client is to get the engine's own error (request.FitDoubted).
 func (k *pick) strict() bool {
 	return k.round.Request.Mode == pd.ModeForce && k.verdict == pd.Remote
 }
 
-// noPrefill settles a request that was to go remote while there is no endpoint to prefill it, or all of them are full. Where
-// they are full, no more goes to decode than the fallback budget allows, whatever the configuration says: what is too much
-// for prefill would be too much for decode as well.
+// noPrefill decides about a request that should be prefilled remotely while no prefill endpoint is available, or all are
+// full. If they are full, decode gets no more than the fallback budget allows, whatever the configuration says: what is too
+// much for prefill would be too much for decode as well.
 func (k *pick) noPrefill() error {
 	split, policy := k.pipeline.splits(), epp.NoneSkips
 	if split {
@@ -107,7 +107,7 @@ func (k *pick) noPrefill() error {
 	return nil
 }
 
-// without settles a request for which a stage, neither the first nor the one that splits, has no endpoint.
+// without decides about a request if a stage that is neither the first nor splits has no endpoint.
 func (k *pick) without(s *stage) error {
 	switch {
 	case s.OnNone == epp.NoneSkips, s.OnNone == epp.NoneSkipsWithinBudget && k.spend():
@@ -119,7 +119,7 @@ func (k *pick) without(s *stage) error {
 		len(k.all), s.Stage)
 }
 
-// noEndpoint tells why no endpoint serves the first stage of a request.
+// noEndpoint returns why no endpoint serves the first stage of a request.
 func (k *pick) noEndpoint() error {
 	first, serving := &k.pipeline.stages[0], 0
 	for i := range k.all {

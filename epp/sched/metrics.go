@@ -54,7 +54,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// picked counts one pick. A pool that has no prefill stage lacks nothing.
+// picked counts one pick. A pipeline without a prefill stage is not counted as without prefill pods.
 func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	m.seconds.Observe(took.Seconds())
 	reason := k.reason

@@ -6,11 +6,11 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// outcomesKept is how many outcomes wait for observers at most: a second of a busy picker.
+// outcomesKept is the most outcomes that wait for observers: a second of a busy picker.
 const outcomesKept = 4096
 
-// Observe implements epp.Observer: it passes an outcome on to the observers of the configuration in use, and does not wait
-// for them.
+// Observe implements epp.Observer: it queues an outcome for the observers of the configuration in use, and does not wait for
+// them.
 func (s *Scheduler) Observe(o *epp.Outcome) {
 	p := s.pipeline.Load()
 	if p == nil || len(p.config.Observers) == 0 {
@@ -23,7 +23,7 @@ func (s *Scheduler) Observe(o *epp.Outcome) {
 	}
 }
 
-// Run calls the observers until ctx ends and all outcomes that were passed before have been told.
+// Run calls the observers until ctx has ended and all outcomes queued before have been reported.
 func (s *Scheduler) Run(ctx context.Context) {
 	for {
 		select {

@@ -11,12 +11,12 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// pick is one request's way through a pipeline. Its memory is used again by later ones.
+// pick is the work on one request. Its memory is reused.
 type pick struct {
 	pipeline *Pipeline
 	trace    *tracer // nil unless the pick is to be explained
 	round    epp.Round
-	pcg      rand.PCG // what round.Rand draws from
+	pcg      rand.PCG // the source of round.Rand
 
 	all         []epp.Candidate // the endpoints that the request's subset allows
 	computed    []epp.Values    // of all, by the producers
@@ -25,11 +25,11 @@ type pick struct {
 	left        []epp.Candidate // those that the filters of the profile at work have left
 	scores      []float64       // of left, by one scorer
 	totals      []float64       // of left
-	order       []int           // chosen ones of left
-	dropper     string          // the filter that ran last
+	order       []int           // indices of the chosen ones of left
+	dropper     string          // the last filter
 	full        bool            // it was a detector, and left none
 	unreachable []epp.Candidate // passed the filters but refuse connections: they come last
-	spent       bool            // the request has taken of the fallback budget, in this try or one before
+	spent       bool            // the request has taken a token of the fallback budget, in this try or an earlier one
 
 	chosen  [][]epp.Candidate // for each stage of the pipeline, best first
 	reasons []pd.Reason       // for each stage, why it runs
@@ -42,14 +42,14 @@ type pick struct {
 	costs   []epp.Cost
 }
 
-// Idle picks keep endpoints of an older snapshot alive, but only until two garbage collections have passed.
+// Unused picks keep endpoints of an older snapshot alive, but only for two garbage collections.
 var picks = sync.Pool{New: func() any {
 	k := new(pick)
 	k.round.Rand = rand.New(&k.pcg)
 	return k
 }}
 
-// begin starts the pick with the given number: same pipeline seed and number, same chance.
+// begin starts the pick with a number. The pipeline's seed and the number determine its random choices.
 func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 	k := picks.Get().(*pick)
 	k.pipeline = p
@@ -67,12 +67,12 @@ func (k *pick) end() {
 	picks.Put(k)
 }
 
-// gather makes the candidates: all that is read of endpoints and prefix caches is read here, once for all stages.
+// gather makes the candidates. It reads everything about endpoints and prefix caches, once for all stages.
 func (k *pick) gather(s *epp.Snapshot) {
 	r, c := k.round.Request, &k.pipeline.config
 	k.all, k.outside = slices.Grow(k.all[:0], len(s.Endpoints)), 0
 	for i, e := range s.Endpoints {
-		if r.Subset != nil && !r.Subset.Has(e.Addr) { // a nil subset has all, but asking it a thousand times takes time
+		if r.Subset != nil && !r.Subset.Has(e.Addr) { // a nil subset has all, but a thousand calls take time
 			k.outside++
 			continue
 		}
@@ -88,7 +88,7 @@ func (k *pick) gather(s *epp.Snapshot) {
 	}
 }
 
-// compute lets the producers compute the signals of all candidates.
+// compute has the producers compute the signals of all candidates.
 func (k *pick) compute(producers []epp.Producer) {
 	k.computed = slices.Grow(k.computed[:0], len(k.all))[:len(k.all)]
 	clear(k.computed)
@@ -100,8 +100,8 @@ func (k *pick) compute(producers []epp.Producer) {
 	}
 }
 
-// matches reports whether the matcher can read the prompt: one that was cut before the configuration changed may have blocks
-// of another size.
+// matches reports whether the matcher can read the prompt: it may have been cut into blocks of another size, before the
+// configuration changed.
 func (k *pick) matches() bool {
 	m, prompt := k.pipeline.config.Matcher, &k.round.Request.Prompt
 	return m != nil && len(prompt.Blocks) > 0 && prompt.BlockTokens == m.Blocks().Tokens
@@ -114,7 +114,7 @@ func (k *pick) refresh() {
 	}
 }
 
-// run makes the decision, without consequences. It may be run again. The error is a *pd.Refusal.
+// run makes the decision, without side effects, and may be called again. The error is a *pd.Refusal.
 func (k *pick) run() error {
 	k.round.Before = k.round.Before[:0]
 	k.verdict, k.reason, k.costs, k.ruled = pd.Local, "", nil, -1
@@ -132,7 +132,7 @@ func (k *pick) run() error {
 	return nil
 }
 
-// runStage chooses the endpoints of a stage, if the request wants it.
+// runStage chooses the endpoints of a stage, if it is to run.
 func (k *pick) runStage(i int) (err error) {
 	s := &k.pipeline.stages[i]
 	switch {
@@ -156,7 +156,7 @@ func (k *pick) runStage(i int) (err error) {
 	return err
 }
 
-// divide decides whether the request is split, and chooses the endpoints for that.
+// divide decides whether the request is split, and chooses the endpoints of that stage.
 func (k *pick) divide() error {
 	i := k.pipeline.split
 	if err := k.steer(); err != nil || k.verdict != pd.Remote {
@@ -206,7 +206,7 @@ func (k *pick) choose(i int) {
 		f := &profile.Filters[i]
 		_, detects := f.Filter.(epp.Detector)
 		if detects {
-			k.setAside() // an unreachable endpoint is not full, and does not make up for the others that are
+			k.setAside() // an unreachable endpoint is neither full nor a replacement for full ones
 		}
 		k.left = f.Filter.Filter(&k.round, k.left)
 		k.dropper, k.full = f.Name, detects && len(k.left) == 0
@@ -234,8 +234,8 @@ func (k *pick) choose(i int) {
 	k.chosen[i] = dst
 }
 
-// enter puts the candidates of a stage in place: filters work on a copy, since there is another stage or try to come. Only
-// the first choice of an excluded stage is excluded: the others do that stage's work only if the first cannot be reached.
+// enter copies the candidates for a stage, because filters change them and further stages or tries need them. It leaves out
+// only the first choice of an excluded stage: the others do that stage's work only if the first cannot be reached.
 func (k *pick) enter(s *stage) {
 	k.round.Stage = s.Stage
 	k.dropper, k.full, k.unreachable = "", false, k.unreachable[:0]
@@ -263,8 +263,8 @@ func (k *pick) enter(s *stage) {
 	k.left = append(k.left, k.all[from:]...)
 }
 
-// setAside takes the unreachable endpoints out of those left, if there are others: an endpoint that refuses connections
-// looks idle, and would be the first choice of every request until it leaves the pool. They come last, in case one is back.
+// setAside moves unreachable endpoints to the end, if there are others: an endpoint that refuses connections looks idle, and
+// would be the first choice of every request until it leaves the pool. They stay, in case one is reachable again.
 func (k *pick) setAside() {
 	k.unreachable = k.unreachable[:0]
 	for i := range k.left {
@@ -280,7 +280,7 @@ func (k *pick) setAside() {
 	}
 }
 
-// score adds up the totals of the candidates left.
+// score sums up the totals of the remaining candidates.
 func (k *pick) score(scorers []epp.NamedScorer) {
 	k.totals = zeroed(k.totals, len(k.left))
 	for i := range scorers {
@@ -303,7 +303,7 @@ func zeroed(s []float64, n int) []float64 {
 	return s
 }
 
-// clamp bounds a score to 0..1. What is no number is 0.
+// clamp limits a score to 0..1. NaN becomes 0.
 func clamp(score float64) float64 {
 	if math.IsNaN(score) {
 		return 0

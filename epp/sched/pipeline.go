@@ -15,25 +15,24 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Config is what a pipeline is made of.
+// Config is the configuration of a pipeline.
 type Config struct {
 	Profiles  []epp.Profile
 	Stages    epp.Stages
 	Preparers []epp.NamedPreparer // run before the pick, all at once
 	Admission epp.Admission       // nil: every request is picked for at once
-	Matcher   epp.Matcher         // nil: nothing is known of prefix caches
+	Matcher   epp.Matcher         // nil: prefix caches are not known
 	Producers []epp.Producer      // of signals
-	Links     epp.LinkEstimator   // nil: nothing is known of links
-	Detector  epp.Detector        // while it says full, requests of negative priority are refused; nil: they are not
+	Links     epp.LinkEstimator   // nil: links are not known
+	Detector  epp.Detector        // while the pool is full, requests of negative priority are refused; nil: they are not
 	Observers []epp.Observer      // of outcomes
 	Charge    epp.Charge          // how requests are charged to endpoints
-	Stale     time.Duration       // age from which on a load is believed less: see epp.Load.Trust
-	Seed      uint64              // of the draws between equals; 0 = another seed for every pipeline
+	Stale     time.Duration       // age from which a load is trusted less: see epp.Load.Trust
+	Seed      uint64              // of the random numbers that break ties; 0 = another seed for every pipeline
 	Metrics   *Metrics            // nil: nothing is counted
 }
 
-// Pipeline is a configuration that picks can be made with. It does not change, but for the count of its picks and the
-// fallback budget.
+// Pipeline is a checked configuration. It does not change, but for the count of its picks and the fallback budget.
 type Pipeline struct {
 	config Config
 	stages []stage
@@ -42,7 +41,7 @@ type Pipeline struct {
 	picks  atomic.Uint64
 	last   sync.Mutex // held in the last try of a pick
 
-	fallback *pd.FallbackBudget // of what should go remote and finds no endpoint there
+	fallback *pd.FallbackBudget // for requests that should go remote and find no endpoint
 }
 
 // stage is a row of the configuration, ready to run.
@@ -53,11 +52,11 @@ type stage struct {
 	compares      bool // its decider is an epp.Comparer
 }
 
-// NewPipeline makes a pipeline. The error joins all that is wrong with the configuration.
+// NewPipeline makes a pipeline. The error joins all problems of the configuration.
 //
-// Without a decider for the stage that splits requests, a request goes remote only if its client forces it; the others stay
-// local as below-threshold, as under a threshold that nothing reaches. Without such a stage nothing goes remote: requests
-// stay local as no-prefill, and those that must not are refused.
+// If the stage that splits requests has no decider, a request goes remote only if its client forces it; the others stay local
+// as below-threshold. Without such a stage nothing goes remote: requests stay local as no-prefill, and those that must not
+// are refused.
 func NewPipeline(c Config) (*Pipeline, error) {
 	c.Profiles, c.Stages = slices.Clone(c.Profiles), slices.Clone(c.Stages)
 	p := &Pipeline{config: c, split: -1, fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
@@ -80,8 +79,8 @@ func (p *Pipeline) addStages() error {
 		return errors.New("there are no stages")
 	}
 	var problems []error
-	// Endpoints of these roles are judged by the detector even where no stage is meant for them: a profile without a filter by
-	// role may pick them.
+	// The detector also judges endpoints of these roles if no stage is for them: a profile without a filter by role may pick
+	// them.
 	p.roles = []pd.Role{pd.RoleDecode, pd.RolePrefill}
 	for i := range c.Stages {
 		row := &c.Stages[i]

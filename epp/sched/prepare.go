@@ -17,8 +17,8 @@ type preparation struct {
 	err  error
 }
 
-// prepare runs all preparers of a pipeline at once, the first of them on the caller's goroutine, and then adds what they
-// found to the request. Preparers that failed add nothing. The error is a *pd.Refusal: ctx has ended.
+// prepare runs all preparers of a pipeline at once, the first of them on the caller's goroutine, and then adds their results
+// to the request. A preparer that failed adds nothing. The error is a *pd.Refusal, if ctx has ended.
 func (s *Scheduler) prepare(ctx context.Context, p *Pipeline, r *epp.Request) ([]epp.PreparerTrace, error) {
 	preparers := p.config.Preparers
 	if len(preparers) == 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// Scheduler picks for requests, with the pipeline it was given last. It is safe for concurrent use.
+// Scheduler picks with its latest pipeline. It is safe for concurrent use.
 type Scheduler struct {
 	pool     interface{ Snapshot() *epp.Snapshot }
 	clock    epp.Clock
@@ -19,21 +19,21 @@ type Scheduler struct {
 	telling  sync.Mutex       // held while observers are called, and while the pipeline is replaced
 }
 
-// New makes a scheduler over a pool, whose snapshot is never nil. It refuses everything until Swap gave it a pipeline.
+// New makes a scheduler over a pool, whose snapshot is never nil. It refuses every request until Swap sets a pipeline.
 func New(pool interface{ Snapshot() *epp.Snapshot }, clock epp.Clock) *Scheduler {
 	return &Scheduler{pool: pool, clock: clock, outcomes: make(chan epp.Outcome, outcomesKept)}
 }
 
-// Swap replaces the pipeline and returns the one before, nil at first. Picks that are being made end with the old one, so
-// its plugins must stay callable for some microseconds more, or as long as its preparers and its admission let requests
-// wait. Its observers are not called any more when Swap has returned.
+// Swap replaces the pipeline and returns the old one, nil at first. Running picks end with the old one, so its plugins must
+// stay callable for some microseconds, or for as long as its preparers and its admission let requests wait. When Swap has
+// returned, its observers are not called any more.
 func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
 	return s.pipeline.Swap(p)
 }
 
-// Blocks says how prompts are to be cut for the pipeline of this moment.
+// Blocks returns how prompts are cut into blocks for the current pipeline.
 func (s *Scheduler) Blocks() epp.BlockSpec {
 	if p := s.pipeline.Load(); p != nil && p.config.Matcher != nil {
 		return p.config.Matcher.Blocks()
@@ -82,9 +82,9 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	return d, nil
 }
 
-// Explain tells what Pick would decide now, and how: the Decision has a Trace. It prepares the request as Pick does, and
-// asks no admission. It reserves, learns and counts nothing; random choices are those of the next Pick. Beside a *pd.Refusal
-// it returns a Decision with what was known by then, unless ctx has ended.
+// Explain returns what Pick would decide now, with a Trace. It prepares the request as Pick does, and does not call the
+// admission. It reserves, learns and counts nothing; its random choices are those of the next Pick. With a *pd.Refusal it
+// returns a Decision with what was known by then, unless ctx has ended.
 func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision, error) {
 	p := s.pipeline.Load()
 	if p == nil {

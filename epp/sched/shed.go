@@ -30,8 +30,8 @@ func saturated() error {
 	return pd.Refuse(pd.Saturated, "All endpoints that could serve this request have long queues. Try again.")
 }
 
-// spend takes a request's token from the fallback budget, once, and reports whether there was one. A pick that is only
-// explained takes none.
+// spend takes a token for the request from the fallback budget, once, and reports whether there was one. An explained pick
+// takes none.
 func (k *pick) spend() bool {
 	switch {
 	case k.spent:

@@ -8,10 +8,10 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// itself stands where the name of a filter would, for the endpoint that is no candidate because another stage has chosen it.
+// itself returns a name in place of a filter's, for an endpoint that is excluded because another stage has chosen it.
 func itself(stage epp.Stage) string { return string(stage) + "-endpoint-itself" }
 
-// tracer records a pick. Only explained picks have one, so it need not be quick.
+// tracer records a pick that is explained. It need not be fast.
 type tracer struct {
 	epp.Trace
 	now   time.Time
@@ -42,7 +42,7 @@ func (t *tracer) enter(s *stage, all []epp.Candidate) {
 	}
 }
 
-// describe tells what the scorers see of a candidate.
+// describe returns what scorers see of a candidate.
 func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
 	t := epp.CandidateTrace{Endpoint: c.String(), Address: c.Address, Role: c.Role.String(), LoadAge: -1,
 		Signals: c.Readings(), Requests: c.InFlight.Requests, Tokens: c.InFlight.Tokens, Cached: c.Cached}
@@ -52,7 +52,7 @@ func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
 	return t
 }
 
-// of finds what is written about a candidate.
+// of returns the trace of a candidate.
 func (t *tracer) of(c *epp.Candidate) *epp.CandidateTrace {
 	return &t.stage.Candidates[t.index[c.Endpoint]]
 }
@@ -109,7 +109,7 @@ func (t *tracer) chosen(picker epp.Picker, left []epp.Candidate, totals []float6
 	}
 }
 
-// byRank orders as StageTrace wants it: the chosen ones, then by total, then those a filter dropped.
+// byRank compares in the order of StageTrace: the chosen ones, then by total, then the dropped ones.
 func byRank(a, b epp.CandidateTrace) int {
 	class := func(c *epp.CandidateTrace) int {
 		switch {

@@ -8,14 +8,14 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// ranking is what must be known of a stage to say why one of its candidates came where it did.
+// ranking is what the sentence about a candidate's rank depends on.
 type ranking struct {
 	runs     *stage              // the stage
 	mixed    map[string]bool     // filters that dropped candidates of that role
 	foreign  int                 // candidates of other roles that no filter dropped
 	left     int                 // candidates that no filter dropped
 	chosen   int                 // candidates chosen
-	drawn    bool                // by lot, whatever their totals: see epp.Drawer
+	drawn    bool                // at random, whatever their totals: see epp.Drawer
 	scorers  int                 // scorers that rated them
 	best     float64             // the highest total
 	atBest   int                 // candidates that have it
@@ -50,10 +50,10 @@ func rank(runs *stage, stage *epp.StageTrace, chosen int) ranking {
 	return r
 }
 
-// otherwise explains an order that the totals do not: that of pickers that draw.
+// otherwise explains an order that does not follow the totals, as with pickers that draw.
 const otherwise = "the picker does not go by totals alone"
 
-// why says in one sentence what became of a candidate.
+// why returns one sentence about the result for a candidate.
 func (r *ranking) why(c *epp.CandidateTrace) string {
 	for _, excluded := range r.runs.Excludes {
 		if c.Dropped == itself(excluded) {
@@ -87,8 +87,8 @@ func (r *ranking) fits(c *epp.CandidateTrace) bool {
 	return ok && role.Has(r.runs.Role)
 }
 
-// dropped names the filter, and the role where that explains it: where the filter dropped no candidate of the right role,
-// and none of another role is left.
+// dropped names the filter, and the role if the role explains it: the filter dropped no candidate of the right role, and none
+// of another role is left.
 func (r *ranking) dropped(c *epp.CandidateTrace) string {
 	if r.mixed[c.Dropped] || r.foreign > 0 {
 		return "dropped by " + c.Dropped
@@ -96,7 +96,7 @@ func (r *ranking) dropped(c *epp.CandidateTrace) string {
 	return fmt.Sprintf("dropped by %s: its role is %s", c.Dropped, c.Role)
 }
 
-// won tells why a candidate was chosen.
+// won returns why a candidate was chosen.
 func (r *ranking) won(c *epp.CandidateTrace) string {
 	switch {
 	case r.left == 1:
@@ -122,7 +122,7 @@ func (r *ranking) even() string {
 	return fmt.Sprintf("equal to choice %d", r.chosen)
 }
 
-// mostly names the scorer that set a candidate back most, behind one that has scores of the same scorers.
+// mostly names the scorer that lowered a candidate's total most, compared with one that has scores of the same scorers.
 func mostly(first, c *epp.CandidateTrace) string {
 	name, most := "", math.Inf(-1)
 	for i, s := range c.Scores {
