@@ -122,7 +122,7 @@ var importRules = []importRule{
 	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "pd…", "transfer"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
 	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, anything},
-	{"sim/transport", []string{"transfer"}, nil},
+	{"sim/transport", []string{"transfer"}, []string{"transfer/transfertest"}},
 	{"sim…", []string{"sim…", "pd…", "transfer…"}, anything},
 	{"cmd/tandem…", anything, nil},
 	{"cmd/epp", []string{"cmd/internal…", "epp…", "pd…", "transfer…"}, anything},

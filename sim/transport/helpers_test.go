@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ func tcpAgent(t testing.TB, name string) *TCP {
 	return tcpWith(t, TCPConfig{Name: name})
 }
 
-// tcpWith starts an agent whose patience is long, so that on a slow machine only what the test provokes runs out.
+// tcpWith starts an agent with long timeouts, so that on a slow machine only those that the test provokes expire.
 func tcpWith(t testing.TB, config TCPConfig) *TCP {
 	t.Helper()
 	if config.DialTimeout == 0 {
@@ -67,4 +68,28 @@ func load(t testing.TB, reader, owner transfer.Transport) transfer.Peer {
 
 func spanAt(region uint32, offset, length uint64) transfer.Span {
 	return transfer.Span{Region: region, Offset: offset, Length: length}
+}
+
+// pattern is n bytes that differ from their neighbours and from another seed's.
+func pattern(seed, n int) []byte {
+	mem := make([]byte, n)
+	for i := range mem {
+		mem[i] = byte(i*7 + i>>8 + seed*101)
+	}
+	return mem
+}
+
+func buffers(spans []transfer.Span) [][]byte {
+	into := make([][]byte, len(spans))
+	for i, s := range spans {
+		into[i] = make([]byte, s.Length)
+	}
+	return into
+}
+
+func wantErr(t testing.TB, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("got error %v, want %v", got, want)
+	}
 }

@@ -5,30 +5,49 @@ package nixl
 import (
 	"bytes"
 	"context"
-	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
-// What follows holds Transport to the contract of transfer.Transport, over the real library, by both means.
+// TestContract runs the suite of all transports over the real library.
 func TestContract(t *testing.T) {
 	realLibrary(t)
+	for name, tls := range kinds {
+		t.Run(name, func(t *testing.T) { transfertest.Run(t, func() transfertest.Kind { return contractKind(tls) }) })
+	}
+}
+
+// contractKind returns agents of the real library. Transport's documentation says what they lack, and why.
+func contractKind(tls string) transfertest.Kind {
+	return transfertest.Kind{
+		PartBytes: slotSize, PartSpans: maxPieces,
+		Lacks: []transfertest.Ability{transfertest.Refusal, transfertest.Delivery, transfertest.RestartDetection, transfertest.Revocation,
+			transfertest.Exclusion},
+		Start: func(t testing.TB, name string) transfer.Transport { return realTransport(t, name, tls) },
+		Restart: func(t testing.TB, old transfer.Transport, name string) transfer.Transport {
+			closeTransport(t, old.(*Transport))
+			return realTransport(t, name, tls)
+		},
+		Memory: func(t testing.TB, owner transfer.Transport, size int) []byte {
+			return allocated(t, owner.(*Transport), size)
+		},
+	}
+}
+
+// TestOwnBehaviour tests what the contract leaves open, over the real library.
+func TestOwnBehaviour(t *testing.T) {
+	realLibrary(t)
 	for name, test := range map[string]func(t *testing.T, tls string){
-		"read":             testRead,
-		"refused reads":    testRefusedReads,
-		"read then tell":   testReadThenTell,
-		"notify":           testNotify,
-		"load":             testLoad,
-		"bare metadata":    testBareMetadata,
-		"forget":           testForget,
-		"closed":           testClosed,
-		"restarted":        testRestarted,
-		"context":          testContext,
-		"regions":          testRegions,
-		"registered later": testRegisteredLater,
-		"concurrent reads": testConcurrentReads,
-		"churn":            testChurn,
+		"memory of reads":                testMemoryOfReads,
+		"metadata of other agents":       testBareMetadata,
+		"metadata of a later format":     testLaterFormat,
+		"metadata from before a restart": testMetadataFromBeforeRestart,
+		"overlapping memory":             testOverlappingMemory,
+		"load during reads":              testLoadDuringReads,
+		"reads with little memory":       testReadsWithLittleMemory,
 	} {
 		for kind, tls := range kinds {
 			t.Run(name+"/"+kind, func(t *testing.T) { test(t, tls) })
@@ -36,8 +55,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// told takes the next message of a transport.
-func told(t testing.TB, a *Transport) transfer.Notification {
+// receiveMessage waits for the next message of a transport.
+func receiveMessage(t testing.TB, a *Transport) transfer.Notification {
 	t.Helper()
 	select {
 	case n, ok := <-a.Notifications():
@@ -46,7 +65,7 @@ func told(t testing.TB, a *Transport) transfer.Notification {
 		}
 		return n
 	case <-within(t).Done():
-		t.Fatal("no message came")
+		t.Fatal("no message arrived")
 		return transfer.Notification{}
 	}
 }
@@ -60,42 +79,12 @@ func mustRead(t testing.TB, a *Transport, from transfer.Peer, spans []transfer.S
 	wantBytes(t, into, spans, memory...)
 }
 
-func span(region uint32, offset, length uint64) transfer.Span {
-	return transfer.Span{Region: region, Offset: offset, Length: length}
-}
-
-func testRead(t *testing.T, tls string) {
+// testMemoryOfReads: the memory that reads go through is bounded, and an agent that reads nothing has none.
+func testMemoryOfReads(t *testing.T, tls string) {
 	const large = 5 * slotSize
 	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, first := registered(t, owner, large, 1)
-	_, second := registered(t, owner, 4099, 2)
-	from := learn(t, reader, owner.Metadata())
-
-	var small, mixed []transfer.Span
-	for i := range 3*maxPieces + 5 {
-		small = append(small, transfer.Span{Region: 0, Offset: uint64(i * 40), Length: 13})
-		mixed = append(mixed, transfer.Span{Region: uint32(i % 2), Offset: uint64(i), Length: uint64(i % 5)})
-	}
-	for name, spans := range map[string][]transfer.Span{
-		"one":               {span(0, 0, 4096)},
-		"several":           {span(0, 0, 100), span(1, 50, 100), span(0, 200, 100)},
-		"one after another": {span(0, 0, 100), span(0, 100, 100), span(0, 200, 1)},
-		"overlapping":       {span(0, 0, 100), span(0, 50, 100)},
-		"unaligned":         {span(0, 1, 4095), span(0, 4097, 3)},
-		"last byte":         {span(0, large-1, 1), span(1, 4098, 1)},
-		"nothing":           {},
-		"empty span":        {span(0, 7, 0)},
-		"empty at the end":  {span(1, 4099, 0)},
-		"empty amid others": {span(0, 0, 0), span(0, 5, 5), span(1, 0, 0), span(0, 9, 0), span(1, 1, 1), span(0, 0, 0)},
-		"many":              small,
-		"many in turns":     mixed,
-		"exactly one slot":  {span(0, 3, slotSize)},
-		"one too large":     {span(0, 3, slotSize+1)},
-		"large among small": {span(1, 0, 10), span(0, 3, 3*slotSize+17), span(1, 10, 10)},
-		"all":               {span(0, 0, large)},
-	} {
-		t.Run(name, func(t *testing.T) { mustRead(t, reader, from, spans, first, second) })
-	}
+	_, mem := registered(t, owner, large, 1)
+	mustRead(t, reader, loadPeer(t, reader, owner.Metadata()), []transfer.Span{{Length: large}}, mem)
 	if use := reader.Memory(); use.Mapped == 0 || use.Mapped > atOnce*slotSize || use.Quarantined != 0 || use.GivenUp != 0 {
 		t.Errorf("the reader holds %+v", use)
 	}
@@ -104,224 +93,134 @@ func testRead(t *testing.T, tls string) {
 	}
 }
 
-func testRefusedReads(t *testing.T, tls string) {
+func testLaterFormat(t *testing.T, tls string) {
 	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	registered(t, owner, 1000, 1)
-	from := learn(t, reader, owner.Metadata())
-	span := func(region uint32, offset, length uint64) transfer.Span {
-		return transfer.Span{Region: region, Offset: offset, Length: length}
-	}
-	for name, c := range map[string]struct {
-		peer  transfer.Peer
-		spans []transfer.Span
-		sizes []int
-		want  error
-	}{
-		"unknown peer":          {"stranger", []transfer.Span{span(0, 0, 1)}, []int{1}, transfer.ErrUnknownPeer},
-		"fewer buffers":         {from, []transfer.Span{span(0, 0, 1), span(0, 1, 1)}, []int{1}, transfer.ErrInvalid},
-		"more buffers":          {from, []transfer.Span{span(0, 0, 1)}, []int{1, 1}, transfer.ErrInvalid},
-		"buffer too small":      {from, []transfer.Span{span(0, 0, 2), span(0, 2, 2)}, []int{2, 1}, transfer.ErrInvalid},
-		"unknown region":        {from, []transfer.Span{span(1, 0, 1)}, []int{1}, transfer.ErrRange},
-		"past the end":          {from, []transfer.Span{span(0, 0, 5), span(0, 999, 2)}, []int{5, 2}, transfer.ErrRange},
-		"starts past the end":   {from, []transfer.Span{span(0, 1001, 0)}, []int{0}, transfer.ErrRange},
-		"sum wraps around":      {from, []transfer.Span{span(0, ^uint64(0), 2)}, []int{2}, transfer.ErrRange},
-		"empty, unknown region": {from, []transfer.Span{span(9, 0, 0)}, []int{0}, transfer.ErrRange},
-		"one bad of many":       {from, []transfer.Span{span(0, 0, 5), span(2, 0, 5)}, []int{5, 5}, transfer.ErrRange},
-	} {
-		t.Run(name, func(t *testing.T) {
-			into := make([][]byte, len(c.sizes))
-			for i, n := range c.sizes {
-				into[i] = make([]byte, n)
-			}
-			wantErr(t, reader.Read(within(t), c.peer, c.spans, into, []byte("read")), c.want)
-			for i, b := range into {
-				if !bytes.Equal(b, make([]byte, len(b))) {
-					t.Errorf("bytes moved into buffer %d", i)
-				}
-			}
-		})
-	}
-	wantErr(t, reader.Read(within(t), from, nil, nil, make([]byte, transfer.MaxMessage+1)), transfer.ErrInvalid)
-	if err := reader.Notify(within(t), from, []byte("first")); err != nil {
-		t.Fatal(err)
-	}
-	if n := told(t, owner); string(n.Message) != "first" {
-		t.Errorf("the owner was told %q of a read that failed", n.Message)
-	}
+	later := owner.Metadata()
+	later[len(envelopeMagic)]++
+	_, err := reader.Load(within(t), later)
+	wantErr(t, err, transfer.ErrNotSupported)
 }
 
-func testReadThenTell(t *testing.T, tls string) {
+// testMetadataFromBeforeRestart: metadata from before a restart is refused once the new one is loaded, and does not harm.
+func testMetadataFromBeforeRestart(t *testing.T, tls string) {
 	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, mem := registered(t, owner, 3*slotSize, 1)
-	from := learn(t, reader, owner.Metadata())
-	for _, message := range []string{"request-1:1", ""} {
-		spans := []transfer.Span{{Length: uint64(len(mem))}}
-		into := buffers(spans)
-		if err := reader.Read(within(t), from, spans, into, []byte(message)); err != nil {
-			t.Fatal(err)
-		}
-		wantBytes(t, into, spans, mem)
-		if n := told(t, owner); n.From != "reader" || string(n.Message) != message {
-			t.Errorf("got %q from %s, want %q from reader", n.Message, n.From, message)
+	registered(t, owner, 100, 1)
+	before := owner.Metadata()
+	loadPeer(t, reader, before)
+	closeTransport(t, owner)
+	again := realTransport(t, "owner", tls)
+	_, mem := registered(t, again, 100, 2)
+	from := loadPeer(t, reader, again.Metadata())
+	_, err := reader.Load(within(t), before)
+	wantErr(t, err, transfer.ErrRestarted)
+	mustRead(t, reader, from, []transfer.Span{{Length: 100}}, mem)
+}
+
+// testOverlappingMemory: memory that overlaps a registered region is refused.
+func testOverlappingMemory(t *testing.T, tls string) {
+	owner := realTransport(t, "owner", tls)
+	_, mem := registered(t, owner, 8192, 1)
+	for name, overlapping := range map[string][]byte{"all of it": mem, "its end": mem[8000:], "its start": mem[:1]} {
+		if _, err := owner.Register(overlapping); err == nil {
+			t.Errorf("%s was registered again", name)
+		} else {
+			wantErr(t, err, transfer.ErrInvalid)
 		}
 	}
 }
 
-func testNotify(t *testing.T, tls string) {
-	a, b := realTransport(t, "a", tls), realTransport(t, "b", tls)
-	to := learn(t, a, b.Metadata())
-	long := pattern(transfer.MaxMessage, 3)
-	reused := []byte("first")
-	for _, message := range [][]byte{reused, {}, long} {
-		want := bytes.Clone(message)
-		if err := a.Notify(within(t), to, message); err != nil {
-			t.Fatal(err)
-		}
-		clear(reused)
-		if n := told(t, b); n.From != "a" || !bytes.Equal(n.Message, want) {
-			t.Errorf("got %d bytes from %s, want %d from a", len(n.Message), n.From, len(want))
-		}
-	}
-	wantErr(t, a.Notify(within(t), to, make([]byte, transfer.MaxMessage+1)), transfer.ErrInvalid)
-	wantErr(t, a.Notify(within(t), "stranger", nil), transfer.ErrUnknownPeer)
-	for i := range 20 {
-		if err := a.Notify(within(t), to, fmt.Append(nil, i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 20 {
-		if n := told(t, b); string(n.Message) != fmt.Sprint(i) {
-			t.Errorf("message %d came as %q: out of order", i, n.Message)
-		}
-	}
-}
-
-func testLoad(t *testing.T, tls string) {
-	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, mem := registered(t, owner, 100, 1)
-	wire := owner.Metadata()
-	newer := bytes.Clone(wire)
-	newer[len(envelopeMagic)]++
-	for name, c := range map[string]struct {
-		wire []byte
-		want error
-	}{
-		"nothing":        {nil, transfer.ErrInvalid},
-		"something else": {[]byte("TDMD...."), transfer.ErrInvalid},
-		"cut off":        {wire[:len(wire)-1], transfer.ErrInvalid},
-		"one's own":      {reader.Metadata(), transfer.ErrInvalid},
-		"a later format": {newer, transfer.ErrNotSupported},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := reader.Load(within(t), c.wire)
-			wantErr(t, err, c.want)
-		})
-	}
-	for range 3 {
-		from := learn(t, reader, wire)
-		mustRead(t, reader, from, []transfer.Span{{Length: 100}}, mem)
-	}
-}
-
-// Another program's agent takes notifications, whatever memory it has.
+// testBareMetadata: an agent of another program takes notifications, and its memory cannot be read.
 func testBareMetadata(t *testing.T, tls string) {
 	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
 	_, mem := registered(t, owner, 100, 1)
 	bare := *owner.blob.Load()
 	for range 2 {
-		to := learn(t, reader, bare)
+		to := loadPeer(t, reader, bare)
 		if string(to) != owner.Name() {
 			t.Errorf("the peer is called %s, want %s", to, owner.Name())
 		}
 		if err := reader.Notify(within(t), to, []byte("hello")); err != nil {
 			t.Fatal(err)
 		}
-		told(t, owner)
+		receiveMessage(t, owner)
 		spans := []transfer.Span{{Length: 100}}
 		wantErr(t, reader.Read(within(t), to, spans, buffers(spans), nil), transfer.ErrNotSupported)
 	}
-	from := learn(t, reader, owner.Metadata())
+	from := loadPeer(t, reader, owner.Metadata())
 	mustRead(t, reader, from, []transfer.Span{{Length: 100}}, mem)
 	wantErr(t, reader.Notify(within(t), transfer.Peer(owner.Name()), nil), transfer.ErrUnknownPeer)
-	if again := learn(t, reader, bare); again != from {
-		t.Errorf("what was known with its memory is called %s now", again)
+	if again := loadPeer(t, reader, bare); again != from {
+		t.Errorf("a peer whose memory was known is called %s now", again)
 	}
 	mustRead(t, reader, from, []transfer.Span{{Length: 100}}, mem)
 }
 
-func testForget(t *testing.T, tls string) {
+// testLoadDuringReads: memory that a peer registered later is loaded while reads of it go on.
+func testLoadDuringReads(t *testing.T, tls string) {
 	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, mem := registered(t, owner, 100, 1)
-	from := learn(t, reader, owner.Metadata())
-	spans := []transfer.Span{{Length: 100}}
-	for range 2 {
-		mustRead(t, reader, from, spans, mem)
-		reader.Forget(from)
-		reader.Forget(from)
-		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrUnknownPeer)
-		wantErr(t, reader.Notify(within(t), from, nil), transfer.ErrUnknownPeer)
-		learn(t, reader, owner.Metadata())
-	}
-}
-
-func testClosed(t *testing.T, tls string) {
-	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	region, _ := registered(t, reader, 100, 1)
-	registered(t, owner, 100, 1)
-	from := learn(t, reader, owner.Metadata())
-	for range 2 {
-		closeTransport(t, reader)
-	}
-	spans := []transfer.Span{{Length: 100}}
-	_, err := reader.Load(within(t), owner.Metadata())
-	wantErr(t, err, transfer.ErrClosed)
-	_, err = reader.Register(pattern(10, 1))
-	wantErr(t, err, transfer.ErrClosed)
-	wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrClosed)
-	wantErr(t, reader.Notify(within(t), from, nil), transfer.ErrClosed)
-	wantErr(t, region.Write(0, []byte{1}), transfer.ErrClosed)
-	if err := region.Close(); err != nil {
-		t.Error(err)
-	}
-	reader.Forget(from)
-	if _, open := <-reader.Notifications(); open {
-		t.Error("a closed transport got a message")
-	}
-}
-
-func testRestarted(t *testing.T, tls string) {
-	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, mem := registered(t, owner, 100, 1)
+	_, first := registered(t, owner, 4*slotSize, 1)
 	before := owner.Metadata()
-	from := learn(t, reader, before)
-	spans := []transfer.Span{{Length: 100}}
-	mustRead(t, reader, from, spans, mem)
-	closeTransport(t, owner)
-	again := realTransport(t, "owner", tls)
-	_, mem = registered(t, again, 100, 2)
-	for range 2 {
-		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), []byte("read")), transfer.ErrGone)
-		wantErr(t, reader.Notify(within(t), from, nil), transfer.ErrGone)
+	from := loadPeer(t, reader, before)
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	reading.Go(func() {
+		for ctx.Err() == nil {
+			spans := []transfer.Span{{Length: uint64(len(first))}}
+			into := buffers(spans)
+			if err := reader.Read(t.Context(), from, spans, into, nil); err != nil || !bytes.Equal(into[0], first) {
+				t.Errorf("a read during Load: %v", err)
+				return
+			}
+		}
+	})
+	memory := [][]byte{first}
+	for i := 1; i < 5; i++ {
+		spans := []transfer.Span{{Region: uint32(i), Length: 100}}
+		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrRange)
+		_, mem := registered(t, owner, 100, i+1)
+		memory = append(memory, mem)
+		loadPeer(t, reader, owner.Metadata())
+		mustRead(t, reader, from, spans, memory...)
 	}
-	if now := learn(t, reader, again.Metadata()); now != from {
-		t.Errorf("in its new life the peer is called %s", now)
-	}
-	mustRead(t, reader, from, spans, mem)
-	_, err := reader.Load(within(t), before)
-	wantErr(t, err, transfer.ErrRestarted)
-	mustRead(t, reader, from, spans, mem)
 }
 
-func testContext(t *testing.T, tls string) {
-	owner, reader := realTransport(t, "owner", tls), realTransport(t, "reader", tls)
-	_, mem := registered(t, owner, 100, 1)
-	from := learn(t, reader, owner.Metadata())
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	spans := []transfer.Span{{Length: 100}}
-	wantErr(t, reader.Read(ctx, from, spans, buffers(spans), nil), context.Canceled)
-	wantErr(t, reader.Notify(ctx, from, nil), context.Canceled)
-	_, err := reader.Load(ctx, owner.Metadata())
-	wantErr(t, err, context.Canceled)
-	mustRead(t, reader, from, spans, mem)
+// testReadsWithLittleMemory: concurrent reads share the memory that the configuration allows.
+func testReadsWithLittleMemory(t *testing.T, tls string) {
+	owner := realTransport(t, "owner", tls)
+	config := Config{Name: "reader", Library: realLibrary(t), TLS: tls}
+	reader := startTransport(t, TransportConfig{Config: config, Bounce: 3 * slotSize})
+	_, mem := registered(t, owner, 3*slotSize, 1)
+	from := loadPeer(t, reader, owner.Metadata())
+	var reading sync.WaitGroup
+	for i := range 8 {
+		reading.Go(func() {
+			for j := range 10 {
+				spans := []transfer.Span{
+					{Offset: uint64(i*1000 + j), Length: 100},
+					{Offset: uint64(i + j), Length: slotSize + uint64(i)},
+					{Offset: uint64(j), Length: 70000},
+				}
+				into := buffers(spans)
+				if err := reader.Read(within(t), from, spans, into, []byte("done")); err != nil {
+					t.Errorf("reader %d: %v", i, err)
+					return
+				}
+				for k, s := range spans {
+					if !bytes.Equal(into[k], mem[s.Offset:][:s.Length]) {
+						t.Errorf("reader %d has wrong bytes in span %d", i, k)
+						return
+					}
+				}
+			}
+		})
+	}
+	reading.Wait()
+	for range 80 {
+		receiveMessage(t, owner)
+	}
+	if use := reader.Memory(); use.Mapped > 3*slotSize || use.Quarantined != 0 {
+		t.Errorf("the reader holds %+v", use)
+	}
 }

@@ -26,7 +26,7 @@ func fakePair(t *testing.T, size int, c TransportConfig) (reader, owner *Transpo
 	c.Config = Config{Name: "reader", Library: library}
 	reader = startTransport(t, c)
 	_, mem = registered(t, owner, size, 1)
-	return reader, owner, learn(t, reader, owner.Metadata()), mem
+	return reader, owner, loadPeer(t, reader, owner.Metadata()), mem
 }
 
 // eventually waits until a reader's memory is as it should be. What is waited for happens in the library's time, without
@@ -141,7 +141,7 @@ func TestGivenUp(t *testing.T) {
 		eventually(t, reader, MemoryUse{Mapped: (i + 1) * slotSize, GivenUp: (i + 1) * slotSize})
 		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrGone)
 		underWay(t, reader, from, 0)
-		learn(t, reader, owner.Metadata())
+		loadPeer(t, reader, owner.Metadata())
 	}
 	command(t)
 	into := buffers(spans)
@@ -195,7 +195,7 @@ func TestReadFails(t *testing.T) {
 			if again := reader.Read(within(t), from, spans, buffers(spans), nil); errors.Is(again, transfer.ErrGone) != c.gone {
 				t.Errorf("the next read gives %v", again)
 			}
-			learn(t, reader, owner.Metadata())
+			loadPeer(t, reader, owner.Metadata())
 			mustRead(t, reader, from, spans, mem)
 		})
 	}
@@ -255,7 +255,7 @@ func TestAlloc(t *testing.T) {
 func TestHangingCalls(t *testing.T) {
 	reader, owner, from, mem := fakePair(t, 100, TransportConfig{})
 	other := startTransport(t, TransportConfig{Config: Config{Name: "other", Library: owner.Library()}})
-	to := learn(t, reader, other.Metadata())
+	to := loadPeer(t, reader, other.Metadata())
 	for _, call := range []string{"create_xfer_req", "post_xfer_req", "get_xfer_status"} {
 		command(t, call+" hang")
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -265,7 +265,7 @@ func TestHangingCalls(t *testing.T) {
 		if err := reader.Notify(within(t), to, []byte(call)); err != nil {
 			t.Fatal(err)
 		}
-		if n := told(t, other); string(n.Message) != call {
+		if n := receiveMessage(t, other); string(n.Message) != call {
 			t.Errorf("got %q", n.Message)
 		}
 		if err := os.Remove(os.Getenv("FAKE_NIXL")); err != nil {
@@ -291,7 +291,7 @@ func TestCloseWhileCallHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from := learn(t, reader, owner.Metadata())
+	from := loadPeer(t, reader, owner.Metadata())
 	command(t, "post_xfer_req hang")
 	spans := []transfer.Span{{Length: 100}}
 	failed := make(chan error, 1)

@@ -22,7 +22,7 @@ func BenchmarkRead(b *testing.B) {
 			b.Run(fmt.Sprintf("%dKiBx%d/nixl-%s", shape.size>>10, shape.count, name), func(b *testing.B) {
 				owner := startTransportProcess(b, library, tls, "owner", 2*shape.size*shape.count)
 				reader := realTransport(b, "reader", tls)
-				benchmarkRead(b, reader, learn(b, reader, owner.metadata), shape.size, shape.count)
+				benchmarkRead(b, reader, loadPeer(b, reader, owner.metadata), shape.size, shape.count)
 			})
 		}
 		b.Run(fmt.Sprintf("%dKiBx%d/go-tcp", shape.size>>10, shape.count), func(b *testing.B) {
@@ -62,7 +62,7 @@ func BenchmarkDirect(b *testing.B) {
 			b.Run(fmt.Sprintf("%dKiBx%d/nixl-%s", shape.size>>10, shape.count, name), func(b *testing.B) {
 				owner := startTransportProcess(b, library, tls, "owner", 2*shape.size*shape.count)
 				reader := realTransport(b, "reader", tls)
-				benchmarkDirect(b, reader, learn(b, reader, owner.metadata), shape.size, shape.count)
+				benchmarkDirect(b, reader, loadPeer(b, reader, owner.metadata), shape.size, shape.count)
 			})
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
 // envTransport makes the test binary a Transport of this name, which registers envMemory bytes of pattern, prints its
@@ -71,7 +71,7 @@ func serve(t transfer.Transport, alloc func(size int) ([]byte, error)) error {
 	if err != nil {
 		return err
 	}
-	fill(mem, ownersSeed)
+	transfertest.Fill(mem, ownersSeed)
 	if _, err := t.Register(mem); err != nil {
 		return err
 	}
@@ -85,23 +85,9 @@ func serve(t transfer.Transport, alloc func(size int) ([]byte, error)) error {
 	return nil
 }
 
-// fill writes bytes that differ from their neighbours, from those a page or a block away, and from another seed's.
-func fill(mem []byte, seed int) {
-	x := uint64(seed)*0x9e3779b97f4a7c15 + 1
-	for ; len(mem) >= 8; mem = mem[8:] {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-		binary.NativeEndian.PutUint64(mem, x)
-	}
-	for i := range mem {
-		mem[i] = byte(seed + i)
-	}
-}
-
 func pattern(size, seed int) []byte {
 	mem := make([]byte, size)
-	fill(mem, seed)
+	transfertest.Fill(mem, seed)
 	return mem
 }
 
@@ -132,7 +118,7 @@ func closeTransport(t testing.TB, a *Transport) {
 	}
 }
 
-func learn(t testing.TB, a *Transport, metadata []byte) transfer.Peer {
+func loadPeer(t testing.TB, a *Transport, metadata []byte) transfer.Peer {
 	t.Helper()
 	peer, err := a.Load(within(t), metadata)
 	if err != nil {
@@ -141,8 +127,8 @@ func learn(t testing.TB, a *Transport, metadata []byte) transfer.Peer {
 	return peer
 }
 
-// registered is memory of the transport's, filled with a pattern.
-func registered(t testing.TB, a *Transport, size, seed int) (transfer.Region, []byte) {
+// allocated returns memory that the transport can register. It is freed when the test ends.
+func allocated(t testing.TB, a *Transport, size int) []byte {
 	t.Helper()
 	mem, free, err := a.Alloc(size)
 	if err != nil {
@@ -154,7 +140,14 @@ func registered(t testing.TB, a *Transport, size, seed int) (transfer.Region, []
 			t.Error(err)
 		}
 	})
-	fill(mem, seed)
+	return mem
+}
+
+// registered registers memory that is filled with a pattern.
+func registered(t testing.TB, a *Transport, size, seed int) (transfer.Region, []byte) {
+	t.Helper()
+	mem := allocated(t, a, size)
+	transfertest.Fill(mem, seed)
 	r, err := a.Register(mem)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +189,7 @@ func TestReadFromProcess(t *testing.T) {
 			owner := startTransportProcess(t, library, tls, "owner", 2*size*count)
 			memory := pattern(2*size*count, ownersSeed)
 			reader := realTransport(t, "reader", tls)
-			from := learn(t, reader, owner.metadata)
+			from := loadPeer(t, reader, owner.metadata)
 			if from != "owner" {
 				t.Errorf("the peer is called %s", from)
 			}
@@ -240,7 +233,7 @@ func TestPeerDiesAmidRead(t *testing.T) {
 			const size = 8 << 20
 			owner := startTransportProcess(t, library, tls, "owner", size)
 			reader := realTransport(t, "reader", tls)
-			from := learn(t, reader, owner.metadata)
+			from := loadPeer(t, reader, owner.metadata)
 			spans := []transfer.Span{{Length: size}}
 			mustRead(t, reader, from, spans, pattern(size, ownersSeed))
 			failed := longRead(t, reader, from, size)
@@ -250,7 +243,7 @@ func TestPeerDiesAmidRead(t *testing.T) {
 			wantErr(t, reader.Notify(within(t), from, nil), transfer.ErrGone)
 
 			again := startTransportProcess(t, library, tls, "owner", size)
-			if now := learn(t, reader, again.metadata); now != from {
+			if now := loadPeer(t, reader, again.metadata); now != from {
 				t.Errorf("it is called %s now", now)
 			}
 			mustRead(t, reader, from, spans, pattern(size, ownersSeed))
@@ -267,9 +260,9 @@ func TestPeerRestartsAmidRead(t *testing.T) {
 	owner := startTransportProcess(t, library, "tcp", "owner", size)
 	again := startTransportProcess(t, library, "tcp", "owner", size)
 	reader := realTransport(t, "reader", "tcp")
-	from := learn(t, reader, owner.metadata)
+	from := loadPeer(t, reader, owner.metadata)
 	failed := longRead(t, reader, from, size)
-	learn(t, reader, again.metadata)
+	loadPeer(t, reader, again.metadata)
 	wantErr(t, <-failed, transfer.ErrRestarted)
 	mustRead(t, reader, from, []transfer.Span{{Length: size}}, pattern(size, ownersSeed))
 }
@@ -283,7 +276,7 @@ func TestReadFromStoppedPeer(t *testing.T) {
 	stopped := startTransportProcess(t, library, "tcp", "stopped", size)
 	beside := startTransportProcess(t, library, "tcp", "beside", size)
 	reader := realTransport(t, "reader", "tcp")
-	from, other := learn(t, reader, stopped.metadata), learn(t, reader, beside.metadata)
+	from, other := loadPeer(t, reader, stopped.metadata), loadPeer(t, reader, beside.metadata)
 	mustRead(t, reader, from, spans, pattern(size, ownersSeed))
 	stopped.signal(t, syscall.SIGSTOP)
 
@@ -327,12 +320,12 @@ func TestReaderClosesAmidRead(t *testing.T) {
 			owner := startTransportProcess(t, library, tls, "owner", size)
 			for range 3 {
 				reader := realTransport(t, "reader", tls)
-				failed := longRead(t, reader, learn(t, reader, owner.metadata), size)
+				failed := longRead(t, reader, loadPeer(t, reader, owner.metadata), size)
 				closeTransport(t, reader)
 				wantErr(t, <-failed, transfer.ErrClosed)
 			}
 			reader := realTransport(t, "last", tls)
-			mustRead(t, reader, learn(t, reader, owner.metadata), []transfer.Span{{Length: size}}, pattern(size, ownersSeed))
+			mustRead(t, reader, loadPeer(t, reader, owner.metadata), []transfer.Span{{Length: size}}, pattern(size, ownersSeed))
 		})
 	}
 }
@@ -345,7 +338,7 @@ func TestOwnerClosesAmidRead(t *testing.T) {
 			const size = 8 << 20
 			owner := startTransportProcess(t, library, tls, "owner", size)
 			reader := realTransport(t, "reader", tls)
-			from := learn(t, reader, owner.metadata)
+			from := loadPeer(t, reader, owner.metadata)
 			failed := longRead(t, reader, from, size)
 			if err := reader.Notify(within(t), from, []byte("close")); err != nil {
 				t.Fatal(err)
