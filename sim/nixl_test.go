@@ -18,24 +18,10 @@ import (
 	"github.com/tandem-serving/tandem/sim/kv"
 	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/simtest"
-	"github.com/tandem-serving/tandem/stack"
 	"github.com/tandem-serving/tandem/transfer"
 	"github.com/tandem-serving/tandem/transfer/nixl"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
-
-// realLibrary is the path of the NIXL library: the one that the environment names, or what make fetched.
-func realLibrary(t *testing.T) string {
-	t.Helper()
-	library := stack.NIXLLibrary()
-	switch {
-	case library != "":
-	case os.Getenv("CI") == "true":
-		t.Fatal("the NIXL library is missing: make .tools/nixl")
-	default:
-		t.Skip("the NIXL library is missing: make .tools/nixl fetches it, or " + nixl.EnvLibrary + " names another")
-	}
-	return library
-}
 
 // overNIXL makes an engine move its KV by the real library. tls are the UCX transports that it may use; "" for all.
 func overNIXL(library, tls string) func(*sim.Config) {
@@ -48,7 +34,7 @@ func overNIXL(library, tls string) func(*sim.Config) {
 }
 
 func TestNIXLHandOff(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	for name, tls := range map[string]string{"all": "", "tcp": "tcp"} {
 		t.Run(name, func(t *testing.T) {
 			real := overNIXL(library, tls)
@@ -89,7 +75,7 @@ func meetNIXL(t *testing.T, agent *nixl.Agent, h map[string]any) transfer.Peer {
 
 // TestNIXLThirdAgent: an agent of the real library without memory renews a hand-off, and releases another.
 func TestNIXLThirdAgent(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	p, d, plain := simtest.Start(t, overNIXL(library, "")), simtest.Start(t, overNIXL(library, "")), simtest.Start(t)
 	agent, err := nixl.New(nixl.Config{Name: "sidecar", Library: library})
 	if err != nil {
@@ -197,7 +183,7 @@ func (p *nixlProcess) signal(t *testing.T, s os.Signal) {
 // TestNIXLAbortedRead: a client leaves during the transfer of its KV from an engine whose process is stopped. The blocks stay in
 // use until the transfer has ended.
 func TestNIXLAbortedRead(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	p := startNIXLProcess(t, library, "tcp", "prefill")
 	d, plain := simtest.Start(t, overNIXL(library, "tcp")), simtest.Start(t)
 	simtest.Complete(t, d, simtest.Greedy(simtest.Prompt(1, 100), 4, simtest.Prefill(t, p.Server, simtest.Prompt(1, 100)))) // so that they have met
@@ -225,7 +211,7 @@ func TestNIXLAbortedRead(t *testing.T) {
 // TestNIXLRestart: a prefill engine is killed and started again under its name. Its old hand-offs are lost, and the next one is
 // read from the new process.
 func TestNIXLRestart(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	first := startNIXLProcess(t, library, "", "prefill")
 	d, plain := simtest.Start(t, overNIXL(library, "")), simtest.Start(t)
 	ids := simtest.Prompt(1, 100)

@@ -1,5 +1,3 @@
-//go:build !nixl
-
 package main
 
 import (
@@ -17,8 +15,8 @@ import (
 // notify engines.
 func TestOutlivesSignals(t *testing.T) {
 	var log keeperLog
-	engine := tcpEngine(t)
-	k := start(t, with("--transport=tcp"), func(c *keeper.Config) { c.Log = slog.New(slog.NewJSONHandler(&log, nil)) })
+	engine, flags := startEngine(t)
+	k := start(t, with(flags...), func(c *keeper.Config) { c.Log = slog.New(slog.NewJSONHandler(&log, nil)) })
 	tell(t, k, engine, engine.Metadata(), "before")
 	process := log.process(t)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM} {
@@ -36,7 +34,8 @@ func TestOutlivesSignals(t *testing.T) {
 func TestDiesWithItsSidecar(t *testing.T) {
 	adopt(t)
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
-	sidecar := exec.Command("sidecar", "--transport=tcp")
+	_, flags := startEngine(t)
+	sidecar := exec.Command("sidecar", flags...)
 	sidecar.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := sidecar.StdoutPipe()
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-serving/tandem/stack"
-	"github.com/tandem-serving/tandem/transfer/nixl"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
 func TestNIXLIsMissing(t *testing.T) {
@@ -25,20 +24,6 @@ func TestNIXLIsMissing(t *testing.T) {
 	if said := missing(t, "--nixl-library="+path); !strings.Contains(said, path) {
 		t.Errorf("stderr %q", said)
 	}
-}
-
-// realLibrary returns the path of the NIXL library: the one that the environment names, or the one that make fetched.
-func realLibrary(t *testing.T) string {
-	t.Helper()
-	library := stack.NIXLLibrary()
-	switch {
-	case library != "":
-	case os.Getenv("CI") == "true":
-		t.Fatal("the NIXL library is missing: make .tools/nixl")
-	default:
-		t.Skip("the NIXL library is missing: make .tools/nixl fetches it, or " + nixl.EnvLibrary + " names another")
-	}
-	return library
 }
 
 // startEngine runs the program over NIXL, and returns the address of its API.
@@ -89,7 +74,7 @@ func askEngine(t *testing.T, address, body string) (answer struct {
 
 // TestOverNIXL: a prompt is handed off between two programs, and both end on request.
 func TestOverNIXL(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	prefill, from := startEngine(t, library)
 	decode, to := startEngine(t, library)
 	const prompt = `{"prompt":"a prompt that fills more than one block of tokens, so that something moves",

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
 // envPeer makes the test binary an agent of this name, which prints its metadata and then what it is told.
@@ -102,7 +103,7 @@ func (p *peerProcess) signal(t testing.TB, s syscall.Signal) {
 }
 
 func TestNotify(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	toB := load(t, a, b.Metadata())
 	if string(toB) != b.Name() || !strings.HasPrefix(b.Name(), "b-") {
@@ -127,7 +128,7 @@ func TestNotify(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	ended, end := context.WithCancel(t.Context())
 	end()
@@ -159,7 +160,7 @@ func loadErr(t *testing.T, a *Agent, metadata []byte) error {
 }
 
 func TestForget(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	toB := load(t, a, b.Metadata())
 	a.Forget(toB)
@@ -174,7 +175,7 @@ func TestForget(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	toB := load(t, a, b.Metadata())
 	for range 2 {
@@ -191,7 +192,7 @@ func TestClose(t *testing.T) {
 // A peer that was killed is told apart from one that is not known, and can be loaded again when it lives again: under the
 // name it had, and under a new one.
 func TestPeerIsKilled(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a := startAgent(t, library, "a")
 	p := startPeer(t, library, "peer")
 	to := load(t, a, p.metadata)
@@ -228,7 +229,7 @@ func renamed(t *testing.T, metadata []byte, to transfer.Peer) []byte {
 
 // A stopped peer never answers. A caller waits until its own deadline, and calls for other peers are served.
 func TestPeerIsStopped(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	p := startPeer(t, library, "peer")
 	to, toB := load(t, a, p.metadata), load(t, a, b.Metadata())
@@ -249,7 +250,7 @@ func TestPeerIsStopped(t *testing.T) {
 
 // UCX takes SIGHUP for itself unless it is told not to.
 func TestSignalsStayWithGo(t *testing.T) {
-	startAgent(t, realLibrary(t), "a")
+	startAgent(t, transfertest.NIXLLibrary(t), "a")
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, syscall.SIGHUP)
 	defer signal.Stop(got)
@@ -264,7 +265,7 @@ func TestSignalsStayWithGo(t *testing.T) {
 }
 
 func TestManyAtOnce(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	b := startAgent(t, library, "b")
 	const senders, each = 4, 25
 	var sending sync.WaitGroup
@@ -291,7 +292,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func BenchmarkNew(b *testing.B) {
-	library := realLibrary(b)
+	library := transfertest.NIXLLibrary(b)
 	for b.Loop() {
 		a, err := New(Config{Name: "a", Library: library})
 		if err != nil {
@@ -302,7 +303,7 @@ func BenchmarkNew(b *testing.B) {
 }
 
 func BenchmarkNotify(b *testing.B) {
-	library := realLibrary(b)
+	library := transfertest.NIXLLibrary(b)
 	a, peer := startAgent(b, library, "a"), startAgent(b, library, "b")
 	to := load(b, a, peer.Metadata())
 	message := []byte("HB:cmpl-0123456789abcdef0123456789abcdef-0-8a7a7f67")
@@ -317,7 +318,7 @@ func BenchmarkNotify(b *testing.B) {
 
 // BenchmarkIdle tells what an agent costs that does nothing, as cores.
 func BenchmarkIdle(b *testing.B) {
-	startAgent(b, realLibrary(b), "a")
+	startAgent(b, transfertest.NIXLLibrary(b), "a")
 	before, start := cpu(b), time.Now()
 	for b.Loop() {
 		<-time.After(10 * time.Millisecond)
@@ -336,7 +337,7 @@ func cpu(b *testing.B) time.Duration {
 
 // What was refused once is not refused for having been tried.
 func TestLoadAfterRefusal(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	cut := b.Metadata()[:len(b.Metadata())-1]
 	wantErr(t, loadErr(t, a, cut), transfer.ErrInvalid)

@@ -14,7 +14,7 @@ import (
 
 // TestContract runs the suite of all transports over the real library.
 func TestContract(t *testing.T) {
-	realLibrary(t)
+	transfertest.NIXLLibrary(t)
 	for name, tls := range kinds {
 		t.Run(name, func(t *testing.T) { transfertest.Run(t, func() transfertest.Kind { return contractKind(tls) }) })
 	}
@@ -39,7 +39,7 @@ func contractKind(tls string) transfertest.Kind {
 
 // TestOwnBehaviour tests what the contract leaves open, over the real library.
 func TestOwnBehaviour(t *testing.T) {
-	realLibrary(t)
+	transfertest.NIXLLibrary(t)
 	for name, test := range map[string]func(t *testing.T, tls string){
 		"memory of reads":                testMemoryOfReads,
 		"metadata of other agents":       testBareMetadata,
@@ -189,7 +189,7 @@ func testLoadDuringReads(t *testing.T, tls string) {
 // testReadsWithLittleMemory: concurrent reads share the memory that the configuration allows.
 func testReadsWithLittleMemory(t *testing.T, tls string) {
 	owner := realTransport(t, "owner", tls)
-	config := Config{Name: "reader", Library: realLibrary(t), TLS: tls}
+	config := Config{Name: "reader", Library: transfertest.NIXLLibrary(t), TLS: tls}
 	reader := startTransport(t, TransportConfig{Config: config, Bounce: 3 * slotSize})
 	_, mem := registered(t, owner, 3*slotSize, 1)
 	from := loadPeer(t, reader, owner.Metadata())

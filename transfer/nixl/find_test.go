@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
 // place makes a file where the library might lie.
@@ -135,4 +136,12 @@ func FuzzAgentName(f *testing.F) {
 			t.Fatalf("%q was read out of %q", name, b)
 		}
 	})
+}
+
+// TestLibraryOfTests: tests of all packages find the library that the environment names.
+func TestLibraryOfTests(t *testing.T) {
+	t.Setenv(EnvLibrary, "somewhere")
+	if got := transfertest.NIXLLibrary(t); got != "somewhere" {
+		t.Errorf("the tests use %q", got)
+	}
 }

@@ -39,26 +39,6 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// realLibrary is the path of the real library: the one that the environment names, or what make fetched.
-func realLibrary(t testing.TB) string {
-	t.Helper()
-	if path := os.Getenv(EnvLibrary); path != "" {
-		return path
-	}
-	fetched, err := filepath.Glob("../../.tools/nixl/.nixl_*.libs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(fetched) > 0 {
-		return fetched[0]
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("the NIXL library is missing: make .tools/nixl")
-	}
-	t.Skip("the NIXL library is missing: make .tools/nixl fetches it, or " + EnvLibrary + " names another")
-	return ""
-}
-
 func startAgent(t testing.TB, library, name string) *Agent {
 	t.Helper()
 	a, err := New(Config{Name: name, Library: library})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/sim/transport"
 	"github.com/tandem-serving/tandem/transfer"
+	"github.com/tandem-serving/tandem/transfer/transfertest"
 )
 
 // shapes are those that are moved in practice: a block of one layer, one of all layers, and a prompt's worth.
@@ -16,7 +17,7 @@ var shapes = []struct{ size, count int }{{64 << 10, 1}, {1 << 20, 1}, {64 << 10,
 
 // BenchmarkRead compares the ways of one machine, each from another process. Compare within one run only.
 func BenchmarkRead(b *testing.B) {
-	library := realLibrary(b)
+	library := transfertest.NIXLLibrary(b)
 	for _, shape := range shapes {
 		for name, tls := range kinds {
 			b.Run(fmt.Sprintf("%dKiBx%d/nixl-%s", shape.size>>10, shape.count, name), func(b *testing.B) {
@@ -56,7 +57,7 @@ func benchmarkRead(b *testing.B, reader transfer.Transport, from transfer.Peer, 
 // BenchmarkDirect is what a read would be that went into the caller's memory, and could not be given up: the library alone,
 // and as one request. The difference to BenchmarkRead is what going through memory of the transport's own costs.
 func BenchmarkDirect(b *testing.B) {
-	library := realLibrary(b)
+	library := transfertest.NIXLLibrary(b)
 	for _, shape := range shapes {
 		for name, tls := range kinds {
 			b.Run(fmt.Sprintf("%dKiBx%d/nixl-%s", shape.size>>10, shape.count, name), func(b *testing.B) {

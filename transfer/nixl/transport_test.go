@@ -108,7 +108,7 @@ func startTransport(t testing.TB, c TransportConfig) *Transport {
 
 func realTransport(t testing.TB, name, tls string) *Transport {
 	t.Helper()
-	return startTransport(t, TransportConfig{Config: Config{Name: name, Library: realLibrary(t), TLS: tls}})
+	return startTransport(t, TransportConfig{Config: Config{Name: name, Library: transfertest.NIXLLibrary(t), TLS: tls}})
 }
 
 func closeTransport(t testing.TB, a *Transport) {
@@ -182,7 +182,7 @@ func wantBytes(t testing.TB, into [][]byte, spans []transfer.Span, memory ...[]b
 }
 
 func TestReadFromProcess(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	for name, tls := range kinds {
 		t.Run(name, func(t *testing.T) {
 			const size, count = 64 << 10, 1024
@@ -227,7 +227,7 @@ func longRead(t *testing.T, reader *Transport, from transfer.Peer, size int) <-c
 
 // A peer that dies amid a read is gone, and is known again when it lives again under its name.
 func TestPeerDiesAmidRead(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	for name, tls := range kinds {
 		t.Run(name, func(t *testing.T) {
 			const size = 8 << 20
@@ -255,7 +255,7 @@ func TestPeerDiesAmidRead(t *testing.T) {
 
 // A peer that restarts during a read, before its end was noticed: running reads fail, later ones succeed.
 func TestPeerRestartsAmidRead(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	const size = 8 << 20
 	owner := startTransportProcess(t, library, "tcp", "owner", size)
 	again := startTransportProcess(t, library, "tcp", "owner", size)
@@ -270,7 +270,7 @@ func TestPeerRestartsAmidRead(t *testing.T) {
 // TestReadFromStoppedPeer: calls to a stopped peer run into their deadline, and calls to others are not delayed. What the
 // peer sends after it continues reaches no caller's memory.
 func TestReadFromStoppedPeer(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	const size = 16 << 20
 	spans := []transfer.Span{{Length: size}}
 	stopped := startTransportProcess(t, library, "tcp", "stopped", size)
@@ -313,7 +313,7 @@ func TestReadFromStoppedPeer(t *testing.T) {
 
 // A reader that closes amid its reads leaves the owner well.
 func TestReaderClosesAmidRead(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	for name, tls := range kinds {
 		t.Run(name, func(t *testing.T) {
 			const size = 8 << 20
@@ -332,7 +332,7 @@ func TestReaderClosesAmidRead(t *testing.T) {
 
 // An owner that closes amid reads leaves no reader without an answer, and itself well.
 func TestOwnerClosesAmidRead(t *testing.T) {
-	library := realLibrary(t)
+	library := transfertest.NIXLLibrary(t)
 	for name, tls := range kinds {
 		t.Run(name, func(t *testing.T) {
 			const size = 8 << 20
