@@ -58,7 +58,7 @@ spec:
         {{- include "tandem.engine.volumes" . | trim | nindent 8 }}
 {{- end -}}
 
-{{/* A role with fewer ranks than the pool has target ports says which of them are its own. */}}
+{{/* Names the target ports of a role that has fewer ranks than the pool has target ports. */}}
 {{- define "tandem.engine.annotations" -}}
 {{- $own := dict "kubectl.kubernetes.io/default-container" "engine" -}}
 {{- $ranks := int .values.parallelism.data -}}
@@ -175,7 +175,7 @@ readiness, and is told to stop after the engine has ended.
 {{- end }}
 {{- end -}}
 
-{{/* Whether sidecars look for prefill pods, to meet them before traffic does. */}}
+{{/* Whether sidecars look for prefill pods, to connect to them before traffic does. */}}
 {{- define "tandem.sidecar.meets" -}}
 {{- if or .Values.sidecar.keeper.enabled .Values.sidecar.warmUp }}true{{ end -}}
 {{- end -}}
@@ -197,7 +197,7 @@ readiness, and is told to stop after the engine has ended.
 {{- end }}{{ end }}
 {{- end -}}
 
-{{/* The library took 35 MB where it was measured. The garbage collector's limit (goEnv) is the sidecar's alone, as without. */}}
+{{/* The library takes 35 MB (measured), in addition to the sidecar, whose garbage collector's limit (goEnv) stays the same. */}}
 {{- define "tandem.sidecar.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if .keeper.enabled -}}
@@ -211,7 +211,7 @@ readiness, and is told to stop after the engine has ended.
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Where prefill legs may go: what the values say, else the ranges that pods have, at the prefill engines' ports. */}}
+{{/* Where prefill legs may go: as the values say, else the usual ranges of pods, at the prefill engines' ports. */}}
 {{- define "tandem.sidecar.allow" -}}
 {{- $allow := .Values.sidecar.prefillAllow -}}
 {{- if not $allow -}}
@@ -297,8 +297,7 @@ readiness, and is told to stop after the engine has ended.
 {{- end -}}
 
 {{/*
-vLLM's arguments but the user's. The model's string is part of what two engines compare before they hand over, so it is the
-same in both roles. A decode engine that cannot read a KV cache computes it (recompute) instead of failing the request.
+vLLM's arguments without the user's. Two engines compare the model's string before a hand-off, so it is the same in both roles. A decode engine that cannot read a KV cache computes it (recompute) instead of failing the request.
 */}}
 {{- define "tandem.engine.args.vllm" -}}
 {{- $values := .root.Values -}}
@@ -342,10 +341,10 @@ same in both roles. A decode engine that cannot read a KV cache computes it (rec
 {{- end }}
 {{- end -}}
 
-{{/* Where vLLM's data-parallel supervisor says whether all ranks are well; vLLM's own default. */}}
+{{/* Port on which vLLM's data-parallel supervisor reports whether all ranks are healthy: vLLM's default. */}}
 {{- define "tandem.engine.supervisorPort" -}}9256{{- end -}}
 
-{{/* What the engine is told to load: a name, or a folder. Takes the values. */}}
+{{/* The model that the engine loads: a name, or a folder. Takes the values. */}}
 {{- define "tandem.model.path" -}}
 {{- if eq .model.source "hf" -}}
 {{ .model.name }}
@@ -354,7 +353,7 @@ same in both roles. A decode engine that cannot read a KV cache computes it (rec
 {{- end -}}
 {{- end -}}
 
-{{/* The simulated engine moves KV bytes over one port, which takes the place of the side channel. */}}
+{{/* The simulated engine moves KV bytes over one port, in place of the side channel. */}}
 {{- define "tandem.engine.args.sim" -}}
 {{- $engine := .root.Values.engine -}}
 {{- if eq .component "decode" -}}
@@ -420,7 +419,7 @@ same in both roles. A decode engine that cannot read a KV cache computes it (rec
 {{- end -}}
 
 {{/*
-Probes. A decode engine is on loopback, so it is asked through its sidecar. The model is listed only once it is loaded, but
+Probes. A decode engine is on loopback, so its probes go through its sidecar. The model is listed only once it is loaded, but
 the list is behind the API key; /health is not, and vLLM serves nothing before the weights are there. For several ranks
 vLLM's supervisor answers, which ends all when one dies; behind sidecars the readiness of each is that of its rank.
 */}}
@@ -473,7 +472,7 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
 {{- end -}}
 {{- end -}}
 
-{{/* Accelerators and RDMA devices are counted here; what the values name themselves wins. */}}
+{{/* Accelerators and RDMA devices are added here, unless the values have them. */}}
 {{- define "tandem.engine.resources" -}}
 {{- $limits := dict -}}
 {{- $given := .values.resources -}}

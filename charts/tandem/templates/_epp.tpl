@@ -9,7 +9,7 @@
 {{ include "tandem.epp.name" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
-{{/* Service of all replicas at once, which Envoy spreads streams over by itself. */}}
+{{/* Service that resolves to all replicas, over which Envoy spreads streams. */}}
 {{- define "tandem.epp.replicasName" -}}
 {{ include "tandem.epp.name" . }}-replicas
 {{- end -}}
@@ -18,7 +18,7 @@
 {{ default (include "tandem.epp.name" .) .Values.serviceAccount.name }}
 {{- end -}}
 
-{{/* pool or selector: gateways need an InferencePool anyway, and Envoy of our own does not. */}}
+{{/* pool or selector: gateways need an InferencePool, the chart's Envoy does not. */}}
 {{- define "tandem.discovery" -}}
 {{ default (ternary "pool" "selector" (eq .Values.mode "gateway")) .Values.epp.discovery }}
 {{- end -}}
@@ -120,7 +120,7 @@ dataLayer:
 {{- end -}}
 {{- end -}}
 
-{{/* Objectives and rewrites as the objects that they are, for the cluster or for the picker's file. */}}
+{{/* Objectives and rewrites as Kubernetes objects, for the cluster or for the picker's file. */}}
 {{- define "tandem.epp.policy" -}}
 {{- $root := . -}}
 {{- $labels := include "tandem.labels" (dict "root" . "component" "epp") -}}
@@ -173,7 +173,7 @@ kind: InferencePool
 name: {{ include "tandem.fullname" . }}
 {{- end -}}
 
-{{/* The policy is a file where no objects of the cluster are read. */}}
+{{/* The policy is a file if the picker does not read it from the cluster. */}}
 {{- define "tandem.epp.policyFile" -}}
 {{- if and (eq (include "tandem.discovery" .) "selector") (or .Values.epp.objectives .Values.epp.rewrites) }}true{{ end -}}
 {{- end -}}
