@@ -19,8 +19,9 @@ type answer struct {
 	prompt    []int // token ids of the prompt, from the engine
 	generated []int
 	text      string
+	requestID string
 	took      time.Duration   // from before the request was sent to the end of the answer
-	first     time.Duration   // … to the first byte of its body
+	first     time.Duration   // … to the first token of a stream; 0 for an answer in one piece, whose tokens come together
 	gaps      []time.Duration // between the events of a stream that carry tokens
 
 	decision pd.Result // this and the following are empty in the reference's answers
@@ -42,11 +43,10 @@ func (s *stage) ask(ctx context.Context, address string, q *question, withReport
 		return a, fmt.Errorf("sending the request: %w", err)
 	}
 	defer resp.Body.Close()
-	from := &timed{from: resp.Body}
-	if err := a.read(from, resp.StatusCode, q.class.stream); err != nil {
+	if err := a.read(&timed{from: resp.Body, start: start}, resp.StatusCode, q.class.stream); err != nil {
 		return a, fmt.Errorf("reading the answer: %w", err)
 	}
-	a.took, a.first = time.Since(start), from.first.Sub(start)
+	a.took = time.Since(start)
 	if withReport {
 		if err := a.readReport(resp); err != nil {
 			return a, fmt.Errorf("reading the report: %w", err)
@@ -67,16 +67,13 @@ func (q *question) header() http.Header {
 // timed records when bytes arrive.
 type timed struct {
 	from        io.Reader
-	first, last time.Time
+	start, last time.Time // the request was sent; the last bytes arrived
 }
 
 func (t *timed) Read(p []byte) (int, error) {
 	n, err := t.from.Read(p)
 	if n > 0 {
 		t.last = time.Now()
-		if t.first.IsZero() {
-			t.first = t.last
-		}
 	}
 	return n, err
 }
@@ -112,7 +109,9 @@ func (a *answer) readStream(r *timed) error {
 		if err := a.add(e.Data); err != nil || len(a.generated) == before {
 			return err
 		}
-		if !previous.IsZero() {
+		if previous.IsZero() {
+			a.first = r.last.Sub(r.start)
+		} else {
 			a.gaps = append(a.gaps, r.last.Sub(previous))
 		}
 		previous = r.last
@@ -157,30 +156,24 @@ func (a *answer) add(text []byte) error {
 	return nil
 }
 
-// readReport reads the sidecar's report on the request: from the headers, for a stream also from the trailers.
+// readReport reads the sidecar's report on the request. What is known when the headers of a stream are sent comes in them, the
+// rest in trailers: of a local stream, which sends its headers at once, also the time to its first byte.
 func (a *answer) readReport(resp *http.Response) (err error) {
 	if a.decision, err = pd.ParseResult(resp.Header.Get(pd.HeaderDecision)); err != nil {
 		return err
 	}
-	if a.phases, err = pd.ParseTiming(resp.Header.Get(pd.HeaderTiming)); err != nil {
-		return err
-	}
-	late, err := pd.ParseTiming(resp.Trailer.Get(pd.HeaderTiming))
-	if err != nil {
-		return err
-	}
-	if _, ok := a.phases.Get(pd.PhaseFirst); !ok {
-		// The headers of a local stream are sent before its first byte, so the client measures the time to that byte itself.
-		// The first byte may have travelled longer than the last one; the phases, which come from other clocks, must still
-		// fit into the measured time.
-		before := a.attributed()
-		late.Set(pd.PhaseFirst, max(0, min(a.first-before, a.took-before-late.Sum())))
-	}
-	for ph := range pd.Phase(pd.PhaseCount) {
-		if d, ok := late.Get(ph); ok {
-			a.phases.Set(ph, d)
+	for _, part := range []http.Header{resp.Header, resp.Trailer} {
+		phases, err := pd.ParseTiming(part.Get(pd.HeaderTiming))
+		if err != nil {
+			return err
+		}
+		for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
+			if d, ok := phases.Get(ph); ok {
+				a.phases.Set(ph, d)
+			}
 		}
 	}
+	a.requestID = resp.Header.Get("X-Request-Id")
 	end := resp.Trailer.Get(pd.HeaderOutcome) + resp.Header.Get(pd.HeaderOutcome)
 	a.outcome, err = pd.ParseAnswerSummary(end)
 	if err == nil && a.outcome.End != pd.EndDone {

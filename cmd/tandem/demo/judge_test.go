@@ -96,7 +96,12 @@ func TestJudge(t *testing.T) {
 		{"phases missing", func(e *evidence) { remote(e).answer.phases = pd.Phases{} }, []string{promisePhases}},
 		{"phase too many", func(e *evidence) { local(e).answer.phases.Set(pd.PhasePrefill, 0) }, []string{promisePhases}},
 		{"more than measured", func(e *evidence) { local(e).answer.took = local(e).answer.phases.Sum() }, []string{promisePhases}},
-		{"time unaccounted for", func(e *evidence) { local(e).answer.took = time.Second }, []string{promisePhases}},
+		{"a class that loses its prefill", func(e *evidence) { local(e).answer.took += time.Millisecond }, []string{promisePhases}},
+		{"a slow way to the sidecar", func(e *evidence) {
+			for i := range e.exchanges {
+				e.exchanges[i].answer.took += time.Second
+			}
+		}, nil},
 		{"did not end", func(e *evidence) { e.ended = errors.New("killed") }, []string{promiseEnd}},
 	}
 	for _, test := range tests {
