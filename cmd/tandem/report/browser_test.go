@@ -199,6 +199,12 @@ const tooWide = `[...document.body.querySelectorAll("*")]
 	.filter(e => !e.closest(".scroll, .skip") && e.getBoundingClientRect().right > innerWidth + 0.5)
 	.map(e => e.tagName + " " + e.textContent.slice(0, 40))`
 
+// clipped lists the tables that are wider than the region in which they scroll. The table of all requests always is; on a
+// phone all tables of figures are.
+const clipped = `[...document.querySelectorAll(".scroll")]
+	.filter(e => e.querySelector(innerWidth < 768 ? ".candidates" : "table:not(.requests)") && e.scrollWidth > e.clientWidth)
+	.map(e => e.getAttribute("aria-label") + ": " + e.scrollWidth + " of " + e.clientWidth + " px")`
+
 // colliding lists texts in drawings that overlap.
 const colliding = `[...document.querySelectorAll("svg")].flatMap(svg => {
 	const texts = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
@@ -216,11 +222,14 @@ func TestPageInBrowser(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, scheme := range []string{"light", "dark"} {
-			for _, width := range []int{360, 1280} {
+			for _, width := range []int{360, 400, 1280} {
 				t.Run(fmt.Sprintf("%s %s %d", name, scheme, width), func(t *testing.T) {
 					b.t = t
 					b.open("file://"+file, scheme, width)
 					checkPage(b, width)
+					if !strings.HasSuffix(name, "hostile") { // whose words are longer than any screen is wide
+						b.mustHaveNone("is clipped", clipped)
+					}
 					if !strings.HasSuffix(name, "hostile") { // that page is too long for a picture
 						b.screenshot(fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
 					}
@@ -238,13 +247,8 @@ func checkPage(b *browser, width int) {
 	if overall > width {
 		b.t.Errorf("the page is %d px wide", overall)
 	}
-	for what, expression := range map[string]string{"sticks out": tooWide, "letters collide": colliding} {
-		var found []string
-		b.eval(expression, &found)
-		if len(found) > 0 {
-			b.t.Errorf("%s: %q", what, found)
-		}
-	}
+	b.mustHaveNone("sticks out", tooWide)
+	b.mustHaveNone("letters collide", colliding)
 	var styled bool
 	b.eval(`getComputedStyle(document.querySelector("main")).maxWidth != "none"`, &styled)
 	if !styled {
@@ -255,6 +259,16 @@ func checkPage(b *browser, width int) {
 	}
 	if len(b.loaded) != 1 || !strings.HasPrefix(b.loaded[0], "file://") {
 		b.t.Errorf("loaded %q, want the page alone", b.loaded)
+	}
+}
+
+// mustHaveNone reports the elements that an expression finds.
+func (b *browser) mustHaveNone(what, expression string) {
+	b.t.Helper()
+	var found []string
+	b.eval(expression, &found)
+	if len(found) > 0 {
+		b.t.Errorf("%s: %q", what, found)
 	}
 }
 

@@ -27,12 +27,14 @@ type Request struct {
 	Decision   string             `json:"decision"` // local, remote or refused; "" if there is no answer
 	Reason     string             `json:"reason"`
 	Attempts   int                `json:"attempts"`
+	DecodePod  string             `json:"decode_pod,omitempty"`  // whose engine answered; "" if unknown
+	PrefillPod string             `json:"prefill_pod,omitempty"` // whose engine was asked to prefill; "" if none was, or if unknown
 	Prompt     int                `json:"prompt_tokens"`
 	Cached     int                `json:"cached_tokens"`
 	Completion int                `json:"completion_tokens"`
 	Start      float64            `json:"start_ms"`
-	TTFT       float64            `json:"ttft_ms"`  // to the first body byte of the answer
-	Total      float64            `json:"total_ms"` // to the last
+	TTFT       float64            `json:"ttft_ms,omitempty"` // to the first token of a streamed answer; 0 for others, which come in one piece
+	Total      float64            `json:"total_ms"`          // to the end of the answer (E2E)
 	ITL        []float64          `json:"itl_ms,omitempty"`
 	Phases     map[string]float64 `json:"phases_ms"` // by the tokens of pd.Phase, epp included; only phases that it went through
 	KVBytes    int64              `json:"kv_bytes"`  // pulled for it; -1 if unknown

@@ -44,6 +44,27 @@ func TestScales(t *testing.T) {
 	}
 }
 
+// Tokens that arrive in one packet have gaps of microseconds, which would take up most of the axis.
+func TestAxisIsOfLegibleValues(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given []spread
+		low   float64
+	}{
+		{"some tokens together", []spread{{0.001, 0.004, 6, 6.1, 6.2, 9}}, 5},
+		{"in one of two rows", []spread{{6, 6.1, 9}, {0.001, 15, 16}}, 5},
+		{"most tokens together", []spread{{0.001, 0.001, 0.001, 6}}, 0.001},
+		{"slow rows", []spread{{40, 100, 200}, {1000, 1100}}, 20},
+		{"nothing", []spread{{}}, 0.001},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if low := logarithmic(legible(c.given)...).low; math.Abs(low-c.low) > 1e-9 {
+				t.Errorf("begins at %v ms, want %v", low, c.low)
+			}
+		})
+	}
+}
+
 func TestWords(t *testing.T) {
 	for name, c := range map[string]struct{ got, want string }{
 		"zero":                   {millis(0), "0.0"},

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed" // the page's template and style sheet
 	"fmt"
 	"html/template"
@@ -31,7 +32,7 @@ type page struct {
 	Tiles                            []part
 	Latency                          latency
 	Phases                           chart
-	Waterfall                        *flow
+	Waterfalls                       []flow
 	Reasons                          chart
 	Whys                             []why
 	Load                             load
@@ -81,8 +82,11 @@ func newPage(d *Data) *page {
 		Title: d.Title, Started: started(d), Summary: summary(d), Verdict: verdict(d),
 		Policy: stylePolicy(), Style: template.CSS(styleText), Kept: broken(d) == 0 && len(d.Promises) > 0,
 		Stack: d.Stack, Promises: d.Promises, Tiles: tiles(d),
-		Latency: newLatency(d), Phases: phaseChart(d), Waterfall: newFlow(d),
+		Latency: newLatency(d), Phases: phaseChart(d),
 		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Requests: requestRows(d),
+	}
+	for _, e := range examples(d) {
+		p.Waterfalls = append(p.Waterfalls, newFlow(e))
 	}
 	p.Failures, p.MoreFailures = failures(d)
 	if p.Title == "" {
@@ -140,16 +144,22 @@ func kind(decision string) string {
 
 // RequestColumns returns the headings of the table of all requests.
 func (p *page) RequestColumns() []string {
-	columns := []string{"number", "class", "API", "decision", "reason", "attempts", "prompt", "cached", "completion",
-		"start", "TTFT", "ITL p50"}
+	columns := []string{"number", "class", "API", "decision", "reason", "attempts", "prefill pod", "decode pod", "prompt", "cached",
+		"completion", "start", "TTFT", "ITL p50"}
 	for _, phase := range phaseOrder {
 		columns = append(columns, phase.String())
 	}
-	return append(columns, "total", "KV KiB", "failure")
+	return append(columns, "E2E", "KV KiB", "failure")
 }
 
-// ClassColumns returns the headings of the table of classes.
-func (p *page) ClassColumns() []string { return classColumns() }
+// TimeColumns returns the headings of the table of times.
+func (p *page) TimeColumns() []string { return timeColumns() }
+
+// PhaseColumns returns the headings of the table of phases.
+func (p *page) PhaseColumns() []string { return phaseColumns() }
+
+// Fewer explains a maximum in a column of percentiles.
+func (p *page) Fewer() string { return fewer }
 
 // Counted returns the number of requests as text.
 func (p *page) Counted() string { return counted(len(p.Requests), "request") }
@@ -158,9 +168,13 @@ func requestRows(d *Data) [][]string {
 	rows := make([][]string, 0, len(d.Requests))
 	for i := range d.Requests {
 		r := &d.Requests[i]
+		ttft := absent
+		if r.Stream {
+			ttft = millis(r.TTFT)
+		}
 		row := []string{strconv.Itoa(r.Number), r.Class, r.what(), r.Decision, r.Reason, strconv.Itoa(r.Attempts),
-			strconv.Itoa(r.Prompt),
-			strconv.Itoa(r.Cached), strconv.Itoa(r.Completion), millis(r.Start), millis(r.TTFT), millis(sorted(r.ITL).percentile(50))}
+			cmp.Or(r.PrefillPod, absent), cmp.Or(r.DecodePod, absent), strconv.Itoa(r.Prompt), strconv.Itoa(r.Cached),
+			strconv.Itoa(r.Completion), millis(r.Start), ttft, millis(sorted(r.ITL).percentile(50))}
 		for _, p := range phaseOrder {
 			took, ok := r.Phases[p.String()]
 			if !ok {

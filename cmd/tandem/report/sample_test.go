@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -80,9 +81,13 @@ func sampleRequest(rnd *rand.Rand, number int, at float64) Request {
 	} else {
 		r.Phases["first"] = noisy(6 + compute)
 	}
-	r.TTFT = 1.5
+	r.DecodePod = "decode-" + strconv.Itoa(number%2)
+	if r.Decision == "remote" {
+		r.PrefillPod = "prefill-" + strconv.Itoa(number/2%2)
+	}
+	first := 1.5
 	for _, v := range r.Phases {
-		r.TTFT += v
+		first += v
 	}
 	for range r.Completion - 1 {
 		gap := noisy(5.5)
@@ -91,9 +96,9 @@ func sampleRequest(rnd *rand.Rand, number int, at float64) Request {
 			r.ITL = append(r.ITL, gap)
 		}
 	}
-	r.Total = r.TTFT + r.Phases["decode"] + 0.4
-	if !c.stream {
-		r.TTFT = r.Total - 0.2
+	r.Total = first + r.Phases["decode"] + 0.4
+	if c.stream {
+		r.TTFT = first
 	}
 	return r
 }
@@ -126,8 +131,9 @@ func signals(waiting, running, usage float64) epp.Readings {
 func sampleWhys() []Why {
 	explain := func(decision string, reason pd.Reason, tokens, cached int) *epp.Explanation {
 		score := func(queue, prefix float64) []epp.ScoreTrace {
-			return []epp.ScoreTrace{{Scorer: "queue-scorer", Weight: 2, Score: queue}, {Scorer: "prefix-cache-scorer", Weight: 3,
-				Score: prefix}}
+			return []epp.ScoreTrace{{Scorer: "queue-scorer", Weight: 2, Score: queue},
+				{Scorer: "kv-cache-utilization-scorer", Weight: 2, Score: 0.98}, {Scorer: "active-request-scorer", Weight: 1, Score: 1},
+				{Scorer: "prefix-cache-scorer", Weight: 3, Score: prefix}}
 		}
 		share := float64(cached) / float64(tokens)
 		x := &epp.Explanation{Decision: decision, Reason: reason, Decider: epp.DeciderNumbers{Name: "prefix-based-pd-decider",

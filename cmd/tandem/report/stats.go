@@ -48,6 +48,30 @@ func (s spread) percentile(p int) float64 {
 	return s[(p*len(s)+99)/100-1]
 }
 
+// enough is the least number of values that have a 99th percentile. That of fewer values is always their maximum.
+const enough = 100
+
+// tail returns the largest value that says something about slow requests, and its name: the 99th percentile, or the maximum
+// of too few values.
+func (s spread) tail() (name string, v float64) {
+	if len(s) < enough {
+		return "max", s.percentile(100)
+	}
+	return "p99", s.percentile(99)
+}
+
+// tailCell formats the tail for a column of 99th percentiles.
+func (s spread) tailCell() string {
+	name, v := s.tail()
+	if len(s) == 0 || name == "p99" {
+		return millis(v)
+	}
+	return name + " " + millis(v)
+}
+
+// fewer explains tailCell.
+const fewer = "max: of fewer than 100 values, which have no 99th percentile"
+
 // thinned returns at most n of the values, evenly by rank, with the smallest and the largest.
 func (s spread) thinned(n int) spread {
 	if len(s) <= n {
@@ -119,12 +143,27 @@ func (g *group) count(decision string) (n int) {
 	return n
 }
 
-// ttft returns the times to the first byte of the requests that an engine answered.
+// ttft returns the times to the first token of the streamed answers.
 func (g *group) ttft() spread {
+	return g.times(func(r *Request) (float64, bool) { return r.TTFT, r.Stream })
+}
+
+// e2e returns the times to the end of all answers.
+func (g *group) e2e() spread {
+	return g.times(func(r *Request) (float64, bool) { return r.Total, true })
+}
+
+// whole returns the times of the answers that came in one piece.
+func (g *group) whole() spread {
+	return g.times(func(r *Request) (float64, bool) { return r.Total, !r.Stream })
+}
+
+// times returns a time of the requests that an engine answered, if they have it.
+func (g *group) times(of func(*Request) (ms float64, ok bool)) spread {
 	var all []float64
 	for _, r := range g.requests {
-		if r.served() {
-			all = append(all, r.TTFT)
+		if ms, ok := of(r); ok && r.served() {
+			all = append(all, ms)
 		}
 	}
 	return sorted(all)
@@ -158,12 +197,62 @@ func (g *group) meanPhase(p pd.Phase) float64 {
 	return sum / float64(through)
 }
 
-// example returns the remote request to show: of those that went through every phase, the one with the median time to the
-// first byte. Streamed ones are preferred, because their tokens can be drawn one by one.
-func example(d *Data) *Request {
+// explained returns the share of the time of the answered requests that their phases account for, in percent, or NaN.
+func (g *group) explained() float64 {
+	phases, measured := 0.0, 0.0
+	for _, r := range g.requests {
+		if !r.served() || !plausible(r.Total) {
+			continue
+		}
+		measured += r.Total
+		for _, p := range phaseOrder {
+			if v := r.Phases[p.String()]; plausible(v) {
+				phases += v
+			}
+		}
+	}
+	return 100 * phases / measured
+}
+
+// slowest returns the answered stream with the largest time to the first token, or nil.
+func slowest(d *Data) (found *Request) {
+	for i := range d.Requests {
+		r := &d.Requests[i]
+		if r.served() && r.Stream && plausible(r.TTFT) && plausible(r.Total) && (found == nil || r.TTFT > found.TTFT) {
+			found = r
+		}
+	}
+	return found
+}
+
+// example is a request that is shown step by step.
+type example struct {
+	title   string
+	request *Request
+}
+
+// examples returns a typical remote request and the slowest of all, if there are such.
+func examples(d *Data) (all []example) {
+	usual, slow := typical(d), slowest(d)
+	if usual != nil {
+		title := "The remote request with the median TTFT"
+		if !usual.Stream {
+			title = "The remote request with the median E2E"
+		}
+		all = append(all, example{title, usual})
+	}
+	if slow != nil && slow != usual {
+		all = append(all, example{"The slowest request, by TTFT", slow})
+	}
+	return all
+}
+
+// typical returns the remote request to show: of those that went through every phase, the one with the median time to the
+// first token. Streamed ones are preferred, because their tokens can be drawn one by one.
+func typical(d *Data) *Request {
 	var whole []*Request
 	for i := range d.Requests {
-		if r := &d.Requests[i]; r.Decision == remote && r.whole() {
+		if r := &d.Requests[i]; r.Decision == remote && r.complete() {
 			whole = append(whole, r)
 		}
 	}
@@ -173,12 +262,20 @@ func example(d *Data) *Request {
 	if streamed := slices.DeleteFunc(slices.Clone(whole), func(r *Request) bool { return len(r.ITL) == 0 }); len(streamed) > 0 {
 		whole = streamed
 	}
-	slices.SortStableFunc(whole, func(a, b *Request) int { return cmp.Compare(a.TTFT, b.TTFT) })
+	slices.SortStableFunc(whole, func(a, b *Request) int { return cmp.Compare(a.firstToken(), b.firstToken()) })
 	return whole[(len(whole)-1)/2]
 }
 
-// whole reports whether everything that a waterfall shows was measured.
-func (r *Request) whole() bool {
+// firstToken returns when the first token reached the client: with all others if the answer came in one piece.
+func (r *Request) firstToken() float64 {
+	if r.Stream {
+		return min(r.TTFT, r.Total)
+	}
+	return r.Total
+}
+
+// complete reports whether everything that a waterfall shows was measured.
+func (r *Request) complete() bool {
 	for _, p := range phaseOrder {
 		if v, ok := r.Phases[p.String()]; !plausible(v) || !ok && p != pd.PhaseEPP {
 			return false

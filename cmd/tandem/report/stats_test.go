@@ -3,6 +3,7 @@ package report
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"testing/quick"
 )
@@ -99,14 +100,13 @@ func mixed() *Data {
 		return p
 	}
 	return &Data{Requests: []Request{
-		{Number: 1, Class: "talk", Decision: "remote", Reason: "uncached", TTFT: 100, Total: 150, Phases: phases(80),
-			KVBytes: 4096},
+		{Number: 1, Class: "talk", Decision: "remote", Reason: "uncached", Total: 150, Phases: phases(80), KVBytes: 4096},
 		{Number: 2, Class: "gone", KVBytes: -1, Failure: "refused"},
-		{Number: 3, Class: "talk", Decision: "local", Reason: "below-threshold", TTFT: 10, Total: 60, ITL: []float64{4, 6},
+		{Number: 3, Class: "talk", Decision: "local", Reason: "below-threshold", Stream: true, TTFT: 10, Total: 60, ITL: []float64{4, 6},
 			Phases: phases(0)},
-		{Number: 4, Class: "talk", Decision: "remote", Reason: "uncached", TTFT: 120, Total: 170, ITL: []float64{5},
+		{Number: 4, Class: "talk", Decision: "remote", Reason: "uncached", Stream: true, TTFT: 120, Total: 170, ITL: []float64{5},
 			Phases: phases(90), KVBytes: 4096},
-		{Number: 5, Class: "talk", Decision: "refused", Reason: "saturated", TTFT: 0.5, Total: 0.5},
+		{Number: 5, Class: "talk", Decision: "refused", Reason: "saturated", Total: 0.5},
 	}}
 }
 
@@ -115,12 +115,51 @@ func TestClassCells(t *testing.T) {
 	if len(got) != 2 {
 		t.Fatalf("%d classes", len(got))
 	}
-	for i, want := range [][]string{
-		{"talk", "4", "2", "1", "100.0", "120.0", "5.0", "6.0", "1.0", "1.0", "85.0", "1.0", "10.0", "50.0"},
-		{"gone", "1", "0", "0", absent, absent, absent, absent, absent, absent, absent, absent, absent, absent},
+	for i, want := range []struct{ times, phases []string }{
+		// Request 1 is not streamed, so its time is not among the times to the first token.
+		{[]string{"talk", "4", "2", "1", "10.0", "max 120.0", "5.0", "max 6.0", "150.0", "max 170.0"},
+			[]string{"talk", "1.0", "1.0", "85.0", "1.0", "10.0", "50.0", "94.5%"}},
+		{[]string{"gone", "1", "0", "0", absent, absent, absent, absent, absent, absent},
+			[]string{"gone", absent, absent, absent, absent, absent, absent, absent}},
 	} {
-		if cells := got[i].cells(); !slices.Equal(cells, want) {
-			t.Errorf("got %q, want %q", cells, want)
+		if cells := got[i].timeCells(); !slices.Equal(cells, want.times) {
+			t.Errorf("times %q, want %q", cells, want.times)
+		}
+		if cells := got[i].phaseCells(); !slices.Equal(cells, want.phases) {
+			t.Errorf("phases %q, want %q", cells, want.phases)
+		}
+	}
+}
+
+func TestTail(t *testing.T) {
+	values := func(n int) (s spread) {
+		for i := range n {
+			s = append(s, float64(i+1))
+		}
+		return s
+	}
+	for _, c := range []struct {
+		n             int
+		cell, numbers string
+	}{
+		{0, absent, ""},
+		{8, "max 8.0", "p50 4.0 · max 8.0 ms · n 8"},
+		{99, "max 99.0", "p50 50.0 · max 99.0 ms · n 99"},
+		{100, "99.0", "p50 50.0 · p99 99.0 ms · n 100"},
+		{1000, "990.0", "p50 500.0 · p99 990.0 ms · n 1000"},
+	} {
+		if got := values(c.n).tailCell(); got != c.cell {
+			t.Errorf("of %d values: %q, want %q", c.n, got, c.cell)
+		}
+		if c.n == 0 {
+			continue
+		}
+		if got := values(c.n).numbers(); got != c.numbers {
+			t.Errorf("of %d values: %q, want %q", c.n, got, c.numbers)
+		}
+		drawn := string(strip("any", values(c.n), linear(1000)))
+		if strings.Contains(drawn, `class="tail"`) != (c.n >= 100) || strings.Contains(drawn, "p99") != (c.n >= 100) {
+			t.Errorf("of %d values: %s", c.n, drawn)
 		}
 	}
 }
@@ -135,22 +174,50 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-func TestExample(t *testing.T) {
+func TestTypical(t *testing.T) {
 	d := mixed()
-	if r := example(d); r == nil || r.Number != 4 {
+	if r := typical(d); r == nil || r.Number != 4 {
 		t.Errorf("of a streamed and a plain one: %+v, want the streamed one", r)
 	}
 	d.Requests[3].ITL = nil
-	if r := example(d); r == nil || r.Number != 1 {
-		t.Errorf("of two: %+v, want the faster one", r)
+	if r := typical(d); r == nil || r.Number != 4 {
+		t.Errorf("of two: %+v, want the one with the earlier first token", r)
 	}
-	delete(d.Requests[0].Phases, "handoff")
-	if r := example(d); r == nil || r.Number != 4 {
+	delete(d.Requests[3].Phases, "handoff")
+	if r := typical(d); r == nil || r.Number != 1 {
 		t.Errorf("of one without a phase: %+v, want the other", r)
 	}
-	d.Requests[3].Decision = "local"
-	if r := example(d); r != nil {
+	d.Requests[0].Decision = "local"
+	if r := typical(d); r != nil {
 		t.Errorf("of none: %+v", r)
+	}
+}
+
+func TestExamples(t *testing.T) {
+	shown := func(d *Data) (all []int) {
+		for _, e := range examples(d) {
+			all = append(all, e.request.Number)
+		}
+		return all
+	}
+	d := mixed()
+	d.Requests[2].TTFT = 130
+	for _, c := range []struct {
+		name  string
+		given *Data
+		want  []int
+	}{
+		{"a typical one and a slower local one", d, []int{4, 3}},
+		{"the typical one is the slowest", mixed(), []int{4}},
+		{"only local ones", &Data{Requests: mixed().Requests[2:3]}, []int{3}},
+		{"no stream", &Data{Requests: mixed().Requests[:1]}, []int{1}},
+		{"none", &Data{}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := shown(c.given); !slices.Equal(got, c.want) {
+				t.Errorf("shows %v, want %v", got, c.want)
+			}
+		})
 	}
 }
 

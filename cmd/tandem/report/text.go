@@ -13,8 +13,8 @@ import (
 // textColumns is the width of a terminal, into which the tables and the waterfall fit.
 const textColumns = 120
 
-// Text writes a run for a terminal: a table with a row for each request class, one remote request as a waterfall, the
-// decisions by reason, and the proof. Tables are at most 120 columns wide. The error is the one of w.
+// Text writes a run for a terminal: tables with a row for each request class, a typical and the slowest request as
+// waterfalls, the decisions by reason, and the proof. Tables are at most 120 columns wide. The error is the one of w.
 func Text(w io.Writer, d *Data) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\n%s\n", line(d.Title), summary(d))
@@ -22,8 +22,8 @@ func Text(w io.Writer, d *Data) error {
 		fmt.Fprintf(&b, "Stack: %s\n", line(strings.Join(d.Stack, "; ")))
 	}
 	textClasses(&b, d)
-	if r := example(d); r != nil {
-		textWaterfall(&b, r)
+	for _, s := range examples(d) {
+		textWaterfall(&b, s)
 	}
 	textReasons(&b, d)
 	textFailed(&b, d)
@@ -34,37 +34,65 @@ func Text(w io.Writer, d *Data) error {
 	return nil
 }
 
-// classColumns returns the headings of the table of classes, for terminal and page.
-func classColumns() []string {
-	columns := []string{"class", "count", remote, local, "TTFT p50", "p99", "ITL p50", "p99"}
-	for _, p := range phaseOrder {
-		columns = append(columns, p.String())
-	}
-	return columns
+// timeColumns returns the headings of the table of the times that clients saw, for terminal and page.
+func timeColumns() []string {
+	return []string{"class", "count", remote, local, "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "p99"}
 }
 
-// cells returns the row of a class.
-func (g *group) cells() []string {
-	ttft, itl := g.ttft(), g.itl()
-	row := []string{g.class, strconv.Itoa(len(g.requests)), strconv.Itoa(g.count(remote)), strconv.Itoa(g.count(local)),
-		millis(ttft.percentile(50)), millis(ttft.percentile(99)), millis(itl.percentile(50)), millis(itl.percentile(99))}
-	for _, p := range phaseOrder {
-		row = append(row, millis(g.meanPhase(p)))
+// timeCells returns the row of a class.
+func (g *group) timeCells() []string {
+	row := []string{g.class, strconv.Itoa(len(g.requests)), strconv.Itoa(g.count(remote)), strconv.Itoa(g.count(local))}
+	for _, s := range []spread{g.ttft(), g.itl(), g.e2e()} {
+		row = append(row, millis(s.percentile(50)), s.tailCell())
 	}
 	return row
 }
 
-func textClasses(b *bytes.Buffer, d *Data) {
-	table := [][]string{classColumns()}
-	for _, g := range classes(d) {
-		table = append(table, g.cells())
+// fewer reports whether a maximum is in timeCells.
+func (g *group) fewer() bool {
+	for _, s := range []spread{g.ttft(), g.itl(), g.e2e()} {
+		if 0 < len(s) && len(s) < enough {
+			return true
+		}
 	}
-	if len(table) == 1 {
+	return false
+}
+
+// phaseColumns returns the headings of the table of phases, for terminal and page.
+func phaseColumns() []string {
+	columns := []string{"class"}
+	for _, p := range phaseOrder {
+		columns = append(columns, p.String())
+	}
+	return append(columns, "of E2E")
+}
+
+// phaseCells returns the row of a class: the mean of each phase, and how much of the measured time the phases explain.
+func (g *group) phaseCells() []string {
+	row := []string{g.class}
+	for _, p := range phaseOrder {
+		row = append(row, millis(g.meanPhase(p)))
+	}
+	return append(row, percent(g.explained()))
+}
+
+func textClasses(b *bytes.Buffer, d *Data) {
+	times, phases := [][]string{timeColumns()}, [][]string{phaseColumns()}
+	few := ""
+	for _, g := range classes(d) {
+		times, phases = append(times, g.timeCells()), append(phases, g.phaseCells())
+		if g.fewer() {
+			few = "; " + fewer
+		}
+	}
+	if len(times) == 1 {
 		return
 	}
 	b.WriteString("\n")
-	textTable(b, table)
-	b.WriteString("TTFT, ITL and the mean of each phase in ms; a mean covers the requests that went through the phase\n")
+	textTable(b, times)
+	fmt.Fprintf(b, "ms; TTFT and ITL of streamed answers, E2E to the end of all answers%s\n\n", few)
+	textTable(b, phases)
+	b.WriteString("mean of each phase in ms, over the requests that went through it, and the share of E2E that the phases explain\n")
 }
 
 // textTable left-aligns the first column and right-aligns the others. The first column gets the remaining width; if that is
@@ -93,9 +121,9 @@ func textTable(b *bytes.Buffer, table [][]string) {
 	}
 }
 
-func textWaterfall(b *bytes.Buffer, r *Request) {
-	fmt.Fprintf(b, "\n%s\n", line(r.story()))
-	spans := r.waterfall()
+func textWaterfall(b *bytes.Buffer, show example) {
+	fmt.Fprintf(b, "\n%s\n%s\n", show.title, line(show.request.story()))
+	spans := show.request.waterfall()
 	length := 0.0
 	for _, s := range spans {
 		length = max(length, s.end)
@@ -127,7 +155,7 @@ type stretch struct {
 }
 
 // waterfall returns the phases one after the other. The time before and between them, in transmission, is unknown, so the
-// first one begins when the request was sent. The last stretch is from the client's first byte to its last.
+// first one begins when the request was sent. The last stretch is from the client's first token to the end.
 func (r *Request) waterfall() (all []stretch) {
 	at := 0.0
 	for _, p := range phaseOrder {
@@ -137,7 +165,7 @@ func (r *Request) waterfall() (all []stretch) {
 			at += took
 		}
 	}
-	return append(all, stretch{"client", min(r.TTFT, r.Total), r.Total})
+	return append(all, stretch{"client", r.firstToken(), r.Total})
 }
 
 func textReasons(b *bytes.Buffer, d *Data) {

@@ -89,25 +89,21 @@ func (p *page) Legend() (all []part) {
 	return all
 }
 
-// flow shows one remote request, step by step.
+// flow shows one request, step by step.
 type flow struct {
-	Story string
-	Chart chart
+	Title, Story string
+	Chart        chart
 }
 
-// newFlow returns nil if no remote request was measured completely.
-func newFlow(d *Data) *flow {
-	r := example(d)
-	if r == nil {
-		return nil
-	}
+func newFlow(of example) flow {
+	r := of.request
 	stretches := r.waterfall()
 	end := 0.0
 	for _, s := range stretches {
 		end = max(end, s.end)
 	}
 	on := linear(end)
-	f := &flow{Story: r.story(), Chart: chart{Axis: axis(on)}}
+	f := flow{Title: of.title, Story: r.story(), Chart: chart{Axis: axis(on)}}
 	for _, s := range stretches[:len(stretches)-1] {
 		f.Chart.Lanes = append(f.Chart.Lanes, stepLane(s, on))
 	}
@@ -126,9 +122,10 @@ func stepLane(s stretch, on scale) lane {
 
 // clientLane draws the client's view: every token of a stream at the time it arrived, or the answer in one piece.
 func clientLane(r *Request, on scale) lane {
-	d := draw(stepHeight, "client", fmt.Sprintf("First byte at %s ms, last byte at %s ms.", millis(r.TTFT), millis(r.Total)))
+	at := r.firstToken()
+	numbers := fmt.Sprintf("%s to %s ms", millis(at), millis(r.Total))
+	d := draw(stepHeight, "client", "First token and end of the answer: "+numbers+".")
 	d.grid(on, 0, stepHeight)
-	at := r.TTFT
 	d.line("token", on.at(at), 4, stepHeight-4)
 	for _, gap := range r.ITL {
 		if plausible(gap) {
@@ -136,6 +133,5 @@ func clientLane(r *Request, on scale) lane {
 			d.line("token", on.at(at), 4, stepHeight-4)
 		}
 	}
-	return lane{Name: "client", Kind: "client", Drawing: d.html(),
-		Numbers: fmt.Sprintf("%s to %s ms", millis(r.TTFT), millis(r.Total))}
+	return lane{Name: "client", Kind: "client", Drawing: d.html(), Numbers: numbers}
 }

@@ -70,6 +70,14 @@ func millis(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
+// percent prints a percentage.
+func percent(v float64) string {
+	if !plausible(v) {
+		return absent
+	}
+	return strconv.FormatFloat(v, 'f', 1, 64) + "%"
+}
+
 // seconds prints milliseconds as seconds.
 func seconds(ms float64) string { return strconv.FormatFloat(ms/1000, 'f', 1, 64) + " s" }
 
@@ -155,6 +163,12 @@ func (r *Request) what() string {
 func (r *Request) story() string {
 	s := fmt.Sprintf("Request %d (%s) of class “%s”: %s because %s", r.Number, r.what(), r.Class, r.Decision, r.Reason)
 	s += fmt.Sprintf(", %d prompt tokens of which %d were cached, %d completion tokens", r.Prompt, r.Cached, r.Completion)
+	if r.PrefillPod != "" {
+		s += ", prefilled on " + r.PrefillPod
+	}
+	if r.DecodePod != "" {
+		s += ", decoded on " + r.DecodePod
+	}
 	if r.KVBytes > 0 {
 		s += ", " + bytesText(r.KVBytes) + " of KV cache moved"
 	}
