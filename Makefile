@@ -89,6 +89,29 @@ lease-vllm: modules .tools/vllm .tools/tinymodel ## abandon and hold requests on
 e2e: modules tools .tools/vllm .tools/tinymodel ## install the chart on a real control plane, and do what users do with it (SCENARIOS)
 	@cd $(KUBE_MODULE)/cluster && go test -count=1 -v -run '^TestScenarios$$' -timeout=60m . -args -cluster -cluster.only='$(SCENARIOS)' $(E2EFLAGS)
 
+# Every target of the Dockerfile that is an image, tagged as the chart asks for it. DOCKER is what builds and pushes: docker or
+# podman.
+DOCKER ?= docker
+REGISTRY ?=
+IMAGES := $(shell sed -n 's/^FROM base AS //p' Dockerfile)
+IMAGE_TAG := $(or $(VERSION),$(shell sed -n 's/^appVersion: *//p' charts/tandem/Chart.yaml))
+
+.PHONY: images
+images: $(IMAGES:%=image-%) ## build all container images (REGISTRY, VERSION, DOCKER)
+
+.PHONY: push
+push: $(IMAGES:%=push-%) ## build all container images and push them to REGISTRY
+
+image-%: registry
+	$(DOCKER) build --target $* --build-arg VERSION=$(IMAGE_TAG) --tag $(REGISTRY)/$*:$(IMAGE_TAG) .
+
+push-%: image-%
+	$(DOCKER) push $(REGISTRY)/$*:$(IMAGE_TAG)
+
+.PHONY: registry
+registry:
+	@[[ -n '$(REGISTRY)' ]] || { echo 'name the registry: make $(MAKECMDGOALS) REGISTRY=registry.example.com/tandem'; exit 2; }
+
 .PHONY: demo
 demo: build ## run a whole P/D stack on this machine and prove that it works
 	bin/tandem demo
@@ -115,7 +138,7 @@ lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	.tools/staticcheck/staticcheck ./...
 	cd $(KUBE_MODULE) && $(CURDIR)/.tools/staticcheck/staticcheck ./...
 	.tools/staticcheck/staticcheck -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
-	.tools/helm lint --strict charts/tandem
+	for preset in charts/tandem/values-*.yaml; do .tools/helm lint --strict charts/tandem -f $$preset --set images.registry=localhost; done
 
 .PHONY: docs
 docs: modules ## write the generated pages anew: docs/configuration.md, and the tables of docs/flags.md

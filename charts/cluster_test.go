@@ -133,9 +133,9 @@ func installs(t *testing.T, plane *controlplane.Plane) {
 	at := []string{"--namespace", "life", "--kubeconfig", plane.Kubeconfig()}
 	before := leftovers(t, plane, "life")
 	for _, step := range [][]string{
-		{"install", release, chart, "-f", chart + "/values-sim.yaml"},
-		{"upgrade", release, chart, "-f", chart + "/values-sim.yaml", "--set=epp.threshold=1024", "--set=decode.replicas=3"},
-		{"upgrade", release, chart, "-f", chart + "/values-sim.yaml", "--set=mode=gateway", "--set=gateway.name=front"},
+		{"install", release, chart, "-f", base, "-f", chart + "/values-sim.yaml"},
+		{"upgrade", release, chart, "-f", base, "-f", chart + "/values-sim.yaml", "--set=epp.threshold=1024", "--set=decode.replicas=3"},
+		{"upgrade", release, chart, "-f", base, "-f", chart + "/values-sim.yaml", "--set=mode=gateway", "--set=gateway.name=front"},
 		{"rollback", release, "1"},
 	} {
 		if _, err := helm(t, append(step, at...)...); err != nil {

@@ -19,7 +19,7 @@ func cases(t *testing.T) map[string][]string {
 	}
 	all := map[string][]string{}
 	for _, file := range files {
-		all[name(file)] = append(comments(t, file, "helm: "), "-f", file)
+		all[name(file)] = append([]string{"-f=" + base}, append(comments(t, file, "helm: "), "-f", file)...)
 	}
 	return all
 }

@@ -16,6 +16,8 @@ import (
 const (
 	// chart is the folder of the chart, as helm is told.
 	chart = "tandem"
+	// base are the values without which the chart renders nothing.
+	base = "testdata/base.yaml"
 	// release and namespace are what objects are rendered for, unless a test needs others.
 	release   = "demo"
 	namespace = "models"
@@ -65,8 +67,15 @@ func missing(tb testing.TB, what string) {
 	tb.Skip(what)
 }
 
-// template renders the chart, as text or as what helm has to complain of.
+// template renders the chart with the values that have no default and those of the arguments. The error is what helm
+// complained of.
 func template(tb testing.TB, args ...string) (string, error) {
+	tb.Helper()
+	return templateOf(tb, append([]string{"-f", base}, args...)...)
+}
+
+// templateOf renders the chart with the values of the arguments alone.
+func templateOf(tb testing.TB, args ...string) (string, error) {
 	tb.Helper()
 	return helm(tb, append([]string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}, args...)...)
 }

@@ -49,7 +49,7 @@ func TestKeeper(t *testing.T) {
 			if !all.discovery() {
 				t.Error("the sidecars look for prefill pods where there is no Service")
 			}
-			if image := sidecar.Image; !strings.HasPrefix(image, "ghcr.io/tandem-serving/sidecar-nixl:") {
+			if image := sidecar.Image; !strings.HasPrefix(image, "registry.example.com/tandem/sidecar-nixl:") {
 				t.Errorf("the image is %s, which has no keeper", image)
 			}
 			for _, flag := range test.flags {

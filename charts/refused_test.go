@@ -64,6 +64,40 @@ func TestSchemaRefusals(t *testing.T) {
 	}
 }
 
+// TestMissingValues holds that the chart renders nothing before it has been told what only the user knows, and then names
+// that alone.
+func TestMissingValues(t *testing.T) {
+	const model = "model.name is empty: name the model that the engines load, or begin with a preset of the chart, of which " +
+		"values-sim.yaml needs no GPU"
+	const registry = "images.registry is empty, and no images of this project are published: build and push them (make push " +
+		"REGISTRY=registry.example.com/tandem), and name that registry"
+	own := "sidecar.image.repository=a/sidecar,epp.image.repository=a/epp,tools.image.repository=a/tandem"
+	for name, test := range map[string]struct {
+		given string // as --set takes it
+		want  []string
+	}{
+		"nothing":                       {"", []string{model, registry}},
+		"a contradiction":               {"engine.keepAliveSeconds=10", []string{model, registry}},
+		"a model":                       {"model.name=acme/model", []string{registry}},
+		"a registry":                    {"images.registry=registry.example.com", []string{model}},
+		"both":                          {"model.name=acme/model,images.registry=registry.example.com", nil},
+		"a repository for each image":   {"model.name=acme/model," + own, nil},
+		"none for the simulated engine": {"model.name=acme/model,engine.type=sim," + own, []string{registry}},
+		"none for the keeper":           {"model.name=acme/model,sidecar.keeper.enabled=true," + own, []string{registry}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := templateOf(t, "--set="+test.given)
+			switch {
+			case err == nil && test.want != nil:
+				t.Fatal("the chart renders these values")
+			case err != nil && !slices.Equal(problems(err.Error()), test.want):
+				t.Errorf("got\n%v\nwant\n  %s", err, strings.Join(test.want, "\n  "))
+			}
+		})
+	}
+}
+
 // TestRefusalOfSeveral checks that one message has all problems, so that users need not try again for each.
 func TestRefusalOfSeveral(t *testing.T) {
 	var args, want []string

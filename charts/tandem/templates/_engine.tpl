@@ -75,7 +75,7 @@ spec:
 {{/* Puts the tandem tool where the engine's preStop hook can run it: engines' images do not have it. */}}
 {{- define "tandem.tools.container" -}}
 - name: tools
-  {{- include "tandem.container.image" (dict "root" . "image" .Values.tools.image) | nindent 2 }}
+  {{- include "tandem.container.image" (dict "root" . "image" .Values.tools.image "name" "tandem") | nindent 2 }}
   args: [drain, --install=/tools]   # /tandem is this image's program
   securityContext:
     {{- include "tandem.containerSecurity" . | nindent 4 }}
@@ -95,8 +95,10 @@ readiness, and is told to stop after the engine has ended.
 {{- $suffix := ternary "" (printf "-%d" .rank) (eq .rank 0) -}}
 {{- $metrics := add 9095 (mul 2 .rank) -}}
 - name: sidecar{{ $suffix }}
-  {{- $image := ternary $values.sidecar.keeper.image $values.sidecar.image $values.sidecar.keeper.enabled }}
-  {{- include "tandem.container.image" (dict "root" .root "image" $image) | nindent 2 }}
+  {{- $plain := dict "image" $values.sidecar.image "name" "sidecar" }}
+  {{- $withKeeper := dict "image" $values.sidecar.keeper.image "name" "sidecar-nixl" }}
+  {{- $image := ternary $withKeeper $plain $values.sidecar.keeper.enabled }}
+  {{- include "tandem.container.image" (merge (dict "root" .root) $image) | nindent 2 }}
   restartPolicy: Always
   args:
     - --port={{ add 8000 .rank }}
@@ -254,8 +256,8 @@ readiness, and is told to stop after the engine has ended.
 {{- $sim := eq $engine.type "sim" -}}
 {{- $base := ternary 8200 8000 (eq .component "decode") -}}
 - name: engine
-  {{- $image := ternary .root.Values.sim.image $engine.image $sim }}
-  {{- include "tandem.container.image" (dict "root" .root "image" $image) | nindent 2 }}
+  {{- $image := ternary (dict "image" .root.Values.sim.image "name" "sim") (dict "image" $engine.image) $sim }}
+  {{- include "tandem.container.image" (merge (dict "root" .root) $image) | nindent 2 }}
   {{- if not $sim }}
   command: [vllm, serve]
   {{- end }}

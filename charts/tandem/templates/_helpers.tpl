@@ -73,12 +73,22 @@ llm-d.ai/inference-serving: "true"
 {{- join "," $terms -}}
 {{- end -}}
 
-{{/* Image of (dict "root" $ "image" .Values.epp.image); without a tag the chart's appVersion, with a digest the digest. */}}
+{{/*
+Image of (dict "root" $ "image" .Values.epp.image "name" "epp"). Images of other projects have no name. A digest wins over a
+tag.
+*/}}
 {{- define "tandem.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $repository := .image.repository -}}
+{{- if not $repository -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $images.registry) .name -}}
+{{- else if and $images.mirror (not .name) (not (regexMatch "^([^/]+[.:][^/]*|localhost)/" $repository)) -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $images.mirror) $repository -}}
+{{- end -}}
 {{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
+{{ $repository }}@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{ $repository }}:{{ if .name }}{{ coalesce .image.tag $images.tag .root.Chart.AppVersion }}{{ else }}{{ .image.tag }}{{ end }}
 {{- end -}}
 {{- end -}}
 

@@ -7,6 +7,13 @@ else stumbles first.
 */}}
 {{- define "tandem.validate" -}}
 {{- $root := . -}}
+{{- $missing := list -}}
+{{- range $line := include "tandem.check.missing" . | splitList "\n" -}}
+  {{- with trim $line }}{{ $missing = append $missing (print "  - " .) }}{{ end -}}
+{{- end -}}
+{{- with $missing -}}
+  {{- fail (printf "\nValues are missing that have no default:\n%s\n" (join "\n" .)) -}}
+{{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
       "memory" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
@@ -16,6 +23,25 @@ else stumbles first.
 {{- end -}}
 {{- with $problems -}}
   {{- fail (printf "\nThese values do not fit together:\n%s\n" (join "\n" .)) -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* What only the user can know. Nothing else is looked at before it is there. */}}
+{{- define "tandem.check.missing" -}}
+{{- if not .Values.model.name }}
+{{ print "model.name is empty: name the model that the engines load, or begin with a preset of the chart, of which "
+     "values-sim.yaml needs no GPU" }}
+{{- end -}}
+{{- $engine := ternary .Values.sim.image .Values.engine.image (eq .Values.engine.type "sim") -}}
+{{- $sidecar := ternary .Values.sidecar.keeper.image .Values.sidecar.image .Values.sidecar.keeper.enabled -}}
+{{- $without := 0 -}}
+{{- range list $engine $sidecar .Values.epp.image .Values.tools.image -}}
+  {{- if not .repository }}{{ $without = add1 $without }}{{ end -}}
+{{- end -}}
+{{- if and $without (not .Values.images.registry) }}
+{{ print "images.registry is empty, and no images of this project are published: build and push them (make push "
+     "REGISTRY=registry.example.com/tandem), and name that registry" }}
 {{- end -}}
 {{- end -}}
 
@@ -79,7 +105,8 @@ it to another one. */}}
 {{- $moving := list "latest" "nightly" "main" "master" "dev" "edge" -}}
 {{- $images := dict "engine.image" .Values.engine.image "sidecar.image" .Values.sidecar.image
       "sidecar.keeper.image" .Values.sidecar.keeper.image "epp.image" .Values.epp.image
-      "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "sim.image" .Values.sim.image -}}
+      "proxy.image" .Values.proxy.image "tools.image" .Values.tools.image "sim.image" .Values.sim.image
+      "images" (dict "tag" .Values.images.tag "digest" "") -}}
 {{- range $where, $image := $images -}}
   {{- if and (has $image.tag $moving) (not $image.digest) }}
 {{ printf (print "%s.tag is %s, which moves: pods that start on different days would differ and refuse each other, so "
@@ -89,6 +116,16 @@ it to another one. */}}
 {{- end -}}
 {{- $image := .Values.engine.image -}}
 {{- $version := regexFind "^v?[0-9]+\\.[0-9]+" $image.tag -}}
+{{- $others := list "proxy.image" -}}
+{{- if eq .Values.engine.type "vllm" }}{{ $others = append $others "engine.image" }}{{ end -}}
+{{- range $where := $others -}}
+  {{- if not (index $images $where).repository }}
+{{ printf "%s.repository is empty: name the repository, which images.registry is not for" $where }}
+  {{- end -}}
+{{- end -}}
+{{- if not (or .Values.proxy.image.tag .Values.proxy.image.digest) }}
+proxy.image has neither tag nor digest: name a version of Envoy
+{{- end -}}
 {{- if eq .Values.engine.type "vllm" -}}
   {{- if not (or $image.tag $image.digest) }}
 {{ printf "engine.image has neither tag nor digest: name a version of vLLM from %s on" $oldest }}
@@ -211,8 +248,8 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
   {{- end -}}
 {{- else -}}
   {{- $own := or $keeper.image.tag $keeper.image.digest -}}
-  {{- $plain := include "tandem.image" (dict "root" . "image" $sidecar.image) -}}
-  {{- if eq $plain (include "tandem.image" (dict "root" . "image" $keeper.image)) }}
+  {{- $plain := include "tandem.image" (dict "root" . "image" $sidecar.image "name" "sidecar") -}}
+  {{- if eq $plain (include "tandem.image" (dict "root" . "image" $keeper.image "name" "sidecar-nixl")) }}
 {{ printf (print "sidecar.keeper.image is %s, the image of a sidecar without a keeper: name one that is built from the "
      "target sidecar-nixl") $plain }}
   {{- else if and (or $sidecar.image.tag $sidecar.image.digest) (not $own) }}

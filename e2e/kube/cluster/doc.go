@@ -15,7 +15,7 @@
 // delete. It has to have
 //
 //   - a user who may make namespaces and read nodes, and to whom pods can be reached by the API server's proxy,
-//   - the images of the chart's values; -cluster.values names a file with others,
+//   - the images that testdata/images.yaml names; -cluster.values names a file with others,
 //   - an address at which the Service of the proxy is reached from here: -cluster.address, else the Service's own,
 //   - room for 2 prefill, 2 decode, 2 picker and 2 proxy pods, and one more of each.
 //

@@ -19,6 +19,9 @@ import (
 var quick = []string{"drainSeconds=20", "engine.leaseSeconds=7", "sidecar.prefillTimeoutSeconds=5",
 	"sidecar.firstEventTimeoutSeconds=5", "tracing.ratio=0"}
 
+// imagesFile says where the chart's images are.
+const imagesFile = "testdata/images.yaml"
+
 // helmTimeout bounds the waiting of helm: a rollout of all pods takes a third of it on two cores.
 const helmTimeout = "150s"
 
@@ -55,7 +58,7 @@ func (c *cluster) helm(ctx context.Context, t *testing.T, args ...string) (strin
 
 // values are the arguments that give helm the release's values, and more on top.
 func (rel *release) values(set []string) []string {
-	args := []string{"-f", rel.preset}
+	args := []string{"-f", imagesFile, "-f", rel.preset}
 	if *valuesFile != "" {
 		args = append(args, "-f", *valuesFile)
 	}

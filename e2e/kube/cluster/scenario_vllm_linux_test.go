@@ -39,7 +39,7 @@ var scenarioVLLM = scenario{name: "vllm", local: "has an image of vLLM's CPU eng
 		r.mustKubectl(t, "create", "secret", "generic", "hf-token", "-n", namespace, "--from-literal=HF_TOKEN=none")
 		rel := &release{c: r.cluster, name: "tiny", namespace: namespace, preset: chart + "/values-vllm-1p1d.yaml",
 			serves: container.VLLMModel}
-		args := []string{"install", rel.name, chart, "-n", namespace, "-f", rel.preset, "-f", "testdata/vllm-cpu.yaml",
+		args := []string{"install", rel.name, chart, "-n", namespace, "-f", imagesFile, "-f", rel.preset, "-f", "testdata/vllm-cpu.yaml",
 			"--wait", "--timeout", vllmTimeout}
 		began := time.Now()
 		if out, err := r.helm(r.ctx, t, args...); err != nil {
