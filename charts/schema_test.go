@@ -20,7 +20,7 @@ type schema struct {
 }
 
 // TestSchemaIsComplete holds that schema and values.yaml know the same values and say the same of them, and that no mapping
-// takes a key that it does not know.
+// takes a key that it does not know. With -update it copies what values.yaml says into the schema.
 func TestSchemaIsComplete(t *testing.T) {
 	text, err := os.ReadFile(chart + "/values.schema.json")
 	if err != nil {
@@ -40,13 +40,15 @@ func TestSchemaIsComplete(t *testing.T) {
 			}
 		}
 	}
-	known := map[string]bool{}
+	known, updated := map[string]bool{}, string(text)
 	top.walk("", top.Definitions, func(path string, s *schema) {
 		known[path] = true
 		meaning, ok := said[path]
 		switch {
 		case !ok:
 			t.Errorf("the schema knows %s, but values.yaml does not have it", path)
+		case meaning != "" && s.Description != meaning && *update:
+			updated = strings.ReplaceAll(updated, description(t, s.Description), description(t, meaning))
 		case meaning != "" && s.Description != meaning:
 			t.Errorf("the schema says of %s\n\t%s\nbut values.yaml\n\t%s", path, s.Description, meaning)
 		}
@@ -59,6 +61,21 @@ func TestSchemaIsComplete(t *testing.T) {
 			t.Errorf("values.yaml has %s, but the schema does not know it", path)
 		}
 	}
+	if *update {
+		compare(t, chart+"/values.schema.json", updated)
+	}
+}
+
+// description is the line of a schema that says what a value means.
+func description(t *testing.T, meaning string) string {
+	t.Helper()
+	var line strings.Builder
+	encoder := json.NewEncoder(&line)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(meaning); err != nil {
+		t.Fatal(err)
+	}
+	return `"description": ` + strings.TrimSpace(line.String())
 }
 
 // walk visits the values of a schema. What a reference says is merged into it; decode is left out, being prefill again, and
