@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/envoyconfig"
 	"github.com/tandem-serving/tandem/cmd/tandem/explain"
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
+	"github.com/tandem-serving/tandem/cmd/tandem/load"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
 )
 
@@ -32,6 +33,7 @@ type command struct {
 var commands = []command{
 	{"up", up.Summary, up.Run},
 	{"demo", demo.Summary, demo.Run},
+	{"load", load.Summary, load.Run},
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},
 	{"doctor", doctor.Summary, doctor.Run},
