@@ -241,7 +241,9 @@ func statusFailure(resp *http.Response, text []byte) *Failure {
 	if json.Unmarshal(text, &told) == nil && told.Error.Message != "" {
 		f.Message = excerpt([]byte(told.Error.Message))
 	}
-	if decision, err := pd.ParseResult(resp.Header.Get(pd.HeaderDecision)); f.Reason == "" && err == nil {
+	// Of an engine's error the decision says where the request went, not what was wrong with it.
+	decision, err := pd.ParseResult(resp.Header.Get(pd.HeaderDecision))
+	if f.Reason == "" && err == nil && decision.Verdict == pd.Refused {
 		f.Reason = string(decision.Reason)
 	}
 	if f.Reason == "" {

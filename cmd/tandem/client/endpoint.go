@@ -43,7 +43,7 @@ type Endpoint struct {
 
 // New returns an endpoint, to which nothing has been sent yet. The error is one about o.URL.
 func New(o Options) (*Endpoint, error) {
-	base, err := baseURL(o.URL)
+	base, err := BaseURL(o.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +60,8 @@ func New(o Options) (*Endpoint, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}, nil
 }
 
-// baseURL returns a URL without what the paths of the API begin with.
-func baseURL(text string) (string, error) {
+// BaseURL returns the URL of an endpoint without the /v1 that the paths of the API begin with.
+func BaseURL(text string) (string, error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:

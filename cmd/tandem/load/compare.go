@@ -3,6 +3,8 @@ package load
 import (
 	"fmt"
 	"math"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // metric is a figure of a round that sides are compared by.
@@ -154,7 +156,7 @@ func (r *Result) warnings() (notes []string) {
 		add("The run was interrupted: the figures are of what had been answered.")
 	}
 	if r.ClientWait > 2 {
-		add("This program waited for a processor itself: 1 %% of its waits took %.1f ms or longer. Run it on another machine than the endpoint.", r.ClientWait)
+		add("This program waited for a processor itself: 1%% of its waits took %.1f ms or longer. Run it on another machine than the endpoint.", r.ClientWait)
 	}
 	for i := range r.Points {
 		at := ""
@@ -168,7 +170,20 @@ func (r *Result) warnings() (notes []string) {
 			}
 		}
 	}
+	if sides := r.Points[0].Sides; len(sides) == 2 && sides[0].remote()+sides[1].remote() > 0 && sides[0].URL == sides[1].URL {
+		add("With bypass, prefill engines have no work. Whether the same GPUs are used better without P/D, --against tells.")
+	}
 	return notes
+}
+
+// remote returns how many requests were prefilled remotely.
+func (r *SideResult) remote() (n int) {
+	for _, d := range r.Decisions {
+		if d.Decision == pd.Remote.String() {
+			n += d.Count
+		}
+	}
+	return n
 }
 
 // warnings is about one side.
@@ -182,7 +197,7 @@ func (r *SideResult) warnings(stream bool) (notes []string) {
 	}
 	const late = 10 // ms
 	if r.Late != nil && r.Late.P95 != nil && *r.Late.P95 > late {
-		add("5 %% of the requests were sent %.0f ms or more after they were due; latencies include that.", *r.Late.P95)
+		add("5%% of the requests were sent %.0f ms or more after they were due; latencies include that.", *r.Late.P95)
 	}
 	if r.Answered > 0 && !r.TokensCounted && stream {
 		add("streams do not say how many tokens they have: events with text are counted.")
@@ -202,15 +217,9 @@ func (r *SideResult) warnings(stream bool) (notes []string) {
 
 // modeWarnings tells of an x-tandem-pd that had no effect.
 func (r *SideResult) modeWarnings(add func(format string, args ...any)) {
-	remote, decided := 0, 0
-	for _, d := range r.Decisions {
-		decided += d.Count
-		if d.Decision == "remote" {
-			remote += d.Count
-		}
-	}
+	remote := r.remote()
 	switch {
-	case decided == 0:
+	case len(r.Decisions) == 0:
 		add("no answer has x-tandem-pd-decision: the endpoint is not behind Tandem's sidecar, and x-tandem-pd has no effect.")
 	case r.Mode == "auto" && remote == 0:
 		add("no request was prefilled remotely: prompts are below the picker's threshold, or cached.")

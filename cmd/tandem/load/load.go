@@ -71,7 +71,7 @@ func (j *judgeFlags) judge(r *Result) error {
 			if len(r.Points) > 1 {
 				at = fmt.Sprintf(" at %s input tokens", p.InputTokens)
 			}
-			missed = append(missed, fmt.Sprintf("%.1f %% of the requests met %s%s, and --gate wants %g %%", o.Percent, j.SLO, at, j.Gate))
+			missed = append(missed, fmt.Sprintf("%.1f%% of the requests met %s%s, and --gate wants %g%%", o.Percent, j.SLO, at, j.Gate))
 		}
 	}
 	if len(missed) > 0 {

@@ -46,8 +46,8 @@ func (p *pacer) open(ctx context.Context) []sample {
 	}
 	slots := make(chan struct{}, p.limit)
 	var running sync.WaitGroup
+	prepared := p.ahead(ctx, &running)
 	for i := range samples {
-		next := p.prepare(i)
 		if !sleepUntil(ctx, began.Add(samples[i].due)) {
 			break
 		}
@@ -56,6 +56,10 @@ func (p *pacer) open(ctx context.Context) []sample {
 		case <-ctx.Done():
 			continue // the loop ends at the next sleep
 		}
+		next, ok := <-prepared
+		if !ok {
+			break
+		}
 		running.Go(func() {
 			samples[i].bytes, samples[i].answer = next.bytes, next.send(ctx)
 			<-slots
@@ -63,6 +67,25 @@ func (p *pacer) open(ctx context.Context) []sample {
 	}
 	running.Wait()
 	return samples
+}
+
+// preparedAhead is how many calls are ready before they are due, so that a burst is not sent late because its prompts are being made.
+const preparedAhead = 64
+
+// ahead makes the calls in their order, until ctx ends.
+func (p *pacer) ahead(ctx context.Context, running *sync.WaitGroup) <-chan *request {
+	prepared := make(chan *request, preparedAhead)
+	running.Go(func() {
+		defer close(prepared)
+		for i := range p.dues {
+			select {
+			case prepared <- p.prepare(i):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return prepared
 }
 
 // closed has limit senders, each of which sends a call as soon as its last one was answered, until the span is over. A call is due when

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/client"
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -94,7 +95,9 @@ const defaultConcurrency = 8
 
 // Validate implements boot.Validator.
 func (t *targetFlags) Validate(p *boot.Problems) {
-	_, err := pd.ParseMode([]string{t.Mode})
+	_, err := client.BaseURL(t.URL)
+	p.Require(err == nil, "url", "%w", err)
+	_, err = pd.ParseMode([]string{t.Mode})
 	p.Require(t.Mode == "" || err == nil, "mode", "%q is not one of auto, force, force;fallback, bypass", t.Mode)
 	_, err = t.header()
 	p.Require(err == nil, "header", "%w", err)
@@ -167,6 +170,10 @@ func (c *compareFlags) Validate(p *boot.Problems) {
 	for _, mode := range c.Modes {
 		_, err := pd.ParseMode([]string{mode})
 		p.Require(err == nil, "compare", "%q is not one of auto, force, force;fallback, bypass", mode)
+	}
+	if c.Against != "" {
+		_, err := client.BaseURL(c.Against)
+		p.Require(err == nil, "against", "%w", err)
 	}
 	p.Require(len(c.Modes) != 2 || c.Modes[0] != c.Modes[1], "compare", "wants two different modes")
 	p.Require(len(c.Modes) == 0 || c.Against == "", "against", "cannot be combined with --compare: a comparison has two sides")

@@ -54,7 +54,7 @@ func (s *settings) prepare(ctx context.Context, std boot.IO) (*trial, error) {
 	for i, u := range urls {
 		e, err := s.endpoint(u, tlsOf())
 		if err != nil {
-			return ready(boot.Configf("reading the command line: %w", err))
+			return ready(err)
 		}
 		one := &side{name: s.nameOf(u), url: u, mode: s.Target.Mode, endpoint: e}
 		if i < len(s.Judge.GPUs) {

@@ -24,7 +24,7 @@ type table struct {
 func text(w io.Writer, r *Result) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n", r.title(), strings.Join(r.about(), "; "))
-	for _, t := range r.tables() {
+	for _, t := range r.shortTables() {
 		fmt.Fprintf(&b, "\n%s\n", t.name)
 		aligned(&b, append([][]string{t.columns}, t.rows...))
 		for _, note := range t.notes {
@@ -89,7 +89,7 @@ func (r *Result) about() []string {
 		lengths = l.OutputTokens + " output tokens"
 	}
 	if l.SharedPrefix > 0 {
-		lengths += fmt.Sprintf(", %g %% of each prompt shared", 100*l.SharedPrefix)
+		lengths += fmt.Sprintf(", %g%% of each prompt shared", 100*l.SharedPrefix)
 	}
 	rounds := "1 round"
 	if l.Rounds > 1 {
@@ -127,7 +127,7 @@ func (r *Result) lead() string {
 	s := fmt.Sprintf("%d of %d requests answered in %.1f s: %s requests/s, %s output tokens/s.", side.Answered, side.Requests, side.Seconds,
 		number(side.RequestRate), number(side.OutputRate))
 	if o := side.Objective; o != nil {
-		s += fmt.Sprintf(" %.1f %% met the SLO: goodput %s requests/s.", o.Percent, number(o.Goodput))
+		s += fmt.Sprintf(" %.1f%% met the SLO: goodput %s requests/s.", o.Percent, number(o.Goodput))
 	}
 	return s
 }
@@ -139,7 +139,7 @@ func (c *Comparison) words() string {
 		m := metricNamed(d.Metric)
 		shown, _, _ := strings.Cut(m.label, ",")
 		if d.Percent != nil && d.Verdict != NoDifference {
-			shown += fmt.Sprintf(" (%+.1f %%)", *d.Percent)
+			shown += fmt.Sprintf(" (%+.1f%%)", *d.Percent)
 		}
 		byVerdict[d.Verdict] = append(byVerdict[d.Verdict], shown)
 	}
@@ -160,28 +160,46 @@ func (c *Comparison) words() string {
 	return head + strings.Join(parts, "; ") + "."
 }
 
-// tables returns all tables.
-func (r *Result) tables() (all []table) {
-	for i := range r.Points {
-		p := &r.Points[i]
-		at := ""
-		if len(r.Points) > 1 {
-			at = ", " + p.InputTokens + " input tokens"
-		}
-		for j := range p.Sides {
-			all = append(all, p.Sides[j].latencies(at))
-		}
-		all = append(all, throughput(p, at))
-		if p.Comparison != nil {
-			all = append(all, p.Comparison.table(at))
-		}
+// shortTables returns the tables for a terminal: of a sweep only the comparisons. The page has all.
+func (r *Result) shortTables() []table {
+	if r.Sweep == nil {
+		return r.tables()
 	}
+	return append(r.comparisons(), r.sweepTable())
+}
+
+// tables returns all tables, the most telling first.
+func (r *Result) tables() (all []table) {
 	if r.Sweep != nil {
 		all = append(all, r.sweepTable())
 	}
+	all = append(all, r.comparisons()...)
 	for i := range r.Points {
-		for j := range r.Points[i].Sides {
-			all = append(all, r.Points[i].Sides[j].counts(r.Points[i].InputTokens, len(r.Points) > 1)...)
+		p := &r.Points[i]
+		at := r.at(p)
+		all = append(all, throughput(p, at))
+		for j := range p.Sides {
+			all = append(all, p.Sides[j].latencies(at))
+		}
+		for j := range p.Sides {
+			all = append(all, p.Sides[j].counts(at)...)
+		}
+	}
+	return all
+}
+
+// at names a point in the headings of tables; "" if there is only one.
+func (r *Result) at(p *PointResult) string {
+	if len(r.Points) == 1 {
+		return ""
+	}
+	return ", " + p.InputTokens + " input tokens"
+}
+
+func (r *Result) comparisons() (all []table) {
+	for i := range r.Points {
+		if p := &r.Points[i]; p.Comparison != nil {
+			all = append(all, p.Comparison.table(r.at(p)))
 		}
 	}
 	return all
@@ -279,7 +297,7 @@ func throughput(p *PointResult, at string) table {
 // table shows the differences.
 func (c *Comparison) table(at string) table {
 	t := table{name: fmt.Sprintf("%s against %s%s, medians of %d pairs of rounds", c.First, c.Second, at, c.Pairs),
-		columns: []string{"", c.First, c.Second, "difference", "%", "95 % interval", "verdict"}}
+		columns: []string{"", c.First, c.Second, "difference", "%", "95% interval", "verdict"}}
 	for _, d := range c.Differences {
 		m := metricNamed(d.Metric)
 		show := func(v float64) string { return strconv.FormatFloat(v, 'f', m.decimals, 64) }
@@ -316,20 +334,16 @@ func (r *Result) sweepTable() table {
 }
 
 // counts are the tables of decisions and failures of a side; none if there is nothing to count.
-func (r *SideResult) counts(input string, swept bool) (all []table) {
-	at := r.Name
-	if swept {
-		at += ", " + input + " input tokens"
-	}
+func (r *SideResult) counts(at string) (all []table) {
 	if len(r.Decisions) > 0 {
-		t := table{name: at + ": decisions", columns: []string{"", "reason", "count"}}
+		t := table{name: r.Name + at + ": decisions", columns: []string{"", "reason", "count"}}
 		for _, d := range r.Decisions {
 			t.rows = append(t.rows, []string{d.Decision, d.Reason, strconv.Itoa(d.Count)})
 		}
 		all = append(all, t)
 	}
 	if len(r.Failures) > 0 {
-		t := table{name: at + ": failures", columns: []string{"reason", "status", "count"}}
+		t := table{name: r.Name + at + ": failures", columns: []string{"reason", "status", "count"}}
 		for _, f := range r.Failures {
 			status := unknownFigure
 			if f.Status > 0 {

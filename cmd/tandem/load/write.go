@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 )
@@ -68,40 +69,79 @@ func (r *Result) page() *report.Trial {
 	return p
 }
 
-// tiles are the most important numbers: of the first side.
+// tiles are the most important numbers, those of both sides next to each other.
 func (r *Result) tiles() []report.TrialTile {
-	side := r.Points[0].Sides[0]
-	name := ""
-	if len(r.Points[0].Sides) > 1 {
-		name = side.Name + ": "
-	}
-	tiles := []report.TrialTile{{Name: name + "requests answered", Number: fmt.Sprintf("%d of %d", side.Answered, side.Requests)}}
-	add := func(what string, v *float64) {
-		if v != nil {
-			tiles = append(tiles, report.TrialTile{Name: name + what, Number: number(*v)})
-		}
-	}
 	if r.Sweep != nil {
-		from := unknownFigure
-		if r.Sweep.PaysFrom > 0 {
-			from = strconv.Itoa(r.Sweep.PaysFrom)
+		return r.sweepTiles()
+	}
+	sides := r.Points[0].Sides
+	suffix := ""
+	if len(sides) > 1 {
+		suffix = ": " + sides[0].Name + " | " + sides[1].Name
+	}
+	requests, answered := 0, 0
+	for i := range sides {
+		requests, answered = requests+sides[i].Requests, answered+sides[i].Answered
+	}
+	tiles := []report.TrialTile{{Name: "requests answered", Number: fmt.Sprintf("%d of %d", answered, requests)}}
+	add := func(what string, of func(s *SideResult) *float64) {
+		var numbers []string
+		for i := range sides {
+			if v := of(&sides[i]); v != nil {
+				numbers = append(numbers, number(*v))
+			}
 		}
-		return []report.TrialTile{{Name: "input tokens from which " + side.Name + " pays", Number: from}}
+		if len(numbers) == len(sides) {
+			tiles = append(tiles, report.TrialTile{Name: what + suffix, Number: strings.Join(numbers, " | ")})
+		}
 	}
-	if side.TTFT != nil {
-		add("TTFT p50, ms", side.TTFT.P50)
-	}
-	if side.ITL != nil {
-		add("ITL p99, ms", side.ITL.P99)
-	}
-	if side.E2E != nil {
-		add("E2E p50, ms", side.E2E.P50)
-	}
-	add("output tokens/s", &side.OutputRate)
-	if side.Objective != nil {
-		add("goodput, requests/s", &side.Objective.Goodput)
-	}
+	add("TTFT p50, ms", func(s *SideResult) *float64 { return s.TTFT.median() })
+	add("ITL p99, ms", func(s *SideResult) *float64 {
+		if s.ITL == nil {
+			return nil
+		}
+		return s.ITL.P99
+	})
+	add("E2E p50, ms", func(s *SideResult) *float64 { return s.E2E.median() })
+	add("output tokens/s", func(s *SideResult) *float64 { return &s.OutputRate })
+	add("goodput, requests/s", func(s *SideResult) *float64 {
+		if s.Objective == nil {
+			return nil
+		}
+		return &s.Objective.Goodput
+	})
 	return tiles
+}
+
+// median returns the median, if there is one.
+func (d *Distribution) median() *float64 {
+	if d == nil {
+		return nil
+	}
+	return d.P50
+}
+
+// sweepTiles are the most important numbers of a sweep.
+func (r *Result) sweepTiles() []report.TrialTile {
+	length := func(tokens int) string {
+		if tokens == 0 {
+			return unknownFigure
+		}
+		return strconv.Itoa(tokens)
+	}
+	name := r.Points[0].Sides[0].Name
+	requests, answered := 0, 0
+	for _, p := range r.Points {
+		for i := range p.Sides {
+			requests, answered = requests+p.Sides[i].Requests, answered+p.Sides[i].Answered
+		}
+	}
+	return []report.TrialTile{
+		{Name: "input tokens from which on " + name + " is better", Number: length(r.Sweep.PaysFrom)},
+		{Name: "the same by the picker's count", Number: length(r.Sweep.PickerCount)},
+		{Name: "input tokens up to which " + name + " is worse", Number: length(r.Sweep.CostsUpTo)},
+		{Name: "requests answered", Number: fmt.Sprintf("%d of %d", answered, requests)},
+	}
 }
 
 // drawn converts a difference to percent of the second side.
@@ -110,7 +150,7 @@ func (d *Difference) drawn() report.TrialDifference {
 	percent := func(v float64) float64 { return 100 * v / d.Second }
 	kind := map[string]string{Better: "better", Worse: "worse"}[d.Verdict]
 	out := report.TrialDifference{Name: m.label, Kind: kind, Median: *d.Percent, Low: math.NaN(), High: math.NaN(),
-		Numbers: fmt.Sprintf("%.*f, %.*f · %+.1f %% · %s", m.decimals, d.First, m.decimals, d.Second, *d.Percent, d.Verdict)}
+		Numbers: fmt.Sprintf("%.*f, %.*f · %+.1f%% · %s", m.decimals, d.First, m.decimals, d.Second, *d.Percent, d.Verdict)}
 	if d.Low != nil {
 		out.Low, out.High = percent(*d.Low), percent(*d.High)
 	}
@@ -161,7 +201,7 @@ func (d *Distribution) short() string {
 
 // curves shows what a sweep measured.
 func (r *Result) curves() (all []report.TrialCurves) {
-	names := []string{"ttft_p50_ms", "itl_p99_ms", "e2e_p50_ms"}
+	names := []string{"ttft_p50_ms", "tpot_p50_ms", "itl_p99_ms", "e2e_p50_ms"}
 	if r.Sweep.Criterion == "goodput_per_s" {
 		names = append(names, "goodput_per_s")
 	}
