@@ -170,7 +170,7 @@ func (r *Result) warnings() (notes []string) {
 			}
 		}
 	}
-	if sides := r.Points[0].Sides; len(sides) == 2 && sides[0].remote()+sides[1].remote() > 0 && sides[0].URL == sides[1].URL {
+	if sides := r.Points[0].Sides; len(sides) == 2 && sides[1].Mode == pd.ModeBypass.String() && sides[0].remote() > 0 {
 		add("With bypass, prefill engines have no work. Whether the same GPUs are used better without P/D, --against tells.")
 	}
 	return notes
@@ -231,7 +231,7 @@ func (r *SideResult) modeWarnings(add func(format string, args ...any)) {
 // number formats a figure with as many digits as make sense.
 func number(v float64) string {
 	switch a := math.Abs(v); {
-	case a >= 1000:
+	case a >= 100:
 		return fmt.Sprintf("%.0f", v)
 	case a >= 10:
 		return fmt.Sprintf("%.1f", v)

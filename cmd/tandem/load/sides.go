@@ -25,7 +25,6 @@ type side struct {
 	gpus     int    // 0: not told
 	endpoint *client.Endpoint
 	cost     workload.Cost
-	measured bool // the cost is the endpoint's
 }
 
 // prepare makes the trial that the flags ask for. It asks the endpoints for their models and for what words cost.
@@ -176,10 +175,11 @@ func (t *trial) meet(ctx context.Context, s *side, model string) error {
 		}
 		tokens[i] = int(n)
 	}
-	s.cost, s.measured = workload.CostOf(probeWords, tokens)
-	if tokens[0] < 0 || !s.measured {
-		s.cost, s.measured = workload.DefaultCost, false
-		t.notes = append(t.notes, fmt.Sprintf("%s does not say how many tokens prompts have: each word is taken for one.", s.url))
+	cost, ok := workload.CostOf(probeWords, tokens)
+	if s.cost = cost; !ok {
+		s.cost = workload.DefaultCost
+		t.notes = append(t.notes, fmt.Sprintf("%s does not say how many tokens a prompt has, or nothing plausible (%d for %d words, %d for %d): "+
+			"each word is taken for a token.", s.url, tokens[0], probeWords[0], tokens[1], probeWords[1]))
 	}
 	for _, note := range s.endpoint.Lacks() {
 		t.notes = append(t.notes, s.url+": "+note)

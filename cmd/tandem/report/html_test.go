@@ -87,7 +87,7 @@ func pages() map[string]*Data {
 		"hostile": hostile()}
 }
 
-// rendered returns all pages, those of benchmarks too.
+// rendered returns all pages, those of benchmarks and trials too.
 func rendered(t testing.TB) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{}
@@ -96,6 +96,9 @@ func rendered(t testing.TB) map[string][]byte {
 	}
 	for name, m := range benchmarks() {
 		all["bench "+name] = renderMeasured(t, m)
+	}
+	for name, m := range trials() {
+		all["trial "+name] = renderTrial(t, m)
 	}
 	return all
 }

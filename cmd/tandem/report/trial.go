@@ -149,12 +149,12 @@ func (c TrialChart) draw() (drawn chart) {
 	return drawn
 }
 
-// withoutLeast returns the values without the smallest hundredth, which are drawn at the beginning of the axis: events that arrive
+// withoutLeast returns the values without the smallest twentieth, which are drawn at the beginning of the axis: events that arrive
 // together have gaps of microseconds, and would stretch a logarithmic axis by decades.
 func withoutLeast(all []spread) []spread {
 	kept := make([]spread, len(all))
 	for i, s := range all {
-		kept[i] = s[(len(s)+50)/100:]
+		kept[i] = s[len(s)/20:]
 	}
 	return kept
 }
@@ -247,7 +247,9 @@ func (c TrialCurves) draw() (sweepPlot, bool) {
 				kept.Points = append(kept.Points, p)
 			}
 		}
-		all, lines = append(all, kept.Points...), append(lines, kept)
+		if len(kept.Points) > 0 {
+			all, lines = append(all, kept.Points...), append(lines, kept)
+		}
 	}
 	if len(all) == 0 {
 		return sweepPlot{}, false
@@ -266,9 +268,13 @@ func (c TrialCurves) draw() (sweepPlot, bool) {
 		d.letters(plotTop-4+int(math.Round(top(t))), number(t))
 	}
 	drawn := sweepPlot{TrialCurves: c, Axis: axisOf(x, number)}
+	d.plane(plotTop, plotHeight, func() {
+		for _, l := range lines {
+			d.group(sideKind(l.Second), func() { d.path("curve", polyline(l.Points, x, top)) })
+		}
+	})
 	for _, l := range lines {
 		d.group(sideKind(l.Second), func() {
-			d.plane(plotTop, plotHeight, func() { d.path("curve", polyline(l.Points, x, top)) })
 			d.group("dots", func() {
 				for _, p := range l.Points {
 					d.dot(x.at(p.X), plotTop+top(p.Y))

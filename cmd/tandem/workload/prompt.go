@@ -19,10 +19,13 @@ var DefaultCost = Cost{PerWord: 1}
 func CostOf(words, tokens [2]int) (Cost, bool) {
 	perWord := float64(tokens[1]-tokens[0]) / float64(words[1]-words[0])
 	fixed := float64(tokens[0]) - perWord*float64(words[0])
-	if math.IsNaN(perWord) || perWord < 0.1 || perWord > 20 || fixed < -1 {
+	if fixed < 0 { // words differ a little, and there is no template
+		fixed, perWord = 0, float64(tokens[1])/float64(words[1])
+	}
+	if tokens[0] <= 0 || tokens[1] <= tokens[0] || perWord < 0.1 || perWord > 20 {
 		return Cost{}, false
 	}
-	return Cost{max(0, fixed), perWord}, true
+	return Cost{fixed, perWord}, true
 }
 
 // words returns how many words make a prompt of so many tokens; an empty prompt is none.

@@ -232,6 +232,7 @@ func TestCostOf(t *testing.T) {
 	}{
 		{"a template of 12 tokens", [2]int{44, 268}, Cost{12, 1}, true},
 		{"a small vocabulary", [2]int{64, 512}, Cost{0, 2}, true},
+		{"long words by chance in the longer prompt", [2]int{80, 704}, Cost{0, 2.75}, true},
 		{"not told", [2]int{-1, -1}, Cost{}, false},
 		{"the same for any length", [2]int{5, 5}, Cost{}, false},
 		{"fewer for more", [2]int{500, 5}, Cost{}, false},
