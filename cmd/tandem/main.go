@@ -33,13 +33,13 @@ type command struct {
 var commands = []command{
 	{"up", up.Summary, up.Run},
 	{"demo", demo.Summary, demo.Run},
-	{"load", load.Summary, load.Run},
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},
 	{"doctor", doctor.Summary, doctor.Run},
 	{"drain", drain.Summary, drain.Run},
 	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},
 	{"gateway", gateway.Summary, gateway.Run},
+	{"load", load.Summary, load.Run},
 	{"bench", bench.Summary, bench.Run},
 }
 
