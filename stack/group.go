@@ -11,20 +11,20 @@ import (
 
 // Member is a running program of a Group.
 type Member interface {
-	// Name is what messages call it.
+	// Name identifies it in messages.
 	Name() string
-	// Wait waits for its end. The error is nil if Stop ended it, and else says how it ended.
+	// Wait waits until it has ended. The error is nil if Stop ended it; otherwise it says how it ended.
 	Wait() error
-	// Stop ends it and waits for that. It may be called again.
+	// Stop ends it, and waits until it has ended. It may be called again.
 	Stop() error
 }
 
-// Group is the programs of one stack, which end together.
+// Group has the programs of one stack, which end together.
 type Group struct {
 	alive context.CancelCauseFunc
 	stop  chan struct{} // closed to end the group
 	once  sync.Once
-	done  chan struct{} // closed when all have ended and err is there
+	done  chan struct{} // closed when all have ended and err is set
 	err   error
 
 	watching sync.WaitGroup
@@ -32,14 +32,14 @@ type Group struct {
 	mu      sync.Mutex
 	members []Member // in the order of their start
 	dirs    []string // removed when all members have ended
-	closed  bool     // nothing is started any more
+	closed  bool     // no more programs are started
 }
 
 var errStopped = errors.New("the stack has been stopped")
 
-// NewGroup makes a group that stops when ctx ends, or by Stop, which has to be called in any case. The context it returns
-// ends when the first member ends unasked, with what its Wait says as the cause (an *ExitError for what Start has
-// started), and when the group is stopped. The others then run on until Stop, because they may have something to tell.
+// NewGroup makes a group that stops when ctx ends, or by Stop, which has to be called in any case. The context it returns ends
+// when the group is stopped, and when the first member ends unexpectedly, with the error of its Wait as the cause (an *ExitError
+// for programs that Start has started). The other members then run on until Stop, because their output may explain the failure.
 func NewGroup(ctx context.Context) (*Group, context.Context) {
 	alive, end := context.WithCancelCause(ctx)
 	g := &Group{alive: end, stop: make(chan struct{}), done: make(chan struct{})}
@@ -47,7 +47,7 @@ func NewGroup(ctx context.Context) (*Group, context.Context) {
 		defer close(g.done)
 		select {
 		case <-ctx.Done():
-			g.err = g.end(context.Cause(ctx)) // which may not have come to alive yet
+			g.err = g.end(context.Cause(ctx)) // which alive may not have yet
 		case <-g.stop:
 			g.err = g.end(errStopped)
 		}
@@ -67,8 +67,8 @@ func (g *Group) Start(ctx context.Context, program Program) (*Process, error) {
 	return p, nil
 }
 
-// Add takes over a program that runs already, watches it, and stops it with the others. If the error is not nil, the
-// group has been stopped, and so is the program.
+// Add watches a program that already runs, and stops it with the others. If it returns an error, the group and the program have
+// been stopped.
 func (g *Group) Add(m Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -110,9 +110,8 @@ func (g *Group) TempDir() (string, error) {
 	return dir, nil
 }
 
-// Stop ends all members, the last started first, and waits for the end of each before the next. The error joins theirs;
-// of a member that has ended unasked it says nothing, for the context has. Stop may be called again and gives the same
-// answer.
+// Stop ends all members, the last started first, and waits for the end of each before it ends the next. The error joins theirs,
+// except that of a member that ended unexpectedly, which the context has. Stop may be called again and returns the same error.
 func (g *Group) Stop() error {
 	g.once.Do(func() { close(g.stop) })
 	<-g.done

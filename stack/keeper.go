@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// KeeperFlags are for a sidecar, and put a keeper behind it, from the folder of executables dir. The library is for NIXL
-// only; "" has it looked for.
+// KeeperFlags returns the flags of a sidecar with a keeper, which is in the folder of executables dir. The library is for NIXL
+// only; if it is "", the keeper searches for it.
 func KeeperFlags(dir, transport, library string) []string {
 	if transport != TransportNIXL {
 		return []string{"--keeper=" + filepath.Join(dir, "keeper"), "--keeper-transport=" + TransportTCP}
@@ -24,9 +24,9 @@ func KeeperFlags(dir, transport, library string) []string {
 }
 
 const (
-	// keeperTimeout is how long the keepers may take to get ready, together.
+	// keeperTimeout bounds the start of all keepers together.
 	keeperTimeout = 30 * time.Second
-	// keeperStarts is how often a sidecar may start its keeper until then.
+	// keeperStarts is how often a sidecar may start its keeper within that time.
 	keeperStarts = 3
 )
 
@@ -35,7 +35,7 @@ var (
 	errKeeperDies = errors.New("it ends again and again")
 )
 
-// awaitKeepers waits until all keepers work. Sidecars are ready without, but the first hand-offs would not be held.
+// awaitKeepers waits until all keepers work. Sidecars are ready without them, but could not hold the first hand-offs.
 func (a *assembly) awaitKeepers(ctx context.Context) error {
 	if !a.Keeper {
 		return nil

@@ -17,17 +17,18 @@ const (
 	TransportNIXL = "nixl"
 )
 
-// ErrNoNIXL says that NIXL cannot be used here. The error around it says why, and what would help.
+// ErrNoNIXL says that NIXL cannot be used here. The wrapping error says why, and what would help.
 var ErrNoNIXL = errors.New("NIXL cannot be used")
 
-// envLibrary names the library in every program of transfer/nixl, which is not linked here.
+// envLibrary is nixl.EnvLibrary; package nixl is not linked here.
 const envLibrary = "TANDEM_NIXL_LIB"
 
-// NIXLDir is the folder with the programs that speak NIXL, in a folder of executables: make nixl puts them there.
+// NIXLDir returns the folder, in a folder of executables, of the programs that speak NIXL. make nixl puts them there.
 func NIXLDir(dir string) string { return filepath.Join(dir, "nixl") }
 
-// NIXLLibrary gives the NIXL library that the environment names (TANDEM_NIXL_LIB), which programs of a stack do not see, or
-// else the folder of the one that the checkout has, which the current directory lies in. "": neither; programs look for it.
+// NIXLLibrary returns the NIXL library that the environment names (TANDEM_NIXL_LIB, which programs of a stack do not inherit),
+// or else the folder of the library in the checkout that has the current directory. It returns "" if there is neither; programs
+// then search for it.
 func NIXLLibrary() string {
 	if path := os.Getenv(envLibrary); path != "" {
 		return path
@@ -49,7 +50,7 @@ func NIXLLibrary() string {
 	return ""
 }
 
-// SimTransport has a simulated engine move its KV so; see KeeperFlags.
+// SimTransport returns the flags of a simulated engine that moves its KV over a transport; see KeeperFlags.
 func SimTransport(transport, library string) []string {
 	if transport != TransportNIXL {
 		return nil
@@ -61,11 +62,11 @@ func SimTransport(transport, library string) []string {
 	return flags
 }
 
-// netDevices is the variable by which UCX is told on which networks it may listen.
+// netDevices is the variable that tells UCX on which networks it may listen.
 const netDevices = "UCX_NET_DEVICES"
 
-// transportEnv holds what moves KV between simulated engines to this machine, unless the user has other plans: NIXL listens
-// on all of its networks otherwise.
+// transportEnv returns the environment that keeps the KV of simulated engines on this machine, unless the user has set it: by
+// default, NIXL listens on all networks.
 func (a *assembly) transportEnv() []string {
 	if a.Transport != TransportNIXL || a.foreign() || os.Getenv(netDevices) != "" {
 		return nil
@@ -73,10 +74,10 @@ func (a *assembly) transportEnv() []string {
 	return []string{netDevices + "=lo"}
 }
 
-// probeTimeout bounds the look for the library, which opens some 120 shared objects.
+// probeTimeout bounds the search for the library, which opens about 120 shared objects.
 const probeTimeout = 30 * time.Second
 
-// checkTransport fills in the transport, and looks whether there is what NIXL takes.
+// checkTransport sets the default transport, and checks that the parts which NIXL needs are there.
 func (a *assembly) checkTransport(ctx context.Context) error {
 	switch a.Transport {
 	case "":
@@ -103,7 +104,7 @@ func (a *assembly) checkTransport(ctx context.Context) error {
 	return a.probeNIXL(ctx)
 }
 
-// probeNIXL has the keeper look for the library: what it finds, the simulator does.
+// probeNIXL has the keeper open the library. The simulator finds the same one.
 func (a *assembly) probeNIXL(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -7,11 +7,11 @@ import (
 	"sync"
 )
 
-// maxLine is where a line of output is cut, in bytes: what is kept of a program that writes without end is bounded by it
-// and by the number of lines.
+// maxLine is the length at which a line of output is cut, in bytes. With the number of lines, it bounds what is stored of a
+// program that writes without end.
 const maxLine = 4 << 10
 
-// ring keeps the last lines of stdout and stderr, in the order in which they came.
+// ring stores the last lines of stdout and stderr, in the order of their arrival.
 type ring struct {
 	mu    sync.Mutex
 	limit int
@@ -33,8 +33,8 @@ func (r *ring) last() []string {
 	return slices.Clone(r.lines)
 }
 
-// splitter is an io.Writer that cuts one output into lines. Only the copying goroutine of that output may use it, and
-// once that has ended, even if another goroutine waited for it.
+// splitter is an io.Writer that cuts one output into lines. Only the copying goroutine of that output uses it, and after that
+// goroutine has ended, the one that waited for it.
 type splitter struct {
 	line    func(line string)
 	partial []byte
@@ -53,13 +53,13 @@ func (s *splitter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// flush ends a line, even if it has no end.
+// flush ends a line, even if it has no line end.
 func (s *splitter) flush() {
 	s.line(string(bytes.TrimSuffix(s.partial, []byte("\r"))))
 	s.partial = s.partial[:0]
 }
 
-// end gives out what a program wrote last without ending the line.
+// end passes on the last line of a program that did not end it.
 func (s *splitter) end() {
 	if len(s.partial) > 0 {
 		s.flush()

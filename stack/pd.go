@@ -19,42 +19,42 @@ const (
 	ProxyGateway = "gateway"
 )
 
-// PDOptions say what a P/D stack is made of.
+// PDOptions describe a P/D stack.
 type PDOptions struct {
-	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in a folder of
-	// their own (NIXLDir); those that are not needed need not be there.
+	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in NIXLDir.
+	// Programs that the stack does not use may be missing.
 	Dir string
-	// Prefill and Decode are how many engines are simulated, if none are named.
+	// Prefill and Decode are how many engines are simulated, if PrefillEngines and DecodeEngines are empty.
 	Prefill, Decode int
-	// PrefillEngines and DecodeEngines, host:port, run already and are used as they are. If there are any, none are simulated.
+	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
 	PrefillEngines, DecodeEngines []string
-	// Threshold is how many uncached tokens a prompt needs to be prefilled remotely; 0: none is.
+	// Threshold is how many uncached tokens a prompt needs for remote prefill; 0: no prompt gets it.
 	Threshold int
 	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
 	Config string
-	// Proxy is ProxyEnvoy, ProxyGateway, or "": Envoy if this machine has one, else the gateway.
+	// Proxy is ProxyEnvoy, ProxyGateway, or "": Envoy if this machine has one, otherwise the gateway.
 	Proxy string
 	// Listen is the ip:port of the proxy; "": any free port of loopback.
 	Listen string
-	// Transport is how KV moves between simulated engines, and how keepers speak to engines: TransportTCP, which is also the
-	// default, or TransportNIXL, which is what real engines speak.
+	// Transport says how KV moves between simulated engines, and how keepers speak to engines: TransportTCP, which is the
+	// default, or TransportNIXL, which real engines speak.
 	Transport string
 	// Library is the path of the NIXL library, or of its folder, for TransportNIXL; "": NIXLLibrary.
 	Library string
-	// Keeper puts a keeper behind each sidecar, so that it holds hand-offs and gives them back itself.
+	// Keeper gives each sidecar a keeper (a NIXL agent process), so that it can hold and release hand-offs itself.
 	Keeper bool
-	// SimFlags are for every simulated engine.
+	// SimFlags are added to the flags of every simulated engine.
 	SimFlags []string
-	// OTLP is the host:port of a collector that gets spans; "": the one that OTEL_* variables name, if any.
+	// OTLP is the host:port of a collector for spans; "": the one that OTEL_* variables name, if any.
 	OTLP string
 }
 
 // PD is a running P/D stack. All addresses are host:port.
 type PD struct {
-	Model      string // that all engines serve
+	Model      string // all engines serve it
 	Proxy      string // where clients connect to
 	ProxyName  string // "Envoy 1.40.0" or "embedded gateway"
-	ProxyAdmin string // Envoy's own pages; "" for the gateway
+	ProxyAdmin string // Envoy's admin pages; "" for the gateway
 	EPP        EPPAddrs
 	Prefill    []Pod
 	Decode     []Pod
@@ -63,19 +63,19 @@ type PD struct {
 // EPPAddrs are the ports of the endpoint picker.
 type EPPAddrs struct{ ExtProc, Health, Metrics, Admin string }
 
-// Pod is one engine, and the sidecar beside it if it decodes.
+// Pod is one engine and, for decode, its sidecar.
 type Pod struct {
-	Name           string // such as prefill-0, in the endpoints file and, if it is simulated, in its group
-	Address        string // where its requests go: to the sidecar, if there is one, else to the engine
+	Name           string // such as prefill-0: in the endpoints file and, if it is simulated, in its group
+	Address        string // of the sidecar if there is one, otherwise of the engine
 	Engine         string
-	EngineAdmin    string // a simulated engine's; else ""
-	SidecarMetrics string // "" for prefill, as is the next
+	EngineAdmin    string // of a simulated engine; otherwise ""
+	SidecarMetrics string // "" for prefill, like the next field
 	SidecarAdmin   string
 }
 
-// StartPD starts a whole stack in a group: engines, or a look at those that run, a sidecar beside each decode engine, the
-// endpoint picker, and a proxy. ctx is the group's. Everything runs until g.Stop, also what has been started before an
-// error; an error is one sentence for the person who chose the options.
+// StartPD starts a whole stack in a group: engines (or checks those that already run), a sidecar for each decode engine, the
+// endpoint picker, and a proxy. ctx is the group's. Everything runs until g.Stop, also what was started before an error. An
+// error is one sentence for the person who chose the options.
 func StartPD(ctx context.Context, g *Group, o PDOptions) (*PD, error) {
 	a := assembly{PDOptions: o, group: g}
 	for _, step := range []func(context.Context) error{
@@ -83,7 +83,7 @@ func StartPD(ctx context.Context, g *Group, o PDOptions) (*PD, error) {
 	} {
 		err := step(ctx)
 		if err != nil && ctx.Err() != nil {
-			return nil, context.Cause(ctx) // of all that fails when a program has died, its death is the news
+			return nil, context.Cause(ctx) // if a program has died, its error is the cause of all others
 		}
 		if err != nil {
 			return nil, err
@@ -92,17 +92,17 @@ func StartPD(ctx context.Context, g *Group, o PDOptions) (*PD, error) {
 	return &a.pd, nil
 }
 
-// assembly is a stack that is being put together.
+// assembly is a stack while StartPD starts it.
 type assembly struct {
 	PDOptions
 	group *Group
 	pd    PD
 }
 
-// foreign tells whether the engines run already.
+// foreign reports whether the engines already run.
 func (a *assembly) foreign() bool { return len(a.PrefillEngines)+len(a.DecodeEngines) > 0 }
 
-// check fills in what was left open, and looks for what can be known to be missing before anything runs.
+// check sets defaults, and checks what it can before it starts a program.
 func (a *assembly) check(ctx context.Context) error {
 	decode := a.Decode
 	if a.foreign() {
@@ -142,7 +142,7 @@ func (a *assembly) chooseProxy() error {
 
 func (a *assembly) findPrograms() error {
 	programs := []string{"epp", "sidecar"}
-	if a.Transport != TransportNIXL { // whose own are looked for with it
+	if a.Transport != TransportNIXL { // checkTransport checks those that speak NIXL
 		if !a.foreign() {
 			programs = append(programs, "sim")
 		}
@@ -161,7 +161,8 @@ func (a *assembly) findPrograms() error {
 	return nil
 }
 
-// checkPort looks whether the proxy can listen: Envoys would share a port without a word, and each get some of the clients.
+// checkPort checks that the proxy can listen. Two Envoys would share a port without an error, and each would get some of the
+// clients.
 func (a *assembly) checkPort(ctx context.Context) error {
 	if a.Listen == "" {
 		a.Listen = "127.0.0.1:0"
@@ -203,7 +204,7 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 	return pods, nil
 }
 
-// sim is a simulated engine with the transport of the stack.
+// sim returns a simulated engine with the transport of the stack.
 func (a *assembly) sim(name string, flags ...string) Program {
 	dir := a.Dir
 	if a.Transport == TransportNIXL {
@@ -214,8 +215,8 @@ func (a *assembly) sim(name string, flags ...string) Program {
 	return program
 }
 
-// startSidecars puts a sidecar beside each decode engine, which may send prefill legs to the prefill engines: beyond
-// loopback, where simulated ones are, to exactly those.
+// startSidecars starts a sidecar for each decode engine. It may send prefill legs to loopback, where simulated engines are, and
+// to the prefill engines of the options.
 func (a *assembly) startSidecars(ctx context.Context) error {
 	var flags []string
 	for _, pod := range a.pd.Prefill {
@@ -243,7 +244,7 @@ func (a *assembly) startSidecars(ctx context.Context) error {
 	return nil
 }
 
-// startPicker starts the picker in plaintext: only processes on this machine can listen in.
+// startPicker starts the picker without TLS: only processes on this machine can read its traffic.
 func (a *assembly) startPicker(ctx context.Context) error {
 	config, endpoints, err := a.writeFiles()
 	if err != nil {
@@ -259,7 +260,7 @@ func (a *assembly) startPicker(ctx context.Context) error {
 	return addresses(p, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
 }
 
-// telemetry is what tells a program where its spans go.
+// telemetry returns the environment that tells a program where to send its spans.
 func (a *assembly) telemetry() []string {
 	if a.OTLP == "" {
 		return nil

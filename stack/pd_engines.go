@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// lookTimeout bounds one look at an engine. A busy one answers too: neither health nor models wait in its queue.
+	// lookTimeout bounds one request to an engine. A busy engine answers too, because /health and /v1/models do not wait in its
+	// queue.
 	lookTimeout = 5 * time.Second
-	// pageLimit bounds what is read of a page, in bytes.
+	// pageLimit bounds how much of a page is read, in bytes.
 	pageLimit = 1 << 20
 )
 
-// findEngines looks for the engines that run already. The error has a sentence for each that is not ready.
+// findEngines checks the engines that already run. The error has a sentence for each that is not ready.
 func (a *assembly) findEngines(ctx context.Context) (err error) {
 	var errs [2]error
 	a.pd.Prefill, errs[0] = find(ctx, "prefill", a.PrefillEngines)
@@ -60,8 +61,8 @@ func find(ctx context.Context, role string, engines []string) ([]Pod, error) {
 	return pods, errors.Join(errs...)
 }
 
-// locate gives the ip:port behind a host:port. Endpoints are addresses: picker, proxy and sidecar compare them. Of several
-// it is the one that takes connections.
+// locate returns the ip:port of a host:port, because picker, proxy and sidecar compare addresses. If the host has several, it
+// returns one that accepts connections.
 func locate(ctx context.Context, engine string) (address string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, errNoAnswer)
 	defer cancel()
@@ -78,7 +79,7 @@ func locate(ctx context.Context, engine string) (address string, err error) {
 	return netip.AddrPortFrom(found.Addr().Unmap(), found.Port()).String(), nil
 }
 
-// findModel finds the model that all engines serve: a hand-off between two models makes nonsense.
+// findModel returns the model that all engines serve. Hand-offs between engines of different models give wrong answers.
 func (a *assembly) findModel(ctx context.Context) error {
 	var common []string
 	first := ""
@@ -139,7 +140,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Its own transport: no proxy of the environment stands between an engine and its neighbours.
+	// Its own transport, because the default one uses proxies that the environment names.
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -151,7 +152,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(resp.Body, pageLimit))
 }
 
-// causeOf is why ctx ended, if that is what the error is about.
+// causeOf returns why ctx ended, if the error is the context's; otherwise the error.
 func causeOf(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -159,7 +160,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// rootCause drops the layers of a network error, which repeat what was asked.
+// rootCause removes the layers of a network error that repeat the request.
 func rootCause(err error) error {
 	for {
 		inner := errors.Unwrap(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/config"
 )
 
-// writeFiles writes what the picker reads, and gives the names of the files.
+// writeFiles writes the files that the picker reads, and returns their names.
 func (a *assembly) writeFiles() (configFile, endpointsFile string, err error) {
 	dir, err := a.group.TempDir()
 	if err != nil {
@@ -65,8 +65,8 @@ func (a *assembly) endpoints() ([]byte, error) {
 	return yaml.Marshal(map[string]any{"endpoints": list})
 }
 
-// pickerConfig is the picker's default with another threshold, and with a second endpoint in every answer, which the proxies
-// try if the first is gone.
+// pickerConfig returns the picker's default with another threshold, and with a second endpoint in every answer, which the
+// proxies try if the first is unreachable.
 func pickerConfig(threshold int) ([]byte, error) {
 	var document struct {
 		Head    map[string]any   `yaml:",inline"`

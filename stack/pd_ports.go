@@ -1,13 +1,13 @@
 package stack
 
-// PortLine says what one port of a stack is for.
+// PortLine describes one port of a stack.
 type PortLine struct {
-	Name    string // of who listens: envoy, gateway, epp, prefill-0, …
+	Name    string // of the program that listens: envoy, gateway, epp, prefill-0, …
 	Address string // host:port
 	What    string // what it is for
 }
 
-// Ports are all ports of the stack that a person may want to look at, those of clients first.
+// Ports returns the ports of the stack that are useful to a person, those for clients first.
 func (p *PD) Ports() []PortLine {
 	lines := []PortLine{{p.proxyProgram(), p.Proxy, "clients connect here: the OpenAI API over HTTP/1.1 and HTTP/2 without TLS"}}
 	if p.ProxyAdmin != "" {
@@ -38,7 +38,7 @@ func (p *PD) proxyProgram() string {
 	return "gateway"
 }
 
-// sidecar is the name of the sidecar's program.
+// sidecar returns the name of the sidecar's program.
 func (pod *Pod) sidecar() string { return pod.Name + " sidecar" }
 
 func (pod *Pod) engineLines() []PortLine {

@@ -20,7 +20,7 @@ func (a *assembly) startProxy(ctx context.Context) error {
 	return addresses(p, map[string]*string{"http": &a.pd.Proxy})
 }
 
-// startEnvoy starts an Envoy as tandem envoy-config sets it up.
+// startEnvoy starts an Envoy with the bootstrap of tandem envoy-config.
 func (a *assembly) startEnvoy(ctx context.Context) error {
 	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers, o.Collector = a.Listen, "127.0.0.1:0", []string{a.pd.EPP.ExtProc}, a.OTLP

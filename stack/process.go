@@ -15,25 +15,25 @@ import (
 	"time"
 )
 
-// Program says how to run one program of a stack.
+// Program describes how to run one program of a stack.
 type Program struct {
-	// Name is what messages call it; default: Path.
+	// Name identifies it in messages; default: Path.
 	Name string
 	// Path is the executable; one without a slash is looked up in PATH.
 	Path string
 	Args []string
-	// Env is added to the parent's environment, of which the program does not get TANDEM_*: every Tandem program reads
-	// its flags from there, so what is meant for one of them would reach all.
+	// Env is added to the parent's environment, without the parent's TANDEM_* variables: every Tandem program reads its flags
+	// from such variables, so one that is meant for one program would reach all.
 	Env []string
-	// Probe asks a program that prints no ready line whether it is ready: again and again until the error is nil.
+	// Probe checks whether a program that prints no ready line is ready. It is called until the error is nil.
 	Probe func(ctx context.Context) error
 	// ReadyTimeout bounds the wait for the ready line, or for Probe; default 10 s.
 	ReadyTimeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL; default 5 s.
 	Grace time.Duration
-	// Lines is how many of its last lines of output are kept; default 40.
+	// Lines is how many of its last lines of output are stored; default 40.
 	Lines int
-	// Cores are the processors it may run on, counted from 0; none = all. Only Linux can hold it to them.
+	// Cores are the processors it may run on, counted from 0; nil: all. Only Linux can enforce it.
 	Cores []int
 }
 
@@ -53,10 +53,10 @@ func (p Program) withDefaults() Program {
 	return p
 }
 
-// probeInterval is how often Probe asks.
+// probeInterval is the time between two calls of Probe.
 const probeInterval = 50 * time.Millisecond
 
-// pipeDelay bounds how long the output of a program that has ended is waited for, should a child of its own hold it open.
+// pipeDelay bounds the wait for the output of a program that has ended, because a child of its own can hold the output open.
 const pipeDelay = time.Second
 
 // Process is one running program. Its methods may be called at any time, by several goroutines.
@@ -65,19 +65,19 @@ type Process struct {
 	cmd       *exec.Cmd
 	output    ring
 	addresses map[string]string
-	ready     chan map[string]string // takes the one ready line, without waiting
+	ready     chan map[string]string // has room for the one ready line
 
-	asked atomic.Bool   // this program wants it to end
-	done  chan struct{} // closed when it has ended, all output is read, and err is there
-	err   error         // nil if it was asked to end
+	asked atomic.Bool   // Stop or Kill was called
+	done  chan struct{} // closed when it has ended, all output is read, and err is set
+	err   error         // nil if Stop or Kill ended it
 
 	stop    sync.Once
 	stopErr error
 }
 
-// Start runs a program and returns once it is ready. ctx bounds the start only: what runs is ended by Stop. The error
-// names the program and says whether it could not be run (errors.Is tells fs.ErrNotExist), ended before it was ready (an
-// *ExitError with its last lines), or did not get ready in time; then nothing runs any more.
+// Start runs a program and returns once it is ready. ctx bounds the start only; Stop ends the program. The error names the
+// program, and says whether it could not be run (errors.Is finds fs.ErrNotExist), ended before it was ready (an *ExitError with
+// its last lines), or was not ready in time. After an error nothing runs any more.
 func Start(ctx context.Context, program Program) (*Process, error) {
 	p := &Process{
 		program: program.withDefaults(),
@@ -97,8 +97,8 @@ func Start(ctx context.Context, program Program) (*Process, error) {
 	return p, nil
 }
 
-// run starts the program and waits for its end, on one thread: Linux takes the death of the thread that started a child
-// for that of its parent, and the runtime ends idle threads as it likes.
+// run starts the program and waits for its end, on one thread: when the thread that started a child ends, Linux sends the
+// parent-death signal, and the Go runtime ends idle threads at any time.
 func (p *Process) run(started chan<- error) {
 	defer close(p.done)
 	runtime.LockOSThread()
@@ -125,12 +125,12 @@ func (p *Process) run(started chan<- error) {
 	}
 }
 
-// ownEnvironment is the environment without what Tandem programs read their flags from.
+// ownEnvironment returns the environment without the variables from which Tandem programs read their flags.
 func ownEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "TANDEM_") })
 }
 
-// stdoutLine takes a line of stdout, of which the first ready line is no output.
+// stdoutLine takes a line of stdout. The first ready line is not stored as output.
 func (p *Process) stdoutLine() func(line string) {
 	seen := false
 	return func(line string) {
@@ -161,7 +161,7 @@ func (p *Process) awaitReady(ctx context.Context) error {
 	}
 }
 
-// awaitProbe asks until the program is ready, has ended, or its time is up.
+// awaitProbe calls Probe until the program is ready, has ended, or its time is over.
 func (p *Process) awaitProbe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.program.ReadyTimeout)
 	defer cancel()
@@ -182,13 +182,13 @@ func (p *Process) awaitProbe(ctx context.Context) error {
 	}
 }
 
-// Name is what messages call the program.
+// Name returns the name that messages have.
 func (p *Process) Name() string { return p.program.Name }
 
-// PID is the process id.
+// PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Address is the host:port that the ready line gives for a purpose, such as "http". The error lists those it gives.
+// Address returns the host:port that the ready line has for a purpose, such as "http". The error lists those it has.
 func (p *Process) Address(purpose string) (string, error) {
 	address, ok := p.addresses[purpose]
 	if !ok {
@@ -198,22 +198,22 @@ func (p *Process) Address(purpose string) (string, error) {
 	return address, nil
 }
 
-// Output is its last lines on stdout and stderr, oldest first, without the ready line.
+// Output returns its last lines on stdout and stderr, oldest first, without the ready line.
 func (p *Process) Output() []string { return p.output.last() }
 
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the end of the program. The error is nil if Stop or Kill ended it, and else an *ExitError, whatever its
-// exit status: nothing of a stack ends unasked.
+// Wait waits for the end of the program. The error is nil if Stop or Kill ended it; otherwise it is an *ExitError, whatever the
+// exit status, because programs of a stack do not end by themselves.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err
 }
 
-// Stop ends the program by SIGTERM or, if that has not done it within Grace, by SIGKILL, and waits for its end. The error
-// says that it had to be killed, or that it ended with a status other than 0. Of a program that has ended unasked it
-// says nothing: Wait does. Stop may be called again and gives the same answer.
+// Stop ends the program by SIGTERM, or by SIGKILL after Grace, and waits for its end. The error says that the program had to be
+// killed, or ended with a status other than 0. It is nil for a program that ended unexpectedly, which Wait reports. Stop may be
+// called again and returns the same error.
 func (p *Process) Stop() error {
 	p.stop.Do(func() { p.stopErr = p.end() })
 	return p.stopErr
@@ -242,7 +242,7 @@ func (p *Process) end() error {
 	return fmt.Errorf("stopping %s: it did not end within %v of SIGTERM and was killed%s", p.program.Name, p.program.Grace, quoteLines(p.Output()))
 }
 
-// uncleanEnd is the error of a program that was asked to end and found something to complain about.
+// uncleanEnd is the error of a program that was asked to end, and ended with a failure.
 func (p *Process) uncleanEnd() error {
 	if p.cmd.ProcessState.ExitCode() > 0 {
 		return fmt.Errorf("stopping %w", p.exitError())
@@ -250,7 +250,7 @@ func (p *Process) uncleanEnd() error {
 	return nil
 }
 
-// Kill ends the program by SIGKILL, as a node that fails does, and waits for its end.
+// Kill ends the program by SIGKILL, as the failure of a node does, and waits for its end.
 func (p *Process) Kill() error {
 	p.asked.Store(true)
 	if err := p.kill(); err != nil {
@@ -267,7 +267,7 @@ func (p *Process) kill() error {
 	return nil
 }
 
-// ignoreEnded drops the error of a signal that came too late.
+// ignoreEnded removes the error of a signal to a process that has already ended.
 func ignoreEnded(err error) error {
 	if errors.Is(err, os.ErrProcessDone) {
 		return nil
@@ -275,15 +275,15 @@ func ignoreEnded(err error) error {
 	return err
 }
 
-// ExitError says that a program ended.
+// ExitError says how a program ended.
 type ExitError struct {
 	Name   string
-	Code   int      // exit code; -1: by a signal
-	Status string   // exit code or signal in words
+	Code   int      // exit code; -1: ended by a signal
+	Status string   // exit code or signal, in words
 	Output []string // its last lines
 }
 
-// Error gives all of it, the output on lines of its own.
+// Error returns all of it, with the output on lines of its own.
 func (e *ExitError) Error() string {
 	return fmt.Sprintf("%s ended: %s%s", e.Name, e.Status, quoteLines(e.Output))
 }
@@ -293,7 +293,7 @@ func (p *Process) exitError() *ExitError {
 	return &ExitError{Name: p.program.Name, Code: state.ExitCode(), Status: state.String(), Output: p.Output()}
 }
 
-// quoteLines sets a program's output apart from the message around it.
+// quoteLines indents a program's output below a message.
 func quoteLines(lines []string) string {
 	if len(lines) == 0 {
 		return ", without a word"

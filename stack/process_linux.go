@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes gives a child a process group of its own, so that Ctrl-C reaches it through its parent, which ends a stack
-// in order, and has it killed with its parent.
+// attributes gives a child a process group of its own, so that Ctrl-C reaches only its parent, which ends the stack in order.
+// The kernel kills the child if its parent dies.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// holdTo has start run on the given processors, and with it what it starts. The caller has locked its thread, which then
-// may run everywhere again.
+// holdTo runs start on the given processors; the child inherits them. The caller has locked its thread, which afterwards may use
+// all of its processors again.
 func holdTo(cores []int, start func() error) error {
 	if len(cores) == 0 {
 		return start()
@@ -29,6 +29,6 @@ func holdTo(cores []int, start func() error) error {
 	if err := unix.SchedSetaffinity(0, &held); err != nil {
 		return fmt.Errorf("holding it to processors %v: %w", cores, err)
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &before) }() // it was allowed a moment ago
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }() // it was allowed before
 	return start()
 }

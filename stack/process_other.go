@@ -4,8 +4,8 @@ package stack
 
 import "syscall"
 
-// attributes asks for nothing: only Linux can tie a child to the life of its parent.
+// attributes sets nothing: only Linux can end a child with its parent.
 func attributes() *syscall.SysProcAttr { return nil }
 
-// holdTo lets start run anywhere.
+// holdTo runs start on any processor.
 func holdTo(_ []int, start func() error) error { return start() }

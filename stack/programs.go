@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Sim is a simulated engine (cmd/sim) on free ports of the loopback interface, from the folder of executables dir. Its
-// addresses are "http", "admin" and "transfer". Flags are added to those that choose the ports.
+// Sim returns a simulated engine (cmd/sim) on free ports of the loopback interface, from the folder of executables dir. Its
+// addresses are "http", "admin" and "sidechannel". Flags are added to those that choose the ports.
 func Sim(dir, name string, flags ...string) Program {
 	return Program{
 		Name: name,
@@ -17,8 +17,8 @@ func Sim(dir, name string, flags ...string) Program {
 	}
 }
 
-// Sidecar is a routing sidecar (cmd/sidecar) on free ports of the loopback interface, beside the engine at the given
-// host:port. Its addresses are "http", "metrics" and "admin". It may send prefill legs anywhere on loopback.
+// Sidecar returns a routing sidecar (cmd/sidecar) on free ports of the loopback interface, for the engine at the given
+// host:port. Its addresses are "http", "metrics" and "admin". It may send prefill legs to all of loopback.
 func Sidecar(dir, engine string, flags ...string) (Program, error) {
 	host, port, err := net.SplitHostPort(engine)
 	if err != nil {
@@ -34,7 +34,7 @@ func Sidecar(dir, engine string, flags ...string) (Program, error) {
 	}, nil
 }
 
-// EPP is an endpoint picker (cmd/epp) on free ports of the loopback interface. Its addresses are "extproc", "health",
+// EPP returns an endpoint picker (cmd/epp) on free ports of the loopback interface. Its addresses are "extproc", "health",
 // "metrics" and "admin". The flags say where it finds its endpoints.
 func EPP(dir string, flags ...string) Program {
 	return Program{
@@ -43,16 +43,16 @@ func EPP(dir string, flags ...string) Program {
 		Args: append([]string{
 			"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 		}, flags...),
-		Grace: 10 * time.Second, // a connection that never says a word holds it up for 5 s
+		Grace: 10 * time.Second, // a connection that sends nothing delays its end by 5 s
 	}
 }
 
-// Gateway is the embedded gateway (cmd/tandem gateway), which listens where the flags say. Its address is "http".
+// Gateway returns the embedded gateway (cmd/tandem gateway), which listens where the flags say. Its address is "http".
 func Gateway(dir string, flags ...string) Program {
 	return Program{
 		Name:  "gateway",
 		Path:  filepath.Join(dir, "tandem"),
 		Args:  append([]string{"gateway"}, flags...),
-		Grace: 10 * time.Second, // it gives running answers 5 s
+		Grace: 10 * time.Second, // it lets running answers finish for 5 s
 	}
 }

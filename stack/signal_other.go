@@ -4,5 +4,5 @@ package stack
 
 import "os"
 
-// terminate ends a process at once: without signals there is no asking.
+// terminate ends a process at once: this system has no signals.
 func terminate(p *os.Process) error { return p.Kill() }

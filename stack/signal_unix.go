@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// terminate asks a process to end. One that is paused can only take the signal once it goes on.
+// terminate asks a process to end. A paused process gets the signal when it is resumed.
 func terminate(p *os.Process) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -16,10 +16,10 @@ func terminate(p *os.Process) error {
 	return p.Signal(syscall.SIGCONT)
 }
 
-// Pause stops the program where it is (SIGSTOP): its connections stay open and nothing answers, as on a node that hangs.
+// Pause stops the program (SIGSTOP): its connections stay open and it does not answer, as on a node that hangs.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
-// Resume lets a paused program go on (SIGCONT).
+// Resume continues a paused program (SIGCONT).
 func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
 
 func (p *Process) signal(s syscall.Signal) error {

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// Admin is the host:port of its administration page.
+// Admin returns the host:port of the admin page.
 func (e *Envoy) Admin() string { return e.admin }
 
-// Version is its version, such as 1.40.0.
+// Version returns the version, such as 1.40.0.
 func (e *Envoy) Version(ctx context.Context) (string, error) {
 	body, err := e.get(ctx, "/server_info")
 	if err != nil {
@@ -34,7 +34,7 @@ func (e *Envoy) Version(ctx context.Context) (string, error) {
 	return parts[1], nil
 }
 
-// Listener gives the host:port of a listener by its name.
+// Listener returns the host:port of a listener by its name.
 func (e *Envoy) Listener(ctx context.Context, name string) (string, error) {
 	body, err := e.get(ctx, "/listeners?format=json")
 	if err != nil {
@@ -62,7 +62,7 @@ func (e *Envoy) Listener(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("finding Envoy's listener %q: it has none of that name", name)
 }
 
-// Hosts gives the addresses, ip:port, of a cluster's members.
+// Hosts returns the addresses, ip:port, of a cluster's members.
 func (e *Envoy) Hosts(ctx context.Context, cluster string) ([]string, error) {
 	body, err := e.get(ctx, "/clusters")
 	if err != nil {
@@ -79,7 +79,7 @@ func (e *Envoy) Hosts(ctx context.Context, cluster string) ([]string, error) {
 	return hosts, nil
 }
 
-// Stats gives the counters and gauges whose names match a regular expression. Those never touched are absent.
+// Stats returns the counters and gauges whose names match a regular expression. Envoy leaves out those that were never used.
 func (e *Envoy) Stats(ctx context.Context, filter string) (map[string]int64, error) {
 	body, err := e.get(ctx, "/stats?usedonly&filter="+url.QueryEscape(filter))
 	if err != nil {
@@ -88,7 +88,7 @@ func (e *Envoy) Stats(ctx context.Context, filter string) (map[string]int64, err
 	stats := map[string]int64{}
 	for line := range strings.Lines(string(body)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		if n, err := strconv.ParseInt(value, 10, 64); err == nil { // else a histogram, or a text
+		if n, err := strconv.ParseInt(value, 10, 64); err == nil { // other values are histograms or texts
 			stats[name] = n
 		}
 	}

@@ -1,7 +1,7 @@
 // Package envoy runs the real Envoy, for tests and trials.
 //
-// In goes a bootstrap, as cmd/tandem envoy-config writes it; out come the addresses of its listeners and its counters.
-// Ports may be 0. The caller that starts an Envoy stops it; should the parent be killed instead, Linux kills the child with it.
+// A bootstrap enters, as cmd/tandem envoy-config writes it; the addresses of its listeners and its counters leave. Ports may be
+// 0. The caller that starts an Envoy stops it. If the parent is killed instead, Linux kills the child with it.
 //
-// It fetches no Envoy (make .tools/envoy does) and writes no bootstrap (epp/extproc/envoyconf does).
+// The package fetches no Envoy (make .tools/envoy does) and writes no bootstrap (epp/extproc/envoyconf does).
 package envoy

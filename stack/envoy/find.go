@@ -11,8 +11,8 @@ import (
 // ErrNone says that this machine has no Envoy, and how to get one.
 var ErrNone = errors.New("there is none (make .tools/envoy fetches one; ENVOY_BIN names another)")
 
-// Find gives the path of an Envoy: what ENVOY_BIN names, else .tools/envoy of the checkout that the current directory
-// lies in, else one in PATH. The error is ErrNone, or that ENVOY_BIN is wrong.
+// Find returns the path of an Envoy: the one that ENVOY_BIN names, else .tools/envoy of the checkout that has the current
+// directory, else one in PATH. The error is ErrNone, or says that ENVOY_BIN is wrong.
 func Find() (string, error) {
 	if path := os.Getenv("ENVOY_BIN"); path != "" {
 		if _, err := os.Stat(path); err != nil {
@@ -50,14 +50,14 @@ func findTool() (path string, ok bool) {
 	}
 }
 
-// TB is what Require needs of a testing.TB.
+// TB has the methods of testing.TB that Require calls.
 type TB interface {
 	Helper()
 	Fatal(args ...any)
 	Skip(args ...any)
 }
 
-// Require makes a test that needs Envoy skip where there is none, or fail if CI=true.
+// Require skips a test that needs Envoy if there is none, and fails it if CI=true.
 func Require(t TB) {
 	t.Helper()
 	_, err := Find()

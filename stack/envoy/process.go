@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// startTimeout is what a busy machine needs at most: 4 s were seen.
+	// startTimeout bounds the start. On a busy machine, starts of 4 s were seen.
 	startTimeout = 15 * time.Second
-	// stopTimeout is between SIGTERM and SIGKILL. Envoy does not wait for its streams.
+	// stopTimeout is the time between SIGTERM and SIGKILL. Envoy does not wait for its streams.
 	stopTimeout = 5 * time.Second
-	// pollInterval is between two looks whether it is ready: there is no event for that.
+	// pollInterval is the time between two checks of whether Envoy is ready, which has no event.
 	pollInterval = 20 * time.Millisecond
-	// logLimit bounds how much of Envoy's log is kept, in bytes.
+	// logLimit bounds how much of Envoy's log is stored, in bytes.
 	logLimit = 64 << 10
 )
 
@@ -35,14 +35,14 @@ type Envoy struct {
 	http  *http.Client
 	cmd   *exec.Cmd
 	log   tail
-	asked atomic.Bool   // this program wants it to end
-	done  chan struct{} // closed when it has ended and err is there
+	asked atomic.Bool   // Stop was called
+	done  chan struct{} // closed when it has ended and err is set
 	err   error
 	stop  func() error
 }
 
-// Start runs an Envoy and returns once it is ready, with every cluster initialised. ctx bounds the start only: what runs is
-// ended by Stop. args are added to the command line, such as "--component-log-level ext_proc:debug".
+// Start runs an Envoy and returns once it is ready, with every cluster initialised. ctx bounds the start only; Stop ends the
+// Envoy. args are added to the command line, such as "--component-log-level ext_proc:debug".
 func Start(ctx context.Context, bootstrap []byte, args ...string) (*Envoy, error) {
 	path, err := Find()
 	if err != nil {
@@ -66,7 +66,7 @@ func (e *Envoy) start(ctx context.Context, path string, bootstrap []byte, args [
 		close(e.done)
 		return err
 	}
-	// Without a hot restart, no two of them share memory. One worker is as much as a test machine can spare.
+	// Without hot restart, two Envoys share no memory. One worker is enough for tests, and a test machine has few cores.
 	args = append([]string{"-c", file, "--admin-address-path", address,
 		"--disable-hot-restart", "--concurrency", "1", "-l", "warn"}, args...)
 	started := make(chan error)
@@ -79,8 +79,8 @@ func (e *Envoy) start(ctx context.Context, path string, bootstrap []byte, args [
 	return e.awaitReady(ctx, address)
 }
 
-// run starts the program and waits for its end, on one thread: Linux takes the death of the thread that started a child
-// for that of its parent.
+// run starts the program and waits for its end, on one thread: when the thread that started a child ends, Linux sends the
+// parent-death signal.
 func (e *Envoy) run(cmd *exec.Cmd, started chan<- error) {
 	defer close(e.done)
 	runtime.LockOSThread()
@@ -115,7 +115,7 @@ func (e *Envoy) awaitReady(ctx context.Context, addressFile string) error {
 	}
 }
 
-// Log is the end of what it has written.
+// Log returns the last lines that it has written.
 func (e *Envoy) Log() string { return e.log.String() }
 
 func (e *Envoy) quoteLog() string {
@@ -125,10 +125,10 @@ func (e *Envoy) quoteLog() string {
 	return ""
 }
 
-// Name is what messages call it.
+// Name returns the name that messages have.
 func (e *Envoy) Name() string { return "envoy" }
 
-// Wait waits for its end. The error is nil if Stop ended it, and else says how it ended, with its last lines.
+// Wait waits until it has ended. The error is nil if Stop ended it; otherwise it says how it ended, with its last lines.
 func (e *Envoy) Wait() error {
 	<-e.done
 	if e.asked.Load() {
@@ -137,11 +137,11 @@ func (e *Envoy) Wait() error {
 	return fmt.Errorf("envoy ended: %v%s", e.cmd.ProcessState, e.quoteLog())
 }
 
-// PID is the process id.
+// PID returns the process id.
 func (e *Envoy) PID() int { return e.cmd.Process.Pid }
 
-// Stop ends it and waits for that. The error says that it had to be killed, or how it ended instead. Stop may be called
-// again and gives the same answer.
+// Stop ends it and waits until it has ended. The error says that it had to be killed, or how it ended instead. Stop may be
+// called again and returns the same error.
 func (e *Envoy) Stop() error { return e.stop() }
 
 func (e *Envoy) end() error {
@@ -163,7 +163,7 @@ func (e *Envoy) end() error {
 		return e.deathError()
 	case <-grace.C:
 	}
-	_ = e.cmd.Process.Kill() // it has ended if this fails
+	_ = e.cmd.Process.Kill() // an error means that it has ended
 	<-e.done
 	return fmt.Errorf("stopping Envoy: it did not end within %v of SIGTERM and was killed%s", stopTimeout, e.quoteLog())
 }
@@ -175,7 +175,7 @@ func (e *Envoy) deathError() error {
 	return fmt.Errorf("stopping Envoy: it ended: %w%s", e.err, e.quoteLog())
 }
 
-// Validate asks Envoy whether it would take a bootstrap, without a warning.
+// Validate checks that Envoy accepts a bootstrap without a warning.
 func Validate(ctx context.Context, bootstrap []byte) error {
 	path, err := Find()
 	if err != nil {
@@ -205,7 +205,7 @@ func Validate(ctx context.Context, bootstrap []byte) error {
 	return nil
 }
 
-// tail keeps the end of what is written to it.
+// tail stores the last bytes that are written to it.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte

@@ -2,8 +2,8 @@ package envoy
 
 import "syscall"
 
-// attributes gives Envoy a process group of its own, so that Ctrl-C reaches it through its parent, and has it killed with
-// its parent.
+// attributes gives Envoy a process group of its own, so that Ctrl-C reaches only its parent. The kernel kills Envoy if its
+// parent dies.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

@@ -4,5 +4,5 @@ package envoy
 
 import "syscall"
 
-// attributes has nothing to add: only Linux ends children with their parent.
+// attributes sets nothing: only Linux can end a child with its parent.
 func attributes() *syscall.SysProcAttr { return nil }

@@ -18,14 +18,14 @@ import (
 // chunkSize is how much of a client's body goes to the picker in one frame, in bytes.
 const chunkSize = 64 << 10
 
-// linger is how long the rest of a client's body may take when its answer is written: a connection that is closed under what
-// comes is reset, and the client may then not get to see the answer.
+// linger is how long the gateway reads the rest of a client's body after its answer is written. If it closed the connection
+// while bytes arrive, the connection would be reset, and the client might not see the answer.
 const linger = 3 * time.Second
 
-// errUnavailable is all that a client learns when the picker or the endpoints fail; the log says more.
+// errUnavailable is what a client learns when the picker or the endpoints fail; the log has the cause.
 var errUnavailable = pd.Refuse(pd.NoEndpoint, "The gateway found no endpoint that answers. Try again later.")
 
-// call is one request on its way.
+// call is one request while it is served.
 type call struct {
 	g       *Gateway
 	w       http.ResponseWriter
@@ -33,19 +33,19 @@ type call struct {
 	control *http.ResponseController
 	trailer []string // names of the trailers that the client has announced
 
-	head      client.RequestHead // as it goes upstream
+	head      client.RequestHead // as endpoints get it
 	endpoints []string           // best first
 	body      *spool
 	picker    *exchange
-	acct      *exchange     // of the pair; the picker's if there is one filter; nil if it has failed
-	pumped    chan struct{} // closed when nothing of the client's body is read any more; nil if there is none
-	cut       bool          // the picker did not want all of it; known when pumped is closed
-	unread    bool          // some of it was still to come when the answer began
-	answering bool          // the client has the status
+	acct      *exchange     // of the pair; the picker's if there is one filter; nil after it has failed
+	pumped    chan struct{} // closed when the client's body is not read any more; nil if there is none
+	cut       bool          // the picker ended the body early; set before pumped is closed
+	unread    bool          // the body had not ended when the answer began
+	answering bool          // the status has been sent to the client
 }
 
-// serve takes the request through: picker, acct, endpoints, and the answer back. The error is for refuse, or means that
-// the answer is not whole.
+// serve runs the request: picker, accounting stream, endpoints, and the answer to the client. The error is for refuse, or means
+// that the answer is incomplete.
 func (c *call) serve(ctx context.Context) error {
 	if err := c.pick(ctx); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (c *call) serve(ctx context.Context) error {
 	}
 	defer answer.Body.Close()
 	if !c.g.options.Single && c.picker.stream.RequestDone() {
-		c.picker.close() // it is told nothing of the answer
+		c.picker.close() // it learns nothing of the answer
 	}
 	removeHopByHop(answer.Header)
 	if err := c.tellHead(ctx, answer, served); err != nil {
@@ -68,7 +68,7 @@ func (c *call) serve(ctx context.Context) error {
 	return c.relay(ctx, answer)
 }
 
-// pick asks the picker, while the client's body goes through it, and waits for the changed head.
+// pick sends the client's body through the picker, and waits for the changed head.
 func (c *call) pick(ctx context.Context) (err error) {
 	filter := client.Picker()
 	if c.g.options.Single {
@@ -102,7 +102,7 @@ func (c *call) pick(ctx context.Context) (err error) {
 	return nil
 }
 
-// pump sends the client's body to the picker as it arrives, and ends as Envoy does with HTTP/1: with an empty frame.
+// pump sends the client's body to the picker as it arrives. Like Envoy with HTTP/1, it ends with an empty frame.
 func (c *call) pump() {
 	defer close(c.pumped)
 	stream, buf := c.picker.stream, make([]byte, chunkSize)
@@ -110,7 +110,7 @@ func (c *call) pump() {
 		n, err := c.in.Body.Read(buf)
 		if n > 0 && stream.RequestBody(buf[:n], false) != nil {
 			c.cut = true
-			return // the receiving side knows why
+			return // the receiving side has the error
 		}
 		switch {
 		case err == io.EOF && len(c.in.Trailer) > 0:
@@ -122,13 +122,13 @@ func (c *call) pump() {
 			return
 		case err != nil:
 			c.body.end(fmt.Errorf("reading the client's body: %w", err))
-			stream.Close() // nothing that could be picked for would be whole
+			stream.Close() // the picker would pick for an incomplete body
 			return
 		}
 	}
 }
 
-// account opens the second stream of the pair, which may fail without harm.
+// account opens the accounting stream of the pair. If that fails, the request goes on without it.
 func (c *call) account(ctx context.Context) error {
 	if c.g.options.Single {
 		c.acct = c.picker
@@ -136,19 +136,19 @@ func (c *call) account(ctx context.Context) error {
 	}
 	x, err := c.g.open(ctx, client.Acct(), nil)
 	if err != nil {
-		return c.forgive("opening the accounting stream", err)
+		return c.accountingFailed("opening the accounting stream", err)
 	}
 	c.acct = x
 	a, err := x.sent(ctx, x.stream.RequestHeaders(c.head, c.in.Body == http.NoBody), messageTimeout)
 	if err != nil {
-		return c.forgive("accounting for a request", err)
+		return c.accountingFailed("accounting for a request", err)
 	}
 	a.Mutation.Apply(c.head.Header, &c.head.Path)
 	return nil
 }
 
-// forgive does without the accounting stream from here on. With one filter that is an error.
-func (c *call) forgive(doing string, err error) error {
+// accountingFailed ends the accounting stream after a failure. With one filter the failure is an error of the request.
+func (c *call) accountingFailed(doing string, err error) error {
 	if c.g.options.Single && err != io.EOF {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
@@ -156,13 +156,13 @@ func (c *call) forgive(doing string, err error) error {
 		c.acct.close()
 	}
 	c.acct = nil
-	if err != io.EOF { // one that has left in good order wants no more
+	if err != io.EOF { // a stream that has ended in good order wants no more messages
 		c.g.log.Warn("going on without the accounting stream", "doing", doing, "error", err)
 	}
 	return nil
 }
 
-// tellHead tells the accounting stream who answered what, and changes the answer's head as it says.
+// tellHead tells the accounting stream which endpoint answered and how, and changes the answer's head as the stream says.
 func (c *call) tellHead(ctx context.Context, answer *http.Response, served string) error {
 	if c.acct == nil {
 		return nil
@@ -170,7 +170,7 @@ func (c *call) tellHead(ctx context.Context, answer *http.Response, served strin
 	head := client.ResponseHead{Status: answer.StatusCode, Header: answer.Header, Served: served}
 	a, err := c.acct.sent(ctx, c.acct.stream.ResponseHeaders(head, answer.Body == http.NoBody), messageTimeout)
 	if err != nil {
-		return c.forgive("telling the head of an answer", err)
+		return c.accountingFailed("telling the head of an answer", err)
 	}
 	a.Mutation.Apply(answer.Header, nil)
 	return nil
@@ -183,13 +183,13 @@ func (c *call) tellTrailer(ctx context.Context, trailer http.Header) error {
 	}
 	a, err := c.acct.sent(ctx, c.acct.stream.ResponseTrailers(trailer), messageTimeout)
 	if err != nil {
-		return c.forgive("telling the trailers of an answer", err)
+		return c.accountingFailed("telling the trailers of an answer", err)
 	}
 	a.Mutation.Apply(trailer, nil)
 	return nil
 }
 
-// relay gives the answer to the client as it comes.
+// relay passes the answer on to the client as it arrives.
 func (c *call) relay(ctx context.Context, answer *http.Response) error {
 	h := c.w.Header()
 	for name, values := range answer.Header {
@@ -198,7 +198,7 @@ func (c *call) relay(ctx context.Context, answer *http.Response) error {
 	c.closeUnread(h)
 	c.answering = true
 	c.w.WriteHeader(answer.StatusCode)
-	if answer.ContentLength < 0 { // a stream, whose first piece may be long in coming
+	if answer.ContentLength < 0 { // a stream, whose first bytes may arrive late
 		if err := c.control.Flush(); err != nil {
 			return fmt.Errorf("writing the answer: %w", err)
 		}
@@ -238,7 +238,7 @@ func (c *call) copy(body io.Reader) error {
 	}
 }
 
-// refuse answers for the picker, or because something failed before there was an answer.
+// refuse sends the picker's own answer, or one for a failure before there was an answer.
 func (c *call) refuse(ctx context.Context, err error) {
 	h := c.w.Header()
 	c.closeUnread(h)
@@ -246,9 +246,9 @@ func (c *call) refuse(ctx context.Context, err error) {
 		for name, values := range reply.Header {
 			h[name] = values
 		}
-		h.Set("Content-Length", strconv.Itoa(len(reply.Body))) // its end is known before the handler ends
+		h.Set("Content-Length", strconv.Itoa(len(reply.Body))) // the client learns its end before the handler ends
 		c.w.WriteHeader(reply.Status)
-		_, _ = c.w.Write(reply.Body) // a client that has gone needs none
+		_, _ = c.w.Write(reply.Body) // a client that has left reads none
 		return
 	}
 	if ctx.Err() == nil {
@@ -262,13 +262,13 @@ func (c *call) refuse(ctx context.Context, err error) {
 	_, _ = c.w.Write(body)
 }
 
-// closeUnread ends the client's connection after the answer if its body is still coming.
+// closeUnread ends the client's connection after the answer if its body is still arriving.
 func (c *call) closeUnread(h http.Header) {
 	if c.pumped == nil {
 		return
 	}
 	if c.picker.stream.RequestDone() {
-		<-c.pumped // it has sent all there is
+		<-c.pumped // the whole body has been sent
 	}
 	select {
 	case <-c.pumped:
@@ -281,16 +281,16 @@ func (c *call) closeUnread(h http.Header) {
 	}
 }
 
-// close ends everything that runs for the request, and waits for it.
+// close ends all goroutines and streams of the request, and waits for them.
 func (c *call) close(cancel context.CancelFunc) {
 	cancel()
 	if c.unread { // the client may wait for its answer before it sends more
 		wait := linger
 		if c.in.ProtoMajor == 2 {
-			wait = 0 // streams can be left alone
+			wait = 0 // HTTP/2 streams need no wait
 		}
 		_ = c.control.Flush()
-		_ = c.control.SetReadDeadline(time.Now().Add(wait)) // also for what the server reads when the handler has ended
+		_ = c.control.SetReadDeadline(time.Now().Add(wait)) // also for what the server reads after the handler has ended
 	}
 	if c.pumped != nil {
 		<-c.pumped

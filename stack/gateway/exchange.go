@@ -13,14 +13,14 @@ import (
 // exchange is one ext-proc stream of one request, with the goroutine that receives its answers.
 type exchange struct {
 	stream *client.Stream
-	body   *spool // takes the body that comes back; nil if none is sent
-	// answers has all but bodies, in their order. It has room for all there can be: each is given once.
+	body   *spool // gets the body from the picker; nil if none is sent
+	// answers has all answers but bodies, in their order. It has room for all of them, because each is sent once.
 	answers chan client.Answer
-	ended   chan struct{} // closed when the stream has ended and err is there
+	ended   chan struct{} // closed when the stream has ended and err is set
 	err     error
 }
 
-// replied is an answer that the picker gives to the client, as an error for the caller that waited for something else.
+// replied is the error of a caller that waited for another answer, when the picker answers the client itself.
 type replied struct{ *client.Reply }
 
 // Error implements error.
@@ -49,11 +49,11 @@ func (x *exchange) receive() {
 		if err == io.EOF {
 			err = errors.New("the picker left before it had answered the request")
 		}
-		x.body.end(err) // without effect if the body has ended well
+		x.body.end(err) // without effect if the body has ended
 	}
 }
 
-// take hands an answer to whom it is for.
+// take passes an answer to the body or to the caller that waits for it.
 func (x *exchange) take(a client.Answer) error {
 	switch a.Kind {
 	case client.RequestBody:
@@ -70,7 +70,7 @@ func (x *exchange) take(a client.Answer) error {
 	}
 }
 
-// await waits for the next answer about a head or about trailers; no timeout: 0.
+// await waits for the next answer about a head or trailers; a timeout of 0 means none.
 func (x *exchange) await(ctx context.Context, timeout time.Duration) (client.Answer, error) {
 	var late <-chan time.Time
 	if timeout > 0 {
@@ -88,14 +88,14 @@ func (x *exchange) await(ctx context.Context, timeout time.Duration) (client.Ans
 		return client.Answer{}, fmt.Errorf("no answer of the picker within %v", timeout)
 	}
 	select {
-	case a := <-x.answers: // it came before the end
+	case a := <-x.answers: // it arrived before the end
 		return a, nil
 	default:
 		return client.Answer{}, x.err
 	}
 }
 
-// sent awaits an answer if sending went well. io.EOF of sending means that the reason is to be received.
+// sent waits for an answer if sending succeeded. If sending failed with io.EOF, the receiving side has the cause.
 func (x *exchange) sent(ctx context.Context, err error, timeout time.Duration) (client.Answer, error) {
 	if err != nil && err != io.EOF {
 		return client.Answer{}, err

@@ -24,7 +24,7 @@ func (c *call) forward(ctx context.Context) (answer *http.Response, served strin
 		served = c.endpoints[try%len(c.endpoints)]
 		answer, err = c.try(ctx, served)
 		if failure := c.body.failure(); failure != nil && err != nil {
-			return nil, "", failure // the endpoint only suffered from it
+			return nil, "", failure // it is not a failure of the endpoint
 		}
 		if !retriable(answer, err) || try == retries || !c.body.repeatable() || ctx.Err() != nil {
 			return answer, served, err
@@ -40,10 +40,10 @@ func (c *call) forward(ctx context.Context) (answer *http.Response, served strin
 	}
 }
 
-// backoff is random up to a limit that doubles with each try.
+// backoff returns a random time up to a limit that doubles with each try.
 func backoff(try int) time.Duration { return rand.N(min(backoffBase<<try, backoffMost)) }
 
-// retriable reports whether another endpoint may be tried: there is no answer at all, or one that says so.
+// retriable reports whether another endpoint may be tried: there is no answer, or the answer says so.
 func retriable(answer *http.Response, err error) bool {
 	if err != nil {
 		return true
@@ -61,7 +61,7 @@ func (c *call) try(ctx context.Context, endpoint string) (*http.Response, error)
 	out.Header = c.head.Header.Clone()
 	out.Header.Del("Content-Length")
 	if _, ok := out.Header["User-Agent"]; !ok {
-		out.Header["User-Agent"] = nil // else the transport adds its own
+		out.Header["User-Agent"] = nil // otherwise the transport adds its own
 	}
 	if c.in.Body != http.NoBody {
 		out.ContentLength = -1 // the picker may have changed it

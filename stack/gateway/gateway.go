@@ -19,25 +19,25 @@ const (
 	retries = 2
 	// connectTimeout is for connections to endpoints, as in Envoy's bootstrap.
 	connectTimeout = time.Second
-	// messageTimeout is how long an answer about headers or trailers may take, as in Envoy's bootstrap. It is not for the
+	// messageTimeout bounds an answer of the picker about headers or trailers, as in Envoy's bootstrap. It does not bound the
 	// pick, which may wait in a queue.
 	messageTimeout = 10 * time.Second
-	// drainTimeout is how long running answers may take after Serve was told to end.
+	// drainTimeout is how long running answers may take after the context of Serve has ended.
 	drainTimeout = 5 * time.Second
-	// headerTimeout is for a client's request header.
+	// headerTimeout bounds the arrival of a client's request header.
 	headerTimeout = 30 * time.Second
 )
 
-// Options say what the gateway shall do.
+// Options configure a gateway.
 type Options struct {
 	Picker client.Options
 	Single bool  // one ext-proc filter instead of the pair
-	Keep   int64 // most bytes of a request's body that are kept for another try
+	Keep   int64 // how much of a request's body is stored for another try, in bytes
 	Log    *slog.Logger
 }
 
-// Gateway is an http.Handler. Its clients' connections must allow for reading and writing at the same time, so it is
-// served by Serve.
+// Gateway is an http.Handler. Use Serve to serve it, because its clients' connections must allow reading and writing at the same
+// time.
 type Gateway struct {
 	options   Options
 	picker    *client.Conn
@@ -45,7 +45,7 @@ type Gateway struct {
 	log       *slog.Logger
 }
 
-// New makes a gateway. The error is about the options; the picker need not be there yet.
+// New makes a gateway. The error is about the options; the picker need not run yet.
 func New(o Options) (*Gateway, error) {
 	picker, err := client.Dial(o.Picker)
 	if err != nil {
@@ -57,7 +57,7 @@ func New(o Options) (*Gateway, error) {
 	}}, nil
 }
 
-// Close ends all connections to the picker and to endpoints. Call it when nothing is served any more.
+// Close ends all connections to the picker and to endpoints. Call it when no request is served any more.
 func (g *Gateway) Close() error {
 	g.transport.CloseIdleConnections()
 	return g.picker.Close()
@@ -76,7 +76,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 		defer cancel()
 		if server.Shutdown(drain) != nil {
-			_ = server.Close() // what did not finish in time is cut
+			_ = server.Close() // requests that did not finish in time are cut
 		}
 	})
 	err := server.Serve(l)
@@ -86,7 +86,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	_ = server.Close() // the listener is gone, its connections go too
+	_ = server.Close() // the listener is closed already; this closes its connections
 	return fmt.Errorf("serving at %v: %w", l.Addr(), err)
 }
 
@@ -96,13 +96,13 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	c := &call{g: g, w: w, in: r, control: http.NewResponseController(w), head: requestHead(r),
 		trailer: slices.Collect(maps.Keys(r.Trailer))}
-	// HTTP/2 has no need of it and says so.
+	// HTTP/2 does not need it, and returns an error.
 	_ = c.control.EnableFullDuplex()
 	defer c.close(cancel)
 	switch err := c.serve(ctx); {
 	case err == nil:
 	case c.answering:
-		panic(http.ErrAbortHandler) // the client must not take what it has for the whole
+		panic(http.ErrAbortHandler) // so that the client notices that its answer is incomplete
 	default:
 		c.refuse(ctx, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// hopByHop are the headers that speak of one connection (RFC 9110 section 7.6.1), and Expect, which the server answers.
+// hopByHop are the headers of one connection (RFC 9110 section 7.6.1), and Expect, which the server answers.
 var hopByHop = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te",
 	"Trailer", "Transfer-Encoding", "Upgrade", "Expect"}
 
@@ -27,8 +27,8 @@ func removeHopByHop(h http.Header) {
 	}
 }
 
-// requestHead is a client's request as the picker and the endpoints may see it: without what only Tandem's parts say, and
-// with what a gateway adds.
+// requestHead returns a client's request head for the picker and the endpoints: without the headers that only parts of Tandem
+// may send, and with those that a gateway adds.
 func requestHead(r *http.Request) client.RequestHead {
 	h := r.Header.Clone()
 	trailers := strings.Contains(strings.ToLower(strings.Join(h["Te"], ",")), "trailers")
@@ -36,7 +36,7 @@ func requestHead(r *http.Request) client.RequestHead {
 	if trailers {
 		h.Set("Te", "trailers")
 	}
-	h.Del(epp.HeaderTarget) // for gateways that have looked at who asks
+	h.Del(epp.HeaderTarget) // for gateways that have authenticated the client
 	h.Del(epp.HeaderTargetOld)
 	for name := range h {
 		if pd.Internal(name) && !strings.EqualFold(name, pd.HeaderMode) {
@@ -53,7 +53,7 @@ func requestHead(r *http.Request) client.RequestHead {
 	return client.RequestHead{Method: r.Method, Scheme: "http", Authority: r.Host, Path: r.URL.RequestURI(), Header: h}
 }
 
-// newRequestID makes a random UUID, as Envoy does.
+// newRequestID returns a random UUID, as Envoy does.
 func newRequestID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails

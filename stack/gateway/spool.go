@@ -9,17 +9,17 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 )
 
-// spool holds the request's body as it comes back from the picker. Each try reads it from the beginning. Up to the limit
-// everything is kept for another try; beyond, what the only try has read is let go. What was not read yet is always
-// kept: the picker bounds that.
+// spool stores the request's body as the picker returns it. Each try reads it from the beginning. Up to the limit everything is
+// stored for another try; beyond it, chunks that the only try has read are dropped. Chunks that no try has read yet are always
+// stored: the picker bounds them.
 type spool struct {
 	limit int64
 
 	mu      sync.Mutex
 	more    sync.Cond
 	chunks  [][]byte
-	size    int64 // of all chunks there were
-	first   int   // number of the first chunk that is still there
+	size    int64 // of all chunks so far
+	first   int   // number of the first chunk that is still stored
 	ended   bool
 	err     error
 	trailer http.Header
@@ -31,7 +31,7 @@ func newSpool(limit int64) *spool {
 	return s
 }
 
-// add takes the next piece. last ends the body, unless trailers are to come.
+// add appends a chunk. last ends the body, unless trailers follow.
 func (s *spool) add(chunk []byte, last bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *spool) add(chunk []byte, last bool) {
 	s.more.Broadcast()
 }
 
-// end ends the body with an error, if nothing has ended it before.
+// end ends the body with an error, unless it has ended before.
 func (s *spool) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,7 @@ func (s *spool) end(err error) {
 	s.more.Broadcast()
 }
 
-// expectTrailer takes the client's trailers, which end the body once the picker has answered them.
+// expectTrailer stores the client's trailers, which end the body once the picker has answered them.
 func (s *spool) expectTrailer(h http.Header) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,14 +69,14 @@ func (s *spool) endWithTrailer(m client.Mutation) {
 	s.more.Broadcast()
 }
 
-// failure is what ended the body too early.
+// failure returns the error that ended the body too early, or nil.
 func (s *spool) failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// repeatable reports whether a new reader would find the whole body.
+// repeatable reports whether a new reader would get the whole body.
 func (s *spool) repeatable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *spool) next(number int, closed *bool) ([]byte, error) {
 			return nil, errors.New("the beginning of the body is not there any more")
 		case at < len(s.chunks):
 			if s.size > s.limit {
-				s.letGo(at)
+				s.drop(at)
 			}
 			return s.chunks[number-s.first], nil
 		case s.err != nil:
@@ -108,19 +108,19 @@ func (s *spool) next(number int, closed *bool) ([]byte, error) {
 	}
 }
 
-// letGo forgets the first n chunks.
-func (s *spool) letGo(n int) {
+// drop drops the first n chunks.
+func (s *spool) drop(n int) {
 	clear(s.chunks[:n])
 	s.chunks, s.first = s.chunks[n:], s.first+n
 }
 
-// reader is the body for one try.
+// reader reads the body for one try.
 type reader struct {
 	spool   *spool
 	number  int // of the next chunk
 	rest    []byte
 	closed  bool
-	trailer http.Header // filled at the end of the body, for the names it has
+	trailer http.Header // set at the end of the body, for the names that it has
 }
 
 func (s *spool) reader(trailer http.Header) *reader { return &reader{spool: s, trailer: trailer} }
@@ -150,7 +150,7 @@ func (r *reader) fillTrailer() {
 	}
 }
 
-// Close ends a Read that waits, as the transport expects.
+// Close ends a Read that waits, as http.Transport expects.
 func (r *reader) Close() error {
 	r.spool.mu.Lock()
 	defer r.spool.mu.Unlock()
