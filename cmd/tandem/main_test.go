@@ -107,7 +107,7 @@ func TestCommandLine(t *testing.T) {
 }
 
 // promises lists all promises of the proof.
-var promises = []string{"every request answered", "decisions as expected", "tokens equal to the reference engine's", "KV bytes moved",
+var promises = []string{"every request answered", "decisions as expected", "pods of each request known", "tokens equal to the reference engine's", "KV bytes moved",
 	"blocks stranded", "hand-off of a failed decode leg released at once", "phases add up to the measured time", "everything started has ended"}
 
 func TestDemo(t *testing.T) {
@@ -180,7 +180,7 @@ func TestDemoJSON(t *testing.T) {
 	classes := map[string]int{}
 	for i, r := range d.Requests {
 		classes[r.Class]++
-		if r.Number != i+1 || r.Decision == "" || r.Failure != "" || r.TTFT <= 0 || r.Total < r.TTFT || r.Prompt == 0 || r.Completion < 16 {
+		if r.Number != i+1 || r.Decision == "" || r.Failure != "" || (r.TTFT > 0) != r.Stream || r.Total < r.TTFT || r.Prompt == 0 || r.Completion < 16 {
 			t.Errorf("request %d: %+v", i+1, r)
 		}
 		if _, ok := r.Phases["epp"]; !ok || r.Stream != (len(r.ITL) > 0) {
@@ -209,7 +209,7 @@ func TestDemoJSON(t *testing.T) {
 
 // Each fault of the prefill engines breaks only the promises that it affects.
 func TestDemoFails(t *testing.T) {
-	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 2, 3, 4, 5
+	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 3, 4, 5, 6
 	tests := []struct {
 		fault  string
 		broken []int

@@ -27,6 +27,7 @@ func (x *exchange) request(number int, started time.Time) report.Request {
 	}
 	a := &x.answer
 	r.Decision, r.Reason, r.Attempts = a.decision.Verdict.String(), string(a.decision.Reason), a.decision.Attempts
+	r.DecodePod, r.PrefillPod = x.pods.decode, x.pods.prefill
 	r.Cached, r.Completion = int(max(0, a.outcome.Cached)), len(a.generated)
 	r.TTFT, r.Total = inMillis(a.first), inMillis(a.took)
 	for _, gap := range a.gaps {

@@ -120,6 +120,7 @@ func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, e
 	if err != nil {
 		return nil, errors.Join(err, seen.ended)
 	}
+	st.namePods(seen.exchanges)
 	return seen.data(), nil
 }
 

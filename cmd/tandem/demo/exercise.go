@@ -22,6 +22,7 @@ type exchange struct {
 	answer    answer
 	failure   error  // why there is no complete answer
 	alone     *pulls // KV pulled during it, if no other request ran
+	pods      pods
 	reference answer
 }
 
@@ -41,7 +42,8 @@ type evidence struct {
 	started    time.Time
 	exchanges  []exchange // in the order they were sent
 	load       []report.LoadSample
-	engines    []sim.State // of all but the reference, at the end
+	prefill    []string    // names of the prefill engines' pods
+	engines    []sim.State // of all but the reference, at the end; prefill engines first
 	pulled     pulls
 	lost       lostLeg
 	blockBytes int64
@@ -52,6 +54,9 @@ type evidence struct {
 // then all others concurrently. After them it sends the same to the reference, and last makes a decode leg fail.
 func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress) (seen evidence, err error) {
 	seen = evidence{stack: s.describe(), started: time.Now(), blockBytes: s.blockBytes}
+	for _, e := range s.prefill {
+		seen.prefill = append(seen.prefill, e.name)
+	}
 	line.total = count(rounds)
 	watch := s.watch(ctx, seen.started, line)
 	r := runner{stage: s, line: line}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
@@ -14,6 +15,7 @@ import (
 const (
 	promiseAnswers   = "every request answered"
 	promiseDecisions = "decisions as expected"
+	promisePods      = "pods of each request known"
 	promiseTokens    = "tokens equal to the reference engine's"
 	promiseKV        = "KV bytes moved"
 	promiseStranded  = "blocks stranded"
@@ -25,7 +27,8 @@ const (
 // judge compares the evidence with the promises.
 func (e *evidence) judge() []report.Promise {
 	return []report.Promise{
-		e.judgeAnswers(), e.judgeDecisions(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(), e.judgeEnd(),
+		e.judgeAnswers(), e.judgeDecisions(), e.judgePods(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(),
+		e.judgeEnd(),
 	}
 }
 
@@ -77,6 +80,28 @@ func (x *exchange) asExpected() bool {
 		attempts = 1
 	}
 	return slices.Contains(x.class.want, d.Reason) && d.Reason.Explains(d.Verdict) && d.Attempts == attempts
+}
+
+// judgePods checks that the spans name the decode pod of each request and the prefill pod of each that was tried remotely, and
+// that each prefill engine counts as many ended hand-offs as the spans say.
+func (e *evidence) judgePods() report.Promise {
+	right, of := e.tally(func(x *exchange) bool {
+		return x.pods.decode != "" && (x.pods.prefill != "") == (x.answer.decision.Attempts > 0)
+	})
+	handoffs := map[string]int64{}
+	for _, x := range e.answered() {
+		if x.isRemote() {
+			handoffs[x.pods.prefill]++
+		}
+	}
+	same := true
+	var counts []string
+	for i, name := range e.prefill {
+		counted := e.engines[i].Released + e.engines[i].Expired
+		counts = append(counts, name+" "+against(handoffs[name], counted, "hand-off"))
+		same = same && handoffs[name] == counted
+	}
+	return promise(promisePods, right == of && of > 0 && same, "%d of %d; %s, as the engines count", right, of, strings.Join(counts, ", "))
 }
 
 func (e *evidence) judgeTokens() report.Promise {
@@ -141,15 +166,15 @@ func (e *evidence) judgeKV() report.Promise {
 	pulled, offered := wanted(e.pulled.tokens, m.remote...), int64(m.offered)*e.blockBytes
 	kept := m.right == m.alone && pulled > 0 && e.pulled.bytes == pulled*e.blockBytes && released == offered
 	return promise(promiseKV, kept, "%s for %d blocks that were not cached, of %s offered for %d remote prompts; as expected for %d of %d requests that ran alone",
-		against(e.pulled.bytes, pulled*e.blockBytes), pulled, against(released, offered), len(m.remote), m.right, m.alone)
+		against(e.pulled.bytes, pulled*e.blockBytes, "byte"), pulled, against(released, offered, "byte"), len(m.remote), m.right, m.alone)
 }
 
-// against formats a number of bytes, with the expected number if it differs.
-func against(seen, want int64) string {
+// against formats a number of things, with the expected number if it differs.
+func against(seen, want int64, what string) string {
 	if seen == want {
-		return fmt.Sprintf("%d bytes", seen)
+		return fmt.Sprintf("%d %ss", seen, what)
 	}
-	return fmt.Sprintf("%d instead of %d bytes", seen, want)
+	return fmt.Sprintf("%d instead of %d %ss", seen, want, what)
 }
 
 // judgeStranded counts stranded blocks: those that are still held, and those of hand-offs whose lease expired.

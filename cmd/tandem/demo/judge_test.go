@@ -37,13 +37,18 @@ func sound() *evidence {
 		}
 		x.answer.took = x.answer.attributed() + 100*time.Microsecond
 		x.start = started.Add(time.Duration(i) * time.Second)
+		x.pods.decode = "decode-0"
+		if x.isRemote() {
+			x.pods.prefill = "prefill-1"
+		}
 		x.foretold = &epp.Explanation{Decision: x.answer.decision.Verdict.String(), Reason: x.answer.decision.Reason}
 		e.exchanges = append(e.exchanges, x)
 	}
 	e.lost = lostLeg{exchange: exchange{question: question{class: &lostClass, tokens: 4}}, told: 1, released: 1}
 	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, decision: pd.Result{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
 	e.lost.reference.generated = e.lost.answer.generated
-	e.engines = []sim.State{{Released: 2, KVBytesServed: 5 * 100}, {}}
+	e.prefill = []string{"prefill-0", "prefill-1"}
+	e.engines = []sim.State{{}, {Released: 2, KVBytesServed: 5 * 100}, {}}
 	return e
 }
 
@@ -59,12 +64,16 @@ func TestJudge(t *testing.T) {
 		{"nothing wrong", func(*evidence) {}, nil},
 		{"one without an answer", func(e *evidence) { local(e).failure = failed }, []string{promiseAnswers}},
 		{"nothing asked", func(e *evidence) { e.exchanges = nil },
-			[]string{promiseAnswers, promiseDecisions, promiseTokens, promiseKV, promisePhases}},
+			[]string{promiseAnswers, promiseDecisions, promisePods, promiseTokens, promiseKV, promisePhases}},
 		{"no answers", func(e *evidence) {
 			for i := range e.exchanges {
 				e.exchanges[i].failure = failed
 			}
-		}, []string{promiseAnswers, promiseDecisions, promiseTokens, promiseKV, promisePhases}},
+		}, []string{promiseAnswers, promiseDecisions, promisePods, promiseTokens, promiseKV, promisePhases}},
+		{"decode pod unknown", func(e *evidence) { local(e).pods.decode = "" }, []string{promisePods}},
+		{"prefill pod unknown", func(e *evidence) { remote(e).pods.prefill = "" }, []string{promisePods}},
+		{"prefill pod of a local request", func(e *evidence) { local(e).pods.prefill = "prefill-0" }, []string{promisePods}},
+		{"another prefill pod", func(e *evidence) { remote(e).pods.prefill = "prefill-0" }, []string{promisePods}},
 		{"another reason", func(e *evidence) { local(e).answer.decision.Reason = pd.Bypassed }, []string{promiseDecisions}},
 		{"a reason without a decision", func(e *evidence) { local(e).answer.decision.Reason = pd.Uncached }, []string{promiseDecisions}},
 		{"second attempt", func(e *evidence) { remote(e).answer.decision.Attempts = 2 }, []string{promiseDecisions}},
@@ -75,12 +84,12 @@ func TestJudge(t *testing.T) {
 		}, []string{promiseTokens}},
 		{"block not moved", func(e *evidence) { e.pulled.bytes -= 100 }, []string{promiseKV}},
 		{"block not counted", func(e *evidence) { e.pulled.tokens -= blockSize }, []string{promiseKV}},
-		{"block never released", func(e *evidence) { e.engines[0].KVBytesServed -= 100 }, []string{promiseKV}},
+		{"block never released", func(e *evidence) { e.engines[1].KVBytesServed -= 100 }, []string{promiseKV}},
 		{"moved for the wrong request", func(e *evidence) { local(e).alone, remote(e).alone = remote(e).alone, local(e).alone }, []string{promiseKV}},
 		{"all of it was cached", func(e *evidence) {
 			e.pulled, remote(e).alone = pulls{}, nil
 			remote(e).reference.prompt = remote(e).reference.prompt[:2*blockSize]
-			e.engines[0].KVBytesServed = 4 * 100
+			e.engines[1].KVBytesServed = 4 * 100
 		}, []string{promiseKV}},
 		{"blocks held", func(e *evidence) { e.engines[1].Blocks.Used = 1 }, []string{promiseStranded}},
 		{"lease ran out", func(e *evidence) { e.engines[0].Expired = 1 }, []string{promiseStranded}},
@@ -134,7 +143,7 @@ func TestJudge(t *testing.T) {
 
 func TestFindingNamesMissingBytes(t *testing.T) {
 	seen := sound()
-	seen.pulled.bytes, seen.engines[0].KVBytesServed = 300, 0
+	seen.pulled.bytes, seen.engines[1].KVBytesServed = 300, 0
 	want := "300 instead of 400 bytes for 4 blocks that were not cached, of 0 instead of 500 bytes offered for 2 remote prompts; as expected for 2 of 2 requests that ran alone"
 	if got := seen.judgeKV().Found; got != want {
 		t.Errorf("%s", got)
@@ -149,7 +158,7 @@ func TestData(t *testing.T) {
 	seen.exchanges[0].failure = errors.New("status 503")
 	seen.load = []report.LoadSample{{Endpoint: "decode-0"}}
 	d := seen.data()
-	if len(d.Requests) != 3 || len(d.Promises) != 8 || len(d.Load) != 1 || len(d.Stack) != 1 || !d.Started.Equal(started) {
+	if len(d.Requests) != 3 || len(d.Promises) != 9 || len(d.Load) != 1 || len(d.Stack) != 1 || !d.Started.Equal(started) {
 		t.Fatalf("%+v", d)
 	}
 	failed, remote, crowd := d.Requests[0], d.Requests[1], d.Requests[2]
@@ -157,7 +166,7 @@ func TestData(t *testing.T) {
 		t.Errorf("failed request: %+v", failed)
 	}
 	if remote.Class != firstTurn.name || remote.API != "chat" || !remote.Stream || remote.Decision != "remote" || remote.Reason != "uncached" ||
-		remote.Attempts != 1 || remote.Prompt != 80 || remote.Cached != 0 || remote.Completion != 4 {
+		remote.Attempts != 1 || remote.DecodePod != "decode-0" || remote.PrefillPod != "prefill-1" || remote.Prompt != 80 || remote.Cached != 0 || remote.Completion != 4 {
 		t.Errorf("remote request: %+v", remote)
 	}
 	if remote.Start != 1000 || remote.TTFT != 3 || remote.Total != 6.1 || !slices.Equal(remote.ITL, []float64{1.5, 0}) {

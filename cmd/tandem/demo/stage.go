@@ -34,6 +34,7 @@ var simFlags = []string{"--model=" + modelName, "--block-size=" + strconv.Itoa(b
 
 // engine is one simulated engine of the stage.
 type engine struct {
+	name    string // of its pod
 	address string // host:port of its data port
 	admin   string // of its admin port
 }
@@ -48,7 +49,8 @@ type stage struct {
 	proxy           string   // host:port
 	proxyName       string
 	picker          string // host:port of its admin port
-	blockBytes      int64  // KV bytes that move for one block
+	spans           *spanCollector
+	blockBytes      int64 // KV bytes that move for one block
 	http            *http.Client
 }
 
@@ -65,12 +67,15 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 		return err
 	}
 	s.blockBytes = int64(blockSize * model.StoredBytesPerToken)
+	if s.spans, err = collectSpans(); err != nil {
+		return err
+	}
 	proxy := with.Proxy
 	if proxy == "auto" {
 		proxy = ""
 	}
 	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
-		Threshold: threshold, Proxy: proxy, Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags})
+		Threshold: threshold, Proxy: proxy, Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
 	if err != nil {
 		return err
 	}
@@ -91,7 +96,7 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 func engines(pods []stack.Pod) []engine {
 	all := make([]engine, len(pods))
 	for i, pod := range pods {
-		all[i] = engine{pod.Engine, pod.EngineAdmin}
+		all[i] = engine{pod.Name, pod.Engine, pod.EngineAdmin}
 	}
 	return all
 }
@@ -116,7 +121,22 @@ func (s *stage) describe() []string {
 // stop ends everything that was started.
 func (s *stage) stop() error {
 	s.http.CloseIdleConnections()
-	return s.group.Stop()
+	err := s.group.Stop()
+	if s.spans != nil {
+		s.spans.stop()
+	}
+	return err
+}
+
+// namePods sets the pods of each answered request. All spans are there once the stage is stopped.
+func (s *stage) namePods(all []exchange) {
+	names := map[string]string{}
+	for _, e := range slices.Concat(s.prefill, s.decode) {
+		names[e.address] = e.name
+	}
+	for i := range all {
+		all[i].pods = s.spans.podsOf(all[i].answer.requestID, names)
+	}
 }
 
 // spoil makes every prefill leg fail; an empty fault does nothing.

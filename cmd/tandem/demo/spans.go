@@ -1,0 +1,93 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+)
+
+// pods are the names of the pods that served a request.
+type pods struct {
+	decode, prefill string // "": unknown; prefill also if no prefill engine was asked
+}
+
+// spanCollector receives the spans of the stack over OTLP/gRPC, and keeps which engines the sidecars name in them. Nothing else
+// tells a client which pods served its request.
+type spanCollector struct {
+	collector.UnimplementedTraceServiceServer
+	address string // host:port
+	server  *grpc.Server
+	served  chan struct{} // closed when the server has ended
+
+	mu      sync.Mutex
+	engines map[string]pods // by request id; addresses instead of names
+}
+
+// collectSpans starts a collector on a free port of loopback. The caller must stop it.
+func collectSpans() (*spanCollector, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listening for spans: %w", err)
+	}
+	c := &spanCollector{address: l.Addr().String(), server: grpc.NewServer(), served: make(chan struct{}), engines: map[string]pods{}}
+	collector.RegisterTraceServiceServer(c.server, c)
+	go func() {
+		defer close(c.served)
+		_ = c.server.Serve(l) // until stop
+	}()
+	return c, nil
+}
+
+// stop ends the collector. Programs send their last spans when they end, so they must have ended before.
+func (c *spanCollector) stop() {
+	c.server.Stop()
+	<-c.served
+}
+
+// Export implements the collector's service.
+func (c *spanCollector) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, resource := range r.GetResourceSpans() {
+		for _, scope := range resource.GetScopeSpans() {
+			for _, span := range scope.GetSpans() {
+				c.add(span)
+			}
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func (c *spanCollector) add(span *trace.Span) {
+	if span.GetName() != "sidecar.request" {
+		return
+	}
+	var id string
+	var engines pods
+	for _, a := range span.GetAttributes() {
+		switch value := a.GetValue().GetStringValue(); a.GetKey() {
+		case "tandem.request_id":
+			id = value
+		case "tandem.endpoint.decode":
+			engines.decode = value
+		case "tandem.endpoint.prefill":
+			engines.prefill = value
+		}
+	}
+	if id != "" {
+		c.engines[id] = engines
+	}
+}
+
+// podsOf returns the pods that served a request. names has the names of pods by the addresses of their engines.
+func (c *spanCollector) podsOf(requestID string, names map[string]string) pods {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	engines := c.engines[requestID]
+	return pods{names[engines.decode], names[engines.prefill]}
+}

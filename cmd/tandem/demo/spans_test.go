@@ -1,0 +1,62 @@
+package demo
+
+import (
+	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// spanOf returns a span with attributes, given as names and values in turn.
+func spanOf(name string, attributes ...string) *trace.Span {
+	s := &trace.Span{Name: name}
+	for i := 0; i < len(attributes); i += 2 {
+		s.Attributes = append(s.Attributes, &common.KeyValue{Key: attributes[i],
+			Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: attributes[i+1]}}})
+	}
+	return s
+}
+
+func TestSpansNamePods(t *testing.T) {
+	c, err := collectSpans()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	conn, err := grpc.NewClient(c.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const request, decode, prefill = "tandem.request_id", "tandem.endpoint.decode", "tandem.endpoint.prefill"
+	spans := []*trace.Span{
+		spanOf("sidecar.request", request, "remote", decode, "a:1", prefill, "b:2"),
+		spanOf("sidecar.request", request, "local", decode, "a:1"),
+		spanOf("sidecar.request", request, "elsewhere", decode, "c:3"),
+		spanOf("sidecar.request", decode, "a:1"),
+		spanOf("epp.pick", request, "local", decode, "c:3"), // what was planned
+	}
+	_, err = collector.NewTraceServiceClient(conn).Export(t.Context(), &collector.ExportTraceServiceRequest{
+		ResourceSpans: []*trace.ResourceSpans{{ScopeSpans: []*trace.ScopeSpans{{Spans: spans}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{"a:1": "decode-0", "b:2": "prefill-0"}
+	for _, test := range []struct {
+		request string
+		want    pods
+	}{
+		{"remote", pods{"decode-0", "prefill-0"}},
+		{"local", pods{decode: "decode-0"}},
+		{"elsewhere", pods{}},
+		{"never sent", pods{}},
+		{"", pods{}},
+	} {
+		if got := c.podsOf(test.request, names); got != test.want {
+			t.Errorf("%q was served by %+v, want %+v", test.request, got, test.want)
+		}
+	}
+}
