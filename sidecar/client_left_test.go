@@ -58,7 +58,7 @@ func noticed(before act) (act, <-chan struct{}) {
 	}), lost
 }
 
-func nothingYet(http.ResponseWriter, *asked) {}
+func returnsSilently(http.ResponseWriter, *asked) {}
 
 func TestClientGoneDuringPrefill(t *testing.T) {
 	t.Parallel()
@@ -71,7 +71,7 @@ func TestClientGoneDuringPrefill(t *testing.T) {
 		wait(t, g.arrived, "the prefill leg")
 		l.mustLeave(t)
 		wait(t, lost, "prefill to notice")
-		s.mustGiveBack(t, decode, 0)
+		s.mustReleaseByDecode(t, decode, 0)
 		other.mustSee(t)
 		decode.mustSee(t)
 		s.mustCount(t, 1, "tandem_requests_total", "decision", "remote", "reason", "external", "code", "499")
@@ -126,7 +126,7 @@ func TestClientGoneDuringDecode(t *testing.T) {
 		begun    bool // the client has received a part of it
 		released []float64
 	}{
-		{"before the headers", nothingYet, false, []float64{1}},
+		{"before the headers", returnsSilently, false, []float64{1}},
 		{"before the first event", streams(), false, []float64{1}},
 		// The sidecar may or may not have seen the headers, which show that the engine has noted the hand-off.
 		{"before the first byte", chunked(200, "application/json", ""), false, []float64{0, 1}},
@@ -238,7 +238,7 @@ func TestClientGoneWhileItSends(t *testing.T) {
 			s.mustCount(t, 1, "tandem_requests_total", "decision", name, "code", "499")
 			prefill.mustSee(t)
 			decode.mustSee(t)
-			s.mustGiveBack(t, decode, 0)
+			s.mustReleaseByDecode(t, decode, 0)
 		})
 	}
 }

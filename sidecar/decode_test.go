@@ -14,16 +14,16 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/relay"
 )
 
-// mustGiveBack waits for the releases that outlast the answer, and checks that decode was asked for as many as wanted, and
+// mustReleaseByDecode waits for the releases that run after the answer, and checks that decode got as many as wanted, and
 // that no hand-off is stranded.
-func (r *rig) mustGiveBack(t *testing.T, decode *fakeEngine, releases int) {
+func (r *rig) mustReleaseByDecode(t *testing.T, decode *fakeEngine, releases int) {
 	t.Helper()
 	r.end()
-	told := decode.releases()
-	if len(told) != releases {
-		t.Errorf("decode was asked for %d releases, want %d", len(told), releases)
+	released := decode.releases()
+	if len(released) != releases {
+		t.Errorf("decode was asked for %d releases, want %d", len(released), releases)
 	}
-	for _, f := range told {
+	for _, f := range released {
 		if f.URL.Path != completionsPath || !strings.Contains(f.body, handoffParams) || f.ContentLength != int64(len(f.body)) {
 			t.Errorf("release %s %s", f.URL, f.body)
 		}
@@ -90,7 +90,7 @@ func TestDecodeFails(t *testing.T) {
 					t.Errorf("phases %s, want %s", got.phases(t), want)
 				}
 				decode.mustSee(t, q.decode, q.local)
-				s.mustGiveBack(t, decode, 1)
+				s.mustReleaseByDecode(t, decode, 1)
 				s.mustCount(t, 1, "tandem_retries_total")
 				s.mustCount(t, 1, "tandem_retries_total", "leg", "decode", "cause", c.cause)
 				s.mustCount(t, 1, "tandem_requests_total", "decision", "local", "reason", "transfer-failed", "code", "200")
@@ -131,7 +131,7 @@ func TestDecodeRefuses(t *testing.T) {
 					t.Errorf("Retry-After is %q", after)
 				}
 				decode.mustSee(t, q.decode)
-				s.mustGiveBack(t, decode, c.releases)
+				s.mustReleaseByDecode(t, decode, c.releases)
 				s.mustCount(t, 0, "tandem_retries_total")
 			})
 		})
@@ -154,12 +154,12 @@ func TestRedoIsForbidden(t *testing.T) {
 			if got.phases(t) != "epp recv prefill handoff first" {
 				t.Errorf("phases %s", got.phases(t))
 			}
-			s.mustGiveBack(t, decode, 1)
+			s.mustReleaseByDecode(t, decode, 1)
 		})
 		t.Run("no budget", func(t *testing.T) {
 			got, s, decode := run(t, noBudget)
 			got.mustRefuse(t, http.StatusServiceUnavailable, pd.Budget)
-			s.mustGiveBack(t, decode, 1)
+			s.mustReleaseByDecode(t, decode, 1)
 		})
 	})
 }
@@ -183,9 +183,9 @@ func TestSilentDecode(t *testing.T) {
 				t.Errorf("body %s", got.body)
 			}
 			decode.mustSee(t, q.decode)
-			s.mustGiveBack(t, decode, 0)
+			s.mustReleaseByDecode(t, decode, 0)
 		})
-		for name, die := range map[string]func(*fakeEngine){"prefill sick": (*fakeEngine).fallSick, "prefill unreachable": (*fakeEngine).vanish} {
+		for name, die := range map[string]func(*fakeEngine){"prefill sick": (*fakeEngine).failHealth, "prefill unreachable": (*fakeEngine).crash} {
 			t.Run(name, func(t *testing.T) {
 				g := newGate()
 				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, g.act, q.answer())
@@ -200,7 +200,7 @@ func TestSilentDecode(t *testing.T) {
 					t.Errorf("body %s", got.body)
 				}
 				decode.mustSee(t, q.decode, q.local)
-				s.mustGiveBack(t, decode, 1)
+				s.mustReleaseByDecode(t, decode, 1)
 				s.mustCount(t, 1, "tandem_retries_total", "leg", "decode", "cause", "timeout")
 			})
 		}
@@ -221,7 +221,7 @@ func TestLateHandoff(t *testing.T) {
 				t.Errorf("body %s", got.body)
 			}
 			decode.mustSee(t, q.local)
-			s.mustGiveBack(t, decode, 1)
+			s.mustReleaseByDecode(t, decode, 1)
 			s.mustCount(t, 1, "tandem_retries_total", "leg", "decode", "cause", "late")
 		})
 		t.Run("while the leg is sent", func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestLateHandoff(t *testing.T) {
 				t.Errorf("body %s", got.body)
 			}
 			decode.mustSee(t, q.decode, q.local)
-			s.mustGiveBack(t, decode, 1)
+			s.mustReleaseByDecode(t, decode, 1)
 		})
 	})
 }
@@ -253,7 +253,7 @@ func TestNoPrefillForTheDead(t *testing.T) {
 		prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 		s := startRig(t, decode.addr)
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, "remote;reason=external;attempts=1;candidate=0")
-		decode.vanish()
+		decode.crash()
 		// The next request probes the engine after a leg that failed, however soon it comes, and after some time.
 		post(t, s.url+completionsPath, q.body).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 		for range 3 {
@@ -273,7 +273,7 @@ func TestStranded(t *testing.T) {
 		t.Run("decode goes down", func(t *testing.T) {
 			decode := startEngine(t, q.answer())
 			prefill := startEngine(t, func(w http.ResponseWriter, r *asked) {
-				decode.vanish()
+				decode.crash()
 				offering(handoffParams)(w, r)
 			})
 			s := startRig(t, decode.addr)
@@ -283,11 +283,11 @@ func TestStranded(t *testing.T) {
 			s.mustCount(t, 1, "tandem_kv_stranded_total")
 			s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel", "result", "failed")
 		})
-		for name, forgive := range map[string]act{"release accepted as a request": says(200, "application/json", "{}"),
+		for name, releaseAnswer := range map[string]act{"release accepted as a request": says(200, "application/json", "{}"),
 			"release failed": says(500, "text/plain", ""), "release cut": resets} {
 			t.Run(name, func(t *testing.T) {
 				prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(500, "text/plain", ""), q.answer())
-				decode.forgive = forgive
+				decode.releaseAnswer = releaseAnswer
 				s := startRig(t, decode.addr)
 				post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, transferFailed)
 				s.end()

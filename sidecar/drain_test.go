@@ -34,12 +34,12 @@ func startDrain(t *testing.T, s *rig, ctx context.Context) (drained <-chan struc
 }
 
 func TestReady(t *testing.T) {
-	engine := startEngine(t, nothingYet)
+	engine := startEngine(t, returnsSilently)
 	s := startRig(t, engine.addr)
 	if err := s.Ready(); err != nil {
 		t.Errorf("a healthy engine: %v", err)
 	}
-	engine.fallSick()
+	engine.failHealth()
 	if err := s.Ready(); err == nil || !strings.Contains(err.Error(), "503") {
 		t.Errorf("a sick engine: %v", err)
 	}

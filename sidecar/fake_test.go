@@ -19,12 +19,12 @@ type fakeEngine struct {
 	server *httptest.Server
 	probed chan struct{} // gets one for each /health, up to its size
 
-	mu      sync.Mutex // guards what follows
-	script  []act      // one per request; the last one goes on
-	forgive act        // answers releases
-	sick    bool       // fails /health
-	seen    []*asked
-	forgot  []*asked
+	mu            sync.Mutex // guards what follows
+	script        []act      // one per request; the last one goes on
+	releaseAnswer act        // answers releases
+	sick          bool       // fails /health
+	seen          []*asked
+	released      []*asked
 }
 
 // act is one answer.
@@ -39,7 +39,7 @@ type asked struct {
 // startEngine serves an engine until the test ends.
 func startEngine(t testing.TB, script ...act) *fakeEngine {
 	t.Helper()
-	e := &fakeEngine{script: script, probed: make(chan struct{}, 16), forgive: says(http.StatusNotFound, "application/json", `{"error":{"message":"no such model"}}`)}
+	e := &fakeEngine{script: script, probed: make(chan struct{}, 16), releaseAnswer: says(http.StatusNotFound, "application/json", `{"error":{"message":"no such model"}}`)}
 	e.server = httptest.NewServer(e)
 	e.addr = e.server.Listener.Addr().String()
 	t.Cleanup(e.server.Close)
@@ -72,15 +72,15 @@ func (e *fakeEngine) health(w http.ResponseWriter) {
 	}
 }
 
-// fallSick fails /health from now on.
-func (e *fakeEngine) fallSick() {
+// failHealth fails /health from now on.
+func (e *fakeEngine) failHealth() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sick = true
 }
 
-// vanish ends the engine as a crash does.
-func (e *fakeEngine) vanish() {
+// crash ends the engine as a crash does.
+func (e *fakeEngine) crash() {
 	e.server.Listener.Close()
 	e.server.CloseClientConnections()
 }
@@ -90,8 +90,8 @@ func (e *fakeEngine) next(r *asked) act {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if strings.Contains(r.body, `"tandem-release"`) {
-		e.forgot = append(e.forgot, r)
-		return e.forgive
+		e.released = append(e.released, r)
+		return e.releaseAnswer
 	}
 	e.seen = append(e.seen, r)
 	return e.script[min(len(e.seen), len(e.script))-1]
@@ -107,7 +107,7 @@ func (e *fakeEngine) requests() []*asked {
 func (e *fakeEngine) releases() []*asked {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return append([]*asked(nil), e.forgot...)
+	return append([]*asked(nil), e.released...)
 }
 
 // only returns the request of an engine that was asked once.

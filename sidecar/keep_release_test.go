@@ -25,20 +25,20 @@ func TestKeptClientGoneBetweenTheLegs(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
-		k := newKeep(t)
+		k := newNotifier(t)
 		prefill, decode := startSim(t, sim.Config{}), startEngine(t, q.answer())
 		late, arrived := withhold(t, prefill)
 		spans, recorded := recorder(t)
-		s := startRig(t, decode.addr, k.kept(), recorded)
+		s := startRig(t, decode.addr, k.option(), recorded)
 		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, late)
 		wait(t, arrived, "prefill to finish")
 		l.mustLeave(t)
 		mustState(t, prefill, "prefill to be free", free)
 		s.mustRelease(t, "nixl", "ok")
-		k.mustTell(t, 1)
+		k.mustNotify(t, 1)
 		decode.mustSee(t)
-		if told := decode.releases(); len(told) != 0 {
-			t.Errorf("decode was asked to release %d times", len(told))
+		if released := decode.releases(); len(released) != 0 {
+			t.Errorf("decode was asked to release %d times", len(released))
 		}
 		if st := prefill.Engine.State(); st.Expired != 0 || st.Released != 1 {
 			t.Errorf("%+v", st)
@@ -58,14 +58,14 @@ func TestReleaseSpans(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		t.Run("dead="+strconv.FormatBool(dead), func(t *testing.T) {
 			t.Parallel()
-			k, want := newKeep(t), "nixl"
+			k, want := newNotifier(t), "nixl"
 			if dead {
-				k.die()
+				k.fail()
 				want = "cancel"
 			}
 			prefill, decode := startSim(t, sim.Config{}), startEngine(t, says(400, "application/json", "{}"))
 			spans, recorded := recorder(t)
-			s := startRig(t, decode.addr, k.kept(), recorded)
+			s := startRig(t, decode.addr, k.option(), recorded)
 			post(t, s.url+completionsPath, simAsk(100, 8, false), pd.HeaderPrefill, addrOf(prefill)).mustBe(t, 400, servedRemote)
 			s.mustRelease(t, want, "ok")
 			seen := 0
@@ -111,8 +111,8 @@ func TestKeptDecodeFails(t *testing.T) {
 			}
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
-				k, prefill, decode := newKeep(t), startSim(t, sim.Config{}), startEngine(t, c.act, q.answer())
-				s := startRig(t, decode.addr, k.kept(), soon)
+				k, prefill, decode := newNotifier(t), startSim(t, sim.Config{}), startEngine(t, c.act, q.answer())
+				s := startRig(t, decode.addr, k.option(), soon)
 				got := post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
 				if have := got.header.Get(pd.HeaderDecision); have != c.decision {
 					t.Errorf("%d %s, want %s", got.status, have, c.decision)
@@ -127,8 +127,8 @@ func TestKeptDecodeFails(t *testing.T) {
 				default:
 					s.mustRelease(t, "cancel", "ok")
 				}
-				k.mustTell(t, c.direct)
-				if told := decode.releases(); len(told) > 0 && c.direct > 0 {
+				k.mustNotify(t, c.direct)
+				if released := decode.releases(); len(released) > 0 && c.direct > 0 {
 					t.Error("decode was asked to release as well")
 				}
 			})
@@ -146,14 +146,14 @@ func TestKeptDecodeDies(t *testing.T) {
 			decode.server.Listener.Close()
 			resets(w, r)
 		}
-		k, prefill := newKeep(t), startSim(t, sim.Config{})
+		k, prefill := newNotifier(t), startSim(t, sim.Config{})
 		decode = startEngine(t, dies)
-		s := startRig(t, decode.addr, k.kept())
+		s := startRig(t, decode.addr, k.option())
 		got := post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
 		got.mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 		mustState(t, prefill, "prefill to be free", free)
 		s.mustRelease(t, "nixl", "ok")
-		k.mustTell(t, 1)
+		k.mustNotify(t, 1)
 	})
 }
 
@@ -162,17 +162,17 @@ func TestKeptDecodeIsDying(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
-		k, prefill := newKeep(t), startSim(t, sim.Config{})
+		k, prefill := newNotifier(t), startSim(t, sim.Config{})
 		decode := startEngine(t, resets, q.answer())
-		decode.forgive = func(w http.ResponseWriter, r *asked) {
+		decode.releaseAnswer = func(w http.ResponseWriter, r *asked) {
 			decode.server.Listener.Close()
 			resets(w, r)
 		}
-		s := startRig(t, decode.addr, k.kept())
+		s := startRig(t, decode.addr, k.option())
 		post(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill)) // its redo may or may not come in time
 		mustState(t, prefill, "prefill to be free", free)
 		s.mustRelease(t, "nixl", "ok")
-		k.mustTell(t, 1)
+		k.mustNotify(t, 1)
 		if len(decode.releases()) == 0 {
 			t.Error("decode was not asked first")
 		}
@@ -186,10 +186,10 @@ func TestKeptDecodeStandsStill(t *testing.T) {
 		for name, first := range map[string]act{"from the beginning": hangs, "when its leg has failed": resets} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				k, g := newKeep(t), newGate()
+				k, g := newNotifier(t), newGate()
 				prefill, decode := startSim(t, sim.Config{}), startEngine(t, then(signal(g), first), then(signal(g), hangs))
-				decode.forgive = hangs
-				s := startRig(t, decode.addr, k.kept())
+				decode.releaseAnswer = hangs
+				s := startRig(t, decode.addr, k.option())
 				l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
 				wait(t, g.arrived, "the decode leg")
 				if name != "from the beginning" {
@@ -197,7 +197,7 @@ func TestKeptDecodeStandsStill(t *testing.T) {
 				}
 				l.mustLeave(t)
 				s.end()
-				k.mustTell(t, 0)
+				k.mustNotify(t, 0)
 				s.mustCount(t, 0, "tandem_kv_release_total", "way", "nixl")
 				s.mustCount(t, 1, "tandem_kv_release_total", "way", "cancel")
 				if st := prefill.Engine.State(); st.Blocks.Pinned == 0 {
@@ -212,19 +212,19 @@ func TestKeptDecodeStandsStill(t *testing.T) {
 func TestKeeperDiesInBetween(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
-		k, g := newKeep(t), newGate()
+		k, g := newNotifier(t), newGate()
 		prefill, decode := startLeasedSim(t), startEngine(t, then(g.act, says(404, "application/json", `{"error":{}}`)))
-		s := startRig(t, decode.addr, leased, k.kept())
+		s := startRig(t, decode.addr, leased, k.option())
 		answer := asking(t, s, simAsk(100, 8, q.stream), addrOf(prefill))
 		wait(t, g.arrived, "the decode leg")
 		k.await(t, 1)
-		k.die()
+		k.fail()
 		close(g.opened)
 		wait(t, answer, "the answer").mustBe(t, 404, servedRemote)
 		s.mustRelease(t, "cancel", "ok")
-		k.mustTell(t, 0)
-		if told := decode.releases(); len(told) != 1 {
-			t.Errorf("decode was asked to release %d times", len(told))
+		k.mustNotify(t, 0)
+		if released := decode.releases(); len(released) != 1 {
+			t.Errorf("decode was asked to release %d times", len(released))
 		}
 	})
 }
@@ -251,9 +251,9 @@ func TestSideChannelOutsideTheAllowList(t *testing.T) {
 			t.Fatal(err)
 		}
 		offered := strings.NewReplacer("10.9.9.9", "127.0.0.2", "5600", port).Replace(handoffParams)
-		k, prefill := newKeep(t), startEngine(t, offering(offered))
+		k, prefill := newNotifier(t), startEngine(t, offering(offered))
 		decode := startEngine(t, q.answer(), says(404, "application/json", "{}"))
-		s := startRig(t, decode.addr, k.kept())
+		s := startRig(t, decode.addr, k.option())
 		if got := post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr); got.status != 200 || got.body != q.right() {
 			t.Errorf("%d %s", got.status, got.body)
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer/keeper"
 )
 
-// keep is a notifier that records its messages, and that a test can make fail.
-type keep struct {
+// notifier is a transfer.Notifier that records its messages, and that a test can make fail.
+type notifier struct {
 	*transport.TCP
 	beat chan struct{} // gets one for each heartbeat, up to its size
 
@@ -30,21 +30,21 @@ type keep struct {
 	releases []string
 }
 
-func newKeep(t testing.TB) *keep {
+func newNotifier(t testing.TB) *notifier {
 	t.Helper()
 	agent, err := transport.NewTCP(transport.TCPConfig{Name: "sidecar"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = agent.Close() }) // an error of closing loses nothing
-	return &keep{TCP: agent, beat: make(chan struct{}, 64)}
+	return &notifier{TCP: agent, beat: make(chan struct{}, 64)}
 }
 
-// kept is an option: the sidecar uses the notifier.
-func (k *keep) kept() option { return set(func(c *Config) { c.Keep.Notifier = k }) }
+// option makes the sidecar use the notifier.
+func (k *notifier) option() option { return set(func(c *Config) { c.Keep.Notifier = k }) }
 
 // Notify implements transfer.Notifier.
-func (k *keep) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
+func (k *notifier) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	k.mu.Lock()
 	dead := k.dead
 	if !dead && strings.HasPrefix(string(message), "HB:") {
@@ -65,7 +65,7 @@ func (k *keep) Notify(ctx context.Context, to transfer.Peer, message []byte) err
 }
 
 // State is what a NIXL agent process reports.
-func (k *keep) State() (keeper.State, <-chan struct{}) {
+func (k *notifier) State() (keeper.State, <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.dead {
@@ -74,29 +74,29 @@ func (k *keep) State() (keeper.State, <-chan struct{}) {
 	return keeper.State{Starts: 1, About: "a test"}, nil
 }
 
-// die makes the notifier fail from now on.
-func (k *keep) die() {
+// fail makes the notifier fail from now on.
+func (k *notifier) fail() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.dead = true
 }
 
-func (k *keep) told() (beats int, releases []string) {
+func (k *notifier) notices() (beats int, releases []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.beats, append([]string(nil), k.releases...)
 }
 
-// mustTell checks how many hand-offs were released by notices.
-func (k *keep) mustTell(t *testing.T, releases int) {
+// mustNotify checks how many hand-offs were released by notices.
+func (k *notifier) mustNotify(t *testing.T, releases int) {
 	t.Helper()
-	if _, told := k.told(); len(told) != releases {
-		t.Errorf("prefill was sent %q, want %d releases", told, releases)
+	if _, sent := k.notices(); len(sent) != releases {
+		t.Errorf("prefill was sent %q, want %d releases", sent, releases)
 	}
 }
 
 // await waits for n heartbeats.
-func (k *keep) await(t *testing.T, n int) {
+func (k *notifier) await(t *testing.T, n int) {
 	t.Helper()
 	for range n {
 		wait(t, k.beat, "a heartbeat")
@@ -117,8 +117,8 @@ func startLeasedSim(t *testing.T) *server.Server {
 // longer is how many heartbeats take longer than a lease: one comes each third of it.
 const longer = 5
 
-// withKeep runs a case with and without a notifier.
-func withKeep(t *testing.T, run func(t *testing.T, q bool, k *keep, o []option)) {
+// withNotifier runs a case with and without a notifier.
+func withNotifier(t *testing.T, run func(t *testing.T, q bool, k *notifier, o []option)) {
 	for _, stream := range []bool{true, false} {
 		for name, with := range map[string]bool{"kept": true, "without": false} {
 			t.Run(map[bool]string{true: "stream/", false: "whole/"}[stream]+name, func(t *testing.T) {
@@ -127,8 +127,8 @@ func withKeep(t *testing.T, run func(t *testing.T, q bool, k *keep, o []option))
 					run(t, stream, nil, []option{leased})
 					return
 				}
-				k := newKeep(t)
-				run(t, stream, k, []option{leased, k.kept()})
+				k := newNotifier(t)
+				run(t, stream, k, []option{leased, k.option()})
 			})
 		}
 	}
@@ -156,7 +156,7 @@ func ranOut(st sim.State) bool { return st.Expired > 0 }
 // Decode takes longer than a lease to note the hand-off, which the sidecar cannot see.
 func TestHeldBeforeDecodeKnows(t *testing.T) {
 	t.Parallel()
-	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+	withNotifier(t, func(t *testing.T, stream bool, k *notifier, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
 		if err := decode.Faults.Add(fault.Fault{Leg: "decode", Fault: "slow", Arg: "stop", Count: 1}); err != nil {
 			t.Fatal(err)
@@ -176,7 +176,7 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 		mustBeRight(t, got, body)
 		s.end()
 		mustFree(t, prefill, decode)
-		k.mustTell(t, 0)
+		k.mustNotify(t, 0)
 		s.mustCount(t, 0, "tandem_kv_release_total")
 	})
 }
@@ -184,7 +184,7 @@ func TestHeldBeforeDecodeKnows(t *testing.T) {
 // Decode is saturated, and puts the hand-off into its queue.
 func TestHeldInDecodesQueue(t *testing.T) {
 	t.Parallel()
-	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+	withNotifier(t, func(t *testing.T, stream bool, k *notifier, o []option) {
 		prefill := startLeasedSim(t)
 		decode := startSim(t, sim.Config{TimeScale: 1, Schedule: sim.ScheduleConfig{MaxSequences: 1}, KV: sim.KVConfig{Lease: shortLease}})
 		first := startLeaver(t, decode.URL+completionsPath, simAsk(20, 4000, true))
@@ -209,7 +209,7 @@ func TestHeldInDecodesQueue(t *testing.T) {
 // A leg that is sent after the age limit of its hand-off is not late if heartbeats have renewed the lease.
 func TestHeldBeyondTheAgeLimit(t *testing.T) {
 	t.Parallel()
-	withKeep(t, func(t *testing.T, stream bool, k *keep, o []option) {
+	withNotifier(t, func(t *testing.T, stream bool, k *notifier, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
 		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
 		dial, slow := s.local.DialContext, sync.OnceFunc(func() {
@@ -242,7 +242,7 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
-		k, ready, rest := newKeep(t), newGate(), newGate()
+		k, ready, rest := newNotifier(t), newGate(), newGate()
 		begin, end := streams(firstEvent), secondEvent+doneEvent
 		if !q.stream {
 			begin, end = chunked(200, "application/json", wholeAnswer[:20]), wholeAnswer[20:]
@@ -250,15 +250,15 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 		prefill, decode := startLeasedSim(t), startEngine(t, then(ready.act, begin, rest.act, func(w http.ResponseWriter, _ *asked) {
 			_, _ = io.WriteString(w, end) // a client that does not read it has left
 		}))
-		s := startRig(t, decode.addr, leased, k.kept())
+		s := startRig(t, decode.addr, leased, k.option())
 		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
 		wait(t, ready.arrived, "the decode leg")
 		k.await(t, 2)
 		close(ready.opened)
 		wait(t, l.begun, "the answer to begin")
-		before, _ := k.told()
+		before, _ := k.notices()
 		mustState(t, prefill, "the lease to end", ranOut)
-		if after, _ := k.told(); after > before+1 || after < 2 { // one may have been due at that moment
+		if after, _ := k.notices(); after > before+1 || after < 2 { // one may have been due at that moment
 			t.Errorf("%d heartbeats before the first byte, %d after a lease more", before, after)
 		}
 		close(rest.opened)
@@ -266,7 +266,7 @@ func TestHoldEndsWithTheFirstByte(t *testing.T) {
 			t.Error(err)
 		}
 		s.end()
-		k.mustTell(t, 0)
+		k.mustNotify(t, 0)
 	})
 }
 
@@ -275,18 +275,18 @@ func TestHoldEndsWithTheExchange(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
-		k, g := newKeep(t), newGate()
+		k, g := newNotifier(t), newGate()
 		prefill, decode := startLeasedSim(t), startEngine(t, then(g.act, hangs))
-		s := startRig(t, decode.addr, leased, k.kept())
+		s := startRig(t, decode.addr, leased, k.option())
 		l := startLeaver(t, s.url+completionsPath, simAsk(100, 8, q.stream), pd.HeaderPrefill, addrOf(prefill))
 		wait(t, g.arrived, "the decode leg")
 		k.await(t, 1)
 		l.mustLeave(t)
 		s.busy.Wait()
-		before, _ := k.told()
+		before, _ := k.notices()
 		mustState(t, prefill, "the lease to end", ranOut)
 		s.end()
-		if after, _ := k.told(); after > before+1 {
+		if after, _ := k.notices(); after > before+1 {
 			t.Errorf("%d heartbeats while the request ran, %d in all", before, after)
 		}
 	})

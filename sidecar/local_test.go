@@ -351,7 +351,7 @@ func TestDyingEngine(t *testing.T) {
 			engine := startEngine(t, says(c.status, "application/json", dead))
 			s := startRig(t, engine.addr)
 			if c.health != http.StatusOK {
-				engine.fallSick()
+				engine.failHealth()
 			}
 			var header []string
 			if c.remote {
@@ -387,7 +387,7 @@ func TestAbortedAnswer(t *testing.T) {
 			engine := startEngine(t, says(200, "application/json", c.answer))
 			s := startRig(t, engine.addr)
 			if c.dying {
-				engine.fallSick()
+				engine.failHealth()
 			}
 			got := post(t, s.url+completionsPath, ask(false).body, append(c.header, "Te", "trailers")...)
 			if c.want == 503 {

@@ -54,7 +54,7 @@ var prefillFaults = []prefillFault{
 	{"params with too few blocks", offering(strings.Replace(handoffParams, "[3, 1, 2]", "[3, 1]", 1)), "invalid", pd.HandoffInvalid, 1},
 	{"params twice", says(200, "application/json", `{"kv_transfer_params":`+handoffParams+`,"kv_transfer_params":`+handoffParams+`}`), "invalid", pd.HandoffInvalid, 0},
 	{"compressed", zips, "invalid", pd.HandoffInvalid, 0},
-	{"too large", boasts, "too-large", pd.HandoffInvalid, 0},
+	{"too large", announcesTooMuch, "too-large", pd.HandoffInvalid, 0},
 	{"too large, unannounced", chunked(200, "application/json", `"`+strings.Repeat("x", 16<<20)+`"`), "too-large", pd.HandoffInvalid, 0},
 	{"redirect", says(307, "text/plain", "", "Location", "/elsewhere"), "status", pd.PrefillFailed, 0},
 	{"no content", func(w http.ResponseWriter, _ *asked) { w.WriteHeader(204) }, "status", pd.PrefillFailed, 0},
@@ -74,8 +74,8 @@ func zips(w http.ResponseWriter, _ *asked) {
 	_ = z.Close()
 }
 
-// boasts announces more bytes than the sidecar accepts.
-func boasts(w http.ResponseWriter, _ *asked) {
+// announcesTooMuch announces more bytes than the sidecar accepts.
+func announcesTooMuch(w http.ResponseWriter, _ *asked) {
 	w.Header().Set("Content-Length", "16777217")
 	w.WriteHeader(http.StatusOK)
 	flush(w)
@@ -323,7 +323,7 @@ func TestBudgetIsEarned(t *testing.T) {
 func TestNoSecondCandidateForADeadEngine(t *testing.T) {
 	decode := startEngine(t, ask(false).answer())
 	first := startEngine(t, func(w http.ResponseWriter, r *asked) {
-		decode.vanish()
+		decode.crash()
 		over := time.NewTimer(200 * time.Millisecond) // twice as long as the sidecar takes a connection as a sign of life
 		defer over.Stop()
 		<-over.C

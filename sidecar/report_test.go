@@ -11,7 +11,7 @@ import (
 func TestReleaseCarriesCredentials(t *testing.T) {
 	q := ask(false)
 	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, says(500, "text/plain", ""), q.answer())
-	decode.forgive = func(w http.ResponseWriter, r *asked) {
+	decode.releaseAnswer = func(w http.ResponseWriter, r *asked) {
 		if r.Header.Get("Authorization") != "Bearer key" {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -20,10 +20,10 @@ func TestReleaseCarriesCredentials(t *testing.T) {
 	}
 	s := startRig(t, decode.addr)
 	post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr, "Authorization", "Bearer key").mustBe(t, 200, transferFailed)
-	s.mustGiveBack(t, decode, 1)
+	s.mustReleaseByDecode(t, decode, 1)
 
 	decode = startEngine(t, says(500, "text/plain", ""), q.answer())
-	decode.forgive = says(http.StatusUnauthorized, "application/json", "{}")
+	decode.releaseAnswer = says(http.StatusUnauthorized, "application/json", "{}")
 	s = startRig(t, decode.addr)
 	post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 200, transferFailed)
 	s.end()

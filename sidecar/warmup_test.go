@@ -92,9 +92,9 @@ func TestWarmupHandOffFails(t *testing.T) {
 		err             string
 		released        int
 	}{
-		{"prefill", status(500), nothingYet, "500", 0},
-		{"prefill asks for a key", status(401), nothingYet, "asks for a key", 0},
-		{"hand-off", offering("null"), nothingYet, "is a KV connector configured", 0},
+		{"prefill", status(500), returnsSilently, "500", 0},
+		{"prefill asks for a key", status(401), returnsSilently, "asks for a key", 0},
+		{"hand-off", offering("null"), returnsSilently, "is a KV connector configured", 0},
 		{"decode", offering(handoffParams), status(500), "decode answered 500", 1},
 		{"decode resets", offering(handoffParams), resets, "reset", 1},
 		{"decode full", offering(handoffParams), status(503), "decode answered 503", 0},
@@ -163,7 +163,7 @@ func TestWarmupHandOffFailsAtOnce(t *testing.T) {
 
 // The warm-up checks hand-offs as for a request: too few blocks would end the decode engine.
 func TestWarmupChecksBlocks(t *testing.T) {
-	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, nothingYet)
+	prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, returnsSilently)
 	s := startRig(t, decode.addr, set(func(c *Config) { c.Prefill.BlockSize = 8 }))
 	if err := s.warmUpOne(t, prefill.addr); err == nil || !strings.Contains(err.Error(), "3 blocks") {
 		t.Errorf("%v", err)
@@ -282,7 +282,7 @@ func TestWarmupAsksSideChannels(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := logBuffer{wrote: make(chan struct{}, 16)}
-	s := startRig(t, addrOf(decode), newKeep(t).kept(), warmsUp(t, addrOf(prefill)), log.collect, set(func(c *Config) {
+	s := startRig(t, addrOf(decode), newNotifier(t).option(), warmsUp(t, addrOf(prefill)), log.collect, set(func(c *Config) {
 		c.Keep.WarmUp = false
 		c.Keep.SideChannel, err = strconv.Atoi(port)
 	}))

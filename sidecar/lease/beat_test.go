@@ -17,16 +17,16 @@ import (
 
 const third = term / 3 // the time between two heartbeats of a hand-off
 
-// landlord is the engine's side of leases: each heartbeat is good for two thirds of one, from its arrival on.
-type landlord struct {
+// leaseClock records when an engine's leases expire: two thirds of a lease after each heartbeat.
+type leaseClock struct {
 	mu      sync.Mutex
 	began   time.Time
 	expires map[string]time.Time
 	beats   []string // with their times since began
 }
 
-func rule(w *world) *landlord {
-	l := &landlord{began: time.Now(), expires: make(map[string]time.Time)}
+func newLeaseClock(w *world) *leaseClock {
+	l := &leaseClock{began: time.Now(), expires: make(map[string]time.Time)}
 	w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -42,13 +42,13 @@ func rule(w *world) *landlord {
 	return l
 }
 
-func (l *landlord) until(id string) time.Duration {
+func (l *leaseClock) until(id string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.expires[id].Sub(l.began)
 }
 
-func (l *landlord) heard() []string {
+func (l *leaseClock) heartbeats() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.beats)
@@ -60,7 +60,7 @@ func TestHold(t *testing.T) {
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
 		meet(t, b, p)
-		l := rule(w)
+		l := newLeaseClock(w)
 		finished := time.Now()
 		h := b.Hold(p.handoff(t, "r"), finished)
 		want := []string{}
@@ -69,13 +69,13 @@ func TestHold(t *testing.T) {
 		}
 		time.Sleep(third - time.Nanosecond)
 		for beat := time.Duration(1); beat < 10; beat++ { // three leases
-			if len(l.heard()) != len(want) {
-				t.Fatalf("heard %q before it is time for %d", l.heard(), beat)
+			if len(l.heartbeats()) != len(want) {
+				t.Fatalf("heard %q before it is time for %d", l.heartbeats(), beat)
 			}
 			time.Sleep(2 * time.Nanosecond)
 			want = append(want, fmt.Sprintf("%s e-0 HB:r", beat*third))
-			if !slices.Equal(l.heard(), want) {
-				t.Fatalf("heard %q, want %q", l.heard(), want)
+			if !slices.Equal(l.heartbeats(), want) {
+				t.Fatalf("got %q, want %q", l.heartbeats(), want)
 			}
 			if got := h.Until().Sub(finished); got != beat*third+term*2/3 || got > l.until("r") {
 				t.Errorf("after beat %d until %s, the engine says %s", beat, got, l.until("r"))
@@ -88,8 +88,8 @@ func TestHold(t *testing.T) {
 		h.End()
 		h.End()
 		time.Sleep(3 * term)
-		if len(l.heard()) != len(want) {
-			t.Errorf("heard %q after the end", l.heard())
+		if len(l.heartbeats()) != len(want) {
+			t.Errorf("heard %q after the end", l.heartbeats())
 		}
 		if c := b.Counts(); c != (Counts{Joins: 1, Beats: 9, Engines: 1}) || w.dialled() != 1 {
 			t.Errorf("%+v, asked %d times", c, w.dialled())
@@ -108,7 +108,7 @@ func TestHoldTwo(t *testing.T) {
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
 		meet(t, b, p)
-		l := rule(w)
+		l := newLeaseClock(w)
 		b.Hold(p.handoff(t, "a"), time.Now())
 		time.Sleep(third / 2)
 		b.Hold(p.handoff(t, "b"), time.Now())
@@ -116,7 +116,7 @@ func TestHoldTwo(t *testing.T) {
 		time.Sleep(2 * third)
 		synctest.Wait()
 		want := []string{"5s e-0 HB:c", "10s e-0 HB:a", "15s e-0 HB:c,b", "20s e-0 HB:a", "25s e-0 HB:c,b"}
-		if got := l.heard(); !slices.Equal(got, want) {
+		if got := l.heartbeats(); !slices.Equal(got, want) {
 			t.Errorf("heard %q", got)
 		}
 		b.Close()
@@ -130,7 +130,7 @@ func TestHoldMany(t *testing.T) {
 		p := w.engine("e", "10.0.0.1", 2, 2)
 		b := w.registry()
 		meet(t, b, p)
-		l := rule(w)
+		l := newLeaseClock(w)
 		var holds []*Hold
 		for i := range 100 {
 			holds = append(holds, b.Hold(p.handoff(t, fmt.Sprint("r", i)), time.Now()))
@@ -142,7 +142,7 @@ func TestHoldMany(t *testing.T) {
 		}
 		time.Sleep(term - third - 200*time.Millisecond)
 		synctest.Wait()
-		heard := l.heard()
+		heard := l.heartbeats()
 		if len(heard) != 2*4 {
 			t.Fatalf("%d messages, want two to each of four ranks: %q", len(heard), heard)
 		}
@@ -161,7 +161,7 @@ func TestHoldMany(t *testing.T) {
 		}
 		time.Sleep(third)
 		synctest.Wait()
-		if last := l.heard(); last[len(last)-1] != fmt.Sprintf("%s e-3 HB:r0", term) {
+		if last := l.heartbeats(); last[len(last)-1] != fmt.Sprintf("%s e-3 HB:r0", term) {
 			t.Errorf("at last %q", last[len(last)-1])
 		}
 		b.Close()
@@ -203,21 +203,21 @@ func TestHoldLate(t *testing.T) {
 		p := w.engine("e", "10.0.0.1")
 		p.asked = make(chan int)
 		b := w.registry()
-		l := rule(w)
+		l := newLeaseClock(w)
 		b.Hold(p.handoff(t, "old"), time.Now().Add(-term/2))
 		time.Sleep(time.Second)
-		if len(l.heard()) != 0 {
-			t.Fatalf("heard %q", l.heard())
+		if len(l.heartbeats()) != 0 {
+			t.Fatalf("heard %q", l.heartbeats())
 		}
 		<-p.asked
 		synctest.Wait()
-		if got := l.heard(); len(got) != 1 || got[0] != "1s e-0 HB:old" {
+		if got := l.heartbeats(); len(got) != 1 || got[0] != "1s e-0 HB:old" {
 			t.Errorf("heard %q", got)
 		}
 		b.Hold(p.handoff(t, "older"), time.Now().Add(-term+1))
 		dead := b.Hold(p.handoff(t, "dead"), time.Now().Add(-term))
 		synctest.Wait()
-		if got := l.heard(); len(got) != 2 || got[1] != "1s e-0 HB:older" {
+		if got := l.heartbeats(); len(got) != 2 || got[1] != "1s e-0 HB:older" {
 			t.Errorf("heard %q", got)
 		}
 		if !dead.Until().Equal(time.Now()) {
@@ -234,7 +234,7 @@ func TestHoldIsTriedAgain(t *testing.T) {
 		p := w.engine("e", "10.0.0.1")
 		w.put("10.0.0.1:5600", nil)
 		b := w.registry()
-		l := rule(w)
+		l := newLeaseClock(w)
 		h := b.Hold(p.handoff(t, "r"), time.Now())
 		time.Sleep(third + time.Second)
 		w.put("10.0.0.1:5600", p.talk)
@@ -243,7 +243,7 @@ func TestHoldIsTriedAgain(t *testing.T) {
 		}
 		time.Sleep(third)
 		synctest.Wait()
-		if got := l.heard(); len(got) != 1 || got[0] != "20s e-0 HB:r" {
+		if got := l.heartbeats(); len(got) != 1 || got[0] != "20s e-0 HB:r" {
 			t.Errorf("heard %q", got)
 		}
 		if h.Until().Sub(l.began) != 2*third+term*2/3 {
@@ -263,7 +263,7 @@ func TestHoldRunsOut(t *testing.T) {
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
 		meet(t, b, p)
-		l := rule(w)
+		l := newLeaseClock(w)
 		h := b.Hold(p.handoff(t, "r"), time.Now())
 		w.self.onNotify(func(context.Context, transfer.Peer, string) error { return transfer.ErrBusy })
 		time.Sleep(term)
@@ -340,8 +340,8 @@ func TestHoldMeetsErrors(t *testing.T) {
 				if n := b.Counts(); n.Joins != c.joins || n.Beats != 1 || n.FailedBeats != min(uint64(c.after), 1) {
 					t.Errorf("%+v", n)
 				}
-				if gone := w.self.forgot() != "[]"; gone != errors.Is(c.err, transfer.ErrGone) {
-					t.Errorf("forgot %s", w.self.forgot())
+				if gone := w.self.forgottenPeers() != "[]"; gone != errors.Is(c.err, transfer.ErrGone) {
+					t.Errorf("forgotten peers %s", w.self.forgottenPeers())
 				}
 				if p.got(1); len(p.got(1)) != 0 {
 					t.Error("more to come")
@@ -394,8 +394,8 @@ func TestChangedNamesAreForgotten(t *testing.T) {
 		}
 		p.only(t, release(t, "r"))
 		synctest.Wait()
-		if w.self.forgot() != "[e-1]" {
-			t.Errorf("forgot %s", w.self.forgot())
+		if w.self.forgottenPeers() != "[e-1]" {
+			t.Errorf("forgotten peers %s", w.self.forgottenPeers())
 		}
 		b.Close()
 	})

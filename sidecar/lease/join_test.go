@@ -19,9 +19,9 @@ import (
 // Side channels that are none cost one try, and then nothing for a while.
 func TestDeadSideChannels(t *testing.T) {
 	for name, c := range map[string]struct {
-		door  func(net.Conn)
-		err   error
-		takes time.Duration
+		handle func(net.Conn)
+		err    error
+		takes  time.Duration
 	}{
 		"refused":     {nil, errRefused, 0},
 		"silent":      {func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, context.DeadlineExceeded, joinTime},
@@ -41,7 +41,7 @@ func TestDeadSideChannels(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
 				p := w.engine("e", "10.0.0.1")
-				w.put("10.0.0.1:5600", c.door)
+				w.put("10.0.0.1:5600", c.handle)
 				b := w.registry()
 				tell := func() error { return b.Hold(p.handoff(t, "r"), time.Now()).Release(t.Context()) }
 				began := time.Now()
@@ -158,7 +158,7 @@ func TestThousandEngines(t *testing.T) {
 	for _, p := range engines {
 		got := p.got(0)
 		if len(got) != 2 || got[0] == got[1] || !strings.HasPrefix(got[0], p.id+"r") || !strings.HasPrefix(got[1], p.id+"r") {
-			t.Errorf("%s was told %q", p.id, got)
+			t.Errorf("%s got %q", p.id, got)
 		}
 	}
 	if c := b.Counts(); c.Joins != 1000 || c.Engines != 1000 || w.dialled() != 1000 || w.mostOpen() > joinsAtOnce {
@@ -211,15 +211,15 @@ func TestEviction(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if w.self.forgot() != "[e0-0]" || b.Counts().Engines != 2 {
-			t.Errorf("forgot %s, %+v", w.self.forgot(), b.Counts())
+		if w.self.forgottenPeers() != "[e0-0]" || b.Counts().Engines != 2 {
+			t.Errorf("forgotten peers %s, %+v", w.self.forgottenPeers(), b.Counts())
 		}
 		if err := first.Release(t.Context()); err != nil { // it is met again, instead of the third
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if w.self.forgot() != "[e0-0 e2-0]" || b.Counts().Engines != 2 {
-			t.Errorf("forgot %s, %+v", w.self.forgot(), b.Counts())
+		if w.self.forgottenPeers() != "[e0-0 e2-0]" || b.Counts().Engines != 2 {
+			t.Errorf("forgotten peers %s, %+v", w.self.forgottenPeers(), b.Counts())
 		}
 		p[0].only(t, release(t, "r0"))
 		time.Sleep(third)
@@ -244,8 +244,8 @@ func TestEvictionSparesTheUsed(t *testing.T) {
 			time.Sleep(time.Nanosecond)
 		}
 		synctest.Wait()
-		if w.self.forgot() != "[e1-0]" {
-			t.Errorf("forgot %s", w.self.forgot())
+		if w.self.forgottenPeers() != "[e1-0]" {
+			t.Errorf("forgotten peers %s", w.self.forgottenPeers())
 		}
 		under, end := make(chan struct{}), make(chan struct{})
 		w.self.onNotify(func(context.Context, transfer.Peer, string) error {
@@ -283,8 +283,8 @@ func TestSharedPeer(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		meet(t, b, other) // instead of the thief
 		synctest.Wait()
-		if w.self.forgot() != "[]" || b.Counts().Engines != 2 {
-			t.Errorf("forgot %s", w.self.forgot())
+		if w.self.forgottenPeers() != "[]" || b.Counts().Engines != 2 {
+			t.Errorf("forgotten peers %s", w.self.forgottenPeers())
 		}
 		if err := b.Hold(good.handoff(t, "r"), time.Now()).Release(t.Context()); err != nil || b.Counts().Joins != 3 {
 			t.Errorf("%v, %+v", err, b.Counts())

@@ -45,24 +45,24 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// world is engines, and the network between them and a registry: memory, which works on synctest's clock too.
+// world is a set of engines and an in-memory network between them and a registry, so that synctest's clock applies.
 type world struct {
 	t     testing.TB
 	net   *transport.MemNetwork
-	self  *tap
+	self  *recorder
 	talks sync.WaitGroup
 
-	mu     sync.Mutex
-	doors  map[string]func(net.Conn) // what answers at an address
-	dials  []string
-	open   int
-	opened int // most at once
+	mu       sync.Mutex
+	handlers map[string]func(net.Conn) // what answers at an address
+	dials    []string
+	open     int
+	opened   int // most at once
 }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, net: transport.NewMemNetwork(), doors: make(map[string]func(net.Conn))}
-	w.self = &tap{Notifier: w.agent("sidecar")}
+	w := &world{t: t, net: transport.NewMemNetwork(), handlers: make(map[string]func(net.Conn))}
+	w.self = &recorder{Notifier: w.agent("sidecar")}
 	t.Cleanup(w.talks.Wait)
 	return w
 }
@@ -94,15 +94,15 @@ func (w *world) DialContext(_ context.Context, _, address string) (net.Conn, err
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dials = append(w.dials, address)
-	door := w.doors[address]
-	if door == nil {
+	handle := w.handlers[address]
+	if handle == nil {
 		return nil, errRefused
 	}
 	w.open++
 	w.opened = max(w.opened, w.open)
 	ours, theirs := net.Pipe()
 	w.talks.Go(func() {
-		door(theirs)
+		handle(theirs)
 		theirs.Close()
 	})
 	return &client{Conn: ours, closed: func() {
@@ -142,10 +142,10 @@ func (w *world) openNow() int {
 	return w.open
 }
 
-func (w *world) put(address string, door func(net.Conn)) {
+func (w *world) put(address string, handle func(net.Conn)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.doors[address] = door
+	w.handlers[address] = handle
 }
 
 // prefill is an engine of some ranks.
@@ -178,13 +178,13 @@ var vllm = func() dialect.Noticer {
 	return d.(dialect.Noticer)
 }()
 
-// handoff is one that the engine makes.
+// handoff returns a hand-off of the engine.
 func (p *prefill) handoff(t testing.TB, id string) dialect.Pin {
 	t.Helper()
 	return dialect.Pin{EngineID: p.id, RequestID: id, Host: p.host, Port: p.port, Tensor: p.tensor, Pipeline: p.pipeline}
 }
 
-// got is what a rank was sent and the test has not checked yet.
+// got returns the messages to a rank that the test has not checked yet.
 func (p *prefill) got(rank int) (messages []string) {
 	for {
 		select {
@@ -201,7 +201,7 @@ func (p *prefill) only(t testing.TB, want ...string) {
 	t.Helper()
 	for rank := range p.ranks {
 		if got := p.got(rank); strings.Join(got, " ") != strings.Join(want, " ") {
-			t.Errorf("rank %d of %s was told %q, want %q", rank, p.id, got, want)
+			t.Errorf("rank %d of %s got %q, want %q", rank, p.id, got, want)
 		}
 	}
 }
@@ -211,7 +211,7 @@ var (
 	routerReady    = "\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
 )
 
-// listen takes a question in, as a side channel does, and gives the ranks in it.
+// listen reads a question, as a side channel does, and returns the ranks in it.
 func listen(conn net.Conn) (pipeline, tensor int, err error) {
 	if _, err := io.ReadFull(conn, make([]byte, 64)); err != nil {
 		return 0, 0, err
@@ -235,7 +235,7 @@ func listen(conn net.Conn) (pipeline, tensor int, err error) {
 	}
 }
 
-// talk is the engine's side channel.
+// talk serves the engine's side channel.
 func (p *prefill) talk(conn net.Conn) {
 	pipeline, tensor, err := listen(conn)
 	rank := pipeline*p.tensor + tensor
@@ -248,7 +248,7 @@ func (p *prefill) talk(conn net.Conn) {
 	_, _ = conn.Write([]byte(answerOf(p.id, p.ranks[rank].Metadata())))
 }
 
-// answerOf is what a side channel says of a rank: two maps of msgpack, one in the other, behind a delimiter.
+// answerOf returns a side channel's answer about a rank: two msgpack maps, one inside the other, after a delimiter.
 func answerOf(id string, agent []byte) string {
 	inner := "\x82\xa9engine_id" + binOf(id) + "\xaeagent_metadata" + binOf(string(agent))
 	return routerReady + "\x01\x00" + frameOf("\x81\xb4agent_metadata_bytes"+binOf(inner))
@@ -262,8 +262,8 @@ func frameOf(s string) string {
 	return "\x02" + string(binary.BigEndian.AppendUint64(nil, uint64(len(s)))) + s
 }
 
-// tap stands between a registry and its notifier.
-type tap struct {
+// recorder is a Notifier that records the calls of a registry, and passes them on.
+type recorder struct {
 	transfer.Notifier
 
 	mu        sync.Mutex
@@ -272,13 +272,13 @@ type tap struct {
 	forgotten []transfer.Peer
 }
 
-func (p *tap) onNotify(f func(ctx context.Context, to transfer.Peer, message string) error) {
+func (p *recorder) onNotify(f func(ctx context.Context, to transfer.Peer, message string) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.before = f
 }
 
-func (p *tap) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
+func (p *recorder) Notify(ctx context.Context, to transfer.Peer, message []byte) error {
 	p.mu.Lock()
 	before := p.before
 	p.mu.Unlock()
@@ -290,27 +290,27 @@ func (p *tap) Notify(ctx context.Context, to transfer.Peer, message []byte) erro
 	return p.Notifier.Notify(ctx, to, message)
 }
 
-func (p *tap) Load(ctx context.Context, metadata []byte) (transfer.Peer, error) {
+func (p *recorder) Load(ctx context.Context, metadata []byte) (transfer.Peer, error) {
 	p.mu.Lock()
 	p.loads++
 	p.mu.Unlock()
 	return p.Notifier.Load(ctx, metadata)
 }
 
-func (p *tap) Forget(peer transfer.Peer) {
+func (p *recorder) Forget(peer transfer.Peer) {
 	p.Notifier.Forget(peer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forgotten = append(p.forgotten, peer)
 }
 
-func (p *tap) forgot() string {
+func (p *recorder) forgottenPeers() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return fmt.Sprint(p.forgotten)
 }
 
-// meet lets the registry get to know an engine by a hand-off that ends at once.
+// meet makes the registry meet an engine, by a hand-off that ends at once.
 func meet(t testing.TB, b *Registry, p *prefill) {
 	t.Helper()
 	h := b.Hold(p.handoff(t, "first"), time.Now())
@@ -327,8 +327,8 @@ func wantErr(t testing.TB, got, want error) {
 	}
 }
 
-// wantDoubt checks that another way would be one too many.
-func wantDoubt(t testing.TB, got error) {
+// wantUnsure checks that the error says that a message may have been sent.
+func wantUnsure(t testing.TB, got error) {
 	t.Helper()
 	if got == nil || errors.Is(got, ErrNoWay) || errors.Is(got, ErrReleased) {
 		t.Fatalf("got error %v, want one that says that something may have been sent", got)

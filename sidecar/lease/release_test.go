@@ -119,8 +119,8 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.only(t, release(t, "r"))
-		if c := b.Counts(); c.Joins != 2 || w.self.forgot() != "[]" {
-			t.Errorf("%+v, forgot %s", c, w.self.forgot())
+		if c := b.Counts(); c.Joins != 2 || w.self.forgottenPeers() != "[]" {
+			t.Errorf("%+v, forgotten peers %s", c, w.self.forgottenPeers())
 		}
 	}
 }
@@ -135,7 +135,7 @@ func TestReleaseAfterARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := w.engine("new", "10.0.0.1")
-	wantDoubt(t, b.Hold(old.handoff(t, "r1"), time.Now()).Release(within(t))) // the notifier reports only that it is unreachable
+	wantUnsure(t, b.Hold(old.handoff(t, "r1"), time.Now()).Release(within(t))) // the notifier reports only that it is unreachable
 	wantErr(t, b.Hold(old.handoff(t, "r2"), time.Now()).Release(within(t)), ErrNoWay)
 	if err := b.Hold(fresh.handoff(t, "r3"), time.Now()).Release(within(t)); err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func TestReleaseMeetsErrors(t *testing.T) {
 			}
 			for rank := range 2 {
 				if got := p.got(rank); (len(got) == 1) != (rank < c.at) || len(got) > 1 {
-					t.Errorf("rank %d was told %q", rank, got)
+					t.Errorf("rank %d got %q", rank, got)
 				}
 			}
 			joins := uint64(1)
@@ -240,11 +240,11 @@ func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	released := make(chan error)
 	go func() { released <- one.Release(within(t)) }()
 	<-under
-	wantDoubt(t, other.Release(within(t)))
+	wantUnsure(t, other.Release(within(t)))
 	close(gone)
-	wantDoubt(t, <-released)
+	wantUnsure(t, <-released)
 	if got := p.got(0); len(got) != 1 {
-		t.Errorf("rank 0 was told %q", got)
+		t.Errorf("rank 0 got %q", got)
 	}
 }
 
@@ -277,9 +277,9 @@ func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
 			t.Fatal(err)
 		}
 		close(gone)
-		wantDoubt(t, <-released)
+		wantUnsure(t, <-released)
 		if got := fmt.Sprint(p.got(0)); got != "[r1:1 r2:1]" {
-			t.Errorf("rank 0 was told %s", got)
+			t.Errorf("rank 0 got %s", got)
 		}
 		b.Close()
 	})
@@ -333,7 +333,7 @@ func TestReleaseHangs(t *testing.T) {
 		})
 		began := time.Now()
 		err := b.Hold(p.handoff(t, "r"), began).Release(t.Context())
-		wantDoubt(t, err)
+		wantUnsure(t, err)
 		wantErr(t, err, context.DeadlineExceeded)
 		if took := time.Since(began); took != time.Second {
 			t.Errorf("took %s", took)

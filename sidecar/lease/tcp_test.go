@@ -42,8 +42,8 @@ func tcpAgent(t testing.TB, c transport.TCPConfig) *transport.TCP {
 	return a
 }
 
-// serve listens on loopback and gives each connection to door, until the test ends or stop is called.
-func serve(t testing.TB, at string, door func(net.Conn)) (host string, port int, stop func()) {
+// serve listens on loopback and gives each connection to handle, until the test ends or stop is called.
+func serve(t testing.TB, at string, handle func(net.Conn)) (host string, port int, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
 	if err != nil {
@@ -60,7 +60,7 @@ func serve(t testing.TB, at string, door func(net.Conn)) (host string, port int,
 			serving.Go(func() {
 				defer c.Close()
 				defer context.AfterFunc(ctx, func() { c.Close() })()
-				door(c)
+				handle(c)
 			})
 		}
 	})
@@ -96,16 +96,16 @@ func tcpEngine(t testing.TB, id, at string, ranks ...transport.TCPConfig) (p *pr
 	}
 }
 
-// hears waits for the next message to a rank.
-func (p *prefill) hears(t testing.TB, rank int, want string) {
+// mustGet waits for the next message to a rank.
+func (p *prefill) mustGet(t testing.TB, rank int, want string) {
 	t.Helper()
 	select {
 	case n := <-p.ranks[rank].Notifications():
 		if string(n.Message) != want {
-			t.Fatalf("rank %d of %s heard %q, want %q", rank, p.id, n.Message, want)
+			t.Fatalf("rank %d of %s got %q, want %q", rank, p.id, n.Message, want)
 		}
 	case <-within(t).Done():
-		t.Fatalf("rank %d of %s does not hear %q", rank, p.id, want)
+		t.Fatalf("rank %d of %s does not get %q", rank, p.id, want)
 	}
 }
 
@@ -117,7 +117,7 @@ func TestOverTCP(t *testing.T) {
 	defer b.Close()
 	h := b.Hold(p.handoff(t, "r1"), time.Now().Add(-third))
 	for rank := range 2 {
-		p.hears(t, rank, "HB:r1")
+		p.mustGet(t, rank, "HB:r1")
 	}
 	if err := h.Release(within(t)); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func TestOverTCP(t *testing.T) {
 
 	// It is started again at the same place, as another.
 	stop()
-	wantDoubt(t, b.Hold(p.handoff(t, "r2"), time.Now()).Release(within(t)))
+	wantUnsure(t, b.Hold(p.handoff(t, "r2"), time.Now()).Release(within(t)))
 	next, _ := tcpEngine(t, "f", net.JoinHostPort(p.host, strconv.Itoa(p.port)))
 	wantErr(t, b.Hold(p.handoff(t, "r3"), time.Now()).Release(within(t)), ErrNoWay)
 	if err := b.Hold(next.handoff(t, "r4"), time.Now()).Release(within(t)); err != nil {
@@ -146,9 +146,9 @@ func TestSilentRankOverTCP(t *testing.T) {
 	due := time.Now().Add(-lease / 3)
 	b.Hold(mute.handoff(t, "r1"), due)
 	b.Hold(well.handoff(t, "r2"), due)
-	well.hears(t, 0, "HB:r2")
+	well.mustGet(t, 0, "HB:r2")
 	began := time.Now()
-	wantDoubt(t, b.Hold(mute.handoff(t, "r3"), began).Release(within(t))) // timed out or closed: both come at the same moment
+	wantUnsure(t, b.Hold(mute.handoff(t, "r3"), began).Release(within(t))) // timed out or closed: both come at the same moment
 	if took := time.Since(began); took > patience/2 {
 		t.Errorf("took %s", took)
 	}
@@ -202,7 +202,7 @@ func TestOverAKeeper(t *testing.T) {
 		if err := b.Hold(p.handoff(t, id), time.Now()).Release(within(t)); err != nil {
 			t.Fatal(err)
 		}
-		p.hears(t, 0, release(t, id))
+		p.mustGet(t, 0, release(t, id))
 	}
 	if c := b.Counts(); c.Joins != 2 || c.FailedJoins != 0 {
 		t.Errorf("%+v", c)
