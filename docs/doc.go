@@ -4,5 +4,5 @@
 // commands, compile the Go examples, and compare the names of flags, metrics, headers, reasons, plugins and span attributes
 // with the source. `make docs` writes the generated parts anew: configuration.md, and the tables of flags.md.
 //
-// The package has no code beside its tests.
+// The package has no code except its tests.
 package docs

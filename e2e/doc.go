@@ -1,5 +1,5 @@
-// Package e2e contains no code: the packages below it test the whole system. Each starts the programs of this repository as
-// a user starts them, in front of engines, and talks to them from outside.
+// Package e2e contains no code: the packages below it test the whole system. Each starts the programs of this repository as a
+// user does, in front of engines, and sends requests from outside.
 //
 //	serving    the suite of pair and picker, on simulated engines and, with make test-vllm, on real ones
 //	matrix     every failure in every state of a request

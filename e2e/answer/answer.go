@@ -13,25 +13,25 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// lineLimit bounds a line of a stream, in bytes: an event has one line.
+// lineLimit bounds a line of a stream, in bytes. An event has one line of data.
 const lineLimit = 16 << 20
 
-// Answer is what a client got.
+// Answer is the answer that a client got.
 type Answer struct {
 	Status   int
 	Header   http.Header
 	Trailer  http.Header
-	Decision pd.Result // zero: none was told
+	Decision pd.Result // zero: the answer had none
 
 	Tokens []int  // ids of the completion
-	Cached int    // tokens of the prompt that were cached; -1: not told
+	Cached int    // tokens of the prompt that were cached; -1: not reported
 	Finish string // finish_reason
 	Failed string // the error object, which may be the last event of a stream
 	Done   bool   // a stream ended with [DONE]
-	Body   string // of an answer that is no stream, as it came
+	Body   string // of an answer that is not a stream, unchanged
 }
 
-// New has what the head of a response says. The body is still to be read.
+// New reads the head of a response. The body is still to be read.
 func New(resp *http.Response) (a Answer, err error) {
 	a = Answer{Status: resp.StatusCode, Header: resp.Header, Cached: -1}
 	if v := resp.Header.Get(pd.HeaderDecision); v != "" {
@@ -40,7 +40,7 @@ func New(resp *http.Response) (a Answer, err error) {
 	return a, err
 }
 
-// Post sends JSON with headers over a transport, and reads what comes. The error is that of the connection.
+// Post sends JSON with headers over a transport, and reads the answer. The error is the connection's.
 func Post(ctx context.Context, over http.RoundTripper, url string, body []byte, header map[string]string) (Answer, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
@@ -58,7 +58,7 @@ func Post(ctx context.Context, over http.RoundTripper, url string, body []byte, 
 	return Read(resp)
 }
 
-// Read reads a response to its end. It does not close the body. With an error comes what there was before.
+// Read reads a response to its end, and does not close the body. With an error it returns the part before it.
 func Read(resp *http.Response) (a Answer, err error) {
 	if a, err = New(resp); err != nil {
 		return a, err
@@ -72,7 +72,7 @@ func Read(resp *http.Response) (a Answer, err error) {
 	return a, err
 }
 
-// ReadWhole reads a body that is one JSON object. That of an error is only kept.
+// ReadWhole reads a body that is one JSON object. It only keeps the body of an error.
 func (a *Answer) ReadWhole(from io.Reader) error {
 	b, err := io.ReadAll(from)
 	a.Body = string(b)
@@ -94,7 +94,7 @@ func (a *Answer) ReadStream(from io.Reader) error {
 	return lines.Err()
 }
 
-// TakeLine takes a line of a stream, without its end: an event's data, a comment, or none.
+// TakeLine reads a line of a stream, without its end: the data of an event, a comment, or an empty line.
 func (a *Answer) TakeLine(line string) error {
 	data, ok := strings.CutPrefix(line, "data: ")
 	switch {
@@ -111,7 +111,7 @@ func (a *Answer) TakeLine(line string) error {
 	return nil
 }
 
-// piece is what an engine says, whole or in an event.
+// piece is the JSON of a whole answer, or of an event.
 type piece struct {
 	Choices []struct {
 		TokenIDs     []int  `json:"token_ids"`
@@ -125,7 +125,7 @@ type piece struct {
 	} `json:"usage"`
 }
 
-// Take takes the JSON of a whole answer, or of one event of a stream.
+// Take reads the JSON of a whole answer, or of one event of a stream.
 func (a *Answer) Take(data []byte) error {
 	var p piece
 	if err := json.Unmarshal(data, &p); err != nil {
@@ -146,7 +146,7 @@ func (a *Answer) Take(data []byte) error {
 	return nil
 }
 
-// FailedWell tells whether Failed has what the API says of an error: a message and a type.
+// FailedWell reports whether Failed has the members that the API's errors have: a message and a type.
 func (a Answer) FailedWell() bool {
 	var e struct{ Message, Type string }
 	return a.Failed != "" && json.Unmarshal([]byte(a.Failed), &e) == nil && e.Message != "" && e.Type != ""

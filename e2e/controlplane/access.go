@@ -26,8 +26,7 @@ import (
 	api "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// writeSecrets makes the administrator's token and kubeconfig, and the key that the tokens of service accounts are signed
-// with.
+// writeSecrets makes the administrator's token and kubeconfig, and the key that signs tokens of service accounts.
 func (p *Plane) writeSecrets() error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -40,7 +39,7 @@ func (p *Plane) writeSecrets() error {
 	return os.WriteFile(p.Path("tokens.csv"), []byte(p.token+",admin,admin,system:masters\n"), 0o600)
 }
 
-// Kubeconfig is the path of the administrator's kubeconfig.
+// Kubeconfig returns the path of the administrator's kubeconfig.
 func (p *Plane) Kubeconfig() string { return p.kubeconfigPath("admin") }
 
 func (p *Plane) kubeconfigPath(name string) string { return p.Path(name + ".kubeconfig") }
@@ -60,8 +59,8 @@ func (p *Plane) kubeconfig(name, token, namespace string) string {
 	return file
 }
 
-// As is what a pod of a service account could use: its configuration, and the path of its kubeconfig. The account is made
-// if it is not there.
+// As returns what a pod of a service account uses: its configuration, and the path of its kubeconfig. It makes the account if
+// it does not exist.
 func (p *Plane) As(ctx context.Context, namespace, account string) (config *rest.Config, kubeconfig string) {
 	p.tb.Helper()
 	accounts := Client(p.tb, p.Config()).CoreV1().ServiceAccounts(namespace)
@@ -78,19 +77,19 @@ func (p *Plane) As(ctx context.Context, namespace, account string) (config *rest
 	return p.config(token.Status.Token), p.kubeconfig(namespace+"-"+account, token.Status.Token, namespace)
 }
 
-// HTTPClient is a client of an API server's HTTP interface, by a configuration of this package or any other. Its idle
-// connections are closed with the test.
+// HTTPClient returns an HTTP client for an API server, by any configuration. The client's idle connections are closed at the
+// end of the test.
 func HTTPClient(tb testing.TB, config *rest.Config) *http.Client {
 	tb.Helper()
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { utilnet.CloseIdleConnectionsFor(client.Transport) }) // the client's own method does not see below what adds the token
+	tb.Cleanup(func() { utilnet.CloseIdleConnectionsFor(client.Transport) }) // the client's own method does not see the transport below the one that adds the token
 	return client
 }
 
-// Client is a client of an API server whose idle connections are closed with the test.
+// Client returns a client of an API server whose idle connections are closed at the end of the test.
 func Client(tb testing.TB, config *rest.Config) kubernetes.Interface {
 	tb.Helper()
 	client, err := kubernetes.NewForConfigAndClient(config, HTTPClient(tb, config))
@@ -100,7 +99,7 @@ func Client(tb testing.TB, config *rest.Config) kubernetes.Interface {
 	return client
 }
 
-// Kubectl runs kubectl as the administrator and gives what it printed; the error has what it complained of.
+// Kubectl runs kubectl as the administrator and returns its stdout; the error has its stderr.
 func (p *Plane) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
 	p.tb.Helper()
 	cmd := exec.CommandContext(ctx, filepath.Join(p.tools, "kubectl"), args...)
@@ -114,7 +113,7 @@ func (p *Plane) Kubectl(ctx context.Context, stdin string, args ...string) (stri
 	return out.String(), nil
 }
 
-// InstallCRDs defines the kinds that the given files, globs allowed, define, and waits until they can be used.
+// InstallCRDs installs the CRDs in the given files, globs allowed, and waits until they can be used.
 func (p *Plane) InstallCRDs(patterns ...string) {
 	p.tb.Helper()
 	args := []string{"apply", "--server-side", "-o", "name"}
@@ -137,8 +136,8 @@ func (p *Plane) InstallCRDs(patterns ...string) {
 	}
 }
 
-// CompactEtcd cuts off the history of all objects, so that watches which were interrupted and want to go on from before it
-// are told that it is gone, once the API server, which remembers the latest part itself, was started again.
+// CompactEtcd deletes the history of all objects. A watch that was interrupted and wants to continue from before then gets an
+// error, after the API server was restarted: until then it still has the latest part of the history itself.
 func (p *Plane) CompactEtcd(ctx context.Context) error {
 	var now struct {
 		Header struct {

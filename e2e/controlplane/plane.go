@@ -22,7 +22,7 @@ const (
 	// StartTimeout bounds the start of one program. A quiet machine takes 4 s for etcd and the API server together, and 2 s
 	// more for a cluster.
 	StartTimeout = 2 * time.Minute
-	// tries is how often a start is tried with other ports, since a free one may be taken before the program has it.
+	// tries is how often a program is started with other ports, since another process may take a free port first.
 	tries = 3
 )
 
@@ -30,11 +30,11 @@ const (
 type Plane struct {
 	tb     testing.TB
 	tools  string   // folder of the programs
-	dir    string   // what the programs keep
+	dir    string   // files of the programs
 	token  string   // of the administrator
 	host   string   // address of the API server
-	port   int      // of the API server; 0 = one that is free
-	flags  []string // of the API server, beside those that all have
+	port   int      // of the API server; 0 = any free one
+	flags  []string // further flags of the API server
 	etcd   *stack.Process
 	server *stack.Process
 	ports  ports
@@ -45,21 +45,20 @@ type ports struct{ etcd, peer, server int }
 // ServiceRange is the range of the cluster addresses of Services.
 const ServiceRange = "10.0.0.0/24"
 
-// nowhere is an address for documentation (RFC 5737): what would be told to pods, which there are none of. If not told, the
-// API server looks for the machine's own, and there may be none.
+// nowhere is an address for documentation (RFC 5737), which the API server would give to pods. Without it the API server
+// looks for the machine's own address, and there may be none.
 const nowhere = "192.0.2.1"
 
-// Start runs a control plane on loopback until the test ends. Where the programs are missing the test is skipped, or fails
-// if CI=true.
+// Start runs a control plane on loopback until the test ends. If the programs are missing the test is skipped, or fails if
+// CI=true.
 func Start(tb testing.TB) *Plane {
 	tb.Helper()
-	// Without a controller-manager no namespace has the account named default, which admission would ask for.
+	// Without a controller-manager no namespace has the account named default, which admission would require.
 	flags := []string{"--advertise-address=" + nowhere, "--disable-admission-plugins=ServiceAccount"}
 	return StartAt(tb, "127.0.0.1", 0, flags)
 }
 
-// StartAt runs a control plane whose API server listens at a host and port (0: a free one), with flags beside those that all
-// have.
+// StartAt runs a control plane whose API server listens at a host and port (0: any free one), with further flags.
 func StartAt(tb testing.TB, host string, port int, flags []string) *Plane {
 	tb.Helper()
 	p := &Plane{host: host, port: port, flags: flags}
@@ -84,7 +83,7 @@ func StartAt(tb testing.TB, host string, port int, flags []string) *Plane {
 	return p
 }
 
-// Config is the administrator's, who may do everything.
+// Config returns the administrator's configuration, which has all rights.
 func (p *Plane) Config() *rest.Config { return p.config(p.token) }
 
 func (p *Plane) config(token string) *rest.Config {
@@ -92,12 +91,12 @@ func (p *Plane) config(token string) *rest.Config {
 		QPS: -1} // no limit: tests make thousands of objects
 }
 
-// URL is the address of the API server.
+// URL returns the address of the API server.
 func (p *Plane) URL() string {
 	return "https://" + net.JoinHostPort(p.host, strconv.Itoa(p.ports.server))
 }
 
-// Path is that of a file of the control plane: of its keys, certificates and kubeconfigs.
+// Path returns the path of a file of the control plane: keys, certificates and kubeconfigs.
 func (p *Plane) Path(name string) string { return filepath.Join(p.dir, name) }
 
 // StopAPIServer ends the API server at once. Its clients' connections break.
@@ -106,7 +105,7 @@ func (p *Plane) StopAPIServer() {
 	Kill(p.tb, &p.server)
 }
 
-// StartAPIServer starts it again, at the same address and with the same data, and waits until it is ready.
+// StartAPIServer restarts it, at the same address and with the same data, and waits until it is ready.
 func (p *Plane) StartAPIServer(ctx context.Context) (err error) {
 	p.server, err = p.Run(ctx, "kube-apiserver", p.URL()+"/readyz", p.serverFlags())
 	return err
@@ -125,7 +124,7 @@ func (p *Plane) start(ctx context.Context) (err error) {
 	return p.StartAPIServer(ctx)
 }
 
-// Run starts one of the programs in .tools/kube and waits until it says at a URL that it is ready.
+// Run starts one of the programs in .tools/kube and waits until a URL of it answers that it is ready.
 func (p *Plane) Run(ctx context.Context, name, url string, flags []string) (*stack.Process, error) {
 	// The API server makes its certificate when it starts, so it cannot be verified before.
 	client, err := rest.HTTPClientFor(&rest.Config{BearerToken: p.token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
@@ -143,8 +142,8 @@ func (p *Plane) stop() {
 	Kill(p.tb, &p.etcd)
 }
 
-// Kill ends a program at once, unless *program is nil: it holds no data that outlives the test. The test fails if the program
-// had ended by itself.
+// Kill ends a program at once, unless *program is nil: it has no data that outlives the test. The test fails if the program
+// had already ended by itself.
 func Kill(tb testing.TB, program **stack.Process) {
 	tb.Helper()
 	if *program == nil {
@@ -180,7 +179,7 @@ func (p *Plane) serverFlags() []string {
 		"--profiling=false"}, p.flags...)
 }
 
-// Get asks a URL, and fails unless the status of the answer is 200.
+// Get requests a URL, and fails unless the answer has status 200.
 func Get(ctx context.Context, client *http.Client, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -197,7 +196,7 @@ func Get(ctx context.Context, client *http.Client, url string) error {
 	return nil
 }
 
-// freePorts finds ports that were free a moment ago: the programs cannot be told to take any.
+// freePorts returns ports that were free a moment ago, because the programs cannot choose free ports themselves.
 func freePorts() (ports, error) {
 	var found [3]int
 	for i := range found {
@@ -211,7 +210,7 @@ func freePorts() (ports, error) {
 	return ports{etcd: found[0], peer: found[1], server: found[2]}, nil
 }
 
-// requireTools finds .tools/kube of the checkout that the test runs in.
+// requireTools returns .tools/kube of the checkout that the test runs in.
 func requireTools(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()

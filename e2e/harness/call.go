@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// WholeModel is as many tokens as the engines' model takes: no test waits for an answer of that length.
+// WholeModel is the context length of the engines' model, in tokens: no test waits for an answer of that length.
 const WholeModel = 4096
 
 // Call is one generate call of a client.
@@ -28,10 +28,10 @@ type Call struct {
 	Header  map[string]string
 }
 
-// Reply is what a client got.
+// Reply is the answer that a client got.
 type Reply = answer.Answer
 
-// Body is the body of the request for a model.
+// Body returns the body of the request for a model.
 func (c Call) Body(model string) []byte {
 	m := map[string]any{"model": model, "max_tokens": c.Tokens, "temperature": 0, "return_token_ids": true, "ignore_eos": true}
 	switch {
@@ -56,7 +56,7 @@ func (c Call) Body(model string) []byte {
 	return b
 }
 
-// Send makes the call at base and reads the whole answer. The error is that of the connection.
+// Send makes the call at base and reads the whole answer. The error is the connection's.
 func (c Call) Send(ctx context.Context, base, model string) (Reply, error) {
 	return c.SendBody(ctx, base, c.Body(model))
 }
@@ -71,20 +71,20 @@ func (c Call) Over(ctx context.Context, by http.RoundTripper, base string, body 
 	return answer.Post(ctx, by, "http://"+base+c.API.Path(), body, c.Header)
 }
 
-// Client follows no redirects and keeps no connection: a test's client is gone when its call is.
+// Client follows no redirects and keeps no connection: a test's client disconnects when its call has ended.
 var Client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 
-// Patience is how long a test waits for what is promised without a figure.
+// Patience is how long a test waits for a result without a promised time.
 const Patience = 90 * time.Second
 
-// Within is a context that ends after Patience, and with the test.
+// Within returns a context that ends after Patience, and with the test.
 func Within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// MustSend makes a call that must not fail on the wire.
+// MustSend makes a call, and fails the test at an error of the connection.
 func MustSend(t *testing.T, c Call, base, model string) Reply {
 	t.Helper()
 	r, err := c.Send(Within(t), base, model)
@@ -94,7 +94,7 @@ func MustSend(t *testing.T, c Call, base, model string) Reply {
 	return r
 }
 
-// Begin makes a call in the background; what comes of it can be received.
+// Begin makes a call in the background, and returns a channel that gets the reply.
 func Begin(t *testing.T, c Call, base, model string) <-chan Reply {
 	got := make(chan Reply, 1)
 	ctx := Within(t)
@@ -108,7 +108,7 @@ func Begin(t *testing.T, c Call, base, model string) <-chan Reply {
 	return got
 }
 
-// MustMatch fails unless a reply is whole and has the tokens of an undisturbed engine.
+// MustMatch fails unless a reply is complete and has the tokens of the plain engine.
 func MustMatch(t *testing.T, got Reply, stream bool, want []int) {
 	t.Helper()
 	switch {
@@ -123,7 +123,7 @@ func MustMatch(t *testing.T, got Reply, stream bool, want []int) {
 	}
 }
 
-// Words makes a chat message of n words that no engine has seen.
+// Words returns a chat message of n words that no engine has seen.
 func Words(n int) string {
 	PromptSeed++
 	var b strings.Builder
@@ -133,7 +133,7 @@ func Words(n int) string {
 	return b.String()
 }
 
-// Remote makes a call go to the prefill engines at addrs, as a picker that sends no plan does.
+// Remote makes a call go to the prefill engines at addrs, like a picker that sends no plan.
 func (c Call) Remote(addrs ...string) Call {
 	h := map[string]string{pd.HeaderPrefill: strings.Join(addrs, ",")}
 	for k, v := range c.Header {
@@ -143,14 +143,14 @@ func (c Call) Remote(addrs ...string) Call {
 	return c
 }
 
-// BothForms runs a case on a stream and on a whole answer.
+// BothForms runs a case with a stream and with a whole answer.
 func BothForms(t *testing.T, run func(t *testing.T, stream bool)) {
 	for _, stream := range []bool{false, true} {
 		t.Run(map[bool]string{false: "whole", true: "stream"}[stream], func(t *testing.T) { run(t, stream) })
 	}
 }
 
-// Planned is a decision without its count of attempts.
+// Planned returns a reply's decision without its count of attempts.
 func Planned(r Reply) string {
 	d := r.Decision
 	d.Attempts = 0

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// StateOf asks a simulated engine's admin port for its state.
+// StateOf reads a simulated engine's state from its admin port.
 func StateOf(t *testing.T, p Program) (s sim.State) {
 	t.Helper()
 	status, text := FetchPage(t, "http://"+p.Addr("admin")+"/sim/state")
@@ -27,11 +27,11 @@ func StateOf(t *testing.T, p Program) (s sim.State) {
 // Engine is one engine of a pair, simulated or real.
 type Engine struct {
 	Addr                string
-	Pause, Resume, Kill func(t *testing.T) // all of its processes
-	Expired             float64            // hand-offs that had expired on it before the test
+	Pause, Resume, Kill func(t *testing.T) // of all its processes
+	Expired             float64            // hand-offs that had expired there before the test
 }
 
-// Metric reads one unlabelled-enough series of the engine's metrics page.
+// Metric reads the first series of a metric on the engine's metrics page.
 func (e Engine) Metric(t *testing.T, name string) float64 {
 	t.Helper()
 	v, err := e.ReadMetric(name)
@@ -63,7 +63,7 @@ func (e Engine) ReadMetric(name string) (float64, error) {
 const (
 	UsageGauge = "vllm:kv_cache_usage_perc"
 	Expiries   = "vllm:nixl_num_kv_expired_reqs_total"
-	// ReleaseWithin is the promise: blocks that no engine will read are free again after 2 s.
+	// ReleaseWithin is the promised time after which blocks that no engine will read are free again.
 	ReleaseWithin = 2 * time.Second
 )
 
@@ -72,7 +72,7 @@ func WaitIdle(t *testing.T, e Engine) {
 	WaitMetric(t, e, "vllm:num_requests_running", func(v float64) bool { return v == 0 })
 }
 
-// WaitMetric polls: an engine's metrics page is the only place that tells.
+// WaitMetric polls the engine's metrics page, which is the only source of these values.
 func WaitMetric(t *testing.T, e Engine, name string, ok func(float64) bool) {
 	t.Helper()
 	ctx := Within(t)
@@ -87,7 +87,7 @@ func WaitMetric(t *testing.T, e Engine, name string, ok func(float64) bool) {
 	}
 }
 
-// DecodeModel is the name of the model an engine serves.
+// DecodeModel returns the name of the model that an engine serves.
 func DecodeModel(addr string) (string, error) {
 	resp, err := Client.Get("http://" + addr + "/v1/models")
 	if err != nil {
@@ -112,10 +112,10 @@ func DecodeModel(addr string) (string, error) {
 	return "", fmt.Errorf("%s lists no model", addr)
 }
 
-// Lend gives a running engine by the name of the simulated one whose place it takes; nil: simulated engines are started.
+// Lend returns a running engine in place of the simulated engine with a name; nil: simulated engines are started.
 var Lend func(t *testing.T, name string) Engine
 
-// StartSim runs a simulated engine, or lends a real one if the suite runs on those.
+// StartSim runs a simulated engine, or returns a real one if the suite runs on real ones.
 func StartSim(t *testing.T, name string, flags ...string) Engine {
 	t.Helper()
 	if Lend != nil {

@@ -19,26 +19,26 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// Fleet is a whole stack: simulated engines, a sidecar before each decode engine, pickers, and a proxy before all of it.
+// Fleet is a whole stack: simulated engines, a sidecar in front of each decode engine, pickers, and a proxy in front of all.
 type Fleet struct {
 	Model     string
 	Prefill   []Engine
 	Decode    []DecodePod
-	Plain     Engine // tells what is right; not in the pool
+	Plain     Engine // its answers are the expected ones; it is not in the pool
 	Config    string // file of the EndpointPickerConfig
 	Endpoints string // file of the pool
 	Pickers   []Program
 	Front     Front
-	Hasty     bool // Envoy starts although no picker has told it of endpoints
+	Hasty     bool // Envoy starts although no picker has reported endpoints
 }
 
-// DecodePod is a decode engine and the sidecar before it.
+// DecodePod is a decode engine and the sidecar in front of it.
 type DecodePod struct {
 	Engine  Engine
 	Sidecar Program
 }
 
-// Addr is where requests go.
+// Addr is the address for requests.
 func (p DecodePod) Addr() string { return p.Sidecar.Addr("http") }
 
 // Front is the proxy.
@@ -49,18 +49,18 @@ type Front struct {
 	Stat func(t *testing.T, name string) int
 }
 
-// Layout is a proxy with one way of asking the picker.
+// Layout is a proxy with one layout of the ext-proc filters.
 type Layout struct{ Proxy, Mode string }
 
-// Layouts are all the fronts that the suite runs on.
+// Layouts are all layouts that the suite runs on.
 var Layouts = []Layout{{"gateway", "pair"}, {"gateway", "single"}, {"envoy", "pair"}, {"envoy", "single"}}
 
 func (l Layout) String() string { return l.Proxy + " " + l.Mode }
 
-// Threshold is how many uncached tokens make the fleet's decider choose remote prefill.
+// Threshold is the number of uncached tokens from which the fleet's decider chooses remote prefill.
 const Threshold = 64
 
-// PdConfig is a P/D configuration as llm-d's guides write it.
+// PdConfig is a P/D configuration like those of llm-d's guides.
 const PdConfig = `
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -99,7 +99,7 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 `
 
-// NewFleet starts engines and sidecars; what follows is started by the case.
+// NewFleet starts engines and sidecars. The case starts everything else.
 func NewFleet(t *testing.T, prefills, decodes int) *Fleet {
 	t.Helper()
 	dir := t.TempDir()
@@ -129,7 +129,7 @@ func (f *Fleet) newDecode(t *testing.T, i int) DecodePod {
 // WriteConfig replaces the pickers' configuration, which they reload.
 func (f *Fleet) WriteConfig(t *testing.T, text string) { Replace(t, f.Config, text) }
 
-// WriteEndpoints writes the pool as it is now, with further decode pods at the given addresses.
+// WriteEndpoints writes the current pool, with further decode pods at the given addresses.
 func (f *Fleet) WriteEndpoints(t *testing.T, more ...string) {
 	t.Helper()
 	var b strings.Builder
@@ -171,7 +171,7 @@ func (f *Fleet) StartPicker(t *testing.T, flags ...string) Program {
 	return p
 }
 
-// StartFront runs the proxy before all pickers.
+// StartFront runs the proxy in front of all pickers.
 func (f *Fleet) StartFront(t *testing.T, l Layout, flags ...string) {
 	t.Helper()
 	var extproc []string
@@ -199,7 +199,7 @@ func (f *Fleet) StartFront(t *testing.T, l Layout, flags ...string) {
 	f.Front = StartEnvoy(t, bootstrap)
 }
 
-// LaunchEnvoy runs a real Envoy. It ends with the test, which shows what it said if it fails.
+// LaunchEnvoy runs a real Envoy. It ends with the test, which logs its output if it fails.
 func LaunchEnvoy(t *testing.T, bootstrap string, args ...string) *envoy.Envoy {
 	t.Helper()
 	envoy.Require(t)
@@ -218,7 +218,7 @@ func LaunchEnvoy(t *testing.T, bootstrap string, args ...string) *envoy.Envoy {
 	return e
 }
 
-// Listener is where a proxy takes requests.
+// Listener returns the address at which a proxy accepts requests.
 func Listener(t *testing.T, e *envoy.Envoy) string {
 	t.Helper()
 	addr, err := e.Listener(Within(t), envoyconf.ListenerName)
@@ -246,7 +246,7 @@ func StartEnvoy(t *testing.T, bootstrap string) Front {
 	}}
 }
 
-// NewStack is a fleet with one picker and a front.
+// NewStack returns a fleet with one picker and a front.
 func NewStack(t *testing.T, l Layout, prefills, decodes int, flags ...string) *Fleet {
 	t.Helper()
 	f := NewFleet(t, prefills, decodes)
@@ -261,13 +261,13 @@ func (f *Fleet) Send(t *testing.T, c Call) Reply {
 	return MustSend(t, c, f.Front.Addr, f.Model)
 }
 
-// Want asks the plain engine.
+// Want returns the plain engine's tokens for a call.
 func (f *Fleet) Want(t *testing.T, c Call) []int {
 	t.Helper()
 	return (&Pair{Plain: f.Plain, Model: f.Model}).Want(t, c)
 }
 
-// Wants asks the plain engine for several answers at once.
+// Wants returns the plain engine's tokens for several calls, made at once.
 func (f *Fleet) Wants(t *testing.T, calls []Call) [][]int {
 	t.Helper()
 	var asked []<-chan Reply
@@ -286,7 +286,7 @@ func (f *Fleet) Wants(t *testing.T, calls []Call) [][]int {
 	return want
 }
 
-// MustServe sends calls at once, of which each has to get what it would from the plain engine.
+// MustServe sends calls at once. Each must get the plain engine's tokens.
 func (f *Fleet) MustServe(t *testing.T, calls []Call) {
 	t.Helper()
 	want := f.Wants(t, calls)
@@ -299,18 +299,18 @@ func (f *Fleet) MustServe(t *testing.T, calls []Call) {
 	}
 }
 
-// Fresh is a prompt that no engine has seen.
+// Fresh returns a prompt that no engine has seen.
 func (f *Fleet) Fresh(n int) []int { return (&Pair{TokenIDs: [2]int{300, 1000}}).Fresh(n) }
 
-// MustRest fails unless nothing is left of all requests within patience: no load in flight at any picker, no stranded block
-// at any engine, no open stream and no protocol error at Envoy.
+// MustRest fails unless all traces of requests are gone within Patience: load in flight at pickers, stranded blocks at
+// engines, open streams and protocol errors at Envoy.
 func (f *Fleet) MustRest(t *testing.T) {
 	t.Helper()
 	for _, p := range f.Pickers {
 		f.Eventually(t, "load in flight at "+p.Name(), func() (string, bool) {
 			state, err := EndpointsOf(p)
 			if err != nil {
-				return "", true // it was killed by the case
+				return "", true // the case killed it
 			}
 			for _, e := range state.Endpoints {
 				if e.Requests != 0 || e.Tokens != 0 {
@@ -363,7 +363,7 @@ func (f *Fleet) Eventually(t *testing.T, what string, check func() (seen string,
 	}
 }
 
-// PoolState is what /debug/endpoints says.
+// PoolState is the content of /debug/endpoints.
 type PoolState struct {
 	Snapshot  uint64
 	Endpoints []struct {
@@ -376,7 +376,7 @@ type PoolState struct {
 	}
 }
 
-// EndpointsOf asks a picker for the endpoints it knows.
+// EndpointsOf returns the endpoints that a picker knows.
 func EndpointsOf(p Program) (PoolState, error) {
 	var state PoolState
 	resp, err := Client.Get("http://" + p.Addr("admin") + "/debug/endpoints")
@@ -405,12 +405,12 @@ func FetchPage(t *testing.T, url string) (status int, text string) {
 	return resp.StatusCode, string(b)
 }
 
-// TokensCall is a completions call with a prompt of n token ids that no engine has seen.
+// TokensCall returns a completions call with a prompt of n token ids that no engine has seen.
 func (f *Fleet) TokensCall(n int, stream bool) Call {
 	return Call{API: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
 }
 
-// Open begins a call and leaves its answer to be read.
+// Open begins a call. The caller reads the answer.
 func (f *Fleet) Open(ctx context.Context, q Call) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+f.Front.Addr+q.API.Path(), bytes.NewReader(q.Body(f.Model)))
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// Gate is a TCP relay that can hold what one side sends, so that a test can act while a leg is on its way. It passes
-// half-closed connections on as such.
+// Gate is a TCP relay that can hold what one side sends, so that a test can act while a leg is in progress. It also relays
+// half-closed connections.
 type Gate struct {
 	Addr    string
-	Refused atomic.Int32 // how many connections are still to be closed as they come
+	Refused atomic.Int32 // how many further connections are closed when they are accepted
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	open   chan struct{}
-	Held   chan struct{} // gets one for every read that meets a closed gate
+	Held   chan struct{} // gets one for every read that a closed gate holds
 	conns  map[net.Conn]struct{}
 	closed bool
-	record [2]bytes.Buffer // what went to the engine, and what came back
+	record [2]bytes.Buffer // bytes to the engine, and from it
 }
 
-// Exchanged gives the bytes of both ways so far.
+// Exchanged returns the bytes of both directions so far.
 func (g *Gate) Exchanged() (request, answer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -40,7 +40,7 @@ func (g *Gate) note(way direction, b []byte) {
 	}
 }
 
-// direction says which way a gate can hold.
+// direction is the direction that a gate holds.
 type direction bool
 
 const (
@@ -48,7 +48,7 @@ const (
 	Answers  direction = false
 )
 
-// NewGate relays to addr and holds nothing until shut is called.
+// NewGate relays to addr, and holds nothing until Shut is called.
 func NewGate(t *testing.T, addr string, holds direction) *Gate {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -106,7 +106,7 @@ func (g *Gate) keep(conns ...net.Conn) bool {
 	return !g.closed
 }
 
-// drop forgets a pair whose client has ended: both directions are over once the engine has answered or closed.
+// drop removes a pair whose client has ended: both directions end when the engine has answered or closed.
 func (g *Gate) drop(conns ...net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -157,7 +157,7 @@ func (g *Gate) wait() {
 	<-open
 }
 
-// Shut holds what comes from now on.
+// Shut holds all bytes from now on.
 func (g *Gate) Shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -172,7 +172,7 @@ func (g *Gate) Shut() {
 	}
 }
 
-// Release lets everything pass.
+// Release relays the held bytes and all later ones.
 func (g *Gate) Release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

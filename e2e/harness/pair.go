@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Pair is a prefill and a decode engine, and a plain one with the same weights that tells what is right.
+// Pair is a prefill and a decode engine, and a plain one with the same weights, whose answers are the expected ones.
 type Pair struct {
 	Model                  string
 	Prefill, Decode, Plain Engine
 	Lease                  time.Duration
 	TokenIDs               [2]int             // lowest and highest id that is an ordinary token
-	Revive                 func(t *testing.T) // starts the prefill engine again, at the same address, after it was killed
+	Revive                 func(t *testing.T) // restarts a killed prefill engine at the same address
 }
 
-// MustRelease fails unless prefill holds nothing within the promised time, and nothing of it by expiry.
+// MustRelease fails unless prefill frees all blocks within the promised time, and none of them by expiry.
 func (p *Pair) MustRelease(t *testing.T, expired float64) {
 	t.Helper()
 	p.MustReleaseWithin(t, ReleaseWithin)
@@ -25,7 +25,7 @@ func (p *Pair) MustRelease(t *testing.T, expired float64) {
 	}
 }
 
-// MustReleaseWithin fails unless prefill holds no blocks by the limit.
+// MustReleaseWithin fails unless prefill frees all blocks within the limit.
 func (p *Pair) MustReleaseWithin(t *testing.T, limit time.Duration) {
 	t.Helper()
 	deadline := time.NewTimer(limit)
@@ -45,7 +45,7 @@ func (p *Pair) MustReleaseWithin(t *testing.T, limit time.Duration) {
 	}
 }
 
-// Fresh makes a prompt of n tokens that no engine has seen. Its text form is for chat.
+// Fresh returns a prompt of n tokens that no engine has seen, and the same as text for chat.
 func (p *Pair) Fresh(n int) []int {
 	PromptSeed++
 	seed := uint64(PromptSeed) * 0x9e3779b97f4a7c15
@@ -62,7 +62,7 @@ func (p *Pair) Fresh(n int) []int {
 // PromptSeed makes the prompts of this process differ from those of others.
 var PromptSeed = os.Getpid() << 16
 
-// Want asks the plain engine.
+// Want returns the plain engine's tokens.
 func (p *Pair) Want(t *testing.T, c Call) []int {
 	t.Helper()
 	c.Stream, c.Header = false, nil

@@ -25,12 +25,12 @@ func Quantile(d []time.Duration, q float64) time.Duration {
 // LabelPair matches a label of a series, and its value.
 var LabelPair = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
 
-// Holdings are what a process holds at a moment.
+// Holdings are the resources of a process at one moment.
 type Holdings struct {
 	RSS         int // MiB
 	Descriptors int
-	Goroutines  int // -1: it does not tell
-	Own         int // MiB that Go's runtime has for it, without what a race detector adds; -1: it does not tell
+	Goroutines  int // -1: unknown
+	Own         int // MiB that Go's runtime has for it, without the race detector's; -1: unknown
 }
 
 func (h Holdings) String() string {
@@ -41,7 +41,7 @@ func (h Holdings) String() string {
 	return text
 }
 
-// HoldingsOf looks at a process. What its Go runtime knows is on the metrics page at an address, if there is one.
+// HoldingsOf reads the resources of a process: from Linux, and from the metrics page at an address, if there is one.
 func HoldingsOf(t *testing.T, pid int, metrics string) Holdings {
 	t.Helper()
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -56,13 +56,13 @@ func HoldingsOf(t *testing.T, pid int, metrics string) Holdings {
 	return h
 }
 
-// PeakOf is the most that a process has held so far (MiB).
+// PeakOf returns the peak resident size of a process so far (MiB).
 func PeakOf(t *testing.T, pid int) int {
 	t.Helper()
 	return int(memoryOf(t, pid, "VmHWM") >> 20)
 }
 
-// memoryOf is a size that Linux tells of a process (bytes).
+// memoryOf returns a size that Linux reports for a process (bytes).
 func memoryOf(t *testing.T, pid int, what string) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -82,7 +82,7 @@ func memoryOf(t *testing.T, pid int, what string) int64 {
 	return 0
 }
 
-// CPUOf is the CPU time of a process, user and system. Linux counts it in hundredths of a second.
+// CPUOf returns the CPU time of a process, user and system. Linux counts it in hundredths of a second.
 func CPUOf(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -99,7 +99,7 @@ func CPUOf(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// ReadSeries adds up the series of a metric at an address, and tells how many there are.
+// ReadSeries returns the sum and the number of the series of a metric at an address.
 func ReadSeries(addr, name string) (sum float64, n int, err error) {
 	resp, err := Client.Get("http://" + addr + "/metrics")
 	if err != nil {
@@ -125,7 +125,7 @@ func ReadSeries(addr, name string) (sum float64, n int, err error) {
 	return sum, n, nil
 }
 
-// SumOf adds up the series of a metric, of which there are none before something has happened.
+// SumOf returns the sum of the series of a metric, 0 if there are none yet.
 func SumOf(t *testing.T, addr, name string) float64 {
 	t.Helper()
 	sum, _, err := ReadSeries(addr, name)
@@ -135,7 +135,7 @@ func SumOf(t *testing.T, addr, name string) float64 {
 	return sum
 }
 
-// AwaitSum waits until the series of a metric add up to what was expected: some is counted after the client has its answer.
+// AwaitSum waits until the series of a metric add up to want: some events are counted after the client has its answer.
 func AwaitSum(t *testing.T, addr, name string, want float64) {
 	t.Helper()
 	poll := time.NewTicker(20 * time.Millisecond)
@@ -153,7 +153,7 @@ func AwaitSum(t *testing.T, addr, name string, want float64) {
 	}
 }
 
-// Sample reads a metric that is always there.
+// Sample reads a metric that always exists.
 func Sample(t *testing.T, addr, name string) float64 {
 	t.Helper()
 	v, n, err := ReadSeries(addr, name)

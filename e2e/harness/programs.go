@@ -17,14 +17,14 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// Root is the checkout, as seen from the folder of a test package.
+// Root is the checkout, relative to the folder of a test package.
 const Root = "../.."
 
 // BinDir holds the programs of this repository while the tests of a package run.
 var BinDir string
 
 // Run builds the programs, runs the tests of a package, and returns the exit status: that of the tests, or 1 if goroutines
-// are left.
+// leak.
 func Run(m *testing.M) int {
 	dir, err := programs.Build(programs.All()...)
 	if err != nil {
@@ -45,7 +45,7 @@ func Run(m *testing.M) int {
 // Program is a running program of this repository.
 type Program struct{ *stack.Process }
 
-// Start runs a program. It ends with the test, which shows its last lines if it fails.
+// Start runs a program. It ends with the test, which logs its last lines if it fails.
 func Start(t *testing.T, what stack.Program) Program {
 	t.Helper()
 	what.Grace, what.Lines = Patience, 2000
@@ -64,7 +64,7 @@ func Start(t *testing.T, what stack.Program) Program {
 	return Program{p}
 }
 
-// Addr is an address of the program's ready line.
+// Addr returns an address of the program's ready line.
 func (p Program) Addr(purpose string) string {
 	a, err := p.Address(purpose)
 	if err != nil {
@@ -81,13 +81,13 @@ func (p Program) MustStop(t *testing.T) {
 	}
 }
 
-// Freeze stops the program and returns when none of its threads runs any more.
+// Freeze stops the program (SIGSTOP) and returns when none of its threads runs any more.
 func (p Program) Freeze(t *testing.T) {
 	t.Helper()
 	freeze(t, p.PID())
 }
 
-// MustResume lets a frozen program go on.
+// MustResume continues a frozen program.
 func (p Program) MustResume(t *testing.T) {
 	t.Helper()
 	if err := p.Resume(); err != nil {
@@ -134,7 +134,7 @@ func frozen(t *testing.T, pid int) bool {
 	return true
 }
 
-// StartSidecar runs a sidecar before the engine at decode, on free loopback ports.
+// StartSidecar runs a sidecar in front of the engine at decode, on free loopback ports.
 func StartSidecar(t *testing.T, decode string, flags ...string) Program {
 	t.Helper()
 	return StartSidecarIn(t, nil, decode, flags...)
@@ -151,10 +151,10 @@ func StartSidecarIn(t *testing.T, env []string, decode string, flags ...string) 
 	return Start(t, what)
 }
 
-// Output runs a program of this repository and gives what it printed on stdout.
+// Output runs a program of this repository and returns its stdout.
 func Output(name string, args ...string) (string, error) { return OutputOf("", name, args...) }
 
-// OutputOf gives it something to read on stdin.
+// OutputOf is Output with a stdin.
 func OutputOf(stdin, name string, args ...string) (string, error) {
 	c := exec.Command(filepath.Join(BinDir, name), args...)
 	c.Stdin = strings.NewReader(stdin)

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// Tap is a proxy before an engine that keeps the requests it sees, by the client's request id.
+// Tap is a proxy in front of an engine that records requests by the client's request id.
 type Tap struct {
 	Addr string
 
@@ -30,7 +30,7 @@ type Tapped struct {
 	Body   string
 }
 
-// NewTap starts a tap before the engine at an address; it ends with the test.
+// NewTap starts a tap in front of the engine at an address. It ends with the test.
 func NewTap(t *testing.T, addr string) *Tap {
 	t.Helper()
 	p := &Tap{Kept: map[string][]Tapped{}}
@@ -60,14 +60,14 @@ func (p *Tap) keep(id string, r Tapped) {
 	p.Kept[id] = append(p.Kept[id], r)
 }
 
-// Seen is what reached the engine under a request id.
+// Seen returns the requests that reached the engine under a request id.
 func (p *Tap) Seen(id string) []Tapped {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	return p.Kept[id]
 }
 
-// TappedFleet is a fleet with one decode engine, whose engines are behind taps and take faults.
+// TappedFleet is a fleet with one decode engine, whose engines have taps and can get faults.
 type TappedFleet struct {
 	*Fleet
 	Prefill, Decode []tappedEngine
@@ -79,7 +79,7 @@ type tappedEngine struct {
 	admin  string // of a simulated one
 }
 
-// NewTappedFleet starts a fleet with one decode engine and taps before all engines.
+// NewTappedFleet starts a fleet with one decode engine and taps in front of all engines.
 func NewTappedFleet(t *testing.T, prefills int) *TappedFleet {
 	t.Helper()
 	f := &TappedFleet{Fleet: NewFleet(t, 0, 0)}
@@ -109,7 +109,7 @@ func (f *TappedFleet) startTapped(t *testing.T, name, role string) tappedEngine 
 	return e
 }
 
-// Fault has something go wrong at the engine from now on: a fault.Fault as JSON.
+// Fault sets a fault of the engine: a fault.Fault as JSON.
 func (e tappedEngine) Fault(t *testing.T, fault string) {
 	t.Helper()
 	resp, err := Client.Post("http://"+e.admin+"/sim/faults", "application/json", strings.NewReader(fault))

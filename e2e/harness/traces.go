@@ -12,13 +12,13 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// StartReceiver runs a collector that the programs of a test send their traces to.
+// StartReceiver runs a collector to which the programs of a test send their traces.
 func StartReceiver(t *testing.T) *otlp.Receiver {
 	t.Helper()
 	return otlp.Start(t, "127.0.0.1:0")
 }
 
-// MustAddUp fails unless the phases of a server span sum to its length, and says how many there are.
+// MustAddUp fails unless the phases of a server span sum to its duration, and returns their number.
 func MustAddUp(t *testing.T, s *trace.Span) (phases int) {
 	t.Helper()
 	attrs, sum := Attributes(s), 0.0
@@ -34,10 +34,10 @@ func MustAddUp(t *testing.T, s *trace.Span) (phases int) {
 	return phases
 }
 
-// Milliseconds is the length of a span.
+// Milliseconds returns the duration of a span.
 func Milliseconds(s *trace.Span) float64 {
 	return float64(s.EndTimeUnixNano-s.StartTimeUnixNano) / float64(time.Millisecond)
 }
 
-// Attributes are those of a span, by name.
+// Attributes returns the attributes of a span, by name.
 func Attributes(s *trace.Span) map[string]*common.AnyValue { return otlp.Span{Span: s}.Attributes() }

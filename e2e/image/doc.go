@@ -3,5 +3,5 @@
 // read-only root that holds nothing but the image. Compiling the programs again takes minutes, so `make test` may leave this
 // package out.
 //
-// The package has no code beside its tests. It does not install the chart: e2e/kube/cluster does.
+// The package has no code except its tests. It does not install the chart: e2e/kube/cluster does.
 package image

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Receiver is a collector that keeps what it gets. Its methods may be called at any time, by several goroutines.
+// Receiver is a collector that keeps the spans that it gets. Its methods are safe for concurrent use.
 type Receiver struct {
 	collector.UnimplementedTraceServiceServer
 	addr string
@@ -23,7 +23,7 @@ type Receiver struct {
 	spans []Span
 }
 
-// Span is a span, and the service that it is of.
+// Span is a span with the name of its service.
 type Span struct {
 	*trace.Span
 	Service string
@@ -45,7 +45,7 @@ func Start(tb testing.TB, address string) *Receiver {
 	return r
 }
 
-// Addr is the host:port at which programs reach it, without TLS.
+// Addr returns the host:port at which programs reach it, without TLS.
 func (r *Receiver) Addr() string { return r.addr }
 
 // Export implements the collector's service.
@@ -63,19 +63,19 @@ func (r *Receiver) Export(_ context.Context, req *collector.ExportTraceServiceRe
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// Spans are all that have come so far.
+// Spans returns all spans so far.
 func (r *Receiver) Spans() []Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.spans)
 }
 
-// Of are the spans of a trace, whose id is in hexadecimal digits.
+// Of returns the spans of a trace, whose id is in hexadecimal digits.
 func (r *Receiver) Of(traceID string) []Span {
 	return slices.DeleteFunc(r.Spans(), func(s Span) bool { return hex.EncodeToString(s.TraceId) != traceID })
 }
 
-// Attributes are those of the span by name.
+// Attributes returns the attributes of the span by name.
 func (s Span) Attributes() map[string]*common.AnyValue {
 	m := map[string]*common.AnyValue{}
 	for _, kv := range s.GetAttributes() {
@@ -84,13 +84,13 @@ func (s Span) Attributes() map[string]*common.AnyValue {
 	return m
 }
 
-// ID is the span's own, in hexadecimal digits.
+// ID returns the span's id, in hexadecimal digits.
 func (s Span) ID() string { return hex.EncodeToString(s.GetSpanId()) }
 
-// Parent is the id of the span that it is a child of, in hexadecimal digits; empty: of none.
+// Parent returns the id of the parent span, in hexadecimal digits; empty: it has none.
 func (s Span) Parent() string { return hex.EncodeToString(s.GetParentSpanId()) }
 
-// Under tells whether the span is a child of the span with that id.
+// Under reports whether the span is a child of the span with an id.
 func (s Span) Under(id string) bool { return id != "" && s.Parent() == id }
 
 func find(attrs []*common.KeyValue, key string) *common.AnyValue {

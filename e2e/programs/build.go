@@ -12,8 +12,8 @@ import (
 // All lists the programs of the repository.
 func All() []string { return []string{"epp", "keeper", "sidecar", "sim", "tandem"} }
 
-// Build builds the named programs and returns a new directory that holds them and nothing else. The caller removes it. The
-// executables are links of this call alone, so a test can tell its processes from those of other packages by their path.
+// Build builds the named programs and returns a new directory that holds only them. The caller removes it. The executables
+// are links made by this call, so a test can distinguish its processes from those of other packages by their path.
 func Build(names ...string) (dir string, err error) {
 	root, err := checkout()
 	if err != nil {
@@ -49,7 +49,7 @@ func Build(names ...string) (dir string, err error) {
 	return dir, nil
 }
 
-// checkout finds the root of the repository above the directory that the test runs in: where go.mod and cmd/epp are.
+// checkout returns the root of the repository above the directory that the test runs in: where go.mod and cmd/epp are.
 func checkout() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

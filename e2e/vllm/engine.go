@@ -15,10 +15,10 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// Role is which side of a hand-off an engine is.
+// Role is an engine's side of a hand-off.
 type Role string
 
-// The roles, as vLLM spells them. A plain engine hands nothing off.
+// The roles, with vLLM's names. A plain engine has no hand-offs.
 const (
 	Plain   Role = ""
 	Prefill Role = "kv_producer"
@@ -28,7 +28,7 @@ const (
 // Policy is what a decode engine does with a request whose KV cache cannot be loaded.
 type Policy string
 
-// The policies, as vLLM spells them. Fail is its default.
+// The policies, with vLLM's names. Fail is its default.
 const (
 	Fail      Policy = "fail"
 	Recompute Policy = "recompute"
@@ -38,29 +38,29 @@ const (
 const Model = "tiny"
 
 const (
-	// startTimeout only has to be longer than a start that goes on: one that fails ends the process, which is seen at once.
-	// Four engines at once took a minute and a half on two processors, and 9 min where the load was 30.
+	// startTimeout only has to be longer than a successful start: one that fails ends the process, which is noticed at once.
+	// Four engines at once took a minute and a half on two processors, and 9 min with a load of 30.
 	startTimeout = 15 * time.Minute
-	// stopTimeout is between SIGTERM and SIGKILL; 3 s were seen.
+	// stopTimeout is the time between SIGTERM and SIGKILL. An engine took 3 s.
 	stopTimeout = 30 * time.Second
-	// keptLines are as many as one Python traceback through vLLM has.
+	// keptLines is enough for a Python traceback through vLLM.
 	keptLines = 300
 )
 
-// Options say what differs from an ordinary engine.
+// Options are the differences from a usual engine.
 type Options struct {
-	Name string // what messages call it
+	Name string // in messages
 	Role Role
-	// Lease is how long a prefill engine keeps a hand-off for a decode engine that says nothing, in whole seconds; 0: 30 s.
-	// Decode engines have to be given the same, since they renew it six times as often.
+	// Lease is how long a prefill engine keeps a hand-off without heartbeats, in whole seconds; 0: 30 s. Decode engines need
+	// the same value, since they renew it six times as often.
 	Lease  time.Duration
 	Policy Policy // of a decode engine; "": Fail
-	// MaxRunning is how many requests run at once, the others wait; 0: 128.
+	// MaxRunning is how many requests run at once; 0: 128. The others wait.
 	MaxRunning int
 	Args       []string // further flags of `vllm serve`
 }
 
-// Engine is an engine that was started. Its methods may not be called at the same time, but Address and Output.
+// Engine is a running engine. Only Address and Output may be called concurrently with other methods.
 type Engine struct {
 	options Options
 	tools   tools
@@ -72,8 +72,8 @@ type Engine struct {
 	process *stack.Process
 }
 
-// Start runs an engine on free ports of loopback and returns when it takes requests. ctx bounds the start only: the engine
-// is ended by Stop.
+// Start runs an engine on free ports of loopback and returns when it accepts requests. ctx bounds only the start; Stop ends
+// the engine.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	found, err := find()
 	if err != nil {
@@ -91,8 +91,8 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// freePort finds a port below those that Linux gives to whom asks for any (32768 and up, unless told otherwise): engines
-// need half a minute until they listen, and come back to their ports after a restart.
+// freePort returns a port below those that Linux chooses for clients (32768 and up by default): an engine needs half a minute
+// until it listens, and uses its ports again after a restart.
 func freePort(ctx context.Context) (int, error) {
 	const lowest, count, tries = 15_000, 17_000, 50
 	var config net.ListenConfig
@@ -130,7 +130,7 @@ func (e *Engine) args() ([]string, error) {
 	args := []string{"-m", "vllm.entrypoints.cli.main", "serve", e.tools.model, "--served-model-name=" + Model,
 		"--host=" + loopback, "--port=" + strconv.Itoa(e.port), "--disable-uvicorn-access-log",
 		"--dtype=float32", "--enforce-eager", "--max-model-len=4096",
-		"--block-size=32", "--num-gpu-blocks-override=512", // the smallest that vLLM's attention on CPUs takes
+		"--block-size=32", "--num-gpu-blocks-override=512", // the smallest block size of vLLM's attention on CPUs
 		"--enable-prompt-tokens-details"}
 	if e.options.MaxRunning > 0 {
 		args = append(args, "--max-num-seqs="+strconv.Itoa(e.options.MaxRunning))
@@ -145,7 +145,7 @@ func (e *Engine) args() ([]string, error) {
 	return append(args, e.options.Args...), nil
 }
 
-// transferConfig is what vLLM wants to know about hand-offs.
+// transferConfig returns vLLM's configuration of hand-offs.
 func (e *Engine) transferConfig() (string, error) {
 	extra := map[string]any{}
 	if e.options.Lease > 0 {
@@ -163,7 +163,7 @@ func (e *Engine) transferConfig() (string, error) {
 	return string(b), nil
 }
 
-// environment keeps an engine to this machine and to as little of it as it can do with.
+// environment restricts an engine to this machine and to few of its resources.
 func (e *Engine) environment() []string {
 	return []string{
 		"PYTHONPATH=" + e.tools.site,
@@ -191,13 +191,13 @@ func (e *Engine) healthy(ctx context.Context) error {
 	return nil
 }
 
-// Address is the host:port of its API; the same after a restart.
+// Address returns the host:port of its API, which a restart does not change.
 func (e *Engine) Address() string { return net.JoinHostPort(loopback, strconv.Itoa(e.port)) }
 
-// Output is its last lines.
+// Output returns its last lines.
 func (e *Engine) Output() []string { return e.current().Output() }
 
-// Exited tells whether it has ended, asked or not.
+// Exited reports whether it has ended, for whatever reason.
 func (e *Engine) Exited() bool {
 	select {
 	case <-e.current().Done():
@@ -213,7 +213,7 @@ func (e *Engine) current() *stack.Process {
 	return e.process
 }
 
-// Restart kills it if it runs, and starts it again at the same address, with a new engine id and nothing cached.
+// Restart kills it if it runs, and starts it again at the same address, with a new engine id and an empty cache.
 func (e *Engine) Restart(ctx context.Context) error {
 	if err := e.Kill(); err != nil {
 		return err

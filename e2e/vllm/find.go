@@ -11,14 +11,14 @@ import (
 // ErrNone says that this checkout has no vLLM, and how to get one.
 var ErrNone = errors.New("there is none (make .tools/vllm .tools/tinymodel installs one: 7 GB)")
 
-// tools are what an engine is run with.
+// tools are the files that an engine runs with.
 type tools struct {
 	python string
 	model  string // folder; the engines compare its path, so all get the same
 	site   string // folder of the module that every Python process of an engine loads
 }
 
-// find looks in the checkout that the current directory lies in.
+// find searches the checkout that contains the current directory.
 func find() (tools, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -46,7 +46,7 @@ func exist(paths ...string) bool {
 	return true
 }
 
-// Require makes a test that needs vLLM skip where there is none, or fail if CI=true.
+// Require makes a test that needs vLLM skip if it is missing, or fail if CI=true.
 func Require(tb testing.TB) {
 	tb.Helper()
 	_, err := find()

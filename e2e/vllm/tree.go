@@ -15,14 +15,14 @@ import (
 const (
 	// signalTimeout bounds the wait until a signal has reached all threads.
 	signalTimeout = 30 * time.Second
-	// lookInterval is between two looks at them: there is no event for that.
+	// lookInterval is the time between two checks of the threads: Linux has no event for their states.
 	lookInterval = 2 * time.Millisecond
 )
 
-// An engine's processes are one process group, which stack makes: the main one takes requests, and starts a scheduler, which
-// starts a worker.
+// An engine's processes are one process group, made by package stack: the main process accepts requests, and starts a
+// scheduler, which starts a worker.
 
-// Pause stops all of its processes where they are (SIGSTOP), as on a node that hangs, and returns when nothing of them runs.
+// Pause stops all its processes (SIGSTOP), as on a node that hangs, and returns when none of them runs.
 func (e *Engine) Pause() error {
 	if err := e.signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -30,11 +30,11 @@ func (e *Engine) Pause() error {
 	return e.await("stop", stopped)
 }
 
-// Resume lets a paused engine go on.
+// Resume continues a paused engine.
 func (e *Engine) Resume() error { return e.signal(syscall.SIGCONT) }
 
-// Kill ends all of its processes at once (SIGKILL), as a node that fails does, and returns when none is left. One that has
-// ended may be killed.
+// Kill ends all its processes at once (SIGKILL), like a node that fails, and returns when none is left. It does nothing for
+// an engine that has ended.
 func (e *Engine) Kill() error {
 	if err := e.signal(syscall.SIGKILL); err != nil {
 		return err
@@ -45,14 +45,14 @@ func (e *Engine) Kill() error {
 	return e.await("end", ended)
 }
 
-// Stop ends it as an operator does (SIGTERM), and what that leaves behind by force. It may be called again. The error says
-// that it had to be killed.
+// Stop ends it as an operator does (SIGTERM), and kills what is left. It may be called again. The error says that something
+// had to be killed.
 func (e *Engine) Stop() error {
 	err := e.signal(syscall.SIGCONT)
 	return errors.Join(err, e.current().Stop(), e.Kill())
 }
 
-// signal sends a signal to all of its processes, if there are any.
+// signal sends a signal to all its processes, if there are any.
 func (e *Engine) signal(s syscall.Signal) error {
 	if err := syscall.Kill(-e.current().PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("sending %v to %s: %w", s, e.options.Name, err)
@@ -60,7 +60,7 @@ func (e *Engine) signal(s syscall.Signal) error {
 	return nil
 }
 
-// await looks at the threads of all processes until each is in one of the given states.
+// await polls the threads of all processes until each is in one of the given states.
 func (e *Engine) await(what, states string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), signalTimeout)
 	defer cancel()
@@ -76,13 +76,13 @@ func (e *Engine) await(what, states string) error {
 	return nil
 }
 
-// States of a thread in /proc. One that has ended may wait for a parent that does not ask.
+// States of a thread in /proc. A thread that has ended may stay until its parent waits for it.
 const (
 	ended   = "ZX"
 	stopped = "Tt" + ended
 )
 
-// all tells whether every thread of a process group is in one of the given states.
+// all reports whether every thread of a process group is in one of the given states.
 func all(group int, states string) bool {
 	stats, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
 	if err != nil {
