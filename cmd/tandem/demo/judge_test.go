@@ -92,7 +92,7 @@ func TestJudge(t *testing.T) {
 			e.engines[1].KVBytesServed = 4 * 100
 		}, []string{promiseKV}},
 		{"blocks held", func(e *evidence) { e.engines[1].Blocks.Used = 1 }, []string{promiseStranded}},
-		{"lease ran out", func(e *evidence) { e.engines[0].Expired = 1 }, []string{promiseStranded}},
+		{"lease ran out", func(e *evidence) { e.engines[1].Released, e.engines[1].Expired = 1, 1 }, []string{promiseStranded}},
 		{"failed leg without an answer", func(e *evidence) { e.lost.failure = failed }, []string{promiseLost}},
 		{"failed leg with other tokens", func(e *evidence) { e.lost.reference.generated = []int{7, 8, 9, 8} }, []string{promiseLost}},
 		{"failed leg with too few tokens", func(e *evidence) { e.lost.tokens++ }, []string{promiseLost}},

@@ -48,8 +48,9 @@ func (s spread) percentile(p int) float64 {
 	return s[(p*len(s)+99)/100-1]
 }
 
-// enough is the least number of values that have a 99th percentile. That of fewer values is always their maximum.
-const enough = 100
+// enough is the least number of values of which the largest exceeds the true 99th percentile with 95 % confidence. That of
+// fewer is most likely too small.
+const enough = 299
 
 // tail returns the largest value that says something about slow requests, and its name: the 99th percentile, or the maximum
 // of too few values.
@@ -70,7 +71,7 @@ func (s spread) tailCell() string {
 }
 
 // fewer explains tailCell.
-const fewer = "max: of fewer than 100 values, which have no 99th percentile"
+const fewer = "max: of fewer than 299 values, which are too few for a 99th percentile"
 
 // thinned returns at most n of the values, evenly by rank, with the smallest and the largest.
 func (s spread) thinned(n int) spread {

@@ -144,8 +144,8 @@ func TestTail(t *testing.T) {
 	}{
 		{0, absent, ""},
 		{8, "max 8.0", "p50 4.0 · max 8.0 ms · n 8"},
-		{99, "max 99.0", "p50 50.0 · max 99.0 ms · n 99"},
-		{100, "99.0", "p50 50.0 · p99 99.0 ms · n 100"},
+		{298, "max 298.0", "p50 149.0 · max 298.0 ms · n 298"},
+		{299, "297.0", "p50 150.0 · p99 297.0 ms · n 299"},
 		{1000, "990.0", "p50 500.0 · p99 990.0 ms · n 1000"},
 	} {
 		if got := values(c.n).tailCell(); got != c.cell {
@@ -158,7 +158,7 @@ func TestTail(t *testing.T) {
 			t.Errorf("of %d values: %q, want %q", c.n, got, c.numbers)
 		}
 		drawn := string(strip("any", values(c.n), linear(1000)))
-		if strings.Contains(drawn, `class="tail"`) != (c.n >= 100) || strings.Contains(drawn, "p99") != (c.n >= 100) {
+		if strings.Contains(drawn, `class="tail"`) != (c.n >= 299) || strings.Contains(drawn, "p99") != (c.n >= 299) {
 			t.Errorf("of %d values: %s", c.n, drawn)
 		}
 	}

@@ -138,7 +138,7 @@ func (c TrialChart) draw() (drawn chart) {
 		drawn.More = len(lanes) - maxLanes
 		values, lanes = values[:maxLanes], lanes[:maxLanes]
 	}
-	common := logarithmic(withoutLeast(values)...)
+	common := logarithmic(legible(values)...)
 	for i, l := range lanes {
 		drawn.Lanes = append(drawn.Lanes, lane{Name: l.Name, Kind: sideKind(l.Second), Numbers: l.Numbers,
 			Drawing: strip(fmt.Sprintf("%s of %s", c.Title, l.Name), values[i], common)})
@@ -147,16 +147,6 @@ func (c TrialChart) draw() (drawn chart) {
 		drawn.Axis = axis(common)
 	}
 	return drawn
-}
-
-// withoutLeast returns the values without the smallest twentieth, which are drawn at the beginning of the axis: events that arrive
-// together have gaps of microseconds, and would stretch a logarithmic axis by decades.
-func withoutLeast(all []spread) []spread {
-	kept := make([]spread, len(all))
-	for i, s := range all {
-		kept[i] = s[len(s)/20:]
-	}
-	return kept
 }
 
 // widestPercent bounds the axis of differences: beyond it, marks are drawn at its end and the numbers tell.
