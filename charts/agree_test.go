@@ -33,7 +33,8 @@ func TestPartsAgree(t *testing.T) {
 // TestEndsAgree holds the arithmetic of time-outs at both ends of what may be set.
 func TestEndsAgree(t *testing.T) {
 	for _, seconds := range []int{20, 43, 3600} {
-		args := append(cases(t)["sim"], "--set=drainSeconds="+strconv.Itoa(seconds), "--set=engine.leaseSeconds=5")
+		args := append(cases(t)["sim"], "--set=drainSeconds="+strconv.Itoa(seconds), "--set=engine.leaseSeconds=5",
+			"--set=sidecar.firstEventTimeoutSeconds=5")
 		readRelease(t, render(t, args...)).endsAgree(t)
 	}
 }

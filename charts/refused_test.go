@@ -32,7 +32,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // mismatches is how many kinds of mismatch there are files for.
-const mismatches = 17
+const mismatches = 21
 
 // TestRefusalsAreComplete holds that each mismatch has a file, so that none is lost in a renaming.
 func TestRefusalsAreComplete(t *testing.T) {
@@ -146,6 +146,15 @@ func TestAdviceIsEnough(t *testing.T) {
 		"another keeper":           "sidecar.image.tag=v1,sidecar.keeper.enabled=true,sidecar.keeper.image.tag=v1",
 		"keepers that are heard":   "sidecar.keeper.enabled=true,engine.ucxTLS=rc\\,tcp",
 		"all but one transport":    "sidecar.keeper.enabled=true,engine.ucxTLS=^cuda_ipc",
+		"room for an answer":       "engine.maxModelLen=2049",
+		"all local":                "engine.maxModelLen=1024,epp.threshold=0,prefill.replicas=0",
+		"a second for the gateway": "mode=gateway,gateway.name=front,gateway.requestTimeoutSeconds=91",
+		"no limit at the gateway":  "mode=gateway,gateway.name=front,gateway.requestTimeoutSeconds=0",
+		"wait for a held KV cache": "sidecar.firstEventTimeoutSeconds=120,sidecar.keeper.enabled=true",
+		"adapters in both roles":   "engine.args={--enable-lora,--lora-modules=sql=/adapters/sql}",
+		"a flag without effect":    "epp.extraArgs={--ha-enable-leader-election}",
+		"an alias of a flag":       "sidecar.extraArgs={--decode-use-tls}",
+		"another type of KV cache": "engine.kvCacheDtype=fp8_e4m3",
 		"keepers need no key":      "sidecar.keeper.enabled=true,engine.apiKeySecret=key",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -339,7 +339,7 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 - --enable-ssl-refresh
 {{- end }}
 {{- if and $values.tracing.engines $values.tracing.endpoint }}
-- --otlp-traces-endpoint={{ $values.tracing.endpoint }}
+- --otlp-traces-endpoint={{ include "tandem.tracing.url" .root }}
 {{- end }}
 {{- end -}}
 

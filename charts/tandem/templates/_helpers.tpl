@@ -205,10 +205,19 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{/* The collector's URL, from HOST, HOST:PORT or a URL: nothing if there is none. */}}
+{{- define "tandem.tracing.url" -}}
+{{- with .Values.tracing.endpoint | trimSuffix "/" -}}
+{{- $scheme := default "http://" (regexFind "^https?://" .) -}}
+{{- $address := trimPrefix $scheme . -}}
+{{ $scheme }}{{ $address }}{{ if not (regexMatch ":[0-9]+$" $address) }}:4317{{ end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Environment that makes a program of this project trace: list items, or nothing. Resource attributes name the pod. */}}
 {{- define "tandem.otelEnv" -}}
 {{- with .Values.tracing }}{{ if .endpoint }}
-- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ quote .endpoint }}}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ include "tandem.tracing.url" $ | quote }}}
 - {name: OTEL_TRACES_SAMPLER, value: parentbased_traceidratio}
 - {name: OTEL_TRACES_SAMPLER_ARG, value: {{ quote .ratio }}}
 - name: POD_NAME

@@ -22,10 +22,8 @@
 
 {{/* HOST:PORT of a collector that is spoken to in plaintext. Envoy itself does not speak TLS to one here. */}}
 {{- define "tandem.proxy.collector" -}}
-{{- if and .Values.tracing.endpoint (not (hasPrefix "https://" .Values.tracing.endpoint)) -}}
-{{- $address := trimPrefix "http://" .Values.tracing.endpoint | trimSuffix "/" -}}
-{{- contains ":" $address | ternary $address (print $address ":4317") -}}
-{{- end -}}
+{{- $url := include "tandem.tracing.url" . -}}
+{{- if hasPrefix "http://" $url }}{{ trimPrefix "http://" $url }}{{ end -}}
 {{- end -}}
 
 {{/*

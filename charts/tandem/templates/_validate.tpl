@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -181,6 +181,39 @@ proxy.image has neither tag nor digest: name a version of Envoy
      "is full: give it 1Gi or more")
      $name $role.shmSize (int $role.parallelism.tensor) }}
   {{- end -}}
+{{- end -}}
+{{- end -}}
+
+
+{{/* A prompt has room for one token of its answer at least. */}}
+{{- define "tandem.check.length" -}}
+{{- $longest := int64 .Values.engine.maxModelLen -}}
+{{- $threshold := int64 .Values.epp.threshold -}}
+{{- if and $longest (le $longest $threshold) (not .Values.epp.config) }}
+{{ printf (print "engine.maxModelLen is %d, but only prompts of epp.threshold %d or more tokens are prefilled remotely, so none "
+     "would be: lower the second, raise the first, or set epp.threshold to 0 (all local)")
+     $longest $threshold }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Whoever waits for another must wait longer. */}}
+{{- define "tandem.check.timeouts" -}}
+{{- $prefill := int .Values.sidecar.prefillTimeoutSeconds -}}
+{{- $first := int .Values.sidecar.firstEventTimeoutSeconds -}}
+{{- $request := int .Values.gateway.requestTimeoutSeconds -}}
+{{- $lease := int .Values.engine.leaseSeconds -}}
+{{- if and (eq .Values.mode "gateway") $request (le $request (add $prefill $first | int)) }}
+{{ printf (print "gateway.requestTimeoutSeconds is %d, but a prefill may take sidecar.prefillTimeoutSeconds %d, and the first "
+     "token after it sidecar.firstEventTimeoutSeconds %d: the gateway would end requests that sidecars can still save, so set "
+     "it to more than %d, or to 0 (no limit)")
+     $request $prefill $first (add $prefill $first) }}
+{{- end -}}
+{{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) }}
+{{ printf (print "sidecar.firstEventTimeoutSeconds is %d, but prefill engines drop a KV cache that was not read after "
+     "engine.leaseSeconds %d, so the sidecar would wait in vain: lower the first, raise the second, or set "
+     "sidecar.keeper.enabled, which holds KV caches for longer")
+     $first $lease }}
 {{- end -}}
 {{- end -}}
 

@@ -144,12 +144,18 @@ check: it would start nothing
 version: it would start nothing
 {{- end -}}
 
-{{/* Arguments of vLLM that both engines of a pair compare, or that decide about what is in a block of the KV cache. */}}
+{{/*
+Arguments of vLLM that both engines of a pair compare, that decide about what is in a block of the KV cache, or about which
+tokens a prompt becomes: both engines read the prompt of a request, and an adapter that only one of them has fails it.
+*/}}
 {{- define "tandem.shared.vllm" -}}
 [dtype, quantization, q, attention-backend, attention-config, ac, speculative-config, sc, revision, code-revision, tokenizer,
 tokenizer-revision, hf-overrides, hf-config-path, disable-hybrid-kv-cache-manager, no-disable-hybrid-kv-cache-manager,
 enforce-handshake-compat, mamba-cache-dtype, calculate-kv-scales, decode-context-parallel-size, dcp,
-prefill-context-parallel-size, pcp]
+prefill-context-parallel-size, pcp, enable-lora, lora-modules, max-loras, max-lora-rank, lora-dtype, lora-target-modules,
+tokenizer-mode, trust-remote-code, chat-template, chat-template-content-format, default-chat-template-kwargs,
+trust-request-chat-template, enable-auto-tool-choice, tool-call-parser, reasoning-parser, limit-mm-per-prompt,
+mm-processor-kwargs, interleave-mm-strings, config-format, model-impl, runner, convert]
 {{- end -}}
 
 {{/*
@@ -162,24 +168,37 @@ The name of an argument as its program understands it: _ is -, and a dot enters 
 {{- end -}}
 
 {{/*
-Problems of a list of arguments: (dict "where" PATH "args" LIST "made" MAP "abbreviated" BOOL). vLLM takes an argument by the
+The name in full of an argument: (dict "arg" "--block-si=16" "names" LIST "abbreviated" BOOL). vLLM takes an argument by the
 beginning of its name, too.
+*/}}
+{{- define "tandem.argFullName" -}}
+{{- $name := include "tandem.argName" .arg -}}
+{{- $full := $name -}}
+{{- if and .abbreviated (hasPrefix "--" .arg) (ge (len $name) 3) (not (has $name .names)) -}}
+  {{- range .names | sortAlpha -}}
+    {{- if hasPrefix $name . }}{{ $full = . }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- $full -}}
+{{- end -}}
+
+{{/*
+Problems of a list of arguments: (dict "where" PATH "args" LIST "made" MAP "abbreviated" BOOL "program" NAME "known" LIST).
+Without known the program may have flags that the chart does not know.
 */}}
 {{- define "tandem.argProblems" -}}
 {{- $in := . -}}
 {{- range $i, $arg := .args -}}
   {{- $name := include "tandem.argName" $arg -}}
-  {{- $full := $name -}}
-  {{- if and $in.abbreviated (hasPrefix "--" $arg) (not (hasKey $in.made $name)) -}}
-    {{- range $made := keys $in.made | sortAlpha -}}
-      {{- if and (ge (len $name) 3) (hasPrefix $name $made) }}{{ $full = $made }}{{ end -}}
-    {{- end -}}
-  {{- end -}}
+  {{- $full := include "tandem.argFullName" (dict "arg" $arg "names" (keys $in.made) "abbreviated" $in.abbreviated) -}}
   {{- if regexMatch "^--?[A-Za-z][^=\\s]*\\s" $arg }}
 {{ printf (print "%s: %s is one argument with a blank in it: join name and value by =, or write "
      "two list items") $in.where (quote $arg) }}
   {{- else if and $name (hasKey $in.made $full) }}
 {{ printf "%s: %s is the chart's to make: %s" $in.where (regexReplaceAll "=.*$" $arg "") (index $in.made $full) }}
+  {{- else if and $name $in.known (not (has $name $in.known)) }}
+{{ printf "%s: --%s is no flag of %s, which would not start: correct it or remove it (%s --help lists its flags)"
+     $in.where $name $in.program $in.program }}
   {{- else if and (eq $i 0) (not (hasPrefix "-" $arg)) }}
 {{ printf "%s: %s is no flag: write --name=value" $in.where (quote $arg) }}
   {{- end -}}
@@ -190,27 +209,29 @@ beginning of its name, too.
 {{- $sim := eq .Values.engine.type "sim" -}}
 {{- $made := include (print "tandem.made." .Values.engine.type) . | fromYaml -}}
 {{- $shared := include "tandem.shared.vllm" . | fromYamlArray -}}
+{{- $flags := .Files.Get "flags.yaml" | fromYaml -}}
 {{- $engines := dict "engine.args" .Values.engine.args "prefill.args" .Values.prefill.args
       "decode.args" .Values.decode.args -}}
 {{- if $sim -}}
   {{- $_ := set $engines "sim.args" .Values.sim.args -}}
 {{- end -}}
 {{- range $where, $args := $engines -}}
-  {{- include "tandem.argProblems" (dict "where" $where "args" $args "made" $made "abbreviated" (not $sim)) -}}
+  {{- include "tandem.argProblems" (dict "where" $where "args" $args "made" $made "abbreviated" (not $sim)
+        "program" "sim" "known" (ternary $flags.sim list $sim)) -}}
 {{- end -}}
 {{- range $role := list "prefill" "decode" -}}
   {{- if not $sim -}}
     {{- range $arg := (index $.Values $role).args -}}
-      {{- if has (include "tandem.argName" $arg) $shared }}
-{{ printf (print "%s.args: %s must be the same in both roles, or they refuse each other's KV cache: move it to "
-     "engine.args") $role $arg }}
+      {{- if has (include "tandem.argFullName" (dict "arg" $arg "names" $shared "abbreviated" true) | trimPrefix "no-") $shared }}
+{{ printf (print "%s.args: %s must be the same in both roles, or they do not read prompts and each other's KV caches alike: "
+     "move it to engine.args") $role $arg }}
       {{- end -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- range $room := list "sidecar" "epp" -}}
-  {{- include "tandem.argProblems" (dict "where" (print $room ".extraArgs") "args" (index $.Values $room).extraArgs
-        "made" (include (print "tandem.made." $room) $ | fromYaml)) -}}
+{{- range $program := list "sidecar" "epp" -}}
+  {{- include "tandem.argProblems" (dict "where" (print $program ".extraArgs") "args" (index $.Values $program).extraArgs
+        "made" (include (print "tandem.made." $program) $ | fromYaml) "program" $program "known" (index $flags $program)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -244,7 +265,7 @@ USER: it is the user of engine.runAsUser
 {{- define "tandem.check.environment" -}}
 {{- $made := include "tandem.made.variables" . | fromYaml -}}
 {{- $shared := list "VLLM_ATTENTION_BACKEND" "VLLM_KV_CACHE_LAYOUT" "VLLM_SSM_CONV_STATE_LAYOUT"
-      "VLLM_USE_V2_MODEL_RUNNER" -}}
+      "VLLM_USE_V2_MODEL_RUNNER" "VLLM_ALLOW_RUNTIME_LORA_UPDATING" "VLLM_PLUGINS" "VLLM_LORA_RESOLVER_CACHE_DIR" -}}
 {{- $common := list -}}
 {{- range .Values.engine.env }}{{ $common = append $common .name }}{{ end -}}
 {{- range $place := list "engine" "prefill" "decode" -}}
@@ -255,7 +276,7 @@ USER: it is the user of engine.runAsUser
 {{ printf (print "%s.env sets %s, which would change a flag that the chart makes: write it as an argument in "
      "sim.args") $place $env.name }}
     {{- else if and (ne $place "engine") (has $env.name $shared) }}
-{{ printf "%s.env sets %s, which must be the same in both roles, or they refuse each other's KV cache: move it to engine.env"
+{{ printf "%s.env sets %s, which must be the same in both roles, or they do not read prompts and each other's KV caches alike: move it to engine.env"
      $place $env.name }}
     {{- else if and (ne $place "engine") (has $env.name $common) }}
 {{ printf "%s.env and engine.env both set %s: remove one of them" $place $env.name }}
