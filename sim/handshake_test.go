@@ -46,8 +46,8 @@ func TestHandshakeIsPaidOnce(t *testing.T) {
 	})
 }
 
-// TestHandshakeHoldsUpNobodyElse: a running answer goes on, and hand-offs of the same pair wait for one handshake together.
-func TestHandshakeHoldsUpNobodyElse(t *testing.T) {
+// TestHandshakeDelaysNoOtherRequest: a running answer goes on, and hand-offs of the same pair wait for one handshake together.
+func TestHandshakeDelaysNoOtherRequest(t *testing.T) {
 	const cost = 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		s := simtest.NewNetwork()

@@ -63,32 +63,32 @@ func TestGroupStopsInReverseOrder(t *testing.T) {
 	contains(t, err, "making a folder: the stack has been stopped")
 }
 
-// guest is a program that something else has started.
-type guest struct{ ended chan struct{} }
+// foreignMember is a member that Start did not start.
+type foreignMember struct{ ended chan struct{} }
 
-func (g guest) Name() string { return "guest" }
-func (g guest) Wait() error  { <-g.ended; return errors.New("guest ended: bored") }
-func (g guest) Stop() error  { return errors.New("stopping guest: it ended: bored") }
+func (g foreignMember) Name() string { return "foreign" }
+func (g foreignMember) Wait() error  { <-g.ended; return errors.New("foreign ended: no work") }
+func (g foreignMember) Stop() error  { return errors.New("stopping foreign: it ended: no work") }
 
-func TestGroupTellsOfADeathOnce(t *testing.T) {
+func TestGroupReportsAnEndOnce(t *testing.T) {
 	g, alive := stack.NewGroup(t.Context())
-	bored := guest{make(chan struct{})}
-	if err := g.Add(bored); err != nil {
+	ended := foreignMember{make(chan struct{})}
+	if err := g.Add(ended); err != nil {
 		t.Fatal(err)
 	}
-	if m, ok := g.Member("guest"); !ok || m != stack.Member(bored) {
+	if m, ok := g.Member("foreign"); !ok || m != stack.Member(ended) {
 		t.Errorf("found %v", m)
 	}
 	if m, ok := g.Member("unknown"); ok {
 		t.Errorf("found %v", m)
 	}
-	close(bored.ended)
+	close(ended.ended)
 	<-alive.Done()
-	contains(t, context.Cause(alive), "guest ended: bored")
+	contains(t, context.Cause(alive), "foreign ended: no work")
 	if err := g.Stop(); err != nil {
-		t.Errorf("told again: %v", err)
+		t.Errorf("reported again: %v", err)
 	}
-	contains(t, g.Add(bored), "starting guest: the stack has been stopped", "stopping guest")
+	contains(t, g.Add(ended), "starting foreign: the stack has been stopped", "stopping foreign")
 }
 
 func TestGroupRemovesItsFolders(t *testing.T) {

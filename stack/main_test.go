@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// playVariable makes the test binary play one of the programs below.
+// playVariable names the program below that the test binary runs.
 const playVariable = "STACK_TEST_PLAY"
 
 func TestMain(m *testing.M) {
@@ -37,13 +37,13 @@ func TestMain(m *testing.M) {
 // builtDir is the folder that buildPrograms has made; "" if no test needed it.
 var builtDir string
 
-// buildPrograms builds the programs of a P/D stack, once, and gives their folder.
+// buildPrograms builds the programs of a P/D stack, once, and returns their folder.
 var buildPrograms = sync.OnceValues(func() (dir string, err error) {
 	builtDir, err = testprograms.Build(testprograms.All()...)
 	return builtDir, err
 })
 
-// buildNIXL builds those that speak NIXL beside the others, once.
+// buildNIXL builds the programs that speak NIXL into their folder, once.
 var buildNIXL = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = buildPrograms(); err != nil {
 		return "", err
@@ -57,7 +57,7 @@ var buildNIXL = sync.OnceValues(func() (dir string, err error) {
 	return dir, nil
 })
 
-// programs end with the code they return.
+// programs end with the code that they return.
 var programs = map[string]func() int{
 	"echo":     echo,
 	"early":    early,
@@ -69,14 +69,14 @@ var programs = map[string]func() int{
 	"parent":   parent,
 }
 
-// played is a program that the test binary plays.
+// played returns a program that the test binary runs.
 func played(t *testing.T, name string) stack.Program {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without it, a race-built program takes a second to end.
+	// Otherwise a program with the race detector takes a second to end.
 	return stack.Program{Name: name, Path: path, Env: []string{playVariable + "=" + name, "GORACE=atexit_sleep_ms=0"}}
 }
 
@@ -84,8 +84,8 @@ func ready(addresses string) {
 	fmt.Printf("{\"ready\":\"test\",\"addresses\":{%s}}\n", addresses)
 }
 
-// untilTold blocks until SIGTERM, or until SIGUSR1, of which it tells.
-func untilTold(signals <-chan os.Signal) (died bool) { return <-signals == syscall.SIGUSR1 }
+// waitForSignal blocks until SIGTERM or SIGUSR1, and reports whether it was SIGUSR1.
+func waitForSignal(signals <-chan os.Signal) (died bool) { return <-signals == syscall.SIGUSR1 }
 
 func catchSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
@@ -93,7 +93,7 @@ func catchSignals() <-chan os.Signal {
 	return signals
 }
 
-// echo returns every line that comes on its port, ends with 0 on SIGTERM, and dies with 7 of SIGUSR1.
+// echo returns every line that arrives on its port, ends with 0 on SIGTERM, and with 7 on SIGUSR1.
 func echo() int {
 	signals := catchSignals()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -111,7 +111,7 @@ func echo() int {
 	}()
 	fmt.Println("about to be ready")
 	ready(`"echo":"` + l.Addr().String() + `"`)
-	if untilTold(signals) {
+	if waitForSignal(signals) {
 		fmt.Fprintln(os.Stderr, "dying of SIGUSR1")
 		return 7
 	}
@@ -126,13 +126,13 @@ func early() int {
 func silent() int {
 	signals := catchSignals()
 	fmt.Println("not a ready line")
-	untilTold(signals)
+	waitForSignal(signals)
 	return 0
 }
 
 func stubborn() int {
 	signal.Ignore(syscall.SIGTERM)
-	// While a signal is listened for, the Go runtime does not take a program without cgo that waits forever for a deadlock.
+	// While the program listens for a signal, the Go runtime does not report a deadlock.
 	never := make(chan os.Signal, 1)
 	signal.Notify(never, syscall.SIGUSR1)
 	ready("")
@@ -143,12 +143,12 @@ func stubborn() int {
 func sulky() int {
 	signals := catchSignals()
 	ready("")
-	untilTold(signals)
+	waitForSignal(signals)
 	fmt.Fprint(os.Stderr, "could not drain") // without the end of the line
 	return 1
 }
 
-// chatty writes more than is kept, on two outputs, and then dies.
+// chatty writes more than is stored, on two outputs, and then dies.
 func chatty() int {
 	ready("")
 	for i := range 100 {
@@ -166,11 +166,11 @@ func environ() int {
 		fmt.Println(v)
 	}
 	fmt.Println("end of environment")
-	untilTold(signals)
+	waitForSignal(signals)
 	return 0
 }
 
-// parent starts an echo program and waits to be killed.
+// parent starts an echo program and waits until it is killed.
 func parent() int {
 	path, err := os.Executable()
 	if err != nil {
@@ -225,7 +225,7 @@ func exchange(t *testing.T, c net.Conn) {
 	}
 }
 
-// contains checks what an error says.
+// contains checks that an error has texts.
 func contains(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	if err == nil {

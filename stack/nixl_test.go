@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// requireNIXL skips where the library is missing.
+// requireNIXL skips the test if the library is missing.
 func requireNIXL(t *testing.T) {
 	t.Helper()
 	switch library := stack.NIXLLibrary(); {
@@ -42,7 +42,7 @@ func page(t *testing.T, url string) string {
 	return string(text)
 }
 
-// awaitPage waits for a line of a page.
+// awaitPage waits until a page has a line.
 func awaitPage(t *testing.T, url, line string) {
 	t.Helper()
 	late, again := time.After(time.Minute), time.NewTicker(20*time.Millisecond)
@@ -60,7 +60,7 @@ func awaitPage(t *testing.T, url, line string) {
 	}
 }
 
-// TestPDWithKeepers: sidecars meet the engines whose hand-offs they pass on, over either transport, and KV moves.
+// TestPDWithKeepers: over either transport, keepers load the engines of their hand-offs, and KV moves.
 func TestPDWithKeepers(t *testing.T) {
 	for _, transport := range []string{stack.TransportTCP, stack.TransportNIXL} {
 		t.Run(transport, func(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// proxies are all that a stack can have.
+// proxies are the proxies that a stack can have.
 var proxies = []string{stack.ProxyEnvoy, stack.ProxyGateway}
 
 func requireProxy(t *testing.T, proxy string) {
@@ -41,7 +41,7 @@ func programsDir(t *testing.T) string {
 	return dir
 }
 
-// startPD starts a stack that ends with the test, and whose files must then be gone.
+// startPD starts a stack that ends with the test, and checks that its files are then gone.
 func startPD(t *testing.T, o stack.PDOptions) (*stack.Group, context.Context, *stack.PD) {
 	t.Helper()
 	o.Dir = programsDir(t)
@@ -63,7 +63,7 @@ func startPD(t *testing.T, o stack.PDOptions) (*stack.Group, context.Context, *s
 	return g, alive, pd
 }
 
-// decision sends a prompt of so many words and says what became of it.
+// decision sends a prompt of so many words and returns the P/D decision.
 func decision(t *testing.T, pd *stack.PD, words int, mode string) string {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4}`, pd.Model, strings.Repeat("hello ", words))
@@ -106,7 +106,7 @@ func TestPD(t *testing.T) {
 	}
 }
 
-// checkPorts looks whether there is something at every port that people are told of.
+// checkPorts checks that a process listens on every port that users are told of.
 func checkPorts(t *testing.T, pd *stack.PD, proxy string) {
 	t.Helper()
 	lines, seen := pd.Ports(), map[string]bool{}
@@ -131,7 +131,7 @@ func checkPorts(t *testing.T, pd *stack.PD, proxy string) {
 	}
 }
 
-// A stack before engines that run already, named as people name them.
+// A stack for engines that already run, named as users name them.
 func TestPDBeforeRunningEngines(t *testing.T) {
 	dir := programsDir(t)
 	var engines []string
@@ -179,7 +179,7 @@ func TestPDNamesTheDead(t *testing.T) {
 	}
 }
 
-// collector takes spans and tells whose they are.
+// collector receives spans and notes their services.
 type collector struct {
 	otlp.UnimplementedTraceServiceServer
 	services chan string
@@ -221,7 +221,7 @@ func TestPDSendsSpans(t *testing.T) {
 	}
 }
 
-// notReady is an engine that answers so.
+// notReady is an engine that answers with a status.
 func notReady(t *testing.T, health int, models string) string {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -234,7 +234,7 @@ func notReady(t *testing.T, health int, models string) string {
 	return s.Listener.Addr().String()
 }
 
-// taken is a port that a process listens on; free is one without.
+// taken returns a port that a process listens on; free returns one without.
 func taken(t *testing.T) (taken, free string) {
 	t.Helper()
 	var addresses [2]string
@@ -332,7 +332,7 @@ func TestPDChoosesTheProxy(t *testing.T) {
 	contains(t, err, "ENVOY_BIN")
 }
 
-// A program that dies while the others start is the news, not what fails by it.
+// If a program dies while others start, its death is reported, not the failures that follow from it.
 func TestPDStartIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	g, alive := stack.NewGroup(ctx)

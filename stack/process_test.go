@@ -62,7 +62,7 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
-// TestProbe: a program without a ready line is asked until it says that it is ready, its end, or the end of patience.
+// TestProbe: Probe is called until the program is ready, has ended, or its time is over.
 func TestProbe(t *testing.T) {
 	asked := 0
 	third := func(context.Context) error {
@@ -179,7 +179,7 @@ func TestKill(t *testing.T) {
 	expectEnd(t, c)
 }
 
-// expectEnd waits for the end of the process at the other side.
+// expectEnd waits until the process at the other end of a connection has ended.
 func expectEnd(t *testing.T, c net.Conn) {
 	t.Helper()
 	if b, err := io.ReadAll(c); len(b) > 0 {

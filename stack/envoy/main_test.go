@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// playVariable makes the test binary start an Envoy and wait to be killed.
+// playVariable makes the test binary start an Envoy and wait until it is killed.
 const playVariable = "ENVOY_TEST_PARENT"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func parent() int {
 	select {}
 }
 
-// bootstrap answers every request itself.
+// bootstrap has a listener that answers every request itself.
 var bootstrap = []byte(`
 admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }
 static_resources:
@@ -172,7 +172,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// verdict notes what Require says.
+// verdict stores what Require reports.
 type verdict struct{ said string }
 
 func (v *verdict) Helper()      {}
@@ -191,7 +191,7 @@ func TestRequire(t *testing.T) {
 	}
 }
 
-// An Envoy must not outlive a test that was killed.
+// An Envoy ends with the test that started it, even if the test is killed.
 func TestDiesWithItsParent(t *testing.T) {
 	envoy.Require(t)
 	path, err := os.Executable()

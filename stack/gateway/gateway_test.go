@@ -63,7 +63,7 @@ func TestRequestGoesThroughThePicker(t *testing.T) {
 			awaitEnds(t, p, layout.marks)
 
 			mark := layout.marks[len(layout.marks)-1]
-			asked := p.told(mark, client.RequestHeaders)[0].Header
+			asked := p.received(mark, client.RequestHeaders)[0].Header
 			for _, want := range []struct{ name, value string }{
 				{":method", "POST"}, {":path", "/v1/completions?q=1"}, {":authority", "models.example"}, {":scheme", "http"},
 				{"content-length", "200000"}, {"x-tandem-pd", "force"}, {"x-forwarded-for", "127.0.0.1"}} {
@@ -81,12 +81,12 @@ func TestRequestGoesThroughThePicker(t *testing.T) {
 				t.Errorf("the endpoint got %v", seen)
 			}
 			// HTTP/1 bodies end with an empty frame.
-			if frames := p.told(mark, client.RequestBody); len(frames) < 2 || len(frames[len(frames)-1].Body) != 0 {
+			if frames := p.received(mark, client.RequestBody); len(frames) < 2 || len(frames[len(frames)-1].Body) != 0 {
 				t.Errorf("%d body frames, the last not empty", len(frames))
 			}
-			acct := p.told(layout.marks[0], client.ResponseHeaders)
+			acct := p.received(layout.marks[0], client.ResponseHeaders)
 			if len(acct) != 1 || acct[0].Served != endpoint {
-				t.Errorf("told of the answer: %+v", acct)
+				t.Errorf("got of the answer: %+v", acct)
 			}
 			if g.log.String() != "" {
 				t.Errorf("logged: %s", g.log)
@@ -101,7 +101,7 @@ func TestNoBody(t *testing.T) {
 	if a := g.do(t, g.request(t, http.MethodGet, "/v1/models", nil)); a.body != "decode 0" {
 		t.Errorf("answer %+v", a)
 	}
-	if frames := p.told(client.MarkPicker, client.RequestBody); len(frames) > 0 {
+	if frames := p.received(client.MarkPicker, client.RequestBody); len(frames) > 0 {
 		t.Errorf("%d body frames for a request without one", len(frames))
 	}
 	if a := g.do(t, g.request(t, http.MethodHead, "/v1/models", nil)); a.status != http.StatusOK || a.header.Get("Content-Length") == "" {
@@ -109,7 +109,7 @@ func TestNoBody(t *testing.T) {
 	}
 }
 
-// refusing answers 503, retriable or not.
+// refusing answers with 503, retriable or not.
 func refusing(retry string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -155,14 +155,14 @@ func TestNextEndpoint(t *testing.T) {
 			if a.status != test.status || a.body != want {
 				t.Errorf("answer %+v, want %d %q", a, test.status, want)
 			}
-			if told := p.told(client.MarkAcct, client.ResponseHeaders); len(told) != 1 || told[0].Served != served {
-				t.Errorf("served by %+v, want %s", told, served)
+			if got := p.received(client.MarkAcct, client.ResponseHeaders); len(got) != 1 || got[0].Served != served {
+				t.Errorf("served by %+v, want %s", got, served)
 			}
 		})
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestNoEndpointAnswers(t *testing.T) {
 	dead := deadAddress(t)
 	fails := errors.New("out of ideas")
 	tests := []struct {
@@ -196,7 +196,7 @@ func TestNobodyAnswers(t *testing.T) {
 	})
 }
 
-// on makes a script that acts on one kind of frame of streams with a mark.
+// on returns a script for one kind of frame of streams with a mark.
 func on(mark client.Mark, kind client.Kind, act func() (*client.Reply, error)) func(client.Event) (*client.Reply, error) {
 	return func(e client.Event) (*client.Reply, error) {
 		if e.Mark == mark && e.Kind == kind {
@@ -301,8 +301,8 @@ func TestTrailers(t *testing.T) {
 			if a := g.do(t, r); a.body != "42" || a.trailer.Get("Server-Timing") != "decode;dur=1" {
 				t.Errorf("answer %+v", a)
 			}
-			if told := p.told(layout.marks[0], client.ResponseTrailers); len(told) != 1 || told[0].Header.Get("Server-Timing") == "" {
-				t.Errorf("told of the trailers: %+v", told)
+			if got := p.received(layout.marks[0], client.ResponseTrailers); len(got) != 1 || got[0].Header.Get("Server-Timing") == "" {
+				t.Errorf("got of the trailers: %+v", got)
 			}
 			awaitEnds(t, p, layout.marks)
 		})

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// picker is an ext-proc server that notes what it is told.
+// picker is an ext-proc server that stores the events it receives.
 type picker struct {
 	*client.Floor
 	address string
@@ -68,8 +68,8 @@ func (p *picker) watch(e client.Event) (*client.Reply, error) {
 	return p.script(e)
 }
 
-// told gives what was told of one kind by streams with a mark.
-func (p *picker) told(mark client.Mark, kind client.Kind) (events []client.Event) {
+// received returns the events of one kind from streams with a mark.
+func (p *picker) received(mark client.Mark, kind client.Kind) (events []client.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.events {
@@ -89,14 +89,14 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// gate is a running gateway.
-type gate struct {
+// runningGateway is a running gateway.
+type runningGateway struct {
 	url  string
 	log  *log
 	http *http.Client
 }
 
-// log takes the gateway's log.
+// log stores the gateway's log.
 type log struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -115,7 +115,7 @@ func (l *log) String() string {
 }
 
 // startGateway starts a gateway in front of pickers.
-func startGateway(t *testing.T, change func(*gateway.Options), pickers ...string) *gate {
+func startGateway(t *testing.T, change func(*gateway.Options), pickers ...string) *runningGateway {
 	t.Helper()
 	text := &log{}
 	o := gateway.Options{Picker: client.Options{Addresses: pickers, Plaintext: true}, Keep: 1 << 20,
@@ -142,13 +142,13 @@ func startGateway(t *testing.T, change func(*gateway.Options), pickers ...string
 			t.Error(err)
 		}
 	})
-	return &gate{url: "http://" + l.Addr().String(), log: text, http: &http.Client{Transport: transport}}
+	return &runningGateway{url: "http://" + l.Addr().String(), log: text, http: &http.Client{Transport: transport}}
 }
 
-// single makes it one filter.
+// single selects the layout with one filter.
 func single(o *gateway.Options) { o.Single = true }
 
-// startEndpoint starts an endpoint and gives its address.
+// startEndpoint starts an endpoint and returns its address.
 func startEndpoint(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -156,7 +156,7 @@ func startEndpoint(t *testing.T, h http.HandlerFunc) string {
 	return s.Listener.Addr().String()
 }
 
-// echo answers with the size of the body and says who it is.
+// echo answers with the size of the body and the name of the endpoint.
 func echo(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
@@ -167,7 +167,7 @@ func echo(name string) http.HandlerFunc {
 	}
 }
 
-// answer is an answer that has been read.
+// answer is an answer with its body read.
 type answer struct {
 	status  int
 	header  http.Header
@@ -175,7 +175,7 @@ type answer struct {
 	body    string
 }
 
-func (g *gate) do(t *testing.T, r *http.Request) answer {
+func (g *runningGateway) do(t *testing.T, r *http.Request) answer {
 	t.Helper()
 	a, err := g.http.Do(r)
 	if err != nil {
@@ -189,7 +189,7 @@ func (g *gate) do(t *testing.T, r *http.Request) answer {
 	return answer{a.StatusCode, a.Header, a.Trailer, string(body)}
 }
 
-func (g *gate) request(t *testing.T, method, path string, body io.Reader) *http.Request {
+func (g *runningGateway) request(t *testing.T, method, path string, body io.Reader) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, g.url+path, body)
 	if err != nil {
@@ -198,7 +198,7 @@ func (g *gate) request(t *testing.T, method, path string, body io.Reader) *http.
 	return r
 }
 
-func (g *gate) post(t *testing.T, body string) answer {
+func (g *runningGateway) post(t *testing.T, body string) answer {
 	t.Helper()
 	return g.do(t, g.request(t, http.MethodPost, "/v1/completions", strings.NewReader(body)))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/client"
 )
 
-// fill makes a spool with a limit that has the pieces, and has ended.
+// fill makes a spool with a limit that has got the pieces, and has ended.
 func fill(limit int64, pieces ...string) *spool {
 	s := newSpool(limit)
 	for i, piece := range pieces {

@@ -145,7 +145,7 @@ func TestCallHangs(t *testing.T) {
 	mustReceive(t, b, a, "after")
 }
 
-func TestNobodyReads(t *testing.T) {
+func TestFullReceiver(t *testing.T) {
 	library := withFake(t)
 	a, b := startAgent(t, library, "a"), startAgent(t, library, "b")
 	to := load(t, a, b.Metadata())
