@@ -16,8 +16,8 @@ const (
 	slotSize = 4 << 20 // largest size of one request in bytes: far more than a network needs to be busy
 	// awayFactor times the memory in use may additionally be in quarantine, for reads that were cancelled.
 	awayFactor = 3
-	// restTime is how long memory stays unused after a failed transfer. The end of its request means that no byte arrives
-	// any more; should a version of the library report that too early, the bytes have this long to arrive.
+	// restTime is how long memory stays unused after a failed transfer. When a request has ended, no more bytes should arrive;
+	// if a version of the library reports the end too early, the bytes have this long to arrive.
 	restTime = 5 * time.Second
 )
 
@@ -25,7 +25,7 @@ const (
 type slot struct {
 	mem    []byte
 	pieces []piece
-	rested time.Time // when it may be used again
+	rested time.Time // when it may be used again after a failure
 }
 
 func (s *slot) extent() extent { return extentOf(s.mem) }
@@ -34,8 +34,7 @@ func extentOf(mem []byte) extent {
 	return extent{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), uint64(len(mem))}
 }
 
-// bounce is the memory through which reads go, because a transfer cannot be stopped: it must not write to the caller's
-// memory.
+// bounce is the memory that reads use, because a transfer cannot be stopped and so must not write to the caller's memory.
 type bounce struct {
 	inUse chan struct{} // one token for each slot that a caller uses
 	// grow maps and registers one more slot, which mapped already counts.
@@ -80,7 +79,7 @@ func (b *bounce) idleOrQuota() (*slot, error) {
 	return nil, nil
 }
 
-// shrink returns the right to add a slot.
+// shrink gives up the right to add a slot.
 func (b *bounce) shrink() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,7 +92,7 @@ func (b *bounce) discard(s *slot, why error) error {
 	return errors.Join(why, syscall.Munmap(s.mem))
 }
 
-// idle returns an idle slot if there is one: the last one used, because it is in the processor's cache.
+// idle returns an idle slot if there is one: the one used last, because it is in the processor's cache.
 func (b *bounce) idle() *slot {
 	if n := len(b.free); n > 0 {
 		s := b.free[n-1]

@@ -8,19 +8,19 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Config says how an agent starts. Its zero value needs a Name only.
+// Config configures an agent. The zero value of all fields but Name is valid.
 type Config struct {
-	// Name is what peers call the agent. NIXL wants names that were never used before, so a random part is added to it.
+	// Name is the name that peers have for the agent. NIXL needs names that were never used before, so a random part is added.
 	Name string
-	// Library is the path of libnixl_capi.so, or of its folder. "": what EnvLibrary names, else what the dynamic loader
-	// finds, else an installed wheel (see Find).
+	// Library is the path of libnixl_capi.so, or of its folder. "": the one that EnvLibrary names, else the one that the dynamic
+	// loader finds, else that of an installed wheel (see candidates).
 	Library string
-	// Progress is how often the library's own thread looks for work, default 1 ms: about 2 % of a core while idle. The
-	// library takes 0 as "all the time", which costs a whole core, so less than 100 µs is refused.
+	// Progress is the interval of the library's own thread, default 1 ms, which costs about 2 % of a core while idle. The
+	// library treats 0 as "all the time", which costs a whole core, so less than 100 µs is refused.
 	Progress time.Duration
-	// Poll is how often messages are fetched, default 10 ms.
+	// Poll is the interval at which messages are fetched, default 10 ms.
 	Poll time.Duration
-	// TLS are the means of transport that UCX may use, such as "tcp" or "rc,cuda_copy". "": what UCX_TLS says, else all.
+	// TLS are the UCX transports that may be used, such as "tcp" or "rc,cuda_copy". "": those of UCX_TLS, else all.
 	TLS string
 }
 
@@ -49,13 +49,13 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// defaultEnvironment is read by the library while it is opened. What the user has set stands.
+// defaultEnvironment is set before the library is opened, which reads it then. Variables that the user has set are not changed.
 var defaultEnvironment = map[string]string{
-	"UCX_DEBUG_SIGNO":          "0",     // else UCX takes SIGHUP away from Go
-	"UCX_HANDLE_ERRORS":        "none",  // else its debug builds take SIGSEGV, and nil pointers freeze the process
-	"UCX_WARN_UNUSED_ENV_VARS": "n",     // of a pod that sets some for its engine
-	"UCX_MEM_MMAP_HOOK_MODE":   "none",  // else it patches libc for 0.4 s, for calls that Go does not make
-	"UCX_LOG_LEVEL":            "fatal", // what goes wrong is returned, and a peer that is gone is no news
+	"UCX_DEBUG_SIGNO":          "0",     // otherwise UCX takes SIGHUP away from Go
+	"UCX_HANDLE_ERRORS":        "none",  // otherwise its debug builds take SIGSEGV, and nil pointers freeze the process
+	"UCX_WARN_UNUSED_ENV_VARS": "n",     // a pod may set some for its engine
+	"UCX_MEM_MMAP_HOOK_MODE":   "none",  // otherwise UCX patches libc for 0.4 s, for calls that Go does not make
+	"UCX_LOG_LEVEL":            "fatal", // errors are returned, and a lost peer is expected
 	"NIXL_LOG_LEVEL":           "FATAL",
 }
 
@@ -71,17 +71,19 @@ func setEnvironment() error {
 	return nil
 }
 
-// TransportConfig says how a Transport starts. Its zero value needs a Name only. Peers know the agent by just that name.
+// TransportConfig configures a Transport. The zero value of all fields but Name is valid. Peers have exactly that name for the
+// agent.
 type TransportConfig struct {
 	Config
-	// Bounce is how many bytes of reads move at the same time, through memory of the transport's own: default 64 MiB,
-	// rounded down to whole slots of 4 MiB, at least one. The memory is taken when it is first needed. Reads that were given
-	// up can hold three times as much besides (see Transport.Memory).
+	// Bounce bounds the memory that concurrent reads use, in bytes: default 64 MiB, rounded down to whole slots of 4 MiB, at
+	// least one. Slots are mapped when they are first needed. Cancelled reads can use three times as much in addition (see
+	// Transport.Memory).
 	Bounce int
 	// Stall is how long a part of a read (4 MiB at most), or a notification, may take before the call fails with
 	// transfer.ErrGone, default 10 s.
 	Stall time.Duration
-	// Quarantine is how long a read that was given up is watched before its memory is, too; default one minute.
+	// Quarantine is how long the transport waits for the end of a cancelled read before it stops using that memory; default one
+	// minute.
 	Quarantine time.Duration
 }
 

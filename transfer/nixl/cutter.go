@@ -18,16 +18,16 @@ type cutter struct {
 	into    [][]byte
 
 	next   int    // span
-	offset uint64 // in it
+	offset uint64 // in that span
 }
 
-// part is a run of a read's bytes, from a byte of a span on.
+// part is a run of a read's bytes that begins in a span.
 type part struct {
 	span          int
 	offset, bytes uint64
 }
 
-// check reports whether a read is well formed, and inside the memory that the peer announced.
+// check reports whether a read is well formed, and inside the memory in the metadata of the peer.
 func (c *cutter) check() error {
 	if len(c.spans) != len(c.into) {
 		return fmt.Errorf("%w: %d spans for %d buffers", transfer.ErrInvalid, len(c.spans), len(c.into))

@@ -11,7 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// What a Transport exports, integers big-endian. The library's own metadata has no numbers for regions, which Read needs:
+// The metadata that a Transport exports; integers are big-endian. The library's own metadata has no numbers for regions, which
+// Read needs:
 //
 //	4 bytes  "TDNX"
 //	1 byte   format version, 1
@@ -23,30 +24,31 @@ const (
 	envelopeVersion = 1
 	envelopeHead    = len(envelopeMagic) + 1 + 8 + 4
 	entrySize       = 4 + 8 + 8
-	maxRegions      = 1 << 16 // as the other transports have it
+	maxRegions      = 1 << 16 // as for the other transports
 )
 
 // extent is a run of bytes in a process.
 type extent struct{ address, length uint64 }
 
-// real reports whether there can be such memory in a process.
+// real reports whether a process can have such memory.
 func (e extent) real() bool {
 	return e.address != 0 && e.length != 0 && e.length <= math.MaxInt64 && e.address <= math.MaxUint64-e.length
 }
 
-// envelope is the metadata of an agent. Without regions' numbers (bare) it is one that only takes notifications from here.
+// envelope is the metadata of an agent. A bare one, of another program, has no region numbers; its agent only takes
+// notifications.
 type envelope struct {
-	agent      string // what the library calls it
+	agent      string // the library's name for it
 	bare       bool
 	generation uint64
 	regions    map[uint32]extent
 	blob       []byte // the library's part
 }
 
-// named is what the library calls an agent in one of its lives: it wants names that were never used before.
+// named returns the library's name for one generation of an agent. The library needs names that were never used before.
 func named(name string, generation uint64) string { return fmt.Sprintf("%s@%016x", name, generation) }
 
-// plainName takes the generation off a name; ok is false if it has none.
+// plainName removes the generation from a name; ok is false if it has none.
 func plainName(agent string) (name string, ok bool) {
 	const digits = 16
 	at := len(agent) - digits - 1
@@ -56,7 +58,7 @@ func plainName(agent string) (name string, ok bool) {
 	return agent[:at], true
 }
 
-// peer is the name under which callers know the agent.
+// peer returns the name that callers have for the agent.
 func (e envelope) peer() transfer.Peer {
 	if e.bare {
 		return transfer.Peer(e.agent)
@@ -78,8 +80,8 @@ func (e envelope) append(b []byte) []byte {
 	return append(b, e.blob...)
 }
 
-// parseEnvelope takes an envelope, or what the library exports without one. It trusts nothing: the bytes have travelled
-// through other programs. What it returns shares no memory with them.
+// parseEnvelope reads an envelope, or metadata that the library exported without one. It checks everything, because the bytes
+// come from other programs. The result shares no memory with them.
 func parseEnvelope(b []byte) (envelope, error) {
 	if len(b) > MaxMetadata {
 		return envelope{}, fmt.Errorf("%w: metadata of %d bytes, at most %d", transfer.ErrInvalid, len(b), MaxMetadata)
@@ -113,7 +115,7 @@ func parseEnvelope(b []byte) (envelope, error) {
 	return e, nil
 }
 
-// parseRegions reads the table and returns what is behind it. A number comes once, and no region wraps around.
+// parseRegions reads the table and returns the bytes after it. Numbers must ascend, and regions must not wrap around.
 func (e *envelope) parseRegions(count uint32, b []byte) (rest []byte, err error) {
 	if count > maxRegions || uint64(len(b)) < uint64(count)*entrySize {
 		return nil, fmt.Errorf("%w: metadata announces %d regions and is cut off, or they are more than %d",

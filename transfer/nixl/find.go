@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// EnvLibrary is the environment variable that names the library, or its folder, where Config does not.
+// EnvLibrary is the environment variable that names the library, or its folder, if Config does not.
 const EnvLibrary = "TANDEM_NIXL_LIB"
 
 // soname is the name that the dynamic loader looks for.
@@ -54,7 +54,7 @@ func candidates(named string) []string {
 	return list
 }
 
-// globbed are the libraries in folders of a pattern.
+// globbed returns the libraries in folders that match a pattern.
 func globbed(folder string) []string {
 	found, err := filepath.Glob(filepath.Join(folder, soname))
 	if err != nil {

@@ -22,13 +22,13 @@ type library struct {
 	funcs *C.struct_tandem_nixl
 }
 
-// open libraries, by path. They stay open as long as the process lives.
+// Open libraries, by path. They stay open until the process ends.
 var (
 	openMu sync.Mutex
 	opened = map[string]*library{}
 )
 
-// openLibrary opens the first library that can be opened, and the environment that it reads then is set before.
+// openLibrary opens the first library that can be opened, after it has set the environment that the library reads.
 func openLibrary(named string) (*library, error) {
 	openMu.Lock()
 	defer openMu.Unlock()
@@ -67,13 +67,13 @@ func open(path string) (*library, error) {
 	return opened[path], nil
 }
 
-// notFound tells where the library was looked for, and what was wrong there.
+// notFound lists where the library was searched for, and what was wrong there.
 func notFound(looked []string) error {
 	return fmt.Errorf("%w: name %s with %s, or install the wheel nixl-cu12 or nixl-cu13; looked at %s",
 		ErrNoLibrary, soname, EnvLibrary, strings.Join(looked, "; "))
 }
 
-// check makes an error of a status.
+// check returns the error for a status.
 func check(call string, status C.int) error {
 	if status == 0 {
 		return nil
@@ -81,7 +81,7 @@ func check(call string, status C.int) error {
 	return &CallError{Call: call, Status: Status(status)}
 }
 
-// start creates an agent with the UCX backend. What it created before a failure is destroyed again.
+// start creates an agent with the UCX backend. After a failure it destroys what it has created.
 func (l *library) start(c Config, name string) (agent, backend unsafe.Pointer, err error) {
 	config := C.struct_tandem_nixl_config{
 		progress: true, progress_us: C.uint64_t(c.Progress.Microseconds()),
@@ -124,7 +124,7 @@ func (l *library) stop(agent, backend unsafe.Pointer) error {
 		check("destroy_agent", C.tandem_nixl_destroy_agent(l.funcs, agent)))
 }
 
-// metadata is what others load to reach the agent.
+// metadata returns the metadata that peers load to reach the agent.
 func (l *library) metadata(agent unsafe.Pointer) ([]byte, error) {
 	var data unsafe.Pointer
 	var size C.size_t
@@ -148,7 +148,8 @@ func (l *library) load(agent unsafe.Pointer, blob []byte) error {
 	return nil
 }
 
-// invalidate forgets a remote agent. That it is not known is no error, and no version says so in the same way.
+// invalidate makes the library forget a remote agent. Its error is ignored, because versions report an unknown agent in
+// different ways.
 func (l *library) invalidate(agent unsafe.Pointer, name string) {
 	n := C.CString(name)
 	defer C.free(unsafe.Pointer(n))
@@ -169,14 +170,14 @@ func (l *library) notify(agent unsafe.Pointer, name string, message []byte) erro
 	return check("gen_notif", C.tandem_nixl_gen_notif(l.funcs, agent, n, data, C.size_t(len(message)), nil))
 }
 
-// inbox is the library's list of messages that have come.
+// inbox creates the library's list of received messages.
 func (l *library) inbox() (list unsafe.Pointer, err error) {
 	return list, check("create_notif_map", C.tandem_nixl_create_notif_map(l.funcs, &list))
 }
 
 func (l *library) freeInbox(list unsafe.Pointer) { C.tandem_nixl_destroy_notif_map(l.funcs, list) }
 
-// fetch returns take the messages that have come since. Each is of its sender and belongs to take.
+// fetch passes new messages to take, one by one. take may keep them.
 func (l *library) fetch(agent, list unsafe.Pointer, take func(from string, message []byte)) error {
 	if err := check("get_notifs", C.tandem_nixl_get_notifs(l.funcs, agent, list, nil)); err != nil {
 		return err
@@ -185,7 +186,7 @@ func (l *library) fetch(agent, list unsafe.Pointer, take func(from string, messa
 	if err := check("notif_map_size", C.tandem_nixl_notif_map_size(l.funcs, list, &senders)); err != nil || senders == 0 {
 		return err
 	}
-	// The next fetch adds to the list: what is not taken off now would come twice.
+	// The next fetch appends to the list, so messages that stay in it would be received twice.
 	defer C.tandem_nixl_notif_map_clear(l.funcs, list)
 	for i := range senders {
 		if err := l.fetchFrom(list, i, take); err != nil {

@@ -15,10 +15,10 @@ import (
 // errPending is the outcome of a request that has not ended.
 var errPending = errors.New("under way")
 
-// piece is a run of bytes in a peer's memory. It is handed to C as it is, so it holds no pointers.
+// piece is a run of bytes in a peer's memory. C code reads it, so it has no pointers.
 type piece struct{ address, length uint64 }
 
-// outcome makes an error of a status that can be that of a request under way.
+// outcome returns the error for a status, which may be that of a running request.
 func outcome(call *C.char, status C.int) error {
 	if status == C.TANDEM_NIXL_PENDING {
 		return errPending
@@ -29,12 +29,12 @@ func outcome(call *C.char, status C.int) error {
 	return check(C.GoString(call), status)
 }
 
-// register makes memory known to the library. It takes any address, also one that is not mapped.
+// register registers memory with the library. The library accepts any address, even of unmapped memory.
 func (l *library) register(agent unsafe.Pointer, e extent) error {
 	return l.memory(agent, e, true)
 }
 
-// deregister takes back what was registered with just that address and length.
+// deregister undoes register. Address and length must be the same.
 func (l *library) deregister(agent unsafe.Pointer, e extent) error {
 	return l.memory(agent, e, false)
 }
@@ -45,8 +45,8 @@ func (l *library) memory(agent unsafe.Pointer, e extent, add C.bool) error {
 	return outcome(call, status)
 }
 
-// read starts to read pieces into local, one behind the other. The error is errPending as a rule. A request, also one that
-// failed, is to be ended; nil means that there is none, and so that nothing moves.
+// read starts to read pieces into local, one after the other. Usually the error is errPending. The caller must end the request,
+// even one that failed; a nil request means that nothing moves.
 func (l *library) read(agent unsafe.Pointer, peer string, local uintptr, pieces []piece) (unsafe.Pointer, error) {
 	name := C.CString(peer)
 	defer C.free(unsafe.Pointer(name))
@@ -57,7 +57,7 @@ func (l *library) read(agent unsafe.Pointer, peer string, local uintptr, pieces 
 	return request, outcome(call, status)
 }
 
-// wait asks about a request until it has ended, at most so long. errPending: it has not.
+// wait polls a request until it has ended, for at most so long. It returns errPending if the request has not ended.
 func (l *library) wait(agent, request unsafe.Pointer, most time.Duration) error {
 	status := C.tandem_nixl_wait(l.funcs, agent, request, C.int64_t(most.Nanoseconds()))
 	switch status {
@@ -69,7 +69,7 @@ func (l *library) wait(agent, request unsafe.Pointer, most time.Duration) error 
 	return check("get_xfer_status", status)
 }
 
-// end returns a request back. One that has not ended goes on writing all the same.
+// end releases a request. If it has not ended, its bytes still arrive.
 func (l *library) end(agent, request unsafe.Pointer) error {
 	return check("release_xfer_req", C.tandem_nixl_end(l.funcs, agent, request))
 }

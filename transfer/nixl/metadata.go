@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Metadata of an agent is a list of items behind a magic word. Each item is a tag, its length in bytes (8, little-endian),
-// the bytes, and a bar. The first is the agent's name. Only that is read here: the library reads the rest.
+// Metadata of an agent is a magic word and a list of items. Each item is a tag, its length in bytes (8, little-endian), the
+// bytes, and a bar. The first is the agent's name, which is all that this package reads.
 const (
 	metadataMagic = "nixlSerDes|"
 	nameTag       = "Agent"
@@ -18,7 +18,7 @@ const (
 	MaxMetadata = 16 << 20
 )
 
-// agentName returns the name in metadata, which is not trusted.
+// agentName returns the name in metadata, which may be any bytes.
 func agentName(metadata []byte) (string, error) {
 	if len(metadata) > MaxMetadata {
 		return "", fmt.Errorf("%w: metadata of %d bytes, at most %d", transfer.ErrInvalid, len(metadata), MaxMetadata)
@@ -31,7 +31,8 @@ func agentName(metadata []byte) (string, error) {
 	if size > transfer.MaxName || size > uint64(len(rest)-8) {
 		return "", fmt.Errorf("%w: an agent's name of %d bytes", transfer.ErrInvalid, size)
 	}
-	// Of metadata that is cut off the library keeps a part that it cannot be made to forget: it refuses the whole one after.
+	// The library must not get metadata that is cut off: it stores a part of it, cannot forget that, and later refuses the whole
+	// one.
 	if metadata[len(metadata)-1] != '|' {
 		return "", fmt.Errorf("%w: metadata is cut off", transfer.ErrInvalid)
 	}
@@ -39,7 +40,7 @@ func agentName(metadata []byte) (string, error) {
 	return name, checkName(name, name)
 }
 
-// checkName refuses what cannot be a C string, or is empty. unique is the whole name that counts for the length.
+// checkName refuses a name that is empty, or cannot be a C string. unique is the whole name, whose length counts.
 func checkName(name, unique string) error {
 	if name == "" || len(unique) > transfer.MaxName || strings.ContainsRune(name, 0) {
 		return fmt.Errorf("%w: agent name %q: want 1 to %d bytes, none of them zero", transfer.ErrInvalid, name, transfer.MaxName)

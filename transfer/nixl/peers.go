@@ -14,33 +14,33 @@ import (
 )
 
 const (
-	// atOnce is how many requests a peer has under way, of 4 MiB each: enough to keep a network busy, while a peer that
-	// hangs holds a quarter of the memory that is there by default.
+	// atOnce is how many requests to a peer run at once, of 4 MiB each: enough to keep a network busy, while a peer that hangs
+	// uses a quarter of the default memory.
 	atOnce = 4
-	// remembered is how many earlier lives of a peer are known to be over.
+	// remembered is how many earlier generations of a peer are stored, to refuse their metadata.
 	remembered = 16
 )
 
-// peer is one life of a remote agent.
+// peer is one generation of a remote agent.
 type peer struct {
 	agent      string
 	generation uint64
-	places     chan struct{} // full when atOnce requests have not ended
-	turn       chan struct{} // to send a message
+	places     chan struct{} // full while atOnce requests run
+	turn       chan struct{} // held by the call that sends a message
 
-	// What follows is under Transport.mu.
+	// Transport.mu guards what follows.
 	name    transfer.Peer
 	bare    bool
 	blob    []byte
-	regions map[uint32]extent // never changed, only replaced
-	former  []uint64          // generations
-	fate    error             // what callers get; nil while it can be used
-	users   int               // who are in the library with it, or may have bytes coming from it
-	quiet   chan error        // closed when users becomes 0; nil if no goroutine waits for that
+	regions map[uint32]extent // replaced as a whole, never changed
+	former  []uint64          // earlier generations
+	failure error             // error of calls to it; nil while it can be used
+	users   int               // calls in the library for it, and requests whose bytes may still arrive
+	unused  chan error        // closed when users becomes 0; nil if no goroutine waits for that
 }
 
-// busyError is returned where a peer cannot be parted with before it is quiet.
-type busyError struct{ quiet <-chan error }
+// busyError says that a peer cannot be forgotten before its requests have ended.
+type busyError struct{ unused <-chan error }
 
 func (busyError) Error() string {
 	return transfer.ErrGone.Error() + ": reads from it have not ended yet"
@@ -60,13 +60,13 @@ func (t *Transport) Load(ctx context.Context, metadata []byte) (transfer.Peer, e
 	stall := time.NewTimer(t.stall)
 	defer stall.Stop()
 	for {
-		err := t.agent.do(ctx, func() error { return t.learn(e) })
+		err := t.agent.do(ctx, func() error { return t.loadEnvelope(e) })
 		if err == nil {
 			return t.sender(e.agent), nil
 		}
 		var busy busyError
 		if errors.As(err, &busy) {
-			err = t.await(ctx, busy.quiet, stall)
+			err = t.await(ctx, busy.unused, stall)
 		}
 		if err != nil {
 			return "", fmt.Errorf("loading peer %s: %w", e.peer(), err)
@@ -74,18 +74,19 @@ func (t *Transport) Load(ctx context.Context, metadata []byte) (transfer.Peer, e
 	}
 }
 
-// learn runs in the agent's goroutine, as everything does that changes what the library knows of peers.
-func (t *Transport) learn(e envelope) error {
+// loadEnvelope makes the library know the metadata. It runs in the agent's goroutine, like everything that changes which peers the
+// library knows.
+func (t *Transport) loadEnvelope(e envelope) error {
 	t.sweep()
-	p, fits, err := t.recall(e)
+	p, fits, err := t.knownPeer(e)
 	if err != nil {
 		return err
 	}
 	if p != nil && !fits {
-		// Other memory of the same life: what is under way must not be hurt, so nothing is forgotten first.
+		// The same generation has other memory. Forgetting the peer first would break its running requests.
 		if err := t.agent.lib.load(t.agent.agent, e.blob); err == nil {
 			fits = true
-		} else if err := t.part(p); err != nil {
+		} else if err := t.forgetPeer(p); err != nil {
 			return err
 		}
 	}
@@ -95,55 +96,56 @@ func (t *Transport) learn(e envelope) error {
 		}
 		p = &peer{agent: e.agent, generation: e.generation, places: make(chan struct{}, atOnce), turn: make(chan struct{}, 1)}
 	}
-	t.admit(p, e)
+	t.publish(p, e)
 	return nil
 }
 
-// recall finds the agent among those that the library knows. fits means that the library knows all that is in the metadata.
-func (t *Transport) recall(e envelope) (p *peer, fits bool, err error) {
+// knownPeer returns the peer if the library knows it. fits says that the library knows everything in the metadata.
+func (t *Transport) knownPeer(e envelope) (p *peer, fits bool, err error) {
 	t.mu.Lock()
 	now := t.peers[e.peer()]
 	if now != nil && !e.bare && slices.Contains(now.former, e.generation) {
 		err = fmt.Errorf("%w: this metadata is older than what is loaded", transfer.ErrRestarted)
 	}
 	p = t.known[e.agent]
-	lost := p != nil && errors.Is(p.fate, transfer.ErrGone)
+	lost := p != nil && errors.Is(p.failure, transfer.ErrGone)
 	fits = p != nil && !lost && (e.bare && !p.bare || bytes.Equal(p.blob, e.blob))
 	t.mu.Unlock()
 	if err == nil && lost {
-		return nil, false, t.part(p)
+		return nil, false, t.forgetPeer(p)
 	}
 	return p, fits, err
 }
 
-// part has the library forget a peer. It must not while bytes may come from it: they would, and no status would tell.
-func (t *Transport) part(p *peer) error {
+// forgetPeer makes the library forget a peer. It must not while requests run: their bytes would still arrive, and the library would
+// not report their end.
+func (t *Transport) forgetPeer(p *peer) error {
 	t.mu.Lock()
-	p.fate = transfer.ErrGone
+	p.failure = transfer.ErrGone
 	busy := p.users > 0
 	if !busy {
 		delete(t.known, p.agent)
-	} else if p.quiet == nil {
-		p.quiet = make(chan error)
+	} else if p.unused == nil {
+		p.unused = make(chan error)
 	}
-	quiet := p.quiet
+	unused := p.unused
 	t.mu.Unlock()
 	if busy {
-		return busyError{quiet}
+		return busyError{unused}
 	}
 	t.agent.forget(transfer.Peer(p.agent))
 	return nil
 }
 
-// admit makes a peer that the library knows the one that callers get under its name.
-func (t *Transport) admit(p *peer, e envelope) {
+// publish makes a peer that the library knows the one that callers use under its name.
+func (t *Transport) publish(p *peer, e envelope) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.known[p.agent] = p
-	p.fate = nil
+	p.failure = nil
 	if e.bare && p.regions != nil {
 		t.peers[p.name] = p
-		return // it is known better
+		return // its memory is already known
 	}
 	if p.name != "" && p.name != e.peer() {
 		delete(t.peers, p.name)
@@ -154,7 +156,7 @@ func (t *Transport) admit(p *peer, e envelope) {
 	case old.agent == p.agent:
 		p.former = old.former
 	default:
-		old.fate = transfer.ErrRestarted
+		old.failure = transfer.ErrRestarted
 		former := append(slices.Clone(old.former), old.generation)
 		p.former = former[max(0, len(former)-remembered):]
 	}
@@ -165,22 +167,22 @@ func (t *Transport) admit(p *peer, e envelope) {
 func (t *Transport) Forget(peer transfer.Peer) {
 	t.mu.Lock()
 	if p, ok := t.peers[peer]; ok {
-		p.fate = transfer.ErrUnknownPeer
+		p.failure = transfer.ErrUnknownPeer
 		delete(t.peers, peer)
 	}
 	t.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), t.stall)
 	defer cancel()
-	// That the library keeps a little longer what is forgotten here is no harm: the next Load sweeps again.
+	// An error does no harm: the library forgets the peer at the next Load.
 	_ = t.agent.do(ctx, func() error { t.sweep(); return nil })
 }
 
-// sweep has the library forget peers that are of no use any more.
+// sweep makes the library forget peers that callers can no longer use.
 func (t *Transport) sweep() {
 	t.mu.Lock()
 	var idle []*peer
 	for _, p := range t.known {
-		if p.users == 0 && (errors.Is(p.fate, transfer.ErrUnknownPeer) || errors.Is(p.fate, transfer.ErrRestarted)) {
+		if p.users == 0 && (errors.Is(p.failure, transfer.ErrUnknownPeer) || errors.Is(p.failure, transfer.ErrRestarted)) {
 			idle = append(idle, p)
 			delete(t.known, p.agent)
 		}
@@ -191,7 +193,7 @@ func (t *Transport) sweep() {
 	}
 }
 
-// find is a peer as it is now.
+// find returns a peer with its regions, or the error of calls to it.
 func (t *Transport) find(name transfer.Peer) (*peer, map[uint32]extent, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -202,18 +204,18 @@ func (t *Transport) find(name transfer.Peer) (*peer, map[uint32]extent, error) {
 	if !ok {
 		return nil, nil, transfer.ErrUnknownPeer
 	}
-	return p, p.regions, p.fate
+	return p, p.regions, p.failure
 }
 
-// enter lets the caller go into the library with a peer, until leave and inside.Done.
+// enter allows the caller to call the library for a peer, until leave and inside.Done.
 func (t *Transport) enter(p *peer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
 		return transfer.ErrClosed
 	}
-	if p.fate != nil {
-		return p.fate
+	if p.failure != nil {
+		return p.failure
 	}
 	p.users++
 	t.inside.Add(1)
@@ -223,14 +225,14 @@ func (t *Transport) enter(p *peer) error {
 func (t *Transport) leave(p *peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p.users--; p.users == 0 && p.quiet != nil {
-		close(p.quiet)
-		p.quiet = nil
+	if p.users--; p.users == 0 && p.unused != nil {
+		close(p.unused)
+		p.unused = nil
 	}
 }
 
-// verdict is what an error of the library means to the contract. A peer that the library has lost is lost here.
-func (t *Transport) verdict(p *peer, err error) error {
+// contractError returns the error of the contract for an error of the library. It marks a peer as lost if the library has lost it.
+func (t *Transport) contractError(p *peer, err error) error {
 	var c *CallError
 	if err == nil || !errors.As(err, &c) {
 		return err
@@ -244,12 +246,12 @@ func (t *Transport) verdict(p *peer, err error) error {
 	return err
 }
 
-// lose notes that a peer does not answer any more, unless worse is known of it.
+// lose marks a peer as unreachable, unless it has another failure already.
 func (t *Transport) lose(p *peer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p.fate == nil {
-		p.fate = transfer.ErrGone
+	if p.failure == nil {
+		p.failure = transfer.ErrGone
 	}
-	return p.fate
+	return p.failure
 }

@@ -52,23 +52,23 @@ func until(t *testing.T, done func() bool, otherwise func() string) {
 	}
 }
 
-// underWay waits until so many requests to a peer are under way.
-func underWay(t *testing.T, reader *Transport, of transfer.Peer, want int) {
+// waitForRequests waits until so many requests to a peer are under way.
+func waitForRequests(t *testing.T, reader *Transport, of transfer.Peer, want int) {
 	t.Helper()
 	until(t, func() bool { return users(reader, of) == want }, func() string {
 		return fmt.Sprintf("%d requests are under way, want %d", users(reader, of), want)
 	})
 }
 
-// giveUpRead begins a read that does not end, and leaves it when its requests are under way.
-func giveUpRead(t *testing.T, reader *Transport, from transfer.Peer, into []byte, requests int) {
+// cancelRead begins a read that does not end, and leaves it when its requests are under way.
+func cancelRead(t *testing.T, reader *Transport, from transfer.Peer, into []byte, requests int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
 		failed <- reader.Read(ctx, from, []transfer.Span{{Length: uint64(len(into))}}, [][]byte{into}, []byte("read"))
 	}()
-	underWay(t, reader, from, requests)
+	waitForRequests(t, reader, from, requests)
 	cancel()
 	wantErr(t, <-failed, context.Canceled)
 }
@@ -92,7 +92,7 @@ func TestQuarantine(t *testing.T) {
 	reader, owner, from, mem := fakePair(t, size, TransportConfig{})
 	command(t, "get_xfer_status 1")
 	into := bytes.Repeat([]byte{0xee}, size)
-	giveUpRead(t, reader, from, into, 4)
+	cancelRead(t, reader, from, into, 4)
 	eventually(t, reader, MemoryUse{Mapped: 4 * slotSize, Quarantined: 4 * slotSize})
 	if free(reader) != 0 {
 		t.Error("memory is free that a transfer may write to")
@@ -140,7 +140,7 @@ func TestGivenUp(t *testing.T) {
 		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrGone)
 		eventually(t, reader, MemoryUse{Mapped: (i + 1) * slotSize, GivenUp: (i + 1) * slotSize})
 		wantErr(t, reader.Read(within(t), from, spans, buffers(spans), nil), transfer.ErrGone)
-		underWay(t, reader, from, 0)
+		waitForRequests(t, reader, from, 0)
 		loadPeer(t, reader, owner.Metadata())
 	}
 	command(t)
@@ -157,7 +157,7 @@ func TestCloseAmidRead(t *testing.T) {
 	spans := []transfer.Span{{Length: slotSize}}
 	failed := make(chan error, 1)
 	go func() { failed <- reader.Read(t.Context(), from, spans, buffers(spans), nil) }()
-	underWay(t, reader, from, 1)
+	waitForRequests(t, reader, from, 1)
 	closeTransport(t, reader)
 	wantErr(t, <-failed, transfer.ErrClosed)
 	if use := reader.Memory(); use != (MemoryUse{Mapped: slotSize, GivenUp: slotSize}) {
@@ -296,7 +296,7 @@ func TestCloseWhileCallHangs(t *testing.T) {
 	spans := []transfer.Span{{Length: 100}}
 	failed := make(chan error, 1)
 	go func() { failed <- reader.Read(t.Context(), from, spans, buffers(spans), nil) }()
-	underWay(t, reader, from, 1)
+	waitForRequests(t, reader, from, 1)
 	for range 2 {
 		if err := reader.Close(); err == nil || !strings.Contains(err.Error(), "does not return") {
 			t.Errorf("closing gives %v", err)

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// regions are the memory that an agent has registered.
+// regions has the memory that an agent has registered.
 type regions struct {
 	mu     sync.Mutex
 	open   map[uint32]*region
-	sorted []extent // the same by address
+	sorted []extent // the extents of open, by address
 	next   uint32
 	closed bool
 }
@@ -29,16 +29,16 @@ type region struct {
 	owner *Transport
 	where extent
 
-	ready bool // the library knows it; under regions.mu
+	ready bool // the library knows it; regions.mu guards it
 
 	mu  sync.Mutex
 	mem []byte // nil once closed
 }
 
-// Alloc takes memory that can be registered: all zeros, off the Go heap, of whole pages. free gives it back, which is
-// possible only after Close has returned without an error: a peer that reads memory which is no more kills this process.
-// Before, free does nothing but say so; freeing again does nothing.
-// Errors: transfer.ErrInvalid for no bytes, the system's.
+// Alloc returns memory that can be registered: zeros, outside the Go heap, in whole pages. free frees it after Close has
+// returned without an error; before, it returns an error, because a peer that reads unmapped memory crashes this process.
+// Freeing again does nothing.
+// Errors: transfer.ErrInvalid for no bytes, and those of the system.
 func (t *Transport) Alloc(bytes int) (mem []byte, free func() error, err error) {
 	if bytes <= 0 {
 		return nil, nil, fmt.Errorf("allocating %d bytes: %w: want more than none", bytes, transfer.ErrInvalid)
@@ -49,7 +49,7 @@ func (t *Transport) Alloc(bytes int) (mem []byte, free func() error, err error) 
 	return mem, t.freer(mem), nil
 }
 
-// freer returns memory back, once.
+// freer returns a function that unmaps memory, once.
 func (t *Transport) freer(mem []byte) func() error {
 	var mu sync.Mutex
 	return func() error {
@@ -91,14 +91,14 @@ func (t *Transport) register(mem []byte) (*region, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), t.stall)
 	defer cancel()
 	if err := t.agent.do(ctx, func() error { return t.enroll(e) }); err != nil {
-		t.memory.remove(r.id, e) // its number stays used
+		t.memory.remove(r.id, e) // its number is not used again
 		return nil, err
 	}
 	t.memory.announce(r)
 	return r, nil
 }
 
-// enroll makes memory known to the library, and what it says to peers new. It runs in the agent's goroutine.
+// enroll registers memory with the library, and updates the metadata. It runs in the agent's goroutine.
 func (t *Transport) enroll(e extent) error {
 	if err := t.agent.lib.register(t.agent.agent, e); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (t *Transport) enroll(e extent) error {
 	return t.refresh()
 }
 
-// refresh gets what the library tells peers. It runs in the agent's goroutine.
+// refresh updates the library's part of the metadata. It runs in the agent's goroutine.
 func (t *Transport) refresh() error {
 	blob, err := t.agent.lib.metadata(t.agent.agent)
 	if err != nil {
@@ -116,7 +116,7 @@ func (t *Transport) refresh() error {
 	return nil
 }
 
-// add returns memory a number, if it may be registered.
+// add gives memory a number, if it may be registered.
 func (rs *regions) add(owner *Transport, mem []byte, e extent) (*region, error) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -151,7 +151,7 @@ func byAddress(e extent, address uint64) int {
 	return 0
 }
 
-// remove takes a region out; false if it was out.
+// remove removes a region. It returns false if the region had been removed before.
 func (rs *regions) remove(id uint32, e extent) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -165,14 +165,14 @@ func (rs *regions) remove(id uint32, e extent) bool {
 	return true
 }
 
-// announce lets a region into the metadata.
+// announce adds a region to the metadata.
 func (rs *regions) announce(r *region) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	r.ready = true
 }
 
-// extents are the regions to tell peers of.
+// extents returns the regions of the metadata.
 func (rs *regions) extents() map[uint32]extent {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -185,7 +185,7 @@ func (rs *regions) extents() map[uint32]extent {
 	return list
 }
 
-// close refuses what comes, and takes the memory from the regions.
+// close closes all regions, and refuses new ones.
 func (rs *regions) close() {
 	rs.mu.Lock()
 	rs.closed = true
@@ -222,14 +222,14 @@ func (r *region) Close() error {
 		return nil
 	}
 	r.release()
-	if err := r.owner.dismiss(r.where); err != nil {
+	if err := r.owner.withdraw(r.where); err != nil {
 		return fmt.Errorf("closing region %d: %w", r.id, err)
 	}
 	return nil
 }
 
-// dismiss undoes enroll. A transport that was closed meanwhile has done so.
-func (t *Transport) dismiss(e extent) error {
+// withdraw undoes enroll. If the transport has been closed, there is nothing to undo.
+func (t *Transport) withdraw(e extent) error {
 	ctx, cancel := context.WithTimeout(context.Background(), t.stall)
 	defer cancel()
 	err := t.agent.do(ctx, func() error {

@@ -90,9 +90,9 @@ func (r *request) run() {
 		err = r.watch(handle)
 	}
 	r.outcome = err
-	verdict := t.verdict(r.peer, err)
+	result := t.contractError(r.peer, err)
 	if r.parted.CompareAndSwap(false, true) {
-		r.done <- verdict
+		r.done <- result
 	} else {
 		t.bounce.quarantine(-1)
 		r.finish()

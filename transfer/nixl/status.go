@@ -5,19 +5,19 @@ import "fmt"
 // Status is what a call of the C interface returns when it fails. The numbers are its own, not those of the C++ interface.
 type Status int
 
-// The statuses, as libnixl_capi.so 0.10.1 to 1.5.1 returns them.
+// The statuses that libnixl_capi.so 0.10.1 to 1.5.1 returns.
 const (
 	// StatusInvalid: an argument is wrong.
 	StatusInvalid Status = -1
-	// StatusBackend: anything that goes wrong below, among it a peer that is lost, and every exception.
+	// StatusBackend: any failure of the backend, such as a lost peer, and every exception.
 	StatusBackend Status = -2
-	// StatusState: the call does not fit the state of what it is about.
+	// StatusState: the agent or request is in a state that does not allow the call.
 	StatusState Status = -3
-	// StatusException: an exception; no version seen returns it.
+	// StatusException: an exception; no tested version returns it.
 	StatusException Status = -4
 	// StatusNoTelemetry: nothing was measured.
 	StatusNoTelemetry Status = -5
-	// StatusNotFound: the agent, or the list, is not known. Versions before 1.5 say StatusBackend.
+	// StatusNotFound: the agent, or the list, is not known. Versions before 1.5 return StatusBackend.
 	StatusNotFound Status = -6
 )
 

@@ -14,48 +14,49 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Transport is a NIXL agent, over UCX, that also has memory and reads that of others. It implements transfer.Transport with
-// these differences, which are the library's:
+// Transport is a NIXL agent, over UCX, that also registers memory and reads that of others. It implements transfer.Transport
+// with these differences, which the library causes (transfertest skips what needs the missing abilities):
 //
-//   - Nil from Notify means that the message was given to the network. A receiver drops messages that it has no room for:
-//     Notify never returns ErrBusy.
-//   - The transport asks a peer nothing, so it learns of a restart only from the peer's new metadata. Until that is loaded,
-//     calls return ErrGone. Calls under way at that time, and loading metadata from before the restart, return ErrRestarted.
+//   - Nil from Notify means that the message was given to the network. A receiver whose channel is full drops messages: Notify
+//     never returns ErrBusy.
+//   - The transport does not ask its peers, so it learns of a restart only from the peer's new metadata. Until that is loaded,
+//     calls return ErrGone. Calls that run at that time, and Load of metadata from before the restart, return ErrRestarted.
 //   - Calls to a peer that was lost return ErrGone until its metadata is loaded again.
 //   - Peers with earlier metadata can still read a closed region, and Region.Write does not exclude reads.
-//   - Peers can also write to registered memory, and to the memory that reads go through. Trust them.
+//   - Peers can also write to registered memory, and to the memory that reads use. Use it only with peers that you trust.
 //
-// Metadata of another program's agent can be loaded as well: it takes notifications, and Read from it is ErrNotSupported.
+// Metadata of another program's agent can be loaded as well: that agent takes notifications, and Read from it returns
+// ErrNotSupported.
 //
-// Reads go through memory of the transport's own, and are copied from there. It is not possible otherwise: a transfer cannot
-// be stopped, and no byte may land in the caller's memory after Read has returned. Calls into the library for reads run
-// concurrently with each other and with all other calls, so that a peer that hangs delays only its own callers.
+// Reads use memory of the transport's own, and copy from there, because a transfer cannot be stopped, and no byte may arrive in
+// the caller's memory after Read has returned. Calls into the library for reads run concurrently with each other and with all
+// other calls, so that a peer that hangs delays only its own callers.
 type Transport struct {
 	agent             *Agent
 	generation        uint64
 	stall, quarantine time.Duration
 	memory            regions
 	bounce            *bounce
-	blob              atomic.Pointer[[]byte] // what the library tells peers
+	blob              atomic.Pointer[[]byte] // the library's part of the metadata
 	closing           chan struct{}
 	closeTime         time.Duration
-	destroyed         atomic.Bool // nothing can touch memory any more
+	destroyed         atomic.Bool // no request can use memory any more
 	once              sync.Once
 	closeErr          error
 
 	mu     sync.Mutex
 	ended  bool
 	peers  map[transfer.Peer]*peer
-	known  map[string]*peer // to the library, by its name
+	known  map[string]*peer // peers that the library knows, by its names
 	inside sync.WaitGroup   // calls that may be in the library
 }
 
 var _ transfer.Transport = (*Transport)(nil)
 
 const (
-	// closeGrace is how long Close waits for requests that do not end. What they write to stays mapped then.
+	// closeGrace is how long Close waits for requests that do not end. The memory that they write to then stays mapped.
 	closeGrace = time.Second
-	// closeTime is how long Close waits for calls that do not return, some times closeGrace.
+	// closeTime is how long Close waits for calls that do not return: several times closeGrace.
 	closeTime = 5 * time.Second
 )
 
@@ -88,22 +89,22 @@ func newTransport(c TransportConfig) (*Transport, error) {
 	return t, nil
 }
 
-// Name is what the library calls the agent in this life.
+// Name returns the name that the library has for the agent, with the generation.
 func (t *Transport) Name() string { return t.agent.name }
 
-// Library is the path of the library that is used.
+// Library returns the path of the library in use.
 func (t *Transport) Library() string { return t.agent.lib.path }
 
-// Memory tells how much memory reads go through.
+// Memory returns how much memory reads use.
 func (t *Transport) Memory() MemoryUse { return t.bounce.use() }
 
-// Notifications implements transfer.Notifier. Messages longer than transfer.MaxMessage, and those that come while the
-// channel is full, are dropped.
+// Notifications implements transfer.Notifier. Messages longer than transfer.MaxMessage, and those that arrive while the channel
+// is full, are dropped.
 func (t *Transport) Notifications() <-chan transfer.Notification { return t.agent.incoming }
 
 // Metadata implements transfer.Transport.
 func (t *Transport) Metadata() []byte {
-	// The table first: it must not name regions that the library's metadata lacks.
+	// The regions are read first: they must not include regions that the library's metadata lacks.
 	e := envelope{generation: t.generation, regions: t.memory.extents()}
 	e.blob = *t.blob.Load()
 	return e.append(nil)
@@ -142,7 +143,7 @@ func (t *Transport) notify(ctx context.Context, to transfer.Peer, message []byte
 	return t.tell(ctx, p, message)
 }
 
-// tell sends a message, one at a time to each peer, which keeps their order.
+// tell sends a message. It sends one at a time to each peer, which keeps their order.
 func (t *Transport) tell(ctx context.Context, p *peer, message []byte) error {
 	stall := time.NewTimer(t.stall)
 	defer stall.Stop()
@@ -153,14 +154,14 @@ func (t *Transport) tell(ctx context.Context, p *peer, message []byte) error {
 		<-p.turn
 		return err
 	}
-	message = append([]byte(nil), message...) // the caller may be gone before the call
+	message = append([]byte(nil), message...) // the caller may reuse it before the call
 	done := make(chan error, 1)
 	go func() {
 		defer t.inside.Done()
 		err := t.agent.lib.notify(t.agent.agent, p.agent, message)
 		t.leave(p)
 		<-p.turn
-		done <- t.verdict(p, err)
+		done <- t.contractError(p, err)
 	}()
 	return t.await(ctx, done, stall)
 }
@@ -206,8 +207,8 @@ func try(places chan struct{}) bool {
 	}
 }
 
-// Close implements transfer.Transport. Peers should have ended their reads: over TCP the library has been seen to crash when
-// its agent ends while it is read from. An error means that the library hangs; all memory has to stay mapped then.
+// Close implements transfer.Transport. End the peers' reads before: over TCP the library has been seen to crash when its agent
+// ends during a read. An error means that a call into the library hangs; all memory has to stay mapped then.
 func (t *Transport) Close() error {
 	t.once.Do(func() { t.closeErr = t.close() })
 	return t.closeErr
@@ -233,7 +234,7 @@ func (t *Transport) close() error {
 	return t.bounce.unmap()
 }
 
-// returns reports whether something returned in time. If not, it goes on.
+// returns reports whether wait returned within the limit. If not, wait goes on.
 func returns(limit time.Duration, wait func()) bool {
 	done := make(chan struct{})
 	go func() {
