@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// DNS is the address of the cluster's resolver, and Domain what ends all names that it knows.
+	// DNS is the address of the cluster's resolver, and Domain the suffix of all names that it knows.
 	DNS, Domain = services.DNS, services.Domain
 	// NodeGrace is how long after its last heartbeat a node counts as not ready: short enough for tests to wait for it, and
 	// four of a kubelet's heartbeats if they come every 2 s. Kubernetes waits 50 s for heartbeats every 10 s.
@@ -26,17 +26,17 @@ const (
 	// Toleration is how long a pod stays on a node that is not ready, unless it says so itself. Kubernetes waits 5 min.
 	Toleration = 3 * time.Second
 
-	// host is the address of the bridge that package container makes: pods and this process have it in common.
+	// host is the address of the bridge that package container makes: pods and this process can reach it.
 	host = "10.244.0.1"
 	// The ports that these programs have on a real node. Linux gives none of them to clients, so they are still free when the
 	// API server is started again.
 	serverPort, managerPort, schedulerPort = 6443, 10257, 10259
-	// checkInterval is how often a new cluster is asked for what it still lacks.
+	// checkInterval is the time between two checks of a new cluster.
 	checkInterval = 50 * time.Millisecond
 )
 
-// Cluster is a control plane that works like a real one: what controllers make, Services and their names included. What it
-// has not is nodes; package kubelet makes them.
+// Cluster is a control plane that works like a real one, with controllers, Services and their names. It has no nodes; package
+// kubelet makes them.
 type Cluster struct {
 	*controlplane.Plane
 	tb        testing.TB
@@ -45,8 +45,8 @@ type Cluster struct {
 	services  *services.Services
 }
 
-// StartCluster runs a cluster until the test ends, in the namespaces that container.Enter has made: one at a time. It is
-// ready when pods can be made. Where namespaces or programs are missing the test is skipped, or fails if CI=true.
+// StartCluster runs a cluster until the test ends, in the namespaces that container.Enter has made: one at a time. It returns
+// when pods can be made. If namespaces or programs are missing the test is skipped, or fails if CI=true.
 func StartCluster(tb testing.TB) *Cluster {
 	tb.Helper()
 	container.Require(tb)
@@ -60,8 +60,8 @@ func StartCluster(tb testing.TB) *Cluster {
 	return c
 }
 
-// clusterFlags are the API server's. It may allow privileged pods, because that is for pod security to refuse; and it asks
-// nodes for logs without a look at their certificates, which they make themselves.
+// clusterFlags are the API server's flags. It may allow privileged pods, because pod security refuses them; and it reads logs
+// from nodes without verifying their certificates, which they sign themselves.
 func clusterFlags() []string {
 	return []string{"--advertise-address=" + host, "--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
 		"--default-not-ready-toleration-seconds=" + seconds(Toleration),
@@ -88,21 +88,21 @@ func health(port int, path string) string {
 	return "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) + "/" + path
 }
 
-// localFlags are those of a program that works for the API server, and is the only one of its kind.
+// localFlags are the flags of a program of which only one works for the API server.
 func (c *Cluster) localFlags(port int) []string {
 	return []string{"--kubeconfig=" + c.Kubeconfig(), "--leader-elect=false", "--bind-address=127.0.0.1",
 		"--secure-port=" + strconv.Itoa(port), "--cert-dir=" + c.Path("pki-"+strconv.Itoa(port)), "--profiling=false"}
 }
 
-// managerFlags leaves all controllers on that are by default, each with its own account, as they are in production. Making
-// all of these accounts takes five seconds at the rate of requests that the program holds itself to.
+// managerFlags leaves all default controllers on, each with its own account, as in production. Making these accounts takes
+// five seconds at the program's own limit of requests.
 func (c *Cluster) managerFlags() []string {
 	return append(c.localFlags(managerPort), "--service-account-private-key-file="+c.Path("accounts.key"),
 		"--root-ca-file="+c.Path("pki/apiserver.crt"), "--use-service-account-credentials",
 		"--kube-api-qps=200", "--kube-api-burst=400", "--node-monitor-grace-period="+NodeGrace.String(), "--node-monitor-period=1s")
 }
 
-// awaitUse waits until pods can be made in the namespace default, and the API server can be reached as they will: by its
+// awaitUse waits until pods can be made in the namespace default, and the API server can be reached as pods do, by its
 // Service.
 func (c *Cluster) awaitUse(ctx context.Context) error {
 	client, err := rest.HTTPClientFor(c.Config())
@@ -128,7 +128,7 @@ func (c *Cluster) awaitUse(ctx context.Context) error {
 	return nil
 }
 
-// output is an error that has the last words of the program that makes what a new cluster lacks.
+// output is an error with the last words of the program that a new cluster is waiting for.
 func (c *Cluster) output() error {
 	return fmt.Errorf("kube-controller-manager's last lines: %q", c.manager.Output())
 }

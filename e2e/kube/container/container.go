@@ -10,17 +10,17 @@ import (
 	"syscall"
 )
 
-// Mount is something that a container sees besides its image.
+// Mount is a file or folder that a container sees in addition to its image.
 type Mount struct {
 	Source   string // file or folder of this machine; "" is an empty folder in memory that every user may write to
 	Target   string // absolute path in the container; made if the image has none
 	ReadOnly bool
 }
 
-// Spec is what a container runs.
+// Spec says what a container runs.
 type Spec struct {
 	Name         string // in errors
-	Image        Image  // its files; what it says to run and as whom is for the caller to apply
+	Image        Image  // its files; the caller applies its command and user
 	Args         []string
 	Env          []string // all of it, NAME=value
 	Dir          string   // working directory; made if it is missing; "": the root
@@ -32,7 +32,7 @@ type Spec struct {
 	Log          io.Writer // gets what the container prints, from one goroutine; nil: it is dropped
 }
 
-// Container is one that was started.
+// Container is a container that was started.
 type Container struct {
 	spec   Spec
 	cmd    *exec.Cmd
@@ -42,7 +42,7 @@ type Container struct {
 }
 
 var (
-	// errEnded says that a container cannot do any more what it is asked to.
+	// errEnded says that a container has ended, so that it cannot do what the caller wants.
 	errEnded = errors.New("it has ended")
 	// errNothing says that there are no arguments.
 	errNothing = errors.New("there is nothing to run")
@@ -58,20 +58,21 @@ func (s *Sandbox) Start(spec Spec) (*Container, error) {
 	return c, nil
 }
 
-// PID is its first process in the node's PID namespace.
+// PID returns its first process in the node's PID namespace.
 func (c *Container) PID() int { return c.cmd.Process.Pid }
 
-// Done is closed when all its processes have ended, and what they printed is in the log.
+// Done returns a channel that is closed when all its processes have ended and all their output is in the log.
 func (c *Container) Done() <-chan struct{} { return c.done }
 
-// Exit tells, after [Container.Done], how its first process ended: with a code, which is 128 and the signal if it was one.
+// Exit returns, after [Container.Done], the exit code of its first process, which is 128 plus the signal if a signal ended
+// it.
 func (c *Container) Exit() (code int, signal syscall.Signal) {
 	<-c.done
 	return c.code, c.signal
 }
 
-// Signal sends a signal to its first process, which as such never notices one that it has no handler for. The error is
-// os.ErrProcessDone if it has ended.
+// Signal sends a signal to its first process, which ignores signals without a handler. The error is os.ErrProcessDone if it
+// has ended.
 func (c *Container) Signal(sig syscall.Signal) error {
 	if err := c.cmd.Process.Signal(sig); err != nil {
 		return fmt.Errorf("sending %s to container %s: %w", sig, c.spec.Name, err)
@@ -79,7 +80,7 @@ func (c *Container) Signal(sig syscall.Signal) error {
 	return nil
 }
 
-// Kill ends all its processes at once and waits for them. One that has ended already is no error.
+// Kill ends all its processes at once and waits for them. It does nothing if the container has ended.
 func (c *Container) Kill() error {
 	if err := c.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -88,9 +89,9 @@ func (c *Container) Kill() error {
 	return nil
 }
 
-// Exec runs another program in the container, as its user, in its working directory and with its environment, and gives what
-// that printed and its exit code, which is 128 and the signal if it was one. When the context ends, the program is killed,
-// and the error is the context's. The error says else why it could not be run, as [Sandbox.Start] does.
+// Exec runs another program in the container, as its user, in its working directory and with its environment, and returns the
+// output and the exit code, which is 128 plus the signal if a signal ended it. When the context ends, the program is killed,
+// and the error is the context's. Otherwise the error says why the program could not be run, as [Sandbox.Start] does.
 func (c *Container) Exec(ctx context.Context, argv []string) (output []byte, code int, err error) {
 	if output, code, err = c.exec(ctx, argv); err != nil {
 		return output, code, fmt.Errorf("running %q in container %s: %w", argv, c.spec.Name, err)

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// roleVariable tells the test binary what it is to be, if it is not to run tests.
+	// roleVariable tells the test binary its role, if it is not to run tests.
 	roleVariable = "TANDEM_CONTAINER_ROLE"
 
 	roleInit  = "init"  // first process of the namespaces

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// brokenStatus is what a process exits with that could not become what it was to be.
+// brokenStatus is the exit status of a process that could not take its role.
 const brokenStatus = 125
 
 // Enter runs the test binary once more, in network, mount and PID namespaces of its own, with the same arguments, streams
@@ -40,7 +40,7 @@ func Enter() {
 	}
 }
 
-// enter exits as the test binary in the namespaces does. It returns only if they could not be had, and why.
+// enter exits as the test binary in the namespaces does. It returns only if the namespaces could not be made, and says why.
 func enter() string {
 	if os.Geteuid() != 0 {
 		return "they are root's to make (run the tests as root)"
@@ -74,7 +74,7 @@ func enter() string {
 	return ""
 }
 
-// again is the test binary in another role.
+// again returns the test binary in another role.
 func again(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -85,7 +85,7 @@ func again(role string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// startAnswering starts a process that can say by its first extra file what went wrong.
+// startAnswering starts a process that reports a failure over its first extra file.
 func startAnswering(cmd *exec.Cmd) (*os.File, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -101,7 +101,7 @@ func startAnswering(cmd *exec.Cmd) (*os.File, error) {
 	return read, nil
 }
 
-// relay holds the signals that ask a test binary to end, from before there is a process to pass them on to.
+// relay holds the signals that end a test binary, until there is a process to pass them on to.
 type relay struct{ signals chan os.Signal }
 
 func newRelay() relay {
@@ -124,7 +124,7 @@ func (r relay) stop() {
 	close(r.signals)
 }
 
-// exitStatus is what a shell would say of a process.
+// exitStatus returns the status of a process in the form of shells.
 func exitStatus(state *os.ProcessState, err error) int {
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -135,7 +135,7 @@ func exitStatus(state *os.ProcessState, err error) int {
 	return code
 }
 
-// statusOf gives the exit code, which is 128 and the signal if there was one.
+// statusOf returns the exit code, which is 128 plus the signal if a signal ended the process.
 func statusOf(status syscall.WaitStatus) (code int, sig syscall.Signal) {
 	if status.Signaled() {
 		return 128 + int(status.Signal()), status.Signal()
@@ -184,7 +184,7 @@ func reap(pid int) error {
 	}
 }
 
-// setUpNode makes the namespaces what doc.go says. Mounts are kept from the machine first.
+// setUpNode sets up the namespaces as doc.go says. First it separates the mounts from the machine's.
 func setUpNode() error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Host has sandboxes. All hosts of a process are on one network.
+// Host makes sandboxes. All hosts of a process share one network.
 type Host struct {
 	dir string
 
@@ -27,7 +27,7 @@ func NewHost(dir string) (*Host, error) {
 	return &Host{dir: dir, sandboxes: map[string]*Sandbox{}}, nil
 }
 
-// Close kills what still runs and closes all sandboxes. No more can be made.
+// Close kills the running containers and closes all sandboxes. No more can be made.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	h.closed = true

@@ -9,10 +9,10 @@ import (
 // ErrNoImage says that there is no image of a name.
 var ErrNoImage = errors.New("there is no such image")
 
-// Image is what a container starts with, as a registry would have it.
+// Image is the content of an image, as a registry has it.
 type Image struct {
 	Root   string            // folder with the image's files; "" if it has none
-	Files  map[string]string // more of its files, by their absolute path in it: files of this machine
+	Files  map[string]string // further files, by their absolute path in it: files of this machine
 	Shared []string          // files and folders of this machine that it has at the same path, as libraries
 
 	Entrypoint []string
@@ -26,7 +26,7 @@ type Image struct {
 // Images are images by repository, without tag and digest: "ghcr.io/tandem-serving/epp".
 type Images map[string]Image
 
-// Find gives the image of a reference, whatever its tag or digest. The error is [ErrNoImage].
+// Find returns the image of a reference, whatever its tag or digest. The error is [ErrNoImage].
 func (i Images) Find(reference string) (Image, error) {
 	image, ok := i[repository(reference)]
 	if !ok {
@@ -35,8 +35,8 @@ func (i Images) Find(reference string) (Image, error) {
 	return image, nil
 }
 
-// repository is a reference without digest, tag, and the registry that is meant where none is named. A colon before the last
-// slash is that of a registry's port.
+// repository returns a reference without digest, tag and default registry. A colon before the last slash belongs to a
+// registry's port.
 func repository(reference string) string {
 	name, _, _ := strings.Cut(reference, "@")
 	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {

@@ -13,23 +13,23 @@ import (
 
 const (
 	bridge = "tandem0"
-	// maskBits is how much of an address is the network's.
+	// maskBits is the length of the network's prefix.
 	maskBits = 16
-	// dropHardware is a hardware address that no interface has: what is sent there vanishes without a word.
+	// dropHardware is a hardware address that no interface has: packets to it are lost.
 	dropHardware = "02:00:00:00:00:01"
 )
 
 var (
 	// nodeAddress is the bridge's.
 	nodeAddress = netip.AddrFrom4([4]byte{10, 244, 0, 1})
-	// dropGateway is an address that no machine has: routes to it lead to dropHardware.
+	// dropGateway is an address that no machine has: routes over it lead to dropHardware.
 	dropGateway = netip.AddrFrom4([4]byte{10, 244, 255, 254})
 
 	// given are the addresses of all sandboxes of this process: its bridge is one.
 	given = addresses{first: netip.AddrFrom4([4]byte{10, 244, 1, 1}), last: netip.AddrFrom4([4]byte{10, 244, 254, 254})}
 )
 
-// addresses gives out each address of a range once, and the one longest free when there is no other.
+// addresses hands out each address of a range once, and then the one that was released first.
 type addresses struct {
 	first, last netip.Addr
 
@@ -38,7 +38,8 @@ type addresses struct {
 	latest netip.Addr // the one given last
 }
 
-// take gives the next free one after the one given last, so that who comes does not get the address of who just left.
+// take returns the next free address after the last one, so that a new sandbox does not get the address of one that just
+// closed.
 func (a *addresses) take() (netip.Addr, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -66,7 +67,7 @@ func (a *addresses) giveBack(address netip.Addr) {
 	delete(a.taken, address)
 }
 
-// hardware is the hardware address of an address, always the same, so that no neighbour remembers a wrong one.
+// hardware returns the hardware address for an address. It is always the same, so that no neighbour caches a wrong one.
 func hardware(a netip.Addr) string {
 	b := a.As4()
 	return fmt.Sprintf("02:00:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3])

@@ -18,7 +18,7 @@ import (
 // maxLimit bounds [Sandbox.Limit], in bits per second: 10 Gbit/s, more than a bridge on this machine does.
 const maxLimit = 10e9
 
-// SandboxOptions say what the containers of a sandbox have in common.
+// SandboxOptions are what the containers of a sandbox share.
 type SandboxOptions struct {
 	Name        string   // of its own on the machine: letters, digits, dashes, dots and underscores
 	Hostname    string   // of its containers, and in their /etc/hosts
@@ -122,7 +122,7 @@ func (s *Sandbox) writeFiles(o SandboxOptions) error {
 	return nil
 }
 
-// IP is its address.
+// IP returns its address.
 func (s *Sandbox) IP() netip.Addr { return s.address }
 
 // Close kills its containers, waits for them, and gives the address back.
@@ -170,7 +170,7 @@ func (s *Sandbox) removeNetwork() error {
 // namespace is the file of its network namespace.
 func (s *Sandbox) namespace() string { return filepath.Join("/run/netns", s.name) }
 
-// Drop lets packets to an address vanish from now on, without a word to who sends them. What comes from there arrives.
+// Drop loses packets to an address from now on, without an error for the sender. Packets from there still arrive.
 func (s *Sandbox) Drop(to netip.Addr) error {
 	if err := ip(context.Background(), s.name, fmt.Sprintf("route replace %s via %s dev eth0", to, dropGateway)); err != nil {
 		return fmt.Errorf("dropping what %s sends to %s: %w", s.name, to, err)
@@ -178,7 +178,7 @@ func (s *Sandbox) Drop(to netip.Addr) error {
 	return nil
 }
 
-// Restore ends [Sandbox.Drop]. It fails where nothing was dropped.
+// Restore ends [Sandbox.Drop]. It fails if nothing was dropped.
 func (s *Sandbox) Restore(to netip.Addr) error {
 	if err := ip(context.Background(), s.name, fmt.Sprintf("route del %s via %s dev eth0", to, dropGateway)); err != nil {
 		return fmt.Errorf("restoring what %s sends to %s: %w", s.name, to, err)
@@ -187,7 +187,7 @@ func (s *Sandbox) Restore(to netip.Addr) error {
 }
 
 // Limit bounds what the sandbox sends to others, in bits per second from 8,000 to 10,000,000,000; 0: no limit, as before the
-// first call. What waits longer than 400 ms for its turn is lost.
+// first call. Packets that would wait longer than 400 ms are lost.
 func (s *Sandbox) Limit(bitsPerSecond int64) error {
 	const (
 		least        = 8000

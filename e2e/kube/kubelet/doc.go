@@ -1,13 +1,13 @@
-// Package kubelet is a kubelet for tests: it registers a node with a real API server and runs the pods that are bound to
-// it, whose containers are local processes (package container).
+// Package kubelet is a kubelet for tests: it registers a node with a real API server and runs the pods that are bound to it,
+// whose containers are local processes (package container).
 //
-// In go the pods that the scheduler binds to the node, and the ConfigMaps, Secrets and tokens that they name. Out come
-// processes with the command, environment, files and address that the pod asks for; the pod's status, conditions and
-// events as a kubelet reports them; the node's status and its lease; and the containers' logs for kubectl logs. Init
-// containers run in their order, sidecars (init containers that restart) beside the others; probes of all four kinds count
-// with all their numbers; what ends is started again with a kubelet's pauses; what is deleted has its preStop hooks run,
-// is told to end, and is killed when its time is over, sidecars last. Pods run on while there is no API server. The files
-// of a ConfigMap or Secret change all together, and at once, where a kubelet may take a minute.
+// The pods that the scheduler binds to the node enter, with the ConfigMaps, Secrets and tokens that they name. Processes
+// leave, with the command, environment, files and address of the pod; the pod's status, conditions and events as a kubelet
+// reports them; the node's status and its lease; and the containers' logs for kubectl logs. Init containers run in their
+// order, and sidecars (init containers that restart) beside the others. Probes of all four kinds work, with all their
+// numbers. A container that ends is restarted with a kubelet's pauses. A deleted pod has its preStop hooks run, gets SIGTERM,
+// and is killed when its time is over, sidecars last. Pods continue without an API server. The files of a ConfigMap or Secret
+// change together, and at once, where a kubelet may take a minute.
 //
 // [Node.Crash] is a loss of power. A node of the same name may be started after it: it finds its pods, and runs them again.
 //

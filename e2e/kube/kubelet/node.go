@@ -26,21 +26,21 @@ import (
 	"github.com/tandem-serving/tandem/e2e/kube/container"
 )
 
-// Options say what a node is and where it gets what it needs.
+// Options describe a node and its environment.
 type Options struct {
 	// Name of the Node object, and label kubernetes.io/hostname.
 	Name string
 	// Address is the node's InternalIP, at which its API server listens, on a port that the system chooses. The network
 	// namespace gets it if it is not a loopback address.
 	Address netip.Addr
-	// Config is for the API server. A cluster administrator's will do.
+	// Config is for the API server, such as that of a cluster administrator.
 	Config *rest.Config
 	// Host makes the sandboxes; nodes can share it.
 	Host *container.Host
-	// Images are all that there are.
+	// Images are all images of the node.
 	Images container.Images
-	// Dir is the node's own folder, for volumes and logs. It is as good as its disk: what is there after [Node.Crash] is there
-	// for the next node that is given it.
+	// Dir is the node's folder, for volumes and logs. Like a disk it outlives [Node.Crash], for the next node with this
+	// folder.
 	Dir string
 	// Labels of the Node object besides the usual ones.
 	Labels map[string]string
@@ -52,9 +52,9 @@ type Options struct {
 	// Backoff is the pause before the second restart of a container that keeps ending, which doubles up to 5 minutes;
 	// default: a kubelet's 10 s.
 	Backoff time.Duration
-	// Capacity is what the scheduler may give away; default: more than a test will ask for.
+	// Capacity is what the scheduler may assign; default: more than tests request.
 	Capacity corev1.ResourceList
-	// Log gets what goes wrong on the node; nil: it is dropped.
+	// Log gets the failures on the node; nil: they are not logged.
 	Log *slog.Logger
 }
 
@@ -77,7 +77,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Node is a node that runs.
+// Node is a running node.
 type Node struct {
 	options  Options
 	client   kubernetes.Interface
@@ -98,8 +98,8 @@ type Node struct {
 	workers map[types.UID]*worker
 }
 
-// Start registers a node, or comes back as one that is known, and runs what is bound to it until Stop or Crash. ctx bounds
-// the start only. It returns when the node is ready and its pods are known.
+// Start registers a node, or restarts a known one, and runs its pods until Stop or Crash. ctx bounds the start only. It
+// returns when the node is ready and its pods are known.
 func Start(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{options: o.withDefaults(), workers: map[types.UID]*worker{}}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -177,12 +177,12 @@ func (n *Node) address(ctx context.Context, verb string) error {
 	return nil
 }
 
-// Stop ends the node and all of its containers at once, as the end of a test does: nothing is reported. It can be called
-// again, and after Crash.
+// Stop ends the node and all its containers at once, as at the end of a test, and reports nothing. It may be called again,
+// and after Crash.
 func (n *Node) Stop() { n.halt.Do(n.stop) }
 
-// Crash is a loss of power: the API server hears no more of the node, which is still registered, and all its containers are
-// killed.
+// Crash simulates a loss of power: the API server gets no more requests of the node, which stays registered, and all its
+// containers are killed.
 func (n *Node) Crash() {
 	n.wire.cut.Store(true)
 	n.Stop()
@@ -208,7 +208,7 @@ func (n *Node) stop() {
 	}
 }
 
-// Container gives a container that runs; the error says that it does not.
+// Container returns a running container; the error says that it does not run.
 func (n *Node) Container(namespace, pod, name string) (*container.Container, error) {
 	w, err := n.find(namespace, pod)
 	if err != nil {
@@ -222,7 +222,7 @@ func (n *Node) Container(namespace, pod, name string) (*container.Container, err
 	return nil, fmt.Errorf("pod %s/%s on node %s: no container %s runs", namespace, pod, n.options.Name, name)
 }
 
-// Sandbox gives what the containers of a pod run in; the error says that there is none.
+// Sandbox returns the sandbox of a pod; the error says that there is none.
 func (n *Node) Sandbox(namespace, pod string) (*container.Sandbox, error) {
 	w, err := n.find(namespace, pod)
 	if err != nil {
@@ -234,7 +234,7 @@ func (n *Node) Sandbox(namespace, pod string) (*container.Sandbox, error) {
 	return nil, fmt.Errorf("pod %s/%s on node %s has no sandbox yet", namespace, pod, n.options.Name)
 }
 
-// find gives the pod of a name; of several, of which all but one are about to go, the one that came last.
+// find returns the pod with a name: of several the newest, since the others are about to be removed.
 func (n *Node) find(namespace, pod string) (*worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

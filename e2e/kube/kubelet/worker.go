@@ -17,8 +17,8 @@ import (
 // retry is how often something is tried again that a pod needs before its containers, in case of failure.
 const retry = time.Second
 
-// worker runs one pod. One goroutine owns it: others leave for it what they have seen, by post. Whenever something happened,
-// it looks at all of the pod and does what is to be done next.
+// worker runs one pod. One goroutine owns it; others report to it by post. After each report it checks the whole pod and
+// takes the next steps.
 type worker struct {
 	node  *Node
 	born  time.Time
@@ -38,7 +38,7 @@ type worker struct {
 	course
 }
 
-// course is how far a pod has come.
+// course is the progress of a pod.
 type course struct {
 	began      metav1.Time
 	next       time.Time // when to look again at the latest; zero: when something happens
@@ -55,7 +55,7 @@ type course struct {
 	message    string
 }
 
-// inbox is what others want a goroutine to do, in order.
+// inbox is a queue of functions for a goroutine.
 type inbox struct {
 	wake chan struct{} // of capacity 1
 
@@ -63,7 +63,7 @@ type inbox struct {
 	todo []func()
 }
 
-// post leaves something to do. It does not wait.
+// post queues a function. It does not wait.
 func (b *inbox) post(do func()) {
 	b.mu.Lock()
 	b.todo = append(b.todo, do)

@@ -1,10 +1,10 @@
 // Package services makes the Services of a test cluster work, and their names: what kube-proxy and CoreDNS do on a real one.
 //
-// In goes a configuration of a client that may watch Services and EndpointSlices. Out come, in the network namespace of the
-// process, all addresses of [Range]: a TCP connection to a Service's address and port goes to one of its endpoints, in turn;
-// and a resolver at [DNS], for the names of [Domain]. Which endpoints count is as on a real cluster: those that are ready or,
-// where none is, those that still serve while they end. Connections that exist stay when their endpoint leaves the Service.
-// Without an endpoint a connection is refused. A headless Service's name has the addresses of its ready endpoints.
+// A configuration of a client that may watch Services and EndpointSlices enters. All addresses of [Range] then work in the
+// network namespace of the process: a TCP connection to a Service's address and port goes to one of its endpoints, in turn;
+// and a resolver answers at [DNS], for the names of [Domain]. As on a real cluster, the ready endpoints count or, if there
+// are none, those that still serve while they end. Connections stay when their endpoint leaves the Service. Without an
+// endpoint a connection is refused. A headless Service's name has the addresses of its ready endpoints.
 //
 // Connections are relayed by this process, so what differs is: an endpoint sees the relay's address for that of its client;
 // a client is connected before its endpoint is, and sees a connection that is reset where a real cluster's is refused or never

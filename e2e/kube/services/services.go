@@ -29,9 +29,9 @@ const (
 	// Range has the addresses of Services; kube-apiserver must give them out of it (--service-cluster-ip-range). It keeps the
 	// first 16 for those who ask for one of them, so none of them is given to a Service by chance.
 	Range = controlplane.ServiceRange
-	// DNS is the resolver's address, and APIServer the one that kube-apiserver gives to its own Service.
+	// DNS is the resolver's address, and APIServer the address of kube-apiserver's own Service.
 	DNS, APIServer = "10.0.0.10", "10.0.0.1"
-	// Domain ends all names of a cluster.
+	// Domain is the suffix of all names of a cluster.
 	Domain = "cluster.local"
 )
 
@@ -50,8 +50,8 @@ type Services struct {
 	troubles troubles
 }
 
-// Start makes Services and names work, in the network namespace of the process, until Stop. It returns once those that the
-// API server has work. ctx bounds the start only. The error says which part could not be had, and why.
+// Start makes Services and names work, in the network namespace of the process, until Stop. It returns when the API server's
+// current ones work. ctx bounds the start only. The error says which part could not be set up, and why.
 func Start(ctx context.Context, config *rest.Config) (*Services, error) {
 	if err := ip("route", "add", "local", Range, "dev", "lo"); err != nil {
 		return nil, fmt.Errorf("taking the addresses of Services (is this a network namespace without another cluster?): %w", err)
@@ -100,7 +100,7 @@ func (s *Services) watch(config *rest.Config) error {
 		if _, err := informer.AddEventHandler(tell); err != nil {
 			return fmt.Errorf("watching Services: %w", err)
 		}
-		// Tests stop the API server. It is asked again until it is back, and no caller is told.
+		// Tests stop the API server. The watch retries until it is back, without an error.
 		if err := informer.SetWatchErrorHandler(func(*cache.Reflector, error) {}); err != nil {
 			return fmt.Errorf("watching Services: %w", err)
 		}
@@ -137,8 +137,8 @@ func (s *Services) apply() {
 	s.relay.apply(t.fronts)
 }
 
-// Stop ends everything: connections break. The error has what went wrong since Start, such as a Service's port that something
-// else in the namespace listens on.
+// Stop ends everything: connections break. The error has what went wrong since Start, such as a Service's port on which
+// another program of the namespace listens.
 func (s *Services) Stop() error {
 	s.cancel()
 	s.running.Wait()

@@ -12,7 +12,7 @@ import (
 // name is what a Service is called.
 type name struct{ namespace, service string }
 
-// table is what all Services come down to at a moment. It is not changed once it is made.
+// table is the state of all Services at one moment. It does not change.
 type table struct {
 	fronts     map[netip.AddrPort][]netip.AddrPort // where a Service is reached, and its endpoints; nowhere with none
 	addresses  map[name][]netip.Addr               // what a Service's name stands for
@@ -59,8 +59,8 @@ func (t *table) add(s *corev1.Service, of []*discoveryv1.EndpointSlice) {
 
 func isTCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
 
-// endpoints gives, in order, where connections to a port of a Service go: to those that are ready or, if none is, to those
-// that serve while they end.
+// endpoints returns, in order, the endpoints of a Service's port: the ready ones or, if there are none, those that serve
+// while they end.
 func endpoints(of []*discoveryv1.EndpointSlice, port string) []netip.AddrPort {
 	var ready, ending []netip.AddrPort
 	for _, slice := range of {

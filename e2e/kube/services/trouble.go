@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// troubles are what has gone wrong where no caller waits for an error. They are told by Stop.
+// troubles collects failures for which no caller waits. Stop returns them.
 type troubles struct {
 	mu  sync.Mutex
 	all []error
