@@ -3,18 +3,17 @@ package sidecar
 import (
 	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim"
-	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
 	"github.com/tandem-serving/tandem/sim/server"
 )
+
+// Every fault of engines that speak made-up dialects is in e2e/matrix. The tests here are about engines that work.
 
 // madeUp are dialects that no engine speaks: the sidecar has no code for them.
 var madeUp = []struct {
@@ -25,114 +24,11 @@ var madeUp = []struct {
 // speaks is an option: the sidecar uses a dialect that is not in the table.
 func speaks(d dialect.Dialect) option { return set(func(c *Config) { c.Engine.Dialect = d }) }
 
-// translated serves a simulated engine that speaks the made-up dialects.
-func translated(t *testing.T, x *madeup.Exchange, engine *server.Server, decodes bool) (addr string) {
+// startMadeUp serves a pair of simulated engines that speak the made-up dialects.
+func startMadeUp(t *testing.T, prefillCfg, decodeCfg sim.Config) (prefill, decode *server.Server) {
 	t.Helper()
-	transport := &http.Transport{}
-	translator, err := madeup.NewTranslator(x, engine.URL, decodes, &http.Client{Transport: transport})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewServer(translator)
-	t.Cleanup(func() {
-		s.Close()
-		transport.CloseIdleConnections()
-	})
-	return strings.TrimPrefix(s.URL, "http://")
-}
-
-// madeUpFault is what goes wrong, and what the client gets.
-type madeUpFault struct {
-	name          string
-	first, second *fault.Fault // of the prefill candidates
-	decode        *fault.Fault
-	options       []option
-	mode          string
-	status        int
-	verdict       pd.Verdict
-	reason        pd.Reason
-	attempts      int
-	stranded      bool // the hand-off was in an answer that never came, or decode cannot be told
-}
-
-var madeUpFaults = []madeUpFault{
-	{name: "none", status: 200, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "first refuses", first: &fault.Fault{Leg: "prefill", Fault: "refuse"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first resets", first: &fault.Fault{Leg: "prefill", Fault: "reset-before"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first 500", first: fails("500"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first 503", first: fails("503"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first 429", first: fails("429"), status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first without hand-off", first: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first hangs", first: &fault.Fault{Leg: "prefill", Fault: "slow", Arg: "stop"}, options: []option{shortPrefill}, status: 200, verdict: pd.Remote, reason: pd.External, attempts: 2},
-	{name: "first 400", first: fails("400"), status: 400, verdict: pd.Refused, reason: pd.BadRequest, attempts: 1},
-	{name: "first 404", first: fails("404"), status: 404, verdict: pd.Refused, reason: pd.BadRequest, attempts: 1},
-	{name: "both 500", first: fails("500"), second: fails("500"), status: 200, verdict: pd.Local, reason: pd.PrefillFailed, attempts: 2},
-	{name: "both 500, forced", first: fails("500"), second: fails("500"), mode: "force", status: 502, verdict: pd.Refused, reason: pd.PrefillFailed, attempts: 2},
-	{name: "both 500, no budget", first: fails("500"), second: fails("500"), options: []option{noBudget}, status: 503, verdict: pd.Refused, reason: pd.Budget, attempts: 2},
-	{name: "both without hand-off", first: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, second: &fault.Fault{Leg: "prefill", Fault: "no-handoff"}, status: 200, verdict: pd.Local, reason: pd.HandoffInvalid, attempts: 2},
-	{name: "decode 500", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "500", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
-	{name: "decode resets", decode: &fault.Fault{Leg: "decode", Fault: "reset-before", Count: 1}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1},
-	{name: "decode 503", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "503", Count: 1}, status: 503, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "decode 400", decode: &fault.Fault{Leg: "decode", Fault: "status", Arg: "400", Count: 1}, status: 400, verdict: pd.Remote, reason: pd.External, attempts: 1},
-	{name: "wrong engine", first: &fault.Fault{Leg: "prefill", Fault: "bad-handoff", Arg: "wrong-engine"}, status: 200, verdict: pd.Local, reason: pd.TransferFailed, attempts: 1, stranded: true},
-}
-
-func fails(status string) *fault.Fault {
-	return &fault.Fault{Leg: "prefill", Fault: "status", Arg: status}
-}
-
-var shortPrefill = set(func(c *Config) { c.Prefill.Timeout = 200 * time.Millisecond })
-
-// Every fault of every leg ends as the table says, with the tokens of an undisturbed engine.
-func TestMadeUpDialects(t *testing.T) {
-	for _, d := range madeUp {
-		for _, c := range madeUpFaults {
-			for _, stream := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s/%s/stream=%v", d.name, c.name, stream), func(t *testing.T) {
-					t.Parallel()
-					c.run(t, d.of, stream)
-				})
-			}
-		}
-	}
-}
-
-func (c *madeUpFault) run(t *testing.T, d dialect.Dialect, stream bool) {
-	first, second, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
-	for s, f := range map[*server.Server]*fault.Fault{first: c.first, second: c.second, decode: c.decode} {
-		if f == nil {
-			continue
-		}
-		if err := s.Faults.Add(*f); err != nil {
-			t.Fatal(err)
-		}
-	}
 	x := madeup.NewExchange()
-	s := startRig(t, translated(t, x, decode, true), append([]option{speaks(d)}, c.options...)...)
-	q := simAsk(100, 8, stream)
-	header := []string{pd.HeaderPrefill, translated(t, x, first, false) + "," + translated(t, x, second, false)}
-	if c.mode != "" {
-		header = append(header, pd.HeaderMode, c.mode)
-	}
-	got := post(t, s.url+completionsPath, q, header...)
-	result := got.decision(t)
-	if got.status != c.status || result.Verdict != c.verdict || result.Reason != c.reason || result.Attempts != c.attempts {
-		t.Errorf("%d %v, want %d %v %v after %d attempts", got.status, result, c.status, c.verdict, c.reason, c.attempts)
-	}
-	if c.status == http.StatusOK {
-		if want := post(t, plain.URL+completionsPath, q); textOf(got.body) != textOf(want.body) || textOf(got.body) == "" {
-			t.Errorf("text %q, want %q", textOf(got.body), textOf(want.body))
-		}
-		if moved := decode.Engine.State().KVBytesRead > 0; moved != (c.verdict == pd.Remote) {
-			t.Errorf("KV moved: %v", moved)
-		}
-	}
-	s.end()
-	if !c.stranded {
-		mustFree(t, first, decode)
-		mustFree(t, second, decode)
-		s.mustCount(t, 0, "tandem_kv_stranded_total")
-	}
+	return startSim(t, prefillCfg, x.Engine(false)), startSim(t, decodeCfg, x.Engine(true))
 }
 
 // A client that leaves leaves nothing pinned, wherever the legs are.
@@ -146,9 +42,9 @@ func TestMadeUpClientGone(t *testing.T) {
 			for _, stream := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/stream=%v", d.name, at.name, stream), func(t *testing.T) {
 					t.Parallel()
-					prefill, decode, x := startSim(t, at.prefill), startSim(t, at.decode), madeup.NewExchange()
-					s := startRig(t, translated(t, x, decode, true), speaks(d.of))
-					l := startLeaver(t, s.url+completionsPath, simAsk(1000, 3000, stream), pd.HeaderPrefill, translated(t, x, prefill, false))
+					prefill, decode := startMadeUp(t, at.prefill, at.decode)
+					s := startRig(t, addrOf(decode), speaks(d.of))
+					l := startLeaver(t, s.url+completionsPath, simAsk(1000, 3000, stream), pd.HeaderPrefill, addrOf(prefill))
 					if at.name == "prefill" {
 						mustState(t, prefill, "prefill to run", busy)
 					} else {
@@ -165,12 +61,35 @@ func TestMadeUpClientGone(t *testing.T) {
 	}
 }
 
+// Streams of engines that meet may have their headers long before prefill has ended: only then is a stream's silence that of
+// the decode engine.
+func TestMadeUpLongPrefill(t *testing.T) {
+	const limit = 20 * time.Millisecond
+	begun, done := make(chan struct{}), make(chan struct{})
+	prefill := startEngine(t, untilAbort(func(w http.ResponseWriter, r *asked) {
+		<-begun
+		<-time.After(10 * limit)
+		meets(200)(w, r)
+		close(done)
+	}))
+	decode := startEngine(t, then(streams(), func(_ http.ResponseWriter, r *asked) {
+		close(begun)
+		select {
+		case <-done:
+		case <-r.Context().Done():
+		}
+	}, streams(firstEvent, doneEvent)), ask(true).answer())
+	s := startRig(t, decode.addr, speaks(madeup.Meeting{}), set(func(c *Config) { c.Engine.FirstEvent = limit }))
+	got := post(t, s.url+completionsPath, ask(true).body, pd.HeaderPrefill, prefill.addr)
+	got.mustBe(t, 200, "remote;reason=external;attempts=1;candidate=0")
+}
+
 // The legs of a concurrent dialect overlap, and the phases still add up to the span.
 func TestMadeUpPhases(t *testing.T) {
-	prefill, decode, x := startSim(t, sim.Config{}), startSim(t, sim.Config{}), madeup.NewExchange()
-	s := startRig(t, translated(t, x, decode, true), speaks(madeup.Meeting{}))
+	prefill, decode := startMadeUp(t, sim.Config{}, sim.Config{})
+	s := startRig(t, addrOf(decode), speaks(madeup.Meeting{}))
 	begun := time.Now()
-	got := post(t, s.url+completionsPath, simAsk(100, 8, false), pd.HeaderPrefill, translated(t, x, prefill, false), "TE", "trailers")
+	got := post(t, s.url+completionsPath, simAsk(100, 8, false), pd.HeaderPrefill, addrOf(prefill), "TE", "trailers")
 	took := time.Since(begun)
 	phases, err := pd.ParseTiming(got.header.Get(pd.HeaderTiming))
 	if err != nil {

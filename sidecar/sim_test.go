@@ -18,9 +18,9 @@ import (
 )
 
 // startSim serves a simulated engine until the test ends.
-func startSim(t *testing.T, cfg sim.Config) *server.Server {
+func startSim(t *testing.T, cfg sim.Config, fronts ...server.Front) *server.Server {
 	t.Helper()
-	s, err := server.Start(cfg)
+	s, err := server.Start(cfg, fronts...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -180,21 +180,19 @@ func TestWarmupRuns(t *testing.T) {
 		name string
 		of   dialect.Dialect // nil: vLLM's
 	}{{"vLLM", nil}, {"serial", madeup.Ticket{}}, {"concurrent", madeup.Meeting{}}} {
-		t.Run(d.name, func(t *testing.T) { warmupRuns(t, d.of) })
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			warmupRuns(t, d.of)
+		})
 	}
 }
 
 func warmupRuns(t *testing.T, d dialect.Dialect) {
-	prefill, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{})
-	prefillURL, decodeURL := prefill.URL, decode.URL
-	if d != nil {
-		x := madeup.NewExchange()
-		prefillURL, decodeURL = "http://"+translated(t, x, prefill, false), "http://"+translated(t, x, decode, true)
-	}
+	prefill, decode := startMadeUp(t, sim.Config{}, sim.Config{})
 	seen := make(chan *http.Request, 2)
 	spans, record := recorder(t)
 	log := logBuffer{wrote: make(chan struct{}, 16)}
-	s := startRig(t, observe(t, decodeURL, seen), speaks(d), warmsUp(t, observe(t, prefillURL, seen)), record, log.collect)
+	s := startRig(t, observe(t, decode.URL, seen), speaks(d), warmsUp(t, observe(t, prefill.URL, seen)), record, log.collect)
 	first := wait(t, seen, "one leg")
 	second := wait(t, seen, "the other leg")
 	log.waitFor(t, "prefill engine is warm")

@@ -65,6 +65,9 @@ func ask(t *testing.T, s *fixture, r row) *asker {
 	if r.situation == forced {
 		req.Header.Set(pd.HeaderMode, "force")
 	}
+	if r.protocol.meets() {
+		req.Header.Set("X-Meet-Number", "1") // the protocol's own header: no engine may see it
+	}
 	var targets []string
 	for _, p := range s.prefill {
 		targets = append(targets, p.addr())

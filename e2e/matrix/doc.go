@@ -5,6 +5,10 @@
 // except where a test kills the sidecar. Three small tables say what must happen: failures lists what goes wrong, effects
 // what the client gets, ways how the sidecar releases a hand-off that decode does not read, with and without a keeper (the
 // process that owns the NIXL agent). They are written from what clients, operators and prefill engines are promised, not
-// from the sidecar's code. testdata/matrix.txt shows them as one table; go test -run TestMatrixText -update ./e2e/matrix
-// writes it anew.
+// from the sidecar's code. testdata/matrix.txt shows them as one table.
+//
+// The same machinery runs two made-up hand-off protocols, one of each shape (package sim/madeup), with tables of their own:
+// testdata/serial.txt and testdata/concurrent.txt. They show that the sidecar's drivers know of no engine.
+//
+// go test -run TestMatrixText -update ./e2e/matrix writes the files anew.
 package matrix

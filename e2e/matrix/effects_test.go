@@ -132,7 +132,7 @@ var effects = map[effect][situations]outcome{
 
 // expected returns the outcome of a failure in a situation.
 func (s failure) expected(in situation) outcome {
-	o := effects[s.effect][in]
+	o := s.protocol.effects[s.effect][in]
 	if o.status == 0 {
 		o.status = s.status
 	}
@@ -141,7 +141,7 @@ func (s failure) expected(in situation) outcome {
 	case s.effect != drained && s.effect != clientLeft:
 	case s.state == received: // no leg was sent
 		o.decision, _, _ = strings.Cut(o.decision, ";attempts")
-	case s.state == beforeHeaders, s.state == beforeEvent:
+	case s.state == beforeHeaders, s.state == beforeEvent, s.protocol.meets():
 		o.decodes = 1
 	}
 	return o

@@ -31,6 +31,8 @@ const (
 	kill     action = "kill"    // the prefill engine dies
 	freeze   action = "freeze"  // the prefill engine hangs, and the transfer with it
 	tooOld   action = "too old" // the rest of the lease is too short
+	answer   action = "answer"  // the decode engine answers, with the failure's status, before the hand-off is there
+	end      action = "end"     // the decode engine dies
 )
 
 // form is the kind of answer that a failure applies to.
@@ -44,6 +46,8 @@ const (
 
 // failure is one thing that goes wrong in one state.
 type failure struct {
+	protocol *protocol
+
 	name   string
 	state  state
 	form   form
@@ -83,8 +87,8 @@ const (
 // every is the prefix of failures whose fault applies to all requests of a leg, not only to the first.
 const every = "every time: "
 
-// failures lists everything that can go wrong, by state.
-func failures() []failure {
+// nixlFailures lists everything that can go wrong in vLLM's protocol with NIXL.
+func nixlFailures() []failure {
 	return slices.Concat(
 		in(received, bodyFailures),
 		in(prefilling, prefillFailures, damageFailures()),

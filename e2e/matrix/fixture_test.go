@@ -1,7 +1,10 @@
 package matrix
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -24,6 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
+	"github.com/tandem-serving/tandem/sim/madeup"
 	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
@@ -50,7 +54,7 @@ type engine struct {
 func (e engine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
 
 // startEngine serves an engine until the test ends, or the test closes it.
-func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, error), reach time.Duration) engine {
+func startEngine(t *testing.T, cfg sim.Config, fronts ...server.Front) engine {
 	t.Helper()
 	data, err := net.Listen("tcp", ownLoopback()+":0")
 	if err != nil {
@@ -61,8 +65,8 @@ func startEngine(t *testing.T, fetch func(context.Context, string) ([]byte, erro
 		t.Fatal(err)
 	}
 	d := &countingListener{Listener: data}
-	cfg := sim.Config{MaxModelLen: 512, KV: sim.KVConfig{Blocks: 40, HandshakeTimeout: reach, Lease: lease}, Transfer: sim.TransferConfig{Fetch: fetch}}
-	s, err := server.Serve(cfg, d, admin)
+	cfg.MaxModelLen, cfg.KV.Blocks, cfg.KV.Lease = 512, 40, lease
+	s, err := server.Serve(cfg, d, admin, fronts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,6 +159,7 @@ type fixture struct {
 	client     *http.Transport
 	keeper     *transport.TCP // nil: there is none
 	busy       sync.WaitGroup // handlers that have not returned
+	answers    chan struct{}  // closed when a decode engine is to answer, in rows with the action answer
 	noticed    chan struct{}  // gets a value when the sidecar has noticed that its client left, or has cut the request
 }
 
@@ -202,7 +207,7 @@ func startFixture(t *testing.T, r row) *fixture {
 func startEngines(t *testing.T, r row) *fixture {
 	t.Helper()
 	s := &fixture{link: &link{up: make(chan struct{})}, reg: prometheus.NewRegistry(), spans: tracetest.NewSpanRecorder(),
-		client: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: testTimeout}, noticed: make(chan struct{}, 1)}
+		client: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: testTimeout}, noticed: make(chan struct{}, 1), answers: make(chan struct{})}
 	var reach time.Duration // the default
 	switch {
 	case r.action == freeze:
@@ -213,11 +218,12 @@ func startEngines(t *testing.T, r row) *fixture {
 	if r.action != freeze {
 		s.link.repair()
 	}
-	s.prefill = []engine{startEngine(t, nil, 0)}
+	prefill, decode := s.fronts(r)
+	s.prefill = []engine{startEngine(t, sim.Config{}, prefill...)}
 	if r.situation == another {
-		s.prefill = append(s.prefill, startEngine(t, nil, 0))
+		s.prefill = append(s.prefill, startEngine(t, sim.Config{}, prefill...))
 	}
-	s.decode = startEngine(t, s.link.fetch, reach)
+	s.decode = startEngine(t, sim.Config{KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
 	t.Cleanup(s.link.repair)
 	for e, f := range map[engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
 		if f.Fault == "" {
@@ -230,6 +236,42 @@ func startEngines(t *testing.T, r row) *fixture {
 	return s
 }
 
+// fronts are what makes the engines speak a made-up protocol.
+func (s *fixture) fronts(r row) (prefill, decode []server.Front) {
+	if r.protocol.dialect == nil {
+		return nil, nil
+	}
+	x := madeup.NewExchange()
+	prefill, decode = []server.Front{x.Engine(false)}, []server.Front{x.Engine(true)}
+	if r.action == answer {
+		decode = append(decode, func(engine http.Handler) http.Handler { return s.answering(r.status, engine) })
+	}
+	return prefill, decode
+}
+
+// answering answers legs of a meeting with a status, when the test says so: before they come to the engine.
+func (s *fixture) answering(status int, engine http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the caller has left
+		}
+		if !bytes.Contains(b, []byte(`"meet_pod"`)) {
+			r.Body = io.NopCloser(bytes.NewReader(b))
+			engine.ServeHTTP(w, r)
+			return
+		}
+		select {
+		case <-s.answers:
+		case <-r.Context().Done():
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		fmt.Fprintf(w, `{"error":{"message":"no","type":"Made up","param":null,"code":%d}}`, status)
+	})
+}
+
 func (s *fixture) startSidecar(t *testing.T, r row) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(s.decode.addr())
@@ -238,7 +280,7 @@ func (s *fixture) startSidecar(t *testing.T, r row) {
 	}
 	cfg := sidecar.Defaults()
 	cfg.Fallback.Lease = lease
-	cfg.Engine.Host = host
+	cfg.Engine.Host, cfg.Engine.Dialect = host, r.protocol.dialect
 	if cfg.Engine.Port, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 // killings returns one failure for each state in which a sidecar is killed with SIGKILL: the states in which a client leaves.
 func killings() (list []failure) {
-	for _, s := range failures() {
+	for _, s := range nixl.failures() {
 		if s.action != leave {
 			continue
 		}

@@ -32,7 +32,7 @@ func TestMatrix(t *testing.T) {
 // undisturbed returns the tokens of an engine that does not fail and prefills itself.
 func undisturbed(t *testing.T) map[pd.API][]int {
 	t.Helper()
-	e := startEngine(t, nil, 0)
+	e := startEngine(t, sim.Config{})
 	defer e.Close()
 	right := map[pd.API][]int{}
 	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
@@ -131,6 +131,10 @@ func (r row) inject(t *testing.T, s *fixture, a *asker) {
 			t.Fatal(err)
 		}
 		s.prefill[0].Faults.Clear()
+	case answer:
+		close(s.answers)
+	case end:
+		s.decode.Close()
 	case kill:
 		s.prefill[0].Close()
 		s.decode.Faults.Clear()

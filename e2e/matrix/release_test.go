@@ -18,6 +18,7 @@ const (
 	notReleased way = "not at all" // there is no hand-off, decode has read it, or the sidecar does not know it
 	direct      way = "direct"     // the sidecar tells prefill: no decode engine reads the hand-off
 	byDecode    way = "by decode"  // the sidecar makes decode tell prefill: decode may be reading the hand-off
+	byAbort     way = "by abort"   // the sidecar asks both engines to abort their legs
 	// asAnswered: the status of a whole answer says that decode does not read. A stream fails after status 200, in its first
 	// event, which the sidecar does not parse.
 	asAnswered way = "direct if whole, else by decode"
@@ -33,12 +34,22 @@ var ways = map[effect]way{
 	passedOn:      direct,
 }
 
-// way returns how the hand-off of a failure must be released.
+// way returns how the hand-off of a failure must be released. A protocol without notices has one way less.
 func (s failure) way() way {
-	told, ok := ways[s.effect]
+	w := s.wayIfNoticed()
+	if w == direct && !s.protocol.notices {
+		return byDecode
+	}
+	return w
+}
+
+func (s failure) wayIfNoticed() way {
+	told, ok := s.protocol.ways[s.effect]
 	switch {
 	case s.release != byEffect:
 		return s.release
+	case s.state == received:
+		return notReleased
 	case ok:
 		return told
 	case s.effect != drained && s.effect != clientLeft:
@@ -83,6 +94,8 @@ func (r row) releases() map[[2]string]float64 {
 	switch w := r.way(); {
 	case w == notReleased:
 		return nil
+	case w == byAbort:
+		return map[[2]string]float64{{"abort", "ok"}: 1}
 	case w == byDecode, r.keeper == none, r.keeper == down:
 		return map[[2]string]float64{decode: 1}
 	case r.keeper == unsure:
@@ -95,20 +108,26 @@ func (r row) releases() map[[2]string]float64 {
 func (r row) checkRelease(t *testing.T, s *fixture, counted counts) {
 	t.Helper()
 	want := r.releases()
-	for _, way := range []string{"nixl", "cancel"} {
+	for _, way := range []string{"nixl", "cancel", "abort"} {
 		for _, result := range []string{"ok", "failed", "unsure"} {
+			if way == "abort" && r.unabortable() {
+				continue
+			}
 			if r.action == kill && result == "unsure" {
 				continue // decode has answered that it does not read, and the prefill engine is gone
 			}
 			counted.must(t, want[[2]string{way, result}], "tandem_kv_release_total", "way", way, "result", result)
 		}
 	}
+	counted.must(t, want[[2]string{"abort", "ok"}], "tandem_kv_release_total", "way", "abort")
 	if r.lost == notLost || want != nil {
 		counted.must(t, want[[2]string{"cancel", "failed"}], "tandem_kv_stranded_total")
 	}
-	spans, last := 0, "nixl"
-	if want[[2]string{"nixl", "ok"}] == 0 {
-		last = "cancel"
+	spans, last := 0, "cancel"
+	for _, way := range []string{"nixl", "abort"} {
+		if want[[2]string{way, "ok"}] > 0 {
+			last = way
+		}
 	}
 	for _, span := range s.spans.Ended() {
 		if span.Name() != "release" {

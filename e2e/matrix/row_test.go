@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -20,27 +21,48 @@ type row struct {
 // rows lists every failure with every form and API, each with another candidate and without. Where a forced request or an
 // empty budget has another outcome, rows lists these too, with half of the forms and APIs: the other half would test the
 // same. The keeper works in all of these; otherKeepers adds rows with other keepers.
+//
+// Made-up protocols have no keeper, and are run with half of the forms and APIs throughout. Those of their rows that take
+// seconds have no other candidate. The short form of the tests has streams with another candidate, and whole answers without.
 func rows() (list []row) {
-	for _, s := range failures() {
-		for _, streamed := range []bool{false, true} {
-			if s.form != anyForm && (s.form == stream) != streamed {
-				continue
-			}
-			for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
-				for in := range situations {
-					r := row{s, in, api, streamed, works}
-					if in > last && (s.expected(in) == s.expected(last) || streamed != (api == pd.APIChat)) {
-						continue
-					}
-					list = append(list, r)
-					if in == last {
-						list = append(list, r.otherKeepers()...)
+	for _, p := range protocols {
+		for _, s := range p.failures() {
+			for _, streamed := range []bool{false, true} {
+				for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
+					for in := range situations {
+						list = append(list, row{s, in, api, streamed, works}.withKeepers()...)
 					}
 				}
 			}
 		}
 	}
 	return list
+}
+
+// withKeepers returns the row with every keeper that it is run with; none if the row would show nothing new.
+func (r row) withKeepers() []row {
+	half := r.stream == (r.api == pd.APIChat)
+	switch {
+	case r.form != anyForm && (r.form == stream) != r.stream:
+		return nil
+	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
+		return nil
+	case r.protocol == nixl && r.situation == last:
+		return append([]row{r}, r.otherKeepers()...)
+	case r.protocol == nixl:
+		return []row{r}
+	case !half: // bodies are read and answers relayed as in vLLM's protocol
+		return nil
+	case r.quick && r.situation != last, testing.Short() && !r.inShort():
+		return nil
+	}
+	r.keeper = none
+	return []row{r}
+}
+
+// inShort reports whether a row of a made-up protocol is in the short form of the tests.
+func (r row) inShort() bool {
+	return r.situation <= last && (r.form != anyForm || r.stream == (r.situation == another))
 }
 
 // otherKeepers returns the row with other keepers. Where the sidecar tells prefill directly, these are all forms and APIs
@@ -64,6 +86,9 @@ func (r row) String() string {
 		f = stream
 	}
 	name := fmt.Sprintf("%s/%s/%s/%s/%s", r.state, r.name, r.situation, f, r.api)
+	if r.protocol != nixl {
+		return r.protocol.name + "/" + name
+	}
 	if r.keeper != works {
 		name += "/" + string(r.keeper)
 	}

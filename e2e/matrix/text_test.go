@@ -10,22 +10,22 @@ import (
 	"github.com/tandem-serving/tandem/sim/fault"
 )
 
-const textFile = "testdata/matrix.txt"
-
-// TestMatrixText checks that testdata/matrix.txt shows the tables that the rows are checked by.
+// TestMatrixText checks that the files in testdata show the tables that the rows are checked by.
 func TestMatrixText(t *testing.T) {
-	text := matrixText()
-	if *update {
-		if err := os.WriteFile(textFile, []byte(text), 0o644); err != nil {
+	for _, p := range protocols {
+		text := p.table()
+		if *update {
+			if err := os.WriteFile(p.text, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		have, err := os.ReadFile(p.text)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	have, err := os.ReadFile(textFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(have) != text {
-		t.Errorf("%s differs from the tables; write it anew with -update. The tables say:\n%s", textFile, text)
+		if string(have) != text {
+			t.Errorf("%s differs from the tables; write it anew with -update. The tables say:\n%s", p.text, text)
+		}
 	}
 }
 
@@ -43,7 +43,7 @@ func TestEveryDamage(t *testing.T) {
 	}
 }
 
-const textHead = `What a client gets, by the state of its request, by what goes wrong, and by the choice that the sidecar has left.
+const nixlHead = `What a client gets, by the state of its request, by what goes wrong, and by the choice that the sidecar has left.
 
 Each case holds for streams and whole answers, for chat and completions, unless it says otherwise, and each is run by
 TestMatrix. A line is the status, what x-tandem-pd-decision says, and "retry" if a proxy may try another decode pod
@@ -57,12 +57,25 @@ decode tell prefill. A hand-off stays pinned by its prefill engine until its lea
 or, if the sidecar has no keeper, [lost without a keeper: why].
 `
 
-// matrixText returns the table. It shows failures of a state with the same outcomes together.
-func matrixText() string {
+const serialHead = `What a client gets from engines that speak a made-up serial protocol (sim/madeup, Ticket), as matrix.txt shows it for vLLM's.
+
+The sidecar returns the ticket of each hand-off that decode does not read to the decode engine, which tells prefill [by
+decode]. It has no other way. A hand-off stays pinned by its prefill engine only where a line has [lost: why].
+`
+
+const concurrentHead = `What a client gets from engines that speak a made-up concurrent protocol (sim/madeup, Meeting), as matrix.txt shows it for vLLM's.
+
+Both legs are sent at once. While prefill runs, and until its hand-off has come, decode waits for it. The sidecar asks both
+engines to abort each attempt that it gives up [by abort]. An attempt with the next candidate has two legs of its own. A
+hand-off stays pinned by its prefill engine only where a line has [lost: why].
+`
+
+// table shows failures of a state with the same outcomes together.
+func (p *protocol) table() string {
 	var b strings.Builder
-	b.WriteString(textHead)
+	b.WriteString(p.head)
 	var at state
-	list := failures()
+	list := p.failures()
 	for len(list) > 0 {
 		if list[0].state != at {
 			at = list[0].state
@@ -81,6 +94,9 @@ func matrixText() string {
 		writeAlike(&b, alike)
 		b.WriteString(ends)
 		list = rest
+	}
+	if p != nixl {
+		return b.String()
 	}
 	b.WriteString("\n== the sidecar is killed, in any state ==\n\n")
 	died := killings()
@@ -102,6 +118,10 @@ func writeAlike(b *strings.Builder, alike []failure) {
 		switch s.lost {
 		case notLost:
 		case decodeLost:
+			if !s.protocol.notices {
+				fmt.Fprintf(b, "   [lost: %s]", s.lost)
+				break
+			}
 			fmt.Fprintf(b, "   [lost without a keeper: %s]", s.lost)
 		default:
 			fmt.Fprintf(b, "   [lost: %s]", s.lost)

@@ -75,7 +75,13 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	}
 	defer p.end()
 	status := 0
-	defer func() { x.endLegSpan(span, status, err) }()
+	defer func() {
+		if reason != "" {
+			x.endLegSpan(span, status, x.Failure)
+			return
+		}
+		x.endLegSpan(span, status, err)
+	}()
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
@@ -271,15 +277,16 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	}
 }
 
-// failureGrace is how much later than decode's failure the failure of the prefill leg that caused it may be seen.
-const failureGrace = 100 * time.Millisecond
+// prefillGrace is how much later than the end of decode's leg the end of the prefill leg may be seen: a failure that caused
+// that of decode, or an answer.
+const prefillGrace = 100 * time.Millisecond
 
 // prefillFailure is the failure of the prefill leg, if there is one: that of decode may be its consequence.
 func (p *legPair) prefillFailure() error {
 	if p.prefilled != nil {
 		return p.prefilled.err
 	}
-	grace := time.NewTimer(failureGrace)
+	grace := time.NewTimer(prefillGrace)
 	defer grace.Stop()
 	select {
 	case r := <-p.prefill:
@@ -310,26 +317,42 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 		return p.decodeFailed(cause, err)
 	}
 	p.serve()
+	defer p.served()
 	return "", x.Relay(resp, a)
 }
 
+// served ends an attempt whose answer went to the client. If it broke off, both engines abort; otherwise prefill's answer comes
+// at about the same time as the last of decode's, and is not cut off.
+func (p *legPair) served() {
+	if p.x.Client.End != pd.EndDone {
+		p.abort()
+		return
+	}
+	_ = p.prefillFailure() // it is too late to matter
+}
+
 // awaitFirst waits for the first event of a stream, or the first byte of another answer. A prefill leg that fails meanwhile
-// ends the wait with its error.
+// ends the wait with its error. A stream must not be silent for long once prefill has ended.
 func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string, err error) {
 	x, first := p.x, make(chan error, 1)
 	go func() { first <- firstOf(resp, a) }()
-	silence := time.NewTimer(x.legs.FirstEvent)
-	defer silence.Stop()
 	prefill := p.prefill
-	if p.prefilled != nil {
+	var silence <-chan time.Time // nil: it has no limit
+	listen := func() {
 		prefill = nil
+		if relay.IsEventStream(resp.Header) {
+			silence = time.After(x.legs.FirstEvent)
+		}
+	}
+	if p.prefilled != nil {
+		listen()
 	}
 	for {
 		select {
 		case err := <-first:
 			return causeFailed, err
 		case r := <-prefill:
-			prefill = nil
+			listen()
 			if err := p.confirmed(r); err != nil {
 				select {
 				case first := <-first: // the KV had arrived before
@@ -343,7 +366,7 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 				p.released = true
 				return causeFailed, err
 			}
-		case <-silence.C:
+		case <-silence:
 			p.decode.cancel(errSilent)
 			<-first
 			return causeTimeout, errSilent

@@ -187,10 +187,12 @@ func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 }
 
 // taken ends a request whose client left, or which was cut, after decode took the leg: decode cancels it, and notifies
-// prefill.
+// prefill, if its protocol says so.
 func (x *Exchange) taken() error {
-	if pinned(x.handoff.of) {
+	if _, ok := x.handoff.of.(dialect.Releaser); ok {
 		x.legs.released(x.release(wayCancel), true, nil)
+	} else {
+		x.releaseInDoubt()
 	}
 	return x.gone()
 }

@@ -105,13 +105,14 @@ func (x *Exchange) releaseLeg(g *leg) {
 	x.legs.background(func() { x.legs.cancelLeg(g, r) })
 }
 
-// cancelLeg cancels a leg and makes sure that its hand-off is released, also when the engine refused or lost the leg.
+// cancelLeg cancels a leg and makes sure that its hand-off is released, also when the engine refused or lost the leg, or does
+// not release what it loses.
 func (legs *Legs) cancelLeg(g *leg, r releasing) {
 	releaser, ok := r.of.(dialect.Releaser)
 	switch status, delivered := g.cancelDelivered(); {
-	case !delivered:
+	case !delivered, !ok:
 		legs.releaseInDoubt(r)
-	case ok && releaser.Pins(status):
+	case releaser.Pins(status):
 		legs.releaseUnread(r)
 	default:
 		legs.released(r, true, nil)

@@ -33,8 +33,11 @@ type Server struct {
 // shutdownGrace is how long requests get to write their last error after the engine has ended.
 const shutdownGrace = 2 * time.Second
 
+// Front stands before an engine on its data port, to translate for clients that speak another protocol.
+type Front func(engine http.Handler) http.Handler
+
 // Start is Serve on two free ports of the loopback interface.
-func Start(cfg sim.Config) (*Server, error) {
+func Start(cfg sim.Config, fronts ...Front) (*Server, error) {
 	data, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("opening the data port: %w", err)
@@ -43,19 +46,23 @@ func Start(cfg sim.Config) (*Server, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("opening the admin port: %w", err), data.Close())
 	}
-	return Serve(cfg, data, admin)
+	return Serve(cfg, data, admin, fronts...)
 }
 
 // Serve starts an engine and serves it on the given listeners. It closes them when the engine ends, by Close or by a request
-// that kills it, and when it returns an error.
-func Serve(cfg sim.Config, data, admin net.Listener) (*Server, error) {
+// that kills it, and when it returns an error. The last of the fronts is the first to get a request.
+func Serve(cfg sim.Config, data, admin net.Listener, fronts ...Front) (*Server, error) {
 	e, err := sim.New(cfg)
 	if err != nil {
 		return nil, errors.Join(err, data.Close(), admin.Close())
 	}
 	faults := fault.NewList()
+	handler := api.NewHandler(e, faults)
+	for _, front := range fronts {
+		handler = front(handler)
+	}
 	s := &Server{
-		Engine: e, Faults: faults, Handler: api.NewHandler(e, faults),
+		Engine: e, Faults: faults, Handler: handler,
 		URL: "http://" + data.Addr().String(), Admin: "http://" + admin.Addr().String(), SideChannel: e.SideChannelAddress(),
 		ended: make(chan struct{}),
 	}
