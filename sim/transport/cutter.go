@@ -2,9 +2,9 @@ package transport
 
 import "github.com/tandem-serving/tandem/transfer"
 
-// cutter cuts a read into parts of at most maxSpans spans and maxPart bytes. A part of whole spans shares the caller's
-// slices; only spans larger than a part are copied out, to be cut themselves. There is always a first part, if only an
-// empty one, so that every read learns whether the peer is there.
+// cutter cuts a read into parts of at most maxSpans spans and maxPart bytes. A part of whole spans uses the caller's slices;
+// spans that are larger than a part are copied, because they have to be cut. There is always a first part, even if it is empty,
+// so that every read finds out whether the peer can be reached.
 type cutter struct {
 	spans   []transfer.Span
 	into    [][]byte
@@ -15,7 +15,7 @@ type cutter struct {
 
 func (c *cutter) more() bool { return !c.started || c.index < len(c.spans) }
 
-// next must only be called if there is more.
+// next returns the next part. Call it only if more returned true.
 func (c *cutter) next() *attempt {
 	c.started = true
 	a := &attempt{call: call{op: opRead}}
@@ -35,7 +35,7 @@ func (c *cutter) next() *attempt {
 	return a
 }
 
-// piece takes the next piece of a span that is too large for one part.
+// piece returns the next piece of a span that is too large for one part.
 func (c *cutter) piece(a *attempt) {
 	s := c.spans[c.index]
 	length := min(s.Length-c.offset, maxPart)

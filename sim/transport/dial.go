@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// dialSession opens a session with the agent of that identity. Error also: ErrRestarted if another agent answers.
+// dialSession opens a session with the agent of an identity. It returns ErrRestarted if another agent answers.
 func dialSession(ctx context.Context, md metadata, self identity, timeout time.Duration) (*net.TCPConn, error) {
 	conn, err := connect(ctx, md.address, timeout)
 	if err != nil {
@@ -54,7 +54,7 @@ func connect(ctx context.Context, addr string, timeout time.Duration) (net.Conn,
 	return conn, nil
 }
 
-// bounded runs what uses conn within the context and the timeout. After an error conn is of no use.
+// bounded runs a function that uses conn, within the context and the timeout. After an error conn cannot be used.
 func bounded(ctx context.Context, conn net.Conn, timeout time.Duration, use func() error) error {
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return peerError(ctx, err)
@@ -73,13 +73,13 @@ func bounded(ctx context.Context, conn net.Conn, timeout time.Duration, use func
 	return nil
 }
 
-// peerError sorts what went wrong with a connection into the errors of the contract, keeping the cause.
+// peerError returns the error of the contract for a failure of a connection. It wraps the cause.
 func peerError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, context.DeadlineExceeded) && expired(ctx):
-		// The dialer's timer ran out a moment before the context's, which was set to the same instant.
+		// The dialer's timer fired a moment before the context's, which has the same deadline.
 		return context.DeadlineExceeded
 	case errors.Is(err, transfer.ErrRestarted), errors.Is(err, transfer.ErrNotSupported):
 		return err

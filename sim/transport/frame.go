@@ -17,8 +17,8 @@ import (
 //	8 bytes  generation of the sender
 //	1 + n    length and bytes of the sender's name
 //
-// The dialling side compares the generation with the one it knows, and then sends requests. They are answered in the order
-// they came:
+// The dialling side compares the generation with the one in the metadata, and then sends requests. They are answered in the
+// order of their arrival:
 //
 //	1 byte   'R' read, 'N' notify
 //	4 bytes  length of what follows
@@ -29,8 +29,8 @@ import (
 //	4 bytes  length of what follows: for a read with status ok the sum of its spans, else 0
 //	         then the bytes of such a read, and 1 byte status: not ok if the memory went away half-way and zeros filled the rest
 //
-// The second status exists because the length is promised before the memory is read, and the memory's owner is not made
-// to wait for a slow reader. Anything else ends the connection: nothing is skipped or guessed.
+// The second status exists because the length is sent before the memory is read, and the memory's owner does not wait for a slow
+// reader. Any other bytes end the connection: no side skips or guesses.
 const (
 	protocolMagic   = "TDKV"
 	protocolVersion = 1
@@ -39,10 +39,10 @@ const (
 	frameHeader = 1 + 4
 	spanSize    = 4 + 8 + 8
 
-	// maxSpans is what one vectored system call takes (IOV_MAX of Linux); longer reads are cut into parts.
+	// maxSpans is the most that one vectored system call accepts (IOV_MAX of Linux); longer reads are cut into parts.
 	maxSpans = 1024
-	// maxPart is the most bytes of one answer. Small enough that concurrent reads take turns, large enough that the
-	// turn-around of a part is lost in the time of moving it.
+	// maxPart is the most bytes of one answer. It is small enough that concurrent reads take turns, and large enough that the
+	// time between two parts is short compared with their transfer.
 	maxPart = 1 << 20
 )
 
@@ -57,7 +57,7 @@ const (
 	statusBusy
 )
 
-// statusErr is the reader's name for what the owner found.
+// statusErr returns the error of the contract for a status of the owner.
 func statusErr(status byte) error {
 	switch status {
 	case statusOK:
@@ -82,8 +82,8 @@ func (h hello) append(b []byte) []byte {
 	return appendShort(b, h.name)
 }
 
-// readHello reads no byte beyond the hello. A hello of another version is returned, so that it can be answered or
-// reported; nothing but its version means anything.
+// readHello reads no byte beyond the hello. It returns a hello of another version as well, so that it can be answered or
+// reported; of that only the version is valid.
 func readHello(r io.Reader) (hello, error) {
 	var b [helloFixed + transfer.MaxName]byte
 	if _, err := io.ReadFull(r, b[:helloFixed]); err != nil {

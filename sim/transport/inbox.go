@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// inbox is the bounded queue of received notifications. Putting never blocks, so a receiver that does not read slows
-// only its own senders down.
+// inbox is the bounded queue of received notifications. put never blocks, so a receiver that does not read affects only its own
+// senders.
 type inbox struct {
 	mu     sync.Mutex
 	closed bool
@@ -17,7 +17,7 @@ type inbox struct {
 
 func newInbox() *inbox { return &inbox{queue: make(chan transfer.Notification, transfer.QueueLength)} }
 
-// put copies message, which remains the caller's. Errors: ErrBusy, and ErrGone because to the sender a closed agent is gone.
+// put copies message. Errors: ErrBusy; ErrGone for a closed agent, because that is what its senders get.
 func (b *inbox) put(from transfer.Peer, message []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

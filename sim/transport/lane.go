@@ -15,30 +15,31 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// laneDepth is how many requests may wait for their answers on one connection. Those whose callers gave up count
-// until the peer answers or the lane is cut, so that a stopped peer cannot make them pile up.
+// laneDepth is how many requests may wait for their answers on one connection. Requests whose callers have left count until the
+// peer answers or the lane ends, so that they do not accumulate for a stopped peer.
 const laneDepth = 32
 
-// laneBuffer takes a 4 KiB block with what surrounds it in one system call, and copies no more than that much of an answer.
+// laneBuffer is enough for a 4 KiB block with its headers in one system call. No more than that much of an answer is copied.
 const laneBuffer = 8 << 10
 
 var (
-	// errLost is a connection that ended under a request. Reads are tried once more on a new one, which also finds out
-	// whether the peer is gone or restarted.
+	// errLost means that the connection ended during a request. Reads are repeated once on a new connection, which also finds
+	// out whether the peer was lost or restarted.
 	errLost = fmt.Errorf("connection lost: %w", transfer.ErrGone)
-	// errStalled is not tried again: the wait was long enough.
+	// errStalled means that the peer made no progress in time. The request is not repeated, because its caller has waited long
+	// enough.
 	errStalled = fmt.Errorf("no progress for too long: %w", transfer.ErrGone)
 )
 
-// past, as a deadline, makes what waits on a connection return now.
+// past is a deadline that ends all waits on a connection at once.
 var past = time.Unix(1, 0)
 
-// call is one request and what becomes of it.
+// call is one request and its outcome.
 type call struct {
 	op      byte
 	spans   []transfer.Span // of a read
-	into    [][]byte        // where its bytes go; written by the lane's receiver only, and only until done
-	total   int             // bytes of that
+	into    [][]byte        // destination of its bytes; only the lane's receiver writes to it, and only until done
+	total   int             // bytes of into
 	message []byte          // of a notification
 
 	state callState // guarded by lane.mu
@@ -49,28 +50,28 @@ type call struct {
 type callState byte
 
 const (
-	waiting   callState = iota // for an answer, or for the status behind its data
+	waiting   callState = iota // for an answer, or for the status after its data
 	receiving                  // the receiver writes to into
-	abandoned                  // the caller has gone, or goes once the receiver lets go of into
+	abandoned                  // the caller has left, or leaves once the receiver does not write to into
 	finished
 )
 
-// lane is a connection to a peer, on which requests are pipelined. Callers send; one goroutine receives, straight into
-// the callers' buffers.
+// lane is a connection to a peer, on which requests are pipelined. Callers send; one goroutine receives, directly into the
+// callers' buffers.
 type lane struct {
 	conn  *net.TCPConn
-	in    *bufio.Reader // for what surrounds the data; data it happens to hold is copied, the rest is not
+	in    *bufio.Reader // for headers and statuses; data that is in its buffer already is copied, the rest is not
 	vec   *vectored
 	stall time.Duration
 	idle  time.Duration
 
 	tickets   chan struct{} // one for each request not yet answered
-	turn      chan struct{} // held by who sends; guards frame and interrupt
+	turn      chan struct{} // held by the caller that sends; guards frame and interrupt
 	frame     []byte
-	interrupt sync.WaitGroup // for the end of the sender's context, where it has come
+	interrupt sync.WaitGroup // waits for the function of the sender's context, if that has ended
 
 	mu       sync.Mutex
-	used     bool    // a request was sent: before that, waiting for one is not idling
+	used     bool    // a request was sent; before that, the lane is not idle
 	pending  []*call // in order of sending
 	deadline time.Time
 	err      error         // why the lane ended
@@ -94,8 +95,8 @@ func newLane(conn *net.TCPConn, config *TCPConfig) (*lane, error) {
 	}, nil
 }
 
-// send puts a request on its way. After an error the request was not sent, and errLost says that another lane may be
-// tried; after nil its end is to be waited for.
+// send sends a request. After an error the request was not sent, and errLost says that another lane may be tried. After nil the
+// caller must call wait.
 func (l *lane) send(ctx context.Context, c *call) error {
 	if err := l.acquire(ctx, l.tickets); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (l *lane) send(ctx context.Context, c *call) error {
 	case err != nil && l.takeBack(c):
 		<-l.tickets
 		return err
-	case err != nil: // the peer answers what it was not asked, or is gone
+	case err != nil: // the peer sends an answer without a request, or was lost
 		l.fail(errLost)
 	}
 	return nil
@@ -146,8 +147,8 @@ func (l *lane) enqueue(c *call) error {
 	return nil
 }
 
-// takeBack undoes enqueue for a call of which nothing was sent, unless its end has come nevertheless. The caller has the
-// turn, so it is the last one.
+// takeBack undoes enqueue for a call of which nothing was sent, unless it has ended meanwhile. The caller has the turn, so the
+// call is the last one.
 func (l *lane) takeBack(c *call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,9 +164,9 @@ func (l *lane) takeBack(c *call) bool {
 	return true
 }
 
-// write sends the request's frame. A caller whose context ends before anything was sent gets its error, and disturbs no other call. A
-// frame cut short cannot be mended, so who gives up in the middle takes the lane along (errLost); it happens only if the peer
-// has stopped reading requests.
+// write sends the request's frame. A caller whose context ends before a byte was sent gets the context's error, and no other
+// call is affected. If it ends in the middle of a frame, the lane ends as well (errLost), because the frame cannot be completed;
+// that happens only if the peer has stopped reading requests.
 func (l *lane) write(ctx context.Context, c *call) error {
 	if c.op == opRead {
 		l.frame = appendSpans(appendFrame(l.frame[:0], c.op, len(c.spans)*spanSize), c.spans)
@@ -193,7 +194,7 @@ func (l *lane) write(ctx context.Context, c *call) error {
 	return errLost
 }
 
-// wait returns when the call is over, one way or another, and its buffers are no longer written to.
+// wait returns when the call has ended, and its buffers are no longer written to.
 func (l *lane) wait(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
@@ -203,7 +204,7 @@ func (l *lane) wait(ctx context.Context, c *call) error {
 	}
 }
 
-// verdict blames the context for what its end has done to the connection.
+// verdict returns the context's error for a failure that the end of the context has caused.
 func verdict(ctx context.Context, err error) error {
 	if errors.Is(err, errLost) && ctx.Err() != nil {
 		return ctx.Err()
@@ -211,7 +212,7 @@ func verdict(ctx context.Context, err error) error {
 	return err
 }
 
-// abandon returns a call up. Its answer, when it comes, is read and dropped.
+// abandon ends the caller's wait. The answer is read and dropped when it arrives.
 func (l *lane) abandon(ctx context.Context, c *call) error {
 	l.mu.Lock()
 	was := c.state
@@ -231,7 +232,7 @@ func (l *lane) abandon(ctx context.Context, c *call) error {
 	return ctx.Err()
 }
 
-// run receives until the connection ends, and ends what waited for it.
+// run receives until the connection ends, and then ends the calls that wait.
 func (l *lane) run() {
 	err := l.receive()
 	l.fail(err)
@@ -263,7 +264,7 @@ func (l *lane) receive() error {
 	}
 }
 
-// need returns when n more bytes can be taken from in. A lane that owes nothing may be idle, others must make progress.
+// need returns when in has n more bytes. A lane without pending calls may be idle; otherwise the peer must make progress.
 func (l *lane) need(n int) error {
 	for {
 		l.mu.Lock()
@@ -283,7 +284,7 @@ func (l *lane) need(n int) error {
 	}
 }
 
-// current is the call that the next answer belongs to.
+// current returns the call that the next answer belongs to.
 func (l *lane) current() (*call, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,7 +298,7 @@ func (l *lane) current() (*call, error) {
 	return c, nil
 }
 
-// answer takes in what follows the frame header, and ends the call.
+// answer receives what follows the frame header, and ends the call.
 func (l *lane) answer(c *call, status byte, length int64) error {
 	want := int64(0)
 	if status == statusOK {
@@ -330,7 +331,7 @@ func (l *lane) answer(c *call, status byte, length int64) error {
 	return nil
 }
 
-// fill reads the data of an answer into the call's buffers, or past them from where the caller gives up.
+// fill reads the data of an answer into the call's buffers; once the caller has left, it drops the data.
 func (l *lane) fill(c *call) error {
 	left := c.total
 	for at := (place{}); at.advance(c.into, 0); {
@@ -348,7 +349,7 @@ func (l *lane) fill(c *call) error {
 	return nil
 }
 
-// filled lets the caller give up without waiting for the rest: what is still to come of the answer is its status.
+// filled allows the caller to leave without waiting for the rest of the answer, which is its status.
 func (l *lane) filled(c *call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -360,7 +361,7 @@ func (l *lane) filled(c *call) {
 	}
 }
 
-// some reads what there is, at least one byte.
+// some reads the bytes that have arrived, at least one.
 func (l *lane) some(bufs [][]byte, skip int) (int, error) {
 	if l.in.Buffered() > 0 {
 		return l.in.Read(bufs[0][skip:])
@@ -379,7 +380,7 @@ func (l *lane) skip(left int) error {
 	return nil
 }
 
-// wanted lets the next piece take its time, unless the caller has gone: then it may go on without waiting for the rest.
+// wanted extends the deadline for the next piece. If the caller has left, it lets the caller go on without the rest.
 func (l *lane) wanted(c *call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -391,14 +392,13 @@ func (l *lane) wanted(c *call) bool {
 	return true
 }
 
-// allow sets how long the receiver waits from now on. The caller holds mu.
+// allow sets how long the receiver waits from now on. mu is held.
 func (l *lane) allow(d time.Duration) {
 	l.deadline = time.Now().Add(d)
 	_ = l.conn.SetReadDeadline(l.deadline) // fails only on a closed connection, which the next read reports
 }
 
-// spurious reports whether the interrupt was meant for a caller that has already returned, rather than being the timeout of the
-// peer.
+// spurious reports whether the interrupt was meant for a caller that has already returned, rather than being the peer's timeout.
 func (l *lane) spurious(err error) bool {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
@@ -408,7 +408,7 @@ func (l *lane) spurious(err error) bool {
 	return time.Now().Before(l.deadline)
 }
 
-// lost is the reason that callers get when the receiver cannot go on.
+// lost returns the error of calls when the receiver cannot go on.
 func (l *lane) lost(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -418,7 +418,7 @@ func (l *lane) lost(err error) error {
 	return errLost
 }
 
-// end tells the caller, once. The caller of end holds mu.
+// end ends a call, once. mu is held.
 func (l *lane) end(c *call, err error) {
 	select {
 	case <-c.done:
@@ -432,7 +432,8 @@ func (l *lane) end(c *call, err error) {
 	close(c.done)
 }
 
-// fail ends the lane. The receiver notices, and ends the calls; no other goroutine may, because the receiver may be writing to their buffers.
+// fail ends the lane. The receiver then ends the calls; no other goroutine may, because the receiver may be writing to their
+// buffers.
 func (l *lane) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -441,7 +442,7 @@ func (l *lane) fail(err error) {
 	}
 	l.err = err
 	close(l.dead)
-	_ = l.conn.Close() // no caller waits for anything that is buffered in it
+	_ = l.conn.Close() // no caller waits for bytes that it has buffered
 }
 
 func (l *lane) cause() error {

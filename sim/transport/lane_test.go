@@ -100,8 +100,8 @@ func TestStoppedPeerIsBounded(t *testing.T) {
 	wantErr(t, <-first, context.Canceled)
 }
 
-// TestGivingUpDisturbsNobody: whenever a caller gives up while its request is being sent, the connection stays.
-func TestGivingUpDisturbsNobody(t *testing.T) {
+// TestCancelledSendKeepsTheLane: if a caller leaves before its request is sent, the connection stays.
+func TestCancelledSendKeepsTheLane(t *testing.T) {
 	owner, reader := tcpAgent(t, "owner"), tcpWith(t, TCPConfig{Name: "reader", Connections: 1})
 	register(t, owner, pattern(0, 100))
 	peer, spans := load(t, reader, owner), []transfer.Span{spanAt(0, 0, 10)}

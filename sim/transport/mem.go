@@ -20,8 +20,8 @@ func NewMemNetwork() *MemNetwork {
 	return &MemNetwork{agents: make(map[string]*Mem)}
 }
 
-// Mem is an agent on a MemNetwork: the Transport that others are compared with. It starts no goroutine, and reads are
-// copies by the calling one.
+// Mem is an agent on a MemNetwork, and the reference for other transports. It starts no goroutine; the reading goroutine copies
+// the bytes.
 type Mem struct {
 	network *MemNetwork
 	self    identity
@@ -35,8 +35,8 @@ type Mem struct {
 
 var _ transfer.Transport = (*Mem)(nil)
 
-// NewMem starts an agent. If the name is taken, the new agent takes its place, as a process started again does: what still
-// refers to the one before gets ErrRestarted. Error: ErrInvalid for a name that is empty, too long or holds a zero byte.
+// NewMem starts an agent. If an agent has the name, the new one replaces it like a process that was restarted: calls with
+// metadata of the old one get ErrRestarted. Error: ErrInvalid for a name that is empty, too long or holds a zero byte.
 func NewMem(network *MemNetwork, name string) (*Mem, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("starting memory agent: %w", err)
@@ -157,7 +157,7 @@ func (m *Mem) Close() error {
 	return nil
 }
 
-// loaded is what is known of a peer, if a call to it makes sense at all.
+// loaded returns the metadata of a peer, or the error of calls to it.
 func (m *Mem) loaded(ctx context.Context, peer transfer.Peer, message []byte) (metadata, error) {
 	if err := ctx.Err(); err != nil {
 		return metadata{}, err
@@ -185,7 +185,7 @@ func (m *Mem) notify(md metadata, message []byte) error {
 	return owner.inbox.put(transfer.Peer(m.self.name), message)
 }
 
-// lost says why memory that had been announced is not there: the whole agent went, or this region.
+// lost returns why memory in the metadata does not exist: the agent has ended, or the region was closed.
 func (m *Mem) lost(md metadata) error {
 	if _, err := m.network.find(md.identity); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (m *Mem) lost(md metadata) error {
 	return transfer.ErrRange
 }
 
-// find returns the agent in just that life. Errors: ErrGone, ErrRestarted.
+// find returns the agent of that generation. Errors: ErrGone, ErrRestarted.
 func (n *MemNetwork) find(who identity) (*Mem, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -26,7 +26,7 @@ const (
 	extentSize      = 4 + 8
 	maxAddress      = 255 // bytes
 
-	// maxRegions bounds what one agent announces. Engines register one or two per layer.
+	// maxRegions bounds the regions in the metadata of one agent. Engines register one or two per layer.
 	maxRegions = 1 << 16
 )
 
@@ -37,13 +37,13 @@ const (
 	kindTCP kind = 't'
 )
 
-// identity is who an agent is, in one of its lives.
+// identity is the name and the generation of an agent.
 type identity struct {
 	name       string
 	generation uint64
 }
 
-// metadata is what an agent knows of another.
+// metadata is what one agent knows of another.
 type metadata struct {
 	identity
 	kind    kind
@@ -72,7 +72,7 @@ func (m metadata) append(b []byte) []byte {
 	return b
 }
 
-// parseMetadata trusts nothing: the bytes have travelled through other programs.
+// parseMetadata checks everything, because the bytes come from other programs.
 func parseMetadata(b []byte) (metadata, error) {
 	c := cursor{rest: b}
 	if string(c.take(len(metadataMagic))) != metadataMagic {
@@ -97,7 +97,7 @@ func parseMetadata(b []byte) (metadata, error) {
 	return m, checkName(m.name)
 }
 
-// check reports whether a read is well formed and inside of what the peer announced, before anything is sent.
+// check reports, before anything is sent, whether a read is well formed and inside of the memory in the metadata.
 func (m metadata) check(spans []transfer.Span, into [][]byte) error {
 	if len(spans) != len(into) {
 		return fmt.Errorf("%w: %d spans for %d buffers", transfer.ErrInvalid, len(spans), len(into))
@@ -117,8 +117,8 @@ func appendShort(b []byte, s string) []byte {
 	return append(append(b, byte(len(s))), s...)
 }
 
-// cursor takes fields off a byte string. Past the end it yields zeros and remembers that it was short, so that a parser
-// needs one check instead of one per field.
+// cursor reads fields of a byte string. Past the end it returns zeros and notes that bytes were missing, so that a parser needs
+// one check instead of one per field.
 type cursor struct {
 	rest  []byte
 	short bool
@@ -142,7 +142,7 @@ func (c *cursor) uint32() uint32 { return binary.BigEndian.Uint32(c.take(4)) }
 func (c *cursor) uint64() uint64 { return binary.BigEndian.Uint64(c.take(8)) }
 func (c *cursor) string() string { return string(c.take(int(c.uint8()))) }
 
-// loadable parses metadata that an agent of this kind may load.
+// loadable parses metadata, and checks that an agent of this kind may load it.
 func loadable(ctx context.Context, blob []byte, want kind, self identity) (metadata, error) {
 	if err := ctx.Err(); err != nil {
 		return metadata{}, err

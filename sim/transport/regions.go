@@ -16,8 +16,8 @@ type regions struct {
 	closed bool
 }
 
-// region is one registered slice. Its lock is held for reading only while bytes are copied out, never while a peer is
-// waited for: a peer that stops reading must stop neither the owner's writes nor other peers.
+// region is one registered slice. Its lock is held for reading only while bytes are copied, and never while the owner waits for
+// a peer: a peer that stops reading must not block the owner's writes or other peers.
 type region struct {
 	id    uint32
 	owner *regions
@@ -53,8 +53,8 @@ func (rs *regions) get(id uint32) *region {
 	return rs.open[id]
 }
 
-// lengths lists what is registered now, for the metadata. A region leaves the map before it loses its memory, so what is
-// in the map can be measured without its lock.
+// lengths returns the lengths of the registered regions, for the metadata. A region is removed from the map before its memory
+// is, so lengths needs no lock of the region.
 func (rs *regions) lengths() map[uint32]uint64 {
 	rs.mu.RLock()
 	defer rs.mu.RUnlock()
@@ -65,7 +65,7 @@ func (rs *regions) lengths() map[uint32]uint64 {
 	return list
 }
 
-// closeAll returns when no goroutine touches any of the memory.
+// closeAll returns when no goroutine uses any of the memory.
 func (rs *regions) closeAll() {
 	rs.mu.Lock()
 	rs.closed = true
@@ -92,7 +92,7 @@ func (r *region) Write(offset uint64, p []byte) error {
 	return nil
 }
 
-// Close takes the region out of the agent's list before its lock, which closeAll takes in the same order.
+// Close removes the region from the agent's list before it takes the region's lock; closeAll takes the locks in the same order.
 func (r *region) Close() error {
 	r.owner.mu.Lock()
 	delete(r.owner.open, r.id)
@@ -107,7 +107,7 @@ func (r *region) release() {
 	r.mu.Unlock()
 }
 
-// hold keeps the memory from being written or closed until letGo; false if it is closed already.
+// hold prevents writes to the memory, and its close, until letGo. It returns false if the region is closed.
 func (r *region) hold() bool {
 	r.mu.RLock()
 	if r.mem == nil {
@@ -119,7 +119,8 @@ func (r *region) hold() bool {
 
 func (r *region) letGo() { r.mu.RUnlock() }
 
-// view is the memory of a span, to be touched only between hold and letGo; false if region or span are not there.
+// view returns the memory of a span, which may be used only between hold and letGo. It returns false if there is no such region
+// or span.
 func (r *region) view(s transfer.Span) ([]byte, bool) {
 	if r == nil || !r.hold() {
 		return nil, false
@@ -131,7 +132,7 @@ func (r *region) view(s transfer.Span) ([]byte, bool) {
 	return r.mem[s.Offset:][:s.Length:s.Length], true
 }
 
-// copyOut copies from the region into p, or reports that the region or the range is not there (any more).
+// copyOut copies from the region into p. It returns an error if the region has been closed, or the range is outside of it.
 func (r *region) copyOut(p []byte, offset uint64) bool {
 	if !r.hold() {
 		return false

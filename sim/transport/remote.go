@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// partsUnderWay is how many parts a read keeps on their way per connection.
+// partsUnderWay is how many parts of a read are requested at once on each connection.
 const partsUnderWay = 4
 
-// remote is a loaded peer of a TCP agent, in one of its lives, and the connections to it.
+// remote is one generation of a loaded peer of a TCP agent, with the connections to it.
 type remote struct {
 	agent *TCP
 	notes *slot   // for notifications
@@ -24,14 +24,14 @@ type remote struct {
 	err error // why it was closed
 }
 
-// slot is the place of one connection, which is opened on demand and again after a loss.
+// slot is the place of one connection, which is opened when it is first needed, and again after a loss.
 type slot struct {
 	load    atomic.Int64  // bytes that callers wait for
-	dialing chan struct{} // held by who dials; others wait for the result
+	dialing chan struct{} // held by the caller that dials; others wait for the result
 
-	// Guarded by remote.mu.
+	// remote.mu guards what follows.
 	lane     *lane
-	failures int   // of dialling, to tell a failure that happened while waiting from an old one
+	failures int   // of dialling; tells a failure during a wait from an earlier one
 	failure  error // the last of them
 }
 
@@ -45,7 +45,7 @@ func newRemote(agent *TCP, md metadata) *remote {
 
 func newSlot() *slot { return &slot{dialing: make(chan struct{}, 1)} }
 
-// refresh takes newer metadata of the same life; false if it is another life.
+// refresh uses newer metadata of the same generation. It returns false if the generation differs.
 func (r *remote) refresh(md metadata) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,7 +74,7 @@ func (r *remote) close(why error) {
 	}
 }
 
-// lane returns a live connection in the slot, dialling if there is none.
+// lane returns an open connection in the slot. It dials if there is none.
 func (r *remote) lane(ctx context.Context, s *slot) (*lane, error) {
 	l, seen, err := r.live(s)
 	if l != nil || err != nil {
@@ -118,7 +118,7 @@ func (r *remote) failure(s *slot) error {
 	return s.failure
 }
 
-// dialFailed leaves the failure to those who waited for this dial, unless it only was this caller who had no more time.
+// dialFailed stores the failure for callers that waited for this dial, unless only this caller's time was over.
 func (r *remote) dialFailed(ctx context.Context, s *slot, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -130,8 +130,8 @@ func (r *remote) dialFailed(ctx context.Context, s *slot, err error) error {
 	return err
 }
 
-// install puts a connection to use. It starts the receiver under the lock that close takes, so that Close never begins to
-// wait for goroutines while one is being started.
+// install stores a connection in its slot. It starts the receiver while it holds the lock that close takes, so that Close does
+// not begin to wait for goroutines while one starts.
 func (r *remote) install(s *slot, conn *net.TCPConn) (*lane, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,14 +149,14 @@ func (r *remote) install(s *slot, conn *net.TCPConn) (*lane, error) {
 	return l, nil
 }
 
-// attempt is a call together with where it was sent.
+// attempt is a call and the lane that it was sent on.
 type attempt struct {
 	call
 	slot *slot
 	lane *lane
 }
 
-// start sends the call on one of the slots. A lane that turns out dead before anything was sent is replaced once.
+// start sends the call on one of the slots. If a lane has ended before anything was sent, it is replaced once.
 func (r *remote) start(ctx context.Context, a *attempt, s *slot) error {
 	a.slot, a.state, a.err, a.done = s, waiting, nil, make(chan struct{})
 	for try := 0; ; try++ {
@@ -189,8 +189,8 @@ func (r *remote) notify(ctx context.Context, message []byte) error {
 	return a.wait(ctx)
 }
 
-// read keeps a few parts under way per connection: enough that the peer always has the next request, and few enough that
-// another read gets its turn.
+// read keeps a few parts requested per connection: enough that the peer always has a next request, and few enough that other
+// reads get their turn.
 func (r *remote) read(ctx context.Context, spans []transfer.Span, into [][]byte) error {
 	if err := r.known().check(spans, into); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (r *remote) finish(ctx context.Context, a *attempt) error {
 	return a.wait(ctx)
 }
 
-// giveUp returns err when none of the parts can write to its buffers any more.
+// giveUp returns err when no part can write to its buffers any more.
 func giveUp(under []*attempt, err error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -237,7 +237,7 @@ func giveUp(under []*attempt, err error) error {
 	return err
 }
 
-// idlest is the slot that owes the fewest bytes.
+// idlest returns the slot with the fewest outstanding bytes.
 func (r *remote) idlest() *slot {
 	best := r.data[0]
 	for _, s := range r.data[1:] {

@@ -13,12 +13,12 @@ import (
 // errShut reports that a region was closed while it was being sent.
 var errShut = errors.New("region closed")
 
-// zeroPart fills what a closed region can no longer provide, to keep the promised length. Never written to, it costs
-// address space and no memory.
+// zeroPart replaces the memory of a closed region in an answer, which keeps the length that was sent. Nothing writes to it, so
+// it takes address space and no memory.
 var zeroPart [maxPart]byte
 
-// session serves one connection that a peer opened. Requests are answered one after the other: a peer that wants several
-// at a time opens several connections, and one that does not read its answers stops no other.
+// session serves one connection that a peer opened. It answers requests one after the other: a peer that wants several at once
+// opens several connections, and a peer that does not read its answers blocks no other.
 type session struct {
 	agent *TCP
 	conn  *net.TCPConn
@@ -30,16 +30,16 @@ type session struct {
 	spans   []transfer.Span // the spans in it
 	answer  [][]byte        // frame header, memory, closing status
 	runs    []run
-	small   [frameHeader + 1]byte // backs the first and the last of answer
+	small   [frameHeader + 1]byte // first and last element of answer
 }
 
-// run is a stretch of answer that lies in one region, and so is sent under one lock.
+// run is a part of an answer that lies in one region, and so is sent under one lock.
 type run struct {
 	region *region
 	end    int // index into answer, exclusive
 }
 
-// cut ends the session from outside; serve then returns.
+// cut ends the session from another goroutine; serve then returns.
 func (s *session) cut() { _ = s.conn.Close() } // an error would say that it is closed already
 
 func (s *session) serve() error {
@@ -70,7 +70,7 @@ func (s *session) serve() error {
 	}
 }
 
-// greet answers the peer's hello, also one of another version, so that the peer can say what is wrong.
+// greet answers the peer's hello, even one of another version, so that the peer can report the mismatch.
 func (s *session) greet() (hello, error) {
 	h, err := readHello(s.in)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *session) serveOne(op byte, payload []byte) error {
 	if !s.gather(total) {
 		return s.sendStatus(statusRange)
 	}
-	defer clear(s.answer) // or the memory would live as long as the connection
+	defer clear(s.answer) // otherwise the memory would live as long as the connection
 	from := 0
 	for _, r := range s.runs {
 		if err := s.send(from, r.end, r.region); err != nil {
@@ -128,8 +128,8 @@ func (s *session) sendStatus(status byte) error {
 	return err
 }
 
-// gather lays out the answer to the present spans, straight out of registered memory. It is false if any span is not
-// inside of a region, in which case nothing of the answer may be sent.
+// gather lays out the answer to the spans, directly from registered memory. It returns false if a span is not inside of a
+// region; then nothing of the answer may be sent.
 func (s *session) gather(total int) bool {
 	s.answer = append(s.answer[:0], appendFrame(s.small[:0], statusOK, total))
 	s.runs = s.runs[:0]
@@ -155,8 +155,8 @@ func (s *session) gather(total int) bool {
 	return true
 }
 
-// send writes a run of the answer. The region's lock is held while bytes are copied to the socket and not while the
-// socket has no room.
+// send writes a run of the answer. It holds the region's lock while bytes are copied to the socket, and not while it waits for
+// space in the socket's buffer.
 func (s *session) send(from, to int, guard *region) error {
 	at := place{index: from}
 	for at.advance(s.answer[:to], 0) {
@@ -177,7 +177,7 @@ func (s *session) send(from, to int, guard *region) error {
 	return nil
 }
 
-// blank replaces the memory of a run by zeros, and says so at the end of the answer.
+// blank replaces the memory of a run by zeros, which the status at the end of the answer reports.
 func (s *session) blank(from, to int) {
 	last := len(s.answer) - 1
 	for i := max(from, 1); i < min(to, last); i++ {
@@ -189,7 +189,7 @@ func (s *session) blank(from, to int) {
 // place is how far a list of buffers has been sent or filled.
 type place struct{ index, skip int }
 
-// advance moves on by n bytes and past what is full or empty; false means that nothing is left.
+// advance moves on by n bytes, and past buffers that are full or empty. It returns false if no buffer is left.
 func (p *place) advance(bufs [][]byte, n int) bool {
 	p.skip += n
 	for p.index < len(bufs) && p.skip >= len(bufs[p.index]) {

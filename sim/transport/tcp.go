@@ -14,34 +14,34 @@ import (
 )
 
 const (
-	// maxSessions bounds accepted connections: memory for some 100 KiB of buffers each at worst. It is room for 1,300 peers
-	// with three connections each.
+	// maxSessions bounds accepted connections, each of which takes about 100 KiB of buffers at most. It is enough for 1,300
+	// peers with three connections each.
 	maxSessions = 4096
-	// acceptPause keeps a failing accept from burning a core.
+	// acceptPause is the pause after a failed accept, which would otherwise fail again at once and use a whole core.
 	acceptPause = 100 * time.Millisecond
 )
 
-// TCPConfig says how a TCP agent listens and how long it waits. Zero values mean the defaults named here.
+// TCPConfig configures a TCP agent. Zero values mean the defaults named here.
 type TCPConfig struct {
-	// Name is what peers address this agent by. Required; unique among the agents that meet each other.
+	// Name is the name that peers have for this agent. It is required, and unique among agents that know each other.
 	Name string
 	// Listen is host:port to accept peers on. Default 127.0.0.1:0: loopback, because there is no authentication.
 	Listen string
-	// Advertise is host:port that peers dial, as the metadata says. Default: where the agent listens, which must then be
-	// an address and not all of them.
+	// Advertise is the host:port in the metadata, which peers dial. Default: the address of the listener, which must then be a
+	// single address.
 	Advertise string
-	// Connections is how many are opened to one peer for its data, each on first use. Default 2: one stream leaves a fast
-	// link partly idle. Notifications have a further one, so that none waits behind gigabytes.
+	// Connections is how many connections to one peer are opened for data, each when it is first needed. Default 2: one stream
+	// does not fill a fast link. Notifications have one more, so that they do not wait for data.
 	Connections int
 	// DialTimeout bounds connecting and the exchange of hellos, on both sides. Default 5 s.
 	DialTimeout time.Duration
-	// StallTimeout is how long a peer may owe us progress, an answer or room for one, before its connection is cut.
-	// Default 30 s; contexts bound calls more tightly.
+	// StallTimeout is how long a peer may make no progress, with an answer or with reading requests, before its connection is
+	// closed. Default 30 s; contexts bound calls more tightly.
 	StallTimeout time.Duration
-	// IdleTimeout is how long an unused connection stays open. Default 60 s. An accepted one stays four times as long, so
-	// that as a rule the side that knows whether it needs it closes it.
+	// IdleTimeout is how long an unused connection stays open. Default 60 s. An accepted one stays open four times as long, so
+	// that usually the side that sends requests closes it.
 	IdleTimeout time.Duration
-	// Logger gets the peers' misbehaviour at Debug level and trouble with accepting at Warn. Default: none.
+	// Logger gets protocol errors of peers at Debug level, and failures to accept at Warn. Default: none.
 	Logger *slog.Logger
 }
 
@@ -113,7 +113,7 @@ func NewTCP(config TCPConfig) (*TCP, error) {
 	if config.Advertise == "" {
 		addr := listener.Addr().(*net.TCPAddr)
 		if addr.IP.IsUnspecified() {
-			_ = listener.Close() // the configuration is at fault, whatever closing says
+			_ = listener.Close() // the configuration is wrong, whatever closing returns
 			return nil, fmt.Errorf("starting TCP agent: %w: listening on all addresses needs one to advertise", transfer.ErrInvalid)
 		}
 		config.Advertise = addr.String()
@@ -131,7 +131,7 @@ func NewTCP(config TCPConfig) (*TCP, error) {
 	return t, nil
 }
 
-// Addr is the host:port that peers dial.
+// Addr returns the host:port that peers dial.
 func (t *TCP) Addr() string { return t.config.Advertise }
 
 // Metadata implements Transport.
@@ -258,7 +258,7 @@ func (t *TCP) Close() error {
 	return nil
 }
 
-// accept takes peers in until the listener is closed.
+// accept accepts peers until the listener is closed.
 func (t *TCP) accept() {
 	for {
 		conn, err := t.listener.Accept()
@@ -266,7 +266,7 @@ func (t *TCP) accept() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			// Out of descriptors, most likely. The next peer waits in the kernel's queue until this loop asks again.
+			// Most likely there are too many open files. The next peer waits in the kernel until this loop accepts again.
 			t.config.Logger.Warn("accepting a KV peer failed", "error", err)
 			select {
 			case <-time.After(acceptPause):
@@ -285,7 +285,7 @@ func (t *TCP) admit(conn *net.TCPConn) {
 	defer t.mu.Unlock()
 	if t.closed || len(t.sessions) >= maxSessions {
 		t.config.Logger.Debug("turned a KV peer away", "peer", conn.RemoteAddr(), "sessions", len(t.sessions))
-		_ = conn.Close() // nothing was promised to it
+		_ = conn.Close() // the peer has got no hello
 		return
 	}
 	s := &session{agent: t, conn: conn}

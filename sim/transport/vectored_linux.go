@@ -9,17 +9,16 @@ import (
 	"unsafe"
 )
 
-// vectored moves many buffers with one system call. net.Buffers would do for writing, but it waits for the peer inside the
-// call: the memory's lock would be held for as long as a slow peer likes. Here the runtime's poller waits between
-// two calls, and the lock is held only within one. For reading the standard library has no vectored call at all; with 16 KiB
-// blocks it makes the difference of a factor of two or more. Not for concurrent use, but for one reader beside one writer
-// with a vectored each.
+// vectored moves many buffers with one system call. net.Buffers could write them, but waits for the peer inside of its call, so
+// that a slow peer would decide how long the memory's lock is held. Here the runtime's poller waits between two calls, and the
+// lock is held only within one. For reading, the standard library has no vectored call; with 16 KiB blocks, that makes a factor
+// of two or more. A vectored is not for concurrent use; one reader and one writer need one each.
 type vectored struct {
 	conn net.Conn
 	raw  syscall.RawConn
 	iov  []syscall.Iovec
 
-	// What attempt works on: fields, because a closure made for every call would be garbage on every call.
+	// attempt's operands are fields, because a closure for every call would be garbage after it.
 	trap  uintptr
 	guard *region
 	n     int
@@ -51,8 +50,8 @@ func (v *vectored) read(bufs [][]byte, skip int) (int, error) {
 	return v.result("readv")
 }
 
-// write sends as much of the buffers as the socket takes, at least one byte, skipping the first bytes of the first one.
-// It holds guard, if there is one, while bytes are copied; errShut means that the region has been closed, and nothing was sent.
+// write sends as much of the buffers as the socket accepts, at least one byte, skipping the first bytes of the first one. It
+// holds guard, if there is one, while bytes are copied; errShut means that the region has been closed, and nothing was sent.
 func (v *vectored) write(bufs [][]byte, skip int, guard *region) (int, error) {
 	v.load(bufs, skip)
 	v.trap, v.guard = syscall.SYS_WRITEV, guard
@@ -65,8 +64,8 @@ func (v *vectored) write(bufs [][]byte, skip int, guard *region) (int, error) {
 	return v.result("writev")
 }
 
-// load turns buffers into what the kernel wants. Empty ones are left out: a vector of nothing but those would read as
-// the end of the stream.
+// load turns buffers into the vectors of the kernel. It leaves empty ones out: with nothing but empty vectors, a read would look
+// like the end of the stream.
 func (v *vectored) load(bufs [][]byte, skip int) {
 	v.iov = v.iov[:0]
 	for _, b := range bufs {
@@ -105,7 +104,7 @@ func (v *vectored) attempt(fd uintptr) bool {
 }
 
 func (v *vectored) result(call string) (int, error) {
-	clear(v.iov) // or the buffers would live as long as the connection
+	clear(v.iov) // otherwise the buffers would live as long as the connection
 	if v.errno != 0 {
 		return 0, os.NewSyscallError(call, v.errno)
 	}

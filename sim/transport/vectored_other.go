@@ -4,8 +4,8 @@ package transport
 
 import "net"
 
-// vectored does here, buffer by buffer, what one system call does on Linux. Correct and slower: it is for development on
-// other systems.
+// vectored moves buffers one by one, where Linux moves them with one system call. It is slower, for development on other
+// systems.
 type vectored struct {
 	conn   net.Conn
 	bounce []byte
@@ -20,9 +20,9 @@ func (v *vectored) read(bufs [][]byte, skip int) (int, error) {
 	return v.conn.Read(firstFull(bufs, skip))
 }
 
-// write sends some of the first buffer that is not empty, at least one byte, skipping the first bytes of the first one.
-// It copies under the guard and sends without it, so that a slow peer never holds the region; errShut means that the region
-// has been closed, and nothing was sent.
+// write sends some of the first buffer that is not empty, at least one byte, skipping the first bytes of the first one. It
+// copies under the guard and sends without it, so that a slow peer does not hold the region; errShut means that the region has
+// been closed, and nothing was sent.
 func (v *vectored) write(bufs [][]byte, skip int, guard *region) (int, error) {
 	if guard != nil && !guard.hold() {
 		return 0, errShut
