@@ -25,7 +25,7 @@ func (m made) house(t *testing.T) house {
 	return h
 }
 
-// imports is a Go file that imports the given packages, those of ours without
+// imports returns a Go file that imports the given packages, those of ours without
 // the module path.
 func imports(pkg string, paths ...string) string {
 	var b strings.Builder

@@ -36,7 +36,7 @@ type source struct {
 	syntax  *ast.File
 }
 
-// moduleDir is the folder of the module that a file belongs to.
+// moduleDir returns the folder of the module that a file belongs to.
 func (h house) moduleDir(file string) string {
 	dir := path.Dir(file)
 	for ; dir != "."; dir = path.Dir(dir) {
@@ -47,7 +47,7 @@ func (h house) moduleDir(file string) string {
 	return dir
 }
 
-// ours tells whether the rules for Go files hold for a module: for this one, and for those below it that use it. The others
+// ours reports whether the rules for Go files hold for a module: for this one, and for those below it that use it. The others
 // only build programs of other projects.
 func (h house) ours(moduleDir string) bool {
 	return moduleDir == "." || bytes.Contains(h.files[moduleDir+"/go.mod"], []byte("\nreplace "+module+" => "))
@@ -131,7 +131,7 @@ var importRules = []importRule{
 	{"cmd/internal…", []string{"cmd/internal…"}, anything},
 }
 
-// fits tells whether a folder is meant by a pattern of importRules.
+// fits reports whether a folder is meant by a pattern of importRules.
 func fits(dir, pattern string) bool {
 	prefix, all := strings.CutSuffix(pattern, "…")
 	if !all {
@@ -305,7 +305,7 @@ func checkMachinePaths(h house) (breaches []string) {
 	return grep(h, machinePath, func(string) bool { return true })
 }
 
-// grep gives file:line for each line that matches in the text files wanted.
+// grep returns file:line for each line that matches in the text files wanted.
 func grep(h house, re *regexp.Regexp, want func(file string) bool) (breaches []string) {
 	for file, data := range h.files {
 		if !want(file) || isBinary(data) {
@@ -350,7 +350,7 @@ func checkMetricNames(h house) (breaches []string) {
 	return breaches
 }
 
-// metricNames gives the literal names in prometheus.…Opts{} and
+// metricNames returns the literal names in prometheus.…Opts{} and
 // prometheus.NewDesc(), with an empty one where the name is not a literal.
 func metricNames(file *ast.File) (names []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
@@ -429,7 +429,7 @@ func checkModules(h house) (breaches []string) {
 	return breaches
 }
 
-// moduleOf gives the module of go.mod that provides a package: the longest
+// moduleOf returns the module of go.mod that provides a package: the longest
 // path that fits.
 func moduleOf(h house, imported string) (longest string) {
 	for m := range h.modules {

@@ -140,7 +140,7 @@ func (r parts) portsAgree(t *testing.T) {
 	}
 }
 
-// ranks are how many engines a pod has.
+// ranks returns how many engines a pod has.
 func (r parts) ranks(t *testing.T, component string) int {
 	t.Helper()
 	if size, ok := r.run[component]["engine"].flags["data-parallel-size"]; ok {

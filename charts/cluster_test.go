@@ -84,7 +84,7 @@ func list(t *testing.T, all objects) string {
 	return string(text)
 }
 
-// pods are the pods, and one of every pod template.
+// pods returns the pods, and one of every pod template.
 func (all objects) pods(t *testing.T) (pods objects) {
 	t.Helper()
 	pods = all.of("Pod")

@@ -43,7 +43,7 @@ func TestFlagsAreAccepted(t *testing.T) {
 	}
 }
 
-// acceptedFlags are the flags with which a program starts, sorted: with their other names, and those without effect.
+// acceptedFlags returns the flags with which a program starts, sorted: with their other names, and those without effect.
 func acceptedFlags(t *testing.T, name string) (flags []string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), program(t, name), "--help").Output()

@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write the goldens, the table of the chart's README and the descriptions of its schema")
 
-// cases are the files in testdata/values: values, and on top of each the further arguments of helm. Every preset is one.
+// cases returns the files in testdata/values: values, and on top of each the further arguments of helm. Every preset is one.
 func cases(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/values/*.yaml")

@@ -135,7 +135,7 @@ func (all objects) named(tb testing.TB, kind, suffix string) *unstructured.Unstr
 	return nil
 }
 
-// names are the objects as people name them.
+// names returns the objects as people name them.
 func (all objects) names() (names []string) {
 	for _, o := range all {
 		names = append(names, o.GetKind()+"/"+o.GetName())

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// sidecarOf is the sidecar of rank 0.
+// sidecarOf returns the sidecar of rank 0.
 func sidecarOf(t *testing.T, all objects) corev1.Container {
 	t.Helper()
 	for _, c := range podOf(t, all, "-decode").Spec.InitContainers {

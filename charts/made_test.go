@@ -146,7 +146,7 @@ func TestMountsHideNoProgram(t *testing.T) {
 	}
 }
 
-// ownPrograms are the files that a container's image is for: ours are at the root by their names, Envoy's where its command says.
+// ownPrograms returns the files that a container's image is for: ours are at the root by their names, Envoy's where its command says.
 func ownPrograms(t *testing.T, container map[string]any) []string {
 	t.Helper()
 	image, _, _ := strings.Cut(path.Base(container["image"].(string)), ":")

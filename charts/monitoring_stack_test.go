@@ -214,7 +214,7 @@ type target struct {
 	Labels  map[string]string `json:"labels"`
 }
 
-// targets are the pages that the PodMonitors of the chart name: of a decode pod the sidecar's own, and the engine's through
+// targets returns the pages that the PodMonitors of the chart name: of a decode pod the sidecar's own, and the engine's through
 // the sidecar. The labels are those that the Prometheus operator gives.
 func (o *observed) targets() []target {
 	page := func(address, pod, component string) target {

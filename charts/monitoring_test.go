@@ -327,7 +327,7 @@ func dashboards(t *testing.T) map[string]dashboard {
 	return all
 }
 
-// panelQueries are the queries of all panels, with Grafana's variables in them.
+// panelQueries returns the queries of all panels, with Grafana's variables in them.
 func panelQueries(t *testing.T) (all []query) {
 	t.Helper()
 	for file, d := range dashboards(t) {

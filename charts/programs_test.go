@@ -106,7 +106,7 @@ func commands(t *testing.T, container map[string]any) [][]string {
 	return all
 }
 
-// hooks are the commands of a container's preStop hook: one, or several that a shell runs side by side.
+// hooks returns the commands of a container's preStop hook: one, or several that a shell runs side by side.
 func hooks(container map[string]any) (commands [][]string) {
 	hook, found, _ := unstructured.NestedStringSlice(container, "lifecycle", "preStop", "exec", "command")
 	switch {

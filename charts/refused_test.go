@@ -193,7 +193,7 @@ func comments(t *testing.T, file, word string) (said []string) {
 	return said
 }
 
-// problems are the lines of a refusal, each a problem.
+// problems returns the lines of a refusal, each a problem.
 func problems(message string) (lines []string) {
 	for line := range strings.Lines(message) {
 		if problem, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {

@@ -103,7 +103,7 @@ func rightsSuffice(t *testing.T, plane *controlplane.Plane, name string, args ..
 	}
 }
 
-// without is a role that lacks one verb in one rule.
+// without returns a role that lacks one verb in one rule.
 func without(t *testing.T, role *unstructured.Unstructured, rule int, verb string) *unstructured.Unstructured {
 	t.Helper()
 	less := role.DeepCopy()

@@ -66,7 +66,7 @@ func TestSchemaIsComplete(t *testing.T) {
 	}
 }
 
-// description is the line of a schema that says what a value means.
+// description returns the line of a schema that says what a value means.
 func description(t *testing.T, meaning string) string {
 	t.Helper()
 	var line strings.Builder

@@ -82,7 +82,7 @@ func writeExampleFiles(t *testing.T, dir string) {
 	}
 }
 
-// commands are the commands of a page's shell blocks. What follows a pipe or a redirection is not part of them.
+// commands returns the commands of a page's shell blocks. What follows a pipe or a redirection is not part of them.
 func (p page) commands(t *testing.T) (all []command) {
 	t.Helper()
 	for _, c := range p.codes {
@@ -271,7 +271,7 @@ func checkGo(t *testing.T, _ string, c command) {
 	}
 }
 
-// isTestIn tells whether a folder has a test whose name begins with a pattern's text.
+// isTestIn reports whether a folder has a test whose name begins with a pattern's text.
 func isTestIn(t *testing.T, folders []string, pattern string) bool {
 	t.Helper()
 	name := strings.Trim(pattern, "^$")

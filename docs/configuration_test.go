@@ -52,7 +52,7 @@ func pluginManual(t *testing.T) string {
 	return b.String() + "\n"
 }
 
-// groupsOfTable are the comments in the literal of plugin.Table, by the type of the row below each.
+// groupsOfTable returns the comments in the literal of plugin.Table, by the type of the row below each.
 func groupsOfTable(t *testing.T) map[string]string {
 	t.Helper()
 	file := filepath.Join(root, "epp", "plugin", "table.go")
@@ -158,7 +158,7 @@ func named(comment, inGo, inConfig string) string {
 	return comment
 }
 
-// parameters are the rows of a struct's fields; those of structs within have the path of the outer field before their names.
+// parameters returns the rows of a struct's fields; those of structs within have the path of the outer field before their names.
 func parameters(t *testing.T, path string, params reflect.Value) (rows []string) {
 	t.Helper()
 	if params.Kind() != reflect.Struct {

@@ -51,7 +51,7 @@ func inspect(t *testing.T, visit func(ast.Node)) {
 	}
 }
 
-// currentPages are the pages without the changelog, which names things that are no more.
+// currentPages returns the pages without the changelog, which names things that are no more.
 func currentPages(t *testing.T) []page {
 	t.Helper()
 	return slices.DeleteFunc(pages(t), func(p page) bool { return p.name == "CHANGELOG.md" })
@@ -62,7 +62,7 @@ func (p page) introduces(name string) bool {
 	return slices.ContainsFunc(p.codes, func(c code) bool { return c.language == "go" && strings.Contains(c.text, `"`+name+`"`) })
 }
 
-// text is the value of a string literal, "" for anything else.
+// text returns the value of a string literal, "" for anything else.
 func text(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 		value, _ := strconv.Unquote(lit.Value)
@@ -212,7 +212,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// literals are the string literals of all sources.
+// literals returns the string literals of all sources.
 func literals(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}

@@ -96,7 +96,7 @@ func codesOf(text string) (blocks []code) {
 	return blocks
 }
 
-// prose is a page without its fenced blocks and comments.
+// prose returns a page without its fenced blocks and comments.
 func (p page) prose() string {
 	var b strings.Builder
 	inCode := false
@@ -120,7 +120,7 @@ func (p page) inlineCodes() (all []string) {
 	return all
 }
 
-// section is the text below a heading of the second level, up to the next one.
+// section returns the text below a heading of the second level, up to the next one.
 func (p page) section(t *testing.T, heading string) string {
 	t.Helper()
 	_, text, found := strings.Cut(p.text, "\n## "+heading+"\n")
@@ -131,7 +131,7 @@ func (p page) section(t *testing.T, heading string) string {
 	return text
 }
 
-// tableRows gives the cells of every table row in a text, without heads.
+// tableRows returns the cells of every table row in a text, without heads.
 func tableRows(text string) (rows [][]string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -149,7 +149,7 @@ func tableRows(text string) (rows [][]string) {
 	return rows
 }
 
-// codesIn gives what stands between backticks in a text.
+// codesIn returns what stands between backticks in a text.
 func codesIn(text string) (all []string) {
 	for _, found := range inline.FindAllStringSubmatch(text, -1) {
 		all = append(all, found[1])
@@ -174,7 +174,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// program is the path of a built program.
+// program returns the path of a built program.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := programs()
@@ -267,7 +267,7 @@ type link struct{ text, path, anchor string }
 
 var linkPattern = regexp.MustCompile(`\[([^\]\n]+)\]\(([^)\s]+)\)`)
 
-// links are the links of a page that lead to files of the repository or to headings.
+// links returns the links of a page that lead to files of the repository or to headings.
 func (p page) links() (all []link) {
 	for _, found := range linkPattern.FindAllStringSubmatch(inline.ReplaceAllString(p.prose(), "x"), -1) {
 		if strings.Contains(found[2], "://") || strings.HasPrefix(found[2], "mailto:") {
@@ -312,7 +312,7 @@ var (
 	notInSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors are the names that GitHub gives to the headings of a page.
+// anchors returns the names that GitHub gives to the headings of a page.
 func anchors(prose string) (names []string) {
 	for _, found := range heading.FindAllStringSubmatch(prose, -1) {
 		slug := notInSlug.ReplaceAllString(strings.ToLower(found[1]), "")

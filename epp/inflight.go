@@ -66,7 +66,7 @@ func (m *meter) tell(before, now word) {
 	}
 }
 
-// InFlight is the endpoint's load in flight now.
+// InFlight returns the endpoint's load in flight now.
 func (e *Endpoint) InFlight() InFlight {
 	w := word(e.inFlight.count.Load())
 	return InFlight{Requests: w.requests(), Tokens: int(w & (1<<tokenBits - 1))}

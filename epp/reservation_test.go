@@ -27,7 +27,7 @@ func claim(e *epp.Endpoint, tokens int) epp.Claim {
 		Keep: epp.InFlight{Requests: 1}}
 }
 
-// keeping is a claim whose tokens stay charged too.
+// keeping returns a claim whose tokens stay charged too.
 func keeping(c epp.Claim) epp.Claim {
 	c.Keep = c.Add
 	return c

@@ -18,7 +18,7 @@ const (
 
 var ends = [...]string{"aborted", "done", "error"}
 
-// String is the end's token on the wire.
+// String returns the end's token on the wire.
 func (e End) String() string { return ends[e] }
 
 // AnswerSummary reports how an answer ended, and its token counts, in HeaderOutcome (a trailer on streams):

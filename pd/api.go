@@ -42,7 +42,7 @@ func GenerateAPIs() []API {
 	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings}
 }
 
-// Path is the URL path of the API, "" for APIOther.
+// Path returns the URL path of the API, "" for APIOther.
 func (a API) Path() string { return apis[a].path }
 
 // String names the API in metrics and spans.

@@ -32,7 +32,7 @@ const PhaseOverlap = phaseCount + 1
 
 var phaseNames = [...]string{"recv", "prefill", "handoff", "first", "decode", "epp", "overlap"}
 
-// String is the phase's token in Server-Timing, spans and metrics.
+// String returns the phase's token in Server-Timing, spans and metrics.
 func (p Phase) String() string { return phaseNames[p] }
 
 // PhaseCount is the number of phases that partition the sidecar's clock.

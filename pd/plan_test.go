@@ -15,7 +15,7 @@ import (
 // rounds is how many random values a round-trip property is tried on.
 const rounds = 2000
 
-// seeded is a source that gives the same values in every run, so that a failure can be repeated.
+// seeded returns a source that gives the same values in every run, so that a failure can be repeated.
 func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
 func oneOf[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }

@@ -10,7 +10,7 @@ const (
 	Refused                    // not served
 )
 
-// String is the verdict's token on the wire.
+// String returns the verdict's token on the wire.
 func (v Verdict) String() string {
 	switch v {
 	case Local:

@@ -44,7 +44,7 @@ var wire = []struct {
 	{pd.InternalError, 500, "server_error", "api_error", "", ""},
 }
 
-// everyAPI is all of them, those that generate nothing included.
+// everyAPI returns all of them, those that generate nothing included.
 func everyAPI() []pd.API { return append(pd.GenerateAPIs(), pd.APIOther) }
 
 func TestRefusalsOnTheWire(t *testing.T) {

@@ -78,7 +78,7 @@ func httpAnswer(contentType, body string) []byte {
 	return []byte("HTTP/1.1 200 OK\r\nContent-Type: " + contentType + "\r\nContent-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n" + body)
 }
 
-// streamAnswer is a stream of n events, each in a chunk of its own.
+// streamAnswer returns a stream of n events, each in a chunk of its own.
 func streamAnswer(n int) []byte {
 	var b bytes.Buffer
 	b.WriteString("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -90,7 +90,7 @@ func streamAnswer(n int) []byte {
 	return b.Bytes()
 }
 
-// floor is a bare net/http reverse proxy: the lower bound that the benchmarks compare the sidecar with.
+// floor returns a bare net/http reverse proxy: the lower bound that the benchmarks compare the sidecar with.
 func floor(b *testing.B, engine string) http.Handler {
 	to, err := url.Parse("http://" + engine)
 	if err != nil {
@@ -191,7 +191,7 @@ func BenchmarkStream(b *testing.B) {
 
 func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }
 
-// bodyLength is how much of a raw answer is body.
+// bodyLength returns how much of a raw answer is body.
 func bodyLength(t testing.TB, answer []byte) int {
 	t.Helper()
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(answer)), nil)
@@ -280,7 +280,7 @@ func TestStreamHoldsNoBody(t *testing.T) {
 	runtime.KeepAlive(prompt)
 }
 
-// heap is how many bytes of the heap are live.
+// heap returns how many bytes of the heap are live.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -38,7 +38,7 @@ type Engine struct {
 	TLS func() *tls.Config
 }
 
-// url is the base of the engine's URLs.
+// url returns the base of the engine's URLs.
 func (e Engine) url() string { return transport.Scheme(e.TLS) + e.hostPort() }
 
 func (e Engine) hostPort() string { return net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// expired is a context at its deadline.
+// expired returns a context at its deadline.
 func expired() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -243,7 +243,7 @@ func (w *stuckWriter) SetWriteDeadline(time.Time) error {
 	return nil
 }
 
-// running is how many calls have entered.
+// running returns how many calls have entered.
 func (r *rig) running() int {
 	r.life.mu.Lock()
 	defer r.life.mu.Unlock()

@@ -19,7 +19,7 @@ type fakeEngine struct {
 	server *httptest.Server
 	probed chan struct{} // gets one for each /health, up to its size
 
-	mu            sync.Mutex // guards what follows
+	mu            sync.Mutex // guards the fields below
 	script        []act      // one per request; the last one goes on
 	releaseAnswer act        // answers releases
 	sick          bool       // fails /health
@@ -251,7 +251,7 @@ const (
 	errorEvent  = `data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
 )
 
-// offering is a prefill engine's answer that offers a hand-off.
+// offering returns a prefill engine's answer that offers a hand-off.
 func offering(params string) act {
 	return says(http.StatusOK, "application/json", offer(params))
 }
@@ -267,7 +267,7 @@ type question struct {
 	local, prefill, decode, release, body string
 }
 
-// ask is a completion request.
+// ask returns a completion request.
 func ask(stream bool) question {
 	q := question{stream: stream, body: `{"model":"m", "prompt":"a b c", "seed":12345678901234567}`}
 	q.prefill = fmt.Sprintf(`{"model":"m", "prompt":"a b c", "seed":12345678901234567,"max_tokens":1,"kv_transfer_params":%s}`, primed)
@@ -283,7 +283,7 @@ func ask(stream bool) question {
 	return q
 }
 
-// answer is how a decode engine serves the question, and right what the client should get.
+// answer returns the act of a decode engine that serves the question.
 func (q question) answer() act {
 	if q.stream {
 		return streams(firstEvent, secondEvent, doneEvent)

@@ -24,7 +24,7 @@ type notifier struct {
 	*transport.TCP
 	beat chan struct{} // gets one for each heartbeat, up to its size
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	dead     bool
 	beats    int
 	releases []string

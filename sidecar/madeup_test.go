@@ -21,7 +21,7 @@ var madeUp = []struct {
 	of   dialect.Dialect
 }{{"serial", madeup.Ticket{}}, {"concurrent", madeup.Meeting{}}}
 
-// speaks is an option: the sidecar uses a dialect that is not in the table.
+// speaks returns an option: the sidecar uses a dialect that is not in the table.
 func speaks(d dialect.Dialect) option { return set(func(c *Config) { c.Engine.Dialect = d }) }
 
 // startMadeUp serves a pair of simulated engines that speak the made-up dialects.

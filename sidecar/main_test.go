@@ -276,7 +276,7 @@ func (r reply) mustRefuse(t *testing.T, status int, reason pd.Reason) {
 	}
 }
 
-// refusingAddr is a host:port where connecting is refused: bound, so that no other process gets it, but not listening.
+// refusingAddr returns a host:port where connecting is refused: bound, so that no other process gets it, but not listening.
 func refusingAddr(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

@@ -81,7 +81,7 @@ func announcesTooMuch(w http.ResponseWriter, _ *asked) {
 	flush(w)
 }
 
-// options are the settings under which the fault shows: a short timeout, if the pod is silent.
+// options returns the settings under which the fault shows: a short timeout, if the pod is silent.
 func (f prefillFault) options() option {
 	return set(func(c *Config) {
 		c.Prefill.BlockSize = 16

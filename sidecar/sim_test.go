@@ -32,7 +32,7 @@ func addrOf(s *server.Server) string { return strings.TrimPrefix(s.URL, "http://
 
 var prompts atomic.Int64
 
-// simAsk is a completion request for a prompt of n tokens that no engine has seen.
+// simAsk returns a completion request for a prompt of n tokens that no engine has seen.
 func simAsk(n, tokens int, stream bool) string {
 	seed := int(prompts.Add(1))
 	ids := make([]int, n)

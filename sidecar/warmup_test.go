@@ -32,7 +32,7 @@ func write(t *testing.T, file, text string) {
 type logBuffer struct {
 	wrote chan struct{} // gets one for each line, up to its size
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	text bytes.Buffer
 }
 

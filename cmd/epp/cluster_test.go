@@ -187,7 +187,7 @@ func (c *cluster) testComesAndGoes(t *testing.T) {
 	picks()
 }
 
-// pdConfig is a configuration that its threshold identifies.
+// pdConfig returns a configuration that its threshold identifies.
 func pdConfig(threshold int) string {
 	text, _, _ := strings.Cut(configOf("endpoints.yaml", threshold), "dataLayer")
 	return text

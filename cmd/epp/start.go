@@ -90,7 +90,7 @@ func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 // ports are the listeners of a picker.
 type ports struct{ extproc, health, metrics, admin net.Listener }
 
-// minTLS is the oldest version of TLS that the picker accepts.
+// minTLS returns the oldest version of TLS that the picker accepts.
 func (l listen) minTLS() uint16 {
 	if l.MinTLS == "VersionTLS13" {
 		return tls.VersionTLS13

@@ -29,10 +29,10 @@ type badCase struct {
 	ours           bool // the answer is Tandem's, so its body must be in the API's shape
 }
 
-// says is a client that sends a text.
+// says returns a client that sends a text.
 func says(text string) func(c *badClient) { return func(c *badClient) { c.say("%s", text) } }
 
-// chunks is a client that sends the same chunk again and again.
+// chunks returns a client that sends the same chunk again and again.
 func chunks(chunk string, n int) func(c *badClient) {
 	return func(c *badClient) { c.say(door1+"Transfer-Encoding: chunked\r\n\r\n").sayMuch(chunk, n) }
 }
@@ -124,7 +124,7 @@ func TestBadClients(t *testing.T) {
 // badDoor is where clients come in.
 type badDoor struct{ name, addr string }
 
-// doors are the whole path, and the sidecar alone.
+// doors returns the whole path, and the sidecar alone.
 func (s *badStack) doors() []badDoor {
 	return []badDoor{{"envoy", s.Front.Addr}, {"sidecar", s.sidecar.Addr("http")}}
 }

@@ -94,7 +94,7 @@ func (c *badClient) hear(t *testing.T) badReply {
 	}
 }
 
-// errTimeout gives err itself if it is a time-out, else an error that nothing is.
+// errTimeout returns err itself if it is a time-out, else an error that nothing is.
 func errTimeout(err error) error {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return err
@@ -102,7 +102,7 @@ func errTimeout(err error) error {
 	return errors.New("no time-out")
 }
 
-// inShape tells whether the body is an error of the API.
+// inShape reports whether the body is an error of the API.
 func (r badReply) inShape() bool {
 	var e struct {
 		Error struct{ Message, Type, Code string }
@@ -135,7 +135,7 @@ func h2Field(b []byte, name, value string) []byte {
 	return append(b, value...)
 }
 
-// h2Head is the header block of a generate call.
+// h2Head returns the header block of a generate call.
 func h2Head() []byte {
 	var b []byte
 	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/v1/completions"}, {":authority", "x"},
@@ -166,7 +166,7 @@ func (c *badClient) drain() map[byte]int {
 	}
 }
 
-// h1 is a request of HTTP/1.1 with a body of a known length, or of none for "".
+// h1 returns a request of HTTP/1.1 with a body of a known length, or of none for "".
 func h1(method, target, body string, header ...string) string {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n", method, target)

@@ -110,7 +110,7 @@ func (s *badStack) mustBeUnharmed(t *testing.T) {
 type neighbours struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	took   []time.Duration
 	failed []string
 }
@@ -152,7 +152,7 @@ func (n *neighbours) ask(ctx context.Context, by http.RoundTripper, s *badStack,
 	}
 }
 
-// end gives how long requests took, and what failed.
+// end returns how long requests took, and what failed.
 func (n *neighbours) end() (took []time.Duration, failed []string) {
 	n.stop()
 	n.done.Wait()

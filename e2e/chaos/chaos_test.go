@@ -84,7 +84,7 @@ type chaosReport struct {
 	dropped int64          // how many of those it did not
 }
 
-// during tells whether one of the actions struck in a time.
+// during reports whether one of the actions struck in a time.
 func (r *chaosReport) during(res chaosResult, struck func(a chaosAction) bool) bool {
 	return slices.ContainsFunc(r.done, func(d chaosDone) bool {
 		return struck(d.action) && d.begin.Before(res.end) && (d.end.IsZero() || d.end.After(res.begin))
@@ -163,7 +163,7 @@ func (r *chaosReport) check(t *testing.T) {
 	}
 }
 
-// table is the summary.
+// table returns the summary.
 func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harness.Holdings) string {
 	var b strings.Builder
 	row := func(what string, values ...any) { fmt.Fprintf(&b, "%-40s %s\n", what, fmt.Sprint(values...)) }

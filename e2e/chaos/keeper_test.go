@@ -102,7 +102,7 @@ func (c *chaosStack) sidecarOf(target string) harness.Program {
 	return c.running[strings.Replace(unitOf(target), "decode", "sidecar", 1)]
 }
 
-// untoldAt is how many hand-offs the sidecar of the decode pod that a target is part of could not release so far.
+// untoldAt returns how many hand-offs the sidecar of the decode pod that a target is part of could not release so far.
 func (c *chaosStack) untoldAt(t *testing.T, target string) int64 {
 	t.Helper()
 	return int64(harness.Sample(t, c.sidecarOf(target).Addr("metrics"), "tandem_kv_stranded_total"))
@@ -151,7 +151,7 @@ func (c *chaosStack) shake(target string) {
 	c.outages[unitOf(target)] = o
 }
 
-// kept tells whether the keeper of the decode pod that a target is part of has been well for long enough to notify prefill.
+// kept reports whether the keeper of the decode pod that a target is part of has been well for long enough to notify prefill.
 func (c *chaosStack) kept(t *testing.T, target string) bool {
 	t.Helper()
 	o := c.outages[unitOf(target)]
@@ -159,7 +159,7 @@ func (c *chaosStack) kept(t *testing.T, target string) bool {
 	return up && time.Since(o.to) > composure+o.to.Sub(o.from)
 }
 
-// keeperOf is the process of a keeper; 0: there is none now.
+// keeperOf returns the process of a keeper; 0: there is none now.
 func (c *chaosStack) keeperOf(t *testing.T, target string) (pid int) {
 	t.Helper()
 	parent := c.sidecarOf(target).PID()
@@ -191,7 +191,7 @@ func (c *chaosStack) mustHaveKeepers(t *testing.T) {
 
 type keeperProcess struct{ pid, parent int }
 
-// keepers are the processes of this test's keeper that have not ended.
+// keepers returns the processes of this test's keeper that have not ended.
 func keepers(t *testing.T) (list []keeperProcess) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")

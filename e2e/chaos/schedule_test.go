@@ -126,7 +126,7 @@ func unitOf(target string) string {
 	return strings.NewReplacer("sidecar", "decode", "keeper", "decode").Replace(target)
 }
 
-// leavesOne tells whether an action finds its target well, and leaves another one of its role that is.
+// leavesOne reports whether an action finds its target well, and leaves another one of its role that is.
 func leavesOne(busy map[string]time.Duration, a chaosAction, size chaosSize) bool {
 	unit := unitOf(a.target)
 	role, _, _ := strings.Cut(unit, "-")
@@ -141,7 +141,7 @@ func leavesOne(busy map[string]time.Duration, a chaosAction, size chaosSize) boo
 	return false
 }
 
-// stepsOf are the beginnings and ends of actions, in order.
+// stepsOf returns the beginnings and ends of actions, in order.
 func stepsOf(plan []chaosAction) []chaosStep {
 	var steps []chaosStep
 	for _, a := range plan {

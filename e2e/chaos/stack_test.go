@@ -105,7 +105,7 @@ func (c *chaosStack) launch(t *testing.T, name string, what stack.Program) harne
 	return p
 }
 
-// names are all programs, in order.
+// names returns all programs, in order.
 func (c *chaosStack) names() []string { return slices.Sorted(maps.Keys(c.what)) }
 
 // quietPorts are ports to listen on again and again: below those that the system gives to outgoing connections, so that
@@ -203,7 +203,7 @@ func (a chaosAction) strands() (cause string, most int) {
 // podLoad is how many requests a sidecar has, hand-offs that it releases included, and how many it has had.
 type podLoad struct{ open, ended int }
 
-// openAt is the load of the decode pod that a target is part of; of other targets it is nothing.
+// openAt returns the load of the decode pod that a target is part of; of other targets it is nothing.
 func (c *chaosStack) openAt(t *testing.T, target string) (l podLoad) {
 	t.Helper()
 	if unit := unitOf(target); strings.HasPrefix(unit, "decode") {

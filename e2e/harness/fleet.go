@@ -38,7 +38,7 @@ type DecodePod struct {
 	Sidecar Program
 }
 
-// Addr is the address for requests.
+// Addr returns the address for requests.
 func (p DecodePod) Addr() string { return p.Sidecar.Addr("http") }
 
 // Front is the proxy.

@@ -94,7 +94,7 @@ var (
 	entryPoint = regexp.MustCompile(`^\["(/[^"]+)"\]$`)
 )
 
-// lint gives what is wrong with a Dockerfile.
+// lint returns what is wrong with a Dockerfile.
 func lint(d *dockerfile) (complaints []string) {
 	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
 	for _, s := range d.stages {
@@ -246,7 +246,7 @@ func (d *dockerfile) stage(name string) *stage {
 	return nil
 }
 
-// root is the stage that a stage is made on in the end.
+// root returns the stage that a stage is made on in the end.
 func (d *dockerfile) root(name string) *stage {
 	s := d.stage(name)
 	for d.stage(s.from) != nil {
@@ -255,7 +255,7 @@ func (d *dockerfile) root(name string) *stage {
 	return s
 }
 
-// targets are the stages to make images of: those that no other is made on or copies from.
+// targets returns the stages to make images of: those that no other is made on or copies from.
 func (d *dockerfile) targets() (names []string) {
 	used := map[string]bool{}
 	for _, s := range d.stages {
@@ -272,7 +272,7 @@ func (d *dockerfile) targets() (names []string) {
 	return names
 }
 
-// flat gives all instructions that an image comes from, those of the stages below first.
+// flat returns all instructions that an image comes from, those of the stages below first.
 func (d *dockerfile) flat(name string) []instruction {
 	s := d.stage(name)
 	if d.stage(s.from) == nil {
@@ -281,7 +281,7 @@ func (d *dockerfile) flat(name string) []instruction {
 	return slices.Concat(d.flat(s.from), s.steps)
 }
 
-// dockerignore tells whether a file of the repository stays out of the build context: the last pattern that fits it, or a
+// dockerignore reports whether a file of the repository stays out of the build context: the last pattern that fits it, or a
 // folder above it, decides.
 func dockerignore(t *testing.T) func(file string) bool {
 	t.Helper()
@@ -361,7 +361,7 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, data, info.Mode().Perm())
 }
 
-// exposed are the ports that an image says it serves.
+// exposed returns the ports that an image says it serves.
 func exposed(steps []instruction) (ports []string) {
 	all := map[string]bool{}
 	for _, i := range steps {

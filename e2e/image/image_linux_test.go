@@ -235,7 +235,7 @@ func (i *image) mount(t *testing.T, at, dir string) string {
 	return dir
 }
 
-// command is the entry point with arguments, in namespaces of its own in which there is only one user.
+// command returns the entry point with arguments, in namespaces of its own in which there is only one user.
 func (i *image) command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	id, err := strconv.Atoi(user)
@@ -347,7 +347,7 @@ func procFile(t *testing.T, pid int, name string) string {
 	return string(data)
 }
 
-// listeners are the TCP ports that are listened on in a process' network, beyond loopback. A port from the range of free
+// listeners returns the TCP ports that are listened on in a process' network, beyond loopback. A port from the range of free
 // ones is one that cannot be named beforehand.
 func listeners(t *testing.T, pid int) (ports []string) {
 	t.Helper()

@@ -17,7 +17,7 @@ import (
 // fetchedNIXL is what make fetched of NIXL's wheel: all that an image takes of it but the licences.
 const fetchedNIXL = repository + "/.tools/nixl"
 
-// nixlFetched tells whether it is there.
+// nixlFetched reports whether it is there.
 func nixlFetched(t *testing.T) bool {
 	t.Helper()
 	_, err := os.Stat(fetchedNIXL)
@@ -81,7 +81,7 @@ func add(t *testing.T, to *zip.Writer, name string, content io.Reader) {
 	}
 }
 
-// withKernel is the image with what UCX looks at of the kernel, and starting a process needs: a runtime gives it to every
+// withKernel returns the image with what UCX looks at of the kernel, and starting a process needs: a runtime gives it to every
 // container.
 func (i *image) withKernel(t *testing.T) *image {
 	t.Helper()

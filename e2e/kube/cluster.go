@@ -60,7 +60,7 @@ func StartCluster(tb testing.TB) *Cluster {
 	return c
 }
 
-// clusterFlags are the API server's flags. It may allow privileged pods, because pod security refuses them; and it reads logs
+// clusterFlags returns the API server's flags. It may allow privileged pods, because pod security refuses them; and it reads logs
 // from nodes without verifying their certificates, which they sign themselves.
 func clusterFlags() []string {
 	return []string{"--advertise-address=" + host, "--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
@@ -88,7 +88,7 @@ func health(port int, path string) string {
 	return "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) + "/" + path
 }
 
-// localFlags are the flags of a program of which only one works for the API server.
+// localFlags returns the flags of a program of which only one works for the API server.
 func (c *Cluster) localFlags(port int) []string {
 	return []string{"--kubeconfig=" + c.Kubeconfig(), "--leader-elect=false", "--bind-address=127.0.0.1",
 		"--secure-port=" + strconv.Itoa(port), "--cert-dir=" + c.Path("pki-"+strconv.Itoa(port)), "--profiling=false"}

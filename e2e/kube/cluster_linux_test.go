@@ -39,7 +39,7 @@ func await(t *testing.T, check func(ctx context.Context) error) {
 	}
 }
 
-// kubectl gives what it printed.
+// kubectl runs kubectl and returns its output.
 func kubectl(t *testing.T, cluster *kube.Cluster, stdin, args string) string {
 	t.Helper()
 	out, err := cluster.Kubectl(t.Context(), stdin, strings.Fields(args)...)

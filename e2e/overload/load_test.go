@@ -28,10 +28,10 @@ type served struct {
 	wrong  string    // what must not be; "" = all is well
 }
 
-// finished tells whether the whole answer came.
+// finished reports whether the whole answer came.
 func (s *served) finished() bool { return s.status == http.StatusOK && s.wrong == "" }
 
-// tpot is the mean time between two tokens.
+// tpot returns the mean time between two tokens.
 func (s *served) tpot() time.Duration {
 	if len(s.gaps) == 0 {
 		return 0
@@ -195,7 +195,7 @@ func (l *loadClient) closedLoop(ctx context.Context, clients int, length time.Du
 	return all
 }
 
-// rateWithin is how many answers a second were finished between two moments, whose first token came within bound.
+// rateWithin returns how many answers a second were finished between two moments, whose first token came within bound.
 func rateWithin(all []served, from, to time.Time, bound time.Duration) float64 {
 	n := 0
 	for i := range all {
@@ -206,7 +206,7 @@ func rateWithin(all []served, from, to time.Time, bound time.Duration) float64 {
 	return float64(n) / to.Sub(from).Seconds()
 }
 
-// collect gives a duration of each finished answer.
+// collect returns a duration of each finished answer.
 func collect(all []served, of func(*served) time.Duration) (list []time.Duration) {
 	for i := range all {
 		if all[i].finished() {

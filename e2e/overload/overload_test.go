@@ -38,7 +38,7 @@ const (
 	overloadTTFT = 4 * time.Second
 )
 
-// overloadBurst is a sidecar's burst of local prefills: the default in a minute, and its share in less, which it would fill.
+// overloadBurst returns a sidecar's burst of local prefills: the default in a minute, and its share in less, which it would fill.
 func overloadBurst() int {
 	return max(2, min(pd.FallbackBurst, int(pd.FallbackBurst*overloadFor.Minutes())))
 }
@@ -73,7 +73,7 @@ func newOverloadStack(t *testing.T, prefills int) *overloadStack {
 	return o
 }
 
-// overloadConfig is the default with a threshold for small prompts, and what the chart makes of it: a second endpoint in every
+// overloadConfig returns the default with a threshold for small prompts, and what the chart makes of it: a second endpoint in every
 // answer, and a budget for prompts that find no prefill endpoint.
 func overloadConfig(t *testing.T) string {
 	t.Helper()
@@ -91,7 +91,7 @@ func overloadConfig(t *testing.T) string {
 	return text
 }
 
-// mixed is a load of which so many in ten are prefilled remotely.
+// mixed returns a load of which so many in ten are prefilled remotely.
 func (o *overloadStack) mixed(remote int) func(i int) harness.Call {
 	return func(i int) harness.Call {
 		tokens := harness.Threshold / 2
@@ -102,7 +102,7 @@ func (o *overloadStack) mixed(remote int) func(i int) harness.Call {
 	}
 }
 
-// requests is how many requests all engines have taken.
+// requests returns how many requests all engines have taken.
 func (o *overloadStack) requests(t *testing.T) (n int) {
 	t.Helper()
 	for _, p := range slices.Concat(o.prefills, o.decodes) {
@@ -111,7 +111,7 @@ func (o *overloadStack) requests(t *testing.T) (n int) {
 	return n
 }
 
-// probe is a request that hardly takes time.
+// probe returns a request that hardly takes time.
 func (o *overloadStack) probe(ctx context.Context) served {
 	return o.client.ask(ctx, harness.Call{API: pd.APICompletions, Prompt: o.Fresh(harness.Threshold / 2), Tokens: 1, Stream: true})
 }
@@ -278,7 +278,7 @@ func (r *overloadRow) kinds() map[string]int {
 	return kinds
 }
 
-// itl is the mean time between two tokens.
+// itl returns the mean time between two tokens.
 func (r *overloadRow) itl() time.Duration { return meanOf(collect(r.all, (*served).tpot)) }
 
 // mustBeSound fails for each kind of answer that is neither whole nor a proper refusal.

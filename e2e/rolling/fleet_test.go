@@ -88,7 +88,7 @@ func (f *rollingFleet) stat(t *testing.T, name string) (highest int) {
 	return highest
 }
 
-// newHost is the address of one more pod. No program connects from there, so its ports are free again once it has ended.
+// newHost returns the address of one more pod. No program connects from there, so its ports are free again once it has ended.
 func (f *rollingFleet) newHost() string {
 	f.hosts++
 	return fmt.Sprintf("127.1.%d.%d:0", f.hosts/200, 1+f.hosts%200)
@@ -102,7 +102,7 @@ func (f *rollingFleet) startPrefill(t *testing.T, i int, at string, flags ...str
 	return harness.Engine{Addr: f.engines[name].Addr("http")}
 }
 
-// listenAt are the flags by which a program listens at an address.
+// listenAt returns the flags by which a program listens at an address.
 func listenAt(addr string) []string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -230,7 +230,7 @@ func portOf(addr string) string {
 	return port
 }
 
-// preStop is the hook of a component's pods, by the chart that users install, before the addresses of this test.
+// preStop returns the hook of a component's pods, by the chart that users install, before the addresses of this test.
 func preStop(t *testing.T, component string, addrs map[string]string) []string {
 	t.Helper()
 	file, err := os.Open("../../charts/testdata/golden/sim.yaml")

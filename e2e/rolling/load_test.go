@@ -48,7 +48,7 @@ type rollingLoad struct {
 	stop    chan struct{}
 	clients sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	served int        // answers that were right
 	failed []string   // what was wrong with the others
 }

@@ -28,7 +28,7 @@ type rollingPart struct {
 	restart func(t *testing.T, f *rollingFleet, i int, there bool)
 }
 
-// rollingParts are all of them, in the order of a rollout.
+// rollingParts returns all of them, in the order of a rollout.
 func rollingParts() (parts []rollingPart) {
 	for _, kind := range []rollingPart{
 		{name: "picker", restart: restartPicker},

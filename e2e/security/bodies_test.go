@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// forgedMembers are the members by which a client would aim an engine at memory of its choosing, as an engine would read them.
+// forgedMembers returns the members by which a client would aim an engine at memory of its choosing, as an engine would read them.
 func forgedMembers(to *snare) map[string]string {
 	params := fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"%s","remote_block_ids":[1,2],`+
 		`"remote_host":"127.0.0.1","remote_port":%s,"remote_request_id":"%[1]s","tp_size":1}`, mark, to.port())
@@ -99,7 +99,7 @@ func TestSecurityForgedHandOffs(t *testing.T) {
 	}
 }
 
-// decode0 is the data port of the only sidecar.
+// decode0 returns the data port of the only sidecar.
 func decode0(f *harness.TappedFleet) string { return f.Fleet.Decode[0].Addr() }
 
 // TestSecuritySplitForgeries has a client's hand-off ride on a request that is split: what the legs carry is the prefill

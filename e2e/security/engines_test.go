@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// hostile is an engine that an attacker controls. It says that it is well, and answers calls as it likes.
+// hostile returns an engine that an attacker controls. It says that it is well, and answers calls as it likes.
 func hostile(t *testing.T, answer http.HandlerFunc) (addr string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

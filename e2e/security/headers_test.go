@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// steering are the headers by which a client would have our parts do what only the picker may ask for.
+// steering returns the headers by which a client would have our parts do what only the picker may ask for.
 func steering(to string) [][2]string {
 	const plan = "remote;id=0123456789abcdef;reason=forced;strict=1;epp=0.1;report"
 	return [][2]string{

@@ -160,7 +160,7 @@ func (q wild) mustSend(t *testing.T, addr string) (*http.Response, string) {
 	return resp, text
 }
 
-// requestsOf gives every request that the tap has seen.
+// requestsOf returns every request that the tap has seen.
 func requestsOf(p *harness.Tap) (seen []harness.Tapped) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

@@ -52,7 +52,7 @@ func newAuthority(t *testing.T) authority {
 	return authority{cert, key}
 }
 
-// file gives a file of the authority's certificate.
+// file returns a file of the authority's certificate.
 func (a authority) file(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ca.crt")
@@ -91,7 +91,7 @@ func (a authority) issue(t *testing.T, dir, name string, end time.Time) string {
 	return dir
 }
 
-// own is a certificate that is good for an hour.
+// own returns a certificate that is good for an hour.
 func (a authority) own(t *testing.T, name string) (dir string) {
 	t.Helper()
 	return a.issue(t, t.TempDir(), name, time.Now().Add(time.Hour))

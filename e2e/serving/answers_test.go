@@ -44,7 +44,7 @@ func postTo(t *testing.T, addr, path, body string) (status int, text string) {
 	return post(t, (&harness.Fleet{Front: harness.Front{Addr: addr}}), path, body)
 }
 
-// said is the text of an answer in any API, whole or streamed.
+// said returns the text of an answer in any API, whole or streamed.
 func said(t *testing.T, text string) string {
 	t.Helper()
 	if strings.HasPrefix(text, "{") {
@@ -81,7 +81,7 @@ func decodeObject(t *testing.T, text string) map[string]any {
 	return object
 }
 
-// textIn is all that stands in members where engines put what a model says.
+// textIn returns all that stands in members where engines put what a model says.
 func textIn(v any) string {
 	var out strings.Builder
 	switch v := v.(type) {
@@ -127,7 +127,7 @@ func TestUsage(t *testing.T) {
 	f.MustRest(t)
 }
 
-// billOf is the last usage of an answer, without members that are null.
+// billOf returns the last usage of an answer, without members that are null.
 func billOf(t *testing.T, c harness.Call, addr, model string) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+addr+c.API.Path(), bytes.NewReader(c.Body(model)))

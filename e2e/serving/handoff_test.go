@@ -116,7 +116,7 @@ func testDamaged(t *testing.T, p *harness.Pair) {
 	p.MustReleaseWithin(t, p.Lease+5*time.Second)
 }
 
-// damaging is the address of a proxy before a prefill engine that damages what it offers.
+// damaging returns the address of a proxy before a prefill engine that damages what it offers.
 func damaging(t *testing.T, addr string, damage func(map[string]any)) string {
 	t.Helper()
 	proxy := &httputil.ReverseProxy{

@@ -26,7 +26,7 @@ type departure struct {
 	decode bool
 }
 
-// mayBeLate is how many late notices there may be of one client's leaving.
+// mayBeLate returns how many late notices there may be of one client's leaving.
 func (d departure) mayBeLate(stream bool) float64 {
 	if d.decode && !stream {
 		return 1

@@ -122,7 +122,7 @@ func (k *kept) until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// freed is how long after a moment prefill held nothing any more, for good: the sidecar has nothing to release either.
+// freed returns how long after a moment prefill held nothing any more, for good: the sidecar has nothing to release either.
 func (k *kept) freed(t *testing.T, since time.Time) time.Duration {
 	t.Helper()
 	var empty time.Time
@@ -153,7 +153,7 @@ type counts struct {
 // afterExpiry is counted for a notice of a hand-off that prefill does not hold.
 const afterExpiry = "vllm:nixl_num_notifications_after_expiry_total"
 
-// counts gives them as they are now.
+// counts returns them as they are now.
 func (k *kept) counts(t *testing.T) counts {
 	t.Helper()
 	// Engines tell what their workers have counted only when they compute.

@@ -81,7 +81,7 @@ func startShortPair(t *testing.T) *harness.Pair {
 	return p
 }
 
-// replaceable is a keeper whose program can be taken away, so that it is not started again.
+// replaceable returns a keeper whose program can be taken away, so that it is not started again.
 func replaceable(t *testing.T, k keeperProgram) keeperProgram {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "keeper")

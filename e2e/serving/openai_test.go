@@ -94,7 +94,7 @@ func testOpenAIAnswers(t *testing.T, python string, f *harness.TappedFleet) {
 	f.MustRest(t)
 }
 
-// requireOpenAI gives the Python that has the client. Where there is none, the test skips, or fails if CI=true.
+// requireOpenAI returns the Python that has the client. Where there is none, the test skips, or fails if CI=true.
 func requireOpenAI(t *testing.T) (python string) {
 	t.Helper()
 	python = filepath.Join(harness.Root, ".tools", "openai", "bin", "python")

@@ -70,7 +70,7 @@ func mustCount(t *testing.T, p harness.Program, want map[string]int) {
 	}
 }
 
-// counted is how many requests a picker counts at each endpoint.
+// counted returns how many requests a picker counts at each endpoint.
 func counted(t *testing.T, p harness.Program) map[string]int {
 	t.Helper()
 	state, err := harness.EndpointsOf(p)

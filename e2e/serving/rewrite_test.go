@@ -165,7 +165,7 @@ func post(t *testing.T, f *harness.Fleet, path, body string, header ...string) (
 	return resp.StatusCode, string(b)
 }
 
-// namesIn gives the models that an answer names, in JSON or in events.
+// namesIn returns the models that an answer names, in JSON or in events.
 func namesIn(t *testing.T, text string) (names []string) {
 	t.Helper()
 	type model struct{ Model string }

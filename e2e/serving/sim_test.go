@@ -23,7 +23,7 @@ func TestSimPair(t *testing.T) {
 	runPair(t, p)
 }
 
-// freePort is a port that was free a moment ago, for a program that has to come back to it.
+// freePort returns a port that was free a moment ago, for a program that has to come back to it.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -31,7 +31,7 @@ func testGenerate(t *testing.T) {
 	}
 }
 
-// tokensIn is the tokens of an answer of the generate API.
+// tokensIn returns the tokens of an answer of the generate API.
 func tokensIn(t *testing.T, text string) []int {
 	t.Helper()
 	var a answer.Answer
@@ -66,7 +66,7 @@ func testToolChoice(t *testing.T) {
 	f.MustRest(t)
 }
 
-// spoken is the text in an answer of the chat API, with the arguments of its tool calls.
+// spoken returns the text in an answer of the chat API, with the arguments of its tool calls.
 func spoken(t *testing.T, text string) string {
 	t.Helper()
 	var out strings.Builder

@@ -58,7 +58,7 @@ func testSurface(t *testing.T) {
 // likelyTokens are members that are called by the text of a token.
 var likelyTokens = regexp.MustCompile(`top_logprobs:\[\{.*?:number \}\]`)
 
-// surface is the shape of what an engine answers.
+// surface returns the shape of what an engine answers.
 func surface(t *testing.T, addr string, request []byte) string {
 	t.Helper()
 	return likelyTokens.ReplaceAllString(shape(t, exchange(t, addr, request)), "top_logprobs:[]")

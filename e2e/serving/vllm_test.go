@@ -209,7 +209,7 @@ func (r *realEngines) mustLive(t *testing.T) {
 	}
 }
 
-// lend gives a real engine in place of a simulated one of this name. There is only one that prefills: further ones are the
+// lend returns a real engine in place of a simulated one of this name. There is only one that prefills: further ones are the
 // same at other addresses.
 func (r *realEngines) lend(t *testing.T, name string) harness.Engine {
 	t.Helper()
@@ -245,7 +245,7 @@ func (r *realEngines) engine(t *testing.T, e *vllm.Engine) harness.Engine {
 	return lent
 }
 
-// pair is the prefill engine with one of the decode engines.
+// pair returns the prefill engine with one of the decode engines.
 func (r *realEngines) pair(t *testing.T, decode *vllm.Engine) *harness.Pair {
 	return &harness.Pair{
 		Model: vllm.Model, Lease: realLease, TokenIDs: [2]int{300, 1000},

@@ -68,7 +68,7 @@ func mustWarm(t *testing.T, metrics string) {
 	}
 }
 
-// firstPhase is how long decode lets a call wait for its answer to begin.
+// firstPhase returns how long decode lets a call wait for its answer to begin.
 func firstPhase(t *testing.T, c harness.Call, base, model string) time.Duration {
 	t.Helper()
 	r := harness.MustSend(t, c, base, model)

@@ -202,7 +202,7 @@ func travelOddly(t *testing.T, f *harness.TappedFleet) {
 	}
 }
 
-// legsOf gives the requests that reached engines under a request id, and the name of their leg.
+// legsOf returns the requests that reached engines under a request id, and the name of their leg.
 func legsOf(f *harness.TappedFleet, id string) iter.Seq2[string, harness.Tapped] {
 	return func(yield func(string, harness.Tapped) bool) {
 		for _, e := range f.Prefill {
@@ -234,7 +234,7 @@ func awaitProxy(t *testing.T, r *otlp.Receiver, f *harness.TappedFleet, requests
 	})
 }
 
-// traceOf is the trace of the request with an id.
+// traceOf returns the trace of the request with an id.
 func traceOf(r *otlp.Receiver, id string) string {
 	for _, s := range r.Spans() {
 		if s.Attributes()["tandem.request_id"].GetStringValue() == id {
@@ -252,7 +252,7 @@ type travelled struct {
 	spans   []otlp.Span
 }
 
-// named gives the spans of a name.
+// named returns the spans of a name.
 func (j travelled) named(name string) (spans []otlp.Span) {
 	for _, s := range j.spans {
 		if s.Name == name {
@@ -262,7 +262,7 @@ func (j travelled) named(name string) (spans []otlp.Span) {
 	return spans
 }
 
-// only gives the one span of a name and a service.
+// only returns the one span of a name and a service.
 func (j travelled) only(t *testing.T, name, service string, kind trace.Span_SpanKind) otlp.Span {
 	t.Helper()
 	spans := j.named(name)

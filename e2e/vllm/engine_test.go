@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// tree is an engine whose processes are shells, which need no minute to start.
+// tree returns an engine whose processes are shells, which need no minute to start.
 func tree(t *testing.T) *Engine {
 	t.Helper()
 	family := stack.Program{Name: "family", Path: "sh", Args: []string{"-c", "(sleep 1000 & wait) & wait"}}

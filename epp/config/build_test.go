@@ -109,7 +109,7 @@ func (h aHandler) Stages([]string) (epp.Stages, error) {
 	return epp.Stages{epp.DecodeRow("default"), row}, nil
 }
 
-// parts is a table of plugin types that do nothing.
+// parts returns a table of plugin types that do nothing.
 func parts(j *journal) (rows []epp.Row) {
 	types := map[string]func(n *base) any{
 		"filter":   func(n *base) any { return aFilter{n} },

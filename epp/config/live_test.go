@@ -87,7 +87,7 @@ func (l *live) last() string {
 	return events[strings.LastIndex(events, "build "+l.live.built.Instances[0].Name):]
 }
 
-// metric is the value of a metric, with its label if it has one.
+// metric returns the value of a metric, with its label if it has one.
 func (l *live) metric(name, label string) float64 {
 	l.t.Helper()
 	families, err := l.reg.Gather()

@@ -146,7 +146,7 @@ func size(segments [][]byte) (n int64) {
 	return n
 }
 
-// immediateAnswer is the answer to a refused request. took is the picker's own time.
+// immediateAnswer returns the answer to a refused request. took is the picker's own time.
 func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.ProcessingResponse {
 	var phases pd.Phases
 	phases.Set(pd.PhaseEPP, took)

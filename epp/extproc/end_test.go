@@ -306,7 +306,7 @@ func TestRandomSequences(t *testing.T) {
 	r.mustMetric(t, 0, "tandem_extproc_streams")
 }
 
-// script is a random way to use a stream: the first byte says how it is opened, the last one how it ends, the others are
+// script returns a random way to use a stream: the first byte says how it is opened, the last one how it ends, the others are
 // frames. Most of them begin like a real one.
 func script(random *rand.Rand, most int) []byte {
 	s := []byte{byte(random.IntN(256))}

@@ -33,7 +33,7 @@ const (
 	filters
 )
 
-// String is the filter's name in metrics.
+// String returns the filter's name in metrics.
 func (f filter) String() string {
 	return [...]string{"one", string(client.MarkPicker), string(client.MarkAcct)}[f]
 }

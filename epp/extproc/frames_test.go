@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// linesOf are the headers of a text, one in a line. Every second has its value where older gateways put it.
+// linesOf returns the headers of a text, one in a line. Every second has its value where older gateways put it.
 func linesOf(text string) *corev3.HeaderMap {
 	m := &corev3.HeaderMap{}
 	for line := range strings.Lines(text) {

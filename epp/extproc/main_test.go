@@ -468,7 +468,7 @@ func requestHeaders(end bool, fields ...string) *procv3.ProcessingRequest {
 		RequestHeaders: &procv3.HttpHeaders{Headers: headerMap(fields), EndOfStream: end}}}
 }
 
-// chat are the headers of a chat call, with others (name, value …).
+// chat returns the headers of a chat call, with others (name, value …).
 func chat(end bool, fields ...string) *procv3.ProcessingRequest {
 	return requestHeaders(end, append([]string{":method", "POST", ":path", "/v1/chat/completions", "content-type", "application/json",
 		"x-request-id", "r-1"}, fields...)...)
@@ -571,7 +571,7 @@ func mutationOf(a *procv3.ProcessingResponse) *procv3.HeaderMutation {
 	return nil
 }
 
-// headersSet are the headers an answer sets. They must be sent the way Envoy reads them.
+// headersSet returns the headers an answer sets. They must be sent the way Envoy reads them.
 func headersSet(t testing.TB, a *procv3.ProcessingResponse) map[string]string {
 	t.Helper()
 	h := map[string]string{}

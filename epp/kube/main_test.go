@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// documents gives the objects of a YAML file in testdata.
+// documents returns the objects of a YAML file in testdata.
 func documents(t *testing.T, file string) []string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", file))

@@ -62,7 +62,7 @@ func TestEndpointsOfAPod(t *testing.T) {
 	}
 }
 
-// named gives name and address of endpoints, sorted.
+// named returns name and address of endpoints, sorted.
 func named(specs []epp.Spec) (names []string) {
 	for _, s := range specs {
 		names = append(names, s.Name+" "+s.Addr.String())

@@ -53,7 +53,7 @@ func serves(specs []epp.Spec, name string) bool {
 	return slices.ContainsFunc(specs, func(s epp.Spec) bool { return s.Name == name })
 }
 
-// heap is the bytes in use after a collection.
+// heap returns the bytes in use after a collection.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -28,7 +28,7 @@ import (
 // required are the parameters of plugins that cannot do without.
 var required = map[string]string{"file-discovery": "path: endpoints.yaml"}
 
-// decode gives a plugin of the table with these parameters over its defaults.
+// decode returns a plugin of the table with these parameters over its defaults.
 func decode(t testing.TB, typ, parameters string) (epp.Plugin, error) {
 	t.Helper()
 	i := slices.IndexFunc(Table, func(r epp.Row) bool {
@@ -46,7 +46,7 @@ func decode(t testing.TB, typ, parameters string) (epp.Plugin, error) {
 	return p, nil
 }
 
-// problems gives what a plugin reports, one "field: message" each.
+// problems returns what a plugin reports, one "field: message" each.
 func problems(p epp.Plugin) (found []string) {
 	p.Problems(func(field, format string, args ...any) {
 		found = append(found, field+": "+fmt.Sprintf(format, args...))
@@ -68,7 +68,7 @@ func builder() *epp.Builder {
 	}
 }
 
-// build gives an instance, which must not fail.
+// build returns an instance, which must not fail.
 func build[T any](t testing.TB, typ, parameters string) T {
 	t.Helper()
 	p, err := decode(t, typ, parameters)
@@ -251,7 +251,7 @@ func TestParametersAreDocumented(t *testing.T) {
 	}
 }
 
-// fieldDocs gives the comments of all types and of the fields of structs, under Type and Type.Field.
+// fieldDocs returns the comments of all types and of the fields of structs, under Type and Type.Field.
 func fieldDocs(t *testing.T, dirs ...string) map[string]string {
 	docs := map[string]string{}
 	fset := token.NewFileSet()

@@ -39,7 +39,7 @@ func (p *prefixPool) learn(prompt *epp.Prompt, endpoint int) {
 	p.Learn(prompt, p.candidates[endpoint].Endpoint, p.candidates[endpoint].Load)
 }
 
-// beginning is the first blocks of a prompt.
+// beginning returns the first blocks of a prompt.
 func beginning(p *epp.Prompt, blocks int) *epp.Prompt {
 	return &epp.Prompt{Tokens: blocks * 16, BlockTokens: 16, Blocks: p.Blocks[:blocks]}
 }

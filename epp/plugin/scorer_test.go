@@ -97,7 +97,7 @@ func spread(all []epp.Candidate, one epp.Candidate, signal epp.Signal) float64 {
 	return 0.5*(1-one.Trust) + one.Trust*score
 }
 
-// loadOf is a load whose signals are all known.
+// loadOf returns a load whose signals are all known.
 func loadOf(waiting, running, usage float64) *epp.Load {
 	return &epp.Load{Signals: epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)}
 }

@@ -79,7 +79,7 @@ func (f fixed) Run(ctx context.Context, apply func([]epp.Spec)) error {
 	}
 }
 
-// ofPool is a Discovery that finds one pool.
+// ofPool returns a Discovery that finds one pool.
 func ofPool(specs ...epp.Spec) fixed {
 	f := make(fixed, 1)
 	f <- specs

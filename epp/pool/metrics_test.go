@@ -103,7 +103,7 @@ func expectMetrics(t *testing.T, reg *prometheus.Registry, want map[string]float
 	}
 }
 
-// gather gives the values of gauges and counters, and the counts of histograms.
+// gather returns the values of gauges and counters, and the counts of histograms.
 func gather(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()

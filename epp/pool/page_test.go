@@ -45,7 +45,7 @@ func loadOf(t testing.TB, prog *program, from io.Reader) (epp.Load, bool) {
 	return r.load(&epp.Load{})
 }
 
-// signals are the values of the signals that every engine reports.
+// signals returns the values of the signals that every engine reports.
 func signals(waiting, running, usage float64) epp.Values {
 	return epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)
 }

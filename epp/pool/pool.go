@@ -92,7 +92,7 @@ type Pool struct {
 	synced     chan struct{} // closed once a discovery has reported endpoints
 	unseen     atomic.Uint32 // epp.Changes that are not in the snapshot yet
 
-	mu        sync.Mutex // guards what follows, and changes of snapshot and byAddr
+	mu        sync.Mutex // guards the fields below, and changes of snapshot and byAddr
 	discovery Discovery
 	set       set
 	endpoints []*epp.Endpoint // of set, in the same order; never changed, only replaced

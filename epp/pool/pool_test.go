@@ -39,7 +39,7 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(page)), ContentLength: int64(len(page))}, nil
 }
 
-// since gives how often each was asked since the last call.
+// since returns how often each was asked since the last call.
 func (e *engines) since() map[string]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -522,7 +522,7 @@ func TestRunWithoutConfiguration(t *testing.T) {
 	})
 }
 
-// refused is the error of an engine whose port is closed.
+// refused returns the error of an engine whose port is closed.
 func refused(context.Context, string) (string, error) { return "", syscall.ECONNREFUSED }
 
 // TestSubscribers are told of the kinds of changes that they want, after the snapshot shows them.

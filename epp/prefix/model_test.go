@@ -36,7 +36,7 @@ func (m *model) add(chain []uint64, capacity int) {
 	}
 }
 
-// match is the length of the chain's beginning that is held without a gap.
+// match returns the length of the chain's beginning that is held without a gap.
 func (m *model) match(chain []uint64) int {
 	for i, hash := range chain {
 		if _, ok := m.held[hash]; !ok {
@@ -46,7 +46,7 @@ func (m *model) match(chain []uint64) int {
 	return len(chain)
 }
 
-// link is the hash of a block that follows another.
+// link returns the hash of a block that follows another.
 func link(before, block uint64) uint64 {
 	high, low := bits.Mul64(before^0x517c_c1b7_2722_0a95, block*2+0x9e37_79b9_7f4a_7c15)
 	return high ^ low

@@ -106,7 +106,7 @@ func TestPromptBlocksAreWhole(t *testing.T) {
 	}
 }
 
-// shared is how many blocks two prompts have in common, which must all be at the beginning.
+// shared returns how many blocks two prompts have in common, which must all be at the beginning.
 func shared(t *testing.T, a, b []uint64) int {
 	t.Helper()
 	n := 0

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// chatBody is a chat of about size bytes whose last message repeats unit.
+// chatBody returns a chat of about size bytes whose last message repeats unit.
 func chatBody(size int, unit string) []byte {
 	const head = `{"model":"meta-llama/Llama-3.1-8B-Instruct",` +
 		`"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"`
@@ -28,7 +28,7 @@ func idsBody(n int) []byte {
 	return append(b, `],"max_tokens":300}`...)
 }
 
-// talkBody is a chat of n short messages.
+// talkBody returns a chat of n short messages.
 func talkBody(n int) []byte {
 	b := []byte(`{"model":"m","messages":[{"role":"system","content":"be brief"}`)
 	for i := range n {

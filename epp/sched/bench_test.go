@@ -27,7 +27,7 @@ func instance[T any](tb testing.TB, typ string) T {
 	return built.(T)
 }
 
-// production is a configuration of real plugins: by role and load, four scorers in each profile, a prefix cache.
+// production returns a configuration of real plugins: by role and load, four scorers in each profile, a prefix cache.
 func production(tb testing.TB) sched.Config {
 	profile := func(name string) epp.Profile {
 		p := epp.Profile{Name: name, Picker: instance[epp.Picker](tb, "max-score-picker"),
@@ -45,7 +45,7 @@ func production(tb testing.TB) sched.Config {
 	return c
 }
 
-// half is a pool half of whose endpoints prefill.
+// half returns a pool half of whose endpoints prefill.
 func half(n int) *pool { return fleet(append(times(n/2, "decode"), times(n-n/2, "prefill")...)...) }
 
 // kilobyte returns a request with a prompt of 1 kB, whose blocks no other request has.

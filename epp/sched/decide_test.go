@@ -124,7 +124,7 @@ func testVerdict(t *testing.T, mode pd.Mode, fit, decider, prefill, refuse strin
 	}
 }
 
-// verdictOf is the one row of verdicts that fits.
+// verdictOf returns the one row of verdicts that fits.
 func verdictOf(t *testing.T, mode, fit, decider, prefill, refuse string) (row verdict) {
 	t.Helper()
 	fitting := 0

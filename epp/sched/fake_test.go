@@ -138,13 +138,13 @@ func (m *caches) Learn(_ *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
 	m.learnt = append(m.learnt, e.Name)
 }
 
-// splitRequest is a prompt of so many tokens, with its blocks.
+// splitRequest returns a prompt of so many tokens, with its blocks.
 func splitRequest(tokens int) *epp.Request {
 	blocks := make([]uint64, tokens/blockTokens)
 	return &epp.Request{API: pd.APIChat, Prompt: epp.Prompt{Tokens: tokens, BlockTokens: blockTokens, Blocks: blocks}}
 }
 
-// disagg is a usual configuration: by role, the idlest first, everything remote.
+// disagg returns a usual configuration: by role, the idlest first, everything remote.
 func disagg() sched.Config {
 	prefill := epp.PrefillRow("prefill", 3)
 	prefill.Decider = epp.NamedDecider{Name: "always", Decider: always{}}
@@ -190,7 +190,7 @@ func names(endpoints []*epp.Endpoint) []string {
 	return all
 }
 
-// inFlight is the load in flight of all endpoints, by name, without those that have none.
+// inFlight returns the load in flight of all endpoints, by name, without those that have none.
 func inFlight(p *pool) map[string]epp.InFlight {
 	all := map[string]epp.InFlight{}
 	for _, e := range p.Snapshot().Endpoints {
@@ -201,7 +201,7 @@ func inFlight(p *pool) map[string]epp.InFlight {
 	return all
 }
 
-// counted is the value of a counter, or how often a histogram observed, with the given values of its labels.
+// counted returns the value of a counter, or how often a histogram observed, with the given values of its labels.
 func counted(t testing.TB, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := registry.Gather()

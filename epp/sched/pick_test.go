@@ -83,7 +83,7 @@ func newWorld(rnd *rand.Rand) *world {
 	return w
 }
 
-// may are the endpoints that may be chosen for a role.
+// may returns the endpoints that may be chosen for a role.
 func (w *world) may(serves pd.Role, not string) (names []string) {
 	for _, e := range w.pool.Snapshot().Endpoints {
 		if e.Role.Has(serves) && !w.banned[e.Name] && (w.subset == nil || w.subset[e.Name]) && e.Name != not {

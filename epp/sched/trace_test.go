@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// lines is a stage for people: one line for each candidate.
+// lines returns a stage for people: one line for each candidate.
 func lines(s epp.StageTrace) (all []string) {
 	for _, c := range s.Candidates {
 		all = append(all, strings.TrimPrefix(c.Endpoint, "default/")+": "+c.Why)

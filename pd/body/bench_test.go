@@ -55,7 +55,7 @@ func messages(n int) []byte {
 	return b.Bytes()
 }
 
-// tools is a body of much structure and little text, none of it wanted.
+// tools returns a body of much structure and little text, none of it wanted.
 func tools(n int) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"model":"m","tools":[null`)

@@ -119,7 +119,7 @@ func (e *Edit) compile() {
 	e.settle()
 }
 
-// place is the offset at which an op changes the body.
+// place returns the offset at which an op changes the body.
 func (o *op) place() int64 {
 	if o.verb == adding {
 		return o.member.Value.End - 1

@@ -106,7 +106,7 @@ func ordered(t *testing.T, in []byte) []oneMember {
 	return list
 }
 
-// canonical is the reference for edits: it writes a JSON value anew, scalars
+// canonical returns the reference for edits: it writes a JSON value anew, scalars
 // byte for byte, each member and element with a comma, and with what op says
 // for each path: names quoted, elements a *, nothing between.
 func canonical(t *testing.T, in []byte, path string, op func(path string) int) string {
@@ -233,7 +233,7 @@ func (r *chunkReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// bodies is a corpus of JSON, right and wrong, that all fuzz targets begin with.
+// bodies returns a corpus of JSON, right and wrong, that all fuzz targets begin with.
 func bodies() []string {
 	list := []string{
 		`{}`, `[]`, `""`, `0`, `-0`, `-1.5e+10`, `1E5`, `true`, `false`, `null`, ` { } `, "\t[\r\n]",

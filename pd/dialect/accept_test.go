@@ -23,7 +23,7 @@ func answer(t testing.TB, name string) string {
 	return string(raw)
 }
 
-// valueOf is the raw value of a top-level member.
+// valueOf returns the raw value of a top-level member.
 func valueOf(t testing.TB, object, name string) string {
 	t.Helper()
 	for _, m := range members(t, object) {

@@ -21,7 +21,7 @@ const handoff = `{"do_remote_prefill":true,"do_remote_decode":false, "remote_blo
 	`"remote_request_id":"cmpl-1-0-8a7a7f67","remote_host":"10.0.0.7","remote_port":5601,"remote_num_tokens":100,` +
 	`"seed":12345678901234567890123,"name":"\u00e9","remote_prefill_cached_tokens":96}`
 
-// nixl is the dialect under test.
+// nixl returns the dialect under test.
 func nixl(t testing.TB) dialect.Dialect {
 	t.Helper()
 	d, ok := dialect.New("nixlv2", dialect.Options{Lease: 30 * time.Second})
@@ -31,7 +31,7 @@ func nixl(t testing.TB) dialect.Dialect {
 	return d
 }
 
-// attempt is a try of a request at a prefill pod.
+// attempt returns a try of a request at a prefill pod.
 func attempt(t testing.TB, d dialect.Dialect, r *request.Request) dialect.Attempt {
 	t.Helper()
 	a, err := d.Attempt(t.Context(), r, pd.Target{Host: "10.0.0.7", Port: 8000})

@@ -31,7 +31,7 @@ var offered = [][2]string{
 
 const absent = ""
 
-// offer is the text of offered with one member's value changed, or left out, or added at the end.
+// offer returns the text of offered with one member's value changed, or left out, or added at the end.
 func offer(name, value string) string {
 	var b strings.Builder
 	found := name == ""
@@ -425,7 +425,7 @@ func FuzzHandoff(f *testing.F) {
 	})
 }
 
-// folded tells whether encoding/json takes a member for one of another case: it matches the fields of a struct so.
+// folded reports whether encoding/json takes a member for one of another case: it matches the fields of a struct so.
 func folded(raw []byte) bool {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(raw, &members) != nil {
@@ -487,5 +487,5 @@ func BenchmarkHandoff(b *testing.B) {
 
 const rounds = 2000
 
-// seeded is a source that gives the same values in every run, so that a failure can be repeated.
+// seeded returns a source that gives the same values in every run, so that a failure can be repeated.
 func seeded() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }

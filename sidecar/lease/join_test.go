@@ -72,7 +72,7 @@ func TestDeadSideChannels(t *testing.T) {
 	}
 }
 
-// says is a side channel that does not listen first.
+// says returns a side channel that does not listen first.
 func says(text string) func(net.Conn) {
 	return func(c net.Conn) {
 		if _, err := io.ReadFull(c, make([]byte, 64)); err == nil {

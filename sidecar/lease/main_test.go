@@ -89,7 +89,7 @@ func (w *world) registry(change ...func(*Config)) *Registry {
 
 var errRefused = errors.New("connection refused")
 
-// DialContext is how the registry reaches side channels.
+// DialContext connects the registry to a side channel.
 func (w *world) DialContext(_ context.Context, _, address string) (net.Conn, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -75,7 +75,7 @@ func serve(t testing.TB, at string, handle func(net.Conn)) (host string, port in
 	return host, port, stop
 }
 
-// tcpEngine is a prefill engine that is reached as in life; at may be ":0" behind an address.
+// tcpEngine returns a prefill engine that is reached as in life; at may be ":0" behind an address.
 func tcpEngine(t testing.TB, id, at string, ranks ...transport.TCPConfig) (p *prefill, stop func()) {
 	t.Helper()
 	p = &prefill{id: id, tensor: max(len(ranks), 1), pipeline: 1}

@@ -49,7 +49,7 @@ func write(t *testing.T, file, text string) {
 
 // logBuffer collects what is logged at level Info and above.
 type logBuffer struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	text bytes.Buffer
 }
 
@@ -74,7 +74,7 @@ type engine struct {
 	transport.Engine
 	addr string
 
-	mu           sync.Mutex // guards what follows
+	mu           sync.Mutex // guards the fields below
 	sick         bool
 	modelsStatus int
 	models       string

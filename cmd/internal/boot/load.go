@@ -180,7 +180,7 @@ func (o *option) environment(std IO) string {
 	return value
 }
 
-// envName is the environment variable of a flag.
+// envName returns the environment variable of a flag.
 func envName(flagName string) string {
 	return "TANDEM_" + strings.ToUpper(strings.ReplaceAll(flagName, "-", "_"))
 }

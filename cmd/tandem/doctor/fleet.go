@@ -281,7 +281,7 @@ func (f *fleet) meet(ctx context.Context, t *target) {
 	}, func(look func(context.Context)) { within(look) })
 }
 
-// base is the URL of an endpoint, without a path.
+// base returns the URL of an endpoint, without a path.
 func (f *fleet) base(t *target) string { return f.reach.url(t, t.scheme, t.addr.Port(), "") }
 
 // greet requests /health in plaintext and, if that is not spoken there, over TLS.

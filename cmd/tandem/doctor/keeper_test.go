@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// keeperPage is a metrics page of a sidecar with the metrics that the checks read.
+// keeperPage returns a metrics page of a sidecar with the metrics that the checks read.
 func keeperPage(up, starts int, age time.Duration, more string) string {
 	return fmt.Sprintf("tandem_keeper_up %d\ntandem_keeper_starts_total %d\nprocess_start_time_seconds %d\n%s\n",
 		up, starts, time.Now().Add(-age).Unix(), more)

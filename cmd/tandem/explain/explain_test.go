@@ -20,12 +20,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// signals are the readings of a candidate whose metrics page was read.
+// signals returns the readings of a candidate whose metrics page was read.
 func signals(waiting, running, usage float64) epp.Readings {
 	return epp.Readings{{Name: "waiting", Value: &waiting}, {Name: "running", Value: &running}, {Name: "kv_usage", Value: &usage}}
 }
 
-// remote is a picker's answer for a request that goes remote; one endpoint was never scraped.
+// remote returns a picker's answer for a request that goes remote; one endpoint was never scraped.
 func remote() epp.Explanation {
 	scores := func(a, b float64) []epp.ScoreTrace {
 		return []epp.ScoreTrace{{Scorer: "queue-scorer", Weight: 2, Score: a}, {Scorer: "prefix-cache-scorer", Weight: 1, Score: b}}

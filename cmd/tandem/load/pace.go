@@ -135,7 +135,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 // sent reports whether the request left this program.
 func (s *sample) sent() bool { return s.answer != nil }
 
-// lateness is how much later than due it was sent.
+// lateness returns how much later than due it was sent.
 func (s *sample) lateness() time.Duration { return s.answer.Sent.Sub(s.began) - s.due }
 
 // ttft and e2e are counted from when the request was due.

@@ -205,7 +205,7 @@ func (r *Result) comparisons() (all []table) {
 	return all
 }
 
-// latencies is the table of the times of a side.
+// latencies returns the table of the times of a side.
 func (r *SideResult) latencies(at string) table {
 	t := table{name: fmt.Sprintf("%s%s: %d of %d requests answered, times in ms", r.Name, at, r.Answered, r.Requests),
 		columns: []string{"", "count", "mean", "p50", "p90", "p95", "p99", "max"}}
@@ -240,7 +240,7 @@ func (d *Distribution) cells(name string) []string {
 	return append(row, number(d.Max))
 }
 
-// throughput is the table of rates: a column for each side.
+// throughput returns the table of rates: a column for each side.
 func throughput(p *PointResult, at string) table {
 	t := table{name: "Throughput" + at, columns: []string{""}}
 	add := func(name string, of func(s *SideResult) string) {
@@ -333,7 +333,7 @@ func (r *Result) sweepTable() table {
 	return t
 }
 
-// counts are the tables of decisions and failures of a side; none if there is nothing to count.
+// counts returns the tables of decisions and failures of a side; none if there is nothing to count.
 func (r *SideResult) counts(at string) (all []table) {
 	if len(r.Decisions) > 0 {
 		t := table{name: r.Name + at + ": decisions", columns: []string{"", "reason", "count"}}

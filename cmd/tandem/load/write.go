@@ -69,7 +69,7 @@ func (r *Result) page() *report.Trial {
 	return p
 }
 
-// tiles are the most important numbers, those of both sides next to each other.
+// tiles returns the most important numbers, those of both sides next to each other.
 func (r *Result) tiles() []report.TrialTile {
 	if r.Sweep != nil {
 		return r.sweepTiles()
@@ -121,7 +121,7 @@ func (d *Distribution) median() *float64 {
 	return d.P50
 }
 
-// sweepTiles are the most important numbers of a sweep.
+// sweepTiles returns the most important numbers of a sweep.
 func (r *Result) sweepTiles() []report.TrialTile {
 	length := func(tokens int) string {
 		if tokens == 0 {
@@ -160,7 +160,7 @@ func (d *Difference) drawn() report.TrialDifference {
 	return out
 }
 
-// charts are the distributions of all sides.
+// charts returns the distributions of all sides.
 func (r *Result) charts() []report.TrialChart {
 	charts := []report.TrialChart{
 		{Title: "Time to first token (TTFT)", Note: "From when a request was due to the first event with text."},
@@ -185,7 +185,7 @@ func (r *Result) charts() []report.TrialChart {
 	return charts
 }
 
-// short is the summary beside a drawing.
+// short returns the summary beside a drawing.
 func (d *Distribution) short() string {
 	s := ""
 	for _, p := range []struct {

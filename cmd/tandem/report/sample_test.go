@@ -123,7 +123,7 @@ func sampleLoad(d *Data) (all []LoadSample) {
 	return all
 }
 
-// signals are the readings of a candidate whose metrics page was read.
+// signals returns the readings of a candidate whose metrics page was read.
 func signals(waiting, running, usage float64) epp.Readings {
 	return epp.Readings{{Name: "waiting", Value: &waiting}, {Name: "running", Value: &running}, {Name: "kv_usage", Value: &usage}}
 }

@@ -117,7 +117,7 @@ func TrialHTML(w io.Writer, t *Trial) error {
 	return nil
 }
 
-// sideKind is the class of the style sheet for a side.
+// sideKind returns the class of the style sheet for a side.
 func sideKind(second bool) string {
 	if second {
 		return local

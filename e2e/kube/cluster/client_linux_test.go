@@ -80,7 +80,7 @@ func drawText(random *rand.Rand, n int) string {
 	return b.String()
 }
 
-// address is the host:port at which clients reach a release's proxy: the Service's name, where the cluster's resolver can be
+// address returns the host:port at which clients reach a release's proxy: the Service's name, where the cluster's resolver can be
 // asked.
 func (r *run) address(t *testing.T, to *release) string {
 	t.Helper()
@@ -160,7 +160,7 @@ func listen(t *testing.T) net.Listener {
 // plainTransport keeps no connection: a client is gone when its call is.
 var plainTransport = &http.Transport{DisableKeepAlives: true}
 
-// ask gives the tokens that the undisturbed engine answers with.
+// ask returns the tokens that the undisturbed engine answers with.
 func (p *plainEngine) ask(ctx context.Context, c call) ([]int, error) {
 	c.stream, c.header = false, nil
 	got, err := c.over(ctx, plainTransport, p.addr, "tandem/sim")

@@ -117,7 +117,7 @@ func (c *cluster) makeNamespace(t *testing.T, how string) {
 	}
 }
 
-// tool is the path of a program: of the tools here, or of the PATH.
+// tool returns the path of a program: of the tools here, or of the PATH.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join(tools, name))

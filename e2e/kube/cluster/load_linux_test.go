@@ -90,7 +90,7 @@ type load struct {
 	stop    chan struct{}
 	clients sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	counts tally
 	wrong  []string       // what was wrong with requests that no excuse fits
 	why    map[string]int // decisions of right answers, by verdict and reason
@@ -207,7 +207,7 @@ func (l *load) one(ctx context.Context, over http.RoundTripper, c call) {
 	}
 }
 
-// excuses tells whether a request may end so.
+// excuses reports whether a request may end so.
 func (l *load) excuses(how tally, stream bool) bool {
 	switch {
 	case how.events > 0:
@@ -250,7 +250,7 @@ func (l *load) judge(ctx context.Context, c call, got reply, err error) (how tal
 	return how, detail
 }
 
-// plain is a decision without what differs from one request to the next.
+// plain returns a decision without what differs from one request to the next.
 func plain(d pd.Result) string {
 	if d == (pd.Result{}) {
 		return ""

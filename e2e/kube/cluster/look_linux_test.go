@@ -196,7 +196,7 @@ func (r *run) mustBeWhole(t *testing.T, traces map[string]pd.Verdict) {
 // proxyService is what the Envoys call themselves in their spans.
 const proxyService = "tandem-gateway"
 
-// whole tells whether a trace has the pick and the sidecar's request, both under the client's span or one of the proxy's that
+// whole reports whether a trace has the pick and the sidecar's request, both under the client's span or one of the proxy's that
 // is, and the legs under the sidecar's; and besides only the proxy's own spans.
 func whole(spans []otlp.Span, legs []string) bool {
 	byID, byName := map[string]otlp.Span{}, map[string]otlp.Span{}

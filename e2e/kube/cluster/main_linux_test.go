@@ -51,7 +51,7 @@ type scenario struct {
 // defaultLimit is four times what the longest scenario takes on two cores.
 const defaultLimit = 8 * time.Minute
 
-// chosen tells whether the flags ask for it.
+// chosen reports whether the flags ask for it.
 func (s scenario) chosen() bool {
 	return (!*onlyCI || s.ci) && (*onlyThese == "" || regexp.MustCompile(*onlyThese).MatchString(s.name))
 }

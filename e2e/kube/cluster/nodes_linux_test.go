@@ -65,7 +65,7 @@ func (c *cluster) startNode(t *testing.T, name string) {
 	c.local.nodes[name] = node
 }
 
-// nodeOf is the node that a pod is on.
+// nodeOf returns the node that a pod is on.
 func (c *cluster) nodeOf(t *testing.T, pod corev1.Pod) *kubelet.Node {
 	t.Helper()
 	node := c.local.nodes[pod.Spec.NodeName]
@@ -75,7 +75,7 @@ func (c *cluster) nodeOf(t *testing.T, pod corev1.Pod) *kubelet.Node {
 	return node
 }
 
-// container is a running container of a pod.
+// container returns a running container of a pod.
 func (c *cluster) container(t *testing.T, pod corev1.Pod, name string) *container.Container {
 	t.Helper()
 	found, err := c.nodeOf(t, pod).Container(pod.Namespace, pod.Name, name)

@@ -42,7 +42,7 @@ func (rel *release) readyPods(ctx context.Context, t *testing.T, component strin
 
 func isReady(p corev1.Pod) bool { return podCondition(p, corev1.PodReady) == corev1.ConditionTrue }
 
-// podCondition is the status of a condition, "" if the pod does not have it.
+// podCondition returns the status of a condition, "" if the pod does not have it.
 func podCondition(p corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStatus {
 	for _, c := range p.Status.Conditions {
 		if c.Type == kind {
@@ -52,7 +52,7 @@ func podCondition(p corev1.Pod, kind corev1.PodConditionType) corev1.ConditionSt
 	return ""
 }
 
-// restarts is how often a container of a pod was started again.
+// restarts returns how often a container of a pod was started again.
 func restarts(p corev1.Pod, container string) int {
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if s.Name == container {
@@ -77,7 +77,7 @@ func podNames(pods []corev1.Pod) string {
 	return strings.Join(names, ", ")
 }
 
-// endpoints are the addresses behind a Service by what the EndpointSlices say of them: ready, or terminating (which may
+// endpoints returns the addresses behind a Service by what the EndpointSlices say of them: ready, or terminating (which may
 // serve yet).
 func (rel *release) endpoints(ctx context.Context, t *testing.T, service string) (ready, terminating []string) {
 	t.Helper()

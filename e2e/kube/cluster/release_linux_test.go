@@ -44,7 +44,7 @@ func (c *cluster) release(name, namespace string, set ...string) *release {
 	return rel
 }
 
-// object is the name of the release's object of a component: prefill, decode, epp, proxy.
+// object returns the name of the release's object of a component: prefill, decode, epp, proxy.
 func (rel *release) object(component string) string { return rel.name + "-tandem-" + component }
 
 // components are the Deployments of a release.
@@ -56,7 +56,7 @@ func (c *cluster) helm(ctx context.Context, t *testing.T, args ...string) (strin
 	return c.command(ctx, "", tool(t, "helm"), args...)
 }
 
-// values are the arguments that give helm the release's values, and more on top.
+// values returns the arguments that give helm the release's values, and more on top.
 func (rel *release) values(set []string) []string {
 	args := []string{"-f", imagesFile, "-f", rel.preset}
 	if *valuesFile != "" {
@@ -119,7 +119,7 @@ func (rel *release) makeWhole(t *testing.T, r *run) {
 	}
 }
 
-// isWhole tells whether the release has its values and all its pods.
+// isWhole reports whether the release has its values and all its pods.
 func (rel *release) isWhole(ctx context.Context, t *testing.T) bool {
 	t.Helper()
 	for _, component := range components {
@@ -138,7 +138,7 @@ func (rel *release) isWhole(ctx context.Context, t *testing.T) bool {
 	return json.Unmarshal([]byte(text), &values) == nil && values.EPP.Threshold == threshold
 }
 
-// settled tells whether a Deployment has all the pods that it wants, of the newest template and no others.
+// settled reports whether a Deployment has all the pods that it wants, of the newest template and no others.
 func settled(d *appsv1.Deployment) bool {
 	s, want := d.Status, *d.Spec.Replicas
 	return s.ObservedGeneration >= d.Generation && s.UpdatedReplicas == want && s.AvailableReplicas == want && s.Replicas == want &&

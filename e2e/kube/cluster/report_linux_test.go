@@ -18,7 +18,7 @@ type row struct {
 	skipped string   // why it was
 	saw     []string // what was seen to be so
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	counts   tally
 	stranded int // hand-offs that ran out
 }
@@ -47,7 +47,7 @@ func (r *row) add(more tally) {
 	r.counts.add(more)
 }
 
-// table is a line of figures for each scenario, and below it what was seen.
+// table returns a line of figures for each scenario, and below it what was seen.
 func table(rows []*row) string {
 	var b strings.Builder
 	fmt.Fprintln(&b)

@@ -50,7 +50,7 @@ var scenarioBadConfig = scenario{name: "bad config", release: true, run: func(t 
 	r.saw("after helm rollback the same two pickers serve, none was started again, and tell of no trouble")
 }}
 
-// brokenValues is a values file with the configuration that the release has, and a misspelt plugin in it.
+// brokenValues returns a values file with the configuration that the release has, and a misspelt plugin in it.
 func (r *run) brokenValues(t *testing.T) string {
 	t.Helper()
 	maps, err := r.admin.CoreV1().ConfigMaps(namespace).Get(r.ctx, r.llm.object("epp"), metav1.GetOptions{})
@@ -175,14 +175,14 @@ func addresses(pods []corev1.Pod) (all []string) {
 	return all
 }
 
-// waitsBecause tells whether a container of the pod waits for a reason.
+// waitsBecause reports whether a container of the pod waits for a reason.
 func waitsBecause(p corev1.Pod, reason string) bool {
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		return s.State.Waiting != nil && s.State.Waiting.Reason == reason
 	})
 }
 
-// lastExit is the code that the pod's container last ended with, -1 if it has not.
+// lastExit returns the code that the pod's container last ended with, -1 if it has not.
 func lastExit(p corev1.Pod) int {
 	for _, s := range p.Status.ContainerStatuses {
 		if end := s.LastTerminationState.Terminated; end != nil {
@@ -192,7 +192,7 @@ func lastExit(p corev1.Pod) int {
 	return -1
 }
 
-// lineOf is the line of a table that begins with a name.
+// lineOf returns the line of a table that begins with a name.
 func lineOf(table, name string) string {
 	for line := range strings.Lines(table) {
 		if strings.HasPrefix(line, name) {

@@ -68,7 +68,7 @@ func (r *run) killOne(t *testing.T, v victim, which int) {
 		v.container, back.Seconds(), n.right, n.events, n.cut, n.refused)
 }
 
-// killed tells whether a container's last end was by SIGKILL, as Kubernetes shows that.
+// killed reports whether a container's last end was by SIGKILL, as Kubernetes shows that.
 func killed(s corev1.ContainerState) bool { return s.Terminated != nil && s.Terminated.ExitCode == 137 }
 
 func statusOf(p corev1.Pod, container string) corev1.ContainerStatus {

@@ -76,7 +76,7 @@ func (r *run) partition(t *testing.T, one, other corev1.Pod) (heal func()) {
 	return heal
 }
 
-// longCall is a request that has to be prefilled elsewhere, if that can be.
+// longCall returns a request that has to be prefilled elsewhere, if that can be.
 func longCall(random *rand.Rand, tokens int) call {
 	return call{api: pd.APICompletions, prompt: drawTokens(random, tokens), tokens: 4,
 		header: map[string]string{pd.HeaderMode: "force;fallback"}}

@@ -124,7 +124,7 @@ func (r *run) silence(t *testing.T, pods []corev1.Pod) {
 	}
 }
 
-// podsOn are the release's pods on a node.
+// podsOn returns the release's pods on a node.
 func (r *run) podsOn(t *testing.T, node string) []corev1.Pod {
 	t.Helper()
 	return slices.DeleteFunc(r.llm.pods(r.ctx, t, ""), func(p corev1.Pod) bool { return p.Spec.NodeName != node })

@@ -67,7 +67,7 @@ func (r *run) sendTo(t *testing.T, to *release, n int) {
 	}
 }
 
-// work is how many requests the release's engines have finished.
+// work returns how many requests the release's engines have finished.
 func (r *run) work(t *testing.T, rel *release) (done int) {
 	t.Helper()
 	for _, component := range []string{"prefill", "decode"} {
@@ -82,7 +82,7 @@ func (r *run) work(t *testing.T, rel *release) (done int) {
 	return done
 }
 
-// known is how many endpoints the release's pickers know, all of them the same number.
+// known returns how many endpoints the release's pickers know, all of them the same number.
 func (r *run) known(t *testing.T, rel *release) int {
 	t.Helper()
 	var all []int

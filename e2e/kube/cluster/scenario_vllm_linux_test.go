@@ -141,7 +141,7 @@ func (p *vllmPair) mustAgree(t *testing.T) {
 		n.right, n.remote)
 }
 
-// alone is the answer of the prefill engine for a request whose KV is not to be read.
+// alone returns the answer of the prefill engine for a request whose KV is not to be read.
 func (p *vllmPair) alone(t *testing.T, c call) []int {
 	t.Helper()
 	c.stream, c.header = false, nil
@@ -152,7 +152,7 @@ func (p *vllmPair) alone(t *testing.T, c call) []int {
 	return got.Tokens
 }
 
-// transferred is how many bytes of KV cache the decode engine has read from others.
+// transferred returns how many bytes of KV cache the decode engine has read from others.
 func (r *run) transferred(t *testing.T, rel *release) float64 {
 	t.Helper()
 	pods := rel.readyPods(r.ctx, t, "decode")
@@ -166,7 +166,7 @@ func (r *run) transferred(t *testing.T, rel *release) float64 {
 	return sum(page, "vllm:nixl_bytes_transferred_sum")
 }
 
-// engineLogs are the last lines of both engines, for a start that fails.
+// engineLogs returns the last lines of both engines, for a start that fails.
 func (r *run) engineLogs(rel *release) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 20*time.Second)
 	defer cancel()

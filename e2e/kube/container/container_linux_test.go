@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// newTestSandbox gives a sandbox on a host of its own, until the test ends.
+// newTestSandbox returns a sandbox on a host of its own, until the test ends.
 func newTestSandbox(t *testing.T, name string) *Sandbox {
 	t.Helper()
 	Require(t)
@@ -41,14 +41,14 @@ func addSandbox(t *testing.T, h *Host, name string) *Sandbox {
 	return s
 }
 
-// shell is a container that runs a script as a user.
+// shell returns a container that runs a script as a user.
 func shell(t *testing.T, script string) Spec {
 	t.Helper()
 	return Spec{Name: "shell", Image: testImage(t), Args: []string{"sh", "-c", script},
 		Env: []string{"PATH=/usr/bin:/bin", "COLOUR=blue"}, UID: 65532, GID: 65532, ReadOnlyRoot: true}
 }
 
-// program is a container that runs one of this test binary's.
+// program returns a container that runs one of this test binary's.
 func program(t *testing.T, name string, args ...string) Spec {
 	t.Helper()
 	s := shell(t, "")

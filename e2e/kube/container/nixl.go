@@ -16,7 +16,7 @@ var errNoNIXL = errors.New("the NIXL library is missing (make .tools/nixl fetche
 // keeper is built once for all tests of the process.
 var keeper = sync.OnceValues(buildKeeper)
 
-// SidecarNIXL gives the image sidecar-nixl: a sidecar with a keeper and the NIXL library. It is as the Dockerfile makes it,
+// SidecarNIXL returns the image sidecar-nixl: a sidecar with a keeper and the NIXL library. It is as the Dockerfile makes it,
 // but has this machine's shared libraries, and building it takes a C compiler. Without namespaces, compiler or library the
 // test is skipped, or fails if CI=true.
 func SidecarNIXL(tb testing.TB) Images {

@@ -167,7 +167,7 @@ func (s *Sandbox) removeNetwork() error {
 	return errors.Join(errs...)
 }
 
-// namespace is the file of its network namespace.
+// namespace returns the file of its network namespace.
 func (s *Sandbox) namespace() string { return filepath.Join("/run/netns", s.name) }
 
 // Drop loses packets to an address from now on, without an error for the sender. Packets from there still arrive.

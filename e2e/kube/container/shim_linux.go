@@ -110,7 +110,7 @@ func dropRights(s Spec) error {
 // defaultPath is where programs are looked for without a PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// find gives the path of a program, which is looked for as a shell does.
+// find returns the path of a program, which is looked for as a shell does.
 func find(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, nil

@@ -140,7 +140,7 @@ func (c *Container) wait(logged <-chan struct{}) {
 	c.code, c.signal = statusOf(c.cmd.ProcessState.Sys().(syscall.WaitStatus))
 }
 
-// shim is the test binary as a shim: it gets no arguments, and nothing of the environment.
+// shim returns the test binary as a shim: it gets no arguments, and nothing of the environment.
 func shim(ctx context.Context, role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {

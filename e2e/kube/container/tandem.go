@@ -24,7 +24,7 @@ const (
 // programs are built once for all tests of the process.
 var programs = sync.OnceValues(buildPrograms)
 
-// Tandem gives the images that the chart names, but for the engine: epp, sidecar, sim and tandem of this checkout, as the
+// Tandem returns the images that the chart names, but for the engine: epp, sidecar, sim and tandem of this checkout, as the
 // Dockerfile makes them, and Envoy. The programs are built at the first call, into a folder in memory that is gone with the
 // namespaces. Without namespaces or Envoy the test is skipped, or fails if CI=true.
 func Tandem(tb testing.TB) Images {
@@ -61,7 +61,7 @@ func programImage(dir, name string) Image {
 	return image
 }
 
-// libraries are the folders in which programs find the C library, and their loader.
+// libraries returns the folders in which programs find the C library, and their loader.
 func libraries() (found []string) {
 	for _, dir := range []string{"/lib", "/lib64", "/usr/lib"} {
 		if _, err := os.Stat(dir); err == nil {
@@ -96,7 +96,7 @@ func goBuild(variable string, args ...string) error {
 	return nil
 }
 
-// findEnvoy gives the path of an Envoy, also from the folders of this module, where package envoy would look no further than
+// findEnvoy returns the path of an Envoy, also from the folders of this module, where package envoy would look no further than
 // the go.mod.
 func findEnvoy() (string, error) {
 	if source, err := moduleRoot(); err == nil && os.Getenv("ENVOY_BIN") == "" {
@@ -108,7 +108,7 @@ func findEnvoy() (string, error) {
 	return envoy.Find()
 }
 
-// moduleRoot is the checkout that the tests run in.
+// moduleRoot returns the checkout that the tests run in.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	for up := ""; err == nil && dir != up; up, dir = dir, filepath.Dir(dir) {

@@ -29,7 +29,7 @@ const (
 	vllmSite      = "opt/vllm/site" // of the module that every Python process of an engine loads
 )
 
-// VLLM is an image of vLLM's CPU engine, with a tiny model as an image has it whose weights are baked in: in the folder that
+// VLLM returns an image of vLLM's CPU engine, with a tiny model as an image has it whose weights are baked in: in the folder that
 // the program starts in, under the model's name (VLLMModel). Python and its packages are the checkout's own .tools/vllm and
 // what that was made from, read-only. Where they are missing the test is skipped, or fails if CI=true. The image lies in a
 // folder of the test's.
@@ -104,7 +104,7 @@ func findVLLM() (vllmTools, error) {
 	return vllmTools{}, errNoVLLM
 }
 
-// shared are the folders of this machine that the image has too: libraries, and Python.
+// shared returns the folders of this machine that the image has too: libraries, and Python.
 func (t vllmTools) shared() (shared []string) {
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", t.python} {
 		if _, err := os.Stat(dir); err == nil && (dir != t.python || !strings.HasPrefix(dir+"/", "/usr/")) {

@@ -69,7 +69,7 @@ func TestVLLMRuns(t *testing.T) {
 	}
 }
 
-// pythonOf is the program that the image's own program is run by.
+// pythonOf returns the program that the image's own program is run by.
 func pythonOf(t *testing.T, image Image) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(image.Root, vllmPrograms, "vllm"))

@@ -128,7 +128,7 @@ func until(t *testing.T, check func(ctx context.Context) error) {
 	}
 }
 
-// statusOf gives the status of a container.
+// statusOf returns the status of a container.
 func statusOf(p *corev1.Pod, name string) corev1.ContainerStatus {
 	for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
 		if s.Name == name {
@@ -236,7 +236,7 @@ func (b *bench) vanished(t *testing.T, name string) {
 	})
 }
 
-// logs gives what kubectl logs prints.
+// logs returns what kubectl logs prints.
 func (b *bench) logs(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := b.cluster.Kubectl(t.Context(), "", append([]string{"logs"}, args...)...)

@@ -293,7 +293,7 @@ func (r *run) lastWords(code int) string {
 	return text
 }
 
-// target is how its probes and hooks reach it.
+// target returns how its probes and hooks reach it.
 func (r *run) target() target { return target{ip: r.ip, spec: r.slot.spec, exec: r.container.Exec} }
 
 // outlets makes the files for what a container leaves behind: its log, and a file for its last words.

@@ -52,7 +52,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// listing gives path=content of what a volume shows.
+// listing returns path=content of what a volume shows.
 func listing(t *testing.T, dir string) string {
 	t.Helper()
 	var found []string

@@ -89,7 +89,7 @@ type inPod struct {
 	allocatable   corev1.ResourceList // what a container without a limit could use
 }
 
-// environment gives the variables of a container: the API server's address, then envFrom, then env.
+// environment returns the variables of a container: the API server's address, then envFrom, then env.
 func environment(ctx context.Context, from objects, in inPod, c *corev1.Container, apiServer string) (*variables, error) {
 	env := apiVariables(apiServer)
 	for _, source := range c.EnvFrom {
@@ -126,7 +126,7 @@ func apiVariables(address string) *variables {
 	return env
 }
 
-// optional tells whether something may be missing.
+// optional reports whether something may be missing.
 func optional(flag *bool) bool { return flag != nil && *flag }
 
 func setFrom(ctx context.Context, env *variables, from objects, namespace string, source corev1.EnvFromSource) error {
@@ -164,7 +164,7 @@ func missing(err error, optional bool) error {
 // errKey is that an object lacks a key that is asked for.
 var errKey = errors.New("couldn't find key")
 
-// valueFrom gives the value that a variable takes from elsewhere; found is false if it may be missing and is.
+// valueFrom returns the value that a variable takes from elsewhere; found is false if it may be missing and is.
 func valueFrom(ctx context.Context, from objects, in inPod, c *corev1.Container, source *corev1.EnvVarSource) (
 	value string, found bool, err error) {
 	switch {
@@ -198,7 +198,7 @@ func valueFrom(ctx context.Context, from objects, in inPod, c *corev1.Container,
 	return "", false, fmt.Errorf("%w: a variable takes its value from where this kubelet cannot look", errUnsupported)
 }
 
-// field gives a field of the pod by its path, such as metadata.labels['a'] or status.podIP.
+// field returns a field of the pod by its path, such as metadata.labels['a'] or status.podIP.
 func (in inPod) field(path string) (string, error) {
 	pod := in.pod
 	if base, key, ok := subscript(path); ok {
@@ -242,7 +242,7 @@ func subscript(path string) (base, key string, ok bool) {
 	return base, key, ok
 }
 
-// formatMap is how labels and annotations are written into a file: a line key="value" for each.
+// formatMap returns how labels and annotations are written into a file: a line key="value" for each.
 func formatMap(m map[string]string) string {
 	var lines []string
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -251,7 +251,7 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// resource gives a request or limit of a container in units of a divisor, rounded up.
+// resource returns a request or limit of a container in units of a divisor, rounded up.
 func (in inPod) resource(c *corev1.Container, ref *corev1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" && ref.ContainerName != c.Name {
 		i := slices.IndexFunc(in.pod.Spec.Containers, func(o corev1.Container) bool { return o.Name == ref.ContainerName })

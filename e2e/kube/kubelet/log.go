@@ -22,7 +22,7 @@ type logFile struct {
 	file *os.File
 	rest []byte // of a line that has not ended
 
-	mu     sync.Mutex    // guards what follows
+	mu     sync.Mutex    // guards the fields below
 	size   int64         // bytes written
 	closed bool          // nothing will be added
 	grown  chan struct{} // closed, and made anew, when something was added or will not be any more
@@ -127,7 +127,7 @@ func parseEntry(line []byte) entry {
 	return entry{when, text}
 }
 
-// tail gives the last lines of what was printed, at most so many lines and bytes.
+// tail returns the last lines of what was printed, at most so many lines and bytes.
 func (l *logFile) tail(lines, size int) (string, error) {
 	data, err := os.ReadFile(l.path)
 	if err != nil {

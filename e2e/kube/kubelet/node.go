@@ -93,7 +93,7 @@ type Node struct {
 	tasks sync.WaitGroup
 	halt  sync.Once
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	ended   bool
 	workers map[types.UID]*worker
 }
@@ -165,7 +165,7 @@ func (w *wire) RoundTrip(request *http.Request) (*http.Response, error) {
 // WrappedRoundTripper lets others find the transport whose connections can be closed.
 func (w *wire) WrappedRoundTripper() http.RoundTripper { return w.next }
 
-// address gives the network namespace the node's address, or takes it away.
+// address adds the node's address to the network namespace, or removes it.
 func (n *Node) address(ctx context.Context, verb string) error {
 	if n.options.Address.IsLoopback() {
 		return nil

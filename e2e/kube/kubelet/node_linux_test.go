@@ -33,7 +33,7 @@ func TestNode(t *testing.T) {
 	})
 }
 
-// isReady gives the status of a node's condition Ready.
+// isReady returns the status of a node's condition Ready.
 func (b *bench) isReady(ctx context.Context, name string) (corev1.ConditionStatus, *corev1.Node, error) {
 	node, err := b.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -78,7 +78,7 @@ func (p payload) writeFiles(dir string, group int) error {
 	return nil
 }
 
-// own gives a file its mode, and its group if there is one, which may then read it in any case.
+// own sets a file's mode, and its group if there is one, which may then read it in any case.
 func own(path string, group int, mode fs.FileMode) error {
 	if group >= 0 {
 		mode |= 0o440

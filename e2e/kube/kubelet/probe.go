@@ -188,7 +188,7 @@ func (t target) askHealth(ctx context.Context, action *corev1.GRPCAction) error 
 	return nil
 }
 
-// port gives the number of a port that may be given by its name.
+// port returns the number of a port that may be given by its name.
 func (t target) port(p intstr.IntOrString) (string, error) {
 	if p.Type == intstr.Int {
 		return strconv.Itoa(p.IntValue()), nil
@@ -204,7 +204,7 @@ func (t target) port(p intstr.IntOrString) (string, error) {
 	return "", fmt.Errorf("%w: container %s has no port named %s", errUnsupported, t.spec.Name, p.StrVal)
 }
 
-// orSeconds gives a number of a probe as a time; the API server has filled in all that matter.
+// orSeconds returns a number of a probe as a time; the API server has filled in all that matter.
 func orSeconds(n, otherwise int32) time.Duration {
 	if n <= 0 {
 		n = otherwise

@@ -124,7 +124,7 @@ func postStart(t *testing.T, b *bench) {
 	b.restarted(t, "unhooked", "a")
 }
 
-// trap is a shell command that writes a word when it is told to end, and ends a moment later.
+// trap returns a shell command that writes a word when it is told to end, and ends a moment later.
 func trap(word string) string {
 	return `[sh, -c, 'trap "sleep 0.3; echo ` + word + ` >> /v/log; exit 0" TERM; touch /v/` + word + `; while :; do sleep 0.05; done']`
 }

@@ -25,7 +25,7 @@ type reporter struct {
 	wake chan struct{} // of capacity 1
 	gone func()        // is called when the API server knows the pod no more
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	status  *corev1.PodStatus
 	sent    bool // status was
 	leaving bool // the object is to be deleted after that
@@ -58,7 +58,7 @@ func (r *reporter) check(pod *corev1.Pod) {
 	r.rouse()
 }
 
-// same tells whether a status says what was to be said.
+// same reports whether a status says what was to be said.
 func same(status, said corev1.PodStatus) bool {
 	// The order of conditions is no difference.
 	return len(merge(status, said).Conditions) == len(status.Conditions) && contains(status.Conditions, said.Conditions) &&

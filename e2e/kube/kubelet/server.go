@@ -99,7 +99,7 @@ func (s *server) logs(w http.ResponseWriter, r *http.Request) {
 	_ = p.print(r.Context(), l, f)
 }
 
-// find gives the log that is asked for.
+// find returns the log that is asked for.
 func (s *server) find(r *http.Request) (*logFile, error) {
 	namespace, pod, name := r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container")
 	worker, err := s.node.find(namespace, pod)

@@ -38,7 +38,7 @@ func (w *worker) addSlot(c *corev1.Container, k kind) {
 		crashes: backoff{first: first, immediate: true}, misses: backoff{first: first}})
 }
 
-// again tells whether a container that has ended is started again.
+// again reports whether a container that has ended is started again.
 func (s *slot) again(policy corev1.RestartPolicy) bool {
 	switch {
 	case s.kind == sidecar:
@@ -49,12 +49,12 @@ func (s *slot) again(policy corev1.RestartPolicy) bool {
 	return policy == corev1.RestartPolicyAlways
 }
 
-// wanted tells whether a container should run and does not.
+// wanted reports whether a container should run and does not.
 func (s *slot) wanted(policy corev1.RestartPolicy) bool {
 	return s.running == nil && (!s.ran() || s.again(policy))
 }
 
-// due gives the containers that should run now and do not, in their order. Init containers go one after the other: one that
+// due returns the containers that should run now and do not, in their order. Init containers go one after the other: one that
 // has to end is waited for, and a sidecar until it was started once.
 func due(slots []*slot, policy corev1.RestartPolicy) (list []*slot) {
 	begun := false // an ordinary container has run
@@ -75,7 +75,7 @@ func due(slots []*slot, policy corev1.RestartPolicy) (list []*slot) {
 	return list
 }
 
-// complete tells whether a pod has come to its end by itself: no ordinary container runs or will run again, or an init
+// complete reports whether a pod has come to its end by itself: no ordinary container runs or will run again, or an init
 // container has failed for good.
 func complete(slots []*slot, policy corev1.RestartPolicy) bool {
 	done := true

@@ -35,7 +35,7 @@ func (w *worker) spec(s *slot, image container.Image) (container.Spec, error) {
 	return spec, nil
 }
 
-// arguments is the whole command line: a command of the container takes the place of all that the image says, its args that
+// arguments returns the whole command line: a command of the container takes the place of all that the image says, its args that
 // of the image's command.
 func arguments(c *corev1.Container, image container.Image, env *variables) []string {
 	var argv []string

@@ -34,7 +34,7 @@ type facts struct {
 	lost        bool // its last run was before the node went down, in another sandbox
 }
 
-// succeeded tells whether it ended well and does not run again.
+// succeeded reports whether it ended well and does not run again.
 func (f *facts) succeeded() bool { return f.running == nil && f.ran() && f.ended.ExitCode == 0 }
 
 func (f *facts) ran() bool { return f.running != nil || f.ended != nil && !f.lost }
@@ -52,7 +52,7 @@ type podFacts struct {
 	containers []facts
 }
 
-// initialized tells whether ordinary containers may run. Once they did, what becomes of the init containers does not matter.
+// initialized reports whether ordinary containers may run. Once they did, what becomes of the init containers does not matter.
 func (p *podFacts) initialized() bool {
 	for i := range p.containers {
 		if p.containers[i].kind == ordinary && p.containers[i].ran() {
@@ -170,7 +170,7 @@ func (p *podFacts) initialization(phase corev1.PodPhase) corev1.PodCondition {
 	return c
 }
 
-// readiness is the condition ContainersReady: of ordinary containers and sidecars.
+// readiness returns the condition ContainersReady: of ordinary containers and sidecars.
 func (p *podFacts) readiness(phase corev1.PodPhase) corev1.PodCondition {
 	var unready []string
 	for i := range p.containers {

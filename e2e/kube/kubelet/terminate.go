@@ -124,7 +124,7 @@ func (t target) hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 	return fmt.Errorf("%w: this kind of hook", errUnsupported)
 }
 
-// graceOf is the time that the containers of a pod have to end.
+// graceOf returns the time that the containers of a pod have to end.
 func graceOf(pod *corev1.Pod) time.Duration {
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
@@ -135,7 +135,7 @@ func graceOf(pod *corev1.Pod) time.Duration {
 	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-// ends tells whether the pod is to end.
+// ends reports whether the pod is to end.
 func (w *worker) ends() bool {
 	return w.grace != nil || w.gone || w.pod.DeletionTimestamp != nil || w.reason != "" ||
 		complete(w.slots, w.pod.Spec.RestartPolicy)

@@ -60,7 +60,7 @@ func (v *volumes) prepare(ctx context.Context, in inPod) (renew time.Time, err e
 	return renew, nil
 }
 
-// groupOf is the group that a pod wants its volumes to belong to, or -1.
+// groupOf returns the group that a pod wants its volumes to belong to, or -1.
 func groupOf(pod *corev1.Pod) int {
 	if c := pod.Spec.SecurityContext; c != nil && c.FSGroup != nil {
 		return int(*c.FSGroup)
@@ -112,7 +112,7 @@ type selection struct {
 	optional *bool
 }
 
-// contents gives the files of a volume that is made of objects.
+// contents returns the files of a volume that is made of objects.
 func (v *volumes) contents(ctx context.Context, in inPod, volume *corev1.Volume) (payload, error) {
 	files := payload{}
 	switch {
@@ -245,7 +245,7 @@ func (v *volumes) tokenFor(ctx context.Context, pod *corev1.Pod, volume string,
 	return t.value, nil
 }
 
-// uses tells whether a volume of a pod is made of an object.
+// uses reports whether a volume of a pod is made of an object.
 func uses(pod *corev1.Pod, kind, name string) bool {
 	named := func(configMap, secret string) bool {
 		return name != "" && (kind == configMapKind && configMap == name || kind == secretKind && secret == name)
@@ -266,7 +266,7 @@ func uses(pod *corev1.Pod, kind, name string) bool {
 	return false
 }
 
-// mounts gives what a container sees of the volumes.
+// mounts returns what a container sees of the volumes.
 func (v *volumes) mounts(pod *corev1.Pod, c *corev1.Container, env *variables) ([]container.Mount, error) {
 	var mounts []container.Mount
 	for _, m := range c.VolumeMounts {
@@ -284,7 +284,7 @@ func (v *volumes) mounts(pod *corev1.Pod, c *corev1.Container, env *variables) (
 	return mounts, nil
 }
 
-// subPath gives the part of a volume that is mounted, and makes it as a folder if it is not there.
+// subPath returns the part of a volume that is mounted, and makes it as a folder if it is not there.
 func (v *volumes) subPath(m corev1.VolumeMount, env *variables) (string, error) {
 	sub := m.SubPath
 	if m.SubPathExpr != "" {

@@ -134,7 +134,7 @@ type known struct {
 	secrets    listers.SecretLister
 }
 
-// configMap gives an object as it is now, or was when the API server could last be asked.
+// configMap returns an object as it is now, or was when the API server could last be asked.
 func (n *Node) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -187,7 +187,7 @@ func (n *Node) token(ctx context.Context, pod *corev1.Pod, audience string, seco
 	return token{answer.Status.Token, asked.Add(answer.Status.ExpirationTimestamp.Sub(asked) / 5 * 4)}, nil
 }
 
-// sameMetadata tells whether two versions of a pod have the same labels and annotations.
+// sameMetadata reports whether two versions of a pod have the same labels and annotations.
 func sameMetadata(a, b *corev1.Pod) bool {
 	return equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.Annotations, b.Annotations)
 }

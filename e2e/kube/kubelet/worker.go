@@ -119,7 +119,7 @@ func initKind(c *corev1.Container) kind {
 	return initial
 }
 
-// dir is the pod's folder.
+// dir returns the pod's folder.
 func (w *worker) dir() string { return filepath.Join(w.node.options.Dir, "pods", string(w.ref.UID)) }
 
 // loop works until the pod is gone or life ends.
@@ -255,7 +255,7 @@ func (w *worker) sandbox() *container.Sandbox {
 	return w.public.sandbox
 }
 
-// ip is the pod's address, or "".
+// ip returns the pod's address, or "".
 func (w *worker) ip() string {
 	if s := w.sandbox(); s != nil {
 		return s.IP().String()
@@ -263,7 +263,7 @@ func (w *worker) ip() string {
 	return ""
 }
 
-// in is the pod with what is known of it here.
+// in returns the pod with what is known of it here.
 func (w *worker) in() inPod {
 	return inPod{pod: w.pod, podIP: w.ip(), hostIP: w.node.options.Address.String(), allocatable: w.node.options.Capacity}
 }

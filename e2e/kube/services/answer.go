@@ -108,7 +108,7 @@ func (q question) withSize(p *dnsmessage.Parser) question {
 	}
 }
 
-// message is an answer. Without addresses it names the authority, with how long to remember that there are none.
+// message returns an answer. Without addresses it names the authority, with how long to remember that there are none.
 func (q question) message(code dnsmessage.RCode, addresses []netip.Addr, truncated bool) []byte {
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: q.header.ID, Response: true, Authoritative: true, Truncated: truncated,
 		RecursionDesired: q.header.RecursionDesired, RecursionAvailable: true, RCode: code, OpCode: q.header.OpCode}}

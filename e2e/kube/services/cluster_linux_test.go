@@ -93,7 +93,7 @@ func endpoint(ip string, ready bool) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{Addresses: []string{ip}, Conditions: discoveryv1.EndpointConditions{Ready: new(ready)}}
 }
 
-// pod is an address of the pod network where something listens at 8080 and says its address to who connects; then it says
+// pod returns an address of the pod network where something listens at 8080 and says its address to who connects; then it says
 // what it is told.
 func (b *bed) pod(ip string) string {
 	b.Helper()
@@ -117,7 +117,7 @@ func (b *bed) pod(ip string) string {
 	return ip
 }
 
-// connect gives a connection and which pod it leads to.
+// connect returns a connection and which pod it leads to.
 func (b *bed) connect(ip string) (net.Conn, string, error) {
 	c, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "80"), patience)
 	if err != nil {
@@ -335,7 +335,7 @@ func testPod(b *bed) {
 	}
 }
 
-// shell gives what a shell prints in a pod.
+// shell returns what a shell prints in a pod.
 func shell(b *bed, sandbox *container.Sandbox, script string) (string, error) {
 	path, err := exec.LookPath("bash")
 	if err != nil {

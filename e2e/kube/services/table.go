@@ -86,7 +86,7 @@ func endpoints(of []*discoveryv1.EndpointSlice, port string) []netip.AddrPort {
 	return slices.Compact(ready) // an endpoint that moves from slice to slice is in both for a moment
 }
 
-// headless gives the addresses of all ready endpoints, in order.
+// headless returns the addresses of all ready endpoints, in order.
 func headless(of []*discoveryv1.EndpointSlice) (addresses []netip.Addr) {
 	for _, slice := range of {
 		for _, e := range slice.Endpoints {
@@ -109,7 +109,7 @@ func serves(c discoveryv1.EndpointConditions) bool {
 	return *c.Serving
 }
 
-// first is the address that counts: an endpoint of today has no other.
+// first returns the address that counts: an endpoint of today has no other.
 func first(addresses []string) string {
 	if len(addresses) == 0 {
 		return ""
@@ -117,7 +117,7 @@ func first(addresses []string) string {
 	return addresses[0]
 }
 
-// find gives the number of a slice's TCP port by the name that the Service's port has.
+// find returns the number of a slice's TCP port by the name that the Service's port has.
 func find(ports []discoveryv1.EndpointPort, name string) (number uint16, ok bool) {
 	for _, p := range ports {
 		called := p.Name == nil && name == "" || p.Name != nil && *p.Name == name
@@ -128,7 +128,7 @@ func find(ports []discoveryv1.EndpointPort, name string) (number uint16, ok bool
 	return 0, false
 }
 
-// lookup gives the addresses of a name with its final dot, and whether there is such a name. As in the specification of
+// lookup returns the addresses of a name with its final dot, and whether there is such a name. As in the specification of
 // DNS-based service discovery, a headless Service without a ready endpoint has no name.
 func (t *table) lookup(host string) (addresses []netip.Addr, exists bool) {
 	rest, ok := strings.CutSuffix(strings.ToLower(host), Domain+".")

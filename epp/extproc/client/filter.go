@@ -24,16 +24,16 @@ type Filter struct {
 	response     bool // response headers and trailers SEND, else SKIP
 }
 
-// Picker is the first filter of the pair. It sends only the request, so its server may die during the answer.
+// Picker returns the first filter of the pair. It sends only the request, so its server may die during the answer.
 func Picker() Filter { return Filter{mark: MarkPicker, requestBody: true} }
 
-// Acct is the second filter of the pair. It sends all headers and trailers but no body, and its stream lives as long as the HTTP stream.
+// Acct returns the second filter of the pair. It sends all headers and trailers but no body, and its stream lives as long as the HTTP stream.
 func Acct() Filter { return Filter{mark: MarkAcct, response: true} }
 
-// Single is the single filter that sends the request, and the headers and trailers of the answer.
+// Single returns the single filter that sends the request, and the headers and trailers of the answer.
 func Single() Filter { return Filter{requestBody: true, response: true} }
 
-// Duplex is the single filter as llm-d's charts configure it: it also sends the answer's body.
+// Duplex returns the single filter as llm-d's charts configure it: it also sends the answer's body.
 func Duplex() Filter { return Filter{requestBody: true, responseBody: true, response: true} }
 
 func sendMode(duplex bool) extproc.ProcessingMode_BodySendMode {

@@ -43,7 +43,7 @@ func frame(letter byte) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{}
 }
 
-// sentBefore is an order in which a request, and perhaps its answer, was sent.
+// sentBefore returns an order in which a request, and perhaps its answer, was sent.
 func sentBefore(f Filter, what string) *order {
 	o := &order{request: side{duplex: f.requestBody}, response: side{duplex: f.responseBody}}
 	for _, letter := range what {
