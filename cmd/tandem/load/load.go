@@ -28,7 +28,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	failed := t.run(ctx)
 	t.progress.clear()
 	result := t.result()
-	if err := s.Output.write(std.Stdout, result); err != nil {
+	if err := errors.Join(s.Output.writeRecords(t), s.Output.write(std.Stdout, result)); err != nil {
 		return fmt.Errorf("writing the report: %w", err)
 	}
 	switch {

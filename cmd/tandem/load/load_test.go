@@ -5,8 +5,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -35,6 +37,9 @@ type fake struct {
 	*httptest.Server
 	// answer, if not nil, answers in place of the fake and returns true.
 	answer func(w http.ResponseWriter, r *http.Request, a *asked) bool
+
+	// perLetter counts a token for each letter of a prompt, so that the cost of a word depends on the words.
+	perLetter bool
 
 	mu  sync.Mutex
 	got []asked // without the probes
@@ -76,7 +81,11 @@ func (f *fake) serve(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
 		http.NewResponseController(w).Flush()
 	}
-	fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", 10+2*a.words(), a.tokens)
+	prompt := 10 + 2*a.words()
+	if f.perLetter {
+		prompt = len(a.prompt)
+	}
+	fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", prompt, a.tokens)
 }
 
 // outcome is how a run of the command ended.
@@ -92,10 +101,10 @@ func measure(t *testing.T, ctx context.Context, url string, args ...string) (o o
 	t.Helper()
 	dir := t.TempDir()
 	figures, page := filepath.Join(dir, "f.json"), filepath.Join(dir, "p.html")
-	var out, log bytes.Buffer
+	var out, diagnostics bytes.Buffer
 	args = append([]string{"--url=" + url, "--json=" + figures, "--report=" + page}, args...)
-	o.code = boot.Run(ctx, boot.IO{Name: "load", Stdout: &out, Stderr: &log}, args, Run)
-	o.stdout, o.stderr = out.String(), log.String()
+	o.code = boot.Run(ctx, boot.IO{Name: "load", Stdout: &out, Stderr: &diagnostics}, args, Run)
+	o.stdout, o.stderr = out.String(), diagnostics.String()
 	if text, err := os.ReadFile(figures); err == nil {
 		if err := json.Unmarshal(text, &o.result); err != nil {
 			t.Fatal(err)
@@ -149,6 +158,96 @@ func TestOneSide(t *testing.T) {
 	}
 	if strings.Contains(o.stdout+o.stderr+o.page, "secret") {
 		t.Error("the key is shown")
+	}
+}
+
+// Two endpoints are compared under their addresses, and each with its own GPUs.
+func TestAgainst(t *testing.T) {
+	f, other := startFake(t), startFake(t)
+	o := measure(t, t.Context(), f.URL, "--against="+other.URL+"/v1", "--gpus=2,1", "--mode=force", "--requests=6", "--rounds=2", "--output-tokens=3",
+		"--concurrency=2", "--warmup=1")
+	if o.code != boot.CodeOK || len(f.got) != 14 || len(other.got) != 14 {
+		t.Fatalf("exit %d: %s; %d and %d requests", o.code, o.stderr, len(f.got), len(other.got))
+	}
+	sides := o.result.Points[0].Sides
+	for i, fake := range []*fake{f, other} {
+		if sides[i].Name != fake.Listener.Addr().String() || sides[i].GPUs != 2-i || sides[i].Answered != 12 || sides[i].Mode != "force" {
+			t.Errorf("%+v", sides[i])
+		}
+	}
+	if o.result.Points[0].Comparison.find("output_tokens_per_s_per_gpu") == nil {
+		t.Error("throughput per GPU is not compared")
+	}
+}
+
+func TestTLS(t *testing.T) {
+	f := &fake{}
+	f.Server = httptest.NewTLSServer(http.HandlerFunc(f.serve))
+	f.Config.ErrorLog = log.New(io.Discard, "", 0)
+	t.Cleanup(f.Close)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--ca-file=" + ca}, boot.CodeOK, ""},
+		{[]string{"--insecure-skip-verify"}, boot.CodeOK, ""},
+		{nil, boot.CodeMissing, "certificate signed by unknown authority"},
+	} {
+		o := measure(t, t.Context(), f.URL, append(test.args, "--requests=2", "--output-tokens=3", "--warmup=0")...)
+		if o.code != test.code || !strings.Contains(o.stderr, test.want) {
+			t.Errorf("%v: exit %d: %s", test.args, o.code, o.stderr)
+		}
+	}
+}
+
+func TestRecords(t *testing.T) {
+	f := startFake(t)
+	n := 0
+	f.answer = func(w http.ResponseWriter, _ *http.Request, a *asked) bool {
+		if n++; n == 3 {
+			http.Error(w, "no", http.StatusTeapot)
+			return true
+		}
+		return false
+	}
+	file := filepath.Join(t.TempDir(), "r.jsonl")
+	o := measure(t, t.Context(), f.URL, "--records="+file, "--requests=4", "--concurrency=1", "--input-tokens=100", "--output-tokens=3", "--warmup=0", "--rounds=2")
+	text, err := os.ReadFile(file)
+	if err != nil || o.code != boot.CodeOK || !strings.Contains(o.stdout, file) {
+		t.Fatalf("exit %d: %s, %v", o.code, o.stderr, err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) != 8 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	for i, line := range lines {
+		var r Record
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Side != "all" || r.Point != "100" || r.Round != 1+i/4 || (r.Failure != "") != (i == 2) || r.E2E <= 0 || i != 2 && (r.Output != 3 || len(r.ITL) != 2) {
+			t.Errorf("line %d: %s", i+1, line)
+		}
+	}
+}
+
+// Two endpoints with the same tokenizer get prompts of the same lengths, also if the words of the probes are unlike others.
+func TestSidesOfTwoEndpointsHaveEqualLengths(t *testing.T) {
+	f, other := startFake(t), startFake(t)
+	f.perLetter, other.perLetter = true, true
+	measure(t, t.Context(), f.URL, "--against="+other.URL, "--requests=8", "--rounds=1", "--output-tokens=3", "--concurrency=1", "--warmup=0")
+	for i := range f.got {
+		if a, b := f.got[i].words(), other.got[i].words(); a != b {
+			t.Errorf("prompt %d has %d and %d words", i, a, b)
+		}
+	}
+	if len(f.got) != 8 {
+		t.Errorf("%d requests", len(f.got))
 	}
 }
 

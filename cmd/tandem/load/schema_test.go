@@ -17,6 +17,7 @@ func TestSchemaIsDocumented(t *testing.T) {
 	_, section, _ := strings.Cut(string(page), "\n## JSON\n")
 	names := map[string]bool{}
 	members(reflect.TypeFor[Result](), names)
+	members(reflect.TypeFor[Record](), names)
 	if len(names) < 60 {
 		t.Fatalf("only %d members were found", len(names))
 	}

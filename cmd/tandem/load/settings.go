@@ -45,8 +45,8 @@ type loadFlags struct {
 	Rate        float64       `flag:"rate" arg:"NUMBER" help:"requests in a second, each at its time whether or not earlier ones are answered (open loop)"`
 	Arrivals    string        `flag:"arrivals" enum:"poisson,constant" help:"how the requests of --rate are spaced"`
 	Concurrency int           `flag:"concurrency" arg:"NUMBER" help:"clients that send one request after the other (closed loop). Default, without --rate and --trace: 8"`
-	Requests    int           `flag:"requests" arg:"NUMBER" help:"requests of a round, at most"`
-	Duration    time.Duration `flag:"duration" arg:"DURATION" help:"time of a round in which requests are sent, at most"`
+	Requests    int           `flag:"requests" arg:"NUMBER" help:"requests of a round, at most. Default: 200, and 100000 with --duration"`
+	Duration    time.Duration `flag:"duration" arg:"DURATION" help:"time of a round in which requests are sent, at most. Default: 1m, and 1h with --requests"`
 	InFlight    int           `flag:"max-in-flight" arg:"NUMBER" help:"requests in flight at the same time, at most; those of an open loop then wait, and their latency counts from when they were due"`
 	Warmup      int           `flag:"warmup" arg:"NUMBER" help:"requests before each round that are not counted"`
 	Seed        int           `flag:"seed" arg:"NUMBER" help:"the same seed gives the same lengths and arrivals. Words always differ: prefix caches remember earlier runs"`
@@ -78,14 +78,15 @@ type judgeFlags struct {
 }
 
 type outputFlags struct {
-	JSON   string `flag:"json" arg:"FILE" help:"write all figures to this file"`
-	Report string `flag:"report" arg:"FILE.html" help:"write the report as a page"`
+	JSON    string `flag:"json" arg:"FILE" help:"write all figures to this file"`
+	Records string `flag:"records" arg:"FILE.jsonl" help:"write every request to this file, as a line of JSON"`
+	Report  string `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 }
 
 func defaults() settings {
 	return settings{
 		Target:  targetFlags{URL: "http://127.0.0.1:8080", API: "chat", Stream: true, Connect: 10 * time.Second, Timeout: 5 * time.Minute},
-		Load:    loadFlags{Arrivals: "poisson", Requests: 200, Duration: time.Minute, InFlight: 1024, Warmup: 4, Seed: 1},
+		Load:    loadFlags{Arrivals: "poisson", InFlight: 1024, Warmup: 4, Seed: 1},
 		Prompts: promptFlags{Input: workload.Lengths{Least: 512, Most: 512}, Output: workload.Lengths{Least: 64, Most: 64}, Groups: 1, Speed: 1, Scale: 1},
 	}
 }
@@ -140,8 +141,8 @@ func (l *loadFlags) Validate(p *boot.Problems) {
 	p.Require(l.Rate >= 0 && l.Rate <= 1e6, "rate", "must be from 0 to 1000000, got %v", l.Rate)
 	p.Require(l.Concurrency >= 0 && l.Concurrency <= maxInFlight, "concurrency", "must be from 1 to %d, got %d", maxInFlight, l.Concurrency)
 	p.Require(l.Rate == 0 || l.Concurrency == 0, "concurrency", "cannot be combined with --rate: an open loop does not wait for answers")
-	p.Require(l.Requests >= 1 && l.Requests <= maxRequests, "requests", "must be from 1 to %d, got %d", maxRequests, l.Requests)
-	p.Require(l.Duration >= time.Millisecond && l.Duration <= 24*time.Hour, "duration", "must be from 1ms to 24h, got %v", l.Duration)
+	p.Require(l.Requests >= 0 && l.Requests <= maxRequests, "requests", "must be from 1 to %d, got %d", maxRequests, l.Requests)
+	p.Require(l.Duration == 0 || l.Duration >= time.Millisecond && l.Duration <= 24*time.Hour, "duration", "must be from 1ms to 24h, got %v", l.Duration)
 	p.Require(l.InFlight >= 1 && l.InFlight <= maxInFlight, "max-in-flight", "must be from 1 to %d, got %d", maxInFlight, l.InFlight)
 	p.Require(l.Warmup >= 0 && l.Warmup <= 1000, "warmup", "must be from 0 to 1000, got %d", l.Warmup)
 }
@@ -152,6 +153,19 @@ const (
 	maxRequests = 1_000_000
 	maxRounds   = 1000
 )
+
+// bound returns the bounds of a round: both, whichever the user gave.
+func (l *loadFlags) bound() workload.Bound {
+	switch {
+	case l.Requests == 0 && l.Duration == 0:
+		return workload.Bound{Requests: 200, Span: time.Minute}
+	case l.Requests == 0:
+		return workload.Bound{Requests: 100_000, Span: l.Duration}
+	case l.Duration == 0:
+		return workload.Bound{Requests: l.Requests, Span: time.Hour}
+	}
+	return workload.Bound{Requests: l.Requests, Span: l.Duration}
+}
 
 // Validate implements boot.Validator.
 func (f *promptFlags) Validate(p *boot.Problems) {
@@ -195,7 +209,7 @@ func (j *judgeFlags) Validate(p *boot.Problems) {
 
 // Validate implements boot.Validator.
 func (o *outputFlags) Validate(p *boot.Problems) {
-	for flag, file := range map[string]string{"json": o.JSON, "report": o.Report} {
+	for flag, file := range map[string]string{"json": o.JSON, "records": o.Records, "report": o.Report} {
 		if file != "" { // fail now, not after the run
 			_, err := os.Stat(filepath.Dir(file))
 			p.Require(err == nil, flag, "cannot be written: %w", err)

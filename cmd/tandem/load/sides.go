@@ -142,7 +142,7 @@ func (s *settings) trace() (*workload.Trace, error) {
 		return nil, fmt.Errorf("%s: %w", s.Prompts.Trace, err)
 	}
 	trace.Speed, trace.Tokens, trace.MaxInput, trace.Start = s.Prompts.Speed, s.Prompts.Scale, s.Prompts.MaxInput, s.Prompts.Start
-	if len(trace.Calls(nil, s.bound())) == 0 {
+	if len(trace.Calls(nil, s.Load.bound())) == 0 {
 		return nil, fmt.Errorf("%s has no request from --trace-start on within --duration that --trace-max-input allows", s.Prompts.Trace)
 	}
 	return trace, nil
@@ -164,10 +164,11 @@ func (t *trial) meet(ctx context.Context, s *side, model string) error {
 		}
 		s.endpoint.SetModel(model)
 	}
-	salt := workload.NewSalt() // an engine that remembers a prompt may count it in another way
 	var tokens [2]int
 	for i, words := range probeWords {
-		n, err := s.endpoint.Probe(ctx, workload.Words(salt, uint64(i), words))
+		// The same words for both sides, so that equal tokenizers get prompts of equal lengths: a word more or less in every prompt
+		// would be a difference of the sides that no number of rounds cancels.
+		n, err := s.endpoint.Probe(ctx, workload.Words(0, uint64(i), words))
 		if failure, ok := errors.AsType[*client.Failure](err); ok {
 			return refusal(s.url, model, names, failure)
 		} else if err != nil {

@@ -24,6 +24,9 @@ func (t *trial) result() *Result {
 		shown := PointResult{InputTokens: p.input, PickerCount: p.pickerCount()}
 		for i, side := range t.sides {
 			shown.Sides = append(shown.Sides, side.summarize(p.rounds[i], s.Judge.SLO))
+			if !s.isOpen() {
+				shown.Sides[i].Late = nil // a closed loop has no times to be late for
+			}
 		}
 		if len(t.sides) == 2 {
 			shown.Comparison = compare(&shown.Sides[0], &shown.Sides[1])
@@ -39,8 +42,9 @@ func (t *trial) result() *Result {
 
 // describe returns the load that was asked for.
 func (s *settings) describe() LoadResult {
-	l := LoadResult{API: s.Target.API, Stream: s.Target.Stream, Open: s.isOpen(), Rounds: s.rounds(), Requests: s.Load.Requests,
-		Duration: s.Load.Duration.Seconds(), Warmup: s.Load.Warmup, Seed: s.Load.Seed}
+	bound := s.Load.bound()
+	l := LoadResult{API: s.Target.API, Stream: s.Target.Stream, Open: s.isOpen(), Rounds: s.rounds(), Requests: bound.Requests,
+		Duration: bound.Span.Seconds(), Warmup: s.Load.Warmup, Seed: s.Load.Seed}
 	if s.isOpen() {
 		l.Rate, l.Arrivals, l.InFlight = s.Load.Rate, s.Load.Arrivals, s.Load.InFlight
 	} else {
@@ -148,11 +152,22 @@ func (t *tally) measure(s *sample) {
 	if a.Cached >= 0 {
 		t.cached = append(t.cached, float64(a.Cached))
 	}
+	for name, took := range phasesOf(a) {
+		t.phases[name] = append(t.phases[name], took)
+	}
+}
+
+// phasesOf returns the phases that Tandem reported, in ms; nil if it reported none.
+func phasesOf(a *client.Answer) (all map[string]float64) {
 	for ph := range pd.PhaseOverlap + 1 {
 		if took, ok := a.Phases.Get(ph); ok {
-			t.phases[ph.String()] = append(t.phases[ph.String()], ms(took))
+			if all == nil {
+				all = map[string]float64{}
+			}
+			all[ph.String()] = ms(took)
 		}
 	}
+	return all
 }
 
 func (t *tally) fail(f *client.Failure) {

@@ -77,11 +77,6 @@ func (t *trial) run(ctx context.Context) error {
 	return nil
 }
 
-// bound returns the bounds of a round.
-func (s *settings) bound() workload.Bound {
-	return workload.Bound{Requests: s.Load.Requests, Span: s.Load.Duration}
-}
-
 // random returns the random numbers of a round: for both sides of a pair the same.
 func (t *trial) random(at, number int) *rand.Rand {
 	return rand.New(rand.NewPCG(uint64(t.settings.Load.Seed), uint64(at)<<32|uint64(number)))
@@ -90,7 +85,7 @@ func (t *trial) random(at, number int) *rand.Rand {
 // round measures one round of a side.
 func (t *trial) round(ctx context.Context, at, which, number, order int) error {
 	p, s := t.points[at], t.sides[which]
-	calls := p.source.Calls(t.random(at, number), t.settings.bound())
+	calls := p.source.Calls(t.random(at, number), t.settings.Load.bound())
 	w := workload.Writer{Salt: workload.NewSalt(), Cost: s.cost}
 	r := &round{number: number + 1, order: order + 1}
 	t.warmUp(ctx, s, w, calls)
@@ -119,7 +114,7 @@ func (t *trial) round(ctx context.Context, at, which, number, order int) error {
 
 // pacer returns what sends the calls of a round.
 func (t *trial) pacer(s *side, w workload.Writer, calls []workload.Call) *pacer {
-	p := &pacer{dues: make([]time.Duration, len(calls)), limit: t.settings.concurrency(), span: t.settings.Load.Duration,
+	p := &pacer{dues: make([]time.Duration, len(calls)), limit: t.settings.concurrency(), span: t.settings.Load.bound().Span,
 		grace: t.settings.Target.Timeout}
 	if t.settings.isOpen() {
 		p.limit = t.settings.Load.InFlight

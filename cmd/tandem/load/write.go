@@ -36,7 +36,7 @@ func (o *outputFlags) write(stdout io.Writer, r *Result) error {
 	if err := text(stdout, r); err != nil {
 		return err
 	}
-	for _, file := range []string{o.Report, o.JSON} {
+	for _, file := range []string{o.Report, o.JSON, o.Records} {
 		if file != "" {
 			if _, err := fmt.Fprintf(stdout, "Written: %s\n", file); err != nil {
 				return err

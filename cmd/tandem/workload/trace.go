@@ -170,10 +170,5 @@ func (t *Trace) Calls(_ *rand.Rand, bound Bound) (all []Call) {
 	return all
 }
 
-// Requests returns the number of requests in the trace, and the time from the first to the last.
-func (t *Trace) Requests() (n int, span time.Duration) {
-	return len(t.calls), t.calls[len(t.calls)-1].Due
-}
-
 // scaled multiplies a length, which stays at least one token: an engine refuses an empty prompt.
 func scaled(tokens int, factor float64) int { return max(1, int(math.Round(float64(tokens)*factor))) }
