@@ -197,7 +197,7 @@ proxy.image has neither tag nor digest: name a version of Envoy
 {{- end -}}
 
 
-{{/* Whoever waits for another must wait longer. */}}
+{{/* A component that waits for another one must have the longer time-out. */}}
 {{- define "tandem.check.timeouts" -}}
 {{- $prefill := int .Values.sidecar.prefillTimeoutSeconds -}}
 {{- $first := int .Values.sidecar.firstEventTimeoutSeconds -}}
