@@ -55,9 +55,12 @@ func (p *Publisher) noteWanted() {
 
 // Publish tells subscribers of changes that are already visible.
 func (p *Publisher) Publish(c Changes) {
-	if p.wanted.Load()&uint32(c) == 0 {
-		return
+	if p.wanted.Load()&uint32(c) != 0 {
+		p.publish(c)
 	}
+}
+
+func (p *Publisher) publish(c Changes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscriptions {

@@ -6,6 +6,8 @@ import "time"
 // runs in virtual time.
 type Clock interface {
 	Now() time.Time
+	// Since is Now().Sub(t), which the system can tell faster.
+	Since(t time.Time) time.Duration
 	// AfterFunc runs f in its own goroutine after d, unless the timer is stopped before.
 	AfterFunc(d time.Duration, f func()) Timer
 }
@@ -23,6 +25,9 @@ type systemClock struct{}
 
 // Now implements Clock.
 func (systemClock) Now() time.Time { return time.Now() }
+
+// Since implements Clock.
+func (systemClock) Since(t time.Time) time.Duration { return time.Since(t) }
 
 // AfterFunc implements Clock.
 func (systemClock) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }

@@ -34,10 +34,9 @@ type StagePick struct {
 
 // Seen is what a pick knew of an endpoint.
 type Seen struct {
-	Load     Load     // from its metrics page
+	Load     Load     // from its metrics page, and signals that producers computed
 	InFlight InFlight // that this picker had sent there
 	Cached   int      // tokens of the prompt in its prefix cache
-	Computed Values   // signals that producers computed
 }
 
 // Endpoints returns those picked for a stage, best first; none if the stage has none.

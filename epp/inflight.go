@@ -56,13 +56,23 @@ func (m *meter) addIf(seen, charge word) bool {
 // tell tells those who wait for a change.
 func (m *meter) tell(before, now word) {
 	switch {
-	case now < before && m.fell != nil:
-		m.fell.Publish(InFlightFell)
-	case before.requests() == 0 && m.armed.Load() && now.requests() > 0 && m.armed.CompareAndSwap(true, false):
-		select {
-		case m.turned <- struct{}{}:
-		default:
+	case now < before:
+		if m.fell != nil {
+			m.fell.Publish(InFlightFell)
 		}
+	case before.requests() == 0 && m.armed.Load():
+		m.turn()
+	}
+}
+
+// turn tells that an endpoint that was idle has a request.
+func (m *meter) turn() {
+	if !m.armed.CompareAndSwap(true, false) {
+		return
+	}
+	select {
+	case m.turned <- struct{}{}:
+	default:
 	}
 }
 

@@ -28,7 +28,7 @@ func TestArm(t *testing.T) {
 		{"armed before a pick that lost the race", (*epp.Endpoint).Arm, func(e *epp.Endpoint) {
 			stale := claim(e, 1)
 			stale.Seen.Requests = 1
-			if _, ok := epp.Reserve([]epp.Claim{stale}); ok {
+			if _, ok := tryReserve([]epp.Claim{stale}); ok {
 				t.Error("reserved")
 			}
 		}, false},
@@ -52,7 +52,7 @@ func TestArm(t *testing.T) {
 	}
 }
 
-func reserve(e *epp.Endpoint) { epp.Reserve([]epp.Claim{claim(e, 1)}) }
+func reserve(e *epp.Endpoint) { tryReserve([]epp.Claim{claim(e, 1)}) }
 
 // Whatever takes load off an endpoint is published, and nothing else is.
 func TestInFlightFell(t *testing.T) {

@@ -9,8 +9,7 @@ import (
 // Candidate is an endpoint that may be picked, with everything that was known of it when the pick began.
 type Candidate struct {
 	*Endpoint
-	Load     *Load    // never nil
-	Computed *Values  // set by the Producers of the configuration; nil without one
+	Load     *Load    // never nil; where producers are configured, a copy for this request, with what they computed
 	Trust    float64  // how far to trust Load, 0..1: see Load.Trust
 	InFlight InFlight // requests of this picker
 	Cached   int      // tokens of this prompt's beginning in its prefix cache; 0 without a Matcher

@@ -3,7 +3,7 @@ package epp
 import "sync"
 
 // Reservation is the load that one request adds to its endpoints, from the pick on. End subtracts all that is left of it,
-// once, however often and from wherever it is called.
+// once, however often and from wherever it is called. The zero value charges nothing.
 type Reservation struct {
 	mu      sync.Mutex
 	charges []charge // one for each claim, in their order; a charge that has ended has no endpoint
@@ -35,10 +35,10 @@ type Claim struct {
 	Keep     InFlight // the part of Add that stays charged after the answer has begun
 }
 
-// Reserve charges the claims of a pick. It fails, and charges nothing, if the load of one of the endpoints is no longer what
-// the pick saw. The pick must then be made again: otherwise a burst of requests that all saw the same idle endpoint would all
-// go there.
-func Reserve(claims []Claim) (*Reservation, bool) {
+// Reserve charges the claims of a pick to a reservation that has none. It fails, and charges nothing, if the load of one of
+// the endpoints is no longer what the pick saw. The pick must then be made again: otherwise a burst of requests that all saw
+// the same idle endpoint would all go there.
+func (r *Reservation) Reserve(claims []Claim) bool {
 	for i := range claims {
 		c := &claims[i]
 		if claimed(claims[:i], c.Endpoint) {
@@ -47,10 +47,11 @@ func Reserve(claims []Claim) (*Reservation, bool) {
 			for j := range claims[:i] {
 				claims[j].Endpoint.inFlight.add(-claims[j].Add.pack())
 			}
-			return nil, false
+			return false
 		}
 	}
-	return reserved(claims), true
+	r.note(claims)
+	return true
 }
 
 // claimed reports whether there is a claim on an endpoint.
@@ -63,23 +64,28 @@ func claimed(claims []Claim, e *Endpoint) bool {
 	return false
 }
 
-// ReserveAnyway reserves the claims even if the load of their endpoints has changed since the pick saw it.
-func ReserveAnyway(claims ...Claim) *Reservation {
+// ReserveAnyway charges the claims even if the load of their endpoints has changed since the pick saw it.
+func (r *Reservation) ReserveAnyway(claims []Claim) {
 	for i := range claims {
 		claims[i].Endpoint.inFlight.add(claims[i].Add.pack())
 	}
-	return reserved(claims)
+	r.note(claims)
 }
 
-// reserved makes the reservation of claims that were charged.
-func reserved(claims []Claim) *Reservation {
+// ReserveAnyway makes a reservation of the claims, whatever the load of their endpoints.
+func ReserveAnyway(claims ...Claim) *Reservation {
 	r := &Reservation{}
+	r.ReserveAnyway(claims)
+	return r
+}
+
+// note takes over claims that have been charged.
+func (r *Reservation) note(claims []Claim) {
 	r.charges = r.usual[:0]
 	for i := range claims {
 		c := &claims[i]
 		r.charges = append(r.charges, charge{c.Endpoint, c.Add.pack(), c.Keep.pack()})
 	}
-	return r
 }
 
 // Served charges the endpoint that served the request instead of the one of the first claim. It does nothing if that is not

@@ -77,43 +77,46 @@ func (u Unit) Format(v float64) string {
 // allocation and no look-up.
 const MaxSignals = 16
 
-// declared holds the declarations by signal; kinds and defaults repeat parts of them for fast access. They are written only
-// while packages are initialized.
-var (
-	declared []Declaration
-	kinds    [MaxSignals]SignalKind
-	defaults [MaxSignals]float64
+// The signals that metrics pages of engines report. They are constants, so that picks read them by fixed offsets. Plugins may
+// declare more in their own files.
+const (
+	Waiting Signal = iota // requests that are queued in the engine
+	Delayed               // of these, requests that wait only for their KV cache to arrive
+	Running               // requests that run in the engine
+	KVUsage               // used share of the engine's KV cache
 )
 
-// The signals that metrics pages of engines report. Plugins may declare more in their own files.
-var (
-	// Waiting is how many requests are queued in the engine.
-	Waiting = Declare(Declaration{Name: "waiting", Title: "waiting", Parameter: "queuedRequestsSpec", Pages: map[string]string{
+// declared holds the declarations by signal. Declare adds to it while packages are initialized; it is only read after that.
+var declared = []Declaration{
+	Waiting: {Name: "waiting", Title: "waiting", Parameter: "queuedRequestsSpec", Pages: map[string]string{
 		"vllm":                "vllm:num_requests_waiting",
 		"sglang":              "sglang:num_queue_reqs",
 		"trtllm-serve":        "trtllm_num_requests_waiting",
 		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=waiting}",
 		"triton":              "nv_inference_pending_request_count",
-	}})
-	// Delayed is how many of the waiting requests wait only for their KV cache to arrive.
-	Delayed = Declare(Declaration{Name: "delayed", Parameter: "delayedRequestsSpec", Pages: map[string]string{
+	}},
+	Delayed: {Name: "delayed", Parameter: "delayedRequestsSpec", Pages: map[string]string{
 		"vllm": "vllm:num_requests_waiting_by_reason{reason=deferred}",
-	}})
-	// Running is how many requests run in the engine.
-	Running = Declare(Declaration{Name: "running", Title: "running", Parameter: "runningRequestsSpec", Pages: map[string]string{
+	}},
+	Running: {Name: "running", Title: "running", Parameter: "runningRequestsSpec", Pages: map[string]string{
 		"vllm":                "vllm:num_requests_running",
 		"sglang":              "sglang:num_running_reqs",
 		"trtllm-serve":        "trtllm_num_requests_running",
 		"triton-tensorrt-llm": "nv_trt_llm_request_metrics{request_type=scheduled}",
 		"triton":              "nv_inference_exec_count",
-	}})
-	// KVUsage is the used share of the engine's KV cache.
-	KVUsage = Declare(Declaration{Name: "kv_usage", Title: "KV use", Unit: Ratio, Parameter: "kvUsageSpec", Pages: map[string]string{
+	}},
+	KVUsage: {Name: "kv_usage", Title: "KV use", Unit: Ratio, Parameter: "kvUsageSpec", Pages: map[string]string{
 		"vllm":                "vllm:kv_cache_usage_perc",
 		"sglang":              "sglang:token_usage",
 		"trtllm-serve":        "trtllm_kv_cache_utilization",
 		"triton-tensorrt-llm": "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
-	}})
+	}},
+}
+
+// kinds and defaults hold parts of declared again, where picks read them fast. The signals above have the zero values.
+var (
+	kinds    [MaxSignals]SignalKind
+	defaults [MaxSignals]float64
 )
 
 // Declare adds a signal. Call it in the declaration of a package variable. It panics if the name is in use, or if there are
@@ -205,21 +208,18 @@ func labelValues(labels map[string]string) (v Values) {
 // the Default of its declaration. Values of a PageSignal are as old as the Load: weigh them by Trust. A scorer of a
 // PageSignal may read c.Load.Signals directly, which is a little faster.
 func (c *Candidate) Value(s Signal) (value float64, ok bool) {
-	switch kinds[s%MaxSignals] {
-	case PageSignal:
-		return c.Load.Signals.Value(s)
-	case LabelSignal:
+	if kinds[s%MaxSignals] == LabelSignal {
 		return c.Endpoint.signals.Value(s)
 	}
-	if c.Computed == nil {
-		return defaults[s%MaxSignals], false
-	}
-	return c.Computed.Value(s)
+	return c.Load.Signals.Value(s)
 }
 
-// Producer is a plugin that computes signals for a request, such as a predicted time to first token. It sets them in the
-// Computed values of every candidate, before the filters and scorers of the first stage run. It must be safe for concurrent
-// use and must not keep its arguments.
+// Compute sets the value of a ComputedSignal for the request that is picked for. Only a Producer may call it.
+func (c *Candidate) Compute(s Signal, value float64) { c.Load.Signals.Set(s, value) }
+
+// Producer is a plugin that computes signals for a request, such as a predicted time to first token. It sets them
+// by Candidate.Compute, before the filters and scorers of the first stage run. It must be safe for concurrent use and must
+// not keep its arguments.
 type Producer interface {
 	Produce(r *Round, c []Candidate)
 }

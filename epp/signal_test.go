@@ -23,7 +23,6 @@ func candidate(labels map[string]string) *epp.Candidate {
 }
 
 func TestValueOfEachKind(t *testing.T) {
-	computed := epp.Values{}.With(predicted, 0.5)
 	for _, c := range []struct {
 		name   string
 		given  func(c *epp.Candidate)
@@ -41,8 +40,7 @@ func TestValueOfEachKind(t *testing.T) {
 		{"label that is no number", nil, map[string]string{"example.com/gpus": "many"}, gpus, 1, false},
 		{"label that is impossible", nil, map[string]string{"example.com/gpus": "-2"}, gpus, 1, false},
 		{"no producer", nil, nil, predicted, 0, false},
-		{"producer that does not know", func(c *epp.Candidate) { c.Computed = new(epp.Values) }, nil, predicted, 0, false},
-		{"producer", func(c *epp.Candidate) { c.Computed = &computed }, nil, predicted, 0.5, true},
+		{"producer", func(c *epp.Candidate) { c.Compute(predicted, 0.5) }, nil, predicted, 0.5, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			given := candidate(c.labels)

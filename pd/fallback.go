@@ -1,6 +1,9 @@
 package pd
 
-import "sync"
+import (
+	"math"
+	"sync/atomic"
+)
 
 // The defaults of a FallbackBudget: the share of all requests that may be prefilled locally although they were planned
 // remote, and how many such requests at once.
@@ -15,20 +18,25 @@ const (
 type FallbackBudget struct {
 	ratio, burst float64
 
-	mu     sync.Mutex // guards tokens
-	tokens float64
+	tokens atomic.Uint64 // bits of a float64; while the budget is full, requests only read it
 }
 
 // NewFallbackBudget makes a full budget. ratio is what a request adds, 0..1; burst is the capacity in tokens.
 func NewFallbackBudget(ratio float64, burst int) *FallbackBudget {
-	return &FallbackBudget{ratio: ratio, burst: float64(burst), tokens: float64(burst)}
+	b := &FallbackBudget{ratio: ratio, burst: float64(burst)}
+	b.tokens.Store(math.Float64bits(b.burst))
+	return b
 }
 
 // Earn adds the share of one request.
 func (b *FallbackBudget) Earn() {
-	b.mu.Lock()
-	b.tokens = min(b.burst, b.tokens+b.ratio)
-	b.mu.Unlock()
+	for {
+		before := b.tokens.Load()
+		tokens := math.Float64frombits(before)
+		if tokens >= b.burst || b.tokens.CompareAndSwap(before, math.Float64bits(min(b.burst, tokens+b.ratio))) {
+			return
+		}
+	}
 }
 
 // rounding is above the error of adding ten tenths.
@@ -39,18 +47,17 @@ func (b *FallbackBudget) Has() bool { return b.Left() >= 1-rounding }
 
 // Take spends one token if there is one.
 func (b *FallbackBudget) Take() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.tokens < 1-rounding {
-		return false
+	for {
+		before := b.tokens.Load()
+		tokens := math.Float64frombits(before)
+		if tokens < 1-rounding {
+			return false
+		}
+		if b.tokens.CompareAndSwap(before, math.Float64bits(max(0, tokens-1))) {
+			return true
+		}
 	}
-	b.tokens = max(0, b.tokens-1)
-	return true
 }
 
 // Left returns the number of tokens in the bucket.
-func (b *FallbackBudget) Left() float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.tokens
-}
+func (b *FallbackBudget) Left() float64 { return math.Float64frombits(b.tokens.Load()) }

@@ -21,10 +21,15 @@ type kvCacheUtilizationScorer struct{}
 func (kvCacheUtilizationScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
 	for i := range c {
 		used, known := c[i].Load.Signals.Value(epp.KVUsage)
-		if !known || used != used { // NaN is no usage
+		switch {
+		case !known || used != used: // NaN is no usage
 			scores[i] = middle
 			continue
+		case used < 0:
+			used = 0
+		case used > 1:
+			used = 1
 		}
-		scores[i] = trusted(&c[i], 1-min(max(used, 0), 1))
+		scores[i] = trusted(&c[i], 1-used)
 	}
 }

@@ -45,7 +45,10 @@ func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float
 		return
 	}
 	for i := range c {
-		cached := float64(max(c[i].Cached, 0))
+		if c[i].Cached <= 0 {
+			continue
+		}
+		cached := float64(c[i].Cached)
 		length := min(cached/s.scale, 1)
 		scores[i] = s.weight*length*length + (1-s.weight)*min(cached/whole, 1)
 	}

@@ -74,13 +74,16 @@ func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
 		threshold := d.queue
 		delayed, _ := signals.Value(epp.Delayed)
 		waiting -= delayed
-		if running, known := signals.Value(epp.Running); known {
+		if d.perRunning > 0 {
+			running, _ := signals.Value(epp.Running)
 			threshold = max(threshold, d.perRunning*running)
 		}
 		if waiting >= threshold {
 			waiting += float64(c.InFlight.Requests - c.Load.Sent)
 		}
-		queue = max(0, waiting/threshold)
+		if waiting > 0 {
+			queue = waiting / threshold
+		}
 	}
 	if used, known := signals.Value(epp.KVUsage); known && used > 0 {
 		kv = used / d.kv

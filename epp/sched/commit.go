@@ -10,11 +10,11 @@ import (
 const tries = 3
 
 // commit makes the decision and reserves its load. A lock serializes the last tries of all picks, so that each sees the
-// earlier reservations: without the lock, picks that lost the same race would all choose the same endpoint. The error is a
-// *pd.Refusal.
-func (k *pick) commit() (*epp.Reservation, error) {
+// earlier reservations: without the lock, picks that lost the same race would all choose the same endpoint.
+// The error is a *pd.Refusal.
+func (k *pick) commit() error {
 	if err := k.shed(); err != nil {
-		return nil, err
+		return err
 	}
 	metrics := k.pipeline.config.Metrics
 	for try := 1; ; try++ {
@@ -26,15 +26,19 @@ func (k *pick) commit() (*epp.Reservation, error) {
 			k.refresh()
 		}
 		if err := k.run(); err != nil {
-			return nil, err
+			return err
 		}
 		k.claim()
-		if r, ok := epp.Reserve(k.claims); ok {
-			return r, nil
+		if k.made == nil {
+			k.made = new(made)
+		}
+		if k.made.reservation.Reserve(k.claims) {
+			return nil
 		}
 		if try == tries {
 			metrics.outdated.Inc()
-			return epp.ReserveAnyway(k.claims...), nil
+			k.made.reservation.ReserveAnyway(k.claims)
+			return nil
 		}
 		metrics.retries.Inc()
 	}
@@ -107,27 +111,25 @@ func (k *pick) learn() {
 	}
 }
 
-// A decision has memory for this many stages, and endpoints of all of them; more cost another allocation.
-const (
-	usualStages    = 2
-	usualEndpoints = 4
-)
+// made is a decision with its reservation, in one allocation, with memory for the usual numbers of stages and endpoints of all
+// of them; more cost another allocation.
+type made struct {
+	decision    epp.Decision
+	reservation epp.Reservation
+	picks       [2]epp.StagePick
+	endpoints   [4]*epp.Endpoint
+}
 
-// decision returns the decision in the form for callers.
-func (k *pick) decision() *epp.Decision {
-	made := &struct {
-		epp.Decision
-		picks     [usualStages]epp.StagePick
-		endpoints [usualEndpoints]*epp.Endpoint
-	}{}
-	d := &made.Decision
-	*d = epp.Decision{Picks: made.picks[:0], Verdict: k.verdict, Reason: k.reason, Strict: k.strict(),
-		Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Costs: k.costs}
-	total, all := 0, made.endpoints[:0]
+// write writes the decision in the form for callers, without its reservation.
+func (k *pick) write(m *made) *epp.Decision {
+	d := &m.decision
+	d.Picks, d.Verdict, d.Reason, d.Strict = m.picks[:0], k.verdict, k.reason, k.strict()
+	d.Tokens, d.Cached, d.Costs = k.round.Request.Prompt.Tokens, k.cached(), k.costs
+	total, all := 0, m.endpoints[:0]
 	for i := range k.chosen {
 		total += len(k.chosen[i])
 	}
-	if total > len(made.endpoints) {
+	if total > len(m.endpoints) {
 		all = make([]*epp.Endpoint, 0, total)
 	}
 	for i := range k.chosen {
@@ -151,9 +153,5 @@ func (k *pick) decision() *epp.Decision {
 // seen copies what the pick knows of a candidate, because observers may keep it: a reference would become invalid with the
 // pick, whose memory is reused, or keep a whole snapshot in memory.
 func seen(c *epp.Candidate) *epp.Seen {
-	s := &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
-	if c.Computed != nil {
-		s.Computed = *c.Computed
-	}
-	return s
+	return &epp.Seen{Load: *c.Load, InFlight: c.InFlight, Cached: c.Cached}
 }

@@ -37,7 +37,8 @@ func (k *pick) steer() error {
 func (k *pick) rule(i int) epp.Ruling {
 	s := &k.pipeline.stages[i]
 	k.round.Stage, k.ruled = s.Stage, i
-	k.asked = epp.Alternatives{Round: &k.round, Tokens: k.round.Request.Prompt.Tokens, Cached: k.cached(), Local: k.chosen[0]}
+	k.asked.Tokens, k.asked.Cached, k.asked.Local = k.round.Request.Prompt.Tokens, k.cached(), k.chosen[0]
+	k.asked.Remote, k.asked.Links = nil, nil
 	if s.compares {
 		k.choose(i)
 		k.asked.Remote, k.asked.Links = k.chosen[i], k.linksOf(i)

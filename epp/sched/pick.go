@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -19,7 +18,7 @@ type pick struct {
 	pcg      rand.PCG // the source of round.Rand
 
 	all         []epp.Candidate // the endpoints that the request's subset allows
-	computed    []epp.Values    // of all, by the producers
+	loads       []epp.Load      // of all, with the signals that producers computed; unused without producers
 	outside     int             // how many it does not allow
 	barred      []*epp.Endpoint // excluded from the stage at work, because other stages have chosen them
 	left        []epp.Candidate // those that the filters of the profile at work have left
@@ -37,6 +36,7 @@ type pick struct {
 	ruled   int               // index of the stage whose decider was asked last in this try, -1 = none was
 	links   []epp.Link        // of asked
 	claims  []epp.Claim
+	made    *made // nil before there are claims
 	verdict pd.Verdict
 	reason  pd.Reason
 	costs   []epp.Cost
@@ -45,7 +45,7 @@ type pick struct {
 // Unused picks keep endpoints of an older snapshot alive, but only for two garbage collections.
 var picks = sync.Pool{New: func() any {
 	k := new(pick)
-	k.round.Rand = rand.New(&k.pcg)
+	k.round.Rand, k.asked.Round = rand.New(&k.pcg), &k.round
 	return k
 }}
 
@@ -62,7 +62,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 
 // end returns the pick's memory.
 func (k *pick) end() {
-	k.pipeline, k.trace, k.spent, k.costs = nil, nil, false, nil
+	k.pipeline, k.trace, k.spent, k.costs, k.made = nil, nil, false, nil, nil
 	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand}
 	picks.Put(k)
 }
@@ -90,10 +90,10 @@ func (k *pick) gather(s *epp.Snapshot) {
 
 // compute has the producers compute the signals of all candidates.
 func (k *pick) compute(producers []epp.Producer) {
-	k.computed = slices.Grow(k.computed[:0], len(k.all))[:len(k.all)]
-	clear(k.computed)
+	k.loads = slices.Grow(k.loads[:0], len(k.all))[:len(k.all)]
 	for i := range k.all {
-		k.all[i].Computed = &k.computed[i]
+		k.loads[i] = *k.all[i].Load
+		k.all[i].Load = &k.loads[i]
 	}
 	for _, p := range producers {
 		p.Produce(&k.round, k.all)
@@ -203,8 +203,7 @@ func (k *pick) choose(i int) {
 		if len(k.left) == 0 {
 			break
 		}
-		f := &profile.Filters[i]
-		_, detects := f.Filter.(epp.Detector)
+		f, detects := &profile.Filters[i], s.detects[i]
 		if detects {
 			k.setAside() // an unreachable endpoint is neither full nor a replacement for full ones
 		}
@@ -305,8 +304,11 @@ func zeroed(s []float64, n int) []float64 {
 
 // clamp limits a score to 0..1. NaN becomes 0.
 func clamp(score float64) float64 {
-	if math.IsNaN(score) {
-		return 0
+	switch {
+	case score >= 0 && score <= 1: // nearly always
+		return score
+	case score > 1:
+		return 1
 	}
-	return min(max(score, 0), 1)
+	return 0
 }

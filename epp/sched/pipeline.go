@@ -38,18 +38,21 @@ type Pipeline struct {
 	stages []stage
 	split  int // index of the stage that splits requests, -1 = none
 	roles  []pd.Role
-	picks  atomic.Uint64
-	last   sync.Mutex // held in the last try of a pick
 
 	fallback *pd.FallbackBudget // for requests that should go remote and find no endpoint
+
+	_     [64]byte // every pick writes what follows, and reads what comes before: they must not share a cache line
+	picks atomic.Uint64
+	last  sync.Mutex // held in the last try of a pick
 }
 
 // stage is a row of the configuration, ready to run.
 type stage struct {
 	*epp.StageRow // in the configuration
 	profile       *epp.Profile
-	wanted        int  // endpoints
-	compares      bool // its decider is an epp.Comparer
+	wanted        int    // endpoints
+	compares      bool   // its decider is an epp.Comparer
+	detects       []bool // by filter of the profile: it is an epp.Detector
 }
 
 // NewPipeline makes a pipeline. The error joins all problems of the configuration.
@@ -91,6 +94,12 @@ func (p *Pipeline) addStages() error {
 			s.wanted = profile.Picker.Endpoints()
 		}
 		_, s.compares = row.Decider.Decider.(epp.Comparer)
+		if profile != nil {
+			for _, f := range profile.Filters {
+				_, detects := f.Filter.(epp.Detector)
+				s.detects = append(s.detects, detects)
+			}
+		}
 		if row.Split {
 			p.split = i
 		}

@@ -57,7 +57,7 @@ func (s *Scheduler) ask(ctx context.Context, p epp.NamedPreparer, r *epp.Request
 	timer := s.clock.AfterFunc(p.Timeout(), func() { cancel(errLate) })
 	defer timer.Stop()
 	f.add, f.err = p.Prepare(ctx, r)
-	f.took = s.clock.Now().Sub(began)
+	f.took = s.clock.Since(began)
 	if f.err != nil && errors.Is(context.Cause(ctx), errLate) {
 		f.err = errLate
 	}

@@ -15,7 +15,7 @@ type perToken map[string]float64
 func (p perToken) Produce(r *epp.Round, c []epp.Candidate) {
 	for i := range c {
 		if per, ok := p[c[i].Name]; ok {
-			c[i].Computed.Set(predicted, per*float64(r.Request.Prompt.Tokens))
+			c[i].Compute(predicted, per*float64(r.Request.Prompt.Tokens))
 		}
 	}
 }

@@ -70,15 +70,15 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	k := begin(p, r, now, p.picks.Add(1))
 	defer k.end()
 	k.gather(s.pool.Snapshot())
-	reservation, err := k.commit()
-	p.config.Metrics.picked(s.clock.Now().Sub(now), k, err)
+	err := k.commit()
+	p.config.Metrics.picked(s.clock.Since(now), k, err)
 	k.earn(err)
 	if err != nil {
 		return nil, err
 	}
 	k.learn()
-	d := k.decision()
-	d.Reservation = reservation
+	d := k.write(k.made)
+	d.Reservation = &k.made.reservation
 	return d, nil
 }
 
@@ -104,7 +104,7 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 	if err = k.shed(); err == nil {
 		err = k.run()
 	}
-	d := k.decision()
+	d := k.write(new(made))
 	d.Trace = &k.trace.Trace
 	if err != nil {
 		d.Verdict, d.Reason = pd.Refused, pd.AsRefusal(err).Reason

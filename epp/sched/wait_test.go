@@ -232,7 +232,7 @@ func TestDecisionsTellObserversWhatWasSeen(t *testing.T) {
 		}
 		seen := d.Picks[0].Seen
 		waiting, _ := seen.Load.Signals.Value(epp.Waiting)
-		computed := seen.Computed != epp.Values{}
+		_, computed := seen.Load.Signals.Value(predicted)
 		if waiting != 3 || seen.InFlight.Requests != 2 || seen.Cached != 16 || !computed {
 			t.Errorf("seen %+v", seen)
 		}
