@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// TestThirdAgentReleases: an agent that knows the address in a hand-off can release it, without memory and without decode.
+// TestThirdAgentReleases: an agent that is neither engine can release a hand-off at the address that the hand-off names.
 func TestThirdAgentReleases(t *testing.T) {
 	p := simtest.Start(t)
 	h := simtest.Prefill(t, p, simtest.Prompt(1, 100))
@@ -48,13 +48,13 @@ func TestThirdAgentReleases(t *testing.T) {
 	if err := agent.Notify(t.Context(), peer, release); err != nil {
 		t.Fatal(err)
 	}
-	// A second release finds nothing; it is counted as the engine counts it, but no lease had run out.
+	// A second release finds no lease. It is counted as the real engine counts it, but no lease has expired.
 	if st := p.Engine.State(); st.StaleReads != 0 || st.Released != 1 {
 		t.Errorf("state %+v", st)
 	}
 }
 
-// TestThirdAgentHolds: heartbeats keep a lease of 30 s for a minute, and it ends two thirds of a lease after the last.
+// TestThirdAgentHolds: heartbeats hold a lease of 30 s for a minute, and it expires two thirds of a lease after the last one.
 func TestThirdAgentHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simtest.NewNetwork()
@@ -90,7 +90,7 @@ func TestThirdAgentHolds(t *testing.T) {
 	})
 }
 
-// TestReaders: a release that speaks of two readers waits for the second.
+// TestReaders: a release for two readers takes effect with the second notification.
 func TestReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := simtest.NewNetwork().Start(t)
@@ -107,7 +107,7 @@ func TestReaders(t *testing.T) {
 	})
 }
 
-// hungTransport is a peer that is stopped: reads wait until it goes on.
+// hungTransport is the transport of a stopped peer: reads wait until goOn is closed.
 type hungTransport struct {
 	transfer.Transport
 	goOn chan struct{}
@@ -122,8 +122,8 @@ func (h *hungTransport) Read(ctx context.Context, from transfer.Peer, spans []tr
 	}
 }
 
-// TestHungPeer: the engine has no deadline. Others are served meanwhile, a client that leaves leaves the blocks to the
-// transfer, and nothing remains once the peer goes on.
+// TestHungPeer: loads have no deadline. Other requests are served meanwhile, the blocks of a client that leaves stay with the
+// transfer, and all blocks are free once the peer goes on.
 func TestHungPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simtest.NewNetwork()
@@ -157,7 +157,8 @@ func TestHungPeer(t *testing.T) {
 	})
 }
 
-// TestUsedTwice: a hand-off that is read again before another request has reused its blocks is right by luck, and is counted.
+// TestUsedTwice: if a hand-off is read twice before its blocks are reused, the second read has the right KV by chance, and is
+// counted.
 func TestUsedTwice(t *testing.T) {
 	p, d, other := simtest.Start(t), simtest.Start(t), simtest.Start(t)
 	ids := simtest.Prompt(1, 100)
@@ -171,7 +172,7 @@ func TestUsedTwice(t *testing.T) {
 	}
 }
 
-// TestLostTransport: an engine whose transport is gone can keep no promise about its KV.
+// TestLostTransport: an engine ends when its transport is closed.
 func TestLostTransport(t *testing.T) {
 	s := simtest.NewNetwork()
 	e := s.Start(t)
@@ -184,7 +185,7 @@ func TestLostTransport(t *testing.T) {
 	}
 }
 
-// TestOtherModel: KV of another model is foreign, whatever the prompt.
+// TestOtherModel: KV of another model counts as foreign, even for the same prompt.
 func TestOtherModel(t *testing.T) {
 	p := simtest.Start(t, func(c *sim.Config) {
 		c.Model, c.ServedModelName = simtest.Model(t, "tiny"), "tiny"
@@ -202,7 +203,8 @@ func TestOtherModel(t *testing.T) {
 	}
 }
 
-// TestLongPrefill: a prefill of several tokens hands over what it generated as well, and omits what it had cached.
+// TestLongPrefill: the hand-off of a prefill of several tokens includes the generated tokens, and omits the number of cached
+// ones.
 func TestLongPrefill(t *testing.T) {
 	p, d, plain := simtest.Start(t), simtest.Start(t), simtest.Start(t)
 	ids := simtest.Prompt(1, 100)
@@ -220,7 +222,7 @@ func TestLongPrefill(t *testing.T) {
 	}
 }
 
-// TestPrefillThatStops: the first token may end the answer; the hand-off is there, and decode stops as well.
+// TestPrefillThatStops: if the first token ends the answer, there is a hand-off, and decode stops at that token as well.
 func TestPrefillThatStops(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	body := simtest.Greedy(simtest.Prompt(1, 100), 1, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// TestHandshakeIsPaidOnce: the first hand-off of each pair waits for it, with all that come meanwhile, and no others do.
+// TestHandshakeIsPaidOnce: the first hand-off of each pair is delayed, with those that arrive meanwhile, and no other is.
 func TestHandshakeIsPaidOnce(t *testing.T) {
 	const cost = 3 * time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestHandshakeIsPaidOnce(t *testing.T) {
 	})
 }
 
-// TestHandshakeDelaysNoOtherRequest: a running answer goes on, and hand-offs of the same pair wait for one handshake together.
+// TestHandshakeDelaysNoOtherRequest: running answers go on, and hand-offs of the same pair share one handshake.
 func TestHandshakeDelaysNoOtherRequest(t *testing.T) {
 	const cost = 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// TestRelease shows what releases a hand-off that is not read, and what does not.
+// TestRelease lists which refusals release a hand-off, and which do not.
 func TestRelease(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -76,7 +76,7 @@ func TestIncompleteParamsOfARefusedRequestKill(t *testing.T) {
 	}
 }
 
-// TestAbort: a client that leaves, in any state, leaves nothing behind on either side.
+// TestAbort: after a client has left, in any state, no block stays in use on either side.
 func TestAbort(t *testing.T) {
 	ids := simtest.Prompt(1, 100)
 	t.Run("prefill leg before its answer", func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	if st := simtest.WaitForState(t, p, "the end of the lease", simtest.Idle); st.Expired != 1 {
 		t.Errorf("state %+v, want one lease expired", st)
 	}
-	// Too late, but the blocks were not reused: right by luck, and counted.
+	// The lease has expired, but the blocks were not reused: the tokens are right by chance, and the read is counted.
 	if got := simtest.Complete(t, d, simtest.Greedy(ids, 6, h)).Tokens(); !slices.Equal(got, want) {
 		t.Errorf("tokens %v, want %v", got, want)
 	}
@@ -134,7 +134,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	}
 }
 
-// TestStaleKV: blocks that were reused give other tokens, with a 200, and poison the prefix cache of the reader.
+// TestStaleKV: reused blocks give other tokens, with status 200, and later requests find them in the prefix cache.
 func TestStaleKV(t *testing.T) {
 	p, d, plain := simtest.Start(t), simtest.Start(t), simtest.Start(t)
 	ids := simtest.Prompt(1, 100)
@@ -200,7 +200,7 @@ func TestCachedTokens(t *testing.T) {
 	}
 }
 
-// TestBatchOnDecode: one hand-off for two prompts is right for the first and wrong for the second.
+// TestBatchOnDecode: of two prompts with one hand-off, the first gets the right tokens and the second gets wrong ones.
 func TestBatchOnDecode(t *testing.T) {
 	p, d, plain := simtest.Start(t), simtest.Start(t), simtest.Start(t)
 	a, b := simtest.Prompt(1, 100), simtest.Prompt(2, 100)
@@ -216,7 +216,7 @@ func TestBatchOnDecode(t *testing.T) {
 	simtest.WaitForState(t, p, "both notifications", func(st sim.State) bool { return st.Released == 1 && st.Blocks.Used == 0 })
 }
 
-// TestPrefillRestart: old hand-offs fail once, new ones work at once, and nothing remains poisoned.
+// TestPrefillRestart: after a restart, old hand-offs fail once, new ones work at once, and the tokens are right.
 func TestPrefillRestart(t *testing.T) {
 	for _, policy := range []sim.LoadFailurePolicy{sim.FailLoad, sim.RecomputeLoad} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestPrefillRestart(t *testing.T) {
 	}
 }
 
-// TestSIGTERMEndsStreams: Close ends running answers with the engine's last event, and closes the port.
+// TestCloseEndsStreams: Close ends running answers with the engine's last event, and closes the port.
 func TestCloseEndsStreams(t *testing.T) {
 	s := simtest.Start(t, func(c *sim.Config) { c.TimeScale = 1e6 })
 	body := simtest.Greedy(simtest.Prompt(1, 10), 100, nil)

@@ -10,30 +10,30 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// choosy is a transport that reads only memory of its own, and notes what is done with it.
-type choosy struct {
+// ownMemory is a transport that reads only memory that it allocated, and notes the order of calls.
+type ownMemory struct {
 	transfer.Transport
 	fail  string // what goes wrong
 	steps []string
 }
 
-var errChoosy = errors.New("not today")
+var errStep = errors.New("not today")
 
-func (c *choosy) step(name string) error {
+func (c *ownMemory) step(name string) error {
 	c.steps = append(c.steps, name)
 	if c.fail == name {
-		return errChoosy
+		return errStep
 	}
 	return nil
 }
 
-// Alloc implements allocator.
-func (c *choosy) Alloc(bytes int) (mem []byte, free func() error, err error) {
+// Alloc implements kv.Allocator.
+func (c *ownMemory) Alloc(bytes int) (mem []byte, free func() error, err error) {
 	return make([]byte, bytes), func() error { return c.step("free") }, c.step("alloc")
 }
 
 // Register implements transfer.Transport.
-func (c *choosy) Register(mem []byte) (transfer.Region, error) {
+func (c *ownMemory) Register(mem []byte) (transfer.Region, error) {
 	if err := c.step("register"); err != nil {
 		return nil, err
 	}
@@ -41,11 +41,12 @@ func (c *choosy) Register(mem []byte) (transfer.Region, error) {
 }
 
 // Close implements transfer.Transport.
-func (c *choosy) Close() error {
+func (c *ownMemory) Close() error {
 	return errors.Join(c.Transport.Close(), c.step("close"))
 }
 
-// TestMemoryOfTheTransport: a transport that has memory is asked for it, and frees it when no peer can read it.
+// TestMemoryOfTheTransport: a transport that allocates memory is asked for it, and the memory is freed after the transport is
+// closed.
 func TestMemoryOfTheTransport(t *testing.T) {
 	tests := []struct {
 		fail  string
@@ -58,12 +59,12 @@ func TestMemoryOfTheTransport(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.fail, func(t *testing.T) {
-			c := &choosy{fail: test.fail}
+			c := &ownMemory{fail: test.fail}
 			e, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(name string) (_ transfer.Transport, err error) {
 				c.Transport, err = transport.NewMem(transport.NewMemNetwork(), name)
 				return c, err
 			}}})
-			if starts := test.fail == "" || test.fail == "close"; starts != (err == nil) || !starts && !errors.Is(err, errChoosy) {
+			if starts := test.fail == "" || test.fail == "close"; starts != (err == nil) || !starts && !errors.Is(err, errStep) {
 				t.Errorf("error %v", err)
 			}
 			if e != nil {
@@ -77,8 +78,8 @@ func TestMemoryOfTheTransport(t *testing.T) {
 }
 
 func TestTransportThatDoesNotOpen(t *testing.T) {
-	_, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(string) (transfer.Transport, error) { return nil, errChoosy }}})
-	if !errors.Is(err, errChoosy) {
+	_, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(string) (transfer.Transport, error) { return nil, errStep }}})
+	if !errors.Is(err, errStep) {
 		t.Errorf("error %v", err)
 	}
 }

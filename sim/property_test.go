@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// TestNothingIsLost: over random requests on a pair, with clients that leave at random moments, choices, batches, hand-offs
-// that are not read or are damaged, and KV that goes stale, every block is free in the end, whatever the policy.
+// TestNothingIsLost runs random requests on a pair, with clients that leave at random moments, several choices, batches,
+// hand-offs that are not read or are damaged, and KV that goes stale. In the end every block is free, under either policy.
 func TestNothingIsLost(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -69,7 +69,7 @@ func checkEmpty(t *testing.T, name string, e *simtest.Engine) {
 	}
 }
 
-// randomRequest is one request of the property test and what happens to it.
+// randomRequest is one request of TestNothingIsLost, with its faults.
 type randomRequest struct {
 	ids        []int
 	max, n     int

@@ -31,7 +31,7 @@ func TestLeaseLastsThirtySeconds(t *testing.T) {
 	})
 }
 
-// TestHeartbeats: a decode leg that queues for twice the lease finds its KV; without a tp_size, no engine knows which agent to tell.
+// TestHeartbeats: a decode leg that queues for twice the lease finds its KV. Without a tp_size the engine sends no heartbeats.
 func TestHeartbeats(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -67,7 +67,7 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
-// TestPrefillDelaysDecode: a prefill chunk in a step makes running answers wait for it, and the token budget bounds that.
+// TestPrefillDelaysDecode: running answers wait for a prefill chunk in their step, and the token budget bounds that.
 func TestPrefillDelaysDecode(t *testing.T) {
 	longestStep := func(budget int) (longest time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
@@ -107,7 +107,7 @@ func decodeRequest(prompt []int, n int) sim.Request {
 	return sim.Request{ID: "test", Prompt: prompt, Sampling: sim.Sampling{MaxTokens: n}}
 }
 
-// TestTransferTakesItsTime: the first contact pays the handshake, and every transfer the link.
+// TestTransferTakesItsTime: the first contact takes the handshake's time, and every transfer the link's.
 func TestTransferTakesItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simtest.NewNetwork()
@@ -133,7 +133,7 @@ func TestTransferTakesItsTime(t *testing.T) {
 	})
 }
 
-// TestUnreachablePeer: five seconds, then the error.
+// TestUnreachablePeer: a load from an unreachable peer fails after five seconds.
 func TestUnreachablePeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := simtest.NewNetwork().Start(t)
@@ -149,8 +149,8 @@ func TestUnreachablePeer(t *testing.T) {
 	})
 }
 
-// TestFullPoolQueues: what does not fit waits, in order, and is answered when blocks are free; a pool that is too small
-// for what runs preempts, and the answers remain right.
+// TestFullPool: requests that do not fit wait, in order, until blocks are free. A pool that is too small for the running
+// requests preempts them, and the answers remain right.
 func TestFullPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simtest.NewNetwork()

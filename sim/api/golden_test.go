@@ -76,7 +76,8 @@ func withBody(t *testing.T, request []byte, change func(map[string]json.RawMessa
 	return append(append(head, "\r\n\r\n"...), body...)
 }
 
-// TestGoldenPrefillOddities are prefill legs that strand KV: streamed, several choices, several prompts, other APIs.
+// TestGoldenPrefillOddities replays prefill legs whose KV stays pinned without a usable hand-off: streams, several choices,
+// several prompts, other APIs.
 func TestGoldenPrefillOddities(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -157,10 +158,10 @@ func TestGoldenMetrics(t *testing.T) {
 	}
 }
 
-// leftOut are the families that doc.go lists as missing.
+// leftOut matches the families that package sim's documentation lists as missing.
 var leftOut = regexp.MustCompile(`^vllm:(estimated_|mm_cache_|request_max_num_generation|request_params_|request_time_per_output|request_num_preemptions|cache_config_info|nixl_num_failed_.*_created)`)
 
-// metricSeries are the names with their labels; buckets and the cache's configuration by name alone.
+// metricSeries returns the names of a page's series with their labels; buckets and the cache's configuration without.
 func metricSeries(page string) map[string]bool {
 	set := make(map[string]bool)
 	for line := range strings.Lines(page) {

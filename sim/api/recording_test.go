@@ -43,7 +43,7 @@ func readRecording(t *testing.T, name string) recording {
 	return recording{bytes.TrimSuffix(request, []byte("\n")), response}
 }
 
-// wire is an answer taken apart as it came over the wire.
+// wire is an answer as it was sent, in parts.
 type wire struct {
 	status string
 	header map[string]string // lower-case names
@@ -111,13 +111,13 @@ func send(t *testing.T, s *server.Server, request []byte) []byte {
 	return raw.Bytes()
 }
 
-// free are the members whose values differ from run to run: their types have to agree, and no more.
+// free are the members whose values differ from run to run. Only their types have to agree.
 var free = []string{"id", "item_id", "created", "created_at", "text", "content", "delta", "system_fingerprint", "logprobs", "prompt_logprobs",
 	"tokens", "token_strs", "count", "token_ids", "prompt_token_ids", "root", "prompt", "input_tokens", "original_input_tokens",
 	"token", "logprob", "rank", "decoded_token", "text_offset", "token_logprobs",
 	"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_port"}
 
-// tokenCounts are exact only where the recording gave token ids, because the splitters differ.
+// tokenCounts are exact only if the recorded prompt has token ids, because text splits into other tokens here.
 var tokenCounts = []string{"prompt_tokens", "total_tokens", "completion_tokens", "cached_tokens", "created_cache_tokens", "cache_write_tokens",
 	"cache_read_input_tokens", "cache_creation_input_tokens", "remote_num_tokens", "remote_prefill_cached_tokens"}
 
@@ -177,7 +177,7 @@ func writeShape(b *strings.Builder, d *json.Decoder, member string, exactCounts 
 	return err
 }
 
-// anyKeys are the members that are maps from tokens in one API, and in the other lists of objects with alternativeKeys.
+// anyKeys are the members that are maps from tokens in one API, and lists of objects with alternativeKeys in another.
 var (
 	anyKeys         = regexp.MustCompile(`^(top_logprobs|prompt_logprobs)$`)
 	alternativeKeys = regexp.MustCompile(`^(token|logprob|bytes)$`)
@@ -200,7 +200,7 @@ func leaf(token json.Token, member string, exactCounts bool) string {
 	return fmt.Sprint(token)
 }
 
-// compare holds an answer to a recording.
+// compare compares an answer with a recording.
 func compare(t *testing.T, got, want wire, exactCounts bool) {
 	t.Helper()
 	if got.status != want.status {
@@ -243,8 +243,8 @@ func compareHeaders(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// compareEvents compares streams event by event. Runs of events of one shape count once: texts of tokens, and with them
-// the events that carry none, differ.
+// compareEvents compares streams event by event. Consecutive events of one shape count once, because the texts of tokens differ,
+// and with them the number of events without text.
 func compareEvents(t *testing.T, got, want []string, exactCounts bool) {
 	t.Helper()
 	g, w := eventShapes(t, got, exactCounts), eventShapes(t, want, exactCounts)
@@ -273,5 +273,5 @@ func eventShapes(t *testing.T, chunks []string, exactCounts bool) []string {
 	return slices.Compact(shapes)
 }
 
-// numbersInOrder: events that are dropped for having no text shift the numbers of /v1/responses.
+// numbersInOrder matches the numbers of events of /v1/responses, which differ because events without text are not sent.
 var numbersInOrder = regexp.MustCompile(`"sequence_number":\d+`)

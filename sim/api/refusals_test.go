@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// TestRefusals are answers of the real engine, each to one request (measured, vLLM 0.32.0).
+// TestRefusals compares answers with those of the real engine, each to one request (measured, vLLM 0.32.0).
 func TestRefusals(t *testing.T) {
 	s := simtest.Start(t)
 	for _, c := range []struct{ name, path, body, want string }{

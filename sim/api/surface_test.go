@@ -44,7 +44,7 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
-// TestBrokenFraming: a body that is no HTTP is a 400, and the end of its connection.
+// TestBrokenFraming: a body that is not valid HTTP is answered with 400, and ends its connection.
 func TestBrokenFraming(t *testing.T) {
 	s := simtest.Start(t)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
@@ -65,7 +65,7 @@ func TestBrokenFraming(t *testing.T) {
 	}
 }
 
-// TestInvocations: the path takes both APIs, and their hand-offs with all that they can do.
+// TestInvocations: the path serves both APIs, with their hand-offs.
 func TestInvocations(t *testing.T) {
 	s := simtest.Start(t)
 	for object, body := range map[string]map[string]any{
@@ -84,7 +84,7 @@ func TestInvocations(t *testing.T) {
 	}
 }
 
-// TestChoicesAndSeeds: choices differ, seeds shift the draw, and everything repeats.
+// TestChoicesAndSeeds: choices differ, seeds change the tokens, and the same request has the same answer.
 func TestChoicesAndSeeds(t *testing.T) {
 	s := simtest.Start(t)
 	request := func(seed any, n int) simtest.Completion {
@@ -102,7 +102,7 @@ func TestChoicesAndSeeds(t *testing.T) {
 	}
 }
 
-// TestMinTokens: an answer that would end by itself goes on until it is long enough, or past its end on request.
+// TestMinTokens: an answer that would end earlier goes on until min_tokens, and with ignore_eos to its limit.
 func TestMinTokens(t *testing.T) {
 	s := simtest.Start(t, func(c *sim.Config) { c.Model = simtest.Model(t, "tiny"); c.Model.EOSEvery = 4 })
 	lengths := func(add map[string]any) (list []int) {
@@ -141,7 +141,7 @@ func TestCacheSalt(t *testing.T) {
 	}
 }
 
-// TestGauges: a request that runs and one that waits show on the page.
+// TestGauges: the page counts a running and a waiting request.
 func TestGauges(t *testing.T) {
 	s := simtest.Start(t, func(c *sim.Config) { c.TimeScale = 1e6; c.Schedule.MaxSequences = 1; c.KV.Blocks = 257 })
 	simtest.Occupy(t, s) // one block of 256
@@ -161,7 +161,7 @@ func TestGauges(t *testing.T) {
 	}
 }
 
-// TestAccounting: what the counters of both engines say of one hand-off.
+// TestAccounting checks the counters of both engines after one hand-off.
 func TestAccounting(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	simtest.Complete(t, d, simtest.Greedy(simtest.Prompt(1, 100), 4, simtest.Prefill(t, p, simtest.Prompt(1, 100))))
@@ -196,7 +196,7 @@ func TestAccounting(t *testing.T) {
 	}
 }
 
-// TestContentOfMessages: text counts wherever it stands, and other parts have no tokens.
+// TestContentOfMessages: all text parts of a message count, and other parts have no tokens.
 func TestContentOfMessages(t *testing.T) {
 	s := simtest.Start(t)
 	count := func(content string) int {

@@ -81,7 +81,7 @@ func tokens(n int) []int {
 	return ids
 }
 
-// TestPoolLosesNothing: over any sequence of calls every block is either free or held, and the counts say so.
+// TestPoolLosesNothing: after any sequence of calls every block is either free or held, and Used returns how many are held.
 func TestPoolLosesNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	p := NewPool(33)

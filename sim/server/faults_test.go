@@ -85,7 +85,7 @@ func TestConnectionFaults(t *testing.T) {
 			s := simtest.Start(t)
 			addFault(t, s, fault.Fault{Leg: fault.LegDecode, Fault: c.fault, Count: 1})
 			answer, err := exchange(t, s, c.body)
-			// What had arrived before an RST may be lost with it; that there was one is certain.
+			// The client may lose bytes that arrived before the RST, but not the RST.
 			if reset := errors.Is(err, syscall.ECONNRESET); reset != c.reset || err != nil && !reset {
 				t.Errorf("the connection ended with %v", err)
 			}
@@ -160,7 +160,7 @@ func TestSlowFault(t *testing.T) {
 	}
 }
 
-// TestSlowFaultOfADyingEngine: a request that waits for an engine that ends gets its error, like all others.
+// TestSlowFaultOfADyingEngine: a request that a fault holds back gets its error when the engine ends.
 func TestSlowFaultOfADyingEngine(t *testing.T) {
 	s := simtest.Start(t)
 	addFault(t, s, fault.Fault{Fault: fault.Slow, Arg: fault.Forever, Count: 1})
@@ -264,7 +264,7 @@ func TestFaultsAreChecked(t *testing.T) {
 	}
 }
 
-// TestStateContract: the members that other programs read.
+// TestStateContract checks the members that other programs read.
 func TestStateContract(t *testing.T) {
 	s := simtest.Start(t)
 	prefillBytes(t, s, 1)

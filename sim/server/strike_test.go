@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
-// TestStrikes: a fault with a point lets the answer come as far as that, and no further.
+// TestStrikes: a fault with a point passes the answer on up to that point, and no further.
 func TestStrikes(t *testing.T) {
 	whole, stream := simtest.Greedy(simtest.Prompt(1, 40), 6, nil), simtest.Streamed(simtest.Greedy(simtest.Prompt(1, 40), 6, nil))
 	nothing := func(a string) bool { return a == "" }
@@ -70,7 +70,7 @@ func TestStrikes(t *testing.T) {
 	}
 }
 
-// TestHeld: an answer that is held at a point is complete once it is let go, and the state tells of it meanwhile.
+// TestHeld: an answer that a fault holds back is complete after the fault ends, and the state counts it meanwhile.
 func TestHeld(t *testing.T) {
 	for _, at := range []string{"", "headers", "body", "2"} {
 		for name, body := range map[string]map[string]any{"whole": simtest.Greedy(simtest.Prompt(1, 40), 6, nil), "stream": simtest.Streamed(simtest.Greedy(simtest.Prompt(1, 40), 6, nil))} {
@@ -90,7 +90,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestHeldClientLeaves: a client that leaves a held answer ends its request.
+// TestHeldClientLeaves: a request that a fault holds back ends when its client leaves.
 func TestHeldClientLeaves(t *testing.T) {
 	s := simtest.Start(t)
 	addFault(t, s, fault.Fault{Fault: fault.Slow, Arg: fault.Forever, At: "headers"})
@@ -112,7 +112,7 @@ func TestHeldClientLeaves(t *testing.T) {
 	simtest.WaitForState(t, s, "nothing to be held", func(st sim.State) bool { return st.Held == 0 && st.Blocks.Used == 0 })
 }
 
-// TestNotAdmitted: a 503 is the answer of admission, after which the engine lets go of the hand-off it was sent.
+// TestNotAdmitted: with 503, which admission answers, the engine releases the hand-off that it got.
 func TestNotAdmitted(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	for code, released := range map[string]bool{"503": true, "500": false} {

@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// A prefill agent exposes its KV cache; a decode agent reads a block of it and notifies the prefill agent. With NewTCP in
-// place of NewMem the same works between machines.
+// A prefill agent exposes its KV cache; a decode agent reads a block of it and notifies the prefill agent. NewTCP instead of
+// NewMem does the same between machines.
 func Example() {
 	if err := handOff(context.Background()); err != nil {
 		fmt.Println(err)

@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// fakePeer is a listener that behaves as the test says, where an agent of ours would not.
+// fakePeer is a listener that answers as the test wants, also wrongly.
 type fakePeer struct {
 	net.Listener
 	identity
 	regionSize uint64
 }
 
-// startFake accepts connections until the test ends, and gives each to serve together with its number, from 0.
+// startFake accepts connections until the test ends, and runs serve for each, with its number from 0.
 func startFake(t testing.TB, serve func(p *fakePeer, conn net.Conn, number int)) *fakePeer {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -55,7 +55,7 @@ func startFake(t testing.TB, serve func(p *fakePeer, conn net.Conn, number int))
 	return p
 }
 
-// metadata describes the fake with one region, number 0.
+// metadata returns metadata of the fake with one region, number 0.
 func (p *fakePeer) metadata() []byte {
 	return metadata{
 		identity: p.identity, kind: kindTCP, address: p.Addr().String(),
@@ -63,7 +63,7 @@ func (p *fakePeer) metadata() []byte {
 	}.append(nil)
 }
 
-// greet answers the hello as it should be.
+// greet answers the hello correctly.
 func (p *fakePeer) greet(conn net.Conn) *bufio.Reader {
 	in := bufio.NewReader(conn)
 	if _, err := readHello(in); err == nil {
@@ -83,7 +83,7 @@ func nextRead(in io.Reader) (total int, ok bool) {
 	return total, err == nil
 }
 
-// answerOK is a complete answer of n bytes, each b.
+// answerOK returns a complete answer of n bytes, each b.
 func answerOK(n int, b byte) []byte {
 	frame := appendFrame(nil, statusOK, n)
 	for range n {
@@ -92,7 +92,7 @@ func answerOK(n int, b byte) []byte {
 	return append(frame, statusOK)
 }
 
-// rawSession is the dialling side of a session with an agent, of which the test writes every byte.
+// rawSession is the dialling side of a session with an agent. The test writes every byte.
 func rawSession(t testing.TB, agent *TCP) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	conn := rawDial(t, agent)
@@ -116,7 +116,7 @@ func readRequestFor(spans ...transfer.Span) []byte {
 	return appendSpans(appendFrame(nil, opRead, len(spans)*spanSize), spans)
 }
 
-// tcpPair is two ends of one connection.
+// tcpPair returns both ends of a connection.
 func tcpPair(t testing.TB) (a *net.TCPConn, b net.Conn) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// endless yields data and then zeros for ever: a parser that believes a hostile length reads until memory runs out.
+// endless returns data and then zeros without end: a parser that trusts a wrong length reads until memory runs out.
 type endless struct{ data []byte }
 
 func (e *endless) Read(p []byte) (int, error) {

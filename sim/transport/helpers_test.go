@@ -56,7 +56,7 @@ func register(t testing.TB, owner transfer.Transport, mem []byte) transfer.Regio
 	return r
 }
 
-// load makes owner, and what it has registered so far, known to reader.
+// load loads the owner's present metadata at the reader.
 func load(t testing.TB, reader, owner transfer.Transport) transfer.Peer {
 	t.Helper()
 	peer, err := reader.Load(t.Context(), owner.Metadata())
@@ -70,7 +70,7 @@ func spanAt(region uint32, offset, length uint64) transfer.Span {
 	return transfer.Span{Region: region, Offset: offset, Length: length}
 }
 
-// pattern is n bytes that differ from their neighbours and from another seed's.
+// pattern returns n bytes that differ from their neighbours and from those of another seed.
 func pattern(seed, n int) []byte {
 	mem := make([]byte, n)
 	for i := range mem {

@@ -12,11 +12,11 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// silent accepts, and never says a word.
+// silent accepts a connection and sends nothing.
 func silent(_ *fakePeer, conn net.Conn, _ int) { _, _ = io.Copy(io.Discard, conn) }
 
-// deaf greets, and then neither answers nor reads on. reached hears of each request for as long as it has room: on a slow
-// machine readers give up and dial anew.
+// deaf greets, and then neither answers nor reads. It reports each request to reached while that has room: on a slow machine
+// readers time out and dial again.
 func deaf(reached chan<- struct{}) func(*fakePeer, net.Conn, int) {
 	return func(p *fakePeer, conn net.Conn, _ int) {
 		in := p.greet(conn)
@@ -74,7 +74,7 @@ func TestStoppedPeer(t *testing.T) {
 	})
 }
 
-// TestStoppedPeerIsBounded: what callers gave up does not pile up, and the lane is given up in the end.
+// TestStoppedPeerIsBounded: cancelled requests do not accumulate, and the lane ends in time.
 func TestStoppedPeerIsBounded(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	fake := startFake(t, deaf(reached))
@@ -117,7 +117,7 @@ func TestCancelledSendKeepsTheLane(t *testing.T) {
 			wantErr(t, err, context.Canceled)
 		}
 		cancel()
-		// One that is over before it begins gets as far as the connection half of the time.
+		// A context that has already ended gets as far as the connection half of the time.
 		c := &call{op: opRead, spans: spans, into: buffers(spans), total: 10, done: make(chan struct{})}
 		err := l.send(ctx, c)
 		if err == nil {
@@ -135,8 +135,8 @@ func TestCancelledSendKeepsTheLane(t *testing.T) {
 	}
 }
 
-// TestCancelInTheMiddle: once the caller is told, the receiver has let go of its buffers, and the connection serves the
-// next read. The race detector does not see what the kernel writes, so c.done and the bytes have to tell.
+// TestCancelInTheMiddle: when the caller returns, the receiver does not use its buffers any more, and the connection serves the
+// next read. The race detector does not see the kernel's writes, so the test checks c.done and the bytes.
 func TestCancelInTheMiddle(t *testing.T) {
 	half, rest := make(chan struct{}), make(chan struct{})
 	fake := startFake(t, func(p *fakePeer, conn net.Conn, number int) {
@@ -196,7 +196,7 @@ func TestCancelInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestCancelBeforeTheEndStatus: with all its data there, a read is not held by a peer that stops before the last byte.
+// TestCancelBeforeTheEndStatus: a read with all its data does not wait for a peer that stops before the last byte.
 func TestCancelBeforeTheEndStatus(t *testing.T) {
 	conn, peer := tcpPair(t)
 	l, err := newLane(conn, &TCPConfig{StallTimeout: time.Hour, IdleTimeout: time.Hour})
@@ -293,7 +293,7 @@ func TestAnswerOfWrongLength(t *testing.T) {
 	}
 }
 
-// TestAnswerUnasked: a connection whose answers can no longer be told apart is not used again.
+// TestAnswerUnasked: a connection with an unexpected answer is not used again, because later answers could not be matched.
 func TestAnswerUnasked(t *testing.T) {
 	fake := startFake(t, func(p *fakePeer, conn net.Conn, number int) {
 		in := p.greet(conn)
@@ -315,7 +315,7 @@ func TestAnswerUnasked(t *testing.T) {
 	}
 }
 
-// TestCancelWhileSending: a peer that reads no requests holds no caller beyond its context.
+// TestCancelWhileSending: a peer that reads no requests delays no caller beyond its context.
 func TestCancelWhileSending(t *testing.T) {
 	release := make(chan struct{})
 	fake := startFake(t, func(p *fakePeer, conn net.Conn, _ int) {
@@ -353,7 +353,7 @@ func TestForgetEndsReadsUnderWay(t *testing.T) {
 	wantErr(t, <-ended, transfer.ErrUnknownPeer)
 }
 
-// TestMetadataOfALaterLifeEndsReads: what is under way belongs to a life that the caller has just declared over.
+// TestMetadataOfALaterLifeEndsReads: loading metadata of another generation ends the running reads of the earlier one.
 func TestMetadataOfALaterLifeEndsReads(t *testing.T) {
 	reached := make(chan struct{}, 1)
 	fake, reader := startFake(t, deaf(reached)), tcpAgent(t, "reader")
@@ -398,7 +398,7 @@ func TestFailedDialIsShared(t *testing.T) {
 	})
 }
 
-// earlyTimer is a context whose deadline has passed, and which has not noticed yet.
+// earlyTimer is a context whose deadline has passed, but which has not ended yet.
 type earlyTimer struct{ context.Context }
 
 func (earlyTimer) Deadline() (time.Time, bool) { return past, true }

@@ -51,7 +51,7 @@ func TestTCPConfigRefused(t *testing.T) {
 	wantErr(t, err, transfer.ErrInvalid)
 }
 
-// TestForeignAnswers is what a reader makes of what is not an agent of this version.
+// TestForeignAnswers: a reader returns the right error for a peer that is no agent of this version.
 func TestForeignAnswers(t *testing.T) {
 	later := hello{identity: identity{"fake", 42}}.append(nil)
 	later[len(protocolMagic)+1]++
@@ -84,7 +84,7 @@ func TestForeignAnswers(t *testing.T) {
 	}
 }
 
-// TestGarbageOnThePort is what an agent makes of strangers: it hangs up, and goes on serving others.
+// TestGarbageOnThePort: an agent closes connections that are not of agents, and serves others.
 func TestGarbageOnThePort(t *testing.T) {
 	greeting := hello{identity: identity{"raw", 7}}.append(nil)
 	later := slices.Clone(greeting)
@@ -124,7 +124,7 @@ func TestGarbageOnThePort(t *testing.T) {
 	}
 }
 
-// TestRegionClosedUnderAnAnswer: memory that went away after its length was promised is not touched any more.
+// TestRegionClosedUnderAnAnswer: memory of a region that is closed after its length was sent is not used any more.
 func TestRegionClosedUnderAnAnswer(t *testing.T) {
 	owner := tcpAgent(t, "owner")
 	mem := pattern(0, 1000)
@@ -160,7 +160,7 @@ func TestRegionClosedUnderAnAnswer(t *testing.T) {
 	}
 }
 
-// TestOwnerChecksSpans: the owner does not rely on the reader's having checked, and goes on.
+// TestOwnerChecksSpans: the owner checks spans itself, refuses wrong ones, and serves the next request.
 func TestOwnerChecksSpans(t *testing.T) {
 	owner := tcpAgent(t, "owner")
 	register(t, owner, pattern(0, 100))
@@ -206,8 +206,8 @@ func TestTooManyPeersAreTurnedAway(t *testing.T) {
 	}
 }
 
-// TestSlowPeer: one that stops reading its answers holds up neither the owner's program nor other peers, and memory that is
-// taken away under it is not sent.
+// TestSlowPeer: a peer that stops reading its answers delays neither the owner's program nor other peers, and memory of a region
+// that is closed meanwhile is not sent.
 func TestSlowPeer(t *testing.T) {
 	const parts = 64 // more than the buffers of both sockets hold
 	mem := pattern(0, maxPart)
@@ -278,7 +278,7 @@ func TestSlowPeer(t *testing.T) {
 	}
 }
 
-// lines hands each line of a log on.
+// lines passes each line of a log on.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -286,7 +286,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestStalledSessionIsCut: a peer that does not read its answers is not served for ever.
+// TestStalledSessionIsCut: the connection of a peer that does not read its answers is closed in the end.
 func TestStalledSessionIsCut(t *testing.T) {
 	log := make(lines, 10)
 	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
