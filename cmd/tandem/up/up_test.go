@@ -210,7 +210,7 @@ func testPage(t *testing.T, dir, proxy, model string) {
 // awkwardModel returns the file of a model whose name has shell metacharacters.
 func awkwardModel(t *testing.T) string {
 	t.Helper()
-	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "sim", "models", "tiny.yaml"))
+	tiny, err := os.ReadFile(filepath.Join("..", "..", "..", "sim", "model", "models", "tiny.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
