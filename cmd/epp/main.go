@@ -69,8 +69,8 @@ type foreign struct {
 	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not supported, must be false: restrict access to the metrics port by a network policy"`
 	Scores      bool `flag:"emit-endpoint-scores" help:"not supported, must be false: ask POST /explain on the admin port for the scores of a request"`
 
-	_ struct{} `flag:"metrics-client-ca-file" refused:"metrics are served without client certificates; restrict who reaches the port by a network policy"`
-	_ struct{} `flag:"metrics-cert-dir" refused:"metrics are served in plaintext; restrict who reaches the port by a network policy"`
+	_ struct{} `flag:"metrics-client-ca-file" refused:"metrics are served without client certificates; restrict access to the port by a network policy"`
+	_ struct{} `flag:"metrics-cert-dir" refused:"metrics are served in plaintext; restrict access to the port by a network policy"`
 	_ struct{} `flag:"tls-cipher-suites" refused:"Go's own choice is used for TLS 1.2; for 1.3 alone give --tls-min-version=VersionTLS13"`
 	_ struct{} `flag:"feature-gates" refused:"list them as featureGates in the configuration of --config-file"`
 	_ struct{} `flag:"total-running-requests-metric" refused:"name it in engineConfigs of the plugin core-metrics-extractor"`
@@ -88,7 +88,7 @@ type foreign struct {
 	_ struct{} `flag:"grpc-max-send-msg-size" ignored:"messages are small"`
 	_ struct{} `flag:"refresh-prometheus-metrics-interval" ignored:"metrics are computed when they are read"`
 	_ struct{} `flag:"plugin-state-staleness-threshold" ignored:"the state of a request is freed when its stream ends"`
-	_ struct{} `flag:"fairness-id-metric-label-limit" ignored:"no metric names who asks"`
+	_ struct{} `flag:"fairness-id-metric-label-limit" ignored:"no metric has a label for clients"`
 	_ bool     `flag:"enable-grpc-stream-metrics" ignored:"they are always there"`
 	_ bool     `flag:"allow-experimental-plugins" ignored:"there are none"`
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
@@ -98,7 +98,7 @@ type foreign struct {
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
-	p.Require(!f.MetricsAuth, "metrics-endpoint-auth", "is not served: restrict who reaches the metrics port by a network policy")
+	p.Require(!f.MetricsAuth, "metrics-endpoint-auth", "is not served: restrict access to the metrics port by a network policy")
 	p.Require(!f.Scores, "emit-endpoint-scores", "is not served: ask POST /explain on the admin port for the scores of a request")
 }
 

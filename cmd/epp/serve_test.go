@@ -291,7 +291,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("/livez while draining: %d", status)
 	}
 	if decode, _ := s.pick(t, false); decode != "127.0.0.2:9" {
-		t.Errorf("who comes while it drains is sent to %q", decode)
+		t.Errorf("a request during the drain is sent to %q", decode)
 	}
 	if err := stream.RequestBody(body[10:], true); err != nil {
 		t.Fatal(err)

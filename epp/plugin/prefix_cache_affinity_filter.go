@@ -6,17 +6,17 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// PrefixCacheAffinityFilter keeps only the warm candidates, which have the prompt in their prefix cache, unless the best of
+// PrefixCacheAffinityFilter keeps only the candidates that have the prompt in their prefix cache, unless the best of
 // them would answer much later than the best of the others. It estimates the time to the first token as prompt tokens in
-// flight / peakPrefillThroughput. Without a warm candidate it keeps all. It is for profiles whose endpoints compute prompts:
-// endpoints that only decode have no prompt tokens in flight, so every warm one of them would seem to answer in time.
+// flight / peakPrefillThroughput. If no candidate has the prompt, it keeps all. It is for profiles whose endpoints compute prompts:
+// endpoints that only decode have no prompt tokens in flight, so each of them would seem to answer in time.
 type PrefixCacheAffinityFilter struct {
-	// AffinityThreshold is the share of the prompt, 0..1, that a warm candidate has cached. 0 switches the filter off.
+	// AffinityThreshold is the share of the prompt, 0..1, from which a candidate counts as having it cached. 0 switches the filter off.
 	// Default 0.80.
 	AffinityThreshold float64 `yaml:"affinityThreshold"`
-	// ExplorationProbability is how often, 0..1, the filter keeps all candidates, so that others become warm too. Default 0.
+	// ExplorationProbability is how often, 0..1, the filter keeps all candidates, so that others cache prompts too. Default 0.
 	ExplorationProbability float64 `yaml:"explorationProbability"`
-	// MaxTTFTPenaltyMs is how many milliseconds later than the best of the others the best warm candidate may answer. 0 = no
+	// MaxTTFTPenaltyMs is how many milliseconds later than the best of the others the best candidate with the prompt may answer. 0 = no
 	// limit. Default 18000.
 	MaxTTFTPenaltyMs float64 `yaml:"maxTTFTPenaltyMs"`
 	// TTFTSource says how the time to the first token is estimated. Only prefillThroughput, the default, is supported.
@@ -94,17 +94,17 @@ func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp
 	if len(c) < 2 || f.threshold == 0 || whole <= 0 || f.explore > 0 && r.Rand.Float64() < f.explore {
 		return c
 	}
-	isWarm := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
-	warm, cold := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
+	hasPrompt := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
+	with, without := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
 	for i := range c {
-		if tokens := float64(c[i].InFlight.Tokens); isWarm(&c[i]) {
-			warm = min(warm, tokens)
+		if tokens := float64(c[i].InFlight.Tokens); hasPrompt(&c[i]) {
+			with = min(with, tokens)
 		} else {
-			cold = min(cold, tokens)
+			without = min(without, tokens)
 		}
 	}
-	if math.IsInf(warm, 1) || warm-cold > f.maxMore {
+	if math.IsInf(with, 1) || with-without > f.maxMore {
 		return c
 	}
-	return keep(c, isWarm)
+	return keep(c, hasPrompt)
 }

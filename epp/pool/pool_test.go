@@ -568,7 +568,7 @@ func TestSubscribers(t *testing.T) {
 			}
 			for i, kind := range []epp.Changes{epp.MembersChanged, epp.LoadsChanged, epp.HealthChanged} {
 				if (joined&kind != 0) != c.want[i] {
-					t.Errorf("%s: one who wants all was told %b", c.name, joined)
+					t.Errorf("%s: a subscriber of all changes got %b", c.name, joined)
 				}
 			}
 			if now := p.Snapshot().Loads[0].Unreachable; now != c.unreachable {

@@ -24,7 +24,7 @@ type payload map[string]file
 const dataLink = "..data"
 
 // write makes a folder show a payload: each name at its top is a link into ..data, which is a link to a hidden folder with
-// the files. Who reads sees either all the old files or all the new ones. group owns the files if it is not negative.
+// the files. A reader sees either all the old files or all the new ones. group owns the files if it is not negative.
 func (p payload) write(dir string, group int) error {
 	if err := p.check(); err != nil {
 		return err
