@@ -258,7 +258,7 @@ func (r parts) selectorsAgree(t *testing.T) {
 // scalersAgree holds that an autoscaler asks for the series of this release's pickers as Prometheus labels them.
 func (r parts) scalersAgree(t *testing.T) {
 	t.Helper()
-	for _, scaler := range r.all.of("HorizontalPodAutoscaler") {
+	for _, scaler := range slices.Concat(r.all.of("HorizontalPodAutoscaler"), r.all.of("ScaledObject")) {
 		text, err := json.Marshal(scaler.Object["spec"])
 		if err != nil {
 			t.Fatal(err)
@@ -268,7 +268,7 @@ func (r parts) scalersAgree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		asked := strings.Contains(string(text), `"service":"`+service+`"`)
+		asked := strings.Contains(string(text), `"service":"`+service+`"`) || strings.Contains(string(text), `service=\"`+service+`\"`)
 		given := strings.Contains(string(monitor), `"replacement":"`+service+`"`)
 		if !asked || !given {
 			t.Errorf("the autoscaler asks for %s, the monitor gives %s", text, monitor)

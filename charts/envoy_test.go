@@ -28,6 +28,8 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"autoscaling": common,
 		"ranks":       common,
 		"keeper":      common,
+		"keda":        common,
+		"shared":      common,
 		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
 			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
 			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1"),

@@ -42,11 +42,18 @@ spec:
       terminationGracePeriodSeconds: {{ include "tandem.drain.grace" .root }}
       securityContext:
         {{- include "tandem.podSecurity" (dict "user" .root.Values.engine.runAsUser) | nindent 8 }}
+        {{- if .root.Values.model.cache.claimName }}
+        fsGroup: {{ int .root.Values.engine.runAsUser }}
+        fsGroupChangePolicy: OnRootMismatch   # a claim full of weights would be walked at every start
+        {{- end }}
       {{- with include "tandem.placement" . | trim }}
       {{- . | nindent 6 }}
       {{- end }}
       initContainers:
         {{- include "tandem.tools.container" .root | nindent 8 }}
+        {{- with .values.initContainers }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
         {{- if eq .component "decode" }}
         {{- range $rank := until (int .values.parallelism.data) }}
         {{- include "tandem.sidecar.container" (dict "root" $.root "rank" $rank) | nindent 8 }}
@@ -496,6 +503,10 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
 - {name: tools, mountPath: /tandem, readOnly: true}
 {{- if eq $values.engine.type "vllm" }}
 - {name: cache, mountPath: /cache}
+{{- if or $values.model.cache.claimName $values.model.cache.hostPath }}
+# Weights alone: engines lock what they download, and are not known to share compiled kernels between pods.
+- {name: weights, mountPath: /cache/huggingface}
+{{- end }}
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
 {{- if ne $values.model.source "hf" }}
@@ -516,7 +527,15 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
   emptyDir: {sizeLimit: 256Mi}
 {{- if eq $values.engine.type "vllm" }}
 - name: cache
-  emptyDir: {sizeLimit: {{ $values.model.hf.cacheSize }}}
+  emptyDir: {sizeLimit: {{ $values.model.cache.size }}}
+{{- with $values.model.cache.claimName }}
+- name: weights
+  persistentVolumeClaim: {claimName: {{ . }}}
+{{- end }}
+{{- with $values.model.cache.hostPath }}
+- name: weights
+  hostPath: {path: {{ . }}, type: Directory}   # made by the kubelet, it would belong to root
+{{- end }}
 - name: tmp
   emptyDir: {}
 # Memory of the engine's processes; it counts against the container's limit.

@@ -192,17 +192,32 @@ affinity:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .values.spreadBy }}
+{{- with include "tandem.spread" . | trim }}
 topologySpreadConstraints:
-  - topologyKey: {{ . }}
-    maxSkew: 1
-    whenUnsatisfiable: ScheduleAnyway
-    # Pods of an older revision do not count: else a rollout ends where the old pods were not, and is skewed.
-    matchLabelKeys: [pod-template-hash]
-    labelSelector:
-      matchLabels:
-        {{- include "tandem.selectorLabels" $ | nindent 8 }}
+  {{- . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/*
+How pods are spread: as spreadBy says, and as further constraints do. Pods of an older revision do not count: else a rollout ends
+where the old pods were not, and is skewed.
+*/}}
+{{- define "tandem.spread" -}}
+{{- $own := dict "matchLabelKeys" (list "pod-template-hash")
+      "labelSelector" (dict "matchLabels" (include "tandem.selectorLabels" . | fromYaml)) -}}
+{{- $constraints := list -}}
+{{- $keys := list -}}
+{{- range .values.topologySpreadConstraints -}}
+{{- $keys = append $keys .topologyKey -}}
+{{- $constraints = append $constraints (ternary . (merge (deepCopy .) $own) (hasKey . "labelSelector")) -}}
+{{- end -}}
+{{- with .values.spreadBy -}}
+{{- if not (has . $keys) -}}
+{{- $constraint := merge (dict "topologyKey" . "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway") $own -}}
+{{- $constraints = prepend $constraints $constraint -}}
+{{- end -}}
+{{- end -}}
+{{- with $constraints }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* The collector's URL, from HOST, HOST:PORT or a URL: nothing if there is none. */}}

@@ -65,6 +65,21 @@ model.source is pvc: name the claim that holds the model in model.pvc.claimName
 {{- if and (eq $model.source "oci") (not $model.oci.image) }}
 model.source is oci: name the image that holds the model in model.oci.image
 {{- end -}}
+{{- range $key := list "claimName" "hostPath" -}}
+  {{- if and (index $model.cache $key) (or (ne $model.source "hf") (eq $.Values.engine.type "sim")) }}
+{{ printf "model.cache.%s is for weights that engines download, but these do not: remove it, or set model.source to hf" $key }}
+  {{- end -}}
+{{- end -}}
+{{- if and $model.cache.claimName $model.cache.hostPath }}
+model.cache has a claim and a folder of the node: remove claimName or hostPath
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- range (index $.Values $role).initContainers -}}
+    {{- if regexMatch "^(tools|engine|sidecar(-[0-9]+)?)$" .name }}
+{{ printf "%s.initContainers has one of the name %s, which a container of the chart has: rename it" $role .name }}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
 {{- if and $model.hf.tokenSecret (ne $model.source "hf") }}
 {{ printf "model.hf.tokenSecret is given, but model.source is %s, which needs no token: remove it, or set model.source to hf"
      $model.source }}
@@ -418,7 +433,10 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
     {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
 {{ printf "%s.minReplicas is %v and maxReplicas %v: raise the second" $where $scaling.minReplicas $scaling.maxReplicas }}
     {{- end -}}
-    {{- range $key := list "service" "role" -}}
+    {{- if and (eq $scaling.scaler "keda") (not $scaling.prometheus) }}
+{{ printf "%s.scaler is keda, which asks Prometheus itself: give its URL in %s.prometheus" $where $where }}
+    {{- end -}}
+    {{- range $key := list "namespace" "service" "role" -}}
       {{- with index $scaling.selector $key }}
 {{ printf (print "%s.selector sets %s to %s, but the chart sets it: the autoscaler would read another picker's "
      "series, or none, so remove it")
@@ -444,6 +462,11 @@ mode is gateway: name the Gateway that the route attaches to in gateway.name, or
 {{- if and (eq .Values.mode "standalone") (or $gateway.className $gateway.name) }}
 {{ printf "gateway.%s is set, but mode is standalone, which has an Envoy of its own: set mode to gateway, or remove it"
      (ternary "className" "name" (ne $gateway.className "")) }}
+{{- end -}}
+{{- if and .Values.ingress.enabled (eq .Values.mode "gateway") }}
+ingress.enabled is true, but mode gateway has no Envoy that it could lead to: remove it, or set mode to standalone
+{{- else if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+ingress.enabled is true, but for no host: name them in ingress.hosts
 {{- end -}}
 {{- if and (eq .Values.mode "gateway") $gateway.className $gateway.namespace (ne $gateway.namespace .Release.Namespace) }}
 {{ printf (print "gateway.namespace is %s, but gateway.className has a Gateway made in the release's, so the route would not "

@@ -244,10 +244,10 @@ VLLM_HTTP_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 VLLM_API_KEY: set engine.apiKeySecret
 UCX_TLS: set engine.ucxTLS
 HF_TOKEN: set model.hf.tokenSecret
-HF_HOME: it is the folder of model.hf.cacheSize
+HF_HOME: it is the folder of model.cache
 HF_HUB_OFFLINE: set model.source
-HOME: it is the folder of model.hf.cacheSize
-XDG_CACHE_HOME: it is the folder of model.hf.cacheSize
+HOME: it is the folder of model.cache
+XDG_CACHE_HOME: it is the folder of model.cache
 USER: it is the user of engine.runAsUser
 {{- end -}}
 

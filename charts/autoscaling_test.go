@@ -1,0 +1,90 @@
+package charts_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// TestKEDA: what KEDA asks Prometheus, by values. Prometheus' own tool reads it.
+func TestKEDA(t *testing.T) {
+	const keda = "prefill.autoscaling.enabled=true,prefill.autoscaling.scaler=keda,prefill.autoscaling.prometheus=http://prometheus:9090"
+	for name, test := range map[string]struct{ set, query string }{
+		"the default": {keda, `sum(tandem_inflight{namespace="models",role="prefill",service="demo-tandem-epp"})`},
+		"another metric": {keda + ",prefill.autoscaling.metric=tandem_endpoints",
+			`sum(tandem_endpoints{namespace="models",role="prefill",service="demo-tandem-epp"})`},
+		"further labels": {keda + `,prefill.autoscaling.selector.team=a"b`,
+			`sum(tandem_inflight{namespace="models",role="prefill",service="demo-tandem-epp",team="a\"b"})`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := render(t, "--set="+test.set)
+			if scalers := all.of("HorizontalPodAutoscaler"); len(scalers) > 0 {
+				t.Errorf("%v scale what KEDA scales", scalers.names())
+			}
+			triggers, _, err := unstructured.NestedSlice(all.named(t, "ScaledObject", "-prefill").Object, "spec", "triggers")
+			if err != nil || len(triggers) != 1 {
+				t.Fatalf("triggers %v, %v", triggers, err)
+			}
+			metadata := triggers[0].(map[string]any)["metadata"].(map[string]any)
+			if metadata["query"] != test.query {
+				t.Errorf("got  %s\nwant %s", metadata["query"], test.query)
+			}
+			if metadata["ignoreNullValues"] != "false" {
+				t.Error("without data KEDA would take the load for none, and end all pods but the fewest")
+			}
+			promtool(t, "check", "rules", "--lint=none", ruleFile(t, test.query))
+			replicas, found, _ := unstructured.NestedInt64(all.named(t, "Deployment", "-prefill").Object, "spec", "replicas")
+			if found {
+				t.Errorf("the Deployment has %d replicas, which an upgrade would reset it to", replicas)
+			}
+		})
+	}
+}
+
+// TestAdapterRule holds the shipped rule of prometheus-adapter to what HorizontalPodAutoscalers ask for: it serves their metric,
+// and the series that it looks for have the labels that they select by.
+func TestAdapterRule(t *testing.T) {
+	var values struct {
+		Rules struct {
+			External []struct {
+				SeriesQuery, MetricsQuery string
+				Name                      struct{ Matches, As string }
+			}
+		}
+	}
+	read(t, chart+"/prometheus-adapter.yaml", &values)
+	if len(values.Rules.External) != 1 {
+		t.Fatalf("%d rules", len(values.Rules.External))
+	}
+	rule := values.Rules.External[0]
+	all := render(t, cases(t)["autoscaling"]...)
+	for _, scaler := range all.of("HorizontalPodAutoscaler") {
+		text, err := yaml.Marshal(scaler.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		metric := regexp.MustCompile(`metric:\n +name: (\S+)`).FindStringSubmatch(string(text))
+		if metric == nil || rule.Name.As != metric[1] || !regexp.MustCompile(rule.Name.Matches).MatchString(metric[1]) {
+			t.Errorf("%s asks for %q, and the rule serves %s", scaler.GetName(), metric, rule.Name.As)
+		}
+	}
+	selectors := selectorsOf(rule.SeriesQuery)
+	if len(selectors) != 1 || selectors[0].metric != rule.Name.As || !strings.Contains(selectors[0].matchers, `service!=""`) {
+		t.Errorf("the rule looks for %v", selectors)
+	}
+	asked := strings.NewReplacer("<<.Series>>", rule.Name.As, "<<.LabelMatchers>>",
+		`namespace="models",service="demo-tandem-epp",role="prefill"`).Replace(rule.MetricsQuery)
+	promtool(t, "check", "rules", "--lint=none", ruleFile(t, asked))
+}
+
+// ruleFile writes a query as a rule that promtool reads.
+func ruleFile(t *testing.T, query string) string {
+	t.Helper()
+	file := t.TempDir() + "/rule.json"
+	rules := []any{map[string]string{"record": "tested:query", "expr": query}}
+	write(t, file, map[string]any{"groups": []any{map[string]any{"name": "tested", "rules": rules}}})
+	return file
+}
