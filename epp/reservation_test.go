@@ -142,7 +142,7 @@ func TestServed(t *testing.T) {
 	checkInFlight(t, served, 0, 0)
 }
 
-// What is charged to one version of an endpoint is charged to all, and going from one to the other moves nothing.
+// A charge of one version of an endpoint is a charge of all, and Move between versions changes nothing.
 func TestVersionsShareTheirLoad(t *testing.T) {
 	old := pod("pod")
 	old.Slot = 7
@@ -257,7 +257,7 @@ func (w *world) request(t *testing.T, rnd *rand.Rand) {
 	}
 	held := rnd.IntN(4) > 0
 	if held {
-		// Ids are ours, yet one that comes twice must cost nothing.
+		// The picker makes the ids, yet a repeated one must not lose a reservation.
 		id := fmt.Sprint(w.ids.Add(int64(rnd.IntN(2))))
 		w.ledger.Hold(id, &epp.Decision{Reservation: r})
 		pause()

@@ -77,7 +77,7 @@ func (w *watched) looks(n int) {
 	synctest.Wait()
 }
 
-// told checks what changed was called with since it was asked last.
+// told checks the calls of changed since the last check.
 func (w *watched) told(want ...string) {
 	w.t.Helper()
 	w.mu.Lock()

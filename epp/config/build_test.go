@@ -206,7 +206,7 @@ func checkLife(t *testing.T, j *journal, built []string) {
 	j.events = nil
 }
 
-// TestBuildFails: what was built before is closed, and the error tells of both.
+// TestBuildFails: the instances built before the failure are closed, and the error names both failures.
 func TestBuildFails(t *testing.T) {
 	var j journal
 	c := parseParts(t, &j, "plugins: [{type: filter}, {type: scorer, parameters: {sticks: false}}, {type: matcher}]")
@@ -259,7 +259,7 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// TestMissingTypes: a table that lacks what is added by default is told of, once.
+// TestMissingTypes: a table without a type that is added by default is reported once.
 func TestMissingTypes(t *testing.T) {
 	rows := slices.DeleteFunc(parts(&journal{}), func(r epp.Row) bool { return r.Type != "scorer" })
 	_, err := Parse([]byte("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: scorer}]"), rows)

@@ -68,7 +68,7 @@ func decodeEverything(t *testing.T, text string) (everything, *findings) {
 	return v, found
 }
 
-// TestDecodeLikeYAML: what has no mistakes is decoded as the yaml package does it.
+// TestDecodeLikeYAML: a document without mistakes is decoded as by the yaml package.
 func TestDecodeLikeYAML(t *testing.T) {
 	tests := map[string]string{
 		"scalars":           "{text: x, small: -3, count: 7, ratio: 2, on: true, wait: 1m30s, untagged: 9}",

@@ -8,7 +8,7 @@ import (
 	plugins "github.com/tandem-serving/tandem/epp/plugin"
 )
 
-// TestForeignTypes: no plugin that is served is on the lists of those that are not, and no list names one twice.
+// TestForeignTypes: no plugin of the table is on the lists of foreign types, and no list has a name twice.
 func TestForeignTypes(t *testing.T) {
 	for _, row := range plugins.Table {
 		for _, name := range slices.Concat([]string{row.Type}, row.Aliases, row.Deprecated) {
@@ -27,7 +27,7 @@ func TestForeignTypes(t *testing.T) {
 	}
 }
 
-// TestDefaultTypes: all types that this package names are in the table, and are what they are named for.
+// TestDefaultTypes: all types that this package names are in the table, and have the interfaces they are named for.
 func TestDefaultTypes(t *testing.T) {
 	types := map[string]epp.Row{}
 	for _, row := range plugins.Table {

@@ -193,7 +193,7 @@ func TestReloadRefused(t *testing.T) {
 	})
 }
 
-// TestReloadIsTriedAgain: what was in the way of a good file may go away without a change of the file. It is told once.
+// TestReloadIsTriedAgain: the cause of a failure may go away without a change of the file. The failure is reported once.
 func TestReloadIsTriedAgain(t *testing.T) {
 	follow(t, "plugins: [{name: one, type: scorer}]", func(l *live) {
 		l.refuse = errors.New("no endpoints yet")
@@ -216,7 +216,7 @@ func TestReloadIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestReloadIsNotTriedAgain: a file that is gone, or is again what is in use, leaves nothing to try.
+// TestReloadIsNotTriedAgain: a file that was deleted, or has the content in use again, is not retried.
 func TestReloadIsNotTriedAgain(t *testing.T) {
 	const good = "plugins: [{name: one, type: scorer}]"
 	for name, away := range map[string]func(*live){

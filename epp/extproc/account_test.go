@@ -181,7 +181,7 @@ func TestAccountantChargesEveryStage(t *testing.T) {
 	}
 }
 
-// What is not planned has no id under which it could be taken over.
+// A request without a plan has no id by which the accountant could take it over.
 func TestPickerKeepsNothingWithoutAPlan(t *testing.T) {
 	r := startRig(t, remotePool())
 	s := r.open(t, client.MarkPicker)

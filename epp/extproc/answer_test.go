@@ -160,7 +160,7 @@ func TestRefusals(t *testing.T) {
 		frames frames
 		status int
 		reason pd.Reason
-		want   map[string]string // headers besides those that every refusal has
+		want   map[string]string // headers besides those of every refusal
 		says   string
 	}{
 		{"bad mode", nil, frames{chat(more, pd.HeaderMode, "maybe"), requestBody(ends, prompt)}, 400, pd.BadPDHeader, nil, "force"},
@@ -242,7 +242,7 @@ func mustBeError(t *testing.T, body []byte, anthropic bool, says string) {
 	}
 }
 
-// mustOutcome checks what is told of a single request that was refused.
+// mustOutcome checks the outcome of a single request that was refused.
 func (r *rig) mustOutcome(t *testing.T, status int, h *procv3.HttpHeaders, reason pd.Reason) {
 	t.Helper()
 	all := r.outcomes(t)
@@ -259,7 +259,7 @@ func (r *rig) mustOutcome(t *testing.T, status int, h *procv3.HttpHeaders, reaso
 	r.pool.mustLoad(t, "0/0")
 }
 
-// An immediate answer after the gateway began to answer itself would tear what the client already has.
+// An immediate answer after the gateway began to answer would corrupt what the client already has.
 func TestRefusalAfterTheAnswerBegan(t *testing.T) {
 	r := startRig(t, newPool("10.0.0.1:8000"))
 	s := r.open(t, "")
@@ -312,7 +312,7 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
-// sink is a stream that keeps what is sent.
+// sink is a stream that keeps the messages sent on it.
 type sink struct {
 	grpc.BidiStreamingServer[procv3.ProcessingRequest, procv3.ProcessingResponse]
 	sent []*procv3.ProcessingResponse

@@ -239,7 +239,7 @@ type exposedConn struct {
 	streams map[uint32]*written
 }
 
-// written tells when the first and the last write of an answer began.
+// written reports when the first and the last write of an answer began.
 type written struct{ first, last time.Time }
 
 // Write implements net.Conn.

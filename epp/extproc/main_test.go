@@ -55,7 +55,7 @@ func wait[T any](t testing.TB, c <-chan T, what string) T {
 	}
 }
 
-// pool is a pool of endpoints and a scheduler over it that does what a test tells it.
+// pool is a pool of endpoints, and a scheduler over it that a test controls.
 type pool struct {
 	endpoints []*epp.Endpoint
 	blocks    epp.BlockSpec
@@ -124,7 +124,7 @@ func (p *pool) Find(addr netip.AddrPort) (*epp.Endpoint, bool) {
 	return nil, false
 }
 
-// load is what is in flight at each endpoint, as "requests/tokens …".
+// load returns the load in flight at each endpoint, as "requests/tokens …".
 func (p *pool) load() string {
 	var all []string
 	for _, e := range p.endpoints {
@@ -204,7 +204,7 @@ type option func(*Config, *Deps)
 
 func setting(change func(*Config)) option { return func(c *Config, _ *Deps) { change(c) } }
 
-// lines keeps what is logged.
+// lines keeps the log's records.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -312,7 +312,7 @@ type quietT struct{ testing.TB }
 
 func (quietT) Cleanup(func()) {}
 
-// outcomes waits until all streams have ended and gives what was told of them.
+// outcomes waits until all streams have ended and returns their outcomes.
 func (r *rig) outcomes(t testing.TB) []epp.Outcome {
 	t.Helper()
 	r.gone(t)
@@ -391,7 +391,7 @@ func (r *rig) open(t testing.TB, mark client.Mark, md ...string) *call {
 	return c
 }
 
-// send sends frames. A stream that the server has ended takes none; what it said is for recv to tell.
+// send sends frames. It ignores a stream that the server has ended; recv reports why.
 func (c *call) send(frames ...*procv3.ProcessingRequest) {
 	c.t.Helper()
 	for _, f := range frames {
@@ -503,7 +503,7 @@ func responseTrailers(fields ...string) *procv3.ProcessingRequest {
 		ResponseTrailers: &procv3.HttpTrailers{Trailers: headerMap(fields)}}}
 }
 
-// served says in a frame who served, as Envoy's load balancer does.
+// served sets in a frame which endpoint served, as Envoy's load balancer does.
 func served(f *procv3.ProcessingRequest, address string) *procv3.ProcessingRequest {
 	return with(f, epp.NamespaceLB, epp.HeaderServed, structpb.NewStringValue(address))
 }

@@ -51,7 +51,7 @@ func TestRewrite(t *testing.T) {
 		want    string
 		sets    map[string]string // besides those of every plan
 		removes []string
-		counts  []string // labels of what is counted; nil: nothing
+		counts  []string // labels of the counted rewrites; nil: none
 	}{
 		{"rewritten", prompt, nil, rewritten, map[string]string{pd.HeaderModel: "m;answers=big%20m"}, nil, []string{"rewrite", "canary", "model", "big m"}},
 		{"of a declared length", prompt, []string{"content-length", length(prompt)}, rewritten,
@@ -225,7 +225,7 @@ func TestManyEventsAreOneMessage(t *testing.T) {
 	r.gone(t)
 }
 
-// What was not rewritten is echoed as it came, even if the name is in it.
+// An answer to a request without a rewrite is echoed unchanged, even if it contains the name.
 func TestOtherAnswersAreEchoed(t *testing.T) {
 	r := startRig(t, newPool(a), rewriting)
 	s := r.open(t, "")

@@ -190,7 +190,7 @@ func TestViolations(t *testing.T) {
 	}
 }
 
-// A gateway that is configured wrongly is so for every request.
+// A misconfigured gateway fails in the same way for every request.
 func TestMisconfigurationIsLoggedOnce(t *testing.T) {
 	r := startRig(t, newPool("10.0.0.1:8000"))
 	for range 5 {

@@ -349,7 +349,7 @@ func (c *cluster) churn(t *testing.T) {
 	})
 }
 
-// cached looks at what the watch keeps of a namespace where there is much more.
+// cached checks what the watch keeps of a namespace with many other objects.
 func (c *cluster) cached(t *testing.T) {
 	config := c.namespace(t, "big")
 	c.apply(t, "big", poolYAML)
@@ -396,7 +396,7 @@ func (c *cluster) grants(t *testing.T) {
 	}
 }
 
-// outages takes the API server, the grants and the history away while a watch runs, and gives them back.
+// outages removes the API server, the grants and the history while a watch runs, and restores them.
 func (c *cluster) outages(t *testing.T) {
 	config := c.namespace(t, "outage")
 	c.apply(t, "outage", poolYAML)

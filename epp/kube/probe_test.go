@@ -52,7 +52,7 @@ func (c *cluster) apply(t testing.TB, namespace, objects string) {
 	c.kubectl(t, objects, "apply", "--server-side", "--force-conflicts", "-n", namespace, "-f", "-")
 }
 
-// namespace makes a namespace with a picker's role, and gives the configuration of its service account.
+// namespace makes a namespace with a picker's role, and returns the configuration of its service account.
 func (c *cluster) namespace(t testing.TB, name string) *rest.Config {
 	t.Helper()
 	c.kubectl(t, "", "create", "namespace", name)

@@ -58,7 +58,7 @@ func written(t *testing.T, object runtime.Object) map[string]any {
 	return generic(t, data)
 }
 
-// fill returns an object as text, without what is empty: an empty group is the same as none.
+// fill returns an object as text, without empty members: an empty group is the same as none.
 func fill(value any) string {
 	switch v := value.(type) {
 	case map[string]any:

@@ -158,7 +158,7 @@ func TestOlderAPIServer(t *testing.T) {
 	}
 }
 
-// TestTroublesOfPods: those that are not named are counted.
+// TestTroublesOfPods: problems that are not listed are counted.
 func TestTroublesOfPods(t *testing.T) {
 	pods := newPodSet([]uint16{8000})
 	for i := range 15 {

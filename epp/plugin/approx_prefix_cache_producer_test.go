@@ -44,7 +44,7 @@ func cut(first, blocks int) *epp.Prompt {
 	return p
 }
 
-// cached returns what is cached of a prompt on each endpoint, in tokens.
+// cached returns how many tokens of a prompt each endpoint has cached.
 func cached(m epp.Matcher, p *epp.Prompt, endpoints ...*epp.Endpoint) []int {
 	c := make([]epp.Candidate, len(endpoints))
 	for i, e := range endpoints {

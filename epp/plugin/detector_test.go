@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// loaded makes a candidate whose page was read just now; edit changes what is known of it.
+// loaded makes a candidate whose page was read just now; edit changes its load.
 func loaded(name string, waiting, running int, edit ...func(*epp.Candidate)) epp.Candidate {
 	c := labelled(nil)[0]
 	c.Endpoint = c.With("", nil)

@@ -30,7 +30,7 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// told is a log of which every record is an event.
+// told is a log whose records are events.
 type told struct {
 	slog.Handler
 	lines chan string

@@ -59,7 +59,7 @@ func TestBadFiles(t *testing.T) {
 	})
 }
 
-// TestGoodFiles: the comments at the top of each file are questions, with what the policy must answer.
+// TestGoodFiles: the comments at the top of each file are requests, with the policy's expected answers.
 func TestGoodFiles(t *testing.T) {
 	each(t, "good", func(t *testing.T, data []byte, want []string) {
 		p, err := policy.Parse(data)
@@ -121,7 +121,7 @@ func TestProblemsAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever the file, it is read or refused in time, and what is refused has a reason.
+// Every file is read or refused in time, and a refusal has a reason.
 func FuzzParse(f *testing.F) {
 	for _, dir := range []string{"good", "bad"} {
 		files, err := filepath.Glob(filepath.Join("testdata", dir, "*.yaml"))

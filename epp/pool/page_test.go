@@ -96,7 +96,7 @@ func TestPageValues(t *testing.T) {
 	cases := []struct {
 		name, page string
 		want       epp.Load
-		none       bool // nothing of what is wanted
+		none       bool // the page has none of the wanted values
 	}{
 		{name: "two engines are added", page: engines, want: waiting(7)},
 		{name: "usage of two engines is their mean", page: "USAGE{engine=\"0\"} 0.25\nUSAGE{engine=\"1\"} 0.75", want: usage(.5)},

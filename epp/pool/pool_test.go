@@ -156,7 +156,7 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 	})
 }
 
-// observer notes which endpoints it is told of.
+// observer records the calls that it gets.
 type observer struct {
 	mu           sync.Mutex
 	joined, gone []string
@@ -327,7 +327,7 @@ func TestRelabeledUnderLoad(t *testing.T) {
 	}
 }
 
-// TestNoChangeIsMissed has several who follow the pool while it changes as fast as it can.
+// TestNoChangeIsMissed has several subscribers follow the pool while it changes as fast as it can.
 func TestNoChangeIsMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		discovery := make(fixed)
@@ -525,7 +525,7 @@ func TestRunWithoutConfiguration(t *testing.T) {
 // refused returns the error of an engine whose port is closed.
 func refused(context.Context, string) (string, error) { return "", syscall.ECONNREFUSED }
 
-// TestSubscribers are told of the kinds of changes that they want, after the snapshot shows them.
+// TestSubscribers: subscribers get the kinds of changes that they want, after the snapshot shows them.
 func TestSubscribers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told observer

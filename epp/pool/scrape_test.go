@@ -71,7 +71,7 @@ func TestReadOverSockets(t *testing.T) {
 			engine.Config.ErrorLog = quiet()
 			engine.Start()
 			defer engine.Close()
-			o := Options{Timeout: 10 * time.Second} // far away, unless it is what is tested
+			o := Options{Timeout: 10 * time.Second} // not reached, unless the case tests it
 			if c.result == "timeout" {
 				o.Timeout = 50 * time.Millisecond
 			}

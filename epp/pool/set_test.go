@@ -64,7 +64,7 @@ func TestSetKeepsWhatStays(t *testing.T) {
 	}
 }
 
-// TestSetChanges: the engine at an address stays what it is, whatever it is called or labelled by now.
+// TestSetChanges: the engine at an address stays the same endpoint, whatever its name or labels are.
 func TestSetChanges(t *testing.T) {
 	load := new(epp.Load)
 	*load = only(epp.Running, 3)

@@ -124,7 +124,7 @@ func BenchmarkForget(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory tells the bytes that one block at one endpoint takes, in a full index.
+// BenchmarkMemory reports the bytes for one block at one endpoint, in a full index.
 func BenchmarkMemory(b *testing.B) {
 	for _, bench := range []struct {
 		name   string

@@ -164,7 +164,7 @@ func TestOutOfBounds(t *testing.T) {
 	}
 }
 
-// TestMemoryReturns lets a pool of caches come and go: what is left must not remember how large it was.
+// TestMemoryReturns: after many caches have come and gone, the index takes no more memory than before.
 func TestMemoryReturns(t *testing.T) {
 	x, c := new(Index), new(chains)
 	to := endpoints(8)
@@ -214,7 +214,7 @@ func TestReadersAmongWriters(t *testing.T) {
 	var churn [2]chains
 	churn[0].Seed(1, 1)
 	churn[1].Seed(2, 2)
-	write(func(int) { // evicts its own all the time, but never what it just asked for
+	write(func(int) { // evicts its own blocks all the time, but never those it just requested
 		x.Add(to[0], churn[0].next(capacity-len(kept)), capacity)
 		x.Add(to[0], kept, capacity)
 	})

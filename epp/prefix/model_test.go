@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// model is what an endpoint holds, told in the simplest way: when each block was last asked for, and how deep it lies.
+// model is the simplest description of what an endpoint holds: when each block was requested last, and its depth.
 type model struct {
 	held map[uint64]age
 	now  int

@@ -28,7 +28,7 @@ func TestEviction(t *testing.T) {
 	for _, test := range []struct {
 		name, words string // added in this order
 		capacity    int
-		want        string // what is left of them
+		want        string // what the tree must still hold
 	}{
 		{"all fit", "abc xyz", 6, "abc xyz"},
 		{"the end of the oldest goes first", "abcd xyz", 5, "ab xyz"},

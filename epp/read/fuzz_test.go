@@ -56,7 +56,7 @@ func FuzzReaderChunks(f *testing.F) {
 			if gotErr == nil {
 				got, gotErr = parts.Close(nil)
 			}
-			// A body that is wrong and too large is refused for what is met first.
+			// A body that is wrong and too large is refused for the first of the two that the reader meets.
 			if len(text) > 500 && err != nil && gotErr != nil {
 				continue
 			}

@@ -142,7 +142,7 @@ func TestReaderRefuses(t *testing.T) {
 	}
 }
 
-// What is wrong is told by the chunk that shows it, and by every call after it.
+// The chunk that shows the problem returns the error, and so does every later call.
 func TestReaderRefusesEarly(t *testing.T) {
 	var r read.Reader
 	r.Reset(post(pd.APIChat), 20, blocks)

@@ -58,7 +58,7 @@ func kilobyte(c sched.Config, number int) *epp.Request {
 	return r
 }
 
-// BenchmarkPick is a remote decision: both profiles with four scorers each, the reservation, and what is learnt.
+// BenchmarkPick is a remote decision: both profiles with four scorers each, the reservation, and the matcher's learning.
 func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

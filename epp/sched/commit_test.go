@@ -19,9 +19,9 @@ func TestCharges(t *testing.T) {
 		mode     pd.Mode
 		tokens   int
 		charge   epp.Charge
-		decode   epp.InFlight // what is charged at the pick
+		decode   epp.InFlight // charged at the pick
 		prefill  epp.InFlight
-		answered epp.InFlight // what is left on decode when the answer has begun
+		answered epp.InFlight // left on decode when the answer has begun
 	}{
 		"remote: prefill computes what it has not cached": {tokens: 1000, decode: epp.InFlight{Requests: 1},
 			prefill: epp.InFlight{Requests: 1, Tokens: 1000 - 32}, answered: epp.InFlight{Requests: 1}},

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
-// verdict is what becomes of a request, by everything it depends on. An empty field stands for every value.
+// verdict is the result for a request, by everything it depends on. An empty field stands for every value.
 type verdict struct {
 	mode    string // of modes
 	fit     string // of fits

@@ -77,7 +77,7 @@ func (highest) Pick(r *epp.Round, totals []float64, n int, dst []int) []int {
 	return append(dst, order[:min(n, len(order))]...)
 }
 
-// says is a decider that always says the same, and remembers what it was asked.
+// says is a decider with a constant ruling that records its calls.
 type says struct {
 	verdict pd.Verdict
 	reason  pd.Reason
@@ -106,7 +106,7 @@ func (never) Decide(*epp.Alternatives) epp.Ruling {
 	return epp.Ruling{Verdict: pd.Local, Reason: pd.BelowThreshold}
 }
 
-// caches is a matcher that knows how many tokens each endpoint has, and remembers what it was told.
+// caches is a matcher that knows how many tokens each endpoint has, and records its calls.
 type caches struct {
 	mu      sync.Mutex
 	cached  map[string]int // tokens by endpoint name

@@ -93,7 +93,7 @@ func (w *world) may(serves pd.Role, not string) (names []string) {
 	return names
 }
 
-// check sees that as many as wanted were chosen, each once, of those that may be: those with the highest totals, in order.
+// check checks that as many as wanted were chosen, each once, from the allowed ones: those with the highest totals, in order.
 func (w *world) check(stage string, chosen, may []string, wanted int) error {
 	if len(chosen) != min(wanted, len(may)) {
 		return fmt.Errorf("%s: %v were chosen, want %d of %v", stage, chosen, wanted, may)
@@ -154,7 +154,7 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// TestSeeds: the same seed gives the same picks in the same order; another one does not.
+// TestSeeds: the same seed gives the same picks in the same order, and another seed does not.
 func TestSeeds(t *testing.T) {
 	run := func(seed uint64) (picked []string) {
 		c := disagg()
@@ -252,7 +252,7 @@ func TestSubsetGoesByPort(t *testing.T) {
 	}
 }
 
-// TestRound: what plugins are told.
+// TestRound: what plugins find in a Round.
 func TestRound(t *testing.T) {
 	p, c, r := fleet("prefill-decode", "prefill-decode", "prefill-decode"), disagg(), splitRequest(100)
 	var rounds []epp.Round

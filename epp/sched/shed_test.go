@@ -134,7 +134,7 @@ func outcomeOf(d *epp.Decision, err error) string {
 	return d.Verdict.String() + "/" + string(d.Reason)
 }
 
-// TestModelsOfAFullPool are told: they are no work.
+// TestModelsOfAFullPool: full endpoints serve the list of models, because it costs them no work.
 func TestModelsOfAFullPool(t *testing.T) {
 	c := shedding(gauge{"decode-0": true}, epp.NoneSkips)
 	c.Profiles[0].Filters = c.Profiles[0].Filters[:1] // the plugins look at the API themselves
@@ -179,7 +179,7 @@ func TestFallbackBudget(t *testing.T) {
 	}
 }
 
-// TestFallbackBudgetIsEarned by requests that need no prefill too, and not by those that are shed.
+// TestFallbackBudgetIsEarned: requests that need no prefill add to the budget too, and those that are shed do not.
 func TestFallbackBudgetIsEarned(t *testing.T) {
 	full := gauge{}
 	s := scheduler(t, fleet("decode"), shedding(full, epp.NoneSkipsWithinBudget))

@@ -230,7 +230,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceOfRefusals: a refusal comes with what was known by then.
+// TestTraceOfRefusals: a refusal comes with the trace up to it.
 func TestTraceOfRefusals(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pool   []string

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// chatTable is what the sidecar and the picker want of a request.
+// chatTable has the members that the sidecar and the picker read.
 func chatTable() *Table {
 	return NewTable(
 		Want{Path: "model", Once: true},
@@ -180,7 +180,7 @@ func BenchmarkEdit(b *testing.B) {
 	})
 }
 
-// replay is a reader that gives the same bytes again after rewind.
+// replay is a reader that returns the same bytes again after rewind.
 type replay struct {
 	data []byte
 	at   int

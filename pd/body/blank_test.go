@@ -175,7 +175,7 @@ func TestBlankReturnsTheSourcesError(t *testing.T) {
 	}
 }
 
-// What is held back has a bound, whatever comes.
+// The held-back bytes have a limit, whatever arrives.
 func TestBlankHoldsLittle(t *testing.T) {
 	long := 10_000
 	for name, in := range map[string]string{

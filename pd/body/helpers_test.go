@@ -61,7 +61,7 @@ func mustScan(t *testing.T, table *Table, in string) *Scanner {
 	return s
 }
 
-// split cuts in into chunks of the sizes that cuts tells, over and over.
+// split cuts in into chunks whose sizes are those in cuts, repeated.
 func split(in, cuts []byte) [][]byte {
 	var chunks [][]byte
 	for i := 0; len(in) > 0; i++ {
@@ -219,7 +219,7 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// chunkReader is a reader that gives one chunk after the other.
+// chunkReader is a reader that returns one chunk after the other.
 type chunkReader struct{ chunks [][]byte }
 
 func (r *chunkReader) Read(p []byte) (int, error) {

@@ -97,7 +97,7 @@ func TestRenamer(t *testing.T) {
 	}
 }
 
-// What is complete goes on at once: an event is not held until the next one comes.
+// A complete event passes at once: it is not held until the next one.
 func TestRenamerHoldsBackOnlyNames(t *testing.T) {
 	const event = "data: {\"id\":\"x\",\"model\":\"tiny\",\"choices\":[]}\n\n"
 	r := NewRenamer("tiny", "big", true)

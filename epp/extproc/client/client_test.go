@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve runs an ext-proc server on loopback and gives its address.
+// serve runs an ext-proc server on loopback and returns its address.
 func serve(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOption) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -284,7 +284,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	}
 }
 
-// What Envoy answers itself is JSON; what the picker answers passes unchanged.
+// Envoy's own answers are JSON; the picker's answers pass unchanged.
 func TestEnvoyAnswersJSON(t *testing.T) {
 	own := &client.Reply{Status: 429, Body: []byte(`{"mine":1}`),
 		Header: http.Header{"content-type": {"application/json"}, "retry-after": {"7"}}}

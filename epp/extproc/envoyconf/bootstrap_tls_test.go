@@ -119,7 +119,7 @@ func TestEnvoyFollowsItsCertificate(t *testing.T) {
 	eventually(t, "the renewed certificate is served", func() bool { return serial() == 2 })
 }
 
-// eventually waits for what has no event of its own.
+// eventually polls a condition that no event announces.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	late := time.NewTimer(15 * time.Second)
