@@ -22,7 +22,7 @@ type Declaration struct {
 
 	// Pages names the series of the metrics page by engine, for a PageSignal. Engines that are not listed do not report it.
 	Pages map[string]string
-	// Parameter is the field of pool.EngineConfig in which an operator names another series; "" = the operator does it by an
+	// Parameter is the field of page.EngineConfig in which an operator names another series; "" = the operator does it by an
 	// entry of customMetrics whose attributeKey is Name.
 	Parameter string
 	// Label is the label of the endpoint that holds the number, for a LabelSignal.

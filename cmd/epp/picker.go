@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/kube"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/epp/sched"
 )
 
@@ -194,11 +195,11 @@ func (p *picker) discovery(file pool.File) (pool.Discovery, error) {
 
 // scraping returns how metrics pages are read: as configured, with the changes of the older flags to the default engine. Without a
 // source, or without an extractor for it, no pages are read.
-func (c *settings) scraping(b *config.Built) (source pool.Source, extractor pool.Extractor, err error) {
+func (c *settings) scraping(b *config.Built) (source pool.Source, extractor page.Extractor, err error) {
 	for _, configured := range b.Sources {
 		s, isSource := configured.Source.(pool.Source)
 		for _, x := range configured.Extractors {
-			if e, ok := x.(pool.Extractor); ok && isSource {
+			if e, ok := x.(page.Extractor); ok && isSource {
 				source, extractor = s, e
 			}
 		}

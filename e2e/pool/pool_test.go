@@ -80,7 +80,7 @@ func newCluster(t *testing.T) *cluster {
 // listen serves the metrics page of an idle engine at the address of every pod: all of 127.0.0.0/8 is this machine.
 func (c *cluster) listen(t *testing.T) {
 	t.Helper()
-	page, err := os.ReadFile("../../epp/pool/testdata/vllm-idle.txt")
+	page, err := os.ReadFile("../../epp/pool/page/testdata/vllm-idle.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

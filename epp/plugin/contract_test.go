@@ -22,6 +22,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -216,7 +217,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, pool.Extractor, estimated:
+			*pool.File, pool.Source, page.Extractor, estimated:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}
@@ -225,7 +226,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 
 // TestParametersAreDocumented reads the source: the comments are the manual.
 func TestParametersAreDocumented(t *testing.T) {
-	docs := fieldDocs(t, ".", "../pool")
+	docs := fieldDocs(t, ".", "../pool", "../pool/page")
 	var visit func(typ reflect.Type)
 	visit = func(typ reflect.Type) {
 		for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {

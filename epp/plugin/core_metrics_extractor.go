@@ -2,15 +2,15 @@ package plugin
 
 import (
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // CoreMetricsExtractor says which values of a metrics page are read, for each kind of engine.
 type CoreMetricsExtractor struct {
-	pool.Extractor `yaml:",inline"`
+	page.Extractor `yaml:",inline"`
 }
 
-func newCoreMetricsExtractor() epp.Plugin { return &CoreMetricsExtractor{pool.DefaultExtractor()} }
+func newCoreMetricsExtractor() epp.Plugin { return &CoreMetricsExtractor{page.DefaultExtractor()} }
 
 // Build implements epp.Plugin.
 func (p *CoreMetricsExtractor) Build(*epp.Builder) (any, error) { return p.Extractor, nil }

@@ -6,15 +6,16 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // TestDataLayer checks that parameters reach the pool's own settings, over their defaults.
 func TestDataLayer(t *testing.T) {
 	source := pool.DefaultSource()
 	source.Scheme, source.Port, source.Interval = "https", 9100, 50*time.Millisecond
-	extractor := pool.DefaultExtractor()
+	extractor := page.DefaultExtractor()
 	extractor.DefaultEngine = "mine"
-	extractor.EngineConfigs = []pool.EngineConfig{{Name: "mine", QueuedRequestsSpec: "q{a=b}"}}
+	extractor.EngineConfigs = []page.EngineConfig{{Name: "mine", QueuedRequestsSpec: "q{a=b}"}}
 	for _, test := range []struct {
 		typ, parameters string
 		want            any
@@ -22,7 +23,7 @@ func TestDataLayer(t *testing.T) {
 		{"file-discovery", "{path: endpoints.yaml, watchFile: true}", &pool.File{Path: "endpoints.yaml", WatchFile: true}},
 		{"metrics-data-source", "", pool.DefaultSource()},
 		{"metrics-data-source", "{scheme: https, port: 9100, interval: 50ms}", source},
-		{"core-metrics-extractor", "", pool.DefaultExtractor()},
+		{"core-metrics-extractor", "", page.DefaultExtractor()},
 		{"core-metrics-extractor", "{defaultEngine: mine, engineConfigs: [{name: mine, queuedRequestsSpec: 'q{a=b}'}]}", extractor},
 	} {
 		if got := build[any](t, test.typ, test.parameters); !reflect.DeepEqual(got, test.want) {

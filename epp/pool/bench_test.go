@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // servePage, set in the environment, makes the test binary an engine that serves the file of this name.
@@ -77,11 +78,11 @@ func BenchmarkScrape(b *testing.B) {
 	for _, file := range []string{"vllm-idle.txt", "vllm-load.txt"} {
 		b.Run(file, func(b *testing.B) {
 			p := New(Options{})
-			if err := p.Configure(nil, DefaultSource(), DefaultExtractor()); err != nil {
+			if err := p.Configure(nil, DefaultSource(), page.DefaultExtractor()); err != nil {
 				b.Fatal(err)
 			}
 			defer p.closeConnections()
-			s := scraperOf(p, engineProcess(b, "testdata/"+file))
+			s := scraperOf(p, engineProcess(b, "page/testdata/"+file))
 			b.ReportAllocs()
 			begin := cpu(b)
 			for b.Loop() {

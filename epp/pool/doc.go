@@ -8,18 +8,9 @@
 // load in flight: the pod still runs its requests. An endpoint that leaves is out of the snapshot at once. Find still returns
 // it while requests run on it, and its slot stays unused for the quarantine.
 //
-// # Reading metrics pages
-//
-// A page is read as bytes, line by line. Only lines of the configured families are parsed: see Extractor and epp.Declaration.
-// Values are never corrected:
-//
-//   - A page that cannot be read whole changes nothing. The load before it stays, with its time, and grows old.
-//   - A value that is missing or impossible on the page is unknown from then on.
-//   - One page may show several engines, such as the data-parallel ranks of one vLLM. Their requests and blocks are summed.
-//     Their KV usage is averaged, since the ranks of one engine have caches of about the same size. If one of the series is
-//     impossible, the result is unknown.
-//   - If series have explicit timestamps, only those with the newest count. A series without a timestamp is current.
-//   - The values of a LoRA family are times: the series with the latest counts.
+// A busy endpoint's page is read five times a second by default, an idle one's once. The first request that is reserved on an
+// idle endpoint wakes its scraper. A page that cannot be read changes nothing: the load before it stays, with its time, and
+// grows old. Package page reads the pages.
 //
 // # What it does not do
 //

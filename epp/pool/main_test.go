@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -119,3 +120,21 @@ func (l *logged) count(text string) int {
 }
 
 func (l *logged) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// signals returns the values of the signals that every engine reports.
+func signals(waiting, running, usage float64) epp.Values {
+	return epp.Values{}.With(epp.Waiting, waiting).With(epp.Running, running).With(epp.KVUsage, usage)
+}
+
+// problemsOf lists what Problems reports.
+func problemsOf(p interface{ Problems(epp.Report) }) (problems []string) {
+	p.Problems(func(field, format string, args ...any) {
+		problems = append(problems, field+": "+fmt.Sprintf(format, args...))
+	})
+	return problems
+}
+
+// only returns a load of which one signal is known.
+func only(s epp.Signal, value float64) epp.Load {
+	return epp.Load{Signals: epp.Values{}.With(s, value)}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // Discovery reports the endpoints of the pool.
@@ -119,7 +120,7 @@ func New(options Options) *Pool {
 // Known endpoints stay until the new discovery reports, and stay unchanged if it reports them too. If d is nil, the current
 // discovery continues. The zero Source reads no metrics: all loads are then unknown, and extractor has no effect. After an
 // error nothing has changed.
-func (p *Pool) Configure(d Discovery, source Source, extractor Extractor) error {
+func (p *Pool) Configure(d Discovery, source Source, extractor page.Extractor) error {
 	next, err := newPages(source, extractor, p.options.Timeout, p.options.Busy)
 	if err != nil {
 		return err

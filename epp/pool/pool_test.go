@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -89,7 +90,7 @@ func (e *engines) serve(p *Pool) {
 
 func configure(t *testing.T, p *Pool, d Discovery) {
 	t.Helper()
-	if err := p.Configure(d, DefaultSource(), DefaultExtractor()); err != nil {
+	if err := p.Configure(d, DefaultSource(), page.DefaultExtractor()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -150,7 +151,7 @@ func TestSnapshotsFollowLoads(t *testing.T) {
 
 		e.behave(always("vllm:num_requests_running 7\nvllm:kv_cache_usage_perc NaN\n"))
 		time.Sleep(20 * time.Second)
-		if l := p.Snapshot().Loads[0]; l.Signals != only(epp.Running, 7).Signals {
+		if l := p.Snapshot().Loads[0]; l.Signals != (epp.Values{}.With(epp.Running, 7)) {
 			t.Errorf("a page without two of the values left the load %+v, want only running", l)
 		}
 	})
@@ -288,7 +289,7 @@ func TestRelabeled(t *testing.T) {
 func TestRelabeledUnderLoad(t *testing.T) {
 	discovery := make(fixed)
 	p := New(Options{})
-	if err := p.Configure(discovery, Source{}, Extractor{}); err != nil { // no engine listens at the addresses
+	if err := p.Configure(discovery, Source{}, page.Extractor{}); err != nil { // no engine listens at the addresses
 		t.Fatal(err)
 	}
 	start(t, p)
@@ -356,7 +357,7 @@ func TestNoChangeIsMissed(t *testing.T) {
 func TestProblemsAreToldOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, twin := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.1:8000")
-		odd := withLabel(specOf("c", "10.0.0.3:8000"), engineLabel, "tgi")
+		odd := withLabel(specOf("c", "10.0.0.3:8000"), page.DefaultExtractor().EngineLabelKey, "tgi")
 		discovery, log := make(fixed), &logged{}
 		p, e := withEngines(t, Options{Log: log.logger()}, discovery, always(idlePage))
 		start(t, p)
@@ -425,7 +426,7 @@ func TestReload(t *testing.T) {
 			t.Errorf("after a discovery that works again: %v", got)
 		}
 
-		bad := DefaultExtractor()
+		bad := page.DefaultExtractor()
 		bad.DefaultEngine = "unknown"
 		if err := p.Configure(ofPool(a), DefaultSource(), bad); err == nil {
 			t.Error("a bad extractor: no error")
@@ -447,8 +448,8 @@ func TestReloadOfMetrics(t *testing.T) {
 		if l := p.Snapshot().Loads[0]; l.Signals != signals(0, 0, .5) {
 			t.Errorf("vllm: %+v", l)
 		}
-		x := DefaultExtractor()
-		x.DefaultEngine, x.EngineConfigs = "mine", []EngineConfig{{Name: "mine", RunningRequestsSpec: "mine"}}
+		x := page.DefaultExtractor()
+		x.DefaultEngine, x.EngineConfigs = "mine", []page.EngineConfig{{Name: "mine", RunningRequestsSpec: "mine"}}
 		s := DefaultSource()
 		s.Port = 9100
 		if err := p.Configure(ofPool(spec), s, x); err != nil {
@@ -474,7 +475,7 @@ func TestReloadToNoMetrics(t *testing.T) {
 		if l := p.Snapshot().Loads[0]; l.Signals != signals(1, 2, .5) {
 			t.Errorf("before: %+v", l)
 		}
-		if err := p.Configure(ofPool(specOf("a", "10.0.0.1:8000")), Source{}, Extractor{}); err != nil {
+		if err := p.Configure(ofPool(specOf("a", "10.0.0.1:8000")), Source{}, page.Extractor{}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second) // a reader that is under way reads once more at most

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 func TestScrapesFollowLoad(t *testing.T) {
@@ -151,7 +153,7 @@ func TestIntervals(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p, source := New(Options{Busy: c.busy, Idle: c.idle}), DefaultSource()
 			source.Interval = c.source
-			if err := p.Configure(nil, source, DefaultExtractor()); err != nil {
+			if err := p.Configure(nil, source, page.DefaultExtractor()); err != nil {
 				t.Fatal(err)
 			}
 			if s := scraperOf(p, "10.0.0.1:1"); s.busy != c.wantBusy || s.idle != c.wantIdle {

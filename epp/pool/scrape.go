@@ -13,21 +13,22 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // pages says how metrics pages are read, until the configuration changes.
 type pages struct {
 	source   Source
 	client   *http.Client // nil: no pages are read
-	programs *programs
+	programs *page.Programs
 	busy     time.Duration
 }
 
-func newPages(source Source, extractor Extractor, timeout, busy time.Duration) (*pages, error) {
+func newPages(source Source, extractor page.Extractor, timeout, busy time.Duration) (*pages, error) {
 	if source == (Source{}) {
 		return &pages{busy: busy}, nil
 	}
-	programs, err := extractor.compile()
+	programs, err := extractor.Compile()
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ type scraper struct {
 	schedule
 	proven  bool // the last scrape succeeded
 	pages   *pages
-	program *program
+	program *page.Program
 	request *http.Request
 }
 
@@ -158,9 +159,9 @@ func (s *scraper) prepare() {
 		return
 	}
 	var known bool
-	if s.program, known = pages.programs.of(s.member.Labels); !known {
+	if s.program, known = pages.programs.Of(s.member.Labels); !known {
 		s.pool.options.Log.Warn("endpoint names an engine that is not configured; its metrics are read as the default engine's",
-			"endpoint", s.member.String(), "label", pages.programs.label, "engine", s.member.Labels[pages.programs.label])
+			"endpoint", s.member.String(), "label", pages.programs.Label, "engine", s.member.Labels[pages.programs.Label])
 	}
 	s.request, _ = pages.source.request(s.member.Metrics)
 }
@@ -176,7 +177,7 @@ func (s *scraper) tell(err error) {
 	s.proven = err == nil
 }
 
-var readers = sync.Pool{New: func() any { return new(reader) }}
+var readers = sync.Pool{New: func() any { return new(page.Reader) }}
 
 // errStatus is the status of an answer that is not a page.
 type errStatus int
@@ -199,16 +200,13 @@ func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	case answer.StatusCode != http.StatusOK:
 		return epp.Load{}, errStatus(answer.StatusCode)
 	case answer.ContentLength > s.pool.options.PageLimit:
-		return epp.Load{}, errTooLarge
+		return epp.Load{}, page.ErrTooLarge
 	}
-	r := readers.Get().(*reader)
+	r := readers.Get().(*page.Reader)
 	defer readers.Put(r)
-	if err := r.read(answer.Body, s.pool.options.PageLimit, s.program); err != nil {
+	load, err := r.Read(answer.Body, s.pool.options.PageLimit, s.program, s.member.load.Load())
+	if err != nil {
 		return epp.Load{}, fmt.Errorf("reading the page: %w", err)
-	}
-	load, ok := r.load(s.member.load.Load())
-	if !ok {
-		return epp.Load{}, errNoValues
 	}
 	return load, nil
 }
@@ -222,9 +220,9 @@ func resultOf(err error) string {
 		return "ok"
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
-	case errors.Is(err, errTooLarge):
+	case errors.Is(err, page.ErrTooLarge):
 		return "too-large"
-	case errors.Is(err, errNoValues):
+	case errors.Is(err, page.ErrNoValues):
 		return "no-values"
 	case errors.As(err, &status):
 		return "status"

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // show serves one text.
@@ -150,7 +151,7 @@ func TestUnreachable(t *testing.T) {
 			}
 			source := DefaultSource()
 			source.Port = c.port
-			if err := p.Configure(nil, source, DefaultExtractor()); err != nil {
+			if err := p.Configure(nil, source, page.DefaultExtractor()); err != nil {
 				t.Fatal(err)
 			}
 			for range 4 {

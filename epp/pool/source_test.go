@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 func TestSourceProblems(t *testing.T) {
@@ -117,7 +119,7 @@ func TestSourceCertificates(t *testing.T) {
 			s.Scheme, s.ClientCertPath, s.ClientKeyPath = "https", cert, key
 			c.change(&s)
 			p := New(Options{})
-			err := p.Configure(nil, s, DefaultExtractor())
+			err := p.Configure(nil, s, page.DefaultExtractor())
 			if (err == nil) != c.built {
 				t.Fatalf("configuring: %v", err)
 			}

@@ -1,4 +1,4 @@
-package pool
+package page
 
 import (
 	"bytes"
@@ -23,8 +23,8 @@ const (
 	valueCount
 )
 
-// program says what is read from the pages of one engine. It does not change after it was made.
-type program struct {
+// Program says what is read from the pages of one engine. It does not change after it was made.
+type Program struct {
 	families []family
 	// The labels of valueCache.
 	blockTokensLabel, blocksLabel string
@@ -81,12 +81,12 @@ func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
 			return d.Parameter, fields.Field(i).Addr().Interface().(*string)
 		}
 	}
-	panic("pool: the signal " + d.Name + " names the parameter " + d.Parameter + ", which EngineConfig does not have")
+	panic("page: the signal " + d.Name + " names the parameter " + d.Parameter + ", which EngineConfig does not have")
 }
 
 // compile makes the program of an engine whose configuration has no problems.
-func (c *EngineConfig) compile() *program {
-	p := &program{
+func (c *EngineConfig) compile() *Program {
+	p := &Program{
 		blockTokensLabel: cmp.Or(c.CacheBlockSizeLabelName, "block_size"),
 		blocksLabel:      cmp.Or(c.CacheNumBlocksLabelName, "num_gpu_blocks"),
 	}
@@ -96,7 +96,7 @@ func (c *EngineConfig) compile() *program {
 		}
 		spec, err := parseSpec(s.text)
 		if err != nil {
-			panic("pool: a spec with a problem was compiled: " + s.text)
+			panic("page: a spec with a problem was compiled: " + s.text)
 		}
 		f := p.family(spec.family)
 		f.wants = append(f.wants, want{spec, s.of})
@@ -104,7 +104,7 @@ func (c *EngineConfig) compile() *program {
 	return p
 }
 
-func (p *program) family(name string) *family {
+func (p *Program) family(name string) *family {
 	for i := range p.families {
 		if p.families[i].name == name {
 			return &p.families[i]
@@ -116,7 +116,7 @@ func (p *program) family(name string) *family {
 
 // page collects the values of one metrics page. reset prepares it for the next page.
 type page struct {
-	program *program
+	program *Program
 	sums    [valueCount]sum
 	lora    loraLabels
 	cache   epp.CacheInfo // from labels
@@ -136,7 +136,7 @@ type loraLabels struct {
 	max              int
 }
 
-func (p *page) reset(program *program) {
+func (p *page) reset(program *Program) {
 	p.program = program
 	for i := range p.sums {
 		p.sums[i] = sum{at: math.Inf(-1)}

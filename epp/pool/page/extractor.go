@@ -1,4 +1,4 @@
-package pool
+package page
 
 import (
 	"fmt"
@@ -225,15 +225,15 @@ func (x *Extractor) names() []string {
 	return slices.Compact(names)
 }
 
-// programs are the compiled engines.
-type programs struct {
-	label  string
-	byName map[string]*program
-	usual  *program
+// Programs are the compiled engines.
+type Programs struct {
+	Label  string // that names the engine of an endpoint
+	byName map[string]*Program
+	usual  *Program
 }
 
-// compile prepares the programs that read metrics pages. The error lists all problems.
-func (x *Extractor) compile() (*programs, error) {
+// Compile prepares the programs that read metrics pages. The error lists all problems.
+func (x *Extractor) Compile() (*Programs, error) {
 	var problems []string
 	x.Problems(func(field, format string, args ...any) {
 		problems = append(problems, field+": "+fmt.Sprintf(format, args...))
@@ -241,7 +241,7 @@ func (x *Extractor) compile() (*programs, error) {
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("reading the metrics settings: %s", strings.Join(problems, "; "))
 	}
-	all := &programs{label: x.EngineLabelKey, byName: make(map[string]*program)}
+	all := &Programs{Label: x.EngineLabelKey, byName: make(map[string]*Program)}
 	for _, name := range x.names() {
 		all.byName[name] = x.engine(name).compile()
 	}
@@ -249,10 +249,10 @@ func (x *Extractor) compile() (*programs, error) {
 	return all, nil
 }
 
-// of returns the program for an endpoint with these labels. ok is false if they name an engine without a configuration.
-func (p *programs) of(labels map[string]string) (prog *program, ok bool) {
-	name := labels[p.label]
-	if name == "" && p.label == engineLabel {
+// Of returns the program for an endpoint with these labels. ok is false if they name an engine without a configuration.
+func (p *Programs) Of(labels map[string]string) (prog *Program, ok bool) {
+	name := labels[p.Label]
+	if name == "" && p.Label == engineLabel {
 		name = labels[engineLabelOlder]
 	}
 	if name == "" {

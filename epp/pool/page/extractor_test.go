@@ -1,4 +1,4 @@
-package pool
+package page
 
 import (
 	"fmt"
@@ -93,7 +93,7 @@ func TestExtractorProblems(t *testing.T) {
 			if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || !strings.Contains(got[0], c.want)) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
-			if _, err := c.x.compile(); (err != nil) != (c.want != "") {
+			if _, err := c.x.Compile(); (err != nil) != (c.want != "") {
 				t.Errorf("compiling: %v", err)
 			}
 		})
@@ -103,7 +103,7 @@ func TestExtractorProblems(t *testing.T) {
 func TestEngineOfAnEndpoint(t *testing.T) {
 	x := DefaultExtractor()
 	x.EngineConfigs = []EngineConfig{{Name: "mine", RunningRequestsSpec: "mine_running"}, {Name: "sglang", RunningRequestsSpec: "patched"}}
-	all, err := x.compile()
+	all, err := x.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestEngineOfAnEndpoint(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			prog, known := all.of(c.labels)
+			prog, known := all.Of(c.labels)
 			if prog.families[0].name != c.family || known != c.known {
 				t.Errorf("got %s, %v, want %s, %v", prog.families[0].name, known, c.family, c.known)
 			}

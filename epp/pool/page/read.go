@@ -1,9 +1,11 @@
-package pool
+package page
 
 import (
 	"bytes"
 	"errors"
 	"io"
+
+	"github.com/tandem-serving/tandem/epp"
 )
 
 // readSize is enough to read a page of vLLM (48 to 79 kB recorded) in one or two reads. A longer line is too long.
@@ -11,25 +13,38 @@ const readSize = 64 << 10
 
 // Errors of pages that cannot be used.
 var (
-	errTooLarge = errors.New("the page is too large")
-	errNoValues = errors.New("the page has none of the values wanted")
+	ErrTooLarge = errors.New("the page is too large")
+	ErrNoValues = errors.New("the page has none of the values wanted")
 )
 
-// reader reads pages, one at a time.
-type reader struct {
+// Reader reads pages, one at a time. It takes 64 KiB of memory, which is used again for the next page.
+type Reader struct {
 	page
 	buf [readSize]byte
 }
 
+// Read reads a page of at most limit bytes to its end and returns the load that it reports, without its time. before is the
+// load that it follows. After an error, which may be ErrTooLarge, ErrNoValues or that of from, nothing is known.
+func (r *Reader) Read(from io.Reader, limit int64, program *Program, before *epp.Load) (epp.Load, error) {
+	if err := r.read(from, limit, program); err != nil {
+		return epp.Load{}, err
+	}
+	load, ok := r.load(before)
+	if !ok {
+		return epp.Load{}, ErrNoValues
+	}
+	return load, nil
+}
+
 // read reads a page of at most limit bytes to its end.
-func (r *reader) read(from io.Reader, limit int64, program *program) error {
+func (r *Reader) read(from io.Reader, limit int64, program *Program) error {
 	r.reset(program)
 	held := 0     // bytes at the start of buf that are an unfinished line
 	tail := false // these, and all bytes up to the next line feed, belong to a line that was too long
 	for {
 		n, err := from.Read(r.buf[held:])
 		if limit -= int64(n); limit < 0 {
-			return errTooLarge
+			return ErrTooLarge
 		}
 		rest := r.buf[:held+n]
 		for {

@@ -1,4 +1,4 @@
-package pool
+package page
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-func builtinProgram(t testing.TB, engine string) *program {
+func builtinProgram(t testing.TB, engine string) *Program {
 	t.Helper()
 	x := DefaultExtractor()
 	c := x.engine(engine)
@@ -36,9 +36,9 @@ func recorded(t testing.TB, name string) []byte {
 }
 
 // loadOf reads a page; ok is that of page.load.
-func loadOf(t testing.TB, prog *program, from io.Reader) (epp.Load, bool) {
+func loadOf(t testing.TB, prog *Program, from io.Reader) (epp.Load, bool) {
 	t.Helper()
-	var r reader
+	var r Reader
 	if err := r.read(from, 1<<30, prog); err != nil {
 		t.Fatalf("reading the page: %v", err)
 	}
@@ -175,7 +175,7 @@ func TestPageOfTooLongLines(t *testing.T) {
 }
 
 func TestReaderIsUsedAgain(t *testing.T) {
-	var r reader
+	var r Reader
 	vllm, triton := builtinProgram(t, "vllm"), builtinProgram(t, "triton")
 	if err := r.read(bytes.NewReader(recorded(t, "vllm-load.txt")), 1<<20, vllm); err != nil {
 		t.Fatal(err)
@@ -190,11 +190,11 @@ func TestReaderIsUsedAgain(t *testing.T) {
 
 func TestReaderEnds(t *testing.T) {
 	prog, broken := builtinProgram(t, "vllm"), errors.New("broken")
-	var r reader
+	var r Reader
 	if err := r.read(io.MultiReader(strings.NewReader("vllm:num_requests_waiting 1\n"), iotest.ErrReader(broken)), 1<<20, prog); !errors.Is(err, broken) {
 		t.Errorf("a reader that breaks: got %v", err)
 	}
-	if err := r.read(endless{}, 1<<20, prog); !errors.Is(err, errTooLarge) {
+	if err := r.read(endless{}, 1<<20, prog); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("a page without end: got %v", err)
 	}
 	if err := r.read(strings.NewReader(strings.Repeat("a", 100)), 100, prog); err != nil {
@@ -216,7 +216,7 @@ func TestSameAdaptersAreNotMadeAnew(t *testing.T) {
 	const text = `vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 20`
 	prog := builtinProgram(t, "vllm")
 	first, _ := loadOf(t, prog, strings.NewReader(text))
-	var r reader
+	var r Reader
 	for _, c := range []struct {
 		text string
 		same bool
@@ -233,7 +233,7 @@ func TestSameAdaptersAreNotMadeAnew(t *testing.T) {
 
 func TestReadingAllocatesNothing(t *testing.T) {
 	text, prog := recorded(t, "vllm-load.txt"), builtinProgram(t, "vllm")
-	var r reader
+	var r Reader
 	from := bytes.NewReader(text)
 	before := &epp.Load{}
 	if n := testing.AllocsPerRun(20, func() {
@@ -358,7 +358,7 @@ func BenchmarkPage(b *testing.B) {
 	for _, name := range []string{"vllm-idle.txt", "vllm-nixl-prefill.txt", "vllm-dp2.txt"} {
 		b.Run(name, func(b *testing.B) {
 			text := recorded(b, name)
-			r, from, before := new(reader), bytes.NewReader(text), &epp.Load{}
+			r, from, before := new(Reader), bytes.NewReader(text), &epp.Load{}
 			b.SetBytes(int64(len(text)))
 			b.ReportAllocs()
 			for b.Loop() {
