@@ -12,13 +12,15 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/server"
 )
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials."}
+var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials.",
+	Notes: map[string][]string{"Faults": fault.Usage()}}
 
 // flags is the command line; its defaults are the engine's own.
 type flags struct {

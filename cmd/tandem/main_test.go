@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -103,6 +104,22 @@ func TestCommandLine(t *testing.T) {
 				t.Errorf("exit %d, stdout:\n%s\nstderr:\n%s", got.code, got.stdout, got.stderr)
 			}
 		})
+	}
+}
+
+var advertised = regexp.MustCompile(`environment variable \(--(\S+) by`)
+
+// TestHelp checks that each help page advertises only flags of its command.
+func TestHelp(t *testing.T) {
+	for _, c := range commands {
+		page := tandem(t.Context(), c.name, "--help").stdout
+		flag := advertised.FindStringSubmatch(page)
+		if flag == nil && c.name != "check" {
+			t.Errorf("%s: no example of a flag in\n%s", c.name, page)
+		}
+		if flag != nil && !strings.Contains(page, "\n  --"+flag[1]) {
+			t.Errorf("%s: it has no flag --%s", c.name, flag[1])
+		}
 	}
 }
 

@@ -76,14 +76,14 @@ func TestWhy(t *testing.T) {
 			epp.Profile{Scorers: scorers, Picker: inTurn{3}},
 			[]string{
 				"decode-1: chosen: highest total 2.10 of 4, which 2 have; won the draw",
-				"decode-2: choice 2 of 3: highest total 2.10 of 4, which 2 have; won the draw",
+				"decode-2: choice 2 of 3: total 2.10, equal to choice 1, which won the draw between them",
 				"decode-0: choice 3 of 3: total 1.90 is 0.2 below the first; mostly queue-scorer",
 				"decode-3: total 1.40 is 0.7 below the chosen one; mostly queue-scorer",
 			}},
 		"two of three equals": {[]string{"decode", "decode", "decode"}, epp.Profile{Picker: inTurn{2}},
 			[]string{
-				"decode-0: chosen: won the draw among 3 candidates, as the profile has no scorers",
-				"decode-1: choice 2 of 2: won the draw among 3 candidates, as the profile has no scorers",
+				"decode-0: chosen: drawn among 3 candidates, as the profile has no scorers",
+				"decode-1: choice 2 of 2: drawn among 3 candidates, as the profile has no scorers",
 				"decode-2: equal to choice 2; lost the draw",
 			}},
 		"the best is clear": {[]string{"decode", "decode"}, epp.Profile{Scorers: scorers[:1], Picker: inTurn{1}},

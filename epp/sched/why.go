@@ -19,6 +19,7 @@ type ranking struct {
 	scorers  int                 // scorers that rated them
 	best     float64             // the highest total
 	atBest   int                 // candidates that have it
+	totals   []float64           // of the chosen candidates, in their order
 	first    *epp.CandidateTrace // the first choice; nil if there is none
 	lastPick *epp.CandidateTrace // the last choice
 }
@@ -46,6 +47,9 @@ func rank(runs *stage, stage *epp.StageTrace, chosen int) ranking {
 	}
 	if chosen > 0 {
 		r.first, r.lastPick = &stage.Candidates[0], &stage.Candidates[chosen-1]
+		for i := range chosen {
+			r.totals = append(r.totals, stage.Candidates[i].Total)
+		}
 	}
 	return r
 }
@@ -104,7 +108,9 @@ func (r *ranking) won(c *epp.CandidateTrace) string {
 	case r.drawn:
 		return fmt.Sprintf("drawn among %d candidates; total %.2f", r.left, c.Total)
 	case r.scorers == 0:
-		return fmt.Sprintf("won the draw among %d candidates, as the profile has no scorers", r.left)
+		return fmt.Sprintf("drawn among %d candidates, as the profile has no scorers", r.left)
+	case c.Chosen > 1 && c.Total == r.totals[c.Chosen-2]:
+		return fmt.Sprintf("total %.2f, equal to choice %d, which won the draw between them", c.Total, c.Chosen-1)
 	case c.Total == r.best && r.atBest == 1:
 		return fmt.Sprintf("highest total %.2f of %d", c.Total, r.left)
 	case c.Total == r.best:

@@ -14,31 +14,12 @@ type Fault struct {
 	// Leg says which requests it hits: "prefill" (those whose params ask for a remote decode), "decode" (all others that
 	// generate), or "any" (also the default), which includes every other path of the data port but /metrics.
 	Leg string `json:"leg"`
-	// Fault is one of:
-	//
-	//	refuse        the connection is closed without an answer. With leg "any", no match and no count, the port is
-	//	              closed as well while the fault lasts: clients cannot connect.
-	//	reset-before  the connection is reset (RST) before any byte of an answer; the engine never sees the request
-	//	reset-after   the engine works; the connection is reset after the headers and, of a stream, the first event
-	//	truncate      the engine works; the body ends too early by FIN: after half of its bytes, or after the first event
-	//	slow          the engine sees the request Arg milliseconds later; Arg "stop": never, the client waits until it
-	//	              leaves or the fault is deleted
-	//	status        answers with HTTP status Arg in the engine's envelope; the engine never sees the request. With 503,
-	//	              which admission answers, the hand-off of a decode leg is released
-	//	crash         the engine dies when it gets the request: running requests end with 500, and the port closes
-	//	no-handoff    a prefill leg without kv_transfer_params in its answer; no blocks are kept for a decode engine
-	//	bad-handoff   a prefill leg whose kv_transfer_params are damaged; Arg says how (see Damages)
-	//	stale         a prefill leg whose lease ends at once, and whose blocks have been overwritten
+	// Fault is the name of a kind; Usage describes the kinds.
 	Fault string `json:"fault"`
-	// Arg is milliseconds, a status or the name of a damage: see Fault.
+	// Arg is milliseconds, a status or the name of a damage: see Usage.
 	Arg string `json:"arg"`
-	// At moves reset-after, truncate, slow or crash to a point of the answer:
-	//
-	//	headers  the engine has done the work, or of a stream admitted the request; nothing has been sent
-	//	body     the headers have been sent, and nothing of the body
-	//	2        so many events of a stream have been sent, or half of the bytes of a whole answer
-	//
-	// A crash at a point is the death of the whole process: the connection is reset, and the port closes.
+	// At moves reset-after, truncate, slow or crash to a point of the answer: see Usage. A crash at a point is the death of the
+	// whole process: the connection is reset, and the port closes.
 	At string `json:"at,omitempty"`
 	// Count is how many requests it hits before it ends; 0: no limit.
 	Count int `json:"count"`
@@ -100,9 +81,10 @@ func (f *Fault) normalize() error {
 		if _, ok := damages[f.Arg]; !ok {
 			return fmt.Errorf("arg %q: want one of %s", f.Arg, strings.Join(Damages(), ", "))
 		}
-	case Refuse, ResetBefore, ResetAfter, Truncate, Crash, NoHandoff, Stale:
 	default:
-		return fmt.Errorf("fault %q is not known", f.Fault)
+		if !slices.ContainsFunc(kinds, func(k kind) bool { return k.name == f.Fault }) {
+			return fmt.Errorf("fault %q is not known: want one of %s", f.Fault, strings.Join(Kinds(), ", "))
+		}
 	}
 	return nil
 }

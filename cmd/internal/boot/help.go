@@ -3,6 +3,8 @@ package boot
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -22,13 +24,32 @@ func (t *table) writeHelp(w io.Writer, name string, p Program) {
 		}
 	}
 	t.writeForeign(w)
-	fmt.Fprintf(w, `
-Every flag can also be set by an environment variable (--log-level by %s) or in the
---config file (log-level: debug). A flag wins over the environment, that over the file.
+	for _, heading := range slices.Sorted(maps.Keys(p.Notes)) {
+		fmt.Fprintf(w, "\n%s:\n", heading)
+		for _, paragraph := range p.Notes[heading] {
+			writeWrapped(w, "  ", paragraph)
+		}
+	}
+	fmt.Fprintln(w)
+	if o := t.example(); o != nil && !p.NoSettings {
+		writeWrapped(w, "", fmt.Sprintf("Every flag can also be set by an environment variable (--%s by %s) or in the --config file, under its "+
+			"name without dashes (%s). A flag wins over the environment, that over the file.", o.name, envName(o.name), o.name))
+		fmt.Fprintln(w)
+	}
+	writeWrapped(w, "", fmt.Sprintf("Exit codes: %d clean, %d failed while running, %d wrong command line, %d invalid configuration, "+
+		"%d cannot listen or a part is missing.", CodeOK, CodeFailed, CodeUsage, CodeConfig, CodeMissing))
+}
 
-Exit codes: %d clean, %d failed while running, %d wrong command line, %d invalid configuration,
-%d cannot listen or a part is missing.
-`, envName("log-level"), CodeOK, CodeFailed, CodeUsage, CodeConfig, CodeMissing)
+// example returns a flag of the program itself to show how flags can be set; nil if it has none.
+func (t *table) example() *option {
+	if o := t.byName["log-level"]; o != nil {
+		return o
+	}
+	i := slices.IndexFunc(t.options, func(o *option) bool { return !o.inert() && !o.isSwitch() && o.group != builtinGroup })
+	if i < 0 {
+		return nil
+	}
+	return t.options[i]
 }
 
 // groups lists the headings in the order of their first flag; the program's

@@ -15,16 +15,24 @@ import (
 type Program struct {
 	Summary  string // one sentence
 	Operands string // what may follow the flags, such as "FILE"; empty: no operands
+	// Notes has a section of the help page after the flags, by its heading: one paragraph for each string.
+	Notes map[string][]string
+	// NoSettings is for a program without settings: it has neither --config nor --check, unless it refuses them itself.
+	NoSettings bool
 }
 
 // builtinGroup is the heading of the flags that every program has.
 const builtinGroup = "Program"
 
-// builtin are the flags that every program has.
-type builtin struct {
-	Config  string `flag:"config" arg:"FILE" help:"read settings from this YAML or JSON file; its keys are the flag names"`
-	Check   bool   `flag:"check" help:"print the effective configuration, or all problems of it, and exit with 0 or 3"`
-	Version bool   `flag:"version" help:"print the version and exit"`
+// settingsFlags are the flags that every program with settings has.
+type settingsFlags struct {
+	Config string `flag:"config" arg:"FILE" help:"read settings from this YAML or JSON file; its keys are the flag names"`
+	Check  bool   `flag:"check" help:"print the effective configuration, or all problems of it, and exit with 0 or 3"`
+}
+
+// versionFlag is the flag that every program has.
+type versionFlag struct {
+	Version bool `flag:"version" help:"print the version and exit"`
 }
 
 // Load fills cfg, a pointer to a struct that holds the defaults, and returns the operands. The precedence is: flag,
@@ -40,9 +48,16 @@ type builtin struct {
 // cfg.
 func (p Program) Load(std IO, cfg any, args []string) ([]string, error) {
 	var own struct {
-		Builtin builtin `group:"Program"`
+		Settings settingsFlags `group:"Program"`
 	}
-	t := newTable(cfg, &own)
+	var last struct {
+		Version versionFlag `group:"Program"`
+	}
+	structs := []any{cfg, &own, &last}
+	if p.NoSettings {
+		structs = []any{cfg, &last}
+	}
+	t := newTable(structs...)
 	operands, err := t.parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -54,15 +69,22 @@ func (p Program) Load(std IO, cfg any, args []string) ([]string, error) {
 	if err != nil {
 		return nil, Usagef("%w (--help lists the flags)", err)
 	}
-	found := t.resolve(std, &own.Builtin, cfg)
-	if own.Builtin.Version {
+	found := &Problems{table: t}
+	var file map[*option]fileValue
+	if !p.NoSettings {
+		t.set(std, found, t.byName["config"], fileValue{})
+		file = t.readFile(own.Settings.Config, found)
+	}
+	t.resolve(std, found, file)
+	validate(cfg, found)
+	if last.Version.Version {
 		fmt.Fprintf(std.Stdout, "%s %s\n", std.Name, ReadVersion())
 		return nil, Exit{Code: CodeOK}
 	}
-	if err := found.err(own.Builtin.Check); err != nil {
+	if err := found.err(own.Settings.Check); err != nil {
 		return nil, err
 	}
-	if own.Builtin.Check {
+	if own.Settings.Check {
 		return nil, t.writeEffective(std.Stdout)
 	}
 	t.writeNotes(std)
@@ -132,18 +154,13 @@ func (r *rawValue) Set(text string) error {
 // IsBoolFlag lets the flag package accept a switch without a value.
 func (r *rawValue) IsBoolFlag() bool { return r.isSwitch() }
 
-// resolve sets every value by precedence, validates the configuration, and returns all problems.
-func (t *table) resolve(std IO, own *builtin, cfg any) *Problems {
-	found := &Problems{table: t}
-	t.set(std, found, t.byName["config"], fileValue{})
-	file := t.readFile(own.Config, found)
+// resolve sets every value by precedence. The option config has been set before, because it names the file.
+func (t *table) resolve(std IO, found *Problems, file map[*option]fileValue) {
 	for _, o := range t.options {
 		if !o.inert() && o.name != "config" {
 			t.set(std, found, o, file[o])
 		}
 	}
-	validate(cfg, found)
-	return found
 }
 
 // set sets the option from the source with the highest precedence that has a value.

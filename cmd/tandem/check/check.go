@@ -14,12 +14,18 @@ import (
 // Summary is what the command does, for help pages.
 const Summary = "check an EndpointPickerConfig, and print it with all defaults"
 
+// settings has only flags that other commands have, and that a user may expect to name the configuration to check.
+type settings struct {
+	_ struct{} `flag:"config" refused:"this command has no settings of its own. To check a configuration, name its file: check FILE"`
+	_ struct{} `flag:"check" refused:"this command always checks. Name the file of the configuration: check FILE"`
+}
+
 // Run runs the command. The operand is a file, "-" for stdin, or nothing for the built-in configuration. The effective
 // configuration goes to stdout, warnings go to stderr. If the configuration is invalid, the error is an Exit with
 // CodeConfig, with every problem on a line of its own.
 func Run(_ context.Context, std boot.IO, args []string) error {
-	program := boot.Program{Summary: "check: " + Summary + ".", Operands: "[FILE | -]"}
-	files, err := program.Load(std, &struct{}{}, args)
+	program := boot.Program{Summary: "check: " + Summary + ".", Operands: "[FILE | -]", NoSettings: true}
+	files, err := program.Load(std, &settings{}, args)
 	if err != nil {
 		return err
 	}
