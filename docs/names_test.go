@@ -192,7 +192,7 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 		for _, label := range m.labels {
-			if name != "tandem_lease_joins_total" && name != "tandem_lease_heartbeats_total" && !slices.Contains(codesIn(row[2]), label) {
+			if name != "tandem_lease_connects_total" && name != "tandem_lease_heartbeats_total" && !slices.Contains(codesIn(row[2]), label) {
 				t.Errorf("docs/metrics.md does not give %s its label %s", name, label)
 			}
 		}

@@ -30,9 +30,9 @@ func prefilled(t testing.TB, e *server.Server) (params string) {
 	return string(answer.Params)
 }
 
-// startMet serves a sidecar before two engines that cost next to nothing. With a notifier, it waits until the notifier has met
-// the engine that the hand-offs name.
-func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill string) {
+// startConnected serves a sidecar before two engines that cost next to nothing. If kept, it waits until the lease registry has
+// connected to the engine that the hand-offs name.
+func startConnected(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill string) {
 	t.Helper()
 	engine, err := server.Start(sim.Config{})
 	if err != nil {
@@ -50,7 +50,7 @@ func startMet(t testing.TB, answer []byte, kept bool) (h http.Handler, prefill s
 	t.Cleanup(func() { _ = agent.Close() }) // an error of closing loses nothing
 	s := startRig(t, rawEngine(t, answer), set(func(c *Config) { c.Keep.Notifier = agent }))
 	n := bodyLength(t, answer)
-	for s.leases.Counts().Joins == 0 {
+	for s.leases.Counts().Connects == 0 {
 		serveOne(t, s.Handler(), promptOf(1<<10), n, pd.HeaderPrefill, prefill)
 	}
 	return s.Handler(), prefill
@@ -62,11 +62,11 @@ func BenchmarkKept(b *testing.B) {
 	for _, kept := range []bool{false, true} {
 		name := map[bool]string{false: "without", true: "kept"}[kept]
 		b.Run("whole/"+name, func(b *testing.B) {
-			h, prefill := startMet(b, httpAnswer("application/json", wholeAnswer), kept)
+			h, prefill := startConnected(b, httpAnswer("application/json", wholeAnswer), kept)
 			drive(b, h, promptOf(1<<10), len(wholeAnswer), pd.HeaderPrefill, prefill)
 		})
 		b.Run("stream/"+name, func(b *testing.B) {
-			h, prefill := startMet(b, stream, kept)
+			h, prefill := startConnected(b, stream, kept)
 			drive(b, h, streamed(promptOf(1<<10)), bodyLength(b, stream), pd.HeaderPrefill, prefill)
 		})
 	}
@@ -78,7 +78,7 @@ func TestKeptAllocs(t *testing.T) {
 	const most = 4
 	mean := map[bool]float64{}
 	for _, kept := range []bool{false, true} {
-		h, prefill := startMet(t, httpAnswer("application/json", wholeAnswer), kept)
+		h, prefill := startConnected(t, httpAnswer("application/json", wholeAnswer), kept)
 		prompt := promptOf(1 << 10)
 		mean[kept] = testing.AllocsPerRun(300, func() {
 			serveOne(t, h, prompt, len(wholeAnswer), pd.HeaderPrefill, prefill)

@@ -259,8 +259,8 @@ func TestSideChannelOutsideTheAllowList(t *testing.T) {
 		}
 		post(t, s.url+completionsPath, q.body, pd.HeaderPrefill, prefill.addr).mustBe(t, 404, servedRemote)
 		s.mustRelease(t, "cancel", "ok")
-		s.mustCount(t, 0, "tandem_lease_joins_total", "result", "ok")
-		if n := s.count(t, "tandem_lease_joins_total", "result", "failed"); n == 0 {
+		s.mustCount(t, 0, "tandem_lease_connects_total", "result", "ok")
+		if n := s.count(t, "tandem_lease_connects_total", "result", "failed"); n == 0 {
 			t.Error("no connection was tried")
 		}
 		trap.Close()

@@ -62,14 +62,14 @@ const component = "sidecar"
 
 // leaseMetrics registers the metrics of hand-offs that are renewed and released by notices.
 func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
-	joins := prometheus.CounterOpts{Name: "tandem_lease_joins_total", Help: "Connections made to prefill engines, with all their ranks, at their side channels, by result."}
+	connects := prometheus.CounterOpts{Name: "tandem_lease_connects_total", Help: "Connections made to prefill engines, with all their ranks, at their side channels, by result."}
 	beats := prometheus.CounterOpts{Name: "tandem_lease_heartbeats_total", Help: "Heartbeats that hold hand-offs, by result: one for all ranks of an engine."}
 	counter := func(o prometheus.CounterOpts, result string, count func(lease.Counts) uint64) {
 		o.ConstLabels = prometheus.Labels{"result": result}
 		reg.MustRegister(prometheus.NewCounterFunc(o, func() float64 { return float64(count(counts())) }))
 	}
-	counter(joins, "ok", func(c lease.Counts) uint64 { return c.Joins })
-	counter(joins, "failed", func(c lease.Counts) uint64 { return c.FailedJoins })
+	counter(connects, "ok", func(c lease.Counts) uint64 { return c.Connects })
+	counter(connects, "failed", func(c lease.Counts) uint64 { return c.FailedConnects })
 	counter(beats, "ok", func(c lease.Counts) uint64 { return c.Beats })
 	counter(beats, "failed", func(c lease.Counts) uint64 { return c.FailedBeats })
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_lease_engines",

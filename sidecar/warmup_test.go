@@ -288,7 +288,7 @@ func TestWarmupAsksSideChannels(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.waitFor(t, "engine="+prefill.Engine.ID())
-	s.mustCount(t, 1, "tandem_lease_joins_total", "result", "ok")
+	s.mustCount(t, 1, "tandem_lease_connects_total", "result", "ok")
 	if got := prefill.Engine.State().Requests; got != 0 {
 		t.Errorf("%d requests without --warm-up", got)
 	}

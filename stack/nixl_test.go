@@ -79,7 +79,7 @@ func TestPDWithKeepers(t *testing.T) {
 			if got := decision(t, pd, 300, "force"); !strings.HasPrefix(got, "remote;reason=forced") {
 				t.Errorf("forced: %q", got)
 			}
-			awaitPage(t, metrics, `tandem_lease_joins_total{result="ok"} 1`)
+			awaitPage(t, metrics, `tandem_lease_connects_total{result="ok"} 1`)
 			var state sim.State
 			if err := json.Unmarshal([]byte(page(t, "http://"+pd.Decode[0].EngineAdmin+"/sim/state")), &state); err != nil {
 				t.Fatal(err)

@@ -77,7 +77,7 @@ func (k *kept) meet(t *testing.T) {
 
 func (k *kept) joins(t *testing.T) float64 {
 	t.Helper()
-	return k.bySeries(t, "tandem_lease_joins_total")["ok"]
+	return k.bySeries(t, "tandem_lease_connects_total")["ok"]
 }
 
 // mustServe makes a call that nothing happens to.

@@ -88,7 +88,7 @@ func (b *Registry) beat(e *engine) {
 	b.rearm(e)
 	closed := b.closed
 	b.mu.Unlock()
-	if err != nil && !closed && !errors.Is(err, errUnmet) {
+	if err != nil && !closed && !errors.Is(err, errNotConnected) {
 		b.warnings.Warn("a heartbeat failed", "engine", e.id, "hand_offs", len(due), "error", err)
 	}
 }

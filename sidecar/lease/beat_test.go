@@ -59,7 +59,7 @@ func TestHold(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		l := newLeaseClock(w)
 		finished := time.Now()
 		h := b.Hold(p.handoff(t, "r"), finished)
@@ -91,7 +91,7 @@ func TestHold(t *testing.T) {
 		if len(l.heartbeats()) != len(want) {
 			t.Errorf("heard %q after the end", l.heartbeats())
 		}
-		if c := b.Counts(); c != (Counts{Joins: 1, Beats: 9, Engines: 1}) || w.dialled() != 1 {
+		if c := b.Counts(); c != (Counts{Connects: 1, Beats: 9, Engines: 1}) || w.dialled() != 1 {
 			t.Errorf("%+v, asked %d times", c, w.dialled())
 		}
 		if err := h.Release(t.Context()); err != nil {
@@ -107,7 +107,7 @@ func TestHoldTwo(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		l := newLeaseClock(w)
 		b.Hold(p.handoff(t, "a"), time.Now())
 		time.Sleep(third / 2)
@@ -129,7 +129,7 @@ func TestHoldMany(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 2)
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		l := newLeaseClock(w)
 		var holds []*Hold
 		for i := range 100 {
@@ -196,7 +196,7 @@ func TestHeartbeatsAreSplit(t *testing.T) {
 	}
 }
 
-// A hand-off may be older than its hold, and its engine may be met late.
+// A hand-off may be older than its hold, and the registry may connect to its engine late.
 func TestHoldLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -227,7 +227,7 @@ func TestHoldLate(t *testing.T) {
 	})
 }
 
-// An engine that is met only after some tries is notified then, if there is still time.
+// An engine to which the registry connects only after some tries is notified then, if there is still time.
 func TestHoldIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -249,7 +249,7 @@ func TestHoldIsTriedAgain(t *testing.T) {
 		if h.Until().Sub(l.began) != 2*third+term*2/3 {
 			t.Errorf("until %s", h.Until())
 		}
-		if c := b.Counts(); c != (Counts{Joins: 1, FailedJoins: 2, Beats: 1, FailedBeats: 1, Engines: 1}) {
+		if c := b.Counts(); c != (Counts{Connects: 1, FailedConnects: 2, Beats: 1, FailedBeats: 1, Engines: 1}) {
 			t.Errorf("%+v", c)
 		}
 		b.Close()
@@ -262,7 +262,7 @@ func TestHoldRunsOut(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		l := newLeaseClock(w)
 		h := b.Hold(p.handoff(t, "r"), time.Now())
 		w.self.onNotify(func(context.Context, transfer.Peer, string) error { return transfer.ErrBusy })
@@ -284,7 +284,7 @@ func TestHoldIsToldTooLate(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		w.self.onNotify(func(context.Context, transfer.Peer, string) error {
 			<-time.After(2 * time.Second)
 			return nil
@@ -305,9 +305,9 @@ func TestHoldIsToldTooLate(t *testing.T) {
 
 func TestHoldMeetsErrors(t *testing.T) {
 	for name, c := range map[string]struct {
-		err   error
-		after time.Duration // until it is renewed again
-		joins uint64
+		err      error
+		after    time.Duration // until it is renewed again
+		connects uint64
 	}{
 		"busy":         {transfer.ErrBusy, third, 1},
 		"gone":         {transfer.ErrGone, third, 2},
@@ -322,7 +322,7 @@ func TestHoldMeetsErrors(t *testing.T) {
 				w := newWorld(t)
 				p := w.engine("e", "10.0.0.1", 2, 1)
 				b := w.registry()
-				meet(t, b, p)
+				connect(t, b, p)
 				began, fails := time.Now(), true
 				w.self.onNotify(func(_ context.Context, to transfer.Peer, _ string) error {
 					if to == "e-1" && fails {
@@ -337,7 +337,7 @@ func TestHoldMeetsErrors(t *testing.T) {
 				if got := h.Until().Sub(began); got != third+c.after+term*2/3 {
 					t.Errorf("until %s", got)
 				}
-				if n := b.Counts(); n.Joins != c.joins || n.Beats != 1 || n.FailedBeats != min(uint64(c.after), 1) {
+				if n := b.Counts(); n.Connects != c.connects || n.Beats != 1 || n.FailedBeats != min(uint64(c.after), 1) {
 					t.Errorf("%+v", n)
 				}
 				if gone := w.self.forgottenPeers() != "[]"; gone != errors.Is(c.err, transfer.ErrGone) {
@@ -358,8 +358,8 @@ func TestHoldBesideOneThatHangs(t *testing.T) {
 		w := newWorld(t)
 		sick, well := w.engine("sick", "10.0.0.1"), w.engine("well", "10.0.0.2")
 		b := w.registry()
-		meet(t, b, sick)
-		meet(t, b, well)
+		connect(t, b, sick)
+		connect(t, b, well)
 		w.self.onNotify(func(ctx context.Context, to transfer.Peer, _ string) error {
 			if to == "sick-0" {
 				<-ctx.Done()
@@ -386,7 +386,7 @@ func TestChangedNamesAreForgotten(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 1)
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		p.ranks[1] = w.agent("other")
 		w.self.Notifier.Forget("e-1")
 		if err := b.Hold(p.handoff(t, "r"), time.Now()).Release(t.Context()); err != nil {

@@ -12,7 +12,7 @@ func BenchmarkHold(b *testing.B) {
 	w := newWorld(b)
 	p := w.engine("e", "10.0.0.1")
 	registry := w.registry()
-	meet(b, registry, p)
+	connect(b, registry, p)
 	h, finished := p.handoff(b, "cmpl-8f72f0f689d14879-0-b61e59d0"), time.Now()
 	b.Run("one", func(b *testing.B) {
 		b.ReportAllocs()
@@ -50,7 +50,7 @@ func BenchmarkRelease(b *testing.B) {
 	w := newWorld(b)
 	p := w.engine("e", "10.0.0.1")
 	registry := w.registry()
-	meet(b, registry, p)
+	connect(b, registry, p)
 	h := p.handoff(b, "cmpl-8f72f0f689d14879-0-b61e59d0")
 	b.ReportAllocs()
 	for b.Loop() {
@@ -61,8 +61,8 @@ func BenchmarkRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkJoin is a join over loopback, which no request waits for.
-func BenchmarkJoin(b *testing.B) {
+// BenchmarkConnect connects to an engine over loopback, which no request waits for.
+func BenchmarkConnect(b *testing.B) {
 	p, _ := tcpEngine(b, "e", loopback)
 	agent := tcpAgent(b, transport.TCPConfig{Name: "sidecar"})
 	h := p.handoff(b, "r")
@@ -70,7 +70,7 @@ func BenchmarkJoin(b *testing.B) {
 	for b.Loop() {
 		registry := New(Config{Noticer: vllm, Lease: term, Notifier: agent})
 		held := registry.Hold(h, time.Now())
-		if _, err := registry.meetRanks(b.Context(), held.engine); err != nil {
+		if _, err := registry.connectedRanks(b.Context(), held.engine); err != nil {
 			b.Fatal(err)
 		}
 		registry.Close()

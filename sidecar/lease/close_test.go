@@ -23,7 +23,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 		b := w.registry()
 		hung, idle, late := w.engine("hung", "10.0.0.1"), w.engine("idle", "10.0.0.2"), w.engine("late", "10.0.0.3")
 		for _, p := range []*prefill{hung, idle} {
-			meet(t, b, p)
+			connect(t, b, p)
 		}
 		w.put("10.0.0.3:5600", func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 		var calls atomic.Int32
@@ -37,14 +37,14 @@ func TestCloseInTheMiddle(t *testing.T) {
 		})
 		holds := []*Hold{b.Hold(hung.handoff(t, "r1"), time.Now()), b.Hold(idle.handoff(t, "r2"), time.Now().Add(third/2))}
 		time.Sleep(third) // the beat to the first hangs now, the second has a timer, and the third is asked
-		for i := range 2 * joinsAtOnce {
+		for i := range 2 * connectsAtOnce {
 			late.id = fmt.Sprint("late", i)
 			holds = append(holds, b.Hold(late.handoff(t, "r3"), time.Now()))
 		}
 		released := make(chan error)
 		go func() { released <- b.Hold(late.handoff(t, "r4"), time.Now()).Release(t.Context()) }()
 		synctest.Wait()
-		if calls.Load() != 1 || w.openNow() != joinsAtOnce {
+		if calls.Load() != 1 || w.openNow() != connectsAtOnce {
 			t.Fatalf("%d calls and %d connections are under way", calls.Load(), w.openNow())
 		}
 
@@ -68,7 +68,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 		}
 		h.End()
 		wantErr(t, h.Release(t.Context()), ErrNoWay)
-		_, err := b.Meet(t.Context(), "10.0.0.2", 5600)
+		_, err := b.Connect(t.Context(), "10.0.0.2", 5600)
 		wantErr(t, err, errClosed)
 		time.Sleep(term)
 		for _, p := range []*prefill{hung, idle, late} {

@@ -17,11 +17,11 @@ type delivery struct {
 	unsure   bool // one more may have been sent
 }
 
-// deliver sends the rest of a delivery. If the notifier does not know the ranks, because it was restarted, the engine is met
-// again, once.
+// deliver sends the rest of a delivery. If the notifier does not know the ranks, because it was restarted, deliver connects to
+// the engine again, once.
 func (b *Registry) deliver(ctx context.Context, x *delivery) error {
 	for try := 0; ; try++ {
-		c, err := b.meetRanks(ctx, x.engine)
+		c, err := b.connectedRanks(ctx, x.engine)
 		if err != nil {
 			return err
 		}

@@ -36,12 +36,12 @@ type engine struct {
 	busy    int       // calls in progress that use it
 	evicted bool
 
-	ranks   *ranks        // nil: it cannot be notified now
-	stale   *ranks        // earlier ranks, until the engine is met again
-	joining chan struct{} // closed when the current join ends; nil: none runs
-	failure error         // why ranks is nil
-	again   time.Time     // when it may be met again
-	pause   time.Duration // length of the last pause; 0: it was notified since
+	ranks      *ranks        // nil: it cannot be notified now
+	stale      *ranks        // earlier ranks, until the registry connects again
+	connecting chan struct{} // closed when the registry has connected, or failed to; nil: it is not connecting
+	failure    error         // why ranks is nil
+	again      time.Time     // when the registry may try again to connect
+	pause      time.Duration // length of the last pause; 0: it was notified since
 
 	holds   []*Hold
 	beating bool
@@ -50,7 +50,7 @@ type engine struct {
 	setFor  time.Time
 }
 
-// ranks are all ranks of an engine, pipeline by pipeline, as one join found them.
+// ranks are all ranks of an engine, pipeline by pipeline, as one connection found them.
 type ranks struct {
 	peers     []transfer.Peer
 	forgotten bool // the registry has had the notifier forget one of them
@@ -77,7 +77,7 @@ func (b *Registry) place(k key) (*engine, error) {
 func (b *Registry) evict() bool {
 	var oldest *engine
 	for _, e := range b.engines {
-		idle := e.busy == 0 && len(e.holds) == 0 && e.joining == nil && !e.beating
+		idle := e.busy == 0 && len(e.holds) == 0 && e.connecting == nil && !e.beating
 		if idle && (oldest == nil || e.used.Before(oldest.used)) {
 			oldest = e
 		}

@@ -59,7 +59,7 @@ func (h *Hold) Safe() time.Time {
 	return h.until.Add(-h.registry.config.Lease / 6)
 }
 
-// Ready reports whether Release can expect to reach the engine without meeting it first.
+// Ready reports whether Release can expect to reach the engine without connecting to it first.
 func (h *Hold) Ready() bool {
 	if h == nil || h.engine == nil || h.released.Load() || down(h.registry.config.Notifier) {
 		return false
@@ -95,14 +95,14 @@ func (h *Hold) end() {
 }
 
 // Release ends the hold, and notifies every rank of the engine that no engine will read the hand-off. It must not be called
-// while a decode engine may be reading. An unknown engine is met first, for as long as ctx allows.
+// while a decode engine may be reading. Release first connects to an unknown engine, for as long as ctx allows.
 //
 // Nil means that all ranks were notified. ErrNoWay means that nothing was sent, ErrReleased that this is a second call, which
 // does nothing. After other errors a rank may have been notified, and another way could notify it twice, which engines take
 // for a read of blocks that by now belong to other requests.
 func (h *Hold) Release(ctx context.Context) error {
 	if h == nil {
-		return fmt.Errorf("releasing a hand-off: %w: %w", ErrNoWay, errNoBook)
+		return fmt.Errorf("releasing a hand-off: %w: %w", ErrNoWay, errNoRegistry)
 	}
 	if h.released.Swap(true) {
 		return fmt.Errorf("releasing hand-off %s: %w", h.id, ErrReleased)

@@ -310,12 +310,12 @@ func (p *recorder) forgottenPeers() string {
 	return fmt.Sprint(p.forgotten)
 }
 
-// meet makes the registry meet an engine, by a hand-off that ends at once.
-func meet(t testing.TB, b *Registry, p *prefill) {
+// connect has the registry connect to an engine, by a hand-off that ends at once.
+func connect(t testing.TB, b *Registry, p *prefill) {
 	t.Helper()
 	h := b.Hold(p.handoff(t, "first"), time.Now())
 	defer h.End()
-	if _, err := b.meetRanks(within(t), h.engine); err != nil {
+	if _, err := b.connectedRanks(within(t), h.engine); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -99,7 +99,7 @@ func TestReleaseOfOddHandoffs(t *testing.T) {
 			h.End()
 			err := h.Release(within(t))
 			wantErr(t, err, ErrNoWay)
-			wantErr(t, err, errOdd)
+			wantErr(t, err, errUnidentified)
 			wantErr(t, h.Release(within(t)), ErrReleased)
 		})
 	}
@@ -116,7 +116,7 @@ func TestNoBook(t *testing.T) {
 	}
 	h.End()
 	wantErr(t, h.Release(t.Context()), ErrNoWay)
-	_, err := b.Meet(t.Context(), "10.0.0.1", 5600)
+	_, err := b.Connect(t.Context(), "10.0.0.1", 5600)
 	wantErr(t, err, ErrNoWay)
 	if b.Counts() != (Counts{}) {
 		t.Errorf("counts %+v", b.Counts())

@@ -46,10 +46,10 @@ func (c *Config) setDefaults() {
 }
 
 const (
-	// joinsAtOnce bounds how many engines are met at the same time: each may take a connection and joinTime.
-	joinsAtOnce = 16
-	// joinTime bounds the time to meet an engine with all its ranks. Decode engines wait as long for a side channel.
-	joinTime = 5 * time.Second
+	// connectsAtOnce bounds how many engines the registry connects to at once: each may take a connection and connectTime.
+	connectsAtOnce = 16
+	// connectTime bounds the time to connect to all ranks of an engine. Decode engines wait as long for a side channel.
+	connectTime = 5 * time.Second
 	// maxNoticeTime bounds notifying all ranks of an engine, as does a sixth of the lease. Measured 0.1 to 1 ms a rank.
 	maxNoticeTime = 5 * time.Second
 	// firstPause is how long no try follows a failure to notify an engine. It doubles with each failure up to lastPause.
@@ -67,7 +67,7 @@ type Registry struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // running goroutines and set timers
 	warnings *loglimit.Limiter
-	joins    chan struct{} // has a token for each engine that is being met
+	connects chan struct{} // has a token for each engine that is being connected to
 
 	mu      sync.Mutex // guards the fields below, and all engines and holds
 	closed  bool
@@ -78,24 +78,24 @@ type Registry struct {
 
 // Counts is what a Registry has done so far.
 type Counts struct {
-	Joins, FailedJoins uint64 // engines that were met, with all ranks
-	Beats, FailedBeats uint64 // rounds of heartbeats to all ranks of an engine
-	Engines            int    // known now, whether or not they can be notified
+	Connects, FailedConnects uint64 // connections to all ranks of an engine
+	Beats, FailedBeats       uint64 // rounds of heartbeats to all ranks of an engine
+	Engines                  int    // known now, whether or not they can be notified
 }
 
 // Why an engine cannot be notified. ErrNoWay is wrapped with them.
 var (
-	errNoBook = errors.New("this sidecar notifies no engines")
-	errClosed = errors.New("the sidecar is closing")
-	errOdd    = errors.New("the hand-off does not identify its engine, ranks and request")
-	errFull   = errors.New("too many engines are in use at once")
+	errNoRegistry   = errors.New("this sidecar notifies no engines")
+	errClosed       = errors.New("the sidecar is closing")
+	errUnidentified = errors.New("the hand-off does not identify its engine, ranks and request")
+	errFull         = errors.New("too many engines are in use at once")
 )
 
 // New makes a Registry without engines. It starts no goroutine before the first hand-off.
 func New(c Config) *Registry {
 	c.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Registry{config: c, notices: c.Noticer.Notices(), agents: c.Noticer.Agents(), renewal: min(c.Noticer.Renewal(c.Lease), c.Lease), ctx: ctx, cancel: cancel, warnings: loglimit.New(c.Log, time.Second), joins: make(chan struct{}, joinsAtOnce),
+	return &Registry{config: c, notices: c.Noticer.Notices(), agents: c.Noticer.Agents(), renewal: min(c.Noticer.Renewal(c.Lease), c.Lease), ctx: ctx, cancel: cancel, warnings: loglimit.New(c.Log, time.Second), connects: make(chan struct{}, connectsAtOnce),
 		engines: make(map[key]*engine), loaded: make(map[transfer.Peer]int)}
 }
 
@@ -141,7 +141,7 @@ func (b *Registry) Hold(h dialect.Pin, finished time.Time) *Hold {
 	hold := &Hold{registry: b, id: h.RequestID, until: finished.Add(lease), due: finished.Add(b.renewal / 2), at: notHeld}
 	k := key{id: h.EngineID, host: h.Host, port: h.Port, tensor: h.Tensor, pipeline: h.Pipeline}
 	if !k.valid() || !b.notices.Names(h.RequestID) {
-		hold.why = errOdd
+		hold.why = errUnidentified
 		return hold
 	}
 	b.mu.Lock()
@@ -154,34 +154,34 @@ func (b *Registry) Hold(h dialect.Pin, finished time.Time) *Hold {
 	hold.engine = e
 	hold.at = len(e.holds)
 	e.holds = append(e.holds, hold)
-	b.beginJoin(e)
+	b.beginConnect(e)
 	b.arm(e, hold.due)
 	return hold
 }
 
-// Meet asks the side channel at host and port (1 to 65535) which engine it belongs to, and prepares to notify that engine
-// before its first hand-off. An engine of several ranks is met again at its first hand-off: the side channel does not report
-// their number, and engines may stop answering for good when they are asked for one too many. Errors: ErrNoWay with those of
-// the connection, of the side channel and of the notifier; the context's.
-func (b *Registry) Meet(ctx context.Context, host string, port int) (engineID string, err error) {
+// Connect asks the side channel at host and port (1 to 65535) which engine it belongs to, and prepares to notify that engine
+// before its first hand-off. The registry connects to an engine of several ranks again at that hand-off: the side channel does
+// not report their number, and engines may stop answering for good when they are asked for one too many. Errors: ErrNoWay with
+// those of the connection, of the side channel and of the notifier; the context's.
+func (b *Registry) Connect(ctx context.Context, host string, port int) (engineID string, err error) {
 	if b == nil {
-		return "", fmt.Errorf("meeting the engine at %s: %w: %w", address(host, port), ErrNoWay, errNoBook)
+		return "", fmt.Errorf("connecting to the engine at %s: %w: %w", address(host, port), ErrNoWay, errNoRegistry)
 	}
 	k := key{host: host, port: port, tensor: 1, pipeline: 1}
-	if k.id, err = b.meet(ctx, k); err != nil {
-		return "", fmt.Errorf("meeting the engine at %s: %w: %w", address(host, port), ErrNoWay, err)
+	if k.id, err = b.connectTo(ctx, k); err != nil {
+		return "", fmt.Errorf("connecting to the engine at %s: %w: %w", address(host, port), ErrNoWay, err)
 	}
 	return k.id, nil
 }
 
-func (b *Registry) meet(ctx context.Context, k key) (engineID string, err error) {
-	asked, cancel := context.WithTimeout(ctx, joinTime)
+func (b *Registry) connectTo(ctx context.Context, k key) (engineID string, err error) {
+	asked, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	if k.id, _, err = b.ask(asked, k, 0, 0); err != nil {
 		return "", err
 	}
 	if !k.valid() {
-		return "", errOdd
+		return "", errUnidentified
 	}
 	b.mu.Lock()
 	e, err := b.place(k)
@@ -192,6 +192,6 @@ func (b *Registry) meet(ctx context.Context, k key) (engineID string, err error)
 	e.busy++
 	b.mu.Unlock()
 	defer b.leave(e)
-	_, err = b.meetRanks(ctx, e)
+	_, err = b.connectedRanks(ctx, e)
 	return k.id, err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-func TestReleaseBeforeTheJoin(t *testing.T) {
+func TestReleaseBeforeTheConnection(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	h := w.registry().Hold(p.handoff(t, "r"), time.Now())
@@ -23,7 +23,7 @@ func TestReleaseBeforeTheJoin(t *testing.T) {
 	p.only(t, release(t, "r"))
 }
 
-func TestReleaseDuringTheJoin(t *testing.T) {
+func TestReleaseDuringTheConnection(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	p.asked = make(chan int)
@@ -41,11 +41,11 @@ func TestReleaseDuringTheJoin(t *testing.T) {
 	p.only(t, release(t, "r"))
 }
 
-func TestReleaseAfterTheJoin(t *testing.T) {
+func TestReleaseAfterTheConnection(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.registry()
-	meet(t, b, p)
+	connect(t, b, p)
 	for i := range 10 {
 		id := fmt.Sprint("r", i)
 		h := b.Hold(p.handoff(t, id), time.Now())
@@ -57,7 +57,7 @@ func TestReleaseAfterTheJoin(t *testing.T) {
 		}
 		p.only(t, release(t, id))
 	}
-	if w.dialled() != 1 || b.Counts() != (Counts{Joins: 1, Engines: 1}) {
+	if w.dialled() != 1 || b.Counts() != (Counts{Connects: 1, Engines: 1}) {
 		t.Errorf("asked %d times, %+v", w.dialled(), b.Counts())
 	}
 }
@@ -111,7 +111,7 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 2)
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		for rank := lost; rank < 4; rank++ {
 			w.self.Notifier.Forget(transfer.Peer(fmt.Sprintf("e-%d", rank)))
 		}
@@ -119,7 +119,7 @@ func TestReleaseAfterTheNotifierForgot(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.only(t, release(t, "r"))
-		if c := b.Counts(); c.Joins != 2 || w.self.forgottenPeers() != "[]" {
+		if c := b.Counts(); c.Connects != 2 || w.self.forgottenPeers() != "[]" {
 			t.Errorf("%+v, forgotten peers %s", c, w.self.forgottenPeers())
 		}
 	}
@@ -130,7 +130,7 @@ func TestReleaseAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	old := w.engine("old", "10.0.0.1")
 	b := w.registry()
-	meet(t, b, old)
+	connect(t, b, old)
 	if err := old.ranks[0].Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestReleaseAfterARestartUnderTheSameName(t *testing.T) {
 	w := newWorld(t)
 	old := w.engine("old", "10.0.0.1")
 	b := w.registry()
-	meet(t, b, old)
+	connect(t, b, old)
 	fresh := w.engine("new", "10.0.0.1")
 	fresh.ranks[0] = w.agent("old-0")
 	err := b.Hold(old.handoff(t, "r"), time.Now()).Release(within(t))
@@ -181,7 +181,7 @@ func TestReleaseMeetsErrors(t *testing.T) {
 			w := newWorld(t)
 			p := w.engine("e", "10.0.0.1", 2, 1)
 			b := w.registry()
-			meet(t, b, p)
+			connect(t, b, p)
 			h := b.Hold(p.handoff(t, "r"), time.Now())
 			w.self.onNotify(func(_ context.Context, to transfer.Peer, _ string) error {
 				if strings.HasSuffix(string(to), fmt.Sprint("-", c.at)) {
@@ -199,11 +199,11 @@ func TestReleaseMeetsErrors(t *testing.T) {
 					t.Errorf("rank %d got %q", rank, got)
 				}
 			}
-			joins := uint64(1)
+			connects := uint64(1)
 			if errors.Is(c.err, transfer.ErrUnknownPeer) {
-				joins++ // and no more
+				connects++ // and no more
 			}
-			if n := b.Counts(); n.Joins != joins {
+			if n := b.Counts(); n.Connects != connects {
 				t.Errorf("%+v", n)
 			}
 			w.self.onNotify(nil)
@@ -220,7 +220,7 @@ func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1", 2, 1)
 	b := w.registry()
-	meet(t, b, p)
+	connect(t, b, p)
 	one, other := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
 	under, gone := make(chan struct{}), make(chan struct{})
 	w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
@@ -248,13 +248,13 @@ func TestReleaseIsForgottenInTheMiddle(t *testing.T) {
 	}
 }
 
-// The same, when the engine can be met again at once: a message that may have arrived is not sent again.
-func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
+// The same, when the registry can connect again at once: a message that may have arrived is not sent again.
+func TestReleaseIsForgottenWhileReconnecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1", 2, 1)
 		b := w.registry()
-		meet(t, b, p)
+		connect(t, b, p)
 		under, gone := make(chan struct{}), make(chan struct{})
 		w.self.onNotify(func(_ context.Context, to transfer.Peer, message string) error {
 			if to != "e-0" || message != "r1:1" {
@@ -285,12 +285,12 @@ func TestReleaseIsForgottenInTheMiddleOfARejoin(t *testing.T) {
 	})
 }
 
-// Of many that find the notifier's peers unknown, one is enough to meet the engine again.
+// When many releases find the notifier's peers unknown, the registry connects to the engine once.
 func TestReleasesFindOutTogether(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.registry()
-	meet(t, b, p)
+	connect(t, b, p)
 	first, second := b.Hold(p.handoff(t, "r1"), time.Now()), b.Hold(p.handoff(t, "r2"), time.Now())
 	under, gone := make(chan struct{}), make(chan struct{})
 	var once sync.Map
@@ -315,7 +315,7 @@ func TestReleasesFindOutTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.only(t, "r1:1", "r2:1")
-	if c := b.Counts(); c.Joins != 2 {
+	if c := b.Counts(); c.Connects != 2 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -326,7 +326,7 @@ func TestReleaseHangs(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
 		b := w.registry(func(c *Config) { c.Lease = 6 * time.Second })
-		meet(t, b, p)
+		connect(t, b, p)
 		w.self.onNotify(func(ctx context.Context, _ transfer.Peer, _ string) error {
 			<-ctx.Done()
 			return ctx.Err()

@@ -164,7 +164,7 @@ func TestDialerRefuses(t *testing.T) {
 	err := b.Hold(p.handoff(t, "r"), time.Now()).Release(within(t))
 	wantErr(t, err, ErrNoWay)
 	wantErr(t, err, denied)
-	_, err = b.Meet(within(t), p.host, p.port)
+	_, err = b.Connect(within(t), p.host, p.port)
 	wantErr(t, err, denied)
 }
 
@@ -204,7 +204,7 @@ func TestOverAKeeper(t *testing.T) {
 		}
 		p.mustGet(t, 0, release(t, id))
 	}
-	if c := b.Counts(); c.Joins != 2 || c.FailedJoins != 0 {
+	if c := b.Counts(); c.Connects != 2 || c.FailedConnects != 0 {
 		t.Errorf("%+v", c)
 	}
 }

@@ -22,7 +22,7 @@ func (w *Warmup) askSideChannels(ctx context.Context) {
 		if w.Draining() {
 			return
 		}
-		id, err := w.SideChannels.Meet(round, host, w.SideChannelPort)
+		id, err := w.SideChannels.Connect(round, host, w.SideChannelPort)
 		if ctx.Err() != nil {
 			return
 		}

@@ -31,8 +31,8 @@ type sideChannels struct {
 	asked int
 }
 
-// Meet implements SideChannels.
-func (s *sideChannels) Meet(_ context.Context, host string, port int) (string, error) {
+// Connect implements SideChannels.
+func (s *sideChannels) Connect(_ context.Context, host string, port int) (string, error) {
 	s.asked++
 	if host != "10.0.0.1" || port != 5600 {
 		return "", errors.New("another side channel was asked for")

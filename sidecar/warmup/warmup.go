@@ -42,7 +42,7 @@ type Config struct {
 
 // SideChannels asks a prefill engine's side channel which engine it belongs to, and prepares to notify that engine.
 type SideChannels interface {
-	Meet(ctx context.Context, host string, port int) (engineID string, err error)
+	Connect(ctx context.Context, host string, port int) (engineID string, err error)
 }
 
 // HandOff runs one completion with these headers and this body, prefilled at target and decoded by the local engine. The

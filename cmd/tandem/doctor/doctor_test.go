@@ -194,13 +194,13 @@ func TestBroken(t *testing.T) {
 			p.keeper = keeperPage(1, 2, time.Hour, "")
 		}},
 		{"side channels closed to decode", "leases", fail, "connecting to a side channel of a prefill engine failed all 7 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
-			p.keeper = keeperPage(1, 1, time.Hour, `tandem_lease_joins_total{result="failed"} 7`)
+			p.keeper = keeperPage(1, 1, time.Hour, `tandem_lease_connects_total{result="failed"} 7`)
 		}},
 		{"a side channel closed to decode", "leases", warn, "connecting to a side channel of a prefill engine failed 7 of 10 times", "NetworkPolicy; port 5600", "", func(_ *testing.T, p *testPool) {
-			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"failed\"} 7\ntandem_lease_joins_total{result=\"ok\"} 3")
+			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_connects_total{result=\"failed\"} 7\ntandem_lease_connects_total{result=\"ok\"} 3")
 		}},
 		{"heartbeats lost", "leases", fail, "no heartbeat arrived, of 9", "UCX_NET_DEVICES", "", func(_ *testing.T, p *testPool) {
-			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"ok\"} 3\ntandem_lease_heartbeats_total{result=\"failed\"} 9")
+			p.keeper = keeperPage(1, 1, time.Hour, "tandem_lease_connects_total{result=\"ok\"} 3\ntandem_lease_heartbeats_total{result=\"failed\"} 9")
 		}},
 		{"releases lost", "leases", fail, "no release arrived, of 2", "UCX_NET_DEVICES", "", func(_ *testing.T, p *testPool) {
 			p.keeper = keeperPage(1, 1, time.Hour, "tandem_kv_release_total{way=\"nixl\",result=\"unsure\"} 2\n"+

@@ -46,7 +46,7 @@ func TestKeeperPages(t *testing.T) {
 		{"it died long ago", []string{keeperPage(1, 3, 100*time.Hour, "")}, ok, ok, "up"},
 		{"it died at its start", []string{keeperPage(1, 3, time.Minute, "")}, warn, ok, "started 3 times in 1m"},
 		{"nothing to do yet", []string{healthy}, ok, ok, "no hand-off was renewed or released yet"},
-		{"an engine ended", []string{keeperPage(1, 1, time.Hour, "tandem_lease_joins_total{result=\"ok\"} 2\n"+
+		{"an engine ended", []string{keeperPage(1, 1, time.Hour, "tandem_lease_connects_total{result=\"ok\"} 2\n"+
 			"tandem_lease_heartbeats_total{result=\"ok\"} 90\ntandem_lease_heartbeats_total{result=\"failed\"} 9")},
 			ok, ok, "prefill engines receive renewals and releases"},
 		{"releases by way of decode", []string{keeperPage(1, 1, time.Hour,
@@ -108,7 +108,7 @@ func TestRealKeeper(t *testing.T) {
 					t.Fatalf("got %+v, want %s", keeper, want)
 				}
 			}
-			for _, name := range []string{"tandem_lease_joins_total", "tandem_lease_heartbeats_total", "process_start_time_seconds"} {
+			for _, name := range []string{"tandem_lease_connects_total", "tandem_lease_heartbeats_total", "process_start_time_seconds"} {
 				if _, known := f.sidecars[0].page.Sum(name); !known {
 					t.Errorf("the sidecar's page has no %s", name)
 				}

@@ -183,7 +183,7 @@ var duties = []struct {
 	none, some           string // text if all, or some, of the tries failed
 	do                   string // "" stands for the check's own advice
 }{
-	{"tandem_lease_joins_total", "", "",
+	{"tandem_lease_connects_total", "", "",
 		"connecting to a side channel of a prefill engine failed all %.0f times", "connecting to a side channel of a prefill engine failed %.0f of %.0f times", ""},
 	{"tandem_lease_heartbeats_total", "", "",
 		"no heartbeat arrived, of %.0f", "%.0f of %.0f heartbeats did not arrive", notArrived},

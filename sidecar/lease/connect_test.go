@@ -24,8 +24,8 @@ func TestDeadSideChannels(t *testing.T) {
 		takes  time.Duration
 	}{
 		"refused":     {nil, errRefused, 0},
-		"silent":      {func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, context.DeadlineExceeded, joinTime},
-		"deaf":        {func(c net.Conn) { _, _ = c.Write(routerGreeting) }, context.DeadlineExceeded, joinTime},
+		"silent":      {func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, context.DeadlineExceeded, connectTime},
+		"deaf":        {func(c net.Conn) { _, _ = c.Write(routerGreeting) }, context.DeadlineExceeded, connectTime},
 		"hangs up":    {func(net.Conn) {}, io.ErrClosedPipe, 0},
 		"speaks HTTP": {says("HTTP/1.1 400 Bad Request\r\n\r\n" + strings.Repeat(" ", 64)), zmtp.ErrProtocol, 0},
 		"garbage":     {answers(routerReady + "\x01\x00" + frameOf("garbage")), nil, 0},
@@ -35,7 +35,7 @@ func TestDeadSideChannels(t *testing.T) {
 		"another":     {answers(answerOf("f", []byte("x"))), transfer.ErrRestarted, 0},
 		"too long":    {answers(routerReady + "\x01\x00" + "\x02\xff\xff\xff\xff\xff\xff\xff\xff"), zmtp.ErrProtocol, 0},
 		"endless":     {endless, zmtp.ErrProtocol, 0},
-		"dripping":    {dripping, context.DeadlineExceeded, joinTime},
+		"dripping":    {dripping, context.DeadlineExceeded, connectTime},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -161,7 +161,7 @@ func TestThousandEngines(t *testing.T) {
 			t.Errorf("%s got %q", p.id, got)
 		}
 	}
-	if c := b.Counts(); c.Joins != 1000 || c.Engines != 1000 || w.dialled() != 1000 || w.mostOpen() > joinsAtOnce {
+	if c := b.Counts(); c.Connects != 1000 || c.Engines != 1000 || w.dialled() != 1000 || w.mostOpen() > connectsAtOnce {
 		t.Errorf("%+v, asked %d times, %d at once", c, w.dialled(), w.mostOpen())
 	}
 }
@@ -171,7 +171,7 @@ func TestManyDeadEngines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		b := w.registry()
-		for i := range 4 * joinsAtOnce {
+		for i := range 4 * connectsAtOnce {
 			p := w.engine(fmt.Sprint("dead", i), fmt.Sprint("10.0.0.", i))
 			w.put(address(p.host, p.port), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 			b.Hold(p.handoff(t, "r"), time.Now()).End()
@@ -182,7 +182,7 @@ func TestManyDeadEngines(t *testing.T) {
 		if err := b.Hold(p.handoff(t, "r"), began).Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > 4*joinTime || w.mostOpen() != joinsAtOnce {
+		if took := time.Since(began); took > 4*connectTime || w.mostOpen() != connectsAtOnce {
 			t.Errorf("took %s, %d at once", took, w.mostOpen())
 		}
 		b.Close()
@@ -214,7 +214,7 @@ func TestEviction(t *testing.T) {
 		if w.self.forgottenPeers() != "[e0-0]" || b.Counts().Engines != 2 {
 			t.Errorf("forgotten peers %s, %+v", w.self.forgottenPeers(), b.Counts())
 		}
-		if err := first.Release(t.Context()); err != nil { // it is met again, instead of the third
+		if err := first.Release(t.Context()); err != nil { // the registry connects again, and drops the third
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -240,7 +240,7 @@ func TestEvictionSparesTheUsed(t *testing.T) {
 			p[i] = w.engine(fmt.Sprint("e", i), fmt.Sprint("10.0.0.", i))
 		}
 		for _, i := range []int{0, 1, 0, 2} {
-			meet(t, b, p[i])
+			connect(t, b, p[i])
 			time.Sleep(time.Nanosecond)
 		}
 		synctest.Wait()
@@ -277,16 +277,16 @@ func TestSharedPeer(t *testing.T) {
 		good, other := w.engine("good", "10.0.0.1"), w.engine("other", "10.0.0.3")
 		thief := &prefill{id: "thief", host: "10.0.0.2", port: 5600, tensor: 1, pipeline: 1, ranks: good.ranks}
 		w.put("10.0.0.2:5600", thief.talk)
-		meet(t, b, thief)
+		connect(t, b, thief)
 		time.Sleep(time.Nanosecond)
-		meet(t, b, good)
+		connect(t, b, good)
 		time.Sleep(time.Nanosecond)
-		meet(t, b, other) // instead of the thief
+		connect(t, b, other) // instead of the thief
 		synctest.Wait()
 		if w.self.forgottenPeers() != "[]" || b.Counts().Engines != 2 {
 			t.Errorf("forgotten peers %s", w.self.forgottenPeers())
 		}
-		if err := b.Hold(good.handoff(t, "r"), time.Now()).Release(t.Context()); err != nil || b.Counts().Joins != 3 {
+		if err := b.Hold(good.handoff(t, "r"), time.Now()).Release(t.Context()); err != nil || b.Counts().Connects != 3 {
 			t.Errorf("%v, %+v", err, b.Counts())
 		}
 		b.Close()
@@ -297,7 +297,7 @@ func TestMeet(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.registry()
-	id, err := b.Meet(within(t), p.host, p.port)
+	id, err := b.Connect(within(t), p.host, p.port)
 	if err != nil || id != "e" {
 		t.Fatal(id, err)
 	}
@@ -307,17 +307,17 @@ func TestMeet(t *testing.T) {
 	}
 	p.only(t, release(t, "r"))
 
-	if id, err := b.Meet(within(t), "10.0.0.9", 5600); id != "" || !errors.Is(err, ErrNoWay) || !errors.Is(err, errRefused) {
-		t.Errorf("met %q, %v", id, err)
+	if id, err := b.Connect(within(t), "10.0.0.9", 5600); id != "" || !errors.Is(err, ErrNoWay) || !errors.Is(err, errRefused) {
+		t.Errorf("connected to %q, %v", id, err)
 	}
 	w.put("10.0.0.8:5600", answers(answerOf(strings.Repeat("e", maxText+1), []byte("x"))))
-	_, err = b.Meet(within(t), "10.0.0.8", 5600)
-	wantErr(t, err, errOdd)
+	_, err = b.Connect(within(t), "10.0.0.8", 5600)
+	wantErr(t, err, errUnidentified)
 
 	// One of several ranks is asked for no rank that it may not have.
 	wide := w.engine("wide", "10.0.0.2", 2, 1)
 	wide.asked = make(chan int, 10)
-	if id, err := b.Meet(within(t), wide.host, wide.port); err != nil || id != "wide" {
+	if id, err := b.Connect(within(t), wide.host, wide.port); err != nil || id != "wide" {
 		t.Fatal(id, err)
 	}
 	for len(wide.asked) > 0 {

@@ -11,62 +11,62 @@ import (
 	"github.com/tandem-serving/tandem/transfer/zmtp"
 )
 
-// errUnmet wraps the reasons why an engine cannot be notified now. They have been logged.
-var errUnmet = errors.New("it could not be reached")
+// errNotConnected wraps the reason why an engine cannot be notified now. The reason has been logged.
+var errNotConnected = errors.New("it could not be reached")
 
-// meetRanks returns the ranks of an engine, after it has been met. Errors: errUnmet, the context's.
-func (b *Registry) meetRanks(ctx context.Context, e *engine) (*ranks, error) {
+// connectedRanks returns the ranks of an engine, and first connects to it if needed. Errors: errNotConnected, the context's.
+func (b *Registry) connectedRanks(ctx context.Context, e *engine) (*ranks, error) {
 	b.mu.Lock()
-	b.beginJoin(e)
-	c, joining, err := e.ranks, e.joining, e.failure
+	b.beginConnect(e)
+	c, connecting, err := e.ranks, e.connecting, e.failure
 	if b.closed {
-		c, joining, err = nil, nil, errClosed
+		c, connecting, err = nil, nil, errClosed
 	}
 	b.mu.Unlock()
 	switch {
 	case c != nil:
 		return c, nil
-	case joining == nil:
-		return nil, fmt.Errorf("%w: %w", errUnmet, err)
+	case connecting == nil:
+		return nil, fmt.Errorf("%w: %w", errNotConnected, err)
 	}
 	select {
-	case <-joining:
+	case <-connecting:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e.ranks == nil {
-		return nil, fmt.Errorf("%w: %w", errUnmet, e.failure)
+		return nil, fmt.Errorf("%w: %w", errNotConnected, e.failure)
 	}
 	return e.ranks, nil
 }
 
-// beginJoin starts a join, unless the engine is known, a join runs, or a pause follows a failure. The caller holds
-// Registry.mu.
-func (b *Registry) beginJoin(e *engine) {
-	if b.closed || e.ranks != nil || e.joining != nil || time.Now().Before(e.again) {
+// beginConnect starts to connect to an engine, unless it is connected, a goroutine is connecting to it, or a pause follows a
+// failure. The caller holds Registry.mu.
+func (b *Registry) beginConnect(e *engine) {
+	if b.closed || e.ranks != nil || e.connecting != nil || time.Now().Before(e.again) {
 		return
 	}
-	e.joining = make(chan struct{})
-	b.work.Go(func() { b.join(e) })
+	e.connecting = make(chan struct{})
+	b.work.Go(func() { b.connect(e) })
 }
 
-// join meets an engine: it asks for all its ranks and loads them.
-func (b *Registry) join(e *engine) {
+// connect asks an engine's side channel for all its ranks, and has the notifier load them.
+func (b *Registry) connect(e *engine) {
 	c, err := b.load(e.key)
 	b.mu.Lock()
-	close(e.joining)
-	e.joining = nil
+	close(e.connecting)
+	e.connecting = nil
 	b.take(c)
 	b.drop(e.stale)
 	e.stale = nil
 	if err == nil {
 		e.ranks, e.failure = c, nil
-		b.counts.Joins++
+		b.counts.Connects++
 	} else {
 		b.drop(c)
-		b.counts.FailedJoins++
+		b.counts.FailedConnects++
 		e.fail(err)
 	}
 	pause, closed := e.pause, b.closed
@@ -77,7 +77,7 @@ func (b *Registry) join(e *engine) {
 	}
 }
 
-// fail begins a pause without tries, if the engine failed, and not the notifier.
+// fail begins a pause in which the registry does not connect, unless the failure is the notifier's.
 func (e *engine) fail(err error) {
 	e.failure = err
 	if errors.Is(err, keeper.ErrDown) {
@@ -91,15 +91,15 @@ func (e *engine) fail(err error) {
 func (b *Registry) load(k key) (*ranks, error) {
 	c := &ranks{}
 	select {
-	case b.joins <- struct{}{}:
-		defer func() { <-b.joins }()
+	case b.connects <- struct{}{}:
+		defer func() { <-b.connects }()
 	case <-b.ctx.Done():
 		return c, errClosed
 	}
 	if down(b.config.Notifier) {
 		return c, keeper.ErrDown // the answer could not be used
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, joinTime)
+	ctx, cancel := context.WithTimeout(b.ctx, connectTime)
 	defer cancel()
 	for rank := range k.tensor * k.pipeline {
 		id, agent, err := b.ask(ctx, k, rank/k.tensor, rank%k.tensor)
