@@ -76,6 +76,7 @@ type Keep struct {
 type Trust struct {
 	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
 	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
+	Loopback bool               `flag:"prefill-allow-loopback" help:"also allow prefill legs to this machine's own addresses (127.0.0.0/8 and ::1), to try P/D on one machine. Every client of the data port can then have requests sent to any port that listens there"`
 	// Secrets returns the secrets of which x-tandem-auth must carry one with each prefill header; nil if none is required.
 	// The program declares the flag.
 	Secrets func() pd.Secrets

@@ -1,8 +1,10 @@
 package sidecar
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -243,6 +245,29 @@ func TestRefusalsOfMessages(t *testing.T) {
 			}
 			if d := got.decision(t); d.Verdict != pd.Refused || got.header.Get(pd.HeaderRetry) == "1" != (c.status == 503) {
 				t.Errorf("%v, headers %v", d, got.header)
+			}
+		})
+	}
+}
+
+// TestDeniedTargetIsLogged: the operator sees which address was denied; the client does not. A client that tries many does not
+// fill the log.
+func TestDeniedTargetIsLogged(t *testing.T) {
+	for name, target := range map[string]string{"address": "8.8.8.8:80", "name": "localhost:80"} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			p := startPool(t, func(c *Config, to *Telemetry) {
+				c.Trust.Allow = nil
+				to.Log = slog.New(slog.NewTextHandler(&log, nil))
+			})
+			for range 3 {
+				post(t, p.url+completionsPath, ask(false).body, pd.HeaderPrefill, target).mustRefuse(t, 403, pd.DeniedTarget)
+			}
+			p.end()
+			address := strings.Replace(target, "localhost", "", 1)
+			if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `level=WARN msg="prefill target denied" request_id=`) ||
+				!strings.Contains(got, "client=127.0.0.1:") || !strings.Contains(got, address+": address is not in --prefill-allow") {
+				t.Errorf("logged %s", got)
 			}
 		})
 	}

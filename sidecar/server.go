@@ -69,7 +69,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	}
 	s.intake = intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
 		Table: s.table, Log: t.Log})
-	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow),
+	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback),
 		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)

@@ -202,7 +202,11 @@ func (x *Exchange) Fail(err error) {
 		x.Status = statusGone
 		panic(http.ErrAbortHandler)
 	default:
-		x.Refuse(pd.AsRefusal(err))
+		refusal := pd.AsRefusal(err)
+		if refusal.Reason == pd.DeniedTarget {
+			x.legs.denials.Warn("prefill target denied", "request_id", x.ID, "client", x.request.RemoteAddr, "error", refusal.Cause)
+		}
+		x.Refuse(refusal)
 	}
 }
 

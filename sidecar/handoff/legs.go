@@ -76,6 +76,7 @@ func (m *Metrics) leg(name string, status int, took time.Duration) {
 type Legs struct {
 	Config
 	warnings    *loglimit.Limiter // one line a second about what can happen to every request
+	denials     *loglimit.Limiter // the same for targets that are not allowed, so that a client that tries many hides nothing else
 	tracing     tracing
 	stalls      *stallWatch
 	localEngine localEngine
@@ -89,7 +90,8 @@ func New(c Config) *Legs {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now)}
+	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
+		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now)}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	return legs
 }

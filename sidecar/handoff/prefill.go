@@ -111,7 +111,7 @@ func (legs *Legs) sendPrefill(ctx context.Context, target pd.Target, uri string,
 func (legs *Legs) prefillFailure(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, intake.ErrDenied):
-		return intake.Denied()
+		return intake.Denied(err)
 	case errors.Is(err, transport.ErrTooLong):
 		return &prefillError{cause: "too-large", reason: pd.HandoffInvalid, err: err}
 	case isTLS(err):

@@ -112,12 +112,20 @@ var metadataServices = []netip.Prefix{
 	netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
 }
 
-// NewAllowList makes a list of rules, or of the private ranges if there are none.
-func NewAllowList(rules []AllowRule) AllowList {
+// loopbackRanges are the addresses of this machine itself.
+var loopbackRanges = AllowList{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}, {Prefix: netip.MustParsePrefix("::1/128")}}
+
+// NewAllowList makes a list of rules, or of the private ranges if there are none. With loopback, this machine's own addresses
+// are allowed as well.
+func NewAllowList(rules []AllowRule, loopback bool) AllowList {
+	list := AllowList(rules)
 	if len(rules) == 0 {
-		return privateRanges
+		list = privateRanges
 	}
-	return rules
+	if loopback {
+		list = slices.Concat(list, loopbackRanges)
+	}
+	return list
 }
 
 // allows reports whether a leg may go to an address.
@@ -144,12 +152,18 @@ func (l AllowList) Check(t pd.Target) *pd.Refusal {
 	if !isAddr || l.allows(addr) {
 		return nil
 	}
-	return Denied()
+	hint := ""
+	if addr.Addr().Unmap().IsLoopback() {
+		hint = " (--prefill-allow-loopback allows addresses of this machine)"
+	}
+	return Denied(fmt.Errorf("%s: %w%s", addr, ErrDenied, hint))
 }
 
-// Denied returns the refusal of a request whose prefill target is not allowed.
-func Denied() *pd.Refusal {
-	return pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
+// Denied returns the refusal of a request whose prefill target is not allowed. The cause, for the log, has the address.
+func Denied(cause error) *pd.Refusal {
+	refusal := pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
+	refusal.Cause = cause
+	return refusal
 }
 
 // ErrDenied is the error of a connection to an address outside the list.

@@ -132,7 +132,7 @@ func TestAllowList(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			list, to := NewAllowList(rules(t, c.rules...)), netip.MustParseAddrPort(c.to)
+			list, to := NewAllowList(rules(t, c.rules...), false), netip.MustParseAddrPort(c.to)
 			if got := list.allows(to); got != c.want {
 				t.Errorf("allows(%s) is %v", to, got)
 			}
@@ -146,15 +146,40 @@ func TestAllowList(t *testing.T) {
 		})
 	}
 	t.Run("a name waits for its address", func(t *testing.T) {
-		if refusal := NewAllowList(nil).Check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
+		if refusal := NewAllowList(nil, false).Check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
 			t.Errorf("%v", refusal)
 		}
 	})
 	t.Run("what is dialled is no address", func(t *testing.T) {
-		if err := NewAllowList(nil).Control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
+		if err := NewAllowList(nil, false).Control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
 			t.Error("allowed")
 		}
 	})
+}
+
+// TestAllowLoopback: the switch adds this machine's addresses to the rules, or to the private ranges.
+func TestAllowLoopback(t *testing.T) {
+	for _, c := range []struct {
+		rules []string
+		to    string
+		want  bool
+	}{
+		{nil, "127.0.0.1:80", true},
+		{nil, "127.1.2.3:80", true},
+		{nil, "[::1]:80", true},
+		{nil, "10.0.0.1:80", true},
+		{nil, "0.0.0.0:80", false},
+		{nil, "169.254.169.254:80", false},
+		{[]string{"10.1.0.0/16"}, "127.0.0.1:80", true},
+		{[]string{"10.1.0.0/16"}, "10.2.0.1:80", false},
+	} {
+		if got := NewAllowList(rules(t, c.rules...), true).allows(netip.MustParseAddrPort(c.to)); got != c.want {
+			t.Errorf("%q and loopback: %s allowed: %v", c.rules, c.to, got)
+		}
+	}
+	if NewAllowList(nil, false).allows(netip.MustParseAddrPort("127.0.0.1:80")) {
+		t.Error("the switch has changed the private ranges")
+	}
 }
 
 // Services that hand out credentials stand within the private ranges of several clouds.
@@ -165,11 +190,11 @@ func TestMetadataServices(t *testing.T) {
 	} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
 		for _, rules := range [][]AllowRule{nil, {{Prefix: netip.MustParsePrefix("::/0")}, {Prefix: netip.MustParsePrefix("0.0.0.0/0")}}} {
-			if NewAllowList(rules).allows(to) {
+			if NewAllowList(rules, false).allows(to) {
 				t.Errorf("%s's %s may be asked by %v", cloud, addr, rules)
 			}
 		}
-		if !NewAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}).allows(to) {
+		if !NewAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}, false).allows(to) {
 			t.Errorf("%s's %s is refused although it is listed", cloud, addr)
 		}
 	}
