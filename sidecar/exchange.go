@@ -34,7 +34,7 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 		return refusal
 	}
 	route, err := s.routes.Read(r.Header)
-	x.Take(route)
+	x.SetRoute(route)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,11 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/intake"
 )
 
-// prefillError is why one prefill leg gave no hand-off.
+// prefillError says why one prefill leg gave no hand-off.
 type prefillError struct {
 	cause  string // metric label
 	reason pd.Reason
-	again  bool // the same candidate may do better in a moment
+	again  bool // a second try at the same candidate may succeed
 	err    error
 }
 
@@ -37,9 +37,9 @@ func (e *ClientError) Error() string {
 // prefill leg failed before anything went to the client; the other results are those of tryCandidates.
 type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate int) (pd.Reason, error)
 
-// tryCandidates tries the candidates in order, each again as long as its failure may pass. With reason "" an attempt
-// succeeded. Another reason says that nothing has gone to the client, and that the request should be prefilled locally. The
-// error is final.
+// tryCandidates tries the candidates in order, and each one up to MaxRetries times again if its failure may pass. With reason
+// "" an attempt succeeded. Another reason says that nothing has gone to the client, and that the request should be prefilled
+// locally. The error is final.
 func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
 	last := &prefillError{reason: pd.PrefillFailed}
 	for i, target := range x.Route.Targets {
@@ -51,10 +51,10 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			var refused *ClientError
 			switch {
 			case err == nil, errors.Is(err, errAnswered):
-				// Also if the client has left meanwhile: a hand-off must be released.
+				// Before the check of the context: if the client has left meanwhile, the caller must release the hand-off.
 				return reason, err
 			case x.Context.Err() != nil:
-				return "", x.gone()
+				return "", x.contextError()
 			case errors.As(err, &refused):
 				return x.refusedByPrefill(req, refused)
 			case !errors.As(err, &last):
@@ -90,7 +90,7 @@ func (x *Exchange) refusedByPrefill(req *intake.Request, refused *ClientError) (
 	return "", errAnswered
 }
 
-// pause waits between two tries.
+// pause waits for d, or until the exchange's context ends.
 func (x *Exchange) pause(d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -98,6 +98,6 @@ func (x *Exchange) pause(d time.Duration) error {
 	case <-t.C:
 		return nil
 	case <-x.Context.Done():
-		return x.gone()
+		return x.contextError()
 	}
 }

@@ -22,7 +22,7 @@ import (
 // any more.
 var errLegEnded = errors.New("the other leg of this attempt has ended")
 
-// errNotConcurrent is a mistake in a dialect, which the contract suite finds.
+// errNotConcurrent means a mistake in a dialect, which the contract suite finds.
 var errNotConcurrent = errors.New("the dialect is concurrent, and its attempt is not")
 
 // legPair is both legs of one attempt, which run at the same time.
@@ -34,7 +34,7 @@ type legPair struct {
 
 	prefill       chan prefillResult // gets one result
 	cancelPrefill context.CancelFunc
-	prefilled     *prefillResult // once it was taken off the channel
+	prefilled     *prefillResult // nil until it was taken off the channel
 	decode        *leg
 	released      bool // the release of the hand-off ends the decode leg
 }
@@ -60,14 +60,14 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	if err != nil {
 		return "", &prefillError{cause: "attempt", reason: pd.PrefillFailed, err: err}
 	}
-	meeting, ok := a.(dialect.Rendezvous)
+	rendezvous, ok := a.(dialect.Rendezvous)
 	if !ok {
 		return "", errNotConcurrent
 	}
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
 	x.target = target.String()
-	x.handoff = pending{of: meeting.Handoff(), target: target}
+	x.handoff = pending{of: rendezvous.Handoff(), target: target}
 	p := &legPair{x: x, attempt: a, target: target}
 	span, err := p.start(req)
 	if err != nil {
@@ -94,7 +94,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	if err != nil {
 		return p.decodeFailed(causeFailed, err)
 	}
-	defer context.AfterFunc(x.Context, func() { p.decode.cancel(errGone) })()
+	defer context.AfterFunc(x.Context, func() { p.decode.cancel(errClientLeft) })()
 	return p.takeAnswer(resp)
 }
 
@@ -120,8 +120,8 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	return span, nil
 }
 
-// startPrefill sends the prefill leg, whose result comes through the channel. Unlike a serial protocol's it ends with its
-// client at once: the decode engine, which ends too, releases what it was to read.
+// startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
+// unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read.
 func (p *legPair) startPrefill() {
 	x := p.x
 	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
@@ -160,8 +160,8 @@ func (p *legPair) end() {
 	p.stopPrefill()
 }
 
-// confirmed notes that the prefill leg ended. The error says that it failed: the decode engine will not get the KV cache.
-func (p *legPair) confirmed(r prefillResult) error {
+// prefillEnded notes the result of the prefill leg. If it returns an error, the decode engine will not get the KV cache.
+func (p *legPair) prefillEnded(r prefillResult) error {
 	p.prefilled = &r
 	if r.err == nil && r.of != nil {
 		p.x.handoff.of = r.of
@@ -182,13 +182,13 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 			return r.resp, r.err
 		case r := <-prefill:
 			prefill = nil
-			if err := p.confirmed(r); err != nil {
+			if err := p.prefillEnded(r); err != nil {
 				p.cancelDecode()
 				return nil, err
 			}
 		case <-x.Context.Done():
 			p.cancelDecode()
-			return nil, x.gone()
+			return nil, x.contextError()
 		case <-silence.C:
 			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
 				p.cancelDecode()
@@ -249,17 +249,17 @@ func (legs *Legs) sendAbort(engine transport.Engine, r releasing, a dialect.Abor
 	return nil
 }
 
-// decodeFailed decides on a decode leg that ended before its first event, or was ended because prefill failed.
+// decodeFailed decides what follows a decode leg that ended before its first event, or was ended because prefill failed.
 func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	var failure *prefillError
 	var refused *ClientError
 	switch x := p.x; {
 	case x.Context.Err() != nil:
 		if p.released {
-			return "", x.gone()
+			return "", x.contextError()
 		}
 		p.abort()
-		return "", x.taken()
+		return "", x.interruptedDecode()
 	case errors.As(err, &failure), errors.As(err, &refused):
 		return "", err
 	case p.released:
@@ -277,11 +277,11 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	}
 }
 
-// prefillGrace is how much later than the end of decode's leg the end of the prefill leg may be seen: a failure that caused
-// that of decode, or an answer.
+// prefillGrace is how long to wait for the end of the prefill leg after the decode leg has ended: the prefill leg may have
+// failed first, and its failure may arrive later.
 const prefillGrace = 100 * time.Millisecond
 
-// prefillFailure is the failure of the prefill leg, if there is one: that of decode may be its consequence.
+// prefillFailure returns the failure of the prefill leg, if there is one: it may have caused the failure of decode.
 func (p *legPair) prefillFailure() error {
 	if p.prefilled != nil {
 		return p.prefilled.err
@@ -290,7 +290,7 @@ func (p *legPair) prefillFailure() error {
 	defer grace.Stop()
 	select {
 	case r := <-p.prefill:
-		return p.confirmed(r)
+		return p.prefillEnded(r)
 	case <-grace.C:
 		return nil
 	}
@@ -299,13 +299,13 @@ func (p *legPair) prefillFailure() error {
 // takeAnswer looks at decode's answer before anything of it goes to the client.
 func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	x := p.x
-	x.handoff.taken = true
+	x.handoff.answered = true
 	x.rename(resp)
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
 		p.cancelPrefill()
 		p.abort()
-		p.serve()
+		p.beginAnswer()
 		return "", x.RelayFresh(resp)
 	case code >= http.StatusInternalServerError:
 		return p.decodeFailed(causeFailed, fmt.Errorf("decode answered %s", resp.Status))
@@ -316,14 +316,14 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	if err != nil {
 		return p.decodeFailed(cause, err)
 	}
-	p.serve()
-	defer p.served()
+	p.beginAnswer()
+	defer p.endAnswer()
 	return "", x.Relay(resp, a)
 }
 
-// served ends an attempt whose answer went to the client. If it broke off, both engines abort; otherwise prefill's answer comes
-// at about the same time as the last of decode's, and is not cut off.
-func (p *legPair) served() {
+// endAnswer ends an attempt whose answer went to the client. If the answer broke off, both engines abort. Otherwise prefill's
+// answer comes at about the same time as the end of decode's, and is waited for.
+func (p *legPair) endAnswer() {
 	if p.x.Client.End != pd.EndDone {
 		p.abort()
 		return
@@ -337,23 +337,24 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 	x, first := p.x, make(chan error, 1)
 	go func() { first <- firstOf(resp, a) }()
 	prefill := p.prefill
-	var silence <-chan time.Time // nil: it has no limit
-	listen := func() {
-		prefill = nil
+	var silence <-chan time.Time // nil: silence has no limit
+	limitSilence := func() {
 		if relay.IsEventStream(resp.Header) {
 			silence = time.After(x.legs.FirstEvent)
 		}
 	}
 	if p.prefilled != nil {
-		listen()
+		prefill = nil
+		limitSilence()
 	}
 	for {
 		select {
 		case err := <-first:
 			return causeFailed, err
 		case r := <-prefill:
-			listen()
-			if err := p.confirmed(r); err != nil {
+			prefill = nil
+			limitSilence()
+			if err := p.prefillEnded(r); err != nil {
 				select {
 				case first := <-first: // the KV had arrived before
 					return causeFailed, first
@@ -385,14 +386,14 @@ func firstOf(resp *http.Response, a *relay.Answer) error {
 	return nil
 }
 
-// serve notes that decode's answer goes to the client: prefill has ended for it, at the latest now.
-func (p *legPair) serve() {
+// beginAnswer notes that decode's answer now goes to the client: the prefill phase ends here, if it has not ended before.
+func (p *legPair) beginAnswer() {
 	x, now := p.x, time.Now()
 	end := now
 	if p.prefilled == nil {
 		select {
 		case r := <-p.prefill:
-			_ = p.confirmed(r) // it failed too late to matter
+			_ = p.prefillEnded(r) // it failed too late to matter
 		default:
 		}
 	}

@@ -25,7 +25,7 @@ var errSilent = errors.New("decode sent no event before the deadline")
 func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) {
 	if x.Context.Err() != nil {
 		x.releaseUnsent()
-		return "", x.gone()
+		return "", x.contextError()
 	}
 	if now := time.Now(); x.handoff.late(now) {
 		x.handoff.age = now.Sub(x.handoff.finished)
@@ -72,7 +72,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	defer resp.Body.Close()
 	defer g.cancel(nil)
 	// From here on the engine has the leg: ending it with its client is safe.
-	defer context.AfterFunc(x.Context, func() { g.cancel(errGone) })()
+	defer context.AfterFunc(x.Context, func() { g.cancel(errClientLeft) })()
 	return x.takeAnswer(g, resp)
 }
 
@@ -105,7 +105,7 @@ func (x *Exchange) awaitHeaders(g *leg) (resp *http.Response, cause string, err 
 			}
 			return r.resp, "", nil
 		case <-x.Context.Done():
-			return nil, "", x.gone()
+			return nil, "", x.contextError()
 		case <-silence.C:
 			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
 				g.drop()
@@ -122,7 +122,7 @@ func (x *Exchange) askPrefill() error {
 	return x.legs.Prefill(x.handoff.target).Healthy(ctx)
 }
 
-// noAnswer decides on a decode leg that gave no headers. Its arguments are results of awaitHeaders.
+// noAnswer decides what follows a decode leg that gave no headers. Its arguments are results of awaitHeaders.
 func (x *Exchange) noAnswer(g *leg, cause string, err error) (pd.Reason, error) {
 	if cause == "" {
 		x.releaseLeg(g)
@@ -144,7 +144,7 @@ func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 
 // takeAnswer looks at a decode answer before anything of it goes to the client.
 func (x *Exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
-	x.handoff.taken = true
+	x.handoff.answered = true
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
 	}
@@ -183,21 +183,21 @@ func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 		x.releaseInDoubt()
 		return x.redoWithout(causeFailed, err), nil
 	}
-	return "", x.taken()
+	return "", x.interruptedDecode()
 }
 
-// taken ends a request whose client left, or which was cut, after decode took the leg: decode cancels it, and notifies
-// prefill, if its protocol says so.
-func (x *Exchange) taken() error {
+// interruptedDecode returns the error of a request whose client left, or which was cut, after decode had taken the leg. Decode
+// cancels the request, and notifies prefill if its protocol says so; otherwise the hand-off is released.
+func (x *Exchange) interruptedDecode() error {
 	if _, ok := x.handoff.of.(dialect.Releaser); ok {
 		x.legs.released(x.release(wayCancel), true, nil)
 	} else {
 		x.releaseInDoubt()
 	}
-	return x.gone()
+	return x.contextError()
 }
 
-// takeStream waits for the first event, which is where a failed transfer shows: the status was sent before it began.
+// takeStream waits for the first event: the engine sends the status before the transfer begins, and a failed one shows here.
 func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
@@ -209,7 +209,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 		x.handoff.hold.End()
 		return "", x.Relay(resp, a)
 	case x.Context.Err() != nil:
-		return "", x.taken()
+		return "", x.interruptedDecode()
 	}
 	x.releaseInDoubt()
 	if late {
@@ -218,7 +218,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	return x.redoWithout(causeFailed, err), nil
 }
 
-// age is how old a hand-off was when the leg was written, or now if that is not known.
+// age returns how old a hand-off was when the leg was written, or how old it is now if the leg may not have been written.
 func (g *leg) age(finished time.Time) time.Duration {
 	select {
 	case <-g.wrote:

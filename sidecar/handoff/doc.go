@@ -1,8 +1,8 @@
 // Package handoff runs the legs of generate calls: the prefill leg on a candidate, the decode leg on the local engine, and
 // the hand-off between them.
 //
-// What enters is a call whose headers intake has read, with its body: buffered if both legs are to run, else as it arrives.
-// What leaves is the engine's answer, which relay sends, or a refusal. A dialect of package pd/dialect makes both bodies and
+// An Exchange takes a call whose headers intake has read, with its body: buffered if both legs are to run, else as it arrives.
+// Its result is the engine's answer, which relay sends, or a refusal. A dialect of package pd/dialect makes both bodies and
 // says in which order the legs run: one after the other (decode.go), or at the same time (concurrent.go).
 //
 // What happens when a leg fails depends on how far the call has come:
@@ -16,5 +16,5 @@
 //   - Once the answer has begun, no leg is sent again. The stream ends with an error event.
 //   - When the drain deadline has passed, nothing is tried again: the call is refused, or its stream ends.
 //
-// It does not choose candidates, and does not decide which calls are admitted.
+// The package does not choose candidates, and does not decide which calls are admitted.
 package handoff

@@ -58,12 +58,12 @@ var (
 	errCut = errors.New("the sidecar was shut down before the answer was complete")
 	// errAnswered ends an exchange that has its answer.
 	errAnswered = errors.New("answered")
-	// errGone means that the client left, so that no answer can be sent.
-	errGone = errors.New("client left")
+	// errClientLeft means that no answer can be sent.
+	errClientLeft = errors.New("client left")
 )
 
-// statusGone stands in metrics for a request whose client left before an answer, as in nginx's log.
-const statusGone = 499
+// statusClientLeft stands in metrics for a request whose client left before an answer, as in nginx's log.
+const statusClientLeft = 499
 
 // Begin makes the exchange of a call that arrived at start, and paces its body. The caller must call Close.
 func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, start time.Time) *Exchange {
@@ -94,11 +94,11 @@ func (x *Exchange) Close() {
 	x.cancel(nil)
 }
 
-// State is how far the exchange has come.
+// State returns how far the exchange has come.
 func (x *Exchange) State() State { return x.state }
 
-// Take sets the route of the call, and with it the decision that was planned.
-func (x *Exchange) Take(route intake.Route) {
+// SetRoute sets the route of the call, and with it the decision that was planned.
+func (x *Exchange) SetRoute(route intake.Route) {
 	x.Route = route
 	x.Plan, x.Rename = route.Plan, route.Rename
 	x.decide(route.Verdict, route.Reason)
@@ -122,7 +122,7 @@ func (x *Exchange) Split(req *intake.Request) error {
 	return x.remote(req)
 }
 
-// remote runs both legs.
+// remote runs both legs, in the order of the dialect's shape.
 func (x *Exchange) remote(req *intake.Request) error {
 	var reason pd.Reason
 	var err error
@@ -164,10 +164,10 @@ func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 
 func (x *Exchange) decide(v pd.Verdict, r pd.Reason) { x.Decision.Verdict, x.Decision.Reason = v, r }
 
-// IntakeError is the error of a call whose body could not be read, for Fail.
+// IntakeError returns the error of a call whose body could not be read, for Fail.
 func (x *Exchange) IntakeError(err error) error {
 	if errors.Is(err, intake.ErrClientLeft) {
-		return x.gone()
+		return x.contextError()
 	}
 	return err
 }
@@ -175,15 +175,15 @@ func (x *Exchange) IntakeError(err error) error {
 // cutOff reports whether the exchange's context ended because the drain deadline passed, and not because the client left.
 func (x *Exchange) cutOff() bool { return context.Cause(x.Context) == errCut }
 
-// gone is the error of an exchange whose context has ended before its answer has begun.
-func (x *Exchange) gone() error {
+// contextError returns the error of an exchange whose context has ended before its answer began.
+func (x *Exchange) contextError() error {
 	if x.cutOff() {
 		return Draining()
 	}
 	if refusal := x.Body.LateRefusal(); refusal != nil {
 		return refusal
 	}
-	return errGone
+	return errClientLeft
 }
 
 // Draining is the refusal of a call because the sidecar is shutting down.
@@ -197,9 +197,9 @@ func Draining() *pd.Refusal {
 func (x *Exchange) Fail(err error) {
 	switch {
 	case errors.Is(err, errAnswered):
-	case errors.Is(err, errGone):
+	case errors.Is(err, errClientLeft):
 		x.Failure = err
-		x.Status = statusGone
+		x.Status = statusClientLeft
 		panic(http.ErrAbortHandler)
 	default:
 		refusal := pd.AsRefusal(err)
@@ -220,11 +220,11 @@ func (x *Exchange) Committed() {
 func (x *Exchange) Interrupted() error {
 	switch {
 	case x.state != streaming:
-		return x.gone()
+		return x.contextError()
 	case x.cutOff():
 		return Draining()
 	}
-	return errGone
+	return errClientLeft
 }
 
 var errUnfinished = errors.New("the engine was stopped before it had finished this answer")

@@ -12,9 +12,9 @@ import (
 //
 // Closing the connection aborts a running prefill and frees its blocks. But an engine that has just finished drops the
 // answer when it sees the connection close, and with it the only copy of the hand-off: its blocks then stay pinned until the
-// lease expires, because they cannot be released. So a leg is first waited for: short prefills end by themselves, and their
-// hand-off is released. A longer one is aborted by closing our half of the connection, which leaves an answer that is already on its
-// way readable. What remains is a prefill that ends within the milliseconds in which it is aborted.
+// lease expires, because they cannot be released. So hangup waits first: a short prefill ends by itself, and its
+// hand-off is released. A longer one is aborted by closing our half of the connection, which leaves an answer that is already
+// on its way readable. Only a prefill that ends within the milliseconds in which it is aborted still loses its hand-off.
 type hangup struct {
 	cancel context.CancelFunc
 
@@ -25,7 +25,7 @@ type hangup struct {
 }
 
 const (
-	// hangupDelay is how long a prefill may go on for a client that has left. Blocks are promised to be free after 2 s.
+	// hangupDelay is how long a prefill may go on for a client that has left. The blocks must be free 2 s after it left.
 	hangupDelay = time.Second
 	// hangupGrace is how long an answer may still be on its way after our half was closed: far more than a network takes.
 	hangupGrace = 500 * time.Millisecond
@@ -40,17 +40,17 @@ func (h *hangup) trace(ctx context.Context) context.Context {
 	}})
 }
 
-// soon hangs up in a while.
-func (h *hangup) soon() {
+// schedule hangs up after hangupDelay.
+func (h *hangup) schedule() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.over {
-		h.timer = time.AfterFunc(hangupDelay, h.up)
+		h.timer = time.AfterFunc(hangupDelay, h.hangUp)
 	}
 }
 
-// up hangs up. A leg that has no connection yet is cancelled.
-func (h *hangup) up() {
+// hangUp closes our half of the connection, and cancels the leg after hangupGrace; at once if the leg has no connection yet.
+func (h *hangup) hangUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	half, ok := h.conn.(interface{ CloseWrite() error })
@@ -61,7 +61,7 @@ func (h *hangup) up() {
 	h.timer = time.AfterFunc(hangupGrace, h.cancel)
 }
 
-// done ends the hangup with its leg.
+// done says that the leg has ended: nothing is hung up on any more.
 func (h *hangup) done() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

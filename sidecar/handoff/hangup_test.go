@@ -7,8 +7,8 @@ func TestHangupAfterItsLeg(t *testing.T) {
 	cancelled := 0
 	h := &hangup{cancel: func() { cancelled++ }}
 	h.done()
-	h.soon()
-	h.up()
+	h.schedule()
+	h.hangUp()
 	if h.timer != nil {
 		t.Error("a finished leg was hung up on")
 	}

@@ -17,7 +17,7 @@ import (
 type leg struct {
 	cancel context.CancelCauseFunc
 	ctx    context.Context
-	stream bool          // its headers come when the engine has admitted it
+	stream bool          // the engine sends the headers when it has admitted the leg
 	settle time.Duration // how long the engine must have a leg that is no stream before it may be cancelled
 
 	trace   httptrace.ClientTrace
@@ -32,8 +32,7 @@ type legResult struct {
 	err  error
 }
 
-// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or call
-// cancelDelivered.
+// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or call cancelDelivered.
 func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	if r, ok := of.(dialect.Releaser); ok {
@@ -60,14 +59,14 @@ func (g *leg) written(info httptrace.WroteRequestInfo) {
 	}
 }
 
-// releaseTimeout bounds a release: an engine that has not answered a stream by then cannot release anything.
+// releaseTimeout bounds a release: an engine that has not sent the headers of a stream by then cannot release anything.
 const releaseTimeout = 5 * time.Second
 
-// cancelDelivered cancels a leg whose answer is not needed, after the engine has learned of the hand-off in it: the headers of
-// a stream show that; for a whole answer it is assumed some time after the leg was written. It reports the status the leg
-// was answered with (0 = not yet) and whether the engine got it, after at most releaseTimeout.
+// cancelDelivered cancels a leg whose answer is not needed, after the engine has learned of the hand-off in it. The headers of
+// a stream show that; for a whole answer it is assumed g.settle after the leg was written. It returns, after at most
+// releaseTimeout, the status of the engine's answer (0: none came) and whether the engine got the leg.
 func (g *leg) cancelDelivered() (status int, delivered bool) {
-	defer g.cancel(errGone)
+	defer g.cancel(errClientLeft)
 	limit := time.NewTimer(releaseTimeout)
 	defer limit.Stop()
 	wrote := g.wrote
@@ -78,7 +77,7 @@ func (g *leg) cancelDelivered() (status int, delivered bool) {
 			if r.err != nil {
 				return 0, false
 			}
-			g.cancel(errGone)
+			g.cancel(errClientLeft)
 			r.resp.Body.Close()
 			return r.resp.StatusCode, true
 		case <-wrote:
@@ -100,7 +99,7 @@ func (g *leg) cancelDelivered() (status int, delivered bool) {
 
 // drop cancels the leg and waits for its goroutine.
 func (g *leg) drop() {
-	g.cancel(errGone)
+	g.cancel(errClientLeft)
 	if r := <-g.result; r.err == nil {
 		r.resp.Body.Close()
 	}

@@ -82,7 +82,7 @@ type Legs struct {
 	localEngine localEngine
 
 	releasing atomic.Int64   // hand-offs that are being released
-	releases  sync.WaitGroup // those of them that have a goroutine of their own
+	releases  sync.WaitGroup // the goroutines of releases that go on after their exchange
 }
 
 // New makes the Legs of a configuration.
@@ -96,16 +96,16 @@ func New(c Config) *Legs {
 	return legs
 }
 
-// Watch notices, until ctx ends, when the whole process stood still: hand-offs are then older than they seem.
+// Watch notices, until ctx ends, when the whole process stands still: hand-offs are then older than they seem.
 func (legs *Legs) Watch(ctx context.Context) { legs.stalls.run(ctx) }
 
-// Releasing is how many hand-offs are being released now. While there is one, the local engine is needed.
+// Releasing returns how many hand-offs are being released now. While there is one, the local engine is needed.
 func (legs *Legs) Releasing() int { return int(legs.releasing.Load()) }
 
 // Wait waits for the releases under way. No exchange may run any more.
 func (legs *Legs) Wait() { legs.releases.Wait() }
 
-// background runs the release of a hand-off, which goes on after its exchange.
+// background runs a release in a goroutine that goes on after its exchange.
 func (legs *Legs) background(release func()) {
 	legs.releasing.Add(1)
 	legs.releases.Go(func() {

@@ -124,7 +124,7 @@ func (x *Exchange) localFailure(source *intake.GuardedBody, err error) error {
 		return x.IntakeError(x.Body.Failure(readErr))
 	}
 	if x.Context.Err() != nil {
-		return x.gone()
+		return x.contextError()
 	}
 	x.legs.localEngine.doubt()
 	return transport.Unreachable(err)

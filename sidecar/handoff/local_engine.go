@@ -9,15 +9,15 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
-// localEngine knows whether the local engine accepts connections. It is asked before each prefill leg: blocks that a prefill
-// pod computes for a decode engine that is gone stay pinned until the lease expires, because no engine can release them.
+// localEngine knows whether the local engine accepts connections. The sidecar checks that before each prefill leg: blocks that
+// a prefill pod computes for a decode engine that has ended stay pinned until the lease expires, since no engine releases them.
 type localEngine struct {
 	address string
 	seen    atomic.Pointer[time.Time] // when it accepted one; nil = its state is in doubt
 }
 
-// reachableFor is how long an accepted connection is taken as a sign that others will be accepted: short for a request, and
-// long enough to add few connections to those of requests. A leg that fails ends it.
+// reachableFor is how long after an accepted connection the engine is taken to accept others: short for a request, and long
+// enough to add few connections to those of requests. A leg that fails ends that time.
 const reachableFor = 100 * time.Millisecond
 
 // reach fails if the engine does not accept a connection.
@@ -36,7 +36,7 @@ func (e *localEngine) reach(ctx context.Context) error {
 	return c.Close()
 }
 
-// doubt notes that a leg got no answer.
+// doubt notes that a leg failed: the next reach opens a connection.
 func (e *localEngine) doubt() { e.seen.Store(nil) }
 
 // reachLocalEngine fails if the local engine cannot serve the request, or if the exchange's context has ended.
@@ -46,7 +46,7 @@ func (x *Exchange) reachLocalEngine() error {
 	case err == nil:
 		return nil
 	case x.Context.Err() != nil:
-		return x.gone()
+		return x.contextError()
 	}
 	return transport.Unreachable(err)
 }

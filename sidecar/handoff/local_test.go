@@ -40,7 +40,7 @@ func newLegs(t *testing.T, url string) *Legs {
 	})
 }
 
-// When the answer begins, a streamed body is no longer kept for sending it again.
+// When the answer begins, the sidecar no longer keeps a streamed body for a second try.
 func TestAnsweredStreamKeepsNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -13,12 +13,12 @@ type pending struct {
 	of       dialect.Handoff // nil: there is none
 	finished time.Time       // the earliest time at which prefill may have finished
 	target   pd.Target
-	hold     *lease.Hold // until decode's first byte
-	taken    bool
-	age      time.Duration // when decode was asked
+	hold     *lease.Hold   // until decode's first byte
+	answered bool          // decode has answered its leg
+	age      time.Duration // when the decode leg was written
 }
 
-// newHandoff begins to hold a hand-off that a prefill leg sent at the given time has brought.
+// newHandoff begins to hold the hand-off of a prefill leg that was sent at the given time.
 func (legs *Legs) newHandoff(of dialect.Handoff, sent time.Time, target pd.Target) pending {
 	finished := legs.stalls.arrived(sent)
 	return pending{of: of, finished: finished, target: target, hold: legs.hold(of, finished)}
@@ -33,8 +33,8 @@ func (legs *Legs) hold(of dialect.Handoff, finished time.Time) *lease.Hold {
 	return legs.Leases.Hold(leased.Pin(), finished)
 }
 
-// late reports whether decode must not be asked any more, at a time, to read the hand-off: its blocks may hold another
-// prompt by then. Heartbeats make it later.
+// late reports whether it is too late, at the given time, to ask decode to read the hand-off: its blocks may hold another
+// prompt by then. Heartbeats extend the limit.
 func (h *pending) late(at time.Time) bool {
 	leased, ok := h.of.(dialect.Leased)
 	if !ok {
@@ -55,10 +55,10 @@ func (h *pending) pins(status int) bool {
 	return pinned(h.of)
 }
 
-// cached is the count of cached tokens that replaces decode's; ok is false if decode's is right, or has not read the
-// hand-off.
+// cached returns the count of cached tokens that replaces decode's. ok is false if decode's count is right, or decode has not
+// answered.
 func (h *pending) cached() (tokens int64, ok bool) {
-	if c, corrects := h.of.(dialect.UsageCorrector); corrects && h.taken {
+	if c, corrects := h.of.(dialect.UsageCorrector); corrects && h.answered {
 		return c.Cached()
 	}
 	return 0, false

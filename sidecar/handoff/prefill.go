@@ -42,7 +42,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.Context), x.legs.PrefillTimeout)
 	h := &hangup{cancel: cancel}
 	defer h.done()
-	defer context.AfterFunc(x.Context, h.soon)()
+	defer context.AfterFunc(x.Context, h.schedule)()
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
 	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
@@ -65,8 +65,8 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	return "", nil
 }
 
-// releaseRejected deals with a prefill that has finished without a hand-off that decode may read. One that is well-formed,
-// and only does not fit its prompt, is released; otherwise we cannot tell which engine still holds the KV blocks.
+// releaseRejected handles a failed prefill leg that may have left pinned blocks. A hand-off that is well-formed, and only does
+// not fit its prompt, is released; otherwise we cannot tell which engine still holds the KV blocks, and count them as stranded.
 func (x *Exchange) releaseRejected(status int, of dialect.Handoff, err error) {
 	switch {
 	case of != nil:
@@ -107,7 +107,7 @@ func (legs *Legs) sendPrefill(ctx context.Context, target pd.Target, uri string,
 	return resp.StatusCode, of, nil
 }
 
-// prefillFailure names what broke a prefill leg.
+// prefillFailure names the cause of a prefill leg's failure.
 func (legs *Legs) prefillFailure(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, intake.ErrDenied):

@@ -25,7 +25,7 @@ const (
 	wayNone   = "none"   // decode read it, or no engine could be notified
 )
 
-// releasing is a hand-off that is being released, with what the engine wants to see of its request: credentials above all.
+// releasing is a hand-off that is being released, with the headers of its request, because engines check credentials.
 type releasing struct {
 	id     string
 	of     dialect.Handoff
@@ -119,7 +119,7 @@ func (legs *Legs) cancelLeg(g *leg, r releasing) {
 	}
 }
 
-// releaseUnread releases a hand-off that decode does not read: it was never asked to, refused, or failed.
+// releaseUnread releases a hand-off that decode does not read, because decode was not asked to, refused, or failed.
 func (x *Exchange) releaseUnread() { x.releaseOf(x.handoff.of, x.handoff.hold) }
 
 func (x *Exchange) releaseOf(of dialect.Handoff, hold *lease.Hold) {
@@ -139,7 +139,7 @@ func (x *Exchange) releaseInDoubt() {
 	x.legs.background(func() { x.legs.releaseInDoubt(r) })
 }
 
-// releaseUnread releases what decode does not read.
+// releaseUnread releases a hand-off that decode does not read.
 func (legs *Legs) releaseUnread(r releasing) {
 	if legs.notify(r) {
 		return
@@ -148,7 +148,7 @@ func (legs *Legs) releaseUnread(r releasing) {
 	legs.released(r, ok, err)
 }
 
-// releaseInDoubt releases what decode may be reading: only decode may notify prefill of it, unless decode is gone.
+// releaseInDoubt releases a hand-off that decode may be reading: only decode may notify prefill of it, unless decode has ended.
 func (legs *Legs) releaseInDoubt(r releasing) {
 	ok, err := legs.releaseByDecode(r)
 	if !ok && errors.Is(err, syscall.ECONNREFUSED) && legs.notify(r) {
@@ -157,7 +157,7 @@ func (legs *Legs) releaseInDoubt(r releasing) {
 	legs.released(r, ok, err)
 }
 
-// notify notifies the prefill engine. False says that another way has to be tried.
+// notify notifies the prefill engine that it can free the blocks. If it returns false, another way has to be tried.
 func (legs *Legs) notify(r releasing) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
@@ -166,7 +166,7 @@ func (legs *Legs) notify(r releasing) bool {
 	case err == nil:
 		legs.Metrics.Releases.WithLabelValues(wayNIXL, "ok").Inc()
 		endRelease(r.span, wayNIXL, nil)
-	case errors.Is(err, lease.ErrNoWay), errors.Is(err, lease.ErrReleased): // the latter: it was tried before
+	case errors.Is(err, lease.ErrNoWay), errors.Is(err, lease.ErrReleased): // ErrReleased: a notice was tried before
 	default:
 		// Notifying an engine twice costs a line in its log; not notifying it, its blocks until the lease ends.
 		legs.Metrics.Releases.WithLabelValues(wayNIXL, "unsure").Inc()
@@ -175,7 +175,7 @@ func (legs *Legs) notify(r releasing) bool {
 	return err == nil
 }
 
-// errNoDecodeRelease is for engines whose protocol has no such request.
+// errNoDecodeRelease is the error of releaseByDecode for a protocol that has no such request.
 var errNoDecodeRelease = errors.New("the protocol has no request that makes decode release a hand-off")
 
 // releaseByDecode makes the decode engine release the hand-off without reading it. It tries until decode has answered, its

@@ -16,7 +16,7 @@ func TestStallWatch(t *testing.T) {
 	live := func(c *clock, w *stallWatch, n int) {
 		for range n {
 			c.pass(stallTick)
-			w.alive()
+			w.tick()
 		}
 	}
 	cases := []struct {
@@ -54,7 +54,7 @@ func TestStallWatch(t *testing.T) {
 		}, func(_ *clock, sent time.Time) time.Time { return sent }},
 		{"an old stall", func(c *clock, w *stallWatch) time.Time {
 			c.pass(25 * time.Second)
-			w.alive()
+			w.tick()
 			sent := c.at
 			live(c, w, int(stallAfter/stallTick)+1)
 			return sent

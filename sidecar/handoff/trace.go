@@ -64,7 +64,7 @@ func (x *Exchange) endLegSpan(span trace.Span, status int, err error) {
 	span.End()
 }
 
-// describeLeg sets what is known at a leg's end.
+// describeLeg sets the status and the error of a leg's span.
 func describeLeg(span trace.Span, status int, err error) {
 	if !span.IsRecording() {
 		return
@@ -110,18 +110,18 @@ func (x *Exchange) endSpan(phases *pd.Phases) {
 			x.span.SetStatus(codes.Error, x.Failure.Error())
 		}
 	}
-	at, _ := x.Clock.Stopped() // it has: its phases were computed by that
+	at, _ := x.Clock.Stopped() // End has stopped it, to compute the phases
 	x.span.End(trace.WithTimestamp(at))
 }
 
-// facts are the attributes that not every request has.
+// facts returns the attributes that not every request has.
 func (x *Exchange) facts() []attribute.KeyValue {
 	var attrs []attribute.KeyValue
 	if x.target != "" {
 		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
 	}
 	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.legs.Decode.URL, "http://")))
-	if x.handoff.taken {
+	if x.handoff.answered {
 		if !x.handoff.finished.IsZero() {
 			attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))
 		}

@@ -36,7 +36,7 @@ func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, b
 	p := &pairHandoff{legs: legs, header: header, req: req}
 	defer func() { p.handoff.hold.End() }()
 	if legs.Dialect.Shape() == dialect.Concurrent {
-		return p.meet(ctx, t)
+		return p.runBoth(ctx, t)
 	}
 	if err := p.prefill(ctx, t); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (legs *Legs) WarmUp(ctx context.Context, t pd.Target, header http.Header, b
 	return p.decode(ctx)
 }
 
-// prefill gets a hand-off. When ctx ends it hangs up as it does for a client that has left.
+// prefill gets a hand-off. When ctx ends it hangs up as for a client that has left.
 func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
 	a, err := p.legs.Dialect.Attempt(ctx, p.req, t)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *pairHandoff) prefill(ctx context.Context, t pd.Target) error {
 	legCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	h := &hangup{cancel: cancel}
 	defer h.done()
-	defer context.AfterFunc(ctx, h.soon)()
+	defer context.AfterFunc(ctx, h.schedule)()
 	sent := time.Now()
 	_, of, err := p.legs.sendPrefill(h.trace(legCtx), t, pd.APICompletions.Path(), p.header.Clone(), a)
 	if of != nil {
@@ -89,17 +89,17 @@ func (p *pairHandoff) decode(ctx context.Context) error {
 	}
 }
 
-// meet runs both legs at once. When one fails, or ctx ends, it ends the other one, and has the engines abort both.
-func (p *pairHandoff) meet(ctx context.Context, t pd.Target) error {
+// runBoth runs both legs at once. When one fails, or ctx ends, it ends the other one, and has the engines abort both.
+func (p *pairHandoff) runBoth(ctx context.Context, t pd.Target) error {
 	a, err := p.legs.Dialect.Attempt(ctx, p.req, t)
 	if err != nil {
 		return fmt.Errorf("preparing the legs: %w", err)
 	}
-	meeting, ok := a.(dialect.Rendezvous)
+	rendezvous, ok := a.(dialect.Rendezvous)
 	if !ok {
 		return errNotConcurrent
 	}
-	p.handoff = pending{of: meeting.Handoff(), target: t}
+	p.handoff = pending{of: rendezvous.Handoff(), target: t}
 	l, err := p.handoff.of.Decode()
 	if err != nil {
 		return fmt.Errorf("editing the decode leg: %w", err)
@@ -120,12 +120,12 @@ func (p *pairHandoff) meet(ctx context.Context, t pd.Target) error {
 	cancel()
 	prefill.Wait()
 	if aborter, ok := a.(dialect.Aborter); ok && err != nil {
-		p.counted(func(r releasing) { p.legs.abort(r, aborter, t) })
+		p.runRelease(func(r releasing) { p.legs.abort(r, aborter, t) })
 	}
 	return err
 }
 
-// awaitBoth waits until both legs have ended well, or one has not. The decode leg has ended then.
+// awaitBoth waits until both legs have succeeded, or one has failed, or ctx ends. The decode leg has ended when it returns.
 func (p *pairHandoff) awaitBoth(ctx context.Context, g *leg, prefilled <-chan error) error {
 	decode := g.result
 	for decode != nil || prefilled != nil {
@@ -178,15 +178,15 @@ func (p *pairHandoff) decoded(ctx context.Context, g *leg, r legResult) error {
 	return err
 }
 
-// release releases the hand-off in a way, if an engine keeps anything for it.
+// release releases the hand-off in the given way, if an engine keeps anything for it.
 func (p *pairHandoff) release(way func(releasing)) {
 	if pinned(p.handoff.of) {
-		p.counted(way)
+		p.runRelease(way)
 	}
 }
 
-// counted runs a release, which is counted meanwhile: the engines are needed for it.
-func (p *pairHandoff) counted(way func(releasing)) {
+// runRelease runs a release, and counts it meanwhile in Releasing: the local engine is needed for it.
+func (p *pairHandoff) runRelease(way func(releasing)) {
 	p.legs.releasing.Add(1)
 	defer p.legs.releasing.Add(-1)
 	way(releasing{p.header.Get("X-Request-Id"), p.handoff.of, p.handoff.hold, p.header.Clone(), trace.SpanFromContext(context.Background())})
