@@ -74,13 +74,13 @@ type Trace struct {
 	Preparers []PreparerTrace `json:"preparers,omitempty"`
 }
 
-// decider returns the name of the decider that was called for a stage, "" if none was, or if t is nil.
-func (t *Trace) decider(stage Stage) string {
+// splitter returns the name of the decider that was called for the stage that splits requests, "" if none was, or if t is nil.
+func (t *Trace) splitter() string {
 	if t == nil {
 		return ""
 	}
 	for i := range t.Deciders {
-		if t.Deciders[i].Stage == stage {
+		if t.Deciders[i].Split {
 			return t.Deciders[i].Decider
 		}
 	}
@@ -97,6 +97,7 @@ type PreparerTrace struct {
 // DeciderTrace is one call of a decider, and its ruling.
 type DeciderTrace struct {
 	Stage   Stage       `json:"stage"`   // the stage it decided about
+	Split   bool        `json:"-"`       // that stage splits requests
 	Decider string      `json:"decider"` // name in the configuration
 	Verdict string      `json:"verdict"`
 	Reason  pd.Reason   `json:"reason"`

@@ -59,7 +59,7 @@ type RefusalSummary struct {
 	Message string `json:"message"`
 }
 
-// DeciderNumbers are the numbers that the decider compared.
+// DeciderNumbers are the numbers that the decider of the stage that splits requests compared.
 type DeciderNumbers struct {
 	Name       string `json:"name"`                 // in the configuration; "" if none was asked
 	Parameters any    `json:"parameters,omitempty"` // as configured
@@ -83,7 +83,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 			x.Picks = append(x.Picks, PickSummary{d.Picks[i].Row.Stage, addresses(d.Picks[i].Endpoints)})
 		}
 		x.Decider = DeciderNumbers{Tokens: d.Tokens, Cached: d.Cached, Uncached: max(0, d.Tokens-d.Cached)}
-		x.Decider.Name = d.Trace.decider(StagePrefill)
+		x.Decider.Name = d.Trace.splitter()
 	}
 	if d != nil && refused == nil {
 		x.addHeaders(r, d)

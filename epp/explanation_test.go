@@ -15,7 +15,7 @@ func TestExplain(t *testing.T) {
 	r := &epp.Request{API: pd.APIChat, Model: "m", Stream: true, Mode: pd.ModeForce, Prompt: epp.Prompt{Tokens: 9, Blocks: []uint64{1, 2}}}
 	stages := epp.Stages{epp.DecodeRow("decode"), epp.PrefillRow("prefill", 1)}
 	d := &epp.Decision{Picks: []epp.StagePick{{Row: &stages[0], Endpoints: pods(2)}, {Row: &stages[1], Endpoints: pods(1)}}, Verdict: pd.Remote, Reason: pd.Forced, Tokens: 9, Cached: 16,
-		Trace: &epp.Trace{Deciders: []epp.DeciderTrace{{Stage: epp.StagePrefill, Decider: "threshold"}}}}
+		Trace: &epp.Trace{Deciders: []epp.DeciderTrace{{Stage: epp.StagePrefill, Split: true, Decider: "threshold"}}}}
 	t.Run("served", func(t *testing.T) {
 		x := epp.Explain(r, d, nil)
 		if want := (epp.RequestSummary{API: "chat", Model: "m", Stream: true, Mode: "force", Split: true, Tokens: 9, Blocks: 2}); x.Request != want {

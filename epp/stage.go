@@ -67,6 +67,16 @@ func (s Stages) Row(stage Stage) *StageRow {
 	return nil
 }
 
+// Splitting returns the row of the stage that splits requests, nil if there is none.
+func (s Stages) Splitting() *StageRow {
+	for i := range s {
+		if s[i].Split {
+			return &s[i]
+		}
+	}
+	return nil
+}
+
 // OnNone says what happens to a request that needs a stage without an endpoint.
 type OnNone uint8
 

@@ -89,7 +89,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	}
 	x := epp.Explain(request, decision, err)
 	if x.Decider.Name != "" {
-		x.Decider.Parameters = p.inUse().built.Stages.Row(epp.StagePrefill).Decider.Decider
+		x.Decider.Parameters = p.inUse().built.Stages.Splitting().Decider.Decider
 	}
 	writeJSON(w, x)
 }

@@ -18,12 +18,17 @@ import (
 type part struct {
 	mu    sync.Mutex
 	noted map[string]bool
+	more  chan struct{} // holds one: something was noted
 }
 
 func (p *part) note(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.noted[what] = true
+	select {
+	case p.more <- struct{}{}:
+	default:
+	}
 }
 
 func (p *part) all() []string {
@@ -70,7 +75,7 @@ func (p *part) SnapshotChanged(_ *epp.Snapshot, what epp.Changes) {
 
 // A plugin that is only named in the configuration takes part in every request, learns how it ended, and follows the pool.
 func TestConfiguredPluginsTakePart(t *testing.T) {
-	table, p := plugin.Table, &part{noted: make(map[string]bool)}
+	table, p := plugin.Table, &part{noted: make(map[string]bool), more: make(chan struct{}, 1)}
 	t.Cleanup(func() { plugin.Table = table })
 	plugin.Table = append(slices.Clip(table), epp.Row{Type: "part", New: func() epp.Plugin { return p }})
 
@@ -94,5 +99,13 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 	write(t, endpoints, one)
 	want := []string{"admits", "in flight fell", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
 		"produces", "stays joined"}
-	eventually(t, func() bool { return slices.Equal(p.all(), want) })
+	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
+	defer end()
+	for !slices.Equal(p.all(), want) {
+		select {
+		case <-p.more:
+		case <-patience.Done():
+			t.Fatalf("noted %q, want %q", p.all(), want)
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -44,9 +43,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Outcomes that observers did not get because they were too slow."}),
 		noPrefillLocal:   noPrefill.WithLabelValues(pd.Local.String()),
 		noPrefillRefused: noPrefill.WithLabelValues(pd.Refused.String()),
-	}
-	for _, stage := range []epp.Stage{epp.StageDecode, epp.StagePrefill} {
-		m.saturated.WithLabelValues(string(stage))
 	}
 	if reg != nil {
 		reg.MustRegister(m.seconds, m.retries, m.outdated, noPrefill, m.saturated, m.unprepared, m.dropped)

@@ -107,6 +107,7 @@ func (p *Pipeline) addStages() error {
 			p.roles = append(p.roles, row.Role)
 		}
 		p.stages = append(p.stages, s)
+		c.Metrics.saturated.WithLabelValues(string(row.Stage)) // zero, so that an alert can tell it from a missing metric
 	}
 	return errors.Join(problems...)
 }

@@ -86,7 +86,7 @@ func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float
 
 // ruled records the answer of a stage's decider.
 func (t *tracer) ruled(s *stage, r *epp.Ruling) {
-	d := epp.DeciderTrace{Stage: s.Stage, Decider: s.Decider.Name, Verdict: r.Verdict.String(), Reason: r.Reason}
+	d := epp.DeciderTrace{Stage: s.Stage, Split: s.Split, Decider: s.Decider.Name, Verdict: r.Verdict.String(), Reason: r.Reason}
 	for _, c := range r.Costs {
 		d.Costs = append(d.Costs, epp.CostTrace{Verdict: c.Verdict.String(), Endpoint: c.Endpoint.String(), Seconds: c.Time.Seconds()})
 	}
