@@ -324,6 +324,10 @@ func TestYAML(t *testing.T) {
 				}
 			case strings.Contains(c.text, "kind: EndpointPickerConfig"):
 				run(t, "", program(t, "tandem"), "check", file)
+			case p.name == "charts/tandem/README.md": // values of the chart
+				dir := t.TempDir()
+				writeExampleFiles(t, dir)
+				checkHelm(t, dir, command{p.name, c.line, []string{"helm", "template", "demo", "charts/tandem", "-f", "my-values.yaml", "-f", file}})
 			default:
 				t.Errorf("%s, line %d: no test reads this block", p.name, c.line)
 			}
