@@ -43,7 +43,8 @@ func TestQueriesOnAStack(t *testing.T) {
 	o.eventually(t, "two looks at every page", func() (string, bool) { return o.scraped(t) })
 	o.sendEverything(t) // what counts up is seen from its second value on
 
-	for _, q := range slices.Concat(panelQueries(t), alertQueries(t)) {
+	o.eventually(t, "the recorded metrics", func() (string, bool) { return "none", len(o.query(t, "tandem:error_ratio:rate3d")) > 0 })
+	for _, q := range slices.Concat(panelQueries(t), annotationQueries(t), alertQueries(t)) {
 		o.mustExist(t, q)
 	}
 	if t.Failed() {

@@ -18,9 +18,6 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// alertsTest are promtool's unit tests of the alerts.
-const alertsTest = "testdata/monitoring/alerts_test.yaml"
-
 // dashboard is as much of Grafana's dashboard as there are rules for.
 type dashboard struct {
 	UID           string
@@ -28,7 +25,16 @@ type dashboard struct {
 	Tags          []string
 	SchemaVersion int
 	Templating    struct{ List []variable }
+	Annotations   struct{ List []annotation }
 	Panels        []panel
+}
+
+// annotation marks times in all panels of a dashboard.
+type annotation struct {
+	Name, Expr      string
+	Enable          bool
+	UseValueForTime bool
+	Datasource      struct{ UID string }
 }
 
 type variable struct {
@@ -42,7 +48,10 @@ type panel struct {
 	GridPos                  struct{ X, Y, W, H int }
 	Datasource               struct{ Type, UID string }
 	FieldConfig              struct{ Defaults struct{ Unit string } }
-	Targets                  []struct{ RefID, Expr, LegendFormat string }
+	Targets                  []struct {
+		RefID, Expr, LegendFormat, Format string
+		Instant                           bool
+	}
 }
 
 // query is a PromQL expression, and where it stands.
@@ -70,9 +79,10 @@ func TestDashboards(t *testing.T) {
 				t.Errorf("variables %q, want %q", names, want)
 			}
 			checkPanels(t, d.Panels)
+			checkAnnotations(t, d.Annotations.List)
 		})
 	}
-	if len(uids) < 5 {
+	if len(uids) < 7 {
 		t.Errorf("%d dashboards", len(uids))
 	}
 }
@@ -106,10 +116,77 @@ func checkPanels(t *testing.T, panels []panel) {
 	}
 }
 
+// checkAnnotations holds that a dashboard marks when pods were started, as a rollout does, and when pickers read another
+// configuration: what most incidents begin with.
+func checkAnnotations(t *testing.T, list []annotation) {
+	t.Helper()
+	wanted := map[string]bool{"process_start_time_seconds": true, "tandem_config_reloads_total": false} // whether the value is the time
+	for _, a := range list {
+		metric := selectorsOf(a.Expr)[0].metric
+		if byValue, known := wanted[metric]; !known || a.UseValueForTime != byValue || !a.Enable || a.Datasource.UID != "${datasource}" {
+			t.Errorf("annotation %+v", a)
+		}
+		delete(wanted, metric)
+	}
+	if len(wanted) > 0 {
+		t.Errorf("nothing marks %v", wanted)
+	}
+}
+
+// TestPodsAreCompared holds the answer to "which pod is bad?": a table with a row for each pod, which needs all its queries to be
+// by pod and role, and to ask for one moment.
+func TestPodsAreCompared(t *testing.T) {
+	var found bool
+	for _, p := range dashboards(t)["pods.json"].Panels {
+		if p.Title != "Which pod is bad?" {
+			continue
+		}
+		found = true
+		for _, target := range p.Targets {
+			if !strings.Contains(target.Expr, "by (llm_d_ai_role, pod") || target.Format != "table" || !target.Instant {
+				t.Errorf("%s is no column of one row for each pod: %+v", target.RefID, target)
+			}
+		}
+		if p.Type != "table" || len(p.Targets) < 8 {
+			t.Errorf("a %s of %d columns", p.Type, len(p.Targets))
+		}
+	}
+	if !found {
+		t.Error("there is no such panel")
+	}
+}
+
+// TestMetricsAreDocumented holds that docs/metrics.md has every metric that dashboards and alerts ask for: those of our
+// programs, those of engines, and what the chart's rules record.
+func TestMetricsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, m := range regexp.MustCompile("`((?:tandem|vllm)[a-z0-9_:]+|process_[a-z_]+)`").FindAllStringSubmatch(string(text), -1) {
+		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+			known[m[1]+suffix] = true
+		}
+	}
+	asked := 0
+	for _, q := range slices.Concat(panelQueries(t), annotationQueries(t), alertQueries(t)) {
+		for _, s := range selectorsOf(q.expr) {
+			asked++
+			if !known[s.metric] {
+				t.Errorf("%s asks for %s, which docs/metrics.md does not have", q.where, s.metric)
+			}
+		}
+	}
+	if asked < 100 {
+		t.Errorf("only %d selectors were found", asked)
+	}
+}
+
 // TestQueriesAreOfOneRelease keeps queries from adding up releases, and from guessing the role of a pod by its name.
 func TestQueriesAreOfOneRelease(t *testing.T) {
 	named := regexp.MustCompile(`(^|,)(pod|instance|job)(=|!)`)
-	for _, q := range panelQueries(t) {
+	for _, q := range slices.Concat(panelQueries(t), annotationQueries(t)) {
 		for _, s := range selectorsOf(q.expr) {
 			if !strings.Contains(s.matchers, `namespace="$namespace",app_kubernetes_io_instance="$release"`) {
 				t.Errorf("%s: %v is not of the one release", q.where, s)
@@ -181,59 +258,17 @@ func TestPrometheusReads(t *testing.T) {
 	for file := range ruleFiles(t) {
 		promtool(t, "check", "rules", file)
 	}
-	type rule struct {
+	type recorded struct {
 		Record string `json:"record"`
 		Expr   string `json:"expr"`
 	}
-	var rules []rule
-	for i, q := range panelQueries(t) {
-		rules = append(rules, rule{fmt.Sprintf("panel:%d", i), filledIn(q.expr)})
+	var rules []recorded
+	for i, q := range slices.Concat(panelQueries(t), annotationQueries(t)) {
+		rules = append(rules, recorded{fmt.Sprintf("panel:%d", i), filledIn(q.expr)})
 	}
 	file := filepath.Join(t.TempDir(), "panels.json") // JSON is YAML, too
 	write(t, file, map[string]any{"groups": []any{map[string]any{"name": "panels", "rules": rules}}})
 	promtool(t, "check", "rules", "--lint=none", file)
-}
-
-// TestAlerts runs promtool's unit tests, and looks that each alert is shown to fire and not to.
-func TestAlerts(t *testing.T) {
-	promtool(t, "test", "rules", alertsTest)
-	var file struct {
-		Tests []struct {
-			AlertRuleTest []struct {
-				Alertname string
-				ExpAlerts []any `json:"exp_alerts"`
-			} `json:"alert_rule_test"`
-		}
-	}
-	read(t, alertsTest, &file)
-	fires, silent := map[string]bool{}, map[string]bool{}
-	for _, test := range file.Tests {
-		for _, a := range test.AlertRuleTest {
-			if len(a.ExpAlerts) > 0 {
-				fires[a.Alertname] = true
-			} else {
-				silent[a.Alertname] = true
-			}
-		}
-	}
-	alerts := 0
-	for file, groups := range ruleFiles(t) {
-		for _, g := range groups {
-			for _, r := range g.Rules {
-				alerts++
-				if !fires[r.Alert] || !silent[r.Alert] {
-					t.Errorf("%s is tested to fire: %t, to stay silent: %t", r.Alert, fires[r.Alert], silent[r.Alert])
-				}
-				if r.For == "" || !slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) ||
-					r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
-					t.Errorf("%s: %s lacks for, severity, summary or description", file, r.Alert)
-				}
-			}
-		}
-	}
-	if alerts == 0 {
-		t.Error("there are no alerts")
-	}
 }
 
 func TestSelectorsOf(t *testing.T) {
@@ -241,6 +276,7 @@ func TestSelectorsOf(t *testing.T) {
 		expr, metrics, labels string
 	}{
 		{`up`, "up", ""},
+		{"up > 0.5 # share", "up", ""},
 		{`sum by (a, b) (rate(x:y_total{c="{\"",d!="e"}[5m])) > 0.5`, "x:y_total", "a b"},
 		{`(sum(rate(x[1m])) or vector(0)) / on () group_left () sum(y)`, "x y", ""},
 		{`histogram_quantile(0.9, sum by (le) (rate(h_bucket{a="b"}[1m]))) unless on (z) group(up)`, "h_bucket up", "le z"},
@@ -295,8 +331,13 @@ func selectorsOf(expr string) (found []selector) {
 
 var promLabels = regexp.MustCompile(`\b(?:` + strings.Join(promGrouping, "|") + `)\s*\(([^)]*)\)`)
 
-// withoutGrouping takes away which labels a result has.
-func withoutGrouping(expr string) string { return promLabels.ReplaceAllString(expr, " ") }
+// promComment is the rest of a line: the name of a threshold.
+var promComment = regexp.MustCompile(`(?m)#.*$`)
+
+// withoutGrouping takes away which labels a result has, and comments.
+func withoutGrouping(expr string) string {
+	return promLabels.ReplaceAllString(promComment.ReplaceAllString(expr, ""), " ")
+}
 
 // groupingOf returns the labels that results have, or are matched by.
 func groupingOf(expr string) []string {
@@ -340,32 +381,12 @@ func panelQueries(t *testing.T) (all []query) {
 	return all
 }
 
-type ruleGroup struct {
-	Name  string
-	Rules []struct {
-		Alert, Expr, For    string
-		Labels, Annotations map[string]string
-	}
-}
-
-func ruleFiles(t *testing.T) map[string][]ruleGroup {
+// annotationQueries are the queries of all annotations.
+func annotationQueries(t *testing.T) (all []query) {
 	t.Helper()
-	all := map[string][]ruleGroup{}
-	for _, file := range files(t, "alerts/*.yaml") {
-		var rules struct{ Groups []ruleGroup }
-		read(t, file, &rules)
-		all[file] = rules.Groups
-	}
-	return all
-}
-
-func alertQueries(t *testing.T) (all []query) {
-	t.Helper()
-	for _, groups := range ruleFiles(t) {
-		for _, g := range groups {
-			for _, r := range g.Rules {
-				all = append(all, query{r.Alert, r.Expr})
-			}
+	for file, d := range dashboards(t) {
+		for _, a := range d.Annotations.List {
+			all = append(all, query{file + ": " + a.Name, a.Expr})
 		}
 	}
 	return all
