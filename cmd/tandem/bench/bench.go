@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // Summary is what the command does, for help pages.
@@ -35,9 +36,10 @@ type settings struct {
 	Rounds  int           `flag:"rounds" arg:"NUMBER" help:"rounds of each series, in which the programs take turns"`
 	Span    time.Duration `flag:"span" arg:"DURATION" help:"how long one program is loaded in one round"`
 	Core    int           `flag:"core" arg:"NUMBER" help:"processor reserved for the programs under test; -1: any"`
-	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams; takes some minutes more"`
+	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams, in curves that --series selects too; takes some minutes more"`
 	Sidecar string        `flag:"against-sidecar" arg:"COMMAND" help:"also measure another sidecar, in turns with Tandem's. The command is split at spaces; {port} and {engine-port} are replaced by its own port and the decode engine's"`
 	Picker  string        `flag:"against-epp" arg:"COMMAND" help:"also measure another picker, in turns with Tandem's. The command is split at spaces; {port}, {config} and {endpoints} are replaced by its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
+	Gate    bool          `flag:"gate" help:"exit with 1 if a series missed its bar or was not measured, or if a curve is worse than linear"`
 	JSON    string        `flag:"json" arg:"FILE" help:"write all figures to this file"`
 	Report  string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves to this file"`
 	Floor   string        `flag:"floor" enum:",proxy,picker" help:"run as a floor (a lower bound to compare with) and measure nothing: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
@@ -87,11 +89,34 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		}
 		return nil
 	}
+	if err := checkEnvoy(std.Stderr, steps); err != nil {
+		return err
+	}
 	result, err := s.measure(ctx, std.Stderr, steps)
 	if err != nil {
 		return err
 	}
-	return s.show(std.Stdout, result)
+	if err := s.show(std.Stdout, result); err != nil || !s.Gate {
+		return err
+	}
+	return result.gate()
+}
+
+// checkEnvoy says before anything is measured that an Envoy is missing. As with tandem up, that is no error, but an ENVOY_BIN
+// without a program is one.
+func checkEnvoy(progress io.Writer, steps []step) error {
+	if !slices.ContainsFunc(steps, func(s step) bool { return s.envoy }) {
+		return nil
+	}
+	_, err := envoy.Find()
+	if errors.Is(err, envoy.ErrNone) {
+		fmt.Fprintf(progress, "series through Envoy will not be measured: %v\n", err)
+		return nil
+	}
+	if err != nil {
+		return boot.Missingf("%w", err)
+	}
+	return nil
 }
 
 // lastCore returns the processor for the programs under test, or -1 if there is only one.
@@ -114,16 +139,24 @@ func (s *settings) steps() ([]step, error) {
 	if p.apart = p.all; s.Core >= 0 {
 		p.apart = []int{s.Core}
 	}
-	all := p.series()
-	if s.Growth {
-		all = append(all, p.growth()...)
-	}
-	wanted := regexp.MustCompile(s.Series)
-	steps := slices.DeleteFunc(all, func(s step) bool { return !wanted.MatchString(s.name) })
-	if len(steps) == 0 {
+	series, growth := matching(p.series(), s.Series), matching(p.growth(), s.Series)
+	switch {
+	case s.Growth && len(growth) == 0:
+		return nil, boot.Usagef("--growth: no curve matches --series %q (--growth --list names them)", s.Series)
+	case s.Growth:
+		return append(series, growth...), nil
+	case len(series) == 0 && len(growth) > 0:
+		return nil, boot.Usagef("only curves match %q: they need --growth", s.Series)
+	case len(series) == 0:
 		return nil, boot.Usagef("no series matches %q (--list names them)", s.Series)
 	}
-	return steps, nil
+	return series, nil
+}
+
+// matching returns the steps whose names match a regular expression.
+func matching(all []step, pattern string) []step {
+	wanted := regexp.MustCompile(pattern)
+	return slices.DeleteFunc(all, func(s step) bool { return !wanted.MatchString(s.name) })
 }
 
 // programs returns the folder with the programs to measure.

@@ -157,3 +157,28 @@ func TestExponent(t *testing.T) {
 		})
 	}
 }
+
+func TestGate(t *testing.T) {
+	met, missed, unmeasured := Row{Met: true}, Row{}, Row{Missing: "no Envoy"}
+	flat, steep := 1.0, 1.5
+	for name, c := range map[string]struct {
+		rows   []Row
+		curves []Curve
+		want   string
+	}{
+		"all met":      {[]Row{met, met}, []Curve{{}, {Exponent: &flat}}, ""},
+		"one missed":   {[]Row{met, missed}, nil, "--gate: of 2 series, 1 missed their bar and 0 were not measured; of 0 curves, 0 are worse than linear"},
+		"not measured": {[]Row{met, unmeasured}, nil, "--gate: of 2 series, 0 missed their bar and 1 were not measured; of 0 curves, 0 are worse than linear"},
+		"steep":        {nil, []Curve{{Exponent: &steep}}, "--gate: of 0 series, 0 missed their bar and 0 were not measured; of 1 curves, 1 are worse than linear"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if err := (&Result{Rows: c.rows, Curves: c.curves}).gate(); err != nil {
+				got = err.Error()
+			}
+			if got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -19,8 +19,9 @@ import (
 
 // step is one thing to measure. --series selects steps by name.
 type step struct {
-	name string
-	run  func(ctx context.Context, result *Result) error
+	name  string
+	run   func(ctx context.Context, result *Result) error
+	envoy bool // it needs Envoy
 }
 
 // plan lists everything that can be measured.
@@ -54,7 +55,7 @@ func (p *plan) together() (*lab, error) { return newLab(p.dir, p.all) }
 
 // rows returns a step that measures rows, in a lab of its own.
 func rows(name string, open func() (*lab, error), measure func(ctx context.Context, l *lab) ([]Row, error)) step {
-	return step{name, func(ctx context.Context, result *Result) error {
+	return step{name: name, run: func(ctx context.Context, result *Result) error {
 		return within(open, func(l *lab) error {
 			r, err := measure(ctx, l)
 			result.Rows = append(result.Rows, r...)
@@ -76,12 +77,14 @@ func row(name string, open func() (*lab, error), measure func(ctx context.Contex
 
 // throughEnvoy returns a step that needs Envoy. Without Envoy it reports a missing row, and other steps still run.
 func (p *plan) throughEnvoy(table, name string, measure func(ctx context.Context, l *lab) (Row, error)) step {
-	return row(name, p.together, func(ctx context.Context, l *lab) (Row, error) {
+	through := row(name, p.together, func(ctx context.Context, l *lab) (Row, error) {
 		if _, err := envoy.Find(); err != nil {
 			return missing(table, name, err), nil
 		}
 		return measure(ctx, l)
 	})
+	through.envoy = true
+	return through
 }
 
 // series returns all steps but those of growth, in the order of the tables.
@@ -140,7 +143,7 @@ func (p *plan) growth() (all []step) {
 		{"growth, picks by endpoints", g.picksByEndpoints}, {"growth, scraping by endpoints", g.scrapingByEndpoints},
 		{"growth, picker by streams", g.pickerByStreams}, {"growth, sidecar by streams", g.sidecarByStreams},
 	} {
-		all = append(all, step{s.name, func(ctx context.Context, result *Result) error {
+		all = append(all, step{name: s.name, run: func(ctx context.Context, result *Result) error {
 			c, err := s.measure(ctx)
 			result.Curves = append(result.Curves, c...)
 			return err

@@ -66,6 +66,29 @@ type Point struct {
 	Y float64 `json:"y"`
 }
 
+// gate returns an error that counts what is not as it should be; nil if everything was measured and is within its bar.
+func (r *Result) gate() error {
+	var missed, unmeasured, steep int
+	for _, row := range r.Rows {
+		switch {
+		case row.Missing != "":
+			unmeasured++
+		case !row.Met:
+			missed++
+		}
+	}
+	for i := range r.Curves {
+		if r.Curves[i].steep() {
+			steep++
+		}
+	}
+	if missed+unmeasured+steep == 0 {
+		return nil
+	}
+	return fmt.Errorf("--gate: of %d series, %d missed their bar and %d were not measured; of %d curves, %d are worse than linear",
+		len(r.Rows), missed, unmeasured, len(r.Curves), steep)
+}
+
 // missing returns a row without figures.
 func missing(table, series string, why error) Row {
 	return Row{Table: table, Series: series, Missing: why.Error()}
@@ -98,12 +121,15 @@ func newCurve(name, x, y string, points []Point) Curve {
 // linear is the largest exponent that a linear curve shows on a noisy machine.
 const linear = 1.15
 
+// steep reports whether the curve grows more than linearly.
+func (c *Curve) steep() bool { return c.Exponent != nil && *c.Exponent > linear }
+
 // growth describes the fit.
 func (c *Curve) growth() string {
 	switch {
 	case c.Exponent == nil:
 		return "too few points for a fit"
-	case *c.Exponent > linear:
+	case c.steep():
 		return fmt.Sprintf("its end grows as %s to the power of %.2f: WORSE than linear", c.X, *c.Exponent)
 	}
 	return fmt.Sprintf("its end grows as %s to the power of %.2f: linear or better", c.X, *c.Exponent)

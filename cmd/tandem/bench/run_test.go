@@ -108,12 +108,19 @@ func testPath(t *testing.T, dir string) {
 
 // Without Envoy, series that do not need it are still measured.
 func testWithoutEnvoy(t *testing.T, dir string) {
-	t.Setenv("ENVOY_BIN", filepath.Join(t.TempDir(), "none"))
+	t.Chdir(t.TempDir())
+	t.Setenv("ENVOY_BIN", "")
+	t.Setenv("PATH", t.TempDir())
 	r, stdout := measuring(t, dir, "^sidecar, local, 1 kB|^path, local")
 	if len(r.Rows) != 2 || r.Rows[0].Ours == nil || r.Rows[1].Missing == "" {
 		t.Errorf("%+v", r.Rows)
 	}
-	mustContain(t, stdout, "path, local was not measured: finding Envoy by ENVOY_BIN")
+	mustContain(t, stdout, "path, local was not measured: finding Envoy: there is none")
+	code, _, stderr := run(t.Context(), "--bin-dir="+dir, "--series=^sidecar, local, 1 kB$|^path, local", "--rounds=1", "--span=100ms", "--core=-1", "--gate")
+	if code != boot.CodeFailed {
+		t.Errorf("exit %d", code)
+	}
+	mustContain(t, stderr, "series through Envoy will not be measured: finding Envoy: there is none", "1 were not measured")
 }
 
 func testAgainst(t *testing.T, dir string) {
