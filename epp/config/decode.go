@@ -102,6 +102,10 @@ func (d decoder) decodeStruct(n *yaml.Node, path string, v reflect.Value) {
 				return
 			}
 		}
+		if instead, ok := d.found.moved[at]; ok {
+			d.found.problem(at, "%s", instead)
+			return
+		}
 		names := make([]string, len(fields))
 		for i, f := range fields {
 			names[i] = f.name

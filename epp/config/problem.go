@@ -45,7 +45,8 @@ const maxProblems = 100
 
 // findings collects problems and warnings while a file is read.
 type findings struct {
-	lines    map[string]int // line of each field that the file has
+	lines    map[string]int    // line of each field that the file has
+	moved    map[string]string // of fields that llm-d once had: what to write instead
 	reported map[string]bool
 	problems Problems
 	warnings Problems
@@ -53,7 +54,7 @@ type findings struct {
 }
 
 func newFindings() *findings {
-	return &findings{lines: map[string]int{}, reported: map[string]bool{}}
+	return &findings{lines: map[string]int{}, moved: map[string]string{}, reported: map[string]bool{}}
 }
 
 // problem reports an error of a field.

@@ -132,6 +132,9 @@ func (r *reader) readPlugin(spec pluginSpec, path, name string) named {
 
 func (r *reader) readParameters(p *plugin, spec *pluginSpec) {
 	path, before := join(p.path, "parameters"), len(r.problems)+r.more
+	for field, instead := range movedFields[p.row.Type] {
+		r.moved[join(path, field)] = instead
+	}
 	if spec.Parameters.Kind != 0 {
 		r.decode(&spec.Parameters, path, reflect.ValueOf(p.params).Elem())
 	}
