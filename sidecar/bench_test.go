@@ -272,16 +272,16 @@ func TestStreamHoldsNoBody(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); h.ServeHTTP(w, r) }()
 	wait(t, w.came, "the first event")
-	if kept := heap() - before; kept > 4<<20 {
-		t.Errorf("%d bytes are in memory for a prompt of %d while its answer streams", kept, len(prompt))
-	}
+	// The goroutine that wrote the leg's last bytes may still hold their segment when the answer arrives, but not for long.
+	until(t, "the prompt is not in memory while its answer streams", func() bool { return heap()-before < 4<<20 })
 	leave()
 	wait(t, ended, "the end")
 	runtime.KeepAlive(prompt)
 }
 
-// heap returns how many bytes of the heap are live.
+// heap returns how many bytes of the heap are live. What is in a sync.Pool survives one collection.
 func heap() int64 {
+	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
