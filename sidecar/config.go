@@ -50,6 +50,7 @@ type Prefill struct {
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
 	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
+	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
 	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
@@ -129,7 +130,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		n    int
 	}{
 		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
-		{"prefill-block-size", c.Prefill.BlockSize}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
+		{"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
 	} {
 		if n.n < 0 {
 			report(n.flag, "must not be negative")

@@ -51,7 +51,7 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 // finish records what happened.
 func (s *Server) finish(x *handoff.Exchange) {
 	phases := x.End()
-	s.metrics.request(x.Decision, x.Status, phases)
+	s.metrics.request(x, phases)
 	s.log.Debug("request served", "request_id", x.ID, "decision", x.Decision.String(), "status", x.Status,
 		"state", x.State(), "timing", timingValue{phases}, "error", x.Failure)
 }

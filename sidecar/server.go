@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gorilla/mux"
 	"github.com/prometheus/client_golang/prometheus"
@@ -74,7 +75,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, s.strips, t.Log)
-	s.metrics = newMetrics(t.Metrics, s.budget.Left, s.open, s.intake.Buffered)
+	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})

@@ -76,6 +76,7 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 
 func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.legs.Metrics.Retries.WithLabelValues("prefill", e.cause).Inc()
+	x.legs.Metrics.Links.Unread(target.String(), linkPrefill)
 	x.legs.warnings.Warn("prefill leg failed", "request_id", x.ID, "target", target.String(), "cause", e.cause, "error", e.err)
 }
 

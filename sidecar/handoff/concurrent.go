@@ -317,8 +317,17 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 		return p.decodeFailed(cause, err)
 	}
 	p.beginAnswer()
+	x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), p.pulled(resp))
 	defer p.endAnswer()
 	return "", x.Relay(resp, a)
+}
+
+// pulled returns how long decode took for a stream's first event after prefill had ended; 0 if that is not known.
+func (p *legPair) pulled(resp *http.Response) time.Duration {
+	if p.prefilled == nil || !relay.IsEventStream(resp.Header) {
+		return 0
+	}
+	return time.Since(p.prefilled.at)
 }
 
 // endAnswer ends an attempt whose answer went to the client. If the answer broke off, both engines abort. Otherwise prefill's

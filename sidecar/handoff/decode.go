@@ -80,6 +80,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 func (x *Exchange) tooLate() pd.Reason {
 	x.legs.warnings.Warn("hand-off too old", "request_id", x.ID, "age", x.handoff.age, "limit", x.handoff.of.(dialect.Leased).Trust())
 	x.legs.Metrics.Retries.WithLabelValues("decode", "late").Inc()
+	x.legs.Metrics.Links.Unread(x.target, linkLate)
 	return pd.HandoffLate
 }
 
@@ -138,6 +139,7 @@ func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	x.Failure = err
 	x.legs.localEngine.doubt()
 	x.legs.Metrics.Retries.WithLabelValues("decode", cause).Inc()
+	x.legs.Metrics.Links.Unread(x.target, cause)
 	x.legs.warnings.Warn("decode leg failed", "request_id", x.ID, "cause", cause, "error", err)
 	return pd.TransferFailed
 }
@@ -178,6 +180,7 @@ func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
 	defer a.Free()
 	if _, err := a.Peek(); err == nil || err == io.EOF {
 		x.handoff.hold.End()
+		x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), 0)
 		return "", x.Relay(resp, a)
 	} else if x.Context.Err() == nil {
 		x.releaseInDoubt()
@@ -207,6 +210,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	switch {
 	case err == nil && !late:
 		x.handoff.hold.End()
+		x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), time.Since(g.sent))
 		return "", x.Relay(resp, a)
 	case x.Context.Err() != nil:
 		return "", x.interruptedDecode()

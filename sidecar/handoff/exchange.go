@@ -73,7 +73,7 @@ func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, star
 	ctx, span := legs.tracing.request(r, api, start)
 	x.span = span
 	x.Context, x.cancel = context.WithCancelCause(ctx)
-	x.ReadUsage = span.IsRecording()
+	x.ITL, x.Trace = legs.Metrics.ITL, exemplar(span)
 	w.Header().Set("X-Request-Id", x.ID)
 	x.Body.Begin(x.Context, w, r, legs.Intake.BodyPause)
 	return x

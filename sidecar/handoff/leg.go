@@ -17,6 +17,7 @@ import (
 type leg struct {
 	cancel context.CancelCauseFunc
 	ctx    context.Context
+	sent   time.Time
 	stream bool          // the engine sends the headers when it has admitted the leg
 	settle time.Duration // how long the engine must have a leg that is no stream before it may be cancelled
 
@@ -34,7 +35,7 @@ type legResult struct {
 
 // startLeg sends a decode leg that reads a hand-off. The caller must take its result, or call cancelDelivered.
 func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, header http.Header, l request.Payload) (*leg, error) {
-	g := &leg{wrote: make(chan struct{}), result: make(chan legResult, 1)}
+	g := &leg{sent: time.Now(), wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	if r, ok := of.(dialect.Releaser); ok {
 		g.settle = r.Settle()
 	}

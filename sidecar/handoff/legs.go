@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/pd/loglimit"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
+	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -65,6 +66,8 @@ type Metrics struct {
 	Releases   *prometheus.CounterVec // by way, result
 	Stranded   prometheus.Counter
 	Inflight   *prometheus.GaugeVec // by role
+	ITL        *relay.ByVerdict
+	Links      *Links
 }
 
 func (m *Metrics) leg(name string, status int, took time.Duration) {

@@ -55,6 +55,14 @@ func (h *pending) pins(status int) bool {
 	return pinned(h.of)
 }
 
+// blocks returns how many KV blocks the hand-off has, 0 if its protocol does not tell.
+func (h *pending) blocks() int {
+	if sized, ok := h.of.(dialect.Sized); ok {
+		return sized.Blocks()
+	}
+	return 0
+}
+
 // cached returns the count of cached tokens that replaces decode's. ok is false if decode's count is right, or decode has not
 // answered.
 func (h *pending) cached() (tokens int64, ok bool) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
@@ -41,6 +42,15 @@ func (t tracing) request(r *http.Request, api pd.API, start time.Time) (context.
 		span.SetAttributes(attribute.String("tandem.api", api.String()))
 	}
 	return ctx, span
+}
+
+// exemplar returns the label that links observations to the trace of a span, nil if no collector gets that trace.
+func exemplar(span trace.Span) prometheus.Labels {
+	c := span.SpanContext()
+	if !c.IsSampled() || !c.HasTraceID() {
+		return nil
+	}
+	return prometheus.Labels{"trace_id": c.TraceID().String()}
 }
 
 // leg begins the span of one leg, a child of the server span, and writes it into the leg's headers.

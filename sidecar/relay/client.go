@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/sidecar/transport"
@@ -34,9 +36,9 @@ type Client struct {
 	TE       []string // the client's TE header
 	Plan     *pd.Plan // nil: no Tandem picker has planned the request
 	Rename   *pd.Rename
-	// ReadUsage makes the relay read the usage, for a trace, even if nothing else needs it.
-	ReadUsage bool
-	Log       *slog.Logger
+	ITL      *ByVerdict        // gets the pauses of streams; nil: they are not observed
+	Trace    prometheus.Labels // the exemplar of observations: the request's trace; nil if it is not sampled
+	Log      *slog.Logger
 	Report
 
 	sent     pd.Phase // the first phase that was not complete when the answer's headers were sent
@@ -50,6 +52,7 @@ type Report struct {
 	Clock    pd.PhaseClock
 	Status   int // sent to the client; 0 = none
 	Usage    body.Usage
+	Streamed bool // an event with tokens has been sent
 	End      pd.End
 	Failure  error // why the client did not get the answer it asked for
 	// RetryElsewhere says that the engine died during this request. The client gets the engine's error only if no other

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -32,7 +33,7 @@ func FuzzEventPipe(f *testing.F) {
 		p := &eventPipe{c: c, events: body.Events{Limit: MaxEvent}}
 		for rest := stream; len(rest) > 0; {
 			n := min(len(rest), int(size)+1)
-			if err := p.pass(rest[:n]); err != nil {
+			if err := p.pass(rest[:n], time.Time{}); err != nil {
 				t.Fatal(err)
 			}
 			rest = rest[n:]

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -13,10 +14,15 @@ import (
 // relayStream passes on complete events only, as they arrive, so that an error event can follow at any time.
 func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 	p := &eventPipe{c: c, events: body.Events{Limit: MaxEvent}}
+	if c.ITL != nil {
+		p.pauses.to = c.ITL[c.Decision.Verdict]
+	}
+	defer func() { p.pauses.end(c.Trace) }()
 	if a.first != nil {
-		c.Clock.Enter(pd.PhaseDecode, time.Now())
+		now := time.Now()
+		c.Clock.Enter(pd.PhaseDecode, now)
 		c.sendHeaders(resp, true)
-		if err := p.pass(a.first); err != nil {
+		if err := p.pass(a.first, now); err != nil {
 			return c.brokenPipe(resp, err)
 		}
 		a.first = nil
@@ -26,8 +32,9 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 		if err != nil {
 			return c.endEvents(resp, p, err)
 		}
-		c.Clock.Enter(pd.PhaseDecode, time.Now())
-		if err := p.pass(chunk); err != nil {
+		now := time.Now()
+		c.Clock.Enter(pd.PhaseDecode, now)
+		if err := p.pass(chunk, now); err != nil {
 			return c.brokenPipe(resp, err)
 		}
 		a.Skip()
@@ -39,18 +46,28 @@ type eventPipe struct {
 	c      *Client
 	events body.Events
 	usage  body.UsageReader
+	pauses pauses
+	tokens bool // an event with tokens has passed since the last read
 	done   bool // a [DONE] event has passed
 	failed bool // an error event has passed
 }
 
-// pass writes the events that end in chunk, in one write. The error is that of writing.
-func (p *eventPipe) pass(chunk []byte) error {
+// pass writes the events that end in chunk, in one write. The chunk was read at now. The error is that of writing.
+func (p *eventPipe) pass(chunk []byte, now time.Time) error {
+	p.tokens = false
 	if err := p.events.Feed(chunk, p.event); err != nil {
 		return err
 	}
 	p.c.flush()
+	if p.tokens {
+		p.c.Streamed = true
+		p.pauses.arrived(now)
+	}
 	return nil
 }
+
+// noChoices is in the event that ends a stream with its usage, and has no token.
+var noChoices = []byte(`"choices":[]`)
 
 func (p *eventPipe) event(e body.Event) error {
 	switch {
@@ -59,14 +76,16 @@ func (p *eventPipe) event(e body.Event) error {
 	case e.Error():
 		p.failed = true
 	}
-	raw := e.Raw
+	raw, tokens := e.Raw, len(e.Data) > 0 && !p.done
 	if u, ok := p.usage.Event(e.Data); ok {
+		tokens = !bytes.Contains(e.Data, noChoices)
 		p.c.Usage = p.c.Usage.Merge(u)
 		if p.c.correctsUsage() {
 			raw = correctEvent(e, p.c.cached)
 			p.c.Usage.Cached = p.c.cached
 		}
 	}
+	p.tokens = p.tokens || tokens && !p.failed
 	_, err := p.c.Writer.Write(raw)
 	return err
 }

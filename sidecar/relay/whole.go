@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -12,6 +13,9 @@ import (
 
 // MaxBuffered is the largest answer that is buffered to read or correct its end (bytes).
 const MaxBuffered = 8 << 20
+
+// usageReaders are of *body.UsageReader, whose scanner has memory that is worth keeping.
+var usageReaders = sync.Pool{New: func() any { return new(body.UsageReader) }}
 
 // relayWhole passes on an answer that is not an event stream. Its headers wait for its first byte, so that they can report
 // the time to it, and an answer that breaks off before it can be refused. It is buffered only if its end must be reported or
@@ -25,9 +29,10 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 		return c.relayBuffered(resp, a)
 	}
 	c.sendHeaders(resp, false)
-	var usage body.UsageReader
+	usage := usageReaders.Get().(*body.UsageReader)
+	defer usageReaders.Put(usage)
 	usage.Reset()
-	if err := c.copyAnswer(a, &usage); err != nil {
+	if err := c.copyAnswer(a, usage, !Encoded(resp.Header)); err != nil {
 		c.Failure = err
 		panic(http.ErrAbortHandler) // half an answer must not look complete
 	}
@@ -52,9 +57,8 @@ func (c *Client) brokeOff(err error) error {
 	return refusal
 }
 
-// copyAnswer copies the answer to the client as it arrives. usage is for a trace, and may be nil.
-func (c *Client) copyAnswer(a *Answer, usage *body.UsageReader) error {
-	read := c.ReadUsage
+// copyAnswer copies the answer to the client as it arrives, and reads its usage if read is true.
+func (c *Client) copyAnswer(a *Answer, usage *body.UsageReader, read bool) error {
 	for {
 		chunk, err := a.Peek()
 		if err == io.EOF {
@@ -85,7 +89,8 @@ func (c *Client) relayBuffered(resp *http.Response, a *Answer) error {
 		return c.brokeOff(err)
 	}
 	rest := len(whole) > MaxBuffered
-	var usage body.UsageReader
+	usage := usageReaders.Get().(*body.UsageReader)
+	defer usageReaders.Put(usage)
 	if u, ok := usage.Event(whole); ok {
 		c.Usage = u
 		if c.correctsUsage() {

@@ -94,12 +94,12 @@ func end(server *http.Server) {
 	}
 }
 
-// Operations serves /metrics from the registry, /livez always, and /readyz: 200 while ready returns nil, else 503 with the
+// Operations serves /metrics from the registry, in OpenMetrics, which has exemplars, to scrapers that accept it; /livez always, and /readyz: 200 while ready returns nil, else 503 with the
 // reason. Each of the details that is not empty adds a line to /readyz, for conditions that do not keep the program from
 // serving but should be known.
 func Operations(metrics prometheus.Gatherer, ready func() error, details ...func() string) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "ok")
 	})
