@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -92,6 +93,7 @@ func TestCommandLine(t *testing.T) {
 		{"library without transport nixl", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
 		{"unknown transport", []string{"demo", "--transport=rdma"}, 2, "", "tcp, nixl"},
 		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
+		{"too many pairs", []string{"demo", "--pairs=101"}, 3, "", "pairs: must be from 0 to 100, got 101"},
 		{"unknown proxy", []string{"demo", "--proxy=nginx"}, 2, "", "auto, envoy, gateway"},
 		{"page cannot be written", []string{"demo", "--report", filepath.Join(t.TempDir(), "no", "page.html")}, 3, "", "report: the page cannot be written"},
 		{"negative time", []string{"demo", "--timeout=-1s"}, 3, "", "timeout: -1s is not a positive time"},
@@ -129,7 +131,7 @@ var promises = []string{"every request answered", "decisions as expected", "pods
 
 func TestDemo(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
-	got := tandem(t.Context(), "demo", "--bin-dir", programs, "--rounds=3", "--report", page)
+	got := tandem(t.Context(), "demo", "--bin-dir", programs, "--rounds=3", "--pairs=0", "--report", page)
 	if got.code != 0 || got.stderr != "" {
 		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
@@ -172,7 +174,7 @@ func TestDemoOverNIXL(t *testing.T) {
 
 func demoJSON(t *testing.T, args ...string) (result, report.Data) {
 	t.Helper()
-	got := tandem(t.Context(), append([]string{"demo", "--json", "--bin-dir", programs, "--proxy=gateway"}, args...)...)
+	got := tandem(t.Context(), append([]string{"demo", "--json", "--bin-dir", programs, "--proxy=gateway", "--pairs=0"}, args...)...)
 	var d report.Data
 	if err := json.Unmarshal([]byte(got.stdout), &d); err != nil {
 		t.Fatalf("reading the report: %v; exit %d: %s", err, got.code, got.stderr)
@@ -221,6 +223,32 @@ func TestDemoJSON(t *testing.T) {
 		if r := d.Requests[w.Request-1]; w.Explanation.Decision != r.Decision || string(w.Explanation.Reason) != r.Reason || w.Explanation.Trace == nil {
 			t.Errorf("%s %+v does not explain %+v", w.Question, w.Explanation, r)
 		}
+	}
+}
+
+func TestDemoCompares(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
+	got, d := demoJSON(t, "--rounds=1", "--pairs=1")
+	if got.code != 0 || brokenPromises(&d) != nil || len(d.Promises) != len(promises)+1 {
+		t.Fatalf("exit %d: %s\n%+v", got.code, got.stderr, d.Promises)
+	}
+	var kinds [2]map[string]int
+	for i, side := range d.Comparison.Sides {
+		if len(side.Rounds) != 1 {
+			t.Fatalf("%d rounds of %s", len(side.Rounds), side.Name)
+		}
+		kinds[i] = map[string]int{}
+		for _, x := range side.Rounds[0].Samples {
+			kinds[i][x.Kind]++
+			if x.TTFT <= 0 || len(x.ITL) < 2 {
+				t.Errorf("%s: %+v", side.Name, x)
+			}
+		}
+	}
+	if !maps.Equal(kinds[0], kinds[1]) || len(kinds[0]) != 2 {
+		t.Errorf("one side got %v, the other %v", kinds[0], kinds[1])
 	}
 }
 

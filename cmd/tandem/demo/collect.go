@@ -12,6 +12,9 @@ import (
 // data converts the evidence to the data of a report, with the promises judged.
 func (e *evidence) data() *report.Data {
 	d := &report.Data{Title: "Tandem demo", Started: e.started, Stack: e.stack, Load: e.load, Why: e.why(), Promises: e.judge(), KVMoved: e.pulled.bytes}
+	if e.compared != nil {
+		d.Comparison = &e.compared.data
+	}
 	for i := range e.exchanges {
 		d.Requests = append(d.Requests, e.exchanges[i].request(i+1, e.started))
 	}

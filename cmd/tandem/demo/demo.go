@@ -28,19 +28,25 @@ type settings struct {
 	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars notify them: Tandem's own TCP, or the real NIXL library (needs programs of make nixl)"`
 	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
 	Rounds    int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
+	Pairs     int           `flag:"pairs" help:"how often local prefill is compared with P/D on the same engines, in rounds of some seconds; 0: not at all. Below 6 there is no verdict"`
 	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
 	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`
 	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator"`
 }
 
-// maxRounds takes about a quarter of an hour.
-const maxRounds = 1000
+const (
+	// maxRounds takes about a quarter of an hour.
+	maxRounds = 1000
+	// maxPairs takes about ten minutes.
+	maxPairs = 100
+)
 
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Timeout > 0, "timeout", "%v is not a positive time", s.Timeout)
 	p.Require(s.Rounds >= 1 && s.Rounds <= maxRounds, "rounds", "must be from 1 to %d, got %d", maxRounds, s.Rounds)
+	p.Require(s.Pairs >= 0 && s.Pairs <= maxPairs, "pairs", "must be from 0 to %d, got %d", maxPairs, s.Pairs)
 	p.Require(s.Library == "" || s.Transport == stack.TransportNIXL, "nixl-library", "has no effect with --transport %s: leave it out", s.Transport)
 	if s.Report != "" { // fail now, not after the run
 		_, err := os.Stat(filepath.Dir(s.Report))
@@ -51,7 +57,7 @@ func (s *settings) Validate(p *boot.Problems) {
 // Run runs the command. The error is an Exit with CodeMissing if a program, the requested proxy or the requested transport
 // is missing. If the proof fails, the error names the broken promises and means CodeFailed.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Timeout: time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8}
+	s := settings{Timeout: 2 * time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8, Pairs: 6}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
@@ -98,7 +104,15 @@ func (s *settings) findPrograms() error {
 	return nil
 }
 
-// perform starts a stack, sends it the workload, ends it, and judges the results.
+// proxy returns the proxy as stack.PDOptions name it.
+func (s *settings) proxy() string {
+	if s.Proxy == "auto" {
+		return ""
+	}
+	return s.Proxy
+}
+
+// perform starts a stack, sends it the workload and ends it. Then it compares local prefill with P/D, and judges the results.
 func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %v (see --timeout)", s.Timeout))
 	defer cancel()
@@ -121,6 +135,14 @@ func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, e
 		return nil, errors.Join(err, seen.ended)
 	}
 	st.namePods(seen.exchanges)
+	if s.Pairs > 0 {
+		var ended error
+		line.say("starting engines for the comparison of local prefill with P/D …")
+		if seen.compared, ended, err = compareSides(ctx, s, line); err != nil {
+			return nil, fmt.Errorf("comparing local prefill with P/D: %w", errors.Join(err, ended))
+		}
+		seen.ended = errors.Join(seen.ended, ended)
+	}
 	return seen.data(), nil
 }
 

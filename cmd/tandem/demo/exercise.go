@@ -47,7 +47,8 @@ type evidence struct {
 	pulled     pulls
 	lost       lostLeg
 	blockBytes int64
-	ended      error // how the programs ended
+	compared   *comparison // nil: not measured
+	ended      error       // how the programs ended
 }
 
 // exercise sends all requests: the first round one after the other, so that the pulled KV can be attributed to requests,

@@ -21,15 +21,19 @@ const (
 	promiseStranded  = "blocks stranded"
 	promiseLost      = "hand-off of a failed decode leg released at once"
 	promisePhases    = "phases add up to the measured time"
+	promiseCompared  = "comparison served as meant"
 	promiseEnd       = "everything started has ended"
 )
 
 // judge compares the evidence with the promises.
 func (e *evidence) judge() []report.Promise {
-	return []report.Promise{
+	all := []report.Promise{
 		e.judgeAnswers(), e.judgeDecisions(), e.judgePods(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(),
-		e.judgeEnd(),
 	}
+	if e.compared != nil {
+		all = append(all, e.judgeComparison())
+	}
+	return append(all, e.judgeEnd())
 }
 
 func promise(name string, kept bool, format string, args ...any) report.Promise {

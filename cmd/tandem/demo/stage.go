@@ -70,12 +70,8 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 	if s.spans, err = collectSpans(); err != nil {
 		return err
 	}
-	proxy := with.Proxy
-	if proxy == "auto" {
-		proxy = ""
-	}
 	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
-		Threshold: threshold, Proxy: proxy, Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
+		Threshold: threshold, Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,8 @@ type Data struct {
 	Why      []Why        `json:"why"`      // decisions with their numbers
 	Promises []Promise    `json:"promises"` // the proof
 	KVMoved  int64        `json:"kv_bytes"` // bytes of KV cache that all requests together pulled; -1 if unknown
+
+	Comparison *Comparison `json:"comparison,omitempty"` // of local prefill with P/D; nil if it was not measured
 }
 
 // Request is one request and its result.

@@ -36,6 +36,7 @@ type page struct {
 	Reasons                          chart
 	Whys                             []why
 	Load                             load
+	Comparison                       *duel
 	Requests                         [][]string // cells by requestColumns
 }
 
@@ -83,7 +84,7 @@ func newPage(d *Data) *page {
 		Policy: stylePolicy(), Style: template.CSS(styleText), Kept: broken(d) == 0 && len(d.Promises) > 0,
 		Stack: d.Stack, Promises: d.Promises, Tiles: tiles(d),
 		Latency: newLatency(d), Phases: phaseChart(d),
-		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Requests: requestRows(d),
+		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Comparison: newDuel(d.Comparison), Requests: requestRows(d),
 	}
 	for _, e := range examples(d) {
 		p.Waterfalls = append(p.Waterfalls, newFlow(e))

@@ -77,6 +77,14 @@ func hostile() *Data {
 	d.Why = append(d.Why, Why{Question: evil}, Why{Explanation: &epp.Explanation{Decider: epp.DeciderNumbers{Tokens: -5,
 		Uncached: -5, Parameters: math.NaN()},
 		Refusal: &epp.RefusalSummary{Status: 400, Message: evil}}})
+	c := d.Comparison
+	c.About, c.Goal, c.Step = []string{evil, long}, Goal{math.NaN(), math.Inf(1)}, math.Inf(-1)
+	c.Sides[0].Name, c.Sides[1].Name = evil, long
+	for i := range c.Sides[0].Rounds {
+		r := &c.Sides[0].Rounds[i]
+		r.Seconds = 0
+		r.Samples = append(r.Samples, Sample{Kind: evil + long, Late: math.NaN(), TTFT: math.Inf(1), ITL: []float64{math.NaN(), -1}, Failure: evil})
+	}
 	d.Promises = append(d.Promises, Promise{Name: evil, Found: evil + long})
 	return d
 }
@@ -246,6 +254,7 @@ func TestPageContents(t *testing.T) {
 		"usual request":  {page, "The remote request with the median TTFT"},
 		"slow request":   {page, "The slowest request, by TTFT"},
 		"pods":           {page, ", prefilled on prefill-"},
+		"comparison":     {page, "P/D pays here in ITL p99 ("},
 		"whole answers":  {page, "Answers in one piece (E2E)"},
 		"table":          {page, "Table of 90 requests"},
 		"broken promise": {failed, "BROKEN: 1 of 5 promises."},

@@ -14,7 +14,7 @@ import (
 // sample returns a run as a stack might produce it: n requests of every class, the same for the same seed.
 func sample(seed uint64, n int) *Data {
 	d := unsampled(seed, n)
-	d.Load = sampleLoad(d)
+	d.Load, d.Comparison = sampleLoad(d), sampleComparison(seed)
 	return d
 }
 

@@ -26,6 +26,9 @@ func Text(w io.Writer, d *Data) error {
 		textWaterfall(&b, s)
 	}
 	textReasons(&b, d)
+	if d.Comparison != nil {
+		textComparison(&b, d.Comparison)
+	}
 	textFailed(&b, d)
 	textProof(&b, d)
 	if _, err := w.Write(b.Bytes()); err != nil {
