@@ -28,10 +28,11 @@ var comparedFlags = []string{"--model=" + comparedModel, "--block-size=" + strco
 // comparedGoal is what a client wants of a request: an answer that begins soon and never halts for a time that a reader notices.
 var comparedGoal = report.Goal{TTFT: 1000, Gap: 100}
 
-// kind is one kind of request of the compared load, with a Poisson process of arrivals.
+// kind is one kind of request of the compared load. Its arrivals are a Poisson process of which every round has the expected
+// number, so that rounds differ less.
 type kind struct {
 	name    string
-	rate    float64 // arrivals a second
+	rate    int // arrivals a second
 	prompt  int     // tokens
 	answer  int     // tokens
 	verdict pd.Verdict
@@ -40,12 +41,12 @@ type kind struct {
 // kinds are the compared load: long prompts arrive while streams decode. The long prompts keep two prefill engines busy for two
 // thirds of the time.
 var kinds = []kind{
-	{"streams", 10, 128, 64, pd.Local},
-	{"long prompts", 4, 4000, 32, pd.Remote},
+	{"streams", 10, 128, 48, pd.Local},
+	{"long prompts", 4, 4000, 16, pd.Remote},
 }
 
-// comparedSpan is the time in which the requests of a round arrive.
-const comparedSpan = 2 * time.Second
+// comparedSeconds is the time in which the requests of a round arrive.
+const comparedSeconds = 2
 
 // call is one request of a round.
 type call struct {
@@ -62,12 +63,12 @@ func calls(pair, side int) ([]call, error) {
 	var all []call
 	for i := range kinds {
 		k := &kinds[i]
-		for due := arrivals.ExpFloat64() / k.rate; due < comparedSpan.Seconds(); due += arrivals.ExpFloat64() / k.rate {
+		for range k.rate * comparedSeconds {
 			body, err := k.body(tokens)
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, call{k, time.Duration(due * float64(time.Second)), body})
+			all = append(all, call{k, time.Duration(arrivals.Float64() * float64(comparedSeconds*time.Second)), body})
 		}
 	}
 	return all, nil
@@ -207,10 +208,10 @@ func (c *contest) measure(ctx context.Context, pairs int, line *progress) (*comp
 func (c *contest) describe(m model.Model) report.Comparison {
 	d := report.Comparison{Step: m.StepMs, Goal: comparedGoal, About: []string{
 		fmt.Sprintf("the same %d engines, simulated: %s", prefillEngines+decodeEngines, comparedModel),
-		fmt.Sprintf("open loop, Poisson arrivals for %v a round", comparedSpan),
+		fmt.Sprintf("open loop, random arrivals for %d s a round", comparedSeconds),
 	}}
 	for _, k := range kinds {
-		d.About = append(d.About, fmt.Sprintf("%s: %g a second, %d tokens in, %d out", k.name, k.rate, k.prompt, k.answer))
+		d.About = append(d.About, fmt.Sprintf("%s: %d a second, %d tokens in, %d out", k.name, k.rate, k.prompt, k.answer))
 	}
 	for i, s := range c.sides {
 		d.Sides[i].Name = s.name
@@ -244,7 +245,7 @@ func (s *side) run(ctx context.Context, round []call) []measured {
 }
 
 func (c *comparison) add(s *side, which int, all []measured) {
-	round := report.Round{Seconds: comparedSpan.Seconds()}
+	round := report.Round{Seconds: comparedSeconds}
 	for i := range all {
 		m := &all[i]
 		c.of++

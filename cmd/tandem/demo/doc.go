@@ -8,5 +8,9 @@
 // Last, the demo makes a decode leg fail, so that the sidecar has to release the hand-off. Then it ends all processes. With
 // --transport nixl the real NIXL library moves the KV.
 //
-// The demo does not measure performance, build programs or draw pictures.
+// After that the demo compares local prefill with P/D. The same engines get the same load through two stacks in turns: through
+// one in which each engine decodes, and through one in which half of them prefill for the others. The engines are simulated, so
+// the figures are those of a model; how late requests are sent tells whether the machine kept up with it.
+//
+// The demo does not measure the performance of Tandem, build programs or draw pictures.
 package demo
