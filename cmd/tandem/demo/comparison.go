@@ -33,8 +33,8 @@ var comparedGoal = report.Goal{TTFT: 1000, Gap: 100}
 type kind struct {
 	name    string
 	rate    int // arrivals a second
-	prompt  int     // tokens
-	answer  int     // tokens
+	prompt  int // tokens
+	answer  int // tokens
 	verdict pd.Verdict
 }
 
