@@ -205,6 +205,13 @@ const clipped = `[...document.querySelectorAll(".scroll")]
 	.filter(e => e.querySelector(innerWidth < 768 ? ".candidates" : "table:not(.requests)") && e.scrollWidth > e.clientWidth)
 	.map(e => e.getAttribute("aria-label") + ": " + e.scrollWidth + " of " + e.clientWidth + " px")`
 
+// torn lists the headings of one word that take more than one line.
+const torn = `[...document.querySelectorAll(".candidates thead th")].filter(e => {
+	const text = document.createRange();
+	text.selectNodeContents(e);
+	return /^\w+$/.test(e.textContent) && text.getClientRects().length > 1;
+}).map(e => e.textContent)`
+
 // colliding lists texts in drawings that overlap.
 const colliding = `[...document.querySelectorAll("svg")].flatMap(svg => {
 	const texts = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
@@ -229,6 +236,7 @@ func TestPageInBrowser(t *testing.T) {
 					checkPage(b, width)
 					if !strings.HasSuffix(name, "hostile") { // whose words are longer than any screen is wide
 						b.mustHaveNone("is clipped", clipped)
+						b.mustHaveNone("is torn", torn)
 					}
 					if !strings.HasSuffix(name, "hostile") { // that page is too long for a picture
 						b.screenshot(fmt.Sprintf("%s-%s-%d.png", name, scheme, width))
