@@ -16,13 +16,13 @@ import (
 
 // The run that counts: go test ./e2e/chaos -run 'TestChaos$' -v -timeout 10m -chaos.seed=1 -chaos.for=2m -chaos.requests=10000
 var (
-	chaosSeed     = flag.Uint64("chaos.seed", 1, "what TestChaos does follows from it: the same seed gives the same actions and requests")
+	chaosSeed     = flag.Uint64("chaos.seed", 1, "seed of TestChaos: the same seed gives the same actions and requests")
 	chaosFor      = flag.Duration("chaos.for", 8*time.Second, "how long TestChaos has things go wrong")
 	chaosRequests = flag.Int("chaos.requests", 500, "how many requests TestChaos sends meanwhile")
 )
 
 // TestChaos sends a mixed load through Envoy while engines, sidecars, their keepers and one of two pickers are killed, stopped,
-// restarted, slowed, cut and refused. As long as a pod of each role is well, no client may notice, but by
+// restarted, slowed, cut and refused. As long as a pod of each role works, clients may see only
 //
 //   - a stream that its decode engine broke off after its beginning: it ends with a well-formed error event. When the sidecar
 //     is killed, no sidecar is left to write one, and Envoy ends the connection in the middle of the stream, or answers 502 if it
@@ -36,12 +36,12 @@ func TestChaos(t *testing.T) {
 	plan := planChaos(*chaosSeed, *chaosFor, size)
 	c := newChaosStack(t, size)
 	c.awaitPickers(t)
-	idle := c.use(t)
+	idle := c.holdings(t)
 	load := &chaosLoad{f: c.Fleet, seed: *chaosSeed}
 	warmup := max(50, *chaosRequests/20)
 	load.run(t.Context(), 0, warmup, time.Duration(float64(*chaosFor)*float64(warmup)/float64(*chaosRequests)))
-	c.rest(t)
-	warm := c.use(t)
+	c.awaitIdle(t)
+	warm := c.holdings(t)
 
 	t.Logf("seed %d:\n%s", *chaosSeed, lines(plan))
 	ctx, stop := context.WithCancel(t.Context())
@@ -53,13 +53,13 @@ func TestChaos(t *testing.T) {
 	done := c.follow(t, plan)
 	loading.Wait()
 	took := time.Since(began)
-	c.rest(t)
+	c.awaitIdle(t)
 	c.mustSettle(t, idle, warm)
 	c.mustHaveKeepers(t)
 
 	r := chaosReport{load: load, done: done, counts: c.counts(t), strands: c.strands}
-	r.kept, r.dropped = c.settleLosses(done)
-	t.Log(r.table(took, idle, warm, c.use(t)))
+	r.kept, r.dropped = c.assessLosses(done)
+	t.Log(r.table(took, idle, warm, c.holdings(t)))
 	r.check(t)
 	if t.Failed() {
 		t.Logf("again: go test ./e2e/chaos -run 'TestChaos$' -chaos.seed=%d -chaos.for=%v -chaos.requests=%d", *chaosSeed, *chaosFor, *chaosRequests)
@@ -74,20 +74,20 @@ func lines[T fmt.Stringer](list []T) string {
 	return b.String()
 }
 
-// chaosReport is what came of a run.
+// chaosReport has the results of a run.
 type chaosReport struct {
 	load    *chaosLoad
 	done    []chaosDone
 	counts  chaosCounts
 	strands map[string]int // how many hand-offs may be stranded, by cause
-	kept    int            // how many, at most, only a keeper could release, and had to
-	dropped int64          // how many of those it did not
+	kept    int            // how many hand-offs, at most, a keeper had to release
+	dropped int64          // how many of those it did not release
 }
 
-// during reports whether one of the actions struck in a time.
-func (r *chaosReport) during(res chaosResult, struck func(a chaosAction) bool) bool {
+// during reports whether one of the actions was under way while a call ran.
+func (r *chaosReport) during(res chaosResult, is func(a chaosAction) bool) bool {
 	return slices.ContainsFunc(r.done, func(d chaosDone) bool {
-		return struck(d.action) && d.begin.Before(res.end) && (d.end.IsZero() || d.end.After(res.begin))
+		return is(d.action) && d.begin.Before(res.end) && (d.end.IsZero() || d.end.After(res.begin))
 	})
 }
 
@@ -103,7 +103,7 @@ func decodeBrokeOff(a chaosAction) bool {
 	return (a.kind == chaosKill || a.kind == chaosCut) && strings.HasPrefix(a.target, "decode")
 }
 
-// history is what went wrong while a call ran, and shortly before; times count from its beginning.
+// history lists the actions while a call ran, and shortly before. Times count from the call's beginning.
 func (r *chaosReport) history(res chaosResult) string {
 	var b strings.Builder
 	since := func(at time.Time) time.Duration { return at.Sub(res.begin).Round(time.Millisecond) }
@@ -116,7 +116,7 @@ func (r *chaosReport) history(res chaosResult) string {
 	return b.String()
 }
 
-// check fails the test for what no client, and no engine, may see.
+// check fails the test for answers, reads and lost hand-offs that no action explains.
 func (r *chaosReport) check(t *testing.T) {
 	t.Helper()
 	budget, picks := 0, 0
@@ -136,7 +136,7 @@ func (r *chaosReport) check(t *testing.T) {
 			ok = false
 		}
 		if !ok {
-			t.Errorf("%s %s (%s, %v, stream %v, large %v): %s\n%s", res.call.id, res.how, res.call.manner, res.call.API, res.call.Stream,
+			t.Errorf("%s %s (%s, %v, stream %v, large %v): %s\n%s", res.call.id, res.how, res.call.behaviour, res.call.API, res.call.Stream,
 				res.call.large, res.detail, r.history(res))
 		}
 	}
@@ -150,16 +150,16 @@ func (r *chaosReport) check(t *testing.T) {
 	if r.counts.stale != 0 || r.counts.foreign != 0 {
 		t.Errorf("%d stale and %d foreign reads", r.counts.stale, r.counts.foreign)
 	}
-	// What a sidecar could not release it has counted, unless it was killed itself, or its client has left meanwhile.
-	untold, told := r.strands[sidecarKilled]+r.strands[prefillCut], r.strands[decodeGone]+r.strands[decodeCut]+r.strands[prefillCut]
-	if r.counts.expired > r.counts.untold+int64(untold) {
-		t.Errorf("%d hand-offs expired, %d of which sidecars know, want at most %d others: %v", r.counts.expired, r.counts.untold, untold, r.strands)
+	// A sidecar counts each hand-off that it failed to release, unless it was killed itself, or its client left meanwhile.
+	unknown, most := r.strands[sidecarKilled]+r.strands[prefillCut], r.strands[decodeGone]+r.strands[decodeCut]+r.strands[prefillCut]
+	if r.counts.expired > r.counts.stranded+int64(unknown) {
+		t.Errorf("%d hand-offs expired, %d of which sidecars know, want at most %d others: %v", r.counts.expired, r.counts.stranded, unknown, r.strands)
 	}
 	if r.dropped > 0 {
-		t.Errorf("sidecars could not give %d hand-offs back when decode was gone, and their keepers and prefill were well", r.dropped)
+		t.Errorf("sidecars could not release %d hand-offs when decode was lost, and their keepers and prefill were up", r.dropped)
 	}
-	if r.counts.untold > int64(told) {
-		t.Errorf("sidecars could not give %d hand-offs back, want at most %d: %v", r.counts.untold, told, r.strands)
+	if r.counts.stranded > int64(most) {
+		t.Errorf("sidecars could not release %d hand-offs, want at most %d: %v", r.counts.stranded, most, r.strands)
 	}
 }
 
@@ -191,7 +191,7 @@ func (r *chaosReport) table(took time.Duration, idle, warm, now map[string]harne
 	}
 	row("hand-offs", r.counts.handoffs)
 	row("stranded", r.counts.expired)
-	row("  as sidecars know", r.counts.untold)
+	row("  as sidecars know", r.counts.stranded)
 	for _, cause := range slices.Sorted(maps.Keys(r.strands)) {
 		row("  "+cause, "at most ", r.strands[cause])
 	}

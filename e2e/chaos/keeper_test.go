@@ -14,44 +14,43 @@ import (
 	"github.com/tandem-serving/tandem/e2e/harness"
 )
 
-// chaosLoss is a decode engine that is gone, or refuses, with hand-offs in flight.
+// chaosLoss is a decode engine that was killed, or refuses connections, with hand-offs in flight.
 type chaosLoss struct {
 	unit          string    // its pod
-	most          int       // how many
-	begin, end    time.Time // of the look at it; end is zero until the second look
-	kept          bool      // its keeper was well
-	before, after int64     // how many hand-offs the sidecar could not release so far
+	most          int       // hand-offs in flight, at most
+	begin, end    time.Time // of the loss, and of the reading of after; end is zero until then
+	kept          bool      // the pod's keeper was up
+	before, after int64     // hand-offs that the sidecar had failed to release
 }
 
 const (
-	// telling is how long hand-offs are released after their decode engine was lost, if prefill can be told: mostly
-	// some milliseconds.
-	telling = 200 * time.Millisecond
-	// recovery is how long after a prefill engine was away a test must not rely on its being told.
-	recovery = 500 * time.Millisecond
-	// toldInVain is how long that takes if prefill is gone.
-	toldInVain = 6 * time.Second
-	// composure is how long after its keeper was down a test must not rely on a sidecar's having met its prefill engines anew,
-	// beyond the time that this took.
-	composure = 1500 * time.Millisecond
+	// releaseTime bounds the release of hand-offs after their decode engine was lost, if prefill can be notified: mostly some
+	// milliseconds.
+	releaseTime = 200 * time.Millisecond
+	// reconnectTime is how long after a prefill engine is back a keeper may still fail to notify it.
+	reconnectTime = 500 * time.Millisecond
+	// failedReleaseTime bounds a release that fails because prefill has ended.
+	failedReleaseTime = 6 * time.Second
+	// keeperSettle is how much longer than its keeper was down a sidecar may take to connect to its prefill engines again.
+	keeperSettle = 1500 * time.Millisecond
 )
 
-// outage is when a keeper was seen to be down last, for the first and the last time. It is over when it has been seen up.
+// outage is the newest time in which a keeper was seen to be down. It is over when the keeper has been seen up.
 type outage struct {
 	from, to time.Time
 	over     bool
 }
 
-// settleLosses notes the hand-offs that could not be released: decode was gone, and its keeper, or prefill. None of the
-// others may be stranded. It tells how many those were at most, and how many are stranded nevertheless.
-func (c *chaosStack) settleLosses(done []chaosDone) (kept int, stranded int64) {
-	last := map[string]time.Time{} // of those that are excused, by pod
+// assessLosses notes the hand-offs that no component could release: decode was lost, and its keeper or prefill too. The others
+// must be released: it returns how many those were at most, and how many of them are stranded nevertheless.
+func (c *chaosStack) assessLosses(done []chaosDone) (kept int, stranded int64) {
+	last := map[string]time.Time{} // end of the newest excused loss, by pod
 	for _, l := range c.losses {
-		excused := !l.kept || l.end.IsZero() || l.begin.Sub(last[l.unit]) < toldInVain
+		excused := !l.kept || l.end.IsZero() || l.begin.Sub(last[l.unit]) < failedReleaseTime
 		for _, d := range done {
 			away := strings.HasPrefix(d.action.target, "prefill") && d.action.kind != chaosSlow && d.action.kind != chaosRefuse
 			cut := d.action.kind == chaosCut && d.action.target == l.unit
-			excused = excused || (away || cut) && d.begin.Before(l.end) && d.end.After(l.begin.Add(-recovery))
+			excused = excused || (away || cut) && d.begin.Before(l.end) && d.end.After(l.begin.Add(-reconnectTime))
 		}
 		if excused {
 			last[l.unit] = l.end
@@ -66,29 +65,29 @@ func (c *chaosStack) settleLosses(done []chaosDone) (kept int, stranded int64) {
 	return kept, stranded
 }
 
-// loseDecode begins a loss; most is how many hand-offs were in flight at most.
-func (c *chaosStack) loseDecode(t *testing.T, target string, most int, before int64) {
+// noteDecodeLost notes the loss of a decode engine, with at most so many hand-offs in flight.
+func (c *chaosStack) noteDecodeLost(t *testing.T, target string, most int, before int64) {
 	t.Helper()
 	c.losses = append(c.losses, chaosLoss{unit: unitOf(target), most: most, begin: time.Now(), kept: c.kept(t, target), before: before})
 }
 
-// watch looks at what came of losses, and whether keepers that were down are up.
+// watch reads how many hand-offs each loss has stranded, and whether keepers that were down are up.
 func (c *chaosStack) watch(t *testing.T) {
 	t.Helper()
 	for i := range c.losses {
-		if l := &c.losses[i]; l.end.IsZero() && time.Since(l.begin) > telling {
-			l.after, l.end = c.untoldAt(t, l.unit), time.Now()
+		if l := &c.losses[i]; l.end.IsZero() && time.Since(l.begin) > releaseTime {
+			l.after, l.end = c.strandedAt(t, l.unit), time.Now()
 		}
 	}
 	for unit, o := range c.outages {
-		if o.over || c.active[unit] { // a sidecar that is stopped would not say
+		if o.over || c.active[unit] { // a sidecar that is stopped does not answer
 			continue
 		}
 		up, _, err := harness.ReadSeries(c.sidecarOf(unit).Addr("metrics"), "tandem_keeper_up")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.shake(unit)
+		c.noteKeeperDown(unit)
 		if up == 1 {
 			o := c.outages[unit]
 			o.over = true
@@ -97,21 +96,21 @@ func (c *chaosStack) watch(t *testing.T) {
 	}
 }
 
-// sidecarOf is that of the decode pod that a target is part of.
+// sidecarOf returns the sidecar of the decode pod that a target is part of.
 func (c *chaosStack) sidecarOf(target string) harness.Program {
 	return c.running[strings.Replace(unitOf(target), "decode", "sidecar", 1)]
 }
 
-// untoldAt returns how many hand-offs the sidecar of the decode pod that a target is part of could not release so far.
-func (c *chaosStack) untoldAt(t *testing.T, target string) int64 {
+// strandedAt returns how many hand-offs the sidecar of the decode pod that a target is part of could not release so far.
+func (c *chaosStack) strandedAt(t *testing.T, target string) int64 {
 	t.Helper()
 	return int64(harness.Sample(t, c.sidecarOf(target).Addr("metrics"), "tandem_kv_stranded_total"))
 }
 
-// strikeKeeper kills or stops the keeper of a sidecar, unless it is between two lives.
-func (c *chaosStack) strikeKeeper(t *testing.T, a chaosAction) {
+// disturbKeeper kills or stops the keeper of a sidecar, unless the keeper has ended and the sidecar has not restarted it yet.
+func (c *chaosStack) disturbKeeper(t *testing.T, a chaosAction) {
 	t.Helper()
-	c.shake(a.target)
+	c.noteKeeperDown(a.target)
 	pid := c.keeperOf(t, a.target)
 	if pid == 0 {
 		return
@@ -126,10 +125,10 @@ func (c *chaosStack) strikeKeeper(t *testing.T, a chaosAction) {
 	}
 }
 
-// easeKeeper lets a keeper go on that is stopped. One that was killed its sidecar starts again.
-func (c *chaosStack) easeKeeper(t *testing.T, a chaosAction) {
+// restoreKeeper lets a stopped keeper go on. The sidecar itself restarts a keeper that was killed.
+func (c *chaosStack) restoreKeeper(t *testing.T, a chaosAction) {
 	t.Helper()
-	defer c.shake(a.target)
+	defer c.noteKeeperDown(a.target)
 	pid := c.paused[a.target]
 	if pid == 0 {
 		return
@@ -140,23 +139,23 @@ func (c *chaosStack) easeKeeper(t *testing.T, a chaosAction) {
 	}
 }
 
-// shake notes that the keeper of a pod is, or was, down.
-func (c *chaosStack) shake(target string) {
+// noteKeeperDown notes that the keeper of a pod is, or may just have been, down.
+func (c *chaosStack) noteKeeperDown(target string) {
 	now := time.Now()
 	o := c.outages[unitOf(target)]
-	if now.Sub(o.to) > composure {
+	if now.Sub(o.to) > keeperSettle {
 		o.from = now
 	}
 	o.to, o.over = now, false
 	c.outages[unitOf(target)] = o
 }
 
-// kept reports whether the keeper of the decode pod that a target is part of has been well for long enough to notify prefill.
+// kept reports whether the keeper of the decode pod that a target is part of has been up for long enough to notify prefill.
 func (c *chaosStack) kept(t *testing.T, target string) bool {
 	t.Helper()
 	o := c.outages[unitOf(target)]
 	up := harness.Sample(t, c.sidecarOf(target).Addr("metrics"), "tandem_keeper_up") == 1
-	return up && time.Since(o.to) > composure+o.to.Sub(o.from)
+	return up && time.Since(o.to) > keeperSettle+o.to.Sub(o.from)
 }
 
 // keeperOf returns the process of a keeper; 0: there is none now.
@@ -171,8 +170,8 @@ func (c *chaosStack) keeperOf(t *testing.T, target string) (pid int) {
 	return 0
 }
 
-// mustHaveKeepers waits until there is one keeper for each sidecar, and none beside them: those whose sidecars were killed
-// have ended by themselves.
+// mustHaveKeepers waits until there is one keeper for each sidecar, and no other: keepers whose sidecars were killed have ended
+// by themselves.
 func (c *chaosStack) mustHaveKeepers(t *testing.T) {
 	t.Helper()
 	c.Eventually(t, "keepers", func() (string, bool) {
@@ -191,7 +190,7 @@ func (c *chaosStack) mustHaveKeepers(t *testing.T) {
 
 type keeperProcess struct{ pid, parent int }
 
-// keepers returns the processes of this test's keeper that have not ended.
+// keepers returns the running processes of this test's keeper program.
 func keepers(t *testing.T) (list []keeperProcess) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -222,7 +221,7 @@ func keepers(t *testing.T) (list []keeperProcess) {
 	return list
 }
 
-// releasesAt reads how many hand-offs a sidecar has released in a way, and with a result; its metrics are at an address.
+// releasesAt reads from the metrics page of a sidecar how many releases went a way, with a result.
 func releasesAt(t *testing.T, metrics, way, result string) int64 {
 	t.Helper()
 	_, text := harness.FetchPage(t, "http://"+metrics+"/metrics")

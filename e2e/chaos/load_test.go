@@ -21,32 +21,32 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// manner is how a client behaves.
-type manner string
+// behaviour is how a client behaves.
+type behaviour string
 
 const (
-	patient   manner = "patient"   // takes its answer
-	slow      manner = "slow"      // takes its answer, and its time
-	halfSent  manner = "half-sent" // leaves before it has sent all of its request
-	leaving   manner = "leaving"   // leaves some time after it has asked, whatever has come by then
-	lastToken manner = "reading"   // leaves in the middle of its stream
+	patient   behaviour = "patient"   // takes its answer
+	slow      behaviour = "slow"      // takes its answer, with a pause before each event
+	halfSent  behaviour = "half-sent" // leaves before it has sent all of its request
+	leaving   behaviour = "leaving"   // leaves some time after it has asked, whatever has come by then
+	lastToken behaviour = "reading"   // leaves in the middle of its stream
 )
 
 // chaosCall is a call of the mixed load.
 type chaosCall struct {
 	harness.Call
-	id     string
-	manner manner
-	after  time.Duration // for leaving: when; for slow: the pause before each event
-	events int           // for reading: after how many
-	large  bool          // goes to the picker by way of Envoy's second listener, which can repeat it
+	id        string
+	behaviour behaviour
+	after     time.Duration // for leaving: when; for slow: the pause before each event
+	events    int           // for reading: after how many
+	large     bool          // goes to the picker by way of Envoy's second listener, which can repeat it
 }
 
-// drawCall draws the i-th call of a load: short and long prompts around the threshold, beginnings that others have as
-// well, all modes, whole answers and streams, and clients of all manners.
+// drawCall draws the i-th call of a load: short and long prompts around the threshold, some with a shared beginning, all modes,
+// whole answers and streams, and clients of all behaviours.
 func drawCall(seed uint64, i int) chaosCall {
 	random := rand.New(rand.NewPCG(seed, uint64(i)+1))
-	c := chaosCall{id: fmt.Sprintf("chaos-%d-%d", seed, i), manner: patient}
+	c := chaosCall{id: fmt.Sprintf("chaos-%d-%d", seed, i), behaviour: patient}
 	c.Stream = random.IntN(2) == 0
 	c.Tokens = 2 + random.IntN(14)
 	length := 8 + random.IntN(5*harness.Threshold)
@@ -68,18 +68,18 @@ func drawCall(seed uint64, i int) chaosCall {
 	}
 	switch random.IntN(16) {
 	case 0:
-		c.manner, c.Stream, c.Tokens, c.after = slow, true, 10+random.IntN(20), time.Duration(random.IntN(40))*time.Millisecond
+		c.behaviour, c.Stream, c.Tokens, c.after = slow, true, 10+random.IntN(20), time.Duration(random.IntN(40))*time.Millisecond
 	case 1:
-		c.manner = halfSent
+		c.behaviour = halfSent
 	case 2, 3:
-		c.manner, c.after = leaving, time.Duration(random.IntN(120))*time.Millisecond
+		c.behaviour, c.after = leaving, time.Duration(random.IntN(120))*time.Millisecond
 	case 4:
-		c.manner, c.Stream, c.Tokens, c.events = lastToken, true, 30, random.IntN(20)
+		c.behaviour, c.Stream, c.Tokens, c.events = lastToken, true, 30, random.IntN(20)
 	}
 	return c
 }
 
-// drawTokens makes a prompt. Every second one begins as some others do.
+// drawTokens makes a prompt. Every second prompt shares its beginning with others.
 func drawTokens(random *rand.Rand, seed uint64, n int) []int {
 	prompt := make([]int, n)
 	common := 0
@@ -104,7 +104,7 @@ func drawWords(random *rand.Rand, n int) string {
 	return b.String()
 }
 
-// chaosEnd is how a call ended.
+// chaosEnd is a way in which a call can end.
 type chaosEnd string
 
 const (
@@ -118,7 +118,7 @@ const (
 	endWrong  chaosEnd = "wrong"  // tokens that an undisturbed engine does not give
 )
 
-// chaosResult is what became of a call.
+// chaosResult is how a call ended.
 type chaosResult struct {
 	call       chaosCall
 	begin, end time.Time
@@ -154,7 +154,7 @@ func (l *chaosLoad) run(ctx context.Context, from, to int, lasts time.Duration) 
 		places <- struct{}{}
 		running.Go(func() {
 			defer func() { <-places }()
-			l.add(l.one(ctx, drawCall(l.seed, i)))
+			l.add(l.makeCall(ctx, drawCall(l.seed, i)))
 		})
 	}
 }
@@ -168,12 +168,12 @@ func (l *chaosLoad) add(r chaosResult) {
 // chaosPatience is how long a client waits for an answer: longer than anything in a run should take.
 const chaosPatience = 45 * time.Second
 
-// one makes a call.
-func (l *chaosLoad) one(ctx context.Context, c chaosCall) chaosResult {
+// makeCall makes a call and checks its answer.
+func (l *chaosLoad) makeCall(ctx context.Context, c chaosCall) chaosResult {
 	ctx, cancel := context.WithTimeout(ctx, chaosPatience)
 	defer cancel()
 	r := chaosResult{call: c, begin: time.Now()}
-	got, left, err := c.perform(ctx, l.f.Front.Addr, l.f.Model)
+	got, left, err := c.send(ctx, l.f.Front.Addr, l.f.Model)
 	r.end = time.Now()
 	if left {
 		r.how = endLeft
@@ -181,21 +181,21 @@ func (l *chaosLoad) one(ctx context.Context, c chaosCall) chaosResult {
 			return r
 		}
 	} else {
-		r.how, r.detail = judge(c, got, err)
+		r.how, r.detail = classify(c, got, err)
 	}
 	l.check(ctx, &r, got.Tokens)
 	return r
 }
 
-// perform makes the call as its client behaves. left tells that it ended because the client left.
-func (c chaosCall) perform(ctx context.Context, base, model string) (got harness.Reply, left bool, err error) {
+// send makes the call as its client behaves. left tells that it ended because the client left.
+func (c chaosCall) send(ctx context.Context, base, model string) (got harness.Reply, left bool, err error) {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	req, err := c.request(ctx, base, model, leave)
 	if err != nil {
 		return got, false, err
 	}
-	if c.manner == leaving {
+	if c.behaviour == leaving {
 		defer time.AfterFunc(c.after, func() { leave(errLeft) }).Stop()
 	}
 	resp, err := harness.Client.Do(req)
@@ -214,7 +214,7 @@ var errLeft = errors.New("the client has left")
 func (c chaosCall) request(ctx context.Context, base, model string, leave context.CancelCauseFunc) (*http.Request, error) {
 	text := c.Body(model)
 	var from io.Reader = bytes.NewReader(text)
-	if c.manner == halfSent {
+	if c.behaviour == halfSent {
 		from = io.MultiReader(bytes.NewReader(text[:len(text)/2]), readerFunc(func([]byte) (int, error) {
 			leave(errLeft)
 			return 0, errLeft
@@ -250,19 +250,19 @@ func (c chaosCall) read(ctx context.Context, got *harness.Reply, resp *http.Resp
 		if lines.Text() == "" || got.Done {
 			continue
 		}
-		if events++; c.manner == lastToken && events > c.events {
+		if events++; c.behaviour == lastToken && events > c.events {
 			leave(errLeft)
 		}
-		if c.manner == slow {
-			linger(ctx, c.after)
+		if c.behaviour == slow {
+			pause(ctx, c.after)
 		}
 	}
 	return lines.Err()
 }
 
-// linger is the pause of a slow reader.
-func linger(ctx context.Context, pause time.Duration) {
-	timer := time.NewTimer(pause)
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -270,8 +270,8 @@ func linger(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// judge tells how an answer that the client waited for has ended, as far as the client sees.
-func judge(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
+// classify returns how an answer ended that the client waited for, as the client sees it, and details of a failure.
+func classify(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
 	decision := got.Decision.String()
 	switch {
 	case got.Status == 0:
@@ -302,7 +302,7 @@ func judge(c chaosCall, got harness.Reply, err error) (chaosEnd, string) {
 	return endRight, ""
 }
 
-// check compares tokens with the undisturbed engine's: all of them, or of an answer that was not finished the first.
+// check compares tokens with the undisturbed engine's: all of them, or the first ones of an answer that broke off.
 func (l *chaosLoad) check(ctx context.Context, r *chaosResult, got []int) {
 	if r.how != endRight && len(got) == 0 {
 		return
@@ -320,7 +320,7 @@ func (l *chaosLoad) check(ctx context.Context, r *chaosResult, got []int) {
 	}
 }
 
-// TestChaosCalls: a seed is a load, and it has all that it is meant to mix.
+// TestChaosCalls: a seed gives one load, and a load has calls of all kinds.
 func TestChaosCalls(t *testing.T) {
 	seen := map[string]bool{}
 	for i := range 500 {
@@ -328,7 +328,7 @@ func TestChaosCalls(t *testing.T) {
 		if !reflect.DeepEqual(c, drawCall(7, i)) {
 			t.Fatalf("call %d is not the same when it is drawn again", i)
 		}
-		seen[string(c.manner)] = true
+		seen[string(c.behaviour)] = true
 		seen[fmt.Sprintf("%v stream=%v", c.API, c.Stream)] = true
 		seen["mode="+c.Header[pd.HeaderMode]] = true
 		seen[fmt.Sprintf("large=%v", c.large)] = true

@@ -46,12 +46,12 @@ type chaosSize struct{ prefill, decode, epp int }
 
 const (
 	chaosLease = 6 * time.Second
-	// chaosSettle is how long after an action nothing else may rely on its target: a program that is back is found at once,
-	// but what met it just before still tries again elsewhere.
+	// chaosSettle is how long after an action no request may rely on its target: a program that is back is found at once, but
+	// requests that failed there just before still try again elsewhere.
 	chaosSettle = 500 * time.Millisecond
 )
 
-// chaosKinds are the kinds with how often they come, and where they can strike.
+// chaosKinds are the kinds of actions, with their weights in the draw, and the roles of their targets.
 var chaosKinds = []struct {
 	kind   chaosKind
 	weight int
@@ -68,7 +68,7 @@ var chaosKinds = []struct {
 // one picker, is left alone.
 func planChaos(seed uint64, lasts time.Duration, size chaosSize) []chaosAction {
 	random := rand.New(rand.NewPCG(seed, 0))
-	busy := map[string]time.Duration{} // until when a unit is not to be relied on
+	busy := map[string]time.Duration{} // until when no request may rely on a unit
 	var plan []chaosAction
 	for at := 300 * time.Millisecond; at < lasts; at += between(random, 150*time.Millisecond, 600*time.Millisecond) {
 		a := drawChaos(random, size)
@@ -120,13 +120,13 @@ func (s chaosSize) of(role string) int {
 	return map[string]int{"prefill": s.prefill, "decode": s.decode, "sidecar": s.decode, "keeper": s.decode, "epp": s.epp}[role]
 }
 
-// unitOf names what fails as one: a decode pod fails with its engine or its sidecar. No request needs the keeper, but an
-// engine that is gone does.
+// unitOf returns the pod that fails with a target: a decode pod fails with its engine or its sidecar. No request needs the
+// keeper, but the release of hand-offs of a lost engine does.
 func unitOf(target string) string {
 	return strings.NewReplacer("sidecar", "decode", "keeper", "decode").Replace(target)
 }
 
-// leavesOne reports whether an action finds its target well, and leaves another one of its role that is.
+// leavesOne reports whether no other action is disturbing the target, and another unit of its role stays undisturbed.
 func leavesOne(busy map[string]time.Duration, a chaosAction, size chaosSize) bool {
 	unit := unitOf(a.target)
 	role, _, _ := strings.Cut(unit, "-")
@@ -151,7 +151,7 @@ func stepsOf(plan []chaosAction) []chaosStep {
 	return steps
 }
 
-// TestChaosPlan: a seed is a plan, every kind and role has its turn, and one of each role is always left alone.
+// TestChaosPlan: a seed gives one plan, plans have every kind and role, and always leave one unit of each role alone.
 func TestChaosPlan(t *testing.T) {
 	size := chaosSize{2, 3, 2}
 	seen := map[string]int{}

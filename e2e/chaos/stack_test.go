@@ -23,20 +23,20 @@ import (
 // decode-1, sidecar-1, epp-0. The keepers of sidecars come back by themselves.
 type chaosStack struct {
 	*harness.Fleet
-	what    map[string]stack.Program
-	running map[string]harness.Program
-	gone    chaosCounts       // what the engines and sidecars that were killed had counted
-	strands map[string]int    // how many hand-offs cannot be released, at most, by cause
-	losses  []chaosLoss       // of decode engines, with hand-offs that only a keeper can release
-	paused  map[string]int    // keepers that are stopped, by target
-	outages map[string]outage // of keepers, by decode pod
-	active  map[string]bool   // units that something is being done to
+	programs map[string]stack.Program
+	running  map[string]harness.Program
+	killed   chaosCounts       // what the engines and sidecars that were killed had counted
+	strands  map[string]int    // how many hand-offs cannot be released, at most, by cause
+	losses   []chaosLoss       // of decode engines, with hand-offs that only a keeper can release
+	paused   map[string]int    // keepers that are stopped, by target
+	outages  map[string]outage // of keepers, by decode pod
+	active   map[string]bool   // units that something is being done to
 }
 
-// chaosCounts is what the programs count of what must not be.
+// chaosCounts are counters of the programs about hand-offs.
 type chaosCounts struct {
 	expired, stale, foreign int64 // at the engines
-	untold                  int64 // hand-offs that sidecars could not release
+	stranded                int64 // hand-offs that sidecars could not release
 	direct, unsure          int64 // and those that they released themselves, or may have
 	handoffs                int64 // that ended by a notification, for comparison
 }
@@ -45,7 +45,7 @@ func (c *chaosCounts) add(more chaosCounts) {
 	c.expired += more.expired
 	c.stale += more.stale
 	c.foreign += more.foreign
-	c.untold += more.untold
+	c.stranded += more.stranded
 	c.direct += more.direct
 	c.unsure += more.unsure
 	c.handoffs += more.handoffs
@@ -53,10 +53,10 @@ func (c *chaosCounts) add(more chaosCounts) {
 
 func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
 	t.Helper()
-	c := &chaosStack{Fleet: harness.NewFleet(t, 0, 0), what: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
+	c := &chaosStack{Fleet: harness.NewFleet(t, 0, 0), programs: map[string]stack.Program{}, running: map[string]harness.Program{}, strands: map[string]int{},
 		paused: map[string]int{}, outages: map[string]outage{}, active: map[string]bool{}}
 	c.Plain = harness.StartSim(t, "plain", "--time-scale=0")
-	ports := quietPorts(t, 3*size.prefill+6*size.decode+4*size.epp)
+	ports := freePorts(t, 3*size.prefill+6*size.decode+4*size.epp)
 	take := func() string {
 		port := ports[0]
 		ports = ports[1:]
@@ -76,19 +76,19 @@ func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
 		p := c.launch(t, "decode-"+n, stack.Sim(harness.BinDir, "decode-"+n, engine("decode")...))
 		flags := append(stack.KeeperFlags(harness.BinDir, stack.TransportTCP, ""), "--port="+take(), "--metrics-port="+take(),
 			"--admin-address=127.0.0.1:"+take(), "--lease="+chaosLease.String(), "--first-event-timeout=10s")
-		what, err := stack.Sidecar(harness.BinDir, p.Addr("http"), flags...)
+		program, err := stack.Sidecar(harness.BinDir, p.Addr("http"), flags...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		what.Name = "sidecar-" + n
-		c.Decode = append(c.Decode, harness.DecodePod{Engine: engineOf(p), Sidecar: c.launch(t, what.Name, what)})
+		program.Name = "sidecar-" + n
+		c.Decode = append(c.Decode, harness.DecodePod{Engine: engineOf(p), Sidecar: c.launch(t, program.Name, program)})
 	}
 	c.WriteEndpoints(t)
 	for i := range size.epp {
-		what := stack.EPP(harness.BinDir, "--secure-serving=false", "--config-file="+c.Config, "--endpoints-file="+c.Endpoints,
+		program := stack.EPP(harness.BinDir, "--secure-serving=false", "--config-file="+c.Config, "--endpoints-file="+c.Endpoints,
 			"--grpc-port="+take(), "--grpc-health-port="+take(), "--metrics-port="+take(), "--admin-address=127.0.0.1:"+take())
-		what.Name = "epp-" + strconv.Itoa(i)
-		c.Pickers = append(c.Pickers, c.launch(t, what.Name, what))
+		program.Name = "epp-" + strconv.Itoa(i)
+		c.Pickers = append(c.Pickers, c.launch(t, program.Name, program))
 	}
 	c.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"}, "--idle-timeout=2s")
 	return c
@@ -97,20 +97,20 @@ func newChaosStack(t *testing.T, size chaosSize) *chaosStack {
 func engineOf(p harness.Program) harness.Engine { return harness.Engine{Addr: p.Addr("http")} }
 
 // launch starts a program, for the first time or again.
-func (c *chaosStack) launch(t *testing.T, name string, what stack.Program) harness.Program {
+func (c *chaosStack) launch(t *testing.T, name string, program stack.Program) harness.Program {
 	t.Helper()
-	c.what[name] = what
-	p := harness.Start(t, what)
+	c.programs[name] = program
+	p := harness.Start(t, program)
 	c.running[name] = p
 	return p
 }
 
 // names returns all programs, in order.
-func (c *chaosStack) names() []string { return slices.Sorted(maps.Keys(c.what)) }
+func (c *chaosStack) names() []string { return slices.Sorted(maps.Keys(c.programs)) }
 
-// quietPorts are ports to listen on again and again: below those that the system gives to outgoing connections, so that
+// freePorts are ports to listen on again and again: below those that the system gives to outgoing connections, so that
 // none is taken while its program is down.
-func quietPorts(t *testing.T, n int) []string {
+func freePorts(t *testing.T, n int) []string {
 	t.Helper()
 	const low, high = 12_000, 32_000
 	var ports []string
@@ -136,16 +136,16 @@ func (c *chaosStack) begin(t *testing.T, a chaosAction) {
 	p := c.running[a.target]
 	cause, most := a.strands()
 	before := c.openAt(t, a.target)
-	untold := int64(0)
+	stranded := int64(0)
 	if cause == decodeGone {
-		untold = c.untoldAt(t, a.target)
+		stranded = c.strandedAt(t, a.target)
 	}
 	switch {
 	case strings.HasPrefix(a.target, "keeper"):
-		c.strikeKeeper(t, a)
+		c.disturbKeeper(t, a)
 		return
 	case a.kind == chaosKill:
-		c.gone.add(c.count(t, a.target))
+		c.killed.add(c.count(t, a.target))
 		if err := p.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func (c *chaosStack) begin(t *testing.T, a chaosAction) {
 	case decodeGone:
 		after := c.openAt(t, a.target) // some may have come since, and ended
 		most = max(before.open, after.open+after.ended-before.ended)
-		c.loseDecode(t, a.target, most, untold)
+		c.noteDecodeLost(t, a.target, most, stranded)
 		return
 	}
 	if most > 0 {
@@ -179,8 +179,8 @@ const (
 	prefillCut    = "prefill broke off its answer"
 )
 
-// strands tells why an action may leave a hand-off that no component can release. most is how often a fault strikes;
-// of the others it is what the pod has in flight when they begin.
+// strands returns why an action may leave hand-offs that no component can release, and how many a fault can leave at most. For
+// other actions than faults, most is 0: begin counts the hand-offs in flight.
 func (a chaosAction) strands() (cause string, most int) {
 	var f fault.Fault
 	if a.fault != "" && json.Unmarshal([]byte(a.fault), &f) != nil {
@@ -221,11 +221,11 @@ func (c *chaosStack) end(t *testing.T, a chaosAction) {
 	p := c.running[a.target]
 	switch {
 	case strings.HasPrefix(a.target, "keeper"):
-		c.easeKeeper(t, a)
+		c.restoreKeeper(t, a)
 	case a.kind == chaosKill:
-		c.launch(t, a.target, c.what[a.target])
+		c.launch(t, a.target, c.programs[a.target])
 		if strings.HasPrefix(a.target, "sidecar") {
-			c.shake(a.target)
+			c.noteKeeperDown(a.target)
 		}
 	case a.kind == chaosPause:
 		p.MustResume(t)
@@ -256,7 +256,7 @@ func (c *chaosStack) count(t *testing.T, name string) chaosCounts {
 	switch p := c.running[name]; {
 	case strings.HasPrefix(name, "sidecar"):
 		at := p.Addr("metrics")
-		return chaosCounts{untold: int64(harness.Sample(t, at, "tandem_kv_stranded_total")),
+		return chaosCounts{stranded: int64(harness.Sample(t, at, "tandem_kv_stranded_total")),
 			direct: releasesAt(t, at, "nixl", "ok"), unsure: releasesAt(t, at, "nixl", "unsure")}
 	case strings.HasPrefix(name, "epp"):
 		return chaosCounts{}
@@ -269,15 +269,15 @@ func (c *chaosStack) count(t *testing.T, name string) chaosCounts {
 // counts is what all programs have counted, those that were killed as well.
 func (c *chaosStack) counts(t *testing.T) chaosCounts {
 	t.Helper()
-	sum := c.gone
+	sum := c.killed
 	for _, name := range c.names() {
 		sum.add(c.count(t, name))
 	}
 	return sum
 }
 
-// use looks at all programs. The simulator does not tell its goroutines, and Envoy has none.
-func (c *chaosStack) use(t *testing.T) map[string]harness.Holdings {
+// holdings returns what all programs hold. The simulator does not report its goroutines, and Envoy has none.
+func (c *chaosStack) holdings(t *testing.T) map[string]harness.Holdings {
 	t.Helper()
 	uses := map[string]harness.Holdings{"envoy": harness.HoldingsOf(t, c.Front.Pid, "")}
 	for _, name := range c.names() {
@@ -290,9 +290,9 @@ func (c *chaosStack) use(t *testing.T) map[string]harness.Holdings {
 	return uses
 }
 
-// rest waits until nothing is left of all requests: no load at the pickers, no leg and no release at the sidecars, no block
+// awaitIdle waits until nothing is left of all requests: no load at the pickers, no leg and no release at the sidecars, no block
 // held at the engines, no stream and no request at Envoy.
-func (c *chaosStack) rest(t *testing.T) {
+func (c *chaosStack) awaitIdle(t *testing.T) {
 	t.Helper()
 	for _, p := range c.running {
 		switch name := p.Name(); {
@@ -334,7 +334,7 @@ func (c *chaosStack) mustSettle(t *testing.T, idle, warm map[string]harness.Hold
 	const few = 12 // connections of metrics pages, health checks and the like, which come and go
 	c.Eventually(t, "in use", func() (string, bool) {
 		var over []string
-		for name, u := range c.use(t) {
+		for name, u := range c.holdings(t) {
 			base := idle[name]
 			if strings.HasPrefix(name, "epp") { // it keeps connections to engines, which come with the first scrapes
 				base = warm[name]
@@ -347,22 +347,22 @@ func (c *chaosStack) mustSettle(t *testing.T, idle, warm map[string]harness.Hold
 	})
 }
 
-// awaitPickers waits until Envoy holds all pickers for well: what is to be done to one of them must leave it another.
+// awaitPickers waits until Envoy takes all pickers for healthy: an action on one of them must leave Envoy another.
 func (c *chaosStack) awaitPickers(t *testing.T) {
 	t.Helper()
-	c.Eventually(t, "pickers that Envoy holds for well", func() (string, bool) {
+	c.Eventually(t, "pickers that Envoy takes for healthy", func() (string, bool) {
 		n := c.Front.Stat(t, "cluster.epp.membership_healthy")
 		return strconv.Itoa(n), n == len(c.Pickers)
 	})
 }
 
-// follow carries out a plan.
+// follow carries out a plan, and returns its actions with their times.
 func (c *chaosStack) follow(t *testing.T, plan []chaosAction) (done []chaosDone) {
 	t.Helper()
 	start := time.Now()
-	late := time.Duration(0) // what waits for a program to be back defers all that follows
+	late := time.Duration(0) // a step that waits for a program delays all later steps
 	for _, s := range stepsOf(plan) {
-		linger(t.Context(), time.Until(start.Add(s.at+late)))
+		pause(t.Context(), time.Until(start.Add(s.at+late)))
 		began := time.Now()
 		c.watch(t)
 		if s.begins {
