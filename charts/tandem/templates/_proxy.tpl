@@ -26,6 +26,11 @@
 {{- if hasPrefix "http://" $url }}{{ trimPrefix "http://" $url }}{{ end -}}
 {{- end -}}
 
+{{/* Of 10,000 requests, how many go to the canary. */}}
+{{- define "tandem.canary.parts" -}}
+{{- round (mulf 100 .Values.canary.percent) 0 | int -}}
+{{- end -}}
+
 {{/*
 Envoy's bootstrap. Text and reasons are those of tandem envoy-config, whose template envoy.yaml.tmpl is; this is what its
 flags would be:
@@ -34,6 +39,7 @@ flags would be:
   --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
   --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
   --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --canary=<canary.release>-proxy.<namespace>.svc:<canary.port> --canary-percent=<canary.percent> --canary-tls=<canary.tls>
   --idle-timeout=<proxy.idleSeconds>s --body-limit=<epp.bodyLimit> --otlp=<tracing.endpoint> --trace-ratio=<tracing.ratio>
 */}}
 {{- define "tandem.proxy.bootstrap" -}}
@@ -50,7 +56,15 @@ flags would be:
 {{- with include "tandem.proxy.collector" . -}}
 {{- $traces = dict "Host" (regexReplaceAll ":[0-9]+$" . "" | trimAll "[]") "Port" (regexFind "[0-9]+$" . | int) -}}
 {{- end -}}
+{{- $other := false -}}
+{{- with .Values.canary -}}
+{{- if .release -}}
+{{- $other = dict "Host" (printf "%s-proxy.%s.svc" .release $.Release.Namespace) "Port" (int .port) "TLS" .tls
+      "Parts" (include "tandem.canary.parts" $ | int) -}}
+{{- end -}}
+{{- end -}}
 {{- $page := dict
+      "CanaryName" "canary" "Other" $other
       "Listener" "tandem" "PoolName" "pool" "PickerName" "epp"
       "LargeName" "large" "PickLost" "x-tandem-pick-lost" "LargeFrom" 32769
       "Destination" "x-gateway-destination-endpoint" "Served" "x-gateway-destination-endpoint-served"

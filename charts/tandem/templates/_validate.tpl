@@ -456,7 +456,17 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 
 {{- define "tandem.check.mode" -}}
 {{- $gateway := .Values.gateway -}}
-{{- if and (eq .Values.mode "gateway") (not $gateway.className) (not $gateway.name) }}
+{{- $canary := .Values.canary -}}
+{{- if and $canary.percent (not $canary.release) }}
+{{ printf "canary.percent is %v, but there is no other release to send requests to: name it in canary.release" $canary.percent }}
+{{- end -}}
+{{- if eq $canary.release (include "tandem.fullname" .) }}
+{{ printf "canary.release is %s, which is this release: name the other one" $canary.release }}
+{{- end -}}
+{{- if and $canary.release (eq .Values.mode "gateway") (not $gateway.route) }}
+canary.release is set, but gateway.route is false, so this release has no route to share: set it in the release that has the route
+{{- end -}}
+{{- if and (eq .Values.mode "gateway") $gateway.route (not $gateway.className) (not $gateway.name) }}
 mode is gateway: name the Gateway that the route attaches to in gateway.name, or have one made by gateway.className
 {{- end -}}
 {{- if and (eq .Values.mode "standalone") (or $gateway.className $gateway.name) }}

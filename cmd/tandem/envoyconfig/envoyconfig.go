@@ -24,6 +24,7 @@ type settings struct {
 	Listen  listen     `group:"Envoy"`
 	Picker  picker     `group:"EPP"`
 	Pool    pool       `group:"Decode endpoints"`
+	Canary  canary     `group:"Canary"`
 	Request boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body that can be retried on another endpoint; the EPP's --body-limit"`
 	Write   string     `flag:"write" enum:"bootstrap,certificate,client-certificate" help:"which file to write: Envoy's configuration, or the file that --cert-file or --client-cert-file names in it"`
 }
@@ -58,6 +59,12 @@ type pool struct {
 	Name      string               `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
 }
 
+type canary struct {
+	Address string  `flag:"canary" arg:"HOST:PORT" help:"listener for clients of another installation's Envoy, which takes a share of the requests"`
+	Percent float64 `flag:"canary-percent" help:"share of the requests that go to --canary, 0 to 100, to a hundredth"`
+	TLS     bool    `flag:"canary-tls" help:"TLS to --canary, without verification"`
+}
+
 func defaults() settings {
 	d := envoyconf.Defaults()
 	return settings{
@@ -71,6 +78,7 @@ func (s *settings) options() envoyconf.Options {
 	return envoyconf.Options{
 		Listen: l.Address, Cert: envoyconf.OwnCert{Dir: l.CertDir, File: l.CertFile}, Client: envoyconf.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
 		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
+		Canary:  envoyconf.Canary{Address: s.Canary.Address, Percent: s.Canary.Percent, TLS: s.Canary.TLS},
 		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: envoyconf.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
 		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: envoyconf.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
 	}

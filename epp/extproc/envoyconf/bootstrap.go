@@ -28,6 +28,8 @@ const (
 	LargeListener = "large"
 	// OperationsListener is the listener of probes and Prometheus.
 	OperationsListener = "operations"
+	// CanaryCluster is the cluster of the canary's Envoy.
+	CanaryCluster = "canary"
 )
 
 // largeBody is the size (bytes) from which a body goes through the large listener. Envoy keeps up to 64 KiB of an ext-proc stream
@@ -81,11 +83,21 @@ type Options struct {
 	PickerTLS PeerTLS // to the EPP
 	PoolTLS   PeerTLS // to the decode endpoints
 
+	Canary Canary // another installation, which takes a share of the requests
+
 	Idle       time.Duration // how long an idle connection to a decode endpoint is kept open, to the second
 	BodyLimit  int64         // largest request body that can be retried, in bytes: the EPP's limit
 	AccessLog  bool          // one line of JSON for each request, on stdout
 	Collector  string        // host:port of an OTLP/gRPC collector of spans; "" = no spans
 	TraceRatio float64       // part of the traces that begin here which are kept, 0 to 1
+}
+
+// Canary is another installation behind the same address: requests that are drawn for it go to its Envoy, whatever becomes of
+// them there. The zero value is none.
+type Canary struct {
+	Address string  // host:port of its listener for clients; "" = none
+	Percent float64 // of the requests, 0 to 100, to a hundredth
+	TLS     bool    // its listener speaks TLS; any certificate is accepted, since it names what clients call
 }
 
 // OwnCert is a certificate of Envoy's. The zero value is none: clients are served in plaintext, peers are shown no certificate.
@@ -127,6 +139,7 @@ func (o *Options) Problems(report func(flag, format string, args ...any)) {
 	}
 	o.poolProblems(report)
 	o.peerProblems(report)
+	o.Canary.problems(report)
 	o.PickerTLS.problems("epp", report)
 	o.PoolTLS.problems("pool", report)
 }
@@ -189,6 +202,21 @@ func (o *Options) peerProblems(report func(flag, format string, args ...any)) {
 	}
 	if _, err := parsePeer(o.Collector); err != nil && o.Collector != "" {
 		report("otlp", "%w", err)
+	}
+}
+
+func (c Canary) problems(report func(flag, format string, args ...any)) {
+	if !(c.Percent >= 0 && c.Percent <= 100) {
+		report("canary-percent", "%v is not from 0 to 100", c.Percent)
+	}
+	if c.Address == "" {
+		if c.Percent != 0 {
+			report("canary", "there must be an address for %v %% of the requests", c.Percent)
+		}
+		return
+	}
+	if _, err := parsePeer(c.Address); err != nil {
+		report("canary", "%w", err)
 	}
 }
 
@@ -260,6 +288,15 @@ type bootstrapPage struct {
 	ExtProc                        []filterPage
 	Internal                       []string // matchers of the headers that clients may not send
 	Destination, Served            string
+	CanaryName                     string
+	Other                          *canaryPage
+}
+
+// canaryPage is another installation that takes a share of the requests.
+type canaryPage struct {
+	peer
+	Parts int // of 10,000 requests
+	TLS   bool
 }
 
 // filterPage is one ext-proc filter.
@@ -326,6 +363,11 @@ func (o Options) page() bootstrapPage {
 	if o.Operations != "" {
 		operations, _ := parsePeer(o.Operations)
 		p.OperationsPage = &operations
+	}
+	p.CanaryName = CanaryCluster
+	if o.Canary.Address != "" {
+		address, _ := parsePeer(o.Canary.Address)
+		p.Other = &canaryPage{peer: address, Parts: int(math.Round(100 * o.Canary.Percent)), TLS: o.Canary.TLS}
 	}
 	p.SampledPercent = math.Round(1e4*o.TraceRatio) / 100
 	p.IdleSeconds = int64(o.Idle.Seconds())

@@ -51,6 +51,7 @@ func TestBootstrapGolden(t *testing.T) {
 	everything.PoolTLS = envoyconf.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
 	everything.Cert = envoyconf.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
 	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1
+	everything.Canary = envoyconf.Canary{Address: "next.ns.svc:80", Percent: 2.5, TLS: true}
 	everything.BodyLimit, everything.Idle, everything.Operations = 1<<20, time.Minute, "0.0.0.0:9902"
 	originalDst := envoyconf.Defaults()
 	originalDst.Pool, originalDst.PickerTLS.Plaintext = envoyconf.PoolOriginalDst, true
@@ -116,6 +117,7 @@ func TestBootstrapIsValid(t *testing.T) {
 					}
 					if rich {
 						o.AccessLog, o.Collector, o.TraceRatio = true, "127.0.0.1:4317", 0.1
+						o.Canary = envoyconf.Canary{Address: "10.0.0.9:80", Percent: 0.01, TLS: security != "plaintext"}
 						o.Pickers = []string{"localhost:9002", "epp.invalid:9002"}
 						o.Operations, o.PoolTLS.Plaintext = "0.0.0.0:0", false
 						if o.Cert.Dir != "" {
@@ -151,6 +153,10 @@ func TestBootstrapProblems(t *testing.T) {
 		{"pool's certificate", func(o *envoyconf.Options) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
 		{"pool's name", func(o *envoyconf.Options) { o.PoolTLS = envoyconf.PeerTLS{Name: "decode"} }, "pool-server-name: "},
 		{"trace ratio", func(o *envoyconf.Options) { o.TraceRatio = 1.5 }, "trace-ratio: 1.5 is not from 0 to 1"},
+		{"canary without a port", func(o *envoyconf.Options) { o.Canary.Address = "next" }, `canary: "next" is not HOST:PORT`},
+		{"a share for no canary", func(o *envoyconf.Options) { o.Canary.Percent = 5 }, "canary: there must be an address for 5 %"},
+		{"more than all", func(o *envoyconf.Options) { o.Canary = envoyconf.Canary{Address: "next:80", Percent: 101} },
+			"canary-percent: 101 is not from 0 to 100"},
 		{"idle", func(o *envoyconf.Options) { o.Idle = 999 * time.Millisecond }, "idle-timeout: must be 1s or more"},
 		{"mode", func(o *envoyconf.Options) { o.Filters = "triple" }, "mode: "},
 		{"pool", func(o *envoyconf.Options) { o.Pool = "dns" }, "pool: "},
