@@ -27,6 +27,13 @@ var apis = []struct {
 	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
 }
 
+// PathSidecar is where a sidecar answers GET itself: with SidecarIdentity. Behind no sidecar, an engine answers 404. It tells
+// the two apart without a request that engine or sidecar would count.
+const (
+	PathSidecar     = "/tandem/sidecar"
+	SidecarIdentity = `{"component":"sidecar"}`
+)
+
 // APIOf returns the API that a URL path belongs to.
 func APIOf(path string) API {
 	for api, a := range apis {

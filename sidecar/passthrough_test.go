@@ -238,3 +238,20 @@ func TestStaleConnections(t *testing.T) {
 		post(t, s.url+completionsPath, long).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 	})
 }
+
+// TestIdentify: a program can tell a sidecar from an engine without a request that one of them would count.
+func TestIdentify(t *testing.T) {
+	p := startPool(t)
+	resp, err := http.Get(p.url + pd.PathSidecar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || string(body) != pd.SidecarIdentity {
+		t.Errorf("%s %s (%v)", resp.Status, body, err)
+	}
+	if n := p.count(t, "tandem_requests_total"); n != 0 || len(p.decode.requests()) != 0 {
+		t.Errorf("%v requests counted, the engine got %d", n, len(p.decode.requests()))
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -191,9 +192,16 @@ func (s *Server) Handler() http.Handler {
 	for _, api := range pd.GenerateAPIs() {
 		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
 	}
+	r.Path(pd.PathSidecar).Methods(http.MethodGet).HandlerFunc(identify)
 	r.NotFoundHandler = s.passthrough
 	r.MethodNotAllowedHandler = r.NotFoundHandler
 	return s.intake.CheckHeaders(r)
+}
+
+// identify answers pd.PathSidecar.
+func identify(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, pd.SidecarIdentity) // the client may have left
 }
 
 // Ready returns why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.

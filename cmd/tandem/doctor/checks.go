@@ -102,13 +102,18 @@ type finding struct {
 }
 
 // examine runs all checks at once.
-func (f *fleet) examine(ctx context.Context) report {
+func (f *fleet) examine(ctx context.Context, p *progress) report {
 	found := make([]finding, len(checks))
 	numbers := make([]int, len(checks))
 	for i := range numbers {
 		numbers[i] = i
 	}
-	parallel(numbers, func(i int) { found[i] = checks[i].run(ctx, f) })
+	stop := p.start()
+	parallel(numbers, func(i int) {
+		found[i] = checks[i].run(ctx, f)
+		p.done(checks[i].name)
+	})
+	stop()
 	var r report
 	for i, c := range checks {
 		if found[i].verdict != none {

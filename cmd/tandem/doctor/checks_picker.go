@@ -13,20 +13,16 @@ import (
 
 func (p *picker) String() string { return p.name }
 
-// checkSidecar sends a request with an invalid Tandem header. Only a sidecar refuses it, before it reaches an engine, and
-// its answer has a header that only sidecars write. An engine behind no sidecar finds no prompt in the body and refuses it
-// too.
+// checkSidecar sends a request that only a sidecar answers itself. Neither sidecars nor engines count it as a failure of a client.
 func checkSidecar(ctx context.Context, f *fleet) finding {
 	if len(f.of(pd.RoleDecode)) == 0 {
 		return noEngine("that decodes answers")
 	}
 	return each(ctx, f.live(), f.how.Timeout, func(ctx context.Context, t *target) finding {
-		a, err := f.engines().ask(ctx, http.MethodPost, f.base(t)+pd.APICompletions.Path(), http.Header{
-			"Content-Type":                         {"application/json"},
-			http.CanonicalHeaderKey(pd.HeaderMode): {"doctor"},
-		}, "{}")
+		a, err := f.engines().ask(ctx, http.MethodGet, f.base(t)+pd.PathSidecar, nil, "")
+		isSidecar := err == nil && a.status == http.StatusOK && string(a.body) == pd.SidecarIdentity
 		if !t.role.Has(pd.RoleDecode) {
-			if err == nil && a.header.Get(pd.HeaderDecision) != "" {
+			if isSidecar {
 				return finding{verdict: fail,
 					seen: fmt.Sprintf("labelled %s, but a sidecar answers at %v, and sidecars strip hand-offs from requests", t.label, t.addr),
 					do:   "correct the label, or put the engine's port into the pool"}
@@ -36,7 +32,7 @@ func checkSidecar(ctx context.Context, f *fleet) finding {
 		switch {
 		case err != nil:
 			return finding{verdict: fail, seen: err.Error()}
-		case a.header.Get(pd.HeaderDecision) != "":
+		case isSidecar:
 			return finding{verdict: ok, seen: "Tandem's"}
 		case f.how.Sidecar == "any":
 			return finding{verdict: unknown, seen: "not Tandem's; another sidecar cannot be told from an engine"}

@@ -135,8 +135,10 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	defer f.close()
+	p := newProgress(std.Stderr)
+	fmt.Fprintf(std.Stderr, "reading %d endpoints\n", len(f.targets))
 	f.look(ctx)
-	found := f.examine(ctx)
+	found := f.examine(ctx, p)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("inspecting the pool: %w", err)
 	}

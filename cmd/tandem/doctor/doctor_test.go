@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/sim"
 )
 
@@ -95,6 +96,42 @@ func TestHealthy(t *testing.T) {
 	}
 	if got.code != 0 || len(found) < 20 {
 		t.Errorf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
+	}
+}
+
+// TestCountsNothing: without --probe, the doctor sends no generate call, so no component counts one, refused or not.
+func TestCountsNothing(t *testing.T) {
+	p := healthy()
+	var generates atomic.Int64
+	for i := range p.members {
+		p.members[i].metrics = boot.NewRegistry()
+		p.members[i].front = func(engine http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPost {
+					generates.Add(1)
+				}
+				engine.ServeHTTP(w, r)
+			})
+		}
+	}
+	flags := append(p.start(t), "--probe=false", "--idle-wait=0s")
+	p.loads(t, 4)
+	if got, found := findings(t, flags...); found["sidecar"].Verdict != ok {
+		t.Errorf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
+	}
+	if n := generates.Load(); n != 0 {
+		t.Errorf("engines got %d generate calls", n)
+	}
+	for _, m := range p.members {
+		families, err := m.metrics.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			if family.GetName() == "tandem_requests_total" {
+				t.Errorf("a sidecar counted %v", family)
+			}
+		}
 	}
 }
 
@@ -492,7 +529,7 @@ func TestText(t *testing.T) {
 	p.loads(t, 4)
 	got := doctor(t.Context(), flags...)
 	want := "  FAIL     block-size     32 (prefill-0, decode-0, decode-1), 64 (prefill-1) → start all engines with the same --block-size"
-	if got.code != 1 || got.stderr != "" || !strings.Contains(got.stdout, want) || !strings.Contains(got.stdout, "\nengines\n") || strings.Contains(got.stdout, "\x1b") {
+	if got.code != 1 || !strings.HasPrefix(got.stderr, "reading ") || !strings.Contains(got.stdout, want) || !strings.Contains(got.stdout, "\nengines\n") || strings.Contains(got.stdout, "\x1b") {
 		t.Errorf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
 	if !strings.Contains(got.stdout, " 1 FAIL, ") || strings.Contains(got.stdout, probePrompt) {

@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
@@ -68,6 +69,7 @@ type member struct {
 	cfg        sim.Config
 	idle       time.Duration                   // of the sidecar; 0 = never in a test
 	naked      bool                            // no sidecar in front of it
+	metrics    *prometheus.Registry            // of the sidecar; nil = one that no test reads
 	fronted    bool                            // a sidecar in front of it, whatever its role
 	cert       *tls.Certificate                // of an engine that speaks TLS
 	front      func(http.Handler) http.Handler // changes requests and answers
@@ -145,7 +147,11 @@ func (m *member) sidecar(t *testing.T, engine string) string {
 	to := netip.MustParseAddrPort(strings.TrimPrefix(engine, "http://"))
 	cfg.Engine.Host, cfg.Engine.Port = to.Addr().String(), int(to.Port())
 	cfg.Trust.Allow = []intake.AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}}
-	s, err := sidecar.New(cfg, sidecar.Telemetry{Log: slog.New(slog.DiscardHandler), Metrics: boot.NewRegistry(),
+	registry := m.metrics
+	if registry == nil {
+		registry = boot.NewRegistry()
+	}
+	s, err := sidecar.New(cfg, sidecar.Telemetry{Log: slog.New(slog.DiscardHandler), Metrics: registry,
 		Tracer: noop.NewTracerProvider().Tracer(""), Propagator: propagation.NewCompositeTextMapPropagator()})
 	if err != nil {
 		t.Fatal(err)
