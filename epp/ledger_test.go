@@ -34,7 +34,7 @@ func TestLedgerHandsOver(t *testing.T) {
 	})
 }
 
-func TestLedgerEndsWhatNobodyTakes(t *testing.T) {
+func TestLedgerEndsUntakenReservations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, e := epp.NewLedger(patience, epp.SystemClock), pod("e")
 		l.Hold("a", charged(e))

@@ -119,7 +119,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 }
 
 // A body that stops is refused on every path, and no engine waits for it.
-func TestBodiesThatStop(t *testing.T) {
+func TestStoppedBodiesAreRefused(t *testing.T) {
 	engine, prefill := startEngine(t, ask(false).answer()), startEngine(t, offering(handoffParams))
 	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 50 * time.Millisecond }))
 	for _, c := range []struct {

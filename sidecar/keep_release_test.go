@@ -209,7 +209,7 @@ func TestKeptDecodeStandsStill(t *testing.T) {
 }
 
 // If the notifier has failed, decode is asked to release.
-func TestKeeperDiesInBetween(t *testing.T) {
+func TestKeeperDiesBeforeTheRelease(t *testing.T) {
 	both(t, func(t *testing.T, q question) {
 		t.Parallel()
 		k, g := newNotifier(t), newGate()

@@ -68,7 +68,7 @@ func TestLatencyMetrics(t *testing.T) {
 
 // Only complete answers have an end-to-end time, and only streams a first token: errors, which are fast, would hide slow
 // answers.
-func TestLatencyOfWhatIsNoAnswer(t *testing.T) {
+func TestLatencyIgnoresErrors(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		stream bool

@@ -70,7 +70,7 @@ func (s *nameServer) serve() {
 
 // A name is checked each time it is dialled, by the address it resolves to then: one that pointed at a prefill pod before may
 // point at the metadata service now.
-func TestSecurityNamesThatMove(t *testing.T) {
+func TestSecurityNamesAreCheckedAtEachDial(t *testing.T) {
 	names := startNameServer(t, "127.0.0.1")
 	old := net.DefaultResolver
 	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -131,7 +131,7 @@ func TestBadRenames(t *testing.T) {
 }
 
 // The header of a sender without the pool's secret is ignored.
-func TestRenamesOfStrangers(t *testing.T) {
+func TestRenamesNeedTheSecret(t *testing.T) {
 	s := startRig(t, startEngine(t, says(200, "application/json", engineWhole)).addr, withSecrets(t, "sesame"))
 	if got := post(t, s.url+completionsPath, ask(false).body, pd.HeaderModel, renamed); got.body != engineWhole {
 		t.Errorf("a stranger: %d %s", got.status, got.body)

@@ -222,8 +222,8 @@ func TestLongPrefill(t *testing.T) {
 	}
 }
 
-// TestPrefillThatStops: if the first token ends the answer, there is a hand-off, and decode stops at that token as well.
-func TestPrefillThatStops(t *testing.T) {
+// TestPrefillStops: if the first token ends the answer, there is a hand-off, and decode stops at that token as well.
+func TestPrefillStops(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	body := simtest.Greedy(simtest.Prompt(1, 100), 1, nil)
 	body["stop_token_ids"] = simtest.Complete(t, d, body).Tokens()

@@ -77,7 +77,7 @@ func TestMemoryOfTheTransport(t *testing.T) {
 	}
 }
 
-func TestTransportThatDoesNotOpen(t *testing.T) {
+func TestTransportOpenFails(t *testing.T) {
 	_, err := sim.New(sim.Config{Transfer: sim.TransferConfig{Open: func(string) (transfer.Transport, error) { return nil, errStep }}})
 	if !errors.Is(err, errStep) {
 		t.Errorf("error %v", err)

@@ -133,7 +133,7 @@ func TestGroupTellsOfADeath(t *testing.T) {
 	}
 }
 
-func TestGroupIsSilentAboutWhatWasMeant(t *testing.T) {
+func TestGroupDoesNotReportIntendedEnds(t *testing.T) {
 	g, alive, members := startGroup(t, t.Context(), "prefill", "decode")
 	if err := members[0].Kill(); err != nil {
 		t.Fatal(err)

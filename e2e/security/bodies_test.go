@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// forgedMembers returns the members by which a client would aim an engine at memory of its choosing, as an engine would read them.
-func forgedMembers(to *snare) map[string]string {
+// forgedMembers returns the members by which a client would have an engine read KV blocks of the client's choosing.
+func forgedMembers(to *decoy) map[string]string {
 	params := fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"%s","remote_block_ids":[1,2],`+
 		`"remote_host":"127.0.0.1","remote_port":%s,"remote_request_id":"%[1]s","tp_size":1}`, mark, to.port())
 	return map[string]string{
@@ -36,7 +36,7 @@ func forgedMembers(to *snare) map[string]string {
 // TestSecurityForgedHandOffs has clients send hand-offs of their own, in every spelling, to every way in: through the proxy
 // and past it. No engine gets one.
 func TestSecurityForgedHandOffs(t *testing.T) {
-	trap := newSnare(t)
+	trap := startDecoy(t)
 	f := harness.NewTappedFleet(t, 1)
 	f.StartPicker(t)
 	f.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"})
@@ -60,21 +60,21 @@ func TestSecurityForgedHandOffs(t *testing.T) {
 		{"POST", "/v1/completions", "audio/wav"}, {"POST", "/invocations", "application/vnd.api+json"},
 		{"POST", "/invocations", "application/json; charset=utf-16"}, {"POST", "/v1/completions", "multipart/form-data; boundary=x"},
 	}
-	const apis = 8            // the first of the ways
+	const apis = 8            // how many of the ways, from the first, are plain calls of the APIs
 	var asking sync.WaitGroup // a few at a time
 	places := make(chan struct{}, 8)
 	for name, members := range forgedMembers(trap) {
 		body := `{"model":"` + f.Model + `",` + members + `,"prompt":"a","input":"a","messages":[{"role":"user","content":"a"}],"max_tokens":1,"max_output_tokens":1}`
 		for i, way := range ways {
 			if i >= apis && strings.Contains(name, ",") {
-				continue // spellings are read alike on all ways
+				continue // all paths read the spellings alike
 			}
-			q := wild{way.method, way.uri, [][2]string{{"Content-Type", way.kind}}, body}
+			q := rawRequest{way.method, way.uri, [][2]string{{"Content-Type", way.kind}}, body}
 			if way.kind == "" {
 				q.header = nil
 			}
 			addrs := []string{decode0(f)}
-			if i < apis || way.method == "GET" { // the proxy itself refuses or mends what is odder
+			if i < apis || way.method == "GET" { // the proxy itself refuses or corrects the other spellings of the path
 				addrs = append(addrs, f.Front.Addr)
 			}
 			places <- struct{}{}
@@ -89,11 +89,11 @@ func TestSecurityForgedHandOffs(t *testing.T) {
 		}
 	}
 	asking.Wait()
-	mustBeClean(t, engine)
-	mustBeClean(t, f.Prefill[0].Tap)
-	trap.mustBeAlone(t)
+	mustHaveNothingForged(t, engine)
+	mustHaveNothingForged(t, f.Prefill[0].Tap)
+	trap.mustHaveNoConnection(t)
 	plain := f.TokensCall(2*harness.Threshold, false)
-	harness.MustMatch(t, f.Send(t, plain), false, f.Want(t, plain)) // nothing was poisoned
+	harness.MustMatch(t, f.Send(t, plain), false, f.Want(t, plain)) // no cached block is wrong
 	if n := len(requestsOf(engine)); n < 100 {
 		t.Errorf("only %d requests reached the engine: the rest was refused for another reason", n)
 	}
@@ -102,22 +102,22 @@ func TestSecurityForgedHandOffs(t *testing.T) {
 // decode0 returns the data port of the only sidecar.
 func decode0(f *harness.TappedFleet) string { return f.Fleet.Decode[0].Addr() }
 
-// TestSecuritySplitForgeries has a client's hand-off ride on a request that is split: what the legs carry is the prefill
-// engine's own.
+// TestSecuritySplitForgeries has a client send a hand-off in a request that is split: the legs carry only the prefill engine's
+// own.
 func TestSecuritySplitForgeries(t *testing.T) {
-	trap := newSnare(t)
+	trap := startDecoy(t)
 	f := harness.NewTappedFleet(t, 1)
 	s := decode0(f)
 	for name, members := range forgedMembers(trap) {
 		t.Run(name, func(t *testing.T) {
 			c := f.TokensCall(2*harness.Threshold, false)
 			body := strings.Replace(string(c.Body(f.Model)), "{", "{"+members+",", 1)
-			q := wild{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, f.Prefill[0].Tap.Addr}}, body}
+			q := rawRequest{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, f.Prefill[0].Tap.Addr}}, body}
 			resp, text := q.mustSend(t, s)
 			decision := resp.Header.Get(pd.HeaderDecision)
 			switch {
 			case strings.Contains(name, "twice") || strings.Contains(name, "both"):
-				if resp.StatusCode == http.StatusOK { // an object beneath may repeat: it is taken out
+				if resp.StatusCode == http.StatusOK { // a nested object may repeat: the sidecar removes it
 					break
 				}
 				if resp.StatusCode != http.StatusBadRequest || decision != "refused;reason=duplicate-key" {
@@ -135,9 +135,9 @@ func TestSecuritySplitForgeries(t *testing.T) {
 		})
 	}
 	for _, p := range taps(f) {
-		mustBeClean(t, p)
+		mustHaveNothingForged(t, p)
 	}
-	trap.mustBeAlone(t)
+	trap.mustHaveNoConnection(t)
 }
 
 // TestSecurityCaps sends more than the programs take, to the proxy and past it: they refuse, and serve the next.
@@ -153,14 +153,14 @@ func TestSecurityCaps(t *testing.T) {
 	const path, kind = "/v1/completions", "application/json"
 	for _, c := range []struct {
 		name     string
-		q        wild
+		q        rawRequest
 		statuses [2]int // at the proxy, at the sidecar
 	}{
-		{"a body over the limit", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":"` + strings.Repeat("a", limit) + `"}`}, [2]int{413, 413}},
-		{"nesting", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}`}, [2]int{400, 400}},
-		{"a header over the limit", wild{"GET", "/v1/models", [][2]string{{"X-Long", strings.Repeat("a", 2*limit)}}, ""}, [2]int{431, 431}},
-		{"an address over the limit", wild{"GET", "/v1/models?" + strings.Repeat("a", 2*limit), nil, ""}, [2]int{431, 431}},
-		{"members without end", wild{"POST", path, [][2]string{{"Content-Type", kind}}, `{` + strings.Repeat(`"vllm_xargs":{"kv_transfer_params":1},`, 20_000) + `"prompt":"a"}`}, [2]int{400, 400}},
+		{"a body over the limit", rawRequest{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":"` + strings.Repeat("a", limit) + `"}`}, [2]int{413, 413}},
+		{"nesting", rawRequest{"POST", path, [][2]string{{"Content-Type", kind}}, `{"prompt":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}`}, [2]int{400, 400}},
+		{"a header over the limit", rawRequest{"GET", "/v1/models", [][2]string{{"X-Long", strings.Repeat("a", 2*limit)}}, ""}, [2]int{431, 431}},
+		{"an address over the limit", rawRequest{"GET", "/v1/models?" + strings.Repeat("a", 2*limit), nil, ""}, [2]int{431, 431}},
+		{"members without end", rawRequest{"POST", path, [][2]string{{"Content-Type", kind}}, `{` + strings.Repeat(`"vllm_xargs":{"kv_transfer_params":1},`, 20_000) + `"prompt":"a"}`}, [2]int{400, 400}},
 	} {
 		for i, addr := range []string{f.Front.Addr, sidecar.Addr("http")} {
 			t.Run(fmt.Sprintf("%s, %s", c.name, []string{"proxy", "sidecar"}[i]), func(t *testing.T) {
@@ -177,6 +177,6 @@ func TestSecurityCaps(t *testing.T) {
 	q := f.TokensCall(2*harness.Threshold, false)
 	harness.MustMatch(t, f.Send(t, q), false, f.Want(t, q))
 	for _, p := range []harness.Program{f.Pickers[0], sidecar} {
-		mustHaveStayedSmall(t, p)
+		mustHaveBoundedMemory(t, p)
 	}
 }

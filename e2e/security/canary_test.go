@@ -15,14 +15,13 @@ import (
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
-// Canaries are texts of clients that must not appear in any log, page or metric: one that does was written down by a program
-// that should not have.
+// Canaries are texts of clients that no program may write to a log, page or metric.
 const (
 	canary       = "canary-of-a-prompt"
 	canaryBearer = "canary-of-a-header"
 )
 
-// secretBodies are requests that hold canaries wherever clients put text, by what is wrong with them.
+// secretBodies returns request bodies with canaries in every member that takes text, by name of the case.
 func secretBodies(model string) map[string]string {
 	long := strings.TrimSpace(strings.Repeat(canary+" ", 4*harness.Threshold))
 	chat := func(more string) string {
@@ -49,9 +48,9 @@ func secretBodies(model string) map[string]string {
 	}
 }
 
-// TestSecurityNoPromptIsTold sends canaries through successes and failures of the whole stack, with logs of every detail (but
-// for Envoy, whose debug log shows whole requests), access logs and traces switched on, and then looks for them in all that any program has written or shows.
-func TestSecurityNoPromptIsTold(t *testing.T) {
+// TestSecurityPromptsAreInNoLogOrPage sends canaries through successes and failures of the whole stack, with logs of every detail (but
+// for Envoy, whose debug log shows whole requests), access logs and traces switched on. No log, page or trace may have one.
+func TestSecurityPromptsAreInNoLogOrPage(t *testing.T) {
 	r := harness.StartReceiver(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+r.Addr())
 	f := harness.NewTappedFleet(t, 2)
@@ -76,7 +75,7 @@ func TestSecurityNoPromptIsTold(t *testing.T) {
 					if name == "no JSON" {
 						path = "/tokenize"
 					}
-					answered[confession{state + "/" + name, to, path, mode, f.Prefill[0].Tap.Addr, body}.mustTell(t)]++
+					answered[canaryRequest{state + "/" + name, to, path, mode, f.Prefill[0].Tap.Addr, body}.mustSend(t)]++
 				}
 			}
 		}
@@ -92,36 +91,36 @@ func TestSecurityNoPromptIsTold(t *testing.T) {
 	if answered[200] < 20 || answered[400] < 10 || answered[413] < 1 {
 		t.Errorf("answers by status: %v: the cases are not what they seem", answered)
 	}
-	told := toldPages(t, f, e)
-	told["explain"], err = harness.OutputOf(secretBodies(f.Model)["chat"], "tandem", "explain", "--admin="+f.Pickers[0].Addr("admin"), "--path", pd.APIChat.Path(), "-")
+	seen := operatorPages(t, f, e)
+	seen["explain"], err = harness.OutputOf(secretBodies(f.Model)["chat"], "tandem", "explain", "--admin="+f.Pickers[0].Addr("admin"), "--path", pd.APIChat.Path(), "-")
 	if err != nil {
 		t.Error(err)
 	}
-	told["Envoy's log"] = e.Log()
+	seen["Envoy's log"] = e.Log()
 	f.Pickers[0].MustStop(t) // what is left of the traces is sent at the end
 	f.Fleet.Decode[0].Sidecar.MustStop(t)
-	told["picker's log"] = strings.Join(f.Pickers[0].Output(), "\n")
-	told["sidecar's log"] = strings.Join(f.Fleet.Decode[0].Sidecar.Output(), "\n")
+	seen["picker's log"] = strings.Join(f.Pickers[0].Output(), "\n")
+	seen["sidecar's log"] = strings.Join(f.Fleet.Decode[0].Sidecar.Output(), "\n")
 	for _, s := range r.Spans() {
-		told["spans"] += s.String() + "\n"
+		seen["spans"] += s.String() + "\n"
 	}
-	for where, text := range told {
+	for where, text := range seen {
 		if len(text) == 0 {
 			t.Errorf("%s is empty: nothing was looked at", where)
 		}
-		for _, bird := range []string{canary, canaryBearer} {
-			if i := strings.Index(text, bird); i >= 0 {
-				t.Errorf("%s tells what a client said: %.400q", where, text[max(0, i-200):])
+		for _, secret := range []string{canary, canaryBearer} {
+			if i := strings.Index(text, secret); i >= 0 {
+				t.Errorf("%s has the text of a client: %.400q", where, text[max(0, i-200):])
 			}
 		}
 	}
 }
 
-// confession is a request with canaries in its body.
-type confession struct{ what, to, path, mode, prefill, body string }
+// canaryRequest is a request with canaries in its body, sent to an address; what names the case.
+type canaryRequest struct{ what, to, path, mode, prefill, body string }
 
-// mustTell sends it with canaries in its headers too, and reads the answer, which is the client's own to know.
-func (c confession) mustTell(t *testing.T) (status int) {
+// mustSend sends the request with canaries in its headers too, and returns the status; 0 if an engine broke off.
+func (c canaryRequest) mustSend(t *testing.T) (status int) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(harness.Within(t), http.MethodPost, "http://"+c.to+c.path, strings.NewReader(c.body))
 	if err != nil {
@@ -134,7 +133,7 @@ func (c confession) mustTell(t *testing.T) (status int) {
 	}
 	resp, err := harness.Client.Do(req)
 	if err != nil {
-		return 0 // an engine broke off: that is the case
+		return 0
 	}
 	defer resp.Body.Close()
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
@@ -146,10 +145,10 @@ func (c confession) mustTell(t *testing.T) (status int) {
 	return resp.StatusCode
 }
 
-// toldPages reads every page that the programs of a stack serve to operators.
-func toldPages(t *testing.T, f *harness.TappedFleet, e *envoy.Envoy) map[string]string {
+// operatorPages reads every page that the programs of a stack serve to operators, by URL.
+func operatorPages(t *testing.T, f *harness.TappedFleet, e *envoy.Envoy) map[string]string {
 	t.Helper()
-	told := map[string]string{}
+	seen := map[string]string{}
 	sidecar, picker := f.Fleet.Decode[0].Sidecar, f.Pickers[0]
 	for base, paths := range map[string][]string{
 		sidecar.Addr("metrics"): {"/metrics", "/livez", "/readyz"},
@@ -160,15 +159,14 @@ func toldPages(t *testing.T, f *harness.TappedFleet, e *envoy.Envoy) map[string]
 		e.Admin(): {"/stats", "/stats/prometheus", "/config_dump", "/clusters", "/listeners", "/server_info", "/memory", "/certs"},
 	} {
 		for _, path := range paths {
-			_, told[base+path] = harness.FetchPage(t, "http://"+base+path)
+			_, seen[base+path] = harness.FetchPage(t, "http://"+base+path)
 		}
 	}
-	return told
+	return seen
 }
 
-// TestSecurityDebugPagesStayAtHome holds that what is for operators alone is on loopback unless they say otherwise, and on
-// no other port.
-func TestSecurityDebugPagesStayAtHome(t *testing.T) {
+// TestSecurityDebugPagesAreOnLoopback checks that pages for operators are on loopback by default, and on no other port.
+func TestSecurityDebugPagesAreOnLoopback(t *testing.T) {
 	endpoints := filepath.Join(t.TempDir(), "endpoints.yaml")
 	harness.Replace(t, endpoints, "endpoints: []\n")
 	for _, c := range []struct {
@@ -195,8 +193,8 @@ func TestSecurityDebugPagesStayAtHome(t *testing.T) {
 	}
 }
 
-// TestSecurityFilesAreOurs looks at who may change the files that a stack keeps while it runs.
-func TestSecurityFilesAreOurs(t *testing.T) {
+// TestSecurityOnlyTheUserMayWriteFiles checks who may change the files that a stack keeps while it runs.
+func TestSecurityOnlyTheUserMayWriteFiles(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	f := harness.NewStack(t, harness.Layout{Proxy: "envoy", Mode: "pair"}, 1, 1)
@@ -221,7 +219,7 @@ func TestSecurityFilesAreOurs(t *testing.T) {
 	}
 }
 
-// TestSecurityMetricsAreBounded sends what would make a label or a page grow without end, if clients could choose one.
+// TestSecurityMetricsAreBounded sends many values of everything that clients choose: none may become a label or a series.
 func TestSecurityMetricsAreBounded(t *testing.T) {
 	f := harness.NewStack(t, harness.Layout{Proxy: "gateway", Mode: "pair"}, 1, 1)
 	series := func() (n int) {

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// hostile returns an engine that an attacker controls. It says that it is well, and answers calls as it likes.
-func hostile(t *testing.T, answer http.HandlerFunc) (addr string) {
+// startHostileEngine starts an engine that an attacker controls: it is healthy, and answers calls by the given handler.
+func startHostileEngine(t *testing.T, answer http.HandlerFunc) (addr string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
@@ -29,8 +29,8 @@ func hostile(t *testing.T, answer http.HandlerFunc) (addr string) {
 	return server.Listener.Addr().String()
 }
 
-// endless writes the same until the client stops reading, and tells how much that was.
-func endless(w io.Writer, text string, sent *atomic.Int64) {
+// writeEndlessly writes the text again and again until the client stops reading, and counts the bytes in sent.
+func writeEndlessly(w io.Writer, text string, sent *atomic.Int64) {
 	for block := []byte(strings.Repeat(text, 64<<10/len(text)+1)); ; {
 		n, err := w.Write(block)
 		sent.Add(int64(n))
@@ -40,12 +40,12 @@ func endless(w io.Writer, text string, sent *atomic.Int64) {
 	}
 }
 
-// mostMemory is what a program may have held at once for what the hostile send it (MiB): each answer is capped at 16 MiB, and
-// some of those before it are not collected yet.
+// mostMemory is the most memory that a program may use while hostile engines answer (MiB): each answer is capped at 16 MiB, and
+// earlier ones may not have been collected yet.
 const mostMemory = 200
 
-// mustHaveStayedSmall fails if a program ever held more than mostMemory.
-func mustHaveStayedSmall(t *testing.T, p harness.Program) {
+// mustHaveBoundedMemory fails if a program ever held more than mostMemory.
+func mustHaveBoundedMemory(t *testing.T, p harness.Program) {
 	t.Helper()
 	peak := harness.PeakOf(t, p.PID())
 	t.Logf("%s held at most %d MiB", p.Name(), peak)
@@ -54,8 +54,8 @@ func mustHaveStayedSmall(t *testing.T, p harness.Program) {
 	}
 }
 
-// TestSecurityHostilePrefill has a prefill engine answer what no engine should. The client is served all the same, by the
-// decode engine alone, which never sees what the other made up.
+// TestSecurityHostilePrefill has a prefill engine send malformed answers. The decode engine alone serves the client, and never
+// sees the malformed hand-off.
 func TestSecurityHostilePrefill(t *testing.T) {
 	decode := harness.NewTap(t, harness.StartSim(t, "decode", "--role=decode").Addr)
 	s := harness.StartSidecar(t, decode.Addr, "--fallback-burst=1000")
@@ -68,10 +68,10 @@ func TestSecurityHostilePrefill(t *testing.T) {
 		name   string
 		answer http.HandlerFunc
 	}{
-		{"an endless answer", func(w http.ResponseWriter, _ *http.Request) { endless(w, " ", &sent) }},
+		{"an endless answer", func(w http.ResponseWriter, _ *http.Request) { writeEndlessly(w, " ", &sent) }},
 		{"an endless string", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"kv_transfer_params":"`)
-			endless(w, "a", &sent)
+			writeEndlessly(w, "a", &sent)
 		}},
 		{"a length that is a lie", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "9223372036854775807")
@@ -100,7 +100,7 @@ func TestSecurityHostilePrefill(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sent.Store(0)
-			q := harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}.Remote(hostile(t, c.answer))
+			q := harness.Call{API: pd.APICompletions, Text: "a", Tokens: 1}.Remote(startHostileEngine(t, c.answer))
 			got := harness.MustSend(t, q, s.Addr("http"), model)
 			if v := harness.Planned(got); got.Status != http.StatusOK || v != "local;reason=handoff-invalid" && v != "local;reason=prefill-failed" {
 				t.Errorf("status %d, decision %q: %.300s", got.Status, v, got.Body)
@@ -110,19 +110,19 @@ func TestSecurityHostilePrefill(t *testing.T) {
 			}
 		})
 	}
-	mustBeClean(t, decode)
-	mustHaveStayedSmall(t, s)
+	mustHaveNothingForged(t, decode)
+	mustHaveBoundedMemory(t, s)
 }
 
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// TestSecurityHostileDecode has a decode engine lie in its headers and never end an event: the client is told nothing in
-// Tandem's name, and the sidecar does not hold what does not end.
+// TestSecurityHostileDecode has a decode engine forge Tandem's headers and never end an event: the client gets no forged header,
+// and the sidecar's memory stays bounded.
 func TestSecurityHostileDecode(t *testing.T) {
 	var sent atomic.Int64
-	addr := hostile(t, func(w http.ResponseWriter, r *http.Request) {
+	addr := startHostileEngine(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderTiming, pd.HeaderRetry, pd.HeaderPlan, "x-gateway-destination-endpoint-served"} {
 			w.Header().Set(name, mark)
 			w.Header().Set(http.TrailerPrefix+name, mark)
@@ -134,7 +134,7 @@ func TestSecurityHostileDecode(t *testing.T) {
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: ")
-		endless(w, "a", &sent)
+		writeEndlessly(w, "a", &sent)
 	})
 	s := harness.StartSidecar(t, addr)
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/models"} {
@@ -182,20 +182,20 @@ func TestSecurityHostileDecode(t *testing.T) {
 			t.Errorf("%d MiB of the event were taken", n>>20)
 		}
 	})
-	mustHaveStayedSmall(t, s)
+	mustHaveBoundedMemory(t, s)
 }
 
-// TestSecurityHostileMetricsPage has an engine of the pool answer scrapes without end. The picker goes on with the others,
-// and reads no more than it has to.
+// TestSecurityHostileMetricsPage has an engine of the pool answer scrapes without end. The picker goes on with the other
+// engines, and reads a bounded part of the page.
 func TestSecurityHostileMetricsPage(t *testing.T) {
 	var sent, scrapes atomic.Int64
-	trap := newSnare(t)
+	trap := startDecoy(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path != "/metrics":
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case scrapes.Add(1)%2 == 1:
-			endless(w, "vllm:num_requests_waiting{a=\"b\"} 1\n", &sent)
+			writeEndlessly(w, "vllm:num_requests_waiting{a=\"b\"} 1\n", &sent)
 		default:
 			http.Redirect(w, r, "http://"+trap.addr, http.StatusFound)
 		}
@@ -222,6 +222,6 @@ func TestSecurityHostileMetricsPage(t *testing.T) {
 		}
 		return fmt.Sprint(known), err == nil && known >= 2
 	})
-	mustHaveStayedSmall(t, p)
-	trap.mustBeAlone(t)
+	mustHaveBoundedMemory(t, p)
+	trap.mustHaveNoConnection(t)
 }

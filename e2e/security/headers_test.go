@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// steering returns the headers by which a client would have our parts do what only the picker may ask for.
-func steering(to string) [][2]string {
+// routingHeaders returns the headers that only the picker may send, aimed at an address.
+func routingHeaders(to string) [][2]string {
 	const plan = "remote;id=0123456789abcdef;reason=forced;strict=1;epp=0.1;report"
 	return [][2]string{
 		{"x-prefiller-host-port", to}, {"X-PREFILLER-HOST-PORT", to}, {"x-prefiller-hosts-ports", to},
@@ -29,16 +29,16 @@ func steering(to string) [][2]string {
 	}
 }
 
-// TestSecurityHeadersAtTheFront has a client send every header that only our parts may send, one by one and all together:
-// while the picker picks, while it picks for another pool, and while there is none.
+// TestSecurityHeadersAtTheFront has a client send every header that only our programs may send, one by one and all together,
+// while the picker runs, and all together after it was killed.
 func TestSecurityHeadersAtTheFront(t *testing.T) {
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {
-			trap := newSnare(t)
+			trap := startDecoy(t)
 			f := harness.NewTappedFleet(t, 1)
 			f.StartPicker(t)
 			f.StartFront(t, l)
-			all := steering(trap.addr)
+			all := routingHeaders(trap.addr)
 			for i, h := range append(all, [2]string{}) {
 				header := all[min(i, len(all)-1) : min(i, len(all)-1)+1]
 				if i == len(all) {
@@ -49,21 +49,21 @@ func TestSecurityHeadersAtTheFront(t *testing.T) {
 					want   string
 				}{{harness.Threshold / 2, "local;reason=short-prompt"}, {2 * harness.Threshold, "remote;reason=uncached"}} {
 					if i < len(all) && c.tokens > harness.Threshold && !strings.Contains(h[0], "tandem-plan") {
-						continue // all of them are in the last one
+						continue // the last case has all headers
 					}
-					mustNotBeSteered(t, f, header, f.TokensCall(c.tokens, false), c.want)
+					mustNotBeRouted(t, f, header, f.TokensCall(c.tokens, false), c.want)
 				}
 			}
 			for _, p := range taps(f) {
-				mustBeClean(t, p, trap.addr)
+				mustHaveNothingForged(t, p, trap.addr)
 			}
-			trap.mustBeAlone(t)
+			trap.mustHaveNoConnection(t)
 
 			before := len(requestsOf(f.Decode[0].Tap))
 			if err := f.Pickers[0].Kill(); err != nil {
 				t.Fatal(err)
 			}
-			q := wild{"POST", pd.APICompletions.Path(), append(slices.Clone(all), [2]string{"Content-Type", "application/json"}),
+			q := rawRequest{"POST", pd.APICompletions.Path(), append(slices.Clone(all), [2]string{"Content-Type", "application/json"}),
 				string(f.TokensCall(harness.Threshold/2, false).Body(f.Model))}
 			if resp, text := q.mustSend(t, f.Front.Addr); resp.StatusCode != http.StatusServiceUnavailable {
 				t.Errorf("without a picker: status %d %s", resp.StatusCode, text)
@@ -71,15 +71,15 @@ func TestSecurityHeadersAtTheFront(t *testing.T) {
 			if n := len(requestsOf(f.Decode[0].Tap)); n != before {
 				t.Errorf("without a picker %d requests reached the engine", n-before)
 			}
-			trap.mustBeAlone(t)
+			trap.mustHaveNoConnection(t)
 		})
 	}
 }
 
-// mustNotBeSteered sends a call with more headers, and fails unless it goes where it would have gone without them.
-func mustNotBeSteered(t *testing.T, f *harness.TappedFleet, header [][2]string, c harness.Call, want string) {
+// mustNotBeRouted sends a call with these headers, and fails unless the decision and the answer are those without them.
+func mustNotBeRouted(t *testing.T, f *harness.TappedFleet, header [][2]string, c harness.Call, want string) {
 	t.Helper()
-	q := wild{"POST", c.API.Path(), append(slices.Clone(header), [2]string{"Content-Type", "application/json"}), string(c.Body(f.Model))}
+	q := rawRequest{"POST", c.API.Path(), append(slices.Clone(header), [2]string{"Content-Type", "application/json"}), string(c.Body(f.Model))}
 	resp, text := q.mustSend(t, f.Front.Addr)
 	got, _, _ := strings.Cut(resp.Header.Get(pd.HeaderDecision), ";attempts")
 	if resp.StatusCode != http.StatusOK || got != want || strings.Contains(text, mark) {
@@ -97,7 +97,7 @@ func mustNotBeSteered(t *testing.T, f *harness.TappedFleet, header [][2]string, 
 func TestSecurityPickerOfAnotherPool(t *testing.T) {
 	for _, mode := range []string{"pair", "single"} {
 		t.Run(mode, func(t *testing.T) {
-			trap, elsewhere := newSnare(t), newSnare(t)
+			trap, elsewhere := startDecoy(t), startDecoy(t)
 			f := harness.NewTappedFleet(t, 0)
 			own := f.Fleet.Decode[0].Addr()
 			f.Fleet.Decode, f.Fleet.Prefill = nil, nil
@@ -105,14 +105,14 @@ func TestSecurityPickerOfAnotherPool(t *testing.T) {
 			f.StartPicker(t)
 			f.StartFront(t, harness.Layout{Proxy: "envoy", Mode: mode}, "--pool=static", "--endpoint="+own)
 			for _, tokens := range []int{harness.Threshold / 2, 2 * harness.Threshold} {
-				q := wild{"POST", pd.APICompletions.Path(), append(steering(trap.addr), [2]string{"Content-Type", "application/json"}),
+				q := rawRequest{"POST", pd.APICompletions.Path(), append(routingHeaders(trap.addr), [2]string{"Content-Type", "application/json"}),
 					string(f.TokensCall(tokens, false).Body(f.Model))}
 				if resp, text := q.mustSend(t, f.Front.Addr); resp.StatusCode >= 500 && resp.StatusCode != http.StatusServiceUnavailable {
 					t.Errorf("status %d %s", resp.StatusCode, text)
 				}
 			}
-			mustBeClean(t, taps(f)[0], trap.addr, elsewhere.addr)
-			trap.mustBeAlone(t)
+			mustHaveNothingForged(t, taps(f)[0], trap.addr, elsewhere.addr)
+			trap.mustHaveNoConnection(t)
 		})
 	}
 }
@@ -140,7 +140,7 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 			s := harness.StartSidecar(t, engine, c.flags...)
 			header := [][2]string{{"Content-Type", "application/json"}}
 			plans := 0
-			for _, h := range steering("10.0.0.1:80") {
+			for _, h := range routingHeaders("10.0.0.1:80") {
 				isPlan, isPrefill := strings.EqualFold(h[0], pd.HeaderPlan), strings.EqualFold(h[0], pd.HeaderPrefill)
 				if isPlan {
 					plans++
@@ -153,11 +153,11 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 			if c.prefill != "" {
 				header = append(header, [2]string{pd.HeaderPrefill, c.prefill})
 			}
-			if len(c.flags) == 0 { // who is believed must say what can be read
+			if len(c.flags) == 0 { // the headers of a trusted sender must be well-formed
 				header = slices.DeleteFunc(header, func(h [2]string) bool { return h[0] == pd.HeaderModel })
 			}
 			before := len(requestsOf(f.Decode[0].Tap))
-			resp, text := wild{"POST", pd.APICompletions.Path(), header, string(f.TokensCall(harness.Threshold/2, false).Body(f.Model))}.mustSend(t, s.Addr("http"))
+			resp, text := rawRequest{"POST", pd.APICompletions.Path(), header, string(f.TokensCall(harness.Threshold/2, false).Body(f.Model))}.mustSend(t, s.Addr("http"))
 			if got := resp.Header.Get(pd.HeaderDecision); resp.StatusCode != c.status || got != c.decision {
 				t.Errorf("status %d, decision %q, want %d %q: %s", resp.StatusCode, got, c.status, c.decision, text)
 			}
@@ -167,14 +167,14 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 		})
 	}
 	for _, p := range taps(f) {
-		mustBeClean(t, p, "10.0.0.1:80", "open-sesame")
+		mustHaveNothingForged(t, p, "10.0.0.1:80", "open-sesame")
 	}
 	if n := len(requestsOf(f.Prefill[0].Tap)); n != 0 {
 		t.Errorf("%d requests reached the prefill engine", n)
 	}
 }
 
-// TestSecurityRequestID has clients send ids that no log, trace or engine should see: each leg gets one sane id, the same.
+// TestSecurityRequestID has clients send ids that no log, trace or engine may get: both legs have the same well-formed id.
 func TestSecurityRequestID(t *testing.T) {
 	f := harness.NewTappedFleet(t, 1)
 	s := f.Fleet.Decode[0].Sidecar
@@ -197,7 +197,7 @@ func TestSecurityRequestID(t *testing.T) {
 			for _, id := range c.ids {
 				header = append(header, [2]string{pd.HeaderRequestID, id})
 			}
-			resp, text := wild{"POST", pd.APICompletions.Path(), header, string(f.TokensCall(2*harness.Threshold, false).Body(f.Model))}.mustSend(t, s.Addr("http"))
+			resp, text := rawRequest{"POST", pd.APICompletions.Path(), header, string(f.TokensCall(2*harness.Threshold, false).Body(f.Model))}.mustSend(t, s.Addr("http"))
 			if resp.StatusCode != http.StatusOK {
 				t.Fatalf("status %d %s", resp.StatusCode, text)
 			}
@@ -213,7 +213,7 @@ func TestSecurityRequestID(t *testing.T) {
 		})
 	}
 	for _, p := range taps(f) {
-		mustBeClean(t, p)
+		mustHaveNothingForged(t, p)
 	}
 	if said := strings.Join(s.Output(), "\n"); strings.Contains(said, mark) {
 		t.Errorf("the sidecar's log has what a client made up:\n%s", said)

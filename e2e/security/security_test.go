@@ -76,22 +76,22 @@ func TestThreatsPage(t *testing.T) {
 	}
 }
 
-// mark stands in what an attacker makes up, and must be nowhere else.
+// mark is in every value that an attacker forges.
 const mark = "forged-by-a-client"
 
-// snare is a server that no program has a reason to connect to: where an attacker would have our programs go.
-type snare struct {
-	addr string
-	met  atomic.Int64 // connections
+// decoy is a server to which forged requests point. No program of ours may connect to it.
+type decoy struct {
+	addr        string
+	connections atomic.Int64 // connections
 }
 
-func newSnare(t *testing.T) *snare {
+func startDecoy(t *testing.T) *decoy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &snare{addr: l.Addr().String()}
+	s := &decoy{addr: l.Addr().String()}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -100,7 +100,7 @@ func newSnare(t *testing.T) *snare {
 			if err != nil {
 				return
 			}
-			s.met.Add(1)
+			s.connections.Add(1)
 			conn.Close()
 		}
 	}()
@@ -108,25 +108,25 @@ func newSnare(t *testing.T) *snare {
 	return s
 }
 
-func (s *snare) port() string { return s.addr[strings.LastIndex(s.addr, ":")+1:] }
+func (s *decoy) port() string { return s.addr[strings.LastIndex(s.addr, ":")+1:] }
 
-// mustBeAlone fails if a program has connected.
-func (s *snare) mustBeAlone(t *testing.T) {
+// mustHaveNoConnection fails if a program has connected to the decoy.
+func (s *decoy) mustHaveNoConnection(t *testing.T) {
 	t.Helper()
-	if n := s.met.Load(); n != 0 {
-		t.Errorf("%d connections were made to where only an attacker points", n)
+	if n := s.connections.Load(); n != 0 {
+		t.Errorf("%d connections were made to an address that only forged requests name", n)
 	}
 }
 
-// wild is a request as its client spells it: no library makes it sane.
-type wild struct {
+// rawRequest is a request that is sent byte for byte, without the corrections of net/http.
+type rawRequest struct {
 	method, uri string
 	header      [][2]string
 	body        string
 }
 
 // send writes the request and reads the answer, with its body read already.
-func (q wild) send(ctx context.Context, addr string) (*http.Response, string, error) {
+func (q rawRequest) send(ctx context.Context, addr string) (*http.Response, string, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, "", err
@@ -151,7 +151,7 @@ func (q wild) send(ctx context.Context, addr string) (*http.Response, string, er
 	return resp, string(text), err
 }
 
-func (q wild) mustSend(t *testing.T, addr string) (*http.Response, string) {
+func (q rawRequest) mustSend(t *testing.T, addr string) (*http.Response, string) {
 	t.Helper()
 	resp, text, err := q.send(harness.Within(t), addr)
 	if err != nil {
@@ -170,7 +170,7 @@ func requestsOf(p *harness.Tap) (seen []harness.Tapped) {
 	return seen
 }
 
-// taps are those before all engines.
+// taps returns the taps before all engines.
 func taps(f *harness.TappedFleet) (taps []*harness.Tap) {
 	for _, e := range append(slices.Clone(f.Prefill), f.Decode...) {
 		taps = append(taps, e.Tap)
@@ -178,8 +178,8 @@ func taps(f *harness.TappedFleet) (taps []*harness.Tap) {
 	return taps
 }
 
-// mustBeClean fails if an engine got a header of the families between Tandem's parts, or what an attacker made up.
-func mustBeClean(t *testing.T, p *harness.Tap, madeUp ...string) {
+// mustHaveNothingForged fails if an engine got a header that only Tandem's programs exchange, or a forged value.
+func mustHaveNothingForged(t *testing.T, p *harness.Tap, madeUp ...string) {
 	t.Helper()
 	for _, r := range requestsOf(p) {
 		for name, values := range r.Header {

@@ -29,7 +29,7 @@ func startDefaultSidecar(t *testing.T, env []string, decode string, flags ...str
 
 // TestSecurityPrefillTargets names prefill targets that a sidecar must not go to, in all the ways to spell an address.
 func TestSecurityPrefillTargets(t *testing.T) {
-	trap := newSnare(t)
+	trap := startDecoy(t)
 	decode := harness.NewTap(t, harness.StartSim(t, "decode", "--role=decode").Addr)
 	port := trap.port()
 	const denied, bad = "refused;reason=denied-target", "refused;reason=bad-request"
@@ -94,10 +94,10 @@ func TestSecurityPrefillTargets(t *testing.T) {
 		s := startDefaultSidecar(t, nil, decode.Addr, append(flags, "--fallback-burst=1000")...)
 		for _, c := range cases {
 			if allow != "" && strings.HasPrefix(c.name, "public") {
-				continue // that is what the operator asked for
+				continue // the operator allows this target
 			}
 			t.Run(fmt.Sprintf("%s allowed/%s", allow, c.name), func(t *testing.T) {
-				q := wild{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, c.target}},
+				q := rawRequest{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, c.target}},
 					`{"model":"m","prompt":"a","max_tokens":1}`}
 				resp, text := q.mustSend(t, s.Addr("http"))
 				if got := resp.Header.Get(pd.HeaderDecision); !slices.Contains(c.decisions, strings.Replace(got, ";attempts=1;candidate=0", "", 1)) &&
@@ -110,19 +110,19 @@ func TestSecurityPrefillTargets(t *testing.T) {
 			})
 		}
 		t.Run(allow+" allowed/two headers", func(t *testing.T) {
-			q := wild{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, "10.255.255.1:80"},
+			q := rawRequest{"POST", pd.APICompletions.Path(), [][2]string{{"Content-Type", "application/json"}, {pd.HeaderPrefill, "10.255.255.1:80"},
 				{pd.HeaderPrefill, trap.addr}}, `{"model":"m","prompt":"a","max_tokens":1}`}
 			if resp, _ := q.mustSend(t, s.Addr("http")); resp.Header.Get(pd.HeaderDecision) != denied {
 				t.Errorf("decision %q", resp.Header.Get(pd.HeaderDecision))
 			}
 		})
 	}
-	trap.mustBeAlone(t)
+	trap.mustHaveNoConnection(t)
 }
 
 // TestSecurityRedirects has a prefill engine send the sidecar elsewhere: it does not go, and the client is served.
 func TestSecurityRedirects(t *testing.T) {
-	trap := newSnare(t)
+	trap := startDecoy(t)
 	decode := harness.StartSim(t, "decode", "--role=decode")
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
@@ -139,13 +139,13 @@ func TestSecurityRedirects(t *testing.T) {
 			}
 		})
 	}
-	trap.mustBeAlone(t)
+	trap.mustHaveNoConnection(t)
 }
 
 // TestSecurityProxyEnvironment has a proxy in the environment of the sidecar: legs do not go by it. net/http never asks one
 // for loopback, so the leg goes to this machine by another address, where no program listens.
 func TestSecurityProxyEnvironment(t *testing.T) {
-	trap, here := newSnare(t), ""
+	trap, here := startDecoy(t), ""
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		t.Fatal(err)
@@ -168,5 +168,5 @@ func TestSecurityProxyEnvironment(t *testing.T) {
 	if got.Status != http.StatusOK || harness.Planned(got) != "local;reason=prefill-failed" {
 		t.Errorf("status %d, decision %q: %s", got.Status, harness.Planned(got), got.Body)
 	}
-	trap.mustBeAlone(t)
+	trap.mustHaveNoConnection(t)
 }

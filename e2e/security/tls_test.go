@@ -91,7 +91,7 @@ func (a authority) issue(t *testing.T, dir, name string, end time.Time) string {
 	return dir
 }
 
-// own returns a certificate that is good for an hour.
+// own returns a certificate that is valid for an hour.
 func (a authority) own(t *testing.T, name string) (dir string) {
 	t.Helper()
 	return a.issue(t, t.TempDir(), name, time.Now().Add(time.Hour))
@@ -105,7 +105,7 @@ func behindTLS(t *testing.T, addr, dir string, clients *authority) (secure strin
 	relay.Transport = harness.Client.Transport
 	server := httptest.NewUnstartedServer(relay)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that are to fail
-	server.Config.SetKeepAlivesEnabled(false)           // each request shakes hands
+	server.Config.SetKeepAlivesEnabled(false)           // each request has a handshake
 	server.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 		config := &tls.Config{Certificates: []tls.Certificate{pair}}

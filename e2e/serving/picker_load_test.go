@@ -252,8 +252,8 @@ func writePrefill(t *testing.T, f *harness.Fleet, addr string) {
 	f.Prefill = f.Prefill[:len(f.Prefill)-1]
 }
 
-// TestTrailersForWhoAsks gives the report of a stream to clients that ask for trailers, and to no others.
-func TestTrailersForWhoAsks(t *testing.T) {
+// TestTrailersOnlyForClientsThatAsk gives the report of a stream to clients that ask for trailers, and to no others.
+func TestTrailersOnlyForClientsThatAsk(t *testing.T) {
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewStack(t, l, 1, 1)

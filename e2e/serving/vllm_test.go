@@ -68,7 +68,7 @@ var realCases = []realCase{
 	{"TestServed", TestServed},
 	{"TestSubset", TestSubset},
 	{"TestRetry", TestRetry},
-	{"TestTrailersForWhoAsks", TestTrailersForWhoAsks},
+	{"TestTrailersOnlyForClientsThatAsk", TestTrailersOnlyForClientsThatAsk},
 	{"TestTLS", TestTLS},
 	{"TestRewrite", TestRewrite},
 	{"TestRewriteWithTheLength", TestRewriteWithTheLength},
@@ -114,8 +114,8 @@ var simulatedOnly = map[string]string{
 // whole system.
 var suitesOfTheirOwn = []string{"answer", "controlplane", "image", "kube", "matrix", "otlp", "vllm"}
 
-// TestRealCasesAreWhole holds the two lists to the tests that there are.
-func TestRealCasesAreWhole(t *testing.T) {
+// TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
+func TestEveryTestIsListedForRealEngines(t *testing.T) {
 	stay := regexp.MustCompile(`^Test(` + strings.Join(slices.Collect(maps.Keys(simulatedOnly)), "|") + `)$`)
 	files, err := filepath.Glob("../*/*_test.go")
 	if err != nil {

@@ -204,7 +204,7 @@ func TestLedgerIsEndedWithoutAccountant(t *testing.T) {
 	r.pool.mustLoad(t, "0/0 0/0 0/0")
 }
 
-func TestAnswerTellsWhatWasPlanned(t *testing.T) {
+func TestAnswerHasThePlan(t *testing.T) {
 	const happened, timing = "local;reason=prefill-failed;attempts=2;candidate=1", "epp;dur=0.1, recv;dur=1"
 	for _, c := range []struct {
 		name    string

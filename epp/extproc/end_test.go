@@ -244,7 +244,7 @@ func TestDeadlines(t *testing.T) {
 }
 
 // A sender that is slow is not silent, and an answer that has begun is not answered over.
-func TestDeadlinesThatDoNotCome(t *testing.T) {
+func TestDeadlinesSpareSlowSenders(t *testing.T) {
 	now := time.Unix(1000, 0)
 	c := &Config{BodyRate: 1000, BodyPause: 2 * time.Second, DecisionTimeout: 5 * time.Second}
 	for _, k := range []struct {

@@ -79,7 +79,7 @@ func TestPoolReferences(t *testing.T) {
 	}
 }
 
-func TestRewritesThatAreLeftOut(t *testing.T) {
+func TestInvalidRewritesAreLeftOut(t *testing.T) {
 	const head = "metadata: {name: r, namespace: ns}\nspec:\n  poolRef: {name: vllm-llama3-8b-instruct}\n  rules:\n"
 	cases := []struct{ name, rules, want string }{
 		{"no targets", "  - matches: [{model: {value: m}}]", "spec.rules[0].targets is empty, want at least one"},

@@ -194,8 +194,8 @@ func TestScrapesSpread(t *testing.T) {
 	})
 }
 
-// TestSlowEndpointsDelayNobody has far more endpoints that never answer than scrapes may run at a time.
-func TestSlowEndpointsDelayNobody(t *testing.T) {
+// TestSlowEndpointsDelayNoOther has far more endpoints that never answer than scrapes may run at a time.
+func TestSlowEndpointsDelayNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		specs := manySpecs(400)
 		healthy := map[string]bool{}

@@ -46,7 +46,7 @@ func (s *set) member(name string) *member {
 
 func noForget(*epp.Endpoint) {}
 
-func TestSetKeepsWhatStays(t *testing.T) {
+func TestSetKeepsListedEndpoints(t *testing.T) {
 	var s set
 	now := time.Now()
 	a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")
@@ -114,7 +114,7 @@ func TestSetChanges(t *testing.T) {
 	}
 }
 
-func TestSetTakesBackWhoReturns(t *testing.T) {
+func TestSetTakesBackReturningEndpoints(t *testing.T) {
 	var s set
 	now := time.Now()
 	a := specOf("a", "10.0.0.1:8000")
@@ -142,9 +142,9 @@ func TestSetTakesBackWhoReturns(t *testing.T) {
 	}
 }
 
-// TestSetTakesBackWhatStillRuns: a pod that was not ready for long, and is again, still has its requests, though its slot is
+// TestSetKeepsRequestsOfReturningPods: a pod that was not ready for long, and is again, still has its requests, though its slot is
 // another's by now.
-func TestSetTakesBackWhatStillRuns(t *testing.T) {
+func TestSetKeepsRequestsOfReturningPods(t *testing.T) {
 	var s set
 	now := time.Now()
 	a, b := specOf("a", "10.0.0.1:8000"), specOf("b", "10.0.0.2:8000")

@@ -172,7 +172,7 @@ func TestReaderTakesABodyOfExactlyTheLimit(t *testing.T) {
 
 // On paths that generate nothing the reader neither parses the body nor checks the P/D mode: some clients send that header
 // with every request.
-func TestReaderPassesWhatGeneratesNothing(t *testing.T) {
+func TestReaderPassesOtherPathsUnread(t *testing.T) {
 	h := read.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
 		r, err := readBody(h, 0, blocks, text, 1)

@@ -156,7 +156,7 @@ func TestReaderCopiesNoRewrittenBody(t *testing.T) {
 }
 
 // A prefix is that of the model that answers: two targets share no blocks, and an alias shares those of its target.
-func TestBlocksAreOfTheModelThatAnswers(t *testing.T) {
+func TestBlocksAreOfTheTargetModel(t *testing.T) {
 	keys := func(policy *epp.Policy, model string) []uint64 {
 		t.Helper()
 		q, _, err := rewrite(post(pd.APICompletions), policy, `{"model":"`+model+`","prompt":"a prompt of several blocks of 16 bytes, say"}`, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/sched"
 )
 
-func TestNewPipelineTellsWhatIsWrong(t *testing.T) {
+func TestNewPipelineNamesTheError(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*sched.Config)
 		want   string
@@ -74,7 +74,7 @@ func TestStagesAreThoseOfTheConfigurationInUse(t *testing.T) {
 	}
 }
 
-func TestBlocksAreThoseOfTheMatcher(t *testing.T) {
+func TestBlocksFollowTheMatcher(t *testing.T) {
 	c := disagg()
 	s := scheduler(t, fleet(), c)
 	if got := s.Blocks(); got != (epp.BlockSpec{}) {

@@ -213,7 +213,7 @@ func TestObservers(t *testing.T) {
 	})
 }
 
-func TestDecisionsTellObserversWhatWasSeen(t *testing.T) {
+func TestDecisionsGiveObserversSignals(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		c, p := disagg(), fleet("decode", "prefill")
 		c.Matcher = &caches{cached: map[string]int{"decode-0": 16}}

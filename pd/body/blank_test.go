@@ -91,7 +91,7 @@ func TestBlankRemovesElements(t *testing.T) {
 }
 
 // A comma may be put off behind a long gap; all else is as it was.
-func TestBlankKeepsWhatFollowsALongGap(t *testing.T) {
+func TestBlankKeepsMembersAfterALongGap(t *testing.T) {
 	in := `{"x":1,` + strings.Repeat(" ", 300) + `"y":1 , "kv":1}`
 	eachWay(in, func(chunks [][]byte, size int) {
 		out, _, err := blanked(chunks, size, allButKeep)

@@ -120,7 +120,7 @@ func TestRenamerHoldsBackOnlyNames(t *testing.T) {
 }
 
 // What was given out stays as it is while the same chunk is read on.
-func TestRenamerKeepsWhatItGave(t *testing.T) {
+func TestRenamerLeavesReturnedBytesUnchanged(t *testing.T) {
 	r := NewRenamer("tiny", "big", true)
 	r.Feed(nil, []byte(`data: {"model":"oth`))
 	got := bytes.Join(r.Feed(nil, []byte("er\"}\n\ndata: {\"model\":\"tiny\"}\n\ndata: {\"model\":\"ti")), nil)

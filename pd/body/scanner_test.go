@@ -202,7 +202,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func TestOnceLooksAtOneObject(t *testing.T) {
+func TestOnceChecksOneObject(t *testing.T) {
 	for _, in := range []string{
 		`{"list":[{"y":{"c":1}},{"y":{"c":1}}]}`, // different elements
 		`{"x":{"model":1},"model":2}`,            // different objects
@@ -213,7 +213,7 @@ func TestOnceLooksAtOneObject(t *testing.T) {
 	}
 }
 
-func TestFindKeepsWhatPythonKeeps(t *testing.T) {
+func TestFindKeepsTheLastDuplicateAsPythonDoes(t *testing.T) {
 	table := NewTable(Want{Path: "a.b"}, Want{Path: "a"})
 	cases := []struct{ name, in, value string }{
 		{"last in one object", `{"a":{"b":1,"b":2}}`, "2"},

@@ -203,9 +203,9 @@ func expected(api pd.API, in []member) []member {
 	return with(out, "kv_transfer_params", priming)
 }
 
-// TestLegsTouchWhatTheyMust goes through every combination of choices: what is not on the touch list stays, in its order
+// TestLegsChangeOnlyListedMembers goes through every combination of choices: what is not on the touch list stays, in its order
 // and to the byte.
-func TestLegsTouchWhatTheyMust(t *testing.T) {
+func TestLegsChangeOnlyListedMembers(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	total := 1
 	for _, c := range choices {
@@ -296,7 +296,7 @@ func TestLegsShareTheBody(t *testing.T) {
 	}
 }
 
-func TestLegsOfWhatIsNoObject(t *testing.T) {
+func TestLegsRefuseBodiesOtherThanObjects(t *testing.T) {
 	for _, in := range []string{`[]`, `"x"`, `null`, `7`, `[{"kv_transfer_params":{}}]`} {
 		r := asked(t, pd.APIChat, in)
 		if _, err := attempt(t, nixl(t), r).Prefill(); err == nil {

@@ -279,7 +279,7 @@ func TestHoldRunsOut(t *testing.T) {
 }
 
 // A heartbeat that took longer than the lease had left promises nothing.
-func TestHoldIsToldTooLate(t *testing.T) {
+func TestHeartbeatArrivesTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		p := w.engine("e", "10.0.0.1")
@@ -353,7 +353,7 @@ func TestHoldMeetsErrors(t *testing.T) {
 }
 
 // A peer that hangs delays its own engine's heartbeats only.
-func TestHoldBesideOneThatHangs(t *testing.T) {
+func TestHangingPeerDelaysOnlyItsOwnHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		sick, well := w.engine("sick", "10.0.0.1"), w.engine("well", "10.0.0.2")

@@ -293,7 +293,7 @@ func TestSharedPeer(t *testing.T) {
 	})
 }
 
-func TestMeet(t *testing.T) {
+func TestConnect(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.registry()

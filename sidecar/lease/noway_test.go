@@ -108,7 +108,7 @@ func TestReleaseOfOddHandoffs(t *testing.T) {
 	}
 }
 
-func TestNoBook(t *testing.T) {
+func TestNilRegistry(t *testing.T) {
 	var b *Registry
 	h := b.Hold(dialect.Pin{RequestID: "r"}, time.Now())
 	if !h.Until().IsZero() || !h.Safe().IsZero() || h.Ready() {

@@ -85,7 +85,7 @@ func TestReleaseOnce(t *testing.T) {
 	p.only(t, release(t, "r"))
 }
 
-func TestReleaseTellsEveryRank(t *testing.T) {
+func TestReleaseNotifiesEveryRank(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1", 2, 2)
 	p.asked = make(chan int, 10)
@@ -286,7 +286,7 @@ func TestReleaseIsForgottenWhileReconnecting(t *testing.T) {
 }
 
 // When many releases find the notifier's peers unknown, the registry connects to the engine once.
-func TestReleasesFindOutTogether(t *testing.T) {
+func TestConcurrentReleasesReconnectOnce(t *testing.T) {
 	w := newWorld(t)
 	p := w.engine("e", "10.0.0.1")
 	b := w.registry()

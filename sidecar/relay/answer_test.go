@@ -63,7 +63,7 @@ func TestAnswerBuffers(t *testing.T) {
 	}
 }
 
-func TestAnswerReadReturnsWhatWasPeeked(t *testing.T) {
+func TestAnswerReadReturnsPeekedBytes(t *testing.T) {
 	a := NewAnswer(iotest.OneByteReader(strings.NewReader("an answer")))
 	defer a.Free()
 	if chunk, err := a.Peek(); err != nil || string(chunk) != "a" {

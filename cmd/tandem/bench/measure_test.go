@@ -84,7 +84,7 @@ func TestDecisionRows(t *testing.T) {
 	}
 }
 
-func TestSubjectsThatCannotBeMeasured(t *testing.T) {
+func TestMeasuringAProcessThatDoesNotExist(t *testing.T) {
 	const noProcess = 1<<22 + 1 // Linux numbers processes up to 1<<22
 	if _, err := cpuTime(noProcess); err == nil {
 		t.Error("CPU time of a process that does not exist")

@@ -124,7 +124,7 @@ func (f *firstRead) Read(p []byte) (int, error) {
 	return f.ReadCloser.Read(p)
 }
 
-func TestAskSaysWhatTheClientWants(t *testing.T) {
+func TestAskSendsHeaders(t *testing.T) {
 	heard := make(chan http.Header, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		heard <- r.Header

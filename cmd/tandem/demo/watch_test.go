@@ -54,7 +54,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWatchThatFails(t *testing.T) {
+func TestWatchFails(t *testing.T) {
 	s := pickerOf(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "gone", http.StatusNotFound) })
 	w := s.watch(t.Context(), time.Now(), &progress{})
 	<-w.done

@@ -327,8 +327,8 @@ func descendants(t *testing.T, pid int) (children []int) {
 	return children
 }
 
-// TestLogThatFails: a container goes on when its output is not read.
-func TestLogThatFails(t *testing.T) {
+// TestContainerOutlivesItsLog: a container goes on when its output is not read.
+func TestContainerOutlivesItsLog(t *testing.T) {
 	s := newTestSandbox(t, "log")
 	spec := shell(t, "head -c 1000000 /dev/zero && exit 4; exit 5")
 	read, write := io.Pipe()

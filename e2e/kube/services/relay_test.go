@@ -117,7 +117,7 @@ func ask(t *testing.T, c net.Conn, line string) string {
 	return strings.TrimSpace(answer)
 }
 
-func TestConnectionsGoRound(t *testing.T) {
+func TestConnectionsAlternateBetweenBackends(t *testing.T) {
 	r, at := startRelay(t), freeAddress(t)
 	apply(r, at, backend(t, "a"), backend(t, "b"), backend(t, "c"))
 	var got []string

@@ -40,7 +40,7 @@ func replica(t *testing.T, floor client.Floor, at string) (address string, kill 
 
 // Streams with large bodies are not retried, so Envoy must avoid replicas that are gone, also when only one of three is left, and
 // must use one that has come back.
-func TestEnvoyKeepsToTheReplicasThatLive(t *testing.T) {
+func TestEnvoyAvoidsEndedReplicas(t *testing.T) {
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, n)
