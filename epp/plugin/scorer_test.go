@@ -142,24 +142,6 @@ func TestEqualIsBest(t *testing.T) {
 	}
 }
 
-func TestMatchable(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		prompt epp.Prompt
-		want   int
-	}{
-		{"empty", epp.Prompt{}, 0},
-		{"no blocks wanted", epp.Prompt{Tokens: 10}, 10},
-		{"shorter than a block", epp.Prompt{Tokens: 10, BlockTokens: 16}, 10},
-		{"with a tail", epp.Prompt{Tokens: 40, BlockTokens: 16, Blocks: make([]uint64, 2)}, 32},
-		{"beyond the longest that is matched", epp.Prompt{Tokens: 1000, BlockTokens: 16, Blocks: make([]uint64, 4)}, 64},
-	} {
-		if got := matchable(&test.prompt); got != test.want {
-			t.Errorf("%s: %d, want %d", test.name, got, test.want)
-		}
-	}
-}
-
 func BenchmarkScorers(b *testing.B) {
 	for _, row := range Table {
 		s, ok := build[any](b, row.Type, required[row.Type]).(epp.Scorer)
