@@ -335,7 +335,8 @@ func TestPlugins(t *testing.T) {
 }
 
 // foreignFlags are flags of other programs that pages name.
-var foreignFlags = []string{"--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--version", "--help", "--check"}
+var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
+	"--version", "--help", "--check"}
 
 // TestFlags finds flags in prose that no program of ours has.
 func TestFlags(t *testing.T) {
