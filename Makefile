@@ -141,8 +141,8 @@ lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	for preset in charts/tandem/values-*.yaml; do .tools/helm lint --strict charts/tandem -f $$preset --set images.registry=localhost; done
 
 .PHONY: docs
-docs: modules ## write the generated pages anew: docs/configuration.md, and the tables of docs/flags.md
-	go test ./docs -run '^(TestConfiguration|TestFlagTables)$$' -update
+docs: modules ## write the generated pages anew: docs/configuration.md, and tables of docs/flags.md and docs/llm-d.md
+	go test ./docs -run '^(TestConfiguration|TestPluginTypes|TestFlagTables)$$' -update
 
 .PHONY: clean
 clean: ## remove bin/ and the links in .tools/, keep the shared cache

@@ -135,6 +135,14 @@ type Plugin interface {
 	Build(b *Builder) (any, error)
 }
 
+// Corrector is a Plugin that takes its default in place of some invalid values, as llm-d does.
+type Corrector interface {
+	Plugin
+	// Correct replaces such values, and warns of each. It is called once, after the parameters were decoded and before
+	// Problems.
+	Correct(warn Report)
+}
+
 // Referrer is a Plugin whose parameters name other plugins.
 type Referrer interface {
 	// References returns the names by the yaml path of the parameter. These plugins are built first.

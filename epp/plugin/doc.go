@@ -36,8 +36,8 @@
 //   - Prompts are compared in whole blocks, so a tail shorter than a block does not count.
 //   - The tokens of a prompt are charged to the one endpoint that computes it. llm-d charges both pods of a split request.
 //   - Ties are broken at random, by the round's own random numbers, so that a seed repeats them.
-//   - A parameter out of range, or a name that refers to nothing, is a problem of the configuration. llm-d silently takes its
-//     default, or turns disaggregation off.
+//   - A parameter out of range is corrected with a warning where llm-d takes its default (see epp.Corrector), and is otherwise a
+//     problem of the configuration, as is a name that refers to nothing.
 //   - A decider without a prefill profile, and a profile that no stage runs, are problems too. Without a decider nothing is
 //     split, as in llm-d, unless the client forces it.
 //   - A detector counts the queue of the engine's page and what this picker has sent since. llm-d counts everything in flight

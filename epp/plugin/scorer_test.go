@@ -46,7 +46,7 @@ func TestFormulas(t *testing.T) {
 		{"lora-affinity-scorer", "", func(r *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
 			l := one.Load.LoRA
 			if l == nil {
-				return 0.5
+				return 0
 			}
 			score := 0.0
 			if slices.Contains(l.Waiting, r.Request.Model) {

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -21,8 +22,8 @@ type ConcurrencyDetector struct {
 	MaxConcurrency int `yaml:"maxConcurrency"`
 	// MaxTokenConcurrency is how many tokens an endpoint may have in flight. Default 1000000.
 	MaxTokenConcurrency int `yaml:"maxTokenConcurrency"`
-	// Headroom is the share of these limits by which an endpoint may exceed them in a profile: with 0.2, up to 120 %. Default
-	// 0.
+	// Headroom is the share of these limits by which an endpoint may exceed them in a profile: with 0.2, up to 120 %, rounded
+	// down to whole requests and tokens. Default 0.
 	Headroom float64 `yaml:"headroom"`
 	// OnAllFull says what a profile does when it would drop all endpoints: refuse, the default, answers 429; keep drops none.
 	OnAllFull string `yaml:"onAllFull"`
@@ -65,20 +66,28 @@ func (p *ConcurrencyDetector) Build(b *epp.Builder) (any, error) {
 	if err := param.Check[epp.Charger](b, "inFlightLoadProducerName", p.InFlightLoadProducerName); err != nil {
 		return nil, err
 	}
-	d := concurrencyDetector{limit: 1 + p.Headroom, refuse: p.OnAllFull == allFullRefuse}
+	d := concurrencyDetector{requests: math.MaxInt, tokens: math.MaxInt, refuse: p.OnAllFull == allFullRefuse}
 	if p.ConcurrencyMode != countTokens {
-		d.perRequest = 1 / float64(p.MaxConcurrency)
+		d.perRequest, d.requests = 1/float64(p.MaxConcurrency), withHeadroom(p.MaxConcurrency, p.Headroom)
 	}
 	if p.ConcurrencyMode != countRequests {
-		d.perToken = 1 / float64(p.MaxTokenConcurrency)
+		d.perToken, d.tokens = 1/float64(p.MaxTokenConcurrency), withHeadroom(p.MaxTokenConcurrency, p.Headroom)
 	}
 	return d, nil
 }
 
 type concurrencyDetector struct {
 	perRequest, perToken float64 // share of the limit that one request or token takes; 0 = not counted
-	limit                float64
+	requests, tokens     int     // in flight, from which a profile drops an endpoint
 	refuse               bool
+}
+
+// withHeadroom returns a limit that is exceeded by the headroom, rounded down.
+func withHeadroom(limit int, headroom float64) int {
+	if most := float64(limit) * (1 + headroom); most < math.MaxInt {
+		return int(most)
+	}
+	return math.MaxInt
 }
 
 func (d *concurrencyDetector) load(c *epp.Candidate) float64 {
@@ -90,7 +99,9 @@ func (d concurrencyDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 	if !sheds(r.Request) {
 		return c
 	}
-	return spare(c, d.refuse, func(c *epp.Candidate) bool { return d.load(c) < d.limit })
+	return spare(c, d.refuse, func(c *epp.Candidate) bool {
+		return c.InFlight.Requests < d.requests && c.InFlight.Tokens < d.tokens
+	})
 }
 
 // Saturation implements epp.Detector. All endpoints have the same limit, so the mean of their loads is the load of the stage.

@@ -28,6 +28,8 @@ type PrefixCacheAffinity struct {
 	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
 	// is only checked. Default "": no check.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+	// LatencyPredictionInfoProducerName is accepted and ignored: it names the predictor of ttftSource latencyPredictor.
+	LatencyPredictionInfoProducerName string `yaml:"latencyPredictionInfoProducerName"`
 	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
 	// only checked. Default "": no check.
 	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`

@@ -14,7 +14,7 @@ import (
 // The queue is the number of waiting requests on the engine's last metrics page, less those that wait for their KV cache. If
 // it has reached the threshold, the requests that this picker has sent since the page are added, and those that have ended
 // are subtracted: the page may be 0.2 s old. A shorter queue is taken as it is, because the engine may have room for the new
-// ones.
+// ones. llm-d counts all that is in flight and not on the page, so that a burst to an idle engine looks like a queue.
 type UtilizationDetector struct {
 	// QueueDepthThreshold is how many requests may wait in an engine. Default 5.
 	QueueDepthThreshold int `yaml:"queueDepthThreshold"`

@@ -13,7 +13,7 @@ import (
 )
 
 // DisaggProfile runs the decode profile, then asks the decider whether another pod should compute the prompt, and if
-// so runs the prefill profile.
+// so runs the prefill profile. In llm-d, a decider without that profile turns it off silently; here it is an error.
 type DisaggProfile struct {
 	// StageOrder is decode-first (the default) or prefill-first. With prefill-first every prompt is computed on a prefill
 	// pod, so no prefill decider may be named. In both cases the decode pod is picked first: what it has cached and the

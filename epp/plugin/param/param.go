@@ -26,6 +26,14 @@ func AtLeast[T cmp.Ordered](report epp.Report, field string, v, low T) {
 	}
 }
 
+// Correct replaces a value by its default unless it is valid, and warns of it.
+func Correct[T any](warn epp.Report, field string, v *T, valid bool, fallback T) {
+	if !valid {
+		warn(field, "%v is not possible; as in llm-d, the default %v counts", *v, fallback)
+		*v = fallback
+	}
+}
+
 // References makes the result of epp.Referrer from alternating fields and names, and leaves out empty names.
 func References(fieldsAndNames ...string) map[string]string {
 	refs := make(map[string]string)

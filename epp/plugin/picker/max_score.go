@@ -15,10 +15,13 @@ type MaxScore struct {
 // NewMaxScore returns the parameters with their defaults.
 func NewMaxScore() epp.Plugin { return &MaxScore{MaxNumOfEndpoints: 1} }
 
-// Problems implements epp.Plugin.
-func (p *MaxScore) Problems(report epp.Report) {
-	param.AtLeast(report, "maxNumOfEndpoints", p.MaxNumOfEndpoints, 1)
+// Correct implements epp.Corrector.
+func (p *MaxScore) Correct(warn epp.Report) {
+	param.Correct(warn, "maxNumOfEndpoints", &p.MaxNumOfEndpoints, p.MaxNumOfEndpoints > 0, 1)
 }
+
+// Problems implements epp.Plugin.
+func (*MaxScore) Problems(epp.Report) {}
 
 // Build implements epp.Plugin.
 func (p *MaxScore) Build(*epp.Builder) (any, error) {

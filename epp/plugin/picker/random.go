@@ -14,10 +14,13 @@ type Random struct {
 // NewRandom returns the parameters with their defaults.
 func NewRandom() epp.Plugin { return &Random{MaxNumOfEndpoints: 1} }
 
-// Problems implements epp.Plugin.
-func (p *Random) Problems(report epp.Report) {
-	param.AtLeast(report, "maxNumOfEndpoints", p.MaxNumOfEndpoints, 1)
+// Correct implements epp.Corrector.
+func (p *Random) Correct(warn epp.Report) {
+	param.Correct(warn, "maxNumOfEndpoints", &p.MaxNumOfEndpoints, p.MaxNumOfEndpoints > 0, 1)
 }
+
+// Problems implements epp.Plugin.
+func (*Random) Problems(epp.Report) {}
 
 // Build implements epp.Plugin.
 func (p *Random) Build(*epp.Builder) (any, error) {

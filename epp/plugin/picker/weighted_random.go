@@ -17,10 +17,13 @@ type WeightedRandom struct {
 // NewWeightedRandom returns the parameters with their defaults.
 func NewWeightedRandom() epp.Plugin { return &WeightedRandom{MaxNumOfEndpoints: 1} }
 
-// Problems implements epp.Plugin.
-func (p *WeightedRandom) Problems(report epp.Report) {
-	param.AtLeast(report, "maxNumOfEndpoints", p.MaxNumOfEndpoints, 1)
+// Correct implements epp.Corrector.
+func (p *WeightedRandom) Correct(warn epp.Report) {
+	param.Correct(warn, "maxNumOfEndpoints", &p.MaxNumOfEndpoints, p.MaxNumOfEndpoints > 0, 1)
 }
+
+// Problems implements epp.Plugin.
+func (*WeightedRandom) Problems(epp.Report) {}
 
 // Build implements epp.Plugin.
 func (p *WeightedRandom) Build(*epp.Builder) (any, error) {

@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -11,7 +12,8 @@ import (
 
 // ApproxPrefixCache estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that this
 // picker sent there. It learns a prompt at the pick, so the second of two equal prompts in a burst already finds it. It does
-// not see what engines evict, nor what other replicas of the picker send.
+// not see what engines evict, nor what other replicas of the picker send. llm-d also compares the last part of a prompt that is
+// shorter than a block, and gives several such producers an index each; here the first one of the file has the only index.
 type ApproxPrefixCache struct {
 	// AutoTune takes the size of each endpoint's cache from its metrics page. Where the page does not report it,
 	// lruCapacityPerServer is the size. Default true.
@@ -19,20 +21,28 @@ type ApproxPrefixCache struct {
 	// BlockSizeTokens is the length, in tokens, of the blocks in which prompts are compared. It need not be the engines'
 	// block size. Cached tokens are counted in whole blocks. Default 16; llm-d raises smaller values to 64.
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
+	// BlockSize is accepted and ignored, as in llm-d: it was the length of blocks in characters.
+	BlockSize *int `yaml:"blockSize"`
 	// MaxPrefixBlocksToMatch is the largest number of blocks of a prompt that are compared, if maxPrefixTokensToMatch is 0.
-	// Default 2048.
+	// Default 2048; 0 = no limit.
 	MaxPrefixBlocksToMatch int `yaml:"maxPrefixBlocksToMatch"`
 	// MaxPrefixTokensToMatch is the largest number of tokens of a prompt that are compared. Default 131072; with 0,
 	// maxPrefixBlocksToMatch applies.
 	MaxPrefixTokensToMatch int `yaml:"maxPrefixTokensToMatch"`
-	// LRUCapacityPerServer is how many blocks the picker remembers for an endpoint whose cache size is unknown. A block takes
-	// 9 to 30 bytes of the picker's memory. Default 31250.
+	// LRUCapacityPerServer is how many blocks the picker remembers for an endpoint whose cache size is unknown, at most
+	// 16777216. A block takes 9 to 30 bytes of the picker's memory. Default 31250.
 	LRUCapacityPerServer int `yaml:"lruCapacityPerServer"`
 }
 
-// maxCapacity bounds the blocks remembered for one endpoint, whatever its metrics page reports: 33 million tokens in blocks
-// of 16, more than a node of eight large accelerators holds of today's models with the smallest KV caches.
-const maxCapacity = 1 << 21
+const (
+	// maxReported bounds the blocks remembered for one endpoint, whatever its metrics page reports: 33 million tokens in
+	// blocks of 16, more than a node of eight large accelerators holds of today's models with the smallest KV caches.
+	maxReported = 1 << 21
+	// maxCapacity bounds what an operator may ask for: half a gigabyte for each endpoint.
+	maxCapacity = 1 << 24
+	// allBlocks stands for no limit of the blocks that are compared: more than a request body can hold.
+	allBlocks = math.MaxInt32
+)
 
 // NewApproxPrefixCache returns the parameters with their defaults.
 func NewApproxPrefixCache() epp.Plugin {
@@ -44,11 +54,7 @@ func NewApproxPrefixCache() epp.Plugin {
 func (p *ApproxPrefixCache) Problems(report epp.Report) {
 	param.AtLeast(report, "blockSizeTokens", p.BlockSizeTokens, 1)
 	param.AtLeast(report, "maxPrefixTokensToMatch", p.MaxPrefixTokensToMatch, 0)
-	if p.MaxPrefixTokensToMatch == 0 {
-		param.AtLeast(report, "maxPrefixBlocksToMatch", p.MaxPrefixBlocksToMatch, 1)
-	} else {
-		param.AtLeast(report, "maxPrefixBlocksToMatch", p.MaxPrefixBlocksToMatch, 0)
-	}
+	param.AtLeast(report, "maxPrefixBlocksToMatch", p.MaxPrefixBlocksToMatch, 0)
 	if p.MaxPrefixTokensToMatch > 0 && p.MaxPrefixTokensToMatch < p.BlockSizeTokens {
 		report("maxPrefixTokensToMatch", "is less than one block of %d tokens, so nothing would match", p.BlockSizeTokens)
 	}
@@ -59,7 +65,7 @@ func (p *ApproxPrefixCache) Problems(report epp.Report) {
 
 // Build implements epp.Plugin.
 func (p *ApproxPrefixCache) Build(b *epp.Builder) (any, error) {
-	spec := epp.BlockSpec{Tokens: p.BlockSizeTokens, Max: p.MaxPrefixBlocksToMatch}
+	spec := epp.BlockSpec{Tokens: p.BlockSizeTokens, Max: cmp.Or(p.MaxPrefixBlocksToMatch, allBlocks)}
 	if p.MaxPrefixTokensToMatch > 0 {
 		spec.Max = p.MaxPrefixTokensToMatch / p.BlockSizeTokens
 	}
@@ -108,5 +114,5 @@ func (a *approxPrefixCache) capacityOf(cache epp.CacheInfo) int {
 		return a.capacity
 	}
 	tokens := float64(cache.Blocks) * float64(cache.BlockTokens) // the page may report anything: integers might overflow
-	return int(math.Min(tokens/float64(a.spec.Tokens), maxCapacity))
+	return int(math.Min(tokens/float64(a.spec.Tokens), maxReported))
 }

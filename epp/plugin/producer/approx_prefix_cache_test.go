@@ -94,17 +94,17 @@ func TestApproxProblems(t *testing.T) {
 		want []string
 	}{
 		{"all zero", ApproxPrefixCache{}, []string{"blockSizeTokens: must be at least 1, got 0",
-			"maxPrefixBlocksToMatch: must be at least 1, got 0", "lruCapacityPerServer: must be from 1 to 2097152, got 0"}},
+			"lruCapacityPerServer: must be from 1 to 16777216, got 0"}},
 		{"negative", ApproxPrefixCache{BlockSizeTokens: -16, MaxPrefixBlocksToMatch: -1, MaxPrefixTokensToMatch: -2,
 			LRUCapacityPerServer: -3},
 			[]string{"blockSizeTokens: must be at least 1, got -16",
 				"maxPrefixTokensToMatch: must not be negative, got -2",
 				"maxPrefixBlocksToMatch: must not be negative, got -1",
-				"lruCapacityPerServer: must be from 1 to 2097152, got -3"}},
+				"lruCapacityPerServer: must be from 1 to 16777216, got -3"}},
 		{"less than a block", ApproxPrefixCache{BlockSizeTokens: 16, MaxPrefixTokensToMatch: 15, LRUCapacityPerServer: 1},
 			[]string{"maxPrefixTokensToMatch: is less than one block of 16 tokens, so nothing would match"}},
-		{"too much memory", ApproxPrefixCache{BlockSizeTokens: 1, MaxPrefixBlocksToMatch: 1, LRUCapacityPerServer: 1 << 22},
-			[]string{"lruCapacityPerServer: must be from 1 to 2097152, got 4194304"}},
+		{"too much memory", ApproxPrefixCache{BlockSizeTokens: 1, MaxPrefixBlocksToMatch: 1, LRUCapacityPerServer: 1<<24 + 1},
+			[]string{"lruCapacityPerServer: must be from 1 to 16777216, got 16777217"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := problems(&test.p); !reflect.DeepEqual(got, test.want) {
@@ -128,7 +128,7 @@ func TestApproxCapacity(t *testing.T) {
 		{"unknown", true, epp.CacheInfo{}, 31250},
 		{"half known", true, epp.CacheInfo{Blocks: 1000}, 31250},
 		{"garbage", true, epp.CacheInfo{BlockTokens: -16, Blocks: -1000}, 31250},
-		{"absurd", true, epp.CacheInfo{BlockTokens: math.MaxInt, Blocks: math.MaxInt}, maxCapacity},
+		{"absurd", true, epp.CacheInfo{BlockTokens: math.MaxInt, Blocks: math.MaxInt}, maxReported},
 		{"not tuned", false, epp.CacheInfo{BlockTokens: 16, Blocks: 1000}, 31250},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 
 // InflightLoad says what load a request adds to its endpoints: one request, from the pick to its end; and the prompt
 // tokens that the endpoint has not cached, until the answer begins. If another pod computes the prompt, the tokens are added
-// to that pod alone.
+// to that pod alone; llm-d adds them to both.
 type InflightLoad struct {
 	// AddEstimatedOutputTokens adds an estimate of the tokens to be generated; then all tokens count until the request ends.
 	// Default false.

@@ -22,11 +22,14 @@ type ActiveRequest struct {
 // NewActiveRequest returns the parameters with their defaults.
 func NewActiveRequest() epp.Plugin { return &ActiveRequest{MaxBusyScore: 1} }
 
-// Problems implements epp.Plugin.
-func (p *ActiveRequest) Problems(report epp.Report) {
-	param.AtLeast(report, "idleThreshold", p.IdleThreshold, 0)
-	param.Within(report, "maxBusyScore", p.MaxBusyScore, 0, 1)
+// Correct implements epp.Corrector.
+func (p *ActiveRequest) Correct(warn epp.Report) {
+	param.Correct(warn, "idleThreshold", &p.IdleThreshold, p.IdleThreshold >= 0, 0)
+	param.Correct(warn, "maxBusyScore", &p.MaxBusyScore, p.MaxBusyScore >= 0 && p.MaxBusyScore <= 1, 1)
 }
+
+// Problems implements epp.Plugin.
+func (*ActiveRequest) Problems(epp.Report) {}
 
 // References implements epp.Referrer.
 func (p *ActiveRequest) References() map[string]string {

@@ -2,7 +2,8 @@ package scorer
 
 import "github.com/tandem-serving/tandem/epp"
 
-// KVCacheUtilization prefers engines with free KV cache: the score is the free share. It has no parameters.
+// KVCacheUtilization prefers engines with free KV cache: the score is the free share. An engine whose use is not
+// known gets 0.5; in llm-d it looks idle. It has no parameters.
 type KVCacheUtilization struct{}
 
 // NewKVCacheUtilization returns the parameters with their defaults.

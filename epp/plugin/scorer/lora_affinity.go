@@ -7,7 +7,7 @@ import (
 )
 
 // LoRAAffinity prefers engines that have the request's LoRA adapter loaded: 1.0 if it is loaded, 0.8 if the engine can
-// load one more, 0.6 if it waits to be loaded, else 0. It has no parameters.
+// load one more, 0.6 if it waits to be loaded, else 0, also if its page names no adapters. It has no parameters.
 type LoRAAffinity struct{}
 
 // NewLoRAAffinity returns the parameters with their defaults.
@@ -24,7 +24,6 @@ type loraAffinityScorer struct{}
 // Score implements epp.Scorer.
 func (loraAffinityScorer) Score(r *epp.Round, c []epp.Candidate, scores []float64) {
 	for i := range c {
-		scores[i] = middle
 		if l := c[i].Load.LoRA; l != nil {
 			scores[i] = trusted(&c[i], loraAffinity(l, r.Request.Model))
 		}

@@ -24,7 +24,9 @@ func NewPrefixCache() epp.Plugin { return &PrefixCache{MatchLengthScaleTokens: 8
 // Problems implements epp.Plugin.
 func (p *PrefixCache) Problems(report epp.Report) {
 	param.Within(report, "matchLengthWeight", p.MatchLengthWeight, 0, 1)
-	param.AtLeast(report, "matchLengthScaleTokens", p.MatchLengthScaleTokens, 1)
+	if p.MatchLengthWeight > 0 { // otherwise the scale is not used
+		param.AtLeast(report, "matchLengthScaleTokens", p.MatchLengthScaleTokens, 1)
+	}
 }
 
 // References implements epp.Referrer.
@@ -53,7 +55,10 @@ func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float
 			continue
 		}
 		cached := float64(c[i].Cached)
-		length := min(cached/s.scale, 1)
-		scores[i] = s.weight*length*length + (1-s.weight)*min(cached/whole, 1)
+		scores[i] = (1 - s.weight) * min(cached/whole, 1)
+		if s.weight > 0 {
+			length := min(cached/s.scale, 1)
+			scores[i] += s.weight * length * length
+		}
 	}
 }

@@ -3,7 +3,7 @@ package scorer
 import "github.com/tandem-serving/tandem/epp"
 
 // Queue prefers engines with few waiting requests: (max−n)/(max−min) over the candidates whose queue is known, and 1 if
-// all are equal. It has no parameters.
+// all are equal. An engine whose queue is not known gets 0.5; in llm-d it looks idle. It has no parameters.
 type Queue struct{}
 
 // NewQueue returns the parameters with their defaults.

@@ -3,7 +3,7 @@ package scorer
 import "github.com/tandem-serving/tandem/epp"
 
 // RunningRequestsSize prefers engines with few running requests: (max−n)/(max−min) over the candidates whose number is
-// known, and 1 if all are equal. It has no parameters.
+// known, and 1 if all are equal. An engine whose number is not known gets 0.5; in llm-d it looks idle. It has no parameters.
 type RunningRequestsSize struct{}
 
 // NewRunningRequestsSize returns the parameters with their defaults.

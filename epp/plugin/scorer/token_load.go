@@ -16,12 +16,17 @@ type TokenLoad struct {
 }
 
 // NewTokenLoad returns the parameters with their defaults.
-func NewTokenLoad() epp.Plugin { return &TokenLoad{QueueThresholdTokens: 4 << 20} }
+func NewTokenLoad() epp.Plugin { return &TokenLoad{QueueThresholdTokens: queueThresholdTokens} }
+
+const queueThresholdTokens = 4 << 20
+
+// Correct implements epp.Corrector.
+func (p *TokenLoad) Correct(warn epp.Report) {
+	param.Correct(warn, "queueThresholdTokens", &p.QueueThresholdTokens, p.QueueThresholdTokens > 0, queueThresholdTokens)
+}
 
 // Problems implements epp.Plugin.
-func (p *TokenLoad) Problems(report epp.Report) {
-	param.AtLeast(report, "queueThresholdTokens", p.QueueThresholdTokens, 1)
-}
+func (*TokenLoad) Problems(epp.Report) {}
 
 // References implements epp.Referrer.
 func (p *TokenLoad) References() map[string]string {
