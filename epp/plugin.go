@@ -53,6 +53,13 @@ type Detector interface {
 	Saturation(now time.Time, c []Candidate) float64
 }
 
+// Shedder is a Filter that drops endpoints because they are full, as a Detector in a profile does: if it leaves none, the stage
+// is full.
+type Shedder interface {
+	Filter
+	Sheds()
+}
+
 // Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. An unknown value
 // gets the middle, never the best score. The plugins of this repository return 0..1 whatever the load, including NaN and
 // values that are not Valid, as the contract suite checks. The caller clamps what other plugins return.

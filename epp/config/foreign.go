@@ -62,7 +62,6 @@ const (
 	noRanks       = "list every rank as an endpoint with its own port"
 	noRollout     = "use a pool for each revision"
 	noAPI         = "leave it out: such requests are passed through, to any endpoint"
-	noTopology    = "label-selector-filter keeps a profile to one zone"
 	prefixInstead = "prefix-cache-scorer brings a session back to its KV cache"
 	watched       = "leave it out: endpoints are always watched"
 )
@@ -72,7 +71,6 @@ var refused = map[string]string{
 	"agent-identity":                            leaveOut,
 	"always-disagg-multimodal-decider":          noEncode,
 	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
-	"context-length-aware":                      "leave it out, or give each range of lengths a pool of its own",
 	"data-parallel-profile-handler":             noRanks,
 	"dcgm-data-source":                          noDCGM,
 	"dcgm-extractor":                            noDCGM,
@@ -89,7 +87,6 @@ var refused = map[string]string{
 	"k8s-notification-source":                   watched,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
-	"load-aware-scorer":                         "queue-scorer rates by the queue",
 	"mm-embeddings-cache-producer":              noEncode,
 	"mm-embeddings-cache-scorer":                noEncode,
 	"models-data-extractor":                     noModels,
@@ -118,10 +115,6 @@ var refused = map[string]string{
 	"sheddable-eviction-filter":                 noQueues,
 	"slo-headroom-tier-filter":                  noPredictor,
 	"soft-reflective-ceiling-policy":            noQueues,
-	"topology-affinity-filter":                  noTopology,
-	"topology-affinity-scorer":                  noTopology,
-	"topology-extractor":                        noTopology,
-	"utilization-filter":                        "utilization-detector drops endpoints by their load",
 	"vertexai-parser":                           noAPI,
 	"vllmgrpc-parser":                           noAPI,
 }

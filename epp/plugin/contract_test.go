@@ -22,6 +22,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/affinity"
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
 	"github.com/tandem-serving/tandem/epp/plugin/producer"
@@ -31,7 +32,10 @@ import (
 )
 
 // required are the parameters of plugins that cannot do without.
-var required = map[string]string{"file-discovery": "path: endpoints.yaml"}
+var required = map[string]string{
+	"file-discovery":     "path: endpoints.yaml",
+	"utilization-filter": "conditions: [{metric: waiting-queue, maxValue: 10}]",
+}
 
 // decode returns a plugin of the table with these parameters over its defaults.
 func decode(t testing.TB, typ, parameters string) (epp.Plugin, error) {
@@ -62,6 +66,7 @@ func problems(p epp.Plugin) (found []string) {
 // others are the instances that plugins of the tests may refer to.
 var others = map[string]any{
 	"matcher": knownCache{}, "charger": knownCharge{}, "always": alwaysRemote, "picker": instanceOf(picker.NewMaxScore),
+	"topology-extractor": instanceOf(affinity.NewTopologyExtractor),
 }
 
 func builder() *epp.Builder {
@@ -238,7 +243,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, page.Extractor, producer.Estimated:
+			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}

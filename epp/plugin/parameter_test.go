@@ -14,6 +14,9 @@ import (
 func TestReferences(t *testing.T) {
 	for _, test := range []struct{ typ, field, right, kind string }{
 		{"active-request-scorer", "inFlightLoadProducerName", "charger", "Charger"},
+		{"utilization-filter", "inFlightLoadProducerName", "charger", "Charger"},
+		{"topology-affinity-filter", "topologyProducerName", "topology-extractor", "Topology"},
+		{"topology-affinity-scorer", "topologyProducerName", "topology-extractor", "Topology"},
 		{"token-load-scorer", "inFlightLoadProducerName", "charger", "Charger"},
 		{"prefix-cache-scorer", "prefixMatchInfoProducerName", "matcher", "Matcher"},
 		{"prefix-cache-affinity-filter", "prefixMatchInfoProducerName", "matcher", "Matcher"},
@@ -101,6 +104,11 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"utilization-filter", "conditions: []", "conditions: must not be empty"},
+		{"utilization-filter", "conditions: [{metric: queue, maxValue: -1}]", "conditions[0].metric: must be one of active-requests, kv-cache-utilization, " +
+			`running-requests, waiting-queue, got "queue"|conditions[0].maxValue: must not be negative, got -1`},
+		{"topology-affinity-filter", "minAffinity: node", `minAffinity: must be one of host, rack, zone, region, got "node"`},
+		{"context-length-aware", "label: ''", "label: must not be empty"},
 		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
 		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: cannot be combined with deciderPluginName"},
 		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
@@ -125,6 +133,7 @@ func TestCorrections(t *testing.T) {
 		{"active-request-scorer", "maxBusyScore", "-0.5", "1"},
 		{"token-load-scorer", "queueThresholdTokens", "0", "4194304"},
 		{"token-load-scorer", "queueThresholdTokens", "-8", "4194304"},
+		{"load-aware-scorer", "threshold", "0", "128"},
 		{"max-score-picker", "maxNumOfEndpoints", "0", "1"},
 		{"random-picker", "maxNumOfEndpoints", "-1", "1"},
 		{"weighted-random-picker", "maxNumOfEndpoints", "0", "1"},

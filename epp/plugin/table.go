@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/affinity"
 	"github.com/tandem-serving/tandem/epp/plugin/filter"
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
@@ -16,6 +17,8 @@ var Table = []epp.Row{
 	{Type: "prefill-filter", New: filter.NewPrefill},
 	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: filter.NewLabelSelector},
 	{Type: "prefix-cache-affinity-filter", New: filter.NewPrefixCacheAffinity},
+	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
+	{Type: "utilization-filter", New: filter.NewUtilization},
 
 	// Saturation detectors, which are filters too.
 	{Type: "utilization-detector", New: filter.NewUtilizationDetector},
@@ -29,6 +32,9 @@ var Table = []epp.Row{
 	{Type: "token-load-scorer", New: scorer.NewTokenLoad},
 	{Type: "prefix-cache-scorer", New: scorer.NewPrefixCache},
 	{Type: "lora-affinity-scorer", New: scorer.NewLoRAAffinity},
+	{Type: "load-aware-scorer", New: scorer.NewLoadAware},
+	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
+	{Type: "context-length-aware", New: scorer.NewContextLengthAware},
 
 	// Pickers.
 	{Type: "max-score-picker", New: picker.NewMaxScore},
@@ -45,6 +51,7 @@ var Table = []epp.Row{
 	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
+	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
 
 	// Sources of endpoints and of their metrics.

@@ -22,11 +22,11 @@ type roleFilter pd.Role
 
 // Filter implements epp.Filter.
 func (f roleFilter) Filter(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
-	return keep(c, func(c *epp.Candidate) bool { return c.Role.Has(pd.Role(f)) })
+	return Keep(c, func(c *epp.Candidate) bool { return c.Role.Has(pd.Role(f)) })
 }
 
-// keep moves the wanted candidates to the front, in their order, and returns only these.
-func keep(c []epp.Candidate, wanted func(*epp.Candidate) bool) []epp.Candidate {
+// Keep moves the wanted candidates to the front, in their order, and returns only these.
+func Keep(c []epp.Candidate, wanted func(*epp.Candidate) bool) []epp.Candidate {
 	n := 0
 	for i := range c {
 		if !wanted(&c[i]) {

@@ -35,7 +35,7 @@ func sheds(r *epp.Request) bool { return r.API != pd.APIOther }
 func spare(c []epp.Candidate, refuse bool, hasCapacity func(*epp.Candidate) bool) []epp.Candidate {
 	for i := range c {
 		if hasCapacity(&c[i]) {
-			return keep(c, hasCapacity)
+			return Keep(c, hasCapacity)
 		}
 	}
 	if refuse {

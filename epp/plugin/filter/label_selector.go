@@ -126,7 +126,7 @@ func (d *condition) fits(labels map[string]string) bool {
 
 // Filter implements epp.Filter.
 func (f labelFilter) Filter(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
-	return keep(c, func(c *epp.Candidate) bool {
+	return Keep(c, func(c *epp.Candidate) bool {
 		for i := range f {
 			if !f[i].fits(c.Labels) {
 				return false

@@ -110,5 +110,5 @@ func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp
 	if math.IsInf(with, 1) || with-without > f.maxMore {
 		return c
 	}
-	return keep(c, hasPrompt)
+	return Keep(c, hasPrompt)
 }

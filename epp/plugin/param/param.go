@@ -54,7 +54,11 @@ func Refer[T any](b *epp.Builder, field, name string) (T, error) {
 	}
 	t, ok := instance.(T)
 	if !ok {
-		return none, fmt.Errorf("%s: plugin %q is no %s", field, name, reflect.TypeFor[T]().Name())
+		kind := reflect.TypeFor[T]()
+		if kind.Kind() == reflect.Pointer {
+			kind = kind.Elem()
+		}
+		return none, fmt.Errorf("%s: plugin %q is no %s", field, name, kind.Name())
 	}
 	return t, nil
 }
