@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"fmt"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -71,6 +72,36 @@ func TestDrainFits(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Addresses go to clients, and slow requests to the log, only if the values say so; the sidecar accepts what the chart writes.
+func TestSidecarTells(t *testing.T) {
+	for _, c := range []struct {
+		name, set string
+		want      []string
+	}{
+		{"nothing", "", nil},
+		{"nothing said twice", "sidecar.slowRequestSeconds=0,sidecar.tellPods=false", nil},
+		{"slow requests", "sidecar.slowRequestSeconds=1", []string{"--slow-request=1s"}},
+		{"very slow requests", "sidecar.slowRequestSeconds=3600", []string{"--slow-request=3600s"}},
+		{"pods", "sidecar.tellPods=true", []string{"--tell-pods"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args := podOf(t, render(t, "--set="+c.set), "-decode").Spec.InitContainers[1].Args
+			var got []string
+			for _, arg := range args {
+				if strings.HasPrefix(arg, "--slow-request") || strings.HasPrefix(arg, "--tell-pods") {
+					got = append(got, arg)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("the sidecar gets %q, want %q", got, c.want)
+			}
+			if out, err := exec.CommandContext(t.Context(), program(t, "sidecar"), append(got, "--check")...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
 	}
 }
 

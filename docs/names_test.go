@@ -14,7 +14,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -316,7 +315,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestPlugins finds names of plugins that neither this picker nor llm-d's has.
+// TestPlugins finds names of plugins that do not exist.
 func TestPlugins(t *testing.T) {
 	known := map[string]bool{}
 	for _, row := range plugin.Table {
@@ -324,9 +323,6 @@ func TestPlugins(t *testing.T) {
 		for _, old := range row.Deprecated {
 			known[old] = true
 		}
-	}
-	for _, other := range config.ForeignTypes() {
-		known[other.Type] = true
 	}
 	name := regexp.MustCompile(`^[a-z]+(-[a-z]+)*-(scorer|filter|picker|detector|handler|decider|producer|discovery|extractor)$`)
 	for _, p := range currentPages(t) {
@@ -339,8 +335,7 @@ func TestPlugins(t *testing.T) {
 }
 
 // foreignFlags are flags of other programs that pages name.
-var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
-	"--version", "--help", "--check"}
+var foreignFlags = []string{"--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--version", "--help", "--check"}
 
 // TestFlags finds flags in prose that no program of ours has.
 func TestFlags(t *testing.T) {

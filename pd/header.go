@@ -16,6 +16,8 @@ const (
 	HeaderModel = "x-tandem-model"
 	// HeaderDecision tells the client what happened to the request: see Result.
 	HeaderDecision = "x-tandem-pd-decision"
+	// HeaderPods tells the client which pods served it, where the operator wants that: see Pods.
+	HeaderPods = "x-tandem-pods"
 	// HeaderTiming carries the phases in milliseconds: see Phases.
 	HeaderTiming = "server-timing"
 	// HeaderOutcome reports how an answer ended, as a trailer on streams: see AnswerSummary.
@@ -47,4 +49,20 @@ func Internal(name string) bool {
 		}
 	}
 	return false
+}
+
+// WellFormedRequestID reports whether a HeaderRequestID has 1 to 128 letters, digits and -._: only. Engines put it into their own
+// ids, logs and traces.
+func WellFormedRequestID(id string) bool {
+	if id == "" || len(id) > 128 {
+		return false
+	}
+	for i := range len(id) {
+		c := id[i]
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		if !letter && !(c >= '0' && c <= '9') && !strings.ContainsRune("-._:", rune(c)) {
+			return false
+		}
+	}
+	return true
 }

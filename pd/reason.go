@@ -89,6 +89,11 @@ func Reasons(v Verdict) []Reason {
 	return nil
 }
 
+// FallsBack reports whether r says that remote prefill was tried, and the local engine prefilled instead.
+func (r Reason) FallsBack() bool {
+	return r == PrefillFailed || r == HandoffInvalid || r == HandoffLate || r == TransferFailed
+}
+
 // Explains reports whether r is one of the tokens for v.
 func (r Reason) Explains(v Verdict) bool {
 	for _, known := range Reasons(v) {

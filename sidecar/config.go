@@ -22,6 +22,7 @@ type Config struct {
 	Fallback Fallback `group:"Fallback and release"`
 	Keep     Keep     `group:"Holding and releasing over NIXL"`
 	Trust    Trust    `group:"Trust and limits"`
+	Tell     Tell     `group:"What is told about requests"`
 }
 
 // Engine is the local decode engine.
@@ -89,6 +90,16 @@ type Trust struct {
 	BodyLimit, BufferLimit int64
 }
 
+// Tell configures what users and operators are told about single requests.
+type Tell struct {
+	Pods   bool          `flag:"tell-pods" help:"answer with the header x-tandem-pods, which names the pods that served the request; for clients that may know addresses inside the cluster"`
+	Slow   time.Duration `flag:"slow-request" help:"log requests at info that took this long, as failed ones and those that fell back to local prefill always are; 0: none is slow. The others are logged at debug"`
+	Recent int           `flag:"recent-requests" arg:"NUMBER" help:"requests that the admin port can tell about (/debug/requests, tandem why), and as many that were slow, failed or fell back; at most 4 MiB each. 0: none"`
+}
+
+// recentBytes bounds the memory of recent requests, for each of the two kinds (bytes).
+const recentBytes = 4 << 20
+
 // Defaults returns the configuration of a sidecar without flags.
 func Defaults() Config {
 	return Config{
@@ -100,6 +111,7 @@ func Defaults() Config {
 			Drain: 60 * time.Second,
 		},
 		Keep:  Keep{SideChannel: 5600},
+		Tell:  Tell{Recent: 1000},
 		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
 	}
 }
@@ -130,7 +142,8 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		n    int
 	}{
 		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
-		{"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
+		{"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)},
+		{"slow-request", int(c.Tell.Slow)}, {"recent-requests", c.Tell.Recent}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
 	} {
 		if n.n < 0 {
 			report(n.flag, "must not be negative")

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -16,7 +17,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	x := s.legs.Begin(w, r, api, start)
 	defer x.Close()
 	if !s.life.enter(x) {
-		x.Refuse(handoff.Draining())
+		x.Fail(handoff.Draining())
 		s.finish(x)
 		return
 	}
@@ -52,12 +53,44 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 func (s *Server) finish(x *handoff.Exchange) {
 	phases := x.End()
 	s.metrics.request(x, phases)
-	s.log.Debug("request served", "request_id", x.ID, "decision", x.Decision.String(), "status", x.Status,
-		"state", x.State(), "timing", timingValue{phases}, "error", x.Failure)
+	notable := s.notable(x, phases.Sum())
+	if record := x.Record(phases, notable); record != nil {
+		s.recent.Add(record, notable != "")
+	}
+	s.logRequest(x, phases, notable)
 }
 
-// timingValue is phases that are printed only if the log line is written.
-type timingValue struct{ p *pd.Phases }
+// Why a request is worth a look, in logs and records.
+const (
+	notableFailed   = "failed"
+	notableFallback = "fallback"
+	notableSlow     = "slow"
+)
 
-// String implements fmt.Stringer.
-func (t timingValue) String() string { return string(t.p.AppendTiming(nil, pd.PhaseEPP)) }
+// notable returns why a request that took some time is worth an operator's look; "" if it is not. Refusals that blame the client
+// are not, because any client can cause many of them.
+func (s *Server) notable(x *handoff.Exchange, took time.Duration) string {
+	switch {
+	case x.Status >= http.StatusInternalServerError, x.Status < http.StatusBadRequest && x.Client.End == pd.EndError:
+		return notableFailed
+	case x.Decision.Verdict == pd.Local && x.Decision.Reason.FallsBack():
+		return notableFallback
+	case s.cfg.Tell.Slow > 0 && took >= s.cfg.Tell.Slow:
+		return notableSlow
+	}
+	return ""
+}
+
+// logRequest writes the access log: at info for notable requests, else at debug.
+func (s *Server) logRequest(x *handoff.Exchange, phases *pd.Phases, notable string) {
+	level := slog.LevelDebug
+	if notable != "" {
+		level = slog.LevelInfo
+	}
+	if !s.log.Enabled(x.Context, level) {
+		return
+	}
+	s.log.Log(x.Context, level, "request served", "request_id", x.ID, "notable", notable, "decision", x.Decision.String(), "status", x.Status,
+		"decode", x.Pods().Decode, "prefill", x.Target(), "state", x.State(), "took", phases.Sum(),
+		"timing", string(phases.AppendTiming(nil, pd.PhaseEPP)), "error", x.Failure)
+}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/recent"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/intake"
@@ -46,6 +47,7 @@ type Server struct {
 	budget  *pd.FallbackBudget
 	leases  *lease.Registry // nil: hand-offs are not renewed, and only decode releases them
 	metrics *metrics
+	recent  *recent.Store[*handoff.Record]
 
 	life life
 }
@@ -65,6 +67,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		cfg: cfg, log: t.Log,
 		engine: cfg.Engine.url(),
 		budget: pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
+		recent: recent.New[*handoff.Record](cfg.Tell.Recent, recentBytes),
 	}
 	if err := s.chooseDialect(); err != nil {
 		return nil, err
@@ -143,6 +146,7 @@ func (s *Server) legsConfig(t Telemetry) handoff.Config {
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
 		Decode: s.decodeEngine(), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
+		TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
 	}
 }
@@ -203,6 +207,9 @@ func identify(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, pd.SidecarIdentity) // the client may have left
 }
+
+// Recent has what happened to the latest requests, for the admin port; nil if that is not kept.
+func (s *Server) Recent() *recent.Store[*handoff.Record] { return s.recent }
 
 // Ready returns why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
 func (s *Server) Ready() error {

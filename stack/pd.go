@@ -47,14 +47,6 @@ type PDOptions struct {
 	SimFlags []string
 	// OTLP is the host:port of a collector for spans; "": the one that OTEL_* variables name, if any.
 	OTLP string
-	// EngineKey is the API key of PrefillEngines and DecodeEngines; "": they need none.
-	EngineKey string
-	// LogDir is an existing folder for the output of each program, in a file with its name (function LogFile); "": none.
-	LogDir string
-	// LogLevel is the level of the programs' logs, debug, info, warn or error; "": their default.
-	LogLevel string
-	// Restarted, if not nil, makes every program but Envoy a Service, and is told of its ends and starts.
-	Restarted func(event string)
 }
 
 // PD is a running P/D stack. All addresses are host:port.
@@ -77,7 +69,6 @@ type Pod struct {
 	Address        string // of the sidecar if there is one, otherwise of the engine
 	Engine         string
 	EngineAdmin    string // of a simulated engine; otherwise ""
-	SideChannel    string // of a simulated engine; otherwise ""
 	SidecarMetrics string // "" for prefill, like the next field
 	SidecarAdmin   string
 }
@@ -201,8 +192,11 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 		pod := &pods[i]
 		pod.Name = role + "-" + strconv.Itoa(i)
 		program := a.sim(pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...)
-		err := a.start(ctx, program, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin, "sidechannel": &pod.SideChannel})
+		p, err := a.group.Start(ctx, program)
 		if err != nil {
+			return nil, err
+		}
+		if err := addresses(p, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}); err != nil {
 			return nil, err
 		}
 		pod.Address = pod.Engine
@@ -224,7 +218,7 @@ func (a *assembly) sim(name string, flags ...string) Program {
 // startSidecars starts a sidecar for each decode engine. It may send prefill legs to loopback, where simulated engines are, and
 // to the prefill engines of the options.
 func (a *assembly) startSidecars(ctx context.Context) error {
-	var flags []string
+	flags := []string{"--tell-pods"} // its clients are on this machine
 	for _, pod := range a.pd.Prefill {
 		flags = append(flags, "--prefill-allow="+pod.Engine)
 	}
@@ -238,7 +232,11 @@ func (a *assembly) startSidecars(ctx context.Context) error {
 			return err
 		}
 		program.Name, program.Env = pod.sidecar(), slices.Concat(a.telemetry(), a.transportEnv())
-		err = a.start(ctx, program, map[string]*string{"http": &pod.Address, "metrics": &pod.SidecarMetrics, "admin": &pod.SidecarAdmin})
+		p, err := a.group.Start(ctx, program)
+		if err != nil {
+			return err
+		}
+		err = addresses(p, map[string]*string{"http": &pod.Address, "metrics": &pod.SidecarMetrics, "admin": &pod.SidecarAdmin})
 		if err != nil {
 			return err
 		}
@@ -254,8 +252,12 @@ func (a *assembly) startPicker(ctx context.Context) error {
 	}
 	program := EPP(a.Dir, "--secure-serving=false", "--config-file="+config, "--endpoints-file="+endpoints)
 	program.Env = a.telemetry()
+	p, err := a.group.Start(ctx, program)
+	if err != nil {
+		return err
+	}
 	e := &a.pd.EPP
-	return a.start(ctx, program, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
+	return addresses(p, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
 }
 
 // telemetry returns the environment that tells a program where to send its spans.
@@ -266,26 +268,7 @@ func (a *assembly) telemetry() []string {
 	return []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://" + a.OTLP}
 }
 
-// start starts a program of the stack, with its log and, if the options say so, as a Service, and sets its addresses by purpose.
-func (a *assembly) start(ctx context.Context, program Program, wanted map[string]*string) (err error) {
-	if program.Log, err = a.log(program.Name); err != nil {
-		return err
-	}
-	if a.LogLevel != "" {
-		program.Args = append(program.Args, "--log-level="+a.LogLevel)
-	}
-	var p *Process
-	if a.Restarted == nil {
-		p, err = a.group.Start(ctx, program)
-	} else {
-		var s *Service
-		if s, err = StartService(ctx, program, a.Restarted); err == nil {
-			p, err = s.Process(), a.group.Add(s)
-		}
-	}
-	if err != nil {
-		return err
-	}
+func addresses(p *Process, wanted map[string]*string) (err error) {
 	for purpose, to := range wanted {
 		if *to, err = p.Address(purpose); err != nil {
 			return err

@@ -14,7 +14,7 @@ func (p *PD) Ports() []PortLine {
 		lines = append(lines, PortLine{p.proxyProgram(), p.ProxyAdmin, "Envoy's own pages"})
 	}
 	lines = append(lines,
-		PortLine{"epp", p.EPP.Admin, "/debug/endpoints, POST /explain, profiles"},
+		PortLine{"epp", p.EPP.Admin, "/debug, POST /explain, profiles"},
 		PortLine{"epp", p.EPP.Metrics, "/metrics, /readyz, /livez"},
 		PortLine{"epp", p.EPP.ExtProc, "gRPC: the proxy asks here where to send a request"},
 		PortLine{"epp", p.EPP.Health, "gRPC: health"})
@@ -25,7 +25,7 @@ func (p *PD) Ports() []PortLine {
 		sidecar := pod.sidecar()
 		lines = append(lines, PortLine{sidecar, pod.Address, "the proxy sends requests here"},
 			PortLine{sidecar, pod.SidecarMetrics, "/metrics, /readyz, /livez"},
-			PortLine{sidecar, pod.SidecarAdmin, "profiles"})
+			PortLine{sidecar, pod.SidecarAdmin, "/debug/requests, profiles"})
 		lines = append(lines, pod.engineLines()...)
 	}
 	return lines

@@ -24,6 +24,7 @@ type settings struct {
 	Endpoints endpoints `group:"Endpoints"`
 	Picking   picking   `group:"Picking"`
 	Metrics   scrapes   `group:"Engine metrics"`
+	Tell      tell      `group:"What is told about requests"`
 	Log       boot.Log  `group:"Log"`
 	Foreign   foreign   `group:"Known from llm-d"`
 }
@@ -53,6 +54,10 @@ type picking struct {
 	Single   bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
 	Route    bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the header of the pick need it"`
 	Seed     int64  `flag:"seed" arg:"NUMBER" help:"seed of the random numbers that break ties; 0: a new one at each start"`
+}
+
+type tell struct {
+	Recent int `flag:"recent-requests" arg:"NUMBER" help:"requests that the admin port can tell about (/debug/requests, tandem why), and as many that failed; at most 4 MiB each. 0: none"`
 }
 
 type scrapes struct {
@@ -109,6 +114,7 @@ func defaults() settings {
 		Endpoints: endpoints{Group: kube.PoolGroup},
 		Picking:   picking{PDHeader: "on"},
 		Metrics:   scrapes{Interval: 200 * time.Millisecond, Stale: 2 * time.Second},
+		Tell:      tell{Recent: 1000},
 	}
 }
 
@@ -124,6 +130,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	p.Require(c.Listen.Drain >= 0, "drain-timeout", "must not be negative")
 	p.Require(c.Metrics.Interval >= 50*time.Millisecond, "refresh-metrics-interval", "must be 50ms or more")
 	p.Require(c.Metrics.Stale > 0, "metrics-staleness-threshold", "must be positive")
+	p.Require(c.Tell.Recent >= 0, "recent-requests", "must not be negative")
 	p.Require(c.Picking.File == "" || c.Picking.Text == "", "config-text", "cannot be given beside --config-file")
 	c.validateFiles(p)
 	c.Listen.validateTLS(p)

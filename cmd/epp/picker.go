@@ -33,6 +33,7 @@ type picker struct {
 	watch     *kube.Watch // source of the endpoints; nil = a file
 	file      pool.File   // source of the endpoints without a watch
 	rules     *rules
+	requests  requests
 	current   atomic.Pointer[use]
 }
 
@@ -48,7 +49,7 @@ func (p *picker) inUse() *use { return p.current.Load() }
 // newPicker makes a picker with the configuration that the flags name. Its errors are about the configuration. env looks up
 // environment variables.
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
-	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry)}
+	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry), requests: newRequests(cfg.Tell.Recent)}
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool, epp.SystemClock)

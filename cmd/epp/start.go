@@ -45,7 +45,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	server, err := extproc.New(serving, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
-		Observers: []epp.Observer{picker.sched},
+		Observers: []epp.Observer{picker.sched, picker.requests},
 		Log:       log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
 		return fmt.Errorf("starting the ext-proc server: %w", err)

@@ -36,7 +36,7 @@ type listen struct {
 	Secure  bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve the data port over TLS (llm-d's default is true, ours is plaintext)"`
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
 	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
-	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"profiles; keep it on loopback"`
+	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"what happened to the latest requests (/debug/requests), profiles; keep it on loopback"`
 	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
@@ -175,9 +175,16 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	}
 	p := process{log: log, server: server, data: data, ports: ports, operations: []boot.Service{
 		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, server.Ready)},
-		{Name: "admin", Listener: ports.admin, Handler: boot.Admin()},
+		{Name: "admin", Listener: ports.admin, Handler: admin(server)},
 	}}
 	return p.serve(ctx, std)
+}
+
+// admin serves the pages that only the pod's operator may see.
+func admin(server *sidecar.Server) http.Handler {
+	mux := boot.Admin()
+	server.Recent().Register(mux)
+	return mux
 }
 
 // ports are the listeners of a sidecar.

@@ -373,7 +373,7 @@ func (j travelled) mustTellOfTheLegs(t *testing.T) {
 	decision, reason, _ := strings.Cut(j.want, ";reason=")
 	mustSay(t, request, map[string]string{
 		"tandem.request_id": j.name, "tandem.pd.mode": cmp.Or(j.mode, "auto"), "tandem.pd.plan": j.plan,
-		"tandem.pd.decision": decision, "tandem.pd.reason": reason, "tandem.endpoint.decode": j.fleet.Decode[0].Tap.Addr,
+		"tandem.pd.decision": decision, "tandem.pd.reason": reason, "tandem.endpoint.decode": j.fleet.Fleet.Decode[0].Addr(),
 	})
 	attrs := request.Attributes()
 	if j.status == http.StatusOK && !j.leaves {

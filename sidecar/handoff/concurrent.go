@@ -91,6 +91,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 		defer resp.Body.Close()
 	}
 	x.legs.Metrics.leg("decode", status, time.Since(p.sent))
+	x.record.leg("decode", x.legs.localEngine.address, p.sent, time.Now(), status, err)
 	if err != nil {
 		return p.decodeFailed(causeFailed, err)
 	}
@@ -147,8 +148,7 @@ func (p *legPair) startPrefill() {
 func (p *legPair) stopPrefill() {
 	p.cancelPrefill()
 	if p.prefilled == nil {
-		r := <-p.prefill
-		p.prefilled = &r
+		_ = p.prefillEnded(<-p.prefill) // it was cancelled, or its hand-off is not needed
 	}
 }
 
@@ -163,6 +163,7 @@ func (p *legPair) end() {
 // prefillEnded notes the result of the prefill leg. If it returns an error, the decode engine will not get the KV cache.
 func (p *legPair) prefillEnded(r prefillResult) error {
 	p.prefilled = &r
+	p.x.record.leg("prefill", p.target.String(), p.sent, r.at, r.status, r.err)
 	if r.err == nil && r.of != nil {
 		p.x.handoff.of = r.of
 	}
@@ -224,6 +225,7 @@ func (legs *Legs) abort(r releasing, a dialect.Aborter, target pd.Target) {
 		legs.warnings.Warn("legs not aborted: their engines keep their blocks until they time out", "request_id", r.id, "error", err)
 	}
 	legs.Metrics.Releases.WithLabelValues(wayAbort, result).Inc()
+	r.record.release(wayAbort, result, err)
 	endRelease(r.span, wayAbort, err)
 }
 

@@ -66,6 +66,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		status = resp.StatusCode
 	}
 	x.legs.Metrics.leg("decode", status, time.Since(sent))
+	x.record.leg("decode", x.legs.localEngine.address, sent, time.Now(), status, err)
 	if resp == nil {
 		return x.noAnswer(g, cause, err)
 	}
@@ -137,6 +138,7 @@ func (x *Exchange) noAnswer(g *leg, cause string, err error) (pd.Reason, error) 
 // redoWithout notes that decode could not use the hand-off, which has been released.
 func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	x.Failure = err
+	x.record.legFailed(err)
 	x.legs.localEngine.doubt()
 	x.legs.Metrics.Retries.WithLabelValues("decode", cause).Inc()
 	x.legs.Metrics.Links.Unread(x.target, cause)

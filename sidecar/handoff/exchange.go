@@ -33,8 +33,9 @@ type Exchange struct {
 
 	state      State
 	handoff    pending
-	target     string // of the last prefill leg
-	releaseWay string // of the hand-off
+	target     string  // of the last prefill leg
+	record     *Record // nil: none is kept
+	releaseWay string  // of the hand-off
 }
 
 // State is how far an exchange has come.
@@ -74,6 +75,9 @@ func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, star
 	x.span = span
 	x.Context, x.cancel = context.WithCancelCause(ctx)
 	x.ITL, x.Trace = legs.Metrics.ITL, exemplar(span)
+	if legs.Record {
+		x.record = newRecord(x.ID, start)
+	}
 	w.Header().Set("X-Request-Id", x.ID)
 	x.Body.Begin(x.Context, w, r, legs.Intake.BodyPause)
 	return x
@@ -96,6 +100,9 @@ func (x *Exchange) Close() {
 
 // State returns how far the exchange has come.
 func (x *Exchange) State() State { return x.state }
+
+// Target returns the prefill pod that was tried last, also if it failed; "" if none was.
+func (x *Exchange) Target() string { return x.target }
 
 // SetRoute sets the route of the call, and with it the decision that was planned.
 func (x *Exchange) SetRoute(route intake.Route) {
@@ -206,6 +213,7 @@ func (x *Exchange) Fail(err error) {
 		if refusal.Reason == pd.DeniedTarget {
 			x.legs.denials.Warn("prefill target denied", "request_id", x.ID, "client", x.request.RemoteAddr, "error", refusal.Cause)
 		}
+		x.tellPods()
 		x.Refuse(refusal)
 	}
 }
@@ -214,6 +222,7 @@ func (x *Exchange) Fail(err error) {
 func (x *Exchange) Committed() {
 	x.Buffer.Drop()
 	x.state = streaming
+	x.tellPods()
 }
 
 // Interrupted implements relay.Exchange.

@@ -52,6 +52,11 @@ type Config struct {
 	// Now is the clock that notices when the whole process stood still; nil is time.Now.
 	Now func() time.Time
 
+	// TellPods adds pd.HeaderPods to answers.
+	TellPods bool
+	// Record makes exchanges keep a Record.
+	Record bool
+
 	Tracer     trace.Tracer
 	Propagator propagation.TextMapPropagator
 	Metrics    Metrics

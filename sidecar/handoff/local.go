@@ -68,11 +68,13 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	resp, err := x.legs.Decode.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		x.legs.Metrics.leg("local", 0, time.Since(sent))
+		x.record.leg("local", x.legs.localEngine.address, sent, time.Now(), 0, err)
 		return x.localFailure(source, err)
 	}
 	defer resp.Body.Close()
 	source.Answered()
 	x.legs.Metrics.leg("local", resp.StatusCode, time.Since(sent))
+	x.record.leg("local", x.legs.localEngine.address, sent, time.Now(), resp.StatusCode, nil)
 	status = resp.StatusCode
 	x.rename(resp)
 	x.RetryElsewhere = status >= http.StatusInternalServerError && !relay.NotAdmitted(status) && x.dying(0)

@@ -54,6 +54,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	status, of, err := x.legs.sendPrefill(h.trace(ctx), target, x.request.URL.RequestURI(), header, a)
 	inflight.Dec()
 	x.legs.Metrics.leg("prefill", status, time.Since(sent))
+	x.record.leg("prefill", x.target, sent, time.Now(), status, err)
 	x.endLegSpan(span, status, err)
 	if err != nil {
 		x.releaseRejected(status, of, err)

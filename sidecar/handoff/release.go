@@ -32,6 +32,7 @@ type releasing struct {
 	hold   *lease.Hold
 	header http.Header
 	span   trace.Span // of the release
+	record *Record    // of the request; nil: none is kept
 }
 
 // release begins the release of the hand-off, by the way that will be tried first.
@@ -42,7 +43,7 @@ func (x *Exchange) release(way string) releasing {
 func (x *Exchange) beginRelease(of dialect.Handoff, hold *lease.Hold, way string) releasing {
 	x.releaseWay = way
 	_, span := x.legs.tracing.tracer.Start(x.Context, spanRelease, clientSpan)
-	return releasing{x.ID, of, hold, x.legHeader(), span}
+	return releasing{x.ID, of, hold, x.legHeader(), span, x.record}
 }
 
 // firstWay is wayNIXL for a hand-off whose engine can be notified, else wayCancel.
@@ -165,11 +166,13 @@ func (legs *Legs) notify(r releasing) bool {
 	switch {
 	case err == nil:
 		legs.Metrics.Releases.WithLabelValues(wayNIXL, "ok").Inc()
+		r.record.release(wayNIXL, "ok", nil)
 		endRelease(r.span, wayNIXL, nil)
 	case errors.Is(err, lease.ErrNoWay), errors.Is(err, lease.ErrReleased): // ErrReleased: a notice was tried before
 	default:
 		// Notifying an engine twice costs a line in its log; not notifying it, its blocks until the lease ends.
 		legs.Metrics.Releases.WithLabelValues(wayNIXL, "unsure").Inc()
+		r.record.release(wayNIXL, "unsure", err)
 		legs.warnings.Warn("the prefill engine may have been notified of a release, and is notified again by way of decode", "request_id", r.id, "error", err)
 	}
 	return err == nil
@@ -227,6 +230,7 @@ func (legs *Legs) released(r releasing, ok bool, err error) {
 		err = cmp.Or(err, errUnreleased)
 	}
 	legs.Metrics.Releases.WithLabelValues(wayCancel, result).Inc()
+	r.record.release(wayCancel, result, err)
 	endRelease(r.span, wayCancel, err)
 }
 

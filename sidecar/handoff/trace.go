@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -130,7 +129,7 @@ func (x *Exchange) facts() []attribute.KeyValue {
 	if x.target != "" {
 		attrs = append(attrs, attribute.String("tandem.endpoint.prefill", x.target))
 	}
-	attrs = append(attrs, attribute.String("tandem.endpoint.decode", strings.TrimPrefix(x.legs.Decode.URL, "http://")))
+	attrs = append(attrs, attribute.String("tandem.endpoint.decode", x.pod()))
 	if x.handoff.answered {
 		if !x.handoff.finished.IsZero() {
 			attrs = append(attrs, attribute.Float64("tandem.handoff.age_ms", float64(x.handoff.age)/float64(time.Millisecond)))

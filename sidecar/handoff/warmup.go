@@ -189,7 +189,7 @@ func (p *pairHandoff) release(way func(releasing)) {
 func (p *pairHandoff) runRelease(way func(releasing)) {
 	p.legs.releasing.Add(1)
 	defer p.legs.releasing.Add(-1)
-	way(releasing{p.header.Get("X-Request-Id"), p.handoff.of, p.handoff.hold, p.header.Clone(), trace.SpanFromContext(context.Background())})
+	way(releasing{p.header.Get("X-Request-Id"), p.handoff.of, p.handoff.hold, p.header.Clone(), trace.SpanFromContext(context.Background()), nil})
 }
 
 // parseCompletion scans a completion request.

@@ -86,28 +86,13 @@ func removeHopHeaders(h, original http.Header) {
 	}
 }
 
-// RequestID returns the client's request id, or a new one if it is missing or malformed. An id has 1 to 128 letters, digits
-// and -._: only, because engines put it into their own ids, logs and traces.
+// RequestID returns the client's request id, or a new one if it is missing or malformed.
 func RequestID(h http.Header) string {
 	values := h["X-Request-Id"]
-	if len(values) > 0 && wellFormed(values[0]) {
+	if len(values) > 0 && pd.WellFormedRequestID(values[0]) {
 		return values[0]
 	}
 	var raw [16]byte
 	rand.Read(raw[:]) //nolint:errcheck // crypto/rand.Read never fails
 	return hex.EncodeToString(raw[:])
-}
-
-func wellFormed(id string) bool {
-	if id == "" || len(id) > 128 {
-		return false
-	}
-	for i := range len(id) {
-		c := id[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-		if !letter && !(c >= '0' && c <= '9') && !strings.ContainsRune("-._:", rune(c)) {
-			return false
-		}
-	}
-	return true
 }

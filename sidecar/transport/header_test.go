@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 func TestRequestID(t *testing.T) {
@@ -17,7 +19,7 @@ func TestRequestID(t *testing.T) {
 	made := map[string]bool{}
 	for _, id := range []string{"", "a b", "a\tb", "a/b", "ä", "a\n", `"`, "{}", "@", "[", "`", strings.Repeat("x", 129)} {
 		got := RequestID(http.Header{"X-Request-Id": {id}})
-		if !wellFormed(got) || len(got) != 32 || made[got] {
+		if !pd.WellFormedRequestID(got) || len(got) != 32 || made[got] {
 			t.Errorf("%q became %q", id, got)
 		}
 		made[got] = true

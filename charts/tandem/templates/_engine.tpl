@@ -151,6 +151,12 @@ readiness, and is told to stop after the engine has ended.
 - --kv-connector={{ $sidecar.connector }}
 - --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
 - --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
+{{- with $sidecar.slowRequestSeconds }}
+- --slow-request={{ int . }}s
+{{- end }}
+{{- if $sidecar.tellPods }}
+- --tell-pods
+{{- end }}
 - {{ printf "--prefill-allow=%s" (include "tandem.sidecar.allow" .) | quote }}
 {{- if include "tandem.sidecar.meets" . }}
 - --prefill-discovery=dns://{{ include "tandem.component.name" (dict "root" . "component" "prefill") }}:8000

@@ -89,6 +89,8 @@ kv-connector: set sidecar.connector
 connector: set sidecar.connector
 first-event-timeout: set sidecar.firstEventTimeoutSeconds
 prefill-timeout: set sidecar.prefillTimeoutSeconds
+slow-request: set sidecar.slowRequestSeconds
+tell-pods: set sidecar.tellPods
 prefill-block-size: set engine.blockSize
 prefill-tls: set tls.prefill.secret
 prefill-use-tls: set tls.prefill.secret

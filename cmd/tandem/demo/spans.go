@@ -84,7 +84,7 @@ func (c *spanCollector) add(span *trace.Span) {
 	}
 }
 
-// podsOf returns the pods that served a request. names has the names of pods by the addresses of their engines.
+// podsOf returns the pods that served a request. names has the names of pods by their addresses.
 func (c *spanCollector) podsOf(requestID string, names map[string]string) pods {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -37,6 +37,7 @@ type engine struct {
 	name    string // of its pod
 	address string // host:port of its data port
 	admin   string // of its admin port
+	pod     string // host:port of its pod: the sidecar of a decode engine
 }
 
 // stage holds the running programs and their addresses.
@@ -92,7 +93,7 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 func engines(pods []stack.Pod) []engine {
 	all := make([]engine, len(pods))
 	for i, pod := range pods {
-		all[i] = engine{pod.Name, pod.Engine, pod.EngineAdmin}
+		all[i] = engine{pod.Name, pod.Engine, pod.EngineAdmin, pod.Address}
 	}
 	return all
 }
@@ -128,7 +129,7 @@ func (s *stage) stop() error {
 func (s *stage) namePods(all []exchange) {
 	names := map[string]string{}
 	for _, e := range slices.Concat(s.prefill, s.decode) {
-		names[e.address] = e.name
+		names[e.pod] = e.name
 	}
 	for i := range all {
 		all[i].pods = s.spans.podsOf(all[i].answer.requestID, names)

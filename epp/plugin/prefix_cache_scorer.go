@@ -1,0 +1,63 @@
+package plugin
+
+import "github.com/tandem-serving/tandem/epp"
+
+// PrefixCacheScorer prefers endpoints that have the prompt's beginning in their prefix cache:
+// w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight.
+type PrefixCacheScorer struct {
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
+	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+	// MatchLengthWeight is the weight, 0..1, of the number of cached tokens; the rest is the weight of their share of the
+	// prompt. Default 0: only the share counts.
+	MatchLengthWeight float64 `yaml:"matchLengthWeight"`
+	// MatchLengthScaleTokens is how many cached tokens give the full score for length. Default 8192.
+	MatchLengthScaleTokens int `yaml:"matchLengthScaleTokens"`
+}
+
+func newPrefixCacheScorer() epp.Plugin { return &PrefixCacheScorer{MatchLengthScaleTokens: 8192} }
+
+// Problems implements epp.Plugin.
+func (p *PrefixCacheScorer) Problems(report epp.Report) {
+	within(report, "matchLengthWeight", p.MatchLengthWeight, 0, 1)
+	atLeast(report, "matchLengthScaleTokens", p.MatchLengthScaleTokens, 1)
+}
+
+// References implements epp.Referrer.
+func (p *PrefixCacheScorer) References() map[string]string {
+	return references("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName)
+}
+
+// Build implements epp.Plugin.
+func (p *PrefixCacheScorer) Build(b *epp.Builder) (any, error) {
+	if err := check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+		return nil, err
+	}
+	return prefixCacheScorer{weight: p.MatchLengthWeight, scale: float64(p.MatchLengthScaleTokens)}, nil
+}
+
+type prefixCacheScorer struct{ weight, scale float64 }
+
+// Score implements epp.Scorer.
+func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float64) {
+	whole := float64(matchable(&r.Request.Prompt))
+	if whole <= 0 {
+		return
+	}
+	for i := range c {
+		if c[i].Cached <= 0 {
+			continue
+		}
+		cached := float64(c[i].Cached)
+		length := min(cached/s.scale, 1)
+		scores[i] = s.weight*length*length + (1-s.weight)*min(cached/whole, 1)
+	}
+}
+
+// matchable returns how many tokens of a prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.
+func matchable(p *epp.Prompt) int {
+	if blocks := len(p.Blocks) * p.BlockTokens; blocks > 0 {
+		return min(blocks, p.Tokens)
+	}
+	return p.Tokens
+}
