@@ -117,6 +117,9 @@ var madeUp = []struct {
 	{"init", "function", file("pd/a.go", "package pd\nfunc init() {}"), "pd/a.go declares init()"},
 	{"init", "method", file("pd/a.go", "package pd\nfunc (t T) init() {}"), ""},
 
+	{"flags", "read", file("cmd/a/a.go", "package a\ntype s struct { A int `flag:\"a\"` }\nfunc f(x s) int { return x.A }"), ""},
+	{"flags", "set only", file("cmd/a/a.go", "package a\ntype s struct { A int `flag:\"a\"` }\nvar x = s{A: 1}"), "cmd/a/a.go declares --a"},
+	{"flags", "refused", file("cmd/a/a.go", "package a\ntype s struct { A int `flag:\"a\" refused:\"use b\"` }"), ""},
 	{"words", "a pronoun without an actor", file("new/a.go", "package a\n// No"+"body reads it."), "new/a.go:2 has"},
 	{"words", "a metaphor in a page", file("new/page.md", "the front"+" door"), "new/page.md:1 has"},
 	{"words", "a verb for release", file("new/values.yaml", "# Blocks are given "+"back."), "new/values.yaml:1 has"},

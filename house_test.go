@@ -72,6 +72,7 @@ var rules = []rule{
 	{"sleep", "a test that sleeps is slow, flaky, or both", checkSleep},
 	{"init", "what happens at start is written in main", checkInit},
 	{"words", "a reader who opens one file understands plain terms; docs/glossary.md has them", checkWords},
+	{"flags", "a flag that nothing reads promises what does not happen", checkFlags},
 	{"leftovers", "what is not done is an issue, not a comment", checkLeftovers},
 	{"metric names", "users find our metrics by one prefix", checkMetricNames},
 	{"machine paths", "the repository works on every machine", checkMachinePaths},

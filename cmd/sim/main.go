@@ -55,7 +55,7 @@ type scheduleFlags struct {
 }
 
 type kvFlags struct {
-	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role of the engine; like a real one, it serves both legs in any role"`
+	Role        string        `flag:"role" enum:"prefill,decode,both" help:"role that its log messages have; like a real engine, it serves both legs in any role"`
 	Blocks      int           `flag:"blocks" help:"blocks in the pool, one of them never used; 0: 512, or what the longest request needs"`
 	BlockSize   int           `flag:"block-size" arg:"TOKENS" help:"tokens per block; the same on all engines of a pair"`
 	Lease       time.Duration `flag:"kv-lease" help:"how long KV stays pinned after prefill without a heartbeat or a pull; not scaled"`
@@ -99,7 +99,7 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	cfg := f.config()
-	cfg.Logger = f.Log.New(std)
+	cfg.Logger = f.Log.New(std).With("role", f.KV.Role)
 	data, err := boot.Listen(ctx, "port", net.JoinHostPort(f.Listen.Host, strconv.Itoa(f.Listen.Port)))
 	if err != nil {
 		return err
