@@ -125,9 +125,10 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// promises lists all promises of the proof.
-var promises = []string{"every request answered", "decisions as expected", "pods of each request known", "tokens equal to the reference engine's", "KV bytes moved",
-	"blocks stranded", "hand-off of a failed decode leg released at once", "phases add up to the measured time", "everything started has ended"}
+// checks lists what the demo checks, in its order.
+var checks = []string{"every request answered", "prefilled where expected", "pods of each request known", "tokens equal to the reference engine's",
+	"KV bytes moved as expected", "no blocks stranded", "hand-off of a failed decode leg released at once",
+	"phases add up to the time in the sidecar", "all programs ended"}
 
 func TestDemo(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
@@ -135,9 +136,9 @@ func TestDemo(t *testing.T) {
 	if got.code != 0 || got.stderr != "" {
 		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
-	for _, name := range promises {
+	for _, name := range checks {
 		if !strings.Contains(got.stdout, "\nok      "+name+": ") {
-			t.Errorf("%q is not proven in\n%s", name, got.stdout)
+			t.Errorf("%q has not passed in\n%s", name, got.stdout)
 		}
 	}
 	html, err := os.ReadFile(page)
@@ -149,7 +150,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoOverNIXL runs the proof with KV that the real library moves, between programs built with it.
+// TestDemoOverNIXL runs the demo with KV that the real library moves, between programs built with it.
 func TestDemoOverNIXL(t *testing.T) {
 	switch library := stack.NIXLLibrary(); {
 	case library != "":
@@ -164,8 +165,8 @@ func TestDemoOverNIXL(t *testing.T) {
 		t.Fatalf("building the programs: %v\n%s", err, out)
 	}
 	got, d := demoJSON(t, "--rounds=2", "--transport=nixl")
-	if got.code != 0 || len(d.Promises) != len(promises) || d.KVMoved == 0 {
-		t.Errorf("exit %d: %s\n%+v", got.code, got.stderr, d.Promises)
+	if got.code != 0 || len(d.Checks) != len(checks) || d.KVMoved == 0 {
+		t.Errorf("exit %d: %s\n%+v", got.code, got.stderr, d.Checks)
 	}
 	if !slices.ContainsFunc(d.Stack, func(line string) bool { return strings.Contains(line, "NIXL") }) {
 		t.Errorf("the stack was %q", d.Stack)
@@ -182,10 +183,10 @@ func demoJSON(t *testing.T, args ...string) (result, report.Data) {
 	return got, d
 }
 
-func brokenPromises(d *report.Data) (names []string) {
-	for _, p := range d.Promises {
-		if !p.Kept {
-			names = append(names, p.Name)
+func failedChecks(d *report.Data) (names []string) {
+	for _, c := range d.Checks {
+		if !c.Passed {
+			names = append(names, c.Name)
 		}
 	}
 	return names
@@ -193,7 +194,7 @@ func brokenPromises(d *report.Data) (names []string) {
 
 func TestDemoJSON(t *testing.T) {
 	got, d := demoJSON(t, "--rounds=2")
-	if got.code != 0 || len(d.Promises) != len(promises) || brokenPromises(&d) != nil {
+	if got.code != 0 || len(d.Checks) != len(checks) || failedChecks(&d) != nil {
 		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
 	}
 	classes := map[string]int{}
@@ -231,8 +232,8 @@ func TestDemoCompares(t *testing.T) {
 		t.Skip("make test-all runs it")
 	}
 	got, d := demoJSON(t, "--rounds=1", "--pairs=1")
-	if got.code != 0 || brokenPromises(&d) != nil || len(d.Promises) != len(promises)+1 {
-		t.Fatalf("exit %d: %s\n%+v", got.code, got.stderr, d.Promises)
+	if got.code != 0 || failedChecks(&d) != nil || len(d.Checks) != len(checks)+1 {
+		t.Fatalf("exit %d: %s\n%+v", got.code, got.stderr, d.Checks)
 	}
 	var kinds [2]map[string]int
 	for i, side := range d.Comparison.Sides {
@@ -252,12 +253,12 @@ func TestDemoCompares(t *testing.T) {
 	}
 }
 
-// Each fault of the prefill engines breaks only the promises that it affects.
+// Each fault of the prefill engines fails only the checks that it affects.
 func TestDemoFails(t *testing.T) {
 	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 3, 4, 5, 6
 	tests := []struct {
 		fault  string
-		broken []int
+		failed []int
 	}{
 		{"bad-handoff:foreign", []int{tokens}},
 		{"stale", []int{tokens, bytes, stranded, lost}},
@@ -268,13 +269,13 @@ func TestDemoFails(t *testing.T) {
 		t.Run(test.fault, func(t *testing.T) {
 			got, d := demoJSON(t, "--rounds=1", "--fault", test.fault)
 			var want []string
-			for _, i := range test.broken {
-				want = append(want, promises[i])
+			for _, i := range test.failed {
+				want = append(want, checks[i])
 			}
-			if found := brokenPromises(&d); got.code != 1 || !slices.Equal(found, want) {
-				t.Errorf("exit %d, broken: %q, want %q\n%+v", got.code, found, want, d.Promises)
+			if found := failedChecks(&d); got.code != 1 || !slices.Equal(found, want) {
+				t.Errorf("exit %d, failed: %q, want %q\n%+v", got.code, found, want, d.Checks)
 			}
-			if line := "tandem: not proven: " + strings.Join(want, "; "); strings.TrimSpace(got.stderr) != line {
+			if line := "tandem: checks failed: " + strings.Join(want, "; "); strings.TrimSpace(got.stderr) != line {
 				t.Errorf("stderr %q", got.stderr)
 			}
 		})
@@ -315,7 +316,7 @@ func TestInterrupt(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil { // as Ctrl-C does
 		t.Fatal(err)
 	}
-	if got := <-done; got.code != 1 || !strings.Contains(got.stderr, "interrupted, nothing was proven") {
+	if got := <-done; got.code != 1 || !strings.Contains(got.stderr, "interrupted, nothing was checked") {
 		t.Errorf("exit %d: %s", got.code, got.stderr)
 	}
 	if _, err := io.Copy(io.Discard, child); err != nil {

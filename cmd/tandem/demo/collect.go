@@ -9,9 +9,9 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// data converts the evidence to the data of a report, with the promises judged.
+// data converts the evidence to the data of a report, with the checks.
 func (e *evidence) data() *report.Data {
-	d := &report.Data{Title: "Tandem demo", Started: e.started, Stack: e.stack, Load: e.load, Why: e.why(), Promises: e.judge(), KVMoved: e.pulled.bytes}
+	d := &report.Data{Title: "Tandem demo", Started: e.started, Stack: e.stack, Load: e.load, Why: e.why(), Checks: e.judge(), KVMoved: e.pulled.bytes}
 	if e.compared != nil {
 		d.Comparison = &e.compared.data
 	}
@@ -30,7 +30,7 @@ func (x *exchange) request(number int, started time.Time) report.Request {
 	}
 	a := &x.answer
 	r.Decision, r.Reason, r.Attempts = a.decision.Verdict.String(), string(a.decision.Reason), a.decision.Attempts
-	r.DecodePod, r.PrefillPod = x.pods.decode, x.pods.prefill
+	r.DecodePod, r.PrefillPod = x.traced.decode, x.traced.prefill
 	r.Cached, r.Completion = int(max(0, a.outcome.Cached)), len(a.generated)
 	r.TTFT, r.Total = inMillis(a.first), inMillis(a.took)
 	for _, gap := range a.gaps {

@@ -265,7 +265,7 @@ func (c *comparison) add(s *side, which int, all []measured) {
 }
 
 // judgeComparison checks that both sides were what they are called.
-func (e *evidence) judgeComparison() report.Promise {
+func (e *evidence) judgeComparison() report.Check {
 	c := e.compared
-	return promise(promiseCompared, c.asMeant == c.of && c.of > 0, "%d of %d answered, with prefill where the side wants it", c.asMeant, c.of)
+	return check(checkCompared, c.asMeant == c.of && c.of > 0, "%d of %d answered, and prefilled where their side wants it", c.asMeant, c.of)
 }

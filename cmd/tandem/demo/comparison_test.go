@@ -142,13 +142,13 @@ func TestServedAsMeant(t *testing.T) {
 func TestJudgeComparison(t *testing.T) {
 	for _, c := range []struct {
 		asMeant, of int
-		kept        bool
+		passed      bool
 	}{{300, 300, true}, {299, 300, false}, {0, 0, false}} {
 		seen := sound()
 		seen.compared = &comparison{asMeant: c.asMeant, of: c.of, data: report.Comparison{Step: 15}}
 		all := seen.judge()
-		if p := all[len(all)-2]; p.Name != promiseCompared || p.Kept != c.kept {
-			t.Errorf("%d of %d: %+v", c.asMeant, c.of, p)
+		if got := all[len(all)-2]; got.Name != checkCompared || got.Passed != c.passed {
+			t.Errorf("%d of %d: %+v", c.asMeant, c.of, got)
 		}
 		if d := seen.data(); d.Comparison == nil || d.Comparison.Step != 15 {
 			t.Errorf("data without the comparison: %+v", d.Comparison)

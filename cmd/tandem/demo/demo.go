@@ -32,7 +32,7 @@ type settings struct {
 	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
 	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`
-	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the proof fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator"`
+	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the checks fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator. Nothing is compared then"`
 }
 
 const (
@@ -55,7 +55,7 @@ func (s *settings) Validate(p *boot.Problems) {
 }
 
 // Run runs the command. The error is an Exit with CodeMissing if a program, the requested proxy or the requested transport
-// is missing. If the proof fails, the error names the broken promises and means CodeFailed.
+// is missing. If a check fails, the error names it and means CodeFailed.
 func Run(ctx context.Context, std boot.IO, args []string) error {
 	s := settings{Timeout: 2 * time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8, Pairs: 6}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
@@ -72,7 +72,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	line.clear()
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("running the demo: interrupted, nothing was proven")
+		return fmt.Errorf("running the demo: interrupted, nothing was checked")
 	case errors.Is(err, envoy.ErrNone), errors.Is(err, stack.ErrNoNIXL):
 		return boot.Missingf("running the demo: %w", err)
 	case err != nil:
@@ -81,7 +81,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if err := s.write(std.Stdout, data); err != nil {
 		return fmt.Errorf("writing the report: %w", err)
 	}
-	return broken(data.Promises)
+	return failed(data.Checks)
 }
 
 // programs are the programs that the demo starts.
@@ -134,8 +134,8 @@ func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, e
 	if err != nil {
 		return nil, errors.Join(err, seen.ended)
 	}
-	st.namePods(seen.exchanges)
-	if s.Pairs > 0 {
+	st.trace(seen.exchanges)
+	if s.Pairs > 0 && s.Fault == "" {
 		var ended error
 		line.say("starting engines for the comparison of local prefill with P/D …")
 		if seen.compared, ended, err = compareSides(ctx, s, line); err != nil {
@@ -172,16 +172,16 @@ func (s *settings) write(stdout io.Writer, data *report.Data) error {
 	return nil
 }
 
-// broken returns an error that names the broken promises, or nil if there are none.
-func broken(promises []report.Promise) error {
+// failed returns an error that names the checks that failed, or nil if there are none.
+func failed(checks []report.Check) error {
 	var names []string
-	for _, p := range promises {
-		if !p.Kept {
-			names = append(names, p.Name)
+	for _, c := range checks {
+		if !c.Passed {
+			names = append(names, c.Name)
 		}
 	}
 	if len(names) == 0 {
 		return nil
 	}
-	return boot.Exit{Code: boot.CodeFailed, Err: fmt.Errorf("not proven: %s", strings.Join(names, "; "))}
+	return boot.Exit{Code: boot.CodeFailed, Err: fmt.Errorf("checks failed: %s", strings.Join(names, "; "))}
 }

@@ -1,7 +1,7 @@
 // Package demo implements the command tandem demo, which runs a whole P/D stack on this machine and proves that it works.
 //
 // It takes a folder with Tandem's programs. It prints a report of how a mixed workload was served (package report formats
-// it), with one line for each promise, and returns exit code 1 if any promise is broken. Simulated engines, sidecars, the
+// it), with one line for each check, and returns exit code 1 if any check fails. Simulated engines, sidecars, the
 // endpoint picker and a proxy run as processes on free ports of the loopback interface (package stack starts them). One more
 // engine, the reference, runs without any of them. Stack and reference get the same requests, and their tokens are compared.
 // Which pods served a request is taken from the sidecars' spans.

@@ -22,7 +22,7 @@ type exchange struct {
 	answer    answer
 	failure   error  // why there is no complete answer
 	alone     *pulls // KV pulled during it, if no other request ran
-	pods      pods
+	traced    traced
 	reference answer
 }
 

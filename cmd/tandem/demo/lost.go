@@ -99,15 +99,15 @@ func releasedBySidecar(page promtext.Page) (n int64) {
 	return n
 }
 
-func (e *evidence) judgeLost() report.Promise {
+func (e *evidence) judgeLost() report.Check {
 	l := &e.lost
 	if l.failure != nil {
-		return promise(promiseLost, false, "its request: %v", l.failure)
+		return check(checkLost, false, "its request: %v", l.failure)
 	}
 	answered := slices.Equal(l.answer.generated, l.reference.generated) && len(l.answer.generated) == l.tokens
 	words := map[bool]string{true: "the right tokens", false: "wrong tokens"}[answered]
 	returned := l.told == 1 && l.released == 1 && l.expired == 0 && l.held == 0
-	kept := answered && l.answer.decision.Reason == pd.TransferFailed && returned
-	return promise(promiseLost, kept, "the answer has %s (%s); of 1 hand-off %d released, %d of them by the sidecar; "+
-		"%d expired, %d blocks still held", words, l.answer.decision, l.released, l.told, l.expired, l.held)
+	passed := answered && l.answer.decision.Reason == pd.TransferFailed && returned
+	return check(checkLost, passed, "the answer has %s (%s); hand-offs: %d released, %d of them directly by the sidecar, "+
+		"%d expired; %d blocks still held", words, l.answer.decision, l.released, l.told, l.expired, l.held)
 }

@@ -5,27 +5,29 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	trace "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 )
 
-// pods are the names of the pods that served a request.
-type pods struct {
-	decode, prefill string // "": unknown; prefill also if no prefill engine was asked
+// traced is what the sidecar's span of a request says about it.
+type traced struct {
+	decode, prefill string        // pods whose engines served it; "": unknown; prefill also if no prefill engine was asked
+	took            time.Duration // in the sidecar; 0: unknown
 }
 
-// spanCollector receives the spans of the stack over OTLP/gRPC, and keeps which engines the sidecars name in them. Nothing else
-// tells a client which pods served its request.
+// spanCollector receives the spans of the stack over OTLP/gRPC, and keeps what those of the sidecars say. Nothing else tells a
+// client which pods served its request.
 type spanCollector struct {
 	collector.UnimplementedTraceServiceServer
 	address string // host:port
 	server  *grpc.Server
 	served  chan struct{} // closed when the server has ended
 
-	mu      sync.Mutex
-	engines map[string]pods // by request id; addresses instead of names
+	mu       sync.Mutex
+	requests map[string]traced // by request id; addresses of pods instead of names
 }
 
 // collectSpans starts a collector on a free port of loopback. The caller must stop it.
@@ -34,7 +36,7 @@ func collectSpans() (*spanCollector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for spans: %w", err)
 	}
-	c := &spanCollector{address: l.Addr().String(), server: grpc.NewServer(), served: make(chan struct{}), engines: map[string]pods{}}
+	c := &spanCollector{address: l.Addr().String(), server: grpc.NewServer(), served: make(chan struct{}), requests: map[string]traced{}}
 	collector.RegisterTraceServiceServer(c.server, c)
 	go func() {
 		defer close(c.served)
@@ -68,26 +70,27 @@ func (c *spanCollector) add(span *trace.Span) {
 		return
 	}
 	var id string
-	var engines pods
+	x := traced{took: time.Duration(span.GetEndTimeUnixNano() - span.GetStartTimeUnixNano())}
 	for _, a := range span.GetAttributes() {
 		switch value := a.GetValue().GetStringValue(); a.GetKey() {
 		case "tandem.request_id":
 			id = value
 		case "tandem.endpoint.decode":
-			engines.decode = value
+			x.decode = value
 		case "tandem.endpoint.prefill":
-			engines.prefill = value
+			x.prefill = value
 		}
 	}
 	if id != "" {
-		c.engines[id] = engines
+		c.requests[id] = x
 	}
 }
 
-// podsOf returns the pods that served a request. names has the names of pods by their addresses.
-func (c *spanCollector) podsOf(requestID string, names map[string]string) pods {
+// of returns what the sidecar's span says about a request. names has the names of pods by their addresses.
+func (c *spanCollector) of(requestID string, names map[string]string) traced {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	engines := c.engines[requestID]
-	return pods{names[engines.decode], names[engines.prefill]}
+	x := c.requests[requestID]
+	x.decode, x.prefill = names[x.decode], names[x.prefill]
+	return x
 }

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"testing"
+	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
@@ -10,9 +11,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// spanOf returns a span with attributes, given as names and values in turn.
+// spanOf returns a span of 5 ms with attributes, given as names and values in turn.
 func spanOf(name string, attributes ...string) *trace.Span {
-	s := &trace.Span{Name: name}
+	s := &trace.Span{Name: name, StartTimeUnixNano: 1_000_000_000, EndTimeUnixNano: 1_005_000_000}
 	for i := 0; i < len(attributes); i += 2 {
 		s.Attributes = append(s.Attributes, &common.KeyValue{Key: attributes[i],
 			Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: attributes[i+1]}}})
@@ -20,7 +21,7 @@ func spanOf(name string, attributes ...string) *trace.Span {
 	return s
 }
 
-func TestSpansNamePods(t *testing.T) {
+func TestSpansTellPodsAndTime(t *testing.T) {
 	c, err := collectSpans()
 	if err != nil {
 		t.Fatal(err)
@@ -47,16 +48,16 @@ func TestSpansNamePods(t *testing.T) {
 	names := map[string]string{"a:1": "decode-0", "b:2": "prefill-0"}
 	for _, test := range []struct {
 		request string
-		want    pods
+		want    traced
 	}{
-		{"remote", pods{"decode-0", "prefill-0"}},
-		{"local", pods{decode: "decode-0"}},
-		{"elsewhere", pods{}},
-		{"never sent", pods{}},
-		{"", pods{}},
+		{"remote", traced{"decode-0", "prefill-0", 5 * time.Millisecond}},
+		{"local", traced{"decode-0", "", 5 * time.Millisecond}},
+		{"elsewhere", traced{took: 5 * time.Millisecond}},
+		{"never sent", traced{}},
+		{"", traced{}},
 	} {
-		if got := c.podsOf(test.request, names); got != test.want {
-			t.Errorf("%q was served by %+v, want %+v", test.request, got, test.want)
+		if got := c.of(test.request, names); got != test.want {
+			t.Errorf("%q: %+v, want %+v", test.request, got, test.want)
 		}
 	}
 }

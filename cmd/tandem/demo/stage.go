@@ -125,14 +125,14 @@ func (s *stage) stop() error {
 	return err
 }
 
-// namePods sets the pods of each answered request. All spans are there once the stage is stopped.
-func (s *stage) namePods(all []exchange) {
+// trace sets what the sidecars' spans say about each request. All spans are there once the stage is stopped.
+func (s *stage) trace(all []exchange) {
 	names := map[string]string{}
 	for _, e := range slices.Concat(s.prefill, s.decode) {
 		names[e.pod] = e.name
 	}
 	for i := range all {
-		all[i].pods = s.spans.podsOf(all[i].answer.requestID, names)
+		all[i].traced = s.spans.of(all[i].answer.requestID, names)
 	}
 }
 

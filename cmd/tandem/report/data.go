@@ -14,7 +14,7 @@ type Data struct {
 	Requests []Request    `json:"requests"` // in the order they were sent
 	Load     []LoadSample `json:"load"`     // in the order of time
 	Why      []Why        `json:"why"`      // decisions with their numbers
-	Promises []Promise    `json:"promises"` // the proof
+	Checks   []Check      `json:"checks"`
 	KVMoved  int64        `json:"kv_bytes"` // bytes of KV cache that all requests together pulled; -1 if unknown
 
 	Comparison *Comparison `json:"comparison,omitempty"` // of local prefill with P/D; nil if it was not measured
@@ -61,9 +61,9 @@ type Why struct {
 	Explanation *epp.Explanation `json:"explanation"`
 }
 
-// Promise is one line of the proof.
-type Promise struct {
-	Name  string `json:"promise"`
-	Kept  bool   `json:"ok"`
-	Found string `json:"found"`
+// Check is something that the run was checked for, and what was found.
+type Check struct {
+	Name   string `json:"check"`
+	Passed bool   `json:"passed"`
+	Found  string `json:"found"`
 }

@@ -24,9 +24,9 @@ type page struct {
 	Title, Started, Summary, Verdict string
 	Policy                           string // Content-Security-Policy: only the embedded style sheet
 	Style                            template.CSS
-	Kept                             bool
+	Passed                           bool
 	Stack                            []string
-	Promises                         []Promise
+	Checks                           []Check
 	Failures                         []*Request
 	MoreFailures                     int
 	Tiles                            []part
@@ -81,8 +81,8 @@ func HTML(w io.Writer, d *Data) error {
 func newPage(d *Data) *page {
 	p := &page{
 		Title: d.Title, Started: started(d), Summary: summary(d), Verdict: verdict(d),
-		Policy: stylePolicy(), Style: template.CSS(styleText), Kept: broken(d) == 0 && len(d.Promises) > 0,
-		Stack: d.Stack, Promises: d.Promises, Tiles: tiles(d),
+		Policy: stylePolicy(), Style: template.CSS(styleText), Passed: failedChecks(d) == 0 && len(d.Checks) > 0,
+		Stack: d.Stack, Checks: d.Checks, Tiles: tiles(d),
 		Latency: newLatency(d), Phases: phaseChart(d),
 		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Comparison: newDuel(d.Comparison), Requests: requestRows(d),
 	}
@@ -106,7 +106,7 @@ func tiles(d *Data) []part {
 		{"plain", "requests answered", fmt.Sprintf("%d of %d", all.count(remote)+all.count(local), len(d.Requests))},
 		{remote, "prefilled remotely", strconv.Itoa(all.count(remote))},
 		{local, "prefilled locally", strconv.Itoa(all.count(local))},
-		{"plain", "promises kept", fmt.Sprintf("%d of %d", len(d.Promises)-broken(d), len(d.Promises))},
+		{"plain", "checks passed", fmt.Sprintf("%d of %d", len(d.Checks)-failedChecks(d), len(d.Checks))},
 	}
 	if d.KVMoved >= 0 {
 		shown = append(shown, part{"plain", "KV cache moved", bytesText(d.KVMoved)})

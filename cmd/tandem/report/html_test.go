@@ -38,7 +38,7 @@ func failing() *Data {
 			r.Decision, r.Reason, r.Phases, r.ITL = "refused", "no-prefill", nil, nil
 		}
 	}
-	d.Promises[0].Kept, d.Promises[0].Found = false, "41 of 60 answers are equal"
+	d.Checks[0].Passed, d.Checks[0].Found = false, "41 of 60 answers are equal"
 	return d
 }
 
@@ -85,7 +85,7 @@ func hostile() *Data {
 		r.Seconds = 0
 		r.Samples = append(r.Samples, Sample{Kind: evil + long, Late: math.NaN(), TTFT: math.Inf(1), ITL: []float64{math.NaN(), -1}, Failure: evil})
 	}
-	d.Promises = append(d.Promises, Promise{Name: evil, Found: evil + long})
+	d.Checks = append(d.Checks, Check{Name: evil, Found: evil + long})
 	return d
 }
 
@@ -245,23 +245,23 @@ func TestPageContents(t *testing.T) {
 	failed := string(render(t, failing()))
 	empty := string(render(t, &Data{}))
 	for name, c := range map[string]struct{ page, want string }{
-		"title":          {page, "<h1>Tandem demo</h1>"},
-		"summary":        {page, "90 requests in 10.2 s: 41 prefilled remotely, 49 locally."},
-		"proof":          {page, "All 5 promises were kept."},
-		"decider":        {page, "88 of 1560 prompt tokens are not cached on the decode endpoint (nonCachedTokens 256, promptTokens 0)"},
-		"score":          {page, ">0.944</td>"},
-		"filtered":       {page, "dropped by decode-filter"},
-		"usual request":  {page, "The remote request with the median TTFT"},
-		"slow request":   {page, "The slowest request, by TTFT"},
-		"pods":           {page, ", prefilled on prefill-"},
-		"comparison":     {page, "P/D pays here in ITL p99 ("},
-		"whole answers":  {page, "Answers in one piece (E2E)"},
-		"table":          {page, "Table of 90 requests"},
-		"broken promise": {failed, "BROKEN: 1 of 5 promises."},
-		"broken mark":    {failed, "✗ FAILED"},
-		"failure":        {failed, "unexpected EOF"},
-		"more failures":  {failed, "and 5 more"},
-		"nothing":        {empty, "No request was sent. Nothing was proven."},
+		"title":         {page, "<h1>Tandem demo</h1>"},
+		"summary":       {page, "90 requests in 10.2 s: 41 prefilled remotely, 49 locally."},
+		"checks":        {page, "All 5 checks passed."},
+		"decider":       {page, "88 of 1560 prompt tokens are not cached on the decode endpoint (nonCachedTokens 256, promptTokens 0)"},
+		"score":         {page, ">0.944</td>"},
+		"filtered":      {page, "dropped by decode-filter"},
+		"usual request": {page, "The remote request with the median TTFT"},
+		"slow request":  {page, "The slowest request, by TTFT"},
+		"pods":          {page, ", prefilled on prefill-"},
+		"comparison":    {page, "P/D pays here in ITL p99 ("},
+		"whole answers": {page, "Answers in one piece (E2E)"},
+		"table":         {page, "Table of 90 requests"},
+		"failed check":  {failed, "FAILED: 1 of 5 checks."},
+		"failed mark":   {failed, "✗ FAILED"},
+		"failure":       {failed, "unexpected EOF"},
+		"more failures": {failed, "and 5 more"},
+		"nothing":       {empty, "No request was sent. Nothing was checked."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !strings.Contains(c.page, c.want) {
@@ -269,8 +269,8 @@ func TestPageContents(t *testing.T) {
 			}
 		})
 	}
-	if strings.Contains(empty, `proof kept"`) {
-		t.Error("a run that proved nothing looks proven")
+	if strings.Contains(empty, `findings passed"`) {
+		t.Error("a run without checks looks as if it had passed some")
 	}
 }
 

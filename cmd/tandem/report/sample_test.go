@@ -27,7 +27,7 @@ func unsampled(seed uint64, n int) *Data {
 			"endpoint picker", "Envoy 1.40.0",
 			"1 reference engine"},
 		Why: sampleWhys(),
-		Promises: []Promise{
+		Checks: []Check{
 			{"same tokens as from the reference engine", true, fmt.Sprintf("%d of %[1]d answers are equal", n)},
 			{"every request is answered as its class should be", true, fmt.Sprintf("%d of %[1]d", n)},
 			{"KV bytes that were pulled", true, "75497472 bytes, what the decode engines counted as external tokens"},

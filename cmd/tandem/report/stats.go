@@ -329,10 +329,10 @@ func span(d *Data) float64 {
 	return max(0, last-first)
 }
 
-// broken counts the promises that were not kept.
-func broken(d *Data) (n int) {
-	for _, p := range d.Promises {
-		if !p.Kept {
+// failedChecks counts the checks that failed.
+func failedChecks(d *Data) (n int) {
+	for _, c := range d.Checks {
+		if !c.Passed {
 			n++
 		}
 	}
@@ -362,17 +362,17 @@ func summary(d *Data) string {
 	return s
 }
 
-// verdict describes the proof in one sentence.
+// verdict sums up the checks in one sentence.
 func verdict(d *Data) string {
-	switch kept := len(d.Promises) - broken(d); {
-	case len(d.Promises) == 0:
-		return "Nothing was proven."
-	case broken(d) > 0:
-		return fmt.Sprintf("BROKEN: %d of %s.", broken(d), counted(len(d.Promises), "promise"))
-	case kept == 1:
-		return "The one promise was kept."
+	switch of, failed := len(d.Checks), failedChecks(d); {
+	case of == 0:
+		return "Nothing was checked."
+	case failed > 0:
+		return fmt.Sprintf("FAILED: %d of %s.", failed, counted(of, "check"))
+	case of == 1:
+		return "The one check passed."
 	default:
-		return fmt.Sprintf("All %d promises were kept.", kept)
+		return fmt.Sprintf("All %d checks passed.", of)
 	}
 }
 

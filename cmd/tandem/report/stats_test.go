@@ -229,9 +229,9 @@ func TestReasonsAreCounted(t *testing.T) {
 }
 
 func TestSummaryAndVerdict(t *testing.T) {
-	promises := func(kept ...bool) (all []Promise) {
-		for _, k := range kept {
-			all = append(all, Promise{Kept: k})
+	checks := func(passed ...bool) (all []Check) {
+		for _, p := range passed {
+			all = append(all, Check{Passed: p})
 		}
 		return all
 	}
@@ -240,11 +240,11 @@ func TestSummaryAndVerdict(t *testing.T) {
 		"mixed": {summary(d), "5 requests in 0.2 s: 2 prefilled remotely, 1 locally, 1 refused, 1 without an answer."},
 		"all known": {summary(&Data{Requests: d.Requests[:1], KVMoved: 4096}), "1 request in 0.1 s: 1 prefilled remotely, 0 locally. " +
 			"4.0 KiB of KV cache moved from prefill to decode engines."},
-		"nothing":        {summary(&Data{}), "No request was sent."},
-		"no promise":     {verdict(&Data{}), "Nothing was proven."},
-		"one promise":    {verdict(&Data{Promises: promises(true)}), "The one promise was kept."},
-		"kept promises":  {verdict(&Data{Promises: promises(true, true)}), "All 2 promises were kept."},
-		"broken promise": {verdict(&Data{Promises: promises(true, false)}), "BROKEN: 1 of 2 promises."},
+		"nothing":      {summary(&Data{}), "No request was sent."},
+		"no check":     {verdict(&Data{}), "Nothing was checked."},
+		"one check":    {verdict(&Data{Checks: checks(true)}), "The one check passed."},
+		"two checks":   {verdict(&Data{Checks: checks(true, true)}), "All 2 checks passed."},
+		"failed check": {verdict(&Data{Checks: checks(true, false)}), "FAILED: 1 of 2 checks."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.got != c.want {

@@ -14,7 +14,7 @@ import (
 const textColumns = 120
 
 // Text writes a run for a terminal: tables with a row for each request class, a typical and the slowest request as
-// waterfalls, the decisions by reason, and the proof. Tables are at most 120 columns wide. The error is the one of w.
+// waterfalls, the decisions by reason, and the checks. Tables are at most 120 columns wide. The error is the one of w.
 func Text(w io.Writer, d *Data) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\n%s\n", line(d.Title), summary(d))
@@ -30,7 +30,7 @@ func Text(w io.Writer, d *Data) error {
 		textComparison(&b, d.Comparison)
 	}
 	textFailed(&b, d)
-	textProof(&b, d)
+	textChecks(&b, d)
 	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("writing the report: %w", err)
 	}
@@ -196,16 +196,16 @@ func textFailed(b *bytes.Buffer, d *Data) {
 	}
 }
 
-func textProof(b *bytes.Buffer, d *Data) {
+func textChecks(b *bytes.Buffer, d *Data) {
 	b.WriteString("\n")
-	for _, p := range d.Promises {
-		fmt.Fprintf(b, "%-6s  %s: %s\n", mark(p), line(p.Name), line(p.Found))
+	for _, c := range d.Checks {
+		fmt.Fprintf(b, "%-6s  %s: %s\n", mark(c), line(c.Name), line(c.Found))
 	}
 	fmt.Fprintf(b, "%s\n", verdict(d))
 }
 
-func mark(p Promise) string {
-	if p.Kept {
+func mark(c Check) string {
+	if c.Passed {
 		return "ok"
 	}
 	return "FAILED"
