@@ -55,7 +55,7 @@ test-all: modules tools ## run all tests but those on real engines, with the rac
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
 
 .PHONY: tools
-tools: .tools/envoy .tools/openai .tools/kube .tools/helm .tools/crds .tools/nixl ## fetch or build the real parts that tests need
+tools: .tools/envoy .tools/openai .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod ## fetch or build the real parts that tests need
 
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm
@@ -112,6 +112,10 @@ push-%: image-%
 registry:
 	@[[ -n '$(REGISTRY)' ]] || { echo 'name the registry: make $(MAKECMDGOALS) REGISTRY=registry.example.com/tandem'; exit 2; }
 
+.PHONY: release
+release: modules .tools/helm .tools/cyclonedx-gomod ## write a release into bin/release/VERSION: programs, chart, context of the images, SBOM, checksums (VERSION)
+	@VERSION='$(VERSION)' .ci/release
+
 .PHONY: demo
 demo: build ## run a whole P/D stack on this machine and prove that it works
 	bin/tandem demo
@@ -129,7 +133,7 @@ fuzz: modules ## run every fuzz target for FUZZTIME, two on each core at a time
 	@FUZZTIME=$(FUZZTIME) .ci/fuzz
 
 .PHONY: lint
-lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
+lint: .tools/staticcheck .tools/actionlint .tools/helm ## vet, format, staticcheck, the workflows, and the chart
 	go vet ./...
 	cd $(KUBE_MODULE) && go vet ./...
 	go vet -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
@@ -138,11 +142,12 @@ lint: .tools/staticcheck .tools/helm ## vet, format, staticcheck, and the chart
 	.tools/staticcheck/staticcheck ./...
 	cd $(KUBE_MODULE) && $(CURDIR)/.tools/staticcheck/staticcheck ./...
 	.tools/staticcheck/staticcheck -tags nixl $(NIXL_TESTED) $(NIXL_USERS)
+	.tools/actionlint -shellcheck= -pyflakes=
 	for preset in charts/tandem/values-*.yaml; do .tools/helm lint --strict charts/tandem -f $$preset --set images.registry=localhost; done
 
 .PHONY: docs
-docs: modules ## write the generated pages anew: docs/configuration.md, and the tables of docs/flags.md
-	go test ./docs -run '^(TestConfiguration|TestFlagTables)$$' -update
+docs: modules ## write the generated pages anew: docs/configuration.md, and tables of docs/flags.md and docs/llm-d.md
+	go test ./docs -run '^(TestConfiguration|TestPluginTypes|TestFlagTables)$$' -update
 
 .PHONY: clean
 clean: ## remove bin/ and the links in .tools/, keep the shared cache

@@ -120,7 +120,7 @@ var importRules = []importRule{
 	{"sidecar…", []string{"sidecar…", "pd…", "transfer…"}, anything},
 	{"epp", []string{"pd…", "transfer"}, anything},
 	{"epp/extproc", []string{"epp", "epp/extproc/client", "epp/flow", "epp/read", "epp/sched", "pd…"}, anything},
-	{"epp/plugin", []string{"epp", "epp/prefix", "epp/pool", "epp/pool/page", "pd…", "transfer"}, anything},
+	{"epp/plugin…", []string{"epp", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "pd…", "transfer"}, anything},
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
 	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, anything},

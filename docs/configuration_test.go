@@ -5,10 +5,12 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,6 +27,44 @@ const module = "github.com/tandem-serving/tandem/"
 func TestConfiguration(t *testing.T) {
 	replaceBetween(t, "docs/configuration.md", "default configuration", "\n```yaml\n"+string(config.Default())+"```\n\n")
 	replaceBetween(t, "docs/configuration.md", "plugins", pluginManual(t))
+}
+
+// TestPluginTypes writes docs/llm-d.md's table of llm-d's plugin types: what each is here.
+func TestPluginTypes(t *testing.T) {
+	lines := map[string]string{}
+	for _, row := range plugin.Table {
+		params := reflect.TypeOf(row.New()).Elem()
+		differences := aboutLLMD(named(structDoc(t, params).text, params.Name(), row.Type))
+		for _, name := range slices.Concat([]string{row.Type}, row.Aliases) {
+			lines[name] = "served | " + differences
+		}
+		for _, name := range row.Deprecated {
+			lines[name] = "served as `" + row.Type + "` | "
+		}
+	}
+	for _, f := range config.ForeignTypes() {
+		lines[f.Type] = "accepted without effect | " + f.Why
+		if f.Refused {
+			lines[f.Type] = "refused | " + f.Why
+		}
+	}
+	var b strings.Builder
+	b.WriteString("\n| Type | Here | Difference, or what to do |\n|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(lines)) {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", name, strings.TrimSuffix(lines[name], " "))
+	}
+	replaceBetween(t, "docs/llm-d.md", "plugin types", b.String()+"\n")
+}
+
+// aboutLLMD returns the sentences of a plugin's comment that tell of llm-d's plugin: what differs on purpose.
+func aboutLLMD(text string) string {
+	var about []string
+	for sentence := range strings.SplitSeq(strings.Join(strings.Fields(text), " "), ". ") {
+		if strings.Contains(strings.ReplaceAll(sentence, "llm-d.ai", ""), "llm-d") {
+			about = append(about, strings.TrimSuffix(sentence, ".")+".")
+		}
+	}
+	return strings.Join(about, " ")
 }
 
 // pluginManual is one section for each plugin of the table, in its order and under the table's own comments.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -315,7 +316,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestPlugins finds names of plugins that do not exist.
+// TestPlugins finds names of plugins that neither this picker nor llm-d's has.
 func TestPlugins(t *testing.T) {
 	known := map[string]bool{}
 	for _, row := range plugin.Table {
@@ -323,6 +324,9 @@ func TestPlugins(t *testing.T) {
 		for _, old := range row.Deprecated {
 			known[old] = true
 		}
+	}
+	for _, other := range config.ForeignTypes() {
+		known[other.Type] = true
 	}
 	name := regexp.MustCompile(`^[a-z]+(-[a-z]+)*-(scorer|filter|picker|detector|handler|decider|producer|discovery|extractor)$`)
 	for _, p := range currentPages(t) {
@@ -335,7 +339,8 @@ func TestPlugins(t *testing.T) {
 }
 
 // foreignFlags are flags of other programs that pages name.
-var foreignFlags = []string{"--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--version", "--help", "--check"}
+var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
+	"--version", "--help", "--check"}
 
 // TestFlags finds flags in prose that no program of ours has.
 func TestFlags(t *testing.T) {

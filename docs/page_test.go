@@ -37,14 +37,19 @@ type code struct {
 	line     int // of the opening fence, from 1
 }
 
-// pages reads README.md, CONTRIBUTING.md, CHANGELOG.md, the chart's README and the pages of docs.
+// pages reads README.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, the chart's README and the pages of docs.
 func pages(t *testing.T) []page {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	if err != nil || len(names) == 0 {
 		t.Fatalf("%d pages, %v", len(names), err)
 	}
-	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/tandem/README.md"} {
+	howTos, err := filepath.Glob(filepath.Join(root, "docs", "howto", "*.md"))
+	if err != nil || len(howTos) == 0 {
+		t.Fatalf("%d how-tos, %v", len(howTos), err)
+	}
+	names = append(names, howTos...)
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "charts/tandem/README.md"} {
 		names = append(names, filepath.Join(root, name))
 	}
 	read := make([]page, 0, len(names))

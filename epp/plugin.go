@@ -53,6 +53,13 @@ type Detector interface {
 	Saturation(now time.Time, c []Candidate) float64
 }
 
+// Shedder is a Filter that drops endpoints because they are full, as a Detector in a profile does: if it leaves none, the stage
+// is full.
+type Shedder interface {
+	Filter
+	Sheds()
+}
+
 // Scorer rates candidates from 0 to 1, higher is better, into scores, which is as long as c and holds zeros. An unknown value
 // gets the middle, never the best score. The plugins of this repository return 0..1 whatever the load, including NaN and
 // values that are not Valid, as the contract suite checks. The caller clamps what other plugins return.
@@ -133,6 +140,14 @@ type Plugin interface {
 	// Build makes the instance. Its uses follow from the interfaces that it implements: Filter, Scorer, Picker, Matcher,
 	// Handler, Decider and so on. If it is an io.Closer, it is closed when the configuration is replaced.
 	Build(b *Builder) (any, error)
+}
+
+// Corrector is a Plugin that takes its default in place of some invalid values, as llm-d does.
+type Corrector interface {
+	Plugin
+	// Correct replaces such values, and warns of each. It is called once, after the parameters were decoded and before
+	// Problems.
+	Correct(warn Report)
 }
 
 // Referrer is a Plugin whose parameters name other plugins.

@@ -47,6 +47,14 @@ type Prompt struct {
 	BlockTokens int
 }
 
+// Matchable returns how many tokens of the prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.
+func (p *Prompt) Matchable() int {
+	if blocks := len(p.Blocks) * p.BlockTokens; blocks > 0 {
+		return min(blocks, p.Tokens)
+	}
+	return p.Tokens
+}
+
 // BlockSpec says how prompts are cut into blocks. The zero value means that no blocks are needed.
 type BlockSpec struct {
 	Tokens int // tokens in a block

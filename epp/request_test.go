@@ -59,3 +59,21 @@ func TestSplitList(t *testing.T) {
 		})
 	}
 }
+
+func TestMatchable(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		prompt epp.Prompt
+		want   int
+	}{
+		{"empty", epp.Prompt{}, 0},
+		{"no blocks wanted", epp.Prompt{Tokens: 10}, 10},
+		{"shorter than a block", epp.Prompt{Tokens: 10, BlockTokens: 16}, 10},
+		{"with a tail", epp.Prompt{Tokens: 40, BlockTokens: 16, Blocks: make([]uint64, 2)}, 32},
+		{"beyond the longest that is matched", epp.Prompt{Tokens: 1000, BlockTokens: 16, Blocks: make([]uint64, 4)}, 64},
+	} {
+		if got := test.prompt.Matchable(); got != test.want {
+			t.Errorf("%s: %d, want %d", test.name, got, test.want)
+		}
+	}
+}

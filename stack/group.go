@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"sync"
@@ -30,9 +31,9 @@ type Group struct {
 	watching sync.WaitGroup
 
 	mu      sync.Mutex
-	members []Member // in the order of their start
-	dirs    []string // removed when all members have ended
-	closed  bool     // no more programs are started
+	members []Member       // in the order of their start
+	later   []func() error // called when all members have ended
+	closed  bool           // no more programs are started
 }
 
 var errStopped = errors.New("the stack has been stopped")
@@ -106,8 +107,23 @@ func (g *Group) TempDir() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("making a folder: %w", err)
 	}
-	g.dirs = append(g.dirs, dir)
+	g.later = append(g.later, func() error { return os.RemoveAll(dir) })
 	return dir, nil
+}
+
+// logFile makes a file for the output of a program. It is closed when all programs have ended.
+func (g *Group) logFile(path string) (io.Writer, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, fmt.Errorf("making a log file: %w", errStopped)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("making a log file: %w", err)
+	}
+	g.later = append(g.later, f.Close)
+	return f, nil
 }
 
 // Stop ends all members, the last started first, and waits for the end of each before it ends the next. The error joins theirs,
@@ -121,7 +137,7 @@ func (g *Group) Stop() error {
 func (g *Group) end(why error) error {
 	g.mu.Lock()
 	g.closed = true
-	members, dirs := g.members, g.dirs
+	members, later := g.members, g.later
 	g.mu.Unlock()
 	var errs []error
 	for _, m := range slices.Backward(members) {
@@ -130,8 +146,8 @@ func (g *Group) end(why error) error {
 		}
 	}
 	g.watching.Wait()
-	for _, dir := range dirs {
-		errs = append(errs, os.RemoveAll(dir))
+	for _, f := range later {
+		errs = append(errs, f())
 	}
 	g.alive(why)
 	return errors.Join(errs...)

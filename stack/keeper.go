@@ -46,7 +46,7 @@ func (a *assembly) awaitKeepers(ctx context.Context) error {
 		if err := awaitKeeper(ctx, pod.SidecarMetrics); err != nil {
 			var said string
 			if m, ok := a.group.Member(pod.sidecar()); ok {
-				said = quoteLines(m.(*Process).Output())
+				said = quoteLines(m.(interface{ Output() []string }).Output())
 			}
 			return fmt.Errorf("waiting for the keeper of %s: %w%s", pod.sidecar(), err, said)
 		}
@@ -59,7 +59,7 @@ func awaitKeeper(ctx context.Context, metrics string) error {
 	again := time.NewTicker(probeInterval)
 	defer again.Stop()
 	for {
-		page, err := get(ctx, "http://"+metrics+"/metrics")
+		page, err := get(ctx, "http://"+metrics+"/metrics", "")
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)

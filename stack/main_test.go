@@ -93,10 +93,14 @@ func catchSignals() <-chan os.Signal {
 	return signals
 }
 
-// echo returns every line that arrives on its port, ends with 0 on SIGTERM, and with 7 on SIGUSR1.
+// echo returns every line that arrives on its port, or at the address in its argument, ends with 0 on SIGTERM, and with 7 on SIGUSR1.
 func echo() int {
 	signals := catchSignals()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address := "127.0.0.1:0"
+	if len(os.Args) > 1 {
+		address = os.Args[1]
+	}
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return 1
 	}

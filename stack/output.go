@@ -3,6 +3,7 @@ package stack
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"slices"
 	"sync"
 )
@@ -64,6 +65,22 @@ func (s *splitter) end() {
 	if len(s.partial) > 0 {
 		s.flush()
 	}
+}
+
+// logged returns a writer that passes on to output and, if there is one, to the program's Log.
+func (p Program) logged(output io.Writer) io.Writer {
+	if p.Log == nil {
+		return output
+	}
+	return tee{output, p.Log}
+}
+
+// tee writes to two writers. Errors of the second are ignored: a full disk must not end the program that writes its log there.
+type tee struct{ to, log io.Writer }
+
+func (t tee) Write(p []byte) (int, error) {
+	_, _ = t.log.Write(p)
+	return t.to.Write(p)
 }
 
 // parseReady reads a ready line; ok is false for every other line.

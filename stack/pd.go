@@ -47,6 +47,14 @@ type PDOptions struct {
 	SimFlags []string
 	// OTLP is the host:port of a collector for spans; "": the one that OTEL_* variables name, if any.
 	OTLP string
+	// EngineKey is the API key of PrefillEngines and DecodeEngines; "": they need none.
+	EngineKey string
+	// LogDir is an existing folder for the output of each program, in a file with its name (function LogFile); "": none.
+	LogDir string
+	// LogLevel is the level of the programs' logs, debug, info, warn or error; "": their default.
+	LogLevel string
+	// Restarted, if not nil, makes every program but Envoy a Service, and is told of its ends and starts.
+	Restarted func(event string)
 }
 
 // PD is a running P/D stack. All addresses are host:port.
@@ -69,6 +77,7 @@ type Pod struct {
 	Address        string // of the sidecar if there is one, otherwise of the engine
 	Engine         string
 	EngineAdmin    string // of a simulated engine; otherwise ""
+	SideChannel    string // of a simulated engine; otherwise ""
 	SidecarMetrics string // "" for prefill, like the next field
 	SidecarAdmin   string
 }
@@ -192,11 +201,8 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 		pod := &pods[i]
 		pod.Name = role + "-" + strconv.Itoa(i)
 		program := a.sim(pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...)
-		p, err := a.group.Start(ctx, program)
+		err := a.start(ctx, program, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin, "sidechannel": &pod.SideChannel})
 		if err != nil {
-			return nil, err
-		}
-		if err := addresses(p, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}); err != nil {
 			return nil, err
 		}
 		pod.Address = pod.Engine
@@ -232,11 +238,7 @@ func (a *assembly) startSidecars(ctx context.Context) error {
 			return err
 		}
 		program.Name, program.Env = pod.sidecar(), slices.Concat(a.telemetry(), a.transportEnv())
-		p, err := a.group.Start(ctx, program)
-		if err != nil {
-			return err
-		}
-		err = addresses(p, map[string]*string{"http": &pod.Address, "metrics": &pod.SidecarMetrics, "admin": &pod.SidecarAdmin})
+		err = a.start(ctx, program, map[string]*string{"http": &pod.Address, "metrics": &pod.SidecarMetrics, "admin": &pod.SidecarAdmin})
 		if err != nil {
 			return err
 		}
@@ -252,12 +254,8 @@ func (a *assembly) startPicker(ctx context.Context) error {
 	}
 	program := EPP(a.Dir, "--secure-serving=false", "--config-file="+config, "--endpoints-file="+endpoints)
 	program.Env = a.telemetry()
-	p, err := a.group.Start(ctx, program)
-	if err != nil {
-		return err
-	}
 	e := &a.pd.EPP
-	return addresses(p, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
+	return a.start(ctx, program, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})
 }
 
 // telemetry returns the environment that tells a program where to send its spans.
@@ -268,7 +266,26 @@ func (a *assembly) telemetry() []string {
 	return []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://" + a.OTLP}
 }
 
-func addresses(p *Process, wanted map[string]*string) (err error) {
+// start starts a program of the stack, with its log and, if the options say so, as a Service, and sets its addresses by purpose.
+func (a *assembly) start(ctx context.Context, program Program, wanted map[string]*string) (err error) {
+	if program.Log, err = a.log(program.Name); err != nil {
+		return err
+	}
+	if a.LogLevel != "" {
+		program.Args = append(program.Args, "--log-level="+a.LogLevel)
+	}
+	var p *Process
+	if a.Restarted == nil {
+		p, err = a.group.Start(ctx, program)
+	} else {
+		var s *Service
+		if s, err = StartService(ctx, program, a.Restarted); err == nil {
+			p, err = s.Process(), a.group.Add(s)
+		}
+	}
+	if err != nil {
+		return err
+	}
 	for purpose, to := range wanted {
 		if *to, err = p.Address(purpose); err != nil {
 			return err

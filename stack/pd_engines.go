@@ -27,8 +27,8 @@ const (
 // findEngines checks the engines that already run. The error has a sentence for each that is not ready.
 func (a *assembly) findEngines(ctx context.Context) (err error) {
 	var errs [2]error
-	a.pd.Prefill, errs[0] = find(ctx, "prefill", a.PrefillEngines)
-	a.pd.Decode, errs[1] = find(ctx, "decode", a.DecodeEngines)
+	a.pd.Prefill, errs[0] = a.find(ctx, "prefill", a.PrefillEngines)
+	a.pd.Decode, errs[1] = a.find(ctx, "decode", a.DecodeEngines)
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
@@ -42,14 +42,14 @@ func (a *assembly) findEngines(ctx context.Context) (err error) {
 	return nil
 }
 
-func find(ctx context.Context, role string, engines []string) ([]Pod, error) {
+func (a *assembly) find(ctx context.Context, role string, engines []string) ([]Pod, error) {
 	pods, errs := make([]Pod, len(engines)), make([]error, len(engines))
 	var looking sync.WaitGroup
 	for i, engine := range engines {
 		looking.Go(func() {
 			address, err := locate(ctx, engine)
 			if err == nil {
-				_, err = look(ctx, address, "/health")
+				_, err = a.look(ctx, address, "/health")
 			}
 			if err != nil {
 				errs[i] = fmt.Errorf("%s engine %s is not ready: %w", role, engine, err)
@@ -84,7 +84,7 @@ func (a *assembly) findModel(ctx context.Context) error {
 	var common []string
 	first := ""
 	for _, pod := range slices.Concat(a.pd.Decode, a.pd.Prefill) {
-		models, err := servedModels(ctx, pod.Engine)
+		models, err := a.servedModels(ctx, pod.Engine)
 		if err != nil {
 			return fmt.Errorf("engine %s (%s) is not ready: %w", pod.Engine, pod.Name, err)
 		}
@@ -102,8 +102,8 @@ func (a *assembly) findModel(ctx context.Context) error {
 	return nil
 }
 
-func servedModels(ctx context.Context, engine string) ([]string, error) {
-	body, err := look(ctx, engine, "/v1/models")
+func (a *assembly) servedModels(ctx context.Context, engine string) ([]string, error) {
+	body, err := a.look(ctx, engine, "/v1/models")
 	if err != nil {
 		return nil, err
 	}
@@ -122,23 +122,30 @@ func servedModels(ctx context.Context, engine string) ([]string, error) {
 	return models, nil
 }
 
+// ErrUnauthorized says that an engine wants an API key, or another one than PDOptions.EngineKey.
+var ErrUnauthorized = errors.New("401 Unauthorized")
+
 var errNoAnswer = fmt.Errorf("no answer within %v", lookTimeout)
 
-// look reads a page of an engine.
-func look(ctx context.Context, engine, path string) ([]byte, error) {
+// look reads a page of an engine, with its API key if it has one.
+func (a *assembly) look(ctx context.Context, engine, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, errNoAnswer)
 	defer cancel()
-	body, err := get(ctx, "http://"+engine+path)
+	body, err := get(ctx, "http://"+engine+path, a.EngineKey)
 	if err != nil {
 		return nil, fmt.Errorf("GET %s: %w", path, rootCause(causeOf(ctx, err)))
 	}
 	return body, nil
 }
 
-func get(ctx context.Context, url string) ([]byte, error) {
+// get reads a page; key, if it is not "", is sent as a bearer token.
+func get(ctx context.Context, url, key string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
+	}
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	// Its own transport, because the default one uses proxies that the environment names.
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
@@ -146,7 +153,11 @@ func get(ctx context.Context, url string) ([]byte, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized:
+		return nil, ErrUnauthorized
+	default:
 		return nil, errors.New(resp.Status)
 	}
 	return io.ReadAll(io.LimitReader(resp.Body, pageLimit))

@@ -2,9 +2,11 @@ package stack
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -37,6 +39,17 @@ func (a *assembly) writeFiles() (configFile, endpointsFile string, err error) {
 		return "", "", fmt.Errorf("writing the picker's configuration: %w", err)
 	}
 	return configFile, endpointsFile, nil
+}
+
+// LogFile returns the name of the file, in PDOptions.LogDir, with the output of a program.
+func LogFile(program string) string { return strings.ReplaceAll(program, " ", "-") + ".log" }
+
+// log returns where the output of a program goes beside what Process has of it; nil: nowhere.
+func (a *assembly) log(program string) (io.Writer, error) {
+	if a.LogDir == "" {
+		return nil, nil
+	}
+	return a.group.logFile(filepath.Join(a.LogDir, LogFile(program)))
 }
 
 // endpoint is an entry of the endpoints file.

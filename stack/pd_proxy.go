@@ -13,11 +13,8 @@ func (a *assembly) startProxy(ctx context.Context) error {
 		return a.startEnvoy(ctx)
 	}
 	a.pd.ProxyName = "embedded gateway"
-	p, err := a.group.Start(ctx, Gateway(a.Dir, "--listen="+a.Listen, "--epp="+a.pd.EPP.ExtProc, "--epp-plaintext"))
-	if err != nil {
-		return err
-	}
-	return addresses(p, map[string]*string{"http": &a.pd.Proxy})
+	return a.start(ctx, Gateway(a.Dir, "--listen="+a.Listen, "--epp="+a.pd.EPP.ExtProc, "--epp-plaintext"),
+		map[string]*string{"http": &a.pd.Proxy})
 }
 
 // startEnvoy starts an Envoy with the bootstrap of tandem envoy-config.
@@ -29,7 +26,11 @@ func (a *assembly) startEnvoy(ctx context.Context) error {
 	if err := envoyconf.Bootstrap(&bootstrap, o); err != nil {
 		return err
 	}
-	e, err := envoy.Start(ctx, bootstrap.Bytes())
+	log, err := a.log(ProxyEnvoy)
+	if err != nil {
+		return err
+	}
+	e, err := envoy.Log{Level: a.LogLevel, Also: log}.Start(ctx, bootstrap.Bytes())
 	if err != nil {
 		return err
 	}

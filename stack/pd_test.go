@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	otlp "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
@@ -174,8 +175,91 @@ func TestPDNamesTheDead(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-alive.Done()
-			contains(t, context.Cause(alive), victim+" ended: signal: killed")
+			contains(t, context.Cause(alive), victim+" ended: killed by SIGKILL")
 		})
+	}
+}
+
+// With Restarted, the end of a program is no end of the stack, which then serves as before.
+func TestPDRestartsTheDead(t *testing.T) {
+	logs, events := t.TempDir(), make(chan string, 100)
+	g, alive, pd := startPD(t, stack.PDOptions{Prefill: 2, Decode: 2, Proxy: stack.ProxyGateway, Keeper: true, LogDir: logs, LogLevel: "debug",
+		Restarted: func(event string) { events <- event }})
+	for _, victim := range []string{"prefill-0", "decode-0", "decode-0 sidecar", "epp", "gateway"} {
+		m, ok := g.Member(victim)
+		if !ok {
+			t.Fatalf("there is no %s", victim)
+		}
+		kill(t, m.(interface{ PID() int }).PID())
+		if got := <-events; got != victim+" ended: killed by SIGKILL; starting it again" {
+			t.Errorf("said %q", got)
+		}
+		if got := <-events; !strings.HasPrefix(got, victim+" is ready again after ") {
+			t.Fatalf("said %q", got)
+		}
+		if victim == "epp" {
+			awaitPicker(t, pd)
+		}
+		if got := decision(t, pd, 3, "force"); !strings.HasPrefix(got, "remote;reason=forced") {
+			t.Errorf("after the end of %s: %q", victim, got)
+		}
+		log, err := os.ReadFile(filepath.Join(logs, stack.LogFile(victim)))
+		if n := strings.Count(string(log), `{"ready":`); n != 2 || err != nil {
+			t.Errorf("log of %s: %d ready lines, want 2: %v\n%s", victim, n, err, log)
+		}
+	}
+	if alive.Err() != nil {
+		t.Errorf("the stack has ended: %v", context.Cause(alive))
+	}
+}
+
+// awaitPicker waits until the gateway has connected to the only picker again. Until then it answers 503.
+func awaitPicker(t *testing.T, pd *stack.PD) {
+	t.Helper()
+	late, again := time.After(20*time.Second), time.NewTicker(20*time.Millisecond)
+	defer again.Stop()
+	for {
+		resp, err := http.Post("http://"+pd.Proxy+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"hello","max_tokens":1}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusServiceUnavailable {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-late:
+			t.Fatal("the gateway does not connect to the picker again")
+		}
+	}
+}
+
+// Engines may want an API key.
+func TestPDShowsEnginesItsKey(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+		case r.Header.Get("Authorization") != "Bearer sesame":
+			w.WriteHeader(http.StatusUnauthorized)
+		default:
+			io.WriteString(w, `{"data":[{"id":"llama"}]}`)
+		}
+	}))
+	t.Cleanup(engine.Close)
+	for _, test := range []struct {
+		key  string
+		want error
+	}{{"", stack.ErrUnauthorized}, {"mustard", stack.ErrUnauthorized}, {"sesame", nil}} {
+		g, alive := stack.NewGroup(t.Context())
+		_, err := stack.StartPD(alive, g, stack.PDOptions{Dir: programsDir(t), Proxy: stack.ProxyGateway,
+			DecodeEngines: []string{engine.Listener.Addr().String()}, EngineKey: test.key})
+		if !errors.Is(err, test.want) {
+			t.Errorf("key %q: %v, want %v", test.key, err, test.want)
+		}
+		if err := g.Stop(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tandem-serving/tandem/stack/envoy"
 )
 
 // Program describes how to run one program of a stack.
@@ -35,6 +38,10 @@ type Program struct {
 	Lines int
 	// Cores are the processors it may run on, counted from 0; nil: all. Only Linux can enforce it.
 	Cores []int
+	// Log also gets all of its output as it comes; nil: none. An error of Log does not disturb the program.
+	Log io.Writer
+	// Again returns further flags with which the program listens at the addresses of its ready line again. A Service needs it.
+	Again func(addresses map[string]string) []string
 }
 
 func (p Program) withDefaults() Program {
@@ -106,7 +113,7 @@ func (p *Process) run(started chan<- error) {
 	stdout, stderr := &splitter{line: p.stdoutLine()}, &splitter{line: p.output.add}
 	p.cmd = exec.Command(p.program.Path, p.program.Args...)
 	p.cmd.Env = append(ownEnvironment(), p.program.Env...)
-	p.cmd.Stdout, p.cmd.Stderr = stdout, stderr
+	p.cmd.Stdout, p.cmd.Stderr = p.program.logged(stdout), p.program.logged(stderr)
 	p.cmd.WaitDelay = pipeDelay
 	p.cmd.SysProcAttr = attributes()
 	err := holdTo(p.program.Cores, p.cmd.Start)
@@ -187,6 +194,9 @@ func (p *Process) Name() string { return p.program.Name }
 
 // PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Addresses returns the addresses of the ready line by purpose.
+func (p *Process) Addresses() map[string]string { return maps.Clone(p.addresses) }
 
 // Address returns the host:port that the ready line has for a purpose, such as "http". The error lists those it has.
 func (p *Process) Address(purpose string) (string, error) {
@@ -279,7 +289,7 @@ func ignoreEnded(err error) error {
 type ExitError struct {
 	Name   string
 	Code   int      // exit code; -1: ended by a signal
-	Status string   // exit code or signal, in words
+	Status string   // exit code or signal, in words: "exit status 1", "killed by SIGKILL"
 	Output []string // its last lines
 }
 
@@ -290,13 +300,13 @@ func (e *ExitError) Error() string {
 
 func (p *Process) exitError() *ExitError {
 	state := p.cmd.ProcessState
-	return &ExitError{Name: p.program.Name, Code: state.ExitCode(), Status: state.String(), Output: p.Output()}
+	return &ExitError{Name: p.program.Name, Code: state.ExitCode(), Status: envoy.Status(state), Output: p.Output()}
 }
 
 // quoteLines indents a program's output below a message.
 func quoteLines(lines []string) string {
 	if len(lines) == 0 {
-		return ", without a word"
+		return ", no output"
 	}
 	return "; its last lines:\n\t" + strings.Join(lines, "\n\t")
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -14,6 +15,9 @@ func Sim(dir, name string, flags ...string) Program {
 		Name: name,
 		Path: filepath.Join(dir, "sim"),
 		Args: append([]string{"--host=127.0.0.1", "--port=0", "--admin-port=0"}, flags...),
+		Again: func(at map[string]string) []string {
+			return []string{"--port=" + portOf(at["http"]), "--admin-port=" + portOf(at["admin"]), "--side-channel-address=" + at["sidechannel"]}
+		},
 	}
 }
 
@@ -31,6 +35,9 @@ func Sidecar(dir, engine string, flags ...string) (Program, error) {
 			"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 			"--model-server-host=" + host, "--model-server-port=" + port, "--prefill-allow=127.0.0.0/8",
 		}, flags...),
+		Again: func(at map[string]string) []string {
+			return []string{"--port=" + portOf(at["http"]), "--metrics-port=" + portOf(at["metrics"]), "--admin-address=" + at["admin"]}
+		},
 	}, nil
 }
 
@@ -44,6 +51,10 @@ func EPP(dir string, flags ...string) Program {
 			"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 		}, flags...),
 		Grace: 10 * time.Second, // a connection that sends nothing delays its end by 5 s
+		Again: func(at map[string]string) []string {
+			return []string{"--grpc-port=" + portOf(at["extproc"]), "--grpc-health-port=" + portOf(at["health"]),
+				"--metrics-port=" + portOf(at["metrics"]), "--admin-address=" + at["admin"]}
+		},
 	}
 }
 
@@ -54,5 +65,9 @@ func Gateway(dir string, flags ...string) Program {
 		Path:  filepath.Join(dir, "tandem"),
 		Args:  append([]string{"gateway"}, flags...),
 		Grace: 10 * time.Second, // it lets running answers finish for 5 s
+		Again: func(at map[string]string) []string { return []string{"--listen=" + at["http"]} },
 	}
 }
+
+// portOf returns the port of a host:port.
+func portOf(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }

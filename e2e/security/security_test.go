@@ -61,8 +61,8 @@ func TestThreatsPage(t *testing.T) {
 	rows, attempts := 0, false
 	for line := range strings.SplitSeq(string(page), "\n") {
 		switch {
-		case strings.HasPrefix(line, "| What "):
-			attempts = true // in a table of what is tried
+		case strings.HasPrefix(line, "| Attempt "):
+			attempts = true // in the table of attempts
 		case !strings.HasPrefix(line, "|"):
 			attempts = false
 		case attempts && strings.HasPrefix(line, "| "):
@@ -82,7 +82,7 @@ const mark = "forged-by-a-client"
 // decoy is a server to which forged requests point. No program of ours may connect to it.
 type decoy struct {
 	addr        string
-	connections atomic.Int64 // connections
+	connections atomic.Int64
 }
 
 func startDecoy(t *testing.T) *decoy {

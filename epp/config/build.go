@@ -103,7 +103,13 @@ func (b *Built) fill(c *Config) {
 	for _, p := range c.profiles {
 		b.Profiles = append(b.Profiles, p.build(made))
 	}
-	b.Matcher, b.Links, b.Admission = only[epp.Matcher](b), only[epp.LinkEstimator](b), only[epp.Admission](b)
+	for _, p := range c.plugins { // the first of the file: see checkMatchers
+		if m, ok := made[p].(epp.Matcher); ok {
+			b.Matcher = m
+			break
+		}
+	}
+	b.Links, b.Admission = only[epp.LinkEstimator](b), only[epp.Admission](b)
 	b.Producers = Of[epp.Producer](b)
 	if charger := only[epp.Charger](b); charger != nil {
 		b.Charge = charger.Charge()

@@ -235,8 +235,6 @@ func TestTrouble(t *testing.T) {
 			"line 4: plugins[0]: it fails; in two lines\nline 5: plugins[1].type: there is no plugin type \"random\""},
 		{"reference without effect", "plugins:\n  - {type: openai-parser}\n  - {type: filter, parameters: {needs: [openai-parser]}}",
 			`line 5: plugins[1].parameters.needs[0]: "openai-parser" is a request parser, which has no effect`},
-		{"two matchers", "plugins:\n  - {type: matcher}\n  - {name: other, type: matcher}",
-			`line 5: plugins[1]: "other" is a producer of prefix matches; there can be one, and "matcher" is one already`},
 		{"discovery in a profile", "plugins: [{type: the-discovery}]\nschedulingProfiles:\n  - {name: a, plugins: [{pluginRef: the-discovery}]}",
 			`line 5: schedulingProfiles[0].plugins[0].pluginRef: "the-discovery" is a discovery plugin; a profile has filters, scorers and a picker`},
 		{"decider in a profile", "plugins: [{type: decider}]\nschedulingProfiles:\n  - {name: a, plugins: [{pluginRef: decider}]}",

@@ -37,7 +37,13 @@ var producers = []struct {
 		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},
 }
 
+// addedByName are further types that are added if a parameter names one that the file does not have.
+var addedByName = []string{"topology-extractor"}
+
 func isProducer(typeName string) bool {
+	if slices.Contains(addedByName, typeName) {
+		return true
+	}
 	for _, rule := range producers {
 		if rule.producer == typeName {
 			return true

@@ -9,16 +9,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Names that every configuration begins with.
+// Names that every configuration begins with. newVersion is what llm-d's guides have: the same fields, some in newer places, which
+// are read in files of both versions.
 const (
 	apiVersion = "llm-d.ai/v1alpha1"
+	newVersion = "llm-d.ai/v1"
 	kind       = "EndpointPickerConfig"
 )
 
 // otherVersions are the API versions that are read as well, with the warning for each.
 var otherVersions = map[string]string{
 	"inference.networking.x-k8s.io/v1alpha1": "is the old name of " + apiVersion,
-	"llm-d.ai/v1":                            "is read as " + apiVersion,
 }
 
 // document is an EndpointPickerConfig as the file has it. Fields without effect are decoded too, so that mistakes in them are
@@ -70,7 +71,8 @@ type dataLayerSpec struct {
 	PeerDiscovery               *reference        `yaml:"peerDiscovery"`
 	CrossReplicaSyncerPluginRef string            `yaml:"crossReplicaSyncerPluginRef"`
 	CrossReplicaSyncInterval    *time.Duration    `yaml:"crossReplicaSyncInterval"`
-	CrossReplica                *crossReplicaSpec `yaml:"crossReplica"` // newer form of the two before
+	CrossReplicaPublishTimeout  *time.Duration    `yaml:"crossReplicaPublishTimeout"`
+	CrossReplica                *crossReplicaSpec `yaml:"crossReplica"` // newer form of the three before
 }
 
 type sourceSpec struct {
@@ -88,6 +90,7 @@ type discoverySpec struct {
 type crossReplicaSpec struct {
 	SyncerPluginRef string         `yaml:"syncerPluginRef"`
 	SyncInterval    *time.Duration `yaml:"syncInterval"`
+	PublishTimeout  *time.Duration `yaml:"publishTimeout"`
 }
 
 type requestHandler struct {

@@ -1,6 +1,9 @@
 package config
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Foreign plugins are plugins of llm-d that this picker does not have. A foreign type is accepted, with a warning, if no
 // request is served worse without it. The others are refused by name, and not reported as mistyped.
@@ -46,22 +49,94 @@ var accepted = map[string]struct {
 	"prefill-header-handler": {roleNone, "the headers of the routing sidecar are always set"},
 }
 
-// refused are the foreign types that are refused.
-var refused = []string{
-	"agent-identity", "always-disagg-multimodal-decider", "burst-prefix-cache-producer",
-	"context-length-aware", "data-parallel-profile-handler", "dcgm-data-source", "dcgm-extractor",
-	"disaggregatedset-rollout-screener", "encode-filter", "endpoint-attribute-filter", "endpoint-attribute-scorer",
-	"endpoint-notification-source", "header-based-testing-filter", "header-label-affinity-scorer", "header-profile-handler",
-	"k8s-notification-source", "latency-scorer", "latency-slo-admitter", "load-aware-scorer", "mm-embeddings-cache-producer",
-	"mm-embeddings-cache-scorer", "models-data-extractor", "models-data-source", "multicluster-approx-prefix-cache-producer",
-	"multicluster-file-discovery", "multicluster-kv-cache-utilization-scorer", "multicluster-metrics-data-source",
-	"multicluster-metrics-extractor", "multicluster-prefix-cache-scorer", "multicluster-queue-scorer",
-	"multicluster-session-affinity-filter", "no-hit-lru-scorer", "p2p-source-producer", "precise-prefix-cache-producer",
-	"precise-prefix-cache-scorer", "predicted-latency-producer", "priority-holdback-policy",
-	"priority-then-time-eviction-order-policy", "probabilistic-admitter", "request-attribute-reporter",
-	"session-affinity-filter", "session-affinity-scorer", "session-id-producer", "sglanghttp-parser",
-	"sheddable-eviction-filter", "slo-headroom-tier-filter", "soft-reflective-ceiling-policy", "topology-affinity-filter",
-	"topology-affinity-scorer", "topology-extractor", "utilization-filter", "vertexai-parser", "vllmgrpc-parser",
+// Advice for several refused types.
+const (
+	leaveOut      = "leave it out"
+	noClusters    = "a picker serves one cluster; put one picker into each"
+	noDCGM        = "leave it out: loads come from the engines' metrics pages"
+	noEncode      = "leave it out: prefill and decode pods encode as well"
+	noEvents      = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
+	noModels      = "leave it out: which models a pod serves is not read"
+	noPredictor   = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
+	noQueues      = "leave it out: " + noQueue
+	noRanks       = "list every rank as an endpoint with its own port"
+	noRollout     = "use a pool for each revision"
+	noAPI         = "leave it out: such requests are passed through, to any endpoint"
+	prefixInstead = "prefix-cache-scorer brings a session back to its KV cache"
+	watched       = "leave it out: endpoints are always watched"
+)
+
+// refused are the foreign types that are refused, with what to do instead.
+var refused = map[string]string{
+	"agent-identity":                            leaveOut,
+	"always-disagg-multimodal-decider":          noEncode,
+	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
+	"data-parallel-profile-handler":             noRanks,
+	"dcgm-data-source":                          noDCGM,
+	"dcgm-extractor":                            noDCGM,
+	"destination-endpoint-served-verifier":      "it is for conformance tests",
+	"disaggregatedset-rollout-pod-extractor":    noRollout,
+	"disaggregatedset-rollout-screener":         noRollout,
+	"encode-filter":                             noEncode,
+	"endpoint-attribute-filter":                 "utilization-detector drops endpoints by their load",
+	"endpoint-attribute-scorer":                 "queue-scorer, running-requests-size-scorer and kv-cache-utilization-scorer rate by metrics",
+	"endpoint-notification-source":              watched,
+	"header-based-testing-filter":               "it is for conformance tests",
+	"header-label-affinity-scorer":              leaveOut,
+	"header-profile-handler":                    "give each profile a pool of its own, and route by the header in the gateway",
+	"k8s-notification-source":                   watched,
+	"latency-scorer":                            noPredictor,
+	"latency-slo-admitter":                      noPredictor,
+	"mm-embeddings-cache-producer":              noEncode,
+	"mm-embeddings-cache-scorer":                noEncode,
+	"models-data-extractor":                     noModels,
+	"models-data-source":                        noModels,
+	"multicluster-approx-prefix-cache-producer": noClusters,
+	"multicluster-file-discovery":               noClusters,
+	"multicluster-kv-cache-utilization-scorer":  noClusters,
+	"multicluster-metrics-data-source":          noClusters,
+	"multicluster-metrics-extractor":            noClusters,
+	"multicluster-prefix-cache-scorer":          noClusters,
+	"multicluster-queue-scorer":                 noClusters,
+	"multicluster-session-affinity-filter":      noClusters,
+	"no-hit-lru-scorer":                         "active-request-scorer spreads requests that find nothing cached",
+	"p2p-source-producer":                       leaveOut,
+	"precise-prefix-cache-producer":             noEvents,
+	"precise-prefix-cache-scorer":               noEvents,
+	"predicted-latency-producer":                noPredictor,
+	"priority-holdback-policy":                  noQueues,
+	"priority-then-time-eviction-order-policy":  noQueues,
+	"probabilistic-admitter":                    "a saturationDetector refuses requests of negative priority while the pool is full",
+	"request-attribute-reporter":                leaveOut,
+	"session-affinity-filter":                   prefixInstead,
+	"session-affinity-scorer":                   prefixInstead,
+	"session-id-producer":                       prefixInstead,
+	"sglanghttp-parser":                         noAPI,
+	"sheddable-eviction-filter":                 noQueues,
+	"slo-headroom-tier-filter":                  noPredictor,
+	"soft-reflective-ceiling-policy":            noQueues,
+	"vertexai-parser":                           noAPI,
+	"vllmgrpc-parser":                           noAPI,
+}
+
+// Foreign is one plugin of llm-d that this picker does not have.
+type Foreign struct {
+	Type    string
+	Refused bool
+	// Why says what replaces a plugin that is accepted without effect, or what to do instead of one that is refused.
+	Why string
+}
+
+// ForeignTypes returns all plugins of llm-d that this picker does not have, by name.
+func ForeignTypes() (all []Foreign) {
+	for name, a := range accepted {
+		all = append(all, Foreign{Type: name, Why: a.why})
+	}
+	for name, instead := range refused {
+		all = append(all, Foreign{Type: name, Refused: true, Why: instead})
+	}
+	slices.SortFunc(all, func(a, b Foreign) int { return cmp.Compare(a.Type, b.Type) })
+	return all
 }
 
 // acceptedAs returns the foreign types with a role.

@@ -8,22 +8,22 @@ import (
 	plugins "github.com/tandem-serving/tandem/epp/plugin"
 )
 
-// TestForeignTypes: no plugin of the table is on the lists of foreign types, and no list has a name twice.
+// TestForeignTypes: no plugin of the table is on the lists of foreign types, no type is on both, and each says why.
 func TestForeignTypes(t *testing.T) {
+	seen := map[string]bool{}
 	for _, row := range plugins.Table {
 		for _, name := range slices.Concat([]string{row.Type}, row.Aliases, row.Deprecated) {
-			if _, ok := accepted[name]; ok || slices.Contains(refused, name) {
-				t.Errorf("%s is served", name)
-			}
+			seen[name] = true
 		}
 	}
-	for i, name := range refused {
-		if _, ok := accepted[name]; ok || slices.Contains(refused[:i], name) {
-			t.Errorf("%s is listed twice", name)
+	for _, f := range ForeignTypes() {
+		if seen[f.Type] {
+			t.Errorf("%s is served, or listed twice", f.Type)
 		}
-	}
-	if !slices.IsSorted(refused) {
-		t.Error("the list is not sorted")
+		seen[f.Type] = true
+		if f.Why == "" {
+			t.Errorf("%s has no reason", f.Type)
+		}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/tandem-serving/tandem/epp"
 )
 
@@ -71,7 +73,7 @@ func (r *reader) readHeader() {
 		r.warn("apiVersion", "%s %s", r.doc.APIVersion, why)
 	case r.doc.APIVersion == "":
 		r.problem("apiVersion", "is missing; want %s", apiVersion)
-	case r.doc.APIVersion != apiVersion:
+	case r.doc.APIVersion != apiVersion && r.doc.APIVersion != newVersion:
 		r.problem("apiVersion", "want %s, got %s", apiVersion, quote(r.doc.APIVersion))
 	}
 	if r.doc.Kind == "" {
@@ -109,6 +111,7 @@ func (r *reader) readPlugin(spec pluginSpec, path, name string) named {
 	at := join(path, "type")
 	t, known := r.types[spec.Type]
 	foreign, harmless := accepted[spec.Type]
+	instead, notServed := refused[spec.Type]
 	switch {
 	case spec.Type == "":
 		r.missing(at, "is missing")
@@ -116,8 +119,8 @@ func (r *reader) readPlugin(spec pluginSpec, path, name string) named {
 	case harmless:
 		r.warn(at, "%s has no effect: %s", spec.Type, foreign.why)
 		return named{path: path, foreign: foreign.role}
-	case !known && slices.Contains(refused, spec.Type):
-		r.problem(at, "%s is a plugin of llm-d that is not served here", spec.Type)
+	case notServed:
+		r.problem(at, "%s is a plugin of llm-d that is not served here; %s", spec.Type, instead)
 		return named{path: path}
 	case !known:
 		r.problem(at, "there is no plugin type %s%s", quote(spec.Type), r.nearest(spec.Type, r.ordered))
@@ -135,13 +138,27 @@ func (r *reader) readParameters(p *plugin, spec *pluginSpec) {
 	for field, instead := range movedFields[p.row.Type] {
 		r.moved[join(path, field)] = instead
 	}
-	if spec.Parameters.Kind != 0 {
+	switch {
+	case spec.Parameters.Kind == 0:
+	case spec.Parameters.Kind == yaml.MappingNode && len(fieldsOf(reflect.TypeOf(p.params).Elem(), nil)) == 0:
+		r.warnParameterless(p, &spec.Parameters, path)
+	default:
 		r.decode(&spec.Parameters, path, reflect.ValueOf(p.params).Elem())
+	}
+	if c, ok := p.params.(epp.Corrector); ok {
+		c.Correct(func(field, format string, args ...any) { r.warn(inside(path, field), format, args...) })
 	}
 	p.params.Problems(func(field, format string, args ...any) { r.problem(inside(path, field), format, args...) })
 	if len(r.problems)+r.more > before {
 		r.trial.exclude(p)
 	}
+}
+
+// warnParameterless warns about parameters of a plugin that has none. llm-d does not read them.
+func (r *reader) warnParameterless(p *plugin, given *yaml.Node, path string) {
+	r.eachPair(given, path, func(_, _ *yaml.Node, at string) {
+		r.warn(at, "has no effect: %s has no parameters", p.row.Type)
+	})
 }
 
 // inside returns the path of a field that a plugin reports, such as engineConfigs[0].name.

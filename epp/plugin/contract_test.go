@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -21,13 +22,20 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/affinity"
+	"github.com/tandem-serving/tandem/epp/plugin/handler"
+	"github.com/tandem-serving/tandem/epp/plugin/picker"
+	"github.com/tandem-serving/tandem/epp/plugin/producer"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/pd"
 )
 
 // required are the parameters of plugins that cannot do without.
-var required = map[string]string{"file-discovery": "path: endpoints.yaml"}
+var required = map[string]string{
+	"file-discovery":     "path: endpoints.yaml",
+	"utilization-filter": "conditions: [{metric: waiting-queue, maxValue: 10}]",
+}
 
 // decode returns a plugin of the table with these parameters over its defaults.
 func decode(t testing.TB, typ, parameters string) (epp.Plugin, error) {
@@ -57,7 +65,8 @@ func problems(p epp.Plugin) (found []string) {
 
 // others are the instances that plugins of the tests may refer to.
 var others = map[string]any{
-	"matcher": knownCache{}, "charger": charger{}, "always": alwaysRemote{}, "picker": maxScorePicker(1),
+	"matcher": knownCache{}, "charger": knownCharge{}, "always": alwaysRemote, "picker": instanceOf(picker.NewMaxScore),
+	"topology-extractor": instanceOf(affinity.NewTopologyExtractor),
 }
 
 func builder() *epp.Builder {
@@ -89,6 +98,23 @@ func build[T any](t testing.TB, typ, parameters string) T {
 	}
 	return v
 }
+
+// alwaysRemote is the decider that does not look at the request.
+var alwaysRemote = instanceOf(handler.NewAlwaysDisaggPDDecider).(epp.Decider)
+
+// instanceOf builds a plugin that needs neither parameters nor others.
+func instanceOf(newPlugin func() epp.Plugin) any {
+	instance, err := newPlugin().Build(nil)
+	if err != nil {
+		panic(err)
+	}
+	return instance
+}
+
+// knownCharge is a Charger that charges nothing.
+type knownCharge struct{}
+
+func (knownCharge) Charge() epp.Charge { return epp.Charge{} }
 
 // knownCache is a Matcher that knows nothing.
 type knownCache struct{}
@@ -217,7 +243,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, page.Extractor, estimated:
+			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}
@@ -226,7 +252,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 
 // TestParametersAreDocumented reads the source: the comments are the manual.
 func TestParametersAreDocumented(t *testing.T) {
-	docs := fieldDocs(t, ".", "../pool", "../pool/page")
+	docs := fieldDocs(t)
 	var visit func(typ reflect.Type)
 	visit = func(typ reflect.Type) {
 		for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
@@ -235,14 +261,15 @@ func TestParametersAreDocumented(t *testing.T) {
 		if typ.Kind() != reflect.Struct || !strings.Contains(typ.PkgPath(), "tandem/epp/") {
 			return
 		}
-		if docs[typ.Name()] == "" {
-			t.Errorf("%s has no comment", typ.Name())
+		key := path.Base(typ.PkgPath()) + "." + typ.Name()
+		if docs[key] == "" {
+			t.Errorf("%s has no comment", key)
 		}
 		for i := range typ.NumField() {
 			f := typ.Field(i)
 			name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-			if f.IsExported() && name != "-" && options != "inline" && (name == "" || docs[typ.Name()+"."+f.Name] == "") {
-				t.Errorf("%s.%s has no yaml name or no comment", typ.Name(), f.Name)
+			if f.IsExported() && name != "-" && options != "inline" && (name == "" || docs[key+"."+f.Name] == "") {
+				t.Errorf("%s.%s has no yaml name or no comment", key, f.Name)
 			}
 			visit(f.Type)
 		}
@@ -252,12 +279,12 @@ func TestParametersAreDocumented(t *testing.T) {
 	}
 }
 
-// fieldDocs returns the comments of all types and of the fields of structs, under Type and Type.Field.
-func fieldDocs(t *testing.T, dirs ...string) map[string]string {
+// fieldDocs returns the comments of all types and of the fields of structs, under package.Type and package.Type.Field.
+func fieldDocs(t *testing.T) map[string]string {
 	docs := map[string]string{}
 	fset := token.NewFileSet()
-	for _, dir := range dirs {
-		files, _ := filepath.Glob(filepath.Join(dir, "*.go"))
+	for _, pattern := range []string{"*.go", "*/*.go", "../pool/*.go", "../pool/page/*.go"} {
+		files, _ := filepath.Glob(pattern)
 		for _, name := range files {
 			file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
 			if err != nil {
@@ -265,7 +292,7 @@ func fieldDocs(t *testing.T, dirs ...string) map[string]string {
 			}
 			for _, decl := range file.Decls {
 				if d, ok := decl.(*ast.GenDecl); ok {
-					collectDocs(d, docs)
+					collectDocs(file.Name.Name, d, docs)
 				}
 			}
 		}
@@ -273,20 +300,21 @@ func fieldDocs(t *testing.T, dirs ...string) map[string]string {
 	return docs
 }
 
-func collectDocs(d *ast.GenDecl, docs map[string]string) {
+func collectDocs(pkg string, d *ast.GenDecl, docs map[string]string) {
 	for _, spec := range d.Specs {
 		typ, ok := spec.(*ast.TypeSpec)
 		if !ok {
 			continue
 		}
-		docs[typ.Name.Name] = d.Doc.Text() + typ.Doc.Text()
+		key := pkg + "." + typ.Name.Name
+		docs[key] = d.Doc.Text() + typ.Doc.Text()
 		fields, ok := typ.Type.(*ast.StructType)
 		if !ok {
 			continue
 		}
 		for _, f := range fields.Fields.List {
 			for _, name := range f.Names {
-				docs[typ.Name.Name+"."+name.Name] = f.Doc.Text() + f.Comment.Text()
+				docs[key+"."+name.Name] = f.Doc.Text() + f.Comment.Text()
 			}
 		}
 	}

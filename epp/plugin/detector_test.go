@@ -86,6 +86,7 @@ func TestDetectors(t *testing.T) {
 
 		{"requests", concurrency, "", []epp.Candidate{loaded("a", 0, 0, flying(99, 1e9)), loaded("b", 0, 0, flying(100, 0))}, "a", 0.995},
 		{"requests with headroom", concurrency, "{maxConcurrency: 10, headroom: 0.5}", []epp.Candidate{loaded("a", 0, 0, flying(14, 0)), loaded("b", 0, 0, flying(15, 0))}, "a", 1.45},
+		{"headroom, rounded down", concurrency, "{maxConcurrency: 3, headroom: 0.5}", []epp.Candidate{loaded("a", 0, 0, flying(3, 0)), loaded("b", 0, 0, flying(4, 0))}, "a", 1.1667},
 		{"tokens", concurrency, "concurrencyMode: tokens", []epp.Candidate{loaded("a", 0, 0, flying(1000, 250_000)), loaded("b", 0, 0, flying(1, 1_000_000))}, "a", 0.625},
 		{"both", concurrency, "concurrencyMode: hybrid", []epp.Candidate{loaded("a", 0, 0, flying(50, 250_000)), loaded("b", 0, 0, flying(1, 1_000_000))}, "a", 0.75},
 		{"all full", concurrency, "maxConcurrency: 1", []epp.Candidate{loaded("a", 0, 0, flying(1, 0))}, "", 1},

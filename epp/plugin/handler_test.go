@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -15,8 +16,11 @@ func TestStages(t *testing.T) {
 		row.Decider, row.OnNone = decider, on
 		return epp.Stages{epp.DecodeRow(decode), row}
 	}
-	named := epp.NamedDecider{Name: "always", Decider: alwaysRemote{}}
+	named := epp.NamedDecider{Name: "always", Decider: alwaysRemote}
 	own := func(d epp.Decider) epp.NamedDecider { return epp.NamedDecider{Decider: d} }
+	uncached := func(tokens int) epp.NamedDecider {
+		return own(build[epp.Decider](t, "prefix-based-pd-decider", fmt.Sprintf("nonCachedTokens: %d", tokens)))
+	}
 	const disagg, old = "disagg-profile-handler", "pd-profile-handler"
 	for _, test := range []struct {
 		name, typ, parameters string
@@ -31,7 +35,7 @@ func TestStages(t *testing.T) {
 		{"no decider: never, unless forced", disagg, "", "prefill decode", split("decode", "prefill", 3, own(nil), epp.NoneSkips), ""},
 		{"no prefill profile, and no decider", disagg, "", "decode", epp.Stages{epp.DecodeRow("decode")}, ""},
 		{"decider", disagg, "deciders: {prefill: always}", "decode prefill", split("decode", "prefill", 3, named, epp.NoneSkips), ""},
-		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote{}), epp.NoneSkips), ""},
+		{"prefill first", disagg, "stageOrder: prefill-first", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips), ""},
 		{"extensions", disagg, "{prefillCandidates: 5, onNoPrefill: refuse}", "decode prefill", split("decode", "prefill", 5, own(nil), epp.NoneRefuses), ""},
 		{"own names", disagg, "{profiles: {decode: d, prefill: p}, deciders: {prefill: always}}", "d p",
 			split("d", "p", 3, named, epp.NoneSkips), ""},
@@ -50,10 +54,10 @@ func TestStages(t *testing.T) {
 		{"both the same", disagg, "profiles: {decode: p, prefill: p}", "p", epp.Stages{}, `profile "p" cannot be that of both stages`},
 		{"one too many", disagg, "", "decode encode", epp.Stages{}, `profile "encode" is run by no stage`},
 
-		{"old", old, "", "decode prefill", split("decode", "prefill", 3, own(threshold{NonCachedTokens: 25}), epp.NoneSkips), ""},
+		{"old", old, "", "decode prefill", split("decode", "prefill", 3, uncached(25), epp.NoneSkips), ""},
 		{"old, characters", old, "{threshold: 10, hashBlockSize: 5}", "decode prefill",
-			split("decode", "prefill", 3, own(threshold{NonCachedTokens: 3}), epp.NoneSkips), ""},
-		{"old, zero is always", old, "threshold: 0", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote{}), epp.NoneSkips), ""},
+			split("decode", "prefill", 3, uncached(3), epp.NoneSkips), ""},
+		{"old, zero is always", old, "threshold: 0", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips), ""},
 		{"old, decider", old, "{deciderPluginName: always, decodeProfile: d, prefillProfile: p}", "d p",
 			split("d", "p", 3, named, epp.NoneSkips), ""},
 		{"old, no prefill profile", old, "", "decode", epp.Stages{}, `no profile "prefill" for the prefill stage, there is decode`},

@@ -1,8 +1,11 @@
 package plugin
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -11,6 +14,9 @@ import (
 func TestReferences(t *testing.T) {
 	for _, test := range []struct{ typ, field, right, kind string }{
 		{"active-request-scorer", "inFlightLoadProducerName", "charger", "Charger"},
+		{"utilization-filter", "inFlightLoadProducerName", "charger", "Charger"},
+		{"topology-affinity-filter", "topologyProducerName", "topology-extractor", "Topology"},
+		{"topology-affinity-scorer", "topologyProducerName", "topology-extractor", "Topology"},
 		{"token-load-scorer", "inFlightLoadProducerName", "charger", "Charger"},
 		{"prefix-cache-scorer", "prefixMatchInfoProducerName", "matcher", "Matcher"},
 		{"prefix-cache-affinity-filter", "prefixMatchInfoProducerName", "matcher", "Matcher"},
@@ -50,11 +56,8 @@ func TestReferences(t *testing.T) {
 // TestProblems lists what each plugin refuses.
 func TestProblems(t *testing.T) {
 	for _, test := range []struct{ typ, parameters, want string }{
-		{"active-request-scorer", "idleThreshold: -1", "idleThreshold: must not be negative, got -1"},
-		{"active-request-scorer", "maxBusyScore: 1.5", "maxBusyScore: must be from 0 to 1, got 1.5"},
-		{"token-load-scorer", "queueThresholdTokens: 0", "queueThresholdTokens: must be at least 1, got 0"},
 		{"prefix-cache-scorer", "matchLengthWeight: .nan", "matchLengthWeight: must be from 0 to 1, got NaN"},
-		{"prefix-cache-scorer", "matchLengthScaleTokens: 0", "matchLengthScaleTokens: must be at least 1, got 0"},
+		{"prefix-cache-scorer", "{matchLengthScaleTokens: 0, matchLengthWeight: 0.5}", "matchLengthScaleTokens: must be at least 1, got 0"},
 		{"prefix-cache-affinity-filter", "affinityThreshold: -0.1", "affinityThreshold: must be from 0 to 1, got -0.1"},
 		{"prefix-cache-affinity-filter", "explorationProbability: 2", "explorationProbability: must be from 0 to 1, got 2"},
 		{"prefix-cache-affinity-filter", "maxTTFTPenaltyMs: -1", "maxTTFTPenaltyMs: must not be negative, got -1"},
@@ -62,9 +65,6 @@ func TestProblems(t *testing.T) {
 		{"prefix-cache-affinity-filter", "{peakPrefillThroughput: 0, maxTTFTPenaltyMs: 0}", ""},
 		{"prefix-cache-affinity-filter", "ttftSource: latencyPredictor", "ttftSource: latencyPredictor is not served; use prefillThroughput with a measured peakPrefillThroughput"},
 		{"prefix-cache-affinity-filter", "ttftSource: x", `ttftSource: must be prefillThroughput, got "x"`},
-		{"max-score-picker", "maxNumOfEndpoints: 0", "maxNumOfEndpoints: must be at least 1, got 0"},
-		{"random-picker", "maxNumOfEndpoints: -1", "maxNumOfEndpoints: must be at least 1, got -1"},
-		{"weighted-random-picker", "maxNumOfEndpoints: 0", "maxNumOfEndpoints: must be at least 1, got 0"},
 		{"prefix-based-pd-decider", "nonCachedTokens: -1", "nonCachedTokens: must not be negative, got -1"},
 		{"prefix-based-pd-decider", "promptTokens: -1", "promptTokens: must not be negative, got -1"},
 		{"inflight-load-producer", "outputRatio: -1", "outputRatio: must be from 0 to 1000, got -1"},
@@ -104,6 +104,11 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"utilization-filter", "conditions: []", "conditions: must not be empty"},
+		{"utilization-filter", "conditions: [{metric: queue, maxValue: -1}]", "conditions[0].metric: must be one of active-requests, kv-cache-utilization, " +
+			`running-requests, waiting-queue, got "queue"|conditions[0].maxValue: must not be negative, got -1`},
+		{"topology-affinity-filter", "minAffinity: node", `minAffinity: must be one of host, rack, zone, region, got "node"`},
+		{"context-length-aware", "label: ''", "label: must not be empty"},
 		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
 		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: cannot be combined with deciderPluginName"},
 		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
@@ -116,6 +121,41 @@ func TestProblems(t *testing.T) {
 		}
 		if found := strings.Join(problems(p), "|"); found != test.want {
 			t.Errorf("%s {%s}:\n got %s\nwant %s", test.typ, test.parameters, found, test.want)
+		}
+	}
+}
+
+// TestCorrections lists the values that are replaced by defaults, because llm-d does that.
+func TestCorrections(t *testing.T) {
+	for _, test := range []struct{ typ, field, value, fallback string }{
+		{"active-request-scorer", "idleThreshold", "-1", "0"},
+		{"active-request-scorer", "maxBusyScore", "1.5", "1"},
+		{"active-request-scorer", "maxBusyScore", "-0.5", "1"},
+		{"token-load-scorer", "queueThresholdTokens", "0", "4194304"},
+		{"token-load-scorer", "queueThresholdTokens", "-8", "4194304"},
+		{"load-aware-scorer", "threshold", "0", "128"},
+		{"max-score-picker", "maxNumOfEndpoints", "0", "1"},
+		{"random-picker", "maxNumOfEndpoints", "-1", "1"},
+		{"weighted-random-picker", "maxNumOfEndpoints", "0", "1"},
+	} {
+		p, err := decode(t, test.typ, test.field+": "+test.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var warned []string
+		p.(epp.Corrector).Correct(func(field, format string, args ...any) {
+			warned = append(warned, field+": "+fmt.Sprintf(format, args...))
+		})
+		want := fmt.Sprintf("%s: %s is not possible; as in llm-d, the default %s counts", test.field, test.value, test.fallback)
+		if len(warned) != 1 || warned[0] != want {
+			t.Errorf("%s: warned %q, want %q", test.typ, warned, want)
+		}
+		written, err := yaml.Marshal(p)
+		if err != nil || !strings.Contains(string(written), test.field+": "+test.fallback+"\n") {
+			t.Errorf("%s {%s: %s} became\n%s", test.typ, test.field, test.value, written)
+		}
+		if found := problems(p); found != nil {
+			t.Errorf("%s: %q", test.typ, found)
 		}
 	}
 }

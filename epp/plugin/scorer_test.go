@@ -46,7 +46,7 @@ func TestFormulas(t *testing.T) {
 		{"lora-affinity-scorer", "", func(r *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
 			l := one.Load.LoRA
 			if l == nil {
-				return 0.5
+				return 0
 			}
 			score := 0.0
 			if slices.Contains(l.Waiting, r.Request.Model) {
@@ -138,24 +138,6 @@ func TestEqualIsBest(t *testing.T) {
 		build[epp.Scorer](t, typ, "").Score(round(source(1)), c, scores)
 		if !slices.Equal(scores, []float64{1, 1}) {
 			t.Errorf("%s: %v", typ, scores)
-		}
-	}
-}
-
-func TestMatchable(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		prompt epp.Prompt
-		want   int
-	}{
-		{"empty", epp.Prompt{}, 0},
-		{"no blocks wanted", epp.Prompt{Tokens: 10}, 10},
-		{"shorter than a block", epp.Prompt{Tokens: 10, BlockTokens: 16}, 10},
-		{"with a tail", epp.Prompt{Tokens: 40, BlockTokens: 16, Blocks: make([]uint64, 2)}, 32},
-		{"beyond the longest that is matched", epp.Prompt{Tokens: 1000, BlockTokens: 16, Blocks: make([]uint64, 4)}, 64},
-	} {
-		if got := matchable(&test.prompt); got != test.want {
-			t.Errorf("%s: %d, want %d", test.name, got, test.want)
 		}
 	}
 }

@@ -1,44 +1,58 @@
 package plugin
 
-import "github.com/tandem-serving/tandem/epp"
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/affinity"
+	"github.com/tandem-serving/tandem/epp/plugin/filter"
+	"github.com/tandem-serving/tandem/epp/plugin/handler"
+	"github.com/tandem-serving/tandem/epp/plugin/picker"
+	"github.com/tandem-serving/tandem/epp/plugin/producer"
+	"github.com/tandem-serving/tandem/epp/plugin/scorer"
+)
 
 // Table lists all plugins. A plugin without a row cannot be configured.
 var Table = []epp.Row{
 	// Filters.
-	{Type: "decode-filter", New: newDecodeFilter},
-	{Type: "prefill-filter", New: newPrefillFilter},
-	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: newLabelSelectorFilter},
-	{Type: "prefix-cache-affinity-filter", New: newPrefixCacheAffinityFilter},
+	{Type: "decode-filter", New: filter.NewDecode},
+	{Type: "prefill-filter", New: filter.NewPrefill},
+	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: filter.NewLabelSelector},
+	{Type: "prefix-cache-affinity-filter", New: filter.NewPrefixCacheAffinity},
+	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
+	{Type: "utilization-filter", New: filter.NewUtilization},
 
 	// Saturation detectors, which are filters too.
-	{Type: "utilization-detector", New: newUtilizationDetector},
-	{Type: "concurrency-detector", New: newConcurrencyDetector},
+	{Type: "utilization-detector", New: filter.NewUtilizationDetector},
+	{Type: "concurrency-detector", New: filter.NewConcurrencyDetector},
 
 	// Scorers.
-	{Type: "queue-scorer", New: newQueueScorer},
-	{Type: "running-requests-size-scorer", New: newRunningRequestsSizeScorer},
-	{Type: "kv-cache-utilization-scorer", New: newKVCacheUtilizationScorer},
-	{Type: "active-request-scorer", New: newActiveRequestScorer},
-	{Type: "token-load-scorer", New: newTokenLoadScorer},
-	{Type: "prefix-cache-scorer", New: newPrefixCacheScorer},
-	{Type: "lora-affinity-scorer", New: newLoRAAffinityScorer},
+	{Type: "queue-scorer", New: scorer.NewQueue},
+	{Type: "running-requests-size-scorer", New: scorer.NewRunningRequestsSize},
+	{Type: "kv-cache-utilization-scorer", New: scorer.NewKVCacheUtilization},
+	{Type: "active-request-scorer", New: scorer.NewActiveRequest},
+	{Type: "token-load-scorer", New: scorer.NewTokenLoad},
+	{Type: "prefix-cache-scorer", New: scorer.NewPrefixCache},
+	{Type: "lora-affinity-scorer", New: scorer.NewLoRAAffinity},
+	{Type: "load-aware-scorer", New: scorer.NewLoadAware},
+	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
+	{Type: "context-length-aware", New: scorer.NewContextLengthAware},
 
 	// Pickers.
-	{Type: "max-score-picker", New: newMaxScorePicker},
-	{Type: "random-picker", New: newRandomPicker},
-	{Type: "weighted-random-picker", New: newWeightedRandomPicker},
+	{Type: "max-score-picker", New: picker.NewMaxScore},
+	{Type: "random-picker", New: picker.NewRandom},
+	{Type: "weighted-random-picker", New: picker.NewWeightedRandom},
 
 	// Profile handlers, and the deciders about prefill.
-	{Type: "single-profile-handler", New: newSingleProfileHandler},
-	{Type: "disagg-profile-handler", New: newDisaggProfileHandler},
-	{Type: "pd-profile-handler", New: newPDProfileHandler},
-	{Type: "prefix-based-pd-decider", New: newPrefixBasedPDDecider},
-	{Type: "always-disagg-pd-decider", New: newAlwaysDisaggPDDecider},
+	{Type: "single-profile-handler", New: handler.NewSingleProfile},
+	{Type: "disagg-profile-handler", New: handler.NewDisaggProfile},
+	{Type: "pd-profile-handler", New: handler.NewPDProfile},
+	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},
+	{Type: "always-disagg-pd-decider", New: handler.NewAlwaysDisaggPDDecider},
 
 	// Producers, whose results the other plugins use.
-	{Type: "approx-prefix-cache-producer", New: newApproxPrefixCacheProducer},
-	{Type: "inflight-load-producer", New: newInflightLoadProducer},
-	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: newTokenProducer},
+	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
+	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
+	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
+	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
 
 	// Sources of endpoints and of their metrics.
 	{Type: "file-discovery", New: newFileDiscovery},

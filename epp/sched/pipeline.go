@@ -52,7 +52,7 @@ type stage struct {
 	profile       *epp.Profile
 	wanted        int    // endpoints
 	compares      bool   // its decider is an epp.Comparer
-	detects       []bool // by filter of the profile: it is an epp.Detector
+	detects       []bool // by filter of the profile: it is an epp.Detector or an epp.Shedder
 }
 
 // NewPipeline makes a pipeline. The error joins all problems of the configuration.
@@ -97,7 +97,8 @@ func (p *Pipeline) addStages() error {
 		if profile != nil {
 			for _, f := range profile.Filters {
 				_, detects := f.Filter.(epp.Detector)
-				s.detects = append(s.detects, detects)
+				_, sheds := f.Filter.(epp.Shedder)
+				s.detects = append(s.detects, detects || sheds)
 			}
 		}
 		if row.Split {

@@ -212,3 +212,30 @@ func TestFallbackBudgetIsEarned(t *testing.T) {
 		t.Errorf("50 requests that were shed earned %d fallbacks", n)
 	}
 }
+
+// shedder is a filter that finds endpoints full, without being a detector.
+type shedder struct{ only }
+
+func (shedder) Sheds() {}
+
+// TestShedder: a profile that a shedder leaves without endpoints is full; other filters leave it without endpoints that fit.
+func TestShedder(t *testing.T) {
+	none := only(func(*epp.Round, *epp.Candidate) bool { return false })
+	for _, c := range []struct {
+		name   string
+		filter epp.Filter
+		want   string
+	}{
+		{"a shedder", shedder{none}, "refused/saturated"},
+		{"another filter", none, "refused/no-endpoint"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := disagg()
+			config.Profiles[0].Filters = append(config.Profiles[0].Filters, epp.NamedFilter{Name: "last", Filter: c.filter})
+			s := scheduler(t, fleet("decode", "prefill"), config)
+			if got := outcomeOf(s.Pick(t.Context(), splitRequest(512))); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -72,7 +73,7 @@ func (m *meeting) Handoff() dialect.Handoff { return m }
 
 // Accept implements dialect.Attempt. An engine that took part in a meeting says its number.
 func (m *meeting) Accept(answer []byte) (dialect.Handoff, error) {
-	if !bytes.Equal(answer, append([]byte(`{"met":`), append(m.number, '}')...)) {
+	if !bytes.Equal(answer, slices.Concat([]byte(`{"met":`), m.number, []byte{'}'})) {
 		return nil, dialect.ErrNoHandoff
 	}
 	return m, nil
@@ -80,5 +81,5 @@ func (m *meeting) Accept(answer []byte) (dialect.Handoff, error) {
 
 // Abort implements dialect.Aborter.
 func (m *meeting) Abort(pd.Role) (path string, body []byte) {
-	return abortPath, append([]byte(`{"meet_number":`), append(m.number, '}')...)
+	return abortPath, slices.Concat([]byte(`{"meet_number":`), m.number, []byte{'}'})
 }

@@ -116,10 +116,10 @@ func TestUnaskedEnd(t *testing.T) {
 	if err := syscall.Kill(e.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Wait(); err == nil || !strings.HasPrefix(err.Error(), "envoy ended: signal: killed") || e.Name() != "envoy" {
+	if err := e.Wait(); err == nil || !strings.HasPrefix(err.Error(), "envoy ended: killed by SIGKILL") || e.Name() != "envoy" {
 		t.Errorf("error %v", err)
 	}
-	if err := e.Stop(); err == nil || !strings.Contains(err.Error(), "signal: killed") {
+	if err := e.Stop(); err == nil || !strings.Contains(err.Error(), "killed by SIGKILL") {
 		t.Errorf("stopping what has died: %v", err)
 	}
 }

@@ -2,9 +2,11 @@ package envoy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -41,9 +43,20 @@ type Envoy struct {
 	stop  func() error
 }
 
+// Log says what an Envoy logs, and where to.
+type Log struct {
+	Level string    // trace, debug, info, warn, error or critical; "": warn
+	Also  io.Writer // gets all output as it comes, beside what the Envoy's methods return; nil: none. Its errors are ignored
+}
+
 // Start runs an Envoy and returns once it is ready, with every cluster initialised. ctx bounds the start only; Stop ends the
 // Envoy. args are added to the command line, such as "--component-log-level ext_proc:debug".
 func Start(ctx context.Context, bootstrap []byte, args ...string) (*Envoy, error) {
+	return Log{}.Start(ctx, bootstrap, args...)
+}
+
+// Start runs an Envoy that logs like this, as the function Start does.
+func (l Log) Start(ctx context.Context, bootstrap []byte, args ...string) (*Envoy, error) {
 	path, err := Find()
 	if err != nil {
 		return nil, err
@@ -53,8 +66,9 @@ func Start(ctx context.Context, bootstrap []byte, args ...string) (*Envoy, error
 		return nil, fmt.Errorf("starting Envoy: %w", err)
 	}
 	e := &Envoy{dir: dir, http: &http.Client{Transport: &http.Transport{}}, done: make(chan struct{})}
+	e.log.also = l.Also
 	e.stop = sync.OnceValue(e.end)
-	if err := e.start(ctx, path, bootstrap, args); err != nil {
+	if err := e.start(ctx, path, bootstrap, append([]string{"-l", cmp.Or(l.Level, "warn")}, args...)); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting Envoy: %w%s", err, e.quoteLog()), e.Stop())
 	}
 	return e, nil
@@ -68,7 +82,7 @@ func (e *Envoy) start(ctx context.Context, path string, bootstrap []byte, args [
 	}
 	// Without hot restart, two Envoys share no memory. One worker is enough for tests, and a test machine has few cores.
 	args = append([]string{"-c", file, "--admin-address-path", address,
-		"--disable-hot-restart", "--concurrency", "1", "-l", "warn"}, args...)
+		"--disable-hot-restart", "--concurrency", "1"}, args...)
 	started := make(chan error)
 	go e.run(exec.Command(path, args...), started)
 	if err := <-started; err != nil {
@@ -120,9 +134,9 @@ func (e *Envoy) Log() string { return e.log.String() }
 
 func (e *Envoy) quoteLog() string {
 	if log := strings.TrimSpace(e.Log()); log != "" {
-		return "\n" + log
+		return "; its last output:\n" + log
 	}
-	return ""
+	return ", no output"
 }
 
 // Name returns the name that messages have.
@@ -134,7 +148,7 @@ func (e *Envoy) Wait() error {
 	if e.asked.Load() {
 		return nil
 	}
-	return fmt.Errorf("envoy ended: %v%s", e.cmd.ProcessState, e.quoteLog())
+	return fmt.Errorf("envoy ended: %s%s", Status(e.cmd.ProcessState), e.quoteLog())
 }
 
 // PID returns the process id.
@@ -172,7 +186,7 @@ func (e *Envoy) deathError() error {
 	if e.err == nil {
 		return nil
 	}
-	return fmt.Errorf("stopping Envoy: it ended: %w%s", e.err, e.quoteLog())
+	return fmt.Errorf("stopping Envoy: it ended: %s%s", Status(e.cmd.ProcessState), e.quoteLog())
 }
 
 // Validate checks that Envoy accepts a bootstrap without a warning.
@@ -207,13 +221,17 @@ func Validate(ctx context.Context, bootstrap []byte) error {
 
 // tail stores the last bytes that are written to it.
 type tail struct {
-	mu  sync.Mutex
-	buf []byte
+	also io.Writer // gets them as well; nil: none
+	mu   sync.Mutex
+	buf  []byte
 }
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.also != nil {
+		_, _ = t.also.Write(p) // a full disk must not end Envoy
+	}
 	t.buf = append(t.buf, p...)
 	if over := len(t.buf) - logLimit; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)

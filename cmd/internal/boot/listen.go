@@ -61,6 +61,15 @@ func rootCause(err error) error {
 	}
 }
 
+// Purposes of addresses of single pods in the ready line of tandem up, which tandem doctor reads.
+const (
+	SideChannelAddress    = "side-channel"
+	SidecarMetricsAddress = "sidecar-metrics"
+)
+
+// PodAddress returns the key of a pod's address in a ready line: "prefill-0/side-channel".
+func PodAddress(pod, purpose string) string { return pod + "/" + purpose }
+
 // Addresses maps the purpose of each listener (extproc, http, admin …) to its address.
 type Addresses map[string]net.Addr
 

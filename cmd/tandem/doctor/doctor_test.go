@@ -420,15 +420,15 @@ func TestUp(t *testing.T) {
 	p.start(t)
 	p.loads(t, 4)
 	proxy := proxyHandler(t, "http://"+p.members[2].listens)
-	ready := fmt.Sprintf(`{"ready":"up","addresses":{"http":%q,"extproc":%q,"health":%q,"metrics":%q,"admin":%q}}`+"\n",
-		serve(t, proxy.ServeHTTP), p.addrs["extproc"], p.addrs["health"], p.addrs["metrics"], p.addrs["admin"])
+	ready := fmt.Sprintf(`{"ready":"up","addresses":{"http":%q,"extproc":%q,"health":%q,"metrics":%q,"admin":%q,"prefill-0/side-channel":%q}}`+"\n",
+		serve(t, proxy.ServeHTTP), p.addrs["extproc"], p.addrs["health"], p.addrs["metrics"], p.addrs["admin"], greeter(t, zmq))
 	_, found := findings(t, "--up="+write(t, "up.json", ready), "--idle-wait=0s")
-	for _, name := range []string{"endpoints", "roles", "proxy", "picker", "picker-pool", "freshness", "tls", "sidecar"} {
+	for _, name := range []string{"endpoints", "roles", "proxy", "picker", "picker-pool", "freshness", "tls", "sidecar", "side-channel"} {
 		if found[name].Verdict != ok {
 			t.Errorf("%s: %+v", name, found[name])
 		}
 	}
-	for _, name := range []string{"probe", "keep-alive", "side-channel"} {
+	for _, name := range []string{"probe", "keep-alive"} {
 		if found[name].Verdict != unknown {
 			t.Errorf("%s: %+v", name, found[name])
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -132,6 +133,16 @@ func (p *partFlags) readUp(std boot.IO, file string) error {
 	for purpose, to := range map[string]*string{"http": &p.Proxy, "extproc": &p.ExtProc, "health": &p.Health, "metrics": &p.Metrics, "admin": &p.Admin} {
 		if *to == "" {
 			*to = ready.Addresses[purpose]
+		}
+	}
+	for purpose, to := range map[string]*[]string{boot.SideChannelAddress: &p.Side, boot.SidecarMetricsAddress: &p.Sidecars} {
+		if len(*to) > 0 {
+			continue
+		}
+		for _, key := range slices.Sorted(maps.Keys(ready.Addresses)) {
+			if strings.HasSuffix(key, boot.PodAddress("", purpose)) {
+				*to = append(*to, ready.Addresses[key])
+			}
 		}
 	}
 	return nil

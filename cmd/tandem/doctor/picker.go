@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc"
@@ -147,7 +149,7 @@ func lastPart(text string) string {
 
 // meetAdmin reads the picker's endpoints and its block size. Other products' pickers have no such port.
 func (f *fleet) meetAdmin(ctx context.Context, p *picker) {
-	known, err := f.debugEndpoints(ctx)
+	known, err := f.readLoads(ctx)
 	if err != nil {
 		p.adminErr = err
 		return
@@ -156,6 +158,37 @@ func (f *fleet) meetAdmin(ctx context.Context, p *picker) {
 	if a, err := f.operator(p).get(ctx, "http://"+p.admin+"/debug/config"); err == nil {
 		p.block = blockSize(a.body)
 	}
+}
+
+// readLoads reads the picker's endpoints, for up to oldLoad until it has read the load of each that answers: one that has just
+// started, or has just found an endpoint, reads it soon.
+func (f *fleet) readLoads(ctx context.Context) (known []knownEndpoint, err error) {
+	ctx, cancel := context.WithTimeout(ctx, oldLoad)
+	defer cancel()
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for {
+		now, err := f.debugEndpoints(ctx)
+		if err != nil && known == nil {
+			return nil, err
+		}
+		if err == nil {
+			known = now
+		}
+		if !slices.ContainsFunc(known, func(e knownEndpoint) bool { return e.LoadAge < 0 && f.answers(e) }) {
+			return known, nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return known, nil
+		}
+	}
+}
+
+// answers reports whether an endpoint that the picker knows answers the doctor.
+func (f *fleet) answers(e knownEndpoint) bool {
+	return slices.ContainsFunc(f.targets, func(t *target) bool { return t.addr.String() == e.Address && t.alive == nil })
 }
 
 // blockSize returns the block size of the prefix index in an EndpointPickerConfig. It is 0 if there is none, or if it

@@ -466,8 +466,8 @@ func TestEndpointGone(t *testing.T) {
 	n := 0
 	f.answer = func(w http.ResponseWriter, r *http.Request, _ *asked) bool {
 		if n++; n == 10 {
-			go f.Listener.Close()
-			w.Header().Set("Connection", "close")
+			f.Listener.Close()
+			w.Header().Set("Connection", "close") // or it would serve the other requests, too
 		}
 		return false
 	}

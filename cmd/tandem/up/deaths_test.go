@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/stack"
 )
 
 // connect connects to all ports on the page.
@@ -77,26 +80,96 @@ func lives(pid int) bool {
 	return err == nil && found && state[0] != 'Z' && state[0] != 'X'
 }
 
-// testDeadChild kills only a sidecar.
-func testDeadChild(t *testing.T, dir string) {
+// testDeadEngine kills the decode engine during an answer, and then the prefill engine.
+func testDeadEngine(t *testing.T, dir string) {
+	logs := t.TempDir()
+	r := start(t, dir, "--prefill=1", "--decode=1", "--log-dir="+logs, "--log-level=debug")
+	if !strings.Contains(r.page, "\nThe output of all programs is in "+logs+", one file each.\n") {
+		t.Errorf("the folder of logs is missing in\n%s", r.page)
+	}
+	body := `{"model":"tiny","prompt":"go on","max_tokens":4000,"stream":true}`
+	resp, err := http.Post("http://"+r.addresses(t)["http"]+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %v", resp.Status, err)
+	}
+	r.killEngine(t, "decode")
+	// docs/failures.md: after the first byte, the stream ends with an error event.
+	if rest, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(rest), `{"error":{`) {
+		t.Errorf("the answer goes on with %q, %v", rest, err)
+	}
+	r.mustSay(t, "decode-0 ended: killed by SIGKILL; starting it again\n")
+	r.mustSay(t, "decode-0 is ready again after ")
+	r.killEngine(t, "prefill")
+	r.mustSay(t, "prefill-0 ended: killed by SIGKILL; starting it again\n")
+	r.mustSay(t, "prefill-0 is ready again after ")
+	if got := forced(t, r.addresses(t)["http"], ""); !strings.HasPrefix(got, "remote;reason=forced") {
+		t.Errorf("decision %q", got)
+	}
+	for _, program := range []string{"prefill-0", "decode-0", "decode-0 sidecar", "epp"} {
+		if log, err := os.ReadFile(filepath.Join(logs, stack.LogFile(program))); err != nil || !strings.Contains(string(log), `{"ready":`) {
+			t.Errorf("log of %s: %v\n%s", program, err, log)
+		}
+	}
+	r.interrupt(t)
+	if left, err := os.ReadDir(logs); len(left) == 0 || err != nil {
+		t.Errorf("the logs are gone: %v", err)
+	}
+}
+
+// killEngine kills the engine of a role.
+func (r *running) killEngine(t *testing.T, role string) {
+	t.Helper()
+	for _, pid := range children(t, r.cmd.Process.Pid)["sim"] {
+		args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(args), "--role="+role) {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatalf("there is no %s engine", role)
+}
+
+// mustSay reads the next line of the output.
+func (r *running) mustSay(t *testing.T, want string) {
+	t.Helper()
+	if line, err := r.out.ReadString('\n'); err != nil || !strings.HasPrefix(line, want) {
+		t.Fatalf("said %q, %v, want %q", line, err, want)
+	}
+}
+
+// testDeadEnvoy kills Envoy, which is not started again.
+func testDeadEnvoy(t *testing.T, dir string) {
 	r := start(t, dir, "--prefill=1", "--decode=1")
 	pids := children(t, r.cmd.Process.Pid)
-	if len(pids["sidecar"]) != 1 || len(pids["sim"]) != 2 || len(pids["epp"]) != 1 {
+	if len(pids["sidecar"]) != 1 || len(pids["sim"]) != 2 || len(pids["epp"]) != 1 || len(pids["envoy"]) != 1 {
 		t.Fatalf("children %v", pids)
 	}
 	keepers := children(t, pids["sidecar"][0])
 	if len(keepers["keeper"]) != 1 {
 		t.Errorf("children of the sidecar: %v", keepers)
 	}
-	if err := syscall.Kill(pids["sidecar"][0], syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pids["envoy"][0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	code, said := r.end(t)
-	if code != 1 || !strings.HasPrefix(said, "up: running the stack: decode-0 sidecar ended: signal: killed") {
+	if code != 1 || !strings.HasPrefix(said, "up: running the stack: envoy ended: killed by SIGKILL") {
 		t.Errorf("exit %d: %s", code, said)
 	}
 	mustBeGone(t, pids)
 	mustBeGone(t, keepers)
+	_, logs, _ := strings.Cut(strings.TrimSpace(said), "The logs of all programs are in ")
+	if _, err := os.Stat(filepath.Join(logs, "envoy.log")); err != nil || !strings.HasPrefix(logs, r.files) {
+		t.Errorf("the logs of a failed stack: %v\n%s", err, said)
+	}
 }
 
 // children returns the processes that a process has started, by the name of their program.

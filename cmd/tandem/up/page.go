@@ -12,12 +12,12 @@ import (
 )
 
 // describe prints what runs and how to use it.
-func (s *settings) describe(w io.Writer, pd *stack.PD) error {
+func (s *settings) describe(w io.Writer, pd *stack.PD, logs string) error {
 	url, err := clientURL(pd.Proxy)
 	if err != nil {
 		return err
 	}
-	call, err := curl(url, pd.Model)
+	call, err := curl(url, pd.Model, s.Engines.KeyFile)
 	if err != nil {
 		return err
 	}
@@ -32,15 +32,36 @@ Tandem is up at %s (%s) with %d prefill and %d decode engines (%s) that serve %s
 
 With -i, the answer has the decision for the request (x-tandem-pd-decision) and its phases (Server-Timing).
 %s
-%s
-For one request, -H 'x-tandem-pd: force' makes prefill remote, and -H 'x-tandem-pd: bypass' makes it local.
 To see where a request would go, and why: tandem explain --admin %s FILE, with its body in FILE.
+To look for what does not fit together: tandem doctor --up FILE%s, with the line that is on stdout in FILE.
 
 %s
+A program that ends by itself, Envoy excepted, is started again at the same addresses.
+The output of all programs is in %s, one file each.
 Ctrl-C ends everything.
-`, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.rule(), s.hold(), pd.EPP.Admin, table(pd.Ports()))
+`, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.prefill(pd), pd.EPP.Admin, s.keyFlag(), table(pd.Ports()), logs)
 	return err
 }
+
+// prefill describes where prompts are prefilled, and what becomes of hand-offs.
+func (s *settings) prefill(pd *stack.PD) string {
+	if len(pd.Prefill) == 0 {
+		return "There is no prefill engine: every prompt is prefilled by its decode engine, and -H 'x-tandem-pd: force' is refused with 503."
+	}
+	return s.rule() + "\n" + s.hold() + "\n" +
+		"For one request, -H 'x-tandem-pd: force' makes prefill remote, and -H 'x-tandem-pd: bypass' makes it local."
+}
+
+// keyFlag is the flag by which other commands get the engines' API key; "" if they need none.
+func (s *settings) keyFlag() string {
+	if s.Engines.KeyFile == "" {
+		return ""
+	}
+	return " --api-key-file " + quoted(s.Engines.KeyFile)
+}
+
+// quoted quotes a word for a shell.
+func quoted(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
 // rule describes when prompts are prefilled remotely.
 func (s *settings) rule() string {
@@ -75,15 +96,18 @@ func clientURL(address string) (string, error) {
 	return "http://" + net.JoinHostPort(host, port), nil
 }
 
-// curl returns a command to paste into a shell.
-func curl(url, model string) (string, error) {
+// curl returns a command to paste into a shell. It sends the key in keyFile, if one is named.
+func curl(url, model, keyFile string) (string, error) {
 	name, err := json.Marshal(model)
 	if err != nil {
 		return "", err
 	}
 	body := fmt.Sprintf(`{"model": %s, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}`, name)
-	return fmt.Sprintf("curl -i %s/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '%s'",
-		url, strings.ReplaceAll(body, "'", `'\''`)), nil
+	key := ""
+	if keyFile != "" {
+		key = fmt.Sprintf(` -H "Authorization: Bearer $(cat %s)"`, quoted(keyFile))
+	}
+	return fmt.Sprintf("curl -i %s/v1/chat/completions -H 'Content-Type: application/json'%s \\\n    -d %s", url, key, quoted(body)), nil
 }
 
 // table aligns the ports.

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
@@ -25,6 +24,7 @@ type settings struct {
 	Engines engineFlags  `group:"Your own engines"`
 	Sims    simFlags     `group:"Simulated engines, unless you use your own"`
 	Program programFlags `group:"Programs"`
+	Log     logFlags     `group:"Logs"`
 }
 
 type stackFlags struct {
@@ -40,16 +40,22 @@ type stackFlags struct {
 type engineFlags struct {
 	Prefill []string `flag:"prefill-engine" arg:"HOST:PORT[,…]" help:"prefill engines that run already"`
 	Decode  []string `flag:"decode-engine" arg:"HOST:PORT[,…]" help:"decode engines that run already; a sidecar is started for each"`
+	KeyFile string   `flag:"engine-api-key-file" arg:"FILE" help:"file with the API key of these engines (vLLM: --api-key), to ask them for their model. Clients send the key themselves"`
 }
 
 type simFlags struct {
-	Prefill   int    `flag:"prefill" help:"prefill engines"`
+	Prefill   int    `flag:"prefill" help:"prefill engines; 0: every prompt is prefilled by its decode engine"`
 	Decode    int    `flag:"decode" help:"decode engines"`
 	ModelFile string `flag:"model-file" arg:"FILE" help:"model of the simulator, sizes and speeds (YAML or JSON). Default: a tiny one"`
 }
 
 type programFlags struct {
 	BinDir string `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and nixl/. Default: the folder of this program"`
+}
+
+type logFlags struct {
+	Dir   string        `flag:"log-dir" arg:"DIR" help:"folder for the output of all programs, one file each. Default: a new folder for temporary files, which is removed at the end unless the stack has failed"`
+	Level boot.LogLevel `flag:"log-level" arg:"LEVEL" help:"least severe message that the programs log: debug, info, warn, error"`
 }
 
 // defaultThreshold shows both decisions with prompts that fit into a terminal. For real engines, see the picker's default
@@ -75,6 +81,9 @@ func (s *settings) Validate(p *boot.Problems) {
 	for _, engine := range s.Engines.Decode {
 		p.RequireAddress("decode-engine", engine)
 	}
+	_, err = s.Engines.key()
+	p.Require(err == nil, "engine-api-key-file", "%w", err)
+	p.Require(s.Engines.KeyFile == "" || len(s.Engines.Decode) > 0, "engine-api-key-file", "is for your own engines: simulated ones need no key")
 	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one decode engine")
 	p.Require(s.Sims.Prefill >= 0 && s.Sims.Prefill <= maxSimulated, "prefill", "want 0 to %d", maxSimulated)
 	p.Require(s.Sims.Decode >= 1 && s.Sims.Decode <= maxSimulated, "decode", "want 1 to %d", maxSimulated)
@@ -82,6 +91,22 @@ func (s *settings) Validate(p *boot.Problems) {
 		err := checkModel(s.Sims.ModelFile)
 		p.Require(err == nil, "model-file", "%w", err)
 	}
+}
+
+// key returns the API key of the user's engines, or "" for none.
+func (e *engineFlags) key() (string, error) {
+	if e.KeyFile == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(e.KeyFile)
+	if err != nil {
+		return "", err
+	}
+	key := strings.TrimSpace(string(data))
+	if key == "" {
+		return "", fmt.Errorf("%s is empty", e.KeyFile)
+	}
+	return key, nil
 }
 
 func checkModel(file string) error {
@@ -99,7 +124,7 @@ func (s *settings) keeps() bool {
 	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
 }
 
-func (s *settings) options() stack.PDOptions {
+func (s *settings) options() (stack.PDOptions, error) {
 	o := stack.PDOptions{
 		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, OTLP: s.Stack.OTLP,
 		Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
@@ -111,7 +136,13 @@ func (s *settings) options() stack.PDOptions {
 	if s.Sims.ModelFile != "" {
 		o.SimFlags = []string{"--model-file=" + s.Sims.ModelFile}
 	}
-	return o
+	level, err := s.Log.Level.MarshalText()
+	if err != nil {
+		return o, err
+	}
+	o.LogLevel = string(level)
+	o.EngineKey, err = s.Engines.key()
+	return o, err
 }
 
 // Run runs the command. The error is an Exit with CodeMissing if a part of the stack is missing.
@@ -127,24 +158,34 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		}
 		s.Program.BinDir = filepath.Dir(self)
 	}
+	logs, err := s.Log.open()
+	if err != nil {
+		return err
+	}
 	group, alive := stack.NewGroup(ctx)
-	err := s.run(ctx, alive, group, std)
+	err = s.run(ctx, alive, group, std, logs.dir)
 	if ctx.Err() != nil {
 		err = nil // a signal ended it
 	}
-	return errors.Join(err, group.Stop())
+	return logs.close(errors.Join(err, group.Stop()))
 }
 
 // run starts the stack and waits until a program has ended by itself, or ctx has ended.
-func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.IO) error {
-	pd, err := stack.StartPD(alive, group, s.options())
+func (s *settings) run(ctx, alive context.Context, group *stack.Group, std boot.IO, logs string) error {
+	o, err := s.options()
+	if err != nil {
+		return boot.Configf("engine-api-key-file: %w", err)
+	}
+	o.LogDir = logs
+	o.Restarted = func(event string) { fmt.Fprintln(std.Stderr, event) }
+	pd, err := stack.StartPD(alive, group, o)
 	if err != nil {
 		return startError(err)
 	}
 	if err := announce(std.Stdout, pd); err != nil {
 		return err
 	}
-	if err := s.describe(std.Stderr, pd); err != nil {
+	if err := s.describe(std.Stderr, pd, logs); err != nil {
 		return fmt.Errorf("printing the addresses: %w", err)
 	}
 	<-alive.Done()
@@ -160,6 +201,8 @@ func startError(err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return boot.Missingf("%w (choose another with --listen, or 0 as port for any free one)", err)
+	case errors.Is(err, stack.ErrUnauthorized):
+		return boot.Missingf("%w (name a file with the engines' API key by --engine-api-key-file)", err)
 	case isExit(err):
 		return err
 	}
@@ -169,18 +212,4 @@ func startError(err error) error {
 func isExit(err error) bool {
 	_, ok := errors.AsType[*stack.ExitError](err)
 	return ok
-}
-
-// announce prints the ready line.
-func announce(stdout io.Writer, pd *stack.PD) error {
-	addresses := boot.Addresses{}
-	for name, address := range map[string]string{"http": pd.Proxy, "extproc": pd.EPP.ExtProc, "health": pd.EPP.Health,
-		"metrics": pd.EPP.Metrics, "admin": pd.EPP.Admin} {
-		parsed, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return fmt.Errorf("announcing the %s address: %w", name, err)
-		}
-		addresses[name] = net.TCPAddrFromAddrPort(parsed)
-	}
-	return boot.Ready(stdout, "up", addresses)
 }

@@ -9,6 +9,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,9 +48,15 @@ func TestUp(t *testing.T) {
 			t.Run("page", func(t *testing.T) { testPage(t, dir, proxy, model) })
 			t.Run("Ctrl-C during an answer", func(t *testing.T) { testInterrupt(t, dir) })
 			t.Run("killed", func(t *testing.T) { testKilled(t, dir) })
-			t.Run("dead child", func(t *testing.T) { testDeadChild(t, dir) })
+			t.Run("dead engine", func(t *testing.T) { testDeadEngine(t, dir) })
+			if proxy == "envoy" {
+				t.Run("dead Envoy", func(t *testing.T) { testDeadEnvoy(t, dir) })
+			}
 		})
 	}
+	t.Run("doctor", func(t *testing.T) { testDoctor(t, dir) })
+	t.Run("no prefill engine", func(t *testing.T) { testNoPrefill(t, dir) })
+	t.Run("engines with an API key", func(t *testing.T) { testKey(t, dir) })
 	t.Run("port taken", func(t *testing.T) { testPortTaken(t, dir) })
 	t.Run("in front of running engines", func(t *testing.T) { testOwnEngines(t, dir) })
 }
@@ -249,16 +258,111 @@ func testPortTaken(t *testing.T, dir string) {
 	}
 }
 
+// at returns the first address that the page has for a program.
+func (r *running) at(t *testing.T, name string) string {
+	t.Helper()
+	found := regexp.MustCompile(`(?m)^  ` + name + ` +(127\.0\.0\.1:\d+)  `).FindStringSubmatch(r.page)
+	if found == nil {
+		t.Fatalf("no %s in\n%s", name, r.page)
+	}
+	return found[1]
+}
+
+// forced sends a request that must be prefilled remotely, with an API key if it is not "", and returns the decision.
+func forced(t *testing.T, address, key string) string {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/completions", strings.NewReader(`{"model":"tiny","prompt":"hello"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}, "X-Tandem-Pd": {"force"}, "Connection": {"close"}}
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.Header.Get("x-tandem-pd-decision")
+}
+
+// testDoctor runs the doctor that the page names on the ready line.
+func testDoctor(t *testing.T, dir string) {
+	r := start(t, dir, "--prefill=2", "--decode=1")
+	ready, _, _ := strings.Cut(r.page, "\n")
+	file := filepath.Join(t.TempDir(), "up.json")
+	if err := os.WriteFile(file, []byte(ready+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := regexp.MustCompile(`: tandem (doctor --up) FILE, `).FindStringSubmatch(r.page)
+	if command == nil {
+		t.Fatalf("no doctor in\n%s", r.page)
+	}
+	out, err := exec.Command(filepath.Join(dir, "tandem"), append(strings.Fields(command[1]), file, "--idle-wait=0s")...).Output()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, want := range []string{`ok +side-channel +all 2: answers`, `ok +keeper +`} {
+		if !regexp.MustCompile(`(?m)^ *` + want).Match(out) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	r.interrupt(t)
+}
+
+// testNoPrefill: a stack without prefill engines promises no remote prefill.
+func testNoPrefill(t *testing.T, dir string) {
+	r := start(t, dir, "--prefill=0", "--decode=1")
+	if !strings.Contains(r.page, "There is no prefill engine: every prompt is prefilled by its decode engine") || strings.Contains(r.page, "prefilled remotely") {
+		t.Error(r.page)
+	}
+	if got := forced(t, r.addresses(t)["http"], ""); got != "refused;reason=no-prefill" {
+		t.Errorf("decision %q", got)
+	}
+	r.interrupt(t)
+}
+
+// testKey starts a stack in front of engines that want an API key.
+func testKey(t *testing.T, dir string) {
+	engines := start(t, dir, "--prefill=1", "--decode=1")
+	var locked []string
+	for _, name := range []string{"prefill-0", "decode-0"} {
+		engine := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engines.at(t, name)})
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasPrefix(r.URL.Path, "/v1/") && r.Header.Get("Authorization") != "Bearer sesame" {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			engine.ServeHTTP(w, r)
+		}))
+		t.Cleanup(s.Close)
+		locked = append(locked, s.Listener.Addr().String())
+	}
+	flags := []string{"--prefill-engine=" + locked[0], "--decode-engine=" + locked[1]}
+	code, said := run(t, dir, flags...).end(t)
+	if want := "GET /v1/models: 401 Unauthorized (name a file with the engines' API key by --engine-api-key-file)\n"; code != 4 || !strings.HasSuffix(said, want) {
+		t.Errorf("without: exit %d: %s", code, said)
+	}
+	file := filepath.Join(t.TempDir(), "the key")
+	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, dir, append(flags, "--engine-api-key-file="+file)...)
+	if want := ` -H "Authorization: Bearer $(cat '` + file + `')"`; !strings.Contains(r.page, want) {
+		t.Errorf("%s is missing in\n%s", want, r.page)
+	}
+	if got := forced(t, r.addresses(t)["http"], "sesame"); !strings.HasPrefix(got, "remote;reason=forced") {
+		t.Errorf("decision %q", got)
+	}
+	r.interrupt(t)
+	engines.interrupt(t)
+}
+
 // testOwnEngines starts a stack in front of the engines of another one.
 func testOwnEngines(t *testing.T, dir string) {
 	engines := start(t, dir, "--prefill=1", "--decode=1")
-	at := func(name string) string {
-		found := regexp.MustCompile(`(?m)^  ` + name + ` +(127\.0\.0\.1:\d+)  `).FindStringSubmatch(engines.page)
-		if found == nil {
-			t.Fatalf("no %s in\n%s", name, engines.page)
-		}
-		return found[1]
-	}
+	at := func(name string) string { return engines.at(t, name) }
 	// For a decode pod, the page has first the sidecar and then the engine.
 	r := start(t, dir, "--prefill-engine="+at("prefill-0"), "--decode-engine="+at("decode-0"), "--threshold=0")
 	for _, want := range []string{"with 1 prefill and 1 decode engines (yours) that serve tiny.", "prefilled by their decode engine", "Decode engines release unused hand-offs"} {
@@ -266,17 +370,7 @@ func testOwnEngines(t *testing.T, dir string) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
 		}
 	}
-	req, err := http.NewRequest(http.MethodPost, "http://"+r.addresses(t)["http"]+"/v1/completions", strings.NewReader(`{"model":"tiny","prompt":"hello"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header = http.Header{"Content-Type": {"application/json"}, "X-Tandem-Pd": {"force"}, "Connection": {"close"}}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	if got := resp.Header.Get("x-tandem-pd-decision"); !strings.HasPrefix(got, "remote;reason=forced") {
+	if got := forced(t, r.addresses(t)["http"], ""); !strings.HasPrefix(got, "remote;reason=forced") {
 		t.Errorf("decision %q", got)
 	}
 	prefill := at("prefill-0")

@@ -1,0 +1,114 @@
+package filter
+
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/param"
+)
+
+// PrefixCacheAffinity keeps only the candidates that have the prompt in their prefix cache, unless the best of
+// them would answer much later than the best of the others. It estimates the time to the first token as prompt tokens in
+// flight / peakPrefillThroughput. If no candidate has the prompt, it keeps all. It is for profiles whose endpoints compute prompts:
+// endpoints that only decode have no prompt tokens in flight, so each of them would seem to answer in time.
+type PrefixCacheAffinity struct {
+	// AffinityThreshold is the share of the prompt, 0..1, from which a candidate counts as having it cached. 0 switches the filter off.
+	// Default 0.80.
+	AffinityThreshold float64 `yaml:"affinityThreshold"`
+	// ExplorationProbability is how often, 0..1, the filter keeps all candidates, so that others cache prompts too. Default 0.
+	ExplorationProbability float64 `yaml:"explorationProbability"`
+	// MaxTTFTPenaltyMs is how many milliseconds later than the best of the others the best candidate with the prompt may answer. 0 = no
+	// limit. Default 18000.
+	MaxTTFTPenaltyMs float64 `yaml:"maxTTFTPenaltyMs"`
+	// TTFTSource says how the time to the first token is estimated. Only prefillThroughput, the default, is supported.
+	TTFTSource string `yaml:"ttftSource"`
+	// PeakPrefillThroughput is how many tokens per second one endpoint prefills. Measure it: the tokens of one prefill chunk
+	// / the median TTFT of one chunk. Default 15928, llm-d's figure for Qwen3-32B on two H100.
+	PeakPrefillThroughput float64 `yaml:"peakPrefillThroughput"`
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
+	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+	// LatencyPredictionInfoProducerName is accepted and ignored: it names the predictor of ttftSource latencyPredictor.
+	LatencyPredictionInfoProducerName string `yaml:"latencyPredictionInfoProducerName"`
+	// InFlightLoadProducerName names the inflight-load-producer. The picker keeps one count for all plugins, so the name is
+	// only checked. Default "": no check.
+	InFlightLoadProducerName string `yaml:"inFlightLoadProducerName"`
+}
+
+const prefillThroughput = "prefillThroughput"
+
+// NewPrefixCacheAffinity returns the parameters with their defaults.
+func NewPrefixCacheAffinity() epp.Plugin {
+	return &PrefixCacheAffinity{
+		AffinityThreshold:     0.80,
+		MaxTTFTPenaltyMs:      18000,
+		TTFTSource:            prefillThroughput,
+		PeakPrefillThroughput: 15928,
+	}
+}
+
+// Problems implements epp.Plugin.
+func (p *PrefixCacheAffinity) Problems(report epp.Report) {
+	param.Within(report, "affinityThreshold", p.AffinityThreshold, 0, 1)
+	param.Within(report, "explorationProbability", p.ExplorationProbability, 0, 1)
+	param.AtLeast(report, "maxTTFTPenaltyMs", p.MaxTTFTPenaltyMs, 0)
+	if p.MaxTTFTPenaltyMs > 0 && !(p.PeakPrefillThroughput > 0) {
+		report("peakPrefillThroughput", "must be more than 0 tokens per second, got %v", p.PeakPrefillThroughput)
+	}
+	switch p.TTFTSource {
+	case prefillThroughput:
+	case "latencyPredictor":
+		report("ttftSource", "latencyPredictor is not served; use %s with a measured peakPrefillThroughput",
+			prefillThroughput)
+	default:
+		report("ttftSource", "must be %s, got %q", prefillThroughput, p.TTFTSource)
+	}
+}
+
+// References implements epp.Referrer.
+func (p *PrefixCacheAffinity) References() map[string]string {
+	return param.References("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName,
+		"inFlightLoadProducerName", p.InFlightLoadProducerName)
+}
+
+// Build implements epp.Plugin.
+func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
+	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+		return nil, err
+	}
+	if err := param.Check[epp.Charger](b, "inFlightLoadProducerName", p.InFlightLoadProducerName); err != nil {
+		return nil, err
+	}
+	f := prefixCacheAffinityFilter{threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
+	if p.MaxTTFTPenaltyMs > 0 {
+		f.maxMore = p.MaxTTFTPenaltyMs / 1000 * p.PeakPrefillThroughput
+	}
+	return f, nil
+}
+
+// prefixCacheAffinityFilter compares tokens, not times: the throughput is the same for all candidates.
+type prefixCacheAffinityFilter struct {
+	threshold, explore float64
+	maxMore            float64 // tokens
+}
+
+// Filter implements epp.Filter.
+func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp.Candidate {
+	whole := float64(r.Request.Prompt.Matchable())
+	if len(c) < 2 || f.threshold == 0 || whole <= 0 || f.explore > 0 && r.Rand.Float64() < f.explore {
+		return c
+	}
+	hasPrompt := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
+	with, without := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
+	for i := range c {
+		if tokens := float64(c[i].InFlight.Tokens); hasPrompt(&c[i]) {
+			with = min(with, tokens)
+		} else {
+			without = min(without, tokens)
+		}
+	}
+	if math.IsInf(with, 1) || with-without > f.maxMore {
+		return c
+	}
+	return Keep(c, hasPrompt)
+}

@@ -1,0 +1,57 @@
+package producer
+
+import (
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/param"
+)
+
+// InflightLoad says what load a request adds to its endpoints: one request, from the pick to its end; and the prompt
+// tokens that the endpoint has not cached, until the answer begins. If another pod computes the prompt, the tokens are added
+// to that pod alone; llm-d adds them to both.
+type InflightLoad struct {
+	// AddEstimatedOutputTokens adds an estimate of the tokens to be generated; then all tokens count until the request ends.
+	// Default false.
+	AddEstimatedOutputTokens bool `yaml:"addEstimatedOutputTokens"`
+	// OutputRatio is the estimate of tokens to be generated, for each token of the prompt, at most 1000. Default 1.5.
+	OutputRatio float64 `yaml:"outputRatio"`
+	// MaxEstimatedOutputTokens is the largest estimate, in tokens. Default 0: no limit.
+	MaxEstimatedOutputTokens int `yaml:"maxEstimatedOutputTokens"`
+	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
+	// is only checked. Default "": no check.
+	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
+	// SyncCrossReplicaState is accepted and ignored: replicas do not exchange their counts. Default true.
+	SyncCrossReplicaState bool `yaml:"syncCrossReplicaState"`
+}
+
+// NewInflightLoad returns the parameters with their defaults.
+func NewInflightLoad() epp.Plugin {
+	return &InflightLoad{OutputRatio: 1.5, SyncCrossReplicaState: true}
+}
+
+// Problems implements epp.Plugin.
+func (p *InflightLoad) Problems(report epp.Report) {
+	param.Within(report, "outputRatio", p.OutputRatio, 0, 1000)
+	param.AtLeast(report, "maxEstimatedOutputTokens", p.MaxEstimatedOutputTokens, 0)
+}
+
+// References implements epp.Referrer.
+func (p *InflightLoad) References() map[string]string {
+	return param.References("prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName)
+}
+
+// Build implements epp.Plugin.
+func (p *InflightLoad) Build(b *epp.Builder) (any, error) {
+	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+		return nil, err
+	}
+	return charger{
+		Output:      p.AddEstimatedOutputTokens,
+		OutputRatio: p.OutputRatio,
+		MaxOutput:   p.MaxEstimatedOutputTokens,
+	}, nil
+}
+
+type charger epp.Charge
+
+// Charge implements epp.Charger.
+func (c charger) Charge() epp.Charge { return epp.Charge(c) }
