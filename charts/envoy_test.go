@@ -33,7 +33,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 		"canary":      append(slices.Clone(common), "--canary=next-tandem-proxy.models.svc:80", "--canary-percent=2"),
 		"tls": append(slices.Clone(common), "--cert-path=/etc/envoy-tls", "--cert-file=/etc/envoy/certificate.yaml",
 			"--epp-ca=/etc/envoy-epp/ca.crt", "--epp-server-name=demo-tandem-epp.models.svc", "--pool-tls",
-			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1"),
+			"--pool-ca=/etc/envoy-pool/ca.crt", "--otlp=collector:4317", "--trace-ratio=0.1", "--http-filters=testdata/http-filters.yaml"),
 	}
 	for name, args := range cases(t) {
 		t.Run(name, func(t *testing.T) {

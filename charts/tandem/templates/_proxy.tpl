@@ -39,6 +39,7 @@ flags would be:
   --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
   --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
   --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --http-filters=FILE                                                       with proxy.httpFilters in it
   --canary=<canary.release>-proxy.<namespace>.svc:<canary.port> --canary-percent=<canary.percent> --canary-tls=<canary.tls>
   --idle-timeout=<proxy.idleSeconds>s --body-limit=<epp.bodyLimit> --otlp=<tracing.endpoint> --trace-ratio=<tracing.ratio>
 */}}
@@ -72,7 +73,8 @@ flags would be:
       "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
       "OperationsPage" (dict "Host" "0.0.0.0" "Port" (include "tandem.proxy.operationsPort" .))
       "Cert" (dict "Dir" (ternary "/etc/envoy-tls" "" (ne $tls.proxySecret "")) "File" "/etc/envoy/certificate.yaml")
-      "Client" (dict "Dir" "" "File" "")
+      "ClientCA" "" "Client" (dict "Dir" "" "File" "")
+      "HTTPFilters" (ternary (toYaml .Values.proxy.httpFilters) "" (not (empty .Values.proxy.httpFilters)))
       "Peers" (list (dict "Host" (printf "%s.%s.svc" (include "tandem.epp.replicasName" .) .Release.Namespace) "Port" 9002))
       "Named" true "PickerTLS" $picker "PoolTLS" $pool "Pool" "eds"
       "ExtProc" (list

@@ -478,6 +478,9 @@ ingress.enabled is true, but mode gateway has no Envoy that it could lead to: re
 {{- else if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
 ingress.enabled is true, but for no host: name them in ingress.hosts
 {{- end -}}
+{{- if and (eq .Values.mode "gateway") .Values.proxy.httpFilters }}
+proxy.httpFilters is set, but mode gateway has no Envoy to use it: have the Gateway do what they do
+{{- end -}}
 {{- if and (eq .Values.mode "gateway") $gateway.className $gateway.namespace (ne $gateway.namespace .Release.Namespace) }}
 {{ printf (print "gateway.namespace is %s, but gateway.className has a Gateway made in the release's, so the route would not "
      "find it: remove one of them") $gateway.namespace }}

@@ -2,7 +2,9 @@ package envoyconfig
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
@@ -33,8 +35,10 @@ type listen struct {
 	Address    string  `flag:"listen" arg:"IP:PORT" help:"address that clients connect to"`
 	CertDir    string  `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, to serve clients over TLS"`
 	CertFile   string  `flag:"cert-file" arg:"FILE" help:"path at which Envoy finds the output of --write certificate; with it, Envoy uses renewed certificates at once, without it at its next start"`
+	ClientCA   string  `flag:"client-ca" arg:"FILE" help:"authorities that must have signed clients' certificates; with it, clients must show one"`
 	Client     string  `flag:"client-cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, the client certificate for the EPP and endpoints"`
 	ClientFile string  `flag:"client-cert-file" arg:"FILE" help:"path at which Envoy finds the output of --write client-certificate, as with --cert-file"`
+	Filters    string  `flag:"http-filters" arg:"FILE" help:"YAML list of Envoy's HTTP filters that requests pass before the EPP is asked, such as those for API keys and rate limits"`
 	Admin      string  `flag:"admin-address" arg:"IP:PORT" help:"Envoy's admin pages; keep it on loopback"`
 	Operations string  `flag:"operations-address" arg:"IP:PORT" help:"/livez, /readyz and /metrics, for probes and Prometheus"`
 	AccessLog  bool    `flag:"access-log" help:"one line of JSON for each request, on stdout"`
@@ -73,20 +77,33 @@ func defaults() settings {
 	}
 }
 
-func (s *settings) options() envoyconf.Options {
+// options returns the settings as Bootstrap takes them. The error is that of reading the filters.
+func (s *settings) options() (envoyconf.Options, error) {
 	l, e, p := s.Listen, s.Picker, s.Pool
-	return envoyconf.Options{
-		Listen: l.Address, Cert: envoyconf.OwnCert{Dir: l.CertDir, File: l.CertFile}, Client: envoyconf.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
+	o := envoyconf.Options{
+		Listen: l.Address, Cert: envoyconf.OwnCert{Dir: l.CertDir, File: l.CertFile}, ClientCA: l.ClientCA,
+		Client: envoyconf.OwnCert{Dir: l.Client, File: l.ClientFile}, Admin: l.Admin, Operations: l.Operations,
 		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
 		Canary:  envoyconf.Canary{Address: s.Canary.Address, Percent: s.Canary.Percent, TLS: s.Canary.TLS},
 		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: envoyconf.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
 		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: envoyconf.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
 	}
+	if l.Filters != "" {
+		text, err := os.ReadFile(l.Filters)
+		if err != nil {
+			return o, fmt.Errorf("reading the HTTP filters: %w", err)
+		}
+		o.HTTPFilters = string(text)
+	}
+	return o, nil
 }
 
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
-	o := s.options()
+	o, err := s.options()
+	if err != nil {
+		p.Add("http-filters", "%w", err)
+	}
 	o.Problems(p.Add)
 	p.Require(s.Write != writeCertificate || s.Listen.CertDir != "", "write", "there is no certificate to refer to: cert-path is missing")
 	p.Require(s.Write != writeClient || s.Listen.Client != "", "write", "there is no certificate to refer to: client-cert-path is missing")
@@ -104,5 +121,9 @@ func Run(_ context.Context, std boot.IO, args []string) error {
 	case writeClient:
 		return envoyconf.Certificate(std.Stdout, s.Listen.Client)
 	}
-	return envoyconf.Bootstrap(std.Stdout, s.options())
+	o, err := s.options()
+	if err != nil {
+		return err
+	}
+	return envoyconf.Bootstrap(std.Stdout, o)
 }

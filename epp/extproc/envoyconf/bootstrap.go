@@ -79,9 +79,12 @@ type Options struct {
 	Static     []netip.AddrPort // the decode endpoints of PoolStatic
 
 	Cert      OwnCert // shown to clients
+	ClientCA  string  // PEM; clients must show a certificate that one of these has signed. "" = they need none
 	Client    OwnCert // shown to the EPP and the decode endpoints, if they ask
 	PickerTLS PeerTLS // to the EPP
 	PoolTLS   PeerTLS // to the decode endpoints
+
+	HTTPFilters string // YAML: a list of HTTP filters of Envoy that requests pass before the EPP is asked; "" = none
 
 	Canary Canary // another installation, which takes a share of the requests
 
@@ -139,6 +142,9 @@ func (o *Options) Problems(report func(flag, format string, args ...any)) {
 	}
 	o.poolProblems(report)
 	o.peerProblems(report)
+	if _, err := operatorFilters(o.HTTPFilters); err != nil {
+		report("http-filters", "%w", err)
+	}
 	o.Canary.problems(report)
 	o.PickerTLS.problems("epp", report)
 	o.PoolTLS.problems("pool", report)
@@ -162,6 +168,9 @@ func (o *Options) listenProblems(report func(flag, format string, args ...any)) 
 	}
 	if o.Cert.File != "" && o.Cert.Dir == "" {
 		report("cert-file", "names the certificate of cert-path, which is missing")
+	}
+	if o.ClientCA != "" && o.Cert.Dir == "" {
+		report("client-ca", "without cert-path there is no TLS in which clients could show a certificate")
 	}
 	if o.Client.File != "" && o.Client.Dir == "" {
 		report("client-cert-file", "names the certificate of client-cert-path, which is missing")
@@ -262,13 +271,19 @@ var (
 )
 
 func parse(name, text string) *template.Template {
-	return template.Must(template.New(name).Funcs(template.FuncMap{"quote": quote}).Parse(text))
+	return template.Must(template.New(name).Funcs(template.FuncMap{"quote": quote, "indent": indent}).Parse(text))
 }
 
 // quote returns text as a YAML scalar. Every JSON string is one.
 func quote(v any) (string, error) {
 	b, err := json.Marshal(v)
 	return string(b), err
+}
+
+// indent puts spaces before every line. Helm has the same function.
+func indent(spaces int, text string) string {
+	before := strings.Repeat(" ", spaces)
+	return before + strings.ReplaceAll(text, "\n", "\n"+before)
 }
 
 // bootstrapPage is the data of the template. The Helm chart fills the same template from its values, so
@@ -358,6 +373,7 @@ func (o Options) page() bootstrapPage {
 		LargeName: LargeListener, PickLost: headerPickLost, LargeFrom: largeBody,
 		ExtProc: filterPages[o.Filters], Internal: internalHeaders, Destination: epp.HeaderDestination, Served: epp.HeaderServed,
 	}
+	p.HTTPFilters, _ = operatorFilters(o.HTTPFilters)
 	p.ListenOn, _ = parsePeer(o.Listen)
 	p.AdminPage, _ = parsePeer(o.Admin)
 	if o.Operations != "" {

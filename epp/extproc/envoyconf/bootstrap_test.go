@@ -50,8 +50,10 @@ func TestBootstrapGolden(t *testing.T) {
 	everything.PickerTLS.Name = "epp.ns.svc"
 	everything.PoolTLS = envoyconf.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
 	everything.Cert = envoyconf.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
+	everything.ClientCA = "/etc/tandem/clients.pem"
 	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1
 	everything.Canary = envoyconf.Canary{Address: "next.ns.svc:80", Percent: 2.5, TLS: true}
+	everything.HTTPFilters = "- name: envoy.filters.http.cors\n  typed_config: # of the operator\n    '@type': type.googleapis.com/envoy.extensions.filters.http.cors.v3.Cors\n"
 	everything.BodyLimit, everything.Idle, everything.Operations = 1<<20, time.Minute, "0.0.0.0:9902"
 	originalDst := envoyconf.Defaults()
 	originalDst.Pool, originalDst.PickerTLS.Plaintext = envoyconf.PoolOriginalDst, true
@@ -148,6 +150,7 @@ func TestBootstrapProblems(t *testing.T) {
 		{"operations of nothing", func(o *envoyconf.Options) { o.Operations, o.Admin = "0.0.0.0:9902", "127.0.0.1:0" },
 			"admin-address: must have a port"},
 		{"certificate of nothing", func(o *envoyconf.Options) { o.Cert.File = "certificate.yaml" }, "cert-file: "},
+		{"client authority without TLS", func(o *envoyconf.Options) { o.ClientCA = "ca.crt" }, "client-ca: without cert-path"},
 		{"client certificate of nothing", func(o *envoyconf.Options) { o.Client.File = "certificate.yaml" }, "client-cert-file: "},
 		{"client certificate without TLS", func(o *envoyconf.Options) { o.Client.Dir, o.PickerTLS.Plaintext = "tls", true }, "client-cert-path: "},
 		{"pool's certificate", func(o *envoyconf.Options) { o.PoolTLS.CAFile = "ca" }, "pool-ca: "},
@@ -157,6 +160,11 @@ func TestBootstrapProblems(t *testing.T) {
 		{"a share for no canary", func(o *envoyconf.Options) { o.Canary.Percent = 5 }, "canary: there must be an address for 5 %"},
 		{"more than all", func(o *envoyconf.Options) { o.Canary = envoyconf.Canary{Address: "next:80", Percent: 101} },
 			"canary-percent: 101 is not from 0 to 100"},
+		{"filters that are no YAML", func(o *envoyconf.Options) { o.HTTPFilters = "- {" }, "http-filters: reading the HTTP filters: "},
+		{"filters that are no list", func(o *envoyconf.Options) { o.HTTPFilters = "name: x" }, "http-filters: the HTTP filters are not a list"},
+		{"a filter without a name", func(o *envoyconf.Options) { o.HTTPFilters = "- name: x\n- {}" }, "http-filters: HTTP filter 1 has no name"},
+		{"a second router", func(o *envoyconf.Options) { o.HTTPFilters = "- name: envoy.filters.http.router" },
+			"http-filters: the HTTP filter envoy.filters.http.router is there already"},
 		{"idle", func(o *envoyconf.Options) { o.Idle = 999 * time.Millisecond }, "idle-timeout: must be 1s or more"},
 		{"mode", func(o *envoyconf.Options) { o.Filters = "triple" }, "mode: "},
 		{"pool", func(o *envoyconf.Options) { o.Pool = "dns" }, "pool: "},
