@@ -121,7 +121,7 @@ demo: build ## run a whole P/D stack on this machine and prove that it works
 	bin/tandem demo
 
 .PHONY: bench
-bench: build .tools/envoy ## measure sidecar, picker and the whole path beside their floors (BENCHFLAGS)
+bench: build .tools/envoy ## measure sidecar, picker and the whole path side by side with baselines (BENCHFLAGS)
 	bin/tandem bench --json bin/bench.json --report bin/bench.html $(BENCHFLAGS)
 
 .PHONY: gobench

@@ -19,31 +19,31 @@ import (
 )
 
 // Summary is what the command does, for help pages.
-const Summary = "measure the cost of sidecar, endpoint picker and the whole path, next to the least possible cost"
+const Summary = "measure the CPU time, latency and memory that sidecar, picker and the whole path cost, next to baselines"
 
-// Kinds of floors. A floor is the lower bound of a measurement: the cheapest program that could stand in the place of the
-// one under test.
+// Kinds of baselines. A baseline is the lower bound of a measurement: the smallest program that could do the work of the measured
+// one.
 const (
-	floorProxy  = "proxy"
-	floorPicker = "picker"
+	baselineProxy  = "proxy"
+	baselinePicker = "picker"
 )
 
 // settings are the flags.
 type settings struct {
-	BinDir  string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar and tandem. Default: the folder of this program"`
-	Series  string        `flag:"series" arg:"REGEXP" help:"measure only series whose name matches, such as '^sidecar, local' or 'picker.*512'; --list names them"`
-	List    bool          `flag:"list" help:"print the names of all series and exit"`
-	Rounds  int           `flag:"rounds" arg:"NUMBER" help:"rounds of each series, in which the programs take turns"`
-	Span    time.Duration `flag:"span" arg:"DURATION" help:"how long one program is loaded in one round"`
-	Core    int           `flag:"core" arg:"NUMBER" help:"processor reserved for the programs under test; -1: any"`
-	Growth  bool          `flag:"growth" help:"also measure how costs grow with endpoints and open streams, in curves that --series selects too; takes some minutes more"`
-	Sidecar string        `flag:"against-sidecar" arg:"COMMAND" help:"also measure another sidecar, in turns with Tandem's. The command is split at spaces; {port} and {engine-port} are replaced by its own port and the decode engine's"`
-	Picker  string        `flag:"against-epp" arg:"COMMAND" help:"also measure another picker, in turns with Tandem's. The command is split at spaces; {port}, {config} and {endpoints} are replaced by its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
-	Gate    bool          `flag:"gate" help:"exit with 1 if a series missed its bar or was not measured, or if a curve is worse than linear"`
-	JSON    string        `flag:"json" arg:"FILE" help:"write all figures to this file"`
-	Report  string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves to this file"`
-	Floor   string        `flag:"floor" enum:",proxy,picker" help:"run as a floor (a lower bound to compare with) and measure nothing: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
-	Target  string        `flag:"floor-target" arg:"HOST:PORT" help:"server that a floor forwards to"`
+	BinDir   string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, sidecar and tandem. Default: the folder of this program"`
+	Series   string        `flag:"series" arg:"REGEXP" help:"measure only series whose name matches, such as '^sidecar, local' or 'picker.*512'; --list names them"`
+	List     bool          `flag:"list" help:"print the names of all series and exit"`
+	Rounds   int           `flag:"rounds" arg:"NUMBER" help:"rounds of each series; in each, the programs are loaded one after the other"`
+	Span     time.Duration `flag:"span" arg:"DURATION" help:"how long each program is under load in each round"`
+	Core     int           `flag:"core" arg:"NUMBER" help:"processor reserved for the programs under test; -1: any"`
+	Growth   bool          `flag:"growth" help:"also measure curves: how costs grow with endpoints and open streams. --series selects them too. It takes some minutes more"`
+	Sidecar  string        `flag:"against-sidecar" arg:"COMMAND" help:"also measure another sidecar, in turns with Tandem's. The command is split at spaces; {port} and {engine-port} are replaced by its own port and the decode engine's"`
+	Picker   string        `flag:"against-epp" arg:"COMMAND" help:"also measure another picker, in turns with Tandem's. The command is split at spaces; {port}, {config} and {endpoints} are replaced by its ext-proc port (plaintext), the EndpointPickerConfig and the endpoints file"`
+	Gate     bool          `flag:"gate" help:"exit with 1 if a series exceeded its limit or was not measured, or if a curve grows faster than linearly"`
+	JSON     string        `flag:"json" arg:"FILE" help:"write all figures to this file"`
+	Report   string        `flag:"report" arg:"FILE" help:"write a page with the tables and the curves to this file"`
+	Baseline string        `flag:"baseline" enum:",proxy,picker" help:"run as a baseline and measure nothing, which the benchmark does itself: proxy is a bare reverse proxy, picker an ext-proc server that parses nothing"`
+	Target   string        `flag:"baseline-target" arg:"HOST:PORT" help:"server that the baseline forwards to"`
 }
 
 // Validate implements boot.Validator.
@@ -56,7 +56,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	cores := processors()
 	p.Require(s.Core < 0 || slices.Contains(cores, s.Core), "core", "this process may run on the processors %v", cores)
 	p.Require(s.Core < 0 || len(cores) > 1, "core", "there is only one processor: use -1")
-	p.Require(s.Floor == "" || s.Target != "", "floor-target", "is missing: a floor needs a server to forward to")
+	p.Require(s.Baseline == "" || s.Target != "", "baseline-target", "is missing: a baseline needs a server to forward to")
 	for flag, command := range map[string]string{"against-sidecar": s.Sidecar, "against-epp": s.Picker} {
 		p.Require(command == "" || strings.TrimSpace(command) != "", flag, "is empty")
 		p.Require(command == "" || strings.Contains(command, "{port}"), flag,
@@ -76,8 +76,8 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if _, err := (boot.Program{Summary: "bench: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
-	if s.Floor != "" {
-		return serveFloor(ctx, std, s.Floor, s.Target)
+	if s.Baseline != "" {
+		return serveBaseline(ctx, std, s.Baseline, s.Target)
 	}
 	steps, err := s.steps()
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package bench measures the cost of a sidecar, an endpoint picker and the whole path. It uses only their protocols, so it
 // measures other products' programs too.
 //
-// It prints a table with the cost of one request for each program, next to the cost of a floor measured in the same minutes.
-// A floor is a lower bound: the cheapest program that could stand in the same place. For a sidecar it is a bare
+// It prints a table with the cost of one request for each program, next to the cost of a baseline measured in the same minutes.
+// A baseline is a lower bound: the cheapest program that could stand in the same place. For a sidecar it is a bare
 // httputil.ReverseProxy for each leg, for a picker an ext-proc server that parses nothing.
 //
 // Every series starts its own programs, on the processor that is reserved for them. The load and the engines, which send

@@ -259,17 +259,17 @@ func page(size int) []byte {
 	return b.Bytes()
 }
 
-// serveFloor runs a floor: the cheapest program that could stand in the place of one under test. bench starts it as a
+// serveBaseline runs a baseline: the cheapest program that could stand in the place of one under test. bench starts it as a
 // process of its own. It forwards to target, host:port.
-func serveFloor(ctx context.Context, std boot.IO, floor, target string) error {
-	l, err := boot.Listen(ctx, "floor", "127.0.0.1:0")
+func serveBaseline(ctx context.Context, std boot.IO, baseline, target string) error {
+	l, err := boot.Listen(ctx, "baseline", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	if err := boot.Ready(std.Stdout, "floor", boot.Addresses{floor: l.Addr()}); err != nil {
+	if err := boot.Ready(std.Stdout, "baseline", boot.Addresses{baseline: l.Addr()}); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	if floor == floorPicker {
+	if baseline == baselinePicker {
 		server := grpc.NewServer()
 		(&procclient.Floor{Endpoints: target}).Register(server)
 		stop := context.AfterFunc(ctx, server.Stop)

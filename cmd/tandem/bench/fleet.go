@@ -104,7 +104,7 @@ func (f *fleet) startOther(ctx context.Context) (*subject, error) {
 
 // measureIdle measures the cost of a picker that only follows the load of its endpoints. The first span, in which it
 // connects to them, does not count.
-func measureIdle(ctx context.Context, l *lab, endpoints int, bar float64, o options) (Row, error) {
+func measureIdle(ctx context.Context, l *lab, endpoints int, limit float64, o options) (Row, error) {
 	f, err := newFleet(l, endpoints)
 	if err != nil {
 		return Row{}, err
@@ -130,7 +130,7 @@ func measureIdle(ctx context.Context, l *lab, endpoints int, bar float64, o opti
 		shares = append(shares, (after-before).Seconds()/time.Since(began).Seconds())
 	}
 	name := fmt.Sprintf("picker, idle, %d endpoints with %s pages: cores", endpoints, sized(pageSize))
-	return absolute(tableLimits, name, shares[1:], bar), nil
+	return absolute(tableAbsolute, name, shares[1:], limit), nil
 }
 
 func waitUntil(ctx context.Context, due time.Time) bool {

@@ -11,7 +11,7 @@ import (
 	testprograms "github.com/tandem-serving/tandem/e2e/programs"
 )
 
-// The test binary plays the command, and the tandem program whose floors the command starts.
+// The test binary plays the command, and the tandem program whose baselines the command starts.
 func TestMain(m *testing.M) {
 	boottest.Main(m, map[string]func(){
 		"bench": func() { boot.Main(Run) },

@@ -11,9 +11,9 @@ import (
 
 // Parts that programs play in a series.
 const (
-	partFloor = "floor"
-	partOurs  = "tandem"
-	partOther = "other"
+	partBaseline = "baseline"
+	partOurs     = "tandem"
+	partOther    = "other"
 )
 
 // contender is one program in a series, or several that together play one part, and the load on it.
@@ -25,11 +25,11 @@ type contender struct {
 
 // cost is the cost of a contender's exchanges.
 type cost struct {
-	done    int
-	took    time.Duration
-	cpu     time.Duration
-	objects float64       // allocated; negative if unknown
-	bench   time.Duration // CPU time of load and engines
+	done   int
+	took   time.Duration
+	cpu    time.Duration
+	allocs float64       // allocated; negative if unknown
+	bench  time.Duration // CPU time of load and engines
 }
 
 // each returns the CPU time of one exchange, in ms.
@@ -77,7 +77,7 @@ func (c *contender) measure(ctx context.Context, span time.Duration) (cost, erro
 		if err != nil {
 			return cost{}, s.died(err)
 		}
-		sum.cpu, sum.objects = sum.cpu+u.cpu, sum.objects+u.objects
+		sum.cpu, sum.allocs = sum.cpu+u.cpu, sum.allocs+u.allocs
 	}
 	return sum, nil
 }
@@ -102,13 +102,13 @@ func (c *contender) figure(rounds []cost) *Figure {
 	var all cost
 	for _, r := range rounds {
 		values = append(values, r.each())
-		all = cost{all.done + r.done, all.took + r.took, all.cpu + r.cpu, all.objects + r.objects, all.bench + r.bench}
+		all = cost{all.done + r.done, all.took + r.took, all.cpu + r.cpu, all.allocs + r.allocs, all.bench + r.bench}
 	}
 	f := &Figure{Value: median(values), Busy: all.cpu.Seconds() / all.took.Seconds(),
 		Bench: milliseconds(all.bench) / float64(all.done)}
 	f.PerCore = 1e3 / f.Value
-	if all.objects >= 0 {
-		f.Objects = new(all.objects / float64(all.done))
+	if all.allocs >= 0 {
+		f.Allocs = new(all.allocs / float64(all.done))
 	}
 	for _, s := range c.subjects {
 		if _, peak, err := memory(s.PID()); err == nil {
@@ -118,8 +118,8 @@ func (c *contender) figure(rounds []cost) *Figure {
 	return f
 }
 
-// rated returns the row of compared contenders, the floor first.
-func rated(table, series string, contenders []*contender, costs [][]cost, bar float64) Row {
+// rated returns the row of compared contenders, the baseline first.
+func rated(table, series string, contenders []*contender, costs [][]cost, limit float64) Row {
 	var row Row
 	ratios := func(part string) (all []float64) {
 		i := slices.IndexFunc(contenders, func(c *contender) bool { return c.part == part })
@@ -131,7 +131,7 @@ func rated(table, series string, contenders []*contender, costs [][]cost, bar fl
 		}
 		return all
 	}
-	row = relative(table, series, ratios(partOurs), bar)
+	row = relative(table, series, ratios(partOurs), limit)
 	row.OtherRatio = median(ratios(partOther))
 	for i, c := range contenders {
 		*row.figure(c.part) = c.figure(costs[i])
@@ -142,8 +142,8 @@ func rated(table, series string, contenders []*contender, costs [][]cost, bar fl
 // figure returns the row's field for a part.
 func (r *Row) figure(part string) **Figure {
 	switch part {
-	case partFloor:
-		return &r.Floor
+	case partBaseline:
+		return &r.Baseline
 	case partOurs:
 		return &r.Ours
 	}

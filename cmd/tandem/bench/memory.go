@@ -11,7 +11,7 @@ import (
 )
 
 // tableMemory is the heading of the series that buffer requests.
-const tableMemory = "Memory: peak resident size, MiB, of a process that buffers requests. Floor: a bare reverse proxy."
+const tableMemory = "Memory: peak RSS of a process that buffers requests, MiB. Baseline: a bare reverse proxy."
 
 // bufferSeries is a number of requests that a program buffers at the same time.
 type bufferSeries struct {
@@ -34,7 +34,7 @@ func measureBuffered(ctx context.Context, l *lab, series bufferSeries) (Row, err
 	if err != nil {
 		return Row{}, err
 	}
-	floor, err := l.floor(ctx, floorProxy, legs.prefill.addr())
+	baseline, err := l.baseline(ctx, baselineProxy, legs.prefill.addr())
 	if err != nil {
 		return Row{}, err
 	}
@@ -49,13 +49,13 @@ func measureBuffered(ctx context.Context, l *lab, series bufferSeries) (Row, err
 	for i, held := range []struct {
 		by      *subject
 		request []byte
-	}{{floor, plain.request()}, {sidecar, remote.request()}} {
+	}{{baseline, plain.request()}, {sidecar, remote.request()}} {
 		if peaks[i], err = legs.peak(ctx, held.by, series.requests, held.request); err != nil {
 			return Row{}, err
 		}
 	}
 	row := absolute(tableMemory, "sidecar, P/D, "+series.String(), peaks[1:], mebibytes(series.bytes()*5/4+resting))
-	row.Floor = &Figure{Value: peaks[0]}
+	row.Baseline = &Figure{Value: peaks[0]}
 	return row, nil
 }
 

@@ -25,7 +25,7 @@ const (
 )
 
 // tablePath is the heading of the path's series.
-const tablePath = "Whole path through Envoy, 1 kB at 200/s: ms added to the engines', p50. Floor: Envoy and floors."
+const tablePath = "Whole path through Envoy, 1 kB at 200 req/s: p50 beyond the engines' latency, ms. Baseline: Envoy and baselines."
 
 // path is everything between a client and the engines. Its programs share all processors, as on a machine of their own.
 type path struct {
@@ -75,18 +75,18 @@ func (p *path) writeEndpoints(file, sidecar, pages string) error {
 	return os.WriteFile(file, b.Bytes(), 0o600)
 }
 
-// floors starts floors in their place. It returns the addresses that a request is sent to in turn: first the prefill engine,
+// baselines starts baselines in their place. It returns the addresses that a request is sent to in turn: first the prefill engine,
 // as a sidecar does.
-func (p *path) floors(ctx context.Context, remote bool) (targets []string, err error) {
+func (p *path) baselines(ctx context.Context, remote bool) (targets []string, err error) {
 	for _, e := range p.legs.engines(remote) {
-		floor, err := p.lab.floor(ctx, floorProxy, e.addr())
+		baseline, err := p.lab.baseline(ctx, baselineProxy, e.addr())
 		if err != nil {
 			return nil, err
 		}
-		targets = append(targets, floor.addr)
+		targets = append(targets, baseline.addr)
 	}
 	last := &targets[len(targets)-1]
-	picker, err := p.lab.floor(ctx, floorPicker, *last)
+	picker, err := p.lab.baseline(ctx, baselinePicker, *last)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (p *path) proxy(ctx context.Context, picker, pod string) (*proxy, error) {
 type pathSeries struct {
 	name   string
 	remote bool
-	bar    float64 // ms
+	limit  float64 // ms
 }
 
 func pathTable() []pathSeries {
@@ -153,7 +153,7 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 	if err != nil {
 		return Row{}, err
 	}
-	floors, err := p.floors(ctx, series.remote)
+	baselines, err := p.baselines(ctx, series.remote)
 	if err != nil {
 		return Row{}, err
 	}
@@ -171,7 +171,7 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 	}()
 	var errs [3]error
 	loads[0], errs[0] = p.legs.direct(ctx, plain.request(), series.remote, pathLanes)
-	loads[1], errs[1] = lanesAlong(ctx, floors, pathLanes, plain.request())
+	loads[1], errs[1] = lanesAlong(ctx, baselines, pathLanes, plain.request())
 	loads[2], errs[2] = lanesTo(ctx, ours.addr, pathLanes, asked.request())
 	if err := errors.Join(errs[:]...); err != nil {
 		return Row{}, err
@@ -185,12 +185,12 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 		return Row{}, err
 	}
 	p50, _ := times[2].added(times[0])
-	row := absolute(tablePath, series.name, p50, series.bar)
+	row := absolute(tablePath, series.name, p50, series.limit)
 	row.Ours.later(times[2], times[0])
-	row.Floor = &Figure{}
-	row.Floor.later(times[1], times[0])
-	row.Floor.Value = *row.Floor.P50
-	row.Ours.P50, row.Floor.P50 = nil, nil // the row itself has these values
+	row.Baseline = &Figure{}
+	row.Baseline.later(times[1], times[0])
+	row.Baseline.Value = *row.Baseline.P50
+	row.Ours.P50, row.Baseline.P50 = nil, nil // the row itself has these values
 	return row, nil
 }
 
@@ -229,8 +229,8 @@ func measureUnread(ctx context.Context, l *lab) (Row, error) {
 			return Row{}, errors.New("counting messages to the picker: Envoy has counted none")
 		}
 	}
-	name := fmt.Sprintf("picker, messages for %d events more in an answer, through Envoy", answerEvents-few)
-	return absolute(tableLimits, name, []float64{messages[1] - messages[0]}, 0), nil
+	name := fmt.Sprintf("picker, ext-proc messages for %d more events in an answer", answerEvents-few)
+	return absolute(tableAbsolute, name, []float64{messages[1] - messages[0]}, 0), nil
 }
 
 // sentToPicker returns how many messages Envoy has sent on all ext-proc streams.

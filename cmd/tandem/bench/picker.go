@@ -15,10 +15,10 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// tablePicker is the heading of the picker's series, and tableLimits that of figures that have an absolute limit.
+// tablePicker is the heading of the picker's series, and tableAbsolute that of figures that have an absolute limit.
 const (
-	tablePicker = "Picker: CPU time of a request, ms. Floor: a server that parses nothing. Delays, ms: added to the floor's."
-	tableLimits = "Limits"
+	tablePicker   = "Picker of 64 endpoints: CPU time per request, ms. Baseline: an ext-proc server that parses nothing."
+	tableAbsolute = "Without a baseline"
 )
 
 // pickerSeries is one series of the endpoint picker.
@@ -27,7 +27,7 @@ type pickerSeries struct {
 	endpoints int
 	pair      bool
 	fresh     bool // no prompt repeats, so nothing of it is cached
-	bar       float64
+	limit     float64
 }
 
 func pickerTable() []pickerSeries {
@@ -42,12 +42,15 @@ func pickerTable() []pickerSeries {
 func (s pickerSeries) name() string {
 	name := sized(s.size)
 	if s.pair {
-		name = "pair, " + name
+		name = "two filters, " + name
 	}
 	if s.fresh {
 		name += ", remote"
 	}
-	return fmt.Sprintf("%s, %d endpoints", name, s.endpoints)
+	if s.endpoints != fleetSize {
+		name += fmt.Sprintf(", %d endpoints", s.endpoints)
+	}
+	return name
 }
 
 // asked is a set of pickers with the lanes that send requests to them.
@@ -68,7 +71,7 @@ func (a *asked) close() {
 // newAsked starts the pickers of a series, with lanes for so many concurrent requests.
 func newAsked(ctx context.Context, f *fleet, series pickerSeries, lanes int) (a *asked, err error) {
 	a = &asked{}
-	floor, err := f.lab.floor(ctx, floorPicker, "10.0.0.1:8000")
+	baseline, err := f.lab.baseline(ctx, baselinePicker, "10.0.0.1:8000")
 	if err != nil {
 		return a, err
 	}
@@ -76,7 +79,7 @@ func newAsked(ctx context.Context, f *fleet, series pickerSeries, lanes int) (a 
 	if err != nil {
 		return a, err
 	}
-	a.contenders = []*contender{{part: partFloor, subjects: []*subject{floor}}, {part: partOurs, subjects: []*subject{ours}}}
+	a.contenders = []*contender{{part: partBaseline, subjects: []*subject{baseline}}, {part: partOurs, subjects: []*subject{ours}}}
 	if f.other != "" && !series.pair { // other products' pickers do not know the pair of filters
 		other, err := f.startOther(ctx)
 		if err != nil {
@@ -113,7 +116,7 @@ func measurePicker(ctx context.Context, l *lab, series pickerSeries, command riv
 	if err != nil {
 		return Row{}, err
 	}
-	row := rated(tablePicker, series.name(), a.contenders, costs, series.bar)
+	row := rated(tablePicker, series.name(), a.contenders, costs, series.limit)
 	var loads [][]exchanger
 	for _, c := range a.contenders {
 		loads = append(loads, c.lanes)
@@ -129,7 +132,7 @@ func measurePicker(ctx context.Context, l *lab, series pickerSeries, command riv
 }
 
 // measureDecision measures how long a picker takes to decide about a long prompt, from its last byte on, by the picker's own
-// clock. The time that a client sees beyond the floor's is shown next to it; for other products' pickers there is only that.
+// clock. The time that a client sees beyond the baseline's is shown next to it; for other products' pickers there is only that.
 func measureDecision(ctx context.Context, l *lab, command rival, o options) ([]Row, error) {
 	const size = 512 * kB
 	f, err := newFleet(l, fleetSize)
@@ -168,16 +171,16 @@ func decisionRows(contenders []*contender, waits []delays, said delays) (rows []
 		return nil, fmt.Errorf("the picker does not report its decision time: its answers have no plan header")
 	}
 	for _, q := range []struct {
-		name      string
-		part, bar float64
+		name        string
+		part, limit float64
 	}{{"p50", 0.5, 0.1}, {"p99", 0.99, 0.4}} {
 		var values []float64
 		for _, round := range said {
 			values = append(values, quantile(round, q.part))
 		}
-		row := absolute(tableLimits, "picker, decision after the last of 512 kB, "+q.name+": ms", values, q.bar)
+		row := absolute(tableAbsolute, "picker, time from the last byte of 512 kB to the decision, "+q.name+", ms", values, q.limit)
 		row.Ours.Value = quantile(all, q.part)
-		row.Met = row.Ours.Value <= q.bar
+		row.Passed = row.Ours.Value <= q.limit
 		for i, c := range contenders[1:] {
 			figure := row.figure(c.part)
 			if *figure == nil {

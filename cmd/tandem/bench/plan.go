@@ -112,22 +112,22 @@ func (p *plan) series() (all []step) {
 	all = append(all, row("memory, picker", p.alone, func(ctx context.Context, l *lab) (Row, error) {
 		return measurePickerBuffered(ctx, l, bufferSeries{400, 256 * kB})
 	}))
-	return append(all, p.limits()...)
+	return append(all, p.absolute()...)
 }
 
-func (p *plan) limits() (all []step) {
+func (p *plan) absolute() (all []step) {
 	all = append(all,
-		rows("limits, picker, decision", p.alone, func(ctx context.Context, l *lab) ([]Row, error) {
+		rows("absolute, picker, decision", p.alone, func(ctx context.Context, l *lab) ([]Row, error) {
 			return measureDecision(ctx, l, p.other, p.options)
 		}),
-		p.throughEnvoy(tableLimits, "limits, picker, messages", measureUnread))
+		p.throughEnvoy(tableAbsolute, "absolute, picker, messages", measureUnread))
 	for _, s := range []struct {
 		endpoints int
-		bar       float64
+		limit     float64
 	}{{64, 0.05}, {512, 0.25}} {
-		name := fmt.Sprintf("limits, picker, idle, %d", s.endpoints)
+		name := fmt.Sprintf("absolute, picker, idle, %d", s.endpoints)
 		all = append(all, row(name, p.alone, func(ctx context.Context, l *lab) (Row, error) {
-			return measureIdle(ctx, l, s.endpoints, s.bar, p.options)
+			return measureIdle(ctx, l, s.endpoints, s.limit, p.options)
 		}))
 	}
 	return all
@@ -206,10 +206,10 @@ func (l *lab) start(ctx context.Context, program stack.Program, purpose, metrics
 	return s, err
 }
 
-// floor runs a floor that forwards to target.
-func (l *lab) floor(ctx context.Context, floor, target string) (*subject, error) {
-	return l.start(ctx, stack.Program{Name: "floor", Path: filepath.Join(l.dir, "tandem"),
-		Args: []string{"bench", "--floor=" + floor, "--floor-target=" + target}}, floor, "")
+// baseline runs a baseline that forwards to target.
+func (l *lab) baseline(ctx context.Context, baseline, target string) (*subject, error) {
+	return l.start(ctx, stack.Program{Name: "baseline", Path: filepath.Join(l.dir, "tandem"),
+		Args: []string{"bench", "--baseline=" + baseline, "--baseline-target=" + target}}, baseline, "")
 }
 
 // sidecar runs our sidecar in front of an engine.

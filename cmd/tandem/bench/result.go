@@ -20,19 +20,19 @@ type Result struct {
 
 // Row is one series.
 type Row struct {
-	Table  string  `json:"table"` // heading: what its figures are, and what the floor is
-	Series string  `json:"series"`
-	Floor  *Figure `json:"floor,omitempty"`
-	Ours   *Figure `json:"tandem,omitempty"`
-	Other  *Figure `json:"other,omitempty"`
-	// Ratio is ours to the floor's; the median of the rounds. 0: the value itself is judged.
+	Table    string  `json:"table"` // heading: what its figures are, and what the baseline is
+	Series   string  `json:"series"`
+	Baseline *Figure `json:"baseline,omitempty"`
+	Ours     *Figure `json:"tandem,omitempty"`
+	Other    *Figure `json:"other,omitempty"`
+	// Ratio is ours to the baseline's; the median of the rounds. 0: the value itself is judged.
 	Ratio      float64 `json:"ratio,omitempty"`
 	OtherRatio float64 `json:"other_ratio,omitempty"`
-	// Least and Most are the extremes of the rounds: of the ratio if there is one, else of the value.
-	Least float64 `json:"least"`
-	Most  float64 `json:"most"`
-	Bar   float64 `json:"bar"` // largest value that the ratio, or else the value, may have
-	Met   bool    `json:"met"`
+	// Min and Max are the extremes of the rounds: of the ratio if there is one, else of the value.
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+	Limit  float64 `json:"limit"` // largest value that the ratio, or else the value, may have
+	Passed bool    `json:"passed"`
 	// Missing says why nothing was measured.
 	Missing string `json:"not_measured,omitempty"`
 }
@@ -40,9 +40,9 @@ type Row struct {
 // Figure is the cost of one program. Figures that were not measured are absent or 0.
 type Figure struct {
 	Value   float64  `json:"value"`
-	Objects *float64 `json:"objects,omitempty"`             // allocated per request
-	PerCore float64  `json:"per_second_and_core,omitempty"` // requests, computed from the CPU time of one
-	Busy    float64  `json:"busy_cores,omitempty"`          // processors that it kept busy under the load
+	Allocs  *float64 `json:"allocs_per_request,omitempty"`           // allocated per request
+	PerCore float64  `json:"requests_per_second_per_core,omitempty"` // requests, computed from the CPU time of one
+	Busy    float64  `json:"busy_cores,omitempty"`                   // processors that it kept busy under the load
 	// Bench is the CPU time of load and engines, in ms per request: it should be less than the cost that it measures.
 	Bench float64  `json:"bench_cpu_ms,omitempty"`
 	P50   *float64 `json:"added_p50_ms,omitempty"` // see added
@@ -66,15 +66,15 @@ type Point struct {
 	Y float64 `json:"y"`
 }
 
-// gate returns an error that counts what is not as it should be; nil if everything was measured and is within its bar.
+// gate returns an error that counts what is not as it should be; nil if everything was measured and is within its limit.
 func (r *Result) gate() error {
-	var missed, unmeasured, steep int
+	var exceeded, unmeasured, steep int
 	for _, row := range r.Rows {
 		switch {
 		case row.Missing != "":
 			unmeasured++
-		case !row.Met:
-			missed++
+		case !row.Passed:
+			exceeded++
 		}
 	}
 	for i := range r.Curves {
@@ -82,11 +82,11 @@ func (r *Result) gate() error {
 			steep++
 		}
 	}
-	if missed+unmeasured+steep == 0 {
+	if exceeded+unmeasured+steep == 0 {
 		return nil
 	}
-	return fmt.Errorf("--gate: of %d series, %d missed their bar and %d were not measured; of %d curves, %d are worse than linear",
-		len(r.Rows), missed, unmeasured, len(r.Curves), steep)
+	return fmt.Errorf("--gate: of %d series, %d exceeded their limit and %d were not measured; of %d curves, %d grow faster than linearly",
+		len(r.Rows), exceeded, unmeasured, len(r.Curves), steep)
 }
 
 // missing returns a row without figures.
@@ -95,17 +95,17 @@ func missing(table, series string, why error) Row {
 }
 
 // absolute returns a row whose value itself is judged: the median of the rounds.
-func absolute(table, series string, values []float64, bar float64) Row {
-	r := Row{Table: table, Series: series, Ours: &Figure{Value: median(values)}, Bar: bar}
-	r.Least, r.Most = slices.Min(values), slices.Max(values)
-	r.Met = r.Ours.Value <= bar
+func absolute(table, series string, values []float64, limit float64) Row {
+	r := Row{Table: table, Series: series, Ours: &Figure{Value: median(values)}, Limit: limit}
+	r.Min, r.Max = slices.Min(values), slices.Max(values)
+	r.Passed = r.Ours.Value <= limit
 	return r
 }
 
 // relative returns a row whose ratios are judged.
-func relative(table, series string, ratios []float64, bar float64) Row {
-	r := Row{Table: table, Series: series, Ratio: median(ratios), Bar: bar, Least: slices.Min(ratios), Most: slices.Max(ratios)}
-	r.Met = r.Ratio <= bar
+func relative(table, series string, ratios []float64, limit float64) Row {
+	r := Row{Table: table, Series: series, Ratio: median(ratios), Limit: limit, Min: slices.Min(ratios), Max: slices.Max(ratios)}
+	r.Passed = r.Ratio <= limit
 	return r
 }
 
@@ -130,7 +130,7 @@ func (c *Curve) growth() string {
 	case c.Exponent == nil:
 		return "too few points for a fit"
 	case c.steep():
-		return fmt.Sprintf("its end grows as %s to the power of %.2f: WORSE than linear", c.X, *c.Exponent)
+		return fmt.Sprintf("its end grows with %s to the power of %.2f, FASTER than linear", c.X, *c.Exponent)
 	}
-	return fmt.Sprintf("its end grows as %s to the power of %.2f: linear or better", c.X, *c.Exponent)
+	return fmt.Sprintf("its end grows with %s to the power of %.2f, linear or slower", c.X, *c.Exponent)
 }

@@ -63,25 +63,25 @@ func TestMeasure(t *testing.T) {
 func testEveryKind(t *testing.T, dir string) {
 	page := filepath.Join(t.TempDir(), "page.html")
 	r, stdout := measuring(t, dir, quick, "--report="+page)
-	if len(r.Rows) != 12 { // the events have a second row for objects, and the decision has two
+	if len(r.Rows) != 12 { // the events have a second row for allocs, and the decision has two
 		t.Errorf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows {
 		mustContain(t, stdout, "\n"+row.Series)
-		if row.Ours == nil || row.Ours.Value < 0 || row.Bar <= 0 || row.Missing != "" {
+		if row.Ours == nil || row.Ours.Value < 0 || row.Limit <= 0 || row.Missing != "" {
 			t.Errorf("%s: %+v", row.Series, row)
 			continue
 		}
 		if row.Table != tableSidecar && row.Table != tablePicker {
 			continue
 		}
-		for part, f := range map[string]*Figure{partFloor: row.Floor, partOurs: row.Ours} {
+		for part, f := range map[string]*Figure{partBaseline: row.Baseline, partOurs: row.Ours} {
 			if f == nil || f.Value <= 0 || f.PerCore <= 0 || f.Busy <= 0 || f.Bench <= 0 || f.Peak <= 0 || row.Ratio <= 0 {
 				t.Errorf("%s of %s: %+v", part, row.Series, f)
 			}
 		}
 		few := strings.Contains(row.Series, "events") // so few of them fit into this time that the count may not show them
-		if row.Ours.Objects == nil || *row.Ours.Objects < 10 && !few || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
+		if row.Ours.Allocs == nil || *row.Ours.Allocs < 10 && !few || (row.Ours.P50 == nil) != strings.Contains(row.Series, "chunked") {
 			t.Errorf("%s: %+v", row.Series, row.Ours)
 		}
 	}
@@ -97,11 +97,11 @@ func testPath(t *testing.T, dir string) {
 		t.Fatalf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows[:2] {
-		if row.Floor == nil || row.Ours == nil || row.Ours.P99 == nil || row.Floor.P99 == nil {
-			t.Errorf("%s: floor %+v, ours %+v", row.Series, row.Floor, row.Ours)
+		if row.Baseline == nil || row.Ours == nil || row.Ours.P99 == nil || row.Baseline.P99 == nil {
+			t.Errorf("%s: baseline %+v, ours %+v", row.Series, row.Baseline, row.Ours)
 		}
 	}
-	if unread := r.Rows[2]; unread.Ours.Value != 0 || !unread.Met {
+	if unread := r.Rows[2]; unread.Ours.Value != 0 || !unread.Passed {
 		t.Errorf("the picker got %v messages for events that it does not read", unread.Ours.Value)
 	}
 }

@@ -18,8 +18,7 @@ const (
 )
 
 // tableSidecar is the heading of the sidecar's series.
-const tableSidecar = "Sidecar: CPU time of a request, ms. Floor: a bare proxy for each leg. Delays, ms: " +
-	"added to the engines'."
+const tableSidecar = "Sidecar: CPU time per request, ms. Baseline: a bare reverse proxy for each leg."
 
 // sidecarSeries is one series of the sidecar.
 type sidecarSeries struct {
@@ -27,34 +26,34 @@ type sidecarSeries struct {
 	shape  shape
 	remote bool
 	stream bool
-	bar    float64
+	limit  float64
 }
 
 func sidecarTable() []sidecarSeries {
 	var all []sidecarSeries
 	for _, size := range []int{1 * kB, 32 * kB, 512 * kB, 4 * mB} {
-		bar := 1.15
+		limit := 1.15
 		if size == 4*mB {
-			bar = 1.4
+			limit = 1.4
 		}
-		all = append(all, sidecarSeries{name: "local, " + sized(size), shape: shape{size: size}, bar: bar})
+		all = append(all, sidecarSeries{name: "local, " + sized(size), shape: shape{size: size}, limit: limit})
 	}
 	for _, kind := range []struct {
 		name  string
 		shape shape
-		bar   float64
+		limit float64
 	}{{"P/D", shape{}, 1.25}, {"P/D, chunked", shape{chunked: true}, 1.5}, {"P/D, escaped", shape{escaped: true}, 2}} {
 		for _, size := range []int{1 * kB, 32 * kB, 512 * kB, 4 * mB} {
-			s := sidecarSeries{name: kind.name + ", " + sized(size), shape: kind.shape, remote: true, bar: kind.bar}
+			s := sidecarSeries{name: kind.name + ", " + sized(size), shape: kind.shape, remote: true, limit: kind.limit}
 			if s.shape.size = size; size == 1*kB && !s.shape.chunked && !s.shape.escaped {
-				s.bar = 1.1
+				s.limit = 1.1
 			}
 			all = append(all, s)
 		}
 	}
 	return append(all, sidecarSeries{name: fmt.Sprintf("P/D, 1 kB, %d events", answerEvents), shape: shape{size: kB},
 		remote: true,
-		stream: true, bar: 1.1})
+		stream: true, limit: 1.1})
 }
 
 func sized(bytes int) string {
@@ -103,27 +102,27 @@ func measureSidecar(ctx context.Context, l *lab, series sidecarSeries, command r
 	if err != nil {
 		return nil, err
 	}
-	row := rated(tableSidecar, series.name, contenders, costs, series.bar)
+	row := rated(tableSidecar, series.name, contenders, costs, series.limit)
 	if !series.shape.chunked && !series.shape.escaped { // chunking and escaping change only CPU time
 		if err := legs.added(ctx, series, contenders, &row, o); err != nil {
 			return nil, err
 		}
 	}
 	rows := []Row{row}
-	if series.stream && row.Ours.Objects != nil {
-		rows = append(rows, absolute(tableLimits, "sidecar, objects allocated for "+series.name,
-			[]float64{*row.Ours.Objects}, 300))
+	if series.stream && row.Ours.Allocs != nil {
+		rows = append(rows, absolute(tableAbsolute, "sidecar, allocs/req, "+series.name,
+			[]float64{*row.Ours.Allocs}, 300))
 	}
 	return rows, nil
 }
 
 // contenders returns the programs of a series.
 func (s *legs) contenders(ctx context.Context, series sidecarSeries, command rival) (all []*contender, err error) {
-	floor, err := s.floors(ctx, series)
+	baseline, err := s.baselines(ctx, series)
 	if err != nil {
 		return nil, err
 	}
-	all = append(all, floor)
+	all = append(all, baseline)
 	if series.remote {
 		series.shape.prefill = s.prefill.addr()
 	}
@@ -144,16 +143,16 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	return append(all, other), err
 }
 
-// floors starts a bare proxy in front of each engine that a series uses. A request goes through both, one after the other.
-func (s *legs) floors(ctx context.Context, series sidecarSeries) (*contender, error) {
-	c := &contender{part: partFloor}
+// baselines starts a bare proxy in front of each engine that a series uses. A request goes through both, one after the other.
+func (s *legs) baselines(ctx context.Context, series sidecarSeries) (*contender, error) {
+	c := &contender{part: partBaseline}
 	var targets []string
 	for _, e := range s.engines(series.remote) {
-		floor, err := s.lab.floor(ctx, floorProxy, e.addr())
+		baseline, err := s.lab.baseline(ctx, baselineProxy, e.addr())
 		if err != nil {
 			return nil, err
 		}
-		c.subjects, targets = append(c.subjects, floor), append(targets, floor.addr)
+		c.subjects, targets = append(c.subjects, baseline), append(targets, baseline.addr)
 	}
 	var err error
 	c.lanes, err = lanesAlong(ctx, targets, inFlight, series.shape.request())

@@ -23,24 +23,24 @@ type subject struct {
 
 // usage is the CPU time and allocations of a process since its start.
 type usage struct {
-	cpu     time.Duration // user and system
-	objects float64       // allocated; -1 if unknown
+	cpu    time.Duration // user and system
+	allocs float64       // allocated; -1 if unknown
 }
 
 // start reads the usage of the subject so far. Reading its metrics page costs CPU time too: that is kept out of the CPU
 // time, but the allocations of the second reading, at the end, count.
 func (s *subject) start(ctx context.Context) (u usage, err error) {
-	u.objects = -1
+	u.allocs = -1
 	if s.metrics != "" {
-		once, err := objects(ctx, s.metrics)
+		once, err := allocs(ctx, s.metrics)
 		if err != nil {
 			return u, err
 		}
-		twice, err := objects(ctx, s.metrics)
+		twice, err := allocs(ctx, s.metrics)
 		if err != nil {
 			return u, err
 		}
-		u.objects = twice + (twice - once)
+		u.allocs = twice + (twice - once)
 	}
 	u.cpu, err = cpuTime(s.PID())
 	return u, err
@@ -52,10 +52,10 @@ func (s *subject) since(ctx context.Context, then usage) (u usage, err error) {
 		return u, err
 	}
 	u.cpu -= then.cpu
-	u.objects = -1
+	u.allocs = -1
 	if s.metrics != "" {
-		u.objects, err = objects(ctx, s.metrics)
-		u.objects = max(u.objects-then.objects, 0) // Go counts allocations with some delay
+		u.allocs, err = allocs(ctx, s.metrics)
+		u.allocs = max(u.allocs-then.allocs, 0) // Go counts allocations with some delay
 	}
 	return u, err
 }
@@ -100,8 +100,8 @@ func memory(pid int) (now, peak int64, err error) {
 	return now, peak, nil
 }
 
-// objects reads how many objects a Go program has allocated, from its metrics page; -1 if the page does not have it.
-func objects(ctx context.Context, addr string) (float64, error) {
+// allocs reads how many objects a Go program has allocated, from its metrics page; -1 if the page does not have it.
+func allocs(ctx context.Context, addr string) (float64, error) {
 	text, err := get(ctx, "http://"+addr+"/metrics")
 	if err != nil {
 		return -1, err

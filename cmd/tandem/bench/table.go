@@ -30,19 +30,19 @@ type column struct {
 func columns() []column {
 	return []column{
 		{"series", func(r *Row) string { return r.Series }, false},
-		{"floor", func(r *Row) string { return value(r.Floor) }, true},
+		{"baseline", func(r *Row) string { return value(r.Baseline) }, true},
 		{"tandem", func(r *Row) string { return value(r.Ours) }, false},
 		{"ratio", func(r *Row) string { return decimals(r.Ratio, 2) }, true},
-		{"rounds", (*Row).extremes, true},
-		{"bar", func(r *Row) string { return r.ours(func(*Figure) string { return short(r.Bar) }) }, false},
+		{"min–max", (*Row).extremes, true},
+		{"limit", func(r *Row) string { return r.ours(func(*Figure) string { return short(r.Limit) }) }, false},
 		{"", (*Row).verdict, false},
 		{"other", func(r *Row) string { return value(r.Other) }, true},
 		{"ratio", func(r *Row) string { return decimals(r.OtherRatio, 2) }, true},
-		{"objects", func(r *Row) string { return r.ours(func(f *Figure) string { return number(f.Objects, 0) }) }, true},
-		{"/s·core", func(r *Row) string { return r.ours(func(f *Figure) string { return decimals(f.PerCore, 0) }) }, true},
+		{"allocs/req", func(r *Row) string { return r.ours(func(f *Figure) string { return number(f.Allocs, 0) }) }, true},
+		{"req/s/core", func(r *Row) string { return r.ours(func(f *Figure) string { return decimals(f.PerCore, 0) }) }, true},
 		{"+p50", func(r *Row) string { return r.ours(func(f *Figure) string { return number(f.P50, 2) }) }, true},
 		{"+p99", func(r *Row) string { return r.ours(func(f *Figure) string { return number(f.P99, 2) }) }, true},
-		{"floor's", (*Row).beside, true},
+		{"baseline +p99", (*Row).beside, true},
 		{"MiB", func(r *Row) string { return r.ours(func(f *Figure) string { return decimals(f.Peak, 0) }) }, true},
 	}
 }
@@ -55,30 +55,30 @@ func (r *Row) ours(cell func(f *Figure) string) string {
 	return cell(r.Ours)
 }
 
-// beside returns the floor's 99th percentile where delays are judged.
+// beside returns the baseline's 99th percentile where latencies are judged.
 func (r *Row) beside() string {
-	if r.Floor == nil || r.Ratio != 0 {
+	if r.Baseline == nil || r.Ratio != 0 {
 		return absent
 	}
-	return number(r.Floor.P99, 2)
+	return number(r.Baseline.P99, 2)
 }
 
 // extremes returns the extremes of the rounds, or nothing for a single round.
 func (r *Row) extremes() string {
-	if r.Ours == nil || r.Least == r.Most {
+	if r.Ours == nil || r.Min == r.Max {
 		return absent
 	}
-	return short(r.Least) + "–" + short(r.Most)
+	return short(r.Min) + "–" + short(r.Max)
 }
 
 func (r *Row) verdict() string {
 	switch {
 	case r.Missing != "":
 		return absent
-	case r.Met:
-		return "met"
+	case r.Passed:
+		return "ok"
 	}
-	return "MISSED"
+	return "OVER"
 }
 
 func value(f *Figure) string {
@@ -121,12 +121,12 @@ type table struct {
 	name  string
 	head  []string
 	cells [][]string
-	met   []bool   // by row; rows without figures count as met
+	ok    []bool   // by row: not above its limit; rows without figures count as such
 	notes []string // about rows without figures
 }
 
 // order sorts the table of absolute limits last.
-func order(table string) int { return strings.Index(table, tableLimits) }
+func order(table string) int { return strings.Index(table, tableAbsolute) }
 
 // tables returns the tables of a result, in the order in which they first appear.
 func tables(r *Result) (all []*table) {
@@ -163,7 +163,7 @@ func newTable(name string, rows []*Row) *table {
 		}
 	}
 	for _, r := range rows {
-		t.met = append(t.met, r.Met || r.Missing != "")
+		t.ok = append(t.ok, r.Passed || r.Missing != "")
 		if r.Missing != "" {
 			t.notes = append(t.notes, fmt.Sprintf("%s was not measured: %s", r.Series, r.Missing))
 		}
@@ -171,7 +171,7 @@ func newTable(name string, rows []*Row) *table {
 	return t
 }
 
-// text writes a result as tables that fit into a README.
+// text writes a result as tables that fit into a page of docs.
 func text(w io.Writer, r *Result) error {
 	var b strings.Builder
 	for _, line := range about(r) {
@@ -201,7 +201,8 @@ func about(r *Result) []string {
 	return []string{
 		fmt.Sprintf("%s; %s; %d rounds of %v; took %v", r.Machine, r.Started.Format(time.DateTime), r.Rounds, r.Span,
 			r.Took.Round(time.Second)),
-		"Bars are for the ratio to the floor, or for the value where there is no ratio. Delays below 0 are noise.",
+		"limit: of the ratio to the baseline, or of the value where there is no ratio. min–max: of the rounds.",
+		"+p50, +p99: latency beyond the engines', of pickers beyond the baseline's, ms; below 0: noise. MiB: peak RSS.",
 	}
 }
 
@@ -245,7 +246,7 @@ func measured(r *Result) *report.Measured {
 	for _, t := range tables(r) {
 		shown := report.MeasuredTable{Name: t.name, Columns: t.head, Notes: t.notes}
 		for i, cells := range t.cells {
-			shown.Rows = append(shown.Rows, report.MeasuredRow{Cells: cells, Missed: !t.met[i]})
+			shown.Rows = append(shown.Rows, report.MeasuredRow{Cells: cells, Marked: !t.ok[i]})
 		}
 		m.Tables = append(m.Tables, shown)
 	}
@@ -261,14 +262,14 @@ func measured(r *Result) *report.Measured {
 
 // summary counts the verdicts in a sentence.
 func summary(r *Result) string {
-	met, of := 0, 0
+	within, of := 0, 0
 	for _, row := range r.Rows {
 		if row.Missing == "" {
 			of++
 		}
-		if row.Met {
-			met++
+		if row.Passed {
+			within++
 		}
 	}
-	return fmt.Sprintf("%d of %d figures met their bar.", met, of)
+	return fmt.Sprintf("%d of %d figures are within their limit.", within, of)
 }

@@ -18,16 +18,16 @@ var update = flag.Bool("update", false, "rewrite testdata")
 // madeUp returns a result as a run might have it, with a rival if other is true.
 func madeUp(other bool) *Result {
 	fig := func(v float64) *Figure {
-		return &Figure{Value: v, Objects: new(281.4), PerCore: 1e3 / v, Busy: 0.93, Bench: 0.08, P50: new(0.21),
+		return &Figure{Value: v, Allocs: new(281.4), PerCore: 1e3 / v, Busy: 0.93, Bench: 0.08, P50: new(0.21),
 			P99: new(-0.4), Peak: 23.4}
 	}
 	r := &Result{Started: time.Date(2026, 11, 21, 16, 3, 0, 0, time.UTC), Took: 341 * time.Second, Rounds: 5,
 		Span:    500 * time.Millisecond,
 		Machine: "2 × AMD EPYC, linux, go1.26.8"}
-	add := func(table, series string, floor, ours, bar float64) {
-		row := relative(table, series, []float64{ours / floor, ours / floor * 1.07, ours / floor * 0.96}, bar)
-		row.Floor, row.Ours = fig(floor), fig(ours)
-		if row.Floor.Objects = nil; other {
+	add := func(table, series string, baseline, ours, limit float64) {
+		row := relative(table, series, []float64{ours / baseline, ours / baseline * 1.07, ours / baseline * 0.96}, limit)
+		row.Baseline, row.Ours = fig(baseline), fig(ours)
+		if row.Baseline.Allocs = nil; other {
 			row.Other, row.OtherRatio = fig(ours*2), row.Ratio*2
 		}
 		r.Rows = append(r.Rows, row)
@@ -35,15 +35,15 @@ func madeUp(other bool) *Result {
 	add(tableSidecar, "local, 1 kB", 0.0912, 0.0981, 1.15)
 	add(tableSidecar, "P/D, chunked, 512 kB", 0.818, 0.972, 1.25)
 	add(tableSidecar, "P/D, escaped, 4 MB", 4.2, 12.3, 2)
-	r.Rows = append(r.Rows, absolute(tableLimits, "sidecar, objects allocated for P/D, 1 kB, 200 events",
+	r.Rows = append(r.Rows, absolute(tableAbsolute, "sidecar, allocs/req, P/D, 1 kB, 200 events",
 		[]float64{194.2}, 300))
-	add(tablePicker, "512 kB, remote, 64 endpoints", 1.13, 1.6, 1.5)
+	add(tablePicker, "512 kB, remote", 1.13, 1.6, 1.5)
 	path := absolute(tablePath, "path, local", []float64{0.41, 0.44, 0.39}, 1)
-	path.Floor = &Figure{Value: 0.31, P99: new(1.2)}
+	path.Baseline = &Figure{Value: 0.31, P99: new(1.2)}
 	path.Ours.P99 = new(1.9)
 	r.Rows = append(r.Rows, path, missing(tablePath, "path, remote", errors.New("finding Envoy: there is none")))
 	held := absolute(tableMemory, "sidecar, P/D, 1000 × 32 kB", []float64{180.2}, 98.1)
-	held.Floor = &Figure{Value: 100}
+	held.Baseline = &Figure{Value: 100}
 	r.Rows = append(r.Rows, held)
 	r.Curves = []Curve{
 		newCurve("picker, CPU time of a request", "endpoints", "ms", []Point{{10, 0.08}, {100, 0.095}, {1000, 0.14}, {10000,
@@ -92,10 +92,10 @@ func TestText(t *testing.T) {
 	golden(t, "against.golden", shownText(t, madeUp(true)))
 }
 
-// readmeColumns is the longest line of code that a README shows without scrolling.
-const readmeColumns = 110
+// pageColumns is the longest line of code that docs/benchmarks.md shows without scrolling.
+const pageColumns = 112
 
-func TestTextFitsTheREADME(t *testing.T) {
+func TestTextFitsThePage(t *testing.T) {
 	r := madeUp(false)
 	for _, s := range sidecarTable() {
 		if len(s.name) > len(r.Rows[2].Series) {
@@ -103,7 +103,7 @@ func TestTextFitsTheREADME(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(string(shownText(t, r))) {
-		if n := utf8.RuneCountInString(line) - 1; n > readmeColumns {
+		if n := utf8.RuneCountInString(line) - 1; n > pageColumns {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}
@@ -137,9 +137,9 @@ func TestShow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustContain(t, string(page), "<h1>Tandem bench</h1>", "5 of 7 figures met their bar.", "<td>1.03–1.15</td>",
-		`<tr class="missed">`,
-		"path, remote was not measured: finding Envoy: there is none", "2 × AMD EPYC", "WORSE than linear")
+	mustContain(t, string(page), "<h1>Tandem bench</h1>", "5 of 7 figures are within their limit.", "<td>1.03–1.15</td>",
+		`<tr class="marked">`,
+		"path, remote was not measured: finding Envoy: there is none", "2 × AMD EPYC", "FASTER than linear")
 	for _, bad := range []settings{{JSON: dir}, {Report: dir}} {
 		if err := bad.show(&stdout, r); err == nil {
 			t.Errorf("no error for %+v", bad)

@@ -16,7 +16,7 @@ type table struct {
 	name    string
 	columns []string
 	rows    [][]string
-	missed  []bool // by row: it is highlighted on the page; may be shorter
+	marked  []bool // by row: it is highlighted on the page; may be shorter
 	notes   []string
 }
 
@@ -309,7 +309,7 @@ func (c *Comparison) table(at string) table {
 			interval = fmt.Sprintf("%+.*f to %+.*f", m.decimals, *d.Low, m.decimals, *d.High)
 		}
 		t.rows = append(t.rows, []string{m.label, show(d.First), show(d.Second), fmt.Sprintf("%+.*f", m.decimals, d.Difference), percent, interval, d.Verdict})
-		t.missed = append(t.missed, d.Verdict == Worse)
+		t.marked = append(t.marked, d.Verdict == Worse)
 	}
 	return t
 }
@@ -350,7 +350,7 @@ func (r *SideResult) counts(at string) (all []table) {
 				status = strconv.Itoa(f.Status)
 			}
 			t.rows = append(t.rows, []string{f.Reason, status, strconv.Itoa(f.Count)})
-			t.missed = append(t.missed, true)
+			t.marked = append(t.marked, true)
 			if f.Example != "" {
 				t.notes = append(t.notes, f.Reason+": "+f.Example)
 			}

@@ -52,7 +52,7 @@ func (r *Result) page() *report.Trial {
 	for _, t := range r.tables() {
 		shown := report.MeasuredTable{Name: t.name, Columns: t.columns, Notes: t.notes}
 		for i, cells := range t.rows {
-			shown.Rows = append(shown.Rows, report.MeasuredRow{Cells: cells, Missed: i < len(t.missed) && t.missed[i]})
+			shown.Rows = append(shown.Rows, report.MeasuredRow{Cells: cells, Marked: i < len(t.marked) && t.marked[i]})
 		}
 		p.Tables = append(p.Tables, shown)
 	}

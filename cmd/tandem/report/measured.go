@@ -34,7 +34,7 @@ type MeasuredTable struct {
 // MeasuredRow is one row.
 type MeasuredRow struct {
 	Cells  []string
-	Missed bool // the row is highlighted
+	Marked bool // the row is highlighted
 }
 
 // MeasuredCurve shows how one quantity grows with another.

@@ -25,7 +25,7 @@ func benchmarks() map[string]*Measured {
 	return map[string]*Measured{"sample": sampleBench(), "empty": {Title: "Nothing", Summary: "Nothing."},
 		"hostile": {Title: evil + long, Summary: evil, About: []string{evil, long},
 			Tables: []MeasuredTable{{Name: evil, Columns: []string{evil, long}, Rows: []MeasuredRow{{Cells: []string{evil,
-				long}, Missed: true}},
+				long}, Marked: true}},
 				Notes: []string{evil}}},
 			Curves: []MeasuredCurve{{Name: evil, X: evil, Y: long, Note: evil, Points: []MeasuredPoint{{math.NaN(), 1}, {1,
 				math.Inf(1)}, {-1, -1}}},
@@ -37,10 +37,10 @@ func benchmarks() map[string]*Measured {
 func sampleBench() *Measured {
 	return &Measured{Title: "Tandem bench", Summary: "2 of 3 figures met their bar.",
 		About: []string{"2 × AMD EPYC, linux", "5 rounds of 500ms"},
-		Tables: []MeasuredTable{{Name: "Sidecar: CPU time of a request, ms", Columns: []string{"series", "floor", "tandem",
-			"ratio", "bar", ""},
+		Tables: []MeasuredTable{{Name: "Sidecar: CPU time of a request, ms", Columns: []string{"series", "baseline", "tandem",
+			"ratio", "limit", ""},
 			Rows: []MeasuredRow{{Cells: []string{"local, 1 kB", "0.091", "0.098", "1.08", "1.15", "met"}},
-				{Cells: []string{"P/D, 4 MB", "4.20", "7.15", "1.43", "1.25", "MISSED"}, Missed: true}},
+				{Cells: []string{"P/D, 4 MB", "4.20", "7.15", "1.43", "1.25", "MISSED"}, Marked: true}},
 			Notes: []string{"path, local was not measured: there is no Envoy"}}},
 		Curves: []MeasuredCurve{
 			{Name: "picker, decision", X: "endpoints", Y: "µs", Note: "linear or better",
@@ -52,7 +52,7 @@ func sampleBench() *Measured {
 func TestMeasuredPageContents(t *testing.T) {
 	page := string(renderMeasured(t, sampleBench()))
 	for _, want := range []string{"<h1>Tandem bench</h1>", "2 of 3 figures met their bar.",
-		`<tr class="missed"><th scope="row">P/D, 4 MB</th><td>4.20</td>`,
+		`<tr class="marked"><th scope="row">P/D, 4 MB</th><td>4.20</td>`,
 		"was not measured", "µs by endpoints: 9 at 10, 11 at 100, 33 at 1000, 249 at 10000.",
 		"MiB resident by open streams: linear or better"} {
 		if !strings.Contains(page, want) {

@@ -31,7 +31,7 @@ func trials() map[string]*Trial {
 			Charts: []TrialChart{{evil, long, []TrialLane{{evil, long, true, []float64{nan, inf, -1, 1e300, 5}}, {Name: "none"}}}, {Title: "no lanes"}},
 			Curves: []TrialCurves{{evil, evil, long, evil, []TrialLine{{evil, true, []MeasuredPoint{{nan, 1}, {1, inf}, {0, 5}}}}},
 				{"one", "x", "y", "", []TrialLine{{"a", false, []MeasuredPoint{{5, 5}}}, {Name: "b"}}}},
-			Tables: []MeasuredTable{{Name: evil, Columns: []string{evil, long}, Rows: []MeasuredRow{{Cells: []string{evil, long}, Missed: true}},
+			Tables: []MeasuredTable{{Name: evil, Columns: []string{evil, long}, Rows: []MeasuredRow{{Cells: []string{evil, long}, Marked: true}},
 				Notes: []string{evil}}}}}
 }
 
@@ -63,7 +63,7 @@ func sampleTrial() *Trial {
 		Tables: []MeasuredTable{{Name: "auto against bypass, medians of 6 pairs of rounds",
 			Columns: []string{"", "auto", "bypass", "difference", "%", "95% interval", "verdict"},
 			Rows: []MeasuredRow{{Cells: []string{"TTFT p50, ms", "40.6", "36.6", "+0.5", "+1.5", "-4.7 to +6.5", "no difference"}},
-				{Cells: []string{"E2E p95, ms", "300", "200", "+100", "+50.0", "+40 to +270", "worse"}, Missed: true}}}}}
+				{Cells: []string{"E2E p95, ms", "300", "200", "+100", "+50.0", "+40 to +270", "worse"}, Marked: true}}}}}
 }
 
 func sampleSweep() *Trial {
@@ -88,7 +88,7 @@ func TestTrialPageContents(t *testing.T) {
 		"note":               {sample, "3 of 480 requests failed"},
 		"heading":            {sample, `<h2 id="comparison">auto against bypass</h2>`},
 		"better is coloured": {sample, `<li class="lane better"><p class="head"><span class="name">ITL p99, ms`},
-		"worse row":          {sample, `<tr class="missed"><th scope="row">E2E p95, ms`},
+		"worse row":          {sample, `<tr class="marked"><th scope="row">E2E p95, ms`},
 		"axis around 0":      {sample, ">0%</text>"},
 		"fast gaps":          {sample, ">1 ms</text>"}, // one gap of 0.1 µs does not stretch the axis
 		"curves":             {sweep, "force: 53 at 64, 59 at 256, 85 at 1024, 162 at 4096."},
