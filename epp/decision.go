@@ -19,6 +19,8 @@ type Decision struct {
 	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
+	// Stampers add headers to the answer.
+	Stampers []Stamper
 	// Trace says how the decision was made; nil unless it was requested.
 	Trace *Trace
 }

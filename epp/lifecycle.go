@@ -1,5 +1,18 @@
 package epp
 
+// PickObserver is a plugin that learns which endpoints requests are sent to. It must be safe for concurrent use.
+type PickObserver interface {
+	// Picked is called after every pick, on the goroutine of the request, which waits for it. all are the candidates of the
+	// pick. It must not keep its arguments, but for the endpoints.
+	Picked(r *Round, all []Candidate, d *Decision)
+}
+
+// Stamper is a plugin that adds headers to answers. It must be safe for concurrent use.
+type Stamper interface {
+	// Stamp calls set for each header. by is the endpoint that the answer comes from: usually the first of the decision.
+	Stamp(d *Decision, by *Endpoint, set func(name, value string))
+}
+
 // EndpointObserver is a plugin, or a value that it keeps, that learns which endpoints the pool has. The pool calls it, one
 // call at a time. Its methods must return quickly and must not wait for the pool.
 type EndpointObserver interface {

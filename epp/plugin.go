@@ -108,6 +108,12 @@ type Charger interface {
 	Charge() Charge
 }
 
+// Identifier is a plugin that tells from a request whose it is: an agent's session, or a user. It must be safe for concurrent use.
+type Identifier interface {
+	// Identify returns the identity, "" if the request has none.
+	Identify(r *Request) string
+}
+
 // Profile is a chain of filters, the scorers of the remaining candidates, and the picker.
 type Profile struct {
 	Name    string

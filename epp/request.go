@@ -32,7 +32,24 @@ type Request struct {
 	// Priority is the objective's, 0 without a known one. Requests of negative priority are refused first: see Detector.
 	Priority int
 
+	// Headers are the client's, nil = none. Read them by Header.
+	Headers Headers
+
 	attached []any // by preparers: see Attach
+}
+
+// Headers are the headers of a client's request.
+type Headers interface {
+	// Get returns the first value of a header, "" if there is none. name is in lower case.
+	Get(name string) string
+}
+
+// Header returns the first value of one of the client's headers, "" if there is none. name is in lower case.
+func (r *Request) Header(name string) string {
+	if r.Headers == nil {
+		return ""
+	}
+	return r.Headers.Get(name)
 }
 
 // Prompt is what is known of the prompt without the model's tokenizer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/extproc/client"
 	"github.com/tandem-serving/tandem/epp/plugin"
 )
 
@@ -59,6 +61,19 @@ func (p *part) Observe(o *epp.Outcome) {
 	}
 }
 
+func (p *part) Picked(r *epp.Round, all []epp.Candidate, d *epp.Decision) {
+	if r.Request.Header(":path") != "" && len(all) > 0 && d.First()[0].Name == "stays" {
+		p.note("is told of the pick")
+	}
+}
+
+func (p *part) Stamp(_ *epp.Decision, by *epp.Endpoint, set func(name, value string)) {
+	if by.Name == "stays" {
+		set("x-part", "stamped")
+		p.note("stamps")
+	}
+}
+
 func (p *part) EndpointJoined(e *epp.Endpoint) { p.note(e.Name + " joined") }
 func (p *part) EndpointLeft(e *epp.Endpoint)   { p.note(e.Name + " left") }
 
@@ -71,6 +86,30 @@ func (p *part) SnapshotChanged(_ *epp.Snapshot, what epp.Changes) {
 	if what&epp.InFlightFell != 0 {
 		p.note("in flight fell")
 	}
+}
+
+// answered sends a request through the picker and returns the headers of its answer, as the client gets them.
+func (s *served) answered(t *testing.T, headers http.Header) http.Header {
+	t.Helper()
+	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})
+	must(t, err)
+	defer conn.Close()
+	stream, err := conn.Open(t.Context(), client.Duplex())
+	must(t, err)
+	defer stream.Close()
+	must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions", Header: headers}, false))
+	must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"one"}`), true))
+	var answer client.Answer
+	for !stream.RequestDone() {
+		answer, err = stream.Recv()
+		must(t, err)
+	}
+	must(t, stream.ResponseHeaders(client.ResponseHead{Status: http.StatusOK}, true))
+	answer, err = stream.Recv()
+	must(t, err)
+	head := http.Header{}
+	answer.Mutation.Apply(head, nil)
+	return head
 }
 
 // A plugin that is only named in the configuration takes part in every request, learns how it ended, and follows the pool.
@@ -95,10 +134,12 @@ schedulingProfiles:
 dataLayer: {discovery: {pluginRef: file-discovery}}
 `, endpoints))
 	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
-	s.pick(t, true)
+	if got := s.answered(t, http.Header{}).Get("x-part"); got != "stamped" {
+		t.Errorf("the answer has x-part %q, want the stamp", got)
+	}
 	write(t, endpoints, one)
-	want := []string{"admits", "in flight fell", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
-		"produces", "stays joined"}
+	want := []string{"admits", "in flight fell", "is told of the pick", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
+		"produces", "stamps", "stays joined"}
 	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
 	defer end()
 	for !slices.Equal(p.all(), want) {
@@ -107,5 +148,58 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 		case <-patience.Done():
 			t.Fatalf("noted %q, want %q", p.all(), want)
 		}
+	}
+}
+
+// TestSessionsTakePart: the client that sends back the header of its last answer is served by the same endpoint, and one that names
+// its session is too.
+func TestSessionsTakePart(t *testing.T) {
+	dir := t.TempDir()
+	endpoints := filepath.Join(dir, "endpoints.yaml")
+	list := "endpoints:\n"
+	for i := range 8 {
+		list += fmt.Sprintf("- {name: pod-%d, address: 127.0.0.%d, port: 9, labels: {zone: z%d}}\n", i, i+1, i)
+	}
+	write(t, endpoints, list)
+	for _, c := range []struct {
+		name, plugins, profile string
+		first                  http.Header
+		next                   func(answer http.Header) http.Header
+		told                   string // the header of answers that names the endpoint
+	}{
+		{"token", "{type: session-affinity-filter}", "session-affinity-filter", http.Header{},
+			func(answer http.Header) http.Header {
+				return http.Header{"X-Session-Token": answer.Values("x-session-token")}
+			}, "x-session-token"},
+		{"session", "{type: session-affinity-scorer, parameters: {strategy: session_id}}\n- {type: header-label-affinity-scorer, " +
+			"parameters: {headerName: x-zone, labelKey: zone}}", "session-affinity-scorer", http.Header{"X-Session-Id": {"mine"}},
+			func(http.Header) http.Header { return http.Header{"X-Session-Id": {"mine"}} }, "x-zone"},
+		{"label", "{type: header-label-affinity-scorer, parameters: {headerName: x-zone, labelKey: zone}}", "header-label-affinity-scorer",
+			http.Header{}, func(answer http.Header) http.Header { return http.Header{"X-Zone": answer.Values("x-zone")} }, "x-zone"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			configuration := filepath.Join(t.TempDir(), "config.yaml")
+			write(t, configuration, fmt.Sprintf(`apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {type: file-discovery, parameters: {path: %q}}
+- %s
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: %s}]
+dataLayer: {discovery: {pluginRef: file-discovery}}
+`, endpoints, c.plugins, c.profile))
+			s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+			answer := s.answered(t, c.first)
+			first := answer.Get(c.told)
+			if first == "" {
+				t.Fatalf("the answer has no %s: %v", c.told, answer)
+			}
+			for range 20 { // by chance, 20 requests would go to one of eight endpoints once in 10^18 times
+				if answer = s.answered(t, c.next(answer)); answer.Get(c.told) != first {
+					t.Fatalf("the next request went to %s, want %s", answer.Get(c.told), first)
+				}
+			}
+		})
 	}
 }

@@ -32,13 +32,13 @@ var producers = []struct {
 	readers  []string
 }{
 	{"approx-prefix-cache-producer", isA[epp.Matcher],
-		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler"}},
+		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer"}},
 	{"inflight-load-producer", isA[epp.Charger],
 		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},
 }
 
 // addedByName are further types that are added if a parameter names one that the file does not have.
-var addedByName = []string{"topology-extractor"}
+var addedByName = []string{"topology-extractor", "session-id-producer", "agent-identity"}
 
 func isProducer(typeName string) bool {
 	if slices.Contains(addedByName, typeName) {

@@ -51,24 +51,22 @@ var accepted = map[string]struct {
 
 // Advice for several refused types.
 const (
-	leaveOut      = "leave it out"
-	noClusters    = "a picker serves one cluster; put one picker into each"
-	noDCGM        = "leave it out: loads come from the engines' metrics pages"
-	noEncode      = "leave it out: prefill and decode pods encode as well"
-	noEvents      = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
-	noModels      = "leave it out: which models a pod serves is not read"
-	noPredictor   = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
-	noQueues      = "leave it out: " + noQueue
-	noRanks       = "list every rank as an endpoint with its own port"
-	noRollout     = "use a pool for each revision"
-	noAPI         = "leave it out: such requests are passed through, to any endpoint"
-	prefixInstead = "prefix-cache-scorer brings a session back to its KV cache"
-	watched       = "leave it out: endpoints are always watched"
+	leaveOut    = "leave it out"
+	noClusters  = "a picker serves one cluster; put one picker into each"
+	noDCGM      = "leave it out: loads come from the engines' metrics pages"
+	noEncode    = "leave it out: prefill and decode pods encode as well"
+	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
+	noModels    = "leave it out: which models a pod serves is not read"
+	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
+	noQueues    = "leave it out: " + noQueue
+	noRanks     = "list every rank as an endpoint with its own port"
+	noRollout   = "use a pool for each revision"
+	noAPI       = "leave it out: such requests are passed through, to any endpoint"
+	watched     = "leave it out: endpoints are always watched"
 )
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
-	"agent-identity":                            leaveOut,
 	"always-disagg-multimodal-decider":          noEncode,
 	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
 	"data-parallel-profile-handler":             noRanks,
@@ -82,7 +80,6 @@ var refused = map[string]string{
 	"endpoint-attribute-scorer":                 "queue-scorer, running-requests-size-scorer and kv-cache-utilization-scorer rate by metrics",
 	"endpoint-notification-source":              watched,
 	"header-based-testing-filter":               "it is for conformance tests",
-	"header-label-affinity-scorer":              leaveOut,
 	"header-profile-handler":                    "give each profile a pool of its own, and route by the header in the gateway",
 	"k8s-notification-source":                   watched,
 	"latency-scorer":                            noPredictor,
@@ -99,7 +96,6 @@ var refused = map[string]string{
 	"multicluster-prefix-cache-scorer":          noClusters,
 	"multicluster-queue-scorer":                 noClusters,
 	"multicluster-session-affinity-filter":      noClusters,
-	"no-hit-lru-scorer":                         "active-request-scorer spreads requests that find nothing cached",
 	"p2p-source-producer":                       leaveOut,
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
@@ -108,9 +104,6 @@ var refused = map[string]string{
 	"priority-then-time-eviction-order-policy":  noQueues,
 	"probabilistic-admitter":                    "a saturationDetector refuses requests of negative priority while the pool is full",
 	"request-attribute-reporter":                leaveOut,
-	"session-affinity-filter":                   prefixInstead,
-	"session-affinity-scorer":                   prefixInstead,
-	"session-id-producer":                       prefixInstead,
 	"sglanghttp-parser":                         noAPI,
 	"sheddable-eviction-filter":                 noQueues,
 	"slo-headroom-tier-filter":                  noPredictor,

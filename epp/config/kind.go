@@ -35,6 +35,12 @@ func describe(p *plugin, instance any) string {
 		return "an estimator of links"
 	case epp.Observer:
 		return "an observer of outcomes"
+	case epp.Identifier:
+		return "an identifier of requests"
+	case epp.PickObserver:
+		return "an observer of picks"
+	case epp.Stamper:
+		return "a stamper of answers"
 	case epp.EndpointObserver, epp.SnapshotObserver:
 		return "an observer of the pool"
 	}
@@ -52,7 +58,9 @@ func inProfile(instance any) bool {
 }
 
 // passive reports whether the instance has an effect only if something refers to it.
-func passive(instance any) bool { return inProfile(instance) || isA[epp.Decider](instance) }
+func passive(instance any) bool {
+	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance)
+}
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this
 // package does not know; llm-d's type names end in the kind.

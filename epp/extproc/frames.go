@@ -116,6 +116,7 @@ type head struct {
 // readHead reads the headers of a request in one pass. Gateways send names in lower case.
 func readHead(m *corev3.HeaderMap) (h head) {
 	var olds older
+	h.Headers = clientHeaders{m}
 	for _, v := range m.GetHeaders() {
 		switch name := v.GetKey(); name {
 		case ":method":
@@ -156,6 +157,12 @@ func readHead(m *corev3.HeaderMap) (h head) {
 	h.Objective, h.Target = cmp.Or(h.Objective, olds.objective), cmp.Or(h.Target, olds.target)
 	return h
 }
+
+// clientHeaders are the headers of a request as epp.Headers.
+type clientHeaders struct{ *corev3.HeaderMap }
+
+// Get implements epp.Headers.
+func (h clientHeaders) Get(name string) string { return headerOf(h.HeaderMap, name) }
 
 // older are the values of headers under their older names. They count if the newer header is missing.
 type older struct{ objective, target string }

@@ -248,6 +248,6 @@ func (st *stream) releaseReader() {
 	if st.request.reader != nil {
 		st.request.reader.Reset(read.Head{}, 0, epp.BlockSpec{})
 		st.s.readers.Put(st.request.reader)
-		st.request.reader = nil
+		st.request.reader, st.request.head.Headers = nil, nil
 	}
 }

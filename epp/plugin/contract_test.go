@@ -33,8 +33,9 @@ import (
 
 // required are the parameters of plugins that cannot do without.
 var required = map[string]string{
-	"file-discovery":     "path: endpoints.yaml",
-	"utilization-filter": "conditions: [{metric: waiting-queue, maxValue: 10}]",
+	"header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
+	"file-discovery":               "path: endpoints.yaml",
+	"utilization-filter":           "conditions: [{metric: waiting-queue, maxValue: 10}]",
 }
 
 // decode returns a plugin of the table with these parameters over its defaults.
@@ -67,6 +68,7 @@ func problems(p epp.Plugin) (found []string) {
 var others = map[string]any{
 	"matcher": knownCache{}, "charger": knownCharge{}, "always": alwaysRemote, "picker": instanceOf(picker.NewMaxScore),
 	"topology-extractor": instanceOf(affinity.NewTopologyExtractor),
+	"sessions":           &affinity.Sessions{},
 }
 
 func builder() *epp.Builder {
@@ -243,7 +245,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology:
+			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, *affinity.Sessions:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}

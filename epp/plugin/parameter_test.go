@@ -15,6 +15,9 @@ func TestReferences(t *testing.T) {
 	for _, test := range []struct{ typ, field, right, kind string }{
 		{"active-request-scorer", "inFlightLoadProducerName", "charger", "Charger"},
 		{"utilization-filter", "inFlightLoadProducerName", "charger", "Charger"},
+		{"no-hit-lru-scorer", "prefixMatchInfoProducerName", "matcher", "Matcher"},
+		{"session-affinity-filter", "sessionIDProducerName", "sessions", "Sessions"},
+		{"session-affinity-scorer", "sessionIDProducerName", "sessions", "Sessions"},
 		{"topology-affinity-filter", "topologyProducerName", "topology-extractor", "Topology"},
 		{"topology-affinity-scorer", "topologyProducerName", "topology-extractor", "Topology"},
 		{"token-load-scorer", "inFlightLoadProducerName", "charger", "Charger"},
@@ -107,6 +110,14 @@ func TestProblems(t *testing.T) {
 		{"utilization-filter", "conditions: []", "conditions: must not be empty"},
 		{"utilization-filter", "conditions: [{metric: queue, maxValue: -1}]", "conditions[0].metric: must be one of active-requests, kv-cache-utilization, " +
 			`running-requests, waiting-queue, got "queue"|conditions[0].maxValue: must not be negative, got -1`},
+		{"session-affinity-filter", "strategy: cookie", `strategy: must be encoded_endpoint_header or session_id, got "cookie"`},
+		{"session-affinity-scorer", "sessionIdConfig: {sources: [{header: a, attribute: b}], evictionTtlSeconds: 0}",
+			"sessionIdConfig.sources[0]: must have either header or attribute|" +
+				"sessionIdConfig.evictionTtlSeconds: must be more than 0 and less than 1e9, got 0"},
+		{"session-id-producer", "{headerName: a, cookieName: b, lruSize: 0, ttl: 0s}",
+			"cookieName: cannot be combined with headerName|lruSize: must be at least 1, got 0|ttl: must be more than 0, got 0s"},
+		{"header-label-affinity-scorer", "", "headerName: must not be empty|labelKey: must not be empty"},
+		{"agent-identity", "additionalSessionHeaders: ['']", "additionalSessionHeaders[0]: must not be empty"},
 		{"topology-affinity-filter", "minAffinity: node", `minAffinity: must be one of host, rack, zone, region, got "node"`},
 		{"context-length-aware", "label: ''", "label: must not be empty"},
 		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
@@ -134,6 +145,7 @@ func TestCorrections(t *testing.T) {
 		{"token-load-scorer", "queueThresholdTokens", "0", "4194304"},
 		{"token-load-scorer", "queueThresholdTokens", "-8", "4194304"},
 		{"load-aware-scorer", "threshold", "0", "128"},
+		{"no-hit-lru-scorer", "lruSize", "0", "1024"},
 		{"max-score-picker", "maxNumOfEndpoints", "0", "1"},
 		{"random-picker", "maxNumOfEndpoints", "-1", "1"},
 		{"weighted-random-picker", "maxNumOfEndpoints", "0", "1"},

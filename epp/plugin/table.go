@@ -17,6 +17,7 @@ var Table = []epp.Row{
 	{Type: "prefill-filter", New: filter.NewPrefill},
 	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: filter.NewLabelSelector},
 	{Type: "prefix-cache-affinity-filter", New: filter.NewPrefixCacheAffinity},
+	{Type: "session-affinity-filter", New: affinity.NewSessionFilter},
 	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
 	{Type: "utilization-filter", New: filter.NewUtilization},
 
@@ -33,6 +34,9 @@ var Table = []epp.Row{
 	{Type: "prefix-cache-scorer", New: scorer.NewPrefixCache},
 	{Type: "lora-affinity-scorer", New: scorer.NewLoRAAffinity},
 	{Type: "load-aware-scorer", New: scorer.NewLoadAware},
+	{Type: "no-hit-lru-scorer", New: scorer.NewNoHitLRU},
+	{Type: "session-affinity-scorer", New: affinity.NewSessionScorer},
+	{Type: "header-label-affinity-scorer", New: affinity.NewHeaderLabelScorer},
 	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
 	{Type: "context-length-aware", New: scorer.NewContextLengthAware},
 
@@ -51,6 +55,8 @@ var Table = []epp.Row{
 	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
+	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},
+	{Type: "agent-identity", New: affinity.NewAgentIdentity},
 	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
 

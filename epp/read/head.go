@@ -19,6 +19,7 @@ type Head struct {
 	Objective   string      // x-llm-d-inference-objective
 	Target      string      // x-llm-d-model-name-rewrite
 	Subset      *epp.Subset // nil: the whole pool
+	Headers     epp.Headers // all of them, for plugins
 }
 
 // HeadOf makes the head of a request that came over HTTP, as /explain and other parts of the admin port receive it. path
@@ -26,6 +27,7 @@ type Head struct {
 func HeadOf(r *http.Request, path string) Head {
 	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
 		Mode:      r.Header.Values(pd.HeaderMode),
+		Headers:   r.Header,
 		Objective: cmp.Or(r.Header.Get(epp.HeaderObjective), r.Header.Get(epp.HeaderObjectiveOld)),
 		Target:    cmp.Or(r.Header.Get(epp.HeaderTarget), r.Header.Get(epp.HeaderTargetOld))}
 	if hint, ok := r.Header[http.CanonicalHeaderKey(epp.HeaderSubset)]; ok {

@@ -46,7 +46,7 @@ func TestHeadOf(t *testing.T) {
 	r.Header.Set("X-Request-Id", "r-1")
 	r.Header.Add("X-Tandem-Pd", "force")
 	h := read.HeadOf(r, "/v1/completions")
-	if want := (read.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Mode: []string{"force"}}); !reflect.DeepEqual(h, want) {
+	if want := (read.Head{Method: "POST", Path: "/v1/completions", ContentType: "application/json", RequestID: "r-1", Mode: []string{"force"}, Headers: r.Header}); !reflect.DeepEqual(h, want) {
 		t.Errorf("got %+v", h)
 	}
 	r.Header.Set(epp.HeaderSubset, "10.0.0.1:8000, 10.0.0.2")

@@ -54,7 +54,8 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 	}
 	api := h.API()
 	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
-	r.request = epp.Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective}
+	r.request = epp.Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective,
+		Headers: h.Headers}
 	r.buffered.Reset()
 	clear(r.out)
 	r.out = r.out[:0]

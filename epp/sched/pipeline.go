@@ -26,6 +26,8 @@ type Config struct {
 	Links     epp.LinkEstimator   // nil: links are not known
 	Detector  epp.Detector        // while the pool is full, requests of negative priority are refused; nil: they are not
 	Observers []epp.Observer      // of outcomes
+	Picked    []epp.PickObserver  // told of every pick
+	Stampers  []epp.Stamper       // of answers
 	Charge    epp.Charge          // how requests are charged to endpoints
 	Stale     time.Duration       // age from which a load is trusted less: see epp.Load.Trust
 	Seed      uint64              // of the random numbers that break ties; 0 = another seed for every pipeline

@@ -79,6 +79,9 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	k.learn()
 	d := k.write(k.made)
 	d.Reservation = &k.made.reservation
+	for _, o := range p.config.Picked {
+		o.Picked(&k.round, k.all, d)
+	}
 	return d, nil
 }
 
