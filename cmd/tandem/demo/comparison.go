@@ -91,6 +91,7 @@ func (k *kind) body(r *rand.Rand) ([]byte, error) {
 // side is one arrangement of the engines.
 type side struct {
 	name     string
+	about    string // what the engines do
 	endpoint *client.Endpoint
 	local    bool // all prompts are prefilled where they are decoded
 }
@@ -155,18 +156,19 @@ func (c *contest) start(ctx context.Context, with *settings) error {
 		return err
 	}
 	for i, s := range []struct {
-		name, proxy string
-		local       bool
+		name, about, proxy string
+		local              bool
 	}{
-		{"all local", whole.Proxy, true},
-		{fmt.Sprintf("P/D, %d+%d", prefillEngines, decodeEngines), split.Proxy, false},
+		{"all local", "each engine prefills and decodes; while it prefills, its streams get no tokens", whole.Proxy, true},
+		{fmt.Sprintf("P/D, %d+%d", prefillEngines, decodeEngines),
+			fmt.Sprintf("%d engines prefill the long prompts, the other %d decode everything", prefillEngines, decodeEngines), split.Proxy, false},
 	} {
 		endpoint, err := client.New(client.Options{URL: "http://" + s.proxy, Model: comparedModel, API: pd.APICompletions, Stream: true,
 			ConnectTimeout: 5 * time.Second, Timeout: 30 * time.Second, Connections: 100})
 		if err != nil {
 			return err
 		}
-		c.sides[i] = &side{s.name, endpoint, s.local}
+		c.sides[i] = &side{s.name, s.about, endpoint, s.local}
 	}
 	return nil
 }
@@ -214,7 +216,7 @@ func (c *contest) describe(m model.Model) report.Comparison {
 		d.About = append(d.About, fmt.Sprintf("%s: %d a second, %d tokens in, %d out", k.name, k.rate, k.prompt, k.answer))
 	}
 	for i, s := range c.sides {
-		d.Sides[i].Name = s.name
+		d.Sides[i].Name, d.Sides[i].About = s.name, s.about
 	}
 	return d
 }

@@ -205,6 +205,9 @@ const clipped = `[...document.querySelectorAll(".scroll")]
 	.filter(e => e.querySelector(innerWidth < 768 ? ".candidates" : "table:not(.requests)") && e.scrollWidth > e.clientWidth)
 	.map(e => e.getAttribute("aria-label") + ": " + e.scrollWidth + " of " + e.clientWidth + " px")`
 
+// cutOff lists the captions that go beyond the screen.
+const cutOff = `[...document.querySelectorAll("caption span")].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.textContent)`
+
 // torn lists the headings of one word that take more than one line.
 const torn = `[...document.querySelectorAll(".candidates thead th")].filter(e => {
 	const text = document.createRange();
@@ -257,6 +260,7 @@ func checkPage(b *browser, width int) {
 	}
 	b.mustHaveNone("sticks out", tooWide)
 	b.mustHaveNone("letters collide", colliding)
+	b.mustHaveNone("caption is cut off", cutOff)
 	var styled bool
 	b.eval(`getComputedStyle(document.querySelector("main")).maxWidth != "none"`, &styled)
 	if !styled {

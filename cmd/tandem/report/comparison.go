@@ -26,6 +26,7 @@ type Goal struct {
 // Side is one arrangement of the engines. Round i of both sides had the same lengths and arrivals.
 type Side struct {
 	Name   string  `json:"name"`
+	About  string  `json:"about"` // what the engines do, in a few words
 	Rounds []Round `json:"rounds"`
 }
 
@@ -197,7 +198,7 @@ func middle(values []float64) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// summary says what P/D is worth under this load.
+// summary says what P/D is worth under this load, and whether the machine was fast enough to tell.
 func (c *Comparison) summary() string {
 	by := map[string][]string{}
 	for _, d := range c.compared() {
@@ -216,6 +217,9 @@ func (c *Comparison) summary() string {
 	if len(by[unclear]) > 0 {
 		parts = append(parts, fmt.Sprintf("A verdict takes %d pairs of rounds.", enoughPairs))
 	}
+	if c.tooSlow() {
+		parts = append(parts, "This machine was too slow or too busy: the figures are its own as much as the model's.")
+	}
 	return strings.Join(parts, " ")
 }
 
@@ -226,22 +230,30 @@ const (
 	lateSend    = 20
 )
 
-// pace says whether the machine kept up: how late requests were sent, and how long a step took against the model's.
-func (c *Comparison) pace() string {
+// paces returns how late requests were sent, and the median gap between tokens.
+func (c *Comparison) paces() (lateness spread, gap float64) {
 	var late, gaps []float64
 	for i := range c.Sides {
 		for _, x := range c.Sides[i].pooled().Samples {
 			late, gaps = append(late, max(0, x.Late)), append(gaps, x.ITL...)
 		}
 	}
-	lateness, gap := sorted(late), sorted(gaps).percentile(50)
+	return sorted(late), sorted(gaps).percentile(50)
+}
+
+// tooSlow reports whether the machine was too slow for the figures to be the model's.
+func (c *Comparison) tooSlow() bool {
+	lateness, gap := c.paces()
+	_, tail := lateness.tail()
+	return tail > lateSend || gap > slowMachine*c.Step
+}
+
+// pace says how late requests were sent, and how long a step took against the model's.
+func (c *Comparison) pace() string {
+	lateness, gap := c.paces()
 	name, tail := lateness.tail()
-	s := fmt.Sprintf("Requests were sent at most %s ms late (%s %s ms). The median gap is %s ms, where the model's step takes %s ms or more.",
+	return fmt.Sprintf("Requests were sent at most %s ms late (%s %s ms). The median gap is %s ms, where the model's step takes %s ms or more.",
 		millis(lateness.percentile(100)), name, millis(tail), millis(gap), millis(c.Step))
-	if tail > lateSend || gap > slowMachine*c.Step {
-		s += " This machine was too slow or too busy: the figures are its own as much as the model's."
-	}
-	return s
 }
 
 // goal says what goodput counts.
@@ -276,8 +288,11 @@ func signed(v float64) string {
 
 func textComparison(b *bytes.Buffer, c *Comparison) {
 	columns, rows := c.rows()
-	fmt.Fprintf(b, "\nThe same load on the same engines: %s against %s, %s of each in turns\n%s\n\n", line(c.Sides[0].Name), line(c.Sides[1].Name),
-		counted(len(c.Sides[1].Rounds), "round"), line(strings.Join(c.About, "; ")))
+	fmt.Fprintf(b, "\nThe same load on the same engines, in turns, %s of each:\n", counted(len(c.Sides[1].Rounds), "round"))
+	for _, s := range c.Sides {
+		fmt.Fprintf(b, "%s: %s\n", line(s.Name), line(s.About))
+	}
+	fmt.Fprintf(b, "%s\n\n", line(strings.Join(c.About, "; ")))
 	textTable(b, append([][]string{columns}, rows...))
 	fmt.Fprintf(b, "%s\n%s\n%s\n", c.goal(), line(c.summary()), c.pace())
 }
@@ -286,7 +301,7 @@ func textComparison(b *bytes.Buffer, c *Comparison) {
 type duel struct {
 	About               []string
 	Summary, Pace, Goal string
-	Names               [2]string
+	Names, Roles        [2]string
 	Differences         chart
 	Charts              []titledChart
 	Columns             []string
@@ -298,7 +313,8 @@ func newDuel(c *Comparison) *duel {
 	if c == nil {
 		return nil
 	}
-	p := &duel{About: c.About, Summary: c.summary(), Pace: c.pace(), Goal: c.goal(), Names: [2]string{c.Sides[0].Name, c.Sides[1].Name}}
+	p := &duel{About: c.About, Summary: c.summary(), Pace: c.pace(), Goal: c.goal(), Names: [2]string{c.Sides[0].Name, c.Sides[1].Name},
+		Roles: [2]string{c.Sides[0].About, c.Sides[1].About}}
 	p.Columns, p.Rows = c.rows()
 	var all []TrialDifference
 	for _, d := range c.compared() {

@@ -11,7 +11,7 @@ import (
 func sampleComparison(seed uint64) *Comparison {
 	rnd := rand.New(rand.NewPCG(seed, 2))
 	c := &Comparison{About: []string{"4 engines", "10 streams and 4 long prompts a second"}, Goal: Goal{1000, 100}, Step: 14.8,
-		Sides: [2]Side{{Name: "all local"}, {Name: "P/D, 2+2"}}}
+		Sides: [2]Side{{Name: "all local", About: "each engine prefills and decodes"}, {Name: "P/D, 2+2", About: "2 engines prefill for the other 2"}}}
 	for range enoughPairs {
 		for i := range c.Sides {
 			r := Round{Seconds: 2}
@@ -119,7 +119,7 @@ func TestSummaryOfComparison(t *testing.T) {
 	}
 }
 
-func TestPaceTellsASlowMachine(t *testing.T) {
+func TestSummaryTellsASlowMachine(t *testing.T) {
 	const warning = "too slow or too busy"
 	for _, c := range []struct {
 		name  string
@@ -137,7 +137,7 @@ func TestPaceTellsASlowMachine(t *testing.T) {
 					c.spoil(&r.Samples[0])
 				}
 			}
-			if got := given.pace(); strings.Contains(got, warning) != c.want {
+			if got := given.summary(); strings.Contains(got, warning) != c.want {
 				t.Errorf("%s", got)
 			}
 		})

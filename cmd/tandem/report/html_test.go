@@ -80,6 +80,7 @@ func hostile() *Data {
 	c := d.Comparison
 	c.About, c.Goal, c.Step = []string{evil, long}, Goal{math.NaN(), math.Inf(1)}, math.Inf(-1)
 	c.Sides[0].Name, c.Sides[1].Name = evil, long
+	c.Sides[0].About, c.Sides[1].About = long, evil
 	for i := range c.Sides[0].Rounds {
 		r := &c.Sides[0].Rounds[i]
 		r.Seconds = 0
@@ -255,6 +256,7 @@ func TestPageContents(t *testing.T) {
 		"slow request":  {page, "The slowest request, by TTFT"},
 		"pods":          {page, ", prefilled on prefill-"},
 		"comparison":    {page, "P/D pays here in ITL p99 ("},
+		"sides":         {page, "</b>: 2 engines prefill for the other 2</p>"},
 		"whole answers": {page, "Answers in one piece (E2E)"},
 		"table":         {page, "Table of 90 requests"},
 		"failed check":  {failed, "FAILED: 1 of 5 checks."},

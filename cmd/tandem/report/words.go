@@ -17,8 +17,8 @@ var phaseMeaning = map[pd.Phase]string{
 	pd.PhaseRecv:    "the sidecar reads the request",
 	pd.PhasePrefill: "a prefill engine computes the KV cache of the prompt",
 	pd.PhaseHandoff: "the sidecar turns the answer of prefill into the request to decode",
-	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte; " +
-		"for an answer that is not streamed, up to its end",
+	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte, or up to the end of an " +
+		"answer that is not streamed; the first transfer between two engines also connects them",
 	pd.PhaseDecode: "the decode engine makes the rest of a streamed answer",
 }
 
