@@ -21,8 +21,8 @@ var apis = []struct {
 	APIOther:       {"", "other", false},
 	APIChat:        {"/v1/chat/completions", "chat", true},
 	APICompletions: {"/v1/completions", "completions", true},
-	APIResponses:   {"/v1/responses", "responses", false},
-	APIMessages:    {"/v1/messages", "messages", false},
+	APIResponses:   {"/v1/responses", "responses", true},
+	APIMessages:    {"/v1/messages", "messages", true},
 	APIGenerate:    {"/inference/v1/generate", "generate", false},
 	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
 }

@@ -14,8 +14,8 @@ func TestAPIOf(t *testing.T) {
 	}{
 		{"/v1/chat/completions", "chat", pd.APIChat, true},
 		{"/v1/completions", "completions", pd.APICompletions, true},
-		{"/v1/responses", "responses", pd.APIResponses, false},
-		{"/v1/messages", "messages", pd.APIMessages, false},
+		{"/v1/responses", "responses", pd.APIResponses, true},
+		{"/v1/messages", "messages", pd.APIMessages, true},
 		{"/inference/v1/generate", "generate", pd.APIGenerate, false},
 		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, false},
 		{"", "other", pd.APIOther, false},

@@ -141,9 +141,9 @@ func (r *Refusal) JSON(api API) []byte {
 	return b
 }
 
-// Event returns the error as the last event of a stream whose status was already sent. It ends the stream in the way of the
-// API: chat and completions with [DONE], messages and responses with the error event itself.
-func (r *Refusal) Event(api API) []byte {
+// Event returns the error as the last event of a stream whose status was already sent, after number events. It ends the
+// stream in the way of the API: chat and completions with [DONE], messages and responses with the error event itself.
+func (r *Refusal) Event(api API, number int) []byte {
 	switch api {
 	case APIMessages:
 		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", r.JSON(api))
@@ -153,7 +153,8 @@ func (r *Refusal) Event(api API) []byte {
 			Code    Reason  `json:"code"`
 			Message string  `json:"message"`
 			Param   *string `json:"param"`
-		}{Type: "error", Code: refusals[r.row()].reason, Message: r.Message})
+			Number  int     `json:"sequence_number"` // events count from 0
+		}{Type: "error", Code: refusals[r.row()].reason, Message: r.Message, Number: number})
 		if err != nil {
 			panic(err) // strings always marshal
 		}

@@ -129,14 +129,14 @@ func TestRefusalEventEndsTheStream(t *testing.T) {
 		for _, reason := range append(pd.Reasons(pd.Refused), "no-such-reason") {
 			r := pd.Refuse(reason, "a\n\nb")
 			known := r.Result().Reason
-			events := strings.Split(strings.TrimSuffix(string(r.Event(api)), "\n\n"), "\n\n")
+			events := strings.Split(strings.TrimSuffix(string(r.Event(api, 5)), "\n\n"), "\n\n")
 			switch api {
 			case pd.APIMessages:
 				if want := "event: error\ndata: " + string(r.JSON(api)); len(events) != 1 || events[0] != want {
 					t.Errorf("%s: got %q", api, events)
 				}
 			case pd.APIResponses:
-				want := fmt.Sprintf("event: error\ndata: "+`{"type":"error","code":%q,"message":"a\n\nb","param":null}`, known)
+				want := fmt.Sprintf("event: error\ndata: "+`{"type":"error","code":%q,"message":"a\n\nb","param":null,"sequence_number":5}`, known)
 				if len(events) != 1 || events[0] != want {
 					t.Errorf("%s: got %q", api, events)
 				}
@@ -194,8 +194,8 @@ func TestRefusalWithoutARow(t *testing.T) {
 			t.Errorf("%q: %d, %s", reason, r.Status(), r.Result())
 		}
 		for _, api := range everyAPI() {
-			if strings.Contains(string(r.Event(api)), `"code":"`+string(reason)+`"`) {
-				t.Errorf("%q: %s tells the client: %s", reason, api, r.Event(api))
+			if strings.Contains(string(r.Event(api, 5)), `"code":"`+string(reason)+`"`) {
+				t.Errorf("%q: %s tells the client: %s", reason, api, r.Event(api, 5))
 			}
 		}
 	}

@@ -196,8 +196,10 @@ func TestUnsplittable(t *testing.T) {
 		{pd.APICompletions, `{"model":"m","prompt":["a","b"]}`},
 		{pd.APICompletions, completion + `,"echo":true,"logprobs":1}`},
 		{pd.APICompletions, completion + `,"prompt_logprobs":0}`},
-		{pd.APIMessages, chat + "}"},
-		{pd.APIResponses, chat + "}"},
+		{pd.APIMessages, chat + `,"max_tokens":5,"n":2}`},
+		{pd.APIResponses, `{"model":"m","input":"x","background":true}`},
+		{pd.APIResponses, `{"model":"m","input":"x","previous_response_id":"resp_1"}`},
+		{pd.APIResponses, `{"model":"m","input":"x","tools":[{"type":"web_search_preview"}]}`},
 		{pd.APIGenerate, chat + "}"},
 		{pd.APIEmbeddings, chat + "}"},
 	}

@@ -149,7 +149,7 @@ func TestStreamBreaksOff(t *testing.T) {
 		for _, api := range []pd.API{pd.APIChat, pd.APICompletions, pd.APIMessages, pd.APIResponses} {
 			t.Run(name+"/"+api.String(), func(t *testing.T) {
 				s, header := serve(t, ways["remote"], handoffParams, act)
-				got := post(t, s.url+api.Path(), `{"model":"m","messages":[],"prompt":"x","stream":true}`, append(header, "TE", "trailers")...)
+				got := post(t, s.url+api.Path(), `{"model":"m","messages":[],"prompt":"x","input":"x","max_tokens":9,"stream":true}`, append(header, "TE", "trailers")...)
 				if got.status != 200 || got.err != nil || !strings.HasPrefix(got.body, firstEvent) {
 					t.Fatalf("%d %q, %v", got.status, got.body, got.err)
 				}
@@ -179,7 +179,7 @@ func TestStreamWithoutDone(t *testing.T) {
 	cases := []struct {
 		api     pd.API
 		outcome string
-	}{{pd.APIChat, "error"}, {pd.APICompletions, "error"}, {pd.APIMessages, "done"}, {pd.APIResponses, "done"}}
+	}{{pd.APIChat, "error"}, {pd.APICompletions, "error"}, {pd.APIMessages, "error"}, {pd.APIResponses, "error"}, {pd.APIGenerate, "done"}}
 	for _, c := range cases {
 		t.Run(c.api.String(), func(t *testing.T) {
 			s, _ := serve(t, ways["local"], handoffParams, streams(firstEvent))

@@ -75,8 +75,13 @@ func TestReaderMembers(t *testing.T) {
 		{"one prompt", pd.APICompletions, `{"prompt":["x"]}`, "", false, request.FitSplit},
 		{"two prompts", pd.APICompletions, `{"prompt":["x","y"],"stream":true}`, "", true, request.FitLocal},
 		{"token ids", pd.APICompletions, `{"prompt":[1,2]}`, "", false, request.FitSplit},
-		{"an API that is never split", pd.APIMessages, chat(`,"stream":true`), "", true, request.FitLocal},
-		{"its mistakes too", pd.APIResponses, `{"max_tokens":0}`, "", false, request.FitLocal},
+		{"messages", pd.APIMessages, chat(`,"max_tokens":5,"stream":true`), "", true, request.FitSplit},
+		{"messages without a limit", pd.APIMessages, chat(`,"stream":true`), "", true, request.FitDoubted},
+		{"responses", pd.APIResponses, `{"input":[{"role":"user","content":"x"}]}`, "", false, request.FitSplit},
+		{"responses with functions", pd.APIResponses, `{"input":"x","tools":[{"type":"function","name":"f"}]}`, "", false, request.FitSplit},
+		{"responses with a tool of the engine", pd.APIResponses, `{"input":"x","tools":[{"type":"web_search_preview"}]}`, "", false, request.FitLocal},
+		{"an API that is never split", pd.APIEmbeddings, `{"input":"x"}`, "", false, request.FitLocal},
+		{"its mistakes too", pd.APIGenerate, `{"max_tokens":0}`, "", false, request.FitLocal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := mustRead(t, c.api, c.body)

@@ -16,7 +16,7 @@ func (k *pick) steer() error {
 		k.verdict, k.reason = pd.Local, pd.Bypassed
 	case r.Fit == request.FitLocal && r.Mode == pd.ModeForce:
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
-			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
+			"it needs one prompt, one choice, no prompt log probabilities, and nothing that only one engine has.")
 	case r.Fit != request.FitSplit:
 		k.verdict, k.reason = pd.Local, pd.NotSplittable
 	case forced:

@@ -20,20 +20,38 @@ type Event struct {
 
 var doneText = []byte("[DONE]")
 
-// Done reports whether the event is [DONE], which ends streams of OpenAI's APIs.
-func (e Event) Done() bool { return bytes.Equal(bytes.TrimSpace(e.Data), doneText) }
+// Done reports whether the event ends a complete stream: [DONE] of chat and completions, message_stop of messages, and
+// response.completed or response.incomplete of responses.
+func (e Event) Done() bool {
+	switch string(e.Name) {
+	case "message_stop", "response.completed", "response.incomplete":
+		return true
+	}
+	return bytes.Equal(bytes.TrimSpace(e.Data), doneText)
+}
 
 var (
 	errorText  = []byte("error")
+	failedText = []byte("response.failed")
 	errorKey   = []byte(`"error"`)
 	errorTable = NewTable(Want{Path: "error"})
 	scanners   = sync.Pool{New: func() any { return new(Scanner) }}
 )
 
-// Error reports whether the event is an error: its name is "error", or its data has a top-level member "error" that is not
-// null. vLLM sends the latter with status 200 and without a name.
+// Opens reports whether engines may send the event before they know whether they can answer: the first events of responses
+// and messages, which carry no token.
+func (e Event) Opens() bool {
+	switch string(e.Name) {
+	case "response.created", "response.queued", "response.in_progress", "message_start", "ping":
+		return true
+	}
+	return false
+}
+
+// Error reports whether the event is an error: its name is "error" or "response.failed", or its data has a top-level member
+// "error" that is not null. vLLM sends the latter with status 200 and without a name.
 func (e Event) Error() bool {
-	if bytes.Equal(e.Name, errorText) {
+	if bytes.Equal(e.Name, errorText) || bytes.Equal(e.Name, failedText) {
 		return true
 	}
 	if !bytes.Contains(e.Data, errorKey) {

@@ -123,6 +123,21 @@ func TestDone(t *testing.T) {
 			t.Errorf("%q: %v", data, got)
 		}
 	}
+	for name, want := range map[string]bool{"message_stop": true, "response.completed": true, "response.incomplete": true,
+		"message_delta": false, "response.failed": false, "response.output_item.done": false, "error": false} {
+		if got := (Event{Name: []byte(name), Data: []byte("{}")}).Done(); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestOpens(t *testing.T) {
+	for name, want := range map[string]bool{"response.created": true, "response.queued": true, "response.in_progress": true, "message_start": true, "ping": true,
+		"": false, "response.output_item.added": false, "content_block_start": false, "message_delta": false, "response.completed": false, "error": false} {
+		if got := (Event{Name: []byte(name), Data: []byte("{}")}).Opens(); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }
 
 func TestError(t *testing.T) {
@@ -140,6 +155,7 @@ func TestError(t *testing.T) {
 		{"a value", "", `{"type":"error"}`, false},
 		{"by name", "error", `{}`, true},
 		{"by another name", "errors", `{}`, false},
+		{"of responses", "response.failed", `{"response":{"error":{}}}`, true},
 		{"no JSON", "", `"error"]`, false},
 		{"half an error", "", `{"error":{}`, false},
 		{"the end", "", `[DONE]`, false},

@@ -4,7 +4,7 @@ import "bytes"
 
 // Usage is the token counts of an answer. -1 = not reported.
 type Usage struct {
-	Prompt     int64 // tokens of the prompt
+	Prompt     int64 // tokens of the prompt, cached ones among them
 	Cached     int64 // how many of them were in the prefix cache
 	Completion int64 // tokens generated
 }
@@ -12,8 +12,7 @@ type Usage struct {
 // NoUsage is the usage of an answer that reports none.
 var NoUsage = Usage{Prompt: -1, Cached: -1, Completion: -1}
 
-// Merge returns the larger of each count of u and a later event of the same stream. The counts of a stream grow, but the last
-// event of the messages API reports only the uncached part of the prompt.
+// Merge returns the larger of each count of u and a later event of the same stream, whose counts grow.
 func (u Usage) Merge(later Usage) Usage {
 	return Usage{
 		Prompt:     max(u.Prompt, later.Prompt),
@@ -28,18 +27,22 @@ var (
 	usagePlaces = []string{"usage", "response.usage", "message.usage"}
 	usageNames  = [...][]string{
 		usagePrompt:     {"prompt_tokens", "input_tokens"},
-		usageCached:     {"prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cache_read_input_tokens"},
+		usageCached:     {"prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens"},
 		usageCompletion: {"completion_tokens", "output_tokens"},
+		usageRead:       {"cache_read_input_tokens"},
+		usageCreated:    {"cache_creation_input_tokens"},
 	}
 	usageKey                = []byte(`"usage"`)
 	usageTable, usageCounts = newUsageTable()
 )
 
-// The counts of a Usage.
+// The counts in an answer. The last two are of the messages API, whose input_tokens leaves them out.
 const (
 	usagePrompt = iota
 	usageCached
 	usageCompletion
+	usageRead
+	usageCreated
 )
 
 // newUsageTable returns the table and, for each want, the count that it is.
@@ -62,7 +65,7 @@ func newUsageTable() (*Table, []int) {
 type UsageReader struct {
 	scan   Scanner
 	sink   Sink
-	counts [3]int64
+	counts [usageCreated + 1]int64
 	number int64 // of the count that is being read, -1 = it is not an integer
 }
 
@@ -71,7 +74,9 @@ func (r *UsageReader) Reset() {
 	if r.sink == nil {
 		r.sink = r.take
 	}
-	r.counts = [3]int64{-1, -1, -1}
+	for i := range r.counts {
+		r.counts[i] = -1
+	}
 	r.number = 0
 	r.scan.Reset(usageTable, Limits{}, r.sink)
 }
@@ -82,6 +87,11 @@ func (r *UsageReader) Write(chunk []byte) (int, error) { return r.scan.Write(chu
 // Usage returns the counts found so far, and whether there are any.
 func (r *UsageReader) Usage() (Usage, bool) {
 	u := Usage{r.counts[usagePrompt], r.counts[usageCached], r.counts[usageCompletion]}
+	read, created := r.counts[usageRead], r.counts[usageCreated]
+	u.Cached = max(u.Cached, read)
+	if u.Prompt >= 0 {
+		u.Prompt += max(0, read) + max(0, created)
+	}
 	return u, u != NoUsage
 }
 

@@ -38,22 +38,23 @@ func valueOf(t testing.TB, object, name string) string {
 func TestAcceptRecordings(t *testing.T) {
 	cases := []struct {
 		file           string
+		api            pd.API
 		prompt, cached int64
 		blocks         int
 	}{
-		{"chat-P.json", 95, 0, 3},
-		{"chat-stream-P.json", 95, 0, 3},
-		{"completions-first-contact-P.json", 100, 0, 4},
-		{"completions-same-prompt-again-P.json", 100, 96, 4},
-		{"completions-long-3000-P.json", 3000, 0, 94},
-		{"stop-first-P.json", 100, 0, 4},
-		{"responses-P.json", -1, -1, 4}, // usage has other names there
-		{"messages-P.json", -1, -1, 4},
+		{"chat-P.json", pd.APIChat, 95, 0, 3},
+		{"chat-stream-P.json", pd.APIChat, 95, 0, 3},
+		{"completions-first-contact-P.json", pd.APICompletions, 100, 0, 4},
+		{"completions-same-prompt-again-P.json", pd.APICompletions, 100, 96, 4},
+		{"completions-long-3000-P.json", pd.APICompletions, 3000, 0, 94},
+		{"stop-first-P.json", pd.APICompletions, 100, 0, 4},
+		{"responses-P.json", pd.APIResponses, 111, 0, 4},
+		{"messages-P.json", pd.APIMessages, 111, 96, 4},
 	}
 	for _, c := range cases {
 		t.Run(c.file, func(t *testing.T) {
 			raw := answer(t, c.file)
-			r := asked(t, pd.APICompletions, `{"prompt":"x"}`)
+			r := asked(t, c.api, `{"prompt":"x"}`)
 			for _, blockSize := range []int{0, 32} { // 32: of the engine that was recorded
 				d, _ := dialect.New("nixlv2", dialect.Options{BlockSize: blockSize})
 				h, err := attempt(t, d, r).Accept([]byte(raw))
@@ -70,9 +71,6 @@ func TestAcceptRecordings(t *testing.T) {
 				if cached, corrects := h.(dialect.UsageCorrector).Cached(); cached != c.cached || corrects {
 					t.Errorf("%d tokens cached, corrects the usage of an engine that hands its count over: %v", cached, corrects)
 				}
-			}
-			if c.prompt < 0 {
-				return
 			}
 			d, _ := dialect.New("nixlv2", dialect.Options{BlockSize: 1})
 			if h, err := attempt(t, d, r).Accept([]byte(raw)); err == nil || h == nil {

@@ -27,6 +27,22 @@ var odd = []struct {
 		`{"prompt":"x","max_tokens":1,"kv_transfer_params":$P}`,
 		`{"prompt":"x","kv_transfer_params":$H}`, "",
 	}, {
+		"responses", pd.APIResponses,
+		`{"input":"x","max_tokens":7,"max_output_tokens":9,"stream":true,"store":true,"kv_transfer_params":{}}`,
+		`{"input":"x","max_tokens":7,"max_output_tokens":1,"stream":false,"store":false,"kv_transfer_params":$P}`,
+		`{"input":"x","max_tokens":7,"max_output_tokens":9,"stream":true,"store":true,"kv_transfer_params":$H}`,
+		`{"input":"x","max_tokens":7,"max_output_tokens":9,"stream":true,"store":true}`,
+	}, {
+		"responses without a limit", pd.APIResponses,
+		`{"input":"x"}`,
+		`{"input":"x","max_output_tokens":1,"store":false,"kv_transfer_params":$P}`,
+		`{"input":"x","kv_transfer_params":$H}`, "",
+	}, {
+		"messages", pd.APIMessages,
+		`{"messages":[],"system":"s","max_tokens":9,"stream":true,"thinking":{"type":"enabled","budget_tokens":4}}`,
+		`{"messages":[],"system":"s","max_tokens":1,"stream":false,"thinking":{"type":"enabled","budget_tokens":4},"kv_transfer_params":$P}`,
+		`{"messages":[],"system":"s","max_tokens":9,"stream":true,"thinking":{"type":"enabled","budget_tokens":4},"kv_transfer_params":$H}`, "",
+	}, {
 		"an empty object", pd.APIChat,
 		`{ }`, `{ "max_tokens":1,"kv_transfer_params":$P}`, `{ "kv_transfer_params":$H}`, "",
 	}, {

@@ -13,6 +13,11 @@ func OneToken(r *request.Request, e *request.Edit) {
 	}
 	e.Drop("stream_options")
 	e.Drop("min_tokens")
+	if r.API == pd.APIResponses {
+		e.Set("max_output_tokens", jsonOne)
+		e.Set("store", jsonFalse) // a prefill engine that stores answers would store one that no client knows
+		return
+	}
 	completionLimit, limit := r.Has("max_completion_tokens"), r.Has("max_tokens")
 	if completionLimit {
 		e.Set("max_completion_tokens", jsonOne)

@@ -149,12 +149,20 @@ const (
 	aParams = iota
 	aPromptTokens
 	aCachedTokens
+	aInputTokens
+	aInputCached
+	aCacheRead
+	aCacheCreated
 )
 
 var answerTable = body.NewTable(
 	body.Want{Path: "kv_transfer_params", Once: true},
 	body.Want{Path: "usage.prompt_tokens"},
 	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
+	body.Want{Path: "usage.input_tokens"}, // responses, and messages, whose count leaves out those read from the cache or written to it
+	body.Want{Path: "usage.input_tokens_details.cached_tokens"},
+	body.Want{Path: "usage.cache_read_input_tokens"},
+	body.Want{Path: "usage.cache_creation_input_tokens"},
 )
 
 // Accept implements Attempt. The hand-off keeps the answer's bytes.
@@ -176,8 +184,23 @@ func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 		return nil, err
 	}
 	a.params = h
-	a.promptTokens, a.cachedTokens = tokens(answer, &s, aPromptTokens), tokens(answer, &s, aCachedTokens)
+	a.readUsage(func(want int) int64 { return tokens(answer, &s, want) })
 	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
+}
+
+// readUsage takes prefill's counts for the prompt. count returns a member of answerTable, -1 if it is absent.
+func (a *nixlAttempt) readUsage(count func(want int) int64) {
+	switch a.request.API {
+	case pd.APIResponses:
+		a.promptTokens, a.cachedTokens = count(aInputTokens), count(aInputCached)
+	case pd.APIMessages:
+		a.promptTokens, a.cachedTokens = count(aInputTokens), count(aCacheRead)
+		if a.promptTokens >= 0 {
+			a.promptTokens += max(0, a.cachedTokens) + max(0, count(aCacheCreated))
+		}
+	default:
+		a.promptTokens, a.cachedTokens = count(aPromptTokens), count(aCachedTokens)
+	}
 }
 
 // tokens returns a count of the answer, -1 if it is absent.

@@ -3,6 +3,7 @@ package request_test
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -135,8 +136,38 @@ func TestFit(t *testing.T) {
 		{"null", pd.APICompletions, `null`, doubted},
 		{"a number", pd.APICompletions, `7`, doubted},
 
-		{"responses", pd.APIResponses, `{"input":"x"}`, local},
-		{"messages", pd.APIMessages, `{"messages":[],"max_tokens":5}`, local},
+		{"responses", pd.APIResponses, `{"input":"x"}`, split},
+		{"responses, a conversation", pd.APIResponses, `{"input":[{"role":"user","content":"x"}],"max_output_tokens":5,"stream":true}`, split},
+		{"responses without input", pd.APIResponses, `{"messages":[],"prompt":"x"}`, doubted},
+		{"responses, input null", pd.APIResponses, `{"input":null}`, doubted},
+		{"responses, input an object", pd.APIResponses, `{"input":{}}`, doubted},
+		{"responses, min_tokens above the limit", pd.APIResponses, `{"input":"x","min_tokens":6,"max_output_tokens":5,"max_tokens":9}`, doubted},
+		{"responses, stored", pd.APIResponses, `{"input":"x","store":true}`, split},
+		{"responses in the background", pd.APIResponses, `{"input":"x","background":true}`, local},
+		{"responses not in the background", pd.APIResponses, `{"input":"x","background":false}`, split},
+		{"responses, background null", pd.APIResponses, `{"input":"x","background":null}`, split},
+		{"responses that go on", pd.APIResponses, `{"input":"x","previous_response_id":"resp_1"}`, local},
+		{"responses that do not go on", pd.APIResponses, `{"input":"x","previous_response_id":null}`, split},
+		{"responses, truncated", pd.APIResponses, `{"input":"x","truncation":"auto"}`, local},
+		{"responses, not truncated", pd.APIResponses, `{"input":"x","truncation":"disabled"}`, split},
+		{"responses, truncation null", pd.APIResponses, `{"input":"x","truncation":null}`, split},
+		{"responses without tools", pd.APIResponses, `{"input":"x","tools":[]}`, split},
+		{"responses with functions", pd.APIResponses, `{"input":"x","tools":[{"type":"function","name":"f"},{"name":"g","type":"f\u0075nction"}]}`, split},
+		{"responses with a tool of the engine", pd.APIResponses, `{"input":"x","tools":[{"type":"function"},{"type":"code_interpreter"}]}`, local},
+		{"responses with a tool of no type", pd.APIResponses, `{"input":"x","tools":[{"type":"function"},{"name":"g"}]}`, local},
+		{"responses with a tool whose type is no text", pd.APIResponses, `{"input":"x","tools":[{"type":7}]}`, local},
+		{"responses with more tools than are looked at", pd.APIResponses, `{"input":"x","tools":[` + strings.Repeat(`{"type":"function"},`, 2000) + `{"type":"mcp"}]}`, local},
+		{"what binds responses, in chat", pd.APIChat, `{"messages":[],"background":true,"previous_response_id":"x","truncation":"auto","tools":[{"type":"mcp"}]}`, split},
+
+		{"messages", pd.APIMessages, `{"messages":[],"max_tokens":5}`, split},
+		{"messages that are none", pd.APIMessages, `{"messages":"x","max_tokens":5}`, doubted},
+		{"messages without a limit", pd.APIMessages, `{"messages":[]}`, doubted},
+		{"messages, limit null", pd.APIMessages, `{"messages":[],"max_tokens":null}`, doubted},
+		{"messages with another limit", pd.APIMessages, `{"messages":[],"max_completion_tokens":5}`, doubted},
+		{"messages that think", pd.APIMessages, `{"messages":[],"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`, split},
+		{"messages that think too long", pd.APIMessages, `{"messages":[],"max_tokens":1024,"thinking":{"type":"enabled","budget_tokens":1024}}`, doubted},
+		{"messages that think for no number", pd.APIMessages, `{"messages":[],"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":"1"}}`, doubted},
+		{"messages that do not think", pd.APIMessages, `{"messages":[],"max_tokens":5,"thinking":{"type":"disabled"}}`, split},
 		{"generate", pd.APIGenerate, `{"token_ids":[1]}`, local},
 		{"embeddings", pd.APIEmbeddings, `{"input":"x"}`, local},
 		{"another", pd.APIOther, `{}`, local},
@@ -162,10 +193,10 @@ func TestStream(t *testing.T) {
 	}
 }
 
-func TestForcedTool(t *testing.T) {
+func TestNeedsMoreThanOneToken(t *testing.T) {
 	cases := []struct {
-		value  string
-		forced bool
+		choice string
+		want   bool
 	}{
 		{`"required"`, true},
 		{`"requir\u0065d"`, true},
@@ -180,12 +211,17 @@ func TestForcedTool(t *testing.T) {
 		{`["required"]`, false},
 	}
 	for _, c := range cases {
-		if got := asked(t, pd.APIChat, `{"messages":[],"tool_choice":`+c.value+`}`).ForcedTool(); got != c.forced {
-			t.Errorf("%s: got %v", c.value, got)
+		if got := asked(t, pd.APIChat, `{"messages":[],"tool_choice":`+c.choice+`}`).NeedsMoreThanOne(); got != c.want {
+			t.Errorf("%s: got %v", c.choice, got)
 		}
 	}
-	if asked(t, pd.APIChat, `{"messages":[{"tool_choice":"required"}]}`).ForcedTool() {
+	if asked(t, pd.APIChat, `{"messages":[{"tool_choice":"required"}]}`).NeedsMoreThanOne() {
 		t.Error("forced by a member of a message")
+	}
+	for api, want := range map[pd.API]bool{pd.APIMessages: true, pd.APIChat: false} {
+		if got := asked(t, api, `{"messages":[],"max_tokens":4096,"thinking":{"type":"enabled","budget_tokens":1024}}`).NeedsMoreThanOne(); got != want {
+			t.Errorf("a budget for thinking in %s: got %v", api, got)
+		}
 	}
 }
 
@@ -226,9 +262,9 @@ func TestStripped(t *testing.T) {
 // Further members keep the indices of the base ones, and a sink is added to a member that both want.
 func TestNewTable(t *testing.T) {
 	plain := request.Base.Members()
-	table := request.NewTable(nil, body.Want{Path: "tools"}, body.Want{Path: "prompt", Sink: true}, body.Want{Path: "messages.*.content", Sink: true})
+	table := request.NewTable(nil, body.Want{Path: "temperature"}, body.Want{Path: "prompt", Sink: true}, body.Want{Path: "messages.*.content", Sink: true})
 	more := table.Members()
-	if n := plain.Wants(); more.Wants() != n+2 || more.Path(n) != "tools" || more.Path(n+1) != "messages.*.content" {
+	if n := plain.Wants(); more.Wants() != n+2 || more.Path(n) != "temperature" || more.Path(n+1) != "messages.*.content" {
 		t.Fatalf("%d wants, %d more", n, more.Wants()-n)
 	}
 	for i := range plain.Wants() {

@@ -43,6 +43,8 @@ func (r *Request) Fit() Fit {
 	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
 		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
+	case r.API == pd.APIResponses && r.boundResponse():
+		return FitLocal
 	}
 	return FitSplit
 }
@@ -50,15 +52,17 @@ func (r *Request) Fit() Fit {
 // Stream reports whether the client asked for a stream.
 func (r *Request) Stream() bool { return r.is(wStream, body.True) }
 
-// ForcedTool reports whether tool_choice forces a tool call. Some engines answer such a request with an error if its token
-// limit is 1, as in a prefill leg.
-func (r *Request) ForcedTool() bool {
+// NeedsMoreThanOne reports whether some engines refuse the request if its token limit is 1, as in a prefill leg: tool_choice
+// forces a tool call, or a budget for thinking must be below the limit.
+func (r *Request) NeedsMoreThanOne() bool {
+	if r.API == pd.APIMessages && !r.kind(wThinkingBudget) {
+		return true
+	}
 	m, ok := r.scan.Find(wToolChoice)
 	if !ok {
 		return false
 	}
-	choice, err := body.Text(r.Body.Bytes(m.Value))
-	return m.Kind == body.Object || err == nil && choice == "required"
+	return m.Kind == body.Object || r.text(m) == "required"
 }
 
 // doubted reports whether a controlled member has a type or value that engines refuse, or accept only by coercion rules
@@ -86,23 +90,41 @@ func (r *Request) doubted() bool {
 		return !r.is(wMessages, body.Array)
 	case pd.APICompletions:
 		return !r.is(wPrompt, body.Array) && !r.is(wPrompt, body.String)
+	case pd.APIResponses:
+		return !r.is(wInput, body.Array) && !r.is(wInput, body.String)
+	case pd.APIMessages:
+		return !r.is(wMessages, body.Array) || r.badThinking()
 	}
 	return false
+}
+
+// badThinking reports whether a request of the messages API lacks its limit, which is required, or has a budget for thinking
+// that is not below it. vLLM does not compare the two in a prefill leg.
+func (r *Request) badThinking() bool {
+	limit, ok := r.number(wMaxTokens)
+	budget, thinks := r.number(wThinkingBudget)
+	return !ok || thinks && (budget < 0 || budget >= limit)
 }
 
 // completionsLimit is the default limit of the completions API (tokens), of OpenAI and vLLM.
 const completionsLimit = 16
 
-// limit returns the largest number of tokens to generate, -1 if the request has none. Completions know only max_tokens.
+// limits lists the members with the largest number of tokens to generate. The first one that is present counts.
+var limits = map[pd.API][]int{
+	pd.APIChat:        {wMaxCompletionTokens, wMaxTokens},
+	pd.APICompletions: {wMaxTokens},
+	pd.APIResponses:   {wMaxOutputTokens},
+	pd.APIMessages:    {wMaxTokens},
+}
+
+// limit returns the largest number of tokens to generate, -1 if the request has none.
 func (r *Request) limit() int64 {
-	completions := r.API == pd.APICompletions
-	if n, ok := r.number(wMaxCompletionTokens); ok && !completions {
-		return n
+	for _, want := range limits[r.API] {
+		if n, ok := r.number(want); ok {
+			return n
+		}
 	}
-	if n, ok := r.number(wMaxTokens); ok {
-		return n
-	}
-	if completions {
+	if r.API == pd.APICompletions {
 		return completionsLimit
 	}
 	return -1

@@ -35,6 +35,13 @@ const (
 	wPromptLogprobs
 	wBeamSearch
 	wPromptEmbeds
+	wInput
+	wTools
+	wBackground
+	wPrevious
+	wStore
+	wTruncation
+	wThinkingBudget
 )
 
 // baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
@@ -43,7 +50,6 @@ const (
 // Engine parameters reach vLLM in three ways: at top level, in sampling_params.extra_args (generate), and in vllm_xargs,
 // which vLLM copies into the same extra_args. ec_transfer_params are the encoder's counterpart of kv_transfer_params.
 // SGLang's parameters are the bootstrap members at top level.
-// (ec_transfer_params); SGLang's are the bootstrap members at top level.
 var baseWants = []body.Want{
 	{Path: "model", Once: true},
 	{Path: "stream", Once: true},
@@ -72,6 +78,13 @@ var baseWants = []body.Want{
 	{Path: "prompt_logprobs"},
 	{Path: "use_beam_search"},
 	{Path: "prompt_embeds"},
+	{Path: "input"},
+	{Path: "tools"},
+	{Path: "background"},
+	{Path: "previous_response_id"},
+	{Path: "store"},
+	{Path: "truncation"},
+	{Path: "thinking.budget_tokens"},
 }
 
 // Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is

@@ -82,7 +82,7 @@ func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
 
 // refusedByPrefill passes the engine's error on to the client, unless our own changes to the request may have caused it.
 func (x *Exchange) refusedByPrefill(req *intake.Request, refused *ClientError) (pd.Reason, error) {
-	if req.ForcedTool() {
+	if req.NeedsMoreThanOne() {
 		return pd.PrefillFailed, nil
 	}
 	x.decide(pd.Refused, pd.BadRequest)

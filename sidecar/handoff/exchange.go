@@ -148,7 +148,7 @@ func (x *Exchange) remote(req *intake.Request) error {
 func (x *Exchange) unsplittable(serve func() error) error {
 	if x.Route.Strict {
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
-			"only chat and completions with one prompt, one choice and no prompt log probabilities can.")
+			"it needs one prompt, one choice, no prompt log probabilities, and nothing that only one engine has.")
 	}
 	x.decide(pd.Local, pd.NotSplittable)
 	return serve()

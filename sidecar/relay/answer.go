@@ -18,7 +18,7 @@ type Answer struct {
 	buf    *[]byte
 	unread []byte // the part of buf that was read and not skipped
 	last   int    // how much the last read returned
-	first  []byte // the bytes up to the end of the first event, if PeekEvent has read them
+	first  []byte // the bytes up to the end of the event that PeekEvent has read
 }
 
 const (
@@ -83,7 +83,8 @@ func (a *Answer) Free() {
 
 var errEngineEvent = errors.New("decode began its stream with an error")
 
-// PeekEvent reads to the end of the first event with data. It returns an error if that event is an error.
+// PeekEvent reads to the end of the first event with data that shows that the engine can answer. It returns an error if that
+// event is an error.
 func (a *Answer) PeekEvent() error {
 	events := body.Events{Limit: MaxEvent}
 	seen := false
@@ -93,7 +94,7 @@ func (a *Answer) PeekEvent() error {
 			return fmt.Errorf("reading the first event: %w", unexpected(err))
 		}
 		err = events.Feed(chunk, func(e body.Event) error {
-			if seen || len(e.Data) == 0 {
+			if seen || len(e.Data) == 0 || e.Opens() {
 				return nil
 			}
 			seen = true

@@ -23,7 +23,7 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 		c.Clock.Enter(pd.PhaseDecode, now)
 		c.sendHeaders(resp, true)
 		if err := p.pass(a.first, now); err != nil {
-			return c.brokenPipe(resp, err)
+			return c.brokenPipe(resp, p, err)
 		}
 		a.first = nil
 	}
@@ -33,9 +33,11 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 			return c.endEvents(resp, p, err)
 		}
 		now := time.Now()
-		c.Clock.Enter(pd.PhaseDecode, now)
 		if err := p.pass(chunk, now); err != nil {
-			return c.brokenPipe(resp, err)
+			return c.brokenPipe(resp, p, err)
+		}
+		if !p.opening {
+			c.Clock.Enter(pd.PhaseDecode, now)
 		}
 		a.Skip()
 	}
@@ -43,13 +45,15 @@ func (c *Client) relayStream(resp *http.Response, a *Answer) error {
 
 // eventPipe passes events on and records what they report.
 type eventPipe struct {
-	c      *Client
-	events body.Events
-	usage  body.UsageReader
-	pauses pauses
-	tokens bool // an event with tokens has passed since the last read
-	done   bool // a [DONE] event has passed
-	failed bool // an error event has passed
+	c       *Client
+	events  body.Events
+	usage   body.UsageReader
+	pauses  pauses
+	tokens  bool // an event with tokens has passed since the last read
+	passed  int  // events
+	opening bool // all of them open the stream, and there is one
+	done    bool // the event that ends the stream has passed
+	failed  bool // an error event has passed
 }
 
 // pass writes the events that end in chunk, in one write. The chunk was read at now. The error is that of writing.
@@ -76,9 +80,11 @@ func (p *eventPipe) event(e body.Event) error {
 	case e.Error():
 		p.failed = true
 	}
-	raw, tokens := e.Raw, len(e.Data) > 0 && !p.done
+	p.opening = e.Opens() && (p.opening || p.passed == 0)
+	p.passed++
+	raw, tokens := e.Raw, len(e.Data) > 0 && !p.done && !e.Opens()
 	if u, ok := p.usage.Event(e.Data); ok {
-		tokens = !bytes.Contains(e.Data, noChoices)
+		tokens = tokens && !bytes.Contains(e.Data, noChoices)
 		p.c.Usage = p.c.Usage.Merge(u)
 		if p.c.correctsUsage() {
 			raw = correctEvent(e, p.c.cached)
@@ -91,17 +97,23 @@ func (p *eventPipe) event(e body.Event) error {
 }
 
 // brokenPipe ends an answer whose client no longer reads it, or whose engine does not send an event stream.
-func (c *Client) brokenPipe(resp *http.Response, err error) error {
+func (c *Client) brokenPipe(resp *http.Response, p *eventPipe, err error) error {
 	c.Failure = err
 	if errors.Is(err, body.ErrTooLarge) {
-		c.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+		p.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
 		c.sendTrailers(resp)
 	}
 	return nil
 }
 
-// endsWithDone reports whether an API's streams are complete only with [DONE].
-func endsWithDone(api pd.API) bool { return api == pd.APIChat || api == pd.APICompletions }
+// endsWithEvent reports whether an API's streams are complete only with an event that says so.
+func endsWithEvent(api pd.API) bool {
+	switch api {
+	case pd.APIChat, pd.APICompletions, pd.APIResponses, pd.APIMessages:
+		return true
+	}
+	return false
+}
 
 // endEvents ends a stream that the engine, the client or the shutdown has ended.
 func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
@@ -112,17 +124,17 @@ func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 			c.Failure = cause
 			return nil
 		}
-		c.endError(refusal)
-	case !p.done && (err != io.EOF || endsWithDone(c.API) && resp.StatusCode == http.StatusOK):
+		p.endError(refusal)
+	case !p.done && (err != io.EOF || endsWithEvent(c.API) && resp.StatusCode == http.StatusOK):
 		c.Failure = err
 		if !p.failed {
 			broken := pd.Refuse(pd.InternalError, "The decode engine broke off this answer.")
 			broken.Cause = err
-			c.endError(broken)
+			p.endError(broken)
 		}
 	default:
 		if _, err := c.Writer.Write(p.events.Pending()); err != nil {
-			return c.brokenPipe(resp, err)
+			return c.brokenPipe(resp, p, err)
 		}
 		c.End = pd.EndDone
 	}
@@ -134,9 +146,10 @@ func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 }
 
 // endError ends a stream with an error event in the API's shape.
-func (c *Client) endError(r *pd.Refusal) {
+func (p *eventPipe) endError(r *pd.Refusal) {
+	c := p.c
 	c.Failure, c.End = r, pd.EndError
-	if _, err := c.Writer.Write(r.Event(c.API)); err != nil {
+	if _, err := c.Writer.Write(r.Event(c.API, p.passed)); err != nil {
 		c.Log.Debug("ending a stream", "request_id", c.ID, "error", err)
 	}
 	c.flush()

@@ -67,12 +67,13 @@ func (q *generateRequest) handoff(h *sim.Handoff) any {
 type stream struct {
 	w     http.ResponseWriter
 	flush *http.ResponseController
+	path  string
 }
 
 func (c *call) stream() *stream {
 	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	c.w.WriteHeader(http.StatusOK)
-	s := &stream{w: c.w, flush: http.NewResponseController(c.w)}
+	s := &stream{w: c.w, flush: http.NewResponseController(c.w), path: c.r.URL.Path}
 	s.flushNow() // the client gets the headers before there is a token
 	return s
 }
@@ -98,8 +99,18 @@ func (s *stream) raw(event string) {
 // done ends an OpenAI stream.
 func (s *stream) done() { s.raw("data: [DONE]\n\n") }
 
-// fail ends a stream whose headers have said 200.
+// fail ends a stream whose headers have said 200. The real engine has no event for an error in a stream of responses: its
+// handler fails, which breaks the connection.
 func (s *stream) fail(err *apiError) {
+	switch s.path {
+	case responsesPath:
+		panic(http.ErrAbortHandler)
+	case anthropicPath:
+		failed := *err
+		failed.Type = "internal_error"
+		s.event("error", failed.envelope(s.path))
+		return
+	}
 	s.raw("data: " + err.event() + "\n\n")
 	s.done()
 }

@@ -88,6 +88,9 @@ func unknownModel(name, served string) *apiError {
 // anthropicPath is the path whose errors have Anthropic's envelope, except those of the request model.
 const anthropicPath = "/v1/messages"
 
+// responsesPath is the path whose streams have no error event.
+const responsesPath = "/v1/responses"
+
 // envelope returns the body of an answer with the error on a path.
 func (e *apiError) envelope(path string) any {
 	if path == anthropicPath && !e.schema {

@@ -26,7 +26,7 @@ type messageText struct {
 }
 
 type messageUsage struct {
-	InputTokens              int  `json:"input_tokens"` // without the cached ones, which only the start of a stream counts
+	InputTokens              int  `json:"input_tokens"` // without those below, which only the start of a stream counts
 	OutputTokens             int  `json:"output_tokens"`
 	CacheCreationInputTokens *int `json:"cache_creation_input_tokens,omitempty"`
 	CacheReadInputTokens     *int `json:"cache_read_input_tokens,omitempty"`
@@ -82,7 +82,7 @@ func messageStop(finish string) string {
 
 func newMessageUsage(q *generateRequest, a *answer) messageUsage {
 	return messageUsage{
-		InputTokens: len(q.prompts[0]) - a.usage.Cached, OutputTokens: len(a.tokens),
+		InputTokens: len(q.prompts[0]) - a.usage.Cached - a.usage.Created, OutputTokens: len(a.tokens),
 		CacheCreationInputTokens: &a.usage.Created, CacheReadInputTokens: &a.usage.Cached,
 	}
 }

@@ -37,9 +37,21 @@ type Case struct {
 
 const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":12345678901234567890123, "x":{"deep":[1.0]}, "max_tokens":9 }`
 
+// apis are the APIs that are split: how a client writes the prompt, and the member with its limit.
+var apis = map[pd.API]struct{ prompt, limit string }{
+	pd.APIChat:        {`"messages":[{"content":"a\u00e9"}]`, "max_tokens"},
+	pd.APICompletions: {`"prompt":"a\u00e9"`, "max_tokens"},
+	pd.APIResponses:   {`"input":"a\u00e9","store":true`, "max_output_tokens"},
+	pd.APIMessages:    {`"messages":[{"content":"a\u00e9"}]`, "max_tokens"},
+}
+
 // Run runs the suite.
 func Run(t *testing.T, c Case) {
-	t.Run("legs", func(t *testing.T) { c.legs(t) })
+	for _, api := range pd.GenerateAPIs() {
+		if api.Splittable() {
+			t.Run("legs of "+api.String(), func(t *testing.T) { c.legs(t, api) })
+		}
+	}
 	t.Run("client members", func(t *testing.T) { c.clientMembers(t) })
 	t.Run("client headers", func(t *testing.T) { c.clientHeaders(t) })
 	t.Run("attempts are fresh", func(t *testing.T) { c.fresh(t) })
@@ -47,8 +59,14 @@ func Run(t *testing.T, c Case) {
 	t.Run("release", func(t *testing.T) { c.release(t) })
 }
 
-// attempt makes an attempt for a request with this body.
+// attempt makes an attempt for a completion with this body.
 func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Attempt) {
+	t.Helper()
+	return c.attemptOf(t, pd.APICompletions, text)
+}
+
+// attemptOf makes an attempt for a request with this body.
+func (c *Case) attemptOf(t *testing.T, api pd.API, text string) (*request.Request, dialect.Attempt) {
 	t.Helper()
 	table := request.Base
 	if s, ok := c.Dialect.(dialect.Stripper); ok {
@@ -64,7 +82,7 @@ func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Att
 	}
 	b := &body.Body{}
 	b.Append([]byte(text))
-	r := table.Request(pd.APICompletions, b, &scan)
+	r := table.Request(api, b, &scan)
 	a, err := c.Dialect.Attempt(t.Context(), r, pd.Target{Host: "10.0.0.7", Port: 8000})
 	if err != nil {
 		t.Fatal(err)
@@ -109,17 +127,22 @@ func members(t *testing.T, text []byte) map[string]json.RawMessage {
 }
 
 // legs keep what the client wrote. The prefill leg of a serial protocol, or with OneToken, asks for one token and no stream.
-func (c *Case) legs(t *testing.T) {
-	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + clientBody[1:]
-	for _, text := range []string{clientBody, streamed} {
-		_, a := c.attempt(t, text)
+func (c *Case) legs(t *testing.T, api pd.API) {
+	is, ok := apis[api]
+	if !ok {
+		t.Fatal("the suite does not know this API")
+	}
+	whole := `{ "model":"m", ` + is.prompt + `, "seed":12345678901234567890123, "x":{"deep":[1.0]}, "` + is.limit + `":9 }`
+	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + whole[1:]
+	for _, text := range []string{whole, streamed} {
+		_, a := c.attemptOf(t, api, text)
 		prefill := payload(t, a.Prefill)
 		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
 		if c.OneToken || c.Dialect.Shape() == dialect.Serial {
-			if s, ok := p["stream"]; string(p["max_tokens"]) != "1" || ok && string(s) != "false" || p["stream_options"] != nil {
+			if s, ok := p["stream"]; string(p[is.limit]) != "1" || p["store"] != nil && string(p["store"]) != "false" || ok && string(s) != "false" || p["stream_options"] != nil {
 				t.Errorf("prefill leg %s", prefill)
 			}
-			for _, name := range []string{"max_tokens", "stream", "stream_options"} {
+			for _, name := range []string{is.limit, "stream", "stream_options", "store"} {
 				delete(p, name)
 			}
 		}
