@@ -70,6 +70,7 @@ func (d *Decision) Plan() pd.Plan {
 type Trace struct {
 	Snapshot uint64         `json:"snapshot"`           // version of the pool's snapshot
 	Outside  []string       `json:"outside_subset"`     // endpoints the gateway's subset hint excluded
+	Screened []ScreenTrace  `json:"screened,omitempty"` // by screener, in the order they ran
 	Stages   []StageTrace   `json:"stages"`             // in the order they ran
 	Deciders []DeciderTrace `json:"deciders,omitempty"` // that were called, in their order
 	// Preparers are those that ran before the pick, in the order of the configuration.
@@ -87,6 +88,12 @@ func (t *Trace) splitter() string {
 		}
 	}
 	return ""
+}
+
+// ScreenTrace is one run of a screener that dropped endpoints.
+type ScreenTrace struct {
+	Screener  string   `json:"screener"` // name in the configuration
+	Endpoints []string `json:"endpoints"`
 }
 
 // PreparerTrace is one run of a preparer.

@@ -108,6 +108,18 @@ type Charger interface {
 	Charge() Charge
 }
 
+// Screener is a plugin that narrows down the candidates of all stages of a request together, before any profile runs. It works in
+// place, as a Filter does. It sees labels and loads, and not what is cached. It must be safe for concurrent use.
+type Screener interface {
+	Screen(r *Round, c []Candidate) []Candidate
+}
+
+// NamedScreener is a screener with its name in the configuration.
+type NamedScreener struct {
+	Name string
+	Screener
+}
+
 // Identifier is a plugin that tells from a request whose it is: an agent's session, or a user. It must be safe for concurrent use.
 type Identifier interface {
 	// Identify returns the identity, "" if the request has none.

@@ -53,6 +53,11 @@ func (p *part) Admit(context.Context, *epp.Request) error {
 	return nil
 }
 
+func (p *part) Screen(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
+	p.note("screens")
+	return c
+}
+
 func (p *part) Produce(*epp.Round, []epp.Candidate) { p.note("produces") }
 
 func (p *part) Observe(o *epp.Outcome) {
@@ -139,7 +144,7 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 	}
 	write(t, endpoints, one)
 	want := []string{"admits", "in flight fell", "is told of the pick", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
-		"produces", "stamps", "stays joined"}
+		"produces", "screens", "stamps", "stays joined"}
 	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
 	defer end()
 	for !slices.Equal(p.all(), want) {

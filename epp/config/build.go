@@ -14,6 +14,7 @@ type Built struct {
 	Profiles  []epp.Profile
 	Stages    epp.Stages
 	Preparers []epp.NamedPreparer // in the order in which they were built
+	Screeners []epp.NamedScreener // in the order in which they were built
 	Admission epp.Admission       // nil: every request is picked for at once
 	Matcher   epp.Matcher         // nil: prefix caches are not known
 	Producers []epp.Producer
@@ -117,6 +118,9 @@ func (b *Built) fill(c *Config) {
 	for _, i := range b.Instances {
 		if p, ok := i.Value.(epp.Preparer); ok {
 			b.Preparers = append(b.Preparers, epp.NamedPreparer{Name: i.Name, Preparer: p})
+		}
+		if s, ok := i.Value.(epp.Screener); ok {
+			b.Screeners = append(b.Screeners, epp.NamedScreener{Name: i.Name, Screener: s})
 		}
 	}
 	b.Detector, _ = made[c.detector].(epp.Detector)

@@ -74,7 +74,6 @@ var refused = map[string]string{
 	"dcgm-extractor":                            noDCGM,
 	"destination-endpoint-served-verifier":      "it is for conformance tests",
 	"disaggregatedset-rollout-pod-extractor":    noRollout,
-	"disaggregatedset-rollout-screener":         noRollout,
 	"encode-filter":                             noEncode,
 	"endpoint-attribute-filter":                 "utilization-detector drops endpoints by their load",
 	"endpoint-attribute-scorer":                 "queue-scorer, running-requests-size-scorer and kv-cache-utilization-scorer rate by metrics",

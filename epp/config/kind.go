@@ -35,6 +35,8 @@ func describe(p *plugin, instance any) string {
 		return "an estimator of links"
 	case epp.Observer:
 		return "an observer of outcomes"
+	case epp.Screener:
+		return "a screener"
 	case epp.Identifier:
 		return "an identifier of requests"
 	case epp.PickObserver:

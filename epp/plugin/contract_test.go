@@ -33,9 +33,10 @@ import (
 
 // required are the parameters of plugins that cannot do without.
 var required = map[string]string{
-	"header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
-	"file-discovery":               "path: endpoints.yaml",
-	"utilization-filter":           "conditions: [{metric: waiting-queue, maxValue: 10}]",
+	"disaggregatedset-rollout-screener": "{scope: {labelSelector: set=x}, revisionGating: {mode: sum, requireRoles: {values: [prefill, decode]}}}",
+	"header-label-affinity-scorer":      "{headerName: x-zone, labelKey: zone}",
+	"file-discovery":                    "path: endpoints.yaml",
+	"utilization-filter":                "conditions: [{metric: waiting-queue, maxValue: 10}]",
 }
 
 // decode returns a plugin of the table with these parameters over its defaults.
@@ -245,7 +246,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, *affinity.Sessions:
+			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}

@@ -110,6 +110,12 @@ func TestProblems(t *testing.T) {
 		{"utilization-filter", "conditions: []", "conditions: must not be empty"},
 		{"utilization-filter", "conditions: [{metric: queue, maxValue: -1}]", "conditions[0].metric: must be one of active-requests, kv-cache-utilization, " +
 			`running-requests, waiting-queue, got "queue"|conditions[0].maxValue: must not be negative, got -1`},
+		{"disaggregatedset-rollout-screener", "", `scope.labelSelector: must not be empty|` +
+			`revisionGating.mode: must be one of max-role, sum, disabled, got ""`},
+		{"disaggregatedset-rollout-screener", "{scope: {labelSelector: '='}, headerSelectors: [{name: a, mode: x}], revisionGating: {mode: sum}}",
+			`scope.labelSelector: "=" is no label selector: at "=" want a condition like a=b, a!=b, a, !a, a in (b, c) or a notin (b)|` +
+				`headerSelectors[0]: must have a headerName and a labelKey|headerSelectors[0].mode: must be strict or prefer, got "x"|` +
+				`revisionGating.requireRoles.values: must not be empty with mode sum`},
 		{"session-affinity-filter", "strategy: cookie", `strategy: must be encoded_endpoint_header or session_id, got "cookie"`},
 		{"session-affinity-scorer", "sessionIdConfig: {sources: [{header: a, attribute: b}], evictionTtlSeconds: 0}",
 			"sessionIdConfig.sources[0]: must have either header or attribute|" +

@@ -21,6 +21,9 @@ var Table = []epp.Row{
 	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
 	{Type: "utilization-filter", New: filter.NewUtilization},
 
+	// Screeners, which narrow down the endpoints for all profiles.
+	{Type: "disaggregatedset-rollout-screener", New: affinity.NewRolloutScreener},
+
 	// Saturation detectors, which are filters too.
 	{Type: "utilization-detector", New: filter.NewUtilizationDetector},
 	{Type: "concurrency-detector", New: filter.NewConcurrencyDetector},

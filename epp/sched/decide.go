@@ -129,6 +129,8 @@ func (k *pick) noEndpoint() error {
 		}
 	}
 	switch {
+	case k.screener != "":
+		return pd.Refuse(pd.NoEndpoint, "The screener %q has left no endpoint that this request may go to. Try again.", k.screener)
 	case len(k.all)+k.outside == 0:
 		return pd.Refuse(pd.NoEndpoint, "The pool has no endpoints.")
 	case len(k.all) == 0:

@@ -20,6 +20,7 @@ type pick struct {
 	all         []epp.Candidate // the endpoints that the request's subset allows
 	loads       []epp.Load      // of all, with the signals that producers computed; unused without producers
 	outside     int             // how many it does not allow
+	screener    string          // the one that has left none of all; "" = none has
 	barred      []*epp.Endpoint // excluded from the stage at work, because other stages have chosen them
 	left        []epp.Candidate // those that the filters of the profile at work have left
 	scores      []float64       // of left, by one scorer
@@ -80,11 +81,33 @@ func (k *pick) gather(s *epp.Snapshot) {
 		trust := load.Trust(k.round.Now, c.Stale)
 		k.all = append(k.all, epp.Candidate{Endpoint: e, Load: load, Trust: trust, InFlight: e.InFlight()})
 	}
+	k.screen(c.Screeners)
 	if k.matches() && len(k.all) > 0 {
 		c.Matcher.Match(&r.Prompt, k.all)
 	}
 	if len(c.Producers) > 0 {
 		k.compute(c.Producers)
+	}
+}
+
+// screen has the screeners narrow down the candidates.
+func (k *pick) screen(screeners []epp.NamedScreener) {
+	k.screener = ""
+	for i := range screeners {
+		s := &screeners[i]
+		if len(k.all) == 0 {
+			return
+		}
+		var before []epp.Candidate
+		if k.trace != nil {
+			before = slices.Clone(k.all)
+		}
+		if k.all = s.Screen(&k.round, k.all); len(k.all) == 0 {
+			k.screener = s.Name
+		}
+		if k.trace != nil {
+			k.trace.screened(s.Name, before, k.all)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ type Config struct {
 	Stages    epp.Stages
 	Preparers []epp.NamedPreparer // run before the pick, all at once
 	Admission epp.Admission       // nil: every request is picked for at once
+	Screeners []epp.NamedScreener // narrow down the candidates of all stages, in this order
 	Matcher   epp.Matcher         // nil: prefix caches are not known
 	Producers []epp.Producer      // of signals
 	Links     epp.LinkEstimator   // nil: links are not known

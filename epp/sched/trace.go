@@ -30,6 +30,19 @@ func newTracer(s *epp.Snapshot, subset *epp.Subset, now time.Time) *tracer {
 	return t
 }
 
+// screened records which candidates a screener dropped.
+func (t *tracer) screened(screener string, before, left []epp.Candidate) {
+	s := epp.ScreenTrace{Screener: screener}
+	for i := range before {
+		if !slices.ContainsFunc(left, func(c epp.Candidate) bool { return c.Endpoint == before[i].Endpoint }) {
+			s.Endpoints = append(s.Endpoints, before[i].String())
+		}
+	}
+	if len(s.Endpoints) > 0 {
+		t.Screened = append(t.Screened, s)
+	}
+}
+
 // enter begins a stage with all its candidates.
 func (t *tracer) enter(s *stage, all []epp.Candidate) {
 	candidates := make([]epp.CandidateTrace, len(all))
