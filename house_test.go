@@ -301,23 +301,37 @@ func checkInit(h house) (breaches []string) {
 }
 
 // leftover is put together so that this file does not match itself.
-var leftover = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X)\b`)
+var leftover = pattern{regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X)\b`), []string{"to" + "do", "fix" + "me", "xx" + "x"}}
 
 func checkLeftovers(h house) (breaches []string) {
 	return grep(h, leftover, func(file string) bool { return !inTestdata(file) })
 }
 
 // machinePath matches a path that exists on one machine only.
-var machinePath = regexp.MustCompile(`(^|[^\w.-])/(` + `work|root|home|Users)/|\.\./` + `shared\b`)
+var machinePath = pattern{regexp.MustCompile(`(^|[^\w.-])/(` + `work|root|home|Users)/|\.\./` + `shared\b`),
+	[]string{"/" + "work/", "/" + "root/", "/" + "home/", "/" + "users/", "../" + "shared"}}
 
 func checkMachinePaths(h house) (breaches []string) {
 	return grep(h, machinePath, func(string) bool { return true })
 }
 
+// pattern matches lines. Each match contains one of the literals, which are in lower case, in any case: looking for them first
+// takes a hundredth of the time that the expression takes.
+type pattern struct {
+	*regexp.Regexp
+	literals []string
+}
+
+// mayMatch reports whether a file has one of the literals.
+func (p pattern) mayMatch(data []byte) bool {
+	data = bytes.ToLower(data)
+	return slices.ContainsFunc(p.literals, func(literal string) bool { return bytes.Contains(data, []byte(literal)) })
+}
+
 // grep returns file:line for each line that matches in the text files wanted.
-func grep(h house, re *regexp.Regexp, want func(file string) bool) (breaches []string) {
+func grep(h house, re pattern, want func(file string) bool) (breaches []string) {
 	for file, data := range h.files {
-		if !want(file) || isBinary(data) {
+		if !want(file) || isBinary(data) || !re.mayMatch(data) {
 			continue
 		}
 		for i, line := range bytes.Split(data, []byte("\n")) {
