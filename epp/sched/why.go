@@ -76,9 +76,9 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 	case r.first == nil:
 		return "the picker chose no endpoint"
 	case r.drawn:
-		return fmt.Sprintf("lost the draw; total %.2f", c.Total)
+		return fmt.Sprintf("not picked, which was at random; total %.2f", c.Total)
 	case c.Total == r.lastPick.Total:
-		return r.even() + "; lost the draw"
+		return r.even() + "; the tie was broken at random"
 	case c.Total > r.first.Total:
 		return fmt.Sprintf("total %.2f is %.3g above the chosen one; %s", c.Total, c.Total-r.first.Total, otherwise)
 	}
@@ -106,15 +106,15 @@ func (r *ranking) won(c *epp.CandidateTrace) string {
 	case r.left == 1:
 		return "the only candidate left"
 	case r.drawn:
-		return fmt.Sprintf("drawn among %d candidates; total %.2f", r.left, c.Total)
+		return fmt.Sprintf("picked at random among %d candidates; total %.2f", r.left, c.Total)
 	case r.scorers == 0:
-		return fmt.Sprintf("drawn among %d candidates, as the profile has no scorers", r.left)
+		return fmt.Sprintf("picked at random among %d candidates, as the profile has no scorers", r.left)
 	case c.Chosen > 1 && c.Total == r.totals[c.Chosen-2]:
-		return fmt.Sprintf("total %.2f, equal to choice %d, which won the draw between them", c.Total, c.Chosen-1)
+		return fmt.Sprintf("total %.2f, tied with choice %d; the tie was broken at random", c.Total, c.Chosen-1)
 	case c.Total == r.best && r.atBest == 1:
 		return fmt.Sprintf("highest total %.2f of %d", c.Total, r.left)
 	case c.Total == r.best:
-		return fmt.Sprintf("highest total %.2f of %d, which %d have; won the draw", c.Total, r.left, r.atBest)
+		return fmt.Sprintf("highest total %.2f of %d, tied with %d; the tie was broken at random", c.Total, r.left, r.atBest-1)
 	case r.first.Total < r.best:
 		return fmt.Sprintf("total %.2f, where the highest of %d is %.2f; %s", c.Total, r.left, r.best, otherwise)
 	}
@@ -123,9 +123,9 @@ func (r *ranking) won(c *epp.CandidateTrace) string {
 
 func (r *ranking) even() string {
 	if r.chosen == 1 {
-		return "equal to the chosen one"
+		return "tied with the chosen one"
 	}
-	return fmt.Sprintf("equal to choice %d", r.chosen)
+	return fmt.Sprintf("tied with choice %d", r.chosen)
 }
 
 // mostly names the scorer that lowered a candidate's total most, compared with one that has scores of the same scorers.

@@ -38,7 +38,7 @@ func (e *evidence) judge() []report.Check {
 }
 
 func check(name string, passed bool, format string, args ...any) report.Check {
-	return report.Check{Name: name, Passed: passed, Found: fmt.Sprintf(format, args...)}
+	return report.Check{Name: name, Passed: passed, Got: fmt.Sprintf(format, args...)}
 }
 
 // answered returns the exchanges that have a complete answer. A check of its own counts the others.
@@ -203,7 +203,7 @@ func (e *evidence) judgePhases() report.Check {
 	found := fmt.Sprintf("%d of %d", right, of)
 	if of > 0 {
 		way, share, class := e.outside()
-		found += fmt.Sprintf("; the client's median time is %.1f ms longer, and at most %.1f %% in a class (%s): the way through the proxy",
+		found += fmt.Sprintf("; the client's median time is %.1f ms longer, and at most %.1f %% in a class (%s): the time between client and sidecar",
 			inMillis(way), 100*share, class)
 	}
 	return check(checkPhases, right == of && of > 0, "%s", found)

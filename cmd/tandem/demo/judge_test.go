@@ -110,7 +110,7 @@ func TestJudge(t *testing.T) {
 		{"prefill of a local stream lost", func(e *evidence) { local(e).answer.phases.Set(pd.PhaseFirst, 0) }, []string{checkPhases}},
 		{"time in the sidecar that no phase has", func(e *evidence) { remote(e).traced.took += 30 * time.Microsecond }, []string{checkPhases}},
 		{"span unknown", func(e *evidence) { remote(e).traced.took = 0 }, []string{checkPhases}},
-		{"slow way through the proxy, on a busy machine", func(e *evidence) {
+		{"slow proxy, on a busy machine", func(e *evidence) {
 			for i := range e.exchanges {
 				e.exchanges[i].answer.took += time.Duration(i+1) * time.Second
 			}
@@ -150,8 +150,8 @@ func TestFindingNamesTheSlowestWay(t *testing.T) {
 	for i := range seen.exchanges { // of 4, 6 and 6 ms of phases
 		seen.exchanges[i].answer.took = seen.exchanges[i].answer.attributed() + 2*time.Millisecond
 	}
-	want := "3 of 3; the client's median time is 2.0 ms longer, and at most 33.3 % in a class (short chat): the way through the proxy"
-	if got := seen.judgePhases().Found; got != want {
+	want := "3 of 3; the client's median time is 2.0 ms longer, and at most 33.3 % in a class (short chat): the time between client and sidecar"
+	if got := seen.judgePhases().Got; got != want {
 		t.Errorf("%s", got)
 	}
 }
@@ -161,7 +161,7 @@ func TestFindingNamesMissingBytes(t *testing.T) {
 	seen.pulled.bytes, seen.engines[1].KVBytesServed = 300, 0
 	want := "decode engines pulled 300 bytes (expected 400) for the 4 blocks that they had not cached; prefill engines released " +
 		"0 bytes (expected 500) of 2 remote prompts; right for 2 of 2 requests that ran alone"
-	if got := seen.judgeKV().Found; got != want {
+	if got := seen.judgeKV().Got; got != want {
 		t.Errorf("%s", got)
 	}
 }

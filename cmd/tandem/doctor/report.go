@@ -17,8 +17,8 @@ type line struct {
 	Check   string  `json:"check"`
 	Verdict verdict `json:"verdict"` // ok, warn, FAIL or unknown
 	Seen    string  `json:"seen"`
-	Do      string  `json:"do,omitempty"` // on trouble
-	Looks   string  `json:"looks"`
+	Do      string  `json:"advice,omitempty"` // on trouble
+	Looks   string  `json:"about"`
 }
 
 // report is all findings, in order.

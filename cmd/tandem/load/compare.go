@@ -171,7 +171,7 @@ func (r *Result) warnings() (notes []string) {
 		}
 	}
 	if sides := r.Points[0].Sides; len(sides) == 2 && sides[1].Mode == pd.ModeBypass.String() && sides[0].remote() > 0 {
-		add("With bypass, prefill engines have no work. Whether the same GPUs are used better without P/D, --against tells.")
+		add("With bypass, prefill engines have no work. To compare with the same GPUs without P/D, use --against.")
 	}
 	return notes
 }

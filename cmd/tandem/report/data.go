@@ -65,5 +65,5 @@ type Why struct {
 type Check struct {
 	Name   string `json:"check"`
 	Passed bool   `json:"passed"`
-	Found  string `json:"found"`
+	Got    string `json:"got"`
 }

@@ -38,7 +38,7 @@ func failing() *Data {
 			r.Decision, r.Reason, r.Phases, r.ITL = "refused", "no-prefill", nil, nil
 		}
 	}
-	d.Checks[0].Passed, d.Checks[0].Found = false, "41 of 60 answers are equal"
+	d.Checks[0].Passed, d.Checks[0].Got = false, "41 of 60 answers are equal"
 	return d
 }
 
@@ -86,7 +86,7 @@ func hostile() *Data {
 		r.Seconds = 0
 		r.Samples = append(r.Samples, Sample{Kind: evil + long, Late: math.NaN(), TTFT: math.Inf(1), ITL: []float64{math.NaN(), -1}, Failure: evil})
 	}
-	d.Checks = append(d.Checks, Check{Name: evil, Found: evil + long})
+	d.Checks = append(d.Checks, Check{Name: evil, Got: evil + long})
 	return d
 }
 

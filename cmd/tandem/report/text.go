@@ -199,7 +199,7 @@ func textFailed(b *bytes.Buffer, d *Data) {
 func textChecks(b *bytes.Buffer, d *Data) {
 	b.WriteString("\n")
 	for _, c := range d.Checks {
-		fmt.Fprintf(b, "%-6s  %s: %s\n", mark(c), line(c.Name), line(c.Found))
+		fmt.Fprintf(b, "%-6s  %s: %s\n", mark(c), line(c.Name), line(c.Got))
 	}
 	fmt.Fprintf(b, "%s\n", verdict(d))
 }

@@ -71,7 +71,7 @@ func TestTextTablesFitATerminal(t *testing.T) {
 // TestTextIsHarmless: no text in a run can move the cursor, or forge the line of a check.
 func TestTextIsHarmless(t *testing.T) {
 	d := hostile()
-	d.Checks = []Check{{Name: "tokens", Found: "none\nok      tokens: all equal\x1b[1A"}}
+	d.Checks = []Check{{Name: "tokens", Got: "none\nok      tokens: all equal\x1b[1A"}}
 	out := text(t, d)
 	if strings.ContainsAny(out, "\x1b\x00\u202e") || !utf8.ValidString(out) {
 		t.Errorf("%q", out)
