@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -37,8 +38,42 @@ func TestConsole(t *testing.T) {
 	}
 }
 
+// changing is what differs from run to run in the story of a request.
+var changing = regexp.MustCompile(`127\.0\.0\.1:\d+|(decode|prefill)-\d|began .* UTC|\. \d+ % of the time passed in .*|[0-9.]+(ms|µs|s)\b|dur=[0-9.]+| +`)
+
+// TestWhy asks for the story of a request as why.md does, and compares it with what the page shows.
+func TestWhy(t *testing.T) {
+	address, ready := startStackWithFile(t)
+	body := `{"model":"tiny","prompt":"Hello","max_tokens":4}`
+	send(t, address, []string{address + "/v1/completions", "-H", "content-type: application/json", "-H", "x-request-id: order-66", "-H", "x-tandem-pd: force", "-d", body})
+	got := ""
+	for range 100 { // picker and sidecar note a request after its answer
+		out, err := exec.CommandContext(t.Context(), program(t, "tandem"), "why", "--up", ready, "order-66").CombinedOutput()
+		if got = string(out); err == nil && !strings.Contains(got, " not known: ") {
+			break
+		}
+	}
+	for _, c := range pageNamed(t, "docs/why.md").codes {
+		if strings.HasPrefix(c.text, "request ") {
+			want, is := changing.ReplaceAllString(strings.TrimSpace(c.text), " "), changing.ReplaceAllString(strings.TrimSpace(got), " ")
+			if is != want {
+				t.Errorf("docs/why.md shows\n%s\nand it is\n%s", c.text, got)
+			}
+			return
+		}
+	}
+	t.Error("docs/why.md shows no story")
+}
+
 // startStack runs tandem up as the README does, on a free port, until the test ends.
 func startStack(t *testing.T) (address string) {
+	t.Helper()
+	address, _ = startStackWithFile(t)
+	return address
+}
+
+// startStackWithFile also returns the name of a file with the ready line.
+func startStackWithFile(t *testing.T) (address, file string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program(t, "tandem"), "up", "--listen", "127.0.0.1:0", "--threshold", "256")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -63,7 +98,11 @@ func startStack(t *testing.T) (address string) {
 	if err != nil || ready.Addresses["http"] == "" {
 		t.Fatalf("tandem up printed %q, %v", line, err)
 	}
-	return ready.Addresses["http"]
+	file = filepath.Join(t.TempDir(), "up.json")
+	if err := os.WriteFile(file, line, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return ready.Addresses["http"], file
 }
 
 // send sends what a curl line asks for, but to an address.

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
 	"github.com/tandem-serving/tandem/cmd/tandem/load"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
+	"github.com/tandem-serving/tandem/cmd/tandem/why"
 )
 
 func main() { boot.Main(run) }
@@ -35,6 +36,7 @@ var commands = []command{
 	{"demo", demo.Summary, demo.Run},
 	{"check", check.Summary, check.Run},
 	{"explain", explain.Summary, explain.Run},
+	{"why", why.Summary, why.Run},
 	{"doctor", doctor.Summary, doctor.Run},
 	{"drain", drain.Summary, drain.Run},
 	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},

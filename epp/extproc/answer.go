@@ -147,13 +147,16 @@ func size(segments [][]byte) (n int64) {
 }
 
 // immediateAnswer returns the answer to a refused request. took is the picker's own time.
-func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.ProcessingResponse {
+func immediateAnswer(r *pd.Refusal, request *head, took time.Duration) *procv3.ProcessingResponse {
 	var phases pd.Phases
 	phases.Set(pd.PhaseEPP, took)
 	m := &procv3.HeaderMutation{}
 	set(m, "content-type", "application/json")
 	set(m, pd.HeaderDecision, r.Result().String())
 	set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
+	if pd.WellFormedRequestID(request.RequestID) {
+		set(m, pd.HeaderRequestID, request.RequestID)
+	}
 	if after := r.RetryAfter(); after != "" {
 		set(m, "retry-after", after)
 	}
@@ -164,7 +167,7 @@ func immediateAnswer(r *pd.Refusal, api pd.API, took time.Duration) *procv3.Proc
 		ImmediateResponse: &procv3.ImmediateResponse{
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(r.Status())},
 			Headers: m,
-			Body:    r.JSON(api),
+			Body:    r.JSON(request.api),
 			Details: "tandem_" + string(r.Result().Reason),
 		},
 	}}

@@ -186,6 +186,7 @@ func TestRefusals(t *testing.T) {
 			map[string]string{"retry-after": "1", pd.HeaderDropped: "rejected-no-endpoints"}, "None."},
 		{"saturated", refuse(&pd.Refusal{Reason: pd.Saturated, After: 3 * time.Second}), frames{chat(more), requestBody(ends, prompt)}, 429,
 			pd.Saturated, map[string]string{"retry-after": "3", pd.HeaderDropped: "rejected-saturated"}, ""},
+		{"a malformed id", nil, frames{chat(more, pd.HeaderRequestID, "r 1"), requestBody(ends, "")}, 400, pd.BadRequest, nil, "no body"},
 		{"messages have their own shape", refuse(pd.Refuse(pd.Saturated, "Full.")), frames{messages, requestBody(ends, prompt)}, 429,
 			pd.Saturated, map[string]string{"retry-after": "1", pd.HeaderDropped: "rejected-saturated"}, "Full."},
 		{"error that is no refusal", refuse(grpc.ErrServerStopped), frames{chat(more), requestBody(ends, prompt)}, 500, pd.InternalError, nil,
@@ -216,7 +217,15 @@ func TestRefusals(t *testing.T) {
 					t.Errorf("%s: %q, want %q", name, set[name], value)
 				}
 			}
-			if len(set) != len(c.want)+3 || set["content-type"] != "application/json" {
+			// The client may ask for the request by its id, if a sidecar would have taken it.
+			more, wantID := 3, ""
+			if id := readHead(c.frames[0].GetRequestHeaders().GetHeaders()).RequestID; pd.WellFormedRequestID(id) {
+				more, wantID = 4, id
+			}
+			if set[pd.HeaderRequestID] != wantID {
+				t.Errorf("%s: %q, want %q", pd.HeaderRequestID, set[pd.HeaderRequestID], wantID)
+			}
+			if len(set) != len(c.want)+more || set["content-type"] != "application/json" {
 				t.Errorf("headers %v", set)
 			}
 			mustBeError(t, a.GetBody(), strings.HasPrefix(c.name, "messages"), c.says)

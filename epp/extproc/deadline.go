@@ -113,7 +113,7 @@ func (st *stream) expire() {
 		took := now.Sub(w.last)
 		st.s.metrics.answered(pd.Refused, took)
 		// Sending fails only if the stream has ended.
-		_ = st.grpc.Send(immediateAnswer(w.refusal, st.request.head.api, took))
+		_ = st.grpc.Send(immediateAnswer(w.refusal, &st.request.head, took))
 		finish(st.grpc)
 	}
 }

@@ -237,7 +237,7 @@ func (st *stream) refuse(why *pd.Refusal, last time.Time) (bool, error) {
 		return true, status.Error(codes.Aborted, fmt.Sprintf("the request is refused (%s), but its answer has begun", why.Reason))
 	}
 	st.noteRefusal(why)
-	_, err := st.send(immediateAnswer(why, st.request.head.api, took))
+	_, err := st.send(immediateAnswer(why, &st.request.head, took))
 	return true, err
 }
 

@@ -1,6 +1,10 @@
 package recent
 
-import "time"
+import (
+	"net"
+	"slices"
+	"time"
+)
 
 // Served is what a sidecar tells of a request.
 type Served struct {
@@ -100,4 +104,16 @@ type Cost struct {
 	Verdict  string  `json:"verdict"`
 	Endpoint string  `json:"endpoint"`
 	Seconds  float64 `json:"seconds"` // to the first token
+}
+
+// SentTo reports whether the request was served by an endpoint at an IP address or, if that is not known, may have been.
+func (p *Picked) SentTo(ip string) bool {
+	at := func(address string) bool {
+		host, _, err := net.SplitHostPort(address)
+		return err == nil && host == ip
+	}
+	if p.Served != "" {
+		return at(p.Served)
+	}
+	return len(p.Picks) > 0 && slices.ContainsFunc(p.Picks[0].Endpoints, at)
 }

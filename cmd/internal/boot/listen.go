@@ -61,10 +61,11 @@ func rootCause(err error) error {
 	}
 }
 
-// Purposes of addresses of single pods in the ready line of tandem up, which tandem doctor reads.
+// Purposes of addresses of single pods in the ready line of tandem up, which tandem doctor and tandem why read.
 const (
 	SideChannelAddress    = "side-channel"
 	SidecarMetricsAddress = "sidecar-metrics"
+	SidecarAdminAddress   = "sidecar-admin"
 )
 
 // PodAddress returns the key of a pod's address in a ready line: "prefill-0/side-channel".

@@ -34,6 +34,7 @@ With -i, the answer has the decision for the request (x-tandem-pd-decision) and 
 %s
 To see where a request would go, and why: tandem explain --admin %s FILE, with its body in FILE.
 To look for what does not fit together: tandem doctor --up FILE%s, with the line that is on stdout in FILE.
+To see what happened to a request: tandem why --up FILE ID, with its x-request-id.
 
 %s
 A program that ends by itself, Envoy excepted, is started again at the same addresses.

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/stack"
 )
 
-// announce prints the ready line, with all addresses that tandem doctor needs.
+// announce prints the ready line, with all addresses that tandem doctor and tandem why need.
 func announce(stdout io.Writer, pd *stack.PD) error {
 	texts := map[string]string{"http": pd.Proxy, "extproc": pd.EPP.ExtProc, "health": pd.EPP.Health, "metrics": pd.EPP.Metrics, "admin": pd.EPP.Admin}
 	for _, pod := range pd.Prefill {
@@ -20,6 +20,7 @@ func announce(stdout io.Writer, pd *stack.PD) error {
 	}
 	for _, pod := range pd.Decode {
 		texts[boot.PodAddress(pod.Name, boot.SidecarMetricsAddress)] = pod.SidecarMetrics
+		texts[boot.PodAddress(pod.Name, boot.SidecarAdminAddress)] = pod.SidecarAdmin
 	}
 	addresses := boot.Addresses{}
 	for name, address := range texts {

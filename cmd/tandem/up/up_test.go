@@ -195,7 +195,8 @@ func testPage(t *testing.T, dir, proxy, model string) {
 	addresses := r.addresses(t)
 	for _, want := range []string{
 		"Tandem is up at http://" + addresses["http"] + " (" + proxyNames[proxy], "1 prefill and 2 decode engines (simulated) that serve it's a \"model\".\n",
-		"with 64 or more tokens", "over Tandem's own TCP (--transport).\n", "--admin " + addresses["admin"], "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
+		"with 64 or more tokens", "over Tandem's own TCP (--transport).\n", "--admin " + addresses["admin"],
+		"tandem why --up FILE ID", "\n  " + proxy, "\n  decode-1 sidecar  127.0.0.1:",
 	} {
 		if !strings.Contains(r.page, want) {
 			t.Errorf("%q is missing in\n%s", want, r.page)
