@@ -94,3 +94,14 @@ type Handler interface {
 	// Stages is called once, with the names of all profiles. The error says which one is missing, or too many.
 	Stages(profiles []string) (Stages, error)
 }
+
+// Chooser is a Handler that has several lists of stages, one of which serves a request. What Stages returns then describes the
+// usual requests. It must be safe for concurrent use.
+type Chooser interface {
+	Handler
+	// Choices is called once, with the names of all profiles, and returns the stages by name.
+	Choices(profiles []string) map[string]Stages
+	// Choose returns the name of the stages that a request asks for. It is not asked if there is only one choice. Requests that
+	// ask for a name which is none of Choices are refused.
+	Choose(r *Request) string
+}

@@ -208,3 +208,32 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 		})
 	}
 }
+
+// TestProfilesTakePart: the header names the profile that serves a request.
+func TestProfilesTakePart(t *testing.T) {
+	dir := t.TempDir()
+	endpoints, configuration := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+	write(t, endpoints, "endpoints:\n- {name: d, address: 127.0.0.1, port: 9, labels: {llm-d.ai/role: decode, zone: d}}\n"+
+		"- {name: p, address: 127.0.0.2, port: 9, labels: {llm-d.ai/role: prefill, zone: p}}\n")
+	write(t, configuration, fmt.Sprintf(`apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {type: file-discovery, parameters: {path: %q}}
+- {type: header-profile-handler}
+- {type: decode-filter}
+- {type: prefill-filter}
+- {type: header-label-affinity-scorer, parameters: {headerName: x-zone, labelKey: zone}}
+schedulingProfiles:
+- name: decode
+  plugins: [{pluginRef: decode-filter}, {pluginRef: header-label-affinity-scorer}]
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}]
+dataLayer: {discovery: {pluginRef: file-discovery}}
+`, endpoints))
+	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+	for profile, want := range map[string]string{"": "d", "decode": "d", "prefill": "p"} {
+		if got := s.answered(t, http.Header{"Epp-Profile": {profile}}).Get("x-zone"); got != want {
+			t.Errorf("profile %q is served by %q, want %q", profile, got, want)
+		}
+	}
+}

@@ -149,7 +149,7 @@ func (c *settings) dryRun(b *config.Built) error {
 
 // pipeline makes the pipeline that picks by a configuration.
 func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
-	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, Preparers: b.Preparers, Screeners: b.Screeners, Admission: b.Admission,
+	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admission: b.Admission,
 		Matcher: b.Matcher, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
 		Picked: config.Of[epp.PickObserver](b), Stampers: config.Of[epp.Stamper](b),
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})

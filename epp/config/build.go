@@ -13,10 +13,12 @@ import (
 type Built struct {
 	Profiles  []epp.Profile
 	Stages    epp.Stages
-	Preparers []epp.NamedPreparer // in the order in which they were built
-	Screeners []epp.NamedScreener // in the order in which they were built
-	Admission epp.Admission       // nil: every request is picked for at once
-	Matcher   epp.Matcher         // nil: prefix caches are not known
+	Chooser   epp.Chooser           // nil: the stages serve every request
+	Choices   map[string]epp.Stages // what it chooses among
+	Preparers []epp.NamedPreparer   // in the order in which they were built
+	Screeners []epp.NamedScreener   // in the order in which they were built
+	Admission epp.Admission         // nil: every request is picked for at once
+	Matcher   epp.Matcher           // nil: prefix caches are not known
 	Producers []epp.Producer
 	Links     epp.LinkEstimator // nil: links are not known
 	Detector  epp.Detector      // nil: no request is refused for its priority
@@ -162,6 +164,9 @@ func (b *Built) askHandler(c *Config) (err error) {
 		}
 		if b.Stages, err = handler.Stages(c.profileNames()); err != nil {
 			return fmt.Errorf("asking plugin %s for the stages: %w", p.name, err)
+		}
+		if b.Chooser, ok = handler.(epp.Chooser); ok {
+			b.Choices = b.Chooser.Choices(c.profileNames())
 		}
 	}
 	return nil

@@ -79,7 +79,6 @@ var refused = map[string]string{
 	"endpoint-attribute-scorer":                 "queue-scorer, running-requests-size-scorer and kv-cache-utilization-scorer rate by metrics",
 	"endpoint-notification-source":              watched,
 	"header-based-testing-filter":               "it is for conformance tests",
-	"header-profile-handler":                    "give each profile a pool of its own, and route by the header in the gateway",
 	"k8s-notification-source":                   watched,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,

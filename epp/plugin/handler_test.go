@@ -108,3 +108,36 @@ func TestCharge(t *testing.T) {
 		}
 	}
 }
+
+// TestHeaderProfile: which profile a request asks for, and what its only stage is.
+func TestHeaderProfile(t *testing.T) {
+	for _, test := range []struct {
+		name, parameters string
+		headers          []string
+		want             string
+	}{
+		{"named", "", []string{"epp-profile", "prefill"}, "prefill"},
+		{"with blanks", "", []string{"epp-profile", " prefill "}, "prefill"},
+		{"not named", "", nil, "decode"},
+		{"blank", "", []string{"epp-profile", " "}, "decode"},
+		{"another default", "defaultProfile: prefill", nil, "prefill"},
+		{"another header", "headerName: X-Phase", []string{"x-phase", "prefill", "epp-profile", "encode"}, "prefill"},
+	} {
+		h := build[epp.Chooser](t, "header-profile-handler", test.parameters)
+		if got := h.Choose(asked(test.headers...).Request); got != test.want {
+			t.Errorf("%s: chooses %s, want %s", test.name, got, test.want)
+		}
+	}
+	h := build[epp.Chooser](t, "header-profile-handler", "")
+	prefill := epp.DecodeRow("prefill")
+	prefill.Stage, prefill.Role = epp.StagePrefill, pd.RolePrefill
+	want := map[string]epp.Stages{"decode": {epp.DecodeRow("decode")}, "prefill": {prefill}, "long": {epp.DecodeRow("long")}}
+	if got := h.Choices([]string{"prefill", "decode", "long"}); !reflect.DeepEqual(got, want) {
+		t.Errorf("choices %+v, want %+v", got, want)
+	}
+	for profiles, want := range map[string]string{"prefill decode": "decode", "prefill encode": "prefill"} {
+		if got, err := h.Stages(strings.Fields(profiles)); err != nil || len(got) != 1 || got[0].Profile != want {
+			t.Errorf("usual stages of %s: %+v, %v, want those of %s", profiles, got, err, want)
+		}
+	}
+}

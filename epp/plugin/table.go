@@ -51,6 +51,7 @@ var Table = []epp.Row{
 	// Profile handlers, and the deciders about prefill.
 	{Type: "single-profile-handler", New: handler.NewSingleProfile},
 	{Type: "disagg-profile-handler", New: handler.NewDisaggProfile},
+	{Type: "header-profile-handler", New: handler.NewHeaderProfile},
 	{Type: "pd-profile-handler", New: handler.NewPDProfile},
 	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},
 	{Type: "always-disagg-pd-decider", New: handler.NewAlwaysDisaggPDDecider},

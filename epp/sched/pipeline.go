@@ -19,20 +19,22 @@ import (
 type Config struct {
 	Profiles  []epp.Profile
 	Stages    epp.Stages
-	Preparers []epp.NamedPreparer // run before the pick, all at once
-	Admission epp.Admission       // nil: every request is picked for at once
-	Screeners []epp.NamedScreener // narrow down the candidates of all stages, in this order
-	Matcher   epp.Matcher         // nil: prefix caches are not known
-	Producers []epp.Producer      // of signals
-	Links     epp.LinkEstimator   // nil: links are not known
-	Detector  epp.Detector        // while the pool is full, requests of negative priority are refused; nil: they are not
-	Observers []epp.Observer      // of outcomes
-	Picked    []epp.PickObserver  // told of every pick
-	Stampers  []epp.Stamper       // of answers
-	Charge    epp.Charge          // how requests are charged to endpoints
-	Stale     time.Duration       // age from which a load is trusted less: see epp.Load.Trust
-	Seed      uint64              // of the random numbers that break ties; 0 = another seed for every pipeline
-	Metrics   *Metrics            // nil: nothing is counted
+	Chooser   epp.Chooser           // chooses stages for each request; nil: Stages serve all
+	Choices   map[string]epp.Stages // what it chooses among
+	Preparers []epp.NamedPreparer   // run before the pick, all at once
+	Admission epp.Admission         // nil: every request is picked for at once
+	Screeners []epp.NamedScreener   // narrow down the candidates of all stages, in this order
+	Matcher   epp.Matcher           // nil: prefix caches are not known
+	Producers []epp.Producer        // of signals
+	Links     epp.LinkEstimator     // nil: links are not known
+	Detector  epp.Detector          // while the pool is full, requests of negative priority are refused; nil: they are not
+	Observers []epp.Observer        // of outcomes
+	Picked    []epp.PickObserver    // told of every pick
+	Stampers  []epp.Stamper         // of answers
+	Charge    epp.Charge            // how requests are charged to endpoints
+	Stale     time.Duration         // age from which a load is trusted less: see epp.Load.Trust
+	Seed      uint64                // of the random numbers that break ties; 0 = another seed for every pipeline
+	Metrics   *Metrics              // nil: nothing is counted
 }
 
 // Pipeline is a checked configuration. It does not change, but for the count of its picks and the fallback budget.
@@ -41,6 +43,7 @@ type Pipeline struct {
 	stages []stage
 	split  int // index of the stage that splits requests, -1 = none
 	roles  []pd.Role
+	choice map[string]*Pipeline // for each of the choices, the same with its stages
 
 	fallback *pd.FallbackBudget // for requests that should go remote and find no endpoint
 
@@ -72,10 +75,46 @@ func NewPipeline(c Config) (*Pipeline, error) {
 	if p.config.Seed == 0 {
 		p.config.Seed = rand.Uint64()
 	}
-	if err := errors.Join(c.checkProfiles(), c.checkNumbers(), p.addStages()); err != nil {
+	if err := errors.Join(c.checkProfiles(), c.checkNumbers(), p.addStages(), p.addChoices()); err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+// addChoices makes a pipeline for each choice of stages.
+func (p *Pipeline) addChoices() error {
+	if p.config.Chooser == nil {
+		return nil
+	}
+	p.choice = make(map[string]*Pipeline, len(p.config.Choices))
+	var problems []error
+	for name, stages := range p.config.Choices {
+		c := p.config
+		c.Stages, c.Chooser, c.Choices = stages, nil, nil
+		one, err := NewPipeline(c)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("choice %s: %w", name, err))
+		}
+		p.choice[name] = one
+	}
+	return errors.Join(problems...)
+}
+
+// of returns the pipeline that serves a request. The error is a *pd.Refusal.
+func (p *Pipeline) of(r *epp.Request) (*Pipeline, error) {
+	if p.choice == nil {
+		return p, nil
+	}
+	if len(p.choice) == 1 {
+		for _, only := range p.choice {
+			return only, nil
+		}
+	}
+	name := p.config.Chooser.Choose(r)
+	if chosen := p.choice[name]; chosen != nil {
+		return chosen, nil
+	}
+	return nil, pd.Refuse(pd.BadRequest, "This request asks for the profile %.80q, which the endpoint picker does not have.", name)
 }
 
 // addStages prepares the stages.

@@ -66,11 +66,15 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 			return nil, err
 		}
 	}
+	p, err := p.of(r)
+	if err != nil {
+		return nil, err
+	}
 	now := s.clock.Now()
 	k := begin(p, r, now, p.picks.Add(1))
 	defer k.end()
 	k.gather(s.pool.Snapshot())
-	err := k.commit()
+	err = k.commit()
 	p.config.Metrics.picked(s.clock.Since(now), k, err)
 	k.earn(err)
 	if err != nil {
@@ -97,12 +101,15 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 	if err != nil {
 		return nil, err
 	}
-	now := s.clock.Now()
+	now, snapshot := s.clock.Now(), s.pool.Snapshot()
+	trace := newTracer(snapshot, r.Subset, now)
+	trace.Preparers = prepared
+	if p, err = p.of(r); err != nil {
+		return &epp.Decision{Verdict: pd.Refused, Reason: pd.AsRefusal(err).Reason, Trace: &trace.Trace}, err
+	}
 	k := begin(p, r, now, p.picks.Load()+1)
 	defer k.end()
-	snapshot := s.pool.Snapshot()
-	k.trace = newTracer(snapshot, r.Subset, now)
-	k.trace.Preparers = prepared
+	k.trace = trace
 	k.gather(snapshot)
 	if err = k.shed(); err == nil {
 		err = k.run()
