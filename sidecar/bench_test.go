@@ -90,8 +90,8 @@ func streamAnswer(n int) []byte {
 	return b.Bytes()
 }
 
-// floor returns a bare net/http reverse proxy: the lower bound that the benchmarks compare the sidecar with.
-func floor(b *testing.B, engine string) http.Handler {
+// baseline returns a bare net/http reverse proxy: the lower bound that the benchmarks compare the sidecar with.
+func baseline(b *testing.B, engine string) http.Handler {
 	to, err := url.Parse("http://" + engine)
 	if err != nil {
 		b.Fatal(err)
@@ -156,25 +156,25 @@ func promptOf(size int) string {
 
 func BenchmarkLocal(b *testing.B) {
 	engine := rawEngine(b, httpAnswer("application/json", wholeAnswer))
-	s, proxy := startRig(b, engine), floor(b, engine)
+	s, proxy := startRig(b, engine), baseline(b, engine)
 	for _, size := range []int{1, 32} {
 		name := strconv.Itoa(size) + "KB"
 		b.Run("sidecar/"+name, func(b *testing.B) { drive(b, s.Handler(), promptOf(size<<10), len(wholeAnswer)) })
-		b.Run("floor/"+name, func(b *testing.B) { drive(b, proxy, promptOf(size<<10), len(wholeAnswer)) })
+		b.Run("baseline/"+name, func(b *testing.B) { drive(b, proxy, promptOf(size<<10), len(wholeAnswer)) })
 	}
 }
 
-// BenchmarkRemote runs two legs; its floor has one.
+// BenchmarkRemote runs two legs; its baseline has one.
 func BenchmarkRemote(b *testing.B) {
 	engine := rawEngine(b, httpAnswer("application/json", wholeAnswer))
 	prefill := rawEngine(b, httpAnswer("application/json", offer(handoffParams)))
-	s, proxy := startRig(b, engine), floor(b, engine)
+	s, proxy := startRig(b, engine), baseline(b, engine)
 	for _, size := range []int{1, 220} {
 		name := strconv.Itoa(size) + "KB"
 		b.Run("sidecar/"+name, func(b *testing.B) {
 			drive(b, s.Handler(), promptOf(size<<10), len(wholeAnswer), pd.HeaderPrefill, prefill)
 		})
-		b.Run("floor/"+name, func(b *testing.B) { drive(b, proxy, promptOf(size<<10), len(wholeAnswer)) })
+		b.Run("baseline/"+name, func(b *testing.B) { drive(b, proxy, promptOf(size<<10), len(wholeAnswer)) })
 	}
 }
 
@@ -182,11 +182,11 @@ func BenchmarkStream(b *testing.B) {
 	const events = 200
 	stream := streamAnswer(events)
 	engine, prefill := rawEngine(b, stream), rawEngine(b, httpAnswer("application/json", offer(handoffParams)))
-	s, proxy := startRig(b, engine), floor(b, engine)
+	s, proxy := startRig(b, engine), baseline(b, engine)
 	n, body := bodyLength(b, stream), streamed(promptOf(1<<10))
 	b.Run("sidecar/local", func(b *testing.B) { drive(b, s.Handler(), body, n) })
 	b.Run("sidecar/remote", func(b *testing.B) { drive(b, s.Handler(), body, n, pd.HeaderPrefill, prefill) })
-	b.Run("floor", func(b *testing.B) { drive(b, proxy, body, n) })
+	b.Run("baseline", func(b *testing.B) { drive(b, proxy, body, n) })
 }
 
 func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }

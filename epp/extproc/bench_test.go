@@ -31,14 +31,14 @@ import (
 // benchStreams is the number of concurrent streams for each processor.
 const benchStreams = 4
 
-// BenchmarkStream sends chat calls over loopback, one stream each, to a server of this package, and to the floor, which is the
+// BenchmarkStream sends chat calls over loopback, one stream each, to a server of this package, and to the baseline, which is the
 // lower bound: a server that sends every request to the same endpoint without reading it. Each server runs in a process of its
 // own, so that its user and system time (server-cpu-µs/op) does not contain the driver's. allocs/op count the server and the
-// driver together, in this process: compare them with the floor's.
+// driver together, in this process: compare them with the baseline's.
 func BenchmarkStream(b *testing.B) {
 	for _, size := range []int{1 << 10, 512 << 10} {
 		frames := benchFrames(size)
-		for _, name := range []string{"floor", "tandem"} {
+		for _, name := range []string{"baseline", "tandem"} {
 			b.Run(fmt.Sprintf("%dkB/%s", size>>10, name), func(b *testing.B) {
 				r, cpu := startProcess(b, name)
 				benchStream(b, r, frames) // makes the connection
@@ -66,10 +66,10 @@ func BenchmarkStream(b *testing.B) {
 // benchServers start the servers of the benchmarks.
 var benchServers = map[string]func(t testing.TB) *rig{
 	"replica": serveReplica,
-	"floor": func(t testing.TB) *rig {
+	"baseline": func(t testing.TB) *rig {
 		r := &rig{ledger: epp.NewLedger(time.Hour, epp.SystemClock)}
 		r.grpc = grpc.NewServer(ServerOptions(Defaults(), nil)...)
-		(&client.Floor{Endpoints: "10.0.0.1:8000"}).Register(r.grpc)
+		(&client.Baseline{Endpoints: "10.0.0.1:8000"}).Register(r.grpc)
 		r.serve(t)
 		return r
 	},

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // picker is an ext-proc server that stores the events it receives.
 type picker struct {
-	*client.Floor
+	*client.Baseline
 	address string
 	server  *grpc.Server
 	ended   chan client.Mark // every stream that has ended
@@ -38,7 +38,7 @@ type picker struct {
 func startPicker(t *testing.T, script func(client.Event) (*client.Reply, error), endpoints ...string) *picker {
 	t.Helper()
 	p := &picker{script: script, ended: make(chan client.Mark, 64), server: grpc.NewServer()}
-	p.Floor = &client.Floor{Endpoints: strings.Join(endpoints, ","), Watch: p.watch}
+	p.Baseline = &client.Baseline{Endpoints: strings.Join(endpoints, ","), Watch: p.watch}
 	p.Register(p.server)
 	l := listen(t)
 	p.address = l.Addr().String()

@@ -271,7 +271,7 @@ func serveBaseline(ctx context.Context, std boot.IO, baseline, target string) er
 	}
 	if baseline == baselinePicker {
 		server := grpc.NewServer()
-		(&procclient.Floor{Endpoints: target}).Register(server)
+		(&procclient.Baseline{Endpoints: target}).Register(server)
 		stop := context.AfterFunc(ctx, server.Stop)
 		defer stop()
 		return server.Serve(l)

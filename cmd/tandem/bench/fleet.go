@@ -129,7 +129,7 @@ func measureIdle(ctx context.Context, l *lab, endpoints int, limit float64, o op
 		}
 		shares = append(shares, (after-before).Seconds()/time.Since(began).Seconds())
 	}
-	name := fmt.Sprintf("picker, idle, %d endpoints with %s pages: cores", endpoints, sized(pageSize))
+	name := fmt.Sprintf("picker, idle, %d endpoints with metrics pages of %s, cores", endpoints, sized(pageSize))
 	return absolute(tableAbsolute, name, shares[1:], limit), nil
 }
 

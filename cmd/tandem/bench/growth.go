@@ -68,8 +68,8 @@ func (g *growth) picksByEndpoints(ctx context.Context) ([]Curve, error) {
 			return nil, err
 		}
 	}
-	return []Curve{newCurve("picker, CPU time of a request, one filter, 1 kB", "endpoints", "ms", cpu),
-		newCurve("picker, decision after the last byte, 1 kB", "endpoints", "µs", thought)}, nil
+	return []Curve{newCurve("picker, CPU time per request, one filter, 1 kB", "endpoints", "ms", cpu),
+		newCurve("picker, time from the last byte to the decision, 1 kB", "endpoints", "µs", thought)}, nil
 }
 
 // scrapingByEndpoints returns the cost of a picker without requests.
@@ -122,7 +122,7 @@ func (g *growth) pickerByStreams(ctx context.Context) (curves []Curve, err error
 			}
 			return nil
 		})
-		curves = append(curves, newCurve("picker, answers under way, one filter", "open streams", "MiB resident", points))
+		curves = append(curves, newCurve("picker, memory while it follows streamed answers, one filter", "open streams", "MiB resident", points))
 		return err
 	})
 	return curves, err
@@ -145,7 +145,7 @@ func (g *growth) sidecarByStreams(ctx context.Context) (curves []Curve, err erro
 		clients := &streaming{url: "http://" + sidecar.addr + "/v1/completions"}
 		defer clients.close()
 		points, err := g.grown(ctx, sidecar, func(n int) error { return clients.growTo(ctx, n) })
-		curves = append(curves, newCurve("sidecar, streamed answers under way", "open streams", "MiB resident", points))
+		curves = append(curves, newCurve("sidecar, memory while it relays streamed answers", "open streams", "MiB resident", points))
 		return err
 	})
 	return curves, err

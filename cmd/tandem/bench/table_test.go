@@ -46,9 +46,9 @@ func madeUp(other bool) *Result {
 	held.Baseline = &Figure{Value: 100}
 	r.Rows = append(r.Rows, held)
 	r.Curves = []Curve{
-		newCurve("picker, CPU time of a request", "endpoints", "ms", []Point{{10, 0.08}, {100, 0.095}, {1000, 0.14}, {10000,
+		newCurve("picker, CPU time per request", "endpoints", "ms", []Point{{10, 0.08}, {100, 0.095}, {1000, 0.14}, {10000,
 			0.362}}),
-		newCurve("sidecar, streamed answers under way", "open streams", "MiB resident", []Point{{0, 15}, {100, 16}, {1000,
+		newCurve("sidecar, memory while it relays streamed answers", "open streams", "MiB resident", []Point{{0, 15}, {100, 16}, {1000,
 			70}, {10000, 900}}),
 	}
 	return r

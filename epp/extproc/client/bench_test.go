@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// BenchmarkFloor sends one request to a Floor: the lower bound of a picker's cost, including the cost of this client.
-func BenchmarkFloor(b *testing.B) {
+// BenchmarkBaseline sends one request to a Baseline: the lower bound of a picker's cost, including the cost of this client.
+func BenchmarkBaseline(b *testing.B) {
 	for _, size := range []int{1 << 10, 512 << 10} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -17,7 +17,7 @@ func BenchmarkFloor(b *testing.B) {
 				b.Fatal(err)
 			}
 			server := grpc.NewServer()
-			(&Floor{Endpoints: "10.0.0.1:8000"}).Register(server)
+			(&Baseline{Endpoints: "10.0.0.1:8000"}).Register(server)
 			served := make(chan error, 1)
 			go func() { served <- server.Serve(l) }()
 			defer func() { server.Stop(); <-served }()

@@ -77,8 +77,8 @@ func open(t *testing.T, c *Conn, f Filter) *Stream {
 	return s
 }
 
-// floor opens a stream to a Floor.
-func floor(t *testing.T, f *Floor, filter Filter) *Stream {
+// baseline opens a stream to a Baseline.
+func baseline(t *testing.T, f *Baseline, filter Filter) *Stream {
 	t.Helper()
 	return open(t, dial(t, Options{Addresses: []string{serve(t, func(s *grpc.Server) { f.Register(s) })}, Plaintext: true}), filter)
 }
@@ -105,10 +105,10 @@ func recv(t *testing.T, s *Stream, want Kind) Answer {
 var head = RequestHead{Method: "POST", Scheme: "http", Authority: "models", Path: "/v1/completions?x=1",
 	Header: http.Header{"X-Request-Id": {"42"}, "Accept": {"a", "b"}}}
 
-func TestFloorRequest(t *testing.T) {
+func TestBaselineRequest(t *testing.T) {
 	var seen []Event
 	ended := make(chan bool)
-	f := &Floor{Endpoints: "10.0.0.1:8000,10.0.0.2:8000", Watch: func(e Event) (*Reply, error) {
+	f := &Baseline{Endpoints: "10.0.0.1:8000,10.0.0.2:8000", Watch: func(e Event) (*Reply, error) {
 		if e.End {
 			close(ended)
 			return nil, nil
@@ -116,7 +116,7 @@ func TestFloorRequest(t *testing.T) {
 		seen = append(seen, e)
 		return nil, nil
 	}}
-	s := floor(t, f, Picker())
+	s := baseline(t, f, Picker())
 	must(t, s.RequestHeaders(head, false))
 	must(t, s.RequestBody([]byte("hello "), false))
 	must(t, s.RequestBody([]byte("world"), false))
@@ -144,10 +144,10 @@ func TestFloorRequest(t *testing.T) {
 	}
 }
 
-func TestFloorAnswer(t *testing.T) {
+func TestBaselineAnswer(t *testing.T) {
 	var served []string
 	ended := make(chan bool)
-	f := &Floor{Watch: func(e Event) (*Reply, error) {
+	f := &Baseline{Watch: func(e Event) (*Reply, error) {
 		if e.End {
 			close(ended)
 		} else if e.Kind == ResponseHeaders {
@@ -155,7 +155,7 @@ func TestFloorAnswer(t *testing.T) {
 		}
 		return nil, nil
 	}}
-	s := floor(t, f, Duplex())
+	s := baseline(t, f, Duplex())
 	must(t, s.RequestHeaders(head, true))
 	recv(t, s, RequestHeaders)
 	if !s.RequestDone() {
@@ -176,9 +176,9 @@ func TestFloorAnswer(t *testing.T) {
 	}
 }
 
-// A floor without Watch distinguishes the filters too: it answers an accounting stream at once.
-func TestFloorAccounting(t *testing.T) {
-	s := floor(t, &Floor{Endpoints: "10.0.0.1:8000"}, Acct())
+// A baseline without Watch distinguishes the filters too: it answers an accounting stream at once.
+func TestBaselineAccounting(t *testing.T) {
+	s := baseline(t, &Baseline{Endpoints: "10.0.0.1:8000"}, Acct())
 	must(t, s.RequestHeaders(head, false))
 	if a := recv(t, s, RequestHeaders); len(a.Mutation.Set) > 0 || a.Endpoints != "" {
 		t.Errorf("answer %+v changes the request", a)
@@ -243,7 +243,7 @@ func TestFirstFrame(t *testing.T) {
 func TestReplyAndEnds(t *testing.T) {
 	t.Run("immediate", func(t *testing.T) {
 		want := &Reply{Status: 429, Header: http.Header{"retry-after": {"1"}}, Body: []byte("full")}
-		s := floor(t, &Floor{Watch: func(Event) (*Reply, error) { return want, nil }}, Picker())
+		s := baseline(t, &Baseline{Watch: func(Event) (*Reply, error) { return want, nil }}, Picker())
 		must(t, s.RequestHeaders(head, false))
 		r := recv(t, s, Immediate).Reply
 		if r.Status != 429 || r.Header.Get("Retry-After") != "1" || r.Header.Get("Content-Type") != "text/plain" || string(r.Body) != "full" {
@@ -251,7 +251,7 @@ func TestReplyAndEnds(t *testing.T) {
 		}
 	})
 	t.Run("error", func(t *testing.T) {
-		s := floor(t, &Floor{Watch: func(Event) (*Reply, error) { return nil, status.Error(codes.Internal, "broken") }}, Picker())
+		s := baseline(t, &Baseline{Watch: func(Event) (*Reply, error) { return nil, status.Error(codes.Internal, "broken") }}, Picker())
 		must(t, s.RequestHeaders(head, false))
 		if _, err := s.Recv(); status.Code(err) != codes.Internal {
 			t.Errorf("error %v", err)
@@ -278,7 +278,7 @@ func TestReplyAndEnds(t *testing.T) {
 	})
 	t.Run("client leaves", func(t *testing.T) {
 		ended := make(chan bool)
-		f := &Floor{Watch: func(e Event) (*Reply, error) {
+		f := &Baseline{Watch: func(e Event) (*Reply, error) {
 			if e.End {
 				close(ended)
 			}
@@ -299,7 +299,7 @@ func TestTLS(t *testing.T) {
 	pair := certificate(t)
 	security, err := credentials.NewServerTLSFromFile(pair.cert, pair.key)
 	must(t, err)
-	f := &Floor{Endpoints: "10.0.0.1:8000"}
+	f := &Baseline{Endpoints: "10.0.0.1:8000"}
 	address := serve(t, func(g *grpc.Server) { f.Register(g) }, grpc.Creds(security))
 	for name, ca := range map[string]string{"not verified": "", "verified": pair.cert} {
 		t.Run(name, func(t *testing.T) {
@@ -392,7 +392,7 @@ func TestSendOrder(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if err := test.send(floor(t, &Floor{}, test.filter)); err == nil || err == io.EOF {
+			if err := test.send(baseline(t, &Baseline{}, test.filter)); err == nil || err == io.EOF {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -189,18 +189,18 @@ func TestBootstrapProblems(t *testing.T) {
 	}
 }
 
-// front is an Envoy whose picker is a Floor.
+// front is an Envoy whose picker is a Baseline.
 type front struct {
-	url   string
-	envoy *envoy.Envoy
-	floor *grpc.Server
+	url      string
+	envoy    *envoy.Envoy
+	baseline *grpc.Server
 }
 
-// startFront starts an Envoy with the default bootstrap, as changed by change, and a Floor as its picker.
-func startFront(t *testing.T, floor *client.Floor, change func(*envoyconf.Options)) *front {
+// startFront starts an Envoy with the default bootstrap, as changed by change, and a Baseline as its picker.
+func startFront(t *testing.T, baseline *client.Baseline, change func(*envoyconf.Options)) *front {
 	t.Helper()
 	server := grpc.NewServer()
-	floor.Register(server)
+	baseline.Register(server)
 	return startEnvoy(t, server, change)
 }
 
@@ -271,7 +271,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	endpoint := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header }))
 	defer endpoint.Close()
 	address := endpoint.Listener.Addr().String()
-	f := startFront(t, &client.Floor{Endpoints: address}, func(o *envoyconf.Options) {
+	f := startFront(t, &client.Baseline{Endpoints: address}, func(o *envoyconf.Options) {
 		o.Pool, o.Static = envoyconf.PoolStatic, static(address)
 	})
 	sent := http.Header{}
@@ -302,7 +302,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 func TestEnvoyAnswersJSON(t *testing.T) {
 	own := &client.Reply{Status: 429, Body: []byte(`{"mine":1}`),
 		Header: http.Header{"content-type": {"application/json"}, "retry-after": {"7"}}}
-	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9", Watch: func(e client.Event) (*client.Reply, error) {
+	f := startFront(t, &client.Baseline{Endpoints: "127.0.0.1:9", Watch: func(e client.Event) (*client.Reply, error) {
 		if e.Kind == client.RequestHeaders && e.Header.Get("X-Ask") != "" {
 			return own, nil
 		}
@@ -321,7 +321,7 @@ func TestEnvoyAnswersJSON(t *testing.T) {
 		}
 	}
 	unavailable("no endpoint alive")
-	f.floor.Stop()
+	f.baseline.Stop()
 	unavailable("no picker")
 }
 
@@ -362,7 +362,7 @@ func TestEnvoyTriesTheNextEndpoint(t *testing.T) {
 			}))
 			defer live.Close()
 			second, served := live.Listener.Addr().String(), make(chan string, 1)
-			f := startFront(t, &client.Floor{Endpoints: first + "," + second, Watch: func(e client.Event) (*client.Reply, error) {
+			f := startFront(t, &client.Baseline{Endpoints: first + "," + second, Watch: func(e client.Event) (*client.Reply, error) {
 				if e.Kind == client.ResponseHeaders && e.Mark == client.MarkAcct && !e.End {
 					served <- e.Served
 				}
@@ -392,7 +392,7 @@ func TestEnvoyLeavesRefusalsAlone(t *testing.T) {
 			idle := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("another was asked") }))
 			defer idle.Close()
 			first, second := full.Listener.Addr().String(), idle.Listener.Addr().String()
-			f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
+			f := startFront(t, &client.Baseline{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
 				o.Pool, o.Static = envoyconf.PoolStatic, static(first, second)
 			})
 			// Not even if the client asks for it: Envoy has headers of its own for that.

@@ -95,7 +95,7 @@ func keyPair(t *testing.T, dir string) tls.Certificate {
 func TestEnvoyFollowsItsCertificate(t *testing.T) {
 	dir := t.TempDir()
 	writeKeyPair(t, dir, "way-in.invalid", 1)
-	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
+	f := startFront(t, &client.Baseline{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
 		o.Cert.Dir, o.Cert.File = dir, writeCertificateFile(t, dir)
 		o.Pool, o.Static = envoyconf.PoolStatic, static("127.0.0.1:9")
 	})
@@ -165,7 +165,7 @@ func TestEnvoyVerifiesItsPeers(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			pair := keyPair(t, own)
 			server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&pair)))
-			(&client.Floor{Endpoints: address}).Register(server)
+			(&client.Baseline{Endpoints: address}).Register(server)
 			f := startEnvoy(t, server, func(o *envoyconf.Options) {
 				o.Pool, o.Static, o.PickerTLS, o.PoolTLS = envoyconf.PoolStatic, static(address), test.picker, test.pool
 			})
@@ -185,7 +185,7 @@ func TestEnvoyOperations(t *testing.T) {
 	}
 	admin := free.Addr().String()
 	free.Close()
-	f := startFront(t, &client.Floor{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
+	f := startFront(t, &client.Baseline{Endpoints: "127.0.0.1:9"}, func(o *envoyconf.Options) {
 		o.Admin, o.Operations = admin, "127.0.0.1:0"
 		o.Pool, o.Static = envoyconf.PoolStatic, static("127.0.0.1:9")
 	})
@@ -234,7 +234,7 @@ func TestEnvoyClosesIdleConnections(t *testing.T) {
 	}
 	endpoint.Start()
 	defer endpoint.Close()
-	f := startFront(t, &client.Floor{Endpoints: endpoint.Listener.Addr().String()}, func(o *envoyconf.Options) {
+	f := startFront(t, &client.Baseline{Endpoints: endpoint.Listener.Addr().String()}, func(o *envoyconf.Options) {
 		o.Pool, o.Static, o.Idle = envoyconf.PoolStatic, static(endpoint.Listener.Addr().String()), time.Second
 	})
 	if a := f.post(t, http.Header{}, "{}"); a.status != http.StatusOK {

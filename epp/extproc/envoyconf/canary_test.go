@@ -28,7 +28,7 @@ func TestEnvoySharesWithTheCanary(t *testing.T) {
 			t.Run(fmt.Sprintf("%s of %d bytes", name, size), func(t *testing.T) {
 				own := serveName(t, "own")
 				var frames atomic.Int64 // of both filters
-				f := startFront(t, &client.Floor{Endpoints: own, Watch: func(e client.Event) (*client.Reply, error) {
+				f := startFront(t, &client.Baseline{Endpoints: own, Watch: func(e client.Event) (*client.Reply, error) {
 					if e.Kind == client.RequestHeaders {
 						frames.Add(1)
 					}

@@ -219,7 +219,7 @@ func TestEnvoyFollowsThePool(t *testing.T) {
 	g := grpc.NewServer()
 	runEDS(t, p, g)
 	// The picker's choice is unknown to Envoy's cluster: it then takes any member.
-	(&client.Floor{Endpoints: "192.0.2.1:1"}).Register(g)
+	(&client.Baseline{Endpoints: "192.0.2.1:1"}).Register(g)
 	p.set() // Envoy is not ready before the picker knows its endpoints
 	f := startEnvoy(t, g, nil)
 	for _, step := range []struct {

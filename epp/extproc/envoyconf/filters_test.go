@@ -37,7 +37,7 @@ func TestEnvoyAsksTheOperatorsFiltersFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int64
 			address := endpoint.Listener.Addr().String()
-			f := startFront(t, &client.Floor{Endpoints: address, Watch: func(e client.Event) (*client.Reply, error) {
+			f := startFront(t, &client.Baseline{Endpoints: address, Watch: func(e client.Event) (*client.Reply, error) {
 				if !e.End && e.Kind == client.RequestHeaders {
 					asked.Add(1)
 				}

@@ -15,15 +15,15 @@ import (
 	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 )
 
-// replica runs another Floor at an address, "127.0.0.1:0" for any. It returns the address and a function that kills the replica.
-func replica(t *testing.T, floor client.Floor, at string) (address string, kill func()) {
+// replica runs another Baseline at an address, "127.0.0.1:0" for any. It returns the address and a function that kills the replica.
+func replica(t *testing.T, baseline client.Baseline, at string) (address string, kill func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := grpc.NewServer()
-	floor.Register(g)
+	baseline.Register(g)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
 	ended := false
@@ -46,11 +46,11 @@ func TestEnvoyAvoidsEndedReplicas(t *testing.T) {
 		fmt.Fprint(w, n)
 	}))
 	defer endpoint.Close()
-	floor := client.Floor{Endpoints: endpoint.Listener.Addr().String()}
-	second, killSecond := replica(t, floor, "127.0.0.1:0")
-	third, killThird := replica(t, floor, "127.0.0.1:0")
-	f := startFront(t, &client.Floor{Endpoints: floor.Endpoints}, func(o *envoyconf.Options) {
-		o.Pool, o.Static = envoyconf.PoolStatic, static(floor.Endpoints)
+	baseline := client.Baseline{Endpoints: endpoint.Listener.Addr().String()}
+	second, killSecond := replica(t, baseline, "127.0.0.1:0")
+	third, killThird := replica(t, baseline, "127.0.0.1:0")
+	f := startFront(t, &client.Baseline{Endpoints: baseline.Endpoints}, func(o *envoyconf.Options) {
+		o.Pool, o.Static = envoyconf.PoolStatic, static(baseline.Endpoints)
 		o.Pickers = append(o.Pickers, second, third)
 	})
 	body := strings.Repeat("x", 1<<20)
@@ -67,12 +67,12 @@ func TestEnvoyAvoidsEndedReplicas(t *testing.T) {
 	killThird()
 	f.awaitHealthy(t, 1)
 	mustServe("one of three lives")
-	f.floor.Stop()
+	f.baseline.Stop()
 	f.awaitHealthy(t, 0)
 	if a := f.post(t, http.Header{}, body); a.status != http.StatusServiceUnavailable {
 		t.Errorf("none lives: answer %+v", a)
 	}
-	replica(t, floor, third)
+	replica(t, baseline, third)
 	f.awaitHealthy(t, 1)
 	mustServe("one is back")
 	f.wantClean(t)

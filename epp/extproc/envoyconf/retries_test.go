@@ -25,7 +25,7 @@ func TestEnvoyLeavesTheListWhenItHasFailed(t *testing.T) {
 		return s.Listener.Addr().String()
 	}
 	first, second, well := endpoint(503), endpoint(503), endpoint(200)
-	f := startFront(t, &client.Floor{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
+	f := startFront(t, &client.Baseline{Endpoints: first + "," + second}, func(o *envoyconf.Options) {
 		o.Pool, o.Static = envoyconf.PoolStatic, static(first, second, well)
 	})
 	for range 30 { // by chance alone, most of the third tries would go wrong

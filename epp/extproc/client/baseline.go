@@ -17,13 +17,13 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Floor is a minimal endpoint picker: it sends every request to the same endpoints without reading it, and returns every body
+// Baseline is a minimal endpoint picker: it sends every request to the same endpoints without reading it, and returns every body
 // unchanged. Benchmarks use it as the lower bound: a picker cannot cost less.
 //
 // Like a real picker, it answers the headers only when it has the complete request. If Envoy has sent the headers upstream and
 // retries on another endpoint while the body is still on its way to the picker, and a second ext-proc filter follows, Envoy loses
 // parts of the body silently.
-type Floor struct {
+type Baseline struct {
 	// Endpoints are the pick for every request, ip:port[,ip:port…], best first.
 	Endpoints string
 	// Watch, if not nil, is called for every frame and for the end of every stream, on the stream's goroutine. An error ends the
@@ -34,7 +34,7 @@ type Floor struct {
 	headers *extproc.ProcessingResponse
 }
 
-// Event is a frame that a Floor received, or the end of a stream.
+// Event is a frame that a Baseline received, or the end of a stream.
 type Event struct {
 	Mark   Mark
 	End    bool // the stream has ended; the other fields are empty
@@ -44,8 +44,8 @@ type Event struct {
 	Served string // of response headers
 }
 
-// Register makes the floor serve on g and report that it is healthy. Its fields must not change afterwards.
-func (f *Floor) Register(g grpc.ServiceRegistrar) {
+// Register makes the baseline serve on g and report that it is healthy. Its fields must not change afterwards.
+func (f *Baseline) Register(g grpc.ServiceRegistrar) {
 	f.headers = &extproc.ProcessingResponse{
 		Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{
 			Response: &extproc.CommonResponse{HeaderMutation: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{{
@@ -66,7 +66,7 @@ func (f *Floor) Register(g grpc.ServiceRegistrar) {
 }
 
 // Process serves one stream. EOF and cancellation both end it.
-func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingRequest, extproc.ProcessingResponse]) error {
+func (f *Baseline) Process(stream grpc.BidiStreamingServer[extproc.ProcessingRequest, extproc.ProcessingResponse]) error {
 	var mark Mark
 	if values := metadata.ValueFromIncomingContext(stream.Context(), MetadataFilter); len(values) > 0 {
 		mark = Mark(values[0])
@@ -106,7 +106,7 @@ func (f *Floor) Process(stream grpc.BidiStreamingServer[extproc.ProcessingReques
 }
 
 // answer returns the answer to a frame. last reports that it can be sent now, with those before it.
-func (f *Floor) answer(mark Mark, frame *extproc.ProcessingRequest) (answer *extproc.ProcessingResponse, last bool) {
+func (f *Baseline) answer(mark Mark, frame *extproc.ProcessingRequest) (answer *extproc.ProcessingResponse, last bool) {
 	switch r := frame.Request.(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
 		if mark == MarkAcct {
