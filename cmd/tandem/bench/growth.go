@@ -122,7 +122,7 @@ func (g *growth) pickerByStreams(ctx context.Context) (curves []Curve, err error
 			}
 			return nil
 		})
-		curves = append(curves, newCurve("picker, memory while it follows streamed answers, one filter", "open streams", "MiB resident", points))
+		curves = append(curves, newCurve("picker, memory by open streams, one filter", "open streams", "MiB resident", points))
 		return err
 	})
 	return curves, err
@@ -145,7 +145,7 @@ func (g *growth) sidecarByStreams(ctx context.Context) (curves []Curve, err erro
 		clients := &streaming{url: "http://" + sidecar.addr + "/v1/completions"}
 		defer clients.close()
 		points, err := g.grown(ctx, sidecar, func(n int) error { return clients.growTo(ctx, n) })
-		curves = append(curves, newCurve("sidecar, memory while it relays streamed answers", "open streams", "MiB resident", points))
+		curves = append(curves, newCurve("sidecar, memory by open streams", "open streams", "MiB resident", points))
 		return err
 	})
 	return curves, err

@@ -48,7 +48,7 @@ func madeUp(other bool) *Result {
 	r.Curves = []Curve{
 		newCurve("picker, CPU time per request", "endpoints", "ms", []Point{{10, 0.08}, {100, 0.095}, {1000, 0.14}, {10000,
 			0.362}}),
-		newCurve("sidecar, memory while it relays streamed answers", "open streams", "MiB resident", []Point{{0, 15}, {100, 16}, {1000,
+		newCurve("sidecar, memory by open streams", "open streams", "MiB resident", []Point{{0, 15}, {100, 16}, {1000,
 			70}, {10000, 900}}),
 	}
 	return r
