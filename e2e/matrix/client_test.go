@@ -20,13 +20,14 @@ type reply struct {
 	status int // 0: no answer
 	header http.Header
 	body   string
-	tokens []int
+	tokens []int     // ids; of APIs whose answers have none, the runes of the text
 	failed *apiError // of a stream's error event, or of a whole answer
-	done   bool      // the stream said [DONE]
+	done   bool      // the stream has its last event
 	err    error     // the connection ended before the answer did
 }
 
-// apiError is the error object of OpenAI's APIs: as Tandem writes it (code is a reason), or as engines do (code is the status).
+// apiError is the error object of an API: as Tandem writes it (code is a reason), or as engines do (code is the status).
+// Anthropic's has no code.
 type apiError struct {
 	Message, Type string
 	Param         *string
@@ -104,7 +105,7 @@ func (a *asker) exchange(by http.RoundTripper, req *http.Request) (r reply) {
 	defer resp.Body.Close()
 	r.status, r.header = resp.StatusCode, resp.Header
 	from := bufio.NewReader(resp.Body)
-	if hasBegun(from, r.header) {
+	if hasBegun(from, r.header, pd.APIOf(req.URL.Path)) {
 		close(a.begun)
 	}
 	text, err := io.ReadAll(from)
@@ -115,11 +116,14 @@ func (a *asker) exchange(by http.RoundTripper, req *http.Request) (r reply) {
 	return r
 }
 
-// hasBegun waits for the beginning of a body. The first event of a chat has no token yet.
-func hasBegun(from *bufio.Reader, header http.Header) bool {
+// firstEvents is how many events a stream has up to its first token.
+var firstEvents = map[pd.API]int{pd.APICompletions: 2, pd.APIChat: 2, pd.APIResponses: 5, pd.APIMessages: 3}
+
+// hasBegun waits for the beginning of a body.
+func hasBegun(from *bufio.Reader, header http.Header, api pd.API) bool {
 	events := 0
 	if strings.HasPrefix(header.Get("Content-Type"), "text/event-stream") {
-		events = 2
+		events = firstEvents[api]
 	}
 	for n := 1; ; n = from.Buffered() + 1 {
 		if _, err := from.Peek(n); err != nil {
@@ -137,12 +141,19 @@ func (r *reply) read() error {
 		return r.take(r.body)
 	}
 	for event := range strings.SplitSeq(strings.TrimSuffix(r.body, "\n\n"), "\n\n") {
-		data, ok := strings.CutPrefix(event, "data: ")
+		named, ok := strings.CutPrefix(event, "event: ")
+		name, rest, _ := strings.Cut(named, "\n")
+		if !ok {
+			name, rest = "", event
+		}
+		data, ok := strings.CutPrefix(rest, "data: ")
 		switch {
 		case !ok:
 			return fmt.Errorf("%q is no event", event)
 		case r.done:
-			return fmt.Errorf("%q comes after [DONE]", event)
+			return fmt.Errorf("%q comes after the last event", event)
+		case name == "response.completed", name == "message_stop":
+			r.done = true
 		case data == "[DONE]":
 			r.done = true
 		default:
@@ -157,21 +168,63 @@ func (r *reply) read() error {
 // take parses one JSON document.
 func (r *reply) take(document string) error {
 	var d struct {
+		Type    string
 		Error   *apiError
 		Choices []struct {
 			TokenIDs []int `json:"token_ids"`
 		}
+		Output  []struct{ Content []textPart }
+		Content []textPart
+		Delta   json.RawMessage
 	}
 	if err := json.Unmarshal([]byte(document), &d); err != nil {
 		return fmt.Errorf("reading %q: %w", document, err)
 	}
-	if d.Error != nil {
+	switch {
+	case d.Error != nil:
 		r.failed = d.Error
+	case d.Type == "error": // of responses, whose event is the error itself
+		r.failed = &apiError{}
+		if err := json.Unmarshal([]byte(document), r.failed); err != nil {
+			return fmt.Errorf("reading %q: %w", document, err)
+		}
 	}
 	for _, c := range d.Choices {
 		r.tokens = append(r.tokens, c.TokenIDs...)
 	}
+	for _, o := range d.Output {
+		d.Content = append(d.Content, o.Content...)
+	}
+	for _, c := range d.Content {
+		r.speak(c.Text)
+	}
+	return r.takeDelta(d.Type, d.Delta)
+}
+
+// textPart is a part of an answer of responses or messages.
+type textPart struct{ Text string }
+
+// takeDelta adds the text of an event of responses or messages.
+func (r *reply) takeDelta(event string, delta []byte) error {
+	switch event {
+	case "response.output_text.delta":
+		var text string
+		err := json.Unmarshal(delta, &text)
+		r.speak(text)
+		return err
+	case "content_block_delta":
+		var part textPart
+		err := json.Unmarshal(delta, &part)
+		r.speak(part.Text)
+		return err
+	}
 	return nil
+}
+
+func (r *reply) speak(text string) {
+	for _, c := range text {
+		r.tokens = append(r.tokens, int(c))
+	}
 }
 
 // sentInHalves reports whether the failure happens while the client sends.

@@ -258,13 +258,13 @@ var eventFailures = []failure{
 
 // streamFailures happen when the client has a part of the answer.
 var streamFailures = []failure{
-	{name: "reset-after", decode: at("2", onDecode("reset-after", "")), effect: breaksOff, reason: pd.InternalError},
-	{name: "truncate", decode: at("2", onDecode("truncate", "")), effect: breaksOff, reason: pd.InternalError},
-	{name: "slow", decode: at("2", onDecode("slow", slowly)), effect: served, quick: true},
-	{name: "slow, stop", decode: at("2", onDecode("slow", "stop")), action: outwait, effect: leftWithin, quick: true},
-	{name: "crash", decode: at("2", onDecode("crash", "")), effect: breaksOff, reason: pd.InternalError},
-	{name: "client gone", decode: at("2", onDecode("slow", "stop")), action: leave, effect: leftWithin},
-	{name: "drain deadline", decode: at("2", onDecode("slow", "stop")), action: cut, effect: breaksOff, reason: pd.Draining},
+	{name: "reset-after", decode: at(firstToken, onDecode("reset-after", "")), effect: breaksOff, reason: pd.InternalError},
+	{name: "truncate", decode: at(firstToken, onDecode("truncate", "")), effect: breaksOff, reason: pd.InternalError},
+	{name: "slow", decode: at(firstToken, onDecode("slow", slowly)), effect: served, quick: true},
+	{name: "slow, stop", decode: at(firstToken, onDecode("slow", "stop")), action: outwait, effect: leftWithin, quick: true},
+	{name: "crash", decode: at(firstToken, onDecode("crash", "")), effect: breaksOff, reason: pd.InternalError},
+	{name: "client gone", decode: at(firstToken, onDecode("slow", "stop")), action: leave, effect: leftWithin},
+	{name: "drain deadline", decode: at(firstToken, onDecode("slow", "stop")), action: cut, effect: breaksOff, reason: pd.Draining},
 }
 
 // onPrefill returns a fault of the first prefill engine.
@@ -277,5 +277,8 @@ func onDecode(kind, arg string) fault.Fault {
 	return fault.Fault{Leg: "decode", Fault: kind, Arg: arg, Count: 1}
 }
 
-// at moves a fault to a point of the answer: before its headers, before its body, or after so many events.
+// firstToken is the point of an answer after the event with its first token. Each API has its own number of events up to it.
+const firstToken = "first token"
+
+// at moves a fault to a point of the answer: before its headers, before its body, or after its first token.
 func at(point string, f fault.Fault) fault.Fault { f.At = point; return f }

@@ -229,6 +229,9 @@ func startEngines(t *testing.T, r row) *fixture {
 		if f.Fault == "" {
 			continue
 		}
+		if f.At == firstToken {
+			f.At = strconv.Itoa(firstEvents[r.api])
+		}
 		if err := e.Faults.Add(f); err != nil {
 			t.Fatal(err)
 		}

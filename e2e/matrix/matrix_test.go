@@ -29,20 +29,20 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// undisturbed returns the tokens of an engine that does not fail and prefills itself.
+// undisturbed returns the tokens, by API, of an engine that does not fail and prefills itself.
 func undisturbed(t *testing.T) map[pd.API][]int {
 	t.Helper()
 	e := startEngine(t, sim.Config{})
 	defer e.Close()
 	right := map[pd.API][]int{}
-	for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
+	for _, api := range apis {
 		req, err := http.NewRequest(http.MethodPost, e.URL+api.Path(), bytes.NewReader(row{api: api}.body()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Header.Set("Content-Type", "application/json")
 		got := (&asker{begun: make(chan struct{})}).exchange(&http.Transport{DisableKeepAlives: true}, req)
-		if got.err != nil || len(got.tokens) != 8 {
+		if got.err != nil || len(got.tokens) < 8 {
 			t.Fatalf("a plain engine answers %d %s, %v", got.status, got.body, got.err)
 		}
 		right[api] = got.tokens

@@ -18,9 +18,15 @@ type row struct {
 	keeper    keeper
 }
 
+// apis are the APIs that are split.
+var apis = []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages}
+
 // rows lists every failure with every form and API, each with another candidate and without. Where a forced request or an
 // empty budget has another outcome, rows lists these too, with half of the forms and APIs: the other half would test the
 // same. The keeper works in all of these; otherKeepers adds rows with other keepers.
+//
+// Responses and messages are run where the sidecar's way depends on what it reads of them: with the real protocol, and when no
+// other candidate is left, so that it serves the request itself.
 //
 // Made-up protocols have no keeper, and are run with half of the forms and APIs throughout. Those of their rows that take
 // seconds have no other candidate. The short form of the tests has streams with another candidate, and whole answers without.
@@ -28,7 +34,7 @@ func rows() (list []row) {
 	for _, p := range protocols {
 		for _, s := range p.failures() {
 			for _, streamed := range []bool{false, true} {
-				for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
+				for _, api := range apis {
 					for in := range situations {
 						list = append(list, row{s, in, api, streamed, works}.withKeepers()...)
 					}
@@ -46,6 +52,11 @@ func (r row) withKeepers() []row {
 	case r.form != anyForm && (r.form == stream) != r.stream:
 		return nil
 	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
+		return nil
+	case !r.hasTokens():
+		if r.protocol == nixl && r.situation == last && !r.quick {
+			return []row{r}
+		}
 		return nil
 	case r.protocol == nixl && r.situation == last:
 		return append([]row{r}, r.otherKeepers()...)
@@ -95,12 +106,20 @@ func (r row) String() string {
 	return name
 }
 
+// hasTokens reports whether the API's answers have the ids of their tokens.
+func (r row) hasTokens() bool { return r.api == pd.APICompletions || r.api == pd.APIChat }
+
 // body returns the request: a prompt of several blocks. No engine has it cached, since every row has engines of its own.
 func (r row) body() []byte {
 	m := map[string]any{"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": r.stream}
-	if r.api == pd.APIChat {
-		m["messages"] = []any{map[string]any{"role": "user", "content": strings.Repeat("the quick brown fox ", 6)}}
-	} else {
+	text := strings.Repeat("the quick brown fox ", 6)
+	switch r.api {
+	case pd.APIChat, pd.APIMessages:
+		m["messages"] = []any{map[string]any{"role": "user", "content": text}}
+	case pd.APIResponses:
+		delete(m, "max_tokens")
+		m["max_output_tokens"], m["input"] = 8, text
+	default:
 		ids := make([]int, 100)
 		for i := range ids {
 			ids[i] = 20 + i*7
