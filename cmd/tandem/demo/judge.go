@@ -201,12 +201,18 @@ func (e *evidence) judgeStranded() report.Check {
 func (e *evidence) judgePhases() report.Check {
 	right, of := e.tally((*exchange).wellTimed)
 	found := fmt.Sprintf("%d of %d", right, of)
-	if of > 0 {
-		way, share, class := e.outside()
-		found += fmt.Sprintf("; the client's median time is %.1f ms longer, and at most %.1f %% in a class (%s): the time between client and sidecar",
-			inMillis(way), 100*share, class)
+	for i := range e.exchanges {
+		if x := &e.exchanges[i]; x.failure == nil && !x.wellTimed() {
+			return check(checkPhases, false, "%s; request %d (%s) has %s, in the sidecar it took %.3f ms, and the client measured %.3f ms", found,
+				i+1, x.class.name, x.answer.phases.AppendTiming(nil, pd.PhaseEPP), inMillis(x.traced.took), inMillis(x.answer.took))
+		}
 	}
-	return check(checkPhases, right == of && of > 0, "%s", found)
+	if of == 0 {
+		return check(checkPhases, false, "%s", found)
+	}
+	way, share, class := e.outside()
+	return check(checkPhases, true, "%s; the client's median time is %.1f ms longer, and at most %.1f %% in a class (%s): the time between client and sidecar",
+		found, inMillis(way), 100*share, class)
 }
 
 // outside returns how much more time than the phases the client measured: of the median request, and as a share of the measured

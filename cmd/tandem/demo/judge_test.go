@@ -156,6 +156,16 @@ func TestFindingNamesTheSlowestWay(t *testing.T) {
 	}
 }
 
+func TestFindingNamesARequestThatLostAPhase(t *testing.T) {
+	seen := sound()
+	seen.exchanges[0].answer.phases.Set(pd.PhaseFirst, 0)
+	want := "2 of 3; request 1 (short chat) has epp;dur=1, recv;dur=1, first;dur=0, decode;dur=1, " +
+		"in the sidecar it took 3.000 ms, and the client measured 4.100 ms"
+	if got := seen.judgePhases().Got; got != want {
+		t.Errorf("%s", got)
+	}
+}
+
 func TestFindingNamesMissingBytes(t *testing.T) {
 	seen := sound()
 	seen.pulled.bytes, seen.engines[1].KVBytesServed = 300, 0
