@@ -16,8 +16,8 @@ import (
 
 // quick selects one series of every kind.
 const quick = `^sidecar, (local, 1 kB|P/D, chunked, 32 kB|P/D, 1 kB, 200 events)$|` +
-	`^picker, (1 kB, 64|32 kB, remote|pair, 1 kB)|` +
-	`^memory, (sidecar, 64|picker)|^limits.*(decision|idle, 64)`
+	`^picker, (1 kB|32 kB, remote|two filters, 1 kB)$|` +
+	`^memory, (sidecar, 64|picker)|^absolute.*(decision|idle, 64)`
 
 // run runs the command in this process, where leaks and races show.
 func run(ctx context.Context, args ...string) (code int, stdout, stderr string) {
@@ -124,7 +124,7 @@ func testWithoutEnvoy(t *testing.T, dir string) {
 }
 
 func testAgainst(t *testing.T, dir string) {
-	r, stdout := measuring(t, dir, "^sidecar, P/D, 1 kB$|^picker, 1 kB, 64|decision",
+	r, stdout := measuring(t, dir, "^sidecar, P/D, 1 kB$|^picker, 1 kB$|decision",
 		"--against-sidecar="+dir+"/sidecar --host=127.0.0.1 --port={port} --metrics-port=0 --admin-address=127.0.0.1:0 "+
 			"--model-server-host=127.0.0.1 --model-server-port={engine-port} --prefill-allow=127.0.0.0/8",
 		"--against-epp="+dir+"/epp --host=127.0.0.1 --grpc-port={port} --grpc-health-port=0 --metrics-port=0 "+
@@ -183,7 +183,7 @@ func (w waiting) Write(b []byte) (int, error) { w.cancel(); return len(b), nil }
 
 func testInterrupted(t *testing.T, dir string) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s := settings{BinDir: dir, Series: "^picker, 1 kB, 64", Rounds: 1, Span: time.Hour, Core: -1}
+	s := settings{BinDir: dir, Series: "^picker, 1 kB$", Rounds: 1, Span: time.Hour, Core: -1}
 	steps, err := s.steps()
 	if err != nil {
 		t.Fatal(err)
