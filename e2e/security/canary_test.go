@@ -152,9 +152,9 @@ func operatorPages(t *testing.T, f *harness.TappedFleet, e *envoy.Envoy) map[str
 	sidecar, picker := f.Fleet.Decode[0].Sidecar, f.Pickers[0]
 	for base, paths := range map[string][]string{
 		sidecar.Addr("metrics"): {"/metrics", "/livez", "/readyz"},
-		sidecar.Addr("admin"):   {"/debug/pprof/", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/debug/pprof/heap?debug=1"},
+		sidecar.Addr("admin"):   {"/debug/requests", "/debug/pprof/", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/debug/pprof/heap?debug=1"},
 		picker.Addr("metrics"):  {"/metrics", "/livez", "/readyz"},
-		picker.Addr("admin"): {"/debug/endpoints", "/debug/config", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline",
+		picker.Addr("admin"): {"/debug/endpoints", "/debug/requests", "/debug/config", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline",
 			"/debug/pprof/heap?debug=1"},
 		e.Admin(): {"/stats", "/stats/prometheus", "/config_dump", "/clusters", "/listeners", "/server_info", "/memory", "/certs"},
 	} {
@@ -185,7 +185,7 @@ func TestSecurityDebugPagesAreOnLoopback(t *testing.T) {
 	f := harness.NewStack(t, harness.Layout{Proxy: "envoy", Mode: "pair"}, 1, 1)
 	sidecar := f.Decode[0].Sidecar
 	for _, base := range []string{sidecar.Addr("metrics"), f.Pickers[0].Addr("metrics"), sidecar.Addr("http"), f.Front.Addr} {
-		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/endpoints", "/debug/config", "/explain", "/config_dump", "/quitquitquit", "/stats"} {
+		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/endpoints", "/debug/config", "/debug/requests", "/explain", "/config_dump", "/quitquitquit", "/stats"} {
 			if status, text := harness.FetchPage(t, "http://"+base+path); status == http.StatusOK {
 				t.Errorf("%s%s: status %d %.100s", base, path, status, text)
 			}

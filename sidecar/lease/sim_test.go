@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/api"
 	"github.com/tandem-serving/tandem/sim/fault"
@@ -27,7 +28,7 @@ func prefilled(t *testing.T, e *sim.Engine) dialect.Pin {
 	w := httptest.NewRecorder()
 	api.NewHandler(e, fault.NewList()).ServeHTTP(w, r)
 	d, _ := dialect.New("nixlv2", dialect.Options{})
-	a, err := d.Attempt(t.Context(), nil, pd.Target{})
+	a, err := d.Attempt(t.Context(), &request.Request{API: pd.APICompletions}, pd.Target{})
 	if err != nil {
 		t.Fatal(err)
 	}
