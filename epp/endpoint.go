@@ -73,6 +73,30 @@ type Load struct {
 	Signals     Values    // of every PageSignal that the page had
 	Cache       CacheInfo
 	LoRA        *LoRA // nil: the page names no adapters
+	// Attributes are the values of the extractor's customMetrics that are no signals; nil: the page had none of them.
+	Attributes *Attributes
+}
+
+// Attributes are values of a metrics page that have names in the configuration only. They do not change.
+type Attributes []Attribute
+
+// Attribute is one of them.
+type Attribute struct {
+	Key   string
+	Value float64
+}
+
+// Attribute returns the value of an attribute; ok is false if it is not known.
+func (l *Load) Attribute(key string) (value float64, ok bool) {
+	if l.Attributes == nil {
+		return 0, false
+	}
+	for _, a := range *l.Attributes {
+		if a.Key == key {
+			return a.Value, true
+		}
+	}
+	return 0, false
 }
 
 // CacheInfo is the size of an engine's KV cache as its page reports it; zeros if it does not.

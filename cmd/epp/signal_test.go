@@ -91,3 +91,50 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 		}
 	}
 }
+
+// TestCustomMetricsTakePart: a value that only the configuration names is read from metrics pages, and decides.
+func TestCustomMetricsTakePart(t *testing.T) {
+	engine := func(depth int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, "my_depth %d\n", depth)
+		}))
+		t.Cleanup(s.Close)
+		return strings.TrimPrefix(s.URL, "http://127.0.0.1:")
+	}
+	dir := t.TempDir()
+	endpoints, configuration := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+	write(t, endpoints, fmt.Sprintf("endpoints:\n- {name: deep, address: 127.0.0.1, port: %q}\n- {name: shallow, address: 127.0.0.1, port: %q}\n- {name: full, address: 127.0.0.1, port: %q}\n",
+		engine(7), engine(1), engine(100)))
+	write(t, configuration, fmt.Sprintf(`apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {type: file-discovery, parameters: {path: %q}}
+- {type: core-metrics-extractor, parameters: {defaultEngine: mine, engineConfigs: [{name: mine, customMetrics: [{attributeKey: depth, metricSpec: my_depth}]}]}}
+- {type: endpoint-attribute-filter, parameters: {attribute: depth, onMissing: Fail, algorithm: {type: threshold, threshold: {operator: LessThan, value: 50}}}}
+- {type: endpoint-attribute-scorer, parameters: {attributeKey: depth, algorithm: {type: linear_lower_is_better}}}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: endpoint-attribute-filter}, {pluginRef: endpoint-attribute-scorer}]
+dataLayer: {discovery: {pluginRef: file-discovery}}
+`, endpoints))
+	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+	want := "default/shallow=1 default/deep=0 default/full dropped by endpoint-attribute-filter"
+	var got string
+	eventually(t, func() bool {
+		var x epp.Explanation
+		_, text := s.ask(t, "POST", "admin", "/explain", strings.NewReader(`{"model":"m","messages":[]}`))
+		if err := json.Unmarshal([]byte(text), &x); err != nil || x.Trace == nil || len(x.Trace.Stages) == 0 {
+			return false
+		}
+		var told []string
+		for _, c := range x.Trace.Stages[0].Candidates {
+			if c.Dropped != "" {
+				told = append(told, c.Endpoint+" dropped by "+c.Dropped)
+			} else if len(c.Scores) > 0 {
+				told = append(told, fmt.Sprintf("%s=%v", c.Endpoint, c.Scores[0].Score))
+			}
+		}
+		got = strings.Join(told, " ")
+		return got == want
+	})
+}

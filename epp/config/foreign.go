@@ -75,8 +75,6 @@ var refused = map[string]string{
 	"destination-endpoint-served-verifier":      "it is for conformance tests",
 	"disaggregatedset-rollout-pod-extractor":    noRollout,
 	"encode-filter":                             noEncode,
-	"endpoint-attribute-filter":                 "utilization-detector drops endpoints by their load",
-	"endpoint-attribute-scorer":                 "queue-scorer, running-requests-size-scorer and kv-cache-utilization-scorer rate by metrics",
 	"endpoint-notification-source":              watched,
 	"header-based-testing-filter":               "it is for conformance tests",
 	"k8s-notification-source":                   watched,

@@ -33,6 +33,8 @@ import (
 
 // required are the parameters of plugins that cannot do without.
 var required = map[string]string{
+	"endpoint-attribute-filter":         "{attribute: depth, algorithm: {type: threshold, threshold: {operator: LessThan, value: 10}}}",
+	"endpoint-attribute-scorer":         "{attributeKey: depth, algorithm: {type: linear_lower_is_better}}",
 	"disaggregatedset-rollout-screener": "{scope: {labelSelector: set=x}, revisionGating: {mode: sum, requireRoles: {values: [prefill, decode]}}}",
 	"header-label-affinity-scorer":      "{headerName: x-zone, labelKey: zone}",
 	"file-discovery":                    "path: endpoints.yaml",
@@ -164,6 +166,9 @@ func somePods(rng *rand.Rand, n int) []epp.Candidate {
 			if rng.IntN(2) == 0 {
 				load.Signals.Set(signal, value)
 			}
+		}
+		if rng.IntN(2) == 0 {
+			load.Attributes = &epp.Attributes{{Key: "other", Value: 1}, {Key: "depth", Value: usage()}}
 		}
 		if rng.IntN(3) > 0 {
 			load.LoRA = &epp.LoRA{Max: rng.IntN(4), Running: adapters(rng), Waiting: adapters(rng)}

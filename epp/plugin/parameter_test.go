@@ -116,6 +116,13 @@ func TestProblems(t *testing.T) {
 			`scope.labelSelector: "=" is no label selector: at "=" want a condition like a=b, a!=b, a, !a, a in (b, c) or a notin (b)|` +
 				`headerSelectors[0]: must have a headerName and a labelKey|headerSelectors[0].mode: must be strict or prefer, got "x"|` +
 				`revisionGating.requireRoles.values: must not be empty with mode sum`},
+		{"endpoint-attribute-filter", "{producer: dcgm-extractor, onMissing: Drop}", "attribute: must not be empty|" +
+			`producer: only the attributes of core-metrics-extractor are known, got "dcgm-extractor"|onMissing: must be Pass or Fail, got "Drop"|` +
+			`algorithm.type: must be threshold or range, got ""`},
+		{"endpoint-attribute-filter", "{attribute: a, algorithm: {type: range, range: {min: 2, max: 1}}}", "algorithm.range: min must be at most max, got 2 and 1"},
+		{"endpoint-attribute-scorer", "{attributeKey: a, algorithm: {type: linear, normalization: {fixedRange: {min: 1, max: 1}}}}",
+			`algorithm.type: must be linear_lower_is_better or linear_higher_is_better, got "linear"|` +
+				"algorithm.normalization.fixedRange: min must be less than max, got 1 and 1"},
 		{"session-affinity-filter", "strategy: cookie", `strategy: must be encoded_endpoint_header or session_id, got "cookie"`},
 		{"session-affinity-scorer", "sessionIdConfig: {sources: [{header: a, attribute: b}], evictionTtlSeconds: 0}",
 			"sessionIdConfig.sources[0]: must have either header or attribute|" +

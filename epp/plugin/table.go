@@ -19,6 +19,7 @@ var Table = []epp.Row{
 	{Type: "prefix-cache-affinity-filter", New: filter.NewPrefixCacheAffinity},
 	{Type: "session-affinity-filter", New: affinity.NewSessionFilter},
 	{Type: "topology-affinity-filter", New: affinity.NewTopologyFilter},
+	{Type: "endpoint-attribute-filter", New: filter.NewEndpointAttribute},
 	{Type: "utilization-filter", New: filter.NewUtilization},
 
 	// Screeners, which narrow down the endpoints for all profiles.
@@ -41,6 +42,7 @@ var Table = []epp.Row{
 	{Type: "session-affinity-scorer", New: affinity.NewSessionScorer},
 	{Type: "header-label-affinity-scorer", New: affinity.NewHeaderLabelScorer},
 	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
+	{Type: "endpoint-attribute-scorer", New: scorer.NewEndpointAttribute},
 	{Type: "context-length-aware", New: scorer.NewContextLengthAware},
 
 	// Pickers.

@@ -26,6 +26,13 @@ func AtLeast[T cmp.Ordered](report epp.Report, field string, v, low T) {
 	}
 }
 
+// AttributeProducer reports a producer of endpoints' attributes other than the extractor of their metrics pages.
+func AttributeProducer(report epp.Report, field, name string) {
+	if name != "" && name != "core-metrics-extractor" {
+		report(field, "only the attributes of core-metrics-extractor are known, got %q", name)
+	}
+}
+
 // Correct replaces a value by its default unless it is valid, and warns of it.
 func Correct[T any](warn epp.Report, field string, v *T, valid bool, fallback T) {
 	if !valid {

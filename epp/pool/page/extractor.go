@@ -53,10 +53,14 @@ type EngineConfig struct {
 	CacheBlockSizeSpec string `yaml:"cacheBlockSizeSpec"`
 	// CacheNumBlocksSpec is the gauge of the number of blocks, for engines without such a label.
 	CacheNumBlocksSpec string `yaml:"cacheNumBlocksSpec"`
-	// CustomMetrics are further values. An entry whose attributeKey is the name of a signal replaces the series of that
-	// signal. The others are checked but not read, because no plugin uses them.
+	// CustomMetrics are further values, at most 100. An entry whose attributeKey is the name of a signal replaces the series of
+	// that signal. The others are for endpoint-attribute-filter and endpoint-attribute-scorer; if a page has a value of several
+	// engines, their sum counts.
 	CustomMetrics []CustomMetric `yaml:"customMetrics"`
 }
+
+// maxCustom bounds the custom metrics of an engine.
+const maxCustom = 100
 
 // CustomMetric names a value and its series.
 type CustomMetric struct {
@@ -153,6 +157,9 @@ func (c *EngineConfig) problems(report epp.Report) {
 		if _, err := parseSpec(s.text); err != nil {
 			report(s.field, "%v", err)
 		}
+	}
+	if n := len(c.CustomMetrics); n > maxCustom {
+		report("customMetrics", "must be at most %d, got %d", maxCustom, n)
 	}
 	for i, m := range c.CustomMetrics {
 		if m.AttributeKey == "" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,6 +29,7 @@ type Program struct {
 	families []family
 	// The labels of valueCache.
 	blockTokensLabel, blocksLabel string
+	attributes                    []string // the values from valueCount on
 }
 
 // family is a metric family from which one or more values are read.
@@ -101,6 +103,18 @@ func (c *EngineConfig) compile() *Program {
 		f := p.family(spec.family)
 		f.wants = append(f.wants, want{spec, s.of})
 	}
+	for _, m := range c.CustomMetrics {
+		if _, isSignal := epp.SignalNamed(m.AttributeKey); isSignal {
+			continue
+		}
+		spec, err := parseSpec(m.MetricSpec)
+		if err != nil {
+			panic("page: a spec with a problem was compiled: " + m.MetricSpec)
+		}
+		f := p.family(spec.family)
+		f.wants = append(f.wants, want{spec, valueCount + value(len(p.attributes))})
+		p.attributes = append(p.attributes, m.AttributeKey)
+	}
 	return p
 }
 
@@ -118,6 +132,7 @@ func (p *Program) family(name string) *family {
 type page struct {
 	program *Program
 	sums    [valueCount]sum
+	custom  []sum // of the program's attributes
 	lora    loraLabels
 	cache   epp.CacheInfo // from labels
 }
@@ -140,6 +155,10 @@ func (p *page) reset(program *Program) {
 	p.program = program
 	for i := range p.sums {
 		p.sums[i] = sum{at: math.Inf(-1)}
+	}
+	p.custom = slices.Grow(p.custom[:0], len(program.attributes))[:len(program.attributes)]
+	for i := range p.custom {
+		p.custom[i] = sum{at: math.Inf(-1)}
 	}
 	p.lora = loraLabels{running: p.lora.running[:0], waiting: p.lora.waiting[:0]}
 	p.cache = epp.CacheInfo{}
@@ -172,7 +191,7 @@ func (p *page) line(text []byte, whole bool) {
 
 // take adds a series to a value. ok is false if the series could not be read; then the value becomes unknown.
 func (p *page) take(of value, s series, ok bool) {
-	v := &p.sums[of]
+	v := p.sumOf(of)
 	if !ok {
 		v.bad = true
 		return
@@ -196,10 +215,17 @@ func (p *page) take(of value, s series, ok bool) {
 	case valueCache:
 		p.takeCache(v, s)
 	default:
-		v.bad = v.bad || !unitOf(of).Valid(s.value)
+		v.bad = v.bad || of < valueCount && !unitOf(of).Valid(s.value) || math.IsNaN(s.value) || math.IsInf(s.value, 0)
 		v.total += s.value
 		v.count++
 	}
+}
+
+func (p *page) sumOf(of value) *sum {
+	if of < valueCount {
+		return &p.sums[of]
+	}
+	return &p.custom[of-valueCount]
 }
 
 // unitOf returns the unit of a value that is a number.
@@ -249,6 +275,10 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	for i := range p.sums {
 		found = found || p.sums[i].count > 0
 	}
+	for i := range p.custom {
+		found = found || p.custom[i].count > 0
+	}
+	l.Attributes = p.attributes()
 	for i := range p.sums[:epp.MaxSignals] {
 		if v := &p.sums[i]; v.known() {
 			l.Signals.Set(epp.Signal(i), unitOf(value(i)).Combine(v.total, v.count))
@@ -267,6 +297,26 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 		l.LoRA = p.lora.adapters(before.LoRA)
 	}
 	return l, found
+}
+
+// attributes returns the program's attributes that the page has, nil if it has none.
+func (p *page) attributes() *epp.Attributes {
+	known := 0
+	for i := range p.custom {
+		if p.custom[i].known() {
+			known++
+		}
+	}
+	if known == 0 {
+		return nil
+	}
+	all := make(epp.Attributes, 0, known)
+	for i := range p.custom {
+		if v := &p.custom[i]; v.known() {
+			all = append(all, epp.Attribute{Key: p.program.attributes[i], Value: v.total})
+		}
+	}
+	return &all
 }
 
 func (v *sum) known() bool { return v.count > 0 && !v.bad }

@@ -373,3 +373,17 @@ func BenchmarkPage(b *testing.B) {
 		})
 	}
 }
+
+// TestAttributes: custom metrics that are no signals become attributes; those that the page lacks, or has no number for, do not.
+func TestAttributes(t *testing.T) {
+	c := EngineConfig{Name: "mine", CustomMetrics: []CustomMetric{{"depth", "q_depth{kind=a}"}, {"age", "age_seconds"}, {"nothing", "nothing"}, {"odd", "odd"}}}
+	const text = "q_depth{kind=\"a\",engine=\"0\"} 2\nq_depth{kind=\"b\"} 9\nq_depth{kind=\"a\",engine=\"1\"} 3\nage_seconds -1.5\nodd NaN\n"
+	got, ok := loadOf(t, c.compile(), strings.NewReader(text))
+	want := &epp.Attributes{{Key: "depth", Value: 5}, {Key: "age", Value: -1.5}}
+	if !ok || !reflect.DeepEqual(got.Attributes, want) {
+		t.Errorf("attributes %v, want %v", got.Attributes, want)
+	}
+	if got, ok := loadOf(t, c.compile(), strings.NewReader("other 1\n")); ok || got.Attributes != nil {
+		t.Errorf("of another page: %v", got.Attributes)
+	}
+}
