@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -161,9 +163,13 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 func TestSessionsTakePart(t *testing.T) {
 	dir := t.TempDir()
 	endpoints := filepath.Join(dir, "endpoints.yaml")
+	// An endpoint whose page cannot be reached loses its sessions.
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "vllm:num_requests_waiting 0") }))
+	t.Cleanup(page.Close)
 	list := "endpoints:\n"
 	for i := range 8 {
-		list += fmt.Sprintf("- {name: pod-%d, address: 127.0.0.%d, port: 9, labels: {zone: z%d}}\n", i, i+1, i)
+		list += fmt.Sprintf("- {name: pod-%d, address: 127.0.0.%d, port: 9, metricsHost: %q, labels: {zone: z%d}}\n", i, i+1,
+			strings.TrimPrefix(page.URL, "http://"), i)
 	}
 	write(t, endpoints, list)
 	for _, c := range []struct {
