@@ -24,6 +24,15 @@ const (
 	// HeaderTargetOld is its older name.
 	HeaderTargetOld = "x-gateway-model-name-rewrite"
 
+	// HeaderFlow carries the fairness id of a request, which names the flow that it belongs to while requests wait for capacity.
+	HeaderFlow = "x-llm-d-inference-fairness-id"
+	// HeaderFlowOld is its older name.
+	HeaderFlowOld = "x-gateway-inference-fairness-id"
+	// HeaderTTFT carries the time to first token that the client wants, in milliseconds.
+	HeaderTTFT = "x-llm-d-slo-ttft-ms"
+	// HeaderTTFTOld is its older name.
+	HeaderTTFTOld = "x-slo-ttft-ms"
+
 	NamespaceLB     = "envoy.lb"
 	NamespaceSubset = "envoy.lb.subset_hint"
 )

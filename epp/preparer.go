@@ -26,10 +26,15 @@ type NamedPreparer struct {
 // Admission is a plugin that decides when a prepared request may be picked for, and whether at all. It is called on the
 // goroutine of every request. There is at most one; without it requests are picked for at once.
 type Admission interface {
-	// Admit returns nil when the request may be picked for, or a *pd.Refusal. It may wait, and returns soon after ctx has
-	// ended.
-	Admit(ctx context.Context, r *Request) error
+	// Admit returns when the request may be picked for, or a *pd.Refusal. It may wait, and returns soon after ctx has ended.
+	Admit(ctx context.Context, r *Request) (Pass, error)
+	// Settled is called once after every Admit without an error, with what it returned: the pick has charged the request to its
+	// endpoints, or has failed.
+	Settled(r *Request, p Pass)
 }
+
+// Pass is what an Admission notes about a request from Admit to Settled.
+type Pass uint8
 
 // Attach adds a value to a request and replaces one of the same type. Only functions that a Preparer returned may call it.
 func Attach[T any](r *Request, value T) {

@@ -31,6 +31,8 @@ type Request struct {
 	Known     bool
 	// Priority is the objective's, 0 without a known one. Requests of negative priority are refused first: see Detector.
 	Priority int
+	// Bytes is the size of the body.
+	Bytes int64
 
 	// Headers are the client's, nil = none. Read them by Header.
 	Headers Headers

@@ -29,6 +29,8 @@ const (
 	HeaderRequestID = "x-request-id"
 	// HeaderDropped is llm-d's header for why a picker refused a request.
 	HeaderDropped = "x-llm-d-request-dropped-reason"
+	// HeaderQueue tells the client of a refused request where in the queue a new try would be: see QueuePlace.
+	HeaderQueue = "x-tandem-queue"
 )
 
 // internalPrefixes are the beginnings of headers that only Tandem's components and other pickers may set. Engines do not use

@@ -15,7 +15,7 @@ var contract = map[pd.Verdict]string{
 	pd.Local: "below-threshold short-prompt bypassed not-splittable no-prefill prefill-failed handoff-invalid " +
 		"handoff-late transfer-failed",
 	pd.Refused: "bad-pd-header bad-request duplicate-key not-splittable too-large long-header slow-body untrusted-peer denied-target no-endpoint " +
-		"no-prefill prefill-failed saturated budget busy draining deadline internal",
+		"no-prefill prefill-failed saturated queue-full queue-timeout evicted budget busy draining deadline internal",
 }
 
 func contractTokens(v pd.Verdict) []pd.Reason {

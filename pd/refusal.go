@@ -16,6 +16,22 @@ type Refusal struct {
 	Message string        // for the client: the error and what to do; never a prompt's text, never an address
 	After   time.Duration // replaces the table's Retry-After; 0 = the table's
 	Cause   error         // for logs and spans only
+	Queue   *QueuePlace   // where a new try would wait; nil if requests do not wait
+}
+
+// QueuePlace is a place in a queue of requests that wait for capacity.
+type QueuePlace struct {
+	Position int           // 1 = next
+	Wait     time.Duration // expected; 0 = not known
+}
+
+// String returns the place as HeaderQueue has it: position=<n>[;wait=<ms>].
+func (q *QueuePlace) String() string {
+	text := "position=" + strconv.Itoa(q.Position)
+	if q.Wait > 0 {
+		text += ";wait=" + strconv.FormatInt(q.Wait.Milliseconds(), 10)
+	}
+	return text
 }
 
 // refusals has the form of each refusal on the wire.
@@ -39,6 +55,9 @@ var refusals = []struct {
 	{NoPrefill, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
 	{PrefillFailed, http.StatusBadGateway, "server_error", "api_error", time.Second, ""},
 	{Saturated, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-saturated"},
+	{QueueFull, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-saturated"},
+	{QueueTimeout, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-ttl-expired"},
+	{Evicted, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "evicted-queue-pressure"},
 	{Budget, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, ""},
 	{Busy, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-saturated"},
 	{Draining, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-shutting-down"},

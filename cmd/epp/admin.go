@@ -20,6 +20,7 @@ func (p *picker) admin() http.Handler {
 	mux := boot.Admin()
 	mux.HandleFunc("GET /debug/endpoints", p.debugEndpoints)
 	mux.HandleFunc("GET /debug/config", p.debugConfig)
+	mux.HandleFunc("GET /debug/queues", p.debugQueues)
 	p.requests.kept.Register(mux)
 	mux.HandleFunc("POST /explain", p.explain)
 	mux.HandleFunc("POST /explain/", p.explain)

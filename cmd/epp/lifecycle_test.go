@@ -100,18 +100,20 @@ func (a *oneAtATime) SnapshotChanged(*epp.Snapshot, epp.Changes) {
 	a.again = make(chan struct{})
 }
 
-func (a *oneAtATime) Admit(ctx context.Context, _ *epp.Request) error {
+func (a *oneAtATime) Settled(*epp.Request, epp.Pass) {}
+
+func (a *oneAtATime) Admit(ctx context.Context, _ *epp.Request) (epp.Pass, error) {
 	for {
 		a.mu.Lock()
 		again := a.again
 		a.mu.Unlock()
 		if a.on.InFlight().Requests == 0 {
-			return nil
+			return 0, nil
 		}
 		select {
 		case <-again:
 		case <-ctx.Done():
-			return pd.Refuse(pd.Deadline, "Too late.")
+			return 0, pd.Refuse(pd.Deadline, "Too late.")
 		}
 	}
 }

@@ -28,6 +28,7 @@ type picker struct {
 	lifecycle lifecycle
 	pool      *pool.Pool
 	sched     *sched.Scheduler
+	queue     *queue
 	metrics   *sched.Metrics
 	live      *config.Live
 	watch     *kube.Watch // source of the endpoints; nil = a file
@@ -53,6 +54,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool, epp.SystemClock)
+	p.queue = newQueue(p.pool, registry)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
 	}
@@ -137,7 +139,7 @@ func (c *settings) validateFiles(p *boot.Problems) {
 
 // dryRun does what swap does with a configuration, except for the endpoints, without effect.
 func (c *settings) dryRun(b *config.Built) error {
-	if _, err := c.pipeline(b, nil); err != nil {
+	if _, err := c.pipeline(b, nil, nil); err != nil {
 		return err
 	}
 	source, extractor, err := c.scraping(b)
@@ -147,17 +149,22 @@ func (c *settings) dryRun(b *config.Built) error {
 	return pool.New(pool.Options{}).Configure(nil, source, extractor)
 }
 
-// pipeline makes the pipeline that picks by a configuration.
-func (c *settings) pipeline(b *config.Built, metrics *sched.Metrics) (*sched.Pipeline, error) {
-	return sched.NewPipeline(sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admission: b.Admission,
+// pipeline makes the pipeline that picks by a configuration. If the configuration has queues, requests wait in q, which takes the
+// place of shedding by priority.
+func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (*sched.Pipeline, error) {
+	cfg := sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admission: b.Admission,
 		Matcher: b.Matcher, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
 		Picked: config.Of[epp.PickObserver](b), Stampers: config.Of[epp.Stamper](b),
-		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics})
+		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
+	if b.Queues != nil {
+		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()
+	}
+	return sched.NewPipeline(cfg)
 }
 
 // swap makes a configuration the current one. If it fails, the current one stays.
 func (p *picker) swap(c *config.Config, b *config.Built) error {
-	pipeline, err := p.settings.pipeline(b, p.metrics)
+	pipeline, err := p.settings.pipeline(b, p.queue, p.metrics)
 	if err != nil {
 		return err
 	}
@@ -177,6 +184,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 		return err
 	}
 	p.file = file
+	p.queue.use(b, &p.settings)
 	p.sched.Swap(pipeline)
 	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})
@@ -226,6 +234,7 @@ func (p *picker) run(ctx context.Context) error {
 	}
 	following.Go(func() { p.rules.follow(ctx) })
 	following.Go(func() { p.sched.Run(ctx) })
+	following.Go(func() { p.queue.follow(ctx) })
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	err := p.pool.Run(ctx)
 	stop()

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/flow"
 )
 
 // Built is a configuration with its plugins built.
@@ -22,6 +23,8 @@ type Built struct {
 	Producers []epp.Producer
 	Links     epp.LinkEstimator // nil: links are not known
 	Detector  epp.Detector      // nil: no request is refused for its priority
+	// Queues are the settings of the queues in which requests wait for capacity, as Detector measures it; nil: they do not wait.
+	Queues    *flow.Settings
 	Charge    epp.Charge
 	Discovery any        // the plugin that dataLayer.discovery names; nil = none
 	Sources   []Source   // sources of endpoints' metrics
@@ -126,6 +129,9 @@ func (b *Built) fill(c *Config) {
 		}
 	}
 	b.Detector, _ = made[c.detector].(epp.Detector)
+	if c.queueing != nil {
+		b.Queues = c.queueing.build(made)
+	}
 	if c.discovery != nil {
 		b.Discovery = made[c.discovery]
 	}

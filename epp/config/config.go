@@ -16,8 +16,9 @@ type Config struct {
 	profiles       []profile
 	injectDefaults bool
 	sources        []source
-	discovery      *plugin // nil: none
-	detector       *plugin // nil: none
+	discovery      *plugin   // nil: none
+	detector       *plugin   // nil: none
+	queueing       *queueing // nil: requests do not wait
 }
 
 func (c *Config) profileNames() []string {
@@ -86,6 +87,7 @@ func Parse(data []byte, table []epp.Row) (*Config, error) {
 	r.readIgnored()
 	r.addProducers()
 	r.readDetector()
+	r.readFlowControl()
 	r.readProfiles()
 	r.readDataLayer()
 	r.checkHandler()

@@ -2,7 +2,9 @@ package config
 
 import (
 	"errors"
+	"math"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -120,7 +122,7 @@ type bandSpec struct {
 	OrderingPolicyRef string   `yaml:"orderingPolicyRef"`
 }
 
-// quantity is a number in the form of Kubernetes resources: 5000, 1k, 500M, 1Gi. It is only checked.
+// quantity is a number in the form of Kubernetes resources: 5000, 1k, 500M, 1Gi. "" = not given.
 type quantity string
 
 var quantityForm = regexp.MustCompile(`^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$`)
@@ -135,4 +137,22 @@ func (q *quantity) UnmarshalYAML(n *yaml.Node) error {
 	}
 	*q = quantity(n.Value)
 	return nil
+}
+
+// suffixes are the factors of a quantity's suffixes.
+var suffixes = map[string]float64{"": 1, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
+
+// float returns the number. The text has quantityForm.
+func (q quantity) float() float64 {
+	number := strings.TrimRight(string(q), "numkMGTPEKi")
+	factor, known := suffixes[string(q[len(number):])]
+	if !known {
+		number, factor = string(q), 1 // an exponent
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil { // out of range
+		return math.Inf(1)
+	}
+	return v * factor
 }

@@ -15,10 +15,16 @@ import (
 func (c *Config) YAML() []byte {
 	root := mapping(pair("apiVersion", text(apiVersion)), pair("kind", text(kind)))
 	add := func(key string, value *yaml.Node) { root.Content = append(root.Content, text(key), value) }
+	if c.queueing != nil {
+		add("featureGates", list([]string{gateFlow}, text))
+	}
 	add("plugins", list(c.plugins, (*plugin).node))
 	add("schedulingProfiles", list(c.profiles, profile.node))
 	if c.detector != nil {
 		add("saturationDetector", ref(c.detector))
+	}
+	if c.queueing != nil {
+		add("flowControl", c.queueing.node())
 	}
 	add("dataLayer", c.dataLayerNode())
 	var out bytes.Buffer
@@ -123,6 +129,6 @@ func text(s string) *yaml.Node {
 	return n
 }
 
-func scalar[T bool | float64](v T) *yaml.Node {
+func scalar[T bool | int | int64 | float64](v T) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Value: fmt.Sprint(v)}
 }

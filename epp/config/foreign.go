@@ -12,16 +12,12 @@ import (
 type role string
 
 const (
-	roleParser   role = "a request parser"
-	roleFairness role = "a fairness policy"
-	roleOrdering role = "an ordering policy"
-	roleUsage    role = "a usage limit policy"
-	roleSyncer   role = "a syncer of replicas"
-	roleNone     role = "a plugin without effect"
+	roleParser role = "a request parser"
+	roleSyncer role = "a syncer of replicas"
+	roleNone   role = "a plugin without effect"
 )
 
 const (
-	noQueue    = "requests are not queued"
 	noReplicas = "replicas do not tell each other their load"
 )
 
@@ -35,14 +31,7 @@ var accepted = map[string]struct {
 	"vllmhttp-parser":    {roleParser, "every API is parsed, whatever is listed"},
 	"passthrough-parser": {roleParser, "what cannot be parsed is passed through"},
 
-	"global-strict-fairness-policy": {roleFairness, noQueue},
-	"round-robin-fairness-policy":   {roleFairness, noQueue},
-	"program-aware-fairness":        {roleFairness, noQueue},
-	"fcfs-ordering-policy":          {roleOrdering, noQueue},
-	"edf-ordering-policy":           {roleOrdering, noQueue},
-	"slo-deadline-ordering-policy":  {roleOrdering, noQueue},
-	"static-usage-limit-policy":     {roleUsage, noQueue},
-	"local-syncer":                  {roleSyncer, noReplicas},
+	"local-syncer": {roleSyncer, noReplicas},
 
 	// Older configurations list these with the profile handler that needed them.
 	"disagg-headers-handler": {roleNone, "the headers of the routing sidecar are always set"},
@@ -58,7 +47,7 @@ const (
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noModels    = "leave it out: which models a pod serves is not read"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
-	noQueues    = "leave it out: " + noQueue
+	noQueues    = "leave it out: only requests that wait are evicted, those of negative priority, the newest first"
 	noRanks     = "list every rank as an endpoint with its own port"
 	noRollout   = "use a pool for each revision"
 	noAPI       = "leave it out: such requests are passed through, to any endpoint"
@@ -96,14 +85,14 @@ var refused = map[string]string{
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
-	"priority-holdback-policy":                  noQueues,
+	"priority-holdback-policy":                  "static-usage-limit-policy sets one limit for all priorities",
 	"priority-then-time-eviction-order-policy":  noQueues,
 	"probabilistic-admitter":                    "a saturationDetector refuses requests of negative priority while the pool is full",
 	"request-attribute-reporter":                leaveOut,
 	"sglanghttp-parser":                         noAPI,
 	"sheddable-eviction-filter":                 noQueues,
 	"slo-headroom-tier-filter":                  noPredictor,
-	"soft-reflective-ceiling-policy":            noQueues,
+	"soft-reflective-ceiling-policy":            "static-usage-limit-policy sets one limit for all priorities",
 	"vertexai-parser":                           noAPI,
 	"vllmgrpc-parser":                           noAPI,
 }
@@ -139,9 +128,9 @@ func acceptedAs(want role) (names []string) {
 	return names
 }
 
-// gates are the feature gates of llm-d, older ones included, and the effect of each here.
+// gates are the feature gates of llm-d, older ones included, and why each has no effect here; "" = it has.
 var gates = map[string]string{
-	"flowControl":                  noQueue,
+	gateFlow:                       "",
 	"haPopulateNonLeaderDatastore": "every replica has all endpoints",
 	"prepareDataPlugins":           "what plugins read is always prepared",
 	"dataLayer":                    "there is always a data layer",

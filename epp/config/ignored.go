@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 )
@@ -14,7 +13,6 @@ func (r *reader) readIgnored() {
 		r.readGate(fmt.Sprintf("featureGates[%d]", i), gate)
 	}
 	r.readParsers()
-	r.readFlowControl()
 	r.readReplicas()
 }
 
@@ -26,7 +24,7 @@ func (r *reader) readGate(path, gate string) {
 		r.problem(path, "there is no feature gate %s%s", quote(name), r.nearest(name, slices.Sorted(maps.Keys(gates))))
 	case given && value != "true" && value != "false":
 		r.problem(path, "a feature gate is NAME, NAME=true or NAME=false, got %s", quote(gate))
-	case value != "false":
+	case value != "false" && name != gateFlow:
 		r.warn(path, "%s has no effect: %s", name, why)
 	}
 }
@@ -41,31 +39,6 @@ func (r *reader) readParsers() {
 	}
 	if r.doc.Parser != nil {
 		r.checkForeign("parser.pluginRef", r.doc.Parser.PluginRef, roleParser)
-	}
-}
-
-func (r *reader) readFlowControl() {
-	flow := r.doc.FlowControl
-	if flow == nil {
-		return
-	}
-	queues := *flow
-	queues.SaturationDetector = nil
-	if !reflect.ValueOf(queues).IsZero() {
-		r.warn("flowControl", "has no effect but for saturationDetector: %s", noQueue)
-	}
-	r.checkOptional("flowControl.usageLimitPolicyPluginRef", flow.UsageLimitPolicyPluginRef, roleUsage)
-	r.readBand("flowControl.defaultPriorityBand", flow.DefaultPriorityBand)
-	r.readBand("flowControl.defaultNegativePriorityBand", flow.DefaultNegativePriorityBand)
-	for i := range flow.PriorityBands {
-		r.readBand(fmt.Sprintf("flowControl.priorityBands[%d]", i), &flow.PriorityBands[i])
-	}
-}
-
-func (r *reader) readBand(path string, band *bandSpec) {
-	if band != nil {
-		r.checkOptional(path+".fairnessPolicyRef", band.FairnessPolicyRef, roleFairness)
-		r.checkOptional(path+".orderingPolicyRef", band.OrderingPolicyRef, roleOrdering)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/flow"
 )
 
 // describe returns what a plugin is, for an error message.
@@ -29,6 +30,12 @@ func describe(p *plugin, instance any) string {
 		return "a producer of signals"
 	case epp.Preparer:
 		return "a preparer of requests"
+	case flow.Fairness:
+		return "a fairness policy"
+	case flow.Ordering:
+		return "an ordering policy"
+	case flow.Ceiling:
+		return "a usage limit policy"
 	case epp.Admission:
 		return "an admission"
 	case epp.LinkEstimator:
@@ -61,7 +68,8 @@ func inProfile(instance any) bool {
 
 // passive reports whether the instance has an effect only if something refers to it.
 func passive(instance any) bool {
-	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance)
+	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance) ||
+		isA[flow.Fairness](instance) || isA[flow.Ordering](instance) || isA[flow.Ceiling](instance)
 }
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this

@@ -248,9 +248,9 @@ func TestReloadIsNotTriedAgain(t *testing.T) {
 // TestReloadWarns: warnings are logged, and so is a replaced plugin that cannot be closed, which is no reason to go back.
 func TestReloadWarns(t *testing.T) {
 	follow(t, "plugins: [{name: one, type: scorer, parameters: {sticks: true}}]", func(l *live) {
-		l.write(liveHeader + "plugins: [{name: two, type: scorer}]\nfeatureGates: [flowControl]")
+		l.write(liveHeader + "plugins: [{name: two, type: scorer}]\nfeatureGates: [prepareDataPlugins]")
 		l.check(2, "", 1)
-		for _, want := range []string{"requests are not queued", "it sticks", "generation=2"} {
+		for _, want := range []string{"what plugins read is always prepared", "it sticks", "generation=2"} {
 			if !strings.Contains(l.log.String(), want) {
 				t.Errorf("log lacks %q: %s", want, &l.log)
 			}

@@ -160,6 +160,9 @@ func immediateAnswer(r *pd.Refusal, request *head, took time.Duration) *procv3.P
 	if after := r.RetryAfter(); after != "" {
 		set(m, "retry-after", after)
 	}
+	if r.Queue != nil {
+		set(m, pd.HeaderQueue, r.Queue.String())
+	}
 	if dropped := r.Dropped(); dropped != "" {
 		set(m, pd.HeaderDropped, dropped)
 	}

@@ -51,6 +51,8 @@ func Defaults() Config {
 // Scheduler picks. Its methods are called from many goroutines. The error of Pick is a *pd.Refusal.
 type Scheduler interface {
 	Blocks() epp.BlockSpec
+	// Wait is for how long Pick may let a request wait for capacity. DecisionTimeout is for the rest.
+	Wait() time.Duration
 	// Stages are those of the configuration in use, nil if there is none.
 	Stages() epp.Stages
 	Pick(ctx context.Context, r *epp.Request) (*epp.Decision, error)

@@ -11,11 +11,12 @@ import (
 // stream's mu guards all fields.
 type deadline struct {
 	state   waiting
-	since   time.Time   // start of the wait
-	last    time.Time   // arrival of the last frame
-	bytes   int64       // of the body that have arrived
-	timer   *time.Timer // nil if no wait was limited so far
-	refusal *pd.Refusal // the timer's answer; nil if it has not answered
+	since   time.Time     // start of the wait
+	last    time.Time     // arrival of the last frame
+	bytes   int64         // of the body that have arrived
+	queue   time.Duration // for which a request may wait for capacity, beyond the limit of a decision
+	timer   *time.Timer   // nil if no wait was limited so far
+	refusal *pd.Refusal   // the timer's answer; nil if it has not answered
 }
 
 type waiting uint8
@@ -48,7 +49,9 @@ func (w *deadline) left(c *Config, now time.Time) (left time.Duration, limited b
 			shorten(c.BodyPause+time.Duration(w.bytes/c.BodyRate)*time.Second, w.since)
 		}
 	case waitDecision:
-		shorten(c.DecisionTimeout, w.since)
+		if c.DecisionTimeout > 0 {
+			shorten(c.DecisionTimeout+w.queue, w.since)
+		}
 	}
 	return left, limited
 }
@@ -68,6 +71,9 @@ func (st *stream) startWait(state waiting, now time.Time) {
 	w := &st.deadline
 	w.stop()
 	w.state, w.since, w.last = state, now, now
+	if state == waitDecision {
+		w.queue = st.s.deps.Scheduler.Wait()
+	}
 	left, limited := w.left(&st.s.cfg, now)
 	switch {
 	case limited && w.timer == nil:

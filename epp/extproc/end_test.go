@@ -261,6 +261,8 @@ func TestDeadlinesSpareSlowSenders(t *testing.T) {
 		{"long, and long under way", deadline{state: waitBody, since: now.Add(-time.Hour), last: now, bytes: 4 << 20}, c, 2 * time.Second, true},
 		{"silent", deadline{state: waitBody, since: now.Add(-3 * time.Second), last: now.Add(-2 * time.Second), bytes: 3000}, c, 0, true},
 		{"deciding", deadline{state: waitDecision, since: now.Add(-time.Second), last: now}, c, 4 * time.Second, true},
+		{"waiting for capacity", deadline{state: waitDecision, since: now.Add(-time.Minute), last: now, queue: time.Minute}, c, 5 * time.Second, true},
+		{"waiting without a limit of decisions", deadline{state: waitDecision, since: now, queue: time.Minute}, &Config{}, 0, false},
 		{"no limits", deadline{state: waitBody}, &Config{}, 0, false},
 		{"no limit of pauses", deadline{state: waitBody, since: now}, &Config{BodyRate: 1000}, 0, false},
 	} {

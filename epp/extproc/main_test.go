@@ -63,7 +63,8 @@ type pool struct {
 	// choose makes the decision; nil sends everything to the first endpoint, locally.
 	choose func(r *epp.Request) (*epp.Decision, error)
 	// wait, if not nil, blocks a pick before choose. Its error is the pick's.
-	wait func(ctx context.Context) error
+	wait  func(ctx context.Context) error
+	queue time.Duration // how long requests may wait for capacity
 }
 
 func newPool(addresses ...string) *pool {
@@ -75,6 +76,8 @@ func newPool(addresses ...string) *pool {
 }
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
+
+func (p *pool) Wait() time.Duration { return p.queue }
 
 // usual are the stages of most tests.
 var usual = epp.Stages{epp.DecodeRow("decode"), epp.PrefillRow("prefill", 3)}

@@ -22,6 +22,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/flow"
 	"github.com/tandem-serving/tandem/epp/plugin/affinity"
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
@@ -251,7 +252,8 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.EndpointObserver, epp.SnapshotObserver,
-			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions:
+			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions,
+			flow.Fairness, flow.Ordering, flow.Ceiling:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
 	"github.com/tandem-serving/tandem/epp/plugin/producer"
+	"github.com/tandem-serving/tandem/epp/plugin/queue"
 	"github.com/tandem-serving/tandem/epp/plugin/scorer"
 )
 
@@ -28,6 +29,16 @@ var Table = []epp.Row{
 	// Saturation detectors, which are filters too.
 	{Type: "utilization-detector", New: filter.NewUtilizationDetector},
 	{Type: "concurrency-detector", New: filter.NewConcurrencyDetector},
+
+	// Policies of flowControl, for requests that wait. They have an effect only with the feature gate flowControl.
+	{Type: "global-strict-fairness-policy", New: queue.NewGlobalStrict},
+	{Type: "round-robin-fairness-policy", New: queue.NewRoundRobin},
+	{Type: "program-aware-fairness", New: queue.NewProgramAware},
+	{Type: "served-tokens-fairness-policy", New: queue.NewServedTokens},
+	{Type: "fcfs-ordering-policy", New: queue.NewFCFS},
+	{Type: "edf-ordering-policy", New: queue.NewEDF},
+	{Type: "slo-deadline-ordering-policy", New: queue.NewSLODeadline},
+	{Type: "static-usage-limit-policy", New: queue.NewStaticUsageLimit},
 
 	// Scorers.
 	{Type: "queue-scorer", New: scorer.NewQueue},

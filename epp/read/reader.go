@@ -144,6 +144,7 @@ func (r *Reader) Close(policy *epp.Policy) (*epp.Request, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
+	r.request.Bytes = r.buffered.Len()
 	r.request.Priority, r.request.Known = policy.Priority(r.request.Objective)
 	return &r.request, nil
 }

@@ -23,6 +23,7 @@ type Config struct {
 	Choices   map[string]epp.Stages // what it chooses among
 	Preparers []epp.NamedPreparer   // run before the pick, all at once
 	Admission epp.Admission         // nil: every request is picked for at once
+	Wait      time.Duration         // for which the admission may let a request wait
 	Screeners []epp.NamedScreener   // narrow down the candidates of all stages, in this order
 	Matcher   epp.Matcher           // nil: prefix caches are not known
 	Producers []epp.Producer        // of signals

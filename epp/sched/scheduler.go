@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
@@ -41,6 +42,14 @@ func (s *Scheduler) Blocks() epp.BlockSpec {
 	return epp.BlockSpec{}
 }
 
+// Wait returns for how long the current configuration may let a request wait before it is picked for.
+func (s *Scheduler) Wait() time.Duration {
+	if p := s.pipeline.Load(); p != nil {
+		return p.config.Wait
+	}
+	return 0
+}
+
 // Stages returns the stages of the configuration in use, nil if there is none. They do not change.
 func (s *Scheduler) Stages() epp.Stages {
 	if p := s.pipeline.Load(); p != nil {
@@ -61,10 +70,12 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 			return nil, err
 		}
 	}
-	if p.config.Admission != nil {
-		if err := p.config.Admission.Admit(ctx, r); err != nil {
+	if a := p.config.Admission; a != nil {
+		pass, err := a.Admit(ctx, r)
+		if err != nil {
 			return nil, err
 		}
+		defer a.Settled(r, pass)
 	}
 	p, err := p.of(r)
 	if err != nil {

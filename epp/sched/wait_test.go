@@ -94,14 +94,25 @@ func TestPreparers(t *testing.T) {
 }
 
 // gate is an admission that waits for a word, and may refuse.
-type gate chan error
+type gate struct {
+	words  chan error
+	picked []epp.InFlight // load of the first endpoint whenever a pick had ended
+	pool   *pool
+}
 
-func (g gate) Admit(ctx context.Context, _ *epp.Request) error {
+func (g *gate) Admit(ctx context.Context, _ *epp.Request) (epp.Pass, error) {
+	const pass = 7
 	select {
-	case err := <-g:
-		return err
+	case err := <-g.words:
+		return pass, err
 	case <-ctx.Done():
-		return pd.Refuse(pd.Deadline, "Too late.")
+		return 0, pd.Refuse(pd.Deadline, "Too late.")
+	}
+}
+
+func (g *gate) Settled(_ *epp.Request, p epp.Pass) {
+	if p == 7 {
+		g.picked = append(g.picked, g.pool.Snapshot().Endpoints[0].InFlight())
 	}
 }
 
@@ -117,7 +128,8 @@ func TestAdmission(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g, c, p := make(gate), disagg(), fleet("decode", "prefill")
+				c, p := disagg(), fleet("decode", "prefill")
+				g := &gate{words: make(chan error), pool: p}
 				c.Admission = g
 				s := scheduler(t, p, c)
 				ctx, leave := context.WithCancel(t.Context())
@@ -131,11 +143,14 @@ func TestAdmission(t *testing.T) {
 				if tc.leaves {
 					leave()
 				} else {
-					g <- tc.word
+					g.words <- tc.word
 				}
 				pick.Wait()
 				if tc.want == "" && (err != nil || d.Reservation == nil) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
 					t.Errorf("got %+v, %v", d, err)
+				}
+				if told := len(g.picked) == 1 && g.picked[0].Requests == 1; told != (tc.want == "") || len(g.picked) > 1 {
+					t.Errorf("the admission was told of picks, with this load: %v", g.picked)
 				}
 			})
 		})

@@ -106,7 +106,7 @@ func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 		pd.Bypassed, pd.NotSplittable,
 		pd.NoPrefill, pd.PrefillFailed, pd.HandoffInvalid, pd.HandoffLate, pd.TransferFailed, pd.BadPDHeader, pd.BadRequest,
 		pd.DuplicateKey,
-		pd.TooLarge, pd.UntrustedPeer, pd.DeniedTarget, pd.NoEndpoint, pd.Saturated, pd.Budget, pd.Draining, pd.Deadline,
+		pd.TooLarge, pd.UntrustedPeer, pd.DeniedTarget, pd.NoEndpoint, pd.Saturated, pd.QueueFull, pd.QueueTimeout, pd.Evicted, pd.Budget, pd.Draining, pd.Deadline,
 		pd.LongHeader, pd.SlowBody, pd.Busy, pd.InternalError} {
 		if meaning(string(r)) == "" {
 			t.Errorf("%s has none", r)

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/flow"
+)
+
+// queue has requests wait while the pool is full, if the configuration in use says so. It outlives reloads.
+type queue struct {
+	*flow.Controller
+	pool changing
+
+	mu      sync.Mutex
+	changes *epp.Subscription // nil before follow runs
+	waiting bool
+}
+
+// newQueue makes a queue that lets every request pass until use.
+func newQueue(pool changing, registry *prometheus.Registry) *queue {
+	q := &queue{pool: pool}
+	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want, Metrics: flow.NewMetrics(registry)})
+	return q
+}
+
+// use has requests wait as a configuration says.
+func (q *queue) use(b *config.Built, c *settings) {
+	if b.Queues == nil {
+		q.Configure(flow.Settings{}, flow.OpenGate{})
+		return
+	}
+	q.Configure(*b.Queues, flow.NewPoolGate(flow.GateOptions{Pool: q.pool, Detector: b.Detector, Stages: b.Stages, Clock: epp.SystemClock,
+		Stale: c.Metrics.Stale}))
+}
+
+// capacityChanges are the changes of the pool after which a request may have capacity. All but the last are rare.
+const capacityChanges = epp.MembersChanged | epp.LoadsChanged | epp.HealthChanged | epp.InFlightFell
+
+// want subscribes to changes while requests wait. While none waits, the end of a request costs nothing.
+func (q *queue) want(any bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = any
+	q.subscribe()
+}
+
+// subscribe tells the pool which changes the queue needs. The caller holds mu.
+func (q *queue) subscribe() {
+	if q.changes == nil {
+		return
+	}
+	wanted := epp.Changes(0)
+	if q.waiting {
+		wanted = capacityChanges
+	}
+	q.changes.Want(wanted)
+}
+
+// follow lets requests pass when the pool has capacity, until ctx ends. Then it refuses those that wait.
+func (q *queue) follow(ctx context.Context) {
+	changes := q.pool.Subscribe(0)
+	defer changes.Close()
+	q.mu.Lock()
+	q.changes = changes
+	q.subscribe()
+	q.mu.Unlock()
+	defer q.Close()
+	for {
+		q.SnapshotChanged() // also at first: requests may have begun to wait before the subscription
+		select {
+		case <-ctx.Done():
+			return
+		case <-changes.Ready():
+			changes.Take()
+		}
+	}
+}
+
+func (p *picker) debugQueues(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.queue.View()) }

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp/extproc/client"
+	"github.com/tandem-serving/tandem/epp/flow"
+)
+
+// send sends a request to the picker.
+func (s *served) send(t *testing.T) *client.Stream {
+	t.Helper()
+	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	stream, err := conn.Open(t.Context(), client.Duplex())
+	must(t, err)
+	t.Cleanup(stream.Close)
+	must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions"}, false))
+	must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"one"}`), true))
+	return stream
+}
+
+// refusal reads the picker's answer to a request, and returns the reply in place of one if the picker refuses.
+func refusal(t *testing.T, stream *client.Stream) *client.Reply {
+	t.Helper()
+	for !stream.RequestDone() {
+		answer, err := stream.Recv()
+		must(t, err)
+		if answer.Kind == client.Immediate {
+			return answer.Reply
+		}
+	}
+	return nil
+}
+
+// waiting waits until so many requests wait.
+func (s *served) waiting(t *testing.T, want int) {
+	t.Helper()
+	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
+	defer end()
+	for {
+		var v flow.View
+		_, text := s.ask(t, http.MethodGet, "admin", "/debug/queues", nil)
+		must(t, json.Unmarshal([]byte(text), &v))
+		if v.Requests == want {
+			return
+		}
+		if patience.Err() != nil {
+			t.Fatalf("%s, want %d requests", text, want)
+		}
+	}
+}
+
+// TestRequestsWait: with flow control, a request of a full pool waits until another one ends, one for which the queue is full is told
+// so, and one that waits when flow control is turned off is served.
+func TestRequestsWait(t *testing.T) {
+	dir := t.TempDir()
+	endpoints, configuration := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+	write(t, endpoints, "endpoints:\n- {name: d, address: 127.0.0.1, port: 9}\n")
+	text := fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {type: file-discovery, parameters: {path: %q, watchFile: true}}
+- {type: concurrency-detector, parameters: {maxConcurrency: 1}}
+- {type: decode-filter}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: decode-filter}]
+flowControl: {maxRequests: 1, defaultRequestTTL: 30s, saturationDetector: {pluginRef: concurrency-detector}}
+dataLayer: {discovery: {pluginRef: file-discovery}}
+`, endpoints)
+	write(t, configuration, text)
+	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+
+	first := s.send(t)
+	if r := refusal(t, first); r != nil {
+		t.Fatalf("the first request is refused: %+v", r)
+	}
+	second := s.send(t)
+	s.waiting(t, 1)
+	r := refusal(t, s.send(t))
+	if r == nil || r.Status != http.StatusTooManyRequests || r.Header.Get("x-llm-d-request-dropped-reason") != "rejected-saturated" ||
+		!strings.HasPrefix(r.Header.Get("x-tandem-queue"), "position=2") || r.Header.Get("retry-after") == "" {
+		t.Errorf("the third request gets %+v", r)
+	}
+	must(t, first.ResponseHeaders(client.ResponseHead{Status: http.StatusOK}, true))
+	_, err := first.Recv()
+	must(t, err)
+	first.Close()
+	if r := refusal(t, second); r != nil {
+		t.Errorf("the second request is refused: %+v", r)
+	}
+	fourth := s.send(t)
+	s.waiting(t, 1)
+	write(t, configuration, strings.Replace(text, "featureGates: [flowControl]", "featureGates: []", 1))
+	if r := refusal(t, fourth); r != nil {
+		t.Errorf("the fourth request is refused: %+v", r)
+	}
+}

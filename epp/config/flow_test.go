@@ -1,0 +1,59 @@
+package config_test
+
+import (
+	"log/slog"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/flow"
+)
+
+const flowHeader = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+
+// TestQueues holds what becomes of flowControl.
+func TestQueues(t *testing.T) {
+	usual := flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 1e9}}
+	for _, tc := range []struct {
+		name, file string
+		want       *flow.Settings // nil: requests do not wait
+	}{
+		{"off", "flowControl: {maxRequests: 7}", nil},
+		{"off again", "featureGates: [flowControl, flowControl=false]", nil},
+		{"defaults", "featureGates: [flowControl]", &flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: usual, Negative: usual}},
+		{"limits and times", "featureGates: [flowControl=true]\nflowControl: {maxRequests: 1k, maxBytes: 1.5Gi, defaultRequestTTL: 5s}",
+			&flow.Settings{All: flow.Limits{Requests: 1000, Bytes: 3 << 29}, TTL: 5 * time.Second, EmptyTTL: 5 * time.Second, Other: usual, Negative: usual}},
+		{"bands", `
+featureGates: [flowControl]
+plugins: [{type: static-usage-limit-policy, name: limit, parameters: {threshold: 0.8}}]
+flowControl:
+  noEndpointRequestTTL: 1h
+  usageLimitPolicyPluginRef: limit
+  priorityBands: [{priority: 9, maxRequests: 3, fairnessPolicyRef: served-tokens-fairness-policy}]
+  defaultPriorityBand: {maxBytes: "0", orderingPolicyRef: slo-deadline-ordering-policy}
+  defaultNegativePriorityBand: {maxBytes: 1500m, fairnessPolicyRef: round-robin-fairness-policy, orderingPolicyRef: edf-ordering-policy}`,
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Hour,
+				Bands:    []flow.Band{{Priority: 9, Limits: flow.Limits{Requests: 3, Bytes: 1e9}, Fairness: flow.ServedTokens, Ceiling: 0.8}},
+				Other:    flow.Band{Limits: flow.Limits{Requests: 5000}, Ordering: flow.SLODeadline, Ceiling: 0.8},
+				Negative: flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 2}, Fairness: flow.RoundRobin, Ordering: flow.EDF, Ceiling: 0.8}}},
+		{"other bands stand in for negative ones", "featureGates: [flowControl]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained},
+				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := parse(t, []byte(flowHeader+tc.file))
+			for _, c := range []*config.Config{c, parse(t, c.YAML())} { // the effective configuration means the same
+				b, err := c.Build(slog.New(slog.DiscardHandler), &epp.Keep{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				if (b.Queues == nil) != (tc.want == nil) || tc.want != nil && !reflect.DeepEqual(*b.Queues, *tc.want) {
+					t.Errorf("got %+v, want %+v", b.Queues, tc.want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,369 @@
+package flow
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Gate measures how full the pool is. It is safe for concurrent use, and must return quickly: it is called for every request.
+type Gate interface {
+	// Saturation returns how full the endpoints of the first stage, or of the stage that splits requests, are: 1 is full. It
+	// counts pending as load of the stage that shows at no endpoint yet.
+	Saturation(split bool, pending epp.InFlight) float64
+	// Splits reports whether a request may need the stage that splits requests.
+	Splits(r *epp.Request) bool
+	// Empty reports whether the pool has no endpoints.
+	Empty() bool
+}
+
+// Options are what a Controller needs besides its settings.
+type Options struct {
+	Clock epp.Clock
+	// Waiting is called when the first request begins to wait, and when none waits any more: only in between does the
+	// controller need SnapshotChanged. It is called with the controller locked. nil: it is not called.
+	Waiting func(any bool)
+	Metrics *Metrics // nil: none
+}
+
+// Controller is an epp.Admission whose requests wait while the pool is full. It is safe for concurrent use.
+type Controller struct {
+	opt     Options
+	current atomic.Pointer[configured]
+	waiting atomic.Int64 // requests that wait
+	closed  atomic.Bool
+	pending [lanes]pending
+
+	mu       sync.Mutex
+	bands    []*band // of descending priority
+	bytes    int64   // of all waiting bodies
+	seq      uint64
+	departed pace
+}
+
+// configured is replaced as a whole.
+type configured struct {
+	settings Settings
+	gate     Gate
+}
+
+// pending is the load of requests that were let pass, but whose pick has not ended.
+type pending struct {
+	requests, tokens atomic.Int64
+}
+
+func (p *pending) add(load epp.InFlight, n int) {
+	p.requests.Add(int64(n))
+	p.tokens.Add(int64(n * load.Tokens))
+}
+
+// New makes a controller.
+func New(s Settings, gate Gate, opt Options) *Controller {
+	c := &Controller{opt: opt}
+	c.current.Store(&configured{s, gate})
+	return c
+}
+
+// Configure replaces the settings and the gate. Requests that wait keep their arrival and their time to live, and are not
+// refused if the new limits are lower.
+func (c *Controller) Configure(s Settings, gate Gate) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current.Store(&configured{s, gate})
+	var all []*item
+	priorities := make(map[*item]int)
+	for _, b := range c.bands {
+		for it := b.oldest; it != nil; it = it.newer {
+			all = append(all, it)
+			priorities[it] = b.priority
+		}
+	}
+	c.bands = nil
+	slices.SortFunc(all, func(a, b *item) int { return int(int64(a.seq) - int64(b.seq)) })
+	for _, it := range all {
+		b := c.band(priorities[it])
+		it.flow = b.flow(it.flow.id)
+		b.add(it)
+	}
+	c.dispatch()
+}
+
+// Admit implements epp.Admission. The error is a *pd.Refusal.
+func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error) {
+	if r.API == pd.APIOther { // a list of models costs no engine any work
+		return 0, nil
+	}
+	if c.closed.Load() {
+		return 0, shuttingDown()
+	}
+	in, load := c.current.Load(), loadOf(r)
+	l := in.lane(r)
+	if c.waiting.Load() == 0 {
+		// It is pending before the gate is asked, so that of two requests that ask at the same time each counts the other.
+		c.pending[l].add(load, 1)
+		if c.open(in, l, in.settings.band(r.Priority), load) {
+			c.opt.Metrics.passed(r.Priority)
+			return l.pass(), nil
+		}
+		c.pending[l].add(load, -1)
+	}
+	it, err := c.enqueue(r, l, load)
+	if err != nil {
+		c.opt.Metrics.left(r.Priority, 0, err)
+		return 0, err
+	}
+	err = c.await(ctx, it)
+	c.opt.Metrics.left(r.Priority, c.opt.Clock.Since(it.at), err)
+	if err != nil {
+		return 0, err
+	}
+	return l.pass(), nil
+}
+
+// Settled implements epp.Admission: the load of a request that was let pass is charged to its endpoints now, or never will be.
+func (c *Controller) Settled(r *epp.Request, p epp.Pass) {
+	if p > 0 {
+		c.settle(laneOf(p), loadOf(r))
+	}
+}
+
+// settle ends the time in which a request is pending. Only a request that was refused, or that was charged less than it was
+// pending with, leaves capacity.
+func (c *Controller) settle(l lane, load epp.InFlight) {
+	c.pending[l].add(load, -1)
+	if c.waiting.Load() > 0 {
+		c.tryDispatch()
+	}
+}
+
+// SnapshotChanged tells the controller that the pool may have capacity.
+func (c *Controller) SnapshotChanged() {
+	if c.waiting.Load() > 0 {
+		c.tryDispatch()
+	}
+}
+
+func (c *Controller) tryDispatch() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dispatch()
+}
+
+// Close refuses the requests that wait, and all to come.
+func (c *Controller) Close() {
+	c.closed.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.opt.Clock.Now()
+	for _, b := range c.bands {
+		for b.newest != nil {
+			c.finish(b, b.newest, now, shuttingDown())
+		}
+	}
+}
+
+func (in *configured) lane(r *epp.Request) lane {
+	if in.gate.Splits(r) {
+		return laneSplit
+	}
+	return laneFirst
+}
+
+// open reports whether the gate has capacity for a request of a lane. own is the part of the pending load that is the
+// request's own.
+func (c *Controller) open(in *configured, l lane, b *Band, own epp.InFlight) bool {
+	load := epp.InFlight{Requests: -own.Requests, Tokens: -own.Tokens}
+	ceiling := b.ceiling()
+	for stage := laneSplit; ; stage-- {
+		load.Requests += int(c.pending[stage].requests.Load())
+		load.Tokens += int(c.pending[stage].tokens.Load())
+		if stage <= l && in.gate.Saturation(stage == laneSplit, load) >= ceiling {
+			return false
+		}
+		if stage == laneFirst {
+			return true
+		}
+	}
+}
+
+// band returns the band of a priority, a new one if there is none. The caller holds mu.
+func (c *Controller) band(priority int) *band {
+	i, found := slices.BinarySearchFunc(c.bands, priority, func(b *band, p int) int { return p - b.priority })
+	if !found {
+		in := c.current.Load()
+		c.bands = slices.Insert(c.bands, i, newBand(priority, in.settings.band(priority), c.opt.Clock.Now()))
+	}
+	return c.bands[i]
+}
+
+// enqueue has a request wait. The error is a *pd.Refusal.
+func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() { // Close has emptied the queues
+		return nil, shuttingDown()
+	}
+	now, in := c.opt.Clock.Now(), c.current.Load()
+	b := c.band(r.Priority)
+	b.forget(now)
+	f := b.flow(flowOf(r))
+	if err := c.fit(in, b, f, r, now); err != nil {
+		if f.requests == 0 && f.resting == nil {
+			delete(b.flows, f.id)
+		}
+		c.dispatch() // others may wait because this request was pending for a moment
+		return nil, err
+	}
+	c.seq++
+	it := &item{flow: f, lane: l, load: load, bytes: r.Bytes, at: now, ttl: in.ttl(), slo: ttftOf(r), seq: c.seq,
+		done: make(chan error, 1)}
+	b.add(it)
+	c.bytes += it.bytes
+	if c.waiting.Add(1) == 1 && c.opt.Waiting != nil {
+		c.opt.Waiting(true)
+	}
+	c.dispatch()
+	if it.index >= 0 && it.ttl > 0 {
+		it.timer = c.opt.Clock.AfterFunc(it.ttl, func() { c.expire(it) })
+	}
+	return it, nil
+}
+
+// ttl returns how long a request that arrives now may wait.
+func (in *configured) ttl() time.Duration {
+	if in.gate.Empty() {
+		return in.settings.EmptyTTL
+	}
+	return in.settings.TTL
+}
+
+// fit checks the limits for a request, and evicts others if it may. The error is a *pd.Refusal.
+func (c *Controller) fit(in *configured, b *band, f *flow, r *epp.Request, now time.Time) error {
+	s := &in.settings
+	switch {
+	case s.Flow.exceeded(f.requests+1, f.bytes+r.Bytes):
+		return c.full("this client's requests", b)
+	case b.settings.Limits.exceeded(b.requests+1, b.bytes+r.Bytes):
+		return c.full("requests of this priority", b)
+	}
+	requests, bytes := int(c.waiting.Load())+1, c.bytes+r.Bytes
+	if !s.All.exceeded(requests, bytes) {
+		return nil
+	}
+	sheddable := c.sheddable(r.Priority)
+	left, leftBytes := requests, bytes
+	for _, victim := range sheddable {
+		left, leftBytes = left-victim.requests, leftBytes-victim.bytes
+	}
+	if s.All.exceeded(left, leftBytes) {
+		return c.full("requests", b)
+	}
+	for _, victim := range slices.Backward(sheddable) {
+		for victim.newest != nil && s.All.exceeded(int(c.waiting.Load())+1, c.bytes+r.Bytes) {
+			c.finish(victim, victim.newest, now, evicted())
+		}
+	}
+	return nil
+}
+
+// sheddable returns the bands whose requests may be evicted for a request of a priority.
+func (c *Controller) sheddable(priority int) []*band {
+	i := slices.IndexFunc(c.bands, func(b *band) bool { return b.priority < min(0, priority) })
+	if i < 0 {
+		return nil
+	}
+	return c.bands[i:]
+}
+
+// dispatch lets requests pass while there is capacity. The caller holds mu.
+func (c *Controller) dispatch() {
+	if c.waiting.Load() == 0 {
+		return
+	}
+	in, now := c.current.Load(), c.opt.Clock.Now()
+	open := [lanes]bool{laneFirst: true, laneSplit: true}
+	for _, b := range c.bands {
+		for b.requests > 0 {
+			for l := range lanes {
+				// A lane that is closed for a band stays closed for lower ones.
+				open[l] = open[l] && (b.ready[l].len() == 0 || c.open(in, l, b.settings, epp.InFlight{}))
+			}
+			it := b.next(open)
+			if it == nil {
+				break
+			}
+			c.pending[it.lane].add(it.load, 1)
+			c.departed.note(now)
+			c.finish(b, it, now, nil)
+			b.charge(it, now)
+		}
+	}
+}
+
+// finish removes an item and tells the request that waits. The caller holds mu.
+func (c *Controller) finish(b *band, it *item, now time.Time, result error) {
+	b.remove(it, now)
+	c.bytes -= it.bytes
+	if it.timer != nil {
+		it.timer.Stop()
+	}
+	it.done <- result
+	if c.waiting.Add(-1) == 0 {
+		c.departed.stop()
+		if c.opt.Waiting != nil {
+			c.opt.Waiting(false)
+		}
+	}
+}
+
+// await returns the result of an item. The error is a *pd.Refusal.
+func (c *Controller) await(ctx context.Context, it *item) error {
+	select {
+	case err := <-it.done:
+		return err
+	case <-ctx.Done():
+	}
+	left := pd.Refuse(pd.Deadline, "The request ended while it waited for capacity.")
+	left.Cause = context.Cause(ctx)
+	if c.leave(it, left) {
+		return left
+	}
+	err := <-it.done
+	if err != nil {
+		return err
+	}
+	c.settle(it.lane, it.load) // it was dispatched at the same moment, and will not be picked for
+	return left
+}
+
+// leave removes an item, and reports false if it does not wait any more.
+func (c *Controller) leave(it *item, why error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.drop(it, why)
+}
+
+// drop removes an item if it waits. The requests behind it may go where it could not. The caller holds mu.
+func (c *Controller) drop(it *item, why error) bool {
+	if it.index < 0 {
+		return false
+	}
+	c.finish(it.flow.band, it, c.opt.Clock.Now(), why)
+	c.dispatch()
+	return true
+}
+
+// expire ends the wait of an item whose time to live has ended.
+func (c *Controller) expire(it *item) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it.index < 0 {
+		return
+	}
+	c.drop(it, c.expired(it))
+}

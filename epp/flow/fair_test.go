@@ -1,0 +1,121 @@
+package flow_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+
+	"github.com/tandem-serving/tandem/epp/flow"
+)
+
+// jain returns Jain's fairness index of shares: 1 if all are equal, 1/n if one has all.
+func jain(shares map[string]float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, s := range shares {
+		sum += s
+		squares += s * s
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// TestFairness: 8 flows wait with different numbers of requests of different sizes, in random order. After part of them has
+// passed, the index of what each flow got is at least the wanted one.
+func TestFairness(t *testing.T) {
+	const flows, each, dispatched = 8, 40, 120
+	for _, tc := range []struct {
+		name             string
+		fairness         flow.Fairness
+		requests, tokens float64 // least index
+		unfair           bool    // to show that the others are no accident: the index of tokens is less than 0.9
+	}{
+		{"strict", flow.GlobalStrict, 0, 0, true},
+		{"round robin", flow.RoundRobin, 0.999, 0, true},
+		{"served tokens", flow.ServedTokens, 0, 0.95, false},
+		{"least attained", flow.LeastAttained, 0, 0.95, false},
+	} {
+		inBubble(t, tc.name, func(t *testing.T) {
+			q := newQueue(flow.Settings{Other: flow.Band{Fairness: tc.fairness}}, &slots{})
+			r := rand.New(rand.NewPCG(1, 2))
+			var order []int
+			for f := range flows {
+				for range each {
+					order = append(order, f)
+				}
+			}
+			r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			tokens := map[string]float64{}
+			for i, f := range order {
+				request := local(fmt.Sprintf("%d.%d", f, i), 0, fmt.Sprint(f))
+				request.Prompt.Tokens = (f + 1) * (50 + r.IntN(100)) // flows differ by up to 8
+				tokens[request.ID] = float64(request.Prompt.Tokens)
+				q.send(t.Context(), request)
+			}
+			for range dispatched {
+				q.free(1, 1)
+			}
+			count, got := map[string]float64{}, map[string]float64{}
+			for f := range flows {
+				count[fmt.Sprint(f)], got[fmt.Sprint(f)] = 0, 0
+			}
+			for _, id := range q.passed {
+				count[id[:1]]++
+				got[id[:1]] += tokens[id]
+			}
+			byCount, byTokens := jain(count), jain(got)
+			if len(q.passed) != dispatched || byCount < tc.requests || byTokens < tc.tokens || (byTokens < 0.9) != tc.unfair {
+				t.Errorf("%d passed; index %.4f of requests, %.4f of tokens", len(q.passed), byCount, byTokens)
+			}
+			q.drain()
+		})
+	}
+}
+
+// TestIdleFlowsGetNoCredit: a flow that was idle while another one was served does not stop that one when it comes back.
+func TestIdleFlowsGetNoCredit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(flow.Settings{Other: flow.Band{Fairness: flow.ServedTokens}}, &slots{})
+		for _, name := range names("a", 14) {
+			q.send(t.Context(), local(name, 0, "a"))
+		}
+		for range 10 {
+			q.free(1, 1)
+		}
+		for _, name := range names("b", 4) {
+			q.send(t.Context(), local(name, 0, "b"))
+		}
+		q.mu.Lock()
+		q.passed = nil
+		q.mu.Unlock()
+		for range 4 {
+			q.free(1, 1)
+		}
+		served := map[byte]int{}
+		for _, id := range q.passed {
+			served[id[0]]++
+		}
+		if served['a'] != 2 || served['b'] != 2 {
+			t.Errorf("passed %v, want two of each", q.passed)
+		}
+		q.drain()
+	})
+}
+
+// TestDebtIsRemembered: a flow that got a large request cannot forget it by being idle for a moment.
+func TestDebtIsRemembered(t *testing.T) {
+	for _, fairness := range []flow.Fairness{flow.ServedTokens, flow.LeastAttained} {
+		inBubble(t, fmt.Sprint(fairness), func(t *testing.T) {
+			q := newQueue(flow.Settings{Other: flow.Band{Fairness: fairness}}, &slots{})
+			large := local("large", 0, "a")
+			large.Prompt.Tokens = 1000
+			q.send(t.Context(), large)
+			for _, name := range names("b", 3) {
+				q.send(t.Context(), local(name, 0, "b"))
+			}
+			q.free(1, 1)
+			q.send(t.Context(), local("small", 0, "a"))
+			q.drain()
+			q.check(t, "drained", "large", "b0", "b1", "b2", "small")
+		})
+	}
+}

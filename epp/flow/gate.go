@@ -1,0 +1,148 @@
+package flow
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/request"
+)
+
+// PoolGate is the Gate of a pool: it asks a detector about the endpoints of each stage.
+type PoolGate struct {
+	pool     interface{ Snapshot() *epp.Snapshot }
+	detector epp.Detector
+	clock    epp.Clock
+	stale    time.Duration
+	roles    [lanes]pd.Role
+	splits   bool
+	readings [lanes]atomic.Pointer[reading]
+}
+
+// GateOptions are what a PoolGate measures.
+type GateOptions struct {
+	Pool     interface{ Snapshot() *epp.Snapshot }
+	Detector epp.Detector
+	Stages   epp.Stages
+	Clock    epp.Clock
+	Stale    time.Duration // age up to which loads are fully trusted
+}
+
+// NewPoolGate makes the gate of a pool.
+func NewPoolGate(o GateOptions) *PoolGate {
+	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale}
+	g.roles[laneFirst] = o.Stages[0].Role
+	if row := o.Stages.Splitting(); row != nil {
+		g.splits, g.roles[laneSplit] = true, row.Role
+	}
+	return g
+}
+
+// Splits implements Gate. A request that can be split and is not bypassed may need the stage: only the pick finds out.
+func (g *PoolGate) Splits(r *epp.Request) bool {
+	return g.splits && r.Fit == request.FitSplit && r.Mode != pd.ModeBypass
+}
+
+// Empty implements Gate.
+func (g *PoolGate) Empty() bool { return len(g.pool.Snapshot().Endpoints) == 0 }
+
+// reading is one measurement of a stage. It is used again while the pool has much capacity left, because measuring costs a look
+// at every endpoint.
+type reading struct {
+	snapshot   *epp.Snapshot
+	at         time.Time
+	saturation float64
+	endpoints  int
+	used       atomic.Int64 // how often
+}
+
+const (
+	// reuseAge is how long a reading is used: loads go stale without a new snapshot.
+	reuseAge = 10 * time.Millisecond
+	// reuseBelow is the saturation below which it is used.
+	reuseBelow = 0.5
+)
+
+// again returns what the saturation is by now at most: no request adds more than one endpoint's capacity, so each raises the
+// mean by at most 1/endpoints. ok is false if that is not good enough.
+func (r *reading) again(s *epp.Snapshot, now time.Time) (saturation float64, ok bool) {
+	if r == nil || r.snapshot != s || r.saturation >= reuseBelow || now.Sub(r.at) > reuseAge {
+		return 0, false
+	}
+	saturation = r.saturation + float64(r.used.Add(1))/float64(r.endpoints)
+	return saturation, saturation < reuseBelow
+}
+
+// candidates are reused by all gates.
+var candidates = sync.Pool{New: func() any { return new([]epp.Candidate) }}
+
+// Saturation implements Gate. A stage without endpoints is full, unless it is the one that splits requests: then requests stay
+// local, or are refused, as configured, and waiting does not help.
+func (g *PoolGate) Saturation(split bool, pending epp.InFlight) float64 {
+	stage := laneFirst
+	if split {
+		stage = laneSplit
+	}
+	s, now := g.pool.Snapshot(), g.clock.Now()
+	if saturation, ok := g.readings[stage].Load().again(s, now); ok {
+		return saturation
+	}
+	reused := candidates.Get().(*[]epp.Candidate)
+	all := (*reused)[:0]
+	for i, e := range s.Endpoints {
+		if e.Role.Has(g.roles[stage]) {
+			all = append(all, epp.Candidate{Endpoint: e, Load: &s.Loads[i], Trust: s.Loads[i].Trust(now, g.stale), InFlight: e.InFlight()})
+		}
+	}
+	all = reachable(all)
+	saturation := 1.0
+	switch {
+	case len(all) > 0:
+		share(all, pending)
+		saturation = g.detector.Saturation(now, all)
+		g.readings[stage].Store(&reading{snapshot: s, at: now, saturation: saturation, endpoints: len(all)})
+	case split:
+		saturation = 0
+	}
+	clear(all)
+	*reused = all
+	candidates.Put(reused)
+	return saturation
+}
+
+// reachable drops unreachable endpoints, whose capacity is none, if there are others. As in picks, they stay if there are not.
+func reachable(c []epp.Candidate) []epp.Candidate {
+	unreachable := func(c epp.Candidate) bool { return c.Load.Unreachable }
+	if !slices.ContainsFunc(c, func(c epp.Candidate) bool { return !c.Load.Unreachable }) {
+		return c
+	}
+	return slices.DeleteFunc(c, unreachable)
+}
+
+// share adds a pending load to candidates in equal parts, since it is not known which of them will get it.
+func share(c []epp.Candidate, pending epp.InFlight) {
+	requests, tokens := max(0, pending.Requests), max(0, pending.Tokens)
+	for i := range c {
+		rest := len(c) - i
+		// The first ones get what cannot be divided.
+		r, t := (requests+rest-1)/rest, (tokens+rest-1)/rest
+		c[i].InFlight.Requests += r
+		c[i].InFlight.Tokens += t
+		requests, tokens = requests-r, tokens-t
+	}
+}
+
+// OpenGate is the gate of a pool that no request waits for.
+type OpenGate struct{}
+
+// Saturation implements Gate.
+func (OpenGate) Saturation(bool, epp.InFlight) float64 { return 0 }
+
+// Splits implements Gate.
+func (OpenGate) Splits(*epp.Request) bool { return false }
+
+// Empty implements Gate.
+func (OpenGate) Empty() bool { return false }

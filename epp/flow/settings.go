@@ -1,0 +1,102 @@
+package flow
+
+import (
+	"slices"
+	"time"
+)
+
+// Settings say how requests wait.
+type Settings struct {
+	All  Limits // of all queues together
+	Flow Limits // of each flow of a band
+	// TTL is how long a request waits at most; 0 = until its client leaves.
+	TTL time.Duration
+	// EmptyTTL replaces TTL for requests that arrive while the pool has no endpoints, so that a pool can be started for them.
+	EmptyTTL time.Duration
+	// Bands are the bands with settings of their own.
+	Bands []Band
+	// Other and Negative are the settings of the bands that Bands does not list, of priority 0 and more, and of less. Their
+	// Priority is ignored.
+	Other, Negative Band
+}
+
+// Limits limit a queue. 0 = no limit.
+type Limits struct {
+	Requests int
+	Bytes    int64 // of the requests' bodies
+}
+
+// exceeded reports whether a queue of these sizes exceeds the limits.
+func (l Limits) exceeded(requests int, bytes int64) bool {
+	return l.Requests > 0 && requests > l.Requests || l.Bytes > 0 && bytes > l.Bytes
+}
+
+// Band are the settings of one priority.
+type Band struct {
+	Priority int
+	Limits   Limits
+	Fairness Fairness
+	Ordering Ordering
+	// Ceiling is the saturation of the pool from which requests of this band wait, 1 = until it is full. It should not be
+	// higher than that of a band of higher priority. 0 = 1.
+	Ceiling Ceiling
+}
+
+// Ceiling is a saturation of the pool, as a Gate measures it.
+type Ceiling float64
+
+// Fairness says which flow of a band is next.
+type Fairness uint8
+
+// The fairness policies.
+const (
+	// GlobalStrict ignores flows: the first request in the order of the band is next.
+	GlobalStrict Fairness = iota
+	// RoundRobin gives every flow with waiting requests one request in turn.
+	RoundRobin
+	// ServedTokens gives every flow with waiting requests an equal share of the prompt tokens that are dispatched, whatever the
+	// sizes of its requests. A flow that was idle gets no credit for it.
+	ServedTokens
+	// LeastAttained prefers the flow that got the fewest prompt tokens lately; after one minute tokens count half.
+	LeastAttained
+)
+
+// Ordering says which request of a flow is next. Requests that are equal go in the order of their arrival.
+type Ordering uint8
+
+// The orderings.
+const (
+	FCFS        Ordering = iota // the first that came
+	EDF                         // the one whose time to live ends first
+	SLODeadline                 // the one whose first token is due first; requests without a target come last
+)
+
+// unlimitedWait stands for no limit where one is needed: clients leave long before.
+const unlimitedWait = 24 * time.Hour
+
+// LongestWait returns how long a request may wait at most.
+func (s *Settings) LongestWait() time.Duration {
+	if s.TTL == 0 || s.EmptyTTL == 0 {
+		return unlimitedWait
+	}
+	return max(s.TTL, s.EmptyTTL)
+}
+
+// band returns the settings of a priority.
+func (s *Settings) band(priority int) *Band {
+	if i := slices.IndexFunc(s.Bands, func(b Band) bool { return b.Priority == priority }); i >= 0 {
+		return &s.Bands[i]
+	}
+	if priority < 0 {
+		return &s.Negative
+	}
+	return &s.Other
+}
+
+// ceiling returns the saturation from which the band's requests wait: 1 unless it is set.
+func (b *Band) ceiling() float64 {
+	if b.Ceiling == 0 {
+		return 1
+	}
+	return float64(b.Ceiling)
+}
