@@ -23,7 +23,7 @@ var apis = []struct {
 	APICompletions: {"/v1/completions", "completions", true},
 	APIResponses:   {"/v1/responses", "responses", true},
 	APIMessages:    {"/v1/messages", "messages", true},
-	APIGenerate:    {"/inference/v1/generate", "generate", false},
+	APIGenerate:    {"/inference/v1/generate", "generate", true},
 	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
 }
 

@@ -16,7 +16,7 @@ func TestAPIOf(t *testing.T) {
 		{"/v1/completions", "completions", pd.APICompletions, true},
 		{"/v1/responses", "responses", pd.APIResponses, true},
 		{"/v1/messages", "messages", pd.APIMessages, true},
-		{"/inference/v1/generate", "generate", pd.APIGenerate, false},
+		{"/inference/v1/generate", "generate", pd.APIGenerate, true},
 		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, false},
 		{"", "other", pd.APIOther, false},
 		{"/", "other", pd.APIOther, false},

@@ -200,7 +200,7 @@ func TestUnsplittable(t *testing.T) {
 		{pd.APIResponses, `{"model":"m","input":"x","background":true}`},
 		{pd.APIResponses, `{"model":"m","input":"x","previous_response_id":"resp_1"}`},
 		{pd.APIResponses, `{"model":"m","input":"x","tools":[{"type":"web_search_preview"}]}`},
-		{pd.APIGenerate, chat + "}"},
+		{pd.APIGenerate, `{"model":"m","token_ids":[1],"sampling_params":{"n":2}}`},
 		{pd.APIEmbeddings, chat + "}"},
 	}
 	for _, c := range cases {

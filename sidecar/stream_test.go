@@ -179,7 +179,7 @@ func TestStreamWithoutDone(t *testing.T) {
 	cases := []struct {
 		api     pd.API
 		outcome string
-	}{{pd.APIChat, "error"}, {pd.APICompletions, "error"}, {pd.APIMessages, "error"}, {pd.APIResponses, "error"}, {pd.APIGenerate, "done"}}
+	}{{pd.APIChat, "error"}, {pd.APICompletions, "error"}, {pd.APIMessages, "error"}, {pd.APIResponses, "error"}, {pd.APIGenerate, "error"}, {pd.APIEmbeddings, "done"}}
 	for _, c := range cases {
 		t.Run(c.api.String(), func(t *testing.T) {
 			s, _ := serve(t, ways["local"], handoffParams, streams(firstEvent))

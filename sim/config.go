@@ -27,6 +27,8 @@ type Config struct {
 	Model model.Model
 	// ServedModelName is what requests call the model; default: Model.Name.
 	ServedModelName string
+	// ScaleOut serves /inference/v1/generate, as vLLM does with --enable-scale-out.
+	ScaleOut bool
 	// MaxModelLen caps the model's length, in tokens; default: Model.MaxModelLen.
 	MaxModelLen int
 	// TimeScale multiplies every modelled duration: at 1 the engine has the model's own speed, at 0 it does not wait at all.

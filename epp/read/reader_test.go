@@ -81,7 +81,9 @@ func TestReaderMembers(t *testing.T) {
 		{"responses with functions", pd.APIResponses, `{"input":"x","tools":[{"type":"function","name":"f"}]}`, "", false, request.FitSplit},
 		{"responses with a tool of the engine", pd.APIResponses, `{"input":"x","tools":[{"type":"web_search_preview"}]}`, "", false, request.FitLocal},
 		{"an API that is never split", pd.APIEmbeddings, `{"input":"x"}`, "", false, request.FitLocal},
-		{"its mistakes too", pd.APIGenerate, `{"max_tokens":0}`, "", false, request.FitLocal},
+		{"its mistakes too", pd.APIEmbeddings, `{"max_tokens":0}`, "", false, request.FitLocal},
+		{"generate", pd.APIGenerate, `{"token_ids":[1,2],"sampling_params":{"max_tokens":3},"stream":true}`, "", true, request.FitSplit},
+		{"generate without its parameters", pd.APIGenerate, `{"token_ids":[1,2]}`, "", false, request.FitDoubted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := mustRead(t, c.api, c.body)

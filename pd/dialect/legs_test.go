@@ -38,6 +38,22 @@ var odd = []struct {
 		`{"input":"x","max_output_tokens":1,"store":false,"kv_transfer_params":$P}`,
 		`{"input":"x","kv_transfer_params":$H}`, "",
 	}, {
+		"generate", pd.APIGenerate,
+		`{"token_ids":[1,2],"stream":true,"sampling_params":{"min_tokens":2,"seed":1,"max_tokens":9,"extra_args":{"kv_transfer_params":{},"a":1}}}`,
+		`{"token_ids":[1,2],"stream":false,"sampling_params":{"seed":1,"max_tokens":1,"extra_args":{"a":1}},"kv_transfer_params":$P}`,
+		`{"token_ids":[1,2],"stream":true,"sampling_params":{"min_tokens":2,"seed":1,"max_tokens":9,"extra_args":{"a":1}},"kv_transfer_params":$H}`,
+		`{"token_ids":[1,2],"stream":true,"sampling_params":{"min_tokens":2,"seed":1,"max_tokens":9,"extra_args":{"a":1}}}`,
+	}, {
+		"generate without a limit", pd.APIGenerate,
+		`{"token_ids":[1,2],"sampling_params":{}}`,
+		`{"token_ids":[1,2],"sampling_params":{"max_tokens":1},"kv_transfer_params":$P}`,
+		`{"token_ids":[1,2],"sampling_params":{},"kv_transfer_params":$H}`, "",
+	}, {
+		"generate with nothing but what goes", pd.APIGenerate,
+		`{"sampling_params":{"min_tokens":1},"token_ids":[1,2]}`,
+		`{"sampling_params":{"max_tokens":1},"token_ids":[1,2],"kv_transfer_params":$P}`,
+		`{"sampling_params":{"min_tokens":1},"token_ids":[1,2],"kv_transfer_params":$H}`, "",
+	}, {
 		"messages", pd.APIMessages,
 		`{"messages":[],"system":"s","max_tokens":9,"stream":true,"thinking":{"type":"enabled","budget_tokens":4}}`,
 		`{"messages":[],"system":"s","max_tokens":1,"stream":false,"thinking":{"type":"enabled","budget_tokens":4},"kv_transfer_params":$P}`,

@@ -13,7 +13,12 @@ func OneToken(r *request.Request, e *request.Edit) {
 	}
 	e.Drop("stream_options")
 	e.Drop("min_tokens")
-	if r.API == pd.APIResponses {
+	switch r.API {
+	case pd.APIGenerate:
+		e.Drop("sampling_params.min_tokens")
+		e.Set("sampling_params.max_tokens", jsonOne)
+		return
+	case pd.APIResponses:
 		e.Set("max_output_tokens", jsonOne)
 		e.Set("store", jsonFalse) // a prefill engine that stores answers would store one that no client knows
 		return

@@ -20,7 +20,7 @@ type Edit struct {
 	of    *Request
 	edit  body.Edit
 	done  uint64 // wants that Set or Drop has handled
-	wrong string // the first member that is not in the table
+	wrong string // the first member that is not in the table, or whose object is not in the body
 }
 
 var errNotObject = errors.New("request body is not a JSON object")
@@ -35,7 +35,8 @@ func (r *Request) Edit() (*Edit, error) {
 	return e, nil
 }
 
-// Set replaces or adds a top-level member of the table. value is raw JSON. A member may be set or dropped once.
+// Set replaces or adds a member of the table. value is raw JSON. A member may be set or dropped once. A member below the top
+// level can be set if the object that it belongs to is there.
 func (e *Edit) Set(name string, value []byte) {
 	want, ok := e.want(name)
 	if !ok {
@@ -43,7 +44,7 @@ func (e *Edit) Set(name string, value []byte) {
 	}
 	last, found := e.of.scan.Find(want)
 	if !found {
-		e.edit.Add(e.of.scan.Root(), name, value)
+		e.add(name, value)
 		return
 	}
 	e.edit.Replace(last, value)
@@ -54,7 +55,30 @@ func (e *Edit) Set(name string, value []byte) {
 	}
 }
 
-// Drop removes a top-level member of the table if the client sent it.
+// add adds a member to the object that its path names.
+func (e *Edit) add(path string, value []byte) {
+	object := e.of.scan.Root()
+	name := path
+	if dot := strings.LastIndexByte(path, '.'); dot >= 0 {
+		name = path[dot+1:]
+		if parent := e.of.table.index(path[:dot]); parent >= 0 {
+			object, _ = e.of.scan.Find(parent)
+		}
+		if object.Kind != body.Object {
+			e.fail(path)
+			return
+		}
+	}
+	e.edit.Add(object, name, value)
+}
+
+func (e *Edit) fail(path string) {
+	if e.wrong == "" {
+		e.wrong = path
+	}
+}
+
+// Drop removes a member of the table if the client sent it.
 func (e *Edit) Drop(name string) {
 	want, ok := e.want(name)
 	if !ok {
@@ -66,10 +90,8 @@ func (e *Edit) Drop(name string) {
 // want finds a member for Set and Drop, and marks it as handled.
 func (e *Edit) want(name string) (want int, ok bool) {
 	want = e.of.table.index(name)
-	if want < 0 || strings.Contains(name, ".") {
-		if e.wrong == "" {
-			e.wrong = name
-		}
+	if want < 0 {
+		e.fail(name)
 		return 0, false
 	}
 	e.done |= 1 << want
@@ -88,7 +110,7 @@ func (e *Edit) remove(is func(want int) bool) {
 // twice.
 func (e *Edit) Payload() (Payload, error) {
 	if e.wrong != "" {
-		return Payload{}, fmt.Errorf("editing %s: the request's table has no such top-level member", e.wrong)
+		return Payload{}, fmt.Errorf("editing %s: the request's table has no such member, or the body no object for it", e.wrong)
 	}
 	e.remove(func(want int) bool { return e.of.table.strip[want] && e.done>>want&1 == 0 })
 	segments, err := e.edit.Segments(nil)

@@ -43,7 +43,7 @@ func (r *Request) Fit() Fit {
 	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
 		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
-	case r.API == pd.APIResponses && r.boundResponse():
+	case r.API == pd.APIResponses && r.boundResponse(), r.API == pd.APIGenerate && (!r.one(wSamplingN) || !r.kind(wSamplingPromptLogprobs)):
 		return FitLocal
 	}
 	return FitSplit
@@ -94,8 +94,26 @@ func (r *Request) doubted() bool {
 		return !r.is(wInput, body.Array) && !r.is(wInput, body.String)
 	case pd.APIMessages:
 		return !r.is(wMessages, body.Array) || r.badThinking()
+	case pd.APIGenerate:
+		return r.badSampling()
 	}
 	return false
+}
+
+// badSampling reports whether a request of the generate API lacks its token ids or its sampling_params, which are required, or
+// has limits that engines refuse.
+func (r *Request) badSampling() bool {
+	ids, ok := r.scan.Find(wTokenIDs)
+	if !ok || ids.Kind != body.Array || ids.First != body.Number || !r.is(wSamplingParams, body.Object) {
+		return true
+	}
+	for _, want := range [...]int{wSamplingMax, wSamplingN} {
+		if n, ok := r.number(want); ok && n < 1 {
+			return true
+		}
+	}
+	n, ok := r.number(wSamplingMin)
+	return ok && (n < 0 || r.limit() >= 0 && n > r.limit()) || r.is(wSamplingMin, body.Null)
 }
 
 // badThinking reports whether a request of the messages API lacks its limit, which is required, or has a budget for thinking
@@ -106,8 +124,8 @@ func (r *Request) badThinking() bool {
 	return !ok || thinks && (budget < 0 || budget >= limit)
 }
 
-// completionsLimit is the default limit of the completions API (tokens), of OpenAI and vLLM.
-const completionsLimit = 16
+// defaultLimit is the default limit of the completions API of OpenAI and vLLM, and of vLLM's sampling parameters (tokens).
+const defaultLimit = 16
 
 // limits lists the members with the largest number of tokens to generate. The first one that is present counts.
 var limits = map[pd.API][]int{
@@ -115,6 +133,7 @@ var limits = map[pd.API][]int{
 	pd.APICompletions: {wMaxTokens},
 	pd.APIResponses:   {wMaxOutputTokens},
 	pd.APIMessages:    {wMaxTokens},
+	pd.APIGenerate:    {wSamplingMax},
 }
 
 // limit returns the largest number of tokens to generate, -1 if the request has none.
@@ -124,8 +143,8 @@ func (r *Request) limit() int64 {
 			return n
 		}
 	}
-	if r.API == pd.APICompletions {
-		return completionsLimit
+	if r.API == pd.APICompletions || r.API == pd.APIGenerate {
+		return defaultLimit
 	}
 	return -1
 }

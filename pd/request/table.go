@@ -42,6 +42,11 @@ const (
 	wStore
 	wTruncation
 	wThinkingBudget
+	wTokenIDs
+	wSamplingMax
+	wSamplingMin
+	wSamplingN
+	wSamplingPromptLogprobs
 )
 
 // baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
@@ -85,6 +90,11 @@ var baseWants = []body.Want{
 	{Path: "store"},
 	{Path: "truncation"},
 	{Path: "thinking.budget_tokens"},
+	{Path: "token_ids"},
+	{Path: "sampling_params.max_tokens", Once: true},
+	{Path: "sampling_params.min_tokens", Once: true},
+	{Path: "sampling_params.n"},
+	{Path: "sampling_params.prompt_logprobs"},
 }
 
 // Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is

@@ -80,9 +80,10 @@ func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
 	x.legs.warnings.Warn("prefill leg failed", "request_id", x.ID, "target", target.String(), "cause", e.cause, "error", e.err)
 }
 
-// refusedByPrefill passes the engine's error on to the client, unless our own changes to the request may have caused it.
+// refusedByPrefill passes the engine's error on to the client, unless our own changes to the request may have caused it, or the
+// generate API, which vLLM serves only if it is told to, is off at that engine.
 func (x *Exchange) refusedByPrefill(req *intake.Request, refused *ClientError) (pd.Reason, error) {
-	if req.NeedsMoreThanOne() {
+	if req.NeedsMoreThanOne() || req.API == pd.APIGenerate && refused.Status == http.StatusForbidden {
 		return pd.PrefillFailed, nil
 	}
 	x.decide(pd.Refused, pd.BadRequest)

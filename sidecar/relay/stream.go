@@ -109,7 +109,7 @@ func (c *Client) brokenPipe(resp *http.Response, p *eventPipe, err error) error 
 // endsWithEvent reports whether an API's streams are complete only with an event that says so.
 func endsWithEvent(api pd.API) bool {
 	switch api {
-	case pd.APIChat, pd.APICompletions, pd.APIResponses, pd.APIMessages:
+	case pd.APIChat, pd.APICompletions, pd.APIResponses, pd.APIMessages, pd.APIGenerate:
 		return true
 	}
 	return false

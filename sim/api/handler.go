@@ -41,7 +41,7 @@ var routes = map[string]route{
 	"/reset_prefix_cache":          {[]string{http.MethodPost}, (*handler).serveResetPrefixCache},
 	"/v1/completions/render":       {[]string{http.MethodPost}, (*handler).serveScaleOut},
 	"/v1/chat/completions/render":  {[]string{http.MethodPost}, (*handler).serveScaleOut},
-	"/inference/v1/generate":       {[]string{http.MethodPost}, (*handler).serveScaleOut},
+	"/inference/v1/generate":       {[]string{http.MethodPost}, (*handler).serveGenerate},
 	"/inference/v1/abort_requests": {[]string{http.MethodPost}, (*handler).serveScaleOut},
 }
 

@@ -43,6 +43,7 @@ var apis = map[pd.API]struct{ prompt, limit string }{
 	pd.APICompletions: {`"prompt":"a\u00e9"`, "max_tokens"},
 	pd.APIResponses:   {`"input":"a\u00e9","store":true`, "max_output_tokens"},
 	pd.APIMessages:    {`"messages":[{"content":"a\u00e9"}]`, "max_tokens"},
+	pd.APIGenerate:    {`"token_ids":[1,2]`, "sampling_params"},
 }
 
 // Run runs the suite.
@@ -132,14 +133,18 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 	if !ok {
 		t.Fatal("the suite does not know this API")
 	}
-	whole := `{ "model":"m", ` + is.prompt + `, "seed":12345678901234567890123, "x":{"deep":[1.0]}, "` + is.limit + `":9 }`
+	limit, one := "9", "1"
+	if api == pd.APIGenerate {
+		limit, one = `{"seed":1,"max_tokens":9}`, `{"seed":1,"max_tokens":1}`
+	}
+	whole := `{ "model":"m", ` + is.prompt + `, "seed":12345678901234567890123, "x":{"deep":[1.0]}, "` + is.limit + `":` + limit + ` }`
 	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + whole[1:]
 	for _, text := range []string{whole, streamed} {
 		_, a := c.attemptOf(t, api, text)
 		prefill := payload(t, a.Prefill)
 		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
 		if c.OneToken || c.Dialect.Shape() == dialect.Serial {
-			if s, ok := p["stream"]; string(p[is.limit]) != "1" || p["store"] != nil && string(p["store"]) != "false" || ok && string(s) != "false" || p["stream_options"] != nil {
+			if s, ok := p["stream"]; string(p[is.limit]) != one || p["store"] != nil && string(p["store"]) != "false" || ok && string(s) != "false" || p["stream_options"] != nil {
 				t.Errorf("prefill leg %s", prefill)
 			}
 			for _, name := range []string{is.limit, "stream", "stream_options", "store"} {
