@@ -18,11 +18,16 @@ var questionsOf = map[pd.API]string{
 	pd.APIChat:        `"messages":[{"role":"user","content":%q}],"max_tokens":8,"temperature":0`,
 	pd.APICompletions: `"prompt":%q,"max_tokens":8,"temperature":0`,
 	pd.APIResponses:   `"input":%q,"instructions":"Be short.","max_output_tokens":8,"temperature":0`,
+	pd.APIGenerate:    "", // askIn writes it
 	pd.APIMessages:    `"system":"Be short.","messages":[{"role":"user","content":[{"type":"text","text":%q}]}],"max_tokens":8,"temperature":0`,
 }
 
 // askIn returns a request of an API for a prompt that no engine has seen.
 func askIn(api pd.API, stream bool) string {
+	if api == pd.APIGenerate {
+		ids := strings.TrimSuffix(strings.Repeat(strconv.FormatInt(20+prompts.Add(1)%900, 10)+",7,8,9,", 30), ",")
+		return fmt.Sprintf(`{"model":"tiny","stream":%t,"token_ids":[%s],"sampling_params":{"max_tokens":8,"temperature":0}}`, stream, ids)
+	}
 	prompt := strings.Repeat("the cache of a block "+strconv.FormatInt(prompts.Add(1), 10)+" ", 20)
 	return fmt.Sprintf(`{"model":"tiny","stream":%t,`+questionsOf[api]+`}`, stream, prompt)
 }
@@ -39,6 +44,7 @@ type piece struct {
 	Choices []struct {
 		Text           string
 		Message, Delta struct{ Content string }
+		TokenIDs       []int `json:"token_ids"`
 	}
 	Output []struct {
 		Content []struct{ Text string }
@@ -87,6 +93,9 @@ func readSaid(t *testing.T, stream bool, text string) (s said) {
 func (p *piece) spoken() (text string) {
 	for _, c := range p.Choices {
 		text += c.Text + c.Message.Content + c.Delta.Content
+		for _, id := range c.TokenIDs {
+			text += strconv.Itoa(id) + " "
+		}
 	}
 	for _, o := range p.Output {
 		for _, c := range o.Content {
@@ -124,7 +133,8 @@ func TestAPIsAreSplit(t *testing.T) {
 			for _, stream := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/stream=%v", c.name, api, stream), func(t *testing.T) {
 					t.Parallel()
-					prefill, decode, plain := startSim(t, sim.Config{}), startSim(t, sim.Config{}), startSim(t, sim.Config{})
+					scaled := sim.Config{ScaleOut: true}
+					prefill, decode, plain := startSim(t, scaled), startSim(t, scaled), startSim(t, scaled)
 					if c.prefill != nil {
 						if err := prefill.Faults.Add(*c.prefill); err != nil {
 							t.Fatal(err)
@@ -229,6 +239,16 @@ func TestUsageOfAPIsIsCorrected(t *testing.T) {
 				t.Errorf("outcome %q", outcome)
 			}
 		})
+	}
+}
+
+// vLLM serves the generate API only if it is told to. A prefill engine that was not told is no reason to refuse the request.
+func TestGenerateIsOffAtPrefill(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		prefill, decode := startSim(t, sim.Config{}), startSim(t, sim.Config{ScaleOut: true})
+		s := startRig(t, addrOf(decode))
+		post(t, s.url+pd.APIGenerate.Path(), askIn(pd.APIGenerate, stream), pd.HeaderPrefill, addrOf(prefill)).
+			mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
 	}
 }
 

@@ -38,6 +38,7 @@ type listenFlags struct {
 	AdminPort int           `flag:"admin-port" help:"port of /sim/faults and /sim/state; 0 picks a free one"`
 	Channel   string        `flag:"side-channel-address" arg:"HOST:PORT" help:"address of the metadata that other engines need to read KV; named in hand-offs. Default: a free port of --host"`
 	KeepAlive time.Duration `flag:"keep-alive" help:"how long an idle client connection stays open"`
+	ScaleOut  bool          `flag:"enable-scale-out" help:"serve /inference/v1/generate"`
 }
 
 type modelFlags struct {
@@ -144,6 +145,7 @@ func (f *flags) config() sim.Config {
 	return sim.Config{
 		Model:           model,
 		ServedModelName: f.Model.ServedName,
+		ScaleOut:        f.Listen.ScaleOut,
 		MaxModelLen:     f.Model.MaxModelLen,
 		TimeScale:       f.Model.TimeScale,
 		Schedule: sim.ScheduleConfig{

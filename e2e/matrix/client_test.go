@@ -117,7 +117,7 @@ func (a *asker) exchange(by http.RoundTripper, req *http.Request) (r reply) {
 }
 
 // firstEvents is how many events a stream has up to its first token.
-var firstEvents = map[pd.API]int{pd.APICompletions: 2, pd.APIChat: 2, pd.APIResponses: 5, pd.APIMessages: 3}
+var firstEvents = map[pd.API]int{pd.APICompletions: 2, pd.APIChat: 2, pd.APIResponses: 5, pd.APIMessages: 3, pd.APIGenerate: 2}
 
 // hasBegun waits for the beginning of a body.
 func hasBegun(from *bufio.Reader, header http.Header, api pd.API) bool {

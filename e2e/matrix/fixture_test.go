@@ -219,11 +219,11 @@ func startEngines(t *testing.T, r row) *fixture {
 		s.link.repair()
 	}
 	prefill, decode := s.fronts(r)
-	s.prefill = []engine{startEngine(t, sim.Config{}, prefill...)}
+	s.prefill = []engine{startEngine(t, sim.Config{ScaleOut: true}, prefill...)}
 	if r.situation == another {
-		s.prefill = append(s.prefill, startEngine(t, sim.Config{}, prefill...))
+		s.prefill = append(s.prefill, startEngine(t, sim.Config{ScaleOut: true}, prefill...))
 	}
-	s.decode = startEngine(t, sim.Config{KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
+	s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
 	t.Cleanup(s.link.repair)
 	for e, f := range map[engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
 		if f.Fault == "" {

@@ -32,7 +32,7 @@ func TestMatrix(t *testing.T) {
 // undisturbed returns the tokens, by API, of an engine that does not fail and prefills itself.
 func undisturbed(t *testing.T) map[pd.API][]int {
 	t.Helper()
-	e := startEngine(t, sim.Config{})
+	e := startEngine(t, sim.Config{ScaleOut: true})
 	defer e.Close()
 	right := map[pd.API][]int{}
 	for _, api := range apis {

@@ -19,13 +19,13 @@ type row struct {
 }
 
 // apis are the APIs that are split.
-var apis = []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages}
+var apis = []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages, pd.APIGenerate}
 
 // rows lists every failure with every form and API, each with another candidate and without. Where a forced request or an
 // empty budget has another outcome, rows lists these too, with half of the forms and APIs: the other half would test the
 // same. The keeper works in all of these; otherKeepers adds rows with other keepers.
 //
-// Responses and messages are run where the sidecar's way depends on what it reads of them: with the real protocol, and when no
+// Responses, messages and generate are run where the sidecar's way depends on what it reads of them: with the real protocol, and when no
 // other candidate is left, so that it serves the request itself.
 //
 // Made-up protocols have no keeper, and are run with half of the forms and APIs throughout. Those of their rows that take
@@ -53,7 +53,7 @@ func (r row) withKeepers() []row {
 		return nil
 	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
 		return nil
-	case !r.hasTokens():
+	case r.api != pd.APICompletions && r.api != pd.APIChat:
 		if r.protocol == nixl && r.situation == last && !r.quick {
 			return []row{r}
 		}
@@ -107,7 +107,7 @@ func (r row) String() string {
 }
 
 // hasTokens reports whether the API's answers have the ids of their tokens.
-func (r row) hasTokens() bool { return r.api == pd.APICompletions || r.api == pd.APIChat }
+func (r row) hasTokens() bool { return r.api != pd.APIResponses && r.api != pd.APIMessages }
 
 // body returns the request: a prompt of several blocks. No engine has it cached, since every row has engines of its own.
 func (r row) body() []byte {
@@ -125,6 +125,10 @@ func (r row) body() []byte {
 			ids[i] = 20 + i*7
 		}
 		m["prompt"] = ids
+		if r.api == pd.APIGenerate {
+			m = map[string]any{"model": "tiny", "token_ids": ids, "stream": r.stream,
+				"sampling_params": map[string]any{"max_tokens": 8, "temperature": 0, "ignore_eos": true}}
+		}
 	}
 	b, err := json.Marshal(m)
 	if err != nil {

@@ -45,8 +45,8 @@ func TestEveryDamage(t *testing.T) {
 
 const nixlHead = `What a client gets, by the state of its request, by what goes wrong, and by the choice that the sidecar has left.
 
-Each case holds for streams and whole answers, for chat, completions, responses and messages, unless it says otherwise, and
-each is run by TestMatrix. A line is the status, what x-tandem-pd-decision says, and "retry" if a proxy may try another decode pod
+Each case holds for streams and whole answers, for chat, completions, responses, messages and generate, unless it says
+otherwise, and each is run by TestMatrix. A line is the status, what x-tandem-pd-decision says, and "retry" if a proxy may try another decode pod
 (x-tandem-retry). Answers with 200 have the tokens of an engine that does not fail, unless the line says otherwise. "Every
 time" marks a fault that a second leg to the engine meets again. The other faults of the decode engine happen once, unless
 they end it.

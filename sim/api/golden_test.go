@@ -40,6 +40,25 @@ func TestGoldenAnswers(t *testing.T) {
 	}
 }
 
+// TestGoldenGenerate replays the API that the real engine serves with --enable-scale-out only.
+func TestGoldenGenerate(t *testing.T) {
+	scaled := func(c *sim.Config) { c.ScaleOut = true }
+	s := simtest.Start(t, scaled)
+	for _, name := range []string{"generate", "generate-stream"} {
+		t.Run(name, func(t *testing.T) {
+			r := readRecording(t, name)
+			compare(t, parseWire(t, send(t, s, r.request)), parseWire(t, r.response), true)
+		})
+	}
+	t.Run("legs", func(t *testing.T) {
+		p, d := simtest.Start(t, scaled), simtest.Start(t, scaled)
+		leg1, leg2 := readRecording(t, "pd-generate-P"), readRecording(t, "pd-generate-D")
+		answer := parseWire(t, send(t, p, leg1.request))
+		compare(t, answer, parseWire(t, leg1.response), true)
+		compare(t, parseWire(t, send(t, d, withParams(t, leg2.request, answer.body))), parseWire(t, leg2.response), true)
+	})
+}
+
 func TestGoldenLegs(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	for _, name := range []string{"completions-second", "completions-short-below-block", "completions-exact-blocks", "completions-stream", "chat", "chat-stream"} {

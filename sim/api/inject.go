@@ -74,7 +74,7 @@ func (h *handler) crash() {
 }
 
 // generatePaths are the paths whose requests have a leg.
-var generatePaths = []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations"}
+var generatePaths = []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations", "/inference/v1/generate"}
 
 // describeCall returns what a fault chooses requests by. It accepts invalid bodies.
 func describeCall(c *call) (leg, model string, p sim.TransferParams) {

@@ -112,7 +112,7 @@ func send(t *testing.T, s *server.Server, request []byte) []byte {
 }
 
 // free are the members whose values differ from run to run. Only their types have to agree.
-var free = []string{"id", "item_id", "created", "created_at", "text", "content", "delta", "system_fingerprint", "logprobs", "prompt_logprobs",
+var free = []string{"id", "item_id", "request_id", "created", "created_at", "text", "content", "delta", "system_fingerprint", "logprobs", "prompt_logprobs",
 	"tokens", "token_strs", "count", "token_ids", "prompt_token_ids", "root", "prompt", "input_tokens", "original_input_tokens",
 	"token", "logprob", "rank", "decoded_token", "text_offset", "token_logprobs",
 	"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_port"}
