@@ -444,7 +444,7 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
       {{- end -}}
     {{- end -}}
     {{- if regexMatch "flow_control|queue_(size|bytes|duration)" $scaling.metric }}
-{{ printf "%s.metric is %s, but this picker has no flow-control queue, so it would never scale: take tandem_inflight"
+{{ printf "%s.metric is %s, but this picker has no metric of that name, so it would never scale: take tandem_inflight"
      $where $scaling.metric }}
     {{- else if regexMatch "^(llm_d_(epp|router)|inference_(extension|pool|model|objective))_" $scaling.metric }}
 {{ printf "%s.metric is %s, which another picker exports: take tandem_inflight" $where $scaling.metric }}
