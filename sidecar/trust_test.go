@@ -87,26 +87,53 @@ func meets(status int) act {
 	}
 }
 
-// waitsToMeet answers as a decode engine whose prefill engine never comes: no leg of a meeting, and all else.
-func waitsToMeet(w http.ResponseWriter, r *asked) {
-	if strings.Contains(r.body, `"meet_pod"`) {
-		hangs(w, r)
-		return
+// meeting returns the acts of a prefill and a decode engine of madeup.Meeting. Neither answers its leg before both have theirs.
+// Prefill answers with status; decode answers only if that is 200, and waits on otherwise.
+func meeting(status int) (prefill, decode act) {
+	prefillAsked, decodeAsked := make(chan struct{}), make(chan struct{})
+	answers := says(200, "application/json", wholeAnswer)
+	await := func(r *asked, other <-chan struct{}) {
+		select {
+		case <-other:
+		case <-r.Context().Done():
+		}
 	}
-	says(200, "application/json", wholeAnswer)(w, r)
+	prefill = func(w http.ResponseWriter, r *asked) {
+		if r.URL.Path != completionsPath {
+			answers(w, r)
+			return
+		}
+		close(prefillAsked)
+		await(r, decodeAsked)
+		meets(status)(w, r)
+	}
+	decode = func(w http.ResponseWriter, r *asked) {
+		if strings.Contains(r.body, `"meet_pod"`) {
+			close(decodeAsked)
+			await(r, prefillAsked)
+			if status != 200 {
+				hangs(w, r)
+				return
+			}
+		}
+		answers(w, r)
+	}
+	return prefill, decode
 }
 
 // Headers that the dialect strips reach no engine, whatever way a call takes.
 func TestStrippedHeaders(t *testing.T) {
 	answers := says(200, "application/json", wholeAnswer)
+	bothPrefill, bothDecode := meeting(200)
+	failingPrefill, waitingDecode := meeting(500)
 	for _, c := range []struct {
 		name, method, path string
 		prefill, decode    act
 		remote             bool
 		paths              string // that prefill and decode are asked for, sorted
 	}{
-		{"both legs", http.MethodPost, completionsPath, meets(200), answers, true, "/v1/completions, /v1/completions"},
-		{"legs aborted, then local", http.MethodPost, completionsPath, meets(500), waitsToMeet, true,
+		{"both legs", http.MethodPost, completionsPath, bothPrefill, bothDecode, true, "/v1/completions, /v1/completions"},
+		{"legs aborted, then local", http.MethodPost, completionsPath, failingPrefill, waitingDecode, true,
 			"/meeting/abort /v1/completions, /meeting/abort /v1/completions /v1/completions"},
 		{"local", http.MethodPost, completionsPath, answers, answers, false, ", /v1/completions"},
 		{"passed through, with a body", http.MethodPost, "/tokenize", answers, answers, false, ", /tokenize"},
