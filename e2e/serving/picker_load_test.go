@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -131,10 +132,10 @@ func TestAccountedElsewhere(t *testing.T) {
 }
 
 // bootstrapFor is what makes Envoy ask one picker.
-func bootstrapFor(t *testing.T, f *harness.Fleet, mode string, p harness.Program) string {
+func bootstrapFor(t *testing.T, f *harness.Fleet, mode string, p harness.Program, flags ...string) string {
 	t.Helper()
-	text, err := harness.Output("tandem", "envoy-config", "--listen=127.0.0.1:0", "--admin-address=127.0.0.1:0",
-		"--epp="+p.Addr("extproc"), "--epp-plaintext", "--mode="+mode)
+	text, err := harness.Output("tandem", append([]string{"envoy-config", "--listen=127.0.0.1:0", "--admin-address=127.0.0.1:0",
+		"--epp=" + p.Addr("extproc"), "--epp-plaintext", "--mode=" + mode}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,18 +208,17 @@ func TestSubset(t *testing.T) {
 // frontWithSubset runs an Envoy that sets the subset hint before it asks the picker.
 func frontWithSubset(t *testing.T, f *harness.Fleet, mode, hint string) {
 	t.Helper()
-	const filters = "          http_filters: &filters\n"
-	before, after, found := strings.Cut(bootstrapFor(t, f, mode, f.Pickers[0]), filters)
-	if !found {
-		t.Fatal("the bootstrap has no HTTP filters")
+	filters := filepath.Join(t.TempDir(), "filters.yaml")
+	if err := os.WriteFile(filters, []byte(`- name: envoy.filters.http.set_metadata
+  typed_config:
+    "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+    metadata:
+    - metadata_namespace: envoy.lb.subset_hint
+      value: { x-gateway-destination-endpoint-subset: `+hint+` }
+`), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	f.Front = harness.StartEnvoy(t, before+filters+`          - name: envoy.filters.http.set_metadata
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
-              metadata:
-              - metadata_namespace: envoy.lb.subset_hint
-                value: { x-gateway-destination-endpoint-subset: `+hint+` }
-`+after)
+	f.Front = harness.StartEnvoy(t, bootstrapFor(t, f, mode, f.Pickers[0], "--http-filters="+filters))
 }
 
 // TestRetry has a decode pod that can answer no request: it says whether another pod may try.

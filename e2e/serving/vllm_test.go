@@ -107,12 +107,12 @@ var simulatedOnly = map[string]string{
 	`Bad\w+|HeldBodies|HeadersWithoutEnd`: "it is about clients that never get as far as an engine",
 	`Security\w+|ThreatsPage`:             "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
 	`KeeperAtLength`:                      "it starts engines of its own, with a short lease (make lease-vllm)",
-	`Main|RealEngines|RealCasesAreWhole`:  "what runs the others",
+	`Main|RealEngines|EveryTestIsListedForRealEngines`: "what runs the others",
 }
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "controlplane", "image", "kube", "matrix", "otlp", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "controlplane", "image", "kube", "matrix", "otlp", "release", "vllm"}
 
 // TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
 func TestEveryTestIsListedForRealEngines(t *testing.T) {

@@ -75,8 +75,13 @@ func TestRolloutShares(t *testing.T) {
 			if len(got) != len(test.want) {
 				t.Errorf("shares %v, want %v", got, test.want)
 			}
-			if n := testing.AllocsPerRun(100, func() { copy(left, c); s.Screen(r, left) }); n != 0 {
-				t.Errorf("%v allocations", n)
+			screen := func() { copy(left, c); s.Screen(r, left) }
+			least := testing.AllocsPerRun(1, screen)
+			for range 100 { // with the race detector, pools drop some of what they are given
+				least = min(least, testing.AllocsPerRun(1, screen))
+			}
+			if least != 0 {
+				t.Errorf("%v allocations", least)
 			}
 		})
 	}

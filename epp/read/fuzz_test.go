@@ -92,6 +92,7 @@ func FuzzReaderText(f *testing.F) {
 			{pd.APIChat, `{"messages":[{"content":`, `}]}`},
 		} {
 			a, b := mustRead(t, c.api, c.before+string(literal)+c.last), mustRead(t, c.api, c.before+string(plain)+c.last)
+			b.Bytes = a.Bytes // the spellings differ in length
 			if want := (len(text) + 3) / 4; a.Prompt.Tokens != want || !same(a, b) {
 				t.Fatalf("%s: %+v; as %s: %+v; want %d tokens", literal, a.Prompt, plain, b.Prompt, want)
 			}

@@ -47,9 +47,10 @@ func mustRead(t *testing.T, api pd.API, text string) *epp.Request {
 func TestReaderFillsTheRequest(t *testing.T) {
 	subset := epp.NewSubset("10.0.0.1")
 	h := read.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
-	r, err := readBody(h, 100, epp.BlockSpec{}, `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`, 0)
+	const text = `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`
+	r, err := readBody(h, 100, epp.BlockSpec{}, text, 0)
 	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
-		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset}
+		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset, Bytes: int64(len(text))}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v; want %+v", r, err, want)
 	}
@@ -183,7 +184,7 @@ func TestReaderPassesOtherPathsUnread(t *testing.T) {
 	h := read.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
 		r, err := readBody(h, 0, blocks, text, 1)
-		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal}); err != nil || !reflect.DeepEqual(r, want) {
+		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal, Bytes: int64(len(text))}); err != nil || !reflect.DeepEqual(r, want) {
 			t.Errorf("%q: got %+v, %v", text, r, err)
 		}
 	}

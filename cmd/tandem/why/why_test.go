@@ -187,7 +187,7 @@ func TestJSON(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if s := got.Stories[0]; got.RequestID != "r-1" || s.Picker != picker || s.Sidecar != sidecar || s.Picked.PlanID != "a" || len(s.Served.Legs) != 2 {
-		t.Errorf("told %+v", got)
+		t.Errorf("told %+v", &got)
 	}
 }
 
