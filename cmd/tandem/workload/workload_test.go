@@ -194,8 +194,8 @@ func TestPromptsShareOnlyTheirBlocks(t *testing.T) {
 			t.Errorf("%s: %d words in common, want %d to %d", test.name, n, test.least, test.most)
 		}
 	}
-	if NewSalt() == NewSalt() {
-		t.Error("two salts are equal")
+	if one, other := NewSalt(), NewSalt(); one == other {
+		t.Errorf("two salts are %d", one)
 	}
 }
 
