@@ -28,7 +28,7 @@ var notTheSurface = regexp.MustCompile(`^(pd-|pdfail-|err-503-)`)
 // testSurface sends what was once sent to a real engine, byte for byte, to the real engine of today and to a simulated one.
 func testSurface(t *testing.T) {
 	sim := harness.Start(t, stack.Sim(harness.BinDir, "simulated")).Addr("http")
-	files, err := filepath.Glob(filepath.Join(harness.Root, "sim", "testdata", "golden", "*.http"))
+	files, err := filepath.Glob(filepath.Join(harness.Root, "sim", "api", "testdata", "golden", "*.http"))
 	if err != nil || len(files) < 50 {
 		t.Fatalf("%d recordings: %v", len(files), err)
 	}
