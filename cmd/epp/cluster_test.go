@@ -138,8 +138,9 @@ func (c *cluster) testInPlaceOfLLMD(t *testing.T) {
 	}
 }
 
-// testComesAndGoes: a picker that cannot reach the cluster is live, is not ready and reports why. It becomes ready when it reaches the
-// cluster, and stays ready when the cluster is gone again. A new configuration does not change that.
+// testComesAndGoes: a picker that cannot reach the cluster is live, is not ready and reports why. It becomes ready, and answers
+// the requests that came before, when it reaches the cluster. It stays ready when the cluster is gone again, and with a new
+// configuration.
 func (c *cluster) testComesAndGoes(t *testing.T) {
 	c.apply(t, "flaky", "testdata/llm-d/gateway.yaml")
 	c.setReady(t, "flaky", "decode-0", "10.0.0.2")
@@ -147,10 +148,10 @@ func (c *cluster) testComesAndGoes(t *testing.T) {
 	write(t, file, pdConfig(1000))
 	c.StopAPIServer()
 
-	metrics, probes := freeAddress(t), freeAddress(t)
+	metrics, probes, extproc := freeAddress(t), freeAddress(t), freeAddress(t)
 	s := begin(t, nil, "--pool-name=guide", "--pool-namespace=flaky", "--kubeconfig="+kubeconfig, "--config-file="+file, "--secure-serving=false",
-		portFlag("metrics-port", metrics), portFlag("grpc-health-port", probes))
-	s.addresses = map[string]string{"metrics": metrics, "health": probes}
+		portFlag("metrics-port", metrics), portFlag("grpc-health-port", probes), portFlag("grpc-port", extproc))
+	s.addresses = map[string]string{"metrics": metrics, "health": probes, "extproc": extproc}
 	eventually(t, func() bool {
 		conn, err := net.Dial("tcp", metrics)
 		if err != nil {
@@ -167,14 +168,17 @@ func (c *cluster) testComesAndGoes(t *testing.T) {
 		t.Errorf("/livez: %d", status)
 	}
 
-	must(t, c.StartAPIServer(t.Context()))
-	s.awaitReady(t)
 	picks := func() {
 		t.Helper()
 		if decode, _ := s.pick(t, true); decode != "10.0.0.2:8000" {
 			t.Errorf("picked %q", decode)
 		}
 	}
+	started := make(chan error, 1)
+	go func() { started <- c.StartAPIServer(t.Context()) }()
+	picks() // it waits until the endpoints are known
+	must(t, <-started)
+	s.awaitReady(t)
 	picks()
 	write(t, file, pdConfig(1001))
 	s.uses(t, 1001)

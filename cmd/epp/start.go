@@ -45,8 +45,8 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	server, err := extproc.New(serving, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
-		Observers: []epp.Observer{picker.sched, picker.requests},
-		Log:       log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
+		Observers: []epp.Observer{picker.sched, picker.requests}, Await: picker.awaitKnown,
+		Log: log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
 		return fmt.Errorf("starting the ext-proc server: %w", err)
 	}
@@ -262,19 +262,29 @@ func serveGRPC(server *grpc.Server, l net.Listener, name string) error {
 	return nil
 }
 
-// announce waits until the pool and the cluster's policy are known, and then reports that the picker is ready.
-func (p *process) announce(ctx context.Context, std boot.IO) error {
-	known := []<-chan struct{}{p.picker.pool.Synced()}
-	if watch := p.picker.watch; watch != nil {
-		p.log.Info("not ready until the endpoints of the cluster are known")
-		known = append(known, watch.Synced())
+// awaitKnown waits until the pool and the cluster's policy are known. The error is that of ctx, if it ends first.
+func (p *picker) awaitKnown(ctx context.Context) error {
+	known := [2]<-chan struct{}{p.pool.Synced(), p.pool.Synced()}
+	if p.watch != nil {
+		known[1] = p.watch.Synced()
 	}
 	for _, synced := range known {
 		select {
 		case <-synced:
 		case <-ctx.Done():
-			return nil
+			return context.Cause(ctx)
 		}
+	}
+	return nil
+}
+
+// announce waits until the pool and the cluster's policy are known, and then reports that the picker is ready.
+func (p *process) announce(ctx context.Context, std boot.IO) error {
+	if p.picker.watch != nil {
+		p.log.Info("not ready until the endpoints of the cluster are known")
+	}
+	if p.picker.awaitKnown(ctx) != nil {
+		return nil
 	}
 	p.setReady(nil)
 	p.log.Info("ready")

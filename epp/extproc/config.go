@@ -63,11 +63,14 @@ type Endpoints interface {
 	Find(addr netip.AddrPort) (*epp.Endpoint, bool)
 }
 
-// Deps is what a Server needs. Only Policy, Observers, Tracer and Propagator may be nil.
+// Deps is what a Server needs. Only Await, Policy, Observers, Tracer and Propagator may be nil.
 type Deps struct {
-	Scheduler  Scheduler
-	Endpoints  Endpoints
-	Ledger     *epp.Ledger
+	Scheduler Scheduler
+	Endpoints Endpoints
+	Ledger    *epp.Ledger
+	// Await is called for every request, and returns when the endpoints and the policy are known, or with an error when ctx has
+	// ended. Gateways that have not noticed yet that a picker was restarted send it requests before it is ready.
+	Await      func(ctx context.Context) error
 	Policy     func() *epp.Policy // called for every request; nil, or a nil result, means no policy
 	Observers  []epp.Observer
 	Log        *slog.Logger

@@ -155,14 +155,19 @@ func (st *stream) decide(how ending, last time.Time) (done bool, err error) {
 
 // pick asks the scheduler for a decision on a complete request.
 func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err error) {
+	if st.response.state == responseExpected {
+		st.startWait(waitDecision, last)
+	}
+	if await := st.s.deps.Await; await != nil {
+		if err := await(st.grpc.Context()); err != nil {
+			return nil, nil, err
+		}
+	}
 	if r, err = st.request.reader.Close(st.s.policy()); err != nil {
 		return nil, nil, err
 	}
 	if st.request.subset != nil {
 		r.Subset = st.request.subset // no other goroutine has the request yet
-	}
-	if st.response.state == responseExpected {
-		st.startWait(waitDecision, last)
 	}
 	if d, err = st.s.deps.Scheduler.Pick(st.grpc.Context(), r); err != nil {
 		return r, nil, err
