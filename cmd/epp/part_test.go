@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -48,12 +50,10 @@ func (p *part) Prepare(context.Context, *epp.Request) (func(*epp.Request), error
 	return func(*epp.Request) { p.note("prepares") }, nil
 }
 
-func (p *part) Admit(context.Context, *epp.Request) (epp.Pass, error) {
+func (p *part) Admit(context.Context, *epp.Request) error {
 	p.note("admits")
-	return 0, nil
+	return nil
 }
-
-func (p *part) Settled(*epp.Request, epp.Pass) { p.note("settles") }
 
 func (p *part) Screen(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
 	p.note("screens")
@@ -146,7 +146,7 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 	}
 	write(t, endpoints, one)
 	want := []string{"admits", "in flight fell", "is told of the pick", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
-		"produces", "screens", "settles", "stamps", "stays joined"}
+		"produces", "screens", "stamps", "stays joined"}
 	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
 	defer end()
 	for !slices.Equal(p.all(), want) {
@@ -163,9 +163,13 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 func TestSessionsTakePart(t *testing.T) {
 	dir := t.TempDir()
 	endpoints := filepath.Join(dir, "endpoints.yaml")
+	// An endpoint whose page cannot be reached loses its sessions.
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "vllm:num_requests_waiting 0") }))
+	t.Cleanup(page.Close)
 	list := "endpoints:\n"
 	for i := range 8 {
-		list += fmt.Sprintf("- {name: pod-%d, address: 127.0.0.%d, port: 9, labels: {zone: z%d}}\n", i, i+1, i)
+		list += fmt.Sprintf("- {name: pod-%d, address: 127.0.0.%d, port: 9, metricsHost: %q, labels: {zone: z%d}}\n", i, i+1,
+			strings.TrimPrefix(page.URL, "http://"), i)
 	}
 	write(t, endpoints, list)
 	for _, c := range []struct {
