@@ -41,11 +41,11 @@ build: ## build every command into bin/, static
 nixl: ## build into bin/nixl/ the commands that can speak NIXL, not static
 	CGO_ENABLED=1 go build -trimpath -tags nixl -ldflags '$(LDFLAGS)' -o bin/nixl/ $(NIXL_COMMANDS)
 
-# It compiles what make build compiles, and needs no C compiler. Many tests wait rather than compute: more of them run at
-# a time than there are cores.
+# It compiles what make build compiles, needs no C compiler, and links tests without what debuggers need. Many tests wait
+# rather than compute: more of them run at a time than there are cores.
 .PHONY: test
 test: modules .tools/envoy ## run the unit tests, and those on simulated engines and the real Envoy: some minutes
-	CGO_ENABLED=0 go test -short -trimpath -vet=off -p=$$(($$(nproc) + 1)) -parallel=4 -timeout=10m $(TESTFLAGS) $(PKG)
+	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) + 1)) -parallel=4 -timeout=10m $(TESTFLAGS) $(PKG)
 
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, with the race detector

@@ -50,10 +50,12 @@ func (p *part) Prepare(context.Context, *epp.Request) (func(*epp.Request), error
 	return func(*epp.Request) { p.note("prepares") }, nil
 }
 
-func (p *part) Admit(context.Context, *epp.Request) error {
+func (p *part) Admit(context.Context, *epp.Request) (epp.Pass, error) {
 	p.note("admits")
-	return nil
+	return 0, nil
 }
+
+func (p *part) Settled(*epp.Request, epp.Pass) { p.note("settles") }
 
 func (p *part) Screen(_ *epp.Round, c []epp.Candidate) []epp.Candidate {
 	p.note("screens")
@@ -146,7 +148,7 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 	}
 	write(t, endpoints, one)
 	want := []string{"admits", "in flight fell", "is told of the pick", "leaves joined", "leaves left", "members changed", "observes the decision's outcome", "prepares",
-		"produces", "screens", "stamps", "stays joined"}
+		"produces", "screens", "settles", "stamps", "stays joined"}
 	patience, end := context.WithTimeout(t.Context(), 30*time.Second)
 	defer end()
 	for !slices.Equal(p.all(), want) {
