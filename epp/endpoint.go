@@ -69,7 +69,8 @@ func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.
 type Load struct {
 	At          time.Time // when the page was read; zero = never
 	Unreachable bool      // the endpoint refused the last attempt to read its page; the other fields are of an earlier one
-	Sent        int       // requests of this picker that were in flight when the page was requested
+	Sent        InFlight  // load of this picker that was in flight when the page was requested
+	Batch       float64   // requests that the engine is known to run at once: see LearnBatch
 	Signals     Values    // of every PageSignal that the page had
 	Cache       CacheInfo
 	LoRA        *LoRA // nil: the page names no adapters

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -124,20 +125,27 @@ func TestLoadAware(t *testing.T) {
 }
 
 func TestUtilization(t *testing.T) {
-	c := []epp.Candidate{loaded("a", 0, 4, kv(0.2), flying(4, 0)), loaded("b", 1, 8, kv(0.9), flying(9, 0)), loaded("c", 0, 0, unread, flying(5, 0))}
-	for _, test := range []struct{ parameters, keeps string }{
-		{"conditions: [{metric: waiting-queue, maxValue: 0}]", "ac"},
-		{"conditions: [{metric: waiting-queue, maxValue: 1}]", "abc"},
-		{"conditions: [{metric: running-requests, maxValue: 4}]", "ac"},
-		{"conditions: [{metric: kv-cache-utilization, maxValue: 0.85}]", "ac"},
-		{"conditions: [{metric: active-requests, maxValue: 4}]", "a"},
-		{"conditions: [{metric: active-requests, maxValue: 5}, {metric: waiting-queue, maxValue: 0}]", "ac"},
-		{"conditions: [{metric: active-requests, maxValue: 1}]", ""},
-		{"{conditions: [{metric: active-requests, maxValue: 1}], fallbackOnEmpty: true}", "abc"},
+	c := []epp.Candidate{loaded("a", 0, 4, kv(0.2), since(4, 4)), loaded("b", 1, 8, kv(0.9), since(9, 9)), loaded("c", 0, 0, unread, since(5, 5))}
+	// Since the page, two requests were sent to each of a and b.
+	later := []epp.Candidate{loaded("a", 0, 4, since(4, 6)), loaded("b", 1, 8, since(9, 11)), loaded("c", 0, 0, unread, since(5, 7))}
+	for _, test := range []struct{ parameters, keeps, keepsLater string }{
+		{"conditions: [{metric: waiting-queue, maxValue: 0}]", "ac", "ac"}, // a has no queue, so it may have room
+		{"conditions: [{metric: waiting-queue, maxValue: 1}]", "abc", "ac"},
+		{"conditions: [{metric: waiting-queue, maxValue: 3}]", "abc", "abc"},
+		{"conditions: [{metric: running-requests, maxValue: 4}]", "ac", "c"},
+		{"conditions: [{metric: running-requests, maxValue: 8}]", "abc", "abc"}, // b has a queue, so no more run there
+		{"conditions: [{metric: kv-cache-utilization, maxValue: 0.85}]", "ac", "abc"},
+		{"conditions: [{metric: active-requests, maxValue: 4}]", "a", ""},
+		{"conditions: [{metric: active-requests, maxValue: 5}, {metric: waiting-queue, maxValue: 0}]", "ac", ""},
+		{"conditions: [{metric: active-requests, maxValue: 1}]", "", ""},
+		{"{conditions: [{metric: active-requests, maxValue: 1}], fallbackOnEmpty: true}", "abc", "abc"},
 	} {
 		f := build[epp.Filter](t, "utilization-filter", test.parameters)
-		if got := names(f.Filter(round(source(1)), append([]epp.Candidate{}, c...))); got != test.keeps {
+		if got := names(f.Filter(round(source(1)), slices.Clone(c))); got != test.keeps {
 			t.Errorf("{%s} keeps %q, want %q", test.parameters, got, test.keeps)
+		}
+		if got := names(f.Filter(round(source(1)), slices.Clone(later))); got != test.keepsLater {
+			t.Errorf("{%s} keeps %q after a burst, want %q", test.parameters, got, test.keepsLater)
 		}
 		if _, sheds := f.(epp.Shedder); !sheds {
 			t.Error("a profile that it leaves without endpoints does not count as full")

@@ -158,7 +158,10 @@ func somePods(rng *rand.Rand, n int) []epp.Candidate {
 		if role := roleLabels[rng.IntN(len(roleLabels))]; role != "" {
 			labels[pd.RoleLabel] = role
 		}
-		load := &epp.Load{}
+		load := &epp.Load{Batch: float64(rng.IntN(20)), Sent: epp.InFlight{Requests: rng.IntN(20), Tokens: rng.IntN(10_000)}}
+		if rng.IntN(2) == 0 {
+			load.Cache = epp.CacheInfo{BlockTokens: 16, Blocks: rng.IntN(10_000)}
+		}
 		for _, signal := range []epp.Signal{epp.Waiting, epp.Running, epp.KVUsage} {
 			value := count()
 			if signal == epp.KVUsage {

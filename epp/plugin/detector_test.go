@@ -29,7 +29,7 @@ func kv(usage float64) func(*epp.Candidate) {
 
 // since has this picker's requests go from then to now since the page was read.
 func since(then, now int) func(*epp.Candidate) {
-	return func(c *epp.Candidate) { c.Load.Sent, c.InFlight.Requests = then, now }
+	return func(c *epp.Candidate) { c.Load.Sent.Requests, c.InFlight.Requests = then, now }
 }
 
 // delayed has requests wait for their KV cache.

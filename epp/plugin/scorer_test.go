@@ -15,15 +15,18 @@ func TestFormulas(t *testing.T) {
 		formula         func(r *epp.Round, all []epp.Candidate, one epp.Candidate) float64
 	}{
 		{"queue-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
-			return spread(all, one, epp.Waiting)
+			return spread(all, one, waitingNow)
 		}},
 		{"running-requests-size-scorer", "", func(_ *epp.Round, all []epp.Candidate, one epp.Candidate) float64 {
-			return spread(all, one, epp.Running)
+			return spread(all, one, runningNow)
 		}},
 		{"kv-cache-utilization-scorer", "", func(_ *epp.Round, _ []epp.Candidate, one epp.Candidate) float64 {
 			used, known := one.Value(epp.KVUsage)
 			if !known || math.IsNaN(used) {
 				return 0.5
+			}
+			if size := float64(one.Load.Cache.Blocks * one.Load.Cache.BlockTokens); size > 0 {
+				used += math.Max(0, float64(one.InFlight.Tokens-one.Load.Sent.Tokens)) / size
 			}
 			return 0.5*(1-one.Trust) + one.Trust*(1-math.Max(0, math.Min(1, used)))
 		}},
@@ -78,15 +81,40 @@ func TestFormulas(t *testing.T) {
 	}
 }
 
+// unseen is how many requests of this picker the page does not show.
+func unseen(c epp.Candidate) float64 {
+	shown := float64(c.Load.Sent.Requests)
+	if running, known := c.Value(epp.Running); known {
+		waiting, _ := c.Value(epp.Waiting)
+		shown = math.Min(shown, running+waiting)
+	}
+	return float64(c.InFlight.Requests) - shown
+}
+
+// waitingNow is the queue of the page with the unseen requests. An engine without a queue runs as many as it has run before.
+func waitingNow(c epp.Candidate) (float64, bool) {
+	n, known := c.Value(epp.Waiting)
+	running, _ := c.Value(epp.Running)
+	if more := unseen(c); n == 0 && more > 0 {
+		return math.Max(0, more-math.Max(0, c.Load.Batch-running)), known
+	}
+	return math.Max(0, n+unseen(c)), known
+}
+
+func runningNow(c epp.Candidate) (float64, bool) {
+	n, known := c.Value(epp.Running)
+	return math.Max(0, n+unseen(c)), known
+}
+
 // spread is (max−n)/(max−min) over the candidates whose value is known, mixed with the middle.
-func spread(all []epp.Candidate, one epp.Candidate, signal epp.Signal) float64 {
+func spread(all []epp.Candidate, one epp.Candidate, value func(epp.Candidate) (float64, bool)) float64 {
 	var known []float64
 	for _, c := range all {
-		if n, ok := c.Value(signal); ok && c.Trust > 0 {
+		if n, ok := value(c); ok && c.Trust > 0 {
 			known = append(known, n)
 		}
 	}
-	n, ok := one.Value(signal)
+	n, ok := value(one)
 	if !ok || one.Trust == 0 {
 		return 0.5
 	}

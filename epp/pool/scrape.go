@@ -116,7 +116,7 @@ func (s *scraper) turn(ctx context.Context) {
 	if !ok {
 		return
 	}
-	start, sent := time.Now(), s.member.InFlight().Requests
+	start, sent := time.Now(), s.member.InFlight()
 	load, err := s.read(ctx)
 	now := time.Now()
 	leave()
@@ -129,6 +129,7 @@ func (s *scraper) turn(ctx context.Context) {
 	switch {
 	case err == nil:
 		load.At, load.Sent = start, sent // the engine wrote the page since
+		load.LearnBatch(s.member.load.Load())
 		s.pool.store(s.member, &load)
 	case s.unreachable(err):
 		s.soon(now)

@@ -188,7 +188,7 @@ func TestSentIsOfTheAsking(t *testing.T) {
 	s = scraperOf(p, engine.Listener.Addr().String())
 	for want := range 3 {
 		s.turn(t.Context())
-		if got := s.member.load.Load().Sent; got != want {
+		if got := s.member.load.Load().Sent.Requests; got != want {
 			t.Errorf("%d sent, want %d", got, want)
 		}
 	}

@@ -11,6 +11,9 @@ import (
 
 // Utilization keeps endpoints that meet all conditions on their load. A value that is not known meets every condition: a silent
 // engine is not full. If no endpoint is left, the request is refused with 429.
+//
+// Requests sent since the metrics page was read count as running in an engine without a queue, and as waiting in one that has
+// one; llm-d goes by the page alone.
 type Utilization struct {
 	// Conditions are the conditions. There must be at least one.
 	Conditions []UtilizationCondition `yaml:"conditions"`
@@ -96,8 +99,20 @@ func (l *utilizationLimit) allows(c *epp.Candidate) bool {
 	if l.inFlight {
 		return float64(c.InFlight.Requests) <= l.most
 	}
-	value, known := c.Load.Signals.Value(l.signal)
+	value, known := l.value(c)
 	return !known || c.Trust == 0 || !(value > l.most) // NaN is no value
+}
+
+// value returns the engine's value now. An engine without a queue may have room for everything that was sent since its page, so
+// nothing is taken to wait there.
+func (l *utilizationLimit) value(c *epp.Candidate) (value float64, known bool) {
+	switch queues := c.Load.Queues(); {
+	case l.signal == epp.Running && !queues:
+		return c.Running()
+	case l.signal == epp.Waiting && queues:
+		return c.Waiting()
+	}
+	return c.Load.Signals.Value(l.signal)
 }
 
 // Sheds implements epp.Shedder.

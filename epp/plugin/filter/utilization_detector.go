@@ -81,7 +81,7 @@ func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
 			threshold = max(threshold, d.perRunning*running)
 		}
 		if waiting >= threshold {
-			waiting += float64(c.InFlight.Requests - c.Load.Sent)
+			waiting += float64(c.InFlight.Requests - c.Load.Sent.Requests)
 		}
 		if waiting > 0 {
 			queue = waiting / threshold

@@ -3,7 +3,8 @@ package scorer
 import "github.com/tandem-serving/tandem/epp"
 
 // KVCacheUtilization prefers engines with free KV cache: the score is the free share. An engine whose use is not
-// known gets 0.5; in llm-d it looks idle. It has no parameters.
+// known gets 0.5; in llm-d it looks idle. Prompts sent since the metrics page was read count too, if the page has the size of
+// the cache; llm-d goes by the used share alone. It has no parameters.
 type KVCacheUtilization struct{}
 
 // NewKVCacheUtilization returns the parameters with their defaults.
@@ -22,7 +23,7 @@ type kvCacheUtilizationScorer struct{}
 // Score implements epp.Scorer.
 func (kvCacheUtilizationScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
 	for i := range c {
-		used, known := c[i].Load.Signals.Value(epp.KVUsage)
+		used, known := c[i].KVUsage()
 		switch {
 		case !known || used != used: // NaN is no usage
 			scores[i] = middle
