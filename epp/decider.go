@@ -20,6 +20,13 @@ type Comparer interface {
 	Compares()
 }
 
+// CacheReader is a Decider that wants Alternatives.Cached as another Matcher than the configuration's first knows it.
+type CacheReader interface {
+	Decider
+	// Reads returns that matcher; nil = the first.
+	Reads() Matcher
+}
+
 // NamedDecider is a decider with its name in the configuration, "" for one that a profile handler made itself. The zero value
 // is no decider.
 type NamedDecider struct {

@@ -12,7 +12,7 @@ type Candidate struct {
 	Load     *Load    // never nil; where producers are configured, a copy for this request, with what they computed
 	Trust    float64  // how far to trust Load, 0..1: see Load.Trust
 	InFlight InFlight // requests of this picker
-	Cached   int      // tokens of this prompt's beginning in its prefix cache; 0 without a Matcher
+	Cached   int      // tokens of this prompt's beginning in its prefix cache, by the first Matcher; 0 without one
 }
 
 // Round is one run of a profile for one request. Plugins must not keep it.
@@ -22,6 +22,8 @@ type Round struct {
 	Before  []Chosen   // first choices of the earlier stages, in their order
 	Rand    *rand.Rand // reproducible under a seed
 	Now     time.Time
+	Matches []Matches // of the matchers, where there are several: see Found
+	Charged Matcher   // by which uncached tokens are charged: see Charge
 }
 
 // Chosen is the first choice of a stage.
@@ -88,7 +90,7 @@ type Matcher interface {
 	EndpointObserver
 	// Blocks returns how prompts must be cut into blocks for Match and Learn.
 	Blocks() BlockSpec
-	// Match sets Cached of every candidate, in tokens.
+	// Match sets Cached of every candidate, in tokens. p is cut as Blocks says, also where other matchers want other blocks.
 	Match(p *Prompt, c []Candidate)
 	// Learn records that a prompt will be computed on an endpoint, whose load has the size of its KV cache.
 	Learn(p *Prompt, e *Endpoint, load *Load)
@@ -101,6 +103,8 @@ type Charge struct {
 	Output      bool
 	OutputRatio float64
 	MaxOutput   int
+	// Matcher tells which tokens of the prompt need not be computed; nil = the first of the configuration.
+	Matcher Matcher
 }
 
 // Charger is a plugin that returns the Charge of requests.

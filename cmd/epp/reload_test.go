@@ -97,6 +97,21 @@ func (s *served) endpoints(t *testing.T) map[string]endpointState {
 	return byName
 }
 
+// TestProducersSideBySide: each prefix index has its own series.
+func TestProducersSideBySide(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, file, endpointsFile)
+	text := strings.Replace(configOf(file, 1000), "plugins:\n", "plugins:\n- {type: approx-prefix-cache-producer}\n"+
+		"- {type: approx-prefix-cache-producer, name: other, parameters: {blockSizeTokens: 64}}\n", 1)
+	s := serveWith(t, nil, "--config-text="+text, "--secure-serving=false")
+	_, page := s.ask(t, "GET", "metrics", "/metrics", nil)
+	for _, producer := range []string{"approx-prefix-cache-producer", "other"} {
+		if series := `tandem_prefix_blocks{producer="` + producer + `"} 0`; !strings.Contains(page, series) {
+			t.Errorf("there is no %s", series)
+		}
+	}
+}
+
 // TestReload changes configuration and endpoints. Requests in flight and the index of prefix caches stay.
 func TestReload(t *testing.T) {
 	maps := &volume{dir: t.TempDir()}

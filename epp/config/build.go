@@ -19,7 +19,7 @@ type Built struct {
 	Preparers []epp.NamedPreparer   // in the order in which they were built
 	Screeners []epp.NamedScreener   // in the order in which they were built
 	Admission epp.Admission         // nil: every request is picked for at once
-	Matcher   epp.Matcher           // nil: prefix caches are not known
+	Matchers  []epp.Matcher         // know prefix caches; plugins that name none of them use the first
 	Producers []epp.Producer
 	Links     epp.LinkEstimator // nil: links are not known
 	Detector  epp.Detector      // nil: no request is refused for its priority
@@ -109,10 +109,13 @@ func (b *Built) fill(c *Config) {
 	for _, p := range c.profiles {
 		b.Profiles = append(b.Profiles, p.build(made))
 	}
-	for _, p := range c.plugins { // the first of the file: see checkMatchers
-		if m, ok := made[p].(epp.Matcher); ok {
-			b.Matcher = m
-			break
+	for _, p := range c.plugins {
+		m, ok := made[p].(epp.Matcher)
+		switch {
+		case ok && p.name == typeMatcher: // llm-d's default
+			b.Matchers = slices.Insert(b.Matchers, 0, m)
+		case ok:
+			b.Matchers = append(b.Matchers, m)
 		}
 	}
 	b.Links, b.Admission = only[epp.LinkEstimator](b), only[epp.Admission](b)

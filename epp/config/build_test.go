@@ -175,7 +175,7 @@ dataLayer: {discovery: {pluginRef: the-discovery}}
 		b.Profiles[0].Filters[0].Name != "filter" || b.Profiles[0].Scorers[0].Weight != 1 || b.Profiles[0].Picker == nil {
 		t.Errorf("profiles %+v", b.Profiles)
 	}
-	if b.Matcher == nil || b.Charge.OutputRatio != 7 || b.Discovery == nil || b.Stages[1].Decider.Name != "decider" {
+	if len(b.Matchers) != 1 || b.Charge.OutputRatio != 7 || b.Discovery == nil || b.Stages[1].Decider.Name != "decider" {
 		t.Errorf("built %+v", b)
 	}
 	if got := Of[epp.Scorer](b); len(got) != 1 {
@@ -188,6 +188,26 @@ dataLayer: {discovery: {pluginRef: the-discovery}}
 		t.Error(err)
 	}
 	checkLife(t, &j, built)
+}
+
+// TestMatchersInOrder: the first one, which plugins that name none read, is that with llm-d's default name.
+func TestMatchersInOrder(t *testing.T) {
+	for plugins, want := range map[string]string{
+		"[{type: matcher, name: b}, {type: matcher, name: a}]":                                                      "b a",
+		"[{type: matcher, name: b}, {type: matcher, name: approx-prefix-cache-producer}, {type: matcher, name: a}]": "approx-prefix-cache-producer b a",
+	} {
+		b, err := parseParts(t, new(journal), "plugins: "+plugins).Build(quiet, &epp.Keep{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, m := range b.Matchers {
+			names = append(names, m.(aMatcher).name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%s: %s, want %s", plugins, got, want)
+		}
+	}
 }
 
 // checkLife checks that plugins were built in this order and closed in reverse, and empties the journal.

@@ -22,6 +22,7 @@ const (
 	typeMetrics       = "metrics-data-source"
 	typeExtractor     = "core-metrics-extractor"
 	typeDetector      = "utilization-detector"
+	typeMatcher       = "approx-prefix-cache-producer"
 )
 
 // producers are the types that other plugins read from. A configuration with such a reader and no producer gets one with
@@ -31,7 +32,7 @@ var producers = []struct {
 	is       func(instance any) bool // whether a plugin can take the producer's place
 	readers  []string
 }{
-	{"approx-prefix-cache-producer", isA[epp.Matcher],
+	{typeMatcher, isA[epp.Matcher],
 		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer"}},
 	{"inflight-load-producer", isA[epp.Charger],
 		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},

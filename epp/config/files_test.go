@@ -153,8 +153,8 @@ func TestDefault(t *testing.T) {
 			t.Errorf("profile %s sheds nothing", p.Name)
 		}
 	}
-	if b.Matcher == nil || len(b.Sources) != 1 || len(b.Sources[0].Extractors) != 1 || b.Discovery != nil {
-		t.Errorf("matcher %v, sources %v, discovery %v", b.Matcher, b.Sources, b.Discovery)
+	if len(b.Matchers) != 1 || len(b.Sources) != 1 || len(b.Sources[0].Extractors) != 1 || b.Discovery != nil {
+		t.Errorf("matchers %v, sources %v, discovery %v", b.Matchers, b.Sources, b.Discovery)
 	}
 }
 

@@ -154,20 +154,9 @@ func (r *reader) doubtful() bool {
 
 // checkSingles checks that there is at most one plugin of each kind that allows only one.
 func (r *reader) checkSingles() {
-	r.checkMatchers()
 	checkSingle[epp.Charger](r)
 	checkSingle[epp.Admission](r)
 	checkSingle[epp.LinkEstimator](r)
-}
-
-// checkMatchers warns about further producers of prefix matches: the first one of the file has the index for all plugins.
-func (r *reader) checkMatchers() {
-	all := instancesOf[epp.Matcher](r)
-	for i, p := range all {
-		if i > 0 {
-			r.warn(p.path, "%s has no index of its own: its readers use that of %s", quote(p.name), quote(all[0].name))
-		}
-	}
 }
 
 func checkSingle[T any](r *reader) {

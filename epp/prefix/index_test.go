@@ -256,20 +256,32 @@ func each(n int, do func(i int)) {
 	}
 }
 
+// ofProducer collects the metrics of a producer's index.
+type ofProducer struct {
+	*Index
+	name string
+}
+
+func (p ofProducer) Collect(ch chan<- prometheus.Metric) { p.CollectAs(p.name, ch) }
+
 func TestMetrics(t *testing.T) {
 	x := new(Index)
 	e := &epp.Endpoint{}
 	x.Add(e, chain(1, 2, 3), 4)
 	x.Add(e, chain(4, 5), 4)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(x)
+	registry.MustRegister(ofProducer{x, "mine"})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]float64{}
 	for _, f := range families {
-		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+		m := f.GetMetric()[0]
+		got[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		if l := m.GetLabel(); len(l) != 1 || l[0].GetName() != "producer" || l[0].GetValue() != "mine" {
+			t.Errorf("%s has the labels %v", f.GetName(), l)
+		}
 	}
 	if want := map[string]float64{"tandem_prefix_blocks": 4, "tandem_prefix_evictions_total": 1}; !maps.Equal(got, want) {
 		t.Errorf("metrics are %v, want %v", got, want)

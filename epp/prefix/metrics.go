@@ -2,21 +2,24 @@ package prefix
 
 import "github.com/prometheus/client_golang/prometheus"
 
+// label is the producer whose index it is.
+var label = []string{"producer"}
+
 var (
 	blocksDesc = prometheus.NewDesc("tandem_prefix_blocks",
-		"Blocks in the prefix index; one that several endpoints hold counts for each of them.", nil, nil)
+		"Blocks in the prefix index; one that several endpoints hold counts for each of them.", label, nil)
 	evictionsDesc = prometheus.NewDesc("tandem_prefix_evictions_total",
-		"Blocks that left the prefix index because an endpoint's cache was full.", nil, nil)
+		"Blocks that left the prefix index because an endpoint's cache was full.", label, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe describes the metrics of CollectAs.
 func (x *Index) Describe(ch chan<- *prometheus.Desc) {
 	ch <- blocksDesc
 	ch <- evictionsDesc
 }
 
-// Collect implements prometheus.Collector.
-func (x *Index) Collect(ch chan<- prometheus.Metric) {
-	ch <- prometheus.MustNewConstMetric(blocksDesc, prometheus.GaugeValue, float64(x.blocks.Load()))
-	ch <- prometheus.MustNewConstMetric(evictionsDesc, prometheus.CounterValue, float64(x.evictions.Load()))
+// CollectAs collects the metrics of the index under the name of its producer.
+func (x *Index) CollectAs(producer string, ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(blocksDesc, prometheus.GaugeValue, float64(x.blocks.Load()), producer)
+	ch <- prometheus.MustNewConstMetric(evictionsDesc, prometheus.CounterValue, float64(x.evictions.Load()), producer)
 }

@@ -79,7 +79,10 @@ func (k *pick) computes() (last int) {
 }
 
 // uncached returns how many tokens of the prompt a candidate would have to compute.
-func (k *pick) uncached(c *epp.Candidate) int { return max(0, k.round.Request.Prompt.Tokens-c.Cached) }
+func (k *pick) uncached(c *epp.Candidate) int {
+	found := k.round.Found(k.round.Charged)
+	return max(0, k.round.Request.Prompt.Tokens-found.Of(c))
+}
 
 // maxOutput bounds the estimate of generated tokens; no model has a longer context.
 const maxOutput = 1 << 24
@@ -95,20 +98,6 @@ func (k *pick) output() int {
 		tokens = min(tokens, c.MaxOutput)
 	}
 	return tokens
-}
-
-// learn has the matcher learn which endpoints get the prompt's KV cache: the decode endpoint too, which computes the prompt
-// or receives the cache from prefill.
-func (k *pick) learn() {
-	if !k.matches() {
-		return
-	}
-	m, prompt := k.pipeline.config.Matcher, &k.round.Request.Prompt
-	for i := range k.pipeline.stages {
-		if k.pipeline.stages[i].Computes && len(k.chosen[i]) > 0 {
-			m.Learn(prompt, k.chosen[i][0].Endpoint, k.chosen[i][0].Load)
-		}
-	}
 }
 
 // made is a decision with its reservation, in one allocation, with memory for the usual numbers of stages and endpoints of all

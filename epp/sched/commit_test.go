@@ -48,7 +48,7 @@ func TestCharges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, c := fleet("decode", "prefill"), disagg()
 			c.Charge = tc.charge
-			c.Matcher = &caches{cached: map[string]int{"decode-0": 64, "prefill-1": 32}}
+			c.Matchers = []epp.Matcher{&caches{cached: map[string]int{"decode-0": 64, "prefill-1": 32}}}
 			r := splitRequest(tc.tokens)
 			r.Mode = tc.mode
 			d := mustPick(t, scheduler(t, p, c), r)
@@ -227,7 +227,7 @@ func TestLearning(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, m, r := disagg(), &caches{cached: map[string]int{"decode-0": 16}}, splitRequest(100)
-			c.Matcher = m
+			c.Matchers = []epp.Matcher{m}
 			tc.change(&c, r)
 			s := scheduler(t, fleet("decode", "prefill"), c)
 			if _, err := s.Explain(t.Context(), r); (err != nil) != (r.Mode == pd.ModeForce) || len(m.learnt) > 0 {

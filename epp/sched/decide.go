@@ -66,12 +66,14 @@ func (k *pick) linksOf(i int) []epp.Link {
 	return k.links
 }
 
-// cached returns how many tokens of the prompt the first endpoint has cached, 0 if there is no endpoint yet.
+// cached returns how many tokens of the prompt the first endpoint has cached, by the matcher that the decider reads; 0 if there
+// is no endpoint yet.
 func (k *pick) cached() int {
 	if len(k.chosen[0]) == 0 {
 		return 0
 	}
-	return min(k.chosen[0][0].Cached, k.round.Request.Prompt.Tokens)
+	found := k.round.Found(k.pipeline.reads)
+	return min(found.Of(&k.chosen[0][0]), k.round.Request.Prompt.Tokens)
 }
 
 // strict reports whether the sidecar must not prefill locally. It is false for local plans, even under force, because then

@@ -201,7 +201,7 @@ func TestDeciderSeesThePromptOnTheDecodeEndpoint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			decider := &says{verdict: pd.Local, reason: pd.BelowThreshold}
 			c := disagg()
-			c.Matcher = &caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}
+			c.Matchers = []epp.Matcher{&caches{cached: map[string]int{"decode-1": tc.cached, "prefill-0": 5}}}
 			c.Stages[1].Decider.Decider = decider
 			d := mustPick(t, scheduler(t, fleet("prefill", "decode"), c), splitRequest(100))
 			if len(decider.asked) != 1 || decider.asked[0] != tc.want || (prompt{d.Tokens, d.Cached}) != tc.want {

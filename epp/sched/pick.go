@@ -18,6 +18,7 @@ type pick struct {
 	pcg      rand.PCG // the source of round.Rand
 
 	all         []epp.Candidate // the endpoints that the request's subset allows
+	prompts     []cutPrompt     // the request's, as each matcher wants it
 	loads       []epp.Load      // of all, with the signals that producers computed; unused without producers
 	outside     int             // how many it does not allow
 	screener    string          // the one that has left none of all; "" = none has
@@ -54,7 +55,8 @@ var picks = sync.Pool{New: func() any {
 func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 	k := picks.Get().(*pick)
 	k.pipeline = p
-	k.round = epp.Round{Request: r, Before: k.round.Before[:0], Rand: k.round.Rand, Now: now}
+	k.round = epp.Round{Request: r, Before: k.round.Before[:0], Rand: k.round.Rand, Now: now, Matches: k.round.Matches[:0],
+		Charged: p.config.Charge.Matcher}
 	k.chosen = slices.Grow(k.chosen[:0], len(p.stages))[:len(p.stages)]
 	k.reasons = slices.Grow(k.reasons[:0], len(p.stages))[:len(p.stages)]
 	k.pcg.Seed(p.config.Seed, number)
@@ -64,7 +66,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 // end returns the pick's memory.
 func (k *pick) end() {
 	k.pipeline, k.trace, k.spent, k.costs, k.made = nil, nil, false, nil, nil
-	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand}
+	k.round = epp.Round{Before: k.round.Before[:0], Rand: k.round.Rand, Matches: k.round.Matches[:0]}
 	picks.Put(k)
 }
 
@@ -82,9 +84,7 @@ func (k *pick) gather(s *epp.Snapshot) {
 		k.all = append(k.all, epp.Candidate{Endpoint: e, Load: load, Trust: trust, InFlight: e.InFlight()})
 	}
 	k.screen(c.Screeners)
-	if k.matches() && len(k.all) > 0 {
-		c.Matcher.Match(&r.Prompt, k.all)
-	}
+	k.match()
 	if len(c.Producers) > 0 {
 		k.compute(c.Producers)
 	}
@@ -121,13 +121,6 @@ func (k *pick) compute(producers []epp.Producer) {
 	for _, p := range producers {
 		p.Produce(&k.round, k.all)
 	}
-}
-
-// matches reports whether the matcher can read the prompt: it may have been cut into blocks of another size, before the
-// configuration changed.
-func (k *pick) matches() bool {
-	m, prompt := k.pipeline.config.Matcher, &k.round.Request.Prompt
-	return m != nil && len(prompt.Blocks) > 0 && prompt.BlockTokens == m.Blocks().Tokens
 }
 
 // refresh reads the load in flight again.

@@ -25,7 +25,7 @@ type Config struct {
 	Admission epp.Admission         // nil: every request is picked for at once
 	Wait      time.Duration         // for which the admission may let a request wait
 	Screeners []epp.NamedScreener   // narrow down the candidates of all stages, in this order
-	Matcher   epp.Matcher           // nil: prefix caches are not known
+	Matchers  []epp.Matcher         // know prefix caches; plugins that name none of them use the first
 	Producers []epp.Producer        // of signals
 	Links     epp.LinkEstimator     // nil: links are not known
 	Detector  epp.Detector          // while the pool is full, requests of negative priority are refused; nil: they are not
@@ -42,7 +42,9 @@ type Config struct {
 type Pipeline struct {
 	config Config
 	stages []stage
-	split  int // index of the stage that splits requests, -1 = none
+	split  int           // index of the stage that splits requests, -1 = none
+	reads  epp.Matcher   // by which decisions say what is cached; nil = the first
+	blocks epp.BlockSpec // how prompts are cut for all matchers
 	roles  []pd.Role
 	choice map[string]*Pipeline // for each of the choices, the same with its stages
 
@@ -69,7 +71,7 @@ type stage struct {
 // are refused.
 func NewPipeline(c Config) (*Pipeline, error) {
 	c.Profiles, c.Stages = slices.Clone(c.Profiles), slices.Clone(c.Stages)
-	p := &Pipeline{config: c, split: -1, fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+	p := &Pipeline{config: c, split: -1, blocks: blocksFor(c.Matchers), fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	if p.config.Metrics == nil {
 		p.config.Metrics = NewMetrics(nil)
 	}
@@ -146,6 +148,9 @@ func (p *Pipeline) addStages() error {
 		}
 		if row.Split {
 			p.split = i
+			if reader, ok := row.Decider.Decider.(epp.CacheReader); ok {
+				p.reads = reader.Reads()
+			}
 		}
 		if !slices.Contains(p.roles, row.Role) {
 			p.roles = append(p.roles, row.Role)

@@ -80,13 +80,13 @@ func TestBlocksFollowTheMatcher(t *testing.T) {
 	if got := s.Blocks(); got != (epp.BlockSpec{}) {
 		t.Errorf("without a matcher blocks are wanted: %v", got)
 	}
-	c.Matcher = &caches{}
+	c.Matchers = []epp.Matcher{&caches{}}
 	p, err := sched.NewPipeline(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Swap(p)
-	if got, want := s.Blocks(), c.Matcher.Blocks(); got != want {
+	if got, want := s.Blocks(), c.Matchers[0].Blocks(); got != want {
 		t.Errorf("blocks are %v, want %v", got, want)
 	}
 }

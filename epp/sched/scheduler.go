@@ -36,8 +36,8 @@ func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) {
 
 // Blocks returns how prompts are cut into blocks for the current pipeline.
 func (s *Scheduler) Blocks() epp.BlockSpec {
-	if p := s.pipeline.Load(); p != nil && p.config.Matcher != nil {
-		return p.config.Matcher.Blocks()
+	if p := s.pipeline.Load(); p != nil {
+		return p.blocks
 	}
 	return epp.BlockSpec{}
 }

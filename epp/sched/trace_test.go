@@ -183,7 +183,7 @@ func TestTrace(t *testing.T) {
 	s.Loads[2] = epp.Load{At: time.Now().Add(-time.Hour), Signals: epp.Values{}.With(epp.Running, 5).With(epp.KVUsage, 0.25)}
 	epp.ReserveAnyway(epp.Claim{Endpoint: s.Endpoints[1], Add: epp.InFlight{Requests: 2, Tokens: 70}})
 	c := disagg()
-	c.Matcher = &caches{cached: map[string]int{"prefill-decode-0": 48}}
+	c.Matchers = []epp.Matcher{&caches{cached: map[string]int{"prefill-decode-0": 48}}}
 	c.Profiles[1].Scorers[0].Weight = 3
 	r := splitRequest(100)
 	r.Subset = epp.NewSubset("10.0.0.0:8000", "10.0.0.1", "10.0.0.2:8000")

@@ -231,7 +231,7 @@ func TestObservers(t *testing.T) {
 func TestDecisionsGiveObserversSignals(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		c, p := disagg(), fleet("decode", "prefill")
-		c.Matcher = &caches{cached: map[string]int{"decode-0": 16}}
+		c.Matchers = []epp.Matcher{&caches{cached: map[string]int{"decode-0": 16}}}
 		c.Producers = []epp.Producer{perToken{"decode-0": 0.5}}
 		if observed {
 			c.Observers = []epp.Observer{&journal{}}

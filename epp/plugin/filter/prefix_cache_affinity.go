@@ -25,8 +25,8 @@ type PrefixCacheAffinity struct {
 	// PeakPrefillThroughput is how many tokens per second one endpoint prefills. Measure it: the tokens of one prefill chunk
 	// / the median TTFT of one chunk. Default 15928, llm-d's figure for Qwen3-32B on two H100.
 	PeakPrefillThroughput float64 `yaml:"peakPrefillThroughput"`
-	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
-	// is only checked. Default "": no check.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
+	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// LatencyPredictionInfoProducerName is accepted and ignored: it names the predictor of ttftSource latencyPredictor.
 	LatencyPredictionInfoProducerName string `yaml:"latencyPredictionInfoProducerName"`
@@ -73,13 +73,14 @@ func (p *PrefixCacheAffinity) References() map[string]string {
 
 // Build implements epp.Plugin.
 func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
-	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+	matcher, err := param.Matcher(b, p.PrefixMatchInfoProducerName)
+	if err != nil {
 		return nil, err
 	}
-	if err := param.Check[epp.Charger](b, "inFlightLoadProducerName", p.InFlightLoadProducerName); err != nil {
+	if err = param.Check[epp.Charger](b, "inFlightLoadProducerName", p.InFlightLoadProducerName); err != nil {
 		return nil, err
 	}
-	f := prefixCacheAffinityFilter{threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
+	f := prefixCacheAffinityFilter{matcher: matcher, threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
 	if p.MaxTTFTPenaltyMs > 0 {
 		f.maxMore = p.MaxTTFTPenaltyMs / 1000 * p.PeakPrefillThroughput
 	}
@@ -88,17 +89,19 @@ func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
 
 // prefixCacheAffinityFilter compares tokens, not times: the throughput is the same for all candidates.
 type prefixCacheAffinityFilter struct {
+	matcher            epp.Matcher
 	threshold, explore float64
 	maxMore            float64 // tokens
 }
 
 // Filter implements epp.Filter.
 func (f prefixCacheAffinityFilter) Filter(r *epp.Round, c []epp.Candidate) []epp.Candidate {
-	whole := float64(r.Request.Prompt.Matchable())
+	found := r.Found(f.matcher)
+	whole := float64(found.Whole)
 	if len(c) < 2 || f.threshold == 0 || whole <= 0 || f.explore > 0 && r.Rand.Float64() < f.explore {
 		return c
 	}
-	hasPrompt := func(c *epp.Candidate) bool { return float64(c.Cached)/whole >= f.threshold }
+	hasPrompt := func(c *epp.Candidate) bool { return float64(found.Of(c))/whole >= f.threshold }
 	with, without := math.Inf(1), math.Inf(1) // the lowest counts of tokens in flight
 	for i := range c {
 		if tokens := float64(c[i].InFlight.Tokens); hasPrompt(&c[i]) {

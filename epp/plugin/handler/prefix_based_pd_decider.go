@@ -14,8 +14,8 @@ type PrefixBasedPDDecider struct {
 	// PromptTokens is the length, in tokens, below which a prompt stays local without a look at the cache. Default 0: none
 	// does.
 	PromptTokens int `yaml:"promptTokens"`
-	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
-	// is only checked. Default "": no check.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
+	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 }
 
@@ -35,17 +35,22 @@ func (p *PrefixBasedPDDecider) References() map[string]string {
 
 // Build implements epp.Plugin.
 func (p *PrefixBasedPDDecider) Build(b *epp.Builder) (any, error) {
-	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+	matcher, err := param.Matcher(b, p.PrefixMatchInfoProducerName)
+	if err != nil {
 		return nil, err
 	}
-	return threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens}, nil
+	return threshold{NonCachedTokens: p.NonCachedTokens, PromptTokens: p.PromptTokens, matcher: matcher}, nil
 }
 
 // threshold is the epp.Decider that compares a prompt's uncached tokens with a constant. Explanations show its fields.
 type threshold struct {
 	NonCachedTokens int `json:"nonCachedTokens"` // 0 = never remote
 	PromptTokens    int `json:"promptTokens"`    // 0 = prompts of any length
+	matcher         epp.Matcher
 }
+
+// Reads implements epp.CacheReader.
+func (t threshold) Reads() epp.Matcher { return t.matcher }
 
 // Decide implements epp.Decider.
 func (t threshold) Decide(a *epp.Alternatives) epp.Ruling {

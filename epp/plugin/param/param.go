@@ -70,6 +70,14 @@ func Refer[T any](b *epp.Builder, field, name string) (T, error) {
 	return t, nil
 }
 
+// Matcher returns the matcher that the parameter prefixMatchInfoProducerName names, nil for an empty one: see epp.Round.Found.
+func Matcher(b *epp.Builder, name string) (epp.Matcher, error) {
+	if name == "" {
+		return nil, nil
+	}
+	return Refer[epp.Matcher](b, "prefixMatchInfoProducerName", name)
+}
+
 // Check returns an error if a parameter names a plugin that is not a T. An empty parameter is correct.
 func Check[T any](b *epp.Builder, field, name string) error {
 	if name == "" {

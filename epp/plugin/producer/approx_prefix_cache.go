@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 	"github.com/tandem-serving/tandem/epp/prefix"
@@ -13,13 +15,15 @@ import (
 // ApproxPrefixCache estimates how much of a prompt each endpoint has in its prefix cache, from the prompts that this
 // picker sent there. It learns a prompt at the pick, so the second of two equal prompts in a burst already finds it. It does
 // not see what engines evict, nor what other replicas of the picker send. llm-d also compares the last part of a prompt that is
-// shorter than a block, and gives several such producers an index each; here the first one of the file has the only index.
+// shorter than a block. Several such producers have an index each. A plugin that names none reads the one that is named after its
+// type, as in llm-d, or else the first of the file, where llm-d adds one of that name.
 type ApproxPrefixCache struct {
 	// AutoTune takes the size of each endpoint's cache from its metrics page. Where the page does not report it,
 	// lruCapacityPerServer is the size. Default true.
 	AutoTune bool `yaml:"autoTune"`
 	// BlockSizeTokens is the length, in tokens, of the blocks in which prompts are compared. It need not be the engines'
-	// block size. Cached tokens are counted in whole blocks. Default 16; llm-d raises smaller values to 64.
+	// block size. Cached tokens are counted in whole blocks. Several producers cost least if their lengths divide each other.
+	// Default 16; llm-d raises smaller values to 64.
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
 	// BlockSize is accepted and ignored, as in llm-d: it was the length of blocks in characters.
 	BlockSize *int `yaml:"blockSize"`
@@ -69,18 +73,22 @@ func (p *ApproxPrefixCache) Build(b *epp.Builder) (any, error) {
 	if p.MaxPrefixTokensToMatch > 0 {
 		spec.Max = p.MaxPrefixTokensToMatch / p.BlockSizeTokens
 	}
-	key := fmt.Sprintf("approximate prefix index of blocks of %d tokens", spec.Tokens)
+	key := fmt.Sprintf("approximate prefix index of blocks of %d tokens, by plugin %s", spec.Tokens, b.Name)
 	index := epp.Kept(b.Keep, key, func() *prefix.Index { return new(prefix.Index) })
-	return &approxPrefixCache{Index: index, spec: spec, autoTune: p.AutoTune, capacity: p.LRUCapacityPerServer}, nil
+	return &approxPrefixCache{Index: index, name: b.Name, spec: spec, autoTune: p.AutoTune, capacity: p.LRUCapacityPerServer}, nil
 }
 
-// approxPrefixCache is an epp.Matcher. Its Index observes endpoints and collects the metrics.
+// approxPrefixCache is an epp.Matcher. Its Index observes endpoints.
 type approxPrefixCache struct {
 	*prefix.Index
+	name     string
 	spec     epp.BlockSpec
 	autoTune bool
 	capacity int // blocks of an endpoint whose page reports no cache size
 }
+
+// Collect implements prometheus.Collector.
+func (a *approxPrefixCache) Collect(ch chan<- prometheus.Metric) { a.CollectAs(a.name, ch) }
 
 // Blocks implements epp.Matcher.
 func (a *approxPrefixCache) Blocks() epp.BlockSpec { return a.spec }

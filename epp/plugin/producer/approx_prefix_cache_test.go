@@ -203,6 +203,26 @@ func TestApproxOverReloads(t *testing.T) {
 	}
 }
 
+// TestApproxSideBySide: producers have an index each, by their names, also over a reload.
+func TestApproxSideBySide(t *testing.T) {
+	keep := new(epp.Keep)
+	named := func(name string) *approxPrefixCache {
+		instance, err := NewApproxPrefixCache().Build(&epp.Builder{Name: name, Keep: keep})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return instance.(*approxPrefixCache)
+	}
+	e, prompt := &epp.Endpoint{Name: "e"}, cut(0, 4)
+	named("one").Learn(prompt, e, &epp.Load{})
+	if got := cached(named("other"), prompt, e)[0]; got != 0 {
+		t.Errorf("a producer knows %d tokens that another one learned", got)
+	}
+	if got := cached(named("one"), prompt, e)[0]; got != 64 {
+		t.Errorf("after a reload, a producer knows %d tokens of 64", got)
+	}
+}
+
 // TestApproxConcurrently is for the race detector: it calls all methods at once, over a reload.
 func TestApproxConcurrently(t *testing.T) {
 	keep := new(epp.Keep)

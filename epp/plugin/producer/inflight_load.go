@@ -16,8 +16,8 @@ type InflightLoad struct {
 	OutputRatio float64 `yaml:"outputRatio"`
 	// MaxEstimatedOutputTokens is the largest estimate, in tokens. Default 0: no limit.
 	MaxEstimatedOutputTokens int `yaml:"maxEstimatedOutputTokens"`
-	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
-	// is only checked. Default "": no check.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
+	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// SyncCrossReplicaState is accepted and ignored: replicas do not exchange their counts. Default true.
 	SyncCrossReplicaState bool `yaml:"syncCrossReplicaState"`
@@ -41,13 +41,15 @@ func (p *InflightLoad) References() map[string]string {
 
 // Build implements epp.Plugin.
 func (p *InflightLoad) Build(b *epp.Builder) (any, error) {
-	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+	matcher, err := param.Matcher(b, p.PrefixMatchInfoProducerName)
+	if err != nil {
 		return nil, err
 	}
 	return charger{
 		Output:      p.AddEstimatedOutputTokens,
 		OutputRatio: p.OutputRatio,
 		MaxOutput:   p.MaxEstimatedOutputTokens,
+		Matcher:     matcher,
 	}, nil
 }
 

@@ -16,8 +16,8 @@ import (
 type NoHitLRU struct {
 	// LRUSize is the most endpoints whose last such request is remembered. Default 1024.
 	LRUSize int `yaml:"lruSize"`
-	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
-	// is only checked. Default "": no check.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
+	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// PrefixPluginType is accepted for older configurations, and ignored, as in llm-d.
 	PrefixPluginType string `yaml:"prefixPluginType"`
@@ -45,21 +45,23 @@ func (p *NoHitLRU) References() map[string]string {
 
 // Build implements epp.Plugin.
 func (p *NoHitLRU) Build(b *epp.Builder) (any, error) {
-	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+	matcher, err := param.Matcher(b, p.PrefixMatchInfoProducerName)
+	if err != nil {
 		return nil, err
 	}
 	turns := epp.Kept(b.Keep, "turns of cold requests, by plugin "+b.Name, func() *coldTurns { return new(coldTurns) })
-	return noHitLRU{turns: turns, size: p.LRUSize}, nil
+	return noHitLRU{matcher: matcher, turns: turns, size: p.LRUSize}, nil
 }
 
 type noHitLRU struct {
-	turns *coldTurns
-	size  int
+	matcher epp.Matcher
+	turns   *coldTurns
+	size    int
 }
 
 // Score implements epp.Scorer.
-func (s noHitLRU) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
-	if warm(c) {
+func (s noHitLRU) Score(r *epp.Round, c []epp.Candidate, scores []float64) {
+	if s.warm(r, c) {
 		for i := range scores {
 			scores[i] = middle
 		}
@@ -78,9 +80,10 @@ func (s noHitLRU) Score(_ *epp.Round, c []epp.Candidate, scores []float64) {
 }
 
 // warm reports whether any candidate has a part of the prompt cached.
-func warm(c []epp.Candidate) bool {
+func (s noHitLRU) warm(r *epp.Round, c []epp.Candidate) bool {
+	found := r.Found(s.matcher)
 	for i := range c {
-		if c[i].Cached > 0 {
+		if found.Of(&c[i]) > 0 {
 			return true
 		}
 	}
@@ -88,8 +91,8 @@ func warm(c []epp.Candidate) bool {
 }
 
 // Picked implements epp.PickObserver.
-func (s noHitLRU) Picked(_ *epp.Round, all []epp.Candidate, d *epp.Decision) {
-	if warm(all) {
+func (s noHitLRU) Picked(r *epp.Round, all []epp.Candidate, d *epp.Decision) {
+	if s.warm(r, all) {
 		return
 	}
 	for i := range d.Picks {

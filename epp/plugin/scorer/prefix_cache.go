@@ -8,8 +8,8 @@ import (
 // PrefixCache prefers endpoints that have the prompt's beginning in their prefix cache:
 // w × min(1, cached/matchLengthScaleTokens)² + (1−w) × cached/matchable, with w = matchLengthWeight.
 type PrefixCache struct {
-	// PrefixMatchInfoProducerName names the producer of cached tokens. The picker has one index for all plugins, so the name
-	// is only checked. Default "": no check.
+	// PrefixMatchInfoProducerName names the producer of cached tokens. Default "": the one named approx-prefix-cache-producer, or
+	// else the first of the file.
 	PrefixMatchInfoProducerName string `yaml:"prefixMatchInfoProducerName"`
 	// MatchLengthWeight is the weight, 0..1, of the number of cached tokens; the rest is the weight of their share of the
 	// prompt. Default 0: only the share counts.
@@ -36,25 +36,30 @@ func (p *PrefixCache) References() map[string]string {
 
 // Build implements epp.Plugin.
 func (p *PrefixCache) Build(b *epp.Builder) (any, error) {
-	if err := param.Check[epp.Matcher](b, "prefixMatchInfoProducerName", p.PrefixMatchInfoProducerName); err != nil {
+	matcher, err := param.Matcher(b, p.PrefixMatchInfoProducerName)
+	if err != nil {
 		return nil, err
 	}
-	return prefixCacheScorer{weight: p.MatchLengthWeight, scale: float64(p.MatchLengthScaleTokens)}, nil
+	return prefixCacheScorer{matcher: matcher, weight: p.MatchLengthWeight, scale: float64(p.MatchLengthScaleTokens)}, nil
 }
 
-type prefixCacheScorer struct{ weight, scale float64 }
+type prefixCacheScorer struct {
+	matcher       epp.Matcher
+	weight, scale float64
+}
 
 // Score implements epp.Scorer.
 func (s prefixCacheScorer) Score(r *epp.Round, c []epp.Candidate, scores []float64) {
-	whole := float64(r.Request.Prompt.Matchable())
+	found := r.Found(s.matcher)
+	whole := float64(found.Whole)
 	if whole <= 0 {
 		return
 	}
 	for i := range c {
-		if c[i].Cached <= 0 {
+		cached := float64(found.Of(&c[i]))
+		if cached <= 0 {
 			continue
 		}
-		cached := float64(c[i].Cached)
 		scores[i] = (1 - s.weight) * min(cached/whole, 1)
 		if s.weight > 0 {
 			length := min(cached/s.scale, 1)

@@ -45,9 +45,9 @@ type tokenLoadScorer struct{ threshold float64 }
 
 // Score implements epp.Scorer.
 func (s tokenLoadScorer) Score(r *epp.Round, c []epp.Candidate, scores []float64) {
-	prompt := r.Request.Prompt.Tokens
+	prompt, found := r.Request.Prompt.Tokens, r.Found(r.Charged)
 	for i := range c {
-		tokens := float64(c[i].InFlight.Tokens) + float64(max(prompt-c[i].Cached, 0))
+		tokens := float64(c[i].InFlight.Tokens) + float64(max(prompt-found.Of(&c[i]), 0))
 		scores[i] = max(1-tokens/s.threshold, 0)
 	}
 }
