@@ -124,6 +124,19 @@ type NamedScreener struct {
 	Screener
 }
 
+// Admitter is a plugin that refuses requests for the load of all candidates of all stages together, before any profile runs. It is
+// called after the Admission, and never waits. It must be safe for concurrent use.
+type Admitter interface {
+	// Admits reports whether a request may be picked for.
+	Admits(r *Round, c []Candidate) bool
+}
+
+// NamedAdmitter is an admitter with its name in the configuration.
+type NamedAdmitter struct {
+	Name string
+	Admitter
+}
+
 // Identifier is a plugin that tells from a request whose it is: an agent's session, or a user. It must be safe for concurrent use.
 type Identifier interface {
 	// Identify returns the identity, "" if the request has none.

@@ -18,6 +18,7 @@ type Built struct {
 	Choices   map[string]epp.Stages // what it chooses among
 	Preparers []epp.NamedPreparer   // in the order in which they were built
 	Screeners []epp.NamedScreener   // in the order in which they were built
+	Admitters []epp.NamedAdmitter   // in the order in which they were built
 	Admission epp.Admission         // nil: every request is picked for at once
 	Matchers  []epp.Matcher         // know prefix caches; plugins that name none of them use the first
 	Producers []epp.Producer
@@ -129,6 +130,9 @@ func (b *Built) fill(c *Config) {
 		}
 		if s, ok := i.Value.(epp.Screener); ok {
 			b.Screeners = append(b.Screeners, epp.NamedScreener{Name: i.Name, Screener: s})
+		}
+		if a, ok := i.Value.(epp.Admitter); ok {
+			b.Admitters = append(b.Admitters, epp.NamedAdmitter{Name: i.Name, Admitter: a})
 		}
 	}
 	b.Detector, _ = made[c.detector].(epp.Detector)

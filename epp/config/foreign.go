@@ -87,7 +87,6 @@ var refused = map[string]string{
 	"predicted-latency-producer":                noPredictor,
 	"priority-holdback-policy":                  "static-usage-limit-policy sets one limit for all priorities",
 	"priority-then-time-eviction-order-policy":  noQueues,
-	"probabilistic-admitter":                    "a saturationDetector refuses requests of negative priority while the pool is full",
 	"request-attribute-reporter":                leaveOut,
 	"sglanghttp-parser":                         noAPI,
 	"sheddable-eviction-filter":                 noQueues,

@@ -44,6 +44,8 @@ func describe(p *plugin, instance any) string {
 		return "an observer of outcomes"
 	case epp.Screener:
 		return "a screener"
+	case epp.Admitter:
+		return "an admitter"
 	case epp.Identifier:
 		return "an identifier of requests"
 	case epp.PickObserver:

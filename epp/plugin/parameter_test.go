@@ -107,6 +107,8 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"probabilistic-admitter", "{queueDepthThreshold: 0, kvCacheUtilThreshold: 0, power: .nan, k: .inf}", "queueDepthThreshold: must be at least 1, got 0|" +
+			"kvCacheUtilThreshold: must be a number above 0, got 0|power: must be a number above 0, got NaN|k: must be a number above 0, got +Inf"},
 		{"utilization-filter", "conditions: []", "conditions: must not be empty"},
 		{"utilization-filter", "conditions: [{metric: queue, maxValue: -1}]", "conditions[0].metric: must be one of active-requests, kv-cache-utilization, " +
 			`running-requests, waiting-queue, got "queue"|conditions[0].maxValue: must not be negative, got -1`},

@@ -30,6 +30,9 @@ var Table = []epp.Row{
 	{Type: "utilization-detector", New: filter.NewUtilizationDetector},
 	{Type: "concurrency-detector", New: filter.NewConcurrencyDetector},
 
+	// Admitters, which refuse requests before any profile runs.
+	{Type: "probabilistic-admitter", New: filter.NewProbabilisticAdmitter},
+
 	// Policies of flowControl, for requests that wait. They have an effect only with the feature gate flowControl.
 	{Type: "global-strict-fairness-policy", New: queue.NewGlobalStrict},
 	{Type: "round-robin-fairness-policy", New: queue.NewRoundRobin},

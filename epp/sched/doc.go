@@ -10,7 +10,8 @@
 //     request continues without its result.
 //  2. The admission (epp.Admission) lets it pass, makes it wait, or refuses it. This is the place for queues.
 //  3. The snapshot is taken. While the detector finds the pool full, requests of negative priority are refused: after the wait
-//     of step 2, and by the loads that the pick itself reads. An admission that sheds load itself needs no detector.
+//     of step 2, and by the loads that the pick itself reads. An admission that sheds load itself needs no detector. Admitters
+//     (epp.Admitter) may refuse further ones.
 //  4. The stages are picked for, in the order of epp.Stages. The first one, decode, always runs. For the stage that splits
 //     requests, prefill, the client's P/D mode comes first, then whether the request can be split, then the decider, which
 //     sees how much of the prompt the chosen decode endpoint has cached. The decider of each other stage says whether it runs.

@@ -25,6 +25,7 @@ type Config struct {
 	Admission epp.Admission         // nil: every request is picked for at once
 	Wait      time.Duration         // for which the admission may let a request wait
 	Screeners []epp.NamedScreener   // narrow down the candidates of all stages, in this order
+	Admitters []epp.NamedAdmitter   // refuse requests for the load of the candidates
 	Matchers  []epp.Matcher         // know prefix caches; plugins that name none of them use the first
 	Producers []epp.Producer        // of signals
 	Links     epp.LinkEstimator     // nil: links are not known

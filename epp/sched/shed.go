@@ -5,10 +5,30 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// shed refuses requests of negative priority while the pool's endpoints of some role are full. The error is a *pd.Refusal.
+// shed refuses requests for the load of the pool: what cannot generate costs nothing, and is never refused. The error is a
+// *pd.Refusal.
 func (k *pick) shed() error {
+	if k.round.Request.API == pd.APIOther {
+		return nil
+	}
+	if err := k.detect(); err != nil {
+		return err
+	}
+	k.round.Stage = k.pipeline.stages[0].Stage
+	for i := range k.pipeline.config.Admitters {
+		a := &k.pipeline.config.Admitters[i]
+		if len(k.all) > 0 && !a.Admits(&k.round, k.all) {
+			return pd.Refuse(pd.Saturated, "The admitter %q has refused this request for the load of the %d endpoints that it may go to. "+
+				"Try again.", a.Name, len(k.all))
+		}
+	}
+	return nil
+}
+
+// detect refuses requests of negative priority while the pool's endpoints of some role are full. The error is a *pd.Refusal.
+func (k *pick) detect() error {
 	detector := k.pipeline.config.Detector
-	if detector == nil || k.round.Request.Priority >= 0 || k.round.Request.API == pd.APIOther {
+	if detector == nil || k.round.Request.Priority >= 0 {
 		return nil
 	}
 	for _, role := range k.pipeline.roles {

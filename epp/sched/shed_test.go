@@ -94,6 +94,41 @@ func TestShed(t *testing.T) {
 	}
 }
 
+// refuser is an admitter that refuses if there are so many candidates.
+type refuser int
+
+func (n refuser) Admits(_ *epp.Round, c []epp.Candidate) bool { return len(c) != int(n) }
+
+// TestAdmitters: each is asked about the candidates of all stages, once for a request.
+func TestAdmitters(t *testing.T) {
+	named := func(n int) epp.NamedAdmitter { return epp.NamedAdmitter{Name: "mine", Admitter: refuser(n)} }
+	for _, tc := range []struct {
+		name      string
+		admitters []epp.NamedAdmitter
+		change    func(*epp.Request)
+		want      string
+	}{
+		{"none", nil, func(*epp.Request) {}, "remote/always"},
+		{"all admit", []epp.NamedAdmitter{named(0), named(1)}, func(*epp.Request) {}, "remote/always"},
+		{"one refuses", []epp.NamedAdmitter{named(0), named(3)}, func(*epp.Request) {}, "refused/saturated"},
+		{"not asked about what generates nothing", []epp.NamedAdmitter{named(3)}, func(r *epp.Request) { r.API, r.Fit = pd.APIOther, request.FitLocal }, "local/not-splittable"},
+		{"sees the subset", []epp.NamedAdmitter{named(2)}, func(r *epp.Request) { r.Subset = epp.NewSubset("10.0.0.0", "10.0.0.2") }, "refused/saturated"},
+		{"without candidates", []epp.NamedAdmitter{named(0)}, func(r *epp.Request) { r.Subset = epp.NewSubset() }, "refused/no-endpoint"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, r := disagg(), splitRequest(512)
+			c.Admitters = tc.admitters
+			tc.change(r)
+			s := scheduler(t, fleet("decode", "decode", "prefill"), c)
+			explained, _ := s.Explain(t.Context(), r)
+			got := outcomeOf(s.Pick(t.Context(), r))
+			if told := explained.Verdict.String() + "/" + string(explained.Reason); got != tc.want || told != tc.want {
+				t.Errorf("%s, explained as %s; want %s", got, told, tc.want)
+			}
+		})
+	}
+}
+
 // TestUnreachableIsNoCapacity: the capacity of an unreachable endpoint does not count. If it did, requests would be sent
 // there, fail, and reach the full endpoints with Envoy's next try.
 func TestUnreachableIsNoCapacity(t *testing.T) {
