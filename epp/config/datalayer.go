@@ -36,6 +36,10 @@ func (r *reader) readDiscovery(spec *discoverySpec) {
 
 func (r *reader) readSource(spec *sourceSpec, path string) {
 	at := join(path, "pluginRef")
+	if r.names[spec.PluginRef].foreign == roleNotice {
+		r.checkNotified(spec, path)
+		return
+	}
 	s := source{plugin: r.findLayer(at, spec.PluginRef, kindSource)}
 	for i, ref := range spec.Extractors {
 		at := fmt.Sprintf("%s.extractors[%d].pluginRef", path, i)
@@ -53,6 +57,16 @@ func (r *reader) readSource(spec *sourceSpec, path string) {
 		r.problem(at, "%s is a second source; %s is one already", quote(s.name), quote(r.cfg.sources[0].name))
 	default:
 		r.cfg.sources = append(r.cfg.sources, s)
+	}
+}
+
+// checkNotified checks the extractors of a source of notifications: in llm-d, any plugin can be one. They are told of changes
+// without it.
+func (r *reader) checkNotified(spec *sourceSpec, path string) {
+	for i, ref := range spec.Extractors {
+		if to, ok := r.find(fmt.Sprintf("%s.extractors[%d].pluginRef", path, i), ref.PluginRef); ok && to.plugin != nil {
+			r.used[to.plugin] = true
+		}
 	}
 }
 

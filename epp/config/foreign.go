@@ -14,11 +14,13 @@ type role string
 const (
 	roleParser role = "a request parser"
 	roleSyncer role = "a syncer of replicas"
+	roleNotice role = "a source of notifications"
 	roleNone   role = "a plugin without effect"
 )
 
 const (
 	noReplicas = "replicas do not tell each other their load"
+	watched    = "endpoints are always watched"
 )
 
 // accepted are the foreign types that are accepted, and what replaces them.
@@ -32,6 +34,10 @@ var accepted = map[string]struct {
 	"passthrough-parser": {roleParser, "what cannot be parsed is passed through"},
 
 	"local-syncer": {roleSyncer, noReplicas},
+
+	"endpoint-notification-source":           {roleNotice, watched},
+	"k8s-notification-source":                {roleNotice, watched},
+	"disaggregatedset-rollout-pod-extractor": {roleNone, "the labels of endpoints are always watched"},
 
 	// Older configurations list these with the profile handler that needed them.
 	"disagg-headers-handler": {roleNone, "the headers of the routing sidecar are always set"},
@@ -49,9 +55,7 @@ const (
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
 	noQueues    = "leave it out: only requests that wait are evicted, those of negative priority, the newest first"
 	noRanks     = "list every rank as an endpoint with its own port"
-	noRollout   = "use a pool for each revision"
 	noAPI       = "leave it out: such requests are passed through, to any endpoint"
-	watched     = "leave it out: endpoints are always watched"
 )
 
 // refused are the foreign types that are refused, with what to do instead.
@@ -62,11 +66,8 @@ var refused = map[string]string{
 	"dcgm-data-source":                          noDCGM,
 	"dcgm-extractor":                            noDCGM,
 	"destination-endpoint-served-verifier":      "it is for conformance tests",
-	"disaggregatedset-rollout-pod-extractor":    noRollout,
 	"encode-filter":                             noEncode,
-	"endpoint-notification-source":              watched,
 	"header-based-testing-filter":               "it is for conformance tests",
-	"k8s-notification-source":                   watched,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
 	"mm-embeddings-cache-producer":              noEncode,
