@@ -37,6 +37,9 @@ func TestPluginTypes(t *testing.T) {
 		differences := aboutLLMD(named(structDoc(t, params).text, params.Name(), row.Type))
 		for _, name := range slices.Concat([]string{row.Type}, row.Aliases) {
 			lines[name] = "served | " + differences
+			if row.Flag != "" {
+				lines[name] = "served with `" + row.Flag + "` | " + differences
+			}
 		}
 		for _, name := range row.Deprecated {
 			lines[name] = "served as `" + row.Type + "` | "

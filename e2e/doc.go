@@ -1,18 +1,19 @@
 // Package e2e contains no code: the packages below it test the whole system. Each starts the programs of this repository as a
 // user does, in front of engines, and sends requests from outside.
 //
-//	serving    the suite of pair and picker, on simulated engines and, with make test-vllm, on real ones
-//	matrix     every failure in every state of a request
-//	chaos      programs killed, stopped, slowed, cut and refused at random, from a seed
-//	overload   four times the capacity, and prefill lost at full load
-//	rolling    every component replaced under load; soak, which looks for growth
-//	security   the attacks of docs/security.md
-//	badclient  clients that break HTTP
-//	telemetry  traces and metrics pages
-//	pool       a pool of 2,000 pods on a real API server
-//	startup    parts that start before those that they need
-//	kube       a module of its own: a cluster of processes, and the tests of the chart on it
-//	image      the Dockerfile
+//	serving      the suite of pair and picker, on simulated engines and, with make test-vllm, on real ones
+//	matrix       every failure in every state of a request
+//	conformance  what the conformance tests for gateways need of a picker
+//	chaos        programs killed, stopped, slowed, cut and refused at random, from a seed
+//	overload     four times the capacity, and prefill lost at full load
+//	rolling      every component replaced under load; soak, which looks for growth
+//	security     the attacks of docs/security.md
+//	badclient    clients that break HTTP
+//	telemetry    traces and metrics pages
+//	pool         a pool of 2,000 pods on a real API server
+//	startup      parts that start before those that they need
+//	kube         a module of its own: a cluster of processes, and the tests of the chart on it
+//	image        the Dockerfile
 //
 // harness has what these packages share; controlplane runs etcd and kube-apiserver; answer and otlp read what clients and
 // collectors get; vllm runs real engines.

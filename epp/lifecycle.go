@@ -9,8 +9,15 @@ type PickObserver interface {
 
 // Stamper is a plugin that adds headers to answers. It must be safe for concurrent use.
 type Stamper interface {
-	// Stamp calls set for each header. by is the endpoint that the answer comes from: usually the first of the decision.
-	Stamp(d *Decision, by *Endpoint, set func(name, value string))
+	// Stamp calls set for each header. It must not keep the answer.
+	Stamp(a *Answer, set func(name, value string))
+}
+
+// Answer is what is known of an answer when its headers arrive.
+type Answer struct {
+	Decision *Decision // for the request
+	By       *Endpoint // that the answer comes from: usually the first of the decision; never nil
+	Reported string    // ip:port of the metadata HeaderServed, as the gateway wrote it; "" = it reports none
 }
 
 // EndpointObserver is a plugin, or a value that it keeps, that learns which endpoints the pool has. The pool calls it, one

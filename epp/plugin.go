@@ -206,5 +206,6 @@ type Row struct {
 	Type       string
 	Aliases    []string // other accepted names
 	Deprecated []string // names of older configurations; accepted with a warning
+	Flag       string   // flag of the picker without which the type is refused; "" = none
 	New        func() Plugin
 }

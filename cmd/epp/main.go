@@ -53,6 +53,7 @@ type picking struct {
 	NoSubset bool   `flag:"disable-endpoint-subset-filter" help:"pick from the whole pool whatever subset the gateway names"`
 	Single   bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
 	Route    bool   `flag:"clear-route-cache" help:"have Envoy choose the route again after the pick, as llm-d does; only routes that match on the header of the pick need it"`
+	Tests    bool   `flag:"conformance" help:"for conformance tests of gateways, never in production: serve header-based-testing-filter and destination-endpoint-served-verifier, with which every client chooses its endpoint; without a configuration, pick by them alone"`
 	Seed     int64  `flag:"seed" arg:"NUMBER" help:"seed of the random numbers that break ties; 0: a new one at each start"`
 }
 

@@ -76,8 +76,8 @@ func (p *part) Picked(r *epp.Round, all []epp.Candidate, d *epp.Decision) {
 	}
 }
 
-func (p *part) Stamp(_ *epp.Decision, by *epp.Endpoint, set func(name, value string)) {
-	if by.Name == "stays" {
+func (p *part) Stamp(a *epp.Answer, set func(name, value string)) {
+	if a.By.Name == "stays" {
 		set("x-part", "stamped")
 		p.note("stamps")
 	}

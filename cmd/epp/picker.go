@@ -62,7 +62,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	if err != nil {
 		return nil, boot.Configf("config-file: %w", err)
 	}
-	p.live, err = config.Start(data, config.Options{Table: plugin.Table, Log: log, Keep: &p.keep, Swap: p.swap, Metrics: registry})
+	p.live, err = config.Start(data, config.Options{Table: cfg.Picking.table(), Log: log, Keep: &p.keep, Swap: p.swap, Metrics: registry})
 	if err != nil {
 		return nil, boot.Configf("%w", err)
 	}
@@ -97,8 +97,18 @@ func (c picking) read() ([]byte, error) {
 		return []byte(c.Text), nil
 	case c.File != "":
 		return epp.ReadFile(c.File, config.MaxSize)
+	case c.Tests:
+		return config.Conformance(), nil
 	}
 	return config.Default(), nil
+}
+
+// table returns the plugins that the flags allow.
+func (c picking) table() []epp.Row {
+	if c.Tests {
+		return plugin.With(plugin.FlagConformance)
+	}
+	return plugin.Table
 }
 
 // validateFiles reads the files that the flags name, as the start does, except for the endpoints, which change more often. It does
@@ -117,7 +127,7 @@ func (c *settings) validateFiles(p *boot.Problems) {
 		p.Add(flag, "%w", err)
 		return
 	}
-	parsed, err := config.Parse(data, plugin.Table)
+	parsed, err := config.Parse(data, c.Picking.table())
 	if err != nil {
 		p.Add(flag, "%s cannot be used:\n%w", name, err)
 		return

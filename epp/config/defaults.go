@@ -15,6 +15,12 @@ var defaultYAML []byte
 // some, else on decode.
 func Default() []byte { return slices.Clone(defaultYAML) }
 
+//go:embed conformance.yaml
+var conformanceYAML []byte
+
+// Conformance returns the configuration of a picker that is given none and runs for conformance tests of gateways.
+func Conformance() []byte { return slices.Clone(conformanceYAML) }
+
 // Types that are added to a configuration that needs them and does not have them.
 const (
 	typeSingleHandler = "single-profile-handler"

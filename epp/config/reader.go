@@ -125,6 +125,9 @@ func (r *reader) readPlugin(spec pluginSpec, path, name string) named {
 	case !known:
 		r.problem(at, "there is no plugin type %s%s", quote(spec.Type), r.nearest(spec.Type, r.ordered))
 		return named{path: path}
+	case t.row.Flag != "":
+		r.problem(at, "%s is served only by a picker that is started with %s", spec.Type, t.row.Flag)
+		return named{path: path}
 	case t.old:
 		r.warn(at, "%s is an old name of %s", spec.Type, t.row.Type)
 	}

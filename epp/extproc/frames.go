@@ -271,10 +271,15 @@ func subsetOf(f *procv3.ProcessingRequest) *epp.Subset {
 
 // servedBy reads, from the frame of the answer's headers, the ip:port that served the request; "" if the frame has none.
 func servedBy(f *procv3.ProcessingRequest) string {
-	if by := text(f.GetMetadataContext().GetFilterMetadata()[epp.NamespaceLB], epp.HeaderServed); by != "" {
+	if by := reportedBy(f); by != "" {
 		return by
 	}
 	return text(f.GetAttributes()[attributesKey], upstreamAddress)
+}
+
+// reportedBy reads what the frame says in the protocol's own metadata.
+func reportedBy(f *procv3.ProcessingRequest) string {
+	return text(f.GetMetadataContext().GetFilterMetadata()[epp.NamespaceLB], epp.HeaderServed)
 }
 
 func text(s *structpb.Struct, key string) string { return s.GetFields()[key].GetStringValue() }

@@ -46,7 +46,7 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		st.reservation.Answered()
 	}
-	m := st.stamp(st.missingReport(reported), by)
+	m := st.stamp(st.missingReport(reported), epp.Answer{By: by, Reported: reportedBy(f)})
 	if !h.GetEndOfStream() && st.startRename(reported) {
 		if m == nil {
 			m = &procv3.HeaderMutation{}
@@ -97,20 +97,20 @@ func (st *stream) missingReport(r report) *procv3.HeaderMutation {
 	return m
 }
 
-// stamp adds the headers of plugins to the answer. by is the endpoint that served the request, nil if the gateway does not tell.
-func (st *stream) stamp(m *procv3.HeaderMutation, by *epp.Endpoint) *procv3.HeaderMutation {
+// stamp adds the headers of plugins to the answer. a.By is nil if the gateway does not tell which endpoint served the request.
+func (st *stream) stamp(m *procv3.HeaderMutation, a epp.Answer) *procv3.HeaderMutation {
 	d := st.outcome.Decision
 	if d == nil || len(d.Stampers) == 0 {
 		return m
 	}
-	if by == nil {
-		by = d.First()[0]
+	if a.Decision = d; a.By == nil {
+		a.By = d.First()[0]
 	}
 	if m == nil {
 		m = &procv3.HeaderMutation{}
 	}
 	for _, stamper := range d.Stampers {
-		stamper.Stamp(d, by, func(name, value string) { set(m, name, value) })
+		stamper.Stamp(&a, func(name, value string) { set(m, name, value) })
 	}
 	return m
 }

@@ -126,10 +126,6 @@ func (r *run) readPool(found *problemSet) {
 	}
 	p := pools[0]
 	r.seen = true
-	if p.Spec.AppProtocol == h2c {
-		found.add("appProtocol", fmt.Sprintf("InferencePool %s/%s asks for appProtocol %s, which is not served: requests are"+
-			" read as JSON, and metrics pages over HTTP/1.1; set it to http", p.Namespace, p.Name, h2c))
-	}
 	wanted, err := p.target()
 	if err != nil {
 		found.add("pool", fmt.Sprintf("InferencePool %s/%s cannot be used: %v", p.Namespace, p.Name, err))
@@ -137,9 +133,6 @@ func (r *run) readPool(found *problemSet) {
 	}
 	r.want = wanted
 }
-
-// h2c is the appProtocol of pools whose model servers speak gRPC.
-const h2c = "kubernetes.io/h2c"
 
 // choosePods makes sure that the pods of the wanted selector are followed. The pods of the previous one stay the endpoints
 // until the new ones are known.

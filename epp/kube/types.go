@@ -26,7 +26,7 @@ type InferencePool struct {
 type InferencePoolSpec struct {
 	Selector          LabelSelector      `json:"selector"`
 	TargetPorts       []Port             `json:"targetPorts"`           // 1 to 8, each an endpoint of every pod
-	AppProtocol       string             `json:"appProtocol,omitempty"` // http (also if empty) or kubernetes.io/h2c
+	AppProtocol       string             `json:"appProtocol,omitempty"` // what gateways speak to pods: http (also if empty) or kubernetes.io/h2c
 	EndpointPickerRef *EndpointPickerRef `json:"endpointPickerRef,omitempty"`
 }
 

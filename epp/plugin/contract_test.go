@@ -254,7 +254,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 	for _, row := range Table {
 		switch instance := build[any](t, row.Type, required[row.Type]).(type) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
-			epp.LinkEstimator, epp.Observer, epp.Admitter, epp.EndpointObserver, epp.SnapshotObserver,
+			epp.LinkEstimator, epp.Observer, epp.Admitter, epp.Stamper, epp.EndpointObserver, epp.SnapshotObserver,
 			*pool.File, pool.Source, page.Extractor, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions,
 			flow.Fairness, flow.Ordering, flow.Ceiling:
 		default:

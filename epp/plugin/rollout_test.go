@@ -116,7 +116,7 @@ func TestRolloutHeaders(t *testing.T) {
 				t.Errorf("keeps %q, want %q", got, test.keeps)
 			}
 			told := map[string]string{}
-			s.(epp.Stamper).Stamp(nil, served, func(name, value string) { told[name] = value })
+			s.(epp.Stamper).Stamp(&epp.Answer{By: served}, func(name, value string) { told[name] = value })
 			want := map[string]string{"x-rev": "b"}
 			if strings.Contains(test.parameters, "X-Role") {
 				want = map[string]string{"x-role": "prefill"}

@@ -89,7 +89,7 @@ func TestStamps(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var header, value string
-			build[epp.Stamper](t, test.typ, test.parameters).Stamp(sentTo(decode, prefill), test.by, func(n, v string) { header, value = n, v })
+			build[epp.Stamper](t, test.typ, test.parameters).Stamp(&epp.Answer{Decision: sentTo(decode, prefill), By: test.by}, func(n, v string) { header, value = n, v })
 			if header != test.header || value != test.want {
 				t.Errorf("sets %q to %q, want %q and %q", header, value, test.header, test.want)
 			}

@@ -1,8 +1,11 @@
 package plugin
 
 import (
+	"slices"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin/affinity"
+	"github.com/tandem-serving/tandem/epp/plugin/conformance"
 	"github.com/tandem-serving/tandem/epp/plugin/filter"
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
@@ -84,4 +87,22 @@ var Table = []epp.Row{
 	{Type: "file-discovery", New: newFileDiscovery},
 	{Type: "metrics-data-source", New: newMetricsDataSource},
 	{Type: "core-metrics-extractor", New: newCoreMetricsExtractor},
+
+	// For conformance tests of gateways: with them every client chooses its endpoint, so they need the flag --conformance.
+	{Type: "header-based-testing-filter", Flag: FlagConformance, New: conformance.NewHeaderFilter},
+	{Type: "destination-endpoint-served-verifier", Flag: FlagConformance, New: conformance.NewServedVerifier},
+}
+
+// FlagConformance is the flag of the picker that the plugins for conformance tests need.
+const FlagConformance = "--conformance"
+
+// With returns the table as a picker has it to which a flag was given.
+func With(flag string) []epp.Row {
+	rows := slices.Clone(Table)
+	for i := range rows {
+		if rows[i].Flag == flag {
+			rows[i].Flag = ""
+		}
+	}
+	return rows
 }

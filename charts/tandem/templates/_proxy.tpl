@@ -39,6 +39,7 @@ flags would be:
   --cert-path=/etc/envoy-tls --cert-file=/etc/envoy/certificate.yaml        with tls.proxySecret
   --epp-ca=/etc/envoy-epp/ca.crt --epp-server-name=<release>-epp.<namespace>.svc   with tls.eppSecret
   --pool-tls --pool-ca=/etc/envoy-pool/ca.crt                               with tls.sidecarSecret
+  --fail-open                                                               with gateway.failureMode FailOpen
   --http-filters=FILE                                                       with proxy.httpFilters in it
   --canary=<canary.release>-proxy.<namespace>.svc:<canary.port> --canary-percent=<canary.percent> --canary-tls=<canary.tls>
   --idle-timeout=<proxy.idleSeconds>s --body-limit=<epp.bodyLimit> --otlp=<tracing.endpoint> --trace-ratio=<tracing.ratio>
@@ -67,7 +68,8 @@ flags would be:
 {{- $page := dict
       "CanaryName" "canary" "Other" $other
       "Listener" "tandem" "PoolName" "pool" "PickerName" "epp"
-      "LargeName" "large" "PickLost" "x-tandem-pick-lost" "LargeFrom" 32769
+      "LargeName" "large" "OpenName" "open" "PickLost" "x-tandem-pick-lost"
+      "LargeFrom" (ternary 1 32769 (eq .Values.gateway.failureMode "FailOpen"))
       "Destination" "x-gateway-destination-endpoint" "Served" "x-gateway-destination-endpoint-served"
       "ListenOn" (dict "Host" "0.0.0.0" "Port" 8080)
       "AdminPage" (dict "Host" "127.0.0.1" "Port" 9901)
@@ -84,6 +86,7 @@ flags would be:
         "prefix: x-gateway-destination-" "exact: x-llm-d-model-name-rewrite" "exact: x-gateway-model-name-rewrite"
         `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
       "IdleSeconds" (int .Values.proxy.idleSeconds) "BodyLimit" (include "tandem.bytes" .Values.epp.bodyLimit | int64)
+      "FailOpen" (eq .Values.gateway.failureMode "FailOpen") "PoolHTTP2" false
       "AccessLog" false "Traces" $traces "SampledPercent" (mulf 100 .Values.tracing.ratio | float64)
 -}}
 {{- tpl (.Files.Get "envoy.yaml.tmpl") $page -}}

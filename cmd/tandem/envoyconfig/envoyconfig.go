@@ -50,6 +50,7 @@ type picker struct {
 	Addresses []string          `flag:"epp" arg:"HOST:PORT[,…]" help:"ext-proc port of every replica of the EPP, all by IP address or all by name; a name may resolve to several"`
 	Mode      envoyconf.Filters `flag:"mode" enum:"pair,single" help:"pair: two ext-proc filters, so that an EPP can die without cutting answers; single: one ext-proc filter, for an EPP that does not support the pair"`
 	Plaintext bool              `flag:"epp-plaintext" help:"no TLS to the EPP, if it runs with --secure-serving=false"`
+	FailOpen  bool              `flag:"fail-open" help:"while no EPP answers, serve each request on some decode endpoint, without prefill on another pod; otherwise such requests get 503"`
 	CA        string            `flag:"epp-ca" arg:"FILE" help:"authorities that must have signed the EPP's certificate. Default: no verification, since the EPP's is self-signed"`
 	Name      string            `flag:"epp-server-name" arg:"NAME" help:"DNS name that the EPP's certificate must be for"`
 }
@@ -59,6 +60,7 @@ type pool struct {
 	Endpoints []netip.AddrPort     `flag:"endpoint" arg:"IP:PORT[,…]" help:"decode endpoints of a static pool"`
 	Idle      time.Duration        `flag:"idle-timeout" arg:"DURATION" help:"how long an idle connection to an endpoint stays open; the endpoint must keep it longer (our sidecar: 5m)"`
 	TLS       bool                 `flag:"pool-tls" help:"TLS to the endpoints, if sidecars run with --secure-serving"`
+	HTTP2     bool                 `flag:"pool-http2" help:"HTTP/2 to the endpoints, also without TLS (h2c), as appProtocol kubernetes.io/h2c of an InferencePool says; sidecars speak HTTP/1.1 only"`
 	CA        string               `flag:"pool-ca" arg:"FILE" help:"authorities that must have signed the endpoints' certificates. Default: no verification, since those of sidecars are self-signed"`
 	Name      string               `flag:"pool-server-name" arg:"NAME" help:"DNS name that the endpoints' certificates must be for"`
 }
@@ -86,6 +88,7 @@ func (s *settings) options() (envoyconf.Options, error) {
 		AccessLog: l.AccessLog, Collector: l.Collector, TraceRatio: l.TraceRatio, BodyLimit: int64(s.Request),
 		Canary:  envoyconf.Canary{Address: s.Canary.Address, Percent: s.Canary.Percent, TLS: s.Canary.TLS},
 		Pickers: e.Addresses, Filters: e.Mode, PickerTLS: envoyconf.PeerTLS{Plaintext: e.Plaintext, CAFile: e.CA, Name: e.Name},
+		FailOpen: e.FailOpen, PoolHTTP2: p.HTTP2,
 		Pool: p.Source, Static: p.Endpoints, Idle: p.Idle, PoolTLS: envoyconf.PeerTLS{Plaintext: !p.TLS, CAFile: p.CA, Name: p.Name},
 	}
 	if l.Filters != "" {

@@ -26,6 +26,8 @@ const (
 	PickerCluster = "epp"
 	// LargeListener is the listener within Envoy through which requests with a large body pass, and the name of its cluster.
 	LargeListener = "large"
+	// OpenListener is the listener within Envoy for requests for which no EPP answers, if Envoy fails open.
+	OpenListener = "open"
 	// OperationsListener is the listener of probes and Prometheus.
 	OperationsListener = "operations"
 	// CanaryCluster is the cluster of the canary's Envoy.
@@ -83,6 +85,11 @@ type Options struct {
 	Client    OwnCert // shown to the EPP and the decode endpoints, if they ask
 	PickerTLS PeerTLS // to the EPP
 	PoolTLS   PeerTLS // to the decode endpoints
+	PoolHTTP2 bool    // HTTP/2 to the decode endpoints, as appProtocol kubernetes.io/h2c of an InferencePool asks for
+	// FailOpen has Envoy choose a decode endpoint itself while no EPP answers, as failureMode FailOpen of an InferencePool does:
+	// requests are served without prefill on another pod. Otherwise they get 503. Then all requests with a body pass the large
+	// listener.
+	FailOpen bool
 
 	HTTPFilters string // YAML: a list of HTTP filters of Envoy that requests pass before the EPP is asked; "" = none
 
@@ -188,6 +195,8 @@ func (o *Options) poolProblems(report func(flag, format string, args ...any)) {
 		report("endpoint", "a static pool needs its decode endpoints")
 	case o.Pool != PoolStatic && len(o.Static) > 0:
 		report("endpoint", "only a static pool (--pool static) lists its endpoints")
+	case o.Pool == PoolOriginalDst && o.FailOpen:
+		report("fail-open", "with --pool original-dst Envoy knows no endpoint but the one that the EPP names")
 	}
 }
 
@@ -291,7 +300,7 @@ func indent(spaces int, text string) string {
 type bootstrapPage struct {
 	Options
 	Listener, PoolName, PickerName string
-	LargeName, PickLost            string
+	LargeName, OpenName, PickLost  string
 	LargeFrom                      int // bodies of this many bytes or more go to the large listener
 	ListenOn, AdminPage            peer
 	OperationsPage                 *peer
@@ -370,8 +379,11 @@ func Certificate(w io.Writer, dir string) error {
 func (o Options) page() bootstrapPage {
 	p := bootstrapPage{
 		Options: o, Listener: ListenerName, PoolName: PoolCluster, PickerName: PickerCluster,
-		LargeName: LargeListener, PickLost: headerPickLost, LargeFrom: largeBody,
+		LargeName: LargeListener, OpenName: OpenListener, PickLost: headerPickLost, LargeFrom: largeBody,
 		ExtProc: filterPages[o.Filters], Internal: internalHeaders, Destination: epp.HeaderDestination, Served: epp.HeaderServed,
+	}
+	if o.FailOpen {
+		p.LargeFrom = 1 // whatever is small: what a filter has begun to send to a picker cannot be sent elsewhere
 	}
 	p.HTTPFilters, _ = operatorFilters(o.HTTPFilters)
 	p.ListenOn, _ = parsePeer(o.Listen)

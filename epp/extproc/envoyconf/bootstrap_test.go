@@ -49,6 +49,7 @@ func TestBootstrapGolden(t *testing.T) {
 	everything.Pool, everything.Static = envoyconf.PoolStatic, static("10.0.0.1:8000", "[fd00::1]:8000")
 	everything.PickerTLS.Name = "epp.ns.svc"
 	everything.PoolTLS = envoyconf.PeerTLS{CAFile: "/etc/tandem/pool.pem", Name: "decode.ns.svc"}
+	everything.PoolHTTP2, everything.FailOpen = true, true
 	everything.Cert = envoyconf.OwnCert{Dir: "/etc/tandem/tls", File: "/etc/tandem/certificate.yaml"}
 	everything.ClientCA = "/etc/tandem/clients.pem"
 	everything.AccessLog, everything.Collector, everything.TraceRatio = true, "collector:4317", 0.1

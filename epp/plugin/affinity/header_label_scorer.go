@@ -58,8 +58,8 @@ func (s headerLabelScorer) Score(r *epp.Round, c []epp.Candidate, scores []float
 type stampingHeaderLabelScorer struct{ headerLabelScorer }
 
 // Stamp implements epp.Stamper.
-func (s stampingHeaderLabelScorer) Stamp(_ *epp.Decision, by *epp.Endpoint, set func(name, value string)) {
-	if value := by.Labels[s.label]; value != "" {
+func (s stampingHeaderLabelScorer) Stamp(a *epp.Answer, set func(name, value string)) {
+	if value := a.By.Labels[s.label]; value != "" {
 		set(s.header, value)
 	}
 }

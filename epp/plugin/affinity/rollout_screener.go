@@ -185,9 +185,9 @@ func (s *rolloutScreener) askedRevision(r *epp.Request) string {
 }
 
 // Stamp implements epp.Stamper.
-func (s *rolloutScreener) Stamp(_ *epp.Decision, by *epp.Endpoint, set func(name, value string)) {
+func (s *rolloutScreener) Stamp(a *epp.Answer, set func(name, value string)) {
 	for i := range s.headers {
-		if value := by.Labels[s.headers[i].label]; value != "" {
+		if value := a.By.Labels[s.headers[i].label]; value != "" {
 			set(s.headers[i].header, value)
 		}
 	}

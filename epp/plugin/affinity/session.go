@@ -183,10 +183,10 @@ func (s tokens) find(r *epp.Round, c []epp.Candidate) int {
 }
 
 // Stamp implements epp.Stamper.
-func (s tokens) Stamp(d *epp.Decision, by *epp.Endpoint, set func(name, value string)) {
-	e := by
-	if s.profile != "" && s.profile != d.Picks[0].Row.Profile {
-		e = pickedFor(d, s.profile)
+func (s tokens) Stamp(a *epp.Answer, set func(name, value string)) {
+	e := a.By
+	if s.profile != "" && s.profile != a.Decision.Picks[0].Row.Profile {
+		e = pickedFor(a.Decision, s.profile)
 	}
 	if e != nil {
 		set(s.header, base64.StdEncoding.EncodeToString([]byte(e.String())))
