@@ -55,11 +55,11 @@ test-all: modules tools ## run all tests but those on real engines, with the rac
 	TANDEM_NIXL_LIB=$(NIXL_LIBRARY) go test -race -tags nixl -run '^TestNIXL' $(TESTFLAGS) $(NIXL_USERS)
 
 .PHONY: tools
-tools: .tools/envoy .tools/openai .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod ## fetch or build the real parts that tests need
+tools: .tools/envoy .tools/clients .tools/kube .tools/helm .tools/crds .tools/nixl .tools/cyclonedx-gomod ## fetch or build the real parts that tests need
 
 # In its own folder go test shows what the test prints: how each case went, and how long it took.
 .PHONY: test-vllm
-test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/openai ## run the end-to-end suite on real vLLM engines: 7 GB of disk, 10 GB of memory
+test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real vLLM engines: 7 GB of disk, 10 GB of memory
 	@cd e2e/serving && go test -count=1 -timeout=25m -run '^TestRealEngines$$' $(TESTFLAGS) -vllm
 
 # Long forms of tests whose short forms make test runs. In the folder of a package go test shows the table that they print.

@@ -74,12 +74,13 @@ var realCases = []realCase{
 	{"TestRewriteWithTheLength", TestRewriteWithTheLength},
 	{"TestRewriteWithoutSidecar", TestRewriteWithoutSidecar},
 	{"TestTraceOfARemoteRequest", TestTraceOfARemoteRequest},
-	{"OpenAI client", func(t *testing.T) {
-		python := requireOpenAI(t)
+	{"stock clients", func(t *testing.T) {
 		f := harness.NewTappedFleet(t, 1)
 		f.StartPicker(t)
 		f.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"})
-		testOpenAIAnswers(t, python, f)
+		for _, c := range stockClients {
+			t.Run(c.name, func(t *testing.T) { testClientAnswers(t, c, f) })
+		}
 	}},
 	{"TestEveryAPI", TestEveryAPI},
 	{"TestUsage", TestUsage},
@@ -95,19 +96,19 @@ var realCases = []realCase{
 
 // simulatedOnly are the tests that stay with simulated engines, by a pattern of their names, and why.
 var simulatedOnly = map[string]string{
-	`SimPair`:                             "the suite that the case pair runs",
-	`Cluster`:                             "it is about Kubernetes; the engines are pods that answer anything",
-	`Metrics|Telemetry`:                   "it makes engines fail",
-	`OpenAIClient`:                        "it makes engines fail, but for the answers that the case OpenAI client has",
-	`Chaos\w*|PrefillLost|Overload`:       "it makes engines fail, or needs to know how much they can do",
-	`ProxyAwaitsPicker`:                   "it is about Envoy's start; any engine will do",
-	`Warmup`:                              "it says how long engines take to meet, and needs such as have not",
-	`Rolling\w*|Matrix\w*|Soak`:           "it makes engines fail, or restarts them more often than real ones can be waited for",
-	`StoppedEngine`:                       "it ends an engine, which takes a real one a minute to come back from",
-	`Bad\w+|HeldBodies|HeadersWithoutEnd`: "it is about clients that never get as far as an engine",
-	`Security\w+|ThreatsPage`:             "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
-	`KeeperAtLength`:                      "it starts engines of its own, with a short lease (make lease-vllm)",
-	`Main|RealEngines|EveryTestIsListedForRealEngines`: "what runs the others",
+	`SimPair`:                               "the suite that the case pair runs",
+	`Cluster`:                               "it is about Kubernetes; the engines are pods that answer anything",
+	`Metrics|Telemetry`:                     "it makes engines fail",
+	`\w+Client`:                             "it makes engines fail, but for the answers that the case stock clients has",
+	`Chaos\w*|PrefillLost|Overload`:         "it makes engines fail, or needs to know how much they can do",
+	`ProxyAwaitsPicker`:                     "it is about Envoy's start; any engine will do",
+	`Warmup`:                                "it says how long engines take to meet, and needs such as have not",
+	`Rolling\w*|Matrix\w*|Soak`:             "it makes engines fail, or restarts them more often than real ones can be waited for",
+	`StoppedEngine`:                         "it ends an engine, which takes a real one a minute to come back from",
+	`Bad\w+|HeldBodies|HeadersWithoutEnd`:   "it is about clients that never get as far as an engine",
+	`Security\w+|ThreatsPage`:               "the hostile peers that it is about are its own; TestForeignHandoff and the pair have what engines die of",
+	`KeeperAtLength`:                        "it starts engines of its own, with a short lease (make lease-vllm)",
+	`Main|RealEngines|EveryTestIsListed\w+`: "what runs the others",
 }
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the

@@ -1,20 +1,12 @@
-"""What users of the stock OpenAI client do, against a Tandem stack. openai_test.go starts the stack and runs one class:
-
-    OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=any MODEL=... PLAIN_URL=http://HOST:PORT/v1 python client.py Answers
-
-PLAIN_URL is an undisturbed engine, which tells what is right. Of every call whose body has to reach the engines as it was
-sent, one line of JSON goes to stdout.
-"""
+"""What users of the stock OpenAI client do, against a Tandem stack. stack.py says how it is run."""
 
 import asyncio
-import json
-import os
+import itertools
 import unittest
 
 import openai
 
-MODEL = os.environ["MODEL"]
-NOT_COMPARED = {"id", "created", "system_fingerprint", "prompt_tokens_details"}  # differ by call, engine, and cache
+from stack import ALL, BYPASSED, FORCED, LONG, MODEL, PLAIN_URL, SHORT, cancel_at, comparable, decision, every_way, headers, prompt, report
 
 TOOLS = [{
     "type": "function",
@@ -30,6 +22,7 @@ TOOLS = [{
         "strict": True,
     },
 }]
+RESPONSE_TOOL = {"type": "function"} | TOOLS[0]["function"]
 SCHEMA = {
     "type": "json_schema",
     "json_schema": {
@@ -37,16 +30,6 @@ SCHEMA = {
         "schema": {"type": "object", "properties": {"model": {"type": "string"}, "n": {"const": 3}}},
     },
 }
-
-
-def prompt(name, words):
-    """A text that nobody has seen, since prefixes are cached."""
-    return " ".join([name] + ["the cache of a block is token and prefill to decode,"] * (words // 10))
-
-
-SHORT, LONG = 10, 200  # words; below and above the threshold of the stack
-FORCED, BYPASSED = (SHORT, "force", "remote;reason=forced"), (LONG, "bypass", "local;reason=bypassed")
-ALL = ((SHORT, None, "local;reason=short-prompt"), (LONG, None, "remote;reason=uncached"), FORCED, BYPASSED)
 
 
 def chat(name, words, **more):
@@ -58,12 +41,12 @@ def text(name, words, **more):
     return {"model": MODEL, "prompt": prompt(name, words), "max_tokens": 8, "temperature": 0} | more
 
 
-def comparable(value):
-    if isinstance(value, dict):
-        return {k: comparable(v) for k, v in value.items() if k not in NOT_COMPARED}
-    if isinstance(value, list):
-        return [comparable(v) for v in value]
-    return value
+def response(name, words, **more):
+    return {"model": MODEL, "instructions": "Be short.", "input": prompt(name, words), "max_output_tokens": 8, "temperature": 0} | more
+
+
+# The client's object of each API.
+APIS = {"chat": lambda c: c.chat.completions, "completions": lambda c: c.completions, "responses": lambda c: c.responses}
 
 
 def contents(chunks):
@@ -78,6 +61,18 @@ def contents(chunks):
     return out
 
 
+def response_contents(events):
+    """The same of a stream of responses, whose last event has the whole answer."""
+    events = list(events)
+    assert [e.sequence_number for e in events] == list(range(len(events))), "events are missing"
+    return {
+        "types": [kind for kind, _ in itertools.groupby(e.type for e in events)],
+        "text": "".join(e.delta for e in events if e.type == "response.output_text.delta"),
+        "whole": comparable(events[-1].response.to_dict()),
+        "usage": comparable(events[-1].response.usage.to_dict()),
+    }
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.client = openai.OpenAI()  # as the environment says: base URL and key
@@ -89,43 +84,60 @@ class Answers(Case):
 
     def setUp(self):
         super().setUp()
-        self.plain = openai.OpenAI(base_url=os.environ["PLAIN_URL"])
+        self.plain = openai.OpenAI(base_url=PLAIN_URL + "/v1")
         self.addCleanup(self.plain.close)
 
-    def call(self, api, name, body, decision, mode=None):
+    def call(self, api, name, body, decided, mode=None):
         """One call, whose answer must be that of the plain engine, and whose headers must tell the decision."""
-        headers = {"x-request-id": name} | ({"x-tandem-pd": mode} if mode else {})
-        raw = api(self.client).with_raw_response.create(**body, extra_headers=headers)
-        self.assertEqual(raw.headers["x-tandem-pd-decision"].split(";attempts")[0], decision)
-        got, want = raw.parse(), api(self.plain).create(**body)
+        raw = APIS[api](self.client).with_raw_response.create(**body, extra_headers=headers(name, mode))
+        self.assertEqual(decision(raw.headers), decided)
+        got, want = raw.parse(), APIS[api](self.plain).create(**body)
         if body.get("stream"):
-            got, want = contents(got), contents(want)
-            self.assertIsNotNone(got["usage"], "include_usage brought no usage")
+            read = response_contents if api == "responses" else contents
+            got, want = read(got), read(want)
+            self.assertIsNotNone(got["usage"], "the stream brought no usage")
         else:
             got, want = comparable(got.to_dict()), comparable(want.to_dict())
         self.assertEqual(got, want)
-        print(json.dumps({"id": name, "sent": raw.http_request.content.decode(), "remote": decision.startswith("remote")}))
+        report(api, name, raw.http_request.content, decided)
         return raw
 
     def every_way(self, api, kind, make, ways=ALL):
-        for stream in (False, True):
-            more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            for words, mode, decision in ways:
-                name = f"{kind}-{'stream' if stream else 'whole'}-{words}-{mode}"
-                with self.subTest(name):
-                    self.call(api, name, make(name, words, **more), decision, mode)
+        def call(name, words, stream, mode, decided):
+            more = {"stream": True} if stream else {}
+            if stream and api != "responses":  # whose streams have the usage anyway
+                more["stream_options"] = {"include_usage": True}
+            self.call(api, name, make(name, words, **more), decided, mode)
+        every_way(self, kind, call, ways)
 
     def test_chat(self):
-        self.every_way(lambda c: c.chat.completions, "chat", chat)
+        self.every_way("chat", "chat", chat)
 
     def test_completions(self):
-        self.every_way(lambda c: c.completions, "text", text)
+        self.every_way("completions", "text", text)
+
+    def test_responses(self):
+        self.every_way("responses", "response", response)
+
+    def test_response_tools(self):
+        """Functions, which the client runs, and a conversation in place of a text."""
+        def make(name, words, **more):
+            said = [{"role": "user", "content": [{"type": "input_text", "text": prompt(name, words)}]},
+                    {"role": "assistant", "content": "It rains."}, {"role": "user", "content": "And tomorrow?"}]
+            return response(name, words, **more) | {"input": said, "tools": [RESPONSE_TOOL], "tool_choice": "auto", "store": False}
+        self.every_way("responses", "response-tools", make, (FORCED, BYPASSED))
+
+    def test_response_stream(self):
+        """The client's own way to read a stream, which minds the order of the events."""
+        def final(client, **more):
+            with client.responses.stream(**response("events", LONG), **more) as events:
+                return comparable(events.get_final_response().to_dict())
+        self.assertEqual(final(self.client, extra_headers=headers("events", "force")), final(self.plain))
 
     def test_tools(self):
         more = {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False, "response_format": SCHEMA, "seed": 2**62 + 1,
                 "logit_bias": {"5": -100}, "metadata": {"Ünïcode": "\u2028 \U0001f600"}, "stop": ["\n\n"]}
-        self.every_way(lambda c: c.chat.completions, "tools", lambda name, words, **kw: chat(name, words, **kw, **more),
-                       (FORCED, BYPASSED))
+        self.every_way("chat", "tools", lambda name, words, **kw: chat(name, words, **kw, **more), (FORCED, BYPASSED))
 
     def test_tool_turn(self):
         """The turn after a tool call: messages that are not text, and content in parts."""
@@ -138,10 +150,10 @@ class Answers(Case):
                 {"role": "user", "content": [{"type": "text", "text": "And tomorrow?"}]},
             ]
             return body
-        self.every_way(lambda c: c.chat.completions, "turn", make, (FORCED, BYPASSED))
+        self.every_way("chat", "turn", make, (FORCED, BYPASSED))
 
     def test_several_choices(self):
-        raw = self.call(lambda c: c.chat.completions, "several", chat("several", LONG, n=2, temperature=0.5, seed=7),
+        raw = self.call("chat", "several", chat("several", LONG, n=2, temperature=0.5, seed=7),
                         "local;reason=not-splittable")
         self.assertEqual(len(raw.parse().choices), 2)
 
@@ -156,7 +168,7 @@ class Answers(Case):
 
 
 class Errors(Case):
-    """Calls that fail, as exceptions. The engine's faults are those of openai_test.go, by request id."""
+    """Calls that fail, as exceptions. The engine's faults are those of clients_test.go, by request id."""
 
     def create(self, client=None, **more):
         return (client or self.client.with_options(max_retries=0)).chat.completions.create(**chat("errors", SHORT) | more)
@@ -190,6 +202,27 @@ class Errors(Case):
                 e = self.failure(openai.NotFoundError, 404, model="nobody", stream=stream, extra_headers={"x-tandem-pd": mode})
                 self.assertIn("nobody", e.message)
 
+    def test_responses(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.responses.create(**response("errors", SHORT), extra_headers={"x-tandem-pd": "perhaps"})
+        self.assertEqual((caught.exception.code, caught.exception.type), ("bad-pd-header", "invalid_request_error"))
+        for mode in ("force", "bypass"):
+            with self.assertRaises(openai.NotFoundError):
+                self.client.responses.create(**response("errors", SHORT) | {"model": "nobody"}, extra_headers={"x-tandem-pd": mode})
+
+    def test_stream_breaks(self):
+        for mode in ("force", "bypass"):
+            with self.assertRaises(openai.APIError) as caught:
+                list(self.create(stream=True, extra_headers=headers("fault-break", mode)))
+            self.assertEqual(caught.exception.code, "internal")
+
+    def test_response_stream_breaks(self):
+        """The client gives the event, and raises nothing."""
+        for mode in ("force", "bypass"):
+            events = list(self.client.responses.create(**response("breaks", SHORT), stream=True, extra_headers=headers("fault-break", mode)))
+            self.assertEqual((events[-1].type, events[-1].code, events[-1].sequence_number), ("error", "internal", len(events) - 1))
+            self.assertTrue(any(e.type == "response.output_text.delta" for e in events))
+
     def test_unknown_path(self):
         with self.assertRaises(openai.NotFoundError):
             self.client.files.list()
@@ -214,7 +247,7 @@ class Errors(Case):
 
 
 class EmptyPool(Case):
-    """Nobody is there to serve."""
+    """No endpoint is there to serve."""
 
     def test_no_endpoint(self):
         with self.assertRaises(openai.InternalServerError) as caught:
@@ -254,11 +287,8 @@ class Cancellation(Case):
                             extra_headers={"x-tandem-pd": mode}):
                         begun.set()
 
-                task = asyncio.create_task(read())
-                await begun.wait()
-                task.cancel()
                 with self.assertRaises(asyncio.CancelledError):
-                    await task
+                    await cancel_at(begun, asyncio.create_task(read()))
 
         for mode in ("force", "bypass"):
             asyncio.run(leave(mode))
