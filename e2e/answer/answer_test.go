@@ -1,6 +1,7 @@
 package answer_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -29,14 +30,58 @@ func TestRead(t *testing.T) {
 		response *http.Response
 		want     answer.Answer
 	}{
-		"whole":    {response(200, whole, right), answer.Answer{Cached: -1, Tokens: []int{1}, Finish: "length", Body: right}},
-		"error":    {response(503, whole, `{"error":1}`), answer.Answer{Cached: -1, Body: `{"error":1}`}},
-		"no JSON":  {response(502, "text/plain", "gone"), answer.Answer{Cached: -1, Body: "gone"}},
-		"streamed": {response(200, stream, ": hello\n"+first+last+"data: [DONE]\n\n"), answer.Answer{Cached: 16, Tokens: []int{1, 2, 3}, Finish: "stop", Done: true}},
-		"fails":    {response(200, stream, first+"data: {\"error\":{\"code\":500}}\n\n"), answer.Answer{Cached: -1, Tokens: []int{1, 2}, Failed: `{"code":500}`}},
+		"whole":   {response(200, whole, right), answer.Answer{Cached: -1, Tokens: []int{1}, Finish: "length", Body: right}},
+		"error":   {response(503, whole, `{"error":1}`), answer.Answer{Cached: -1, Body: `{"error":1}`}},
+		"no JSON": {response(502, "text/plain", "gone"), answer.Answer{Cached: -1, Body: "gone"}},
+		"streamed": {response(200, stream, ": hello\n"+first+last+"data: [DONE]\n\n"), answer.Answer{Cached: 16, Tokens: []int{1, 2, 3}, Finish: "stop", Done: true,
+			Usage: []byte(`{"prompt_tokens_details":{"cached_tokens":16}}`)}},
+		"fails": {response(200, stream, first+"data: {\"error\":{\"code\":500}}\n\n"), answer.Answer{Cached: -1, Tokens: []int{1, 2}, Failed: `{"code":500}`}},
 	} {
 		got, err := answer.Read(c.response)
 		c.want.Status, c.want.Header = c.response.StatusCode, c.response.Header
+		if err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, %v, want %+v", name, got, err, c.want)
+		}
+	}
+}
+
+// The APIs with named events have no ids: their texts count, and each text once.
+func TestReadNamedEvents(t *testing.T) {
+	const (
+		usage   = `{"input_tokens":5,"input_tokens_details":{"cached_tokens":4}}`
+		read    = `{"input_tokens":1,"cache_read_input_tokens":4}`
+		created = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"output\":[],\"usage\":null}}\n\n"
+		text    = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"ab\"}\n\n" +
+			"event: response.output_text.done\ndata: {\"type\":\"response.output_text.done\",\"text\":\"ab\"}\n\n"
+		started = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"content\":[],\"usage\":{\"input_tokens\":5}}}\n\n"
+		block   = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"ab\"}}\n\n"
+		stopped = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":" + read + "}\n\n" +
+			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+		failure = `{"type":"error","code":"internal","message":"gone"}`
+	)
+	ended := func(name string) string {
+		return fmt.Sprintf("event: %s\ndata: {\"type\":%[1]q,\"response\":{\"output\":[{\"content\":[{\"text\":\"ab\"}]}],\"usage\":%s}}\n\n", name, usage)
+	}
+	ab := []int{'a', 'b'}
+	for name, c := range map[string]struct {
+		kind, body string
+		want       answer.Answer
+	}{
+		"responses":             {whole, `{"output":[{"content":[{"text":"a"},{"text":"b"}]}],"usage":` + usage + `}`, answer.Answer{Cached: 4, Tokens: ab, Usage: []byte(usage)}},
+		"responses, streamed":   {stream, created + text + ended("response.completed"), answer.Answer{Cached: 4, Tokens: ab, Usage: []byte(usage), Done: true}},
+		"responses, incomplete": {stream, created + text + ended("response.incomplete"), answer.Answer{Cached: 4, Tokens: ab, Usage: []byte(usage), Done: true}},
+		"responses, broken":     {stream, created + text + "event: error\ndata: " + failure + "\n\n", answer.Answer{Cached: -1, Tokens: ab, Failed: failure}},
+		"messages":              {whole, `{"type":"message","content":[{"text":"ab"}],"usage":` + read + `}`, answer.Answer{Cached: 4, Tokens: ab, Usage: []byte(read)}},
+		"messages, streamed":    {stream, started + block + stopped, answer.Answer{Cached: 4, Tokens: ab, Usage: []byte(read), Done: true}},
+		"messages, broken": {stream, started + block + "event: error\ndata: {\"type\":\"error\",\"error\":" + failure + "}\n\n",
+			answer.Answer{Cached: -1, Tokens: ab, Usage: []byte(`{"input_tokens":5}`), Failed: failure}},
+	} {
+		r := response(200, c.kind, c.body)
+		got, err := answer.Read(r)
+		c.want.Status, c.want.Header = r.StatusCode, r.Header
+		if c.kind == whole {
+			c.want.Body = c.body
+		}
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, %v, want %+v", name, got, err, c.want)
 		}
@@ -65,6 +110,8 @@ func TestReadBroken(t *testing.T) {
 		"cut":             {response(200, whole, `{"choices":[{"token_ids":[1]}`), 0},
 		"line of no kind": {response(200, stream, first+"hello\n\n"), 2},
 		"broken event":    {response(200, stream, first+"data: {\n\n"), 2},
+		"another type":    {response(200, stream, first+"event: ping\ndata: {\"type\":\"pong\"}\n\n"), 2},
+		"after the last":  {response(200, stream, first+"data: {\"type\":\"message_stop\"}\n\n"+last), 2},
 		"after the end":   {response(200, stream, first+"data: [DONE]\n\n"+last), 2},
 	} {
 		if got, err := answer.Read(c.response); err == nil || len(got.Tokens) != c.tokens {

@@ -21,7 +21,7 @@ const WholeModel = 4096
 type Call struct {
 	API     pd.API
 	Stream  bool
-	Prompt  []int // token ids, for completions
+	Prompt  []int // token ids, for completions and generate
 	Text    string
 	Tokens  int
 	Members map[string]any
@@ -33,18 +33,13 @@ type Reply = answer.Answer
 
 // Body returns the body of the request for a model.
 func (c Call) Body(model string) []byte {
-	m := map[string]any{"model": model, "max_tokens": c.Tokens, "temperature": 0, "return_token_ids": true, "ignore_eos": true}
-	switch {
-	case c.API == pd.APIChat:
-		m["messages"] = []any{map[string]any{"role": "user", "content": c.Text}}
-	case c.Prompt != nil:
-		m["prompt"] = c.Prompt
-	default:
-		m["prompt"] = c.Text
-	}
+	m := c.question()
+	m["model"] = model
 	if c.Stream {
 		m["stream"] = true
-		m["stream_options"] = map[string]any{"include_usage": true}
+		if c.API != pd.APIResponses && c.API != pd.APIMessages { // whose streams have the usage anyway
+			m["stream_options"] = map[string]any{"include_usage": true}
+		}
 	}
 	for k, v := range c.Members {
 		m[k] = v
@@ -54,6 +49,29 @@ func (c Call) Body(model string) []byte {
 		panic(err)
 	}
 	return b
+}
+
+// question returns the members with the prompt and the limit, and those that make answers comparable.
+func (c Call) question() map[string]any {
+	said := []any{map[string]any{"role": "user", "content": c.Text}}
+	switch c.API {
+	case pd.APIResponses:
+		return map[string]any{"input": c.Text, "max_output_tokens": c.Tokens, "temperature": 0, "ignore_eos": true}
+	case pd.APIMessages:
+		return map[string]any{"messages": said, "max_tokens": c.Tokens, "temperature": 0}
+	case pd.APIGenerate:
+		return map[string]any{"token_ids": c.Prompt, "sampling_params": map[string]any{"max_tokens": c.Tokens, "temperature": 0, "ignore_eos": true}}
+	}
+	m := map[string]any{"max_tokens": c.Tokens, "temperature": 0, "return_token_ids": true, "ignore_eos": true}
+	switch {
+	case c.API == pd.APIChat:
+		m["messages"] = said
+	case c.Prompt != nil:
+		m["prompt"] = c.Prompt
+	default:
+		m["prompt"] = c.Text
+	}
+	return m
 }
 
 // Send makes the call at base and reads the whole answer. The error is the connection's.
@@ -117,7 +135,7 @@ func MustMatch(t *testing.T, got Reply, stream bool, want []int) {
 	case got.Failed != "":
 		t.Fatalf("stream ended with error %s", got.Failed)
 	case stream && !got.Done:
-		t.Fatal("stream ended without [DONE]")
+		t.Fatal("stream ended without its last event")
 	case !slices.Equal(got.Tokens, want):
 		t.Fatalf("tokens %v, an undisturbed engine gives %v (decision %v)", got.Tokens, want, got.Decision)
 	}
@@ -141,6 +159,11 @@ func (c Call) Remote(addrs ...string) Call {
 	}
 	c.Header = h
 	return c
+}
+
+// SplitAPIs are the APIs whose requests are split.
+func SplitAPIs() []pd.API {
+	return slices.DeleteFunc(pd.GenerateAPIs(), func(api pd.API) bool { return !api.Splittable() })
 }
 
 // BothForms runs a case with a stream and with a whole answer.

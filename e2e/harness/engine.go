@@ -63,6 +63,8 @@ func (e Engine) ReadMetric(name string) (float64, error) {
 const (
 	UsageGauge = "vllm:kv_cache_usage_perc"
 	Expiries   = "vllm:nixl_num_kv_expired_reqs_total"
+	// PulledTokens counts the tokens of prompts whose KV came from another engine.
+	PulledTokens = "vllm:external_prefix_cache_hits_total"
 	// ReleaseWithin is the promised time after which blocks that no engine will read are free again.
 	ReleaseWithin = 2 * time.Second
 )
@@ -115,13 +117,16 @@ func DecodeModel(addr string) (string, error) {
 // Lend returns a running engine in place of the simulated engine with a name; nil: simulated engines are started.
 var Lend func(t *testing.T, name string) Engine
 
-// StartSim runs a simulated engine, or returns a real one if the suite runs on real ones.
+// allAPIs makes engines serve the generate API too.
+const allAPIs = "--enable-scale-out"
+
+// StartSim runs a simulated engine that serves every API, or returns a real one if the suite runs on real ones.
 func StartSim(t *testing.T, name string, flags ...string) Engine {
 	t.Helper()
 	if Lend != nil {
 		return Lend(t, name)
 	}
-	p := Start(t, stack.Sim(BinDir, name, flags...))
+	p := Start(t, stack.Sim(BinDir, name, append([]string{allAPIs}, flags...)...))
 	return Engine{Addr: p.Addr("http"), Pause: p.Freeze, Resume: p.MustResume, Kill: func(t *testing.T) {
 		t.Helper()
 		if err := p.Kill(); err != nil {

@@ -299,8 +299,16 @@ func (f *Fleet) MustServe(t *testing.T, calls []Call) {
 	}
 }
 
+// ordinary are ids of ordinary tokens, which all engines of the tests have.
+var ordinary = [2]int{300, 1000}
+
 // Fresh returns a prompt that no engine has seen.
-func (f *Fleet) Fresh(n int) []int { return (&Pair{TokenIDs: [2]int{300, 1000}}).Fresh(n) }
+func (f *Fleet) Fresh(n int) []int { return (&Pair{TokenIDs: ordinary}).Fresh(n) }
+
+// Ask returns a call of an API, with a prompt of about n tokens that no engine has seen.
+func (f *Fleet) Ask(api pd.API, n int, stream bool) Call {
+	return (&Pair{TokenIDs: ordinary}).Ask(api, n, stream)
+}
 
 // MustRest fails unless all traces of requests are gone within Patience: load in flight at pickers, stranded blocks at
 // engines, open streams and protocol errors at Envoy.
@@ -406,9 +414,7 @@ func FetchPage(t *testing.T, url string) (status int, text string) {
 }
 
 // TokensCall returns a completions call with a prompt of n token ids that no engine has seen.
-func (f *Fleet) TokensCall(n int, stream bool) Call {
-	return Call{API: pd.APICompletions, Prompt: f.Fresh(n), Tokens: 8, Stream: stream}
-}
+func (f *Fleet) TokensCall(n int, stream bool) Call { return f.Ask(pd.APICompletions, n, stream) }
 
 // Open begins a call. The caller reads the answer.
 func (f *Fleet) Open(ctx context.Context, q Call) (*http.Response, error) {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // Pair is a prefill and a decode engine, and a plain one with the same weights, whose answers are the expected ones.
@@ -57,6 +59,17 @@ func (p *Pair) Fresh(n int) []int {
 		ids[i] = p.TokenIDs[0] + int(seed%uint64(p.TokenIDs[1]-p.TokenIDs[0]))
 	}
 	return ids
+}
+
+// Ask returns a call of an API, with a prompt of about n tokens that no engine has seen.
+func (p *Pair) Ask(api pd.API, n int, stream bool) Call {
+	c := Call{API: api, Tokens: 8, Stream: stream}
+	if api == pd.APICompletions || api == pd.APIGenerate {
+		c.Prompt = p.Fresh(n)
+	} else {
+		c.Text = Words(n / 8)
+	}
+	return c
 }
 
 // PromptSeed makes the prompts of this process differ from those of others.

@@ -101,7 +101,7 @@ func (f *TappedFleet) startTapped(t *testing.T, name, role string) tappedEngine 
 	if Lend != nil {
 		e.Engine = Lend(t, name)
 	} else {
-		p := Start(t, stack.Sim(BinDir, name, "--role="+role))
+		p := Start(t, stack.Sim(BinDir, name, "--role="+role, allAPIs))
 		e.Addr, e.admin = p.Addr("http"), p.Addr("admin")
 	}
 	e.Tap = NewTap(t, e.Addr)

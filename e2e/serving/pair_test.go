@@ -41,8 +41,9 @@ func testTokens(t *testing.T, p *harness.Pair) {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			harness.BothForms(t, func(t *testing.T, stream bool) {
 				for name, c := range map[string]harness.Call{
-					"completions": {API: pd.APICompletions, Prompt: p.Fresh(n), Tokens: 8, Stream: stream},
-					"chat":        {API: pd.APIChat, Text: harness.Words(n / 8), Tokens: 8, Stream: stream},
+					"completions": p.Ask(pd.APICompletions, n, stream),
+					"chat":        p.Ask(pd.APIChat, n, stream),
+					"generate":    p.Ask(pd.APIGenerate, n, stream),
 				} {
 					want := p.Want(t, c)
 					got := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)

@@ -107,31 +107,18 @@ func startEdited(t *testing.T, f *harness.Fleet, mode, old, other string) {
 	f.Front = harness.StartEnvoy(t, edited)
 }
 
-// questions are requests of every API the engines have, with members besides the model.
-var questions = map[pd.API]string{
-	pd.APIChat:        `"max_tokens":4,"messages":[{"role":"user","content":%q}]`,
-	pd.APICompletions: `"max_tokens":4,"prompt":%q`,
-	pd.APIMessages:    `"max_tokens":4,"messages":[{"role":"user","content":%q}]`,
-	pd.APIResponses:   `"max_output_tokens":4,"input":%q`,
-}
-
 // testNames asks for the alias in every API. Whatever the way of the answer, its model is the alias, spelled as it was.
 func testNames(t *testing.T, f *harness.Fleet, modes ...string) {
-	name, err := json.Marshal(alias)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for api, members := range questions {
+	for _, api := range harness.SplitAPIs() {
 		for _, mode := range modes {
 			t.Run(strings.TrimSpace(api.String()+" "+mode), func(t *testing.T) {
 				harness.BothForms(t, func(t *testing.T, stream bool) {
-					body := fmt.Sprintf(`{"model":%s,"stream":%t,`+members+`}`, name, stream, harness.Words(60))
-					status, text := post(t, f, api.Path(), body, pd.HeaderMode, mode)
+					status, text := post(t, f, api.Path(), string(f.Ask(api, 400, stream).Body(alias)), pd.HeaderMode, mode)
 					if status != http.StatusOK {
 						t.Fatalf("status %d: %s", status, text)
 					}
-					names := namesIn(t, text)
-					if len(names) == 0 || slices.ContainsFunc(names, func(got string) bool { return got != alias }) {
+					names, nameless := namesIn(t, text), api == pd.APIGenerate && stream
+					if (len(names) == 0) != nameless || slices.ContainsFunc(names, func(got string) bool { return got != alias }) {
 						t.Errorf("the models are %q in %s", names, text)
 					}
 				})

@@ -18,7 +18,7 @@ import (
 // The files in testdata/transcript are what went over the wire between the sidecar and a real vLLM 0.32.0 pair: for each
 // call the bytes of the prefill leg, of its answer, of the decode leg, and of its answer. They were written by
 //
-//	go test -run TestRealEngines/pair/transcript ./e2e -vllm -record
+//	go test -run TestRealEngines/pair/transcript ./e2e/serving -vllm -record
 //
 // Every other run, on real and on simulated engines, must exchange the same: headers by name, bodies by the order, names
 // and types of their members.
@@ -27,12 +27,18 @@ var record = flag.Bool("record", false, "write what the engines say to testdata/
 const separator = "\n=====8<=====\n"
 
 func testTranscript(t *testing.T, p *harness.Pair) {
-	for name, c := range map[string]harness.Call{
+	calls := map[string]harness.Call{
 		"completions-whole":  {API: pd.APICompletions, Text: transcriptText, Tokens: 4, Members: map[string]any{"seed": json.Number("12345678901234567")}},
 		"completions-stream": {API: pd.APICompletions, Text: transcriptText, Tokens: 4, Stream: true},
 		"chat-whole":         {API: pd.APIChat, Text: transcriptText, Tokens: 4, Members: map[string]any{"max_completion_tokens": 4, "min_tokens": 2}},
 		"chat-stream":        {API: pd.APIChat, Text: transcriptText, Tokens: 4, Stream: true},
-	} {
+	}
+	for _, api := range []pd.API{pd.APIResponses, pd.APIMessages, pd.APIGenerate} {
+		for form, stream := range map[string]bool{"whole": false, "stream": true} {
+			calls[api.String()+"-"+form] = harness.Call{API: api, Text: transcriptText, Prompt: transcriptTokens(), Tokens: 4, Stream: stream}
+		}
+	}
+	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			prefill, decode := harness.NewGate(t, p.Prefill.Addr, harness.Answers), harness.NewGate(t, p.Decode.Addr, harness.Answers)
 			s := harness.StartSidecar(t, decode.Addr)
@@ -65,6 +71,14 @@ func testTranscript(t *testing.T, p *harness.Pair) {
 
 const transcriptText = "the cache of a block is token and prefill to decode, the cache of a block is token and prefill to decode, " +
 	"the cache of a block is token and prefill to decode, the cache of a block is token and prefill to decode"
+
+// transcriptTokens returns ids of ordinary tokens.
+func transcriptTokens() (ids []int) {
+	for id := range 100 {
+		ids = append(ids, 300+id)
+	}
+	return ids
+}
 
 // shape says what of an HTTP message must be the same on every run: the first line, the names of the headers, and of the
 // body (of each event of a stream) the members in order with the types of their values. How many tokens or characters

@@ -5,41 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/e2e/answer"
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/pd"
 )
-
-// testGenerate is the API of tokens in and out, which only engines have that are started for it, and no picker knows.
-func testGenerate(t *testing.T) {
-	f := harness.NewFleet(t, 0, 2)
-	prompt, err := json.Marshal(f.Fresh(100))
-	if err != nil {
-		t.Fatal(err)
-	}
-	body := fmt.Sprintf(`{"model":%q,"token_ids":%s,"sampling_params":{"max_tokens":4,"temperature":0,"ignore_eos":true}}`, f.Model, prompt)
-	scaled := f.Decode[1]
-	_, want := postTo(t, scaled.Engine.Addr, pd.APIGenerate.Path(), body)
-	status, got := postTo(t, scaled.Addr(), pd.APIGenerate.Path(), body)
-	if status != http.StatusOK || !slices.Equal(tokensIn(t, got), tokensIn(t, want)) || len(tokensIn(t, got)) != 4 {
-		t.Errorf("status %d: %s\nthe engine itself: %s", status, got, want)
-	}
-}
-
-// tokensIn returns the tokens of an answer of the generate API.
-func tokensIn(t *testing.T, text string) []int {
-	t.Helper()
-	var a answer.Answer
-	if err := a.Take([]byte(text)); err != nil || len(a.Tokens) == 0 {
-		t.Fatalf("%v in %s", err, text)
-	}
-	return a.Tokens
-}
 
 // testToolChoice forces a tool, which a prefill leg of one token cannot call.
 func testToolChoice(t *testing.T) {

@@ -21,13 +21,13 @@ import (
 // one that is here must not.
 var surfaceDifferences = map[string]string{}
 
-// notTheSurface are recordings that no request alone makes again: legs of hand-offs, and engines in some state. The suite of
-// the pair and the simulator's own tests have those.
-var notTheSurface = regexp.MustCompile(`^(pd-|pdfail-|err-503-)`)
+// notTheSurface are recordings that no request alone makes again: legs of hand-offs, and engines in some state or with other
+// flags. The suite of the pair and the simulator's own tests have those.
+var notTheSurface = regexp.MustCompile(`^(pd-|pdfail-|err-503-|render-disabled)`)
 
 // testSurface sends what was once sent to a real engine, byte for byte, to the real engine of today and to a simulated one.
 func testSurface(t *testing.T) {
-	sim := harness.Start(t, stack.Sim(harness.BinDir, "simulated")).Addr("http")
+	sim := harness.Start(t, stack.Sim(harness.BinDir, "simulated", "--enable-scale-out")).Addr("http")
 	files, err := filepath.Glob(filepath.Join(harness.Root, "sim", "api", "testdata", "golden", "*.http"))
 	if err != nil || len(files) < 50 {
 		t.Fatalf("%d recordings: %v", len(files), err)

@@ -85,7 +85,6 @@ var realCases = []realCase{
 	{"TestEveryAPI", TestEveryAPI},
 	{"TestUsage", TestUsage},
 	{"TestForeignHandoff", TestForeignHandoff},
-	{"generate", testGenerate},
 	{"forced tool choice", testToolChoice},
 	{"lease in decode's queue", testLeaseInTheQueue},
 	{"keeper", testKeeper},
@@ -164,11 +163,11 @@ func startRealEngines(t *testing.T) *realEngines {
 	var r realEngines
 	var starting sync.WaitGroup
 	for to, o := range map[**vllm.Engine]vllm.Options{
-		&r.plain:   {Name: "plain", Args: toolFlags},
-		&r.prefill: {Name: "prefill", Role: vllm.Prefill, Lease: realLease, Args: toolFlags},
-		&r.failing: {Name: "decode, fails", Role: vllm.Decode, Lease: realLease, Args: toolFlags},
+		&r.plain:   {Name: "plain", Args: servingFlags},
+		&r.prefill: {Name: "prefill", Role: vllm.Prefill, Lease: realLease, Args: servingFlags},
+		&r.failing: {Name: "decode, fails", Role: vllm.Decode, Lease: realLease, Args: servingFlags},
 		&r.recomputing: {Name: "decode, recomputes", Role: vllm.Decode, Lease: realLease, Policy: vllm.Recompute,
-			MaxRunning: recomputingRuns, Args: append([]string{"--enable-scale-out"}, toolFlags...)},
+			MaxRunning: recomputingRuns, Args: servingFlags},
 	} {
 		starting.Go(func() { *to = startEngine(t, o) })
 	}
@@ -197,8 +196,8 @@ func startEngine(t *testing.T, o vllm.Options) *vllm.Engine {
 	return e
 }
 
-// toolFlags let requests force a tool.
-var toolFlags = []string{"--enable-auto-tool-choice", "--tool-call-parser=hermes"}
+// servingFlags let requests force a tool, and serve the generate API.
+var servingFlags = []string{"--enable-auto-tool-choice", "--tool-call-parser=hermes", "--enable-scale-out"}
 
 // mustLive ends the suite if an engine has died and has not been started again.
 func (r *realEngines) mustLive(t *testing.T) {

@@ -27,7 +27,7 @@ type generated struct {
 
 type generatedChunk struct {
 	RequestID  string            `json:"request_id"`
-	Usage      *usage            `json:"usage"`
+	Usage      *chunkUsage       `json:"usage"`
 	OutputMode string            `json:"output_mode"`
 	Choices    []generatedChoice `json:"choices"`
 }
@@ -88,7 +88,7 @@ func (h *handler) readGenerate(f *fields) (*generateRequest, *apiError) {
 		f.wrong("dict_type", "sampling_params", "Input should be a valid dictionary", raw)
 	}
 	q := readCommon(sampling)
-	q.model, q.stream, q.salt, q.params = top.model, top.stream, top.salt, top.params
+	q.model, q.stream, q.includeUsage, q.salt, q.params = top.model, top.stream, top.includeUsage, top.salt, top.params
 	f.require("token_ids")
 	if ids := f.integers("token_ids"); len(ids) > 0 {
 		q.addTokens(f, ids)
@@ -137,6 +137,9 @@ func (h *handler) streamGenerated(c *call, q *generateRequest, g *sim.Generation
 			open--
 		}
 		s.data(generatedChunk{RequestID: q.id, OutputMode: tokensMode, Choices: []generatedChoice{newGeneratedChoice(out.Index, a, []int{out.Token})}})
+	}
+	if q.includeUsage {
+		s.data(generatedChunk{RequestID: q.id, Usage: finalUsage(q, answers, false), OutputMode: tokensMode, Choices: []generatedChoice{}})
 	}
 	s.done()
 }
