@@ -215,25 +215,55 @@ func testUnsplittable(t *testing.T, p *harness.Pair) {
 	p.MustRelease(t, p.Prefill.Metric(t, harness.Expiries))
 }
 
+// refused are members that an engine's front end refuses. Prefill would accept many of them, with its own limit and without a
+// stream.
+var refused = []struct {
+	name    string
+	api     pd.API
+	members map[string]any
+}{
+	{"max_tokens of a wrong type", pd.APICompletions, map[string]any{"max_tokens": "many"}},
+	{"max_tokens zero", pd.APICompletions, map[string]any{"max_tokens": 0}},
+	{"max_tokens over the model", pd.APICompletions, map[string]any{"max_tokens": harness.WholeModel + 1}},
+	{"stream of a wrong type", pd.APICompletions, map[string]any{"stream": "maybe"}},
+	{"options without a stream", pd.APICompletions, map[string]any{"stream_options": map[string]any{"include_usage": true}}},
+	{"temperature", pd.APICompletions, map[string]any{"temperature": -3}},
+	{"min over max", pd.APICompletions, map[string]any{"min_tokens": 9}},
+	{"a type prefill minds too", pd.APICompletions, map[string]any{"top_p": "x"}},
+
+	{"limit of a wrong type", pd.APIResponses, map[string]any{"max_output_tokens": "many"}},
+	{"limit zero", pd.APIResponses, map[string]any{"max_output_tokens": 0}},
+	{"limit over the model", pd.APIResponses, map[string]any{"max_output_tokens": harness.WholeModel + 1}},
+	{"stream of a wrong type", pd.APIResponses, map[string]any{"stream": "maybe"}},
+	{"temperature", pd.APIResponses, map[string]any{"temperature": -3}},
+	{"a type prefill minds too", pd.APIResponses, map[string]any{"top_p": "x"}},
+
+	{"limit of a wrong type", pd.APIMessages, map[string]any{"max_tokens": "many"}},
+	{"limit zero", pd.APIMessages, map[string]any{"max_tokens": 0}},
+	{"limit over the model", pd.APIMessages, map[string]any{"max_tokens": harness.WholeModel + 1}},
+	{"limit null", pd.APIMessages, map[string]any{"max_tokens": nil}},
+	{"stream of a wrong type", pd.APIMessages, map[string]any{"stream": "maybe"}},
+	{"temperature", pd.APIMessages, map[string]any{"temperature": -3}},
+
+	{"limit of a wrong type", pd.APIGenerate, map[string]any{"sampling_params": map[string]any{"max_tokens": "many"}}},
+	{"limit zero", pd.APIGenerate, map[string]any{"sampling_params": map[string]any{"max_tokens": 0}}},
+	{"stream of a wrong type", pd.APIGenerate, map[string]any{"stream": "maybe"}},
+	{"min over max", pd.APIGenerate, map[string]any{"sampling_params": map[string]any{"max_tokens": 4, "min_tokens": 9}}},
+	{"temperature", pd.APIGenerate, map[string]any{"sampling_params": map[string]any{"max_tokens": 4, "temperature": -3}}},
+	{"sampling of a wrong type", pd.APIGenerate, map[string]any{"sampling_params": "greedy"}},
+}
+
 // testRefused sends what an engine's front end refuses: the engine's own words must come back, and prefill hold nothing.
 func testRefused(t *testing.T, p *harness.Pair) {
 	s := harness.StartSidecar(t, p.Decode.Addr)
 	expired := p.Prefill.Metric(t, harness.Expiries)
-	for name, members := range map[string]map[string]any{
-		"max_tokens of a wrong type": {"max_tokens": "many"},
-		"max_tokens zero":            {"max_tokens": 0},
-		"max_tokens over the model":  {"max_tokens": harness.WholeModel + 1},
-		"stream of a wrong type":     {"stream": "maybe"},
-		"options without a stream":   {"stream_options": map[string]any{"include_usage": true}},
-		"temperature":                {"temperature": -3},
-		"min over max":               {"min_tokens": 9},
-		"a type prefill minds too":   {"top_p": "x"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 4, Members: members}
+	for _, r := range refused {
+		t.Run(r.api.String()+"/"+r.name, func(t *testing.T) {
+			c := p.Ask(r.api, 100, false)
+			c.Tokens, c.Members = 4, r.members
 			want := harness.MustSend(t, c, p.Plain.Addr, p.Model)
 			got := harness.MustSend(t, c.Remote(p.Prefill.Addr), s.Addr("http"), p.Model)
-			if got.Status != want.Status || got.Body != want.Body {
+			if got.Status != want.Status || got.Body != want.Body || want.Status < http.StatusBadRequest {
 				t.Errorf("status %d %s, the engine itself says %d %s", got.Status, got.Body, want.Status, want.Body)
 			}
 		})

@@ -59,7 +59,9 @@ func (h *handler) serveMessages(c *call) {
 func (h *handler) readAnthropic(f *fields) (*generateRequest, *apiError) {
 	f.require("model")
 	messages := readMessages(f)
-	f.require("max_tokens")
+	if raw, ok := f.require("max_tokens"); ok && string(raw) == "null" { // which the other APIs take for a missing limit
+		f.wrong("int_type", "max_tokens", "Input should be a valid integer", raw)
+	}
 	q := readCommon(f)
 	if raw, ok := f.get("system"); ok {
 		messages = append([]model.Message{{Role: "system", Text: contentText(raw)}}, messages...)
