@@ -200,11 +200,17 @@ func TestOpeningEventsAreHeldBack(t *testing.T) {
 
 // If prefill's engine does not hand its count of cached tokens over, decode's is wrong in the shape of each API.
 func TestUsageOfAPIsIsCorrected(t *testing.T) {
+	const ofPrompt = `{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":8},"completion_tokens":1}`
 	offers := map[pd.API]string{
-		pd.APIResponses: `{"input_tokens":40,"input_tokens_details":{"cached_tokens":8},"output_tokens":1}`,
-		pd.APIMessages:  `{"input_tokens":22,"cache_read_input_tokens":8,"cache_creation_input_tokens":10,"output_tokens":1}`,
+		pd.APIChat:        ofPrompt,
+		pd.APICompletions: ofPrompt,
+		pd.APIGenerate:    ofPrompt,
+		pd.APIResponses:   `{"input_tokens":40,"input_tokens_details":{"cached_tokens":8},"output_tokens":1}`,
+		pd.APIMessages:    `{"input_tokens":22,"cache_read_input_tokens":8,"cache_creation_input_tokens":10,"output_tokens":1}`,
 	}
 	const (
+		choices   = `{"choices":[],"usage":{"prompt_tokens":40,"prompt_tokens_details":{"cached_tokens":40},"completion_tokens":2}}`
+		chunks    = firstEvent + "data: " + choices + "\n\n" + doneEvent
 		whole     = `{"usage":{"input_tokens":40,"input_tokens_details":{"cached_tokens":40},"output_tokens":2}}`
 		completed = "event: response.completed\ndata: {\"response\":" + whole + "}\n\n"
 		message   = `{"usage":{"input_tokens":0,"output_tokens":2,"cache_creation_input_tokens":0,"cache_read_input_tokens":40}}`
@@ -217,6 +223,12 @@ func TestUsageOfAPIsIsCorrected(t *testing.T) {
 		api    pd.API
 		answer string
 	}{
+		{"chat, whole", pd.APIChat, choices},
+		{"chat, stream", pd.APIChat, chunks},
+		{"completions, whole", pd.APICompletions, choices},
+		{"completions, stream", pd.APICompletions, chunks},
+		{"generate, whole", pd.APIGenerate, choices},
+		{"generate, stream", pd.APIGenerate, chunks},
 		{"responses, whole", pd.APIResponses, whole},
 		{"responses, stream", pd.APIResponses, completed},
 		{"messages, whole", pd.APIMessages, message},

@@ -126,7 +126,7 @@ func lastError(t *testing.T, api pd.API, stream string) (kind, message string) {
 	if err := json.Unmarshal(data, &e); err != nil {
 		t.Fatalf("%s: %v", data, err)
 	}
-	if strings.HasSuffix(stream, doneEvent) != (api == pd.APIChat || api == pd.APICompletions) {
+	if strings.HasSuffix(stream, doneEvent) == (api == pd.APIMessages || api == pd.APIResponses) {
 		t.Errorf("%s ends with %q", api, stream)
 	}
 	switch api {
@@ -146,10 +146,10 @@ func TestStreamBreaksOff(t *testing.T) {
 		"by its end":  then(streams(firstEvent, secondEvent[:11]), closes),
 	}
 	for name, act := range breakers {
-		for _, api := range []pd.API{pd.APIChat, pd.APICompletions, pd.APIMessages, pd.APIResponses} {
+		for api := range questionsOf {
 			t.Run(name+"/"+api.String(), func(t *testing.T) {
 				s, header := serve(t, ways["remote"], handoffParams, act)
-				got := post(t, s.url+api.Path(), `{"model":"m","messages":[],"prompt":"x","input":"x","max_tokens":9,"stream":true}`, append(header, "TE", "trailers")...)
+				got := post(t, s.url+api.Path(), askIn(api, true), append(header, "TE", "trailers")...)
 				if got.status != 200 || got.err != nil || !strings.HasPrefix(got.body, firstEvent) {
 					t.Fatalf("%d %q, %v", got.status, got.body, got.err)
 				}
@@ -163,11 +163,7 @@ func TestStreamBreaksOff(t *testing.T) {
 				if outcome := got.trailer.Get(pd.HeaderOutcome); outcome != "error" {
 					t.Errorf("outcome %s", outcome)
 				}
-				want := trailing["local"]
-				if api.Splittable() {
-					want = trailing["remote"]
-				}
-				if phasesOf(t, got.trailer.Get(pd.HeaderTiming)) != want {
+				if phasesOf(t, got.trailer.Get(pd.HeaderTiming)) != trailing["remote"] {
 					t.Errorf("trailers %v", got.trailer)
 				}
 			})

@@ -146,6 +146,16 @@ func (f *Fleet) WriteEndpoints(t *testing.T, more ...string) {
 	Replace(t, f.Endpoints, b.String())
 }
 
+// EmptyPool takes every endpoint out of the pool, and waits until the first picker knows.
+func (f *Fleet) EmptyPool(t *testing.T) {
+	t.Helper()
+	Replace(t, f.Endpoints, "endpoints: []\n")
+	f.Eventually(t, "endpoints", func() (string, bool) {
+		state, err := EndpointsOf(f.Pickers[0])
+		return fmt.Sprint(len(state.Endpoints), err), err == nil && len(state.Endpoints) == 0
+	})
+}
+
 func writeEndpoint(b *strings.Builder, name, role, addr string) {
 	host, port, _ := strings.Cut(addr, ":")
 	fmt.Fprintf(b, "- name: %s\n  address: %s\n  port: %q\n  labels:\n    llm-d.ai/role: %s\n", name, host, port, role)

@@ -23,7 +23,7 @@ type stockClient struct {
 
 var (
 	openAI       = stockClient{"OpenAI", "openai_client.py", 36}
-	anthropic    = stockClient{"Anthropic", "anthropic_client.py", 16}
+	anthropic    = stockClient{"Anthropic", "anthropic_client.py", 17}
 	stockClients = []stockClient{openAI, anthropic}
 )
 
@@ -70,11 +70,7 @@ func testClient(t *testing.T, c stockClient) {
 		}
 	})
 	t.Run("empty pool", func(t *testing.T) {
-		harness.Replace(t, f.Endpoints, "endpoints: []\n")
-		f.Eventually(t, "endpoints", func() (string, bool) {
-			state, err := harness.EndpointsOf(f.Pickers[0])
-			return fmt.Sprint(len(state.Endpoints), err), err == nil && len(state.Endpoints) == 0
-		})
+		f.EmptyPool(t)
 		run(t, "EmptyPool")
 	})
 }

@@ -97,7 +97,7 @@ var realCases = []realCase{
 var simulatedOnly = map[string]string{
 	`SimPair`:                               "the suite that the case pair runs",
 	`Cluster`:                               "it is about Kubernetes; the engines are pods that answer anything",
-	`Metrics|Telemetry`:                     "it makes engines fail",
+	`Metrics|Telemetry|ErrorShapes`:         "it makes engines fail",
 	`\w+Client`:                             "it makes engines fail, but for the answers that the case stock clients has",
 	`Chaos\w*|PrefillLost|Overload`:         "it makes engines fail, or needs to know how much they can do",
 	`ProxyAwaitsPicker`:                     "it is about Envoy's start; any engine will do",
