@@ -59,7 +59,7 @@ func pasteForeign(t *testing.T, p *harness.Pair, f *harness.Fleet, form string, 
 func handOff(t *testing.T, p *harness.Pair, c harness.Call) json.RawMessage {
 	t.Helper()
 	c.Tokens, c.Stream = 1, false
-	c.Members = map[string]any{"kv_transfer_params": map[string]any{"do_remote_decode": true}}
+	c.Members = with(c.Members, map[string]any{"do_remote_decode": true})
 	var a struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
@@ -68,6 +68,59 @@ func handOff(t *testing.T, p *harness.Pair, c harness.Call) json.RawMessage {
 		t.Fatalf("prefill offers nothing: %d %s", r.Status, r.Body)
 	}
 	return a.Params
+}
+
+// with returns a copy of the members of a call, with kv_transfer_params.
+func with(members map[string]any, params any) map[string]any {
+	all := map[string]any{"kv_transfer_params": params}
+	maps.Copy(all, members)
+	return all
+}
+
+// testOneReader sends legs of requests with several choices or prompts to the engines themselves, and shows why the sidecar does
+// not: prefill offers one hand-off for all of them, for one prompt and one reader.
+func testOneReader(t *testing.T, p *harness.Pair) {
+	two := map[string]any{"n": 2, "temperature": 1}
+	t.Run("two choices at prefill", func(t *testing.T) {
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8, Members: two}
+		c.Members = with(nil, handOff(t, p, c))
+		want := p.Want(t, harness.Call{API: c.API, Prompt: c.Prompt, Tokens: c.Tokens})
+		harness.MustMatch(t, harness.MustSend(t, c, p.Decode.Addr, p.Model), false, want)
+		mustStrand(t, p)
+	})
+	t.Run("two choices at decode", func(t *testing.T) {
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
+		c.Members = with(two, handOff(t, p, c))
+		before := p.Prefill.Metric(t, afterExpiry)
+		if got := harness.MustSend(t, c, p.Decode.Addr, p.Model); got.Status != http.StatusOK || len(got.Tokens) != 2*c.Tokens {
+			t.Fatalf("%d %s", got.Status, got.Body)
+		}
+		harness.WaitMetric(t, p.Prefill, afterExpiry, func(v float64) bool { return v == before+1 }) // one has read blocks that were free
+	})
+	t.Run("two prompts", func(t *testing.T) {
+		c := harness.Call{API: pd.APICompletions, Tokens: 8, Members: map[string]any{"prompt": [][]int{p.Fresh(100), p.Fresh(90)}}}
+		want := p.Want(t, c)
+		c.Members = with(c.Members, handOff(t, p, c))
+		got := harness.MustSend(t, c, p.Decode.Addr, p.Model)
+		if got.Status != http.StatusOK || len(got.Tokens) != 2*c.Tokens || len(want) != 2*c.Tokens {
+			t.Fatalf("%d %s", got.Status, got.Body)
+		}
+		first, second := got.Tokens[:c.Tokens], got.Tokens[c.Tokens:]
+		if !slices.Equal(first, want[:c.Tokens]) || slices.Equal(second, want[c.Tokens:]) {
+			t.Errorf("tokens %v and %v, the plain engine gives %v: the hand-off is not that of the first prompt alone", first, second, want)
+		}
+		mustStrand(t, p)
+	})
+}
+
+// mustStrand fails unless prefill holds blocks until the lease of a hand-off expires.
+func mustStrand(t *testing.T, p *harness.Pair) {
+	t.Helper()
+	before := p.Prefill.Metric(t, harness.Expiries)
+	p.MustReleaseWithin(t, p.Lease+5*time.Second)
+	if n := p.Prefill.Metric(t, harness.Expiries) - before; n != 1 {
+		t.Errorf("%v hand-offs expired, want 1", n)
+	}
 }
 
 // damages are what may happen to a hand-off on its way, that an engine would die of or wait for, or be hurt by otherwise.

@@ -23,6 +23,7 @@ func runPair(t *testing.T, p *harness.Pair) {
 	t.Run("candidates", func(t *testing.T) { testCandidates(t, p) })
 	t.Run("forged", func(t *testing.T) { testForged(t, p) })
 	t.Run("damaged", func(t *testing.T) { testDamaged(t, p) })
+	t.Run("one reader", func(t *testing.T) { testOneReader(t, p) })
 	t.Run("unsplittable", func(t *testing.T) { testUnsplittable(t, p) })
 	t.Run("refused", func(t *testing.T) { testRefused(t, p) })
 	t.Run("client gone", func(t *testing.T) { testClientGone(t, p) })
