@@ -98,7 +98,7 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 
 func (x *Explanation) addHeaders(r *Request, d *Decision) {
 	x.Headers[HeaderDestination] = strings.Join(x.Picks[0].Endpoints, ",")
-	if r.API == pd.APIOther {
+	if !r.API.Generates() {
 		return
 	}
 	plan := d.Plan()

@@ -3,7 +3,7 @@ package pd
 // API is one generate call of an engine's HTTP interface, such as chat completions.
 type API uint8
 
-// The APIs that Tandem distinguishes. APIOther is every call that does not generate.
+// The APIs that Tandem distinguishes. APIOther is every call whose body it does not read.
 const (
 	APIOther API = iota
 	APIChat
@@ -12,19 +12,21 @@ const (
 	APIMessages
 	APIGenerate
 	APIEmbeddings
+	APICountTokens
 )
 
 var apis = []struct {
-	path, name string
-	splittable bool
+	path, name            string
+	generates, splittable bool
 }{
-	APIOther:       {"", "other", false},
-	APIChat:        {"/v1/chat/completions", "chat", true},
-	APICompletions: {"/v1/completions", "completions", true},
-	APIResponses:   {"/v1/responses", "responses", true},
-	APIMessages:    {"/v1/messages", "messages", true},
-	APIGenerate:    {"/inference/v1/generate", "generate", true},
-	APIEmbeddings:  {"/v1/embeddings", "embeddings", false},
+	APIOther:       {"", "other", false, false},
+	APIChat:        {"/v1/chat/completions", "chat", true, true},
+	APICompletions: {"/v1/completions", "completions", true, true},
+	APIResponses:   {"/v1/responses", "responses", true, true},
+	APIMessages:    {"/v1/messages", "messages", true, true},
+	APIGenerate:    {"/inference/v1/generate", "generate", true, true},
+	APIEmbeddings:  {"/v1/embeddings", "embeddings", true, false},
+	APICountTokens: {"/v1/messages/count_tokens", "count-tokens", false, false},
 }
 
 // PathSidecar is where a sidecar answers GET itself: with SidecarIdentity. Behind no sidecar, an engine answers 404. It tells
@@ -44,7 +46,12 @@ func APIOf(path string) API {
 	return APIOther
 }
 
-// GenerateAPIs lists the APIs that have a path of their own, in a fixed order.
+// APIs lists the APIs that have a path of their own, in a fixed order.
+func APIs() []API {
+	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings, APICountTokens}
+}
+
+// GenerateAPIs lists the APIs that Generates reports, in a fixed order.
 func GenerateAPIs() []API {
 	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings}
 }
@@ -54,6 +61,10 @@ func (a API) Path() string { return apis[a].path }
 
 // String names the API in metrics and spans.
 func (a API) String() string { return apis[a].name }
+
+// Generates reports whether a request of this API makes an engine compute. Such requests get a P/D mode and a decision, and wait
+// for capacity. An engine answers all others at once, however full it is.
+func (a API) Generates() bool { return apis[a].generates }
 
 // Splittable reports whether requests of this API may be prefilled on another pod.
 func (a API) Splittable() bool { return apis[a].splittable }

@@ -1,6 +1,7 @@
 package pd_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -8,34 +9,38 @@ import (
 
 func TestAPIOf(t *testing.T) {
 	cases := []struct {
-		path, name string
-		api        pd.API
-		splittable bool
+		path, name            string
+		api                   pd.API
+		generates, splittable bool
 	}{
-		{"/v1/chat/completions", "chat", pd.APIChat, true},
-		{"/v1/completions", "completions", pd.APICompletions, true},
-		{"/v1/responses", "responses", pd.APIResponses, true},
-		{"/v1/messages", "messages", pd.APIMessages, true},
-		{"/inference/v1/generate", "generate", pd.APIGenerate, true},
-		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, false},
-		{"", "other", pd.APIOther, false},
-		{"/", "other", pd.APIOther, false},
-		{"/v1/models", "other", pd.APIOther, false},
-		{"/v1/completions/", "other", pd.APIOther, false},
-		{"/V1/completions", "other", pd.APIOther, false},
-		{"/v1/messages/count_tokens", "other", pd.APIOther, false},
+		{"/v1/chat/completions", "chat", pd.APIChat, true, true},
+		{"/v1/completions", "completions", pd.APICompletions, true, true},
+		{"/v1/responses", "responses", pd.APIResponses, true, true},
+		{"/v1/messages", "messages", pd.APIMessages, true, true},
+		{"/inference/v1/generate", "generate", pd.APIGenerate, true, true},
+		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, true, false},
+		{"", "other", pd.APIOther, false, false},
+		{"/", "other", pd.APIOther, false, false},
+		{"/v1/models", "other", pd.APIOther, false, false},
+		{"/v1/completions/", "other", pd.APIOther, false, false},
+		{"/V1/completions", "other", pd.APIOther, false, false},
+		{"/v1/messages/count_tokens", "count-tokens", pd.APICountTokens, false, false},
 	}
 	for _, c := range cases {
 		got := pd.APIOf(c.path)
-		if got != c.api || got.String() != c.name || got.Splittable() != c.splittable {
-			t.Errorf("%q: got %s, splittable %v", c.path, got, got.Splittable())
+		if got != c.api || got.String() != c.name || got.Generates() != c.generates || got.Splittable() != c.splittable {
+			t.Errorf("%q: got %s, generates %v, splittable %v", c.path, got, got.Generates(), got.Splittable())
 		}
 	}
 }
 
-func TestGenerateAPIs(t *testing.T) {
+func TestAPIs(t *testing.T) {
 	seen := map[string]bool{}
-	for _, api := range pd.GenerateAPIs() {
+	var generate []pd.API
+	for _, api := range pd.APIs() {
+		if api.Generates() {
+			generate = append(generate, api)
+		}
 		if pd.APIOf(api.Path()) != api || api.Path() == "" {
 			t.Errorf("%s: path %q leads to %s", api, api.Path(), pd.APIOf(api.Path()))
 		}
@@ -44,7 +49,10 @@ func TestGenerateAPIs(t *testing.T) {
 		}
 		seen[api.String()] = true
 	}
-	if len(seen) != 6 || pd.APIOther.Path() != "" {
+	if !slices.Equal(generate, pd.GenerateAPIs()) {
+		t.Errorf("%v generate, and the list is %v", generate, pd.GenerateAPIs())
+	}
+	if len(seen) != 7 || pd.APIOther.Path() != "" {
 		t.Errorf("have %v, and %q for others", seen, pd.APIOther.Path())
 	}
 }

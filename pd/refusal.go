@@ -139,12 +139,12 @@ type anthropicError struct {
 	} `json:"error"`
 }
 
-// JSON returns the error in the shape of the API: Anthropic's for messages, OpenAI's for all others, whose code is the
-// reason.
+// JSON returns the error in the shape of the API: Anthropic's for messages and for counting their tokens, OpenAI's for all others,
+// whose code is the reason.
 func (r *Refusal) JSON(api API) []byte {
 	row := refusals[r.row()]
 	var shape any
-	if api == APIMessages {
+	if api == APIMessages || api == APICountTokens {
 		e := anthropicError{Type: "error"}
 		e.Error.Type, e.Error.Message = row.anthropic, r.Message
 		shape = e
@@ -161,7 +161,7 @@ func (r *Refusal) JSON(api API) []byte {
 }
 
 // Event returns the error as the last event of a stream whose status was already sent, after number events. It ends the
-// stream in the way of the API: chat and completions with [DONE], messages and responses with the error event itself.
+// stream in the way of the API: messages and responses with the error event itself, all others with [DONE].
 func (r *Refusal) Event(api API, number int) []byte {
 	switch api {
 	case APIMessages:

@@ -48,7 +48,7 @@ var wire = []struct {
 }
 
 // everyAPI returns all of them, those that generate nothing included.
-func everyAPI() []pd.API { return append(pd.GenerateAPIs(), pd.APIOther) }
+func everyAPI() []pd.API { return append(pd.APIs(), pd.APIOther) }
 
 func TestRefusalsOnTheWire(t *testing.T) {
 	var reasons []pd.Reason
@@ -64,7 +64,7 @@ func TestRefusalsOnTheWire(t *testing.T) {
 			}
 			for _, api := range everyAPI() {
 				want := fmt.Sprintf(`{"error":{"message":"too bad","type":%q,"param":null,"code":%q}}`, c.openai, c.reason)
-				if api == pd.APIMessages {
+				if api == pd.APIMessages || api == pd.APICountTokens {
 					want = fmt.Sprintf(`{"type":"error","error":{"type":%q,"message":"too bad"}}`, c.anthropic)
 				}
 				if got := string(r.JSON(api)); got != want {

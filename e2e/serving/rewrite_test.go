@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -59,6 +60,7 @@ func TestRewrite(t *testing.T) {
 			p := f.StartPicker(t, writePolicy(t, f))
 			f.StartFront(t, l)
 			t.Run("names", func(t *testing.T) { testNames(t, f, "force;fallback", "bypass") })
+			t.Run("counts", func(t *testing.T) { testCounts(t, f) })
 			t.Run("tokens", func(t *testing.T) { testRenamedTokens(t, f) })
 			t.Run("share", func(t *testing.T) { testShare(t, f, p) })
 			t.Run("explain", func(t *testing.T) { testExplainsRewrite(t, p) })
@@ -124,6 +126,20 @@ func testNames(t *testing.T, f *harness.Fleet, modes ...string) {
 				})
 			})
 		}
+	}
+}
+
+// testCounts counts the tokens of a conversation with the alias.
+func testCounts(t *testing.T, f *harness.Fleet) {
+	name, err := json.Marshal(alias)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const question = `{"model":%s,"messages":[{"role":"user","content":"hi there"}]}`
+	_, want := postTo(t, f.Plain.Addr, pd.APICountTokens.Path(), fmt.Sprintf(question, strconv.Quote(f.Model)))
+	status, got := post(t, f, pd.APICountTokens.Path(), fmt.Sprintf(question, name), pd.HeaderMode, "force")
+	if status != http.StatusOK || got != want {
+		t.Errorf("%d %s, the plain engine says %s", status, got, want)
 	}
 }
 

@@ -178,7 +178,7 @@ func headerOf(m *corev3.HeaderMap, name string) string {
 }
 
 // generates reports whether the request is a call that generates. Only such calls get a plan, and a decision in their answer.
-func (h *head) generates() bool { return h.api != pd.APIOther }
+func (h *head) generates() bool { return h.api.Generates() }
 
 func takesTrailers(te string) bool {
 	for coding := range strings.SplitSeq(te, ",") {

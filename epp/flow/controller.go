@@ -95,7 +95,7 @@ func (c *Controller) Configure(s Settings, gate Gate) {
 
 // Admit implements epp.Admission. The error is a *pd.Refusal.
 func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error) {
-	if r.API == pd.APIOther { // a list of models costs no engine any work
+	if !r.API.Generates() { // a list of models costs no engine any work
 		return 0, nil
 	}
 	if c.closed.Load() {

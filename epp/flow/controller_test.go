@@ -27,10 +27,11 @@ func TestRequestsPassWhileThereIsCapacity(t *testing.T) {
 		if q.check(t, "a slot is freed", "a0", "a1", "a2"); !time.Now().Equal(began) {
 			t.Errorf("it was used after %v", time.Since(began))
 		}
-		models := local("models", 0, "a")
-		models.API = pd.APIOther
+		models, count := local("models", 0, "a"), local("count", 0, "a")
+		models.API, count.API = pd.APIOther, pd.APICountTokens
 		q.send(t.Context(), models)
-		q.check(t, "a request that is no load", "a0", "a1", "a2", "models")
+		q.send(t.Context(), count)
+		q.check(t, "requests that are no load", "a0", "a1", "a2", "models", "count")
 	})
 }
 

@@ -111,7 +111,7 @@ func TestDetectorsShedWork(t *testing.T) {
 	pods := []epp.Candidate{loaded("a", 500, 9, flying(500, 0))}
 	for typ, parameters := range map[string]string{"utilization-detector": "onAllFull: refuse", "concurrency-detector": ""} {
 		d, r := build[epp.Detector](t, typ, parameters), round(source(1))
-		for api, want := range map[pd.API]string{pd.APIOther: "a", pd.APIChat: "", pd.APIEmbeddings: ""} {
+		for api, want := range map[pd.API]string{pd.APIOther: "a", pd.APICountTokens: "a", pd.APIChat: "", pd.APIEmbeddings: ""} {
 			r.Request.API = api
 			if got := names(d.Filter(r, pods)); got != want {
 				t.Errorf("%s keeps %q for %v, want %q", typ, got, api, want)

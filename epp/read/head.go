@@ -44,7 +44,7 @@ func (h *Head) API() pd.API {
 		return pd.APIOther
 	}
 	path := h.path()
-	for _, api := range pd.GenerateAPIs() {
+	for _, api := range pd.APIs() {
 		if strings.HasSuffix(path, api.Path()) {
 			return api
 		}

@@ -26,7 +26,7 @@ func TestHeadAPI(t *testing.T) {
 		{"POST", "/tenant-a/v1/chat/completions", pd.APIChat},
 		{"POST", "/v1/models?x=/v1/completions", pd.APIOther},
 		{"POST", "/xv1/completions", pd.APIOther},
-		{"POST", "/v1/messages/count_tokens", pd.APIOther},
+		{"POST", "/v1/messages/count_tokens", pd.APICountTokens},
 		{"POST", "/v1/completions/", pd.APIOther},
 		{"POST", "", pd.APIOther},
 		{"OPTIONS", "/v1/chat/completions", pd.APIOther},

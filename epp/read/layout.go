@@ -60,6 +60,7 @@ var layouts = map[pd.API]*layout{
 	pd.APIEmbeddings: newLayout(
 		member{"input", isPrompt, inDialog, 0},
 	),
+	pd.APICountTokens: newLayout(), // for the model's name
 }
 
 func newLayout(members ...member) *layout {

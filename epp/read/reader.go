@@ -34,7 +34,7 @@ const (
 type Reader struct {
 	head     Head
 	limit    int64
-	layout   *layout // nil: the path generates nothing, so the body is not scanned
+	layout   *layout // nil: the API is pd.APIOther, so the body is not scanned
 	buffered body.Body
 	joined   []byte // tiny chunks, copied together, that are not in buffered yet; its spare capacity takes the next ones
 	scan     body.Scanner
@@ -65,6 +65,9 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 	}
 	r.prompt.reset(spec)
 	r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
+	if !api.Generates() {
+		return
+	}
 	mode, err := pd.ParseMode(h.Mode)
 	if err != nil {
 		r.err = pd.Refuse(pd.BadPDHeader, "%v.", err)

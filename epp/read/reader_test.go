@@ -84,6 +84,7 @@ func TestReaderMembers(t *testing.T) {
 		{"an API that is never split", pd.APIEmbeddings, `{"input":"x"}`, "", false, request.FitLocal},
 		{"its mistakes too", pd.APIEmbeddings, `{"max_tokens":0}`, "", false, request.FitLocal},
 		{"generate", pd.APIGenerate, `{"token_ids":[1,2],"sampling_params":{"max_tokens":3},"stream":true}`, "", true, request.FitSplit},
+		{"counting", pd.APICountTokens, `{"model":"m","messages":[{"role":"user","content":"x"}]}`, "m", false, request.FitLocal},
 		{"generate without its parameters", pd.APIGenerate, `{"token_ids":[1,2]}`, "", false, request.FitDoubted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -95,9 +96,9 @@ func TestReaderMembers(t *testing.T) {
 	}
 }
 
-// Every API that generates has a place for its prompt.
+// Every API has a layout, so that its body is read.
 func TestReaderKnowsAllAPIs(t *testing.T) {
-	for _, api := range pd.GenerateAPIs() {
+	for _, api := range pd.APIs() {
 		if _, err := readBody(post(api), 0, blocks, `nonsense`, 0); err == nil {
 			t.Errorf("%v: a body that is no JSON was accepted", api)
 		}
@@ -186,6 +187,17 @@ func TestReaderPassesOtherPathsUnread(t *testing.T) {
 		r, err := readBody(h, 0, blocks, text, 1)
 		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal, Bytes: int64(len(text))}); err != nil || !reflect.DeepEqual(r, want) {
 			t.Errorf("%q: got %+v, %v", text, r, err)
+		}
+	}
+}
+
+// Counting tokens is nothing to split: a client that forces remote prefill for all its requests may count too.
+func TestReaderReadsNoModeOfCounts(t *testing.T) {
+	h := post(pd.APICountTokens)
+	for _, mode := range []string{"force", "garbage"} {
+		h.Mode = []string{mode}
+		if r, err := readBody(h, 0, blocks, `{"model":"m","messages":[]}`, 0); err != nil || r.Mode != pd.ModeAuto || r.Model != "m" {
+			t.Errorf("%s: %+v, %v", mode, r, err)
 		}
 	}
 }

@@ -98,9 +98,9 @@ func TestReaderRewrites(t *testing.T) {
 	}
 }
 
-// Every API that generates names its model at the same place.
+// Every API names its model at the same place.
 func TestReaderRewritesAllAPIs(t *testing.T) {
-	for _, api := range pd.GenerateAPIs() {
+	for _, api := range pd.APIs() {
 		if q, out, err := rewrite(post(api), aliases, `{"model":"alias"}`, 0); err != nil || string(out) != `{"model":"target/模型"}` || q.Model != "target/模型" {
 			t.Errorf("%v: %s, %+v, %v", api, out, q, err)
 		}

@@ -8,7 +8,7 @@ import (
 // shed refuses requests for the load of the pool: what cannot generate costs nothing, and is never refused. The error is a
 // *pd.Refusal.
 func (k *pick) shed() error {
-	if k.round.Request.API == pd.APIOther {
+	if !k.round.Request.API.Generates() {
 		return nil
 	}
 	if err := k.detect(); err != nil {

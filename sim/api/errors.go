@@ -85,15 +85,18 @@ func unknownModel(name, served string) *apiError {
 	}
 }
 
-// anthropicPath is the path whose errors have Anthropic's envelope, except those of the request model.
-const anthropicPath = "/v1/messages"
+// The paths whose errors have Anthropic's envelope, except those of the request model.
+const (
+	anthropicPath   = "/v1/messages"
+	countTokensPath = anthropicPath + "/count_tokens"
+)
 
 // responsesPath is the path whose streams have no error event.
 const responsesPath = "/v1/responses"
 
 // envelope returns the body of an answer with the error on a path.
 func (e *apiError) envelope(path string) any {
-	if path == anthropicPath && !e.schema {
+	if (path == anthropicPath || path == countTokensPath) && !e.schema {
 		type anthropicError struct {
 			Type    string `json:"type"`
 			Message string `json:"message"`

@@ -28,7 +28,7 @@ var routes = map[string]route{
 	"/v1/responses":                {[]string{http.MethodPost}, (*handler).serveResponses},
 	"/v1/messages":                 {[]string{http.MethodPost}, (*handler).serveMessages},
 	"/invocations":                 {[]string{http.MethodPost}, (*handler).serveInvocations},
-	"/v1/messages/count_tokens":    {[]string{http.MethodPost}, (*handler).serveCountTokens},
+	countTokensPath:                {[]string{http.MethodPost}, (*handler).serveCountTokens},
 	"/tokenize":                    {[]string{http.MethodPost}, (*handler).serveTokenize},
 	"/detokenize":                  {[]string{http.MethodPost}, (*handler).serveDetokenize},
 	"/v1/models":                   {[]string{http.MethodGet}, (*handler).serveModels},

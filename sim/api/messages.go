@@ -139,7 +139,11 @@ func (h *handler) serveCountTokens(c *call) {
 	if raw, ok := f.get("system"); ok {
 		messages = append([]model.Message{{Role: "system", Text: contentText(raw)}}, messages...)
 	}
-	if err := f.err(); err != nil {
+	name, err := f.text("model", ""), f.err()
+	if err == nil && name != "" && name != h.cfg.ServedModelName {
+		err = unknownModel(name, h.cfg.ServedModelName)
+	}
+	if err != nil {
 		c.fail(err)
 		return
 	}

@@ -5,7 +5,6 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
-	"github.com/tandem-serving/tandem/pd"
 )
 
 // The values of the parameter onAllFull.
@@ -29,7 +28,7 @@ func checkHeadroom(report epp.Report, value float64) {
 
 // sheds reports whether a full pool may refuse a request. Only requests that make an engine generate are refused: a list of
 // models costs nothing, so full endpoints serve it too.
-func sheds(r *epp.Request) bool { return r.API != pd.APIOther }
+func sheds(r *epp.Request) bool { return r.API.Generates() }
 
 // spare keeps the candidates with spare capacity. If there are none, it keeps all, or none if refuse is set.
 func spare(c []epp.Candidate, refuse bool, hasCapacity func(*epp.Candidate) bool) []epp.Candidate {
