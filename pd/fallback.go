@@ -59,5 +59,8 @@ func (b *FallbackBudget) Take() bool {
 	}
 }
 
+// Burst returns the capacity in tokens. A budget of less than one never has any.
+func (b *FallbackBudget) Burst() float64 { return b.burst }
+
 // Left returns the number of tokens in the bucket.
 func (b *FallbackBudget) Left() float64 { return math.Float64frombits(b.tokens.Load()) }

@@ -40,6 +40,7 @@ const (
 	ShortPrompt    Reason = "short-prompt"    // the prompt is shorter than the threshold, whatever is cached
 	Bypassed       Reason = "bypassed"        // the client sent HeaderMode with bypass
 	NotSplittable  Reason = "not-splittable"  // one hand-off cannot carry the request
+	Unplanned      Reason = "unplanned"       // a picker that sends no plan, or none at all, named no prefill pod
 	NoPrefill      Reason = "no-prefill"      // no prefill pod was available
 	PrefillFailed  Reason = "prefill-failed"  // every prefill candidate failed
 	HandoffInvalid Reason = "handoff-invalid" // prefill answered without a hand-off that is safe to use
@@ -71,7 +72,7 @@ const (
 
 var (
 	remoteReasons = []Reason{Uncached, Always, Forced, External}
-	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, NoPrefill, PrefillFailed, HandoffInvalid,
+	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, Unplanned, NoPrefill, PrefillFailed, HandoffInvalid,
 		HandoffLate, TransferFailed}
 )
 

@@ -80,7 +80,7 @@ func TestBufferLimit(t *testing.T) {
 	fmt.Fprint(growing, filler)
 	rawReply(t, growing).mustRefuse(t, http.StatusServiceUnavailable, pd.Busy)
 	local := post(t, s.url+completionsPath, q.body)
-	local.mustBe(t, http.StatusOK, "local;reason=no-prefill") // a body that is not buffered is not counted
+	local.mustBe(t, http.StatusOK, "local;reason=unplanned") // a body that is not buffered is not counted
 
 	for _, conn := range buffered {
 		fmt.Fprintf(conn, "%x\r\n%s\r\n0\r\n\r\n", len(q.body), q.body)
@@ -161,7 +161,7 @@ func TestBodyPauseEndsWithTheBody(t *testing.T) {
 	defer over.Stop()
 	<-over.C
 	close(g.opened)
-	rawReply(t, conn).mustBe(t, http.StatusOK, "local;reason=no-prefill")
+	rawReply(t, conn).mustBe(t, http.StatusOK, "local;reason=unplanned")
 }
 
 // startSluggish serves an engine that does not read a request's body for a while.

@@ -249,7 +249,7 @@ func TestBrokenBodiesPass(t *testing.T) {
 			t.Run(name+"/"+way, func(t *testing.T) {
 				prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, says(400, "application/json", "{}"))
 				s := startRig(t, engine.addr)
-				want := "local;reason=no-prefill"
+				want := "local;reason=unplanned"
 				var header []string
 				if way == "buffered" {
 					want, header = "local;reason=not-splittable", []string{pd.HeaderPrefill, prefill.addr, pd.HeaderPlan, strictPlan}
@@ -267,7 +267,7 @@ func TestBrokenBehindHandoff(t *testing.T) {
 	const body = `{"kv_transfer_params":{}, "model"`
 	prefill, engine := startEngine(t, offering(handoffParams)), startEngine(t, says(400, "application/json", "{}"))
 	s := startRig(t, engine.addr)
-	post(t, s.url+completionsPath, body).mustBe(t, 400, "local;reason=no-prefill")
+	post(t, s.url+completionsPath, body).mustBe(t, 400, "local;reason=unplanned")
 	engine.mustSee(t, `{                         "model"`)
 	post(t, s.url+completionsPath, body, pd.HeaderPrefill, prefill.addr).mustRefuse(t, 400, pd.BadRequest)
 	if len(engine.requests()) != 1 {

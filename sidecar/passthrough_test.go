@@ -227,14 +227,14 @@ func TestStaleConnections(t *testing.T) {
 	})
 	t.Run("streamed local", func(t *testing.T) {
 		addr, cuts := fickleEngine(t, ask(false).answer())
-		twice(t, startRig(t, addr), "local;reason=no-prefill", cuts)
+		twice(t, startRig(t, addr), "local;reason=unplanned", cuts)
 	})
 	t.Run("streamed local, read too far", func(t *testing.T) {
 		// The body has been read and cannot be sent again, but another pod may try.
 		addr, _ := fickleEngine(t, ask(false).answer())
 		s := startRig(t, addr)
 		long := strings.Replace(ask(false).body, `"prompt":"`, `"prompt":"`+strings.Repeat("a", 8<<20), 1)
-		post(t, s.url+completionsPath, long).mustBe(t, 200, "local;reason=no-prefill")
+		post(t, s.url+completionsPath, long).mustBe(t, 200, "local;reason=unplanned")
 		post(t, s.url+completionsPath, long).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
 	})
 }

@@ -314,9 +314,70 @@ func TestBudgetIsEarned(t *testing.T) {
 	remote().mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
 	remote().mustBe(t, 503, "refused;reason=budget;attempts=1;candidate=0")
 	remote().mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
-	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=no-prefill")
-	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=no-prefill")
+	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=unplanned")
+	post(t, s.url+completionsPath, ask(false).body).mustBe(t, 200, "local;reason=unplanned")
 	remote().mustBe(t, 200, "local;reason=prefill-failed;attempts=1;candidate=0")
+}
+
+// A picker that sends no plan, as llm-d's, reads no results, and goes on naming a prefill pod that has died. Its requests are not
+// refused for the fallback budget, while those of Tandem's picker, which soon plans others, are.
+func TestDeadPrefillOfAForeignPicker(t *testing.T) {
+	dead := refusingAddr(t)
+	for _, c := range []struct {
+		name   string
+		header []string
+		burst  int
+		want   []string
+	}{
+		{"foreign", []string{pd.HeaderPrefill, dead}, 3, []string{
+			"200 local;reason=prefill-failed;attempts=1;candidate=0", "200 local;reason=prefill-failed;attempts=1;candidate=0",
+			"200 local;reason=prefill-failed;attempts=1;candidate=0", // now the pod is down
+			"200 local;reason=prefill-failed", "200 local;reason=prefill-failed", "200 local;reason=prefill-failed"}},
+		{"foreign, no fallback allowed", []string{pd.HeaderPrefill, dead}, 0, []string{
+			"503 refused;reason=budget;attempts=1;candidate=0", "503 refused;reason=budget;attempts=1;candidate=0",
+			"503 refused;reason=budget;attempts=1;candidate=0", "503 refused;reason=budget"}},
+		{"foreign, forced", []string{pd.HeaderPrefill, dead, pd.HeaderMode, "force"}, 3, []string{
+			"502 refused;reason=prefill-failed;attempts=1;candidate=0", "502 refused;reason=prefill-failed;attempts=1;candidate=0",
+			"502 refused;reason=prefill-failed;attempts=1;candidate=0", "502 refused;reason=prefill-failed"}},
+		{"ours", []string{pd.HeaderPrefill, dead, pd.HeaderPlan, remotePlan}, 3, []string{
+			"200 local;reason=prefill-failed;attempts=1;candidate=0", "200 local;reason=prefill-failed;attempts=1;candidate=0",
+			"200 local;reason=prefill-failed;attempts=1;candidate=0", "503 refused;reason=budget", "503 refused;reason=budget"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			decode := startEngine(t, ask(false).answer())
+			s := startRig(t, decode.addr, set(func(cfg *Config) {
+				cfg.Fallback.Ratio, cfg.Fallback.Burst = 0, c.burst
+				cfg.Prefill.MaxRetries = 0
+			}))
+			for i, want := range c.want {
+				got := post(t, s.url+completionsPath, ask(false).body, c.header...)
+				// A request that comes a second after the last attempt makes one more, and tells of it.
+				if text := fmt.Sprintf("%d %s", got.status, got.header.Get(pd.HeaderDecision)); !strings.HasPrefix(text, want) {
+					t.Errorf("request %d: %s, want %s", i+1, text, want)
+				}
+			}
+		})
+	}
+}
+
+// A pod that is down is not the first choice of a request that names others.
+func TestDeadPrefillIsSkipped(t *testing.T) {
+	dead, prefill := refusingAddr(t), startEngine(t, offering(handoffParams))
+	s := startRig(t, startEngine(t, ask(false).answer()).addr, set(func(c *Config) { c.Prefill.MaxRetries = 0 }))
+	decision := func() string {
+		return post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, dead+","+prefill.addr).header.Get(pd.HeaderDecision)
+	}
+	for i := range 3 {
+		if got := decision(); got != "remote;reason=external;attempts=2;candidate=1" {
+			t.Errorf("request %d: %s", i+1, got)
+		}
+	}
+	for range 10 { // all of them a second after the last attempt, which tries the pod again, are unlikely
+		if decision() == "remote;reason=external;attempts=1;candidate=1" {
+			return
+		}
+	}
+	t.Error("the pod is tried first, although it is down")
 }
 
 // If the decode engine dies while one candidate fails, the next one is not tried: no engine could release its hand-off.

@@ -43,7 +43,7 @@ func TestRouteHeaders(t *testing.T) {
 		status   int
 		decision string
 	}{
-		{"nothing", nil, 200, "local;reason=no-prefill"},
+		{"nothing", nil, 200, "local;reason=unplanned"},
 		{"a candidate", []string{pd.HeaderPrefill, here}, 200, remote},
 		{"two lines of candidates", []string{pd.HeaderPrefill, here, pd.HeaderPrefill, here}, 200, remote},
 
@@ -112,7 +112,7 @@ func TestModeIsIgnoredWhenOff(t *testing.T) {
 	p := startPool(t, set(func(c *Config) { c.Trust.PDHeader = "off" }))
 	for _, mode := range []string{"bypass", "force", "garbage"} {
 		post(t, p.url+completionsPath, ask(false).body, pd.HeaderMode, mode, pd.HeaderPrefill, p.prefill.addr).mustBe(t, 200, servedRemote)
-		post(t, p.url+completionsPath, ask(false).body, pd.HeaderMode, mode).mustBe(t, 200, "local;reason=no-prefill")
+		post(t, p.url+completionsPath, ask(false).body, pd.HeaderMode, mode).mustBe(t, 200, "local;reason=unplanned")
 	}
 }
 
@@ -300,9 +300,9 @@ func TestSharedSecret(t *testing.T) {
 		{"right", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "open sesame"}, 200, servedRemote},
 		{"older", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "old sesame"}, 200, servedRemote},
 		{"right, with a plan", []string{pd.HeaderPrefill, here, pd.HeaderAuth, "open sesame", pd.HeaderPlan, remotePlan}, 200, "remote;reason=uncached;attempts=1;candidate=0"},
-		{"none, and no candidate", nil, 200, "local;reason=no-prefill"},
-		{"a stranger's plan", []string{pd.HeaderPlan, localPlan}, 200, "local;reason=no-prefill"},
-		{"a stranger's garbage", []string{pd.HeaderPlan, "?"}, 200, "local;reason=no-prefill"},
+		{"none, and no candidate", nil, 200, "local;reason=unplanned"},
+		{"a stranger's plan", []string{pd.HeaderPlan, localPlan}, 200, "local;reason=unplanned"},
+		{"a stranger's garbage", []string{pd.HeaderPlan, "?"}, 200, "local;reason=unplanned"},
 		{"a stranger's mode", []string{pd.HeaderMode, "bypass"}, 200, "local;reason=bypassed"},
 	}
 	for _, c := range cases {

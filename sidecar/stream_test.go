@@ -74,7 +74,7 @@ func TestLocalHeadersComeFirst(t *testing.T) {
 	g := newGate()
 	s, _ := serve(t, ways["local"], handoffParams, then(streams(), g.act, streams(firstEvent, doneEvent)))
 	resp := mustOpen(t, s.url+completionsPath, ask(true).body)
-	if resp.StatusCode != 200 || resp.Header.Get(pd.HeaderDecision) != "local;reason=no-prefill" {
+	if resp.StatusCode != 200 || resp.Header.Get(pd.HeaderDecision) != "local;reason=unplanned" {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)
 	}
 	close(g.opened)

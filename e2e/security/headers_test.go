@@ -133,8 +133,8 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 		{"no secret, a target that is not allowed", nil, "169.254.169.254:80", 403, "refused;reason=denied-target"},
 		{"no secret, and no target", nil, "", 503, "refused;reason=no-prefill"}, // the client's plan is strict
 		{"secret, and a target", []string{"--auth-file=" + file}, f.Prefill[0].Tap.Addr, 403, "refused;reason=untrusted-peer"},
-		{"secret, and no target", []string{"--auth-file=" + file}, "", 200, "local;reason=no-prefill"},
-		{"secret, and the mode off", []string{"--auth-file=" + file, "--pd-header=off"}, "", 200, "local;reason=no-prefill"},
+		{"secret, and no target", []string{"--auth-file=" + file}, "", 200, "local;reason=unplanned"},
+		{"secret, and the mode off", []string{"--auth-file=" + file, "--pd-header=off"}, "", 200, "local;reason=unplanned"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := harness.StartSidecar(t, engine, c.flags...)

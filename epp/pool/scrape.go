@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -137,7 +138,7 @@ func (s *scraper) turn(ctx context.Context) {
 	}
 }
 
-// unreachable reports whether a failed reading means that requests would fail too: the address for requests refused the
+// unreachable reports whether a failed reading means that requests would fail too: the address for requests accepts no
 // connection, or the sidecar there reports that its engine does not answer. If the page has a port of its own, the failure
 // says nothing about requests: that port may be wrong.
 func (s *scraper) unreachable(err error) bool {
@@ -145,7 +146,15 @@ func (s *scraper) unreachable(err error) bool {
 		return false
 	}
 	var status errStatus
-	return errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
+	return unconnected(err) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
+}
+
+// unconnected reports whether an address accepted no connection in time. Other failures to connect, such as too many open files,
+// are this process's own.
+func unconnected(err error) bool {
+	var dial *net.OpError
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) ||
+		errors.As(err, &dial) && dial.Op == "dial" && dial.Timeout()
 }
 
 // prepare adopts a changed configuration.

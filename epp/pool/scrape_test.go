@@ -5,9 +5,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -168,6 +170,36 @@ func TestUnreachable(t *testing.T) {
 				if s.turn(t.Context()); s.member.load.Load().Unreachable {
 					t.Error("it is still unreachable when its page is back")
 				}
+			}
+		})
+	}
+}
+
+// lateDial is the error of a dialer whose time is over.
+type lateDial struct{}
+
+func (lateDial) Error() string { return "i/o timeout" }
+func (lateDial) Timeout() bool { return true }
+
+func TestUnconnected(t *testing.T) {
+	dial := func(cause error) error {
+		return &url.Error{Op: "Get", Err: &net.OpError{Op: "dial", Net: "tcp", Err: cause}}
+	}
+	for _, c := range []struct {
+		name string
+		err  error
+		want bool
+	}{
+		{"refused", dial(syscall.ECONNREFUSED), true},
+		{"no such host", dial(syscall.EHOSTUNREACH), true},
+		{"no answer to the dial", dial(lateDial{}), true},
+		{"out of files", dial(syscall.EMFILE), false},
+		{"a slow page", &net.OpError{Op: "read", Err: lateDial{}}, false},
+		{"reset", &net.OpError{Op: "read", Err: syscall.ECONNRESET}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := unconnected(c.err); got != c.want {
+				t.Errorf("got %v", got)
 			}
 		})
 	}

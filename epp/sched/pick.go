@@ -215,13 +215,13 @@ func (k *pick) choose(i int) {
 	s := &k.pipeline.stages[i]
 	profile, n, dst := s.profile, s.wanted, k.chosen[i][:0]
 	k.enter(s)
-	for i := range profile.Filters {
+	for j := range profile.Filters {
+		f, detects := &profile.Filters[j], s.detects[j]
+		if detects {
+			k.setAside(i == 0) // an unreachable endpoint is neither full nor a replacement for full ones
+		}
 		if len(k.left) == 0 {
 			break
-		}
-		f, detects := &profile.Filters[i], s.detects[i]
-		if detects {
-			k.setAside() // an unreachable endpoint is neither full nor a replacement for full ones
 		}
 		k.left = f.Filter.Filter(&k.round, k.left)
 		k.dropper, k.full = f.Name, detects && len(k.left) == 0
@@ -233,7 +233,9 @@ func (k *pick) choose(i int) {
 		}
 	}
 	if k.order = k.order[:0]; len(k.left) > 0 {
-		k.setAside()
+		k.setAside(i == 0)
+	}
+	if len(k.left) > 0 {
 		k.score(profile.Scorers)
 		k.order = profile.Picker.Pick(&k.round, k.totals, n, k.order)
 	}
@@ -278,20 +280,24 @@ func (k *pick) enter(s *stage) {
 	k.left = append(k.left, k.all[from:]...)
 }
 
-// setAside moves unreachable endpoints to the end, if there are others: an endpoint that refuses connections looks idle, and
-// would be the first choice of every request until it leaves the pool. They stay, in case one is reachable again.
-func (k *pick) setAside() {
+// setAside moves unreachable endpoints to the end: an endpoint that refuses connections looks idle, and would be the first
+// choice of every request until it leaves the pool. They stay behind others, in case one is reachable again. If there are no
+// others, the first stage keeps them, because the request has to go somewhere, and any further stage has no endpoint.
+func (k *pick) setAside(first bool) {
 	k.unreachable = k.unreachable[:0]
 	for i := range k.left {
 		if k.left[i].Load.Unreachable {
 			k.unreachable = append(k.unreachable, k.left[i])
 		}
 	}
-	if len(k.unreachable) == len(k.left) {
+	if first && len(k.unreachable) == len(k.left) {
 		k.unreachable = k.unreachable[:0]
 	}
 	if len(k.unreachable) > 0 {
 		k.left = slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return c.Load.Unreachable })
+	}
+	if k.trace != nil && len(k.left) == 0 {
+		k.trace.filtered(unreachable, k.left)
 	}
 }
 

@@ -211,11 +211,12 @@ func TestDrawIsFair(t *testing.T) {
 }
 
 // TestUnreachableComesLast: an unreachable endpoint looks idle. It is still a candidate, the last one, because it may be
-// reachable again by now.
+// reachable again by now. If all prefill endpoints are unreachable, decode computes the prompt.
 func TestUnreachableComesLast(t *testing.T) {
 	for name, c := range map[string]struct{ absent, want []string }{
-		"one": {[]string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
-		"all": {[]string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
+		"one":         {[]string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
+		"all decode":  {[]string{"decode-0", "decode-1"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
+		"all prefill": {[]string{"prefill-2", "prefill-3"}, []string{"decode-0", "decode-1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")

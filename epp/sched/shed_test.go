@@ -141,7 +141,8 @@ func TestUnreachableIsNoCapacity(t *testing.T) {
 		{"room", nil, "remote/always"},
 		{"room only in an unreachable decode endpoint", []string{"decode-1"}, "refused/saturated"},
 		{"room only in an unreachable prefill endpoint", []string{"prefill-3"}, "refused/saturated"},
-		{"all are unreachable", []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}, "remote/always"},
+		{"all decode endpoints are unreachable", []string{"decode-0", "decode-1"}, "remote/always"},
+		{"all prefill endpoints are unreachable", []string{"prefill-2", "prefill-3"}, "refused/no-prefill"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")

@@ -11,6 +11,9 @@ import (
 // itself returns a name in place of a filter's, for an endpoint that is excluded because another stage has chosen it.
 func itself(stage epp.Stage) string { return string(stage) + "-endpoint-itself" }
 
+// unreachable stands in place of a filter's name for the endpoints of a stage that are all unreachable.
+const unreachable = "unreachable"
+
 // tracer records a pick that is explained. It need not be fast.
 type tracer struct {
 	epp.Trace

@@ -174,6 +174,25 @@ func TestWhyUnreachable(t *testing.T) {
 	}
 }
 
+// TestWhyAllUnreachable: the explanation tells why a request that should go remote stays local.
+func TestWhyAllUnreachable(t *testing.T) {
+	pool := fleet("decode", "prefill", "prefill")
+	pool.Snapshot().Loads[1].Unreachable, pool.Snapshot().Loads[2].Unreachable = true, true
+	d, err := scheduler(t, pool, disagg()).Explain(t.Context(), splitRequest(1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := lines(d.Trace.Stages[1])
+	for _, want := range []string{"prefill-1: unreachable, as all others are", "prefill-2: unreachable, as all others are"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("got\n%s\nwant a line %q", strings.Join(got, "\n"), want)
+		}
+	}
+	if d.Verdict != pd.Local || d.Reason != pd.NoPrefill {
+		t.Errorf("%s, %s", d.Verdict, d.Reason)
+	}
+}
+
 // TestTrace sees that an explanation has all the numbers, as JSON has them.
 func TestTrace(t *testing.T) {
 	p := fleet("prefill-decode", "decode", "prefill", "decode")

@@ -65,6 +65,8 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 		}
 	}
 	switch {
+	case c.Dropped == unreachable:
+		return "unreachable, as all others are"
 	case c.Dropped != "":
 		return r.dropped(c)
 	case len(c.Scores) == 0 && r.scorers > 0:

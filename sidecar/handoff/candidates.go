@@ -18,6 +18,9 @@ type prefillError struct {
 	err    error
 }
 
+// errDown is the error of a request whose candidates were not tried.
+var errDown = errors.New("every prefill candidate is down")
+
 func (e *prefillError) Error() string { return fmt.Sprintf("%s: %v", e.cause, e.err) }
 func (e *prefillError) Unwrap() error { return e.err }
 
@@ -41,8 +44,11 @@ type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate 
 // "" an attempt succeeded. Another reason says that nothing has gone to the client, and that the request should be prefilled
 // locally. The error is final.
 func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
-	last := &prefillError{reason: pd.PrefillFailed}
+	last := &prefillError{cause: "down", reason: pd.PrefillFailed, err: errDown}
 	for i, target := range x.Route.Targets {
+		if x.legs.down.skip(target) {
+			continue
+		}
 		for tried := 0; ; tried++ {
 			if err := x.reachLocalEngine(); err != nil {
 				return "", err
@@ -51,6 +57,7 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			var refused *ClientError
 			switch {
 			case err == nil, errors.Is(err, errAnswered):
+				x.legs.down.tried(target, nil)
 				// Before the check of the context: if the client has left meanwhile, the caller must release the hand-off.
 				return reason, err
 			case x.Context.Err() != nil:
@@ -60,7 +67,8 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 			case !errors.As(err, &last):
 				return "", err
 			}
-			again := last.again && tried < x.legs.MaxRetries
+			x.legs.down.tried(target, last)
+			again := last.again && tried < x.legs.MaxRetries && !x.legs.down.has(target)
 			x.noteRetry(last, target)
 			if !again {
 				break

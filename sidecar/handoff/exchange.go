@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -162,11 +163,19 @@ func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 	if err := x.reachLocalEngine(); err != nil {
 		return err // a request that cannot be served takes nothing of the budget
 	}
-	if !x.legs.Budget.Take() {
+	if !x.replans() && !x.legs.Budget.Take() {
 		return intake.OverBudget(reason)
 	}
 	x.decide(pd.Local, reason)
 	return x.bufferedLocal(req)
+}
+
+// replans reports whether a request is prefilled locally without taking from the budget: the picker sends no plan, so it reads no
+// results, and it named only pods that are down. Tandem's picker would have planned such a request local itself. The budget
+// would refuse all but a tenth of those requests until the cluster tells that picker of the pods' end.
+func (x *Exchange) replans() bool {
+	up := func(t pd.Target) bool { return !x.legs.down.has(t) }
+	return x.Plan == nil && x.legs.Budget.Burst() >= 1 && !slices.ContainsFunc(x.Route.Targets, up)
 }
 
 func (x *Exchange) decide(v pd.Verdict, r pd.Reason) { x.Decision.Verdict, x.Decision.Reason = v, r }

@@ -88,6 +88,7 @@ type Legs struct {
 	tracing     tracing
 	stalls      *stallWatch
 	localEngine localEngine
+	down        *downList
 
 	releasing atomic.Int64   // hand-offs that are being released
 	releases  sync.WaitGroup // the goroutines of releases that go on after their exchange
@@ -99,7 +100,7 @@ func New(c Config) *Legs {
 		c.Now = time.Now
 	}
 	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
-		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now)}
+		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	return legs
 }

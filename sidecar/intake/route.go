@@ -111,8 +111,10 @@ func (rr *RouteReader) unplanned(h http.Header, hasTargets bool) (Route, error) 
 		r.Verdict, r.Reason = pd.Remote, pd.External
 	case r.Strict:
 		return Route{}, noTarget()
-	default:
+	case mode == pd.ModeForceFallback:
 		r.Reason = pd.NoPrefill
+	default:
+		r.Reason = pd.Unplanned
 	}
 	return r, nil
 }

@@ -32,6 +32,7 @@ var reasonMeaning = map[pd.Reason]string{
 	pd.ShortPrompt:    "the prompt is too short, even if nothing of it is cached",
 	pd.Bypassed:       "the client asked for local prefill",
 	pd.NotSplittable:  "the request does not fit into one hand-off",
+	pd.Unplanned:      "no picker sent a plan, and no prefill endpoint was named",
 	pd.NoPrefill:      "no prefill endpoint was available",
 	pd.PrefillFailed:  "every prefill candidate failed",
 	pd.HandoffInvalid: "the answer of prefill has no valid hand-off",
