@@ -69,6 +69,8 @@ func TestHeadersAnswer(t *testing.T) {
 			"remote;reason=uncached;strict=1;report", nil},
 		{"secret stays here where nothing is generated", decode(1), func(c *Config) { c.Auth = func() string { return auth } }, get("/v1/models"),
 			map[string]string{epp.HeaderDestination: a}, "", nil},
+		{"counting tokens", decode(1), nil, requestHeaders(more, ":method", "POST", ":path", "/v1/messages/count_tokens", pd.HeaderMode, "force"),
+			map[string]string{epp.HeaderDestination: a}, "", nil},
 		{"query", decode(1), nil, requestHeaders(more, ":method", "POST", ":path", "/v1/chat/completions?x=/tokenize"),
 			map[string]string{epp.HeaderDestination: a}, "local;reason=below-threshold;strict=0;report", nil},
 		{"internal headers of a client", decode(1), nil, chat(more, pd.HeaderPrefill, "1.2.3.4:5", pd.HeaderPlan, "x", "x-tandem-foo", "1",
@@ -189,6 +191,9 @@ func TestRefusals(t *testing.T) {
 		{"a malformed id", nil, frames{chat(more, pd.HeaderRequestID, "r 1"), requestBody(ends, "")}, 400, pd.BadRequest, nil, "no body"},
 		{"messages have their own shape", refuse(pd.Refuse(pd.Saturated, "Full.")), frames{messages, requestBody(ends, prompt)}, 429,
 			pd.Saturated, map[string]string{"retry-after": "1", pd.HeaderDropped: "rejected-saturated"}, "Full."},
+		{"messages that are counted have it too", refuse(pd.Refuse(pd.NoEndpoint, "None.")), frames{requestHeaders(more, ":method", "POST", ":path",
+			"/v1/messages/count_tokens"), requestBody(ends, prompt)}, 503, pd.NoEndpoint,
+			map[string]string{"retry-after": "1", pd.HeaderDropped: "rejected-no-endpoints"}, "None."},
 		{"error that is no refusal", refuse(grpc.ErrServerStopped), frames{chat(more), requestBody(ends, prompt)}, 500, pd.InternalError, nil,
 			"in its log"},
 	} {

@@ -173,7 +173,7 @@ func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err err
 		return r, nil, err
 	}
 	st.s.metrics.rewritten(r)
-	if r.Asked != "" {
+	if r.Asked != "" && st.request.head.generates() { // other answers do not name the model
 		st.request.rename = &pd.Rename{Asked: r.Asked, Answers: r.Model}
 	}
 	return r, d, nil

@@ -101,6 +101,21 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
+// The answer to a request that counts tokens does not name the model, so that there is no name to restore.
+func TestRewriteOfACount(t *testing.T) {
+	r := startRig(t, newPool(a), rewriting)
+	s := r.open(t, "")
+	s.send(requestHeaders(more, ":method", "POST", ":path", pd.APICountTokens.Path()), requestBody(ends, prompt))
+	sets := headersSet(t, s.recv())
+	rest, err := s.finish()
+	if got, _ := bodyOf(rest); err != nil || got != strings.Replace(prompt, `"m"`, `"big m"`, 1) {
+		t.Errorf("body %s, %v", got, err)
+	}
+	if len(sets) != 1 || sets[epp.HeaderDestination] != a {
+		t.Errorf("sets %q", sets)
+	}
+}
+
 // The scheduler sees the request as it will be answered.
 func TestPolicyReachesTheScheduler(t *testing.T) {
 	p := newPool(a)
