@@ -19,6 +19,8 @@ type Endpoint struct {
 	Metrics   string // host:port of the metrics page
 	Role      pd.Role
 	Labels    map[string]string
+	Pod       string // the name of its pod
+	Node      string // host:port of its address, with that of its node in place of its own; "" = not known
 	// Slot is a small number that no other endpoint of the pool has at the same time; all versions of an endpoint have the
 	// same one. Tables about endpoints are arrays by slot. Another endpoint gets it only after every EndpointObserver was
 	// called.
@@ -34,6 +36,8 @@ type Spec struct {
 	Addr            netip.AddrPort
 	Metrics         string // host:port of the metrics page; "" = Addr
 	Labels          map[string]string
+	Pod             string     // its pod's name; "" = Name
+	Node            netip.Addr // of its node; the zero Addr = not known
 }
 
 // NewEndpoint makes an endpoint with nothing in flight. metrics "" means that its own address serves the metrics page.
@@ -52,7 +56,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 // share the slot and the load in flight.
 func (e *Endpoint) With(metrics string, labels map[string]string) *Endpoint {
 	next := NewEndpoint(e.Namespace, e.Name, e.Addr, metrics, labels)
-	next.Slot, next.inFlight = e.Slot, e.inFlight
+	next.Slot, next.inFlight, next.Pod, next.Node = e.Slot, e.inFlight, e.Pod, e.Node
 	return next
 }
 
@@ -76,24 +80,32 @@ type Load struct {
 	LoRA        *LoRA // nil: the page names no adapters
 	// Attributes are the values of the extractor's customMetrics that are no signals; nil: the page had none of them.
 	Attributes *Attributes
+	// Further is what other pages say; nil: nothing is known of them.
+	Further *Further
 }
 
-// Attributes are values of a metrics page that have names in the configuration only. They do not change.
+// Attributes are values of pages that are no signals. They do not change.
 type Attributes []Attribute
 
 // Attribute is one of them.
 type Attribute struct {
-	Key   string
-	Value float64
+	Producer string  `json:"producer,omitempty"` // "" = the extractor of metrics pages, in whose configuration Key is
+	Key      string  `json:"key"`
+	Value    float64 `json:"value"`
 }
 
-// Attribute returns the value of an attribute; ok is false if it is not known.
-func (l *Load) Attribute(key string) (value float64, ok bool) {
-	if l.Attributes == nil {
-		return 0, false
+// Attribute returns the value of an attribute of a producer, "" for the extractor of metrics pages; ok is false if it is not known.
+// What the extractor has found is as old as the load; the values of other producers are known as long as their pages can be read.
+func (l *Load) Attribute(producer, key string) (value float64, ok bool) {
+	var all Attributes
+	switch {
+	case producer != "" && l.Further != nil:
+		all = l.Further.Attributes
+	case producer == "" && l.Attributes != nil:
+		all = *l.Attributes
 	}
-	for _, a := range *l.Attributes {
-		if a.Key == key {
+	for i := range all {
+		if a := &all[i]; a.Key == key && a.Producer == producer {
 			return a.Value, true
 		}
 	}

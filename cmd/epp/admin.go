@@ -29,16 +29,17 @@ func (p *picker) admin() http.Handler {
 
 // endpointState is one endpoint as /debug/endpoints shows it.
 type endpointState struct {
-	Name     string            `json:"name"`
-	Address  string            `json:"address"`
-	Role     string            `json:"role"`
-	Labels   map[string]string `json:"labels"`
-	Signals  epp.Readings      `json:"signals"`
-	Cache    epp.CacheInfo     `json:"cache"`
-	LoadAge  float64           `json:"load_age_seconds"` // -1 = never read
-	Trust    float64           `json:"trust"`            // 0..1, in these numbers
-	Requests int               `json:"inflight_requests"`
-	Tokens   int               `json:"inflight_tokens"`
+	Name         string            `json:"name"`
+	Address      string            `json:"address"`
+	Role         string            `json:"role"`
+	Labels       map[string]string `json:"labels"`
+	Signals      epp.Readings      `json:"signals"`
+	Cache        epp.CacheInfo     `json:"cache"`
+	LoadAge      float64           `json:"load_age_seconds"` // -1 = never read
+	Trust        float64           `json:"trust"`            // 0..1, in these numbers
+	Requests     int               `json:"inflight_requests"`
+	Tokens       int               `json:"inflight_tokens"`
+	*epp.Further                   // of configured sources only
 }
 
 func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
@@ -50,7 +51,7 @@ func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
 	for i, e := range snapshot.Endpoints {
 		load, inFlight := &snapshot.Loads[i], e.InFlight()
 		s := endpointState{Name: e.String(), Address: e.Address, Role: e.Role.String(), Labels: e.Labels, Cache: load.Cache, LoadAge: -1,
-			Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens}
+			Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens, Further: load.Further}
 		s.Signals = (&epp.Candidate{Endpoint: e, Load: load}).Readings()
 		if !load.At.IsZero() {
 			s.LoadAge = now.Sub(load.At).Seconds()

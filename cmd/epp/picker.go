@@ -156,7 +156,7 @@ func (c *settings) dryRun(b *config.Built) error {
 	if err != nil {
 		return err
 	}
-	return pool.New(pool.Options{}).Configure(nil, source, extractor)
+	return pool.New(pool.Options{}).Configure(nil, source, extractor, furtherPages(b)...)
 }
 
 // pipeline makes the pipeline that picks by a configuration. If the configuration has queues, requests wait in q, which takes the
@@ -190,7 +190,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	if err != nil {
 		return err
 	}
-	if err := p.pool.Configure(discovery, source, extractor); err != nil {
+	if err := p.pool.Configure(discovery, source, extractor, furtherPages(b)...); err != nil {
 		return err
 	}
 	p.file = file
@@ -232,6 +232,19 @@ func (c *settings) scraping(b *config.Built) (source pool.Source, extractor page
 		return source, extractor, fmt.Errorf("reading the flags of metrics: %w", err)
 	}
 	return source, extractor, nil
+}
+
+// furtherPages returns which pages are read beside the metrics pages.
+func furtherPages(b *config.Built) (pages []pool.Further) {
+	for _, configured := range b.Sources {
+		s, isSource := configured.Source.(pool.FurtherSource)
+		for _, x := range configured.Extractors {
+			if reader, ok := x.(pool.FurtherReader); ok && isSource {
+				pages = append(pages, pool.Further{Name: configured.Name, Source: s, Reader: reader})
+			}
+		}
+	}
+	return pages
 }
 
 // run discovers and scrapes endpoints, and follows the configuration's file, until ctx ends.

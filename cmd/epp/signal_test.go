@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -137,4 +138,62 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 		got = strings.Join(told, " ")
 		return got == want
 	})
+}
+
+// TestFurtherPagesTakePart: the endpoints' lists of models and GPU pages are read, shown, and decide.
+func TestFurtherPagesTakePart(t *testing.T) {
+	port := "0"
+	serveEngine := func(address, model string, use int) { // all on the same port
+		listener, err := net.Listen("tcp", net.JoinHostPort(address, port))
+		must(t, err)
+		_, port, err = net.SplitHostPort(listener.Addr().String())
+		must(t, err)
+		mux := http.NewServeMux()
+		mux.HandleFunc("/v1/models", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"data":[{"id":%q}]}`, model) })
+		mux.HandleFunc("/gpu", func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\"} %d\n", use)
+		})
+		mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "vllm:num_requests_running 0") })
+		engine := &httptest.Server{Listener: listener, Config: &http.Server{Handler: mux}}
+		engine.Start()
+		t.Cleanup(engine.Close)
+	}
+	serveEngine("127.0.0.1", "llama", 90)
+	serveEngine("127.0.0.2", "qwen", 20)
+	file := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, file, fmt.Sprintf("endpoints:\n- {name: busy, address: 127.0.0.1, port: %q}\n- {name: free, address: 127.0.0.2, port: %q}\n", port, port))
+	s := serveWith(t, nil, "--secure-serving=false", "--config-text="+fmt.Sprintf(`apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {type: file-discovery, parameters: {path: %q}}
+- {type: models-data-source}
+- {type: models-data-extractor}
+- {type: dcgm-data-source, parameters: {path: /gpu, port: %s}}
+- {type: dcgm-extractor}
+- {type: endpoint-attribute-scorer, parameters: {attributeKey: GPUUtilization, producer: dcgm-extractor, algorithm: {type: linear_lower_is_better}}}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: endpoint-attribute-scorer}]
+dataLayer:
+  discovery: {pluginRef: file-discovery}
+  sources:
+  - {pluginRef: models-data-source, extractors: [{pluginRef: models-data-extractor}]}
+  - {pluginRef: dcgm-data-source, extractors: [{pluginRef: dcgm-extractor}]}
+`, file, port))
+
+	want := map[string]string{"default/busy": "llama 0.9", "default/free": "qwen 0.2"}
+	eventually(t, func() bool {
+		for name, e := range s.endpoints(t) {
+			if e.Further == nil || len(e.Models) != 1 || len(e.Attributes) != 1 || fmt.Sprint(e.Models[0].ID, " ", e.Attributes[0].Value) != want[name] {
+				return false
+			}
+		}
+		return true
+	})
+	var x epp.Explanation
+	_, text := s.ask(t, "POST", "admin", "/explain", strings.NewReader(`{"model":"m","messages":[]}`))
+	must(t, json.Unmarshal([]byte(text), &x))
+	if c := x.Trace.Stages[0].Candidates; c[0].Endpoint != "default/free" || c[0].Scores[0].Score != 1 || c[1].Scores[0].Score != 0 {
+		t.Errorf("candidates %+v", c)
+	}
 }

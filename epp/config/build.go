@@ -42,6 +42,7 @@ type Instance struct {
 
 // Source is a data source with its extractors.
 type Source struct {
+	Name       string
 	Source     any
 	Extractors []any
 }
@@ -143,7 +144,7 @@ func (b *Built) fill(c *Config) {
 		b.Discovery = made[c.discovery]
 	}
 	for _, s := range c.sources {
-		one := Source{Source: made[s.plugin]}
+		one := Source{Name: s.name, Source: made[s.plugin]}
 		for _, e := range s.extractors {
 			one.Extractors = append(one.Extractors, made[e])
 		}

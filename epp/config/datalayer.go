@@ -16,7 +16,7 @@ func (r *reader) readDataLayer() {
 	if r.cfg.injectDefaults {
 		r.addMetrics()
 	}
-	if !slices.ContainsFunc(r.cfg.sources, func(s source) bool { return len(s.extractors) > 0 }) {
+	if i := r.sourceOf(typeMetrics); i < 0 || len(r.cfg.sources[i].extractors) == 0 {
 		r.warn("dataLayer.injectDefaults", "no source with an extractor: no metrics are read, the engines' loads are unknown")
 	}
 }
@@ -47,17 +47,25 @@ func (r *reader) readSource(spec *sourceSpec, path string) {
 		case e == nil:
 		case len(s.extractors) > 0:
 			r.problem(at, "%s is a second extractor; %s is one already", quote(e.name), quote(s.extractors[0].name))
+		case s.plugin != nil && e.row.Type != extractors[s.row.Type]:
+			r.problem(at, "%s is of type %s, and a %s needs a %s", quote(e.name), e.row.Type, s.row.Type, extractors[s.row.Type])
 		default:
 			s.extractors = append(s.extractors, e)
 		}
 	}
-	switch {
-	case s.plugin == nil:
-	case len(r.cfg.sources) > 0:
-		r.problem(at, "%s is a second source; %s is one already", quote(s.name), quote(r.cfg.sources[0].name))
-	default:
-		r.cfg.sources = append(r.cfg.sources, s)
+	if s.plugin == nil {
+		return
 	}
+	if i := r.sourceOf(s.row.Type); i >= 0 {
+		r.problem(at, "%s is a second %s; %s is one already", quote(s.name), s.row.Type, quote(r.cfg.sources[i].name))
+		return
+	}
+	r.cfg.sources = append(r.cfg.sources, s)
+}
+
+// sourceOf returns the index of the source of a type, -1 if there is none.
+func (r *reader) sourceOf(typeName string) int {
+	return slices.IndexFunc(r.cfg.sources, func(s source) bool { return s.row.Type == typeName })
 }
 
 // checkNotified checks the extractors of a source of notifications: in llm-d, any plugin can be one. They are told of changes
@@ -89,16 +97,17 @@ func (r *reader) findLayer(path, name string, kind layerKind) *plugin {
 	return nil
 }
 
-// addMetrics makes sure that the engines' metrics are read: by the source and the extractor of the file, or by added ones.
+// addMetrics makes sure that the engines' metrics are read: by the source and the extractor of the file, or by added ones. Other
+// sources get their extractor, too.
 func (r *reader) addMetrics() {
-	if len(r.cfg.sources) == 0 {
+	if r.sourceOf(typeMetrics) < 0 {
 		if from := r.firstOrAdd(typeMetrics, "dataLayer.injectDefaults"); from != nil {
 			r.cfg.sources = append(r.cfg.sources, source{plugin: from})
 		}
 	}
 	for i := range r.cfg.sources {
 		if s := &r.cfg.sources[i]; len(s.extractors) == 0 {
-			if extractor := r.firstOrAdd(typeExtractor, "dataLayer.injectDefaults"); extractor != nil {
+			if extractor := r.firstOrAdd(extractors[s.row.Type], "dataLayer.injectDefaults"); extractor != nil {
 				s.extractors = []*plugin{extractor}
 			}
 		}

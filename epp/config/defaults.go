@@ -28,8 +28,13 @@ const (
 	typeMetrics       = "metrics-data-source"
 	typeExtractor     = "core-metrics-extractor"
 	typeDetector      = "utilization-detector"
+	typeModels        = "models-data-source"
+	typeGPUs          = "dcgm-data-source"
 	typeMatcher       = "approx-prefix-cache-producer"
 )
+
+// extractors are the types that read what the sources of a type fetch.
+var extractors = map[string]string{typeMetrics: typeExtractor, typeModels: "models-data-extractor", typeGPUs: "dcgm-extractor"}
 
 // producers are the types that other plugins read from. A configuration with such a reader and no producer gets one with
 // default parameters. llm-d derives this from its plugins' declarations; the table is the result.

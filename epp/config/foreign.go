@@ -48,10 +48,8 @@ var accepted = map[string]struct {
 const (
 	leaveOut    = "leave it out"
 	noClusters  = "a picker serves one cluster; put one picker into each"
-	noDCGM      = "leave it out: loads come from the engines' metrics pages"
 	noEncode    = "leave it out: prefill and decode pods encode as well"
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
-	noModels    = "leave it out: which models a pod serves is not read"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
 	noQueues    = "leave it out: only requests that wait are evicted, those of negative priority, the newest first"
 	noRanks     = "list every rank as an endpoint with its own port"
@@ -63,15 +61,11 @@ var refused = map[string]string{
 	"always-disagg-multimodal-decider":          noEncode,
 	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
 	"data-parallel-profile-handler":             noRanks,
-	"dcgm-data-source":                          noDCGM,
-	"dcgm-extractor":                            noDCGM,
 	"encode-filter":                             noEncode,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
 	"mm-embeddings-cache-producer":              noEncode,
 	"mm-embeddings-cache-scorer":                noEncode,
-	"models-data-extractor":                     noModels,
-	"models-data-source":                        noModels,
 	"multicluster-approx-prefix-cache-producer": noClusters,
 	"multicluster-file-discovery":               noClusters,
 	"multicluster-kv-cache-utilization-scorer":  noClusters,

@@ -36,7 +36,7 @@ func trimPod(object any) (any, error) {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}
 	}
-	kept.Status.PodIP = p.Status.PodIP
+	kept.Status.PodIP, kept.Status.HostIP = p.Status.PodIP, p.Status.HostIP
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
 			kept.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
@@ -54,11 +54,12 @@ func endpointsOf(p *corev1.Pod, ports []uint16) (specs []epp.Spec, problem strin
 	if err != nil {
 		return nil, fmt.Sprintf("pod %s/%s serves nothing: its address %q is none", p.Namespace, p.Name, p.Status.PodIP)
 	}
+	node, _ := netip.ParseAddr(p.Status.HostIP) // few configurations need it
 	active, problem := activeOf(p, ports)
 	for i, port := range ports {
 		if active == nil || active[port] {
 			specs = append(specs, epp.Spec{Namespace: p.Namespace, Name: p.Name + "-rank-" + strconv.Itoa(i),
-				Addr: netip.AddrPortFrom(addr.Unmap(), port), Labels: p.Labels})
+				Addr: netip.AddrPortFrom(addr.Unmap(), port), Labels: p.Labels, Pod: p.Name, Node: node.Unmap()})
 		}
 	}
 	return specs, problem
@@ -115,6 +116,6 @@ func portList(ports []uint16) string {
 // sameSpecs reports whether the endpoints of a pod are unchanged.
 func sameSpecs(a, b []epp.Spec) bool {
 	return slices.EqualFunc(a, b, func(a, b epp.Spec) bool {
-		return a.Namespace == b.Namespace && a.Name == b.Name && a.Addr == b.Addr && maps.Equal(a.Labels, b.Labels)
+		return a.Namespace == b.Namespace && a.Name == b.Name && a.Addr == b.Addr && a.Node == b.Node && maps.Equal(a.Labels, b.Labels)
 	})
 }

@@ -85,12 +85,15 @@ func TestTrimmedPod(t *testing.T) {
 	want := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u", ResourceVersion: "7", Labels: whole.Labels,
 			Annotations: map[string]string{activePorts: "8000"}},
-		Status: corev1.PodStatus{PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		Status: corev1.PodStatus{PodIP: "10.0.0.1", HostIP: "192.168.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("kept %+v\nwant %+v", got, want)
 	}
 	specs, _ := endpointsOf(got.(*corev1.Pod), []uint16{8000})
+	if s := specs[0]; s.Pod != "a" || s.Node.String() != "192.168.0.1" {
+		t.Errorf("the endpoint's pod is %q, its node %v", s.Pod, s.Node)
+	}
 	for name, value := range map[string]string{"llm-d.ai/role": "prefill", "llm-d.ai/engine-type": "sglang",
 		"inference.networking.k8s.io/engine-type": "vllm", "app": "engine"} {
 		if specs[0].Labels[name] != value {

@@ -16,6 +16,8 @@ func TestDataLayer(t *testing.T) {
 	extractor := page.DefaultExtractor()
 	extractor.DefaultEngine = "mine"
 	extractor.EngineConfigs = []page.EngineConfig{{Name: "mine", QueuedRequestsSpec: "q{a=b}"}}
+	models, gpus := pool.DefaultSource(), pool.DefaultSource()
+	models.Path, gpus.Port = "/v1/models", 9400
 	for _, test := range []struct {
 		typ, parameters string
 		want            any
@@ -23,6 +25,9 @@ func TestDataLayer(t *testing.T) {
 		{"file-discovery", "{path: endpoints.yaml, watchFile: true}", &pool.File{Path: "endpoints.yaml", WatchFile: true}},
 		{"metrics-data-source", "", pool.DefaultSource()},
 		{"metrics-data-source", "{scheme: https, port: 9100, interval: 50ms}", source},
+		{"models-data-source", "", pool.FurtherSource{Source: models, Usual: 10 * time.Second}},
+		{"dcgm-data-source", "", pool.FurtherSource{Source: gpus, Usual: time.Second}},
+		{"dcgm-data-source", "useNodeAddress: true", pool.FurtherSource{Source: gpus, Node: true, Usual: time.Second}},
 		{"core-metrics-extractor", "", page.DefaultExtractor()},
 		{"core-metrics-extractor", "{defaultEngine: mine, engineConfigs: [{name: mine, queuedRequestsSpec: 'q{a=b}'}]}", extractor},
 	} {

@@ -118,9 +118,13 @@ func TestProblems(t *testing.T) {
 			`scope.labelSelector: "=" is no label selector: at "=" want a condition like a=b, a!=b, a, !a, a in (b, c) or a notin (b)|` +
 				`headerSelectors[0]: must have a headerName and a labelKey|headerSelectors[0].mode: must be strict or prefer, got "x"|` +
 				`revisionGating.requireRoles.values: must not be empty with mode sum`},
-		{"endpoint-attribute-filter", "{producer: dcgm-extractor, onMissing: Drop}", "attribute: must not be empty|" +
-			`producer: only the attributes of core-metrics-extractor are known, got "dcgm-extractor"|onMissing: must be Pass or Fail, got "Drop"|` +
-			`algorithm.type: must be threshold or range, got ""`},
+		{"endpoint-attribute-filter", "{producer: mine, onMissing: Drop}", "attribute: must not be empty|" +
+			`producer: must be core-metrics-extractor or dcgm-extractor, got "mine"|onMissing: must be Pass or Fail, got "Drop"|` +
+			`algorithm.type: must be one of threshold, range, topK, percentile, got ""`},
+		{"endpoint-attribute-filter", "{attribute: a, producer: dcgm-extractor, algorithm: {type: topK}}",
+			`attribute: dcgm-extractor has only the attribute GPUUtilization, got "a"|algorithm.topK.k: must be at least 1, got 0`},
+		{"endpoint-attribute-filter", "{attribute: a, algorithm: {type: percentile, percentile: {percentile: 101}}}",
+			"algorithm.percentile.percentile: must be from 0 to 100, got 101"},
 		{"endpoint-attribute-filter", "{attribute: a, algorithm: {type: range, range: {min: 2, max: 1}}}", "algorithm.range: min must be at most max, got 2 and 1"},
 		{"endpoint-attribute-scorer", "{attributeKey: a, algorithm: {type: linear, normalization: {fixedRange: {min: 1, max: 1}}}}",
 			`algorithm.type: must be linear_lower_is_better or linear_higher_is_better, got "linear"|` +

@@ -83,10 +83,14 @@ var Table = []epp.Row{
 	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
 
-	// Sources of endpoints and of their metrics.
+	// Sources of endpoints and of what their pages say.
 	{Type: "file-discovery", New: newFileDiscovery},
 	{Type: "metrics-data-source", New: newMetricsDataSource},
 	{Type: "core-metrics-extractor", New: newCoreMetricsExtractor},
+	{Type: "models-data-source", New: newModelsDataSource},
+	{Type: "models-data-extractor", New: newModelsDataExtractor},
+	{Type: "dcgm-data-source", New: newDCGMDataSource},
+	{Type: "dcgm-extractor", New: newDCGMExtractor},
 
 	// For conformance tests of gateways: with them every client chooses its endpoint, so they need the flag --conformance.
 	{Type: "header-based-testing-filter", Flag: FlagConformance, New: conformance.NewHeaderFilter},

@@ -118,12 +118,19 @@ func New(options Options) *Pool {
 
 // Configure says where the endpoints come from and how their metrics are read. It may be called before Run or while it runs.
 // Known endpoints stay until the new discovery reports, and stay unchanged if it reports them too. If d is nil, the current
-// discovery continues. The zero Source reads no metrics: all loads are then unknown, and extractor has no effect. After an
-// error nothing has changed.
-func (p *Pool) Configure(d Discovery, source Source, extractor page.Extractor) error {
+// discovery continues. The zero Source reads no metrics: all loads are then unknown, and extractor has no effect. further are
+// pages that are read besides. After an error nothing has changed.
+func (p *Pool) Configure(d Discovery, source Source, extractor page.Extractor, further ...Further) error {
 	next, err := newPages(source, extractor, p.options.Timeout, p.options.Busy)
 	if err != nil {
 		return err
+	}
+	for _, f := range further {
+		one, err := newFurther(f, p.options.Timeout)
+		if err != nil {
+			return err
+		}
+		next.further = append(next.further, one)
 	}
 	p.pages.Swap(next).closeIdle()
 	if d != nil {
@@ -312,6 +319,7 @@ func (p *Pool) publish() {
 	loads := make([]epp.Load, len(p.set.members))
 	for i, m := range p.set.members {
 		loads[i] = *m.load.Load()
+		loads[i].Further = m.further.Load()
 	}
 	p.snapshot.Store(&epp.Snapshot{Version: p.snapshot.Load().Version + 1, Endpoints: p.endpoints, Loads: loads})
 	p.Publish(changes)

@@ -22,6 +22,7 @@ type pages struct {
 	source   Source
 	client   *http.Client // nil: no pages are read
 	programs *page.Programs
+	further  []*furtherPage
 	busy     time.Duration
 }
 
@@ -41,12 +42,18 @@ func newPages(source Source, extractor page.Extractor, timeout, busy time.Durati
 		busy = max(source.Interval, minInterval)
 	}
 	client := &http.Client{Transport: transport, CheckRedirect: noRedirect}
-	return &pages{source, client, programs, busy}, nil
+	return &pages{source: source, client: client, programs: programs, busy: busy}, nil
 }
 
 func (p *pages) closeIdle() {
-	if p != nil && p.client != nil {
+	if p == nil {
+		return
+	}
+	if p.client != nil {
 		p.client.CloseIdleConnections()
+	}
+	for _, f := range p.further {
+		f.client.CloseIdleConnections()
 	}
 }
 
@@ -83,12 +90,14 @@ type scraper struct {
 	pages   *pages
 	program *page.Program
 	request *http.Request
+	further furtherReads
 }
 
 // run reads the page until ctx ends.
 func (s *scraper) run(ctx context.Context) {
 	timer := time.NewTimer(time.Duration(rand.Float64() * float64(s.pool.options.Busy)))
 	defer timer.Stop()
+	defer s.further.work.Wait()
 	defer wake(s.member.turned) // the scraper of the endpoint's next version may have missed a value that this one got
 	for {
 		var busy bool // at some moment since the page was read
@@ -109,6 +118,7 @@ func (s *scraper) run(ctx context.Context) {
 // turn reads the page once and stores its load.
 func (s *scraper) turn(ctx context.Context) {
 	s.prepare()
+	s.readFurther(ctx)
 	if s.pages.client == nil {
 		s.done(time.Now(), true)
 		return
@@ -164,6 +174,7 @@ func (s *scraper) prepare() {
 		return
 	}
 	s.pages, s.busy, s.idle = pages, pages.busy, max(s.pool.options.Idle, pages.busy)
+	s.adoptFurther(pages.further)
 	if pages.client == nil {
 		s.pool.forget(s.member)
 		return

@@ -20,15 +20,16 @@ type id struct{ namespace, name string }
 func idOf(s *epp.Spec) id { return id{s.Namespace, s.Name} }
 
 func same(s, o *epp.Spec) bool {
-	return s.Addr == o.Addr && s.Metrics == o.Metrics && maps.Equal(s.Labels, o.Labels)
+	return s.Addr == o.Addr && s.Metrics == o.Metrics && s.Pod == o.Pod && s.Node == o.Node && maps.Equal(s.Labels, o.Labels)
 }
 
 // member is an endpoint of the pool with its load and its scraper.
 type member struct {
 	*epp.Endpoint
-	spec epp.Spec
-	load atomic.Pointer[epp.Load] // never nil
-	stop context.CancelFunc       // ends its scraper
+	spec    epp.Spec
+	load    atomic.Pointer[epp.Load]    // never nil
+	further atomic.Pointer[epp.Further] // nil: nothing is known of other pages
+	stop    context.CancelFunc          // ends its scraper
 
 	turned chan struct{} // of all versions; holds one: the endpoint has become busy
 }
@@ -122,6 +123,7 @@ func (s *set) join(spec *epp.Spec) *member {
 		return m
 	}
 	m := &member{Endpoint: epp.NewEndpoint(spec.Namespace, spec.Name, spec.Addr, spec.Metrics, spec.Labels), spec: *spec, turned: make(chan struct{}, 1)}
+	m.describe()
 	m.Watch(s.fell, m.turned)
 	m.Slot = s.takeSlot()
 	m.load.Store(&epp.Load{})
@@ -132,11 +134,21 @@ func (s *set) join(spec *epp.Spec) *member {
 // page is now at another address.
 func (m *member) with(spec *epp.Spec) *member {
 	next := &member{Endpoint: m.Endpoint.With(spec.Metrics, spec.Labels), spec: *spec, turned: m.turned}
+	next.describe()
 	next.load.Store(m.load.Load())
+	next.further.Store(m.further.Load())
 	if next.Metrics != m.Metrics {
 		next.load.Store(&epp.Load{})
 	}
 	return next
+}
+
+// describe sets what the endpoint's spec says beside what makes a version of it.
+func (m *member) describe() {
+	m.Pod, m.Node = cmp.Or(m.spec.Pod, m.spec.Name), ""
+	if m.spec.Node.IsValid() {
+		m.Node = netip.AddrPortFrom(m.spec.Node, m.spec.Addr.Port()).String()
+	}
 }
 
 // takeSlot returns the smallest free slot.

@@ -33,8 +33,8 @@ type Source struct {
 	ClientCertPath string `yaml:"clientCertPath"`
 	// ClientKeyPath is a PEM file of the key of ClientCertPath.
 	ClientKeyPath string `yaml:"clientKeyPath"`
-	// Interval is the time between two readings of a busy endpoint. Default 0: as --refresh-metrics-interval says. Values
-	// below 50ms are raised to that, as in llm-d.
+	// Interval is the time between two readings of a busy endpoint. Default 0: for metrics pages, as --refresh-metrics-interval says.
+	// Values below 50ms are raised to that, as in llm-d.
 	Interval time.Duration `yaml:"interval"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/pool/page"
 )
 
 // Within reports a parameter that is not in low..high. NaN is outside of every range.
@@ -26,11 +27,25 @@ func AtLeast[T cmp.Ordered](report epp.Report, field string, v, low T) {
 	}
 }
 
-// AttributeProducer reports a producer of endpoints' attributes other than the extractor of their metrics pages.
-func AttributeProducer(report epp.Report, field, name string) {
-	if name != "" && name != "core-metrics-extractor" {
-		report(field, "only the attributes of core-metrics-extractor are known, got %q", name)
+const metricsProducer = "core-metrics-extractor"
+
+// AttributeProducer reports a producer of endpoints' attributes that does not exist, and an attribute that it does not have.
+func AttributeProducer(report epp.Report, field, name, attributeField, attribute string) {
+	switch {
+	case name == "", name == metricsProducer:
+	case name != page.GPUProducer:
+		report(field, "must be %s or %s, got %q", metricsProducer, page.GPUProducer, name)
+	case attribute != page.GPUUtilization && attribute != "":
+		report(attributeField, "%s has only the attribute %s, got %q", name, page.GPUUtilization, attribute)
 	}
+}
+
+// ProducerOf returns the producer that a parameter names, in the form of epp.Load.Attribute.
+func ProducerOf(name string) string {
+	if name == metricsProducer {
+		return ""
+	}
+	return name
 }
 
 // Correct replaces a value by its default unless it is valid, and warns of it.

@@ -7,12 +7,13 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 )
 
-// EndpointAttribute rates endpoints by one value of their metrics page, which an entry of the extractor's customMetrics names:
+// EndpointAttribute rates endpoints by one value of their metrics page, or of their GPUs:
 // (value−min)/(max−min), or 1 minus that. An endpoint whose value is not known gets 0.
 type EndpointAttribute struct {
-	// AttributeKey is the attributeKey of the entry.
+	// AttributeKey is the name of the value: the attributeKey of an entry of the extractor's customMetrics.
 	AttributeKey string `yaml:"attributeKey"`
-	// Producer must be core-metrics-extractor or empty: only its attributes are known.
+	// Producer is core-metrics-extractor, whose customMetrics have attributes, or dcgm-extractor, whose attribute is GPUUtilization.
+	// Default "": core-metrics-extractor.
 	Producer string `yaml:"producer"`
 	// Algorithm says which values are good.
 	Algorithm AttributeAlgorithm `yaml:"algorithm"`
@@ -56,7 +57,7 @@ func (p *EndpointAttribute) Problems(report epp.Report) {
 	if p.AttributeKey == "" {
 		report("attributeKey", "must not be empty")
 	}
-	param.AttributeProducer(report, "producer", p.Producer)
+	param.AttributeProducer(report, "producer", p.Producer, "attributeKey", p.AttributeKey)
 	if a := &p.Algorithm; a.Type != lowerIsBetter && a.Type != higherIsBetter {
 		report("algorithm.type", "must be %s or %s, got %q", lowerIsBetter, higherIsBetter, a.Type)
 	}
@@ -71,13 +72,13 @@ func (p *EndpointAttribute) Problems(report epp.Report) {
 
 // Build implements epp.Plugin.
 func (p *EndpointAttribute) Build(*epp.Builder) (any, error) {
-	return attributeScorer{key: p.AttributeKey, higher: p.Algorithm.Type == higherIsBetter, fixed: p.Algorithm.Normalization.FixedRange}, nil
+	return attributeScorer{producer: param.ProducerOf(p.Producer), key: p.AttributeKey, higher: p.Algorithm.Type == higherIsBetter, fixed: p.Algorithm.Normalization.FixedRange}, nil
 }
 
 type attributeScorer struct {
-	key    string
-	higher bool
-	fixed  *FixedRange // nil: the candidates' own range
+	producer, key string
+	higher        bool
+	fixed         *FixedRange // nil: the candidates' own range
 }
 
 // Score implements epp.Scorer.
@@ -95,15 +96,21 @@ func (s attributeScorer) Score(_ *epp.Round, c []epp.Candidate, scores []float64
 				score = 1 - score
 			}
 		}
-		scores[i] = trusted(&c[i], score)
+		if s.producer == "" {
+			score = trusted(&c[i], score)
+		}
+		scores[i] = score
 	}
 }
 
+// fresh reports whether a candidate's value is not too old: other pages than that of the load are forgotten with their age.
+func (s attributeScorer) fresh(c *epp.Candidate) bool { return c.Trust > 0 || s.producer != "" }
+
 // value returns a candidate's value; known is false if its page is too old, too.
 func (s attributeScorer) value(c *epp.Candidate) (value float64, known bool) {
-	value, known = c.Load.Attribute(s.key)
+	value, known = c.Load.Attribute(s.producer, s.key)
 	const absurd = 1e300 // the distance of two such values would not be a number
-	return value, known && c.Trust > 0 && math.Abs(value) < absurd
+	return value, known && s.fresh(c) && math.Abs(value) < absurd
 }
 
 // bounds returns the range of values.
