@@ -64,6 +64,9 @@ type Prompt struct {
 	Blocks []uint64
 	// BlockTokens is how many tokens one block has.
 	BlockTokens int
+	// Media are hashes of the images, audio and video in the prompt, each once; nil = none. A hash is of the part of the body
+	// that holds the item, and is keyed with a secret of the process.
+	Media []uint64
 }
 
 // Matchable returns how many tokens of the prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.

@@ -12,6 +12,9 @@ const (
 	StagePrefill Stage = "prefill"
 )
 
+// StageEncode is the stage that encodes the images, audio and video of a request. llm-d's sidecar serves it, Tandem's does not.
+const StageEncode Stage = "encode"
+
 // Stages are the stages of a request in the order in which they are picked for. The first one always runs, and the request is
 // sent to its endpoint. Each of the others does a part of the work on another endpoint, if it runs.
 type Stages []StageRow
@@ -23,8 +26,8 @@ type StageRow struct {
 	// Role is the role of endpoints for the stage. Filters enforce it; refusals, explanations and the shedding of load use
 	// it.
 	Role pd.Role
-	// Endpoints is how many endpoints are picked, best first; if one fails the next one is tried. In the first row 0 means as
-	// many as the profile's picker is configured to choose.
+	// Endpoints is how many endpoints are picked, best first; if one fails the next one is tried. 0 means as many as the
+	// profile's picker is configured to choose; not in the row that splits requests.
 	Endpoints int
 	// Excludes lists stages whose first choice is no candidate of this one: an endpoint would hand its KV cache to itself.
 	Excludes []Stage
@@ -55,6 +58,11 @@ func DecodeRow(profile string) StageRow {
 func PrefillRow(profile string, n int) StageRow {
 	return StageRow{Stage: StagePrefill, Profile: profile, Role: pd.RolePrefill, Endpoints: n, Excludes: []Stage{StageDecode},
 		Split: true, Header: pd.HeaderPrefill, Computes: true}
+}
+
+// EncodeRow returns the row of the encode stage. All endpoints that the profile picks share the items of a request.
+func EncodeRow(profile string, decider NamedDecider) StageRow {
+	return StageRow{Stage: StageEncode, Profile: profile, Role: pd.RoleEncode, Decider: decider, Header: pd.HeaderEncode}
 }
 
 // Row returns the row of a stage, nil if there is none.

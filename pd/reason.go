@@ -41,6 +41,7 @@ const (
 	Bypassed       Reason = "bypassed"        // the client sent HeaderMode with bypass
 	NotSplittable  Reason = "not-splittable"  // one hand-off cannot carry the request
 	Unplanned      Reason = "unplanned"       // a picker that sends no plan, or none at all, named no prefill pod
+	NoMedia        Reason = "no-media"        // the prompt has no image, audio or video, and the decider is about these
 	NoPrefill      Reason = "no-prefill"      // no prefill pod was available
 	PrefillFailed  Reason = "prefill-failed"  // every prefill candidate failed
 	HandoffInvalid Reason = "handoff-invalid" // prefill answered without a hand-off that is safe to use
@@ -72,7 +73,7 @@ const (
 
 var (
 	remoteReasons = []Reason{Uncached, Always, Forced, External}
-	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, Unplanned, NoPrefill, PrefillFailed, HandoffInvalid,
+	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, Unplanned, NoMedia, NoPrefill, PrefillFailed, HandoffInvalid,
 		HandoffLate, TransferFailed}
 )
 

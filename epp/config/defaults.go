@@ -50,7 +50,7 @@ var producers = []struct {
 }
 
 // addedByName are further types that are added if a parameter names one that the file does not have.
-var addedByName = []string{"topology-extractor", "session-id-producer", "agent-identity"}
+var addedByName = []string{"mm-embeddings-cache-producer", "topology-extractor", "session-id-producer", "agent-identity"}
 
 func isProducer(typeName string) bool {
 	if slices.Contains(addedByName, typeName) {

@@ -48,7 +48,6 @@ var accepted = map[string]struct {
 const (
 	leaveOut    = "leave it out"
 	noClusters  = "a picker serves one cluster; put one picker into each"
-	noEncode    = "leave it out: prefill and decode pods encode as well"
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
 	noQueues    = "leave it out: only requests that wait are evicted, those of negative priority, the newest first"
@@ -58,14 +57,10 @@ const (
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
-	"always-disagg-multimodal-decider":          noEncode,
 	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
 	"data-parallel-profile-handler":             noRanks,
-	"encode-filter":                             noEncode,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
-	"mm-embeddings-cache-producer":              noEncode,
-	"mm-embeddings-cache-scorer":                noEncode,
 	"multicluster-approx-prefix-cache-producer": noClusters,
 	"multicluster-file-discovery":               noClusters,
 	"multicluster-kv-cache-utilization-scorer":  noClusters,

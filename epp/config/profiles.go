@@ -125,8 +125,18 @@ func (r *reader) checkHandler() {
 		return
 	}
 	instance, _ := r.trial.instance(handlers[0])
-	if _, err := instance.(epp.Handler).Stages(names); err != nil {
+	stages, err := instance.(epp.Handler).Stages(names)
+	if err != nil {
 		r.problem(handlers[0].path, "%s", oneLine(err))
+		return
+	}
+	if isA[epp.Chooser](instance) {
+		return
+	}
+	for _, p := range r.cfg.profiles {
+		if !slices.ContainsFunc(stages, func(row epp.StageRow) bool { return row.Profile == p.name }) {
+			r.warn(p.path, "%s has no effect: %s has no decider for it", quote(p.name), quote(handlers[0].name))
+		}
 	}
 }
 

@@ -71,8 +71,9 @@ func problems(p epp.Plugin) (found []string) {
 // others are the instances that plugins of the tests may refer to.
 var others = map[string]any{
 	"matcher": knownCache{}, "charger": knownCharge{}, "always": alwaysRemote, "picker": instanceOf(picker.NewMaxScore),
-	"topology-extractor": instanceOf(affinity.NewTopologyExtractor),
-	"sessions":           &affinity.Sessions{},
+	"topology-extractor":           instanceOf(affinity.NewTopologyExtractor),
+	"sessions":                     &affinity.Sessions{},
+	"mm-embeddings-cache-producer": instanceWith(affinity.NewMediaProducer, &epp.Builder{Keep: &epp.Keep{}}),
 }
 
 func builder() *epp.Builder {
@@ -109,8 +110,11 @@ func build[T any](t testing.TB, typ, parameters string) T {
 var alwaysRemote = instanceOf(handler.NewAlwaysDisaggPDDecider).(epp.Decider)
 
 // instanceOf builds a plugin that needs neither parameters nor others.
-func instanceOf(newPlugin func() epp.Plugin) any {
-	instance, err := newPlugin().Build(nil)
+func instanceOf(newPlugin func() epp.Plugin) any { return instanceWith(newPlugin, nil) }
+
+// instanceWith builds a plugin that needs no parameters.
+func instanceWith(newPlugin func() epp.Plugin, b *epp.Builder) any {
+	instance, err := newPlugin().Build(b)
 	if err != nil {
 		panic(err)
 	}
@@ -446,7 +450,7 @@ func TestConcurrent(t *testing.T) {
 				case epp.Picker:
 					p.Pick(r, totals, 3, nil)
 				case epp.Decider:
-					p.Decide(&epp.Alternatives{Tokens: 100})
+					p.Decide(&epp.Alternatives{Round: r, Tokens: 100})
 				case epp.Handler:
 					p.Stages([]string{"decode"}) //nolint:errcheck // only shared here
 				}

@@ -33,7 +33,7 @@ func TestRoleFilters(t *testing.T) {
 		labels = append(labels, map[string]string{pd.RoleLabel: role})
 	}
 	labels[0] = nil
-	for typ, want := range map[string]string{"decode-filter": "aceghi", "prefill-filter": "befhi"} {
+	for typ, want := range map[string]string{"decode-filter": "aceghi", "prefill-filter": "befhi", "encode-filter": "dfgh"} {
 		if got := names(build[epp.Filter](t, typ, "").Filter(round(source(1)), labelled(labels...))); got != want {
 			t.Errorf("%s keeps %q, want %q", typ, got, want)
 		}

@@ -3,6 +3,7 @@ package plugin
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,7 +53,16 @@ func TestStages(t *testing.T) {
 			`no profile "d" for the decode stage, there is x, y|no profile "prefill" for the prefill stage, there is x, y|` +
 				`profile "x" is run by no stage|profile "y" is run by no stage`},
 		{"both the same", disagg, "profiles: {decode: p, prefill: p}", "p", epp.Stages{}, `profile "p" cannot be that of both stages`},
-		{"one too many", disagg, "", "decode encode", epp.Stages{}, `profile "encode" is run by no stage`},
+		{"one too many", disagg, "", "decode more", epp.Stages{}, `profile "more" is run by no stage`},
+
+		{"encode without a decider is not run", disagg, "", "decode encode", epp.Stages{epp.DecodeRow("decode")}, ""},
+		{"encode", disagg, "deciders: {encode: always}", "encode decode", epp.Stages{epp.DecodeRow("decode"), epp.EncodeRow("encode", named)}, ""},
+		{"encode, prefill and decode", disagg, "{profiles: {encode: e}, deciders: {encode: always, prefill: always}}", "decode e prefill",
+			slices.Insert(split("decode", "prefill", 3, named, epp.NoneSkips), 1, epp.EncodeRow("e", named)), ""},
+		{"encode and prefill first", disagg, "{stageOrder: prefill-first, encodeProfile: e, encodeDeciderPluginName: always}", "decode e prefill",
+			slices.Insert(split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips), 1, epp.EncodeRow("e", named)), ""},
+		{"a decider without an encode profile", disagg, "deciders: {encode: always}", "decode", epp.Stages{},
+			`no profile "encode" for the encode stage, there is decode`},
 
 		{"old", old, "", "decode prefill", split("decode", "prefill", 3, uncached(25), epp.NoneSkips), ""},
 		{"old, characters", old, "{threshold: 10, hashBlockSize: 5}", "decode prefill",
@@ -85,6 +95,8 @@ func TestDeciders(t *testing.T) {
 		reason          pd.Reason
 	}{
 		{"always-disagg-pd-decider", "", epp.Alternatives{}, pd.Remote, pd.Always},
+		{"always-disagg-multimodal-decider", "", epp.Alternatives{Round: round(source(1)), Tokens: 1000}, pd.Local, pd.NoMedia},
+		{"always-disagg-multimodal-decider", "", epp.Alternatives{Round: asking(7)}, pd.Remote, pd.Always},
 		{"prefix-based-pd-decider", "", epp.Alternatives{Tokens: 1000}, pd.Local, pd.BelowThreshold},
 		{"prefix-based-pd-decider", "nonCachedTokens: 16", epp.Alternatives{Tokens: 100, Cached: 84}, pd.Remote, pd.Uncached},
 		{"prefix-based-pd-decider", "nonCachedTokens: 16", epp.Alternatives{Tokens: 100, Cached: 85}, pd.Local, pd.BelowThreshold},

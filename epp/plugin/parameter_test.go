@@ -102,8 +102,9 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "onNoPrefill: ''", `onNoPrefill: must be local, budget or refuse, got ""`},
 		{"disagg-profile-handler", "prefillCandidates: 17", "prefillCandidates: must be from 1 to 16, got 17"},
 		{"disagg-profile-handler", "{stageOrder: prefill-first, deciders: {prefill: x}}", "deciders.prefill: must be empty with stageOrder prefill-first, which prefills every request remotely"},
-		{"disagg-profile-handler", "deciders: {encode: x}", "deciders.encode: encode stages are not served; remove it, and pods that prefill or decode encode as well"},
-		{"disagg-profile-handler", "encodeProfile: x", "encodeProfile: encode stages are not served; remove it, and pods that prefill or decode encode as well"},
+		{"disagg-profile-handler", "{deciders: {encode: d}, encodeProfile: p, encodeDeciderPluginName: d}", "encodeProfile: the older form must not be mixed with profiles and deciders; write it there|" +
+			"encodeDeciderPluginName: the older form must not be mixed with profiles and deciders; write it there"},
+		{"mm-embeddings-cache-producer", "cacheSizeInMBPerServer: 2097153", "cacheSizeInMBPerServer: must be at most 2097152, got 2097153"},
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
@@ -168,6 +169,7 @@ func TestCorrections(t *testing.T) {
 		{"max-score-picker", "maxNumOfEndpoints", "0", "1"},
 		{"random-picker", "maxNumOfEndpoints", "-1", "1"},
 		{"weighted-random-picker", "maxNumOfEndpoints", "0", "1"},
+		{"mm-embeddings-cache-producer", "cacheSizeInMBPerServer", "0", "4096"},
 	} {
 		p, err := decode(t, test.typ, test.field+": "+test.value)
 		if err != nil {
@@ -187,6 +189,32 @@ func TestCorrections(t *testing.T) {
 		}
 		if found := problems(p); found != nil {
 			t.Errorf("%s: %q", test.typ, found)
+		}
+	}
+}
+
+// TestEncodeWarnings: what has no effect, or not with every sidecar, is told.
+func TestEncodeWarnings(t *testing.T) {
+	const foreign = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
+	for parameters, want := range map[string]string{
+		"":                           "",
+		"profiles: {prefill: p}":     "",
+		"deciders: {encode: d}":      "deciders.encode" + foreign,
+		"encodeDeciderPluginName: d": "encodeDeciderPluginName" + foreign,
+		"profiles: {encode: e}":      "profiles.encode: has no effect without deciders.encode",
+		"encodeProfile: e":           "encodeProfile: has no effect without encodeDeciderPluginName",
+		"{profiles: {encode: e}, deciders: {encode: d}}": "deciders.encode" + foreign,
+	} {
+		p, err := decode(t, "disagg-profile-handler", parameters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var warned []string
+		p.(epp.Corrector).Correct(func(field, format string, args ...any) {
+			warned = append(warned, field+": "+fmt.Sprintf(format, args...))
+		})
+		if got := strings.Join(warned, "|"); got != want {
+			t.Errorf("{%s} warns %q, want %q", parameters, got, want)
 		}
 	}
 }

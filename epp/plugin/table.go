@@ -19,6 +19,7 @@ var Table = []epp.Row{
 	// Filters.
 	{Type: "decode-filter", New: filter.NewDecode},
 	{Type: "prefill-filter", New: filter.NewPrefill},
+	{Type: "encode-filter", New: filter.NewEncode},
 	{Type: "label-selector-filter", Deprecated: []string{"by-label", "by-label-selector"}, New: filter.NewLabelSelector},
 	{Type: "prefix-cache-affinity-filter", New: filter.NewPrefixCacheAffinity},
 	{Type: "session-affinity-filter", New: affinity.NewSessionFilter},
@@ -57,6 +58,7 @@ var Table = []epp.Row{
 	{Type: "load-aware-scorer", New: scorer.NewLoadAware},
 	{Type: "no-hit-lru-scorer", New: scorer.NewNoHitLRU},
 	{Type: "session-affinity-scorer", New: affinity.NewSessionScorer},
+	{Type: "mm-embeddings-cache-scorer", New: affinity.NewMediaScorer},
 	{Type: "header-label-affinity-scorer", New: affinity.NewHeaderLabelScorer},
 	{Type: "topology-affinity-scorer", New: affinity.NewTopologyScorer},
 	{Type: "endpoint-attribute-scorer", New: scorer.NewEndpointAttribute},
@@ -67,18 +69,20 @@ var Table = []epp.Row{
 	{Type: "random-picker", New: picker.NewRandom},
 	{Type: "weighted-random-picker", New: picker.NewWeightedRandom},
 
-	// Profile handlers, and the deciders about prefill.
+	// Profile handlers, and the deciders about prefill and encode.
 	{Type: "single-profile-handler", New: handler.NewSingleProfile},
 	{Type: "disagg-profile-handler", New: handler.NewDisaggProfile},
 	{Type: "header-profile-handler", New: handler.NewHeaderProfile},
 	{Type: "pd-profile-handler", New: handler.NewPDProfile},
 	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},
 	{Type: "always-disagg-pd-decider", New: handler.NewAlwaysDisaggPDDecider},
+	{Type: "always-disagg-multimodal-decider", New: handler.NewAlwaysDisaggMultimodalDecider},
 
 	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
 	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},
+	{Type: "mm-embeddings-cache-producer", New: affinity.NewMediaProducer},
 	{Type: "agent-identity", New: affinity.NewAgentIdentity},
 	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},

@@ -2,6 +2,7 @@ package read
 
 import (
 	"hash/maphash"
+	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -78,7 +79,11 @@ type promptReader struct {
 	list  promptList
 	parts [maxDepth]partState
 	keys  []uint64
+	media []uint64 // hashes of the items
 }
+
+// maxMedia bounds the items of one prompt that are told apart. Engines take far fewer.
+const maxMedia = 1024
 
 // partState is the state of a part that is being read.
 type partState struct {
@@ -95,6 +100,7 @@ func (p *promptReader) reset(spec epp.BlockSpec) {
 	}
 	p.plain.reset()
 	p.list.reset()
+	p.media = p.media[:0]
 	for i := range p.parts {
 		p.parts[i].raw.SetSeed(seed)
 		p.parts[i].reset()
@@ -141,9 +147,13 @@ func (p *promptReader) readPart(m *member, d *digest, piece []byte, last bool) {
 		return
 	}
 	if !s.hasText {
-		d.mark(s.raw.Sum64())
+		sum := s.raw.Sum64()
+		d.mark(sum)
 		if n := mediaTokens(s.partType); n > 0 {
 			s.length = n * tokenBytes
+			if len(p.media) < maxMedia {
+				p.media = append(p.media, sum)
+			}
 		}
 		d.skip(s.length)
 	}
@@ -173,6 +183,10 @@ func (p *promptReader) finish(root uint64) epp.Prompt {
 	out := epp.Prompt{Tokens: (length + tokenBytes - 1) / tokenBytes, BlockTokens: p.spec.Tokens}
 	if wantsBlocks(p.spec) {
 		out.Blocks = p.keys
+	}
+	if len(p.media) > 0 {
+		slices.Sort(p.media)
+		out.Media = slices.Compact(p.media)
 	}
 	return out
 }

@@ -136,8 +136,11 @@ func (p *Pipeline) addStages() error {
 		profile, err := c.profile(row.Stage, row.Profile)
 		problems = append(problems, err, c.checkRow(i))
 		s := stage{StageRow: row, profile: profile, wanted: row.Endpoints}
-		if i == 0 && s.wanted == 0 && profile != nil && profile.Picker != nil {
+		if s.wanted == 0 && profile != nil && profile.Picker != nil {
 			s.wanted = profile.Picker.Endpoints()
+			if i > 0 {
+				s.wanted = min(s.wanted, pd.MaxTargets)
+			}
 		}
 		_, s.compares = row.Decider.Decider.(epp.Comparer)
 		if profile != nil {
@@ -199,7 +202,7 @@ func (c *Config) checkRow(i int) error {
 	require(pd.Internal(row.Header), "the %s stage names its endpoints in the header %q, which is not removed from what clients send",
 		row.Stage, row.Header)
 	n := row.Endpoints
-	require(1 <= n && n <= pd.MaxTargets, "%d %s candidates are wanted, which must be 1 to %d", n, row.Stage, pd.MaxTargets)
+	require((1 <= n || n == 0 && !row.Split) && n <= pd.MaxTargets, "%d %s candidates are wanted, which must be 1 to %d", n, row.Stage, pd.MaxTargets)
 	require(!row.Split || !slices.ContainsFunc(before, func(r epp.StageRow) bool { return r.Split }),
 		"the %s stage splits requests, and so does one before it", row.Stage)
 	return errors.Join(problems...)

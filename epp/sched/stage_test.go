@@ -83,6 +83,23 @@ func TestThirdStage(t *testing.T) {
 	checkLoad(t, p, "explained", map[string]epp.InFlight{})
 }
 
+// TestAsManyAsThePickerChooses: a stage that does not split requests gets as many endpoints as its profile's picker chooses.
+func TestAsManyAsThePickerChooses(t *testing.T) {
+	for endpoints, want := range map[int]int{1: 1, 3: 3, 40: pd.MaxTargets} {
+		roles := []string{"decode"}
+		for range 2 * pd.MaxTargets {
+			roles = append(roles, "encode")
+		}
+		c := encoding(always{}, epp.NoneSkips)
+		c.Profiles[2].Picker = highest(endpoints)
+		c.Stages[2].Endpoints = 0
+		d := mustPick(t, scheduler(t, fleet(roles...), c), splitRequest(100))
+		if got := len(d.Endpoints("encode")); got != want {
+			t.Errorf("the picker chooses %d: %d endpoints, want %d", endpoints, got, want)
+		}
+	}
+}
+
 func checkLoad(t *testing.T, p *pool, when string, want map[string]epp.InFlight) {
 	t.Helper()
 	got := inFlight(p)
@@ -235,7 +252,7 @@ func TestStagesAreChecked(t *testing.T) {
 			"excludes the endpoint of encode, which does not come before it"},
 		"a first one that decides": {func(s epp.Stages) epp.Stages { s[0].Decider.Decider = always{}; return s }, "comes first"},
 		"no role":                  {func(s epp.Stages) epp.Stages { s[2].Role = 0; return s }, "the encode stage has no role"},
-		"no endpoints":             {func(s epp.Stages) epp.Stages { s[2].Endpoints = 0; return s }, "0 encode candidates are wanted"},
+		"no endpoints":             {func(s epp.Stages) epp.Stages { s[2].Endpoints = -1; return s }, "-1 encode candidates are wanted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := encoding(nil, epp.NoneSkips)

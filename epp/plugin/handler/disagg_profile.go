@@ -53,7 +53,8 @@ type StageNames struct {
 	// Prefill names the profile that picks prefill endpoints. Default "": prefill if that profile exists; else nothing is
 	// split.
 	Prefill string `yaml:"prefill"`
-	// Encode is not supported, and must be empty.
+	// Encode names the profile that picks the endpoints that encode images, audio and video. Default "": encode. It runs only if
+	// deciders.encode names a decider.
 	Encode string `yaml:"encode"`
 }
 
@@ -61,7 +62,9 @@ type StageNames struct {
 type DeciderNames struct {
 	// Prefill names the decider about prefill. Default "": prompts are computed on another pod only if the client forces it.
 	Prefill string `yaml:"prefill"`
-	// Encode is not supported, and must be empty.
+	// Encode names the decider about encode, usually an always-disagg-multimodal-decider. Default "": what computes the prompt also
+	// encodes. The picked endpoints are named to the sidecar. llm-d's sidecar sends them the items; Tandem's does not, and what
+	// computes the prompt encodes.
 	Encode string `yaml:"encode"`
 }
 
@@ -86,6 +89,19 @@ func NewDisaggProfile() epp.Plugin {
 	return &DisaggProfile{StageOrder: decodeFirst, PrefillCandidates: prefillCandidates, OnNoPrefill: prefillLocal}
 }
 
+// Correct implements epp.Corrector. It corrects nothing, and warns of what has no effect.
+func (p *DisaggProfile) Correct(warn epp.Report) {
+	field, name := p.encodeDecider()
+	switch {
+	case name != "":
+		warn(field, "takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed")
+	case p.Profiles.Encode != "":
+		warn("profiles.encode", "has no effect without deciders.encode")
+	case p.EncodeProfile != "":
+		warn("encodeProfile", "has no effect without encodeDeciderPluginName")
+	}
+}
+
 // Problems implements epp.Plugin.
 func (p *DisaggProfile) Problems(report epp.Report) {
 	if !slices.Contains([]string{decodeFirst, prefillFirst}, p.StageOrder) {
@@ -100,20 +116,13 @@ func (p *DisaggProfile) Problems(report epp.Report) {
 	if field, name := p.decider(); name != "" && p.StageOrder == prefillFirst {
 		report(field, "must be empty with stageOrder %s, which prefills every request remotely", prefillFirst)
 	}
-	for _, encode := range []struct{ field, value string }{
-		{"profiles.encode", p.Profiles.Encode}, {"encodeProfile", p.EncodeProfile},
-		{"deciders.encode", p.Deciders.Encode}, {"encodeDeciderPluginName", p.EncodeDeciderPluginName},
-	} {
-		if encode.value != "" {
-			report(encode.field, "encode stages are not served; remove it, and pods that prefill or decode encode as well")
-		}
-	}
 	if p.Profiles == (StageNames{}) && p.Deciders == (DeciderNames{}) {
 		return
 	}
 	for _, flat := range []struct{ field, value string }{
-		{"decodeProfile", p.DecodeProfile}, {"prefillProfile", p.PrefillProfile},
+		{"decodeProfile", p.DecodeProfile}, {"prefillProfile", p.PrefillProfile}, {"encodeProfile", p.EncodeProfile},
 		{"prefillDeciderPluginName", p.PrefillDeciderPluginName}, {"deciderPluginName", p.DeciderPluginName},
+		{"encodeDeciderPluginName", p.EncodeDeciderPluginName},
 	} {
 		if flat.value != "" {
 			report(flat.field, "the older form must not be mixed with profiles and deciders; write it there")
@@ -132,35 +141,59 @@ func (p *DisaggProfile) decider() (field, name string) {
 	return "deciderPluginName", p.DeciderPluginName
 }
 
+// encodeDecider returns the name of the decider about encode, and the parameter that names it.
+func (p *DisaggProfile) encodeDecider() (field, name string) {
+	if p.Deciders.Encode != "" {
+		return "deciders.encode", p.Deciders.Encode
+	}
+	return "encodeDeciderPluginName", p.EncodeDeciderPluginName
+}
+
 // References implements epp.Referrer.
-func (p *DisaggProfile) References() map[string]string { return param.References(p.decider()) }
+func (p *DisaggProfile) References() map[string]string {
+	prefill, prefillName := p.decider()
+	encode, encodeName := p.encodeDecider()
+	return param.References(prefill, prefillName, encode, encodeName)
+}
 
 // Build implements epp.Plugin.
 func (p *DisaggProfile) Build(b *epp.Builder) (any, error) {
 	h := disaggHandler{
 		decode:  cmp.Or(p.Profiles.Decode, p.DecodeProfile),
 		prefill: cmp.Or(p.Profiles.Prefill, p.PrefillProfile),
+		encode:  cmp.Or(p.Profiles.Encode, p.EncodeProfile, string(epp.StageEncode)),
 		split:   epp.PrefillRow("", p.PrefillCandidates),
 	}
 	h.split.OnNone = onNoPrefill[p.OnNoPrefill]
+	var err error
+	if h.encoding, err = referDecider(b, p.encodeDecider); err != nil {
+		return nil, err
+	}
 	if p.StageOrder == prefillFirst {
 		h.split.Decider.Decider = alwaysRemote{}
 		return h, nil
 	}
-	if field, name := p.decider(); name != "" {
-		decider, err := param.Refer[epp.Decider](b, field, name)
-		if err != nil {
-			return nil, err
-		}
-		h.split.Decider = epp.NamedDecider{Name: name, Decider: decider}
+	if h.split.Decider, err = referDecider(b, p.decider); err != nil {
+		return nil, err
 	}
 	return h, nil
 }
 
-// disaggHandler finds the profiles of the two stages. An empty name means the stage's default name.
+// referDecider returns the decider that a parameter names, none if it names none.
+func referDecider(b *epp.Builder, named func() (field, name string)) (epp.NamedDecider, error) {
+	field, name := named()
+	if name == "" {
+		return epp.NamedDecider{}, nil
+	}
+	decider, err := param.Refer[epp.Decider](b, field, name)
+	return epp.NamedDecider{Name: name, Decider: decider}, err
+}
+
+// disaggHandler finds the profiles of the stages. For decode and prefill, an empty name means the stage's default name.
 type disaggHandler struct {
-	decode, prefill string
-	split           epp.StageRow // the prefill stage, but for its profile
+	decode, prefill, encode string
+	split                   epp.StageRow     // the prefill stage, but for its profile
+	encoding                epp.NamedDecider // of the encode stage, which is left out without one
 }
 
 // Stages implements epp.Handler.
@@ -175,6 +208,9 @@ func (h disaggHandler) Stages(profiles []string) (epp.Stages, error) {
 		return wanted
 	}
 	stages := epp.Stages{epp.DecodeRow(find(epp.StageDecode, h.decode))}
+	if h.encoding.Decider != nil {
+		stages = append(stages, epp.EncodeRow(find(epp.StageEncode, h.encode), h.encoding))
+	}
 	// Without a decider and without a profile of that name, requests are not split.
 	if h.prefill != "" || h.split.Decider.Decider != nil || slices.Contains(profiles, string(epp.StagePrefill)) {
 		row := h.split
@@ -185,7 +221,8 @@ func (h disaggHandler) Stages(profiles []string) (epp.Stages, error) {
 		}
 	}
 	for _, name := range profiles {
-		if !slices.ContainsFunc(stages, func(row epp.StageRow) bool { return row.Profile == name }) {
+		// As in llm-d, the encode profile may be there without a decider that has it run.
+		if name != h.encode && !slices.ContainsFunc(stages, func(row epp.StageRow) bool { return row.Profile == name }) {
 			errs = append(errs, fmt.Errorf("profile %q is run by no stage", name))
 		}
 	}

@@ -64,8 +64,11 @@ func (h headerProfile) Choices(profiles []string) map[string]epp.Stages {
 // onlyStage returns the stage of a profile that serves a request alone. A profile named after a role is for endpoints of that role.
 func onlyStage(profile string) epp.Stages {
 	row := epp.DecodeRow(profile)
-	if profile == string(epp.StagePrefill) {
+	switch epp.Stage(profile) {
+	case epp.StagePrefill:
 		row.Stage, row.Role = epp.StagePrefill, pd.RolePrefill
+	case epp.StageEncode:
+		row.Stage, row.Role = epp.StageEncode, pd.RoleEncode
 	}
 	return epp.Stages{row}
 }
