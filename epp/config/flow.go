@@ -53,7 +53,7 @@ func (r *reader) readFlowControl() {
 	s.All = flow.Limits{Requests: int(spec.MaxRequests.value(0)), Bytes: spec.MaxBytes.value(0)}
 	s.TTL = r.readTTL("flowControl.defaultRequestTTL", spec.DefaultRequestTTL, defaultTTL)
 	s.EmptyTTL = r.readTTL("flowControl.noEndpointRequestTTL", spec.NoEndpointRequestTTL, s.TTL)
-	q.usage = r.policy("flowControl.usageLimitPolicyPluginRef", spec.UsageLimitPolicyPluginRef, isA[flow.Ceiling], "a usage limit policy")
+	q.usage = r.policy("flowControl.usageLimitPolicyPluginRef", spec.UsageLimitPolicyPluginRef, isA[flow.Usage], "a usage limit policy")
 	read := func(path string, band *bandSpec) flow.Band {
 		read, plugins := r.readBand(path, band)
 		q.bands = append(q.bands, plugins)
@@ -142,7 +142,7 @@ func (r *reader) policy(path, name string, is func(any) bool, want string) *plug
 func (q *queueing) build(made map[*plugin]any) *flow.Settings {
 	s := q.settings
 	s.Bands = slices.Clone(s.Bands)
-	ceiling, _ := made[q.usage].(flow.Ceiling)
+	s.Usage, _ = made[q.usage].(flow.Usage)
 	for i, plugins := range q.bands {
 		band := &s.Other
 		switch {
@@ -153,7 +153,6 @@ func (q *queueing) build(made map[*plugin]any) *flow.Settings {
 		}
 		band.Fairness, _ = made[plugins.fairness].(flow.Fairness)
 		band.Ordering, _ = made[plugins.ordering].(flow.Ordering)
-		band.Ceiling = ceiling
 	}
 	return &s
 }

@@ -34,10 +34,10 @@ flowControl:
   priorityBands: [{priority: 9, maxRequests: 3, fairnessPolicyRef: served-tokens-fairness-policy}]
   defaultPriorityBand: {maxBytes: "0", orderingPolicyRef: slo-deadline-ordering-policy}
   defaultNegativePriorityBand: {maxBytes: 1500m, fairnessPolicyRef: round-robin-fairness-policy, orderingPolicyRef: edf-ordering-policy}`,
-			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Hour,
-				Bands:    []flow.Band{{Priority: 9, Limits: flow.Limits{Requests: 3, Bytes: 1e9}, Fairness: flow.ServedTokens, Ceiling: 0.8}},
-				Other:    flow.Band{Limits: flow.Limits{Requests: 5000}, Ordering: flow.SLODeadline, Ceiling: 0.8},
-				Negative: flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 2}, Fairness: flow.RoundRobin, Ordering: flow.EDF, Ceiling: 0.8}}},
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Hour, Usage: flow.Usage{Ceiling: 0.8},
+				Bands:    []flow.Band{{Priority: 9, Limits: flow.Limits{Requests: 3, Bytes: 1e9}, Fairness: flow.ServedTokens}},
+				Other:    flow.Band{Limits: flow.Limits{Requests: 5000}, Ordering: flow.SLODeadline},
+				Negative: flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 2}, Fairness: flow.RoundRobin, Ordering: flow.EDF}}},
 		{"other bands stand in for negative ones", "featureGates: [flowControl]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}",
 			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained},
 				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained}}},

@@ -73,13 +73,11 @@ var refused = map[string]string{
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
-	"priority-holdback-policy":                  "static-usage-limit-policy sets one limit for all priorities",
 	"priority-then-time-eviction-order-policy":  noQueues,
 	"request-attribute-reporter":                leaveOut,
 	"sglanghttp-parser":                         noAPI,
 	"sheddable-eviction-filter":                 noQueues,
 	"slo-headroom-tier-filter":                  noPredictor,
-	"soft-reflective-ceiling-policy":            "static-usage-limit-policy sets one limit for all priorities",
 	"vertexai-parser":                           noAPI,
 	"vllmgrpc-parser":                           noAPI,
 }

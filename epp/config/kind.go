@@ -34,7 +34,7 @@ func describe(p *plugin, instance any) string {
 		return "a fairness policy"
 	case flow.Ordering:
 		return "an ordering policy"
-	case flow.Ceiling:
+	case flow.Usage:
 		return "a usage limit policy"
 	case epp.Admission:
 		return "an admission"
@@ -71,7 +71,7 @@ func inProfile(instance any) bool {
 // passive reports whether the instance has an effect only if something refers to it.
 func passive(instance any) bool {
 	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance) ||
-		isA[flow.Fairness](instance) || isA[flow.Ordering](instance) || isA[flow.Ceiling](instance)
+		isA[flow.Fairness](instance) || isA[flow.Ordering](instance) || isA[flow.Usage](instance)
 }
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this

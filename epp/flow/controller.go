@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -38,13 +39,19 @@ type Controller struct {
 	waiting atomic.Int64 // requests that wait
 	closed  atomic.Bool
 	pending [lanes]pending
+	ranking atomic.Pointer[ranking]
+	turn    atomic.Uint64 // of SoftReflective
 
 	mu       sync.Mutex
 	bands    []*band // of descending priority
 	bytes    int64   // of all waiting bodies
 	seq      uint64
 	departed pace
+	next     epp.Timer // of the next turn; nil: there is none
 }
+
+// turnTime is how long requests that wait for a later turn wait for it at most. Most turns come earlier, with other requests.
+const turnTime = time.Millisecond
 
 // configured is replaced as a whole.
 type configured struct {
@@ -66,6 +73,7 @@ func (p *pending) add(load epp.InFlight, n int) {
 func New(s Settings, gate Gate, opt Options) *Controller {
 	c := &Controller{opt: opt}
 	c.current.Store(&configured{s, gate})
+	c.ranking.Store(newRanking(&s))
 	return c
 }
 
@@ -75,6 +83,13 @@ func (c *Controller) Configure(s Settings, gate Gate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.current.Store(&configured{s, gate})
+	ranking, before := newRanking(&s), c.ranking.Load()
+	for i, used := range before.used {
+		if used != nil {
+			ranking = ranking.with(before.priorities[i], used)
+		}
+	}
+	c.ranking.Store(ranking)
 	var all []*item
 	priorities := make(map[*item]int)
 	for _, b := range c.bands {
@@ -103,10 +118,11 @@ func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error
 	}
 	in, load := c.current.Load(), loadOf(r)
 	l := in.lane(r)
+	c.rank(in, r.Priority)
 	if c.waiting.Load() == 0 {
 		// It is pending before the gate is asked, so that of two requests that ask at the same time each counts the other.
 		c.pending[l].add(load, 1)
-		if c.open(in, l, in.settings.band(r.Priority), load) {
+		if c.look(in, l, r.Priority, load) == open {
 			c.opt.Metrics.passed(r.Priority)
 			return l.pass(), nil
 		}
@@ -165,6 +181,9 @@ func (c *Controller) Close() {
 			c.finish(b, b.newest, now, shuttingDown())
 		}
 	}
+	if c.next != nil {
+		c.next.Stop()
+	}
 }
 
 func (in *configured) lane(r *epp.Request) lane {
@@ -174,26 +193,55 @@ func (in *configured) lane(r *epp.Request) lane {
 	return laneFirst
 }
 
-// open reports whether the gate has capacity for a request of a lane. own is the part of the pending load that is the
-// request's own.
-func (c *Controller) open(in *configured, l lane, b *Band, own epp.InFlight) bool {
+// opening is what requests of a band and a lane find.
+type opening uint8
+
+const (
+	closed opening = iota
+	paused         // closed until a later turn, even if nothing changes
+	open
+)
+
+// look returns whether the gate has capacity for a request of a lane. own is the part of the pending load that is the request's own.
+func (c *Controller) look(in *configured, l lane, priority int, own epp.InFlight) opening {
 	load := epp.InFlight{Requests: -own.Requests, Tokens: -own.Tokens}
-	ceiling := b.ceiling()
 	for stage := laneSplit; ; stage-- {
 		load.Requests += int(c.pending[stage].requests.Load())
 		load.Tokens += int(c.pending[stage].tokens.Load())
-		if stage <= l && in.gate.Saturation(stage == laneSplit, load) >= ceiling {
-			return false
+		if stage <= l {
+			saturation := in.gate.Saturation(stage == laneSplit, load)
+			if ceiling, later := c.ceiling(in, priority, saturation); saturation >= ceiling {
+				if later {
+					return paused
+				}
+				return closed
+			}
 		}
 		if stage == laneFirst {
-			return true
+			return open
 		}
 	}
 }
 
+// ceiling returns the saturation from which requests of a priority wait. later reports that they do so only in this turn.
+func (c *Controller) ceiling(in *configured, priority int, saturation float64) (ceiling float64, later bool) {
+	usage := &in.settings.Usage
+	if !usage.ranked() {
+		return usage.ceiling(saturation, nil, 0, 0)
+	}
+	k := c.ranking.Load()
+	i, _ := k.find(priority)
+	return usage.ceiling(saturation, k.priorities, min(i, len(k.priorities)-1), c.turn.Load())
+}
+
+// find returns where the band of a priority is, or belongs. The caller holds mu.
+func (c *Controller) find(priority int) (i int, found bool) {
+	return slices.BinarySearchFunc(c.bands, priority, func(b *band, p int) int { return cmp.Compare(p, b.priority) })
+}
+
 // band returns the band of a priority, a new one if there is none. The caller holds mu.
 func (c *Controller) band(priority int) *band {
-	i, found := slices.BinarySearchFunc(c.bands, priority, func(b *band, p int) int { return p - b.priority })
+	i, found := c.find(priority)
 	if !found {
 		in := c.current.Load()
 		c.bands = slices.Insert(c.bands, i, newBand(priority, in.settings.band(priority), c.opt.Clock.Now()))
@@ -211,6 +259,7 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	now, in := c.opt.Clock.Now(), c.current.Load()
 	b := c.band(r.Priority)
 	b.forget(now)
+	c.rerank(now)
 	f := b.flow(flowOf(r))
 	if err := c.fit(in, b, f, r, now); err != nil {
 		if f.requests == 0 && f.resting == nil {
@@ -286,23 +335,39 @@ func (c *Controller) dispatch() {
 		return
 	}
 	in, now := c.current.Load(), c.opt.Clock.Now()
-	open := [lanes]bool{laneFirst: true, laneSplit: true}
+	may := [lanes]bool{laneFirst: true, laneSplit: true}
+	later := false // requests wait for a later turn
+	c.turn.Add(1)
 	for _, b := range c.bands {
 		for b.requests > 0 {
 			for l := range lanes {
-				// A lane that is closed for a band stays closed for lower ones.
-				open[l] = open[l] && (b.ready[l].len() == 0 || c.open(in, l, b.settings, epp.InFlight{}))
+				if may[l] && b.ready[l].len() > 0 { // a lane that is closed for a band stays closed for lower ones
+					found := c.look(in, l, b.priority, epp.InFlight{})
+					may[l], later = found == open, later || found == paused
+				}
 			}
-			it := b.next(open)
+			it := b.next(may)
 			if it == nil {
 				break
 			}
+			c.turn.Add(1)
 			c.pending[it.lane].add(it.load, 1)
 			c.departed.note(now)
 			c.finish(b, it, now, nil)
 			b.charge(it, now)
 		}
 	}
+	if later && c.next == nil {
+		c.next = c.opt.Clock.AfterFunc(turnTime, c.takeTurn)
+	}
+}
+
+// takeTurn is called when nothing has changed, and requests wait for a later turn.
+func (c *Controller) takeTurn() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next = nil
+	c.dispatch()
 }
 
 // finish removes an item and tells the request that waits. The caller holds mu.

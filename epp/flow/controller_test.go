@@ -296,26 +296,42 @@ func TestStages(t *testing.T) {
 	})
 }
 
-func TestCeiling(t *testing.T) {
+// TestHoldback: the lower a priority, the less full may the pool be. Which priorities there are decides about the steps.
+func TestHoldback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := newQueue(flow.Settings{Negative: flow.Band{Ceiling: 0.5}}, &slots{first: 2})
+		q := newQueue(flow.Settings{Usage: flow.Usage{Policy: flow.Holdback, Least: 0.5}}, &slots{first: 4}) // free slots: filled to 0.75
+		q.send(t.Context(), local("alone", 0, "a"))
+		q.check(t, "there is one priority", "alone")
 		q.send(t.Context(), local("low", -1, "a"))
 		q.send(t.Context(), local("usual", 0, "a"))
-		q.check(t, "the pool is filled to 0.75", "usual")
+		q.check(t, "a lower one waits", "alone", "usual")
+		q.send(t.Context(), local("high", 5, "a"))
+		q.check(t, "a higher one passes", "alone", "usual", "high")
+		q.send(t.Context(), local("second", 0, "a"))
+		q.check(t, "the usual one is in the middle", "alone", "usual", "high")
 		q.Close()
 		q.sending.Wait()
 	})
 }
 
-// TestCeilingHoldsLowerBands: what waits at its ceiling is not passed by less important requests whose ceiling is higher.
-func TestCeilingHoldsLowerBands(t *testing.T) {
+// TestSoftReflective: at a saturation of 3/4, every third look for requests lets one of the lower priority pass. They do not depend
+// on other requests.
+func TestSoftReflective(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := newQueue(flow.Settings{Bands: []flow.Band{{Priority: 1, Ceiling: 0.5}}}, &slots{first: 2})
-		q.send(t.Context(), local("high", 1, "a"))
+		const requests = 4
+		q := newQueue(flow.Settings{Usage: flow.Usage{Policy: flow.SoftReflective}}, &slots{first: 100})
+		began := time.Now()
+		for _, name := range names("low", requests) {
+			q.send(t.Context(), local(name, -1, "a"))
+		}
 		q.send(t.Context(), local("usual", 0, "a"))
-		q.check(t, "the pool is filled to 0.75")
-		q.Close()
+		if !slices.Contains(q.passed, "usual") || len(q.passed) > requests {
+			t.Errorf("at once pass %v", q.passed)
+		}
 		q.sending.Wait()
+		if took := time.Since(began); took < 2*time.Millisecond || took > 3*requests*time.Millisecond {
+			t.Errorf("all have passed after %v", took)
+		}
 	})
 }
 

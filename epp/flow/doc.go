@@ -4,8 +4,8 @@
 // A Controller is an epp.Admission. A request passes at once while no request waits and the Gate finds capacity for it: two
 // atomic operations and one look at the gate. Otherwise it waits in a queue, in three steps:
 //
-//   - Bands. Requests of one priority form a band. A higher band always goes first. A band may use the pool only up to its
-//     ceiling, so that capacity is left for higher ones.
+//   - Bands. Requests of one priority form a band. A higher band always goes first. A band may use the pool only up to a
+//     ceiling, which may be lower for lower bands, so that capacity is left for higher ones.
 //   - Flows. Within a band, requests with one fairness id form a flow. The band's Fairness says which flow is next.
 //   - Order. Within a flow, the band's Ordering says which request is next.
 //
@@ -14,7 +14,8 @@
 // take the capacity that a more important one waits for.
 //
 // No goroutine polls. Dispatching happens when a request arrives, when the pool reports a change (SnapshotChanged), and when a
-// pick that was let pass has ended (Settled). Between a dispatch and the end of its pick the request is pending: the gate counts
+// pick that was let pass has ended (Settled). Only requests that SoftReflective makes wait for a later turn are looked at again
+// after a millisecond. Between a dispatch and the end of its pick the request is pending: the gate counts
 // it, although no endpoint is charged yet. So a burst of waiting requests never exceeds the capacity that the gate measures.
 //
 // A request leaves the queue when it is dispatched, when its client leaves, when its time to live ends, when it is evicted for

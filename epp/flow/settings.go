@@ -13,6 +13,8 @@ type Settings struct {
 	TTL time.Duration
 	// EmptyTTL replaces TTL for requests that arrive while the pool has no endpoints, so that a pool can be started for them.
 	EmptyTTL time.Duration
+	// Usage says how full the pool may be when a request passes.
+	Usage Usage
 	// Bands are the bands with settings of their own.
 	Bands []Band
 	// Other and Negative are the settings of the bands that Bands does not list, of priority 0 and more, and of less. Their
@@ -37,13 +39,7 @@ type Band struct {
 	Limits   Limits
 	Fairness Fairness
 	Ordering Ordering
-	// Ceiling is the saturation of the pool from which requests of this band wait, 1 = until it is full. It should not be
-	// higher than that of a band of higher priority. 0 = 1.
-	Ceiling Ceiling
 }
-
-// Ceiling is a saturation of the pool, as a Gate measures it.
-type Ceiling float64
 
 // Fairness says which flow of a band is next.
 type Fairness uint8
@@ -91,12 +87,4 @@ func (s *Settings) band(priority int) *Band {
 		return &s.Negative
 	}
 	return &s.Other
-}
-
-// ceiling returns the saturation from which the band's requests wait: 1 unless it is set.
-func (b *Band) ceiling() float64 {
-	if b.Ceiling == 0 {
-		return 1
-	}
-	return float64(b.Ceiling)
 }

@@ -39,6 +39,7 @@ var required = map[string]string{
 	"disaggregatedset-rollout-screener": "{scope: {labelSelector: set=x}, revisionGating: {mode: sum, requireRoles: {values: [prefill, decode]}}}",
 	"header-label-affinity-scorer":      "{headerName: x-zone, labelKey: zone}",
 	"file-discovery":                    "path: endpoints.yaml",
+	"priority-holdback-policy":          "minCeiling: 0.5",
 	"utilization-filter":                "conditions: [{metric: waiting-queue, maxValue: 10}]",
 }
 
@@ -260,7 +261,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.Admitter, epp.Stamper, epp.EndpointObserver, epp.SnapshotObserver,
 			*pool.File, pool.Source, page.Extractor, pool.FurtherSource, pool.FurtherReader, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions,
-			flow.Fairness, flow.Ordering, flow.Ceiling:
+						flow.Fairness, flow.Ordering, flow.Usage:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}

@@ -46,6 +46,8 @@ var Table = []epp.Row{
 	{Type: "edf-ordering-policy", New: queue.NewEDF},
 	{Type: "slo-deadline-ordering-policy", New: queue.NewSLODeadline},
 	{Type: "static-usage-limit-policy", New: queue.NewStaticUsageLimit},
+	{Type: "priority-holdback-policy", New: queue.NewPriorityHoldback},
+	{Type: "soft-reflective-ceiling-policy", New: queue.NewSoftReflectiveCeiling},
 
 	// Scorers.
 	{Type: "queue-scorer", New: scorer.NewQueue},
