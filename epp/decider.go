@@ -27,6 +27,14 @@ type CacheReader interface {
 	Reads() Matcher
 }
 
+// LengthDecider is a Decider that rules pd.Local for every prompt that is shorter than a length, whatever is cached. Flow control
+// asks it before the pick, so that such requests do not wait for an endpoint that they will not need.
+type LengthDecider interface {
+	Decider
+	// RemoteFrom returns that length in tokens; math.MaxInt: it never rules pd.Remote.
+	RemoteFrom() int
+}
+
 // NamedDecider is a decider with its name in the configuration, "" for one that a profile handler made itself. The zero value
 // is no decider.
 type NamedDecider struct {

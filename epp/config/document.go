@@ -104,6 +104,8 @@ type requestHandler struct {
 type flowSpec struct {
 	MaxBytes                    quantity       `yaml:"maxBytes"`
 	MaxRequests                 quantity       `yaml:"maxRequests"`
+	MaxFlowBytes                quantity       `yaml:"maxFlowBytes"`    // not llm-d's
+	MaxFlowRequests             quantity       `yaml:"maxFlowRequests"` // not llm-d's
 	DefaultRequestTTL           *time.Duration `yaml:"defaultRequestTTL"`
 	NoEndpointRequestTTL        *time.Duration `yaml:"noEndpointRequestTTL"`
 	DefaultPriorityBand         *bandSpec      `yaml:"defaultPriorityBand"`

@@ -51,6 +51,7 @@ func (r *reader) readFlowControl() {
 	q := &queueing{}
 	s := &q.settings
 	s.All = flow.Limits{Requests: int(spec.MaxRequests.value(0)), Bytes: spec.MaxBytes.value(0)}
+	s.Flow = flow.Limits{Requests: int(spec.MaxFlowRequests.value(0)), Bytes: spec.MaxFlowBytes.value(0)}
 	s.TTL = r.readTTL("flowControl.defaultRequestTTL", spec.DefaultRequestTTL, defaultTTL)
 	s.EmptyTTL = r.readTTL("flowControl.noEndpointRequestTTL", spec.NoEndpointRequestTTL, s.TTL)
 	q.usage = r.policy("flowControl.usageLimitPolicyPluginRef", spec.UsageLimitPolicyPluginRef, isA[flow.Usage], "a usage limit policy")
@@ -162,6 +163,10 @@ func (q *queueing) node() *yaml.Node {
 	s := &q.settings
 	n := limitsNode(s.All)
 	add := func(key string, value *yaml.Node) { n.Content = append(n.Content, pair(key, value)...) }
+	if s.Flow != (flow.Limits{}) {
+		add("maxFlowRequests", scalar(s.Flow.Requests))
+		add("maxFlowBytes", scalar(s.Flow.Bytes))
+	}
 	add("defaultRequestTTL", text(s.TTL.String()))
 	add("noEndpointRequestTTL", text(s.EmptyTTL.String()))
 	if q.usage != nil {

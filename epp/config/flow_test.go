@@ -25,6 +25,8 @@ func TestQueues(t *testing.T) {
 		{"defaults", "featureGates: [flowControl]", &flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: usual, Negative: usual}},
 		{"limits and times", "featureGates: [flowControl=true]\nflowControl: {maxRequests: 1k, maxBytes: 1.5Gi, defaultRequestTTL: 5s}",
 			&flow.Settings{All: flow.Limits{Requests: 1000, Bytes: 3 << 29}, TTL: 5 * time.Second, EmptyTTL: 5 * time.Second, Other: usual, Negative: usual}},
+		{"limits of a flow", "featureGates: [flowControl]\nflowControl: {maxFlowRequests: 20, maxFlowBytes: 1Mi}", &flow.Settings{
+			Flow: flow.Limits{Requests: 20, Bytes: 1 << 20}, TTL: time.Minute, EmptyTTL: time.Minute, Other: usual, Negative: usual}},
 		{"bands", `
 featureGates: [flowControl]
 plugins: [{type: static-usage-limit-policy, name: limit, parameters: {threshold: 0.8}}]
@@ -38,6 +40,11 @@ flowControl:
 				Bands:    []flow.Band{{Priority: 9, Limits: flow.Limits{Requests: 3, Bytes: 1e9}, Fairness: flow.ServedTokens}},
 				Other:    flow.Band{Limits: flow.Limits{Requests: 5000}, Ordering: flow.SLODeadline},
 				Negative: flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 2}, Fairness: flow.RoundRobin, Ordering: flow.EDF}}},
+		{"ceilings by priority", "featureGates: [flowControl]\nplugins: [{type: priority-holdback-policy, name: h, parameters: {minCeiling: 0.25, domain: value}}]\n" +
+			"flowControl: {usageLimitPolicyPluginRef: h}", &flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute,
+			Usage: flow.Usage{Policy: flow.Holdback, Ceiling: 1, Least: 0.25, ByValue: true}, Other: usual, Negative: usual}},
+		{"soft ceilings", "featureGates: [flowControl]\nflowControl: {usageLimitPolicyPluginRef: soft-reflective-ceiling-policy}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Usage: flow.Usage{Policy: flow.SoftReflective}, Other: usual, Negative: usual}},
 		{"other bands stand in for negative ones", "featureGates: [flowControl]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}",
 			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained},
 				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained}}},

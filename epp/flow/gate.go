@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ type PoolGate struct {
 	stale    time.Duration
 	roles    [lanes]pd.Role
 	splits   bool
+	from     int // length in tokens from which prompts may need the stage that splits requests
 	readings [lanes]atomic.Pointer[reading]
 }
 
@@ -36,14 +38,35 @@ func NewPoolGate(o GateOptions) *PoolGate {
 	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale}
 	g.roles[laneFirst] = o.Stages[0].Role
 	if row := o.Stages.Splitting(); row != nil {
-		g.splits, g.roles[laneSplit] = true, row.Role
+		g.splits, g.roles[laneSplit], g.from = true, row.Role, remoteFrom(row.Decider.Decider)
 	}
 	return g
 }
 
-// Splits implements Gate. A request that can be split and is not bypassed may need the stage: only the pick finds out.
+// remoteFrom returns the length in tokens from which a decider may rule that a prompt is computed remotely.
+func remoteFrom(d epp.Decider) int {
+	switch d := d.(type) {
+	case nil:
+		return math.MaxInt // only requests that force it
+	case epp.LengthDecider:
+		return d.RemoteFrom()
+	}
+	return 0
+}
+
+// Splits implements Gate. A request that can be split needs the stage if its client forces it, and may need it if its prompt is long
+// enough for the decider: only the pick finds out what is cached.
 func (g *PoolGate) Splits(r *epp.Request) bool {
-	return g.splits && r.Fit == request.FitSplit && r.Mode != pd.ModeBypass
+	if !g.splits || r.Fit != request.FitSplit {
+		return false
+	}
+	switch r.Mode {
+	case pd.ModeBypass:
+		return false
+	case pd.ModeForce, pd.ModeForceFallback:
+		return true
+	}
+	return r.Prompt.Tokens >= g.from
 }
 
 // Empty implements Gate.

@@ -32,9 +32,16 @@ func newFixed(inFlight int, roles ...string) *fixed {
 	return &fixed{s}
 }
 
+// prefill returns a stage that every request may need.
+func prefill() epp.StageRow {
+	row := epp.PrefillRow("prefill", 1)
+	row.Decider.Decider = always{}
+	return row
+}
+
 func (p *fixed) gate(d epp.Detector) *flow.PoolGate {
 	return flow.NewPoolGate(flow.GateOptions{Pool: p, Detector: d, Clock: epp.SystemClock, Stale: time.Hour,
-		Stages: epp.Stages{epp.DecodeRow("decode"), epp.PrefillRow("prefill", 1)}})
+		Stages: epp.Stages{epp.DecodeRow("decode"), prefill()}})
 }
 
 // perEndpoint is a detector: the mean of requests in flight, of so many that each endpoint may have.
@@ -90,25 +97,78 @@ func TestPoolGate(t *testing.T) {
 	}
 }
 
+// always rules that every prompt is computed remotely.
+type always struct{}
+
+func (always) Decide(*epp.Alternatives) epp.Ruling {
+	return epp.Ruling{Verdict: pd.Remote, Reason: pd.Always}
+}
+
+// fromLength rules so from a length on.
+type fromLength struct {
+	always
+	tokens int
+}
+
+func (d fromLength) RemoteFrom() int { return d.tokens }
+
+// TestSplits holds which requests wait for capacity of prefill: those that the decider may split, as far as is known before the pick.
 func TestSplits(t *testing.T) {
-	g := newFixed(0, "decode").gate(perEndpoint{1, new(int)})
-	alone := flow.NewPoolGate(flow.GateOptions{Pool: newFixed(0, "decode"), Stages: epp.Stages{epp.DecodeRow("decode")}, Clock: epp.SystemClock})
 	for _, tc := range []struct {
-		fit  request.Fit
-		mode pd.Mode
-		want bool
+		name    string
+		decider epp.Decider
+		fit     request.Fit
+		mode    pd.Mode
+		tokens  int
+		want    bool
 	}{
-		{request.FitSplit, pd.ModeAuto, true}, {request.FitSplit, pd.ModeForce, true},
-		{request.FitSplit, pd.ModeBypass, false}, {request.FitLocal, pd.ModeAuto, false},
+		{"always", always{}, request.FitSplit, pd.ModeAuto, 1, true},
+		{"bypassed", always{}, request.FitSplit, pd.ModeBypass, 1, false},
+		{"not splittable", always{}, request.FitLocal, pd.ModeAuto, 1, false},
+		{"long enough", fromLength{tokens: 100}, request.FitSplit, pd.ModeAuto, 100, true},
+		{"too short", fromLength{tokens: 100}, request.FitSplit, pd.ModeAuto, 99, false},
+		{"too short, forced", fromLength{tokens: 100}, request.FitSplit, pd.ModeForce, 99, true},
+		{"too short, forced with fallback", fromLength{tokens: 100}, request.FitSplit, pd.ModeForceFallback, 99, true},
+		{"without a decider", nil, request.FitSplit, pd.ModeAuto, 1e6, false},
+		{"without a decider, forced", nil, request.FitSplit, pd.ModeForce, 1, true},
 	} {
-		r := &epp.Request{Fit: tc.fit, Mode: tc.mode}
-		if got := g.Splits(r); got != tc.want {
-			t.Errorf("%v, %v: %v", tc.fit, tc.mode, got)
-		}
-		if alone.Splits(r) {
-			t.Errorf("%v, %v: split without a stage for it", tc.fit, tc.mode)
-		}
+		t.Run(tc.name, func(t *testing.T) {
+			r := &epp.Request{Fit: tc.fit, Mode: tc.mode, Prompt: epp.Prompt{Tokens: tc.tokens}}
+			row := epp.PrefillRow("prefill", 1)
+			row.Decider.Decider = tc.decider
+			both := flow.NewPoolGate(flow.GateOptions{Stages: epp.Stages{epp.DecodeRow("decode"), row}})
+			if got := both.Splits(r); got != tc.want {
+				t.Errorf("%v, want %v", got, tc.want)
+			}
+			if alone := flow.NewPoolGate(flow.GateOptions{Stages: epp.Stages{epp.DecodeRow("decode")}}); alone.Splits(r) {
+				t.Error("split without a stage for it")
+			}
+		})
 	}
+}
+
+// TestShortPromptsDoNotWaitForPrefill: a full prefill pool stops only what may be computed there.
+func TestShortPromptsDoNotWaitForPrefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newFixed(0, "decode", "prefill")
+		epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[1], Add: epp.InFlight{Requests: 1}})
+		row := epp.PrefillRow("prefill", 1)
+		row.Decider.Decider = fromLength{tokens: 10}
+		c := flow.New(flow.Settings{TTL: ttl}, flow.NewPoolGate(flow.GateOptions{Pool: p, Detector: perEndpoint{1, new(int)}, Clock: epp.SystemClock,
+			Stale: time.Hour, Stages: epp.Stages{epp.DecodeRow("decode"), row}}), flow.Options{Clock: epp.SystemClock})
+		for _, tc := range []struct {
+			tokens int
+			waits  time.Duration
+		}{{9, 0}, {10, ttl}} {
+			r, began := local("", 0, "a"), time.Now()
+			r.Fit, r.Prompt.Tokens = request.FitSplit, tc.tokens
+			pass, err := c.Admit(t.Context(), r)
+			if waited := time.Since(began); waited != tc.waits || (err != nil) != (tc.waits > 0) {
+				t.Errorf("a prompt of %d tokens: %v after %v", tc.tokens, err, waited)
+			}
+			c.Settled(r, pass)
+		}
+	})
 }
 
 // TestReadingsAreReused: while the pool has much capacity left, not every request makes the gate look at all endpoints. It never

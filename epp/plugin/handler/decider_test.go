@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"math"
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -53,6 +54,18 @@ func TestDecidersExplainThemselves(t *testing.T) {
 					t.Errorf("always said %s, %s", v, r)
 				}
 			}
+		}
+	}
+}
+
+// TestRemoteFrom: the length that flow control is told is the shortest one that is ruled remote while nothing is cached.
+func TestRemoteFrom(t *testing.T) {
+	for _, d := range []threshold{{}, {NonCachedTokens: 1}, {NonCachedTokens: 512}, {PromptTokens: 10}, {NonCachedTokens: 512, PromptTokens: 100},
+		{NonCachedTokens: 512, PromptTokens: 1000}} {
+		from := d.RemoteFrom()
+		at := func(tokens int) pd.Verdict { return d.Decide(&epp.Alternatives{Tokens: tokens}).Verdict }
+		if never := d.NonCachedTokens == 0; never != (from == math.MaxInt) || never != (at(from) == pd.Local) || at(from-1) != pd.Local {
+			t.Errorf("%+v: remote from %d, and rules %v at that length and %v below", d, from, at(from), at(from-1))
 		}
 	}
 }

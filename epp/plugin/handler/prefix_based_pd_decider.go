@@ -1,6 +1,8 @@
 package handler
 
 import (
+	"math"
+
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/plugin/param"
 	"github.com/tandem-serving/tandem/pd"
@@ -51,6 +53,14 @@ type threshold struct {
 
 // Reads implements epp.CacheReader.
 func (t threshold) Reads() epp.Matcher { return t.matcher }
+
+// RemoteFrom implements epp.LengthDecider.
+func (t threshold) RemoteFrom() int {
+	if t.NonCachedTokens == 0 {
+		return math.MaxInt
+	}
+	return max(t.PromptTokens, t.NonCachedTokens)
+}
 
 // Decide implements epp.Decider.
 func (t threshold) Decide(a *epp.Alternatives) epp.Ruling {
