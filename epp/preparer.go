@@ -34,7 +34,10 @@ type Admission interface {
 }
 
 // Pass is what an Admission notes about a request from Admit to Settled.
-type Pass uint8
+type Pass struct {
+	Note   uint8         // its meaning is the Admission's
+	Waited time.Duration // how long the request waited; 0 = it did not
+}
 
 // Attach adds a value to a request and replaces one of the same type. Only functions that a Preparer returned may call it.
 func Attach[T any](r *Request, value T) {

@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,6 +39,23 @@ type Request struct {
 	Headers Headers
 
 	attached []any // by preparers: see Attach
+}
+
+// DefaultFlow is the fairness id of requests without one, as in llm-d.
+const DefaultFlow = "default-flow"
+
+// Origin returns what a request is counted by.
+func (r *Request) Origin() Origin {
+	return Origin{Flow: cmp.Or(r.Header(HeaderFlow), r.Header(HeaderFlowOld), DefaultFlow), Priority: r.Priority,
+		Model: cmp.Or(r.Asked, r.Model), Target: r.Model}
+}
+
+// Origin is what a request is counted by.
+type Origin struct {
+	Flow     string // fairness id
+	Priority int
+	Model    string // that the client named
+	Target   string // that answers
 }
 
 // Headers are the headers of a client's request.

@@ -32,7 +32,8 @@ const (
 	HeaderRequestID = "x-request-id"
 	// HeaderDropped is llm-d's header for why a picker refused a request.
 	HeaderDropped = "x-llm-d-request-dropped-reason"
-	// HeaderQueue tells the client of a refused request where in the queue a new try would be: see QueuePlace.
+	// HeaderQueue tells the client of a refused request where in the queue a new try would be: see QueuePlace; and that of a
+	// served one how long it waited for capacity, if it did: see QueueWait.
 	HeaderQueue = "x-tandem-queue"
 )
 

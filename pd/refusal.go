@@ -34,6 +34,11 @@ func (q *QueuePlace) String() string {
 	return text
 }
 
+// QueueWait returns how long a served request waited as HeaderQueue has it: waited=<ms>, at least 1.
+func QueueWait(waited time.Duration) string {
+	return "waited=" + strconv.FormatInt(max(1, waited.Milliseconds()), 10)
+}
+
 // refusals has the form of each refusal on the wire.
 var refusals = []struct {
 	reason            Reason

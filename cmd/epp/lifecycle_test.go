@@ -108,12 +108,12 @@ func (a *oneAtATime) Admit(ctx context.Context, _ *epp.Request) (epp.Pass, error
 		again := a.again
 		a.mu.Unlock()
 		if a.on.InFlight().Requests == 0 {
-			return 0, nil
+			return epp.Pass{}, nil
 		}
 		select {
 		case <-again:
 		case <-ctx.Done():
-			return 0, pd.Refuse(pd.Deadline, "Too late.")
+			return epp.Pass{}, pd.Refuse(pd.Deadline, "Too late.")
 		}
 	}
 }

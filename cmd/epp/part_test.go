@@ -52,7 +52,7 @@ func (p *part) Prepare(context.Context, *epp.Request) (func(*epp.Request), error
 
 func (p *part) Admit(context.Context, *epp.Request) (epp.Pass, error) {
 	p.note("admits")
-	return 0, nil
+	return epp.Pass{}, nil
 }
 
 func (p *part) Settled(*epp.Request, epp.Pass) { p.note("settles") }

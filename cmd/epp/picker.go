@@ -168,6 +168,9 @@ func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
 	if b.Queues != nil {
 		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()
+		if b.Queues.Charges() {
+			cfg.Observers = append(cfg.Observers, q)
+		}
 	}
 	return sched.NewPipeline(cfg)
 }

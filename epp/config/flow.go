@@ -109,7 +109,7 @@ func (r *reader) readBand(path string, spec *bandSpec) (flow.Band, bandPlugins) 
 	b := flow.Band{Priority: spec.Priority}
 	b.Limits = flow.Limits{Requests: int(spec.MaxRequests.value(defaultBandRequests)), Bytes: spec.MaxBytes.value(defaultBandBytes)}
 	return b, bandPlugins{
-		r.policy(path+".fairnessPolicyRef", spec.FairnessPolicyRef, isA[flow.Fairness], "a fairness policy"),
+		r.policy(path+".fairnessPolicyRef", spec.FairnessPolicyRef, isA[flow.Sharing], "a fairness policy"),
 		r.policy(path+".orderingPolicyRef", spec.OrderingPolicyRef, isA[flow.Ordering], "an ordering policy"),
 	}
 }
@@ -152,7 +152,9 @@ func (q *queueing) build(made map[*plugin]any) *flow.Settings {
 		case i > len(s.Bands):
 			band = &s.Negative
 		}
-		band.Fairness, _ = made[plugins.fairness].(flow.Fairness)
+		if sharing, ok := made[plugins.fairness].(flow.Sharing); ok {
+			sharing.Share(band)
+		}
 		band.Ordering, _ = made[plugins.ordering].(flow.Ordering)
 	}
 	return &s

@@ -16,6 +16,7 @@ const flowHeader = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 // TestQueues holds what becomes of flowControl.
 func TestQueues(t *testing.T) {
 	usual := flow.Band{Limits: flow.Limits{Requests: 5000, Bytes: 1e9}}
+	attained := flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained, Attained: flow.Attained{HalfLife: time.Minute, Keep: time.Hour}}
 	for _, tc := range []struct {
 		name, file string
 		want       *flow.Settings // nil: requests do not wait
@@ -46,8 +47,12 @@ flowControl:
 		{"soft ceilings", "featureGates: [flowControl]\nflowControl: {usageLimitPolicyPluginRef: soft-reflective-ceiling-policy}",
 			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Usage: flow.Usage{Policy: flow.SoftReflective}, Other: usual, Negative: usual}},
 		{"other bands stand in for negative ones", "featureGates: [flowControl]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}",
-			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained},
-				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained}}},
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: attained, Negative: attained}},
+		{"strategies", "featureGates: [flowControl]\nplugins: [{type: program-aware-fairness, name: d, parameters: {strategy: drr}},\n" +
+			"  {type: program-aware-fairness, name: r, parameters: {strategy: rr}}]\n" +
+			"flowControl: {defaultPriorityBand: {fairnessPolicyRef: d}, defaultNegativePriorityBand: {fairnessPolicyRef: r}}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.ServedTokens},
+				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.RoundRobin}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := parse(t, []byte(flowHeader+tc.file))

@@ -30,7 +30,7 @@ func describe(p *plugin, instance any) string {
 		return "a producer of signals"
 	case epp.Preparer:
 		return "a preparer of requests"
-	case flow.Fairness:
+	case flow.Sharing:
 		return "a fairness policy"
 	case flow.Ordering:
 		return "an ordering policy"
@@ -71,7 +71,7 @@ func inProfile(instance any) bool {
 // passive reports whether the instance has an effect only if something refers to it.
 func passive(instance any) bool {
 	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance) ||
-		isA[flow.Fairness](instance) || isA[flow.Ordering](instance) || isA[flow.Usage](instance)
+		isA[flow.Sharing](instance) || isA[flow.Ordering](instance) || isA[flow.Usage](instance)
 }
 
 // layerKind is a kind of plugin that only the data layer refers to. Their interfaces belong to the pool, which this

@@ -46,7 +46,7 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		st.reservation.Answered()
 	}
-	m := st.stamp(st.missingReport(reported), epp.Answer{By: by, Reported: reportedBy(f)})
+	m := st.stamp(st.tellWait(st.missingReport(reported)), epp.Answer{By: by, Reported: reportedBy(f)})
 	if !h.GetEndOfStream() && st.startRename(reported) {
 		if m == nil {
 			m = &procv3.HeaderMutation{}
@@ -94,6 +94,19 @@ func (st *stream) missingReport(r report) *procv3.HeaderMutation {
 		phases.Set(pd.PhaseEPP, plan.EPP)
 		set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 	}
+	return m
+}
+
+// tellWait adds how long the request waited for capacity, if it did.
+func (st *stream) tellWait(m *procv3.HeaderMutation) *procv3.HeaderMutation {
+	d := st.outcome.Decision
+	if d == nil || d.Waited == 0 {
+		return m
+	}
+	if m == nil {
+		m = &procv3.HeaderMutation{}
+	}
+	set(m, pd.HeaderQueue, pd.QueueWait(d.Waited))
 	return m
 }
 

@@ -17,9 +17,11 @@ const (
 	lanes
 )
 
-// pass and laneOf carry the lane of a request from Admit to Settled. 0 is a request that is not counted.
-func (l lane) pass() epp.Pass { return epp.Pass(l + 1) }
-func laneOf(p epp.Pass) lane  { return lane(p - 1) }
+// pass and laneOf carry the lane of a request from Admit to Settled. Note 0 is a request that is not counted.
+func (l lane) pass(waited time.Duration) epp.Pass {
+	return epp.Pass{Note: uint8(l + 1), Waited: waited}
+}
+func laneOf(p epp.Pass) lane { return lane(p.Note - 1) }
 
 // item is a request that waits.
 type item struct {
@@ -84,10 +86,9 @@ type band struct {
 }
 
 const (
-	halfLife    = time.Minute     // after which tokens count half, for LeastAttained
 	maxHalfLife = 512             // landmark moves before weights of tokens exceed 2^512
 	restServed  = 5 * time.Minute // how long ServedTokens remembers the turn of a flow without requests
-	restLeast   = time.Hour       // and LeastAttained
+	mostResting = 10_000          // flows of a band without requests that are remembered: clients choose the ids
 )
 
 func newBand(priority int, settings *Band, now time.Time) *band {
@@ -225,70 +226,106 @@ func (b *band) goesFirst(x, y *line) bool {
 
 // join gives a turn to a flow that had no requests.
 func (b *band) join(f *flow) {
+	b.wake(f)
+	if b.settings.Fairness == RoundRobin {
+		b.clock++
+		f.turn = b.clock
+	}
+}
+
+// wake ends the rest of a flow. One that has been idle has no credit for it.
+func (b *band) wake(f *flow) {
 	if f.resting != nil {
 		b.resting.Remove(f.resting)
 		f.resting = nil
 	}
-	switch b.settings.Fairness {
-	case RoundRobin:
-		b.clock++
-		f.turn = b.clock
-	case ServedTokens:
+	if b.settings.Fairness == ServedTokens {
 		f.turn = max(f.turn, b.clock)
 	}
 }
 
 // rest handles a flow whose last request has left.
 func (b *band) rest(f *flow, now time.Time) {
-	if b.settings.Fairness == GlobalStrict || b.settings.Fairness == RoundRobin {
+	if !b.settings.Fairness.charges() {
 		delete(b.flows, f.id)
 		return
 	}
 	f.rested = now
 	f.resting = b.resting.PushBack(f)
+	if b.resting.Len() > mostResting {
+		b.drop(b.resting.Front())
+	}
+}
+
+// drop forgets a flow that rests.
+func (b *band) drop(e *list.Element) {
+	b.resting.Remove(e)
+	delete(b.flows, e.Value.(*flow).id)
 }
 
 // forget forgets flows that have rested for long, and those whose turn is what they would get as new ones.
 func (b *band) forget(now time.Time) {
 	keep := restServed
 	if b.settings.Fairness == LeastAttained {
-		keep = restLeast
+		keep = b.settings.Attained.keep()
 	}
 	for e := b.resting.Front(); e != nil; e = b.resting.Front() {
 		f := e.Value.(*flow)
 		if now.Sub(f.rested) < keep && (b.settings.Fairness != ServedTokens || f.turn > b.clock) {
 			return
 		}
-		b.resting.Remove(e)
-		delete(b.flows, f.id)
+		b.drop(e)
 	}
 }
 
-// charge charges a dispatched item to its flow, which waits for its next turn.
-func (b *band) charge(it *item, now time.Time) {
-	f, tokens := it.flow, float64(max(1, it.load.Tokens))
+// dispatched gives the flow of a dispatched item its next turn.
+func (b *band) dispatched(it *item, now time.Time) {
+	f := it.flow
 	switch b.settings.Fairness {
-	case GlobalStrict:
-		return
 	case RoundRobin:
 		b.clock++
 		f.turn = b.clock
+		b.fix(f)
 	case ServedTokens:
 		b.clock = max(b.clock, f.turn)
-		f.turn += tokens
+		b.charge(f, max(1, it.load.Tokens), now)
 	case LeastAttained:
-		age := float64(now.Sub(b.landmark)) / float64(halfLife)
+		b.charge(f, max(1, it.load.Tokens), now)
+	}
+}
+
+// charge moves the turn of a flow by tokens that it was served, or that it was charged too much if they are negative.
+func (b *band) charge(f *flow, tokens int, now time.Time) {
+	weight := 1.0
+	if b.settings.Fairness == LeastAttained {
+		age := float64(now.Sub(b.landmark)) / float64(b.settings.Attained.halfLife())
 		if age > maxHalfLife {
 			b.moveLandmark(age, now)
 			age = 0
 		}
-		f.turn += tokens * math.Exp2(age)
+		weight = math.Exp2(age)
 	}
+	f.turn += weight * float64(tokens)
+	b.fix(f)
+}
+
+// fix restores the order after the turn of a flow has changed.
+func (b *band) fix(f *flow) {
 	for l := range f.lines {
 		if i := f.lines[l].index; i >= 0 {
 			b.ready[l].fix(i)
 		}
 	}
+}
+
+// settle charges a flow with what a request has cost beyond what it was charged when it was dispatched.
+func (b *band) settle(id string, tokens int, now time.Time) {
+	f := b.flow(id)
+	if f.requests == 0 {
+		b.wake(f)
+		b.rest(f, now)
+	}
+	b.charge(f, tokens, now)
 }
 
 // moveLandmark scales the turns so that they count from now. Their order stays.

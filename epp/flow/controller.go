@@ -111,10 +111,10 @@ func (c *Controller) Configure(s Settings, gate Gate) {
 // Admit implements epp.Admission. The error is a *pd.Refusal.
 func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error) {
 	if !r.API.Generates() { // a list of models costs no engine any work
-		return 0, nil
+		return epp.Pass{}, nil
 	}
 	if c.closed.Load() {
-		return 0, shuttingDown()
+		return epp.Pass{}, shuttingDown()
 	}
 	in, load := c.current.Load(), loadOf(r)
 	l := in.lane(r)
@@ -124,26 +124,27 @@ func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error
 		c.pending[l].add(load, 1)
 		if c.look(in, l, r.Priority, load) == open {
 			c.opt.Metrics.passed(r.Priority)
-			return l.pass(), nil
+			return l.pass(0), nil
 		}
 		c.pending[l].add(load, -1)
 	}
 	it, err := c.enqueue(r, l, load)
 	if err != nil {
 		c.opt.Metrics.left(r.Priority, 0, err)
-		return 0, err
+		return epp.Pass{}, err
 	}
 	err = c.await(ctx, it)
-	c.opt.Metrics.left(r.Priority, c.opt.Clock.Since(it.at), err)
+	waited := c.opt.Clock.Since(it.at)
+	c.opt.Metrics.left(r.Priority, waited, err)
 	if err != nil {
-		return 0, err
+		return epp.Pass{}, err
 	}
-	return l.pass(), nil
+	return l.pass(max(1, waited)), nil // also if it was no time on a coarse clock
 }
 
 // Settled implements epp.Admission: the load of a request that was let pass is charged to its endpoints now, or never will be.
 func (c *Controller) Settled(r *epp.Request, p epp.Pass) {
-	if p > 0 {
+	if p.Note > 0 {
 		c.settle(laneOf(p), loadOf(r))
 	}
 }
@@ -260,7 +261,7 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	b := c.band(r.Priority)
 	b.forget(now)
 	c.rerank(now)
-	f := b.flow(flowOf(r))
+	f := b.flow(r.Origin().Flow)
 	if err := c.fit(in, b, f, r, now); err != nil {
 		if f.requests == 0 && f.resting == nil {
 			delete(b.flows, f.id)
@@ -354,7 +355,7 @@ func (c *Controller) dispatch() {
 			c.pending[it.lane].add(it.load, 1)
 			c.departed.note(now)
 			c.finish(b, it, now, nil)
-			b.charge(it, now)
+			b.dispatched(it, now)
 		}
 	}
 	if later && c.next == nil {

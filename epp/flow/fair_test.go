@@ -5,8 +5,11 @@ import (
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/flow"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // jain returns Jain's fairness index of shares: 1 if all are equal, 1/n if one has all.
@@ -116,6 +119,82 @@ func TestDebtIsRemembered(t *testing.T) {
 			q.send(t.Context(), local("small", 0, "a"))
 			q.drain()
 			q.check(t, "drained", "large", "b0", "b1", "b2", "small")
+		})
+	}
+}
+
+// TestOutcomesAreCharged: flow a has three requests waiting before those of b, and one of a's has ended with an outcome. What it has
+// cost decides how many of b's go before the next one of a.
+func TestOutcomesAreCharged(t *testing.T) {
+	outcome := func(waited time.Duration, prompt, completion int64) *epp.Outcome {
+		return &epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: "a"}, Waited: waited, Tokens: 10},
+			Result: &pd.AnswerSummary{Prompt: prompt, Completion: completion}}
+	}
+	for _, tc := range []struct {
+		name          string
+		outcome       *epp.Outcome
+		served, least string // order in which requests of ten tokens pass
+	}{
+		{"nothing known", outcome(time.Second, -1, -1), "abababbb", "abababbb"},
+		{"refused", &epp.Outcome{}, "abababbb", "abababbb"},
+		{"an answer counts twice", outcome(time.Second, 10, 10), "bbabbabb", "bbabbabb"},
+		{"a short estimate is corrected", outcome(time.Second, 30, -1), "bbababbb", "bbababbb"},
+		{"a long estimate is corrected", outcome(time.Second, 0, -1), "aababbbb", "aababbbb"},
+		{"it did not wait", outcome(0, 10, 5), "abababbb", "bbababbb"},
+		{"it did not wait, and is not known", outcome(0, -1, -1), "abababbb", "bababbbb"},
+	} {
+		for _, policy := range []struct {
+			flow.Fairness
+			want string
+		}{{flow.ServedTokens, tc.served}, {flow.LeastAttained, tc.least}} {
+			inBubble(t, fmt.Sprint(tc.name, policy.Fairness), func(t *testing.T) {
+				q := newQueue(flow.Settings{Other: flow.Band{Fairness: policy.Fairness}}, &slots{})
+				for i, name := range []string{"a0", "a1", "a2", "b0", "b1", "b2", "b3", "b4"} {
+					if i == 3 {
+						q.Observe(tc.outcome)
+					}
+					r := local(name, 0, name[:1])
+					r.Prompt.Tokens = 10
+					q.send(t.Context(), r)
+				}
+				q.drain()
+				got := ""
+				for _, name := range q.passed {
+					got += name[:1]
+				}
+				if got != policy.want {
+					t.Errorf("passed %s, want %s", got, policy.want)
+				}
+			})
+		}
+	}
+}
+
+// TestServiceIsForgotten: what a flow was served counts half after the half-life, and no more when it is not remembered.
+func TestServiceIsForgotten(t *testing.T) {
+	for _, tc := range []struct {
+		after time.Duration
+		want  string // how many requests of ten tokens of b go before a's
+	}{{0, "bbbba"}, {time.Minute, "bbab"}, {time.Hour, "abbb"}} {
+		inBubble(t, tc.after.String(), func(t *testing.T) {
+			attained := flow.Attained{HalfLife: time.Minute, Keep: 30 * time.Minute}
+			q := newQueue(flow.Settings{Other: flow.Band{Fairness: flow.LeastAttained, Attained: attained}}, &slots{})
+			q.Observe(&epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: "a"}, Tokens: 40}})
+			<-time.After(tc.after)
+			q.Observe(&epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: "b"}, Tokens: 1}})
+			for _, name := range []string{"a0", "b0", "b1", "b2", "b3"} {
+				r := local(name, 0, name[:1])
+				r.Prompt.Tokens = 10
+				q.send(t.Context(), r)
+			}
+			q.drain()
+			got := ""
+			for _, name := range q.passed {
+				got += name[:1]
+			}
+			if got[:len(tc.want)] != tc.want {
+				t.Errorf("passed %s, want %s", got, tc.want)
+			}
 		})
 	}
 }

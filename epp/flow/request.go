@@ -8,14 +8,6 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// DefaultID is the fairness id of requests without one, as in llm-d.
-const DefaultID = "default-flow"
-
-// flowOf returns the fairness id of a request.
-func flowOf(r *epp.Request) string {
-	return cmp.Or(r.Header(epp.HeaderFlow), r.Header(epp.HeaderFlowOld), DefaultID)
-}
-
 // longestTarget is the longest time to first token that a client may ask for.
 const longestTarget = 24 * time.Hour
 

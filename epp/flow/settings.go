@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -38,6 +39,7 @@ type Band struct {
 	Priority int
 	Limits   Limits
 	Fairness Fairness
+	Attained Attained // of LeastAttained
 	Ordering Ordering
 }
 
@@ -50,12 +52,36 @@ const (
 	GlobalStrict Fairness = iota
 	// RoundRobin gives every flow with waiting requests one request in turn.
 	RoundRobin
-	// ServedTokens gives every flow with waiting requests an equal share of the prompt tokens that are dispatched, whatever the
-	// sizes of its requests. A flow that was idle gets no credit for it.
+	// ServedTokens gives every flow with waiting requests an equal share of the tokens of requests that waited, whatever the sizes
+	// of its requests. A flow that was idle gets no credit for it.
 	ServedTokens
-	// LeastAttained prefers the flow that got the fewest prompt tokens lately; after one minute tokens count half.
+	// LeastAttained prefers the flow that got the fewest tokens lately, also of requests that did not wait.
 	LeastAttained
 )
+
+// charges reports whether flows are charged tokens. Those of the prompt are charged when a request is dispatched, as they were
+// estimated; when its answer has ended they are corrected, and those of the answer are charged.
+func (f Fairness) charges() bool { return f == ServedTokens || f == LeastAttained }
+
+// Sharing is a fairness policy with its parameters.
+type Sharing interface {
+	Share(b *Band) // makes it the policy of a band
+}
+
+// Share implements Sharing.
+func (f Fairness) Share(b *Band) { b.Fairness = f }
+
+// Attained are the parameters of LeastAttained. They are a Sharing too.
+type Attained struct {
+	HalfLife time.Duration // after which tokens count half; 0 = one minute
+	Keep     time.Duration // how long flows without requests are remembered; 0 = one hour
+}
+
+// Share implements Sharing.
+func (a Attained) Share(b *Band) { b.Fairness, b.Attained = LeastAttained, a }
+
+func (a Attained) halfLife() time.Duration { return cmp.Or(a.HalfLife, time.Minute) }
+func (a Attained) keep() time.Duration     { return cmp.Or(a.Keep, time.Hour) }
 
 // Ordering says which request of a flow is next. Requests that are equal go in the order of their arrival.
 type Ordering uint8
@@ -76,6 +102,12 @@ func (s *Settings) LongestWait() time.Duration {
 		return unlimitedWait
 	}
 	return max(s.TTL, s.EmptyTTL)
+}
+
+// Charges reports whether the flows of any band are charged tokens, so that the controller must observe outcomes.
+func (s *Settings) Charges() bool {
+	charges := func(b Band) bool { return b.Fairness.charges() }
+	return charges(s.Other) || charges(s.Negative) || slices.ContainsFunc(s.Bands, charges)
 }
 
 // band returns the settings of a priority.

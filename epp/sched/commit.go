@@ -114,7 +114,7 @@ func (k *pick) write(m *made) *epp.Decision {
 	d := &m.decision
 	d.Picks, d.Verdict, d.Reason, d.Strict = m.picks[:0], k.verdict, k.reason, k.strict()
 	d.Tokens, d.Cached, d.Costs = k.round.Request.Prompt.Tokens, k.cached(), k.costs
-	d.Stampers = k.pipeline.config.Stampers
+	d.Origin, d.Stampers = k.round.Request.Origin(), k.pipeline.config.Stampers
 	total, all := 0, m.endpoints[:0]
 	for i := range k.chosen {
 		total += len(k.chosen[i])

@@ -70,9 +70,10 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 			return nil, err
 		}
 	}
+	var pass epp.Pass
 	if a := p.config.Admission; a != nil {
-		pass, err := a.Admit(ctx, r)
-		if err != nil {
+		var err error
+		if pass, err = a.Admit(ctx, r); err != nil {
 			return nil, err
 		}
 		defer a.Settled(r, pass)
@@ -93,7 +94,7 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	}
 	k.learn()
 	d := k.write(k.made)
-	d.Reservation = &k.made.reservation
+	d.Reservation, d.Waited = &k.made.reservation, pass.Waited
 	for _, o := range p.config.Picked {
 		o.Picked(&k.round, k.all, d)
 	}

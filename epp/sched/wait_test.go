@@ -100,18 +100,20 @@ type gate struct {
 	pool   *pool
 }
 
+// passed is what the admission notes.
+var passed = epp.Pass{Note: 7, Waited: time.Second}
+
 func (g *gate) Admit(ctx context.Context, _ *epp.Request) (epp.Pass, error) {
-	const pass = 7
 	select {
 	case err := <-g.words:
-		return pass, err
+		return passed, err
 	case <-ctx.Done():
-		return 0, pd.Refuse(pd.Deadline, "Too late.")
+		return epp.Pass{}, pd.Refuse(pd.Deadline, "Too late.")
 	}
 }
 
 func (g *gate) Settled(_ *epp.Request, p epp.Pass) {
-	if p == 7 {
+	if p == passed {
 		g.picked = append(g.picked, g.pool.Snapshot().Endpoints[0].InFlight())
 	}
 }
@@ -146,7 +148,7 @@ func TestAdmission(t *testing.T) {
 					g.words <- tc.word
 				}
 				pick.Wait()
-				if tc.want == "" && (err != nil || d.Reservation == nil) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
+				if tc.want == "" && (err != nil || d.Reservation == nil || d.Waited != passed.Waited) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
 					t.Errorf("got %+v, %v", d, err)
 				}
 				if told := len(g.picked) == 1 && g.picked[0].Requests == 1; told != (tc.want == "") || len(g.picked) > 1 {
