@@ -133,6 +133,9 @@ var madeUp = []struct {
 	{"leftovers", "in a recording", file("pd/testdata/a.txt", "TO"+"DO"), ""},
 	{"leftovers", "inside a word", file("a.txt", "TO"+"DOS"), ""},
 
+	{"metric names", "llm-d's", file("epp/a.go", `package epp; var o = prometheus.CounterOpts{Name: "llm_d_epp_request_running"}`), ""},
+	{"metric names", "another one of llm-d", file("epp/a.go", `package epp; var o = prometheus.CounterOpts{Name: "llm_d_epp_request_total"}`),
+		`epp/a.go declares the metric "llm_d_epp_request_total"`},
 	{"metric names", "ours", file("pd/a.go", `package pd; var o = prometheus.CounterOpts{Name: "tandem_requests_total"}`), ""},
 	{"metric names", "by namespace", file("pd/a.go", `package pd; var o = prometheus.GaugeOpts{Namespace: "tandem", Name: "inflight"}`), ""},
 	{"metric names", "foreign", file("pd/a.go", `package pd; var o = prometheus.HistogramOpts{Name: "ttft_seconds"}`), `pd/a.go declares the metric "ttft_seconds"`},

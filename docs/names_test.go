@@ -102,7 +102,7 @@ func declaredMetrics(t *testing.T) map[string]metric {
 						labels = union(labels, labelsOf(arg))
 					}
 				case *ast.BasicLit:
-					if strings.HasPrefix(text(arg), "tandem_") && calls(n, "NewDesc") {
+					if metricName(text(arg)) && calls(n, "NewDesc") {
 						name = text(arg)
 					}
 				}
@@ -118,6 +118,12 @@ func declaredMetrics(t *testing.T) map[string]metric {
 		t.Fatalf("only %d metrics were found in the source", len(declared))
 	}
 	return declared
+}
+
+// metricName reports whether a literal is the name of one of our metrics. Some have llm-d's names: the house rule "metric names" lists
+// them.
+func metricName(literal string) bool {
+	return strings.HasPrefix(literal, "tandem_") || strings.HasPrefix(literal, "llm_d_epp_")
 }
 
 func calls(call *ast.CallExpr, name string) bool {
@@ -141,7 +147,7 @@ func metricOptions(options *ast.CompositeLit) (name string, labels []string) {
 			continue
 		}
 		key, ok := pair.Key.(*ast.Ident)
-		if ok && key.Name == "Name" && strings.HasPrefix(text(pair.Value), "tandem_") {
+		if ok && key.Name == "Name" && metricName(text(pair.Value)) {
 			name = text(pair.Value)
 		}
 		if constant, isLiteral := pair.Value.(*ast.CompositeLit); ok && isLiteral && key.Name == "ConstLabels" {
@@ -204,7 +210,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	for _, p := range currentPages(t) {
-		for _, name := range regexp.MustCompile(`\btandem_[a-z_]+[a-z]\b`).FindAllString(p.text, -1) {
+		for _, name := range regexp.MustCompile(`\b(tandem|llm_d_epp)_[a-z_]+[a-z]\b`).FindAllString(p.text, -1) {
 			base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count"), "_sum")
 			if _, ok := declared[base]; !ok && !p.introduces(name) {
 				t.Errorf("%s names the metric %s, which no program declares", p.name, name)

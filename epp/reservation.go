@@ -8,7 +8,14 @@ type Reservation struct {
 	mu      sync.Mutex
 	charges []charge // one for each claim, in their order; a charge that has ended has no endpoint
 	usual   [2]charge
+	ender   Ender // nil if there is none, or if it was told
 }
+
+// Ender is told when a reservation has ended.
+type Ender interface{ Ended() }
+
+// OnEnd has e told, once, when the reservation has ended. It must be called before the reservation can end, and at most once.
+func (r *Reservation) OnEnd(e Ender) { r.ender = e }
 
 // charge is what one stage of a request adds to the load in flight of an endpoint, packed as it is there.
 type charge struct {
@@ -116,9 +123,18 @@ func (r *Reservation) Answered() {
 
 // End subtracts everything that is still charged.
 func (r *Reservation) End() {
+	if e := r.end(); e != nil {
+		e.Ended()
+	}
+}
+
+// end returns what is to be told of it.
+func (r *Reservation) end() (e Ender) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.charges {
 		r.charges[i].shrink(0)
 	}
+	e, r.ender = r.ender, nil
+	return e
 }

@@ -54,7 +54,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool, epp.SystemClock)
-	p.queue = newQueue(p.pool, registry)
+	p.queue = newQueue(p.pool, cfg.Endpoints.Pool, registry)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
 	}
@@ -166,6 +166,9 @@ func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (
 		Matchers: b.Matchers, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
 		Picked: config.Of[epp.PickObserver](b), Stampers: config.Of[epp.Stamper](b),
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
+	if q != nil {
+		cfg.Picked = append(cfg.Picked, &q.running)
+	}
 	if b.Queues != nil {
 		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()
 		if b.Queues.Charges() {

@@ -15,17 +15,20 @@ import (
 // queue has requests wait while the pool is full, if the configuration in use says so. It outlives reloads.
 type queue struct {
 	*flow.Controller
-	pool changing
+	running flow.Running // counts requests also if they do not wait
+	pool    changing
 
 	mu      sync.Mutex
 	changes *epp.Subscription // nil before follow runs
 	waiting bool
 }
 
-// newQueue makes a queue that lets every request pass until use.
-func newQueue(pool changing, registry *prometheus.Registry) *queue {
+// newQueue makes a queue that lets every request pass until use. name is that of the InferencePool, "" = there is none.
+func newQueue(pool changing, name string, registry *prometheus.Registry) *queue {
 	q := &queue{pool: pool}
-	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want, Metrics: flow.NewMetrics(registry)})
+	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want,
+		Metrics: flow.NewMetrics(registry, name)})
+	registry.MustRegister(q.Controller, &q.running)
 	return q
 }
 

@@ -35,6 +35,8 @@ type item struct {
 	seq   uint64        // in the order of arrival
 	due   int64         // what the band's ordering goes by, before seq
 	index int           // in its line; -1 = it does not wait any more
+	// series counts the items of its origin that wait.
+	series *series
 	// older and newer link the waiting items of a band.
 	older, newer *item
 	done         chan error // gets the result: nil = dispatched

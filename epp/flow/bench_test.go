@@ -100,7 +100,7 @@ func BenchmarkIdle(b *testing.B) {
 				roles[i] = []string{"decode", "prefill"}[i%2]
 			}
 			c := flow.New(flow.Settings{TTL: time.Hour}, newFixed(0, roles...).gate(perEndpoint{10, new(int)}),
-				flow.Options{Clock: epp.SystemClock, Metrics: flow.NewMetrics(prometheus.NewRegistry())})
+				flow.Options{Clock: epp.SystemClock, Metrics: flow.NewMetrics(prometheus.NewRegistry(), "")})
 			r := local("", 0, "a")
 			b.ReportAllocs()
 			for b.Loop() {

@@ -41,6 +41,7 @@ type Controller struct {
 	pending [lanes]pending
 	ranking atomic.Pointer[ranking]
 	turn    atomic.Uint64 // of SoftReflective
+	queued  tally
 
 	mu       sync.Mutex
 	bands    []*band // of descending priority
@@ -207,8 +208,7 @@ const (
 func (c *Controller) look(in *configured, l lane, priority int, own epp.InFlight) opening {
 	load := epp.InFlight{Requests: -own.Requests, Tokens: -own.Tokens}
 	for stage := laneSplit; ; stage-- {
-		load.Requests += int(c.pending[stage].requests.Load())
-		load.Tokens += int(c.pending[stage].tokens.Load())
+		load = c.pendingAt(stage, load)
 		if stage <= l {
 			saturation := in.gate.Saturation(stage == laneSplit, load)
 			if ceiling, later := c.ceiling(in, priority, saturation); saturation >= ceiling {
@@ -222,6 +222,13 @@ func (c *Controller) look(in *configured, l lane, priority int, own epp.InFlight
 			return open
 		}
 	}
+}
+
+// pendingAt adds the pending load of a stage to that of the later ones, whose requests are pending there as well.
+func (c *Controller) pendingAt(stage lane, later epp.InFlight) epp.InFlight {
+	later.Requests += int(c.pending[stage].requests.Load())
+	later.Tokens += int(c.pending[stage].tokens.Load())
+	return later
 }
 
 // ceiling returns the saturation from which requests of a priority wait. later reports that they do so only in this turn.
@@ -261,7 +268,8 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	b := c.band(r.Priority)
 	b.forget(now)
 	c.rerank(now)
-	f := b.flow(r.Origin().Flow)
+	origin := r.Origin()
+	f := b.flow(origin.Flow)
 	if err := c.fit(in, b, f, r, now); err != nil {
 		if f.requests == 0 && f.resting == nil {
 			delete(b.flows, f.id)
@@ -271,8 +279,9 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	}
 	c.seq++
 	it := &item{flow: f, lane: l, load: load, bytes: r.Bytes, at: now, ttl: in.ttl(), slo: ttftOf(r), seq: c.seq,
-		done: make(chan error, 1)}
+		series: c.queued.of(origin), done: make(chan error, 1)}
 	b.add(it)
+	it.series.add(1, it.bytes)
 	c.bytes += it.bytes
 	if c.waiting.Add(1) == 1 && c.opt.Waiting != nil {
 		c.opt.Waiting(true)
@@ -374,6 +383,7 @@ func (c *Controller) takeTurn() {
 // finish removes an item and tells the request that waits. The caller holds mu.
 func (c *Controller) finish(b *band, it *item, now time.Time, result error) {
 	b.remove(it, now)
+	it.series.add(-1, -it.bytes)
 	c.bytes -= it.bytes
 	if it.timer != nil {
 		it.timer.Stop()

@@ -105,6 +105,9 @@ var candidates = sync.Pool{New: func() any { return new([]epp.Candidate) }}
 // Saturation implements Gate. A stage without endpoints is full, unless it is the one that splits requests: then requests stay
 // local, or are refused, as configured, and waiting does not help.
 func (g *PoolGate) Saturation(split bool, pending epp.InFlight) float64 {
+	if split && !g.splits {
+		return 0
+	}
 	stage := laneFirst
 	if split {
 		stage = laneSplit
