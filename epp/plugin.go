@@ -55,6 +55,13 @@ type Detector interface {
 	Saturation(now time.Time, c []Candidate) float64
 }
 
+// ImmediateDetector is a Detector that goes by the requests in flight alone, so that the end of a request shows at once. Others go by
+// metrics pages, which show it later.
+type ImmediateDetector interface {
+	Detector
+	Immediate()
+}
+
 // Shedder is a Filter that drops endpoints because they are full, as a Detector in a profile does: if it leaves none, the stage
 // is full.
 type Shedder interface {

@@ -1,6 +1,10 @@
 package epp
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/tandem-serving/tandem/pd"
+)
 
 // Reservation is the load that one request adds to its endpoints, from the pick on. End subtracts all that is left of it,
 // once, however often and from wherever it is called. The zero value charges nothing.
@@ -9,6 +13,7 @@ type Reservation struct {
 	charges []charge // one for each claim, in their order; a charge that has ended has no endpoint
 	usual   [2]charge
 	ender   Ender // nil if there is none, or if it was told
+	evict   func(*pd.Refusal)
 }
 
 // Ender is told when a reservation has ended.
@@ -128,6 +133,28 @@ func (r *Reservation) End() {
 	}
 }
 
+// OnEvict has f called if the request is to end early. f is called at most once, not after the reservation has ended, and ends the
+// request soon. A later f replaces an earlier one.
+func (r *Reservation) OnEvict(f func(*pd.Refusal)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.evict = f
+}
+
+// Evict ends the request early: its client gets the refusal if its answer has not begun, and else a broken answer. It reports false
+// if the request cannot be ended now.
+func (r *Reservation) Evict(why *pd.Refusal) bool {
+	r.mu.Lock()
+	evict := r.evict
+	r.evict = nil
+	r.mu.Unlock()
+	if evict == nil {
+		return false
+	}
+	evict(why)
+	return true
+}
+
 // end returns what is to be told of it.
 func (r *Reservation) end() (e Ender) {
 	r.mu.Lock()
@@ -135,6 +162,6 @@ func (r *Reservation) end() (e Ender) {
 	for i := range r.charges {
 		r.charges[i].shrink(0)
 	}
-	e, r.ender = r.ender, nil
+	e, r.ender, r.evict = r.ender, nil, nil
 	return e
 }

@@ -332,3 +332,51 @@ func BenchmarkReserve(b *testing.B) {
 		r.End()
 	}
 }
+
+// ends counts how often it was told of an end.
+type ends struct{ n int }
+
+func (e *ends) Ended() { e.n++ }
+
+// A reservation tells once of its end, and evicts its request at most once, not after the end.
+func TestEndAndEvictionAreTold(t *testing.T) {
+	for name, tc := range map[string]struct {
+		steps          string // o: OnEvict, e: Evict, E: End
+		ended, evicted int
+		refused        int // Evict calls that had no effect
+	}{
+		"ended":                     {"E", 1, 0, 0},
+		"ended twice":               {"EE", 1, 0, 0},
+		"evicted":                   {"oeE", 1, 1, 0},
+		"evicted twice":             {"oee", 0, 1, 1},
+		"evicted before it can be":  {"eoe", 0, 1, 1},
+		"evicted after its end":     {"oEe", 1, 0, 1},
+		"another stream waits":      {"ooeE", 1, 1, 0},
+		"the end is not waited for": {"oe", 0, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told, evicted, refused := &ends{}, 0, 0
+			r := epp.ReserveAnyway(claim(pod("a"), 1))
+			r.OnEnd(told)
+			for _, step := range tc.steps {
+				switch step {
+				case 'o':
+					r.OnEvict(func(why *pd.Refusal) {
+						if evicted++; why.Reason != pd.Evicted {
+							t.Error(why)
+						}
+					})
+				case 'e':
+					if !r.Evict(pd.Refuse(pd.Evicted, "Go.")) {
+						refused++
+					}
+				case 'E':
+					r.End()
+				}
+			}
+			if told.n != tc.ended || evicted != tc.evicted || refused != tc.refused {
+				t.Errorf("ended %d, evicted %d, and %d times without effect; want %+v", told.n, evicted, refused, tc)
+			}
+		})
+	}
+}

@@ -17,6 +17,7 @@ type Refusal struct {
 	After   time.Duration // replaces the table's Retry-After; 0 = the table's
 	Cause   error         // for logs and spans only
 	Queue   *QueuePlace   // where a new try would wait; nil if requests do not wait
+	Token   string        // replaces the table's token in HeaderDropped; "" = the table's
 }
 
 // QueuePlace is a place in a queue of requests that wait for capacity.
@@ -121,7 +122,12 @@ func (r *Refusal) RetryAfter() string {
 }
 
 // Dropped returns the value of HeaderDropped for pickers, "" for none.
-func (r *Refusal) Dropped() string { return refusals[r.row()].dropped }
+func (r *Refusal) Dropped() string {
+	if r.Token != "" {
+		return r.Token
+	}
+	return refusals[r.row()].dropped
+}
 
 // Result returns the HeaderDecision of the refusal.
 func (r *Refusal) Result() Result {

@@ -167,7 +167,7 @@ func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (
 		Picked: config.Of[epp.PickObserver](b), Stampers: config.Of[epp.Stamper](b),
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
 	if q != nil {
-		cfg.Picked = append(cfg.Picked, &q.running)
+		cfg.Picked = append(cfg.Picked, q.running)
 	}
 	if b.Queues != nil {
 		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()

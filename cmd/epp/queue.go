@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -15,7 +16,7 @@ import (
 // queue has requests wait while the pool is full, if the configuration in use says so. It outlives reloads.
 type queue struct {
 	*flow.Controller
-	running flow.Running // counts requests also if they do not wait
+	running *flow.Running // also those that did not wait
 	pool    changing
 
 	mu      sync.Mutex
@@ -25,10 +26,10 @@ type queue struct {
 
 // newQueue makes a queue that lets every request pass until use. name is that of the InferencePool, "" = there is none.
 func newQueue(pool changing, name string, registry *prometheus.Registry) *queue {
-	q := &queue{pool: pool}
+	q := &queue{pool: pool, running: flow.NewRunning(epp.SystemClock)}
 	q.Controller = flow.New(flow.Settings{}, flow.OpenGate{}, flow.Options{Clock: epp.SystemClock, Waiting: q.want,
-		Metrics: flow.NewMetrics(registry, name)})
-	registry.MustRegister(q.Controller, &q.running)
+		Metrics: flow.NewMetrics(registry, name), Running: q.running})
+	registry.MustRegister(q.Controller, q.running)
 	return q
 }
 
@@ -38,8 +39,26 @@ func (q *queue) use(b *config.Built, c *settings) {
 		q.Configure(flow.Settings{}, flow.OpenGate{})
 		return
 	}
-	q.Configure(*b.Queues, flow.NewPoolGate(flow.GateOptions{Pool: q.pool, Detector: b.Detector, Stages: b.Stages, Clock: epp.SystemClock,
+	s := *b.Queues
+	s.Eviction.Grace = c.Metrics.grace(b.Detector)
+	q.Configure(s, flow.NewPoolGate(flow.GateOptions{Pool: q.pool, Detector: b.Detector, Stages: b.Stages, Clock: epp.SystemClock,
 		Stale: c.Metrics.Stale}))
+}
+
+const (
+	// settled is how long a detector that counts requests in flight takes to show the end of one.
+	settled = 10 * time.Millisecond
+	// aborted is how long an engine takes to free the KV blocks of a request whose client has left.
+	aborted = 250 * time.Millisecond
+)
+
+// grace returns how long after the end of a request a detector may still count it: until a metrics page shows the engine without
+// it.
+func (s *scrapes) grace(d epp.Detector) time.Duration {
+	if _, immediate := d.(epp.ImmediateDetector); immediate {
+		return settled
+	}
+	return s.Interval + s.Stale + aborted
 }
 
 // capacityChanges are the changes of the pool after which a request may have capacity. All but the last are rare.

@@ -75,9 +75,7 @@ func (r *reader) readFlowControl() {
 		s.Negative = s.Other
 		q.bands = append(q.bands, q.bands[len(q.bands)-1])
 	}
-	if spec.EnableEviction {
-		r.warn("flowControl.enableEviction", "has no effect: requests that are running are not ended")
-	}
+	s.Eviction.On = spec.EnableEviction
 	if r.queues() {
 		if r.cfg.queueing = q; r.cfg.detector == nil {
 			r.problem("featureGates", "%s needs a saturationDetector", gateFlow)
@@ -171,6 +169,7 @@ func (q *queueing) node() *yaml.Node {
 	}
 	add("defaultRequestTTL", text(s.TTL.String()))
 	add("noEndpointRequestTTL", text(s.EmptyTTL.String()))
+	add("enableEviction", scalar(s.Eviction.On))
 	if q.usage != nil {
 		add("usageLimitPolicyPluginRef", text(q.usage.name))
 	}

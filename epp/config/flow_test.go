@@ -28,6 +28,8 @@ func TestQueues(t *testing.T) {
 			&flow.Settings{All: flow.Limits{Requests: 1000, Bytes: 3 << 29}, TTL: 5 * time.Second, EmptyTTL: 5 * time.Second, Other: usual, Negative: usual}},
 		{"limits of a flow", "featureGates: [flowControl]\nflowControl: {maxFlowRequests: 20, maxFlowBytes: 1Mi}", &flow.Settings{
 			Flow: flow.Limits{Requests: 20, Bytes: 1 << 20}, TTL: time.Minute, EmptyTTL: time.Minute, Other: usual, Negative: usual}},
+		{"eviction", "featureGates: [flowControl]\nflowControl: {enableEviction: true}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Eviction: flow.Eviction{On: true}, Other: usual, Negative: usual}},
 		{"bands", `
 featureGates: [flowControl]
 plugins: [{type: static-usage-limit-policy, name: limit, parameters: {threshold: 0.8}}]

@@ -39,6 +39,9 @@ var accepted = map[string]struct {
 	"k8s-notification-source":                {roleNotice, watched},
 	"disaggregatedset-rollout-pod-extractor": {roleNone, "the labels of endpoints are always watched"},
 
+	"sheddable-eviction-filter":                {roleNone, "with enableEviction, only requests of negative priority are evicted"},
+	"priority-then-time-eviction-order-policy": {roleNone, "with enableEviction, the lowest priority is evicted first, and its newest request"},
+
 	// Older configurations list these with the profile handler that needed them.
 	"disagg-headers-handler": {roleNone, "the headers of the routing sidecar are always set"},
 	"prefill-header-handler": {roleNone, "the headers of the routing sidecar are always set"},
@@ -50,7 +53,6 @@ const (
 	noClusters  = "a picker serves one cluster; put one picker into each"
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
-	noQueues    = "leave it out: only requests that wait are evicted, those of negative priority, the newest first"
 	noRanks     = "list every rank as an endpoint with its own port"
 	noAPI       = "leave it out: such requests are passed through, to any endpoint"
 )
@@ -73,10 +75,8 @@ var refused = map[string]string{
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
-	"priority-then-time-eviction-order-policy":  noQueues,
 	"request-attribute-reporter":                leaveOut,
 	"sglanghttp-parser":                         noAPI,
-	"sheddable-eviction-filter":                 noQueues,
 	"slo-headroom-tier-filter":                  noPredictor,
 	"vertexai-parser":                           noAPI,
 	"vllmgrpc-parser":                           noAPI,

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ func (st *stream) takeOver(h *procv3.HttpHeaders) (done bool, err error) {
 	if done, err = st.send(requestHeadersPass); done || err != nil {
 		return true, err
 	}
+	st.evictable()
 	return st.doneAfterRequest(), nil
 }
 
@@ -103,14 +105,15 @@ func (st *stream) close() {
 	st.s.removeIdle(st)
 	st.mu.Lock()
 	st.deadline.stop()
-	timedOut := st.deadline.refusal
+	st.over = true
+	ended := cmp.Or(st.deadline.refusal, st.evicted)
 	st.mu.Unlock()
 	st.releaseReader()
 	if st.reservation != nil {
 		st.reservation.End()
 	}
-	if timedOut != nil {
-		st.noteRefusal(timedOut)
+	if ended != nil {
+		st.noteRefusal(ended)
 	}
 	if st.reported && !st.dismissed.Load() {
 		st.reportOutcome()
@@ -128,6 +131,26 @@ func (st *stream) reportOutcome() {
 	for _, observer := range st.s.deps.Observers {
 		observer.Observe(o)
 	}
+}
+
+// evictable lets the request be ended early while the stream waits for its answer.
+func (st *stream) evictable() {
+	if st.reservation != nil && st.request.head.generates() {
+		st.reservation.OnEvict(st.evict)
+	}
+}
+
+// evict ends the request early, from another goroutine. If its answer has begun, the gateway breaks it off.
+func (st *stream) evict(why *pd.Refusal) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.over {
+		return
+	}
+	st.evicted = why
+	// Sending fails only if the stream has ended.
+	_ = st.grpc.Send(immediateAnswer(why, &st.request.head, 0))
+	finish(st.grpc)
 }
 
 // noteRefusal sets the outcome of a request that this server answers itself.

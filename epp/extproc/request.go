@@ -207,6 +207,9 @@ func (st *stream) answer(how ending, d *epp.Decision, took time.Duration, span s
 		}
 	}
 	st.releaseReader()
+	if st.filter == filterOne {
+		st.evictable()
+	}
 	return st.doneAfterRequest(), nil
 }
 

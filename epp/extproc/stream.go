@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // stream is one gRPC stream: one HTTP request, or the accountant's view of it. Only its handler accesses it, except for the fields
@@ -30,8 +31,10 @@ type stream struct {
 	reported    bool        // observers will be told the outcome
 	dismissed   atomic.Bool // the server ended the stream before the answer's end: the outcome is not known
 
-	mu       sync.Mutex // locked while sending; guards deadline
+	mu       sync.Mutex // locked while sending; guards the fields below
 	deadline deadline
+	evicted  *pd.Refusal // why the request was ended early; nil if it was not
+	over     bool        // the handler returns: nothing may be sent any more
 }
 
 // run reads frames until the request is over.

@@ -99,27 +99,3 @@ func (c *Controller) collectSaturation(in *configured, pool string, gauge func(*
 	}
 	gauge(theirSaturationDesc, most, pool, "effective")
 }
-
-// Running counts the requests that run. It is an epp.PickObserver, and a prometheus.Collector. The zero value is ready.
-type Running struct{ counted tally }
-
-// Picked implements epp.PickObserver.
-func (r *Running) Picked(_ *epp.Round, _ []epp.Candidate, d *epp.Decision) {
-	s := r.counted.of(d.Origin)
-	s.add(1, 0)
-	d.Reservation.OnEnd(s)
-}
-
-// Ended implements epp.Ender.
-func (s *series) Ended() { s.add(-1, 0) }
-
-// Describe implements prometheus.Collector.
-func (r *Running) Describe(out chan<- *prometheus.Desc) { out <- theirRunningDesc }
-
-// Collect implements prometheus.Collector.
-func (r *Running) Collect(out chan<- prometheus.Metric) {
-	r.counted.atLeastOne(func(o epp.Origin, requests, _ int64) {
-		out <- prometheus.MustNewConstMetric(theirRunningDesc, prometheus.GaugeValue, float64(requests), o.Model, o.Target, o.Flow,
-			strconv.Itoa(o.Priority))
-	})
-}

@@ -93,7 +93,7 @@ func TestQueueMetrics(t *testing.T) {
 
 // TestRunning: a request counts from its pick to its end, and there are not more series than a scrape can take.
 func TestRunning(t *testing.T) {
-	registry, running, p := prometheus.NewRegistry(), &flow.Running{}, newFixed(0, "decode")
+	registry, running, p := prometheus.NewRegistry(), flow.NewRunning(epp.SystemClock), newFixed(0, "decode")
 	registry.MustRegister(running)
 	series := `llm_d_epp_request_running{fairness_id=%q,model_name=%q,priority=%q,target_model_name=%q} %v`
 	checkSeries(t, "at first", registry, fmt.Sprintf(series, "default-flow", "", "0", "", 0))

@@ -30,6 +30,7 @@ type Options struct {
 	// controller need SnapshotChanged. It is called with the controller locked. nil: it is not called.
 	Waiting func(any bool)
 	Metrics *Metrics // nil: none
+	Running *Running // knows the requests that Eviction may end; nil: none
 }
 
 // Controller is an epp.Admission whose requests wait while the pool is full. It is safe for concurrent use.
@@ -48,7 +49,8 @@ type Controller struct {
 	bytes    int64   // of all waiting bodies
 	seq      uint64
 	departed pace
-	next     epp.Timer // of the next turn; nil: there is none
+	next     epp.Timer // of the next look for requests that may pass though nothing changes; nil: there is none
+	nextAt   time.Time
 }
 
 // turnTime is how long requests that wait for a later turn wait for it at most. Most turns come earlier, with other requests.
@@ -367,17 +369,27 @@ func (c *Controller) dispatch() {
 			b.dispatched(it, now)
 		}
 	}
-	if later && c.next == nil {
-		c.next = c.opt.Clock.AfterFunc(turnTime, c.takeTurn)
+	if later {
+		c.lookAt(now.Add(turnTime), now)
 	}
+	c.evictFor(in, now)
 }
 
-// takeTurn is called when nothing has changed, and requests wait for a later turn.
-func (c *Controller) takeTurn() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.next = nil
-	c.dispatch()
+// lookAt has dispatch run at a time, unless it is to run earlier. The caller holds mu.
+func (c *Controller) lookAt(at, now time.Time) {
+	if c.next != nil {
+		if !at.Before(c.nextAt) {
+			return
+		}
+		c.next.Stop()
+	}
+	c.nextAt = at
+	c.next = c.opt.Clock.AfterFunc(at.Sub(now), func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.next = nil
+		c.dispatch()
+	})
 }
 
 // finish removes an item and tells the request that waits. The caller holds mu.

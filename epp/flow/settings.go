@@ -15,7 +15,8 @@ type Settings struct {
 	// EmptyTTL replaces TTL for requests that arrive while the pool has no endpoints, so that a pool can be started for them.
 	EmptyTTL time.Duration
 	// Usage says how full the pool may be when a request passes.
-	Usage Usage
+	Usage    Usage
+	Eviction Eviction
 	// Bands are the bands with settings of their own.
 	Bands []Band
 	// Other and Negative are the settings of the bands that Bands does not list, of priority 0 and more, and of less. Their

@@ -64,3 +64,13 @@ func (t *tally) atLeastOne(f func(o epp.Origin, requests, bytes int64)) {
 		f(o, s.requests.Load(), s.bytes.Load())
 	}
 }
+
+// sum returns how many requests all series have.
+func (t *tally) sum() (requests int64) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, s := range t.series {
+		requests += s.requests.Load()
+	}
+	return requests
+}

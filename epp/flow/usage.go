@@ -34,8 +34,8 @@ const (
 // ranked reports whether ceilings depend on the priorities that have requests.
 func (u *Usage) ranked() bool { return u.Policy != StaticUsage }
 
-// ceiling returns the saturation from which requests of the priority at index rank wait. priorities are in descending order, and nil
-// if the policy is not ranked. paused reports that they wait only until a later turn.
+// ceiling returns the saturation from which requests of the priority at index rank wait. priorities are in descending order; a
+// policy that is not ranked does not need them. paused reports that they wait only until a later turn.
 func (u *Usage) ceiling(saturation float64, priorities []int, rank int, turn uint64) (ceiling float64, paused bool) {
 	top := u.Ceiling
 	if top == 0 {
@@ -43,7 +43,7 @@ func (u *Usage) ceiling(saturation float64, priorities []int, rank int, turn uin
 	}
 	last := len(priorities) - 1
 	switch {
-	case last < 1:
+	case last < 1, u.Policy == StaticUsage:
 		return top, false
 	case u.Policy == SoftReflective:
 		return softReflective(saturation, float64(rank)/float64(last), turn)

@@ -104,6 +104,9 @@ func (d concurrencyDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 	})
 }
 
+// Immediate implements epp.ImmediateDetector.
+func (concurrencyDetector) Immediate() {}
+
 // Saturation implements epp.Detector. All endpoints have the same limit, so the mean of their loads is the load of the stage.
 func (d concurrencyDetector) Saturation(_ time.Time, c []epp.Candidate) float64 {
 	return mean(c, d.load)
