@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +15,8 @@ import (
 	"github.com/tandem-serving/tandem/epp/flow"
 )
 
-// send sends a request to the picker.
-func (s *served) send(t *testing.T) *client.Stream {
+// send sends a request to the picker. fields are further headers: name, value ….
+func (s *served) send(t *testing.T, fields ...string) *client.Stream {
 	t.Helper()
 	conn, err := client.Dial(client.Options{Addresses: []string{s.addresses["extproc"]}, Plaintext: true})
 	must(t, err)
@@ -23,7 +24,11 @@ func (s *served) send(t *testing.T) *client.Stream {
 	stream, err := conn.Open(t.Context(), client.Duplex())
 	must(t, err)
 	t.Cleanup(stream.Close)
-	must(t, stream.RequestHeaders(client.RequestHead{Method: "POST", Path: "/v1/completions"}, false))
+	head := client.RequestHead{Method: "POST", Path: "/v1/completions", Header: http.Header{}}
+	for i := 0; i < len(fields); i += 2 {
+		head.Header.Set(fields[i], fields[i+1])
+	}
+	must(t, stream.RequestHeaders(head, false))
 	must(t, stream.RequestBody([]byte(`{"model":"m","prompt":"one"}`), true))
 	return stream
 }
@@ -59,13 +64,12 @@ func (s *served) waiting(t *testing.T, want int) {
 	}
 }
 
-// TestRequestsWait: with flow control, a request of a full pool waits until another one ends, one for which the queue is full is told
-// so, and one that waits when flow control is turned off is served.
-func TestRequestsWait(t *testing.T) {
-	dir := t.TempDir()
-	endpoints, configuration := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+// fullAfterOne is a configuration with flow control over a pool that one request fills.
+func fullAfterOne(t *testing.T, flowControl string) string {
+	t.Helper()
+	endpoints := filepath.Join(t.TempDir(), "endpoints.yaml")
 	write(t, endpoints, "endpoints:\n- {name: d, address: 127.0.0.1, port: 9}\n")
-	text := fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
+	return fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]
 plugins:
@@ -75,9 +79,16 @@ plugins:
 schedulingProfiles:
 - name: default
   plugins: [{pluginRef: decode-filter}]
-flowControl: {maxRequests: 1, defaultRequestTTL: 30s, saturationDetector: {pluginRef: concurrency-detector}}
+flowControl: {%s, saturationDetector: {pluginRef: concurrency-detector}}
 dataLayer: {discovery: {pluginRef: file-discovery}}
-`, endpoints)
+`, endpoints, flowControl)
+}
+
+// TestRequestsWait: with flow control, a request of a full pool waits until another one ends, one for which the queue is full is told
+// so, and one that waits when flow control is turned off is served.
+func TestRequestsWait(t *testing.T) {
+	configuration := filepath.Join(t.TempDir(), "config.yaml")
+	text := fullAfterOne(t, "maxRequests: 1, defaultRequestTTL: 30s")
 	write(t, configuration, text)
 	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
 
@@ -99,10 +110,40 @@ dataLayer: {discovery: {pluginRef: file-discovery}}
 	if r := refusal(t, second); r != nil {
 		t.Errorf("the second request is refused: %+v", r)
 	}
+	if _, text := s.ask(t, http.MethodGet, "metrics", "/metrics", nil); !strings.Contains(text, "\nllm_d_epp_flow_control_pool_saturation") ||
+		!strings.Contains(text, "\nllm_d_epp_request_running") {
+		t.Errorf("llm-d's metrics are missing:\n%s", text)
+	}
+	must(t, second.ResponseHeaders(client.ResponseHead{Status: http.StatusOK}, false))
+	told := func(f client.Field) bool { return f.Name == "x-tandem-queue" && strings.HasPrefix(f.Value, "waited=") }
+	if answer, err := second.Recv(); err != nil || !slices.ContainsFunc(answer.Mutation.Set, told) {
+		t.Errorf("the second request is not told that it has waited: %+v, %v", answer, err)
+	}
 	fourth := s.send(t)
 	s.waiting(t, 1)
 	write(t, configuration, strings.Replace(text, "featureGates: [flowControl]", "featureGates: []", 1))
 	if r := refusal(t, fourth); r != nil {
 		t.Errorf("the fourth request is refused: %+v", r)
+	}
+}
+
+// TestRunningRequestsAreEvicted: a running request of negative priority ends for one that waits.
+func TestRunningRequestsAreEvicted(t *testing.T) {
+	configuration, policy := filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, configuration, fullAfterOne(t, "enableEviction: true"))
+	write(t, policy, "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: batch}\nspec: {poolRef: {name: pool}, priority: -10}\n")
+	s := serveWith(t, nil, "--config-file="+configuration, "--policy-file="+policy, "--secure-serving=false")
+	batch := s.send(t, "x-llm-d-inference-objective", "batch")
+	if r := refusal(t, batch); r != nil {
+		t.Fatalf("the first request is refused: %+v", r)
+	}
+	usual := s.send(t)
+	answer, err := batch.Recv()
+	if err != nil || answer.Kind != client.Immediate || answer.Reply.Status != http.StatusTooManyRequests ||
+		answer.Reply.Header.Get("x-llm-d-request-dropped-reason") != "evicted" {
+		t.Errorf("the running request gets %+v, %v", answer, err)
+	}
+	if r := refusal(t, usual); r != nil {
+		t.Errorf("the other request is refused: %+v", r)
 	}
 }

@@ -89,7 +89,7 @@ func (c *Controller) collectSaturation(in *configured, pool string, gauge func(*
 	most, load := 0.0, epp.InFlight{}
 	for stage := laneSplit; ; stage-- {
 		load = c.pendingAt(stage, load)
-		saturation := in.gate.Saturation(stage == laneSplit, load)
+		saturation := in.gate.Saturation(stage == laneSplit, load, 0)
 		most = max(most, saturation)
 		gauge(saturationDesc, saturation, string(stages[stage]))
 		gauge(theirSaturationDesc, saturation, pool, string(stages[stage]))

@@ -15,8 +15,9 @@ import (
 // Gate measures how full the pool is. It is safe for concurrent use, and must return quickly: it is called for every request.
 type Gate interface {
 	// Saturation returns how full the endpoints of the first stage, or of the stage that splits requests, are: 1 is full. It
-	// counts pending as load of the stage that shows at no endpoint yet.
-	Saturation(split bool, pending epp.InFlight) float64
+	// counts pending as load of the stage that shows at no endpoint yet. If it is below a value that the caller gives, the result
+	// may be an upper bound, as long as that is below the value as well.
+	Saturation(split bool, pending epp.InFlight, below float64) float64
 	// Splits reports whether a request may need the stage that splits requests.
 	Splits(r *epp.Request) bool
 	// Empty reports whether the pool has no endpoints.
@@ -212,7 +213,7 @@ func (c *Controller) look(in *configured, l lane, priority int, own epp.InFlight
 	for stage := laneSplit; ; stage-- {
 		load = c.pendingAt(stage, load)
 		if stage <= l {
-			saturation := in.gate.Saturation(stage == laneSplit, load)
+			saturation := in.gate.Saturation(stage == laneSplit, load, c.certain(in, priority))
 			if ceiling, later := c.ceiling(in, priority, saturation); saturation >= ceiling {
 				if later {
 					return paused
@@ -235,13 +236,14 @@ func (c *Controller) pendingAt(stage lane, later epp.InFlight) epp.InFlight {
 
 // ceiling returns the saturation from which requests of a priority wait. later reports that they do so only in this turn.
 func (c *Controller) ceiling(in *configured, priority int, saturation float64) (ceiling float64, later bool) {
-	usage := &in.settings.Usage
-	if !usage.ranked() {
-		return usage.ceiling(saturation, nil, 0, 0)
-	}
-	k := c.ranking.Load()
-	i, _ := k.find(priority)
-	return usage.ceiling(saturation, k.priorities, min(i, len(k.priorities)-1), c.turn.Load())
+	priorities, rank := c.rankOf(in, priority)
+	return in.settings.Usage.ceiling(saturation, priorities, rank, c.turn.Load())
+}
+
+// certain returns a saturation below which requests of a priority pass in every turn.
+func (c *Controller) certain(in *configured, priority int) float64 {
+	priorities, rank := c.rankOf(in, priority)
+	return in.settings.Usage.certain(priorities, rank)
 }
 
 // find returns where the band of a priority is, or belongs. The caller holds mu.

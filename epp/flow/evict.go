@@ -173,7 +173,7 @@ func (c *Controller) evictFor(in *configured, now time.Time) {
 		return
 	}
 	s := shortage{grace: eviction.Grace}
-	s.saturation = in.gate.Saturation(false, c.pendingAt(laneFirst, c.pendingAt(laneSplit, epp.InFlight{})))
+	s.saturation = in.gate.Saturation(false, c.pendingAt(laneFirst, c.pendingAt(laneSplit, epp.InFlight{})), 0)
 	for _, b := range c.bands {
 		s.priority = b.priority
 		s.ceiling, _ = c.ceiling(in, b.priority, s.saturation)

@@ -72,8 +72,8 @@ func (g *PoolGate) Splits(r *epp.Request) bool {
 // Empty implements Gate.
 func (g *PoolGate) Empty() bool { return len(g.pool.Snapshot().Endpoints) == 0 }
 
-// reading is one measurement of a stage. It is used again while the pool has much capacity left, because measuring costs a look
-// at every endpoint.
+// reading is one measurement of a stage. It is used again while the pool certainly has capacity left, because measuring costs a
+// look at every endpoint.
 type reading struct {
 	snapshot   *epp.Snapshot
 	at         time.Time
@@ -82,21 +82,17 @@ type reading struct {
 	used       atomic.Int64 // how often
 }
 
-const (
-	// reuseAge is how long a reading is used: loads go stale without a new snapshot.
-	reuseAge = 10 * time.Millisecond
-	// reuseBelow is the saturation below which it is used.
-	reuseBelow = 0.5
-)
+// reuseAge is how long a reading is used: loads go stale without a new snapshot.
+const reuseAge = 10 * time.Millisecond
 
 // again returns what the saturation is by now at most: no request adds more than one endpoint's capacity, so each raises the
-// mean by at most 1/endpoints. ok is false if that is not good enough.
-func (r *reading) again(s *epp.Snapshot, now time.Time) (saturation float64, ok bool) {
-	if r == nil || r.snapshot != s || r.saturation >= reuseBelow || now.Sub(r.at) > reuseAge {
+// mean by at most 1/endpoints. ok is false if that is not below a value.
+func (r *reading) again(s *epp.Snapshot, now time.Time, below float64) (saturation float64, ok bool) {
+	if r == nil || r.snapshot != s || r.saturation >= below || now.Sub(r.at) > reuseAge {
 		return 0, false
 	}
 	saturation = r.saturation + float64(r.used.Add(1))/float64(r.endpoints)
-	return saturation, saturation < reuseBelow
+	return saturation, saturation < below
 }
 
 // candidates are reused by all gates.
@@ -104,7 +100,7 @@ var candidates = sync.Pool{New: func() any { return new([]epp.Candidate) }}
 
 // Saturation implements Gate. A stage without endpoints is full, unless it is the one that splits requests: then requests stay
 // local, or are refused, as configured, and waiting does not help.
-func (g *PoolGate) Saturation(split bool, pending epp.InFlight) float64 {
+func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) float64 {
 	if split && !g.splits {
 		return 0
 	}
@@ -113,7 +109,7 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight) float64 {
 		stage = laneSplit
 	}
 	s, now := g.pool.Snapshot(), g.clock.Now()
-	if saturation, ok := g.readings[stage].Load().again(s, now); ok {
+	if saturation, ok := g.readings[stage].Load().again(s, now, below); ok {
 		return saturation
 	}
 	reused := candidates.Get().(*[]epp.Candidate)
@@ -165,7 +161,7 @@ func share(c []epp.Candidate, pending epp.InFlight) {
 type OpenGate struct{}
 
 // Saturation implements Gate.
-func (OpenGate) Saturation(bool, epp.InFlight) float64 { return 0 }
+func (OpenGate) Saturation(bool, epp.InFlight, float64) float64 { return 0 }
 
 // Splits implements Gate.
 func (OpenGate) Splits(*epp.Request) bool { return false }

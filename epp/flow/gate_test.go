@@ -86,7 +86,7 @@ func TestPoolGate(t *testing.T) {
 				tc.pool.snapshot.Loads[i].Unreachable = true
 			}
 			g := tc.pool.gate(perEndpoint{10, new(int)})
-			decode, prefill := g.Saturation(false, tc.pending), g.Saturation(true, tc.pending)
+			decode, prefill := g.Saturation(false, tc.pending, 0), g.Saturation(true, tc.pending, 0)
 			if math.Abs(decode-tc.decode) > 1e-9 || math.Abs(prefill-tc.prefill) > 1e-9 {
 				t.Errorf("decode %v and prefill %v, want %v and %v", decode, prefill, tc.decode, tc.prefill)
 			}
@@ -182,13 +182,21 @@ func TestReadingsAreReused(t *testing.T) {
 		p, asked := newFixed(0, roles...), 0
 		g := p.gate(perEndpoint{1, &asked}) // the worst case: a request fills an endpoint
 		for i := range 100 {
-			if got, truth := g.Saturation(false, epp.InFlight{}), float64(i)/100; got < truth-1e-9 {
+			if got, truth := g.Saturation(false, epp.InFlight{}, 1), float64(i)/100; got < truth-1e-9 {
 				t.Fatalf("%v after %d requests", got, i)
 			}
 			epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[i], Add: epp.InFlight{Requests: 1}})
 		}
-		if asked > 60 {
+		if asked > 10 {
 			t.Errorf("the detector was asked %d times", asked)
+		}
+		for _, e := range p.snapshot.Endpoints[:50] {
+			epp.ReserveAnyway(epp.Claim{Endpoint: e, Add: epp.InFlight{Requests: 1}})
+		}
+		for _, below := range []float64{0, 0.5, 1.5} { // what is not certainly below is measured
+			if got := g.Saturation(false, epp.InFlight{}, below); got != 1.5 {
+				t.Errorf("%v, want 1.5, which is not below %v", got, below)
+			}
 		}
 		for _, change := range []func(){
 			func() { <-time.After(time.Second) },
@@ -196,10 +204,10 @@ func TestReadingsAreReused(t *testing.T) {
 		} {
 			p, asked = newFixed(0, roles...), 0
 			g = p.gate(perEndpoint{1, &asked})
-			g.Saturation(false, epp.InFlight{})
-			g.Saturation(false, epp.InFlight{})
+			g.Saturation(false, epp.InFlight{}, 1)
+			g.Saturation(false, epp.InFlight{}, 1)
 			change()
-			if g.Saturation(false, epp.InFlight{}); asked != 2 {
+			if g.Saturation(false, epp.InFlight{}, 1); asked != 2 {
 				t.Errorf("the detector was asked %d times, want 2: a reading does not outlive a change", asked)
 			}
 		}

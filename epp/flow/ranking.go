@@ -82,6 +82,16 @@ func (c *Controller) rank(in *configured, priority int) {
 	c.ranking.Store(c.ranking.Load().with(priority, used))
 }
 
+// rankOf returns the priorities that ceilings depend on, and where a priority is among them; nil if they depend on none.
+func (c *Controller) rankOf(in *configured, priority int) (priorities []int, rank int) {
+	if !in.settings.Usage.ranked() {
+		return nil, 0
+	}
+	k := c.ranking.Load()
+	i, _ := k.find(priority)
+	return k.priorities, min(i, len(k.priorities)-1)
+}
+
 // rerank forgets priorities without requests. The caller holds mu.
 func (c *Controller) rerank(now time.Time) {
 	c.ranking.Store(c.ranking.Load().lately(now, func(priority int) bool {

@@ -54,6 +54,15 @@ func (u *Usage) ceiling(saturation float64, priorities []int, rank int, turn uin
 	return top - float64(rank)/float64(last)*(top-u.Least), false
 }
 
+// certain returns a saturation below which requests of the priority at index rank pass in every turn.
+func (u *Usage) certain(priorities []int, rank int) float64 {
+	if last := len(priorities) - 1; u.Policy == SoftReflective && last >= 1 {
+		return 1 / (1 + float64(rank)/float64(last)) // where the saturation meets 1 - place·saturation
+	}
+	ceiling, _ := u.ceiling(0, priorities, rank, 0)
+	return ceiling
+}
+
 // softReflective returns the ceiling of a band whose place is between 0, the highest priority, and 1, the lowest.
 func softReflective(saturation, place float64, turn uint64) (ceiling float64, paused bool) {
 	switch {

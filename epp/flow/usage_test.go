@@ -36,6 +36,10 @@ func TestCeilings(t *testing.T) {
 			for rank := range tc.want {
 				ceiling, _ := tc.usage.ceiling(tc.saturation, tc.priorities, rank, 1)
 				got = append(got, ceiling)
+				certain := tc.usage.certain(tc.priorities, rank) - 1e-9
+				if passes, _ := tc.usage.ceiling(certain, tc.priorities, rank, 1); certain >= passes {
+					t.Errorf("at a saturation of %v requests wait, which is certain not to happen", certain)
+				}
 			}
 			if !slices.EqualFunc(got, tc.want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }) {
 				t.Errorf("got %v, want %v", got, tc.want)

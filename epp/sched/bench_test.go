@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/flow"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/epp/sched"
 )
@@ -74,6 +77,36 @@ func BenchmarkPick(b *testing.B) {
 				mustPick(b, s, requests[i%len(requests)]).Reservation.End()
 			}
 		})
+	}
+}
+
+// BenchmarkPickFlowControl is BenchmarkPick with flow control off, and on while the pool has capacity: no request waits. ns/op of the
+// two may differ by a tenth.
+func BenchmarkPickFlowControl(b *testing.B) {
+	for _, n := range []int{10, 100, 1000} {
+		for _, on := range []bool{false, true} {
+			b.Run(fmt.Sprint(n, map[bool]string{true: "/on", false: "/off"}[on]), func(b *testing.B) {
+				c, p := production(b), half(n)
+				c.Stale = time.Hour
+				running := flow.NewRunning(epp.SystemClock)
+				c.Picked = append(c.Picked, running)
+				if on {
+					gate := flow.NewPoolGate(flow.GateOptions{Pool: p, Detector: instance[epp.Detector](b, "utilization-detector"), Stages: c.Stages,
+						Clock: epp.SystemClock, Stale: time.Hour})
+					c.Admission = flow.New(flow.Settings{TTL: time.Minute}, gate, flow.Options{Clock: epp.SystemClock,
+						Metrics: flow.NewMetrics(prometheus.NewRegistry(), ""), Running: running})
+				}
+				s := scheduler(b, p, c)
+				var requests []*epp.Request
+				for i := range 16 {
+					requests = append(requests, kilobyte(c, i))
+				}
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					mustPick(b, s, requests[i%len(requests)]).Reservation.End()
+				}
+			})
+		}
 	}
 }
 
