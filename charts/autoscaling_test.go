@@ -12,8 +12,16 @@ import (
 // TestKEDA: what KEDA asks Prometheus, by values. Prometheus' own tool reads it.
 func TestKEDA(t *testing.T) {
 	const keda = "prefill.autoscaling.enabled=true,prefill.autoscaling.scaler=keda,prefill.autoscaling.prometheus=http://prometheus:9090"
+	const flowControl = keda + ",epp.config.apiVersion=llm-d.ai/v1alpha1,epp.config.kind=EndpointPickerConfig,epp.config.featureGates={flowControl}," +
+		"epp.config.plugins[0].type=disagg-profile-handler,epp.config.schedulingProfiles[0].name=decode,epp.config.schedulingProfiles[1].name=prefill"
 	for name, test := range map[string]struct{ set, query string }{
 		"the default": {keda, `sum(tandem_inflight{namespace="models",role="prefill",service="demo-tandem-epp"})`},
+		"llm-d's queue": {flowControl + ",prefill.autoscaling.metric=llm_d_epp_flow_control_queue_size",
+			`sum(llm_d_epp_flow_control_queue_size{namespace="models",service="demo-tandem-epp"})`},
+		"llm-d's saturation": {flowControl + ",prefill.autoscaling.metric=llm_d_epp_flow_control_pool_saturation",
+			`sum(llm_d_epp_flow_control_pool_saturation{namespace="models",service="demo-tandem-epp",stage="prefill"})`},
+		"llm-d's running requests": {keda + ",prefill.autoscaling.metric=llm_d_epp_request_running",
+			`sum(llm_d_epp_request_running{namespace="models",service="demo-tandem-epp"})`},
 		"another metric": {keda + ",prefill.autoscaling.metric=tandem_endpoints",
 			`sum(tandem_endpoints{namespace="models",role="prefill",service="demo-tandem-epp"})`},
 		"further labels": {keda + `,prefill.autoscaling.selector.team=a"b`,

@@ -63,7 +63,7 @@ const (
 	Saturated     Reason = "saturated"
 	QueueFull     Reason = "queue-full"    // as many requests wait for capacity as may
 	QueueTimeout  Reason = "queue-timeout" // no capacity came in time
-	Evicted       Reason = "evicted"       // from the queue, for a more important request
+	Evicted       Reason = "evicted"       // from the queue or from its engine, for a more important request
 	Budget        Reason = "budget"
 	Busy          Reason = "busy" // buffered bodies have reached their limit
 	Draining      Reason = "draining"

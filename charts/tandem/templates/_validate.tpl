@@ -436,17 +436,23 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
     {{- if and (eq $scaling.scaler "keda") (not $scaling.prometheus) }}
 {{ printf "%s.scaler is keda, which asks Prometheus itself: give its URL in %s.prometheus" $where $where }}
     {{- end -}}
-    {{- range $key := list "namespace" "service" "role" -}}
+    {{- range $key := list "namespace" "service" "role" "stage" -}}
       {{- with index $scaling.selector $key }}
 {{ printf (print "%s.selector sets %s to %s, but the chart sets it: the autoscaler would read another picker's "
      "series, or none, so remove it")
      $where $key . }}
       {{- end -}}
     {{- end -}}
-    {{- if regexMatch "flow_control|queue_(size|bytes|duration)" $scaling.metric }}
-{{ printf "%s.metric is %s, but this picker has no metric of that name, so it would never scale: take tandem_inflight"
+    {{- $gates := $.Values.epp.config.featureGates | default list -}}
+    {{- $queues := or (has "flowControl" $gates) (has "flowControl=true" $gates) -}}
+    {{- $theirs := print "^llm_d_epp_(request_running|flow_control_(pool_saturation|queue_(size|bytes)|requests_total|"
+          "(global_)?capacity_utilization_(requests|bytes)))$" -}}
+    {{- if and (not $queues) (regexMatch "^(llm_d_epp_flow_control|tandem_queue|tandem_pool_saturation)" $scaling.metric) }}
+{{ printf (print "%s.metric is %s, which the picker has only with flow control: add flowControl to epp.config.featureGates, "
+     "or take tandem_inflight")
      $where $scaling.metric }}
-    {{- else if regexMatch "^(llm_d_(epp|router)|inference_(extension|pool|model|objective))_" $scaling.metric }}
+    {{- else if and (not (regexMatch $theirs $scaling.metric))
+          (regexMatch "^(llm_d_(epp|router)|inference_(extension|pool|model|objective))_" $scaling.metric) }}
 {{ printf "%s.metric is %s, which another picker exports: take tandem_inflight" $where $scaling.metric }}
     {{- end -}}
   {{- end -}}

@@ -50,7 +50,7 @@ var reasonMeaning = map[pd.Reason]string{
 	pd.Saturated:      "every endpoint is full",
 	pd.QueueFull:      "as many requests wait for capacity as may",
 	pd.QueueTimeout:   "no capacity came in time",
-	pd.Evicted:        "a more important request took its place in the queue",
+	pd.Evicted:        "a more important request took its place in the queue, or its capacity",
 	pd.Budget:         "too many requests fell back to local prefill already",
 	pd.Busy:           "too many bytes of bodies were buffered already",
 	pd.Draining:       "the server is shutting down",
