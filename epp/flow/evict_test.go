@@ -168,6 +168,20 @@ func TestMostEvicted(t *testing.T) {
 	})
 }
 
+// TestEachEvictedIsLessImportant: the second request of a round must be less important as well.
+func TestEachEvictedIsLessImportant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBusy(0, flow.Eviction{On: true, Grace: 10 * time.Millisecond}, -2, -1, -1, -1)
+		for range 4 {
+			b.run("more", 0)
+		}
+		b.send(t, "new", -1)
+		<-time.After(time.Second)
+		b.check(t, "in the end", []string{"0"}, nil)
+		b.close()
+	})
+}
+
 // TestHungEviction: a request that does not end does not stop evictions for ever.
 func TestHungEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -182,7 +182,7 @@ func TestReadingsAreReused(t *testing.T) {
 		p, asked := newFixed(0, roles...), 0
 		g := p.gate(perEndpoint{1, &asked}) // the worst case: a request fills an endpoint
 		for i := range 100 {
-			if got, truth := g.Saturation(false, epp.InFlight{}, 1), float64(i)/100; got < truth-1e-9 {
+			if got, truth := g.Saturation(false, epp.InFlight{}, 1), float64(i)/100; got < truth-1e-9 || got >= 1 {
 				t.Fatalf("%v after %d requests", got, i)
 			}
 			epp.ReserveAnyway(epp.Claim{Endpoint: p.snapshot.Endpoints[i], Add: epp.InFlight{Requests: 1}})
