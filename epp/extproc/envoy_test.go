@@ -2,6 +2,8 @@ package extproc
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/extproc/envoyconf"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/stack/envoy"
@@ -187,5 +190,80 @@ func TestEnvoyEndsRequests(t *testing.T) {
 	all := r.outcomes(t)
 	if last := all[len(all)-1]; last.Result == nil || last.Result.End != pd.EndDone || last.Served != e.addr.String() {
 		t.Errorf("outcome %+v", last)
+	}
+}
+
+// askChat sends a chat call and tells what it gets: the status, why it was dropped, and whether the answer came whole. It closes begun
+// when the answer's headers have come.
+func askChat(ctx context.Context, gateway string, begun chan struct{}) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+gateway+"/v1/chat/completions", strings.NewReader(prompt))
+	if err != nil {
+		return err.Error()
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	close(begun)
+	state := "whole"
+	if _, err := io.ReadAll(resp.Body); err != nil {
+		state = "broken"
+	}
+	return fmt.Sprintf("%d %s, %s", resp.StatusCode, resp.Header.Get(pd.HeaderDropped), state)
+}
+
+// A request that is evicted ends at the engine too: before its answer its client gets the refusal, and within it a broken answer.
+func TestEnvoyEvicts(t *testing.T) {
+	for _, filters := range []envoyconf.Filters{envoyconf.FiltersSingle, envoyconf.FiltersPair} {
+		for _, answers := range []bool{false, true} {
+			t.Run(fmt.Sprint(filters, map[bool]string{false: " before the answer", true: " within the answer"}[answers]), func(t *testing.T) {
+				began, aborted := make(chan struct{}), make(chan struct{})
+				s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_, _ = io.ReadAll(r.Body) // of an aborted request, nothing
+					if answers {
+						io.WriteString(w, "data: 1\n\n")
+						w.(http.Flusher).Flush()
+					}
+					close(began)
+					<-r.Context().Done()
+					close(aborted)
+				}))
+				t.Cleanup(s.Close)
+				addr := netip.MustParseAddrPort(s.Listener.Addr().String())
+				p, made := newPool(addr.String()), make(chan *epp.Decision, 1)
+				p.choose = func(r *epp.Request) (*epp.Decision, error) {
+					d, err := p.local(r, p.endpoints...)
+					made <- d
+					return d, err
+				}
+				r := startRig(t, p)
+				gateway := r.gateway(t, filters, addr)
+				got, begun := make(chan string, 1), make(chan struct{})
+				go func() { got <- askChat(within(t), gateway, begun) }()
+				d := wait(t, made, "the pick")
+				wait(t, began, "the engine")
+				if answers {
+					wait(t, begun, "the answer")
+				}
+				why := pd.Refuse(pd.Evicted, "Go.")
+				why.Token = "evicted"
+				awaitEvictable(t, d.Reservation, why)
+				wait(t, aborted, "the engine's request to be aborted")
+				want := "429 evicted, whole"
+				if answers {
+					want = "200 , broken"
+				}
+				if got := wait(t, got, "the client"); got != want {
+					t.Errorf("the client gets %q, want %q", got, want)
+				}
+				if all := r.outcomes(t); len(all) != 1 || all[0].Happened == nil || all[0].Happened.Reason != pd.Evicted {
+					t.Errorf("outcomes %+v", all)
+				}
+				p.mustLoad(t, "0/0")
+			})
+		}
 	}
 }

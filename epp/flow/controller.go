@@ -271,7 +271,7 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	now, in := c.opt.Clock.Now(), c.current.Load()
 	b := c.band(r.Priority)
 	b.forget(now)
-	c.rerank(now)
+	c.rerank(in, now)
 	origin := r.Origin()
 	f := b.flow(origin.Flow)
 	if err := c.fit(in, b, f, r, now); err != nil {

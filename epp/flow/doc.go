@@ -15,8 +15,8 @@
 //
 // No goroutine polls. Dispatching happens when a request arrives, when the pool reports a change (SnapshotChanged), and when a
 // pick that was let pass has ended (Settled). Only requests that SoftReflective makes wait for a later turn are looked at again
-// after a millisecond. Between a dispatch and the end of its pick the request is pending: the gate counts
-// it, although no endpoint is charged yet. So a burst of waiting requests never exceeds the capacity that the gate measures.
+// after a millisecond. Between a dispatch and the end of its pick the request is pending: the gate counts it, although no endpoint
+// is charged yet. So a burst of waiting requests never exceeds the capacity that the gate measures.
 //
 // A request leaves the queue when it is dispatched, when its client leaves, when its time to live ends, when it is evicted for
 // a more important one, or when the controller closes. All of them take O(log n).
@@ -26,5 +26,10 @@
 // negative priority are evicted for it, the lowest band first and there the newest request, if its own priority is higher and
 // only the limit of all queues is exceeded.
 //
-// Fairness counts only requests that waited. What a flow got while the pool had capacity left took nothing from the others.
+// Fairness by served tokens counts only requests that waited: what a flow got while the pool had capacity left took nothing from the
+// others. Fairness by least attained service counts all requests, as in llm-d. Tokens of a prompt are charged when its request is
+// dispatched; those of the answer, and what the estimate of the prompt lacked, when the request has ended (Observe).
+//
+// With Eviction, running requests of negative priority end for more important ones that wait for the first stage: see Running. Few
+// end at a time, and others only when the capacity that this has freed shows at the gate.
 package flow

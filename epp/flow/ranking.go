@@ -53,14 +53,18 @@ func (k *ranking) lately(now time.Time, waits func(priority int) bool) *ranking 
 	unused := func(i int) bool {
 		return k.used[i] != nil && now.Unix()-k.used[i].Load() > int64(rankedFor/time.Second) && !waits(k.priorities[i])
 	}
+	some := false
+	for i := range k.priorities {
+		some = some || unused(i)
+	}
+	if !some {
+		return k
+	}
 	kept := &ranking{}
 	for i := range k.priorities {
 		if !unused(i) {
 			kept.priorities, kept.used = append(kept.priorities, k.priorities[i]), append(kept.used, k.used[i])
 		}
-	}
-	if len(kept.priorities) == len(k.priorities) {
-		return k
 	}
 	return kept
 }
@@ -93,7 +97,10 @@ func (c *Controller) rankOf(in *configured, priority int) (priorities []int, ran
 }
 
 // rerank forgets priorities without requests. The caller holds mu.
-func (c *Controller) rerank(now time.Time) {
+func (c *Controller) rerank(in *configured, now time.Time) {
+	if !in.settings.Usage.ranked() {
+		return
+	}
 	c.ranking.Store(c.ranking.Load().lately(now, func(priority int) bool {
 		i, found := c.find(priority)
 		return found && c.bands[i].requests > 0
