@@ -9,17 +9,20 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// flowControlConfig are values with flow control.
+const flowControlConfig = "epp.config.apiVersion=llm-d.ai/v1alpha1,epp.config.kind=EndpointPickerConfig,epp.config.featureGates={flowControl}," +
+	"epp.config.plugins[0].type=disagg-profile-handler,epp.config.schedulingProfiles[0].name=decode,epp.config.schedulingProfiles[1].name=prefill"
+
 // TestKEDA: what KEDA asks Prometheus, by values. Prometheus' own tool reads it.
 func TestKEDA(t *testing.T) {
 	const keda = "prefill.autoscaling.enabled=true,prefill.autoscaling.scaler=keda,prefill.autoscaling.prometheus=http://prometheus:9090"
-	const flowControl = keda + ",epp.config.apiVersion=llm-d.ai/v1alpha1,epp.config.kind=EndpointPickerConfig,epp.config.featureGates={flowControl}," +
-		"epp.config.plugins[0].type=disagg-profile-handler,epp.config.schedulingProfiles[0].name=decode,epp.config.schedulingProfiles[1].name=prefill"
+	const flowControl = keda + "," + flowControlConfig
 	for name, test := range map[string]struct{ set, query string }{
 		"the default": {keda, `sum(tandem_inflight{namespace="models",role="prefill",service="demo-tandem-epp"})`},
 		"llm-d's queue": {flowControl + ",prefill.autoscaling.metric=llm_d_epp_flow_control_queue_size",
 			`sum(llm_d_epp_flow_control_queue_size{namespace="models",service="demo-tandem-epp"})`},
 		"llm-d's saturation": {flowControl + ",prefill.autoscaling.metric=llm_d_epp_flow_control_pool_saturation",
-			`sum(llm_d_epp_flow_control_pool_saturation{namespace="models",service="demo-tandem-epp",stage="prefill"})`},
+			`max(llm_d_epp_flow_control_pool_saturation{namespace="models",service="demo-tandem-epp",stage="prefill"})`},
 		"llm-d's running requests": {keda + ",prefill.autoscaling.metric=llm_d_epp_request_running",
 			`sum(llm_d_epp_request_running{namespace="models",service="demo-tandem-epp"})`},
 		"another metric": {keda + ",prefill.autoscaling.metric=tandem_endpoints",
@@ -36,7 +39,12 @@ func TestKEDA(t *testing.T) {
 			if err != nil || len(triggers) != 1 {
 				t.Fatalf("triggers %v, %v", triggers, err)
 			}
-			metadata := triggers[0].(map[string]any)["metadata"].(map[string]any)
+			trigger := triggers[0].(map[string]any)
+			// A saturation is not divided by the pods: it is a share already.
+			if want := map[bool]string{true: "Value", false: "AverageValue"}[strings.HasPrefix(test.query, "max(")]; trigger["metricType"] != want {
+				t.Errorf("metricType is %v, want %s", trigger["metricType"], want)
+			}
+			metadata := trigger["metadata"].(map[string]any)
 			if metadata["query"] != test.query {
 				t.Errorf("got  %s\nwant %s", metadata["query"], test.query)
 			}
@@ -49,6 +57,19 @@ func TestKEDA(t *testing.T) {
 				t.Errorf("the Deployment has %d replicas, which an upgrade would reset it to", replicas)
 			}
 		})
+	}
+}
+
+// TestSaturationIsNotDivided: a HorizontalPodAutoscaler goes by a share of the pods' capacity as it is.
+func TestSaturationIsNotDivided(t *testing.T) {
+	all := render(t, "--set=decode.autoscaling.enabled=true,decode.autoscaling.target=0.7,decode.autoscaling.metric=tandem_pool_saturation,"+flowControlConfig)
+	metrics, _, err := unstructured.NestedSlice(all.named(t, "HorizontalPodAutoscaler", "-decode").Object, "spec", "metrics")
+	if err != nil || len(metrics) != 1 {
+		t.Fatalf("metrics %v, %v", metrics, err)
+	}
+	target, _, _ := unstructured.NestedStringMap(metrics[0].(map[string]any), "external", "target")
+	if target["type"] != "Value" || target["value"] != "0.7" {
+		t.Errorf("target %v", target)
 	}
 }
 

@@ -212,6 +212,25 @@ proxy.image has neither tag nor digest: name a version of Envoy
 {{- end -}}
 
 
+{{/* Whether requests wait in the picker while the pool is full: "true" or nothing. */}}
+{{- define "tandem.queues" -}}
+{{- $gates := .Values.epp.config.featureGates | default list -}}
+{{- if or (has "flowControl" $gates) (has "flowControl=true" $gates) }}true{{ end -}}
+{{- end -}}
+
+
+{{/* A duration of epp.config in whole seconds: 90 for 1m30s. */}}
+{{- define "tandem.seconds" -}}
+{{- $text := . -}}
+{{- $seconds := 0 -}}
+{{- range $unit, $each := dict "h" 3600 "m" 60 "s" 1 -}}
+  {{- $part := regexFind (print "(^|[a-z])[0-9]+" $unit "($|[0-9])") $text -}}
+  {{- $seconds = regexFind "[0-9]+" $part | int | mul $each | add $seconds -}}
+{{- end -}}
+{{ $seconds }}
+{{- end -}}
+
+
 {{/* A component that waits for another one must have the longer time-out. */}}
 {{- define "tandem.check.timeouts" -}}
 {{- $prefill := int .Values.sidecar.prefillTimeoutSeconds -}}
@@ -223,6 +242,17 @@ proxy.image has neither tag nor digest: name a version of Envoy
      "token after it sidecar.firstEventTimeoutSeconds %d: the gateway would end requests that sidecars can still save, so set "
      "it to more than %d, or to 0 (no limit)")
      $request $prefill $first (add $prefill $first) }}
+{{- else if and (eq .Values.mode "gateway") $request (include "tandem.queues" .) -}}
+  {{- $spec := .Values.epp.config.flowControl | default dict -}}
+  {{- $usual := get $spec "defaultRequestTTL" | default "60s" -}}
+  {{- $empty := get $spec "noEndpointRequestTTL" | default $usual -}}
+  {{- $wait := max (include "tandem.seconds" $usual | int) (include "tandem.seconds" $empty | int) -}}
+  {{- if le $request (add $wait $prefill $first | int) }}
+{{ printf (print "gateway.requestTimeoutSeconds is %d, but a request may wait for capacity for %d seconds (flowControl in "
+     "epp.config) before its prefill, which may take sidecar.prefillTimeoutSeconds %d, and its first token, "
+     "sidecar.firstEventTimeoutSeconds %d: set it to more than %d, or to 0 (no limit)")
+     $request $wait $prefill $first (add $wait $prefill $first) }}
+  {{- end -}}
 {{- end -}}
 {{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) }}
 {{ printf (print "sidecar.firstEventTimeoutSeconds is %d, but prefill engines drop a KV cache that was not read after "
@@ -443,8 +473,7 @@ decode.replicas is 0: without decode pods nothing is served, so take 1 or more
      $where $key . }}
       {{- end -}}
     {{- end -}}
-    {{- $gates := $.Values.epp.config.featureGates | default list -}}
-    {{- $queues := or (has "flowControl" $gates) (has "flowControl=true" $gates) -}}
+    {{- $queues := include "tandem.queues" $ -}}
     {{- $theirs := print "^llm_d_epp_(request_running|flow_control_(pool_saturation|queue_(size|bytes)|requests_total|"
           "(global_)?capacity_utilization_(requests|bytes)))$" -}}
     {{- if and (not $queues) (regexMatch "^(llm_d_epp_flow_control|tandem_queue|tandem_pool_saturation)" $scaling.metric) }}
