@@ -73,15 +73,27 @@ func (r *rig) gateway(t *testing.T, filters envoyconf.Filters, engines ...netip.
 // startGateway starts a real Envoy before pickers and returns its address. The endpoints are its pool.
 func startGateway(t testing.TB, filters envoyconf.Filters, pickers []string, endpoints ...netip.AddrPort) (e *envoy.Envoy, address string) {
 	t.Helper()
-	envoy.Require(t)
+	return launch(t, bootstrap(t, filters, pickers, endpoints...))
+}
+
+// bootstrap returns the configuration of an Envoy before pickers. The endpoints are its pool.
+func bootstrap(t testing.TB, filters envoyconf.Filters, pickers []string, endpoints ...netip.AddrPort) []byte {
+	t.Helper()
 	o := envoyconf.Defaults()
 	o.Listen, o.Admin, o.Pickers = "127.0.0.1:0", "127.0.0.1:0", pickers
 	o.Filters, o.Pool, o.Static, o.PickerTLS.Plaintext = filters, envoyconf.PoolStatic, endpoints, true
-	var boot bytes.Buffer
-	if err := envoyconf.Bootstrap(&boot, o); err != nil {
+	var text bytes.Buffer
+	if err := envoyconf.Bootstrap(&text, o); err != nil {
 		t.Fatal(err)
 	}
-	e, err := envoy.Start(within(t), boot.Bytes())
+	return text.Bytes()
+}
+
+// launch starts a real Envoy and returns its address.
+func launch(t testing.TB, bootstrap []byte) (e *envoy.Envoy, address string) {
+	t.Helper()
+	envoy.Require(t)
+	e, err := envoy.Start(within(t), bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,6 +106,37 @@ func startGateway(t testing.TB, filters envoyconf.Filters, pickers []string, end
 		t.Fatal(err)
 	}
 	return e, address
+}
+
+// Envoy does not end a request that waits in the picker for longer than its message timeout, which does not apply to bodies that are
+// streamed in both directions.
+func TestEnvoyWaitsForThePick(t *testing.T) {
+	const usual, short, waits = "message_timeout: 10s", "message_timeout: 0.05s", 250 * time.Millisecond
+	for _, filters := range []envoyconf.Filters{envoyconf.FiltersSingle, envoyconf.FiltersPair} {
+		t.Run(string(filters), func(t *testing.T) {
+			e := startEngine(t)
+			close(e.last)
+			p := newPool(e.addr.String())
+			p.wait = func(ctx context.Context) error {
+				select {
+				case <-time.After(waits):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			text := bootstrap(t, filters, []string{startRig(t, p).conn.Target()}, e.addr)
+			hasty := bytes.Replace(text, []byte(usual), []byte(short), 1) // the first filter is the picker's
+			if bytes.Equal(hasty, text) {
+				t.Fatalf("there is no %q in\n%s", usual, text)
+			}
+			_, gateway := launch(t, hasty)
+			resp := postChat(t, gateway, strings.NewReader(prompt))
+			if answer, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+				t.Errorf("the client got %d %s, %v", resp.StatusCode, answer, err)
+			}
+		})
+	}
 }
 
 func postChat(t *testing.T, gateway string, body io.Reader, fields ...string) *http.Response {
@@ -241,8 +284,8 @@ func TestEnvoyEvicts(t *testing.T) {
 				}
 				r := startRig(t, p)
 				gateway := r.gateway(t, filters, addr)
-				got, begun := make(chan string, 1), make(chan struct{})
-				go func() { got <- askChat(within(t), gateway, begun) }()
+				ctx, got, begun := within(t), make(chan string, 1), make(chan struct{})
+				go func() { got <- askChat(ctx, gateway, begun) }()
 				d := wait(t, made, "the pick")
 				wait(t, began, "the engine")
 				if answers {

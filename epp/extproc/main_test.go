@@ -178,8 +178,12 @@ type counter struct {
 	first   chan struct{} // closed when the first one has arrived
 }
 
-// arrived is called by gRPC in the order in which streams come, before it starts their handlers.
-func (c *counter) arrived(ctx context.Context, _ *tap.Info) (context.Context, error) {
+// arrived is called by gRPC in the order in which streams come, before it starts their handlers. Health checks of gateways are not
+// counted.
+func (c *counter) arrived(ctx context.Context, call *tap.Info) (context.Context, error) {
+	if call.FullMethodName != procv3.ExternalProcessor_Process_FullMethodName {
+		return ctx, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.none == nil {

@@ -34,9 +34,9 @@ func (*RoundRobin) Problems(epp.Report) {}
 // Build implements epp.Plugin.
 func (*RoundRobin) Build(*epp.Builder) (any, error) { return flow.RoundRobin, nil }
 
-// ProgramAware prefers the flow that was served least lately, in tokens: those of prompts count once, those of answers twice. Prompts
-// that waited count when they are let pass, the rest when their answers have ended. Ties go to the request that came first. In llm-d
-// a flow is also preferred the longer its first request has waited.
+// ProgramAware prefers the flow that was served least lately, in tokens: those of prompts count once, those of answers twice. What a
+// request will have cost is estimated by its prompt and the flow's last answers, and corrected when it has ended. Ties go to the request that came
+// first. In llm-d a flow is also preferred the longer its first request has waited.
 type ProgramAware struct {
 	// Strategy says what is fair: las (the flow with the least service is next); drr (flows with waiting requests get equal shares,
 	// as with served-tokens-fairness-policy); or rr (they get one request in turn). Default las.
@@ -94,8 +94,8 @@ func (p *ProgramAware) Build(*epp.Builder) (any, error) {
 }
 
 // ServedTokens gives all flows with waiting requests equal shares of the tokens of requests that waited, however large these are.
-// Tokens of prompts count once, when they are let pass; those of answers twice, when they have ended. A flow that was idle gets no
-// credit for it. llm-d has no such plugin. It has no parameters.
+// Tokens of prompts count once, those of answers twice, as in program-aware-fairness. A flow that was idle gets no credit
+// for it. llm-d has no such plugin. It has no parameters.
 type ServedTokens struct{}
 
 // NewServedTokens returns the parameters with their defaults.
