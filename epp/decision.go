@@ -18,8 +18,7 @@ type Decision struct {
 	Cached  int    // how many of these the first endpoint has cached
 	Costs   []Cost // of the alternatives that the decider of the splitting stage compared; nil if it compared none
 	Origin  Origin // of the request
-	// Waited is how long the request waited for capacity; 0 = it did not.
-	Waited time.Duration
+	Pass    Pass   // of the admission
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
 	// Stampers add headers to the answer.

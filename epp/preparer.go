@@ -33,10 +33,11 @@ type Admission interface {
 	Settled(r *Request, p Pass)
 }
 
-// Pass is what an Admission notes about a request from Admit to Settled.
+// Pass is what an Admission notes about a request from Admit to Settled, and to its outcome.
 type Pass struct {
-	Note   uint8         // its meaning is the Admission's
-	Waited time.Duration // how long the request waited; 0 = it did not
+	Note    uint8         // its meaning is the Admission's
+	Waited  time.Duration // how long the request waited; 0 = it did not
+	Charged int           // tokens that its flow was charged when it passed
 }
 
 // Attach adds a value to a request and replaces one of the same type. Only functions that a Preparer returned may call it.

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ func queued(waited time.Duration) (*pool, chan *epp.Decision) {
 	p, made := newPool(a), make(chan *epp.Decision, 1)
 	p.choose = func(r *epp.Request) (*epp.Decision, error) {
 		d, err := p.local(r, p.endpoints...)
-		d.Waited = waited
+		d.Pass.Waited = waited
 		made <- d
 		return d, err
 	}
@@ -99,5 +100,6 @@ func awaitEvictable(t *testing.T, r *epp.Reservation, why *pd.Refusal) {
 		if late.Err() != nil {
 			t.Fatal("the request cannot be ended")
 		}
+		runtime.Gosched()
 	}
 }

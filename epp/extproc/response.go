@@ -100,13 +100,13 @@ func (st *stream) missingReport(r report) *procv3.HeaderMutation {
 // tellWait adds how long the request waited for capacity, if it did.
 func (st *stream) tellWait(m *procv3.HeaderMutation) *procv3.HeaderMutation {
 	d := st.outcome.Decision
-	if d == nil || d.Waited == 0 {
+	if d == nil || d.Pass.Waited == 0 {
 		return m
 	}
 	if m == nil {
 		m = &procv3.HeaderMutation{}
 	}
-	set(m, pd.HeaderQueue, pd.QueueWait(d.Waited))
+	set(m, pd.HeaderQueue, pd.QueueWait(d.Pass.Waited))
 	return m
 }
 

@@ -18,10 +18,8 @@ const (
 )
 
 // pass and laneOf carry the lane of a request from Admit to Settled. Note 0 is a request that is not counted.
-func (l lane) pass(waited time.Duration) epp.Pass {
-	return epp.Pass{Note: uint8(l + 1), Waited: waited}
-}
-func laneOf(p epp.Pass) lane { return lane(p.Note - 1) }
+func (l lane) pass() epp.Pass { return epp.Pass{Note: uint8(l + 1)} }
+func laneOf(p epp.Pass) lane  { return lane(p.Note - 1) }
 
 // item is a request that waits.
 type item struct {
@@ -35,6 +33,8 @@ type item struct {
 	seq   uint64        // in the order of arrival
 	due   int64         // what the band's ordering goes by, before seq
 	index int           // in its line; -1 = it does not wait any more
+	// charged are the tokens that its flow was charged at its dispatch.
+	charged int
 	// series counts the items of its origin that wait.
 	series *series
 	// older and newer link the waiting items of a band.
@@ -65,6 +65,7 @@ type flow struct {
 	requests int
 	bytes    int64
 	turn     float64       // the flow with the lowest one is next, unless the band is strict
+	answer   float64       // moving average of the lengths of its answers in tokens; 0 = not known
 	resting  *list.Element // in the band's list; nil while requests wait
 	rested   time.Time     // when the last of them left
 }
@@ -90,6 +91,7 @@ type band struct {
 const (
 	maxHalfLife = 512             // landmark moves before weights of tokens exceed 2^512
 	restServed  = 5 * time.Minute // how long ServedTokens remembers the turn of a flow without requests
+	answerPart  = 8               // the moving average of answers follows the last 16 or so
 	mostResting = 10_000          // flows of a band without requests that are remembered: clients choose the ids
 )
 
@@ -290,9 +292,10 @@ func (b *band) dispatched(it *item, now time.Time) {
 		b.fix(f)
 	case ServedTokens:
 		b.clock = max(b.clock, f.turn)
-		b.charge(f, max(1, it.load.Tokens), now)
+		fallthrough
 	case LeastAttained:
-		b.charge(f, max(1, it.load.Tokens), now)
+		it.charged = max(1, it.load.Tokens) + outputWeight*int(f.answer)
+		b.charge(f, it.charged, now)
 	}
 }
 
@@ -320,12 +323,20 @@ func (b *band) fix(f *flow) {
 	}
 }
 
-// settle charges a flow with what a request has cost beyond what it was charged when it was dispatched.
-func (b *band) settle(id string, tokens int, now time.Time) {
+// settle charges a flow with what a request has cost beyond what it was charged when it was dispatched. answer is the length of the
+// answer in tokens, -1 if it is not known.
+func (b *band) settle(id string, tokens int, answer int64, now time.Time) {
 	f := b.flow(id)
 	if f.requests == 0 {
 		b.wake(f)
 		b.rest(f, now)
+	}
+	switch {
+	case answer < 0:
+	case f.answer == 0:
+		f.answer = float64(answer)
+	default:
+		f.answer += (float64(answer) - f.answer) / answerPart
 	}
 	b.charge(f, tokens, now)
 }

@@ -5,8 +5,8 @@ import "github.com/tandem-serving/tandem/epp"
 // outputWeight is how many tokens of a prompt one token of the answer counts as, as in llm-d.
 const outputWeight = 2
 
-// Observe implements epp.Observer: when a request has ended, its flow is charged what it has cost. Answers whose tokens were not
-// reported cost what their prompt was estimated at.
+// Observe implements epp.Observer: when a request has ended, its flow is charged what it has cost instead of what was estimated. Answers
+// whose tokens were not reported cost their prompt.
 func (c *Controller) Observe(o *epp.Outcome) {
 	if o.Decision == nil {
 		return
@@ -14,29 +14,26 @@ func (c *Controller) Observe(o *epp.Outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	origin := &o.Decision.Origin
-	switch fairness := c.current.Load().settings.band(origin.Priority).Fairness; {
-	case !fairness.charges(), fairness == ServedTokens && o.Decision.Waited == 0:
+	fairness := c.current.Load().settings.band(origin.Priority).Fairness
+	if !fairness.charges() || fairness == ServedTokens && o.Decision.Pass.Waited == 0 {
 		return
 	}
-	if cost := costOf(o); cost != 0 {
-		b, now := c.band(origin.Priority), c.opt.Clock.Now()
-		b.forget(now)
-		b.settle(origin.Flow, cost, now)
+	b, now, answer := c.band(origin.Priority), c.opt.Clock.Now(), int64(-1)
+	if o.Result != nil {
+		answer = o.Result.Completion
 	}
+	b.forget(now)
+	b.settle(origin.Flow, costOf(o), answer, now)
 }
 
 // costOf returns what a request has cost, in tokens of a prompt, beyond what it was charged at its dispatch.
 func costOf(o *epp.Outcome) int {
-	charged, prompt, output := 0, o.Decision.Tokens, 0
-	if o.Decision.Waited > 0 {
-		charged = max(1, o.Decision.Tokens)
-		prompt = charged
-	}
+	prompt, output := max(1, o.Decision.Tokens), 0
 	if o.Result != nil {
 		if o.Result.Prompt >= 0 {
 			prompt = int(o.Result.Prompt)
 		}
 		output = int(max(0, o.Result.Completion))
 	}
-	return prompt - charged + outputWeight*output
+	return prompt + outputWeight*output - o.Decision.Pass.Charged
 }

@@ -128,7 +128,7 @@ func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error
 		c.pending[l].add(load, 1)
 		if c.look(in, l, r.Priority, load) == open {
 			c.opt.Metrics.passed(r.Priority)
-			return l.pass(0), nil
+			return l.pass(), nil
 		}
 		c.pending[l].add(load, -1)
 	}
@@ -143,7 +143,9 @@ func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error
 	if err != nil {
 		return epp.Pass{}, err
 	}
-	return l.pass(max(1, waited)), nil // also if it was no time on a coarse clock
+	pass := l.pass()
+	pass.Waited, pass.Charged = max(1, waited), it.charged // it waited even if it was no time on a coarse clock
+	return pass, nil
 }
 
 // Settled implements epp.Admission: the load of a request that was let pass is charged to its endpoints now, or never will be.
@@ -367,8 +369,8 @@ func (c *Controller) dispatch() {
 			c.turn.Add(1)
 			c.pending[it.lane].add(it.load, 1)
 			c.departed.note(now)
+			b.dispatched(it, now) // before the request goes on with its pass
 			c.finish(b, it, now, nil)
-			b.dispatched(it, now)
 		}
 	}
 	if later {

@@ -27,8 +27,10 @@
 // only the limit of all queues is exceeded.
 //
 // Fairness by served tokens counts only requests that waited: what a flow got while the pool had capacity left took nothing from the
-// others. Fairness by least attained service counts all requests, as in llm-d. Tokens of a prompt are charged when its request is
-// dispatched; those of the answer, and what the estimate of the prompt lacked, when the request has ended (Observe).
+// others. Fairness by least attained service counts all requests, as in llm-d. A request is charged
+// when it is dispatched: for the tokens of its prompt, and for those that the answers of its flow had lately. When it has ended, the
+// charge becomes what it has cost (Observe). Without the estimate a flow would look served too little until its first answers end, and
+// then too much: flows would take turns of seconds.
 //
 // With Eviction, running requests of negative priority end for more important ones that wait for the first stage: see Running. Few
 // end at a time, and others only when the capacity that this has freed shows at the gate.

@@ -122,7 +122,7 @@ type shortage struct {
 // The mean share of a running request in the saturation says how many it takes. There is no second round until all requests of the
 // first one have ended, and the gate shows it: otherwise requests would be evicted for capacity that is already free.
 func (r *Running) choose(s shortage) (chosen []*victim, again time.Time) {
-	running, now := r.counted.sum(), r.clock.Now()
+	now := r.clock.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.victims.len() == 0 || r.victims.top().priority >= s.priority {
@@ -137,7 +137,7 @@ func (r *Running) choose(s shortage) (chosen []*victim, again time.Time) {
 	if shows := r.freed.Add(s.grace); now.Before(shows) {
 		return nil, shows
 	}
-	n := max(1, math.Ceil((s.saturation-s.ceiling)*float64(running)/s.saturation))
+	n := max(1, math.Ceil((s.saturation-s.ceiling)*float64(r.counted.sum())/s.saturation))
 	r.round++
 	for len(chosen) < int(min(n, mostEvicted)) && r.victims.len() > 0 && r.victims.top().priority < s.priority {
 		v := r.victims.top()

@@ -127,7 +127,8 @@ func TestDebtIsRemembered(t *testing.T) {
 // cost decides how many of b's go before the next one of a.
 func TestOutcomesAreCharged(t *testing.T) {
 	outcome := func(waited time.Duration, prompt, completion int64) *epp.Outcome {
-		return &epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: "a"}, Waited: waited, Tokens: 10},
+		return &epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: "a"}, Tokens: 10,
+			Pass: epp.Pass{Waited: waited, Charged: map[bool]int{true: 10}[waited > 0]}},
 			Result: &pd.AnswerSummary{Prompt: prompt, Completion: completion}}
 	}
 	for _, tc := range []struct {
@@ -137,10 +138,10 @@ func TestOutcomesAreCharged(t *testing.T) {
 	}{
 		{"nothing known", outcome(time.Second, -1, -1), "abababbb", "abababbb"},
 		{"refused", &epp.Outcome{}, "abababbb", "abababbb"},
-		{"an answer counts twice", outcome(time.Second, 10, 10), "bbababab", "bbababab"},
+		{"an answer counts twice, and the next ones are expected to be as long", outcome(time.Second, 10, 10), "bbabbbaa", "bbabbbaa"},
 		{"a short estimate is corrected", outcome(time.Second, 30, -1), "bbababab", "bbababab"},
 		{"a long estimate is corrected", outcome(time.Second, 0, -1), "aababbbb", "aababbbb"},
-		{"it did not wait", outcome(0, 10, 5), "abababbb", "bbababab"},
+		{"it did not wait", outcome(0, 10, 5), "abababbb", "bbabbaba"},
 		{"it did not wait, and is not known", outcome(0, -1, -1), "abababbb", "babababb"},
 	} {
 		for _, policy := range []struct {

@@ -60,8 +60,8 @@ const (
 	LeastAttained
 )
 
-// charges reports whether flows are charged tokens. Those of the prompt are charged when a request is dispatched, as they were
-// estimated; when its answer has ended they are corrected, and those of the answer are charged.
+// charges reports whether flows are charged tokens, those of answers twice. What a request is charged when it is dispatched is an
+// estimate, which is corrected when it has ended.
 func (f Fairness) charges() bool { return f == ServedTokens || f == LeastAttained }
 
 // Sharing is a fairness policy with its parameters.

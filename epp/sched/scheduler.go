@@ -94,7 +94,7 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	}
 	k.learn()
 	d := k.write(k.made)
-	d.Reservation, d.Waited = &k.made.reservation, pass.Waited
+	d.Reservation, d.Pass = &k.made.reservation, pass
 	for _, o := range p.config.Picked {
 		o.Picked(&k.round, k.all, d)
 	}

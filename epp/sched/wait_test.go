@@ -148,7 +148,7 @@ func TestAdmission(t *testing.T) {
 					g.words <- tc.word
 				}
 				pick.Wait()
-				if tc.want == "" && (err != nil || d.Reservation == nil || d.Waited != passed.Waited || d.Origin != splitRequest(100).Origin()) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
+				if tc.want == "" && (err != nil || d.Reservation == nil || d.Pass != passed || d.Origin != splitRequest(100).Origin()) || tc.want != "" && pd.AsRefusal(err).Reason != tc.want {
 					t.Errorf("got %+v, %v", d, err)
 				}
 				if told := len(g.picked) == 1 && g.picked[0].Requests == 1; told != (tc.want == "") || len(g.picked) > 1 {
