@@ -74,8 +74,8 @@ rolling: modules .tools/envoy ## restart every component under load, twice
 	@cd e2e/rolling && $(LONG) '^TestRolling' -race -timeout=20m . -args -rolling.rounds=2
 
 .PHONY: overload
-overload: modules .tools/envoy ## offer four times what a stack can do, for a minute, and take prefill away at full load
-	@cd e2e/overload && $(LONG) '^(TestOverload|TestPrefillLost)$$' -timeout=20m . -args -overload.for=1m
+overload: modules .tools/envoy ## offer four times what a stack can do, for a minute, without queues and with, and take prefill away at full load
+	@cd e2e/overload && $(LONG) '^(TestOverload|TestQueues|TestPrefillLost)$$' -timeout=20m . -args -overload.for=1m
 
 .PHONY: soak
 soak: modules .tools/envoy ## run a stack that looks for data races at half load, and see whether anything grows (SOAKTIME)

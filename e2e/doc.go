@@ -22,7 +22,7 @@
 // table:
 //
 //	make chaos      TestChaos (-chaos.seed, -chaos.for, -chaos.requests; SEED, CHAOSTIME, CHAOSREQUESTS)
-//	make overload   TestOverload, TestPrefillLost (-overload.for)
+//	make overload   TestOverload, TestQueues, TestPrefillLost (-overload.for)
 //	make rolling    TestRolling, TestRollingHandoff (-rolling.rounds)
 //	make soak       TestSoak, which has no short form: half load on programs with the race detector (-soak.for; SOAKTIME)
 //	make lease-vllm TestKeeperAtLength, whose short form is in make test-vllm (-lease.requests; LEASEREQUESTS)

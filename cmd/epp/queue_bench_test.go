@@ -26,7 +26,7 @@ func (oneSlot) Saturation(_ time.Time, c []epp.Candidate) float64 {
 }
 
 // BenchmarkFreedSlot is the time from the end of a request to the moment in which the next one of a thousand that wait is picked for,
-// through the pool's changes: on average, and the time that all but one in a hundred keep.
+// through the pool's changes: on average, and the time that all but one in a hundred keep, p99-µs, of which 1000 are promised.
 func BenchmarkFreedSlot(b *testing.B) {
 	const waiting = 1000
 	e := epp.NewEndpoint("default", "a", netip.MustParseAddrPort("10.0.0.1:8000"), "", nil)
@@ -58,7 +58,8 @@ func BenchmarkFreedSlot(b *testing.B) {
 	for q.View().Requests < waiting {
 		runtime.Gosched()
 	}
-	var took []time.Duration
+	took := make([]time.Duration, 0, 1<<20)
+	b.ReportAllocs()
 	for b.Loop() {
 		began := time.Now()
 		holder.End()
@@ -66,7 +67,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)*99/100]), "p99-ns")
+	b.ReportMetric(float64(took[len(took)*99/100])/1e3, "p99-µs")
 	stop()
 	running.Wait()
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -22,7 +24,9 @@ import (
 type served struct {
 	status int
 	reason string        // decision, or of a refusal its reason
+	flow   string        // fairness id that it was sent with
 	ttft   time.Duration // to the first event with a token
+	tokens int           // of the answer
 	gaps   []time.Duration
 	end    time.Time // of a finished answer
 	wrong  string    // what must not be; "" = all is well
@@ -61,11 +65,16 @@ func (l *loadClient) ask(ctx context.Context, q harness.Call) (s served) {
 	if err != nil {
 		return served{wrong: err.Error()}
 	}
+	s.flow = q.Header[epp.HeaderFlow]
 	req.Header.Set("Content-Type", "application/json")
+	for name, value := range q.Header {
+		req.Header.Set(name, value)
+	}
 	begun := time.Now()
 	resp, err := l.http.Do(req)
 	if err != nil {
-		return served{wrong: err.Error()}
+		s.wrong = err.Error()
+		return s
 	}
 	defer resp.Body.Close()
 	s.status = resp.StatusCode
@@ -82,6 +91,9 @@ func (l *loadClient) ask(ctx context.Context, q harness.Call) (s served) {
 	s.readTokens(resp.Body, begun, q.Tokens)
 	return s
 }
+
+// queuePlace matches what a refusal says of the queue once requests leave it.
+var queuePlace = regexp.MustCompile(`^position=[1-9]\d*(;wait=\d+)?$`)
 
 // refusalFault tells what is wrong with a refusal, "" if it is as clients of overloaded services need it.
 func refusalFault(resp *http.Response, d pd.Result) string {
@@ -103,13 +115,15 @@ func refusalFault(resp *http.Response, d pd.Result) string {
 		return fmt.Sprintf("%v says %s", d, body)
 	case d.Reason == pd.Saturated && (resp.StatusCode != http.StatusTooManyRequests || dropped != "rejected-saturated"):
 		return fmt.Sprintf("status %d, %q for %v", resp.StatusCode, dropped, d)
+	case d.Reason == pd.QueueFull && !queuePlace.MatchString(resp.Header.Get(pd.HeaderQueue)):
+		return fmt.Sprintf("%v tells the place %q", d, resp.Header.Get(pd.HeaderQueue))
 	}
 	return ""
 }
 
 // readTokens notes when the tokens of a stream come.
 func (s *served) readTokens(from io.Reader, begun time.Time, want int) {
-	last, tokens, done := begun, 0, false
+	last, done := begun, false
 	lines := bufio.NewScanner(from)
 	for lines.Scan() {
 		data, isData := strings.CutPrefix(lines.Text(), "data: ")
@@ -121,21 +135,21 @@ func (s *served) readTokens(from io.Reader, begun time.Time, want int) {
 			s.wrong = data
 		case strings.Contains(data, `"token_ids":[`):
 			now := time.Now()
-			if tokens == 0 {
+			if s.tokens == 0 {
 				s.ttft = now.Sub(begun)
 			} else {
 				s.gaps = append(s.gaps, now.Sub(last))
 			}
 			last = now
-			tokens++
+			s.tokens++
 		}
 	}
 	s.end = time.Now()
 	switch err := lines.Err(); {
 	case err != nil:
 		s.wrong = err.Error()
-	case s.wrong == "" && (!done || tokens < want):
-		s.wrong = fmt.Sprintf("%d of %d tokens, done %v", tokens, want, done)
+	case s.wrong == "" && (!done || s.tokens < want):
+		s.wrong = fmt.Sprintf("%d of %d tokens, done %v", s.tokens, want, done)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 )
 
 // overloadFor is short in every go test; the promise is about a minute.
-var overloadFor = flag.Duration("overload.for", 5*time.Second, "how long TestOverload keeps its load up, and TestPrefillLost each of its loads")
+var overloadFor = flag.Duration("overload.for", 5*time.Second, "how long TestOverload and TestQueues keep their load up, and TestPrefillLost each of its loads")
 
 // overloadTimed says whether times are held against what is promised. A few seconds beside other tests show that load is shed,
 // refused and bounded, by counts; how fast the rest is answered, they only print.
@@ -43,7 +43,7 @@ func overloadBurst() int {
 	return max(2, min(pd.FallbackBurst, int(pd.FallbackBurst*overloadFor.Minutes())))
 }
 
-// overloadStack is a fleet of slow engines behind Envoy, with the picker's default configuration.
+// overloadStack is a fleet of slow engines behind Envoy.
 type overloadStack struct {
 	*harness.Fleet
 	client   *loadClient
@@ -51,12 +51,20 @@ type overloadStack struct {
 	decodes  []harness.Program
 }
 
-func newOverloadStack(t *testing.T, prefills int) *overloadStack {
+// overloadLayout is what an overloadStack consists of.
+type overloadLayout struct {
+	prefills int
+	seqs     int    // that one engine runs at once
+	config   string // of the picker
+	flags    []string
+}
+
+func newOverloadStack(t *testing.T, l overloadLayout) *overloadStack {
 	t.Helper()
 	dir := t.TempDir()
 	o := &overloadStack{Fleet: &harness.Fleet{Model: "slow", Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml")}}
-	flags := []string{"--model-file=" + filepath.Join("testdata", "slow.yaml"), fmt.Sprintf("--max-num-seqs=%d", overloadSeqs), "--blocks=4096"}
-	for i := range prefills {
+	flags := []string{"--model-file=" + filepath.Join("testdata", "slow.yaml"), fmt.Sprintf("--max-num-seqs=%d", l.seqs), "--blocks=4096"}
+	for i := range l.prefills {
 		p := harness.Start(t, stack.Sim(harness.BinDir, fmt.Sprintf("prefill-%d", i), append(flags, "--role=prefill")...))
 		o.prefills, o.Prefill = append(o.prefills, p), append(o.Prefill, harness.Engine{Addr: p.Addr("http")})
 	}
@@ -65,9 +73,9 @@ func newOverloadStack(t *testing.T, prefills int) *overloadStack {
 		o.decodes = append(o.decodes, p)
 		o.Decode = append(o.Decode, harness.DecodePod{Engine: harness.Engine{Addr: p.Addr("http")}, Sidecar: harness.StartSidecar(t, p.Addr("http"), "--log-level=error", fmt.Sprint("--fallback-burst=", overloadBurst()))})
 	}
-	o.WriteConfig(t, overloadConfig(t))
+	o.WriteConfig(t, l.config)
 	o.WriteEndpoints(t)
-	o.StartPicker(t, "--log-level=error")
+	o.StartPicker(t, append(l.flags, "--log-level=error")...)
 	o.StartFront(t, harness.Layout{Proxy: "envoy", Mode: "pair"})
 	o.client = newLoadClient(t, o.Fleet)
 	return o
@@ -144,7 +152,7 @@ func TestOverload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
 	}
-	o := newOverloadStack(t, overloadPrefills)
+	o := newOverloadStack(t, overloadLayout{prefills: overloadPrefills, seqs: overloadSeqs, config: overloadConfig(t)})
 	ctx, cancel := context.WithTimeout(t.Context(), *overloadFor+harness.Patience)
 	defer cancel()
 	next := o.mixed(3)
@@ -191,7 +199,7 @@ func TestPrefillLost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
 	}
-	o := newOverloadStack(t, overloadPrefills)
+	o := newOverloadStack(t, overloadLayout{prefills: overloadPrefills, seqs: overloadSeqs, config: overloadConfig(t)})
 	const clients = overloadDecoders * overloadSeqs
 	ctx, cancel := context.WithTimeout(t.Context(), 4**overloadFor+harness.Patience)
 	defer cancel()
