@@ -261,7 +261,7 @@ func TestEveryInstanceHasAKind(t *testing.T) {
 		case epp.Filter, epp.Scorer, epp.Picker, epp.Handler, epp.Matcher, epp.Charger, epp.Decider, epp.Preparer, epp.Admission,
 			epp.LinkEstimator, epp.Observer, epp.Admitter, epp.Stamper, epp.EndpointObserver, epp.SnapshotObserver,
 			*pool.File, pool.Source, page.Extractor, pool.FurtherSource, pool.FurtherReader, producer.Estimated, *affinity.Topology, epp.Identifier, epp.Screener, *affinity.Sessions,
-						flow.Sharing, flow.Ordering, flow.Usage:
+			flow.Sharing, flow.Ordering, flow.Usage:
 		default:
 			t.Errorf("%s builds a %T, which is of no use", row.Type, instance)
 		}
