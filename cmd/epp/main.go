@@ -34,11 +34,12 @@ type listen struct {
 	GRPC        int           `flag:"grpc-port" arg:"PORT" help:"ext-proc and EDS; 0 takes any free one"`
 	Health      int           `flag:"grpc-health-port" arg:"PORT" help:"gRPC health service"`
 	Metrics     int           `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	MetricsTLS  boot.MetricsTLS
 	Admin       string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
 	Secure      bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
 	CertDir     string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
 	ClientCA    string        `flag:"client-ca" arg:"FILE" help:"authorities that must have signed the certificates of gateways, read again when it changes; empty: gateways need no certificate"`
-	MinTLS      string        `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS version that is accepted"`
+	TLS         boot.Handshake
 	BodyLimit   boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes    `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered until a pod is picked, over all requests; more are refused with 503. The process takes two to three times as much memory"`
 	BodyPause   time.Duration `flag:"body-timeout" arg:"DURATION" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
@@ -75,9 +76,6 @@ type foreign struct {
 	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not supported, must be false: restrict access to the metrics port by a network policy"`
 	Scores      bool `flag:"emit-endpoint-scores" help:"not supported, must be false: ask POST /explain on the admin port for the scores of a request"`
 
-	_ struct{} `flag:"metrics-client-ca-file" refused:"metrics are served without client certificates; restrict access to the port by a network policy"`
-	_ struct{} `flag:"metrics-cert-dir" refused:"metrics are served in plaintext; restrict access to the port by a network policy"`
-	_ struct{} `flag:"tls-cipher-suites" refused:"Go's own choice is used for TLS 1.2; for 1.3 alone give --tls-min-version=VersionTLS13"`
 	_ struct{} `flag:"feature-gates" refused:"list them as featureGates in the configuration of --config-file"`
 	_ struct{} `flag:"total-running-requests-metric" refused:"name it in engineConfigs of the plugin core-metrics-extractor"`
 	_ struct{} `flag:"cache-info-metric" refused:"name it in engineConfigs of the plugin core-metrics-extractor"`
@@ -110,7 +108,7 @@ func (f *foreign) Validate(p *boot.Problems) {
 
 func defaults() settings {
 	return settings{
-		Listen: listen{GRPC: 9002, Health: 9003, Metrics: 9090, Admin: "127.0.0.1:9091", Secure: true, MinTLS: "VersionTLS12",
+		Listen: listen{GRPC: 9002, Health: 9003, Metrics: 9090, Admin: "127.0.0.1:9091", Secure: true, TLS: boot.DefaultHandshake(),
 			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), BufferLimit: boot.Bytes(extproc.Defaults().BufferLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
 		Endpoints: endpoints{Group: kube.PoolGroup},
 		Picking:   picking{PDHeader: "on"},

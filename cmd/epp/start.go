@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -59,8 +58,12 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return err
 	}
 	p.traffic.Listener = p.ports.extproc
+	scrapes, err := cfg.Listen.MetricsTLS.Config(log)
+	if err != nil {
+		return err
+	}
 	p.operations = []boot.Service{
-		{Name: "metrics", Listener: p.ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail)},
+		{Name: "metrics", Listener: p.ports.metrics, Handler: boot.Operations(registry, p.ready, picker.detail), TLS: scrapes},
 		{Name: "admin", Listener: p.ports.admin, Handler: picker.admin()},
 	}
 	return p.serve(ctx, std)
@@ -89,14 +92,6 @@ func (c *settings) followSecret(log *slog.Logger) (func() string, error) {
 
 // ports are the listeners of a picker.
 type ports struct{ extproc, health, metrics, admin net.Listener }
-
-// minTLS returns the oldest version of TLS that the picker accepts.
-func (l listen) minTLS() uint16 {
-	if l.MinTLS == "VersionTLS13" {
-		return tls.VersionTLS13
-	}
-	return tls.VersionTLS12
-}
 
 func (l listen) open(ctx context.Context) (ports, error) {
 	open, err := boot.ListenAll(ctx,
@@ -192,7 +187,8 @@ func (p *process) makeServers(serving extproc.Config) error {
 		if err != nil {
 			return err
 		}
-		secure.NextProtos, secure.MinVersion = []string{"h2"}, p.cfg.Listen.minTLS()
+		secure.NextProtos = []string{"h2"}
+		p.cfg.Listen.TLS.Apply(secure)
 		security = newSecured(secure, p.log)
 	}
 	p.extproc = grpc.NewServer(append(extproc.ServerOptions(serving, security), grpc.ConnectionTimeout(handshakeTimeout),

@@ -14,6 +14,7 @@ const defaultGroup = "General"
 type option struct {
 	name    string   // without dashes
 	aliases []string // other spellings with the same meaning
+	foreign []string // environment variables of another product that set it too
 	group   string   // heading on the help page
 	help    string
 	arg     string // name of the value on the help page
@@ -28,6 +29,9 @@ type option struct {
 	origin   string   // where the value came from; empty for the default
 }
 
+// variable is an environment variable of another product that has no effect here.
+type variable struct{ name, ignored string }
+
 // names returns all spellings of o.
 func (o *option) names() []string { return append([]string{o.name}, o.aliases...) }
 
@@ -39,9 +43,10 @@ func (o *option) inert() bool { return o.refused != "" || o.ignored != "" }
 
 // table holds every option of a program, in the order of declaration.
 type table struct {
-	options []*option
-	byName  map[string]*option
-	log     *Log // of the config struct, if it has one
+	options   []*option
+	byName    map[string]*option
+	variables []variable
+	log       *Log // of the config struct, if it has one
 }
 
 // newTable builds the table that the given structs declare. It panics on a mistake in a declaration, because that is a bug
@@ -70,6 +75,8 @@ func (t *table) walk(v reflect.Value, group string) {
 		switch {
 		case tagged:
 			t.add(declare(name, group, field, v.Field(i)))
+		case tag.Get("env") != "":
+			t.variables = append(t.variables, declareVariable(field.Name, tag))
 		case field.Type.Kind() == reflect.Struct && field.IsExported():
 			heading := tag.Get("group")
 			if heading == "" {
@@ -84,7 +91,7 @@ func declare(name, group string, field reflect.StructField, value reflect.Value)
 	tag := field.Tag
 	o := &option{
 		name: name, group: group, kind: field.Type,
-		aliases: splitList(tag.Get("alias")), enum: splitList(tag.Get("enum")),
+		aliases: splitList(tag.Get("alias")), enum: splitList(tag.Get("enum")), foreign: splitList(tag.Get("env")),
 		help: tag.Get("help"), arg: tag.Get("arg"),
 		refused: tag.Get("refused"), ignored: tag.Get("ignored"),
 	}
@@ -100,6 +107,15 @@ func declare(name, group string, field reflect.StructField, value reflect.Value)
 		o.arg = defaultArg(field.Type)
 	}
 	return o
+}
+
+// declareVariable reads the tags of a blank field without a flag.
+func declareVariable(field string, tag reflect.StructTag) variable {
+	v := variable{tag.Get("env"), tag.Get("ignored")}
+	if field != "_" || v.ignored == "" {
+		panic(fmt.Sprintf("boot: field %s of variable %s needs a flag, or to be blank and to have a tag ignored", field, v.name))
+	}
+	return v
 }
 
 func (t *table) add(o *option) {

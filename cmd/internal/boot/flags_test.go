@@ -40,6 +40,8 @@ func TestPrecedence(t *testing.T) {
 		{"file over default", nil, inFile, 3, []string{"file"}},
 		{"file named by the environment", map[string]string{"TANDEM_CONFIG": file}, nil, 3, []string{"file"}},
 		{"environment over file", map[string]string{"TANDEM_PORT": "2", "TANDEM_PREFILL_ALLOW": "env"}, inFile, 2, []string{"env"}},
+		{"another product's variable over file", map[string]string{"VLLM_PORT": "6"}, inFile, 6, []string{"file"}},
+		{"own variable over another product's", map[string]string{"TANDEM_PORT": "2", "VLLM_PORT": "6"}, nil, 2, []string{"10.0.0.0/8"}},
 		{"empty variable is none", map[string]string{"TANDEM_PORT": ""}, inFile, 3, []string{"file"}},
 		{"flag over environment", map[string]string{"TANDEM_PORT": "2", "TANDEM_PREFILL_ALLOW": "env"},
 			append([]string{"--port", "1", "--prefill-allow", "a, b", "--prefill-allow=c"}, inFile...), 1, []string{"a", "b", "c"}},

@@ -82,10 +82,13 @@ func (o *option) writeHelp(w io.Writer) {
 	if len(o.aliases) > 0 {
 		text += "; also --" + strings.Join(o.aliases, ", --")
 	}
+	if len(o.foreign) > 0 {
+		text += "; also " + strings.Join(o.foreign, ", ") + " in the environment"
+	}
 	writeWrapped(w, "        ", text)
 }
 
-// writeForeign lists the known flags of other products that are not supported or have no effect.
+// writeForeign lists the known flags and variables of other products that are not supported or have no effect.
 func (t *table) writeForeign(w io.Writer) {
 	var refused, ignored []*option
 	for _, o := range t.options {
@@ -102,11 +105,14 @@ func (t *table) writeForeign(w io.Writer) {
 	for _, o := range refused {
 		writeWrapped(w, "  ", fmt.Sprintf("--%s: %s", strings.Join(o.names(), ", --"), o.refused))
 	}
-	if len(ignored) > 0 {
+	if len(ignored)+len(t.variables) > 0 {
 		fmt.Fprintf(w, "\nAccepted without effect:\n")
 	}
 	for _, o := range ignored {
 		writeWrapped(w, "  ", fmt.Sprintf("--%s: %s", strings.Join(o.names(), ", --"), o.ignored))
+	}
+	for _, v := range t.variables {
+		writeWrapped(w, "  ", fmt.Sprintf("%s in the environment: %s", v.name, v.ignored))
 	}
 }
 

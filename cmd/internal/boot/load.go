@@ -36,12 +36,14 @@ type versionFlag struct {
 }
 
 // Load fills cfg, a pointer to a struct that holds the defaults, and returns the operands. The precedence is: flag,
-// environment variable TANDEM_<NAME> (an empty one counts as unset), config file, default.
+// environment variable TANDEM_<NAME> (an empty one counts as unset), other variables of the flag, config file, default.
 //
 // A field with the tag flag:"name" declares a flag. More tags are help (the manual), arg (name of the value), alias (other
-// spellings, comma separated) and enum (allowed texts). A blank field with the tags flag and refused declares a flag of
-// another product that is not supported; the text of refused names the replacement. A blank field with flag and ignored is
-// accepted without effect, a bool without a value. A struct field is a group of flags, with the tag group for the heading.
+// spellings, comma separated), env (variables of another product that set the flag, comma separated) and enum (allowed
+// texts). A blank field with the tags flag and refused declares a flag of another product that is not supported; the text of
+// refused names the replacement. A blank field with flag and ignored is accepted without effect, a bool without a value; one
+// with env and ignored is a variable without effect, of which a set one is logged. A struct field is a group of flags, with the
+// tag group for the heading.
 //
 // The error is an [Exit]: with CodeOK and no cause if the user only asked for --help, --version or --check; with CodeUsage
 // for a wrong command line; with CodeConfig for invalid values, with one problem per line. Load calls every [Validator] in
@@ -166,11 +168,11 @@ func (t *table) resolve(std IO, found *Problems, file map[*option]fileValue) {
 // set sets the option from the source with the highest precedence that has a value.
 func (t *table) set(std IO, found *Problems, o *option, file fileValue) {
 	var texts []string
-	switch env := o.environment(std); {
+	switch name, env := o.environment(std); {
 	case len(o.raw) > 0:
 		texts, o.origin = o.raw, "--"+o.name
 	case env != "":
-		texts, o.origin = []string{env}, envName(o.name)
+		texts, o.origin = []string{env}, name
 	case file.origin != "":
 		texts, o.origin = file.texts, file.origin
 	default:
@@ -186,15 +188,19 @@ func (t *table) set(std IO, found *Problems, o *option, file fileValue) {
 // No number looks like it, so it is ignored.
 var serviceLink = regexp.MustCompile(`^(tcp|udp|sctp)://[^/]+:\d+$`)
 
-// environment returns the option's value in the environment, or "". --check and --version are read from the command line
-// only: an image may set TANDEM_VERSION for reasons of its own.
-func (o *option) environment(std IO) string {
-	value := std.env(envName(o.name))
-	if o.group == builtinGroup && o.name != "config" ||
-		o.kind.Kind() == reflect.Int && serviceLink.MatchString(value) {
-		return ""
+// environment returns the variable that sets the option, and its value; "" if there is none. --check and --version are read
+// from the command line only: an image may set TANDEM_VERSION for reasons of its own.
+func (o *option) environment(std IO) (name, value string) {
+	if o.group == builtinGroup && o.name != "config" {
+		return "", ""
 	}
-	return value
+	for _, name := range append([]string{envName(o.name)}, o.foreign...) {
+		value := std.env(name)
+		if value != "" && (o.kind.Kind() != reflect.Int || !serviceLink.MatchString(value)) {
+			return name, value
+		}
+	}
+	return "", ""
 }
 
 // envName returns the environment variable of a flag.
@@ -207,6 +213,11 @@ func (t *table) writeNotes(std IO) {
 	for _, o := range t.options {
 		if o.ignored != "" && len(o.raw) > 0 {
 			t.logger(std).Warn("flag has no effect", "flag", o.name, "reason", o.ignored)
+		}
+	}
+	for _, v := range t.variables {
+		if std.env(v.name) != "" {
+			t.logger(std).Warn("environment variable has no effect", "variable", v.name, "reason", v.ignored)
 		}
 	}
 }

@@ -31,12 +31,13 @@ type settings struct {
 
 	_ struct{} `flag:"connector" refused:"use --kv-connector"`
 	_ bool     `flag:"tracing" ignored:"set OTEL_EXPORTER_OTLP_ENDPOINT instead"`
+	_ struct{} `env:"BOOTSTRAP_PORT" ignored:"no protocol asks for it"`
 }
 
 type listenSettings struct {
 	Host   string `flag:"host" help:"address of the listener"`
-	Port   int    `flag:"port" alias:"vllm-port" help:"port of the listener"`
-	Secure bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve TLS"`
+	Port   int    `flag:"port" alias:"vllm-port" env:"VLLM_PORT" help:"port of the listener"`
+	Secure bool   `flag:"secure-serving" alias:"secure-proxy" env:"SECURE_PROXY" help:"serve TLS"`
 }
 
 func (s *listenSettings) Validate(p *Problems) { p.RequirePort("port", s.Port) }
