@@ -113,6 +113,7 @@ var importRules = []importRule{
 	{"sidecar/transport", []string{"pd…"}, nil},
 	{"sidecar/warmup", []string{"sidecar/transport", "pd…"}, nil},
 	{"sidecar/relay", []string{"sidecar/transport", "pd…"}, nil},
+	{"sidecar/podwatch", nil, []string{"e2e/controlplane"}},
 	{"sidecar/intake", []string{"sidecar/transport", "pd…"}, nil},
 	{"sidecar/passthrough", []string{"sidecar/intake", "sidecar/transport", "pd…"}, nil},
 	{"sidecar/lease", []string{"pd…", "transfer…"}, anything},

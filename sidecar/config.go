@@ -3,6 +3,7 @@ package sidecar
 import (
 	"crypto/tls"
 	"net"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"time"
@@ -35,6 +36,8 @@ type Engine struct {
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest wait for the first event of a remote stream after its headers; then the decode leg is sent again without the hand-off"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
+	// AnswerHealth is for probes that were made for llm-d's sidecar, and must not fail while the engine loads its weights.
+	AnswerHealth bool `flag:"answer-health" help:"answer GET /health on the data port with 200 whatever the state of the engine, as llm-d's sidecar does; without it the engine answers"`
 	// TLS returns the TLS setup of a new connection to the engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
@@ -49,7 +52,7 @@ type Prefill struct {
 	Timeout      time.Duration `flag:"prefill-timeout" help:"longest time one prefill leg may take"`
 	MaxRetries   int           `flag:"prefill-max-retries" help:"further tries on the same candidate after a 502, 503, 504 or a lost connection, before the next candidate"`
 	RetryBackoff time.Duration `flag:"prefill-retry-backoff" help:"wait between tries on the same candidate"`
-	Sampling     bool          `flag:"enable-prefiller-sampling" help:"begin with a random candidate instead of the first"`
+	Sampling     bool          `flag:"enable-prefiller-sampling" env:"ENABLE_PREFILLER_SAMPLING" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
 	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
@@ -79,6 +82,9 @@ type Trust struct {
 	PDHeader string             `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
 	Allow    []intake.AllowRule `flag:"prefill-allow" arg:"CIDR[:PORT]" help:"where prefill legs may go; default: private ranges, any port"`
 	Loopback bool               `flag:"prefill-allow-loopback" help:"also allow prefill legs to this machine's own addresses (127.0.0.0/8 and ::1), to try P/D on one machine. Every client of the data port can then have requests sent to any port that listens there"`
+	// Pods reports whether an address is that of a pod that prefill legs may go to, if Allow allows it too; nil: Allow alone
+	// decides. The program declares the flags.
+	Pods func(netip.Addr) bool
 	// Secrets returns the secrets of which x-tandem-auth must carry one with each prefill header; nil if none is required.
 	// The program declares the flag.
 	Secrets func() pd.Secrets

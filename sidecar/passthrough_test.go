@@ -255,3 +255,33 @@ func TestIdentify(t *testing.T) {
 		t.Errorf("%v requests counted, the engine got %d", n, len(p.decode.requests()))
 	}
 }
+
+// TestAnswerHealth: by default the engine answers probes; with the option the sidecar does, as llm-d's.
+func TestAnswerHealth(t *testing.T) {
+	for _, c := range []struct {
+		name, method, path string
+		own                bool
+		want               int
+	}{
+		{"the engine's state", "GET", "/health", false, 503},
+		{"always well", "GET", "/health", true, 200},
+		{"always well, without a body", "HEAD", "/health", true, 200},
+		{"another method", "POST", "/health", true, 503},
+		{"another path", "GET", "/health/", true, 503},
+		{"the path of tests of the model", "GET", "/v1/models", true, 503},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engine := startEngine(t, says(503, "text/plain", "loading"))
+			engine.failHealth()
+			s := startRig(t, engine.addr, func(cfg *Config, _ *Telemetry) { cfg.Engine.AnswerHealth = c.own })
+			resp, err := open(t, within(t), c.method, s.url+c.path, strings.NewReader(""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != c.want {
+				t.Errorf("got %d, want %d", resp.StatusCode, c.want)
+			}
+		})
+	}
+}

@@ -74,7 +74,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	}
 	s.intake = intake.New(intake.Config{BodyPause: cfg.Trust.BodyPause, BodyLimit: cfg.Trust.BodyLimit, BufferLimit: cfg.Trust.BufferLimit,
 		Table: s.table, Log: t.Log})
-	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback),
+	s.routes = intake.RouteReader{Modes: cfg.Trust.PDHeader != "off", Secrets: cfg.Trust.Secrets, Allow: intake.NewAllowList(cfg.Trust.Allow, cfg.Trust.Loopback, cfg.Trust.Pods),
 		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
@@ -197,10 +197,16 @@ func (s *Server) Handler() http.Handler {
 		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
 	}
 	r.Path(pd.PathSidecar).Methods(http.MethodGet).HandlerFunc(identify)
+	if s.cfg.Engine.AnswerHealth {
+		r.Path(pathHealth).Methods(http.MethodGet, http.MethodHead).HandlerFunc(func(http.ResponseWriter, *http.Request) {}) // 200, without a body
+	}
 	r.NotFoundHandler = s.passthrough
 	r.MethodNotAllowedHandler = r.NotFoundHandler
 	return s.intake.CheckHeaders(r)
 }
+
+// pathHealth is where engines answer probes.
+const pathHealth = "/health"
 
 // identify answers pd.PathSidecar.
 func identify(w http.ResponseWriter, _ *http.Request) {

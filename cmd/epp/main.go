@@ -30,15 +30,15 @@ type settings struct {
 }
 
 type listen struct {
-	Host        string        `flag:"host" arg:"ADDRESS" help:"address of all ports but the admin one; empty means all interfaces"`
-	GRPC        int           `flag:"grpc-port" arg:"PORT" help:"ext-proc and EDS; 0 takes any free one"`
-	Health      int           `flag:"grpc-health-port" arg:"PORT" help:"gRPC health service"`
-	Metrics     int           `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	Host        string `flag:"host" arg:"ADDRESS" help:"address of all ports but the admin one; empty means all interfaces"`
+	GRPC        int    `flag:"grpc-port" arg:"PORT" help:"ext-proc and EDS; 0 takes any free one"`
+	Health      int    `flag:"grpc-health-port" arg:"PORT" help:"gRPC health service"`
+	Metrics     int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
 	MetricsTLS  boot.MetricsTLS
-	Admin       string        `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
-	Secure      bool          `flag:"secure-serving" help:"serve ext-proc over TLS"`
-	CertDir     string        `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
-	ClientCA    string        `flag:"client-ca" arg:"FILE" help:"authorities that must have signed the certificates of gateways, read again when it changes; empty: gateways need no certificate"`
+	Admin       string `flag:"admin-address" arg:"HOST:PORT" help:"/debug, /explain and profiles; keep it on loopback"`
+	Secure      bool   `flag:"secure-serving" help:"serve ext-proc over TLS"`
+	CertDir     string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key, read again when they change; empty: self-signed"`
+	ClientCA    string `flag:"client-ca" arg:"FILE" help:"authorities that must have signed the certificates of gateways, read again when it changes; empty: gateways need no certificate"`
 	TLS         boot.Handshake
 	BodyLimit   boot.Bytes    `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes    `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered until a pod is picked, over all requests; more are refused with 503. The process takes two to three times as much memory"`
@@ -98,6 +98,12 @@ type foreign struct {
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
 	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors say what was being done, without stacks"`
 	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
+
+	_ struct{} `env:"PREDICTION_SERVER_URL" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"TRAINING_SERVER_URL" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"LATENCY_MAX_SAMPLE_SIZE" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"MAX_CONCURRENT_DISPATCHES" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
+	_ struct{} `env:"COALESCE_WINDOW_MS" ignored:"latencies are not predicted: set router.latencyPredictor.enabled=false in the values of llm-d's chart"`
 }
 
 // Validate implements boot.Validator.

@@ -27,7 +27,7 @@ func TestFlagsPage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	boottest.KeyPair(t, "certs", 1)
 	write(t, "config.yaml", string(config.Default()))
-	flagpage.Check(t, page, "llm-d's picker", foreign{}, func(std boot.IO, args []string) error {
+	flagpage.Check(t, page, "llm-d's picker", settings{}, func(std boot.IO, args []string) error {
 		cfg := defaults()
 		_, err := program.Load(std, &cfg, args)
 		return err

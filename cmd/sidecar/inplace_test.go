@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 )
 
 // container has the fields of a container that the test needs.
@@ -76,10 +78,10 @@ func TestInPlaceOfLLMD(t *testing.T) {
 			if code := boot.Run(t.Context(), std, append(slices.Clone(args), "--check"), run); code != boot.CodeOK {
 				t.Fatalf("a check of %q ends with %d: %s", args, code, &told)
 			}
-			data, end := serving(t, append(slices.Clone(args), "--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+			addresses, end := serving(t, append(slices.Clone(args), "--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
 				"--model-server-port="+at.Port()))
 			defer end()
-			answer, err := http.Get("http://" + data + "/v1/models") // the request of the pod's probes
+			answer, err := http.Get("http://" + addresses["http"] + "/v1/models") // the request of the pod's probes
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,8 +94,34 @@ func TestInPlaceOfLLMD(t *testing.T) {
 	}
 }
 
-// serving runs a sidecar until end is called, and returns the address of its data port.
-func serving(t *testing.T, args []string) (data string, end func()) {
+// TestMetricsOverTLS: with llm-d's flag the metrics port, and the probes on it, have the certificate of the directory; the data port
+// stays plaintext.
+func TestMetricsOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	boottest.KeyPair(t, dir, 7)
+	addresses, end := serving(t, []string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+		"--model-server-port=1", "--metrics-cert-dir=" + dir, "--answer-health"})
+	defer end()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // the test compares the certificate itself
+	defer transport.CloseIdleConnections()
+	for _, url := range []string{"https://" + addresses["metrics"] + "/metrics", "https://" + addresses["metrics"] + "/livez",
+		"http://" + addresses["http"] + "/health"} {
+		answer, err := (&http.Client{Transport: transport}).Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", url, answer.Status)
+		}
+		if answer.TLS != nil && answer.TLS.PeerCertificates[0].SerialNumber.Int64() != 7 {
+			t.Errorf("%s shows another certificate: %v", url, answer.TLS.PeerCertificates[0].SerialNumber)
+		}
+	}
+}
+
+// serving runs a sidecar until end is called, and returns the addresses of its ports.
+func serving(t *testing.T, args []string) (addresses map[string]string, end func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	line, stdout := io.Pipe()
@@ -118,5 +146,5 @@ func serving(t *testing.T, args []string) (data string, end func()) {
 		end()
 		t.Fatal(err)
 	}
-	return ready.Addresses["http"], end
+	return ready.Addresses, end
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/sidecar"
+	"github.com/tandem-serving/tandem/sidecar/podwatch"
 )
 
 func main() { boot.Main(run) }
@@ -25,9 +26,10 @@ type config struct {
 	Listen  listen `group:"Listeners"`
 	Secure  secure `group:"Secrets and TLS"`
 	Sidecar sidecar.Config
-	Keeper  keeping  `group:"Renewing and releasing hand-offs over NIXL"`
-	Log     boot.Log `group:"Log"`
-	Foreign foreign  `group:"Known from llm-d"`
+	Watch   following `group:"Following an InferencePool"`
+	Keeper  keeping   `group:"Renewing and releasing hand-offs over NIXL"`
+	Log     boot.Log  `group:"Log"`
+	Foreign foreign   `group:"Known from llm-d"`
 }
 
 type listen struct {
@@ -35,7 +37,9 @@ type listen struct {
 	Host    string `flag:"host" arg:"ADDRESS" help:"address of the data and metrics ports; empty means all interfaces"`
 	Secure  bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve the data port over TLS (llm-d's default is true, ours is plaintext)"`
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
-	Metrics int    `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	TLS     boot.Handshake
+	Metrics int `flag:"metrics-port" arg:"PORT" help:"own metrics, /livez and /readyz"`
+	Scrapes boot.MetricsTLS
 	Admin   string `flag:"admin-address" arg:"HOST:PORT" help:"what happened to the latest requests (/debug/requests), profiles; keep it on loopback"`
 	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
@@ -50,7 +54,10 @@ type foreign struct {
 	Encoder  string   `flag:"ec-connector" arg:"NAME" help:"not supported, must be empty: leave the encoder role out of the pool"`
 	Pull     bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
 	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
-	Watch    bool     `flag:"enable-ssrf-protection" help:"not supported, must be false: prefill targets are always checked, against --prefill-allow"`
+	Warm     bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
+	Push     bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave all --moriio flags out"`
+	Parallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
+	World    int      `flag:"moriio-dp-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
 	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
 	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
 
@@ -58,14 +65,29 @@ type foreign struct {
 	_ struct{} `flag:"decoder-use-tls" refused:"use --decode-tls"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
-	_ struct{} `flag:"inference-pool" ignored:"the sidecar does not watch the cluster; set the networks of prefill pods with --prefill-allow"`
-	_ struct{} `flag:"pool-group" ignored:"the sidecar does not watch the cluster; set the networks of prefill pods with --prefill-allow"`
 	_ struct{} `flag:"mooncake-bootstrap-port" ignored:"only the mooncake protocol uses it"`
 	_ struct{} `flag:"p2p-connector-port" ignored:"only the offloading protocol uses it"`
+	_ struct{} `flag:"moriio-decode-notify-port" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-decode-handshake-port" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-prefill-notify-port" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-prefill-handshake-port" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-local-pod-ip" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-parallel-decode-wait-timeout" ignored:"it is for --moriio-parallel-dispatch"`
+	_ struct{} `flag:"moriio-tp-size" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-dp-size-local" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-remote-hosts" ignored:"it is for --moriio-write-mode"`
+	_ struct{} `flag:"moriio-decode-hosts" ignored:"it is for --moriio-write-mode"`
 	_ bool     `flag:"tracing" ignored:"spans are exported if OTEL_EXPORTER_OTLP_ENDPOINT is set"`
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`
 	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors name the operation and have no stacks"`
 	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
+
+	_ struct{} `env:"MOONCAKE_BOOTSTRAP_PORT" ignored:"only the mooncake protocol uses it; leave it out with --kv-connector=nixlv2"`
+	_ struct{} `env:"P2P_CONNECTOR_PORT" ignored:"only the offloading protocol uses it; leave it out with --kv-connector=nixlv2"`
+	_ struct{} `env:"SGLANG_BOOTSTRAP_PORT" ignored:"only the sglang protocol uses it; leave it out with --kv-connector=nixlv2"`
+	_ struct{} `env:"MORIIO_METRICS_ADDR" ignored:"use --metrics-port and --host"`
+	_ struct{} `env:"MORIIO_DNS_RESOLVE_TTL_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
+	_ struct{} `env:"MORIIO_DNS_RESOLVE_TIMEOUT_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
 }
 
 // Validate implements boot.Validator.
@@ -74,7 +96,10 @@ func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not supported: leave the encoder role out of the pool")
 	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
-	p.Require(!f.Watch, "enable-ssrf-protection", "the sidecar does not watch the cluster: targets are always checked, set the networks of prefill pods with --prefill-allow")
+	p.Require(!f.Warm, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
+	p.Require(!f.Push, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave all --moriio flags out")
+	p.Require(!f.Parallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave all --moriio flags out")
+	p.Require(f.World == 1, "moriio-dp-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
 			p.Require(stage == prefiller || stage == decoder, flag, "%q is not supported, only prefiller and decoder are", stage)
@@ -84,11 +109,12 @@ func (f *foreign) Validate(p *boot.Problems) {
 
 func defaults() config {
 	return config{
-		Listen: listen{Port: 8000, Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit),
+		Listen: listen{Port: 8000, TLS: boot.DefaultHandshake(), Metrics: 9095, Admin: "127.0.0.1:9096", BodyLimit: boot.Bytes(sidecar.Defaults().Trust.BodyLimit),
 			BufferLimit: boot.Bytes(sidecar.Defaults().Trust.BufferLimit), Clients: maxClients},
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
-		Foreign: foreign{Ranks: 1},
+		Watch:   following{Group: podwatch.Groups[0]},
+		Foreign: foreign{Ranks: 1, World: 1},
 	}
 }
 
@@ -102,6 +128,7 @@ func (c *config) Validate(p *boot.Problems) {
 			_, err := boot.ServerTLS(files[0], files[1], slog.New(slog.DiscardHandler))
 			p.Require(err == nil, flag, "%w", err)
 		}
+		p.Require(c.Listen.TLS.ServesHTTP2(), "tls-cipher-suites", "needs TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 too, which HTTP/2 requires")
 	}
 	if engine := c.Sidecar.Engine; engine.Port == c.Listen.Port && c.Listen.catches(engine.Host) {
 		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
@@ -111,6 +138,7 @@ func (c *config) Validate(p *boot.Problems) {
 	c.Secure.adopt(c.Foreign.TLS, c.Foreign.Insecure)
 	c.Secure.validate(p, c.Listen.Secure)
 	c.Keeper.validate(p)
+	c.Watch.validate(p)
 	c.Sidecar.Problems(p.Add)
 }
 
@@ -152,6 +180,14 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		cfg.Sidecar.Keep.Notifier = kept
 		defer kept.Close()
 	}
+	pods, endWatch, err := cfg.Watch.start(ctx, std, log)
+	if err != nil {
+		return err
+	}
+	defer endWatch()
+	if pods != nil {
+		cfg.Sidecar.Trust.Pods = pods.Has
+	}
 	server, err := sidecar.New(cfg.Sidecar, sidecar.Telemetry{
 		Log: log, Metrics: metrics, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/sidecar"), Propagator: telemetry.Propagator,
 	})
@@ -168,16 +204,34 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		if data.TLSConfig, err = boot.ServerTLS(cfg.Listen.CertDir, cfg.Secure.ClientCA, log); err != nil {
 			return err
 		}
+		cfg.Listen.TLS.Apply(data.TLSConfig)
+	}
+	scrapes, err := cfg.Listen.Scrapes.Config(log)
+	if err != nil {
+		return err
 	}
 	ports, err := cfg.Listen.open(ctx)
 	if err != nil {
 		return err
 	}
 	p := process{log: log, server: server, data: data, ports: ports, operations: []boot.Service{
-		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, server.Ready)},
+		{Name: "metrics", Listener: ports.metrics, Handler: boot.Operations(metrics, readiness(server, pods)), TLS: scrapes},
 		{Name: "admin", Listener: ports.admin, Handler: admin(server)},
 	}}
 	return p.serve(ctx, std)
+}
+
+// readiness returns why the sidecar should get no requests now. pods is nil if no pool is followed.
+func readiness(server *sidecar.Server, pods *podwatch.Watch) func() error {
+	if pods == nil {
+		return server.Ready
+	}
+	return func() error {
+		if err := pods.Ready(); err != nil {
+			return err
+		}
+		return server.Ready()
+	}
 }
 
 // admin serves the pages that only the pod's operator may see.

@@ -23,7 +23,7 @@ func TestFlagsPage(t *testing.T) {
 	}
 	t.Chdir(t.TempDir())
 	boottest.KeyPair(t, "certs", 1)
-	flagpage.Check(t, page, "llm-d's sidecar", foreign{}, func(std boot.IO, args []string) error {
+	flagpage.Check(t, page, "llm-d's sidecar", config{}, func(std boot.IO, args []string) error {
 		cfg := defaults()
 		_, err := program.Load(std, &cfg, args)
 		return err

@@ -71,10 +71,13 @@ func (a AllowRule) MarshalText() ([]byte, error) {
 
 // AllowList decides where prefill legs may go. Every client that reaches this port can send the header that names the target;
 // without the list the sidecar would send requests to any address in it.
-type AllowList []AllowRule
+type AllowList struct {
+	rules []AllowRule
+	pods  func(netip.Addr) bool // nil: the rules alone decide
+}
 
 // privateRanges are the usual addresses of pods: RFC 1918, RFC 6598 (used by some pod networks) and RFC 4193.
-var privateRanges = AllowList{
+var privateRanges = []AllowRule{
 	{Prefix: netip.MustParsePrefix("10.0.0.0/8")},
 	{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
 	{Prefix: netip.MustParsePrefix("192.168.0.0/16")},
@@ -112,18 +115,30 @@ var metadataServices = []netip.Prefix{
 	netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
 }
 
-// loopbackRanges are the addresses of this machine itself.
-var loopbackRanges = AllowList{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}, {Prefix: netip.MustParsePrefix("::1/128")}}
+// everywhere is all addresses but those that need a rule inside their range.
+var everywhere = []AllowRule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}, {Prefix: netip.MustParsePrefix("::/0")}}
 
-// NewAllowList makes a list of rules, or of the private ranges if there are none. With loopback, this machine's own addresses
-// are allowed as well.
-func NewAllowList(rules []AllowRule, loopback bool) AllowList {
-	list := AllowList(rules)
-	if len(rules) == 0 {
-		list = privateRanges
+// loopbackRanges are the addresses of this machine itself.
+var loopbackRanges = []AllowRule{{Prefix: netip.MustParsePrefix("127.0.0.0/8")}, {Prefix: netip.MustParsePrefix("::1/128")}}
+
+// NewAllowList makes a list of rules, or of the private ranges if there are none. If pods is not nil, an address must also be
+// one that pods reports; without rules it need not be in a private range. With loopback, this machine's own addresses are
+// allowed as well.
+func NewAllowList(rules []AllowRule, loopback bool, pods func(netip.Addr) bool) AllowList {
+	list := AllowList{rules: rules, pods: pods}
+	switch {
+	case len(rules) > 0:
+	case pods != nil:
+		list.rules = everywhere
+	default:
+		list.rules = privateRanges
 	}
-	if loopback {
-		list = slices.Concat(list, loopbackRanges)
+	if !loopback {
+		return list
+	}
+	list.rules = slices.Concat(list.rules, loopbackRanges)
+	if pods != nil {
+		list.pods = func(addr netip.Addr) bool { return addr.IsLoopback() || pods(addr) }
 	}
 	return list
 }
@@ -131,7 +146,7 @@ func NewAllowList(rules []AllowRule, loopback bool) AllowList {
 // allows reports whether a leg may go to an address.
 func (l AllowList) allows(to netip.AddrPort) bool {
 	addr := to.Addr().Unmap().WithZone("")
-	return slices.ContainsFunc(l, func(r AllowRule) bool {
+	return (l.pods == nil || l.pods(addr)) && slices.ContainsFunc(l.rules, func(r AllowRule) bool {
 		return (r.Port == 0 || r.Port == to.Port()) && r.Prefix.Contains(addr) && r.covers(addr)
 	})
 }
@@ -161,17 +176,17 @@ func (l AllowList) Check(t pd.Target) *pd.Refusal {
 
 // Denied returns the refusal of a request whose prefill target is not allowed. The cause, for the log, has the address.
 func Denied(cause error) *pd.Refusal {
-	refusal := pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow.")
+	refusal := pd.Refuse(pd.DeniedTarget, "A prefill target is not allowed here. The operator of this sidecar allows targets with --prefill-allow and --enable-ssrf-protection.")
 	refusal.Cause = cause
 	return refusal
 }
 
 // ErrDenied is the error of a connection to an address outside the list.
-var ErrDenied = errors.New("address is not in --prefill-allow")
+var ErrDenied = errors.New("address is not in --prefill-allow, or with --enable-ssrf-protection no pod's of --inference-pool")
 
 // allowsHost reports whether the list has an address, at any port.
 func (l AllowList) allowsHost(addr netip.Addr) bool {
-	return slices.ContainsFunc(l, func(r AllowRule) bool { return l.allows(netip.AddrPortFrom(addr, r.Port)) })
+	return slices.ContainsFunc(l.rules, func(r AllowRule) bool { return l.allows(netip.AddrPortFrom(addr, r.Port)) })
 }
 
 // ControlHost is Control for side channels. It ignores the port: the engine names its side channel's port, and no prefill leg

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -132,7 +133,7 @@ func TestAllowList(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			list, to := NewAllowList(rules(t, c.rules...), false), netip.MustParseAddrPort(c.to)
+			list, to := NewAllowList(rules(t, c.rules...), false, nil), netip.MustParseAddrPort(c.to)
 			if got := list.allows(to); got != c.want {
 				t.Errorf("allows(%s) is %v", to, got)
 			}
@@ -146,12 +147,12 @@ func TestAllowList(t *testing.T) {
 		})
 	}
 	t.Run("a name waits for its address", func(t *testing.T) {
-		if refusal := NewAllowList(nil, false).Check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
+		if refusal := NewAllowList(nil, false, nil).Check(pd.Target{Host: "localhost", Port: 80}); refusal != nil {
 			t.Errorf("%v", refusal)
 		}
 	})
 	t.Run("what is dialled is no address", func(t *testing.T) {
-		if err := NewAllowList(nil, false).Control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
+		if err := NewAllowList(nil, false, nil).Control(t.Context(), "unix", "/tmp/socket", nil); err == nil {
 			t.Error("allowed")
 		}
 	})
@@ -173,11 +174,11 @@ func TestAllowLoopback(t *testing.T) {
 		{[]string{"10.1.0.0/16"}, "127.0.0.1:80", true},
 		{[]string{"10.1.0.0/16"}, "10.2.0.1:80", false},
 	} {
-		if got := NewAllowList(rules(t, c.rules...), true).allows(netip.MustParseAddrPort(c.to)); got != c.want {
+		if got := NewAllowList(rules(t, c.rules...), true, nil).allows(netip.MustParseAddrPort(c.to)); got != c.want {
 			t.Errorf("%q and loopback: %s allowed: %v", c.rules, c.to, got)
 		}
 	}
-	if NewAllowList(nil, false).allows(netip.MustParseAddrPort("127.0.0.1:80")) {
+	if NewAllowList(nil, false, nil).allows(netip.MustParseAddrPort("127.0.0.1:80")) {
 		t.Error("the switch has changed the private ranges")
 	}
 }
@@ -190,12 +191,50 @@ func TestMetadataServices(t *testing.T) {
 	} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
 		for _, rules := range [][]AllowRule{nil, {{Prefix: netip.MustParsePrefix("::/0")}, {Prefix: netip.MustParsePrefix("0.0.0.0/0")}}} {
-			if NewAllowList(rules, false).allows(to) {
+			if NewAllowList(rules, false, nil).allows(to) {
 				t.Errorf("%s's %s may be asked by %v", cloud, addr, rules)
 			}
 		}
-		if !NewAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}, false).allows(to) {
+		if !NewAllowList([]AllowRule{{Prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen())}}, false, nil).allows(to) {
 			t.Errorf("%s's %s is refused although it is listed", cloud, addr)
 		}
+	}
+}
+
+// TestAllowPods: with pods to go by, an address must be one of theirs and allowed by the rules; without rules, only addresses that
+// no rule for a whole range allows are refused.
+func TestAllowPods(t *testing.T) {
+	pods := func(addr netip.Addr) bool {
+		return slices.Contains([]string{"10.0.0.1", "203.0.113.1", "2001:db8::1", "169.254.169.254", "127.0.0.1"}, addr.String())
+	}
+	for _, c := range []struct {
+		name     string
+		rules    []string
+		loopback bool
+		to       string
+		want     bool
+	}{
+		{"a pod", nil, false, "10.0.0.1:8000", true},
+		{"no pod", nil, false, "10.0.0.2:8000", false},
+		{"a pod outside the private ranges", nil, false, "203.0.113.1:8000", true},
+		{"a pod with an IPv6 address", nil, false, "[2001:db8::1]:8000", true},
+		{"a pod's IPv4 address as IPv6", nil, false, "[::ffff:10.0.0.1]:8000", true},
+		{"a pod that claims the metadata service's address", nil, false, "169.254.169.254:80", false},
+		{"a pod that claims loopback", nil, false, "127.0.0.1:80", false},
+		{"a pod that the rules allow", []string{"10.0.0.0/8:8000"}, false, "10.0.0.1:8000", true},
+		{"another port of it", []string{"10.0.0.0/8:8000"}, false, "10.0.0.1:22", false},
+		{"a pod that the rules do not allow", []string{"10.0.0.0/8:8000"}, false, "203.0.113.1:8000", false},
+		{"what the rules allow and is no pod", []string{"10.0.0.0/8:8000"}, false, "10.0.0.2:8000", false},
+		{"loopback by the switch", nil, true, "127.0.0.2:80", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			list, to := NewAllowList(rules(t, c.rules...), c.loopback, pods), netip.MustParseAddrPort(c.to)
+			if got := list.allows(to); got != c.want {
+				t.Errorf("allows(%s) is %v", to, got)
+			}
+			if err := list.Control(t.Context(), "tcp", to.String(), nil); (err == nil) != c.want {
+				t.Errorf("Control(%s) is %v", to, err)
+			}
+		})
 	}
 }

@@ -18,7 +18,7 @@ func FuzzRoute(f *testing.F) {
 	f.Add("127.0.0.1:1", "[fd00::1]:8000", "", "", "", "x-tandem-plan, te")
 	f.Add("169.254.169.254:80", "", "local;id=0123456789abcdef;reason=short-prompt;strict=0;epp=1;report", "bypass", "", "")
 	f.Add("prefill.models.svc:8000", "0x7f.1:80", "", "force;fallback", "m", "keep-alive")
-	routes := RouteReader{Modes: true, Allow: NewAllowList(nil, false), Budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+	routes := RouteReader{Modes: true, Allow: NewAllowList(nil, false, nil), Budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	f.Fuzz(func(t *testing.T, first, second, plan, mode, model, connection string) {
 		h := http.Header{keyPrefill: {first}, "Connection": {connection}, "X-Prefiller-Host": {second}}
 		for key, value := range map[string]string{keyPlan: plan, keyMode: mode, keyModel: model} {
@@ -74,7 +74,7 @@ func FuzzAllowRule(f *testing.F) {
 			t.Fatalf("%q is %+v, printed as %q and read again as %+v, %v", text, rule, printed, again, err)
 		}
 		addr, err := netip.ParseAddrPort(to)
-		if err != nil || !NewAllowList([]AllowRule{rule}, false).allows(addr) {
+		if err != nil || !NewAllowList([]AllowRule{rule}, false, nil).allows(addr) {
 			return
 		}
 		ip := addr.Addr().Unmap().WithZone("")

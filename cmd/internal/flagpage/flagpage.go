@@ -21,16 +21,30 @@ import (
 // Load runs a program's Program.Load on a fresh struct of its defaults.
 type Load func(std boot.IO, args []string) error
 
-// Check tries every row of the table under a heading of a page that compares a program's flags with those of the program it
-// replaces. A supported flag must pass --check and have the documented default; an ignored one must be logged as such; the
-// error of a refused one must name what the page names. Every flag of foreign, a config struct, must have a row. The caller
-// provides the files that examples name, in the working folder.
-func Check(t *testing.T, page, heading string, foreign any, load Load) {
-	rows := rowsOf(t, page, heading)
-	for field := range reflect.TypeOf(foreign).Fields() {
-		if name := field.Tag.Get("flag"); !slices.ContainsFunc(rows, func(r row) bool { return r.name() == name }) {
+// foreignGroup is the group of the flags that a program has only because the one it replaces has them.
+const foreignGroup = "Known from llm-d"
+
+// Check tries every row of the tables under a heading of a page that compares a program's flags and environment variables with
+// those of the program it replaces. A supported flag must pass --check and have the documented default; an ignored one must be
+// logged as such; the error of a refused one must name what the page names. A variable that sets a flag must be the origin of
+// its value. Every flag of foreignGroup in config, the program's config struct, must have a row, and so must every foreign
+// variable. The caller provides the files that examples name, in the working folder.
+func Check(t *testing.T, page, heading string, config any, load Load) {
+	rows, variables := rowsOf(t, page, heading)
+	known := declarations{variables: map[string]bool{}}
+	known.add(reflect.TypeOf(config), false)
+	for _, name := range known.flags {
+		if !slices.ContainsFunc(rows, func(r row) bool { return r.name() == name }) {
 			t.Errorf("--%s is known to the program and has no row", name)
 		}
+	}
+	for name := range known.variables {
+		if !slices.ContainsFunc(variables, func(r variableRow) bool { return r.name == name }) {
+			t.Errorf("%s in the environment is known to the program and has no row", name)
+		}
+	}
+	for _, r := range variables {
+		t.Run(r.name, func(t *testing.T) { r.try(t, known.variables[r.name], load) })
 	}
 	defaults := defaultsOf(t, load)
 	for _, r := range rows {
@@ -64,7 +78,30 @@ func failure(err error) error {
 	return err
 }
 
-// row is one row of a table of docs/flags.md.
+// declarations are what a config struct knows of the program that is replaced.
+type declarations struct {
+	flags     []string
+	variables map[string]bool // true: it sets a flag
+}
+
+// add reads the tags of a struct and of those inside it.
+func (d *declarations) add(config reflect.Type, foreign bool) {
+	for field := range config.Fields() {
+		name, isFlag := field.Tag.Lookup("flag")
+		if isFlag && foreign {
+			d.flags = append(d.flags, name)
+		}
+		if names := field.Tag.Get("env"); names != "" {
+			for name := range strings.SplitSeq(names, ",") {
+				d.variables[name] = isFlag
+			}
+		} else if !isFlag && field.Type.Kind() == reflect.Struct {
+			d.add(field.Type, foreign || field.Tag.Get("group") == foreignGroup)
+		}
+	}
+}
+
+// row is one row of a table of flags in docs/flags.md.
 type row struct {
 	example []string // the flag with a value, and the flags it needs
 	theirs  string   // default of the program it comes from
@@ -143,8 +180,53 @@ func (r row) refused(t *testing.T, args []string, err error) {
 	}
 }
 
-// rowsOf reads the table under a heading.
-func rowsOf(t *testing.T, page, heading string) (rows []row) {
+// variableRow is one row of a table of environment variables.
+type variableRow struct {
+	name, value string
+	args        []string // flags that the variable needs
+	verdict     string   // same, different or ignored
+	text        string
+}
+
+// try checks the verdict. setsFlag says that the variable must set one.
+func (r variableRow) try(t *testing.T, setsFlag bool, load Load) {
+	var stdout, stderr bytes.Buffer
+	std := boot.IO{Name: "program", Stdout: &stdout, Stderr: &stderr,
+		Env: func(key string) (string, bool) { return r.value, key == r.name }}
+	if err := load(std, r.args); err != nil {
+		t.Fatalf("%s=%s: %v", r.name, r.value, err)
+	}
+	logged := strings.Contains(stderr.String(), "variable="+r.name+" ")
+	switch r.verdict {
+	case "same", "different":
+		if logged {
+			t.Errorf("it is logged to have no effect: %s", &stderr)
+		}
+		if err := failure(load(std, append(slices.Clone(r.args), "--check"))); err != nil {
+			t.Errorf("--check: %v", err)
+		}
+		if origin := "# " + r.name + "\n"; setsFlag != strings.Contains(stdout.String(), origin) {
+			t.Errorf("want %q in the effective configuration: %v; got\n%s", origin, setsFlag, &stdout)
+		}
+	case "ignored":
+		if !logged {
+			t.Errorf("it is not logged to have no effect: stderr is %q", &stderr)
+		}
+		for _, code := range quoted.FindAllStringSubmatch(r.text, -1) {
+			if !strings.Contains(stderr.String(), code[1]) {
+				t.Errorf("the log %q does not name %s, as the page does", &stderr, code[1])
+			}
+		}
+	default:
+		t.Errorf("%q is not a verdict of a variable: want same, different or ignored", r.verdict)
+	}
+}
+
+// variable matches the first cell of a row about an environment variable.
+var variable = regexp.MustCompile("^`([A-Z][A-Z0-9_]*)=([^ `]*)([^`]*)`$")
+
+// rowsOf reads the tables under a heading: of flags, and of environment variables.
+func rowsOf(t *testing.T, page, heading string) (rows []row, variables []variableRow) {
 	t.Helper()
 	data, err := os.ReadFile(page)
 	if err != nil {
@@ -156,17 +238,21 @@ func rowsOf(t *testing.T, page, heading string) (rows []row) {
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	for line := range strings.Lines(section) {
-		if !strings.HasPrefix(line, "| `--") {
+		if !strings.HasPrefix(line, "| `") {
 			continue
 		}
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if len(cells) != 5 {
-			t.Fatalf("%d cells, want flag, two defaults, verdict and text: %s", len(cells), line)
-		}
 		for i, cell := range cells {
 			cells[i] = strings.TrimSpace(cell)
 		}
+		if v := variable.FindStringSubmatch(cells[0]); v != nil && len(cells) == 3 {
+			variables = append(variables, variableRow{v[1], v[2], strings.Fields(v[3]), cells[1], cells[2]})
+			continue
+		}
+		if len(cells) != 5 {
+			t.Fatalf("%d cells, want flag, two defaults, verdict and text, or variable, verdict and text: %s", len(cells), line)
+		}
 		rows = append(rows, row{strings.Fields(strings.Trim(cells[0], "`")), cells[1], cells[2], cells[3], cells[4]})
 	}
-	return rows
+	return rows, variables
 }
