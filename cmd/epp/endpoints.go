@@ -30,7 +30,9 @@ type endpoints struct {
 const (
 	// maxTargetPorts is the most ports that an InferencePool may have.
 	maxTargetPorts = 8
-	sources        = "--pool-name, --endpoint-selector, --endpoints-file, or the plugin file-discovery as dataLayer.discovery of the configuration"
+	// uselessWithoutPods is the problem of flags about a cluster that the endpoints are not from.
+	uselessWithoutPods = "is of no use without --pool-name or --endpoint-selector"
+	sources            = "--pool-name, --endpoint-selector, --endpoints-file, or the plugin file-discovery as dataLayer.discovery of the configuration"
 )
 
 // Validate implements boot.Validator.
@@ -49,17 +51,29 @@ func (e *endpoints) Validate(p *boot.Problems) {
 		p.Require(port > 0 && port <= 65535, "endpoint-target-ports", "%d is not a port from 1 to 65535", port)
 		p.Require(!slices.Contains(e.Ports[:i], port), "endpoint-target-ports", "%d is there twice", port)
 	}
-	p.Require(e.Policy == "" || e.Pool == "", "policy-file", "cannot be given beside --pool-name: the objects of the cluster that name the pool are used")
 }
 
 func (e *endpoints) validateCluster(p *boot.Problems) {
-	const without = "is of no use without --pool-name or --endpoint-selector"
-	p.Require(e.Namespace == "" || e.cluster(), "pool-namespace", without)
-	p.Require(e.Kubeconfig == "" || e.cluster(), "kubeconfig", without)
+	p.Require(e.Kubeconfig == "" || e.cluster(), "kubeconfig", uselessWithoutPods)
 	if e.Kubeconfig != "" {
 		_, _, err := kube.LoadConfig(e.Kubeconfig)
 		p.Require(err == nil, "kubeconfig", "%w", err)
 	}
+}
+
+// validateBeside checks the flags that are about a cluster, unless the configuration names the source of the endpoints.
+func (e *endpoints) validateBeside(p *boot.Problems, discovery any) {
+	if discovery != nil {
+		return
+	}
+	p.Require(e.Namespace == "" || e.cluster(), "pool-namespace", uselessWithoutPods)
+	p.Require(e.Policy == "" || e.Pool == "", "policy-file", "cannot be given beside --pool-name: the objects of the cluster that name the pool are used")
+}
+
+// withoutCluster returns the flags that count when the configuration names the source of the endpoints. llm-d's picker does not
+// start without --pool-name or --endpoint-selector even then, and uses the name in metrics only.
+func (e endpoints) withoutCluster() endpoints {
+	return endpoints{File: e.File, Group: e.Group, Policy: e.Policy}
 }
 
 // given returns the names of the flags that name a source.

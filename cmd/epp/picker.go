@@ -50,6 +50,15 @@ func (p *picker) inUse() *use { return p.current.Load() }
 // newPicker makes a picker with the configuration that the flags name. Its errors are about the configuration. env looks up
 // environment variables.
 func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, registry *prometheus.Registry) (*picker, error) {
+	data, err := cfg.Picking.read()
+	if err != nil {
+		return nil, boot.Configf("config-file: %w", err)
+	}
+	// An error in it comes again, in the words of config.Start.
+	if parsed, err := config.Parse(data, cfg.Picking.table()); err == nil && parsed.NamesDiscovery() && cfg.Endpoints.cluster() {
+		log.Warn("the endpoints are those of the configuration's file-discovery: flags that name a pool or a selector have no effect")
+		cfg.Endpoints = cfg.Endpoints.withoutCluster()
+	}
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry), requests: newRequests(cfg.Tell.Recent)}
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
@@ -57,10 +66,6 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p.queue = newQueue(p.pool, cfg.Endpoints.Pool, registry)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
-	}
-	data, err := cfg.Picking.read()
-	if err != nil {
-		return nil, boot.Configf("config-file: %w", err)
 	}
 	p.live, err = config.Start(data, config.Options{Table: cfg.Picking.table(), Log: log, Keep: &p.keep, Swap: p.swap, Metrics: registry})
 	if err != nil {
@@ -139,8 +144,13 @@ func (c *settings) validateFiles(p *boot.Problems) {
 	}
 	err = c.dryRun(built)
 	p.Require(err == nil, flag, "%s cannot be used: %w", cmp.Or(name, "the default"), err)
-	if given := c.Endpoints.given(); len(given) > 0 {
-		_, err = c.Endpoints.choose(built.Discovery)
+	c.Endpoints.validateBeside(p, built.Discovery)
+	from := c.Endpoints
+	if built.Discovery != nil {
+		from = from.withoutCluster()
+	}
+	if given := from.given(); len(given) > 0 {
+		_, err = from.choose(built.Discovery)
 		p.Require(err == nil, given[0], "%w", err)
 	}
 	err = built.Close()

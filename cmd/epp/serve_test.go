@@ -506,3 +506,25 @@ func (letters) Read(b []byte) (int, error) {
 	}
 	return len(b), nil
 }
+
+// TestPoolBesideFileDiscovery: llm-d's picker wants a pool's name even if the configuration names a file; then no cluster is asked.
+func TestPoolBesideFileDiscovery(t *testing.T) {
+	dir := t.TempDir()
+	file, endpoints := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "endpoints.yaml")
+	write(t, endpoints, endpointsFile)
+	write(t, file, configOf(endpoints, 1))
+	for _, flags := range [][]string{
+		{"--pool-name=llama", "--pool-namespace=serving"},
+		{"--endpoint-selector=app=engine", "--endpoint-target-ports=8000"},
+	} {
+		t.Run(flags[0], func(t *testing.T) {
+			s := serveWith(t, map[string]string{"KUBECONFIG": filepath.Join(dir, "missing")}, append(flags, "--config-file="+file)...)
+			if decode, _ := s.pick(t, true); decode != "127.0.0.2:9" {
+				t.Errorf("picked %q, want the file's decode endpoint", decode)
+			}
+			if !strings.Contains(s.stderr.String(), "flags that name a pool or a selector have no effect") {
+				t.Errorf("the log does not say that the flags have no effect: %s", &s.stderr)
+			}
+		})
+	}
+}

@@ -21,6 +21,9 @@ type Config struct {
 	queueing       *queueing // nil: requests do not wait
 }
 
+// NamesDiscovery reports whether the configuration names a source of endpoints.
+func (c *Config) NamesDiscovery() bool { return c.discovery != nil }
+
 func (c *Config) profileNames() []string {
 	names := make([]string, len(c.profiles))
 	for i, p := range c.profiles {
