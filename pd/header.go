@@ -8,9 +8,14 @@ const (
 	HeaderMode = "x-tandem-pd"
 	// HeaderPrefill carries the prefill candidates, host:port[,host:port…], best first; absent means local. llm-d's name.
 	HeaderPrefill = "x-prefiller-host-port"
+<<<<<<< HEAD
 	// HeaderEncode carries the endpoints that encode images, audio and video, host:port[,host:port…]; absent means that the prompt's
 	// endpoint encodes them. llm-d's name, for its sidecar: Tandem's does not read it.
 	HeaderEncode = "x-encoder-hosts-ports"
+=======
+	// HeaderPrefillNew is llm-d's newer name of HeaderPrefill. Its pickers send both.
+	HeaderPrefillNew = "x-llm-d-prefiller-host-port"
+>>>>>>> dce51e3 (pd, sidecar, envoyconf, chart: llm-d's newer names of the routing headers)
 	// HeaderPlan carries the picker's plan to the sidecar: see Plan.
 	HeaderPlan = "x-tandem-plan"
 	// HeaderAuth carries the secret shared by picker and sidecar, where one is configured.
@@ -41,6 +46,7 @@ const (
 // them, and a client must not choose pods or plans by them.
 var internalPrefixes = []string{
 	"x-tandem-", "x-prefiller-", "x-encoder-", "x-kv-cache-", "x-data-parallel-", "x-gateway-destination-",
+	"x-llm-d-prefiller-", "x-llm-d-encoder-", "x-llm-d-kv-cache-",
 }
 
 // Internal reports whether a header, in any case, is internal: for use between Tandem's components. The sidecar removes all

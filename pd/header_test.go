@@ -24,6 +24,9 @@ func TestInternal(t *testing.T) {
 		{"x-tandem-", true},
 		{"x-encoder-hosts-ports", true},
 		{"x-kv-cache-hit", true},
+		{pd.HeaderPrefillNew, true},
+		{"x-llm-d-encoder-hosts-ports", true},
+		{"x-llm-d-kv-cache-source-host-port", true},
 		{"x-data-parallel-host-port", true},
 		{"x-gateway-destination-endpoint", true},
 		{"x-gateway-destination-endpoint-served", true},
@@ -31,6 +34,7 @@ func TestInternal(t *testing.T) {
 		{pd.HeaderTiming, false}, // every hop may add its own; the sidecar drops the engine's
 		{pd.HeaderRequestID, false},
 		{pd.HeaderDropped, false}, // llm-d's, for clients
+		{"x-llm-d-inference-objective", false},
 		{"", false},
 		{"x", false},
 		{"x-", false},

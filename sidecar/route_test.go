@@ -45,6 +45,8 @@ func TestRouteHeaders(t *testing.T) {
 	}{
 		{"nothing", nil, 200, "local;reason=unplanned"},
 		{"a candidate", []string{pd.HeaderPrefill, here}, 200, remote},
+		{"a candidate by llm-d's newer name", []string{pd.HeaderPrefillNew, here}, 200, remote},
+		{"both names, of which the older counts", []string{pd.HeaderPrefillNew, "?", pd.HeaderPrefill, here}, 200, remote},
 		{"two lines of candidates", []string{pd.HeaderPrefill, here, pd.HeaderPrefill, here}, 200, remote},
 
 		{"auto", []string{pd.HeaderMode, "auto", pd.HeaderPrefill, here}, 200, remote},

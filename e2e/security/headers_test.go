@@ -18,6 +18,7 @@ func routingHeaders(to string) [][2]string {
 	return [][2]string{
 		{"x-prefiller-host-port", to}, {"X-PREFILLER-HOST-PORT", to}, {"x-prefiller-hosts-ports", to},
 		{"x-encoder-hosts-ports", to}, {"x-encoder-host-port", to},
+		{pd.HeaderPrefillNew, to}, {"x-llm-d-encoder-hosts-ports", to}, {"x-llm-d-kv-cache-source-host-port", to},
 		{"x-tandem-plan", plan}, {"X-Tandem-Plan", "local;id=0123456789abcdef;reason=bypassed;strict=0;epp=0"},
 		{"x-tandem-auth", mark}, {"x-tandem-model", mark}, {"x-tandem-filter", "picker"}, {"x-tandem-retry", "1"},
 		{"x-tandem-pd-decision", "local;reason=" + mark}, {"x-tandem-outcome", "done;prompt=1"}, {"x-tandem-", mark},

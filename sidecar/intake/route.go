@@ -48,17 +48,22 @@ type RouteReader struct {
 
 // Tandem's headers in net/http's form, whose functions allocate a new string for a lower-case name at each use.
 var (
-	keyMode    = http.CanonicalHeaderKey(pd.HeaderMode)
-	keyPrefill = http.CanonicalHeaderKey(pd.HeaderPrefill)
-	keyPlan    = http.CanonicalHeaderKey(pd.HeaderPlan)
-	keyAuth    = http.CanonicalHeaderKey(pd.HeaderAuth)
-	keyModel   = http.CanonicalHeaderKey(pd.HeaderModel)
+	keyMode       = http.CanonicalHeaderKey(pd.HeaderMode)
+	keyPrefill    = http.CanonicalHeaderKey(pd.HeaderPrefill)
+	keyPrefillNew = http.CanonicalHeaderKey(pd.HeaderPrefillNew)
+	keyPlan       = http.CanonicalHeaderKey(pd.HeaderPlan)
+	keyAuth       = http.CanonicalHeaderKey(pd.HeaderAuth)
+	keyModel      = http.CanonicalHeaderKey(pd.HeaderModel)
 )
 
 // Read reads the P/D mode, plan and prefill candidates. Without a plan (another picker, or none) a prefill header means
 // remote, and the sidecar itself applies the mode. The error is a *pd.Refusal.
 func (rr *RouteReader) Read(h http.Header) (Route, error) {
 	values := h.Values(keyPrefill)
+	if len(values) == 0 {
+		// Only then: a picker that knows the older name alone cannot remove a client's header of the newer one.
+		values = h.Values(keyPrefillNew)
+	}
 	plans := h.Values(keyPlan)
 	if !rr.trusted(h) {
 		if len(values) > 0 {

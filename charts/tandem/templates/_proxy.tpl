@@ -83,7 +83,7 @@ flags would be:
         (dict "Mark" "picker" "Picks" true "Accounts" false)
         (dict "Mark" "acct" "Picks" false "Accounts" true))
       "Internal" (list "prefix: x-prefiller-" "prefix: x-encoder-" "prefix: x-kv-cache-" "prefix: x-data-parallel-"
-        "prefix: x-gateway-destination-" "exact: x-llm-d-model-name-rewrite" "exact: x-gateway-model-name-rewrite"
+        "prefix: x-gateway-destination-" "prefix: x-llm-d-prefiller-" "prefix: x-llm-d-encoder-" "prefix: x-llm-d-kv-cache-" "exact: x-llm-d-model-name-rewrite" "exact: x-gateway-model-name-rewrite"
         `safe_regex: { regex: "x-tandem-([^p].*|p|p[^d].*|pd.+)?" }`)
       "IdleSeconds" (int .Values.proxy.idleSeconds) "BodyLimit" (include "tandem.bytes" .Values.epp.bodyLimit | int64)
       "FailOpen" (eq .Values.gateway.failureMode "FailOpen") "PoolHTTP2" false

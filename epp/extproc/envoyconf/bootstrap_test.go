@@ -279,6 +279,7 @@ func TestEnvoyRemovesInternalHeaders(t *testing.T) {
 	for _, name := range []string{
 		pd.HeaderMode, pd.HeaderPlan, pd.HeaderAuth, pd.HeaderDecision, pd.HeaderOutcome, pd.HeaderRetry,
 		"x-tandem-", "x-tandem-p", "x-tandem-pdx", "x-tandem-pd-", "x-tandem-px", "x-tandem-d", "x-tandemic",
+		pd.HeaderPrefillNew, "x-llm-d-encoder-hosts-ports", "x-llm-d-kv-cache-source-host-port",
 		pd.HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank", "x-data-type",
 		epp.HeaderDestination, epp.HeaderSubset, epp.HeaderServed, pd.HeaderRequestID, "x-gateway-other",
