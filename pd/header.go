@@ -8,14 +8,11 @@ const (
 	HeaderMode = "x-tandem-pd"
 	// HeaderPrefill carries the prefill candidates, host:port[,host:port…], best first; absent means local. llm-d's name.
 	HeaderPrefill = "x-prefiller-host-port"
-<<<<<<< HEAD
+	// HeaderPrefillNew is llm-d's newer name of HeaderPrefill. Its pickers send both.
+	HeaderPrefillNew = "x-llm-d-prefiller-host-port"
 	// HeaderEncode carries the endpoints that encode images, audio and video, host:port[,host:port…]; absent means that the prompt's
 	// endpoint encodes them. llm-d's name, for its sidecar: Tandem's does not read it.
 	HeaderEncode = "x-encoder-hosts-ports"
-=======
-	// HeaderPrefillNew is llm-d's newer name of HeaderPrefill. Its pickers send both.
-	HeaderPrefillNew = "x-llm-d-prefiller-host-port"
->>>>>>> dce51e3 (pd, sidecar, envoyconf, chart: llm-d's newer names of the routing headers)
 	// HeaderPlan carries the picker's plan to the sidecar: see Plan.
 	HeaderPlan = "x-tandem-plan"
 	// HeaderAuth carries the secret shared by picker and sidecar, where one is configured.
