@@ -33,9 +33,26 @@ const (
 	// HeaderTTFTOld is its older name.
 	HeaderTTFTOld = "x-slo-ttft-ms"
 
+	// HeaderPrefer carries a client's preferences: see IfAvailable.
+	HeaderPrefer = "prefer"
+
 	NamespaceLB     = "envoy.lb"
 	NamespaceSubset = "envoy.lb.subset_hint"
 )
+
+// IfAvailable reports whether a HeaderPrefer has the preference if-available of llm-d's coordinator: to be refused rather than
+// served by an endpoint that has nothing of the prompt cached. Preferences are separated by commas, and may have a value and
+// parameters (RFC 7240).
+func IfAvailable(prefer string) bool {
+	for preference := range strings.SplitSeq(prefer, ",") {
+		name, _, _ := strings.Cut(preference, ";")
+		name, _, _ = strings.Cut(name, "=")
+		if strings.EqualFold(strings.TrimSpace(name), "if-available") {
+			return true
+		}
+	}
+	return false
+}
 
 // SplitList splits comma-separated lists and leaves out blank items.
 func SplitList(lists ...string) []string {

@@ -32,6 +32,8 @@ type Request struct {
 	Known     bool
 	// Priority is the objective's, 0 without a known one. Requests of negative priority are refused first: see Detector.
 	Priority int
+	// IfAvailable says that the request is refused if the first endpoint has nothing of the prompt cached.
+	IfAvailable bool
 	// Bytes is the size of the body.
 	Bytes int64
 

@@ -59,6 +59,7 @@ const (
 	SlowBody      Reason = "slow-body"
 	UntrustedPeer Reason = "untrusted-peer"
 	DeniedTarget  Reason = "denied-target"
+	NotCached     Reason = "not-cached" // the client wants an answer only if a part of the prompt is cached
 	NoEndpoint    Reason = "no-endpoint"
 	Saturated     Reason = "saturated"
 	QueueFull     Reason = "queue-full"    // as many requests wait for capacity as may

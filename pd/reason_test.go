@@ -14,7 +14,7 @@ var contract = map[pd.Verdict]string{
 	pd.Remote: "uncached always forced external",
 	pd.Local: "below-threshold short-prompt bypassed not-splittable unplanned no-media no-prefill prefill-failed handoff-invalid " +
 		"handoff-late transfer-failed",
-	pd.Refused: "bad-pd-header bad-request duplicate-key not-splittable too-large long-header slow-body untrusted-peer denied-target no-endpoint " +
+	pd.Refused: "bad-pd-header bad-request duplicate-key not-splittable too-large long-header slow-body untrusted-peer denied-target not-cached no-endpoint " +
 		"no-prefill prefill-failed saturated queue-full queue-timeout evicted budget busy draining deadline internal",
 }
 

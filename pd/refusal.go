@@ -57,6 +57,7 @@ var refusals = []struct {
 	{SlowBody, http.StatusRequestTimeout, "timeout_error", "timeout_error", 0, ""},
 	{UntrustedPeer, http.StatusForbidden, "permission_error", "permission_error", 0, ""},
 	{DeniedTarget, http.StatusForbidden, "permission_error", "permission_error", 0, ""},
+	{NotCached, http.StatusPreconditionFailed, "invalid_request_error", "invalid_request_error", 0, ""},
 	{NoEndpoint, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
 	{NoPrefill, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
 	{PrefillFailed, http.StatusBadGateway, "server_error", "api_error", time.Second, ""},

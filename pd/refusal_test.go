@@ -33,6 +33,7 @@ var wire = []struct {
 	{pd.SlowBody, 408, "timeout_error", "timeout_error", "", ""},
 	{pd.UntrustedPeer, 403, "permission_error", "permission_error", "", ""},
 	{pd.DeniedTarget, 403, "permission_error", "permission_error", "", ""},
+	{pd.NotCached, 412, "invalid_request_error", "invalid_request_error", "", ""},
 	{pd.NoEndpoint, 503, "service_unavailable_error", "overloaded_error", "1", "rejected-no-endpoints"},
 	{pd.NoPrefill, 503, "service_unavailable_error", "overloaded_error", "1", "rejected-no-endpoints"},
 	{pd.PrefillFailed, 502, "server_error", "api_error", "1", ""},

@@ -518,7 +518,7 @@ func TestPoolBesideFileDiscovery(t *testing.T) {
 		{"--endpoint-selector=app=engine", "--endpoint-target-ports=8000"},
 	} {
 		t.Run(flags[0], func(t *testing.T) {
-			s := serveWith(t, map[string]string{"KUBECONFIG": filepath.Join(dir, "missing")}, append(flags, "--config-file="+file)...)
+			s := serveWith(t, map[string]string{"KUBECONFIG": filepath.Join(dir, "missing")}, append(flags, "--secure-serving=false", "--config-file="+file)...)
 			if decode, _ := s.pick(t, true); decode != "127.0.0.2:9" {
 				t.Errorf("picked %q, want the file's decode endpoint", decode)
 			}

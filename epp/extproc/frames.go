@@ -137,6 +137,8 @@ func readHead(m *corev3.HeaderMap) (h head) {
 			h.RequestID = valueOf(v)
 		case pd.HeaderMode:
 			h.Mode = append(h.Mode, valueOf(v))
+		case epp.HeaderPrefer:
+			h.IfAvailable = h.IfAvailable || epp.IfAvailable(valueOf(v))
 		case epp.HeaderObjective:
 			h.Objective = valueOf(v)
 		case epp.HeaderObjectiveOld:

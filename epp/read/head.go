@@ -3,6 +3,7 @@ package read
 import (
 	"cmp"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -18,6 +19,7 @@ type Head struct {
 	Mode        []string    // the values of x-tandem-pd; nil if the picker ignores them
 	Objective   string      // x-llm-d-inference-objective
 	Target      string      // x-llm-d-model-name-rewrite
+	IfAvailable bool        // the client prefers a refusal to an endpoint that has nothing of the prompt cached
 	Subset      *epp.Subset // nil: the whole pool
 	Headers     epp.Headers // all of them, for plugins
 }
@@ -26,10 +28,11 @@ type Head struct {
 // stands in for the path of the request that is asked about.
 func HeadOf(r *http.Request, path string) Head {
 	h := Head{Method: r.Method, Path: path, ContentType: r.Header.Get("Content-Type"), RequestID: r.Header.Get(pd.HeaderRequestID),
-		Mode:      r.Header.Values(pd.HeaderMode),
-		Headers:   r.Header,
-		Objective: cmp.Or(r.Header.Get(epp.HeaderObjective), r.Header.Get(epp.HeaderObjectiveOld)),
-		Target:    cmp.Or(r.Header.Get(epp.HeaderTarget), r.Header.Get(epp.HeaderTargetOld))}
+		Mode:        r.Header.Values(pd.HeaderMode),
+		Headers:     r.Header,
+		IfAvailable: slices.ContainsFunc(r.Header.Values(epp.HeaderPrefer), epp.IfAvailable),
+		Objective:   cmp.Or(r.Header.Get(epp.HeaderObjective), r.Header.Get(epp.HeaderObjectiveOld)),
+		Target:      cmp.Or(r.Header.Get(epp.HeaderTarget), r.Header.Get(epp.HeaderTargetOld))}
 	if hint, ok := r.Header[http.CanonicalHeaderKey(epp.HeaderSubset)]; ok {
 		h.Subset = epp.NewSubset(epp.SplitList(hint...)...)
 	}

@@ -55,7 +55,7 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 	api := h.API()
 	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
 	r.request = epp.Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective,
-		Headers: h.Headers}
+		Headers: h.Headers, IfAvailable: h.IfAvailable && r.layout != nil}
 	r.buffered.Reset()
 	clear(r.out)
 	r.out = r.out[:0]

@@ -66,6 +66,14 @@ func (k *pick) linksOf(i int) []epp.Link {
 	return k.links
 }
 
+// requireCached refuses a request that is to be served only from a cache, if the first endpoint has nothing of it.
+func (k *pick) requireCached() error {
+	if !k.round.Request.IfAvailable || k.cached() > 0 {
+		return nil
+	}
+	return pd.Refuse(pd.NotCached, "No part of the prompt is cached on the model server that was chosen. Send the request without Prefer: if-available to have it computed.")
+}
+
 // cached returns how many tokens of the prompt the first endpoint has cached, by the matcher that the decider reads; 0 if there
 // is no endpoint yet.
 func (k *pick) cached() int {

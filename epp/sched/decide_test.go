@@ -269,3 +269,40 @@ func TestUnconfiguredRefuses(t *testing.T) {
 		t.Errorf("without a pipeline blocks are wanted: %v", spec)
 	}
 }
+
+// TestIfAvailable: a client may ask to be refused rather than served without a cache. Such a refusal reserves nothing and teaches
+// the prefix index nothing, or the next such request would find a cache that does not exist.
+func TestIfAvailable(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		cached  int // tokens on the only decode endpoint
+		blind   bool
+		asks    bool
+		refused bool
+	}{
+		{"a block is cached", blockTokens, false, true, false},
+		{"nothing is cached", 0, false, true, true},
+		{"nothing is known of caches", 0, true, true, true},
+		{"nothing is cached, and any endpoint will do", 0, false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, m, cfg := fleet("decode", "prefill"), &caches{cached: map[string]int{"decode-0": c.cached, "prefill-1": 64}}, disagg()
+			if !c.blind {
+				cfg.Matcher = m
+			}
+			s, r := scheduler(t, p, cfg), splitRequest(100)
+			r.IfAvailable = c.asks
+			d, err := s.Pick(t.Context(), r)
+			if refused := err != nil; refused != c.refused || refused && pd.AsRefusal(err).Reason != pd.NotCached {
+				t.Fatalf("got %v, want a refusal: %v", err, c.refused)
+			}
+			if !c.refused {
+				d.Reservation.End()
+				return
+			}
+			if left := inFlight(p); len(left) > 0 || len(m.learnt) > 0 {
+				t.Errorf("a refused request has reserved %v and taught %v", left, m.learnt)
+			}
+		})
+	}
+}

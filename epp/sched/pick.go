@@ -156,6 +156,7 @@ func (k *pick) runStage(i int) (err error) {
 		k.choose(i)
 		switch {
 		case len(k.chosen[i]) > 0:
+			err = k.requireCached()
 		case k.full:
 			return saturated()
 		default:

@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -66,6 +68,11 @@ func (c *cluster) RoundTrip(req *http.Request) (*http.Response, error) {
 	case query.Get("watch") == "true":
 		r, w := io.Pipe()
 		context.AfterFunc(req.Context(), func() { r.CloseWithError(req.Context().Err()) })
+		seconds, err := strconv.Atoi(query.Get("timeoutSeconds"))
+		if err != nil {
+			return nil, err
+		}
+		time.AfterFunc(time.Duration(seconds)*time.Second, func() { w.Close() })
 		c.watches[key] = w
 		answer.Body = r
 	default:

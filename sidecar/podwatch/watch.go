@@ -54,7 +54,8 @@ type Watch struct {
 	log  *slog.Logger
 
 	pods    atomic.Pointer[map[netip.Addr]bool] // nil: not known yet
-	trouble atomic.Pointer[error]               // why they are not known, or not followed; nil: none
+	trouble atomic.Pointer[error]               // why they are not known; nil: none
+	told    sync.Map                            // the text that was logged last, by what it is about, while that is not over
 
 	// pauses are the shortest and the longest wait between two lists of a kind. They are fields so that tests need not wait.
 	pauses [2]time.Duration
@@ -99,9 +100,8 @@ func (w *Watch) follow(ctx context.Context, r resource, all func([]json.RawMessa
 		pause = min(2*pause, w.pauses[1])
 		if err == nil {
 			pause = w.pauses[0]
-		} else {
-			w.complain(err)
 		}
+		w.complain(r.path, err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -126,10 +126,15 @@ func (w *Watch) once(ctx context.Context, r resource, all func([]json.RawMessage
 	return nil
 }
 
-// complain logs a trouble once until it changes.
-func (w *Watch) complain(err error) {
+// complain logs a trouble with something, once until it changes. nil ends it.
+func (w *Watch) complain(about string, err error) {
+	if err == nil {
+		w.told.Delete(about)
+		return
+	}
 	trouble := fmt.Errorf("following the pods of InferencePool %s: %w", w.pool, err)
-	if last := w.trouble.Swap(&trouble); last == nil || (*last).Error() != trouble.Error() {
+	w.trouble.Store(&trouble)
+	if last, _ := w.told.Swap(about, err.Error()); last != err.Error() {
 		w.log.Warn("the pods that prefill legs may go to are not up to date", "pool", w.pool.String(), "error", err)
 	}
 }
@@ -171,14 +176,16 @@ func (p *inferencePool) labels() (string, error) {
 // readPools follows the pods of the pool, if there is one. A deleted pool has no pods; those of one that has not existed yet are
 // not known.
 func (r *run) readPools(items []json.RawMessage) error {
+	const existence = "existence"
 	if len(items) > 0 {
+		r.complain(existence, nil)
 		return r.readPool(items[0])
 	}
 	r.stop()
 	if r.pods.Load() != nil {
 		r.pods.Store(&map[netip.Addr]bool{})
 	}
-	r.complain(errors.New("there is no such InferencePool"))
+	r.complain(existence, errors.New("there is no such InferencePool"))
 	return nil
 }
 
@@ -205,10 +212,7 @@ func (r *run) readPool(item json.RawMessage) error {
 	r.stop()
 	ctx, end := context.WithCancel(r.ctx)
 	r.selector, r.end = selector, end
-	of := &podSet{addrs: map[string][]netip.Addr{}, publish: func(addrs map[netip.Addr]bool) {
-		r.pods.Store(&addrs)
-		r.trouble.Store(nil)
-	}}
+	of := &podSet{addrs: map[string][]netip.Addr{}, publish: func(addrs map[netip.Addr]bool) { r.pods.Store(&addrs) }}
 	pods := resource{"/api/v1/namespaces/" + url.PathEscape(r.pool.Namespace) + "/pods", url.Values{"labelSelector": {selector}}}
 	r.work.Go(func() { r.follow(ctx, pods, of.reset, of.change) })
 	return nil

@@ -72,9 +72,11 @@ func (m *MetricsTLS) Validate(p *Problems) {
 		return
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	_, err := ServerTLS(m.CertDir, "", quiet)
-	p.Require(err == nil, "metrics-cert-dir", "%w", err)
-	_, err = ServerTLS(m.CertDir, m.ClientCA, quiet)
+	if _, err := ServerTLS(m.CertDir, "", quiet); err != nil {
+		p.Add("metrics-cert-dir", "%w", err)
+		return
+	}
+	_, err := ServerTLS(m.CertDir, m.ClientCA, quiet)
 	p.Require(err == nil, "metrics-client-ca-file", "%w", err)
 }
 

@@ -192,7 +192,12 @@ type variableRow struct {
 func (r variableRow) try(t *testing.T, setsFlag bool, load Load) {
 	var stdout, stderr bytes.Buffer
 	std := boot.IO{Name: "program", Stdout: &stdout, Stderr: &stderr,
-		Env: func(key string) (string, bool) { return r.value, key == r.name }}
+		Env: func(key string) (string, bool) {
+			if key == r.name {
+				return r.value, true
+			}
+			return "", false
+		}}
 	if err := load(std, r.args); err != nil {
 		t.Fatalf("%s=%s: %v", r.name, r.value, err)
 	}

@@ -46,6 +46,7 @@ var reasonMeaning = map[pd.Reason]string{
 	pd.SlowBody:       "the body arrived too slowly",
 	pd.UntrustedPeer:  "the sender may not choose a prefill endpoint",
 	pd.DeniedTarget:   "the prefill endpoint is not on the allow-list",
+	pd.NotCached:      "nothing of the prompt is cached, and the client wants no answer then",
 	pd.NoEndpoint:     "no endpoint may serve the request",
 	pd.Saturated:      "every endpoint is full",
 	pd.QueueFull:      "as many requests wait for capacity as may",

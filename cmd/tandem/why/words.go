@@ -26,6 +26,7 @@ var because = map[pd.Reason]string{
 	pd.SlowBody:       "its body came too slowly (--body-timeout)",
 	pd.UntrustedPeer:  "its prefill header came without the shared secret",
 	pd.DeniedTarget:   "its prefill header names an address outside --prefill-allow",
+	pd.NotCached:      "it asked for an answer only if a part of its prompt is cached, and none was",
 	pd.NoEndpoint:     "no decode pod was available",
 	pd.Saturated:      "every endpoint of a stage was full",
 	pd.QueueFull:      "every endpoint of a stage was full, and so was the queue",
