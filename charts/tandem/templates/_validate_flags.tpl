@@ -81,6 +81,8 @@ secure-serving: set tls.sidecarSecret
 secure-proxy: set tls.sidecarSecret
 cert-path: set tls.sidecarSecret
 metrics-port: the chart sets it
+metrics-cert-dir: the probes and monitors of the chart ask in plaintext
+metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
 admin-address: it stays on loopback
 model-server-host: the engine is in the same pod
 model-server-port: the chart sets it
@@ -100,6 +102,7 @@ drain-timeout: set drainSeconds
 body-limit: set epp.bodyLimit
 pd-header: set epp.pdHeader
 prefill-allow: set sidecar.prefillAllow
+enable-ssrf-protection: engine pods have no rights in the cluster, so set sidecar.prefillAllow
 prefill-discovery: it is the release's own Service
 warm-up: set sidecar.warmUp
 keeper: set sidecar.keeper.enabled
@@ -120,6 +123,8 @@ host: the chart sets it
 grpc-port: the chart sets it
 grpc-health-port: the chart sets it
 metrics-port: the chart sets it
+metrics-cert-dir: the probes and monitors of the chart ask in plaintext
+metrics-client-ca-file: the probes and monitors of the chart ask in plaintext
 admin-address: it stays on loopback
 secure-serving: set tls.eppSecret
 cert-path: set tls.eppSecret

@@ -11,7 +11,7 @@ const tls13 = "VersionTLS13"
 // Handshake restricts the TLS of a listener that serves requests.
 type Handshake struct {
 	MinVersion string   `flag:"tls-min-version" enum:"VersionTLS12,VersionTLS13" arg:"VERSION" help:"oldest TLS version that is accepted"`
-	Suites     []string `flag:"tls-cipher-suites" arg:"NAME[,…]" help:"cipher suites that are accepted with TLS 1.2, by their names in Go's crypto/tls; empty: Go's choice. TLS 1.3 has no choice"`
+	Suites     []string `flag:"tls-cipher-suites" arg:"NAME[,…]" help:"cipher suites that are accepted with TLS 1.2, by their names in Go's crypto/tls; empty: Go's choice. Those of TLS 1.3 cannot be chosen"`
 }
 
 // DefaultHandshake returns the restrictions without flags: TLS 1.2 or newer.
