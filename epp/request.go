@@ -60,6 +60,15 @@ type Origin struct {
 	Target   string // that answers
 }
 
+// RequireModel refuses a request that is to generate and for which neither the client nor a rewrite names a model, as llm-d does;
+// engines would answer with the model that they have. Prompts of token ids are of one model already. The error is a *pd.Refusal.
+func (r *Request) RequireModel() error {
+	if r.Model != "" || r.API == pd.APIOther || r.API == pd.APIGenerate {
+		return nil
+	}
+	return pd.Refuse(pd.BadRequest, "The request names no model. Send its name as the member \"model\".")
+}
+
 // Headers are the headers of a client's request.
 type Headers interface {
 	// Get returns the first value of a header, "" if there is none. name is in lower case.

@@ -6,7 +6,31 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
 )
+
+func TestRequireModel(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		request epp.Request
+		refused bool
+	}{
+		{"the client's", epp.Request{API: pd.APIChat, Model: "m"}, false},
+		{"a rewrite's", epp.Request{API: pd.APIChat, Model: "m", Rewrite: "default"}, false},
+		{"none for chat", epp.Request{API: pd.APIChat}, true},
+		{"none for messages", epp.Request{API: pd.APIMessages}, true},
+		{"none for embeddings", epp.Request{API: pd.APIEmbeddings}, true},
+		{"none for token ids", epp.Request{API: pd.APIGenerate}, false},
+		{"none for a request that generates nothing", epp.Request{API: pd.APIOther}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := c.request.RequireModel()
+			if refused := err != nil; refused != c.refused || refused && pd.AsRefusal(err).Reason != pd.BadRequest {
+				t.Errorf("got %v, want a refusal: %v", err, c.refused)
+			}
+		})
+	}
+}
 
 func TestSubset(t *testing.T) {
 	for _, c := range []struct {

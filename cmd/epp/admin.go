@@ -88,6 +88,9 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	var decision *epp.Decision
 	request, err := reader.Close(p.rules.policy())
 	if err == nil {
+		err = request.RequireModel()
+	}
+	if err == nil {
 		decision, err = p.sched.Explain(r.Context(), request)
 	}
 	x := epp.Explain(request, decision, err)

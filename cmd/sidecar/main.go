@@ -55,7 +55,7 @@ type foreign struct {
 	Pull     bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
 	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
 	Warm     bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
-	Push     bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave all --moriio flags out"`
+	Push     bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
 	Parallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
 	World    int      `flag:"moriio-dp-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
 	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
@@ -97,8 +97,8 @@ func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
 	p.Require(!f.Warm, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
-	p.Require(!f.Push, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave all --moriio flags out")
-	p.Require(!f.Parallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave all --moriio flags out")
+	p.Require(!f.Push, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
+	p.Require(!f.Parallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
 	p.Require(f.World == 1, "moriio-dp-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {

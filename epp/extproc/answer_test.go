@@ -182,6 +182,14 @@ func TestRefusals(t *testing.T) {
 			nil, "1048576"},
 		{"too large where nothing is read", nil, frames{requestHeaders(more, ":method", "POST", ":path", "/tokenize"),
 			requestBody(more, strings.Repeat(" ", 1<<20)), requestBody(more, " ")}, 413, pd.TooLarge, nil, ""},
+		{"no model", nil, frames{chat(more), requestBody(ends, `{"messages":[]}`)}, 400, pd.BadRequest, nil, "names no model"},
+		{"messages with an empty model", nil, frames{messages, requestBody(ends, `{"model":"","messages":[]}`)}, 400, pd.BadRequest, nil, "names no model"},
+		{"nothing cached, where that was asked", func(r *epp.Request) (*epp.Decision, error) {
+			if !r.IfAvailable {
+				return nil, grpc.ErrServerStopped
+			}
+			return nil, pd.Refuse(pd.NotCached, "Nothing is cached.")
+		}, frames{chat(more, "prefer", "respond-async", "prefer", "if-available"), requestBody(ends, prompt)}, 412, pd.NotCached, nil, "Nothing is cached."},
 		{"no endpoint", refuse(pd.Refuse(pd.NoEndpoint, "None.")), frames{chat(more), requestBody(ends, prompt)}, 503, pd.NoEndpoint,
 			map[string]string{"retry-after": "1", pd.HeaderDropped: "rejected-no-endpoints"}, "None."},
 		{"no endpoint for a GET", refuse(pd.Refuse(pd.NoEndpoint, "None.")), frames{get("/v1/models")}, 503, pd.NoEndpoint,

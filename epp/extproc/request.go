@@ -166,6 +166,9 @@ func (st *stream) pick(last time.Time) (r *epp.Request, d *epp.Decision, err err
 	if r, err = st.request.reader.Close(st.s.policy()); err != nil {
 		return nil, nil, err
 	}
+	if err = r.RequireModel(); err != nil {
+		return r, nil, err
+	}
 	if st.request.subset != nil {
 		r.Subset = st.request.subset // no other goroutine has the request yet
 	}

@@ -19,7 +19,7 @@ var because = map[pd.Reason]string{
 	pd.HandoffLate:    "the hand-off was too old to be used",
 	pd.TransferFailed: "decode could not load the KV cache",
 	pd.BadPDHeader:    "its x-tandem-pd has a value that does not exist",
-	pd.BadRequest:     "it cannot be read",
+	pd.BadRequest:     "it cannot be read, or names no model",
 	pd.DuplicateKey:   "its body has a member twice, and engines disagree which one counts",
 	pd.TooLarge:       "its body is larger than --body-limit",
 	pd.LongHeader:     "its headers are too long",
