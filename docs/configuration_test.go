@@ -29,12 +29,16 @@ func TestConfiguration(t *testing.T) {
 	replaceBetween(t, "docs/configuration.md", "plugins", pluginManual(t))
 }
 
-// TestPluginTypes writes docs/llm-d.md's table of llm-d's plugin types: what each is here.
+// TestPluginTypes writes docs/llm-d.md's table of llm-d's plugin types, what each is here, and the list of differences that
+// tandem check --migrate prints from.
 func TestPluginTypes(t *testing.T) {
-	lines := map[string]string{}
+	lines, differing := map[string]string{}, []string{}
 	for _, row := range plugin.Table {
 		params := reflect.TypeOf(row.New()).Elem()
 		differences := aboutLLMD(named(structDoc(t, params).text, params.Name(), row.Type))
+		if differences != "" {
+			differing = append(differing, row.Type+"\t"+differences+"\n")
+		}
 		for _, name := range slices.Concat([]string{row.Type}, row.Aliases) {
 			lines[name] = "served | " + differences
 			if row.Flag != "" {
@@ -57,6 +61,18 @@ func TestPluginTypes(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", name, strings.TrimSuffix(lines[name], " "))
 	}
 	replaceBetween(t, "docs/llm-d.md", "plugin types", b.String()+"\n")
+	slices.Sort(differing)
+	file := filepath.Join(root, "cmd", "tandem", "check", "differences.txt")
+	want := strings.Join(differing, "")
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != want {
+		t.Errorf("%s is older than the source: run make docs\n%v\n%s", file, err, firstDifference(string(got), want))
+	}
 }
 
 // aboutLLMD returns the sentences of a plugin's comment that tell of llm-d's plugin: what differs on purpose.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -19,6 +20,16 @@ type Config struct {
 	discovery      *plugin   // nil: none
 	detector       *plugin   // nil: none
 	queueing       *queueing // nil: requests do not wait
+}
+
+// Types returns the types of all plugins, without repetition: those of the file in its order, then those that were added.
+func (c *Config) Types() (types []string) {
+	for _, p := range c.plugins {
+		if !slices.Contains(types, p.row.Type) {
+			types = append(types, p.row.Type)
+		}
+	}
+	return types
 }
 
 // NamesDiscovery reports whether the configuration names a source of endpoints.
