@@ -49,7 +49,9 @@ func inCluster(env func(string) (string, bool), dir string) (API, error) {
 	return API{
 		URL: "https://" + net.JoinHostPort(host, port),
 		Client: &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-			TLSHandshakeTimeout: listTimeout, ForceAttemptHTTP2: true}},
+			TLSHandshakeTimeout: listTimeout, ForceAttemptHTTP2: true,
+			// A connection whose other end is gone would else be used again for each list.
+			HTTP2: &http.HTTP2Config{SendPingTimeout: listTimeout, PingTimeout: listTimeout / 2}}},
 		Token: func() (string, error) {
 			token, err := os.ReadFile(filepath.Join(dir, "token"))
 			return strings.TrimSpace(string(token)), err

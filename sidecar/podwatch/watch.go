@@ -86,6 +86,7 @@ func (w *Watch) Ready() error {
 // Run follows the pool and its pods until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	r := &run{Watch: w, ctx: ctx}
+	defer w.api.Client.CloseIdleConnections()
 	defer r.stop()
 	w.follow(ctx, w.pool.resource(), r.readPools, r.poolChanged)
 }
