@@ -60,8 +60,9 @@ type Origin struct {
 	Target   string // that answers
 }
 
-// RequireModel refuses a request that is to generate and for which neither the client nor a rewrite names a model, as llm-d does;
-// engines would answer with the model that they have. Prompts of token ids are of one model already. The error is a *pd.Refusal.
+// RequireModel refuses a request for which neither the client nor a rewrite names a model, as llm-d does; engines would answer with
+// the model that they have. A prompt of token ids needs no name, because its tokens are those of one model. The error is a
+// *pd.Refusal.
 func (r *Request) RequireModel() error {
 	if r.Model != "" || r.API == pd.APIOther || r.API == pd.APIGenerate {
 		return nil

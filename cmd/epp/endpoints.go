@@ -30,7 +30,7 @@ type endpoints struct {
 const (
 	// maxTargetPorts is the most ports that an InferencePool may have.
 	maxTargetPorts = 8
-	// uselessWithoutPods is the problem of flags about a cluster that the endpoints are not from.
+	// uselessWithoutPods is the problem with a flag about a cluster whose pods are not the endpoints.
 	uselessWithoutPods = "is of no use without --pool-name or --endpoint-selector"
 	sources            = "--pool-name, --endpoint-selector, --endpoints-file, or the plugin file-discovery as dataLayer.discovery of the configuration"
 )
@@ -61,17 +61,15 @@ func (e *endpoints) validateCluster(p *boot.Problems) {
 	}
 }
 
-// validateBeside checks the flags that are about a cluster, unless the configuration names the source of the endpoints.
-func (e *endpoints) validateBeside(p *boot.Problems, discovery any) {
-	if discovery != nil {
-		return
-	}
+// validateUnconfigured checks the flags that have no effect if the configuration names the source of the endpoints. It is for a
+// configuration that names none.
+func (e *endpoints) validateUnconfigured(p *boot.Problems) {
 	p.Require(e.Namespace == "" || e.cluster(), "pool-namespace", uselessWithoutPods)
 	p.Require(e.Policy == "" || e.Pool == "", "policy-file", "cannot be given beside --pool-name: the objects of the cluster that name the pool are used")
 }
 
-// withoutCluster returns the flags that count when the configuration names the source of the endpoints. llm-d's picker does not
-// start without --pool-name or --endpoint-selector even then, and uses the name in metrics only.
+// withoutCluster returns the flags that have an effect if the configuration names the source of the endpoints. llm-d's picker does
+// not start without --pool-name or --endpoint-selector even then, and uses the name in metrics only, so both are accepted.
 func (e endpoints) withoutCluster() endpoints {
 	return endpoints{File: e.File, Group: e.Group, Policy: e.Policy}
 }

@@ -73,7 +73,7 @@ type scrapes struct {
 // foreign are flags of llm-d's picker that are not served, or have no effect here. A switch may be given with its default value,
 // because charts write out defaults.
 type foreign struct {
-	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not supported, must be false: restrict access to the metrics port by a network policy"`
+	MetricsAuth bool `flag:"metrics-endpoint-auth" help:"not supported, must be false: restrict access to the metrics port by a network policy, or with --metrics-client-ca-file"`
 	Scores      bool `flag:"emit-endpoint-scores" help:"not supported, must be false: ask POST /explain on the admin port for the scores of a request"`
 
 	_ struct{} `flag:"feature-gates" refused:"list them as featureGates in the configuration of --config-file"`
@@ -108,7 +108,7 @@ type foreign struct {
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
-	p.Require(!f.MetricsAuth, "metrics-endpoint-auth", "is not served: restrict access to the metrics port by a network policy")
+	p.Require(!f.MetricsAuth, "metrics-endpoint-auth", "is not served: restrict access to the metrics port by a network policy, or with --metrics-client-ca-file")
 	p.Require(!f.Scores, "emit-endpoint-scores", "is not served: ask POST /explain on the admin port for the scores of a request")
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"io"
 	"path/filepath"
 	"reflect"
@@ -46,5 +47,33 @@ func TestExtProcFlags(t *testing.T) {
 	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache = false, false, true, true
 	if got := cfg.extproc(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestHandshakeFlags: the flags that restrict TLS reach the ext-proc port.
+func TestHandshakeFlags(t *testing.T) {
+	const small, chacha = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+	for _, c := range []struct {
+		name   string
+		flag   string
+		suite  uint16 // the only one that the gateway offers, with TLS 1.2
+		served bool
+	}{
+		{"by default", "--tls-min-version=VersionTLS12", chacha, true},
+		{"TLS 1.3 only", "--tls-min-version=VersionTLS13", chacha, false},
+		{"a suite that is named", "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", small, true},
+		{"a suite that is not named", "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", chacha, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := serve(t, "--secure-serving", c.flag)
+			conn, err := tls.Dial("tcp", s.addresses["extproc"], &tls.Config{InsecureSkipVerify: true, // the certificate is not what is tested
+				NextProtos: []string{"h2"}, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{c.suite}})
+			if err == nil {
+				err = conn.Close()
+			}
+			if (err == nil) != c.served {
+				t.Errorf("the handshake ends with %v, want success: %v", err, c.served)
+			}
+		})
 	}
 }

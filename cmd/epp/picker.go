@@ -54,7 +54,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	if err != nil {
 		return nil, boot.Configf("config-file: %w", err)
 	}
-	// An error in it comes again, in the words of config.Start.
+	// config.Start reports a configuration that cannot be parsed.
 	if parsed, err := config.Parse(data, cfg.Picking.table()); err == nil && parsed.NamesDiscovery() && cfg.Endpoints.cluster() {
 		log.Warn("the endpoints are those of the configuration's file-discovery: flags that name a pool or a selector have no effect")
 		cfg.Endpoints = cfg.Endpoints.withoutCluster()
@@ -144,10 +144,11 @@ func (c *settings) validateFiles(p *boot.Problems) {
 	}
 	err = c.dryRun(built)
 	p.Require(err == nil, flag, "%s cannot be used: %w", cmp.Or(name, "the default"), err)
-	c.Endpoints.validateBeside(p, built.Discovery)
 	from := c.Endpoints
 	if built.Discovery != nil {
 		from = from.withoutCluster()
+	} else {
+		from.validateUnconfigured(p)
 	}
 	if given := from.given(); len(given) > 0 {
 		_, err = from.choose(built.Discovery)

@@ -120,6 +120,36 @@ func TestMetricsOverTLS(t *testing.T) {
 	}
 }
 
+// TestHandshakeFlags: the flags that restrict TLS reach the data port.
+func TestHandshakeFlags(t *testing.T) {
+	const small, chacha = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+	for _, c := range []struct {
+		name   string
+		flag   string
+		suite  uint16 // the only one that the client offers, with TLS 1.2
+		served bool
+	}{
+		{"by default", "--tls-min-version=VersionTLS12", chacha, true},
+		{"TLS 1.3 only", "--tls-min-version=VersionTLS13", chacha, false},
+		{"a suite that is named", "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", small, true},
+		{"a suite that is not named", "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", chacha, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addresses, end := serving(t, []string{"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+				"--model-server-port=1", "--secure-serving", c.flag})
+			defer end()
+			conn, err := tls.Dial("tcp", addresses["http"], &tls.Config{InsecureSkipVerify: true, // the certificate is not what is tested
+				MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{c.suite}})
+			if err == nil {
+				err = conn.Close()
+			}
+			if (err == nil) != c.served {
+				t.Errorf("the handshake ends with %v, want success: %v", err, c.served)
+			}
+		})
+	}
+}
+
 // serving runs a sidecar until end is called, and returns the addresses of its ports.
 func serving(t *testing.T, args []string) (addresses map[string]string, end func()) {
 	t.Helper()

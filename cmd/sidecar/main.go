@@ -50,19 +50,23 @@ type listen struct {
 // foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
 // accepted, because charts write them out.
 type foreign struct {
-	Ranks    int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
-	Encoder  string   `flag:"ec-connector" arg:"NAME" help:"not supported, must be empty: leave the encoder role out of the pool"`
-	Pull     bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
-	Chunk    int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
-	Warm     bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
-	Push     bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
-	Parallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
-	World    int      `flag:"moriio-dp-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
-	TLS      []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
-	Insecure []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
+	Ranks          int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	Encoder        string   `flag:"ec-connector" arg:"NAME" help:"not supported, must be empty: leave the encoder role out of the pool"`
+	Pull           bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
+	Chunk          int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
+	Speculative    bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
+	MoRIIO         bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
+	MoRIIOParallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
+	MoRIIORanks    int      `flag:"moriio-dp-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	TLS            []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
+	Insecure       []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
 
 	_ struct{} `flag:"prefiller-use-tls" refused:"use --prefill-tls"`
 	_ struct{} `flag:"decoder-use-tls" refused:"use --decode-tls"`
+	_ struct{} `flag:"prefiller-tls-insecure-skip-verify" refused:"use --prefill-tls-insecure-skip-verify"`
+	_ struct{} `flag:"decoder-tls-insecure-skip-verify" refused:"use --decode-tls-insecure-skip-verify"`
+	_ struct{} `flag:"inference-pool-namespace" refused:"use --inference-pool=NAMESPACE/NAME"`
+	_ struct{} `flag:"inference-pool-name" refused:"use --inference-pool=NAMESPACE/NAME"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
 	_ struct{} `flag:"mooncake-bootstrap-port" ignored:"only the mooncake protocol uses it"`
@@ -85,6 +89,8 @@ type foreign struct {
 	_ struct{} `env:"MOONCAKE_BOOTSTRAP_PORT" ignored:"only the mooncake protocol uses it; leave it out with --kv-connector=nixlv2"`
 	_ struct{} `env:"P2P_CONNECTOR_PORT" ignored:"only the offloading protocol uses it; leave it out with --kv-connector=nixlv2"`
 	_ struct{} `env:"SGLANG_BOOTSTRAP_PORT" ignored:"only the sglang protocol uses it; leave it out with --kv-connector=nixlv2"`
+	_ struct{} `env:"INFERENCE_POOL_NAMESPACE" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
+	_ struct{} `env:"INFERENCE_POOL_NAME" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"MORIIO_METRICS_ADDR" ignored:"use --metrics-port and --host"`
 	_ struct{} `env:"MORIIO_DNS_RESOLVE_TTL_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
 	_ struct{} `env:"MORIIO_DNS_RESOLVE_TIMEOUT_SECONDS" ignored:"it is for --moriio-write-mode, which is not supported"`
@@ -96,10 +102,10 @@ func (f *foreign) Validate(p *boot.Problems) {
 	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not supported: leave the encoder role out of the pool")
 	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
-	p.Require(!f.Warm, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
-	p.Require(!f.Push, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
-	p.Require(!f.Parallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
-	p.Require(f.World == 1, "moriio-dp-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
+	p.Require(!f.Speculative, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
+	p.Require(!f.MoRIIO, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
+	p.Require(!f.MoRIIOParallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
+	p.Require(f.MoRIIORanks == 1, "moriio-dp-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
 			p.Require(stage == prefiller || stage == decoder, flag, "%q is not supported, only prefiller and decoder are", stage)
@@ -114,7 +120,7 @@ func defaults() config {
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
 		Watch:   following{Group: podwatch.Groups[0]},
-		Foreign: foreign{Ranks: 1, World: 1},
+		Foreign: foreign{Ranks: 1, MoRIIORanks: 1},
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -62,10 +63,11 @@ func inCluster(env func(string) (string, bool), dir string) (API, error) {
 const (
 	// listTimeout bounds a list. One of 5,000 pods takes a second.
 	listTimeout = 30 * time.Second
-	// watchTime is how long the API server is asked to watch. A list follows, which mends whatever a watch has missed.
+	// watchTime is the shortest time that the API server is asked to watch, and half the longest: sidecars that were started
+	// together must not list together. The list that follows has whatever a watch has missed.
 	watchTime = 5 * time.Minute
 	// watchTimeout ends a watch whose connection is dead.
-	watchTimeout = watchTime + listTimeout
+	watchTimeout = 2*watchTime + listTimeout
 	// maxComplaint is how much of an error answer is read (bytes).
 	maxComplaint = 4 << 10
 )
@@ -105,7 +107,7 @@ func (a API) watch(ctx context.Context, r resource, version string, on func(even
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
 	body, err := a.get(ctx, r, url.Values{"watch": {"true"}, "resourceVersion": {version},
-		"timeoutSeconds": {fmt.Sprint(int(watchTime.Seconds()))}})
+		"timeoutSeconds": {fmt.Sprint(int((watchTime + rand.N(watchTime)).Seconds()))}})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -57,7 +58,7 @@ type Watch struct {
 	trouble atomic.Pointer[error]               // why they are not known; nil: none
 	told    sync.Map                            // the text that was logged last, by what it is about, while that is not over
 
-	// pauses are the shortest and the longest wait between two lists of a kind. They are fields so that tests need not wait.
+	// pauses bound the wait between two lists of a kind, at random from half of it on. They are fields so that tests need not wait.
 	pauses [2]time.Duration
 }
 
@@ -103,7 +104,7 @@ func (w *Watch) follow(ctx context.Context, r resource, all func([]json.RawMessa
 			pause = w.pauses[0]
 		}
 		w.complain(r.path, err)
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // sidecars that lost the API server together must not come back together
 		select {
 		case <-ctx.Done():
 			timer.Stop()

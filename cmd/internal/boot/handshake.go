@@ -20,12 +20,12 @@ func DefaultHandshake() Handshake { return Handshake{MinVersion: "VersionTLS12"}
 // Validate implements [Validator].
 func (h *Handshake) Validate(p *Problems) {
 	for _, name := range h.Suites {
-		p.Require(suiteID(name) != 0, "tls-cipher-suites", "%q is not a cipher suite of TLS 1.2 that Go holds secure, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", name)
+		p.Require(suiteID(name) != 0, "tls-cipher-suites", "%q is not a cipher suite of TLS 1.2 that Go considers secure, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", name)
 	}
 }
 
-// ServesHTTP2 reports whether net/http can serve HTTP/2 with these suites. It refuses to start without one that HTTP/2
-// requires.
+// ServesHTTP2 reports whether net/http can serve HTTP/2 with these suites: it refuses to start a server whose suites lack the
+// one that HTTP/2 requires.
 func (h Handshake) ServesHTTP2() bool {
 	if len(h.Suites) == 0 || h.MinVersion == tls13 {
 		return true
@@ -49,7 +49,7 @@ func (h Handshake) Apply(config *tls.Config) {
 	}
 }
 
-// suiteID returns the number of a cipher suite of TLS 1.2, or 0 if Go has none of this name or holds it insecure.
+// suiteID returns the number of a cipher suite of TLS 1.2, or 0 if Go has none of this name or considers it insecure.
 func suiteID(name string) uint16 {
 	for _, suite := range tls.CipherSuites() {
 		if suite.Name == name && suite.SupportedVersions[0] <= tls.VersionTLS12 {
@@ -71,12 +71,12 @@ func (m *MetricsTLS) Validate(p *Problems) {
 		p.Require(m.ClientCA == "", "metrics-client-ca-file", "is of no use without --metrics-cert-dir")
 		return
 	}
-	quiet := slog.New(slog.DiscardHandler)
-	if _, err := ServerTLS(m.CertDir, "", quiet); err != nil {
+	discard := slog.New(slog.DiscardHandler)
+	if _, err := ServerTLS(m.CertDir, "", discard); err != nil {
 		p.Add("metrics-cert-dir", "%w", err)
 		return
 	}
-	_, err := ServerTLS(m.CertDir, m.ClientCA, quiet)
+	_, err := ServerTLS(m.CertDir, m.ClientCA, discard)
 	p.Require(err == nil, "metrics-client-ca-file", "%w", err)
 }
 

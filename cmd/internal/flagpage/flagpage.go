@@ -3,6 +3,7 @@ package flagpage
 import (
 	"bytes"
 	"cmp"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -24,13 +25,24 @@ type Load func(std boot.IO, args []string) error
 // foreignGroup is the group of the flags that a program has only because the one it replaces has them.
 const foreignGroup = "Known from llm-d"
 
+// surface has the names of all flags and environment variables of llm-d's programs, by heading.
+//
+//go:embed llm-d.txt
+var surface string
+
 // Check tries every row of the tables under a heading of a page that compares a program's flags and environment variables with
 // those of the program it replaces. A supported flag must pass --check and have the documented default; an ignored one must be
 // logged as such; the error of a refused one must name what the page names. A variable that sets a flag must be the origin of
-// its value. Every flag of foreignGroup in config, the program's config struct, must have a row, and so must every foreign
-// variable. The caller provides the files that examples name, in the working folder.
+// its value. Every name of surface under the heading must have a row, and so must every flag of foreignGroup and every foreign
+// variable in config, the program's config struct. The caller provides the files that examples name, in the working folder.
 func Check(t *testing.T, page, heading string, config any, load Load) {
 	rows, variables := rowsOf(t, page, heading)
+	for _, name := range namesOf(t, heading) {
+		if !slices.ContainsFunc(rows, func(r row) bool { return "--"+r.name() == name }) &&
+			!slices.ContainsFunc(variables, func(r variableRow) bool { return r.name == name }) {
+			t.Errorf("%s of %s has no row", name, heading)
+		}
+	}
 	known := declarations{variables: map[string]bool{}}
 	known.add(reflect.TypeOf(config), false)
 	for _, name := range known.flags {
@@ -56,6 +68,17 @@ func Check(t *testing.T, page, heading string, config any, load Load) {
 			}
 		})
 	}
+}
+
+// namesOf returns the flags, with dashes, and variables of surface under a heading.
+func namesOf(t *testing.T, heading string) []string {
+	t.Helper()
+	_, names, found := strings.Cut(surface, "\n["+heading+"]\n")
+	if !found {
+		t.Fatalf("llm-d.txt has no part [%s]", heading)
+	}
+	names, _, _ = strings.Cut(names, "\n[")
+	return strings.Fields(names)
 }
 
 // defaultsOf returns the defaults of all flags, as --check prints them.

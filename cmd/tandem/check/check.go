@@ -16,15 +16,16 @@ const Summary = "check an EndpointPickerConfig, and print it with all defaults"
 
 // settings has, besides its own, flags that other commands have, and that a user may expect to name the configuration to check.
 type settings struct {
-	Migrate bool `flag:"migrate" help:"print what of a configuration of llm-d's has another effect here, in place of the effective configuration"`
+	Migrate bool `flag:"migrate" help:"print what of a configuration of llm-d's has another effect here, and its old names, in place of the effective configuration"`
 
 	_ struct{} `flag:"config" refused:"this command has no settings of its own. To check a configuration, name its file: check FILE"`
 	_ struct{} `flag:"check" refused:"this command always checks. Name the file of the configuration: check FILE"`
 }
 
 // Run runs the command. The operand is a file, "-" for stdin, or nothing for the built-in configuration. The effective
-// configuration goes to stdout, warnings go to stderr; with --migrate the differences from llm-d go to stdout instead. If the configuration is invalid, the error is an Exit with
-// CodeConfig, with every problem on a line of its own.
+// configuration goes to stdout, warnings go to stderr; with --migrate both the warnings and the differences from llm-d go to
+// stdout, and nothing else. If the configuration is invalid, the error is an Exit with CodeConfig, with every problem on a line
+// of its own.
 func Run(_ context.Context, std boot.IO, args []string) error {
 	program := boot.Program{Summary: "check: " + Summary + ".", Operands: "[FILE | -]", NoSettings: true}
 	var cfg settings

@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-serving/tandem/epp/config"
 )
 
-// differencesText says of each plugin type whose effect is not that of llm-d's what differs: a line for each, with a tab behind
-// the type. make docs writes it from the comments of the plugins, as it does the table in docs/llm-d.md.
+// differencesText has a line for each plugin type whose effect differs from that in llm-d: the type, a tab, and the difference.
+// make docs writes it from the comments of the plugins, as it does the table in docs/llm-d.md.
 //
 //go:embed differences.txt
 var differencesText string
 
-// writeDifferences prints what of a configuration of llm-d's has another effect here: the warnings, and the plugins that work
-// differently on purpose.
+// writeDifferences prints what of a configuration of llm-d's has another effect here: the warnings, and the plugins that differ on
+// purpose. name is that of the configuration.
 func writeDifferences(w io.Writer, name string, c *config.Config) error {
 	found := slices.Clone(c.Warnings)
 	differences := map[string]string{}

@@ -25,7 +25,7 @@ var because = map[pd.Reason]string{
 	pd.LongHeader:     "its headers are too long",
 	pd.SlowBody:       "its body came too slowly (--body-timeout)",
 	pd.UntrustedPeer:  "its prefill header came without the shared secret",
-	pd.DeniedTarget:   "its prefill header names an address outside --prefill-allow",
+	pd.DeniedTarget:   "its prefill header names an address outside --prefill-allow, or of no pod of --inference-pool",
 	pd.NotCached:      "it asked for an answer only if a part of its prompt is cached, and none was",
 	pd.NoEndpoint:     "no decode pod was available",
 	pd.Saturated:      "every endpoint of a stage was full",
