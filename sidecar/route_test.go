@@ -270,7 +270,7 @@ func TestDeniedTargetIsLogged(t *testing.T) {
 			p.end()
 			address := strings.Replace(target, "localhost", "", 1)
 			if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `level=WARN msg="prefill target denied" request_id=`) ||
-				!strings.Contains(got, "client=127.0.0.1:") || !strings.Contains(got, address+": address is not in --prefill-allow") {
+				!strings.Contains(got, "client=127.0.0.1:") || !strings.Contains(got, address+": address is outside --prefill-allow") {
 				t.Errorf("logged %s", got)
 			}
 		})

@@ -182,7 +182,7 @@ func Denied(cause error) *pd.Refusal {
 }
 
 // ErrDenied is the error of a connection to an address outside the list.
-var ErrDenied = errors.New("the address is outside --prefill-allow, or, with --enable-ssrf-protection, of no pod of --inference-pool")
+var ErrDenied = errors.New("address is outside --prefill-allow, or, with --enable-ssrf-protection, of no pod of --inference-pool")
 
 // allowsHost reports whether the list has an address, at any port.
 func (l AllowList) allowsHost(addr netip.Addr) bool {
