@@ -288,7 +288,7 @@ func TestIfAvailable(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p, m, cfg := fleet("decode", "prefill"), &caches{cached: map[string]int{"decode-0": c.cached, "prefill-1": 64}}, disagg()
 			if !c.blind {
-				cfg.Matcher = m
+				cfg.Matchers = []epp.Matcher{m}
 			}
 			s, r := scheduler(t, p, cfg), splitRequest(100)
 			r.IfAvailable = c.asks
