@@ -127,22 +127,26 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		flags    []string
-		prefill  string // in the header, empty for none
+		header   string // that names the target, empty for none
+		prefill  string
 		status   int
 		decision string
 	}{
-		{"no secret, a target that is not allowed", nil, "169.254.169.254:80", 403, "refused;reason=denied-target"},
-		{"no secret, and no target", nil, "", 503, "refused;reason=no-prefill"}, // the client's plan is strict
-		{"secret, and a target", []string{"--auth-file=" + file}, f.Prefill[0].Tap.Addr, 403, "refused;reason=untrusted-peer"},
-		{"secret, and no target", []string{"--auth-file=" + file}, "", 200, "local;reason=unplanned"},
-		{"secret, and the mode off", []string{"--auth-file=" + file, "--pd-header=off"}, "", 200, "local;reason=unplanned"},
+		{"no secret, a target that is not allowed", nil, pd.HeaderPrefill, "169.254.169.254:80", 403, "refused;reason=denied-target"},
+		{"no secret, such a target by llm-d's newer name", nil, pd.HeaderPrefillNew, "169.254.169.254:80", 403, "refused;reason=denied-target"},
+		{"no secret, and no target", nil, "", "", 503, "refused;reason=no-prefill"}, // the client's plan is strict
+		{"secret, and a target", []string{"--auth-file=" + file}, pd.HeaderPrefill, f.Prefill[0].Tap.Addr, 403, "refused;reason=untrusted-peer"},
+		{"secret, and a target by llm-d's newer name", []string{"--auth-file=" + file}, pd.HeaderPrefillNew, f.Prefill[0].Tap.Addr, 403, "refused;reason=untrusted-peer"},
+		{"secret, and no target", []string{"--auth-file=" + file}, "", "", 200, "local;reason=unplanned"},
+		{"secret, and the mode off", []string{"--auth-file=" + file, "--pd-header=off"}, "", "", 200, "local;reason=unplanned"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := harness.StartSidecar(t, engine, c.flags...)
 			header := [][2]string{{"Content-Type", "application/json"}}
 			plans := 0
 			for _, h := range routingHeaders("10.0.0.1:80") {
-				isPlan, isPrefill := strings.EqualFold(h[0], pd.HeaderPlan), strings.EqualFold(h[0], pd.HeaderPrefill)
+				isPlan := strings.EqualFold(h[0], pd.HeaderPlan)
+				isPrefill := strings.EqualFold(h[0], pd.HeaderPrefill) || h[0] == pd.HeaderPrefillNew
 				if isPlan {
 					plans++
 				}
@@ -151,8 +155,8 @@ func TestSecurityHeadersAtTheSidecar(t *testing.T) {
 					header = append(header, h)
 				}
 			}
-			if c.prefill != "" {
-				header = append(header, [2]string{pd.HeaderPrefill, c.prefill})
+			if c.header != "" {
+				header = append(header, [2]string{c.header, c.prefill})
 			}
 			if len(c.flags) == 0 { // the headers of a trusted sender must be well-formed
 				header = slices.DeleteFunc(header, func(h [2]string) bool { return h[0] == pd.HeaderModel })
