@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -133,6 +134,13 @@ func (q *queue) checkRefused(t *testing.T, name string, want pd.Reason) {
 	case pd.AsRefusal(err).Reason != want:
 		t.Errorf("%s was refused with %v, want %s", name, err, want)
 	}
+}
+
+// names returns what has passed so far.
+func (q *queue) names() []string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.passed)
 }
 
 // refusals returns how many requests were refused so far.
