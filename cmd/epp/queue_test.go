@@ -64,11 +64,19 @@ func (s *served) waiting(t *testing.T, want int) {
 	}
 }
 
+// oneEndpoint is a pool that one request fills, as fullAfterOne has it.
+const oneEndpoint = "endpoints:\n- {name: d, address: 127.0.0.1, port: 9}\n"
+
 // fullAfterOne is a configuration with flow control over a pool that one request fills.
 func fullAfterOne(t *testing.T, flowControl string) string {
 	t.Helper()
 	endpoints := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, endpoints, "endpoints:\n- {name: d, address: 127.0.0.1, port: 9}\n")
+	write(t, endpoints, oneEndpoint)
+	return overEndpoints(endpoints, flowControl)
+}
+
+// overEndpoints is a configuration with flow control over the endpoints of a file, each of which one request fills.
+func overEndpoints(endpoints, flowControl string) string {
 	return fmt.Sprintf(`apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]
@@ -124,6 +132,20 @@ func TestRequestsWait(t *testing.T) {
 	write(t, configuration, strings.Replace(text, "featureGates: [flowControl]", "featureGates: []", 1))
 	if r := refusal(t, fourth); r != nil {
 		t.Errorf("the fourth request is refused: %+v", r)
+	}
+}
+
+// TestRequestsWaitForAPool: while a pool is scaled to zero its requests wait, and go as soon as it has an endpoint.
+func TestRequestsWaitForAPool(t *testing.T) {
+	configuration, endpoints := filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, endpoints, "endpoints: []\n")
+	write(t, configuration, overEndpoints(endpoints, "defaultRequestTTL: 1ms, noEndpointRequestTTL: 1m"))
+	s := serveWith(t, nil, "--config-file="+configuration, "--secure-serving=false")
+	waits := s.send(t)
+	s.waiting(t, 1)
+	write(t, endpoints, oneEndpoint)
+	if r := refusal(t, waits); r != nil {
+		t.Errorf("the request is refused: %+v", r)
 	}
 }
 
