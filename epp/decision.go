@@ -21,8 +21,8 @@ type Decision struct {
 	Pass    Pass   // of the admission
 	// Reservation charges the endpoints; nil in a decision that was only explained.
 	Reservation *Reservation
-	// Stampers add headers to the answer.
-	Stampers []Stamper
+	// AnswerPlugins take part in the answer; nil if there are none.
+	AnswerPlugins *AnswerPlugins
 	// Trace says how the decision was made; nil unless it was requested.
 	Trace *Trace
 }

@@ -175,7 +175,7 @@ func (c *settings) dryRun(b *config.Built) error {
 func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (*sched.Pipeline, error) {
 	cfg := sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admitters: b.Admitters, Admission: b.Admission,
 		Matchers: b.Matchers, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
-		Picked: config.Of[epp.PickObserver](b), Stampers: config.Of[epp.Stamper](b),
+		Picked: config.Of[epp.PickObserver](b), AnswerPlugins: epp.AnswerPlugins{Stampers: config.Of[epp.Stamper](b), Reporters: config.Of[epp.Reporter](b)},
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
 	if q != nil {
 		cfg.Picked = append(cfg.Picked, q.running)

@@ -75,7 +75,6 @@ var refused = map[string]string{
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
-	"request-attribute-reporter":                leaveOut,
 	"sglanghttp-parser":                         noAPI,
 	"slo-headroom-tier-filter":                  noPredictor,
 	"vertexai-parser":                           noAPI,

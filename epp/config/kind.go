@@ -50,6 +50,8 @@ func describe(p *plugin, instance any) string {
 		return "an identifier of requests"
 	case epp.PickObserver:
 		return "an observer of picks"
+	case epp.Reporter:
+		return "a reporter of answers"
 	case epp.Stamper:
 		return "a stamper of answers"
 	case epp.EndpointObserver, epp.SnapshotObserver:

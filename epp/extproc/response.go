@@ -2,8 +2,6 @@ package extproc
 
 import (
 	"bytes"
-	"mime"
-	"strings"
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
@@ -18,6 +16,8 @@ type response struct {
 	state  responseState
 	rename *body.Renamer // restores the client's name of the model; nil: the body passes unchanged
 	parts  [][]byte      // scratch
+	counts *counts       // of the body's tokens; nil: they are not read
+	told   bool          // the reporters were asked
 }
 
 type responseState uint8
@@ -53,10 +53,11 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		}
 		m.RemoveHeaders = append(m.RemoveHeaders, "content-length") // the two names may differ in length
 	}
+	st.startCounts(reported)
 	if m == nil {
-		return st.send(responseHeadersPass)
+		return st.send(st.tell(responseHeadersPass, true))
 	}
-	return st.send(responseHeadersAnswer(m))
+	return st.send(st.tell(responseHeadersAnswer(m), false))
 }
 
 // startRename prepares to restore the client's name of the model in the answer's body. It reports false if the gateway does not
@@ -66,12 +67,8 @@ func (st *stream) startRename(r report) bool {
 	if names == nil || st.modes.noResponseBody() {
 		return false
 	}
-	if coding := valueOf(r.coding); coding != "" && coding != "identity" {
-		return false
-	}
-	media, _, err := mime.ParseMediaType(valueOf(r.media))
-	events := media == "text/event-stream"
-	if err != nil || !events && media != "application/json" && !strings.HasSuffix(media, "+json") {
+	events, ok := readable(r)
+	if !ok {
 		return false
 	}
 	st.response.rename = body.NewRenamer(names.Answers, names.Asked, events)
@@ -113,7 +110,7 @@ func (st *stream) tellWait(m *procv3.HeaderMutation) *procv3.HeaderMutation {
 // stamp adds the headers of plugins to the answer. a.By is nil if the gateway does not tell which endpoint served the request.
 func (st *stream) stamp(m *procv3.HeaderMutation, a epp.Answer) *procv3.HeaderMutation {
 	d := st.outcome.Decision
-	if d == nil || len(d.Stampers) == 0 {
+	if d == nil || d.AnswerPlugins == nil || len(d.AnswerPlugins.Stampers) == 0 {
 		return m
 	}
 	if a.Decision = d; a.By == nil {
@@ -122,7 +119,7 @@ func (st *stream) stamp(m *procv3.HeaderMutation, a epp.Answer) *procv3.HeaderMu
 	if m == nil {
 		m = &procv3.HeaderMutation{}
 	}
-	for _, stamper := range d.Stampers {
+	for _, stamper := range d.AnswerPlugins.Stampers {
 		stamper.Stamp(&a, func(name, value string) { set(m, name, value) })
 	}
 	return m
@@ -133,11 +130,12 @@ func (st *stream) responseBody(b *procv3.HttpBody) (done bool, err error) {
 		return st.violation("response-order", "a part of the response's body came where none can be")
 	}
 	st.responseBegins(b.GetEndOfStream())
+	st.response.counts.write(b.GetBody())
 	if st.response.rename != nil {
 		return st.renamedBody(b)
 	}
 	if len(b.GetBody()) == 0 {
-		return st.send(newBodyAnswer(false, nil, b.GetEndOfStream()))
+		return st.sendBodyPart(false, nil, b.GetEndOfStream())
 	}
 	return st.sendBody(false, [][]byte{b.GetBody()}, b.GetEndOfStream())
 }
@@ -175,7 +173,7 @@ func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error
 	}
 	reported := readReport(t.GetTrailers(), &st.outcome)
 	if st.request.head.trailers {
-		return st.send(responseTrailersPass)
+		return st.send(st.tell(responseTrailersPass, true))
 	}
 	var remove []string
 	if reported.timed {
@@ -185,9 +183,9 @@ func (st *stream) responseTrailers(t *procv3.HttpTrailers) (done bool, err error
 		remove = append(remove, pd.HeaderOutcome)
 	}
 	if remove == nil {
-		return st.send(responseTrailersPass)
+		return st.send(st.tell(responseTrailersPass, true))
 	}
-	return st.send(responseTrailersAnswer(remove))
+	return st.send(st.tell(responseTrailersAnswer(remove), false))
 }
 
 // responseBegins notes that the answer has begun. From now on no deadline may answer the request.

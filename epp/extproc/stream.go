@@ -110,14 +110,23 @@ func (st *stream) send(m *procv3.ProcessingResponse) (done bool, err error) {
 // sendBody sends a body in parts of the slices it arrived in. end marks the last part.
 func (st *stream) sendBody(toRequest bool, segments [][]byte, end bool) (done bool, err error) {
 	if len(segments) == 0 && end { // the end needs a frame
-		return st.send(newBodyAnswer(toRequest, nil, true))
+		return st.sendBodyPart(toRequest, nil, true)
 	}
 	for i, rest := range segments {
 		for len(rest) > 0 && !done && err == nil {
 			part := rest[:min(len(rest), maxFrame)]
 			rest = rest[len(part):]
-			done, err = st.send(newBodyAnswer(toRequest, part, end && len(rest) == 0 && i == len(segments)-1))
+			done, err = st.sendBodyPart(toRequest, part, end && len(rest) == 0 && i == len(segments)-1)
 		}
 	}
 	return done, err
+}
+
+// sendBodyPart sends a part of a body that fits into one message. The last message of an answer also has what reporters say.
+func (st *stream) sendBodyPart(toRequest bool, part []byte, end bool) (done bool, err error) {
+	m := newBodyAnswer(toRequest, part, end)
+	if end && !toRequest {
+		m = st.tell(m, false)
+	}
+	return st.send(m)
 }

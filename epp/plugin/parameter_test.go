@@ -108,6 +108,9 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"request-attribute-reporter", "", "attributes: must have one entry, got 0"},
+		{"request-attribute-reporter", "attributes: [{}, {}]", "attributes: must have one entry, got 2"},
+		{"request-attribute-reporter", "attributes: [{condition: x}]", "attributes[0].key.name: must not be empty|attributes[0].expression: must not be empty"},
 		{"probabilistic-admitter", "{queueDepthThreshold: 0, kvCacheUtilThreshold: 0, power: .nan, k: .inf}", "queueDepthThreshold: must be at least 1, got 0|" +
 			"kvCacheUtilThreshold: must be a number above 0, got 0|power: must be a number above 0, got NaN|k: must be a number above 0, got +Inf"},
 		{"utilization-filter", "conditions: []", "conditions: must not be empty"},

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
 	"github.com/tandem-serving/tandem/epp/plugin/producer"
 	"github.com/tandem-serving/tandem/epp/plugin/queue"
+	"github.com/tandem-serving/tandem/epp/plugin/reporter"
 	"github.com/tandem-serving/tandem/epp/plugin/scorer"
 )
 
@@ -88,6 +89,9 @@ var Table = []epp.Row{
 	{Type: "agent-identity", New: affinity.NewAgentIdentity},
 	{Type: "topology-extractor", New: affinity.NewTopologyExtractor},
 	{Type: "token-producer", Deprecated: []string{"tokenizer"}, New: producer.NewToken},
+
+	// Reporters of numbers about answers.
+	{Type: "request-attribute-reporter", New: reporter.NewRequestAttribute},
 
 	// Sources of endpoints and of what their pages say.
 	{Type: "file-discovery", New: newFileDiscovery},

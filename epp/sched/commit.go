@@ -114,7 +114,10 @@ func (k *pick) write(m *made) *epp.Decision {
 	d := &m.decision
 	d.Picks, d.Verdict, d.Reason, d.Strict = m.picks[:0], k.verdict, k.reason, k.strict()
 	d.Tokens, d.Cached, d.Costs = k.round.Request.Prompt.Tokens, k.cached(), k.costs
-	d.Origin, d.Stampers = k.round.Request.Origin(), k.pipeline.config.Stampers
+	d.Origin = k.round.Request.Origin()
+	if a := &k.pipeline.config.AnswerPlugins; len(a.Stampers)+len(a.Reporters) > 0 {
+		d.AnswerPlugins = a
+	}
 	total, all := 0, m.endpoints[:0]
 	for i := range k.chosen {
 		total += len(k.chosen[i])

@@ -17,26 +17,26 @@ import (
 
 // Config is the configuration of a pipeline.
 type Config struct {
-	Profiles  []epp.Profile
-	Stages    epp.Stages
-	Chooser   epp.Chooser           // chooses stages for each request; nil: Stages serve all
-	Choices   map[string]epp.Stages // what it chooses among
-	Preparers []epp.NamedPreparer   // run before the pick, all at once
-	Admission epp.Admission         // nil: every request is picked for at once
-	Wait      time.Duration         // for which the admission may let a request wait
-	Screeners []epp.NamedScreener   // narrow down the candidates of all stages, in this order
-	Admitters []epp.NamedAdmitter   // refuse requests for the load of the candidates
-	Matchers  []epp.Matcher         // know prefix caches; plugins that name none of them use the first
-	Producers []epp.Producer        // of signals
-	Links     epp.LinkEstimator     // nil: links are not known
-	Detector  epp.Detector          // while the pool is full, requests of negative priority are refused; nil: they are not
-	Observers []epp.Observer        // of outcomes
-	Picked    []epp.PickObserver    // told of every pick
-	Stampers  []epp.Stamper         // of answers
-	Charge    epp.Charge            // how requests are charged to endpoints
-	Stale     time.Duration         // age from which a load is trusted less: see epp.Load.Trust
-	Seed      uint64                // of the random numbers that break ties; 0 = another seed for every pipeline
-	Metrics   *Metrics              // nil: nothing is counted
+	Profiles      []epp.Profile
+	Stages        epp.Stages
+	Chooser       epp.Chooser           // chooses stages for each request; nil: Stages serve all
+	Choices       map[string]epp.Stages // what it chooses among
+	Preparers     []epp.NamedPreparer   // run before the pick, all at once
+	Admission     epp.Admission         // nil: every request is picked for at once
+	Wait          time.Duration         // for which the admission may let a request wait
+	Screeners     []epp.NamedScreener   // narrow down the candidates of all stages, in this order
+	Admitters     []epp.NamedAdmitter   // refuse requests for the load of the candidates
+	Matchers      []epp.Matcher         // know prefix caches; plugins that name none of them use the first
+	Producers     []epp.Producer        // of signals
+	Links         epp.LinkEstimator     // nil: links are not known
+	Detector      epp.Detector          // while the pool is full, requests of negative priority are refused; nil: they are not
+	Observers     []epp.Observer        // of outcomes
+	Picked        []epp.PickObserver    // told of every pick
+	AnswerPlugins epp.AnswerPlugins
+	Charge        epp.Charge    // how requests are charged to endpoints
+	Stale         time.Duration // age from which a load is trusted less: see epp.Load.Trust
+	Seed          uint64        // of the random numbers that break ties; 0 = another seed for every pipeline
+	Metrics       *Metrics      // nil: nothing is counted
 }
 
 // Pipeline is a checked configuration. It does not change, but for the count of its picks and the fallback budget.
