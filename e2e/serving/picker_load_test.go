@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -223,12 +224,14 @@ func frontWithSubset(t *testing.T, f *harness.Fleet, mode, hint string) {
 
 // TestRetry has a decode pod that can answer no request: it says whether another pod may try.
 func TestRetry(t *testing.T) {
+	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
+	t.Cleanup(failing.Close)
 	for _, l := range harness.Layouts {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 0, 2)
 			// No budget for prefilling locally what was planned remote: the sidecar refuses, and says that others may try.
 			f.Decode[0].Sidecar = harness.StartSidecar(t, f.Decode[0].Engine.Addr, "--fallback-ratio=0", "--fallback-burst=0")
-			writePrefill(t, f, "127.0.0.1:9")
+			writePrefill(t, f, failing.Listener.Addr().String())
 			f.StartPicker(t)
 			f.StartFront(t, l)
 			for range 6 {

@@ -99,7 +99,7 @@ var simulatedOnly = map[string]string{
 	`Cluster`:                               "it is about Kubernetes; the engines are pods that answer anything",
 	`Metrics|Telemetry|ErrorShapes`:         "it makes engines fail",
 	`\w+Client`:                             "it makes engines fail, but for the answers that the case stock clients has",
-	`Chaos\w*|PrefillLost|Overload`:         "it makes engines fail, or needs to know how much they can do",
+	`Chaos\w*|PrefillLost|Overload|Queues`:  "it makes engines fail, or needs to know how much they can do",
 	`ProxyAwaitsPicker`:                     "it is about Envoy's start; any engine will do",
 	`Warmup`:                                "it says how long engines take to meet, and needs such as have not",
 	`Rolling\w*|Matrix\w*|Soak`:             "it makes engines fail, or restarts them more often than real ones can be waited for",
@@ -112,7 +112,7 @@ var simulatedOnly = map[string]string{
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "controlplane", "image", "kube", "matrix", "otlp", "release", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "conformance", "controlplane", "image", "kube", "matrix", "otlp", "release", "vllm"}
 
 // TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
 func TestEveryTestIsListedForRealEngines(t *testing.T) {
