@@ -21,6 +21,7 @@ func TestRequireModel(t *testing.T) {
 		{"none for messages", epp.Request{API: pd.APIMessages}, true},
 		{"none for embeddings", epp.Request{API: pd.APIEmbeddings}, true},
 		{"none for token ids", epp.Request{API: pd.APIGenerate}, false},
+		{"none for SGLang's own call", epp.Request{API: pd.APISGLang}, false},
 		{"none for a request that generates nothing", epp.Request{API: pd.APIOther}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

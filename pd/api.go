@@ -13,6 +13,7 @@ const (
 	APIGenerate
 	APIEmbeddings
 	APICountTokens
+	APISGLang
 )
 
 var apis = []struct {
@@ -27,6 +28,7 @@ var apis = []struct {
 	APIGenerate:    {"/inference/v1/generate", "generate", true, true},
 	APIEmbeddings:  {"/v1/embeddings", "embeddings", true, false},
 	APICountTokens: {"/v1/messages/count_tokens", "count-tokens", false, false},
+	APISGLang:      {"/generate", "sglang", true, false},
 }
 
 // PathSidecar is where a sidecar answers GET itself: with SidecarIdentity. Behind no sidecar, an engine answers 404. It tells
@@ -46,12 +48,13 @@ func APIOf(path string) API {
 	return APIOther
 }
 
-// APIs lists the APIs that have a path of their own, in a fixed order.
+// APIs lists the APIs that Tandem reads unless it is told otherwise, in a fixed order. APISGLang is not among them: engines of
+// others have the same path.
 func APIs() []API {
 	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings, APICountTokens}
 }
 
-// GenerateAPIs lists the APIs that Generates reports, in a fixed order.
+// GenerateAPIs lists those of APIs that Generates reports, in a fixed order.
 func GenerateAPIs() []API {
 	return []API{APIChat, APICompletions, APIResponses, APIMessages, APIGenerate, APIEmbeddings}
 }

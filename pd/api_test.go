@@ -19,6 +19,7 @@ func TestAPIOf(t *testing.T) {
 		{"/v1/messages", "messages", pd.APIMessages, true, true},
 		{"/inference/v1/generate", "generate", pd.APIGenerate, true, true},
 		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, true, false},
+		{"/generate", "sglang", pd.APISGLang, true, false},
 		{"", "other", pd.APIOther, false, false},
 		{"/", "other", pd.APIOther, false, false},
 		{"/v1/models", "other", pd.APIOther, false, false},

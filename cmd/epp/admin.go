@@ -73,6 +73,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 		path = pd.APIChat.Path()
 	}
 	head := read.HeadOf(r, path)
+	head.Reads = p.sched.Reads()
 	if p.settings.Picking.PDHeader == "off" {
 		head.Mode = nil
 	}

@@ -174,7 +174,7 @@ func (c *settings) dryRun(b *config.Built) error {
 // place of shedding by priority.
 func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (*sched.Pipeline, error) {
 	cfg := sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admitters: b.Admitters, Admission: b.Admission,
-		Matchers: b.Matchers, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Charge: b.Charge,
+		Matchers: b.Matchers, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Reads: b.Reads, Charge: b.Charge,
 		Picked: config.Of[epp.PickObserver](b), AnswerPlugins: epp.AnswerPlugins{Stampers: config.Of[epp.Stamper](b), Reporters: config.Of[epp.Reporter](b)},
 		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
 	if q != nil {

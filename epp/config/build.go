@@ -26,6 +26,7 @@ type Built struct {
 	Detector  epp.Detector      // nil: no request is refused for its priority
 	// Queues are the settings of the queues in which requests wait for capacity, as Detector measures it; nil: they do not wait.
 	Queues    *flow.Settings
+	Reads     epp.APISet // APIs whose requests are read
 	Charge    epp.Charge
 	Discovery any        // the plugin that dataLayer.discovery names; nil = none
 	Sources   []Source   // sources of endpoints' metrics
@@ -108,6 +109,7 @@ func only[T any](b *Built) (one T) {
 // fill sets the fields of Built from the instances.
 func (b *Built) fill(c *Config) {
 	made := b.builder.made
+	b.Reads = b.reads(c)
 	for _, p := range c.profiles {
 		b.Profiles = append(b.Profiles, p.build(made))
 	}

@@ -19,6 +19,7 @@ type Config struct {
 	sources        []source
 	discovery      *plugin   // nil: none
 	detector       *plugin   // nil: none
+	parsers        []*plugin // that are listed; none: the usual APIs are read
 	queueing       *queueing // nil: requests do not wait
 }
 
@@ -99,6 +100,7 @@ func Parse(data []byte, table []epp.Row) (*Config, error) {
 	r.readHeader()
 	r.readPlugins()
 	r.readIgnored()
+	r.readParsers()
 	r.addProducers()
 	r.readDetector()
 	r.readFlowControl()

@@ -20,6 +20,9 @@ func (c *Config) YAML() []byte {
 	}
 	add("plugins", list(c.plugins, (*plugin).node))
 	add("schedulingProfiles", list(c.profiles, profile.node))
+	if len(c.parsers) > 0 {
+		add("requestHandler", mapping(pair("parsers", list(c.parsers, ref))))
+	}
 	if c.detector != nil {
 		add("saturationDetector", ref(c.detector))
 	}

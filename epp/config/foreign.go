@@ -19,6 +19,7 @@ const (
 )
 
 const (
+	noGRPC     = "calls of gRPC are not read, and go to any endpoint of the first stage, whatever it has cached"
 	noReplicas = "replicas do not tell each other their load"
 	watched    = "endpoints are always watched"
 )
@@ -28,10 +29,8 @@ var accepted = map[string]struct {
 	role role
 	why  string
 }{
-	"openai-parser":      {roleParser, "every API is parsed, whatever is listed"},
-	"anthropic-parser":   {roleParser, "every API is parsed, whatever is listed"},
-	"vllmhttp-parser":    {roleParser, "every API is parsed, whatever is listed"},
-	"passthrough-parser": {roleParser, "what cannot be parsed is passed through"},
+	"vertexai-parser": {roleParser, noGRPC},
+	"vllmgrpc-parser": {roleParser, noGRPC},
 
 	"local-syncer": {roleSyncer, noReplicas},
 
@@ -54,7 +53,6 @@ const (
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
 	noRanks     = "list every rank as an endpoint with its own port"
-	noAPI       = "leave it out: such requests are passed through, to any endpoint"
 )
 
 // refused are the foreign types that are refused, with what to do instead.
@@ -75,10 +73,7 @@ var refused = map[string]string{
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
-	"sglanghttp-parser":                         noAPI,
 	"slo-headroom-tier-filter":                  noPredictor,
-	"vertexai-parser":                           noAPI,
-	"vllmgrpc-parser":                           noAPI,
 }
 
 // Foreign is one plugin of llm-d that this picker does not have.

@@ -12,7 +12,6 @@ func (r *reader) readIgnored() {
 	for i, gate := range r.doc.FeatureGates {
 		r.readGate(fmt.Sprintf("featureGates[%d]", i), gate)
 	}
-	r.readParsers()
 	r.readReplicas()
 }
 
@@ -26,19 +25,6 @@ func (r *reader) readGate(path, gate string) {
 		r.problem(path, "a feature gate is NAME, NAME=true or NAME=false, got %s", quote(gate))
 	case value != "false" && name != gateFlow:
 		r.warn(path, "%s has no effect: %s", name, why)
-	}
-}
-
-func (r *reader) readParsers() {
-	handler := r.doc.RequestHandler
-	for i, parser := range handler.Parsers {
-		r.checkForeign(fmt.Sprintf("requestHandler.parsers[%d].pluginRef", i), parser.PluginRef, roleParser)
-	}
-	if handler.Parser != nil {
-		r.checkForeign("requestHandler.parser.pluginRef", handler.Parser.PluginRef, roleParser)
-	}
-	if r.doc.Parser != nil {
-		r.checkForeign("parser.pluginRef", r.doc.Parser.PluginRef, roleParser)
 	}
 }
 

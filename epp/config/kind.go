@@ -54,6 +54,8 @@ func describe(p *plugin, instance any) string {
 		return "a reporter of answers"
 	case epp.Stamper:
 		return "a stamper of answers"
+	case epp.Parser:
+		return "a request parser"
 	case epp.EndpointObserver, epp.SnapshotObserver:
 		return "an observer of the pool"
 	}
@@ -72,7 +74,7 @@ func inProfile(instance any) bool {
 
 // passive reports whether the instance has an effect only if something refers to it.
 func passive(instance any) bool {
-	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Identifier](instance) ||
+	return inProfile(instance) || isA[epp.Decider](instance) || isA[epp.Parser](instance) || isA[epp.Identifier](instance) ||
 		isA[flow.Sharing](instance) || isA[flow.Ordering](instance) || isA[flow.Usage](instance)
 }
 

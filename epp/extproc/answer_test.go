@@ -232,7 +232,7 @@ func TestRefusals(t *testing.T) {
 			}
 			// The client may ask for the request by its id, if a sidecar would have taken it.
 			more, wantID := 3, ""
-			if id := readHead(c.frames[0].GetRequestHeaders().GetHeaders()).RequestID; pd.WellFormedRequestID(id) {
+			if id := readHead(c.frames[0].GetRequestHeaders().GetHeaders(), 0).RequestID; pd.WellFormedRequestID(id) {
 				more, wantID = 4, id
 			}
 			if set[pd.HeaderRequestID] != wantID {
@@ -272,7 +272,7 @@ func (r *rig) mustOutcome(t *testing.T, status int, h *procv3.HttpHeaders, reaso
 		t.Errorf("outcomes %+v", all)
 	}
 	generates := 0.0
-	if head := readHead(h.GetHeaders()); head.generates() {
+	if head := readHead(h.GetHeaders(), 0); head.generates() {
 		generates = 1
 	}
 	r.mustMetric(t, generates, "tandem_requests_total", "component", "epp", "decision", "refused", "reason", string(reason))

@@ -51,6 +51,8 @@ func Defaults() Config {
 // Scheduler picks. Its methods are called from many goroutines. The error of Pick is a *pd.Refusal.
 type Scheduler interface {
 	Blocks() epp.BlockSpec
+	// Reads is the APIs whose requests are read.
+	Reads() epp.APISet
 	// Wait is for how long Pick may let a request wait for capacity. DecisionTimeout is for the rest.
 	Wait() time.Duration
 	// Stages are those of the configuration in use, nil if there is none.

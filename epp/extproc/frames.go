@@ -114,7 +114,7 @@ type head struct {
 }
 
 // readHead reads the headers of a request in one pass. Gateways send names in lower case.
-func readHead(m *corev3.HeaderMap) (h head) {
+func readHead(m *corev3.HeaderMap, reads epp.APISet) (h head) {
 	var olds older
 	h.Headers = clientHeaders{m}
 	for _, v := range m.GetHeaders() {
@@ -155,6 +155,7 @@ func readHead(m *corev3.HeaderMap) (h head) {
 			}
 		}
 	}
+	h.Reads = reads
 	h.api = h.API()
 	h.Objective, h.Target = cmp.Or(h.Objective, olds.objective), cmp.Or(h.Target, olds.target)
 	return h

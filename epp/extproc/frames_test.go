@@ -39,7 +39,7 @@ func FuzzHeaders(f *testing.F) {
 	f.Add(":status: 200\nx-tandem-pd-decision: remote;reason=uncached;attempts=1;candidate=0\nserver-timing: recv;dur=0.3, first;dur=1e9\nx-tandem-outcome: done;prompt=1;cached=-1;completion=3")
 	f.Fuzz(func(t *testing.T, text string) {
 		m := linesOf(text)
-		h := readHead(m)
+		h := readHead(m, 0)
 		want := 0
 		for _, v := range m.GetHeaders() {
 			ends := pd.Internal(v.GetKey()) && v.GetKey() != pd.HeaderMode || v.GetKey() == epp.HeaderTarget || v.GetKey() == epp.HeaderTargetOld

@@ -77,6 +77,8 @@ func newPool(addresses ...string) *pool {
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
 
+func (p *pool) Reads() epp.APISet { return 0 }
+
 func (p *pool) Wait() time.Duration { return p.queue }
 
 // usual are the stages of most tests.

@@ -47,7 +47,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 		return st.violation("request-order", "request headers came twice")
 	}
 	r.state = requestReading
-	r.head = readHead(h.GetHeaders())
+	r.head = readHead(h.GetHeaders(), st.s.deps.Scheduler.Reads())
 	st.outcome.Request, st.outcome.API = r.head.RequestID, r.head.api
 	if st.filter == filterAcct {
 		return st.takeOver(h)

@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin/conformance"
 	"github.com/tandem-serving/tandem/epp/plugin/filter"
 	"github.com/tandem-serving/tandem/epp/plugin/handler"
+	"github.com/tandem-serving/tandem/epp/plugin/parser"
 	"github.com/tandem-serving/tandem/epp/plugin/picker"
 	"github.com/tandem-serving/tandem/epp/plugin/producer"
 	"github.com/tandem-serving/tandem/epp/plugin/queue"
@@ -92,6 +93,13 @@ var Table = []epp.Row{
 
 	// Reporters of numbers about answers.
 	{Type: "request-attribute-reporter", New: reporter.NewRequestAttribute},
+
+	// Request parsers, for requestHandler.
+	{Type: "openai-parser", New: parser.NewOpenAI},
+	{Type: "anthropic-parser", New: parser.NewAnthropic},
+	{Type: "vllmhttp-parser", New: parser.NewVLLMHTTP},
+	{Type: "sglanghttp-parser", New: parser.NewSGLangHTTP},
+	{Type: "passthrough-parser", New: parser.NewPassthrough},
 
 	// Sources of endpoints and of what their pages say.
 	{Type: "file-discovery", New: newFileDiscovery},

@@ -22,6 +22,7 @@ type Head struct {
 	IfAvailable bool        // the client prefers a refusal to an endpoint that has nothing of the prompt cached
 	Subset      *epp.Subset // nil: the whole pool
 	Headers     epp.Headers // all of them, for plugins
+	Reads       epp.APISet  // APIs whose requests are read
 }
 
 // HeadOf makes the head of a request that came over HTTP, as /explain and other parts of the admin port receive it. path
@@ -41,19 +42,25 @@ func HeadOf(r *http.Request, path string) Head {
 
 // API returns the API of a request by the end of its path: gateways that route by a path prefix remove the prefix only after
 // the picker has answered. A request that is not POST generates nothing; it is a preflight, or a mistake that the engine
-// explains best.
+// explains best. Neither does one of an API that is not to be read.
 func (h *Head) API() pd.API {
 	if h.Method != http.MethodPost {
 		return pd.APIOther
 	}
 	path := h.path()
-	for _, api := range pd.APIs() {
+	for _, api := range readable {
 		if strings.HasSuffix(path, api.Path()) {
+			if !h.Reads.Has(api) {
+				return pd.APIOther
+			}
 			return api
 		}
 	}
 	return pd.APIOther
 }
+
+// readable are all APIs that can be read. A path may end with that of several: the first one counts.
+var readable = append(pd.APIs(), pd.APISGLang)
 
 // path returns Path without the query.
 func (h *Head) path() string {

@@ -28,6 +28,7 @@ func TestHeadAPI(t *testing.T) {
 		{"POST", "/xv1/completions", pd.APIOther},
 		{"POST", "/v1/messages/count_tokens", pd.APICountTokens},
 		{"POST", "/v1/completions/", pd.APIOther},
+		{"POST", "/generate", pd.APIOther},
 		{"POST", "", pd.APIOther},
 		{"OPTIONS", "/v1/chat/completions", pd.APIOther},
 		{"GET", "/v1/chat/completions", pd.APIOther},

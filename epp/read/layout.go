@@ -57,14 +57,21 @@ var layouts = map[pd.API]*layout{
 	pd.APIGenerate: newLayout(
 		member{"token_ids", isPrompt, inDialog, 0},
 	),
+	pd.APISGLang: newSalted("extra_key",
+		member{"text", isPrompt, inDialog, 0},
+		member{"input_ids", isPrompt, inDialog, 0},
+	),
 	pd.APIEmbeddings: newLayout(
 		member{"input", isPrompt, inDialog, 0},
 	),
 	pd.APICountTokens: newLayout(), // for the model's name
 }
 
-func newLayout(members ...member) *layout {
-	wants := []body.Want{{Path: "cache_salt"}}
+func newLayout(members ...member) *layout { return newSalted("cache_salt", members...) }
+
+// newSalted makes a layout with the name of the member that is the cache salt.
+func newSalted(salt string, members ...member) *layout {
+	wants := []body.Want{{Path: salt}}
 	for _, m := range members {
 		wants = append(wants, body.Want{Path: m.path, Sink: true})
 	}
@@ -75,7 +82,7 @@ func newLayout(members ...member) *layout {
 		switch path {
 		case "model":
 			l.model = want
-		case "cache_salt":
+		case salt:
 			l.salt = want
 		}
 		for _, m := range members {

@@ -186,6 +186,9 @@ func (r *Reader) resolveModel(policy *epp.Policy) error {
 	if ok && m.Kind != body.String && m.Kind != body.Null {
 		return nil // every engine refuses it
 	}
+	if r.request.API == pd.APISGLang {
+		return nil // SGLang's own call has no model to rewrite
+	}
 	target, by, err := r.targetModel(policy, asked)
 	if err != nil || by == "" {
 		return err

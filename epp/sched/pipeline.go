@@ -33,6 +33,7 @@ type Config struct {
 	Observers     []epp.Observer        // of outcomes
 	Picked        []epp.PickObserver    // told of every pick
 	AnswerPlugins epp.AnswerPlugins
+	Reads         epp.APISet    // APIs whose requests are read
 	Charge        epp.Charge    // how requests are charged to endpoints
 	Stale         time.Duration // age from which a load is trusted less: see epp.Load.Trust
 	Seed          uint64        // of the random numbers that break ties; 0 = another seed for every pipeline

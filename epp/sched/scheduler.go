@@ -42,6 +42,14 @@ func (s *Scheduler) Blocks() epp.BlockSpec {
 	return epp.BlockSpec{}
 }
 
+// Reads returns the APIs whose requests the current configuration has read.
+func (s *Scheduler) Reads() epp.APISet {
+	if p := s.pipeline.Load(); p != nil {
+		return p.config.Reads
+	}
+	return 0
+}
+
 // Wait returns for how long the current configuration may let a request wait before it is picked for.
 func (s *Scheduler) Wait() time.Duration {
 	if p := s.pipeline.Load(); p != nil {
