@@ -155,12 +155,15 @@ class EmptyPool(Case):
     """No endpoint is there to serve."""
 
     def test_no_endpoint(self):
-        with self.assertRaises(anthropic.APIStatusError) as caught:
-            self.client.with_options(max_retries=0).messages.create(**message("empty", SHORT))
-        e = caught.exception
-        self.assertEqual((e.status_code, e.type), (503, "overloaded_error"))
-        self.assertEqual(e.response.headers["retry-after"], "1")
-        self.assertEqual(e.response.headers["x-tandem-pd-decision"], "refused;reason=no-endpoint")
+        messages = self.client.with_options(max_retries=0).messages
+        body = message("empty", SHORT)
+        for call in (lambda: messages.create(**body), lambda: messages.count_tokens(model=MODEL, messages=body["messages"])):
+            with self.assertRaises(anthropic.APIStatusError) as caught:
+                call()
+            e = caught.exception
+            self.assertEqual((e.status_code, e.type), (503, "overloaded_error"))
+            self.assertEqual(e.response.headers["retry-after"], "1")
+            self.assertEqual(e.response.headers["x-tandem-pd-decision"], "refused;reason=no-endpoint")
 
 
 class Cancellation(Case):
