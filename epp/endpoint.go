@@ -3,6 +3,7 @@ package epp
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -26,9 +27,20 @@ type Endpoint struct {
 	// called.
 	Slot int
 
-	signals  Values // of every LabelSignal
-	inFlight *meter // shared by all versions
+	signals  Values         // of every LabelSignal
+	inFlight *meter         // shared by all versions
+	peer     *atomic.Uint32 // a Peer, shared by all versions
 }
+
+// Peer says what takes the requests at an endpoint's address.
+type Peer uint32
+
+// The peers.
+const (
+	PeerUnknown Peer = iota // no metrics page has been read at that address yet
+	PeerTandem              // Tandem's sidecar, which takes the picker's headers
+	PeerOther               // another sidecar, or an engine
+)
 
 // Spec is an endpoint as a file or a cluster describes it.
 type Spec struct {
@@ -45,7 +57,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, signals: labelValues(labels), inFlight: new(meter)}
+		Labels: labels, signals: labelValues(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
@@ -56,7 +68,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 // share the slot and the load in flight.
 func (e *Endpoint) With(metrics string, labels map[string]string) *Endpoint {
 	next := NewEndpoint(e.Namespace, e.Name, e.Addr, metrics, labels)
-	next.Slot, next.inFlight, next.Pod, next.Node = e.Slot, e.inFlight, e.Pod, e.Node
+	next.Slot, next.inFlight, next.peer, next.Pod, next.Node = e.Slot, e.inFlight, e.peer, e.Pod, e.Node
 	return next
 }
 
@@ -64,6 +76,12 @@ func (e *Endpoint) With(metrics string, labels map[string]string) *Endpoint {
 func (e *Endpoint) Is(other *Endpoint) bool {
 	return e == other || e != nil && other != nil && e.inFlight == other.inFlight
 }
+
+// Peer returns what takes the requests at the endpoint's address, as far as is known.
+func (e *Endpoint) Peer() Peer { return Peer(e.peer.Load()) }
+
+// SetPeer notes what takes the requests. Only the pool may call it.
+func (e *Endpoint) SetPeer(p Peer) { e.peer.Store(uint32(p)) }
 
 // String returns namespace/name.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.Name) }

@@ -19,6 +19,9 @@ const (
 	HeaderAuth = "x-tandem-auth"
 	// HeaderModel tells the sidecar that another model answers than the one that the client asked for: see Rename.
 	HeaderModel = "x-tandem-model"
+	// HeaderSidecar tells a picker that reads a metrics page by way of the sidecar, by SidecarTakesPlans, that this sidecar takes
+	// HeaderPlan and the like, and lets no engine see them.
+	HeaderSidecar = "x-tandem-sidecar"
 	// HeaderDecision tells the client what happened to the request: see Result.
 	HeaderDecision = "x-tandem-pd-decision"
 	// HeaderPods tells the client which pods served it, where the operator wants that: see Pods.
@@ -38,6 +41,9 @@ const (
 	// served one how long it waited for capacity, if it did: see QueueWait.
 	HeaderQueue = "x-tandem-queue"
 )
+
+// SidecarTakesPlans is the value of HeaderSidecar.
+const SidecarTakesPlans = "plan"
 
 // internalPrefixes are the beginnings of headers that only Tandem's components and other pickers may set. Engines do not use
 // them, and a client must not choose pods or plans by them.

@@ -239,6 +239,22 @@ func TestStaleConnections(t *testing.T) {
 	})
 }
 
+// TestMetricsPageNamesTheSidecar: a picker that reads the engine's page learns from it that it may send its plans. Engines cannot
+// claim that, and other answers do not tell it to clients.
+func TestMetricsPageNamesTheSidecar(t *testing.T) {
+	s := startRig(t, startEngine(t, says(200, "text/plain", "vllm:num_requests_running 0\n", pd.HeaderSidecar, "lie")).addr)
+	for path, want := range map[string]string{"/metrics": pd.SidecarTakesPlans, "/v1/models": ""} {
+		resp, err := http.Get(s.url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := resp.Header.Values(pd.HeaderSidecar); strings.Join(got, ",") != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+}
+
 // TestIdentify: a program can tell a sidecar from an engine without a request that one of them would count.
 func TestIdentify(t *testing.T) {
 	p := startPool(t)

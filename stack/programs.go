@@ -42,13 +42,14 @@ func Sidecar(dir, engine string, flags ...string) (Program, error) {
 }
 
 // EPP returns an endpoint picker (cmd/epp) on free ports of the loopback interface. Its addresses are "extproc", "health",
-// "metrics" and "admin". The flags say where it finds its endpoints.
+// "metrics" and "admin". The flags say where it finds its endpoints, all of which are taken to have Tandem's sidecar.
 func EPP(dir string, flags ...string) Program {
 	return Program{
 		Name: "epp",
 		Path: filepath.Join(dir, "epp"),
 		Args: append([]string{
 			"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0",
+			"--tandem-headers=always",
 		}, flags...),
 		Grace: 10 * time.Second, // a connection that sends nothing delays its end by 5 s
 		Again: func(at map[string]string) []string {

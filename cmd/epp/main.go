@@ -50,6 +50,7 @@ type picking struct {
 	File     string `flag:"config-file" arg:"FILE" help:"EndpointPickerConfig, read again when it changes; empty: a P/D configuration that works for most pools"`
 	Text     string `flag:"config-text" arg:"YAML" help:"EndpointPickerConfig as text, instead of a file"`
 	PDHeader string `flag:"pd-header" enum:"on,off" help:"whether clients may force or bypass P/D with x-tandem-pd"`
+	Headers  string `flag:"tandem-headers" enum:"known,always" help:"whether x-tandem-* headers and the shared secret go to endpoints that are known to have Tandem's sidecar, because their metrics page comes through it on their own port, or always"`
 	AuthFile string `flag:"auth-file" arg:"FILE" help:"shared secrets, one per line; the first is sent to sidecars (x-tandem-auth); read again when it changes"`
 	NoSubset bool   `flag:"disable-endpoint-subset-filter" help:"pick from the whole pool whatever subset the gateway names"`
 	Single   bool   `flag:"single-endpoint" help:"name only the best endpoint, for gateways that cannot read a list (ORIGINAL_DST clusters)"`
@@ -117,7 +118,7 @@ func defaults() settings {
 		Listen: listen{GRPC: 9002, Health: 9003, Metrics: 9090, Admin: "127.0.0.1:9091", Secure: true, TLS: boot.DefaultHandshake(),
 			BodyLimit: boot.Bytes(extproc.Defaults().BodyLimit), BufferLimit: boot.Bytes(extproc.Defaults().BufferLimit), BodyPause: extproc.Defaults().BodyPause, Drain: 30 * time.Second},
 		Endpoints: endpoints{Group: kube.PoolGroup},
-		Picking:   picking{PDHeader: "on"},
+		Picking:   picking{PDHeader: "on", Headers: "known"},
 		Metrics:   scrapes{Interval: 200 * time.Millisecond, Stale: 2 * time.Second},
 		Tell:      tell{Recent: 1000},
 	}

@@ -38,13 +38,13 @@ func TestFlagsPage(t *testing.T) {
 // TestExtProcFlags checks that the flags of the ext-proc server reach it.
 func TestExtProcFlags(t *testing.T) {
 	cfg := defaults()
-	args := []string{"--body-limit=2MiB", "--buffer-limit=8MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache"}
+	args := []string{"--body-limit=2MiB", "--buffer-limit=8MiB", "--body-timeout=7s", "--pd-header=off", "--disable-endpoint-subset-filter", "--single-endpoint", "--clear-route-cache", "--tandem-headers=known"}
 	if _, err := program.Load(boot.IO{Name: "epp", Stderr: io.Discard}, &cfg, args); err != nil {
 		t.Fatal(err)
 	}
 	want := extproc.Defaults()
 	want.BodyLimit, want.BufferLimit, want.BodyPause = 2<<20, 8<<20, 7*time.Second
-	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache = false, false, true, true
+	want.PDHeader, want.Subset, want.SingleEndpoint, want.ClearRouteCache, want.AllTakePlans = false, false, true, true, false
 	if got := cfg.extproc(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}

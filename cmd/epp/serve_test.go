@@ -64,7 +64,7 @@ func (l *logged) String() string {
 }
 
 // localPorts are flags that choose free ports on loopback.
-var localPorts = []string{"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0"}
+var localPorts = []string{"--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0", "--admin-address=127.0.0.1:0", "--tandem-headers=always"}
 
 // serve runs a picker with the endpoints of endpointsFile until the test ends. It must then end cleanly.
 func serve(t *testing.T, flags ...string) *served {

@@ -74,7 +74,7 @@ func (c *settings) extproc() extproc.Config {
 	f := extproc.Defaults()
 	f.BodyLimit, f.BufferLimit, f.BodyPause = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit), c.Listen.BodyPause
 	f.PDHeader, f.Subset, f.SingleEndpoint = c.Picking.PDHeader == "on", !c.Picking.NoSubset, c.Picking.Single
-	f.ClearRouteCache = c.Picking.Route
+	f.ClearRouteCache, f.AllTakePlans = c.Picking.Route, c.Picking.Headers == "always"
 	return f
 }
 

@@ -30,11 +30,33 @@ func (st *stream) takeOver(h *procv3.HttpHeaders) (done bool, err error) {
 	if h.GetEndOfStream() {
 		st.request.state = requestEnded
 	}
-	if done, err = st.send(requestHeadersPass); done || err != nil {
+	if done, err = st.send(st.withoutPlan(h.GetHeaders())); done || err != nil {
 		return true, err
 	}
 	st.evictable()
 	return st.doneAfterRequest(), nil
+}
+
+// withoutPlan returns the answer to a request's headers. It removes the plan, which the picker's stream has left for this one,
+// unless Tandem's sidecar is to get it.
+func (st *stream) withoutPlan(m *corev3.HeaderMap) *procv3.ProcessingResponse {
+	if st.request.head.plan == "" || st.s.peerAt(headerOf(m, epp.HeaderDestination)) == epp.PeerTandem {
+		return requestHeadersPass
+	}
+	return requestHeadersPassWithout(pd.HeaderPlan)
+}
+
+// peerAt returns what takes a request at all of these addresses.
+func (s *Server) peerAt(list string) epp.Peer {
+	var endpoints []*epp.Endpoint
+	for address := range strings.SplitSeq(list, ",") {
+		e, _ := s.find(strings.TrimSpace(address))
+		if e == nil && !s.cfg.AllTakePlans {
+			return epp.PeerUnknown
+		}
+		endpoints = append(endpoints, e)
+	}
+	return s.peerOf(endpoints)
 }
 
 // reserveAgain makes a reservation for a request that another replica picked for, or this one before a restart: one request for

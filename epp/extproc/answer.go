@@ -28,6 +28,12 @@ var (
 		ResponseTrailers: &procv3.TrailersResponse{}}}
 )
 
+// requestHeadersPassWithout is the answer that removes one header of the request.
+func requestHeadersPassWithout(name string) *procv3.ProcessingResponse {
+	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_RequestHeaders{RequestHeaders: &procv3.HeadersResponse{
+		Response: &procv3.CommonResponse{HeaderMutation: &procv3.HeaderMutation{RemoveHeaders: []string{name}}}}}}
+}
+
 // set makes a mutation set a header, overwriting an existing one. Envoy reads raw_value only.
 func set(m *procv3.HeaderMutation, name, value string) {
 	h := &struct {
@@ -110,19 +116,7 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 	destination := destinations(chosen)
 	m := &procv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 4)}
 	set(m, epp.HeaderDestination, destination)
-	if st.outcome.Plan.ID != "" {
-		for i := range d.Picks[1:] {
-			pick := &d.Picks[1+i]
-			set(m, pick.Row.Header, destinations(pick.Endpoints))
-		}
-		set(m, pd.HeaderPlan, st.outcome.Plan.String())
-		if st.s.cfg.Auth != nil {
-			set(m, pd.HeaderAuth, st.s.cfg.Auth())
-		}
-	}
-	if st.request.rename != nil {
-		set(m, pd.HeaderModel, st.request.rename.String())
-	}
+	st.setPlan(m, d, st.s.peerOf(chosen))
 	if r := &st.request; r.head.length > 0 && r.reader.Rewritten() {
 		// Envoy drops the length where bodies come this way, unless it is told to keep it.
 		set(m, "content-length", strconv.FormatInt(size(r.reader.Segments()), 10))
@@ -136,6 +130,48 @@ func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingRe
 		}
 	}
 	return requestHeadersAnswer(m, destination, st.s.cfg.ClearRouteCache)
+}
+
+// setPlan sets the headers about the plan. Only Tandem's sidecar gets its own: others would pass them on to engines, and the
+// secret with them.
+func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Peer) {
+	planned, secret := st.outcome.Plan.ID != "", st.s.cfg.Auth != nil
+	if planned && !(secret && peer == epp.PeerUnknown) { // without the secret Tandem's sidecar would refuse the request
+		for i := range d.Picks[1:] {
+			pick := &d.Picks[1+i]
+			set(m, pick.Row.Header, destinations(pick.Endpoints))
+		}
+	}
+	if planned && (peer == epp.PeerTandem || st.filter == filterPicker) { // the accountant needs it, and removes it
+		set(m, pd.HeaderPlan, st.outcome.Plan.String())
+	}
+	if peer != epp.PeerTandem {
+		m.RemoveHeaders = append(m.RemoveHeaders, pd.HeaderMode)
+		return
+	}
+	if planned && secret {
+		set(m, pd.HeaderAuth, st.s.cfg.Auth())
+	}
+	if st.request.rename != nil {
+		set(m, pd.HeaderModel, st.request.rename.String())
+	}
+}
+
+// peerOf returns what takes a request at all of these endpoints: PeerTandem only if all are known to have Tandem's sidecar.
+func (s *Server) peerOf(endpoints []*epp.Endpoint) epp.Peer {
+	if s.cfg.AllTakePlans {
+		return epp.PeerTandem
+	}
+	peer := epp.PeerTandem
+	for _, e := range endpoints {
+		switch e.Peer() {
+		case epp.PeerUnknown:
+			return epp.PeerUnknown
+		case epp.PeerOther:
+			peer = epp.PeerOther
+		}
+	}
+	return peer
 }
 
 // size returns the length of a body.

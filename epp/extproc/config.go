@@ -28,6 +28,7 @@ type Config struct {
 	BodyRate        int64         // bytes per second that a body must arrive with on average, beyond BodyPause
 	DecisionTimeout time.Duration // from a request's last byte to the pick
 	PDHeader        bool          // clients may choose the P/D mode by pd.HeaderMode
+	AllTakePlans    bool          // every endpoint gets the headers for Tandem's sidecar, whatever its Peer is
 	Auth            func() string // returns the secret that is sent to sidecars in pd.HeaderAuth; nil = none
 	Subset          bool          // pick only within the gateway's subset hint
 	// SingleEndpoint sends only the best endpoint to the gateway: clusters of type ORIGINAL_DST take no list.
@@ -44,7 +45,7 @@ type Config struct {
 func Defaults() Config {
 	return Config{
 		BodyLimit: 64 << 20, BufferLimit: 1 << 30, BodyPause: 30 * time.Second, BodyRate: pd.BodyRate, DecisionTimeout: 30 * time.Second,
-		PDHeader: true, Subset: true, Trailers: true,
+		PDHeader: true, Subset: true, AllTakePlans: true, Trailers: true,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/pool/page"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // pages says how metrics pages are read, until the configuration changes.
@@ -223,6 +224,9 @@ func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	case answer.ContentLength > s.pool.options.PageLimit:
 		return epp.Load{}, page.ErrTooLarge
 	}
+	if s.request.URL.Host == s.member.Address { // otherwise it does not come by way of what takes the requests
+		s.member.SetPeer(peerOf(answer.Header))
+	}
 	r := readers.Get().(*page.Reader)
 	defer readers.Put(r)
 	load, err := r.Read(answer.Body, s.pool.options.PageLimit, s.program, s.member.load.Load())
@@ -230,6 +234,14 @@ func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 		return epp.Load{}, fmt.Errorf("reading the page: %w", err)
 	}
 	return load, nil
+}
+
+// peerOf tells by the header of a metrics page whether Tandem's sidecar has passed it on.
+func peerOf(h http.Header) epp.Peer {
+	if h.Get(pd.HeaderSidecar) == pd.SidecarTakesPlans {
+		return epp.PeerTandem
+	}
+	return epp.PeerOther
 }
 
 // resultOf returns the label of a scrape's result in metrics.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/pool/page"
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // show serves one text.
@@ -172,6 +173,44 @@ func TestUnreachable(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPeer: what takes requests at an endpoint is known by its metrics page, if that is on the same port.
+func TestPeer(t *testing.T) {
+	var header atomic.Value
+	header.Store("")
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		if v := header.Load().(string); v != "" {
+			w.Header().Set(pd.HeaderSidecar, v)
+		}
+		show(busyPage)(w, r)
+	}
+	engine, elsewhere := httptest.NewServer(http.HandlerFunc(serve)), httptest.NewServer(http.HandlerFunc(serve))
+	defer engine.Close()
+	defer elsewhere.Close()
+	p := New(Options{})
+	configure(t, p, nil)
+	defer p.closeConnections()
+	s := scraperOf(p, engine.Listener.Addr().String())
+	if got := s.member.Peer(); got != epp.PeerUnknown {
+		t.Errorf("before the first page: %v", got)
+	}
+	for _, c := range []struct {
+		sends string
+		want  epp.Peer
+	}{{"", epp.PeerOther}, {pd.SidecarTakesPlans, epp.PeerTandem}, {"something newer", epp.PeerOther}} {
+		header.Store(c.sends)
+		if s.turn(t.Context()); s.member.Peer() != c.want {
+			t.Errorf("%q: %v, want %v", c.sends, s.member.Peer(), c.want)
+		}
+	}
+	apart := scraperOf(p, engine.Listener.Addr().String())
+	apart.member.Endpoint = apart.member.With(elsewhere.Listener.Addr().String(), nil)
+	apart.request, _ = apart.pages.source.request(apart.member.Metrics)
+	header.Store(pd.SidecarTakesPlans)
+	if apart.turn(t.Context()); apart.member.Peer() != epp.PeerUnknown || apart.member.load.Load().At.IsZero() {
+		t.Errorf("a page of another port tells of the endpoint: %v", apart.member.Peer())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -61,9 +62,16 @@ func rewrite(p *httputil.ProxyRequest, to *url.URL, stripped transport.Stripped)
 	}
 }
 
-// modifyResponse removes reserved headers and trailers from an engine's answer.
+// metricsPath ends the path of an engine's metrics page, which pickers read.
+const metricsPath = "/metrics"
+
+// modifyResponse removes reserved headers and trailers from an engine's answer, and tells readers of its metrics page that a
+// sidecar is between them.
 func modifyResponse(resp *http.Response) error {
 	transport.RemoveReserved(resp.Header)
+	if strings.HasSuffix(resp.Request.URL.Path, metricsPath) {
+		resp.Header.Set(pd.HeaderSidecar, pd.SidecarTakesPlans)
+	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		transport.RemoveReserved(resp.Trailer)
 		resp.Body = &trailed{resp.Body, resp}

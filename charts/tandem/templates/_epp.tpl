@@ -199,6 +199,7 @@ name: {{ include "tandem.fullname" . }}
 {{- if and (eq .Values.mode "gateway") .Values.gateway.singleEndpoint }}
 - --single-endpoint
 {{- end }}
+- --tandem-headers=always
 - --pd-header={{ ternary "on" "off" .Values.epp.pdHeader }}
 - --body-limit={{ .Values.epp.bodyLimit }}
 - --drain-timeout={{ include "tandem.drain.full" . }}s

@@ -142,6 +142,7 @@ config-text: set epp.config
 policy-file: set epp.objectives and epp.rewrites
 pd-header: set epp.pdHeader
 auth-file: set epp.authSecret
+tandem-headers: every decode pod of the chart has Tandem's sidecar
 single-endpoint: set gateway.singleEndpoint
 log-level: set epp.logLevel
 zap-log-level: set epp.logLevel

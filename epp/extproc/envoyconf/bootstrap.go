@@ -52,7 +52,9 @@ type Filters string
 const (
 	// FiltersPair lets an EPP die during an answer without harm to it.
 	FiltersPair Filters = "pair"
-	// FiltersSingle is one filter, as the gateways of other vendors have it.
+	// FiltersSingle is one filter, as the gateways of other vendors have it. Envoy 1.40 then sends the body of a request that
+	// has trailers twice: its router keeps the body for retries, and gets it again when the filter lets the trailers pass.
+	// Engines refuse such a body, and clients of these APIs send no trailers.
 	FiltersSingle Filters = "single"
 )
 
