@@ -103,6 +103,12 @@ type Matcher interface {
 	Learn(p *Prompt, e *Endpoint, load *Load)
 }
 
+// Assigner is a Matcher whose results are where requests should go, and not what caches hold. Only plugins that name it read them.
+type Assigner interface {
+	Matcher
+	Assigns()
+}
+
 // Charge says what load a request adds to its endpoints.
 type Charge struct {
 	// Output adds OutputRatio tokens for each token of the prompt, at most MaxOutput (0 = no limit), for the tokens to be

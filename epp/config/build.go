@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -113,15 +114,7 @@ func (b *Built) fill(c *Config) {
 	for _, p := range c.profiles {
 		b.Profiles = append(b.Profiles, p.build(made))
 	}
-	for _, p := range c.plugins {
-		m, ok := made[p].(epp.Matcher)
-		switch {
-		case ok && p.name == typeMatcher: // llm-d's default
-			b.Matchers = slices.Insert(b.Matchers, 0, m)
-		case ok:
-			b.Matchers = append(b.Matchers, m)
-		}
-	}
+	b.Matchers = c.matchers(made)
 	b.Links, b.Admission = only[epp.LinkEstimator](b), only[epp.Admission](b)
 	b.Producers = Of[epp.Producer](b)
 	if charger := only[epp.Charger](b); charger != nil {
@@ -152,6 +145,25 @@ func (b *Built) fill(c *Config) {
 		}
 		b.Sources = append(b.Sources, one)
 	}
+}
+
+// matchers returns all matchers, first the one that plugins read which name none.
+func (c *Config) matchers(made map[*plugin]any) (all []epp.Matcher) {
+	place := func(p *plugin) int {
+		switch {
+		case p.name == typeMatcher: // llm-d's default
+			return 0
+		case knowsCaches(made[p]):
+			return 1
+		}
+		return 2
+	}
+	for _, p := range slices.SortedStableFunc(slices.Values(c.plugins), func(a, b *plugin) int { return cmp.Compare(place(a), place(b)) }) {
+		if m, ok := made[p].(epp.Matcher); ok {
+			all = append(all, m)
+		}
+	}
+	return all
 }
 
 func (p *profile) build(made map[*plugin]any) epp.Profile {

@@ -43,10 +43,15 @@ var producers = []struct {
 	is       func(instance any) bool // whether a plugin can take the producer's place
 	readers  []string
 }{
-	{typeMatcher, isA[epp.Matcher],
-		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer"}},
+	{typeMatcher, knowsCaches,
+		[]string{"prefix-cache-scorer", "prefix-cache-affinity-filter", "token-load-scorer", "prefix-based-pd-decider", "pd-profile-handler", "no-hit-lru-scorer", "burst-prefix-cache-producer"}},
 	{"inflight-load-producer", isA[epp.Charger],
 		[]string{"active-request-scorer", "token-load-scorer", "prefix-cache-affinity-filter"}},
+}
+
+// knowsCaches reports whether plugins that name no producer of prefix matches can read this one.
+func knowsCaches(instance any) bool {
+	return isA[epp.Matcher](instance) && !isA[epp.Assigner](instance)
 }
 
 // addedByName are further types that are added if a parameter names one that the file does not have.

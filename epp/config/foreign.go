@@ -57,7 +57,6 @@ const (
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
-	"burst-prefix-cache-producer":               "the pick is learned at once: the second of two equal prompts in a burst finds the first",
 	"data-parallel-profile-handler":             noRanks,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,

@@ -22,6 +22,8 @@ func describe(p *plugin, instance any) string {
 		return "a profile handler"
 	case epp.Decider:
 		return "a decider"
+	case epp.Assigner:
+		return "a producer of placements"
 	case epp.Matcher:
 		return "a producer of prefix matches"
 	case epp.Charger:

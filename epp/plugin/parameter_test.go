@@ -108,6 +108,9 @@ func TestProblems(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {decode: d}, prefillProfile: p}", "prefillProfile: the older form must not be mixed with profiles and deciders; write it there"},
 		{"file-discovery", "", "path: must name the endpoints file"},
 		{"metrics-data-source", "scheme: ftp", `scheme: must be http or https, got "ftp"`},
+		{"burst-prefix-cache-producer", "{windowDurationMs: 0, maxPerReplica: 0, blockSizeTokens: 0, minColocateBlocks: -1, balanceBy: load}",
+			"windowDurationMs: must be at least 1, got 0|blockSizeTokens: must be at least 1, got 0|minColocateBlocks: must not be negative, got -1|" +
+				`maxPerReplica: must be -1, for no limit, or at least 1, got 0|balanceBy: must be requests or tokens, got "load"`},
 		{"request-attribute-reporter", "", "attributes: must have one entry, got 0"},
 		{"request-attribute-reporter", "attributes: [{}, {}]", "attributes: must have one entry, got 2"},
 		{"request-attribute-reporter", "attributes: [{condition: x}]", "attributes[0].key.name: must not be empty|attributes[0].expression: must not be empty"},

@@ -84,6 +84,7 @@ var Table = []epp.Row{
 
 	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
+	{Type: "burst-prefix-cache-producer", New: producer.NewBurstPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
 	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},
 	{Type: "mm-embeddings-cache-producer", New: affinity.NewMediaProducer},

@@ -3,10 +3,12 @@ package sched_test
 import (
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/plugin/producer"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -154,6 +156,48 @@ func TestMatchersOverReloads(t *testing.T) {
 				t.Errorf("%d and %d tokens are found, want %d and %d", first, second, tc.one, tc.two)
 			}
 		})
+	}
+}
+
+// TestBurst: concurrent requests with the same prompt are placed together, as many at an endpoint as may be.
+func TestBurst(t *testing.T) {
+	const requests = 32
+	for _, tc := range []struct{ most, endpoints int }{{-1, 1}, {16, 2}, {8, 4}} {
+		parameters := producer.NewBurstPrefixCache().(*producer.BurstPrefixCache)
+		parameters.MaxPerReplica, parameters.WindowDurationMs = tc.most, 60_000
+		built, err := parameters.Build(&epp.Builder{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		burst := built.(interface {
+			epp.Matcher
+			epp.Preparer
+		})
+		c := disagg()
+		c.Matchers = []epp.Matcher{&caches{}, burst}
+		c.Preparers = []epp.NamedPreparer{{Name: "burst", Preparer: burst}}
+		c.Profiles[0].Scorers = append(c.Profiles[0].Scorers, share(burst))
+		c.Profiles[0].Scorers[1].Weight = 10
+		p := fleet(times(4, "decode")...)
+		s := scheduler(t, p, c)
+		var work sync.WaitGroup
+		for range requests {
+			work.Go(func() {
+				if _, err := s.Pick(t.Context(), splitRequest(200)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		work.Wait()
+		got := inFlight(p)
+		if len(got) != tc.endpoints {
+			t.Errorf("at most %d at an endpoint: placed at %v", tc.most, got)
+		}
+		for name, f := range got {
+			if f.Requests != requests/tc.endpoints {
+				t.Errorf("at most %d at an endpoint: %s has %d", tc.most, name, f.Requests)
+			}
+		}
 	}
 }
 
