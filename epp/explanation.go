@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"net/netip"
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -98,6 +99,10 @@ func Explain(r *Request, d *Decision, refused error) *Explanation {
 
 func (x *Explanation) addHeaders(r *Request, d *Decision) {
 	x.Headers[HeaderDestination] = strings.Join(x.Picks[0].Endpoints, ",")
+	if port := d.Picks[0].Row.Port; port != 0 {
+		x.Headers[pd.HeaderRank] = d.First()[0].Address
+		x.Headers[HeaderDestination] = netip.AddrPortFrom(d.First()[0].Addr.Addr(), port).String()
+	}
 	if !r.API.Generates() {
 		return
 	}

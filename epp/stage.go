@@ -39,6 +39,9 @@ type StageRow struct {
 	Split bool
 	// OnNone says what happens to a request that needs the stage while it has no endpoint. The first row always refuses.
 	OnNone OnNone
+	// Port is, in the first row, the port of the sidecar that sends requests on to the picked endpoint, which pd.HeaderRank names:
+	// the gateway is told this port in place of the endpoint's own. 0 = the endpoint's own.
+	Port uint16
 	// Header is the request header that names the picked endpoints to the sidecar. The first row has none.
 	Header string
 	// Computes says that an endpoint of this stage computes the prompt, unless a later stage does. The last such stage that

@@ -52,12 +52,10 @@ const (
 	noClusters  = "a picker serves one cluster; put one picker into each"
 	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
-	noRanks     = "list every rank as an endpoint with its own port"
 )
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
-	"data-parallel-profile-handler":             noRanks,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
 	"multicluster-approx-prefix-cache-producer": noClusters,

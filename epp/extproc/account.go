@@ -68,8 +68,11 @@ func (s *Server) reserveAgain(m *corev3.HeaderMap) *epp.Reservation {
 	stages := s.deps.Scheduler.Stages()
 	for i := range stages {
 		row, header := &stages[i], epp.HeaderDestination
-		if i > 0 {
+		switch {
+		case i > 0:
 			header = row.Header
+		case row.Port != 0:
+			header = pd.HeaderRank
 		}
 		e, _ := s.find(first(headerOf(m, header)))
 		switch {

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -109,12 +110,16 @@ func (st *stream) readsTrailers() bool {
 // headersAnswer returns the answer to the request's headers: it sets those of the decision and of the body, and removes those that
 // a client may not send.
 func (st *stream) headersAnswer(d *epp.Decision, span span) *procv3.ProcessingResponse {
-	chosen := d.First()
-	if st.s.cfg.SingleEndpoint {
+	chosen, port := d.First(), d.Picks[0].Row.Port
+	if st.s.cfg.SingleEndpoint || port != 0 { // the header names one rank, which only its own sidecar knows
 		chosen = chosen[:1]
 	}
 	destination := destinations(chosen)
 	m := &procv3.HeaderMutation{SetHeaders: make([]*corev3.HeaderValueOption, 0, 4)}
+	if port != 0 {
+		set(m, pd.HeaderRank, destination)
+		destination = netip.AddrPortFrom(chosen[0].Addr.Addr(), port).String()
+	}
 	set(m, epp.HeaderDestination, destination)
 	st.setPlan(m, d, st.s.peerOf(chosen))
 	if r := &st.request; r.head.length > 0 && r.reader.Rewritten() {

@@ -41,6 +41,9 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 	var by *epp.Endpoint
 	by, st.outcome.Served = st.s.find(servedBy(f))
 	if st.reservation != nil {
+		if d := st.outcome.Decision; d != nil && d.Picks[0].Row.Port != 0 {
+			by = nil // the gateway knows the sidecar, not the rank
+		}
 		if by != nil {
 			st.reservation.Served(by)
 		}

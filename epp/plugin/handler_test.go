@@ -17,6 +17,11 @@ func TestStages(t *testing.T) {
 		row.Decider, row.OnNone = decider, on
 		return epp.Stages{epp.DecodeRow(decode), row}
 	}
+	rank := func(profile string, port uint16) epp.Stages {
+		row := epp.DecodeRow(profile)
+		row.Port = port
+		return epp.Stages{row}
+	}
 	named := epp.NamedDecider{Name: "always", Decider: alwaysRemote}
 	own := func(d epp.Decider) epp.NamedDecider { return epp.NamedDecider{Decider: d} }
 	uncached := func(tokens int) epp.NamedDecider {
@@ -32,6 +37,10 @@ func TestStages(t *testing.T) {
 		{"single", "single-profile-handler", "", "mine", epp.Stages{epp.DecodeRow("mine")}, ""},
 		{"single of two", "single-profile-handler", "", "a b", epp.Stages{}, "exactly one profile is run, there are 2 (a, b)"},
 		{"single of none", "single-profile-handler", "", "", epp.Stages{}, "exactly one profile is run, there are 0 ()"},
+
+		{"data parallel", "data-parallel-profile-handler", "", "mine", rank("mine", 8000), ""},
+		{"data parallel, another port", "data-parallel-profile-handler", "primaryPort: 9000", "mine", rank("mine", 9000), ""},
+		{"data parallel of two", "data-parallel-profile-handler", "", "a b", nil, "exactly one profile is run, there are 2 (a, b)"},
 
 		{"no decider: never, unless forced", disagg, "", "prefill decode", split("decode", "prefill", 3, own(nil), epp.NoneSkips), ""},
 		{"no prefill profile, and no decider", disagg, "", "decode", epp.Stages{epp.DecodeRow("decode")}, ""},

@@ -149,6 +149,8 @@ func TestProblems(t *testing.T) {
 		{"pd-profile-handler", "threshold: -1", "threshold: must not be negative, got -1"},
 		{"pd-profile-handler", "{threshold: 5, deciderPluginName: x}", "threshold: cannot be combined with deciderPluginName"},
 		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
+		{"data-parallel-profile-handler", "primaryPort: 0", "primaryPort: must be from 1 to 65535, got 0"},
+		{"data-parallel-profile-handler", "primaryPort: 65536", "primaryPort: must be from 1 to 65535, got 65536"},
 		{"pd-profile-handler", "primaryPort: 8000", "primaryPort: is not served; list every rank as an endpoint with its own port"},
 	} {
 		p, err := decode(t, test.typ, test.parameters)

@@ -76,6 +76,7 @@ var Table = []epp.Row{
 	// Profile handlers, and the deciders about prefill and encode.
 	{Type: "single-profile-handler", New: handler.NewSingleProfile},
 	{Type: "disagg-profile-handler", New: handler.NewDisaggProfile},
+	{Type: "data-parallel-profile-handler", New: handler.NewDataParallelProfile},
 	{Type: "header-profile-handler", New: handler.NewHeaderProfile},
 	{Type: "pd-profile-handler", New: handler.NewPDProfile},
 	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},

@@ -200,6 +200,7 @@ func (c *Config) checkRow(i int) error {
 		require(!row.Split && row.Decider.Decider == nil && row.Header == "", "the %s stage comes first, so it cannot depend on a decision", row.Stage)
 		return errors.Join(problems...)
 	}
+	require(row.Port == 0, "the %s stage does not come first, so no gateway is told a port for it", row.Stage)
 	require(pd.Internal(row.Header), "the %s stage names its endpoints in the header %q, which is not removed from what clients send",
 		row.Stage, row.Header)
 	n := row.Endpoints
