@@ -69,7 +69,7 @@ func (e *endpoints) validateUnconfigured(p *boot.Problems) {
 }
 
 // withoutCluster returns the flags that have an effect if the configuration names the source of the endpoints. llm-d's picker does
-// not start without --pool-name or --endpoint-selector even then, and uses the name in metrics only, so both are accepted.
+// not start without --pool-name or --endpoint-selector even then, and uses the name in metrics only, as this one does.
 func (e endpoints) withoutCluster() endpoints {
 	return endpoints{File: e.File, Group: e.Group, Policy: e.Policy}
 }

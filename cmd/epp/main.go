@@ -93,7 +93,7 @@ type foreign struct {
 	_ struct{} `flag:"grpc-max-send-msg-size" ignored:"messages are small"`
 	_ struct{} `flag:"refresh-prometheus-metrics-interval" ignored:"metrics are computed when they are read"`
 	_ struct{} `flag:"plugin-state-staleness-threshold" ignored:"the state of a request is freed when its stream ends"`
-	_ struct{} `flag:"fairness-id-metric-label-limit" ignored:"no metric has a label for clients"`
+	_ struct{} `flag:"fairness-id-metric-label-limit" ignored:"the limit is 1000 clients and models together"`
 	_ bool     `flag:"enable-grpc-stream-metrics" ignored:"they are always there"`
 	_ bool     `flag:"allow-experimental-plugins" ignored:"there are none"`
 	_ bool     `flag:"zap-devel" ignored:"use --log-level and --log-format"`

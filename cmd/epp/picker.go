@@ -54,16 +54,17 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	if err != nil {
 		return nil, boot.Configf("config-file: %w", err)
 	}
+	name := cfg.Endpoints.Pool
 	// config.Start reports a configuration that cannot be parsed.
 	if parsed, err := config.Parse(data, cfg.Picking.table()); err == nil && parsed.NamesDiscovery() && cfg.Endpoints.cluster() {
-		log.Warn("the endpoints are those of the configuration's file-discovery: flags that name a pool or a selector have no effect")
+		log.Warn("the endpoints are those of the configuration's file-discovery: flags about a cluster have no effect, but --pool-name names metrics")
 		cfg.Endpoints = cfg.Endpoints.withoutCluster()
 	}
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry), requests: newRequests(cfg.Tell.Recent)}
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
 	p.sched = sched.New(p.pool, epp.SystemClock)
-	p.queue = newQueue(p.pool, cfg.Endpoints.Pool, registry)
+	p.queue = newQueue(p.pool, name, registry)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
 	}

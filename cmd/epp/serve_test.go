@@ -513,18 +513,26 @@ func TestPoolBesideFileDiscovery(t *testing.T) {
 	file, endpoints := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "endpoints.yaml")
 	write(t, endpoints, endpointsFile)
 	write(t, file, configOf(endpoints, 1))
+	env := map[string]string{"KUBECONFIG": filepath.Join(dir, "missing")}
 	for _, flags := range [][]string{
 		{"--pool-name=llama", "--pool-namespace=serving"},
 		{"--endpoint-selector=app=engine", "--endpoint-target-ports=8000"},
 	} {
 		t.Run(flags[0], func(t *testing.T) {
-			s := serveWith(t, map[string]string{"KUBECONFIG": filepath.Join(dir, "missing")}, append(flags, "--secure-serving=false", "--config-file="+file)...)
+			s := serveWith(t, env, append(flags, "--secure-serving=false", "--config-file="+file)...)
 			if decode, _ := s.pick(t, true); decode != "127.0.0.2:9" {
 				t.Errorf("picked %q, want the file's decode endpoint", decode)
 			}
-			if !strings.Contains(s.stderr.String(), "flags that name a pool or a selector have no effect") {
+			if !strings.Contains(s.stderr.String(), "flags about a cluster have no effect") {
 				t.Errorf("the log does not say that the flags have no effect: %s", &s.stderr)
 			}
 		})
 	}
+	t.Run("the name in metrics", func(t *testing.T) {
+		write(t, file, configOf(endpoints, 1)+"featureGates: [flowControl]\n")
+		s := serveWith(t, env, "--pool-name=llama", "--secure-serving=false", "--config-file="+file)
+		if _, text := s.ask(t, "GET", "metrics", "/metrics", nil); !strings.Contains(text, `llm_d_epp_flow_control_pool_saturation{inference_pool="llama"`) {
+			t.Errorf("no metric has the pool's name: %s", text)
+		}
+	})
 }

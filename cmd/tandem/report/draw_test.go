@@ -103,10 +103,10 @@ func TestWords(t *testing.T) {
 // TestEveryReasonAndPhaseHasAMeaning fails for a reason or phase of pd that this package does not explain.
 func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 	for _, r := range []pd.Reason{pd.Uncached, pd.Always, pd.Forced, pd.External, pd.BelowThreshold, pd.ShortPrompt,
-		pd.Bypassed, pd.NotSplittable, pd.Unplanned,
+		pd.Bypassed, pd.NotSplittable, pd.Unplanned, pd.NoMedia,
 		pd.NoPrefill, pd.PrefillFailed, pd.HandoffInvalid, pd.HandoffLate, pd.TransferFailed, pd.BadPDHeader, pd.BadRequest,
 		pd.DuplicateKey,
-		pd.TooLarge, pd.UntrustedPeer, pd.DeniedTarget, pd.NoEndpoint, pd.Saturated, pd.QueueFull, pd.QueueTimeout, pd.Evicted, pd.Budget, pd.Draining, pd.Deadline,
+		pd.TooLarge, pd.UntrustedPeer, pd.DeniedTarget, pd.NotCached, pd.NoEndpoint, pd.Saturated, pd.QueueFull, pd.QueueTimeout, pd.Evicted, pd.Budget, pd.Draining, pd.Deadline,
 		pd.LongHeader, pd.SlowBody, pd.Busy, pd.InternalError} {
 		if meaning(string(r)) == "" {
 			t.Errorf("%s has none", r)

@@ -13,6 +13,7 @@ var because = map[pd.Reason]string{
 	pd.Bypassed:       "the client asked for that (x-tandem-pd: bypass)",
 	pd.NotSplittable:  "requests of this kind cannot be split",
 	pd.Unplanned:      "a picker that sends no plan, or none at all, named no prefill pod",
+	pd.NoMedia:        "the prompt has no image, audio or video",
 	pd.NoPrefill:      "no prefill pod was available",
 	pd.PrefillFailed:  "every prefill pod that was tried failed",
 	pd.HandoffInvalid: "the prefill pod answered without a hand-off that is safe to use",
