@@ -52,8 +52,13 @@ type Front struct {
 // Layout is a proxy with one layout of the ext-proc filters.
 type Layout struct{ Proxy, Mode string }
 
-// Layouts are all layouts that the suite runs on.
-var Layouts = []Layout{{"gateway", "pair"}, {"gateway", "single"}, {"envoy", "pair"}, {"envoy", "single"}}
+// Layouts returns the layouts that the suite runs on: all, or in the short form each proxy and each mode once.
+func Layouts() []Layout {
+	if testing.Short() {
+		return []Layout{{"gateway", "single"}, {"envoy", "pair"}}
+	}
+	return []Layout{{"gateway", "pair"}, {"gateway", "single"}, {"envoy", "pair"}, {"envoy", "single"}}
+}
 
 func (l Layout) String() string { return l.Proxy + " " + l.Mode }
 

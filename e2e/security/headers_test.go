@@ -33,7 +33,7 @@ func routingHeaders(to string) [][2]string {
 // TestSecurityHeadersAtTheFront has a client send every header that only our programs may send, one by one and all together,
 // while the picker runs, and all together after it was killed.
 func TestSecurityHeadersAtTheFront(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			trap := startDecoy(t)
 			f := harness.NewTappedFleet(t, 1)

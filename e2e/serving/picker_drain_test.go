@@ -13,7 +13,7 @@ import (
 // TestPickerDrains ends one of two pickers by SIGTERM under load: it ends cleanly and in time, no answer is cut, and no
 // request fails.
 func TestPickerDrains(t *testing.T) {
-	for _, l := range []harness.Layout{{Proxy: "gateway", Mode: "pair"}, {Proxy: "envoy", Mode: "pair"}, {Proxy: "envoy", Mode: "single"}} {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 1, 1)
 			f.StartPicker(t, "--drain-timeout=20s")

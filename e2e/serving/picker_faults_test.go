@@ -84,7 +84,7 @@ func readSlowly(t *testing.T, f *harness.Fleet, q harness.Call, begun chan<- str
 
 // TestTwoPickers has requests picked by one replica and accounted by either; then one is killed.
 func TestTwoPickers(t *testing.T) {
-	for _, l := range []harness.Layout{{Proxy: "gateway", Mode: "pair"}, {Proxy: "envoy", Mode: "pair"}, {Proxy: "envoy", Mode: "single"}} {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 1, 2)
 			f.StartPicker(t)
@@ -113,7 +113,7 @@ func TestTwoPickers(t *testing.T) {
 
 // TestPoolChanges rewrites the endpoints file while requests run: pods come and go, and no request fails.
 func TestPoolChanges(t *testing.T) {
-	for _, l := range []harness.Layout{{Proxy: "gateway", Mode: "pair"}, {Proxy: "envoy", Mode: "pair"}, {Proxy: "envoy", Mode: "single"}} {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewStack(t, l, 1, 2)
 			all := f.Decode
@@ -156,7 +156,7 @@ func TestPoolChanges(t *testing.T) {
 
 // TestDeadEndpoint has a pod in the pool that is not there: a request that is sent to it is served by the next of the list.
 func TestDeadEndpoint(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 1, 1)
 			f.WriteEndpoints(t, "127.0.0.1:9")
@@ -174,7 +174,7 @@ func TestDeadEndpoint(t *testing.T) {
 // TestStoppedEngine ends a decode engine under whole answers, which it answers with 500 as it goes: each is computed by the
 // other pod, and no client learns of it.
 func TestStoppedEngine(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 1, 1)
 			ending := harness.Start(t, stack.Sim(harness.BinDir, "ending", "--role=decode"))

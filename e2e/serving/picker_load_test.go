@@ -88,7 +88,7 @@ func counted(t *testing.T, p harness.Program) map[string]int {
 
 // TestBurst has requests come all at once: each is counted before the next is picked, so they are spread evenly.
 func TestBurst(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewStack(t, l, 0, 3)
 			const each = 8
@@ -146,7 +146,7 @@ func bootstrapFor(t *testing.T, f *harness.Fleet, mode string, p harness.Program
 // TestServed has a pod in the pool that is not there, though a page of it can be read: what was picked for it is counted at the
 // pod that serves.
 func TestServed(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			const dead = "127.0.0.1:9"
 			f := harness.NewFleet(t, 0, 1)
@@ -226,7 +226,7 @@ func frontWithSubset(t *testing.T, f *harness.Fleet, mode, hint string) {
 func TestRetry(t *testing.T) {
 	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
 	t.Cleanup(failing.Close)
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 0, 2)
 			// No budget for prefilling locally what was planned remote: the sidecar refuses, and says that others may try.
@@ -257,7 +257,7 @@ func writePrefill(t *testing.T, f *harness.Fleet, addr string) {
 
 // TestTrailersOnlyForClientsThatAsk gives the report of a stream to clients that ask for trailers, and to no others.
 func TestTrailersOnlyForClientsThatAsk(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewStack(t, l, 1, 1)
 			for name, over := range map[string]*http.Protocols{"HTTP/1.1": protocols(false), "HTTP/2": protocols(true)} {

@@ -18,7 +18,7 @@ import (
 // TestPicker is the suite of the picker behind a proxy: the same on the embedded gateway and on real Envoy, with the filter
 // pair and with the one filter that gateways configure today.
 func TestPicker(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewStack(t, l, 2, 2)
 			t.Run("threshold", func(t *testing.T) { testThreshold(t, f) })

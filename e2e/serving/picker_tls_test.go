@@ -23,7 +23,7 @@ func TestTLS(t *testing.T) {
 	own, foreign := t.TempDir(), t.TempDir()
 	writeCertificate(t, own)
 	writeCertificate(t, foreign)
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		for _, c := range []struct {
 			name   string
 			picker []string

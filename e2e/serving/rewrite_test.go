@@ -54,7 +54,7 @@ func writePolicy(t *testing.T, f *harness.Fleet) (flag string) {
 
 // TestRewrite is a pool whose clients call the model by other names than its engines, behind every proxy.
 func TestRewrite(t *testing.T) {
-	for _, l := range harness.Layouts {
+	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {
 			f := harness.NewFleet(t, 1, 1)
 			p := f.StartPicker(t, writePolicy(t, f))
