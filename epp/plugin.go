@@ -62,6 +62,13 @@ type ImmediateDetector interface {
 	Immediate()
 }
 
+// StepDetector is a Detector that knows how much one more request in flight adds to the load of an endpoint at most. Of others it is
+// taken to be 1, the endpoint's whole capacity.
+type StepDetector interface {
+	Detector
+	Step() float64
+}
+
 // Shedder is a Filter that drops endpoints because they are full, as a Detector in a profile does: if it leaves none, the stage
 // is full.
 type Shedder interface {

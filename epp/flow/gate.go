@@ -16,12 +16,15 @@ import (
 type PoolGate struct {
 	pool     interface{ Snapshot() *epp.Snapshot }
 	detector epp.Detector
+	step     float64 // by which one more request raises the load of an endpoint at most
 	clock    epp.Clock
 	stale    time.Duration
 	roles    [lanes]pd.Role
 	splits   bool
 	from     int // length in tokens from which prompts may need the stage that splits requests
 	readings [lanes]atomic.Pointer[reading]
+	epoch    atomic.Uint64
+	ending   atomic.Bool // a timer will end the epoch
 }
 
 // GateOptions are what a PoolGate measures.
@@ -35,7 +38,10 @@ type GateOptions struct {
 
 // NewPoolGate makes the gate of a pool.
 func NewPoolGate(o GateOptions) *PoolGate {
-	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale}
+	g := &PoolGate{pool: o.Pool, detector: o.Detector, step: 1, clock: o.Clock, stale: o.Stale}
+	if d, ok := o.Detector.(epp.StepDetector); ok {
+		g.step = d.Step()
+	}
 	g.roles[laneFirst] = o.Stages[0].Role
 	if row := o.Stages.Splitting(); row != nil {
 		g.splits, g.roles[laneSplit], g.from = true, row.Role, remoteFrom(row.Decider.Decider)
@@ -76,22 +82,21 @@ func (g *PoolGate) Empty() bool { return len(g.pool.Snapshot().Endpoints) == 0 }
 // look at every endpoint.
 type reading struct {
 	snapshot   *epp.Snapshot
-	at         time.Time
 	saturation float64
-	endpoints  int
+	step       float64      // by which one more request raises the saturation at most
 	used       atomic.Int64 // how often
+	epoch      uint64       // in which it was made
 }
 
-// reuseAge is how long a reading is used: loads go stale without a new snapshot.
+// reuseAge is how long a reading is used at most: loads go stale without a new snapshot.
 const reuseAge = 10 * time.Millisecond
 
-// again returns what the saturation is by now at most: no request adds more than one endpoint's capacity, so each raises the
-// mean by at most 1/endpoints. ok is false if that is not below a value.
-func (r *reading) again(s *epp.Snapshot, now time.Time, below float64) (saturation float64, ok bool) {
-	if r == nil || r.snapshot != s || r.saturation >= below || now.Sub(r.at) > reuseAge {
+// again returns what the saturation is by now at most. ok is false if that is not below a value.
+func (r *reading) again(s *epp.Snapshot, epoch uint64, below float64) (saturation float64, ok bool) {
+	if r == nil || r.snapshot != s || r.epoch != epoch || r.saturation >= below {
 		return 0, false
 	}
-	saturation = r.saturation + float64(r.used.Add(1))/float64(r.endpoints)
+	saturation = r.saturation + float64(r.used.Add(1))*r.step
 	return saturation, saturation < below
 }
 
@@ -108,10 +113,11 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	if split {
 		stage = laneSplit
 	}
-	s, now := g.pool.Snapshot(), g.clock.Now()
-	if saturation, ok := g.readings[stage].Load().again(s, now, below); ok {
+	s, epoch := g.pool.Snapshot(), g.epoch.Load()
+	if saturation, ok := g.readings[stage].Load().again(s, epoch, below); ok {
 		return saturation
 	}
+	now := g.clock.Now()
 	reused := candidates.Get().(*[]epp.Candidate)
 	all := (*reused)[:0]
 	for i, e := range s.Endpoints {
@@ -125,7 +131,8 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	case len(all) > 0:
 		share(all, pending)
 		saturation = g.detector.Saturation(now, all)
-		g.readings[stage].Store(&reading{snapshot: s, at: now, saturation: saturation, endpoints: len(all)})
+		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step / float64(len(all))})
+		g.endEpoch()
 	case split:
 		saturation = 0
 	}
@@ -133,6 +140,17 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	*reused = all
 	candidates.Put(reused)
 	return saturation
+}
+
+// endEpoch has the epoch end after reuseAge, and with it the use of all readings. Reading a clock for each request would cost more than
+// all the rest.
+func (g *PoolGate) endEpoch() {
+	if g.ending.CompareAndSwap(false, true) {
+		g.clock.AfterFunc(reuseAge, func() {
+			g.ending.Store(false)
+			g.epoch.Add(1)
+		})
+	}
 }
 
 // reachable drops unreachable endpoints, whose capacity is none, if there are others. As in picks, they stay if there are not.

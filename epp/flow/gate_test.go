@@ -171,6 +171,28 @@ func TestShortPromptsDoNotWaitForPrefill(t *testing.T) {
 	})
 }
 
+// steps is a perEndpoint that knows what a request adds.
+type steps struct{ perEndpoint }
+
+func (d steps) Step() float64 { return 1 / d.most }
+
+// TestSmallStepsAreTrusted: a reading of two endpoints, each of which takes a hundred requests, serves until they might be half full.
+func TestSmallStepsAreTrusted(t *testing.T) {
+	asked := 0
+	g := newFixed(0, "decode", "decode").gate(steps{perEndpoint{100, &asked}})
+	for range 100 { // the first is measured
+		if got := g.Saturation(false, epp.InFlight{}, 0.5); got >= 0.5 {
+			t.Fatalf("%v", got)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the detector was asked %d times", asked)
+	}
+	if g.Saturation(false, epp.InFlight{}, 0.5); asked != 2 {
+		t.Errorf("the detector was asked %d times, want 2: the endpoints might be half full", asked)
+	}
+}
+
 // TestReadingsAreReused: while the pool has much capacity left, not every request makes the gate look at all endpoints. It never
 // finds less load than there is.
 func TestReadingsAreReused(t *testing.T) {

@@ -119,3 +119,27 @@ func TestDetectorsShedWork(t *testing.T) {
 		}
 	}
 }
+
+// TestStepBoundsOneRequest: no request adds more to the load of an endpoint than its detector says, and some request adds that much.
+func TestStepBoundsOneRequest(t *testing.T) {
+	for _, c := range []struct{ typ, parameters string }{
+		{"utilization-detector", "{queueDepthThreshold: 8}"},
+		{"utilization-detector", "{queueDepthThreshold: 8, queueDepthPerRunning: 0.25}"},
+		{"concurrency-detector", "{maxConcurrency: 10}"},
+	} {
+		t.Run(c.typ+c.parameters, func(t *testing.T) {
+			d, most := build[epp.StepDetector](t, c.typ, c.parameters), 0.0
+			for _, waiting := range []int{0, 7, 8, 40} {
+				for sent := range 20 {
+					full := func(n int) float64 {
+						return d.Saturation(time.Unix(1e9, 0), []epp.Candidate{loaded("a", waiting, 16, since(0, n))})
+					}
+					most = max(most, full(sent+1)-full(sent))
+				}
+			}
+			if step := d.Step(); most > step+1e-9 || most < step-1e-9 {
+				t.Errorf("a request adds up to %v, and the step is %v", most, step)
+			}
+		})
+	}
+}

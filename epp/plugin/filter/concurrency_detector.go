@@ -107,6 +107,14 @@ func (d concurrencyDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 // Immediate implements epp.ImmediateDetector.
 func (concurrencyDetector) Immediate() {}
 
+// Step implements epp.StepDetector.
+func (d concurrencyDetector) Step() float64 {
+	if d.perToken > 0 {
+		return 1 // prompts have any length
+	}
+	return d.perRequest
+}
+
 // Saturation implements epp.Detector. All endpoints have the same limit, so the mean of their loads is the load of the stage.
 func (d concurrencyDetector) Saturation(_ time.Time, c []epp.Candidate) float64 {
 	return mean(c, d.load)

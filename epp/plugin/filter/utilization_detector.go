@@ -116,6 +116,9 @@ func (d utilizationDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 	return spare(c, d.refuse, func(c *epp.Candidate) bool { return !d.full(c) && (d.refuse || !d.isStale(r.Now, c)) })
 }
 
+// Step implements epp.StepDetector. A request counts only once a queue has the length that is full.
+func (d utilizationDetector) Step() float64 { return 1 / d.queue }
+
 // Saturation implements epp.Detector.
 func (d utilizationDetector) Saturation(now time.Time, c []epp.Candidate) float64 {
 	return mean(c, func(c *epp.Candidate) float64 {
