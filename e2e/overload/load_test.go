@@ -25,6 +25,7 @@ type served struct {
 	status int
 	reason string        // decision, or of a refusal its reason
 	flow   string        // fairness id that it was sent with
+	waited time.Duration // for capacity, in the picker
 	ttft   time.Duration // to the first event with a token
 	tokens int           // of the answer
 	gaps   []time.Duration
@@ -87,6 +88,13 @@ func (l *loadClient) ask(ctx context.Context, q harness.Call) (s served) {
 	if s.status != http.StatusOK {
 		s.wrong = refusalFault(resp, decision)
 		return s
+	}
+	if text, ok := strings.CutPrefix(resp.Header.Get(pd.HeaderQueue), "waited="); ok {
+		ms, err := strconv.Atoi(text)
+		if err != nil {
+			s.wrong = err.Error()
+		}
+		s.waited = time.Duration(ms) * time.Millisecond
 	}
 	s.readTokens(resp.Body, begun, q.Tokens)
 	return s

@@ -166,8 +166,9 @@ func TestQueues(t *testing.T) {
 	}
 	lone, busy := unloaded.late(), rows[3].late()
 	goodput, slower, fair := crowd.goodput/capacity.best, float64(busy)/float64(lone), fairness(got)
-	t.Logf("\n%sgoodput %.3f of capacity; TTFT p99 of important requests %.2f times the unloaded one, %v; fairness index of the flows %.3f",
-		text, goodput, slower, lone, fair)
+	waited := harness.Quantile(collect(rows[3].all, func(s *served) time.Duration { return s.waited }), 0.99)
+	t.Logf("\n%sgoodput %.3f of capacity; TTFT p99 of important requests %.2f times the unloaded one, %v; wait in the picker p99 %v; "+
+		"fairness index of the flows %.3f", text, goodput, slower, lone, waited, fair)
 	leastGoodput, leastFair := 0.5, 0.8 // of a few seconds beside other tests
 	if overloadTimed() {
 		leastGoodput, leastFair = 0.97, 0.95
