@@ -1,5 +1,6 @@
 // Package plugin lists the plugins of the endpoint picker in its Table, and holds all of them to one contract. The plugins are
-// in the packages below it by what they do: filter, scorer, picker, handler (with the deciders) and producer, one file each.
+// in the packages below it by what they do: filter, scorer, picker, handler (with the deciders), producer, reporter and so on, one
+// file each.
 // Those of the data layer, which only hand parameters to epp/pool, are here.
 //
 // A plugin is a struct whose fields are its parameters and whose comments are their manual. Parameters enter, decoded over

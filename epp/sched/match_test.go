@@ -2,6 +2,7 @@ package sched_test
 
 import (
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -178,6 +179,12 @@ func TestBurst(t *testing.T) {
 		c.Preparers = []epp.NamedPreparer{{Name: "burst", Preparer: burst}}
 		c.Profiles[0].Scorers = append(c.Profiles[0].Scorers, share(burst))
 		c.Profiles[0].Scorers[1].Weight = 10
+		c.Profiles[0].Scorers = append(c.Profiles[0].Scorers, epp.NamedScorer{Name: "yields", Scorer: by(func(*epp.Round, *epp.Candidate) float64 {
+			for range 20 { // so that picks overlap, unless they take turns
+				runtime.Gosched()
+			}
+			return 0
+		})})
 		p := fleet(times(4, "decode")...)
 		s := scheduler(t, p, c)
 		var work sync.WaitGroup
