@@ -79,6 +79,8 @@ func TestStages(t *testing.T) {
 		{"old, zero is always", old, "threshold: 0", "decode prefill", split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips), ""},
 		{"old, decider", old, "{deciderPluginName: always, decodeProfile: d, prefillProfile: p}", "d p",
 			split("d", "p", 3, named, epp.NoneSkips), ""},
+		{"old, data parallel", old, "{primaryPort: 8000, threshold: 0}", "decode prefill",
+			append(rank("decode", 8000), split("decode", "prefill", 3, own(alwaysRemote), epp.NoneSkips)[1]), ""},
 		{"old, no prefill profile", old, "", "decode", epp.Stages{}, `no profile "prefill" for the prefill stage, there is decode`},
 	} {
 		t.Run(test.name, func(t *testing.T) {

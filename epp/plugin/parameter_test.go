@@ -151,7 +151,7 @@ func TestProblems(t *testing.T) {
 		{"pd-profile-handler", "hashBlockSize: -5", "hashBlockSize: must not be negative, got -5"},
 		{"data-parallel-profile-handler", "primaryPort: 0", "primaryPort: must be from 1 to 65535, got 0"},
 		{"data-parallel-profile-handler", "primaryPort: 65536", "primaryPort: must be from 1 to 65535, got 65536"},
-		{"pd-profile-handler", "primaryPort: 8000", "primaryPort: is not served; list every rank as an endpoint with its own port"},
+		{"pd-profile-handler", "primaryPort: -1", "primaryPort: must be from 0 to 65535, got -1"},
 	} {
 		p, err := decode(t, test.typ, test.parameters)
 		if err != nil {

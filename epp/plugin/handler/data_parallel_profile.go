@@ -15,14 +15,18 @@ func NewDataParallelProfile() epp.Plugin { return &DataParallelProfile{PrimaryPo
 
 // Correct implements epp.Corrector. It corrects nothing, and warns of sidecars that do not read the header.
 func (*DataParallelProfile) Correct(warn epp.Report) {
-	warn("primaryPort", "takes effect only with llm-d's sidecar: Tandem's serves one rank; newer gateways reach every rank by itself, "+
-		"with a single-profile-handler")
+	warn("primaryPort", ranksWarning)
 }
+
+const (
+	ranksWarning = "takes effect only with llm-d's sidecar: Tandem's serves one rank; gateways that reach each rank at its own port need no primaryPort"
+	maxPort      = 65535
+)
 
 // Problems implements epp.Plugin.
 func (p *DataParallelProfile) Problems(report epp.Report) {
-	if p.PrimaryPort < 1 || p.PrimaryPort > 65535 {
-		report("primaryPort", "must be from 1 to 65535, got %d", p.PrimaryPort)
+	if p.PrimaryPort < 1 || p.PrimaryPort > maxPort {
+		report("primaryPort", "must be from 1 to %d, got %d", maxPort, p.PrimaryPort)
 	}
 }
 

@@ -194,6 +194,7 @@ type disaggHandler struct {
 	decode, prefill, encode string
 	split                   epp.StageRow     // the prefill stage, but for its profile
 	encoding                epp.NamedDecider // of the encode stage, which is left out without one
+	port                    uint16           // of the decode stage; 0 = each endpoint's own
 }
 
 // Stages implements epp.Handler.
@@ -208,6 +209,7 @@ func (h disaggHandler) Stages(profiles []string) (epp.Stages, error) {
 		return wanted
 	}
 	stages := epp.Stages{epp.DecodeRow(find(epp.StageDecode, h.decode))}
+	stages[0].Port = h.port
 	if h.encoding.Decider != nil {
 		stages = append(stages, epp.EncodeRow(find(epp.StageEncode, h.encode), h.encoding))
 	}

@@ -23,7 +23,8 @@ type PDProfile struct {
 	PrefixPluginType string `yaml:"prefixPluginType"`
 	// PrefixPluginName is ignored, as in llm-d.
 	PrefixPluginName string `yaml:"prefixPluginName"`
-	// PrimaryPort is not supported, and must be 0: each data-parallel rank is an endpoint.
+	// PrimaryPort is the port of every decode pod at which its sidecar serves all ranks, as for data-parallel-profile-handler. Default
+	// 0: the gateway reaches each rank at its own port.
 	PrimaryPort int `yaml:"primaryPort"`
 }
 
@@ -37,6 +38,13 @@ func NewPDProfile() epp.Plugin {
 	return &PDProfile{DecodeProfile: "decode", PrefillProfile: "prefill"}
 }
 
+// Correct implements epp.Corrector. It corrects nothing, and warns of sidecars that do not read the header.
+func (p *PDProfile) Correct(warn epp.Report) {
+	if p.PrimaryPort != 0 {
+		warn("primaryPort", ranksWarning)
+	}
+}
+
 // Problems implements epp.Plugin.
 func (p *PDProfile) Problems(report epp.Report) {
 	if p.Threshold != nil {
@@ -46,8 +54,8 @@ func (p *PDProfile) Problems(report epp.Report) {
 		}
 	}
 	param.AtLeast(report, "hashBlockSize", p.HashBlockSize, 0)
-	if p.PrimaryPort != 0 {
-		report("primaryPort", "is not served; list every rank as an endpoint with its own port")
+	if p.PrimaryPort < 0 || p.PrimaryPort > maxPort {
+		report("primaryPort", "must be from 0 to %d, got %d", maxPort, p.PrimaryPort)
 	}
 }
 
@@ -59,7 +67,7 @@ func (p *PDProfile) References() map[string]string {
 // Build implements epp.Plugin.
 func (p *PDProfile) Build(b *epp.Builder) (any, error) {
 	b.Log.Warn("pd-profile-handler is an old form; write a disagg-profile-handler with a prefix-based-pd-decider")
-	h := disaggHandler{decode: p.DecodeProfile, prefill: p.PrefillProfile, split: epp.PrefillRow("", prefillCandidates)}
+	h := disaggHandler{decode: p.DecodeProfile, prefill: p.PrefillProfile, split: epp.PrefillRow("", prefillCandidates), port: uint16(p.PrimaryPort)}
 	if p.DeciderPluginName == "" {
 		h.split.Decider.Decider = p.threshold()
 		return h, nil
