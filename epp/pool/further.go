@@ -30,7 +30,7 @@ type FurtherSource struct {
 	Usual time.Duration
 }
 
-// FurtherReader reads such a page.
+// FurtherReader reads such a page. It must be comparable.
 type FurtherReader interface {
 	Read(from io.Reader, e *epp.Endpoint) (epp.Further, error)
 }
@@ -76,13 +76,20 @@ type furtherReads struct {
 	states []*furtherState
 }
 
-// adoptFurther replaces the pages. What readings of earlier ones still find does not count.
+// adoptFurther replaces the pages. What one that stays has said is kept; what readings of earlier ones still find does not count.
 func (s *scraper) adoptFurther(pages []*furtherPage) {
 	s.further.mu.Lock()
 	defer s.further.mu.Unlock()
+	before := s.further.states
 	s.further.states = nil
 	for _, p := range pages {
-		s.further.states = append(s.further.states, &furtherState{page: p})
+		next := &furtherState{page: p}
+		for _, old := range before {
+			if old.page.Further == p.Further {
+				next.found, next.at, next.failed = old.found, old.at, old.failed
+			}
+		}
+		s.further.states = append(s.further.states, next)
 	}
 	if s.member.further.Load() != nil {
 		s.storeFurther()

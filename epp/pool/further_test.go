@@ -99,7 +99,7 @@ func TestFurtherPages(t *testing.T) {
 	}
 }
 
-// TestFurtherPageFails: what it said is kept for three intervals, and the log has one line for the failures.
+// TestFurtherPageFails: what it said is kept for three intervals, and over reloads, and the log has one line for the failures.
 func TestFurtherPageFails(t *testing.T) {
 	var down atomic.Bool
 	addr, _ := serveOn(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -134,12 +134,17 @@ func TestFurtherPageFails(t *testing.T) {
 			t.Errorf("step %d: the page says %q, %d warnings, %d notices; want %+v", i, got, w, n, step)
 		}
 	}
-	if err := p.Configure(nil, Source{}, page.Extractor{}); err != nil {
-		t.Fatal(err)
-	}
-	s.prepare()
-	if got := said(s); got != "" {
-		t.Errorf("without the page %q is known", got)
+	for _, reload := range []struct {
+		pages []Further
+		want  string
+	}{{[]Further{furtherOf("/page", 0)}, "up"}, {[]Further{furtherOf("/other", 0), furtherOf("/page", 0)}, "up"}, {nil, ""}} {
+		if err := p.Configure(nil, Source{}, page.Extractor{}, reload.pages...); err != nil {
+			t.Fatal(err)
+		}
+		s.prepare()
+		if got := said(s); got != reload.want {
+			t.Errorf("after a reload with %d pages %q is known, want %q", len(reload.pages), got, reload.want)
+		}
 	}
 }
 
