@@ -104,16 +104,21 @@ func TestRunning(t *testing.T) {
 	}
 	first := pick(epp.Origin{Flow: "a", Model: "alias", Target: "m", Priority: -1})
 	second := pick(epp.Origin{Flow: "a", Model: "alias", Target: "m", Priority: -1})
-	checkSeries(t, "two run", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 2))
+	third := pick(epp.Origin{Flow: "b", Model: "m", Target: "m", Priority: -1})
+	checkSeries(t, "without names", registry, fmt.Sprintf(series, "default-flow", "", "-1", "", 3))
+	third.End()
+	running.NameClients(true)
+	none := fmt.Sprintf(series, "b", "m", "-1", "m", 0)
+	checkSeries(t, "two run", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 2), none)
 	first.End()
 	first.End()
-	checkSeries(t, "one has ended", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 1))
+	checkSeries(t, "one has ended", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 1), none)
 	second.End()
-	checkSeries(t, "all have ended", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 0))
+	checkSeries(t, "all have ended", registry, fmt.Sprintf(series, "a", "alias", "-1", "m", 0), none)
 	for i := range 2000 {
 		pick(epp.Origin{Flow: fmt.Sprint(i), Model: "m", Target: "m"})
 	}
-	if got, rest := scrape(t, registry), fmt.Sprintf(series, "other", "other", "0", "other", 1001); len(got) != 1001 || !slices.Contains(got, rest) {
+	if got, rest := scrape(t, registry), fmt.Sprintf(series, "other", "other", "0", "other", 1002); len(got) != 1001 || !slices.Contains(got, rest) {
 		t.Errorf("%d series, and not %s", len(got), rest)
 	}
 }

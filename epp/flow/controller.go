@@ -76,9 +76,16 @@ func (p *pending) add(load epp.InFlight, n int) {
 // New makes a controller.
 func New(s Settings, gate Gate, opt Options) *Controller {
 	c := &Controller{opt: opt}
-	c.current.Store(&configured{s, gate})
+	c.use(s, gate)
 	c.ranking.Store(newRanking(&s))
 	return c
+}
+
+func (c *Controller) use(s Settings, gate Gate) {
+	c.current.Store(&configured{s, gate})
+	if _, off := gate.(OpenGate); c.opt.Running != nil {
+		c.opt.Running.NameClients(!off)
+	}
 }
 
 // Configure replaces the settings and the gate. Requests that wait keep their arrival and their time to live, and are not
@@ -86,7 +93,7 @@ func New(s Settings, gate Gate, opt Options) *Controller {
 func (c *Controller) Configure(s Settings, gate Gate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.current.Store(&configured{s, gate})
+	c.use(s, gate)
 	ranking, before := newRanking(&s), c.ranking.Load()
 	for i, used := range before.used {
 		if used != nil {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,7 @@ const (
 type Running struct {
 	clock   epp.Clock
 	counted tally
+	names   atomic.Bool // see NameClients
 
 	mu      sync.Mutex
 	victims heap[*victim] // that may be evicted: the lowest priority first, and the newest of it
@@ -198,10 +200,21 @@ func (c *Controller) evictFor(in *configured, now time.Time) {
 // Describe implements prometheus.Collector.
 func (r *Running) Describe(out chan<- *prometheus.Desc) { out <- theirRunningDesc }
 
+// NameClients sets whether the metrics say which models and fairness ids clients named. Clients choose these texts freely, so they
+// are on no page of a picker without flow control; its requests are counted by their priority alone. A Controller sets it.
+func (r *Running) NameClients(names bool) { r.names.Store(names) }
+
 // Collect implements prometheus.Collector.
 func (r *Running) Collect(out chan<- prometheus.Metric) {
+	names, running := r.names.Load(), map[epp.Origin]int64{}
 	r.counted.atLeastOne(func(o epp.Origin, requests, _ int64) {
+		if !names {
+			o = epp.Origin{Flow: epp.DefaultFlow, Priority: o.Priority}
+		}
+		running[o] += requests
+	})
+	for o, requests := range running {
 		out <- prometheus.MustNewConstMetric(theirRunningDesc, prometheus.GaugeValue, float64(requests), o.Model, o.Target, o.Flow,
 			strconv.Itoa(o.Priority))
-	})
+	}
 }
