@@ -41,11 +41,15 @@ build: ## build every command into bin/, static
 nixl: ## build into bin/nixl/ the commands that can speak NIXL, not static
 	CGO_ENABLED=1 go build -trimpath -tags nixl -ldflags '$(LDFLAGS)' -o bin/nixl/ $(NIXL_COMMANDS)
 
-# It compiles what make build compiles, needs no C compiler, and links tests without what debuggers need. Many tests wait
-# rather than compute: more of them run at a time than there are cores.
+# It compiles what make build compiles, needs no C compiler, and links tests without what debuggers need. Envoy is fetched
+# meanwhile. Many tests wait rather than compute: more of them run at a time than there are cores, those that take longest first.
+LONGEST_TESTS = ./e2e/serving ./charts ./e2e/matrix ./sidecar ./e2e/security
+
 .PHONY: test
-test: modules .tools/envoy ## run the unit tests, and those on simulated engines and the real Envoy: some minutes
-	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) + 1)) -parallel=4 -timeout=10m $(TESTFLAGS) $(PKG)
+test: ## run the unit tests, and those on simulated engines and the real Envoy: some minutes
+	@.ci/fetch envoy & fetch=$$!; CGO_ENABLED=0 go build -trimpath ./...; wait $$fetch
+	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) * 2)) -parallel=4 -timeout=10m $(TESTFLAGS) \
+		$(if $(filter ./...,$(PKG)),$(LONGEST_TESTS)) $(PKG)
 
 .PHONY: test-all
 test-all: modules tools ## run all tests but those on real engines, with the race detector
