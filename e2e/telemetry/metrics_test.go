@@ -31,7 +31,7 @@ func TestMetrics(t *testing.T) {
 			"tandem_scrape_age_seconds": "histogram",
 			"tandem_inflight":           "gauge component role",
 		})
-		picker.mustPass(t)
+		picker.mustPass(t, "llm_d_epp_") // llm-d's names, in which promtool takes "d" for days
 	})
 	t.Run("sidecar", func(t *testing.T) {
 		sidecar.mustHave(t, map[string]string{
