@@ -106,8 +106,16 @@ func testDeadEngine(t *testing.T, dir string) {
 	r.killEngine(t, "prefill")
 	r.mustSay(t, "prefill-0 ended: killed by SIGKILL; starting it again\n")
 	r.mustSay(t, "prefill-0 is ready again after ")
-	if got := forced(t, r.addresses(t)["http"], ""); !strings.HasPrefix(got, "remote;reason=forced") {
-		t.Errorf("decision %q", got)
+	// The picker knows once it has read the engine's page again.
+	late, again := time.After(20*time.Second), time.NewTicker(20*time.Millisecond)
+	defer again.Stop()
+	for got := ""; !strings.HasPrefix(got, "remote;reason=forced"); {
+		select {
+		case <-again.C:
+			got = forced(t, r.addresses(t)["http"], "")
+		case <-late:
+			t.Fatalf("the engine that was started again gets no prompt: decision %q", got)
+		}
 	}
 	for _, program := range []string{"prefill-0", "decode-0", "decode-0 sidecar", "epp"} {
 		if log, err := os.ReadFile(filepath.Join(logs, stack.LogFile(program))); err != nil || !strings.Contains(string(log), `{"ready":`) {
