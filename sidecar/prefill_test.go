@@ -338,7 +338,7 @@ func TestDeadPrefillOfAForeignPicker(t *testing.T) {
 			"503 refused;reason=budget;attempts=1;candidate=0", "503 refused;reason=budget"}},
 		{"foreign, forced", []string{pd.HeaderPrefill, dead, pd.HeaderMode, "force"}, 3, []string{
 			"502 refused;reason=prefill-failed;attempts=1;candidate=0", "502 refused;reason=prefill-failed;attempts=1;candidate=0",
-			"502 refused;reason=prefill-failed;attempts=1;candidate=0", "502 refused;reason=prefill-failed"}},
+			"502 refused;reason=prefill-failed;attempts=1;candidate=0", "502 refused;reason=prefill-failed;attempts=1;candidate=0"}},
 		{"ours", []string{pd.HeaderPrefill, dead, pd.HeaderPlan, remotePlan}, 3, []string{
 			"200 local;reason=prefill-failed;attempts=1;candidate=0", "200 local;reason=prefill-failed;attempts=1;candidate=0",
 			"200 local;reason=prefill-failed;attempts=1;candidate=0", "503 refused;reason=budget", "503 refused;reason=budget"}},
@@ -362,22 +362,27 @@ func TestDeadPrefillOfAForeignPicker(t *testing.T) {
 
 // A pod that is down is not the first choice of a request that names others.
 func TestDeadPrefillIsSkipped(t *testing.T) {
-	dead, prefill := refusingAddr(t), startEngine(t, offering(handoffParams))
-	s := startRig(t, startEngine(t, ask(false).answer()).addr, set(func(c *Config) { c.Prefill.MaxRetries = 0 }))
-	decision := func() string {
-		return post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, dead+","+prefill.addr).header.Get(pd.HeaderDecision)
+	for _, mode := range []string{"auto", "force"} {
+		t.Run(mode, func(t *testing.T) {
+			dead, prefill := refusingAddr(t), startEngine(t, offering(handoffParams))
+			s := startRig(t, startEngine(t, ask(false).answer()).addr, set(func(c *Config) { c.Prefill.MaxRetries = 0 }))
+			decision := func() string {
+				return post(t, s.url+completionsPath, ask(false).body, pd.HeaderPrefill, dead+","+prefill.addr, pd.HeaderMode, mode).
+					header.Get(pd.HeaderDecision)
+			}
+			for i := range 3 {
+				if got := decision(); got != "remote;reason=external;attempts=2;candidate=1" {
+					t.Errorf("request %d: %s", i+1, got)
+				}
+			}
+			for range 10 { // all of them a second after the last attempt, which tries the pod again, are unlikely
+				if decision() == "remote;reason=external;attempts=1;candidate=1" {
+					return
+				}
+			}
+			t.Error("the pod is tried first, although it is down")
+		})
 	}
-	for i := range 3 {
-		if got := decision(); got != "remote;reason=external;attempts=2;candidate=1" {
-			t.Errorf("request %d: %s", i+1, got)
-		}
-	}
-	for range 10 { // all of them a second after the last attempt, which tries the pod again, are unlikely
-		if decision() == "remote;reason=external;attempts=1;candidate=1" {
-			return
-		}
-	}
-	t.Error("the pod is tried first, although it is down")
 }
 
 // If the decode engine dies while one candidate fails, the next one is not tried: no engine could release its hand-off.

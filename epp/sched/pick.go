@@ -215,11 +215,12 @@ func (k *pick) find(i int) bool {
 func (k *pick) choose(i int) {
 	s := &k.pipeline.stages[i]
 	profile, n, dst := s.profile, s.wanted, k.chosen[i][:0]
+	must := i == 0 || k.round.Request.Mode == pd.ModeForce // the request cannot be served without this stage
 	k.enter(s)
 	for j := range profile.Filters {
 		f, detects := &profile.Filters[j], s.detects[j]
 		if detects {
-			k.setAside(i == 0) // an unreachable endpoint is neither full nor a replacement for full ones
+			k.setAside(must) // an unreachable endpoint is neither full nor a replacement for full ones
 		}
 		if len(k.left) == 0 {
 			break
@@ -234,7 +235,7 @@ func (k *pick) choose(i int) {
 		}
 	}
 	if k.order = k.order[:0]; len(k.left) > 0 {
-		k.setAside(i == 0)
+		k.setAside(must)
 	}
 	if len(k.left) > 0 {
 		k.score(profile.Scorers)
@@ -283,15 +284,15 @@ func (k *pick) enter(s *stage) {
 
 // setAside moves unreachable endpoints to the end: an endpoint that refuses connections looks idle, and would be the first
 // choice of every request until it leaves the pool. They stay behind others, in case one is reachable again. If there are no
-// others, the first stage keeps them, because the request has to go somewhere, and any further stage has no endpoint.
-func (k *pick) setAside(first bool) {
+// others, a stage that the request must have keeps them, because the request has to go somewhere; any other stage has no endpoint.
+func (k *pick) setAside(must bool) {
 	k.unreachable = k.unreachable[:0]
 	for i := range k.left {
 		if k.left[i].Load.Unreachable {
 			k.unreachable = append(k.unreachable, k.left[i])
 		}
 	}
-	if first && len(k.unreachable) == len(k.left) {
+	if must && len(k.unreachable) == len(k.left) {
 		k.unreachable = k.unreachable[:0]
 	}
 	if len(k.unreachable) > 0 {

@@ -211,12 +211,17 @@ func TestDrawIsFair(t *testing.T) {
 }
 
 // TestUnreachableComesLast: an unreachable endpoint looks idle. It is still a candidate, the last one, because it may be
-// reachable again by now. If all prefill endpoints are unreachable, decode computes the prompt.
+// reachable again by now. If all prefill endpoints are unreachable, decode computes the prompt, unless the client does not allow it.
 func TestUnreachableComesLast(t *testing.T) {
-	for name, c := range map[string]struct{ absent, want []string }{
-		"one":         {[]string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
-		"all decode":  {[]string{"decode-0", "decode-1"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
-		"all prefill": {[]string{"prefill-2", "prefill-3"}, []string{"decode-0", "decode-1"}},
+	for name, c := range map[string]struct {
+		mode         pd.Mode
+		absent, want []string
+	}{
+		"one":                   {pd.ModeAuto, []string{"decode-0", "prefill-2"}, []string{"decode-1", "decode-0", "prefill-3", "prefill-2"}},
+		"all decode":            {pd.ModeAuto, []string{"decode-0", "decode-1"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
+		"all prefill":           {pd.ModeAuto, []string{"prefill-2", "prefill-3"}, []string{"decode-0", "decode-1"}},
+		"all prefill, fallback": {pd.ModeForceFallback, []string{"prefill-2", "prefill-3"}, []string{"decode-0", "decode-1"}},
+		"all prefill, forced":   {pd.ModeForce, []string{"prefill-2", "prefill-3"}, []string{"decode-0", "decode-1", "prefill-2", "prefill-3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := fleet("decode", "decode", "prefill", "prefill")
@@ -232,7 +237,9 @@ func TestUnreachableComesLast(t *testing.T) {
 				})}}
 			}
 			s := scheduler(t, p, cfg)
-			d := mustPick(t, s, splitRequest(1000))
+			r := splitRequest(1000)
+			r.Mode = c.mode
+			d := mustPick(t, s, r)
 			if got := names(slices.Concat(d.Endpoints(epp.StageDecode), d.Endpoints(epp.StagePrefill))); !slices.Equal(got, c.want) {
 				t.Errorf("chose %v, want %v", got, c.want)
 			}

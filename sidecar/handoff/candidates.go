@@ -40,15 +40,24 @@ func (e *ClientError) Error() string {
 // prefill leg failed before anything went to the client; the other results are those of tryCandidates.
 type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate int) (pd.Reason, error)
 
-// tryCandidates tries the candidates in order, and each one up to MaxRetries times again if its failure may pass. With reason
-// "" an attempt succeeded. Another reason says that nothing has gone to the client, and that the request should be prefilled
-// locally. The error is final.
+// tryCandidates tries the candidates in order, and each one up to MaxRetries times again if its failure may pass. Those that are
+// down come last if the request must be prefilled remotely, else they are left out. With reason "" an attempt succeeded. Another
+// reason says that nothing has gone to the client, and that the request should be prefilled locally. The error is final.
 func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
 	last := &prefillError{cause: "down", reason: pd.PrefillFailed, err: errDown}
-	for i, target := range x.Route.Targets {
-		if x.legs.down.skip(target) {
+	targets := x.Route.Targets
+	var late []int // candidates that are down: one may be back
+	for n := 0; n < len(targets)+len(late); n++ {
+		i := n
+		if n >= len(targets) {
+			i = late[n-len(targets)]
+		} else if x.legs.down.skip(targets[i]) {
+			if x.Route.Mode == pd.ModeForce {
+				late = append(late, i)
+			}
 			continue
 		}
+		target := targets[i]
 		for tried := 0; ; tried++ {
 			if err := x.reachLocalEngine(); err != nil {
 				return "", err
