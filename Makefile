@@ -48,7 +48,7 @@ LONGEST_TESTS = ./e2e/serving ./charts ./e2e/matrix ./sidecar ./e2e/security
 .PHONY: test
 test: ## run the unit tests, and those on simulated engines and the real Envoy: some minutes
 	@.ci/fetch envoy & fetch=$$!; CGO_ENABLED=0 go build -trimpath ./...; wait $$fetch
-	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) * 2)) -parallel=4 -timeout=10m $(TESTFLAGS) \
+	CGO_ENABLED=0 go test -short -trimpath -ldflags='-s -w' -vet=off -p=$$(($$(nproc) * 3)) -parallel=4 -timeout=10m $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),$(LONGEST_TESTS)) $(PKG)
 
 .PHONY: test-all
