@@ -138,6 +138,28 @@ type Fitter interface {
 	Fit(r *request.Request) request.Fit
 }
 
+// PerChoice is a Dialect with a hand-off for one choice of each prompt. A request for n choices is run as n requests for one
+// choice, each with attempts of its own (request.Request.Choice). Their answers are merged into one.
+type PerChoice interface {
+	// MaxChoices returns the most choices of a request that is run so: each costs both legs.
+	MaxChoices() int
+}
+
+// Fit says whether a dialect can split a request, and as how many requests for one choice each it is then run.
+func Fit(d Dialect, r *request.Request) (fit request.Fit, choices int) {
+	if fit, choices = r.Fit(), 1; fit != request.FitLocal {
+		return fit, choices
+	}
+	if per, ok := d.(PerChoice); ok && r.Choices() > 1 && r.Choices() <= per.MaxChoices() {
+		choices, r = r.Choices(), r.Choice(0)
+		fit = r.Fit()
+	}
+	if f, ok := d.(Fitter); ok && fit == request.FitLocal {
+		fit = f.Fit(r)
+	}
+	return fit, choices
+}
+
 // Unfinisher is a Dialect whose engines, when they are stopped, answer incomplete requests with status 200.
 type Unfinisher interface {
 	// Unfinished reports whether an answer that is not a stream is marked as incomplete.

@@ -32,6 +32,7 @@ func (r *Request) Edit() (*Edit, error) {
 	}
 	e := &Edit{of: r}
 	e.edit.Reset(r.Body, r.scan.Root())
+	e.single()
 	return e, nil
 }
 
@@ -122,7 +123,7 @@ func (e *Edit) Payload() (Payload, error) {
 
 // Local returns the body for the local engine: as the client sent it, without the stripped members.
 func (r *Request) Local() (Payload, error) {
-	if !r.strips() {
+	if r.choice == 0 && !r.strips() {
 		return Payload{Segments: r.Body.Segments(), Length: r.Body.Len()}, nil
 	}
 	e, err := r.Edit()

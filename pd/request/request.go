@@ -9,10 +9,11 @@ import (
 
 // Request is the complete body of a client's request, with its scan.
 type Request struct {
-	API   pd.API
-	Body  *body.Body
-	scan  *body.Scanner
-	table *Table
+	API    pd.API
+	Body   *body.Body
+	scan   *body.Scanner
+	table  *Table
+	choice int // 0 for a client's request; else it is for one choice of that, counted from 1
 }
 
 // Request pairs a body with its scan by t.Members. The caller must not change either while the request is in use.
@@ -149,10 +150,10 @@ func (r *Request) limit() int64 {
 	return -1
 }
 
-// one reports whether a count is absent, null or 1.
+// one reports whether a count of choices is absent, null or 1. The request for one choice of several has none of these counts.
 func (r *Request) one(want int) bool {
 	n, ok := r.number(want)
-	return !ok || n == 1
+	return !ok || n == 1 || r.choice > 0 && n <= int64(r.choices())
 }
 
 // batch reports whether the prompt is a list of several prompts. A list of numbers is one prompt in tokens.

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/tandem-serving/tandem/pd/body"
@@ -47,6 +48,9 @@ const (
 	wSamplingMin
 	wSamplingN
 	wSamplingPromptLogprobs
+	wSeed
+	wSamplingSeed
+	wSamplingSamplingSeed
 )
 
 // baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
@@ -95,6 +99,9 @@ var baseWants = []body.Want{
 	{Path: "sampling_params.min_tokens", Once: true},
 	{Path: "sampling_params.n"},
 	{Path: "sampling_params.prompt_logprobs"},
+	{Path: "seed"},
+	{Path: "sampling_params.seed"},
+	{Path: "sampling_params.sampling_seed"},
 }
 
 // Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is
@@ -106,6 +113,9 @@ type Table struct {
 
 // Base is the table without additional members.
 var Base = NewTable(nil)
+
+// maxWants is the most members of a table: an Edit records the edited ones in one word.
+const maxWants = 64
 
 // NewTable adds members to those that every table finds. It finds and strips those of strip, and only finds those of more.
 // Base members keep their indices, and the others follow in order. A path that the base already has is not added: strip
@@ -131,6 +141,9 @@ func NewTable(strip []string, more ...body.Want) *Table {
 		k := index(w.Path)
 		wants[k].Sink = w.Sink
 		wants[k].Once = wants[k].Once || w.Once
+	}
+	if len(wants) > maxWants {
+		panic(fmt.Sprintf("request: more than %d members in a table", maxWants))
 	}
 	t.members = body.NewTable(wants...)
 	return t
