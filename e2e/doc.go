@@ -16,7 +16,7 @@
 //	image        the Dockerfile
 //
 // harness has what these packages share; controlplane runs etcd and kube-apiserver; answer and otlp read what clients and
-// collectors get; vllm runs real engines.
+// collectors get; vllm and sglang run real engines, whose processes realengine manages.
 //
 // Some tests have a short form, which every make test runs, and a long one, which has a make target of its own and prints a
 // table:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/realengine"
 	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/pd"
 )
@@ -36,7 +37,7 @@ func TestKeeperAtLength(t *testing.T) {
 	if *leaseRequests == 0 {
 		t.Skip("make lease-vllm runs it")
 	}
-	vllm.Require(t)
+	realengine.Require(t, "vllm")
 	p := startShortPair(t)
 	r := leaseReport{cells: map[string][2]string{}}
 	for column, keeper := range []keeperProgram{replaceable(t, nixlKeeper(t)), {}} {
@@ -65,7 +66,7 @@ func startShortPair(t *testing.T) *harness.Pair {
 	t.Helper()
 	var r realEngines
 	var starting sync.WaitGroup
-	for to, o := range map[**vllm.Engine]vllm.Options{
+	for to, o := range map[**realengine.Engine]vllm.Options{
 		&r.plain:   {Name: "plain"},
 		&r.prefill: {Name: "prefill", Role: vllm.Prefill, Lease: shortLease},
 		&r.failing: {Name: "decode", Role: vllm.Decode, Lease: shortLease},

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/realengine"
 	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/stack/envoy"
 )
@@ -29,7 +30,7 @@ func TestRealEngines(t *testing.T) {
 	if !*onVLLM {
 		t.Skip("make test-vllm runs it")
 	}
-	vllm.Require(t)
+	realengine.Require(t, "vllm")
 	envoy.Require(t)
 	began := time.Now()
 	engines = startRealEngines(t)
@@ -112,7 +113,7 @@ var simulatedOnly = map[string]string{
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "conformance", "controlplane", "dropin", "image", "kube", "matrix", "otlp", "release", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "conformance", "controlplane", "dropin", "image", "kube", "matrix", "otlp", "realengine", "release", "sglang", "vllm"}
 
 // TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
 func TestEveryTestIsListedForRealEngines(t *testing.T) {
@@ -146,8 +147,8 @@ func TestEveryTestIsListedForRealEngines(t *testing.T) {
 var engines *realEngines
 
 type realEngines struct {
-	prefill, plain       *vllm.Engine
-	failing, recomputing *vllm.Engine // decode engines, by their load policy
+	prefill, plain       *realengine.Engine
+	failing, recomputing *realengine.Engine // decode engines, by their load policy
 }
 
 const (
@@ -162,7 +163,7 @@ func startRealEngines(t *testing.T) *realEngines {
 	t.Helper()
 	var r realEngines
 	var starting sync.WaitGroup
-	for to, o := range map[**vllm.Engine]vllm.Options{
+	for to, o := range map[**realengine.Engine]vllm.Options{
 		&r.plain:   {Name: "plain", Args: servingFlags},
 		&r.prefill: {Name: "prefill", Role: vllm.Prefill, Lease: realLease, Args: servingFlags},
 		&r.failing: {Name: "decode, fails", Role: vllm.Decode, Lease: realLease, Args: servingFlags},
@@ -179,7 +180,7 @@ func startRealEngines(t *testing.T) *realEngines {
 }
 
 // startEngine starts an engine, and fails without one, from any goroutine.
-func startEngine(t *testing.T, o vllm.Options) *vllm.Engine {
+func startEngine(t *testing.T, o vllm.Options) *realengine.Engine {
 	e, err := vllm.Start(t.Context(), o)
 	if err != nil {
 		t.Error(err)
@@ -202,7 +203,7 @@ var servingFlags = []string{"--enable-auto-tool-choice", "--tool-call-parser=her
 // mustLive ends the suite if an engine has died and has not been started again.
 func (r *realEngines) mustLive(t *testing.T) {
 	t.Helper()
-	for name, e := range map[string]*vllm.Engine{"prefill": r.prefill, "plain": r.plain, "failing": r.failing, "recomputing": r.recomputing} {
+	for name, e := range map[string]*realengine.Engine{"prefill": r.prefill, "plain": r.plain, "failing": r.failing, "recomputing": r.recomputing} {
 		if e.Exited() {
 			t.Fatalf("the engine %s is dead:\n%s", name, strings.Join(e.Output(), "\n"))
 		}
@@ -229,7 +230,7 @@ func (r *realEngines) lend(t *testing.T, name string) harness.Engine {
 	}
 }
 
-func (r *realEngines) engine(t *testing.T, e *vllm.Engine) harness.Engine {
+func (r *realEngines) engine(t *testing.T, e *realengine.Engine) harness.Engine {
 	must := func(do func() error) func(*testing.T) {
 		return func(t *testing.T) {
 			t.Helper()
@@ -246,9 +247,9 @@ func (r *realEngines) engine(t *testing.T, e *vllm.Engine) harness.Engine {
 }
 
 // pair returns the prefill engine with one of the decode engines.
-func (r *realEngines) pair(t *testing.T, decode *vllm.Engine) *harness.Pair {
+func (r *realEngines) pair(t *testing.T, decode *realengine.Engine) *harness.Pair {
 	return &harness.Pair{
-		Model: vllm.Model, Lease: realLease, TokenIDs: [2]int{300, 1000},
+		Model: realengine.Model, Lease: realLease, TokenIDs: [2]int{300, 1000},
 		Prefill: r.engine(t, r.prefill), Decode: r.engine(t, decode), Plain: r.engine(t, r.plain),
 		Revive: func(t *testing.T) {
 			t.Helper()

@@ -1,9 +1,8 @@
-package vllm
+package realengine
 
 import (
 	"context"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -16,7 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func tree(t *testing.T) *Engine {
 	t.Helper()
 	family := stack.Program{Name: "family", Path: "sh", Args: []string{"-c", "(sleep 1000 & wait) & wait"}}
-	e := &Engine{options: Options{Name: family.Name}}
+	e := &Engine{command: Command{Name: family.Name}}
 	family.Probe = func(context.Context) error { return nil }
 	p, err := stack.Start(t.Context(), family)
 	if err != nil {
@@ -67,22 +66,6 @@ func TestKillEndsAllProcesses(t *testing.T) {
 					t.Error("something is left of it")
 				}
 			})
-		}
-	}
-}
-
-func TestFlagsTellTheRole(t *testing.T) {
-	for role, want := range map[Role]bool{Plain: false, Prefill: true, Decode: true} {
-		e := &Engine{options: Options{Role: role, Lease: 5 * time.Second}}
-		args, err := e.args()
-		if err != nil {
-			t.Fatal(err)
-		}
-		const transfer = `--kv-transfer-config={"kv_buffer_device":"cpu","kv_connector":"NixlConnector",` +
-			`"kv_connector_extra_config":{"kv_lease_duration":5},"kv_load_failure_policy":"fail","kv_role":"`
-		last := args[len(args)-1]
-		if got := last == transfer+string(role)+`"}`; got != want {
-			t.Errorf("role %q: the last flag is %s", role, last)
 		}
 	}
 }

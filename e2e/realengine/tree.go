@@ -1,4 +1,4 @@
-package vllm
+package realengine
 
 import (
 	"context"
@@ -19,8 +19,8 @@ const (
 	lookInterval = 2 * time.Millisecond
 )
 
-// An engine's processes are one process group, made by package stack: the main process accepts requests, and starts a
-// scheduler, which starts a worker.
+// An engine's processes are one process group, made by package stack: the main process accepts requests, and starts others,
+// which schedule and compute.
 
 // Pause stops all its processes (SIGSTOP), as on a node that hangs, and returns when none of them runs.
 func (e *Engine) Pause() error {
@@ -55,7 +55,7 @@ func (e *Engine) Stop() error {
 // signal sends a signal to all its processes, if there are any.
 func (e *Engine) signal(s syscall.Signal) error {
 	if err := syscall.Kill(-e.current().PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return fmt.Errorf("sending %v to %s: %w", s, e.options.Name, err)
+		return fmt.Errorf("sending %v to %s: %w", s, e.command.Name, err)
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func (e *Engine) await(what, states string) error {
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s to %s: something of it still runs after %v", e.options.Name, what, signalTimeout)
+			return fmt.Errorf("waiting for %s to %s: something of it still runs after %v", e.command.Name, what, signalTimeout)
 		}
 	}
 	return nil

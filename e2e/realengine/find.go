@@ -1,0 +1,60 @@
+package realengine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// ErrNone says that this checkout has no such engine.
+var ErrNone = errors.New("there is none")
+
+// Tools are the files that an engine runs with.
+type Tools struct {
+	Python string
+	Model  string // folder; engines of a pair compare its path, so all get the same
+	Site   string // folder of the module that every Python process of an engine loads
+}
+
+// Find searches the checkout that contains the current directory for an engine, by the name of its package.
+func Find(name string) (Tools, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return Tools{}, fmt.Errorf("finding %s: %w", name, err)
+	}
+	for up := ""; dir != up; up, dir = dir, filepath.Dir(dir) {
+		t := Tools{
+			Python: filepath.Join(dir, ".tools", name, "bin", "python"),
+			Model:  filepath.Join(dir, ".tools", "tinymodel"),
+			Site:   filepath.Join(dir, "e2e", name, "testdata", "site"),
+		}
+		if exist(t.Python, t.Model, t.Site) {
+			return t, nil
+		}
+	}
+	return Tools{}, fmt.Errorf("finding %s: %w (make .tools/%[1]s .tools/tinymodel installs one: 7 GB)", name, ErrNone)
+}
+
+func exist(paths ...string) bool {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// Require makes a test that needs an engine skip if it is missing, or fail if CI=true.
+func Require(tb testing.TB, name string) {
+	tb.Helper()
+	_, err := Find(name)
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		tb.Fatal(err)
+	default:
+		tb.Skip(err)
+	}
+}
