@@ -333,14 +333,46 @@ func TestRanks(t *testing.T) {
 		{"vLLM, two ranks", "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"1\"} 2\nvllm:num_requests_waiting{engine=\"0\"} 1\n", "2 running, 1 waiting"},
 		{"usage of the second rank", "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.25\n",
 			"25.00 % of the KV cache in hand-offs that no decode engine has pulled"},
-		{"SGLang", "sglang:num_running_reqs 3\nsglang:num_queue_reqs 4\nsglang:token_usage 0.1\n", "3 running, 4 waiting"},
-		{"SGLang, idle", "sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\nsglang:token_usage 0\n", ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			url := "http://" + serve(t, page(test.page)) + "/metrics"
+			url := "http://" + serve(t, page(test.page))
 			if got, err := engineLeft(t.Context(), client, url, true); err != nil || got != test.want {
 				t.Errorf("%q, %v; want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+// The metrics page of an SGLang engine shows no waiting leg: what it says does not count.
+func TestSGLang(t *testing.T) {
+	const idle = `{"dp_rank":0,"num_running_reqs":0,"num_waiting_reqs":0,"disaggregation":{"mode":"prefill","prefill_bootstrap_queue_reqs":0}}`
+	tests := []struct{ name, loads, want, err string }{
+		{"idle", `{"loads":[` + idle + `]}`, "", ""},
+		{"without disaggregation", `{"loads":[{"num_running_reqs":2,"num_waiting_reqs":3,"disaggregation":null}]}`,
+			"2 running, 3 waiting, 0 that meet the other engine of their pair", ""},
+		{"second rank", `{"loads":[` + idle + `,{"num_running_reqs":2,"num_waiting_reqs":1}]}`,
+			"2 running, 1 waiting, 0 that meet the other engine of their pair", ""},
+		{"prefill leg without decode leg", `{"loads":[{"num_running_reqs":0,"num_waiting_reqs":1,"disaggregation":{"prefill_bootstrap_queue_reqs":1}}]}`,
+			"0 running, 0 waiting, 1 that meet the other engine of their pair", ""},
+		{"KV cache in transfer", `{"loads":[{"num_running_reqs":0,"num_waiting_reqs":0,"disaggregation":{"prefill_inflight_queue_reqs":2}}]}`,
+			"0 running, 0 waiting, 2 that meet the other engine of their pair", ""},
+		{"decode legs", `{"loads":[{"num_running_reqs":1,"num_waiting_reqs":4,"disaggregation":{"decode_prealloc_queue_reqs":2,"decode_transfer_queue_reqs":1}}]}`,
+			"1 running, 1 waiting, 3 that meet the other engine of their pair", ""},
+		{"no loads", `{"loads":[]}`, "", "it answers no loads to /v1/loads"},
+		{"no JSON", `busy`, "", "it answers no loads to /v1/loads"},
+		{"no such call", "", "", "it answers 404 Not Found to /v1/loads"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			mux := http.NewServeMux()
+			mux.Handle("/metrics", page("sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\n"))
+			if test.loads != "" {
+				mux.HandleFunc("/v1/loads", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, test.loads) })
+			}
+			got, err := engineLeft(t.Context(), client, "http://"+serve(t, mux.ServeHTTP), true)
+			if got != test.want || err == nil && test.err != "" || err != nil && err.Error() != test.err {
+				t.Errorf("%q, %v; want %q, %s", got, err, test.want, test.err)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package drain
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,7 @@ func (f *waitFlags) parts(client *http.Client) (parts []part) {
 			url = "http://" + url
 		}
 		parts = append(parts, part{name: "engine", left: func(ctx context.Context) (string, error) {
-			return engineLeft(ctx, client, url+"/metrics", f.Handoffs)
+			return engineLeft(ctx, client, url, f.Handoffs)
 		}})
 	}
 	if f.Sidecar != "" {
@@ -53,44 +54,83 @@ func ownTLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // see above
 }
 
-// dialect has the names of an engine's metrics.
-type dialect struct{ running, waiting, usage string }
-
-// dialects are those of the supported engines, from their documentation.
-var dialects = []dialect{
-	{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"},
-	{"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"},
-}
-
-// engineLeft reads the engine's metrics page. Blocks of the KV cache that a decode engine has yet to pull count as used.
+// engineLeft reads vLLM's metrics page, or SGLang's live loads.
 func engineLeft(ctx context.Context, client *http.Client, url string, handoffs bool) (string, error) {
-	page, err := promtext.Get(ctx, client, url)
+	page, err := promtext.Get(ctx, client, url+"/metrics")
 	if err != nil {
 		return "", err
 	}
-	for _, d := range dialects {
-		running, known := page.Sum(d.running)
-		if !known {
-			continue
-		}
-		waiting, known := page.Sum(d.waiting)
-		if !known {
-			return "", fmt.Errorf("its page has no %s", d.waiting)
-		}
-		usage, known := page.Sum(d.usage)
-		switch {
-		case math.IsNaN(running + waiting):
-			return "", errors.New("its page has no numbers of requests")
-		case running+waiting > 0:
-			return fmt.Sprintf("%.0f running, %.0f waiting", running, waiting), nil
-		case handoffs && (!known || math.IsNaN(usage)):
-			return "", fmt.Errorf("its page has no %s, which shows hand-offs that were not pulled", d.usage)
-		case handoffs && usage > 0:
-			return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that no decode engine has pulled", 100*usage), nil
-		}
-		return "", nil
+	switch {
+	case page.Has("vllm:"):
+		return vllmLeft(page, handoffs)
+	case page.Has("sglang:"):
+		return sglangLeft(ctx, client, url+"/v1/loads")
 	}
 	return "", errors.New("its metrics page is neither vLLM's nor SGLang's")
+}
+
+// vllmLeft reads vLLM's metrics page. Blocks of the KV cache that a decode engine has yet to pull count as used.
+func vllmLeft(page promtext.Page, handoffs bool) (string, error) {
+	const runningName, waitingName, usageName = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+	running, runningKnown := page.Sum(runningName)
+	waiting, waitingKnown := page.Sum(waitingName)
+	usage, usageKnown := page.Sum(usageName)
+	switch {
+	case !runningKnown:
+		return "", fmt.Errorf("its page has no %s", runningName)
+	case !waitingKnown:
+		return "", fmt.Errorf("its page has no %s", waitingName)
+	case math.IsNaN(running + waiting):
+		return "", errors.New("its page has no numbers of requests")
+	case running+waiting > 0:
+		return fmt.Sprintf("%.0f running, %.0f waiting", running, waiting), nil
+	case handoffs && (!usageKnown || math.IsNaN(usage)):
+		return "", fmt.Errorf("its page has no %s, which shows hand-offs that were not pulled", usageName)
+	case handoffs && usage > 0:
+		return fmt.Sprintf("%.2f %% of the KV cache in hand-offs that no decode engine has pulled", 100*usage), nil
+	}
+	return "", nil
+}
+
+// sglangLoads is the answer to GET /v1/loads: a load for each data-parallel rank.
+type sglangLoads struct {
+	Loads []struct {
+		Running        int `json:"num_running_reqs"`
+		Waiting        int `json:"num_waiting_reqs"`
+		Disaggregation struct {
+			Bootstrap int `json:"prefill_bootstrap_queue_reqs"`
+			Inflight  int `json:"prefill_inflight_queue_reqs"`
+			Prealloc  int `json:"decode_prealloc_queue_reqs"`
+			Transfer  int `json:"decode_transfer_queue_reqs"`
+			Retracted int `json:"decode_retracted_queue_reqs"`
+		} `json:"disaggregation"`
+	} `json:"loads"`
+}
+
+// sglangLeft reads SGLang's loads. Its metrics page shows no request that waits for the other engine of a pair, and nothing
+// before the first batch. A request whose KV cache is yet to be read counts as one that meets the other engine, so that loads
+// without requests have no hand-offs either.
+func sglangLeft(ctx context.Context, client *http.Client, url string) (string, error) {
+	answer, err := get(ctx, client, http.MethodGet, url)
+	if err != nil {
+		return "", err
+	}
+	var page sglangLoads
+	if err := json.Unmarshal([]byte(answer), &page); err != nil || len(page.Loads) == 0 {
+		return "", errors.New("it answers no loads to /v1/loads")
+	}
+	running, waiting, meeting := 0, 0, 0
+	for _, l := range page.Loads {
+		running += l.Running
+		d := l.Disaggregation
+		queued := d.Bootstrap + d.Inflight + d.Prealloc + d.Transfer + d.Retracted
+		meeting += queued
+		waiting += max(0, l.Waiting-queued) // the waiting ones include those of these queues
+	}
+	if running+waiting+meeting == 0 {
+		return "", nil
+	}
+	return fmt.Sprintf("%d running, %d waiting, %d that meet the other engine of their pair", running, waiting, meeting), nil
 }
 
 // sidecarLeft reads the sidecar's metrics page. It does not use the sidecar's legs (tandem_inflight), because a request that
@@ -152,11 +192,16 @@ func (e proxy) left(ctx context.Context) (string, error) {
 }
 
 func (e proxy) ask(ctx context.Context, method, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, method, e.url+path, nil)
+	return get(ctx, e.client, method, e.url+path)
+}
+
+// get returns the body of an answer with status 200.
+func get(ctx context.Context, client *http.Client, method, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
 		return "", err
 	}
-	resp, err := e.client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return "", err
 	}
@@ -166,7 +211,7 @@ func (e proxy) ask(ctx context.Context, method, path string) (string, error) {
 		return "", err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("it answers %s to %s", resp.Status, path)
+		return "", fmt.Errorf("it answers %s to %s", resp.Status, req.URL.RequestURI())
 	}
 	return string(body), nil
 }
