@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,14 +25,16 @@ type Answer struct {
 	Decision pd.Result // zero: the answer had none
 
 	Tokens []int           // ids of the completion; the characters of the text where the API has no ids
-	Usage  json.RawMessage // the last usage object; nil: none
+	Texts  []string        // of each choice
+	Usage  json.RawMessage // the last usage object; nil: none. SGLang's generate API has one for each choice: their sum
 	Cached int             // tokens of the prompt that were cached; -1: not reported
 	Finish string          // finish_reason
 	Failed string          // the error object, which may be the last event of a stream
 	Done   bool            // a stream has the event that ends it
 	Body   string          // of an answer that is not a stream, unchanged
 
-	event string // name of the event whose data follows
+	event string  // name of the event whose data follows
+	soFar []piece // the last of each choice, where every event has everything so far
 }
 
 // New reads the head of a response. The body is still to be read.
@@ -122,11 +125,21 @@ func (a *Answer) TakeLine(line string) error {
 // piece is the JSON of a whole answer, or of an event.
 type piece struct {
 	Choices []struct {
+		Index        int
 		TokenIDs     []int  `json:"token_ids"`
 		FinishReason string `json:"finish_reason"`
+
+		Text           string // of completions
+		Message, Delta struct{ Content string }
 	} `json:"choices"`
 	Error json.RawMessage `json:"error"`
 	Usage json.RawMessage `json:"usage"`
+
+	// Of SGLang's generate API.
+	Index int
+	Text  json.RawMessage // a text; something else in responses
+	IDs   []int           `json:"output_ids"`
+	Meta  *meta           `json:"meta_info"`
 
 	// Of responses and messages.
 	Type     string          `json:"type"`
@@ -135,6 +148,14 @@ type piece struct {
 	Delta    json.RawMessage `json:"delta"`
 	Response json.RawMessage `json:"response"`
 	Message  json.RawMessage `json:"message"`
+}
+
+// meta is what SGLang's generate API says of an answer, or of a part of it.
+type meta struct {
+	Finish     json.RawMessage `json:"finish_reason"`
+	Prompt     int             `json:"prompt_tokens"`
+	Completion int             `json:"completion_tokens"`
+	Cached     int             `json:"cached_tokens"`
 }
 
 type textParts struct {
@@ -147,6 +168,9 @@ type textPart struct {
 
 // Take reads the JSON of a whole answer, or of one event of a stream.
 func (a *Answer) Take(data []byte) error {
+	if bytes.HasPrefix(data, []byte("[")) {
+		return a.takeSeveral(data)
+	}
 	var p piece
 	if err := json.Unmarshal(data, &p); err != nil {
 		return fmt.Errorf("reading %q: %w", data, err)
@@ -155,15 +179,23 @@ func (a *Answer) Take(data []byte) error {
 		return fmt.Errorf("the event %s has the type %q", a.event, p.Type)
 	}
 	a.fail(p.Error)
+	if p.Meta != nil {
+		return a.takeSoFar(p)
+	}
 	for _, c := range p.Choices {
 		a.Tokens = append(a.Tokens, c.TokenIDs...)
+		if err := a.write(c.Index, c.Text+c.Message.Content+c.Delta.Content); err != nil {
+			return err
+		}
 		if c.FinishReason != "" {
 			a.Finish = c.FinishReason
 		}
 	}
 	for _, o := range append(p.Output, textParts{p.Content}) {
 		for _, c := range o.Content {
-			a.say(c.Text)
+			if err := a.say(c.Text); err != nil {
+				return err
+			}
 		}
 	}
 	if err := a.bill(p.Usage); err != nil {
@@ -177,14 +209,16 @@ func (a *Answer) takeTyped(p piece, data []byte) error {
 	switch p.Type {
 	case "response.output_text.delta":
 		var text string
-		err := json.Unmarshal(p.Delta, &text)
-		a.say(text)
-		return err
+		if err := json.Unmarshal(p.Delta, &text); err != nil {
+			return err
+		}
+		return a.say(text)
 	case "content_block_delta":
 		var part textPart
-		err := json.Unmarshal(p.Delta, &part)
-		a.say(part.Text)
-		return err
+		if err := json.Unmarshal(p.Delta, &part); err != nil {
+			return err
+		}
+		return a.say(part.Text)
 	case "response.completed", "response.incomplete", "response.failed":
 		a.Done = p.Type != "response.failed"
 		return a.takeInner(p.Response)
@@ -217,10 +251,82 @@ func (a *Answer) fail(object json.RawMessage) {
 }
 
 // say adds a text of an API whose answers have no ids.
-func (a *Answer) say(text string) {
+func (a *Answer) say(text string) error {
 	for _, c := range text {
 		a.Tokens = append(a.Tokens, int(c))
 	}
+	return a.write(0, text)
+}
+
+// choiceLimit bounds the index of a choice.
+const choiceLimit = 1000
+
+// write adds to the text of a choice.
+func (a *Answer) write(index int, text string) error {
+	if index < 0 || index >= choiceLimit {
+		return fmt.Errorf("the answer has a choice %d", index)
+	}
+	for len(a.Texts) <= index {
+		a.Texts = append(a.Texts, "")
+	}
+	a.Texts[index] += text
+	return nil
+}
+
+// takeSeveral reads a whole answer of SGLang's generate API that has several choices, or those of several prompts.
+func (a *Answer) takeSeveral(data []byte) error {
+	var all []piece
+	if err := json.Unmarshal(data, &all); err != nil {
+		return fmt.Errorf("reading %q: %w", data, err)
+	}
+	for i, p := range all {
+		p.Index = i
+		if err := a.takeSoFar(p); err != nil {
+			return err
+		}
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("reading %q: there is no answer in it", data)
+	}
+	return nil
+}
+
+// takeSoFar reads an answer of SGLang's generate API, or all of it so far.
+func (a *Answer) takeSoFar(p piece) error {
+	if p.Meta == nil {
+		return errors.New("an answer of the generate API has no meta_info")
+	}
+	if err := a.write(p.Index, ""); err != nil {
+		return err
+	}
+	for len(a.soFar) <= p.Index {
+		a.soFar = append(a.soFar, piece{Meta: &meta{}})
+	}
+	if err := json.Unmarshal(p.Text, &a.Texts[p.Index]); err != nil {
+		return fmt.Errorf("reading the text %q: %w", p.Text, err)
+	}
+	a.soFar[p.Index] = p
+	var sum meta
+	a.Tokens = nil
+	for _, choice := range a.soFar {
+		a.Tokens = append(a.Tokens, choice.IDs...)
+		sum.Prompt += choice.Meta.Prompt
+		sum.Completion += choice.Meta.Completion
+		sum.Cached += choice.Meta.Cached
+	}
+	a.Cached = sum.Cached
+	a.Usage = fmt.Appendf(nil, `{"prompt_tokens":%d,"completion_tokens":%d}`, sum.Prompt, sum.Completion)
+	if isNull(p.Meta.Finish) {
+		return nil
+	}
+	var finish struct{ Type string }
+	if err := json.Unmarshal(p.Meta.Finish, &finish); err != nil {
+		return fmt.Errorf("reading the finish reason %q: %w", p.Meta.Finish, err)
+	}
+	if a.Finish = finish.Type; finish.Type == "abort" {
+		a.fail(p.Meta.Finish)
+	}
+	return nil
 }
 
 // bill reads a usage object.

@@ -30,12 +30,12 @@ func TestRead(t *testing.T) {
 		response *http.Response
 		want     answer.Answer
 	}{
-		"whole":   {response(200, whole, right), answer.Answer{Cached: -1, Tokens: []int{1}, Finish: "length", Body: right}},
+		"whole":   {response(200, whole, right), answer.Answer{Cached: -1, Tokens: []int{1}, Texts: []string{"a"}, Finish: "length", Body: right}},
 		"error":   {response(503, whole, `{"error":1}`), answer.Answer{Cached: -1, Body: `{"error":1}`}},
 		"no JSON": {response(502, "text/plain", "gone"), answer.Answer{Cached: -1, Body: "gone"}},
-		"streamed": {response(200, stream, ": hello\n"+first+last+"data: [DONE]\n\n"), answer.Answer{Cached: 16, Tokens: []int{1, 2, 3}, Finish: "stop", Done: true,
+		"streamed": {response(200, stream, ": hello\n"+first+last+"data: [DONE]\n\n"), answer.Answer{Cached: 16, Tokens: []int{1, 2, 3}, Texts: []string{"ab"}, Finish: "stop", Done: true,
 			Usage: []byte(`{"prompt_tokens_details":{"cached_tokens":16}}`)}},
-		"fails": {response(200, stream, first+"data: {\"error\":{\"code\":500}}\n\n"), answer.Answer{Cached: -1, Tokens: []int{1, 2}, Failed: `{"code":500}`}},
+		"fails": {response(200, stream, first+"data: {\"error\":{\"code\":500}}\n\n"), answer.Answer{Cached: -1, Tokens: []int{1, 2}, Texts: []string{"a"}, Failed: `{"code":500}`}},
 	} {
 		got, err := answer.Read(c.response)
 		c.want.Status, c.want.Header = c.response.StatusCode, c.response.Header
@@ -78,12 +78,45 @@ func TestReadNamedEvents(t *testing.T) {
 	} {
 		r := response(200, c.kind, c.body)
 		got, err := answer.Read(r)
-		c.want.Status, c.want.Header = r.StatusCode, r.Header
+		c.want.Status, c.want.Header, c.want.Texts = r.StatusCode, r.Header, []string{"ab"}
 		if c.kind == whole {
 			c.want.Body = c.body
 		}
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, %v, want %+v", name, got, err, c.want)
+		}
+	}
+}
+
+// Answers of SGLang's generate API repeat everything so far, and those to several prompts are a list.
+func TestReadGenerate(t *testing.T) {
+	const (
+		one   = `{"text":"a","output_ids":[1],"meta_info":{"finish_reason":null,"prompt_tokens":9,"completion_tokens":1,"cached_tokens":4}}`
+		two   = `{"text":"ab","output_ids":[1,2],"meta_info":{"finish_reason":{"type":"length","length":2},"prompt_tokens":9,"completion_tokens":2,"cached_tokens":4}}`
+		other = `{"text":"c","output_ids":[3],"index":1,"meta_info":{"finish_reason":{"type":"length","length":1},"prompt_tokens":5,"completion_tokens":1,"cached_tokens":0}}`
+		gone  = `{"type":"abort","message":"gone","status_code":500}`
+		fails = `{"text":"","output_ids":[],"meta_info":{"finish_reason":` + gone + `}}`
+	)
+	type seen struct {
+		Tokens              []int
+		Texts               []string
+		Usage, End, Failure string
+		Cached              int
+	}
+	for name, c := range map[string]struct {
+		kind, body string
+		want       seen
+	}{
+		"whole":    {whole, two, seen{[]int{1, 2}, []string{"ab"}, `{"prompt_tokens":9,"completion_tokens":2}`, "length", "", 4}},
+		"streamed": {stream, "data: " + one + "\n\ndata: " + two + "\n\ndata: [DONE]\n\n", seen{[]int{1, 2}, []string{"ab"}, `{"prompt_tokens":9,"completion_tokens":2}`, "length", "", 4}},
+		"several":  {whole, "[" + two + "," + other + "]", seen{[]int{1, 2, 3}, []string{"ab", "c"}, `{"prompt_tokens":14,"completion_tokens":3}`, "length", "", 4}},
+		"several, streamed": {stream, "data: " + other + "\n\ndata: " + one + "\n\ndata: " + two + "\n\ndata: [DONE]\n\n",
+			seen{[]int{1, 2, 3}, []string{"ab", "c"}, `{"prompt_tokens":14,"completion_tokens":3}`, "length", "", 4}},
+		"aborted": {stream, "data: " + fails + "\n\ndata: [DONE]\n\n", seen{nil, []string{""}, `{"prompt_tokens":0,"completion_tokens":0}`, "abort", gone, 0}},
+	} {
+		got, err := answer.Read(response(200, c.kind, c.body))
+		if have := (seen{got.Tokens, got.Texts, string(got.Usage), got.Finish, got.Failed, got.Cached}); err != nil || !reflect.DeepEqual(have, c.want) {
+			t.Errorf("%s: %+v, %v, want %+v", name, have, err, c.want)
 		}
 	}
 }
@@ -112,6 +145,7 @@ func TestReadBroken(t *testing.T) {
 		"broken event":    {response(200, stream, first+"data: {\n\n"), 2},
 		"another type":    {response(200, stream, first+"event: ping\ndata: {\"type\":\"pong\"}\n\n"), 2},
 		"after the last":  {response(200, stream, first+"data: {\"type\":\"message_stop\"}\n\n"+last), 2},
+		"choice too far":  {response(200, stream, first+"data: {\"choices\":[{\"index\":-1}]}\n\n"), 2},
 		"after the end":   {response(200, stream, first+"data: [DONE]\n\n"+last), 2},
 	} {
 		if got, err := answer.Read(c.response); err == nil || len(got.Tokens) != c.tokens {

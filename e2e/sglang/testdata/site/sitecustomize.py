@@ -6,7 +6,8 @@ Lets SGLang, whose wheel is built for GPUs, hand over KV caches on a machine wit
 - NIXL gets the KV cache as memory of the machine, not of a GPU.
 - An event of a GPU, for which prefill waits before it sends pages that it had cached, is one of the CPU.
 - NIXL's progress thread pauses between two polls, so that it does not take a processor of a small machine.
-- Of all models only the Llama is imported, and no image processor: those imports are three quarters of an engine's start.
+- Of all models only the Llama is imported, and no image processor, and the processes are forked: an engine's start is nearly
+  all imports, which each new Python makes again.
 
 Besides, an engine's processes end with the one that started them, from their first moment on.
 """
@@ -23,6 +24,7 @@ KERNELS = "sgl_kernel"
 SEARCHED = {"sglang.srt.models.": ("llama", "registry"), "sglang.srt.multimodal.processors.": ()}
 EDITS = {  # module: (what its source has, what takes its place)
     "nixl_cu13._api": (b"pthrDelay = 0", b"pthrDelay = 1000"),  # microseconds
+    "sglang.srt.entrypoints.engine": (b'set_start_method("spawn"', b'set_start_method("fork"'),
     "sglang.srt.disaggregation.nixl.conn": (b'"VRAM"', b'"DRAM"'),
     "sglang.srt.disaggregation.decode": (b'"VRAM"', b'"DRAM"'),
     "sglang.srt.disaggregation.prefill": (b"torch.cuda.Event()", b"torch.cpu.Event()"),
