@@ -28,6 +28,7 @@ type Endpoint struct {
 	Slot int
 
 	signals  Values         // of every LabelSignal
+	presumed EngineMode     // while no page was read
 	inFlight *meter         // shared by all versions
 	peer     *atomic.Uint32 // a Peer, shared by all versions
 }
@@ -57,7 +58,7 @@ func NewEndpoint(namespace, name string, addr netip.AddrPort, metrics string, la
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	role, _ := pd.ParseRole(labels[pd.RoleLabel]) // an unknown value serves no stage
 	e := &Endpoint{Name: name, Namespace: namespace, Addr: addr, Address: addr.String(), Metrics: metrics, Role: role,
-		Labels: labels, signals: labelValues(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
+		Labels: labels, signals: labelValues(labels), presumed: presumedMode(labels), inFlight: new(meter), peer: new(atomic.Uint32)}
 	if e.Metrics == "" {
 		e.Metrics = e.Address
 	}
@@ -91,11 +92,14 @@ func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.
 type Load struct {
 	At          time.Time // when the page was read; zero = never
 	Unreachable bool      // the endpoint accepted no connection when its page was last asked for; the other fields are of an earlier one
-	Sent        InFlight  // load of this picker that was in flight when the page was requested
-	Batch       float64   // requests that the engine is known to run at once: see LearnBatch
-	Signals     Values    // of every PageSignal that the page had
+	Mode        EngineMode
+	Sent        InFlight // load of this picker that was in flight when the page was requested
+	Batch       float64  // requests that the engine is known to run at once: see LearnBatch
+	Signals     Values   // of every PageSignal that the page had
 	Cache       CacheInfo
-	LoRA        *LoRA // nil: the page names no adapters
+	Engine      string // the engine that wrote the page, by the names of its families: vllm or sglang; "" = not known
+	Ranks       *Ranks // of an engine with several data-parallel ranks that tells their loads apart; else nil
+	LoRA        *LoRA  // nil: the page names no adapters
 	// Attributes are the values of the extractor's customMetrics that are no signals; nil: the page had none of them.
 	Attributes *Attributes
 	// Further is what other pages say; nil: nothing is known of them.
@@ -132,8 +136,9 @@ func (l *Load) Attribute(producer, key string) (value float64, ok bool) {
 
 // CacheInfo is the size of an engine's KV cache as its page reports it; zeros if it does not.
 type CacheInfo struct {
-	BlockTokens int `json:"block_tokens"` // tokens in a block
-	Blocks      int `json:"blocks"`
+	BlockTokens int  `json:"block_tokens"` // tokens in a block
+	Blocks      int  `json:"blocks"`
+	NoPrefixes  bool `json:"no_prefixes,omitempty"` // the engine keeps no beginnings of prompts for later requests
 }
 
 // LoRA is what an engine reports about its adapters.

@@ -35,6 +35,9 @@ type endpointState struct {
 	Labels       map[string]string `json:"labels"`
 	Signals      epp.Readings      `json:"signals"`
 	Cache        epp.CacheInfo     `json:"cache"`
+	Engine       string            `json:"engine,omitempty"`      // known by its pages
+	Mode         epp.EngineMode    `json:"engine_mode,omitempty"` // as its pages say, or its labels let expect
+	Ranks        *epp.Ranks        `json:"ranks,omitempty"`
 	LoadAge      float64           `json:"load_age_seconds"` // -1 = never read
 	Trust        float64           `json:"trust"`            // 0..1, in these numbers
 	Requests     int               `json:"inflight_requests"`
@@ -50,9 +53,10 @@ func (p *picker) debugEndpoints(w http.ResponseWriter, _ *http.Request) {
 	}{snapshot.Version, make([]endpointState, len(snapshot.Endpoints))}
 	for i, e := range snapshot.Endpoints {
 		load, inFlight := &snapshot.Loads[i], e.InFlight()
-		s := endpointState{Name: e.String(), Address: e.Address, Role: e.Role.String(), Labels: e.Labels, Cache: load.Cache, LoadAge: -1,
-			Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens, Further: load.Further}
-		s.Signals = (&epp.Candidate{Endpoint: e, Load: load}).Readings()
+		candidate := epp.Candidate{Endpoint: e, Load: load}
+		s := endpointState{Name: e.String(), Address: e.Address, Role: e.Role.String(), Labels: e.Labels, Cache: load.Cache,
+			Engine: load.Engine, Mode: candidate.Mode(), Ranks: load.Ranks, LoadAge: -1, Trust: load.Trust(now, p.settings.Metrics.Stale), Requests: inFlight.Requests, Tokens: inFlight.Tokens, Further: load.Further}
+		s.Signals = candidate.Readings()
 		if !load.At.IsZero() {
 			s.LoadAge = now.Sub(load.At).Seconds()
 		}

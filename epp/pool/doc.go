@@ -12,6 +12,9 @@
 // idle endpoint wakes its scraper. A page that cannot be read changes nothing: the load before it stays, with its time, and
 // grows old. Package page reads the pages.
 //
+// An SGLang engine, known by its label or its page, is also asked for its live loads (/v1/loads), because its metrics page shows
+// nothing of requests whose other leg has not come yet, and whether it keeps prefixes (/model_info).
+//
 // # What it does not do
 //
 // The package picks nothing and probes nothing: an endpoint whose page cannot be read stays in the pool, with a load that

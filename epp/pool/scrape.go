@@ -92,6 +92,7 @@ type scraper struct {
 	program *page.Program
 	request *http.Request
 	further furtherReads
+	sglang  sglangPages
 }
 
 // run reads the page until ctx ends.
@@ -206,13 +207,29 @@ type errStatus int
 
 func (e errStatus) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
-// read reads the page and returns the load that it reports.
+// read reads the page, and what else the engine has of its own, and returns the load that they report.
 func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	if s.request == nil {
 		return epp.Load{}, fmt.Errorf("%q is no host:port", s.member.Metrics)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.pool.options.Timeout)
 	defer cancel()
+	load, err := s.readPage(ctx)
+	if errors.Is(err, page.ErrNoValues) && s.adopt(load.Engine) {
+		load, err = s.readPage(ctx)
+	}
+	switch {
+	case err != nil:
+		s.sglang = sglangPages{} // the next page may be of an engine that was started anew
+		return epp.Load{}, err
+	case load.Engine == epp.EngineSGLang:
+		s.readSGLang(ctx, &load)
+	}
+	return load, nil
+}
+
+// readPage reads the metrics page. After page.ErrNoValues only the engine may be known.
+func (s *scraper) readPage(ctx context.Context) (epp.Load, error) {
 	answer, err := s.pages.client.Do(s.request.WithContext(ctx))
 	if err != nil {
 		return epp.Load{}, err
@@ -231,7 +248,7 @@ func (s *scraper) read(ctx context.Context) (epp.Load, error) {
 	defer readers.Put(r)
 	load, err := r.Read(answer.Body, s.pool.options.PageLimit, s.program, s.member.load.Load())
 	if err != nil {
-		return epp.Load{}, fmt.Errorf("reading the page: %w", err)
+		return load, fmt.Errorf("reading the page: %w", err)
 	}
 	return load, nil
 }

@@ -13,5 +13,7 @@
 //   - If series have explicit timestamps, only those with the newest count. A series without a timestamp is current.
 //   - The values of a LoRA family are times: the series with the latest counts.
 //
+// ReadLoads and ReadNoPrefixes read what SGLang's engines tell on pages of their own.
+//
 // The package gets no pages (epp/pool does), and does not know when they were read.
 package page

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	engineLabel      = "llm-d.ai/engine-type"
-	engineLabelOlder = "inference.networking.k8s.io/engine-type"
+	engineLabel      = epp.EngineLabel
+	engineLabelOlder = epp.EngineLabelOlder
 )
 
 // Extractor says which values of a metrics page are read: the parameters of llm-d's core-metrics-extractor.
@@ -19,7 +19,8 @@ type Extractor struct {
 	// EngineLabelKey is the label that names an endpoint's engine. With the default key, the older label
 	// inference.networking.k8s.io/engine-type names the engine of endpoints that lack it.
 	EngineLabelKey string `yaml:"engineLabelKey"`
-	// DefaultEngine is the engine of endpoints whose label is missing, or names an engine that the picker does not know.
+	// DefaultEngine is the engine of endpoints whose label is missing, or names an engine that the picker does not know. A page
+	// that has nothing of that engine, and is SGLang's, is read as that of sglang.
 	DefaultEngine string `yaml:"defaultEngine"`
 	// EngineConfigs are further engines. vllm, sglang, trtllm-serve, triton-tensorrt-llm and triton are built in; an entry
 	// with one of these names replaces the built-in engine.
@@ -81,10 +82,13 @@ var builtin = []EngineConfig{
 		CacheNumBlocksLabelName: "num_gpu_blocks",
 	},
 	{
-		Name:                    "sglang",
+		Name: epp.EngineSGLang,
+		// llm-d documents the labels; SGLang 0.5 has the gauges in their place.
 		CacheInfoSpec:           "sglang:cache_config_info",
 		CacheBlockSizeLabelName: "page_size",
 		CacheNumBlocksLabelName: "num_pages",
+		CacheBlockSizeSpec:      "sglang:page_size",
+		CacheNumBlocksSpec:      "sglang:num_pages",
 	},
 	{
 		Name:               "trtllm-serve",
@@ -258,15 +262,31 @@ func (x *Extractor) Compile() (*Programs, error) {
 
 // Of returns the program for an endpoint with these labels. ok is false if they name an engine without a configuration.
 func (p *Programs) Of(labels map[string]string) (prog *Program, ok bool) {
-	name := labels[p.Label]
-	if name == "" && p.Label == engineLabel {
-		name = labels[engineLabelOlder]
-	}
+	name := p.named(labels)
 	if name == "" {
 		return p.usual, true
 	}
 	if prog, ok = p.byName[name]; !ok {
 		prog = p.usual
 	}
+	return prog, ok
+}
+
+// named returns the engine that labels name, "" if they name none.
+func (p *Programs) named(labels map[string]string) string {
+	name := labels[p.Label]
+	if name == "" && p.Label == engineLabel {
+		name = labels[engineLabelOlder]
+	}
+	return name
+}
+
+// Noticed returns the program for an endpoint whose page is one of an engine. ok is false if the labels name an engine that is
+// configured: then the operator says how the page is read.
+func (p *Programs) Noticed(labels map[string]string, engine string) (prog *Program, ok bool) {
+	if p.byName[p.named(labels)] != nil {
+		return nil, false
+	}
+	prog, ok = p.byName[engine]
 	return prog, ok
 }

@@ -135,6 +135,8 @@ type page struct {
 	custom  []sum // of the program's attributes
 	lora    loraLabels
 	cache   epp.CacheInfo // from labels
+	engine  string        // that wrote the page: epp.EngineSGLang, or "" = another one
+	mode    epp.EngineMode
 }
 
 // sum adds up the series of one value that have the newest timestamp.
@@ -161,7 +163,7 @@ func (p *page) reset(program *Program) {
 		p.custom[i] = sum{at: math.Inf(-1)}
 	}
 	p.lora = loraLabels{running: p.lora.running[:0], waiting: p.lora.waiting[:0]}
-	p.cache = epp.CacheInfo{}
+	p.cache, p.engine, p.mode = epp.CacheInfo{}, "", epp.EngineAny
 }
 
 // line reads one line without its line feed. whole is false if the line was too long, so that its end is missing.
@@ -171,6 +173,9 @@ func (p *page) line(text []byte, whole bool) {
 	}
 	if len(text) == 0 || text[0] == '#' {
 		return
+	}
+	if p.mode == epp.EngineAny {
+		p.noticeSGLang(text)
 	}
 	for i := range p.program.families {
 		f := &p.program.families[i]
@@ -186,6 +191,26 @@ func (p *page) line(text []byte, whole bool) {
 			}
 		}
 		return
+	}
+}
+
+// sglangFamily is the beginning of the names of SGLang's families.
+var sglangFamily = []byte("sglang:")
+
+// noticeSGLang learns from a line that SGLang writes the page, and the mode of the engine, which most of its families have as a
+// label.
+func (p *page) noticeSGLang(text []byte) {
+	if !bytes.HasPrefix(text, sglangFamily) {
+		return
+	}
+	p.engine = epp.EngineSGLang
+	open := bytes.IndexByte(text, '{')
+	if open < 0 {
+		return
+	}
+	if end := closingBrace(text[open:]); end > 0 {
+		mode, _ := label(text[open+1:open+end], "engine_type")
+		p.mode = epp.ParseEngineMode(string(mode))
 	}
 }
 
@@ -296,6 +321,7 @@ func (p *page) load(before *epp.Load) (l epp.Load, ok bool) {
 	if p.sums[valueLoRA].known() {
 		l.LoRA = p.lora.adapters(before.LoRA)
 	}
+	l.Engine, l.Mode = p.engine, p.mode
 	return l, found
 }
 

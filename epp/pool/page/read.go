@@ -24,14 +24,15 @@ type Reader struct {
 }
 
 // Read reads a page of at most limit bytes to its end and returns the load that it reports, without its time. before is the
-// load that it follows. After an error, which may be ErrTooLarge, ErrNoValues or that of from, nothing is known.
+// load that it follows. After an error, which may be ErrTooLarge, ErrNoValues or that of from, nothing is known; after
+// ErrNoValues only Engine may be.
 func (r *Reader) Read(from io.Reader, limit int64, program *Program, before *epp.Load) (epp.Load, error) {
 	if err := r.read(from, limit, program); err != nil {
 		return epp.Load{}, err
 	}
 	load, ok := r.load(before)
 	if !ok {
-		return epp.Load{}, ErrNoValues
+		return epp.Load{Engine: r.engine}, ErrNoValues
 	}
 	return load, nil
 }
