@@ -32,6 +32,9 @@ const (
 	Always   Reason = "always"   // the decider chooses remote for every request
 	Forced   Reason = "forced"   // the client sent HeaderMode with force
 	External Reason = "external" // a picker that sends no plan named a prefill pod
+	// DecodeOnly: the request would have stayed local, but the decode engine cannot compute prompts. Also why such a request was
+	// refused, if no prefill pod could compute its prompt either.
+	DecodeOnly Reason = "decode-only"
 )
 
 // Why a request stayed local.
@@ -73,7 +76,7 @@ const (
 )
 
 var (
-	remoteReasons = []Reason{Uncached, Always, Forced, External}
+	remoteReasons = []Reason{Uncached, Always, Forced, External, DecodeOnly}
 	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, Unplanned, NoMedia, NoPrefill, PrefillFailed, HandoffInvalid,
 		HandoffLate, TransferFailed}
 )

@@ -60,6 +60,7 @@ var refusals = []struct {
 	{NotCached, http.StatusPreconditionFailed, "invalid_request_error", "invalid_request_error", 0, ""},
 	{NoEndpoint, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
 	{NoPrefill, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
+	{DecodeOnly, http.StatusServiceUnavailable, "service_unavailable_error", "overloaded_error", time.Second, "rejected-no-endpoints"},
 	{PrefillFailed, http.StatusBadGateway, "server_error", "api_error", time.Second, ""},
 	{Saturated, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-saturated"},
 	{QueueFull, http.StatusTooManyRequests, "rate_limit_error", "rate_limit_error", time.Second, "rejected-saturated"},

@@ -35,6 +35,7 @@ var wire = []struct {
 	{pd.DeniedTarget, 403, "permission_error", "permission_error", "", ""},
 	{pd.NotCached, 412, "invalid_request_error", "invalid_request_error", "", ""},
 	{pd.NoEndpoint, 503, "service_unavailable_error", "overloaded_error", "1", "rejected-no-endpoints"},
+	{pd.DecodeOnly, 503, "service_unavailable_error", "overloaded_error", "1", "rejected-no-endpoints"},
 	{pd.NoPrefill, 503, "service_unavailable_error", "overloaded_error", "1", "rejected-no-endpoints"},
 	{pd.PrefillFailed, 502, "server_error", "api_error", "1", ""},
 	{pd.Saturated, 429, "rate_limit_error", "rate_limit_error", "1", "rejected-saturated"},

@@ -28,6 +28,7 @@ var reasonMeaning = map[pd.Reason]string{
 	pd.Always:         "the decider sends every prompt to a prefill endpoint",
 	pd.Forced:         "the client asked for remote prefill",
 	pd.External:       "another picker chose the prefill endpoint",
+	pd.DecodeOnly:     "the decode engine cannot compute prompts",
 	pd.BelowThreshold: "too few uncached tokens to make a transfer worthwhile",
 	pd.ShortPrompt:    "the prompt is too short, even if nothing of it is cached",
 	pd.Bypassed:       "the client asked for local prefill",

@@ -8,6 +8,7 @@ var because = map[pd.Reason]string{
 	pd.Always:         "the decider chooses another pod for every prompt",
 	pd.Forced:         "the client forced it (x-tandem-pd: force)",
 	pd.External:       "a picker that sends no plan named a prefill pod",
+	pd.DecodeOnly:     "the decode engine cannot compute prompts",
 	pd.BelowThreshold: "too little of the prompt was uncached to pay for a transfer",
 	pd.ShortPrompt:    "the prompt is shorter than the threshold",
 	pd.Bypassed:       "the client asked for that (x-tandem-pd: bypass)",
