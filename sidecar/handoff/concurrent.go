@@ -166,6 +166,7 @@ func (p *legPair) prefillEnded(r prefillResult) error {
 	p.x.record.leg("prefill", p.target.String(), p.sent, r.at, r.status, r.err)
 	if r.err == nil && r.of != nil {
 		p.x.handoff.of = r.of
+		p.x.prefilled()
 	}
 	return r.err
 }

@@ -16,5 +16,8 @@
 //   - Once the answer has begun, no leg is sent again. The stream ends with an error event.
 //   - When the drain deadline has passed, nothing is tried again: the call is refused, or its stream ends.
 //
+// A request for several choices, of a dialect whose hand-off is for one, is run as several exchanges whose answers package merge
+// makes into one (choices.go).
+//
 // The package does not choose candidates, and does not decide which calls are admitted.
 package handoff

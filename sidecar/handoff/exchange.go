@@ -34,6 +34,7 @@ type Exchange struct {
 
 	state      State
 	handoff    pending
+	prefilled  func()  // called when a prefill leg has succeeded
 	target     string  // of the last prefill leg
 	record     *Record // nil: none is kept
 	releaseWay string  // of the hand-off
@@ -71,7 +72,7 @@ const statusClientLeft = 499
 func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, start time.Time) *Exchange {
 	x := &Exchange{legs: legs, request: r, Client: relay.Client{Writer: w, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: legs.Log,
 		Report: relay.Report{Clock: pd.StartPhaseClock(start), Usage: body.NoUsage}}}
-	x.Exchange = x
+	x.Exchange, x.prefilled = x, func() {}
 	ctx, span := legs.tracing.request(r, api, start)
 	x.span = span
 	x.Context, x.cancel = context.WithCancelCause(ctx)
@@ -115,9 +116,9 @@ func (x *Exchange) SetRoute(route intake.Route) {
 // Split serves a call that was planned remote, whose body is buffered, with both legs. A request that no hand-off can carry
 // goes to the local engine. Errors are for Fail.
 func (x *Exchange) Split(req *intake.Request) error {
-	fit := req.Fit
-	if f, ok := x.legs.Dialect.(dialect.Fitter); ok && fit == request.FitLocal {
-		fit = f.Fit(req.Request)
+	fit, choices := req.Fit, 1
+	if fit == request.FitLocal {
+		fit, choices = dialect.Fit(x.legs.Dialect, req.Request)
 	}
 	switch fit {
 	case request.FitDoubted:
@@ -127,22 +128,30 @@ func (x *Exchange) Split(req *intake.Request) error {
 	case request.FitLocal:
 		return x.unsplittable(func() error { return x.bufferedLocal(req) })
 	}
-	return x.remote(req)
+	return x.remote(req, choices)
 }
 
-// remote runs both legs, in the order of the dialect's shape.
-func (x *Exchange) remote(req *intake.Request) error {
+// remote runs both legs, for each of the choices if there are several.
+func (x *Exchange) remote(req *intake.Request, choices int) error {
 	var reason pd.Reason
 	var err error
-	if x.legs.Dialect.Shape() == dialect.Concurrent {
-		reason, err = x.runConcurrent(req)
+	if choices > 1 {
+		reason, err = x.runChoices(req, choices)
 	} else {
-		reason, err = x.runSerial(req)
+		reason, err = x.run(req)
 	}
 	if err != nil || reason == "" {
 		return err
 	}
 	return x.redoLocal(req, reason)
+}
+
+// run runs both legs, in the order of the dialect's shape. Its results are those of tryCandidates.
+func (x *Exchange) run(req *intake.Request) (pd.Reason, error) {
+	if x.legs.Dialect.Shape() == dialect.Concurrent {
+		return x.runConcurrent(req)
+	}
+	return x.runSerial(req)
 }
 
 // unsplittable serves a request that no hand-off can carry, unless it must not be local.

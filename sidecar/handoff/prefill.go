@@ -62,6 +62,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	}
 	x.handoff = x.legs.newHandoff(of, sent, target)
 	x.state = handedOff
+	x.prefilled()
 	x.Clock.Enter(pd.PhaseHandoff, time.Now())
 	return "", nil
 }

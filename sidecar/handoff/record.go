@@ -1,9 +1,11 @@
 package handoff
 
 import (
+	"cmp"
 	"encoding/json"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +36,7 @@ type Record struct {
 	legs     []recent.Leg
 	legsLeft int
 	memory   [2]recent.Leg // of legs: most requests have no more
+	of       *Record       // of the request of which this one's is a part; nil: it is no part
 
 	mu       sync.Mutex // guards releases, which may end after their request
 	releases []recent.Release
@@ -100,6 +103,18 @@ func (r *Record) leg(leg, engine string, sent, ended time.Time, status int, err 
 	}
 }
 
+// addLegs adds the legs of a part of the request, in the order in which they were sent.
+func (r *Record) addLegs(of *Record) {
+	if r == nil {
+		return
+	}
+	r.legs = append(r.legs, of.legs...)
+	slices.SortStableFunc(r.legs, func(a, b recent.Leg) int { return cmp.Compare(a.At, b.At) })
+	kept := min(len(r.legs), maxRecordedLegs)
+	r.legsLeft += len(r.legs) - kept + of.legsLeft
+	r.legs = slices.Clip(r.legs[:kept])
+}
+
 // legFailed adds to the last leg why it could not be used after its headers had come.
 func (r *Record) legFailed(err error) {
 	if r != nil && len(r.legs) > 0 && r.legs[len(r.legs)-1].Error == "" {
@@ -111,6 +126,9 @@ func (r *Record) legFailed(err error) {
 func (r *Record) release(way, result string, err error) {
 	if r == nil {
 		return
+	}
+	if r.of != nil {
+		r = r.of
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

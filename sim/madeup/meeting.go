@@ -32,6 +32,9 @@ func (Meeting) Shape() dialect.Shape { return dialect.Concurrent }
 // Strips implements dialect.Stripper.
 func (Meeting) Strips() []string { return []string{meetNumber, meetPod} }
 
+// MaxChoices implements dialect.PerChoice: a number is for one prefill and one decode.
+func (Meeting) MaxChoices() int { return 4 }
+
 // StripsHeader implements dialect.HeaderStripper.
 func (Meeting) StripsHeader(name string) bool { return strings.HasPrefix(name, meetHeaders) }
 
