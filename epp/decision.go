@@ -134,6 +134,7 @@ type CandidateTrace struct {
 	Endpoint string       `json:"endpoint"`
 	Address  string       `json:"address"`
 	Role     string       `json:"role"`
+	Mode     EngineMode   `json:"engine_mode,omitempty"`
 	Chosen   int          `json:"chosen"`              // 1 = first choice; 0 = not chosen
 	Dropped  string       `json:"dropped_by,omitzero"` // name of the filter that excluded it
 	Why      string       `json:"why"`                 // one sentence

@@ -28,9 +28,9 @@ type Endpoint struct {
 	Slot int
 
 	signals  Values         // of every LabelSignal
-	presumed EngineMode     // while no page was read
 	inFlight *meter         // shared by all versions
 	peer     *atomic.Uint32 // a Peer, shared by all versions
+	presumed EngineMode     // while no page was read
 }
 
 // Peer says what takes the requests at an endpoint's address.

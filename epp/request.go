@@ -19,6 +19,9 @@ type Request struct {
 	Stream bool
 	Mode   pd.Mode
 	Fit    request.Fit
+	// PerChoice says that only the number of choices keeps the request from being split: request.Choice makes requests that can be.
+	PerChoice bool
+
 	Prompt Prompt
 	Subset *Subset // nil: the whole pool
 

@@ -170,6 +170,7 @@ func (r *Reader) finish(policy *epp.Policy) error {
 	r.request.Stream = asked.Stream()
 	if r.request.API.Splittable() {
 		r.request.Fit = asked.Fit()
+		r.request.PerChoice = r.request.Fit == request.FitLocal && asked.Choices() > 1 && asked.Choice(0).Fit() == request.FitSplit
 	}
 	r.request.Prompt = r.prompt.finish(r.hashRoot(r.request.Model))
 	return nil

@@ -9,15 +9,15 @@ import (
 // steer returns the verdict on splitting the request when the first endpoint is known: the client's P/D mode comes first,
 // then what the request allows, then the decider. The error is a *pd.Refusal.
 func (k *pick) steer() error {
-	r, i := k.round.Request, k.pipeline.split
+	r, i, fit := k.round.Request, k.pipeline.split, k.fit()
 	forced := r.Mode == pd.ModeForce || r.Mode == pd.ModeForceFallback
 	switch {
 	case r.Mode == pd.ModeBypass:
 		k.verdict, k.reason = pd.Local, pd.Bypassed
-	case r.Fit == request.FitLocal && r.Mode == pd.ModeForce:
+	case fit == request.FitLocal && r.Mode == pd.ModeForce:
 		return pd.Refuse(pd.NotSplittable, "Prefill on another pod was forced, but this request cannot be split: "+
 			"it needs one prompt, one choice, no prompt log probabilities, and nothing that only one engine has.")
-	case r.Fit != request.FitSplit:
+	case fit != request.FitSplit:
 		k.verdict, k.reason = pd.Local, pd.NotSplittable
 	case forced:
 		k.verdict, k.reason = pd.Remote, pd.Forced
@@ -98,18 +98,27 @@ func (k *pick) noPrefill() error {
 	if split {
 		policy = k.pipeline.stages[k.pipeline.split].OnNone
 	}
+	full, stage := k.full, k.round.Stage
+	whole := k.settle(wholePart)
+	if full {
+		k.round.Stage = stage // that is full
+	}
 	switch mode := k.round.Request.Mode; {
 	case mode == pd.ModeForce && !split:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but this pool is not configured for it.")
-	case k.full && (mode == pd.ModeForce || mode == pd.ModeAuto && policy == epp.NoneRefuses || !k.spend()):
+	case full && (mode == pd.ModeForce || mode == pd.ModeAuto && policy == epp.NoneRefuses || !whole || !k.spend()):
 		return saturated()
-	case k.full:
+	case full:
 	case mode == pd.ModeForce:
 		return pd.Refuse(pd.NoPrefill, "Prefill on another pod was forced, but there is none now among the %d endpoints "+
 			"that this request may go to. Try again, or allow local prefill by \"%s: %s\".",
 			len(k.all), pd.HeaderMode, pd.ModeForceFallback)
 	case mode == pd.ModeAuto && policy == epp.NoneRefuses:
 		return pd.Refuse(pd.NoPrefill, "The prompt is to be computed on a prefill pod, but there is none now. Try again.")
+	case !whole && k.full:
+		return saturated()
+	case !whole:
+		return decodeOnly()
 	case split && policy == epp.NoneSkipsWithinBudget && !k.spend():
 		return pd.Refuse(pd.Budget, "The prompt is to be computed on a prefill pod, but there is none now, and decode pods "+
 			"have prefilled too many such requests themselves lately. Try again.")

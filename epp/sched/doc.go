@@ -15,7 +15,9 @@
 //  4. The stages are picked for, in the order of epp.Stages. The first one, decode, always runs. For the stage that splits
 //     requests, prefill, the client's P/D mode comes first, then whether the request can be split, then the decider, which
 //     sees how much of the prompt the chosen decode endpoint has cached. The decider of each other stage says whether it runs.
-//     A stage's profile runs only if the stage runs, or if its decider compares (epp.Comparer).
+//     A stage's profile runs only if the stage runs, or if its decider compares (epp.Comparer). Where engines compute only a part
+//     of a request (epp.EngineMode), only those are candidates that compute what the stage is for; if the decision does not fit
+//     the first stage's endpoint, another one is chosen that it fits, or the request is split, or refused (decode-only).
 //  5. The load is charged to the first endpoint of each stage, and the matcher learns which endpoints compute the prompt.
 //
 // If the client leaves, steps 1 and 2 end; the other steps do not wait. A profile is a chain: filters drop candidates,

@@ -69,6 +69,7 @@ func (k *pick) match() {
 		cut.cut(prompt, m.Blocks())
 		if len(cut.Blocks) > 0 {
 			m.Match(&cut.Prompt, k.all)
+			k.uncache()
 		} else {
 			forget(k.all)
 		}
@@ -111,7 +112,7 @@ func (k *pick) learn() {
 			continue
 		}
 		for j := range k.pipeline.stages {
-			if k.pipeline.stages[j].Computes && len(k.chosen[j]) > 0 {
+			if k.pipeline.stages[j].Computes && len(k.chosen[j]) > 0 && k.chosen[j][0].KeepsPrefixes() {
 				k.pipeline.config.Matchers[i].Learn(&k.prompts[i].Prompt, k.chosen[j][0].Endpoint, k.chosen[j][0].Load)
 			}
 		}

@@ -63,7 +63,7 @@ func (m *Metrics) picked(took time.Duration, k *pick, refused error) {
 	case !k.pipeline.splits():
 	case refused == nil && reason == pd.NoPrefill:
 		m.noPrefillLocal.Inc()
-	case reason == pd.NoPrefill, reason == pd.Budget:
+	case reason == pd.NoPrefill, reason == pd.Budget, refused != nil && reason == pd.DecodeOnly && k.verdict == pd.Remote:
 		m.noPrefillRefused.Inc()
 	}
 }

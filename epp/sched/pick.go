@@ -32,6 +32,11 @@ type pick struct {
 	unreachable []epp.Candidate // passed the filters but refuse connections: they come last
 	spent       bool            // the request has taken a token of the fallback budget, in this try or an earlier one
 
+	part    part            // that the first stage's endpoint computes
+	partial bool            // some engines compute only a part of a request; the others do what their roles say
+	unable  bool            // the stage at work has lost candidates, because their engines do not compute its part
+	before  []epp.Candidate // chosen for the first stage, while another choice is tried
+
 	chosen  [][]epp.Candidate // for each stage of the pipeline, best first
 	reasons []pd.Reason       // for each stage, why it runs
 	asked   epp.Alternatives  // what a decider was asked
@@ -73,7 +78,7 @@ func (k *pick) end() {
 // gather makes the candidates. It reads everything about endpoints and prefix caches, once for all stages.
 func (k *pick) gather(s *epp.Snapshot) {
 	r, c := k.round.Request, &k.pipeline.config
-	k.all, k.outside = slices.Grow(k.all[:0], len(s.Endpoints)), 0
+	k.all, k.outside, k.partial = slices.Grow(k.all[:0], len(s.Endpoints)), 0, false
 	for i, e := range s.Endpoints {
 		if r.Subset != nil && !r.Subset.Has(e.Addr) { // a nil subset has all, but a thousand calls take time
 			k.outside++
@@ -82,6 +87,7 @@ func (k *pick) gather(s *epp.Snapshot) {
 		load := &s.Loads[i]
 		trust := load.Trust(k.round.Now, c.Stale)
 		k.all = append(k.all, epp.Candidate{Endpoint: e, Load: load, Trust: trust, InFlight: e.InFlight()})
+		k.partial = k.partial || k.all[len(k.all)-1].Mode() != epp.EngineAny
 	}
 	k.screen(c.Screeners)
 	k.match()
@@ -153,7 +159,7 @@ func (k *pick) runStage(i int) (err error) {
 	s := &k.pipeline.stages[i]
 	switch {
 	case i == 0:
-		k.choose(i)
+		k.chooseFirst()
 		switch {
 		case len(k.chosen[i]) > 0:
 			err = k.requireCached()
@@ -176,10 +182,14 @@ func (k *pick) runStage(i int) (err error) {
 // divide decides whether the request is split, and chooses the endpoints of that stage.
 func (k *pick) divide() error {
 	i := k.pipeline.split
-	if err := k.steer(); err != nil || k.verdict != pd.Remote {
+	err := k.steer()
+	if err == nil && k.verdict == pd.Local && !k.settle(wholePart) {
+		err = k.instead()
+	}
+	if err != nil || k.verdict != pd.Remote {
 		return err
 	}
-	if i < 0 || !k.find(i) {
+	if i < 0 || !k.settle(answerPart) || !k.find(i) {
 		return k.noPrefill()
 	}
 	k.reasons[i] = k.reason
@@ -257,7 +267,7 @@ func (k *pick) choose(i int) {
 // only the first choice of an excluded stage: the others do that stage's work only if the first cannot be reached.
 func (k *pick) enter(s *stage) {
 	k.round.Stage = s.Stage
-	k.dropper, k.full, k.unreachable = "", false, k.unreachable[:0]
+	k.dropper, k.full, k.unable, k.unreachable = "", false, false, k.unreachable[:0]
 	k.left, k.barred = k.left[:0], k.barred[:0]
 	if k.trace != nil {
 		k.trace.enter(s, k.all)
@@ -280,6 +290,29 @@ func (k *pick) enter(s *stage) {
 		}
 	}
 	k.left = append(k.left, k.all[from:]...)
+	k.dropUnable(s)
+}
+
+// dropUnable drops the candidates whose engines do not compute the part that the stage is for.
+func (k *pick) dropUnable(s *stage) {
+	if !k.partial {
+		return
+	}
+	p := otherPart
+	switch {
+	case s == &k.pipeline.stages[0]:
+		p = k.part
+	case s.Split:
+		p = promptPart
+	}
+	able := slices.DeleteFunc(k.left, func(c epp.Candidate) bool { return !p.can(c.Mode()) })
+	k.unable = len(able) < len(k.left)
+	if len(able) == 0 {
+		k.dropper = engineMode
+	}
+	if k.left = able; k.trace != nil {
+		k.trace.filtered(engineMode, k.left)
+	}
 }
 
 // setAside moves unreachable endpoints to the end: an endpoint that refuses connections looks idle, and would be the first

@@ -14,6 +14,9 @@ func itself(stage epp.Stage) string { return string(stage) + "-endpoint-itself" 
 // unreachable stands in place of a filter's name for the endpoints of a stage that are all unreachable.
 const unreachable = "unreachable"
 
+// engineMode stands in place of a filter's name for endpoints whose engines do not compute what the stage is for.
+const engineMode = "engine-mode"
+
 // tracer records a pick that is explained. It need not be fast.
 type tracer struct {
 	epp.Trace
@@ -60,7 +63,7 @@ func (t *tracer) enter(s *stage, all []epp.Candidate) {
 
 // describe returns what scorers see of a candidate.
 func describe(c *epp.Candidate, now time.Time) epp.CandidateTrace {
-	t := epp.CandidateTrace{Endpoint: c.String(), Address: c.Address, Role: c.Role.String(), LoadAge: -1,
+	t := epp.CandidateTrace{Endpoint: c.String(), Address: c.Address, Role: c.Role.String(), Mode: c.Mode(), LoadAge: -1,
 		Signals: c.Readings(), Requests: c.InFlight.Requests, Tokens: c.InFlight.Tokens, Cached: c.Cached}
 	if !c.Load.At.IsZero() {
 		t.LoadAge = now.Sub(c.Load.At).Seconds()

@@ -65,6 +65,8 @@ func (r *ranking) why(c *epp.CandidateTrace) string {
 		}
 	}
 	switch {
+	case c.Dropped == engineMode:
+		return fmt.Sprintf("dropped: its engine runs in the mode %s, which does not do this", c.Mode)
 	case c.Dropped == unreachable:
 		return "unreachable, as all others are"
 	case c.Dropped != "":

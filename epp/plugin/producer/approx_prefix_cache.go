@@ -18,11 +18,12 @@ import (
 // shorter than a block. Several such producers have an index each. A plugin that names none reads the one that is named after its
 // type, as in llm-d, or else the first of the file, where llm-d adds one of that name.
 type ApproxPrefixCache struct {
-	// AutoTune takes the size of each endpoint's cache from its metrics page. Where the page does not report it,
-	// lruCapacityPerServer is the size. Default true.
+	// AutoTune takes the size of each endpoint's cache from its metrics page, and the length of its blocks. Where the page does not
+	// report them, lruCapacityPerServer is the size. Default true.
 	AutoTune bool `yaml:"autoTune"`
 	// BlockSizeTokens is the length, in tokens, of the blocks in which prompts are compared. It need not be the engines'
-	// block size. Cached tokens are counted in whole blocks. Several producers cost least if their lengths divide each other.
+	// block size. Cached tokens are counted in whole blocks, and in whole blocks of the engine where its page says that these are
+	// longer. Several producers cost least if their lengths divide each other.
 	// Default 16; llm-d raises smaller values to 64.
 	BlockSizeTokens int `yaml:"blockSizeTokens"`
 	// BlockSize is accepted and ignored, as in llm-d: it was the length of blocks in characters.
@@ -98,6 +99,9 @@ func (a *approxPrefixCache) Match(p *epp.Prompt, c []epp.Candidate) {
 	a.Index.Match(a.blocks(p), a.spec.Tokens, c)
 	for i := range c {
 		c[i].Cached = min(c[i].Cached, p.Tokens)
+		if block := c[i].Load.Cache.BlockTokens; a.autoTune && block > a.spec.Tokens {
+			c[i].Cached -= c[i].Cached % block // engines reuse whole blocks of their own
+		}
 	}
 }
 

@@ -140,6 +140,30 @@ func TestApproxCapacity(t *testing.T) {
 	}
 }
 
+// TestApproxCountsWholeBlocksOfTheEngine: an engine with longer blocks than ours has only whole ones of these to reuse.
+func TestApproxCountsWholeBlocksOfTheEngine(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		tune  bool
+		block int // tokens; 0 = not known
+		want  int // of 80 learnt tokens
+	}{
+		{"not known", true, 0, 80}, {"shorter", true, 1, 80}, {"equal", true, 16, 80}, {"longer", true, 64, 64}, {"longer than the prompt", true, 128, 0},
+		{"not tuned", false, 64, 80},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := approx(t, nil, func(p *ApproxPrefixCache) { p.AutoTune = test.tune })
+			e := epp.NewEndpoint("d", "p", netip.MustParseAddrPort("10.0.0.1:8000"), "", nil)
+			load := epp.Load{Cache: epp.CacheInfo{BlockTokens: test.block, Blocks: 100}}
+			a.Learn(cut(0, 5), e, &load)
+			c := []epp.Candidate{{Endpoint: e, Load: &load}}
+			if a.Match(cut(0, 8), c); c[0].Cached != test.want {
+				t.Errorf("cached are %d tokens, want %d", c[0].Cached, test.want)
+			}
+		})
+	}
+}
+
 func TestApproxLearnsAtOnce(t *testing.T) {
 	a := approx(t, nil)
 	// Two ranks of one pod, and a pod of another group of the index.
