@@ -370,3 +370,33 @@ func TestChoicesOddAnswers(t *testing.T) {
 		})
 	}
 }
+
+// At the end of a drain, the stream of several choices ends with one error that says why, and a request without an answer is refused.
+func TestChoicesDrain(t *testing.T) {
+	t.Parallel()
+	t.Run("stream", func(t *testing.T) {
+		one := then(streams(choiceEvent), hangs)
+		prefill, decode := startEngine(t, untilAbort(meets(200))), startEngine(t, perSeed(one, one))
+		s := startRig(t, decode.addr, speaks(madeup.Meeting{}))
+		resp := mustOpen(t, s.url+completionsPath, choicesAsk(pd.APICompletions, 2, 0, 6, true), pd.HeaderPrefill, prefill.addr)
+		readEvent(t, resp.Body)
+		s.Drain(expired())
+		rest, err := io.ReadAll(resp.Body)
+		if _, message := lastError(t, pd.APICompletions, string(rest)); err != nil || !strings.Contains(message, "shutting down") || strings.Count(string(rest), "[DONE]") != 1 {
+			t.Errorf("rest %s, %v", rest, err)
+		}
+	})
+	t.Run("before the answer", func(t *testing.T) {
+		g := newGate()
+		prefill := startEngine(t, untilAbort(meets(200)))
+		decode := startEngine(t, perSeed(says(200, "application/json", wholeAnswer), g.act))
+		s := startRig(t, decode.addr, speaks(madeup.Meeting{}))
+		answers := make(chan reply, 1)
+		go func() {
+			answers <- post(t, s.url+completionsPath, choicesAsk(pd.APICompletions, 2, 0, 6, false), pd.HeaderPrefill, prefill.addr)
+		}()
+		wait(t, g.arrived, "the second decode leg")
+		s.Drain(expired())
+		wait(t, answers, "the answer").mustRefuse(t, http.StatusServiceUnavailable, pd.Draining)
+	})
+}

@@ -44,6 +44,8 @@ func (r *Request) Fit() Fit {
 	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
 		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
+	case r.API == pd.APISGLang && (!r.one(wSamplingN) || !r.kind(wSamplingParams, body.Object)): // parameters in a list: n is in each
+		return FitLocal
 	case r.API == pd.APIResponses && r.boundResponse(), r.API == pd.APIGenerate && (!r.one(wSamplingN) || !r.kind(wSamplingPromptLogprobs)):
 		return FitLocal
 	}

@@ -6,7 +6,8 @@
 // bytes are the engines': nothing is decoded and encoded again.
 //
 // There are two forms. In OpenAI's, each choice has its index in the list "choices", and usage stands beside it. The prompt's
-// tokens count once, as choice 0 reports them, and so do the cached ones among them; the tokens of all choices are added up.
+// tokens count once; the tokens of all choices are added up. How many of the prompt were cached is choice 1's count: an engine
+// that serves n choices computes the prompt first, and reports what each choice then finds in the cache.
 // SGLang's /generate answers with a list of its answers to single requests, and its events have an index each.
 //
 // The package does no I/O, and does not know why a request was run as several.

@@ -12,6 +12,7 @@ const (
 	wUsage
 	wCompletion
 	wTotal
+	wPromptDetails
 	wReasoning
 	wDetails
 	wReasoningDetail
@@ -27,6 +28,7 @@ var table = body.NewTable(
 	body.Want{Path: "usage"},
 	body.Want{Path: "usage.completion_tokens"},
 	body.Want{Path: "usage.total_tokens"},
+	body.Want{Path: "usage.prompt_tokens_details"},
 	body.Want{Path: "usage.reasoning_tokens"},
 	body.Want{Path: "usage.completion_tokens_details"},
 	body.Want{Path: "usage.completion_tokens_details.reasoning_tokens"},

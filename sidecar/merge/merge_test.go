@@ -24,7 +24,7 @@ func TestWhole(t *testing.T) {
 		{"completions", pd.APICompletions, []string{
 			`{"id":"a","created":1,"choices":[{"index":0,"text":"x"}],"usage":{"prompt_tokens":40,"total_tokens":44,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":0}}}`,
 			`{"id":"b","created":2,"choices":[{"index":0,"text":"y"}],"usage":{"prompt_tokens":40,"total_tokens":43,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}`,
-		}, `{"id":"a","created":1,"choices":[{"index":0,"text":"x"},{"index":1,"text":"y"}],"usage":{"prompt_tokens":40,"total_tokens":47,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":0}}}`},
+		}, `{"id":"a","created":1,"choices":[{"index":0,"text":"x"},{"index":1,"text":"y"}],"usage":{"prompt_tokens":40,"total_tokens":47,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":32}}}`},
 		{"the bytes stay", pd.APIChat, []string{
 			"{\"choices\" : [ { \"message\":{\"content\":\"\\u00e9 \xff\"} , \"index\" : 0 } ], \"x\":1e400 }\n", `{"choices":[{"index":0,"logprob":-2.054424524307251}],"x":2}`, `{"choices":[{}]}`,
 		}, "{\"choices\" : [{ \"message\":{\"content\":\"\\u00e9 \xff\"} , \"index\" : 0 },{\"index\":1,\"logprob\":-2.054424524307251},{}], \"x\":1e400 }\n"},
@@ -120,7 +120,7 @@ func events(data ...string) string {
 func TestStream(t *testing.T) {
 	const done = "[DONE]"
 	usage := func(completion int) string {
-		return fmt.Sprintf(`{"id":"%d","choices":[],"usage":{"prompt_tokens":9,"total_tokens":%d,"completion_tokens":%d}}`, completion, 9+completion, completion)
+		return fmt.Sprintf(`{"id":"%d","choices":[],"usage":{"prompt_tokens":9,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}}`, completion, 9+completion, completion, completion)
 	}
 	cases := []struct {
 		name   string
@@ -145,7 +145,7 @@ func TestStream(t *testing.T) {
 			{0, events(`{"id":"a","choices":[{"index":0}],"usage":null}`, usage(3), done)},
 			{2, events(`{"id":"c","choices":[{"index":0}],"usage":null}`, usage(5), done)},
 		}, events(`{"id":"b","choices":[{"index":1}],"usage":null}`, `{"id":"b","choices":[{"index":0}],"usage":null}`, `{"id":"b","choices":[{"index":2}],"usage":null}`,
-			`{"id":"b","choices":[],"usage":{"prompt_tokens":9,"total_tokens":21,"completion_tokens":12}}`, done), true},
+			`{"id":"b","choices":[],"usage":{"prompt_tokens":9,"total_tokens":21,"completion_tokens":12,"prompt_tokens_details":{"cached_tokens":4}}}`, done), true},
 		{"no usage", pd.APIChat, []fed{{0, events(done)}, {1, events(done)}, {2, events(done)}}, events(done), true},
 		{"usage of each event stays", pd.APIChat, []fed{{1, events(`{"choices":[{"index":0}],"usage":{"completion_tokens":1}}`)}},
 			events(`{"choices":[{"index":1}],"usage":{"completion_tokens":1}}`), false},

@@ -110,7 +110,7 @@ func (s *Stream) pass(e body.Event) {
 	case s.own:
 		s.dst = s.appendOwn(append(s.dst, before...), e.Data)
 	case s.hasUsage():
-		s.usage.add(e.Data, s.scan.Members(), s.choice == 0)
+		s.usage.add(e.Data, s.scan.Members(), s.choice, s.choice == 0 || s.total == nil)
 		if s.choice == 0 || s.total == nil {
 			s.total = append(s.total[:0], e.Data...)
 		}

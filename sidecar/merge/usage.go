@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"bytes"
 	"math"
 	"strconv"
 
@@ -18,6 +19,7 @@ const (
 // usage adds up the tokens of choices.
 type usage struct {
 	sum, template [counts]int64 // template: of the answer whose usage object is used
+	cached        []byte        // the prompt_tokens_details of choice 1, raw
 }
 
 // number returns an integer member, 0 if it is none.
@@ -32,11 +34,15 @@ func number(data []byte, m body.Member) int64 {
 	return n
 }
 
-// add adds the counts of one answer. template says that its usage object becomes the merged one.
-func (u *usage) add(data []byte, members []body.Member, template bool) {
+// add adds the counts of a choice's answer. template says that its usage object becomes the merged one.
+func (u *usage) add(data []byte, members []body.Member, choice int, template bool) {
 	var of [counts]int64
 	for _, m := range members {
 		switch m.Want {
+		case wPromptDetails:
+			if choice == 1 {
+				u.cached = bytes.Clone(data[m.Value.Start:m.Value.End])
+			}
 		case wCompletion:
 			of[completion] = number(data, m)
 		case wReasoning:
@@ -59,6 +65,8 @@ func (u *usage) value(dst, data []byte, m body.Member) (_ []byte, ok bool) {
 	case m.Want == wDetails && m.Kind == body.Null && u.sum[reasoningDetail] > 0: // engines leave it out if no token was of reasoning
 		dst = strconv.AppendInt(append(dst, `{"reasoning_tokens":`...), u.sum[reasoningDetail], 10)
 		return append(dst, '}'), true
+	case m.Want == wPromptDetails && u.cached != nil:
+		return append(dst, u.cached...), true
 	case m.Kind != body.Number:
 		return dst, false
 	}

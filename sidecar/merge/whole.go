@@ -43,7 +43,7 @@ func wholeChoices(answers [][]byte) ([]byte, error) {
 		if !ok || len(choices[i]) != len(choices[0]) {
 			return nil, fmt.Errorf("merging choice %d: %w", i, errShape)
 		}
-		u.add(answer, scan.Members(), i == 0)
+		u.add(answer, scan.Members(), i, i == 0)
 		size += len(answer)
 	}
 	list, _ := first.Find(wChoices)
