@@ -123,6 +123,8 @@ func (p *part) Write(b []byte) (int, error) {
 	defer c.mu.Unlock()
 	streams := p.status == http.StatusOK && relay.IsEventStream(p.answer)
 	switch {
+	case c.x.Context.Err() != nil: // only the client's own relay says why it ends
+		return 0, c.x.Context.Err()
 	case streams != c.streams && p.status == http.StatusOK:
 		return 0, errOddAnswer
 	case !streams && c.size+len(b) > maxMerged:
