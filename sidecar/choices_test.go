@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -351,12 +352,38 @@ func TestChoicesClientGone(t *testing.T) {
 	}
 }
 
+// A refusal of one choice is complete before it goes to the client, also when the streams of the others have begun.
+func TestChoicesSlowRefusal(t *testing.T) {
+	t.Parallel()
+	const refusal = `{"error":{"message":"no"}}`
+	begun, aborted := make(chan struct{}), make(chan struct{})
+	legs := perSeed(
+		then(func(http.ResponseWriter, *asked) { <-aborted }, streams(choiceEvent), func(http.ResponseWriter, *asked) { close(begun) }, hangs),
+		then(chunked(400, "application/json", refusal[:9]), func(w http.ResponseWriter, _ *asked) { // the sidecar aborts what was refused
+			<-begun
+			_, _ = io.WriteString(w, refusal[9:])
+		}))
+	once := sync.OnceFunc(func() { close(aborted) })
+	prefill, decode := startEngine(t, untilAbort(meets(200))), startEngine(t, func(w http.ResponseWriter, r *asked) {
+		if r.URL.Path == "/meeting/abort" {
+			once()
+		}
+		legs(w, r)
+	})
+	s := startRig(t, decode.addr, speaks(madeup.Meeting{}))
+	got := post(t, s.url+completionsPath, choicesAsk(pd.APICompletions, 2, 0, 6, true), pd.HeaderPrefill, prefill.addr)
+	if got.mustBe(t, 400, "remote;reason=external;attempts=1;candidate=0"); got.body != refusal {
+		t.Errorf("body %q", got.body)
+	}
+}
+
 // An engine that answers in another way than it was asked is no part of an answer.
 func TestChoicesOddAnswers(t *testing.T) {
 	t.Parallel()
 	whole := says(200, "application/json", wholeAnswer)
 	for name, acts := range map[string][]act{
 		"a stream answered whole":   {streams(firstEvent, doneEvent), whole},
+		"nothing":                   {says(200, "application/json", ""), says(200, "application/json", "")},
 		"no JSON":                   {says(200, "application/json", "{"), says(200, "application/json", "{")},
 		"a whole answer as streams": {whole, streams(firstEvent, doneEvent)},
 	} {

@@ -22,7 +22,7 @@ type part struct {
 	status   int
 	answer   http.Header // of the answer
 	body     []byte      // of an answer that is no stream
-	begun    bool        // a part of the body is there
+	begun    bool        // some of a body with status 200 is there
 	began    report      // the state when it began
 	ended    bool
 	reason   pd.Reason
@@ -92,7 +92,9 @@ func (p *part) end() {
 	if c.streams {
 		complete = c.stream.Ended(p.index)
 	}
-	if !complete {
+	if complete {
+		p.begin() // with an empty answer it has not
+	} else {
 		c.fail(p)
 	}
 	c.changed.Broadcast()
@@ -132,7 +134,9 @@ func (p *part) Write(b []byte) (int, error) {
 	case !streams:
 		c.size += len(b)
 		p.body = append(p.body, b...)
-		p.begin()
+		if p.status == http.StatusOK {
+			p.begin()
+		}
 		return len(b), nil
 	}
 	events, err := c.stream.Feed(c.out.AvailableBuffer(), p.index, b)
