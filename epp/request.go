@@ -64,10 +64,10 @@ type Origin struct {
 }
 
 // RequireModel refuses a request for which neither the client nor a rewrite names a model, as llm-d does; engines would answer with
-// the model that they have. A prompt of token ids needs no name, because its tokens are those of one model, and SGLang's own call
-// has no member for it. The error is a *pd.Refusal.
+// the model that they have. A prompt of token ids needs no name, because its tokens are those of one model. SGLang's own call and
+// those of vLLM's gRPC have no member for it, and llm-d does not require it of any call of gRPC. The error is a *pd.Refusal.
 func (r *Request) RequireModel() error {
-	if r.Model != "" || r.API == pd.APIOther || r.API == pd.APIGenerate || r.API == pd.APISGLang {
+	if r.Model != "" || r.API == pd.APIOther || r.API == pd.APIGenerate || r.API == pd.APISGLang || r.API.GRPC() {
 		return nil
 	}
 	return pd.Refuse(pd.BadRequest, "The request names no model. Send its name as the member \"model\".")

@@ -20,6 +20,9 @@ func TestAPIOf(t *testing.T) {
 		{"/inference/v1/generate", "generate", pd.APIGenerate, true, true},
 		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, true, false},
 		{"/generate", "sglang", pd.APISGLang, true, false},
+		{"/vllm.grpc.engine.VllmEngine/Generate", "vllm-grpc", pd.APIVLLMGenerate, true, false},
+		{"/vllm.grpc.engine.VllmEngine/Embed", "vllm-grpc-embed", pd.APIVLLMEmbed, true, false},
+		{"/vllm.grpc.engine.VllmEngine/GetModelInfo", "other", pd.APIOther, false, false},
 		{"", "other", pd.APIOther, false, false},
 		{"/", "other", pd.APIOther, false, false},
 		{"/v1/models", "other", pd.APIOther, false, false},
@@ -55,5 +58,24 @@ func TestAPIs(t *testing.T) {
 	}
 	if len(seen) != 7 || pd.APIOther.Path() != "" {
 		t.Errorf("have %v, and %q for others", seen, pd.APIOther.Path())
+	}
+}
+
+func TestGRPCAPIs(t *testing.T) {
+	for _, api := range append(pd.APIs(), pd.APIOther, pd.APISGLang) {
+		if api.GRPC() {
+			t.Errorf("%s is a call of gRPC", api)
+		}
+	}
+	for _, api := range pd.GRPCAPIs() {
+		if !api.GRPC() || !api.Generates() || api.Splittable() {
+			t.Errorf("%s: gRPC %v, generates %v, splittable %v", api, api.GRPC(), api.Generates(), api.Splittable())
+		}
+	}
+	for contentType, want := range map[string]bool{"application/grpc": true, "application/grpc+proto": true, "application/grpc;charset=x": true,
+		"application/grpc-web": false, "application/json": false, "": false} {
+		if pd.IsGRPC(contentType) != want {
+			t.Errorf("%q is gRPC: %v", contentType, !want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -111,6 +112,44 @@ func (r *Refusal) row() int {
 // Status returns the HTTP status.
 func (r *Refusal) Status() int { return refusals[r.row()].status }
 
+// grpcCodes are the codes of gRPC that say what a status of HTTP says. All others are grpcInternal.
+var grpcCodes = map[int]int{
+	http.StatusBadRequest:                  3, // INVALID_ARGUMENT
+	http.StatusRequestTimeout:              4, // DEADLINE_EXCEEDED
+	http.StatusGatewayTimeout:              4,
+	http.StatusForbidden:                   7, // PERMISSION_DENIED
+	http.StatusRequestEntityTooLarge:       8, // RESOURCE_EXHAUSTED
+	http.StatusRequestHeaderFieldsTooLarge: 8,
+	http.StatusTooManyRequests:             8,
+	http.StatusPreconditionFailed:          9,  // FAILED_PRECONDITION
+	http.StatusBadGateway:                  14, // UNAVAILABLE
+	http.StatusServiceUnavailable:          14,
+}
+
+const grpcInternal = 13
+
+// GRPCCode returns the code of gRPC, for clients that speak it.
+func (r *Refusal) GRPCCode() int {
+	if code, ok := grpcCodes[r.Status()]; ok {
+		return code
+	}
+	return grpcInternal
+}
+
+// GRPCMessage returns the message in the form of a header of gRPC: bytes other than printable ones of ASCII, and the percent sign,
+// are escaped.
+func (r *Refusal) GRPCMessage() string {
+	var b strings.Builder
+	for _, c := range []byte(r.Message) {
+		if c < ' ' || c > '~' || c == '%' {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
 // RetryAfter returns the value of the Retry-After header in seconds, "" for none.
 func (r *Refusal) RetryAfter() string {
 	after := r.After
@@ -196,10 +235,10 @@ func (r *Refusal) Event(api API, number int) []byte {
 }
 
 // Write answers an HTTP request with the refusal: status, Retry-After, the decision d and the API's JSON error. retriable
-// adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing was sent to the client.
+// adds HeaderRetry to a 502 or 503: another decode pod may try, because nothing was sent to the client. Any API of gRPC stands for all
+// of its calls.
 func (r *Refusal) Write(w http.ResponseWriter, api API, d Result, retriable bool) error {
 	h := w.Header()
-	h.Set("Content-Type", "application/json")
 	h.Set(HeaderDecision, d.String())
 	if after := r.RetryAfter(); after != "" {
 		h.Set("Retry-After", after)
@@ -208,6 +247,14 @@ func (r *Refusal) Write(w http.ResponseWriter, api API, d Result, retriable bool
 	if retriable && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable) {
 		h.Set(HeaderRetry, "1")
 	}
+	if api.GRPC() { // the status is in the headers of an answer without a body
+		h.Set("Content-Type", "application/grpc")
+		h.Set("Grpc-Status", strconv.Itoa(r.GRPCCode()))
+		h.Set("Grpc-Message", r.GRPCMessage())
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}
+	h.Set("Content-Type", "application/json")
 	body := r.JSON(api)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)

@@ -254,3 +254,20 @@ func TestRefusalWriteReportsABrokenConnection(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestRefusalOfGRPC: clients of gRPC get a status in the headers of an answer without a body.
+func TestRefusalOfGRPC(t *testing.T) {
+	codes := map[int]int{400: 3, 403: 7, 408: 4, 412: 9, 413: 8, 429: 8, 431: 8, 500: 13, 502: 14, 503: 14, 504: 4}
+	for _, c := range wire {
+		w := httptest.NewRecorder()
+		refusal := pd.Refuse(c.reason, "A\n 50%% é.")
+		if err := refusal.Write(w, pd.APIVLLMGenerate, refusal.Result(), true); err != nil {
+			t.Fatal(err)
+		}
+		h := w.Header()
+		if w.Code != 200 || w.Body.Len() > 0 || h.Get("Content-Type") != "application/grpc" || h.Get("Grpc-Status") != fmt.Sprint(codes[c.status]) ||
+			h.Get("Grpc-Message") != "A%0A 50%25 %C3%A9." || h.Get("Retry-After") != c.retryAfter || h.Get(pd.HeaderDecision) == "" {
+			t.Errorf("%s: %d %v %s", c.reason, w.Code, h, w.Body)
+		}
+	}
+}

@@ -253,14 +253,14 @@ func TestTrouble(t *testing.T) {
 			"line 4: plugins[0]: it fails; in two lines"},
 		{"may be the picker", "plugins:\n  - {name: p, type: max-score-picker, parameters: {fails: true}}\n  - {type: random}\nschedulingProfiles: [{name: a, plugins: [{pluginRef: p}]}]",
 			"line 4: plugins[0]: it fails; in two lines\nline 5: plugins[1].type: there is no plugin type \"random\""},
-		{"reference without effect", "plugins:\n  - {type: vllmgrpc-parser}\n  - {type: filter, parameters: {needs: [vllmgrpc-parser]}}",
-			`line 5: plugins[1].parameters.needs[0]: "vllmgrpc-parser" is a request parser, which has no effect`},
+		{"reference without effect", "plugins:\n  - {type: local-syncer}\n  - {type: filter, parameters: {needs: [local-syncer]}}",
+			`line 5: plugins[1].parameters.needs[0]: "local-syncer" is a syncer of replicas, which has no effect`},
 		{"discovery in a profile", "plugins: [{type: the-discovery}]\nschedulingProfiles:\n  - {name: a, plugins: [{pluginRef: the-discovery}]}",
 			`line 5: schedulingProfiles[0].plugins[0].pluginRef: "the-discovery" is a discovery plugin; a profile has filters, scorers and a picker`},
 		{"decider in a profile", "plugins: [{type: decider}]\nschedulingProfiles:\n  - {name: a, plugins: [{pluginRef: decider}]}",
 			`line 5: schedulingProfiles[0].plugins[0].pluginRef: "decider" is a decider; a profile has filters, scorers and a picker`},
-		{"parser as discovery", "plugins: [{type: vllmgrpc-parser}]\ndataLayer: {discovery: {pluginRef: vllmgrpc-parser}}",
-			`line 4: dataLayer.discovery.pluginRef: "vllmgrpc-parser" is a request parser, want a discovery plugin`},
+		{"syncer as discovery", "plugins: [{type: local-syncer}]\ndataLayer: {discovery: {pluginRef: local-syncer}}",
+			`line 4: dataLayer.discovery.pluginRef: "local-syncer" is a syncer of replicas, want a discovery plugin`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

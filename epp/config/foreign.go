@@ -19,7 +19,6 @@ const (
 )
 
 const (
-	noGRPC     = "calls of gRPC are not read, and go to any endpoint of the first stage, whatever it has cached"
 	noReplicas = "replicas do not tell each other their load"
 	watched    = "endpoints are always watched"
 )
@@ -29,9 +28,6 @@ var accepted = map[string]struct {
 	role role
 	why  string
 }{
-	"vertexai-parser": {roleParser, noGRPC},
-	"vllmgrpc-parser": {roleParser, noGRPC},
-
 	"local-syncer": {roleSyncer, noReplicas},
 
 	"endpoint-notification-source":           {roleNotice, watched},

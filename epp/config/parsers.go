@@ -31,7 +31,7 @@ func (r *reader) readParser(path, name string) {
 	to, there := r.names[name]
 	p := to.plugin
 	switch {
-	case !there && accepted[name].role != roleParser:
+	case !there:
 		_, _ = r.find(path, name, slices.DeleteFunc(slices.Clone(r.ordered), func(t string) bool { return !strings.HasSuffix(t, "-parser") })...)
 		return
 	case p == nil: // without effect, or broken

@@ -187,12 +187,12 @@ func size(segments [][]byte) (n int64) {
 	return n
 }
 
-// immediateAnswer returns the answer to a refused request. took is the picker's own time.
+// immediateAnswer returns the answer to a refused request. took is the picker's own time. Clients of gRPC get a status in the headers
+// of an answer without a body. The gateway is told the code too: without it, it would make one from the status of HTTP.
 func immediateAnswer(r *pd.Refusal, request *head, took time.Duration) *procv3.ProcessingResponse {
 	var phases pd.Phases
 	phases.Set(pd.PhaseEPP, took)
 	m := &procv3.HeaderMutation{}
-	set(m, "content-type", "application/json")
 	set(m, pd.HeaderDecision, r.Result().String())
 	set(m, pd.HeaderTiming, string(phases.AppendTiming(nil, pd.PhaseEPP)))
 	if pd.WellFormedRequestID(request.RequestID) {
@@ -207,14 +207,17 @@ func immediateAnswer(r *pd.Refusal, request *head, took time.Duration) *procv3.P
 	if dropped := r.Dropped(); dropped != "" {
 		set(m, pd.HeaderDropped, dropped)
 	}
-	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &procv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(r.Status())},
-			Headers: m,
-			Body:    r.JSON(request.api),
-			Details: "tandem_" + string(r.Result().Reason),
-		},
-	}}
+	answer := &procv3.ImmediateResponse{Headers: m, Details: "tandem_" + string(r.Result().Reason)}
+	if request.GRPC() {
+		set(m, "content-type", "application/grpc")
+		set(m, "grpc-status", strconv.Itoa(r.GRPCCode()))
+		set(m, "grpc-message", r.GRPCMessage())
+		answer.Status, answer.GrpcStatus = &typev3.HttpStatus{Code: typev3.StatusCode_OK}, &procv3.GrpcStatus{Status: uint32(r.GRPCCode())}
+	} else {
+		set(m, "content-type", "application/json")
+		answer.Status, answer.Body = &typev3.HttpStatus{Code: typev3.StatusCode(r.Status())}, r.JSON(request.api)
+	}
+	return &procv3.ProcessingResponse{Response: &procv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: answer}}
 }
 
 // destinations returns the addresses of endpoints as a header's value.

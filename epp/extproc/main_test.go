@@ -59,6 +59,7 @@ func wait[T any](t testing.TB, c <-chan T, what string) T {
 type pool struct {
 	endpoints []*epp.Endpoint
 	blocks    epp.BlockSpec
+	reads     epp.APISet // 0: the usual ones
 	stages    epp.Stages // nil: decode and prefill
 	// choose makes the decision; nil sends everything to the first endpoint, locally.
 	choose func(r *epp.Request) (*epp.Decision, error)
@@ -77,7 +78,7 @@ func newPool(addresses ...string) *pool {
 
 func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
 
-func (p *pool) Reads() epp.APISet { return 0 }
+func (p *pool) Reads() epp.APISet { return p.reads }
 
 func (p *pool) Wait() time.Duration { return p.queue }
 

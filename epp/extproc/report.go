@@ -17,7 +17,8 @@ import (
 // counts collects the token counts of an answer whose body passes.
 type counts struct {
 	reader body.UsageReader
-	events *body.Events // nil: the answer is one JSON document
+	events *body.Events // nil: the answer is one JSON document, or gRPC
+	grpc   *grpcCounts  // nil: the answer is not gRPC
 	found  body.Usage   // in the events so far
 	broken bool         // the answer cannot be read
 }
@@ -43,8 +44,15 @@ func (st *stream) reporters() []epp.Reporter {
 
 // startCounts prepares to read the token counts of the answer's body.
 func (st *stream) startCounts(r report) {
+	if st.modes.noResponseBody() || len(st.reporters()) == 0 || st.outcome.Result != nil {
+		return
+	}
+	if api := st.request.head.api; api.GRPC() {
+		st.response.counts = &counts{grpc: newGRPCCounts(api)}
+		return
+	}
 	events, ok := readable(r)
-	if !ok || st.modes.noResponseBody() || len(st.reporters()) == 0 || st.outcome.Result != nil {
+	if !ok {
 		return
 	}
 	c := &counts{found: body.NoUsage}
@@ -60,9 +68,12 @@ func (c *counts) write(part []byte) {
 		return
 	}
 	var err error
-	if c.events == nil {
+	switch {
+	case c.grpc != nil:
+		err = c.grpc.message.Write(part)
+	case c.events == nil:
 		_, err = c.reader.Write(part)
-	} else {
+	default:
 		err = c.events.Feed(part, func(e body.Event) error {
 			if u, ok := c.reader.Event(e.Data); ok {
 				c.found = c.found.Merge(u)
@@ -78,6 +89,8 @@ func (c *counts) usage() (u body.Usage, ok bool) {
 	switch {
 	case c == nil:
 		return body.NoUsage, false
+	case c.grpc != nil:
+		return c.grpc.found, c.grpc.found != body.NoUsage
 	case c.events == nil:
 		return c.reader.Usage()
 	}

@@ -16,6 +16,8 @@ func TestParsers(t *testing.T) {
 		"anthropic-parser":   {pd.APIMessages, pd.APICountTokens},
 		"vllmhttp-parser":    append([]pd.API{pd.APIGenerate}, openAI...),
 		"sglanghttp-parser":  {pd.APISGLang},
+		"vllmgrpc-parser":    {pd.APIVLLMGenerate, pd.APIVLLMEmbed},
+		"vertexai-parser":    {pd.APIVertexChat, pd.APIVertexRaw, pd.APIVertexStream},
 		"passthrough-parser": nil,
 	} {
 		if got := build[epp.Parser](t, typ, "").Parses(); !slices.Equal(got, want) {
@@ -31,7 +33,7 @@ func TestUsualParsers(t *testing.T) {
 		all = append(all, build[epp.Parser](t, typ, "").Parses()...)
 	}
 	listed := epp.NewAPISet(all...)
-	for _, api := range append(pd.APIs(), pd.APISGLang) {
+	for _, api := range slices.Concat(pd.APIs(), []pd.API{pd.APISGLang}, pd.GRPCAPIs()) {
 		if usual := epp.APISet(0).Has(api); usual != listed.Has(api) {
 			t.Errorf("%s: read %v without a list, %v with llm-d's default", api, usual, !usual)
 		}

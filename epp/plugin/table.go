@@ -101,6 +101,8 @@ var Table = []epp.Row{
 	{Type: "anthropic-parser", New: parser.NewAnthropic},
 	{Type: "vllmhttp-parser", New: parser.NewVLLMHTTP},
 	{Type: "sglanghttp-parser", New: parser.NewSGLangHTTP},
+	{Type: "vllmgrpc-parser", New: parser.NewVLLMGRPC},
+	{Type: "vertexai-parser", New: parser.NewVertexAI},
 	{Type: "passthrough-parser", New: parser.NewPassthrough},
 
 	// Sources of endpoints and of what their pages say.

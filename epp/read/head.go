@@ -47,9 +47,9 @@ func (h *Head) API() pd.API {
 	if h.Method != http.MethodPost {
 		return pd.APIOther
 	}
-	path := h.path()
+	path, grpc := h.path(), h.GRPC()
 	for _, api := range readable {
-		if strings.HasSuffix(path, api.Path()) {
+		if api.GRPC() == grpc && strings.HasSuffix(path, api.Path()) {
 			if !h.Reads.Has(api) {
 				return pd.APIOther
 			}
@@ -60,7 +60,10 @@ func (h *Head) API() pd.API {
 }
 
 // readable are all APIs that can be read. A path may end with that of several: the first one counts.
-var readable = append(pd.APIs(), pd.APISGLang)
+var readable = slices.Concat(pd.APIs(), []pd.API{pd.APISGLang}, pd.GRPCAPIs())
+
+// GRPC reports whether the client speaks gRPC, and expects refusals in its form.
+func (h *Head) GRPC() bool { return pd.IsGRPC(h.ContentType) }
 
 // path returns Path without the query.
 func (h *Head) path() string {

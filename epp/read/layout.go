@@ -1,6 +1,8 @@
 package read
 
 import (
+	"slices"
+
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/request"
@@ -23,13 +25,28 @@ var messages = []member{
 	{"messages.*.content.*.text", isText, inDialog, 1},
 }
 
+// chat and responses are the members of these two APIs.
+var (
+	chat = slices.Concat(messages, []member{
+		{"tools", isPart, inTools, 0},
+		{"messages.*.tool_calls", isPart, inDialog, 0},
+	})
+	responses = []member{
+		{"instructions", isText, inSystem, 0},
+		{"input", isText, inDialog, 0},
+		{"input.*", isPart, inDialog, 0},
+		{"input.*.role", isText, inDialog, 0},
+		{"input.*.content", isText, inDialog, 1},
+		{"input.*.content.*", isPart, inDialog, 1},
+		{"input.*.content.*.type", isPartType, inDialog, 2},
+		{"input.*.content.*.text", isText, inDialog, 2},
+	}
+)
+
 // layouts lists the members that make the prompt of each API. Members that few chat templates render are left out: names,
 // reasoning that clients send back, documents.
 var layouts = map[pd.API]*layout{
-	pd.APIChat: newLayout(append(messages,
-		member{"tools", isPart, inTools, 0},
-		member{"messages.*.tool_calls", isPart, inDialog, 0},
-	)...),
+	pd.APIChat: newLayout(chat...),
 	pd.APICompletions: newLayout(
 		member{"prompt", isPrompt, inDialog, 0},
 	),
@@ -43,17 +60,7 @@ var layouts = map[pd.API]*layout{
 		member{"messages.*.content.*.content.*.type", isPartType, inDialog, 2},
 		member{"messages.*.content.*.content.*.text", isText, inDialog, 2},
 	)...),
-	pd.APIResponses: newLayout(
-		member{"tools", isPart, inTools, 0},
-		member{"instructions", isText, inSystem, 0},
-		member{"input", isText, inDialog, 0},
-		member{"input.*", isPart, inDialog, 0},
-		member{"input.*.role", isText, inDialog, 0},
-		member{"input.*.content", isText, inDialog, 1},
-		member{"input.*.content.*", isPart, inDialog, 1},
-		member{"input.*.content.*.type", isPartType, inDialog, 2},
-		member{"input.*.content.*.text", isText, inDialog, 2},
-	),
+	pd.APIResponses: newLayout(append(responses, member{"tools", isPart, inTools, 0})...),
 	pd.APIGenerate: newLayout(
 		member{"token_ids", isPrompt, inDialog, 0},
 	),
@@ -65,7 +72,14 @@ var layouts = map[pd.API]*layout{
 		member{"input", isPrompt, inDialog, 0},
 	),
 	pd.APICountTokens: newLayout(), // for the model's name
+
+	// The calls of Vertex AI carry a chat, or a body of any API: its members say which.
+	pd.APIVertexChat:   newLayout(chat...),
+	pd.APIVertexRaw:    anyAPI,
+	pd.APIVertexStream: anyAPI,
 }
+
+var anyAPI = newLayout(slices.Concat(chat, responses, []member{{"prompt", isPrompt, inDialog, 0}})...)
 
 func newLayout(members ...member) *layout { return newSalted("cache_salt", members...) }
 

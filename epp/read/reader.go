@@ -19,13 +19,6 @@ const (
 	bodyDepth = 10000
 	// maxModel bounds the name of a model, as it is written in the body (bytes).
 	maxModel = 1024
-
-	// After the first directChunks chunks of a body, chunks shorter than tinyChunk (bytes) are copied together into segments of
-	// at most joinedSize bytes. The bookkeeping of a chunk takes forty times the memory of a chunk of one byte, and clients
-	// choose the size of their chunks.
-	directChunks = 64
-	tinyChunk    = 512
-	joinedSize   = 4096
 )
 
 // Reader builds an epp.Request from a head and a body that arrives in chunks. It scans each chunk once, on arrival, so the
@@ -34,9 +27,10 @@ const (
 type Reader struct {
 	head     Head
 	limit    int64
-	layout   *layout // nil: the API is pd.APIOther, so the body is not scanned
-	buffered body.Body
-	joined   []byte // tiny chunks, copied together, that are not in buffered yet; its spare capacity takes the next ones
+	layout   *layout // nil: the body is not JSON, or the API is pd.APIOther, so that it is not scanned
+	buffered chunks
+	json     *chunks // what is scanned: buffered, or the part of it that a call of gRPC carries
+	grpc     grpcReader
 	scan     body.Scanner
 	prompt   promptReader
 	sink     body.Sink
@@ -53,18 +47,20 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 		r.sink = r.sinkMember
 	}
 	api := h.API()
-	r.head, r.limit, r.layout, r.err = h, limit, layouts[api], nil
+	r.head, r.limit, r.layout, r.json, r.err = h, limit, layouts[api], &r.buffered, nil
+	r.grpc.reset(r, api)
 	r.request = epp.Request{ID: h.RequestID, Path: h.path(), API: api, Fit: request.FitLocal, Subset: h.Subset, Objective: h.Objective,
-		Headers: h.Headers, IfAvailable: h.IfAvailable && r.layout != nil}
-	r.buffered.Reset()
+		Headers: h.Headers, IfAvailable: h.IfAvailable && (r.layout != nil || api.GRPC())}
+	r.buffered.reset()
 	clear(r.out)
 	r.out = r.out[:0]
-	r.joined = nil
-	if r.layout == nil {
+	if r.layout == nil && !api.GRPC() {
 		return
 	}
 	r.prompt.reset(spec)
-	r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
+	if r.layout != nil {
+		r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
+	}
 	if !api.Generates() {
 		return
 	}
@@ -80,44 +76,33 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 func (r *Reader) Write(chunk []byte) error {
 	switch {
 	case r.err != nil:
-	case r.limit > 0 && int64(len(chunk)) > r.limit-r.buffered.Len()-int64(len(r.joined)):
+	case r.limit > 0 && int64(len(chunk)) > r.limit-r.buffered.size():
 		r.err = pd.Refuse(pd.TooLarge, "The request body is larger than %d bytes.", r.limit)
 	default:
-		r.buffer(chunk)
-		if r.layout != nil {
-			if _, err := r.scan.Write(chunk); err != nil {
-				r.err = r.refusal(err)
-			}
+		r.buffered.add(chunk)
+		switch {
+		case r.request.API.GRPC():
+			r.err = r.grpc.write(chunk)
+		case r.layout != nil:
+			r.err = r.scanned(chunk)
 		}
 	}
 	return r.err
 }
 
-// buffer adds a chunk to the buffered body.
-func (r *Reader) buffer(chunk []byte) {
-	if len(chunk) >= tinyChunk || len(r.buffered.Segments()) < directChunks {
-		r.flush()
-		r.buffered.Append(chunk)
-		return
+// scanned scans the next piece of JSON.
+func (r *Reader) scanned(piece []byte) error {
+	if _, err := r.scan.Write(piece); err != nil {
+		return r.refusal(err)
 	}
-	if len(chunk) > cap(r.joined)-len(r.joined) {
-		r.flush()
-		r.joined = make([]byte, 0, joinedSize)
-	}
-	r.joined = append(r.joined, chunk...)
-}
-
-// flush appends the joined tiny chunks to the buffered body as one segment, and leaves the rest of the array to later ones.
-func (r *Reader) flush() {
-	r.buffered.Append(r.joined)
-	r.joined = r.joined[len(r.joined):]
+	return nil
 }
 
 // Body returns what was written, in the chunks that Write received, apart from tiny ones: see Write. It is valid until
 // Reset.
 func (r *Reader) Body() *body.Body {
-	r.flush()
-	return &r.buffered
+	r.buffered.flush()
+	return &r.buffered.Body
 }
 
 // sinkMember implements body.Sink.
@@ -140,8 +125,12 @@ func (r *Reader) Segments() [][]byte {
 // Close ends the body and returns the request, with the model and priority that the pool's policy gives it; a nil policy
 // changes nothing. The request is valid until Reset. The error is a *pd.Refusal.
 func (r *Reader) Close(policy *epp.Policy) (*epp.Request, error) {
-	r.flush()
-	if r.err == nil && r.layout != nil {
+	r.buffered.flush()
+	switch {
+	case r.err != nil:
+	case r.request.API.GRPC():
+		r.err = r.grpc.finish(policy)
+	case r.layout != nil:
 		r.err = r.finish(policy)
 	}
 	if r.err != nil {
@@ -154,7 +143,7 @@ func (r *Reader) Close(policy *epp.Policy) (*epp.Request, error) {
 
 // finish fills the parts of the request that need the whole body.
 func (r *Reader) finish(policy *epp.Policy) error {
-	if r.buffered.Len() == 0 {
+	if r.json.Len() == 0 {
 		return pd.Refuse(pd.BadRequest, "The request has no body. Send a JSON object.")
 	}
 	if err := r.scan.Close(); err != nil {
@@ -166,7 +155,7 @@ func (r *Reader) finish(policy *epp.Policy) error {
 	if err := r.resolveModel(policy); err != nil {
 		return err
 	}
-	asked := r.layout.table.Request(r.request.API, &r.buffered, &r.scan)
+	asked := r.layout.table.Request(r.request.API, &r.json.Body, &r.scan)
 	r.request.Stream = asked.Stream()
 	if r.request.API.Splittable() {
 		r.request.Fit = asked.Fit()
@@ -187,8 +176,8 @@ func (r *Reader) resolveModel(policy *epp.Policy) error {
 	if ok && m.Kind != body.String && m.Kind != body.Null {
 		return nil // every engine refuses it
 	}
-	if r.request.API == pd.APISGLang {
-		return nil // SGLang's own call has no model to rewrite
+	if r.request.API == pd.APISGLang || r.request.API.GRPC() {
+		return nil // SGLang's own call has no model to rewrite, and messages of gRPC are passed on as they came
 	}
 	target, by, err := r.targetModel(policy, asked)
 	if err != nil || by == "" {
@@ -220,7 +209,7 @@ func (r *Reader) targetModel(policy *epp.Policy, asked string) (model, by string
 // rewrite writes a model's name into the body: in place of the member m if present, else as a new member.
 func (r *Reader) rewrite(model string, m body.Member, present bool) (err error) {
 	name := body.AppendQuoted(nil, model)
-	r.edit.Reset(&r.buffered, r.scan.Root())
+	r.edit.Reset(&r.buffered.Body, r.scan.Root())
 	if present {
 		r.edit.Replace(m, name)
 	} else {
@@ -248,7 +237,7 @@ func (r *Reader) modelName(m body.Member) (string, error) {
 	if m.Value.Len() > maxModel {
 		return "", pd.Refuse(pd.BadRequest, "The name of the model is longer than %d bytes.", maxModel)
 	}
-	name, err := body.Text(r.buffered.Bytes(m.Value))
+	name, err := body.Text(r.json.Bytes(m.Value))
 	if err != nil {
 		return "", pd.Refuse(pd.BadRequest, "The name of the model is not a valid JSON string.")
 	}
@@ -260,7 +249,7 @@ func (r *Reader) modelName(m body.Member) (string, error) {
 func (r *Reader) hashRoot(model string) uint64 {
 	root := mix(uint64(r.request.API), maphash.String(seed, model))
 	if m, ok := r.scan.Find(r.layout.salt); ok && m.Kind != body.Null {
-		root = mix(root, maphash.Bytes(seed, r.buffered.Bytes(m.Value)))
+		root = mix(root, maphash.Bytes(seed, r.json.Bytes(m.Value)))
 	}
 	return root
 }
@@ -280,7 +269,7 @@ func (r *Reader) refusal(err error) *pd.Refusal {
 		return pd.Refuse(pd.BadRequest, "The request body repeats controlled members too often.")
 	case errors.As(err, &syntax):
 		hint := ""
-		if t := r.head.ContentType; t != "" && !strings.Contains(strings.ToLower(t), "json") {
+		if t := r.head.ContentType; t != "" && !r.head.GRPC() && !strings.Contains(strings.ToLower(t), "json") {
 			hint = " Send JSON, with Content-Type application/json."
 		}
 		return pd.Refuse(pd.BadRequest, "The request body is not valid JSON: %s at byte %d.%s", syntax.Reason, syntax.Offset, hint)
