@@ -41,6 +41,7 @@ type Server struct {
 	legs    *handoff.Legs
 
 	local, prefill *http.Transport
+	grpc           *http.Transport // to the local engine
 	passthrough    http.Handler
 	engine         string // scheme://host:port
 
@@ -78,7 +79,8 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 		Sampling: cfg.Prefill.Sampling, Budget: s.budget}
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
-	s.passthrough = passthrough.New(s.decodeEngine(), s.intake, s.strips, t.Log)
+	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
+	s.passthrough = passthrough.New(s.decodeEngine(), s.grpc, s.intake, s.strips, t.Log)
 	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
@@ -254,6 +256,7 @@ func (s *Server) Close() {
 	s.legs.Wait()
 	s.leases.Close()
 	s.local.CloseIdleConnections()
+	s.grpc.CloseIdleConnections()
 	s.prefill.CloseIdleConnections()
 }
 

@@ -68,7 +68,11 @@ func (in *Intake) CheckHeaders(h http.Handler) http.Handler {
 
 // Refuse answers a request that is refused before any decision about it.
 func (in *Intake) Refuse(w http.ResponseWriter, r *http.Request, refusal *pd.Refusal) {
-	if err := refusal.Write(w, pd.APIOf(r.URL.Path), refusal.Result(), true); err != nil {
+	api := pd.APIOf(r.URL.Path)
+	if IsGRPC(r) {
+		api = pd.APIVLLMGenerate
+	}
+	if err := refusal.Write(w, api, refusal.Result(), true); err != nil {
 		in.Log.Debug("answering a request", "error", err)
 	}
 }
@@ -105,8 +109,11 @@ func (in *Intake) RefusalOf(err error) *pd.Refusal {
 	if err == nil {
 		return nil
 	}
+	var refusal *pd.Refusal // of a guard
 	var duplicate *body.DuplicateError
 	switch {
+	case errors.As(err, &refusal):
+		return refusal
 	case errors.As(err, &duplicate):
 		return pd.Refuse(pd.DuplicateKey, "The request body has the member %q twice.", duplicate.Path)
 	case errors.Is(err, body.ErrTooLarge):

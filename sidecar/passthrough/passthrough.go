@@ -20,15 +20,31 @@ type Proxy struct {
 	proxy  *httputil.ReverseProxy
 }
 
-// New makes a proxy to an engine, which does not get the stripped headers. It panics if the engine's URL cannot be parsed.
-func New(engine transport.Engine, in *intake.Intake, stripped transport.Stripped, log *slog.Logger) *Proxy {
+// byProtocol sends calls of gRPC over HTTP/2, and all others over HTTP/1, which every engine speaks.
+type byProtocol struct{ one, two http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper. The body of a call of gRPC is one that can be closed: httputil.ReverseProxy wraps it in one
+// that cannot, and then waits for the client, when an engine ends a call before its client has sent all.
+func (b byProtocol) RoundTrip(r *http.Request) (*http.Response, error) {
+	call, ok := r.Context().Value(bodyKey{}).(*callBody)
+	if !ok || call.grpc == nil {
+		return b.one.RoundTrip(r)
+	}
+	closed := *r
+	closed.Body = call.grpc
+	return b.two.RoundTrip(&closed)
+}
+
+// New makes a proxy to an engine, which does not get the stripped headers. Calls of gRPC go over grpc. It panics if the engine's URL
+// cannot be parsed.
+func New(engine transport.Engine, grpc http.RoundTripper, in *intake.Intake, stripped transport.Stripped, log *slog.Logger) *Proxy {
 	to, err := url.Parse(engine.URL)
 	if err != nil {
 		panic(err) // the configuration's host and port were validated
 	}
 	p := &Proxy{intake: in}
 	p.proxy = &httputil.ReverseProxy{
-		Transport:      engine.Transport,
+		Transport:      byProtocol{engine.Transport, grpc},
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, to, stripped) },
 		ModifyResponse: modifyResponse,
@@ -101,6 +117,7 @@ type bodyKey struct{}
 type callBody struct {
 	paced intake.PacedBody
 	guard *intake.GuardedBody // nil: the body is not JSON
+	grpc  io.ReadCloser       // nil: the call is not gRPC
 }
 
 // ServeHTTP implements http.Handler.
@@ -109,6 +126,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b := new(callBody)
 		b.paced.Begin(r.Context(), w, r, p.intake.BodyPause)
 		defer b.paced.End()
+		if intake.IsGRPC(r) {
+			b.grpc = p.intake.GuardGRPC(r)
+			p.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), bodyKey{}, b)))
+			return
+		}
 		guard, refusal := p.intake.GuardByType(r)
 		if refusal != nil {
 			p.intake.Refuse(w, r, refusal)

@@ -43,6 +43,25 @@ func New(idle int, secure func() *tls.Config, control func(context.Context, stri
 	}
 }
 
+// NewHTTP2 makes the transport for calls of gRPC to the local engine, over TLS if secure is not nil.
+func NewHTTP2(secure func() *tls.Config) *http.Transport {
+	dialer := &net.Dialer{Timeout: DialTimeout, KeepAlive: KeepAlive}
+	t := &http.Transport{
+		DialContext: dialer.DialContext,
+		DialTLSContext: dialTLS(dialer, func() *tls.Config {
+			config := secure().Clone()
+			config.NextProtos = []string{"h2"}
+			return config
+		}),
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+		Protocols:              new(http.Protocols),
+	}
+	t.Protocols.SetHTTP2(true)
+	t.Protocols.SetUnencryptedHTTP2(true)
+	return t
+}
+
 // dialPlain wraps a dialer's connections in conn.
 func dialPlain(d *net.Dialer) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
