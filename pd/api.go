@@ -35,7 +35,7 @@ var apis = []struct {
 	APIGenerate:     {"/inference/v1/generate", "generate", true, true},
 	APIEmbeddings:   {"/v1/embeddings", "embeddings", true, false},
 	APICountTokens:  {"/v1/messages/count_tokens", "count-tokens", false, false},
-	APISGLang:       {"/generate", "sglang", true, false},
+	APISGLang:       {"/generate", "sglang", true, true},
 	APIVLLMGenerate: {"/vllm.grpc.engine.VllmEngine/Generate", "vllm-grpc", true, false},
 	APIVLLMEmbed:    {"/vllm.grpc.engine.VllmEngine/Embed", "vllm-grpc-embed", true, false},
 	APIVertexChat:   {"PredictionService/ChatCompletions", "vertex-chat", true, false},

@@ -19,7 +19,7 @@ func TestAPIOf(t *testing.T) {
 		{"/v1/messages", "messages", pd.APIMessages, true, true},
 		{"/inference/v1/generate", "generate", pd.APIGenerate, true, true},
 		{"/v1/embeddings", "embeddings", pd.APIEmbeddings, true, false},
-		{"/generate", "sglang", pd.APISGLang, true, false},
+		{"/generate", "sglang", pd.APISGLang, true, true},
 		{"/vllm.grpc.engine.VllmEngine/Generate", "vllm-grpc", pd.APIVLLMGenerate, true, false},
 		{"/vllm.grpc.engine.VllmEngine/Embed", "vllm-grpc-embed", pd.APIVLLMEmbed, true, false},
 		{"/vllm.grpc.engine.VllmEngine/GetModelInfo", "other", pd.APIOther, false, false},

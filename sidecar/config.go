@@ -30,7 +30,7 @@ type Config struct {
 type Engine struct {
 	Host      string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
 	Port      int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
-	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2"`
+	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
@@ -55,7 +55,9 @@ type Prefill struct {
 	Sampling     bool          `flag:"enable-prefiller-sampling" env:"ENABLE_PREFILLER_SAMPLING" help:"begin with a random candidate instead of the first"`
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
-	Discovery    string        `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
+	// BootstrapPort has llm-d's variable.
+	BootstrapPort int    `flag:"sglang-bootstrap-port" env:"SGLANG_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of SGLang's prefill engines; 0: each engine is asked for its own"`
+	Discovery     string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }

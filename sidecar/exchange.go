@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 )
@@ -39,12 +40,22 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if route.Verdict != pd.Remote || !x.API.Splittable() {
+	split := route.Verdict == pd.Remote && x.API.Splittable()
+	check, checks := s.dialect.(dialect.Checker)
+	if checks = checks && (x.API == pd.APICompletions || x.API == pd.APISGLang); !split && !checks {
 		return x.StreamLocal()
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)
 	if err != nil {
 		return x.IntakeError(err)
+	}
+	if checks {
+		if err := check.Check(req.Request); err != nil {
+			return pd.Refuse(pd.BadRequest, "%v.", err)
+		}
+	}
+	if !split {
+		return x.Local(req)
 	}
 	return x.Split(req)
 }

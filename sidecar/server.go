@@ -105,7 +105,8 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
-		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease, Ask: s.askPod})
+		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
+			BootstrapPort: s.cfg.Prefill.BootstrapPort, Ask: s.askPod})
 	}
 	if !ok {
 		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())
@@ -195,7 +196,11 @@ func HTTP2() *http.HTTP2Config {
 // Handler returns the handler of the data port. Paths reach the engine unchanged: the router neither cleans nor decodes them.
 func (s *Server) Handler() http.Handler {
 	r := mux.NewRouter().SkipClean(true).UseEncodedPath()
-	for _, api := range pd.GenerateAPIs() {
+	apis := pd.GenerateAPIs()
+	if own, ok := s.dialect.(dialect.Caller); ok {
+		apis = append(apis, own.APIs()...)
+	}
+	for _, api := range apis {
 		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
 	}
 	r.Path(pd.PathSidecar).Methods(http.MethodGet).HandlerFunc(identify)
@@ -203,8 +208,22 @@ func (s *Server) Handler() http.Handler {
 		r.Path(pathHealth).Methods(http.MethodGet, http.MethodHead).HandlerFunc(func(http.ResponseWriter, *http.Request) {}) // 200, without a body
 	}
 	r.NotFoundHandler = s.passthrough
+	if limit, ok := s.dialect.(dialect.PathLimiter); ok {
+		r.NotFoundHandler = s.limit(limit)
+	}
 	r.MethodNotAllowedHandler = r.NotFoundHandler
 	return s.intake.CheckHeaders(r)
+}
+
+// limit passes calls through, but for those that the engine must not get.
+func (s *Server) limit(to dialect.PathLimiter) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !to.Passes(r.Method, r.URL.Path) {
+			s.intake.Refuse(w, r, pd.Refuse(pd.BadRequest, "%s is not a call that this pod passes to its engine.", r.Method+" "+r.URL.Path))
+			return
+		}
+		s.passthrough.ServeHTTP(w, r)
+	})
 }
 
 // pathHealth is where engines answer probes.
@@ -234,12 +253,20 @@ func (s *Server) Ready() error {
 
 // decodeEngine returns the local engine.
 func (s *Server) decodeEngine() transport.Engine {
-	return transport.Engine{Transport: s.local, URL: s.engine}
+	return transport.Engine{Transport: s.local, URL: s.engine, HealthPath: s.healthPath()}
 }
 
 // prefillEngine returns the engine of a prefill pod.
 func (s *Server) prefillEngine(t pd.Target) transport.Engine {
-	return transport.Engine{Transport: s.prefill, URL: transport.Scheme(s.cfg.Prefill.TLS) + t.String()}
+	return transport.Engine{Transport: s.prefill, URL: transport.Scheme(s.cfg.Prefill.TLS) + t.String(), HealthPath: s.healthPath()}
+}
+
+// healthPath is where the engines of the dialect are probed; "" is the usual path.
+func (s *Server) healthPath() string {
+	if own, ok := s.dialect.(dialect.Prober); ok {
+		return own.HealthPath()
+	}
+	return ""
 }
 
 // Drain fails readiness and refuses new generate calls from now on, and returns when none runs any more. When ctx ends, or

@@ -88,7 +88,6 @@ type foreign struct {
 
 	_ struct{} `env:"MOONCAKE_BOOTSTRAP_PORT" ignored:"only the mooncake protocol uses it; leave it out with --kv-connector=nixlv2"`
 	_ struct{} `env:"P2P_CONNECTOR_PORT" ignored:"only the offloading protocol uses it; leave it out with --kv-connector=nixlv2"`
-	_ struct{} `env:"SGLANG_BOOTSTRAP_PORT" ignored:"only the sglang protocol uses it; leave it out with --kv-connector=nixlv2"`
 	_ struct{} `env:"INFERENCE_POOL_NAMESPACE" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"INFERENCE_POOL_NAME" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"MORIIO_METRICS_ADDR" ignored:"use --metrics-port and --host"`

@@ -14,6 +14,17 @@ var contracts = map[string]dialecttest.Case{
 		Bad:  []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`},
 		Own:  []string{"kv_transfer_params"},
 	},
+	"sglang": {
+		Good: func([]byte) []byte {
+			return []byte(`{"choices":[{"text":"x","finish_reason":"length"}],"output":[],"content":[]}`)
+		},
+		Bad: []string{`{"error":{"message":"x"}}`, `{"choices":[{"text":"","finish_reason":"abort"}]}`, `[]`, `[1]`},
+		Own: []string{"rid", "request_id", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
+			"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"},
+		NoStream: true,
+		Headers:  []string{"x-override-rid", "x-override-bootstrap-room", "X-Data-Parallel-Rank"},
+		Minted:   []string{"bootstrap_room"},
+	},
 }
 
 func TestContract(t *testing.T) {

@@ -132,10 +132,42 @@ type HeaderStripper interface {
 	StripsHeader(name string) bool
 }
 
-// Fitter is a Dialect that can split some requests for which request.Request.Fit returns FitLocal.
+// Fitter is a Dialect that can split some requests for which request.Request.Fit does not return FitSplit.
 type Fitter interface {
 	// Fit is called for these requests only.
 	Fit(r *request.Request) request.Fit
+}
+
+// Checker is a Dialect of engines that end when they compute certain requests which their front ends accept.
+type Checker interface {
+	// Check returns what is wrong with a request, as a sentence for the client without its full stop. It is called before any leg, for APIs whose requests may
+	// have several prompts: request.Request.Prompts counts them.
+	Check(r *request.Request) error
+}
+
+// Moded is a Dialect of engines that may be unable to serve a request alone. Without a hand-off such a request must not reach
+// them.
+type Moded interface {
+	// ModePath is what the sidecar gets from its engine to know.
+	ModePath() string
+	// Whole reads the answer: whether the engine serves requests alone.
+	Whole(answer []byte) (bool, error)
+}
+
+// Prober is a Dialect whose engines are probed at another path than /health.
+type Prober interface {
+	HealthPath() string
+}
+
+// Caller is a Dialect of engines with generate calls of their own, besides pd.GenerateAPIs.
+type Caller interface {
+	APIs() []pd.API
+}
+
+// PathLimiter is a Dialect of engines that serve calls which no client may send.
+type PathLimiter interface {
+	// Passes reports whether a call that does not generate may be passed to an engine.
+	Passes(method, path string) bool
 }
 
 // PerChoice is a Dialect with a hand-off for one choice of each prompt. A request for n choices is run as n requests for one
@@ -147,15 +179,18 @@ type PerChoice interface {
 
 // Fit says whether a dialect can split a request, and as how many requests for one choice each it is then run.
 func Fit(d Dialect, r *request.Request) (fit request.Fit, choices int) {
-	if fit, choices = r.Fit(), 1; fit != request.FitLocal {
+	if fit, choices = r.Fit(), 1; fit == request.FitSplit {
 		return fit, choices
 	}
 	if per, ok := d.(PerChoice); ok && r.Choices() > 1 && r.Choices() <= per.MaxChoices() {
 		choices, r = r.Choices(), r.Choice(0)
 		fit = r.Fit()
 	}
-	if f, ok := d.(Fitter); ok && fit == request.FitLocal {
+	if f, ok := d.(Fitter); ok && fit != request.FitSplit {
 		fit = f.Fit(r)
+	}
+	if fit == request.FitDoubted {
+		choices = 1 // it goes to an engine as it is
 	}
 	return fit, choices
 }
@@ -199,6 +234,8 @@ type Notices interface {
 type Options struct {
 	// BlockSize is how many tokens a KV cache block of the prefill engines has. 0 = unknown.
 	BlockSize int
+	// BootstrapPort is the port of prefill engines' bootstrap servers, for SGLang. 0: each engine says it.
+	BootstrapPort int
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
 	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the

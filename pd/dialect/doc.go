@@ -8,14 +8,15 @@
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
 // implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Sized], [Aborter], [Stripper],
-// [HeaderStripper], [Fitter], [PerChoice], [Unfinisher], [Noticer].
+// [HeaderStripper], [Fitter], [PerChoice], [Checker], [Moded], [Prober], [Caller], [PathLimiter], [Unfinisher], [Noticer].
 //
 // Protocols map to these interfaces as follows:
 //
 //   - vLLM with NIXL (vllm_nixl.go): Serial. Accept validates kv_transfer_params. Releaser, RequestReleaser, Leased with notices.
-//   - SGLang: Concurrent, PerChoice. Attempt mints bootstrap_room and a rid for each leg, and knows bootstrap_host and -port of the
-//     target; the bodies are otherwise the client's. Accept takes any completion. Aborter posts /abort_request with the rid
-//     of each leg. Stripper lists rid and the rank members, HeaderStripper the headers x-override-*.
+//   - SGLang (sglang.go): Concurrent, PerChoice. Attempt mints bootstrap_room and a rid for each leg, and asks the target for
+//     bootstrap_port and ranks; the bodies are otherwise the client's. Accept takes any completion. Aborter posts /abort_request
+//     with the rid of each leg. Stripper lists rid and the rank members, HeaderStripper the headers x-override-*. Moded tells
+//     that a decode engine serves no request alone, Checker refuses what ends engines, PathLimiter what no client may call.
 //   - vLLM with Mooncake: Concurrent, since the engines take the legs in any order and prefill has to be watched. Attempt mints
 //     a transfer_id and asks the pod for /query by Options.Ask, which the dialect caches by target; it asks again after an
 //     Accept that failed. Accept rejects a finish_reason other than "length". The confirmed Handoff is a RequestReleaser and a

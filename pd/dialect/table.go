@@ -5,6 +5,7 @@ import "strings"
 // Table lists the hand-off protocols of this program.
 var Table = []Row{
 	{Name: "nixlv2", Aliases: []string{"nixl"}, New: newVLLMNIXL},
+	{Name: "sglang", New: newSGLang},
 }
 
 // Row names a dialect. Names are llm-d's values of --kv-connector.

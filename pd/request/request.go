@@ -38,10 +38,44 @@ const (
 // prefill leg overwrites the wrong members, so prefill accepts it, decode refuses the original, and the blocks stay pinned
 // until their lease expires.
 func (r *Request) Fit() Fit {
+	if r.API == pd.APISGLang {
+		return FitLocal // other engines have the same path, and read something else there
+	}
+	return r.fit(r.batch())
+}
+
+// FitSGLang is Fit for SGLang's engines: their hand-off carries several prompts, and their own call is one of theirs. Members that
+// they read in their own way do not make a request doubtful, only those that decide how the request is run.
+func (r *Request) FitSGLang() Fit {
+	switch fit := r.fit(false); {
+	case r.API == pd.APISGLang:
+		return r.fitOwn()
+	case fit == FitDoubted && r.scan.Root().Kind == body.Object && r.kind(wStream, body.True, body.False) && r.one(wN) && !r.promptLogprobs():
+		return FitSplit
+	default:
+		return fit
+	}
+}
+
+// fitOwn is FitSGLang for SGLang's own call. Log probabilities of the prompt are those of the prefill engine, and parameters in a list
+// are for one prompt each.
+func (r *Request) fitOwn() Fit {
+	n, has := r.number(wSamplingN)
+	start, starts := r.number(wLogprobStart)
+	switch {
+	case r.scan.Root().Kind != body.Object, !r.kind(wStream, body.True, body.False), has && n < 1, r.kind(wText) && r.kind(wInputIDs) && r.kind(wInputEmbeds):
+		return FitDoubted
+	case !r.one(wSamplingN), !r.kind(wSamplingParams, body.Object), !r.kind(wInputEmbeds), !r.kind(wReturnLogprob, body.False) && starts && start != -1:
+		return FitLocal
+	}
+	return FitSplit
+}
+
+func (r *Request) fit(batch bool) Fit {
 	switch {
 	case r.doubted():
 		return FitDoubted
-	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), r.batch(), r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), batch, r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
 		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
 	case r.API == pd.APISGLang && (!r.one(wSamplingN) || !r.kind(wSamplingParams, body.Object)): // parameters in a list: n is in each

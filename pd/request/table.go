@@ -51,6 +51,11 @@ const (
 	wSeed
 	wSamplingSeed
 	wSamplingSamplingSeed
+	wText
+	wInputIDs
+	wInputEmbeds
+	wReturnLogprob
+	wLogprobStart
 )
 
 // baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
@@ -102,6 +107,11 @@ var baseWants = []body.Want{
 	{Path: "seed"},
 	{Path: "sampling_params.seed"},
 	{Path: "sampling_params.sampling_seed"},
+	{Path: "text"},
+	{Path: "input_ids"},
+	{Path: "input_embeds"},
+	{Path: "return_logprob"},
+	{Path: "logprob_start_len"},
 }
 
 // Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is

@@ -194,7 +194,7 @@ func (c *choices) answer() error {
 	x.rename(resp)
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
-	if err := firstOf(resp, a); err != nil {
+	if err := firstOf(resp, a, nil); err != nil {
 		if x.Context.Err() != nil {
 			return x.contextError()
 		}

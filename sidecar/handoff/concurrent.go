@@ -37,6 +37,10 @@ type legPair struct {
 	prefilled     *prefillResult // nil until it was taken off the channel
 	decode        *leg
 	released      bool // the release of the hand-off ends the decode leg
+
+	gone      chan error    // gets an error if the prefill pod stops answering while its leg runs; nil if it is not watched
+	watched   chan struct{} // closed when the watch has ended
+	stopWatch context.CancelFunc
 }
 
 // prefillResult is how a prefill leg ended.
@@ -118,7 +122,52 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		return nil, fmt.Errorf("making the decode leg: %w", err)
 	}
 	p.decode.stream = req.Stream()
+	if _, ok := x.legs.Dialect.(dialect.Prober); ok {
+		ctx, p.stopWatch = context.WithCancel(x.Context)
+		p.gone, p.watched = make(chan error, 1), make(chan struct{})
+		go p.watchPrefill(ctx)
+	}
 	return span, nil
+}
+
+const (
+	// watchPause is the time between two probes of a prefill pod whose leg runs.
+	watchPause = 2 * time.Second
+	// watchTries is how many probes in a row must fail: a busy pod may be slow to answer one.
+	watchTries = 3
+)
+
+// watchPrefill probes the prefill pod until ctx ends: an engine that was stopped, or a node that is gone, keeps connections open and
+// answers nothing, and the legs would wait for a time-out.
+func (p *legPair) watchPrefill(ctx context.Context) {
+	defer close(p.watched)
+	tick := time.NewTicker(watchPause)
+	defer tick.Stop()
+	for failed := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		probe, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
+		err := p.x.legs.Prefill(p.target).Healthy(probe)
+		cancel()
+		if failed++; err == nil {
+			failed = 0
+		}
+		if failed == watchTries && ctx.Err() == nil {
+			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
+			return
+		}
+	}
+}
+
+// endWatch ends the watch of the prefill pod.
+func (p *legPair) endWatch() {
+	if p.watched != nil {
+		p.stopWatch()
+		<-p.watched
+	}
 }
 
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
@@ -154,6 +203,7 @@ func (p *legPair) stopPrefill() {
 
 // end ends what is left of both legs.
 func (p *legPair) end() {
+	p.endWatch()
 	if !p.released {
 		p.decode.cancel(errLegEnded)
 	}
@@ -188,6 +238,11 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 				p.cancelDecode()
 				return nil, err
 			}
+		case err := <-p.gone:
+			if prefill != nil { // else it has sent the KV cache
+				p.cancelDecode()
+				return nil, err
+			}
 		case <-x.Context.Done():
 			p.cancelDecode()
 			return nil, x.contextError()
@@ -219,7 +274,10 @@ func (p *legPair) abort() {
 
 // abort asks both engines to abort the legs of an attempt.
 func (legs *Legs) abort(r releasing, a dialect.Aborter, target pd.Target) {
-	err := errors.Join(legs.sendAbort(legs.Prefill(target), r, a, pd.RolePrefill), legs.sendAbort(legs.Decode, r, a, pd.RoleDecode))
+	atPrefill := make(chan error, 1) // at the same time: one of the engines may not answer
+	go func() { atPrefill <- legs.sendAbort(legs.Prefill(target), r, a, pd.RolePrefill) }()
+	err := legs.sendAbort(legs.Decode, r, a, pd.RoleDecode)
+	err = errors.Join(<-atPrefill, err)
 	result := "ok"
 	if err != nil {
 		result = "failed"
@@ -266,7 +324,7 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	case errors.As(err, &failure), errors.As(err, &refused):
 		return "", err
 	case p.released:
-		return x.redoWithout(causeTimeout, err), nil
+		return p.redo(causeTimeout, err)
 	default:
 		if cause == causeFailed {
 			if err := p.prefillFailure(); err != nil {
@@ -276,8 +334,18 @@ func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 		p.cancelPrefill()
 		p.abort()
 		x.releaseInDoubt()
-		return x.redoWithout(cause, err), nil
+		return p.redo(cause, err)
 	}
+}
+
+// redo decides how a request goes on whose decode leg failed: on the local engine, or, if that computes no prompts, on the next
+// candidate.
+func (p *legPair) redo(cause string, err error) (pd.Reason, error) {
+	reason := p.x.redoWithout(cause, err)
+	if whole, unknown := p.x.legs.whole(p.x.Context); unknown != nil || whole {
+		return reason, nil
+	}
+	return "", &prefillError{cause: "transfer", reason: reason, err: err}
 }
 
 // prefillGrace is how long to wait for the end of the prefill leg after the decode leg has ended: the prefill leg may have
@@ -347,7 +415,11 @@ func (p *legPair) endAnswer() {
 // ends the wait with its error. A stream must not be silent for long once prefill has ended.
 func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string, err error) {
 	x, first := p.x, make(chan error, 1)
-	go func() { first <- firstOf(resp, a) }()
+	var failed func([]byte) bool
+	if u, ok := x.legs.Dialect.(dialect.Unfinisher); ok {
+		failed = u.Unfinished
+	}
+	go func() { first <- firstOf(resp, a, failed) }()
 	prefill := p.prefill
 	var silence <-chan time.Time // nil: silence has no limit
 	limitSilence := func() {
@@ -379,6 +451,15 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 				p.released = true
 				return causeFailed, err
 			}
+		case err := <-p.gone:
+			if prefill == nil {
+				continue // it has sent the KV cache
+			}
+			p.decode.cancel(errLegEnded)
+			<-first
+			p.abort()
+			p.released = true
+			return causeFailed, err
 		case <-silence:
 			p.decode.cancel(errSilent)
 			<-first
@@ -388,9 +469,10 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 }
 
 // firstOf reads an answer up to the end of its first event, or its first byte if it is no stream of events.
-func firstOf(resp *http.Response, a *relay.Answer) error {
+// failed, which may be nil, tells the events by which engines end an aborted request.
+func firstOf(resp *http.Response, a *relay.Answer, failed func([]byte) bool) error {
 	if relay.IsEventStream(resp.Header) && !relay.Encoded(resp.Header) {
-		return a.PeekEvent()
+		return a.PeekEvent(failed)
 	}
 	if _, err := a.Peek(); err != nil && err != io.EOF { // an answer may be empty
 		return err

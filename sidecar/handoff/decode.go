@@ -207,7 +207,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
-	err := a.PeekEvent()
+	err := a.PeekEvent(nil)
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:

@@ -117,7 +117,7 @@ func (x *Exchange) SetRoute(route intake.Route) {
 // goes to the local engine. Errors are for Fail.
 func (x *Exchange) Split(req *intake.Request) error {
 	fit, choices := req.Fit, 1
-	if fit == request.FitLocal {
+	if fit != request.FitSplit {
 		fit, choices = dialect.Fit(x.legs.Dialect, req.Request)
 	}
 	switch fit {
@@ -171,6 +171,10 @@ func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 	}
 	if err := x.reachLocalEngine(); err != nil {
 		return err // a request that cannot be served takes nothing of the budget
+	}
+	x.Decision.Reason = reason
+	if err := x.alone(); err != nil {
+		return err
 	}
 	if !x.replans() && !x.legs.Budget.Take() {
 		return intake.OverBudget(reason)

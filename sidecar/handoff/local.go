@@ -23,6 +23,9 @@ func (x *Exchange) StreamLocal() error {
 }
 
 func (x *Exchange) streamLocal() error {
+	if err := x.alone(); err != nil {
+		return err
+	}
 	if x.request.ContentLength > x.legs.Intake.BodyLimit {
 		return x.legs.Intake.TooLarge()
 	}
@@ -35,8 +38,20 @@ func (x *Exchange) streamLocal() error {
 	return x.sendLocal(req, source)
 }
 
+// Local passes a buffered call to the local engine. A call that was planned remote must be one that cannot be split. Errors are for
+// Fail.
+func (x *Exchange) Local(req *intake.Request) error {
+	if x.Route.Verdict == pd.Remote {
+		return x.unsplittable(func() error { return x.bufferedLocal(req) })
+	}
+	return x.bufferedLocal(req)
+}
+
 // bufferedLocal sends a buffered request to the local engine.
 func (x *Exchange) bufferedLocal(req *intake.Request) error {
+	if err := x.alone(); err != nil {
+		return err
+	}
 	l := request.Payload{Segments: req.Body.Segments(), Length: req.Body.Len()}
 	if !req.AsIs {
 		var err error

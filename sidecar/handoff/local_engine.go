@@ -2,10 +2,14 @@ package handoff
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"net/http"
 	"sync/atomic"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
 
@@ -14,7 +18,18 @@ import (
 type localEngine struct {
 	address string
 	seen    atomic.Pointer[time.Time] // when it accepted one; nil = its state is in doubt
+	mode    atomic.Pointer[engineMode]
 }
+
+// engineMode is whether an engine serves requests alone, and since when we know.
+type engineMode struct {
+	whole bool
+	asked time.Time
+}
+
+// modeTrust is how long the mode of the local engine is believed, unless a leg fails meanwhile: it changes only when the engine is
+// started anew.
+const modeTrust = 10 * time.Second
 
 // reachableFor is how long after an accepted connection the engine is taken to accept others: short for a request, and long
 // enough to add few connections to those of requests. A leg that fails ends that time.
@@ -37,7 +52,65 @@ func (e *localEngine) reach(ctx context.Context) error {
 }
 
 // doubt notes that a leg failed: the next reach opens a connection.
-func (e *localEngine) doubt() { e.seen.Store(nil) }
+func (e *localEngine) doubt() {
+	e.seen.Store(nil)
+	e.mode.Store(nil)
+}
+
+// maxMode limits the answer that has the local engine's mode (bytes).
+const maxMode = 1 << 20
+
+// whole reports whether the local engine serves requests alone, without a prefill engine. The error says why that is not known.
+func (legs *Legs) whole(ctx context.Context) (bool, error) {
+	d, ok := legs.Dialect.(dialect.Moded)
+	if !ok {
+		return true, nil
+	}
+	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {
+		return mode.whole, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, legs.Decode.URL+d.ModePath(), nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := legs.Decode.Transport.RoundTrip(req)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return false, fmt.Errorf("the local engine answers %s to %s", resp.Status, d.ModePath())
+	}
+	answer, err := transport.ReadCapped(resp, maxMode)
+	if err != nil {
+		return false, err
+	}
+	whole, err := d.Whole(answer)
+	if err != nil {
+		return false, err
+	}
+	legs.localEngine.mode.Store(&engineMode{whole, legs.Now()})
+	return whole, nil
+}
+
+// alone refuses a request that the local engine would have to serve alone, and cannot.
+func (x *Exchange) alone() error {
+	switch whole, err := x.legs.whole(x.Context); {
+	case x.Context.Err() != nil:
+		return x.contextError()
+	case err != nil:
+		return transport.Unreachable(err)
+	case whole:
+		return nil
+	}
+	if x.Decision.Reason == pd.NotSplittable || !x.API.Splittable() {
+		return pd.Refuse(pd.NotSplittable, "This request cannot be split between a prefill and a decode engine, and the engine of this pod serves no others.")
+	}
+	return pd.Refuse(pd.DecodeOnly, "The engine of this pod cannot compute prompts itself, and no prefill pod has computed this one (%s). Try again.",
+		x.Decision.Reason)
+}
 
 // reachLocalEngine fails if the local engine cannot serve the request, or if the exchange's context has ended.
 func (x *Exchange) reachLocalEngine() error {

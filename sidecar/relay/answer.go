@@ -84,8 +84,8 @@ func (a *Answer) Free() {
 var errEngineEvent = errors.New("decode began its stream with an error")
 
 // PeekEvent reads to the end of the first event with data that shows that the engine can answer. It returns an error if that
-// event is an error.
-func (a *Answer) PeekEvent() error {
+// event is an error, or if failed, which may be nil, says so of its data.
+func (a *Answer) PeekEvent(failed func(data []byte) bool) error {
 	events := body.Events{Limit: MaxEvent}
 	seen := false
 	for !seen {
@@ -98,7 +98,7 @@ func (a *Answer) PeekEvent() error {
 				return nil
 			}
 			seen = true
-			if e.Error() {
+			if e.Error() || failed != nil && failed(e.Data) {
 				return errEngineEvent
 			}
 			return nil

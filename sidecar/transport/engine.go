@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -17,11 +18,14 @@ const ProbeTimeout = time.Second
 type Engine struct {
 	Transport http.RoundTripper
 	URL       string // scheme://host:port
+	// HealthPath is where the engine tells whether it is healthy; "" = /health.
+	HealthPath string
 }
 
-// Healthy asks the engine's /health. The error says why it is not healthy.
+// Healthy asks the engine whether it is healthy. The error says why it is not.
 func (e Engine) Healthy(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+"/health", nil)
+	path := cmp.Or(e.HealthPath, "/health")
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
 	if err != nil {
 		return err
 	}
@@ -31,7 +35,7 @@ func (e Engine) Healthy(ctx context.Context) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answers %s to /health", resp.Status)
+		return fmt.Errorf("it answers %s to %s", resp.Status, path)
 	}
 	return nil
 }

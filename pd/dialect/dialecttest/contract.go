@@ -33,6 +33,8 @@ type Case struct {
 	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as those of serial protocols
 	// do.
 	OneToken bool
+	// NoStream says that a concurrent protocol's prefill leg asks for no stream, and stores no response.
+	NoStream bool
 }
 
 const clientBody = `{ "model":"m", "prompt":"a\u00e9", "seed":12345678901234567890123, "x":{"deep":[1.0]}, "max_tokens":9 }`
@@ -143,6 +145,14 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 		_, a := c.attemptOf(t, api, text)
 		prefill := payload(t, a.Prefill)
 		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
+		if c.NoStream {
+			if s := p["stream"]; s != nil && string(s) != "false" || p["stream_options"] != nil || p["store"] != nil && string(p["store"]) != "false" {
+				t.Errorf("prefill leg %s", prefill)
+			}
+			for _, name := range []string{"stream", "stream_options", "store"} {
+				delete(p, name)
+			}
+		}
 		if c.OneToken || c.Dialect.Shape() == dialect.Serial {
 			if s, ok := p["stream"]; string(p[is.limit]) != one || p["store"] != nil && string(p["store"]) != "false" || ok && string(s) != "false" || p["stream_options"] != nil {
 				t.Errorf("prefill leg %s", prefill)

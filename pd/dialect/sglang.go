@@ -1,0 +1,356 @@
+package dialect
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/request"
+)
+
+// sglang is the concurrent protocol of SGLang's disaggregation modes: both engines get the request at once, with the number of a
+// room. Decode finds prefill at its bootstrap server, prefill sends the KV cache into the room, and both answer. Measured on
+// SGLang 0.5.23.
+type sglang struct {
+	port    int // of bootstrap servers; 0: each prefill pod says it
+	ask     func(ctx context.Context, prefill pd.Target, path string) ([]byte, error)
+	mu      sync.Mutex
+	servers map[pd.Target]sglangServer
+}
+
+// sglangServer is what a prefill pod says of itself.
+type sglangServer struct {
+	port  int // of its bootstrap server
+	ranks int // data-parallel ranks
+	asked time.Time
+}
+
+const (
+	// serverTrust is how long the answer of a prefill pod is used. A pod that is started anew may have another port.
+	serverTrust = time.Minute
+	// serverDoubt is how old the answer must be for a failed attempt to have the pod asked again: the answer has 37 KB.
+	serverDoubt = time.Second
+	// sglangBootstrapPort is SGLang's default.
+	sglangBootstrapPort = 8998
+	// maxRoom is the largest room: those of a batch follow the first, and SGLang reads them as unsigned 64-bit numbers. Room 0 hangs
+	// the decode engine, and a negative one ends the prefill engine.
+	maxRoom = 1<<63 - 1 - maxSGLangPrompts
+	// maxSGLangPrompts is the most prompts of a request that is split.
+	maxSGLangPrompts = 1024
+	// maxSGLangChoices is the most choices of a request that is split.
+	maxSGLangChoices = 128
+)
+
+func newSGLang(o Options) Dialect {
+	return &sglang{port: o.BootstrapPort, ask: o.Ask, servers: map[pd.Target]sglangServer{}}
+}
+
+// Shape implements Dialect.
+func (*sglang) Shape() Shape { return Concurrent }
+
+// Attempt implements Dialect.
+func (d *sglang) Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error) {
+	server, err := d.server(ctx, prefill)
+	if err != nil {
+		return nil, err
+	}
+	a := &sglangAttempt{dialect: d, request: r, prefill: prefill, room: 1 + rand.Uint64N(maxRoom), port: server.port}
+	if a.rank = -1; server.ranks > 1 {
+		a.rank = rand.IntN(server.ranks)
+	}
+	for i := range a.ids {
+		var id [16]byte
+		for k := range id {
+			id[k] = byte(rand.Uint32())
+		}
+		a.ids[i] = hex.EncodeToString(id[:])
+	}
+	return a, nil
+}
+
+// server returns what a prefill pod says of itself. With a port of the operator's, a pod that cannot be asked is taken to have one
+// rank.
+func (d *sglang) server(ctx context.Context, prefill pd.Target) (sglangServer, error) {
+	d.mu.Lock()
+	known, ok := d.servers[prefill]
+	d.mu.Unlock()
+	if ok && time.Since(known.asked) < serverTrust {
+		return known, nil
+	}
+	s, err := d.askServer(ctx, prefill)
+	switch {
+	case err != nil && d.port == 0:
+		return s, fmt.Errorf("asking the prefill pod for its bootstrap port: %w", err)
+	case err != nil:
+		s.ranks = 1
+	}
+	if d.port != 0 {
+		s.port = d.port
+	}
+	s.asked = time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.servers) >= maxServers {
+		clear(d.servers)
+	}
+	d.servers[prefill] = s
+	return s, nil
+}
+
+// maxServers bounds the prefill pods that are remembered.
+const maxServers = 4096
+
+var errNotPrefill = errors.New("the engine runs in another mode than prefill: start it with --disaggregation-mode prefill")
+
+// askServer reads a prefill pod's /server_info.
+func (d *sglang) askServer(ctx context.Context, prefill pd.Target) (sglangServer, error) {
+	if d.ask == nil {
+		return sglangServer{port: sglangBootstrapPort, ranks: 1}, nil
+	}
+	answer, err := d.ask(ctx, prefill, "/server_info")
+	if err != nil {
+		return sglangServer{}, err
+	}
+	var info struct {
+		Mode  string `json:"disaggregation_mode"`
+		Port  int    `json:"disaggregation_bootstrap_port"`
+		Ranks int    `json:"dp_size"`
+	}
+	if err := json.Unmarshal(answer, &info); err != nil {
+		return sglangServer{}, fmt.Errorf("reading its /server_info: %w", err)
+	}
+	if info.Mode != sglangPrefill {
+		return sglangServer{}, errNotPrefill
+	}
+	if info.Port < 1 || info.Port > 65535 {
+		return sglangServer{}, fmt.Errorf("its /server_info names the bootstrap port %d", info.Port)
+	}
+	return sglangServer{port: info.Port, ranks: info.Ranks}, nil
+}
+
+// forget has the prefill pod asked again at its next attempt.
+func (d *sglang) forget(prefill pd.Target) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if time.Since(d.servers[prefill].asked) > serverDoubt {
+		delete(d.servers, prefill)
+	}
+}
+
+// Strips implements Stripper: besides the bootstrap members, the ids by whose beginnings requests are aborted, and the ranks.
+func (*sglang) Strips() []string {
+	return []string{"rid", "request_id", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"}
+}
+
+// StripsHeader implements HeaderStripper: headers that stand for members of the body.
+func (*sglang) StripsHeader(name string) bool {
+	return strings.HasPrefix(name, "X-Override-") || name == "X-Data-Parallel-Rank"
+}
+
+// MaxChoices implements PerChoice: all choices of a request would share one room, which hangs or ends an engine.
+func (*sglang) MaxChoices() int { return maxSGLangChoices }
+
+// Fit implements Fitter.
+func (*sglang) Fit(r *request.Request) request.Fit { return r.FitSGLang() }
+
+// APIs implements Caller.
+func (*sglang) APIs() []pd.API { return []pd.API{pd.APISGLang} }
+
+// sglangPages are the calls, besides those that generate, that clients, pickers and monitors may send to an engine. Others end the
+// requests of all clients (/abort_request, /flush_cache), show every flag, an API key among them (/server_info), or have the engine
+// generate without a hand-off.
+var sglangPages = map[string][]string{
+	http.MethodGet:  {"/health", "/health_generate", "/ready", "/ping", "/metrics", "/metrics/", "/v1/models", "/v1/loads", "/model_info", "/get_model_info"},
+	http.MethodPost: {"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"},
+}
+
+// Passes implements PathLimiter.
+func (*sglang) Passes(method, path string) bool {
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	return slices.Contains(sglangPages[method], path) || method == http.MethodGet && strings.HasPrefix(path, "/v1/models/")
+}
+
+// Check implements Checker.
+func (*sglang) Check(r *request.Request) error {
+	switch n, empty, ok := r.Prompts(); {
+	case empty:
+		return errEmptyPrompt
+	case !ok || n > maxSGLangPrompts:
+		return fmt.Errorf("The prompts of the request cannot be read: it must have 1 to %d, all of them texts, or all of them lists of token ids", maxSGLangPrompts)
+	}
+	return nil
+}
+
+// errEmptyPrompt: an empty prompt ends the engines that compute it.
+var errEmptyPrompt = errors.New("A prompt of the request is empty: SGLang computes none")
+
+// HealthPath implements Prober: /health has the engine generate a token, which takes a second.
+func (*sglang) HealthPath() string { return "/ready" }
+
+// The modes of an engine.
+const (
+	sglangPlain   = "null"
+	sglangPrefill = "prefill"
+	sglangDecode  = "decode"
+)
+
+// ModePath implements Moded.
+func (*sglang) ModePath() string { return "/model_info" }
+
+// Whole implements Moded: only an engine without disaggregation serves requests alone.
+func (*sglang) Whole(answer []byte) (bool, error) {
+	var info struct {
+		Mode *string `json:"disaggregation_mode"`
+	}
+	if err := json.Unmarshal(answer, &info); err != nil {
+		return false, fmt.Errorf("reading its /model_info: %w", err)
+	}
+	return info.Mode == nil || *info.Mode == sglangPlain || *info.Mode == "", nil
+}
+
+// sglangAborted are in answers to requests that were aborted. Quotes in a text are escaped, so no text contains them.
+var sglangAborted = [][]byte{[]byte(`"finish_reason":"abort"`), []byte(`"finish_reason":{"type":"abort"`)}
+
+// Unfinished implements Unfinisher.
+func (*sglang) Unfinished(answer []byte) bool {
+	for _, mark := range sglangAborted {
+		if bytes.Contains(answer, mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// sglangAttempt is an attempt, and its hand-off.
+type sglangAttempt struct {
+	dialect *sglang
+	request *request.Request
+	prefill pd.Target
+	room    uint64
+	port    int
+	rank    int       // of the prefill engine; -1: it has one
+	ids     [2]string // of the legs, prefill's first. No id is the beginning of another: engines abort by beginnings.
+}
+
+// sglangID is the member that has the id of a leg. Messages have none: SGLang notices a client that left by its connection.
+var sglangID = map[pd.API]string{pd.APIChat: "rid", pd.APICompletions: "rid", pd.APISGLang: "rid", pd.APIResponses: "request_id"}
+
+// id returns the id of a leg in the form of its API.
+func (a *sglangAttempt) id(leg int) string {
+	if a.request.API == pd.APIResponses {
+		return "resp_" + a.ids[leg]
+	}
+	return a.ids[leg]
+}
+
+// edit begins a leg: the client's request with the room.
+func (a *sglangAttempt) edit(leg int) (*request.Edit, error) {
+	e, err := a.request.Edit()
+	if err != nil {
+		return nil, err
+	}
+	if member := sglangID[a.request.API]; member != "" {
+		e.Set(member, strconv.AppendQuote(nil, a.id(leg)))
+	}
+	e.Set("bootstrap_host", strconv.AppendQuote(nil, a.prefill.Host))
+	e.Set("bootstrap_port", strconv.AppendInt(nil, int64(a.port), 10))
+	e.Set("bootstrap_room", strconv.AppendUint(nil, a.room, 10))
+	if a.rank >= 0 {
+		e.Set("disagg_prefill_dp_rank", strconv.AppendInt(nil, int64(a.rank), 10))
+	}
+	return e, nil
+}
+
+// Prefill implements Attempt. The engine computes one token, whatever the limit; it must not stream, and not store a response.
+func (a *sglangAttempt) Prefill() (request.Payload, error) {
+	e, err := a.edit(0)
+	if err != nil {
+		return request.Payload{}, err
+	}
+	if a.request.Stream() {
+		e.Set("stream", jsonFalse)
+		e.Drop("stream_options")
+	}
+	if a.request.API == pd.APIResponses {
+		e.Set("store", jsonFalse)
+	}
+	return e.Payload()
+}
+
+// Decode implements Handoff.
+func (a *sglangAttempt) Decode() (request.Payload, error) {
+	e, err := a.edit(1)
+	if err != nil {
+		return request.Payload{}, err
+	}
+	return e.Payload()
+}
+
+// Handoff implements Rendezvous.
+func (a *sglangAttempt) Handoff() Handoff { return a }
+
+// sglangAnswers are the members, one of which an answer has: choices of chat and completions, the output of a response, the content of
+// a message, and meta_info of SGLang's own call, whose answer to several prompts is a list.
+var sglangAnswers = body.NewTable(body.Want{Path: "choices"}, body.Want{Path: "output"}, body.Want{Path: "content"}, body.Want{Path: "meta_info"})
+
+// Accept implements Attempt. Prefill answers when it has sent the KV cache; of the answer only its end matters.
+func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
+	var s body.Scanner
+	s.Reset(sglangAnswers, body.Limits{}, nil)
+	if _, err := s.Write(answer); err != nil {
+		return nil, fmt.Errorf("reading the prefill answer: %w", err)
+	}
+	if err := s.Close(); err != nil {
+		return nil, fmt.Errorf("reading the prefill answer: %w", err)
+	}
+	list := s.Root().Kind == body.Array && s.Root().Count > 0 && s.Root().First == body.Object && a.request.API == pd.APISGLang
+	if len(s.Members()) == 0 && !list {
+		return nil, ErrNoHandoff
+	}
+	if a.dialect.Unfinished(answer) {
+		return nil, errAborted
+	}
+	return a, nil
+}
+
+var errAborted = errors.New("the prefill engine ended its leg early")
+
+// Abort implements Aborter.
+func (a *sglangAttempt) Abort(role pd.Role) (path string, b []byte) {
+	a.dialect.forget(a.prefill)
+	leg := 1
+	if role == pd.RolePrefill {
+		leg = 0
+	}
+	return "/abort_request", []byte(`{"rid":` + strconv.Quote(a.id(leg)) + `}`)
+}
+
+var (
+	_ Dialect        = (*sglang)(nil)
+	_ Stripper       = (*sglang)(nil)
+	_ HeaderStripper = (*sglang)(nil)
+	_ Fitter         = (*sglang)(nil)
+	_ PerChoice      = (*sglang)(nil)
+	_ Unfinisher     = (*sglang)(nil)
+	_ Checker        = (*sglang)(nil)
+	_ Moded          = (*sglang)(nil)
+	_ Prober         = (*sglang)(nil)
+	_ Caller         = (*sglang)(nil)
+	_ PathLimiter    = (*sglang)(nil)
+	_ Rendezvous     = (*sglangAttempt)(nil)
+	_ Aborter        = (*sglangAttempt)(nil)
+)

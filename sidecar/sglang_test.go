@@ -1,0 +1,234 @@
+package sidecar
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// speaksSGLang has a sidecar speak SGLang's protocol.
+var speaksSGLang = set(func(c *Config) { c.Engine.Connector = "sglang" })
+
+// sglangPair are the two engines of a pair as the sidecar sees them. A prefill leg is answered once the decode leg is there: the engines
+// meet by the number bootstrap_room. Real engines are in e2e/sglang.
+type sglangPair struct {
+	prefill, decode *fakeEngine
+	mode            string // of decode
+
+	mu     sync.Mutex
+	met    map[string]chan struct{} // by bootstrap_room; closed when the decode leg is there
+	aborts []string                 // rids, with the role before them
+}
+
+// leg are the members of a leg that the engines obey.
+type sglangLeg struct {
+	Room json.Number `json:"bootstrap_room"`
+	Host string      `json:"bootstrap_host"`
+	Port int         `json:"bootstrap_port"`
+	Rid  string      `json:"rid"`
+}
+
+// startSGLangPair starts a pair whose engines answer with the acts once both legs are there; nil is a right answer.
+func startSGLangPair(t *testing.T, mode string, prefill, decode act) *sglangPair {
+	t.Helper()
+	p := &sglangPair{mode: mode, met: map[string]chan struct{}{}}
+	const answer = `{"choices":[{"index":0,"text":"right","finish_reason":"length"}],"usage":{"prompt_tokens":1}}`
+	if prefill == nil {
+		prefill = says(http.StatusOK, "application/json", answer)
+	}
+	if decode == nil {
+		decode = says(http.StatusOK, "application/json", answer)
+	}
+	p.prefill = startEngine(t, p.serve(t, "prefill", func(w http.ResponseWriter, r *asked) {
+		select {
+		case <-p.meeting(legOf(t, r)):
+			prefill(w, r)
+		case <-r.Context().Done():
+		}
+	}))
+	p.decode = startEngine(t, p.serve(t, "decode", func(w http.ResponseWriter, r *asked) {
+		close(p.meeting(legOf(t, r)))
+		decode(w, r)
+	}))
+	return p
+}
+
+func legOf(t *testing.T, r *asked) (l sglangLeg) {
+	if err := json.Unmarshal([]byte(r.body), &l); err != nil || l.Room == "" {
+		t.Errorf("a leg without bootstrap_room reached an engine: %s", r.body)
+	}
+	return l
+}
+
+func (p *sglangPair) meeting(l sglangLeg) chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.met[l.Room.String()] == nil {
+		p.met[l.Room.String()] = make(chan struct{})
+	}
+	return p.met[l.Room.String()]
+}
+
+// serve answers the pages of an engine, and has leg answer what generates.
+func (p *sglangPair) serve(t *testing.T, role string, leg act) act {
+	return func(w http.ResponseWriter, r *asked) {
+		switch r.URL.Path {
+		case "/server_info":
+			fmt.Fprintf(w, `{"disaggregation_mode":%q,"disaggregation_bootstrap_port":8998,"dp_size":1}`, role)
+		case "/model_info":
+			fmt.Fprintf(w, `{"disaggregation_mode":%q}`, p.mode)
+		case "/abort_request":
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.aborts = append(p.aborts, role+" "+r.body)
+		case "/ready", "/v1/models":
+		default:
+			if p.mode == "null" && role == "decode" {
+				says(http.StatusOK, "application/json", `{"choices":[{"text":"alone"}]}`)(w, r)
+				return
+			}
+			leg(w, r)
+		}
+	}
+}
+
+// legs are the bodies of the legs that an engine got.
+func legs(e *fakeEngine) (all []*asked) {
+	return slices.DeleteFunc(e.requests(), func(r *asked) bool { return !pd.APIOf(r.URL.Path).Generates() })
+}
+
+func TestSGLangLegs(t *testing.T) {
+	p := startSGLangPair(t, "decode", nil, nil)
+	s := startRig(t, p.decode.addr, speaksSGLang)
+	const evil = `"bootstrap_room":-1,"bootstrap_host":"2.2.2.2","rid":"a","request_id":"b","routed_dp_rank":7,"disagg_prefill_dp_rank":7`
+	r := post(t, s.url+"/v1/completions", `{"model":"m","prompt":"x",`+evil+`}`, pd.HeaderPrefill, p.prefill.addr, "X-Override-Rid", "c", "X-Data-Parallel-Rank", "7")
+	r.mustBe(t, http.StatusOK, "remote;reason=external;attempts=1;candidate=0")
+	prefill, decode := legs(p.prefill)[0], legs(p.decode)[0]
+	one, other := legOf(t, prefill), legOf(t, decode)
+	if one.Room != other.Room || one.Host != "127.0.0.1" || one.Port != 8998 || other.Host != one.Host || len(one.Rid) != 32 || one.Rid == other.Rid {
+		t.Errorf("legs %s and %s", prefill.body, decode.body)
+	}
+	for _, leg := range []*asked{prefill, decode} {
+		if strings.Contains(leg.body, "rank") || strings.Contains(leg.body, `"a"`) || leg.Header.Get("X-Override-Rid") != "" || leg.Header.Get("X-Data-Parallel-Rank") != "" {
+			t.Errorf("what the client sent to direct engines: %s, %v", leg.body, leg.Header)
+		}
+	}
+	if len(p.aborts) > 0 {
+		t.Errorf("aborted %v", p.aborts)
+	}
+}
+
+// A leg that fails ends the other one on its engine, and another candidate gets a new room.
+func TestSGLangPrefillFails(t *testing.T) {
+	healthy := startSGLangPair(t, "decode", nil, nil)
+	failing := startEngine(t, healthy.serve(t, "prefill", says(http.StatusInternalServerError, "application/json", `{"message":"Prefill bootstrap failed"}`)))
+	s := startRig(t, healthy.decode.addr, speaksSGLang)
+	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, failing.addr+","+healthy.prefill.addr)
+	r.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1")
+	s.end()
+	seen := map[string]bool{}
+	for _, leg := range append(legs(failing), legs(healthy.prefill)...) {
+		seen[legOf(t, leg).Room.String()] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("two attempts have the numbers %v", seen)
+	}
+	if len(healthy.aborts) != 2 || !strings.Contains(strings.Join(healthy.aborts, " "), legOf(t, legs(failing)[0]).Rid) {
+		t.Errorf("aborted %v", healthy.aborts)
+	}
+}
+
+// What an engine answers with 200 may be a failure: nothing of it reaches the client.
+func TestSGLangFailureInStream(t *testing.T) {
+	for name, first := range map[string]string{
+		"error":  `data: {"error":{"message":"Decode transfer failed","code":500}}` + "\n\ndata: [DONE]\n\n",
+		"abort":  `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted by AbortReq."}}}` + "\n\ndata: [DONE]\n\n",
+		"opened": "event: response.created\ndata: {}\n\nevent: response.failed\ndata: {}\n\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			tries := 0
+			p := startSGLangPair(t, "decode", nil, func(w http.ResponseWriter, r *asked) {
+				if tries++; tries == 1 {
+					streams(first)(w, r)
+					return
+				}
+				streams("data: {\"choices\":[{\"text\":\"right\"}]}\n\ndata: [DONE]\n\n")(w, r)
+			})
+			s := startRig(t, p.decode.addr, speaksSGLang)
+			r := post(t, s.url+"/v1/completions", `{"prompt":"x","stream":true}`, pd.HeaderPrefill, p.prefill.addr+","+p.prefill.addr)
+			if r.status != http.StatusOK || !strings.Contains(r.body, "right") || strings.Contains(r.body, "error") || strings.Contains(r.body, "failed") {
+				t.Errorf("%d %s", r.status, r.body)
+			}
+		})
+	}
+}
+
+// Both engines check a request: the first refusal is the client's answer, and ends the other leg.
+func TestSGLangRefusal(t *testing.T) {
+	const refusal = `{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}`
+	p := startSGLangPair(t, "decode", nil, hangs)
+	refusing := startEngine(t, p.serve(t, "prefill", says(http.StatusBadRequest, "application/json", refusal)))
+	s := startRig(t, p.decode.addr, speaksSGLang)
+	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, refusing.addr)
+	if r.status != http.StatusBadRequest || r.body != refusal {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+}
+
+// An engine in mode decode gets no request alone; a plain one does.
+func TestSGLangAlone(t *testing.T) {
+	cases := []struct {
+		name, path, body string
+		header           []string
+		reason           pd.Reason
+		status           int // without reason, or of it
+	}{
+		{"no prefill pod", "/v1/completions", `{"prompt":"x"}`, nil, pd.DecodeOnly, 503},
+		{"bypass", "/v1/chat/completions", `{"messages":[]}`, []string{pd.HeaderMode, "bypass"}, pd.DecodeOnly, 503},
+		{"SGLang's own call", "/generate", `{"text":"x"}`, nil, pd.DecodeOnly, 503},
+		{"embeddings", "/v1/embeddings", `{"input":"x"}`, nil, pd.NotSplittable, 400},
+		{"every prefill pod down", "/v1/completions", `{"prompt":"x"}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.DecodeOnly, 503},
+		{"cannot be split", "/v1/completions", `{"prompt":"x","echo":true,"logprobs":1}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
+		{"an empty prompt", "/v1/completions", `{"prompt":["x",""]}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.BadRequest, 400},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			p := startSGLangPair(t, "decode", nil, nil)
+			s := startRig(t, p.decode.addr, speaksSGLang)
+			post(t, s.url+c.path, c.body, c.header...).mustRefuse(t, c.status, c.reason)
+			if seen := legs(p.decode); len(seen) > 0 {
+				t.Errorf("the engine got %s", seen[0].body)
+			}
+			plain := startSGLangPair(t, "null", nil, nil)
+			alone := startRig(t, plain.decode.addr, speaksSGLang)
+			r := post(t, alone.url+c.path, c.body, c.header...)
+			if want := c.reason != pd.BadRequest; (r.status == http.StatusOK) != want {
+				t.Errorf("a plain engine: %d %s", r.status, r.body)
+			}
+		})
+	}
+}
+
+func TestSGLangCalls(t *testing.T) {
+	p := startSGLangPair(t, "decode", nil, nil)
+	s := startRig(t, p.decode.addr, speaksSGLang)
+	if r := post(t, s.url+"/abort_request", `{"abort_all":true}`); r.status != http.StatusBadRequest || len(p.aborts) > 0 {
+		t.Errorf("%d %s, aborted %v", r.status, r.body, p.aborts)
+	}
+	for path, want := range map[string]int{"/v1/models": 200, "/flush_cache": 400, "/server_info": 400} {
+		resp, err := open(t, within(t), http.MethodGet, s.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("GET %s: %s", path, resp.Status)
+		}
+	}
+}
