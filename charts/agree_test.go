@@ -180,7 +180,11 @@ func number(t *testing.T, text string) int {
 func (r parts) enginesAgree(t *testing.T) {
 	t.Helper()
 	prefill, decode, sidecar := r.run["prefill"]["engine"], r.run["decode"]["engine"], r.sidecars()[0]
-	for _, flag := range []string{"block-size", "served-model-name"} {
+	block := "block-size"
+	if _, ok := prefill.flags["page-size"]; ok { // SGLang
+		block = "page-size"
+	}
+	for _, flag := range []string{block, "served-model-name"} {
 		same(t, flag, prefill.flags[flag], decode.flags[flag])
 	}
 	var picker struct {
@@ -194,7 +198,7 @@ func (r parts) enginesAgree(t *testing.T) {
 	}
 	for _, p := range picker.Plugins {
 		if p.Type == "approx-prefix-cache-producer" {
-			same(t, "block size", prefill.flags["block-size"], fmt.Sprint(p.Parameters["blockSizeTokens"]))
+			same(t, "block size", prefill.flags[block], fmt.Sprint(p.Parameters["blockSizeTokens"]))
 		}
 	}
 	if lease, ok := prefill.flags["kv-lease"]; ok { // the simulated engine
@@ -202,6 +206,10 @@ func (r parts) enginesAgree(t *testing.T) {
 		return
 	}
 	same(t, "type of the KV cache", prefill.flags["kv-cache-dtype"], decode.flags["kv-cache-dtype"])
+	if block == "page-size" {
+		sglangAgrees(t, prefill, decode, sidecar)
+		return
+	}
 	same(t, "model", prefill.operands[0], decode.operands[0])
 	same(t, "keep-alive", prefill.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"], decode.env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"])
 	for engine, role := range map[*commandLine]string{&prefill: "kv_producer", &decode: "kv_consumer"} {
@@ -218,6 +226,25 @@ func (r parts) enginesAgree(t *testing.T) {
 		same(t, "role", transfer.Role, role)
 		same(t, "connector", transfer.Connector+" "+sidecar.flags["kv-connector"], "NixlConnector nixlv2")
 		same(t, "lease", fmt.Sprintf("%ds", transfer.Extra.Lease), sidecar.flags["lease"])
+	}
+}
+
+// sglangAgrees holds what SGLang's engines and sidecars know of each other. An engine must stop waiting for the other one of its
+// pair before the sidecar ends the leg.
+func sglangAgrees(t *testing.T, prefill, decode, sidecar commandLine) {
+	t.Helper()
+	same(t, "model", prefill.flags["model-path"], decode.flags["model-path"])
+	same(t, "protocol", sidecar.flags["kv-connector"], "sglang")
+	same(t, "transfer backend", prefill.flags["disaggregation-transfer-backend"], decode.flags["disaggregation-transfer-backend"])
+	for _, variable := range []string{"SGLANG_TIMEOUT_KEEP_ALIVE", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"} {
+		same(t, variable, prefill.env[variable], decode.env[variable])
+	}
+	for role, engine := range map[string]commandLine{"prefill": prefill, "decode": decode} {
+		same(t, "mode", engine.flags["disaggregation-mode"], role)
+		waits := duration(t, engine.env["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"]+"s")
+		if leg := duration(t, sidecar.flags["prefill-timeout"]); waits >= leg {
+			t.Errorf("the %s engine waits for %v, the sidecar for %v", role, waits, leg)
+		}
 	}
 }
 

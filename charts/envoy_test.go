@@ -23,6 +23,7 @@ func TestEnvoyBootstrap(t *testing.T) {
 	choices := map[string][]string{
 		"sim":         common,
 		"vllm-1p1d":   common,
+		"sglang-1p1d": common,
 		"pool":        common,
 		"policy":      common,
 		"autoscaling": common,

@@ -16,14 +16,17 @@ var flagName = regexp.MustCompile(`^--([a-z0-9-]+)`)
 
 // free are the flags that do no harm if given twice, and those that the cases give themselves.
 var free = []string{"log-format", "disable-uvicorn-access-log", "refresh-metrics-interval", "quantization",
-	"max-num-batched-tokens"}
+	"max-num-batched-tokens", "chunked-prefill-size"}
 
 // TestMadeFlags holds that a user's arguments cannot undo those that the chart makes: each of them, in whatever values made
 // it, is refused among the arguments of that container.
 func TestMadeFlags(t *testing.T) {
-	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "sidecar": "sidecar.extraArgs",
-		"epp": "epp.extraArgs"}
-	made := map[string]map[string]bool{"engine sim": {}, "engine vllm": {}, "sidecar": {}, "epp": {}}
+	sets := map[string]string{"engine sim": "sim.args", "engine vllm": "prefill.args", "engine sglang": "prefill.args",
+		"sidecar": "sidecar.extraArgs", "epp": "epp.extraArgs"}
+	made := map[string]map[string]bool{}
+	for container := range sets {
+		made[container] = map[string]bool{}
+	}
 	for _, args := range cases(t) {
 		all := render(t, args...)
 		for _, pod := range all.pods(t) {
@@ -66,8 +69,10 @@ func flagsOf(t *testing.T, pod *unstructured.Unstructured) map[string]map[string
 		name := c["name"].(string)
 		if name == "engine" {
 			name = "engine sim"
-			if _, ok := c["command"]; ok {
+			if command, _, _ := unstructured.NestedStringSlice(c, "command"); slices.Contains(command, "vllm") {
 				name = "engine vllm"
+			} else if len(command) > 0 {
+				name = "engine sglang"
 			}
 		}
 		args, _, err := unstructured.NestedStringSlice(c, "args")

@@ -148,7 +148,7 @@ readiness, and is told to stop after the engine has ended.
 {{/* Flags that all sidecars of the release share. */}}
 {{- define "tandem.sidecar.args" -}}
 {{- $sidecar := .Values.sidecar -}}
-- --kv-connector={{ $sidecar.connector }}
+- --kv-connector={{ include "tandem.connector" . }}
 - --prefill-timeout={{ int $sidecar.prefillTimeoutSeconds }}s
 - --first-event-timeout={{ int $sidecar.firstEventTimeoutSeconds }}s
 {{- with $sidecar.slowRequestSeconds }}
@@ -267,12 +267,15 @@ readiness, and is told to stop after the engine has ended.
 {{- define "tandem.engine.container" -}}
 {{- $engine := .root.Values.engine -}}
 {{- $sim := eq $engine.type "sim" -}}
+{{- $sglang := eq (include "tandem.engineName" .root) "sglang" -}}
 {{- $base := ternary 8200 8000 (eq .component "decode") -}}
 - name: engine
   {{- $image := ternary (dict "image" .root.Values.sim.image "name" "sim") (dict "image" $engine.image) $sim }}
   {{- include "tandem.container.image" (merge (dict "root" .root) $image) | nindent 2 }}
-  {{- if not $sim }}
+  {{- if eq $engine.type "vllm" }}
   command: [vllm, serve]
+  {{- else if eq $engine.type "sglang" }}
+  command: [python3, -m, sglang.launch_server]
   {{- end }}
   args:
     {{- include (print "tandem.engine.args." $engine.type) . | trim | nindent 4 }}
@@ -288,7 +291,11 @@ readiness, and is told to stop after the engine has ended.
     {{- range $rank := until (int .values.parallelism.data) }}
     {{- $suffix := ternary "" (printf "-%d" $rank) (eq $rank 0) }}
     - {name: {{ ternary "engine" "http" (eq $.component "decode") }}{{ $suffix }}, containerPort: {{ add $base $rank }}}
-    {{- if or (not $sim) (eq $.component "prefill") }}
+    {{- if $sglang }}
+    {{- if eq $.component "prefill" }}
+    - {name: bootstrap, containerPort: {{ int $engine.bootstrapPort }}}
+    {{- end }}
+    {{- else if or (not $sim) (eq $.component "prefill") }}
     - {name: side-channel{{ $suffix }}, containerPort: {{ add $engine.sideChannelPort $rank }}}
     {{- end }}
     {{- end }}
@@ -356,6 +363,46 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- end }}
 {{- end -}}
 
+{{/*
+SGLang's arguments without the user's. It has no lease, and ends by itself once its requests have ended.
+*/}}
+{{- define "tandem.engine.args.sglang" -}}
+{{- $values := .root.Values -}}
+{{- $engine := $values.engine -}}
+{{- $decode := eq .component "decode" -}}
+- --model-path={{ include "tandem.model.path" $values }}
+- --served-model-name={{ $values.model.name }}
+- --host={{ ternary "127.0.0.1" "0.0.0.0" $decode }}
+- --port={{ ternary 8200 8000 $decode }}
+- --tp-size={{ int .values.parallelism.tensor }}
+- --page-size={{ int $engine.blockSize }}
+- --kv-cache-dtype={{ $engine.kvCacheDtype }}
+{{- with int64 $engine.maxModelLen }}
+- --context-length={{ . }}
+{{- end }}
+- --disaggregation-mode={{ .component }}
+- --disaggregation-transfer-backend=nixl
+{{- if not $decode }}
+- --disaggregation-bootstrap-port={{ int $engine.bootstrapPort }}
+{{- end }}
+- --enable-metrics
+- --enable-cache-report
+{{- if and (not $decode) $values.tls.prefill.secret }}
+- --ssl-certfile=/etc/tandem/tls/tls.crt
+- --ssl-keyfile=/etc/tandem/tls/tls.key
+- --enable-ssl-refresh
+{{- end }}
+{{- if and $values.tracing.engines $values.tracing.endpoint }}
+- --enable-trace
+- --otlp-traces-endpoint={{ include "tandem.tracing.url" .root | trimPrefix "http://" }}
+{{- end }}
+# One argument for each kind of page that is read several times a second, and would be a line in the log each time.
+- --uvicorn-access-log-exclude-prefixes
+- /metrics
+- /v1/loads
+- /ready
+{{- end -}}
+
 {{/* Port on which vLLM's data-parallel supervisor reports whether all ranks are healthy: vLLM's default. */}}
 {{- define "tandem.engine.supervisorPort" -}}9256{{- end -}}
 
@@ -396,6 +443,27 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
+{{/*
+The pages of a hand-off stay pinned for as long as one engine waits for the other, 300 s unless told otherwise. The engines' own
+time must end a little before the sidecar's: a decode engine forgets a prefill engine that was restarted only when a request
+has run into it.
+*/}}
+{{- define "tandem.engine.meetSeconds" -}}
+{{- sub (int .Values.sidecar.prefillTimeoutSeconds) 5 | max 5 -}}
+{{- end -}}
+
+{{- define "tandem.engine.env.sglang" -}}
+{{- $engine := .root.Values.engine -}}
+{{- include "tandem.engine.podIP" . }}
+- {name: SGLANG_HOST_IP, value: $(POD_IP)}
+- {name: SGLANG_TIMEOUT_KEEP_ALIVE, value: {{ $engine.keepAliveSeconds | int | quote }}}
+- {name: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, value: {{ include "tandem.engine.meetSeconds" .root | quote }}}
+- {name: SGLANG_DISAGGREGATION_WAITING_TIMEOUT, value: {{ include "tandem.engine.meetSeconds" .root | quote }}}
+# A crashed engine otherwise accepts connections for a minute more, and answers nothing.
+- {name: SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS, value: "0"}
+{{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "sglang") }}
+{{- end -}}
+
 {{- define "tandem.engine.env.sim" -}}
 {{- include "tandem.engine.podIP" . -}}
 {{- end -}}
@@ -407,13 +475,23 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 - {name: VLLM_NIXL_SIDE_CHANNEL_HOST, value: $(POD_IP)}
 - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: {{ $engine.sideChannelPort | int | quote }}}
 - {name: VLLM_HTTP_TIMEOUT_KEEP_ALIVE, value: {{ $engine.keepAliveSeconds | int | quote }}}
+{{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "vllm") }}
+{{- with $engine.apiKeySecret }}
+- name: VLLM_API_KEY
+  valueFrom: {secretKeyRef: {name: {{ quote . }}, key: VLLM_API_KEY}}
+{{- end }}
+{{- end -}}
+
+{{/* What vLLM and SGLang read alike: (dict "root" $ "component" "prefill" "user" NAME). */}}
+{{- define "tandem.engine.env.files" -}}
+{{- $engine := .root.Values.engine }}
 {{- with $engine.ucxTLS }}
 - {name: UCX_TLS, value: {{ quote . }}}
 {{- end }}
 # All that is written goes to the volume: weights, compiled kernels, and what looks for a home. USER is asked for by name
 # where the image has no entry for the number.
 - {name: HOME, value: /cache}
-- {name: USER, value: vllm}
+- {name: USER, value: {{ .user }}}
 - {name: XDG_CACHE_HOME, value: /cache}
 - {name: HF_HOME, value: /cache/huggingface}
 {{- with .root.Values.model.hf.tokenSecret }}
@@ -423,12 +501,8 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 {{- if ne .root.Values.model.source "hf" }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-{{- with $engine.apiKeySecret }}
-- name: VLLM_API_KEY
-  valueFrom: {secretKeyRef: {name: {{ quote . }}, key: VLLM_API_KEY}}
-{{- end }}
 {{- if and .root.Values.tracing.engines .root.Values.tracing.endpoint }}
-- {name: OTEL_SERVICE_NAME, value: vllm-{{ .component }}}
+- {name: OTEL_SERVICE_NAME, value: {{ .user }}-{{ .component }}}
 {{- include "tandem.otelEnv" .root }}
 {{- end }}
 {{- end -}}
@@ -437,6 +511,8 @@ vLLM's arguments without the user's. Two engines compare the model's string befo
 Probes. A decode engine is on loopback, so its probes go through its sidecar. The model is listed only once it is loaded, but
 the list is behind the API key; /health is not, and vLLM serves nothing before the weights are there. For several ranks
 vLLM's supervisor answers, which ends all when one dies; behind sidecars the readiness of each is that of its rank.
+
+SGLang's /health has the engine generate a token, which takes a second and finds a scheduler that hangs; /ready does not.
 */}}
 {{- define "tandem.engine.probes" -}}
 {{- $values := .root.Values -}}
@@ -446,6 +522,8 @@ vLLM's supervisor answers, which ends all when one dies; behind sidecars the rea
 {{- $tls := ternary $values.tls.sidecarSecret $values.tls.prefill.secret $decode -}}
 {{- $scheme := ternary "HTTPS" "HTTP" (ne $tls "") -}}
 {{- $loaded := ternary "/health" "/v1/models" (or $supervised (ne $values.engine.apiKeySecret "")) -}}
+{{- $sglang := eq (include "tandem.engineName" .root) "sglang" -}}
+{{- if $sglang }}{{ $loaded = "/ready" }}{{ end -}}
 startupProbe:
   httpGet: {path: {{ $loaded }}, port: {{ $port }}, scheme: {{ $scheme }}}
   periodSeconds: 5
@@ -458,9 +536,9 @@ readinessProbe:
 # A minute: an engine that is busy with long prompts answers late, and loading it again takes longer than waiting.
 livenessProbe:
   httpGet: {path: /health, port: {{ $port }}, scheme: {{ $scheme }}}
-  periodSeconds: 10
+  periodSeconds: {{ ternary 20 10 $sglang }}
   timeoutSeconds: 5
-  failureThreshold: 6
+  failureThreshold: {{ ternary 3 6 $sglang }}
 {{- end -}}
 
 {{/*
@@ -507,7 +585,7 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
 {{- define "tandem.engine.mounts" -}}
 {{- $values := .root.Values -}}
 - {name: tools, mountPath: /tandem, readOnly: true}
-{{- if eq $values.engine.type "vllm" }}
+{{- if ne $values.engine.type "sim" }}
 - {name: cache, mountPath: /cache}
 {{- if or $values.model.cache.claimName $values.model.cache.hostPath }}
 # Weights alone: engines lock what they download, and are not known to share compiled kernels between pods.
@@ -531,7 +609,7 @@ hand-offs, a decode engine until its sidecar has no requests. The shell of vLLM'
 {{- $values := .root.Values -}}
 - name: tools
   emptyDir: {sizeLimit: 256Mi}
-{{- if eq $values.engine.type "vllm" }}
+{{- if ne $values.engine.type "sim" }}
 - name: cache
   emptyDir: {sizeLimit: {{ $values.model.cache.size }}}
 {{- with $values.model.cache.claimName }}

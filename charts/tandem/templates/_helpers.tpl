@@ -47,9 +47,19 @@ version is not among them: an upgrade that changes nothing else should not resta
 {{- define "tandem.podLabels" -}}
 {{- $own := include "tandem.selectorLabels" . | fromYaml -}}
 {{- if has .component (list "prefill" "decode") -}}
-{{- $own = merge $own (dict "llm-d.ai/role" .component "llm-d.ai/engine-type" "vllm" "llm-d.ai/inference-serving" "true") -}}
+{{- $own = merge $own (dict "llm-d.ai/role" .component "llm-d.ai/engine-type" (include "tandem.engineName" .root) "llm-d.ai/inference-serving" "true") -}}
 {{- end -}}
 {{- merge $own .values.podLabels .root.Values.commonLabels | toYaml -}}
+{{- end -}}
+
+{{/* The hand-off protocol of the sidecars. */}}
+{{- define "tandem.connector" -}}
+{{- default (ternary "sglang" "nixlv2" (eq .Values.engine.type "sglang")) .Values.sidecar.connector -}}
+{{- end -}}
+
+{{/* The engine whose API and metrics the engines have: the simulated one behaves as that of the protocol. */}}
+{{- define "tandem.engineName" -}}
+{{- ternary "sglang" "vllm" (eq (include "tandem.connector" .) "sglang") -}}
 {{- end -}}
 
 {{- define "tandem.selectorLabels" -}}

@@ -16,7 +16,7 @@ else stumbles first.
 {{- end -}}
 {{- $problems := list -}}
 {{- range $check := list "names" "source" "labels" "arguments" "environment" "keeperEnvironment" "version" "parallelism"
-      "memory" "length" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
+      "memory" "length" "connector" "timeouts" "bodies" "network" "keeper" "keepAlive" "drain" "picker" "config" "replicas" "autoscaling" "mode" "tls" "monitoring" -}}
   {{- range $line := include (print "tandem.check." $check) $root | splitList "\n" -}}
     {{- with trim $line }}{{ $problems = append $problems (print "  - " .) }}{{ end -}}
   {{- end -}}
@@ -56,7 +56,7 @@ serviceAccount.create is false: name the account that the picker runs as in serv
 {{- define "tandem.check.source" -}}
 {{- $model := .Values.model -}}
 {{- if and (eq .Values.engine.type "sim") (ne $model.source "hf") }}
-{{ printf "model.source is %s, but engine.type sim has no weights to load: set model.source to hf, or engine.type to vllm"
+{{ printf "model.source is %s, but engine.type sim has no weights to load: set model.source to hf, or engine.type to vllm or sglang"
      $model.source }}
 {{- end -}}
 {{- if and (eq $model.source "pvc") (not $model.pvc.claimName) }}
@@ -131,8 +131,9 @@ it to another one. */}}
 {{- end -}}
 {{- $image := .Values.engine.image -}}
 {{- $version := regexFind "^v?[0-9]+\\.[0-9]+" $image.tag -}}
+{{- $release := regexFind "^v?[0-9]+\\.[0-9]+(\\.[0-9]+)?" $image.tag -}}
 {{- $others := list "proxy.image" -}}
-{{- if eq .Values.engine.type "vllm" }}{{ $others = append $others "engine.image" }}{{ end -}}
+{{- if ne .Values.engine.type "sim" }}{{ $others = append $others "engine.image" }}{{ end -}}
 {{- range $where := $others -}}
   {{- if not (index $images $where).repository }}
 {{ printf "%s.repository is empty: name the repository, which images.registry is not for" $where }}
@@ -147,7 +148,15 @@ proxy.image has neither tag nor digest: name a version of Envoy
   {{- else if and $version (hasSuffix "vllm/vllm-openai" $image.repository)
         (not (semverCompare (print ">=" $oldest) $version)) }}
 {{ printf "engine.image.tag is %s, but sidecar.connector %s needs the kv_transfer_params of vLLM %s or newer: raise the tag"
-     $image.tag .Values.sidecar.connector $oldest }}
+     $image.tag (include "tandem.connector" .) $oldest }}
+  {{- end -}}
+{{- else if eq .Values.engine.type "sglang" -}}
+  {{- if hasSuffix "vllm/vllm-openai" $image.repository }}
+{{ printf "engine.type is sglang, but engine.image.repository is %s: name an image of SGLang, such as lmsysorg/sglang" $image.repository }}
+  {{- else if not (or $image.tag $image.digest) }}
+engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
+  {{- else if and $version (hasSuffix "lmsysorg/sglang" $image.repository) (not (semverCompare ">=0.5.23" $release)) }}
+{{ printf "engine.image.tag is %s, but this chart asks engines for what SGLang has from 0.5.23 on: raise the tag" $image.tag }}
   {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -156,7 +165,7 @@ proxy.image has neither tag nor digest: name a version of Envoy
 {{- define "tandem.check.parallelism" -}}
 {{- $prefill := int .Values.prefill.parallelism.tensor -}}
 {{- $decode := int .Values.decode.parallelism.tensor -}}
-{{- if and (gt $prefill $decode) (not .Values.model.mla) }}
+{{- if and (gt $prefill $decode) (not .Values.model.mla) (ne .Values.engine.type "sglang") }}
 {{ printf (print "prefill.parallelism.tensor is %d and decode's %d: vLLM cannot hand over to fewer GPUs, so lower the "
      "first, raise the second, or set model.mla for a model with multi-head latent attention")
      $prefill $decode }}
@@ -170,9 +179,12 @@ proxy.image has neither tag nor digest: name a version of Envoy
   {{- if and (eq $.Values.engine.type "sim") (gt (int $role.parallelism.data) 1) }}
 {{ printf "%s.parallelism.data is %d, but the simulated engine has one rank: set it to 1"
      $name (int $role.parallelism.data) }}
+  {{- else if and (eq $.Values.engine.type "sglang") (gt (int $role.parallelism.data) 1) }}
+{{ printf "%s.parallelism.data is %d, but the ranks of an SGLang engine have one port: set it to 1, and --dp-size in %s.args"
+     $name (int $role.parallelism.data) $name }}
   {{- end -}}
   {{- $needed := mul $role.parallelism.tensor $role.parallelism.data -}}
-  {{- if and $role.accelerator (eq $.Values.engine.type "vllm") -}}
+  {{- if and $role.accelerator (ne $.Values.engine.type "sim") -}}
     {{- range $kind := list "requests" "limits" -}}
       {{- $given := dig $kind $role.accelerator "" $role.resources -}}
       {{- if and (ne (toString $given) "") (ne (int $given) (int $needed)) }}
@@ -200,11 +212,11 @@ proxy.image has neither tag nor digest: name a version of Envoy
 {{- end -}}
 
 
-{{/* A prompt has room for one token of its answer at least. */}}
+{{/* A prompt leaves one token for its answer at least. SGLang's decode engines compute no prompts, however short. */}}
 {{- define "tandem.check.length" -}}
 {{- $longest := int64 .Values.engine.maxModelLen -}}
 {{- $threshold := int64 .Values.epp.threshold -}}
-{{- if and $longest (le $longest $threshold) (not .Values.epp.config) }}
+{{- if and $longest (le $longest $threshold) (not .Values.epp.config) (eq (include "tandem.engineName" .) "vllm") }}
 {{ printf (print "engine.maxModelLen is %d, but only prompts of epp.threshold %d or more tokens are prefilled remotely, so none "
      "would be: lower the second, raise the first, or set epp.threshold to 0 (all local)")
      $longest $threshold }}
@@ -254,11 +266,40 @@ proxy.image has neither tag nor digest: name a version of Envoy
      $request $wait $prefill $first (add $wait $prefill $first) }}
   {{- end -}}
 {{- end -}}
-{{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) }}
+{{- if and (gt $first $lease) (not .Values.sidecar.keeper.enabled) (eq (include "tandem.connector" .) "nixlv2") }}
 {{ printf (print "sidecar.firstEventTimeoutSeconds is %d, but prefill engines drop a KV cache that was not read after "
      "engine.leaseSeconds %d, so the sidecar would wait in vain: lower the first, raise the second, or set "
      "sidecar.keeper.enabled, which holds KV caches for longer")
      $first $lease }}
+{{- end -}}
+{{- if and (lt $prefill 10) (eq (include "tandem.connector" .) "sglang") }}
+{{ printf (print "sidecar.prefillTimeoutSeconds is %d, but SGLang's engines wait for each other for whole seconds, 5 less than that, "
+     "and at least 5: set it to 10 or more") $prefill }}
+{{- end -}}
+{{- end -}}
+
+
+{{/* Engines hand over by one protocol, and some settings are for one of them alone. */}}
+{{- define "tandem.check.connector" -}}
+{{- $type := .Values.engine.type -}}
+{{- $connector := include "tandem.connector" . -}}
+{{- $own := ternary "sglang" "nixlv2" (eq $type "sglang") -}}
+{{- if and (ne $type "sim") (ne $connector $own) }}
+{{ printf "sidecar.connector is %s, but engine.type %s hands over by %s: leave it empty" $connector $type $own }}
+{{- else if eq $connector "sglang" -}}
+  {{- if .Values.sidecar.keeper.enabled }}
+sidecar.keeper.enabled is true, but SGLang's hand-offs have no lease that a keeper could renew: set it to false
+  {{- end -}}
+  {{- if .Values.sidecar.warmUp }}
+sidecar.warmUp is true, but only pairs of vLLM engines are warmed up: set it to false
+  {{- end -}}
+  {{- if .Values.engine.apiKeySecret }}
+{{ print "engine.apiKeySecret is set, but pickers and sidecars ask SGLang's engines for their load and mode, and have no key: remove "
+     "it, and have the proxy check keys (proxy.httpFilters)" }}
+  {{- end -}}
+  {{- if and (eq (int .Values.prefill.replicas) 0) (not .Values.prefill.autoscaling.enabled) }}
+prefill.replicas is 0, but SGLang's decode engines compute no prompts: take 1 or more
+  {{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -292,10 +333,13 @@ proxy.image has neither tag nor digest: name a version of Envoy
   {{- $taken = concat $taken (list (add 8000 $rank | int) (add 8200 $rank | int) (int $metrics) (add1 $metrics | int)) -}}
 {{- end -}}
 {{- range $rank := until $ranks -}}
-  {{- if has (add $.Values.engine.sideChannelPort $rank | int) $taken }}
+  {{- if and (has (add $.Values.engine.sideChannelPort $rank | int) $taken) (eq (include "tandem.connector" $) "nixlv2") }}
 {{ printf "engine.sideChannelPort is %v, but something else in the pod listens on %d: take another one"
      $.Values.engine.sideChannelPort (add $.Values.engine.sideChannelPort $rank) }}
   {{- end -}}
+{{- end -}}
+{{- if and (has (int .Values.engine.bootstrapPort) $taken) (eq (include "tandem.connector" .) "sglang") }}
+{{ printf "engine.bootstrapPort is %v, but something else in the pod listens there: take another one" .Values.engine.bootstrapPort }}
 {{- end -}}
 {{- $prefill := .Values.prefill.rdma.resource -}}
 {{- $decode := .Values.decode.rdma.resource -}}
@@ -361,7 +405,7 @@ sidecar.warmUp is true, but sidecars do not have the key of engine.apiKeySecret 
 {{- define "tandem.check.drain" -}}
 {{- $waits := sub (include "tandem.drain.hook" . | int) (include "tandem.drain.settle" . | int) -}}
 {{- $lease := int .Values.engine.leaseSeconds -}}
-{{- if lt (int $waits) $lease }}
+{{- if and (lt (int $waits) $lease) (eq (include "tandem.connector" .) "nixlv2") }}
 {{ printf (print "drainSeconds is %v, which leaves a prefill pod %d s to wait for unread hand-offs, but they may come "
      "for engine.leaseSeconds %d: set drainSeconds to %d or more")
      .Values.drainSeconds $waits $lease (add (int .Values.drainSeconds) (sub $lease $waits)) }}
@@ -439,7 +483,7 @@ epp.config has no disagg-profile-handler, so nothing would go to the prefill pod
 {{- if and (eq (int .Values.decode.replicas) 0) (not .Values.decode.autoscaling.enabled) }}
 decode.replicas is 0: without decode pods nothing is served, so take 1 or more
 {{- end -}}
-{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) -}}
+{{- $remote := and (gt (int .Values.epp.threshold) 0) (not .Values.epp.config) (eq (include "tandem.connector" .) "nixlv2") -}}
 {{- if and (eq (int $prefill.replicas) 0) (not $prefill.autoscaling.enabled) $remote }}
 {{ printf (print "prefill.replicas is 0, but prompts from epp.threshold %v tokens on are to be prefilled remotely: "
      "take 1 or more, or set epp.threshold to 0 (all local)")

@@ -57,6 +57,37 @@ enable-ssl-refresh: set tls.prefill.secret
 otlp-traces-endpoint: set tracing.endpoint and tracing.engines
 {{- end -}}
 
+{{- define "tandem.made.sglang" -}}
+port: it follows from the role
+host: it follows from the role
+config: a file could change all that the chart makes, so write its settings as arguments
+model-path: set model.name
+model: set model.name
+served-model-name: set model.name
+page-size: set engine.blockSize
+kv-cache-dtype: set engine.kvCacheDtype
+context-length: set engine.maxModelLen
+tp-size: set parallelism.tensor of the role
+tensor-parallel-size: set parallelism.tensor of the role
+pp-size: pipeline parallelism is not served, so set parallelism.tensor
+pipeline-parallel-size: pipeline parallelism is not served, so set parallelism.tensor
+nnodes: an engine of several pods is not served
+node-rank: an engine of several pods is not served
+dist-init-addr: an engine of several pods is not served
+disaggregation-mode: it follows from the role
+disaggregation-transfer-backend: the chart sets it
+disaggregation-bootstrap-port: set engine.bootstrapPort
+enable-metrics: the chart sets it
+enable-cache-report: the chart sets it
+uvicorn-access-log-exclude-prefixes: the chart sets it
+api-key: pickers and sidecars have no key, so have the proxy check keys (proxy.httpFilters)
+ssl-keyfile: set tls.prefill.secret
+ssl-certfile: set tls.prefill.secret
+enable-ssl-refresh: set tls.prefill.secret
+enable-trace: set tracing.endpoint and tracing.engines
+otlp-traces-endpoint: set tracing.endpoint and tracing.engines
+{{- end -}}
+
 {{- define "tandem.made.sim" -}}
 host: it follows from the role
 port: it follows from the role
@@ -166,6 +197,13 @@ trust-request-chat-template, enable-auto-tool-choice, tool-call-parser, reasonin
 mm-processor-kwargs, interleave-mm-strings, config-format, model-impl, runner, convert]
 {{- end -}}
 
+{{/* The same for SGLang. */}}
+{{- define "tandem.shared.sglang" -}}
+[dtype, quantization, revision, tokenizer-path, tokenizer-mode, trust-remote-code, json-model-override-args, chat-template,
+completion-template, tool-call-parser, reasoning-parser, model-impl, enable-lora, lora-paths, max-loras-per-batch, max-lora-rank,
+lora-target-modules, enable-multimodal, enable-dp-attention, speculative-algorithm, speculative-draft-model-path]
+{{- end -}}
+
 {{/*
 The name of an argument as its program understands it: _ is -, and a dot enters a JSON value. Empty for values.
 */}}
@@ -216,7 +254,7 @@ Without known the program may have flags that the chart does not know.
 {{- define "tandem.check.arguments" -}}
 {{- $sim := eq .Values.engine.type "sim" -}}
 {{- $made := include (print "tandem.made." .Values.engine.type) . | fromYaml -}}
-{{- $shared := include "tandem.shared.vllm" . | fromYamlArray -}}
+{{- $shared := include (print "tandem.shared." (ternary "vllm" .Values.engine.type $sim)) . | fromYamlArray -}}
 {{- $flags := .Files.Get "flags.yaml" | fromYaml -}}
 {{- $engines := dict "engine.args" .Values.engine.args "prefill.args" .Values.prefill.args
       "decode.args" .Values.decode.args -}}
@@ -250,6 +288,11 @@ VLLM_NIXL_SIDE_CHANNEL_HOST: it is the pod's address
 VLLM_NIXL_SIDE_CHANNEL_PORT: set engine.sideChannelPort
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 VLLM_API_KEY: set engine.apiKeySecret
+SGLANG_HOST_IP: it is the pod's address
+SGLANG_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
+SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT: set sidecar.prefillTimeoutSeconds
+SGLANG_DISAGGREGATION_WAITING_TIMEOUT: set sidecar.prefillTimeoutSeconds
+SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS: the chart sets it
 UCX_TLS: set engine.ucxTLS
 HF_TOKEN: set model.hf.tokenSecret
 HF_HOME: it is the folder of model.cache
