@@ -19,6 +19,12 @@ const (
 	ProxyGateway = "gateway"
 )
 
+// The engines of PDOptions.Engine.
+const (
+	EngineVLLM   = "vllm"
+	EngineSGLang = "sglang"
+)
+
 // PDOptions describe a P/D stack.
 type PDOptions struct {
 	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in NIXLDir.
@@ -28,6 +34,9 @@ type PDOptions struct {
 	Prefill, Decode int
 	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
 	PrefillEngines, DecodeEngines []string
+	// Engine is EngineVLLM, which is the default, or EngineSGLang: what the engines are, or simulate. Simulated SGLang engines
+	// compute prompts in decode only if there is no prefill engine, as real ones.
+	Engine string
 	// Threshold is how many uncached tokens a prompt needs for remote prefill; 0: no prompt gets it.
 	Threshold int
 	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
@@ -120,6 +129,17 @@ func (a *assembly) check(ctx context.Context) error {
 	if decode == 0 {
 		return errors.New("there is no decode engine: it takes at least one, and prefill engines beside it to prefill remotely")
 	}
+	switch a.Engine {
+	case "":
+		a.Engine = EngineVLLM
+	case EngineVLLM:
+	case EngineSGLang:
+		if a.Keeper || a.Transport == TransportNIXL {
+			return errors.New("NIXL agent processes, and simulated engines that speak NIXL, are for vLLM's protocol: leave them out with SGLang")
+		}
+	default:
+		return fmt.Errorf("%q is not an engine: want %s or %s", a.Engine, EngineVLLM, EngineSGLang)
+	}
 	if err := a.chooseProxy(); err != nil {
 		return err
 	}
@@ -200,14 +220,29 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 	for i := range pods {
 		pod := &pods[i]
 		pod.Name = role + "-" + strconv.Itoa(i)
-		program := a.sim(pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...)
-		err := a.start(ctx, program, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin, "sidechannel": &pod.SideChannel})
+		wanted := map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}
+		flags := []string{"--role=" + role}
+		if a.Engine == EngineSGLang {
+			flags = a.sglangFlags(role)
+		} else {
+			wanted["sidechannel"] = &pod.SideChannel
+		}
+		err := a.start(ctx, a.sim(pod.Name, append(flags, a.SimFlags...)...), wanted)
 		if err != nil {
 			return nil, err
 		}
 		pod.Address = pod.Engine
 	}
 	return pods, nil
+}
+
+// sglangFlags are those of a simulated SGLang engine. Without a prefill engine, those of decode compute prompts too.
+func (a *assembly) sglangFlags(role string) []string {
+	mode := role
+	if a.Prefill == 0 {
+		mode = "null"
+	}
+	return []string{"--engine=sglang", "--disaggregation-mode=" + mode, "--disaggregation-bootstrap-port=0"}
 }
 
 // sim returns a simulated engine with the transport of the stack.
@@ -225,6 +260,9 @@ func (a *assembly) sim(name string, flags ...string) Program {
 // to the prefill engines of the options.
 func (a *assembly) startSidecars(ctx context.Context) error {
 	flags := []string{"--tell-pods"} // its clients are on this machine
+	if a.Engine == EngineSGLang {
+		flags = append(flags, "--kv-connector=sglang")
+	}
 	for _, pod := range a.pd.Prefill {
 		flags = append(flags, "--prefill-allow="+pod.Engine)
 	}

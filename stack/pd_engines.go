@@ -84,9 +84,13 @@ func (a *assembly) findModel(ctx context.Context) error {
 	var common []string
 	first := ""
 	for _, pod := range slices.Concat(a.pd.Decode, a.pd.Prefill) {
-		models, err := a.servedModels(ctx, pod.Engine)
+		models, maker, err := a.servedModels(ctx, pod.Engine)
 		if err != nil {
 			return fmt.Errorf("engine %s (%s) is not ready: %w", pod.Engine, pod.Name, err)
+		}
+		if maker != a.Engine && (maker == EngineVLLM || maker == EngineSGLang) {
+			return fmt.Errorf("engine %s (%s) is one of %s, and the sidecars would speak the protocol of %s: choose the engine %s",
+				pod.Engine, pod.Name, maker, a.Engine, maker)
 		}
 		if first == "" {
 			first, common = pod.Engine, models
@@ -102,24 +106,25 @@ func (a *assembly) findModel(ctx context.Context) error {
 	return nil
 }
 
-func (a *assembly) servedModels(ctx context.Context, engine string) ([]string, error) {
+// servedModels returns the models of an engine, and what it calls their owner: the engine's own name, "vllm" for instance.
+func (a *assembly) servedModels(ctx context.Context, engine string) (models []string, maker string, err error) {
 	body, err := a.look(ctx, engine, "/v1/models")
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	var list struct {
 		Data []struct {
-			ID string `json:"id"`
+			ID    string `json:"id"`
+			Owner string `json:"owned_by"`
 		} `json:"data"`
 	}
 	if json.Unmarshal(body, &list) != nil || len(list.Data) == 0 {
-		return nil, errors.New("GET /v1/models names no model")
+		return nil, "", errors.New("GET /v1/models names no model")
 	}
-	var models []string
 	for _, m := range list.Data {
 		models = append(models, m.ID)
 	}
-	return models, nil
+	return models, list.Data[0].Owner, nil
 }
 
 // ErrUnauthorized says that an engine wants an API key, or another one than PDOptions.EngineKey.

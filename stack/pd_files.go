@@ -72,7 +72,8 @@ func (a *assembly) endpoints() ([]byte, error) {
 			if err != nil {
 				return nil, fmt.Errorf("naming the endpoint %s: %w", pod.Name, err)
 			}
-			list = append(list, endpoint{pod.Name, address.Addr().String(), address.Port(), map[string]string{"llm-d.ai/role": of.role}})
+			labels := map[string]string{"llm-d.ai/role": of.role, "llm-d.ai/engine-type": a.Engine}
+			list = append(list, endpoint{pod.Name, address.Addr().String(), address.Port(), labels})
 		}
 	}
 	return yaml.Marshal(map[string]any{"endpoints": list})

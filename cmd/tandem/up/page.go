@@ -49,6 +49,10 @@ func (s *settings) prefill(pd *stack.PD) string {
 	if len(pd.Prefill) == 0 {
 		return "There is no prefill engine: every prompt is prefilled by its decode engine, and -H 'x-tandem-pd: force' is refused with 503."
 	}
+	if s.Stack.Engine == stack.EngineSGLang {
+		return "SGLang's decode engines compute no prompts: every prompt is prefilled remotely, and -H 'x-tandem-pd: bypass' is refused with 503.\n" +
+			"Both engines get a request at once. If one of them fails, the sidecar has both end it."
+	}
 	return s.rule() + "\n" + s.hold() + "\n" +
 		"For one request, -H 'x-tandem-pd: force' makes prefill remote, and -H 'x-tandem-pd: bypass' makes it local."
 }

@@ -29,6 +29,7 @@ type settings struct {
 
 type stackFlags struct {
 	Listen    string `flag:"listen" arg:"IP:PORT" help:"address that clients connect to; port 0 takes any free one"`
+	Engine    string `flag:"engine" enum:"vllm,sglang" help:"what the engines are, or simulate: it decides how they hand over"`
 	Threshold int    `flag:"threshold" arg:"TOKENS" help:"number of prompt tokens not cached on the decode engine from which a prompt is prefilled remotely; 0: none is"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
 	Envoy     bool   `flag:"envoy" help:"require the real Envoy. Default: Envoy if one is found (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
@@ -75,6 +76,8 @@ func (s *settings) Validate(p *boot.Problems) {
 	}
 	p.Require(s.Stack.Library == "" || s.Stack.Transport == stack.TransportNIXL,
 		"nixl-library", "has no effect with --transport %s: leave it out", s.Stack.Transport)
+	p.Require(s.Stack.Engine == stack.EngineVLLM || s.Stack.Transport != stack.TransportNIXL,
+		"transport", "nixl is for vLLM's protocol: leave it out with --engine %s", s.Stack.Engine)
 	for _, engine := range s.Engines.Prefill {
 		p.RequireAddress("prefill-engine", engine)
 	}
@@ -119,15 +122,18 @@ func checkModel(file string) error {
 }
 
 // keeps reports whether sidecars notify prefill engines themselves. Engines that the user started can be notified only over
-// NIXL.
+// NIXL. SGLang's take no notices.
 func (s *settings) keeps() bool {
+	if s.Stack.Engine == stack.EngineSGLang {
+		return false
+	}
 	return len(s.Engines.Decode) == 0 || s.Stack.Transport == stack.TransportNIXL
 }
 
 func (s *settings) options() (stack.PDOptions, error) {
 	o := stack.PDOptions{
 		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, OTLP: s.Stack.OTLP,
-		Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
+		Engine: s.Stack.Engine, Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
 		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode,
 	}
 	if s.Stack.Envoy {
@@ -147,7 +153,7 @@ func (s *settings) options() (stack.PDOptions, error) {
 
 // Run runs the command. The error is an Exit with CodeMissing if a part of the stack is missing.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Threshold: defaultThreshold, Transport: stack.TransportTCP}, Sims: simFlags{Prefill: 2, Decode: 2}}
+	s := settings{Stack: stackFlags{Listen: "127.0.0.1:8080", Engine: stack.EngineVLLM, Threshold: defaultThreshold, Transport: stack.TransportTCP}, Sims: simFlags{Prefill: 2, Decode: 2}}
 	if _, err := (boot.Program{Summary: "up: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
