@@ -346,7 +346,7 @@ func TestPlugins(t *testing.T) {
 
 // foreignFlags are flags of other programs that pages name.
 var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
-	"--version", "--help", "--check"}
+	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size"}
 
 // TestFlags finds flags in prose that no program of ours has.
 func TestFlags(t *testing.T) {

@@ -57,7 +57,7 @@ version is not among them: an upgrade that changes nothing else should not resta
 {{- default (ternary "sglang" "nixlv2" (eq .Values.engine.type "sglang")) .Values.sidecar.connector -}}
 {{- end -}}
 
-{{/* The engine whose API and metrics the engines have: the simulated one behaves as that of the protocol. */}}
+{{/* The engine whose API and metrics the engines have: the simulated one has vLLM's. */}}
 {{- define "tandem.engineName" -}}
 {{- ternary "sglang" "vllm" (eq (include "tandem.connector" .) "sglang") -}}
 {{- end -}}

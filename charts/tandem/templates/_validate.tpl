@@ -284,7 +284,7 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
 {{- $type := .Values.engine.type -}}
 {{- $connector := include "tandem.connector" . -}}
 {{- $own := ternary "sglang" "nixlv2" (eq $type "sglang") -}}
-{{- if and (ne $type "sim") (ne $connector $own) }}
+{{- if ne $connector $own }}
 {{ printf "sidecar.connector is %s, but engine.type %s hands over by %s: leave it empty" $connector $type $own }}
 {{- else if eq $connector "sglang" -}}
   {{- if .Values.sidecar.keeper.enabled }}
