@@ -32,6 +32,7 @@ type StagePick struct {
 	Row       *StageRow   // the stage, as configured when it was picked for; it does not change
 	Reason    pd.Reason   // why the stage runs; "" for the first stage
 	Endpoints []*Endpoint // best first, never empty
+	Ranks     []pd.Rank   // data-parallel ranks of Endpoints that are to do the stage; nil = none is named
 	// Seen is what the pick knew of the first endpoint; nil if no observer is configured.
 	Seen *Seen
 }
@@ -61,7 +62,13 @@ func (d *Decision) First() []*Endpoint { return d.Picks[0].Endpoints }
 func (d *Decision) Plan() pd.Plan {
 	p := pd.Plan{Verdict: d.Verdict, Reason: d.Reason, Strict: d.Strict}
 	for i := range d.Picks {
-		if s := &d.Picks[i]; i > 0 && !s.Row.Split { // the verdict tells of the stage that splits
+		switch s := &d.Picks[i]; {
+		case i == 0 && s.Ranks != nil && len(s.Endpoints) == 1: // the gateway may turn to others, which have other ranks
+			p.DecodeRank = s.Ranks[0]
+		case i == 0:
+		case s.Row.Split: // the verdict tells of it
+			p.PrefillRanks = s.Ranks
+		default:
 			p.Stages = append(p.Stages, pd.PlanStage{Name: string(s.Row.Stage), Reason: s.Reason})
 		}
 	}

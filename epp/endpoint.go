@@ -29,7 +29,7 @@ type Endpoint struct {
 
 	signals  Values         // of every LabelSignal
 	inFlight *meter         // shared by all versions
-	peer     *atomic.Uint32 // a Peer, shared by all versions
+	peer     *atomic.Uint32 // a Peer, and takesRanks; shared by all versions
 	presumed EngineMode     // while no page was read
 }
 
@@ -78,11 +78,23 @@ func (e *Endpoint) Is(other *Endpoint) bool {
 	return e == other || e != nil && other != nil && e.inFlight == other.inFlight
 }
 
-// Peer returns what takes the requests at the endpoint's address, as far as is known.
-func (e *Endpoint) Peer() Peer { return Peer(e.peer.Load()) }
+// takesRanks is the bit of Endpoint.peer that says that plans may name ranks.
+const takesRanks = 1 << 8
 
-// SetPeer notes what takes the requests. Only the pool may call it.
-func (e *Endpoint) SetPeer(p Peer) { e.peer.Store(uint32(p)) }
+// Peer returns what takes the requests at the endpoint's address, as far as is known.
+func (e *Endpoint) Peer() Peer { return Peer(e.peer.Load() &^ takesRanks) }
+
+// TakesRanks reports whether it is known to read plans that name ranks.
+func (e *Endpoint) TakesRanks() bool { return e.peer.Load()&takesRanks != 0 }
+
+// SetPeer notes what takes the requests, and whether it reads plans that name ranks. Only the pool may call it.
+func (e *Endpoint) SetPeer(p Peer, ranks bool) {
+	v := uint32(p)
+	if ranks {
+		v |= takesRanks
+	}
+	e.peer.Store(v)
+}
 
 // String returns namespace/name.
 func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.Name) }

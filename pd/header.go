@@ -25,6 +25,9 @@ const (
 	// HeaderSidecar tells a picker that reads a metrics page by way of the sidecar, by SidecarTakesPlans, that this sidecar takes
 	// HeaderPlan and the like, and lets no engine see them.
 	HeaderSidecar = "x-tandem-sidecar"
+	// HeaderSidecarReads stands beside HeaderSidecar and lists, separated by commas, the optional members of plans that this sidecar
+	// reads: SidecarReadsRanks. Sidecars that do not send it refuse plans with such members.
+	HeaderSidecarReads = "x-tandem-sidecar-reads"
 	// HeaderDecision tells the client what happened to the request: see Result.
 	HeaderDecision = "x-tandem-pd-decision"
 	// HeaderPods tells the client which pods served it, where the operator wants that: see Pods.
@@ -47,6 +50,9 @@ const (
 
 // SidecarTakesPlans is the value of HeaderSidecar.
 const SidecarTakesPlans = "plan"
+
+// SidecarReadsRanks says in HeaderSidecarReads that the sidecar reads the ranks of a Plan.
+const SidecarReadsRanks = "ranks"
 
 // internalPrefixes are the beginnings of headers that only Tandem's components and other pickers may set. Engines do not use
 // them, and a client must not choose pods or plans by them.

@@ -10,7 +10,7 @@ import (
 
 // Plan tells the sidecar what the picker decided, in HeaderPlan:
 //
-//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report][;stage-<name>=<token> …]
+//	remote|local;id=<16 hex>;reason=<token>;strict=0|1;epp=<ms>[;report][;stage-<name>=<token> …][;prefill-ranks=<n>|-,…][;decode-rank=<n>]
 type Plan struct {
 	Verdict Verdict // whether the prompt is computed on another pod
 	ID      string  // 16 lower-case hex digits, made by the picker, one per request
@@ -19,6 +19,66 @@ type Plan struct {
 	EPP     time.Duration // last request byte at the picker → its answer
 	Report  bool          // the picker reads trailers: send it the report on streams
 	Stages  []PlanStage   // further stages that run on other pods, in their order; nil = none
+	// PrefillRanks are the data-parallel ranks that are to compute the prompt, one for each candidate of HeaderPrefill, in its order;
+	// nil = none is named. Only sidecars that say so in HeaderSidecarReads get ranks.
+	PrefillRanks []Rank
+	// DecodeRank is the rank that is to generate.
+	DecodeRank Rank
+}
+
+// Rank is a data-parallel rank of one engine: its number plus one. The zero value names none: the sidecar or the engine chooses.
+type Rank uint16
+
+// maxRank is more than the data-parallel ranks of any engine.
+const maxRank = 1 << 12
+
+// RankOf returns the rank with a number, none if the number is impossible.
+func RankOf(number int) Rank {
+	if number < 0 || number >= maxRank {
+		return 0
+	}
+	return Rank(number + 1)
+}
+
+// Number returns the rank's number, as engines count: from 0. ok is false if none is named.
+func (r Rank) Number() (number int, ok bool) { return int(r) - 1, r > 0 }
+
+// String returns the number, or - for none.
+func (r Rank) String() string {
+	if number, ok := r.Number(); ok {
+		return strconv.Itoa(number)
+	}
+	return noRank
+}
+
+// noRank stands for a candidate without a rank among others.
+const noRank = "-"
+
+func parseRank(v string) (Rank, error) {
+	number, err := strconv.ParseUint(v, 10, 16)
+	if err != nil || number >= maxRank || len(v) > 1 && v[0] == '0' {
+		return 0, fmt.Errorf("must be the number of a rank below %d", maxRank)
+	}
+	return RankOf(int(number)), nil
+}
+
+// parseRanks parses the ranks of prefill candidates.
+func parseRanks(v string) (ranks []Rank, err error) {
+	named := false
+	for text := range strings.SplitSeq(v, ",") {
+		var r Rank
+		if text != noRank {
+			if r, err = parseRank(text); err != nil {
+				return nil, err
+			}
+			named = true
+		}
+		ranks = append(ranks, r)
+	}
+	if !named || len(ranks) > MaxTargets {
+		return nil, fmt.Errorf("must name a rank, for at most %d candidates", MaxTargets)
+	}
+	return ranks, nil
 }
 
 // PlanStage is a stage of a request, besides decode and prefill, that runs on another pod.
@@ -36,7 +96,7 @@ const maxStageName = 16
 // planIDLen is the length of a plan's id in hex digits (64 bits: no collision among the requests in flight in one pool).
 const planIDLen = 16
 
-// ParsePlan parses HeaderPlan. Every member but report and the stages is required, each once. Unknown members, and reasons
+// ParsePlan parses HeaderPlan. Every member but report, stages and ranks is required, each once. Unknown members, and reasons
 // that do not explain the verdict, are errors.
 func ParsePlan(value string) (Plan, error) {
 	var p Plan
@@ -84,6 +144,12 @@ func (p *Plan) set(name, v string, have *int) (err error) {
 		if v != "" {
 			err = errors.New("takes no value")
 		}
+	case "prefill-ranks":
+		*have--
+		p.PrefillRanks, err = parseRanks(v)
+	case "decode-rank":
+		*have--
+		p.DecodeRank, err = parseRank(v)
 	default:
 		*have--
 		err = p.addStage(name, v)
@@ -124,6 +190,16 @@ func (p Plan) String() string {
 	for _, s := range p.Stages {
 		b = append(append(append(b, ';'), stagePrefix...), s.Name...)
 		b = append(append(b, '='), s.Reason...)
+	}
+	for i, r := range p.PrefillRanks {
+		lead := ","
+		if i == 0 {
+			lead = ";prefill-ranks="
+		}
+		b = append(append(b, lead...), r.String()...)
+	}
+	if p.DecodeRank > 0 {
+		b = append(append(b, ";decode-rank="...), p.DecodeRank.String()...)
 	}
 	return string(b)
 }

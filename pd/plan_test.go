@@ -37,6 +37,9 @@ func TestParsePlan(t *testing.T) {
 		{"any order, blanks", "local; report; epp=0.001; strict=0; reason=bypassed; id=" + id,
 			pd.Plan{Verdict: pd.Local, ID: id, Reason: pd.Bypassed, EPP: time.Microsecond, Report: true},
 			"local;id=" + id + ";reason=bypassed;strict=0;epp=0.001;report"},
+		{"ranks of two of three candidates", plan + ";prefill-ranks=1,-,0;decode-rank=3",
+			pd.Plan{Verdict: pd.Remote, ID: id, Reason: pd.Uncached, EPP: 800 * time.Microsecond,
+				PrefillRanks: []pd.Rank{pd.RankOf(1), 0, pd.RankOf(0)}, DecodeRank: pd.RankOf(3)}, ""},
 		{"finer than a microsecond", "local;id=" + id + ";reason=bypassed;strict=0;epp=1.23456",
 			pd.Plan{Verdict: pd.Local, ID: id, Reason: pd.Bypassed, EPP: 1235 * time.Microsecond},
 			"local;id=" + id + ";reason=bypassed;strict=0;epp=1.235"},
@@ -110,6 +113,13 @@ func TestParsePlanRefuses(t *testing.T) {
 		{"a stage that is local", plan + ";stage-encode=short-prompt", "does not explain remote"},
 		{"a stage without a reason", plan + ";stage-encode", "does not explain remote"},
 		{"a stage twice", plan + ";stage-encode=always;stage-encode=always", "twice"},
+		{"no prefill rank", plan + ";prefill-ranks=", "number of a rank"},
+		{"prefill ranks that name none", plan + ";prefill-ranks=-,-", "must name a rank"},
+		{"more prefill ranks than candidates", plan + ";prefill-ranks=1" + strings.Repeat(",1", pd.MaxTargets), "at most"},
+		{"a negative prefill rank", plan + ";prefill-ranks=-1", "number of a rank"},
+		{"a rank beyond all engines", plan + ";decode-rank=4096", "number of a rank"},
+		{"a rank in another form", plan + ";decode-rank=01", "number of a rank"},
+		{"no decode rank", plan + ";decode-rank=-", "number of a rank"},
 		{"report with a value", plan + ";report=1", "takes no value"},
 		{"too long", plan + strings.Repeat(" ", 512), "longer than 512 bytes"},
 	}
@@ -137,6 +147,13 @@ func TestPlanRoundTrip(t *testing.T) {
 		for _, name := range []string{"encode", "re-rank"}[:r.IntN(3)] {
 			p.Stages = append(p.Stages, pd.PlanStage{Name: name, Reason: oneOf(r, pd.Reasons(pd.Remote))})
 		}
+		for range r.IntN(3) {
+			p.PrefillRanks = append(p.PrefillRanks, pd.RankOf(r.IntN(8)))
+		}
+		if p.PrefillRanks != nil && r.IntN(2) == 0 {
+			p.PrefillRanks = append(p.PrefillRanks, 0)
+		}
+		p.DecodeRank = pd.RankOf(r.IntN(9) - 1)
 		if back, err := pd.ParsePlan(p.String()); err != nil || !reflect.DeepEqual(back, p) {
 			t.Fatalf("%+v prints as %s, which is %+v, %v", p, p, back, err)
 		}
@@ -155,6 +172,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add(plan)
 	f.Add("local; report; epp=1e3; strict=1; reason=bypassed; id=0123456789abcdef")
 	f.Add("remote;;id=")
+	f.Add(plan + ";prefill-ranks=0,-;decode-rank=1")
 	f.Fuzz(func(t *testing.T, in string) {
 		p, err := pd.ParsePlan(in)
 		if err != nil {

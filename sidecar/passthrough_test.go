@@ -242,14 +242,15 @@ func TestStaleConnections(t *testing.T) {
 // TestMetricsPageNamesTheSidecar: a picker that reads the engine's page learns from it that it may send its plans. Engines cannot
 // claim that, and other answers do not tell it to clients.
 func TestMetricsPageNamesTheSidecar(t *testing.T) {
-	s := startRig(t, startEngine(t, says(200, "text/plain", "vllm:num_requests_running 0\n", pd.HeaderSidecar, "lie")).addr)
-	for path, want := range map[string]string{"/metrics": pd.SidecarTakesPlans, "/v1/models": ""} {
+	s := startRig(t, startEngine(t, says(200, "text/plain", "vllm:num_requests_running 0\n", pd.HeaderSidecar, "lie", pd.HeaderSidecarReads, "lie")).addr)
+	for path, want := range map[string]string{"/metrics": pd.SidecarTakesPlans + " " + pd.SidecarReadsRanks, "/v1/models": " "} {
 		resp, err := http.Get(s.url + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if got := resp.Header.Values(pd.HeaderSidecar); strings.Join(got, ",") != want {
+		got := strings.Join(resp.Header.Values(pd.HeaderSidecar), ",") + " " + strings.Join(resp.Header.Values(pd.HeaderSidecarReads), ",")
+		if got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
 		}
 	}

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -148,7 +149,11 @@ func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Pe
 		}
 	}
 	if planned && (peer == epp.PeerTandem || st.filter == filterPicker) { // the accountant needs it, and removes it
-		set(m, pd.HeaderPlan, st.outcome.Plan.String())
+		plan := st.outcome.Plan
+		if !takeRanks(d.First()) {
+			plan.PrefillRanks, plan.DecodeRank = nil, 0
+		}
+		set(m, pd.HeaderPlan, plan.String())
 	}
 	if peer != epp.PeerTandem {
 		m.RemoveHeaders = append(m.RemoveHeaders, pd.HeaderMode)
@@ -160,6 +165,12 @@ func (st *stream) setPlan(m *procv3.HeaderMutation, d *epp.Decision, peer epp.Pe
 	if st.request.rename != nil {
 		set(m, pd.HeaderModel, st.request.rename.String())
 	}
+}
+
+// takeRanks reports whether the sidecars of all these endpoints read plans that name ranks. Only their metrics pages tell that:
+// others refuse such a plan.
+func takeRanks(endpoints []*epp.Endpoint) bool {
+	return !slices.ContainsFunc(endpoints, func(e *epp.Endpoint) bool { return !e.TakesRanks() })
 }
 
 // peerOf returns what takes a request at all of these endpoints: PeerTandem only if all are known to have Tandem's sidecar.

@@ -36,7 +36,7 @@ func TestHeadersByPeer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, mark := range []client.Mark{"", client.MarkPicker} {
 				p := remotePool()
-				p.endpoints[0].SetPeer(c.peer)
+				p.endpoints[0].SetPeer(c.peer, false)
 				r := startRig(t, p, setting(func(f *Config) {
 					f.AllTakePlans = c.always
 					if c.secret {
@@ -77,6 +77,28 @@ func TestHeadersByPeer(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRanksByPeer: sidecars that do not say that they read ranks would refuse a plan that names them.
+func TestRanksByPeer(t *testing.T) {
+	for _, takes := range []bool{true, false} {
+		p := remotePool()
+		p.choose = func(*epp.Request) (*epp.Decision, error) {
+			d, err := p.remote(p.endpoints[0], p.endpoints[1])
+			d.Picks[0].Ranks, d.Picks[1].Ranks = []pd.Rank{pd.RankOf(2)}, []pd.Rank{pd.RankOf(1)}
+			return d, err
+		}
+		p.endpoints[0].SetPeer(epp.PeerTandem, takes)
+		c := startRig(t, p, setting(func(f *Config) { f.AllTakePlans = true })).open(t, "")
+		plan, err := pd.ParsePlan(c.decide()[pd.HeaderPlan])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if named := plan.DecodeRank == pd.RankOf(2) && slices.Equal(plan.PrefillRanks, []pd.Rank{pd.RankOf(1)}); named != takes || !named && plan.PrefillRanks != nil {
+			t.Errorf("a sidecar that takes ranks (%t) gets the plan %v", takes, plan)
+		}
+		c.finish()
 	}
 }
 

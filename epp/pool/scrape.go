@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -242,7 +243,7 @@ func (s *scraper) readPage(ctx context.Context) (epp.Load, error) {
 		return epp.Load{}, page.ErrTooLarge
 	}
 	if s.request.URL.Host == s.member.Address { // otherwise it does not come by way of what takes the requests
-		s.member.SetPeer(peerOf(answer.Header))
+		s.member.SetPeer(peerOf(answer.Header), readsRanks(answer.Header))
 	}
 	r := readers.Get().(*page.Reader)
 	defer readers.Put(r)
@@ -259,6 +260,16 @@ func peerOf(h http.Header) epp.Peer {
 		return epp.PeerTandem
 	}
 	return epp.PeerOther
+}
+
+// readsRanks tells by the header of a metrics page whether the sidecar that has passed it on reads the ranks of plans.
+func readsRanks(h http.Header) bool {
+	for member := range strings.SplitSeq(h.Get(pd.HeaderSidecarReads), ",") {
+		if strings.TrimSpace(member) == pd.SidecarReadsRanks {
+			return true
+		}
+	}
+	return false
 }
 
 // resultOf returns the label of a scrape's result in metrics.

@@ -178,12 +178,14 @@ func TestUnreachable(t *testing.T) {
 
 // TestPeer: what takes requests at an endpoint is known by its metrics page, if that is on the same port.
 func TestPeer(t *testing.T) {
-	var header atomic.Value
+	var header, optional atomic.Value
 	header.Store("")
+	optional.Store("")
 	serve := func(w http.ResponseWriter, r *http.Request) {
 		if v := header.Load().(string); v != "" {
 			w.Header().Set(pd.HeaderSidecar, v)
 		}
+		w.Header().Set(pd.HeaderSidecarReads, optional.Load().(string))
 		show(busyPage)(w, r)
 	}
 	engine, elsewhere := httptest.NewServer(http.HandlerFunc(serve)), httptest.NewServer(http.HandlerFunc(serve))
@@ -203,6 +205,12 @@ func TestPeer(t *testing.T) {
 		header.Store(c.sends)
 		if s.turn(t.Context()); s.member.Peer() != c.want {
 			t.Errorf("%q: %v, want %v", c.sends, s.member.Peer(), c.want)
+		}
+	}
+	for reads, want := range map[string]bool{"": false, "ranks": true, "more, ranks": true, "rank": false} {
+		optional.Store(reads)
+		if s.turn(t.Context()); s.member.TakesRanks() != want {
+			t.Errorf("a sidecar that reads %q: it takes ranks is %t", reads, !want)
 		}
 	}
 	apart := scraperOf(p, engine.Listener.Addr().String())
