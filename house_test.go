@@ -126,6 +126,8 @@ var importRules = []importRule{
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},
+	{"replay/engine", nil, nil},
+	{"replay", []string{"replay/engine", "epp…", "pd…"}, nil},
 	{"cmd/sim", []string{"cmd/internal…", "pd…", "transfer…", "sim…"}, anything},
 	{"sim/transport", []string{"transfer"}, []string{"transfer/transfertest"}},
 	{"sim/model", nil, nil},

@@ -1,0 +1,23 @@
+// Package engine models one inference engine in virtual time: which requests each step runs, how long the step takes, and which
+// blocks of the KV cache they hold.
+//
+// A Table has the step times of one model on one kind of GPU. It is read from CSV; ten tables are part of the package. Requests
+// enter an Engine by Add, and Advance carries it to a moment. It calls a Listener when a request has its first token, when a request
+// is done, and when the blocks of a request are reserved whose KV cache comes from another engine.
+//
+// The scheduler is that of vLLM's engine core: a step has a budget of tokens and of sequences; running requests come first, then
+// waiting ones in their order; long prompts are computed in chunks; if blocks are missing, the youngest running request is preempted
+// and computed again. With PrefillFirst it is like SGLang's default: prompts are computed in steps of their own, while answers pause.
+// Steps in which the batch stays the same are one event, however many they are.
+//
+// # Approximations
+//
+//   - Prompts are compared in the parts that a trace names (512 tokens in Mooncake's), not in the engine's blocks. The last,
+//     incomplete part is not shared, and neither are answers: a trace does not say whether the next prompt continues one.
+//   - A step that computes several prompts takes as long as one prompt of as many new tokens, behind the mean of what was computed
+//     before each.
+//   - Sampling, tokenizers and HTTP take the stated overhead of a step, whatever the step.
+//   - SGLang retracts the requests that have generated least; here the youngest is preempted in both.
+//
+// The package knows no pool, no picker and no network: package replay has them.
+package engine

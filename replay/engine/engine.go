@@ -1,0 +1,464 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+	"sort"
+	"time"
+)
+
+// Config are the settings of an engine.
+type Config struct {
+	StepTokens   int           // most tokens of a step (vLLM: max_num_batched_tokens)
+	Sequences    int           // most requests that run (vLLM: max_num_seqs)
+	BlockTokens  int           // tokens of a block
+	KVTokens     int           // tokens that the KV cache holds
+	PartTokens   int           // tokens of one of a request's Parts; 0: prompts share nothing
+	Overhead     time.Duration // of every step, besides the table
+	PrefillFirst bool          // prompts are computed in steps of their own
+}
+
+// VLLM returns vLLM's defaults on large GPUs.
+func VLLM() Config {
+	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 16, Overhead: 2 * time.Millisecond}
+}
+
+// SGLang returns SGLang's defaults on large GPUs.
+func SGLang() Config {
+	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 1, Overhead: 2 * time.Millisecond, PrefillFirst: true}
+}
+
+// Request is one request to one engine. The fields above the line are the caller's.
+type Request struct {
+	Prompt, Output int      // tokens; both at least 1
+	Parts          []uint64 // chained identities of the prompt's whole parts
+	// Remote says that the prompt's KV cache comes from another engine: see Listener.Reserved.
+	Remote bool
+	// Hold keeps the blocks after the request is done, until Release: another engine reads them.
+	Hold bool
+	Of   any // the caller's
+
+	Preempted int // times
+	Cached    int // tokens of the prompt that were in the prefix cache when the request was first scheduled
+
+	computed, generated int
+	own                 int     // blocks
+	parts               []*part // that it uses
+	remote              bool    // its prompt is not computed here: false after a preemption
+	arrived             bool    // the remote KV cache is there
+	step                int     // tokens in this step
+}
+
+// tokens returns how many tokens the request has now.
+func (r *Request) tokens() int { return r.Prompt + r.generated }
+
+// Listener is told what becomes of requests. It must not call the engine: what it does has to wait until Add, Arrived, Release or
+// Advance has returned.
+type Listener interface {
+	// First is called when a request has its first token.
+	First(now time.Duration, r *Request)
+	// Done is called when a request has all its tokens, after First.
+	Done(now time.Duration, r *Request)
+	// Reserved is called when the blocks of a Remote request are reserved. Its KV cache, missing tokens of it, may now be sent; then
+	// the caller calls Arrived.
+	Reserved(now time.Duration, r *Request, missing int)
+	// Ran is called after steps in which each of batch requests got a token that is not its first. took is the mean of the steps.
+	Ran(steps, batch int, took time.Duration)
+}
+
+// Engine is one engine. It is not safe for concurrent use.
+type Engine struct {
+	config  Config
+	table   *Table
+	listen  Listener
+	cache   *cache
+	waiting queue
+	running []*Request // the oldest first
+	pending int        // Remote requests whose blocks are reserved
+	blocked bool       // the first waiting request cannot run before another ends
+	found   []*part
+
+	run  run
+	busy bool
+}
+
+// run is a number of equal steps that are one event.
+type run struct {
+	start       time.Duration
+	steps       int
+	batch       int
+	first, each float64 // ms: time of the first step, and by how much each is longer than the one before
+}
+
+// end returns when n steps of the run have ended.
+func (r *run) end(n int) time.Duration {
+	steps := float64(n)
+	return r.start + time.Duration(math.Round((r.first*steps+r.each*steps*(steps-1)/2)*1e6))
+}
+
+// ended returns how many steps have ended before now.
+func (r *run) ended(now time.Duration) int {
+	return sort.Search(r.steps, func(i int) bool { return r.end(i+1) >= now })
+}
+
+// New makes an engine without requests.
+func New(c Config, t *Table, l Listener) *Engine {
+	each := 0
+	if c.PartTokens > 0 {
+		each = c.PartTokens / c.BlockTokens
+	}
+	return &Engine{config: c, table: t, listen: l, cache: newCache(c.KVTokens/c.BlockTokens, each)}
+}
+
+// Problem returns why the engine could never serve a request of these lengths; nil if it can.
+func (c *Config) Problem(prompt, output int) error {
+	if prompt+output > c.KVTokens/c.BlockTokens*c.BlockTokens {
+		return fmt.Errorf("a request of %d and %d tokens does not fit into a KV cache of %d", prompt, output, c.KVTokens)
+	}
+	return nil
+}
+
+// Add queues a request.
+func (e *Engine) Add(now time.Duration, r *Request) {
+	r.remote = r.Remote
+	e.waiting.push(r)
+	e.wake(now)
+}
+
+// Arrived says that the KV cache of a Remote request is there.
+func (e *Engine) Arrived(now time.Duration, r *Request) {
+	e.pending--
+	r.arrived, r.computed = true, r.Prompt-1
+	e.share(r)
+	e.waiting.pushFront(r)
+	e.wake(now)
+}
+
+// Release frees the blocks of a request with Hold.
+func (e *Engine) Release(now time.Duration, r *Request) {
+	e.drop(r)
+	e.wake(now)
+}
+
+// wake has the engine schedule at the end of the step that runs now, or at once if none runs.
+func (e *Engine) wake(now time.Duration) {
+	if !e.busy {
+		e.start(now)
+		return
+	}
+	e.run.steps = min(e.run.steps, e.run.ended(now)+1)
+}
+
+// Next returns when the engine must be advanced; ok is false while it has nothing to compute.
+func (e *Engine) Next() (at time.Duration, ok bool) { return e.run.end(e.run.steps), e.busy }
+
+// Advance ends the steps that end at now, which Next returned, and starts the next ones.
+func (e *Engine) Advance(now time.Duration) {
+	n := e.run.steps
+	if e.run.batch > 0 {
+		e.listen.Ran(n, e.run.batch, (now-e.run.start)/time.Duration(n))
+	}
+	if n > 1 { // otherwise the blocks were taken when the step was scheduled
+		for _, r := range e.running {
+			e.grow(r, e.blocks(r, r.computed+n))
+		}
+	}
+	left := e.running[:0]
+	for _, r := range e.running {
+		if r.step > 0 {
+			e.ran(now, r, n)
+		}
+		if r.generated < r.Output {
+			left = append(left, r)
+			continue
+		}
+		if !r.Hold {
+			e.drop(r)
+		}
+		e.listen.Done(now, r)
+	}
+	clear(e.running[len(left):])
+	e.running, e.busy = left, false
+	e.start(now)
+}
+
+// ran notes that a request took part in n steps.
+func (e *Engine) ran(now time.Duration, r *Request, n int) {
+	r.computed += r.step * n
+	e.share(r)
+	r.step = 0
+	if r.computed < r.tokens()+n-1 {
+		return // a chunk of its prompt
+	}
+	if r.generated += n; r.generated == n && n == 1 {
+		e.listen.First(now, r)
+	}
+}
+
+// share puts the parts that a request has computed into the prefix cache.
+func (e *Engine) share(r *Request) {
+	if e.cache.each == 0 {
+		return
+	}
+	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= r.computed; i++ {
+		p, ok := e.cache.put(r.Parts[i])
+		if !ok {
+			return // another request computed it in the meantime: the blocks stay this request's own
+		}
+		r.own -= e.cache.each
+		r.parts = append(r.parts, p)
+	}
+}
+
+// drop frees the blocks of a request.
+func (e *Engine) drop(r *Request) {
+	e.cache.own -= r.own
+	e.cache.leave(r.parts)
+	r.own, r.parts = 0, r.parts[:0]
+}
+
+// blocks returns how many more blocks a request needs to have computed n tokens.
+func (e *Engine) blocks(r *Request, n int) int {
+	return max(0, (n+e.config.BlockTokens-1)/e.config.BlockTokens-r.own-len(r.parts)*e.cache.each)
+}
+
+// start schedules the next step, and starts it if it computes anything.
+func (e *Engine) start(now time.Duration) {
+	budget := e.config.StepTokens
+	e.blocked = false
+	if e.config.PrefillFirst {
+		left := e.chunks(budget)
+		if e.admit(now, &left); left == budget { // no prompt is computed
+			e.advance(&budget)
+		}
+	} else if e.advance(&budget) {
+		e.admit(now, &budget)
+	}
+	var s Step
+	before, context, later := 0.0, 0, 0
+	for _, r := range e.running {
+		switch {
+		case r.step == 0:
+		case r.step == 1 && r.computed+1 == r.tokens():
+			s.Batch++
+			context += r.computed
+			if r.generated > 0 {
+				later++
+			}
+		default:
+			s.New += r.step
+			before += float64(r.computed) * float64(r.step)
+		}
+	}
+	if s.New+s.Batch == 0 {
+		return
+	}
+	if s.New > 0 {
+		s.Before = before / float64(s.New)
+	}
+	if s.Batch > 0 {
+		s.Context = float64(context) / float64(s.Batch)
+	}
+	overhead := float64(e.config.Overhead) / 1e6
+	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s) + overhead}
+	e.busy = true
+	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) {
+		e.extend(s, overhead)
+	}
+}
+
+// extend makes one event of the steps in which the same requests run: until one of them ends, or blocks are missing. Their time grows
+// evenly from the first to the last, as between two rows of the table. The blocks are taken when the run ends: until then no other
+// request takes any.
+func (e *Engine) extend(s Step, overhead float64) {
+	n := math.MaxInt
+	for _, r := range e.running {
+		n = min(n, r.Output-r.generated)
+	}
+	for n = min(n, maxRun); n > 1 && e.growth(n) > e.cache.free(); n /= 2 {
+	}
+	if n <= 1 {
+		return
+	}
+	last := s
+	last.Context += float64(n - 1)
+	e.run.steps, e.run.each = n, (e.table.Milliseconds(last)+overhead-e.run.first)/float64(n-1)
+}
+
+// maxRun bounds the steps of one event, so that the change of their time is even.
+const maxRun = 256
+
+// growth returns how many blocks n steps of the running requests need.
+func (e *Engine) growth(n int) (blocks int) {
+	for _, r := range e.running {
+		blocks += e.blocks(r, r.computed+n)
+	}
+	return blocks
+}
+
+func (e *Engine) grow(r *Request, blocks int) {
+	e.cache.take(blocks)
+	r.own += blocks
+}
+
+// advance schedules the running requests. It reports whether waiting ones may follow: not after a preemption.
+func (e *Engine) advance(budget *int) bool {
+	preempted := false
+	for i := 0; i < len(e.running) && *budget > 0; i++ {
+		r := e.running[i]
+		n := min(r.tokens()-r.computed, *budget)
+		need := e.blocks(r, r.computed+n)
+		for need > e.cache.free() {
+			preempted = true
+			if e.preempt() == r {
+				return false
+			}
+		}
+		e.grow(r, need)
+		r.step = n
+		*budget -= n
+	}
+	return !preempted
+}
+
+// preempt frees the blocks of the youngest running request, which waits again, as the first.
+func (e *Engine) preempt() *Request {
+	last := len(e.running) - 1
+	r := e.running[last]
+	e.running[last] = nil
+	e.running = e.running[:last]
+	e.drop(r)
+	r.computed, r.remote = 0, false
+	r.Preempted++
+	e.waiting.pushFront(r)
+	return r
+}
+
+// chunks schedules the next chunks of the prompts that run, and returns what is left of the budget.
+func (e *Engine) chunks(budget int) int {
+	for _, r := range e.running {
+		n := min(r.tokens()-r.computed, budget)
+		if r.computed+1 == r.tokens() || n <= 0 {
+			continue
+		}
+		need := e.blocks(r, r.computed+n)
+		if need > e.cache.free() {
+			continue
+		}
+		e.grow(r, need)
+		r.step = n
+		budget -= n
+	}
+	return budget
+}
+
+// admit has waiting requests run, in their order, until the budget, the sequences or the blocks are used up.
+func (e *Engine) admit(now time.Duration, budget *int) {
+	for e.waiting.len() > 0 && *budget > 0 {
+		r := e.waiting.first()
+		if len(e.running) >= e.config.Sequences {
+			e.blocked = true
+			return
+		}
+		hits, need, n := e.need(r, *budget)
+		if need+e.unused(hits)*e.cache.each > e.cache.free() {
+			e.blocked = true
+			return
+		}
+		e.waiting.pop()
+		if !r.arrived {
+			e.cache.use(hits)
+			r.parts = append(r.parts[:0], hits...)
+			r.computed = len(hits) * e.config.PartTokens
+			if r.Preempted == 0 {
+				r.Cached = r.computed
+			}
+		}
+		e.grow(r, need)
+		if r.remote && !r.arrived {
+			e.pending++
+			e.listen.Reserved(now, r, r.Prompt-r.computed)
+			continue
+		}
+		e.running = append(e.running, r)
+		if r.arrived && e.config.PrefillFirst {
+			r.arrived = false // it joins the next step that computes answers
+			continue
+		}
+		r.step, r.arrived = n, false
+		*budget -= n
+	}
+}
+
+// need returns the parts of a waiting request's prompt that are cached, the blocks that it needs to run, and its tokens of this step.
+func (e *Engine) need(r *Request, budget int) (hits []*part, blocks, n int) {
+	if r.arrived {
+		return nil, e.blocks(r, r.tokens()), 1
+	}
+	computed := 0
+	if e.cache.each > 0 {
+		whole := min(len(r.Parts), (r.Prompt-1)/e.config.PartTokens) // the last token is always computed
+		e.found = e.cache.find(r.Parts[:whole], e.found[:0])
+		hits, computed = e.found, len(e.found)*e.config.PartTokens
+	}
+	if n = min(r.tokens()-computed, budget); r.remote {
+		n = r.Prompt - computed
+	}
+	return hits, (computed+n+e.config.BlockTokens-1)/e.config.BlockTokens - len(hits)*e.cache.each, n
+}
+
+// unused returns how many of the parts no request uses: they are among the free blocks.
+func (e *Engine) unused(parts []*part) (n int) {
+	for _, p := range parts {
+		if p.requests == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Waiting returns how many requests wait; delayed: how many of these wait only for their KV cache.
+func (e *Engine) Waiting() (all, delayed int) { return e.waiting.len() + e.pending, e.pending }
+
+// Running returns how many requests run.
+func (e *Engine) Running() int { return len(e.running) }
+
+// Usage returns the used share of the KV cache.
+func (e *Engine) Usage(now time.Duration) float64 {
+	free := e.cache.free()
+	if e.busy && e.run.steps > 1 {
+		free -= e.growth(e.run.ended(now)) // blocks are taken when the run ends
+	}
+	return 1 - float64(free)/float64(e.cache.total)
+}
+
+// Blocks returns how many blocks the KV cache has.
+func (e *Engine) Blocks() int { return e.cache.total }
+
+// queue holds the waiting requests, in the order in which they run.
+type queue struct {
+	all  []*Request
+	head int // the first one
+}
+
+func (q *queue) len() int        { return len(q.all) - q.head }
+func (q *queue) first() *Request { return q.all[q.head] }
+func (q *queue) push(r *Request) { q.all = append(q.all, r) }
+
+func (q *queue) pop() {
+	q.all[q.head] = nil
+	if q.head++; q.head == len(q.all) {
+		q.all, q.head = q.all[:0], 0
+	}
+}
+
+// pushFront puts a request before all others.
+func (q *queue) pushFront(r *Request) {
+	if q.head == 0 { // make space for as many as wait, so that this is rare
+		space := len(q.all) + 8
+		q.all = append(make([]*Request, space, 2*space), q.all...)
+		q.head = space
+	}
+	q.head--
+	q.all[q.head] = r
+}
