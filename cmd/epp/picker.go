@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/pool/page"
 	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/epp/setup"
 )
 
 // picker is what the ext-proc server asks: the pool, the scheduler, and the configuration of both.
@@ -174,10 +175,7 @@ func (c *settings) dryRun(b *config.Built) error {
 // pipeline makes the pipeline that picks by a configuration. If the configuration has queues, requests wait in q, which takes the
 // place of shedding by priority.
 func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (*sched.Pipeline, error) {
-	cfg := sched.Config{Profiles: b.Profiles, Stages: b.Stages, Chooser: b.Chooser, Choices: b.Choices, Preparers: b.Preparers, Screeners: b.Screeners, Admitters: b.Admitters, Admission: b.Admission,
-		Matchers: b.Matchers, Producers: b.Producers, Links: b.Links, Detector: b.Detector, Observers: config.Of[epp.Observer](b), Reads: b.Reads, Charge: b.Charge,
-		Picked: config.Of[epp.PickObserver](b), AnswerPlugins: epp.AnswerPlugins{Stampers: config.Of[epp.Stamper](b), Reporters: config.Of[epp.Reporter](b)},
-		Stale: c.Metrics.Stale, Seed: uint64(c.Picking.Seed), Metrics: metrics}
+	cfg := setup.Scheduler(b, c.Metrics.Stale, uint64(c.Picking.Seed), metrics)
 	if q != nil {
 		cfg.Picked = append(cfg.Picked, q.running)
 	}
