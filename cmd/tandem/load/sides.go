@@ -137,7 +137,7 @@ func (s *settings) trace() (*workload.Trace, error) {
 		return nil, err
 	}
 	defer file.Close()
-	trace, err := workload.ReadTrace(file)
+	trace, err := workload.ReadTrace(file, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Prompts.Trace, err)
 	}

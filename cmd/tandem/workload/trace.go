@@ -35,8 +35,12 @@ type Trace struct {
 //   - Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids (of 512 tokens each, may be left out);
 //   - the CSV of the Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens.
 //
-// Speed and Tokens of the result are 1.
-func ReadTrace(r io.Reader) (*Trace, error) {
+// Speed and Tokens of the result are 1. unusable is called with what is wrong with a line, and its number: if it returns nil, the line
+// is left out, otherwise reading ends with its error. A nil unusable has every such error end the reading.
+func ReadTrace(r io.Reader, unusable func(error) error) (*Trace, error) {
+	if unusable == nil {
+		unusable = func(err error) error { return err }
+	}
 	buffered := bufio.NewReaderSize(r, 1<<20)
 	first, err := buffered.Peek(1)
 	if errors.Is(err, io.EOF) {
@@ -48,7 +52,7 @@ func ReadTrace(r io.Reader) (*Trace, error) {
 	if first[0] == '{' {
 		read = readMooncake
 	}
-	calls, err := read(buffered)
+	calls, err := read(buffered, unusable)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +67,7 @@ func ReadTrace(r io.Reader) (*Trace, error) {
 }
 
 // readMooncake reads JSON lines.
-func readMooncake(r io.Reader) (calls []Call, err error) {
+func readMooncake(r io.Reader, unusable func(error) error) (calls []Call, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 16<<20) // a prompt of a million tokens has two thousand ids
 	for number := 1; lines.Scan(); number++ {
@@ -76,15 +80,17 @@ func readMooncake(r io.Reader) (calls []Call, err error) {
 			Output    int     `json:"output_length"`
 			Blocks    []int64 `json:"hash_ids"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
-		}
+		err := json.Unmarshal(lines.Bytes(), &row)
 		c := Call{Due: time.Duration(row.Timestamp * float64(time.Millisecond)), Input: row.Input, Output: row.Output,
 			Blocks: row.Blocks, BlockTokens: mooncakeBlock}
-		if err := c.plausible(); err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
+		if err == nil {
+			err = c.plausible()
 		}
-		calls = append(calls, c)
+		if err == nil {
+			calls = append(calls, c)
+		} else if err := unusable(fmt.Errorf("line %d: %w", number, err)); err != nil {
+			return nil, err
+		}
 	}
 	return calls, lines.Err()
 }
@@ -93,7 +99,7 @@ func readMooncake(r io.Reader) (calls []Call, err error) {
 var azureColumns = [3]string{"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 
 // readAzure reads comma-separated values with a heading.
-func readAzure(r io.Reader) (calls []Call, err error) {
+func readAzure(r io.Reader, unusable func(error) error) (calls []Call, err error) {
 	rows := csv.NewReader(r)
 	rows.ReuseRecord = true
 	head, err := rows.Read()
@@ -112,14 +118,20 @@ func readAzure(r io.Reader) (calls []Call, err error) {
 		row, err := rows.Read()
 		if errors.Is(err, io.EOF) {
 			return calls, nil
-		} else if err != nil {
+		}
+		var c Call
+		if err == nil {
+			if c, err = azureCall(row[at[0]], row[at[1]], row[at[2]]); err != nil {
+				err = fmt.Errorf("line %d: %w", number, err)
+			}
+		} else if !errors.Is(err, csv.ErrFieldCount) {
 			return nil, err
 		}
-		c, err := azureCall(row[at[0]], row[at[1]], row[at[2]])
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
+		if err == nil {
+			calls = append(calls, c)
+		} else if err := unusable(err); err != nil {
+			return nil, err
 		}
-		calls = append(calls, c)
 	}
 }
 

@@ -119,7 +119,7 @@ func TestTraceFormats(t *testing.T) {
 			[]Call{{0, 4808, 10, nil, 1}, {time.Second, 110, 27, nil, 1}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			trace, err := ReadTrace(strings.NewReader(test.given))
+			trace, err := ReadTrace(strings.NewReader(test.given), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +145,7 @@ func TestBrokenTraces(t *testing.T) {
 		"too few in a row": {azure + "2023\n", "wrong number of fields"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := ReadTrace(strings.NewReader(test.given)); err == nil || !strings.Contains(err.Error(), test.want) {
+			if _, err := ReadTrace(strings.NewReader(test.given), nil); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %s", err, test.want)
 			}
 		})
@@ -240,5 +240,36 @@ func TestCostOf(t *testing.T) {
 		if got, ok := CostOf([2]int{32, 256}, test.tokens); got != test.want || ok != test.ok {
 			t.Errorf("%s: %+v, %t", test.name, got, ok)
 		}
+	}
+}
+
+// TestUnusableLines: a caller that takes note of unusable lines gets the others.
+func TestUnusableLines(t *testing.T) {
+	for _, test := range []struct {
+		name, given string
+		want        []string
+	}{
+		{"JSON lines", `{"timestamp":0,"input_length":1,"output_length":1}
+{"timestamp":
+{"timestamp":1,"input_length":-1,"output_length":1}
+{"timestamp":2,"input_length":1,"output_length":1}`, []string{"line 2: ", "line 3: -1 input"}},
+		{"CSV", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n2023-11-16 18:17:03,1\nnow,1,1\n2023-11-16 18:17:04,1,1\n",
+			[]string{"line 3", "line 4: \"now\""}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var named []error
+			trace, err := ReadTrace(strings.NewReader(test.given), func(err error) error { named = append(named, err); return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(trace.calls) != 2 || len(named) != len(test.want) {
+				t.Fatalf("%d calls, and these lines left out: %v", len(trace.calls), named)
+			}
+			for i, err := range named {
+				if !strings.Contains(err.Error(), test.want[i]) {
+					t.Errorf("%v, want %q", err, test.want[i])
+				}
+			}
+		})
 	}
 }
