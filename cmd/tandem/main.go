@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/explain"
 	"github.com/tandem-serving/tandem/cmd/tandem/gateway"
 	"github.com/tandem-serving/tandem/cmd/tandem/load"
+	"github.com/tandem-serving/tandem/cmd/tandem/replay"
 	"github.com/tandem-serving/tandem/cmd/tandem/up"
 	"github.com/tandem-serving/tandem/cmd/tandem/why"
 )
@@ -42,6 +43,7 @@ var commands = []command{
 	{"envoy-config", envoyconfig.Summary, envoyconfig.Run},
 	{"gateway", gateway.Summary, gateway.Run},
 	{"load", load.Summary, load.Run},
+	{"replay", replay.Summary, replay.Run},
 	{"bench", bench.Summary, bench.Run},
 }
 

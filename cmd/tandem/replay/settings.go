@@ -1,0 +1,184 @@
+package replay
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/plugin"
+	"github.com/tandem-serving/tandem/replay"
+	"github.com/tandem-serving/tandem/replay/engine"
+)
+
+// settings are the flags.
+type settings struct {
+	Picker  pickerFlags  `group:"Picker"`
+	Pool    poolFlags    `group:"Pool"`
+	Network networkFlags `group:"Network"`
+	Load    loadFlags    `group:"Load"`
+	Output  outputFlags  `group:"Output"`
+
+	_ struct{} `flag:"check" refused:"tandem check checks a configuration"`
+}
+
+type pickerFlags struct {
+	Configs []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: the built-in one"`
+	Scrape  time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
+	Stale   time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
+	Seed    int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
+}
+
+type poolFlags struct {
+	Pools      []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared"`
+	Engines    []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
+	Scheduler  string        `flag:"scheduler" enum:"vllm,sglang" help:"whose defaults and order of steps the engines have"`
+	KVTokens   int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine; a file needs it"`
+	KVBytes    int           `flag:"kv-bytes-per-token" arg:"BYTES" help:"of the KV cache. Default: that of the built-in engine; a file needs it"`
+	GPUs       int           `flag:"gpus" arg:"NUMBER" help:"of one engine. Default: those of the built-in engine; 1 for a file"`
+	StepTokens int           `flag:"max-num-batched-tokens" arg:"TOKENS" help:"most tokens of a step. Default: the scheduler's"`
+	Sequences  int           `flag:"max-num-seqs" arg:"NUMBER" help:"most requests that run in an engine. Default: the scheduler's"`
+	Overhead   time.Duration `flag:"step-overhead" arg:"DURATION" help:"of every step, besides the kernels' time"`
+}
+
+type networkFlags struct {
+	Bandwidth float64       `flag:"bandwidth" arg:"GB/S" help:"of each engine's port, in gigabytes a second"`
+	Latency   time.Duration `flag:"transfer-latency" arg:"DURATION" help:"of every KV transfer, besides its bytes"`
+	Handshake time.Duration `flag:"handshake" arg:"DURATION" help:"of the first transfer between two engines; Tandem's sidecar makes connections before"`
+	Hop       time.Duration `flag:"hop" arg:"DURATION" help:"from the pick to the engine, and from the prefill leg to the decode leg"`
+}
+
+type loadFlags struct {
+	Speeds   []float64        `flag:"speed" arg:"FACTOR[,…]" help:"2: requests come twice as fast. Several speeds are compared"`
+	Requests int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, 1000 without one"`
+	Strict   bool             `flag:"strict" help:"end if a line of the trace cannot be used; otherwise it is named and left out"`
+	Rate     float64          `flag:"rate" arg:"NUMBER" help:"without a trace: requests in a second"`
+	Arrivals string           `flag:"arrivals" enum:"poisson,constant" help:"without a trace: how requests are spaced"`
+	Input    workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"without a trace: length of prompts, or a range of equally likely lengths: 256-1024"`
+	Output   workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"without a trace: length of answers, likewise"`
+}
+
+type outputFlags struct {
+	JSON       bool          `flag:"json" help:"print JSON instead of the table"`
+	PerRequest string        `flag:"per-request" arg:"FILE" help:"write what became of every request of every run, as JSON lines"`
+	TTFT       time.Duration `flag:"slo-ttft" arg:"DURATION" help:"goodput counts requests whose first token came within this time; 0: any"`
+	TPOT       time.Duration `flag:"slo-tpot" arg:"DURATION" help:"and whose further tokens came within this time each, on average; 0: any"`
+}
+
+func defaults() settings {
+	return settings{
+		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
+		Pool:    poolFlags{Pools: []replay.Pool{{Prefill: 4, Decode: 12}}, Engines: []string{"llama-70b-h100-tp4"}, Scheduler: "vllm", Overhead: 2 * time.Millisecond},
+		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, Hop: time.Millisecond},
+		Load:    loadFlags{Speeds: []float64{1}, Rate: 4, Arrivals: "poisson", Input: workload.Lengths{Least: 4096, Most: 4096}, Output: workload.Lengths{Least: 256, Most: 256}},
+		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
+	}
+}
+
+// Validate implements boot.Validator.
+func (s *settings) Validate(p *boot.Problems) {
+	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
+	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
+	p.Require(len(s.Pool.Pools) > 0, "pool", "must name a pool")
+	p.Require(len(s.Pool.Engines) > 0, "engine", "must name an engine")
+	p.Require(s.Pool.KVTokens >= 0, "kv-tokens", "must not be negative")
+	p.Require(s.Pool.KVBytes >= 0, "kv-bytes-per-token", "must not be negative")
+	p.Require(s.Pool.GPUs >= 0, "gpus", "must not be negative")
+	p.Require(s.Pool.StepTokens >= 0, "max-num-batched-tokens", "must not be negative")
+	p.Require(s.Pool.Sequences >= 0, "max-num-seqs", "must not be negative")
+	p.Require(s.Pool.Overhead >= 0, "step-overhead", "must not be negative")
+	p.Require(s.Network.Bandwidth > 0, "bandwidth", "must be positive")
+	p.Require(s.Network.Latency >= 0, "transfer-latency", "must not be negative")
+	p.Require(s.Network.Handshake >= 0, "handshake", "must not be negative")
+	p.Require(s.Network.Hop >= 0, "hop", "must not be negative")
+	p.Require(len(s.Load.Speeds) > 0, "speed", "must name a factor")
+	for _, speed := range s.Load.Speeds {
+		p.Require(speed > 0, "speed", "must be positive")
+	}
+	p.Require(s.Load.Requests >= 0, "requests", "must not be negative")
+	p.Require(s.Load.Rate > 0, "rate", "must be positive")
+	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
+	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
+}
+
+// named is a configuration with the name that tables show.
+type named struct {
+	name   string
+	config *config.Config
+}
+
+// configs reads the configurations.
+func (f *pickerFlags) configs() (all []named, err error) {
+	if len(f.Configs) == 0 {
+		c, err := config.Parse(config.Default(), plugin.Table)
+		return []named{{"built-in", c}}, err
+	}
+	for _, file := range f.Configs {
+		data, err := epp.ReadFile(file, config.MaxSize)
+		if err != nil {
+			return nil, err
+		}
+		c, err := config.Parse(data, plugin.Table)
+		if err != nil {
+			return nil, fmt.Errorf("%s cannot be used:\n%w", file, err)
+		}
+		all = append(all, named{file, c})
+	}
+	return all, nil
+}
+
+// model is a kind of engine.
+type model struct {
+	name     string
+	table    *engine.Table
+	hardware engine.Hardware
+	config   engine.Config
+}
+
+// model returns an engine by the name of a built-in table, or of a file.
+func (f *poolFlags) model(name string) (m model, err error) {
+	m.name, m.config = name, engine.VLLM()
+	if f.Scheduler == "sglang" {
+		m.config = engine.SGLang()
+	}
+	if strings.ContainsAny(name, "./") {
+		m.name = strings.TrimSuffix(filepath.Base(name), ".csv")
+		m.table, m.hardware, err = f.file(name)
+	} else {
+		m.table, m.hardware, err = engine.Preset(name)
+	}
+	if err != nil {
+		return model{}, err
+	}
+	for _, one := range []struct {
+		given int
+		to    *int
+	}{{f.KVTokens, &m.hardware.KVTokens}, {f.KVBytes, &m.hardware.KVBytes}, {f.GPUs, &m.hardware.GPUs}, {f.StepTokens, &m.config.StepTokens}, {f.Sequences, &m.config.Sequences}} {
+		if one.given > 0 {
+			*one.to = one.given
+		}
+	}
+	m.config.KVTokens, m.config.Overhead = m.hardware.KVTokens, f.Overhead
+	return m, nil
+}
+
+func (f *poolFlags) file(name string) (*engine.Table, engine.Hardware, error) {
+	if f.KVTokens == 0 || f.KVBytes == 0 {
+		return nil, engine.Hardware{}, fmt.Errorf("%s has step times only: --kv-tokens and --kv-bytes-per-token must say how large its KV cache is", name)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, engine.Hardware{}, err
+	}
+	defer file.Close()
+	t, err := engine.ReadTable(file)
+	if err != nil {
+		return nil, engine.Hardware{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return t, engine.Hardware{GPUs: 1}, nil
+}

@@ -1,0 +1,26 @@
+// Package replay runs a trace of requests through the endpoint picker in virtual time.
+//
+// A checked EndpointPickerConfig, a pool, an engine and the requests of a trace enter Run. A Result leaves: what became of each
+// request, and what the run cost. The scheduler and all plugins are those of the picker, built as the picker builds them; only what they
+// read of the world is made up: the clock, the loads of endpoints, the ends of requests.
+//
+// One event loop carries everything: arrivals, picks, steps of engines (package replay/engine), transfers of KV caches, readings of
+// metrics pages. Nothing runs beside it, so the same seed gives the same result, to the last bit.
+//
+// # What the picker sees
+//
+// Loads are as old as in production: pages are read at the picker's intervals, more often while an endpoint has requests. The load in
+// flight is reserved at the pick, and ends with the request. Prompts have as many tokens as the trace says, as prompts of token ids
+// have; their blocks are hashed from the identities in the trace, in the length that the configuration wants.
+//
+// # A remote request
+//
+// The prefill engine computes the prompt and one token, and keeps the blocks. Then the decode engine reserves blocks for the prompt; only
+// what its own prefix cache lacks crosses the link. When it has arrived, the prefill engine frees its blocks, and the decode engine
+// computes the last token of the prompt, which gives the first token of the answer.
+//
+// # What it does not do
+//
+// No engine, link or leg fails. Queues (flow control) and preparers, which would wait for the real clock, are refused, see Options.Supported.
+// It reads no files; it has no HTTP, no sidecar and no Envoy, which take the stated latency.
+package replay

@@ -1,0 +1,352 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/pool"
+	"github.com/tandem-serving/tandem/epp/sched"
+	"github.com/tandem-serving/tandem/epp/setup"
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/replay/engine"
+)
+
+// Request is one request of a trace.
+type Request struct {
+	Due           time.Duration // after the beginning
+	Input, Output int           // tokens; both at least 1
+	// Blocks are the identities of the prompt's first parts, of Trace.BlockTokens each. The rest is shared with no other prompt.
+	Blocks []int64
+}
+
+// Trace is what clients ask for.
+type Trace struct {
+	Requests    []Request // by Due
+	BlockTokens int
+}
+
+// Options are the settings of a run.
+type Options struct {
+	Config   *config.Config
+	Pool     Pool
+	Engine   engine.Config // of every engine; PartTokens is set by Run
+	Table    *engine.Table
+	Hardware engine.Hardware
+	Link     Link
+	Scrape   time.Duration // between two readings of a busy engine's metrics page
+	Stale    time.Duration // age from which loads are trusted less
+	Hop      time.Duration // from the pick to the engine, and from one leg to the next
+	Seed     uint64
+}
+
+// idleScrape is how often the picker reads the page of an engine without requests.
+const idleScrape = time.Second
+
+// Check returns why a trace cannot be run on a pool; nil if it can.
+func (o *Options) Check(t *Trace) error {
+	if len(t.Requests) == 0 {
+		return errors.New("the trace has no requests")
+	}
+	if t.BlockTokens%o.Engine.BlockTokens != 0 {
+		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
+	}
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		if err := o.Engine.Problem(r.Input, r.Output); err != nil {
+			return fmt.Errorf("request %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// Supported returns why the configuration cannot be replayed; nil if it can.
+func (o *Options) Supported() error {
+	built, err := o.Config.Build(slog.New(slog.DiscardHandler), &epp.Keep{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(supported(built), built.Close())
+}
+
+func supported(b *config.Built) error {
+	switch {
+	case b.Queues != nil || b.Admission != nil:
+		return errors.New("it has requests wait before the pick (flow control), which cannot be replayed yet")
+	case len(b.Preparers) > 0:
+		return fmt.Errorf("its plugin %s waits for something outside the picker, which cannot be replayed", b.Preparers[0].Name)
+	case len(config.Of[epp.SnapshotObserver](b)) > 0:
+		return errors.New("it has a plugin that follows changes of the pool, which cannot be replayed yet")
+	}
+	return nil
+}
+
+// node is one engine of the pool.
+type node struct {
+	world    *world
+	endpoint *epp.Endpoint
+	engine   *engine.Engine
+	cache    epp.CacheInfo
+
+	due  time.Duration // of its next event
+	busy bool          // it has one
+	turn int
+
+	readAt, readNext   time.Duration // of its metrics page
+	reading            int
+	sending, receiving int // transfers
+}
+
+// world is one run.
+type world struct {
+	options   *Options
+	trace     *Trace
+	clock     clock
+	sched     *sched.Scheduler
+	observers []epp.Observer
+	loads     loads
+	network   network
+	nodes     []*node // by slot
+	spec      epp.BlockSpec
+	left      int // requests that have not ended
+	result    *Result
+}
+
+// flight is a request on its way.
+type flight struct {
+	of              *Record
+	request         *Request
+	parts           []uint64
+	decision        *epp.Decision
+	prefill, decode *node
+	held            *engine.Request // at prefill
+}
+
+// Run replays a trace. It ends early, with the error of ctx, if ctx ends.
+func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
+	if err := o.Check(t); err != nil {
+		return nil, err
+	}
+	keep := &epp.Keep{}
+	built, err := o.Config.Build(slog.New(slog.DiscardHandler), keep)
+	if err != nil {
+		return nil, err
+	}
+	defer built.Close() // of a run that is over, it has nothing left to lose
+	if err := supported(built); err != nil {
+		return nil, err
+	}
+	w, err := newWorld(&o, t, built, keep)
+	if err != nil {
+		return nil, err
+	}
+	w.arrive(0)
+	for n := 0; w.left > 0; n++ {
+		if n%4096 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		e, ok := w.clock.next()
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("%d requests wait for nothing", w.left) // the model would be wrong
+		case e.node == nil:
+			e.run()
+		case e.turn == e.node.turn:
+			e.node.busy = false
+			e.node.engine.Advance(w.clock.now)
+			e.node.follow()
+		}
+	}
+	return w.finish(), nil
+}
+
+func newWorld(o *Options, t *Trace, built *config.Built, keep *epp.Keep) (*world, error) {
+	o.Engine.PartTokens = t.BlockTokens
+	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), left: len(t.Requests),
+		result: &Result{Records: make([]Record, len(t.Requests)), GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
+	w.loads = loads{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1)), current: &epp.Snapshot{}, changed: true}
+	w.network = network{clock: &w.clock, link: o.Link, met: map[[2]*node]bool{}}
+	for _, group := range []struct {
+		n    int
+		role string
+	}{{o.Pool.Prefill, "prefill"}, {o.Pool.Decode, "decode"}, {o.Pool.Both, "both"}} {
+		for i := range group.n {
+			w.join(fmt.Sprintf("%s-%d", group.role, i), group.role)
+		}
+	}
+	w.loads.nodes, w.loads.loads = w.nodes, make([]epp.Load, len(w.nodes))
+	observers := append(config.Of[epp.EndpointObserver](built), keep)
+	for _, n := range w.nodes {
+		w.loads.current.Endpoints = append(w.loads.current.Endpoints, n.endpoint)
+		for _, observer := range observers {
+			observer.EndpointJoined(n.endpoint)
+		}
+	}
+	if interval, reads := scraping(built, o.Scrape); reads {
+		w.loads.busy, w.loads.idle = interval, max(interval, idleScrape)
+		for _, n := range w.nodes {
+			w.loads.schedule(n, time.Duration(w.loads.random.Float64()*float64(interval)))
+		}
+	}
+	pipeline, err := sched.NewPipeline(setup.Scheduler(built, o.Stale, o.Seed+1, nil)) // 0 would be another seed each time
+	if err != nil {
+		return nil, err
+	}
+	w.sched = sched.New(&w.loads, &w.clock)
+	w.sched.Swap(pipeline)
+	w.spec = w.sched.Blocks()
+	return w, nil
+}
+
+// scraping returns how often pages are read, and whether they are: a source of the configuration may say so.
+func scraping(b *config.Built, usual time.Duration) (interval time.Duration, reads bool) {
+	for _, configured := range b.Sources {
+		if s, ok := configured.Source.(pool.Source); ok && len(configured.Extractors) > 0 {
+			if usual, reads = max(usual, 50*time.Millisecond), true; s.Interval > 0 {
+				usual = max(s.Interval, 50*time.Millisecond)
+			}
+		}
+	}
+	return usual, reads
+}
+
+// join adds an engine to the pool.
+func (w *world) join(name, role string) {
+	slot := len(w.nodes)
+	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(slot >> 8), byte(slot)}), 8000)
+	n := &node{world: w, endpoint: epp.NewEndpoint("replay", name, addr, "", map[string]string{pd.RoleLabel: role})}
+	n.endpoint.Slot = slot
+	n.engine = engine.New(w.options.Engine, w.options.Table, n)
+	n.cache = epp.CacheInfo{BlockTokens: w.options.Engine.BlockTokens, Blocks: n.engine.Blocks()}
+	w.nodes = append(w.nodes, n)
+}
+
+// follow has the next event of the node's engine run.
+func (n *node) follow() {
+	at, busy := n.engine.Next()
+	if busy == n.busy && at == n.due {
+		return
+	}
+	n.turn++
+	if n.due, n.busy = at, busy; busy {
+		n.world.clock.add(event{at: at, node: n, turn: n.turn})
+	}
+}
+
+// arrive handles request i, and has the next one arrive.
+func (w *world) arrive(i int) {
+	r := &w.trace.Requests[i]
+	w.clock.after(r.Due-w.clock.now, func() {
+		w.pick(i)
+		if i+1 < len(w.trace.Requests) {
+			w.arrive(i + 1)
+		}
+	})
+}
+
+// pick asks the scheduler, and sends the request to the engines.
+func (w *world) pick(i int) {
+	r, record := &w.trace.Requests[i], &w.result.Records[i]
+	record.Index, record.Due, record.Input, record.Output = i, w.clock.now, r.Input, r.Output
+	each := w.trace.BlockTokens
+	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: "replayed", Stream: true,
+		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
+			Blocks: blocks(nil, r.Blocks, each, r.Input, w.spec.Tokens, w.spec.Max, mix(seed, uint64(i)))}}
+	d, err := w.sched.Pick(context.Background(), asked)
+	if err != nil {
+		record.Reason = pd.AsRefusal(err).Reason
+		record.Refused = true
+		w.left--
+		return
+	}
+	f := &flight{of: record, request: r, decision: d, decode: w.nodes[d.First()[0].Slot]}
+	if each > 0 {
+		f.parts = chain(r.Blocks, r.Input/each)
+	}
+	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
+	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {
+		f.prefill = w.nodes[to[0].Slot]
+		record.Remote, record.Prefill = true, f.prefill.endpoint.Name
+		w.loads.woken(f.prefill)
+	}
+	w.loads.woken(f.decode)
+	w.clock.after(w.options.Hop, f.send)
+}
+
+// send begins the first leg.
+func (f *flight) send() {
+	if f.prefill == nil {
+		f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Of: f})
+		return
+	}
+	f.held = &engine.Request{Prompt: f.request.Input, Output: 1, Parts: f.parts, Hold: true, Of: f}
+	f.add(f.prefill, f.held)
+}
+
+func (f *flight) add(n *node, r *engine.Request) {
+	n.engine.Add(n.world.clock.now, r)
+	n.follow()
+}
+
+// First implements engine.Listener.
+func (n *node) First(now time.Duration, r *engine.Request) {
+	f := r.Of.(*flight)
+	if r == f.held {
+		return
+	}
+	f.of.TTFT = now - f.of.Due
+	f.decision.Reservation.Answered()
+}
+
+// Done implements engine.Listener.
+func (n *node) Done(now time.Duration, r *engine.Request) {
+	f, w := r.Of.(*flight), n.world
+	f.of.Preempted += r.Preempted
+	f.of.Cached = max(f.of.Cached, r.Cached)
+	if r == f.held {
+		w.clock.after(w.options.Hop, func() {
+			f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f})
+		})
+		return
+	}
+	f.of.E2E = now - f.of.Due
+	w.result.End = now
+	w.left--
+	f.decision.Reservation.End()
+	if len(w.observers) == 0 {
+		return
+	}
+	o := &epp.Outcome{Request: fmt.Sprint(f.of.Index), API: pd.APICompletions, Status: 200, Plan: f.decision.Plan(), Decision: f.decision,
+		Result: &pd.AnswerSummary{End: pd.EndDone, Prompt: int64(f.of.Input), Cached: int64(f.of.Cached), Completion: int64(f.of.Output)},
+		Served: f.decode.endpoint.Address, Duration: f.of.E2E}
+	for _, observer := range w.observers {
+		observer.Observe(o)
+	}
+}
+
+// Reserved implements engine.Listener.
+func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
+	f, w := r.Of.(*flight), n.world
+	f.of.Moved = missing
+	w.network.send(f.prefill, n, float64(missing)*float64(w.options.Hardware.KVBytes), func() {
+		f.prefill.engine.Release(w.clock.now, f.held)
+		f.prefill.follow()
+		n.engine.Arrived(w.clock.now, r)
+		n.follow()
+	})
+}
+
+// Ran implements engine.Listener.
+func (n *node) Ran(steps, batch int, took time.Duration) { n.world.result.itl.add(took, steps*batch) }
+
+// finish completes the result.
+func (w *world) finish() *Result {
+	w.result.KVBytes = w.network.moved
+	return w.result
+}

@@ -1,0 +1,145 @@
+package replay
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Record is what became of one request.
+type Record struct {
+	Index         int           // in the trace, from 0
+	Due           time.Duration // when it arrived
+	Input, Output int           // tokens
+	Refused       bool          // by the picker; the fields below Reason are zero then
+	Reason        pd.Reason
+	Remote        bool
+	Prefill       string // name of the engine; "" without remote prefill
+	Decode        string
+	Cached        int // tokens of the prompt in the prefix cache of the engine that computed it
+	Moved         int // tokens whose KV cache crossed the network
+	Preempted     int // times, on all engines
+	TTFT, E2E     time.Duration
+}
+
+// TPOT returns the time of each token after the first one; ok is false if there is only one token.
+func (r *Record) TPOT() (d time.Duration, ok bool) {
+	if r.Refused || r.Output < 2 {
+		return 0, false
+	}
+	return (r.E2E - r.TTFT) / time.Duration(r.Output-1), true
+}
+
+// Result is what a run gave.
+type Result struct {
+	Records []Record      // in the order of arrival
+	End     time.Duration // when the last answer ended
+	GPUs    int           // of the pool
+	KVBytes float64       // that crossed the network
+
+	itl histogram
+}
+
+// SLO is what a request must meet. A bound of 0 holds for every request.
+type SLO struct{ TTFT, TPOT time.Duration }
+
+// Met reports whether a request met it. A request that was refused did not.
+func (s SLO) Met(r *Record) bool {
+	tpot, _ := r.TPOT()
+	return !r.Refused && (s.TTFT == 0 || r.TTFT <= s.TTFT) && (s.TPOT == 0 || tpot <= s.TPOT)
+}
+
+// Quantiles are percentiles, in milliseconds.
+type Quantiles struct {
+	P50 float64 `json:"p50"`
+	P95 float64 `json:"p95"`
+	P99 float64 `json:"p99"`
+}
+
+// Summary is a result in few numbers.
+type Summary struct {
+	Requests    int
+	Refused     int
+	TTFT, TPOT  Quantiles
+	ITL, E2E    Quantiles
+	Goodput     float64 // requests in a second that met the SLO
+	Throughput  float64 // tokens of answers in a second
+	RemoteShare float64 // of the requests that were not refused
+	GPUSeconds  float64 // GPUs of the pool, as long as the run took
+	HitRate     float64 // share of the prompts' tokens that prefix caches had
+	KVBytes     float64 // that crossed the network
+	Preemptions int
+}
+
+// Summary returns the numbers of a result.
+func (r *Result) Summary(slo SLO) Summary {
+	s := Summary{Requests: len(r.Records), KVBytes: r.KVBytes, GPUSeconds: float64(r.GPUs) * r.End.Seconds()}
+	var ttft, tpot, e2e []time.Duration
+	var met, remote, input, cached, output int
+	for i := range r.Records {
+		one := &r.Records[i]
+		if one.Refused {
+			s.Refused++
+			continue
+		}
+		ttft, e2e = append(ttft, one.TTFT), append(e2e, one.E2E)
+		if d, ok := one.TPOT(); ok {
+			tpot = append(tpot, d)
+		}
+		if slo.Met(one) {
+			met++
+		}
+		if one.Remote {
+			remote++
+		}
+		input, cached, output = input+one.Input, cached+one.Cached, output+one.Output
+		s.Preemptions += one.Preempted
+	}
+	s.TTFT, s.TPOT, s.E2E, s.ITL = quantiles(ttft), quantiles(tpot), quantiles(e2e), r.itl.quantiles()
+	if answered := len(ttft); answered > 0 && r.End > 0 {
+		s.Goodput, s.Throughput = float64(met)/r.End.Seconds(), float64(output)/r.End.Seconds()
+		s.RemoteShare, s.HitRate = float64(remote)/float64(answered), float64(cached)/float64(input)
+	}
+	return s
+}
+
+// quantiles sorts all.
+func quantiles(all []time.Duration) Quantiles {
+	slices.Sort(all)
+	at := func(q float64) float64 {
+		if len(all) == 0 {
+			return 0
+		}
+		return float64(all[max(0, int(math.Ceil(q*float64(len(all))))-1)]) / 1e6
+	}
+	return Quantiles{at(0.5), at(0.95), at(0.99)}
+}
+
+// histogram counts times in buckets that differ by a hundredth, so that the gaps of millions of tokens take little memory.
+type histogram struct {
+	buckets [2400]int
+	all     int
+}
+
+const bucketRatio = 1.01
+
+func (h *histogram) add(d time.Duration, n int) {
+	i := int(math.Log(max(1, float64(d)/1e3)) / math.Log(bucketRatio)) // from 1 µs
+	h.buckets[min(i, len(h.buckets)-1)] += n
+	h.all += n
+}
+
+func (h *histogram) quantiles() Quantiles {
+	at := func(q float64) float64 {
+		need := int(math.Ceil(q * float64(h.all)))
+		for i, n := range h.buckets {
+			if need -= n; need <= 0 && h.all > 0 {
+				return math.Pow(bucketRatio, float64(i)+0.5) / 1e3
+			}
+		}
+		return 0
+	}
+	return Quantiles{at(0.5), at(0.95), at(0.99)}
+}
