@@ -78,6 +78,12 @@ func writeExampleFiles(t *testing.T, dir string) {
 			files["endpoints.yaml"] = c.text
 		}
 	}
+	trace, err := os.ReadFile(filepath.Join(root, "replay", "testdata", "conversation.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["conversation_trace.jsonl"] = string(trace)
+	files["local.yaml"] = strings.Replace(string(config.Default()), "nonCachedTokens: 2048", "nonCachedTokens: 1000000", 1)
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -175,7 +181,7 @@ func checkProgram(t *testing.T, dir string, c command) {
 func checkTandem(t *testing.T, dir string, c command) {
 	t.Helper()
 	args := c.words[1:]
-	if len(args) > 0 && args[0] != "check" && args[0] != "envoy-config" {
+	if len(args) > 0 && args[0] != "check" && args[0] != "envoy-config" && args[0] != "replay" {
 		args = append(slices.Clone(args), "--check")
 	}
 	if slices.Contains(args, "--check") { // operands follow flags

@@ -159,7 +159,7 @@ func (r *rawValue) IsBoolFlag() bool { return r.isSwitch() }
 // resolve sets every value by precedence. The option config has been set before, because it names the file.
 func (t *table) resolve(std IO, found *Problems, file map[*option]fileValue) {
 	for _, o := range t.options {
-		if !o.inert() && o.name != "config" {
+		if !o.inert() && (o.name != "config" || o.group != builtinGroup) {
 			t.set(std, found, o, file[o])
 		}
 	}

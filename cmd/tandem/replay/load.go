@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/replay"
@@ -76,7 +75,9 @@ func (s *source) requests(speed float64) *replay.Trace {
 	}
 	t := &replay.Trace{Requests: make([]replay.Request, 0, len(calls))}
 	for _, c := range calls {
-		t.BlockTokens = max(t.BlockTokens, c.BlockTokens)
+		if len(c.Blocks) > 0 {
+			t.BlockTokens = c.BlockTokens
+		}
 		t.Requests = append(t.Requests, replay.Request{Due: c.Due, Input: c.Input, Output: c.Output, Blocks: c.Blocks})
 	}
 	return t
@@ -88,5 +89,5 @@ func load(t *replay.Trace) float64 {
 	if n < 2 || t.Requests[n-1].Due == 0 {
 		return 0
 	}
-	return float64(n-1) / time.Duration(t.Requests[n-1].Due).Seconds()
+	return float64(n-1) / t.Requests[n-1].Due.Seconds()
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -192,6 +193,7 @@ func ms(v float64) string {
 // shown is a run in JSON.
 type shown struct {
 	Config      string           `json:"config"`
+	Pool        string           `json:"pool,omitempty"` // if there are several
 	Engine      string           `json:"engine"`
 	Trace       string           `json:"trace"`
 	Load        float64          `json:"load"`
@@ -207,9 +209,14 @@ func writeJSON(w io.Writer, runs []*run) error {
 	all := struct {
 		Runs []shown `json:"runs"`
 	}{Runs: []shown{}}
+	several := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
 	for _, r := range runs {
+		pool := ""
+		if several {
+			pool = r.pool.String()
+		}
 		if s := &r.summary; r.done {
-			all.Runs = append(all.Runs, shown{r.config, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds})
+			all.Runs = append(all.Runs, shown{r.config, pool, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds})
 		}
 	}
 	e := json.NewEncoder(w)
