@@ -14,6 +14,8 @@
 //	startup      parts that start before those that they need
 //	kube         a module of its own: a cluster of processes, and the tests of the chart on it
 //	image        the Dockerfile
+//	sglang       with make test-sglang, the stack in front of real SGLang engines, which the package runs: answers, what clients
+//	             must not do to engines, and engines that stop, die and come back
 //
 // harness has what these packages share; controlplane runs etcd and kube-apiserver; answer and otlp read what clients and
 // collectors get; vllm and sglang run real engines, whose processes realengine manages.

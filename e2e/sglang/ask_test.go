@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"reflect"
+	"strconv"
 	"testing"
 
 	"github.com/tandem-serving/tandem/e2e/answer"
@@ -29,7 +30,8 @@ type ask struct {
 
 // newAsk returns a request with a prompt of about n tokens that no engine has seen, for some tokens.
 func newAsk(api pd.API, n, tokens int, stream bool) ask {
-	ids, said := (&harness.Fleet{}).Fresh(n), []any{map[string]any{"role": "user", "content": harness.Words(n / 8)}}
+	text := strconv.FormatUint(rand.Uint64(), 10) + harness.Words(n/8) // no first page is like another
+	ids, said := (&harness.Fleet{}).Fresh(n), []any{map[string]any{"role": "user", "content": text}}
 	m := map[string]any{"model": realengine.Model, "stream": stream}
 	switch api {
 	case pd.APICompletions:
@@ -37,7 +39,7 @@ func newAsk(api pd.API, n, tokens int, stream bool) ask {
 	case pd.APIChat: // whose streams refuse return_token_ids
 		maps.Copy(m, map[string]any{"messages": said, "max_tokens": tokens, "temperature": 0, "ignore_eos": true})
 	case pd.APIResponses: // of which SGLang generates two tokens less
-		maps.Copy(m, map[string]any{"input": harness.Words(n / 8), "max_output_tokens": tokens + 2, "temperature": 0, "ignore_eos": true})
+		maps.Copy(m, map[string]any{"input": text, "max_output_tokens": tokens + 2, "temperature": 0, "ignore_eos": true})
 	case pd.APIMessages:
 		maps.Copy(m, map[string]any{"messages": said, "max_tokens": tokens, "temperature": 0})
 	case pd.APISGLang:

@@ -62,6 +62,20 @@ var cases = []struct {
 	run  func(t *testing.T, e *engines)
 }{
 	{"legs by hand", testByHand},
+	{"answers", testAnswers},
+	{"ranks", testRanks},
+	{"several answers", testSeveral},
+	{"log probabilities of the prompt", testInputLogProbs},
+	{"hostile members", testHostileMembers},
+	{"hostile bodies", testHostileBodies},
+	{"without prefill", testWithoutPrefill},
+	{"operators' paths", testOperatorsPaths},
+	{"refused", testRefused},
+	{"client gone", testClientGone},
+	{"prefill stopped", testPrefillStopped},
+	{"prefill killed", testPrefillKilled},
+	{"decode killed", testDecodeKilled},
+	{"no prefill", testNoPrefill},
 }
 
 // startEngines starts all engines at once. They end with the test, which shows their last lines if it fails.
