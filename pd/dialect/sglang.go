@@ -275,11 +275,15 @@ func (a *sglangAttempt) edit(leg int) (*request.Edit, error) {
 	return e, nil
 }
 
-// Prefill implements Attempt. The engine computes one token, whatever the limit; it must not stream, and not store a response.
+// Prefill implements Attempt. The engine computes one token, whatever the limit; it must not stream, and not store a response. An
+// engine with ranks chooses one by the room, unless it is told; disagg_prefill_dp_rank alone only says where decode looks.
 func (a *sglangAttempt) Prefill() (request.Payload, error) {
 	e, err := a.edit(0)
 	if err != nil {
 		return request.Payload{}, err
+	}
+	if a.rank >= 0 {
+		e.Set("routed_dp_rank", strconv.AppendInt(nil, int64(a.rank), 10))
 	}
 	if a.request.Stream() {
 		e.Set("stream", jsonFalse)

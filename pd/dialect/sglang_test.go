@@ -2,6 +2,7 @@ package dialect_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -52,7 +53,6 @@ func TestSGLangServer(t *testing.T) {
 		{"port of the engine", 0, `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,"dp_size":1}`, `"bootstrap_port":9001`, "rank", false},
 		{"port of the operator", 9002, `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001}`, `"bootstrap_port":9002`, "rank", false},
 		{"port of the operator, and an engine that cannot be asked", 9002, "", `"bootstrap_port":9002`, "rank", false},
-		{"ranks", 0, `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,"dp_size":2}`, `"disagg_prefill_dp_rank":`, "routed_dp_rank", false},
 		{"an engine that cannot be asked", 0, "", "", "", true},
 		{"an engine in another mode", 0, `{"disaggregation_mode":"null","disaggregation_bootstrap_port":8998}`, "", "", true},
 		{"no port", 0, `{"disaggregation_mode":"prefill"}`, "", "", true},
@@ -70,6 +70,34 @@ func TestSGLangServer(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Both legs name the rank of a prefill engine, and only prefill is routed by it: decode's own ranks are others.
+func TestSGLangRanks(t *testing.T) {
+	seen := map[int]bool{}
+	for range 100 {
+		prefill, decode, err := sglangLegs(t, dialect.Options{}, `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,"dp_size":2}`, `{"prompt":"x"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var legs [2]struct {
+			Routed *int `json:"routed_dp_rank"`
+			Rank   *int `json:"disagg_prefill_dp_rank"`
+		}
+		for i, leg := range []string{prefill, decode} {
+			if err := json.Unmarshal([]byte(leg), &legs[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, d := legs[0], legs[1]
+		if p.Routed == nil || p.Rank == nil || d.Rank == nil || d.Routed != nil || *p.Routed != *p.Rank || *p.Rank != *d.Rank {
+			t.Fatalf("prefill leg %s, decode leg %s", prefill, decode)
+		}
+		seen[*d.Rank] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("100 attempts went to the ranks %v", seen)
 	}
 }
 
