@@ -133,12 +133,13 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 const (
 	// watchPause is the time between two probes of a prefill pod whose leg runs.
 	watchPause = 2 * time.Second
-	// watchTries is how many probes in a row must fail: a busy pod may be slow to answer one.
+	// watchTries is how many probes in a row must get no answer: a busy pod may be slow to answer one.
 	watchTries = 3
 )
 
 // watchPrefill probes the prefill pod until ctx ends: an engine that was stopped, or a node that is gone, keeps connections open and
-// answers nothing, and the legs would wait for a time-out.
+// answers nothing, and the legs would wait for a time-out. An engine that says that it is not healthy may be draining, and ends
+// the legs that it has.
 func (p *legPair) watchPrefill(ctx context.Context) {
 	defer close(p.watched)
 	tick := time.NewTicker(watchPause)
@@ -152,7 +153,8 @@ func (p *legPair) watchPrefill(ctx context.Context) {
 		probe, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
 		err := p.x.legs.Prefill(p.target).Healthy(probe)
 		cancel()
-		if failed++; err == nil {
+		var answer *transport.UnhealthyError
+		if failed++; err == nil || errors.As(err, &answer) {
 			failed = 0
 		}
 		if failed == watchTries && ctx.Err() == nil {
@@ -162,7 +164,7 @@ func (p *legPair) watchPrefill(ctx context.Context) {
 	}
 }
 
-// endWatch ends the watch of the prefill pod.
+// endWatch ends the watch of the prefill pod: decode streams for minutes, and needs prefill no more.
 func (p *legPair) endWatch() {
 	if p.watched != nil {
 		p.stopWatch()
@@ -212,6 +214,7 @@ func (p *legPair) end() {
 
 // prefillEnded notes the result of the prefill leg. If it returns an error, the decode engine will not get the KV cache.
 func (p *legPair) prefillEnded(r prefillResult) error {
+	p.endWatch()
 	p.prefilled = &r
 	p.x.record.leg("prefill", p.target.String(), p.sent, r.at, r.status, r.err)
 	if r.err == nil && r.of != nil {
@@ -482,6 +485,7 @@ func firstOf(resp *http.Response, a *relay.Answer, failed func([]byte) bool) err
 
 // beginAnswer notes that decode's answer now goes to the client: the prefill phase ends here, if it has not ended before.
 func (p *legPair) beginAnswer() {
+	p.endWatch()
 	x, now := p.x, time.Now()
 	end := now
 	if p.prefilled == nil {

@@ -22,6 +22,12 @@ type Engine struct {
 	HealthPath string
 }
 
+// UnhealthyError is the answer of an engine that does not call itself healthy: it starts, drains or ends.
+type UnhealthyError struct{ status, path string }
+
+// Error implements error.
+func (e *UnhealthyError) Error() string { return fmt.Sprintf("it answers %s to %s", e.status, e.path) }
+
 // Healthy asks the engine whether it is healthy. The error says why it is not.
 func (e Engine) Healthy(ctx context.Context) error {
 	path := cmp.Or(e.HealthPath, "/health")
@@ -35,7 +41,7 @@ func (e Engine) Healthy(ctx context.Context) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answers %s to %s", resp.Status, path)
+		return &UnhealthyError{resp.Status, path}
 	}
 	return nil
 }
