@@ -19,8 +19,8 @@ type Request struct {
 	Stream bool
 	Mode   pd.Mode
 	Fit    request.Fit
-	// PerChoice says that only the number of choices keeps the request from being split: request.Choice makes requests that can be.
-	PerChoice bool
+	// SGLangSplits says that SGLang's engines can share the request although Fit is another one: it has several prompts or choices.
+	SGLangSplits bool
 
 	Prompt Prompt
 	Subset *Subset // nil: the whole pool

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
@@ -20,6 +21,9 @@ const (
 	// maxModel bounds the name of a model, as it is written in the body (bytes).
 	maxModel = 1024
 )
+
+// sglang says what SGLang's hand-offs carry.
+var sglang, _ = dialect.New(epp.EngineSGLang, dialect.Options{})
 
 // Reader builds an epp.Request from a head and a body that arrives in chunks. It scans each chunk once, on arrival, so the
 // work left for the end of the body does not grow with the prompt. Call Reset before each request; a reused Reader
@@ -159,7 +163,14 @@ func (r *Reader) finish(policy *epp.Policy) error {
 	r.request.Stream = asked.Stream()
 	if r.request.API.Splittable() {
 		r.request.Fit = asked.Fit()
-		r.request.PerChoice = r.request.Fit == request.FitLocal && asked.Choices() > 1 && asked.Choice(0).Fit() == request.FitSplit
+		if r.request.Fit != request.FitSplit {
+			// Another one is on the heap, where that of most requests need not be.
+			fit, _ := dialect.Fit(sglang, r.layout.table.Request(r.request.API, &r.json.Body, &r.scan))
+			r.request.SGLangSplits = fit == request.FitSplit
+		}
+		if r.request.SGLangSplits && r.request.API == pd.APISGLang { // this call is read only for engines that are SGLang's
+			r.request.Fit, r.request.SGLangSplits = request.FitSplit, false
+		}
 	}
 	r.request.Prompt = r.prompt.finish(r.hashRoot(r.request.Model))
 	return nil

@@ -25,22 +25,48 @@ func generate(t *testing.T, body string) *epp.Request {
 	return r
 }
 
+// TestSGLangSplits: which requests only SGLang's hand-offs carry.
+func TestSGLangSplits(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		api  pd.API
+		body string
+		want bool
+	}{
+		{"every hand-off carries it", pd.APIChat, `{"messages":[]}`, false},
+		{"several choices", pd.APIChat, `{"messages":[],"n":3}`, true},
+		{"more choices than one request may have", pd.APIChat, `{"messages":[],"n":1000}`, false},
+		{"several prompts", pd.APICompletions, `{"prompt":["x","y"]}`, true},
+		{"log probabilities of the prompt", pd.APICompletions, `{"prompt":["x","y"],"echo":true,"logprobs":1}`, false},
+		{"embeddings", pd.APIEmbeddings, `{"input":"x"}`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if r := mustRead(t, c.api, c.body); r.SGLangSplits != c.want {
+				t.Errorf("read %+v", r)
+			}
+		})
+	}
+}
+
 // TestSGLang: what is read of SGLang's own call.
 func TestSGLang(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
 		tokens     int
 		stream     bool
+		fit        request.Fit
 	}{
-		{"text", `{"text":"` + words(9) + `","sampling_params":{"max_new_tokens":16}}`, 9, false},
-		{"token ids", `{"input_ids":[1,2,3,4,5,6,7,8,9],"stream":true}`, 9, true},
-		{"several texts", `{"text":["abcd","efgh"]}`, 2, false},
-		{"several lists of ids", `{"input_ids":[[1,2],[3]]}`, 3, false},
-		{"nothing", `{}`, 0, false},
+		{"text", `{"text":"` + words(9) + `","sampling_params":{"max_new_tokens":16}}`, 9, false, request.FitSplit},
+		{"token ids", `{"input_ids":[1,2,3,4,5,6,7,8,9],"stream":true}`, 9, true, request.FitSplit},
+		{"several texts", `{"text":["abcd","efgh"]}`, 2, false, request.FitSplit},
+		{"several lists of ids", `{"input_ids":[[1,2],[3]]}`, 3, false, request.FitSplit},
+		{"several choices", `{"text":"abcd","sampling_params":{"n":3}}`, 1, false, request.FitSplit},
+		{"log probabilities of the prompt", `{"text":"abcd","return_logprob":true,"logprob_start_len":0}`, 1, false, request.FitLocal},
+		{"nothing", `{}`, 0, false, request.FitLocal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := generate(t, c.body)
-			if r.API != pd.APISGLang || r.Prompt.Tokens != c.tokens || r.Stream != c.stream || r.Fit != request.FitLocal {
+			if r.API != pd.APISGLang || r.Prompt.Tokens != c.tokens || r.Stream != c.stream || r.Fit != c.fit {
 				t.Errorf("read %+v", r)
 			}
 		})

@@ -40,7 +40,7 @@ func (k *pick) foreseen() part {
 	switch r := k.round.Request; {
 	case r.Mode == pd.ModeBypass, k.pipeline.split < 0:
 		return wholePart
-	case r.Fit != request.FitSplit && !(r.PerChoice && r.Mode != pd.ModeAuto):
+	case r.Fit != request.FitSplit && !(r.SGLangSplits && r.Mode != pd.ModeAuto):
 		return wholePart
 	case r.Mode != pd.ModeAuto:
 		return answerPart
@@ -48,10 +48,10 @@ func (k *pick) foreseen() part {
 	return anyPart
 }
 
-// fit says whether the request can be split, given the endpoint that was chosen for the first stage. SGLang's decode engines take
-// several choices of a prompt one by one, as the sidecar before them sends them.
+// fit says whether the request can be split, given the endpoint that was chosen for the first stage. The hand-offs of SGLang carry
+// several prompts, and the sidecar before a decode engine sends several choices of a prompt one by one.
 func (k *pick) fit() request.Fit {
-	if k.round.Request.PerChoice && k.chosen[0][0].Mode() == epp.EngineDecode {
+	if k.round.Request.SGLangSplits && k.chosen[0][0].Mode() == epp.EngineDecode {
 		return request.FitSplit
 	}
 	return k.round.Request.Fit

@@ -94,7 +94,7 @@ var sglangRequests = map[string]func(*epp.Request){
 	"short":        func(r *epp.Request) { *r = *splitRequest(20) },
 	"unsplittable": func(r *epp.Request) { r.Fit = request.FitLocal },
 	"doubted":      func(r *epp.Request) { r.Fit = request.FitDoubted },
-	"choices":      func(r *epp.Request) { r.Fit, r.PerChoice = request.FitLocal, true },
+	"choices":      func(r *epp.Request) { r.Fit, r.SGLangSplits = request.FitLocal, true },
 	"computing-nothing": func(r *epp.Request) {
 		*r = epp.Request{API: pd.APIOther, Fit: request.FitLocal}
 	},
