@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,22 +9,31 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // speaksSGLang has a sidecar speak SGLang's protocol.
 var speaksSGLang = set(func(c *Config) { c.Engine.Connector = "sglang" })
 
-// sglangPair are the two engines of a pair as the sidecar sees them. A prefill leg is answered once the decode leg is there: the engines
-// meet by the number bootstrap_room. Real engines are in e2e/sglang.
+// sglangPair are the two engines of a pair as the sidecar sees them. A prefill leg is answered once the decode leg is there, and
+// then the decode leg: the engines meet by the number bootstrap_room. Real engines are in e2e/sglang.
 type sglangPair struct {
 	prefill, decode *fakeEngine
 	mode            string // of decode
 
 	mu     sync.Mutex
-	met    map[string]chan struct{} // by bootstrap_room; closed when the decode leg is there
+	met    map[string]*sglangRoom // by bootstrap_room
 	aborts []string                 // rids, with the role before them
+}
+
+// sglangRoom is where two legs meet.
+type sglangRoom struct {
+	arrived chan struct{} // closed when the decode leg is there
+	sent    chan struct{} // closed when prefill has answered
 }
 
 // leg are the members of a leg that the engines obey.
@@ -37,7 +47,7 @@ type sglangLeg struct {
 // startSGLangPair starts a pair whose engines answer with the acts once both legs are there; nil is a right answer.
 func startSGLangPair(t *testing.T, mode string, prefill, decode act) *sglangPair {
 	t.Helper()
-	p := &sglangPair{mode: mode, met: map[string]chan struct{}{}}
+	p := &sglangPair{mode: mode, met: map[string]*sglangRoom{}}
 	const answer = `{"choices":[{"index":0,"text":"right","finish_reason":"length"}],"usage":{"prompt_tokens":1}}`
 	if prefill == nil {
 		prefill = says(http.StatusOK, "application/json", answer)
@@ -46,15 +56,22 @@ func startSGLangPair(t *testing.T, mode string, prefill, decode act) *sglangPair
 		decode = says(http.StatusOK, "application/json", answer)
 	}
 	p.prefill = startEngine(t, p.serve(t, "prefill", func(w http.ResponseWriter, r *asked) {
+		room := p.meeting(legOf(t, r))
 		select {
-		case <-p.meeting(legOf(t, r)):
+		case <-room.arrived:
 			prefill(w, r)
+			close(room.sent)
 		case <-r.Context().Done():
 		}
 	}))
 	p.decode = startEngine(t, p.serve(t, "decode", func(w http.ResponseWriter, r *asked) {
-		close(p.meeting(legOf(t, r)))
-		decode(w, r)
+		room := p.meeting(legOf(t, r))
+		close(room.arrived)
+		select {
+		case <-room.sent:
+			decode(w, r)
+		case <-r.Context().Done():
+		}
 	}))
 	return p
 }
@@ -66,11 +83,11 @@ func legOf(t *testing.T, r *asked) (l sglangLeg) {
 	return l
 }
 
-func (p *sglangPair) meeting(l sglangLeg) chan struct{} {
+func (p *sglangPair) meeting(l sglangLeg) *sglangRoom {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.met[l.Room.String()] == nil {
-		p.met[l.Room.String()] = make(chan struct{})
+		p.met[l.Room.String()] = &sglangRoom{make(chan struct{}), make(chan struct{})}
 	}
 	return p.met[l.Room.String()]
 }
@@ -230,5 +247,53 @@ func TestSGLangCalls(t *testing.T) {
 		if resp.StatusCode != want {
 			t.Errorf("GET %s: %s", path, resp.Status)
 		}
+	}
+}
+
+// lateDialect is a dialect whose prefill legs take long to make.
+type lateDialect struct {
+	dialect.Dialect
+	wait func()
+}
+
+func (d *lateDialect) Strips() []string { return d.Dialect.(dialect.Stripper).Strips() }
+
+func (d *lateDialect) Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (dialect.Attempt, error) {
+	a, err := d.Dialect.Attempt(ctx, r, prefill)
+	if err != nil {
+		return nil, err
+	}
+	return lateAttempt{a.(dialect.Rendezvous), d.wait}, nil
+}
+
+type lateAttempt struct {
+	dialect.Rendezvous
+	wait func()
+}
+
+func (a lateAttempt) Prefill() (request.Payload, error) {
+	a.wait()
+	return a.Rendezvous.Prefill()
+}
+
+// When decode answers early, as with a refusal, the body of the request is dropped: by then both legs are made.
+func TestBothLegsAreMadeFirst(t *testing.T) {
+	arrived := make(chan struct{})
+	decode := startEngine(t, func(w http.ResponseWriter, r *asked) {
+		close(arrived)
+		says(http.StatusBadRequest, "application/json", `{"message":"no"}`)(w, r)
+	})
+	d, _ := dialect.New("sglang", dialect.Options{BootstrapPort: 8998})
+	late := &lateDialect{d, func() {
+		select {
+		case <-arrived:
+			t.Error("the decode leg was sent before the prefill leg was made")
+		case <-time.After(50 * time.Millisecond): // enough for a leg that was sent
+		}
+	}}
+	s := startRig(t, decode.addr, set(func(c *Config) { c.Engine.Dialect = late }))
+	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, startEngine(t, hangs).addr)
+	if r.status != http.StatusBadRequest {
+		t.Errorf("%d %s", r.status, r.body)
 	}
 }

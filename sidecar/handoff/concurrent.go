@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/relay"
 	"github.com/tandem-serving/tandem/sidecar/transport"
@@ -110,10 +111,14 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	if err != nil {
 		return nil, fmt.Errorf("editing the decode leg: %w", err)
 	}
+	toPrefill, err := p.attempt.Prefill() // now: the body of the request is dropped when decode has answered, however early
+	if err != nil {
+		return nil, fmt.Errorf("editing the prefill leg: %w", err)
+	}
 	x.Buffer.Leg = l.Segments
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
-	p.startPrefill()
+	p.startPrefill(toPrefill)
 	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
 		attribute.Int("server.port", x.legs.Port))
@@ -174,7 +179,7 @@ func (p *legPair) endWatch() {
 
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
 // unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read.
-func (p *legPair) startPrefill() {
+func (p *legPair) startPrefill(leg request.Payload) {
 	x := p.x
 	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
@@ -186,7 +191,7 @@ func (p *legPair) startPrefill() {
 	inflight.Inc()
 	uri := x.request.URL.RequestURI()
 	go func() {
-		status, of, err := x.legs.sendPrefill(ctx, p.target, uri, header, p.attempt)
+		status, of, err := x.legs.sendPrefillLeg(ctx, p.target, uri, header, p.attempt, leg)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
 		describeLeg(span, status, err)

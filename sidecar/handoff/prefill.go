@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
+	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 )
@@ -78,14 +79,19 @@ func (x *Exchange) releaseRejected(status int, of dialect.Handoff, err error) {
 	}
 }
 
-// sendPrefill sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
-// an error has to be released.
+// sendPrefill makes and sends the prefill leg of an attempt. Its results are those of sendPrefillLeg.
 func (legs *Legs) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
-	engine := legs.Prefill(target)
 	leg, err := a.Prefill()
 	if err != nil {
 		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
 	}
+	return legs.sendPrefillLeg(ctx, target, uri, header, a, leg)
+}
+
+// sendPrefillLeg sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
+// an error has to be released.
+func (legs *Legs) sendPrefillLeg(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt, leg request.Payload) (status int, of dialect.Handoff, err error) {
+	engine := legs.Prefill(target)
 	req, err := transport.NewBufferedLeg(ctx, engine.URL+uri, header, leg.Segments, leg.Length)
 	if err != nil {
 		return 0, nil, fmt.Errorf("making the prefill leg: %w", err)
