@@ -27,7 +27,7 @@ type sglangPair struct {
 
 	mu     sync.Mutex
 	met    map[string]*sglangRoom // by bootstrap_room
-	aborts []string                 // rids, with the role before them
+	aborts []string               // rids, with the role before them
 }
 
 // sglangRoom is where two legs meet.
@@ -295,5 +295,35 @@ func TestBothLegsAreMadeFirst(t *testing.T) {
 	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, startEngine(t, hangs).addr)
 	if r.status != http.StatusBadRequest {
 		t.Errorf("%d %s", r.status, r.body)
+	}
+}
+
+// The responses call answers 400 for a failed transfer: the next candidate gets the request.
+func TestSGLangFailureAsRefusal(t *testing.T) {
+	const failure = `{"error":{"message":"500: Prefill bootstrap failed for request rank=0","type":"invalid_request_error"}}`
+	fails := says(http.StatusBadRequest, "application/json", failure)
+	const answer = `{"output":[],"status":"incomplete"}`
+	right := says(http.StatusOK, "application/json", answer)
+	tries := 0
+	failsFirst := func(w http.ResponseWriter, r *asked) {
+		if tries++; tries == 1 {
+			fails(w, r)
+			return
+		}
+		right(w, r)
+	}
+	healthy := startSGLangPair(t, "decode", right, right)
+	failing := startEngine(t, healthy.serve(t, "prefill", fails))
+	pair := startSGLangPair(t, "decode", right, failsFirst)
+	for name, c := range map[string]struct{ decode, candidates string }{
+		"prefill": {healthy.decode.addr, failing.addr + "," + healthy.prefill.addr},
+		"decode":  {pair.decode.addr, pair.prefill.addr + "," + pair.prefill.addr},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := post(t, startRig(t, c.decode, speaksSGLang).url+"/v1/responses", `{"input":"x"}`, pd.HeaderPrefill, c.candidates)
+			if r.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1"); r.body != answer {
+				t.Errorf("body %s", r.body)
+			}
+		})
 	}
 }

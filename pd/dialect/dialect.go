@@ -201,6 +201,12 @@ type Unfinisher interface {
 	Unfinished(answer []byte) bool
 }
 
+// StatusReader is a Dialect of engines that answer some failures of their own with a status that blames the client.
+type StatusReader interface {
+	// OwnFailure reports whether an answer with a 4xx tells of the engine's own failure: another pod may do better.
+	OwnFailure(answer []byte) bool
+}
+
 // Noticer is a Dialect whose prefill engines take notices of hand-offs, from any agent that can reach them.
 type Noticer interface {
 	Notices() Notices

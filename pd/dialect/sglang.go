@@ -235,6 +235,12 @@ func (*sglang) Unfinished(answer []byte) bool {
 	return false
 }
 
+// OwnFailure implements StatusReader: /v1/responses wraps a 500 into a 400, whose message begins with it.
+func (*sglang) OwnFailure(answer []byte) bool {
+	var wrapped struct{ Error struct{ Message string } }
+	return json.Unmarshal(answer, &wrapped) == nil && strings.HasPrefix(wrapped.Error.Message, "500: ")
+}
+
 // sglangAttempt is an attempt, and its hand-off.
 type sglangAttempt struct {
 	dialect *sglang
@@ -350,6 +356,7 @@ var (
 	_ Fitter         = (*sglang)(nil)
 	_ PerChoice      = (*sglang)(nil)
 	_ Unfinisher     = (*sglang)(nil)
+	_ StatusReader   = (*sglang)(nil)
 	_ Checker        = (*sglang)(nil)
 	_ Moded          = (*sglang)(nil)
 	_ Prober         = (*sglang)(nil)

@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -382,6 +383,9 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	x.rename(resp)
 	switch code := resp.StatusCode; {
 	case code == http.StatusServiceUnavailable, isClientError(code): // 503: the redo would not be admitted either
+		if err := x.legs.readRefusal(resp); err != nil {
+			return p.decodeFailed(causeFailed, err)
+		}
 		p.cancelPrefill()
 		p.abort()
 		p.beginAnswer()
@@ -399,6 +403,19 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), p.pulled(resp))
 	defer p.endAnswer()
 	return "", x.Relay(resp, a)
+}
+
+// readRefusal fails if decode's refusal tells of a failure of its own.
+func (legs *Legs) readRefusal(resp *http.Response) error {
+	if _, ok := legs.Dialect.(dialect.StatusReader); !ok {
+		return nil
+	}
+	answer, err := transport.ReadCapped(resp, maxPrefillAnswer)
+	if err == nil && legs.ownFailure(answer) {
+		err = fmt.Errorf("decode answered %s for a failure of its own", resp.Status)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(answer))
+	return err
 }
 
 // pulled returns how long decode took for a stream's first event after prefill had ended; 0 if that is not known.

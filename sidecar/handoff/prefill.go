@@ -106,7 +106,7 @@ func (legs *Legs) sendPrefillLeg(ctx context.Context, target pd.Target, uri stri
 		return resp.StatusCode, nil, legs.prefillFailure(ctx, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return resp.StatusCode, nil, statusFailure(resp, answer)
+		return resp.StatusCode, nil, legs.statusFailure(resp, answer)
 	}
 	of, err = a.Accept(answer)
 	if err != nil {
@@ -146,11 +146,17 @@ func isTimeout(err error) bool {
 }
 
 // statusFailure distinguishes the client's errors from the pod's. 408, 425 and 429 say that another pod may do better.
-func statusFailure(resp *http.Response, answer []byte) error {
+func (legs *Legs) statusFailure(resp *http.Response, answer []byte) error {
 	code := resp.StatusCode
-	if code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests {
+	if isClientError(code) && code != http.StatusRequestTimeout && code != http.StatusTooEarly && code != http.StatusTooManyRequests && !legs.ownFailure(answer) {
 		return &ClientError{Status: code, header: resp.Header, body: answer}
 	}
 	again := code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
 	return &prefillError{cause: "status", reason: pd.PrefillFailed, again: again, err: fmt.Errorf("prefill answered %s", resp.Status)}
+}
+
+// ownFailure reports whether an answer that blames the client tells of the engine's own failure.
+func (legs *Legs) ownFailure(answer []byte) bool {
+	d, ok := legs.Dialect.(dialect.StatusReader)
+	return ok && d.OwnFailure(answer)
 }
