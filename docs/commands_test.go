@@ -39,6 +39,8 @@ var checks = map[string]func(t *testing.T, dir string, c command){
 	"docker":          checkDocker,
 	"go":              checkGo,
 	"vllm":            checkVLLM,
+	"python3":         checkNothing, // SGLang, whose flags make test-sglang uses
+	"export":          checkNothing,
 	"curl":            checkNothing, // a server of the reader's
 	"kubectl":         checkNothing, // a cluster of the reader's
 	"envoy":           checkNothing, // its configuration is written by the line above it
