@@ -51,7 +51,7 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	}
 	if checks && !req.AsIs {
 		if err := check.Check(req.Request); err != nil {
-			return pd.Refuse(pd.BadRequest, "%v.", err)
+			return pd.Refuse(pd.BadRequest, "The request cannot be computed: %v.", err)
 		}
 	}
 	if !split {

@@ -140,7 +140,7 @@ type Fitter interface {
 
 // Checker is a Dialect of engines that end when they compute certain requests which their front ends accept.
 type Checker interface {
-	// Check returns what is wrong with a request, as a sentence for the client without its full stop. It is called before any leg, for APIs whose requests may
+	// Check returns what is wrong with a request, in words for the client. It is called before any leg, for APIs whose requests may
 	// have several prompts: request.Request.Prompts counts them.
 	Check(r *request.Request) error
 }

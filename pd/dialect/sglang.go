@@ -190,13 +190,13 @@ func (*sglang) Check(r *request.Request) error {
 	case empty:
 		return errEmptyPrompt
 	case !ok || n > maxSGLangPrompts:
-		return fmt.Errorf("The prompts of the request cannot be read: it must have 1 to %d, all of them texts, or all of them lists of token ids", maxSGLangPrompts)
+		return fmt.Errorf("its prompts cannot be read: it must have 1 to %d, all of them texts, or all of them lists of token ids", maxSGLangPrompts)
 	}
 	return nil
 }
 
 // errEmptyPrompt: an empty prompt ends the engines that compute it.
-var errEmptyPrompt = errors.New("A prompt of the request is empty: SGLang computes none")
+var errEmptyPrompt = errors.New("a prompt of it is empty, and SGLang computes none")
 
 // HealthPath implements Prober: /health has the engine generate a token, which takes a second.
 func (*sglang) HealthPath() string { return "/ready" }
