@@ -38,7 +38,7 @@ var checks = []check{
 	{"engines", "model-length", "all engines accept prompts of the same length",
 		"start all engines with the same --max-model-len: one must not refuse a prompt that another accepts", checkLength},
 	{"engines", "block-size", "the block size of the KV caches of prefill and decode, and of the picker's prefix index",
-		"start all engines with the same --block-size, and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
+		"start all engines with the same --block-size (SGLang: --page-size), and put it into the picker's configuration (blockSizeTokens)", checkBlockSize},
 	{"engines", "kv-cache", "data type, layout and hashing of the KV caches",
 		"start all engines with the same --kv-cache-dtype and --prefix-caching-hash-algo, and with prefix caching on", checkCache},
 	{"engines", "parallelism", "the tensor parallelism of prefill does not exceed that of decode",
@@ -56,6 +56,20 @@ var checks = []check{
 	{"hand-off", "leases", "keepers (NIXL agent processes) connect to prefill engines, renew hand-offs and release them",
 		"let decode pods reach the side channels of prefill pods (NetworkPolicy; port 5600, and one more for each data-parallel rank), " +
 			"and set VLLM_NIXL_SIDE_CHANNEL_HOST to the pod's address. The sidecar's log has the errors", checkLeases},
+	{"hand-off", "modes", "SGLang's engines run in the modes of their roles, and what the pool cannot serve",
+		"start prefill engines with --disaggregation-mode prefill, decode engines with decode, and label a plain engine decode or prefill-decode", checkModes},
+	{"hand-off", "backend", "SGLang's engines have one transfer backend, one that Tandem was tested with",
+		"start all engines with the same --disaggregation-transfer-backend", checkBackend},
+	{"hand-off", "bootstrap", "the bootstrap servers of SGLang's prefill engines answer, and belong to these engines",
+		"give each prefill engine of a host a --disaggregation-bootstrap-port of its own (8998 is also that of vLLM's Mooncake connector), let decode " +
+			"pods reach it (NetworkPolicy), and start the engine anew: it does not try again", checkBootstrap},
+	{"hand-off", "ranks", "the data-parallel ranks of SGLang's prefill engines",
+		"by --load-balance-method follow_bootstrap_room requests fail unless the router names the rank in both legs, as Tandem's sidecar does", checkRanks},
+	{"hand-off", "time-outs", "how long SGLang's engines wait for the other leg",
+		"set " + bootstrapTimeout + " on prefill and " + waitingTimeout + " on decode engines to a little less than the sidecar's --prefill-timeout, such as 55: " +
+			"decode forgets a prefill engine that was restarted only when a request has run into it", checkTimeouts},
+	{"hand-off", "protocol", "sidecars speak the hand-off protocol of their engines",
+		"give the sidecar the --kv-connector of its engine", checkProtocol},
 	{"hand-off", "probe", "a short request for each pair of engines is prefilled remotely (--probe)",
 		"the reason comes from the sidecar; its log has the details", checkProbe},
 

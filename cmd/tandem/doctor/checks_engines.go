@@ -4,14 +4,21 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// tested is the version of vLLM that Tandem's end-to-end suite runs on.
-const tested = "0.32."
+// tested are the versions of vLLM and SGLang that Tandem's end-to-end suites run on.
+const (
+	tested       = "0.32."
+	testedSGLang = "0.5."
+)
+
+// blockLabel is the label with the tokens in a KV block.
+const blockLabel = "block_size"
 
 func noEngine(what string) finding { return finding{verdict: unknown, seen: "no engine " + what} }
 
@@ -48,6 +55,10 @@ func checkVersion(_ context.Context, f *fleet) finding {
 		return finding{verdict: fail, seen: seen}
 	}
 	found := finding{verdict: ok, seen: "all " + telling[0].version}
+	tested := tested
+	if telling[0].sglang() {
+		tested = testedSGLang
+	}
 	if !strings.HasPrefix(telling[0].version, tested) {
 		found = finding{verdict: warn, seen: found.seen + ", a version that Tandem was not tested with (" + tested + "x was)",
 			do: "try it with --probe before traffic does"}
@@ -106,7 +117,7 @@ func checkLength(_ context.Context, f *fleet) finding {
 // cached returns the endpoints that show their KV cache configuration.
 func (f *fleet) cached() (telling []*target) {
 	for _, t := range f.live() {
-		if t.cacheInfo("block_size") != "" {
+		if t.cacheInfo(blockLabel) != "" {
 			telling = append(telling, t)
 		}
 	}
@@ -116,12 +127,12 @@ func (f *fleet) cached() (telling []*target) {
 func checkBlockSize(_ context.Context, f *fleet) finding {
 	telling := f.cached()
 	if len(telling) == 0 {
-		return noEngine("shows its block size (vllm:cache_config_info)")
+		return noEngine("shows its block size (vllm:cache_config_info, sglang:page_size)")
 	}
-	if seen := differ(telling, func(t *target) string { return t.cacheInfo("block_size") }); seen != "" {
+	if seen := differ(telling, func(t *target) string { return t.cacheInfo(blockLabel) }); seen != "" {
 		return finding{verdict: fail, seen: seen}
 	}
-	size := telling[0].cacheInfo("block_size")
+	size := telling[0].cacheInfo(blockLabel)
 	for _, p := range f.pickers {
 		if p.block > 0 && strconv.Itoa(p.block) != size {
 			return finding{verdict: warn, seen: fmt.Sprintf("all engines %s tokens, but the prefix index of %s %d", size, p.name, p.block),
@@ -135,7 +146,7 @@ func checkBlockSize(_ context.Context, f *fleet) finding {
 var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "sliding_window", "hash_block_size", "prefix_caching_hash_algo"}
 
 func checkCache(_ context.Context, f *fleet) finding {
-	telling := f.cached()
+	telling := slices.DeleteFunc(f.cached(), (*target).sglang)
 	if len(telling) == 0 {
 		return noEngine("shows its KV cache configuration (vllm:cache_config_info)")
 	}

@@ -9,9 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -30,6 +32,8 @@ func checkConnector(ctx context.Context, f *fleet) finding {
 			return finding{verdict: fail, seen: "its connector is " + named + ", but Tandem's hand-offs need NixlConnector"}
 		case t.vllm():
 			return finding{verdict: fail, seen: "its metrics page has no metrics of a NIXL connector"}
+		case t.sglang():
+			return finding{} // it has a transfer backend
 		}
 		return finding{verdict: unknown, seen: "engines of this kind have no metrics of a connector"}
 	})
@@ -71,6 +75,9 @@ const defaultSidePort = 5600
 
 func checkSideChannel(ctx context.Context, f *fleet) finding {
 	channels := f.sideChannels()
+	if len(channels) == 0 && len(f.inMode(epp.EnginePrefill)) > 0 {
+		return finding{}
+	}
 	if len(channels) == 0 {
 		return noEngine("that prefills answers")
 	}
@@ -96,7 +103,7 @@ func (f *fleet) sideChannels() (channels []sideChannel) {
 	if len(channels) > 0 {
 		return channels
 	}
-	for _, t := range f.of(pd.RolePrefill) {
+	for _, t := range slices.DeleteFunc(f.of(pd.RolePrefill), (*target).sglang) { // these have bootstrap servers instead
 		s := sideChannel{of: t.name, address: netip.AddrPortFrom(t.addr.Addr(), defaultSidePort).String()}
 		switch {
 		case t.pod != nil:

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -34,6 +35,8 @@ func checkSidecar(ctx context.Context, f *fleet) finding {
 			return finding{verdict: fail, seen: err.Error()}
 		case isSidecar:
 			return finding{verdict: ok, seen: "Tandem's"}
+		case t.sg.mode == epp.EnginePlain:
+			return finding{verdict: ok, seen: "a plain engine, which needs none"}
 		case f.how.Sidecar == "any":
 			return finding{verdict: unknown, seen: "not Tandem's; another sidecar cannot be told from an engine"}
 		}

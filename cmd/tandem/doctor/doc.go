@@ -8,6 +8,9 @@
 // A check reports unknown where it cannot see: most engines do not show their arguments, and the doctor does not guess. Each
 // fault is reported once: checks that need an answer from an engine leave out the engines that do not answer.
 //
+// SGLang's engines are asked what they say of themselves (/model_info, /v1/loads, /server_info), and their bootstrap servers to whom
+// they belong.
+//
 // The doctor changes nothing. It reads pages of engines, each once, and sends one completion without a prompt, which engines
 // refuse;
 // --probe adds one short request for each pair. The most expensive page is a vLLM's /server_info, which exists in developer

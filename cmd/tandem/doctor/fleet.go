@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -244,6 +245,7 @@ type facts struct {
 	page       promtext.Page
 	pageErr    error
 	info       serverInfo // zero if the engine does not show it
+	sg         sglangInfo // zero if it is no SGLang
 }
 
 // model is an entry of /v1/models.
@@ -290,6 +292,12 @@ func (f *fleet) meet(ctx context.Context, t *target) {
 		func(ctx context.Context) { t.page, t.pageErr = f.engines().metrics(ctx, f.base(t)) },
 		func(ctx context.Context) { t.info = f.serverInfo(ctx, t) },
 	}, func(look func(context.Context)) { within(look) })
+	if t.sglang() {
+		f.meetSGLang(ctx, t)
+		if t.sg.version != "" {
+			t.version, t.versionErr = t.sg.version, nil
+		}
+	}
 }
 
 // base returns the URL of an endpoint, without a path.
@@ -338,9 +346,18 @@ func (f *fleet) serverInfo(ctx context.Context, t *target) (info serverInfo) {
 // vllm reports whether the metrics page is that of a vLLM or its simulation.
 func (t *target) vllm() bool { return t.page.Has("vllm:") }
 
-// cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none.
+// cacheInfo returns a label of the page's cache_config_info, one value for each rank that differs; "" if the page has none. SGLang's
+// page has the length of a block in a gauge of its own.
 func (t *target) cacheInfo(label string) string {
 	var values []string
+	if label == blockLabel && t.sglang() {
+		for _, s := range t.page {
+			if v := strconv.FormatFloat(s.Value, 'f', -1, 64); s.Name == "sglang:page_size" && !slices.Contains(values, v) {
+				values = append(values, v)
+			}
+		}
+		return strings.Join(values, " and ")
+	}
 	for _, labels := range t.page.Labels("vllm:cache_config_info") {
 		if v := labels[label]; v != "" && (len(values) == 0 || values[len(values)-1] != v) {
 			values = append(values, v)
