@@ -42,7 +42,7 @@ func (s *Server) serve(x *handoff.Exchange, r *http.Request) error {
 	}
 	split := route.Verdict == pd.Remote && x.API.Splittable()
 	check, checks := s.dialect.(dialect.Checker)
-	if checks = checks && (x.API == pd.APICompletions || x.API == pd.APISGLang); !split && !checks {
+	if checks = checks && check.Checks(x.API); !split && !checks {
 		return x.StreamLocal()
 	}
 	req, err := s.intake.Receive(r, &x.Body, x.API, &x.Buffer)

@@ -140,8 +140,9 @@ type Fitter interface {
 
 // Checker is a Dialect of engines that end when they compute certain requests which their front ends accept.
 type Checker interface {
-	// Check returns what is wrong with a request, in words for the client. It is called before any leg, for APIs whose requests may
-	// have several prompts: request.Request.Prompts counts them.
+	// Checks reports whether requests of an API are checked. They are buffered, also if they are planned local.
+	Checks(api pd.API) bool
+	// Check returns what is wrong with a request, in words for the client. It is called before any leg.
 	Check(r *request.Request) error
 }
 

@@ -3,7 +3,6 @@ package dialect
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -71,11 +70,7 @@ func (d *sglang) Attempt(ctx context.Context, r *request.Request, prefill pd.Tar
 		a.rank = rand.IntN(server.ranks)
 	}
 	for i := range a.ids {
-		var id [16]byte
-		for k := range id {
-			id[k] = byte(rand.Uint32())
-		}
-		a.ids[i] = hex.EncodeToString(id[:])
+		a.ids[i] = fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
 	}
 	return a, nil
 }
@@ -83,18 +78,17 @@ func (d *sglang) Attempt(ctx context.Context, r *request.Request, prefill pd.Tar
 // server returns what a prefill pod says of itself. With a port of the operator's, a pod that cannot be asked is taken to have one
 // rank.
 func (d *sglang) server(ctx context.Context, prefill pd.Target) (sglangServer, error) {
-	d.mu.Lock()
-	known, ok := d.servers[prefill]
-	d.mu.Unlock()
-	if ok && time.Since(known.asked) < serverTrust {
+	known, current := d.known(prefill)
+	if current {
 		return known, nil
 	}
 	s, err := d.askServer(ctx, prefill)
-	switch {
-	case err != nil && d.port == 0:
-		return s, fmt.Errorf("asking the prefill pod for its bootstrap port: %w", err)
-	case err != nil:
-		s.ranks = 1
+	if err != nil {
+		d.forget(prefill, 0)
+		if d.port == 0 {
+			return s, fmt.Errorf("asking the prefill pod for its bootstrap port: %w", err)
+		}
+		return sglangServer{port: d.port, ranks: 1}, nil
 	}
 	if d.port != 0 {
 		s.port = d.port
@@ -107,6 +101,19 @@ func (d *sglang) server(ctx context.Context, prefill pd.Target) (sglangServer, e
 	}
 	d.servers[prefill] = s
 	return s, nil
+}
+
+// known returns what is known of a prefill pod. current is false for the one caller that is to ask it again: for others, what is known
+// serves until then.
+func (d *sglang) known(prefill pd.Target) (s sglangServer, current bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, ok := d.servers[prefill]
+	if ok && time.Since(s.asked) >= serverTrust {
+		d.servers[prefill] = sglangServer{s.port, s.ranks, time.Now()}
+		return s, false
+	}
+	return s, ok
 }
 
 // maxServers bounds the prefill pods that are remembered.
@@ -140,11 +147,11 @@ func (d *sglang) askServer(ctx context.Context, prefill pd.Target) (sglangServer
 	return sglangServer{port: info.Port, ranks: info.Ranks}, nil
 }
 
-// forget has the prefill pod asked again at its next attempt.
-func (d *sglang) forget(prefill pd.Target) {
+// forget has a prefill pod asked again at its next attempt, if what is known of it is at least so old.
+func (d *sglang) forget(prefill pd.Target, age time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if time.Since(d.servers[prefill].asked) > serverDoubt {
+	if time.Since(d.servers[prefill].asked) >= age {
 		delete(d.servers, prefill)
 	}
 }
@@ -183,6 +190,9 @@ func (*sglang) Passes(method, path string) bool {
 	}
 	return slices.Contains(sglangPages[method], path) || method == http.MethodGet && strings.HasPrefix(path, "/v1/models/")
 }
+
+// Checks implements Checker: chats, responses and messages always have a prompt, which the engine's template makes.
+func (*sglang) Checks(api pd.API) bool { return api == pd.APICompletions || api == pd.APISGLang }
 
 // Check implements Checker.
 func (*sglang) Check(r *request.Request) error {
@@ -341,7 +351,7 @@ var errAborted = errors.New("the prefill engine ended its leg early")
 
 // Abort implements Aborter.
 func (a *sglangAttempt) Abort(role pd.Role) (path string, b []byte) {
-	a.dialect.forget(a.prefill)
+	a.dialect.forget(a.prefill, serverDoubt)
 	leg := 1
 	if role == pd.RolePrefill {
 		leg = 0
