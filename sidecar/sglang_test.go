@@ -24,6 +24,7 @@ var speaksSGLang = set(func(c *Config) { c.Engine.Connector = "sglang" })
 type sglangPair struct {
 	prefill, decode *fakeEngine
 	mode            string // of decode
+	ranks           int    // of prefill; 0 = 1
 
 	mu     sync.Mutex
 	met    map[string]*sglangRoom // by bootstrap_room
@@ -97,7 +98,7 @@ func (p *sglangPair) serve(t *testing.T, role string, leg act) act {
 	return func(w http.ResponseWriter, r *asked) {
 		switch r.URL.Path {
 		case "/server_info":
-			fmt.Fprintf(w, `{"disaggregation_mode":%q,"disaggregation_bootstrap_port":8998,"dp_size":1}`, role)
+			fmt.Fprintf(w, `{"disaggregation_mode":%q,"disaggregation_bootstrap_port":8998,"dp_size":%d}`, role, max(1, p.ranks))
 		case "/model_info":
 			fmt.Fprintf(w, `{"disaggregation_mode":%q}`, p.mode)
 		case "/abort_request":
@@ -138,6 +139,30 @@ func TestSGLangLegs(t *testing.T) {
 	}
 	if len(p.aborts) > 0 {
 		t.Errorf("aborted %v", p.aborts)
+	}
+}
+
+// The ranks of the picker's plan are those of the legs.
+func TestSGLangPlannedRanks(t *testing.T) {
+	cases := []struct{ name, ranks, prefill, decode string }{
+		{"of prefill", ";prefill-ranks=3", `"disagg_prefill_dp_rank":3,"routed_dp_rank":3`, `"disagg_prefill_dp_rank":3`},
+		{"of both", ";prefill-ranks=2;decode-rank=1", `"disagg_prefill_dp_rank":2,"routed_dp_rank":2`, `"disagg_prefill_dp_rank":2,"routed_dp_rank":1`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			p := startSGLangPair(t, "decode", nil, nil)
+			p.ranks = 4
+			s := startRig(t, p.decode.addr, speaksSGLang)
+			plan := "remote;id=0123456789abcdef;reason=uncached;strict=0;epp=1" + c.ranks
+			r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, p.prefill.addr, pd.HeaderPlan, plan)
+			r.mustBe(t, http.StatusOK, "remote;reason=uncached;attempts=1;candidate=0")
+			if leg := legs(p.prefill)[0].body; !strings.HasSuffix(leg, c.prefill+"}") {
+				t.Errorf("prefill leg %s", leg)
+			}
+			if leg := legs(p.decode)[0].body; !strings.HasSuffix(leg, c.decode+"}") {
+				t.Errorf("decode leg %s", leg)
+			}
+		})
 	}
 }
 

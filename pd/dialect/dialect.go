@@ -111,6 +111,13 @@ type Sized interface {
 	Blocks() int
 }
 
+// Ranked is an Attempt whose engines are told the data-parallel rank of each leg.
+type Ranked interface {
+	// UseRanks names the ranks that the picker has chosen, before any leg is made. The attempt chooses in place of one that is not
+	// named, or that the engine does not have.
+	UseRanks(prefill, decode pd.Rank)
+}
+
 // Aborter is an Attempt whose engines need a request to learn that a leg was cancelled, because they are slow to notice that
 // its connection was closed.
 type Aborter interface {

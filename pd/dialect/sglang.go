@@ -65,9 +65,9 @@ func (d *sglang) Attempt(ctx context.Context, r *request.Request, prefill pd.Tar
 	if err != nil {
 		return nil, err
 	}
-	a := &sglangAttempt{dialect: d, request: r, prefill: prefill, room: 1 + rand.Uint64N(maxRoom), port: server.port}
-	if a.rank = -1; server.ranks > 1 {
-		a.rank = rand.IntN(server.ranks)
+	a := &sglangAttempt{dialect: d, request: r, prefill: prefill, room: 1 + rand.Uint64N(maxRoom), server: server}
+	if server.ranks > 1 {
+		a.rank = pd.RankOf(rand.IntN(server.ranks))
 	}
 	for i := range a.ids {
 		a.ids[i] = fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
@@ -257,8 +257,9 @@ type sglangAttempt struct {
 	request *request.Request
 	prefill pd.Target
 	room    uint64
-	port    int
-	rank    int       // of the prefill engine; -1: it has one
+	server  sglangServer
+	rank    pd.Rank   // of the prefill engine; none if it has one only
+	decode  pd.Rank   // of the decode engine; none: that chooses
 	ids     [2]string // of the legs, prefill's first. No id is the beginning of another: engines abort by beginnings.
 }
 
@@ -283,12 +284,25 @@ func (a *sglangAttempt) edit(leg int) (*request.Edit, error) {
 		e.Set(member, strconv.AppendQuote(nil, a.id(leg)))
 	}
 	e.Set("bootstrap_host", strconv.AppendQuote(nil, a.prefill.Host))
-	e.Set("bootstrap_port", strconv.AppendInt(nil, int64(a.port), 10))
+	e.Set("bootstrap_port", strconv.AppendInt(nil, int64(a.server.port), 10))
 	e.Set("bootstrap_room", strconv.AppendUint(nil, a.room, 10))
-	if a.rank >= 0 {
-		e.Set("disagg_prefill_dp_rank", strconv.AppendInt(nil, int64(a.rank), 10))
-	}
+	setRank(e, "disagg_prefill_dp_rank", a.rank)
 	return e, nil
+}
+
+// setRank names a rank, if there is one to name.
+func setRank(e *request.Edit, member string, r pd.Rank) {
+	if number, ok := r.Number(); ok {
+		e.Set(member, strconv.AppendInt(nil, int64(number), 10))
+	}
+}
+
+// UseRanks implements Ranked.
+func (a *sglangAttempt) UseRanks(prefill, decode pd.Rank) {
+	if number, ok := prefill.Number(); ok && number < a.server.ranks && a.server.ranks > 1 {
+		a.rank = prefill
+	}
+	a.decode = decode
 }
 
 // Prefill implements Attempt. The engine computes one token, whatever the limit; it must not stream, and not store a response. An
@@ -298,9 +312,7 @@ func (a *sglangAttempt) Prefill() (request.Payload, error) {
 	if err != nil {
 		return request.Payload{}, err
 	}
-	if a.rank >= 0 {
-		e.Set("routed_dp_rank", strconv.AppendInt(nil, int64(a.rank), 10))
-	}
+	setRank(e, "routed_dp_rank", a.rank)
 	if a.request.Stream() {
 		e.Set("stream", jsonFalse)
 		e.Drop("stream_options")
@@ -317,6 +329,7 @@ func (a *sglangAttempt) Decode() (request.Payload, error) {
 	if err != nil {
 		return request.Payload{}, err
 	}
+	setRank(e, "routed_dp_rank", a.decode)
 	return e.Payload()
 }
 
@@ -374,4 +387,5 @@ var (
 	_ PathLimiter    = (*sglang)(nil)
 	_ Rendezvous     = (*sglangAttempt)(nil)
 	_ Aborter        = (*sglangAttempt)(nil)
+	_ Ranked         = (*sglangAttempt)(nil)
 )
