@@ -105,7 +105,7 @@ func (p *sglangPair) serve(t *testing.T, role string, leg act) act {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.aborts = append(p.aborts, role+" "+r.body)
-		case "/ready", "/v1/models":
+		case "/ready", "/v1/models", "/v1/models/org/name":
 		default:
 			if p.mode == "null" && role == "decode" {
 				says(http.StatusOK, "application/json", `{"choices":[{"text":"alone"}]}`)(w, r)
@@ -217,9 +217,11 @@ func TestSGLangRefusal(t *testing.T) {
 	p := startSGLangPair(t, "decode", nil, hangs)
 	refusing := startEngine(t, p.serve(t, "prefill", says(http.StatusBadRequest, "application/json", refusal)))
 	s := startRig(t, p.decode.addr, speaksSGLang)
-	r := post(t, s.url+"/v1/completions", `{"prompt":"x"}`, pd.HeaderPrefill, refusing.addr)
-	if r.status != http.StatusBadRequest || r.body != refusal {
-		t.Errorf("%d %s", r.status, r.body)
+	for path, body := range map[string]string{"/v1/completions": `{"prompt":"x"}`, "/v1/chat/completions": `{"messages":[],"tool_choice":"required"}`} {
+		r := post(t, s.url+path, body, pd.HeaderPrefill, refusing.addr)
+		if r.status != http.StatusBadRequest || r.body != refusal {
+			t.Errorf("%s: %d %s", body, r.status, r.body)
+		}
 	}
 }
 
@@ -264,7 +266,8 @@ func TestSGLangCalls(t *testing.T) {
 	if r := post(t, s.url+"/abort_request", `{"abort_all":true}`); r.status != http.StatusBadRequest || len(p.aborts) > 0 {
 		t.Errorf("%d %s, aborted %v", r.status, r.body, p.aborts)
 	}
-	for path, want := range map[string]int{"/v1/models": 200, "/flush_cache": 400, "/server_info": 400} {
+	for path, want := range map[string]int{"/v1/models": 200, "/flush_cache": 400, "/server_info": 400, "/v1/models/org/name": 200,
+		"/v1/models/../../flush_cache": 400, "/v1/models/%2e%2e/%2e%2e/flush_cache": 400} {
 		resp, err := open(t, within(t), http.MethodGet, s.url+path, nil)
 		if err != nil {
 			t.Fatal(err)

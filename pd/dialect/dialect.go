@@ -123,7 +123,7 @@ type Ranked interface {
 type Aborter interface {
 	// Abort returns the request for the engine of one role. The sidecar POSTs body as JSON to path, on both engines of the
 	// attempt, when it ends the attempt: the client left, a leg failed, or another candidate is tried. It sends the request
-	// once; only status 200 counts as done.
+	// once; only status 200 counts as done. With path "" nothing is sent: the engines cannot be told about legs of this API.
 	Abort(role pd.Role) (path string, body []byte)
 }
 
@@ -170,6 +170,11 @@ type Prober interface {
 // Caller is a Dialect of engines with generate calls of their own, besides pd.GenerateAPIs.
 type Caller interface {
 	APIs() []pd.API
+}
+
+// LimitKeeper is a Dialect whose prefill legs have the client's own limits: what prefill refuses, decode would refuse.
+type LimitKeeper interface {
+	KeepsLimits()
 }
 
 // PathLimiter is a Dialect of engines that serve calls which no client may send.

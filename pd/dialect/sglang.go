@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -183,13 +184,16 @@ var sglangPages = map[string][]string{
 	http.MethodPost: {"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"},
 }
 
-// Passes implements PathLimiter.
-func (*sglang) Passes(method, path string) bool {
+// Passes implements PathLimiter. The name of a model may have slashes, but no path leads out of the list.
+func (*sglang) Passes(method, of string) bool {
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	return slices.Contains(sglangPages[method], path) || method == http.MethodGet && strings.HasPrefix(path, "/v1/models/")
+	return slices.Contains(sglangPages[method], of) || method == http.MethodGet && strings.HasPrefix(of, "/v1/models/") && path.Clean(of) == of
 }
+
+// KeepsLimits implements LimitKeeper.
+func (*sglang) KeepsLimits() {}
 
 // Checks implements Checker: chats, responses and messages always have a prompt, which the engine's template makes.
 func (*sglang) Checks(api pd.API) bool { return api == pd.APICompletions || api == pd.APISGLang }
@@ -365,6 +369,9 @@ var errAborted = errors.New("the prefill engine ended its leg early")
 // Abort implements Aborter.
 func (a *sglangAttempt) Abort(role pd.Role) (path string, b []byte) {
 	a.dialect.forget(a.prefill, serverDoubt)
+	if sglangID[a.request.API] == "" {
+		return "", nil
+	}
 	leg := 1
 	if role == pd.RolePrefill {
 		leg = 0
@@ -385,6 +392,7 @@ var (
 	_ Prober         = (*sglang)(nil)
 	_ Caller         = (*sglang)(nil)
 	_ PathLimiter    = (*sglang)(nil)
+	_ LimitKeeper    = (*sglang)(nil)
 	_ Rendezvous     = (*sglangAttempt)(nil)
 	_ Aborter        = (*sglangAttempt)(nil)
 	_ Ranked         = (*sglangAttempt)(nil)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 )
 
@@ -100,7 +101,8 @@ func (x *Exchange) noteRetry(e *prefillError, target pd.Target) {
 // refusedByPrefill passes the engine's error on to the client, unless our own changes to the request may have caused it, or the
 // generate API, which vLLM serves only if it is told to, is off at that engine.
 func (x *Exchange) refusedByPrefill(req *intake.Request, refused *ClientError) (pd.Reason, error) {
-	if req.NeedsMoreThanOne() || req.API == pd.APIGenerate && refused.Status == http.StatusForbidden {
+	_, limits := x.legs.Dialect.(dialect.LimitKeeper)
+	if !limits && req.NeedsMoreThanOne() || req.API == pd.APIGenerate && refused.Status == http.StatusForbidden {
 		return pd.PrefillFailed, nil
 	}
 	x.decide(pd.Refused, pd.BadRequest)

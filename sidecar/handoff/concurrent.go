@@ -263,6 +263,9 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 			p.cancelDecode()
 			return nil, x.contextError()
 		case <-silence.C:
+			if prefill == nil {
+				continue // it has sent the KV cache, and decode generates
+			}
 			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
 				p.cancelDecode()
 				return nil, fmt.Errorf("%w, and the prefill pod is gone: %w", errSilent, err)
@@ -282,6 +285,9 @@ func (p *legPair) cancelDecode() {
 func (p *legPair) abort() {
 	a, ok := p.attempt.(dialect.Aborter)
 	if !ok {
+		return
+	}
+	if path, _ := a.Abort(pd.RoleDecode); path == "" {
 		return
 	}
 	legs, r := p.x.legs, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)
