@@ -14,19 +14,26 @@ func chain(ids []int64, whole int) []uint64 {
 	return all
 }
 
-// blocks returns the chained hashes of a prompt's whole blocks, of tokens each and at most most. ids are those of its beginning, each
-// of `each` tokens; own is an identity for the rest, which no other prompt shares.
-func blocks(dst []uint64, ids []int64, each, input, tokens, most int, own uint64) []uint64 {
-	if tokens <= 0 {
+// prompt is the prompt of a request, as a trace has it.
+type prompt struct {
+	parts  []int64 // identities of its beginning, each of `each` tokens
+	own    uint64  // identity of the rest, which no other prompt shares
+	each   int     // tokens of a part
+	tokens int
+}
+
+// blocks returns the chained hashes of a prompt's whole blocks of size tokens, at most most.
+func (p *prompt) blocks(size, most int) (dst []uint64) {
+	if size <= 0 {
 		return nil
 	}
 	h := uint64(seed)
-	for i := range min(input/tokens, most) {
-		begin, end := i*tokens, (i+1)*tokens
+	for i := range min(p.tokens/size, most) {
+		begin, end := i*size, (i+1)*size
 		for at := begin; at < end; { // parts that the block is made of
-			part, next := own, end
-			if each > 0 && at/each < len(ids) {
-				part, next = uint64(ids[at/each]), min(end, (at/each+1)*each)
+			part, next := p.own, end
+			if p.each > 0 && at/p.each < len(p.parts) {
+				part, next = uint64(p.parts[at/p.each]), min(end, (at/p.each+1)*p.each)
 			}
 			h = mix(mix(h, part), uint64(at))
 			at = next

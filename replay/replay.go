@@ -254,10 +254,10 @@ func (w *world) arrive(i int) {
 func (w *world) pick(i int) {
 	r, record := &w.trace.Requests[i], &w.result.Records[i]
 	record.Index, record.Due, record.Input, record.Output = i, w.clock.now, r.Input, r.Output
-	each := w.trace.BlockTokens
+	text := prompt{parts: r.Blocks, own: mix(seed, uint64(i)), each: w.trace.BlockTokens, tokens: r.Input}
 	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: "replayed", Stream: true,
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
-			Blocks: blocks(nil, r.Blocks, each, r.Input, w.spec.Tokens, w.spec.Max, mix(seed, uint64(i)))}}
+			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
 	d, err := w.sched.Pick(context.Background(), asked)
 	if err != nil {
 		record.Reason = pd.AsRefusal(err).Reason
@@ -266,8 +266,8 @@ func (w *world) pick(i int) {
 		return
 	}
 	f := &flight{of: record, request: r, decision: d, decode: w.nodes[d.First()[0].Slot]}
-	if each > 0 {
-		f.parts = chain(r.Blocks, r.Input/each)
+	if text.each > 0 {
+		f.parts = chain(r.Blocks, r.Input/text.each)
 	}
 	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
 	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {

@@ -229,7 +229,7 @@ func TestFairSharing(t *testing.T) {
 
 func TestBlocks(t *testing.T) {
 	hash := func(ids []int64, input, tokens int, own uint64) []uint64 {
-		return blocks(nil, ids, 512, input, tokens, 100, own)
+		return (&prompt{ids, own, 512, input}).blocks(tokens, 100)
 	}
 	a := hash([]int64{1, 2, 3}, 1536, 64, 7)
 	if len(a) != 24 || len(slices.Compact(slices.Sorted(slices.Values(a)))) != 24 {
