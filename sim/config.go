@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/kv"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/transfer"
@@ -46,14 +47,7 @@ type Config struct {
 }
 
 // ScheduleConfig bounds what one step of the engine does.
-type ScheduleConfig struct {
-	// MaxBatchedTokens is how many tokens a step computes at most; default 2048.
-	MaxBatchedTokens int
-	// MaxSequences is how many sequences run at once; default 256.
-	MaxSequences int
-	// MaxQueuedRequests refuses requests with 503 while so many are waiting or running; 0: no limit.
-	MaxQueuedRequests int
-}
+type ScheduleConfig = core.Schedule
 
 // KVConfig describes the block pool and the hand-off.
 type KVConfig struct {

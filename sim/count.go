@@ -3,71 +3,67 @@ package sim
 import (
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/metrics"
 )
 
-// countAdmission counts where the KV of a prompt comes from. A sequence that was preempted has been counted before.
-func (e *Engine) countAdmission(s *sequence) {
-	if !s.times.started.IsZero() {
-		return
-	}
-	s.times.started = time.Now()
-	s.hit = s.computed
-	s.usage.Cached = s.computed
-	s.usage.Created = s.prompt/e.cfg.KV.BlockSize*e.cfg.KV.BlockSize - s.computed
-	m := e.metrics
-	m.Add(metrics.PrefixQueries, float64(s.prompt))
-	m.Add(metrics.PrefixHits, float64(s.computed))
-	m.Add(metrics.ExternalQueries, float64(s.prompt-s.computed))
-	m.AddTo(metrics.CachedBySource, "device", float64(s.computed))
-	if s.load == loadWanted {
-		s.usage.Created = 0
-		m.Add(metrics.ExternalHits, float64(s.prompt-s.computed))
-		m.AddTo(metrics.CachedBySource, "p2p", float64(s.prompt-s.computed))
+// Admitted implements core.Protocol. It counts where the KV of a prompt comes from.
+func (c *connector) Admitted(s *core.Sequence) {
+	s.Usage.Cached = s.Computed
+	s.Usage.Created = s.Prompt/c.cfg.KV.BlockSize*c.cfg.KV.BlockSize - s.Computed
+	m := c.metrics
+	m.Add(metrics.PrefixQueries, float64(s.Prompt))
+	m.Add(metrics.PrefixHits, float64(s.Computed))
+	m.Add(metrics.ExternalQueries, float64(s.Prompt-s.Computed))
+	m.AddTo(metrics.CachedBySource, "device", float64(s.Computed))
+	if s.KV == core.Wanted {
+		s.Usage.Created = 0
+		m.Add(metrics.ExternalHits, float64(s.Prompt-s.Computed))
+		m.AddTo(metrics.CachedBySource, "p2p", float64(s.Prompt-s.Computed))
 	}
 }
 
-// countToken counts a drawn token. The prompt is counted with the first.
-func (e *Engine) countToken(s *sequence, now time.Time) {
-	m := e.metrics
+// Drew implements core.Protocol. The prompt is counted with the first token.
+func (c *connector) Drew(s *core.Sequence, now time.Time) {
+	m := c.metrics
 	m.Add(metrics.GenerationTokens, 1)
-	if !s.times.first.IsZero() {
-		m.Observe(metrics.InterTokenLatency, now.Sub(s.times.last).Seconds())
-		s.times.last = now
+	if !s.Times.First.IsZero() {
+		m.Observe(metrics.InterTokenLatency, now.Sub(s.Times.Last).Seconds())
+		s.Times.Last = now
 		return
 	}
-	s.times.first, s.times.last = now, now
-	m.Observe(metrics.TimeToFirstToken, now.Sub(s.times.queued).Seconds())
-	local := s.prompt - s.hit - s.external
-	m.Add(metrics.PromptTokens, float64(s.prompt))
+	s.Times.First, s.Times.Last = now, now
+	m.Observe(metrics.TimeToFirstToken, now.Sub(s.Times.Queued).Seconds())
+	local := s.Prompt - s.Hit - legOf(s).external
+	m.Add(metrics.PromptTokens, float64(s.Prompt))
 	m.AddTo(metrics.PromptBySource, "local_compute", float64(local))
-	m.AddTo(metrics.PromptBySource, "local_cache_hit", float64(s.hit))
-	m.AddTo(metrics.PromptBySource, "external_kv_transfer", float64(s.external))
-	m.Add(metrics.PromptCached, float64(s.hit+s.external))
+	m.AddTo(metrics.PromptBySource, "local_cache_hit", float64(s.Hit))
+	m.AddTo(metrics.PromptBySource, "external_kv_transfer", float64(legOf(s).external))
+	m.Add(metrics.PromptCached, float64(s.Hit+legOf(s).external))
 }
 
 // countFinished counts a sequence that ended by itself. The real engine does not count one whose client left, either.
-func (e *Engine) countFinished(s *sequence, reason string, now time.Time) {
-	m := e.metrics
+func (c *connector) countFinished(s *core.Sequence, reason string, now time.Time) {
+	m := c.metrics
 	m.AddTo(metrics.RequestSuccess, reason, 1)
-	m.Observe(metrics.RequestPromptTokens, float64(s.prompt))
-	m.Observe(metrics.RequestGenerationTokens, float64(s.generated()))
-	m.Observe(metrics.RequestKVComputed, float64(s.prompt-max(0, s.usage.Cached)))
-	m.Observe(metrics.E2ELatency, now.Sub(s.times.queued).Seconds())
-	m.Observe(metrics.QueueTime, s.times.started.Sub(s.times.queued).Seconds())
-	m.Observe(metrics.InferenceTime, now.Sub(s.times.started).Seconds())
-	if !s.times.first.IsZero() {
-		m.Observe(metrics.PrefillTime, s.times.first.Sub(s.times.started).Seconds())
-		m.Observe(metrics.DecodeTime, now.Sub(s.times.first).Seconds())
+	m.Observe(metrics.RequestPromptTokens, float64(s.Prompt))
+	m.Observe(metrics.RequestGenerationTokens, float64(s.Generated()))
+	m.Observe(metrics.RequestKVComputed, float64(s.Prompt-max(0, s.Usage.Cached)))
+	m.Observe(metrics.E2ELatency, now.Sub(s.Times.Queued).Seconds())
+	m.Observe(metrics.QueueTime, s.Times.Started.Sub(s.Times.Queued).Seconds())
+	m.Observe(metrics.InferenceTime, now.Sub(s.Times.Started).Seconds())
+	if !s.Times.First.IsZero() {
+		m.Observe(metrics.PrefillTime, s.Times.First.Sub(s.Times.Started).Seconds())
+		m.Observe(metrics.DecodeTime, now.Sub(s.Times.First).Seconds())
 	}
 }
 
 // countTransfer counts a transfer of KV to this engine.
-func (e *Engine) countTransfer(took time.Duration, bytes, descriptors int) {
-	e.metrics.Observe(metrics.TransferSeconds, took.Seconds())
-	e.metrics.Observe(metrics.PostSeconds, 0)
-	e.metrics.Observe(metrics.TransferBytes, float64(bytes))
-	e.metrics.Observe(metrics.TransferDescriptors, float64(descriptors))
+func (c *connector) countTransfer(took time.Duration, bytes, descriptors int) {
+	c.metrics.Observe(metrics.TransferSeconds, took.Seconds())
+	c.metrics.Observe(metrics.PostSeconds, 0)
+	c.metrics.Observe(metrics.TransferBytes, float64(bytes))
+	c.metrics.Observe(metrics.TransferDescriptors, float64(descriptors))
 }
 
 // Load is how busy the engine is at one moment.
@@ -83,16 +79,17 @@ type Load struct {
 
 // Load returns how busy the engine is. An engine that has stopped reports zeros.
 func (e *Engine) Load() (l Load) {
-	e.call(func() {
-		l = Load{Running: len(e.running), Waiting: len(e.waiting), CacheUsage: float64(e.pool.Used()) / float64(e.pool.Total())}
-		for s := range e.live {
-			switch s.load {
-			case loadWanted:
+	e.core.Call(func() {
+		pool := e.core.Pool()
+		l = Load{Running: e.core.Runs(), Waiting: e.core.Waits(), CacheUsage: float64(pool.Used()) / float64(pool.Total())}
+		for s := range e.core.Live() {
+			switch s.KV {
+			case core.Wanted:
 				l.ToLoad++
-			case loadRunning, loadStuck:
+			case core.Arriving:
 				l.Loading++
-			case loaded:
-				if s.computed < s.prompt { // it has not had its first step
+			case core.Here:
+				if s.Computed < s.Prompt { // it has not had its first step
 					l.Loaded++
 				}
 			}
@@ -103,7 +100,7 @@ func (e *Engine) Load() (l Load) {
 
 // MetricsPage returns the engine's metrics page, in the text format of Prometheus.
 func (e *Engine) MetricsPage() []byte {
-	l, m := e.Load(), e.metrics
+	l, m := e.Load(), e.connector.metrics
 	m.Set(metrics.RequestsRunning, "", float64(l.Running))
 	m.Set(metrics.RequestsWaiting, "", float64(l.Waiting+l.Loading))
 	m.Set(metrics.WaitingByReason, "capacity", float64(l.Waiting))
@@ -114,6 +111,3 @@ func (e *Engine) MetricsPage() []byte {
 	m.Set(metrics.KVCacheUsage, "", l.CacheUsage)
 	return m.Render()
 }
-
-// ResetPrefixCache empties the prefix cache.
-func (e *Engine) ResetPrefixCache() { e.call(e.pool.Reset) }

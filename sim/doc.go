@@ -1,10 +1,11 @@
-// Package sim is a simulated vLLM engine for tests and trials of prefill/decode disaggregation: its configuration, its scheduler,
-// its leases, and the transfer of KV between engines.
+// Package sim is a simulated vLLM engine for tests and trials of prefill/decode disaggregation: its configuration, its leases, and
+// the transfer of KV between engines.
 //
 // What enters: requests (Submit), the KV of other engines, and notifications about its own. What leaves: tokens, hand-offs, KV,
 // metrics and the state of its blocks. Package server runs an engine with its ports open, in a test (server.Start) or as a
 // process (cmd/sim). Packages below this one:
 //
+//	core       what engines of every protocol have in common: batches, queues, the drawing of tokens
 //	model      sizes, speeds and token ids of models
 //	kv         the block pool, the prefix cache, and the bytes of the KV
 //	metrics    the metrics page
@@ -18,7 +19,7 @@
 // # KV that proves itself
 //
 // The KV of a token is a digest of the KV of the token before, as it is in memory, and of the token. The next token is drawn from
-// a digest of all KV bytes that the sequence attends to (kv/memory.go, sequence.go). So the answer is a function of the bytes in
+// a digest of all KV bytes that the sequence attends to (kv/memory.go, core/sequence.go). So the answer is a function of the bytes in
 // the blocks: a plain engine and an undisturbed pair generate the same tokens. KV that is wrong, missing, stale or another
 // request's gives other tokens, also in later requests that find it in the prefix cache. KV that was recomputed instead of loaded
 // shows in vllm:prompt_tokens_by_source_total{source="local_compute"}.

@@ -4,16 +4,19 @@ import "time"
 
 // Leftovers counts what an engine holds: leases, and sequences that live, run or wait. ok is false if it has ended.
 func (e *Engine) Leftovers() (leases, live, running, waiting int, ok bool) {
-	ok = e.call(func() {
-		leases, live, running, waiting = len(e.leases.open), len(e.live), len(e.running), len(e.waiting)
+	ok = e.core.Call(func() {
+		for range e.core.Live() {
+			live++
+		}
+		leases, running, waiting = len(e.connector.leases.open), e.core.Runs(), e.core.Waits()
 	})
 	return leases, live, running, waiting, ok
 }
 
 // HasStuckLoad reports whether a request waits for ever. WaitState calls it in the engine's loop.
 func (e *Engine) HasStuckLoad() bool {
-	for s := range e.live {
-		if s.load == loadStuck {
+	for s := range e.core.Live() {
+		if legOf(s).stuck {
 			return true
 		}
 	}
@@ -22,8 +25,8 @@ func (e *Engine) HasStuckLoad() bool {
 
 // AllDone reports whether no request waits for any sequence. WaitState calls it in the engine's loop.
 func (e *Engine) AllDone() bool {
-	for s := range e.live {
-		if !s.done {
+	for s := range e.core.Live() {
+		if !s.Done {
 			return false
 		}
 	}
@@ -31,16 +34,16 @@ func (e *Engine) AllDone() bool {
 }
 
 // Deliver has the engine take a peer's message.
-func (e *Engine) Deliver(message string) { e.call(func() { e.notified(message) }) }
+func (e *Engine) Deliver(message string) { e.core.Call(func() { e.connector.notified(message) }) }
 
 // LeaseEnd returns when a lease expires. WaitState calls it in the engine's loop.
-func (e *Engine) LeaseEnd(id string) time.Time { return e.leases.open[id].expires }
+func (e *Engine) LeaseEnd(id string) time.Time { return e.connector.leases.open[id].expires }
 
 // HalveLease makes a lease expire half a lease from now, and returns when.
 func (e *Engine) HalveLease(id string) (end time.Time) {
-	e.call(func() {
+	e.core.Call(func() {
 		end = time.Now().Add(e.cfg.KV.Lease / 2)
-		e.leases.open[id].expires = end
+		e.connector.leases.open[id].expires = end
 	})
 	return end
 }

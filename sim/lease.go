@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/kv"
 	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/sim/model"
@@ -62,36 +63,36 @@ func (l *leases) noteExpired(id string) {
 }
 
 // handOff turns a finished prefill into a lease and describes it for the decode engine.
-func (e *Engine) handOff(s *sequence) *Handoff {
-	delete(e.live, s)
-	l := &lease{blocks: s.blocks, expires: time.Now().Add(e.cfg.KV.Lease)}
-	e.leases.open[s.id], e.leases.changed = l, true
-	e.pool.Pin(l.blocks)
+func (c *connector) handOff(s *core.Sequence) *Handoff {
+	c.core.Forget(s)
+	l := &lease{blocks: s.Blocks, expires: time.Now().Add(c.cfg.KV.Lease)}
+	c.leases.open[s.ID], c.leases.changed = l, true
+	c.core.Pool().Pin(l.blocks)
 	h := &Handoff{
 		DoRemotePrefill: true,
-		RemoteBlockIDs:  [][]int{kv.IDs(s.blocks)},
-		RemoteEngineID:  e.identity.engineID, RemoteRequestID: s.id,
-		RemoteHost: e.identity.host, RemotePort: e.identity.port,
+		RemoteBlockIDs:  [][]int{kv.IDs(s.Blocks)},
+		RemoteEngineID:  c.identity.engineID, RemoteRequestID: s.ID,
+		RemoteHost: c.identity.host, RemotePort: c.identity.port,
 		TPSize: 1, DCPSize: 1, PPSize: 1,
-		RemoteNumTokens: s.computed,
+		RemoteNumTokens: s.Computed,
 		TransferMode:    "pull",
 	}
 	// The real scheduler adds it for prefills of one token only.
-	if s.generated() == 1 && !e.cfg.KV.OmitPrefillCachedTokens {
-		h.RemotePrefillCachedTokens = &s.usage.Cached
+	if s.Generated() == 1 && !c.cfg.KV.OmitPrefillCachedTokens {
+		h.RemotePrefillCachedTokens = &s.Usage.Cached
 	}
-	if s.stale {
-		e.expire(s.id, l)
-		e.overwriteFree(l.blocks)
+	if legOf(s).stale {
+		c.expire(s.ID, l)
+		c.overwriteFree(l.blocks)
 	}
 	return h
 }
 
 // notified takes a peer's message: "<request id>:<readers expected>" ends a lease, "HB:<id>,<id>" renews leases.
-func (e *Engine) notified(message string) {
+func (c *connector) notified(message string) {
 	if ids, ok := strings.CutPrefix(message, "HB:"); ok {
 		for id := range strings.SplitSeq(ids, ",") {
-			e.renewLease(id, time.Now())
+			c.renewLease(id, time.Now())
 		}
 		return
 	}
@@ -101,58 +102,58 @@ func (e *Engine) notified(message string) {
 			id, readers = message[:i], n
 		}
 	}
-	l, ok := e.leases.open[id]
+	l, ok := c.leases.open[id]
 	if !ok {
-		e.metrics.Add(metrics.NotificationsAfterExpiry, 1)
-		if _, late := e.leases.expired[id]; late {
-			e.counts.stale++
+		c.metrics.Add(metrics.NotificationsAfterExpiry, 1)
+		if _, late := c.leases.expired[id]; late {
+			c.counts.stale++
 		}
-		e.log.Warn("notification for a request without a lease", "request", id)
+		c.log.Warn("notification for a request without a lease", "request", id)
 		return
 	}
 	if l.readers++; l.readers >= readers {
-		e.endLease(id, l)
-		e.counts.released++
-		e.counts.kvBytesReleased += int64(len(l.blocks) * e.kv.BlockBytes())
+		c.endLease(id, l)
+		c.counts.released++
+		c.counts.kvBytesReleased += int64(len(l.blocks) * c.kv.BlockBytes())
 	}
 }
 
 // renewLease renews a lease. It ignores ids that it does not know, as the real engine does.
-func (e *Engine) renewLease(id string, now time.Time) {
-	if l, ok := e.leases.open[id]; ok {
-		if until := now.Add(e.cfg.KV.Lease * 2 / 3); until.After(l.expires) {
-			l.expires, e.leases.changed = until, true
+func (c *connector) renewLease(id string, now time.Time) {
+	if l, ok := c.leases.open[id]; ok {
+		if until := now.Add(c.cfg.KV.Lease * 2 / 3); until.After(l.expires) {
+			l.expires, c.leases.changed = until, true
 		}
 	}
 }
 
-func (e *Engine) expireLeases(now time.Time) {
-	e.leases.changed = true // the timer has fired, and has to be set again
-	for id, l := range e.leases.open {
+func (c *connector) expireLeases(now time.Time) {
+	c.leases.changed = true // the timer has fired, and has to be set again
+	for id, l := range c.leases.open {
 		if !l.expires.After(now) {
-			e.expire(id, l)
+			c.expire(id, l)
 		}
 	}
 }
 
-func (e *Engine) expire(id string, l *lease) {
-	e.endLease(id, l)
-	e.leases.noteExpired(id)
-	e.counts.expired++
-	e.metrics.Add(metrics.KVExpired, 1)
-	e.log.Warn("lease expired before the KV was read", "request", id)
+func (c *connector) expire(id string, l *lease) {
+	c.endLease(id, l)
+	c.leases.noteExpired(id)
+	c.counts.expired++
+	c.metrics.Add(metrics.KVExpired, 1)
+	c.log.Warn("lease expired before the KV was read", "request", id)
 }
 
-func (e *Engine) endLease(id string, l *lease) {
-	delete(e.leases.open, id)
-	e.leases.changed = true
-	e.pool.Unpin(l.blocks)
-	e.pool.Release(l.blocks)
+func (c *connector) endLease(id string, l *lease) {
+	delete(c.leases.open, id)
+	c.leases.changed = true
+	c.core.Pool().Unpin(l.blocks)
+	c.core.Pool().Release(l.blocks)
 }
 
 // overwriteFree writes the KV of a made-up prompt into those of the blocks that no sequence holds.
-func (e *Engine) overwriteFree(blocks []*kv.Block) {
-	foreign := make([]int, e.cfg.KV.BlockSize)
+func (c *connector) overwriteFree(blocks []*kv.Block) {
+	foreign := make([]int, c.cfg.KV.BlockSize)
 	for i := range foreign {
 		foreign[i] = model.EOS
 	}
@@ -160,9 +161,9 @@ func (e *Engine) overwriteFree(blocks []*kv.Block) {
 		if b.Held() {
 			continue
 		}
-		e.pool.Uncache(b)
-		if err := e.kv.Compute([]*kv.Block{b}, foreign, 0); err != nil {
-			e.die(err)
+		c.core.Pool().Uncache(b)
+		if err := c.kv.Compute([]*kv.Block{b}, foreign, 0); err != nil {
+			c.core.Die(err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/kv"
 	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/transfer"
@@ -13,7 +14,7 @@ import (
 
 // load is one transfer of KV into blocks of this engine.
 type load struct {
-	seq    *sequence
+	seq    *core.Sequence
 	from   source
 	remote []int // block ids at the owner, one for each local block
 	local  []*kv.Block
@@ -24,45 +25,44 @@ type load struct {
 	err    error
 }
 
-// startLoad starts the transfer of the KV that a sequence's blocks lack. The sequence holds its blocks meanwhile.
-func (e *Engine) startLoad(s *sequence) {
-	ids, err := s.params.blockIDs()
+// Load implements core.Protocol. The sequence holds its blocks meanwhile.
+func (c *connector) Load(s *core.Sequence) {
+	ids, err := legOf(s).params.blockIDs()
 	if err != nil {
-		e.die(fmt.Errorf("loading KV for %s: %w", s.id, err))
+		c.core.Die(fmt.Errorf("loading KV for %s: %w", s.ID, err))
 		return
 	}
-	from, ok := s.params.source()
+	from, ok := legOf(s).params.source()
 	if !ok {
-		s.load = loadStuck
-		e.log.Warn("hand-off lacks remote_* members, so its request waits for ever", "request", s.id)
+		legOf(s).stuck = true
+		c.log.Warn("hand-off lacks remote_* members, so its request waits for ever", "request", s.ID)
 		return
 	}
-	local := s.blocks[s.computed/e.cfg.KV.BlockSize:]
+	local := s.Blocks[s.Computed/c.cfg.KV.BlockSize:]
 	if len(ids) < len(local) {
-		e.die(fmt.Errorf("loading KV for %s: %d remote blocks for %d local ones", s.id, len(ids), len(local)))
+		c.core.Die(fmt.Errorf("loading KV for %s: %d remote blocks for %d local ones", s.ID, len(ids), len(local)))
 		return
 	}
-	s.load = loadRunning
-	l := &load{seq: s, from: from, local: local, start: s.computed, tokens: slices.Clone(s.tokens[:s.prompt])}
+	l := &load{seq: s, from: from, local: local, start: s.Computed, tokens: slices.Clone(s.Tokens[:s.Prompt])}
 	l.remote = ids[len(ids)-len(local):] // the first ones are cut off if there are too many: the local prefix has them
-	e.spawn(func(ctx context.Context) {
-		l.err = e.transferKV(ctx, l)
-		e.post(func() { e.loadEnded(l) })
+	c.core.Spawn(func(ctx context.Context) {
+		l.err = c.transferKV(ctx, l)
+		c.core.Post(func() { c.loadEnded(l) })
 	})
 }
 
 // transferKV reads the KV. It runs outside of the loop. There is no deadline once the peer is known: if the peer hangs, the
 // request hangs.
-func (e *Engine) transferKV(ctx context.Context, l *load) error {
-	owner, err := e.peers.meet(ctx, l.from)
+func (c *connector) transferKV(ctx context.Context, l *load) error {
+	owner, err := c.peers.meet(ctx, l.from)
 	if err != nil {
 		return err
 	}
 	begun := time.Now()
-	if err := sleep(ctx, e.scaled(e.cfg.Model.TransferTime(len(l.tokens)-l.start))); err != nil {
+	if err := sleep(ctx, c.core.Scaled(c.cfg.Model.TransferTime(len(l.tokens)-l.start))); err != nil {
 		return err
 	}
-	blockBytes := e.kv.BlockBytes()
+	blockBytes := c.kv.BlockBytes()
 	l.data = make([]byte, len(l.remote)*blockBytes)
 	spans, into := make([]transfer.Span, len(l.remote)), make([][]byte, len(l.remote))
 	for i, id := range l.remote {
@@ -72,12 +72,12 @@ func (e *Engine) transferKV(ctx context.Context, l *load) error {
 		spans[i] = transfer.Span{Offset: uint64(id) * uint64(blockBytes), Length: uint64(blockBytes)}
 		into[i] = l.data[i*blockBytes : (i+1)*blockBytes]
 	}
-	if err := e.transport.Read(ctx, owner.name, spans, into, []byte(l.from.requestID+":1")); err != nil {
-		e.peers.forgetLost(owner, err)
+	if err := c.transport.Read(ctx, owner.name, spans, into, []byte(l.from.requestID+":1")); err != nil {
+		c.peers.forgetLost(owner, err)
 		return fmt.Errorf("reading KV from %s: %w", l.from.engineID, err)
 	}
-	l.good = e.kv.Verify(l.tokens, l.start, l.data)
-	e.countTransfer(time.Since(begun), len(l.data), descriptors(l.remote))
+	l.good = c.kv.Verify(l.tokens, l.start, l.data)
+	c.countTransfer(time.Since(begun), len(l.data), descriptors(l.remote))
 	return nil
 }
 
@@ -108,58 +108,50 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // loadEnded takes the result of a transfer, in the loop.
-func (e *Engine) loadEnded(l *load) {
+func (c *connector) loadEnded(l *load) {
 	s := l.seq
 	if l.err != nil {
-		e.metrics.Add(metrics.FailedTransfers, 1)
-		e.log.Warn("loading KV failed", "request", s.id, "error", l.err)
+		c.metrics.Add(metrics.FailedTransfers, 1)
+		c.log.Warn("loading KV failed", "request", s.ID, "error", l.err)
 	}
-	if s.done { // its client has left; the read has released the hand-off, or its lease will expire
-		e.free(s)
+	if s.Done { // its client has left; the read has released the hand-off, or its lease will expire
+		c.core.Free(s)
 		return
 	}
 	if l.err != nil {
-		e.loadFailed(s)
+		c.loadFailed(s)
 		return
 	}
-	if err := e.storeKV(l); err != nil {
-		e.die(err)
+	if err := c.storeKV(l); err != nil {
+		c.core.Die(err)
 		return
 	}
-	s.external = s.prompt - l.start
-	s.usage.Cached = s.params.cachedTokens(s.prompt)
-	s.load = loaded
-	s.computed = s.prompt
-	e.cacheBlocks(s)
-	s.computed = s.prompt - 1 // the last token is computed here, because the next one is drawn from it
-	e.waiting = slices.Insert(e.waiting, 0, s)
+	legOf(s).external = s.Prompt - l.start
+	s.Usage.Cached = legOf(s).params.cachedTokens(s.Prompt)
+	c.core.Arrived(s, s.Prompt)
 }
 
-func (e *Engine) storeKV(l *load) error {
-	n := e.kv.BlockBytes()
+func (c *connector) storeKV(l *load) error {
+	n := c.kv.BlockBytes()
 	for i, b := range l.local {
-		if err := e.kv.Store(b, l.data[i*n:(i+1)*n]); err != nil {
+		if err := c.kv.Store(b, l.data[i*n:(i+1)*n]); err != nil {
 			return err
 		}
 	}
-	e.counts.kvBytesRead += int64(len(l.data))
+	c.counts.kvBytesRead += int64(len(l.data))
 	if !l.good {
-		e.counts.foreign++
+		c.counts.foreign++
 	}
 	return nil
 }
 
 // loadFailed applies the kv_load_failure_policy.
-func (e *Engine) loadFailed(s *sequence) {
-	s.load = noLoad
-	if e.cfg.KV.LoadFailure == RecomputeLoad {
-		e.pool.Release(s.blocks)
-		s.blocks, s.computed = nil, 0
-		e.waiting = slices.Insert(e.waiting, 0, s)
+func (c *connector) loadFailed(s *core.Sequence) {
+	if c.cfg.KV.LoadFailure == RecomputeLoad {
+		c.core.Recompute(s)
 		return
 	}
-	s.done = true
-	e.countFinished(s, "error", time.Now())
-	s.out.put(Output{Index: s.index, Token: -1, Err: ErrLoadFailed})
-	e.free(s)
+	c.countFinished(s, "error", time.Now())
+	c.core.Fail(s, ErrLoadFailed)
+	c.core.Free(s)
 }

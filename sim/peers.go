@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/transfer"
 )
@@ -16,49 +17,63 @@ import (
 const notifyTimeout = 5 * time.Second
 
 // notify sends a message from a goroutine of its own. The loop runs done afterwards, whether it was delivered or not.
-func (e *Engine) notify(to source, message string, done func()) {
-	e.spawn(func(ctx context.Context) {
+func (c *connector) notify(to source, message string, done func()) {
+	c.core.Spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 		defer cancel()
-		owner, err := e.peers.get(ctx, to)
+		owner, err := c.peers.get(ctx, to)
 		if err == nil {
-			if err = e.transport.Notify(ctx, owner.name, []byte(message)); err != nil {
-				e.peers.forgetLost(owner, err)
+			if err = c.transport.Notify(ctx, owner.name, []byte(message)); err != nil {
+				c.peers.forgetLost(owner, err)
 			}
 		}
 		if err != nil {
-			e.metrics.Add(metrics.FailedNotifications, 1)
-			e.metrics.Add(metrics.FailedTransfers, 1)
-			e.log.Warn("notifying the owner of KV failed", "engine", to.engineID, "error", err)
+			c.metrics.Add(metrics.FailedNotifications, 1)
+			c.metrics.Add(metrics.FailedTransfers, 1)
+			c.log.Warn("notifying the owner of KV failed", "engine", to.engineID, "error", err)
 		}
-		e.post(done)
+		c.core.Post(done)
 	})
 }
 
+// heartbeat sends heartbeats until ctx ends. It runs outside of the loop.
+func (c *connector) heartbeat(ctx context.Context) {
+	t := time.NewTicker(c.cfg.KV.Lease / heartbeatsPerLease)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			c.core.Post(c.sendHeartbeats)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // sendHeartbeats renews the leases of all KV that this engine will read.
-func (e *Engine) sendHeartbeats() {
-	var pending []*sequence
-	for s := range e.live {
-		if !s.done && (s.load == loadWanted || s.load == loadRunning) {
+func (c *connector) sendHeartbeats() {
+	var pending []*core.Sequence
+	for s := range c.core.Live() {
+		if !s.Done && !legOf(s).stuck && (s.KV == core.Wanted || s.KV == core.Arriving) {
 			pending = append(pending, s)
 		}
 	}
-	e.renewRemote(pending)
+	c.renewRemote(pending)
 }
 
 // renewRemote sends one heartbeat to each owner of KV that sequences wait for, unless the owner has not accepted the last one yet.
-func (e *Engine) renewRemote(pending []*sequence) {
+func (c *connector) renewRemote(pending []*core.Sequence) {
 	owners := make(map[source][]string)
 	for _, s := range pending {
-		if from, ok := s.params.source(); ok && s.params.renewable() {
+		if from, ok := legOf(s).params.source(); ok && legOf(s).params.renewable() {
 			id := from.requestID
 			from.requestID = ""
 			owners[from] = append(owners[from], id)
 		}
 	}
 	for owner, ids := range owners {
-		if e.peers.startHeartbeat(owner.engineID) {
-			e.notify(owner, "HB:"+strings.Join(ids, ","), func() { e.peers.endHeartbeat(owner.engineID) })
+		if c.peers.startHeartbeat(owner.engineID) {
+			c.notify(owner, "HB:"+strings.Join(ids, ","), func() { c.peers.endHeartbeat(owner.engineID) })
 		}
 	}
 }

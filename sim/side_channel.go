@@ -27,78 +27,78 @@ func AskSideChannel(ctx context.Context, address string) (metadata []byte, err e
 }
 
 // openTransport opens the side channel and the transport, and notes the address that hand-offs name.
-func (e *Engine) openTransport() (err error) {
-	address := e.cfg.Transfer.SideChannel
-	if e.cfg.Transfer.Fetch == nil {
-		if e.sideChannel, err = net.Listen("tcp", address); err != nil {
+func (c *connector) openTransport() (err error) {
+	address := c.cfg.Transfer.SideChannel
+	if c.cfg.Transfer.Fetch == nil {
+		if c.sideChannel, err = net.Listen("tcp", address); err != nil {
 			return fmt.Errorf("opening the side channel: %w", err)
 		}
-		e.cfg.Transfer.Fetch = AskSideChannel
-		address = e.sideChannel.Addr().String()
+		c.cfg.Transfer.Fetch = AskSideChannel
+		address = c.sideChannel.Addr().String()
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err == nil {
-		e.identity.host = host
-		e.identity.port, err = strconv.Atoi(port)
+		c.identity.host = host
+		c.identity.port, err = strconv.Atoi(port)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("reading the address of the side channel, %q: %w", address, err), e.closeTransport())
+		return errors.Join(fmt.Errorf("reading the address of the side channel, %q: %w", address, err), c.closeTransport())
 	}
-	if e.transport != nil {
+	if c.transport != nil {
 		return nil
 	}
-	open := e.cfg.Transfer.Open
+	open := c.cfg.Transfer.Open
 	if open == nil {
-		open = e.openTCP
+		open = c.openTCP
 	}
-	t, err := open(e.identity.engineID)
+	t, err := open(c.identity.engineID)
 	if err != nil {
-		return errors.Join(fmt.Errorf("opening the transfer transport: %w", err), e.closeTransport())
+		return errors.Join(fmt.Errorf("opening the transfer transport: %w", err), c.closeTransport())
 	}
-	e.transport = t
+	c.transport = t
 	return nil
 }
 
-func (e *Engine) openTCP(name string) (transfer.Transport, error) {
-	return transport.NewTCP(transport.TCPConfig{Listen: net.JoinHostPort(e.identity.host, "0"), Name: name,
-		StallTimeout: NoStallTimeout, Logger: e.log})
+func (c *connector) openTCP(name string) (transfer.Transport, error) {
+	return transport.NewTCP(transport.TCPConfig{Listen: net.JoinHostPort(c.identity.host, "0"), Name: name,
+		StallTimeout: NoStallTimeout, Logger: c.log})
 }
 
 // closeTransport closes the side channel and the transport, and then frees the memory of the KV.
-func (e *Engine) closeTransport() error {
+func (c *connector) closeTransport() error {
 	var errs [3]error
-	if e.sideChannel != nil {
-		if err := e.sideChannel.Close(); !errors.Is(err, net.ErrClosed) {
+	if c.sideChannel != nil {
+		if err := c.sideChannel.Close(); !errors.Is(err, net.ErrClosed) {
 			errs[0] = err
 		}
 	}
-	if e.transport != nil {
-		errs[1] = e.transport.Close()
+	if c.transport != nil {
+		errs[1] = c.transport.Close()
 	}
-	if e.kv != nil && errs[1] == nil {
-		errs[2] = e.kv.Free()
+	if c.kv != nil && errs[1] == nil {
+		errs[2] = c.kv.Free()
 	}
 	return errors.Join(errs[:]...)
 }
 
 // serveSideChannel answers questions for this engine's metadata until ctx ends.
-func (e *Engine) serveSideChannel(ctx context.Context) {
+func (c *connector) serveSideChannel(ctx context.Context) {
 	// The real engine has a digest of everything that engines of a pair have to agree on. No peer compares this one.
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", e.cfg.Model.Name, e.cfg.KV.BlockSize))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", c.cfg.Model.Name, c.cfg.KV.BlockSize))
 	compatibility := hex.EncodeToString(sum[:])
-	err := zmtp.Serve(ctx, e.sideChannel, func(question []byte) [][]byte {
+	err := zmtp.Serve(ctx, c.sideChannel, func(question []byte) [][]byte {
 		if pipeline, tensor, ok := dialect.ReadQuestion(question); !ok || pipeline != 0 || tensor != 0 {
 			return nil // this engine has one rank
 		}
-		told := dialect.SideChannel{EngineID: e.identity.engineID, Agent: e.transport.Metadata()}
+		told := dialect.SideChannel{EngineID: c.identity.engineID, Agent: c.transport.Metadata()}
 		return told.Pack(compatibility, float64(time.Now().UnixMicro())/1e6)
 	})
 	if err != nil {
-		e.log.Error("serving the side channel", "error", err)
+		c.log.Error("serving the side channel", "error", err)
 	}
 }
 
 // SideChannelAddress returns the host:port that hand-offs name.
 func (e *Engine) SideChannelAddress() string {
-	return net.JoinHostPort(e.identity.host, strconv.Itoa(e.identity.port))
+	return net.JoinHostPort(e.connector.identity.host, strconv.Itoa(e.connector.identity.port))
 }

@@ -2,7 +2,7 @@ package sim
 
 import (
 	"context"
-	"slices"
+	"errors"
 )
 
 // State is what GET /sim/state answers.
@@ -36,56 +36,32 @@ type BlockState struct {
 
 // State reports the engine at one moment. An engine that has stopped reports zeros.
 func (e *Engine) State() (st State) {
-	e.call(func() { st = e.state() })
+	e.core.Call(func() { st = e.state() })
 	return st
 }
 
 func (e *Engine) state() State {
+	pool, core, own := e.core.Pool(), e.core.Counts(), e.connector.counts
 	return State{
-		Blocks:  BlockState{e.pool.Total(), e.pool.Used(), e.pool.Pinned()},
-		Expired: e.counts.expired, Released: e.counts.released, StaleReads: e.counts.stale, ForeignReads: e.counts.foreign,
-		Requests: e.counts.requests, Held: e.counts.held, KVBytesRead: e.counts.kvBytesRead, KVBytesServed: e.counts.kvBytesReleased,
+		Blocks:  BlockState{pool.Total(), pool.Used(), pool.Pinned()},
+		Expired: own.expired, Released: own.released, StaleReads: own.stale, ForeignReads: own.foreign,
+		Requests: core.Requests, Held: core.Held, KVBytesRead: own.kvBytesRead, KVBytesServed: own.kvBytesReleased,
 	}
-}
-
-// waiter is a caller that waits for a state.
-type waiter struct {
-	ok      func(State) bool
-	reached chan State // has room for one
-}
-
-// reached answers a waiter if the engine is in its state.
-func (e *Engine) reached(w waiter) bool {
-	st := e.state()
-	if !w.ok(st) {
-		return false
-	}
-	w.reached <- st
-	return true
 }
 
 // WaitState returns the first state that satisfies ok. The engine's loop calls ok after every change, so ok must not call the
 // engine. The error is the context's, with the state at that time, or says that the engine has stopped.
 func (e *Engine) WaitState(ctx context.Context, ok func(State) bool) (State, error) {
-	w := waiter{ok, make(chan State, 1)}
-	if !e.post(func() { e.waiters = append(e.waiters, w) }) {
-		return State{}, errStopped
+	var seen State
+	err := e.core.WaitFor(ctx, func() bool {
+		seen = e.state()
+		return ok(seen)
+	})
+	switch {
+	case err == nil:
+		return seen, nil
+	case errors.Is(err, ErrDead):
+		return State{}, err
 	}
-	select {
-	case st := <-w.reached:
-		return st, nil
-	case <-e.stopped:
-		return State{}, errStopped
-	case <-ctx.Done():
-		e.call(func() {
-			e.waiters = slices.DeleteFunc(e.waiters, func(other waiter) bool { return other.reached == w.reached })
-		})
-		return e.State(), ctx.Err()
-	}
-}
-
-// HoldRequest counts a request as held back in State.Held, until the caller calls end.
-func (e *Engine) HoldRequest() (end func()) {
-	e.post(func() { e.counts.held++ })
-	return func() { e.post(func() { e.counts.held-- }) }
+	return e.State(), err
 }

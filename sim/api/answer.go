@@ -24,7 +24,8 @@ type answer struct {
 func (a *answer) add(out sim.Output) {
 	a.tokens = append(a.tokens, out.Token)
 	a.pieces = append(a.pieces, out.Text)
-	a.finish, a.stopReason, a.handoff, a.usage = out.Finish, out.StopReason, out.Handoff, out.Usage
+	a.finish, a.stopReason, a.usage = out.Finish, out.StopReason, out.Usage
+	a.handoff, _ = out.Result.(*sim.Handoff)
 }
 
 func (a *answer) text() string { return strings.Join(a.pieces, "") }

@@ -1,4 +1,4 @@
-package sim
+package core
 
 import (
 	"context"
@@ -7,14 +7,12 @@ import (
 	"time"
 )
 
-// The errors that end a request in the engine.
+// The errors that end a request in the engine, besides those of its protocol.
 var (
 	// ErrDead says that the engine has died or was closed.
 	ErrDead = errors.New("the engine has ended")
 	// ErrBusy says that admission refused the request.
 	ErrBusy = errors.New("the engine has too many requests")
-	// ErrLoadFailed says that KV could not be read, and that the policy is FailLoad.
-	ErrLoadFailed = errors.New("loading KV failed")
 )
 
 // Sampling says how tokens are drawn and when the answer ends.
@@ -30,12 +28,11 @@ type Sampling struct {
 
 // Request asks for one answer to one prompt.
 type Request struct {
-	ID       string // the engine's request id, which hand-offs name
+	ID       string // the engine's request id
 	Prompt   []int  // the engine keeps it, and appends to it
 	Sampling Sampling
-	Transfer TransferParams
 	Salt     string // prompts of different salts share no cached blocks
-	Stale    bool   // the hand-off's lease ends at once, and its blocks are overwritten
+	Leg      any    // the protocol's own
 }
 
 // Output is one token of an answer, or the error that ends it.
@@ -45,8 +42,8 @@ type Output struct {
 	Text       string
 	Finish     string // "stop", "length", or "" while the answer goes on
 	StopReason any    // stop string or stop token id, when one ended the answer
-	Handoff    *Handoff
-	Err        error // the answer ends here, without a finish reason: ErrDead or ErrLoadFailed
+	Result     any    // the protocol's own, with the last token
+	Err        error  // the answer ends here, without a finish reason: ErrDead, or an error of the protocol
 	Usage      PromptUsage
 }
 
@@ -56,28 +53,31 @@ type PromptUsage struct{ Cached, Created int }
 // Generation is the answers to requests that were submitted together.
 type Generation struct {
 	engine    *Engine
-	sequences []sequence
+	sequences []Sequence
 	outputs   mailbox
 }
 
 // Submit queues requests together. The error is ErrBusy or ErrDead.
 func (e *Engine) Submit(requests []Request) (*Generation, error) {
-	g := &Generation{engine: e, sequences: make([]sequence, len(requests)), outputs: mailbox{ready: make(chan struct{}, 1)}}
+	g := &Generation{engine: e, sequences: make([]Sequence, len(requests)), outputs: mailbox{ready: make(chan struct{}, 1)}}
 	for i := range requests {
 		r := &requests[i]
-		g.sequences[i] = sequence{id: r.ID, index: i, sampling: r.Sampling, params: r.Transfer, salt: r.Salt, stale: r.Stale,
-			tokens: r.Prompt, prompt: len(r.Prompt), out: &g.outputs}
+		g.sequences[i] = Sequence{ID: r.ID, Index: i, Sampling: r.Sampling, Salt: r.Salt, Leg: r.Leg,
+			Tokens: r.Prompt, Prompt: len(r.Prompt), out: &g.outputs}
 	}
 	refusal := ErrDead
-	e.call(func() {
+	e.Call(func() {
 		if refusal = e.refuses(len(requests)); refusal != nil {
 			return
 		}
 		now := time.Now()
 		for i := range g.sequences {
-			e.enqueue(&g.sequences[i], now)
+			s := &g.sequences[i]
+			s.Times.Queued = now
+			e.live[s] = struct{}{}
+			e.protocol.Queued(s)
 		}
-		e.counts.requests++
+		e.counts.Requests++
 	})
 	if refusal != nil {
 		return nil, refusal
@@ -91,9 +91,9 @@ func (g *Generation) Next(ctx context.Context) (Output, error) { return g.output
 // Abort ends the answers that have not ended, as when the client has left. Their blocks are free when it returns, except blocks
 // that a transfer still writes to.
 func (g *Generation) Abort() {
-	g.engine.call(func() {
+	g.engine.Call(func() {
 		for i := range g.sequences {
-			if s := &g.sequences[i]; !s.done {
+			if s := &g.sequences[i]; !s.Done {
 				g.engine.abort(s)
 			}
 		}
