@@ -10,7 +10,8 @@
 //	kv         the block pool, the prefix cache, and the bytes of the KV
 //	metrics    the metrics page
 //	fault      what goes wrong on purpose
-//	api        the HTTP surface, compared with recordings of the real engine (vLLM 0.32.0, api/testdata/golden)
+//	web        what the HTTP surfaces of all protocols have in common
+//	api        vLLM's HTTP surface, compared with recordings of the real engine (vLLM 0.32.0, api/testdata/golden)
 //	server     the ports
 //	pyjson     JSON as the real engine's language writes it
 //	transport  moves KV and notifications, in memory or over TCP

@@ -1,14 +1,13 @@
 package api
 
 import (
-	"errors"
-	"io"
 	"net/http"
 	"strings"
 
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // answer is what the engine has generated for one prompt and choice.
@@ -35,7 +34,7 @@ func (a *answer) text() string { return strings.Join(a.pieces, "") }
 func (c *call) collect(g *sim.Generation, n int) ([]answer, bool) {
 	answers := make([]answer, n)
 	for open := n; open > 0; {
-		out, err := g.Next(c.ctx())
+		out, err := g.Next(c.Ctx())
 		if err != nil { // the client has left
 			g.Abort()
 			return nil, false
@@ -64,41 +63,13 @@ func (q *generateRequest) handoff(h *sim.Handoff) any {
 	return h
 }
 
-// stream writes server-sent events, one HTTP chunk each.
+// stream is the answer of a call to one path.
 type stream struct {
-	w     http.ResponseWriter
-	flush *http.ResponseController
-	path  string
+	*web.Stream
+	path string
 }
 
-func (c *call) stream() *stream {
-	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	c.w.WriteHeader(http.StatusOK)
-	s := &stream{w: c.w, flush: http.NewResponseController(c.w), path: c.r.URL.Path}
-	s.flushNow() // the client gets the headers before there is a token
-	return s
-}
-
-func (s *stream) flushNow() {
-	if err := s.flush.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return // the client has left; its context ends the request
-	}
-}
-
-func (s *stream) data(v any) { s.raw("data: " + string(pyjson.Encode(v)) + "\n\n") }
-
-func (s *stream) event(name string, v any) {
-	s.raw("event: " + name + "\ndata: " + string(pyjson.Encode(v)) + "\n\n")
-}
-
-func (s *stream) raw(event string) {
-	if _, err := io.WriteString(s.w, event); err == nil {
-		s.flushNow()
-	}
-}
-
-// done ends an OpenAI stream.
-func (s *stream) done() { s.raw("data: [DONE]\n\n") }
+func (c *call) stream() *stream { return &stream{c.Stream(), c.R.URL.Path} }
 
 // fail ends a stream whose headers have said 200. The real engine has no event for an error in a stream of responses: its
 // handler fails, which breaks the connection.
@@ -109,17 +80,17 @@ func (s *stream) fail(err *apiError) {
 	case anthropicPath:
 		failed := *err
 		failed.Type = "internal_error"
-		s.event("error", failed.envelope(s.path))
+		s.Event("error", failed.envelope(s.path))
 		return
 	}
-	s.raw("data: " + err.event() + "\n\n")
-	s.done()
+	s.Raw("data: " + err.event() + "\n\n")
+	s.Done()
 }
 
 // next waits for the next token of a stream. It returns false if the stream has ended, because the client has left or with an
 // error.
 func (c *call) next(s *stream, g *sim.Generation) (sim.Output, bool) {
-	out, err := g.Next(c.ctx())
+	out, err := g.Next(c.Ctx())
 	if err != nil {
 		g.Abort()
 		return out, false

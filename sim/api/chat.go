@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // chatCompletion is the body of /v1/chat/completions.
@@ -92,8 +93,8 @@ func (h *handler) serveChat(c *call) {
 		c.fail(err)
 		return
 	}
-	q.fault = c.fault
-	q.id = "chatcmpl-" + requestID(c.r)
+	q.fault = c.Fault
+	q.id = "chatcmpl-" + requestID(c.R)
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, h.cfg.MaxModelLen, func(int) string { return q.id })
 	})
@@ -106,23 +107,23 @@ func (h *handler) serveChat(c *call) {
 	}
 }
 
-func (h *handler) readChat(f *fields) (*generateRequest, *apiError) {
+func (h *handler) readChat(f *web.Fields) (*generateRequest, *apiError) {
 	if err := checkBefore(f); err != nil {
 		return nil, err
 	}
-	if f.truthy("top_logprobs") && !f.truthy("logprobs") {
+	if f.Truthy("top_logprobs") && !f.Truthy("logprobs") {
 		return nil, badParameter("top_logprobs", "", "when using `top_logprobs`, `logprobs` must be set to true.").inSchema()
 	}
-	messages := readMessages(f)
+	messages := web.ReadMessages(f)
 	q := readCommon(f)
 	q.echo = false // chat answers do not repeat the prompt
-	if n := f.optionalInteger("max_completion_tokens"); n != nil {
+	if n := f.OptionalInteger("max_completion_tokens"); n != nil {
 		q.maxTokens, q.maxTokensName = n, "max_completion_tokens"
 	}
-	if f.boolean("logprobs") {
-		q.logprobs = f.integer("top_logprobs", 0)
+	if f.Boolean("logprobs") {
+		q.logprobs = f.Integer("top_logprobs", 0)
 	}
-	if err := f.err(); err != nil {
+	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
 	if err := q.checkLimits(); err != nil {
@@ -160,7 +161,7 @@ func (h *handler) answerChat(c *call, q *generateRequest, g *sim.Generation) {
 	}
 	body.KVTransferParams = q.handoff(answers[q.n-1].handoff)
 	h.addLoadHeader(c)
-	c.json(200, body)
+	c.JSON(200, body)
 }
 
 func (h *handler) streamChat(c *call, q *generateRequest, g *sim.Generation) {
@@ -176,7 +177,7 @@ func (h *handler) streamChat(c *call, q *generateRequest, g *sim.Generation) {
 		if !opened { // all choices open together with the first token of one of them
 			opened = true
 			for i := range q.requests {
-				s.data(q.roleChunk(chunk, i))
+				s.Data(q.roleChunk(chunk, i))
 			}
 		}
 		answers[out.Index].add(out)
@@ -191,15 +192,15 @@ func (h *handler) streamChat(c *call, q *generateRequest, g *sim.Generation) {
 				event.SystemFingerprint = h.engine.Fingerprint()
 			}
 		}
-		s.data(event)
+		s.Data(event)
 	}
 	if q.includeUsage {
 		chunk.Choices = []any{}
 		chunk.Usage = finalUsage(q, answers, true)
 		chunk.SystemFingerprint = h.engine.Fingerprint()
-		s.data(chunk)
+		s.Data(chunk)
 	}
-	s.done()
+	s.Done()
 }
 
 func (q *generateRequest) roleChunk(chunk chatChunk, index int) chatRoleChunk {

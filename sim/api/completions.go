@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // completionDefaultTokens is the length of an answer to /v1/completions without max_tokens, in tokens.
@@ -72,8 +73,8 @@ func (h *handler) serveCompletions(c *call) {
 		c.fail(err)
 		return
 	}
-	q.fault = c.fault
-	q.id = "cmpl-" + requestID(c.r)
+	q.fault = c.Fault
+	q.id = "cmpl-" + requestID(c.R)
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, completionDefaultTokens, func(i int) string { return q.id + "-" + strconv.Itoa(i) })
 	})
@@ -86,22 +87,22 @@ func (h *handler) serveCompletions(c *call) {
 	}
 }
 
-func (h *handler) readCompletion(f *fields) (*generateRequest, *apiError) {
+func (h *handler) readCompletion(f *web.Fields) (*generateRequest, *apiError) {
 	if err := checkBefore(f); err != nil {
 		return nil, err
 	}
-	if raw, ok := f.get("prompt"); !ok || string(raw) == `""` {
+	if raw, ok := f.Get("prompt"); !ok || string(raw) == `""` {
 		return nil, badParameter("prompt", "", "Either prompt or prompt_embeds must be provided and non-empty.").inSchema()
 	}
 	q := readCommon(f)
 	q.readPrompts(f, h.cfg.Model.Tokenizer())
-	if n := f.optionalInteger("logprobs"); n != nil {
+	if n := f.OptionalInteger("logprobs"); n != nil {
 		q.logprobs = *n
 		if *n < 0 {
 			q.logprobs = h.cfg.Model.Vocabulary // -1 asks for all
 		}
 	}
-	if err := f.err(); err != nil {
+	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
 	return q, q.checkLimits()
@@ -124,7 +125,7 @@ func (h *handler) answerCompletion(c *call, q *generateRequest, g *sim.Generatio
 	// leases expire.
 	body.KVTransferParams = q.handoff(answers[q.n-1].handoff)
 	h.addLoadHeader(c)
-	c.json(200, body)
+	c.JSON(200, body)
 }
 
 func (q *generateRequest) completionChoice(i int, a answer) completionChoice {
@@ -170,15 +171,15 @@ func (h *handler) streamCompletion(c *call, q *generateRequest, g *sim.Generatio
 				event.SystemFingerprint = h.engine.Fingerprint()
 			}
 		}
-		s.data(event)
+		s.Data(event)
 	}
 	if q.includeUsage {
 		chunk.Choices = []completionChunkChoice{}
 		chunk.Usage = finalUsage(q, answers, false)
 		chunk.SystemFingerprint = h.engine.Fingerprint()
-		s.data(chunk)
+		s.Data(chunk)
 	}
-	s.done()
+	s.Done()
 }
 
 func (q *generateRequest) completionChunkChoice(out sim.Output, a *answer, offset int) completionChunkChoice {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // generated is the answer of /inference/v1/generate: tokens for tokens.
@@ -67,8 +68,8 @@ func (h *handler) serveGenerate(c *call) {
 		c.fail(err)
 		return
 	}
-	q.fault = c.fault
-	q.id = "generate-tokens-" + requestID(c.r)
+	q.fault = c.Fault
+	q.id = "generate-tokens-" + requestID(c.R)
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, completionDefaultTokens, func(int) string { return q.id })
 	})
@@ -82,19 +83,19 @@ func (h *handler) serveGenerate(c *call) {
 }
 
 // readGenerate reads the sampling parameters from an object of their own, and all else from the body.
-func (h *handler) readGenerate(f *fields) (*generateRequest, *apiError) {
-	top, sampling := readCommon(f), &fields{members: map[string]json.RawMessage{}}
-	if raw, ok := f.require("sampling_params"); ok && json.Unmarshal(raw, &sampling.members) != nil {
-		f.wrong("dict_type", "sampling_params", "Input should be a valid dictionary", raw)
+func (h *handler) readGenerate(f *web.Fields) (*generateRequest, *apiError) {
+	top, sampling := readCommon(f), &web.Fields{Members: map[string]json.RawMessage{}}
+	if raw, ok := f.Require("sampling_params"); ok && json.Unmarshal(raw, &sampling.Members) != nil {
+		f.Wrong("dict_type", "sampling_params", "Input should be a valid dictionary", raw)
 	}
 	q := readCommon(sampling)
 	q.model, q.stream, q.includeUsage, q.salt, q.params = top.model, top.stream, top.includeUsage, top.salt, top.params
-	f.require("token_ids")
-	if ids := f.integers("token_ids"); len(ids) > 0 {
+	f.Require("token_ids")
+	if ids := f.Integers("token_ids"); len(ids) > 0 {
 		q.addTokens(f, ids)
 	}
-	f.problems = append(f.problems, sampling.problems...)
-	if err := f.err(); err != nil {
+	f.Problems = append(f.Problems, sampling.Problems...)
+	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
 	return q, q.checkLimits()
@@ -120,7 +121,7 @@ func (h *handler) answerGenerated(c *call, q *generateRequest, g *sim.Generation
 		body.Choices = append(body.Choices, newGeneratedChoice(i, &answers[i], answers[i].tokens))
 	}
 	h.addLoadHeader(c)
-	c.json(http.StatusOK, body)
+	c.JSON(http.StatusOK, body)
 }
 
 func (h *handler) streamGenerated(c *call, q *generateRequest, g *sim.Generation) {
@@ -136,10 +137,10 @@ func (h *handler) streamGenerated(c *call, q *generateRequest, g *sim.Generation
 		if out.Finish != "" {
 			open--
 		}
-		s.data(generatedChunk{RequestID: q.id, OutputMode: tokensMode, Choices: []generatedChoice{newGeneratedChoice(out.Index, a, []int{out.Token})}})
+		s.Data(generatedChunk{RequestID: q.id, OutputMode: tokensMode, Choices: []generatedChoice{newGeneratedChoice(out.Index, a, []int{out.Token})}})
 	}
 	if q.includeUsage {
-		s.data(generatedChunk{RequestID: q.id, Usage: finalUsage(q, answers, false), OutputMode: tokensMode, Choices: []generatedChoice{}})
+		s.Data(generatedChunk{RequestID: q.id, Usage: finalUsage(q, answers, false), OutputMode: tokensMode, Choices: []generatedChoice{}})
 	}
-	s.done()
+	s.Done()
 }

@@ -1,19 +1,15 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
-	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // route is one path of the data port. A path knows its methods, because a wrong one is a 405 that names them.
@@ -49,96 +45,53 @@ var routes = map[string]route{
 type handler struct {
 	engine *sim.Engine
 	cfg    sim.Config // the engine's, with defaults
-	faults *fault.List
+	faults web.Injector
 }
 
 // NewHandler serves the data port of an engine, whose requests the faults of a list hit.
 func NewHandler(e *sim.Engine, faults *fault.List) http.Handler {
-	return &handler{engine: e, cfg: e.Config(), faults: faults}
+	h := &handler{engine: e, cfg: e.Config()}
+	h.faults = web.Injector{Engine: e, Faults: faults, Fail: h.answerStatus,
+		Dead: func(c *web.Call) { (&call{c}).fail(errEngineDead) }}
+	return h
 }
 
-// call is one HTTP request with its body read.
-type call struct {
-	w     http.ResponseWriter
-	r     *http.Request
-	body  []byte
-	fault *fault.Fault // nil: none hits the request
-}
-
-func (c *call) ctx() context.Context { return c.r.Context() }
+// call is one HTTP request.
+type call struct{ *web.Call }
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	setCommonHeaders(w)
-	c := &call{w: w, r: r}
+	c := &call{web.NewCall(w, r)}
 	rt, ok := routes[r.URL.Path]
 	switch {
 	case !ok:
-		c.json(http.StatusNotFound, detail{"Not Found"})
+		c.Detail(http.StatusNotFound, "Not Found")
 		return
 	case !slices.Contains(rt.methods, r.Method):
 		w.Header().Set("Allow", strings.Join(rt.methods, ", "))
-		c.json(http.StatusMethodNotAllowed, detail{"Method Not Allowed"})
+		c.Detail(http.StatusMethodNotAllowed, "Method Not Allowed")
 		return
 	}
-	var err error
-	if c.body, err = io.ReadAll(r.Body); err != nil {
-		c.unreadable()
-		return
-	}
-	if r.URL.Path != "/metrics" && !h.injectFault(c) {
+	if !c.ReadBody() || r.URL.Path != "/metrics" && !h.faults.Inject(c.Call, c.target) {
 		return
 	}
 	rt.serve(h, c)
 }
 
-// detail is FastAPI's own error body, for requests that reach no handler of the engine.
-type detail struct {
-	Detail string `json:"detail"`
-}
-
-func setCommonHeaders(w http.ResponseWriter) {
-	h := w.Header()
-	h.Set("Server", "uvicorn")
-	h.Set("Vary", "Origin")
-	h.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-}
-
-// json answers with a whole body.
-func (c *call) json(status int, body any) {
-	c.w.Header().Set("Content-Type", "application/json")
-	c.write(status, pyjson.Encode(body))
-}
-
-func (c *call) write(status int, body []byte) {
-	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	c.w.WriteHeader(status)
-	if _, err := c.w.Write(body); err != nil {
-		return // the client has left, and reads no answer
-	}
-}
-
-func (c *call) fail(err *apiError) { c.json(err.Code, err.envelope(c.r.URL.Path)) }
-
-// unreadable answers a request whose body is not valid HTTP. If the client has left instead, the answer is not read.
-func (c *call) unreadable() {
-	c.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	c.w.Header().Set("Connection", "close")
-	c.write(http.StatusBadRequest, []byte("Invalid HTTP request received."))
-}
+func (c *call) fail(err *apiError) { c.JSON(err.Code, err.envelope(c.R.URL.Path)) }
 
 // object reads the body as a JSON object, or answers and returns nil.
-func (c *call) object() *fields {
-	if !utf8.Valid(c.body) {
-		c.json(http.StatusBadRequest, detail{"There was an error parsing the body"})
+func (c *call) object() *web.Fields {
+	if !utf8.Valid(c.Body) {
+		c.Detail(http.StatusBadRequest, "There was an error parsing the body")
 		return nil
 	}
-	kind, _, _ := strings.Cut(c.r.Header.Get("Content-Type"), ";")
+	kind, _, _ := strings.Cut(c.R.Header.Get("Content-Type"), ";")
 	if strings.TrimSpace(strings.ToLower(kind)) != "application/json" {
 		c.fail(&apiError{Message: "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", Type: typeSchema, Code: http.StatusBadRequest})
 		return nil
 	}
-	f, err := parseBody(c.body)
+	f, err := parseBody(c.Body)
 	if err != nil {
 		c.fail(err)
 		return nil
@@ -149,7 +102,7 @@ func (c *call) object() *fields {
 // serveInvocations serves chat if the body has messages, and completions otherwise.
 func (h *handler) serveInvocations(c *call) {
 	var chat struct{ Messages json.RawMessage }
-	if json.Unmarshal(c.body, &chat) == nil && chat.Messages != nil {
+	if json.Unmarshal(c.Body, &chat) == nil && chat.Messages != nil {
 		h.serveChat(c)
 		return
 	}
@@ -161,7 +114,7 @@ func (h *handler) serveInvocations(c *call) {
 // refuses (inSchema) is not.
 func (h *handler) submit(c *call, q *generateRequest, requests func() []sim.Request) *sim.Generation {
 	err := q.check(&h.cfg)
-	if err == nil && loneSurrogate(c.body) {
+	if err == nil && web.LoneSurrogate(c.Body) {
 		err = badRequest("TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]")
 	}
 	if err == nil {

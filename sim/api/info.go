@@ -8,32 +8,33 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/metrics"
 	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 func (h *handler) serveHealth(c *call) {
 	select {
 	case <-h.engine.Done():
-		c.write(http.StatusServiceUnavailable, nil)
+		c.Write(http.StatusServiceUnavailable, nil)
 	default:
-		c.write(http.StatusOK, nil)
+		c.Write(http.StatusOK, nil)
 	}
 }
 
 func (h *handler) serveVersion(c *call) {
-	c.json(http.StatusOK, struct {
+	c.JSON(http.StatusOK, struct {
 		Version string `json:"version"`
 	}{sim.Version})
 }
 
 // serveLoad reports 0, as the real engine does unless it was started with load tracking.
 func (h *handler) serveLoad(c *call) {
-	c.json(http.StatusOK, struct {
+	c.JSON(http.StatusOK, struct {
 		ServerLoad int `json:"server_load"`
 	}{})
 }
 
 // serveEventSources answers with an empty object: this engine publishes no KV events.
-func (h *handler) serveEventSources(c *call) { c.json(http.StatusOK, struct{}{}) }
+func (h *handler) serveEventSources(c *call) { c.JSON(http.StatusOK, struct{}{}) }
 
 func (h *handler) serveScaleOut(c *call) {
 	c.fail(&apiError{Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.", Type: "PermissionDeniedError", Code: http.StatusForbidden})
@@ -41,7 +42,7 @@ func (h *handler) serveScaleOut(c *call) {
 
 func (h *handler) serveResetPrefixCache(c *call) {
 	h.engine.ResetPrefixCache()
-	c.json(http.StatusOK, struct {
+	c.JSON(http.StatusOK, struct {
 		Success bool `json:"success"`
 	}{true})
 }
@@ -74,7 +75,7 @@ type modelPermission struct {
 
 func (h *handler) serveModels(c *call) {
 	now := time.Now().Unix()
-	c.json(http.StatusOK, struct {
+	c.JSON(http.StatusOK, struct {
 		Object string      `json:"object"`
 		Data   []modelCard `json:"data"`
 	}{"list", []modelCard{{
@@ -85,13 +86,13 @@ func (h *handler) serveModels(c *call) {
 }
 
 func (h *handler) serveMetrics(c *call) {
-	c.w.Header().Set("Content-Type", metrics.ContentType)
-	c.write(http.StatusOK, h.engine.MetricsPage())
+	c.W.Header().Set("Content-Type", metrics.ContentType)
+	c.Write(http.StatusOK, h.engine.MetricsPage())
 }
 
 // addLoadHeader adds the ORCA report to a whole answer, if the request asks for it.
 func (h *handler) addLoadHeader(c *call) {
-	format := c.r.Header.Get("Endpoint-Load-Metrics-Format")
+	format := c.R.Header.Get("Endpoint-Load-Metrics-Format")
 	if format != "TEXT" && format != "JSON" {
 		return
 	}
@@ -101,7 +102,7 @@ func (h *handler) addLoadHeader(c *call) {
 	if format == "JSON" {
 		report = fmt.Sprintf(`JSON {"named_metrics": {"num_requests_waiting": %s, "kv_cache_usage_perc": %s}}`, waiting, usage)
 	}
-	c.w.Header().Set("Endpoint-Load-Metrics", report)
+	c.W.Header().Set("Endpoint-Load-Metrics", report)
 }
 
 // tokenization is the answer of /tokenize.
@@ -118,16 +119,16 @@ func (h *handler) serveTokenize(c *call) {
 		return
 	}
 	var tokens []int
-	if _, chat := f.get("messages"); chat {
-		tokens = h.cfg.Model.Tokenizer().Chat(readMessages(f))
+	if _, chat := f.Get("messages"); chat {
+		tokens = h.cfg.Model.Tokenizer().Chat(web.ReadMessages(f))
 	} else {
-		if _, ok := f.require("prompt"); !ok {
-			f.require("messages")
+		if _, ok := f.Require("prompt"); !ok {
+			f.Require("messages")
 		}
-		tokens = h.cfg.Model.Tokenizer().Split(f.text("prompt", ""))
+		tokens = h.cfg.Model.Tokenizer().Split(f.Text("prompt", ""))
 	}
-	name, names := f.text("model", ""), f.boolean("return_token_strs")
-	err := f.err()
+	name, names := f.Text("model", ""), f.Boolean("return_token_strs")
+	err := problemsOf(f)
 	if err == nil && name != "" && name != h.cfg.ServedModelName {
 		err = unknownModel(name, h.cfg.ServedModelName)
 	}
@@ -141,7 +142,7 @@ func (h *handler) serveTokenize(c *call) {
 			t.TokenStrs = append(t.TokenStrs, model.TokenName(token))
 		}
 	}
-	c.json(http.StatusOK, t)
+	c.JSON(http.StatusOK, t)
 }
 
 func (h *handler) serveDetokenize(c *call) {
@@ -149,13 +150,13 @@ func (h *handler) serveDetokenize(c *call) {
 	if f == nil {
 		return
 	}
-	f.require("tokens")
-	tokens := f.integers("tokens")
-	if err := f.err(); err != nil {
+	f.Require("tokens")
+	tokens := f.Integers("tokens")
+	if err := problemsOf(f); err != nil {
 		c.fail(err)
 		return
 	}
-	c.json(http.StatusOK, struct {
+	c.JSON(http.StatusOK, struct {
 		Prompt string `json:"prompt"`
 	}{model.Join(tokens)})
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // message is the answer of /v1/messages.
@@ -42,8 +43,8 @@ func (h *handler) serveMessages(c *call) {
 		c.fail(err)
 		return
 	}
-	q.fault = c.fault
-	q.id = "chatcmpl-" + requestID(c.r)
+	q.fault = c.Fault
+	q.id = "chatcmpl-" + requestID(c.R)
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, h.cfg.MaxModelLen, func(int) string { return q.id })
 	})
@@ -56,19 +57,19 @@ func (h *handler) serveMessages(c *call) {
 	}
 }
 
-func (h *handler) readAnthropic(f *fields) (*generateRequest, *apiError) {
-	f.require("model")
-	messages := readMessages(f)
-	if raw, ok := f.require("max_tokens"); ok && string(raw) == "null" { // which the other APIs take for a missing limit
-		f.wrong("int_type", "max_tokens", "Input should be a valid integer", raw)
+func (h *handler) readAnthropic(f *web.Fields) (*generateRequest, *apiError) {
+	f.Require("model")
+	messages := web.ReadMessages(f)
+	if raw, ok := f.Require("max_tokens"); ok && string(raw) == "null" { // which the other APIs take for a missing limit
+		f.Wrong("int_type", "max_tokens", "Input should be a valid integer", raw)
 	}
 	q := readCommon(f)
-	if raw, ok := f.get("system"); ok {
-		messages = append([]model.Message{{Role: "system", Text: contentText(raw)}}, messages...)
+	if raw, ok := f.Get("system"); ok {
+		messages = append([]model.Message{{Role: "system", Text: web.ContentText(raw)}}, messages...)
 	}
 	q.maxTokensName = "max_completion_tokens" // the engine renames max_tokens
-	q.sampling.Stop = f.texts("stop_sequences")
-	if err := f.err(); err != nil {
+	q.sampling.Stop = f.Texts("stop_sequences")
+	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
 	q.prompts = [][]int{h.cfg.Model.Tokenizer().Chat(messages)}
@@ -96,7 +97,7 @@ func (h *handler) answerMessage(c *call, q *generateRequest, g *sim.Generation) 
 	}
 	a := &answers[0]
 	h.addLoadHeader(c)
-	c.json(http.StatusOK, message{
+	c.JSON(http.StatusOK, message{
 		ID: q.id, Type: "message", Role: "assistant", Content: []messageText{{"text", a.text()}}, Model: h.cfg.ServedModelName,
 		StopReason: messageStop(a.finish), Usage: newMessageUsage(q, a), KVTransferParams: q.handoff(a.handoff),
 	})
@@ -106,7 +107,7 @@ func (h *handler) streamMessage(c *call, q *generateRequest, g *sim.Generation) 
 	s := c.stream()
 	var a answer
 	send := func(name string, members ...pyjson.Member) {
-		s.event(name, append(pyjson.Object{member("type", name)}, members...))
+		s.Event(name, append(pyjson.Object{member("type", name)}, members...))
 	}
 	for a.finish == "" {
 		out, ok := c.next(s, g)
@@ -135,11 +136,11 @@ func (h *handler) serveCountTokens(c *call) {
 	if f == nil {
 		return
 	}
-	messages := readMessages(f)
-	if raw, ok := f.get("system"); ok {
-		messages = append([]model.Message{{Role: "system", Text: contentText(raw)}}, messages...)
+	messages := web.ReadMessages(f)
+	if raw, ok := f.Get("system"); ok {
+		messages = append([]model.Message{{Role: "system", Text: web.ContentText(raw)}}, messages...)
 	}
-	name, err := f.text("model", ""), f.err()
+	name, err := f.Text("model", ""), problemsOf(f)
 	if err == nil && name != "" && name != h.cfg.ServedModelName {
 		err = unknownModel(name, h.cfg.ServedModelName)
 	}
@@ -148,6 +149,6 @@ func (h *handler) serveCountTokens(c *call) {
 		return
 	}
 	n := len(h.cfg.Model.Tokenizer().Chat(messages))
-	c.json(http.StatusOK, pyjson.Object{member("input_tokens", n),
+	c.JSON(http.StatusOK, pyjson.Object{member("input_tokens", n),
 		member("context_management", pyjson.Object{member("original_input_tokens", n)})})
 }

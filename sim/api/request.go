@@ -5,12 +5,12 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // generateRequest is what completions, chat, responses and messages have in common once their bodies are read.
@@ -39,43 +39,43 @@ type generateRequest struct {
 const maxLogprobs = 20
 
 // readCommon reads the members that all APIs have in common. f collects wrong types.
-func readCommon(f *fields) *generateRequest {
+func readCommon(f *web.Fields) *generateRequest {
 	q := &generateRequest{
-		model:          f.text("model", ""),
-		maxTokens:      f.optionalInteger("max_tokens"),
+		model:          f.Text("model", ""),
+		maxTokens:      f.OptionalInteger("max_tokens"),
 		maxTokensName:  "max_tokens",
-		n:              f.integer("n", 1),
-		stream:         f.boolean("stream"),
-		temperature:    f.float("temperature", 1),
-		topP:           f.float("top_p", 1),
-		returnTokenIDs: f.boolean("return_token_ids"),
-		echo:           f.boolean("echo"),
-		salt:           f.text("cache_salt", ""),
+		n:              f.Integer("n", 1),
+		stream:         f.Boolean("stream"),
+		temperature:    f.Float("temperature", 1),
+		topP:           f.Float("top_p", 1),
+		returnTokenIDs: f.Boolean("return_token_ids"),
+		echo:           f.Boolean("echo"),
+		salt:           f.Text("cache_salt", ""),
 		logprobs:       -1,
 		sampling: sim.Sampling{
-			MinTokens:   f.integer("min_tokens", 0),
-			IgnoreEOS:   f.boolean("ignore_eos"),
-			Stop:        f.texts("stop"),
-			StopTokens:  f.integers("stop_token_ids"),
-			IncludeStop: f.boolean("include_stop_str_in_output"),
-			Seed:        uint64(f.integer("seed", 0)),
+			MinTokens:   f.Integer("min_tokens", 0),
+			IgnoreEOS:   f.Boolean("ignore_eos"),
+			Stop:        f.Texts("stop"),
+			StopTokens:  f.Integers("stop_token_ids"),
+			IncludeStop: f.Boolean("include_stop_str_in_output"),
+			Seed:        uint64(f.Integer("seed", 0)),
 		},
-		params: sim.ParseTransferParams(f.object("kv_transfer_params")),
+		params: sim.ParseTransferParams(f.Object("kv_transfer_params")),
 	}
-	if raw := f.object("stream_options"); raw != nil {
-		options := fields{members: map[string]json.RawMessage{}}
-		if json.Unmarshal(raw, &options.members) == nil {
-			q.includeUsage = options.boolean("include_usage")
-			q.continuousUsage = q.includeUsage && options.boolean("continuous_usage_stats")
-			f.problems = append(f.problems, options.problems...)
+	if raw := f.Object("stream_options"); raw != nil {
+		options := web.Fields{Members: map[string]json.RawMessage{}}
+		if json.Unmarshal(raw, &options.Members) == nil {
+			q.includeUsage = options.Boolean("include_usage")
+			q.continuousUsage = q.includeUsage && options.Boolean("continuous_usage_stats")
+			f.Problems = append(f.Problems, options.Problems...)
 		}
 	}
 	return q
 }
 
 // checkBefore returns what the request models refuse before they check types.
-func checkBefore(f *fields) *apiError {
-	if f.truthy("stream_options") && !f.truthy("stream") {
+func checkBefore(f *web.Fields) *apiError {
+	if f.Truthy("stream_options") && !f.Truthy("stream") {
 		return badParameter("stream_options", "", "Stream options can only be defined when `stream=True`.").inSchema()
 	}
 	return nil
@@ -192,8 +192,8 @@ func (q *generateRequest) engineRequests(cfg *sim.Config, maxTokens int, engineI
 }
 
 // readPrompts reads the four shapes of prompt: text, list of texts, token ids, list of lists of token ids.
-func (q *generateRequest) readPrompts(f *fields, t model.Tokenizer) {
-	raw, ok := f.get("prompt")
+func (q *generateRequest) readPrompts(f *web.Fields, t model.Tokenizer) {
+	raw, ok := f.Get("prompt")
 	if !ok {
 		return
 	}
@@ -220,7 +220,7 @@ func (q *generateRequest) readPrompts(f *fields, t model.Tokenizer) {
 		}
 	default:
 		// The real engine lists what is wrong with each of the shapes.
-		f.wrong("list_type", "prompt", "Input should be a valid list", raw)
+		f.Wrong("list_type", "prompt", "Input should be a valid list", raw)
 	}
 }
 
@@ -230,67 +230,13 @@ func (q *generateRequest) addText(text string, t model.Tokenizer) {
 }
 
 // addTokens adds a prompt of token ids. The request model refuses negative ids; the handler refuses too large ones, later.
-func (q *generateRequest) addTokens(f *fields, ids []int) {
+func (q *generateRequest) addTokens(f *web.Fields, ids []int) {
 	if i := slices.IndexFunc(ids, func(id int) bool { return id < 0 }); i >= 0 {
 		raw := json.RawMessage(strconv.Itoa(ids[i]))
-		f.wrong("greater_than_equal", "prompt."+strconv.Itoa(i), "Input should be greater than or equal to 0", raw)
+		f.Wrong("greater_than_equal", "prompt."+strconv.Itoa(i), "Input should be greater than or equal to 0", raw)
 	}
 	q.prompts = append(q.prompts, ids)
 	q.texts = append(q.texts, model.Join(ids))
-}
-
-// readMessages reads the messages of chat and of /v1/messages. Content is text, or a list of parts, of which the texts count.
-func readMessages(f *fields) []model.Message {
-	raw, ok := f.require("messages")
-	if !ok {
-		return nil
-	}
-	var list []json.RawMessage
-	if json.Unmarshal(raw, &list) != nil || string(raw) == "null" {
-		f.wrong("list_type", "messages", "Input should be a valid list", raw)
-		return nil
-	}
-	messages := make([]model.Message, 0, len(list))
-	for i, raw := range list {
-		where := "messages." + strconv.Itoa(i)
-		var m map[string]json.RawMessage
-		if json.Unmarshal(raw, &m) != nil || m == nil {
-			f.wrong("dict_type", where, "Input should be a valid dictionary", raw)
-			continue
-		}
-		one := fields{members: m}
-		role, ok := one.members["role"]
-		if !ok {
-			f.wrong("missing", where+".role", "Field required", raw)
-			continue
-		}
-		var c model.Message
-		if json.Unmarshal(role, &c.Role) != nil {
-			f.wrong("string_type", where+".role", "Input should be a valid string", role)
-		}
-		c.Text = contentText(m["content"])
-		messages = append(messages, c)
-	}
-	return messages
-}
-
-// contentText joins the text parts of a message. Parts of other kinds have no tokens here.
-func contentText(raw json.RawMessage) string {
-	var text string
-	if json.Unmarshal(raw, &text) == nil {
-		return text
-	}
-	var parts []struct {
-		Text string `json:"text"`
-	}
-	if json.Unmarshal(raw, &parts) != nil {
-		return ""
-	}
-	var b strings.Builder
-	for _, p := range parts {
-		b.WriteString(p.Text)
-	}
-	return b.String()
 }
 
 // requestID returns the caller's id, of several headers the first, or a new one.
@@ -299,38 +245,4 @@ func requestID(r *http.Request) string {
 		return id
 	}
 	return sim.RandomHex(8)
-}
-
-// loneSurrogate finds \ud800…\udfff without its other half, which no model.Tokenizer takes.
-func loneSurrogate(body []byte) bool {
-	text := string(body)
-	for {
-		i := strings.Index(text, `\u`)
-		if i < 0 || i+6 > len(text) {
-			return false
-		}
-		if i > 0 && escaped(text[:i]) {
-			text = text[i+2:]
-			continue
-		}
-		code, err := strconv.ParseUint(text[i+2:i+6], 16, 32)
-		text = text[i+6:]
-		if err != nil || code < 0xD800 || code > 0xDFFF {
-			continue
-		}
-		if code >= 0xDC00 || len(text) < 6 || text[:2] != `\u` {
-			return true
-		}
-		low, err := strconv.ParseUint(text[2:6], 16, 32)
-		if err != nil || low < 0xDC00 || low > 0xDFFF {
-			return true
-		}
-		text = text[6:]
-	}
-}
-
-// escaped reports whether the character after text is escaped: text ends with an odd number of backslashes.
-func escaped(text string) bool {
-	n := len(text) - len(strings.TrimRight(text, `\`))
-	return n%2 == 1
 }

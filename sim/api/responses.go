@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/pyjson"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // response is the object of /v1/responses.
@@ -97,8 +98,8 @@ func (h *handler) serveResponses(c *call) {
 		c.fail(err)
 		return
 	}
-	q.fault = c.fault
-	q.id = "resp_" + requestID(c.r)
+	q.fault = c.Fault
+	q.id = "resp_" + requestID(c.R)
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, h.cfg.MaxModelLen, func(int) string { return q.id + "_0" })
 	})
@@ -111,24 +112,24 @@ func (h *handler) serveResponses(c *call) {
 	}
 }
 
-func (h *handler) readResponses(f *fields) (*generateRequest, *apiError) {
+func (h *handler) readResponses(f *web.Fields) (*generateRequest, *apiError) {
 	q := readCommon(f)
-	q.maxTokens, q.maxTokensName = f.optionalInteger("max_output_tokens"), "max_output_tokens"
+	q.maxTokens, q.maxTokensName = f.OptionalInteger("max_output_tokens"), "max_output_tokens"
 	var messages []model.Message
-	if s := f.text("instructions", ""); s != "" {
+	if s := f.Text("instructions", ""); s != "" {
 		q.instructions = &s
 		messages = append(messages, model.Message{Role: "system", Text: s})
 	}
-	if raw, ok := f.require("input"); ok {
+	if raw, ok := f.Require("input"); ok {
 		if raw[0] == '"' {
-			messages = append(messages, model.Message{Role: "user", Text: contentText(raw)})
+			messages = append(messages, model.Message{Role: "user", Text: web.ContentText(raw)})
 		} else {
-			input := &fields{members: map[string]json.RawMessage{"messages": raw}}
-			messages = append(messages, readMessages(input)...)
-			f.problems = append(f.problems, input.problems...)
+			input := &web.Fields{Members: map[string]json.RawMessage{"messages": raw}}
+			messages = append(messages, web.ReadMessages(input)...)
+			f.Problems = append(f.Problems, input.Problems...)
 		}
 	}
-	if err := f.err(); err != nil {
+	if err := problemsOf(f); err != nil {
 		return nil, err
 	}
 	q.prompts = [][]int{h.cfg.Model.Tokenizer().Chat(messages)}
@@ -176,7 +177,7 @@ func (h *handler) answerResponse(c *call, q *generateRequest, g *sim.Generation)
 	body := h.newResponse(q)
 	body.complete(q, &answers[0], newItem("msg_"+sim.RandomHex(8), "completed", outputText(answers[0].text(), nil)))
 	h.addLoadHeader(c)
-	c.json(200, body)
+	c.JSON(200, body)
 }
 
 // responseStream numbers the events of one streamed response.
@@ -191,7 +192,7 @@ func (s *responseStream) send(name string, members ...pyjson.Member) {
 	event := pyjson.Object(append(members, member("sequence_number", s.number), member("type", name)))
 	event.Sort()
 	s.number++
-	s.event(name, event)
+	s.Event(name, event)
 }
 
 func (h *handler) streamResponse(c *call, q *generateRequest, g *sim.Generation) {

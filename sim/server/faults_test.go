@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/sim/api"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/pyjson"
 	"github.com/tandem-serving/tandem/sim/server"
 	"github.com/tandem-serving/tandem/sim/simtest"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // addFault posts a fault through the admin port.
@@ -186,7 +186,7 @@ func TestCrashFault(t *testing.T) {
 	if r.Status != http.StatusInternalServerError || !bytes.Contains(r.Body, []byte("EngineCore")) {
 		t.Errorf("status %d: %s", r.Status, r.Body)
 	}
-	if err := s.Wait(); !errors.Is(err, api.ErrCrashed) {
+	if err := s.Wait(); !errors.Is(err, web.ErrCrashed) {
 		t.Errorf("the engine ended with %v", err)
 	}
 }

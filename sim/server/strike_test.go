@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/sim"
-	"github.com/tandem-serving/tandem/sim/api"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/pyjson"
 	"github.com/tandem-serving/tandem/sim/simtest"
+	"github.com/tandem-serving/tandem/sim/web"
 )
 
 // TestStrikes: a fault with a point passes the answer on up to that point, and no further.
@@ -63,7 +63,7 @@ func TestStrikes(t *testing.T) {
 			if _, err := exchange(t, s, c.body); !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("the port of a dead engine: %v", err)
 			}
-			if err := s.Wait(); !errors.Is(err, api.ErrCrashed) {
+			if err := s.Wait(); !errors.Is(err, web.ErrCrashed) {
 				t.Errorf("the engine ended with %v", err)
 			}
 		})
