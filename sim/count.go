@@ -109,5 +109,5 @@ func (e *Engine) MetricsPage() []byte {
 	m.Set(metrics.KVFetchByStage, "in_progress", float64(l.Loading))
 	m.Set(metrics.KVFetchByStage, "completed_waiting", float64(l.Loaded))
 	m.Set(metrics.KVCacheUsage, "", l.CacheUsage)
-	return m.Render()
+	return metrics.Render(m)
 }

@@ -63,7 +63,7 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{cfg: cfg}
 	c := &connector{
 		cfg: &e.cfg, log: cfg.Logger, transport: cfg.Transfer.Transport,
-		metrics:  metrics.NewPage(cfg.ServedModelName, metrics.Cache{Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize}),
+		metrics:  metrics.VLLMPage(cfg.ServedModelName, metrics.Cache{Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize}),
 		leases:   newLeases(),
 		identity: identity{engineID: cfg.Transfer.EngineID, fingerprint: "vllm-" + Version + "-" + RandomHex(4)},
 	}

@@ -86,7 +86,7 @@ func (h *handler) serveModels(c *call) {
 }
 
 func (h *handler) serveMetrics(c *call) {
-	c.W.Header().Set("Content-Type", metrics.ContentType)
+	c.W.Header().Set("Content-Type", metrics.VLLMContentType)
 	c.Write(http.StatusOK, h.engine.MetricsPage())
 }
 

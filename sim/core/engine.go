@@ -51,6 +51,7 @@ type Engine struct {
 	waiting []*Sequence // next to be admitted first
 	running []*Sequence // oldest first
 	live    map[*Sequence]struct{}
+	stalls  int
 	counts  Counts
 	waiters []waiter // callers of WaitFor
 	loop

@@ -53,6 +53,24 @@ func (e *Engine) Arrived(s *Sequence, tokens int) {
 	e.WaitAgain(s)
 }
 
+// Accept gives a sequence its next token, which was drawn here or at another engine.
+func (e *Engine) Accept(s *Sequence, token int) {
+	out := s.accept(token, e.cfg.MaxModelLen)
+	e.protocol.Drew(s, time.Now())
+	if out.Finish == "" {
+		s.out.put(out)
+		return
+	}
+	e.running = remove(e.running, s)
+	e.protocol.Finished(s, out)
+}
+
+// Stall keeps new steps from beginning until as many calls of Resume have followed.
+func (e *Engine) Stall() { e.stalls++ }
+
+// Resume undoes a Stall.
+func (e *Engine) Resume() { e.stalls-- }
+
 // Recompute has a sequence whose KV did not arrive computed here.
 func (e *Engine) Recompute(s *Sequence) {
 	e.releaseBlocks(s)

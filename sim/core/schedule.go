@@ -66,6 +66,9 @@ func (e *Engine) unqueue(s *Sequence) {
 // blocks last. A request that does not fit waits at the head of the queue, so that none is overtaken for ever.
 func (e *Engine) schedule() batch {
 	var b batch
+	if e.stalls > 0 {
+		return b
+	}
 	budget := e.cfg.Schedule.MaxBatchedTokens
 	preempted := false
 	for i := 0; i < len(e.running) && budget > 0; i++ {
@@ -205,14 +208,7 @@ func (e *Engine) cacheBlocks(s *Sequence) {
 func (e *Engine) sample(s *Sequence) {
 	s.digest = e.kv.Fold(s.digest, s.Blocks, s.folded, s.Computed)
 	s.folded = s.Computed
-	out := s.accept(s.draw(e.cfg.Model.Vocabulary, e.cfg.Model.EOSEvery), e.cfg.MaxModelLen)
-	e.protocol.Drew(s, time.Now())
-	if out.Finish == "" {
-		s.out.put(out)
-		return
-	}
-	e.running = remove(e.running, s)
-	e.protocol.Finished(s, out)
+	e.Accept(s, s.draw(e.cfg.Model.Vocabulary, e.cfg.Model.EOSEvery))
 }
 
 func remove(list []*Sequence, s *Sequence) []*Sequence {

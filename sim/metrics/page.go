@@ -4,42 +4,50 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-// ContentType is the content type of the page.
-const ContentType = "text/plain; version=1.0.0; charset=utf-8"
-
-// Page is the metrics page of one engine. Its methods may be called from several goroutines at once.
+// Page is the metrics page of one engine, or of one of its ranks. Its methods may be called from several goroutines at once.
 type Page struct {
+	families []Info
+	labels   []Label
+	sparse   bool
+	created  string // "": the page has no _created lines
+
 	mu         sync.Mutex // guards values and histograms
-	labels     string     // engine="0",model_name="…"
-	created    string
-	values     map[Family]map[string]float64 // by the value of the family's own label, "" without one
-	histograms map[Family]*histogram
+	values     map[Family]map[string]float64
+	histograms map[Family]map[string]*histogram
 }
 
-// Family is one metric. The table families describes each.
+// Label is a label with its value.
+type Label struct{ Name, Value string }
+
+// Family is one metric: its place in the list of families.
 type Family int
 
-type familyKind string
+// Kind is the type of a family.
+type Kind string
 
+// The kinds.
 const (
-	counterKind   familyKind = "counter"
-	gaugeKind     familyKind = "gauge"
-	histogramKind familyKind = "histogram"
+	Counter   Kind = "counter"
+	Gauge     Kind = "gauge"
+	Histogram Kind = "histogram"
 )
 
-type familyInfo struct {
-	name, help string
-	kind       familyKind
-	label      string   // the family's own label, if it has one
-	series     []string // the values of that label; the page always shows all of them
-	bounds     []float64
-	frontEnd   bool // counted by the real engine's API server, which has no engine label
+// Info describes one family.
+type Info struct {
+	Name, Help string
+	Kind       Kind
+	Label      string   // the family's own label, if it has one
+	Series     []string // the values of that label
+	Bounds     []float64
+	Without    string // the page's label that this family lacks
+	Raw        bool   // the family's series are whole sets of labels, without the page's own
 }
 
 type histogram struct {
@@ -47,35 +55,15 @@ type histogram struct {
 	sum    float64
 }
 
-// Cache describes an engine's KV cache for the page.
-type Cache struct {
-	Blocks    int // with the null block
-	BlockSize int // tokens
+// NewPage makes a page whose series all have some labels, and show from the first value on.
+func NewPage(families []Info, labels ...Label) *Page {
+	return &Page{families: families, labels: labels, sparse: true,
+		values: make(map[Family]map[string]float64), histograms: make(map[Family]map[string]*histogram)}
 }
 
-// NewPage makes the page of an engine that serves a model.
-func NewPage(servedModel string, c Cache) *Page {
-	p := &Page{
-		labels:     fmt.Sprintf("engine=\"0\",model_name=%q", servedModel),
-		created:    FormatFloat(float64(time.Now().UnixNano()) / 1e9),
-		values:     make(map[Family]map[string]float64),
-		histograms: make(map[Family]*histogram),
-	}
-	for f, info := range families {
-		if info.kind == histogramKind {
-			p.histograms[Family(f)] = &histogram{counts: make([]uint64, len(info.bounds)+1)}
-			continue
-		}
-		p.values[Family(f)] = make(map[string]float64)
-	}
-	p.values[CacheConfigInfo][c.labels()] = 1
-	p.values[SleepState]["awake"] = 1
-	return p
-}
-
-func (c Cache) labels() string {
-	return fmt.Sprintf(`block_size="%d",cache_dtype="auto",enable_prefix_caching="True",engine="0",hash_block_size="None",kv_cache_size_tokens="%d",num_gpu_blocks="%d",prefix_caching_hash_algo="sha256"`,
-		c.BlockSize, c.Blocks*c.BlockSize, c.Blocks)
+// showAll has every series shown from the start, and the times at which counters and histograms began.
+func (p *Page) showAll() {
+	p.sparse, p.created = false, FormatFloat(float64(time.Now().UnixNano())/1e9)
 }
 
 // Add adds to a counter without a label of its own.
@@ -84,111 +72,160 @@ func (p *Page) Add(f Family, v float64) { p.AddTo(f, "", v) }
 // AddTo adds to one series of a counter.
 func (p *Page) AddTo(f Family, series string, v float64) {
 	p.mu.Lock()
-	p.values[f][series] += v
+	p.series(f)[series] += v
 	p.mu.Unlock()
 }
 
 // Set replaces the value of one series of a gauge; "" without a label of its own.
 func (p *Page) Set(f Family, series string, v float64) {
 	p.mu.Lock()
-	p.values[f][series] = v
+	p.series(f)[series] = v
 	p.mu.Unlock()
 }
 
-// Observe counts a value in a histogram. Durations are in seconds.
-func (p *Page) Observe(f Family, v float64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.histograms[f]
-	h.sum += v
-	for i, bound := range families[f].bounds {
-		if v <= bound {
-			h.counts[i]++
-			return
-		}
+// series returns the values of a family. mu is held.
+func (p *Page) series(f Family) map[string]float64 {
+	if p.values[f] == nil {
+		p.values[f] = make(map[string]float64)
 	}
-	h.counts[len(h.counts)-1]++
+	return p.values[f]
 }
 
-// Render returns the page in the text format of Prometheus.
-func (p *Page) Render() []byte {
+// Observe counts a value in a histogram without a label of its own. Durations are in seconds, unless the name says otherwise.
+func (p *Page) Observe(f Family, v float64) { p.ObserveIn(f, "", v) }
+
+// ObserveIn counts a value in one series of a histogram.
+func (p *Page) ObserveIn(f Family, series string, v float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	h := p.histogram(f, series)
+	h.sum += v
+	i, _ := slices.BinarySearch(p.families[f].Bounds, v)
+	h.counts[i]++
+}
+
+// histogram returns one series of a histogram. mu is held.
+func (p *Page) histogram(f Family, series string) *histogram {
+	if p.histograms[f] == nil {
+		p.histograms[f] = make(map[string]*histogram)
+	}
+	h := p.histograms[f][series]
+	if h == nil {
+		h = &histogram{counts: make([]uint64, len(p.families[f].Bounds)+1)}
+		p.histograms[f][series] = h
+	}
+	return h
+}
+
+// Render returns pages of the same families as one, in the text format of Prometheus.
+func Render(pages ...*Page) []byte {
+	for _, p := range pages {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+	}
 	var b bytes.Buffer
-	for f, info := range families {
-		sampleName := info.name
-		if info.kind == counterKind {
-			sampleName += "_total"
+	for f, info := range pages[0].families {
+		name := info.Name
+		if info.Kind == Counter {
+			name += "_total"
 		}
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s %s\n", sampleName, info.help, sampleName, info.kind)
-		if info.kind == histogramKind {
-			p.writeHistogram(&b, info, p.histograms[Family(f)])
-		} else {
-			p.writeValues(&b, sampleName, info, p.values[Family(f)])
+		var lines bytes.Buffer
+		for _, p := range pages {
+			if info.Kind == Histogram {
+				p.writeHistograms(&lines, info, Family(f))
+			} else {
+				p.writeValues(&lines, name, info, Family(f))
+			}
 		}
-		p.writeCreated(&b, info)
+		if lines.Len() == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s %s\n", name, info.Help, name, info.Kind)
+		b.Write(lines.Bytes())
+		for _, p := range pages {
+			p.writeCreated(&b, info)
+		}
 	}
 	return b.Bytes()
 }
 
-func (p *Page) writeValues(b *bytes.Buffer, name string, info familyInfo, values map[string]float64) {
+// shown returns the series of a family that the page has, or all of them.
+func shown[V any](p *Page, info Info, values map[string]V) []string {
+	known := func(series string) bool { _, ok := values[series]; return ok }
 	switch {
-	case info.label == "":
-		fmt.Fprintf(b, "%s{%s} %s\n", name, p.labels, FormatFloat(values[""]))
-	case info.series == nil: // the label is a whole set of labels
-		for labels, v := range values {
-			fmt.Fprintf(b, "%s{%s} %s\n", name, labels, FormatFloat(v))
+	case info.Raw || info.Series == nil && info.Label != "":
+		var list []string
+		for series := range values {
+			list = append(list, series)
 		}
-	default:
-		for _, s := range info.series {
-			fmt.Fprintf(b, "%s{%s} %s\n", name, p.seriesLabels(info, s), FormatFloat(values[s]))
+		slices.Sort(list)
+		return list
+	case info.Series == nil:
+		if p.sparse && !known("") {
+			return nil
 		}
+		return []string{""}
+	case !p.sparse:
+		return info.Series
+	}
+	return slices.DeleteFunc(slices.Clone(info.Series), func(s string) bool { return !known(s) })
+}
+
+func (p *Page) writeValues(b *bytes.Buffer, name string, info Info, f Family) {
+	for _, s := range shown(p, info, p.values[f]) {
+		fmt.Fprintf(b, "%s{%s} %s\n", name, p.labelsOf(info, s), FormatFloat(p.values[f][s]))
 	}
 }
 
-func (p *Page) seriesLabels(info familyInfo, series string) string {
-	labels := p.withLabel(info.label, series)
-	if info.frontEnd {
-		_, labels, _ = strings.Cut(labels, ",")
+// labelsOf returns the labels of one series, by name.
+func (p *Page) labelsOf(info Info, series string, more ...Label) string {
+	if info.Raw {
+		return series
 	}
-	return labels
-}
-
-// withLabel adds a label at its place in the alphabetical order.
-func (p *Page) withLabel(name, value string) string {
-	own := fmt.Sprintf("%s=%q", name, value)
-	engine, model, _ := strings.Cut(p.labels, ",")
-	if name < "model_name" {
-		return engine + "," + own + "," + model
+	list := slices.DeleteFunc(slices.Concat(p.labels, more), func(l Label) bool { return l.Name == info.Without })
+	if info.Label != "" {
+		list = append(list, Label{info.Label, series})
 	}
-	return p.labels + "," + own
-}
-
-func (p *Page) writeHistogram(b *bytes.Buffer, info familyInfo, h *histogram) {
-	total := uint64(0)
-	for i, n := range h.counts {
-		total += n
-		bound := math.Inf(1)
-		if i < len(info.bounds) {
-			bound = info.bounds[i]
+	slices.SortFunc(list, func(a, b Label) int { return strings.Compare(a.Name, b.Name) })
+	var b strings.Builder
+	for i, l := range list {
+		if i > 0 {
+			b.WriteByte(',')
 		}
-		fmt.Fprintf(b, "%s_bucket{%s} %s\n", info.name, p.withLabel("le", FormatFloat(bound)), FormatFloat(float64(total)))
+		fmt.Fprintf(&b, "%s=%q", l.Name, l.Value)
 	}
-	fmt.Fprintf(b, "%s_count{%s} %s\n%s_sum{%s} %s\n", info.name, p.labels, FormatFloat(float64(total)), info.name, p.labels, FormatFloat(h.sum))
+	return b.String()
 }
 
-// writeCreated adds the gauge that the real page has beside each counter and histogram: a third of its lines.
-func (p *Page) writeCreated(b *bytes.Buffer, info familyInfo) {
-	if info.kind == gaugeKind {
+func (p *Page) writeHistograms(b *bytes.Buffer, info Info, f Family) {
+	for _, s := range shown(p, info, p.histograms[f]) {
+		h, total := p.histogram(f, s), uint64(0)
+		for i, n := range h.counts {
+			total += n
+			bound := math.Inf(1)
+			if i < len(info.Bounds) {
+				bound = info.Bounds[i]
+			}
+			fmt.Fprintf(b, "%s_bucket{%s} %s\n", info.Name, p.labelsOf(info, s, Label{"le", FormatFloat(bound)}), FormatFloat(float64(total)))
+		}
+		labels := p.labelsOf(info, s)
+		fmt.Fprintf(b, "%s_count{%s} %s\n%s_sum{%s} %s\n", info.Name, labels, FormatFloat(float64(total)), info.Name, labels, FormatFloat(h.sum))
+	}
+}
+
+// writeCreated adds the gauge that vLLM's page has beside each counter and histogram: a third of its lines.
+func (p *Page) writeCreated(b *bytes.Buffer, info Info) {
+	if p.created == "" || info.Kind == Gauge {
 		return
 	}
-	name := info.name + "_created"
-	fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, info.help, name)
-	if info.series == nil {
-		fmt.Fprintf(b, "%s{%s} %s\n", name, p.labels, p.created)
+	name := info.Name + "_created"
+	fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, info.Help, name)
+	series := info.Series
+	if series == nil {
+		series = []string{""}
 	}
-	for _, s := range info.series {
-		fmt.Fprintf(b, "%s{%s} %s\n", name, p.seriesLabels(info, s), p.created)
+	for _, s := range series {
+		fmt.Fprintf(b, "%s{%s} %s\n", name, p.labelsOf(info, s), p.created)
 	}
 }
 
