@@ -34,8 +34,8 @@ func TestGoldenAnswers(t *testing.T) {
 		"tokenize-strs", "tokenize-unknown-model", "tokenize-empty",
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := readRecording(t, name)
-			compare(t, parseWire(t, send(t, s, r.request)), parseWire(t, r.response), strings.HasSuffix(name, "-ids"))
+			r := recordings.Read(t, name)
+			recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, s.URL, r.Request)), simtest.ParseWire(t, r.Response), strings.HasSuffix(name, "-ids"))
 		})
 	}
 }
@@ -46,16 +46,16 @@ func TestGoldenGenerate(t *testing.T) {
 	s := simtest.Start(t, scaled)
 	for _, name := range []string{"generate", "generate-stream"} {
 		t.Run(name, func(t *testing.T) {
-			r := readRecording(t, name)
-			compare(t, parseWire(t, send(t, s, r.request)), parseWire(t, r.response), true)
+			r := recordings.Read(t, name)
+			recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, s.URL, r.Request)), simtest.ParseWire(t, r.Response), true)
 		})
 	}
 	t.Run("legs", func(t *testing.T) {
 		p, d := simtest.Start(t, scaled), simtest.Start(t, scaled)
-		leg1, leg2 := readRecording(t, "pd-generate-P"), readRecording(t, "pd-generate-D")
-		answer := parseWire(t, send(t, p, leg1.request))
-		compare(t, answer, parseWire(t, leg1.response), true)
-		compare(t, parseWire(t, send(t, d, withParams(t, leg2.request, answer.body))), parseWire(t, leg2.response), true)
+		leg1, leg2 := recordings.Read(t, "pd-generate-P"), recordings.Read(t, "pd-generate-D")
+		answer := simtest.ParseWire(t, simtest.Exchange(t, p.URL, leg1.Request))
+		recordings.Compare(t, answer, simtest.ParseWire(t, leg1.Response), true)
+		recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, d.URL, withParams(t, leg2.Request, answer.Body))), simtest.ParseWire(t, leg2.Response), true)
 	})
 }
 
@@ -63,11 +63,11 @@ func TestGoldenLegs(t *testing.T) {
 	p, d := simtest.Start(t), simtest.Start(t)
 	for _, name := range []string{"completions-second", "completions-short-below-block", "completions-exact-blocks", "completions-stream", "chat", "chat-stream"} {
 		t.Run(name, func(t *testing.T) {
-			leg1, leg2 := readRecording(t, "pd-"+name+"-P"), readRecording(t, "pd-"+name+"-D")
+			leg1, leg2 := recordings.Read(t, "pd-"+name+"-P"), recordings.Read(t, "pd-"+name+"-D")
 			exact := strings.HasPrefix(name, "completions")
-			answer := parseWire(t, send(t, p, leg1.request))
-			compare(t, answer, parseWire(t, leg1.response), exact)
-			compare(t, parseWire(t, send(t, d, withParams(t, leg2.request, answer.body))), parseWire(t, leg2.response), exact)
+			answer := simtest.ParseWire(t, simtest.Exchange(t, p.URL, leg1.Request))
+			recordings.Compare(t, answer, simtest.ParseWire(t, leg1.Response), exact)
+			recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, d.URL, withParams(t, leg2.Request, answer.Body))), simtest.ParseWire(t, leg2.Response), exact)
 		})
 	}
 }
@@ -106,12 +106,12 @@ func TestGoldenPrefillOddities(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := simtest.Start(t)
-			r := readRecording(t, c.name)
+			r := recordings.Read(t, c.name)
 			if c.name == "pd-n2-P" || c.name == "pd-messages-P" { // recorded with a warm prefix cache
-				warm := withBody(t, r.request, func(b map[string]json.RawMessage) { delete(b, "kv_transfer_params") })
-				send(t, p, warm)
+				warm := withBody(t, r.Request, func(b map[string]json.RawMessage) { delete(b, "kv_transfer_params") })
+				simtest.Exchange(t, p.URL, warm)
 			}
-			compare(t, parseWire(t, send(t, p, r.request)), parseWire(t, r.response), strings.HasPrefix(c.name, "pd-n2"))
+			recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, p.URL, r.Request)), simtest.ParseWire(t, r.Response), strings.HasPrefix(c.name, "pd-n2"))
 			st := p.Engine.State()
 			if c.pinned > 0 && st.Blocks.Pinned != c.pinned || st.Blocks.Pinned == 0 {
 				t.Errorf("%d blocks pinned, want %d", st.Blocks.Pinned, c.pinned)
@@ -124,28 +124,28 @@ func TestGoldenFailures(t *testing.T) {
 	t.Run("admission", func(t *testing.T) {
 		s := simtest.Start(t, func(c *sim.Config) { c.Schedule.MaxQueuedRequests = 1; c.TimeScale = 1e6 })
 		simtest.Occupy(t, s)
-		r := readRecording(t, "err-503-admission")
-		compare(t, parseWire(t, send(t, s, r.request)), parseWire(t, r.response), true)
+		r := recordings.Read(t, "err-503-admission")
+		recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, s.URL, r.Request)), simtest.ParseWire(t, r.Response), true)
 	})
 	t.Run("wrong engine id", func(t *testing.T) {
 		p, d := simtest.Start(t), simtest.Start(t)
-		r := readRecording(t, "pdfail-wrong-engine-id-right-port")
-		request := withBody(t, r.request, func(b map[string]json.RawMessage) {
+		r := recordings.Read(t, "pdfail-wrong-engine-id-right-port")
+		request := withBody(t, r.Request, func(b map[string]json.RawMessage) {
 			h := simtest.Prefill(t, p, simtest.Prompt(1, 100))
 			h["remote_engine_id"] = "00000000-0000-0000-0000-000000000000"
 			b["kv_transfer_params"] = pyjson.Encode(h)
 		})
-		compare(t, parseWire(t, send(t, d, request)), parseWire(t, r.response), true)
+		recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, d.URL, request)), simtest.ParseWire(t, r.Response), true)
 	})
 	t.Run("stream that fails", func(t *testing.T) {
 		d := simtest.Start(t, func(c *sim.Config) { c.KV.HandshakeTimeout = time.Millisecond })
-		r := readRecording(t, "pdfail-wrong-engine-id-wrong-port-stream")
-		compare(t, parseWire(t, send(t, d, r.request)), parseWire(t, r.response), true)
+		r := recordings.Read(t, "pdfail-wrong-engine-id-wrong-port-stream")
+		recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, d.URL, r.Request)), simtest.ParseWire(t, r.Response), true)
 	})
 	t.Run("death", func(t *testing.T) {
 		d := simtest.Start(t)
-		r := readRecording(t, "pdfail-fewer-block-ids")
-		compare(t, parseWire(t, send(t, d, r.request)), parseWire(t, r.response), true)
+		r := recordings.Read(t, "pdfail-fewer-block-ids")
+		recordings.Compare(t, simtest.ParseWire(t, simtest.Exchange(t, d.URL, r.Request)), simtest.ParseWire(t, r.Response), true)
 		if err := d.Wait(); err == nil {
 			t.Error("the engine did not die of it")
 		}

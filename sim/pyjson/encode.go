@@ -19,6 +19,27 @@ func Encode(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
+// EncodeSpaced is Encode with the blanks that json.dumps writes.
+func EncodeSpaced(v any) []byte {
+	var b bytes.Buffer
+	text := false
+	escaped := false
+	for _, c := range Encode(v) {
+		b.WriteByte(c)
+		switch {
+		case escaped:
+			escaped = false
+		case text:
+			escaped, text = c == '\\', c != '"'
+		case c == '"':
+			text = true
+		case c == ',' || c == ':':
+			b.WriteByte(' ')
+		}
+	}
+	return b.Bytes()
+}
+
 // Member is one member of an Object.
 type Member struct {
 	Name  string

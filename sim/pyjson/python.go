@@ -19,6 +19,9 @@ func FormatFloat(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1e16 {
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	}
+	if abs := math.Abs(v); abs >= 1e-4 && abs < 1e16 {
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	}
 	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
