@@ -12,6 +12,7 @@
 //	fault      what goes wrong on purpose
 //	web        what the HTTP surfaces of all protocols have in common
 //	api        vLLM's HTTP surface, compared with recordings of the real engine (vLLM 0.32.0, api/testdata/golden)
+//	sglang     a simulated SGLang engine, with its own documentation
 //	server     the ports
 //	pyjson     JSON as the real engine's language writes it
 //	transport  moves KV and notifications, in memory or over TCP

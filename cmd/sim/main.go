@@ -19,15 +19,18 @@ import (
 
 func main() { boot.Main(run) }
 
-var program = boot.Program{Summary: "sim is a simulated vLLM engine that really moves KV bytes, for tests and trials.",
+var program = boot.Program{Summary: "sim is a simulated vLLM or SGLang engine that really moves KV bytes, for tests and trials.",
 	Notes: map[string][]string{"Faults": fault.Usage()}}
 
 // flags is the command line; its defaults are the engine's own.
 type flags struct {
+	Engine   string        `flag:"engine" enum:"vllm,sglang" help:"which engine it simulates"`
 	Listen   listenFlags   `group:"Ports"`
 	Model    modelFlags    `group:"Model"`
-	Schedule scheduleFlags `group:"Scheduling"`
-	KV       kvFlags       `group:"KV cache and hand-off"`
+	Schedule scheduleFlags `group:"vLLM: scheduling"`
+	KV       kvFlags       `group:"vLLM: KV cache and hand-off"`
+	SGLang   sglangFlags   `group:"SGLang"`
+	Times    timesFlags    `group:"SGLang: times, which it has environment variables for"`
 	Transfer transferFlags `group:"Transfer"`
 	Log      boot.Log      `group:"Logging"`
 }
@@ -67,13 +70,22 @@ type kvFlags struct {
 
 func defaults() flags {
 	return flags{
+		Engine:   vllm,
 		Listen:   listenFlags{Host: "127.0.0.1", Port: 8000, KeepAlive: 5 * time.Second},
 		Model:    modelFlags{Model: "tiny", TimeScale: 1},
 		Schedule: scheduleFlags{MaxBatchedTokens: 2048, MaxSequences: 256},
 		KV:       kvFlags{Role: "both", BlockSize: 32, Lease: 30 * time.Second, LoadFailure: string(sim.FailLoad)},
+		SGLang:   sglangDefaults(),
+		Times:    timesDefaults(),
 		Transfer: transferFlags{Transport: overTCP},
 	}
 }
+
+// The values of --engine.
+const (
+	vllm     = "vllm"
+	sglangID = "sglang"
+)
 
 // Validate implements boot.Validator.
 func (f *flags) Validate(p *boot.Problems) {
@@ -91,6 +103,11 @@ func (f *flags) Validate(p *boot.Problems) {
 		p.Add(f.Model.flag(), "%w", err)
 		return
 	}
+	if f.Engine == sglangID {
+		f.sglangConfig().Problems(p.Add)
+		return
+	}
+	p.Require(f.SGLang == sglangDefaults(), "engine", "flags of SGLang need --engine %s", sglangID)
 	f.config().Problems(p.Add)
 }
 
@@ -99,8 +116,6 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	if _, err := program.Load(std, &f, args); err != nil {
 		return err
 	}
-	cfg := f.config()
-	cfg.Logger = f.Log.New(std).With("role", f.KV.Role)
 	data, err := boot.Listen(ctx, "port", net.JoinHostPort(f.Listen.Host, strconv.Itoa(f.Listen.Port)))
 	if err != nil {
 		return err
@@ -109,15 +124,24 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	if err != nil {
 		return errors.Join(err, data.Close())
 	}
+	if f.Engine == sglangID {
+		return f.runSGLang(ctx, std, data, admin)
+	}
+	cfg := f.config()
+	cfg.Logger = f.Log.New(std).With("role", f.KV.Role)
 	engine, err := server.Serve(cfg, data, admin)
 	if err != nil {
-		return startError(err)
+		return startError(err, "side-channel-address")
 	}
 	defer engine.Close()
 	stop := context.AfterFunc(ctx, engine.Close)
 	defer stop()
-	err = boot.Ready(std.Stdout, "sim", boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "sidechannel": engine.SideChannelAddr()})
-	if err != nil {
+	return serve(std, engine, boot.Addresses{"http": data.Addr(), "admin": admin.Addr(), "sidechannel": engine.SideChannelAddr()})
+}
+
+// serve says that an engine is ready, and waits for its end.
+func serve(std boot.IO, engine interface{ Wait() error }, at boot.Addresses) error {
+	if err := boot.Ready(std.Stdout, "sim", at); err != nil {
 		return err
 	}
 	if err := engine.Wait(); err != nil {
@@ -126,11 +150,11 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	return nil
 }
 
-// startError makes an Exit with CodeMissing if a port is in use.
-func startError(err error) error {
+// startError makes an Exit with CodeMissing if a port is in use, which a flag chooses.
+func startError(err error, flag string) error {
 	var network *net.OpError
 	if errors.As(err, &network) {
-		return boot.Missingf("%w (choose another address with --side-channel-address)", err)
+		return boot.Missingf("%w (choose another address with --%s)", err, flag)
 	}
 	return err
 }

@@ -84,11 +84,14 @@ func (e *Engine) End(s *Sequence, last Output) {
 	s.out.put(last)
 }
 
-// Fail ends a sequence with an error.
-func (e *Engine) Fail(s *Sequence, err error) {
+// Cut ends a sequence that may be in a queue. It holds its blocks until Free.
+func (e *Engine) Cut(s *Sequence, last Output) {
 	e.unqueue(s)
-	e.End(s, Output{Token: -1, Err: err})
+	e.End(s, last)
 }
+
+// Fail is Cut with an error.
+func (e *Engine) Fail(s *Sequence, err error) { e.Cut(s, Output{Token: -1, Err: err}) }
 
 // Free releases the blocks of a sequence that has ended.
 func (e *Engine) Free(s *Sequence) {

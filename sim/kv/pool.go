@@ -180,6 +180,17 @@ func (p *Pool) Total() int { return len(p.blocks) - 1 }
 // Used returns the number of blocks that sequences or leases hold.
 func (p *Pool) Used() int { return p.Total() - p.nfree }
 
+// Cached returns the number of blocks that nothing but the prefix cache has.
+func (p *Pool) Cached() int {
+	n := 0
+	for b := p.free.next; b != &p.free; b = b.next {
+		if b.cached {
+			n++
+		}
+	}
+	return n
+}
+
 // Pinned returns the number of blocks that leases hold.
 func (p *Pool) Pinned() int { return p.pinned }
 

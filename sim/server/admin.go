@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/pyjson"
 )
 
 // Admin serves the simulator's own interface, for a listener of its own: POST and DELETE /sim/faults, GET /sim/state.
-func Admin(e *sim.Engine, faults *fault.List) http.Handler {
+func Admin(faults *fault.List, state func() any) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sim/faults", func(w http.ResponseWriter, r *http.Request) { addFault(w, r, faults) })
 	mux.HandleFunc("DELETE /sim/faults", func(w http.ResponseWriter, _ *http.Request) {
@@ -20,7 +19,7 @@ func Admin(e *sim.Engine, faults *fault.List) http.Handler {
 	})
 	mux.HandleFunc("GET /sim/state", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if _, err := w.Write(pyjson.Encode(e.State())); err != nil {
+		if _, err := w.Write(pyjson.Encode(state())); err != nil {
 			return // the caller has left
 		}
 	})

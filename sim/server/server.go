@@ -2,19 +2,15 @@ package server
 
 import (
 	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
-	"sync"
-	"time"
 
 	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/api"
 	"github.com/tandem-serving/tandem/sim/fault"
 )
 
-// Server is an engine with its ports open.
+// Server is a vLLM engine with its ports open.
 type Server struct {
 	// Engine answers the requests. Its methods may be called while it serves.
 	Engine *sim.Engine
@@ -25,26 +21,17 @@ type Server struct {
 	// URL is http://host:port of the data port, Admin of the admin port, SideChannel the host:port that hand-offs name.
 	URL, Admin, SideChannel string
 
-	port  *port
-	admin *http.Server
-	ended chan struct{}
+	ports *ports
 }
-
-// shutdownGrace is how long requests get to write their last error after the engine has ended.
-const shutdownGrace = 2 * time.Second
 
 // Front stands before an engine on its data port, to translate for clients that speak another protocol.
 type Front func(engine http.Handler) http.Handler
 
 // Start is Serve on two free ports of the loopback interface.
 func Start(cfg sim.Config, fronts ...Front) (*Server, error) {
-	data, err := net.Listen("tcp", "127.0.0.1:0")
+	data, admin, err := freePorts()
 	if err != nil {
-		return nil, fmt.Errorf("opening the data port: %w", err)
-	}
-	admin, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("opening the admin port: %w", err), data.Close())
+		return nil, err
 	}
 	return Serve(cfg, data, admin, fronts...)
 }
@@ -64,44 +51,23 @@ func Serve(cfg sim.Config, data, admin net.Listener, fronts ...Front) (*Server, 
 	s := &Server{
 		Engine: e, Faults: faults, Handler: handler,
 		URL: "http://" + data.Addr().String(), Admin: "http://" + admin.Addr().String(), SideChannel: e.SideChannelAddress(),
-		ended: make(chan struct{}),
 	}
 	cfg = e.Config()
-	s.port = newPort(data, &http.Server{Handler: s.Handler, IdleTimeout: cfg.KeepAlive, ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug)})
-	s.admin = &http.Server{Handler: Admin(e, faults), ReadHeaderTimeout: 5 * time.Second}
-	faults.WatchPort(s.port.setClosed)
-	go s.run(admin, cfg.Logger)
+	s.ports = open(e, handler, Admin(faults, func() any { return e.State() }), data, admin, cfg.KeepAlive, cfg.Logger)
+	faults.WatchPort(s.ports.data.setClosed)
+	go s.ports.run(faults)
 	return s, nil
-}
-
-// run serves the admin port until the engine has ended, and then waits until everything else has.
-func (s *Server) run(admin net.Listener, log *slog.Logger) {
-	defer close(s.ended)
-	var adminDone sync.WaitGroup
-	adminDone.Go(func() {
-		if err := s.admin.Serve(admin); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("serving the admin port", "error", err)
-		}
-	})
-	<-s.Engine.Done()
-	s.Faults.WatchPort(nil)
-	s.port.end()
-	if err := s.admin.Close(); err != nil {
-		log.Error("closing the admin port", "error", err)
-	}
-	adminDone.Wait()
-	<-s.Engine.Finished()
 }
 
 // Close ends the engine as SIGTERM ends the real one, and waits for everything. It may be called again.
 func (s *Server) Close() {
 	s.Engine.Close()
-	<-s.ended
+	<-s.ports.ended
 }
 
 // Wait returns when the engine has ended and its ports are closed: what it died of, or nil after Close.
 func (s *Server) Wait() error {
-	<-s.ended
+	<-s.ports.ended
 	return s.Engine.Err()
 }
 
