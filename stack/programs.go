@@ -16,7 +16,14 @@ func Sim(dir, name string, flags ...string) Program {
 		Path: filepath.Join(dir, "sim"),
 		Args: append([]string{"--host=127.0.0.1", "--port=0", "--admin-port=0"}, flags...),
 		Again: func(at map[string]string) []string {
-			return []string{"--port=" + portOf(at["http"]), "--admin-port=" + portOf(at["admin"]), "--side-channel-address=" + at["sidechannel"]}
+			again := []string{"--port=" + portOf(at["http"]), "--admin-port=" + portOf(at["admin"])}
+			if channel, ok := at["sidechannel"]; ok {
+				again = append(again, "--side-channel-address="+channel)
+			}
+			if bootstrap, ok := at["bootstrap"]; ok { // a prefill engine of SGLang
+				again = append(again, "--disaggregation-bootstrap-port="+portOf(bootstrap))
+			}
+			return again
 		},
 	}
 }

@@ -23,6 +23,9 @@ type Config struct {
 	Schedule  Schedule
 	Blocks    int // in the pool, with the null block
 	BlockSize int // tokens
+	// ReservedTokens is how much stays free for the answers of each sequence that has KV when one whose KV comes from another
+	// engine gets blocks.
+	ReservedTokens int
 	// NoPrefixCache has every prompt computed or loaded whole.
 	NoPrefixCache bool
 	Logger        *slog.Logger

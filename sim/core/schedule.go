@@ -141,7 +141,7 @@ func (e *Engine) admit(s *Sequence, budget int) (n int, ok bool) {
 		wanted = min(wanted, len(hit)*e.cfg.BlockSize+budget)
 	}
 	fresh := kv.BlocksFor(wanted, e.cfg.BlockSize) - len(hit)
-	if !e.pool.Fits(fresh, hit) {
+	if !e.pool.Fits(fresh+e.reserved(s), hit) {
 		return 0, false
 	}
 	e.pool.Share(hit) // first: Take could reuse the blocks that were found
@@ -158,6 +158,20 @@ func (e *Engine) admit(s *Sequence, budget int) (n int, ok bool) {
 		return 0, true
 	}
 	return wanted - s.Computed, true
+}
+
+// reserved returns how many blocks have to stay free when a sequence is admitted.
+func (e *Engine) reserved(s *Sequence) int {
+	if e.cfg.ReservedTokens == 0 || s.KV != Wanted {
+		return 0
+	}
+	n := 0
+	for other := range e.live {
+		if !other.Done && other.Blocks != nil {
+			n++
+		}
+	}
+	return kv.BlocksFor(n*e.cfg.ReservedTokens, e.cfg.BlockSize)
 }
 
 // findPrefix looks the beginning of a sequence up in the prefix cache. At least one token is always left to compute,

@@ -201,10 +201,13 @@ func (c *Config) core() core.Config {
 		Model: c.Model, MaxModelLen: c.ContextLength, TimeScale: c.TimeScale,
 		Schedule: core.Schedule{MaxBatchedTokens: c.ChunkedPrefillSize, MaxSequences: c.MaxRunningRequests},
 		Blocks:   c.pages() + 1, BlockSize: c.PageSize,
-		NoPrefixCache: c.Mode == Decode && !c.DecodeRadixCache,
-		Logger:        c.Logger,
+		ReservedTokens: reservedDecodeTokens, NoPrefixCache: c.Mode == Decode && !c.DecodeRadixCache,
+		Logger: c.Logger,
 	}
 }
+
+// reservedDecodeTokens is SGLang's num_reserved_decode_tokens: what decode keeps free for each answer that it has begun.
+const reservedDecodeTokens = 512
 
 // pages returns how many pages each rank's pool has.
 func (c *Config) pages() int { return c.MaxTotalTokens / c.PageSize }

@@ -82,7 +82,10 @@ func (r *rank) receive(s *core.Sequence) {
 		r.prealloc(s)
 		return
 	}
-	r.receiving[room] = s // an earlier leg of the room never gets an answer
+	if earlier := r.receiving[room]; earlier != nil { // it never gets an answer
+		r.enter(legOf(earlier), legOf(earlier).stage, time.Time{})
+	}
+	r.receiving[room] = s
 	address := r.bootstrapAddress(l)
 	way := r.routes[address]
 	if way == nil {
