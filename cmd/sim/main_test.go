@@ -4,12 +4,16 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/sim"
+	"github.com/tandem-serving/tandem/sim/model"
+	"github.com/tandem-serving/tandem/sim/sglang"
 )
 
 func TestMain(m *testing.M) {
@@ -41,6 +45,33 @@ func TestFlagsReachTheEngine(t *testing.T) {
 	}
 	if got.Model = want.Model; got.Schedule != want.Schedule || got.KV != want.KV || got.ServedModelName != want.ServedModelName || got.ScaleOut != want.ScaleOut ||
 		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.SideChannel != want.Transfer.SideChannel {
+		t.Errorf("config %+v\nwant   %+v", got, want)
+	}
+}
+
+// TestSGLangFlagsReachTheEngine: every flag of SGLang sets its value in the engine's configuration.
+func TestSGLangFlagsReachTheEngine(t *testing.T) {
+	f := defaults()
+	_, err := program.Load(boot.IO{Name: "sim"}, &f, []string{
+		"--engine=sglang", "--host=127.0.0.2", "--served-model-name=llama", "--time-scale=0.5", "--keep-alive=7s", "--disaggregation-mode=decode",
+		"--disaggregation-bootstrap-port=9000", "--page-size=32", "--dp-size=2", "--context-length=300", "--max-total-tokens=640",
+		"--max-running-requests=3", "--chunked-prefill-size=100", "--disaggregation-decode-enable-radix-cache",
+		"--disaggregation-bootstrap-timeout=1s", "--disaggregation-waiting-timeout=2s", "--disaggregation-heartbeat-interval=3s",
+		"--disaggregation-heartbeat-max-failure=4", "--disaggregation-deferred-release-timeout=5s", "--request-state-wait-timeout=6s",
+		"--crash-hang=8s", "--health-time=9s",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := f.sglangConfig()
+	got.Model = model.Model{}
+	want := sglang.Config{
+		ServedModelName: "llama", Mode: sglang.Decode, Bootstrap: "127.0.0.2:9000", ContextLength: 300, PageSize: 32, MaxTotalTokens: 640,
+		MaxRunningRequests: 3, ChunkedPrefillSize: 100, Ranks: 2, DecodeRadixCache: true, TimeScale: 0.5,
+		Times: sglang.Times{Bootstrap: time.Second, Waiting: 2 * time.Second, Heartbeat: 3 * time.Second, HeartbeatFailures: 4, Release: 5 * time.Second,
+			Poll: 6 * time.Second, CrashHang: 8 * time.Second, Health: 9 * time.Second, KeepAlive: 7 * time.Second},
+	}
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("config %+v\nwant   %+v", got, want)
 	}
 }

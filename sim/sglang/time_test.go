@@ -98,7 +98,7 @@ func (x *pair) mustRest(t *testing.T) {
 	}
 }
 
-// works fails unless a pair in a room generates what a plain engine does.
+// works fails unless a pair generates what a plain engine does.
 func (x *pair) works(t *testing.T, room uint64) {
 	t.Helper()
 	plain := x.Start(t, sglang.Plain)

@@ -127,7 +127,7 @@ func (n *SGLangNetwork) DialContext(ctx context.Context, _, address string) (net
 	}
 	ours, theirs := net.Pipe()
 	select {
-	case l.conns <- newBuffered(theirs):
+	case l.conns <- theirs:
 		return newBuffered(ours), nil
 	case <-l.closed:
 		return nil, fmt.Errorf("connecting to %s: %w", address, syscall.ECONNREFUSED)
@@ -240,7 +240,7 @@ type pipeListener struct {
 func (l *pipeListener) Accept() (net.Conn, error) {
 	select {
 	case conn := <-l.conns:
-		return conn, nil
+		return newBuffered(conn), nil
 	case <-l.closed:
 		return nil, net.ErrClosed
 	}

@@ -18,6 +18,7 @@ type request struct {
 	model   string
 	id      string // of the answer: the first request id
 	rids    []string
+	ridList bool // they came as a list
 	prompts [][]int
 	batch   bool // prompts came as a list
 	n       int
@@ -75,7 +76,7 @@ func (c *call) readCommon(f *web.Fields) (*request, error) {
 		case json.Unmarshal(raw, &q.rids) != nil:
 			f.Wrong("string_type", "rid", "Input should be a valid string", raw)
 		default:
-			q.batch = true // until the prompts are read, which have to agree
+			q.ridList = true
 		}
 	}
 	var err error
@@ -85,14 +86,11 @@ func (c *call) readCommon(f *web.Fields) (*request, error) {
 
 // name gives every prompt its request id. The error breaks the handler.
 func (q *request) name() error {
-	listed := q.batch && len(q.rids) > 0
-	q.batch = q.batch && len(q.rids) == 0
 	switch {
-	case listed && (len(q.prompts) == 1 || len(q.rids) < len(q.prompts)):
+	case q.ridList && (!q.batch || len(q.rids) < len(q.prompts)):
 		return errBroken
-	case listed:
-		q.batch = true
-	case len(q.rids) == 1 && len(q.prompts) > 1:
+	case q.ridList:
+	case len(q.rids) == 1 && q.batch:
 		base := q.rids[0]
 		q.rids = nil
 		for i := range q.prompts {
@@ -103,7 +101,6 @@ func (q *request) name() error {
 			q.rids = append(q.rids, sglang.NewRID())
 		}
 	}
-	q.batch = q.batch || len(q.prompts) > 1
 	q.id = q.rids[0]
 	return nil
 }
@@ -178,22 +175,15 @@ func (q *request) addPrompts(f *web.Fields, name string, t model.Tokenizer) {
 	case json.Unmarshal(raw, &ids) == nil:
 		q.prompts = append(q.prompts, ids)
 	case json.Unmarshal(raw, &texts) == nil:
-		q.list(len(texts))
+		q.batch = true
 		for _, text := range texts {
 			q.prompts = append(q.prompts, t.Split(text))
 		}
 	case json.Unmarshal(raw, &lists) == nil:
-		q.list(len(lists))
+		q.batch = true
 		q.prompts = append(q.prompts, lists...)
 	default:
 		f.Wrong("list_type", name, "Input should be a valid list", raw)
-	}
-}
-
-// list notes that the prompts come as a list.
-func (q *request) list(n int) {
-	if len(q.rids) == 0 || n > 1 {
-		q.batch = true
 	}
 }
 
