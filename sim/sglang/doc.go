@@ -23,7 +23,7 @@
 //   - Ranks of a decode or plain engine take requests in turn.
 //   - Only the policy `early` of allocation, one tensor-parallel rank, and the NIXL backend are simulated; and no LoRA, no grammar, no
 //     priority, no KV events, no profiling.
-//   - The metrics page lacks the families that no scraper of ours reads; metrics_test.go lists them. Its histograms have fewer
+//   - The metrics page lacks the families that no scraper of ours reads; api/golden_test.go lists them. Its histograms have fewer
 //     buckets.
 //   - A request that kills a scheduler kills the engine after Config.CrashHang, of which the real one spends 5 s before it stops to
 //     answer at all.
