@@ -34,7 +34,8 @@ type PDOptions struct {
 	Prefill, Decode int
 	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
 	PrefillEngines, DecodeEngines []string
-	// Engine is EngineVLLM, which is the default and what is simulated, or EngineSGLang, for engines that already run.
+	// Engine is EngineVLLM, which is the default, or EngineSGLang: what the engines are, or simulate. Simulated SGLang engines
+	// compute prompts in decode only if there is no prefill engine, as real ones.
 	Engine string
 	// Threshold is how many uncached tokens a prompt needs for remote prefill; 0: no prompt gets it.
 	Threshold int
@@ -136,9 +137,6 @@ func (a *assembly) check(ctx context.Context) error {
 		if a.Keeper || a.Transport == TransportNIXL {
 			return errors.New("NIXL agent processes are for vLLM's protocol: leave them out with SGLang")
 		}
-		if !a.foreign() {
-			return errors.New("the simulated engines are vLLM's: name SGLang engines that run already")
-		}
 	default:
 		return fmt.Errorf("%q is not an engine: want %s or %s", a.Engine, EngineVLLM, EngineSGLang)
 	}
@@ -222,14 +220,29 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 	for i := range pods {
 		pod := &pods[i]
 		pod.Name = role + "-" + strconv.Itoa(i)
-		program := a.sim(pod.Name, append([]string{"--role=" + role}, a.SimFlags...)...)
-		err := a.start(ctx, program, map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin, "sidechannel": &pod.SideChannel})
+		wanted := map[string]*string{"http": &pod.Engine, "admin": &pod.EngineAdmin}
+		flags := []string{"--role=" + role}
+		if a.Engine == EngineSGLang {
+			flags = a.sglangFlags(role)
+		} else {
+			wanted["sidechannel"] = &pod.SideChannel
+		}
+		err := a.start(ctx, a.sim(pod.Name, append(flags, a.SimFlags...)...), wanted)
 		if err != nil {
 			return nil, err
 		}
 		pod.Address = pod.Engine
 	}
 	return pods, nil
+}
+
+// sglangFlags are those of a simulated SGLang engine. Without a prefill engine, those of decode compute prompts too.
+func (a *assembly) sglangFlags(role string) []string {
+	mode := role
+	if a.Prefill == 0 {
+		mode = "null"
+	}
+	return []string{"--engine=sglang", "--disaggregation-mode=" + mode, "--disaggregation-bootstrap-port=0"}
 }
 
 // sim returns a simulated engine with the transport of the stack.

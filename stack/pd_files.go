@@ -30,7 +30,7 @@ func (a *assembly) writeFiles() (configFile, endpointsFile string, err error) {
 	if a.Config != "" {
 		return a.Config, endpointsFile, nil
 	}
-	data, err := pickerConfig(a.Threshold)
+	data, err := a.pickerConfig()
 	if err != nil {
 		return "", "", fmt.Errorf("making the picker's configuration: %w", err)
 	}
@@ -79,9 +79,12 @@ func (a *assembly) endpoints() ([]byte, error) {
 	return yaml.Marshal(map[string]any{"endpoints": list})
 }
 
+// sglangParsers have the picker read the calls that SGLang serves, its own among them.
+var sglangParsers = []string{"openai-parser", "anthropic-parser", "sglanghttp-parser"}
+
 // pickerConfig returns the picker's default with another threshold, and with a second endpoint in every answer, which the
 // proxies try if the first is unreachable.
-func pickerConfig(threshold int) ([]byte, error) {
+func (a *assembly) pickerConfig() ([]byte, error) {
 	var document struct {
 		Head    map[string]any   `yaml:",inline"`
 		Plugins []map[string]any `yaml:"plugins"`
@@ -92,10 +95,18 @@ func pickerConfig(threshold int) ([]byte, error) {
 	for _, plugin := range document.Plugins {
 		switch plugin["type"] {
 		case "prefix-based-pd-decider":
-			plugin["parameters"] = map[string]any{"nonCachedTokens": threshold}
+			plugin["parameters"] = map[string]any{"nonCachedTokens": a.Threshold}
 		case "max-score-picker":
 			plugin["parameters"] = map[string]any{"maxNumOfEndpoints": 2}
 		}
+	}
+	if a.Engine == EngineSGLang {
+		var refs []map[string]any
+		for _, parser := range sglangParsers {
+			document.Plugins = append(document.Plugins, map[string]any{"type": parser})
+			refs = append(refs, map[string]any{"pluginRef": parser})
+		}
+		document.Head["requestHandler"] = map[string]any{"parsers": refs}
 	}
 	return yaml.Marshal(document)
 }

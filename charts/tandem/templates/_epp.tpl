@@ -85,6 +85,12 @@ plugins:
       queueDepthPerRunning: 0.25
       headroom: 3
       onAllFull: refuse
+  {{- if eq (include "tandem.engineName" .) "sglang" }}
+  # Without a list the picker reads all calls but SGLang's own, /generate, since other engines have another one there.
+  - type: openai-parser
+  - type: anthropic-parser
+  - type: sglanghttp-parser
+  {{- end }}
   {{- if .Values.tls.sidecarSecret }}
   - type: metrics-data-source
     parameters:
@@ -92,6 +98,13 @@ plugins:
       insecureSkipVerify: true   # pods are asked by their addresses, which no certificate names
   - type: core-metrics-extractor
   {{- end }}
+{{- if eq (include "tandem.engineName" .) "sglang" }}
+requestHandler:
+  parsers:
+    - pluginRef: openai-parser
+    - pluginRef: anthropic-parser
+    - pluginRef: sglanghttp-parser
+{{- end }}
 saturationDetector:
   pluginRef: utilization-detector
 schedulingProfiles:

@@ -92,6 +92,7 @@ otlp-traces-endpoint: set tracing.endpoint and tracing.engines
 host: it follows from the role
 port: it follows from the role
 admin-port: nothing of the release may ask for faults
+engine: the chart has simulated engines of vLLM only
 side-channel-address: set engine.sideChannelPort
 keep-alive: set engine.keepAliveSeconds
 served-model-name: set model.name

@@ -29,7 +29,7 @@ type settings struct {
 
 type stackFlags struct {
 	Listen    string `flag:"listen" arg:"IP:PORT" help:"address that clients connect to; port 0 takes any free one"`
-	Engine    string `flag:"engine" enum:"vllm,sglang" help:"what your own engines are: it decides how they hand over. Simulated engines are those of vLLM"`
+	Engine    string `flag:"engine" enum:"vllm,sglang" help:"what the engines are, or simulate: it decides how they hand over"`
 	Threshold int    `flag:"threshold" arg:"TOKENS" help:"number of prompt tokens not cached on the decode engine from which a prompt is prefilled remotely; 0: none is"`
 	Config    string `flag:"picker-config" arg:"FILE" help:"EndpointPickerConfig instead of the default with --threshold"`
 	Envoy     bool   `flag:"envoy" help:"require the real Envoy. Default: Envoy if one is found (ENVOY_BIN, .tools/envoy, PATH), else the embedded gateway"`
@@ -76,8 +76,6 @@ func (s *settings) Validate(p *boot.Problems) {
 	}
 	p.Require(s.Stack.Library == "" || s.Stack.Transport == stack.TransportNIXL,
 		"nixl-library", "has no effect with --transport %s: leave it out", s.Stack.Transport)
-	p.Require(s.Stack.Engine == stack.EngineVLLM || len(s.Engines.Decode) > 0,
-		"engine", "the simulated engines are vLLM's: name your SGLang engines (--prefill-engine, --decode-engine)")
 	p.Require(s.Stack.Engine == stack.EngineVLLM || s.Stack.Transport != stack.TransportNIXL,
 		"transport", "nixl is for vLLM's protocol: leave it out with --engine %s", s.Stack.Engine)
 	for _, engine := range s.Engines.Prefill {

@@ -59,6 +59,7 @@ func TestUp(t *testing.T) {
 	t.Run("engines with an API key", func(t *testing.T) { testKey(t, dir) })
 	t.Run("port taken", func(t *testing.T) { testPortTaken(t, dir) })
 	t.Run("in front of running engines", func(t *testing.T) { testOwnEngines(t, dir) })
+	t.Run("SGLang", func(t *testing.T) { testSGLang(t, dir) })
 }
 
 // useProxy sets whether the machine has an Envoy.
@@ -320,6 +321,37 @@ func testNoPrefill(t *testing.T, dir string) {
 	}
 	if got := forced(t, r.addresses(t)["http"], ""); got != "refused;reason=no-prefill" {
 		t.Errorf("decision %q", got)
+	}
+	r.interrupt(t)
+}
+
+// testSGLang: every prompt is prefilled remotely, of SGLang's own call too. Engines say what they are: sidecars of another protocol are
+// not put in front of them.
+func testSGLang(t *testing.T, dir string) {
+	r := start(t, dir, "--engine=sglang", "--prefill=1", "--decode=1")
+	if !strings.Contains(r.page, "SGLang's decode engines compute no prompts") {
+		t.Error(r.page)
+	}
+	for path, body := range map[string]string{
+		"/v1/completions":      `{"model":"tiny","prompt":["hello","bye"],"max_tokens":2,"n":2}`,
+		"/v1/chat/completions": `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":2,"stream":true}`,
+		"/v1/messages":         `{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":2}`,
+		"/v1/responses":        `{"model":"tiny","input":"hello","max_output_tokens":4}`,
+		"/generate":            `{"text":"hello","sampling_params":{"max_new_tokens":2}}`,
+	} {
+		resp, err := http.Post("http://"+r.addresses(t)["http"]+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if got := resp.Header.Get("x-tandem-pd-decision"); err != nil || resp.StatusCode != 200 || !strings.HasPrefix(got, "remote;reason=decode-only") {
+			t.Errorf("%s: %s, %q, %v: %s", path, resp.Status, got, err, answer)
+		}
+	}
+	code, said := run(t, dir, "--prefill-engine="+r.at(t, "prefill-0"), "--decode-engine="+r.at(t, "decode-0")).end(t)
+	if want := "is one of sglang, and the sidecars would speak the protocol of vllm: choose the engine sglang"; code == 0 || !strings.Contains(said, want) {
+		t.Errorf("exit %d: %s", code, said)
 	}
 	r.interrupt(t)
 }
