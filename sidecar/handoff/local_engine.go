@@ -98,12 +98,12 @@ func (legs *Legs) whole(ctx context.Context) (bool, error) {
 // alone refuses a request that the local engine would have to serve alone, and cannot.
 func (x *Exchange) alone() error {
 	switch whole, err := x.legs.whole(x.Context); {
+	case whole:
+		return nil
 	case x.Context.Err() != nil:
 		return x.contextError()
 	case err != nil:
 		return transport.Unreachable(err)
-	case whole:
-		return nil
 	}
 	if x.Decision.Reason == pd.NotSplittable || !x.API.Splittable() {
 		return pd.Refuse(pd.NotSplittable, "This request cannot be split between a prefill and a decode engine, and the engine of this pod serves no others.")

@@ -61,6 +61,10 @@ func (p *PacedBody) Late() bool {
 	return !p.off && !p.until.IsZero() && !time.Now().Before(p.until)
 }
 
+// leaveGrace is how long the context may end after reading has failed because the client left: net/http tells a reader of an HTTP/2
+// body first.
+const leaveGrace = 50 * time.Millisecond
+
 // Failure converts an error of reading the body: nil for its end, a *pd.Refusal, or ErrClientLeft.
 func (p *PacedBody) Failure(err error) error {
 	switch {
@@ -70,6 +74,13 @@ func (p *PacedBody) Failure(err error) error {
 		return slowBody()
 	case p.ctx.Err() != nil, errors.Is(err, io.ErrUnexpectedEOF):
 		return ErrClientLeft
+	}
+	grace := time.NewTimer(leaveGrace)
+	defer grace.Stop()
+	select {
+	case <-p.ctx.Done():
+		return ErrClientLeft
+	case <-grace.C:
 	}
 	return pd.Refuse(pd.BadRequest, "The request body could not be read: %v.", err)
 }
