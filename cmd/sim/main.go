@@ -29,7 +29,7 @@ type flags struct {
 	Model    modelFlags    `group:"Model"`
 	Schedule scheduleFlags `group:"vLLM: scheduling"`
 	KV       kvFlags       `group:"vLLM: KV cache and hand-off"`
-	SGLang   sglangFlags   `group:"SGLang"`
+	SGLang   sglangFlags   `group:"SGLang, with --engine sglang"`
 	Times    timesFlags    `group:"SGLang: times, which it has environment variables for"`
 	Transfer transferFlags `group:"Transfer"`
 	Log      boot.Log      `group:"Logging"`
@@ -107,7 +107,6 @@ func (f *flags) Validate(p *boot.Problems) {
 		f.sglangConfig().Problems(p.Add)
 		return
 	}
-	p.Require(f.SGLang == sglangDefaults(), "engine", "flags of SGLang need --engine %s", sglangID)
 	f.config().Problems(p.Add)
 }
 

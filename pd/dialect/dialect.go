@@ -162,6 +162,12 @@ type Moded interface {
 	Whole(answer []byte) (bool, error)
 }
 
+// AfterTransfer is a Dialect whose prefill engines answer their leg only when decode has the KV cache. Until then the sidecar
+// watches the prefill pod by probes, and afterwards decode needs it no more.
+type AfterTransfer interface {
+	AnswersAfterTransfer()
+}
+
 // Prober is a Dialect whose engines are probed at another path than /health.
 type Prober interface {
 	HealthPath() string

@@ -212,6 +212,9 @@ func (*sglang) Check(r *request.Request) error {
 // errEmptyPrompt: an empty prompt ends the engines that compute it.
 var errEmptyPrompt = errors.New("a prompt of it is empty, and SGLang computes none")
 
+// AnswersAfterTransfer implements AfterTransfer.
+func (*sglang) AnswersAfterTransfer() {}
+
 // HealthPath implements Prober: /health has the engine generate a token, which takes a second.
 func (*sglang) HealthPath() string { return "/ready" }
 
@@ -389,6 +392,7 @@ var (
 	_ StatusReader   = (*sglang)(nil)
 	_ Checker        = (*sglang)(nil)
 	_ Moded          = (*sglang)(nil)
+	_ AfterTransfer  = (*sglang)(nil)
 	_ Prober         = (*sglang)(nil)
 	_ Caller         = (*sglang)(nil)
 	_ PathLimiter    = (*sglang)(nil)

@@ -40,8 +40,8 @@ type legPair struct {
 	decode        *leg
 	released      bool // the release of the hand-off ends the decode leg
 
-	gone      chan error    // gets an error if the prefill pod stops answering while its leg runs; nil if it is not watched
-	watched   chan struct{} // closed when the watch has ended
+	gone      chan error    // gets an error if the prefill pod stops answering while its leg runs
+	watched   chan struct{} // closed when the watch has ended; nil if it is not watched
 	stopWatch context.CancelFunc
 }
 
@@ -135,7 +135,7 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		return nil, fmt.Errorf("making the decode leg: %w", err)
 	}
 	p.decode.stream = req.Stream()
-	if _, ok := x.legs.Dialect.(dialect.Prober); ok {
+	if _, ok := x.legs.Dialect.(dialect.AfterTransfer); ok {
 		ctx, p.stopWatch = context.WithCancel(x.Context)
 		p.gone, p.watched = make(chan error, 1), make(chan struct{})
 		go p.watchPrefill(ctx)
@@ -263,7 +263,7 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 			p.cancelDecode()
 			return nil, x.contextError()
 		case <-silence.C:
-			if prefill == nil {
+			if prefill == nil && p.watched != nil {
 				continue // it has sent the KV cache, and decode generates
 			}
 			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
