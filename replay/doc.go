@@ -13,6 +13,11 @@
 // flight is reserved at the pick, and ends with the request. Prompts have as many tokens as the trace says, as prompts of token ids
 // have; their blocks are hashed from the identities in the trace, in the length that the configuration wants.
 //
+// # Who waits for whom
+//
+// Requests arrive when the trace says (open loop). The later turns of a session arrive a think time after the answer before them, and with
+// a fixed concurrency the next session begins when another one ends (closed loops): then a slow system receives fewer requests.
+//
 // # A remote request
 //
 // The prefill engine computes the prompt and one token, and keeps the blocks. Then the decode engine reserves blocks for the prompt; only

@@ -2,45 +2,74 @@ package replay
 
 import "math/bits"
 
-// chain returns the identities of the first whole parts of a prompt, each of which stands for all parts before it too.
-func chain(ids []int64, whole int) []uint64 {
-	whole = min(whole, len(ids))
-	all := make([]uint64, whole)
-	h := uint64(seed)
-	for i := range whole {
-		h = mix(h, uint64(ids[i]))
-		all[i] = h
-	}
-	return all
-}
-
 // prompt is the prompt of a request, as a trace has it.
 type prompt struct {
-	parts  []int64 // identities of its beginning, each of `each` tokens
-	own    uint64  // identity of the rest, which no other prompt shares
-	each   int     // tokens of a part
-	tokens int
+	parts   []int64 // identities of its beginning, each of `each` tokens
+	streams []Stream
+	own     uint64 // identity of what no other prompt shares
+	each    int    // tokens of a part
+	tokens  int
+	seed    uint64
+}
+
+// prompt returns the prompt of request i, as long as it is with its answer if answered.
+func (w *world) prompt(i int, answered bool) prompt {
+	r := &w.trace.Requests[i]
+	p := prompt{parts: r.Blocks, streams: r.Streams, own: mix(seed, uint64(i)), each: w.trace.BlockTokens, tokens: r.Input, seed: w.asks[r.Class].seed}
+	if answered {
+		p.tokens += r.Output - 1 // the last token is never computed
+	}
+	return p
+}
+
+// shared returns the identities of the parts that other prompts may begin with too.
+func (p *prompt) shared() []uint64 {
+	switch {
+	case p.each == 0:
+		return nil
+	case len(p.streams) > 0:
+		return p.blocks(p.each, p.tokens)
+	}
+	return p.blocks(p.each, len(p.parts))
+}
+
+// piece returns the identity of what a token belongs to, and where that ends.
+func (p *prompt) piece(at int) (id uint64, end int) {
+	if p.each > 0 && at/p.each < len(p.parts) {
+		return uint64(p.parts[at/p.each]), (at/p.each + 1) * p.each
+	}
+	for i, s := range p.streams {
+		if i == len(p.streams)-1 {
+			return s.ID, p.tokens
+		}
+		if end += s.Tokens; at < end {
+			return s.ID, end
+		}
+	}
+	return p.own, p.tokens
 }
 
 // blocks returns the chained hashes of a prompt's whole blocks of size tokens, at most most.
-func (p *prompt) blocks(size, most int) (dst []uint64) {
+func (p *prompt) blocks(size, most int) []uint64 {
 	if size <= 0 {
 		return nil
 	}
-	h := uint64(seed)
-	for i := range min(p.tokens/size, most) {
+	n := min(p.tokens/size, most)
+	if n == 0 {
+		return nil
+	}
+	all := make([]uint64, n)
+	h := p.seed
+	for i := range all {
 		begin, end := i*size, (i+1)*size
 		for at := begin; at < end; { // parts that the block is made of
-			part, next := p.own, end
-			if p.each > 0 && at/p.each < len(p.parts) {
-				part, next = uint64(p.parts[at/p.each]), min(end, (at/p.each+1)*p.each)
-			}
-			h = mix(mix(h, part), uint64(at))
+			id, next := p.piece(at)
+			h = mix(mix(h, id), uint64(at))
 			at = next
 		}
-		dst = append(dst, h)
+		all[i] = h
 	}
-	return dst
+	return all
 }
 
 const seed = 0x9e3779b97f4a7c15

@@ -18,20 +18,6 @@ import (
 	"github.com/tandem-serving/tandem/replay/engine"
 )
 
-// Request is one request of a trace.
-type Request struct {
-	Due           time.Duration // after the beginning
-	Input, Output int           // tokens; both at least 1
-	// Blocks are the identities of the prompt's first parts, of Trace.BlockTokens each. The rest is shared with no other prompt.
-	Blocks []int64
-}
-
-// Trace is what clients ask for.
-type Trace struct {
-	Requests    []Request // by Due
-	BlockTokens int
-}
-
 // Options are the settings of a run.
 type Options struct {
 	Config   *config.Config
@@ -48,23 +34,6 @@ type Options struct {
 
 // idleScrape is how often the picker reads the page of an engine without requests.
 const idleScrape = time.Second
-
-// Check returns why a trace cannot be run on a pool; nil if it can.
-func (o *Options) Check(t *Trace) error {
-	if len(t.Requests) == 0 {
-		return errors.New("the trace has no requests")
-	}
-	if t.BlockTokens%o.Engine.BlockTokens != 0 {
-		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
-	}
-	for i := range t.Requests {
-		r := &t.Requests[i]
-		if err := o.Engine.Problem(r.Input, r.Output); err != nil {
-			return fmt.Errorf("request %d: %w", i+1, err)
-		}
-	}
-	return nil
-}
 
 // Supported returns why the configuration cannot be replayed; nil if it can.
 func (o *Options) Supported() error {
@@ -114,7 +83,10 @@ type world struct {
 	network   network
 	nodes     []*node // by slot
 	spec      epp.BlockSpec
-	left      int // requests that have not ended
+	asks      []asked // by class
+	next      []int32 // turns: see Trace.turns
+	upcoming  int     // where the next session is looked for
+	left      int     // requests that have not ended
 	result    *Result
 }
 
@@ -146,7 +118,9 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.arrive(0)
+	for range max(1, t.Concurrency) {
+		w.begin(0)
+	}
 	for n := 0; w.left > 0; n++ {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -168,8 +142,8 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 
 func newWorld(o *Options, t *Trace, built *config.Built, keep *epp.Keep) (*world, error) {
 	o.Engine.PartTokens = t.BlockTokens
-	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), left: len(t.Requests),
-		result: &Result{Records: make([]Record, len(t.Requests)), GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
+	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), asks: t.asks(), next: t.turns(), left: len(t.Requests),
+		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
 	w.loads = loads{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1)), current: &epp.Snapshot{}, changed: true}
 	w.network = network{clock: &w.clock, link: o.Link, met: map[[2]*node]bool{}}
 	for _, group := range []struct {
@@ -239,36 +213,66 @@ func (n *node) follow() {
 	}
 }
 
-// arrive handles request i, and has the next one arrive.
-func (w *world) arrive(i int) {
-	r := &w.trace.Requests[i]
-	w.clock.after(r.Due-w.clock.now, func() {
+// begin has the next session begin: when it is due, or after a pause if so many sessions run at a time.
+func (w *world) begin(pause time.Duration) {
+	all := w.trace.Requests
+	for w.upcoming < len(all) && all[w.upcoming].After > 0 {
+		w.upcoming++
+	}
+	if w.upcoming == len(all) {
+		return
+	}
+	i := w.upcoming
+	w.upcoming++
+	if w.trace.Concurrency > 0 {
+		w.clock.after(pause, func() { w.pick(i) })
+		return
+	}
+	w.clock.after(all[i].Due-w.clock.now, func() {
 		w.pick(i)
-		if i+1 < len(w.trace.Requests) {
-			w.arrive(i + 1)
-		}
+		w.begin(0)
 	})
 }
+
+// ended has the session of a request go on, or another one begin in its place.
+func (w *world) ended(record *Record) {
+	w.left--
+	if i := record.Index; w.next != nil && w.next[i] > 0 {
+		turn := int(w.next[i])
+		w.clock.after(w.trace.Requests[turn].Due, func() { w.pick(turn) })
+		return
+	}
+	switch {
+	case w.trace.Concurrency == 0:
+	case record.Refused:
+		w.begin(refusalPause)
+	default:
+		w.begin(0)
+	}
+}
+
+// bytesOfToken is how many bytes of a body a token of a prompt takes, as the picker estimates text.
+const bytesOfToken = 4
 
 // pick asks the scheduler, and sends the request to the engines.
 func (w *world) pick(i int) {
 	r, record := &w.trace.Requests[i], &w.result.Records[i]
-	record.Index, record.Due, record.Input, record.Output = i, w.clock.now, r.Input, r.Output
-	text := prompt{parts: r.Blocks, own: mix(seed, uint64(i)), each: w.trace.BlockTokens, tokens: r.Input}
-	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: "replayed", Stream: true,
+	record.Index, record.Due, record.Input, record.Output, record.Class = i, w.clock.now, r.Input, r.Output, r.Class
+	class, text := &w.asks[r.Class], w.prompt(i, false)
+	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: class.Model, Stream: true,
+		Priority: class.Priority, Headers: class.headers, Bytes: int64(bytesOfToken * r.Input),
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
 			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
 	d, err := w.sched.Pick(context.Background(), asked)
 	if err != nil {
 		record.Reason = pd.AsRefusal(err).Reason
 		record.Refused = true
-		w.left--
+		w.ended(record)
 		return
 	}
 	f := &flight{of: record, request: r, decision: d, decode: w.nodes[d.First()[0].Slot]}
-	if text.each > 0 {
-		f.parts = chain(r.Blocks, r.Input/text.each)
-	}
+	text = w.prompt(i, w.next != nil && w.next[i] > 0)
+	f.parts = text.shared()
 	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
 	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {
 		f.prefill = w.nodes[to[0].Slot]
@@ -317,7 +321,7 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	}
 	f.of.E2E = now - f.of.Due
 	w.result.End = now
-	w.left--
+	w.ended(f.of)
 	f.decision.Reservation.End()
 	if len(w.observers) == 0 {
 		return

@@ -39,7 +39,7 @@ func conversation(t testing.TB) *Trace {
 		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
 			t.Fatal(err)
 		}
-		trace.Requests = append(trace.Requests, Request{time.Duration(row.Timestamp * 1e6), row.Input, row.Output, row.Blocks})
+		trace.Requests = append(trace.Requests, Request{Due: time.Duration(row.Timestamp * 1e6), Input: row.Input, Output: row.Output, Blocks: row.Blocks})
 	}
 	return trace
 }
@@ -229,7 +229,7 @@ func TestFairSharing(t *testing.T) {
 
 func TestBlocks(t *testing.T) {
 	hash := func(ids []int64, input, tokens int, own uint64) []uint64 {
-		return (&prompt{ids, own, 512, input}).blocks(tokens, 100)
+		return (&prompt{parts: ids, own: own, each: 512, tokens: input, seed: seed}).blocks(tokens, 100)
 	}
 	a := hash([]int64{1, 2, 3}, 1536, 64, 7)
 	if len(a) != 24 || len(slices.Compact(slices.Sorted(slices.Values(a)))) != 24 {

@@ -11,6 +11,7 @@ import (
 // Record is what became of one request.
 type Record struct {
 	Index         int           // in the trace, from 0
+	Class         int           // in Result.Classes
 	Due           time.Duration // when it arrived
 	Input, Output int           // tokens
 	Refused       bool          // by the picker; the fields below Reason are zero then
@@ -34,7 +35,8 @@ func (r *Record) TPOT() (d time.Duration, ok bool) {
 
 // Result is what a run gave.
 type Result struct {
-	Records []Record      // in the order of arrival
+	Records []Record      // in the order of the trace
+	Classes []Class       // of the trace
 	End     time.Duration // when the last answer ended
 	GPUs    int           // of the pool
 	KVBytes float64       // that crossed the network
@@ -44,6 +46,14 @@ type Result struct {
 
 // SLO is what a request must meet. A bound of 0 holds for every request.
 type SLO struct{ TTFT, TPOT time.Duration }
+
+// or returns the SLO, or another one if it has no bounds.
+func (s SLO) or(other SLO) SLO {
+	if s == (SLO{}) {
+		return other
+	}
+	return s
+}
 
 // Met reports whether a request met it. A request that was refused did not.
 func (s SLO) Met(r *Record) bool {
@@ -73,13 +83,44 @@ type Summary struct {
 	Preemptions int
 }
 
-// Summary returns the numbers of a result.
+// Summary returns the numbers of a result. slo is what the requests of classes without an SLO of their own must meet.
 func (r *Result) Summary(slo SLO) Summary {
-	s := Summary{Requests: len(r.Records), KVBytes: r.KVBytes, GPUSeconds: float64(r.GPUs) * r.End.Seconds()}
+	s := r.summary(slo, "", true)
+	s.KVBytes, s.GPUSeconds, s.ITL = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles()
+	return s
+}
+
+// ClassSummary is what became of the requests of one class.
+type ClassSummary struct {
+	Name    string
+	SLO     SLO
+	Summary // without ITL, KVBytes and GPUSeconds, which requests share
+}
+
+// ByClass returns a summary for each name of a class, in the order of the classes; nil if there are none.
+func (r *Result) ByClass(slo SLO) (all []ClassSummary) {
+	for _, c := range r.Classes {
+		if !slices.ContainsFunc(all, func(other ClassSummary) bool { return other.Name == c.Name }) {
+			all = append(all, ClassSummary{c.Name, c.SLO.or(slo), r.summary(slo, c.Name, false)})
+		}
+	}
+	return all
+}
+
+// summary returns the numbers of the requests of a class, or of every one.
+func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 	var ttft, tpot, e2e []time.Duration
 	var met, remote, input, cached, output int
 	for i := range r.Records {
-		one := &r.Records[i]
+		one, must := &r.Records[i], slo
+		if len(r.Classes) > 0 {
+			c := &r.Classes[one.Class]
+			if !every && c.Name != class {
+				continue
+			}
+			must = c.SLO.or(slo)
+		}
+		s.Requests++
 		if one.Refused {
 			s.Refused++
 			continue
@@ -88,7 +129,7 @@ func (r *Result) Summary(slo SLO) Summary {
 		if d, ok := one.TPOT(); ok {
 			tpot = append(tpot, d)
 		}
-		if slo.Met(one) {
+		if must.Met(one) {
 			met++
 		}
 		if one.Remote {
@@ -97,7 +138,7 @@ func (r *Result) Summary(slo SLO) Summary {
 		input, cached, output = input+one.Input, cached+one.Cached, output+one.Output
 		s.Preemptions += one.Preempted
 	}
-	s.TTFT, s.TPOT, s.E2E, s.ITL = quantiles(ttft), quantiles(tpot), quantiles(e2e), r.itl.quantiles()
+	s.TTFT, s.TPOT, s.E2E = quantiles(ttft), quantiles(tpot), quantiles(e2e)
 	if answered := len(ttft); answered > 0 && r.End > 0 {
 		s.Goodput, s.Throughput = float64(met)/r.End.Seconds(), float64(output)/r.End.Seconds()
 		s.RemoteShare, s.HitRate = float64(remote)/float64(answered), float64(cached)/float64(input)

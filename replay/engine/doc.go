@@ -13,7 +13,7 @@
 // # Approximations
 //
 //   - Prompts are compared in the parts that a trace names (512 tokens in Mooncake's), not in the engine's blocks. The last,
-//     incomplete part is not shared, and neither are answers: a trace does not say whether the next prompt continues one.
+//     incomplete part is not shared. Answers are shared if Request.Parts go on behind the prompt.
 //   - A step that computes several prompts takes as long as one prompt of as many new tokens, behind the mean of what was computed
 //     before each.
 //   - Sampling, tokenizers and HTTP take the stated overhead of a step, whatever the step.

@@ -31,7 +31,7 @@ func SGLang() Config {
 // Request is one request to one engine. The fields above the line are the caller's.
 type Request struct {
 	Prompt, Output int      // tokens; both at least 1
-	Parts          []uint64 // chained identities of the prompt's whole parts
+	Parts          []uint64 // chained identities of the whole parts of the prompt, and of the answer if later prompts may continue it
 	// Remote says that the prompt's KV cache comes from another engine: see Listener.Reserved.
 	Remote bool
 	// Hold keeps the blocks after the request is done, until Release: another engine reads them.
