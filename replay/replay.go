@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -30,6 +32,7 @@ type Options struct {
 	Stale    time.Duration // age from which loads are trusted less
 	Hop      time.Duration // from the pick to the engine, and from one leg to the next
 	Seed     uint64
+	Ended    *atomic.Int64 // counts the requests that have ended, so that progress can be shown; may be nil
 }
 
 // idleScrape is how often the picker reads the page of an engine without requests.
@@ -59,6 +62,7 @@ func supported(b *config.Built) error {
 // node is one engine of the pool.
 type node struct {
 	world    *world
+	role     string
 	endpoint *epp.Endpoint
 	engine   *engine.Engine
 	cache    epp.CacheInfo
@@ -86,7 +90,9 @@ type world struct {
 	asks      []asked // by class
 	next      []int32 // turns: see Trace.turns
 	upcoming  int     // where the next session is looked for
+	coming    int     // requests that have not arrived
 	left      int     // requests that have not ended
+	timeline  timeline
 	result    *Result
 }
 
@@ -126,6 +132,7 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 			return nil, ctx.Err()
 		}
 		e, ok := w.clock.next()
+		w.timeline.until(w.clock.now, w.nodes)
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("%d requests wait for nothing", w.left) // the model would be wrong
@@ -142,7 +149,8 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 
 func newWorld(o *Options, t *Trace, built *config.Built, keep *epp.Keep) (*world, error) {
 	o.Engine.PartTokens = t.BlockTokens
-	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), asks: t.asks(), next: t.turns(), left: len(t.Requests),
+	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), asks: t.asks(), next: t.turns(),
+		coming: len(t.Requests), left: len(t.Requests), timeline: timeline{each: firstInterval},
 		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
 	w.loads = loads{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1)), current: &epp.Snapshot{}, changed: true}
 	w.network = network{clock: &w.clock, link: o.Link, met: map[[2]*node]bool{}}
@@ -194,7 +202,7 @@ func scraping(b *config.Built, usual time.Duration) (interval time.Duration, rea
 func (w *world) join(name, role string) {
 	slot := len(w.nodes)
 	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(slot >> 8), byte(slot)}), 8000)
-	n := &node{world: w, endpoint: epp.NewEndpoint("replay", name, addr, "", map[string]string{pd.RoleLabel: role})}
+	n := &node{world: w, role: role, endpoint: epp.NewEndpoint("replay", name, addr, "", map[string]string{pd.RoleLabel: role})}
 	n.endpoint.Slot = slot
 	n.engine = engine.New(w.options.Engine, w.options.Table, n)
 	n.cache = epp.CacheInfo{BlockTokens: w.options.Engine.BlockTokens, Blocks: n.engine.Blocks()}
@@ -237,6 +245,9 @@ func (w *world) begin(pause time.Duration) {
 // ended has the session of a request go on, or another one begin in its place.
 func (w *world) ended(record *Record) {
 	w.left--
+	if w.options.Ended != nil {
+		w.options.Ended.Add(1)
+	}
 	if i := record.Index; w.next != nil && w.next[i] > 0 {
 		turn := int(w.next[i])
 		w.clock.after(w.trace.Requests[turn].Due, func() { w.pick(turn) })
@@ -257,6 +268,9 @@ const bytesOfToken = 4
 // pick asks the scheduler, and sends the request to the engines.
 func (w *world) pick(i int) {
 	r, record := &w.trace.Requests[i], &w.result.Records[i]
+	if w.coming--; w.coming == 0 {
+		w.result.Unfinished = w.left - 1
+	}
 	record.Index, record.Due, record.Input, record.Output, record.Class = i, w.clock.now, r.Input, r.Output, r.Class
 	class, text := &w.asks[r.Class], w.prompt(i, false)
 	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: class.Model, Stream: true,
@@ -312,6 +326,7 @@ func (n *node) First(now time.Duration, r *engine.Request) {
 func (n *node) Done(now time.Duration, r *engine.Request) {
 	f, w := r.Of.(*flight), n.world
 	f.of.Preempted += r.Preempted
+	f.of.Waited += r.Waited
 	f.of.Cached = max(f.of.Cached, r.Cached)
 	if r == f.held {
 		w.clock.after(w.options.Hop, func() {
@@ -352,5 +367,6 @@ func (n *node) Ran(steps, batch int, took time.Duration) { n.world.result.itl.ad
 // finish completes the result.
 func (w *world) finish() *Result {
 	w.result.KVBytes = w.network.moved
+	w.result.Timeline = slices.Concat(w.timeline.moments...)
 	return w.result
 }

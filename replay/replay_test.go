@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,6 +170,56 @@ func TestRemoteRequest(t *testing.T) {
 	}
 }
 
+// TestWaiting: of requests that come together, all but the first wait, and a timeline shows them. Requests that have ended are counted.
+func TestWaiting(t *testing.T) {
+	o := options(t, 0, "1B")
+	o.Engine.Sequences, o.Ended = 1, new(atomic.Int64)
+	trace := &Trace{Requests: []Request{{Input: 4096, Output: 50}, {Input: 4096, Output: 50}, {Due: time.Millisecond, Input: 4096, Output: 50}}}
+	r := replayed(t, o, trace)
+	a, b, c := &r.Records[0], &r.Records[1], &r.Records[2]
+	if a.Waited != 0 || b.Waited != a.E2E-o.Hop || c.Waited != b.E2E-o.Hop-time.Millisecond {
+		t.Errorf("waited %v, %v and %v, where the first two took %v and %v", a.Waited, b.Waited, c.Waited, a.E2E, b.E2E)
+	}
+	if r.Unfinished != 2 || o.Ended.Load() != 3 {
+		t.Errorf("%d unfinished when the last one came, %d ended; want 2 and 3", r.Unfinished, o.Ended.Load())
+	}
+	for i, s := range r.Timeline {
+		want := 2
+		if s.At > a.E2E {
+			want = 1
+		}
+		if s.At > b.E2E {
+			want = 0
+		}
+		if s.At != time.Duration(i)*100*time.Millisecond || s.Role != "both" || s.Engines != 1 || s.At > o.Hop && (s.Waiting != want || s.Running != 1 || s.KVUsage <= 0) {
+			t.Errorf("sample %d: %+v, want %d waiting", i, s, want)
+		}
+	}
+	if len(r.Timeline) < 3 {
+		t.Errorf("%d samples in %v", len(r.Timeline), r.End)
+	}
+}
+
+// TestTimelineCoversLongRuns: it has a bounded number of moments, at even intervals.
+func TestTimelineCoversLongRuns(t *testing.T) {
+	tl := timeline{each: firstInterval}
+	n := &node{role: "both", engine: engine.New(engine.Config{BlockTokens: 16, KVTokens: 1600}, nil, nil)}
+	for now := time.Duration(0); now < time.Hour; now += 777 * time.Millisecond {
+		tl.until(now, []*node{n})
+	}
+	if len(tl.moments) < mostMoments/2 || len(tl.moments) >= mostMoments {
+		t.Fatalf("%d moments", len(tl.moments))
+	}
+	for i, m := range tl.moments {
+		if m[0].At != time.Duration(i)*tl.each {
+			t.Fatalf("moment %d is at %v, where one is every %v", i, m[0].At, tl.each)
+		}
+	}
+	if last := tl.moments[len(tl.moments)-1][0].At; last < time.Hour-tl.each-time.Second {
+		t.Errorf("it ends at %v", last)
+	}
+}
+
 // TestOldLoads: loads are as old as the interval at which pages are read.
 func TestOldLoads(t *testing.T) {
 	var c clock
@@ -310,16 +361,17 @@ func TestPoolText(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
-	r := Result{GPUs: 4, End: 10 * time.Second, Records: []Record{
-		{Input: 100, Output: 11, TTFT: time.Second, E2E: 2 * time.Second, Remote: true},     // TPOT 100 ms
-		{Input: 100, Output: 11, TTFT: 2 * time.Second, E2E: 4 * time.Second, Cached: 100},  // 200 ms
-		{Input: 100, Output: 1, TTFT: 3 * time.Second, E2E: 3 * time.Second, Remote: true},  // none
-		{Input: 100, Output: 11, TTFT: 4 * time.Second, E2E: 5 * time.Second, Preempted: 2}, // 100 ms
+	r := Result{GPUs: 4, End: 10 * time.Second, Unfinished: 3, Records: []Record{
+		{Input: 100, Output: 11, TTFT: time.Second, E2E: 2 * time.Second, Remote: true},                         // TPOT 100 ms
+		{Input: 100, Output: 11, TTFT: 2 * time.Second, E2E: 4 * time.Second, Cached: 100},                      // 200 ms
+		{Input: 100, Output: 1, TTFT: 3 * time.Second, E2E: 3 * time.Second, Remote: true, Waited: time.Second}, // none
+		{Input: 100, Output: 11, TTFT: 4 * time.Second, E2E: 5 * time.Second, Preempted: 2},                     // 100 ms
 		{Input: 100, Output: 11, Refused: true},
 	}}
 	s := r.Summary(SLO{TTFT: 3 * time.Second, TPOT: 150 * time.Millisecond})
 	want := Summary{Requests: 5, Refused: 1, TTFT: Quantiles{2000, 4000, 4000}, TPOT: Quantiles{100, 200, 200}, E2E: Quantiles{3000, 5000, 5000},
-		Goodput: 0.2, Throughput: 3.4, RemoteShare: 0.5, GPUSeconds: 40, HitRate: 0.25, Preemptions: 2}
+		Waited: Quantiles{0, 1000, 1000}, Goodput: 0.2, Throughput: 3.4, PerGPU: 0.85, RemoteShare: 0.5, GPUSeconds: 40, HitRate: 0.25, Preemptions: 2,
+		Unfinished: 3}
 	if s != want {
 		t.Errorf("%+v, want\n%+v", s, want)
 	}

@@ -19,9 +19,10 @@ type Record struct {
 	Remote        bool
 	Prefill       string // name of the engine; "" without remote prefill
 	Decode        string
-	Cached        int // tokens of the prompt in the prefix cache of the engine that computed it
-	Moved         int // tokens whose KV cache crossed the network
-	Preempted     int // times, on all engines
+	Cached        int           // tokens of the prompt in the prefix cache of the engine that computed it
+	Moved         int           // tokens whose KV cache crossed the network
+	Preempted     int           // times, on all engines
+	Waited        time.Duration // in the queues of engines, before it was first scheduled there
 	TTFT, E2E     time.Duration
 }
 
@@ -40,6 +41,9 @@ type Result struct {
 	End     time.Duration // when the last answer ended
 	GPUs    int           // of the pool
 	KVBytes float64       // that crossed the network
+	// Unfinished is how many other requests had not ended when the last one arrived.
+	Unfinished int
+	Timeline   []Sample // in the order of time; at each moment one of each role
 
 	itl histogram
 }
@@ -74,19 +78,22 @@ type Summary struct {
 	Refused     int
 	TTFT, TPOT  Quantiles
 	ITL, E2E    Quantiles
+	Waited      Quantiles
 	Goodput     float64 // requests in a second that met the SLO
 	Throughput  float64 // tokens of answers in a second
+	PerGPU      float64 // tokens of answers in a second, for each GPU of the pool
 	RemoteShare float64 // of the requests that were not refused
 	GPUSeconds  float64 // GPUs of the pool, as long as the run took
 	HitRate     float64 // share of the prompts' tokens that prefix caches had
 	KVBytes     float64 // that crossed the network
 	Preemptions int
+	Unfinished  int // other requests that had not ended when the last one arrived
 }
 
 // Summary returns the numbers of a result. slo is what the requests of classes without an SLO of their own must meet.
 func (r *Result) Summary(slo SLO) Summary {
 	s := r.summary(slo, "", true)
-	s.KVBytes, s.GPUSeconds, s.ITL = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles()
+	s.KVBytes, s.GPUSeconds, s.ITL, s.Unfinished = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles(), r.Unfinished
 	return s
 }
 
@@ -94,7 +101,7 @@ func (r *Result) Summary(slo SLO) Summary {
 type ClassSummary struct {
 	Name    string
 	SLO     SLO
-	Summary // without ITL, KVBytes and GPUSeconds, which requests share
+	Summary // without ITL, KVBytes, GPUSeconds and Unfinished, which are of all requests
 }
 
 // ByClass returns a summary for each name of a class, in the order of the classes; nil if there are none.
@@ -109,7 +116,7 @@ func (r *Result) ByClass(slo SLO) (all []ClassSummary) {
 
 // summary returns the numbers of the requests of a class, or of every one.
 func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
-	var ttft, tpot, e2e []time.Duration
+	var ttft, tpot, e2e, waited []time.Duration
 	var met, remote, input, cached, output int
 	for i := range r.Records {
 		one, must := &r.Records[i], slo
@@ -125,7 +132,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 			s.Refused++
 			continue
 		}
-		ttft, e2e = append(ttft, one.TTFT), append(e2e, one.E2E)
+		ttft, e2e, waited = append(ttft, one.TTFT), append(e2e, one.E2E), append(waited, one.Waited)
 		if d, ok := one.TPOT(); ok {
 			tpot = append(tpot, d)
 		}
@@ -138,9 +145,10 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 		input, cached, output = input+one.Input, cached+one.Cached, output+one.Output
 		s.Preemptions += one.Preempted
 	}
-	s.TTFT, s.TPOT, s.E2E = quantiles(ttft), quantiles(tpot), quantiles(e2e)
+	s.TTFT, s.TPOT, s.E2E, s.Waited = quantiles(ttft), quantiles(tpot), quantiles(e2e), quantiles(waited)
 	if answered := len(ttft); answered > 0 && r.End > 0 {
 		s.Goodput, s.Throughput = float64(met)/r.End.Seconds(), float64(output)/r.End.Seconds()
+		s.PerGPU = s.Throughput / float64(max(1, r.GPUs))
 		s.RemoteShare, s.HitRate = float64(remote)/float64(answered), float64(cached)/float64(input)
 	}
 	return s

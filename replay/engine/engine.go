@@ -38,9 +38,12 @@ type Request struct {
 	Hold bool
 	Of   any // the caller's
 
-	Preempted int // times
-	Cached    int // tokens of the prompt that were in the prefix cache when the request was first scheduled
+	Preempted int           // times
+	Cached    int           // tokens of the prompt that were in the prefix cache when the request was first scheduled
+	Waited    time.Duration // from Add until it was first scheduled; of a Remote one, until its blocks were reserved
+	Steps     int           // in which it took part
 
+	added               time.Duration
 	computed, generated int
 	own                 int     // blocks
 	parts               []*part // that it uses
@@ -120,7 +123,7 @@ func (c *Config) Problem(prompt, output int) error {
 
 // Add queues a request.
 func (e *Engine) Add(now time.Duration, r *Request) {
-	r.remote = r.Remote
+	r.remote, r.added = r.Remote, now
 	e.waiting.push(r)
 	e.wake(now)
 }
@@ -185,6 +188,7 @@ func (e *Engine) Advance(now time.Duration) {
 // ran notes that a request took part in n steps.
 func (e *Engine) ran(now time.Duration, r *Request, n int) {
 	r.computed += r.step * n
+	r.Steps += n
 	e.share(r)
 	r.step = 0
 	if r.computed < r.tokens()+n-1 {
@@ -371,7 +375,7 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 			r.parts = append(r.parts[:0], hits...)
 			r.computed = len(hits) * e.config.PartTokens
 			if r.Preempted == 0 {
-				r.Cached = r.computed
+				r.Cached, r.Waited = r.computed, now-r.added
 			}
 		}
 		e.grow(r, need)

@@ -2,10 +2,14 @@ package replay
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
@@ -28,10 +32,11 @@ type settings struct {
 }
 
 type pickerFlags struct {
-	Configs []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: the built-in one"`
-	Scrape  time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
-	Stale   time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
-	Seed    int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
+	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: the built-in one"`
+	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
+	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
+	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
+	Seed       int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
 }
 
 type poolFlags struct {
@@ -65,6 +70,7 @@ type loadFlags struct {
 
 type outputFlags struct {
 	JSON       bool          `flag:"json" help:"print JSON instead of the table"`
+	Page       string        `flag:"page" arg:"FILE" help:"write an HTML page with plots"`
 	PerRequest string        `flag:"per-request" arg:"FILE" help:"write what became of every request of every run, as JSON lines"`
 	TTFT       time.Duration `flag:"slo-ttft" arg:"DURATION" help:"goodput counts requests whose first token came within this time; 0: any"`
 	TPOT       time.Duration `flag:"slo-tpot" arg:"DURATION" help:"and whose further tokens came within this time each, on average; 0: any"`
@@ -82,6 +88,9 @@ func defaults() settings {
 
 // Validate implements boot.Validator.
 func (s *settings) Validate(p *boot.Problems) {
+	for _, tokens := range s.Picker.Thresholds {
+		p.Require(tokens >= 0, "threshold", "must not be negative")
+	}
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(len(s.Pool.Pools) > 0, "pool", "must name a pool")
@@ -106,30 +115,80 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
 }
 
-// named is a configuration with the name that tables show.
+// named is a configuration with what tables show of it.
 type named struct {
-	name   string
-	config *config.Config
+	name      string
+	threshold *int // that it got by --threshold; nil: its own
+	config    *config.Config
 }
 
-// configs reads the configurations.
-func (f *pickerFlags) configs() (all []named, err error) {
-	if len(f.Configs) == 0 {
-		c, err := config.Parse(config.Default(), plugin.Table)
-		return []named{{"built-in", c}}, err
+// configs reads the configurations, each once for every threshold.
+func (f *pickerFlags) configs(warnings io.Writer) (all []named, err error) {
+	files := f.Configs
+	if len(files) == 0 {
+		files = []string{""}
 	}
-	for _, file := range f.Configs {
-		data, err := epp.ReadFile(file, config.MaxSize)
-		if err != nil {
-			return nil, err
+	swept := false
+	for _, file := range files {
+		name, data := "built-in", config.Default()
+		if file != "" {
+			name = file
+			if data, err = epp.ReadFile(file, config.MaxSize); err != nil {
+				return nil, err
+			}
 		}
 		c, err := config.Parse(data, plugin.Table)
 		if err != nil {
-			return nil, fmt.Errorf("%s cannot be used:\n%w", file, err)
+			return nil, fmt.Errorf("%s cannot be used:\n%w", name, err)
 		}
-		all = append(all, named{file, c})
+		if len(f.Thresholds) > 0 && !slices.Contains(c.Types(), decider) {
+			fmt.Fprintf(warnings, "warning: %s has no %s: it runs as it is\n", name, decider)
+		}
+		if len(f.Thresholds) == 0 || !slices.Contains(c.Types(), decider) {
+			all = append(all, named{name, nil, c})
+			continue
+		}
+		swept = true
+		for _, tokens := range f.Thresholds {
+			changed, err := withThreshold(c, tokens)
+			if err != nil {
+				return nil, fmt.Errorf("%s with a threshold of %d cannot be used:\n%w", name, tokens, err)
+			}
+			all = append(all, named{name, &tokens, changed})
+		}
+	}
+	if len(f.Thresholds) > 0 && !swept {
+		return nil, fmt.Errorf("--threshold has nothing to change: no configuration has a %s", decider)
 	}
 	return all, nil
+}
+
+// decider is the type of the plugin that --threshold changes.
+const decider = "prefix-based-pd-decider"
+
+// withThreshold returns a configuration in which every prefix-based decider has another threshold. It changes the effective
+// configuration, because a decider may have been added to the file.
+func withThreshold(c *config.Config, tokens int) (*config.Config, error) {
+	var all map[string]any
+	if err := yaml.Unmarshal(c.YAML(), &all); err != nil {
+		return nil, err
+	}
+	plugins, _ := all["plugins"].([]any)
+	for _, one := range plugins {
+		if p, _ := one.(map[string]any); p["type"] == decider {
+			parameters, _ := p["parameters"].(map[string]any)
+			if parameters == nil {
+				parameters = map[string]any{}
+				p["parameters"] = parameters
+			}
+			parameters["nonCachedTokens"] = tokens
+		}
+	}
+	data, err := yaml.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	return config.Parse(data, plugin.Table)
 }
 
 // model is a kind of engine.

@@ -109,6 +109,9 @@ func rendered(t testing.TB) map[string][]byte {
 	for name, m := range trials() {
 		all["trial "+name] = renderTrial(t, m)
 	}
+	for name, m := range plots() {
+		all["plots "+name] = renderPlots(t, m)
+	}
 	return all
 }
 

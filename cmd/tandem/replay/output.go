@@ -1,0 +1,221 @@
+package replay
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tandem-serving/tandem/replay"
+)
+
+// column is a column of the table.
+type column struct {
+	name string
+	cell func(r *run) string
+}
+
+// columns returns the columns of a table of runs, for terminal and page.
+func columns(runs []*run) []column {
+	time := func(of func(s *replay.Summary) float64) func(*run) string {
+		return func(r *run) string { return ms(of(&r.summary)) }
+	}
+	of := func(format string, of func(s *replay.Summary) float64) func(*run) string {
+		return func(r *run) string { return fmt.Sprintf(format, of(&r.summary)) }
+	}
+	all := []column{
+		{"config", func(r *run) string { return r.config }},
+		{"pool", func(r *run) string { return r.pool.String() }},
+		{"engine", func(r *run) string { return r.engine }},
+		{"load/s", func(r *run) string { return fmt.Sprintf("%.3g", r.load) }},
+		{"requests", func(r *run) string { return strconv.Itoa(r.summary.Requests) }},
+		{"refused", func(r *run) string { return strconv.Itoa(r.summary.Refused) }},
+		{"unfinished", func(r *run) string { return strconv.Itoa(r.summary.Unfinished) }},
+		{"TTFT p50", time(func(s *replay.Summary) float64 { return s.TTFT.P50 })},
+		{"p95", time(func(s *replay.Summary) float64 { return s.TTFT.P95 })},
+		{"p99", time(func(s *replay.Summary) float64 { return s.TTFT.P99 })},
+		{"ITL p50", time(func(s *replay.Summary) float64 { return s.ITL.P50 })},
+		{"p99", time(func(s *replay.Summary) float64 { return s.ITL.P99 })},
+		{"TPOT p50", time(func(s *replay.Summary) float64 { return s.TPOT.P50 })},
+		{"p95", time(func(s *replay.Summary) float64 { return s.TPOT.P95 })},
+		{"p99", time(func(s *replay.Summary) float64 { return s.TPOT.P99 })},
+		{"E2E p50", time(func(s *replay.Summary) float64 { return s.E2E.P50 })},
+		{"p95", time(func(s *replay.Summary) float64 { return s.E2E.P95 })},
+		{"p99", time(func(s *replay.Summary) float64 { return s.E2E.P99 })},
+		{"waited p95", time(func(s *replay.Summary) float64 { return s.Waited.P95 })},
+		{"goodput/s", of("%.3g", func(s *replay.Summary) float64 { return s.Goodput })},
+		{"tokens/s", of("%.0f", func(s *replay.Summary) float64 { return s.Throughput })},
+		{"per GPU", of("%.1f", func(s *replay.Summary) float64 { return s.PerGPU })},
+		{"remote", of("%.1f%%", func(s *replay.Summary) float64 { return 100 * s.RemoteShare })},
+		{"hits", of("%.1f%%", func(s *replay.Summary) float64 { return 100 * s.HitRate })},
+		{"KV moved", of("%.1f GB", func(s *replay.Summary) float64 { return s.KVBytes / 1e9 })},
+		{"preempted", func(r *run) string { return strconv.Itoa(r.summary.Preemptions) }},
+		{"GPU s", of("%.0f", func(s *replay.Summary) float64 { return s.GPUSeconds })},
+	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.threshold != nil }) {
+		all = slices.Insert(all, 1, column{"threshold", (*run).thresholdText})
+	}
+	return all
+}
+
+// thresholdText returns the threshold that --threshold gave, or a dash.
+func (r *run) thresholdText() string {
+	if r.threshold == nil {
+		return "–"
+	}
+	return strconv.Itoa(*r.threshold)
+}
+
+// write prints runs, in their order.
+func (o *outputFlags) write(w io.Writer, runs []*run) error {
+	if o.JSON {
+		return writeJSON(w, runs)
+	}
+	shown := columns(runs)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	row := func(cell func(c column) string) {
+		var cells strings.Builder
+		for _, c := range shown {
+			cells.WriteString(cell(c) + "\t")
+		}
+		fmt.Fprintln(t, cells.String())
+	}
+	row(func(c column) string { return c.name })
+	for _, r := range runs {
+		row(func(c column) string { return c.cell(r) })
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nTimes in ms. %s\n", o.goal())
+	return err
+}
+
+// goal says what goodput counts.
+func (o *outputFlags) goal() string {
+	return fmt.Sprintf("Goodput: requests a second with TTFT ≤ %v and TPOT ≤ %v.", o.TTFT, o.TPOT)
+}
+
+// ms formats milliseconds with three digits.
+func ms(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// shown is a run in JSON.
+type shown struct {
+	Config      string           `json:"config"`
+	Threshold   *int             `json:"threshold,omitempty"` // if --threshold gave it one
+	Pool        string           `json:"pool,omitempty"`      // if there are several
+	Engine      string           `json:"engine"`
+	Trace       string           `json:"trace"`
+	Load        float64          `json:"load"`
+	Requests    int              `json:"requests"`
+	TTFT        replay.Quantiles `json:"ttft_ms"`
+	TPOT        replay.Quantiles `json:"tpot_ms"`
+	Goodput     float64          `json:"goodput"`
+	RemoteShare float64          `json:"remote_share"`
+	GPUSeconds  float64          `json:"gpu_seconds"`
+	More        details          `json:"more"`
+}
+
+// details are the further numbers of a run.
+type details struct {
+	Refused     int              `json:"refused"`
+	Unfinished  int              `json:"unfinished"`
+	ITL         replay.Quantiles `json:"itl_ms"`
+	E2E         replay.Quantiles `json:"e2e_ms"`
+	Waited      replay.Quantiles `json:"waited_ms"`
+	Throughput  float64          `json:"output_tokens_per_s"`
+	PerGPU      float64          `json:"output_tokens_per_s_per_gpu"`
+	HitRate     float64          `json:"hit_rate"`
+	KVBytes     float64          `json:"kv_bytes"`
+	Preemptions int              `json:"preemptions"`
+}
+
+func writeJSON(w io.Writer, runs []*run) error {
+	all := struct {
+		Runs []shown `json:"runs"`
+	}{Runs: []shown{}}
+	several := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
+	for _, r := range runs {
+		pool := ""
+		if several {
+			pool = r.pool.String()
+		}
+		s := &r.summary
+		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
+			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions}})
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(all)
+}
+
+// line is one request of one run, in JSON.
+type line struct {
+	Config    string  `json:"config"`
+	Threshold *int    `json:"threshold,omitempty"`
+	Pool      string  `json:"pool"`
+	Engine    string  `json:"engine"`
+	Load      float64 `json:"load"`
+	Request   int     `json:"request"` // of the trace, from 1
+	Due       float64 `json:"due_ms"`
+	Input     int     `json:"input_tokens"`
+	Output    int     `json:"output_tokens"`
+	Verdict   string  `json:"verdict"`
+	Reason    string  `json:"reason"`
+	Prefill   string  `json:"prefill,omitempty"`
+	Decode    string  `json:"decode,omitempty"`
+	Cached    int     `json:"cached_tokens"`
+	Moved     int     `json:"moved_tokens"`
+	Preempted int     `json:"preempted"`
+	Waited    float64 `json:"waited_ms"`
+	TTFT      float64 `json:"ttft_ms"`
+	E2E       float64 `json:"e2e_ms"`
+}
+
+// perRequest writes the file of --per-request.
+func (o *outputFlags) perRequest(runs []*run) (err error) {
+	if o.PerRequest == "" {
+		return nil
+	}
+	file, err := os.Create(o.PerRequest)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	w := bufio.NewWriter(file)
+	e := json.NewEncoder(w)
+	for _, r := range runs {
+		for i := range r.result.Records {
+			one := &r.result.Records[i]
+			verdict := "local"
+			switch {
+			case one.Refused:
+				verdict = "refused"
+			case one.Remote:
+				verdict = "remote"
+			}
+			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), r.engine, r.load, one.Index + 1, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
+				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Flush()
+}
+
+func millis(d time.Duration) float64 { return float64(d) / 1e6 }
