@@ -238,7 +238,7 @@ func TestSGLangAlone(t *testing.T) {
 		{"SGLang's own call", "/generate", `{"text":"x"}`, nil, pd.DecodeOnly, 503},
 		{"embeddings", "/v1/embeddings", `{"input":"x"}`, nil, pd.NotSplittable, 400},
 		{"every prefill pod down", "/v1/completions", `{"prompt":"x"}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.DecodeOnly, 503},
-		{"cannot be split", "/v1/completions", `{"prompt":"x","echo":true,"logprobs":1}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
+		{"cannot be split", "/v1/completions", `{"prompt":"x","use_beam_search":true}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
 		{"no JSON", "/v1/completions", `{"prompt":`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
 		{"an empty prompt", "/v1/completions", `{"prompt":["x",""]}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.BadRequest, 400},
 	}

@@ -1,9 +1,15 @@
 package sglang_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"reflect"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,46 +131,101 @@ func testSeveral(t *testing.T, e *engines) {
 // testInputLogProbs asks for the log probabilities of the prompt, which only prefill has.
 func testInputLogProbs(t *testing.T, e *engines) {
 	f := newStack(t, e, e.prefill)
-	a := newAsk(pd.APISGLang, 40, 8, false).with(map[string]any{"return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2})
-	got, want := a.at(t, f.Front.Addr), a.at(t, e.plain.Address())
-	mustEqual(t, a, got, want)
-	mustBe(t, got, pd.Remote)
-	for _, member := range []string{"input_token_logprobs", "output_token_logprobs", "input_top_logprobs", "output_top_logprobs"} {
-		had, should := logProbs(t, got, member), logProbs(t, want, member)
-		if len(should) == 0 || !reflect.DeepEqual(had, should) {
-			t.Errorf("%s: %v, the plain engine's are %v", member, had, should)
+	harness.BothForms(t, func(t *testing.T, stream bool) {
+		own := newAsk(pd.APISGLang, 40, 8, stream).with(map[string]any{"return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2})
+		echo := newAsk(pd.APICompletions, 40, 8, stream).with(map[string]any{"echo": true, "logprobs": 2})
+		ids := [][]int{(&harness.Fleet{}).Fresh(40), (&harness.Fleet{}).Fresh(9)}
+		for name, a := range map[string]ask{
+			"generate":                   own,
+			"generate, certain ids":      own.with(map[string]any{"token_ids_logprob": []int{301, 302}}),
+			"generate for two prompts":   own.with(map[string]any{"input_ids": ids, "logprob_start_len": []int{0, 3}}),
+			"completions":                echo,
+			"completions of two prompts": echo.with(map[string]any{"prompt": ids}),
+			"completions, n 2":           echo.with(map[string]any{"n": 2}),
+		} {
+			t.Run(name, func(t *testing.T) {
+				got, want := logProbs(t, a, f.Front.Addr), logProbs(t, a, e.plain.Address())
+				if len(want) < 3 {
+					t.Fatalf("the plain engine has %v", want)
+				}
+				if !alike(got, want) {
+					t.Errorf("%v, the plain engine's are %v", got, want)
+				}
+			})
 		}
-	}
+	})
+	f.MustRest(t)
 	e.mustRest(t, restWithin)
 }
 
-// logProbs returns the tokens of such a list, and how likely they were to four digits: sums in another order differ behind that.
-func logProbs(t *testing.T, a answer.Answer, member string) []string {
+// logProbs returns the lists of log probabilities in an answer, by the number of their prompt or choice, and their names. Those of
+// completions are spread over the events of a stream.
+func logProbs(t *testing.T, a ask, addr string) map[string][]any {
 	t.Helper()
-	var whole struct {
-		Meta map[string]json.RawMessage `json:"meta_info"`
+	body, err := json.Marshal(a.members)
+	must(t, err)
+	resp, err := harness.Client.Post("http://"+addr+a.api.Path(), "application/json", bytes.NewReader(body))
+	must(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	must(t, err)
+	if decision := resp.Header.Get(pd.HeaderDecision); resp.StatusCode != http.StatusOK || decision != "" && !strings.HasPrefix(decision, pd.Remote.String()) {
+		t.Fatalf("status %d, decision %q: %s", resp.StatusCode, decision, text)
 	}
-	var list []any
-	if err := json.Unmarshal([]byte(a.Body), &whole); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(whole.Meta[member], &list); err != nil {
-		t.Fatalf("%s: %v in %s", member, err, whole.Meta[member])
-	}
-	return rounded(list)
-}
-
-// rounded returns the numbers in nested lists, with four digits.
-func rounded(list []any) (all []string) {
-	for _, v := range list {
-		switch v := v.(type) {
-		case []any:
-			all = append(all, rounded(v)...)
-		case float64:
-			all = append(all, fmt.Sprintf("%.4f", v))
-		default:
-			all = append(all, fmt.Sprint(v))
+	all := map[string][]any{}
+	for line := range strings.Lines(string(text)) {
+		var v any
+		if json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &v) == nil {
+			collect(all, "", v, a.api == pd.APISGLang)
 		}
 	}
 	return all
+}
+
+// collect adds the lists in a JSON value. If whole, each event repeats those of the events before.
+func collect(all map[string][]any, of string, v any, whole bool) {
+	switch v := v.(type) {
+	case []any:
+		for i, element := range v {
+			collect(all, fmt.Sprint(i), element, whole)
+		}
+	case map[string]any:
+		if index, ok := v["index"]; ok {
+			of = fmt.Sprint(index)
+		}
+		for name, member := range v {
+			switch list, ok := member.([]any); {
+			case !ok, name == "choices":
+				collect(all, of, member, whole)
+			case strings.HasSuffix(name, "logprobs") && whole:
+				all[of+name] = list
+			case strings.HasSuffix(name, "logprobs"), name == "tokens":
+				all[of+name] = append(all[of+name], list...)
+			}
+		}
+	}
+}
+
+// alike reports whether JSON values are equal but for small differences between numbers: engines add up in another order.
+func alike(a, b any) bool {
+	switch a := a.(type) {
+	case map[string][]any:
+		b := b.(map[string][]any)
+		for name, list := range a {
+			if !alike(list, b[name]) {
+				return false
+			}
+		}
+		return len(a) == len(b)
+	case []any:
+		b, ok := b.([]any)
+		return ok && slices.EqualFunc(a, b, alike)
+	case map[string]any:
+		b, ok := b.(map[string]any)
+		return ok && maps.EqualFunc(a, b, alike)
+	case float64:
+		b, ok := b.(float64)
+		return ok && math.Abs(a-b) < 1e-3
+	}
+	return a == b
 }

@@ -106,6 +106,15 @@ type UsageCorrector interface {
 	Cached() (tokens int64, ok bool)
 }
 
+// Completer is a Handoff of engines whose prefill answer has something that decode's answer lacks, such as log probabilities of the
+// prompt.
+type Completer interface {
+	// Lacks reports whether the answer to this request lacks something. Decode's answer then waits for prefill's.
+	Lacks() bool
+	// Complete returns the whole answer, or the data of an event, with what it lacks. It is called only after Accept.
+	Complete(answer []byte) []byte
+}
+
 // Sized is a Handoff with a known number of KV blocks, for traces.
 type Sized interface {
 	Blocks() int

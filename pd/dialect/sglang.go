@@ -265,9 +265,10 @@ type sglangAttempt struct {
 	prefill pd.Target
 	room    uint64
 	server  sglangServer
-	rank    pd.Rank   // of the prefill engine; none if it has one only
-	decode  pd.Rank   // of the decode engine; none: that chooses
-	ids     [2]string // of the legs, prefill's first. No id is the beginning of another: engines abort by beginnings.
+	rank    pd.Rank         // of the prefill engine; none if it has one only
+	decode  pd.Rank         // of the decode engine; none: that chooses
+	ids     [2]string       // of the legs, prefill's first. No id is the beginning of another: engines abort by beginnings.
+	missing *sglangLogprobs // in decode's answer; nil before Accept, or if it lacks none
 }
 
 // sglangID is the member that has the id of a leg. Messages have none: SGLang notices a client that left by its connection.
@@ -364,8 +365,20 @@ func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 	if a.dialect.Unfinished(answer) {
 		return nil, errAborted
 	}
+	if a.Lacks() {
+		var err error
+		if a.missing, err = readSGLangLogprobs(a.request, answer); err != nil {
+			return nil, err
+		}
+	}
 	return a, nil
 }
+
+// Lacks implements Completer.
+func (a *sglangAttempt) Lacks() bool { return a.request.PrefillLogprobs() }
+
+// Complete implements Completer.
+func (a *sglangAttempt) Complete(answer []byte) []byte { return a.missing.complete(answer) }
 
 var errAborted = errors.New("the prefill engine ended its leg early")
 
@@ -400,4 +413,5 @@ var (
 	_ Rendezvous     = (*sglangAttempt)(nil)
 	_ Aborter        = (*sglangAttempt)(nil)
 	_ Ranked         = (*sglangAttempt)(nil)
+	_ Completer      = (*sglangAttempt)(nil)
 )

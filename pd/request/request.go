@@ -41,41 +41,55 @@ func (r *Request) Fit() Fit {
 	if r.API == pd.APISGLang {
 		return FitLocal // other engines have the same path, and read something else there
 	}
-	return r.fit(r.batch())
+	return r.fit(r.batch() || r.promptLogprobs())
 }
 
-// FitSGLang is Fit for SGLang's engines: their hand-off carries several prompts, and their own call is one of theirs. Members that
-// they read in their own way do not make a request doubtful, only those that decide how the request is run.
+// FitSGLang is Fit for SGLang's engines: their hand-off carries several prompts, prefill's answer has log probabilities of prompts, and
+// their own call is one of theirs. Members that they read in their own way do not make a request doubtful, only those that decide how
+// the request is run.
 func (r *Request) FitSGLang() Fit {
-	switch fit := r.fit(false); {
-	case r.API == pd.APISGLang:
+	if r.API == pd.APISGLang {
 		return r.fitOwn()
-	case fit == FitDoubted && r.scan.Root().Kind == body.Object && r.kind(wStream, body.True, body.False) && r.one(wN) && !r.promptLogprobs():
+	}
+	switch fit := r.fit(false); {
+	case fit == FitDoubted && r.scan.Root().Kind == body.Object && r.kind(wStream, body.True, body.False) && r.one(wN):
 		return FitSplit
 	default:
 		return fit
 	}
 }
 
-// fitOwn is FitSGLang for SGLang's own call. Log probabilities of the prompt are those of the prefill engine, and parameters in a list
-// are for one prompt each.
+// fitOwn is FitSGLang for SGLang's own call. Parameters in a list are for one prompt each.
 func (r *Request) fitOwn() Fit {
 	n, has := r.number(wSamplingN)
-	start, starts := r.number(wLogprobStart)
 	switch {
 	case r.scan.Root().Kind != body.Object, !r.kind(wStream, body.True, body.False), has && n < 1, r.kind(wText) && r.kind(wInputIDs) && r.kind(wInputEmbeds):
 		return FitDoubted
-	case !r.one(wSamplingN), !r.kind(wSamplingParams, body.Object), !r.kind(wInputEmbeds), !r.kind(wReturnLogprob, body.False) && starts && start != -1:
+	case !r.one(wSamplingN), !r.kind(wSamplingParams, body.Object), !r.kind(wInputEmbeds):
 		return FitLocal
 	}
 	return FitSplit
 }
 
-func (r *Request) fit(batch bool) Fit {
+// PrefillLogprobs reports whether a client of SGLang asks for log probabilities that only the prefill engine computes: of the prompt, or
+// of certain ids in place of the first token.
+func (r *Request) PrefillLogprobs() bool {
+	switch r.API {
+	case pd.APISGLang:
+		start, ok := r.number(wLogprobStart)
+		return !r.kind(wReturnLogprob, body.False) && (!r.kind(wLogprobStart, body.Number) || ok && start != -1 || !r.kind(wTokenIDsLogprob))
+	case pd.APICompletions:
+		return r.echoLogprobs()
+	}
+	return false
+}
+
+// fit is Fit, except that unshared says whether the request has something that the engines' hand-off does not carry.
+func (r *Request) fit(unshared bool) Fit {
 	switch {
 	case r.doubted():
 		return FitDoubted
-	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), batch, r.promptLogprobs(), !r.kind(wBeamSearch, body.False),
+	case !r.API.Splittable(), !r.one(wN), !r.one(wBestOf), unshared, !r.kind(wBeamSearch, body.False),
 		!r.kind(wPromptEmbeds): // further prompts besides prompt
 		return FitLocal
 	case r.API == pd.APISGLang && (!r.one(wSamplingN) || !r.kind(wSamplingParams, body.Object)): // parameters in a list: n is in each
@@ -204,6 +218,11 @@ func (r *Request) promptLogprobs() bool {
 	if m, ok := r.scan.Find(wPromptLogprobs); ok && m.Kind != body.Null {
 		return true
 	}
+	return r.echoLogprobs()
+}
+
+// echoLogprobs reports whether a completion is to repeat its prompt with log probabilities.
+func (r *Request) echoLogprobs() bool {
 	m, ok := r.scan.Find(wLogprobs)
 	return ok && m.Kind != body.Null && m.Kind != body.False && !r.kind(wEcho, body.False)
 }

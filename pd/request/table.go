@@ -56,6 +56,7 @@ const (
 	wInputEmbeds
 	wReturnLogprob
 	wLogprobStart
+	wTokenIDsLogprob
 )
 
 // baseWants lists the controlled members (Once: a second occurrence is refused, because engines and proxies disagree on which
@@ -112,6 +113,7 @@ var baseWants = []body.Want{
 	{Path: "input_embeds"},
 	{Path: "return_logprob"},
 	{Path: "logprob_start_len"},
+	{Path: "token_ids_logprob"},
 }
 
 // Table says which members of a request body a scan finds, and which of them are removed from what clients send. It is

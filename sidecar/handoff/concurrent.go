@@ -409,6 +409,9 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	cause, err := p.awaitFirst(resp, a)
+	if err == nil {
+		cause, err = causeFailed, p.awaitLacking()
+	}
 	if err != nil {
 		return p.decodeFailed(cause, err)
 	}
@@ -504,6 +507,36 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 			return causeTimeout, errSilent
 		}
 	}
+}
+
+// awaitLacking waits for prefill's answer if decode's lacks something that is in it.
+func (p *legPair) awaitLacking() error {
+	x := p.x
+	if c, ok := x.handoff.of.(dialect.Completer); !ok || !c.Lacks() {
+		return nil
+	}
+	var err error
+	if p.prefilled != nil {
+		err = p.prefilled.err
+	} else {
+		select {
+		case r := <-p.prefill:
+			err = p.prefillEnded(r)
+		case err = <-p.gone:
+		case <-x.Context.Done():
+			err = x.contextError()
+		}
+	}
+	if err != nil {
+		p.decode.cancel(errLegEnded)
+		p.abort()
+		p.released = true
+		return err
+	}
+	if c, ok := x.handoff.of.(dialect.Completer); ok {
+		x.CompleteWith(c.Complete)
+	}
+	return nil
 }
 
 // firstOf reads an answer up to the end of its first event, or its first byte if it is no stream of events.

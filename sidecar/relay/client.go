@@ -44,6 +44,7 @@ type Client struct {
 	sent     pd.Phase // the first phase that was not complete when the answer's headers were sent
 	cached   int64    // prefill's count of cached tokens
 	corrects bool     // cached replaces decode's
+	complete func(answer []byte) []byte
 }
 
 // Report is what Tandem reports about a request: to the client, in metrics and in traces.
@@ -69,6 +70,9 @@ var (
 
 // CorrectCached makes prefill's count of cached tokens replace decode's in the answer's usage, while the decision is remote.
 func (c *Client) CorrectCached(tokens int64) { c.cached, c.corrects = tokens, true }
+
+// CompleteWith makes complete replace the whole answer, or the data of each event of a stream.
+func (c *Client) CompleteWith(complete func(answer []byte) []byte) { c.complete = complete }
 
 // correctsUsage reports whether decode's count of cached tokens must be replaced by prefill's.
 func (c *Client) correctsUsage() bool { return c.corrects && c.Decision.Verdict == pd.Remote }

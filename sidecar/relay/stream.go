@@ -82,12 +82,16 @@ func (p *eventPipe) event(e body.Event) error {
 	}
 	p.opening = e.Opens() && (p.opening || p.passed == 0)
 	p.passed++
-	raw, tokens := e.Raw, len(e.Data) > 0 && !p.done && !e.Opens()
+	raw, data, tokens := e.Raw, e.Data, len(e.Data) > 0 && !p.done && !e.Opens()
+	if p.c.complete != nil && len(data) > 0 {
+		data = p.c.complete(data)
+		raw = replaceData(e, data)
+	}
 	if u, ok := p.usage.Event(e.Data); ok {
 		tokens = tokens && !bytes.Contains(e.Data, noChoices)
 		p.c.Usage = p.c.Usage.Merge(u)
 		if p.c.correctsUsage() {
-			raw = correctEvent(e, p.c.cached)
+			raw = replaceData(e, correctUsage(data, true, p.c.cached))
 			p.c.Usage.Cached = p.c.cached
 		}
 	}

@@ -68,12 +68,11 @@ func count(answer []byte, scan *body.Scanner, want int) (n int64, ok bool) {
 	return n, err == nil
 }
 
-// correctEvent is correctUsage for the data of an event. It returns the whole event.
-func correctEvent(e body.Event, cached int64) []byte {
-	corrected := correctUsage(e.Data, true, cached)
+// replaceData returns the whole event with other data.
+func replaceData(e body.Event, data []byte) []byte {
 	before, after, ok := bytes.Cut(e.Raw, e.Data)
 	if !ok {
 		return e.Raw // the data has several lines, which no engine that needs correcting sends
 	}
-	return bytes.Join([][]byte{before, corrected, after}, nil)
+	return bytes.Join([][]byte{before, data, after}, nil)
 }

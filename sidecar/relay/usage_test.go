@@ -48,7 +48,7 @@ func TestCorrectUsage(t *testing.T) {
 			for _, form := range []string{"data: %s\n\n", ": hi\r\nid: 1\r\ndata:%s\r\n\r\n", "event: x\ndata: %s\nretry: 1\n\n"} {
 				var events body.Events
 				err := events.Feed(fmt.Appendf(nil, form, c.in), func(e body.Event) error {
-					if got := string(correctEvent(e, 7)); got != fmt.Sprintf(form, want) {
+					if got := string(replaceData(e, correctUsage(e.Data, true, 7))); got != fmt.Sprintf(form, want) {
 						t.Errorf("event became %q", got)
 					}
 					return nil
@@ -63,7 +63,7 @@ func TestCorrectUsage(t *testing.T) {
 		const event = "data: {\"usage\":\ndata: {\"prompt_tokens_details\":{\"cached_tokens\":1}}}\n\n"
 		var events body.Events
 		err := events.Feed([]byte(event), func(e body.Event) error {
-			if got := string(correctEvent(e, 7)); got != event {
+			if got := string(replaceData(e, correctUsage(e.Data, true, 7))); got != event {
 				t.Errorf("event became %q", got)
 			}
 			return nil

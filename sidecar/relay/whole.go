@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -25,7 +26,8 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 		return c.brokeOff(err)
 	}
 	c.Clock.Enter(pd.PhaseDecode, time.Now())
-	if resp.StatusCode == http.StatusOK && (c.reports() || c.correctsUsage()) && !Encoded(resp.Header) && resp.ContentLength <= MaxBuffered {
+	buffered := c.complete != nil || (c.reports() || c.correctsUsage()) && resp.ContentLength <= MaxBuffered
+	if buffered && resp.StatusCode == http.StatusOK && !Encoded(resp.Header) {
 		return c.relayBuffered(resp, a)
 	}
 	c.sendHeaders(resp, false)
@@ -46,6 +48,8 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 	c.sendTrailers(resp)
 	return nil
 }
+
+var errTooLong = fmt.Errorf("the answer, which lacks something that only prefill has, is longer than %d bytes", MaxBuffered)
 
 // brokeOff returns the error for an answer that ended before any of it was sent.
 func (c *Client) brokeOff(err error) error {
@@ -89,6 +93,12 @@ func (c *Client) relayBuffered(resp *http.Response, a *Answer) error {
 		return c.brokeOff(err)
 	}
 	rest := len(whole) > MaxBuffered
+	if c.complete != nil {
+		if rest {
+			return c.brokeOff(errTooLong)
+		}
+		whole = c.complete(whole)
+	}
 	usage := usageReaders.Get().(*body.UsageReader)
 	defer usageReaders.Put(usage)
 	if u, ok := usage.Event(whole); ok {
@@ -99,7 +109,7 @@ func (c *Client) relayBuffered(resp *http.Response, a *Answer) error {
 		}
 	}
 	if !rest {
-		resp.Header.Set("Content-Length", strconv.Itoa(len(whole))) // the correction changes it
+		resp.Header.Set("Content-Length", strconv.Itoa(len(whole))) // corrections change it
 		c.End = pd.EndDone
 		if c.reports() {
 			c.Clock.Stop(time.Now())
