@@ -54,7 +54,7 @@ func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
 	if err != nil {
 		return err
 	}
-	r.summary, r.timeline, r.done = result.Summary(slo), result.Timeline, true
+	r.summary, r.timeline, r.story, r.done = result.Summary(slo), result.Timeline, result.Story, true
 	var ttft, tpot []time.Duration
 	for i := range result.Records {
 		if one := &result.Records[i]; !one.Refused {
