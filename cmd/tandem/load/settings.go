@@ -57,7 +57,7 @@ type promptFlags struct {
 	Output   workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"length of answers, likewise"`
 	Share    float64          `flag:"shared-prefix" arg:"SHARE" help:"part of each prompt, 0 to 1, that is the same as in other prompts"`
 	Groups   int              `flag:"prefix-groups" arg:"NUMBER" help:"how many different beginnings --shared-prefix makes"`
-	Trace    string           `flag:"trace" arg:"FILE" help:"replay a trace: JSON lines of Mooncake (timestamp, input_length, output_length, hash_ids) or CSV of Azure (TIMESTAMP, ContextTokens, GeneratedTokens)"`
+	Trace    string           `flag:"trace" arg:"FILE" help:"replay a trace: Mooncake, Azure, BurstGPT, vllm bench serve, BLIS TraceV2; load.md has the formats"`
 	Speed    float64          `flag:"trace-speed" arg:"FACTOR" help:"2: the trace's arrivals come twice as fast"`
 	Scale    float64          `flag:"trace-tokens" arg:"FACTOR" help:"0.5: the trace's prompts and answers are half as long"`
 	MaxInput int              `flag:"trace-max-input" arg:"TOKENS" help:"leave out the trace's longer prompts; 0: none"`

@@ -141,6 +141,9 @@ func (s *settings) trace() (*workload.Trace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Prompts.Trace, err)
 	}
+	if trace.Untimed {
+		return nil, fmt.Errorf("%s does not say when requests came", s.Prompts.Trace)
+	}
 	trace.Speed, trace.Tokens, trace.MaxInput, trace.Start = s.Prompts.Speed, s.Prompts.Scale, s.Prompts.MaxInput, s.Prompts.Start
 	if len(trace.Calls(nil, s.Load.bound())) == 0 {
 		return nil, fmt.Errorf("%s has no request from --trace-start on within --duration that --trace-max-input allows", s.Prompts.Trace)

@@ -14,6 +14,14 @@ type Call struct {
 	// begin alike. The rest of a prompt is shared with none.
 	Blocks      []int64
 	BlockTokens int
+	// Streams are what the prompt consists of, if it has no Blocks; see Shape.
+	Streams []Stream
+	// After is the number of the turn before this one in its session, counted from 1 among the calls of the round; 0: it is the first.
+	After int
+	Think time.Duration // between the answer to that turn, and this one
+	Class int           // index in the classes of the source
+
+	session int32 // of a trace, from 1; 0: none
 }
 
 // Source makes the calls of a round. The same random numbers give the same calls.

@@ -37,8 +37,11 @@ func (l *Lengths) UnmarshalText(text []byte) error {
 // MarshalText writes what UnmarshalText reads.
 func (l Lengths) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// String returns the number or the range as text.
+// String returns the number or the range as text; "" if there is none.
 func (l Lengths) String() string {
+	if l == (Lengths{}) {
+		return ""
+	}
 	if l.Least == l.Most {
 		return strconv.Itoa(l.Least)
 	}

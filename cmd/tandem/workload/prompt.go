@@ -87,6 +87,14 @@ func (w Writer) Prompt(c *Call, number int) string {
 		appendWords(&b, w.Salt, uint64(id)&^ownText, end-written)
 		written = max(written, end)
 	}
+	for i, stream := range c.Streams {
+		n := total - written
+		if i < len(c.Streams)-1 {
+			n = min(n, w.Cost.words(stream.Tokens))
+		}
+		appendWords(&b, w.Salt, stream.ID&^ownText, n)
+		written += n
+	}
 	appendWords(&b, w.Salt, uint64(number)|ownText, total-written)
 	return b.String()
 }

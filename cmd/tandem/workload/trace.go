@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,13 +11,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
-
-// mooncakeBlock is the number of tokens that one hash id of a Mooncake trace stands for.
-const mooncakeBlock = 512
 
 // Trace is the recorded traffic of a production system, and how to replay it.
 type Trace struct {
@@ -26,14 +21,42 @@ type Trace struct {
 	Tokens   float64       // 0.5: prompts and answers are half as long
 	MaxInput int           // longer prompts, after Tokens, are left out; 0: none is
 	Start    time.Duration // in the trace's own time: what comes before is left out
+	// Sessions has the later turns of a session wait for the answer before them (see Call.After); otherwise they come when they came.
+	Sessions bool
+	Classes  []Class // that the trace names
+	Untimed  bool    // the trace does not say when its calls were due
 
 	calls []Call // by Due, in the trace's own time and lengths
 }
 
-// ReadTrace reads a trace in one of two formats, which it tells apart by the first character:
+// reading is a trace that is being read.
+type reading struct {
+	unusable func(error) error
+	calls    []Call
+	sessions map[string]int32
+	classes  []Class
+	numbers  map[Class]int
+	untimed  bool
+}
+
+// format is a format of traces.
+type format struct {
+	is   func(beginning []byte) bool
+	read func(*reading, io.Reader) error
+}
+
+// formats are all formats; the first that a file looks like counts.
+var formats = []format{
+	{isVLLM, (*reading).vllm},
+	{func(b []byte) bool { return b[0] == '{' }, (*reading).mooncake},
+	{func([]byte) bool { return true }, (*reading).table},
+}
+
+// ReadTrace reads a trace in one of these formats, which it tells apart by their beginnings:
 //
 //   - Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids (of 512 tokens each, may be left out);
-//   - the CSV of the Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens.
+//   - the JSON that vllm bench serve writes with --save-detailed: input_lens, output_lens, start_times;
+//   - CSV with the columns of one of tables.
 //
 // Speed and Tokens of the result are 1. unusable is called with what is wrong with a line, and its number: if it returns nil, the line
 // is left out, otherwise reading ends with its error. A nil unusable has every such error end the reading.
@@ -42,33 +65,87 @@ func ReadTrace(r io.Reader, unusable func(error) error) (*Trace, error) {
 		unusable = func(err error) error { return err }
 	}
 	buffered := bufio.NewReaderSize(r, 1<<20)
-	first, err := buffered.Peek(1)
-	if errors.Is(err, io.EOF) {
-		return nil, errors.New("it is empty")
-	} else if err != nil {
+	beginning, err := buffered.Peek(4096)
+	if len(beginning) == 0 {
+		if errors.Is(err, io.EOF) {
+			return nil, errors.New("it is empty")
+		}
 		return nil, err
 	}
-	read := readAzure
-	if first[0] == '{' {
-		read = readMooncake
-	}
-	calls, err := read(buffered, unusable)
-	if err != nil {
+	read := &reading{unusable: unusable, sessions: map[string]int32{}, numbers: map[Class]int{}}
+	i := slices.IndexFunc(formats, func(f format) bool { return f.is(beginning) })
+	if err := formats[i].read(read, buffered); err != nil {
 		return nil, err
 	}
-	if len(calls) == 0 {
+	if len(read.calls) == 0 {
 		return nil, errors.New("it has no requests")
 	}
-	slices.SortStableFunc(calls, func(a, b Call) int { return cmp.Compare(a.Due, b.Due) })
-	for i, start := 0, calls[0].Due; i < len(calls); i++ {
-		calls[i].Due -= start
+	slices.SortStableFunc(read.calls, func(a, b Call) int { return cmp.Compare(a.Due, b.Due) })
+	for i, start := 0, read.calls[0].Due; i < len(read.calls); i++ {
+		read.calls[i].Due -= start
 	}
-	return &Trace{Speed: 1, Tokens: 1, calls: calls}, nil
+	read.link()
+	return &Trace{Speed: 1, Tokens: 1, Classes: read.classes, Untimed: read.untimed, calls: read.calls}, nil
 }
 
-// readMooncake reads JSON lines.
-func readMooncake(r io.Reader, unusable func(error) error) (calls []Call, err error) {
-	lines := bufio.NewScanner(r)
+// add adds a call, unless err or its lengths say that its line cannot be used.
+func (r *reading) add(where string, number int, c Call, err error) error {
+	if err == nil {
+		err = c.plausible()
+	}
+	if err != nil {
+		return r.unusable(fmt.Errorf("%s %d: %w", where, number, err))
+	}
+	r.calls = append(r.calls, c)
+	return nil
+}
+
+// link finds the turn before each later one of a session. Until then Think is how long its own answer took.
+func (r *reading) link() {
+	last := map[int32]int{}
+	took := make([]time.Duration, len(r.calls))
+	for i := range r.calls {
+		c := &r.calls[i]
+		took[i], c.Think = c.Think, 0
+		if c.session == 0 {
+			continue
+		}
+		if before, ok := last[c.session]; ok {
+			c.After, c.Think = before+1, max(0, c.Due-r.calls[before].Due-took[before])
+		}
+		last[c.session] = i
+	}
+}
+
+// session returns the number of a session, 0 for no name.
+func (r *reading) session(name string) int32 {
+	if name == "" {
+		return 0
+	}
+	n, ok := r.sessions[name]
+	if !ok {
+		n = int32(len(r.sessions) + 1)
+		r.sessions[strings.Clone(name)] = n
+	}
+	return n
+}
+
+// class returns the index of a class.
+func (r *reading) class(c Class) int {
+	i, ok := r.numbers[c]
+	if !ok {
+		i = len(r.classes)
+		r.numbers[c], r.classes = i, append(r.classes, c)
+	}
+	return i
+}
+
+// mooncakeBlock is the number of tokens that one hash id of a Mooncake trace stands for.
+const mooncakeBlock = 512
+
+// mooncake reads JSON lines.
+func (r *reading) mooncake(from io.Reader) error {
+	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 16<<20) // a prompt of a million tokens has two thousand ids
 	for number := 1; lines.Scan(); number++ {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
@@ -81,91 +158,68 @@ func readMooncake(r io.Reader, unusable func(error) error) (calls []Call, err er
 			Blocks    []int64 `json:"hash_ids"`
 		}
 		err := json.Unmarshal(lines.Bytes(), &row)
-		c := Call{Due: time.Duration(row.Timestamp * float64(time.Millisecond)), Input: row.Input, Output: row.Output,
-			Blocks: row.Blocks, BlockTokens: mooncakeBlock}
-		if err == nil {
-			err = c.plausible()
-		}
-		if err == nil {
-			calls = append(calls, c)
-		} else if err := unusable(fmt.Errorf("line %d: %w", number, err)); err != nil {
-			return nil, err
+		if err := r.add("line", number, Call{Due: time.Duration(row.Timestamp * float64(time.Millisecond)), Input: row.Input, Output: row.Output,
+			Blocks: row.Blocks, BlockTokens: mooncakeBlock}, err); err != nil {
+			return err
 		}
 	}
-	return calls, lines.Err()
+	return lines.Err()
 }
 
-// azureColumns are the columns that a CSV trace must have, in any order and among others.
-var azureColumns = [3]string{"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+// isVLLM reports whether a file looks like a result of vllm bench serve, whose settings come first.
+func isVLLM(beginning []byte) bool {
+	return beginning[0] == '{' && (bytes.Contains(beginning, []byte(`"num_prompts"`)) || bytes.Contains(beginning, []byte(`"input_lens"`)))
+}
 
-// readAzure reads comma-separated values with a heading.
-func readAzure(r io.Reader, unusable func(error) error) (calls []Call, err error) {
-	rows := csv.NewReader(r)
-	rows.ReuseRecord = true
-	head, err := rows.Read()
-	if err != nil {
-		return nil, err
-	}
-	var at [3]int
-	for i, name := range azureColumns {
-		at[i] = slices.IndexFunc(head, func(s string) bool { return strings.TrimSpace(strings.TrimPrefix(s, "\ufeff")) == name })
-		if at[i] < 0 {
-			return nil, fmt.Errorf("it is neither JSON lines (timestamp, input_length, output_length, hash_ids) nor CSV with the columns %s: %q is missing",
-				strings.Join(azureColumns[:], ", "), name)
+// vllm reads results of vllm bench serve: each is one object, and --append-result writes several.
+func (r *reading) vllm(from io.Reader) error {
+	for results, number := json.NewDecoder(from), 0; ; {
+		var result struct {
+			Input  []int     `json:"input_lens"`
+			Output []int     `json:"output_lens"`
+			Start  []float64 `json:"start_times"` // seconds, of a clock that begins anywhere
+			Errors []string  `json:"errors"`
 		}
-	}
-	for number := 2; ; number++ {
-		row, err := rows.Read()
-		if errors.Is(err, io.EOF) {
-			return calls, nil
+		err := results.Decode(&result)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case len(result.Output) == 0 || len(result.Input) != len(result.Output) || len(result.Start) > 0 && len(result.Start) != len(result.Input):
+			return errors.New("the result of vllm bench has no lengths of single requests: write it with --save-detailed")
 		}
-		var c Call
-		if err == nil {
-			if c, err = azureCall(row[at[0]], row[at[1]], row[at[2]]); err != nil {
-				err = fmt.Errorf("line %d: %w", number, err)
+		r.untimed = r.untimed || len(result.Start) == 0
+		for i := range result.Input {
+			c := Call{Input: result.Input[i], Output: result.Output[i], BlockTokens: 1}
+			if len(result.Start) > 0 {
+				c.Due = time.Duration(result.Start[i] * float64(time.Second))
 			}
-		} else if !errors.Is(err, csv.ErrFieldCount) {
-			return nil, err
-		}
-		if err == nil {
-			calls = append(calls, c)
-		} else if err := unusable(err); err != nil {
-			return nil, err
+			var failed error
+			if i < len(result.Errors) && result.Errors[i] != "" {
+				failed = errors.New("it failed, so the length of its answer is not known")
+			}
+			number++
+			if err := r.add("request", number, c, failed); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// traceEpoch is subtracted from dates, so that differences fit into a duration.
-var traceEpoch = time.Date(2023, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func azureCall(timestamp, input, output string) (c Call, err error) {
-	at, err := time.Parse("2006-01-02 15:04:05.999999999", strings.TrimSpace(timestamp))
-	if err != nil { // the traces of 2024 have a time zone
-		if at, err = time.Parse("2006-01-02 15:04:05.999999999Z07:00", strings.TrimSpace(timestamp)); err != nil {
-			return c, fmt.Errorf("%q is not a date and time such as 2023-11-16 18:17:03.9799600", timestamp)
-		}
-	}
-	c.Due = at.Sub(traceEpoch)
-	if c.Input, err = strconv.Atoi(strings.TrimSpace(input)); err != nil {
-		return c, fmt.Errorf("%q is not a number of tokens", input)
-	}
-	if c.Output, err = strconv.Atoi(strings.TrimSpace(output)); err != nil {
-		return c, fmt.Errorf("%q is not a number of tokens", output)
-	}
-	return c, c.plausible()
-}
-
-func (c *Call) plausible() error {
-	if c.Input < 0 || c.Input > maxTokens || c.Output < 0 || c.Output > maxTokens {
-		return fmt.Errorf("%d input and %d output tokens cannot be", c.Input, c.Output)
-	}
-	return nil
+// HasSessions reports whether the trace names sessions of several turns.
+func (t *Trace) HasSessions() bool {
+	return slices.ContainsFunc(t.calls, func(c Call) bool { return c.After > 0 })
 }
 
 // Calls implements Source. A trace is not random: every round replays the same part of it.
 func (t *Trace) Calls(_ *rand.Rand, bound Bound) (all []Call) {
-	for _, c := range t.calls {
-		due := time.Duration(float64(c.Due-t.Start) / t.Speed)
+	var kept []int // number among all, of each call of the trace; 0: it is left out
+	if t.Sessions {
+		kept = make([]int, len(t.calls))
+	}
+	for i, c := range t.calls {
+		due := scaledTime(c.Due-t.Start, t.Speed)
 		if len(all) == bound.Requests || due >= bound.Span {
 			break
 		}
@@ -175,8 +229,23 @@ func (t *Trace) Calls(_ *rand.Rand, bound Bound) (all []Call) {
 		c.Due = due
 		c.Input, c.Output = scaled(c.Input, t.Tokens), scaled(c.Output, t.Tokens)
 		c.BlockTokens = scaled(c.BlockTokens, t.Tokens)
-		if t.MaxInput == 0 || c.Input <= t.MaxInput {
-			all = append(all, c)
+		if t.MaxInput > 0 && c.Input > t.MaxInput {
+			continue
+		}
+		if t.Tokens != 1 && len(c.Streams) > 0 {
+			c.Streams = slices.Clone(c.Streams)
+			for i := range c.Streams {
+				c.Streams[i].Tokens = scaled(c.Streams[i].Tokens, t.Tokens)
+			}
+		}
+		if t.Sessions && c.After > 0 && kept[c.After-1] > 0 {
+			c.After, c.Think = kept[c.After-1], scaledTime(c.Think, t.Speed)
+		} else {
+			c.After, c.Think = 0, 0
+		}
+		all = append(all, c)
+		if t.Sessions {
+			kept[i] = len(all)
 		}
 	}
 	return all
@@ -184,3 +253,10 @@ func (t *Trace) Calls(_ *rand.Rand, bound Bound) (all []Call) {
 
 // scaled multiplies a length, which stays at least one token: an engine refuses an empty prompt.
 func scaled(tokens int, factor float64) int { return max(1, int(math.Round(float64(tokens)*factor))) }
+
+func (c *Call) plausible() error {
+	if c.Input < 0 || c.Input > maxTokens || c.Output < 0 || c.Output > maxTokens {
+		return fmt.Errorf("%d input and %d output tokens cannot be", c.Input, c.Output)
+	}
+	return nil
+}

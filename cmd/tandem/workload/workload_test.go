@@ -107,16 +107,16 @@ func TestTraceFormats(t *testing.T) {
 		want        []Call
 	}{
 		{"Mooncake, sorted by time", mooncake, nil, []Call{
-			{0, 1100, 20, []int64{0, 1, 2}, 512}, {time.Second, 5000, 1, nil, 512}, {2 * time.Second, 1400, 30, []int64{0, 1, 7}, 512}}},
+			{Due: 0, Input: 1100, Output: 20, Blocks: []int64{0, 1, 2}, BlockTokens: 512}, {Due: time.Second, Input: 5000, Output: 1, BlockTokens: 512}, {Due: 2 * time.Second, Input: 1400, Output: 30, Blocks: []int64{0, 1, 7}, BlockTokens: 512}}},
 		{"twice as fast, half as long", mooncake, func(t *Trace) { t.Speed, t.Tokens = 2, 0.5 }, []Call{
-			{0, 550, 10, []int64{0, 1, 2}, 256}, {time.Second / 2, 2500, 1, nil, 256}, {time.Second, 700, 15, []int64{0, 1, 7}, 256}}},
+			{Due: 0, Input: 550, Output: 10, Blocks: []int64{0, 1, 2}, BlockTokens: 256}, {Due: time.Second / 2, Input: 2500, Output: 1, BlockTokens: 256}, {Due: time.Second, Input: 700, Output: 15, Blocks: []int64{0, 1, 7}, BlockTokens: 256}}},
 		{"without long prompts", mooncake, func(t *Trace) { t.MaxInput = 2000 }, []Call{
-			{0, 1100, 20, []int64{0, 1, 2}, 512}, {2 * time.Second, 1400, 30, []int64{0, 1, 7}, 512}}},
+			{Due: 0, Input: 1100, Output: 20, Blocks: []int64{0, 1, 2}, BlockTokens: 512}, {Due: 2 * time.Second, Input: 1400, Output: 30, Blocks: []int64{0, 1, 7}, BlockTokens: 512}}},
 		{"from the middle", mooncake, func(t *Trace) { t.Start = 1500 * time.Millisecond }, []Call{
-			{time.Second / 2, 1400, 30, []int64{0, 1, 7}, 512}}},
-		{"Azure", azure, nil, []Call{{0, 4808, 10, nil, 1}, {time.Second, 110, 27, nil, 1}}},
+			{Due: time.Second / 2, Input: 1400, Output: 30, Blocks: []int64{0, 1, 7}, BlockTokens: 512}}},
+		{"Azure", azure, nil, []Call{{Due: 0, Input: 4808, Output: 10, BlockTokens: 1}, {Due: time.Second, Input: 110, Output: 27, BlockTokens: 1}}},
 		{"Azure with a time zone", strings.ReplaceAll(azure, "9799600,", "979960+00:00,"), nil,
-			[]Call{{0, 4808, 10, nil, 1}, {time.Second, 110, 27, nil, 1}}},
+			[]Call{{Due: 0, Input: 4808, Output: 10, BlockTokens: 1}, {Due: time.Second, Input: 110, Output: 27, BlockTokens: 1}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			trace, err := ReadTrace(strings.NewReader(test.given), nil)
@@ -137,7 +137,7 @@ func TestBrokenTraces(t *testing.T) {
 	for name, test := range map[string]struct{ given, want string }{
 		"empty":            {"", "it is empty"},
 		"only a heading":   {"TIMESTAMP,ContextTokens,GeneratedTokens\n", "it has no requests"},
-		"other columns":    {"time,in,out\n1,2,3\n", `neither JSON lines (timestamp, input_length, output_length, hash_ids) nor CSV`},
+		"other columns":    {"time,in,out\n1,2,3\n", `neither JSON lines (timestamp, input_length, output_length, hash_ids), nor a result of vllm bench serve, nor CSV with the columns TIMESTAMP`},
 		"broken line":      {mooncake + "{\n", "line 5: "},
 		"negative length":  {`{"timestamp":0,"input_length":-1}`, "line 1: -1 input"},
 		"no time":          {"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", `line 2: "noon" is not a date and time`},
