@@ -80,6 +80,11 @@ func writeExampleFiles(t *testing.T, dir string) {
 			files["endpoints.yaml"] = c.text
 		}
 	}
+	for _, c := range pageNamed(t, "docs/replay.md").codes {
+		if strings.HasPrefix(c.text, "# classes.yaml\n") {
+			files["classes.yaml"] = c.text
+		}
+	}
 	trace, err := os.ReadFile(filepath.Join(root, "replay", "testdata", "conversation.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -338,6 +343,8 @@ func TestYAML(t *testing.T) {
 				}
 			case strings.Contains(c.text, "kind: EndpointPickerConfig"):
 				run(t, "", program(t, "tandem"), "check", file)
+			case strings.HasPrefix(c.text, "# classes.yaml\n"):
+				run(t, "", program(t, "tandem"), "replay", "--requests", "5", "--classes", file)
 			case p.name == "charts/tandem/README.md": // values of the chart
 				dir := t.TempDir()
 				writeExampleFiles(t, dir)

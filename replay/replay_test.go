@@ -370,7 +370,7 @@ func TestSummary(t *testing.T) {
 	}}
 	s := r.Summary(SLO{TTFT: 3 * time.Second, TPOT: 150 * time.Millisecond})
 	want := Summary{Requests: 5, Refused: 1, TTFT: Quantiles{2000, 4000, 4000}, TPOT: Quantiles{100, 200, 200}, E2E: Quantiles{3000, 5000, 5000},
-		Waited: Quantiles{0, 1000, 1000}, Goodput: 0.2, Throughput: 3.4, PerGPU: 0.85, RemoteShare: 0.5, GPUSeconds: 40, HitRate: 0.25, Preemptions: 2,
+		Waited: Quantiles{0, 1000, 1000}, Met: 0.4, Goodput: 0.2, Throughput: 3.4, PerGPU: 0.85, RemoteShare: 0.5, GPUSeconds: 40, HitRate: 0.25, Preemptions: 2,
 		Unfinished: 3}
 	if s != want {
 		t.Errorf("%+v, want\n%+v", s, want)

@@ -43,7 +43,6 @@ type Result struct {
 	KVBytes float64       // that crossed the network
 	// Unfinished is how many other requests had not ended when the last one arrived.
 	Unfinished int
-	Story      *Story   // of the request that Options.Explain names; nil if it names none
 	Timeline   []Sample // in the order of time; at each moment one of each role
 
 	itl histogram
@@ -80,6 +79,7 @@ type Summary struct {
 	TTFT, TPOT  Quantiles
 	ITL, E2E    Quantiles
 	Waited      Quantiles
+	Met         float64 // share of the requests that met the SLO
 	Goodput     float64 // requests in a second that met the SLO
 	Throughput  float64 // tokens of answers in a second
 	PerGPU      float64 // tokens of answers in a second, for each GPU of the pool
@@ -96,6 +96,18 @@ func (r *Result) Summary(slo SLO) Summary {
 	s := r.summary(slo, "", true)
 	s.KVBytes, s.GPUSeconds, s.ITL, s.Unfinished = r.KVBytes, float64(r.GPUs)*r.End.Seconds(), r.itl.quantiles(), r.Unfinished
 	return s
+}
+
+// Load returns the requests that arrived in a second.
+func (r *Result) Load() float64 {
+	last := time.Duration(0)
+	for i := range r.Records {
+		last = max(last, r.Records[i].Due)
+	}
+	if last == 0 {
+		return 0
+	}
+	return float64(len(r.Records)-1) / last.Seconds()
 }
 
 // ClassSummary is what became of the requests of one class.
@@ -147,6 +159,9 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 		s.Preemptions += one.Preempted
 	}
 	s.TTFT, s.TPOT, s.E2E, s.Waited = quantiles(ttft), quantiles(tpot), quantiles(e2e), quantiles(waited)
+	if s.Requests > 0 {
+		s.Met = float64(met) / float64(s.Requests)
+	}
 	if answered := len(ttft); answered > 0 && r.End > 0 {
 		s.Goodput, s.Throughput = float64(met)/r.End.Seconds(), float64(output)/r.End.Seconds()
 		s.PerGPU = s.Throughput / float64(max(1, r.GPUs))

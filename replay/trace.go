@@ -3,6 +3,7 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -45,6 +46,11 @@ type Trace struct {
 	Classes     []Class // none: all requests are alike
 	// Concurrency has so many sessions run at a time: when one ends, the next begins, whatever its Due. 0: sessions begin when due.
 	Concurrency int
+}
+
+// Closed reports whether arrivals depend on the ends of requests.
+func (t *Trace) Closed() bool {
+	return t.Concurrency > 0 || slices.ContainsFunc(t.Requests, func(r Request) bool { return r.After > 0 })
 }
 
 // refusalPause is after how long the next session begins in the place of one whose last turn was refused.

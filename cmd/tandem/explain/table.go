@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// Text formats an explanation: the request, the decision with its numbers, and the best top candidates of each stage; 0: all.
-func Text(x *epp.Explanation, top int) string {
+// table formats an explanation: the request, the decision with its numbers, and every candidate of each stage.
+func (s *settings) table(x *epp.Explanation) string {
 	var b strings.Builder
 	r := x.Request
 	if r.API != "" {
@@ -36,7 +36,7 @@ func Text(x *epp.Explanation, top int) string {
 	}
 	costs(&b, x.Trace.Deciders)
 	for _, stage := range x.Trace.Stages {
-		writeStage(&b, stage, top)
+		s.stage(&b, stage)
 	}
 	return b.String()
 }
@@ -92,7 +92,7 @@ func parameters(p map[string]any) string {
 	return strings.Join(all, ", ")
 }
 
-func writeStage(b *strings.Builder, stage epp.StageTrace, top int) {
+func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
 	fmt.Fprintf(b, "\n%s stage, profile %s\n", stage.Stage, stage.Profile)
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	scorers := scorersOf(stage)
@@ -107,8 +107,8 @@ func writeStage(b *strings.Builder, stage epp.StageTrace, top int) {
 	}
 	fmt.Fprint(w, "total\twhy\n")
 	shown := stage.Candidates
-	if top > 0 && len(shown) > top {
-		shown = shown[:top]
+	if s.Top > 0 && len(shown) > s.Top {
+		shown = shown[:s.Top]
 	}
 	for _, c := range shown {
 		row(w, c, signals, len(scorers))

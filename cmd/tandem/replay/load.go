@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -9,84 +10,198 @@ import (
 	"path/filepath"
 
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
+	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/replay"
 )
 
-// source makes the requests of a run.
+// source makes the requests of runs.
 type source struct {
-	name  string
-	trace *workload.Trace // nil: synthetic
-	flags *loadFlags
-	seed  uint64
+	name     string
+	trace    *workload.Trace // nil: synthetic
+	shape    *workload.Shape // of a synthetic load
+	arrivals workload.Arrivals
+	classes  []workload.Class
+	flags    *loadFlags
+	seed     uint64
 }
 
 // source reads the trace; without one the load is synthetic. Lines that cannot be used are named on warnings.
 func (f *loadFlags) source(files []string, seed int, warnings io.Writer) (*source, error) {
 	s := &source{flags: f, seed: uint64(seed)}
-	if len(files) == 0 {
-		s.name = fmt.Sprintf("%s-%v-%v-%v", f.Arrivals, f.Rate, f.Input, f.Output)
-		return s, nil
+	var err error
+	if f.Classes != "" {
+		data, err := epp.ReadFile(f.Classes, maxClasses)
+		if err == nil {
+			s.classes, err = workload.ReadClasses(data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Classes, err)
+		}
 	}
-	file, err := os.Open(files[0])
+	lengths := f.Input != workload.Lengths{} || f.Output != workload.Lengths{}
+	switch {
+	case len(files) > 0 && (lengths || f.Shape != ""):
+		return nil, errors.New("a trace has lengths of its own: leave out --shape, --input-tokens and --output-tokens")
+	case f.Shape != "" && lengths:
+		return nil, errors.New("a shape has lengths of its own: leave out --input-tokens and --output-tokens")
+	case f.Sessions && len(files) == 0:
+		return nil, errors.New("--sessions is for traces: those of shapes always wait for their answers")
+	case len(files) > 0:
+		err = s.read(files[0], warnings)
+	default:
+		s.synthetic()
+	}
+	if f.Rate != (workload.Rates{}) {
+		s.arrivals.Rates = f.Rate
+	}
+	if f.Arrivals != "" {
+		s.arrivals.Constant = f.Arrivals == "constant"
+	}
+	return s, err
+}
+
+// maxClasses is the size of a file of classes at most.
+const maxClasses = 1 << 20
+
+// synthetic makes the load a shape.
+func (s *source) synthetic() {
+	f := s.flags
+	if shape, ok := workload.ShapeOf(f.Shape); ok {
+		s.name, s.shape, s.arrivals = shape.Name, &shape, shape.Arrivals
+		return
+	}
+	input, output := workload.Lengths{Least: 4096, Most: 4096}, workload.Lengths{Least: 256, Most: 256}
+	if f.Input != (workload.Lengths{}) {
+		input = f.Input
+	}
+	if f.Output != (workload.Lengths{}) {
+		output = f.Output
+	}
+	s.shape, s.arrivals.Rates = workload.Plain(input, output), workload.Rates{First: 4, Last: 4}
+	how, rate := "poisson", s.arrivals.Rates
+	if f.Rate != (workload.Rates{}) {
+		rate = f.Rate
+	}
+	if f.Arrivals != "" {
+		how = f.Arrivals
+	}
+	s.name = fmt.Sprintf("%s-%v-%v-%v", how, rate, input, output)
+}
+
+// read reads a trace.
+func (s *source) read(name string, warnings io.Writer) error {
+	file, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
 	left := 0
 	s.trace, err = workload.ReadTrace(file, func(unusable error) error {
-		if f.Strict {
+		if s.flags.Strict {
 			return unusable
 		}
 		if left++; left <= maxNamed {
-			fmt.Fprintf(warnings, "warning: %s: %v: it is left out\n", files[0], unusable)
+			fmt.Fprintf(warnings, "warning: %s: %v: it is left out\n", name, unusable)
 		}
 		return nil
 	})
 	if left > maxNamed {
-		fmt.Fprintf(warnings, "warning: %s: %d further lines are left out\n", files[0], left-maxNamed)
+		fmt.Fprintf(warnings, "warning: %s: %d further lines are left out\n", name, left-maxNamed)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", files[0], err)
+	switch f := s.flags; {
+	case err != nil:
+		return fmt.Errorf("%s: %w", name, err)
+	case f.Arrivals != "" && f.Rate == workload.Rates{}:
+		return errors.New("a trace has arrivals of its own: --arrivals needs a --rate that replaces them")
+	case s.trace.Untimed && f.Rate == workload.Rates{} && len(f.Concurrency) == 0:
+		return fmt.Errorf("%s does not say when requests came: use --rate or --concurrency", name)
+	case f.Sessions && !s.trace.HasSessions():
+		return fmt.Errorf("%s names no sessions: leave out --sessions", name)
 	}
-	s.name = filepath.Base(files[0])
-	return s, nil
+	s.trace.Sessions, s.name = s.flags.Sessions, filepath.Base(name)
+	return nil
 }
 
 // maxNamed is how many lines that cannot be used are named.
 const maxNamed = 20
 
-// requests returns the requests at a speed.
-func (s *source) requests(speed float64) *replay.Trace {
-	bound := workload.Bound{Requests: s.flags.Requests, Span: math.MaxInt64}
-	var calls []workload.Call
-	if s.trace != nil {
-		if bound.Requests == 0 {
-			bound.Requests = -1
-		}
-		at := *s.trace
-		at.Speed = speed
-		calls = at.Calls(nil, bound)
-	} else {
-		if bound.Requests == 0 {
-			bound.Requests = 1000
-		}
-		synthetic := workload.Synthetic{Input: s.flags.Input, Output: s.flags.Output, Rate: s.flags.Rate * speed, Constant: s.flags.Arrivals == "constant"}
-		calls = synthetic.Calls(rand.New(rand.NewPCG(s.seed, 0)), bound)
+// concurrencies returns how many sessions run at a time, in each run; 0: they begin when due.
+func (s *source) concurrencies() []int {
+	switch {
+	case len(s.flags.Concurrency) > 0:
+		return s.flags.Concurrency
+	case s.shape != nil && s.flags.Rate == workload.Rates{}:
+		return []int{s.shape.Concurrency}
 	}
-	t := &replay.Trace{Requests: make([]replay.Request, 0, len(calls))}
-	for _, c := range calls {
-		if len(c.Blocks) > 0 {
-			t.BlockTokens = c.BlockTokens
-		}
-		t.Requests = append(t.Requests, replay.Request{Due: c.Due, Input: c.Input, Output: c.Output, Blocks: c.Blocks})
-	}
-	return t
+	return []int{0}
 }
 
-// load returns the requests in a second.
+// requests returns the requests at a speed, of so many sessions at a time.
+func (s *source) requests(speed float64, concurrency int) (*replay.Trace, error) {
+	calls, named := s.calls(), []workload.Class(nil)
+	if s.trace != nil {
+		named = s.trace.Classes
+	}
+	if s.arrivals.Rates != (workload.Rates{}) && concurrency == 0 {
+		s.arrivals.Space(rand.New(rand.NewPCG(s.seed, 3)), calls)
+	}
+	workload.Hasten(calls, speed)
+	classes, err := workload.Classify(rand.New(rand.NewPCG(s.seed, 2)), calls, named, s.classes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.flags.Classes, err)
+	}
+	t := &replay.Trace{Requests: make([]replay.Request, len(calls)), Concurrency: concurrency}
+	for _, c := range classes {
+		t.Classes = append(t.Classes, replay.Class{Name: c.Name, Model: c.Model, Flow: c.Flow, Priority: c.Priority, SLO: replay.SLO{TTFT: c.TTFT, TPOT: c.TPOT}})
+	}
+	for i := range calls {
+		c := &calls[i]
+		r := replay.Request{Due: c.Due, Input: c.Input, Output: c.Output, Blocks: c.Blocks, After: c.After, Class: c.Class}
+		if c.After > 0 {
+			r.Due = c.Think
+		}
+		if len(c.Streams) > 0 {
+			r.Streams = streams(calls, t.Requests, c)
+		}
+		if len(c.Blocks)+len(c.Streams) > 0 {
+			t.BlockTokens = c.BlockTokens
+		}
+		t.Requests[i] = r
+	}
+	return t, nil
+}
+
+// calls returns the calls at their own speed.
+func (s *source) calls() []workload.Call {
+	n := s.flags.Requests
+	if s.trace != nil {
+		if n == 0 {
+			n = -1 // all
+		}
+		return s.trace.Calls(nil, workload.Bound{Requests: n, Span: math.MaxInt64})
+	}
+	if n == 0 {
+		n = s.shape.Requests
+	}
+	return s.shape.Calls(rand.New(rand.NewPCG(s.seed, 0)), n)
+}
+
+// streams returns the streams of a call, which the turns of a session share.
+func streams(calls []workload.Call, requests []replay.Request, c *workload.Call) []replay.Stream {
+	if c.After > 0 && &calls[c.After-1].Streams[0] == &c.Streams[0] {
+		return requests[c.After-1].Streams
+	}
+	all := make([]replay.Stream, len(c.Streams))
+	for i, one := range c.Streams {
+		all[i] = replay.Stream(one)
+	}
+	return all
+}
+
+// load returns the requests in a second; of closed loops, which have no rate of their own, 0.
 func load(t *replay.Trace) float64 {
 	n := len(t.Requests)
-	if n < 2 || t.Requests[n-1].Due == 0 {
+	if n < 2 || t.Closed() || t.Requests[n-1].Due == 0 {
 		return 0
 	}
 	return float64(n-1) / t.Requests[n-1].Due.Seconds()

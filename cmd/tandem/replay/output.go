@@ -62,6 +62,10 @@ func columns(runs []*run) []column {
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.threshold != nil }) {
 		all = slices.Insert(all, 1, column{"threshold", (*run).thresholdText})
 	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.requests.Concurrency > 0 }) {
+		at := slices.IndexFunc(all, func(c column) bool { return c.name == "load/s" })
+		all = slices.Insert(all, at, column{"concurrency", func(r *run) string { return strconv.Itoa(r.requests.Concurrency) }})
+	}
 	return all
 }
 
@@ -73,13 +77,13 @@ func (r *run) thresholdText() string {
 	return strconv.Itoa(*r.threshold)
 }
 
-// write prints runs, in their order, and what is known of their why.
-func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
+// write prints runs, in their order.
+func (o *outputFlags) write(w io.Writer, runs []*run) error {
 	if o.JSON {
-		return writeJSON(w, runs, why)
+		return writeJSON(w, runs)
 	}
 	shown := columns(runs)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	t := aligned(w)
 	row := func(cell func(c column) string) {
 		var cells strings.Builder
 		for _, c := range shown {
@@ -94,12 +98,42 @@ func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	text, err := why.text()
-	if err != nil {
+	if err := writeClasses(w, runs); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\nTimes in ms. %s\n%s", o.goal(), text)
+	_, err := fmt.Fprintf(w, "\nTimes in ms. %s\n", o.goal())
 	return err
+}
+
+func aligned(w io.Writer) *tabwriter.Writer {
+	return tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+}
+
+// writeClasses prints what became of each class of each run, if there are any.
+func writeClasses(w io.Writer, runs []*run) error {
+	if !slices.ContainsFunc(runs, func(r *run) bool { return len(r.classes) > 0 }) {
+		return nil
+	}
+	t := aligned(w)
+	fmt.Fprintln(t, "\nrun\tclass\trequests\trefused\tTTFT p50\tp95\tp99\tTPOT p50\tp95\tp99\tE2E p95\tSLO\tmet\tgoodput/s\t")
+	for i, r := range runs {
+		for _, c := range r.classes {
+			fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f%%\t%.3g\t\n", i+1, c.Name, c.Requests, c.Refused, ms(c.TTFT.P50), ms(c.TTFT.P95), ms(c.TTFT.P99),
+				ms(c.TPOT.P50), ms(c.TPOT.P95), ms(c.TPOT.P99), ms(c.E2E.P95), objective(c.SLO), 100*c.Met, c.Goodput)
+		}
+	}
+	return t.Flush()
+}
+
+// objective writes an SLO as short as it can be.
+func objective(s replay.SLO) string {
+	bound := func(d time.Duration) string {
+		if d == 0 {
+			return "–"
+		}
+		return d.String()
+	}
+	return bound(s.TTFT) + "/" + bound(s.TPOT)
 }
 
 // goal says what goodput counts.
@@ -123,6 +157,7 @@ type shown struct {
 	Config      string           `json:"config"`
 	Threshold   *int             `json:"threshold,omitempty"` // if --threshold gave it one
 	Pool        string           `json:"pool,omitempty"`      // if there are several
+	Concurrency int              `json:"concurrency,omitempty"`
 	Engine      string           `json:"engine"`
 	Trace       string           `json:"trace"`
 	Load        float64          `json:"load"`
@@ -147,13 +182,34 @@ type details struct {
 	HitRate     float64          `json:"hit_rate"`
 	KVBytes     float64          `json:"kv_bytes"`
 	Preemptions int              `json:"preemptions"`
+	Classes     []classDetails   `json:"classes,omitempty"`
 }
 
-func writeJSON(w io.Writer, runs []*run, why *whys) error {
+// classDetails are the numbers of a class of requests.
+type classDetails struct {
+	Class    string           `json:"class"`
+	SLOTTFT  float64          `json:"slo_ttft_ms"` // 0: any
+	SLOTPOT  float64          `json:"slo_tpot_ms"`
+	Requests int              `json:"requests"`
+	Refused  int              `json:"refused"`
+	TTFT     replay.Quantiles `json:"ttft_ms"`
+	TPOT     replay.Quantiles `json:"tpot_ms"`
+	E2E      replay.Quantiles `json:"e2e_ms"`
+	Met      float64          `json:"met"` // share of the requests
+	Goodput  float64          `json:"goodput"`
+}
+
+func (r *run) classDetails() (all []classDetails) {
+	for _, c := range r.classes {
+		all = append(all, classDetails{c.Name, millis(c.SLO.TTFT), millis(c.SLO.TPOT), c.Requests, c.Refused, c.TTFT, c.TPOT, c.E2E, c.Met, c.Goodput})
+	}
+	return all
+}
+
+func writeJSON(w io.Writer, runs []*run) error {
 	all := struct {
 		Runs []shown `json:"runs"`
-		*whys
-	}{[]shown{}, why}
+	}{Runs: []shown{}}
 	several := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
 	for _, r := range runs {
 		pool := ""
@@ -161,8 +217,8 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 			pool = r.pool.String()
 		}
 		s := &r.summary
-		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions}})
+		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
+			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -177,6 +233,7 @@ type line struct {
 	Engine    string  `json:"engine"`
 	Load      float64 `json:"load"`
 	Request   int     `json:"request"` // of the trace, from 1
+	Class     string  `json:"class,omitempty"`
 	Due       float64 `json:"due_ms"`
 	Input     int     `json:"input_tokens"`
 	Output    int     `json:"output_tokens"`
@@ -207,14 +264,17 @@ func (o *outputFlags) perRequest(runs []*run) (err error) {
 	for _, r := range runs {
 		for i := range r.result.Records {
 			one := &r.result.Records[i]
-			verdict := "local"
+			verdict, class := "local", ""
+			if len(r.result.Classes) > 0 {
+				class = r.result.Classes[one.Class].Name
+			}
 			switch {
 			case one.Refused:
 				verdict = "refused"
 			case one.Remote:
 				verdict = "remote"
 			}
-			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), r.engine, r.load, one.Index + 1, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
+			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), r.engine, r.load, one.Index + 1, class, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
 				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
 				return err
 			}

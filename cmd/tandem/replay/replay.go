@@ -27,19 +27,14 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return boot.Usagef("want one TRACE, got %d", len(files))
 	}
 	runs, err := s.plan(files, std.Stderr)
-	if err == nil {
-		err = s.Why.possible(runs)
-	}
 	if err != nil {
 		return boot.Configf("%w", err)
 	}
 	began := time.Now()
-	failed := perform(ctx, runs, s.slo(), s.Output.PerRequest != "" || s.Why.Compare, std.Stderr)
+	failed := perform(ctx, runs, s.slo(), s.Output.PerRequest != "", std.Stderr)
 	done := finished(runs)
 	fmt.Fprintf(std.Stderr, "%d of %d runs, %.1f s\n", len(done), len(runs), time.Since(began).Seconds())
-	why, err := s.why(ctx, done)
-	failed = errors.Join(failed, err)
-	if err := errors.Join(s.Output.write(std.Stdout, done, &why), s.Output.perRequest(done), s.Output.page(done, &why)); err != nil {
+	if err := errors.Join(s.Output.write(std.Stdout, done), s.Output.perRequest(done), s.Output.page(done)); err != nil {
 		return fmt.Errorf("writing the results: %w", err)
 	}
 	if errors.Is(failed, context.Canceled) { // an interrupted sweep must not look like a whole one: it ends with CodeFailed
@@ -56,7 +51,7 @@ type run struct {
 	config, engine, trace string
 	threshold             *int // that the configuration got by --threshold; nil: its own
 	pool                  replay.Pool
-	load                  float64
+	load                  float64 // requests in a second; of a closed loop, only known when it is done
 	options               replay.Options
 	requests              *replay.Trace
 	ended                 atomic.Int64 // requests
@@ -64,12 +59,12 @@ type run struct {
 	done       bool
 	result     *replay.Result // nil unless its records are wanted
 	summary    replay.Summary
+	classes    []replay.ClassSummary
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
-	story      *replay.Story // nil unless one is wanted
 }
 
-// plan lists the runs: each configuration on each pool, engine and speed. The error says why one of them is not possible.
+// plan lists the runs: each configuration on each pool, engine, speed and concurrency. The error says why one of them is not possible.
 func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err error) {
 	configs, err := s.Picker.configs(warnings)
 	if err != nil {
@@ -80,27 +75,40 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 		return nil, fmt.Errorf("reading the trace: %w", err)
 	}
 	for _, speed := range s.Load.Speeds {
-		requests := from.requests(speed)
-		for _, name := range s.Pool.Engines {
-			m, err := s.Pool.model(name)
+		for _, concurrency := range from.concurrencies() {
+			requests, err := from.requests(speed, concurrency)
 			if err != nil {
-				return nil, fmt.Errorf("reading the engine: %w", err)
+				return nil, err
 			}
-			for _, pool := range s.Pool.Pools {
-				for _, c := range configs {
-					r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, pool: pool, load: load(requests), requests: requests,
-						options: replay.Options{Config: c.config, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
-							Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
-							Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed), Explain: s.Why.Explain}}
-					r.options.Ended = &r.ended
-					if err := r.options.Check(requests); err != nil {
-						return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)
-					}
-					if err := r.options.Supported(); err != nil {
-						return nil, fmt.Errorf("configuration %s: %w", c.name, err)
-					}
-					runs = append(runs, r)
+			if runs, err = s.under(runs, from.name, requests, configs); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return runs, nil
+}
+
+// under adds the runs under one load.
+func (s *settings) under(runs []*run, trace string, requests *replay.Trace, configs []named) ([]*run, error) {
+	for _, name := range s.Pool.Engines {
+		m, err := s.Pool.model(name)
+		if err != nil {
+			return nil, fmt.Errorf("reading the engine: %w", err)
+		}
+		for _, pool := range s.Pool.Pools {
+			for _, c := range configs {
+				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: trace, pool: pool, load: load(requests), requests: requests,
+					options: replay.Options{Config: c.config, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
+						Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
+						Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed)}}
+				r.options.Ended = &r.ended
+				if err := r.options.Check(requests); err != nil {
+					return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)
 				}
+				if err := r.options.Supported(); err != nil {
+					return nil, fmt.Errorf("configuration %s: %w", c.name, err)
+				}
+				runs = append(runs, r)
 			}
 		}
 	}

@@ -1,11 +1,15 @@
 package replay_test
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/internal/boottest"
 	"github.com/tandem-serving/tandem/cmd/tandem/replay"
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 )
 
 func TestMain(m *testing.M) {
@@ -13,3 +17,16 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) { boottest.Scripts(t) }
+
+// TestShapesAreOnTheirPage: the page says of each shape what it is.
+func TestShapesAreOnTheirPage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/replay.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range workload.Shapes() {
+		if row := fmt.Sprintf("| `%s` | %s |\n", s.Name, s.About); !strings.Contains(string(page), row) {
+			t.Errorf("docs/replay.md lacks the row %s", row)
+		}
+	}
+}

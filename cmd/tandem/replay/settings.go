@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,7 +26,6 @@ type settings struct {
 	Pool    poolFlags    `group:"Pool"`
 	Network networkFlags `group:"Network"`
 	Load    loadFlags    `group:"Load"`
-	Why     whyFlags     `group:"Why"`
 	Output  outputFlags  `group:"Output"`
 
 	_ struct{} `flag:"check" refused:"tandem check checks a configuration"`
@@ -61,32 +59,17 @@ type networkFlags struct {
 }
 
 type loadFlags struct {
-	Speeds   []float64        `flag:"speed" arg:"FACTOR[,…]" help:"2: requests come twice as fast. Several speeds are compared"`
-	Requests int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, 1000 without one"`
-	Strict   bool             `flag:"strict" help:"end if a line of the trace cannot be used; otherwise it is named and left out"`
-	Rate     float64          `flag:"rate" arg:"NUMBER" help:"without a trace: requests in a second"`
-	Arrivals string           `flag:"arrivals" enum:"poisson,constant" help:"without a trace: how requests are spaced"`
-	Input    workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"without a trace: length of prompts, or a range of equally likely lengths: 256-1024"`
-	Output   workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"without a trace: length of answers, likewise"`
-}
-
-type whyFlags struct {
-	Explain int  `flag:"explain" arg:"NUMBER" help:"print why this request of the trace, from 1, went where it went, and what was done there step by step"`
-	Compare bool `flag:"compare" help:"of each configuration and threshold against the first one: the first pick that differs, and the requests that lost and gained most"`
-}
-
-// possible returns why the flags ask for what the runs cannot tell; nil if they can.
-func (f *whyFlags) possible(runs []*run) error {
-	if n := len(runs[0].requests.Requests); f.Explain > n {
-		return fmt.Errorf("--explain=%d: there are only %d requests", f.Explain, n)
-	}
-	same := func(r *run) bool {
-		return r.pool == runs[0].pool && r.engine == runs[0].engine && r.requests == runs[0].requests
-	}
-	if f.Compare && !slices.ContainsFunc(runs[1:], same) {
-		return errors.New("--compare needs two configurations or two thresholds")
-	}
-	return nil
+	Speeds      []float64        `flag:"speed" arg:"FACTOR[,…]" help:"2: requests come, and users think, twice as fast. Several speeds are compared"`
+	Requests    int              `flag:"requests" arg:"NUMBER" help:"use only the first ones. Default: all of a trace, those of a shape, 1000 without either"`
+	Strict      bool             `flag:"strict" help:"end if a line of the trace cannot be used; otherwise it is named and left out"`
+	Sessions    bool             `flag:"sessions" help:"have the turns of a session, where the trace names sessions, wait for the answer before, and then as long as in the trace"`
+	Shape       string           `flag:"shape" arg:"NAME" help:"synthetic load of a well-known kind instead of a trace, such as chat or b2b-saas; replay.md lists them"`
+	Rate        workload.Rates   `flag:"rate" arg:"NUMBER|FROM-TO" help:"sessions that begin in a second, instead of the arrivals of the trace or the shape; FROM-TO changes evenly. Default without either: 4"`
+	Arrivals    string           `flag:"arrivals" enum:"poisson,constant" help:"how they are spaced. Default: as the shape has them, or poisson"`
+	Concurrency []int            `flag:"concurrency" arg:"NUMBER[,…]" help:"so many sessions run at a time, and when one ends the next begins. Several numbers are compared"`
+	Classes     string           `flag:"classes" arg:"FILE" help:"classes of requests (YAML): shares, priorities, fairness ids, LoRA adapters, objectives"`
+	Input       workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"without a trace and a shape: length of prompts, or a range of equally likely lengths: 256-1024. Default: 4096"`
+	Output      workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"length of answers, likewise. Default: 256"`
 }
 
 type outputFlags struct {
@@ -102,7 +85,7 @@ func defaults() settings {
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
 		Pool:    poolFlags{Pools: []replay.Pool{{Prefill: 4, Decode: 12}}, Engines: []string{"llama-70b-h100-tp4"}, Scheduler: "vllm", Overhead: 2 * time.Millisecond},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, Hop: time.Millisecond},
-		Load:    loadFlags{Speeds: []float64{1}, Rate: 4, Arrivals: "poisson", Input: workload.Lengths{Least: 4096, Most: 4096}, Output: workload.Lengths{Least: 256, Most: 256}},
+		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
 	}
 }
@@ -131,10 +114,23 @@ func (s *settings) Validate(p *boot.Problems) {
 		p.Require(speed > 0, "speed", "must be positive")
 	}
 	p.Require(s.Load.Requests >= 0, "requests", "must not be negative")
-	p.Require(s.Load.Rate > 0, "rate", "must be positive")
-	p.Require(s.Why.Explain >= 0, "explain", "must not be negative")
+	for _, n := range s.Load.Concurrency {
+		p.Require(n > 0, "concurrency", "must be positive")
+	}
+	p.Require(len(s.Load.Concurrency) == 0 || s.Load.Rate == workload.Rates{}, "rate", "cannot be combined with --concurrency")
+	_, ok := workload.ShapeOf(s.Load.Shape)
+	p.Require(ok || s.Load.Shape == "", "shape", "must be one of %s", shapeNames())
 	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
+}
+
+// shapeNames lists the shapes.
+func shapeNames() string {
+	var all []string
+	for _, shape := range workload.Shapes() {
+		all = append(all, shape.Name)
+	}
+	return strings.Join(all, ", ")
 }
 
 // named is a configuration with what tables show of it.

@@ -54,7 +54,10 @@ func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
 	if err != nil {
 		return err
 	}
-	r.summary, r.timeline, r.story, r.done = result.Summary(slo), result.Timeline, result.Story, true
+	r.summary, r.classes, r.timeline, r.done = result.Summary(slo), result.ByClass(slo), result.Timeline, true
+	if r.requests.Closed() {
+		r.load = result.Load()
+	}
 	var ttft, tpot []time.Duration
 	for i := range result.Records {
 		if one := &result.Records[i]; !one.Refused {
@@ -170,6 +173,9 @@ func (r *run) name() string {
 	parts := []string{r.config, r.pool.String(), r.engine}
 	if r.threshold != nil {
 		parts = slices.Insert(parts, 1, fmt.Sprintf("threshold %d", *r.threshold))
+	}
+	if r.requests.Concurrency > 0 {
+		parts = append(parts, fmt.Sprintf("%d at a time", r.requests.Concurrency))
 	}
 	return strings.Join(parts, " ") + fmt.Sprintf(" at %.3g/s", r.load)
 }
