@@ -127,6 +127,17 @@ type Ranked interface {
 	UseRanks(prefill, decode pd.Rank)
 }
 
+// Rerouter is an Attempt whose decode engine remembers the process of a prefill pod. If that is started anew before the engine notices,
+// the legs of all attempts wait in vain, although both engines are healthy.
+type Rerouter interface {
+	// Misrouted reports whether this is why both legs have been silent for some seconds. get gets a page of the engine of one role. It
+	// may be called while the legs run.
+	Misrouted(ctx context.Context, get func(ctx context.Context, role pd.Role, path string) ([]byte, error)) (bool, error)
+	// Forget returns a request that is POSTed to the decode engine as JSON. When it has ended, in whatever way, the engine has
+	// forgotten the process.
+	Forget() (path string, body []byte)
+}
+
 // Aborter is an Attempt whose engines need a request to learn that a leg was cancelled, because they are slow to notice that
 // its connection was closed.
 type Aborter interface {

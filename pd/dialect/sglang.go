@@ -28,13 +28,16 @@ type sglang struct {
 	ask     func(ctx context.Context, prefill pd.Target, path string) ([]byte, error)
 	mu      sync.Mutex
 	servers map[pd.Target]sglangServer
+	proved  map[pd.Target]string // the last process of each pod that has handed a request over
 }
 
 // sglangServer is what a prefill pod says of itself.
 type sglangServer struct {
 	port  int // of its bootstrap server
 	ranks int // data-parallel ranks
-	asked time.Time
+	// started differs between two processes; "" if the pod has not said it.
+	started string
+	asked   time.Time
 }
 
 const (
@@ -54,7 +57,7 @@ const (
 )
 
 func newSGLang(o Options) Dialect {
-	return &sglang{port: o.BootstrapPort, ask: o.Ask, servers: map[pd.Target]sglangServer{}}
+	return &sglang{port: o.BootstrapPort, ask: o.Ask, servers: map[pd.Target]sglangServer{}, proved: map[pd.Target]string{}}
 }
 
 // Shape implements Dialect.
@@ -111,7 +114,9 @@ func (d *sglang) known(prefill pd.Target) (s sglangServer, current bool) {
 	defer d.mu.Unlock()
 	s, ok := d.servers[prefill]
 	if ok && time.Since(s.asked) >= serverTrust {
-		d.servers[prefill] = sglangServer{s.port, s.ranks, time.Now()}
+		asked := s
+		asked.asked = time.Now()
+		d.servers[prefill] = asked
 		return s, false
 	}
 	return s, ok
@@ -135,6 +140,9 @@ func (d *sglang) askServer(ctx context.Context, prefill pd.Target) (sglangServer
 		Mode  string `json:"disaggregation_mode"`
 		Port  int    `json:"disaggregation_bootstrap_port"`
 		Ranks int    `json:"dp_size"`
+		// Which process it is: by default a random number, and how long its start took to the nanosecond.
+		Seed  json.RawMessage `json:"random_seed"`
+		Start json.RawMessage `json:"startup_time"`
 	}
 	if err := json.Unmarshal(answer, &info); err != nil {
 		return sglangServer{}, fmt.Errorf("reading its /server_info: %w", err)
@@ -145,7 +153,7 @@ func (d *sglang) askServer(ctx context.Context, prefill pd.Target) (sglangServer
 	if info.Port < 1 || info.Port > 65535 {
 		return sglangServer{}, fmt.Errorf("its /server_info names the bootstrap port %d", info.Port)
 	}
-	return sglangServer{port: info.Port, ranks: info.Ranks}, nil
+	return sglangServer{port: info.Port, ranks: info.Ranks, started: string(info.Seed) + string(info.Start)}, nil
 }
 
 // forget has a prefill pod asked again at its next attempt, if what is known of it is at least so old.
@@ -365,6 +373,7 @@ func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 	if a.dialect.Unfinished(answer) {
 		return nil, errAborted
 	}
+	a.dialect.prove(a.prefill, a.server.started)
 	if a.Lacks() {
 		var err error
 		if a.missing, err = readSGLangLogprobs(a.request, answer); err != nil {
@@ -414,4 +423,5 @@ var (
 	_ Aborter        = (*sglangAttempt)(nil)
 	_ Ranked         = (*sglangAttempt)(nil)
 	_ Completer      = (*sglangAttempt)(nil)
+	_ Rerouter       = (*sglangAttempt)(nil)
 )

@@ -1,11 +1,15 @@
 package dialect_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -170,5 +174,72 @@ func TestSGLangCheck(t *testing.T) {
 		if err := d.(dialect.Checker).Check(asked(t, pd.APISGLang, in)); (err == nil) != right {
 			t.Errorf("%s: %v", in, err)
 		}
+	}
+}
+
+// Decode looks for a former process of prefill only if there was one, and requests wait at both engines for each other.
+func TestSGLangMisrouted(t *testing.T) {
+	cases := []struct {
+		name               string
+		before, after      string // random seeds of the process that served, and of the one that is there
+		bootstrap, waiting int
+		want               bool
+	}{
+		{"another process", "1", "2", 1, 1, true},
+		{"the same process", "1", "1", 1, 1, false},
+		{"no process has served", "", "2", 1, 1, false},
+		{"prefill computes", "1", "2", 0, 1, false},
+		{"decode has no pages", "1", "2", 1, 0, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				seed := c.before
+				d, _ := dialect.New("sglang", dialect.Options{Ask: func(context.Context, pd.Target, string) ([]byte, error) {
+					return fmt.Appendf(nil, `{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"random_seed":%s}`, cmp.Or(seed, "0")), nil
+				}})
+				attempt := func() dialect.Attempt {
+					a, err := d.Attempt(t.Context(), asked(t, pd.APICompletions, `{"prompt":"x"}`), pd.Target{Host: "10.0.0.7", Port: 8000})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return a
+				}
+				if c.before != "" {
+					if _, err := attempt().Accept([]byte(`{"choices":[]}`)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				seed = c.after
+				silent := attempt()
+				<-time.After(4 * time.Second)
+				got, err := silent.(dialect.Rerouter).Misrouted(t.Context(), func(_ context.Context, role pd.Role, path string) ([]byte, error) {
+					queues := map[pd.Role]string{pd.RolePrefill: fmt.Sprintf(`"prefill_bootstrap_queue_reqs":%d`, c.bootstrap), pd.RoleDecode: fmt.Sprintf(`"decode_transfer_queue_reqs":%d`, c.waiting)}
+					return []byte(`{"loads":[{"disaggregation":{"decode_prealloc_queue_reqs":1,"prefill_inflight_queue_reqs":1}},{"disaggregation":{` + queues[role] + `}}]}`), nil
+				})
+				if got != c.want || err != nil {
+					t.Errorf("%v, %v; want %v", got, err, c.want)
+				}
+			})
+		})
+	}
+}
+
+// The leg after which decode has forgotten a process is a stream of one token, with numbers of its own.
+func TestSGLangForget(t *testing.T) {
+	a := sglangAttempt(t, pd.APICompletions, `{"prompt":"x"}`)
+	a.(dialect.Ranked).UseRanks(0, pd.RankOf(2))
+	var leg struct {
+		Stream bool
+		Room   json.Number `json:"bootstrap_room"`
+		Host   string      `json:"bootstrap_host"`
+		Rank   int         `json:"routed_dp_rank"`
+	}
+	path, one := a.(dialect.Rerouter).Forget()
+	if err := json.Unmarshal(one, &leg); err != nil || path != "/generate" || !leg.Stream || leg.Host != "10.0.0.7" || leg.Rank != 2 || leg.Room == "0" {
+		t.Errorf("%s %s: %v", path, one, err)
+	}
+	if _, another := a.(dialect.Rerouter).Forget(); string(another) == string(one) {
+		t.Error("two legs have the same numbers")
 	}
 }

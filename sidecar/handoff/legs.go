@@ -89,7 +89,10 @@ type Legs struct {
 	stalls      *stallWatch
 	localEngine localEngine
 	down        *downList
+	rerouting   misroutedList
 
+	open      context.Context // ends with Wait
+	close     context.CancelFunc
 	releasing atomic.Int64   // hand-offs that are being released
 	releases  sync.WaitGroup // the goroutines of releases that go on after their exchange
 }
@@ -100,7 +103,8 @@ func New(c Config) *Legs {
 		c.Now = time.Now
 	}
 	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
-		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
+		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log), rerouting: misroutedList{pods: map[pd.Target]bool{}}}
+	legs.open, legs.close = context.WithCancel(context.Background())
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	return legs
 }
@@ -112,7 +116,10 @@ func (legs *Legs) Watch(ctx context.Context) { legs.stalls.run(ctx) }
 func (legs *Legs) Releasing() int { return int(legs.releasing.Load()) }
 
 // Wait waits for the releases under way. No exchange may run any more.
-func (legs *Legs) Wait() { legs.releases.Wait() }
+func (legs *Legs) Wait() {
+	legs.close()
+	legs.releases.Wait()
+}
 
 // background runs a release in a goroutine that goes on after its exchange.
 func (legs *Legs) background(release func()) {

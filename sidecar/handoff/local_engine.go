@@ -57,8 +57,27 @@ func (e *localEngine) doubt() {
 	e.mode.Store(nil)
 }
 
-// maxMode limits the answer that has the local engine's mode (bytes).
-const maxMode = 1 << 20
+// maxPage limits a page of an engine (bytes).
+const maxPage = 1 << 20
+
+// getPage gets a page of an engine.
+func getPage(ctx context.Context, engine transport.Engine, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := engine.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the engine answers %s to %s", resp.Status, path)
+	}
+	return transport.ReadCapped(resp, maxPage)
+}
 
 // whole reports whether the local engine serves requests alone, without a prefill engine. The error says why that is not known.
 func (legs *Legs) whole(ctx context.Context) (bool, error) {
@@ -69,21 +88,7 @@ func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {
 		return mode.whole, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, legs.Decode.URL+d.ModePath(), nil)
-	if err != nil {
-		return false, err
-	}
-	resp, err := legs.Decode.Transport.RoundTrip(req)
-	if err != nil {
-		return false, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return false, fmt.Errorf("the local engine answers %s to %s", resp.Status, d.ModePath())
-	}
-	answer, err := transport.ReadCapped(resp, maxMode)
+	answer, err := getPage(ctx, legs.Decode, d.ModePath())
 	if err != nil {
 		return false, err
 	}

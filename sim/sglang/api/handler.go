@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -56,11 +57,12 @@ type handler struct {
 	engine *sglang.Engine
 	cfg    sglang.Config // the engine's, with defaults
 	faults web.Injector
+	seed   int // of the engine's random numbers, which the real one draws at its start
 }
 
 // NewHandler serves the data port of an engine, whose requests the faults of a list hit.
 func NewHandler(e *sglang.Engine, faults *fault.List) http.Handler {
-	h := &handler{engine: e, cfg: e.Config()}
+	h := &handler{engine: e, cfg: e.Config(), seed: rand.IntN(1 << 30)}
 	h.faults = web.Injector{Engine: e, Faults: faults, Fail: failByFault, Dead: func(c *web.Call) { fault.Cut(c.W, true) }}
 	return h
 }

@@ -114,7 +114,7 @@ func (h *handler) serveServerInfo(c *call) {
 		member("served_model_name", cfg.ServedModelName), member("enable_cache_report", true), member("enable_metrics", true), member("kv_events_config", nil),
 		member("disaggregation_mode", cfg.Mode), member("disaggregation_transfer_backend", "nixl"),
 		member("disaggregation_bootstrap_port", h.bootstrapPort()), member("disaggregation_decode_enable_radix_cache", cfg.DecodeRadixCache),
-		member("kv_events", nil), member("version", sglang.Version), member("frontend", "sim"),
+		member("random_seed", h.seed), member("kv_events", nil), member("version", sglang.Version), member("frontend", "sim"),
 	})
 }
 
