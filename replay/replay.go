@@ -32,6 +32,7 @@ type Options struct {
 	Stale    time.Duration // age from which loads are trusted less
 	Hop      time.Duration // from the pick to the engine, and from one leg to the next
 	Seed     uint64
+	Explain  int           // number of a request, from 1, whose Story is wanted; 0: none
 	Ended    *atomic.Int64 // counts the requests that have ended, so that progress can be shown; may be nil
 }
 
@@ -104,6 +105,7 @@ type flight struct {
 	decision        *epp.Decision
 	prefill, decode *node
 	held            *engine.Request // at prefill
+	story           *Story          // nil unless it is wanted
 }
 
 // Run replays a trace. It ends early, with the error of ctx, if ctx ends.
@@ -277,6 +279,7 @@ func (w *world) pick(i int) {
 		Priority: class.Priority, Headers: class.headers, Bytes: int64(bytesOfToken * r.Input),
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
 			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
+	story := w.story(i, asked)
 	d, err := w.sched.Pick(context.Background(), asked)
 	if err != nil {
 		record.Reason = pd.AsRefusal(err).Reason
@@ -284,7 +287,7 @@ func (w *world) pick(i int) {
 		w.ended(record)
 		return
 	}
-	f := &flight{of: record, request: r, decision: d, decode: w.nodes[d.First()[0].Slot]}
+	f := &flight{of: record, request: r, decision: d, story: story, decode: w.nodes[d.First()[0].Slot]}
 	text = w.prompt(i, w.next != nil && w.next[i] > 0)
 	f.parts = text.shared()
 	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
@@ -308,6 +311,9 @@ func (f *flight) send() {
 }
 
 func (f *flight) add(n *node, r *engine.Request) {
+	waiting, _ := n.engine.Waiting()
+	f.story.add(n, "queued: %d requests wait there, %d run", waiting, n.engine.Running())
+	r.Traced = f.story != nil
 	n.engine.Add(n.world.clock.now, r)
 	n.follow()
 }
@@ -319,6 +325,7 @@ func (n *node) First(now time.Duration, r *engine.Request) {
 		return
 	}
 	f.of.TTFT = now - f.of.Due
+	f.story.computed(n, r, "the first token")
 	f.decision.Reservation.Answered()
 }
 
@@ -329,12 +336,14 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	f.of.Waited += r.Waited
 	f.of.Cached = max(f.of.Cached, r.Cached)
 	if r == f.held {
+		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
 		w.clock.after(w.options.Hop, func() {
 			f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f})
 		})
 		return
 	}
 	f.of.E2E = now - f.of.Due
+	f.story.computed(n, r, "the last token")
 	w.result.End = now
 	w.ended(f.of)
 	f.decision.Reservation.End()
@@ -353,7 +362,11 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
 	f, w := r.Of.(*flight), n.world
 	f.of.Moved = missing
-	w.network.send(f.prefill, n, float64(missing)*float64(w.options.Hardware.KVBytes), func() {
+	bytes := float64(missing) * float64(w.options.Hardware.KVBytes)
+	f.story.add(n, "blocks are reserved, after %v in the queue; %d of %d tokens are not cached here: %.1f MB are sent from %s", rounded(r.Waited), missing, r.Prompt,
+		bytes/1e6, f.prefill.endpoint.Name)
+	w.network.send(f.prefill, n, bytes, func() {
+		f.story.add(n, "the KV cache has arrived, and %s frees its blocks", f.prefill.endpoint.Name)
 		f.prefill.engine.Release(w.clock.now, f.held)
 		f.prefill.follow()
 		n.engine.Arrived(w.clock.now, r)

@@ -43,6 +43,7 @@ type Result struct {
 	KVBytes float64       // that crossed the network
 	// Unfinished is how many other requests had not ended when the last one arrived.
 	Unfinished int
+	Story      *Story   // of the request that Options.Explain names; nil if it names none
 	Timeline   []Sample // in the order of time; at each moment one of each role
 
 	itl histogram

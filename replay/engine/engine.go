@@ -37,11 +37,13 @@ type Request struct {
 	// Hold keeps the blocks after the request is done, until Release: another engine reads them.
 	Hold bool
 	Of   any // the caller's
+	// Traced has the request note the steps that it takes part in, which takes memory.
+	Traced bool
 
 	Preempted int           // times
 	Cached    int           // tokens of the prompt that were in the prefix cache when the request was first scheduled
 	Waited    time.Duration // from Add until it was first scheduled; of a Remote one, until its blocks were reserved
-	Steps     int           // in which it took part
+	Took      []Part        // the steps that it took part in, if Traced
 
 	added               time.Duration
 	computed, generated int
@@ -50,6 +52,15 @@ type Request struct {
 	remote              bool    // its prompt is not computed here: false after a preemption
 	arrived             bool    // the remote KV cache is there
 	step                int     // tokens in this step
+}
+
+// Part is a number of equal steps that a request took part in.
+type Part struct {
+	From, To time.Duration
+	Steps    int
+	Tokens   int // of the request that each step computed
+	New      int // tokens of prompts that each step computed, of all requests
+	Batch    int // requests that got a token in each step
 }
 
 // tokens returns how many tokens the request has now.
@@ -82,6 +93,7 @@ type Engine struct {
 	found   []*part
 
 	run  run
+	step Step // what each step of the run computes; Context is that of the first
 	busy bool
 }
 
@@ -188,7 +200,9 @@ func (e *Engine) Advance(now time.Duration) {
 // ran notes that a request took part in n steps.
 func (e *Engine) ran(now time.Duration, r *Request, n int) {
 	r.computed += r.step * n
-	r.Steps += n
+	if r.Traced {
+		r.Took = append(r.Took, Part{e.run.start, now, n, r.step, e.step.New, e.step.Batch})
+	}
 	e.share(r)
 	r.step = 0
 	if r.computed < r.tokens()+n-1 {
@@ -265,7 +279,7 @@ func (e *Engine) start(now time.Duration) {
 	}
 	overhead := float64(e.config.Overhead) / 1e6
 	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s) + overhead}
-	e.busy = true
+	e.step, e.busy = s, true
 	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) {
 		e.extend(s, overhead)
 	}

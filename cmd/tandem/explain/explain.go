@@ -79,7 +79,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	if err := json.Unmarshal(answer, &x); err != nil {
 		return fmt.Errorf("reading the picker's answer: %w", err)
 	}
-	_, err = io.WriteString(std.Stdout, s.table(&x))
+	_, err = io.WriteString(std.Stdout, Text(&x, s.Top))
 	return err
 }
 

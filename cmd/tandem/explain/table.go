@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// table formats an explanation: the request, the decision with its numbers, and every candidate of each stage.
-func (s *settings) table(x *epp.Explanation) string {
+// Text formats an explanation: the request, the decision with its numbers, and the best top candidates of each stage; 0: all.
+func Text(x *epp.Explanation, top int) string {
 	var b strings.Builder
 	r := x.Request
 	if r.API != "" {
@@ -36,7 +36,7 @@ func (s *settings) table(x *epp.Explanation) string {
 	}
 	costs(&b, x.Trace.Deciders)
 	for _, stage := range x.Trace.Stages {
-		s.stage(&b, stage)
+		writeStage(&b, stage, top)
 	}
 	return b.String()
 }
@@ -92,7 +92,7 @@ func parameters(p map[string]any) string {
 	return strings.Join(all, ", ")
 }
 
-func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
+func writeStage(b *strings.Builder, stage epp.StageTrace, top int) {
 	fmt.Fprintf(b, "\n%s stage, profile %s\n", stage.Stage, stage.Profile)
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	scorers := scorersOf(stage)
@@ -107,8 +107,8 @@ func (s *settings) stage(b *strings.Builder, stage epp.StageTrace) {
 	}
 	fmt.Fprint(w, "total\twhy\n")
 	shown := stage.Candidates
-	if s.Top > 0 && len(shown) > s.Top {
-		shown = shown[:s.Top]
+	if top > 0 && len(shown) > top {
+		shown = shown[:top]
 	}
 	for _, c := range shown {
 		row(w, c, signals, len(scorers))

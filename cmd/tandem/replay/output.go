@@ -77,10 +77,10 @@ func (r *run) thresholdText() string {
 	return strconv.Itoa(*r.threshold)
 }
 
-// write prints runs, in their order.
-func (o *outputFlags) write(w io.Writer, runs []*run) error {
+// write prints runs, in their order, and what is known of their why.
+func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
 	if o.JSON {
-		return writeJSON(w, runs)
+		return writeJSON(w, runs, why)
 	}
 	shown := columns(runs)
 	t := aligned(w)
@@ -101,7 +101,11 @@ func (o *outputFlags) write(w io.Writer, runs []*run) error {
 	if err := writeClasses(w, runs); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nTimes in ms. %s\n", o.goal())
+	text, err := why.text()
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "\nTimes in ms. %s\n%s", o.goal(), text)
 	return err
 }
 
@@ -206,10 +210,11 @@ func (r *run) classDetails() (all []classDetails) {
 	return all
 }
 
-func writeJSON(w io.Writer, runs []*run) error {
+func writeJSON(w io.Writer, runs []*run, why *whys) error {
 	all := struct {
 		Runs []shown `json:"runs"`
-	}{Runs: []shown{}}
+		*whys
+	}{[]shown{}, why}
 	several := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
 	for _, r := range runs {
 		pool := ""

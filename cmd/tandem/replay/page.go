@@ -13,12 +13,16 @@ import (
 )
 
 // page writes the file of --page.
-func (o *outputFlags) page(runs []*run) error {
+func (o *outputFlags) page(runs []*run, why *whys) error {
 	if o.Page == "" {
 		return nil
 	}
 	var b bytes.Buffer
-	if err := report.PlotsHTML(&b, o.plots(runs)); err != nil {
+	page := o.plots(runs)
+	for _, c := range why.Comparisons {
+		page.Tables = append(page.Tables, c.table())
+	}
+	if err := report.PlotsHTML(&b, page); err != nil {
 		return err
 	}
 	return os.WriteFile(o.Page, b.Bytes(), 0o644)
@@ -315,4 +319,23 @@ func timelines(runs []*run, vary []dimension) report.PlotSection {
 		}
 	}
 	return s
+}
+
+// table returns a comparison for the page.
+func (c *comparison) table() report.MeasuredTable {
+	t := report.MeasuredTable{Name: fmt.Sprintf("%s against %s, %s, %s, %.3g/s: requests that lost most (marked) and gained most, in ms, 1: %s, 2: %s.",
+		c.Second, c.First, c.Pool, c.Engine, c.Load, c.First, c.Second), Columns: changeColumns}
+	for _, one := range c.Lost {
+		t.Rows = append(t.Rows, report.MeasuredRow{Cells: one.cells(), Marked: true})
+	}
+	for _, one := range c.Gained {
+		t.Rows = append(t.Rows, report.MeasuredRow{Cells: one.cells()})
+	}
+	if d := c.Pick; d != nil {
+		t.Notes = append(t.Notes, fmt.Sprintf("%d picks differ. The first one is that of request %d.", c.Differ, d.Request))
+		for i, name := range []string{c.First, c.Second} {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s; %s.", name, d.Picks[i], d.Why[i]))
+		}
+	}
+	return t
 }

@@ -27,14 +27,19 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return boot.Usagef("want one TRACE, got %d", len(files))
 	}
 	runs, err := s.plan(files, std.Stderr)
+	if err == nil {
+		err = s.Why.possible(runs)
+	}
 	if err != nil {
 		return boot.Configf("%w", err)
 	}
 	began := time.Now()
-	failed := perform(ctx, runs, s.slo(), s.Output.PerRequest != "", std.Stderr)
+	failed := perform(ctx, runs, s.slo(), s.Output.PerRequest != "" || s.Why.Compare, std.Stderr)
 	done := finished(runs)
 	fmt.Fprintf(std.Stderr, "%d of %d runs, %.1f s\n", len(done), len(runs), time.Since(began).Seconds())
-	if err := errors.Join(s.Output.write(std.Stdout, done), s.Output.perRequest(done), s.Output.page(done)); err != nil {
+	why, err := s.why(ctx, done)
+	failed = errors.Join(failed, err)
+	if err := errors.Join(s.Output.write(std.Stdout, done, &why), s.Output.perRequest(done), s.Output.page(done, &why)); err != nil {
 		return fmt.Errorf("writing the results: %w", err)
 	}
 	if errors.Is(failed, context.Canceled) { // an interrupted sweep must not look like a whole one: it ends with CodeFailed
@@ -62,6 +67,7 @@ type run struct {
 	classes    []replay.ClassSummary
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
+	story      *replay.Story // nil unless one is wanted
 }
 
 // plan lists the runs: each configuration on each pool, engine, speed and concurrency. The error says why one of them is not possible.
@@ -100,7 +106,7 @@ func (s *settings) under(runs []*run, trace string, requests *replay.Trace, conf
 				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: trace, pool: pool, load: load(requests), requests: requests,
 					options: replay.Options{Config: c.config, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
 						Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
-						Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed)}}
+						Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed), Explain: s.Why.Explain}}
 				r.options.Ended = &r.ended
 				if err := r.options.Check(requests); err != nil {
 					return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)

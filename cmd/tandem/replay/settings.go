@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,6 +27,7 @@ type settings struct {
 	Pool    poolFlags    `group:"Pool"`
 	Network networkFlags `group:"Network"`
 	Load    loadFlags    `group:"Load"`
+	Why     whyFlags     `group:"Why"`
 	Output  outputFlags  `group:"Output"`
 
 	_ struct{} `flag:"check" refused:"tandem check checks a configuration"`
@@ -70,6 +72,25 @@ type loadFlags struct {
 	Classes     string           `flag:"classes" arg:"FILE" help:"classes of requests (YAML): shares, priorities, fairness ids, LoRA adapters, objectives"`
 	Input       workload.Lengths `flag:"input-tokens" arg:"TOKENS" help:"without a trace and a shape: length of prompts, or a range of equally likely lengths: 256-1024. Default: 4096"`
 	Output      workload.Lengths `flag:"output-tokens" arg:"TOKENS" help:"length of answers, likewise. Default: 256"`
+}
+
+type whyFlags struct {
+	Explain int  `flag:"explain" arg:"NUMBER" help:"print why this request of the trace, from 1, went where it went, and what was done there step by step"`
+	Compare bool `flag:"compare" help:"of each configuration and threshold against the first one: the first pick that differs, and the requests that lost and gained most"`
+}
+
+// possible returns why the flags ask for what the runs cannot tell; nil if they can.
+func (f *whyFlags) possible(runs []*run) error {
+	if n := len(runs[0].requests.Requests); f.Explain > n {
+		return fmt.Errorf("--explain=%d: there are only %d requests", f.Explain, n)
+	}
+	same := func(r *run) bool {
+		return r.pool == runs[0].pool && r.engine == runs[0].engine && r.requests == runs[0].requests
+	}
+	if f.Compare && !slices.ContainsFunc(runs[1:], same) {
+		return errors.New("--compare needs two configurations or two thresholds")
+	}
+	return nil
 }
 
 type outputFlags struct {
@@ -120,6 +141,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(len(s.Load.Concurrency) == 0 || s.Load.Rate == workload.Rates{}, "rate", "cannot be combined with --concurrency")
 	_, ok := workload.ShapeOf(s.Load.Shape)
 	p.Require(ok || s.Load.Shape == "", "shape", "must be one of %s", shapeNames())
+	p.Require(s.Why.Explain >= 0, "explain", "must not be negative")
 	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
 }

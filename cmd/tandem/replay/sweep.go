@@ -54,7 +54,7 @@ func (r *run) perform(ctx context.Context, slo replay.SLO, keep bool) error {
 	if err != nil {
 		return err
 	}
-	r.summary, r.classes, r.timeline, r.done = result.Summary(slo), result.ByClass(slo), result.Timeline, true
+	r.summary, r.classes, r.timeline, r.story, r.done = result.Summary(slo), result.ByClass(slo), result.Timeline, result.Story, true
 	if r.requests.Closed() {
 		r.load = result.Load()
 	}
