@@ -242,7 +242,7 @@ func (e *Engine) blocks(r *Request, n int) int {
 
 // start schedules the next step, and starts it if it computes anything.
 func (e *Engine) start(now time.Duration) {
-	budget := e.config.StepTokens
+	budget, running := e.config.StepTokens, len(e.running)
 	e.blocked = false
 	if e.config.PrefillFirst {
 		left := e.chunks(budget)
@@ -269,6 +269,9 @@ func (e *Engine) start(now time.Duration) {
 		}
 	}
 	if s.New+s.Batch == 0 {
+		if running > 0 && len(e.running) == 0 {
+			e.start(now) // the last running request was preempted: those that wait for nothing more may run
+		}
 		return
 	}
 	if s.New > 0 {
@@ -339,7 +342,8 @@ func (e *Engine) advance(budget *int) bool {
 	return !preempted
 }
 
-// preempt frees the blocks of the youngest running request, which waits again, as the first.
+// preempt frees the blocks of the youngest running request. It waits again, behind those whose KV cache has arrived: they hold blocks, for
+// which it would wait forever.
 func (e *Engine) preempt() *Request {
 	last := len(e.running) - 1
 	r := e.running[last]
@@ -349,6 +353,7 @@ func (e *Engine) preempt() *Request {
 	r.computed, r.remote = 0, false
 	r.Preempted++
 	e.waiting.pushFront(r)
+	e.waiting.letPass()
 	return r
 }
 
@@ -479,4 +484,11 @@ func (q *queue) pushFront(r *Request) {
 	}
 	q.head--
 	q.all[q.head] = r
+}
+
+// letPass has the first request wait behind those whose KV cache has arrived, which are at the front.
+func (q *queue) letPass() {
+	for i := q.head; i+1 < len(q.all) && q.all[i+1].arrived; i++ {
+		q.all[i], q.all[i+1] = q.all[i+1], q.all[i]
+	}
 }

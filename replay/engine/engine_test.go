@@ -188,6 +188,30 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
+// TestPreemptionBesideArrived: the only running request is preempted while another one waits whose KV cache has arrived and has the
+// other half of the blocks. If that one did not run first, neither could: the preempted one needs more than the half that it has freed.
+func TestPreemptionBesideArrived(t *testing.T) {
+	for _, prefillFirst := range []bool{false, true} {
+		c := small()
+		c.KVTokens, c.PrefillFirst = 100, prefillFirst
+		d := newDriver(t, c, flat)
+		local, remote := &Request{Prompt: 45, Output: 20, Of: "local"}, &Request{Prompt: 50, Output: 3, Remote: true, Of: "remote"}
+		d.engine.Add(0, local)
+		d.engine.Add(0, remote)
+		for len(d.sent) == 0 || local.computed < 49 { // the next step is the last one that the blocks suffice for
+			at, _ := d.engine.Next()
+			d.engine.run.steps = 1
+			d.engine.Advance(min(at, d.engine.run.end(1)))
+		}
+		d.engine.Arrived(d.engine.run.start+time.Millisecond, remote)
+		d.until(forever, false)
+		if local.Preempted+remote.Preempted != 1 || d.done[remote] == 0 || d.done[local] == 0 {
+			t.Errorf("prefill first %v: preempted %d times and %d times, local done at %v, remote at %v; want one preemption, and that both end",
+				prefillFirst, local.Preempted, remote.Preempted, d.done[local], d.done[remote])
+		}
+	}
+}
+
 func TestRemote(t *testing.T) {
 	c := small()
 	c.KVTokens = 300
