@@ -68,7 +68,7 @@ test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## r
 
 .PHONY: test-sglang
 test-sglang: modules .tools/sglang .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real SGLang engines: 7 GB of disk, 10 GB of memory
-	@cd e2e/sglang && go test -count=1 -timeout=15m -run '^TestRealEngines$$' $(TESTFLAGS) -sglang
+	@cd e2e/sglang && go test -count=1 -timeout=15m -run '^TestRealEngines$$' $(TESTFLAGS) -sglang $(SGLANGFLAGS)
 
 # Long forms of tests whose short forms make test runs. In the folder of a package go test shows the table that they print.
 LONG = go test -count=1 -v -run

@@ -346,7 +346,10 @@ func TestPlugins(t *testing.T) {
 
 // foreignFlags are flags of other programs that pages name.
 var foreignFlags = []string{"--api-key", "--block-size", "--kv-transfer-config", "--shutdown-timeout", "--flag", "--force-conflicts", "--ssl-certfile", "--ssl-keyfile",
-	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size"}
+	"--version", "--help", "--check", "--disaggregation-decode-enable-radix-cache", "--dp-size",
+	// of SGLang's router
+	"--pd-disaggregation", "--service-discovery", "--prefill-selector", "--decode-selector", "--policy", "--prefill-policy", "--decode-policy", "--retry-max-retries",
+	"--cb-failure-threshold", "--max-concurrent-requests", "--queue-size", "--queue-timeout-secs", "--request-timeout-secs", "--dp-aware"}
 
 // TestFlags finds flags in prose that no program of ours has.
 func TestFlags(t *testing.T) {

@@ -44,6 +44,12 @@ func (m EngineMode) String() string { return engineModes[m].label }
 // MarshalText implements encoding.TextMarshaler.
 func (m EngineMode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *EngineMode) UnmarshalText(text []byte) error {
+	*m = ParseEngineMode(string(text))
+	return nil
+}
+
 // Whole reports whether the engine computes whole requests, prompt and answer.
 func (m EngineMode) Whole() bool { return m == EngineAny || m == EnginePlain }
 

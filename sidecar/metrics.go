@@ -48,7 +48,7 @@ func newMetrics(reg prometheus.Registerer, g gauges, links *handoff.Links) *metr
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_requests_total",
 			Help: "Generate calls by result, reason and the status that the client got; code 0 = none."}, []string{"component", "decision", "reason", "code"}),
 		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_phase_seconds", Buckets: seconds,
-			Help: "Time of a generate call in each phase of the sidecar's clock."}, []string{"phase", "decision"}),
+			Help: "Time of a generate call in each phase of the sidecar's clock, and overlap: how long prefill and first ran at the same time."}, []string{"phase", "decision"}),
 	}
 	m.warmups = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_warmup_total",
 		Help: "Warm-up hand-offs, by result. No other metric counts them."}, []string{"result"})
@@ -130,7 +130,7 @@ func leaseMetrics(reg prometheus.Registerer, counts func() lease.Counts) {
 func (m *metrics) request(x *handoff.Exchange, phases *pd.Phases) {
 	verdict := x.Decision.Verdict.String()
 	m.requests.WithLabelValues(component, verdict, string(x.Decision.Reason), strconv.Itoa(x.Status)).Inc()
-	for ph := range pd.Phase(pd.PhaseCount) {
+	for ph := range pd.PhaseOverlap + 1 {
 		if took, ok := phases.Get(ph); ok {
 			m.phases.WithLabelValues(ph.String(), verdict).Observe(took.Seconds())
 		}
