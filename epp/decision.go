@@ -173,8 +173,9 @@ type Outcome struct {
 	Phases    *pd.Phases        // as reported; nil if not
 	Result    *pd.AnswerSummary // how the answer ended, with token counts; nil if not reported
 	Served    string            // ip:port that served; "" if unknown
-	Duration  time.Duration
-	Immediate bool // answered by the picker itself
+	Answered  time.Duration     // from the first frame to the headers of the answer; 0: none came
+	Duration  time.Duration     // from the first frame to the last
+	Immediate bool              // answered by the picker itself
 }
 
 // Observer gets the outcome of every request, with its decision.

@@ -155,8 +155,9 @@ type CacheInfo struct {
 
 // LoRA is what an engine reports about its adapters.
 type LoRA struct {
-	Max              int // adapters that can be loaded at once
-	Running, Waiting []string
+	Max     int      `json:"max"` // adapters that can be loaded at once
+	Running []string `json:"running"`
+	Waiting []string `json:"waiting"`
 }
 
 // Trust returns how much a load of this age is worth: 1 up to stale, then falling evenly to 0 at three times that age, and 0

@@ -22,8 +22,10 @@ type Round struct {
 	Before  []Chosen   // first choices of the earlier stages, in their order
 	Rand    *rand.Rand // reproducible under a seed
 	Now     time.Time
-	Matches []Matches // of the matchers, where there are several: see Found
-	Charged Matcher   // by which uncached tokens are charged: see Charge
+	// Number is the pick's in its pipeline, from 1: with the pipeline's seed it determines Rand. Snapshot is the version of the pool's.
+	Number, Snapshot uint64
+	Matches          []Matches // of the matchers, where there are several: see Found
+	Charged          Matcher   // by which uncached tokens are charged: see Charge
 }
 
 // Chosen is the first choice of a stage.

@@ -1,6 +1,7 @@
 package epp
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -131,6 +132,13 @@ func (r *Reservation) End() {
 	if e := r.end(); e != nil {
 		e.Ended()
 	}
+}
+
+// Over reports whether nothing is charged any more.
+func (r *Reservation) Over() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !slices.ContainsFunc(r.charges, func(c charge) bool { return c.to != nil })
 }
 
 // OnEvict has f called if the request is to end early. f is called at most once, not after the reservation has ended, and ends the

@@ -41,6 +41,8 @@ type PDOptions struct {
 	Threshold int
 	// Config is a file with an EndpointPickerConfig; "": the picker's default with Threshold.
 	Config string
+	// Capture is a file for what the picker is asked and decides; "": none.
+	Capture string
 	// Proxy is ProxyEnvoy, ProxyGateway, or "": Envoy if this machine has one, otherwise the gateway.
 	Proxy string
 	// Listen is the ip:port of the proxy; "": any free port of loopback.
@@ -290,7 +292,11 @@ func (a *assembly) startPicker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	program := EPP(a.Dir, "--secure-serving=false", "--config-file="+config, "--endpoints-file="+endpoints)
+	flags := []string{"--secure-serving=false", "--config-file=" + config, "--endpoints-file=" + endpoints}
+	if a.Capture != "" {
+		flags = append(flags, "--capture="+a.Capture)
+	}
+	program := EPP(a.Dir, flags...)
 	program.Env = a.telemetry()
 	e := &a.pd.EPP
 	return a.start(ctx, program, map[string]*string{"extproc": &e.ExtProc, "health": &e.Health, "metrics": &e.Metrics, "admin": &e.Admin})

@@ -106,7 +106,7 @@ func schedulerOf(t *testing.T, pool interface{ Snapshot() *epp.Snapshot }, score
 	t.Cleanup(func() { must(t, built.Close()) })
 	cfg := defaults()
 	cfg.Picking.Seed = 1
-	pipeline, err := cfg.pipeline(built, nil, nil)
+	pipeline, err := cfg.pipeline(built, nil, nil, nil)
 	must(t, err)
 	s := sched.New(pool, epp.SystemClock)
 	s.Swap(pipeline)

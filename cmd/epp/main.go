@@ -61,6 +61,11 @@ type picking struct {
 
 type tell struct {
 	Recent int `flag:"recent-requests" arg:"NUMBER" help:"requests that the admin port can tell about (/debug/requests, tandem why), and as many that failed; at most 4 MiB each. 0: none"`
+
+	Capture      string     `flag:"capture" arg:"FILE" help:"write what requests ask, what is decided and how they end, for tandem replay: lengths and hashes, no text. Empty: nothing is written"`
+	CaptureMax   boot.Bytes `flag:"capture-max-bytes" arg:"BYTES" help:"size at which the capture begins another file; the full one becomes FILE.1, that one FILE.2, and so on"`
+	CaptureFiles int        `flag:"capture-files" arg:"NUMBER" help:"files of the capture that are kept"`
+	CaptureKey   string     `flag:"capture-key-file" arg:"FILE" help:"secret that keys the hashes of the capture, so that those of several pickers can be compared; empty: a new one at each start"`
 }
 
 type scrapes struct {
@@ -120,7 +125,7 @@ func defaults() settings {
 		Endpoints: endpoints{Group: kube.PoolGroup},
 		Picking:   picking{PDHeader: "on", Headers: "known"},
 		Metrics:   scrapes{Interval: 200 * time.Millisecond, Stale: 2 * time.Second},
-		Tell:      tell{Recent: 1000},
+		Tell:      tell{Recent: 1000, CaptureMax: 256 << 20, CaptureFiles: 4},
 	}
 }
 
@@ -137,6 +142,7 @@ func (c *settings) Validate(p *boot.Problems) {
 	p.Require(c.Metrics.Interval >= 50*time.Millisecond, "refresh-metrics-interval", "must be 50ms or more")
 	p.Require(c.Metrics.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(c.Tell.Recent >= 0, "recent-requests", "must not be negative")
+	c.Tell.validateCapture(p)
 	p.Require(c.Picking.File == "" || c.Picking.Text == "", "config-text", "cannot be given beside --config-file")
 	c.validateFiles(p)
 	c.Listen.validateTLS(p)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/capture"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/kube"
 	"github.com/tandem-serving/tandem/epp/plugin"
@@ -36,6 +37,7 @@ type picker struct {
 	file      pool.File   // source of the endpoints without a watch
 	rules     *rules
 	requests  requests
+	capture   *capture.Recorder // nil: nothing is captured
 	current   atomic.Pointer[use]
 }
 
@@ -64,7 +66,14 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry), requests: newRequests(cfg.Tell.Recent)}
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
-	p.sched = sched.New(p.pool, epp.SystemClock)
+	if p.capture, err = cfg.Tell.newCapture(log, registry); err != nil {
+		return nil, err
+	}
+	var snapshots capture.Snapshots = p.pool
+	if p.capture != nil {
+		snapshots = p.capture.Watch(snapshots)
+	}
+	p.sched = sched.New(snapshots, epp.SystemClock)
 	p.queue = newQueue(p.pool, name, registry)
 	if err := p.findPool(env, registry); err != nil {
 		return nil, err
@@ -162,7 +171,7 @@ func (c *settings) validateFiles(p *boot.Problems) {
 
 // dryRun does what swap does with a configuration, except for the endpoints, without effect.
 func (c *settings) dryRun(b *config.Built) error {
-	if _, err := c.pipeline(b, nil, nil); err != nil {
+	if _, err := c.pipeline(b, nil, nil, nil); err != nil {
 		return err
 	}
 	source, extractor, err := c.scraping(b)
@@ -173,11 +182,14 @@ func (c *settings) dryRun(b *config.Built) error {
 }
 
 // pipeline makes the pipeline that picks by a configuration. If the configuration has queues, requests wait in q, which takes the
-// place of shedding by priority.
-func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (*sched.Pipeline, error) {
+// place of shedding by priority. r is told of every pick, unless it is nil.
+func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics, r *capture.Recorder) (*sched.Pipeline, error) {
 	cfg := setup.Scheduler(b, c.Metrics.Stale, uint64(c.Picking.Seed), metrics)
 	if q != nil {
 		cfg.Picked = append(cfg.Picked, q.running)
+	}
+	if r != nil {
+		cfg.Picked = append(cfg.Picked, r)
 	}
 	if b.Queues != nil {
 		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()
@@ -190,7 +202,7 @@ func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics) (
 
 // swap makes a configuration the current one. If it fails, the current one stays.
 func (p *picker) swap(c *config.Config, b *config.Built) error {
-	pipeline, err := p.settings.pipeline(b, p.queue, p.metrics)
+	pipeline, err := p.settings.pipeline(b, p.queue, p.metrics, p.capture)
 	if err != nil {
 		return err
 	}
@@ -212,6 +224,9 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	p.file = file
 	p.queue.use(b, &p.settings)
 	p.sched.Swap(pipeline)
+	if p.capture != nil {
+		p.capture.Use(c.Digest(), pipeline.Seed(), capture.BlockTokens(p.sched.Blocks()))
+	}
 	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})
 	return nil
@@ -273,6 +288,9 @@ func (p *picker) run(ctx context.Context) error {
 	}
 	following.Go(func() { p.rules.follow(ctx) })
 	following.Go(func() { p.sched.Run(ctx) })
+	if p.capture != nil {
+		following.Go(func() { p.capture.Run(ctx) })
+	}
 	following.Go(func() { p.queue.follow(ctx) })
 	following.Go(func() { p.lifecycle.follow(ctx, p.pool) })
 	err := p.pool.Run(ctx)

@@ -43,8 +43,9 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	if serving.Auth, err = cfg.followSecret(log); err != nil {
 		return err
 	}
-	server, err := extproc.New(serving, extproc.Deps{Scheduler: picker.sched, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
-		Observers: []epp.Observer{picker.sched, picker.requests}, Await: picker.awaitKnown,
+	scheduler, observers := picker.asked()
+	server, err := extproc.New(serving, extproc.Deps{Scheduler: scheduler, Endpoints: picker.pool, Policy: picker.rules.policy, Ledger: ledger,
+		Observers: observers, Await: picker.awaitKnown,
 		Log: log, Metrics: registry, Tracer: telemetry.Tracer("github.com/tandem-serving/tandem/epp/extproc"), Propagator: telemetry.Propagator})
 	if err != nil {
 		return fmt.Errorf("starting the ext-proc server: %w", err)

@@ -2,6 +2,8 @@ package config
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 
@@ -12,7 +14,9 @@ import (
 
 // YAML returns the configuration in use, defaults included, with a comment at each addition that says why it is there. Parse
 // reads it as the same configuration.
-func (c *Config) YAML() []byte {
+func (c *Config) YAML() []byte { return encode(c.node()) }
+
+func (c *Config) node() *yaml.Node {
 	root := mapping(pair("apiVersion", text(apiVersion)), pair("kind", text(kind)))
 	add := func(key string, value *yaml.Node) { root.Content = append(root.Content, text(key), value) }
 	if c.queueing != nil {
@@ -30,6 +34,10 @@ func (c *Config) YAML() []byte {
 		add("flowControl", c.queueing.node())
 	}
 	add("dataLayer", c.dataLayerNode())
+	return root
+}
+
+func encode(root *yaml.Node) []byte {
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
@@ -37,6 +45,21 @@ func (c *Config) YAML() []byte {
 		panic(fmt.Sprintf("printing the configuration: %v", err))
 	}
 	return out.Bytes()
+}
+
+// Digest names the configuration by its meaning: comments, layout, and what is written out although it is the default do not change it.
+func (c *Config) Digest() string {
+	root := c.node()
+	uncomment(root)
+	sum := sha256.Sum256(encode(root))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func uncomment(n *yaml.Node) {
+	n.HeadComment = ""
+	for _, child := range n.Content {
+		uncomment(child)
+	}
 }
 
 func (p *plugin) node() *yaml.Node {

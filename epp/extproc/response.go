@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"bytes"
+	"time"
 
 	procv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
@@ -37,7 +38,7 @@ func (st *stream) responseHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHea
 		return st.send(responseHeadersPass)
 	}
 	reported := readReport(h.GetHeaders(), &st.outcome)
-	st.outcome.Status = reported.status
+	st.outcome.Status, st.outcome.Answered = reported.status, time.Since(st.began)
 	var by *epp.Endpoint
 	by, st.outcome.Served = st.s.find(servedBy(f))
 	if st.reservation != nil {

@@ -61,7 +61,7 @@ func begin(p *Pipeline, r *epp.Request, now time.Time, number uint64) *pick {
 	k := picks.Get().(*pick)
 	k.pipeline = p
 	k.round = epp.Round{Request: r, Before: k.round.Before[:0], Rand: k.round.Rand, Now: now, Matches: k.round.Matches[:0],
-		Charged: p.config.Charge.Matcher}
+		Charged: p.config.Charge.Matcher, Number: number}
 	k.chosen = slices.Grow(k.chosen[:0], len(p.stages))[:len(p.stages)]
 	k.reasons = slices.Grow(k.reasons[:0], len(p.stages))[:len(p.stages)]
 	k.pcg.Seed(p.config.Seed, number)
@@ -78,6 +78,7 @@ func (k *pick) end() {
 // gather makes the candidates. It reads everything about endpoints and prefix caches, once for all stages.
 func (k *pick) gather(s *epp.Snapshot) {
 	r, c := k.round.Request, &k.pipeline.config
+	k.round.Snapshot = s.Version
 	k.all, k.outside, k.partial = slices.Grow(k.all[:0], len(s.Endpoints)), 0, false
 	for i, e := range s.Endpoints {
 		if r.Subset != nil && !r.Subset.Has(e.Addr) { // a nil subset has all, but a thousand calls take time

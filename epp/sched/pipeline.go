@@ -86,6 +86,18 @@ func NewPipeline(c Config) (*Pipeline, error) {
 	return p, nil
 }
 
+// Seed returns the seed of the random numbers that break ties.
+func (p *Pipeline) Seed() uint64 { return p.config.Seed }
+
+// Continue numbers the next pick as if so many had been made: its random choices are those that it had in the pipeline that picked
+// first, if both have the same seed.
+func (p *Pipeline) Continue(picks uint64) {
+	p.picks.Store(picks)
+	for _, choice := range p.choice {
+		choice.picks.Store(picks)
+	}
+}
+
 // addChoices makes a pipeline for each choice of stages.
 func (p *Pipeline) addChoices() error {
 	if p.config.Chooser == nil {

@@ -29,6 +29,7 @@ type settings struct {
 	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
 	Rounds    int           `flag:"rounds" help:"how often each kind of request is sent: the first time alone, then together with others"`
 	Pairs     int           `flag:"pairs" help:"how often local prefill is compared with P/D on the same engines, in rounds of some seconds; 0: not at all. Below 6 there is no verdict"`
+	Capture   string        `flag:"capture" arg:"FILE" help:"write what the picker is asked and decides, for tandem replay; no prompts are in it"`
 	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
 	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`

@@ -72,7 +72,7 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 		return err
 	}
 	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
-		Threshold: threshold, Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
+		Threshold: threshold, Capture: with.Capture, Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp/capture"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/plugin"
+)
+
+// With --capture, the requests that a picker has picked for are in the file, with how they ended, when the picker has ended.
+func TestCapture(t *testing.T) {
+	dir := t.TempDir()
+	file, key := filepath.Join(dir, "capture.jsonl"), filepath.Join(dir, "key")
+	write(t, key, "0123456789abcdef0123456789abcdef\n")
+	s := serve(t, "--secure-serving=false", "--capture="+file, "--capture-key-file="+key, "--seed=7")
+	s.answered(t, http.Header{"X-Session-Id": {"Kassandra"}})
+	s.pick(t, true) // its gateway leaves before the answer
+	_, page := s.ask(t, "GET", "admin", "/debug/config", nil)
+	used, err := config.Parse([]byte(page), plugin.Table)
+	must(t, err)
+	s.stop()
+	<-s.ended
+	text, err := os.ReadFile(file)
+	must(t, err)
+	c, err := capture.Read(strings.NewReader(string(text)), func(err error) error { return err })
+	must(t, err)
+	secret, err := os.ReadFile(key)
+	must(t, err)
+	want, err := capture.ParseKey(secret)
+	must(t, err)
+	h := c.Headers[len(c.Headers)-1]
+	if h.Key != want.Name() || h.Seed != 7 || h.Config != used.Digest() || len(h.Endpoints) != 2 {
+		t.Errorf("the header is %+v", h)
+	}
+	if len(c.Requests) != 2 || len(c.Loads) < 2 {
+		t.Fatalf("captured:\n%s", text)
+	}
+	if r := c.Requests[0]; r.Status != 200 || r.Session == "" || r.Picks[0].Endpoints[0] != "default/d" || r.Phases.Total <= 0 {
+		t.Errorf("the first request is %+v", r)
+	}
+	if r := c.Requests[1]; r.Status != 0 || r.Verdict != "remote" || len(r.Picks) != 2 {
+		t.Errorf("the second request is %s, %d, with %+v", r.Verdict, r.Status, r.Picks)
+	}
+	if strings.Contains(string(text), "Kassandra") {
+		t.Errorf("a header's value is captured:\n%s", text)
+	}
+}
