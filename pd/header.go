@@ -13,8 +13,8 @@ const (
 	// HeaderEncode carries the endpoints that encode images, audio and video, host:port[,host:port…]; absent means that the prompt's
 	// endpoint encodes them. llm-d's name, for its sidecar: Tandem's does not read it.
 	HeaderEncode = "x-encoder-hosts-ports"
-	// HeaderRank carries the ip:port of the rank that a request is for, where the gateway sends it to the sidecar's one port. llm-d's
-	// name, for its sidecar: Tandem's does not read it.
+	// HeaderRank carries the ip:port of the rank that a request is for, where the gateway sends it to the sidecar's first port. llm-d's
+	// name.
 	HeaderRank = "x-data-parallel-host-port"
 	// HeaderPlan carries the picker's plan to the sidecar: see Plan.
 	HeaderPlan = "x-tandem-plan"

@@ -28,8 +28,10 @@ type Config struct {
 
 // Engine is the local decode engine.
 type Engine struct {
-	Host      string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
-	Port      int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
+	Host string `flag:"model-server-host" arg:"HOST" help:"host of the decode engine"`
+	Port int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
+	// Ranks are engines of their own, such as those of vLLM's --data-parallel-multi-port-external-lb.
+	Ranks     int    `flag:"data-parallel-size" arg:"RANKS" help:"data-parallel ranks of the decode engine, each with a port of its own: the sidecar listens on as many ports from --port on, and forwards each to the port with the same offset from --model-server-port"`
 	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
@@ -42,10 +44,10 @@ type Engine struct {
 	TLS func() *tls.Config
 }
 
-// url returns the base of the engine's URLs.
-func (e Engine) url() string { return transport.Scheme(e.TLS) + e.hostPort() }
-
-func (e Engine) hostPort() string { return net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) }
+// url returns the base of the URLs of a rank.
+func (e Engine) url(rank int) string {
+	return transport.Scheme(e.TLS) + net.JoinHostPort(e.Host, strconv.Itoa(e.Port+rank))
+}
 
 // Prefill configures prefill legs.
 type Prefill struct {
@@ -105,13 +107,16 @@ type Tell struct {
 	Recent int           `flag:"recent-requests" arg:"NUMBER" help:"requests that the admin port can tell about (/debug/requests, tandem why), and as many that were slow, failed or fell back; at most 4 MiB each. 0: none"`
 }
 
+// maxRanks is the largest number of data-parallel ranks of one pod: more than any machine has accelerators.
+const maxRanks = 64
+
 // recentBytes bounds the memory of recent requests, for each of the two kinds (bytes).
 const recentBytes = 4 << 20
 
 // Defaults returns the configuration of a sidecar without flags.
 func Defaults() Config {
 	return Config{
-		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
+		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
 		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
@@ -129,11 +134,16 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	if _, ok := dialect.New(c.Engine.Connector, dialect.Options{}); !ok {
 		report("kv-connector", "%q is not one of the hand-off protocols this sidecar speaks (%s)", c.Engine.Connector, dialect.Names())
 	}
-	if u, err := url.Parse(c.Engine.url()); err != nil || c.Engine.Host == "" || u.Hostname() != c.Engine.Host {
+	if u, err := url.Parse(c.Engine.url(0)); err != nil || c.Engine.Host == "" || u.Hostname() != c.Engine.Host {
 		report("model-server-host", "%q is neither an address (IPv6 without brackets) nor a DNS name", c.Engine.Host)
 	}
 	if c.Engine.Port < 1 || c.Engine.Port > 65535 {
 		report("model-server-port", "%d is not a port (1 to 65535)", c.Engine.Port)
+	}
+	if c.Engine.Ranks < 1 || c.Engine.Ranks > maxRanks {
+		report("data-parallel-size", "%d is not a number of ranks (1 to %d)", c.Engine.Ranks, maxRanks)
+	} else if c.Engine.Port <= 65535 && c.Engine.Port+c.Engine.Ranks-1 > 65535 {
+		report("data-parallel-size", "the ports of %d ranks from --model-server-port=%d on end above 65535", c.Engine.Ranks, c.Engine.Port)
 	}
 	for _, d := range []struct {
 		flag string

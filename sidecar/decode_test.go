@@ -228,9 +228,9 @@ func TestLateHandoff(t *testing.T) {
 			prefill, decode := startEngine(t, offering(handoffParams)), startEngine(t, q.answer())
 			s := startRig(t, decode.addr)
 			// The hand-off has a second left when the leg begins to be sent, and connecting takes longer than that.
-			early := s.legs.Config
+			early := s.legs().Config
 			early.Now = func() time.Time { return time.Now().Add(time.Second - s.cfg.Fallback.Lease*2/3) }
-			s.legs = handoff.New(early)
+			s.ranks[0].legs = handoff.New(early)
 			dial, slow := s.local.DialContext, sync.OnceFunc(func() { <-time.After(1100 * time.Millisecond) })
 			s.local.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 				slow()

@@ -12,10 +12,11 @@ import (
 )
 
 // generate serves one generate call.
-func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
+func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API, of rankOf) {
 	start := time.Now()
 	s.budget.Earn()
-	x := s.legs.Begin(w, r, api, start)
+	rank, refusal := of(r.Header)
+	x := rank.legs.Begin(w, r, api, start)
 	defer x.Close()
 	if !s.life.enter(x) {
 		x.Fail(handoff.Draining())
@@ -25,6 +26,10 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, api pd.API) {
 	defer s.life.leave(x)
 	defer x.Buffer.Release()
 	defer s.finish(x) // also after http.ErrAbortHandler
+	if refusal != nil {
+		x.Fail(refusal)
+		return
+	}
 	if err := s.serve(x, r); err != nil {
 		x.Fail(err)
 	}

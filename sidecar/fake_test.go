@@ -39,11 +39,29 @@ type asked struct {
 // startEngine serves an engine until the test ends.
 func startEngine(t testing.TB, script ...act) *fakeEngine {
 	t.Helper()
+	return startEngineAt(t, listen(t, "127.0.0.1:0"), script...)
+}
+
+// startEngineAt is startEngine on a listener.
+func startEngineAt(t testing.TB, at net.Listener, script ...act) *fakeEngine {
+	t.Helper()
 	e := &fakeEngine{script: script, probed: make(chan struct{}, 16), releaseAnswer: says(http.StatusNotFound, "application/json", `{"error":{"message":"no such model"}}`)}
-	e.server = httptest.NewServer(e)
-	e.addr = e.server.Listener.Addr().String()
+	e.server = httptest.NewUnstartedServer(e)
+	e.server.Listener.Close()
+	e.server.Listener = at
+	e.server.Start()
+	e.addr = at.Addr().String()
 	t.Cleanup(e.server.Close)
 	return e
+}
+
+func listen(t testing.TB, addr string) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // ServeHTTP implements http.Handler.

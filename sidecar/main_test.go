@@ -58,6 +58,9 @@ type rig struct {
 	busy sync.WaitGroup // requests that are not quite over, though their clients have the answer
 }
 
+// Handler returns the handler of the first data port.
+func (r *rig) Handler() http.Handler { return r.Handlers(0)[0] }
+
 // ServeHTTP implements http.Handler.
 func (r *rig) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.busy.Add(1)

@@ -24,12 +24,11 @@ import (
 	"github.com/tandem-serving/tandem/sidecar/handoff"
 	"github.com/tandem-serving/tandem/sidecar/intake"
 	"github.com/tandem-serving/tandem/sidecar/lease"
-	"github.com/tandem-serving/tandem/sidecar/passthrough"
 	"github.com/tandem-serving/tandem/sidecar/transport"
 	"github.com/tandem-serving/tandem/sidecar/warmup"
 )
 
-// Server is one sidecar. Make it with New, serve its Handler, end it with Drain and Close.
+// Server is one sidecar. Make it with New, serve its Handlers, end it with Drain and Close.
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
@@ -38,12 +37,10 @@ type Server struct {
 	strips  transport.Stripped
 	intake  *intake.Intake
 	routes  intake.RouteReader
-	legs    *handoff.Legs
+	ranks   []*rank // of the local engine; at least one
 
 	local, prefill *http.Transport
 	grpc           *http.Transport // to the local engine
-	passthrough    http.Handler
-	engine         string // scheme://host:port
 
 	budget  *pd.FallbackBudget
 	leases  *lease.Registry // nil: hand-offs are not renewed, and only decode releases them
@@ -66,7 +63,6 @@ type Telemetry struct {
 func New(cfg Config, t Telemetry) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: t.Log,
-		engine: cfg.Engine.url(),
 		budget: pd.NewFallbackBudget(cfg.Fallback.Ratio, cfg.Fallback.Burst),
 		recent: recent.New[*handoff.Record](cfg.Tell.Recent, recentBytes),
 	}
@@ -80,23 +76,26 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
-	s.passthrough = passthrough.New(s.decodeEngine(), s.grpc, s.intake, s.strips, t.Log)
 	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
 			Dialer: &net.Dialer{KeepAlive: transport.KeepAlive, ControlContext: s.routes.Allow.ControlHost}})
 		leaseMetrics(t.Metrics, s.leases.Counts)
 	}
-	s.legs = handoff.New(s.legsConfig(t))
+	s.ranks = s.makeRanks(t)
 	s.life.start()
-	s.life.run(s.legs.Watch)
+	s.life.run(s.legs().Watch)
 	if cfg.Prefill.Discovery != "" {
 		find, err := warmup.ParseDiscovery(cfg.Prefill.Discovery)
 		if err != nil {
 			s.Close()
 			return nil, err
 		}
-		s.life.run(warmup.New(s.warmupConfig(find)).Run)
+		for i, r := range s.ranks {
+			if i == 0 || cfg.Keep.WarmUp { // the first one asks side channels, for all ranks
+				s.life.run(warmup.New(s.warmupConfig(find, r)).Run)
+			}
+		}
 	}
 	return s, nil
 }
@@ -143,42 +142,42 @@ func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]
 	return transport.ReadCapped(resp, maxPodAnswer)
 }
 
-// legsConfig returns the configuration of the legs.
+// legsConfig returns the configuration of the legs of the first rank.
 func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	return handoff.Config{
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
-		Decode: s.decodeEngine(), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent,
+		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
 		TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,
 	}
 }
 
-// warmupConfig returns the configuration of the warm-up.
-func (s *Server) warmupConfig(find warmup.Finder) warmup.Config {
+// warmupConfig returns the configuration of the warm-up of a rank.
+func (s *Server) warmupConfig(find warmup.Finder, r *rank) warmup.Config {
 	c := warmup.Config{
 		Find:            find,
 		Allowed:         func(t pd.Target) bool { return s.routes.Allow.Check(t) == nil },
 		SideChannelPort: s.cfg.Keep.SideChannel,
-		Decode:          s.decodeEngine(),
+		Decode:          r.engine,
 		Prefill:         s.prefillEngine,
 		Draining:        s.life.draining.Load,
 		Drained:         s.life.idle,
 		Log:             s.log,
 		Count:           func(result string) { s.metrics.warmups.WithLabelValues(result).Inc() },
 	}
-	if s.leases != nil {
+	if s.leases != nil && r == s.ranks[0] {
 		c.SideChannels = s.leases
 	}
 	if s.cfg.Keep.WarmUp {
-		c.HandOff = s.warmUp
+		c.HandOff = r.warmUp
 	}
 	return c
 }
 
 // warmUp implements warmup.HandOff.
-func (s *Server) warmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
-	err := s.legs.WarmUp(ctx, t, header, body)
+func (r *rank) warmUp(ctx context.Context, t pd.Target, header http.Header, body []byte) error {
+	err := r.legs.WarmUp(ctx, t, header, body)
 	var refused *handoff.ClientError
 	if errors.As(err, &refused) && warmup.IsLocked(refused.Status) {
 		return fmt.Errorf("%w: %w", warmup.ErrLocked, err)
@@ -193,36 +192,36 @@ func HTTP2() *http.HTTP2Config {
 	return &http.HTTP2Config{MaxReceiveBufferPerConnection: 3 << 20, MaxReceiveBufferPerStream: 256 << 10}
 }
 
-// Handler returns the handler of the data port. Paths reach the engine unchanged: the router neither cleans nor decodes them.
-func (s *Server) Handler() http.Handler {
+// handler returns the handler of a data port. Paths reach the engine unchanged: the router neither cleans nor decodes them.
+func (s *Server) handler(of rankOf) http.Handler {
 	r := mux.NewRouter().SkipClean(true).UseEncodedPath()
 	apis := pd.GenerateAPIs()
 	if own, ok := s.dialect.(dialect.Caller); ok {
 		apis = append(apis, own.APIs()...)
 	}
 	for _, api := range apis {
-		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api) })
+		r.Path(api.Path()).Methods(http.MethodPost).HandlerFunc(func(w http.ResponseWriter, req *http.Request) { s.generate(w, req, api, of) })
 	}
 	r.Path(pd.PathSidecar).Methods(http.MethodGet).HandlerFunc(identify)
 	if s.cfg.Engine.AnswerHealth {
 		r.Path(pathHealth).Methods(http.MethodGet, http.MethodHead).HandlerFunc(func(http.ResponseWriter, *http.Request) {}) // 200, without a body
 	}
-	r.NotFoundHandler = s.passthrough
+	r.NotFoundHandler = s.passthrough(of)
 	if limit, ok := s.dialect.(dialect.PathLimiter); ok {
-		r.NotFoundHandler = s.limit(limit)
+		r.NotFoundHandler = s.limit(limit, r.NotFoundHandler)
 	}
 	r.MethodNotAllowedHandler = r.NotFoundHandler
 	return s.intake.CheckHeaders(r)
 }
 
 // limit passes calls through, but for those that the engine must not get.
-func (s *Server) limit(to dialect.PathLimiter) http.Handler {
+func (s *Server) limit(to dialect.PathLimiter, passed http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !to.Passes(r.Method, r.URL.Path) {
 			s.intake.Refuse(w, r, pd.Refuse(pd.BadRequest, "%s is not a call that this pod passes to its engine.", r.Method+" "+r.URL.Path))
 			return
 		}
-		s.passthrough.ServeHTTP(w, r)
+		passed.ServeHTTP(w, r)
 	})
 }
 
@@ -238,22 +237,19 @@ func identify(w http.ResponseWriter, _ *http.Request) {
 // Recent has what happened to the latest requests, for the admin port; nil if that is not kept.
 func (s *Server) Recent() *recent.Store[*handoff.Record] { return s.recent }
 
-// Ready returns why the sidecar should get no requests now, or nil: it is draining, or its engine does not answer.
+// Ready returns why the sidecar should get no requests now, or nil: it is draining, or a rank of its engine does not answer.
 func (s *Server) Ready() error {
 	if s.life.draining.Load() {
 		return errors.New("draining")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), transport.ProbeTimeout)
 	defer cancel()
-	if err := s.decodeEngine().Healthy(ctx); err != nil {
-		return fmt.Errorf("asking the decode engine: %w", err)
-	}
-	return nil
+	return s.healthy(ctx)
 }
 
-// decodeEngine returns the local engine.
-func (s *Server) decodeEngine() transport.Engine {
-	return transport.Engine{Transport: s.local, URL: s.engine, HealthPath: s.healthPath()}
+// decodeEngine returns a rank of the local engine.
+func (s *Server) decodeEngine(rank int) transport.Engine {
+	return transport.Engine{Transport: s.local, URL: s.cfg.Engine.url(rank), HealthPath: s.healthPath()}
 }
 
 // prefillEngine returns the engine of a prefill pod.
@@ -280,7 +276,7 @@ func (s *Server) Drain(ctx context.Context) {
 // Close ends the watch and the warm-up, waits for running releases, and closes idle connections. Call it after Drain.
 func (s *Server) Close() {
 	s.life.close()
-	s.legs.Wait()
+	s.legs().Wait()
 	s.leases.Close()
 	s.local.CloseIdleConnections()
 	s.grpc.CloseIdleConnections()
@@ -291,7 +287,7 @@ func (s *Server) Close() {
 // first; then none is missed.
 func (s *Server) open() float64 {
 	running := s.life.exchanges()
-	return float64(running + s.legs.Releasing())
+	return float64(running + s.legs().Releasing())
 }
 
 // life counts the running exchanges, so that Drain can wait for them and cut them.

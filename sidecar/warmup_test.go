@@ -81,7 +81,7 @@ func (r *rig) warmUpOne(t *testing.T, prefill string) error {
 		t.Fatal(err)
 	}
 	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"tandem-warmup-1"}}
-	return r.warmUp(within(t), targets[0], header, []byte(`{"model":"m","prompt":"x","max_tokens":1}`))
+	return r.ranks[0].warmUp(within(t), targets[0], header, []byte(`{"model":"m","prompt":"x","max_tokens":1}`))
 }
 
 func TestWarmupHandOffFails(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,7 +34,7 @@ type config struct {
 }
 
 type listen struct {
-	Port    int    `flag:"port" arg:"PORT" help:"data port, all interfaces; 0 takes any free one"`
+	Port    int    `flag:"port" arg:"PORT" help:"data port, all interfaces; 0 takes any free one. With --data-parallel-size above 1, that of the first rank"`
 	Host    string `flag:"host" arg:"ADDRESS" help:"address of the data and metrics ports; empty means all interfaces"`
 	Secure  bool   `flag:"secure-serving" alias:"secure-proxy" help:"serve the data port over TLS (llm-d's default is true, ours is plaintext)"`
 	CertDir string `flag:"cert-path" arg:"DIR" help:"directory with tls.crt and tls.key; empty: self-signed"`
@@ -44,20 +45,19 @@ type listen struct {
 	// BodyLimit and BufferLimit are here because the command line spells them with units (64MiB).
 	BodyLimit   boot.Bytes `flag:"body-limit" arg:"BYTES" help:"largest request body; larger ones are refused with 413"`
 	BufferLimit boot.Bytes `flag:"buffer-limit" arg:"BYTES" help:"bytes of request bodies that are buffered for prefill on other pods, over all requests; more are refused with 503. The process takes two to three times as much memory"`
-	Clients     int        `flag:"max-connections" arg:"NUMBER" help:"connections to the data port; further ones are closed at once"`
+	Clients     int        `flag:"max-connections" arg:"NUMBER" help:"connections to one data port; further ones are closed at once"`
 }
 
 // foreign has flags of llm-d's sidecar that are supported in part, not at all, or have no effect. Their default values are
 // accepted, because charts write them out.
 type foreign struct {
-	Ranks          int      `flag:"data-parallel-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
 	Encoder        string   `flag:"ec-connector" arg:"NAME" help:"not supported, must be empty: leave the encoder role out of the pool"`
 	Pull           bool     `flag:"enable-p2p-pull" help:"not supported, must be false: KV cache is pulled only from the prefill pod"`
 	Chunk          int      `flag:"decode-chunk-size" arg:"TOKENS" help:"not supported, must be 0: chunked decode changes the answers of engines"`
 	Speculative    bool     `flag:"enable-speculative-prefill" help:"not supported, must be false: the decode engine's own prefix cache keeps what it has generated for the next turn"`
 	MoRIIO         bool     `flag:"moriio-write-mode" help:"not supported, must be false: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out"`
 	MoRIIOParallel bool     `flag:"moriio-parallel-dispatch" help:"not supported, must be false: it is for --moriio-write-mode"`
-	MoRIIORanks    int      `flag:"moriio-dp-size" arg:"RANKS" help:"only 1 is supported: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port"`
+	MoRIIORanks    int      `flag:"moriio-dp-size" arg:"RANKS" help:"not supported, must be 1: it is for --moriio-write-mode; ranks have --data-parallel-size"`
 	TLS            []string `flag:"enable-tls" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls, decoder as --decode-tls; no other stage is supported"`
 	Insecure       []string `flag:"tls-insecure-skip-verify" arg:"STAGE[,…]" help:"prefiller is the same as --prefill-tls-insecure-skip-verify, decoder as --decode-tls-insecure-skip-verify; no other stage is supported"`
 
@@ -97,14 +97,13 @@ type foreign struct {
 
 // Validate implements boot.Validator.
 func (f *foreign) Validate(p *boot.Problems) {
-	p.Require(f.Ranks == 1, "data-parallel-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
 	p.Require(f.Encoder == "", "ec-connector", "encoder disaggregation is not supported: leave the encoder role out of the pool")
 	p.Require(!f.Pull, "enable-p2p-pull", "pulling from a third pod is not supported: use --kv-connector=nixlv2 without it")
 	p.Require(f.Chunk == 0, "decode-chunk-size", "must be 0: chunked decode changes the answers of engines, leave it out")
 	p.Require(!f.Speculative, "enable-speculative-prefill", "must be false: the decode engine's own prefix cache keeps what it has generated for the next turn")
 	p.Require(!f.MoRIIO, "moriio-write-mode", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
 	p.Require(!f.MoRIIOParallel, "moriio-parallel-dispatch", "MoRI-IO is not supported: have the engines hand off with NixlConnector, and leave the flags of MoRI-IO out")
-	p.Require(f.MoRIIORanks == 1, "moriio-dp-size", "must be 1: run one sidecar for each data-parallel rank, each with its own --port and --model-server-port")
+	p.Require(f.MoRIIORanks == 1, "moriio-dp-size", "must be 1: MoRI-IO is not supported; ranks of engines that hand off with NixlConnector have --data-parallel-size")
 	for flag, stages := range map[string][]string{"enable-tls": f.TLS, "tls-insecure-skip-verify": f.Insecure} {
 		for _, stage := range stages {
 			p.Require(stage == prefiller || stage == decoder, flag, "%q is not supported, only prefiller and decoder are", stage)
@@ -119,7 +118,7 @@ func defaults() config {
 		Sidecar: sidecar.Defaults(),
 		Keeper:  keeping{Transport: "nixl"},
 		Watch:   following{Group: podwatch.Groups[0]},
-		Foreign: foreign{Ranks: 1, MoRIIORanks: 1},
+		Foreign: foreign{MoRIIORanks: 1},
 	}
 }
 
@@ -135,9 +134,7 @@ func (c *config) Validate(p *boot.Problems) {
 		}
 		p.Require(c.Listen.TLS.ServesHTTP2(), "tls-cipher-suites", "needs TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 too, which HTTP/2 requires")
 	}
-	if engine := c.Sidecar.Engine; engine.Port == c.Listen.Port && c.Listen.catches(engine.Host) {
-		p.Add("model-server-port", "%d is the data port too: every request would come back to the sidecar", engine.Port)
-	}
+	c.validateRanks(p)
 	p.Require(c.Listen.Clients > 0, "max-connections", "must be positive")
 	c.Sidecar.Trust.BodyLimit, c.Sidecar.Trust.BufferLimit = int64(c.Listen.BodyLimit), int64(c.Listen.BufferLimit)
 	c.Secure.adopt(c.Foreign.TLS, c.Foreign.Insecure)
@@ -145,6 +142,18 @@ func (c *config) Validate(p *boot.Problems) {
 	c.Keeper.validate(p)
 	c.Watch.validate(p)
 	c.Sidecar.Problems(p.Add)
+}
+
+// validateRanks reports data ports that do not exist, or that are those of the engine.
+func (c *config) validateRanks(p *boot.Problems) {
+	engine, first := c.Sidecar.Engine, c.Listen.Port
+	if ranks := engine.Ranks; ranks > 1 {
+		p.Require(first != 0, "port", "must not be 0 with --data-parallel-size=%d: the ports of the ranks follow one another", ranks)
+		p.Require(first+ranks-1 <= 65535, "data-parallel-size", "the ports of %d ranks from --port=%d on end above 65535", ranks, first)
+	}
+	if max(engine.Port, first)-min(engine.Port, first) < engine.Ranks && c.Listen.catches(engine.Host) {
+		p.Add("model-server-port", "%d is a data port too: requests would come back to the sidecar", max(engine.Port, first))
+	}
 }
 
 // catches reports whether calls to an engine at host reach the data port, if the port is the same.
@@ -200,22 +209,15 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		return boot.Configf("starting the sidecar: %w", err)
 	}
 	defer server.Close()
-	data := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols), HTTP2: sidecar.HTTP2()}
-	data.Protocols.SetHTTP1(true)
-	data.Protocols.SetHTTP2(true)
-	data.Protocols.SetUnencryptedHTTP2(true)
-	if cfg.Listen.Secure {
-		if data.TLSConfig, err = boot.ServerTLS(cfg.Listen.CertDir, cfg.Secure.ClientCA, log); err != nil {
-			return err
-		}
-		cfg.Listen.TLS.Apply(data.TLSConfig)
+	data, err := cfg.dataServers(server, log)
+	if err != nil {
+		return err
 	}
 	scrapes, err := cfg.Listen.Scrapes.Config(log)
 	if err != nil {
 		return err
 	}
-	ports, err := cfg.Listen.open(ctx)
+	ports, err := cfg.Listen.open(ctx, cfg.Sidecar.Engine.Ranks)
 	if err != nil {
 		return err
 	}
@@ -224,6 +226,28 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 		{Name: "admin", Listener: ports.admin, Handler: admin(server)},
 	}}
 	return p.serve(ctx, std)
+}
+
+// dataServers makes the servers of the data ports, one for each rank.
+func (c *config) dataServers(server *sidecar.Server, log *slog.Logger) ([]*http.Server, error) {
+	var secure *tls.Config
+	if c.Listen.Secure {
+		var err error
+		if secure, err = boot.ServerTLS(c.Listen.CertDir, c.Secure.ClientCA, log); err != nil {
+			return nil, err
+		}
+		c.Listen.TLS.Apply(secure)
+	}
+	var data []*http.Server
+	for _, handler := range server.Handlers(c.Listen.Port) {
+		s := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: headerBytes,
+			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), Protocols: new(http.Protocols), HTTP2: sidecar.HTTP2(), TLSConfig: secure}
+		s.Protocols.SetHTTP1(true)
+		s.Protocols.SetHTTP2(true)
+		s.Protocols.SetUnencryptedHTTP2(true)
+		data = append(data, s)
+	}
+	return data, nil
 }
 
 // readiness returns why the sidecar should get no requests now. pods is nil if no pool is followed.
@@ -247,17 +271,34 @@ func admin(server *sidecar.Server) http.Handler {
 }
 
 // ports are the listeners of a sidecar.
-type ports struct{ data, metrics, admin net.Listener }
+type ports struct {
+	metrics, admin net.Listener
+	data           []net.Listener // one for each rank
+}
 
-func (l listen) open(ctx context.Context) (ports, error) {
-	open, err := boot.ListenAll(ctx,
-		boot.Port{Flag: "port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Port))},
-		boot.Port{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))},
-		boot.Port{Flag: "admin-address", Addr: l.Admin})
+func (l listen) open(ctx context.Context, ranks int) (ports, error) {
+	wanted := []boot.Port{{Flag: "metrics-port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Metrics))}, {Flag: "admin-address", Addr: l.Admin}}
+	for rank := range ranks {
+		wanted = append(wanted, boot.Port{Flag: "port", Addr: net.JoinHostPort(l.Host, strconv.Itoa(l.Port+rank))})
+	}
+	open, err := boot.ListenAll(ctx, wanted...)
 	if err != nil {
 		return ports{}, err
 	}
-	return ports{data: newCapped(open[0], l.Clients), metrics: open[1], admin: open[2]}, nil
+	p := ports{metrics: open[0], admin: open[1], data: open[2:]}
+	for rank, at := range p.data {
+		p.data[rank] = newCapped(at, l.Clients)
+	}
+	return p, nil
+}
+
+// addresses returns the addresses of the ready line. Data ports of further ranks are http-1 and so on.
+func (p ports) addresses() boot.Addresses {
+	addresses := boot.Addresses{"metrics": p.metrics.Addr(), "admin": p.admin.Addr(), "http": p.data[0].Addr()}
+	for rank, at := range p.data[1:] {
+		addresses["http-"+strconv.Itoa(rank+1)] = at.Addr()
+	}
+	return addresses
 }
 
 const (
@@ -276,23 +317,24 @@ const (
 type process struct {
 	log        *slog.Logger
 	server     *sidecar.Server
-	data       *http.Server
+	data       []*http.Server // one for each rank
 	ports      ports
 	operations []boot.Service
 }
 
-// serve runs all listeners until ctx ends or one fails, then drains the data port while probes and metrics still answer.
+// serve runs all listeners until ctx ends or one fails, then drains the data ports while probes and metrics still answer.
 func (p process) serve(ctx context.Context, std boot.IO) error {
 	operations, endOperations := context.WithCancel(context.WithoutCancel(ctx))
 	defer endOperations()
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
-	var errs [2]error
+	errs := make([]error, 1+len(p.data))
 	var running sync.WaitGroup
 	running.Go(func() { defer fail(); errs[0] = boot.Serve(operations, p.log, p.operations...) })
-	running.Go(func() { defer fail(); errs[1] = p.serveData() })
-	readyErr := boot.Ready(std.Stdout, "sidecar", boot.Addresses{
-		"http": p.ports.data.Addr(), "metrics": p.ports.metrics.Addr(), "admin": p.ports.admin.Addr()})
+	for rank, data := range p.data {
+		running.Go(func() { defer fail(); errs[1+rank] = serveData(data, p.ports.data[rank]) })
+	}
+	readyErr := boot.Ready(std.Stdout, "sidecar", p.ports.addresses())
 	if readyErr != nil {
 		fail()
 	}
@@ -302,15 +344,15 @@ func (p process) serve(ctx context.Context, std boot.IO) error {
 	p.shutdown()
 	endOperations()
 	running.Wait()
-	return errors.Join(errs[0], errs[1], readyErr)
+	return errors.Join(append(errs, readyErr)...)
 }
 
-func (p process) serveData() error {
+func serveData(data *http.Server, at net.Listener) error {
 	var err error
-	if p.data.TLSConfig != nil {
-		err = p.data.ServeTLS(p.ports.data, "", "")
+	if data.TLSConfig != nil {
+		err = data.ServeTLS(at, "", "")
 	} else {
-		err = p.data.Serve(p.ports.data)
+		err = data.Serve(at)
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -321,7 +363,13 @@ func (p process) serveData() error {
 func (p process) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	if err := p.data.Shutdown(ctx); err != nil {
-		_ = p.data.Close() // answers that did not finish in time are cut; the error has no reader
+	var ending sync.WaitGroup
+	for _, data := range p.data {
+		ending.Go(func() {
+			if err := data.Shutdown(ctx); err != nil {
+				_ = data.Close() // answers that did not finish in time are cut; the error has no reader
+			}
+		})
 	}
+	ending.Wait()
 }

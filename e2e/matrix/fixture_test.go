@@ -171,7 +171,7 @@ func (s *fixture) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, end := context.WithCancel(context.WithoutCancel(r.Context()))
 	defer end()
 	defer context.AfterFunc(r.Context(), func() { end(); s.notice() })()
-	s.Handler().ServeHTTP(&watched{w, s}, r.WithContext(ctx))
+	s.Handlers(0)[0].ServeHTTP(&watched{w, s}, r.WithContext(ctx))
 }
 
 // watched is a response writer that notices when the sidecar cuts the answer.

@@ -34,7 +34,7 @@ type Config struct {
 	// Leases renews and releases hand-offs by notices. nil: they are not renewed, and released by way of decode.
 	Leases *lease.Registry
 
-	// Decode is the local engine, at Host and Port.
+	// Decode is the local engine, at Host and Port. Other ranks of it have Legs of their own: see ForRank.
 	Decode transport.Engine
 	Host   string
 	Port   int
@@ -79,17 +79,22 @@ func (m *Metrics) leg(name string, status int, took time.Duration) {
 	m.Legs.WithLabelValues(name, strconv.Itoa(status)).Observe(took.Seconds())
 }
 
-// Legs runs the legs of all calls of one sidecar. Make it with New, have Watch run, and end it with Wait. It is safe for
+// Legs runs the legs of all calls of one local engine. Make it with New, have Watch run, and end it with Wait. It is safe for
 // concurrent use.
 type Legs struct {
 	Config
-	warnings    *loglimit.Limiter // one line a second about what can happen to every request
-	denials     *loglimit.Limiter // the same for targets that are not allowed, so that a client that tries many hides nothing else
-	tracing     tracing
-	stalls      *stallWatch
+	*shared
 	localEngine localEngine
-	down        *downList
 	rerouting   misroutedList
+}
+
+// shared is what the Legs of all ranks have in common.
+type shared struct {
+	warnings *loglimit.Limiter // one line a second about what can happen to every request
+	denials  *loglimit.Limiter // the same for targets that are not allowed, so that a client that tries many hides nothing else
+	tracing  tracing
+	stalls   *stallWatch
+	down     *downList
 
 	open      context.Context // ends with Wait
 	close     context.CancelFunc
@@ -102,11 +107,24 @@ func New(c Config) *Legs {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	legs := &Legs{Config: c, warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
-		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log), rerouting: misroutedList{pods: map[pd.Target]bool{}}}
-	legs.open, legs.close = context.WithCancel(context.Background())
+	s := &shared{warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
+		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
+	s.open, s.close = context.WithCancel(context.Background())
+	return legsOf(c, s)
+}
+
+func legsOf(c Config, s *shared) *Legs {
+	legs := &Legs{Config: c, shared: s, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	return legs
+}
+
+// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know the same about prefill pods.
+// Watch, Releasing and Wait of either are for both.
+func (legs *Legs) ForRank(decode transport.Engine, port int) *Legs {
+	c := legs.Config
+	c.Decode, c.Port = decode, port
+	return legsOf(c, legs.shared)
 }
 
 // Watch notices, until ctx ends, when the whole process stands still: hand-offs are then older than they seem.

@@ -156,7 +156,7 @@ func (m *member) sidecar(t *testing.T, engine string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	front := httptest.NewUnstartedServer(s.Handler())
+	front := httptest.NewUnstartedServer(s.Handlers(0)[0])
 	front.Config.IdleTimeout = m.idle
 	front.Start()
 	t.Cleanup(func() { front.Close(); s.Close() })

@@ -197,7 +197,7 @@ func startPod(t *testing.T) pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, metrics := httptest.NewServer(s.Handler()), httptest.NewServer(boot.Operations(registry, s.Ready))
+	data, metrics := httptest.NewServer(s.Handlers(0)[0]), httptest.NewServer(boot.Operations(registry, s.Ready))
 	t.Cleanup(func() { data.Close(); metrics.Close(); s.Close() })
 	p.data, p.metrics = data.URL, metrics.URL
 	return p

@@ -4,7 +4,8 @@ import "github.com/tandem-serving/tandem/epp"
 
 // DataParallelProfile runs the only profile of the file, for gateways that reach only one port of each pod. The profile picks a
 // rank, which is an endpoint with a port of its own. The gateway is told the pod's primary port, where the sidecar is, and the sidecar
-// is told the rank in x-data-parallel-host-port. No request is split, and only one rank is named for each.
+// is told the rank in x-data-parallel-host-port, which it reads if its --data-parallel-size is above 1. No request is split, and only
+// one rank is named for each.
 type DataParallelProfile struct {
 	// PrimaryPort is the port of every pod at which its sidecar serves all ranks. Default 8000.
 	PrimaryPort int `yaml:"primaryPort"`
@@ -13,15 +14,7 @@ type DataParallelProfile struct {
 // NewDataParallelProfile returns the parameters with their defaults.
 func NewDataParallelProfile() epp.Plugin { return &DataParallelProfile{PrimaryPort: 8000} }
 
-// Correct implements epp.Corrector. It corrects nothing, and warns of sidecars that do not read the header.
-func (*DataParallelProfile) Correct(warn epp.Report) {
-	warn("primaryPort", ranksWarning)
-}
-
-const (
-	ranksWarning = "takes effect only with llm-d's sidecar: Tandem's serves one rank; gateways that reach each rank at its own port need no primaryPort"
-	maxPort      = 65535
-)
+const maxPort = 65535
 
 // Problems implements epp.Plugin.
 func (p *DataParallelProfile) Problems(report epp.Report) {

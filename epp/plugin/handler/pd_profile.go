@@ -38,13 +38,6 @@ func NewPDProfile() epp.Plugin {
 	return &PDProfile{DecodeProfile: "decode", PrefillProfile: "prefill"}
 }
 
-// Correct implements epp.Corrector. It corrects nothing, and warns of sidecars that do not read the header.
-func (p *PDProfile) Correct(warn epp.Report) {
-	if p.PrimaryPort != 0 {
-		warn("primaryPort", ranksWarning)
-	}
-}
-
 // Problems implements epp.Plugin.
 func (p *PDProfile) Problems(report epp.Report) {
 	if p.Threshold != nil {
