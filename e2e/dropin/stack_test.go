@@ -26,7 +26,13 @@ func read(t *testing.T, name string) string {
 // startPicker runs the picker as llm-d's chart does, but for its ports and for how it finds pods: over TLS, with no flag of our own.
 func startPicker(t *testing.T, f *harness.Fleet, flags ...string) {
 	t.Helper()
-	f.WriteConfig(t, read(t, "config.yaml"))
+	startPickerWith(t, f, read(t, "config.yaml"), flags...)
+}
+
+// startPickerWith is startPicker with another configuration.
+func startPickerWith(t *testing.T, f *harness.Fleet, config string, flags ...string) {
+	t.Helper()
+	f.WriteConfig(t, config)
 	what := stack.EPP(harness.BinDir, append([]string{"--config-file=" + f.Config, "--endpoints-file=" + f.Endpoints,
 		"--zap-encoder=json", "--tracing=false"}, flags...)...)
 	what.Args = slices.DeleteFunc(what.Args, func(arg string) bool { return strings.HasPrefix(arg, "--tandem-headers") })

@@ -32,14 +32,20 @@ type Fleet struct {
 	Hasty     bool // Envoy starts although no picker has reported endpoints
 }
 
-// DecodePod is a decode engine and the sidecar in front of it.
+// DecodePod is a decode engine and the sidecar in front of it, or one rank of both.
 type DecodePod struct {
 	Engine  Engine
 	Sidecar Program
+	Rank    int
 }
 
 // Addr returns the address for requests.
-func (p DecodePod) Addr() string { return p.Sidecar.Addr("http") }
+func (p DecodePod) Addr() string {
+	if p.Rank > 0 {
+		return p.Sidecar.Addr(fmt.Sprintf("http-%d", p.Rank))
+	}
+	return p.Sidecar.Addr("http")
+}
 
 // Front is the proxy.
 type Front struct {
@@ -128,7 +134,7 @@ func NewFleet(t *testing.T, prefills, decodes int) *Fleet {
 func (f *Fleet) newDecode(t *testing.T, i int) DecodePod {
 	t.Helper()
 	e := StartSim(t, fmt.Sprintf("decode-%d", i), "--role=decode")
-	return DecodePod{e, StartSidecar(t, e.Addr)}
+	return DecodePod{Engine: e, Sidecar: StartSidecar(t, e.Addr)}
 }
 
 // WriteConfig replaces the pickers' configuration, which they reload.

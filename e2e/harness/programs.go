@@ -3,9 +3,12 @@ package harness
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,6 +135,28 @@ func frozen(t *testing.T, pid int) bool {
 		}
 	}
 	return true
+}
+
+// FreePorts returns the first of n loopback ports that follow one another, for programs that cannot take any free one. Another
+// process may take one before they are used. They lie below those that the system gives to connections.
+func FreePorts(t *testing.T, n int) int {
+	t.Helper()
+	const low, high = 12_000, 32_000
+	for range 100 {
+		first, free := low+rand.IntN(high-low), 0
+		for ; free < n; free++ {
+			l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(first+free)))
+			if err != nil {
+				break
+			}
+			l.Close()
+		}
+		if free == n {
+			return first
+		}
+	}
+	t.Fatalf("no %d free ports follow one another", n)
+	return 0
 }
 
 // StartSidecar runs a sidecar in front of the engine at decode, on free loopback ports.

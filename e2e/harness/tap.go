@@ -90,7 +90,7 @@ func NewTappedFleet(t *testing.T, prefills int) *TappedFleet {
 	}
 	e := f.startTapped(t, "decode", "decode")
 	f.Decode = append(f.Decode, e)
-	f.Fleet.Decode = append(f.Fleet.Decode, DecodePod{e.Engine, StartSidecar(t, e.Addr)})
+	f.Fleet.Decode = append(f.Fleet.Decode, DecodePod{Engine: e.Engine, Sidecar: StartSidecar(t, e.Addr)})
 	f.WriteEndpoints(t)
 	return f
 }
