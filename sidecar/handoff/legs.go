@@ -119,7 +119,7 @@ func legsOf(c Config, s *shared) *Legs {
 	return legs
 }
 
-// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know the same about prefill pods.
+// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know which prefill pods are down.
 // Watch, Releasing and Wait of either are for both.
 func (legs *Legs) ForRank(decode transport.Engine, port int) *Legs {
 	c := legs.Config
