@@ -125,8 +125,8 @@ release: modules .tools/helm .tools/cyclonedx-gomod ## write a release into bin/
 	@VERSION='$(VERSION)' .ci/release
 
 .PHONY: demo
-demo: build ## run a whole P/D stack on this machine and prove that it works
-	bin/tandem demo
+demo: build ## run a whole P/D stack on this machine and prove that it works; bin/demo.jsonl is what its picker was asked
+	bin/tandem demo --capture bin/demo.jsonl
 
 .PHONY: bench
 bench: build .tools/envoy ## measure sidecar, picker and the whole path side by side with baselines (BENCHFLAGS)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/txtar"
+
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/pool"
 )
@@ -90,6 +92,15 @@ func writeExampleFiles(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	files["conversation_trace.jsonl"] = string(trace)
+	captured, err := txtar.ParseFile(filepath.Join(root, "cmd", "tandem", "replay", "testdata", "capture.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range captured.Files {
+		if f.Name == "capture.jsonl" {
+			files[f.Name] = string(f.Data)
+		}
+	}
 	files["local.yaml"] = strings.Replace(string(config.Default()), "nonCachedTokens: 2048", "nonCachedTokens: 1000000", 1)
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

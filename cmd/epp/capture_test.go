@@ -34,7 +34,7 @@ func TestCapture(t *testing.T) {
 	want, err := capture.ParseKey(secret)
 	must(t, err)
 	h := c.Headers[len(c.Headers)-1]
-	if h.Key != want.Name() || h.Seed != 7 || h.Config != used.Digest() || len(h.Endpoints) != 2 {
+	if h.Key != want.Name() || h.Seed != 7 || h.Digest != used.Digest() || h.Config != page || len(h.Endpoints) != 2 {
 		t.Errorf("the header is %+v", h)
 	}
 	if len(c.Requests) != 2 || len(c.Loads) < 2 {

@@ -225,7 +225,7 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	p.queue.use(b, &p.settings)
 	p.sched.Swap(pipeline)
 	if p.capture != nil {
-		p.capture.Use(c.Digest(), pipeline.Seed(), capture.BlockTokens(p.sched.Blocks()))
+		p.capture.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: capture.BlockTokens(p.sched.Blocks())})
 	}
 	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})

@@ -89,7 +89,7 @@ func start(t testing.TB, change func(*Options)) *rig {
 	must(t, err)
 	s := sched.New(r.recorder.Watch(r.pool), epp.SystemClock)
 	s.Swap(pipeline)
-	r.recorder.Use(parsed.Digest(), pipeline.Seed(), BlockTokens(s.Blocks()))
+	r.recorder.Use(Setup{string(parsed.YAML()), parsed.Digest(), pipeline.Seed(), BlockTokens(s.Blocks())})
 	r.sched = r.recorder.Schedule(s)
 	c.Picked = c.Picked[:len(c.Picked)-1]
 	quiet, err := sched.NewPipeline(c)
@@ -181,7 +181,7 @@ func TestRoundTrip(t *testing.T) {
 		r.end(short, 7)
 		r.end(long, 9)
 		c := r.read(r.path)
-		if h := c.Headers[len(c.Headers)-1]; h.Seed != 42 || h.BlockTokens != 16 || !strings.HasPrefix(h.Config, "sha256:") ||
+		if h := c.Headers[len(c.Headers)-1]; h.Seed != 42 || h.BlockTokens != 16 || !strings.HasPrefix(h.Digest, "sha256:") || !strings.Contains(h.Config, "prefix-based-pd-decider") ||
 			fmt.Sprint(h.Endpoints) != "[{default/decode-0 decode map[llm-d.ai/role:decode]} {default/prefill-1 prefill map[llm-d.ai/role:prefill]}]" {
 			t.Errorf("the header is %+v", h)
 		}
@@ -304,9 +304,9 @@ func TestEnds(t *testing.T) {
 // Full files are kept under other names, the oldest is removed, and each can be read alone.
 func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, func(o *Options) { o.MaxBytes = 3000 })
+		r := start(t, func(o *Options) { o.MaxBytes = 12_000 })
 		for i := range 40 {
-			if i == 20 {
+			if i == 10 {
 				r.pool.set(1, "decode", "prefill", "decode")
 			}
 			r.end(r.pick(asked(320)), int64(i+1))
@@ -322,7 +322,7 @@ func TestRotation(t *testing.T) {
 		for _, name := range []string{names[2], names[1]} { // the newest may have nothing but its beginning
 			info, err := os.Stat(name)
 			must(t, err)
-			if info.Size() < 3000 || info.Size() > 6000 || info.Mode().Perm() != 0o600 {
+			if info.Size() < 12_000 || info.Size() > 15_000 || info.Mode().Perm() != 0o600 {
 				t.Errorf("%s: %d bytes, %v", name, info.Size(), info.Mode())
 			}
 			c := r.read(name)

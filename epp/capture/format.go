@@ -17,7 +17,8 @@ type Header struct {
 	At          int64      `json:"at_us"`
 	Snapshot    uint64     `json:"snapshot"`     // of the pool
 	Key         string     `json:"key"`          // names the key of the hashes: equal names, comparable hashes
-	Config      string     `json:"config"`       // Digest of the configuration
+	Digest      string     `json:"digest"`       // of the configuration
+	Config      string     `json:"config"`       // the configuration itself
 	Seed        uint64     `json:"seed,string"`  // of the random numbers that break ties
 	BlockTokens int        `json:"block_tokens"` // that one hash of a prompt stands for
 	Endpoints   []Endpoint `json:"endpoints"`    // in the order of the pool

@@ -43,19 +43,19 @@ const (
 
 // message is what the writer is told: one of these.
 type message struct {
-	setup    *inUse
+	setup    *Setup
 	snapshot *epp.Snapshot
 	record   *record
 	outcome  *epp.Outcome
-	at       time.Time // of the outcome
+	at       time.Time // of the outcome, or from which the setup holds
 }
 
-// inUse is a configuration that came into use.
-type inUse struct {
-	digest      string
-	seed        uint64
-	blockTokens int
-	at          time.Time
+// Setup is how a configuration has the picker pick.
+type Setup struct {
+	Config      string // it, as text
+	Digest      string
+	Seed        uint64 // of the random numbers that break ties
+	BlockTokens int
 }
 
 // record is a request on the way to its line. Its memory is used again.
@@ -91,10 +91,8 @@ func New(o Options) (*Recorder, error) {
 	return r, err
 }
 
-// Use tells that picks are made by another configuration: its digest, the seed of its random choices, and the tokens of its blocks.
-func (r *Recorder) Use(digest string, seed uint64, blockTokens int) {
-	r.tell(message{setup: &inUse{digest, seed, blockTokens, time.Now()}}, "setup")
-}
+// Use tells that picks are made by another configuration.
+func (r *Recorder) Use(s Setup) { r.tell(message{setup: &s, at: time.Now()}, "setup") }
 
 // tell queues a message. It drops it if the queue is full, and reports false.
 func (r *Recorder) tell(m message, kind string) bool {

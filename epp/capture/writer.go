@@ -87,7 +87,8 @@ func (r *Recorder) Run(ctx context.Context) {
 func (w *writer) take(m message) {
 	switch {
 	case m.setup != nil:
-		w.header.Config, w.header.Seed, w.header.BlockTokens, w.header.At = m.setup.digest, m.setup.seed, m.setup.blockTokens, w.micros(m.setup.at)
+		w.header.Config, w.header.Digest, w.header.Seed, w.header.BlockTokens = m.setup.Config, m.setup.Digest, m.setup.Seed, m.setup.BlockTokens
+		w.header.At = w.micros(m.at)
 		w.told = false
 	case m.snapshot != nil:
 		w.read(m.snapshot)

@@ -11,6 +11,9 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/capture"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -118,8 +121,47 @@ func (s *source) read(name string, warnings io.Writer) error {
 	case f.Sessions && !s.trace.HasSessions():
 		return fmt.Errorf("%s names no sessions: leave out --sessions", name)
 	}
+	if s.trace.Note != "" {
+		fmt.Fprintf(warnings, "warning: %s: %s\n", name, s.trace.Note)
+	}
 	s.trace.Sessions, s.name = s.flags.Sessions, filepath.Base(name)
 	return nil
+}
+
+// capture returns the capture that the requests are from, nil if they are from elsewhere.
+func (s *source) capture() *capture.Capture {
+	if s.trace == nil {
+		return nil
+	}
+	return s.trace.Capture
+}
+
+// config returns the configuration that is replayed unless flags name one: the latest of the capture, or the built-in one.
+func (s *source) config() (name string, text []byte) {
+	if c := s.capture(); c != nil {
+		return "captured", []byte(c.Headers[len(c.Headers)-1].Config)
+	}
+	return "built-in", config.Default()
+}
+
+// pool returns the pool that is replayed unless flags name one: that of the capture at its end, if it can serve.
+func (s *source) pool() (p replay.Pool) {
+	if c := s.capture(); c != nil {
+		for _, e := range c.Headers[len(c.Headers)-1].Endpoints {
+			switch role, _ := pd.ParseRole(e.Role); {
+			case role.Has(pd.RolePrefill | pd.RoleDecode):
+				p.Both++
+			case role.Has(pd.RolePrefill):
+				p.Prefill++
+			case role.Has(pd.RoleDecode):
+				p.Decode++
+			}
+		}
+	}
+	if p.Decode+p.Both == 0 {
+		return replay.Pool{Prefill: 4, Decode: 12}
+	}
+	return p
 }
 
 // maxNamed is how many lines that cannot be used are named.

@@ -105,8 +105,10 @@ func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "\nTimes in ms. %s\n%s", o.goal(), text)
-	return err
+	if _, err = fmt.Fprintf(w, "\nTimes in ms. %s\n%s", o.goal(), text); err != nil {
+		return err
+	}
+	return writePicks(w, runs)
 }
 
 func aligned(w io.Writer) *tabwriter.Writer {
@@ -187,6 +189,7 @@ type details struct {
 	KVBytes     float64          `json:"kv_bytes"`
 	Preemptions int              `json:"preemptions"`
 	Classes     []classDetails   `json:"classes,omitempty"`
+	Picks       *picksDetails    `json:"picks,omitempty"` // of a capture
 }
 
 // classDetails are the numbers of a class of requests.
@@ -223,7 +226,7 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		}
 		s := &r.summary
 		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails()}})
+			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

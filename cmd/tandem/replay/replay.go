@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/epp/capture"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -36,6 +37,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	began := time.Now()
 	failed := perform(ctx, runs, s.slo(), s.Output.PerRequest != "" || s.Why.Compare, std.Stderr)
 	done := finished(runs)
+	repick(ctx, done, s.Picker.Stale, std.Stderr)
 	fmt.Fprintf(std.Stderr, "%d of %d runs, %.1f s\n", len(done), len(runs), time.Since(began).Seconds())
 	why, err := s.why(ctx, done)
 	failed = errors.Join(failed, err)
@@ -67,18 +69,24 @@ type run struct {
 	classes    []replay.ClassSummary
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
-	story      *replay.Story // nil unless one is wanted
+	story      *replay.Story    // nil unless one is wanted
+	capture    *capture.Capture // nil: the trace is none
+	picks      *replay.Repicked // of the capture; nil: they were not made again
 }
 
 // plan lists the runs: each configuration on each pool, engine, speed and concurrency. The error says why one of them is not possible.
 func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err error) {
-	configs, err := s.Picker.configs(warnings)
-	if err != nil {
-		return nil, fmt.Errorf("reading the configuration: %w", err)
-	}
 	from, err := s.Load.source(files, s.Picker.Seed, warnings)
 	if err != nil {
 		return nil, fmt.Errorf("reading the trace: %w", err)
+	}
+	configs, err := s.Picker.configs(from, warnings)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	pools := s.Pool.Pools
+	if len(pools) == 0 {
+		pools = []replay.Pool{from.pool()}
 	}
 	for _, speed := range s.Load.Speeds {
 		for _, concurrency := range from.concurrencies() {
@@ -86,7 +94,7 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 			if err != nil {
 				return nil, err
 			}
-			if runs, err = s.under(runs, from.name, requests, configs); err != nil {
+			if runs, err = s.under(runs, from, requests, pools, configs); err != nil {
 				return nil, err
 			}
 		}
@@ -95,15 +103,15 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 }
 
 // under adds the runs under one load.
-func (s *settings) under(runs []*run, trace string, requests *replay.Trace, configs []named) ([]*run, error) {
+func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pools []replay.Pool, configs []named) ([]*run, error) {
 	for _, name := range s.Pool.Engines {
 		m, err := s.Pool.model(name)
 		if err != nil {
 			return nil, fmt.Errorf("reading the engine: %w", err)
 		}
-		for _, pool := range s.Pool.Pools {
+		for _, pool := range pools {
 			for _, c := range configs {
-				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: trace, pool: pool, load: load(requests), requests: requests,
+				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), pool: pool, load: load(requests), requests: requests,
 					options: replay.Options{Config: c.config, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
 						Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
 						Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed), Explain: s.Why.Explain}}

@@ -34,7 +34,7 @@ type settings struct {
 }
 
 type pickerFlags struct {
-	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: the built-in one"`
+	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: that of a capture, else the built-in one"`
 	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
 	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
 	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
@@ -42,7 +42,7 @@ type pickerFlags struct {
 }
 
 type poolFlags struct {
-	Pools      []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared"`
+	Pools      []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared. Default: that of a capture, else 4P+12D"`
 	Engines    []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
 	Scheduler  string        `flag:"scheduler" enum:"vllm,sglang" help:"whose defaults and order of steps the engines have"`
 	KVTokens   int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine; a file needs it"`
@@ -104,7 +104,7 @@ type outputFlags struct {
 func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
-		Pool:    poolFlags{Pools: []replay.Pool{{Prefill: 4, Decode: 12}}, Engines: []string{"llama-70b-h100-tp4"}, Scheduler: "vllm", Overhead: 2 * time.Millisecond},
+		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Scheduler: "vllm", Overhead: 2 * time.Millisecond},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
@@ -118,7 +118,6 @@ func (s *settings) Validate(p *boot.Problems) {
 	}
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
-	p.Require(len(s.Pool.Pools) > 0, "pool", "must name a pool")
 	p.Require(len(s.Pool.Engines) > 0, "engine", "must name an engine")
 	p.Require(s.Pool.KVTokens >= 0, "kv-tokens", "must not be negative")
 	p.Require(s.Pool.KVBytes >= 0, "kv-bytes-per-token", "must not be negative")
@@ -163,14 +162,14 @@ type named struct {
 }
 
 // configs reads the configurations, each once for every threshold.
-func (f *pickerFlags) configs(warnings io.Writer) (all []named, err error) {
+func (f *pickerFlags) configs(from *source, warnings io.Writer) (all []named, err error) {
 	files := f.Configs
 	if len(files) == 0 {
 		files = []string{""}
 	}
 	swept := false
 	for _, file := range files {
-		name, data := "built-in", config.Default()
+		name, data := from.config()
 		if file != "" {
 			name = file
 			if data, err = epp.ReadFile(file, config.MaxSize); err != nil {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/epp/capture"
 )
 
 // Trace is the recorded traffic of a production system, and how to replay it.
@@ -23,8 +25,10 @@ type Trace struct {
 	Start    time.Duration // in the trace's own time: what comes before is left out
 	// Sessions has the later turns of a session wait for the answer before them (see Call.After); otherwise they come when they came.
 	Sessions bool
-	Classes  []Class // that the trace names
-	Untimed  bool    // the trace does not say when its calls were due
+	Classes  []Class          // that the trace names
+	Untimed  bool             // the trace does not say when its calls were due
+	Capture  *capture.Capture // nil: it is no capture of Tandem's picker
+	Note     string           // what was assumed that the trace does not say; "" = nothing
 
 	calls []Call // by Due, in the trace's own time and lengths
 }
@@ -37,6 +41,8 @@ type reading struct {
 	classes  []Class
 	numbers  map[Class]int
 	untimed  bool
+	capture  *capture.Capture
+	note     string
 }
 
 // format is a format of traces.
@@ -47,6 +53,7 @@ type format struct {
 
 // formats are all formats; the first that a file looks like counts.
 var formats = []format{
+	{capture.Begins, (*reading).captured},
 	{isVLLM, (*reading).vllm},
 	{func(b []byte) bool { return b[0] == '{' }, (*reading).mooncake},
 	{func([]byte) bool { return true }, (*reading).table},
@@ -54,6 +61,7 @@ var formats = []format{
 
 // ReadTrace reads a trace in one of these formats, which it tells apart by their beginnings:
 //
+//   - the capture of Tandem's picker (package epp/capture);
 //   - Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids (of 512 tokens each, may be left out);
 //   - the JSON that vllm bench serve writes with --save-detailed: input_lens, output_lens, start_times;
 //   - CSV with the columns of one of tables.
@@ -85,7 +93,7 @@ func ReadTrace(r io.Reader, unusable func(error) error) (*Trace, error) {
 		read.calls[i].Due -= start
 	}
 	read.link()
-	return &Trace{Speed: 1, Tokens: 1, Classes: read.classes, Untimed: read.untimed, calls: read.calls}, nil
+	return &Trace{Speed: 1, Tokens: 1, Classes: read.classes, Untimed: read.untimed, Capture: read.capture, Note: read.note, calls: read.calls}, nil
 }
 
 // add adds a call, unless err or its lengths say that its line cannot be used.
