@@ -146,10 +146,11 @@ func (e *engine) serve(ctx context.Context, c net.Conn) {
 	}
 }
 
-// reply answers a request. Requests that do not generate get an empty list of models.
+// reply answers a request. Requests that do not generate get an empty list of models, which also says what SGLang's engines say of
+// themselves.
 func (e *engine) reply(w *bufio.Writer, request *http.Request) error {
 	if request.Method != http.MethodPost {
-		return whole(`{"object":"list","data":[]}`)(w)
+		return whole(`{"object":"list","data":[],"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":1}`)(w)
 	}
 	e.mu.Lock()
 	answer := e.answer

@@ -60,7 +60,7 @@ func TestEngineAnswers(t *testing.T) {
 	if n := e.accepted.Load(); n != 2 {
 		t.Errorf("%d requests were accepted", n)
 	}
-	if _, body := exchanged(t, e, []byte("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")); body != `{"object":"list","data":[]}` {
+	if _, body := exchanged(t, e, []byte("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")); !strings.HasPrefix(body, `{"object":"list","data":[],"disaggregation_mode":"prefill",`) {
 		t.Errorf("models: %s", body)
 	}
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -134,6 +135,23 @@ func (t inTurn) exchange(ctx context.Context) error {
 }
 
 func (t inTurn) close() { closeAll(t) }
+
+// together performs several exchanges at once, and waits for all.
+type together []exchanger
+
+func (t together) exchange(ctx context.Context) error {
+	failed := make(chan error, len(t))
+	for _, leg := range t[1:] {
+		go func() { failed <- leg.exchange(ctx) }()
+	}
+	err := t[0].exchange(ctx)
+	for range t[1:] {
+		err = errors.Join(err, <-failed)
+	}
+	return err
+}
+
+func (t together) close() { closeAll(t) }
 
 func closeAll(lanes []exchanger) {
 	for _, lane := range lanes {

@@ -170,8 +170,8 @@ func measurePath(ctx context.Context, l *lab, series pathSeries, o options) (Row
 		}
 	}()
 	var errs [3]error
-	loads[0], errs[0] = p.legs.direct(ctx, plain.request(), series.remote, pathLanes)
-	loads[1], errs[1] = lanesAlong(ctx, baselines, pathLanes, plain.request())
+	loads[0], errs[0] = p.legs.direct(ctx, plain.request(), series.remote, false, pathLanes)
+	loads[1], errs[1] = lanesAlong(ctx, baselines, pathLanes, plain.request(), false)
 	loads[2], errs[2] = lanesTo(ctx, ours.addr, pathLanes, asked.request())
 	if err := errors.Join(errs[:]...); err != nil {
 		return Row{}, err

@@ -213,8 +213,8 @@ func (l *lab) baseline(ctx context.Context, baseline, target string) (*subject, 
 }
 
 // sidecar runs our sidecar in front of an engine.
-func (l *lab) sidecar(ctx context.Context, engine *engine) (*subject, error) {
-	program, err := stack.Sidecar(l.dir, engine.addr(), "--log-level=error")
+func (l *lab) sidecar(ctx context.Context, engine *engine, flags ...string) (*subject, error) {
+	program, err := stack.Sidecar(l.dir, engine.addr(), append(flags, "--log-level=error")...)
 	if err != nil {
 		return nil, err
 	}

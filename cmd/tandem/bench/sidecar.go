@@ -25,6 +25,7 @@ type sidecarSeries struct {
 	name   string
 	shape  shape
 	remote bool
+	atOnce bool // both legs are sent at once, as SGLang's are
 	stream bool
 	limit  float64
 }
@@ -50,6 +51,9 @@ func sidecarTable() []sidecarSeries {
 			}
 			all = append(all, s)
 		}
+	}
+	for _, size := range []int{1 * kB, 32 * kB, 512 * kB} {
+		all = append(all, sidecarSeries{name: "P/D at once, " + sized(size), shape: shape{size: size}, remote: true, atOnce: true, limit: 1.35})
 	}
 	return append(all, sidecarSeries{name: fmt.Sprintf("P/D, 1 kB, %d events", answerEvents), shape: shape{size: kB},
 		remote: true,
@@ -128,7 +132,11 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	}
 	request := series.shape.request()
 	ours := &contender{part: partOurs, subjects: make([]*subject, 1)}
-	if ours.subjects[0], err = s.lab.sidecar(ctx, s.decode); err != nil {
+	var flags []string
+	if series.atOnce {
+		flags = []string{"--kv-connector=sglang"}
+	}
+	if ours.subjects[0], err = s.lab.sidecar(ctx, s.decode, flags...); err != nil {
 		return all, err
 	}
 	all = append(all, ours)
@@ -143,7 +151,7 @@ func (s *legs) contenders(ctx context.Context, series sidecarSeries, command riv
 	return append(all, other), err
 }
 
-// baselines starts a bare proxy in front of each engine that a series uses. A request goes through both, one after the other.
+// baselines starts a bare proxy in front of each engine that a series uses. A request goes through both, as through a sidecar.
 func (s *legs) baselines(ctx context.Context, series sidecarSeries) (*contender, error) {
 	c := &contender{part: partBaseline}
 	var targets []string
@@ -155,7 +163,7 @@ func (s *legs) baselines(ctx context.Context, series sidecarSeries) (*contender,
 		c.subjects, targets = append(c.subjects, baseline), append(targets, baseline.addr)
 	}
 	var err error
-	c.lanes, err = lanesAlong(ctx, targets, inFlight, series.shape.request())
+	c.lanes, err = lanesAlong(ctx, targets, inFlight, series.shape.request(), series.atOnce)
 	return c, err
 }
 
@@ -167,30 +175,34 @@ func (s *legs) engines(remote bool) []*engine {
 	return []*engine{s.decode}
 }
 
-// lanesAlong returns lanes that send a request to several servers in turn.
-func lanesAlong(ctx context.Context, targets []string, n int, request []byte) (lanes []exchanger, err error) {
+// lanesAlong returns lanes that send a request to several servers, in turn or at once.
+func lanesAlong(ctx context.Context, targets []string, n int, request []byte, atOnce bool) (lanes []exchanger, err error) {
 	for range n {
-		var lane inTurn
+		var legs []exchanger
 		for _, target := range targets {
 			c, err := dial(ctx, target, request)
 			if err != nil {
-				lane.close()
+				closeAll(legs)
 				return lanes, fmt.Errorf("connecting: %w", err)
 			}
-			lane = append(lane, c)
+			legs = append(legs, c)
 		}
-		lanes = append(lanes, lane)
+		if atOnce {
+			lanes = append(lanes, together(legs))
+		} else {
+			lanes = append(lanes, inTurn(legs))
+		}
 	}
 	return lanes, nil
 }
 
 // direct returns lanes that call the engines as a sidecar does, with nothing in between.
-func (s *legs) direct(ctx context.Context, request []byte, remote bool, n int) ([]exchanger, error) {
+func (s *legs) direct(ctx context.Context, request []byte, remote, atOnce bool, n int) ([]exchanger, error) {
 	var targets []string
 	for _, e := range s.engines(remote) {
 		targets = append(targets, e.addr())
 	}
-	return lanesAlong(ctx, targets, n, request)
+	return lanesAlong(ctx, targets, n, request, atOnce)
 }
 
 func (s *legs) startOther(ctx context.Context, command rival) (*subject, error) {
@@ -215,7 +227,7 @@ func (s *legs) added(ctx context.Context, series sidecarSeries, contenders []*co
 	if series.stream {
 		s.decode.answers(streamed(1, 0))
 	}
-	direct, err := s.direct(ctx, series.shape.request(), series.remote, inFlight)
+	direct, err := s.direct(ctx, series.shape.request(), series.remote, series.atOnce, inFlight)
 	defer func() { closeAll(direct) }()
 	if err != nil {
 		return err
