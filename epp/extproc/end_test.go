@@ -406,3 +406,31 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// Envoy garbles a long body before trailers if a second filter follows. Where one filter picks, gateways without retries do not.
+func TestTrailersAfterALongBody(t *testing.T) {
+	long := prompt + strings.Repeat(" ", maxFrame)
+	for _, c := range []struct {
+		name   string
+		mark   client.Mark
+		body   string
+		served bool
+	}{
+		{"picker of a pair, short", client.MarkPicker, prompt, true},
+		{"picker of a pair, long", client.MarkPicker, long, false},
+		{"one filter, long", "", long, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startRig(t, newPool("10.0.0.1:8000"))
+			s := r.open(t, c.mark)
+			s.send(chat(more), requestBody(more, c.body), requestTrailers())
+			refused := s.recv().GetImmediateResponse()
+			if (refused == nil) != c.served {
+				t.Fatalf("refused: %v", refused)
+			}
+			if !c.served && (int(refused.GetStatus().GetCode()) != 400 || !strings.Contains(string(refused.GetBody()), "Send it without trailers")) {
+				t.Errorf("%v", refused)
+			}
+		})
+	}
+}

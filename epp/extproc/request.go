@@ -106,6 +106,9 @@ func buffersFull() *pd.Refusal {
 	return pd.Refuse(pd.Busy, "As many request bodies are being read as there is memory for. Try again later.")
 }
 
+// requestTrailers decides a request that ends with trailers. A picker of a pair refuses it if its answer needs several parts:
+// the second filter keeps those that come while it asks its own server, and Envoy 1.40 sends them again when this filter lets the
+// trailers pass (envoyproxy/envoy#45470).
 func (st *stream) requestTrailers(f *procv3.ProcessingRequest) (done bool, err error) {
 	if st.request.state != requestReading {
 		return st.violation("request-order", "request trailers came where none can be")
@@ -115,6 +118,9 @@ func (st *stream) requestTrailers(f *procv3.ProcessingRequest) (done bool, err e
 		return st.send(requestTrailersPass)
 	}
 	st.keepSubset(f)
+	if st.filter == filterPicker && st.request.buffered > maxFrame {
+		return st.refuseUnread(pd.Refuse(pd.BadRequest, "The request has trailers after a long body, which the gateway could garble. Send it without trailers."), time.Now())
+	}
 	return st.decide(endTrailers, time.Now())
 }
 

@@ -50,11 +50,13 @@ type Filters string
 
 // The layouts.
 const (
-	// FiltersPair lets an EPP die during an answer without harm to it.
+	// FiltersPair lets an EPP die during an answer without harm to it. It refuses requests that have trailers after more than
+	// 62,000 bytes of body, because Envoy 1.40 sends parts of them twice.
 	FiltersPair Filters = "pair"
 	// FiltersSingle is one filter, as the gateways of other vendors have it. Envoy 1.40 then sends the body of a request that
-	// has trailers twice: its router keeps the body for retries, and gets it again when the filter lets the trailers pass.
-	// Engines refuse such a body, and clients of these APIs send no trailers.
+	// has trailers twice (envoyproxy/envoy#45470): its router keeps the body for retries, and gets it again when the filter lets
+	// the trailers pass. The picker cannot tell such a route from one without retries, which works. Engines refuse such a
+	// body, and clients of these APIs send no trailers.
 	FiltersSingle Filters = "single"
 )
 
