@@ -6,6 +6,8 @@ import "sync"
 // value under a key when it is built, and gets the value that a plugin of an earlier configuration made under this key. The
 // zero Keep is empty.
 type Keep struct {
+	Clock Clock // by which plugins tell the time; nil = SystemClock
+
 	mu   sync.Mutex
 	kept map[string]any
 }

@@ -223,6 +223,14 @@ type Builder struct {
 	Keep *Keep
 }
 
+// Clock returns the clock by which the plugin tells the time where no argument of its methods does.
+func (b *Builder) Clock() Clock {
+	if b.Keep == nil || b.Keep.Clock == nil {
+		return SystemClock
+	}
+	return b.Keep.Clock
+}
+
 // Row is one plugin type of the table.
 type Row struct {
 	Type       string

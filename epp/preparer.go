@@ -17,6 +17,13 @@ type Preparer interface {
 	Timeout() time.Duration
 }
 
+// LocalPreparer is a Preparer that asks nothing outside the picker: it waits at most until other requests have been picked for. If ctx has
+// ended, it returns an error where it would wait, so a replay in virtual time can ask it again later.
+type LocalPreparer interface {
+	Preparer
+	Local()
+}
+
 // NamedPreparer is a preparer with its name in the configuration.
 type NamedPreparer struct {
 	Name string

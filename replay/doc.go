@@ -18,6 +18,9 @@
 // Requests arrive when the trace says (open loop). The later turns of a session arrive a think time after the answer before them, and with
 // a fixed concurrency the next session begins when another one ends (closed loops): then a slow system receives fewer requests.
 //
+// While the pool is full, requests wait in the production queue (package epp/flow): it tells when one may pass, and the event loop has that
+// one picked for. The queue looks for capacity when a page is read and when load ends, as in the picker.
+//
 // # A remote request
 //
 // The prefill engine computes the prompt and one token, and keeps the blocks. Then the decode engine reserves blocks for the prompt; only
@@ -26,6 +29,7 @@
 //
 // # What it does not do
 //
-// No engine, link or leg fails. Queues (flow control) and preparers, which would wait for the real clock, are refused, see Options.Supported.
+// No engine, link or leg fails, and no client leaves. Running requests are not evicted, and preparers that ask something outside the picker
+// are refused, see Options.Supported.
 // It reads no files; it has no HTTP, no sidecar and no Envoy, which take the stated latency.
 package replay

@@ -97,6 +97,7 @@ func (l *loads) read(n *node) {
 	load.Signals.Set(epp.KVUsage, n.engine.Usage(l.clock.now))
 	load.LearnBatch(&l.loads[n.endpoint.Slot])
 	l.loads[n.endpoint.Slot], l.changed = load, true
+	n.world.capacity()
 	n.readAt = l.clock.now
 	pause := l.idle
 	if n.endpoint.InFlight().Requests > 0 || waiting+n.engine.Running() > 0 {

@@ -45,17 +45,25 @@ func (o *Options) Supported() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(supported(built), built.Close())
+	return errors.Join(o.supported(built), built.Close())
 }
 
-func supported(b *config.Built) error {
+func (o *Options) supported(b *config.Built) error {
 	switch {
-	case b.Queues != nil || b.Admission != nil:
-		return errors.New("it has requests wait before the pick (flow control), which cannot be replayed yet")
-	case len(b.Preparers) > 0:
-		return fmt.Errorf("its plugin %s waits for something outside the picker, which cannot be replayed", b.Preparers[0].Name)
+	case b.Admission != nil:
+		return errors.New("it has a plugin that lets requests wait before the pick by itself, which cannot be replayed")
+	case b.Queues != nil && b.Queues.Eviction.On:
+		return errors.New("it ends running requests for more important ones (enableEviction), which cannot be replayed yet")
 	case len(config.Of[epp.SnapshotObserver](b)) > 0:
 		return errors.New("it has a plugin that follows changes of the pool, which cannot be replayed yet")
+	}
+	for _, p := range b.Preparers {
+		if _, ok := p.Preparer.(epp.LocalPreparer); !ok {
+			return fmt.Errorf("its plugin %s waits for something outside the picker, which cannot be replayed", p.Name)
+		}
+		if o.Explain > 0 {
+			return fmt.Errorf("its plugin %s waits for other requests, so that none can be explained", p.Name)
+		}
 	}
 	return nil
 }
@@ -93,6 +101,7 @@ type world struct {
 	upcoming  int     // where the next session is looked for
 	coming    int     // requests that have not arrived
 	left      int     // requests that have not ended
+	waiting   waiting
 	timeline  timeline
 	result    *Result
 }
@@ -113,17 +122,17 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	if err := o.Check(t); err != nil {
 		return nil, err
 	}
-	keep := &epp.Keep{}
+	w := &world{}
+	keep := &epp.Keep{Clock: &w.clock}
 	built, err := o.Config.Build(slog.New(slog.DiscardHandler), keep)
 	if err != nil {
 		return nil, err
 	}
 	defer built.Close() // of a run that is over, it has nothing left to lose
-	if err := supported(built); err != nil {
+	if err := o.supported(built); err != nil {
 		return nil, err
 	}
-	w, err := newWorld(&o, t, built, keep)
-	if err != nil {
+	if err := w.fill(&o, t, built, keep); err != nil {
 		return nil, err
 	}
 	for range max(1, t.Concurrency) {
@@ -149,9 +158,10 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	return w.finish(), nil
 }
 
-func newWorld(o *Options, t *Trace, built *config.Built, keep *epp.Keep) (*world, error) {
+// fill makes the pool, the picker and the network.
+func (w *world) fill(o *Options, t *Trace, built *config.Built, keep *epp.Keep) error {
 	o.Engine.PartTokens = t.BlockTokens
-	w := &world{options: o, trace: t, observers: config.Of[epp.Observer](built), asks: t.asks(), next: t.turns(),
+	*w = world{clock: w.clock, options: o, trace: t, asks: t.asks(), next: t.turns(),
 		coming: len(t.Requests), left: len(t.Requests), timeline: timeline{each: firstInterval},
 		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
 	w.loads = loads{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1)), current: &epp.Snapshot{}, changed: true}
@@ -172,20 +182,27 @@ func newWorld(o *Options, t *Trace, built *config.Built, keep *epp.Keep) (*world
 			observer.EndpointJoined(n.endpoint)
 		}
 	}
-	if interval, reads := scraping(built, o.Scrape); reads {
+	interval, reads := scraping(built, o.Scrape)
+	if reads {
 		w.loads.busy, w.loads.idle = interval, max(interval, idleScrape)
 		for _, n := range w.nodes {
 			w.loads.schedule(n, time.Duration(w.loads.random.Float64()*float64(interval)))
 		}
 	}
-	pipeline, err := sched.NewPipeline(setup.Scheduler(built, o.Stale, o.Seed+1, nil)) // 0 would be another seed each time
+	picking := setup.Scheduler(built, o.Stale, o.Seed+1, nil) // 0 would be another seed each time
+	w.waiting.preparers = built.Preparers
+	if w.waiting.queue = w.newQueue(built, interval); w.waiting.queue != nil {
+		setup.Queueing(&picking, built, w.waiting.queue)
+	}
+	w.observers = picking.Observers
+	pipeline, err := sched.NewPipeline(picking)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	w.sched = sched.New(&w.loads, &w.clock)
 	w.sched.Swap(pipeline)
 	w.spec = w.sched.Blocks()
-	return w, nil
+	return nil
 }
 
 // scraping returns how often pages are read, and whether they are: a source of the configuration may say so.
@@ -267,7 +284,7 @@ func (w *world) ended(record *Record) {
 // bytesOfToken is how many bytes of a body a token of a prompt takes, as the picker estimates text.
 const bytesOfToken = 4
 
-// pick asks the scheduler, and sends the request to the engines.
+// pick has a request arrive at the picker.
 func (w *world) pick(i int) {
 	r, record := &w.trace.Requests[i], &w.result.Records[i]
 	if w.coming--; w.coming == 0 {
@@ -279,16 +296,22 @@ func (w *world) pick(i int) {
 		Priority: class.Priority, Headers: class.headers, Bytes: int64(bytesOfToken * r.Input),
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
 			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
-	story := w.story(i, asked)
-	d, err := w.sched.Pick(context.Background(), asked)
+	(&arrival{world: w, of: record, asked: asked}).prepare()
+}
+
+// choose asks the scheduler, and sends the request to the engines.
+func (a *arrival) choose(pass epp.Pass) {
+	w, i, record := a.world, a.of.Index, a.of
+	r := &w.trace.Requests[i]
+	story := w.story(i, a.asked)
+	d, err := w.sched.Choose(a.asked, pass)
 	if err != nil {
-		record.Reason = pd.AsRefusal(err).Reason
-		record.Refused = true
-		w.ended(record)
+		a.refuse(err)
 		return
 	}
+	w.retry()
 	f := &flight{of: record, request: r, decision: d, story: story, decode: w.nodes[d.First()[0].Slot]}
-	text = w.prompt(i, w.next != nil && w.next[i] > 0)
+	text := w.prompt(i, w.next != nil && w.next[i] > 0)
 	f.parts = text.shared()
 	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
 	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {
@@ -327,6 +350,7 @@ func (n *node) First(now time.Duration, r *engine.Request) {
 	f.of.TTFT = now - f.of.Due
 	f.story.computed(n, r, "the first token")
 	f.decision.Reservation.Answered()
+	n.world.capacity()
 }
 
 // Done implements engine.Listener.
@@ -347,6 +371,7 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	w.result.End = now
 	w.ended(f.of)
 	f.decision.Reservation.End()
+	w.capacity()
 	if len(w.observers) == 0 {
 		return
 	}

@@ -326,14 +326,18 @@ func TestRefusedBeforeTheRun(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}
 	}
-	queues := "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins: [{type: queue-scorer}]\n"
-	c, err := config.Parse([]byte(queues), plugin.Table)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := Options{Config: c}
-	if err := o.Supported(); err == nil || !strings.Contains(err.Error(), "flow control") {
-		t.Errorf("a configuration with queues: %v", err)
+	for name, test := range map[string]struct{ lines, want string }{
+		"eviction":  {"featureGates: [flowControl]\nplugins: [{type: queue-scorer}]\nflowControl: {enableEviction: true}\n", "enableEviction"},
+		"explained": {"plugins: [{type: burst-prefix-cache-producer}, {type: queue-scorer}]\n", "none can be explained"},
+	} {
+		c, err := config.Parse([]byte("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"+test.lines), plugin.Table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := Options{Config: c, Explain: 1}
+		if err := o.Supported(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ type Record struct {
 	Class         int           // in Result.Classes
 	Due           time.Duration // when it arrived
 	Input, Output int           // tokens
+	Queued        time.Duration // in the picker, before it was picked for or refused
 	Refused       bool          // by the picker; the fields below Reason are zero then
 	Reason        pd.Reason
 	Remote        bool
@@ -79,15 +80,16 @@ type Summary struct {
 	Refused     int
 	TTFT, TPOT  Quantiles
 	ITL, E2E    Quantiles
-	Waited      Quantiles
-	Met         float64 // share of the requests that met the SLO
-	Goodput     float64 // requests in a second that met the SLO
-	Throughput  float64 // tokens of answers in a second
-	PerGPU      float64 // tokens of answers in a second, for each GPU of the pool
-	RemoteShare float64 // of the requests that were not refused
-	GPUSeconds  float64 // GPUs of the pool, as long as the run took
-	HitRate     float64 // share of the prompts' tokens that prefix caches had
-	KVBytes     float64 // that crossed the network
+	Waited      Quantiles // in the queues of engines
+	Queued      Quantiles // in the picker
+	Met         float64   // share of the requests that met the SLO
+	Goodput     float64   // requests in a second that met the SLO
+	Throughput  float64   // tokens of answers in a second
+	PerGPU      float64   // tokens of answers in a second, for each GPU of the pool
+	RemoteShare float64   // of the requests that were not refused
+	GPUSeconds  float64   // GPUs of the pool, as long as the run took
+	HitRate     float64   // share of the prompts' tokens that prefix caches had
+	KVBytes     float64   // that crossed the network
 	Preemptions int
 	Unfinished  int // other requests that had not ended when the last one arrived
 }
@@ -111,6 +113,17 @@ func (r *Result) Load() float64 {
 	return float64(len(r.Records)-1) / last.Seconds()
 }
 
+// Refusals returns how many requests were refused for each reason.
+func (r *Result) Refusals() map[pd.Reason]int {
+	all := map[pd.Reason]int{}
+	for i := range r.Records {
+		if one := &r.Records[i]; one.Refused {
+			all[one.Reason]++
+		}
+	}
+	return all
+}
+
 // ClassSummary is what became of the requests of one class.
 type ClassSummary struct {
 	Name    string
@@ -130,7 +143,7 @@ func (r *Result) ByClass(slo SLO) (all []ClassSummary) {
 
 // summary returns the numbers of the requests of a class, or of every one.
 func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
-	var ttft, tpot, e2e, waited []time.Duration
+	var ttft, tpot, e2e, waited, queued []time.Duration
 	var met, remote, input, cached, output int
 	for i := range r.Records {
 		one, must := &r.Records[i], slo
@@ -146,7 +159,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 			s.Refused++
 			continue
 		}
-		ttft, e2e, waited = append(ttft, one.TTFT), append(e2e, one.E2E), append(waited, one.Waited)
+		ttft, e2e, waited, queued = append(ttft, one.TTFT), append(e2e, one.E2E), append(waited, one.Waited), append(queued, one.Queued)
 		if d, ok := one.TPOT(); ok {
 			tpot = append(tpot, d)
 		}
@@ -159,7 +172,7 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 		input, cached, output = input+one.Input, cached+one.Cached, output+one.Output
 		s.Preemptions += one.Preempted
 	}
-	s.TTFT, s.TPOT, s.E2E, s.Waited = quantiles(ttft), quantiles(tpot), quantiles(e2e), quantiles(waited)
+	s.TTFT, s.TPOT, s.E2E, s.Waited, s.Queued = quantiles(ttft), quantiles(tpot), quantiles(e2e), quantiles(waited), quantiles(queued)
 	if s.Requests > 0 {
 		s.Met = float64(met) / float64(s.Requests)
 	}

@@ -32,7 +32,7 @@ func (w *world) story(i int, asked *epp.Request) *Story {
 		return nil
 	}
 	d, err := w.sched.Explain(context.Background(), asked)
-	s := &Story{Explanation: epp.Explain(asked, d, err), world: w, due: w.clock.now}
+	s := &Story{Explanation: epp.Explain(asked, d, err), world: w, due: w.result.Records[i].Due}
 	if s.Explanation.Decider.Name != "" {
 		s.Explanation.Decider.Parameters = w.sched.Stages().Splitting().Decider.Decider
 	}

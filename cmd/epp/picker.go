@@ -191,12 +191,7 @@ func (c *settings) pipeline(b *config.Built, q *queue, metrics *sched.Metrics, r
 	if r != nil {
 		cfg.Picked = append(cfg.Picked, r)
 	}
-	if b.Queues != nil {
-		cfg.Admission, cfg.Detector, cfg.Wait = q, nil, b.Queues.LongestWait()
-		if b.Queues.Charges() {
-			cfg.Observers = append(cfg.Observers, q)
-		}
-	}
+	setup.Queueing(&cfg, b, q)
 	return sched.NewPipeline(cfg)
 }
 

@@ -4,13 +4,13 @@ import (
 	"context"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/flow"
+	"github.com/tandem-serving/tandem/epp/setup"
 )
 
 // queue has requests wait while the pool is full, if the configuration in use says so. It outlives reloads.
@@ -35,30 +35,7 @@ func newQueue(pool changing, name string, registry *prometheus.Registry) *queue 
 
 // use has requests wait as a configuration says.
 func (q *queue) use(b *config.Built, c *settings) {
-	if b.Queues == nil {
-		q.Configure(flow.Settings{}, flow.OpenGate{})
-		return
-	}
-	s := *b.Queues
-	s.Eviction.Grace = c.Metrics.grace(b.Detector)
-	q.Configure(s, flow.NewPoolGate(flow.GateOptions{Pool: q.pool, Detector: b.Detector, Stages: b.Stages, Clock: epp.SystemClock,
-		Stale: c.Metrics.Stale}))
-}
-
-const (
-	// settled is how long a detector that counts requests in flight takes to show the end of one.
-	settled = 10 * time.Millisecond
-	// aborted is how long an engine takes to free the KV blocks of a request whose client has left.
-	aborted = 250 * time.Millisecond
-)
-
-// grace returns how long after the end of a request a detector may still count it: until a metrics page shows the engine without
-// it.
-func (s *scrapes) grace(d epp.Detector) time.Duration {
-	if _, immediate := d.(epp.ImmediateDetector); immediate {
-		return settled
-	}
-	return s.Interval + s.Stale + aborted
+	q.Configure(setup.Queues(b, setup.Pages{Pool: q.pool, Clock: epp.SystemClock, Interval: c.Metrics.Interval, Stale: c.Metrics.Stale}))
 }
 
 // capacityChanges are the changes of the pool after which a request may have capacity. All but the last are rare.

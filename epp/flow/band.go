@@ -39,8 +39,9 @@ type item struct {
 	series *series
 	// older and newer link the waiting items of a band.
 	older, newer *item
-	done         chan error // gets the result: nil = dispatched
-	timer        epp.Timer  // of ttl; nil = none
+	done         chan error         // gets the result: nil = dispatched
+	told         func(*item, error) // is called with it instead; nil = it is not
+	timer        epp.Timer          // of ttl; nil = none
 }
 
 func (i *item) before(other *item) bool {

@@ -121,11 +121,30 @@ func (c *Controller) Configure(s Settings, gate Gate) {
 
 // Admit implements epp.Admission. The error is a *pd.Refusal.
 func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error) {
+	pass, it, err := c.begin(r, nil)
+	if it == nil {
+		return pass, err
+	}
+	return c.left(r.Priority, it, c.await(ctx, it))
+}
+
+// Begin is Admit for callers that have no goroutine to wait on, such as a replay in virtual time. It calls told once with what Admit would
+// return, maybe before it returns itself. told must return at once and must not call the controller, which may be locked. No client leaves
+// while its request waits.
+func (c *Controller) Begin(r *epp.Request, told func(epp.Pass, error)) {
+	pass, it, err := c.begin(r, func(it *item, err error) { told(c.left(r.Priority, it, err)) })
+	if it == nil {
+		told(pass, err)
+	}
+}
+
+// begin lets a request pass, refuses it, or has it wait as the item that it returns. told is called with its result; nil: await gets it.
+func (c *Controller) begin(r *epp.Request, told func(*item, error)) (epp.Pass, *item, error) {
 	if !r.API.Generates() { // a list of models costs no engine any work
-		return epp.Pass{}, nil
+		return epp.Pass{}, nil, nil
 	}
 	if c.closed.Load() {
-		return epp.Pass{}, shuttingDown()
+		return epp.Pass{}, nil, shuttingDown()
 	}
 	in, load := c.current.Load(), loadOf(r)
 	l := in.lane(r)
@@ -135,22 +154,26 @@ func (c *Controller) Admit(ctx context.Context, r *epp.Request) (epp.Pass, error
 		c.pending[l].add(load, 1)
 		if c.look(in, l, r.Priority, load) == open {
 			c.opt.Metrics.passed(r.Priority)
-			return l.pass(), nil
+			return l.pass(), nil, nil
 		}
 		c.pending[l].add(load, -1)
 	}
-	it, err := c.enqueue(r, l, load)
+	it, err := c.enqueue(r, l, load, told)
 	if err != nil {
 		c.opt.Metrics.left(r.Priority, 0, err)
-		return epp.Pass{}, err
+		return epp.Pass{}, nil, err
 	}
-	err = c.await(ctx, it)
+	return epp.Pass{}, it, nil
+}
+
+// left returns what Admit returns for a request that has waited.
+func (c *Controller) left(priority int, it *item, err error) (epp.Pass, error) {
 	waited := c.opt.Clock.Since(it.at)
-	c.opt.Metrics.left(r.Priority, waited, err)
+	c.opt.Metrics.left(priority, waited, err)
 	if err != nil {
 		return epp.Pass{}, err
 	}
-	pass := l.pass()
+	pass := it.lane.pass()
 	pass.Waited, pass.Charged = max(1, waited), it.charged // it waited even if it was no time on a coarse clock
 	return pass, nil
 }
@@ -271,7 +294,7 @@ func (c *Controller) band(priority int) *band {
 }
 
 // enqueue has a request wait. The error is a *pd.Refusal.
-func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, error) {
+func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight, told func(*item, error)) (*item, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() { // Close has emptied the queues
@@ -292,7 +315,10 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight) (*item, 
 	}
 	c.seq++
 	it := &item{flow: f, lane: l, load: load, bytes: r.Bytes, at: now, ttl: in.ttl(), slo: ttftOf(r), seq: c.seq,
-		series: c.queued.of(origin), done: make(chan error, 1)}
+		series: c.queued.of(origin), told: told}
+	if told == nil {
+		it.done = make(chan error, 1)
+	}
 	b.add(it)
 	it.series.add(1, it.bytes)
 	c.bytes += it.bytes
@@ -411,7 +437,11 @@ func (c *Controller) finish(b *band, it *item, now time.Time, result error) {
 	if it.timer != nil {
 		it.timer.Stop()
 	}
-	it.done <- result
+	if it.told != nil {
+		it.told(it, result)
+	} else {
+		it.done <- result
+	}
 	if c.waiting.Add(-1) == 0 {
 		c.departed.stop()
 		if c.opt.Waiting != nil {

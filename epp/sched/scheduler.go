@@ -86,6 +86,20 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 		}
 		defer a.Settled(r, pass)
 	}
+	return s.choose(p, r, pass)
+}
+
+// Choose is what Pick does after the preparers and the admission, which are the caller's: for one that has no goroutine to wait on, such as
+// a replay in virtual time.
+func (s *Scheduler) Choose(r *epp.Request, pass epp.Pass) (*epp.Decision, error) {
+	p := s.pipeline.Load()
+	if p == nil {
+		return nil, unconfigured()
+	}
+	return s.choose(p, r, pass)
+}
+
+func (s *Scheduler) choose(p *Pipeline, r *epp.Request, pass epp.Pass) (*epp.Decision, error) {
 	p, err := p.of(r)
 	if err != nil {
 		return nil, err

@@ -118,6 +118,20 @@ func (g *gate) Settled(_ *epp.Request, p epp.Pass) {
 	}
 }
 
+// TestChoose: a caller that has admitted a request itself is neither let wait by preparers nor by the admission.
+func TestChoose(t *testing.T) {
+	c, p := disagg(), fleet("decode", "prefill")
+	c.Admission = &gate{words: make(chan error), pool: p} // would wait for ever
+	c.Preparers = []epp.NamedPreparer{{Name: "a", Preparer: lookup{time.Hour, time.Hour, nil, nil}}}
+	d, err := scheduler(t, p, c).Choose(splitRequest(100), epp.Pass{Waited: time.Second})
+	if err != nil || d.Pass.Waited != time.Second || len(d.First()) == 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if _, err := sched.New(p, epp.SystemClock).Choose(splitRequest(100), epp.Pass{}); pd.AsRefusal(err).Reason != pd.NoEndpoint {
+		t.Errorf("without a pipeline: %v", err)
+	}
+}
+
 func TestAdmission(t *testing.T) {
 	for name, tc := range map[string]struct {
 		word   error

@@ -2,10 +2,12 @@ package replay
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -13,6 +15,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -49,6 +52,7 @@ func columns(runs []*run) []column {
 		{"E2E p50", time(func(s *replay.Summary) float64 { return s.E2E.P50 })},
 		{"p95", time(func(s *replay.Summary) float64 { return s.E2E.P95 })},
 		{"p99", time(func(s *replay.Summary) float64 { return s.E2E.P99 })},
+		{"queued p95", time(func(s *replay.Summary) float64 { return s.Queued.P95 })},
 		{"waited p95", time(func(s *replay.Summary) float64 { return s.Waited.P95 })},
 		{"goodput/s", of("%.3g", func(s *replay.Summary) float64 { return s.Goodput })},
 		{"tokens/s", of("%.0f", func(s *replay.Summary) float64 { return s.Throughput })},
@@ -61,6 +65,10 @@ func columns(runs []*run) []column {
 	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.threshold != nil }) {
 		all = slices.Insert(all, 1, column{"threshold", (*run).thresholdText})
+	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.summary.Refused > 0 }) {
+		at := slices.IndexFunc(all, func(c column) bool { return c.name == "refused" })
+		all = slices.Insert(all, at+1, column{"for", (*run).refusalText})
 	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.requests.Concurrency > 0 }) {
 		at := slices.IndexFunc(all, func(c column) bool { return c.name == "load/s" })
@@ -75,6 +83,21 @@ func (r *run) thresholdText() string {
 		return "–"
 	}
 	return strconv.Itoa(*r.threshold)
+}
+
+// refusalText returns for what requests were refused, the most frequent reason first.
+func (r *run) refusalText() string {
+	reasons := slices.SortedFunc(maps.Keys(r.refusals), func(a, b pd.Reason) int {
+		return cmp.Or(r.refusals[b]-r.refusals[a], cmp.Compare(a, b))
+	})
+	var all []string
+	for _, reason := range reasons {
+		all = append(all, fmt.Sprintf("%d %s", r.refusals[reason], reason))
+	}
+	if len(all) == 0 {
+		return "–"
+	}
+	return strings.Join(all, ", ")
 }
 
 // write prints runs, in their order, and what is known of their why.
@@ -178,18 +201,20 @@ type shown struct {
 
 // details are the further numbers of a run.
 type details struct {
-	Refused     int              `json:"refused"`
-	Unfinished  int              `json:"unfinished"`
-	ITL         replay.Quantiles `json:"itl_ms"`
-	E2E         replay.Quantiles `json:"e2e_ms"`
-	Waited      replay.Quantiles `json:"waited_ms"`
-	Throughput  float64          `json:"output_tokens_per_s"`
-	PerGPU      float64          `json:"output_tokens_per_s_per_gpu"`
-	HitRate     float64          `json:"hit_rate"`
-	KVBytes     float64          `json:"kv_bytes"`
-	Preemptions int              `json:"preemptions"`
-	Classes     []classDetails   `json:"classes,omitempty"`
-	Picks       *picksDetails    `json:"picks,omitempty"` // of a capture
+	Refused     int               `json:"refused"`
+	Refusals    map[pd.Reason]int `json:"refusals,omitempty"` // by reason
+	Unfinished  int               `json:"unfinished"`
+	ITL         replay.Quantiles  `json:"itl_ms"`
+	E2E         replay.Quantiles  `json:"e2e_ms"`
+	Queued      replay.Quantiles  `json:"queued_ms"` // in the picker
+	Waited      replay.Quantiles  `json:"waited_ms"` // in the queues of engines
+	Throughput  float64           `json:"output_tokens_per_s"`
+	PerGPU      float64           `json:"output_tokens_per_s_per_gpu"`
+	HitRate     float64           `json:"hit_rate"`
+	KVBytes     float64           `json:"kv_bytes"`
+	Preemptions int               `json:"preemptions"`
+	Classes     []classDetails    `json:"classes,omitempty"`
+	Picks       *picksDetails     `json:"picks,omitempty"` // of a capture
 }
 
 // classDetails are the numbers of a class of requests.
@@ -226,7 +251,7 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		}
 		s := &r.summary
 		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, s.Unfinished, s.ITL, s.E2E, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails()}})
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -252,6 +277,7 @@ type line struct {
 	Cached    int     `json:"cached_tokens"`
 	Moved     int     `json:"moved_tokens"`
 	Preempted int     `json:"preempted"`
+	Queued    float64 `json:"queued_ms"`
 	Waited    float64 `json:"waited_ms"`
 	TTFT      float64 `json:"ttft_ms"`
 	E2E       float64 `json:"e2e_ms"`
@@ -283,7 +309,7 @@ func (o *outputFlags) perRequest(runs []*run) (err error) {
 				verdict = "remote"
 			}
 			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), r.engine, r.load, one.Index + 1, class, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
-				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
+				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, millis(one.Queued), millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
 				return err
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp/capture"
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -67,6 +68,7 @@ type run struct {
 	result     *replay.Result // nil unless its records are wanted
 	summary    replay.Summary
 	classes    []replay.ClassSummary
+	refusals   map[pd.Reason]int
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
 	story      *replay.Story    // nil unless one is wanted

@@ -77,8 +77,8 @@ func (p *BurstPrefixCache) Problems(report epp.Report) {
 }
 
 // Build implements epp.Plugin.
-func (p *BurstPrefixCache) Build(*epp.Builder) (any, error) {
-	b := &burstPrefixCache{window: time.Duration(p.WindowDurationMs) * time.Millisecond, colocate: p.MinColocateBlocks,
+func (p *BurstPrefixCache) Build(with *epp.Builder) (any, error) {
+	b := &burstPrefixCache{clock: with.Clock(), window: time.Duration(p.WindowDurationMs) * time.Millisecond, colocate: p.MinColocateBlocks,
 		spec: epp.BlockSpec{Tokens: p.BlockSizeTokens, Max: burstPrefixSize}, byTokens: p.BalanceBy == byTokens,
 		perEndpoint: noLimit(p.MaxPerReplica), size: noLimit(p.MaxBatchSize)}
 	if p.MaxPrefixTokensToMatch > 0 {
@@ -97,6 +97,7 @@ func noLimit(n int) int {
 
 // burstPrefixCache is an epp.Assigner, and a preparer, by which requests with equal prompts are picked for one after the other.
 type burstPrefixCache struct {
+	clock             epp.Clock
 	window            time.Duration
 	spec              epp.BlockSpec
 	perEndpoint, size int
@@ -145,9 +146,12 @@ func (*burstPrefixCache) EndpointLeft(*epp.Endpoint) {}
 // Timeout implements epp.Preparer.
 func (b *burstPrefixCache) Timeout() time.Duration { return b.window }
 
+// Local implements epp.LocalPreparer.
+func (*burstPrefixCache) Local() {}
+
 // current returns the window that runs now. The caller holds mu.
 func (b *burstPrefixCache) current() *burst {
-	now := time.Now()
+	now := b.clock.Now()
 	if b.burst == nil || !now.Before(b.burst.ends) {
 		if b.burst != nil {
 			for _, g := range b.burst.groups {
