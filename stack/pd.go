@@ -244,7 +244,10 @@ func (a *assembly) sglangFlags(role string) []string {
 	if a.Prefill == 0 {
 		mode = "null"
 	}
-	return []string{"--engine=sglang", "--disaggregation-mode=" + mode, "--disaggregation-bootstrap-port=0"}
+	// An engine that dies is started again within milliseconds, so that decode does not notice, and forgets where it was only after
+	// these time-outs (SGLang's own are 5 minutes).
+	return []string{"--engine=sglang", "--disaggregation-mode=" + mode, "--disaggregation-bootstrap-port=0",
+		"--disaggregation-waiting-timeout=20s", "--disaggregation-bootstrap-timeout=20s"}
 }
 
 // sim returns a simulated engine with the transport of the stack.
