@@ -76,7 +76,7 @@ func TestCommands(t *testing.T) {
 func writeExampleFiles(t *testing.T, dir string) {
 	t.Helper()
 	files := map[string]string{"config.yaml": string(config.Default()), "request.json": `{"model":"tiny","prompt":"Hello"}`,
-		"my-values.yaml": "model: {name: acme/model}\nimages: {registry: registry.example.com/tandem}\n"}
+		"capture.key": strings.Repeat("0123456789abcdef", 4), "my-values.yaml": "model: {name: acme/model}\nimages: {registry: registry.example.com/tandem}\n"}
 	for _, c := range pageNamed(t, "docs/quickstart.md").codes {
 		if c.language == "yaml" && strings.HasPrefix(c.text, "endpoints:") {
 			files["endpoints.yaml"] = c.text

@@ -84,7 +84,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 	if p.settings.Picking.NoSubset {
 		head.Subset = nil
 	}
-	reader := &read.Reader{}
+	reader := read.NewReader(p.hashes)
 	reader.Reset(head, int64(p.settings.Listen.BodyLimit), p.sched.Blocks())
 	if err := copyBody(reader, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/capture"
 	"github.com/tandem-serving/tandem/epp/extproc"
+	"github.com/tandem-serving/tandem/epp/read"
 )
 
 // leastCapture is the least size of one file of a capture: the beginning of a file names all endpoints and their loads.
@@ -39,20 +40,25 @@ func (t *tell) key() (capture.Key, error) {
 	return *key, nil
 }
 
-// newCapture begins the capture, and returns nil if there is to be none.
-func (t *tell) newCapture(log *slog.Logger, registry *prometheus.Registry) (*capture.Recorder, error) {
+// newCapture begins the capture, and returns nil if there is to be none. secret keys the hashes of prompts, so that those of all
+// pickers with the key are alike; nil without a key.
+func (t *tell) newCapture(log *slog.Logger, registry *prometheus.Registry) (r *capture.Recorder, secret *read.Secret, err error) {
 	if t.Capture == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
 	key, err := t.key()
 	if err != nil {
-		return nil, boot.Configf("capture-key-file: %w", err)
+		return nil, nil, boot.Configf("capture-key-file: %w", err)
 	}
-	r, err := capture.New(capture.Options{Path: t.Capture, MaxBytes: int64(t.CaptureMax), Files: t.CaptureFiles, Key: key, Log: log, Metrics: registry})
+	if t.CaptureKey != "" {
+		prompts := read.Secret(key.ForPrompts())
+		secret = &prompts
+	}
+	r, err = capture.New(capture.Options{Path: t.Capture, MaxBytes: int64(t.CaptureMax), Files: t.CaptureFiles, Key: key, Log: log, Metrics: registry})
 	if err != nil {
-		return nil, boot.Configf("capture: %w", err)
+		return nil, nil, boot.Configf("capture: %w", err)
 	}
-	return r, nil
+	return r, secret, nil
 }
 
 // asked returns what the ext-proc server asks, and who is told the outcomes.

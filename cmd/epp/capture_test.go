@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,10 +44,40 @@ func TestCapture(t *testing.T) {
 	if r := c.Requests[0]; r.Status != 200 || r.Session == "" || r.Picks[0].Endpoints[0] != "default/d" || r.Phases.Total <= 0 {
 		t.Errorf("the first request is %+v", r)
 	}
-	if r := c.Requests[1]; r.Status != 0 || r.Verdict != "remote" || len(r.Picks) != 2 {
-		t.Errorf("the second request is %s, %d, with %+v", r.Verdict, r.Status, r.Picks)
+	if r := c.Requests[1]; r.Status != 0 || r.InputTokens != 5000 || len(r.Picks) == 0 {
+		t.Errorf("the second request has status %d, %d tokens and the picks %+v", r.Status, r.InputTokens, r.Picks)
 	}
 	if strings.Contains(string(text), "Kassandra") {
 		t.Errorf("a header's value is captured:\n%s", text)
+	}
+}
+
+// Pickers with one key hash a prompt alike, others do not.
+func TestCapturesOfSeveralPickers(t *testing.T) {
+	dir := t.TempDir()
+	blocks := map[string][]int64{}
+	for _, picker := range []struct{ name, key string }{{"one", "0123456789abcdef"}, {"two", "0123456789abcdef"}, {"stranger", "fedcba9876543210"}, {"alone", ""}} {
+		file, flags := filepath.Join(dir, picker.name), []string{"--secure-serving=false"}
+		if picker.key != "" {
+			write(t, file+".key", picker.key)
+			flags = append(flags, "--capture-key-file="+file+".key")
+		}
+		s := serve(t, append(flags, "--capture="+file)...)
+		s.pick(t, true)
+		s.stop()
+		<-s.ended
+		text, err := os.ReadFile(file)
+		must(t, err)
+		c, err := capture.Read(strings.NewReader(string(text)), func(err error) error { return err })
+		must(t, err)
+		blocks[picker.name] = c.Requests[0].Blocks
+	}
+	if len(blocks["one"]) == 0 || !slices.Equal(blocks["one"], blocks["two"]) {
+		t.Errorf("with one key, a prompt has the blocks %v and %v", blocks["one"], blocks["two"])
+	}
+	for _, other := range []string{"stranger", "alone"} {
+		if blocks[other][0] == blocks["one"][0] {
+			t.Errorf("%s has the hashes of another key", other)
+		}
 	}
 }

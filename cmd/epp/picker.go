@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/pool/page"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
 )
@@ -38,6 +39,7 @@ type picker struct {
 	rules     *rules
 	requests  requests
 	capture   *capture.Recorder // nil: nothing is captured
+	hashes    *read.Secret      // of prompts; nil: one of the process
 	current   atomic.Pointer[use]
 }
 
@@ -66,7 +68,7 @@ func newPicker(cfg settings, env func(string) (string, bool), log *slog.Logger, 
 	p := &picker{settings: cfg, log: log, metrics: sched.NewMetrics(registry), requests: newRequests(cfg.Tell.Recent)}
 	p.lifecycle.keep = &p.keep
 	p.pool = pool.New(pool.Options{Log: log, Metrics: registry, Observer: &p.lifecycle, Busy: cfg.Metrics.Interval, Stale: cfg.Metrics.Stale})
-	if p.capture, err = cfg.Tell.newCapture(log, registry); err != nil {
+	if p.capture, p.hashes, err = cfg.Tell.newCapture(log, registry); err != nil {
 		return nil, err
 	}
 	var snapshots capture.Snapshots = p.pool

@@ -40,6 +40,7 @@ func start(ctx context.Context, std boot.IO, log *slog.Logger, telemetry *boot.T
 	ledger := epp.NewLedger(takeover, epp.SystemClock)
 	defer ledger.Close()
 	serving := cfg.extproc()
+	serving.Secret = picker.hashes
 	if serving.Auth, err = cfg.followSecret(log); err != nil {
 		return err
 	}

@@ -45,10 +45,15 @@ const (
 	forBlock   = 'b'
 	forSession = 's'
 	forFlow    = 'f'
+	forPrompts = 'p'
 )
 
 // Name returns the name of the key, which tells nothing of it.
 func (k *Key) Name() string { return k.text(forName, "name") }
+
+// ForPrompts returns the secret with which pickers that share the key hash prompts, before the capture hashes the result again: without
+// it, every process has another one.
+func (k *Key) ForPrompts() [sha256.Size]byte { return sha256.Sum256(append(k[:], forPrompts)) }
 
 // text hashes a text.
 func (k *Key) text(purpose byte, text string) string {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -36,6 +37,8 @@ type Config struct {
 	// ClearRouteCache makes Envoy choose the route again. Only routes that match on the pick's header need it. It harms
 	// others: a weighted route draws again, and may choose the pool of another picker.
 	ClearRouteCache bool
+	// Secret keys the hashes of prompts; nil: one of the process.
+	Secret *read.Secret
 	// Trailers says that a single filter has response_trailer_mode SEND, so that sidecars can report on streams in trailers.
 	// The protocol does not transmit that setting. The pair always has it.
 	Trailers bool

@@ -49,7 +49,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	return &Server{
 		cfg: cfg, deps: deps, metrics: m, tracing: newTracing(deps.Tracer, deps.Propagator), warnings: warnings{log: deps.Log},
-		readers:  sync.Pool{New: func() any { return new(read.Reader) }},
+		readers:  sync.Pool{New: func() any { return read.NewReader(cfg.Secret) }},
 		buffered: buffered,
 		idle:     make(map[*stream]struct{}),
 	}, nil

@@ -2,8 +2,6 @@ package read
 
 import (
 	"encoding/binary"
-	"hash/maphash"
-	"math/bits"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -11,23 +9,9 @@ import (
 // tokenBytes is how many bytes of text count as one token, and the size of an encoded token id.
 const tokenBytes = 4
 
-// Hashes are keyed with a secret of the process, and mean nothing outside it. A client that could make its prompt collide
-// with another client's would send requests to the wrong pods, and could learn from the time to first token what others
-// asked.
-var (
-	seed = maphash.MakeSeed()
-	key0 = maphash.String(seed, "state")
-	key1 = maphash.String(seed, "input")
-)
-
-// mix folds b into a.
-func mix(a, b uint64) uint64 {
-	hi, lo := bits.Mul64(a^key0, b^key1)
-	return hi ^ lo
-}
-
 // digest cuts a text into blocks while it arrives, and hashes each block together with all blocks before it.
 type digest struct {
+	hash   *hasher
 	size   int // bytes of a block; 0 = only count the length
 	max    int // most blocks
 	length int // bytes
@@ -40,8 +24,8 @@ type digest struct {
 func wantsBlocks(s epp.BlockSpec) bool { return s.Tokens > 0 && s.Max > 0 }
 
 // reset prepares for a new text and reuses the buffers.
-func (d *digest) reset(s epp.BlockSpec) {
-	*d = digest{tail: d.tail[:0], keys: d.keys[:0]}
+func (d *digest) reset(h *hasher, s epp.BlockSpec) {
+	*d = digest{hash: h, tail: d.tail[:0], keys: d.keys[:0]}
 	if wantsBlocks(s) {
 		d.size, d.max = s.Tokens*tokenBytes, s.Max
 	}
@@ -109,14 +93,14 @@ func (d *digest) skip(n int) {
 // and of later ones, not of earlier ones.
 func (d *digest) mark(what uint64) {
 	if !d.full() {
-		d.state = mix(mix(d.state, what), uint64(len(d.tail)))
+		d.state = d.hash.mix(d.hash.mix(d.state, what), uint64(len(d.tail)))
 	}
 }
 
 func (d *digest) block(b []byte) {
-	d.state = mix(d.state, maphash.Bytes(seed, b))
+	d.state = d.hash.mix(d.state, d.hash.bytes(b))
 	d.keys = append(d.keys, d.state)
 }
 
 // sum returns the hash of the whole text, incomplete block included, as the root of the section that follows.
-func (d *digest) sum() uint64 { return mix(d.state, maphash.Bytes(seed, d.tail)) }
+func (d *digest) sum() uint64 { return d.hash.mix(d.state, d.hash.bytes(d.tail)) }

@@ -3,7 +3,7 @@ package read
 import (
 	"cmp"
 	"errors"
-	"hash/maphash"
+	"hash"
 	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -72,7 +72,7 @@ type grpcReader struct {
 
 	places []uint64 // where media begin among the token ids
 	hashes []uint64 // of the media, in the same order
-	hash   maphash.Hash
+	hash   hash.Hash64
 }
 
 func (g *grpcReader) reset(to *Reader, api pd.API) {
@@ -82,7 +82,10 @@ func (g *grpcReader) reset(to *Reader, api pd.API) {
 	}
 	g.to, g.seen = to, [wants]bool{}
 	g.places, g.hashes = g.places[:0], g.hashes[:0]
-	g.hash.SetSeed(seed)
+	if g.hash == nil {
+		g.hash = to.hash.stream()
+	}
+	g.hash.Reset()
 	g.message.Reset(grpcFields[api], to.limit, g)
 	if to.layout != nil {
 		to.json = &g.json
@@ -118,7 +121,7 @@ func (g *grpcReader) finish(policy *epp.Policy) error {
 	if !g.seen[wantText] && !g.seen[wantTokenized] {
 		return pd.Refuse(pd.BadRequest, "The message has no input that can be read. Send tokenized, or text to generate from.")
 	}
-	r.request.Prompt = r.prompt.finish(mix(uint64(r.request.API), key0))
+	r.request.Prompt = r.prompt.finish(r.hash.mix(uint64(r.request.API), r.hash.key0))
 	g.placeMedia(&r.request.Prompt)
 	return nil
 }
@@ -137,10 +140,10 @@ func (g *grpcReader) placeMedia(p *epp.Prompt) {
 	root, next := uint64(0), 0
 	for i := range p.Blocks {
 		for ; next < len(items) && items[next].place < uint64((i+1)*p.BlockTokens); next++ {
-			root = mix(root, items[next].hash)
+			root = g.to.hash.mix(root, items[next].hash)
 		}
 		if next > 0 {
-			p.Blocks[i] = mix(p.Blocks[i], root)
+			p.Blocks[i] = g.to.hash.mix(p.Blocks[i], root)
 		}
 	}
 	slices.Sort(g.hashes)

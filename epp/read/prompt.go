@@ -1,7 +1,7 @@
 package read
 
 import (
-	"hash/maphash"
+	"hash"
 	"slices"
 
 	"github.com/tandem-serving/tandem/epp"
@@ -74,6 +74,7 @@ const maxPartType = 32
 // promptReader builds an epp.Prompt from the members of a body that belong to the prompt, while they arrive.
 type promptReader struct {
 	spec  epp.BlockSpec
+	hash  *hasher
 	texts [sections]digest
 	plain unescaper
 	list  promptList
@@ -87,22 +88,24 @@ const maxMedia = 1024
 
 // partState is the state of a part that is being read.
 type partState struct {
-	raw      maphash.Hash // of its JSON
-	length   int          // bytes
+	raw      hash.Hash64 // of its JSON
+	length   int         // bytes
 	partType []byte
 	hasText  bool // a text inside stands for the part; its JSON does not count
 }
 
-func (p *promptReader) reset(spec epp.BlockSpec) {
-	p.spec = spec
+func (p *promptReader) reset(h *hasher, spec epp.BlockSpec) {
+	p.hash, p.spec = h, spec
 	for i := range p.texts {
-		p.texts[i].reset(spec)
+		p.texts[i].reset(h, spec)
 	}
 	p.plain.reset()
 	p.list.reset()
 	p.media = p.media[:0]
 	for i := range p.parts {
-		p.parts[i].raw.SetSeed(seed)
+		if p.parts[i].raw == nil {
+			p.parts[i].raw = h.stream()
+		}
 		p.parts[i].reset()
 	}
 }
@@ -176,9 +179,9 @@ func (p *promptReader) finish(root uint64) epp.Prompt {
 		d := &p.texts[i]
 		length += d.length
 		for _, state := range d.keys[:min(len(d.keys), p.spec.Max-len(p.keys))] {
-			p.keys = append(p.keys, mix(state, root))
+			p.keys = append(p.keys, p.hash.mix(state, root))
 		}
-		root = mix(root, d.sum())
+		root = p.hash.mix(root, d.sum())
 	}
 	out := epp.Prompt{Tokens: (length + tokenBytes - 1) / tokenBytes, BlockTokens: p.spec.Tokens}
 	if wantsBlocks(p.spec) {

@@ -3,7 +3,6 @@ package read
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"strings"
 	"unicode/utf8"
@@ -36,6 +35,7 @@ type Reader struct {
 	json     *chunks // what is scanned: buffered, or the part of it that a call of gRPC carries
 	grpc     grpcReader
 	scan     body.Scanner
+	hash     *hasher
 	prompt   promptReader
 	sink     body.Sink
 	request  epp.Request
@@ -44,11 +44,17 @@ type Reader struct {
 	err      error    // *pd.Refusal
 }
 
+// NewReader makes a reader whose hashes are keyed with a secret; nil, and the zero Reader, use the secret of the process.
+func NewReader(s *Secret) *Reader { return &Reader{hash: newHasher(s)} }
+
 // Reset prepares for a new request. limit is the largest body in bytes, 0 = no limit; spec says how the prompt is cut into
 // blocks. Everything that the reader returned before becomes invalid.
 func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 	if r.sink == nil {
 		r.sink = r.sinkMember
+		if r.hash == nil {
+			r.hash = &process
+		}
 	}
 	api := h.API()
 	r.head, r.limit, r.layout, r.json, r.err = h, limit, layouts[api], &r.buffered, nil
@@ -61,7 +67,7 @@ func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
 	if r.layout == nil && !api.GRPC() {
 		return
 	}
-	r.prompt.reset(spec)
+	r.prompt.reset(r.hash, spec)
 	if r.layout != nil {
 		r.scan.Reset(r.layout.table.Members(), body.Limits{Depth: bodyDepth}, r.sink)
 	}
@@ -258,9 +264,9 @@ func (r *Reader) modelName(m body.Member) (string, error) {
 // hashRoot is folded into the hashes of all blocks, so that equal text hashes differently by API, model and cache salt: chat
 // templates render one text differently for each API, and engines share no cache between models or salts.
 func (r *Reader) hashRoot(model string) uint64 {
-	root := mix(uint64(r.request.API), maphash.String(seed, model))
+	root := r.hash.mix(uint64(r.request.API), r.hash.text(model))
 	if m, ok := r.scan.Find(r.layout.salt); ok && m.Kind != body.Null {
-		root = mix(root, maphash.Bytes(seed, r.json.Bytes(m.Value)))
+		root = r.hash.mix(root, r.hash.bytes(r.json.Bytes(m.Value)))
 	}
 	return root
 }

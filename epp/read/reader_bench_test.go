@@ -42,29 +42,31 @@ func talkBody(n int) []byte {
 func BenchmarkReader(b *testing.B) {
 	const line = "It was the best of times, it was the wor"
 	type variant struct {
-		name string
-		api  pd.API
-		body []byte
+		name   string
+		api    pd.API
+		body   []byte
+		secret *read.Secret
 	}
 	var all []variant
 	for _, size := range []int{1, 32, 512} {
 		all = append(all,
-			variant{fmt.Sprintf("plain-%dK", size), pd.APIChat, chatBody(size<<10, line)},
-			variant{fmt.Sprintf("newline-every-40-%dK", size), pd.APIChat, chatBody(size<<10, line+`\n`)})
+			variant{fmt.Sprintf("plain-%dK", size), pd.APIChat, chatBody(size<<10, line), nil},
+			variant{fmt.Sprintf("newline-every-40-%dK", size), pd.APIChat, chatBody(size<<10, line+`\n`), nil},
+			variant{fmt.Sprintf("plain-secret-%dK", size), pd.APIChat, chatBody(size<<10, line), &read.Secret{1}})
 	}
 	all = append(all,
-		variant{"unicode-escapes-512K", pd.APIChat, chatBody(512<<10, `\u4f60\u597d`)},
-		variant{"messages-10000", pd.APIChat, talkBody(10_000)},
-		variant{"token-ids-100000", pd.APICompletions, idsBody(100_000)})
+		variant{"unicode-escapes-512K", pd.APIChat, chatBody(512<<10, `\u4f60\u597d`), nil},
+		variant{"messages-10000", pd.APIChat, talkBody(10_000), nil},
+		variant{"token-ids-100000", pd.APICompletions, idsBody(100_000), nil})
 	for _, v := range all {
 		for _, spec := range []epp.BlockSpec{{Tokens: 16, Max: 1 << 20}, {}} {
 			b.Run(fmt.Sprintf("%s/block=%d", v.name, spec.Tokens), func(b *testing.B) {
-				var r read.Reader
+				r := read.NewReader(v.secret)
 				head := read.Head{Method: http.MethodPost, Path: v.api.Path()}
 				b.SetBytes(int64(len(v.body)))
 				b.ReportAllocs()
 				for b.Loop() {
-					readAll(b, &r, head, spec, v.body, 16<<10)
+					readAll(b, r, head, spec, v.body, 16<<10)
 				}
 			})
 		}
