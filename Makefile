@@ -132,6 +132,12 @@ demo: build ## run a whole P/D stack on this machine and prove that it works; bi
 bench: build .tools/envoy ## measure sidecar, picker and the whole path side by side with baselines (BENCHFLAGS)
 	bin/tandem bench --json bin/bench.json --report bin/bench.html $(BENCHFLAGS)
 
+# The same seed gives the same bytes: git diff shows what a change of the picker, or of the model, has changed for whom.
+.PHONY: replay-report
+replay-report: build ## compare policies on nine workloads in virtual time: docs/replay-report.html and .json, some minutes
+	bin/tandem replay --regret --json --page docs/replay-report.html > bin/replay-report.json
+	mv bin/replay-report.json docs/replay-report.json
+
 .PHONY: gobench
 gobench: modules ## run the benchmarks in the code (PKG, BENCH, BENCHTIME)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)

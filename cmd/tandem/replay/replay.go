@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp/capture"
+	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/replay"
 )
@@ -27,6 +28,12 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	}
 	if len(files) > 1 {
 		return boot.Usagef("want one TRACE, got %d", len(files))
+	}
+	if s.Why.Regret {
+		if len(files) > 0 {
+			return boot.Usagef("--regret has workloads of its own: leave out the trace")
+		}
+		return s.regret(ctx, std)
 	}
 	runs, err := s.plan(files, std.Stderr)
 	if err == nil {
@@ -114,10 +121,8 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 		for _, pool := range pools {
 			for _, c := range configs {
 				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), pool: pool, load: load(requests), requests: requests,
-					options: replay.Options{Config: c.config, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
-						Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
-						Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed), Explain: s.Why.Explain}}
-				r.options.Ended = &r.ended
+					options: s.options(m, pool, c.config)}
+				r.options.Explain, r.options.Ended = s.Why.Explain, &r.ended
 				if err := r.options.Check(requests); err != nil {
 					return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)
 				}
@@ -129,4 +134,11 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 		}
 	}
 	return runs, nil
+}
+
+// options returns how a configuration is run.
+func (s *settings) options(m model, pool replay.Pool, c *config.Config) replay.Options {
+	return replay.Options{Config: c, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
+		Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
+		Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed)}
 }

@@ -1,0 +1,395 @@
+package replay
+
+import (
+	"context"
+	_ "embed" // a configuration
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
+	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/plugin"
+	"github.com/tandem-serving/tandem/replay"
+)
+
+// testedWorkload is a shape of traffic on which policies are compared, with what its clients want.
+type testedWorkload struct {
+	shape string
+	slo   replay.SLO
+	span  time.Duration // in which requests come: longer than their answers take
+}
+
+// testedWorkloads: prompts of one length, short and even ones, shared beginnings that caches hold and that they do not, long documents,
+// conversations with short and with long turns, and long answers.
+var testedWorkloads = []testedWorkload{
+	{"pd-guide", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
+	{"pd-even", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
+	{"sharegpt", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
+	{"b2b-saas", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
+	{"tiered-prefix", replay.SLO{TTFT: 5 * time.Second, TPOT: 50 * time.Millisecond}, time.Minute},
+	{"document-qa", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute},
+	{"code-generation", replay.SLO{TTFT: 15 * time.Second, TPOT: 50 * time.Millisecond}, 3 * time.Minute},
+	{"chat", replay.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond}, 2 * time.Minute},
+	{"reasoning", replay.SLO{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond}, 10 * time.Minute},
+}
+
+// What is compared by default.
+var (
+	testedLoads   = []int{50, 70, 90, 110} // percent of the capacity
+	testedEngines = []string{"llama-70b-h100-tp4", "qwen3-32b-h100-tp2", "gpt-oss-120b-h100-tp2"}
+	testedPools   = []replay.Pool{{Prefill: 4, Decode: 2}, {Prefill: 3, Decode: 3}, {Prefill: 2, Decode: 4}}
+)
+
+// Bounds of the requests of a run.
+const (
+	leastTested = 200
+	mostTested  = 2000
+)
+
+// policy is a configuration that takes part.
+type policy struct {
+	Name    string `json:"name"`
+	About   string `json:"about"`
+	config  *config.Config
+	Flags   string `json:"flags"` // that replay it
+	extreme bool   // it takes part in the search for the capacity
+}
+
+//go:embed policies/llm-d-pd.yaml
+var llmdPD []byte
+
+// ours is the policy whose results are marked.
+const ours = "ours"
+
+// policies returns what takes part: the built-in configuration and what may take the place of its decider, llm-d's, and those that flags name.
+func (f *pickerFlags) policies() (all []policy, err error) {
+	builtIn, err := config.Parse(config.Default(), plugin.Table)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range []struct {
+		name, about string
+		tokens      int
+		extreme     bool
+	}{
+		{"always local", "the built-in configuration, but every prompt is computed where it is decoded", 0, true},
+		{"always remote", "the built-in configuration, but every prompt that is not wholly cached is computed by a prefill engine", 1, true},
+		{"threshold 512", "the built-in configuration, but prompts of 512 uncached tokens are remote", 512, false},
+		{"threshold 2048", "likewise with 2,048", 2048, true},
+		{"threshold 8192", "likewise with 8,192", 8192, false},
+	} {
+		c, err := withThreshold(builtIn, one.tokens)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, policy{one.name, one.about, c, "--threshold " + strconv.Itoa(one.tokens), one.extreme})
+	}
+	published, err := config.Parse(llmdPD, plugin.Table)
+	if err != nil {
+		return nil, fmt.Errorf("llm-d's configuration: %w", err)
+	}
+	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/policies/llm-d-pd.yaml", false},
+		policy{ours, "the built-in configuration", builtIn, "", false})
+	own := pickerFlags{Configs: f.Configs}
+	if len(f.Configs) == 0 {
+		return all, nil
+	}
+	configs, err := own.configs(&source{}, io.Discard)
+	for _, c := range configs {
+		all = append(all, policy{c.name, "a configuration of the command line", c.config, "--config " + c.name, false})
+	}
+	return all, err
+}
+
+// study is a comparison of policies.
+type study struct {
+	settings  *settings
+	policies  []policy
+	workloads []testedWorkload
+	models    []model
+	pools     []replay.Pool
+	loads     []int
+	cells     []*cell
+}
+
+// cell is one workload at one load on one engine and pool.
+type cell struct {
+	Workload string  `json:"workload"`
+	Engine   string  `json:"engine"`
+	Pool     string  `json:"pool"`
+	Load     int     `json:"load_percent"`
+	Rate     float64 `json:"rate"` // sessions that begin in a second
+	Requests int     `json:"requests"`
+	Best     string  `json:"best"`     // goodput
+	Scores   []score `json:"policies"` // in the order of the study's policies
+	Shared   score   `json:"shared"`   // as many engines that do both, always local; no policy of this pool
+}
+
+// score is what became of a policy in a cell.
+type score struct {
+	Met     float64  `json:"met"`         // share of the requests that met the objective
+	Goodput float64  `json:"goodput"`     // such requests in a second
+	TTFT    *float64 `json:"ttft_p95_ms"` // of all requests, a refused one being slower than any: nil if that is one
+	Remote  float64  `json:"remote_share"`
+	Regret  float64  `json:"regret"` // share of the best policy's goodput that this one lacks; less than 0 if Shared has more
+}
+
+// group is the cells of one workload, engine and pool, whose capacity is common.
+type group struct {
+	*study
+	workload testedWorkload
+	model    model
+	pool     replay.Pool
+	turns    float64 // of a session
+	cells    []*cell
+}
+
+// newStudy lists what is compared. Pools and engines of flags take the place of the usual ones.
+func (s *settings) newStudy() (*study, error) {
+	usual := defaults()
+	t := &study{settings: s, workloads: testedWorkloads, pools: testedPools, loads: testedLoads}
+	names := testedEngines
+	if !slices.Equal(s.Pool.Engines, usual.Pool.Engines) {
+		names = s.Pool.Engines
+	}
+	if !slices.Equal(s.Pool.Pools, usual.Pool.Pools) {
+		t.pools = s.Pool.Pools
+	}
+	for _, name := range names {
+		m, err := s.Pool.model(name)
+		if err != nil {
+			return nil, err
+		}
+		t.models = append(t.models, m)
+	}
+	var err error
+	if t.policies, err = s.Picker.policies(); err != nil {
+		return nil, err
+	}
+	for _, p := range t.policies {
+		o := replay.Options{Config: p.config}
+		if err := o.Supported(); err != nil {
+			return nil, fmt.Errorf("configuration %s: %w", p.Name, err)
+		}
+	}
+	return t, nil
+}
+
+// perform performs the study, as many groups at a time as there are cores. Progress is told on to.
+func (t *study) perform(ctx context.Context, to io.Writer) error {
+	var groups []*group
+	for _, w := range t.workloads {
+		for _, m := range t.models {
+			for _, p := range t.pools {
+				groups = append(groups, &group{study: t, workload: w, model: m, pool: p})
+			}
+		}
+	}
+	var mu sync.Mutex // guards the variables below and to
+	next, finished := 0, 0
+	var failed error
+	began := time.Now()
+	var working sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(groups)) {
+		working.Go(func() {
+			for {
+				mu.Lock()
+				if next == len(groups) || failed != nil {
+					mu.Unlock()
+					return
+				}
+				g := groups[next]
+				next++
+				mu.Unlock()
+				err := g.perform(ctx)
+				mu.Lock()
+				if finished++; err != nil {
+					failed = errors.Join(failed, fmt.Errorf("%s, %s, %v: %w", g.workload.shape, g.model.name, g.pool, err))
+				} else {
+					left := time.Since(began) / time.Duration(finished) * time.Duration(len(groups)-finished)
+					fmt.Fprintf(to, "%d/%d %s %s %v, about %v left\n", finished, len(groups), g.workload.shape, g.model.name, g.pool, left.Round(time.Second))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	working.Wait()
+	for _, g := range groups {
+		t.cells = append(t.cells, g.cells...)
+	}
+	return failed
+}
+
+// load returns the requests at a rate of sessions. They come for as long as the workload says.
+func (g *group) load(rate float64) (*replay.Trace, error) {
+	f := loadFlags{Shape: g.workload.shape, Rate: workload.Rates{First: rate, Last: rate}, Requests: g.requests(rate)}
+	from, err := f.source(nil, g.settings.Picker.Seed, io.Discard)
+	if err != nil {
+		return nil, err
+	}
+	return from.requests(1, 0)
+}
+
+// requests returns how many requests a run at a rate has.
+func (g *group) requests(rate float64) int {
+	if g.settings.Load.Requests > 0 {
+		return g.settings.Load.Requests
+	}
+	return int(min(max(rate*g.turns*g.workload.span.Seconds(), leastTested), mostTested))
+}
+
+// replay runs a trace with a policy.
+func (g *group) replay(ctx context.Context, c *config.Config, pool replay.Pool, t *replay.Trace) (score, error) {
+	o := g.settings.options(g.model, pool, c)
+	if err := o.Check(t); err != nil {
+		return score{}, err
+	}
+	result, err := replay.Run(ctx, o, t)
+	if err != nil {
+		return score{}, err
+	}
+	s := result.Summary(g.workload.slo)
+	x := score{Met: rounded(s.Goodput * result.End.Seconds() / float64(s.Requests)), Goodput: rounded(s.Goodput), Remote: rounded(s.RemoteShare)}
+	var ttft []time.Duration
+	for i := range result.Records {
+		one := result.Records[i].TTFT
+		if result.Records[i].Refused {
+			one = math.MaxInt64
+		}
+		ttft = append(ttft, one)
+	}
+	slices.Sort(ttft)
+	if p95 := ttft[int(math.Ceil(0.95*float64(len(ttft))))-1]; p95 < math.MaxInt64 {
+		v := rounded(millis(p95))
+		x.TTFT = &v
+	}
+	return x, nil
+}
+
+// enough is the share of the requests that must meet the objective at the capacity.
+const enough = 0.9
+
+// Rates of sessions between which the capacity of a pool is looked for, in a second.
+const (
+	lowestRate  = 1.0 / 256
+	highestRate = 4096
+)
+
+// capacity returns the highest rate at which one of the extreme policies serves enough requests as wanted, within 3 %; 0 if there is none.
+func (g *group) capacity(ctx context.Context) (float64, error) {
+	var order []*config.Config // the policy that was enough last comes first: it is likely to be again
+	for i := range g.policies {
+		if g.policies[i].extreme {
+			order = append(order, g.policies[i].config)
+		}
+	}
+	serves := func(rate float64) (bool, error) {
+		t, err := g.load(rounded(rate))
+		for i := 0; i < len(order) && err == nil; i++ {
+			var s score
+			if s, err = g.replay(ctx, order[i], g.pool, t); s.Met >= enough {
+				order[0], order[i] = order[i], order[0]
+				return true, err
+			}
+		}
+		return false, err
+	}
+	low, high := 0.0, 0.0
+	for rate := leastTested / (g.turns * g.workload.span.Seconds()); low == 0 || high == 0; {
+		ok, err := serves(rate)
+		switch {
+		case err != nil:
+			return 0, err
+		case ok && rate >= highestRate:
+			return rate, nil
+		case ok:
+			low, rate = rate, 2*rate
+		case rate <= lowestRate:
+			return 0, nil
+		default:
+			high, rate = rate, rate/2
+		}
+	}
+	for range 5 {
+		rate := math.Sqrt(low * high)
+		ok, err := serves(rate)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			low = rate
+		} else {
+			high = rate
+		}
+	}
+	return low, nil
+}
+
+// perform finds the capacity, and runs every policy at every load.
+func (g *group) perform(ctx context.Context) error {
+	probe, err := g.load(1)
+	if err != nil {
+		return err
+	}
+	sessions := 0
+	for i := range probe.Requests {
+		if probe.Requests[i].After == 0 {
+			sessions++
+		}
+	}
+	g.turns = float64(len(probe.Requests)) / float64(sessions)
+	capacity, err := g.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	for _, load := range g.loads {
+		c := &cell{Workload: g.workload.shape, Engine: g.model.name, Pool: g.pool.String(), Load: load, Rate: rounded(capacity * float64(load) / 100)}
+		if capacity > 0 {
+			if err := g.run(ctx, c); err != nil {
+				return err
+			}
+		}
+		g.cells = append(g.cells, c)
+	}
+	return nil
+}
+
+// run fills a cell.
+func (g *group) run(ctx context.Context, c *cell) error {
+	t, err := g.load(c.Rate)
+	if err != nil {
+		return err
+	}
+	c.Requests = len(t.Requests)
+	best := 0.0
+	for i := range g.policies {
+		s, err := g.replay(ctx, g.policies[i].config, g.pool, t)
+		if err != nil {
+			return err
+		}
+		if c.Scores = append(c.Scores, s); s.Goodput > best {
+			best, c.Best = s.Goodput, g.policies[i].Name
+		}
+	}
+	c.Shared, err = g.replay(ctx, g.policies[0].config, replay.Pool{Both: g.pool.Engines()}, t)
+	if best > 0 {
+		c.Shared.Regret = rounded(1 - c.Shared.Goodput/best)
+		for i := range c.Scores {
+			c.Scores[i].Regret = rounded(1 - c.Scores[i].Goodput/best)
+		}
+	}
+	return err
+}
+
+// rounded keeps four digits, more than the model is worth; so other processors print the same.
+func rounded(v float64) float64 {
+	r, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64) // what FormatFloat writes can be parsed
+	return r
+}

@@ -1,0 +1,154 @@
+package replay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/replay"
+)
+
+// slice returns the smallest part of the study that has all policies: one workload on one engine and pool.
+func slice(t *testing.T) *study {
+	t.Helper()
+	s := defaults()
+	x, err := s.newStudy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.workloads, x.models, x.pools, x.loads = x.workloads[:1], x.models[:1], x.pools[:1], []int{90}
+	if err := x.perform(t.Context(), io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func written(t *testing.T, write func(io.Writer) error) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestReportIsReproducible performs a slice of the report twice, and compares it with the report of the repository. If the picker or the
+// model has changed, make replay-report writes that anew.
+func TestReportIsReproducible(t *testing.T) {
+	x := slice(t)
+	if again := slice(t); written(t, x.json) != written(t, again.json) || written(t, x.text) != written(t, again.text) {
+		t.Error("the same study gives other bytes")
+	}
+	kept, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "replay-report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cell, err := json.Marshal(x.cells[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(kept, cell) {
+		t.Errorf("docs/replay-report.json does not have\n%s\nmake replay-report writes it anew", cell)
+	}
+}
+
+// TestReportIsComplete: the report of the repository has every cell, each with every policy, and the best one has no regret.
+func TestReportIsComplete(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "replay-report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept struct {
+		Workloads []struct{ Name string }
+		Policies  []struct{ Name string }
+		Cells     []cell
+	}
+	if err := json.Unmarshal(text, &kept); err != nil {
+		t.Fatal(err)
+	}
+	if want := len(testedWorkloads) * len(testedEngines) * len(testedPools) * len(testedLoads); len(kept.Cells) != want || len(kept.Workloads) != 9 || len(kept.Policies) != 7 {
+		t.Fatalf("%d cells of %d workloads and %d policies, want %d of 9 and 7", len(kept.Cells), len(kept.Workloads), len(kept.Policies), want)
+	}
+	for i := range kept.Cells {
+		c := &kept.Cells[i]
+		if c.Best == "" {
+			continue
+		}
+		best := slices.IndexFunc(kept.Policies, func(p struct{ Name string }) bool { return p.Name == c.Best })
+		for k, s := range c.Scores {
+			if want := 1 - s.Goodput/c.Scores[best].Goodput; s.Regret < 0 || math.Abs(s.Regret-want) > 1e-3 || k == best && s.Regret != 0 {
+				t.Errorf("%s %s %s %d%%: %s has a regret of %v, want %v", c.Workload, c.Engine, c.Pool, c.Load, kept.Policies[k].Name, s.Regret, want)
+			}
+		}
+	}
+}
+
+func TestStandings(t *testing.T) {
+	fast, slow := 100.0, 400.0
+	cells := []*cell{
+		{Workload: "w", Best: "a", Scores: []score{{Goodput: 10, TTFT: &fast}, {Goodput: 5, TTFT: &slow, Regret: 0.5}}},
+		{Workload: "x", Best: "b", Scores: []score{{Goodput: 9.6, TTFT: &slow, Regret: 0.04}, {Goodput: 10}}},
+		{Workload: "none"}, // no policy meets the objective
+	}
+	a, b := standingOf(cells, 0), standingOf(cells, 1)
+	if a.mean != 0.02 || a.worst != 0.04 || a.at != cells[1] || a.near != 1 || a.ttft != 1 || a.unbounded != 0 {
+		t.Errorf("%+v", a)
+	}
+	if b.mean != 0.25 || b.worst != 0.5 || b.at != cells[0] || b.near != 0.5 || b.ttft != 4 || b.unbounded != 1 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// TestCapacity: just below it an extreme policy serves enough requests, and not much above it none does.
+func TestCapacity(t *testing.T) {
+	s := defaults()
+	x, err := s.newStudy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &group{study: x, workload: x.workloads[0], model: x.models[0], pool: replay.Pool{Prefill: 1, Decode: 1}, turns: 1}
+	capacity, err := g.capacity(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		rate float64
+		want bool
+	}{{capacity, true}, {1.05 * capacity, false}} {
+		trace, err := g.load(rounded(test.rate))
+		if err != nil {
+			t.Fatal(err)
+		}
+		met := false
+		for _, p := range x.policies {
+			score, err := g.replay(t.Context(), p.config, g.pool, trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			met = met || p.extreme && score.Met >= enough
+		}
+		if met != test.want {
+			t.Errorf("at %v, where the capacity is %v: served as wanted %v, want %v", test.rate, capacity, met, test.want)
+		}
+	}
+}
+
+func TestStudyIsInterrupted(t *testing.T) {
+	s := defaults()
+	x, err := s.newStudy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := x.perform(ctx, io.Discard); err == nil || !strings.Contains(err.Error(), "context canceled") {
+		t.Errorf("error %v", err)
+	}
+}
