@@ -62,7 +62,7 @@ type policy struct {
 	extreme bool   // it takes part in the search for the capacity
 }
 
-//go:embed policies/llm-d-pd.yaml
+//go:embed llm-d-pd.yaml
 var llmdPD []byte
 
 // ours is the policy whose results are marked.
@@ -80,7 +80,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 		extreme     bool
 	}{
 		{"always local", "the built-in configuration, but every prompt is computed where it is decoded", 0, true},
-		{"always remote", "the built-in configuration, but every prompt that is not wholly cached is computed by a prefill engine", 1, true},
+		{"always remote", "the built-in configuration, but every prompt is computed by a prefill engine, unless all of it is cached", 1, true},
 		{"threshold 512", "the built-in configuration, but prompts of 512 uncached tokens are remote", 512, false},
 		{"threshold 2048", "likewise with 2,048", 2048, true},
 		{"threshold 8192", "likewise with 8,192", 8192, false},
@@ -95,7 +95,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("llm-d's configuration: %w", err)
 	}
-	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/policies/llm-d-pd.yaml", false},
+	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/llm-d-pd.yaml", false},
 		policy{ours, "the built-in configuration", builtIn, "", false})
 	own := pickerFlags{Configs: f.Configs}
 	if len(f.Configs) == 0 {
