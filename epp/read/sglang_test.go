@@ -37,7 +37,7 @@ func TestSGLangSplits(t *testing.T) {
 		{"several choices", pd.APIChat, `{"messages":[],"n":3}`, true},
 		{"more choices than one request may have", pd.APIChat, `{"messages":[],"n":1000}`, false},
 		{"several prompts", pd.APICompletions, `{"prompt":["x","y"]}`, true},
-		{"log probabilities of the prompt", pd.APICompletions, `{"prompt":["x","y"],"echo":true,"logprobs":1}`, false},
+		{"log probabilities of the prompt", pd.APICompletions, `{"prompt":["x","y"],"echo":true,"logprobs":1}`, true},
 		{"embeddings", pd.APIEmbeddings, `{"input":"x"}`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestSGLang(t *testing.T) {
 		{"several texts", `{"text":["abcd","efgh"]}`, 2, false, request.FitSplit},
 		{"several lists of ids", `{"input_ids":[[1,2],[3]]}`, 3, false, request.FitSplit},
 		{"several choices", `{"text":"abcd","sampling_params":{"n":3}}`, 1, false, request.FitSplit},
-		{"log probabilities of the prompt", `{"text":"abcd","return_logprob":true,"logprob_start_len":0}`, 1, false, request.FitLocal},
+		{"log probabilities of the prompt", `{"text":"abcd","return_logprob":true,"logprob_start_len":0}`, 1, false, request.FitSplit},
 		{"nothing", `{}`, 0, false, request.FitLocal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
