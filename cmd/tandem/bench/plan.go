@@ -130,7 +130,9 @@ func (p *plan) absolute() (all []step) {
 			return measureIdle(ctx, l, s.endpoints, s.limit, p.options)
 		}))
 	}
-	return all
+	return append(all, row("absolute, replay", p.alone, func(ctx context.Context, l *lab) (Row, error) {
+		return measureReplay(ctx, l, p.options)
+	}))
 }
 
 // growth returns the steps that measure curves.
