@@ -87,7 +87,6 @@ type repicking struct {
 	headers   int // that were used
 	pages     int
 	seen      []epp.Candidate // by the latest pick
-	made      uint64          // number of the latest pick
 	result    *Repicked
 	different map[string]int
 	failed    error

@@ -136,10 +136,9 @@ func compare(first, second *run) *comparison {
 	if first.threshold != nil || second.threshold != nil {
 		c.First, c.Second = c.First+", threshold "+first.thresholdText(), c.Second+", threshold "+second.thresholdText()
 	}
-	var pairs, answered, diverged []pair
+	var answered, diverged []pair
 	for i := range first.result.Records {
 		p := pair{&first.result.Records[i], &second.result.Records[i]}
-		pairs = append(pairs, p)
 		if p.differ() {
 			diverged = append(diverged, p)
 		}

@@ -46,8 +46,10 @@ func badValue(format string, args ...any) *sglang.Failure {
 	return &sglang.Failure{Status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...)}
 }
 
-// errBroken is the answer to a request that breaks a handler.
-var errBroken = errors.New("Internal Server Error")
+// errBroken is the error of a request that breaks a handler, which answers brokenText.
+var errBroken = errors.New("the request breaks the handler")
+
+const brokenText = "Internal Server Error"
 
 // schemaError makes the error of a request model. The real message goes on with a path and line of the server's code.
 func (c *call) schemaError(text string) error {
@@ -91,7 +93,7 @@ func (c *call) fail(err error) {
 		c.failure(failure)
 	default:
 		c.W.Header().Del("Vary") // no middleware sees the answer
-		c.Text(http.StatusInternalServerError, errBroken.Error())
+		c.Text(http.StatusInternalServerError, brokenText)
 	}
 }
 
