@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -140,7 +141,8 @@ func (t *Translator) decode(w http.ResponseWriter, r *http.Request, in map[strin
 		panic(http.ErrAbortHandler) // the caller has left
 	}
 	reader := &reading{ResponseWriter: w}
-	defer func() { t.exchange.end(name, reader.done) }()
+	reader.end = sync.OnceFunc(func() { t.exchange.end(name, reader.done) })
+	defer reader.end()
 	t.engine.ServeHTTP(reader, withBody(r, edit(in, params)))
 }
 
@@ -216,6 +218,7 @@ type reading struct {
 	status int
 	wrote  bool // some of the body
 	done   bool
+	end    func() // ends the leg at the exchange; only the first call counts
 }
 
 // WriteHeader implements http.ResponseWriter. An engine that does not admit a request, which 503 says, releases its hand-off.
@@ -232,6 +235,12 @@ func (w *reading) Write(p []byte) (int, error) {
 	}
 	w.wrote = true
 	return w.ResponseWriter.Write(p)
+}
+
+// Hijack implements http.Hijacker. A leg whose connection a fault cuts ends before its caller can know: a release may follow at once.
+func (w *reading) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.end()
+	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 
 // Unwrap lets http.ResponseController reach the connection.
