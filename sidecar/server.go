@@ -120,26 +120,9 @@ func (s *Server) chooseDialect() error {
 	return nil
 }
 
-// maxPodAnswer limits the answer to askPod (bytes).
-const maxPodAnswer = 1 << 20
-
 // askPod implements dialect.Options.Ask.
 func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.prefillEngine(prefill).URL+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := s.prefill.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the prefill pod answers %s to %s", resp.Status, path)
-	}
-	return transport.ReadCapped(resp, maxPodAnswer)
+	return s.prefillEngine(prefill).Page(ctx, path)
 }
 
 // legsConfig returns the configuration of the legs of the first rank.

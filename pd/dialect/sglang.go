@@ -114,9 +114,8 @@ func (d *sglang) known(prefill pd.Target) (s sglangServer, current bool) {
 	defer d.mu.Unlock()
 	s, ok := d.servers[prefill]
 	if ok && time.Since(s.asked) >= serverTrust {
-		asked := s
-		asked.asked = time.Now()
-		d.servers[prefill] = asked
+		s.asked = time.Now()
+		d.servers[prefill] = s
 		return s, false
 	}
 	return s, ok

@@ -2,9 +2,7 @@ package handoff
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -57,28 +55,6 @@ func (e *localEngine) doubt() {
 	e.mode.Store(nil)
 }
 
-// maxPage limits a page of an engine (bytes).
-const maxPage = 1 << 20
-
-// getPage gets a page of an engine.
-func getPage(ctx context.Context, engine transport.Engine, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine.URL+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := engine.Transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the engine answers %s to %s", resp.Status, path)
-	}
-	return transport.ReadCapped(resp, maxPage)
-}
-
 // whole reports whether the local engine serves requests alone, without a prefill engine. The error says why that is not known.
 func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	d, ok := legs.Dialect.(dialect.Moded)
@@ -88,7 +64,7 @@ func (legs *Legs) whole(ctx context.Context) (bool, error) {
 	if mode := legs.localEngine.mode.Load(); mode != nil && legs.Now().Sub(mode.asked) < modeTrust {
 		return mode.whole, nil
 	}
-	answer, err := getPage(ctx, legs.Decode, d.ModePath())
+	answer, err := legs.Decode.Page(ctx, d.ModePath())
 	if err != nil {
 		return false, err
 	}

@@ -46,6 +46,28 @@ func (e Engine) Healthy(ctx context.Context) error {
 	return nil
 }
 
+// maxPage limits a page of an engine (bytes).
+const maxPage = 1 << 20
+
+// Page gets a page of the engine, within ProbeTimeout.
+func (e Engine) Page(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := e.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the engine answers %s to %s", resp.Status, path)
+	}
+	return ReadCapped(resp, maxPage)
+}
+
 // Scheme returns the beginning of an engine's URLs, by the TLS setup of its connections (nil = plaintext).
 func Scheme(secure func() *tls.Config) string {
 	if secure != nil {
