@@ -207,6 +207,15 @@ func (s *Scanner) Close() error {
 	return s.err
 }
 
+// Scan scans one complete JSON value: it is Reset, Write and Close.
+func (s *Scanner) Scan(t *Table, l Limits, value []byte) error {
+	s.Reset(t, l, nil)
+	if _, err := s.Write(value); err != nil {
+		return err
+	}
+	return s.Close()
+}
+
 // Members returns the wanted members in order of appearance, until Reset. During the scan, or after an error, the last ones
 // may be incomplete.
 func (s *Scanner) Members() []Member { return s.members }

@@ -358,11 +358,7 @@ var sglangAnswers = body.NewTable(body.Want{Path: "choices"}, body.Want{Path: "o
 // Accept implements Attempt. Prefill answers when it has sent the KV cache; of the answer only its end matters.
 func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 	var s body.Scanner
-	s.Reset(sglangAnswers, body.Limits{}, nil)
-	if _, err := s.Write(answer); err != nil {
-		return nil, fmt.Errorf("reading the prefill answer: %w", err)
-	}
-	if err := s.Close(); err != nil {
+	if err := s.Scan(sglangAnswers, body.Limits{}, answer); err != nil {
 		return nil, fmt.Errorf("reading the prefill answer: %w", err)
 	}
 	list := s.Root().Kind == body.Array && s.Root().Count > 0 && s.Root().First == body.Object && a.request.API == pd.APISGLang

@@ -95,7 +95,7 @@ func (l *sglangLogprobs) complete(data []byte) []byte {
 		return l.completeEcho(data)
 	}
 	var scan body.Scanner
-	if !readWith(&scan, listTable, data) {
+	if scan.Scan(listTable, logprobLimits, data) != nil {
 		return data
 	}
 	if scan.Root().Kind == body.Object {
@@ -113,7 +113,7 @@ func (l *sglangLogprobs) complete(data []byte) []byte {
 // completeOwn appends the object of one prompt. prompt is its number in a list, or -1 if only the object itself may say it.
 func (l *sglangLogprobs) completeOwn(out, data []byte, prompt int) []byte {
 	var scan body.Scanner
-	if !readWith(&scan, ownTable, data) {
+	if scan.Scan(ownTable, logprobLimits, data) != nil {
 		return append(out, data...)
 	}
 	if index, ok := scan.Find(len(ownLogprobs)); ok && prompt < 0 {
@@ -142,9 +142,9 @@ func (l *sglangLogprobs) completeOwn(out, data []byte, prompt int) []byte {
 
 // completeEcho returns a completion, or an event of one. The lists of a prompt are completed once.
 func (l *sglangLogprobs) completeEcho(data []byte) []byte {
-	const choice, index = 4, 5 // after the lists
+	choice, index := len(echoLogprobs), len(echoLogprobs)+1 // after the lists, in echoTable
 	var scan body.Scanner
-	if !readWith(&scan, echoTable, data) {
+	if scan.Scan(echoTable, logprobLimits, data) != nil {
 		return data
 	}
 	prompts := map[int64]int64{} // by the end of the choice
@@ -198,12 +198,8 @@ func wants(of string, names []string) (all []body.Want) {
 	return all
 }
 
-// readWith scans one JSON value. ok is false if data is none.
-func readWith(scan *body.Scanner, t *body.Table, data []byte) (ok bool) {
-	scan.Reset(t, body.Limits{Members: 1 << 16}, nil)
-	_, err := scan.Write(data)
-	return err == nil && scan.Close() == nil
-}
+// logprobLimits bounds what is found in an answer: the lists of every choice of every prompt.
+var logprobLimits = body.Limits{Members: 1 << 16}
 
 // number returns the value of a member that is a small integer, -1 if it is none.
 func number(data []byte, m body.Member) int64 {

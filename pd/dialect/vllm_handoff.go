@@ -70,11 +70,7 @@ func parseHandoff(raw []byte) (nixlParams, error) {
 	}
 	s := handoffScanners.Get().(*body.Scanner)
 	defer handoffScanners.Put(s)
-	s.Reset(handoffTable, body.Limits{Depth: 16}, nil)
-	if _, err := s.Write(raw); err != nil {
-		return nixlParams{}, fmt.Errorf("hand-off object: %w", err)
-	}
-	if err := s.Close(); err != nil {
+	if err := s.Scan(handoffTable, body.Limits{Depth: 16}, raw); err != nil {
 		return nixlParams{}, fmt.Errorf("hand-off object: %w", err)
 	}
 	if s.Root().Kind != body.Object {

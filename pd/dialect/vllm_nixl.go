@@ -168,11 +168,7 @@ var answerTable = body.NewTable(
 // Accept implements Attempt. The hand-off keeps the answer's bytes.
 func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 	var s body.Scanner
-	s.Reset(answerTable, body.Limits{}, nil)
-	if _, err := s.Write(answer); err != nil {
-		return nil, fmt.Errorf("reading the prefill answer: %w", err)
-	}
-	if err := s.Close(); err != nil {
+	if err := s.Scan(answerTable, body.Limits{}, answer); err != nil {
 		return nil, fmt.Errorf("reading the prefill answer: %w", err)
 	}
 	m, ok := s.Find(aParams)

@@ -195,11 +195,10 @@ func (p *pairHandoff) runRelease(way func(releasing)) {
 // parseCompletion scans a completion request.
 func (legs *Legs) parseCompletion(text []byte) (*request.Request, error) {
 	var scan body.Scanner
-	scan.Reset(legs.Intake.Table.Members(), body.Limits{}, nil)
-	if _, err := scan.Write(text); err != nil {
+	if err := scan.Scan(legs.Intake.Table.Members(), body.Limits{}, text); err != nil {
 		return nil, err
 	}
 	b := &body.Body{}
 	b.Append(text)
-	return legs.Intake.Table.Request(pd.APICompletions, b, &scan), scan.Close()
+	return legs.Intake.Table.Request(pd.APICompletions, b, &scan), nil
 }

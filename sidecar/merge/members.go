@@ -46,13 +46,6 @@ var (
 // limits allow batches of some ten thousand prompts.
 var limits = body.Limits{Members: 1 << 16}
 
-// read scans one JSON value. ok is false if data is none.
-func read(scan *body.Scanner, t *body.Table, data []byte) (ok bool) {
-	scan.Reset(t, limits, nil)
-	_, err := scan.Write(data)
-	return err == nil && scan.Close() == nil
-}
-
 // edit appends data with other values in place of some members, which are in order of appearance. value appends what replaces
 // a member; ok is false if the member stays.
 func edit(dst, data []byte, members []body.Member, value func(dst []byte, m body.Member) (_ []byte, ok bool)) []byte {

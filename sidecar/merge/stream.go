@@ -98,7 +98,7 @@ func (s *Stream) pass(e body.Event) {
 	if s.own {
 		t = ownTable
 	}
-	if len(e.Data) == 0 || !read(&s.scan, t, e.Data) || s.scan.Root().Kind != body.Object {
+	if len(e.Data) == 0 || s.scan.Scan(t, limits, e.Data) != nil || s.scan.Root().Kind != body.Object {
 		s.dst = append(s.dst, e.Raw...)
 		return
 	}
@@ -182,7 +182,7 @@ func (s *Stream) appendOwn(dst, data []byte) []byte {
 
 // appendUsage appends the event with the usage of all choices.
 func (s *Stream) appendUsage(dst []byte) []byte {
-	if !read(&s.scan, table, s.total) {
+	if s.scan.Scan(table, limits, s.total) != nil {
 		return dst // it was read before
 	}
 	dst = edit(append(dst, "data: "...), s.total, s.scan.Members(), func(dst []byte, m body.Member) ([]byte, bool) {

@@ -37,7 +37,7 @@ func wholeChoices(answers [][]byte) ([]byte, error) {
 			scan = new(body.Scanner) // the first one's members are needed below
 		}
 		var ok bool
-		if ok = read(scan, table, answer); ok {
+		if ok = scan.Scan(table, limits, answer) == nil; ok {
 			choices[i], ok = choicesOf(answer, scan)
 		}
 		if !ok || len(choices[i]) != len(choices[0]) {
@@ -98,7 +98,7 @@ func wholeList(answers [][]byte) ([]byte, error) {
 	size := 0
 	var scan body.Scanner
 	for i, answer := range answers {
-		ok := read(&scan, listTable, answer)
+		ok := scan.Scan(listTable, limits, answer) == nil
 		switch root := scan.Root(); {
 		case ok && root.Kind == body.Object:
 			choices[i] = []choice{{raw: answer[root.Value.Start:root.Value.End]}}
