@@ -2,7 +2,6 @@ package api
 
 import (
 	"cmp"
-	"net/http"
 	"time"
 
 	"github.com/tandem-serving/tandem/sim/core"
@@ -58,39 +57,20 @@ type chatDelta struct {
 }
 
 func (h *handler) serveChat(c *call) {
-	f := c.object()
-	if f == nil {
-		return
-	}
-	q, err := h.readChat(c, f)
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	r := h.submit(c, q, h.cfg.ContextLength)
-	if r == nil {
-		return
-	}
-	defer r.end()
-	if q.stream {
-		r.streamChat()
-		return
-	}
-	answers, ok := r.collect()
-	if !ok {
-		return
-	}
-	body := chatCompletion{ID: q.id, Object: "chat.completion", Created: time.Now().Unix(), Model: q.model, Usage: usage{chunkUsage: newUsage(q, answers)},
-		Metadata: newMetadata(&answers[0])}
-	for i := range answers {
-		a := &answers[i]
-		ch := chatChoice{Index: i, Message: chatMessage{Role: "assistant", Content: a.text()}, FinishReason: a.finishName(), MatchedStop: a.matched()}
-		if q.logprobs >= 0 {
-			ch.Logprobs = newChatLogprobs(a.tokens, q.logprobs)
+	h.serve(c, form{h.readChat, h.cfg.ContextLength, (*run).streamChat, func(r *run, answers []answer) any {
+		q := r.request
+		body := chatCompletion{ID: q.id, Object: "chat.completion", Created: time.Now().Unix(), Model: q.model, Usage: usage{chunkUsage: newUsage(q, answers)},
+			Metadata: newMetadata(&answers[0])}
+		for i := range answers {
+			a := &answers[i]
+			ch := chatChoice{Index: i, Message: chatMessage{Role: "assistant", Content: a.text()}, FinishReason: a.finishName(), MatchedStop: a.matched()}
+			if q.logprobs >= 0 {
+				ch.Logprobs = newChatLogprobs(a.tokens, q.logprobs)
+			}
+			body.Choices = append(body.Choices, ch)
 		}
-		body.Choices = append(body.Choices, ch)
-	}
-	c.JSON(http.StatusOK, body)
+		return body
+	}})
 }
 
 func (h *handler) readChat(c *call, f *web.Fields) (*request, error) {

@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"encoding/json"
-	"net/http"
 	"slices"
 	"time"
 
@@ -85,34 +84,15 @@ func newUsage(q *request, answers []answer) chunkUsage {
 }
 
 func (h *handler) serveCompletions(c *call) {
-	f := c.object()
-	if f == nil {
-		return
-	}
-	q, err := h.readCompletion(c, f)
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	r := h.submit(c, q, completionDefaultTokens)
-	if r == nil {
-		return
-	}
-	defer r.end()
-	if q.stream {
-		r.streamCompletion()
-		return
-	}
-	answers, ok := r.collect()
-	if !ok {
-		return
-	}
-	body := completion{ID: q.id, Object: "text_completion", Created: time.Now().Unix(), Model: q.model, Usage: usage{chunkUsage: newUsage(q, answers)},
-		Metadata: newMetadata(&answers[0])}
-	for i := range answers {
-		body.Choices = append(body.Choices, q.completionChoice(i, &answers[i], answers[i].text(), answers[i].tokens))
-	}
-	c.JSON(http.StatusOK, body)
+	h.serve(c, form{h.readCompletion, completionDefaultTokens, (*run).streamCompletion, func(r *run, answers []answer) any {
+		q := r.request
+		body := completion{ID: q.id, Object: "text_completion", Created: time.Now().Unix(), Model: q.model, Usage: usage{chunkUsage: newUsage(q, answers)},
+			Metadata: newMetadata(&answers[0])}
+		for i := range answers {
+			body.Choices = append(body.Choices, q.completionChoice(i, &answers[i], answers[i].text(), answers[i].tokens))
+		}
+		return body
+	}})
 }
 
 // emptyPrompt reports whether no prompt of a body has tokens.

@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"net/http"
 	"time"
 
 	"github.com/tandem-serving/tandem/sim/core"
@@ -22,37 +21,16 @@ type generated struct {
 }
 
 func (h *handler) serveGenerate(c *call) {
-	f := c.object()
-	if f == nil {
-		return
-	}
-	q, err := h.readGenerate(c, f)
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	r := h.submit(c, q, generateDefaultTokens)
-	if r == nil {
-		return
-	}
-	defer r.end()
-	if q.stream {
-		r.streamGenerated()
-		return
-	}
-	answers, ok := r.collect()
-	if !ok {
-		return
-	}
-	list := make([]generated, len(answers))
-	for i := range answers {
-		list[i] = r.generated(&answers[i], true, true)
-	}
-	if q.batch || q.n > 1 {
-		c.JSON(http.StatusOK, list)
-		return
-	}
-	c.JSON(http.StatusOK, list[0])
+	h.serve(c, form{h.readGenerate, generateDefaultTokens, (*run).streamGenerated, func(r *run, answers []answer) any {
+		list := make([]generated, len(answers))
+		for i := range answers {
+			list[i] = r.generated(&answers[i], true, true)
+		}
+		if r.request.batch || r.request.n > 1 {
+			return list
+		}
+		return list[0]
+	}})
 }
 
 func (h *handler) readGenerate(c *call, f *web.Fields) (*request, error) {

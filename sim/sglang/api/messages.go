@@ -1,8 +1,6 @@
 package api
 
 import (
-	"net/http"
-
 	"github.com/tandem-serving/tandem/sim/core"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/sim/pyjson"
@@ -33,33 +31,13 @@ type messageUsage struct {
 }
 
 func (h *handler) serveMessages(c *call) {
-	f := c.object()
-	if f == nil {
-		return
-	}
-	q, err := h.readAnthropic(c, f)
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	r := h.submit(c, q, h.cfg.ContextLength)
-	if r == nil {
-		return
-	}
-	defer r.end()
-	if q.stream {
-		r.streamMessage()
-		return
-	}
-	answers, ok := r.collect()
-	if !ok {
-		return
-	}
-	a := &answers[0]
-	m := newMessage(q, a)
-	m.Content = append(m.Content, messageText{"text", a.text()})
-	m.StopReason, m.Usage.OutputTokens = messageStop(a.finish), len(a.tokens)
-	c.JSON(http.StatusOK, m)
+	h.serve(c, form{h.readAnthropic, h.cfg.ContextLength, (*run).streamMessage, func(r *run, answers []answer) any {
+		a := &answers[0]
+		m := newMessage(r.request, a)
+		m.Content = append(m.Content, messageText{"text", a.text()})
+		m.StopReason, m.Usage.OutputTokens = messageStop(a.finish), len(a.tokens)
+		return m
+	}})
 }
 
 func (h *handler) readAnthropic(c *call, f *web.Fields) (*request, error) {

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -194,6 +195,39 @@ type run struct {
 	request *request
 	parts   []*core.Generation // one for each prompt
 	release func()
+}
+
+// form is how the requests of one API are read and answered.
+type form struct {
+	read      func(c *call, f *web.Fields) (*request, error)
+	maxTokens int // of a request that names no limit
+	stream    func(r *run)
+	whole     func(r *run, answers []answer) any // the body of an answer that is no stream
+}
+
+// serve serves a call that generates.
+func (h *handler) serve(c *call, in form) {
+	f := c.object()
+	if f == nil {
+		return
+	}
+	q, err := in.read(c, f)
+	if err != nil {
+		c.fail(err)
+		return
+	}
+	r := h.submit(c, q, in.maxTokens)
+	if r == nil {
+		return
+	}
+	defer r.end()
+	if q.stream {
+		in.stream(r)
+		return
+	}
+	if answers, ok := r.collect(); ok {
+		c.JSON(http.StatusOK, in.whole(r, answers))
+	}
 }
 
 // submit checks a request and queues it, or answers and returns nil. The caller calls end on the result.

@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"encoding/json"
-	"net/http"
 	"time"
 
 	"github.com/tandem-serving/tandem/sim/core"
@@ -85,31 +84,20 @@ type outputDetails struct {
 const finalPhase = "final_answer"
 
 func (h *handler) serveResponses(c *call) {
-	f := c.object()
-	if f == nil {
-		return
-	}
-	q, body, err := h.readResponses(c, f)
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	r := h.submit(c, q, h.cfg.ContextLength)
-	if r == nil {
-		return
-	}
-	defer r.end()
-	if q.stream {
-		r.streamResponse(body)
-		return
-	}
-	answers, ok := r.collect()
-	if !ok {
-		return
-	}
-	a := &answers[0]
-	body.complete(q, a, []responseItem{newItem("msg_"+sglang.NewRID(), "completed", finalPhase, outputText(a.text()))})
-	c.JSON(http.StatusOK, body)
+	var body *response
+	h.serve(c, form{
+		read: func(c *call, f *web.Fields) (q *request, err error) {
+			q, body, err = h.readResponses(c, f)
+			return q, err
+		},
+		maxTokens: h.cfg.ContextLength,
+		stream:    func(r *run) { r.streamResponse(body) },
+		whole: func(r *run, answers []answer) any {
+			a := &answers[0]
+			body.complete(r.request, a, []responseItem{newItem("msg_"+sglang.NewRID(), "completed", finalPhase, outputText(a.text()))})
+			return body
+		},
+	})
 }
 
 func (h *handler) readResponses(c *call, f *web.Fields) (*request, *response, error) {
