@@ -59,7 +59,7 @@ func (c *connector) transferKV(ctx context.Context, l *load) error {
 		return err
 	}
 	begun := time.Now()
-	if err := sleep(ctx, c.core.Scaled(c.cfg.Model.TransferTime(len(l.tokens)-l.start))); err != nil {
+	if err := core.Sleep(ctx, c.core.Scaled(c.cfg.Model.TransferTime(len(l.tokens)-l.start))); err != nil {
 		return err
 	}
 	blockBytes := c.kv.BlockBytes()
@@ -90,21 +90,6 @@ func descriptors(ids []int) int {
 		}
 	}
 	return n
-}
-
-// sleep waits for a time, and returns the context's error if that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // loadEnded takes the result of a transfer, in the loop.

@@ -135,7 +135,7 @@ func (ps *peers) handshake(ctx context.Context, from source) (transfer.Peer, err
 	metadata, err := ps.fetch(ctx, from.address)
 	for err != nil {
 		// The socket of the real side channel also connects again until the timeout.
-		if sleep(ctx, handshakeRetry) != nil {
+		if core.Sleep(ctx, handshakeRetry) != nil {
 			return "", fmt.Errorf("handshake with %s: %w", from.address, err)
 		}
 		metadata, err = ps.fetch(ctx, from.address)
@@ -206,7 +206,7 @@ func (ps *peers) meet(ctx context.Context, from source) (*peer, error) {
 	ps.mu.Unlock()
 	if first {
 		defer close(p.met)
-		return p, sleep(ctx, ps.cost)
+		return p, core.Sleep(ctx, ps.cost)
 	}
 	select {
 	case <-p.met:

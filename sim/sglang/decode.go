@@ -100,7 +100,7 @@ type transferOf struct {
 
 // read reads the KV: as many pages as both sides have. It runs outside of the loop.
 func (r *rank) read(ctx context.Context, t *transferOf, confirmed []byte) error {
-	if err := sleep(ctx, r.core.Scaled(r.cfg.Model.TransferTime(len(t.tokens)))); err != nil {
+	if err := core.Sleep(ctx, r.core.Scaled(r.cfg.Model.TransferTime(len(t.tokens)))); err != nil {
 		return err
 	}
 	size := r.memory.BlockBytes()

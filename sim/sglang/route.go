@@ -123,7 +123,7 @@ func (r *rank) lookUp(ctx context.Context, address string, way *route) {
 			return
 		}
 		r.cfg.Logger.Warn("looking up a prefill engine", "address", address, "try", i+1, "error", err)
-		if i+1 < lookups && sleep(ctx, lookupInterval-time.Since(began)) != nil {
+		if i+1 < lookups && core.Sleep(ctx, lookupInterval-time.Since(began)) != nil {
 			return
 		}
 	}
@@ -195,7 +195,7 @@ func (r *rank) greet(ctx context.Context, address string, end *endpoint) {
 		peer, err = r.transport.Load(ctx, answer.Agent)
 	}
 	if err == nil {
-		err = sleep(ctx, r.core.Scaled(r.cfg.Model.HandshakeTime()))
+		err = core.Sleep(ctx, r.core.Scaled(r.cfg.Model.HandshakeTime()))
 	}
 	if err != nil { // the real engine's messages get lost without an error
 		r.cfg.Logger.Warn("greeting a rank", "address", rankPort, "error", err)
@@ -315,18 +315,3 @@ func (r *rank) get(ctx context.Context, address, path string, into any) (int, er
 }
 
 var errStatus = errors.New("the bootstrap server refuses")
-
-// sleep waits for a time, and returns the context's error if that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}

@@ -66,7 +66,7 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 		return err
 	}
 	line := &progress{}
-	if !s.JSON && isTerminal(std.Stdout) {
+	if !s.JSON && boot.IsTerminal(std.Stdout) {
 		line.to = std.Stdout
 	}
 	data, err := s.perform(ctx, line)

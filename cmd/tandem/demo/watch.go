@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
@@ -130,23 +130,11 @@ func (p *progress) show() {
 	p.say("%s", text)
 }
 
-// eraseLine moves to the beginning of the terminal's line, and erases it.
-const eraseLine = "\r\x1b[K"
-
 // say replaces the line. Write errors are ignored.
 func (p *progress) say(format string, args ...any) {
 	if p.to != nil {
-		fmt.Fprintf(p.to, eraseLine+format, args...)
+		fmt.Fprintf(p.to, boot.EraseLine+format, args...)
 	}
 }
 
 func (p *progress) clear() { p.say("") }
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/promtext"
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/pd"
@@ -79,28 +79,17 @@ func TestProgress(t *testing.T) {
 	answered(pd.Remote, nil)
 	answered(pd.Remote, nil)
 	p.show()
-	if want := eraseLine + "3 of 5 answered, 1 running · prefilled locally 1, remotely 2"; screen.String() != want {
+	if want := boot.EraseLine + "3 of 5 answered, 1 running · prefilled locally 1, remotely 2"; screen.String() != want {
 		t.Errorf("%q", screen.String())
 	}
 	answered(0, errors.New("status 500"))
 	screen.Reset()
 	p.show()
 	p.clear()
-	if want := "4 of 5 answered, 1 running · prefilled locally 1, remotely 2 · failed 1" + eraseLine; strings.TrimPrefix(screen.String(), eraseLine) != want {
+	if want := "4 of 5 answered, 1 running · prefilled locally 1, remotely 2 · failed 1" + boot.EraseLine; strings.TrimPrefix(screen.String(), boot.EraseLine) != want {
 		t.Errorf("%q", screen.String())
 	}
 	(&progress{}).show() // without a terminal
-}
-
-func TestIsTerminal(t *testing.T) {
-	file, err := os.Create(t.TempDir() + "/file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if isTerminal(file) || isTerminal(&strings.Builder{}) {
-		t.Error("detected as a terminal")
-	}
 }
 
 func TestPulledTokens(t *testing.T) {

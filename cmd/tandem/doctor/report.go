@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -87,7 +86,7 @@ func (r report) write(w io.Writer, asJSON bool, paint func(verdict, string) stri
 // colours returns a function that colours verdicts if stdout is a terminal and NO_COLOR is not set.
 func colours(std boot.IO) func(verdict, string) string {
 	plain := func(_ verdict, text string) string { return text }
-	if file, is := std.Stdout.(*os.File); !is || !isTerminal(file) {
+	if !boot.IsTerminal(std.Stdout) {
 		return plain
 	}
 	if std.Env != nil {
@@ -97,9 +96,4 @@ func colours(std boot.IO) func(verdict, string) string {
 	}
 	codes := map[verdict]string{ok: "32", warn: "33", fail: "31;1", unknown: "36"}
 	return func(v verdict, text string) string { return "\x1b[" + codes[v] + "m" + text + "\x1b[0m" }
-}
-
-func isTerminal(file *os.File) bool {
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

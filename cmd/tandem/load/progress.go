@@ -3,10 +3,10 @@ package load
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/client"
 )
 
@@ -26,7 +26,7 @@ type progress struct {
 	failed   int
 }
 
-func newProgress(to io.Writer) *progress { return &progress{to: to, terminal: isTerminal(to)} }
+func newProgress(to io.Writer) *progress { return &progress{to: to, terminal: boot.IsTerminal(to)} }
 
 // refresh is the least time between two updates of the line.
 const refresh = 200 * time.Millisecond
@@ -85,27 +85,15 @@ func (p *progress) show(now bool) {
 		return
 	}
 	p.shown = time.Now()
-	fmt.Fprintf(p.to, "%s%d/%d %s: %d of %d answered, %d in flight, %d failed", eraseLine, p.done+1, p.rounds, p.round, p.whole, p.calls,
+	fmt.Fprintf(p.to, "%s%d/%d %s: %d of %d answered, %d in flight, %d failed", boot.EraseLine, p.done+1, p.rounds, p.round, p.whole, p.calls,
 		p.inFlight, p.failed)
 }
 
 // say replaces the line on a terminal.
 func (p *progress) say(format string, args ...any) {
 	if p.terminal {
-		fmt.Fprintf(p.to, eraseLine+format, args...)
+		fmt.Fprintf(p.to, boot.EraseLine+format, args...)
 	}
 }
 
 func (p *progress) clear() { p.say("") }
-
-// eraseLine moves to the beginning of the terminal's line, and erases it.
-const eraseLine = "\r\x1b[K"
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}

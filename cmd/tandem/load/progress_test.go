@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/cmd/tandem/client"
 )
 
@@ -23,9 +24,9 @@ func TestProgressOnATerminal(t *testing.T) {
 		p.answered(&client.Answer{Failure: &client.Failure{}})
 		p.end(&round{})
 		p.clear()
-		const head = eraseLine + "1/4 round 1, auto, 512 input tokens: "
+		const head = boot.EraseLine + "1/4 round 1, auto, 512 input tokens: "
 		want := head + "0 of 3 answered, 0 in flight, 0 failed" + head + "1 of 3 answered, 1 in flight, 0 failed" +
-			head + "1 of 3 answered, 0 in flight, 1 failed" + eraseLine
+			head + "1 of 3 answered, 0 in flight, 1 failed" + boot.EraseLine
 		if screen.String() != want {
 			t.Errorf("%q\nwant %q", screen.String(), want)
 		}
@@ -48,7 +49,7 @@ func TestProgressElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if isTerminal(file) || isTerminal(&log) {
+	if boot.IsTerminal(file) || boot.IsTerminal(&log) {
 		t.Error("detected as a terminal")
 	}
 }

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -112,7 +112,7 @@ type progress struct {
 const refresh = 200 * time.Millisecond
 
 func newProgress(to io.Writer, runs []*run) *progress {
-	p := &progress{to: to, terminal: isTerminal(to), runs: runs, began: time.Now(), stop: make(chan struct{})}
+	p := &progress{to: to, terminal: boot.IsTerminal(to), runs: runs, began: time.Now(), stop: make(chan struct{})}
 	for _, r := range runs {
 		p.requests += len(r.requests.Requests)
 	}
@@ -131,7 +131,7 @@ func (p *progress) update() {
 			return
 		case <-tick.C:
 			p.mu.Lock()
-			fmt.Fprintf(p.to, "%s%d/%d runs, %s", eraseLine, p.finished, len(p.runs), p.left())
+			fmt.Fprintf(p.to, "%s%d/%d runs, %s", boot.EraseLine, p.finished, len(p.runs), p.left())
 			p.mu.Unlock()
 		}
 	}
@@ -165,7 +165,7 @@ func (p *progress) end() {
 	close(p.stop)
 	p.stopped.Wait()
 	if p.terminal {
-		fmt.Fprint(p.to, eraseLine)
+		fmt.Fprint(p.to, boot.EraseLine)
 	}
 }
 
@@ -179,16 +179,4 @@ func (r *run) name() string {
 		parts = append(parts, fmt.Sprintf("%d at a time", r.requests.Concurrency))
 	}
 	return strings.Join(parts, " ") + fmt.Sprintf(" at %.3g/s", r.load)
-}
-
-// eraseLine moves to the beginning of the terminal's line, and erases it.
-const eraseLine = "\r\x1b[K"
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

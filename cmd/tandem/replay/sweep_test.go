@@ -58,7 +58,7 @@ func TestProgressOnTerminal(t *testing.T) {
 		p.done(runs[0])
 		<-time.After(9 * refresh)
 		p.end()
-		lines := strings.Split(to.String(), eraseLine)
+		lines := strings.Split(to.String(), boot.EraseLine)
 		if first := lines[1]; first != "0/2 runs, 25% of the requests, about 1s left" {
 			t.Errorf("the first line is %q", first)
 		}
