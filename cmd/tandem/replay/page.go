@@ -254,15 +254,19 @@ func (o *outputFlags) bars(runs []*run) report.PlotSection {
 	return report.PlotSection{Title: "Every run", Bars: []report.PlotBars{goodput, remote}}
 }
 
+// firstPanels returns the panels that a section draws, and notes in it how many it does not.
+func firstPanels(s *report.PlotSection, all []*panel) []*panel {
+	if len(all) > mostPanels {
+		s.Note += fmt.Sprintf(" %d more groups of runs are not drawn.", len(all)-mostPanels)
+		all = all[:mostPanels]
+	}
+	return all
+}
+
 // distributions returns the cumulative distributions of TTFT and TPOT.
 func distributions(runs []*run, vary []dimension) report.PlotSection {
 	s := report.PlotSection{Title: "Latency", Note: "How many of the answered requests took at most so long. The axes of time are logarithmic."}
-	groups := panels(runs, vary)
-	if len(groups) > mostPanels {
-		s.Note += fmt.Sprintf(" %d more groups of runs are not drawn.", len(groups)-mostPanels)
-		groups = groups[:mostPanels]
-	}
-	for _, g := range groups {
+	for _, g := range firstPanels(&s, panels(runs, vary)) {
 		for _, what := range []struct {
 			name, title string
 			of          func(r *run) ([]float64, replay.Quantiles)
@@ -288,12 +292,7 @@ func distributions(runs []*run, vary []dimension) report.PlotSection {
 // timelines returns how many requests waited over time, and how full the KV caches were.
 func timelines(runs []*run, vary []dimension) report.PlotSection {
 	s := report.PlotSection{Title: "Over time", Note: "Requests that wait in engines, and the mean share of their KV caches in use."}
-	groups := panels(runs, vary)
-	if len(groups) > mostPanels {
-		s.Note += fmt.Sprintf(" %d more groups of runs are not drawn.", len(groups)-mostPanels)
-		groups = groups[:mostPanels]
-	}
-	for _, g := range groups {
+	for _, g := range firstPanels(&s, panels(runs, vary)) {
 		for _, what := range []struct {
 			title, y string
 			prefills bool
