@@ -2,6 +2,7 @@ package read
 
 import (
 	"encoding/binary"
+	"hash/maphash"
 
 	"github.com/tandem-serving/tandem/epp"
 )
@@ -98,7 +99,12 @@ func (d *digest) mark(what uint64) {
 }
 
 func (d *digest) block(b []byte) {
-	d.state = d.hash.mix(d.state, d.hash.bytes(b))
+	h := d.hash
+	if h.keyed != nil {
+		d.state = h.mix(d.state, h.keyed.sum(b))
+	} else {
+		d.state = h.mix(d.state, maphash.Bytes(seed, b)) // as h.bytes does, without its call
+	}
 	d.keys = append(d.keys, d.state)
 }
 
