@@ -70,6 +70,11 @@ test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## r
 test-sglang: modules .tools/sglang .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real SGLang engines: 7 GB of disk, 10 GB of memory
 	@cd e2e/sglang && go test -count=1 -timeout=15m -run '^TestRealEngines$$' $(TESTFLAGS) -sglang $(SGLANGFLAGS)
 
+SOAK ?= 1h
+.PHONY: soak-sglang
+soak-sglang: modules .tools/envoy ## mixed load on simulated SGLang engines for SOAK, while a prefill engine is killed each minute
+	@cd e2e/sglang && go test -count=1 -timeout=3h -run '^TestSoak$$' $(TESTFLAGS) . -sglang.soak=$(SOAK)
+
 # Long forms of tests whose short forms make test runs. In the folder of a package go test shows the table that they print.
 LONG = go test -count=1 -v -run
 

@@ -24,7 +24,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if flag.Parse(); *onSGLang {
+	if flag.Parse(); *onSGLang || *soak > 0 {
 		os.Exit(harness.Run(m))
 	}
 	goleak.VerifyTestMain(m)
