@@ -22,9 +22,9 @@ import (
 const (
 	// startTimeout bounds the start. On a busy machine, starts of 4 s were seen.
 	startTimeout = 15 * time.Second
-	// stopTimeout is the time between SIGTERM and SIGKILL. Envoy does not wait for its streams, but on a busy machine it took more
-	// than 5 s.
-	stopTimeout = 15 * time.Second
+	// stopTimeout is the time between SIGTERM and SIGKILL. Envoy does not wait for its streams, but on a machine that stood still for
+	// a while it took more than 15 s.
+	stopTimeout = time.Minute
 	// pollInterval is the time between two checks of whether Envoy is ready, which has no event.
 	pollInterval = 20 * time.Millisecond
 	// logLimit bounds how much of Envoy's log is stored, in bytes.
