@@ -212,6 +212,7 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		discovery <- []epp.Spec{a}
 		<-changed.Ready()
 		<-another.Ready()
+		synctest.Wait() // observers are told after the subscribers
 		after := p.Snapshot()
 		if got := names(after); !slices.Equal(got, []string{"a"}) || after.Endpoints[0] != before.Endpoints[0] || after.Loads[0].At.IsZero() {
 			t.Errorf("endpoints %v, loads %+v: want the same a with its load", got, after.Loads)
