@@ -40,8 +40,12 @@ func newPath(t *testing.T, e *engines, engine *sglang.Engine, flags ...string) *
 	t.Helper()
 	p := &path{e: e, engine: engine, prefill: newValve(t, engine), decode: newValve(t, e.decode)}
 	p.sidecar = startSidecar(t, p.decode.Addr, flags...)
+	before, err := e.decode.Load(harness.Within(t))
+	must(t, err)
 	a := newAsk(pd.APICompletions, 20, 2, false) // the parts have met, and asked what they ask once
 	mustEqual(t, a, a.from(p.prefill.Addr).at(t, p.sidecar.Addr("http")), a.at(t, e.plain.Address()))
+	// SGLang counts a request as running until its next step, which comes after the answer.
+	await(t, e.decode, "decode has ended the first request", harness.Patience, func(l sglang.Load) bool { return l.Running <= before.Running })
 	return p
 }
 
