@@ -64,11 +64,11 @@ type ImmediateDetector interface {
 	Immediate()
 }
 
-// StepDetector is a Detector that knows how much one more request in flight adds to the load of an endpoint at most. Of others it is
-// taken to be 1, the endpoint's whole capacity.
+// StepDetector is a Detector that knows how much one more request in flight adds to the saturation of candidates at most, as long as
+// their metrics pages say the same. Of others it is taken to be the whole capacity of one of them.
 type StepDetector interface {
 	Detector
-	Step() float64
+	Step(c []Candidate) float64
 }
 
 // Shedder is a Filter that drops endpoints because they are full, as a Detector in a profile does: if it leaves none, the stage

@@ -16,15 +16,13 @@ import (
 type PoolGate struct {
 	pool     interface{ Snapshot() *epp.Snapshot }
 	detector epp.Detector
-	step     float64 // by which one more request raises the load of an endpoint at most
 	clock    epp.Clock
 	stale    time.Duration
 	roles    [lanes]pd.Role
 	splits   bool
 	from     int // length in tokens from which prompts may need the stage that splits requests
 	readings [lanes]atomic.Pointer[reading]
-	epoch    atomic.Uint64
-	ending   atomic.Bool // a timer will end the epoch
+	epoch    atomic.Pointer[epoch] // nil: none has begun
 }
 
 // GateOptions are what a PoolGate measures.
@@ -38,10 +36,7 @@ type GateOptions struct {
 
 // NewPoolGate makes the gate of a pool.
 func NewPoolGate(o GateOptions) *PoolGate {
-	g := &PoolGate{pool: o.Pool, detector: o.Detector, step: 1, clock: o.Clock, stale: o.Stale}
-	if d, ok := o.Detector.(epp.StepDetector); ok {
-		g.step = d.Step()
-	}
+	g := &PoolGate{pool: o.Pool, detector: o.Detector, clock: o.Clock, stale: o.Stale}
 	g.roles[laneFirst] = o.Stages[0].Role
 	if row := o.Stages.Splitting(); row != nil {
 		g.splits, g.roles[laneSplit], g.from = true, row.Role, remoteFrom(row.Decider.Decider)
@@ -85,16 +80,23 @@ type reading struct {
 	saturation float64
 	step       float64      // by which one more request raises the saturation at most
 	used       atomic.Int64 // how often
-	epoch      uint64       // in which it was made
+	epoch      *epoch       // in which it was made
 }
+
+// epoch is a span of reuseAge at most. Its beginning is the time of all that is measured in it, and with its end all of that is
+// forgotten. Reading a clock for each request would cost more than all the rest.
+type epoch struct{ began time.Time }
 
 // reuseAge is how long a reading is used at most: loads go stale without a new snapshot.
 const reuseAge = 10 * time.Millisecond
 
 // again returns what the saturation is by now at most. ok is false if that is not below a value.
-func (r *reading) again(s *epp.Snapshot, epoch uint64, below float64) (saturation float64, ok bool) {
+func (r *reading) again(s *epp.Snapshot, epoch *epoch, below float64) (saturation float64, ok bool) {
 	if r == nil || r.snapshot != s || r.epoch != epoch || r.saturation >= below {
 		return 0, false
+	}
+	if r.step == 0 {
+		return r.saturation, true
 	}
 	saturation = r.saturation + float64(r.used.Add(1))*r.step
 	return saturation, saturation < below
@@ -113,11 +115,11 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	if split {
 		stage = laneSplit
 	}
-	s, epoch := g.pool.Snapshot(), g.epoch.Load()
+	s, epoch := g.pool.Snapshot(), g.now()
 	if saturation, ok := g.readings[stage].Load().again(s, epoch, below); ok {
 		return saturation
 	}
-	now := g.clock.Now()
+	now := epoch.began
 	reused := candidates.Get().(*[]epp.Candidate)
 	all := (*reused)[:0]
 	for i, e := range s.Endpoints {
@@ -131,8 +133,7 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	case len(all) > 0:
 		share(all, pending)
 		saturation = g.detector.Saturation(now, all)
-		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step / float64(len(all))})
-		g.endEpoch()
+		g.readings[stage].Store(&reading{snapshot: s, epoch: epoch, saturation: saturation, step: g.step(all)})
 	case split:
 		saturation = 0
 	}
@@ -142,14 +143,25 @@ func (g *PoolGate) Saturation(split bool, pending epp.InFlight, below float64) f
 	return saturation
 }
 
-// endEpoch has the epoch end after reuseAge, and with it the use of all readings. Reading a clock for each request would cost more than
-// all the rest.
-func (g *PoolGate) endEpoch() {
-	if g.ending.CompareAndSwap(false, true) {
-		g.clock.AfterFunc(reuseAge, func() {
-			g.ending.Store(false)
-			g.epoch.Add(1)
-		})
+// step returns by how much one more request raises the saturation of candidates at most.
+func (g *PoolGate) step(c []epp.Candidate) float64 {
+	if d, ok := g.detector.(epp.StepDetector); ok {
+		return d.Step(c)
+	}
+	return 1 / float64(len(c))
+}
+
+// now returns the epoch that runs, or begins one.
+func (g *PoolGate) now() *epoch {
+	for {
+		if e := g.epoch.Load(); e != nil {
+			return e
+		}
+		e := &epoch{g.clock.Now()}
+		if g.epoch.CompareAndSwap(nil, e) {
+			g.clock.AfterFunc(reuseAge, func() { g.epoch.Store(nil) })
+			return e
+		}
 	}
 }
 

@@ -174,7 +174,7 @@ func TestShortPromptsDoNotWaitForPrefill(t *testing.T) {
 // steps is a perEndpoint that knows what a request adds.
 type steps struct{ perEndpoint }
 
-func (d steps) Step() float64 { return 1 / d.most }
+func (d steps) Step(c []epp.Candidate) float64 { return 1 / d.most / float64(len(c)) }
 
 // TestSmallStepsAreTrusted: a reading of two endpoints, each of which takes a hundred requests, serves until they might be half full.
 func TestSmallStepsAreTrusted(t *testing.T) {

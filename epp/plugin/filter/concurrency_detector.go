@@ -108,11 +108,11 @@ func (d concurrencyDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 func (concurrencyDetector) Immediate() {}
 
 // Step implements epp.StepDetector.
-func (d concurrencyDetector) Step() float64 {
+func (d concurrencyDetector) Step(c []epp.Candidate) float64 {
 	if d.perToken > 0 {
-		return 1 // prompts have any length
+		return 1 / float64(len(c)) // prompts have any length
 	}
-	return d.perRequest
+	return d.perRequest / float64(len(c))
 }
 
 // Saturation implements epp.Detector. All endpoints have the same limit, so the mean of their loads is the load of the stage.

@@ -72,25 +72,32 @@ type utilizationDetector struct {
 // load returns how full an endpoint's last metrics say it is: 1 = at the threshold, 0 = unknown.
 func (d *utilizationDetector) load(c *epp.Candidate) (queue, kv float64) {
 	signals := &c.Load.Signals // all three are read from the page
-	if waiting, known := signals.Value(epp.Waiting); known {
-		threshold := d.queue
-		delayed, _ := signals.Value(epp.Delayed)
-		waiting -= delayed
-		if d.perRunning > 0 {
-			running, _ := signals.Value(epp.Running)
-			threshold = max(threshold, d.perRunning*running)
-		}
-		if waiting >= threshold {
-			waiting += float64(c.InFlight.Requests - c.Load.Sent.Requests)
-		}
-		if waiting > 0 {
-			queue = waiting / threshold
-		}
+	waiting, threshold := d.waiting(signals)
+	if waiting >= threshold {
+		waiting += float64(c.InFlight.Requests - c.Load.Sent.Requests)
+	}
+	if waiting > 0 {
+		queue = waiting / threshold
 	}
 	if used, known := signals.Value(epp.KVUsage); known && used > 0 {
 		kv = used / d.kv
 	}
 	return queue, kv
+}
+
+// waiting returns the length of the queue on an endpoint's page, 0 if it is unknown, and the one that is full.
+func (d *utilizationDetector) waiting(signals *epp.Values) (waiting, threshold float64) {
+	threshold = d.queue
+	waiting, known := signals.Value(epp.Waiting)
+	if !known {
+		return 0, threshold
+	}
+	delayed, _ := signals.Value(epp.Delayed)
+	if d.perRunning > 0 {
+		running, _ := signals.Value(epp.Running)
+		threshold = max(threshold, d.perRunning*running)
+	}
+	return waiting - delayed, threshold
 }
 
 // isStale reports whether metrics are too old. Trust falls below 1 at the picker's own limit, so the larger limit applies.
@@ -117,7 +124,14 @@ func (d utilizationDetector) Filter(r *epp.Round, c []epp.Candidate) []epp.Candi
 }
 
 // Step implements epp.StepDetector. A request counts only once a queue has the length that is full.
-func (d utilizationDetector) Step() float64 { return 1 / d.queue }
+func (d utilizationDetector) Step(c []epp.Candidate) float64 {
+	for i := range c {
+		if waiting, threshold := d.waiting(&c[i].Load.Signals); waiting >= threshold {
+			return 1 / d.queue / float64(len(c))
+		}
+	}
+	return 0
+}
 
 // Saturation implements epp.Detector.
 func (d utilizationDetector) Saturation(now time.Time, c []epp.Candidate) float64 {
