@@ -1,0 +1,478 @@
+package kvindex
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+)
+
+const (
+	testSeed = Seed(0x5eed)
+	block    = 4
+)
+
+// prompt is n blocks of tokens, of which those before the block fork are the same for all kinds.
+func prompt(kind uint32, fork, n int) []uint32 {
+	tokens := make([]uint32, n*block)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+		if i >= fork*block {
+			tokens[i] += 1 << 20 * (kind + 1)
+		}
+	}
+	return tokens
+}
+
+// names are what a test engine calls the blocks of a prompt: another hash than the index's, which also stands for all before.
+func names(tokens []uint32) []uint64 {
+	return Seed(99).Append(nil, 1, 0, block, tokens)
+}
+
+func root() Key { return testSeed.Root(block, nil) }
+
+func chain(tokens []uint32) []Key { return testSeed.Append(nil, root(), 0, block, tokens) }
+
+// store stores the blocks of a prompt from first up to end, as an engine tells it.
+func store(h *Holder, tokens []uint32, first, end int) error {
+	all := names(tokens)
+	s := Stored{Names: all[first:end], First: first == 0, Root: root(), Tokens: tokens[first*block : end*block]}
+	if first > 0 {
+		s.Parent = all[first-1]
+	}
+	return h.Store(&s)
+}
+
+func depths(x *Index, tokens []uint32, hs ...*Holder) (of []int) {
+	var d Depths
+	x.Measure(chain(tokens), &d)
+	for _, h := range hs {
+		of = append(of, d.Of(h))
+	}
+	return of
+}
+
+func TestMeasure(t *testing.T) {
+	one, other := prompt(0, 3, 8), prompt(1, 3, 8)
+	system, short := one[:3*block], one[:5*block]
+	for name, test := range map[string]struct {
+		when func(a, b *Holder) error
+		of   []uint32
+		want []int
+	}{
+		"nothing is stored": {func(a, b *Holder) error { return nil }, one, []int{0, 0}},
+		"a prefix, and another prompt from there on": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			return store(b, other, 0, 8)
+		}, one, []int{8, 3}},
+		"the prompt ends before what is held": {func(a, b *Holder) error { return store(a, one, 0, 8) }, system, []int{3, 0}},
+		"each holds another length": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 7)
+			return store(b, short, 0, 5)
+		}, one, []int{7, 5}},
+		"the rest of a prompt comes in another message": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 2)
+			return store(a, one, 2, 8)
+		}, one, []int{8, 0}},
+		"blocks behind a hole do not count": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			_ = store(b, one, 0, 8)
+			a.Remove(names(one)[4])
+			return nil
+		}, one, []int{4, 8}},
+		"blocks behind a filled hole count again": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			a.Remove(names(one)[4])
+			return store(a, one, 4, 5)
+		}, one, []int{8, 0}},
+		"a hole in the common part hides all that branches behind it": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			_ = store(a, other, 0, 8)
+			a.Remove(names(one)[0])
+			return nil
+		}, other, []int{0, 0}},
+		"what all have dropped comes back": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			for _, n := range names(one)[:3] {
+				a.Remove(n)
+			}
+			return store(a, one, 0, 3)
+		}, one, []int{8, 0}},
+		"a branch outlives the run that it branches off": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			_ = store(a, other, 0, 8)
+			for _, n := range names(one) {
+				a.Remove(n)
+			}
+			return store(a, other, 0, 3)
+		}, other, []int{8, 0}},
+		"stored twice, removed once": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			_ = store(a, one, 0, 8)
+			a.Remove(names(one)[7])
+			return nil
+		}, one, []int{7, 0}},
+		"cleared": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			_ = store(b, one, 0, 8)
+			a.Clear()
+			return store(a, one, 0, 2)
+		}, one, []int{2, 8}},
+		"left": {func(a, b *Holder) error {
+			_ = store(a, one, 0, 8)
+			a.Leave()
+			if err := store(a, one, 0, 8); err != ErrLeft {
+				return fmt.Errorf("store returns %v", err)
+			}
+			return nil
+		}, one, []int{0, 0}},
+		"claimed": {func(a, b *Holder) error {
+			_ = store(b, one, 0, 2)
+			a.Claim(chain(one[:6*block]))
+			a.Claim(chain(one[:4*block]))
+			return nil
+		}, one, []int{6, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := New(testSeed, 1000)
+			a, b := x.Join(), x.Join()
+			if err := test.when(a, b); err != nil {
+				t.Fatal(err)
+			}
+			if got := depths(x, test.of, a, b); !slices.Equal(got, test.want) {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestStoreRefuses(t *testing.T) {
+	x := New(testSeed, 6)
+	h := x.Join()
+	if err := store(h, prompt(0, 0, 8), 3, 5); err != ErrParent {
+		t.Errorf("an unknown parent: %v", err)
+	}
+	if err := store(h, prompt(0, 0, 8), 0, 8); err != ErrFull {
+		t.Errorf("more blocks than the limit: %v", err)
+	}
+	for _, s := range []Stored{{}, {Names: []uint64{1}}, {Names: []uint64{1, 2}, Tokens: make([]uint32, 5)}, {Tokens: make([]uint32, 5)},
+		{Names: []uint64{1}, Tokens: make([]uint32, 4), Extras: make([]uint64, 2)}} {
+		if err := h.Store(&s); err != ErrForm {
+			t.Errorf("%v: %v", s, err)
+		}
+	}
+	if h.Len() != 0 || x.Blocks() != 0 {
+		t.Errorf("%d and %d blocks are stored", h.Len(), x.Blocks())
+	}
+}
+
+// A name that comes again for other tokens is that of the new block only, and a second name of a block is ignored.
+func TestStoreNamesAgain(t *testing.T) {
+	x := New(testSeed, 1000)
+	h := x.Join()
+	a, b := prompt(0, 0, 2), prompt(1, 0, 2)
+	put := func(tokens []uint32, names ...uint64) {
+		t.Helper()
+		if err := h.Store(&Stored{Names: names, First: true, Root: root(), Tokens: tokens}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(a, 1, 2)
+	put(b, 1, 2)
+	if got := depths(x, a, h)[0]; got != 0 {
+		t.Errorf("%d blocks of the first prompt", got)
+	}
+	put(b, 3, 4)
+	h.Remove(3)
+	if got := depths(x, b, h)[0]; got != 2 || h.Len() != 2 {
+		t.Errorf("%d blocks of the second prompt, %d in all", got, h.Len())
+	}
+	h.Remove(1)
+	if got := depths(x, b, h)[0]; got != 0 || h.Len() != 1 {
+		t.Errorf("%d blocks after the removal, %d in all", got, h.Len())
+	}
+}
+
+func TestKeys(t *testing.T) {
+	tokens := prompt(0, 0, 4)
+	all := map[Key]string{}
+	note := func(what string, keys ...Key) {
+		for i, k := range keys {
+			if before, ok := all[k]; ok {
+				t.Errorf("block %d of %s has the key of %s", i, what, before)
+			}
+			all[k] = fmt.Sprintf("block %d of %s", i, what)
+		}
+	}
+	s := testSeed
+	note("the prompt", chain(tokens)...)
+	note("another seed", (s+1).Append(nil, (s+1).Root(block, nil), 0, block, tokens)...)
+	note("an adapter", s.Append(nil, s.Root(block, []byte("poet")), 0, block, tokens)...)
+	note("a salt", s.Append(nil, root(), s.Text(0, []byte("pepper")), block, tokens)...)
+	note("longer blocks", s.Append(nil, s.Root(2*block, nil), 0, 2*block, tokens)...)
+	note("other tokens", chain(prompt(1, 0, 4))...)
+	if got := s.Append(nil, root(), 0, block, tokens[:2*block+1]); len(got) != 2 {
+		t.Errorf("%d keys of two blocks and a token", len(got))
+	}
+}
+
+// What is done to an index is done to plain sets too: after each step holders have the same.
+func TestAgainstModel(t *testing.T) {
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		steps := make([]byte, 2000)
+		for i := range steps {
+			steps[i] = byte(random.Uint32())
+		}
+		compare(t, steps)
+	}
+}
+
+func FuzzAgainstModel(f *testing.F) {
+	f.Add([]byte{0, 0, 1, 9, 1, 0, 1, 3, 0, 0, 1, 9})
+	f.Fuzz(func(t *testing.T, steps []byte) { compare(t, steps) })
+}
+
+// compare reads steps of four bytes: what to do, for which holder, with which prompt, and how many blocks.
+func compare(t *testing.T, steps []byte) {
+	const most = 40
+	var prompts [16][]uint32
+	var allNames [16][]uint64
+	for i := range prompts {
+		// They form a tree: each differs from the one it comes from after another number of blocks.
+		from := prompts[i/2]
+		fork := (i * 7) % 20
+		prompts[i] = prompt(uint32(i), fork, most)
+		copy(prompts[i][:fork*block], from)
+		allNames[i] = names(prompts[i])
+	}
+	x := New(testSeed, 1<<20)
+	holders := []*Holder{x.Join(), x.Join(), x.Join(), x.Join()}
+	has := make([]map[uint64]bool, len(holders)) // names
+	for i := range has {
+		has[i] = map[uint64]bool{}
+	}
+	for ; len(steps) >= 4; steps = steps[4:] {
+		who, which := int(steps[1])%len(holders), int(steps[2])%len(prompts)
+		tokens, all := prompts[which], allNames[which]
+		n := int(steps[3]) % most
+		h, own := holders[who], has[who]
+		switch steps[0] % 16 {
+		case 0, 1, 2, 3, 4, 5: // a prefix of which it may have a beginning
+			first := 0
+			for own[all[first]] && first < n {
+				first++
+			}
+			if steps[0]%2 == 0 {
+				first = 0
+			}
+			if err := store(h, tokens, first, n+1); err != nil {
+				t.Fatal(err)
+			}
+			for i := first; i <= n; i++ {
+				own[all[i]] = true
+			}
+		case 6, 7, 8, 9: // the end of a prompt, as engines drop it
+			for i := most - 1; i >= n; i-- {
+				if h.Remove(all[i]) != own[all[i]] {
+					t.Fatalf("Remove does not return %v", own[all[i]])
+				}
+				delete(own, all[i])
+			}
+		case 10, 11, 12: // one block
+			h.Remove(all[n])
+			delete(own, all[n])
+		case 13: // from the beginning
+			for i := range n {
+				h.Remove(all[i])
+				delete(own, all[i])
+			}
+		case 14:
+			h.Clear()
+			clear(own)
+		case 15:
+			h.Leave()
+			holders[who] = x.Join()
+			clear(own)
+		}
+		total := 0
+		for i, h := range holders {
+			total += len(has[i])
+			if h.Len() != len(has[i]) {
+				t.Fatalf("holder %d has %d blocks, want %d", i, h.Len(), len(has[i]))
+			}
+		}
+		if x.Blocks() != int64(total) {
+			t.Fatalf("%d blocks, want %d", x.Blocks(), total)
+		}
+		check(t, x, holders, has, tokens, all)
+	}
+	for i := range prompts {
+		check(t, x, holders, has, prompts[i], allNames[i])
+	}
+	for _, h := range holders {
+		h.Leave()
+	}
+	for !x.Sweep() {
+	}
+	if len(x.free) != len(x.runs)-1 || len(x.numbers) != int(x.top.Load()) {
+		t.Fatalf("%d of %d runs and %d of %d numbers are free after all have left", len(x.free), len(x.runs)-1, len(x.numbers), x.top.Load())
+	}
+}
+
+func check(t *testing.T, x *Index, holders []*Holder, has []map[uint64]bool, tokens []uint32, names []uint64) {
+	t.Helper()
+	got := depths(x, tokens, holders...)
+	for i := range holders {
+		want := 0
+		for want < len(names) && has[i][names[want]] {
+			want++
+		}
+		if got[i] != want {
+			t.Fatalf("holder %d has %d blocks of the prompt, want %d", i, got[i], want)
+		}
+	}
+}
+
+// Readers see what holders have whose blocks do not change, while other holders' come and go beside, before and behind them.
+func TestMeasureWhileOthersChange(t *testing.T) {
+	x := New(testSeed, 1<<20)
+	steady, busy := x.Join(), x.Join()
+	mine := prompt(0, 10, 30)
+	if err := store(steady, mine, 0, 30); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			var d Depths
+			for keys := chain(mine); ; {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if x.Measure(keys, &d); d.Of(steady) != 30 {
+					t.Errorf("%d blocks", d.Of(steady))
+					return
+				}
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 3000 {
+		tokens := prompt(uint32(random.IntN(8)), random.IntN(12), 80)
+		if err := store(busy, tokens, 0, 1+random.IntN(80)); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names(tokens)[random.IntN(80):] {
+			busy.Remove(name)
+		}
+		if i%100 == 0 {
+			busy.Clear()
+		}
+		if i%7 == 0 {
+			third := x.Join()
+			third.Claim(chain(tokens))
+			third.Leave()
+		}
+	}
+	close(done)
+	readers.Wait()
+}
+
+func TestMeasureAllocatesNothing(t *testing.T) {
+	x := New(testSeed, 1<<20)
+	h := x.Join()
+	tokens := prompt(0, 0, 100)
+	if err := store(h, tokens, 0, 100); err != nil {
+		t.Fatal(err)
+	}
+	var d Depths
+	keys := chain(tokens)
+	if n := testing.AllocsPerRun(100, func() {
+		keys = testSeed.Append(keys[:0], root(), 0, block, tokens)
+		x.Measure(keys, &d)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestBitmap(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	var b bitmap
+	want := map[uint32]bool{}
+	for range 2000 {
+		first := random.Uint32N(300)
+		switch end := first + random.Uint32N(150); {
+		case random.IntN(3) > 0 && !b.has(first):
+			for off := first; off < end; off++ {
+				if want[off] {
+					end = off
+				}
+			}
+			b.set(first, end)
+			for off := first; off < end; off++ {
+				want[off] = true
+			}
+		case want[first] && random.IntN(2) == 0:
+			b.clear(first)
+			delete(want, first)
+		default:
+			next := b.take(first)
+			for off := first; want[off]; off++ {
+				delete(want, off)
+				first = off + 1
+			}
+			if next != first {
+				t.Fatalf("take returns %d, want %d", next, first)
+			}
+		}
+		var end uint32
+		for off := range uint32(600) {
+			if b.has(off) != want[off] {
+				t.Fatalf("has(%d) = %v", off, !want[off])
+			}
+			if want[off] {
+				end = off + 1
+			}
+		}
+		if int(b.count) != len(want) || b.count > 0 && b.end() != end {
+			t.Fatalf("%d offsets up to %d, want %d up to %d", b.count, b.end(), len(want), end)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	var tab table
+	want := map[uint64]place{}
+	for i := range 200000 {
+		name := random.Uint64N(3000) << (random.IntN(2) * 40)
+		if random.IntN(5) < 3 {
+			if s := tab.slot(name); s.place == 0 {
+				tab.fill(s, name, place(i+1))
+			} else {
+				s.place = place(i + 1)
+			}
+			want[name] = place(i + 1)
+		} else if got := tab.remove(name); got != want[name] {
+			t.Fatalf("remove returns %d, want %d", got, want[name])
+		} else {
+			delete(want, name)
+		}
+		if other := random.Uint64N(3000); tab.get(other) != want[other] || tab.count != len(want) {
+			t.Fatalf("%d at %d, want %d", tab.get(other), other, want[other])
+		}
+	}
+}
+
+// Replicas may exchange indexes, so keys must not depend on the machine or the version.
+func TestKeysDoNotChange(t *testing.T) {
+	if got, want := testSeed.Append(nil, testSeed.Root(6, []byte("poet")), testSeed.Text(0, []byte("a long cache salt")), 6, prompt(0, 0, 3)),
+		[]Key{0x9acbc5c26bc922b0, 0x287a23cf35c6fa7b}; !slices.Equal(got, want) {
+		t.Errorf("%#x, want %#x", got, want)
+	}
+}

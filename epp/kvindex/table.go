@@ -1,0 +1,178 @@
+package kvindex
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// place is where a key is: the number of its run, which is not 0, and its offset there.
+type place uint64
+
+func at(run, offset uint32) place { return place(run)<<32 | place(offset) }
+
+func (p place) run() uint32    { return uint32(p >> 32) }
+func (p place) offset() uint32 { return uint32(p) }
+
+// table finds the place of a block by the name that its engine gave it. It uses linear probing, and is at most three
+// quarters full.
+type table struct {
+	slots []slot
+	shift uint
+	count int
+}
+
+type slot struct {
+	name  uint64
+	place place // 0 = the slot is empty
+}
+
+// home returns the slot at which the search for a name begins. Names are spread, because some are numbers that grow.
+func (t *table) home(name uint64) int { return int((name * mix1) >> t.shift) }
+
+// find returns the slot of a name, or the empty one where it belongs. The table has slots.
+func (t *table) find(name uint64) int {
+	i := t.home(name)
+	for t.slots[i].place != 0 && t.slots[i].name != name {
+		i = (i + 1) & (len(t.slots) - 1)
+	}
+	return i
+}
+
+func (t *table) get(name uint64) place {
+	if t.count == 0 {
+		return 0
+	}
+	return t.slots[t.find(name)].place
+}
+
+// slot returns the slot of a name, which is empty if the table does not have it, and makes space for it. The result is valid until the
+// next change.
+func (t *table) slot(name uint64) *slot {
+	if t.count+1 > len(t.slots)/4*3 {
+		t.grow()
+	}
+	return &t.slots[t.find(name)]
+}
+
+// fill fills an empty slot of a name.
+func (t *table) fill(s *slot, name uint64, p place) {
+	*s = slot{name, p}
+	t.count++
+}
+
+func (t *table) grow() {
+	old := t.slots
+	t.slots = make([]slot, max(16, 2*len(old)))
+	t.shift = uint(64 - bits.TrailingZeros(uint(len(t.slots))))
+	for _, s := range old {
+		if s.place != 0 {
+			t.slots[t.find(s.name)] = s
+		}
+	}
+}
+
+// remove removes a name and returns its place. It moves the slots behind it that would not be found across a gap.
+func (t *table) remove(name uint64) place {
+	if t.count == 0 {
+		return 0
+	}
+	gap := t.find(name)
+	p := t.slots[gap].place
+	if p == 0 {
+		return 0
+	}
+	t.count--
+	mask := len(t.slots) - 1
+	for i := (gap + 1) & mask; t.slots[i].place != 0; i = (i + 1) & mask {
+		if (i-t.home(t.slots[i].name))&mask >= (i-gap)&mask {
+			t.slots[gap], gap = t.slots[i], i
+		}
+	}
+	t.slots[gap] = slot{}
+	return p
+}
+
+// heads finds runs by their first key. Readers take no lock: a slot's key is written once, and a table that is too full is
+// replaced by another one.
+type heads struct {
+	parts [256]atomic.Pointer[headTable]
+}
+
+type headTable struct {
+	slots []headSlot
+	used  int // slots that have a key, also of runs that are gone
+	live  int
+}
+
+type headSlot struct {
+	key atomic.Uint64 // 0 = the slot is empty
+	run atomic.Pointer[run]
+}
+
+// part returns the part of a key. The bits of a key are spread evenly.
+func (h *heads) part(key Key) *atomic.Pointer[headTable] { return &h.parts[key>>56] }
+
+func (t *headTable) find(key Key) *headSlot {
+	mask := len(t.slots) - 1
+	for i := int(key) & mask; ; i = (i + 1) & mask {
+		if k := t.slots[i].key.Load(); k == key || k == 0 {
+			return &t.slots[i]
+		}
+	}
+}
+
+// get returns the run that begins with a key, nil if there is none.
+func (h *heads) get(key Key) *run {
+	t := h.part(key).Load()
+	if t == nil {
+		return nil
+	}
+	return t.find(key).run.Load()
+}
+
+// put makes a run the one that begins with its first key.
+func (h *heads) put(key Key, r *run) {
+	part := h.part(key)
+	t := part.Load()
+	if t == nil || t.used+1 > len(t.slots)/4*3 {
+		t = t.rebuild()
+		part.Store(t)
+	}
+	s := t.find(key)
+	if s.run.Load() == nil {
+		t.live++
+	}
+	s.run.Store(r)
+	if s.key.Load() == 0 {
+		t.used++
+		s.key.Store(key)
+	}
+}
+
+// rebuild returns a copy with space, without the keys of runs that are gone.
+func (t *headTable) rebuild() *headTable {
+	if t == nil {
+		return &headTable{slots: make([]headSlot, 8)}
+	}
+	size := 8
+	for size < 2*(t.live+1) {
+		size *= 2
+	}
+	next := &headTable{slots: make([]headSlot, size), used: t.live, live: t.live}
+	for i := range t.slots {
+		if r := t.slots[i].run.Load(); r != nil {
+			key := t.slots[i].key.Load()
+			s := next.find(key)
+			s.run.Store(r)
+			s.key.Store(key)
+		}
+	}
+	return next
+}
+
+// remove removes the run that begins with a key.
+func (h *heads) remove(key Key) {
+	t := h.part(key).Load()
+	t.find(key).run.Store(nil)
+	t.live--
+}
