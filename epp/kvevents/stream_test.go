@@ -1,0 +1,186 @@
+package kvevents
+
+import (
+	"testing"
+
+	"github.com/tandem-serving/tandem/epp/kvindex"
+)
+
+const (
+	seed = kvindex.Seed(0x5eed)
+	size = 4 // tokens in a block
+)
+
+// engine is a stream and what requests find of it.
+type engine struct {
+	*Stream
+	index *kvindex.Index
+}
+
+func newEngine() *engine {
+	x := kvindex.New(seed, 1000)
+	return &engine{NewStream(x, x.Join(), new(Roots), new(Counts)), x}
+}
+
+// tells applies a batch of events.
+func (e *engine) tells(t *testing.T, events ...any) {
+	t.Helper()
+	if _, err := e.Apply(pack(nil, list{1.5, list(events), 0})); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tokens are those of n blocks.
+func tokens(n int) (ids []uint32) {
+	for i := range n * size {
+		ids = append(ids, uint32(100+i))
+	}
+	return ids
+}
+
+// finds returns how many blocks a request for a model finds, of n.
+func (e *engine) finds(model, salt string, n int) (most int) {
+	var extra uint64
+	if salt != "" {
+		extra = seed.Text(0, []byte(salt))
+	}
+	for _, root := range e.Roots.Of(model) {
+		var d kvindex.Depths
+		e.index.Measure(seed.Append(nil, root.Key, extra, root.BlockTokens, tokens(n)), &d)
+		most = max(most, d.Of(e.Holder))
+	}
+	return most
+}
+
+// stored is vLLM's event about n blocks, with other members behind.
+func stored(n int, more ...any) any {
+	var names []uint64
+	for i := range n {
+		names = append(names, uint64(1000+i))
+	}
+	return append(dict{"type", "BlockStored", "block_hashes", names, "parent_block_hash", nil, "token_ids", tokens(n), "block_size", size}, more...)
+}
+
+func removed(names ...uint64) dict {
+	return dict{"type", "BlockRemoved", "block_hashes", names, "medium", "GPU"}
+}
+
+func TestStream(t *testing.T) {
+	type want struct {
+		model, salt string
+		blocks      int
+	}
+	for name, test := range map[string]struct {
+		events []any
+		want   []want
+		reason Reason // of the one skipped event; reasons = none
+	}{
+		"stored":          {[]any{stored(3, "medium", "GPU")}, []want{{"m", "", 3}, {"m", "salt", 0}}, reasons},
+		"stored, removed": {[]any{stored(3), removed(1002)}, []want{{"m", "", 2}}, reasons},
+		"stored in two events": {[]any{stored(1), dict{"type", "BlockStored", "block_hashes", list{2000}, "parent_block_hash", 1000,
+			"token_ids", tokens(2)[size:], "block_size", size}}, []want{{"m", "", 2}}, reasons},
+		"removed before it is stored": {[]any{removed(1002), stored(3)}, []want{{"m", "", 3}}, reasons},
+		"all told again":              {[]any{stored(3), stored(3), removed(1002)}, []want{{"m", "", 2}}, reasons},
+		"cleared":                     {[]any{stored(3), dict{"type", "AllBlocksCleared"}, stored(1)}, []want{{"m", "", 1}}, reasons},
+		"an adapter":                  {[]any{stored(3, "lora_name", "poet")}, []want{{"poet", "", 3}, {"m", "", 0}}, reasons},
+		"an adapter, also as extras":  {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet"}})}, []want{{"poet", "", 1}}, reasons},
+		"an adapter and a salt":       {[]any{stored(1, "lora_name", "poet", "extra_keys", list{list{"poet", "salt"}})}, []want{{"poet", "salt", 1}, {"poet", "", 0}}, reasons},
+		"vLLM's salt":                 {[]any{stored(2, "extra_keys", list{list{"salt"}, nil})}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
+		"SGLang's salt":               {[]any{stored(2, "cache_salt", "salt")}, []want{{"m", "salt", 2}, {"m", "", 0}}, reasons},
+		"an image in the second":      {[]any{stored(2, "extra_keys", list{nil, list{list{"image", 3}}})}, []want{{"m", "", 1}}, reasons},
+		"in the memory of the host":   {[]any{stored(3, "medium", "CPU")}, []want{{"m", "", 0}}, Elsewhere},
+		"in lower case":               {[]any{stored(3, "medium", "gpu")}, []want{{"m", "", 3}}, reasons},
+		"in a shared store":           {[]any{stored(3, "locality", "REMOTE")}, []want{{"m", "", 0}}, Elsewhere},
+		"left the host's memory":      {[]any{stored(3), dict{"type", "BlockRemoved", "block_hashes", list{1000}, "medium", "CPU"}}, []want{{"m", "", 3}}, Elsewhere},
+		"layers with a window":        {[]any{stored(3, "kv_cache_spec_kind", "sliding_window")}, []want{{"m", "", 0}}, Layers},
+		"a group of layers, and another": {[]any{stored(3, "group_idx", 1), dict{"type", "BlockRemoved", "block_hashes", list{1000}, "group_idx", 2}},
+			[]want{{"m", "", 3}}, Layers},
+		"a block after an unknown one": {[]any{dict{"type", "BlockStored", "block_hashes", list{1}, "parent_block_hash", 9,
+			"token_ids", tokens(1), "block_size", size}}, []want{{"m", "", 0}}, Orphan},
+		"tokens of blocks that are left out": {[]any{dict{"type", "BlockStored", "block_hashes", list{1}, "parent_block_hash", nil,
+			"token_ids", tokens(3), "block_size", size}}, []want{{"m", "", 0}}, Malformed},
+		"an adapter without a name": {[]any{stored(1, "lora_id", 3)}, []want{{"m", "", 0}}, Malformed},
+		"more than the index holds": {[]any{stored(1001)}, []want{{"m", "", 0}}, Full},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine()
+			e.tells(t, test.events...)
+			for _, w := range test.want {
+				if got := e.finds(w.model, w.salt, 5); got != w.blocks {
+					t.Errorf("%d blocks for %q with salt %q, want %d", got, w.model, w.salt, w.blocks)
+				}
+			}
+			for r := range reasons {
+				want := int64(0)
+				if r == test.reason {
+					want = 1
+				}
+				if got := e.Counts.Skipped[r].Load(); got != want {
+					t.Errorf("%d events are skipped as %v, want %d", got, r, want)
+				}
+			}
+		})
+	}
+}
+
+// Recorded streams of real engines leave in the index what a plain set of their names has.
+func TestStreamRecordings(t *testing.T) {
+	streams := map[string]*engine{}
+	sets := map[string]map[uint64]bool{}
+	for _, r := range recordings(t) {
+		e, set := streams[r.Label], sets[r.Label]
+		if e == nil {
+			e, set = newEngine(), map[uint64]bool{}
+			streams[r.Label], sets[r.Label] = e, set
+		}
+		var d Decoder
+		if _, err := d.Decode(r.payload(t), func(ev *Event) {
+			switch ev.Kind {
+			case Stored:
+				for _, n := range ev.Names {
+					if !ev.HasParent || set[ev.Parent] {
+						set[n] = true
+					}
+				}
+			case Removed:
+				for _, n := range ev.Names {
+					delete(set, n)
+				}
+			case Cleared:
+				clear(set)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Apply(r.payload(t)); err != nil {
+			t.Fatal(err)
+		}
+		if e.Holder.Len() != len(set) {
+			t.Fatalf("%s: %d blocks, want %d", r.Label, e.Holder.Len(), len(set))
+		}
+		for n := range set {
+			if !e.Holder.Has(n) {
+				t.Fatalf("%s: block %x is missing", r.Label, n)
+			}
+		}
+	}
+}
+
+func TestRootsAreBounded(t *testing.T) {
+	var r Roots
+	for i := range 3 * maxAdapters {
+		r.note(seed, 16, []byte{byte(i), byte(i >> 8), 1})
+	}
+	for i := range 10 {
+		r.note(seed, 16+i, nil)
+	}
+	if n := len(*r.of.Load()); n != maxAdapters {
+		t.Errorf("%d adapters", n)
+	}
+	if n := len(r.Of("model")); n > maxLengths {
+		t.Errorf("%d lengths", n)
+	}
+	if got, want := r.note(seed, 99, []byte("late")), seed.Root(99, []byte("late")); got != want {
+		t.Errorf("a root that is not kept is %x, want %x", got, want)
+	}
+}
