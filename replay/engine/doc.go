@@ -7,13 +7,19 @@
 //
 // The scheduler is that of vLLM's engine core: a step has a budget of tokens and of sequences; running requests come first, then
 // waiting ones in their order; long prompts are computed in chunks; if blocks are missing, the youngest running request is preempted
-// and computed again. With PrefillFirst it is like SGLang's default: prompts are computed in steps of their own, while answers pause.
-// Steps in which the batch stays the same are one event, however many they are.
+// and computed again. A request waits until there are blocks for all its tokens. With PrefillFirst it is like SGLang's default: prompts
+// are computed in steps of their own, while answers pause. Steps in which the batch stays the same are one event, however many they are.
+//
+// testdata has what vLLM's scheduler decided for scripted requests: chunks, budgets, shared prefixes, eviction, preemption. The engine
+// decides the same in every step: which requests run, how many tokens of each, which ones wait, and how many blocks are free.
 //
 // # Approximations
 //
 //   - Prompts are compared in the parts that a trace names (512 tokens in Mooncake's), not in the engine's blocks. The last,
 //     incomplete part is not shared. Answers are shared if Request.Parts go on behind the prompt.
+//   - With asynchronous scheduling, vLLM schedules a step before the one before it has ended. So there a request starts, and the blocks
+//     of one that has ended are free, up to one step later than here.
+//   - One block of vLLM's KV cache is never used; here all are.
 //   - A step that computes several prompts takes as long as one prompt of as many new tokens, behind the mean of what was computed
 //     before each.
 //   - Sampling, tokenizers and HTTP take the stated overhead of a step, whatever the step.

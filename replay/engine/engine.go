@@ -144,7 +144,7 @@ func (e *Engine) Add(now time.Duration, r *Request) {
 func (e *Engine) Arrived(now time.Duration, r *Request) {
 	e.pending--
 	r.arrived, r.computed = true, r.Prompt-1
-	e.share(r)
+	e.share(r, r.computed)
 	e.waiting.pushFront(r)
 	e.wake(now)
 }
@@ -203,7 +203,7 @@ func (e *Engine) ran(now time.Duration, r *Request, n int) {
 	if r.Traced {
 		r.Took = append(r.Took, Part{e.run.start, now, n, r.step, e.step.New, e.step.Batch})
 	}
-	e.share(r)
+	e.share(r, r.computed)
 	r.step = 0
 	if r.computed < r.tokens()+n-1 {
 		return // a chunk of its prompt
@@ -213,12 +213,21 @@ func (e *Engine) ran(now time.Duration, r *Request, n int) {
 	}
 }
 
-// share puts the parts that a request has computed into the prefix cache.
-func (e *Engine) share(r *Request) {
+// schedule has a request compute n tokens in the next step. As in vLLM, requests that are scheduled after it for the same step share
+// its blocks already. In SGLang blocks are shared when they are computed.
+func (e *Engine) schedule(r *Request, n, blocks int) {
+	e.grow(r, blocks)
+	if r.step = n; !e.config.PrefillFirst {
+		e.share(r, r.computed+n)
+	}
+}
+
+// share puts the parts within the first n tokens of a request into the prefix cache.
+func (e *Engine) share(r *Request, n int) {
 	if e.cache.each == 0 {
 		return
 	}
-	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= r.computed; i++ {
+	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= n; i++ {
 		p, ok := e.cache.put(r.Parts[i])
 		if !ok {
 			return // another request computed it in the meantime: the blocks stay this request's own
@@ -335,8 +344,7 @@ func (e *Engine) advance(budget *int) bool {
 				return false
 			}
 		}
-		e.grow(r, need)
-		r.step = n
+		e.schedule(r, n, need)
 		*budget -= n
 	}
 	return !preempted
@@ -368,8 +376,7 @@ func (e *Engine) chunks(budget int) int {
 		if need > e.cache.free() {
 			continue
 		}
-		e.grow(r, need)
-		r.step = n
+		e.schedule(r, n, need)
 		budget -= n
 	}
 	return budget
@@ -383,8 +390,8 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 			e.blocked = true
 			return
 		}
-		hits, need, n := e.need(r, *budget)
-		if need+e.unused(hits)*e.cache.each > e.cache.free() {
+		hits, whole, need, n := e.need(r, *budget)
+		if whole+e.unused(hits)*e.cache.each > e.cache.free() {
 			e.blocked = true
 			return
 		}
@@ -397,37 +404,44 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 				r.Cached, r.Waited = r.computed, now-r.added
 			}
 		}
-		e.grow(r, need)
 		if r.remote && !r.arrived {
+			e.grow(r, need)
 			e.pending++
 			e.listen.Reserved(now, r, r.Prompt-r.computed)
 			continue
 		}
 		e.running = append(e.running, r)
 		if r.arrived && e.config.PrefillFirst {
+			e.grow(r, need)
 			r.arrived = false // it joins the next step that computes answers
 			continue
 		}
-		r.step, r.arrived = n, false
+		r.arrived = false
+		e.schedule(r, n, need)
 		*budget -= n
 	}
 }
 
-// need returns the parts of a waiting request's prompt that are cached, the blocks that it needs to run, and its tokens of this step.
-func (e *Engine) need(r *Request, budget int) (hits []*part, blocks, n int) {
+// need returns the parts of a waiting request that are cached, the blocks that it needs for all its tokens, without which it does not
+// run, the blocks of these that it needs now, and its tokens of this step.
+func (e *Engine) need(r *Request, budget int) (hits []*part, whole, blocks, n int) {
 	if r.arrived {
-		return nil, e.blocks(r, r.tokens()), 1
+		blocks = e.blocks(r, r.tokens())
+		return nil, blocks, blocks, 1
 	}
 	computed := 0
 	if e.cache.each > 0 {
-		whole := min(len(r.Parts), (r.Prompt-1)/e.config.PartTokens) // the last token is always computed
-		e.found = e.cache.find(r.Parts[:whole], e.found[:0])
+		most := min(len(r.Parts), (r.tokens()-1)/e.config.PartTokens) // the last token is always computed
+		e.found = e.cache.find(r.Parts[:most], e.found[:0])
 		hits, computed = e.found, len(e.found)*e.config.PartTokens
 	}
 	if n = min(r.tokens()-computed, budget); r.remote {
 		n = r.Prompt - computed
 	}
-	return hits, (computed+n+e.config.BlockTokens-1)/e.config.BlockTokens - len(hits)*e.cache.each, n
+	of := func(tokens int) int {
+		return (tokens+e.config.BlockTokens-1)/e.config.BlockTokens - len(hits)*e.cache.each
+	}
+	return hits, of(r.tokens()), of(computed + n), n
 }
 
 // unused returns how many of the parts no request uses: they are among the free blocks.
