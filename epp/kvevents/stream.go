@@ -31,6 +31,13 @@ func (r Reason) String() string {
 type Counts struct {
 	Stored, Removed, Cleared atomic.Int64 // blocks, blocks, events
 	Skipped                  [reasons]atomic.Int64
+
+	Connected atomic.Int64 // connections that there are
+	Lost      atomic.Int64 // messages that were missed and not replayed
+	Restarts  atomic.Int64 // of engines, as the numbers of messages show
+	Replays   atomic.Int64 // that were asked for, and ReplayErrors of them that failed
+
+	ReplayErrors atomic.Int64
 }
 
 // Root is how blocks of one length begin.
