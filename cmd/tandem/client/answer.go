@@ -17,11 +17,11 @@ import (
 // Answer is what a client saw of one request. Times are of the local clock.
 type Answer struct {
 	Sent  time.Time
-	First time.Time // the first event that carries text arrived; zero for an answer that is not streamed
+	First time.Time // the first event that carries a token arrived; zero for an answer that is not streamed
 	End   time.Time // the whole answer was read, or it failed
-	// Gaps are the times between events of a stream that carry text. An engine may send several tokens in one event: see Events.
+	// Gaps are the times between events of a stream that carry tokens. An engine may send several tokens in one event: see Events.
 	Gaps   []time.Duration
-	Events int // of a stream, that carry text
+	Events int // of a stream, that carry tokens
 
 	Prompt, Cached, Completion int64 // tokens, as the endpoint counted them; -1: it does not say
 
@@ -29,6 +29,8 @@ type Answer struct {
 	Phases   pd.Phases  // empty: likewise
 
 	Failure *Failure // nil: the answer is complete
+
+	onFirst func()
 }
 
 // Tokens returns the length of the answer, and whether the endpoint counted it. Otherwise it is the number of events.
@@ -144,11 +146,13 @@ func (a *Answer) readStream(r *arrivals) error {
 			return &Failure{Reason: "not JSON", Message: err.Error()}
 		}
 		a.addUsage(e.Data)
-		if !part.text() {
+		if !part.tokens(a.Events == 0) {
 			return nil
 		}
 		if a.Events++; a.Events == 1 {
-			a.First = r.last
+			if a.First = r.last; a.onFirst != nil {
+				a.onFirst()
+			}
 		} else {
 			a.Gaps = append(a.Gaps, r.last.Sub(previous))
 		}
@@ -165,7 +169,7 @@ func (a *Answer) readStream(r *arrivals) error {
 		case errors.Is(err, io.EOF) && !done:
 			return &Failure{Reason: "stream broke off", Message: "it ends without [DONE]"}
 		case errors.Is(err, io.EOF) && a.Events == 0:
-			return &Failure{Reason: "no tokens", Message: "the stream has no event with text"}
+			return &Failure{Reason: "no tokens", Message: "the stream has no event with a token"}
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
@@ -177,8 +181,9 @@ func (a *Answer) readStream(r *arrivals) error {
 // chunk is an answer, or one event of it.
 type chunk struct {
 	Choices []struct {
-		Text  string // completions
-		Delta delta  // chat
+		Text         *string // completions
+		Delta        delta   // chat
+		FinishReason *string `json:"finish_reason"`
 	}
 }
 
@@ -190,11 +195,13 @@ type delta struct {
 	ToolCalls        []json.RawMessage `json:"tool_calls"`
 }
 
-// text reports whether the event has at least one token that a client can see.
-func (c *chunk) text() bool {
+// tokens reports whether the event has at least one token. Of the completions API every event has one, though its text may be empty
+// while a character is incomplete; but for a last event that only says why the answer ends. No answer is without a token.
+func (c *chunk) tokens(first bool) bool {
 	for _, choice := range c.Choices {
 		d := choice.Delta
-		if choice.Text != "" || d.Content != "" || d.Reasoning != "" || d.ReasoningContent != "" || len(d.ToolCalls) > 0 {
+		if choice.Text != nil && (*choice.Text != "" || choice.FinishReason == nil || first) ||
+			d.Content != "" || d.Reasoning != "" || d.ReasoningContent != "" || len(d.ToolCalls) > 0 {
 			return true
 		}
 	}

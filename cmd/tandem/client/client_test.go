@@ -56,7 +56,9 @@ func TestAnswers(t *testing.T) {
 	}{
 		{"chat", true, events(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`, said("a"), said("b"), usage), 2, 2, 7},
 		{"without usage", true, events(said("a"), said("b"), said("c")), 3, 3, -1},
-		{"completions", true, events(`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":""}]}`, `{"choices":[{"text":"b"}],"usage":null}`), 2, 2, -1},
+		{"completions", true, events(`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":"","finish_reason":null}]}`, `{"choices":[{"text":"b"}],"usage":null}`), 3, 3, -1},
+		{"completions with an end of its own", true, events(`{"choices":[{"text":"a"}]}`, `{"choices":[{"text":"","finish_reason":"length"}]}`), 1, 1, -1},
+		{"completions of one token without text", true, events(`{"choices":[{"text":"","finish_reason":"length"}]}`), 1, 1, -1},
 		{"reasoning", true, events(`{"choices":[{"delta":{"content":null,"reasoning_content":"a"}}]}`, `{"choices":[{"delta":{"reasoning":"b"}}]}`, said("c")), 3, 3, -1},
 		{"tool calls", true, events(`{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}`), 1, 1, -1},
 		{"comments between", true, ": ping\n\n" + events(said("a")), 1, 1, -1},
@@ -95,7 +97,7 @@ func (p *parts) Read(b []byte) (int, error) {
 	return copy(b, next.text), nil
 }
 
-// The times are those of the events with text, not of the bytes around them.
+// The times are those of the events with tokens, not of the bytes around them.
 func TestTimesOfEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -104,7 +106,7 @@ func TestTimesOfEvents(t *testing.T) {
 			{10 * time.Millisecond, ": the headers\n\n"},
 			{20 * time.Millisecond, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choi"},
 			{5 * time.Millisecond, "ces\":[{\"text\":\"b\"}]}\n\ndata: {\"choices\":[{\"text\":\"c\"}]}\n\n"},
-			{40 * time.Millisecond, "data: {\"choices\":[{\"text\":\"\"}]}\n\n"},
+			{40 * time.Millisecond, "data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"stop\"}]}\n\n"},
 			{2 * time.Millisecond, "data: {\"choices\":[{\"text\":\"d\"}]}\n\ndata: [DONE]\n\n"},
 		}})
 		want := []time.Duration{5 * time.Millisecond, 0, 42 * time.Millisecond}
@@ -155,7 +157,7 @@ func TestFailures(t *testing.T) {
 		{"a proxy's error", 502, nil, "bad gateway", "Bad Gateway", "bad gateway"},
 		{"error event", 200, nil, events(`{"error":{"message":"lost"}}`), "error event", "lost"},
 		{"no end", 200, nil, `data: {"choices":[{"text":"a"}]}` + "\n\n", "stream broke off", "[DONE]"},
-		{"no tokens", 200, nil, events(`{"choices":[{"text":""}]}`), "no tokens", ""},
+		{"no tokens", 200, nil, events(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`), "no tokens", ""},
 		{"no JSON", 200, nil, events("hello"), "not JSON", ""},
 	}
 	for _, test := range tests {

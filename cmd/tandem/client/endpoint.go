@@ -30,6 +30,8 @@ type Options struct {
 	ConnectTimeout time.Duration
 	Timeout        time.Duration // of a whole answer
 	Connections    int           // that are kept open
+	// Dial makes connections; nil: over the network.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Endpoint is an OpenAI-compatible server.
@@ -47,9 +49,12 @@ func New(o Options) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{Timeout: o.ConnectTimeout}).DialContext
+	}
 	transport := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment, // which leaves out loopback
-		DialContext:         (&net.Dialer{Timeout: o.ConnectTimeout}).DialContext,
+		DialContext:         o.Dial,
 		TLSClientConfig:     o.TLS,
 		TLSHandshakeTimeout: o.ConnectTimeout,
 		ForceAttemptHTTP2:   true,
@@ -87,11 +92,11 @@ func (e *Endpoint) SetModel(name string) { e.o.Model = name }
 // answerLimit bounds answers that are not measured, and the text of errors.
 const answerLimit = 1 << 20
 
-// Models asks for the names of the models. The error is a *Failure.
-func (e *Endpoint) Models(ctx context.Context) ([]string, error) {
+// Get asks for a page, such as /metrics, of up to limit bytes. The error is a *Failure.
+func (e *Endpoint) Get(ctx context.Context, path string, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.o.Timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.base+"/v1/models", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.base+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -101,16 +106,25 @@ func (e *Endpoint) Models(ctx context.Context) ([]string, error) {
 		return nil, transportFailure(ctx, err)
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, limit))
 	if err != nil {
 		return nil, transportFailure(ctx, err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, statusFailure(resp, text)
 	}
+	return text, nil
+}
+
+// Models asks for the names of the models. The error is a *Failure.
+func (e *Endpoint) Models(ctx context.Context) ([]string, error) {
+	text, err := e.Get(ctx, "/v1/models", answerLimit)
+	if err != nil {
+		return nil, err
+	}
 	var list struct{ Data []struct{ ID string } }
 	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, &Failure{Status: resp.StatusCode, Reason: "not JSON", Message: err.Error()}
+		return nil, &Failure{Status: http.StatusOK, Reason: "not JSON", Message: err.Error()}
 	}
 	names := make([]string, len(list.Data))
 	for i, m := range list.Data {
@@ -120,10 +134,15 @@ func (e *Endpoint) Models(ctx context.Context) ([]string, error) {
 }
 
 // Body returns the body of a request for an answer of so many tokens.
-func (e *Endpoint) Body(prompt string, tokens int) []byte {
+func (e *Endpoint) Body(prompt string, tokens int) []byte { return e.body(prompt, tokens) }
+
+// TokensBody is Body for a prompt of token ids, which only APICompletions takes.
+func (e *Endpoint) TokensBody(prompt []int, tokens int) []byte { return e.body(prompt, tokens) }
+
+func (e *Endpoint) body(prompt any, tokens int) []byte {
 	members := map[string]any{"model": e.o.Model, "max_tokens": tokens, "stream": e.o.Stream}
 	if e.o.API == pd.APIChat {
-		members["messages"] = []map[string]string{{"role": "user", "content": prompt}}
+		members["messages"] = []map[string]any{{"role": "user", "content": prompt}}
 	} else {
 		members["prompt"] = prompt
 	}
@@ -179,13 +198,15 @@ func (e *Endpoint) Lacks() (notes []string) {
 type Request struct {
 	Body []byte
 	Mode string // value of x-tandem-pd; "": the header is not sent
+	// First, if it is not nil, is called when the first token of a stream has arrived.
+	First func()
 }
 
 // Send sends a request and reads the whole answer.
 func (e *Endpoint) Send(ctx context.Context, r Request) *Answer {
 	ctx, cancel := context.WithTimeout(ctx, e.o.Timeout)
 	defer cancel()
-	a := &Answer{Prompt: -1, Cached: -1, Completion: -1, Sent: time.Now()}
+	a := &Answer{Prompt: -1, Cached: -1, Completion: -1, Sent: time.Now(), onFirst: r.First}
 	defer func() { a.End = time.Now() }()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.base+e.o.API.Path(), bytes.NewReader(r.Body))
 	if err != nil {

@@ -163,7 +163,7 @@ func (d *Difference) drawn() report.TrialDifference {
 // charts returns the distributions of all sides.
 func (r *Result) charts() []report.TrialChart {
 	charts := []report.TrialChart{
-		{Title: "Time to first token (TTFT)", Note: "From when a request was due to the first event with text."},
+		{Title: "Time to first token (TTFT)", Note: "From when a request was due to the first event with a token."},
 		{Title: "Inter-token latency (ITL)", Note: "The gaps between the events of all streams."},
 		{Title: "Whole request (E2E)", Note: "From when a request was due to the end of its answer."},
 	}

@@ -56,7 +56,7 @@ func sampleTrial() *Trial {
 			{"ITL p99, ms", "12.59, 54.89 · -75.7% · better", "better", -75.7, -80, -60, []float64{-80, -60, -70, -76, -77, -75}},
 			{"E2E p95, ms", "300, 200 · +50.0% · worse", "worse", 50, 20, 139, []float64{20, 139, 50, 51, 49, 60}},
 			{"output tokens/s", "600, 598 · +0.3% · too few rounds", "", 0.3, math.NaN(), math.NaN(), []float64{0.2, 0.4}}},
-		Charts: []TrialChart{{"Time to first token (TTFT)", "From when a request was due to the first event with text.",
+		Charts: []TrialChart{{"Time to first token (TTFT)", "From when a request was due to the first event with a token.",
 			[]TrialLane{{"auto", "p50 40.5 · p99 153 · max 198 ms · n 480", false, values(1, 480, 40)}, {"bypass", "p50 39.5 · max 202 ms · n 120", true, values(2, 120, 45)}}},
 			{"Inter-token latency (ITL)", "The gaps between the events of all streams.",
 				[]TrialLane{{"auto", "p50 2.5 · max 41 ms · n 1001", false, append(values(3, 1000, 2.5), 0.0001)}}}},
