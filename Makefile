@@ -70,6 +70,16 @@ test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## r
 test-sglang: modules .tools/sglang .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real SGLang engines: 7 GB of disk, 10 GB of memory
 	@cd e2e/sglang && go test -count=1 -timeout=15m -run '^TestRealEngines$$' $(TESTFLAGS) -sglang $(SGLANGFLAGS)
 
+# Nothing else may run meanwhile: engines and stack share the processors with it.
+CALIBRATE ?= 10m
+.PHONY: calibrate-vllm
+calibrate-vllm: modules .tools/vllm .tools/tinymodel ## compare tandem replay with a real pair of vLLM engines under a trace (CALIBRATE)
+	@cd e2e/calibrate && $(LONG) '^TestReplayOfRealEngines$$' -timeout=1h . -args -calibrate=vllm -calibrate.for=$(CALIBRATE)
+
+.PHONY: calibrate-sglang
+calibrate-sglang: modules .tools/sglang .tools/tinymodel ## compare tandem replay with a real pair of SGLang engines under a trace (CALIBRATE)
+	@cd e2e/calibrate && $(LONG) '^TestReplayOfRealEngines$$' -timeout=1h . -args -calibrate=sglang -calibrate.for=$(CALIBRATE)
+
 SOAK ?= 1h
 .PHONY: soak-sglang
 soak-sglang: modules .tools/envoy ## mixed load on simulated SGLang engines for SOAK, while a prefill engine is killed each minute

@@ -92,15 +92,18 @@ func writeExampleFiles(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	files["conversation_trace.jsonl"] = string(trace)
-	captured, err := txtar.ParseFile(filepath.Join(root, "cmd", "tandem", "replay", "testdata", "capture.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range captured.Files {
-		if f.Name == "capture.jsonl" {
-			files[f.Name] = string(f.Data)
+	for name, from := range map[string]string{"capture.jsonl": "capture.txt", "records.jsonl": "measured.txt", "fitted.csv": "measured.txt"} {
+		script, err := txtar.ParseFile(filepath.Join(root, "cmd", "tandem", "replay", "testdata", from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range script.Files {
+			if f.Name == name {
+				files[name] = string(f.Data)
+			}
 		}
 	}
+	files["my.csv"] = strings.Replace(files["fitted.csv"], "kv-tokens=10000", "kv-tokens=1000000", 1)
 	files["local.yaml"] = strings.Replace(string(config.Default()), "nonCachedTokens: 2048", "nonCachedTokens: 1000000", 1)
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -204,6 +207,13 @@ func checkTandem(t *testing.T, dir string, c command) {
 	}
 	if slices.Contains(args, "--check") { // operands follow flags
 		args = append([]string{args[0], "--check"}, args[1:len(args)-1]...)
+	}
+	if slices.Contains(args, "--fit") { // an engine of the reader's
+		out, err := exec.Command(program(t, "tandem"), args...).CombinedOutput()
+		if err == nil || !strings.HasPrefix(string(out), "tandem: fitting http://") {
+			t.Errorf("%s: %v\n%s", c, err, out)
+		}
+		return
 	}
 	run(t, dir, program(t, "tandem"), args...)
 }

@@ -27,6 +27,9 @@
 // what its own prefix cache lacks crosses the link. When it has arrived, the prefill engine frees its blocks, and the decode engine
 // computes the last token of the prompt, which gives the first token of the answer.
 //
+// Of engines like SGLang (TokenArrives), both legs begin together: the decode engine reserves blocks, then the prefill engine computes,
+// and the first token comes with the KV cache.
+//
 // # What it does not do
 //
 // No engine, link or leg fails, and no client leaves. Running requests are not evicted, and preparers that ask something outside the picker

@@ -31,6 +31,7 @@ type Options struct {
 	Scrape   time.Duration // between two readings of a busy engine's metrics page
 	Stale    time.Duration // age from which loads are trusted less
 	Hop      time.Duration // from the pick to the engine, and from one leg to the next
+	Request  time.Duration // of a leg, besides the steps of its engine
 	Seed     uint64
 	Explain  int           // number of a request, from 1, whose Story is wanted; 0: none
 	Ended    *atomic.Int64 // counts the requests that have ended, so that progress can be shown; may be nil
@@ -114,6 +115,7 @@ type flight struct {
 	decision        *epp.Decision
 	prefill, decode *node
 	held            *engine.Request // at prefill
+	reserved        *engine.Request // at decode, until its KV cache has arrived
 	story           *Story          // nil unless it is wanted
 }
 
@@ -320,17 +322,28 @@ func (a *arrival) choose(pass epp.Pass) {
 		w.loads.woken(f.prefill)
 	}
 	w.loads.woken(f.decode)
-	w.clock.after(w.options.Hop, f.send)
+	w.clock.after(w.options.Hop+w.options.Request, f.send)
 }
 
-// send begins the first leg.
+// send begins the first leg, or both if the first token comes with the KV cache: then prefill waits until decode has reserved blocks.
 func (f *flight) send() {
-	if f.prefill == nil {
+	switch {
+	case f.prefill == nil:
 		f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Of: f})
-		return
+	case f.prefill.world.options.Engine.TokenArrives:
+		f.addDecode()
+	default:
+		f.addPrefill()
 	}
+}
+
+func (f *flight) addPrefill() {
 	f.held = &engine.Request{Prompt: f.request.Input, Output: 1, Parts: f.parts, Hold: true, Of: f}
 	f.add(f.prefill, f.held)
+}
+
+func (f *flight) addDecode() {
+	f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f})
 }
 
 func (f *flight) add(n *node, r *engine.Request) {
@@ -361,9 +374,11 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	f.of.Cached = max(f.of.Cached, r.Cached)
 	if r == f.held {
 		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
-		w.clock.after(w.options.Hop, func() {
-			f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f})
-		})
+		if w.options.Engine.TokenArrives {
+			f.transfer()
+			return
+		}
+		w.clock.after(w.options.Hop+w.options.Request, f.addDecode)
 		return
 	}
 	f.of.E2E = now - f.of.Due
@@ -385,16 +400,26 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 
 // Reserved implements engine.Listener.
 func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
-	f, w := r.Of.(*flight), n.world
-	f.of.Moved = missing
-	bytes := float64(missing) * float64(w.options.Hardware.KVBytes)
-	f.story.add(n, "blocks are reserved, after %v in the queue; %d of %d tokens are not cached here: %.1f MB are sent from %s", rounded(r.Waited), missing, r.Prompt,
-		bytes/1e6, f.prefill.endpoint.Name)
+	f := r.Of.(*flight)
+	f.of.Moved, f.reserved = missing, r
+	f.story.add(n, "blocks are reserved, after %v in the queue; %d of %d tokens are not cached here", rounded(r.Waited), missing, r.Prompt)
+	if n.world.options.Engine.TokenArrives {
+		n.world.clock.after(0, f.addPrefill)
+		return
+	}
+	f.transfer()
+}
+
+// transfer sends the KV cache to the decode engine.
+func (f *flight) transfer() {
+	w, n := f.decode.world, f.decode
+	bytes := float64(f.of.Moved) * float64(w.options.Hardware.KVBytes)
+	f.story.add(n, "%.1f MB are sent from %s", bytes/1e6, f.prefill.endpoint.Name)
 	w.network.send(f.prefill, n, bytes, func() {
 		f.story.add(n, "the KV cache has arrived, and %s frees its blocks", f.prefill.endpoint.Name)
 		f.prefill.engine.Release(w.clock.now, f.held)
 		f.prefill.follow()
-		n.engine.Arrived(w.clock.now, r)
+		n.engine.Arrived(w.clock.now, f.reserved)
 		n.follow()
 	})
 }

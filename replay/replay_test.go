@@ -171,6 +171,26 @@ func TestRemoteRequest(t *testing.T) {
 }
 
 // TestWaiting: of requests that come together, all but the first wait, and a timeline shows them. Requests that have ended are counted.
+// TestTokenArrives: of engines whose legs begin together, decode reserves its blocks before prefill computes, and the first token comes
+// with the KV cache, without a step of decode.
+func TestTokenArrives(t *testing.T) {
+	trace := &Trace{Requests: []Request{{Input: 8000, Output: 1}, {Due: 10 * time.Second, Input: 8000, Output: 3}}}
+	o := options(t, 1, "1P+1D")
+	o.Engine.TokenArrives, o.Request = true, 5*time.Millisecond
+	r := replayed(t, o, trace)
+	decode := func(context float64) time.Duration {
+		return time.Duration((o.Table.Milliseconds(engine.Step{Batch: 1, Context: context}) + 2) * 1e6)
+	}
+	prefill := time.Duration((o.Table.Milliseconds(engine.Step{New: 8000}) + 2) * 1e6)
+	kv := time.Duration(8000 * float64(o.Hardware.KVBytes) / o.Link.Bandwidth * 1e9)
+	first := o.Hop + o.Request + prefill + o.Link.Latency + kv
+	for i, want := range []time.Duration{first, first + decode(8000) + decode(8001)} {
+		if one := r.Records[i]; (one.TTFT-first).Abs() > time.Microsecond || (one.E2E-want).Abs() > time.Microsecond || one.Moved != 8000 {
+			t.Errorf("request %d: TTFT %v, E2E %v, %d tokens moved, want %v, %v, 8000", i, one.TTFT, one.E2E, one.Moved, first, want)
+		}
+	}
+}
+
 func TestWaiting(t *testing.T) {
 	o := options(t, 0, "1B")
 	o.Engine.Sequences, o.Ended = 1, new(atomic.Int64)

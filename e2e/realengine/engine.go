@@ -37,6 +37,8 @@ type Command struct {
 	Path string
 	Args []string
 	Env  []string
+	// Cores are the processors that it may use, as taskset takes them; "": all.
+	Cores string
 }
 
 // Engine is a running engine. Only Address, Output and Exited may be called concurrently with other methods.
@@ -80,7 +82,11 @@ func FreePorts(ctx context.Context, n int) ([]int, error) {
 
 // run starts the processes, and leaves none behind if it fails.
 func (e *Engine) run(ctx context.Context) error {
-	p, err := stack.Start(ctx, stack.Program{Name: e.command.Name, Path: e.command.Path, Args: e.command.Args, Env: e.command.Env,
+	path, args := e.command.Path, e.command.Args
+	if e.command.Cores != "" {
+		path, args = "taskset", append([]string{"-c", e.command.Cores, path}, args...)
+	}
+	p, err := stack.Start(ctx, stack.Program{Name: e.command.Name, Path: path, Args: args, Env: e.command.Env,
 		Probe: e.healthy, ReadyTimeout: startTimeout, Grace: stopTimeout, Lines: keptLines})
 	if err != nil {
 		return err

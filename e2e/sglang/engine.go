@@ -36,6 +36,7 @@ type Options struct {
 	Heartbeat time.Duration
 	// Ranks is how many data-parallel ranks it has, each of which takes another two processes; 0: 1.
 	Ranks int
+	Cores string   // processors that it may use, as taskset takes them; "": all
 	Args  []string // further flags of SGLang's server
 }
 
@@ -61,7 +62,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	args := append([]string{"-m", "sglang.launch_server", "--model-path=" + tools.Model, "--served-model-name=" + realengine.Model,
 		"--host=" + realengine.Loopback, "--port=" + strconv.Itoa(ports[0])}, o.args(ports[1])...)
 	e, err := realengine.Start(ctx, realengine.Command{Name: o.Name, Port: ports[0], Path: tools.Python, Args: args,
-		Env: o.environment(tools.Site)})
+		Env: o.environment(tools.Site), Cores: o.Cores})
 	if err != nil {
 		return nil, err
 	}

@@ -40,6 +40,7 @@ type Options struct {
 	Policy Policy // of a decode engine; "": Fail
 	// MaxRunning is how many requests run at once; 0: 128. The others wait.
 	MaxRunning int
+	Cores      string   // processors that it may use, as taskset takes them; "": all
 	Args       []string // further flags of `vllm serve`
 }
 
@@ -61,7 +62,7 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	args = append([]string{"-m", "vllm.entrypoints.cli.main", "serve", tools.Model, "--served-model-name=" + realengine.Model,
 		"--host=" + realengine.Loopback, "--port=" + strconv.Itoa(ports[0])}, args...)
 	return realengine.Start(ctx, realengine.Command{Name: o.Name, Port: ports[0], Path: tools.Python, Args: args,
-		Env: environment(tools.Site, ports[1])})
+		Env: environment(tools.Site, ports[1]), Cores: o.Cores})
 }
 
 // args returns the flags of `vllm serve` that do not depend on the machine.

@@ -16,6 +16,11 @@ type Config struct {
 	PartTokens   int           // tokens of one of a request's Parts; 0: prompts share nothing
 	Overhead     time.Duration // of every step, besides the table
 	PrefillFirst bool          // prompts are computed in steps of their own
+	// TokenArrives says that the first token of a Remote request comes with its KV cache; otherwise it is computed here.
+	TokenArrives bool
+	// ArrivalSteps is how many steps end before a request runs whose KV cache has arrived, while others run: the engine looks for
+	// arrivals between steps, and has scheduled the next one already.
+	ArrivalSteps int
 }
 
 // VLLM returns vLLM's defaults on large GPUs.
@@ -25,7 +30,7 @@ func VLLM() Config {
 
 // SGLang returns SGLang's defaults on large GPUs.
 func SGLang() Config {
-	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 1, Overhead: 2 * time.Millisecond, PrefillFirst: true}
+	return Config{StepTokens: 8192, Sequences: 256, BlockTokens: 1, Overhead: 2 * time.Millisecond, PrefillFirst: true, TokenArrives: true}
 }
 
 // Request is one request to one engine. The fields above the line are the caller's.
@@ -51,6 +56,7 @@ type Request struct {
 	parts               []*part // that it uses
 	remote              bool    // its prompt is not computed here: false after a preemption
 	arrived             bool    // the remote KV cache is there
+	late                int     // steps that end before it runs, once arrived
 	step                int     // tokens in this step
 }
 
@@ -89,6 +95,7 @@ type Engine struct {
 	waiting queue
 	running []*Request // the oldest first
 	pending int        // Remote requests whose blocks are reserved
+	late    []*Request // of these, those whose KV cache is there, but not noticed yet
 	blocked bool       // the first waiting request cannot run before another ends
 	found   []*part
 
@@ -142,11 +149,31 @@ func (e *Engine) Add(now time.Duration, r *Request) {
 
 // Arrived says that the KV cache of a Remote request is there.
 func (e *Engine) Arrived(now time.Duration, r *Request) {
-	e.pending--
-	r.arrived, r.computed = true, r.Prompt-1
-	e.share(r, r.computed)
-	e.waiting.pushFront(r)
+	if r.arrived, r.computed = true, r.Prompt-1; e.config.TokenArrives {
+		r.computed++
+	}
+	if r.late = e.config.ArrivalSteps; r.late > 0 && e.busy {
+		r.late += e.run.ended(now) // they count as ended when the run has
+	}
+	e.late = append(e.late, r)
+	e.notice(0)
 	e.wake(now)
+}
+
+// notice has late requests wait for the next step, if enough steps have ended, or if none runs.
+func (e *Engine) notice(steps int) {
+	left := e.late[:0]
+	for _, r := range e.late {
+		if r.late -= steps; r.late > 0 && len(e.running) > 0 {
+			left = append(left, r)
+			continue
+		}
+		e.pending--
+		e.share(r, r.computed)
+		e.waiting.pushFront(r)
+	}
+	clear(e.late[len(left):])
+	e.late = left
 }
 
 // Release frees the blocks of a request with Hold.
@@ -194,6 +221,7 @@ func (e *Engine) Advance(now time.Duration) {
 	}
 	clear(e.running[len(left):])
 	e.running, e.busy = left, false
+	e.notice(n)
 	e.start(now)
 }
 
@@ -305,6 +333,9 @@ func (e *Engine) extend(s Step, overhead float64) {
 	for _, r := range e.running {
 		n = min(n, r.Output-r.generated)
 	}
+	for _, r := range e.late {
+		n = min(n, r.late)
+	}
 	for n = min(n, maxRun); n > 1 && e.growth(n) > e.cache.free(); n /= 2 {
 	}
 	if n <= 1 {
@@ -410,6 +441,9 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 			e.listen.Reserved(now, r, r.Prompt-r.computed)
 			continue
 		}
+		if r.arrived && e.config.TokenArrives && e.begin(now, r) {
+			continue
+		}
 		e.running = append(e.running, r)
 		if r.arrived && e.config.PrefillFirst {
 			e.grow(r, need)
@@ -422,11 +456,23 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 	}
 }
 
+// begin notes that the first token of a request came with its KV cache, and reports whether that is all.
+func (e *Engine) begin(now time.Duration, r *Request) (done bool) {
+	r.generated = 1
+	e.listen.First(now, r)
+	if r.Output > 1 {
+		return false
+	}
+	e.drop(r)
+	e.listen.Done(now, r)
+	return true
+}
+
 // need returns the parts of a waiting request that are cached, the blocks that it needs for all its tokens, without which it does not
 // run, the blocks of these that it needs now, and its tokens of this step.
 func (e *Engine) need(r *Request, budget int) (hits []*part, whole, blocks, n int) {
 	if r.arrived {
-		blocks = e.blocks(r, r.tokens())
+		blocks = e.blocks(r, r.computed+1)
 		return nil, blocks, blocks, 1
 	}
 	computed := 0

@@ -30,7 +30,7 @@ type driver struct {
 
 func newDriver(t *testing.T, c Config, table string) *driver {
 	t.Helper()
-	parsed, err := ReadTable(strings.NewReader(table))
+	parsed, _, err := ReadTable(strings.NewReader(table))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,6 +232,33 @@ func TestRemote(t *testing.T) {
 	d.want("1s a reserved, 105 missing", "2.01s a first", "2.02s a done", "2.0315s b first", "2.0315s b done")
 }
 
+// TestArrivalSteps: a request whose KV cache has arrived waits for two steps to end while others run, and for none otherwise.
+func TestArrivalSteps(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		beside bool
+		first  time.Duration
+	}{{"beside another", true, 50 * time.Millisecond}, {"alone", false, 35 * time.Millisecond}} {
+		c := small()
+		c.ArrivalSteps = 2
+		d := newDriver(t, c, "kind,new_tokens,batch,context,ms\nprefill,0,0,0,10\nprefill,1000,0,0,10\ndecode,0,1,0,10\ndecode,0,1000,0,10\n")
+		if test.beside {
+			d.engine.Add(0, &Request{Prompt: 100, Output: 40, Of: "a"})
+		}
+		r := &Request{Prompt: 100, Output: 3, Remote: true, Of: "b"}
+		d.engine.Add(5*time.Millisecond, r)
+		d.until(24*time.Millisecond, false)
+		d.engine.Arrived(25*time.Millisecond, r) // in the step that ends at 30 ms
+		if _, delayed := d.engine.Waiting(); delayed != map[bool]int{true: 1}[test.beside] {
+			t.Errorf("%s: %d requests wait for their KV cache", test.name, delayed)
+		}
+		d.until(forever, false)
+		if got := d.first[r]; got != test.first {
+			t.Errorf("%s: first token after %v, want %v", test.name, got, test.first)
+		}
+	}
+}
+
 func TestHold(t *testing.T) {
 	c := small()
 	c.KVTokens = 200
@@ -418,7 +445,7 @@ func TestMilliseconds(t *testing.T) {
 // TestMixedRows: at its own points a table gives its own times.
 func TestMixedRows(t *testing.T) {
 	rows := flat + "mixed,100,1,0,12\nmixed,100,10,0,14\nmixed,500,1,0,18\nmixed,500,10,0,20\n"
-	table, err := ReadTable(strings.NewReader(rows))
+	table, _, err := ReadTable(strings.NewReader(rows))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,9 +466,13 @@ func TestReadTable(t *testing.T) {
 		{"no number", head + "decode,0,1,1,1\ndecode,0,one,1,1\n", "line 3:"},
 		{"no time", head + "decode,0,1,1,0\n", "line 2: a step takes time"},
 		{"infinite", head + "decode,0,1,1,Inf\n", "line 2: ms cannot be Inf"},
+		{"another setting", "# --port=1\n" + head, "line 1: a table cannot say --port"},
+		{"a setting without a number", head + "# --kv-tokens=0\n", `line 2: kv-tokens cannot be "0"`},
+		{"another scheduler", "# --scheduler=none\n" + head, `the scheduler is "none"`},
+		{"a negative time", "# --request-overhead=-1s\n" + head, `request-overhead cannot be "-1s"`},
 		{"twice", head + "prefill,1,0,0,1\nprefill,1,0,0,2\ndecode,0,1,1,1\n", "two rows of kind prefill"},
 	} {
-		_, err := ReadTable(strings.NewReader(test.text))
+		_, _, err := ReadTable(strings.NewReader(test.text))
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"embed"
 	"encoding/csv"
@@ -60,7 +61,7 @@ func Preset(name string) (*Table, Hardware, error) {
 		return nil, Hardware{}, err
 	}
 	defer f.Close()
-	t, err := ReadTable(f)
+	t, _, err := ReadTable(f)
 	return t, hardware, err
 }
 
@@ -165,16 +166,34 @@ func along(n int, x, y func(int) float64, at float64) float64 {
 
 func between(at, x0, x1, y0, y1 float64) float64 { return y0 + (y1-y0)*(at-x0)/(x1-x0) }
 
-// columns are those of a table, in this order.
-var columns = []string{"kind", "new_tokens", "batch", "context", "ms"}
+// Columns are those of a table, in this order.
+var Columns = []string{"kind", "new_tokens", "batch", "context", "ms"}
 
 // ReadTable reads a table as CSV with the columns kind, new_tokens, batch, context and ms. It needs rows of the kinds prefill and
-// decode; without mixed ones, a mixed step takes as long as both parts. An error names the line.
-func ReadTable(r io.Reader) (*Table, error) {
+// decode; without mixed ones, a mixed step takes as long as both parts. Lines that begin with # are comments, which may have Settings.
+// An error names the line.
+func ReadTable(r io.Reader) (*Table, Settings, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxTable))
+	if err != nil {
+		return nil, Settings{}, fmt.Errorf("reading a table of step times: %w", err)
+	}
+	settings, err := readSettings(text)
+	if err != nil {
+		return nil, settings, err
+	}
+	t, err := readRows(bytes.NewReader(text))
+	return t, settings, err
+}
+
+// maxTable bounds a table, in bytes.
+const maxTable = 8 << 20
+
+func readRows(r io.Reader) (*Table, error) {
 	lines := csv.NewReader(r)
+	lines.Comment = '#'
 	head, err := lines.Read()
-	if err != nil || !slices.Equal(head, columns) {
-		return nil, fmt.Errorf("reading a table of step times: the first line must be %s", strings.Join(columns, ","))
+	if err != nil || !slices.Equal(head, Columns) {
+		return nil, fmt.Errorf("reading a table of step times: the first line must be %s", strings.Join(Columns, ","))
 	}
 	t := &Table{}
 	mixed := map[float64]surface{}
@@ -187,7 +206,7 @@ func ReadTable(r io.Reader) (*Table, error) {
 		var n [4]float64
 		for i := 0; err == nil && i < len(n); i++ {
 			if n[i], err = strconv.ParseFloat(fields[i+1], 64); err == nil && !(n[i] >= 0 && n[i] < math.MaxInt32) {
-				err = fmt.Errorf("%s cannot be %s", columns[i+1], fields[i+1])
+				err = fmt.Errorf("%s cannot be %s", Columns[i+1], fields[i+1])
 			}
 		}
 		if err == nil && n[3] == 0 {

@@ -136,6 +136,16 @@ func (s *source) capture() *capture.Capture {
 	return s.trace.Capture
 }
 
+// measured returns what was measured of the requests; nil if nothing was, or if they are not those of the trace as it was.
+func (s *source) measured(t *replay.Trace) *workload.Measured {
+	f := s.flags
+	if s.trace == nil || s.trace.Measured == nil || len(t.Requests) != len(s.trace.Measured.TTFT) || t.Closed() || f.Rate != (workload.Rates{}) ||
+		t.Requests[len(t.Requests)-1].Due != s.calls()[len(t.Requests)-1].Due {
+		return nil
+	}
+	return s.trace.Measured
+}
+
 // config returns the configuration that is replayed unless flags name one: the latest of the capture, or the built-in one.
 func (s *source) config() (name string, text []byte) {
 	if c := s.capture(); c != nil {

@@ -131,7 +131,7 @@ func (o *outputFlags) write(w io.Writer, runs []*run, why *whys) error {
 	if _, err = fmt.Fprintf(w, "\nTimes in ms. %s\n%s", o.goal(), text); err != nil {
 		return err
 	}
-	return writePicks(w, runs)
+	return errors.Join(writeMeasured(w, runs), writePicks(w, runs))
 }
 
 func aligned(w io.Writer) *tabwriter.Writer {
@@ -215,6 +215,7 @@ type details struct {
 	Preemptions int               `json:"preemptions"`
 	Classes     []classDetails    `json:"classes,omitempty"`
 	Picks       *picksDetails     `json:"picks,omitempty"` // of a capture
+	Measured    *measured         `json:"measured,omitempty"`
 }
 
 // classDetails are the numbers of a class of requests.
@@ -251,7 +252,7 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		}
 		s := &r.summary
 		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails()}})
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails(), r.measured()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
+	"github.com/tandem-serving/tandem/cmd/tandem/workload"
 	"github.com/tandem-serving/tandem/epp/capture"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/pd"
@@ -28,6 +29,12 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	}
 	if len(files) > 1 {
 		return boot.Usagef("want one TRACE, got %d", len(files))
+	}
+	if s.Fit.URL != "" {
+		if len(files) > 0 {
+			return boot.Usagef("--fit measures an engine: leave out the trace")
+		}
+		return s.fit(ctx, std)
 	}
 	if s.Why.Regret {
 		if len(files) > 0 {
@@ -78,9 +85,10 @@ type run struct {
 	refusals   map[pd.Reason]int
 	ttft, tpot []float64 // percentiles of the answered requests in ms, evenly from 0 to 100
 	timeline   []replay.Sample
-	story      *replay.Story    // nil unless one is wanted
-	capture    *capture.Capture // nil: the trace is none
-	picks      *replay.Repicked // of the capture; nil: they were not made again
+	story      *replay.Story      // nil unless one is wanted
+	capture    *capture.Capture   // nil: the trace is none
+	picks      *replay.Repicked   // of the capture; nil: they were not made again
+	times      *workload.Measured // of the trace; nil: unknown, or the load is another one
 }
 
 // plan lists the runs: each configuration on each pool, engine, speed and concurrency. The error says why one of them is not possible.
@@ -120,7 +128,7 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 		}
 		for _, pool := range pools {
 			for _, c := range configs {
-				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), pool: pool, load: load(requests), requests: requests,
+				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
 					options: s.options(m, pool, c.config)}
 				r.options.Explain, r.options.Ended = s.Why.Explain, &r.ended
 				if err := r.options.Check(requests); err != nil {
@@ -140,5 +148,5 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 func (s *settings) options(m model, pool replay.Pool, c *config.Config) replay.Options {
 	return replay.Options{Config: c, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
 		Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
-		Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Seed: uint64(s.Picker.Seed)}
+		Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Request: m.request, Seed: uint64(s.Picker.Seed)}
 }

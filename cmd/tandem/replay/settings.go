@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,7 @@ type settings struct {
 	Load    loadFlags    `group:"Load"`
 	Why     whyFlags     `group:"Why"`
 	Output  outputFlags  `group:"Output"`
+	Fit     fitFlags     `group:"Fit"`
 
 	_ struct{} `flag:"check" refused:"tandem check checks a configuration"`
 }
@@ -42,15 +44,18 @@ type pickerFlags struct {
 }
 
 type poolFlags struct {
-	Pools      []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared. Default: that of a capture, else 4P+12D"`
-	Engines    []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
-	Scheduler  string        `flag:"scheduler" enum:"vllm,sglang" help:"whose defaults and order of steps the engines have"`
-	KVTokens   int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine; a file needs it"`
-	KVBytes    int           `flag:"kv-bytes-per-token" arg:"BYTES" help:"of the KV cache. Default: that of the built-in engine; a file needs it"`
-	GPUs       int           `flag:"gpus" arg:"NUMBER" help:"of one engine. Default: those of the built-in engine; 1 for a file"`
-	StepTokens int           `flag:"max-num-batched-tokens" arg:"TOKENS" help:"most tokens of a step. Default: the scheduler's"`
-	Sequences  int           `flag:"max-num-seqs" arg:"NUMBER" help:"most requests that run in an engine. Default: the scheduler's"`
-	Overhead   time.Duration `flag:"step-overhead" arg:"DURATION" help:"of every step, besides the kernels' time"`
+	Pools       []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared. Default: that of a capture, else 4P+12D"`
+	Engines     []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
+	Scheduler   string        `flag:"scheduler" arg:"vllm|sglang" help:"whose defaults and order of steps the engines have. Default: what the file of --engine says, or vllm"`
+	KVTokens    int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine, or what the file says"`
+	KVBytes     int           `flag:"kv-bytes-per-token" arg:"BYTES" help:"of the KV cache. Default: that of the built-in engine, or what the file says"`
+	GPUs        int           `flag:"gpus" arg:"NUMBER" help:"of one engine. Default: those of the built-in engine; 1 for a file"`
+	BlockTokens int           `flag:"block-size" arg:"TOKENS" help:"tokens of a block of the KV cache. Default: what the file says, or the scheduler's"`
+	StepTokens  int           `flag:"max-num-batched-tokens" arg:"TOKENS" help:"most tokens of a step. Default: what the file says, or the scheduler's"`
+	Sequences   int           `flag:"max-num-seqs" arg:"NUMBER" help:"most requests that run in an engine. Default: what the file says, or the scheduler's"`
+	Overhead    time.Duration `flag:"step-overhead" arg:"DURATION" help:"of every step, besides the kernels' time. A table that was made by --fit has it already"`
+	Arrival     int           `flag:"arrival-steps" arg:"NUMBER" help:"steps of a busy decode engine that end before it runs a request whose KV cache has arrived: engines look for arrivals between steps, and have scheduled the next one already"`
+	Request     time.Duration `flag:"request-overhead" arg:"DURATION" help:"of every request at an engine, besides its steps: HTTP, tokenizer. Default: what the file says, or none"`
 }
 
 type networkFlags struct {
@@ -102,13 +107,22 @@ type outputFlags struct {
 	TPOT       time.Duration `flag:"slo-tpot" arg:"DURATION" help:"and whose further tokens came within this time each, on average; 0: any"`
 }
 
+type fitFlags struct {
+	URL     string        `flag:"fit" arg:"URL" help:"instead of a replay: measure the steps of this engine (vLLM, SGLang), which serves nothing else meanwhile, and print a table for --engine"`
+	For     time.Duration `flag:"fit-for" arg:"DURATION" help:"how long. Each step is measured once, however long that takes, and then again"`
+	Model   string        `flag:"fit-model" arg:"NAME" help:"model to ask for. Default: the first one that the engine lists"`
+	Key     string        `flag:"fit-api-key-file" arg:"FILE" help:"file with the engine's API key, which is sent as a bearer token"`
+	Timeout time.Duration `flag:"fit-timeout" arg:"DURATION" help:"longest time of one answer"`
+}
+
 func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
-		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Scheduler: "vllm", Overhead: 2 * time.Millisecond},
+		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
+		Fit:     fitFlags{For: 3 * time.Minute, Timeout: time.Minute},
 	}
 }
 
@@ -120,12 +134,16 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(len(s.Pool.Engines) > 0, "engine", "must name an engine")
+	p.Require(slices.Contains([]string{"", "vllm", "sglang"}, s.Pool.Scheduler), "scheduler", "%q is not one of vllm, sglang", s.Pool.Scheduler)
 	p.Require(s.Pool.KVTokens >= 0, "kv-tokens", "must not be negative")
 	p.Require(s.Pool.KVBytes >= 0, "kv-bytes-per-token", "must not be negative")
 	p.Require(s.Pool.GPUs >= 0, "gpus", "must not be negative")
+	p.Require(s.Pool.BlockTokens >= 0, "block-size", "must not be negative")
 	p.Require(s.Pool.StepTokens >= 0, "max-num-batched-tokens", "must not be negative")
 	p.Require(s.Pool.Sequences >= 0, "max-num-seqs", "must not be negative")
 	p.Require(s.Pool.Overhead >= 0, "step-overhead", "must not be negative")
+	p.Require(s.Pool.Arrival >= 0, "arrival-steps", "must not be negative")
+	p.Require(s.Pool.Request >= 0, "request-overhead", "must not be negative")
 	p.Require(s.Network.Bandwidth > 0, "bandwidth", "must be positive")
 	p.Require(s.Network.Latency >= 0, "transfer-latency", "must not be negative")
 	p.Require(s.Network.Handshake >= 0, "handshake", "must not be negative")
@@ -144,6 +162,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Why.Explain >= 0, "explain", "must not be negative")
 	p.Require(s.Output.TTFT >= 0, "slo-ttft", "must not be negative")
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
+	s.Fit.validate(p)
 }
 
 // shapeNames lists the shapes.
@@ -237,47 +256,54 @@ type model struct {
 	table    *engine.Table
 	hardware engine.Hardware
 	config   engine.Config
+	request  time.Duration // of a request, besides its steps
 }
 
-// model returns an engine by the name of a built-in table, or of a file.
+// model returns an engine by the name of a built-in table, or of a file. Flags have precedence over what a file says.
 func (f *poolFlags) model(name string) (m model, err error) {
-	m.name, m.config = name, engine.VLLM()
-	if f.Scheduler == "sglang" {
-		m.config = engine.SGLang()
-	}
+	said := engine.Settings{}
+	m.name = name
 	if strings.ContainsAny(name, "./") {
-		m.name = strings.TrimSuffix(filepath.Base(name), ".csv")
-		m.table, m.hardware, err = f.file(name)
+		m.name, m.hardware = strings.TrimSuffix(filepath.Base(name), ".csv"), engine.Hardware{GPUs: 1}
+		m.table, said, err = readTable(name)
 	} else {
 		m.table, m.hardware, err = engine.Preset(name)
 	}
 	if err != nil {
 		return model{}, err
 	}
-	for _, one := range []struct {
-		given int
-		to    *int
-	}{{f.KVTokens, &m.hardware.KVTokens}, {f.KVBytes, &m.hardware.KVBytes}, {f.GPUs, &m.hardware.GPUs}, {f.StepTokens, &m.config.StepTokens}, {f.Sequences, &m.config.Sequences}} {
-		if one.given > 0 {
-			*one.to = one.given
-		}
+	m.config = engine.VLLM()
+	if cmp.Or(f.Scheduler, said.Scheduler) == "sglang" {
+		m.config = engine.SGLang()
 	}
-	m.config.KVTokens, m.config.Overhead = m.hardware.KVTokens, f.Overhead
+	for _, one := range []struct{ given, said, to *int }{
+		{&f.KVTokens, &said.KVTokens, &m.hardware.KVTokens}, {&f.KVBytes, &said.KVBytes, &m.hardware.KVBytes}, {&f.GPUs, new(int), &m.hardware.GPUs},
+		{&f.BlockTokens, &said.BlockTokens, &m.config.BlockTokens}, {&f.StepTokens, &said.StepTokens, &m.config.StepTokens},
+		{&f.Sequences, &said.Sequences, &m.config.Sequences},
+	} {
+		*one.to = cmp.Or(*one.given, *one.said, *one.to)
+	}
+	if m.hardware.KVTokens == 0 || m.hardware.KVBytes == 0 {
+		return model{}, fmt.Errorf("%s does not say how large a KV cache is: --kv-tokens and --kv-bytes-per-token must", name)
+	}
+	m.config.ArrivalSteps = f.Arrival
+	m.config.KVTokens, m.config.Overhead, m.request = m.hardware.KVTokens, f.Overhead, f.Request
+	if said.Request != nil { // times of steps, and not of kernels alone
+		m.config.Overhead, m.request = 0, cmp.Or(f.Request, *said.Request)
+	}
 	return m, nil
 }
 
-func (f *poolFlags) file(name string) (*engine.Table, engine.Hardware, error) {
-	if f.KVTokens == 0 || f.KVBytes == 0 {
-		return nil, engine.Hardware{}, fmt.Errorf("%s has step times only: --kv-tokens and --kv-bytes-per-token must say how large its KV cache is", name)
-	}
+// readTable reads a file with a table of step times.
+func readTable(name string) (*engine.Table, engine.Settings, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, engine.Hardware{}, err
+		return nil, engine.Settings{}, err
 	}
 	defer file.Close()
-	t, err := engine.ReadTable(file)
+	t, said, err := engine.ReadTable(file)
 	if err != nil {
-		return nil, engine.Hardware{}, fmt.Errorf("%s: %w", name, err)
+		err = fmt.Errorf("%s: %w", name, err)
 	}
-	return t, engine.Hardware{GPUs: 1}, nil
+	return t, said, err
 }

@@ -28,6 +28,7 @@ type Trace struct {
 	Classes  []Class          // that the trace names
 	Untimed  bool             // the trace does not say when its calls were due
 	Capture  *capture.Capture // nil: it is no capture of Tandem's picker
+	Measured *Measured        // nil: it says nothing of the answers' times
 	Note     string           // what was assumed that the trace does not say; "" = nothing
 
 	calls []Call // by Due, in the trace's own time and lengths
@@ -42,6 +43,7 @@ type reading struct {
 	numbers  map[Class]int
 	untimed  bool
 	capture  *capture.Capture
+	measured *Measured
 	note     string
 }
 
@@ -54,6 +56,7 @@ type format struct {
 // formats are all formats; the first that a file looks like counts.
 var formats = []format{
 	{capture.Begins, (*reading).captured},
+	{isRecords, (*reading).records},
 	{isVLLM, (*reading).vllm},
 	{func(b []byte) bool { return b[0] == '{' }, (*reading).mooncake},
 	{func([]byte) bool { return true }, (*reading).table},
@@ -62,6 +65,7 @@ var formats = []format{
 // ReadTrace reads a trace in one of these formats, which it tells apart by their beginnings:
 //
 //   - the capture of Tandem's picker (package epp/capture);
+//   - the records of tandem load;
 //   - Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids (of 512 tokens each, may be left out);
 //   - the JSON that vllm bench serve writes with --save-detailed: input_lens, output_lens, start_times;
 //   - CSV with the columns of one of tables.
@@ -93,7 +97,7 @@ func ReadTrace(r io.Reader, unusable func(error) error) (*Trace, error) {
 		read.calls[i].Due -= start
 	}
 	read.link()
-	return &Trace{Speed: 1, Tokens: 1, Classes: read.classes, Untimed: read.untimed, Capture: read.capture, Note: read.note, calls: read.calls}, nil
+	return &Trace{Speed: 1, Tokens: 1, Classes: read.classes, Untimed: read.untimed, Capture: read.capture, Measured: read.measured, Note: read.note, calls: read.calls}, nil
 }
 
 // add adds a call, unless err or its lengths say that its line cannot be used.

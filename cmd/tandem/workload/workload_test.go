@@ -97,6 +97,10 @@ const (
 
 {"timestamp": 2000, "input_length": 5000, "output_length": 0}
 `
+	records = `{"point":"p","side":"all","round":1,"due_ms":500,"late_ms":0,"ttft_ms":9,"e2e_ms":20,"itl_ms":[5,6],"input_tokens":100,"output_tokens":3}
+{"point":"p","side":"all","round":1,"due_ms":2000,"late_ms":0,"ttft_ms":7,"e2e_ms":20,"itl_ms":[5],"input_tokens":70,"output_tokens":2}
+{"point":"p","side":"all","round":2,"due_ms":0,"late_ms":0,"ttft_ms":7,"e2e_ms":20,"itl_ms":[5],"input_tokens":70,"output_tokens":2}
+`
 	azure = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.9799600,110,27\n"
 )
 
@@ -114,6 +118,8 @@ func TestTraceFormats(t *testing.T) {
 			{Due: 0, Input: 1100, Output: 20, Blocks: []int64{0, 1, 2}, BlockTokens: 512}, {Due: 2 * time.Second, Input: 1400, Output: 30, Blocks: []int64{0, 1, 7}, BlockTokens: 512}}},
 		{"from the middle", mooncake, func(t *Trace) { t.Start = 1500 * time.Millisecond }, []Call{
 			{Due: time.Second / 2, Input: 1400, Output: 30, Blocks: []int64{0, 1, 7}, BlockTokens: 512}}},
+		{"records of tandem load, the first round", records, nil, []Call{
+			{Due: 0, Input: 100, Output: 3, BlockTokens: 1}, {Due: 1500 * time.Millisecond, Input: 70, Output: 2, BlockTokens: 1}}},
 		{"Azure", azure, nil, []Call{{Due: 0, Input: 4808, Output: 10, BlockTokens: 1}, {Due: time.Second, Input: 110, Output: 27, BlockTokens: 1}}},
 		{"Azure with a time zone", strings.ReplaceAll(azure, "9799600,", "979960+00:00,"), nil,
 			[]Call{{Due: 0, Input: 4808, Output: 10, BlockTokens: 1}, {Due: time.Second, Input: 110, Output: 27, BlockTokens: 1}}},
@@ -133,6 +139,17 @@ func TestTraceFormats(t *testing.T) {
 	}
 }
 
+// TestMeasuredTimes: the times of the requests of a trace come in order.
+func TestMeasuredTimes(t *testing.T) {
+	trace, err := ReadTrace(strings.NewReader(records), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (&Measured{TTFT: []float64{7, 9}, ITL: []float64{5, 5, 6}, TPOT: []float64{5.5, 13}}); !reflect.DeepEqual(trace.Measured, want) {
+		t.Errorf("%+v, want %+v", trace.Measured, want)
+	}
+}
+
 func TestBrokenTraces(t *testing.T) {
 	for name, test := range map[string]struct{ given, want string }{
 		"empty":            {"", "it is empty"},
@@ -141,6 +158,7 @@ func TestBrokenTraces(t *testing.T) {
 		"broken line":      {mooncake + "{\n", "line 5: "},
 		"negative length":  {`{"timestamp":0,"input_length":-1}`, "line 1: -1 input"},
 		"no time":          {"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", `line 2: "noon" is not a date and time`},
+		"not streamed":     {`{"point":"p","side":"all","round":1,"due_ms":500,"late_ms":0,"e2e_ms":20,"input_tokens":100}`, "line 1: its answer was not streamed"},
 		"no number":        {strings.Replace(azure, "4808", "x", 1), `line 2: "x" is not a number of tokens`},
 		"too few in a row": {azure + "2023\n", "wrong number of fields"},
 	} {
