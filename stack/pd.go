@@ -30,8 +30,9 @@ type PDOptions struct {
 	// Dir is the folder with the programs epp, sidecar, sim, keeper and tandem, and with those that speak NIXL in NIXLDir.
 	// Programs that the stack does not use may be missing.
 	Dir string
-	// Prefill and Decode are how many engines are simulated, if PrefillEngines and DecodeEngines are empty.
-	Prefill, Decode int
+	// Prefill and Decode are how many engines are simulated, if PrefillEngines and DecodeEngines are empty. Plain is how many
+	// engines of SGLang are simulated beside them that take part in no hand-off, and compute whole requests.
+	Prefill, Decode, Plain int
 	// PrefillEngines and DecodeEngines, host:port, already run and are used as they are. If there are any, none are simulated.
 	PrefillEngines, DecodeEngines []string
 	// Engine is EngineVLLM, which is the default, or EngineSGLang: what the engines are, or simulate. Simulated SGLang engines
@@ -77,12 +78,24 @@ type PD struct {
 	EPP        EPPAddrs
 	Prefill    []Pod
 	Decode     []Pod
+	Plain      []Pod
+}
+
+// generating returns the pods that answer clients. Each has a sidecar.
+func (p *PD) generating() []*Pod {
+	var all []*Pod
+	for _, pods := range [][]Pod{p.Decode, p.Plain} {
+		for i := range pods {
+			all = append(all, &pods[i])
+		}
+	}
+	return all
 }
 
 // EPPAddrs are the ports of the endpoint picker.
 type EPPAddrs struct{ ExtProc, Health, Metrics, Admin string }
 
-// Pod is one engine and, for decode, its sidecar.
+// Pod is one engine and, unless it only prefills, its sidecar.
 type Pod struct {
 	Name           string // such as prefill-0: in the endpoints file and, if it is simulated, in its group
 	Address        string // of the sidecar if there is one, otherwise of the engine
@@ -124,7 +137,7 @@ func (a *assembly) foreign() bool { return len(a.PrefillEngines)+len(a.DecodeEng
 
 // check sets defaults, and checks what it can before it starts a program.
 func (a *assembly) check(ctx context.Context) error {
-	decode := a.Decode
+	decode := a.Decode + a.Plain
 	if a.foreign() {
 		decode = len(a.DecodeEngines)
 	}
@@ -141,6 +154,9 @@ func (a *assembly) check(ctx context.Context) error {
 		}
 	default:
 		return fmt.Errorf("%q is not an engine: want %s or %s", a.Engine, EngineVLLM, EngineSGLang)
+	}
+	if a.Plain > 0 && a.Engine != EngineSGLang {
+		return errors.New("plain engines are SGLang's: those of vLLM compute whole requests and take part in hand-offs too")
 	}
 	if err := a.chooseProxy(); err != nil {
 		return err
@@ -213,9 +229,15 @@ func (a *assembly) startEngines(ctx context.Context) (err error) {
 	if a.pd.Prefill, err = a.simulate(ctx, "prefill", a.Prefill); err != nil {
 		return err
 	}
-	a.pd.Decode, err = a.simulate(ctx, "decode", a.Decode)
+	if a.pd.Decode, err = a.simulate(ctx, "decode", a.Decode); err != nil {
+		return err
+	}
+	a.pd.Plain, err = a.simulate(ctx, plain, a.Plain)
 	return err
 }
+
+// plain names what plain engines have instead of a role.
+const plain = "plain"
 
 func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, error) {
 	pods := make([]Pod, n)
@@ -241,7 +263,7 @@ func (a *assembly) simulate(ctx context.Context, role string, n int) ([]Pod, err
 // sglangFlags are those of a simulated SGLang engine. Without a prefill engine, those of decode compute prompts too.
 func (a *assembly) sglangFlags(role string) []string {
 	mode := role
-	if a.Prefill == 0 {
+	if a.Prefill == 0 || role == plain {
 		mode = "null"
 	}
 	// An engine that dies is started again within milliseconds, so that decode does not notice, and forgets where it was only after
@@ -261,7 +283,7 @@ func (a *assembly) sim(name string, flags ...string) Program {
 	return program
 }
 
-// startSidecars starts a sidecar for each decode engine. It may send prefill legs to loopback, where simulated engines are, and
+// startSidecars starts a sidecar for each engine that answers clients. It may send prefill legs to loopback, where simulated engines are, and
 // to the prefill engines of the options.
 func (a *assembly) startSidecars(ctx context.Context) error {
 	flags := []string{"--tell-pods"} // its clients are on this machine
@@ -274,8 +296,7 @@ func (a *assembly) startSidecars(ctx context.Context) error {
 	if a.Keeper {
 		flags = append(flags, KeeperFlags(a.Dir, a.Transport, a.Library)...)
 	}
-	for i := range a.pd.Decode {
-		pod := &a.pd.Decode[i]
+	for _, pod := range a.pd.generating() {
 		program, err := Sidecar(a.Dir, pod.Engine, flags...)
 		if err != nil {
 			return err

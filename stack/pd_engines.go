@@ -83,7 +83,7 @@ func locate(ctx context.Context, engine string) (address string, err error) {
 func (a *assembly) findModel(ctx context.Context) error {
 	var common []string
 	first := ""
-	for _, pod := range slices.Concat(a.pd.Decode, a.pd.Prefill) {
+	for _, pod := range slices.Concat(a.pd.Decode, a.pd.Plain, a.pd.Prefill) {
 		models, maker, err := a.servedModels(ctx, pod.Engine)
 		if err != nil {
 			return fmt.Errorf("engine %s (%s) is not ready: %w", pod.Engine, pod.Name, err)

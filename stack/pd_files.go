@@ -66,7 +66,7 @@ func (a *assembly) endpoints() ([]byte, error) {
 	for _, of := range []struct {
 		role string
 		pods []Pod
-	}{{"prefill", a.pd.Prefill}, {"decode", a.pd.Decode}} {
+	}{{"prefill", a.pd.Prefill}, {"decode", a.pd.Decode}, {"prefill-decode", a.pd.Plain}} {
 		for _, pod := range of.pods {
 			address, err := netip.ParseAddrPort(pod.Address)
 			if err != nil {

@@ -21,7 +21,7 @@ func (p *PD) Ports() []PortLine {
 	for _, pod := range p.Prefill {
 		lines = append(lines, pod.engineLines()...)
 	}
-	for _, pod := range p.Decode {
+	for _, pod := range p.generating() {
 		sidecar := pod.sidecar()
 		lines = append(lines, PortLine{sidecar, pod.Address, "the proxy sends requests here"},
 			PortLine{sidecar, pod.SidecarMetrics, "/metrics, /readyz, /livez"},

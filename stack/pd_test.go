@@ -107,6 +107,35 @@ func TestPD(t *testing.T) {
 	}
 }
 
+// A plain engine of SGLang takes what stays local; the others are pairs.
+func TestPDWithPlainEngines(t *testing.T) {
+	_, _, pd := startPD(t, stack.PDOptions{Engine: stack.EngineSGLang, Prefill: 1, Decode: 1, Plain: 1, Threshold: 64, Proxy: stack.ProxyGateway,
+		SimFlags: []string{"--time-scale=0"}})
+	for _, test := range []struct {
+		words      int
+		mode, want string
+	}{
+		{3, "auto", "local;reason=short-prompt"}, {300, "auto", "remote;reason=uncached"},
+		{3, "force", "remote;reason=forced"}, {300, "bypass", "local;reason=bypassed"},
+	} {
+		if got := decision(t, pd, test.words, test.mode); !strings.HasPrefix(got, test.want) {
+			t.Errorf("%d words, %s: %q, want %s", test.words, test.mode, got, test.want)
+		}
+	}
+	if len(pd.Plain) != 1 || pd.Plain[0].Name != "plain-0" || pd.Plain[0].Address == pd.Plain[0].Engine || pd.Plain[0].SidecarAdmin == "" {
+		t.Errorf("%+v", pd.Plain)
+	}
+	listed := 0
+	for _, line := range pd.Ports() {
+		if strings.HasPrefix(line.Name, "plain-0") {
+			listed++
+		}
+	}
+	if listed != 5 {
+		t.Errorf("%d ports of the plain engine and its sidecar: %+v", listed, pd.Ports())
+	}
+}
+
 // checkPorts checks that a process listens on every port that users are told of.
 func checkPorts(t *testing.T, pd *stack.PD, proxy string) {
 	t.Helper()
@@ -350,6 +379,8 @@ func TestPDErrors(t *testing.T) {
 	}{
 		{"no decode engine", stack.PDOptions{Prefill: 1}, "there is no decode engine: …"},
 		{"no decode engine beside the prefill engine", stack.PDOptions{PrefillEngines: list(llama), Decode: 1}, "there is no decode engine: …"},
+		{"plain engines of vLLM", stack.PDOptions{Decode: 1, Plain: 1},
+			"plain engines are SGLang's: those of vLLM compute whole requests and take part in hand-offs too"},
 		{"unknown proxy", stack.PDOptions{Decode: 1, Proxy: "nginx"}, `"nginx" is not a proxy: want envoy or gateway`},
 		{"missing program", stack.PDOptions{Decode: 1, Dir: empty},
 			"finding the programs of the stack: stat " + filepath.Join(empty, "epp") + ": no such file or directory (make build builds them into bin)"},

@@ -26,7 +26,7 @@ func (s *settings) describe(w io.Writer, pd *stack.PD, logs string) error {
 		kind = "yours"
 	}
 	_, err = fmt.Fprintf(w, `
-Tandem is up at %s (%s) with %d prefill and %d decode engines (%s) that serve %s.
+Tandem is up at %s (%s) with %s (%s) that serve %s.
 
   %s
 
@@ -40,14 +40,27 @@ To see what happened to a request: tandem why --up FILE ID, with its x-request-i
 A program that ends by itself, Envoy excepted, is started again at the same addresses.
 The output of all programs is in %s, one file each.
 Ctrl-C ends everything.
-`, url, pd.ProxyName, len(pd.Prefill), len(pd.Decode), kind, pd.Model, call, s.prefill(pd), pd.EPP.Admin, s.keyFlag(), table(pd.Ports()), logs)
+`, url, pd.ProxyName, engines(pd), kind, pd.Model, call, s.prefill(pd), pd.EPP.Admin, s.keyFlag(), table(pd.Ports()), logs)
 	return err
+}
+
+// engines counts the engines of each role.
+func engines(pd *stack.PD) string {
+	if len(pd.Plain) == 0 {
+		return fmt.Sprintf("%d prefill and %d decode engines", len(pd.Prefill), len(pd.Decode))
+	}
+	return fmt.Sprintf("%d prefill, %d decode and %d plain engines", len(pd.Prefill), len(pd.Decode), len(pd.Plain))
 }
 
 // prefill describes where prompts are prefilled, and what becomes of hand-offs.
 func (s *settings) prefill(pd *stack.PD) string {
 	if len(pd.Prefill) == 0 {
 		return "There is no prefill engine: every prompt is prefilled by its decode engine, and -H 'x-tandem-pd: force' is refused with 503."
+	}
+	if len(pd.Plain) > 0 {
+		return s.rule() + "\n" +
+			"SGLang's decode engines compute no prompts: requests that stay local go to plain engines, those with -H 'x-tandem-pd: bypass' too.\n" +
+			"Prefill and decode engine get a request at once. If one of them fails, the sidecar has both end it."
 	}
 	if s.Stack.Engine == stack.EngineSGLang {
 		return "SGLang's decode engines compute no prompts: every prompt is prefilled remotely, and -H 'x-tandem-pd: bypass' is refused with 503.\n" +

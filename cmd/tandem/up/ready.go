@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/stack"
@@ -18,7 +19,7 @@ func announce(stdout io.Writer, pd *stack.PD) error {
 			texts[boot.PodAddress(pod.Name, boot.SideChannelAddress)] = pod.SideChannel
 		}
 	}
-	for _, pod := range pd.Decode {
+	for _, pod := range slices.Concat(pd.Decode, pd.Plain) {
 		texts[boot.PodAddress(pod.Name, boot.SidecarMetricsAddress)] = pod.SidecarMetrics
 		texts[boot.PodAddress(pod.Name, boot.SidecarAdminAddress)] = pod.SidecarAdmin
 	}

@@ -48,6 +48,7 @@ type engineFlags struct {
 type simFlags struct {
 	Prefill   int    `flag:"prefill" help:"prefill engines; 0: every prompt is prefilled by its decode engine"`
 	Decode    int    `flag:"decode" help:"decode engines"`
+	Plain     int    `flag:"plain" help:"plain engines of SGLang, which compute whole requests: those that stay local"`
 	ModelFile string `flag:"model-file" arg:"FILE" help:"model of the simulator, sizes and speeds (YAML or JSON). Default: a tiny one"`
 }
 
@@ -91,6 +92,8 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(len(s.Engines.Prefill) == 0 || len(s.Engines.Decode) > 0, "decode-engine", "prefill engines need at least one decode engine")
 	p.Require(s.Sims.Prefill >= 0 && s.Sims.Prefill <= maxSimulated, "prefill", "want 0 to %d", maxSimulated)
 	p.Require(s.Sims.Decode >= 1 && s.Sims.Decode <= maxSimulated, "decode", "want 1 to %d", maxSimulated)
+	p.Require(s.Sims.Plain >= 0 && s.Sims.Plain <= maxSimulated, "plain", "want 0 to %d", maxSimulated)
+	p.Require(s.Sims.Plain == 0 || s.Stack.Engine == stack.EngineSGLang, "plain", "is for --engine sglang: engines of vLLM compute whole requests anyway")
 	if s.Sims.ModelFile != "" {
 		err := checkModel(s.Sims.ModelFile)
 		p.Require(err == nil, "model-file", "%w", err)
@@ -135,7 +138,7 @@ func (s *settings) options() (stack.PDOptions, error) {
 	o := stack.PDOptions{
 		Dir: s.Program.BinDir, Listen: s.Stack.Listen, Threshold: s.Stack.Threshold, Config: s.Stack.Config, OTLP: s.Stack.OTLP, Capture: s.Stack.Capture,
 		Engine: s.Stack.Engine, Transport: s.Stack.Transport, Library: s.Stack.Library, Keeper: s.keeps(),
-		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode,
+		PrefillEngines: s.Engines.Prefill, DecodeEngines: s.Engines.Decode, Prefill: s.Sims.Prefill, Decode: s.Sims.Decode, Plain: s.Sims.Plain,
 	}
 	if s.Stack.Envoy {
 		o.Proxy = stack.ProxyEnvoy

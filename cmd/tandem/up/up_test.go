@@ -354,6 +354,12 @@ func testSGLang(t *testing.T, dir string) {
 		t.Errorf("exit %d: %s", code, said)
 	}
 	r.interrupt(t)
+	r = start(t, dir, "--engine=sglang", "--prefill=1", "--decode=1", "--plain=1")
+	if !strings.Contains(r.page, "1 prefill, 1 decode and 1 plain engines") || !strings.Contains(r.page, "requests that stay local go to plain engines") {
+		t.Error(r.page)
+	}
+	r.at(t, "plain-0 sidecar")
+	r.interrupt(t)
 }
 
 // testKey starts a stack in front of engines that want an API key.
