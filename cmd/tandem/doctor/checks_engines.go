@@ -147,6 +147,9 @@ var cacheLabels = []string{"cache_dtype", "kv_cache_layout", "mamba_cache_dtype"
 
 func checkCache(_ context.Context, f *fleet) finding {
 	telling := slices.DeleteFunc(f.cached(), (*target).sglang)
+	if f.onlySGLang() {
+		return finding{} // they do not show it
+	}
 	if len(telling) == 0 {
 		return noEngine("shows its KV cache configuration (vllm:cache_config_info)")
 	}
@@ -172,6 +175,9 @@ func checkCache(_ context.Context, f *fleet) finding {
 const notShown = "engines show it only in developer mode (VLLM_SERVER_DEV_MODE=1), or in the arguments of a pod"
 
 func checkParallelism(_ context.Context, f *fleet) finding {
+	if f.onlySGLang() {
+		return finding{} // it is read of engines of vLLM
+	}
 	most, least := 0, 0
 	for _, t := range f.live() {
 		tensor := t.info.Config.Parallel.Tensor

@@ -41,8 +41,11 @@ func checkConnector(ctx context.Context, f *fleet) finding {
 
 func checkKVRole(ctx context.Context, f *fleet) finding {
 	live := f.live()
-	if len(live) == 0 {
+	switch {
+	case len(live) == 0:
 		return noEngine("answers")
+	case f.onlySGLang():
+		return finding{} // checkModes compares their roles
 	}
 	return each(ctx, live, f.how.Timeout, func(_ context.Context, t *target) finding {
 		role := t.info.Config.Transfer.Role
@@ -164,9 +167,10 @@ func checkProbe(ctx context.Context, f *fleet) finding {
 	return each(ctx, pairs, probeTime, f.probe)
 }
 
-// pairs returns pairs that contain every endpoint of both roles at least once.
+// pairs returns pairs that contain every endpoint of both roles at least once, but plain engines, which take part in no hand-off.
 func (f *fleet) pairs() (pairs []pair) {
-	prefill, decode := f.of(pd.RolePrefill), f.of(pd.RoleDecode)
+	plain := func(t *target) bool { return t.sg.mode == epp.EnginePlain }
+	prefill, decode := slices.DeleteFunc(f.of(pd.RolePrefill), plain), slices.DeleteFunc(f.of(pd.RoleDecode), plain)
 	if len(prefill) == 0 || len(decode) == 0 {
 		return nil
 	}

@@ -74,6 +74,12 @@ func (f *fleet) sglangs() []*target {
 	return slices.DeleteFunc(f.live(), func(t *target) bool { return !t.sglang() })
 }
 
+// onlySGLang reports whether every engine that answers is one of SGLang, and there is one.
+func (f *fleet) onlySGLang() bool {
+	all := len(f.sglangs())
+	return all > 0 && all == len(f.live())
+}
+
 // inMode returns the SGLang engines of a mode.
 func (f *fleet) inMode(m epp.EngineMode) []*target {
 	return slices.DeleteFunc(f.sglangs(), func(t *target) bool { return t.sg.mode != m })

@@ -183,10 +183,36 @@ func TestSGLang(t *testing.T) {
 
 // TestSGLangPoolHasNoFaults: what is vLLM's alone is not asked of SGLang's engines.
 func TestSGLangPoolHasNoFaults(t *testing.T) {
-	for name, l := range examine(t, sglangPool()) {
+	found := examine(t, sglangPool())
+	for name, l := range found {
 		if l.Verdict == fail || l.Verdict == warn {
 			t.Errorf("%s: %s: %s", name, l.Verdict, l.Seen)
 		}
+	}
+	for _, name := range []string{"kv-cache", "parallelism", "kv-role", "connector", "side-channel"} {
+		if l, told := found[name]; told {
+			t.Errorf("%s: %s: %s", name, l.Verdict, l.Seen)
+		}
+	}
+}
+
+// TestPlainEnginesAreNotProbed: they take part in no hand-off.
+func TestPlainEnginesAreNotProbed(t *testing.T) {
+	f := &fleet{}
+	for _, e := range []struct {
+		name string
+		role pd.Role
+		mode epp.EngineMode
+	}{
+		{"prefill-0", pd.RolePrefill, epp.EnginePrefill}, {"plain-0", pd.RolePrefill | pd.RoleDecode, epp.EnginePlain},
+		{"decode-0", pd.RoleDecode, epp.EngineDecode}, {"decode-1", pd.RoleDecode, epp.EngineDecode},
+	} {
+		x := &target{name: e.name, role: e.role}
+		x.sg.mode = e.mode
+		f.targets = append(f.targets, x)
+	}
+	if got := fmt.Sprint(f.pairs()); got != "[prefill-0 → decode-0 prefill-0 → decode-1]" {
+		t.Error(got)
 	}
 }
 
