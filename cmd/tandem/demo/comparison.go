@@ -208,7 +208,7 @@ func (c *contest) measure(ctx context.Context, pairs int, line *progress) (*comp
 }
 
 func (c *contest) describe(m model.Model) report.Comparison {
-	d := report.Comparison{Step: m.StepMs, Goal: comparedGoal, About: []string{
+	d := report.Comparison{On: "the same engines", Step: m.StepMs, Goal: comparedGoal, About: []string{
 		fmt.Sprintf("the same %d engines, simulated: %s", prefillEngines+decodeEngines, comparedModel),
 		fmt.Sprintf("open loop, random arrivals for %d s a round", comparedSeconds),
 	}}

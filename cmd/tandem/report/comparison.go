@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Comparison is the same load on the same engines, arranged in two ways and measured in turns. All times are in milliseconds.
+// Comparison is the same load on engines that are arranged in two ways and measured in turns. All times are in milliseconds.
 type Comparison struct {
+	On    string   `json:"on"`    // "the same engines", or "as many engines"
 	About []string `json:"about"` // engines and load, a few words each
 	Goal  Goal     `json:"goal"`
 	Step  float64  `json:"step_ms"` // how long the model says that a decode step takes: the machine must not take much longer
@@ -288,7 +289,7 @@ func signed(v float64) string {
 
 func textComparison(b *bytes.Buffer, c *Comparison) {
 	columns, rows := c.rows()
-	fmt.Fprintf(b, "\nThe same load on the same engines, in turns, %s of each:\n", counted(len(c.Sides[1].Rounds), "round"))
+	fmt.Fprintf(b, "\nThe same load on %s, in turns, %s of each:\n", line(c.On), counted(len(c.Sides[1].Rounds), "round"))
 	for _, s := range c.Sides {
 		fmt.Fprintf(b, "%s: %s\n", line(s.Name), line(s.About))
 	}

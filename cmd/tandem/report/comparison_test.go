@@ -10,7 +10,7 @@ import (
 // sampleComparison returns six pairs of rounds in which local prefill makes streams wait, and P/D long prompts.
 func sampleComparison(seed uint64) *Comparison {
 	rnd := rand.New(rand.NewPCG(seed, 2))
-	c := &Comparison{About: []string{"4 engines", "10 streams and 4 long prompts a second"}, Goal: Goal{1000, 100}, Step: 14.8,
+	c := &Comparison{On: "the same engines", About: []string{"4 engines", "10 streams and 4 long prompts a second"}, Goal: Goal{1000, 100}, Step: 14.8,
 		Sides: [2]Side{{Name: "all local", About: "each engine prefills and decodes"}, {Name: "P/D, 2+2", About: "2 engines prefill for the other 2"}}}
 	for range enoughPairs {
 		for i := range c.Sides {

@@ -102,7 +102,7 @@ func TestWords(t *testing.T) {
 
 // TestEveryReasonAndPhaseHasAMeaning fails for a reason or phase of pd that this package does not explain.
 func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
-	for _, r := range []pd.Reason{pd.Uncached, pd.Always, pd.Forced, pd.External, pd.BelowThreshold, pd.ShortPrompt,
+	for _, r := range []pd.Reason{pd.Uncached, pd.Always, pd.Forced, pd.External, pd.DecodeOnly, pd.BelowThreshold, pd.ShortPrompt,
 		pd.Bypassed, pd.NotSplittable, pd.Unplanned, pd.NoMedia,
 		pd.NoPrefill, pd.PrefillFailed, pd.HandoffInvalid, pd.HandoffLate, pd.TransferFailed, pd.BadPDHeader, pd.BadRequest,
 		pd.DuplicateKey,
@@ -112,8 +112,8 @@ func TestEveryReasonAndPhaseHasAMeaning(t *testing.T) {
 			t.Errorf("%s has none", r)
 		}
 	}
-	if len(phaseOrder) != pd.PhaseCount+1 || len(phaseMeaning) != len(phaseOrder) {
-		t.Errorf("%d phases are shown and %d explained of %d", len(phaseOrder), len(phaseMeaning), pd.PhaseCount+1)
+	if len(phaseOrder) != pd.PhaseCount+1 || len(phaseMeaning) != len(phaseOrder)+1 || phaseMeaning[pd.PhaseOverlap] == "" {
+		t.Errorf("%d phases are shown and %d explained of %d and the overlap", len(phaseOrder), len(phaseMeaning), pd.PhaseCount+1)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"html/template"
 	"io"
 	"strconv"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 var (
@@ -38,6 +40,7 @@ type page struct {
 	Load                             load
 	Comparison                       *duel
 	Requests                         [][]string // cells by requestColumns
+	shown                            []pd.Phase
 }
 
 // chart is a stack of lanes that share one axis.
@@ -84,7 +87,7 @@ func newPage(d *Data) *page {
 		Policy: stylePolicy(), Style: template.CSS(styleText), Passed: failedChecks(d) == 0 && len(d.Checks) > 0,
 		Stack: d.Stack, Checks: d.Checks, Tiles: tiles(d),
 		Latency: newLatency(d), Phases: phaseChart(d),
-		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Comparison: newDuel(d.Comparison), Requests: requestRows(d),
+		Reasons: reasonChart(d), Whys: whys(d), Load: newLoad(d), Comparison: newDuel(d.Comparison), Requests: requestRows(d), shown: shownPhases(d),
 	}
 	for _, e := range examples(d) {
 		p.Waterfalls = append(p.Waterfalls, newFlow(e))
@@ -147,7 +150,7 @@ func kind(decision string) string {
 func (p *page) RequestColumns() []string {
 	columns := []string{"number", "class", "API", "decision", "reason", "attempts", "prefill pod", "decode pod", "prompt", "cached",
 		"completion", "start", "TTFT", "ITL p50"}
-	for _, phase := range phaseOrder {
+	for _, phase := range p.shown {
 		columns = append(columns, phase.String())
 	}
 	return append(columns, "E2E", "KV KiB", "failure")
@@ -157,7 +160,7 @@ func (p *page) RequestColumns() []string {
 func (p *page) TimeColumns() []string { return timeColumns() }
 
 // PhaseColumns returns the headings of the table of phases.
-func (p *page) PhaseColumns() []string { return phaseColumns() }
+func (p *page) PhaseColumns() []string { return phaseColumns(p.shown) }
 
 // Fewer explains a maximum in a column of percentiles.
 func (p *page) Fewer() string { return fewer }
@@ -166,7 +169,7 @@ func (p *page) Fewer() string { return fewer }
 func (p *page) Counted() string { return counted(len(p.Requests), "request") }
 
 func requestRows(d *Data) [][]string {
-	rows := make([][]string, 0, len(d.Requests))
+	rows, phases := make([][]string, 0, len(d.Requests)), shownPhases(d)
 	for i := range d.Requests {
 		r := &d.Requests[i]
 		ttft := absent
@@ -176,7 +179,7 @@ func requestRows(d *Data) [][]string {
 		row := []string{strconv.Itoa(r.Number), r.Class, r.what(), r.Decision, r.Reason, strconv.Itoa(r.Attempts),
 			cmp.Or(r.PrefillPod, absent), cmp.Or(r.DecodePod, absent), strconv.Itoa(r.Prompt), strconv.Itoa(r.Cached),
 			strconv.Itoa(r.Completion), millis(r.Start), ttft, millis(sorted(r.ITL).percentile(50))}
-		for _, p := range phaseOrder {
+		for _, p := range phases {
 			took, ok := r.Phases[p.String()]
 			if !ok {
 				took = -1

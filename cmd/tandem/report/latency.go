@@ -45,7 +45,7 @@ func newLatency(d *Data) (l latency) {
 		all = all[:maxClasses]
 	}
 	for _, g := range all {
-		l.Times, l.Phases = append(l.Times, g.timeCells()), append(l.Phases, g.phaseCells())
+		l.Times, l.Phases = append(l.Times, g.timeCells()), append(l.Phases, g.phaseCells(shownPhases(d)))
 		l.Fewer = l.Fewer || g.fewer()
 	}
 	return l

@@ -14,6 +14,22 @@ import (
 // phaseOrder lists the phases in the order of time.
 var phaseOrder = [...]pd.Phase{pd.PhaseEPP, pd.PhaseRecv, pd.PhasePrefill, pd.PhaseHandoff, pd.PhaseFirst, pd.PhaseDecode}
 
+// concurrent reports whether both legs of the request were sent at once.
+func (r *Request) concurrent() bool {
+	_, ok := r.Phases[pd.PhaseOverlap.String()]
+	return ok
+}
+
+// shownPhases returns the phases that tables have a column for: that of concurrent legs only where there were any.
+func shownPhases(d *Data) []pd.Phase {
+	for i := range d.Requests {
+		if d.Requests[i].concurrent() {
+			return append(phaseOrder[:len(phaseOrder):len(phaseOrder)], pd.PhaseOverlap)
+		}
+	}
+	return phaseOrder[:]
+}
+
 // Results of a request.
 var (
 	remote  = pd.Remote.String()
@@ -211,6 +227,9 @@ func (g *group) explained() float64 {
 				phases += v
 			}
 		}
+		if v := r.Phases[pd.PhaseOverlap.String()]; plausible(v) {
+			phases -= v
+		}
 	}
 	return 100 * phases / measured
 }
@@ -275,10 +294,11 @@ func (r *Request) firstToken() float64 {
 	return r.Total
 }
 
-// complete reports whether everything that a waterfall shows was measured.
+// complete reports whether everything that a waterfall shows was measured. Between legs that are sent at once is no time.
 func (r *Request) complete() bool {
 	for _, p := range phaseOrder {
-		if v, ok := r.Phases[p.String()]; !plausible(v) || !ok && p != pd.PhaseEPP {
+		v, ok := r.Phases[p.String()]
+		if optional := p == pd.PhaseEPP || p == pd.PhaseHandoff && r.concurrent(); !plausible(v) || !ok && !optional {
 			return false
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/pd"
 )
 
 // textColumns is the width of a terminal, into which the tables and the waterfall fit.
@@ -62,28 +64,29 @@ func (g *group) fewer() bool {
 }
 
 // phaseColumns returns the headings of the table of phases, for terminal and page.
-func phaseColumns() []string {
+func phaseColumns(phases []pd.Phase) []string {
 	columns := []string{"class"}
-	for _, p := range phaseOrder {
+	for _, p := range phases {
 		columns = append(columns, p.String())
 	}
 	return append(columns, "of E2E")
 }
 
 // phaseCells returns the row of a class: the mean of each phase, and how much of the measured time the phases explain.
-func (g *group) phaseCells() []string {
+func (g *group) phaseCells(phases []pd.Phase) []string {
 	row := []string{g.class}
-	for _, p := range phaseOrder {
+	for _, p := range phases {
 		row = append(row, millis(g.meanPhase(p)))
 	}
 	return append(row, percent(g.explained()))
 }
 
 func textClasses(b *bytes.Buffer, d *Data) {
-	times, phases := [][]string{timeColumns()}, [][]string{phaseColumns()}
+	shown := shownPhases(d)
+	times, phases := [][]string{timeColumns()}, [][]string{phaseColumns(shown)}
 	few := ""
 	for _, g := range classes(d) {
-		times, phases = append(times, g.timeCells()), append(phases, g.phaseCells())
+		times, phases = append(times, g.timeCells()), append(phases, g.phaseCells(shown))
 		if g.fewer() {
 			few = "; " + fewer
 		}
@@ -96,6 +99,9 @@ func textClasses(b *bytes.Buffer, d *Data) {
 	fmt.Fprintf(b, "ms; TTFT and ITL of streamed answers, E2E to the end of all answers%s\n\n", few)
 	textTable(b, phases)
 	b.WriteString("mean of each phase in ms, over the requests that went through it, and the share of E2E that the phases explain\n")
+	if len(shown) > len(phaseOrder) {
+		fmt.Fprintf(b, "overlap: %s\n", phaseMeaning[pd.PhaseOverlap])
+	}
 }
 
 // textTable left-aligns the first column and right-aligns the others. The first column gets the remaining width; if that is
@@ -157,11 +163,15 @@ type stretch struct {
 	start, end float64
 }
 
-// waterfall returns the phases one after the other. The time before and between them, in transmission, is unknown, so the
-// first one begins when the request was sent. The last stretch is from the client's first token to the end.
+// waterfall returns the phases one after the other, but those of legs that were sent at once beside each other. The time before and
+// between them, in transmission, is unknown, so the first one begins when the request was sent. The last stretch is from the client's
+// first token to the end.
 func (r *Request) waterfall() (all []stretch) {
 	at := 0.0
 	for _, p := range phaseOrder {
+		if p == pd.PhaseFirst {
+			at = max(0, at-r.Phases[pd.PhaseOverlap.String()])
+		}
 		took, ok := r.Phases[p.String()]
 		if ok {
 			all = append(all, stretch{p.String(), at, at + took})

@@ -30,13 +30,18 @@ func phaseChart(d *Data) (c chart) {
 	return c
 }
 
+// mean returns the mean time in a phase; requests that did not go through it count as no time.
+func (g *group) mean(p pd.Phase) float64 {
+	sum, _ := g.phase(p)
+	return sum / float64(len(g.requests))
+}
+
 // meanSum returns the mean of the sums of all phases.
 func (g *group) meanSum() (sum float64) {
 	for _, p := range phaseOrder {
-		took, _ := g.phase(p)
-		sum += took / float64(len(g.requests))
+		sum += g.mean(p)
 	}
-	return sum
+	return sum - g.mean(pd.PhaseOverlap)
 }
 
 // seamless is the width, in percent, below which a box gets no seam next to it.
@@ -47,21 +52,34 @@ func phaseLane(g *group, on scale) lane {
 	l := lane{Name: g.name(), Kind: kind(g.decision)}
 	l.Numbers = fmt.Sprintf("%s ms · n %d", millis(g.meanSum()), len(g.requests))
 	var boxes []box
+	var kinds []string
 	at := 0.0
+	add := func(p pd.Phase, took float64) {
+		boxes = append(boxes, box{from: on.at(at), to: on.at(at + took), y: 1, height: height - 2})
+		kinds = append(kinds, phaseKind(p))
+		at += took
+	}
+	overlap, concurrent := g.phase(pd.PhaseOverlap)
+	overlap /= float64(len(g.requests))
 	for _, p := range phaseOrder {
-		sum, through := g.phase(p)
-		if through == 0 {
+		if _, through := g.phase(p); through == 0 {
 			continue
 		}
-		mean := sum / float64(len(g.requests))
-		boxes = append(boxes, box{from: on.at(at), to: on.at(at + mean), y: 1, height: height - 2})
-		l.Parts = append(l.Parts, part{phaseKind(p), p.String(), millis(mean)})
-		at += mean
+		alone := g.mean(p) // of it, outside of the overlap
+		if p == pd.PhaseFirst && concurrent > 0 {
+			add(pd.PhaseOverlap, overlap)
+			l.Parts = append(l.Parts, part{phaseKind(pd.PhaseOverlap), pd.PhaseOverlap.String(), millis(overlap)})
+		}
+		if p == pd.PhasePrefill || p == pd.PhaseFirst {
+			alone = max(0, alone-overlap)
+		}
+		add(p, alone)
+		l.Parts = append(l.Parts, part{phaseKind(p), p.String(), millis(g.mean(p))})
 	}
 	d := draw(height, "Mean phases of "+g.name(), wordsOf(l.Parts, " ms"))
 	d.grid(on, 0, height)
 	for i, b := range boxes {
-		d.rect("fill "+l.Parts[i].Kind, b)
+		d.rect("fill "+kinds[i], b)
 		// A seam separates two boxes whose colours might be hard to tell apart, unless it would hide one of them.
 		if i > 0 && b.to-b.from > seamless && boxes[i-1].to-boxes[i-1].from > seamless {
 			d.line("seam", b.from, 0, height)
@@ -83,7 +101,7 @@ func wordsOf(parts []part, unit string) string {
 
 // Legend explains the phases.
 func (p *page) Legend() (all []part) {
-	for _, phase := range phaseOrder {
+	for _, phase := range p.shown {
 		all = append(all, part{phaseKind(phase), phase.String(), phaseMeaning[phase]})
 	}
 	return all

@@ -20,6 +20,8 @@ var phaseMeaning = map[pd.Phase]string{
 	pd.PhaseFirst: "the decode engine pulls the KV cache, or computes it if local, up to its first byte, or up to the end of an " +
 		"answer that is not streamed; the first transfer between two engines also connects them",
 	pd.PhaseDecode: "the decode engine makes the rest of a streamed answer",
+	pd.PhaseOverlap: "how long prefill and first ran at the same time, where both engines get a request at once: it is in both, and " +
+		"counts once in sums",
 }
 
 // reasonMeaning explains each reason.
