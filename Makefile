@@ -19,6 +19,7 @@ CHAOSTIME ?= 2m
 CHAOSREQUESTS ?= 10000
 SOAKTIME ?= 20m
 LEASEREQUESTS ?= 200
+ENGINE ?= vllm
 
 # What tests run against: .ci/fetch says where each comes from. The NIXL library is opened by what is built with a build
 # tag and cgo: all of NIXL_TESTED, and the tests that NIXL_USERS has for it.
@@ -140,8 +141,8 @@ release: modules .tools/helm .tools/cyclonedx-gomod ## write a release into bin/
 	@VERSION='$(VERSION)' .ci/release
 
 .PHONY: demo
-demo: build ## run a whole P/D stack on this machine and prove that it works; bin/demo.jsonl is what its picker was asked
-	bin/tandem demo --capture bin/demo.jsonl
+demo: build ## run a whole P/D stack on this machine and prove that it works, ENGINE=sglang on SGLang's engines; bin/demo.jsonl is what its picker was asked
+	bin/tandem demo --engine $(ENGINE) --capture bin/demo.jsonl
 
 .PHONY: bench
 bench: build .tools/envoy ## measure sidecar, picker and the whole path side by side with baselines (BENCHFLAGS)

@@ -91,6 +91,9 @@ func TestCommandLine(t *testing.T) {
 		{"unknown fault", []string{"demo", "--bin-dir", programs, "--fault", "bad-hair"}, 2, "", `fault "bad-hair" is not known`},
 		{"no NIXL", []string{"demo", "--bin-dir", programs, "--transport=nixl", "--nixl-library", filepath.Join(t.TempDir(), "no.so")}, 4, "", "make nixl"},
 		{"library without transport nixl", []string{"demo", "--nixl-library=x"}, 3, "", "nixl-library: has no effect with --transport tcp"},
+		{"unknown engine", []string{"demo", "--engine=triton"}, 2, "", "vllm, sglang"},
+		{"NIXL between engines of SGLang", []string{"demo", "--engine=sglang", "--transport=nixl"}, 3, "", "transport: NIXL moves the KV of vLLM's simulated engines only"},
+		{"a fault of another engine", []string{"demo", "--engine=sglang", "--fault=bad-handoff:foreign"}, 3, "", "fault: engines of sglang do not have the fault bad-handoff"},
 		{"unknown transport", []string{"demo", "--transport=rdma"}, 2, "", "tcp, nixl"},
 		{"no rounds", []string{"demo", "--rounds=0"}, 3, "", "rounds: must be from 1 to 1000, got 0"},
 		{"too many pairs", []string{"demo", "--pairs=101"}, 3, "", "pairs: must be from 0 to 100, got 101"},
@@ -147,6 +150,57 @@ func TestDemo(t *testing.T) {
 	}
 	if !bytes.HasPrefix(html, []byte("<!DOCTYPE html>")) && !bytes.HasPrefix(html, []byte("<!doctype html>")) || !strings.Contains(got.stdout, page) {
 		t.Errorf("the page begins with %.40q; stdout:\n%s", html, got.stdout)
+	}
+}
+
+// sglangChecks lists what the demo checks of SGLang's engines.
+var sglangChecks = []string{"every request answered", "prefilled where expected", "pods of each request known", "tokens equal to the reference engine's",
+	"KV bytes moved as expected", "no leg waits, no page is held", "failed decode leg: prefill aborted at once, and a new hand-off",
+	"phases add up to the time in the sidecar", "all programs ended"}
+
+// TestDemoOnSGLang runs the demo on a pool of prefill, decode and plain engines, whose legs are sent at once.
+func TestDemoOnSGLang(t *testing.T) {
+	capture := filepath.Join(t.TempDir(), "demo.jsonl")
+	got, d := demoJSON(t, "--engine=sglang", "--rounds=2", "--capture", capture)
+	if got.code != 0 || failedChecks(&d) != nil {
+		t.Fatalf("exit %d: %s\n%s", got.code, got.stderr, got.stdout)
+	}
+	for i, c := range d.Checks {
+		if c.Name != sglangChecks[i] {
+			t.Errorf("check %d is %q, want %q", i, c.Name, sglangChecks[i])
+		}
+	}
+	pods := map[string]map[string]int{}
+	for i, r := range d.Requests {
+		if pods[r.Class] == nil {
+			pods[r.Class] = map[string]int{}
+		}
+		role, _, _ := strings.Cut(r.DecodePod, "-")
+		pods[r.Class][role+" "+r.Decision]++
+		_, overlap := r.Phases["overlap"]
+		_, handoff := r.Phases["handoff"]
+		if overlap != (r.Decision == "remote") || handoff || (r.TTFT > 0) != r.Stream || r.Prompt == 0 || r.Completion < 16 {
+			t.Errorf("request %d: %+v", i+1, r)
+		}
+	}
+	const pair, alone = "decode remote", "plain local"
+	for class, want := range map[string]map[string]int{
+		"short chat": {alone: 2}, "short completion": {alone: 2}, "long chat": {pair: 2}, "long completion": {pair: 2}, "short chat, forced": {pair: 2},
+		"long, bypassed": {alone: 2}, "long, SGLang's own call": {pair: 2}, "chat, first turn": {pair: 2}, "chat, later turns": {pair: 6},
+	} {
+		if !maps.Equal(pods[class], want) {
+			t.Errorf("%s went to %v, want %v", class, pods[class], want)
+		}
+	}
+	endpoints := map[string]bool{}
+	for _, s := range d.Load {
+		endpoints[s.Endpoint+" "+s.Role] = true
+	}
+	if len(endpoints) != 5 || !endpoints["default/plain-0 prefill-decode"] {
+		t.Errorf("the load is of %v", endpoints)
+	}
+	if got := tandem(t.Context(), "replay", capture); got.code != 0 {
+		t.Errorf("replaying the capture: exit %d: %s", got.code, got.stderr)
 	}
 }
 
@@ -231,7 +285,13 @@ func TestDemoCompares(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
 	}
-	got, d := demoJSON(t, "--rounds=1", "--pairs=1")
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) { compares(t, engine) })
+	}
+}
+
+func compares(t *testing.T, engine string) {
+	got, d := demoJSON(t, "--engine="+engine, "--rounds=1", "--pairs=1")
 	if got.code != 0 || failedChecks(&d) != nil || len(d.Checks) != len(checks)+1 {
 		t.Fatalf("exit %d: %s\n%+v", got.code, got.stderr, d.Checks)
 	}
@@ -255,22 +315,24 @@ func TestDemoCompares(t *testing.T) {
 
 // Each fault of the prefill engines fails only the checks that it affects.
 func TestDemoFails(t *testing.T) {
-	const answers, decisions, tokens, bytes, stranded, lost = 0, 1, 3, 4, 5, 6
+	const answers, decisions, pods, tokens, bytes, stranded, lost = 0, 1, 2, 3, 4, 5, 6
 	tests := []struct {
-		fault  string
-		failed []int
+		engine, fault string
+		failed        []int
 	}{
-		{"bad-handoff:foreign", []int{tokens}},
-		{"stale", []int{tokens, bytes, stranded, lost}},
-		{"no-handoff", []int{answers, decisions, bytes, lost}},
-		{"status:500", []int{answers, decisions, bytes, lost}},
+		{"vllm", "bad-handoff:foreign", []int{tokens}},
+		{"vllm", "stale", []int{tokens, bytes, stranded, lost}},
+		{"vllm", "no-handoff", []int{answers, decisions, bytes, lost}},
+		{"vllm", "status:500", []int{answers, decisions, bytes, lost}},
+		{"sglang", "status:500", []int{answers, pods, bytes, lost}}, // decode engines got legs for which there is no answer
 	}
 	for _, test := range tests {
-		t.Run(test.fault, func(t *testing.T) {
-			got, d := demoJSON(t, "--rounds=1", "--fault", test.fault)
+		t.Run(test.engine+" "+test.fault, func(t *testing.T) {
+			got, d := demoJSON(t, "--engine="+test.engine, "--rounds=1", "--fault", test.fault)
+			names := map[string][]string{"vllm": checks, "sglang": sglangChecks}[test.engine]
 			var want []string
 			for _, i := range test.failed {
-				want = append(want, checks[i])
+				want = append(want, names[i])
 			}
 			if found := failedChecks(&d); got.code != 1 || !slices.Equal(found, want) {
 				t.Errorf("exit %d, failed: %q, want %q\n%+v", got.code, found, want, d.Checks)

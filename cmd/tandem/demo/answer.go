@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,13 +17,13 @@ import (
 
 // answer is the answer to a question.
 type answer struct {
-	prompt    []int // token ids of the prompt, from the engine
-	generated []int
-	text      string
-	requestID string
-	took      time.Duration   // from before the request was sent to the end of the answer
-	first     time.Duration   // … to the first token of a stream; 0 for an answer in one piece, whose tokens come together
-	gaps      []time.Duration // between the events of a stream that carry tokens
+	promptTokens, completion int   // by the engine's count
+	generated                []int // token ids; none of APIs that give text alone
+	text                     string
+	requestID                string
+	took                     time.Duration   // from before the request was sent to the end of the answer
+	first                    time.Duration   // … to the first token of a stream; 0 for an answer in one piece, whose tokens come together
+	gaps                     []time.Duration // between the events of a stream that carry tokens
 
 	decision pd.Result // this and the following are empty in the reference's answers
 	phases   pd.Phases
@@ -105,8 +106,8 @@ func (a *answer) readStream(r *timed) error {
 			done = true
 			return nil
 		}
-		before := len(a.generated)
-		if err := a.add(e.Data); err != nil || len(a.generated) == before {
+		before := len(a.generated) + len(a.text)
+		if err := a.add(e.Data); err != nil || len(a.generated)+len(a.text) == before {
 			return err
 		}
 		if previous.IsZero() {
@@ -136,22 +137,33 @@ func (a *answer) readStream(r *timed) error {
 
 // add adds the tokens of a whole answer, or of one event: both have them in the same members.
 func (a *answer) add(text []byte) error {
+	type counts struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+	}
 	var part struct {
-		Prompt  []int `json:"prompt_token_ids"` // chat
 		Choices []struct {
-			Prompt         []int `json:"prompt_token_ids"` // completions
 			Generated      []int `json:"token_ids"`
+			Text           string
 			Message, Delta message
 		}
+		Usage *counts
+		// SGLang's own call
+		Text      string
+		Generated []int   `json:"output_ids"`
+		Meta      *counts `json:"meta_info"`
 	}
 	if err := json.Unmarshal(text, &part); err != nil {
 		return err
 	}
-	a.prompt = append(a.prompt, part.Prompt...)
 	for _, c := range part.Choices {
-		a.prompt = append(a.prompt, c.Prompt...)
 		a.generated = append(a.generated, c.Generated...)
-		a.text += c.Message.Content + c.Delta.Content
+		a.text += c.Text + c.Message.Content + c.Delta.Content
+	}
+	a.generated = append(a.generated, part.Generated...)
+	a.text += part.Text
+	if counted := cmp.Or(part.Usage, part.Meta); counted != nil {
+		a.promptTokens, a.completion = counted.Prompt, counted.Completion
 	}
 	return nil
 }
@@ -167,7 +179,7 @@ func (a *answer) readReport(resp *http.Response) (err error) {
 		if err != nil {
 			return err
 		}
-		for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
+		for ph := range pd.PhaseOverlap + 1 { // the last
 			if d, ok := phases.Get(ph); ok {
 				a.phases.Set(ph, d)
 			}

@@ -32,11 +32,16 @@ func answerWith(t *testing.T, status int, header map[string]string, text string)
 }
 
 const (
-	wholeChat  = `{"prompt_token_ids":[1,2],"choices":[{"message":{"content":"ab"},"token_ids":[7,8]}]}`
-	wholeText  = `{"choices":[{"prompt_token_ids":[1,2],"token_ids":[7,8]}]}`
-	streamChat = "data: {\"prompt_token_ids\":[1,2],\"choices\":[{}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"token_ids\":[7]}]}\n\n" +
-		"data: {\"choices\":[{\"delta\":{\"content\":\"b\"},\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
-	streamText = "data: {\"choices\":[{\"prompt_token_ids\":[1,2],\"token_ids\":[7]}]}\n\ndata: {\"choices\":[{\"token_ids\":[8]}]}\n\ndata: [DONE]\n\n"
+	counts     = `"usage":{"prompt_tokens":5,"completion_tokens":2}`
+	wholeChat  = `{"choices":[{"message":{"content":"ab"},"token_ids":[7,8]}],` + counts + `}`
+	wholeText  = `{"choices":[{"text":"ab","token_ids":[7,8]}],` + counts + `}`
+	ownCall    = `{"text":"ab","output_ids":[7,8],"meta_info":{"prompt_tokens":5,"completion_tokens":2}}`
+	lastEvents = "data: {\"choices\":[]," + counts + "}\n\ndata: [DONE]\n\n"
+	streamChat = "data: {\"choices\":[{}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"token_ids\":[7]}]}\n\n" +
+		"data: {\"choices\":[{\"delta\":{\"content\":\"b\"},\"token_ids\":[8]}]}\n\n" + lastEvents
+	streamText = "data: {\"choices\":[{\"text\":\"a\",\"token_ids\":[7]}],\"usage\":null}\n\ndata: {\"choices\":[{\"text\":\"b\",\"token_ids\":[8]}]}\n\n" + lastEvents
+	onlyText   = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n" +
+		"data: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n" + lastEvents
 )
 
 // asking returns a question, streamed or not.
@@ -46,14 +51,17 @@ func asking(stream bool) *question {
 
 func TestAskReadsTokens(t *testing.T) {
 	tests := []struct {
-		name       string
-		stream     bool
-		body, text string
+		name   string
+		stream bool
+		body   string
+		tokens []int
 	}{
-		{"chat", false, wholeChat, "ab"},
-		{"completions", false, wholeText, ""},
-		{"chat stream", true, streamChat, "ab"},
-		{"completions stream", true, streamText, ""},
+		{"chat", false, wholeChat, []int{7, 8}},
+		{"completions", false, wholeText, []int{7, 8}},
+		{"SGLang's own call", false, ownCall, []int{7, 8}},
+		{"chat stream", true, streamChat, []int{7, 8}},
+		{"completions stream", true, streamText, []int{7, 8}},
+		{"chat stream without token ids", true, onlyText, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -62,7 +70,7 @@ func TestAskReadsTokens(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(a.prompt, []int{1, 2}) || !slices.Equal(a.generated, []int{7, 8}) || a.text != test.text {
+			if a.promptTokens != 5 || a.completion != 2 || !slices.Equal(a.generated, test.tokens) || a.text != "ab" {
 				t.Errorf("%+v", a)
 			}
 			gaps := 0
@@ -83,7 +91,7 @@ func TestGapsAreBetweenEvents(t *testing.T) {
 		fmt.Fprint(w, events[0], events[1])
 		http.NewResponseController(w).Flush()
 		<-more
-		fmt.Fprint(w, events[2], events[3])
+		fmt.Fprint(w, events[2], events[3], events[4])
 	}))
 	defer server.Close()
 	s := &stage{http: &http.Client{Transport: onFirstRead{server.Client().Transport, func() { close(more) }}}}
@@ -143,6 +151,7 @@ func TestAskSendsHeaders(t *testing.T) {
 func TestAskReadsTheReport(t *testing.T) {
 	const remote, local = "remote;reason=uncached;attempts=1;candidate=0", "local;reason=below-threshold"
 	remotePhases := "epp;dur=7, recv;dur=1, prefill;dur=2, handoff;dur=3, first;dur=4"
+	const concurrent = "epp;dur=7, recv;dur=1, prefill;dur=20, first;dur=24"
 	tests := []struct {
 		name     string
 		stream   bool
@@ -153,6 +162,7 @@ func TestAskReadsTheReport(t *testing.T) {
 	}{
 		{"whole", false, remote, remotePhases + ", decode;dur=5", "", remotePhases + ", decode;dur=5"},
 		{"stream", true, remote, remotePhases, "decode;dur=5", remotePhases + ", decode;dur=5"},
+		{"legs that are sent at once", true, remote, concurrent, "decode;dur=5, overlap;dur=20", concurrent + ", decode;dur=5, overlap;dur=20"},
 		// Its headers do not wait for the first byte, which takes the whole prefill.
 		{"local stream", true, local, "epp;dur=7, recv;dur=1", "first;dur=30, decode;dur=5", "epp;dur=7, recv;dur=1, first;dur=30, decode;dur=5"},
 	}
@@ -175,7 +185,7 @@ func TestAskReadsTheReport(t *testing.T) {
 			if a.decision.String() != test.decision || a.requestID != "r1" || a.outcome.Cached != 3 {
 				t.Errorf("decision %s of %q, outcome %v", a.decision, a.requestID, a.outcome)
 			}
-			if got := string(a.phases.AppendTiming(nil, pd.PhaseEPP)); got != test.want {
+			if got := string(a.phases.AppendTiming(nil, pd.PhaseOverlap)); got != test.want {
 				t.Errorf("phases %s, want %s", got, test.want)
 			}
 		})

@@ -23,7 +23,7 @@ func (e *evidence) data() *report.Data {
 
 func (x *exchange) request(number int, started time.Time) report.Request {
 	r := report.Request{Number: number, Class: x.class.name, API: x.class.api.String(), Stream: x.class.stream,
-		Prompt: len(x.reference.prompt), Start: inMillis(x.start.Sub(started)), Phases: map[string]float64{}, KVBytes: x.kvBytes()}
+		Prompt: x.reference.promptTokens, Start: inMillis(x.start.Sub(started)), Phases: map[string]float64{}, KVBytes: x.kvBytes()}
 	if x.failure != nil {
 		r.Failure = x.failure.Error()
 		return r
@@ -31,12 +31,12 @@ func (x *exchange) request(number int, started time.Time) report.Request {
 	a := &x.answer
 	r.Decision, r.Reason, r.Attempts = a.decision.Verdict.String(), string(a.decision.Reason), a.decision.Attempts
 	r.DecodePod, r.PrefillPod = x.traced.decode, x.traced.prefill
-	r.Cached, r.Completion = int(max(0, a.outcome.Cached)), len(a.generated)
+	r.Cached, r.Completion = int(max(0, a.outcome.Cached)), a.completion
 	r.TTFT, r.Total = inMillis(a.first), inMillis(a.took)
 	for _, gap := range a.gaps {
 		r.ITL = append(r.ITL, inMillis(gap))
 	}
-	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
+	for ph := range pd.PhaseOverlap + 1 { // the last
 		if d, ok := a.phases.Get(ph); ok {
 			r.Phases[ph.String()] = inMillis(d)
 		}

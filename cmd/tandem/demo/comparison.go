@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"sync"
 	"time"
 
@@ -21,9 +20,6 @@ import (
 // machine. Prefill of 1000 tokens takes 79 ms, in which no stream of the engine gets a token. Kernel times that AIConfigurator
 // 0.12 has measured on four H100 agree: 15.2 ms a step, and 57 ms more for each 1000 tokens that are prefilled in it.
 const comparedModel = "llama-3.1-70b-4xh100"
-
-// comparedFlags are the flags of the engines that are compared. Their blocks are enough for all concurrent requests.
-var comparedFlags = []string{"--model=" + comparedModel, "--block-size=" + strconv.Itoa(blockSize), "--max-model-len=8192", "--blocks=4096"}
 
 // comparedGoal is what a client wants of a request: an answer that begins soon and never halts for a time that a reader notices.
 var comparedGoal = report.Goal{TTFT: 1000, Gap: 100}
@@ -113,18 +109,19 @@ func (m *measured) asMeant(s *side) bool {
 	return m.answer.Failure == nil && m.answer.Decision != nil && m.answer.Decision.Verdict == want
 }
 
-// contest is the comparison of local prefill with P/D on the same engines.
+// contest is the comparison of local prefill with P/D.
 type contest struct {
-	engines, local *stack.Group // engines and P/D stack; the stack without prefill
-	sides          [2]*side
+	engine       *engine
+	split, whole *stack.Group // the P/D stack with its engines; the stack without prefill
+	sides        [2]*side
 }
 
 // compareSides measures both sides in turns. The error is one of the demo itself; ended is how the programs ended.
 func compareSides(ctx context.Context, with *settings, line *progress) (found *comparison, ended, err error) {
-	c := &contest{}
+	c := &contest{engine: with.engine()}
 	var alive context.Context
-	c.engines, alive = stack.NewGroup(ctx)
-	c.local, alive = stack.NewGroup(alive)
+	c.split, alive = stack.NewGroup(ctx)
+	c.whole, alive = stack.NewGroup(alive)
 	if err = c.start(alive, with); err == nil {
 		found, err = c.measure(alive, with.Pairs, line)
 	}
@@ -136,22 +133,29 @@ func compareSides(ctx context.Context, with *settings, line *progress) (found *c
 			s.endpoint.Close()
 		}
 	}
-	return found, errors.Join(c.local.Stop(), c.engines.Stop()), err
+	return found, errors.Join(c.whole.Stop(), c.split.Stop()), err
 }
 
-// start starts the engines with a P/D stack, and a second stack in which each of the same engines has a sidecar and decodes.
+// start starts the engines with a P/D stack, and a second stack in which each engine has a sidecar and serves whole requests. These are
+// the same engines, or as many others where an engine can do only the one or the other.
 func (c *contest) start(ctx context.Context, with *settings) error {
-	options := stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines, Threshold: threshold,
-		Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: comparedFlags}
-	split, err := stack.StartPD(ctx, c.engines, options)
+	e := c.engine
+	options := stack.PDOptions{Dir: with.BinDir, Engine: e.name, Prefill: e.split.prefill, Decode: e.split.decode, Plain: e.split.plain, Threshold: threshold,
+		Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: e.keeper,
+		SimFlags: append([]string{"--model=" + comparedModel}, e.compared...)}
+	split, err := stack.StartPD(ctx, c.split, options)
 	if err != nil {
 		return err
 	}
-	options = stack.PDOptions{Dir: with.BinDir, Proxy: with.proxy()}
-	for _, pod := range append(split.Prefill, split.Decode...) {
-		options.DecodeEngines = append(options.DecodeEngines, pod.Engine)
+	if e.split.plain > 0 {
+		options.Prefill, options.Decode, options.Plain = 0, 0, e.split.count()
+	} else {
+		options = stack.PDOptions{Dir: with.BinDir, Proxy: with.proxy()}
+		for _, pod := range append(split.Prefill, split.Decode...) {
+			options.DecodeEngines = append(options.DecodeEngines, pod.Engine)
+		}
 	}
-	whole, err := stack.StartPD(ctx, c.local, options)
+	whole, err := stack.StartPD(ctx, c.whole, options)
 	if err != nil {
 		return err
 	}
@@ -159,9 +163,8 @@ func (c *contest) start(ctx context.Context, with *settings) error {
 		name, about, proxy string
 		local              bool
 	}{
-		{"all local", "each engine prefills and decodes; while it prefills, its streams get no tokens", whole.Proxy, true},
-		{fmt.Sprintf("P/D, %d+%d", prefillEngines, decodeEngines),
-			fmt.Sprintf("%d engines prefill the long prompts, the other %d decode everything", prefillEngines, decodeEngines), split.Proxy, false},
+		{"all local", e.wholeSide, whole.Proxy, true},
+		{"P/D, " + e.split.short(), e.splitSide, split.Proxy, false},
 	} {
 		endpoint, err := client.New(client.Options{URL: "http://" + s.proxy, Model: comparedModel, API: pd.APICompletions, Stream: true,
 			ConnectTimeout: 5 * time.Second, Timeout: 30 * time.Second, Connections: 100})
@@ -208,8 +211,13 @@ func (c *contest) measure(ctx context.Context, pairs int, line *progress) (*comp
 }
 
 func (c *contest) describe(m model.Model) report.Comparison {
-	d := report.Comparison{On: "the same engines", Step: m.StepMs, Goal: comparedGoal, About: []string{
-		fmt.Sprintf("the same %d engines, simulated: %s", prefillEngines+decodeEngines, comparedModel),
+	on := "the same %d engines"
+	if c.engine.split.plain > 0 {
+		on = "%d engines of each side"
+	}
+	on = fmt.Sprintf(on, c.engine.split.count())
+	d := report.Comparison{On: on, Step: m.StepMs, Goal: comparedGoal, About: []string{
+		fmt.Sprintf("%s, simulated: %s on %s", on, comparedModel, c.engine.title),
 		fmt.Sprintf("open loop, random arrivals for %d s a round", comparedSeconds),
 	}}
 	for _, k := range kinds {

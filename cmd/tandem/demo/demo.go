@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ const Summary = "run a whole P/D stack on this machine and prove that it works"
 // settings are the flags.
 type settings struct {
 	BinDir    string        `flag:"bin-dir" arg:"DIR" help:"folder with the programs epp, keeper, sidecar, sim and tandem, and nixl/. Default: the folder of this program"`
+	Engine    string        `flag:"engine" enum:"vllm,sglang" help:"what the engines simulate: it decides how they hand over"`
 	Proxy     string        `flag:"proxy" enum:"auto,envoy,gateway" help:"the proxy that clients talk to; auto: Envoy if one is found (ENVOY_BIN, .tools/envoy or PATH), else the built-in gateway"`
 	Transport string        `flag:"transport" enum:"tcp,nixl" help:"how KV moves between the engines, and how sidecars notify them: Tandem's own TCP, or the real NIXL library (needs programs of make nixl)"`
 	Library   string        `flag:"nixl-library" arg:"PATH" help:"libnixl_capi.so, or its folder, for --transport nixl. Default: TANDEM_NIXL_LIB, else .tools/nixl of the checkout, else the library of the loader or a Python environment"`
@@ -33,7 +35,7 @@ type settings struct {
 	Report    string        `flag:"report" arg:"FILE.html" help:"write the report as a page"`
 	JSON      bool          `flag:"json" help:"print the report as JSON instead of text"`
 	Timeout   time.Duration `flag:"timeout" help:"longest time of the whole run"`
-	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the checks fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator. Nothing is compared then"`
+	Fault     string        `flag:"fault" arg:"FAULT[:ARG]" help:"make the prefill engines fail, to see the checks fail: stale, no-handoff, bad-handoff:foreign, status:500, crash and other faults of the simulator; SGLang's have no lease and no hand-off to spoil. Nothing is compared then"`
 }
 
 const (
@@ -49,6 +51,9 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Rounds >= 1 && s.Rounds <= maxRounds, "rounds", "must be from 1 to %d, got %d", maxRounds, s.Rounds)
 	p.Require(s.Pairs >= 0 && s.Pairs <= maxPairs, "pairs", "must be from 0 to %d, got %d", maxPairs, s.Pairs)
 	p.Require(s.Library == "" || s.Transport == stack.TransportNIXL, "nixl-library", "has no effect with --transport %s: leave it out", s.Transport)
+	p.Require(s.engine().keeper || s.Transport == stack.TransportTCP, "transport", "NIXL moves the KV of vLLM's simulated engines only: leave it out with --engine %s", s.Engine)
+	kind, _, _ := strings.Cut(s.Fault, ":")
+	p.Require(!slices.Contains(s.engine().noFaults, kind), "fault", "engines of %s do not have the fault %s", s.Engine, kind)
 	if s.Report != "" { // fail now, not after the run
 		_, err := os.Stat(filepath.Dir(s.Report))
 		p.Require(err == nil, "report", "the page cannot be written: %w", err)
@@ -58,7 +63,7 @@ func (s *settings) Validate(p *boot.Problems) {
 // Run runs the command. The error is an Exit with CodeMissing if a program, the requested proxy or the requested transport
 // is missing. If a check fails, the error names it and means CodeFailed.
 func Run(ctx context.Context, std boot.IO, args []string) error {
-	s := settings{Timeout: 2 * time.Minute, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8, Pairs: 6}
+	s := settings{Timeout: 2 * time.Minute, Engine: stack.EngineVLLM, Proxy: "auto", Transport: stack.TransportTCP, Rounds: 8, Pairs: 6}
 	if _, err := (boot.Program{Summary: "demo: " + Summary + "."}).Load(std, &s, args); err != nil {
 		return err
 	}
@@ -84,6 +89,9 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 	}
 	return failed(data.Checks)
 }
+
+// engine returns the description of the engines.
+func (s *settings) engine() *engine { return engines[s.Engine] }
 
 // programs are the programs that the demo starts.
 var programs = []string{"sim", "keeper", "sidecar", "epp", "tandem"}
@@ -117,15 +125,15 @@ func (s *settings) proxy() string {
 func (s *settings) perform(ctx context.Context, line *progress) (*report.Data, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %v (see --timeout)", s.Timeout))
 	defer cancel()
-	st, alive := newStage(ctx)
+	st, alive := newStage(ctx, s.engine())
 	var seen evidence
-	line.say("starting %d prefill and %d decode engines, sidecars, picker and proxy …", prefillEngines, decodeEngines)
+	line.say("starting %s, sidecars, picker and proxy …", s.engine().pool)
 	err := st.start(alive, s)
 	if err == nil {
 		err = st.spoil(alive, s.Fault)
 	}
 	if err == nil {
-		seen, err = st.exercise(alive, workload(s.Rounds), line)
+		seen, err = st.exercise(alive, workload(s.engine(), s.Rounds), line)
 	}
 	if err != nil && alive.Err() != nil {
 		err = context.Cause(alive) // if a program has died, that is the cause of all other failures

@@ -8,7 +8,6 @@ import (
 
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/sim"
 )
 
 // clients is the number of concurrent clients after the first round.
@@ -38,12 +37,12 @@ func (p pulls) since(before pulls) *pulls {
 
 // evidence is everything that the demo observed.
 type evidence struct {
+	engine     *engine
 	stack      []string // description of the stack
 	started    time.Time
 	exchanges  []exchange // in the order they were sent
 	load       []report.LoadSample
-	prefill    []string    // names of the prefill engines' pods
-	engines    []sim.State // of all but the reference, at the end; prefill engines first
+	accounts   []account // of all engines but the reference, at the end
 	pulled     pulls
 	lost       lostLeg
 	blockBytes int64
@@ -54,10 +53,7 @@ type evidence struct {
 // exercise sends all requests: the first round one after the other, so that the pulled KV can be attributed to requests,
 // then all others concurrently. After them it sends the same to the reference, and last makes a decode leg fail.
 func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress) (seen evidence, err error) {
-	seen = evidence{stack: s.describe(), started: time.Now(), blockBytes: s.blockBytes}
-	for _, e := range s.prefill {
-		seen.prefill = append(seen.prefill, e.name)
-	}
+	seen = evidence{engine: s.engine, stack: s.describe(), started: time.Now(), blockBytes: s.blockBytes}
 	line.total = count(rounds)
 	watch := s.watch(ctx, seen.started, line)
 	r := runner{stage: s, line: line}
@@ -73,7 +69,7 @@ func (s *stage) exercise(ctx context.Context, rounds [][]thread, line *progress)
 	if err := s.compare(ctx, seen.exchanges); err != nil {
 		return seen, err
 	}
-	if seen.engines, err = s.settleAll(ctx); err != nil {
+	if seen.accounts, err = s.settleAll(ctx); err != nil {
 		return seen, err
 	}
 	if seen.pulled, err = s.pulls(ctx); err != nil {

@@ -12,15 +12,13 @@ import (
 	"github.com/tandem-serving/tandem/pd"
 )
 
-// The checks.
+// The checks that all engines have.
 const (
 	checkAnswers   = "every request answered"
 	checkDecisions = "prefilled where expected"
 	checkPods      = "pods of each request known"
 	checkTokens    = "tokens equal to the reference engine's"
 	checkKV        = "KV bytes moved as expected"
-	checkStranded  = "no blocks stranded"
-	checkLost      = "hand-off of a failed decode leg released at once"
 	checkPhases    = "phases add up to the time in the sidecar"
 	checkCompared  = "prefilled where expected in the comparison"
 	checkEnd       = "all programs ended"
@@ -29,7 +27,8 @@ const (
 // judge makes all checks.
 func (e *evidence) judge() []report.Check {
 	all := []report.Check{
-		e.judgeAnswers(), e.judgeDecisions(), e.judgePods(), e.judgeTokens(), e.judgeKV(), e.judgeStranded(), e.judgeLost(), e.judgePhases(),
+		e.judgeAnswers(), e.judgeDecisions(), e.judgePods(), e.judgeTokens(), e.engine.judgeKV(e), e.engine.judgeHeld(e),
+		e.engine.judgeLost(e), e.judgePhases(),
 	}
 	if e.compared != nil {
 		all = append(all, e.judgeComparison())
@@ -88,56 +87,62 @@ func (x *exchange) asExpected() bool {
 }
 
 // judgePods checks that the spans name the decode pod of each request and the prefill pod of each that was tried remotely, and
-// that each prefill engine counts as many ended hand-offs as the spans say.
+// that the engines count as many hand-offs, or legs, as the spans say.
 func (e *evidence) judgePods() report.Check {
 	right, of := e.tally(func(x *exchange) bool {
 		return x.traced.decode != "" && (x.traced.prefill != "") == (x.answer.decision.Attempts > 0)
 	})
-	handoffs := map[string]int64{}
+	legs := map[string]int64{}
 	for _, x := range e.answered() {
+		legs[x.traced.decode]++
 		if x.isRemote() {
-			handoffs[x.traced.prefill]++
+			legs[x.traced.prefill]++
 		}
 	}
 	same := true
 	var counts []string
-	for i, name := range e.prefill {
-		counted := e.engines[i].Released + e.engines[i].Expired
-		counts = append(counts, name+" "+against(handoffs[name], counted, "hand-off"))
-		same = same && handoffs[name] == counted
+	for i := range e.accounts {
+		a := &e.accounts[i]
+		counted, ok := e.engine.served(a)
+		if !ok {
+			continue
+		}
+		counts = append(counts, a.name+" "+against(legs[a.name], counted, e.engine.what))
+		same = same && legs[a.name] == counted
 	}
 	return check(checkPods, right == of && of > 0 && same, "%d of %d; %s, as the engines count", right, of, strings.Join(counts, ", "))
 }
 
 func (e *evidence) judgeTokens() report.Check {
-	right, of := e.tally(func(x *exchange) bool {
-		return len(x.answer.generated) == x.tokens && slices.Equal(x.answer.generated, x.reference.generated)
-	})
-	return check(checkTokens, right == of && of > 0, "%d of %d answers", right, of)
+	right, of := e.tally(func(x *exchange) bool { return x.asReference(e.engine) })
+	how := ""
+	if len(e.engine.textOnly) > 0 {
+		how = "; chats by their text, because their answers have no token ids"
+	}
+	return check(checkTokens, right == of && of > 0, "%d of %d answers%s", right, of, how)
 }
 
-// blocks returns how many blocks the prompt fills.
-func (x *exchange) blocks() int { return (len(x.reference.prompt) + blockSize - 1) / blockSize }
+// asReference reports whether the answer has all tokens that were asked for, and they are the reference's. Some answers have them
+// as text alone.
+func (x *exchange) asReference(of *engine) bool {
+	a := &x.answer
+	complete := len(a.generated) == x.tokens || len(a.generated) == 0 && a.text != "" && slices.Contains(of.textOnly, x.class.api)
+	return complete && a.completion == x.tokens && slices.Equal(a.generated, x.reference.generated) && a.text == x.reference.text
+}
 
 // isRemote reports whether the decode engine pulled KV for it.
 func (x *exchange) isRemote() bool { return x.failure == nil && x.answer.decision.Verdict == pd.Remote }
 
-// wanted returns how many blocks have to move for remote prompts, if the engines count so many of their tokens as pulled
-// from another engine. These are the blocks that the decode engine's prefix cache does not have. They are whole blocks,
-// except the last one of a prompt, which may not be full.
-func wanted(tokens int64, remote ...*exchange) int64 {
-	for _, x := range remote {
-		tokens += int64(x.blocks()*blockSize - len(x.reference.prompt))
-	}
-	return tokens / blockSize
-}
-
 // moved summarizes the KV that moved.
 type moved struct {
-	remote       []*exchange
-	offered      int // blocks of their prompts
-	alone, right int // requests that ran alone, and how many of these pulled the right bytes
+	remote          []*exchange
+	pulled          int64 // blocks that decode engines had to pull
+	offered, served int64 // bytes of their prompts, and what prefill engines count
+	alone, right    int   // requests that ran alone, and how many of these pulled the right bytes
+	all             bool  // that had to be pulled was, and no more
 }
+
+func (m *moved) passed() bool { return m.all && m.right == m.alone && m.served == m.offered }
 
 func (e *evidence) moved() (m moved) {
 	for i := range e.exchanges {
@@ -146,33 +151,22 @@ func (e *evidence) moved() (m moved) {
 		if x.isRemote() {
 			self = []*exchange{x}
 			m.remote = append(m.remote, x)
-			m.offered += x.blocks()
+			m.offered += int64(x.blocks(e.engine.blockSize)) * e.blockBytes
 		}
 		if x.alone == nil {
 			continue
 		}
 		m.alone++
-		if x.alone.bytes == wanted(x.alone.tokens, self...)*e.blockBytes && (x.alone.bytes > 0) == x.isRemote() {
+		if x.alone.bytes == e.engine.wanted(x.alone.tokens, e.engine.blockSize, self...)*e.blockBytes && (x.alone.bytes > 0) == x.isRemote() {
 			m.right++
 		}
 	}
-	return m
-}
-
-// judgeKV compares the bytes that moved with the prompt tokens that the decode engines count as pulled, in sum and for every
-// request that ran alone. It also checks that the prefill engines were notified of the end of every remote prompt, with all
-// of its blocks.
-func (e *evidence) judgeKV() report.Check {
-	m := e.moved()
-	var released int64
-	for _, engine := range e.engines {
-		released += engine.KVBytesServed
+	for _, a := range e.accounts {
+		m.served += a.KVBytesServed
 	}
-	pulled, offered := wanted(e.pulled.tokens, m.remote...), int64(m.offered)*e.blockBytes
-	passed := m.right == m.alone && pulled > 0 && e.pulled.bytes == pulled*e.blockBytes && released == offered
-	return check(checkKV, passed, "decode engines pulled %s for the %d blocks that they had not cached; prefill engines released %s of %d remote prompts; "+
-		"right for %d of %d requests that ran alone",
-		against(e.pulled.bytes, pulled*e.blockBytes, "byte"), pulled, against(released, offered, "byte"), len(m.remote), m.right, m.alone)
+	m.pulled = e.engine.wanted(e.pulled.tokens, e.engine.blockSize, m.remote...)
+	m.all = m.pulled > 0 && e.pulled.bytes == m.pulled*e.blockBytes
+	return m
 }
 
 // against formats a number of things, and the expected number if it differs.
@@ -183,26 +177,15 @@ func against(seen, want int64, what string) string {
 	return fmt.Sprintf("%d %ss (expected %d)", seen, what, want)
 }
 
-// judgeStranded counts stranded blocks: those that are still held, and those of hand-offs whose lease expired.
-func (e *evidence) judgeStranded() report.Check {
-	held := 0
-	var released, expired int64
-	for _, engine := range e.engines {
-		held += engine.Blocks.Used
-		released += engine.Released
-		expired += engine.Expired
-	}
-	return check(checkStranded, held == 0 && expired == 0, "%d still held; %d hand-offs released, %d expired", held, released, expired)
-}
-
 // judgePhases compares the phases that the client was sent with the length of the sidecar's span, which is exact on the busiest
 // machine. What the client measures on top is the way through proxy and picker. How long that is depends on the machine, so it is
 // shown and not judged.
 func (e *evidence) judgePhases() report.Check {
-	right, of := e.tally((*exchange).wellTimed)
+	wellTimed := func(x *exchange) bool { return x.wellTimed(e.engine.concurrent) }
+	right, of := e.tally(wellTimed)
 	found := fmt.Sprintf("%d of %d", right, of)
 	for i := range e.exchanges {
-		if x := &e.exchanges[i]; x.failure == nil && !x.wellTimed() {
+		if x := &e.exchanges[i]; x.failure == nil && !wellTimed(x) {
 			return check(checkPhases, false, "%s; request %d (%s) has %s, in the sidecar it took %.3f ms, and the client measured %.3f ms", found,
 				i+1, x.class.name, x.answer.phases.AppendTiming(nil, pd.PhaseEPP), inMillis(x.traced.took), inMillis(x.answer.took))
 		}
@@ -244,9 +227,9 @@ const rounding = time.Duration(pd.PhaseCount+1) * time.Microsecond
 
 // wellTimed reports whether the phases are those that the request went through, add up to the time in the sidecar, and are with
 // the picker's not longer than the time measured here.
-func (x *exchange) wellTimed() bool {
-	for ph := range pd.Phase(pd.PhaseCount) + 1 { // PhaseEPP is the last
-		if _, ok := x.answer.phases.Get(ph); ok != wantPhase(x.answer.decision, ph) {
+func (x *exchange) wellTimed(concurrent bool) bool {
+	for ph := range pd.PhaseOverlap + 1 { // the last
+		if _, ok := x.answer.phases.Get(ph); ok != wantPhase(x.answer.decision, ph, concurrent) {
 			return false
 		}
 	}
@@ -254,13 +237,15 @@ func (x *exchange) wellTimed() bool {
 	return missing.Abs() <= rounding && x.answer.attributed() <= x.answer.took+rounding
 }
 
-// wantPhase reports whether a request with this result goes through a phase.
-func wantPhase(d pd.Result, ph pd.Phase) bool {
+// wantPhase reports whether a request with this result goes through a phase. Between legs that are sent at once is none.
+func wantPhase(d pd.Result, ph pd.Phase, concurrent bool) bool {
 	switch ph {
 	case pd.PhasePrefill:
 		return d.Attempts > 0
 	case pd.PhaseHandoff:
-		return d.Verdict == pd.Remote
+		return d.Verdict == pd.Remote && !concurrent
+	case pd.PhaseOverlap:
+		return d.Verdict == pd.Remote && concurrent
 	}
 	return true
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/tandem-serving/tandem/cmd/tandem/report"
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/pd"
-	"github.com/tandem-serving/tandem/sim"
 )
 
 var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -21,17 +20,17 @@ var started = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func sound() *evidence {
 	local := exchange{question: question{class: &singles[0]}, alone: &pulls{}}
 	local.answer.decision = pd.Result{Verdict: pd.Local, Reason: pd.ShortPrompt}
-	first := exchange{question: question{class: &firstTurn}, alone: &pulls{3 * 100, 2*blockSize + blockSize/2}}
+	first := exchange{question: question{class: &firstTurn}, alone: &pulls{3 * 100, 2*vllmBlock + vllmBlock/2}}
 	first.answer.decision = pd.Result{Verdict: pd.Remote, Reason: pd.Uncached, Attempts: 1}
 	later := exchange{question: question{class: &laterTurn}}
 	later.answer.decision = first.answer.decision
-	e := &evidence{stack: []string{"a stack"}, started: started, blockBytes: 100, pulled: pulls{4 * 100, 3*blockSize + blockSize/2}}
+	e := &evidence{engine: &vllm, stack: []string{"a stack"}, started: started, blockBytes: 100, pulled: pulls{4 * 100, 3*vllmBlock + vllmBlock/2}}
 	for i, x := range []exchange{local, first, later} {
 		x.tokens = 4
-		x.answer.generated = []int{7, 8, 9, 7}
-		x.reference = answer{prompt: make([]int, []int{5, 2*blockSize + blockSize/2, 2 * blockSize}[i]), generated: []int{7, 8, 9, 7}}
+		x.answer.generated, x.answer.completion = []int{7, 8, 9, 7}, 4
+		x.reference = answer{promptTokens: []int{5, 2*vllmBlock + vllmBlock/2, 2 * vllmBlock}[i], generated: []int{7, 8, 9, 7}}
 		for ph := range pd.Phase(pd.PhaseCount) + 1 {
-			if wantPhase(x.answer.decision, ph) {
+			if wantPhase(x.answer.decision, ph, false) {
 				x.answer.phases.Set(ph, time.Millisecond)
 			}
 		}
@@ -45,23 +44,28 @@ func sound() *evidence {
 		x.foretold = &epp.Explanation{Decision: x.answer.decision.Verdict.String(), Reason: x.answer.decision.Reason}
 		e.exchanges = append(e.exchanges, x)
 	}
-	e.lost = lostLeg{exchange: exchange{question: question{class: &lostClass, tokens: 4}}, told: 1, released: 1}
-	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, decision: pd.Result{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
+	e.lost = lostLeg{exchange: exchange{question: question{class: &lostClass, tokens: 4}}, told: 1, handoffs: 1}
+	e.lost.answer = answer{generated: []int{7, 8, 9, 7}, completion: 4, decision: pd.Result{Verdict: pd.Local, Reason: pd.TransferFailed, Attempts: 1}}
 	e.lost.reference.generated = e.lost.answer.generated
-	e.prefill = []string{"prefill-0", "prefill-1"}
-	e.engines = []sim.State{{}, {Released: 2, KVBytesServed: 5 * 100}, {}}
+	e.accounts = accountsOf(state{}, state{Released: 2, KVBytesServed: 5 * 100}, state{})
 	return e
+}
+
+// accountsOf returns the accounts of two prefill engines, of a decode engine, and of plain ones.
+func accountsOf(states ...state) (all []account) {
+	for i, s := range states {
+		role := []string{rolePrefill, rolePrefill, roleDecode, rolePlain}[i]
+		name := []string{"prefill-0", "prefill-1", "decode-0", "plain-0"}[i]
+		all = append(all, account{instance: instance{name: name, role: role}, state: s})
+	}
+	return all
 }
 
 func TestJudge(t *testing.T) {
 	failure := errors.New("status 500")
 	local := func(e *evidence) *exchange { return &e.exchanges[0] }
 	remote := func(e *evidence) *exchange { return &e.exchanges[1] }
-	tests := []struct {
-		name   string
-		spoil  func(e *evidence)
-		failed []string
-	}{
+	tests := []judgement{
 		{"nothing wrong", func(*evidence) {}, nil},
 		{"one without an answer", func(e *evidence) { local(e).failure = failure }, []string{checkAnswers}},
 		{"nothing asked", func(e *evidence) { e.exchanges = nil },
@@ -78,32 +82,38 @@ func TestJudge(t *testing.T) {
 		{"another reason", func(e *evidence) { local(e).answer.decision.Reason = pd.Bypassed }, []string{checkDecisions}},
 		{"a reason without a decision", func(e *evidence) { local(e).answer.decision.Reason = pd.Uncached }, []string{checkDecisions}},
 		{"second attempt", func(e *evidence) { remote(e).answer.decision.Attempts = 2 }, []string{checkDecisions}},
+		{"other text", func(e *evidence) { remote(e).answer.text = "x" }, []string{checkTokens}},
+		{"no token ids", func(e *evidence) {
+			remote(e).answer.generated, remote(e).answer.text = nil, "abc"
+			remote(e).reference = answer{promptTokens: remote(e).reference.promptTokens, text: "abc"}
+		}, []string{checkTokens}},
 		{"other token", func(e *evidence) { remote(e).answer.generated[3]++ }, []string{checkTokens}},
 		{"one token less", func(e *evidence) {
 			remote(e).answer.generated = remote(e).answer.generated[1:]
 			remote(e).reference.generated = remote(e).answer.generated
 		}, []string{checkTokens}},
 		{"block not moved", func(e *evidence) { e.pulled.bytes -= 100 }, []string{checkKV}},
-		{"block not counted", func(e *evidence) { e.pulled.tokens -= blockSize }, []string{checkKV}},
-		{"block never released", func(e *evidence) { e.engines[1].KVBytesServed -= 100 }, []string{checkKV}},
+		{"block not counted", func(e *evidence) { e.pulled.tokens -= vllmBlock }, []string{checkKV}},
+		{"block never released", func(e *evidence) { e.accounts[1].KVBytesServed -= 100 }, []string{checkKV}},
 		{"moved for the wrong request", func(e *evidence) { local(e).alone, remote(e).alone = remote(e).alone, local(e).alone }, []string{checkKV}},
 		{"all of it was cached", func(e *evidence) {
 			e.pulled, remote(e).alone = pulls{}, nil
-			remote(e).reference.prompt = remote(e).reference.prompt[:2*blockSize]
-			e.engines[1].KVBytesServed = 4 * 100
+			remote(e).reference.promptTokens = 2 * vllmBlock
+			e.accounts[1].KVBytesServed = 4 * 100
 		}, []string{checkKV}},
-		{"blocks held", func(e *evidence) { e.engines[1].Blocks.Used = 1 }, []string{checkStranded}},
-		{"lease ran out", func(e *evidence) { e.engines[1].Released, e.engines[1].Expired = 1, 1 }, []string{checkStranded}},
-		{"failed leg without an answer", func(e *evidence) { e.lost.failure = failure }, []string{checkLost}},
-		{"failed leg with other tokens", func(e *evidence) { e.lost.reference.generated = []int{7, 8, 9, 8} }, []string{checkLost}},
-		{"failed leg with too few tokens", func(e *evidence) { e.lost.tokens++ }, []string{checkLost}},
-		{"leg that did not fail", func(e *evidence) { e.lost.answer.decision.Reason = pd.Uncached }, []string{checkLost}},
-		{"failed leg released by decode", func(e *evidence) { e.lost.told = 0 }, []string{checkLost}},
-		{"failed leg released twice", func(e *evidence) { e.lost.told = 2 }, []string{checkLost}},
-		{"failed leg not released", func(e *evidence) { e.lost.released = 0 }, []string{checkLost}},
-		{"failed leg's lease ran out", func(e *evidence) { e.lost.expired = 1 }, []string{checkLost}},
-		{"failed leg's blocks held", func(e *evidence) { e.lost.held = 1 }, []string{checkLost}},
+		{"blocks held", func(e *evidence) { e.accounts[1].Blocks.Used = 1 }, []string{checkStranded}},
+		{"lease ran out", func(e *evidence) { e.accounts[1].Released, e.accounts[1].Expired = 1, 1 }, []string{checkStranded}},
+		{"failed leg without an answer", func(e *evidence) { e.lost.failure = failure }, []string{checkReleased}},
+		{"failed leg with other tokens", func(e *evidence) { e.lost.reference.generated = []int{7, 8, 9, 8} }, []string{checkReleased}},
+		{"failed leg with too few tokens", func(e *evidence) { e.lost.tokens++ }, []string{checkReleased}},
+		{"leg that did not fail", func(e *evidence) { e.lost.answer.decision.Reason = pd.Uncached }, []string{checkReleased}},
+		{"failed leg released by decode", func(e *evidence) { e.lost.told = 0 }, []string{checkReleased}},
+		{"failed leg released twice", func(e *evidence) { e.lost.told = 2 }, []string{checkReleased}},
+		{"failed leg not released", func(e *evidence) { e.lost.handoffs = 0 }, []string{checkReleased}},
+		{"failed leg's lease ran out", func(e *evidence) { e.lost.expired = 1 }, []string{checkReleased}},
+		{"failed leg's blocks held", func(e *evidence) { e.lost.held = 1 }, []string{checkReleased}},
 		{"phases missing", func(e *evidence) { remote(e).answer.phases = pd.Phases{} }, []string{checkPhases}},
+		{"an overlap of legs that follow each other", func(e *evidence) { remote(e).answer.phases.Set(pd.PhaseOverlap, 0) }, []string{checkPhases}},
 		{"phase too many", func(e *evidence) { local(e).answer.phases.Set(pd.PhasePrefill, 0) }, []string{checkPhases}},
 		{"more than measured", func(e *evidence) { local(e).answer.took = local(e).answer.phases.Sum() }, []string{checkPhases}},
 		// The client's reader of local streams once took the time to the first byte from the headers, which do not have it yet.
@@ -117,6 +127,18 @@ func TestJudge(t *testing.T) {
 		}, nil},
 		{"did not end", func(e *evidence) { e.ended = errors.New("killed") }, []string{checkEnd}},
 	}
+	judgeEach(t, sound, tests)
+}
+
+// judgement is what is wrong with the evidence of a run, and the checks that fail then.
+type judgement struct {
+	name   string
+	spoil  func(e *evidence)
+	failed []string
+}
+
+// judgeEach spoils a sound run in each way, and compares the checks that fail.
+func judgeEach(t *testing.T, sound func() *evidence, tests []judgement) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			seen := sound()
@@ -168,10 +190,10 @@ func TestFindingNamesARequestThatLostAPhase(t *testing.T) {
 
 func TestFindingNamesMissingBytes(t *testing.T) {
 	seen := sound()
-	seen.pulled.bytes, seen.engines[1].KVBytesServed = 300, 0
+	seen.pulled.bytes, seen.accounts[1].KVBytesServed = 300, 0
 	want := "decode engines pulled 300 bytes (expected 400) for the 4 blocks that they had not cached; prefill engines released " +
 		"0 bytes (expected 500) of 2 remote prompts; right for 2 of 2 requests that ran alone"
-	if got := seen.judgeKV().Got; got != want {
+	if got := seen.judgePulled().Got; got != want {
 		t.Errorf("%s", got)
 	}
 }

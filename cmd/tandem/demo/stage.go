@@ -8,58 +8,59 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/cmd/internal/boot"
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/sim"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/model"
 	"github.com/tandem-serving/tandem/stack"
 )
 
 const (
-	prefillEngines = 2
-	decodeEngines  = 2
-	modelName      = "llama-3.1-8b-h100"
-	blockSize      = 32  // tokens
-	threshold      = 256 // uncached tokens, by the picker's estimate, from which a prompt is prefilled remotely
+	modelName = "llama-3.1-8b-h100"
+	threshold = 256 // uncached tokens, by the picker's estimate, from which a prompt is prefilled remotely
 )
 
-// simFlags are the flags of all engines, the reference too. 32768 tokens of KV are a little more than the concurrent
-// requests need, so the prefix caches evict, as real ones do.
-var simFlags = []string{"--model=" + modelName, "--block-size=" + strconv.Itoa(blockSize), "--max-model-len=8192", "--blocks=1024"}
+// The roles of instances.
+const (
+	rolePrefill = "prefill"
+	roleDecode  = "decode"
+	rolePlain   = "plain"
+)
 
-// engine is one simulated engine of the stage.
-type engine struct {
+// instance is one simulated engine of the stage.
+type instance struct {
 	name    string // of its pod
+	role    string
 	address string // host:port of its data port
 	admin   string // of its admin port
-	pod     string // host:port of its pod: the sidecar of a decode engine
+	pod     string // host:port of its pod: its sidecar, if it has one
 }
 
 // stage holds the running programs and their addresses.
 type stage struct {
-	group           *stack.Group
-	prefill, decode []engine
-	sidecars        []string // host:port of their metrics ports
-	transport       string   // of KV
-	reference       string   // host:port of its data port
-	proxy           string   // host:port
-	proxyName       string
-	picker          string // host:port of its admin port
-	spans           *spanCollector
-	blockBytes      int64 // KV bytes that move for one block
-	http            *http.Client
+	engine    *engine
+	group     *stack.Group
+	instances []instance
+	sidecars  []string // host:port of their metrics ports
+	transport string   // of KV
+	reference string   // host:port of the reference's data port
+	proxy     string   // host:port
+	proxyName string
+	picker    string // host:port of its admin port
+	spans     *spanCollector
+	// blockBytes is how many bytes of KV move for one block.
+	blockBytes int64
+	http       *http.Client
 }
 
 // newStage returns an empty stage, and a context that ends when one of its programs dies.
-func newStage(ctx context.Context) (*stage, context.Context) {
+func newStage(ctx context.Context, of *engine) (*stage, context.Context) {
 	group, alive := stack.NewGroup(ctx)
 	// The client has its own transport, so that no proxy of the environment is used on loopback.
-	return &stage{group: group, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}}, alive
+	return &stage{engine: of, group: group, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}}, alive
 }
 
 func (s *stage) start(ctx context.Context, with *settings) error {
@@ -67,22 +68,32 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 	if err != nil {
 		return err
 	}
-	s.blockBytes = int64(blockSize * model.StoredBytesPerToken)
+	s.blockBytes = int64(s.engine.blockSize * model.StoredBytesPerToken)
+	simFlags := append([]string{"--model=" + modelName}, s.engine.flags...)
 	if s.spans, err = collectSpans(); err != nil {
 		return err
 	}
-	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Prefill: prefillEngines, Decode: decodeEngines,
-		Threshold: threshold, Capture: with.Capture, Proxy: with.proxy(), Transport: with.Transport, Library: with.Library, Keeper: true, SimFlags: simFlags, OTLP: s.spans.address})
+	pd, err := stack.StartPD(ctx, s.group, stack.PDOptions{Dir: with.BinDir, Engine: s.engine.name, Prefill: s.engine.pool.prefill, Decode: s.engine.pool.decode,
+		Plain: s.engine.pool.plain, Threshold: threshold, Capture: with.Capture, Proxy: with.proxy(), Transport: with.Transport, Library: with.Library,
+		Keeper: s.engine.keeper, SimFlags: simFlags, OTLP: s.spans.address})
 	if err != nil {
 		return err
 	}
 	s.proxy, s.proxyName, s.picker = pd.Proxy, pd.ProxyName, pd.EPP.Admin
-	s.prefill, s.decode, s.transport = engines(pd.Prefill), engines(pd.Decode), with.Transport
-	for _, pod := range pd.Decode {
-		s.sidecars = append(s.sidecars, pod.SidecarMetrics)
+	s.transport = with.Transport
+	for _, of := range []struct {
+		role string
+		pods []stack.Pod
+	}{{rolePrefill, pd.Prefill}, {roleDecode, pd.Decode}, {rolePlain, pd.Plain}} {
+		for _, pod := range of.pods {
+			s.instances = append(s.instances, instance{pod.Name, of.role, pod.Engine, pod.EngineAdmin, pod.Address})
+			if pod.SidecarMetrics != "" {
+				s.sidecars = append(s.sidecars, pod.SidecarMetrics)
+			}
+		}
 	}
 	// Tokens are the same at any speed, so the reference runs as fast as it can.
-	p, err := s.group.Start(ctx, stack.Sim(with.BinDir, "reference engine", slices.Concat(simFlags, []string{"--time-scale=0"})...))
+	p, err := s.group.Start(ctx, stack.Sim(with.BinDir, "reference engine", slices.Concat(simFlags, s.engine.reference, []string{"--time-scale=0"})...))
 	if err != nil {
 		return err
 	}
@@ -90,12 +101,9 @@ func (s *stage) start(ctx context.Context, with *settings) error {
 	return err
 }
 
-func engines(pods []stack.Pod) []engine {
-	all := make([]engine, len(pods))
-	for i, pod := range pods {
-		all[i] = engine{pod.Name, pod.Engine, pod.EngineAdmin, pod.Address}
-	}
-	return all
+// in returns the engines of a role.
+func (s *stage) in(role string) []instance {
+	return slices.DeleteFunc(slices.Clone(s.instances), func(i instance) bool { return i.role != role })
 }
 
 // transports describe how KV moves.
@@ -106,13 +114,8 @@ var transports = map[string]string{
 
 // describe returns a description of the stack.
 func (s *stage) describe() []string {
-	return []string{
-		fmt.Sprintf("%d prefill and %d decode engines, simulated: %s", len(s.prefill), len(s.decode), modelName),
-		"a Tandem sidecar with a NIXL agent process (keeper) for each decode engine, and the Tandem EPP",
-		transports[s.transport],
-		s.proxyName,
-		fmt.Sprintf("prefill is remote for %d or more uncached tokens", threshold),
-	}
+	all := []string{fmt.Sprintf("%s, simulated: %s on %s", s.engine.pool, modelName, s.engine.title)}
+	return append(append(all, s.engine.about...), transports[s.transport], s.proxyName, fmt.Sprintf("prefill is remote for %d or more uncached tokens", threshold))
 }
 
 // stop ends everything that was started.
@@ -128,7 +131,7 @@ func (s *stage) stop() error {
 // trace sets what the sidecars' spans say about each request. All spans are there once the stage is stopped.
 func (s *stage) trace(all []exchange) {
 	names := map[string]string{}
-	for _, e := range slices.Concat(s.prefill, s.decode) {
+	for _, e := range s.instances {
 		names[e.pod] = e.name
 	}
 	for i := range all {
@@ -142,11 +145,11 @@ func (s *stage) spoil(ctx context.Context, named string) error {
 		return nil
 	}
 	kind, arg, _ := strings.Cut(named, ":")
-	return s.setFault(ctx, s.prefill, fault.Fault{Leg: "prefill", Fault: kind, Arg: arg})
+	return s.setFault(ctx, s.in(rolePrefill), fault.Fault{Leg: "prefill", Fault: kind, Arg: arg})
 }
 
 // setFault sets a fault in engines.
-func (s *stage) setFault(ctx context.Context, engines []engine, f fault.Fault) error {
+func (s *stage) setFault(ctx context.Context, engines []instance, f fault.Fault) error {
 	body, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("writing the fault: %w", err)
@@ -227,70 +230,63 @@ func (s *stage) explain(ctx context.Context, q *question) (*epp.Explanation, err
 	return &x, nil
 }
 
-// settleTime is how long blocks may be held after the last answer. The prefill engine learns of the end of a transfer by a
-// notification, which takes milliseconds; a lease would hold the blocks for 30 s.
-const settleTime = 3 * time.Second
-
-// settle waits until an engine holds no blocks, for at most settleTime, and returns its last state.
-func (s *stage) settle(ctx context.Context, e engine) (state sim.State, err error) {
+// settle waits until an engine holds nothing, for as long as its kind may take, and returns its last account.
+func (s *stage) settle(ctx context.Context, e instance) (a account, err error) {
+	a.instance = e
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.Now().Add(settleTime)
+	deadline := time.Now().Add(s.engine.settles)
 	for {
-		err = s.get(ctx, e.admin, "/sim/state", &state)
-		if err != nil || state.Blocks.Used == 0 || time.Now().After(deadline) {
-			return state, err
+		a.state = state{}
+		if err = s.get(ctx, e.admin, "/sim/state", &a.state); err != nil {
+			return a, err
+		}
+		if a.idle() || time.Now().After(deadline) {
+			if s.engine.read != nil {
+				err = s.engine.read(ctx, s, &a)
+			}
+			return a, err
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return state, context.Cause(ctx)
+			return a, context.Cause(ctx)
 		}
 	}
 }
 
-// settleAll waits until no engine of the stack holds blocks, for at most settleTime each, and returns their last states.
-func (s *stage) settleAll(ctx context.Context) (states []sim.State, err error) {
-	for _, e := range slices.Concat(s.prefill, s.decode) {
-		state, err := s.settle(ctx, e)
+// settleAll waits until no engine of the stack holds anything, for as long as their kind may take each, and returns their last accounts.
+func (s *stage) settleAll(ctx context.Context) (all []account, err error) {
+	for _, e := range s.instances {
+		a, err := s.settle(ctx, e)
 		if err != nil {
 			return nil, err
 		}
-		states = append(states, state)
+		all = append(all, a)
 	}
-	return states, nil
+	return all, nil
 }
 
 // pulls returns how much the decode engines have pulled from others.
 func (s *stage) pulls(ctx context.Context) (sum pulls, err error) {
-	for _, e := range s.decode {
-		var state sim.State
-		if err := s.get(ctx, e.admin, "/sim/state", &state); err != nil {
+	for _, e := range s.in(roleDecode) {
+		var has state
+		if err := s.get(ctx, e.admin, "/sim/state", &has); err != nil {
 			return sum, err
+		}
+		sum.bytes += has.KVBytesRead
+		if s.engine.pulledTokens == nil {
+			continue
 		}
 		page, err := s.page(ctx, e.address, "/metrics")
 		if err != nil {
 			return sum, err
 		}
-		tokens, err := pulledTokens(page)
+		tokens, err := s.engine.pulledTokens(page)
 		if err != nil {
 			return sum, fmt.Errorf("reading the metrics of %s: %w", e.address, err)
 		}
-		sum.bytes += state.KVBytesRead
 		sum.tokens += tokens
 	}
 	return sum, nil
-}
-
-// pulledTokens returns, from an engine's metrics page, how many prompt tokens came from another engine.
-func pulledTokens(page []byte) (int64, error) {
-	const name, label = "vllm:prompt_tokens_by_source_total{", `source="external_kv_transfer"`
-	for line := range strings.Lines(string(page)) {
-		series, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
-		if ok && strings.HasPrefix(series, name) && strings.Contains(series, label) {
-			n, err := strconv.ParseFloat(value, 64)
-			return int64(n), err
-		}
-	}
-	return 0, fmt.Errorf("there is no %s%s}", name, label)
 }

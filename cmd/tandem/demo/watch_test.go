@@ -97,10 +97,10 @@ func TestPulledTokens(t *testing.T) {
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 7.0
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv_transfer"} 123.0
 `
-	if n, err := pulledTokens([]byte(page)); n != 123 || err != nil {
+	if n, err := vllmPulledTokens([]byte(page)); n != 123 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	if _, err := pulledTokens([]byte(strings.ReplaceAll(page, "external_kv", "other"))); err == nil {
+	if _, err := vllmPulledTokens([]byte(strings.ReplaceAll(page, "external_kv", "other"))); err == nil {
 		t.Error("a page without the counter is no error")
 	}
 }
@@ -109,13 +109,16 @@ func TestReleasedBySidecar(t *testing.T) {
 	page, err := promtext.Read(strings.NewReader(`tandem_kv_release_total{result="ok",way="cancel"} 5
 tandem_kv_release_total{result="ok",way="nixl"} 2
 tandem_kv_release_total{result="unsure",way="nixl"} 9
+tandem_kv_release_total{result="ok",way="abort"} 4
 other_total{result="ok",way="nixl"} 7
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := releasedBySidecar(page); n != 2 {
-		t.Errorf("%d", n)
+	for way, want := range map[string]int64{"nixl": 2, "abort": 4, "none": 0} {
+		if n := releasedBySidecar(page, way); n != want {
+			t.Errorf("%s: %d", way, n)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ var (
 	goesRemote = []pd.Reason{pd.Uncached}
 )
 
-// singles are the classes of requests outside conversations.
+// singles are the classes of requests outside conversations that all engines serve.
 var singles = []class{
 	{"short chat", pd.APIChat, false, pd.ModeAuto, few, staysLocal},
 	{"short completion", pd.APICompletions, true, pd.ModeAuto, few, staysLocal},
@@ -47,8 +47,8 @@ var singles = []class{
 	{"long, bypassed", pd.APICompletions, true, pd.ModeBypass, many, []pd.Reason{pd.Bypassed}},
 }
 
-// The classes of a conversation. Its later turns are local on the pod that computed the earlier ones, if that pod is not too
-// busy.
+// The classes of a conversation. Where decode engines have prefix caches, its later turns are local on the pod that computed the earlier
+// ones, if that pod is not too busy.
 var (
 	firstTurn = class{"chat, first turn", pd.APIChat, true, pd.ModeAuto, many, goesRemote}
 	laterTurn = class{"chat, later turns", pd.APIChat, true, pd.ModeAuto, few, []pd.Reason{pd.BelowThreshold, pd.Uncached}}
@@ -71,17 +71,17 @@ type thread struct {
 }
 
 // workload returns the threads of each round, one of every kind. They are the same in every run.
-func workload(rounds int) (all [][]thread) {
+func workload(of *engine, rounds int) (all [][]thread) {
 	r := rand.New(rand.NewPCG(1, 2))
 	system := "You answer for a library. " + prose(r, 60)
 	for range rounds {
 		var round []thread
-		for i := range singles {
-			round = append(round, thread{turns: []turn{draw(r, &singles[i])}})
+		for i := range of.singles {
+			round = append(round, thread{turns: []turn{draw(r, &of.singles[i])}})
 		}
 		talk := thread{system: system, turns: []turn{draw(r, &firstTurn)}}
 		for range turns - 1 {
-			talk.turns = append(talk.turns, draw(r, &laterTurn))
+			talk.turns = append(talk.turns, draw(r, &of.laterTurns))
 		}
 		all = append(all, append(round, talk))
 	}
@@ -126,9 +126,15 @@ type question struct {
 func (t turn) ask(history []message) (question, error) {
 	body := map[string]any{"model": modelName, "max_tokens": t.tokens, "ignore_eos": true, "temperature": 0,
 		"stream": t.class.stream, "return_token_ids": true}
-	if t.class.api == pd.APIChat {
+	if t.class.stream {
+		body["stream_options"] = map[string]bool{"include_usage": true}
+	}
+	switch t.class.api {
+	case pd.APIChat:
 		body["messages"] = append(history[:len(history):len(history)], message{"user", t.words})
-	} else {
+	case pd.APISGLang:
+		body = map[string]any{"text": t.words, "sampling_params": map[string]any{"max_new_tokens": t.tokens, "ignore_eos": true, "temperature": 0}}
+	default:
 		body["prompt"] = t.words
 	}
 	b, err := json.Marshal(body)

@@ -11,8 +11,8 @@ import (
 )
 
 func TestWorkload(t *testing.T) {
-	rounds := workload(8)
-	if !reflect.DeepEqual(rounds, workload(8)) {
+	rounds := workload(&vllm, 8)
+	if !reflect.DeepEqual(rounds, workload(&vllm, 8)) {
 		t.Error("two runs would send different requests")
 	}
 	if n := count(rounds); n != 8*(len(singles)+turns) {
@@ -47,7 +47,13 @@ func TestWorkload(t *testing.T) {
 
 // The picker's estimate of a prompt must be on the expected side of the threshold for its class.
 func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
-	for _, round := range workload(50) {
+	for name, e := range engines {
+		t.Run(name, func(t *testing.T) { sidesOfTheThreshold(t, e) })
+	}
+}
+
+func sidesOfTheThreshold(t *testing.T, e *engine) {
+	for _, round := range workload(e, 50) {
 		for _, thread := range round {
 			system := 0
 			var history []message
@@ -81,7 +87,8 @@ func TestPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
 func estimate(t *testing.T, q *question) int {
 	t.Helper()
 	var r read.Reader
-	r.Reset(read.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json"}, 0, epp.BlockSpec{})
+	r.Reset(read.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json",
+		Reads: epp.NewAPISet(append(pd.APIs(), pd.APISGLang)...)}, 0, epp.BlockSpec{})
 	if err := r.Write(q.body); err != nil {
 		t.Fatal(err)
 	}

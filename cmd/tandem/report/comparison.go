@@ -11,7 +11,7 @@ import (
 
 // Comparison is the same load on engines that are arranged in two ways and measured in turns. All times are in milliseconds.
 type Comparison struct {
-	On    string   `json:"on"`    // "the same engines", or "as many engines"
+	On    string   `json:"on"`    // "the same 4 engines", or "4 engines of each side"
 	About []string `json:"about"` // engines and load, a few words each
 	Goal  Goal     `json:"goal"`
 	Step  float64  `json:"step_ms"` // how long the model says that a decode step takes: the machine must not take much longer
