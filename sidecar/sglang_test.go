@@ -241,6 +241,9 @@ func TestSGLangAlone(t *testing.T) {
 		{"cannot be split", "/v1/completions", `{"prompt":"x","use_beam_search":true}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
 		{"no JSON", "/v1/completions", `{"prompt":`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.NotSplittable, 400},
 		{"an empty prompt", "/v1/completions", `{"prompt":["x",""]}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.BadRequest, 400},
+		{"a negative token id", "/v1/completions", `{"prompt":[5,-1]}`, []string{pd.HeaderPrefill, "127.0.0.1:1"}, pd.BadRequest, 400},
+		{"a negative token id of a chat", "/v1/chat/completions", `{"messages":[],"input_ids":[5,-1]}`, nil, pd.BadRequest, 400},
+		{"a negative token id in SGLang's own call", "/generate", `{"input_ids":[[5],[-1]]}`, nil, pd.BadRequest, 400},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

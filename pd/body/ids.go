@@ -70,3 +70,51 @@ func runIDs(p []byte, i int) (int, int) {
 	}
 	return start + bytes.LastIndexByte(p[start:i], ',') + 1, count
 }
+
+// idDigits is the most digits of a token id that OnlyIDs accepts. No vocabulary has a million tokens.
+const idDigits = 6
+
+// OnlyIDs reports whether a span that is an array has nothing in it but token ids and further arrays: integers without a sign, a
+// fraction or an exponent, and less than a million. The span must be valid JSON.
+func (b *Body) OnlyIDs(s Span) bool {
+	run := 0 // digits at the end of the segments so far
+	for k := b.segment(s.Start); s.Start < s.End; k++ {
+		from, to := s.Start-b.start(k), min(s.End, b.ends[k])-b.start(k)
+		if run = onlyIDs(b.segments[k][from:to], run); run > idDigits {
+			return false
+		}
+		s.Start = b.ends[k]
+	}
+	return true
+}
+
+// onlyIDs reads a part of an array of ids that comes after run digits. It returns how many digits the part ends in, and more than
+// idDigits if something in it is no id. Like runIDs it looks at eight bytes at once, of which one must be no digit.
+func onlyIDs(p []byte, run int) int {
+	for ; len(p) >= 8; p = p[8:] {
+		w := binary.LittleEndian.Uint64(p)
+		// A byte beyond ASCII may carry into the next, but it is in a string, whose quote is wrong before it.
+		other := (w | ((w ^ '0'*ones) + 0x76*ones)) & highs
+		comma := (w ^ ','*ones) + 0x7F*ones
+		white := w + (0x80-'!')*ones
+		bracket := ((w | ('['^']')*ones) ^ ('['|']')*ones) + 0x7F*ones
+		if other&(w|comma&white&bracket) != 0 || run+bits.TrailingZeros64(other)/8 > idDigits {
+			return idDigits + 1
+		}
+		run = bits.LeadingZeros64(other) / 8
+	}
+	for _, c := range p {
+		switch {
+		case c >= '0' && c <= '9':
+			run++
+		case c == ',', c == '[', c == ']', isSpace(c):
+			if run > idDigits {
+				return run
+			}
+			run = 0
+		default:
+			return idDigits + 1
+		}
+	}
+	return run
+}

@@ -1,6 +1,8 @@
 package body
 
 import (
+	"bytes"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -60,5 +62,72 @@ func TestRunIDsGoesFar(t *testing.T) {
 	_, more := runIDs(in, at+len(" 0,"))
 	if more < 990 {
 		t.Errorf("%d of 998", more)
+	}
+}
+
+func TestOnlyIDs(t *testing.T) {
+	cases := []struct {
+		list string
+		want bool
+	}{
+		{`[]`, true},
+		{`[5]`, true},
+		{`[0, 5,6,	7]`, true},
+		{"[\n  128000,\r\n  999999\n]", true},
+		{`[[5,6],[7],[]]`, true},
+		{`[[[5]]]`, true},
+		{`[1000000]`, false},
+		{`[5,2147483648]`, false},
+		{`[5,18446744073709551616]`, false},
+		{`[-1]`, false},
+		{`[5,-0]`, false},
+		{`[5,1.5]`, false},
+		{`[5,1e3]`, false},
+		{`[5,1E3]`, false},
+		{`[5,"7"]`, false},
+		{`[5,"ø"]`, false},
+		{`[5,true]`, false},
+		{`[5,null]`, false},
+		{`[5,NaN]`, false},
+		{`[5,-Infinity]`, false},
+		{`[5,{}]`, false},
+	}
+	for _, c := range cases {
+		for shift := range 9 { // over the words
+			in := "[" + strings.Repeat(" ", shift) + c.list + ",123456,123456,123456]"
+			for cut := range len(in) + 1 {
+				var b Body
+				b.Append([]byte(in[:cut]))
+				b.Append([]byte(in[cut:]))
+				if got := b.OnlyIDs(Span{0, b.Len()}); got != c.want {
+					t.Fatalf("%q, cut at %d: got %v", in, cut, got)
+				}
+			}
+		}
+	}
+	var b Body
+	b.Append([]byte(`{"temperature":-1.5,"prompt":[123456],"n":-1}`))
+	if !b.OnlyIDs(Span{29, 37}) {
+		t.Error("something beside the list counts")
+	}
+}
+
+func BenchmarkOnlyIDs(b *testing.B) {
+	for _, n := range []int{1_000, 1_000_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			text := tokenIDs(n, ",")
+			from, to := bytes.IndexByte(text, '['), bytes.IndexByte(text, ']')+1
+			var list Body
+			for at := from; at < to; at += 64 << 10 {
+				list.Append(text[at:min(at+64<<10, to)])
+			}
+			b.SetBytes(list.Len())
+			b.ReportAllocs()
+			for b.Loop() {
+				if !list.OnlyIDs(Span{0, list.Len()}) {
+					b.Fatal("no list of ids")
+				}
+			}
+		})
 	}
 }

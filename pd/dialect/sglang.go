@@ -202,12 +202,16 @@ func (*sglang) Passes(method, of string) bool {
 // KeepsLimits implements LimitKeeper.
 func (*sglang) KeepsLimits() {}
 
-// Checks implements Checker: chats, responses and messages always have a prompt, which the engine's template makes.
-func (*sglang) Checks(api pd.API) bool { return api == pd.APICompletions || api == pd.APISGLang }
+// Checks implements Checker: responses and messages always have a prompt, which the engine's template makes.
+func (*sglang) Checks(api pd.API) bool {
+	return api == pd.APICompletions || api == pd.APIChat || api == pd.APISGLang
+}
 
 // Check implements Checker.
 func (*sglang) Check(r *request.Request) error {
 	switch n, empty, ok := r.Prompts(); {
+	case !r.OnlyIDs():
+		return errNotIDs
 	case empty:
 		return errEmptyPrompt
 	case !ok || n > maxSGLangPrompts:
@@ -215,6 +219,10 @@ func (*sglang) Check(r *request.Request) error {
 	}
 	return nil
 }
+
+// errNotIDs: SGLang looks at no token id before it looks up its embedding. One that is negative, or that is not in the vocabulary, ends
+// the engine.
+var errNotIDs = errors.New("its token ids must be integers from 0 to 999999, without a fraction or an exponent")
 
 // errEmptyPrompt: an empty prompt ends the engines that compute it.
 var errEmptyPrompt = errors.New("a prompt of it is empty, and SGLang computes none")

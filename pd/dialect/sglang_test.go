@@ -162,7 +162,8 @@ func TestSGLangCheck(t *testing.T) {
 	d, _ := dialect.New("sglang", dialect.Options{})
 	for in, right := range map[string]bool{
 		`{"prompt":"x"}`: true, `{"prompt":["x","y"]}`: true, `{"prompt":[1]}`: true, `{"prompt":[[1],[2,3]]}`: true,
-		`{"prompt":""}`: false, `{"prompt":[]}`: false, `{"prompt":["x",""]}`: false, `{"prompt":[[1],[]]}`: false, `{"prompt":["x",[1]]}`: true,
+		`{"prompt":""}`: false, `{"prompt":[]}`: false, `{"prompt":["x",""]}`: false, `{"prompt":[[1],[]]}`: false, `{"prompt":["x",[1]]}`: false, `{"prompt":["-1"]}`: true,
+		`{"prompt":[1,-1]}`: false, `{"prompt":[[1],[2,-1]]}`: false, `{"prompt":[1,"-1"]}`: false, `{"prompt":[1e3]}`: false, `{"prompt":[1000000]}`: false,
 		`{"prompt":[[1],7]}`: false, `{"prompt":7}`: false, `{}`: false,
 		`{"prompt":[` + strings.Repeat(`"x",`, 1024) + `"x"]}`: false,
 	} {
@@ -170,8 +171,17 @@ func TestSGLangCheck(t *testing.T) {
 			t.Errorf("%.60s: %v", in, err)
 		}
 	}
-	for in, right := range map[string]bool{`{"text":""}`: false, `{"text":"x","input_ids":[1]}`: false, `{"input_ids":[[1],[]]}`: false, `{"text":["a"]}`: true} {
+	for in, right := range map[string]bool{
+		`{"text":""}`: false, `{"text":"x","input_ids":[1]}`: false, `{"input_ids":[[1],[]]}`: false, `{"text":["a"]}`: true, `{"text":"x","input_ids":null}`: true,
+		`{"input_ids":[1,2]}`: true, `{"input_ids":[1,-2]}`: false, `{"input_ids":[[1],[-2]]}`: false, `{"input_ids":[1.5]}`: false, `{"input_ids":["7"]}`: false,
+		`{"input_ids":[1],"input_ids":[-1]}`: false,
+	} {
 		if err := d.(dialect.Checker).Check(asked(t, pd.APISGLang, in)); (err == nil) != right {
+			t.Errorf("%s: %v", in, err)
+		}
+	}
+	for in, right := range map[string]bool{`{"messages":[]}`: true, `{"messages":[],"input_ids":[1]}`: true, `{"messages":[],"input_ids":[1,-1]}`: false} {
+		if err := d.(dialect.Checker).Check(asked(t, pd.APIChat, in)); (err == nil) != right {
 			t.Errorf("%s: %v", in, err)
 		}
 	}

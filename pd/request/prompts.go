@@ -11,6 +11,28 @@ var promptWants = map[pd.API][]int{
 	pd.APISGLang:      {wText, wInputIDs},
 }
 
+// idWants are the members that hold prompts in token ids. SGLang takes those of a chat in place of its messages.
+var idWants = map[pd.API]int{
+	pd.APICompletions: wPrompt,
+	pd.APISGLang:      wInputIDs,
+	pd.APIChat:        wInputIDs,
+}
+
+// OnlyIDs reports whether prompts in token ids have nothing but ids in them, as body.OnlyIDs says. It is true if the request has no
+// such prompts.
+func (r *Request) OnlyIDs() bool {
+	want, ok := idWants[r.API]
+	if !ok {
+		return true
+	}
+	m, ok := r.scan.Find(want)
+	switch {
+	case !ok, m.Kind != body.Array, want == wPrompt && m.First == body.String: // texts
+		return true
+	}
+	return r.Body.OnlyIDs(m.Value)
+}
+
 // maxPrompts is the most prompts of a request that Prompts counts.
 const maxPrompts = 1024
 
@@ -65,10 +87,12 @@ func (r *Request) emptyElement(list body.Member) (empty, ok bool) {
 		return false, false
 	}
 	for _, m := range s.Members() {
-		switch m.Kind {
-		case body.String:
+		switch {
+		case m.Kind != list.First: // texts and token ids at once
+			return false, false
+		case m.Kind == body.String:
 			empty = empty || m.Value.End-m.Value.Start == 2
-		case body.Array:
+		case m.Kind == body.Array:
 			empty = empty || m.Count == 0
 		default:
 			return false, false
