@@ -25,6 +25,7 @@ type sglangPair struct {
 	prefill, decode *fakeEngine
 	mode            string // of decode
 	ranks           int    // of prefill; 0 = 1
+	alone           act    // of an engine that serves requests alone; nil is a right answer
 
 	mu     sync.Mutex
 	met    map[string]*sglangRoom // by bootstrap_room
@@ -108,7 +109,10 @@ func (p *sglangPair) serve(t *testing.T, role string, leg act) act {
 		case "/ready", "/v1/models", "/v1/models/org/name":
 		default:
 			if p.mode == "null" && role == "decode" {
-				says(http.StatusOK, "application/json", `{"choices":[{"text":"alone"}]}`)(w, r)
+				if p.alone == nil {
+					p.alone = says(http.StatusOK, "application/json", `{"choices":[{"text":"alone"}]}`)
+				}
+				p.alone(w, r)
 				return
 			}
 			leg(w, r)
@@ -205,6 +209,97 @@ func TestSGLangFailureInStream(t *testing.T) {
 			s := startRig(t, p.decode.addr, speaksSGLang)
 			r := post(t, s.url+"/v1/completions", `{"prompt":"x","stream":true}`, pd.HeaderPrefill, p.prefill.addr+","+p.prefill.addr)
 			if r.status != http.StatusOK || !strings.Contains(r.body, "right") || strings.Contains(r.body, "error") || strings.Contains(r.body, "failed") {
+				t.Errorf("%d %s", r.status, r.body)
+			}
+		})
+	}
+}
+
+// aborted are answers, to the same request of each API, that SGLang has aborted and sent with status 200: as a whole, and as what follows
+// the first event of a stream.
+var aborted = map[string]struct{ body, whole, first, rest, right string }{
+	"/v1/completions": {`{"prompt":"x"`,
+		`{"choices":[{"index":0,"text":"so far \"finish_reason\":\"abort\"","finish_reason":"abort"}]}`,
+		`data: {"choices":[{"text":"so far","finish_reason":null}]}`, `data: {"choices":[{"text":"","finish_reason":"abort"}]}`,
+		`{"choices":[{"index":0,"text":"says \"finish_reason\":\"abort\"","finish_reason":"length"}]}`},
+	"/generate": {`{"text":"x"`,
+		`{"text":"so far","meta_info":{"finish_reason":{"type":"abort","message":"Aborted","status_code":null}}}`,
+		`data: {"text":"so far","meta_info":{"finish_reason":null}}`, `data: {"text":"so far","meta_info":{"finish_reason":{"type":"abort","message":"Aborted"}}}`,
+		`{"text":"abort","meta_info":{"finish_reason":{"type":"length","length":1}}}`},
+	"/v1/responses": {`{"input":"x"`,
+		`{"output":[{"content":[{"text":"so far"}]}],"status":"failed","error":{"code":"server_error","message":"Aborted"}}`, "", "",
+		`{"output":[{"content":[{"text":"failed"}]}],"status":"completed","error":null,"metadata":{"status":"failed"}}`},
+}
+
+// A whole answer that an engine has aborted does not go to the client: another candidate gets the request, under another number.
+func TestSGLangAbortedWhole(t *testing.T) {
+	for path, c := range aborted {
+		for name, long := range map[string]string{"short": "", "long": strings.Repeat(" ", 100_000)} {
+			t.Run(path+" "+name, func(t *testing.T) {
+				tries := 0
+				p := startSGLangPair(t, "decode", says(http.StatusOK, "application/json", c.right), func(w http.ResponseWriter, r *asked) {
+					if tries++; tries == 1 {
+						says(http.StatusOK, "application/json", c.whole+long)(w, r)
+						return
+					}
+					says(http.StatusOK, "application/json", c.right+long)(w, r)
+				})
+				s := startRig(t, p.decode.addr, speaksSGLang)
+				r := post(t, s.url+path, c.body+`}`, pd.HeaderPrefill, p.prefill.addr+","+p.prefill.addr)
+				if r.mustBe(t, http.StatusOK, "remote;reason=external;attempts=2;candidate=1"); r.body != c.right+long {
+					t.Errorf("%.200s", r.body)
+				}
+				s.end()
+				numbers := map[json.Number]bool{}
+				for _, leg := range legs(p.decode) {
+					numbers[legOf(t, leg).Room] = true
+				}
+				if len(numbers) != 2 || len(p.aborts) != 2 {
+					t.Errorf("numbers %v, aborted %v", numbers, p.aborts)
+				}
+			})
+		}
+	}
+}
+
+// The client of a stream that an engine has aborted gets an error event, and neither the event that says so nor the end of the stream.
+func TestSGLangAbortedStream(t *testing.T) {
+	for path, c := range aborted {
+		if c.first == "" {
+			continue // it ends with an error event of its own
+		}
+		for _, mode := range []string{"decode", "null"} {
+			t.Run(path+" "+mode, func(t *testing.T) {
+				answer := streams(c.first + "\n\n" + c.rest + "\n\ndata: [DONE]\n\n")
+				p := startSGLangPair(t, mode, says(http.StatusOK, "application/json", c.right), answer)
+				p.alone = answer
+				s := startRig(t, p.decode.addr, speaksSGLang)
+				header := []string{pd.HeaderPrefill, p.prefill.addr}
+				if mode == "null" {
+					header = nil
+				}
+				r := post(t, s.url+path, c.body+`,"stream":true}`, header...)
+				begun, failed, _ := strings.Cut(r.body, "\n\n")
+				if r.status != http.StatusOK || begun != c.first || !strings.Contains(failed, `"code":"internal"`) || strings.Contains(r.body, "abort") {
+					t.Errorf("%d %s", r.status, r.body)
+				}
+				if s.end(); mode == "decode" && len(p.aborts) != 2 {
+					t.Errorf("aborted %v", p.aborts)
+				}
+			})
+		}
+	}
+}
+
+// A plain engine has no other candidate: another decode pod may serve the request.
+func TestSGLangAbortedAlone(t *testing.T) {
+	for path, c := range aborted {
+		t.Run(path, func(t *testing.T) {
+			p := startSGLangPair(t, "null", nil, nil)
+			p.alone = says(http.StatusOK, "application/json", c.whole)
+			post(t, startRig(t, p.decode.addr, speaksSGLang).url+path, c.body+`}`).mustRefuse(t, http.StatusServiceUnavailable, pd.NoEndpoint)
+			p.alone = says(http.StatusOK, "application/json", c.right)
+			if r := post(t, startRig(t, p.decode.addr, speaksSGLang).url+path, c.body+`}`); r.status != http.StatusOK || r.body != c.right {
 				t.Errorf("%d %s", r.status, r.body)
 			}
 		})

@@ -170,6 +170,29 @@ func testRefused(t *testing.T, e *engines) {
 	}
 }
 
+// testAborted has an operator abort every request of the decode engine, which answers 200 to them all: a whole answer comes from a second
+// try, and a stream that has begun ends with an error event.
+func testAborted(t *testing.T, e *engines) {
+	p := newPath(t, e, e.prefill)
+	for _, api := range []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APISGLang} {
+		harness.BothForms(t, func(t *testing.T, stream bool) {
+			a := newAsk(api, 100, 400, stream)
+			want := a.at(t, e.plain.Address())
+			var got <-chan answer.Answer
+			p.begin(t, decoding, func() { got = a.from(p.prefill.Addr, e.ranked.Address()).begin(t, p.sidecar.Addr("http")) })
+			mustBeAnswered(t, e.decode.Address()+"/abort_request", `{"abort_all":true}`, nil)
+			if r := <-got; stream {
+				if r.Status != http.StatusOK || r.Failed == "" {
+					t.Errorf("%s: status %d, no error event", api, r.Status)
+				}
+			} else if mustEqual(t, a, r, want); r.Decision.Attempts != 2 {
+				t.Errorf("%s: %v", api, r.Decision)
+			}
+			told(t, "aborted", state(api.String()), stream, e.mustRest(t, restWithin), "")
+		})
+	}
+}
+
 // running is a request on its way.
 type running struct {
 	ask

@@ -79,6 +79,7 @@ var cases = []struct {
 	{"operators' paths", testOperatorsPaths, false},
 	{"refused", testRefused, false},
 	{"client gone", testClientGone, false},
+	{"aborted", testAborted, false},
 	{"prefill stopped", testPrefillStopped, true},
 	{"prefill killed", testPrefillKilled, true},
 	{"decode killed", testDecodeKilled, true},

@@ -234,10 +234,13 @@ func Fit(d Dialect, r *request.Request) (fit request.Fit, choices int) {
 	return fit, choices
 }
 
-// Unfinisher is a Dialect whose engines, when they are stopped, answer incomplete requests with status 200.
+// Unfinisher is a Dialect whose engines answer requests that they have aborted with status 200, and what they have so far.
 type Unfinisher interface {
-	// Unfinished reports whether an answer that is not a stream is marked as incomplete.
+	// Unfinished reports whether an answer that is not a stream, or the data of an event, is marked as incomplete.
 	Unfinished(answer []byte) bool
+	// ClientsAbort reports whether a client can have an engine abort requests. Then only an engine that is being stopped fails
+	// those that it aborts.
+	ClientsAbort() bool
 }
 
 // StatusReader is a Dialect of engines that answer some failures of their own with a status that blames the client.

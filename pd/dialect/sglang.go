@@ -254,18 +254,24 @@ func (*sglang) Whole(answer []byte) (bool, error) {
 	return info.Mode == nil || *info.Mode == sglangPlain || *info.Mode == "", nil
 }
 
-// sglangAborted are in answers to requests that were aborted. Quotes in a text are escaped, so no text contains them.
-var sglangAborted = [][]byte{[]byte(`"finish_reason":"abort"`), []byte(`"finish_reason":{"type":"abort"`)}
+// What answers to requests that were aborted have in them: those of chat and completions, of SGLang's own call, and of responses. Quotes
+// in a text are escaped, so no text contains them. Messages that were aborted end as others do.
+var (
+	sglangAbort          = []byte(`"abort"`) // in the first two: one search for most events
+	sglangAborted        = []byte(`"finish_reason":"abort"`)
+	sglangAbortedOwn     = []byte(`"finish_reason":{"type":"abort"`)
+	sglangFailedResponse = []byte(`"error":{"code":"server_error"`)
+)
 
-// Unfinished implements Unfinisher.
+// Unfinished implements Unfinisher. An engine aborts requests for its own time-outs, for a transfer that failed, and when an operator
+// posts /abort_request.
 func (*sglang) Unfinished(answer []byte) bool {
-	for _, mark := range sglangAborted {
-		if bytes.Contains(answer, mark) {
-			return true
-		}
-	}
-	return false
+	return bytes.Contains(answer, sglangAbort) && (bytes.Contains(answer, sglangAborted) || bytes.Contains(answer, sglangAbortedOwn)) ||
+		bytes.Contains(answer, sglangFailedResponse)
 }
+
+// ClientsAbort implements Unfinisher: /abort_request is not for clients.
+func (*sglang) ClientsAbort() bool { return false }
 
 // OwnFailure implements StatusReader: /v1/responses wraps a 500 into a 400, whose message begins with it.
 func (*sglang) OwnFailure(answer []byte) bool {

@@ -48,6 +48,9 @@ var abortedMark = []byte(`"finish_reason":"abort"`)
 // Unfinished implements Unfinisher.
 func (*vllmNIXL) Unfinished(answer []byte) bool { return bytes.Contains(answer, abortedMark) }
 
+// ClientsAbort implements Unfinisher.
+func (*vllmNIXL) ClientsAbort() bool { return true }
+
 // nixlAttempt is an attempt, and its hand-off when prefill has answered.
 type nixlAttempt struct {
 	dialect *vllmNIXL

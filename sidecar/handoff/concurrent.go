@@ -462,15 +462,11 @@ func (p *legPair) endAnswer() {
 	_ = p.prefillFailure() // it is too late to matter
 }
 
-// awaitFirst waits for the first event of a stream, or the first byte of another answer. A prefill leg that fails meanwhile
+// awaitFirst waits for the first event of a stream, or the beginning of another answer, as firstOf says. A prefill leg that fails meanwhile
 // ends the wait with its error. A stream must not be silent for long once prefill has ended.
 func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string, err error) {
 	x, first := p.x, make(chan error, 1)
-	var failed func([]byte) bool
-	if u, ok := x.legs.Dialect.(dialect.Unfinisher); ok {
-		failed = u.Unfinished
-	}
-	go func() { first <- firstOf(resp, a, failed) }()
+	go func() { first <- firstOf(resp, a, x.legs.aborted) }()
 	prefill := p.prefill
 	var silence <-chan time.Time // nil: silence has no limit
 	limitSilence := func() {
@@ -549,11 +545,15 @@ func (p *legPair) awaitLacking() error {
 	return nil
 }
 
-// firstOf reads an answer up to the end of its first event, or its first byte if it is no stream of events.
-// failed, which may be nil, tells the events by which engines end an aborted request.
-func firstOf(resp *http.Response, a *relay.Answer, failed func([]byte) bool) error {
-	if relay.IsEventStream(resp.Header) && !relay.Encoded(resp.Header) {
-		return a.PeekEvent(failed)
+// firstOf reads an answer up to the end of its first event. Of an answer that is no stream of events it reads the first byte, or all
+// if aborted is not nil, which tells the answers by which engines end an aborted request.
+func firstOf(resp *http.Response, a *relay.Answer, aborted func([]byte) bool) error {
+	switch stream := relay.IsEventStream(resp.Header); {
+	case relay.Encoded(resp.Header):
+	case stream:
+		return a.PeekEvent(aborted)
+	case aborted != nil:
+		return a.PeekWhole(resp.ContentLength, aborted)
 	}
 	if _, err := a.Peek(); err != nil && err != io.EOF { // an answer may be empty
 		return err

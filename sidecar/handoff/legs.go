@@ -86,6 +86,7 @@ type Legs struct {
 	*shared
 	localEngine localEngine
 	rerouting   misroutedList
+	aborted     func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has failed; nil: none does
 }
 
 // shared is what the Legs of all ranks have in common.
@@ -116,6 +117,9 @@ func New(c Config) *Legs {
 func legsOf(c Config, s *shared) *Legs {
 	legs := &Legs{Config: c, shared: s, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
+	if u, ok := c.Dialect.(dialect.Unfinisher); ok && !u.ClientsAbort() {
+		legs.aborted = u.Unfinished
+	}
 	return legs
 }
 

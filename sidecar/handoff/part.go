@@ -45,7 +45,7 @@ var (
 // part makes the exchange of one part of a request. Its budget, its buffered body and its client are those of x.
 func (x *Exchange) part(client http.ResponseWriter, request *http.Request) *Exchange {
 	one := &Exchange{Route: x.Route, legs: x.legs, request: request, span: x.span,
-		Client: relay.Client{Writer: client, API: x.API, ID: x.ID, Log: x.Log, Report: relay.Report{Decision: x.Decision, Clock: x.Clock, Usage: body.NoUsage}}}
+		Client: relay.Client{Writer: client, API: x.API, ID: x.ID, Log: x.Log, Aborted: x.Aborted, Report: relay.Report{Decision: x.Decision, Clock: x.Clock, Usage: body.NoUsage}}}
 	one.Exchange, one.prefilled = one, func() {}
 	one.Context, one.cancel = context.WithCancelCause(x.Context)
 	if x.record != nil {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ type Answer struct {
 	unread []byte // the part of buf that was read and not skipped
 	last   int    // how much the last read returned
 	first  []byte // the bytes up to the end of the event that PeekEvent has read
+	whole  bool   // PeekWhole has read it
 }
 
 const (
@@ -108,6 +110,40 @@ func (a *Answer) PeekEvent(failed func(data []byte) bool) error {
 		}
 		a.first = append(a.first, chunk...)
 		a.Skip()
+	}
+	return nil
+}
+
+// ErrAborted says that an engine has aborted a request, and answered it as if it were complete.
+var ErrAborted = errors.New("the engine has aborted this request")
+
+// PeekWhole reads an answer ahead that is no stream. It returns ErrAborted if aborted says so of it. size is its length, -1 if that is not
+// known. Of a long answer only the first MaxBuffered bytes are read.
+func (a *Answer) PeekWhole(size int64, aborted func(answer []byte) bool) error {
+	if a.whole {
+		return nil
+	}
+	chunk, err := a.Peek()
+	if err == io.EOF { // an answer may be empty
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if a.whole = true; int64(len(chunk)) == size {
+		return errAbortedIf(aborted(chunk))
+	}
+	read := bytes.NewBuffer(make([]byte, 0, min(max(size, 0), MaxBuffered)+bytes.MinRead))
+	if _, err := read.ReadFrom(io.LimitReader(a, MaxBuffered)); err != nil {
+		return err
+	}
+	a.from = io.MultiReader(read, a.from)
+	return errAbortedIf(aborted(read.Bytes()))
+}
+
+func errAbortedIf(aborted bool) error {
+	if aborted {
+		return ErrAborted
 	}
 	return nil
 }

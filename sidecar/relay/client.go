@@ -36,8 +36,9 @@ type Client struct {
 	TE       []string // the client's TE header
 	Plan     *pd.Plan // nil: no Tandem picker has planned the request
 	Rename   *pd.Rename
-	ITL      *ByVerdict        // gets the pauses of streams; nil: they are not observed
-	Trace    prometheus.Labels // the exemplar of observations: the request's trace; nil if it is not sampled
+	ITL      *ByVerdict               // gets the pauses of streams; nil: they are not observed
+	Aborted  func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has aborted; nil: none does
+	Trace    prometheus.Labels        // the exemplar of observations: the request's trace; nil if it is not sampled
 	Log      *slog.Logger
 	Report
 

@@ -79,6 +79,8 @@ func (p *eventPipe) event(e body.Event) error {
 		p.done = true
 	case e.Error():
 		p.failed = true
+	case p.c.Aborted != nil && p.c.Aborted(e.Data):
+		return ErrAborted
 	}
 	p.opening = e.Opens() && (p.opening || p.passed == 0)
 	p.passed++
@@ -103,8 +105,12 @@ func (p *eventPipe) event(e body.Event) error {
 // brokenPipe ends an answer whose client no longer reads it, or whose engine does not send an event stream.
 func (c *Client) brokenPipe(resp *http.Response, p *eventPipe, err error) error {
 	c.Failure = err
-	if errors.Is(err, body.ErrTooLarge) {
+	switch {
+	case errors.Is(err, body.ErrTooLarge):
 		p.endError(pd.Refuse(pd.InternalError, "The decode engine sent an event that is too large."))
+		c.sendTrailers(resp)
+	case errors.Is(err, ErrAborted):
+		p.breakOff(err)
 		c.sendTrailers(resp)
 	}
 	return nil
@@ -132,9 +138,7 @@ func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 	case !p.done && (err != io.EOF || endsWithEvent(c.API) && resp.StatusCode == http.StatusOK):
 		c.Failure = err
 		if !p.failed {
-			broken := pd.Refuse(pd.InternalError, "The decode engine broke off this answer.")
-			broken.Cause = err
-			p.endError(broken)
+			p.breakOff(err)
 		}
 	default:
 		if _, err := c.Writer.Write(p.events.Pending()); err != nil {
@@ -147,6 +151,13 @@ func (c *Client) endEvents(resp *http.Response, p *eventPipe, err error) error {
 	}
 	c.sendTrailers(resp)
 	return nil
+}
+
+// breakOff ends a stream that the engine has not finished.
+func (p *eventPipe) breakOff(err error) {
+	broken := pd.Refuse(pd.InternalError, "The decode engine broke off this answer.")
+	broken.Cause = err
+	p.endError(broken)
 }
 
 // endError ends a stream with an error event in the API's shape.

@@ -25,6 +25,11 @@ func (c *Client) relayWhole(resp *http.Response, a *Answer) error {
 	if _, err := a.Peek(); err != nil && err != io.EOF {
 		return c.brokeOff(err)
 	}
+	if c.Aborted != nil && resp.StatusCode == http.StatusOK && !Encoded(resp.Header) {
+		if err := a.PeekWhole(resp.ContentLength, c.Aborted); err != nil {
+			return c.brokeOff(err)
+		}
+	}
 	c.Clock.Enter(pd.PhaseDecode, time.Now())
 	buffered := c.complete != nil || (c.reports() || c.correctsUsage()) && resp.ContentLength <= MaxBuffered
 	if buffered && resp.StatusCode == http.StatusOK && !Encoded(resp.Header) {
