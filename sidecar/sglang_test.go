@@ -146,6 +146,22 @@ func TestSGLangLegs(t *testing.T) {
 	}
 }
 
+// Messages have their ids in headers, which no client can set.
+func TestSGLangMessages(t *testing.T) {
+	const message = `{"type":"message","content":[{"type":"text","text":"right"}]}`
+	p := startSGLangPair(t, "decode", says(http.StatusOK, "application/json", message), says(http.StatusInternalServerError, "application/json", `{}`))
+	s := startRig(t, p.decode.addr, speaksSGLang)
+	post(t, s.url+"/v1/messages", `{"messages":[],"max_tokens":1,"rid":"a"}`, pd.HeaderPrefill, p.prefill.addr, "X-Override-Rid", "b")
+	s.end()
+	for role, e := range map[string]*fakeEngine{"prefill": p.prefill, "decode": p.decode} {
+		leg := legs(e)[0]
+		id := leg.Header.Values("X-Override-Rid")
+		if len(id) != 1 || len(id[0]) != 32 || strings.Contains(leg.body, "rid") || !slices.Contains(p.aborts, role+` {"rid":"`+id[0]+`"}`) {
+			t.Errorf("%s: id %q, body %s, aborted %v", role, id, leg.body, p.aborts)
+		}
+	}
+}
+
 // The ranks of the picker's plan are those of the legs.
 func TestSGLangPlannedRanks(t *testing.T) {
 	cases := []struct{ name, ranks, prefill, decode string }{

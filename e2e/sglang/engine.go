@@ -102,6 +102,7 @@ func (o Options) environment(site string) []string {
 		"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=" + seconds(o.Patience, 300*time.Second),
 		"SGLANG_DISAGGREGATION_WAITING_TIMEOUT=" + seconds(o.Patience, 300*time.Second),
 		"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL=" + seconds(o.Heartbeat, 5*time.Second),
+		"SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1",
 		"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS=0", // else it accepts and does not answer for a minute
 	}
 	if o.Ranks > 1 { // each rank has its processor, which SGLang asks for

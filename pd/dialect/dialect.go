@@ -3,6 +3,7 @@ package dialect
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -143,8 +144,15 @@ type Rerouter interface {
 type Aborter interface {
 	// Abort returns the request for the engine of one role. The sidecar POSTs body as JSON to path, on both engines of the
 	// attempt, when it ends the attempt: the client left, a leg failed, or another candidate is tried. It sends the request
-	// once; only status 200 counts as done. With path "" nothing is sent: the engines cannot be told about legs of this API.
+	// once; only status 200 counts as done.
 	Abort(role pd.Role) (path string, body []byte)
+}
+
+// HeaderSetter is an Attempt whose engines take something of a leg from a header.
+type HeaderSetter interface {
+	// SetHeader sets the headers of the leg to the engine of one role. Their names are in the form of http.CanonicalHeaderKey, and
+	// HeaderStripper keeps a client's own away.
+	SetHeader(role pd.Role, of http.Header)
 }
 
 // Stripper is a Dialect with further members, besides those of request.Base, that are removed from what clients send.

@@ -7,7 +7,7 @@
 //
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
-// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [Rerouter], [Aborter], [Stripper],
+// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [Rerouter], [Aborter], [HeaderSetter], [Stripper],
 // [HeaderStripper], [Fitter], [PerChoice], [Checker], [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
 //
 // Protocols map to these interfaces as follows:

@@ -171,8 +171,11 @@ func (*sglang) Strips() []string {
 
 // StripsHeader implements HeaderStripper: headers that stand for members of the body.
 func (*sglang) StripsHeader(name string) bool {
-	return strings.HasPrefix(name, "X-Override-") || name == "X-Data-Parallel-Rank"
+	return strings.HasPrefix(name, sglangOverride) || name == "X-Data-Parallel-Rank"
 }
+
+// sglangOverride begins the names of headers that stand for members of the body.
+const sglangOverride = "X-Override-"
 
 // MaxChoices implements PerChoice: all choices of a request would share one room, which hangs or ends an engine.
 func (*sglang) MaxChoices() int { return maxSGLangChoices }
@@ -273,10 +276,10 @@ func (*sglang) Unfinished(answer []byte) bool {
 // ClientsAbort implements Unfinisher: /abort_request is not for clients.
 func (*sglang) ClientsAbort() bool { return false }
 
-// OwnFailure implements StatusReader: /v1/responses wraps a 500 into a 400, whose message begins with it.
+// OwnFailure implements StatusReader: /v1/responses wraps other statuses into a 400, whose message begins with them.
 func (*sglang) OwnFailure(answer []byte) bool {
 	var wrapped struct{ Error struct{ Message string } }
-	return json.Unmarshal(answer, &wrapped) == nil && strings.HasPrefix(wrapped.Error.Message, "500: ")
+	return json.Unmarshal(answer, &wrapped) == nil && strings.HasPrefix(wrapped.Error.Message, "5") && strings.Index(wrapped.Error.Message, ": ") == len("500")
 }
 
 // sglangAttempt is an attempt, and its hand-off.
@@ -292,7 +295,8 @@ type sglangAttempt struct {
 	missing *sglangLogprobs // in decode's answer; nil before Accept, or if it lacks none
 }
 
-// sglangID is the member that has the id of a leg. Messages have none: SGLang notices a client that left by its connection.
+// sglangID is the member that has the id of a leg. Messages have none: SGLang takes their id from a header, if it is started with
+// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1, and else notices a client that left by its connection.
 var sglangID = map[pd.API]string{pd.APIChat: "rid", pd.APICompletions: "rid", pd.APISGLang: "rid", pd.APIResponses: "request_id"}
 
 // id returns the id of a leg in the form of its API.
@@ -301,6 +305,21 @@ func (a *sglangAttempt) id(leg int) string {
 		return "resp_" + a.ids[leg]
 	}
 	return a.ids[leg]
+}
+
+// SetHeader implements HeaderSetter.
+func (a *sglangAttempt) SetHeader(role pd.Role, of http.Header) {
+	if a.request.API == pd.APIMessages {
+		of.Set(sglangOverride+"Rid", a.id(legOf(role)))
+	}
+}
+
+// legOf returns the index of a role's leg.
+func legOf(role pd.Role) int {
+	if role == pd.RolePrefill {
+		return 0
+	}
+	return 1
 }
 
 // edit begins a leg: the client's request with the room.
@@ -403,14 +422,7 @@ var errAborted = errors.New("the prefill engine ended its leg early")
 // Abort implements Aborter.
 func (a *sglangAttempt) Abort(role pd.Role) (path string, b []byte) {
 	a.dialect.forget(a.prefill, serverDoubt)
-	if sglangID[a.request.API] == "" {
-		return "", nil
-	}
-	leg := 1
-	if role == pd.RolePrefill {
-		leg = 0
-	}
-	return "/abort_request", []byte(`{"rid":` + strconv.Quote(a.id(leg)) + `}`)
+	return "/abort_request", []byte(`{"rid":` + strconv.Quote(a.id(legOf(role))) + `}`)
 }
 
 var (
@@ -430,6 +442,7 @@ var (
 	_ LimitKeeper    = (*sglang)(nil)
 	_ Rendezvous     = (*sglangAttempt)(nil)
 	_ Aborter        = (*sglangAttempt)(nil)
+	_ HeaderSetter   = (*sglangAttempt)(nil)
 	_ Ranked         = (*sglangAttempt)(nil)
 	_ Completer      = (*sglangAttempt)(nil)
 	_ Rerouter       = (*sglangAttempt)(nil)

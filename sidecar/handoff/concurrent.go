@@ -127,7 +127,7 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
 	p.startPrefill(toPrefill)
-	header := x.legHeader()
+	header := p.legHeader(pd.RoleDecode)
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
 		attribute.Int("server.port", x.legs.Port))
 	if p.decode, err = x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l); err != nil {
@@ -141,6 +141,15 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		go p.watchPrefill(ctx)
 	}
 	return span, nil
+}
+
+// legHeader makes the headers of the leg to the engine of one role.
+func (p *legPair) legHeader(role pd.Role) http.Header {
+	header := p.x.legHeader()
+	if s, ok := p.attempt.(dialect.HeaderSetter); ok {
+		s.SetHeader(role, header)
+	}
+	return header
 }
 
 const (
@@ -201,7 +210,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	x := p.x
 	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
-	header := x.legHeader()
+	header := p.legHeader(pd.RolePrefill)
 	header["Accept-Encoding"] = transport.Identity
 	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))
@@ -295,9 +304,6 @@ func (p *legPair) cancelDecode() {
 func (p *legPair) abort() {
 	a, ok := p.attempt.(dialect.Aborter)
 	if !ok {
-		return
-	}
-	if path, _ := a.Abort(pd.RoleDecode); path == "" {
 		return
 	}
 	legs, r := p.x.legs, p.x.beginRelease(p.x.handoff.of, nil, wayAbort)

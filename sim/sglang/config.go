@@ -54,6 +54,9 @@ type Config struct {
 	Ranks int
 	// DecodeRadixCache gives a decode engine a prefix cache, as the others have.
 	DecodeRadixCache bool
+	// HeaderOverrides has headers stand for members of the body, as SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES does. Of these, only the id
+	// of a request is read.
+	HeaderOverrides bool
 	// TimeScale multiplies every modelled duration: at 1 the engine has the model's own speed, at 0 it does not wait at all.
 	TimeScale float64
 	// Times are real, whatever the TimeScale.

@@ -459,6 +459,10 @@ has run into it.
 - {name: SGLANG_TIMEOUT_KEEP_ALIVE, value: {{ $engine.keepAliveSeconds | int | quote }}}
 - {name: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, value: {{ include "tandem.engine.meetSeconds" .root | quote }}}
 - {name: SGLANG_DISAGGREGATION_WAITING_TIMEOUT, value: {{ include "tandem.engine.meetSeconds" .root | quote }}}
+# Sidecars name the legs of messages by a header, to have them aborted. They keep such headers of clients away.
+- {name: SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES, value: "1"}
+# A decode engine misses two of these until it knows that a prefill engine is gone; SGLang takes no less than 2 s.
+- {name: SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL, value: "2"}
 # A crashed engine otherwise accepts connections for a minute more, and answers nothing.
 - {name: SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS, value: "0"}
 {{- include "tandem.engine.env.files" (dict "root" .root "component" .component "user" "sglang") }}

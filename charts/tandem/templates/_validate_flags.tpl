@@ -293,6 +293,8 @@ SGLANG_HOST_IP: it is the pod's address
 SGLANG_TIMEOUT_KEEP_ALIVE: set engine.keepAliveSeconds
 SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT: set sidecar.prefillTimeoutSeconds
 SGLANG_DISAGGREGATION_WAITING_TIMEOUT: set sidecar.prefillTimeoutSeconds
+SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES: the chart sets it
+SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL: the chart sets it
 SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS: the chart sets it
 UCX_TLS: set engine.ucxTLS
 HF_TOKEN: set model.hf.tokenSecret

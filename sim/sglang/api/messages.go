@@ -45,6 +45,10 @@ func (h *handler) readAnthropic(c *call, f *web.Fields) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
+	q.rids, q.ridList = nil, false // which the real engine does not read here
+	if rid := c.R.Header.Get("X-Override-Rid"); rid != "" && h.cfg.HeaderOverrides {
+		q.rids = []string{rid}
+	}
 	f.Require("model")
 	messages := web.ReadMessages(f)
 	f.Require("max_tokens")
