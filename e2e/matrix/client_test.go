@@ -23,6 +23,7 @@ type reply struct {
 	tokens []int     // ids; of APIs whose answers have none, the runes of the text
 	failed *apiError // of a stream's error event, or of a whole answer
 	done   bool      // the stream has its last event
+	spoken bool      // the answers of no API have ids
 	err    error     // the connection ended before the answer did
 }
 
@@ -74,7 +75,7 @@ func ask(t *testing.T, s *fixture, r row) *asker {
 		targets = append(targets, p.addr())
 	}
 	req.Header.Set(pd.HeaderPrefill, strings.Join(targets, ","))
-	go func() { a.ended <- a.exchange(s.client, req) }()
+	go func() { a.ended <- a.exchange(s.client, req, r) }()
 	if a.send != nil {
 		wait(t, a.continued, "the sidecar to read")
 		if _, err := a.send.Write(r.body()[:len(r.body())/2]); err != nil {
@@ -97,15 +98,15 @@ func (a *asker) sendNoMore() {
 	}
 }
 
-func (a *asker) exchange(by http.RoundTripper, req *http.Request) (r reply) {
+func (a *asker) exchange(by http.RoundTripper, req *http.Request, of row) reply {
 	resp, err := by.RoundTrip(req)
 	if err != nil {
 		return reply{err: err}
 	}
 	defer resp.Body.Close()
-	r.status, r.header = resp.StatusCode, resp.Header
+	r := reply{status: resp.StatusCode, header: resp.Header, spoken: of.protocol == sglangPair}
 	from := bufio.NewReader(resp.Body)
-	if hasBegun(from, r.header, pd.APIOf(req.URL.Path)) {
+	if hasBegun(from, r.header, of.protocol.firstEvents[of.api]) {
 		close(a.begun)
 	}
 	text, err := io.ReadAll(from)
@@ -119,11 +120,10 @@ func (a *asker) exchange(by http.RoundTripper, req *http.Request) (r reply) {
 // firstEvents is how many events a stream has up to its first token.
 var firstEvents = map[pd.API]int{pd.APICompletions: 2, pd.APIChat: 2, pd.APIResponses: 5, pd.APIMessages: 3, pd.APIGenerate: 2}
 
-// hasBegun waits for the beginning of a body.
-func hasBegun(from *bufio.Reader, header http.Header, api pd.API) bool {
-	events := 0
-	if strings.HasPrefix(header.Get("Content-Type"), "text/event-stream") {
-		events = firstEvents[api]
+// hasBegun waits for the beginning of a body, which of a stream is its first events.
+func hasBegun(from *bufio.Reader, header http.Header, events int) bool {
+	if !strings.HasPrefix(header.Get("Content-Type"), "text/event-stream") {
+		events = 0
 	}
 	for n := 1; ; n = from.Buffered() + 1 {
 		if _, err := from.Peek(n); err != nil {
@@ -152,7 +152,7 @@ func (r *reply) read() error {
 			return fmt.Errorf("%q is no event", event)
 		case r.done:
 			return fmt.Errorf("%q comes after the last event", event)
-		case name == "response.completed", name == "message_stop":
+		case name == "response.completed", name == "response.incomplete", name == "message_stop":
 			r.done = true
 		case data == "[DONE]":
 			r.done = true
@@ -167,12 +167,31 @@ func (r *reply) read() error {
 
 // take parses one JSON document.
 func (r *reply) take(document string) error {
+	if strings.HasPrefix(document, "[") { // of SGLang's own call, for several prompts or choices
+		var list []json.RawMessage
+		if err := json.Unmarshal([]byte(document), &list); err != nil {
+			return fmt.Errorf("reading %q: %w", document, err)
+		}
+		for _, one := range list {
+			part := reply{spoken: r.spoken}
+			if err := part.take(string(one)); err != nil {
+				return err
+			}
+			r.tokens = append(r.tokens, part.tokens...)
+		}
+		return nil
+	}
 	var d struct {
 		Type    string
+		Object  string
 		Error   *apiError
 		Choices []struct {
 			TokenIDs []int `json:"token_ids"`
+			Text     string
+			Message  spoken
+			Delta    spoken
 		}
+		Text    json.RawMessage // a string of SGLang's own call: everything so far
 		Output  []struct{ Content []textPart }
 		Content []textPart
 		Delta   json.RawMessage
@@ -183,14 +202,22 @@ func (r *reply) take(document string) error {
 	switch {
 	case d.Error != nil:
 		r.failed = d.Error
-	case d.Type == "error": // of responses, whose event is the error itself
+	case d.Type == "error", d.Object == "error": // of responses, whose event is the error itself; of SGLang
 		r.failed = &apiError{}
 		if err := json.Unmarshal([]byte(document), r.failed); err != nil {
 			return fmt.Errorf("reading %q: %w", document, err)
 		}
 	}
 	for _, c := range d.Choices {
+		if r.spoken {
+			r.speak(c.Text + c.Message.Content + c.Delta.Content)
+			continue
+		}
 		r.tokens = append(r.tokens, c.TokenIDs...)
+	}
+	if so := ""; json.Unmarshal(d.Text, &so) == nil {
+		r.tokens = nil
+		r.speak(so)
 	}
 	for _, o := range d.Output {
 		d.Content = append(d.Content, o.Content...)
@@ -200,6 +227,9 @@ func (r *reply) take(document string) error {
 	}
 	return r.takeDelta(d.Type, d.Delta)
 }
+
+// spoken is the text of a chat.
+type spoken struct{ Content string }
 
 // textPart is a part of an answer of responses or messages.
 type textPart struct{ Text string }

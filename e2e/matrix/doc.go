@@ -10,5 +10,7 @@
 // The same machinery runs two made-up hand-off protocols, one of each shape (package sim/madeup), with tables of their own:
 // testdata/serial.txt and testdata/concurrent.txt. They show that the sidecar's drivers know of no engine.
 //
+// SGLang's protocol is run with its own simulated engines, whose table is testdata/sglang.txt.
+//
 // go test -run TestMatrixText -update ./e2e/matrix writes the files anew.
 package matrix

@@ -29,6 +29,7 @@ import (
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
 	"github.com/tandem-serving/tandem/sim/server"
+	"github.com/tandem-serving/tandem/sim/sglang"
 	"github.com/tandem-serving/tandem/sim/transport"
 )
 
@@ -47,31 +48,59 @@ const (
 
 // engine is a simulated engine whose connections are counted.
 type engine struct {
-	*server.Server
+	url      string
+	faults   *fault.List
+	handler  http.Handler
+	close    func()
+	done     <-chan struct{} // closed when it has ended
+	load     func() load
+	await    func(context.Context, func(load) bool) (load, error)
 	listener *countingListener
 }
 
-func (e engine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
+// load is what an engine has and has had.
+type load struct {
+	requests, held int64
+	used, pinned   int   // KV blocks, or pages
+	live           int   // SGLang's requests that have not ended
+	read, foreign  int64 // bytes of KV that it has read, and hand-offs with those of another prompt
+	expired, stale int64
+}
+
+func (e *engine) addr() string { return strings.TrimPrefix(e.url, "http://") }
+
+// listen opens the ports of an engine.
+func listen(t *testing.T) (data *countingListener, admin net.Listener) {
+	t.Helper()
+	d, err := net.Listen("tcp", ownLoopback()+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if admin, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	return &countingListener{Listener: d}, admin
+}
 
 // startEngine serves an engine until the test ends, or the test closes it.
-func startEngine(t *testing.T, cfg sim.Config, fronts ...server.Front) engine {
+func startEngine(t *testing.T, cfg sim.Config, fronts ...server.Front) *engine {
 	t.Helper()
-	data, err := net.Listen("tcp", ownLoopback()+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &countingListener{Listener: data}
+	data, admin := listen(t)
 	cfg.MaxModelLen, cfg.KV.Blocks, cfg.KV.Lease = 512, 40, lease
-	s, err := server.Serve(cfg, d, admin, fronts...)
+	s, err := server.Serve(cfg, data, admin, fronts...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return engine{s, d}
+	of := func(st sim.State) load {
+		return load{requests: int64(st.Requests), held: int64(st.Held), used: st.Blocks.Used, pinned: st.Blocks.Pinned,
+			read: st.KVBytesRead, foreign: int64(st.ForeignReads), expired: int64(st.Expired), stale: int64(st.StaleReads)}
+	}
+	return &engine{s.URL, s.Faults, s.Handler, s.Close, s.Engine.Done(), func() load { return of(s.Engine.State()) },
+		func(ctx context.Context, ok func(load) bool) (load, error) {
+			st, err := s.Engine.WaitState(ctx, func(st sim.State) bool { return ok(of(st)) })
+			return of(st), err
+		}, data}
 }
 
 // loopbacks counts the loopback addresses of all engines.
@@ -149,8 +178,8 @@ func (l *link) repair() { l.once.Do(func() { close(l.up) }) }
 // fixture holds one row's engines and sidecar.
 type fixture struct {
 	*sidecar.Server
-	prefill    []engine // in the order of the candidates
-	decode     engine
+	prefill    []*engine // in the order of the candidates
+	decode     *engine
 	link       *link
 	url        string
 	reg        *prometheus.Registry
@@ -218,21 +247,32 @@ func startEngines(t *testing.T, r row) *fixture {
 	if r.action != freeze {
 		s.link.repair()
 	}
-	prefill, decode := s.fronts(r)
-	s.prefill = []engine{startEngine(t, sim.Config{ScaleOut: true}, prefill...)}
+	candidates := 1
 	if r.situation == another {
+		candidates = 2
+	}
+	prefill, decode := s.fronts(r)
+	for range candidates {
+		if r.protocol == sglangPair {
+			s.prefill = append(s.prefill, startSGLang(t, sglang.Prefill, r.poll()))
+			continue
+		}
 		s.prefill = append(s.prefill, startEngine(t, sim.Config{ScaleOut: true}, prefill...))
 	}
-	s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
+	if r.protocol == sglangPair {
+		s.decode = startSGLang(t, sglang.Decode, r.poll())
+	} else {
+		s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
+	}
 	t.Cleanup(s.link.repair)
-	for e, f := range map[engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
+	for e, f := range map[*engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
 		if f.Fault == "" {
 			continue
 		}
 		if f.At == firstToken {
-			f.At = strconv.Itoa(firstEvents[r.api])
+			f.At = strconv.Itoa(r.protocol.firstEvents[r.api])
 		}
-		if err := e.Faults.Add(f); err != nil {
+		if err := e.faults.Add(f); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -241,7 +281,7 @@ func startEngines(t *testing.T, r row) *fixture {
 
 // fronts are what makes the engines speak a made-up protocol.
 func (s *fixture) fronts(r row) (prefill, decode []server.Front) {
-	if r.protocol.dialect == nil {
+	if r.protocol.dialect == nil || r.protocol == sglangPair {
 		return nil, nil
 	}
 	x := madeup.NewExchange()

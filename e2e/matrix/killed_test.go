@@ -36,7 +36,7 @@ func TestSidecarKilled(t *testing.T) {
 	for _, s := range killings() {
 		for _, streamed := range []bool{false, true} {
 			for _, api := range []pd.API{pd.APICompletions, pd.APIChat} {
-				r := row{s, last, api, streamed, none}
+				r := row{failure: s, situation: last, api: api, stream: streamed, keeper: none}
 				t.Run(r.String(), func(t *testing.T) {
 					t.Parallel()
 					r.kill(t, dir)

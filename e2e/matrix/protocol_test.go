@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/sim/fault"
 	"github.com/tandem-serving/tandem/sim/madeup"
@@ -19,16 +20,19 @@ type protocol struct {
 	list    func() []failure
 	effects map[effect][situations]outcome
 	ways    map[effect]way
+	apis    []pd.API
+	// firstEvents is how many events a stream has up to its first token.
+	firstEvents map[pd.API]int
 }
 
-// protocols are vLLM's, and two that no engine speaks: one of each shape, for which the sidecar has no code.
-var protocols = []*protocol{nixl, serial, concurrent}
+// protocols are vLLM's, SGLang's, and two that no engine speaks: one of each shape, for which the sidecar has no code.
+var protocols = []*protocol{nixl, sglangPair, serial, concurrent}
 
 var (
-	nixl       = &protocol{notices: true, text: "testdata/matrix.txt", head: nixlHead, list: nixlFailures, effects: effects, ways: ways}
-	serial     = &protocol{name: "serial", dialect: madeup.Ticket{}, text: "testdata/serial.txt", head: serialHead, list: serialFailures, effects: effects, ways: ways}
+	nixl       = &protocol{notices: true, text: "testdata/matrix.txt", head: nixlHead, list: nixlFailures, effects: effects, ways: ways, apis: apis, firstEvents: firstEvents}
+	serial     = &protocol{name: "serial", dialect: madeup.Ticket{}, text: "testdata/serial.txt", head: serialHead, list: serialFailures, effects: effects, ways: ways, apis: apis, firstEvents: firstEvents}
 	concurrent = &protocol{name: "concurrent", dialect: madeup.Meeting{}, text: "testdata/concurrent.txt", head: concurrentHead, list: concurrentFailures,
-		effects: concurrentEffects(), ways: concurrentWays}
+		effects: concurrentEffects(), ways: concurrentWays, apis: apis, firstEvents: firstEvents}
 )
 
 // failures lists everything that can go wrong, by state.

@@ -16,7 +16,26 @@ type row struct {
 	api       pd.API
 	stream    bool
 	keeper    keeper
+	several   several
 }
+
+// several is what a request asks for more than once.
+type several string
+
+const (
+	one        several = ""
+	twoPrompts several = "two prompts"
+	twoChoices several = "two choices" // run as two requests, one for each
+)
+
+// question is what the tokens of an answer depend on.
+type question struct {
+	protocol *protocol
+	api      pd.API
+	several  several
+}
+
+func (r row) question() question { return question{r.protocol, r.api, r.several} }
 
 // apis are the APIs that are split.
 var apis = []pd.API{pd.APICompletions, pd.APIChat, pd.APIResponses, pd.APIMessages, pd.APIGenerate}
@@ -34,9 +53,9 @@ func rows() (list []row) {
 	for _, p := range protocols {
 		for _, s := range p.failures() {
 			for _, streamed := range []bool{false, true} {
-				for _, api := range apis {
+				for _, api := range p.apis {
 					for in := range situations {
-						list = append(list, row{s, in, api, streamed, works}.withKeepers()...)
+						list = append(list, row{failure: s, situation: in, api: api, stream: streamed, keeper: works}.withKeepers()...)
 					}
 				}
 			}
@@ -51,6 +70,8 @@ func (r row) withKeepers() []row {
 	switch {
 	case r.form != anyForm && (r.form == stream) != r.stream:
 		return nil
+	case r.protocol == sglangPair:
+		return r.ofSGLang()
 	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
 		return nil
 	case r.api != pd.APICompletions && r.api != pd.APIChat:
@@ -97,6 +118,9 @@ func (r row) String() string {
 		f = stream
 	}
 	name := fmt.Sprintf("%s/%s/%s/%s/%s", r.state, r.name, r.situation, f, r.api)
+	if r.several != one {
+		name += "/" + string(r.several)
+	}
 	if r.protocol != nixl {
 		return r.protocol.name + "/" + name
 	}
@@ -111,6 +135,9 @@ func (r row) hasTokens() bool { return r.api != pd.APIResponses && r.api != pd.A
 
 // body returns the request: a prompt of several blocks. No engine has it cached, since every row has engines of its own.
 func (r row) body() []byte {
+	if r.protocol == sglangPair {
+		return r.bodyOfSGLang()
+	}
 	m := map[string]any{"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "stream": r.stream}
 	text := strings.Repeat("the quick brown fox ", 6)
 	switch r.api {

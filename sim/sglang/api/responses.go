@@ -106,7 +106,8 @@ func (h *handler) readResponses(c *call, f *web.Fields) (*request, *response, er
 		return nil, nil, err
 	}
 	q.readSampling(f, "max_output_tokens")
-	body := &response{ID: "resp_" + sglang.NewRID(), Object: "response", CreatedAt: time.Now().Unix(), Model: cmp.Or(q.model, h.cfg.ServedModelName),
+	q.rids, q.ridList = []string{f.Text("request_id", "resp_"+sglang.NewRID())}, false
+	body := &response{ID: q.rids[0], Object: "response", CreatedAt: time.Now().Unix(), Model: cmp.Or(q.model, h.cfg.ServedModelName),
 		Output: []responseItem{}, Status: "in_progress", ParallelToolCalls: true, ToolChoice: "auto", Tools: []any{}, MaxOutputTokens: q.maxTokens,
 		Store: true, Truncation: "disabled"}
 	if q.temperatureSet {
