@@ -6,6 +6,7 @@ type cache struct {
 	total, own int // blocks; own: of requests alone
 	each       int // blocks of a part
 	parts      map[uint64]*part
+	removed    int  // parts that were removed so far
 	used       int  // parts that requests use
 	unused     part // head of a ring of the others, the least recently used first
 }
@@ -14,6 +15,7 @@ type cache struct {
 type part struct {
 	id         uint64
 	requests   int
+	gone       bool  // it is not in the cache any more
 	prev, next *part // in the ring, if requests is 0
 }
 
@@ -31,8 +33,10 @@ func (c *cache) take(n int) {
 	c.own += n
 	for c.own+len(c.parts)*c.each > c.total {
 		oldest := c.unused.next
-		c.remove(oldest)
+		c.unlink(oldest)
 		delete(c.parts, oldest.id)
+		oldest.gone = true
+		c.removed++
 	}
 }
 
@@ -49,23 +53,27 @@ func (c *cache) put(id uint64) (*part, bool) {
 	return p, true
 }
 
-// find returns the parts that the cache has of the beginning of a prompt.
-func (c *cache) find(ids []uint64, dst []*part) []*part {
-	for _, id := range ids {
+// find returns the parts that the cache has of the beginning of a prompt. found is what it returned for the same prompt before, so that a
+// request that waits is not looked up anew in every step. Of a prompt, later parts are removed first: see leave.
+func (c *cache) find(ids []uint64, found []*part) []*part {
+	for len(found) > 0 && found[len(found)-1].gone {
+		found = found[:len(found)-1]
+	}
+	for _, id := range ids[len(found):] {
 		p := c.parts[id]
 		if p == nil {
 			break
 		}
-		dst = append(dst, p)
+		found = append(found, p)
 	}
-	return dst
+	return found
 }
 
 // use has a request use parts.
 func (c *cache) use(parts []*part) {
 	for _, p := range parts {
 		if p.requests++; p.requests == 1 {
-			c.remove(p)
+			c.unlink(p)
 			c.used++
 		}
 	}
@@ -84,7 +92,7 @@ func (c *cache) leave(parts []*part) {
 	}
 }
 
-func (c *cache) remove(p *part) {
+func (c *cache) unlink(p *part) {
 	p.prev.next, p.next.prev = p.next, p.prev
 	p.prev, p.next = nil, nil
 }

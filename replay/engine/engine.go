@@ -58,6 +58,8 @@ type Request struct {
 	arrived             bool    // the remote KV cache is there
 	late                int     // steps that end before it runs, once arrived
 	step                int     // tokens in this step
+	doubled             bool    // its next part is in the cache already, and was when so many parts had been removed
+	removed             int
 }
 
 // Part is a number of equal steps that a request took part in.
@@ -97,7 +99,8 @@ type Engine struct {
 	pending int        // Remote requests whose blocks are reserved
 	late    []*Request // of these, those whose KV cache is there, but not noticed yet
 	blocked bool       // the first waiting request cannot run before another ends
-	found   []*part
+	found   []*part    // the cached parts of the prompt of a waiting request, sought
+	sought  *Request
 
 	run  run
 	step Step // what each step of the run computes; Context is that of the first
@@ -252,13 +255,15 @@ func (e *Engine) schedule(r *Request, n, blocks int) {
 
 // share puts the parts within the first n tokens of a request into the prefix cache.
 func (e *Engine) share(r *Request, n int) {
-	if e.cache.each == 0 {
+	if e.cache.each == 0 || r.doubled && r.removed == e.cache.removed {
 		return
 	}
+	r.doubled = false
 	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= n; i++ {
 		p, ok := e.cache.put(r.Parts[i])
-		if !ok {
-			return // another request computed it in the meantime: the blocks stay this request's own
+		if !ok { // another request computed it in the meantime: the blocks stay this request's own
+			r.doubled, r.removed = true, e.cache.removed
+			return
 		}
 		r.own -= e.cache.each
 		r.parts = append(r.parts, p)
@@ -269,7 +274,7 @@ func (e *Engine) share(r *Request, n int) {
 func (e *Engine) drop(r *Request) {
 	e.cache.own -= r.own
 	e.cache.leave(r.parts)
-	r.own, r.parts = 0, r.parts[:0]
+	r.own, r.parts, r.doubled = 0, r.parts[:0], false
 }
 
 // blocks returns how many more blocks a request needs to have computed n tokens.
@@ -422,7 +427,7 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 			return
 		}
 		hits, whole, need, n := e.need(r, *budget)
-		if whole+e.unused(hits)*e.cache.each > e.cache.free() {
+		if free := e.cache.free(); whole > free || whole+e.unused(hits)*e.cache.each > free {
 			e.blocked = true
 			return
 		}
@@ -478,7 +483,10 @@ func (e *Engine) need(r *Request, budget int) (hits []*part, whole, blocks, n in
 	computed := 0
 	if e.cache.each > 0 {
 		most := min(len(r.Parts), (r.tokens()-1)/e.config.PartTokens) // the last token is always computed
-		e.found = e.cache.find(r.Parts[:most], e.found[:0])
+		if e.sought != r {
+			e.sought, e.found = r, e.found[:0]
+		}
+		e.found = e.cache.find(r.Parts[:most], e.found)
 		hits, computed = e.found, len(e.found)*e.config.PartTokens
 	}
 	if n = min(r.tokens()-computed, budget); r.remote {
