@@ -83,8 +83,8 @@ func writeExampleFiles(t *testing.T, dir string) {
 		}
 	}
 	for _, c := range pageNamed(t, "docs/replay.md").codes {
-		if strings.HasPrefix(c.text, "# classes.yaml\n") {
-			files["classes.yaml"] = c.text
+		if name, ok := strings.CutPrefix(strings.SplitN(c.text, "\n", 2)[0], "# "); ok && strings.HasSuffix(name, ".yaml") {
+			files[name] = c.text
 		}
 	}
 	trace, err := os.ReadFile(filepath.Join(root, "replay", "testdata", "conversation.jsonl"))

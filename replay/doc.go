@@ -30,9 +30,12 @@
 // Of engines like SGLang (TokenArrives), both legs begin together: the decode engine reserves blocks, then the prefill engine computes,
 // and the first token comes with the KV cache.
 //
+// If the transfer fails, or if the first token does not come in time, the request goes the way that the sidecar gives it: prefill frees its
+// blocks, and decode computes the prompt, if the fallback budget of its sidecar has something left.
+//
 // # What it does not do
 //
-// No engine, link or leg fails, and no client leaves. Running requests are not evicted, and preparers that ask something outside the picker
-// are refused, see Options.Supported.
+// No engine fails, and no client leaves but one whose request is evicted. Preparers that ask something outside the picker are refused, see
+// Options.Supported.
 // It reads no files; it has no HTTP, no sidecar and no Envoy, which take the stated latency.
 package replay

@@ -16,6 +16,18 @@ type Pool struct{ Prefill, Decode, Both int }
 // Engines returns how many engines the pool has.
 func (p Pool) Engines() int { return p.Prefill + p.Decode + p.Both }
 
+// each calls f with the name and the role of each engine, in their order.
+func (p Pool) each(f func(name, role string)) {
+	for _, group := range []struct {
+		n    int
+		role string
+	}{{p.Prefill, "prefill"}, {p.Decode, "decode"}, {p.Both, "both"}} {
+		for i := range group.n {
+			f(fmt.Sprintf("%s-%d", group.role, i), group.role)
+		}
+	}
+}
+
 // maxEngines bounds a pool.
 const maxEngines = 4096
 
@@ -66,15 +78,24 @@ func (p Pool) String() string {
 	return strings.Join(parts, "+")
 }
 
-// loads are what the picker knows of the endpoints.
+// loads are what a picker knows of the endpoints.
 type loads struct {
+	picker     *picker
 	clock      *clock
 	random     *rand.Rand
-	nodes      []*node
+	pages      []page        // by slot
 	busy, idle time.Duration // between two readings of a page; 0: pages are not read
 	current    *epp.Snapshot
 	loads      []epp.Load
 	changed    bool
+}
+
+// page is the metrics page of an engine, as a picker reads it.
+type page struct {
+	node         *node
+	endpoint     *epp.Endpoint // of this picker: no other one knows what it has in flight there
+	last, coming time.Duration // readings
+	turn         int           // of the coming one: an earlier one is outdated
 }
 
 // Snapshot returns what is known now.
@@ -86,46 +107,51 @@ func (l *loads) Snapshot() *epp.Snapshot {
 	return l.current
 }
 
-// read reads the page of a node, and schedules the next reading.
-func (l *loads) read(n *node) {
-	now := l.clock.Now()
+// read reads a page, and schedules the next reading.
+func (l *loads) read(p *page) {
+	now, n := l.clock.Now(), p.node
 	waiting, delayed := n.engine.Waiting()
-	load := epp.Load{At: now, Sent: n.endpoint.InFlight(), Cache: n.cache}
+	load := epp.Load{At: now, Sent: p.endpoint.InFlight(), Cache: n.cache}
 	load.Signals.Set(epp.Waiting, float64(waiting))
 	load.Signals.Set(epp.Delayed, float64(delayed))
 	load.Signals.Set(epp.Running, float64(n.engine.Running()))
 	load.Signals.Set(epp.KVUsage, n.engine.Usage(l.clock.now))
-	load.LearnBatch(&l.loads[n.endpoint.Slot])
-	l.loads[n.endpoint.Slot], l.changed = load, true
-	n.world.capacity()
-	n.readAt = l.clock.now
+	if most := l.picker.world.options.Engine.Adapters; most > 0 {
+		running, waiting := n.engine.Adapters()
+		load.LoRA = &epp.LoRA{Max: most, Running: running, Waiting: waiting}
+	}
+	load.LearnBatch(&l.loads[n.slot])
+	l.loads[n.slot], l.changed = load, true
+	l.picker.capacity()
+	p.last = l.clock.now
 	pause := l.idle
-	if n.endpoint.InFlight().Requests > 0 || waiting+n.engine.Running() > 0 {
+	if p.endpoint.InFlight().Requests > 0 || waiting+n.engine.Running() > 0 {
 		pause = l.busy
 	}
-	l.schedule(n, l.spread(pause))
+	l.schedule(p, l.spread(pause))
 }
 
 // woken reads the page of a node sooner, because a request was sent there. As in the picker, a page that is overdue is read at a random
 // moment within half the interval.
 func (l *loads) woken(n *node) {
-	if l.busy == 0 || n.readNext-n.readAt <= l.busy+l.busy/10 {
+	p := &l.pages[n.slot]
+	if l.busy == 0 || p.coming-p.last <= l.busy+l.busy/10 {
 		return
 	}
-	left := n.readAt + l.spread(l.busy) - l.clock.now
+	left := p.last + l.spread(l.busy) - l.clock.now
 	if left <= 0 {
 		left = time.Duration(l.random.Float64() * float64(l.busy) / 2)
 	}
-	l.schedule(n, left)
+	l.schedule(p, left)
 }
 
-func (l *loads) schedule(n *node, d time.Duration) {
-	n.reading++
-	turn := n.reading
-	n.readNext = l.clock.now + d
+func (l *loads) schedule(p *page, d time.Duration) {
+	p.turn++
+	turn := p.turn
+	p.coming = l.clock.now + d
 	l.clock.after(d, func() {
-		if n.reading == turn && n.world.left > 0 {
-			l.read(n)
+		if p.turn == turn && l.picker.world.left > 0 {
+			l.read(p)
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 
 // arrival is a request that has arrived, and has not been picked for.
 type arrival struct {
-	world    *world
+	picker   *picker
 	of       *Record
 	asked    *epp.Request
 	prepared int // preparers that have returned
@@ -31,24 +31,24 @@ type waiting struct {
 	looking    bool       // it is to look for capacity
 }
 
-// newQueue returns the queue of a configuration; nil if requests do not wait for capacity.
-func (w *world) newQueue(b *config.Built, interval time.Duration) *flow.Controller {
+// newQueue returns the queue of a configuration; nil if requests do not wait for capacity. running knows the requests that it may evict.
+func (p *picker) newQueue(b *config.Built, interval time.Duration, running *flow.Running) *flow.Controller {
 	if b.Queues == nil {
 		return nil
 	}
-	settings, gate := setup.Queues(b, setup.Pages{Pool: &w.loads, Clock: &w.clock, Interval: interval, Stale: w.options.Stale})
-	return flow.New(settings, gate, flow.Options{Clock: &w.clock, Waiting: func(any bool) { w.waiting.queued = any }})
+	settings, gate := setup.Queues(b, setup.Pages{Pool: &p.loads, Clock: &p.world.clock, Interval: interval, Stale: p.world.options.Stale})
+	return flow.New(settings, gate, flow.Options{Clock: &p.world.clock, Running: running, Waiting: func(any bool) { p.waiting.queued = any }})
 }
 
 // capacity has the queue look for capacity, because a page was read, or load has ended.
-func (w *world) capacity() {
-	if !w.waiting.queued || w.waiting.looking {
+func (p *picker) capacity() {
+	if !p.waiting.queued || p.waiting.looking {
 		return
 	}
-	w.waiting.looking = true
-	w.clock.after(0, func() {
-		w.waiting.looking = false
-		w.waiting.queue.SnapshotChanged()
+	p.waiting.looking = true
+	p.world.clock.after(0, func() {
+		p.waiting.looking = false
+		p.waiting.queue.SnapshotChanged()
 	})
 }
 
@@ -61,13 +61,13 @@ func ended() context.Context {
 
 // prepare asks the preparers, and again later where they would wait, but no longer than their timeouts.
 func (a *arrival) prepare() {
-	w := a.world
-	for ; a.prepared < len(w.waiting.preparers); a.prepared++ {
-		p := w.waiting.preparers[a.prepared]
+	k := a.picker
+	for ; a.prepared < len(k.waiting.preparers); a.prepared++ {
+		p := k.waiting.preparers[a.prepared]
 		add, err := p.Prepare(ended(), a.asked)
-		if late := a.of.Due + p.Timeout(); err != nil && w.clock.now < late {
-			w.waiting.unprepared = append(w.waiting.unprepared, a)
-			w.clock.after(late-w.clock.now, w.retry)
+		if late := a.of.Due + p.Timeout(); err != nil && k.world.clock.now < late {
+			k.waiting.unprepared = append(k.waiting.unprepared, a)
+			k.world.clock.after(late-k.world.clock.now, k.retry)
 			return
 		}
 		if add != nil {
@@ -81,14 +81,14 @@ func (a *arrival) prepare() {
 }
 
 // retry asks preparers again.
-func (w *world) retry() {
-	if w.waiting.retrying || len(w.waiting.unprepared) == 0 {
+func (p *picker) retry() {
+	if p.waiting.retrying || len(p.waiting.unprepared) == 0 {
 		return
 	}
-	w.waiting.retrying = true
-	w.clock.after(0, func() {
-		all := w.waiting.unprepared
-		w.waiting.unprepared, w.waiting.retrying = nil, false
+	p.waiting.retrying = true
+	p.world.clock.after(0, func() {
+		all := p.waiting.unprepared
+		p.waiting.unprepared, p.waiting.retrying = nil, false
 		for _, a := range all {
 			a.prepare()
 		}
@@ -97,20 +97,20 @@ func (w *world) retry() {
 
 // admit has the request picked for at once, or when the queue lets it pass.
 func (a *arrival) admit() {
-	w := a.world
-	if w.waiting.queue == nil {
+	p := a.picker
+	if p.waiting.queue == nil {
 		a.choose(epp.Pass{})
 		return
 	}
-	w.waiting.queue.Begin(a.asked, func(pass epp.Pass, err error) {
-		w.clock.after(0, func() { // the queue may be locked
-			a.of.Queued = w.clock.now - a.of.Due
+	p.waiting.queue.Begin(a.asked, func(pass epp.Pass, err error) {
+		p.world.clock.after(0, func() { // the queue may be locked
+			a.of.Queued = p.world.clock.now - a.of.Due
 			if err != nil {
 				a.refuse(err)
 				return
 			}
 			a.choose(pass)
-			w.waiting.queue.Settled(a.asked, pass)
+			p.waiting.queue.Settled(a.asked, pass)
 		})
 	})
 }
@@ -118,6 +118,6 @@ func (a *arrival) admit() {
 // refuse ends the request.
 func (a *arrival) refuse(err error) {
 	a.of.Reason, a.of.Refused = pd.AsRefusal(err).Reason, true
-	a.world.ended(a.of)
-	a.world.retry()
+	a.picker.world.ended(a.of)
+	a.picker.retry()
 }

@@ -3,10 +3,10 @@ package replay
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,11 +39,37 @@ type Difference struct {
 
 // Repick makes the picks of a capture again, under a configuration. The scheduler sees what it saw in the picker: the endpoints, the
 // loads of their pages, the requests in flight and their ends, and the random choices. Nothing is modelled, so the result tells what the
-// configuration would have decided there, as long as the load would have stayed the same. most bounds the requests, 0 = all.
+// configuration would have decided there, as long as the load would have stayed the same. Of several pickers, each makes its own picks, and
+// sees its own requests in flight. most bounds the requests, 0 = all.
 func Repick(ctx context.Context, c *config.Config, stale time.Duration, from *capture.Capture, most int) (*Repicked, error) {
-	if from.Pickers > 1 {
-		return nil, errors.New("it is of several pickers, which did not see each other's load: give the capture of one")
+	if len(from.Each) < 2 {
+		return repick(ctx, c, stale, from, most)
 	}
+	last, all := int64(math.MaxInt64), &Repicked{SameConfig: true}
+	if most > 0 && most < len(from.Requests) {
+		last = from.Requests[most-1].Arrived
+	}
+	different := map[string]int{}
+	for _, one := range from.Each {
+		n, _ := slices.BinarySearchFunc(one.Requests, min(last, math.MaxInt64-1)+1, func(r capture.Request, at int64) int { return cmp.Compare(r.Arrived, at) })
+		if n == 0 {
+			continue
+		}
+		r, err := repick(ctx, c, stale, one, n)
+		if err != nil {
+			return nil, err
+		}
+		all.Captured, all.Same, all.Left, all.SameConfig = all.Captured+r.Captured, all.Same+r.Same, all.Left+r.Left, all.SameConfig && r.SameConfig
+		for _, d := range r.Different {
+			different[d.What] += d.N
+		}
+	}
+	all.Different = sorted(different)
+	return all, nil
+}
+
+// repick makes the picks of one picker again.
+func repick(ctx context.Context, c *config.Config, stale time.Duration, from *capture.Capture, most int) (*Repicked, error) {
 	keep := &epp.Keep{}
 	built, err := c.Build(slog.New(slog.DiscardHandler), keep)
 	if err != nil {
@@ -327,11 +353,16 @@ func (r *repicking) why(p *capture.Pick) string {
 	return "the one before is not in the pool"
 }
 
-// finish sorts the differences.
 func (r *repicking) finish() *Repicked {
-	for what, n := range r.different {
-		r.result.Different = append(r.result.Different, Difference{what, n})
-	}
-	slices.SortFunc(r.result.Different, func(a, b Difference) int { return cmp.Or(cmp.Compare(b.N, a.N), cmp.Compare(a.What, b.What)) })
+	r.result.Different = sorted(r.different)
 	return r.result
+}
+
+// sorted returns the differences, the most frequent one first.
+func sorted(different map[string]int) (all []Difference) {
+	for what, n := range different {
+		all = append(all, Difference{what, n})
+	}
+	slices.SortFunc(all, func(a, b Difference) int { return cmp.Or(cmp.Compare(b.N, a.N), cmp.Compare(a.What, b.What)) })
+	return all
 }

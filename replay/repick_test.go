@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -205,9 +206,23 @@ func TestRepickTellsDifferences(t *testing.T) {
 			}
 		})
 	}
-	several := *from
-	several.Pickers = 2
-	if _, err := Repick(t.Context(), c, 2*time.Second, &several, 0); err == nil || !strings.Contains(err.Error(), "several pickers") {
-		t.Errorf("got %v", err)
+}
+
+// TestRepickSeveralPickers: each picker makes its own picks, and knows nothing of the others' requests.
+func TestRepickSeveralPickers(t *testing.T) {
+	c := thresholdConfig(t, 1000)
+	var one, other *capture.Capture
+	synctest.Test(t, func(t *testing.T) { one, other = captured(t, c, 40), captured(t, c, 60) })
+	both := &capture.Capture{Headers: slices.Concat(one.Headers, other.Headers), Requests: slices.Concat(one.Requests, other.Requests), Each: []*capture.Capture{one, other}}
+	slices.SortStableFunc(both.Requests, func(a, b capture.Request) int { return cmp.Compare(a.Arrived, b.Arrived) })
+	got, err := Repick(t.Context(), c, 2*time.Second, both, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Captured != 100 || got.Same < 95 || got.Same+count(got.Different) != 100 || !got.SameConfig {
+		t.Errorf("%+v, want nearly all of 100 picks as captured", got)
+	}
+	if first, err := Repick(t.Context(), c, 2*time.Second, both, 10); err != nil || first.Captured != 10 {
+		t.Errorf("of the first 10: %+v, %v", first, err)
 	}
 }

@@ -8,11 +8,13 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/flow"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
@@ -24,10 +26,14 @@ import (
 type Options struct {
 	Config   *config.Config
 	Pool     Pool
+	Replicas int           // pickers, which do not know of each other's requests; 0 is 1
 	Engine   engine.Config // of every engine; PartTokens is set by Run
 	Table    *engine.Table
 	Hardware engine.Hardware
 	Link     Link
+	Pairs    []Pair        // whose link is another one; of several that match, the first counts
+	Zones    []Zone        // of the engines: an engine is in the first one that names it
+	First    time.Duration // longest wait of the sidecar for the first token of a remote request, from the decode leg on; 0: no bound
 	Scrape   time.Duration // between two readings of a busy engine's metrics page
 	Stale    time.Duration // age from which loads are trusted less
 	Hop      time.Duration // from the pick to the engine, and from one leg to the next
@@ -52,15 +58,13 @@ func (o *Options) Supported() error {
 func (o *Options) supported(b *config.Built) error {
 	switch {
 	case b.Admission != nil:
-		return errors.New("it has a plugin that lets requests wait before the pick by itself, which cannot be replayed")
-	case b.Queues != nil && b.Queues.Eviction.On:
-		return errors.New("it ends running requests for more important ones (enableEviction), which cannot be replayed yet")
+		return fmt.Errorf("its plugin %s lets requests wait before the pick by itself, which takes real time: leave it out, and use flowControl", named[epp.Admission](b))
 	case len(config.Of[epp.SnapshotObserver](b)) > 0:
-		return errors.New("it has a plugin that follows changes of the pool, which cannot be replayed yet")
+		return fmt.Errorf("its plugin %s follows changes of the pool, which a replay does not tell: leave it out", named[epp.SnapshotObserver](b))
 	}
 	for _, p := range b.Preparers {
 		if _, ok := p.Preparer.(epp.LocalPreparer); !ok {
-			return fmt.Errorf("its plugin %s waits for something outside the picker, which cannot be replayed", p.Name)
+			return fmt.Errorf("its plugin %s asks something outside the picker, which a replay has not: leave it out, as prompts have the tokens of the trace", p.Name)
 		}
 		if o.Explain > 0 {
 			return fmt.Errorf("its plugin %s waits for other requests, so that none can be explained", p.Name)
@@ -69,54 +73,61 @@ func (o *Options) supported(b *config.Built) error {
 	return nil
 }
 
+// named returns the names of the plugins that are a T.
+func named[T any](b *config.Built) string {
+	var all []string
+	for _, i := range b.Instances {
+		if _, ok := i.Value.(T); ok {
+			all = append(all, i.Name)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
 // node is one engine of the pool.
 type node struct {
-	world    *world
-	role     string
-	endpoint *epp.Endpoint
-	engine   *engine.Engine
-	cache    epp.CacheInfo
+	world  *world
+	name   string
+	role   string
+	slot   int
+	engine *engine.Engine
+	cache  epp.CacheInfo
+	zone   string
+	budget *pd.FallbackBudget // of its sidecar
 
 	due  time.Duration // of its next event
 	busy bool          // it has one
 	turn int
 
-	readAt, readNext   time.Duration // of its metrics page
-	reading            int
 	sending, receiving int // transfers
 }
 
 // world is one run.
 type world struct {
-	options   *Options
-	trace     *Trace
-	clock     clock
+	options  *Options
+	trace    *Trace
+	clock    clock
+	pickers  []*picker
+	network  network
+	nodes    []*node // by slot
+	spec     epp.BlockSpec
+	asks     []asked // by class
+	next     []int32 // turns: see Trace.turns
+	upcoming int     // where the next session is looked for
+	coming   int     // requests that have not arrived
+	arrived  int     // the others
+	left     int     // requests that have not ended
+	timeline timeline
+	result   *Result
+}
+
+// picker is one endpoint picker. Of several, each knows only the requests that it has picked for, as replicas do.
+type picker struct {
+	world     *world
 	sched     *sched.Scheduler
 	observers []epp.Observer
 	loads     loads
-	network   network
-	nodes     []*node // by slot
-	spec      epp.BlockSpec
-	asks      []asked // by class
-	next      []int32 // turns: see Trace.turns
-	upcoming  int     // where the next session is looked for
-	coming    int     // requests that have not arrived
-	left      int     // requests that have not ended
 	waiting   waiting
-	timeline  timeline
-	result    *Result
-}
-
-// flight is a request on its way.
-type flight struct {
-	of              *Record
-	request         *Request
-	parts           []uint64
-	decision        *epp.Decision
-	prefill, decode *node
-	held            *engine.Request // at prefill
-	reserved        *engine.Request // at decode, until its KV cache has arrived
-	story           *Story          // nil unless it is wanted
 }
 
 // Run replays a trace. It ends early, with the error of ctx, if ctx ends.
@@ -124,19 +135,17 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	if err := o.Check(t); err != nil {
 		return nil, err
 	}
-	w := &world{}
-	keep := &epp.Keep{Clock: &w.clock}
-	built, err := o.Config.Build(slog.New(slog.DiscardHandler), keep)
-	if err != nil {
-		return nil, err
+	w := newWorld(&o, t)
+	for i := range max(1, o.Replicas) {
+		p := &picker{world: w}
+		built, err := p.build(i)
+		if err != nil {
+			return nil, err
+		}
+		defer built.Close() // of a run that is over, it has nothing left to lose
+		w.pickers = append(w.pickers, p)
 	}
-	defer built.Close() // of a run that is over, it has nothing left to lose
-	if err := o.supported(built); err != nil {
-		return nil, err
-	}
-	if err := w.fill(&o, t, built, keep); err != nil {
-		return nil, err
-	}
+	w.spec = w.pickers[0].sched.Blocks()
 	for range max(1, t.Concurrency) {
 		w.begin(0)
 	}
@@ -160,50 +169,66 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 	return w.finish(), nil
 }
 
-// fill makes the pool, the picker and the network.
-func (w *world) fill(o *Options, t *Trace, built *config.Built, keep *epp.Keep) error {
+// newWorld makes the pool and the network.
+func newWorld(o *Options, t *Trace) *world {
 	o.Engine.PartTokens = t.BlockTokens
-	*w = world{clock: w.clock, options: o, trace: t, asks: t.asks(), next: t.turns(),
+	w := &world{options: o, trace: t, asks: t.asks(), next: t.turns(),
 		coming: len(t.Requests), left: len(t.Requests), timeline: timeline{each: firstInterval},
 		result: &Result{Records: make([]Record, len(t.Requests)), Classes: t.Classes, GPUs: o.Pool.Engines() * o.Hardware.GPUs}}
-	w.loads = loads{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1)), current: &epp.Snapshot{}, changed: true}
-	w.network = network{clock: &w.clock, link: o.Link, met: map[[2]*node]bool{}}
-	for _, group := range []struct {
-		n    int
-		role string
-	}{{o.Pool.Prefill, "prefill"}, {o.Pool.Decode, "decode"}, {o.Pool.Both, "both"}} {
-		for i := range group.n {
-			w.join(fmt.Sprintf("%s-%d", group.role, i), group.role)
-		}
+	w.network = network{clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 2)), link: o.Link, others: o.Pairs, pairs: map[[2]*node]*pair{}}
+	o.Pool.each(w.join)
+	return w
+}
+
+// build makes the picker number i from the configuration. The caller closes what was built.
+func (p *picker) build(i int) (*config.Built, error) {
+	w, o := p.world, p.world.options
+	keep := &epp.Keep{Clock: &w.clock}
+	built, err := o.Config.Build(slog.New(slog.DiscardHandler), keep)
+	if err != nil {
+		return nil, err
 	}
-	w.loads.nodes, w.loads.loads = w.nodes, make([]epp.Load, len(w.nodes))
-	observers := append(config.Of[epp.EndpointObserver](built), keep)
+	if err := errors.Join(o.supported(built), p.begin(i, built, append(config.Of[epp.EndpointObserver](built), keep))); err != nil {
+		return nil, errors.Join(err, built.Close())
+	}
+	return built, nil
+}
+
+// begin has the picker see the pool.
+func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObserver) error {
+	w, o, of := p.world, p.world.options, uint64(i)<<32 // which random numbers
+	p.loads = loads{picker: p, clock: &w.clock, random: rand.New(rand.NewPCG(o.Seed, 1+of)), current: &epp.Snapshot{}, changed: true, loads: make([]epp.Load, len(w.nodes))}
 	for _, n := range w.nodes {
-		w.loads.current.Endpoints = append(w.loads.current.Endpoints, n.endpoint)
+		e := n.newEndpoint()
+		p.loads.pages = append(p.loads.pages, page{node: n, endpoint: e})
+		p.loads.current.Endpoints = append(p.loads.current.Endpoints, e)
 		for _, observer := range observers {
-			observer.EndpointJoined(n.endpoint)
+			observer.EndpointJoined(e)
 		}
 	}
 	interval, reads := scraping(built, o.Scrape)
 	if reads {
-		w.loads.busy, w.loads.idle = interval, max(interval, idleScrape)
-		for _, n := range w.nodes {
-			w.loads.schedule(n, time.Duration(w.loads.random.Float64()*float64(interval)))
+		p.loads.busy, p.loads.idle = interval, max(interval, idleScrape)
+		for i := range p.loads.pages {
+			p.loads.schedule(&p.loads.pages[i], time.Duration(p.loads.random.Float64()*float64(interval)))
 		}
 	}
-	picking := setup.Scheduler(built, o.Stale, o.Seed+1, nil) // 0 would be another seed each time
-	w.waiting.preparers = built.Preparers
-	if w.waiting.queue = w.newQueue(built, interval); w.waiting.queue != nil {
-		setup.Queueing(&picking, built, w.waiting.queue)
+	picking := setup.Scheduler(built, o.Stale, o.Seed+1+of, nil) // 0 would be another seed each time
+	p.waiting.preparers = built.Preparers
+	running := flow.NewRunning(&w.clock)
+	if p.waiting.queue = p.newQueue(built, interval, running); p.waiting.queue != nil {
+		setup.Queueing(&picking, built, p.waiting.queue)
+		if built.Queues.Eviction.On {
+			picking.Picked = append(picking.Picked, running)
+		}
 	}
-	w.observers = picking.Observers
+	p.observers = picking.Observers
 	pipeline, err := sched.NewPipeline(picking)
 	if err != nil {
 		return err
 	}
-	w.sched = sched.New(&w.loads, &w.clock)
-	w.sched.Swap(pipeline)
-	w.spec = w.sched.Blocks()
+	p.sched = sched.New(&p.loads, &w.clock)
+	p.sched.Swap(pipeline)
 	return nil
 }
 
@@ -221,13 +246,22 @@ func scraping(b *config.Built, usual time.Duration) (interval time.Duration, rea
 
 // join adds an engine to the pool.
 func (w *world) join(name, role string) {
-	slot := len(w.nodes)
-	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(slot >> 8), byte(slot)}), 8000)
-	n := &node{world: w, role: role, endpoint: epp.NewEndpoint("replay", name, addr, "", map[string]string{pd.RoleLabel: role})}
-	n.endpoint.Slot = slot
+	n := &node{world: w, name: name, role: role, slot: len(w.nodes), zone: zoneOf(w.options.Zones, name), budget: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	n.engine = engine.New(w.options.Engine, w.options.Table, n)
 	n.cache = epp.CacheInfo{BlockTokens: w.options.Engine.BlockTokens, Blocks: n.engine.Blocks()}
 	w.nodes = append(w.nodes, n)
+}
+
+// newEndpoint returns what a picker knows the engine by.
+func (n *node) newEndpoint() *epp.Endpoint {
+	labels := map[string]string{pd.RoleLabel: n.role}
+	if n.zone != "" {
+		labels[zoneLabel] = n.zone
+	}
+	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n.slot >> 8), byte(n.slot)}), 8000)
+	e := epp.NewEndpoint("replay", n.name, addr, "", labels)
+	e.Slot = n.slot
+	return e
 }
 
 // follow has the next event of the node's engine run.
@@ -298,130 +332,8 @@ func (w *world) pick(i int) {
 		Priority: class.Priority, Headers: class.headers, Bytes: int64(bytesOfToken * r.Input),
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
 			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
-	(&arrival{world: w, of: record, asked: asked}).prepare()
-}
-
-// choose asks the scheduler, and sends the request to the engines.
-func (a *arrival) choose(pass epp.Pass) {
-	w, i, record := a.world, a.of.Index, a.of
-	r := &w.trace.Requests[i]
-	story := w.story(i, a.asked)
-	d, err := w.sched.Choose(a.asked, pass)
-	if err != nil {
-		a.refuse(err)
-		return
-	}
-	w.retry()
-	f := &flight{of: record, request: r, decision: d, story: story, decode: w.nodes[d.First()[0].Slot]}
-	text := w.prompt(i, w.next != nil && w.next[i] > 0)
-	f.parts = text.shared()
-	record.Reason, record.Decode = d.Reason, f.decode.endpoint.Name
-	if to := d.Endpoints(epp.StagePrefill); d.Verdict == pd.Remote && len(to) > 0 {
-		f.prefill = w.nodes[to[0].Slot]
-		record.Remote, record.Prefill = true, f.prefill.endpoint.Name
-		w.loads.woken(f.prefill)
-	}
-	w.loads.woken(f.decode)
-	w.clock.after(w.options.Hop+w.options.Request, f.send)
-}
-
-// send begins the first leg, or both if the first token comes with the KV cache: then prefill waits until decode has reserved blocks.
-func (f *flight) send() {
-	switch {
-	case f.prefill == nil:
-		f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Of: f})
-	case f.prefill.world.options.Engine.TokenArrives:
-		f.addDecode()
-	default:
-		f.addPrefill()
-	}
-}
-
-func (f *flight) addPrefill() {
-	f.held = &engine.Request{Prompt: f.request.Input, Output: 1, Parts: f.parts, Hold: true, Of: f}
-	f.add(f.prefill, f.held)
-}
-
-func (f *flight) addDecode() {
-	f.add(f.decode, &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f})
-}
-
-func (f *flight) add(n *node, r *engine.Request) {
-	waiting, _ := n.engine.Waiting()
-	f.story.add(n, "queued: %d requests wait there, %d run", waiting, n.engine.Running())
-	r.Traced = f.story != nil
-	n.engine.Add(n.world.clock.now, r)
-	n.follow()
-}
-
-// First implements engine.Listener.
-func (n *node) First(now time.Duration, r *engine.Request) {
-	f := r.Of.(*flight)
-	if r == f.held {
-		return
-	}
-	f.of.TTFT = now - f.of.Due
-	f.story.computed(n, r, "the first token")
-	f.decision.Reservation.Answered()
-	n.world.capacity()
-}
-
-// Done implements engine.Listener.
-func (n *node) Done(now time.Duration, r *engine.Request) {
-	f, w := r.Of.(*flight), n.world
-	f.of.Preempted += r.Preempted
-	f.of.Waited += r.Waited
-	f.of.Cached = max(f.of.Cached, r.Cached)
-	if r == f.held {
-		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
-		if w.options.Engine.TokenArrives {
-			f.transfer()
-			return
-		}
-		w.clock.after(w.options.Hop+w.options.Request, f.addDecode)
-		return
-	}
-	f.of.E2E = now - f.of.Due
-	f.story.computed(n, r, "the last token")
-	w.result.End = now
-	w.ended(f.of)
-	f.decision.Reservation.End()
-	w.capacity()
-	if len(w.observers) == 0 {
-		return
-	}
-	o := &epp.Outcome{Request: fmt.Sprint(f.of.Index), API: pd.APICompletions, Status: 200, Plan: f.decision.Plan(), Decision: f.decision,
-		Result: &pd.AnswerSummary{End: pd.EndDone, Prompt: int64(f.of.Input), Cached: int64(f.of.Cached), Completion: int64(f.of.Output)},
-		Served: f.decode.endpoint.Address, Duration: f.of.E2E}
-	for _, observer := range w.observers {
-		observer.Observe(o)
-	}
-}
-
-// Reserved implements engine.Listener.
-func (n *node) Reserved(_ time.Duration, r *engine.Request, missing int) {
-	f := r.Of.(*flight)
-	f.of.Moved, f.reserved = missing, r
-	f.story.add(n, "blocks are reserved, after %v in the queue; %d of %d tokens are not cached here", rounded(r.Waited), missing, r.Prompt)
-	if n.world.options.Engine.TokenArrives {
-		n.world.clock.after(0, f.addPrefill)
-		return
-	}
-	f.transfer()
-}
-
-// transfer sends the KV cache to the decode engine.
-func (f *flight) transfer() {
-	w, n := f.decode.world, f.decode
-	bytes := float64(f.of.Moved) * float64(w.options.Hardware.KVBytes)
-	f.story.add(n, "%.1f MB are sent from %s", bytes/1e6, f.prefill.endpoint.Name)
-	w.network.send(f.prefill, n, bytes, func() {
-		f.story.add(n, "the KV cache has arrived, and %s frees its blocks", f.prefill.endpoint.Name)
-		f.prefill.engine.Release(w.clock.now, f.held)
-		f.prefill.follow()
-		n.engine.Arrived(w.clock.now, f.reserved)
-		n.follow()
-	})
+	(&arrival{picker: w.pickers[w.arrived%len(w.pickers)], of: record, asked: asked}).prepare() // gateways ask the replicas in turn
+	w.arrived++
 }
 
 // Ran implements engine.Listener.

@@ -80,6 +80,8 @@ func replayed(t testing.TB, o Options, trace *Trace) *Result {
 	return r
 }
 
+func random(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 2)) }
+
 func TestSameSeed(t *testing.T) {
 	trace := conversation(t)
 	first := replayed(t, options(t, 2048, "2P+4D"), trace)
@@ -114,6 +116,29 @@ func TestEveryRequestEnds(t *testing.T) {
 	}
 	if ways[true] == 0 || ways[false] == 0 {
 		t.Errorf("%v: want both remote and local requests", ways)
+	}
+}
+
+// TestReplicas: of several pickers each knows only the requests that it has picked for. Between two readings of pages, two pickers send their
+// requests to the same engine; one picker spreads them.
+func TestReplicas(t *testing.T) {
+	trace := &Trace{Requests: []Request{{Due: time.Second, Input: 4096, Output: 20}, {Due: time.Second + time.Millisecond, Input: 4096, Output: 20}}}
+	for replicas, together := range map[int]bool{0: false, 1: false, 2: true} {
+		same, runs := 0, 20
+		for seed := range runs {
+			o := options(t, 0, "2B")
+			o.Replicas, o.Seed = replicas, uint64(seed+1)
+			r := replayed(t, o, trace)
+			if !reflect.DeepEqual(r, replayed(t, o, trace)) {
+				t.Fatal("two runs with the same seed differ")
+			}
+			if r.Records[0].Decode == r.Records[1].Decode {
+				same++
+			}
+		}
+		if (same > 0) != together || same == runs {
+			t.Errorf("%d pickers sent both requests to the same of two idle engines in %d of %d runs", replicas, same, runs)
+		}
 	}
 }
 
@@ -242,17 +267,19 @@ func TestTimelineCoversLongRuns(t *testing.T) {
 
 // TestOldLoads: loads are as old as the interval at which pages are read.
 func TestOldLoads(t *testing.T) {
-	var c clock
 	w := &world{left: 1, options: &Options{Engine: engine.VLLM()}}
 	o := options(t, 1, "1B")
 	w.options.Engine.KVTokens, w.options.Table = 100_000, o.Table
 	w.join("a", "both")
-	l := loads{clock: &c, random: rand.New(rand.NewPCG(1, 1)), nodes: w.nodes, busy: 200 * time.Millisecond, idle: time.Second,
-		current: &epp.Snapshot{Endpoints: []*epp.Endpoint{w.nodes[0].endpoint}}, loads: make([]epp.Load, 1), changed: true}
-	l.read(w.nodes[0])
+	c, p, n := &w.clock, &picker{world: w}, w.nodes[0]
+	e := n.newEndpoint()
+	p.loads = loads{picker: p, clock: c, random: random(1), pages: []page{{node: n, endpoint: e}}, busy: 200 * time.Millisecond, idle: time.Second,
+		current: &epp.Snapshot{Endpoints: []*epp.Endpoint{e}}, loads: make([]epp.Load, 1), changed: true}
+	l := &p.loads
+	l.read(&l.pages[0])
 	before := l.Snapshot()
-	w.nodes[0].engine.Add(c.now, &engine.Request{Prompt: 50_000, Output: 1})
-	l.woken(w.nodes[0])
+	n.engine.Add(c.now, &engine.Request{Prompt: 50_000, Output: 1})
+	l.woken(n)
 	if running, _ := l.Snapshot().Loads[0].Signals.Value(epp.Running); l.Snapshot() != before || running != 0 {
 		t.Error("the load changed before the page was read")
 	}
@@ -281,11 +308,11 @@ func TestFairSharing(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var c clock
-			n := network{clock: &c, link: Link{Bandwidth: 10}, met: map[[2]*node]bool{}}
+			n := network{clock: &c, link: Link{Bandwidth: 10}, pairs: map[[2]*node]*pair{}}
 			nodes := []*node{{}, {}, {}, {}}
 			var got [2]time.Duration
-			n.send(nodes[0], nodes[test.to[0]], 100, func() { got[0] = c.now })
-			c.after(5*time.Second, func() { n.send(nodes[test.from], nodes[test.to[1]], 100, func() { got[1] = c.now }) })
+			n.send(nodes[0], nodes[test.to[0]], 100, func(bool) { got[0] = c.now })
+			c.after(5*time.Second, func() { n.send(nodes[test.from], nodes[test.to[1]], 100, func(bool) { got[1] = c.now }) })
 			for e, ok := c.next(); ok; e, ok = c.next() {
 				e.run()
 			}
@@ -346,18 +373,10 @@ func TestRefusedBeforeTheRun(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}
 	}
-	for name, test := range map[string]struct{ lines, want string }{
-		"eviction":  {"featureGates: [flowControl]\nplugins: [{type: queue-scorer}]\nflowControl: {enableEviction: true}\n", "enableEviction"},
-		"explained": {"plugins: [{type: burst-prefix-cache-producer}, {type: queue-scorer}]\n", "none can be explained"},
-	} {
-		c, err := config.Parse([]byte("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"+test.lines), plugin.Table)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := Options{Config: c, Explain: 1}
-		if err := o.Supported(); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %q", name, err, test.want)
-		}
+	explained := configured(t, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: burst-prefix-cache-producer}, {type: queue-scorer}]\n")
+	explained.Explain = 1
+	if err := explained.Supported(); err == nil || !strings.Contains(err.Error(), "none can be explained") {
+		t.Errorf("%v, want that no request can be explained", err)
 	}
 }
 

@@ -15,8 +15,10 @@ type Record struct {
 	Due           time.Duration // when it arrived
 	Input, Output int           // tokens
 	Queued        time.Duration // in the picker, before it was picked for or refused
-	Refused       bool          // by the picker; the fields below Reason are zero then
+	Refused       bool          // by the picker, which leaves the fields below Reason zero, or after the pick: evicted, or over the fallback budget
 	Reason        pd.Reason
+	Evicted       bool // after the pick, for a more important request
+	FellBack      bool // decode computed the prompt because it could not use the hand-off
 	Remote        bool
 	Prefill       string // name of the engine; "" without remote prefill
 	Decode        string
@@ -91,6 +93,8 @@ type Summary struct {
 	HitRate     float64   // share of the prompts' tokens that prefix caches had
 	KVBytes     float64   // that crossed the network
 	Preemptions int
+	Evicted     int // requests that were picked for, and ended for more important ones
+	FellBack    int // requests whose hand-off could not be used, so that decode computed the prompt
 	Unfinished  int // other requests that had not ended when the last one arrived
 }
 
@@ -155,9 +159,15 @@ func (r *Result) summary(slo SLO, class string, every bool) (s Summary) {
 			must = c.SLO.or(slo)
 		}
 		s.Requests++
+		if one.Evicted {
+			s.Evicted++
+		}
 		if one.Refused {
 			s.Refused++
 			continue
+		}
+		if one.FellBack {
+			s.FellBack++
 		}
 		ttft, e2e, waited, queued = append(ttft, one.TTFT), append(e2e, one.E2E), append(waited, one.Waited), append(queued, one.Queued)
 		if d, ok := one.TPOT(); ok {

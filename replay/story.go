@@ -27,14 +27,15 @@ type Event struct {
 }
 
 // story begins the story of request i, if it is wanted. It does not change the pick.
-func (w *world) story(i int, asked *epp.Request) *Story {
+func (p *picker) story(i int, asked *epp.Request) *Story {
+	w := p.world
 	if i+1 != w.options.Explain {
 		return nil
 	}
-	d, err := w.sched.Explain(context.Background(), asked)
+	d, err := p.sched.Explain(context.Background(), asked)
 	s := &Story{Explanation: epp.Explain(asked, d, err), world: w, due: w.result.Records[i].Due}
 	if s.Explanation.Decider.Name != "" {
-		s.Explanation.Decider.Parameters = w.sched.Stages().Splitting().Decider.Decider
+		s.Explanation.Decider.Parameters = p.sched.Stages().Splitting().Decider.Decider
 	}
 	w.result.Story = s
 	return s
@@ -47,7 +48,7 @@ func (s *Story) add(n *node, format string, args ...any) {
 }
 
 func (s *Story) at(now time.Duration, n *node, what string) {
-	s.Events = append(s.Events, Event{now - s.due, n.endpoint.Name, what})
+	s.Events = append(s.Events, Event{now - s.due, n.name, what})
 }
 
 // computed tells the steps that led to a token of r.

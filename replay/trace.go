@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -63,6 +64,9 @@ func (o *Options) Check(t *Trace) error {
 	}
 	if t.BlockTokens%o.Engine.BlockTokens != 0 {
 		return fmt.Errorf("the trace names parts of %d tokens, which are not whole blocks of %d", t.BlockTokens, o.Engine.BlockTokens)
+	}
+	if err := cmp.Or(o.checkNetwork(), o.Engine.AdapterProblem()); err != nil {
+		return err
 	}
 	for i := range t.Requests {
 		r := &t.Requests[i]
@@ -130,6 +134,14 @@ func (t *Trace) asks() []asked {
 		all[i] = a
 	}
 	return all
+}
+
+// adapter returns the LoRA adapter of a class, "" if it has none.
+func (w *world) adapter(class int) string {
+	if len(w.trace.Classes) == 0 {
+		return ""
+	}
+	return w.trace.Classes[class].Model
 }
 
 // headers implements epp.Headers.

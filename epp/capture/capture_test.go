@@ -438,8 +438,8 @@ func TestSeveralPickers(t *testing.T) {
 			case err != nil:
 				t.Error(err)
 			case i == 1:
-				if c.Pickers != 2 || c.Requests[1].Arrived-c.Requests[0].Arrived != 61_000_000 || !slices.Equal(c.Requests[0].Blocks, c.Requests[1].Blocks) {
-					t.Errorf("%d pickers, %+v", c.Pickers, c.Requests)
+				if c.Pickers() != 1 || len(c.Each) != 2 || c.Requests[1].Arrived-c.Requests[0].Arrived != 61_000_000 || !slices.Equal(c.Requests[0].Blocks, c.Requests[1].Blocks) {
+					t.Errorf("%d pickers at a time, of %d; %+v", c.Pickers(), len(c.Each), c.Requests)
 				}
 			}
 		}

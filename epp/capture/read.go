@@ -21,7 +21,35 @@ type Capture struct {
 	Headers  []Header
 	Loads    []Load    // complete, by snapshot
 	Requests []Request // by arrival
-	Pickers  int       // that wrote it
+	// Each has what each picker wrote, if there are several. A picker that was started anew is another one.
+	Each []*Capture
+}
+
+// Pickers returns how many pickers wrote it at a time, at most.
+func (c *Capture) Pickers() (most int) {
+	for _, a := range c.Each {
+		at, n := a.Headers[0].At, 0
+		for _, b := range c.Each {
+			if b.Headers[0].At <= at && b.ended() >= at {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	return max(1, most)
+}
+
+// ended returns when the last request ended that is known of.
+func (c *Capture) ended() (last int64) {
+	for i := range c.Requests {
+		r := &c.Requests[i]
+		end, known := r.EndedAt()
+		if !known {
+			end = r.Arrived
+		}
+		last = max(last, end)
+	}
+	return last
 }
 
 // Begins reports whether a file that begins so is a capture.
@@ -35,7 +63,7 @@ const maxLine = 16 << 20
 // Read reads a capture, or several one after the other. unusable is called with what is wrong with a line, and its number: if it
 // returns nil, the line is left out, otherwise reading ends with its error.
 func Read(r io.Reader, unusable func(error) error) (*Capture, error) {
-	in := reading{capture: &Capture{}, loads: map[string]Load{}}
+	in := reading{capture: &Capture{}, pickers: map[time.Time]*picker{}}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	for number := 1; lines.Scan(); number++ {
@@ -64,8 +92,15 @@ type reading struct {
 	capture *Capture
 	header  *Header // in force, nil before the first
 	first   time.Time
-	began   map[time.Time]bool // of the pickers
-	loads   map[string]Load    // the latest of each endpoint
+	picker  *picker               // that wrote the lines now
+	pickers map[time.Time]*picker // by their begin
+	order   []*Capture
+}
+
+// picker is what one picker wrote.
+type picker struct {
+	capture *Capture
+	loads   map[string]Load // the latest of each endpoint
 }
 
 // mixed says that files cannot be read together.
@@ -112,12 +147,15 @@ func (in *reading) readHeader(text []byte) error {
 	case h.BlockTokens < 1:
 		return &mixed{fmt.Sprintf("blocks of %d tokens cannot be", h.BlockTokens)}
 	}
-	if in.began == nil {
-		in.began, in.first = map[time.Time]bool{}, h.Began
+	if before == nil {
+		in.first = h.Began
 	}
-	in.began[h.Began] = true
+	if in.picker = in.pickers[h.Began]; in.picker == nil {
+		in.picker = &picker{&Capture{}, map[string]Load{}}
+		in.pickers[h.Began], in.order = in.picker, append(in.order, in.picker.capture)
+	}
 	h.At += in.offset(&h)
-	in.capture.Headers = append(in.capture.Headers, h)
+	in.capture.Headers, in.picker.capture.Headers = append(in.capture.Headers, h), append(in.picker.capture.Headers, h)
 	in.header = &h
 	return nil
 }
@@ -132,15 +170,15 @@ func (in *reading) readLoad(text []byte) error {
 	}
 	l.At += in.offset(in.header)
 	if l.Same {
-		last, known := in.loads[l.Endpoint]
+		last, known := in.picker.loads[l.Endpoint]
 		if !known {
 			return fmt.Errorf("the load of %s is said to be as before, and there is none before", l.Endpoint)
 		}
 		last.At, last.Snapshot = l.At, l.Snapshot
 		l = last
 	}
-	in.loads[l.Endpoint] = l
-	in.capture.Loads = append(in.capture.Loads, l)
+	in.picker.loads[l.Endpoint] = l
+	in.capture.Loads, in.picker.capture.Loads = append(in.capture.Loads, l), append(in.picker.capture.Loads, l)
 	return nil
 }
 
@@ -156,7 +194,7 @@ func (in *reading) readRequest(text []byte) error {
 		return fmt.Errorf("%d input and %d output tokens cannot be", r.InputTokens, r.OutputTokens)
 	}
 	r.Arrived += in.offset(in.header)
-	in.capture.Requests = append(in.capture.Requests, r)
+	in.capture.Requests, in.picker.capture.Requests = append(in.capture.Requests, r), append(in.picker.capture.Requests, r)
 	return nil
 }
 
@@ -165,11 +203,20 @@ func (in *reading) close() (*Capture, error) {
 	if len(c.Requests) == 0 {
 		return nil, errors.New("it has no requests")
 	}
-	c.Pickers = len(in.began)
+	c.sort()
+	if len(in.order) > 1 {
+		c.Each = in.order
+		for _, one := range c.Each {
+			one.sort()
+		}
+	}
+	return c, nil
+}
+
+func (c *Capture) sort() {
 	slices.SortStableFunc(c.Headers, func(a, b Header) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(c.Loads, func(a, b Load) int { return cmp.Compare(a.Snapshot, b.Snapshot) })
 	slices.SortStableFunc(c.Requests, func(a, b Request) int { return cmp.Compare(a.Arrived, b.Arrived) })
-	return c, nil
 }
 
 // BlockTokens returns how many tokens a hash stands for.

@@ -14,6 +14,9 @@
 // testdata has what vLLM's scheduler decided for scripted requests: chunks, budgets, shared prefixes, eviction, preemption. The engine
 // decides the same in every step: which requests run, how many tokens of each, which ones wait, and how many blocks are free.
 //
+// With Config.Adapters, requests with a LoRA adapter wait while as many other adapters run as can be loaded, a step that needs one that is not
+// loaded waits for it, and steps with adapters take longer.
+//
 // # Approximations
 //
 //   - Prompts are compared in the parts that a trace names (512 tokens in Mooncake's), not in the engine's blocks. The last,

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 	"time"
 )
@@ -21,6 +23,9 @@ type Config struct {
 	// ArrivalSteps is how many steps end before a request runs whose KV cache has arrived, while others run: the engine looks for
 	// arrivals between steps, and has scheduled the next one already.
 	ArrivalSteps int
+	Adapters     int           // LoRA adapters of the requests that run at most, which are also those kept loaded (vLLM: max_loras); 0: adapters cost nothing
+	Load         time.Duration // of an adapter that is not loaded: the step waits for it
+	Slowdown     float64       // by which steps with adapters take longer; 0 is 1
 }
 
 // VLLM returns vLLM's defaults on large GPUs.
@@ -40,8 +45,9 @@ type Request struct {
 	// Remote says that the prompt's KV cache comes from another engine: see Listener.Reserved.
 	Remote bool
 	// Hold keeps the blocks after the request is done, until Release: another engine reads them.
-	Hold bool
-	Of   any // the caller's
+	Hold    bool
+	Adapter string // LoRA; "": none
+	Of      any    // the caller's
 	// Traced has the request note the steps that it takes part in, which takes memory.
 	Traced bool
 
@@ -55,10 +61,12 @@ type Request struct {
 	own                 int     // blocks
 	parts               []*part // that it uses
 	remote              bool    // its prompt is not computed here: false after a preemption
+	coming              bool    // its blocks are reserved, and the remote KV cache is on its way
 	arrived             bool    // the remote KV cache is there
-	late                int     // steps that end before it runs, once arrived
-	step                int     // tokens in this step
-	doubled             bool    // its next part is in the cache already, and was when so many parts had been removed
+	aborted             bool
+	late                int  // steps that end before it runs, once arrived
+	step                int  // tokens in this step
+	doubled             bool // its next part is in the cache already, and was when so many parts had been removed
 	removed             int
 }
 
@@ -102,6 +110,9 @@ type Engine struct {
 	found   []*part    // the cached parts of the prompt of a waiting request, sought
 	sought  *Request
 
+	loaded []string // adapters, the least recently used first
+	passed []*Request
+
 	run  run
 	step Step // what each step of the run computes; Context is that of the first
 	busy bool
@@ -135,6 +146,19 @@ func New(c Config, t *Table, l Listener) *Engine {
 	return &Engine{config: c, table: t, listen: l, cache: newCache(c.KVTokens/c.BlockTokens, each)}
 }
 
+// AdapterProblem returns why adapters cannot be so; nil if they can.
+func (c *Config) AdapterProblem() error {
+	switch {
+	case c.Adapters < 0 || c.Load < 0:
+		return fmt.Errorf("%d adapters that take %v to load cannot be", c.Adapters, c.Load)
+	case !(c.Slowdown == 0 || c.Slowdown >= 1 && c.Slowdown <= 100):
+		return fmt.Errorf("steps with adapters that take %v times as long cannot be: want 1 to 100", c.Slowdown)
+	case c.Adapters == 0 && (c.Load > 0 || c.Slowdown > 0):
+		return errors.New("adapters have a cost, but it is not said how many are loaded at a time")
+	}
+	return nil
+}
+
 // Problem returns why the engine could never serve a request of these lengths; nil if it can.
 func (c *Config) Problem(prompt, output int) error {
 	if prompt+output > c.KVTokens/c.BlockTokens*c.BlockTokens {
@@ -152,6 +176,11 @@ func (e *Engine) Add(now time.Duration, r *Request) {
 
 // Arrived says that the KV cache of a Remote request is there.
 func (e *Engine) Arrived(now time.Duration, r *Request) {
+	r.coming = false
+	if r.aborted {
+		e.Release(now, r)
+		return
+	}
 	if r.arrived, r.computed = true, r.Prompt-1; e.config.TokenArrives {
 		r.computed++
 	}
@@ -160,6 +189,23 @@ func (e *Engine) Arrived(now time.Duration, r *Request) {
 	}
 	e.late = append(e.late, r)
 	e.notice(0)
+	e.wake(now)
+}
+
+// Abort ends a request that is not done: its client has left. One that runs ends with the step. The blocks of a Remote one whose KV cache is
+// on its way are freed when it has arrived: until then the other engine writes into them.
+func (e *Engine) Abort(now time.Duration, r *Request) {
+	r.aborted = true
+	switch i := slices.Index(e.late, r); {
+	case r.coming:
+		e.pending--
+	case i >= 0:
+		e.late = slices.Delete(e.late, i, i+1)
+		e.pending--
+		e.drop(r)
+	case e.waiting.remove(r):
+		e.drop(r)
+	}
 	e.wake(now)
 }
 
@@ -213,7 +259,11 @@ func (e *Engine) Advance(now time.Duration) {
 		if r.step > 0 {
 			e.ran(now, r, n)
 		}
-		if r.generated < r.Output {
+		switch {
+		case r.aborted:
+			e.drop(r)
+			continue
+		case r.generated < r.Output:
 			left = append(left, r)
 			continue
 		}
@@ -239,7 +289,7 @@ func (e *Engine) ran(now time.Duration, r *Request, n int) {
 	if r.computed < r.tokens()+n-1 {
 		return // a chunk of its prompt
 	}
-	if r.generated += n; r.generated == n && n == 1 {
+	if r.generated += n; r.generated == n && n == 1 && !r.aborted {
 		e.listen.First(now, r)
 	}
 }
@@ -323,17 +373,18 @@ func (e *Engine) start(now time.Duration) {
 		s.Context = float64(context) / float64(s.Batch)
 	}
 	overhead := float64(e.config.Overhead) / 1e6
-	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s) + overhead}
+	slowdown, loads := e.adapt()
+	e.run = run{start: now, steps: 1, batch: later, first: e.table.Milliseconds(s)*slowdown + overhead + float64(loads)*float64(e.config.Load)/1e6}
 	e.step, e.busy = s, true
-	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) {
-		e.extend(s, overhead)
+	if later == len(e.running) && (e.waiting.len() == 0 || e.blocked) && loads == 0 {
+		e.extend(s, slowdown, overhead)
 	}
 }
 
 // extend makes one event of the steps in which the same requests run: until one of them ends, or blocks are missing. Their time grows
 // evenly from the first to the last, as between two rows of the table. The blocks are taken when the run ends: until then no other
 // request takes any.
-func (e *Engine) extend(s Step, overhead float64) {
+func (e *Engine) extend(s Step, slowdown, overhead float64) {
 	n := math.MaxInt
 	for _, r := range e.running {
 		n = min(n, r.Output-r.generated)
@@ -348,7 +399,7 @@ func (e *Engine) extend(s Step, overhead float64) {
 	}
 	last := s
 	last.Context += float64(n - 1)
-	e.run.steps, e.run.each = n, (e.table.Milliseconds(last)+overhead-e.run.first)/float64(n-1)
+	e.run.steps, e.run.each = n, (e.table.Milliseconds(last)*slowdown+overhead-e.run.first)/float64(n-1)
 }
 
 // maxRun bounds the steps of one event, so that the change of their time is even.
@@ -418,10 +469,17 @@ func (e *Engine) chunks(budget int) int {
 	return budget
 }
 
-// admit has waiting requests run, in their order, until the budget, the sequences or the blocks are used up.
+// admit has waiting requests run, in their order, until the budget, the sequences or the blocks are used up. As in vLLM, requests that would
+// need one more adapter than can be loaded are passed by others.
 func (e *Engine) admit(now time.Duration, budget *int) {
+	defer e.waitOn()
 	for e.waiting.len() > 0 && *budget > 0 {
 		r := e.waiting.first()
+		if !e.fits(r.Adapter) {
+			e.waiting.pop()
+			e.passed = append(e.passed, r)
+			continue
+		}
 		if len(e.running) >= e.config.Sequences {
 			e.blocked = true
 			return
@@ -443,6 +501,7 @@ func (e *Engine) admit(now time.Duration, budget *int) {
 		if r.remote && !r.arrived {
 			e.grow(r, need)
 			e.pending++
+			r.coming = true
 			e.listen.Reserved(now, r, r.Prompt-r.computed)
 			continue
 		}
@@ -541,6 +600,16 @@ func (q *queue) pop() {
 	if q.head++; q.head == len(q.all) {
 		q.all, q.head = q.all[:0], 0
 	}
+}
+
+// remove takes a request out, and reports whether it was there.
+func (q *queue) remove(r *Request) bool {
+	i := slices.Index(q.all[q.head:], r)
+	if i < 0 {
+		return false
+	}
+	q.all = slices.Delete(q.all, q.head+i, q.head+i+1)
+	return true
 }
 
 // pushFront puts a request before all others.

@@ -478,3 +478,113 @@ func TestReadTable(t *testing.T) {
 		}
 	}
 }
+
+// TestAbort: a request that is aborted takes no further steps, and its blocks are free when nothing writes into them.
+func TestAbort(t *testing.T) {
+	c := small()
+	for _, test := range []struct {
+		name    string
+		abort   func(d *driver, r *Request)
+		waiting int // then
+		log     []string
+	}{
+		{"while it waits", func(d *driver, r *Request) {
+			d.engine.Add(0, &Request{Prompt: 20, Output: 1, Of: "other"})
+			d.engine.Add(0, r)
+			d.engine.Abort(0, r)
+		}, 0, []string{"10.2ms other first", "10.2ms other done"}},
+		{"while its prompt is computed", func(d *driver, r *Request) {
+			d.engine.Add(0, r)
+			d.engine.Abort(0, r)
+		}, 0, nil},
+		{"while its answer is computed", func(d *driver, r *Request) {
+			d.engine.Add(0, r)
+			d.until(35*time.Millisecond, false)
+			d.engine.Abort(35*time.Millisecond, r)
+		}, 0, []string{"10.2ms r first"}},
+		{"while its KV cache is on its way", func(d *driver, r *Request) {
+			r.Remote = true
+			d.engine.Add(0, r)
+			d.engine.Abort(0, r)
+			if d.engine.Usage(0) == 0 {
+				d.t.Error("blocks are free that another engine writes into")
+			}
+			d.engine.Arrived(time.Second, r)
+		}, 0, []string{"0s r reserved, 20 missing"}},
+		{"when its KV cache has arrived", func(d *driver, r *Request) {
+			r.Remote = true
+			d.engine.Add(0, &Request{Prompt: 20, Output: 3, Of: "other"})
+			d.engine.Add(0, r)
+			d.until(11*time.Millisecond, false)
+			d.engine.Arrived(12*time.Millisecond, r)
+			d.engine.Abort(13*time.Millisecond, r)
+		}, 0, []string{"10.2ms other first", "10.2ms r reserved, 20 missing", "30.2ms other done"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDriver(t, c, flat)
+			r := &Request{Prompt: 20, Output: 10, Of: "r"}
+			test.abort(d, r)
+			if waiting, delayed := d.engine.Waiting(); waiting != test.waiting || delayed != 0 {
+				t.Errorf("%d wait, %d for their KV cache; want %d, and none", waiting, delayed, test.waiting)
+			}
+			d.until(forever, false)
+			if d.engine.Running() != 0 || d.engine.Usage(forever) != 0 {
+				t.Errorf("%d run, and %v of the KV cache is used", d.engine.Running(), d.engine.Usage(forever))
+			}
+			d.want(test.log...)
+		})
+	}
+}
+
+// TestAdapters: steps that load adapters or use them take longer, and no more run at a time than can be loaded; others pass.
+func TestAdapters(t *testing.T) {
+	adding := func(adapters ...string) func(d *driver) {
+		return func(d *driver) {
+			for i, a := range adapters {
+				d.engine.Add(0, &Request{Prompt: 100, Output: 2, Adapter: a, Of: fmt.Sprint(i + 1)})
+			}
+		}
+	}
+	after := func(first, second string) func(d *driver) {
+		return func(d *driver) {
+			adding(first)(d)
+			d.until(time.Second, false)
+			d.engine.Add(time.Second, &Request{Prompt: 100, Output: 1, Adapter: second, Of: "2"})
+		}
+	}
+	one := Config{Adapters: 1, Load: 100 * time.Millisecond, Slowdown: 2}
+	for _, test := range []struct {
+		name string
+		give Config
+		do   func(d *driver)
+		want []string
+	}{
+		{"without a limit they cost nothing", Config{}, adding("a"), []string{"11ms 1 first", "21ms 1 done"}},
+		{"no adapter", one, adding(""), []string{"11ms 1 first", "21ms 1 done"}},
+		{"one is loaded", one, adding("a"), []string{"122ms 1 first", "142ms 1 done"}},
+		{"one that is loaded", one, after("a", "a"), []string{"122ms 1 first", "142ms 1 done", "1.022s 2 first", "1.022s 2 done"}},
+		{"one in place of another", one, after("a", "b"), []string{"122ms 1 first", "142ms 1 done", "1.122s 2 first", "1.122s 2 done"}},
+		{"one more waits, and others pass it", one, adding("a", "b", "a", ""),
+			[]string{"122ms 1 first", "166ms 1 done", "166ms 3 first", "166ms 4 first", "186ms 3 done", "186ms 4 done", "308ms 2 first", "328ms 2 done"}},
+		{"two are loaded in one step", Config{Adapters: 2, Load: 100 * time.Millisecond}, func(d *driver) {
+			d.engine.Add(0, &Request{Prompt: 100, Output: 1, Of: "0"})
+			adding("a", "b")(d)
+		}, []string{"11ms 0 first", "11ms 0 done", "223ms 1 first", "223ms 2 first", "233ms 1 done", "233ms 2 done"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := small()
+			c.Adapters, c.Load, c.Slowdown = test.give.Adapters, test.give.Load, test.give.Slowdown
+			d := newDriver(t, c, flat)
+			test.do(d)
+			d.until(forever, false)
+			d.want(test.want...)
+		})
+	}
+	c := small()
+	c.Adapters = 1
+	d := newDriver(t, c, flat)
+	adding("b", "a", "c", "a")(d)
+	if running, waiting := d.engine.Adapters(); !slices.Equal(running, []string{"b"}) || !slices.Equal(waiting, []string{"a", "c"}) {
+		t.Errorf("running %v, waiting %v", running, waiting)
+	}
+}

@@ -174,6 +174,14 @@ func (s *source) pool() (p replay.Pool) {
 	return p
 }
 
+// replicas returns how many pickers are replayed unless a flag says it: as many as captured at a time.
+func (s *source) replicas() []int {
+	if c := s.capture(); c != nil {
+		return []int{c.Pickers()}
+	}
+	return []int{1}
+}
+
 // maxNamed is how many lines that cannot be used are named.
 const maxNamed = 20
 

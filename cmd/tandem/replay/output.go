@@ -63,12 +63,24 @@ func columns(runs []*run) []column {
 		{"preempted", func(r *run) string { return strconv.Itoa(r.summary.Preemptions) }},
 		{"GPU s", of("%.0f", func(s *replay.Summary) float64 { return s.GPUSeconds })},
 	}
+	if slices.ContainsFunc(runs, func(r *run) bool { return r.replicas > 1 }) {
+		all = slices.Insert(all, 1, column{"replicas", func(r *run) string { return strconv.Itoa(r.replicas) }})
+	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.threshold != nil }) {
 		all = slices.Insert(all, 1, column{"threshold", (*run).thresholdText})
 	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.summary.Refused > 0 }) {
 		at := slices.IndexFunc(all, func(c column) bool { return c.name == "refused" })
 		all = slices.Insert(all, at+1, column{"for", (*run).refusalText})
+	}
+	for _, rare := range []struct {
+		name string
+		of   func(s *replay.Summary) int
+	}{{"evicted", func(s *replay.Summary) int { return s.Evicted }}, {"fell back", func(s *replay.Summary) int { return s.FellBack }}} {
+		if slices.ContainsFunc(runs, func(r *run) bool { return rare.of(&r.summary) > 0 }) {
+			at := slices.IndexFunc(all, func(c column) bool { return c.name == "GPU s" })
+			all = slices.Insert(all, at, column{rare.name, func(r *run) string { return strconv.Itoa(rare.of(&r.summary)) }})
+		}
 	}
 	if slices.ContainsFunc(runs, func(r *run) bool { return r.requests.Concurrency > 0 }) {
 		at := slices.IndexFunc(all, func(c column) bool { return c.name == "load/s" })
@@ -186,6 +198,7 @@ type shown struct {
 	Config      string           `json:"config"`
 	Threshold   *int             `json:"threshold,omitempty"` // if --threshold gave it one
 	Pool        string           `json:"pool,omitempty"`      // if there are several
+	Replicas    int              `json:"replicas,omitempty"`  // if there are several pickers
 	Concurrency int              `json:"concurrency,omitempty"`
 	Engine      string           `json:"engine"`
 	Trace       string           `json:"trace"`
@@ -213,6 +226,8 @@ type details struct {
 	HitRate     float64           `json:"hit_rate"`
 	KVBytes     float64           `json:"kv_bytes"`
 	Preemptions int               `json:"preemptions"`
+	Evicted     int               `json:"evicted,omitempty"`
+	FellBack    int               `json:"fell_back,omitempty"`
 	Classes     []classDetails    `json:"classes,omitempty"`
 	Picks       *picksDetails     `json:"picks,omitempty"` // of a capture
 	Measured    *measured         `json:"measured,omitempty"`
@@ -244,15 +259,15 @@ func writeJSON(w io.Writer, runs []*run, why *whys) error {
 		Runs []shown `json:"runs"`
 		*whys
 	}{[]shown{}, why}
-	several := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
+	pools := slices.ContainsFunc(runs, func(r *run) bool { return r.pool != runs[0].pool })
 	for _, r := range runs {
 		pool := ""
-		if several {
+		if pools {
 			pool = r.pool.String()
 		}
 		s := &r.summary
-		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
-			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, r.classDetails(), r.picksDetails(), r.measured()}})
+		all.Runs = append(all.Runs, shown{r.config, r.threshold, pool, several(r.replicas), r.requests.Concurrency, r.engine, r.trace, r.load, s.Requests, s.TTFT, s.TPOT, s.Goodput, s.RemoteShare, s.GPUSeconds,
+			details{s.Refused, r.refusals, s.Unfinished, s.ITL, s.E2E, s.Queued, s.Waited, s.Throughput, s.PerGPU, s.HitRate, s.KVBytes, s.Preemptions, s.Evicted, s.FellBack, r.classDetails(), r.picksDetails(), r.measured()}})
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -264,6 +279,7 @@ type line struct {
 	Config    string  `json:"config"`
 	Threshold *int    `json:"threshold,omitempty"`
 	Pool      string  `json:"pool"`
+	Replicas  int     `json:"replicas,omitempty"`
 	Engine    string  `json:"engine"`
 	Load      float64 `json:"load"`
 	Request   int     `json:"request"` // of the trace, from 1
@@ -278,6 +294,8 @@ type line struct {
 	Cached    int     `json:"cached_tokens"`
 	Moved     int     `json:"moved_tokens"`
 	Preempted int     `json:"preempted"`
+	Evicted   bool    `json:"evicted,omitempty"`   // after the pick
+	FellBack  bool    `json:"fell_back,omitempty"` // its hand-off could not be used
 	Queued    float64 `json:"queued_ms"`
 	Waited    float64 `json:"waited_ms"`
 	TTFT      float64 `json:"ttft_ms"`
@@ -309,13 +327,21 @@ func (o *outputFlags) perRequest(runs []*run) (err error) {
 			case one.Remote:
 				verdict = "remote"
 			}
-			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), r.engine, r.load, one.Index + 1, class, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
-				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, millis(one.Queued), millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
+			if err := e.Encode(line{r.config, r.threshold, r.pool.String(), several(r.replicas), r.engine, r.load, one.Index + 1, class, millis(one.Due), one.Input, one.Output, verdict, string(one.Reason),
+				one.Prefill, one.Decode, one.Cached, one.Moved, one.Preempted, one.Evicted, one.FellBack, millis(one.Queued), millis(one.Waited), millis(one.TTFT), millis(one.E2E)}); err != nil {
 				return err
 			}
 		}
 	}
 	return w.Flush()
+}
+
+// several returns a number of pickers for JSON, which names only several.
+func several(replicas int) int {
+	if replicas == 1 {
+		return 0
+	}
+	return replicas
 }
 
 func millis(d time.Duration) float64 { return float64(d) / 1e6 }

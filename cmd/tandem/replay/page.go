@@ -45,6 +45,7 @@ func dimensions(runs []*run) (vary []dimension) {
 			}
 			return float64(*r.threshold), true
 		}},
+		{"replicas", func(r *run) string { return fmt.Sprint(r.replicas) }, func(r *run) (float64, bool) { return float64(r.replicas), true }},
 		{"pool", func(r *run) string { return r.pool.String() }, nil},
 		{"load", func(r *run) string { return fmt.Sprintf("%.3g/s", r.load) }, func(r *run) (float64, bool) { return r.load, true }},
 		{"engine", func(r *run) string { return r.engine }, nil},

@@ -248,6 +248,7 @@ func (g *group) requests(rate float64) int {
 // replay runs a trace with a policy.
 func (g *group) replay(ctx context.Context, c *config.Config, pool replay.Pool, t *replay.Trace) (score, error) {
 	o := g.settings.options(g.model, pool, c)
+	o.First = 0 // policies are compared by their picks: no request goes another way later
 	if err := o.Check(t); err != nil {
 		return score{}, err
 	}

@@ -51,7 +51,7 @@ func (s *settings) regret(ctx context.Context, std boot.IO) error {
 }
 
 // again is the command that replays a cell; the flags of a policy come in addition.
-const again = "tandem replay --shape WORKLOAD --rate RATE --requests REQUESTS --engine ENGINE --pool POOL --slo-ttft TTFT --slo-tpot TPOT"
+const again = "tandem replay --shape WORKLOAD --rate RATE --requests REQUESTS --engine ENGINE --pool POOL --slo-ttft TTFT --slo-tpot TPOT --first-event-timeout 0"
 
 // json writes every cell, one on a line.
 func (t *study) json(w io.Writer) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,9 @@ func Run(ctx context.Context, std boot.IO, args []string) error {
 			return boot.Usagef("--fit measures an engine: leave out the trace")
 		}
 		return s.fit(ctx, std)
+	}
+	if err := s.differ.read(s.Pool.File); err != nil {
+		return boot.Configf("reading %s: %w", s.Pool.File, err)
 	}
 	if s.Why.Regret {
 		if len(files) > 0 {
@@ -73,6 +77,7 @@ type run struct {
 	config, engine, trace string
 	threshold             *int // that the configuration got by --threshold; nil: its own
 	pool                  replay.Pool
+	replicas              int     // pickers
 	load                  float64 // requests in a second; of a closed loop, only known when it is done
 	options               replay.Options
 	requests              *replay.Trace
@@ -105,6 +110,11 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 	if len(pools) == 0 {
 		pools = []replay.Pool{from.pool()}
 	}
+	for _, pattern := range s.differ.patterns() {
+		if !slices.ContainsFunc(pools, func(p replay.Pool) bool { o := s.pooled(p); return o.Knows(pattern) }) {
+			return nil, fmt.Errorf("%s: %q is no zone and no engine of the pools: they have names such as prefill-0, decode-1 or both-2", s.Pool.File, pattern)
+		}
+	}
 	for _, speed := range s.Load.Speeds {
 		for _, concurrency := range from.concurrencies() {
 			requests, err := from.requests(speed, concurrency)
@@ -127,10 +137,10 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 			return nil, fmt.Errorf("reading the engine: %w", err)
 		}
 		for _, pool := range pools {
-			for _, c := range configs {
-				r := &run{config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
+			for _, c := range s.replicated(from, configs) {
+				r := &run{replicas: c.replicas, config: c.name, threshold: c.threshold, engine: m.name, trace: from.name, capture: from.capture(), times: from.measured(requests), pool: pool, load: load(requests), requests: requests,
 					options: s.options(m, pool, c.config)}
-				r.options.Explain, r.options.Ended = s.Why.Explain, &r.ended
+				r.options.Explain, r.options.Ended, r.options.Replicas = s.Why.Explain, &r.ended, c.replicas
 				if err := r.options.Check(requests); err != nil {
 					return nil, fmt.Errorf("engine %s, pool %v: %w", m.name, pool, err)
 				}
@@ -144,9 +154,37 @@ func (s *settings) under(runs []*run, from *source, requests *replay.Trace, pool
 	return runs, nil
 }
 
+// replicated is a configuration of a number of pickers.
+type replicated struct {
+	named
+	replicas int
+}
+
+// replicated returns each configuration with each number of pickers.
+func (s *settings) replicated(from *source, configs []named) (all []replicated) {
+	numbers := s.Picker.Replicas
+	if len(numbers) == 0 {
+		numbers = from.replicas()
+	}
+	for _, c := range configs {
+		for _, n := range numbers {
+			all = append(all, replicated{c, n})
+		}
+	}
+	return all
+}
+
 // options returns how a configuration is run.
 func (s *settings) options(m model, pool replay.Pool, c *config.Config) replay.Options {
-	return replay.Options{Config: c, Pool: pool, Engine: m.config, Table: m.table, Hardware: m.hardware,
-		Link:   replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake},
-		Scrape: s.Picker.Scrape, Stale: s.Picker.Stale, Hop: s.Network.Hop, Request: m.request, Seed: uint64(s.Picker.Seed)}
+	o := s.pooled(pool)
+	o.Config, o.Engine, o.Table, o.Hardware = c, m.config, m.table, m.hardware
+	o.Engine.Adapters, o.Engine.Load, o.Engine.Slowdown = s.differ.LoRA.Slots, s.differ.LoRA.Load, s.differ.LoRA.Slowdown
+	o.Scrape, o.Stale, o.First, o.Hop, o.Request, o.Seed = s.Picker.Scrape, s.Picker.Stale, s.Network.First, s.Network.Hop, m.request, uint64(s.Picker.Seed)
+	return o
+}
+
+// pooled returns the options that say what a pool is like.
+func (s *settings) pooled(pool replay.Pool) replay.Options {
+	link := replay.Link{Bandwidth: s.Network.Bandwidth * 1e9, Latency: s.Network.Latency, Handshake: s.Network.Handshake}
+	return replay.Options{Pool: pool, Link: link, Zones: s.differ.zones(), Pairs: s.differ.pairs(link)}
 }

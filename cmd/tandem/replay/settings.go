@@ -32,12 +32,15 @@ type settings struct {
 	Output  outputFlags  `group:"Output"`
 	Fit     fitFlags     `group:"Fit"`
 
+	differ poolFile // that --pool-file names
+
 	_ struct{} `flag:"check" refused:"tandem check checks a configuration"`
 }
 
 type pickerFlags struct {
 	Configs    []string      `flag:"config" arg:"FILE[,…]" help:"EndpointPickerConfigs to compare; may be repeated. Default: that of a capture, else the built-in one"`
 	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
+	Replicas   []int         `flag:"replicas" arg:"NUMBER[,…]" help:"pickers that get the requests in turn, and do not know of each other's, as replicas. Several numbers are compared. Default: those of a capture, else 1"`
 	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
 	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
 	Seed       int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
@@ -45,6 +48,7 @@ type pickerFlags struct {
 
 type poolFlags struct {
 	Pools       []replay.Pool `flag:"pool" arg:"POOL[,…]" help:"engines of each role, such as 4P+12D: P prefills, D decodes, B does both. Several pools are compared. Default: that of a capture, else 4P+12D"`
+	File        string        `flag:"pool-file" arg:"FILE" help:"more about the pools (YAML): zones, links with another bandwidth or latency, or that lose or delay transfers, and what LoRA adapters cost; replay.md has the members"`
 	Engines     []string      `flag:"engine" arg:"NAME|FILE[,…]" help:"step times: one of the built-in tables, or a CSV file (kind,new_tokens,batch,context,ms). Several engines are compared"`
 	Scheduler   string        `flag:"scheduler" arg:"vllm|sglang" help:"whose defaults and order of steps the engines have. Default: what the file of --engine says, or vllm"`
 	KVTokens    int           `flag:"kv-tokens" arg:"TOKENS" help:"size of an engine's KV cache. Default: that of the built-in engine, or what the file says"`
@@ -62,6 +66,7 @@ type networkFlags struct {
 	Bandwidth float64       `flag:"bandwidth" arg:"GB/S" help:"of each engine's port, in gigabytes a second"`
 	Latency   time.Duration `flag:"transfer-latency" arg:"DURATION" help:"of every KV transfer, besides its bytes"`
 	Handshake time.Duration `flag:"handshake" arg:"DURATION" help:"of the first transfer between two engines; Tandem's sidecar makes connections before"`
+	First     time.Duration `flag:"first-event-timeout" arg:"DURATION" help:"as of the sidecar: longest wait for the first token of a remote request, from the decode leg on; 0: no bound"`
 	Hop       time.Duration `flag:"hop" arg:"DURATION" help:"from the pick to the engine, and from the prefill leg to the decode leg"`
 }
 
@@ -91,7 +96,7 @@ func (f *whyFlags) possible(runs []*run) error {
 		return fmt.Errorf("--explain=%d: there are only %d requests", f.Explain, n)
 	}
 	same := func(r *run) bool {
-		return r.pool == runs[0].pool && r.engine == runs[0].engine && r.requests == runs[0].requests
+		return r.pool == runs[0].pool && r.engine == runs[0].engine && r.replicas == runs[0].replicas && r.requests == runs[0].requests
 	}
 	if f.Compare && !slices.ContainsFunc(runs[1:], same) {
 		return errors.New("--compare needs two configurations or two thresholds")
@@ -119,7 +124,7 @@ func defaults() settings {
 	return settings{
 		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
 		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond},
-		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, Hop: time.Millisecond},
+		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, First: 30 * time.Second, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
 		Output:  outputFlags{TTFT: 3 * time.Second, TPOT: 50 * time.Millisecond},
 		Fit:     fitFlags{For: 3 * time.Minute, Timeout: time.Minute},
@@ -130,6 +135,9 @@ func defaults() settings {
 func (s *settings) Validate(p *boot.Problems) {
 	for _, tokens := range s.Picker.Thresholds {
 		p.Require(tokens >= 0, "threshold", "must not be negative")
+	}
+	for _, n := range s.Picker.Replicas {
+		p.Require(n > 0 && n <= maxReplicas, "replicas", "must be a number from 1 to %d", maxReplicas)
 	}
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
@@ -147,6 +155,7 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Network.Bandwidth > 0, "bandwidth", "must be positive")
 	p.Require(s.Network.Latency >= 0, "transfer-latency", "must not be negative")
 	p.Require(s.Network.Handshake >= 0, "handshake", "must not be negative")
+	p.Require(s.Network.First >= 0, "first-event-timeout", "must not be negative")
 	p.Require(s.Network.Hop >= 0, "hop", "must not be negative")
 	p.Require(len(s.Load.Speeds) > 0, "speed", "must name a factor")
 	for _, speed := range s.Load.Speeds {
@@ -164,6 +173,9 @@ func (s *settings) Validate(p *boot.Problems) {
 	p.Require(s.Output.TPOT >= 0, "slo-tpot", "must not be negative")
 	s.Fit.validate(p)
 }
+
+// maxReplicas bounds the pickers of a run: each has an index of prefixes.
+const maxReplicas = 64
 
 // shapeNames lists the shapes.
 func shapeNames() string {

@@ -102,7 +102,7 @@ type change struct {
 func comparisons(ctx context.Context, runs []*run) (all []*comparison, err error) {
 	for i, second := range runs {
 		j := slices.IndexFunc(runs, func(r *run) bool {
-			return r.pool == second.pool && r.engine == second.engine && r.requests == second.requests
+			return r.pool == second.pool && r.engine == second.engine && r.replicas == second.replicas && r.requests == second.requests
 		})
 		if j == i {
 			continue

@@ -24,18 +24,28 @@ type Class struct {
 	TPOT     time.Duration `yaml:"sloTpot"`
 }
 
+// ReadYAML reads a file that must not be empty, and refuses unknown members.
+func ReadYAML(data []byte, into any) error {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	err := d.Decode(into)
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("it is empty")
+	case err != nil:
+		said := strings.TrimPrefix(err.Error(), "yaml: ") // of several problems, each has a line
+		return errors.New(strings.ReplaceAll(strings.TrimPrefix(said, "unmarshal errors:\n  "), "\n ", ";"))
+	}
+	return nil
+}
+
 // maxClasses bounds a file of classes.
 const maxClasses = 1000
 
 // ReadClasses reads a file of classes. Their shares are 1 where none is given.
 func ReadClasses(data []byte) (all []Class, err error) {
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	d.KnownFields(true)
-	if err := d.Decode(&all); errors.Is(err, io.EOF) {
-		return nil, errors.New("it is empty")
-	} else if err != nil {
-		said := strings.TrimPrefix(err.Error(), "yaml: ") // of several problems, each has a line
-		return nil, errors.New(strings.ReplaceAll(strings.TrimPrefix(said, "unmarshal errors:\n  "), "\n ", ";"))
+	if err := ReadYAML(data, &all); err != nil {
+		return nil, err
 	}
 	if len(all) == 0 || len(all) > maxClasses {
 		return nil, fmt.Errorf("it has %d classes, want 1 to %d", len(all), maxClasses)
