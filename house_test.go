@@ -125,7 +125,7 @@ var importRules = []importRule{
 	{"epp/plugin…", []string{"epp", "epp/flow", "epp/plugin…", "epp/prefix", "epp/pool", "epp/pool/page", "pd…", "transfer"}, anything},
 	{"epp/pool", []string{"epp", "epp/pool/page", "pd…"}, anything},
 	{"epp/kvindex", nil, nil},
-	{"epp/kvevents", []string{"epp/kvindex", "transfer/zmtp"}, nil},
+	{"epp/kvevents", []string{"epp/kvindex", "transfer/zmtp"}, anything},
 	{"epp/config", []string{"epp", "epp/flow", "pd…", "transfer"}, anything},
 	{"epp/setup", []string{"epp", "epp/config", "epp/flow", "epp/sched", "pd…"}, anything},
 	{"epp…", []string{"epp", "pd…", "transfer"}, anything},

@@ -42,6 +42,8 @@ type Config struct {
 	KeepAlive time.Duration
 	// Transfer is how KV moves between engines.
 	Transfer TransferConfig
+	// Events is where the engine publishes what it has cached.
+	Events EventsConfig
 	// Logger gets lifecycle at Info and requests at Debug; default: nothing is logged.
 	Logger *slog.Logger
 }

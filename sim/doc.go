@@ -62,8 +62,8 @@
 //     takes GET only: no test needs them.
 //   - /reset_prefix_cache needs no developer mode, so that tests of a poisoned cache can go on.
 //   - Scale-out endpoints (render, generate, abort) always answer 403, as by default.
-//   - There are no KV events: /kv_event_sources is empty, as with the real engine when they are off, for nothing here
-//     subscribes to them.
+//   - KV events have the names of blocks that the simulator computes in its own way. Names are integers, never digests. There is no
+//     limit to what waits to be published: a step never waits for it.
 //   - One engine per server: no data parallelism, and one KV cache group. A coordinator sees each rank as an engine of its
 //     own anyway, and groups only as an opaque list.
 //   - The side channel is real in form, and so are notifications, but the metadata in it is of the transfer package's TCP

@@ -34,6 +34,7 @@ type connector struct {
 	identity  identity
 
 	sideChannel net.Listener // nil if it is not served
+	events      *events      // nil if nothing is published
 
 	leases *leases
 	counts counts
@@ -78,14 +79,25 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.closeTransport())
 	}
+	if c.events, err = openEvents(&cfg); err != nil {
+		return nil, errors.Join(err, c.closeTransport())
+	}
+	var cached func(*core.Sequence, int, []kv.Hash)
+	if c.events != nil {
+		cached = c.events.stored
+	}
 	e.core = core.New(core.Config{
 		Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, TimeScale: cfg.TimeScale, Schedule: cfg.Schedule,
-		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, Logger: cfg.Logger,
+		Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize, Cached: cached, Logger: cfg.Logger,
 	}, c.transport, c.kv)
 	e.connector, c.core = c, e.core
 	work := []func(context.Context){c.heartbeat}
 	if c.sideChannel != nil {
 		work = append(work, c.serveSideChannel)
+	}
+	if c.events != nil {
+		e.core.Pool().Uncached = c.events.removed
+		work = append(work, c.events.work(func(err error) { c.log.Error("publishing KV events", "error", err) })...)
 	}
 	e.core.Start(c, func() {
 		if err := c.closeTransport(); err != nil {

@@ -62,7 +62,12 @@ func (c *connector) Finished(s *core.Sequence, last core.Output) {
 func (c *connector) Preempted(*core.Sequence) { c.metrics.Add(metrics.Preemptions, 1) }
 
 // Stepped implements core.Protocol.
-func (c *connector) Stepped(tokens int) { c.metrics.Observe(metrics.IterationTokens, float64(tokens)) }
+func (c *connector) Stepped(tokens int) {
+	c.metrics.Observe(metrics.IterationTokens, float64(tokens))
+	if c.events != nil {
+		c.events.flush(time.Now())
+	}
+}
 
 // Notified implements core.Protocol.
 func (c *connector) Notified(n transfer.Notification) { c.notified(string(n.Message)) }

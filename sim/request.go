@@ -53,4 +53,11 @@ func (e *Engine) Submit(requests []Request) (*Generation, error) {
 }
 
 // ResetPrefixCache empties the prefix cache.
-func (e *Engine) ResetPrefixCache() { e.core.Call(e.core.Pool().Reset) }
+func (e *Engine) ResetPrefixCache() {
+	e.core.Call(func() {
+		e.core.Pool().Reset()
+		if ev := e.connector.events; ev != nil {
+			ev.cleared()
+		}
+	})
+}

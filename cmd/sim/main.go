@@ -65,6 +65,9 @@ type kvFlags struct {
 	Lease       time.Duration `flag:"kv-lease" help:"how long KV stays pinned after prefill without a heartbeat or a pull; not scaled"`
 	Handshake   time.Duration `flag:"handshake-time" help:"duration of the first hand-off from each prefill engine; 0: the model's, scaled"`
 	LoadFailure string        `flag:"kv-load-failure-policy" enum:"fail,recompute" help:"what decode does if KV cannot be read"`
+	Events      string        `flag:"kv-events-address" arg:"HOST:PORT" help:"PUB socket for what enters and leaves the prefix cache, as vLLM publishes it. Default: none"`
+	Replay      string        `flag:"kv-events-replay-address" arg:"HOST:PORT" help:"ROUTER socket that sends the last 10,000 messages of --kv-events-address again. Default: none"`
+	Topic       string        `flag:"kv-events-topic" arg:"TEXT" help:"topic of the messages of --kv-events-address"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"behave like an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
 
@@ -99,6 +102,14 @@ func (f *flags) Validate(p *boot.Problems) {
 	}
 	p.Require(f.Transfer.Library == "" || f.Transfer.Transport == overNIXL,
 		"nixl-library", "has no effect with --transport %s: leave it out", f.Transfer.Transport)
+	if f.KV.Events != "" {
+		p.RequireAddress("kv-events-address", f.KV.Events)
+		p.Require(f.Engine == vllm, "kv-events-address", "has no effect with --engine %s: leave it out", f.Engine)
+	}
+	if f.KV.Replay != "" {
+		p.RequireAddress("kv-events-replay-address", f.KV.Replay)
+		p.Require(f.KV.Events != "", "kv-events-replay-address", "has no effect without --kv-events-address")
+	}
 	if _, err := f.Model.load(); err != nil {
 		p.Add(f.Model.flag(), "%w", err)
 		return
@@ -129,7 +140,10 @@ func run(ctx context.Context, std boot.IO, args []string) error {
 	cfg := f.config()
 	cfg.Logger = f.Log.New(std).With("role", f.KV.Role)
 	engine, err := server.Serve(cfg, data, admin)
-	if err != nil {
+	switch {
+	case errors.Is(err, sim.ErrEvents):
+		return startError(err, "kv-events-address or --kv-events-replay-address")
+	case err != nil:
 		return startError(err, "side-channel-address")
 	}
 	defer engine.Close()
@@ -183,6 +197,7 @@ func (f *flags) config() sim.Config {
 		},
 		KeepAlive: f.Listen.KeepAlive,
 		Transfer:  sim.TransferConfig{SideChannel: sideChannel, Open: f.Transfer.open()},
+		Events:    sim.EventsConfig{Publish: f.KV.Events, Replay: f.KV.Replay, Topic: f.KV.Topic},
 	}
 }
 

@@ -29,6 +29,7 @@ func TestFlagsReachTheEngine(t *testing.T) {
 		"--model=llama-3.1-8b-h100", "--served-model-name=llama", "--max-model-len=300", "--time-scale=0.5", "--max-num-batched-tokens=100",
 		"--max-num-seqs=3", "--max-num-queued-reqs=4", "--blocks=21", "--block-size=16", "--kv-lease=9s", "--kv-load-failure-policy=recompute",
 		"--no-prefill-cached-tokens", "--keep-alive=7s", "--host=127.0.0.2", "--enable-scale-out",
+		"--kv-events-address=127.0.0.1:1", "--kv-events-replay-address=127.0.0.1:2", "--kv-events-topic=kv@",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -39,12 +40,13 @@ func TestFlagsReachTheEngine(t *testing.T) {
 		Schedule: sim.ScheduleConfig{MaxBatchedTokens: 100, MaxSequences: 3, MaxQueuedRequests: 4},
 		KV:       sim.KVConfig{Blocks: 21, BlockSize: 16, Lease: f.KV.Lease, LoadFailure: sim.RecomputeLoad, OmitPrefillCachedTokens: true},
 		Transfer: sim.TransferConfig{SideChannel: "127.0.0.2:0"},
+		Events:   sim.EventsConfig{Publish: "127.0.0.1:1", Replay: "127.0.0.1:2", Topic: "kv@"},
 	}
 	if got.Model.Name != "llama-3.1-8b-h100" || f.KV.Lease.Seconds() != 9 || f.Listen.KeepAlive.Seconds() != 7 {
 		t.Errorf("model %s, lease %v, keep-alive %v", got.Model.Name, f.KV.Lease, f.Listen.KeepAlive)
 	}
 	if got.Model = want.Model; got.Schedule != want.Schedule || got.KV != want.KV || got.ServedModelName != want.ServedModelName || got.ScaleOut != want.ScaleOut ||
-		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.SideChannel != want.Transfer.SideChannel {
+		got.MaxModelLen != want.MaxModelLen || got.TimeScale != want.TimeScale || got.KeepAlive != want.KeepAlive || got.Transfer.SideChannel != want.Transfer.SideChannel || got.Events != want.Events {
 		t.Errorf("config %+v\nwant   %+v", got, want)
 	}
 }

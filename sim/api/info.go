@@ -34,7 +34,31 @@ func (h *handler) serveLoad(c *call) {
 }
 
 // serveEventSources answers with an empty object: this engine publishes no KV events.
-func (h *handler) serveEventSources(c *call) { c.JSON(http.StatusOK, struct{}{}) }
+// eventSource is where one rank publishes KV events.
+type eventSource struct {
+	Enabled      bool   `json:"enable_kv_cache_events"`
+	Publisher    string `json:"publisher"`
+	Endpoint     string `json:"endpoint"`
+	Replay       any    `json:"replay_endpoint"` // null = none
+	BufferSteps  int    `json:"buffer_steps"`
+	HWM          int    `json:"hwm"`
+	MaxQueueSize int    `json:"max_queue_size"`
+	Topic        string `json:"topic"`
+}
+
+// serveEventSources names the sockets by their addresses, where the real engine says what it was told, such as tcp://*:5557.
+func (h *handler) serveEventSources(c *call) {
+	sources := map[string]eventSource{}
+	if publish, replay := h.engine.EventAddresses(); publish != "" {
+		s := eventSource{Enabled: true, Publisher: "zmq", Endpoint: "tcp://" + publish, BufferSteps: sim.KeptMessages, HWM: 100000,
+			MaxQueueSize: 100000, Topic: h.engine.Config().Events.Topic}
+		if replay != "" {
+			s.Replay = "tcp://" + replay
+		}
+		sources["0"] = s
+	}
+	c.JSON(http.StatusOK, sources)
+}
 
 func (h *handler) serveScaleOut(c *call) {
 	c.fail(&apiError{Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.", Type: "PermissionDeniedError", Code: http.StatusForbidden})

@@ -17,6 +17,24 @@ import (
 	"github.com/tandem-serving/tandem/sim/simtest"
 )
 
+// TestEventSources: the engine tells where it publishes KV events, in the members of the real one.
+func TestEventSources(t *testing.T) {
+	s := simtest.Start(t, func(c *sim.Config) {
+		c.Events = sim.EventsConfig{Publish: "127.0.0.1:0", Replay: "127.0.0.1:0", Topic: "kv@127.0.0.1:8100@tiny"}
+	})
+	publish, replay := s.Engine.EventAddresses()
+	want := fmt.Sprintf(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://%s","replay_endpoint":"tcp://%s",`+
+		`"buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv@127.0.0.1:8100@tiny"}}`, publish, replay)
+	resp, err := http.Get(s.URL + "/kv_event_sources")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != want {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+}
+
 // TestKeepAlive: an idle connection is closed by FIN, not by RST, and not before its time.
 func TestKeepAlive(t *testing.T) {
 	s := simtest.Start(t, func(c *sim.Config) { c.KeepAlive = 300 * time.Millisecond })

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/transfer"
 )
 
-// Config describes the core of one engine. Every field is required.
+// Config describes the core of one engine. Every field is required, except Cached.
 type Config struct {
 	Model       model.Model
 	MaxModelLen int // of prompt plus answer, in tokens
@@ -28,7 +28,10 @@ type Config struct {
 	ReservedTokens int
 	// NoPrefixCache has every prompt computed or loaded whole.
 	NoPrefixCache bool
-	Logger        *slog.Logger
+	// Cached is called with the blocks of a sequence that have entered the prefix cache: those from first on of hashes, whose tokens are
+	// the beginning of its tokens. nil = nothing is told.
+	Cached func(s *Sequence, first int, hashes []kv.Hash)
+	Logger *slog.Logger
 }
 
 // Schedule bounds what one step of an engine does.

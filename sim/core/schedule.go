@@ -213,8 +213,20 @@ func (e *Engine) cacheBlocks(s *Sequence) {
 		return
 	}
 	s.hashes = kv.AppendHashes(s.hashes, s.Tokens[:s.Computed], e.cfg.BlockSize, s.Salt)
-	for i := range s.Computed / e.cfg.BlockSize {
-		e.pool.Cache(s.Blocks[i], s.hashes[i])
+	first, n := 0, s.Computed/e.cfg.BlockSize
+	for i := range n {
+		if !e.pool.Cache(s.Blocks[i], s.hashes[i]) {
+			e.cached(s, first, i)
+			first = i + 1
+		}
+	}
+	e.cached(s, first, n)
+}
+
+// cached tells of the blocks from first up to end of a sequence.
+func (e *Engine) cached(s *Sequence, first, end int) {
+	if first < end && e.cfg.Cached != nil {
+		e.cfg.Cached(s, first, s.hashes[:end])
 	}
 }
 

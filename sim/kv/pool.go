@@ -40,6 +40,9 @@ type Pool struct {
 	nfree  int
 	pinned int
 	byHash map[Hash]*Block
+
+	// Uncached is called with the hash of each block that leaves the prefix cache, except by Reset. nil = it is not called.
+	Uncached func(Hash)
 }
 
 // NewPool makes a pool of n blocks, with the null block.
@@ -134,16 +137,25 @@ func (p *Pool) Unpin(blocks []*Block) {
 	}
 }
 
-// Cache lets Find return a block for a hash. If another block has that hash, it stays: both hold the same tokens.
-func (p *Pool) Cache(b *Block, h Hash) {
+// Cache lets Find return a block for a hash, and reports whether that is new. If another block has that hash, it stays: both hold the
+// same tokens.
+func (p *Pool) Cache(b *Block, h Hash) bool {
 	if b.cached {
-		return
+		return false
 	}
 	if _, taken := p.byHash[h]; taken {
-		return
+		return false
 	}
 	b.hash, b.cached = h, true
 	p.byHash[h] = b
+	return true
+}
+
+// Hashes calls each for the hashes of all cached blocks, in any order.
+func (p *Pool) Hashes(each func(Hash)) {
+	for h := range p.byHash {
+		each(h)
+	}
 }
 
 // Uncache removes a block from the prefix cache.
@@ -151,6 +163,9 @@ func (p *Pool) Uncache(b *Block) {
 	if b.cached {
 		delete(p.byHash, b.hash)
 		b.cached = false
+		if p.Uncached != nil {
+			p.Uncached(b.hash)
+		}
 	}
 }
 
@@ -169,8 +184,9 @@ func (p *Pool) Find(hashes []Hash) []*Block {
 
 // Reset empties the prefix cache.
 func (p *Pool) Reset() {
+	clear(p.byHash)
 	for i := range p.blocks {
-		p.Uncache(&p.blocks[i])
+		p.blocks[i].cached = false
 	}
 }
 

@@ -24,8 +24,7 @@ const (
 	step = 1 << 20
 )
 
-// Conn is a connection between two sockets. Receive sends too, answers to pings, so only one goroutine may use a Conn whose peer
-// pings; any may call Close and SetReadDeadline.
+// Conn is a connection between two sockets. One goroutine may call Receive and another one Send; any may call the other methods.
 type Conn struct {
 	conn  net.Conn
 	in    reader

@@ -26,6 +26,15 @@ const (
 // one request after the other, with any time in between; a client that violates the protocol is disconnected. Serve returns
 // nil when ctx ends, or the error of l. It closes l and all connections.
 func Serve(ctx context.Context, l net.Listener, answer func(question []byte) [][]byte) error {
+	return accept(ctx, l, func(_ context.Context, conn net.Conn) {
+		// An error concerns only this client, which sees that the connection ends.
+		_ = talk(conn, answer)
+	})
+}
+
+// accept has each connection of a listener served by a goroutine until ctx ends. It returns nil then, or the error of l. It closes l and
+// all connections.
+func accept(ctx context.Context, l net.Listener, serve func(context.Context, net.Conn)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var talking sync.WaitGroup
 	defer talking.Wait()
@@ -51,8 +60,7 @@ func Serve(ctx context.Context, l net.Listener, answer func(question []byte) [][
 			defer func() { <-places }()
 			defer conn.Close()
 			defer context.AfterFunc(ctx, func() { conn.Close() })()
-			// An error concerns only this client, which sees that the connection ends.
-			_ = talk(conn, answer)
+			serve(ctx, conn)
 		})
 	}
 }
