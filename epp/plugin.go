@@ -165,6 +165,12 @@ type Identifier interface {
 	Identify(r *Request) string
 }
 
+// FlowNamer is an Identifier whose identities are fairness ids too, of requests whose client sends none.
+type FlowNamer interface {
+	Identifier
+	NamesFlows()
+}
+
 // Profile is a chain of filters, the scorers of the remaining candidates, and the picker.
 type Profile struct {
 	Name    string

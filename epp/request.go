@@ -39,6 +39,8 @@ type Request struct {
 	IfAvailable bool
 	// Bytes is the size of the body.
 	Bytes int64
+	// Flow is the fairness id that a FlowNamer gave the request; "" = none did.
+	Flow string
 
 	// Headers are the client's, nil = none. Read them by Header.
 	Headers Headers
@@ -49,9 +51,14 @@ type Request struct {
 // DefaultFlow is the fairness id of requests without one, as in llm-d.
 const DefaultFlow = "default-flow"
 
+// FairnessID returns the client's fairness id, or else that of a FlowNamer, "" if the request has neither.
+func (r *Request) FairnessID() string {
+	return cmp.Or(r.Header(HeaderFlow), r.Header(HeaderFlowOld), r.Flow)
+}
+
 // Origin returns what a request is counted by.
 func (r *Request) Origin() Origin {
-	return Origin{Flow: cmp.Or(r.Header(HeaderFlow), r.Header(HeaderFlowOld), DefaultFlow), Priority: r.Priority,
+	return Origin{Flow: cmp.Or(r.FairnessID(), DefaultFlow), Priority: r.Priority,
 		Model: cmp.Or(r.Asked, r.Model), Target: r.Model}
 }
 

@@ -207,10 +207,7 @@ func (r *Recorder) record(from *epp.Request) *record {
 	one.request = epp.Request{API: from.API, Model: from.Model, Stream: from.Stream, Mode: from.Mode, Fit: from.Fit,
 		SGLangSplits: from.SGLangSplits, Subset: from.Subset, Priority: from.Priority, IfAvailable: from.IfAvailable, Bytes: from.Bytes,
 		Prompt: epp.Prompt{Tokens: from.Prompt.Tokens, BlockTokens: from.Prompt.BlockTokens}}
-	one.flow, one.session = from.Header(epp.HeaderFlow), ""
-	if one.flow == "" {
-		one.flow = from.Header(epp.HeaderFlowOld)
-	}
+	one.flow, one.session = from.FairnessID(), ""
 	for _, name := range SessionHeaders {
 		if one.session == "" {
 			one.session = from.Header(name)

@@ -117,11 +117,12 @@ type flowSpec struct {
 }
 
 type bandSpec struct {
-	Priority          int      `yaml:"priority"`
-	MaxBytes          quantity `yaml:"maxBytes"`
-	MaxRequests       quantity `yaml:"maxRequests"`
-	FairnessPolicyRef string   `yaml:"fairnessPolicyRef"`
-	OrderingPolicyRef string   `yaml:"orderingPolicyRef"`
+	Priority          int            `yaml:"priority"`
+	MaxBytes          quantity       `yaml:"maxBytes"`
+	MaxRequests       quantity       `yaml:"maxRequests"`
+	DefaultRequestTTL *time.Duration `yaml:"defaultRequestTTL"`
+	FairnessPolicyRef string         `yaml:"fairnessPolicyRef"`
+	OrderingPolicyRef string         `yaml:"orderingPolicyRef"`
 }
 
 // quantity is a number in the form of Kubernetes resources: 5000, 1k, 500M, 1Gi. "" = not given.

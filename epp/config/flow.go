@@ -106,6 +106,9 @@ func (r *reader) readBand(path string, spec *bandSpec) (flow.Band, bandPlugins) 
 	}
 	b := flow.Band{Priority: spec.Priority}
 	b.Limits = flow.Limits{Requests: int(spec.MaxRequests.value(defaultBandRequests)), Bytes: spec.MaxBytes.value(defaultBandBytes)}
+	if spec.DefaultRequestTTL != nil {
+		b.TTL = new(r.readTTL(path+".defaultRequestTTL", spec.DefaultRequestTTL, 0))
+	}
 	return b, bandPlugins{
 		r.policy(path+".fairnessPolicyRef", spec.FairnessPolicyRef, isA[flow.Sharing], "a fairness policy"),
 		r.policy(path+".orderingPolicyRef", spec.OrderingPolicyRef, isA[flow.Ordering], "an ordering policy"),
@@ -189,6 +192,9 @@ func bandNode(b *flow.Band, plugins bandPlugins, listed bool) *yaml.Node {
 	n := limitsNode(b.Limits)
 	if listed {
 		n.Content = append(pair("priority", scalar(b.Priority)), n.Content...)
+	}
+	if b.TTL != nil {
+		n.Content = append(n.Content, pair("defaultRequestTTL", text(b.TTL.String()))...)
 	}
 	if plugins.fairness != nil {
 		n.Content = append(n.Content, pair("fairnessPolicyRef", text(plugins.fairness.name))...)

@@ -55,6 +55,27 @@ flowControl:
 			"flowControl: {defaultPriorityBand: {fairnessPolicyRef: d}, defaultNegativePriorityBand: {fairnessPolicyRef: r}}",
 			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Other: flow.Band{Limits: usual.Limits, Fairness: flow.ServedTokens},
 				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.RoundRobin}}},
+		{"the deepest session first", "featureGates: [flowControl]\nplugins: [{type: program-aware-fairness, name: d, parameters: {strategy: turn-priority}},\n" +
+			"  {type: program-aware-fairness, name: e, parameters: {strategy: turn-priority, turnPriorityTimeWeight: 2, " +
+			"turnPriorityInactivitySeconds: 0, evictionTtlSeconds: 60}}]\n" +
+			"flowControl: {defaultPriorityBand: {fairnessPolicyRef: d}, defaultNegativePriorityBand: {fairnessPolicyRef: e}}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute,
+				Other: flow.Band{Limits: usual.Limits, Fairness: flow.DeepestFirst,
+					Depth: flow.Depth{PerSecond: 0.05, Idle: 2 * time.Minute, Keep: time.Hour}},
+				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.DeepestFirst, Depth: flow.Depth{PerSecond: 2, Keep: time.Minute}}}},
+		{"half-lives", "featureGates: [flowControl]\nplugins: [{type: program-aware-fairness, name: n, parameters: {lasHalfLifeSeconds: 30, lasDecayFactor: 0.9}},\n" +
+			"  {type: program-aware-fairness, name: o, parameters: {serviceHalfLifeSeconds: 20}},\n" +
+			"  {type: program-aware-fairness, name: f, parameters: {lasWeightService: 0.8, lasWeightHeadWait: 0.2, lasDecayFactor: 0.5}}]\n" +
+			"flowControl: {priorityBands: [{priority: 1, fairnessPolicyRef: n}], defaultPriorityBand: {fairnessPolicyRef: o}, " +
+			"defaultNegativePriorityBand: {fairnessPolicyRef: f}}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute,
+				Bands:    []flow.Band{{Priority: 1, Limits: usual.Limits, Fairness: flow.LeastAttained, Attained: flow.Attained{HalfLife: 30 * time.Second, Keep: time.Hour}}},
+				Other:    flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained, Attained: flow.Attained{HalfLife: 20 * time.Second, Keep: time.Hour}},
+				Negative: flow.Band{Limits: usual.Limits, Fairness: flow.LeastAttained, Attained: flow.Attained{HalfLife: time.Second, Keep: time.Hour}}}},
+		{"times of bands", "featureGates: [flowControl]\nflowControl: {priorityBands: [{priority: -1, defaultRequestTTL: 2h30m}], " +
+			"defaultPriorityBand: {defaultRequestTTL: 0s}, defaultNegativePriorityBand: {}}",
+			&flow.Settings{TTL: time.Minute, EmptyTTL: time.Minute, Bands: []flow.Band{{Priority: -1, Limits: usual.Limits, TTL: new(150 * time.Minute)}},
+				Other: flow.Band{Limits: usual.Limits, TTL: new(time.Duration(0))}, Negative: usual}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := parse(t, []byte(flowHeader+tc.file))

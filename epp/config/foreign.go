@@ -52,8 +52,11 @@ const (
 
 // refused are the foreign types that are refused, with what to do instead.
 var refused = map[string]string{
+	"kv-cache-hint-v2":                          leaveOut,
 	"latency-scorer":                            noPredictor,
 	"latency-slo-admitter":                      noPredictor,
+	"lmetric-scorer":                            "token-load-scorer rates by load and by what is cached, too",
+	"models-responder":                          "leave it out; GET /v1/models goes to one endpoint",
 	"multicluster-approx-prefix-cache-producer": noClusters,
 	"multicluster-file-discovery":               noClusters,
 	"multicluster-kv-cache-utilization-scorer":  noClusters,
@@ -62,11 +65,14 @@ var refused = map[string]string{
 	"multicluster-prefix-cache-scorer":          noClusters,
 	"multicluster-queue-scorer":                 noClusters,
 	"multicluster-session-affinity-filter":      noClusters,
+	"outlen-bucket":                             "leave it out; inflight-load-producer estimates answers by the length of the prompt",
 	"p2p-source-producer":                       leaveOut,
 	"precise-prefix-cache-producer":             noEvents,
 	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
+	"session-interturn-latency-producer":        leaveOut,
 	"slo-headroom-tier-filter":                  noPredictor,
+	"thunder-agent":                             "program-aware-fairness with the strategy turn-priority, and session-affinity-scorer",
 }
 
 // Foreign is one plugin of llm-d that this picker does not have.

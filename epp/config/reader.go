@@ -238,7 +238,11 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 // warnUnused warns about plugins that have an effect only if something refers to them, if nothing does.
 func (r *reader) warnUnused() {
 	for _, p := range r.cfg.plugins {
-		if instance, ok := r.trial.instance(p); ok && !r.used[p] && (passive(instance) || dataLayerKind(p) != "") {
+		instance, ok := r.trial.instance(p)
+		if r.cfg.queueing != nil && isA[epp.FlowNamer](instance) {
+			continue // the queues go by it
+		}
+		if ok && !r.used[p] && (passive(instance) || dataLayerKind(p) != "") {
 			r.warn(p.path, "%s has no effect: nothing refers to it", quote(p.name))
 		}
 	}

@@ -65,7 +65,8 @@ type flow struct {
 	lines    [lanes]line
 	requests int
 	bytes    int64
-	turn     float64       // the flow with the lowest one is next, unless the band is strict
+	turn     float64       // the flow with the lowest one is next, unless the band is strict; see also key
+	fresh    bool          // its next request counts as its first one (DeepestFirst)
 	answer   float64       // moving average of the lengths of its answers in tokens; 0 = not known
 	resting  *list.Element // in the band's list; nil while requests wait
 	rested   time.Time     // when the last of them left
@@ -85,7 +86,7 @@ type band struct {
 	// clock is what turns are measured from: how many turns there were (RoundRobin), or the turn of the flow that was dispatched
 	// last (ServedTokens).
 	clock float64
-	// landmark is when tokens count as they are, for LeastAttained; later ones count more.
+	// landmark is when tokens count as they are, for LeastAttained; later ones count more. DeepestFirst measures arrivals from it.
 	landmark time.Time
 }
 
@@ -106,10 +107,25 @@ func newBand(priority int, settings *Band, now time.Time) *band {
 
 // before reports whether the next item of line x goes before that of line y.
 func (b *band) before(x, y *line) bool {
-	if b.settings.Fairness != GlobalStrict && x.flow.turn != y.flow.turn {
-		return x.flow.turn < y.flow.turn
+	if b.settings.Fairness != GlobalStrict {
+		if kx, ky := b.key(x), b.key(y); kx != ky {
+			return kx < ky
+		}
 	}
 	return x.items.top().before(y.items.top())
+}
+
+// key returns what lines are ordered by. That of a flow of DeepestFirst is lower the earlier its next request came; the time that has
+// passed since raises all flows alike, so that the order does not change while they wait.
+func (b *band) key(l *line) float64 {
+	if b.settings.Fairness != DeepestFirst {
+		return l.flow.turn
+	}
+	turn := l.flow.turn
+	if l.flow.fresh {
+		turn = 0
+	}
+	return turn + b.settings.Depth.PerSecond*l.items.top().at.Sub(b.landmark).Seconds()
 }
 
 func newFlow(b *band, id string) *flow {
@@ -134,7 +150,7 @@ func (b *band) flow(id string) *flow {
 func (b *band) add(it *item) {
 	f := it.flow
 	if f.requests == 0 {
-		b.join(f)
+		b.join(f, it.at)
 	}
 	it.due = b.dueOf(it)
 	l := &f.lines[it.lane]
@@ -230,11 +246,15 @@ func (b *band) goesFirst(x, y *line) bool {
 }
 
 // join gives a turn to a flow that had no requests.
-func (b *band) join(f *flow) {
+func (b *band) join(f *flow, now time.Time) {
 	b.wake(f)
-	if b.settings.Fairness == RoundRobin {
+	switch b.settings.Fairness {
+	case RoundRobin:
 		b.clock++
 		f.turn = b.clock
+	case DeepestFirst:
+		idle := b.settings.Depth.Idle
+		f.fresh = idle > 0 && now.Sub(f.rested) > idle
 	}
 }
 
@@ -270,10 +290,7 @@ func (b *band) drop(e *list.Element) {
 
 // forget forgets flows that have rested for long, and those whose turn is what they would get as new ones.
 func (b *band) forget(now time.Time) {
-	keep := restServed
-	if b.settings.Fairness == LeastAttained {
-		keep = b.settings.Attained.keep()
-	}
+	keep := b.settings.keep()
 	for e := b.resting.Front(); e != nil; e = b.resting.Front() {
 		f := e.Value.(*flow)
 		if now.Sub(f.rested) < keep && (b.settings.Fairness != ServedTokens || f.turn > b.clock) {
@@ -297,6 +314,9 @@ func (b *band) dispatched(it *item, now time.Time) {
 	case LeastAttained:
 		it.charged = max(1, it.load.Tokens) + outputWeight*int(f.answer)
 		b.charge(f, it.charged, now)
+	case DeepestFirst:
+		f.fresh = false
+		b.charge(f, -1, now)
 	}
 }
 

@@ -23,7 +23,19 @@ func (c *Controller) Observe(o *epp.Outcome) {
 		answer = o.Result.Completion
 	}
 	b.forget(now)
-	b.settle(origin.Flow, costOf(o), answer, now)
+	cost := costOf(o)
+	if fairness == DeepestFirst {
+		cost = turnsOf(o)
+	}
+	b.settle(origin.Flow, cost, answer, now)
+}
+
+// turnsOf returns what a request moves the turn of its flow by: one that has waited did so when it was dispatched.
+func turnsOf(o *epp.Outcome) int {
+	if o.Decision.Pass.Waited > 0 {
+		return 0
+	}
+	return -1
 }
 
 // costOf returns what a request has cost, in tokens of a prompt, beyond what it was charged at its dispatch.

@@ -314,7 +314,7 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight, told fun
 		return nil, err
 	}
 	c.seq++
-	it := &item{flow: f, lane: l, load: load, bytes: r.Bytes, at: now, ttl: in.ttl(), slo: ttftOf(r), seq: c.seq,
+	it := &item{flow: f, lane: l, load: load, bytes: r.Bytes, at: now, ttl: in.ttl(b.settings), slo: ttftOf(r), seq: c.seq,
 		series: c.queued.of(origin), told: told}
 	if told == nil {
 		it.done = make(chan error, 1)
@@ -332,12 +332,12 @@ func (c *Controller) enqueue(r *epp.Request, l lane, load epp.InFlight, told fun
 	return it, nil
 }
 
-// ttl returns how long a request that arrives now may wait.
-func (in *configured) ttl() time.Duration {
+// ttl returns how long a request of a band that arrives now may wait.
+func (in *configured) ttl(b *Band) time.Duration {
 	if in.gate.Empty() {
 		return in.settings.EmptyTTL
 	}
-	return in.settings.TTL
+	return in.settings.ttl(b)
 }
 
 // fit checks the limits for a request, and evicts others if it may. The error is a *pd.Refusal.

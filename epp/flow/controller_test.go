@@ -89,6 +89,52 @@ func TestTimeToLiveOrders(t *testing.T) {
 	})
 }
 
+// TestTimeToLiveOfBands: a band can have its own time to live, which holds for it alone, and not while the pool has no endpoints.
+func TestTimeToLiveOfBands(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		priority int
+		empty    bool
+		after    time.Duration
+	}{
+		{"its own", -1, false, time.Hour},
+		{"of another band", 0, false, time.Minute},
+		{"without endpoints", -1, true, 10 * time.Minute},
+	} {
+		inBubble(t, tc.name, func(t *testing.T) {
+			settings := flow.Settings{TTL: time.Minute, EmptyTTL: 10 * time.Minute, Bands: []flow.Band{{Priority: -1, TTL: new(time.Hour)}}}
+			q := newQueue(settings, &slots{empty: tc.empty})
+			q.send(t.Context(), local("a", tc.priority, "a"))
+			start := time.Now()
+			q.sending.Wait()
+			if waited := time.Since(start); waited != tc.after || q.refusals() != 1 {
+				t.Errorf("%d refused after %v, want one after %v", q.refusals(), waited, tc.after)
+			}
+		})
+	}
+}
+
+// TestLongestWait: the longest wait is that of any band.
+func TestLongestWait(t *testing.T) {
+	const minute = time.Minute
+	for _, tc := range []struct {
+		name string
+		flow.Settings
+		want time.Duration
+	}{
+		{"of all bands", flow.Settings{TTL: 2 * minute, EmptyTTL: minute}, 2 * minute},
+		{"without endpoints", flow.Settings{TTL: minute, EmptyTTL: 3 * minute}, 3 * minute},
+		{"of a listed band", flow.Settings{TTL: minute, EmptyTTL: minute, Bands: []flow.Band{{TTL: new(9 * minute)}}}, 9 * minute},
+		{"of the others", flow.Settings{TTL: minute, EmptyTTL: minute, Other: flow.Band{TTL: new(8 * minute)}}, 8 * minute},
+		{"no limit", flow.Settings{EmptyTTL: minute}, 24 * time.Hour},
+		{"no limit in a band", flow.Settings{TTL: minute, EmptyTTL: minute, Negative: flow.Band{TTL: new(time.Duration(0))}}, 24 * time.Hour},
+	} {
+		if got := tc.LongestWait(); got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	for _, tc := range []struct {
 		name     string

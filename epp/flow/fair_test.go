@@ -199,3 +199,45 @@ func TestServiceIsForgotten(t *testing.T) {
 		})
 	}
 }
+
+// TestDeepestFirst: the session with the most requests goes first, but one that waits catches up, and one that was idle begins anew.
+func TestDeepestFirst(t *testing.T) {
+	ended := func(q *queue, flow string, turns int) { // requests that did not wait
+		for range turns {
+			q.Observe(&epp.Outcome{Decision: &epp.Decision{Origin: epp.Origin{Flow: flow}}})
+		}
+	}
+	for _, tc := range []struct {
+		name        string
+		depth       flow.Depth
+		idle, early time.Duration // before the requests of deep come, and by which the request of new comes earlier
+		want        []string
+	}{
+		{"deep first", flow.Depth{}, 0, 0, []string{"deep0", "deep1", "new"}},
+		{"a short wait", flow.Depth{PerSecond: 0.1}, 0, 49 * time.Second, []string{"deep0", "deep1", "new"}},
+		{"a wait worth more than five requests", flow.Depth{PerSecond: 0.1}, 0, 51 * time.Second, []string{"new", "deep0", "deep1"}},
+		{"not idle for long enough", flow.Depth{Idle: time.Minute}, time.Minute, time.Second, []string{"deep0", "deep1", "new"}},
+		{"idle, and deep again after its next request", flow.Depth{Idle: time.Minute}, time.Minute + time.Second, time.Second, []string{"new", "deep0", "deep1", "late"}},
+		{"forgotten", flow.Depth{Keep: time.Minute}, time.Hour, time.Second, []string{"new", "deep0", "deep1"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := newQueue(flow.Settings{Other: flow.Band{Fairness: flow.DeepestFirst, Depth: tc.depth}}, &slots{})
+				ended(q, "deep", 5)
+				time.Sleep(tc.idle - tc.early)
+				q.send(t.Context(), local("new", 0, "new"))
+				time.Sleep(tc.early)
+				for _, name := range names("deep", 2) {
+					q.send(t.Context(), local(name, 0, "deep"))
+				}
+				if len(tc.want) > 3 {
+					q.free(1, 1)
+					q.free(1, 1)
+					q.send(t.Context(), local("late", 0, "late"))
+				}
+				q.drain()
+				q.check(t, "drained", tc.want...)
+			})
+		})
+	}
+}

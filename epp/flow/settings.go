@@ -39,8 +39,10 @@ func (l Limits) exceeded(requests int, bytes int64) bool {
 type Band struct {
 	Priority int
 	Limits   Limits
+	TTL      *time.Duration // in place of Settings.TTL; nil = that
 	Fairness Fairness
 	Attained Attained // of LeastAttained
+	Depth    Depth    // of DeepestFirst
 	Ordering Ordering
 }
 
@@ -58,11 +60,13 @@ const (
 	ServedTokens
 	// LeastAttained prefers the flow that got the fewest tokens lately, also of requests that did not wait.
 	LeastAttained
+	// DeepestFirst prefers the flow with the most requests so far: a long session, whose prompt is most likely cached.
+	DeepestFirst
 )
 
-// charges reports whether flows are charged tokens, those of answers twice. What a request is charged when it is dispatched is an
-// estimate, which is corrected when it has ended.
-func (f Fairness) charges() bool { return f == ServedTokens || f == LeastAttained }
+// charges reports whether flows are charged what their requests cost: tokens, those of answers twice, or turns. The tokens that a request
+// is charged when it is dispatched are an estimate, which is corrected when it has ended.
+func (f Fairness) charges() bool { return f == ServedTokens || f == LeastAttained || f == DeepestFirst }
 
 // Sharing is a fairness policy with its parameters.
 type Sharing interface {
@@ -82,7 +86,27 @@ type Attained struct {
 func (a Attained) Share(b *Band) { b.Fairness, b.Attained = LeastAttained, a }
 
 func (a Attained) halfLife() time.Duration { return cmp.Or(a.HalfLife, time.Minute) }
-func (a Attained) keep() time.Duration     { return cmp.Or(a.Keep, time.Hour) }
+
+// keep returns how long the turn of a flow without requests is remembered.
+func (b *Band) keep() time.Duration {
+	switch b.Fairness {
+	case LeastAttained:
+		return cmp.Or(b.Attained.Keep, time.Hour)
+	case DeepestFirst:
+		return cmp.Or(b.Depth.Keep, time.Hour)
+	}
+	return restServed
+}
+
+// Depth are the parameters of DeepestFirst. They are a Sharing too.
+type Depth struct {
+	PerSecond float64       // requests that one second of waiting counts as
+	Idle      time.Duration // after which the next request of a flow counts as its first one; 0 = never
+	Keep      time.Duration // how long flows without requests are remembered; 0 = one hour
+}
+
+// Share implements Sharing.
+func (d Depth) Share(b *Band) { b.Fairness, b.Depth = DeepestFirst, d }
 
 // Ordering says which request of a flow is next. Requests that are equal go in the order of their arrival.
 type Ordering uint8
@@ -99,13 +123,33 @@ const unlimitedWait = 24 * time.Hour
 
 // LongestWait returns how long a request may wait at most.
 func (s *Settings) LongestWait() time.Duration {
-	if s.TTL == 0 || s.EmptyTTL == 0 {
-		return unlimitedWait
+	longest := time.Duration(0)
+	for _, ttl := range append([]time.Duration{s.EmptyTTL, s.ttl(&s.Other), s.ttl(&s.Negative)}, s.listed()...) {
+		if ttl == 0 {
+			return unlimitedWait
+		}
+		longest = max(longest, ttl)
 	}
-	return max(s.TTL, s.EmptyTTL)
+	return longest
 }
 
-// Charges reports whether the flows of any band are charged tokens, so that the controller must observe outcomes.
+// ttl returns how long a request of a band waits at most; 0 = until its client leaves.
+func (s *Settings) ttl(b *Band) time.Duration {
+	if b.TTL != nil {
+		return *b.TTL
+	}
+	return s.TTL
+}
+
+// listed returns the times to live of Bands.
+func (s *Settings) listed() (all []time.Duration) {
+	for i := range s.Bands {
+		all = append(all, s.ttl(&s.Bands[i]))
+	}
+	return all
+}
+
+// Charges reports whether the flows of any band are charged, so that the controller must observe outcomes.
 func (s *Settings) Charges() bool {
 	charges := func(b Band) bool { return b.Fairness.charges() }
 	return charges(s.Other) || charges(s.Negative) || slices.ContainsFunc(s.Bands, charges)

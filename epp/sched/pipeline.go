@@ -21,6 +21,7 @@ type Config struct {
 	Stages        epp.Stages
 	Chooser       epp.Chooser           // chooses stages for each request; nil: Stages serve all
 	Choices       map[string]epp.Stages // what it chooses among
+	Flows         []epp.FlowNamer       // name the flows of requests; the first that knows one counts
 	Preparers     []epp.NamedPreparer   // run before the pick, all at once
 	Admission     epp.Admission         // nil: every request is picked for at once
 	Wait          time.Duration         // for which the admission may let a request wait

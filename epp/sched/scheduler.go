@@ -73,6 +73,7 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 	if p == nil {
 		return nil, unconfigured()
 	}
+	p.nameFlow(r)
 	if len(p.config.Preparers) > 0 {
 		if _, err := s.prepare(ctx, p, r); err != nil {
 			return nil, err
@@ -87,6 +88,15 @@ func (s *Scheduler) Pick(ctx context.Context, r *epp.Request) (*epp.Decision, er
 		defer a.Settled(r, pass)
 	}
 	return s.choose(p, r, pass)
+}
+
+// nameFlow has the plugins name the flow of a request whose client did not.
+func (p *Pipeline) nameFlow(r *epp.Request) {
+	for _, n := range p.config.Flows {
+		if r.FairnessID() == "" {
+			r.Flow = n.Identify(r)
+		}
+	}
 }
 
 // Choose is what Pick does after the preparers and the admission, which are the caller's: for one that has no goroutine to wait on, such as
@@ -131,6 +141,7 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 	if p == nil {
 		return nil, unconfigured()
 	}
+	p.nameFlow(r)
 	prepared, err := s.prepare(ctx, p, r)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package sched_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -129,6 +130,46 @@ func TestChoose(t *testing.T) {
 	}
 	if _, err := sched.New(p, epp.SystemClock).Choose(splitRequest(100), epp.Pass{}); pd.AsRefusal(err).Reason != pd.NoEndpoint {
 		t.Errorf("without a pipeline: %v", err)
+	}
+}
+
+// user names the flow of a request by a header.
+type user string
+
+func (u user) Identify(r *epp.Request) string { return r.Header(string(u)) }
+func (user) NamesFlows()                      {}
+
+// flows is an admission that notes the fairness ids of requests.
+type flows []string
+
+func (f *flows) Admit(_ context.Context, r *epp.Request) (epp.Pass, error) {
+	*f = append(*f, r.Origin().Flow)
+	return epp.Pass{}, nil
+}
+func (*flows) Settled(*epp.Request, epp.Pass) {}
+
+// TestPluginsNameFlows: the flow of a request is what its client says, or else the first plugin that knows it.
+func TestPluginsNameFlows(t *testing.T) {
+	for name, tc := range map[string]struct {
+		headers http.Header
+		want    string
+	}{
+		"not known":         {nil, epp.DefaultFlow},
+		"the second plugin": {http.Header{"B": {"of b"}}, "of b"},
+		"both":              {http.Header{"A": {"of a"}, "B": {"of b"}}, "of a"},
+		"the client":        {http.Header{"A": {"of a"}, "X-Llm-D-Inference-Fairness-Id": {"own"}}, "own"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, asked := disagg(), &flows{}
+			c.Admission, c.Flows = asked, []epp.FlowNamer{user("a"), user("b")}
+			r := splitRequest(100)
+			r.Headers = tc.headers
+			s := scheduler(t, fleet("decode", "prefill"), c)
+			d, err := s.Pick(t.Context(), r)
+			if err != nil || d.Origin.Flow != tc.want || len(*asked) != 1 || (*asked)[0] != tc.want {
+				t.Errorf("the decision says %q, the admission %v, want %q (%v)", d.Origin.Flow, *asked, tc.want, err)
+			}
+		})
 	}
 }
 

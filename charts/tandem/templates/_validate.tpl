@@ -259,6 +259,9 @@ engine.image has neither tag nor digest: name a version of SGLang from 0.5.23 on
   {{- $usual := get $spec "defaultRequestTTL" | default "60s" -}}
   {{- $empty := get $spec "noEndpointRequestTTL" | default $usual -}}
   {{- $wait := max (include "tandem.seconds" $usual | int) (include "tandem.seconds" $empty | int) -}}
+  {{- range concat (list $spec.defaultPriorityBand $spec.defaultNegativePriorityBand) ($spec.priorityBands | default list) -}}
+    {{- $wait = max $wait (include "tandem.seconds" (get (. | default dict) "defaultRequestTTL" | default "0s") | int) -}}
+  {{- end -}}
   {{- if le $request (add $wait $prefill $first | int) }}
 {{ printf (print "gateway.requestTimeoutSeconds is %d, but a request may wait for capacity for %d seconds (flowControl in "
      "epp.config) before its prefill, which may take sidecar.prefillTimeoutSeconds %d, and its first token, "

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// AgentIdentity reads the session of an agent from the headers that agents send. session-affinity-filter and
-// session-affinity-scorer can go by it. In llm-d it also makes a session one flow of the flow control.
+// AgentIdentity reads the session of an agent from the headers that agents send. With flowControl a session is one flow, unless its
+// client sends a fairness id. session-affinity-filter and session-affinity-scorer can go by it, too.
 type AgentIdentity struct {
 	// AdditionalSessionHeaders are headers that are read before the known ones, which are x-claude-code-session-id,
 	// x-session-affinity, session-id and session_id. The first that has a value counts.
@@ -36,8 +36,14 @@ func (p *AgentIdentity) Build(*epp.Builder) (any, error) {
 	for _, name := range p.AdditionalSessionHeaders {
 		headers = append(headers, strings.ToLower(name))
 	}
-	return append(headers, agentHeaders...), nil
+	return agentSession{append(headers, agentHeaders...)}, nil
 }
+
+// agentSession is the session of an agent.
+type agentSession struct{ headerIdentity }
+
+// NamesFlows implements epp.FlowNamer.
+func (agentSession) NamesFlows() {}
 
 // headerIdentity is the first of these headers that has a value.
 type headerIdentity []string

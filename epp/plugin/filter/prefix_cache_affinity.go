@@ -20,6 +20,9 @@ type PrefixCacheAffinity struct {
 	// MaxTTFTPenaltyMs is how many milliseconds later than the best of the others the best candidate with the prompt may answer. 0 = no
 	// limit. Default 18000.
 	MaxTTFTPenaltyMs float64 `yaml:"maxTTFTPenaltyMs"`
+	// MaxTokensInFlightPenalty is how many more prompt tokens in flight the best candidate with the prompt may have. It is the older form
+	// of maxTTFTPenaltyMs; if both are set, the lower one counts. 0 = no limit. Default 0.
+	MaxTokensInFlightPenalty float64 `yaml:"maxTokensInFlightPenalty"`
 	// TTFTSource says how the time to the first token is estimated. Only prefillThroughput, the default, is supported.
 	TTFTSource string `yaml:"ttftSource"`
 	// PeakPrefillThroughput is how many tokens per second one endpoint prefills. Measure it: the tokens of one prefill chunk
@@ -52,6 +55,7 @@ func (p *PrefixCacheAffinity) Problems(report epp.Report) {
 	param.Within(report, "affinityThreshold", p.AffinityThreshold, 0, 1)
 	param.Within(report, "explorationProbability", p.ExplorationProbability, 0, 1)
 	param.AtLeast(report, "maxTTFTPenaltyMs", p.MaxTTFTPenaltyMs, 0)
+	param.AtLeast(report, "maxTokensInFlightPenalty", p.MaxTokensInFlightPenalty, 0)
 	if p.MaxTTFTPenaltyMs > 0 && !(p.PeakPrefillThroughput > 0) {
 		report("peakPrefillThroughput", "must be more than 0 tokens per second, got %v", p.PeakPrefillThroughput)
 	}
@@ -83,6 +87,9 @@ func (p *PrefixCacheAffinity) Build(b *epp.Builder) (any, error) {
 	f := prefixCacheAffinityFilter{matcher: matcher, threshold: p.AffinityThreshold, explore: p.ExplorationProbability, maxMore: math.Inf(1)}
 	if p.MaxTTFTPenaltyMs > 0 {
 		f.maxMore = p.MaxTTFTPenaltyMs / 1000 * p.PeakPrefillThroughput
+	}
+	if p.MaxTokensInFlightPenalty > 0 {
+		f.maxMore = min(f.maxMore, p.MaxTokensInFlightPenalty)
 	}
 	return f, nil
 }
