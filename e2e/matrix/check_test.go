@@ -280,7 +280,7 @@ func (r row) checkTrace(t *testing.T, s *fixture, want outcome) {
 			t.Errorf("prefill span %d is attempt %s", i, n)
 		}
 		failed := i == 0 && (r.effect == candidateFails || r.effect == clientsFault || r.state == prefilling && r.action != noAction)
-		if r.protocol.meets() && (r.state != prefilling && r.effect != served || r.effect == served && r.prefill.At != "") {
+		if r.protocol.meets() && (r.state != prefilling && r.effect != served || r.protocol == sglangPair && !failed) {
 			continue // it is cancelled when decode's leg ends: prefill's answer may be read before that, or not
 		}
 		mustHaveFailed(t, span, failed)
