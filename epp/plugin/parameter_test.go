@@ -78,9 +78,6 @@ func TestProblems(t *testing.T) {
 		{"inflight-load-producer", "outputRatio: -1", "outputRatio: must be from 0 to 1000, got -1"},
 		{"inflight-load-producer", "maxEstimatedOutputTokens: -1", "maxEstimatedOutputTokens: must not be negative, got -1"},
 		{"token-producer", "estimate: {}", ""},
-		{"tokenizer", "vllm: {url: x}", "vllm: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
-		{"tokenizer", "udsTokenizerConfig: {}", "udsTokenizerConfig: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
-		{"tokenizer", "modelName: m", "modelName: tokenizer services are not served; leave it out: four bytes of text are taken for a token"},
 
 		{"label-selector-filter", "matchLabels: {'': x}", "matchLabels: a label has no name"},
 		{"by-label-selector", "matchExpressions: [{key: a, operator: In}]", "matchExpressions[0].values: must not be empty with In"},
@@ -206,19 +203,26 @@ func TestCorrections(t *testing.T) {
 	}
 }
 
-// TestEncodeWarnings: what has no effect, or not with every sidecar, is told.
-func TestEncodeWarnings(t *testing.T) {
-	const foreign = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
-	for parameters, want := range map[string]string{
-		"":                           "",
-		"profiles: {prefill: p}":     "",
-		"deciders: {encode: d}":      "deciders.encode" + foreign,
-		"encodeDeciderPluginName: d": "encodeDeciderPluginName" + foreign,
-		"profiles: {encode: e}":      "profiles.encode: has no effect without deciders.encode",
-		"encodeProfile: e":           "encodeProfile: has no effect without encodeDeciderPluginName",
-		"{profiles: {encode: e}, deciders: {encode: d}}": "deciders.encode" + foreign,
+// TestWarnings: what has no effect, or not with every sidecar, is told.
+func TestWarnings(t *testing.T) {
+	const (
+		foreign  = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
+		tokenize = ": has no effect: no tokenizer service is asked, and four bytes of text are taken for a token"
+	)
+	for _, test := range []struct{ typ, parameters, want string }{
+		{"disagg-profile-handler", "", ""},
+		{"disagg-profile-handler", "profiles: {prefill: p}", ""},
+		{"disagg-profile-handler", "deciders: {encode: d}", "deciders.encode" + foreign},
+		{"disagg-profile-handler", "encodeDeciderPluginName: d", "encodeDeciderPluginName" + foreign},
+		{"disagg-profile-handler", "profiles: {encode: e}", "profiles.encode: has no effect without deciders.encode"},
+		{"disagg-profile-handler", "encodeProfile: e", "encodeProfile: has no effect without encodeDeciderPluginName"},
+		{"disagg-profile-handler", "{profiles: {encode: e}, deciders: {encode: d}}", "deciders.encode" + foreign},
+		{"token-producer", "estimate: {}", ""},
+		{"token-producer", "estimate: {image: {width: 1}}", "estimate: has no effect: four bytes of text are taken for a token, and images are not counted"},
+		{"token-producer", "{modelName: m, vllm: {url: x}}", "vllm" + tokenize},
+		{"tokenizer", "udsTokenizerConfig: {}", "udsTokenizerConfig" + tokenize},
 	} {
-		p, err := decode(t, "disagg-profile-handler", parameters)
+		p, err := decode(t, test.typ, test.parameters)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,8 +230,8 @@ func TestEncodeWarnings(t *testing.T) {
 		p.(epp.Corrector).Correct(func(field, format string, args ...any) {
 			warned = append(warned, field+": "+fmt.Sprintf(format, args...))
 		})
-		if got := strings.Join(warned, "|"); got != want {
-			t.Errorf("{%s} warns %q, want %q", parameters, got, want)
+		if got := strings.Join(warned, "|"); got != test.want {
+			t.Errorf("%s {%s} warns %q, want %q", test.typ, test.parameters, got, test.want)
 		}
 	}
 }
