@@ -32,7 +32,7 @@ type Engine struct {
 	Port int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
 	// Ranks are engines of their own, such as those of vLLM's --data-parallel-multi-port-external-lb.
 	Ranks     int    `flag:"data-parallel-size" arg:"RANKS" help:"data-parallel ranks of the decode engine, each with a port of its own: the sidecar listens on as many ports from --port on, and forwards each to the port with the same offset from --model-server-port"`
-	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang"`
+	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang, shared-storage, mooncake"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
@@ -58,8 +58,10 @@ type Prefill struct {
 	BlockSize    int           `flag:"prefill-block-size" arg:"TOKENS" help:"KV cache block size of the prefill engines; checks the length of hand-offs. 0 = unknown, no check"`
 	BlockBytes   int64         `flag:"kv-block-bytes" arg:"BYTES" help:"bytes of the KV cache that one block has, over all layers and ranks; for the metric tandem_kv_link_bytes_total. 0 = unknown, no such metric"`
 	// BootstrapPort has llm-d's variable.
-	BootstrapPort int    `flag:"sglang-bootstrap-port" env:"SGLANG_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of SGLang's prefill engines; 0: each engine is asked for its own"`
-	Discovery     string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
+	BootstrapPort int `flag:"sglang-bootstrap-port" env:"SGLANG_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of SGLang's prefill engines; 0: each engine is asked for its own"`
+	// MooncakePort has llm-d's flag and variable.
+	MooncakePort int    `flag:"mooncake-bootstrap-port" env:"MOONCAKE_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of prefill engines with vLLM's MooncakeConnector (VLLM_MOONCAKE_BOOTSTRAP_PORT)"`
+	Discovery    string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
@@ -117,7 +119,7 @@ const recentBytes = 4 << 20
 func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
-		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond},
+		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: 8998},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
@@ -177,6 +179,9 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}
 	if c.Keep.SideChannel < 1 || c.Keep.SideChannel > 65535 {
 		report("side-channel-port", "%d is not a port (1 to 65535)", c.Keep.SideChannel)
+	}
+	if c.Prefill.MooncakePort < 1 || c.Prefill.MooncakePort > 65535 {
+		report("mooncake-bootstrap-port", "%d is not a port (1 to 65535)", c.Prefill.MooncakePort)
 	}
 	if c.Keep.WarmUp && c.Prefill.Discovery == "" {
 		report("warm-up", "says how to warm up, but not whom: set --prefill-discovery as well")

@@ -41,6 +41,7 @@ type Server struct {
 
 	local, prefill *http.Transport
 	grpc           *http.Transport // to the local engine
+	bootstrap      *http.Transport // to the bootstrap servers of prefill engines
 
 	budget  *pd.FallbackBudget
 	leases  *lease.Registry // nil: hand-offs are not renewed, and only decode releases them
@@ -76,6 +77,7 @@ func New(cfg Config, t Telemetry) (*Server, error) {
 	s.local = transport.New(cfg.Engine.IdleConns, cfg.Engine.TLS, nil)
 	s.prefill = transport.New(cfg.Engine.IdleConns, cfg.Prefill.TLS, s.routes.Allow.Control)
 	s.grpc = transport.NewHTTP2(cfg.Engine.TLS)
+	s.bootstrap = transport.New(cfg.Engine.IdleConns, nil, s.routes.Allow.ControlHost)
 	s.metrics = newMetrics(t.Metrics, gauges{s.budget.Left, s.open, s.intake.Buffered}, handoff.NewLinks(cfg.Prefill.BlockBytes, time.Now))
 	if n, ok := s.dialect.(dialect.Noticer); ok && cfg.Keep.Notifier != nil {
 		s.leases = lease.New(lease.Config{Notifier: cfg.Keep.Notifier, Noticer: n, Lease: cfg.Fallback.Lease, Log: t.Log,
@@ -105,15 +107,12 @@ func (s *Server) chooseDialect() error {
 	var ok bool
 	if s.dialect, ok = s.cfg.Engine.Dialect, true; s.dialect == nil {
 		s.dialect, ok = dialect.New(s.cfg.Engine.Connector, dialect.Options{BlockSize: s.cfg.Prefill.BlockSize, Lease: s.cfg.Fallback.Lease,
-			BootstrapPort: s.cfg.Prefill.BootstrapPort, Ask: s.askPod})
+			BootstrapPort: s.cfg.Prefill.BootstrapPort, MooncakePort: s.cfg.Prefill.MooncakePort, Ask: s.askPod, AskBootstrap: s.askBootstrap})
 	}
 	if !ok {
 		return fmt.Errorf("choosing the hand-off protocol: %q is not one of %s", s.cfg.Engine.Connector, dialect.Names())
 	}
-	s.table = request.Base
-	if own, ok := s.dialect.(dialect.Stripper); ok {
-		s.table = request.NewTable(own.Strips())
-	}
+	s.table = dialect.Members(s.dialect)
 	if own, ok := s.dialect.(dialect.HeaderStripper); ok {
 		s.strips = own.StripsHeader
 	}
@@ -123,6 +122,11 @@ func (s *Server) chooseDialect() error {
 // askPod implements dialect.Options.Ask.
 func (s *Server) askPod(ctx context.Context, prefill pd.Target, path string) ([]byte, error) {
 	return s.prefillEngine(prefill).Page(ctx, path)
+}
+
+// askBootstrap implements dialect.Options.AskBootstrap.
+func (s *Server) askBootstrap(ctx context.Context, server pd.Target, path string) ([]byte, error) {
+	return transport.Engine{Transport: s.bootstrap, URL: transport.Scheme(nil) + server.String()}.Page(ctx, path)
 }
 
 // legsConfig returns the configuration of the legs of the first rank.
@@ -264,6 +268,7 @@ func (s *Server) Close() {
 	s.local.CloseIdleConnections()
 	s.grpc.CloseIdleConnections()
 	s.prefill.CloseIdleConnections()
+	s.bootstrap.CloseIdleConnections()
 }
 
 // open returns how many exchanges and releases run. A release begins before its exchange ends, so exchanges are counted

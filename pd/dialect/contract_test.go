@@ -1,8 +1,10 @@
 package dialect_test
 
 import (
+	"context"
 	"testing"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/dialect/dialecttest"
 )
@@ -25,6 +27,22 @@ var contracts = map[string]dialecttest.Case{
 		Headers:  []string{"x-override-rid", "x-override-bootstrap-room", "X-Data-Parallel-Rank"},
 		Minted:   []string{"bootstrap_room"},
 	},
+	"shared-storage": {
+		Good: func([]byte) []byte { return []byte(`{"choices":[{"text":"x","finish_reason":"length"}]}`) },
+		Bad:  []string{`{"error":{"message":"x"}}`, `{"choices":[{"text":"","finish_reason":"abort"}]}`},
+	},
+	"mooncake": {
+		Good: func([]byte) []byte { // has the ends of all APIs
+			return []byte(`{"status":"incomplete","stop_reason":"max_tokens","choices":[{"text":"x","finish_reason":"length"}],"output":[],"content":[]}`)
+		},
+		Bad: []string{`{"error":{"message":"x"}}`, `{"choices":[{"text":"","finish_reason":"abort"}]}`, `{"choices":[{"text":"","finish_reason":"stop"}]}`,
+			`{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true}}`},
+		Own:         []string{"kv_transfer_params"},
+		OneToken:    true,
+		EndsByLimit: true,
+		Headers:     []string{"x-data-parallel-rank"},
+		Minted:      []string{"kv_transfer_params.transfer_id"},
+	},
 }
 
 func TestContract(t *testing.T) {
@@ -34,7 +52,9 @@ func TestContract(t *testing.T) {
 			if !ok {
 				t.Fatal("the contract suite does not know this dialect")
 			}
-			c.Dialect = row.New(dialect.Options{})
+			c.Dialect = row.New(dialect.Options{AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
+				return []byte(`{"0":{"engine_id":"e-1"}}`), nil
+			}})
 			dialecttest.Run(t, c)
 		})
 	}

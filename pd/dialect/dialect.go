@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
@@ -57,6 +58,9 @@ type Handoff interface {
 // ErrNoHandoff says that a prefill engine answered without a hand-off, so that it pins nothing.
 var ErrNoHandoff = errors.New("prefill answered without a hand-off in it: is a KV connector configured on that engine?")
 
+// ErrEnded says that a prefill engine ended its leg before the limit, as every other one will, and has dropped the KV cache.
+var ErrEnded = errors.New("the prefill engine ended its leg before the limit, and hands nothing over")
+
 // Releaser is a Handoff that stays pinned on the prefill pod until decode has read it, and that a decode engine releases when
 // its leg is cancelled.
 type Releaser interface {
@@ -101,7 +105,8 @@ type Pin struct {
 	Tensor, Pipeline int
 }
 
-// UsageCorrector is a Handoff whose decode engine reports a wrong number of cached prompt tokens.
+// UsageCorrector is a Handoff whose decode engine reports a wrong number of cached prompt tokens. Of concurrent protocols, decode's
+// answer waits for prefill's.
 type UsageCorrector interface {
 	// Cached returns the prefill engine's count, which replaces decode's; ok is false if decode's is right.
 	Cached() (tokens int64, ok bool)
@@ -160,6 +165,11 @@ type Stripper interface {
 	Strips() (paths []string)
 }
 
+// Controller is a Dialect whose legs change further members, besides those of request.Base, that clients may send.
+type Controller interface {
+	Controls() (paths []string)
+}
+
 // HeaderStripper is a Dialect whose engines obey certain request headers. These headers, like those of pd.Internal, are
 // removed from what clients send, on all calls.
 type HeaderStripper interface {
@@ -194,6 +204,12 @@ type Moded interface {
 // watches the prefill pod by probes, and afterwards decode needs it no more.
 type AfterTransfer interface {
 	AnswersAfterTransfer()
+}
+
+// Pusher is a concurrent Dialect whose prefill engines answer their leg before decode has the KV cache, and whose decode engines do not
+// notice that a prefill engine has ended. The sidecar watches the prefill pod by probes until decode begins to answer.
+type Pusher interface {
+	PushesAfterAnswer()
 }
 
 // Prober is a Dialect whose engines are probed at another path than /health.
@@ -292,9 +308,31 @@ type Options struct {
 	BlockSize int
 	// BootstrapPort is the port of prefill engines' bootstrap servers, for SGLang. 0: each engine says it.
 	BootstrapPort int
+	// MooncakePort is the port of prefill engines' bootstrap servers, for vLLM's Mooncake. 0: vLLM's default.
+	MooncakePort int
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
 	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the
 	// first leg. It may be nil for dialects that do not call it.
 	Ask func(ctx context.Context, prefill pd.Target, path string) (answer []byte, err error)
+	// AskBootstrap does the same at a prefill pod's bootstrap server, which has a port of its own and no TLS.
+	AskBootstrap func(ctx context.Context, server pd.Target, path string) (answer []byte, err error)
+}
+
+// Members returns the table of the members that a scan must find for a dialect.
+func Members(d Dialect) *request.Table {
+	var strips []string
+	var controls []body.Want
+	if own, ok := d.(Stripper); ok {
+		strips = own.Strips()
+	}
+	if own, ok := d.(Controller); ok {
+		for _, path := range own.Controls() {
+			controls = append(controls, body.Want{Path: path})
+		}
+	}
+	if len(strips)+len(controls) == 0 {
+		return request.Base
+	}
+	return request.NewTable(strips, controls...)
 }

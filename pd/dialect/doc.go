@@ -8,7 +8,7 @@
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
 // implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [Rerouter], [Aborter], [HeaderSetter], [Stripper],
-// [HeaderStripper], [Fitter], [PerChoice], [Checker], [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
+// [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker], [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
 //
 // Protocols map to these interfaces as follows:
 //
@@ -17,12 +17,12 @@
 //     bootstrap_port and ranks; the bodies are otherwise the client's. Accept takes any completion. Aborter posts /abort_request
 //     with the rid of each leg. Stripper lists rid and the rank members, HeaderStripper the headers x-override-*. Moded tells
 //     that a decode engine serves no request alone, Checker refuses what ends engines, PathLimiter what no client may call.
-//   - vLLM with Mooncake: Concurrent, since the engines take the legs in any order and prefill has to be watched. Attempt mints
-//     a transfer_id and asks the pod for /query by Options.Ask, which the dialect caches by target; it asks again after an
-//     Accept that failed. Accept rejects a finish_reason other than "length". The confirmed Handoff is a RequestReleaser and a
-//     UsageCorrector with prefill's count.
-//   - files, LMCache: Serial. Prefill is the one-token leg of [OneToken], Accept takes any answer, and Decode is the client's
-//     body. The Handoff implements no other interface, so nothing is released.
+//   - vLLM with Mooncake (vllm_mooncake.go): Concurrent, since the engines take the legs in any order. Attempt mints a transfer_id,
+//     and asks the pod's bootstrap server for the engine's id, which it keeps for seconds. Accept rejects a leg that did not end by its
+//     limit. Pusher has prefill watched until decode answers. The Handoff is a Releaser and a RequestReleaser, and a UsageCorrector
+//     with prefill's count.
+//   - files, LMCache (vllm_files.go): Serial. Prefill is the one-token leg of [OneToken], Accept takes any completion, and Decode is the
+//     client's body. Nothing is released.
 //
 // The package also reads what an engine answers on its side channel.
 package dialect

@@ -6,6 +6,8 @@ import "strings"
 var Table = []Row{
 	{Name: "nixlv2", Aliases: []string{"nixl"}, New: newVLLMNIXL},
 	{Name: "sglang", New: newSGLang},
+	{Name: "shared-storage", Aliases: []string{"lmcache"}, New: newVLLMFiles},
+	{Name: "mooncake", New: newVLLMMooncake},
 }
 
 // Row names a dialect. Names are llm-d's values of --kv-connector.

@@ -15,6 +15,7 @@ import (
 // vllmNIXL is the serial protocol of vLLM's NixlConnector, which llm-d calls nixlv2: prefill computes one token, keeps the KV
 // cache and names it in its answer; decode pulls it. Measured on vLLM 0.32.0.
 type vllmNIXL struct {
+	vllmEngine
 	blockSize int
 	trust     time.Duration
 }
@@ -40,16 +41,6 @@ func (*vllmNIXL) Agents() Agents { return nixlAgents{} }
 
 // Renewal implements Noticer.
 func (*vllmNIXL) Renewal(lease time.Duration) time.Duration { return lease * 2 / 3 }
-
-// abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
-// vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.
-var abortedMark = []byte(`"finish_reason":"abort"`)
-
-// Unfinished implements Unfinisher.
-func (*vllmNIXL) Unfinished(answer []byte) bool { return bytes.Contains(answer, abortedMark) }
-
-// ClientsAbort implements Unfinisher.
-func (*vllmNIXL) ClientsAbort() bool { return true }
 
 // nixlAttempt is an attempt, and its hand-off when prefill has answered.
 type nixlAttempt struct {
@@ -158,15 +149,17 @@ const (
 	aCacheCreated
 )
 
-var answerTable = body.NewTable(
-	body.Want{Path: "kv_transfer_params", Once: true},
-	body.Want{Path: "usage.prompt_tokens"},
-	body.Want{Path: "usage.prompt_tokens_details.cached_tokens"},
-	body.Want{Path: "usage.input_tokens"}, // responses, and messages, whose count leaves out those read from the cache or written to it
-	body.Want{Path: "usage.input_tokens_details.cached_tokens"},
-	body.Want{Path: "usage.cache_read_input_tokens"},
-	body.Want{Path: "usage.cache_creation_input_tokens"},
-)
+var answerWants = []body.Want{
+	{Path: "kv_transfer_params", Once: true},
+	{Path: "usage.prompt_tokens"},
+	{Path: "usage.prompt_tokens_details.cached_tokens"},
+	{Path: "usage.input_tokens"}, // responses, and messages, whose count leaves out those read from the cache or written to it
+	{Path: "usage.input_tokens_details.cached_tokens"},
+	{Path: "usage.cache_read_input_tokens"},
+	{Path: "usage.cache_creation_input_tokens"},
+}
+
+var answerTable = body.NewTable(answerWants...)
 
 // Accept implements Attempt. The hand-off keeps the answer's bytes.
 func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
@@ -183,23 +176,24 @@ func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
 		return nil, err
 	}
 	a.params = h
-	a.readUsage(func(want int) int64 { return tokens(answer, &s, want) })
+	a.promptTokens, a.cachedTokens = usage(a.request.API, func(want int) int64 { return tokens(answer, &s, want) })
 	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
 }
 
-// readUsage takes prefill's counts for the prompt. count returns a member of answerTable, -1 if it is absent.
-func (a *nixlAttempt) readUsage(count func(want int) int64) {
-	switch a.request.API {
+// usage returns an engine's counts for a prompt and for what of it was cached. count returns a member of answerTable, -1 if it is
+// absent.
+func usage(api pd.API, count func(want int) int64) (prompt, cached int64) {
+	switch api {
 	case pd.APIResponses:
-		a.promptTokens, a.cachedTokens = count(aInputTokens), count(aInputCached)
+		return count(aInputTokens), count(aInputCached)
 	case pd.APIMessages:
-		a.promptTokens, a.cachedTokens = count(aInputTokens), count(aCacheRead)
-		if a.promptTokens >= 0 {
-			a.promptTokens += max(0, a.cachedTokens) + max(0, count(aCacheCreated))
+		prompt, cached = count(aInputTokens), count(aCacheRead)
+		if prompt >= 0 {
+			prompt += max(0, cached) + max(0, count(aCacheCreated))
 		}
-	default:
-		a.promptTokens, a.cachedTokens = count(aPromptTokens), count(aCachedTokens)
+		return prompt, cached
 	}
+	return count(aPromptTokens), count(aCachedTokens)
 }
 
 // tokens returns a count of the answer, -1 if it is absent.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -40,7 +41,9 @@ type legPair struct {
 	decode        *leg
 	released      bool // the release of the hand-off ends the decode leg
 
-	gone      chan error    // gets an error if the prefill pod stops answering while its leg runs
+	waits     bool          // prefill answers when it has sent the KV cache
+	pushes    bool          // prefill sends the KV cache after its answer
+	gone      chan error    // gets an error if the prefill pod stops answering while decode needs it
 	watched   chan struct{} // closed when the watch has ended; nil if it is not watched
 	stopWatch context.CancelFunc
 }
@@ -126,6 +129,8 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	x.Buffer.Leg = l.Segments
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
+	_, p.waits = x.legs.Dialect.(dialect.AfterTransfer)
+	_, p.pushes = x.legs.Dialect.(dialect.Pusher)
 	p.startPrefill(toPrefill)
 	header := p.legHeader(pd.RoleDecode)
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
@@ -135,10 +140,8 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		return nil, fmt.Errorf("making the decode leg: %w", err)
 	}
 	p.decode.stream = req.Stream()
-	if _, ok := x.legs.Dialect.(dialect.AfterTransfer); ok {
-		ctx, p.stopWatch = context.WithCancel(x.Context)
-		p.gone, p.watched = make(chan error, 1), make(chan struct{})
-		go p.watchPrefill(ctx)
+	if p.waits || p.pushes {
+		p.startWatch(p.watchPrefill)
 	}
 	return span, nil
 }
@@ -150,6 +153,17 @@ func (p *legPair) legHeader(role pd.Role) http.Header {
 		s.SetHeader(role, header)
 	}
 	return header
+}
+
+// startWatch has a function watch the prefill pod, in the background, until endWatch.
+func (p *legPair) startWatch(watch func(context.Context)) {
+	var ctx context.Context
+	ctx, p.stopWatch = context.WithCancel(p.x.Context)
+	p.gone, p.watched = make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(p.watched)
+		watch(ctx)
+	}()
 }
 
 const (
@@ -165,7 +179,6 @@ const (
 // answers nothing, and the legs would wait for a time-out. An engine that says that it is not healthy may be draining, and ends
 // the legs that it has. An engine that was started anew may be healthy, and never hear of the decode leg.
 func (p *legPair) watchPrefill(ctx context.Context) {
-	defer close(p.watched)
 	tick := time.NewTicker(watchPause)
 	defer tick.Stop()
 	rerouter, reroutes := p.attempt.(dialect.Rerouter)
@@ -175,9 +188,7 @@ func (p *legPair) watchPrefill(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		probe, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
-		err := p.x.legs.Prefill(p.target).Healthy(probe)
-		cancel()
+		err := p.probe(ctx)
 		var answer *transport.UnhealthyError
 		if failed++; err == nil || errors.As(err, &answer) {
 			failed = 0
@@ -196,19 +207,71 @@ func (p *legPair) watchPrefill(ctx context.Context) {
 	}
 }
 
+func (p *legPair) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
+	defer cancel()
+	return p.x.legs.Prefill(p.target).Healthy(ctx)
+}
+
+const (
+	// pushPause is the time between two probes of a prefill pod that sends the KV cache. It is usually there before the first one.
+	pushPause = 250 * time.Millisecond
+	// pushTime is for how long the pauses are so short, and for how long a prefill pod is watched whose decode leg is no stream: that
+	// tells nothing until all is generated, and the KV cache has probably arrived.
+	pushTime = 5 * time.Second
+)
+
+// watchPush probes a prefill pod that has answered, until ctx ends: decode waits for a KV cache that a dead one will never send. A
+// closed port is the end of a pod. Any other error may be that of a busy one.
+func (p *legPair) watchPush(ctx context.Context) {
+	tick, late := time.NewTicker(pushPause), time.NewTimer(pushTime)
+	defer tick.Stop()
+	defer late.Stop()
+	for failed := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-late.C:
+			if !p.decode.stream {
+				return
+			}
+			tick.Reset(watchPause)
+			continue
+		case <-tick.C:
+		}
+		err := p.probe(ctx)
+		if failed++; err == nil {
+			failed = 0
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case failed == watchTries, errors.Is(err, syscall.ECONNREFUSED):
+			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
+			return
+		}
+	}
+}
+
 // endWatch ends the watch of the prefill pod: decode streams for minutes, and needs prefill no more.
 func (p *legPair) endWatch() {
 	if p.watched != nil {
 		p.stopWatch()
 		<-p.watched
+		p.watched = nil
 	}
 }
 
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
-// unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read.
+// unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read. Only if prefill has yet to
+// send the KV cache, stopPrefill waits for it.
 func (p *legPair) startPrefill(leg request.Payload) {
 	x := p.x
-	ctx, cancel := context.WithTimeout(x.Context, x.legs.PrefillTimeout)
+	ctx := x.Context
+	if p.pushes {
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
 	header := p.legHeader(pd.RolePrefill)
 	header["Accept-Encoding"] = transport.Identity
@@ -227,8 +290,21 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	}()
 }
 
+// pushGrace is how long a prefill leg may go on whose client has left: decode keeps the blocks of its own leg until prefill has sent
+// the KV cache, or for minutes.
+const pushGrace = 10 * time.Second
+
 // stopPrefill ends the prefill leg, and waits for it.
 func (p *legPair) stopPrefill() {
+	if p.pushes && p.prefilled == nil && p.x.Context.Err() != nil && !p.x.cutOff() {
+		grace := time.NewTimer(pushGrace)
+		defer grace.Stop()
+		select {
+		case r := <-p.prefill:
+			_ = p.prefillEnded(r)
+		case <-grace.C:
+		}
+	}
 	p.cancelPrefill()
 	if p.prefilled == nil {
 		_ = p.prefillEnded(<-p.prefill) // it was cancelled, or its hand-off is not needed
@@ -256,6 +332,13 @@ func (p *legPair) prefillEnded(r prefillResult) error {
 	return r.err
 }
 
+// handedOver notes that prefill has computed the prompt, and that decode still waits.
+func (p *legPair) handedOver() {
+	if p.pushes {
+		p.startWatch(p.watchPush)
+	}
+}
+
 // awaitHeaders waits for the headers of decode's answer. A prefill leg that fails meanwhile cancels the decode leg, and its
 // error is returned.
 func (p *legPair) awaitHeaders() (*http.Response, error) {
@@ -273,8 +356,9 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 				p.cancelDecode()
 				return nil, err
 			}
+			p.handedOver()
 		case err := <-p.gone:
-			if prefill != nil { // else it has sent the KV cache
+			if prefill != nil || p.pushes { // else it has sent the KV cache
 				p.cancelDecode()
 				return nil, err
 			}
@@ -282,7 +366,7 @@ func (p *legPair) awaitHeaders() (*http.Response, error) {
 			p.cancelDecode()
 			return nil, x.contextError()
 		case <-silence.C:
-			if prefill == nil && p.watched != nil {
+			if prefill == nil && p.waits {
 				continue // it has sent the KV cache, and decode generates
 			}
 			if err := x.askPrefill(); err != nil && x.Context.Err() == nil {
@@ -417,6 +501,9 @@ func (p *legPair) takeAnswer(resp *http.Response) (pd.Reason, error) {
 		}
 		p.cancelPrefill()
 		p.abort()
+		if x.handoff.pins(code) {
+			x.releaseUnread()
+		}
 		p.beginAnswer()
 		return "", x.RelayFresh(resp)
 	case code >= http.StatusInternalServerError:
@@ -504,9 +591,15 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 				p.released = true
 				return causeFailed, err
 			}
+			p.handedOver()
 		case err := <-p.gone:
-			if prefill == nil {
+			if prefill == nil && !p.pushes {
 				continue // it has sent the KV cache
+			}
+			select {
+			case first := <-first: // the KV cache had arrived before
+				return causeFailed, first
+			default:
 			}
 			p.decode.cancel(errLegEnded)
 			<-first
@@ -524,7 +617,9 @@ func (p *legPair) awaitFirst(resp *http.Response, a *relay.Answer) (cause string
 // awaitLacking waits for prefill's answer if decode's lacks something that is in it.
 func (p *legPair) awaitLacking() error {
 	x := p.x
-	if c, ok := x.handoff.of.(dialect.Completer); !ok || !c.Lacks() {
+	completer, lacks := x.handoff.of.(dialect.Completer)
+	lacks = lacks && completer.Lacks()
+	if _, corrects := x.handoff.of.(dialect.UsageCorrector); !lacks && !corrects {
 		return nil
 	}
 	var err error
@@ -545,8 +640,8 @@ func (p *legPair) awaitLacking() error {
 		p.released = true
 		return err
 	}
-	if c, ok := x.handoff.of.(dialect.Completer); ok {
-		x.CompleteWith(c.Complete)
+	if lacks {
+		x.CompleteWith(x.handoff.of.(dialect.Completer).Complete)
 	}
 	return nil
 }

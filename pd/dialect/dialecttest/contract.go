@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,9 +28,11 @@ type Case struct {
 	Own []string
 	// Headers are examples of headers that the dialect removes from what clients send, in any spelling.
 	Headers []string
-	// Minted are those of Own that are new for each attempt. The prefill leg has all of them, and the decode leg of a
-	// concurrent protocol has the same values.
+	// Minted are those of Own, or members of them ("object.member"), that are new for each attempt. The prefill leg has all of
+	// them, and the decode leg of a concurrent protocol has the same values.
 	Minted []string
+	// EndsByLimit says that a prefill leg ignores the end of a sequence (ignore_eos).
+	EndsByLimit bool
 	// OneToken says that a concurrent protocol's prefill leg asks for one token and no stream, as those of serial protocols
 	// do.
 	OneToken bool
@@ -71,10 +74,7 @@ func (c *Case) attempt(t *testing.T, text string) (*request.Request, dialect.Att
 // attemptOf makes an attempt for a request with this body.
 func (c *Case) attemptOf(t *testing.T, api pd.API, text string) (*request.Request, dialect.Attempt) {
 	t.Helper()
-	table := request.Base
-	if s, ok := c.Dialect.(dialect.Stripper); ok {
-		table = request.NewTable(s.Strips())
-	}
+	table := dialect.Members(c.Dialect)
 	var scan body.Scanner
 	scan.Reset(table.Members(), body.Limits{}, nil)
 	if _, err := scan.Write([]byte(text)); err != nil {
@@ -129,6 +129,19 @@ func members(t *testing.T, text []byte) map[string]json.RawMessage {
 	return m
 }
 
+// value returns a member by its path.
+func value(m map[string]json.RawMessage, path string) json.RawMessage {
+	object, name, nested := strings.Cut(path, ".")
+	if !nested {
+		return m[path]
+	}
+	var inner map[string]json.RawMessage
+	if json.Unmarshal(m[object], &inner) != nil {
+		return nil
+	}
+	return inner[name]
+}
+
 // legs keep what the client wrote. The prefill leg of a serial protocol, or with OneToken, asks for one token and no stream.
 func (c *Case) legs(t *testing.T, api pd.API) {
 	is, ok := apis[api]
@@ -139,12 +152,18 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 	if api == pd.APIGenerate {
 		limit, one = `{"seed":1,"max_tokens":9}`, `{"seed":1,"max_tokens":1}`
 	}
+	if c.EndsByLimit && api == pd.APIGenerate {
+		one = `{"seed":1,"max_tokens":1,"ignore_eos":true}`
+	}
 	whole := `{ "model":"m", ` + is.prompt + `, "seed":12345678901234567890123, "x":{"deep":[1.0]}, "` + is.limit + `":` + limit + ` }`
 	streamed := `{"stream":true,"stream_options":{"include_usage":true},` + whole[1:]
 	for _, text := range []string{whole, streamed} {
 		_, a := c.attemptOf(t, api, text)
 		prefill := payload(t, a.Prefill)
 		in, p, d := members(t, []byte(text)), members(t, prefill), members(t, payload(t, c.handedOff(t, a).Decode))
+		if c.EndsByLimit {
+			delete(p, "ignore_eos")
+		}
 		if c.NoStream {
 			if s := p["stream"]; s != nil && string(s) != "false" || p["stream_options"] != nil || p["store"] != nil && string(p["store"]) != "false" {
 				t.Errorf("prefill leg %s", prefill)
@@ -170,8 +189,8 @@ func (c *Case) legs(t *testing.T, api pd.API) {
 		}
 		if c.Dialect.Shape() == dialect.Concurrent {
 			for _, name := range c.Minted {
-				if !bytes.Equal(p[name], d[name]) {
-					t.Errorf("%s is %s in the prefill leg and %s in the decode leg", name, p[name], d[name])
+				if !bytes.Equal(value(p, name), value(d, name)) {
+					t.Errorf("%s is %s in the prefill leg and %s in the decode leg", name, value(p, name), value(d, name))
 				}
 			}
 		}
@@ -233,11 +252,11 @@ func (c *Case) fresh(t *testing.T) {
 		seen := map[string]bool{}
 		for range attempts {
 			_, a := c.attempt(t, clientBody)
-			value := string(members(t, payload(t, a.Prefill))[name])
-			if again := string(members(t, payload(t, a.Prefill))[name]); again != value || value == "" {
-				t.Fatalf("%s is %q, then %q of one attempt", name, value, again)
+			minted := string(value(members(t, payload(t, a.Prefill)), name))
+			if again := string(value(members(t, payload(t, a.Prefill)), name)); again != minted || minted == "" {
+				t.Fatalf("%s is %q, then %q of one attempt", name, minted, again)
 			}
-			seen[value] = true
+			seen[minted] = true
 		}
 		if len(seen) != attempts {
 			t.Errorf("%s has %d values in %d attempts: %v", name, len(seen), attempts, slices.Collect(maps.Keys(seen)))
