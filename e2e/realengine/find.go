@@ -20,21 +20,45 @@ type Tools struct {
 
 // Find searches the checkout that contains the current directory for an engine, by the name of its package.
 func Find(name string) (Tools, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return Tools{}, fmt.Errorf("finding %s: %w", name, err)
-	}
-	for up := ""; dir != up; up, dir = dir, filepath.Dir(dir) {
-		t := Tools{
+	t := Tools{}
+	err := search(name, func(dir string) bool {
+		t = Tools{
 			Python: filepath.Join(dir, ".tools", name, "bin", "python"),
 			Model:  filepath.Join(dir, ".tools", "tinymodel"),
 			Site:   filepath.Join(dir, "e2e", name, "testdata", "site"),
 		}
-		if exist(t.Python, t.Model, t.Site) {
-			return t, nil
+		return exist(t.Python, t.Model, t.Site)
+	})
+	if err != nil {
+		return Tools{}, fmt.Errorf("%w (make .tools/%s .tools/tinymodel installs one: 7 GB)", err, name)
+	}
+	return t, nil
+}
+
+// FindPart searches the checkout for what an engine needs besides, by its name in .tools.
+func FindPart(name string) (folder string, err error) {
+	err = search(name, func(dir string) bool {
+		folder = filepath.Join(dir, ".tools", name)
+		return exist(folder)
+	})
+	if err != nil {
+		return "", fmt.Errorf("%w (make .tools/%s fetches it)", err, name)
+	}
+	return folder, nil
+}
+
+// search has found look at the current directory and those above it, until it returns true.
+func search(name string, found func(dir string) bool) error {
+	dir, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", name, err)
+	}
+	for up := ""; dir != up; up, dir = dir, filepath.Dir(dir) {
+		if found(dir) {
+			return nil
 		}
 	}
-	return Tools{}, fmt.Errorf("finding %s: %w (make .tools/%[1]s .tools/tinymodel installs one: 7 GB)", name, ErrNone)
+	return fmt.Errorf("finding %s: %w", name, ErrNone)
 }
 
 func exist(paths ...string) bool {

@@ -32,13 +32,13 @@ func generating(l sglang.Load) bool { return l.Running > 0 }
 type path struct {
 	e               *engines
 	engine          *sglang.Engine // that prefills
-	prefill, decode *valve
+	prefill, decode *harness.Valve
 	sidecar         harness.Program
 }
 
 func newPath(t *testing.T, e *engines, engine *sglang.Engine, flags ...string) *path {
 	t.Helper()
-	p := &path{e: e, engine: engine, prefill: newValve(t, engine), decode: newValve(t, e.decode)}
+	p := &path{e: e, engine: engine, prefill: harness.NewValve(t, engine.Address()), decode: harness.NewValve(t, e.decode.Address())}
 	p.sidecar = startSidecar(t, p.decode.Addr, flags...)
 	before, err := e.decode.Load(harness.Within(t))
 	must(t, err)

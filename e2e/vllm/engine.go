@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -30,10 +31,29 @@ const (
 	Recompute Policy = "recompute"
 )
 
+// Connector is how KV caches move.
+type Connector string
+
+// The connectors, with vLLM's names.
+const (
+	NIXL     Connector = "NixlConnector"
+	Files    Connector = "ExampleConnector"
+	Mooncake Connector = "MooncakeConnector"
+	Multi    Connector = "MultiConnector" // NIXL, then files
+)
+
 // Options are the differences from a usual engine.
 type Options struct {
-	Name string // in messages
-	Role Role
+	Name      string // in messages
+	Role      Role
+	Connector Connector // of an engine that is not plain; "": NIXL
+	// Store is the folder that the engines of a pair share, for files.
+	Store string
+	// SidePort is where a prefill engine tells decode engines how it is reached: its NIXL side channel, or Mooncake's bootstrap
+	// server. 0: a free port.
+	SidePort int
+	// Abort is how long Mooncake's legs wait for each other, in whole seconds; 0: 480 s.
+	Abort time.Duration
 	// Lease is how long a prefill engine keeps a hand-off without heartbeats, in whole seconds; 0: 30 s. Decode engines need
 	// the same value, since they renew it six times as often.
 	Lease  time.Duration
@@ -51,7 +71,11 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	ports, err := realengine.FreePorts(ctx, 2) // the second is where engines ask each other for their NIXL agents
+	ports, err := realengine.FreePorts(ctx, 2)
+	if err != nil {
+		return nil, err
+	}
+	env, err := o.environment(tools.Site, cmp.Or(o.SidePort, ports[1]))
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +86,7 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	args = append([]string{"-m", "vllm.entrypoints.cli.main", "serve", tools.Model, "--served-model-name=" + realengine.Model,
 		"--host=" + realengine.Loopback, "--port=" + strconv.Itoa(ports[0])}, args...)
 	return realengine.Start(ctx, realengine.Command{Name: o.Name, Port: ports[0], Path: tools.Python, Args: args,
-		Env: environment(tools.Site, ports[1]), Cores: o.Cores})
+		Env: env, Cores: o.Cores})
 }
 
 // args returns the flags of `vllm serve` that do not depend on the machine.
@@ -79,28 +103,49 @@ func (o Options) args() ([]string, error) {
 			return nil, err
 		}
 		args = append(args, "--kv-transfer-config="+transfer)
+		if o.Connector == Files || o.Connector == Multi { // which know one kind of cache only
+			args = append(args, "--disable-hybrid-kv-cache-manager")
+		}
 	}
 	return append(args, o.Args...), nil
 }
 
 // transferConfig returns vLLM's configuration of hand-offs.
 func (o Options) transferConfig() (string, error) {
-	extra := map[string]any{}
-	if o.Lease > 0 {
-		extra["kv_lease_duration"] = int(o.Lease / time.Second)
-	}
-	b, err := json.Marshal(map[string]any{"kv_connector": "NixlConnector", "kv_role": o.Role, "kv_buffer_device": "cpu",
-		"kv_load_failure_policy": cmp.Or(o.Policy, Fail), "kv_connector_extra_config": extra})
+	config := o.connectorConfig(cmp.Or(o.Connector, NIXL))
+	config["kv_load_failure_policy"] = cmp.Or(o.Policy, Fail)
+	b, err := json.Marshal(config)
 	if err != nil {
 		return "", fmt.Errorf("writing the transfer configuration of %s: %w", o.Name, err)
 	}
 	return string(b), nil
 }
 
+// connectorConfig returns the configuration of one connector.
+func (o Options) connectorConfig(c Connector) map[string]any {
+	extra := map[string]any{}
+	config := map[string]any{"kv_connector": c, "kv_role": o.Role, "kv_connector_extra_config": extra}
+	switch c {
+	case NIXL:
+		config["kv_buffer_device"] = "cpu"
+		if o.Lease > 0 {
+			extra["kv_lease_duration"] = int(o.Lease / time.Second)
+		}
+	case Files:
+		config["kv_role"] = "kv_both"
+		extra["shared_storage_path"] = o.Store
+	case Mooncake:
+		extra["mooncake_protocol"] = "tcp"
+	case Multi:
+		config["kv_role"] = "kv_both"
+		extra["connectors"] = []any{o.connectorConfig(NIXL), o.connectorConfig(Files)}
+	}
+	return config
+}
+
 // environment restricts an engine to this machine and to few of its resources.
-func environment(site string, side int) []string {
-	return []string{
-		"PYTHONPATH=" + site,
+func (o Options) environment(site string, side int) ([]string, error) {
+	env := []string{
 		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1",
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "TOKENIZERS_PARALLELISM=false",
 		"TORCH_COMPILE_DISABLE=1", // the first log probabilities would take half a minute
@@ -108,4 +153,14 @@ func environment(site string, side int) []string {
 		"VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(side),
 		"UCX_TLS=tcp", "UCX_NET_DEVICES=lo", // not through shared memory, which pods do not have
 	}
+	if o.Connector != Mooncake {
+		return append(env, "PYTHONPATH="+site), nil
+	}
+	mooncake, err := realengine.FindPart("mooncake")
+	if err != nil {
+		return nil, err
+	}
+	return append(env, "PYTHONPATH="+site+":"+filepath.Join(mooncake, "site"), "LD_LIBRARY_PATH="+filepath.Join(mooncake, "lib"), "MC_FORCE_TCP=true",
+		"VLLM_MOONCAKE_BOOTSTRAP_PORT="+strconv.Itoa(side),
+		"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT="+strconv.Itoa(int(cmp.Or(o.Abort, 480*time.Second)/time.Second))), nil
 }

@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG = 1
 YIELD_SECONDS = 0.0002
 BUSY, PAUSED = b"pthrDelay = 0", b"pthrDelay = 1000"  # microseconds between two polls
 SPAWN, FORK = (b'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "%s"' % way for way in (b"spawn", b"fork"))
+DEVICE, BIND = b"torch.accelerator.current_device_index()", b"current_platform.set_device(self.device_id)"
 
 
 def end_with_parent():
@@ -46,20 +47,25 @@ def leave_port():
 
 
 class EditingLoader:
-    """Has NIXL's Python modules configure their agents with a pause, and vLLM fork."""
+    """Has NIXL's Python modules configure their agents with a pause, vLLM fork, and Mooncake's connector do without a GPU."""
 
     plain = SourceFileLoader.get_code
 
     @staticmethod
     def get_code(loader, name):
         if name.startswith("nixl") and name.endswith("_api"):
-            edit = BUSY, PAUSED
+            edits = [(BUSY, PAUSED)]
         elif name == "vllm.platforms.cpu":
-            edit = SPAWN, FORK
+            edits = [(SPAWN, FORK)]
+        elif name.endswith(".mooncake.mooncake_connector"):
+            edits = [(DEVICE, b"0"), (BIND, b"None")]
         else:
             return EditingLoader.plain(loader, name)
         path = loader.get_filename(name)
-        return compile(loader.get_data(path).replace(*edit), path, "exec")
+        code = loader.get_data(path)
+        for edit in edits:
+            code = code.replace(*edit)
+        return compile(code, path, "exec")
 
 
 end_with_parent()

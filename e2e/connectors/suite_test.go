@@ -1,0 +1,209 @@
+package connectors_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/realengine"
+	"github.com/tandem-serving/tandem/e2e/vllm"
+)
+
+var (
+	onVLLM = flag.Bool("connectors", false, "run TestRealEngines, which needs 8 GB of memory and minutes (make test-connectors)")
+	only   = flag.String("connectors.only", "", "the pairs that run, as a pattern of their names; all by default")
+)
+
+func TestMain(m *testing.M) {
+	if flag.Parse(); *onVLLM {
+		os.Exit(harness.Run(m))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// abort is how long Mooncake's legs wait for each other, and how long prefill keeps what decode does not ask for.
+const abort = 20 * time.Second
+
+// suite is what is run on one pair.
+type suite struct {
+	name    string
+	engines vllm.Options
+	flags   []string // of sidecars
+	cases   []pairCase
+}
+
+type pairCase struct {
+	name string
+	run  func(t *testing.T, p *pair)
+}
+
+// forFiles are flags without which ExampleConnector ends its engine: at a prompt that is longer than one step, and at one that ends just
+// after a block and is in the engine's own cache.
+var forFiles = []string{"--max-num-batched-tokens=4096", "--no-enable-prefix-caching"}
+
+// suites come in this order, and so do their cases: those that kill an engine are the last.
+var suites = []suite{
+	{"files", vllm.Options{Connector: vllm.Files, Args: forFiles}, []string{"--kv-connector=shared-storage"}, []pairCase{
+		{"answers", testAnswers},
+		{"several answers", testSeveral},
+		{"hostile bodies", testHostile},
+		{"refused", testRefused},
+		{"prefill killed", testFilesPrefillKilled},
+	}},
+	{"mooncake", vllm.Options{Connector: vllm.Mooncake, Abort: abort}, []string{"--kv-connector=mooncake"}, []pairCase{
+		{"answers", testAnswers},
+		{"several answers", testSeveral},
+		{"first token ends it", testFirstToken},
+		{"hostile bodies", testHostile},
+		{"refused", testRefused},
+		{"client gone", testClientGone},
+		{"prefill stopped", testPrefillStopped},
+		{"prefill killed", testPrefillKilled},
+		{"decode killed", testDecodeKilled},
+	}},
+	{"multi", vllm.Options{Connector: vllm.Multi, Lease: 10 * time.Second, Args: []string{"--max-num-batched-tokens=4096"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
+		{"answers", testAnswers},
+		{"several answers", testSeveral},
+		{"hostile bodies", testHostile},
+		{"client gone", testClientGone},
+	}},
+}
+
+// pair is the engines that the cases of a suite share.
+type pair struct {
+	suite
+	plain, prefill, decode *realengine.Engine // plain is in no pair: its answers are the expected ones
+}
+
+// TestRealEngines runs the suites.
+func TestRealEngines(t *testing.T) {
+	if !*onVLLM {
+		t.Skip("make test-connectors runs it")
+	}
+	realengine.Require(t, "vllm")
+	selected := regexp.MustCompile(*only)
+	plain := make(chan *realengine.Engine, 1)
+	go func() { plain <- startEngine(t, vllm.Options{Name: "plain"}) }()
+	p := &pair{}
+	for _, s := range suites {
+		if !selected.MatchString(s.name) {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			began := time.Now()
+			p.suite = s
+			p.start(t)
+			if p.plain == nil {
+				p.plain = <-plain
+			}
+			fmt.Printf("ready  %6.1f s  %s\n", time.Since(began).Seconds(), s.name)
+			for _, c := range s.cases {
+				began = time.Now()
+				passed := t.Run(c.name, func(t *testing.T) { c.run(t, p) })
+				fmt.Printf("%-6s %6.1f s  %s: %s\n", map[bool]string{true: "passed", false: "FAILED"}[passed], time.Since(began).Seconds(), s.name, c.name)
+				p.mustLive(t)
+			}
+		})
+	}
+}
+
+// start starts the pair. Its engines end with the test.
+func (p *pair) start(t *testing.T) {
+	t.Helper()
+	ports, err := realengine.FreePorts(t.Context(), 1)
+	must(t, err)
+	o := p.engines
+	o.Store, o.SidePort = t.TempDir(), ports[0]
+	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--fallback-ratio=1", "--fallback-burst=1000")
+	var starting sync.WaitGroup
+	for to, role := range map[**realengine.Engine]vllm.Role{&p.prefill: vllm.Prefill, &p.decode: vllm.Decode} {
+		o := o
+		if o.Role, o.Name = role, p.name+" "+string(role); role == vllm.Decode {
+			o.SidePort = 0
+		}
+		starting.Go(func() { *to = startEngine(t, o) })
+	}
+	starting.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// startEngine starts an engine, from any goroutine.
+func startEngine(t *testing.T, o vllm.Options) *realengine.Engine {
+	o.Args = append(o.Args, "--enable-scale-out")
+	e, err := vllm.Start(t.Context(), o)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	t.Cleanup(func() {
+		if err := e.Kill(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("%s said:\n%s", o.Name, strings.Join(e.Output(), "\n"))
+		}
+	})
+	return e
+}
+
+// mustLive ends the suite if an engine has died and has not been started again.
+func (p *pair) mustLive(t *testing.T) {
+	t.Helper()
+	for name, e := range map[string]*realengine.Engine{"plain": p.plain, "prefill": p.prefill, "decode": p.decode} {
+		if e.Exited() {
+			t.Fatalf("the engine %s is dead:\n%s", name, strings.Join(e.Output(), "\n"))
+		}
+	}
+}
+
+// mustRest fails unless the engines of the pair hold nothing within a limit, and returns how long it took.
+func (p *pair) mustRest(t *testing.T, limit time.Duration) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for name, e := range map[string]*realengine.Engine{"prefill": p.prefill, "decode": p.decode} {
+		if !e.Exited() {
+			await(t, name+" holds nothing", limit, func() bool { return usage(t, e) == 0 })
+		}
+	}
+	return time.Since(began)
+}
+
+// usage returns the share of the KV cache that an engine's requests hold.
+func usage(t *testing.T, e *realengine.Engine) float64 {
+	t.Helper()
+	return harness.Sample(t, e.Address(), "vllm:kv_cache_usage_perc")
+}
+
+// await polls until ok, since the engines' metrics have no events.
+func await(t *testing.T, what string, limit time.Duration, ok func() bool) {
+	t.Helper()
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for !ok() {
+		select {
+		case <-late.C:
+			t.Fatalf("waiting until %s: %v are over", what, limit)
+		case <-poll.C:
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
