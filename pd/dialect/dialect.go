@@ -37,7 +37,8 @@ type Attempt interface {
 	Prefill() (request.Payload, error)
 	// Accept reads the complete answer to a prefill leg that got status 200. An error means that decode has nothing safe to
 	// use. If a Handoff comes with the error, it must be released; ErrNoHandoff says that nothing is pinned. The Handoff may
-	// share the bytes of the answer.
+	// share the bytes of the answer. Of a concurrent protocol, decode may have answered before, so that the request must not be
+	// read any more.
 	Accept(answer []byte) (Handoff, error)
 }
 

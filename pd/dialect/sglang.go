@@ -69,7 +69,7 @@ func (d *sglang) Attempt(ctx context.Context, r *request.Request, prefill pd.Tar
 	if err != nil {
 		return nil, err
 	}
-	a := &sglangAttempt{dialect: d, request: r, prefill: prefill, room: 1 + rand.Uint64N(maxRoom), server: server}
+	a := &sglangAttempt{dialect: d, request: r, api: r.API, lacks: r.PrefillLogprobs(), prefill: prefill, room: 1 + rand.Uint64N(maxRoom), server: server}
 	if server.ranks > 1 {
 		a.rank = pd.RankOf(rand.IntN(server.ranks))
 	}
@@ -285,7 +285,9 @@ func (*sglang) OwnFailure(answer []byte) bool {
 // sglangAttempt is an attempt, and its hand-off.
 type sglangAttempt struct {
 	dialect *sglang
-	request *request.Request
+	request *request.Request // only until decode has answered, which may be before prefill: its body is dropped then
+	api     pd.API
+	lacks   bool // decode's answer lacks what only prefill computes
 	prefill pd.Target
 	room    uint64
 	server  sglangServer
@@ -301,7 +303,7 @@ var sglangID = map[pd.API]string{pd.APIChat: "rid", pd.APICompletions: "rid", pd
 
 // id returns the id of a leg in the form of its API.
 func (a *sglangAttempt) id(leg int) string {
-	if a.request.API == pd.APIResponses {
+	if a.api == pd.APIResponses {
 		return "resp_" + a.ids[leg]
 	}
 	return a.ids[leg]
@@ -394,7 +396,7 @@ func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 	if err := s.Scan(sglangAnswers, body.Limits{}, answer); err != nil {
 		return nil, fmt.Errorf("reading the prefill answer: %w", err)
 	}
-	list := s.Root().Kind == body.Array && s.Root().Count > 0 && s.Root().First == body.Object && a.request.API == pd.APISGLang
+	list := s.Root().Kind == body.Array && s.Root().Count > 0 && s.Root().First == body.Object && a.api == pd.APISGLang
 	if len(s.Members()) == 0 && !list {
 		return nil, ErrNoHandoff
 	}
@@ -402,9 +404,9 @@ func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 		return nil, errAborted
 	}
 	a.dialect.prove(a.prefill, a.server.started)
-	if a.Lacks() {
+	if a.lacks {
 		var err error
-		if a.missing, err = readSGLangLogprobs(a.request, answer); err != nil {
+		if a.missing, err = readSGLangLogprobs(a.api, answer); err != nil {
 			return nil, err
 		}
 	}
@@ -412,7 +414,7 @@ func (a *sglangAttempt) Accept(answer []byte) (Handoff, error) {
 }
 
 // Lacks implements Completer.
-func (a *sglangAttempt) Lacks() bool { return a.request.PrefillLogprobs() }
+func (a *sglangAttempt) Lacks() bool { return a.lacks }
 
 // Complete implements Completer.
 func (a *sglangAttempt) Complete(answer []byte) []byte { return a.missing.complete(answer) }

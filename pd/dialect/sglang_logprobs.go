@@ -9,7 +9,6 @@ import (
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
-	"github.com/tandem-serving/tandem/pd/request"
 )
 
 // sglangLogprobs are the log probabilities of a request's prompts, from prefill's answer. Decode's answer has none of them, and those of
@@ -30,10 +29,10 @@ const firstIDs = "output_token_ids_logprobs"
 var echoLogprobs = []string{"text_offset", "token_logprobs", "tokens", "top_logprobs"}
 
 // readSGLangLogprobs reads prefill's answer.
-func readSGLangLogprobs(r *request.Request, answer []byte) (*sglangLogprobs, error) {
-	l := &sglangLogprobs{api: r.API, told: map[int64]bool{}}
+func readSGLangLogprobs(api pd.API, answer []byte) (*sglangLogprobs, error) {
+	l := &sglangLogprobs{api: api, told: map[int64]bool{}}
 	var err error
-	if r.API == pd.APISGLang {
+	if api == pd.APISGLang {
 		err = l.readOwn(answer)
 	} else {
 		err = l.readEcho(answer)

@@ -65,7 +65,7 @@ func (d *vllmMooncake) Attempt(ctx context.Context, r *request.Request, prefill 
 	if err != nil {
 		return nil, fmt.Errorf("asking the prefill pod's bootstrap server: %w", err)
 	}
-	a := &mooncakeAttempt{dialect: d, request: r, server: server, ids: ids, rank: mooncakeRank, transfer: "tandem-" + rand.Text(), cached: -1}
+	a := &mooncakeAttempt{dialect: d, request: r, api: r.API, server: server, ids: ids, rank: mooncakeRank, transfer: "tandem-" + rand.Text(), cached: -1}
 	if ids[a.rank] == "" {
 		return nil, errNoRank
 	}
@@ -131,7 +131,8 @@ func (*vllmMooncake) PushesAfterAnswer() {}
 // mooncakeAttempt is an attempt, and its hand-off.
 type mooncakeAttempt struct {
 	dialect  *vllmMooncake
-	request  *request.Request
+	request  *request.Request // only until decode has answered, which may be before prefill: its body is dropped then
+	api      pd.API
 	server   pd.Target
 	ids      map[string]string
 	rank     string
@@ -239,10 +240,10 @@ func (a *mooncakeAttempt) accept(answer []byte) (Handoff, error) {
 	switch {
 	case !completed(answer, &s):
 		return nil, ErrNoHandoff
-	case !bytes.Contains(answer, mooncakeEnd[a.request.API]):
+	case !bytes.Contains(answer, mooncakeEnd[a.api]):
 		return nil, ErrEnded
 	}
-	_, a.cached = usage(a.request.API, func(want int) int64 { return tokens(answer, &s, want) })
+	_, a.cached = usage(a.api, func(want int) int64 { return tokens(answer, &s, want) })
 	return a, nil
 }
 

@@ -127,6 +127,7 @@ func TestWatchPush(t *testing.T) {
 						t.Error("not noticed in a minute")
 					}
 				}
+				p.endWatch()
 				if probes > c.probes || probes == 0 {
 					t.Errorf("%d probes, want up to %d", probes, c.probes)
 				}
