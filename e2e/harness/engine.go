@@ -80,10 +80,14 @@ func WaitMetric(t *testing.T, e Engine, name string, ok func(float64) bool) {
 	ctx := Within(t)
 	poll := time.NewTicker(2 * time.Millisecond)
 	defer poll.Stop()
-	for !ok(e.Metric(t, name)) {
+	for {
+		v := e.Metric(t, name)
+		if ok(v) {
+			return
+		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s of %s did not become what the test waits for", name, e.Addr)
+			t.Fatalf("%s of %s is %v, which is not what the test waits for", name, e.Addr, v)
 		case <-poll.C:
 		}
 	}
