@@ -88,6 +88,18 @@ func testOneReader(t *testing.T, p *harness.Pair) {
 		harness.MustMatch(t, harness.MustSend(t, c, p.Decode.Addr, p.Model), false, want)
 		mustStrand(t, p)
 	})
+	t.Run("two choices at decode", func(t *testing.T) {
+		c := harness.Call{API: pd.APICompletions, Prompt: p.Fresh(100), Tokens: 8}
+		c.Members = with(two, handOff(t, p, c))
+		before := p.Prefill.Metric(t, afterExpiry)
+		if got := harness.MustSend(t, c, p.Decode.Addr, p.Model); got.Status != http.StatusOK || len(got.Tokens) != 2*c.Tokens {
+			t.Fatalf("%d %s", got.Status, got.Body)
+		}
+		harness.WaitMetric(t, p.Prefill, afterExpiry, func(v float64) bool { // one has read blocks that were free
+			reportCounts(t, p)
+			return v == before+1
+		})
+	})
 	t.Run("two prompts", func(t *testing.T) {
 		c := harness.Call{API: pd.APICompletions, Tokens: 8, Members: map[string]any{"prompt": [][]int{p.Fresh(100), p.Fresh(90)}}}
 		want := p.Want(t, c)

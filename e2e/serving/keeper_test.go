@@ -156,13 +156,18 @@ const afterExpiry = "vllm:nixl_num_notifications_after_expiry_total"
 // counts returns them as they are now.
 func (k *kept) counts(t *testing.T) counts {
 	t.Helper()
-	// Engines tell what their workers have counted only when they compute.
-	harness.MustSend(t, harness.Call{API: pd.APICompletions, Prompt: k.Fresh(20), Tokens: 4}, k.Prefill.Addr, k.Model)
+	reportCounts(t, k.Pair)
 	return counts{
 		expired: k.Prefill.Metric(t, harness.Expiries), late: k.Prefill.Metric(t, afterExpiry) - k.explained,
 		stranded: harness.SumOf(t, k.sidecar.Addr("metrics"), "tandem_kv_stranded_total"),
 		ways:     k.bySeries(t, "tandem_kv_release_total"),
 	}
+}
+
+// reportCounts has the prefill engine compute something: engines tell what their workers have counted only then.
+func reportCounts(t *testing.T, p *harness.Pair) {
+	t.Helper()
+	harness.MustSend(t, harness.Call{API: pd.APICompletions, Prompt: p.Fresh(20), Tokens: 4}, p.Prefill.Addr, p.Model)
 }
 
 // since is what was counted after an earlier look.
