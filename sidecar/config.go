@@ -119,7 +119,7 @@ const recentBytes = 4 << 20
 func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
-		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: 8998},
+		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration

@@ -191,29 +191,24 @@ func testClientGone(t *testing.T, p *pair) {
 // testPrefillKilled kills the prefill engine while requests of every state are on it. The client of none notices. Then it is started
 // again, with another id at the same address, and serves at once.
 func testPrefillKilled(t *testing.T, p *pair) {
-	idle := []*running{prepare(t, p, before, false), prepare(t, p, before, true)}
-	all := reachAll(t, p, []state{decodeWaits, handedOff, decoding, prefilling})
-	must(t, p.prefill.Kill())
-	killed := time.Now()
-	for _, r := range all {
-		r.release()
-	}
-	mustAnswer(t, "prefill killed", all, killed)
-	for _, r := range idle {
-		r.start(harness.Within(t))
-		mustAnswer(t, "prefill killed", []*running{r}, r.begun)
-	}
+	again := killPrefill(t, p, decodeWaits, handedOff, decoding, prefilling)
 	told(p, "prefill killed", "all", false, p.mustRest(t, 4*abort+10*time.Second), "decode keeps blocks until its time-out")
-	must(t, p.prefill.Restart(t.Context()))
-	w := idle[0]
-	w.mustServe(t, pd.Remote)
+	again()
 	p.mustRest(t, restWithin)
 }
 
 // testFilesPrefillKilled is testPrefillKilled for engines that know nothing of each other.
 func testFilesPrefillKilled(t *testing.T, p *pair) {
-	all := reachAll(t, p, []state{handedOff, decoding})
+	again := killPrefill(t, p, handedOff, decoding)
+	p.mustRest(t, restWithin)
+	again()
+}
+
+// killPrefill kills the prefill engine while requests of these states are on it, and before others come. All must get their answers.
+// again starts the engine, which must serve.
+func killPrefill(t *testing.T, p *pair, states ...state) (again func()) {
 	idle := []*running{prepare(t, p, before, false), prepare(t, p, before, true)}
+	all := reachAll(t, p, states)
 	must(t, p.prefill.Kill())
 	killed := time.Now()
 	for _, r := range all {
@@ -224,9 +219,10 @@ func testFilesPrefillKilled(t *testing.T, p *pair) {
 		r.start(harness.Within(t))
 		mustAnswer(t, "prefill killed", []*running{r}, r.begun)
 	}
-	p.mustRest(t, restWithin)
-	must(t, p.prefill.Restart(t.Context()))
-	idle[0].mustServe(t, pd.Remote)
+	return func() {
+		must(t, p.prefill.Restart(t.Context()))
+		idle[0].mustServe(t, pd.Remote)
+	}
 }
 
 // testPrefillStopped stops the prefill engine, as on a node that hangs: it accepts and does not answer.

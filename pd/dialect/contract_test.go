@@ -52,7 +52,7 @@ func TestContract(t *testing.T) {
 			if !ok {
 				t.Fatal("the contract suite does not know this dialect")
 			}
-			c.Dialect = row.New(dialect.Options{AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
+			c.Dialect = row.New(dialect.Options{MooncakePort: dialect.MooncakePort, AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
 				return []byte(`{"0":{"engine_id":"e-1"}}`), nil
 			}})
 			dialecttest.Run(t, c)

@@ -171,6 +171,9 @@ type Controller interface {
 	Controls() (paths []string)
 }
 
+// rankHeader is the header by which an engine with several data-parallel ranks is told which of them serves a request.
+const rankHeader = "X-Data-Parallel-Rank"
+
 // HeaderStripper is a Dialect whose engines obey certain request headers. These headers, like those of pd.Internal, are
 // removed from what clients send, on all calls.
 type HeaderStripper interface {
@@ -309,7 +312,7 @@ type Options struct {
 	BlockSize int
 	// BootstrapPort is the port of prefill engines' bootstrap servers, for SGLang. 0: each engine says it.
 	BootstrapPort int
-	// MooncakePort is the port of prefill engines' bootstrap servers, for vLLM's Mooncake. 0: vLLM's default.
+	// MooncakePort is the port of prefill engines' bootstrap servers, for vLLM's Mooncake.
 	MooncakePort int
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration

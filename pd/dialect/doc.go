@@ -1,4 +1,4 @@
-// Package dialect speaks the engines' hand-off protocols: one file and one row of table.go for each.
+// Package dialect speaks the engines' hand-off protocols: one row of table.go and one file for each, of SGLang's three.
 //
 // A buffered request enters, and later the prefill engine's answer. The bodies of the legs leave, as edits of the client's
 // bytes: a dialect never re-encodes a request. The package sends nothing. The sidecar sends the legs, keeps the deadlines and
@@ -7,8 +7,9 @@
 //
 // A [Dialect] declares its [Shape], and makes an [Attempt] for each try at each prefill pod. The attempt makes the prefill
 // leg and reads its answer; its [Handoff] makes the decode leg. Small interfaces, which a Dialect, Attempt or Handoff may
-// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked], [Rerouter], [Aborter], [HeaderSetter], [Stripper],
-// [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker], [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
+// implement, hold everything else: [Releaser], [RequestReleaser], [Leased], [UsageCorrector], [Completer], [Sized], [Ranked],
+// [Rerouter], [Aborter], [HeaderSetter], [Stripper], [Controller], [Pusher], [HeaderStripper], [Fitter], [PerChoice], [Checker],
+// [Moded], [AfterTransfer], [Prober], [Caller], [PathLimiter], [LimitKeeper], [Unfinisher], [StatusReader], [Noticer].
 //
 // Protocols map to these interfaces as follows:
 //

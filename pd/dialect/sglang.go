@@ -171,7 +171,7 @@ func (*sglang) Strips() []string {
 
 // StripsHeader implements HeaderStripper: headers that stand for members of the body.
 func (*sglang) StripsHeader(name string) bool {
-	return strings.HasPrefix(name, sglangOverride) || name == "X-Data-Parallel-Rank"
+	return strings.HasPrefix(name, sglangOverride) || name == rankHeader
 }
 
 // sglangOverride begins the names of headers that stand for members of the body.

@@ -18,6 +18,9 @@ import (
 	"github.com/tandem-serving/tandem/pd/request"
 )
 
+// MooncakePort is the port of vLLM's bootstrap servers, unless VLLM_MOONCAKE_BOOTSTRAP_PORT says otherwise.
+const MooncakePort = 8998
+
 // vllmMooncake is the concurrent protocol of vLLM's MooncakeConnector: both legs name a transfer, decode asks the prefill
 // engine for its blocks, and prefill sends them when it has computed the prompt. Prefill's answer says nothing about it, and
 // neither engine notices that the other one has ended. Measured on vLLM 0.32.0.
@@ -40,19 +43,13 @@ const (
 	// mooncakeTrust is how long the answer of a bootstrap server is used. An engine that was started anew has another id, and a
 	// decode engine waits nine minutes for the former one; but no engine starts in less time than this.
 	mooncakeTrust = 5 * time.Second
-	// mooncakePort is vLLM's default.
-	mooncakePort = 8998
 	// mooncakeRank is the rank of an engine without data-parallel ranks. Anyone may register further ranks with a bootstrap
 	// server, so a rank is never taken because it is there.
 	mooncakeRank = "0"
 )
 
 func newVLLMMooncake(o Options) Dialect {
-	d := &vllmMooncake{port: o.MooncakePort, ask: o.AskBootstrap, engines: map[pd.Target]mooncakeEngines{}}
-	if d.port == 0 {
-		d.port = mooncakePort
-	}
-	return d
+	return &vllmMooncake{port: o.MooncakePort, ask: o.AskBootstrap, engines: map[pd.Target]mooncakeEngines{}}
 }
 
 // Shape implements Dialect.
@@ -114,10 +111,7 @@ func (d *vllmMooncake) forget(server pd.Target) {
 }
 
 // StripsHeader implements HeaderStripper: the rank is the attempt's.
-func (*vllmMooncake) StripsHeader(name string) bool { return name == keyVLLMRank }
-
-// keyVLLMRank is the header by which a vLLM engine with several data-parallel ranks is told which of them serves a request.
-const keyVLLMRank = "X-Data-Parallel-Rank"
+func (*vllmMooncake) StripsHeader(name string) bool { return name == rankHeader }
 
 // Controls implements Controller: what may end the prefill leg by its first token.
 func (*vllmMooncake) Controls() []string {
@@ -152,7 +146,7 @@ func (a *mooncakeAttempt) UseRanks(prefill, _ pd.Rank) {
 // SetHeader implements HeaderSetter. An engine without ranks takes rank 0.
 func (a *mooncakeAttempt) SetHeader(role pd.Role, h http.Header) {
 	if role == pd.RolePrefill && len(a.ids) > 1 {
-		h[keyVLLMRank] = []string{a.rank}
+		h[rankHeader] = []string{a.rank}
 	}
 }
 

@@ -53,13 +53,13 @@ func TestMooncakeLegs(t *testing.T) {
 	}{
 		{"one engine", oneEngine, none, `"max_tokens":1,"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":ID}}`,
 			`"remote_engine_id":"d9bbeb61-378f","remote_bootstrap_addr":"http://10.0.0.7:8998"}}`, ""},
-		{"a stranger's rank beside it", `{"7":{"engine_id":"fake"},"0":{"engine_id":"e-0"}}`, none, `}}`, `"remote_engine_id":"e-0","remote_bootstrap_addr":"http://10.0.0.7:8998"}}`, "0"},
+		{"another rank beside it", `{"7":{"engine_id":"fake"},"0":{"engine_id":"e-0"}}`, none, `}}`, `"remote_engine_id":"e-0","remote_bootstrap_addr":"http://10.0.0.7:8998"}}`, "0"},
 		{"the planned rank", `{"0":{"engine_id":"e-0"},"1":{"engine_id":"e-1"}}`, pd.RankOf(1), `}}`, `"remote_engine_id":"e-1","remote_bootstrap_addr":"http://10.0.0.7:8998"}}`, "1"},
 		{"a planned rank that is not there", `{"0":{"engine_id":"e-0"}}`, pd.RankOf(3), `}}`, `"remote_engine_id":"e-0","remote_bootstrap_addr":"http://10.0.0.7:8998"}}`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := &bootstrapServer{query: c.query}
-			d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: server.ask})
+			d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: server.ask, MooncakePort: dialect.MooncakePort})
 			a, err := mooncakeAttempt(t, d, pd.APICompletions, `{"prompt":"x","stop_token_ids":[5],"stop":"y","min_tokens":3}`)
 			if err != nil {
 				t.Fatal(err)
@@ -89,7 +89,7 @@ func TestMooncakeLegs(t *testing.T) {
 // Without the id of the engine a decode engine would hang or end, so there is no attempt.
 func TestMooncakeBootstrapServer(t *testing.T) {
 	for _, query := range []string{"", "{}", `{"7":{"engine_id":"fake"}}`, `{"0":{}}`, `{"0":{"engine_id":null}}`, `{"0":{"engine_id":7}}`, `[]`, `<html>`} {
-		d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: query}).ask})
+		d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: query}).ask, MooncakePort: dialect.MooncakePort})
 		if a, err := mooncakeAttempt(t, d, pd.APIChat, `{"messages":[]}`); err == nil {
 			t.Errorf("%q makes an attempt: %v", query, a)
 		}
@@ -127,7 +127,7 @@ func TestMooncakeAsksAgain(t *testing.T) {
 
 // Decode counts the whole prompt as cached. Prefill's count is right.
 func TestMooncakeUsage(t *testing.T) {
-	d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: oneEngine}).ask})
+	d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: oneEngine}).ask, MooncakePort: dialect.MooncakePort})
 	for api, answer := range map[pd.API]string{
 		pd.APICompletions: `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":64}}}`,
 		pd.APIChat:        `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":64}}}`,
@@ -150,7 +150,7 @@ func TestMooncakeUsage(t *testing.T) {
 
 // A prefill engine that ends a request by a stop token drops the KV cache, and so would any other.
 func TestMooncakeEnded(t *testing.T) {
-	d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: oneEngine}).ask})
+	d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: oneEngine}).ask, MooncakePort: dialect.MooncakePort})
 	for answer, ended := range map[string]bool{
 		`{"choices":[{"finish_reason":"stop"}]}`:                                       true,
 		`{"choices":[{"text":"\"finish_reason\":\"length\"","finish_reason":"stop"}]}`: true,

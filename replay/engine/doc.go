@@ -1,15 +1,16 @@
 // Package engine models one inference engine in virtual time: which requests each step runs, how long the step takes, and which
 // blocks of the KV cache they hold.
 //
-// A Table has the step times of one model on one kind of GPU. It is read from CSV, which may have Settings of the engine; ten tables are
-// part of the package. Requests
-// enter an Engine by Add, and Advance carries it to a moment. It calls a Listener when a request has its first token, when a request
-// is done, and when the blocks of a request are reserved whose KV cache comes from another engine.
+// A Table has the step times of one model on one kind of GPU. It is read from CSV, which may have Settings of the engine; ten
+// tables are part of the package. Requests enter an Engine by Add, and Advance carries it to a moment. It calls a Listener when a
+// request has its first token, when a request is done, and when the blocks of a request are reserved whose KV cache comes from
+// another engine.
 //
 // The scheduler is that of vLLM's engine core: a step has a budget of tokens and of sequences; running requests come first, then
 // waiting ones in their order; long prompts are computed in chunks; if blocks are missing, the youngest running request is preempted
 // and computed again. A request waits until there are blocks for all its tokens. With PrefillFirst it is like SGLang's default: prompts
-// are computed in steps of their own, while answers pause; TokenArrives has the first token of a Remote request come with its KV cache. Steps in which the batch stays the same are one event, however many they are.
+// are computed in steps of their own, while answers pause; TokenArrives has the first token of a Remote request come with its KV
+// cache. Steps in which the batch stays the same are one event, however many they are.
 //
 // testdata has what vLLM's scheduler decided for scripted requests: chunks, budgets, shared prefixes, eviction, preemption. The engine
 // decides the same in every step: which requests run, how many tokens of each, which ones wait, and how many blocks are free.

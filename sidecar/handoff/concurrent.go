@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -155,113 +154,6 @@ func (p *legPair) legHeader(role pd.Role) http.Header {
 	return header
 }
 
-// startWatch has a function watch the prefill pod, in the background, until endWatch.
-func (p *legPair) startWatch(watch func(context.Context)) {
-	var ctx context.Context
-	ctx, p.stopWatch = context.WithCancel(p.x.Context)
-	p.gone, p.watched = make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(p.watched)
-		watch(ctx)
-	}()
-}
-
-const (
-	// watchPause is the time between two probes of a prefill pod whose leg runs.
-	watchPause = 2 * time.Second
-	// watchTries is how many probes in a row must get no answer: a busy pod may be slow to answer one.
-	watchTries = 3
-	// watchQuiet is how many probes a leg may take until decode is suspected to look for another process.
-	watchQuiet = 2
-)
-
-// watchPrefill probes the prefill pod until ctx ends: an engine that was stopped, or a node that is gone, keeps connections open and
-// answers nothing, and the legs would wait for a time-out. An engine that says that it is not healthy may be draining, and ends
-// the legs that it has. An engine that was started anew may be healthy, and never hear of the decode leg.
-func (p *legPair) watchPrefill(ctx context.Context) {
-	tick := time.NewTicker(watchPause)
-	defer tick.Stop()
-	rerouter, reroutes := p.attempt.(dialect.Rerouter)
-	for failed, probes := 0, 1; ; probes++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		err := p.probe(ctx)
-		var answer *transport.UnhealthyError
-		if failed++; err == nil || errors.As(err, &answer) {
-			failed = 0
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case failed == watchTries:
-			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
-			return
-		case reroutes && err == nil && probes >= watchQuiet && p.x.legs.misrouted(ctx, rerouter, p.target):
-			p.x.legs.reroute(rerouter, p.target)
-			p.gone <- &prefillError{cause: "misrouted", reason: pd.PrefillFailed, err: errMisrouted}
-			return
-		}
-	}
-}
-
-func (p *legPair) probe(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
-	defer cancel()
-	return p.x.legs.Prefill(p.target).Healthy(ctx)
-}
-
-const (
-	// pushPause is the time between two probes of a prefill pod that sends the KV cache. It is usually there before the first one.
-	pushPause = 250 * time.Millisecond
-	// pushTime is for how long the pauses are so short, and for how long a prefill pod is watched whose decode leg is no stream: that
-	// tells nothing until all is generated, and the KV cache has probably arrived.
-	pushTime = 5 * time.Second
-)
-
-// watchPush probes a prefill pod that has answered, until ctx ends: decode waits for a KV cache that a dead one will never send. A
-// closed port is the end of a pod. Any other error may be that of a busy one.
-func (p *legPair) watchPush(ctx context.Context) {
-	tick, late := time.NewTicker(pushPause), time.NewTimer(pushTime)
-	defer tick.Stop()
-	defer late.Stop()
-	for failed := 0; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-late.C:
-			if !p.decode.stream {
-				return
-			}
-			tick.Reset(watchPause)
-			continue
-		case <-tick.C:
-		}
-		err := p.probe(ctx)
-		if failed++; err == nil {
-			failed = 0
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case failed == watchTries, errors.Is(err, syscall.ECONNREFUSED):
-			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
-			return
-		}
-	}
-}
-
-// endWatch ends the watch of the prefill pod: decode streams for minutes, and needs prefill no more.
-func (p *legPair) endWatch() {
-	if p.watched != nil {
-		p.stopWatch()
-		<-p.watched
-		p.watched = nil
-	}
-}
-
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
 // unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read. Only if prefill has yet to
 // send the KV cache, stopPrefill waits for it.
@@ -330,13 +222,6 @@ func (p *legPair) prefillEnded(r prefillResult) error {
 		p.x.prefilled()
 	}
 	return r.err
-}
-
-// handedOver notes that prefill has computed the prompt, and that decode still waits.
-func (p *legPair) handedOver() {
-	if p.pushes {
-		p.startWatch(p.watchPush)
-	}
 }
 
 // awaitHeaders waits for the headers of decode's answer. A prefill leg that fails meanwhile cancels the decode leg, and its
