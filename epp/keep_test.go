@@ -38,6 +38,42 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// closing is something kept that must be closed.
+type closing struct{ closed int }
+
+func (c *closing) Close() error { c.closed++; return nil }
+
+// TestKeepSettles: what can be closed is closed when a configuration that does not use it has replaced another one.
+func TestKeepSettles(t *testing.T) {
+	var k epp.Keep
+	create := func() *closing { return new(closing) }
+	a, b := epp.Kept(&k, "a", create), epp.Kept(&k, "b", create)
+	plain := epp.Kept(&k, "plain", func() *int { return new(int) })
+	settle := func() {
+		t.Helper()
+		if err := k.Settle(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle()
+	if epp.Kept(&k, "a", create) != a || a.closed+b.closed != 0 {
+		t.Error("closed although it was asked for")
+	}
+	settle()
+	if a.closed != 0 || b.closed != 1 {
+		t.Errorf("closed %d times what is used, and %d times what is not", a.closed, b.closed)
+	}
+	if epp.Kept(&k, "b", create) == b {
+		t.Error("what was closed is kept")
+	}
+	if epp.Kept(&k, "plain", func() *int { return new(int) }) != plain {
+		t.Error("what cannot be closed is not kept")
+	}
+	if err := k.Close(); err != nil || a.closed != 1 {
+		t.Errorf("closed %d times in the end, %v", a.closed, err)
+	}
+}
+
 func TestEmptyKeepForgets(t *testing.T) {
 	var k epp.Keep
 	k.EndpointLeft(pod("e"))

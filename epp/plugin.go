@@ -104,12 +104,21 @@ type Drawer interface {
 // After EndpointLeft it must know nothing of the endpoint, because another one may get the slot.
 type Matcher interface {
 	EndpointObserver
-	// Blocks returns how prompts must be cut into blocks for Match and Learn.
-	Blocks() BlockSpec
-	// Match sets Cached of every candidate, in tokens. p is cut as Blocks says, also where other matchers want other blocks.
-	Match(p *Prompt, c []Candidate)
-	// Learn records that a prompt will be computed on an endpoint, whose load has the size of its KV cache.
-	Learn(p *Prompt, e *Endpoint, load *Load)
+	// Needs returns what Match and Learn need of prompts.
+	Needs() PromptSpec
+	// Match sets Cached of every candidate, in tokens, and returns how many tokens of the prompt one can have at most. p is the request's
+	// prompt, cut as Needs says, also where other matchers want other blocks. It is called only if p has blocks, or token ids that Needs
+	// names.
+	Match(r *Request, p *Prompt, c []Candidate) (whole int)
+	// Learn records that a prompt will be computed on an endpoint, whose load has the size of its KV cache. p is as Match gets it.
+	Learn(r *Request, p *Prompt, e *Endpoint, load *Load)
+}
+
+// Knower is a Matcher that knows in several ways.
+type Knower interface {
+	Matcher
+	// How says how it knows what an endpoint has cached of a request's prompt.
+	How(r *Request, e *Endpoint) string
 }
 
 // Assigner is a Matcher whose results are where requests should go, and not what caches hold. Only plugins that name it read them.

@@ -44,6 +44,9 @@ type Request struct {
 
 	// Headers are the client's, nil = none. Read them by Header.
 	Headers Headers
+	// Body is the body as it is sent on, with the name of the model that answers; nil = none is at hand. Preparers may read it; after the pick
+	// its memory is used again.
+	Body [][]byte
 
 	attached []any // by preparers: see Attach
 }
@@ -94,11 +97,16 @@ func (r *Request) Header(name string) string {
 	return r.Headers.Get(name)
 }
 
-// Prompt is what is known of the prompt without the model's tokenizer.
+// Prompt is what is known of the prompt.
 type Prompt struct {
-	// Tokens is the length of the prompt: exact for prompts given as token ids, else estimated as llm-d does, four bytes of
-	// text a token.
+	// Tokens is the length of the prompt: exact for prompts given as token ids and where a Preparer has found them, else estimated as
+	// llm-d does, four bytes of text a token.
 	Tokens int
+	// IDs are the token ids that the prompt begins with, nil = not known: those that the request carries, of its first prompt, or what a
+	// Preparer has found. Of a long prompt the rest may be missing. Nothing may change them, and they are valid as long as the request.
+	IDs []uint32
+	// Salt is the client's cache salt, "" = none: engines keep prompts with other salts apart.
+	Salt string
 	// Blocks are the chained hashes of the prompt's whole blocks, first block first: a hash stands for its block, all blocks
 	// before it, the model, and the cache salt. nil if none are needed. A tail shorter than a block has no hash.
 	Blocks []uint64
@@ -109,6 +117,9 @@ type Prompt struct {
 	Media []uint64
 }
 
+// SetIDs sets the token ids of the whole prompt, which tell its length too. Only functions that a Preparer returned may call it.
+func (p *Prompt) SetIDs(ids []uint32) { p.IDs, p.Tokens = ids, len(ids) }
+
 // Matchable returns how many tokens of the prompt a prefix cache can hold: those of its hashed blocks, or all if it has none.
 func (p *Prompt) Matchable() int {
 	if blocks := len(p.Blocks) * p.BlockTokens; blocks > 0 {
@@ -117,10 +128,11 @@ func (p *Prompt) Matchable() int {
 	return p.Tokens
 }
 
-// BlockSpec says how prompts are cut into blocks. The zero value means that no blocks are needed.
-type BlockSpec struct {
-	Tokens int // tokens in a block
+// PromptSpec says what is needed of prompts. The zero value means that only their length is.
+type PromptSpec struct {
+	Tokens int // tokens in a block; 0 = no blocks are needed
 	Max    int // most blocks of one prompt; its rest has no hashes
+	IDs    int // most token ids that are kept of one prompt; 0 = none are needed
 }
 
 // Subset is the part of the pool that a gateway allows for one request.

@@ -238,7 +238,7 @@ func (r *repicking) pick(q *capture.Request) {
 	if q.Number > 0 {
 		r.pipeline.Continue(q.Number - 1)
 	}
-	spec := r.sched.Blocks()
+	spec := r.sched.Needs()
 	text := prompt{parts: q.Blocks, own: mix(seed, uint64(q.Arrived)^q.Number<<40), each: r.from.BlockTokens(), tokens: q.InputTokens, seed: seed}
 	d, err := r.sched.Pick(context.Background(), q.Asked(text.blocks(spec.Tokens, spec.Max), spec.Tokens))
 	switch {

@@ -79,7 +79,7 @@ func captured(t *testing.T, c *config.Config, requests int) *capture.Capture {
 	pool.grow(random, 2, 2)
 	s := sched.New(recorder.Watch(pool), epp.SystemClock)
 	s.Swap(pipeline)
-	recorder.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: s.Blocks().Tokens})
+	recorder.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: s.Needs().Tokens})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { recorder.Run(ctx) })
@@ -90,8 +90,8 @@ func captured(t *testing.T, c *config.Config, requests int) *capture.Capture {
 			pool.grow(random, 2+2*i/requests, 2)
 		}
 		tokens := 16 * (1 + random.IntN(400))
-		q := &epp.Request{API: pd.APIChat, Model: "m", Prompt: epp.Prompt{Tokens: tokens, BlockTokens: s.Blocks().Tokens}}
-		for j, group := 0, random.IntN(5); j < tokens/s.Blocks().Tokens; j++ {
+		q := &epp.Request{API: pd.APIChat, Model: "m", Prompt: epp.Prompt{Tokens: tokens, BlockTokens: s.Needs().Tokens}}
+		for j, group := 0, random.IntN(5); j < tokens/s.Needs().Tokens; j++ {
 			block := uint64(group)<<32 | uint64(j)
 			if j >= 100 {
 				block |= uint64(i) << 40

@@ -110,7 +110,7 @@ type world struct {
 	pickers  []*picker
 	network  network
 	nodes    []*node // by slot
-	spec     epp.BlockSpec
+	spec     epp.PromptSpec
 	asks     []asked // by class
 	next     []int32 // turns: see Trace.turns
 	upcoming int     // where the next session is looked for
@@ -145,7 +145,7 @@ func Run(ctx context.Context, o Options, t *Trace) (*Result, error) {
 		defer built.Close() // of a run that is over, it has nothing left to lose
 		w.pickers = append(w.pickers, p)
 	}
-	w.spec = w.pickers[0].sched.Blocks()
+	w.spec = w.pickers[0].sched.Needs()
 	for range max(1, t.Concurrency) {
 		w.begin(0)
 	}

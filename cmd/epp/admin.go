@@ -85,7 +85,7 @@ func (p *picker) explain(w http.ResponseWriter, r *http.Request) {
 		head.Subset = nil
 	}
 	reader := read.NewReader(p.hashes)
-	reader.Reset(head, int64(p.settings.Listen.BodyLimit), p.sched.Blocks())
+	reader.Reset(head, int64(p.settings.Listen.BodyLimit), p.sched.Needs())
 	if err := copyBody(reader, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

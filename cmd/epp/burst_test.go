@@ -63,7 +63,7 @@ func TestBurst(t *testing.T) {
 			for i := range prompts {
 				block := uint64(i + 1) // of no other prompt
 				d, err := s.Pick(t.Context(), &epp.Request{API: pd.APIChat, Fit: request.FitSplit,
-					Prompt: epp.Prompt{Tokens: tokens, Blocks: []uint64{block}, BlockTokens: s.Blocks().Tokens}})
+					Prompt: epp.Prompt{Tokens: tokens, Blocks: []uint64{block}, BlockTokens: s.Needs().Tokens}})
 				must(t, err)
 				share[d.Endpoints(epp.StagePrefill)[0].Name]++
 			}

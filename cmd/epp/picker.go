@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -222,10 +223,13 @@ func (p *picker) swap(c *config.Config, b *config.Built) error {
 	p.queue.use(b, &p.settings)
 	p.sched.Swap(pipeline)
 	if p.capture != nil {
-		p.capture.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: capture.BlockTokens(p.sched.Blocks())})
+		p.capture.Use(capture.Setup{Config: string(c.YAML()), Digest: c.Digest(), Seed: pipeline.Seed(), BlockTokens: capture.BlockTokens(p.sched.Needs())})
 	}
 	p.lifecycle.use(b)
 	p.current.Store(&use{c, b})
+	if err := p.keep.Settle(); err != nil {
+		p.log.Error("what an earlier configuration used could not be closed", "error", err)
+	}
 	return nil
 }
 
@@ -293,7 +297,7 @@ func (p *picker) run(ctx context.Context) error {
 	err := p.pool.Run(ctx)
 	stop()
 	following.Wait()
-	return err
+	return errors.Join(err, p.keep.Close())
 }
 
 // detail returns what probes are told besides ok.

@@ -89,7 +89,7 @@ func start(t testing.TB, change func(*Options)) *rig {
 	must(t, err)
 	s := sched.New(r.recorder.Watch(r.pool), epp.SystemClock)
 	s.Swap(pipeline)
-	r.recorder.Use(Setup{string(parsed.YAML()), parsed.Digest(), pipeline.Seed(), BlockTokens(s.Blocks())})
+	r.recorder.Use(Setup{string(parsed.YAML()), parsed.Digest(), pipeline.Seed(), BlockTokens(s.Needs())})
 	r.sched = r.recorder.Schedule(s)
 	c.Picked = c.Picked[:len(c.Picked)-1]
 	quiet, err := sched.NewPipeline(c)

@@ -127,7 +127,7 @@ func (w watched) Snapshot() *epp.Snapshot {
 
 // Scheduler is what the ext-proc server asks.
 type Scheduler interface {
-	Blocks() epp.BlockSpec
+	Needs() epp.PromptSpec
 	Reads() epp.APISet
 	Wait() time.Duration
 	Stages() epp.Stages
@@ -143,18 +143,19 @@ type scheduled struct {
 }
 
 // unmatchedBlocks is how prompts are cut where the configuration has no use for blocks: it may be replayed under one that has.
-var unmatchedBlocks = epp.BlockSpec{Tokens: 64, Max: 2048}
+var unmatchedBlocks = epp.PromptSpec{Tokens: 64, Max: 2048}
 
-// Blocks implements Scheduler.
-func (s scheduled) Blocks() epp.BlockSpec {
-	if spec := s.Scheduler.Blocks(); spec.Tokens > 0 && spec.Max > 0 {
-		return spec
+// Needs implements Scheduler.
+func (s scheduled) Needs() epp.PromptSpec {
+	spec := s.Scheduler.Needs()
+	if spec.Tokens == 0 || spec.Max == 0 {
+		spec.Tokens, spec.Max = unmatchedBlocks.Tokens, unmatchedBlocks.Max
 	}
-	return unmatchedBlocks
+	return spec
 }
 
 // BlockTokens returns how many tokens a block of a capture has, where prompts are cut as spec says.
-func BlockTokens(spec epp.BlockSpec) int {
+func BlockTokens(spec epp.PromptSpec) int {
 	if spec.Tokens > 0 && spec.Max > 0 {
 		return spec.Tokens
 	}

@@ -97,12 +97,12 @@ func (aPicker) Endpoints() int                                         { return 
 func (aDecider) Decide(*epp.Alternatives) epp.Ruling {
 	return epp.Ruling{Verdict: pd.Remote, Reason: pd.Always}
 }
-func (aMatcher) Blocks() epp.BlockSpec                       { return epp.BlockSpec{} }
-func (aMatcher) Match(*epp.Prompt, []epp.Candidate)          {}
-func (aMatcher) Learn(*epp.Prompt, *epp.Endpoint, *epp.Load) {}
-func (aMatcher) EndpointJoined(*epp.Endpoint)                {}
-func (aMatcher) EndpointLeft(*epp.Endpoint)                  {}
-func (aCharger) Charge() epp.Charge                          { return epp.Charge{OutputRatio: 7} }
+func (aMatcher) Needs() epp.PromptSpec                                     { return epp.PromptSpec{} }
+func (aMatcher) Match(*epp.Request, *epp.Prompt, []epp.Candidate) int      { return 0 }
+func (aMatcher) Learn(*epp.Request, *epp.Prompt, *epp.Endpoint, *epp.Load) {}
+func (aMatcher) EndpointJoined(*epp.Endpoint)                              {}
+func (aMatcher) EndpointLeft(*epp.Endpoint)                                {}
+func (aCharger) Charge() epp.Charge                                        { return epp.Charge{OutputRatio: 7} }
 func (h aHandler) Stages([]string) (epp.Stages, error) {
 	row := epp.PrefillRow("default", 1)
 	row.Decider = epp.NamedDecider{Name: "decider", Decider: h.decider}

@@ -75,7 +75,7 @@ var benchServers = map[string]func(t testing.TB) *rig{
 	},
 	"tandem": func(t testing.TB) *rig {
 		p := newPool("10.0.0.1:8000", "10.0.0.2:8000")
-		p.blocks = epp.BlockSpec{Tokens: 16, Max: 4096}
+		p.blocks = epp.PromptSpec{Tokens: 16, Max: 4096}
 		return startRig(t, p)
 	},
 }

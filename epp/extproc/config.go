@@ -54,7 +54,7 @@ func Defaults() Config {
 
 // Scheduler picks. Its methods are called from many goroutines. The error of Pick is a *pd.Refusal.
 type Scheduler interface {
-	Blocks() epp.BlockSpec
+	Needs() epp.PromptSpec
 	// Reads is the APIs whose requests are read.
 	Reads() epp.APISet
 	// Wait is for how long Pick may let a request wait for capacity. DecisionTimeout is for the rest.

@@ -58,7 +58,7 @@ func wait[T any](t testing.TB, c <-chan T, what string) T {
 // pool is a pool of endpoints, and a scheduler over it that a test controls.
 type pool struct {
 	endpoints []*epp.Endpoint
-	blocks    epp.BlockSpec
+	blocks    epp.PromptSpec
 	reads     epp.APISet // 0: the usual ones
 	stages    epp.Stages // nil: decode and prefill
 	// choose makes the decision; nil sends everything to the first endpoint, locally.
@@ -76,7 +76,7 @@ func newPool(addresses ...string) *pool {
 	return p
 }
 
-func (p *pool) Blocks() epp.BlockSpec { return p.blocks }
+func (p *pool) Needs() epp.PromptSpec { return p.blocks }
 
 func (p *pool) Reads() epp.APISet { return p.reads }
 

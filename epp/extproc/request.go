@@ -58,7 +58,7 @@ func (st *stream) requestHeaders(f *procv3.ProcessingRequest, h *procv3.HttpHead
 	}
 	r.reader = st.s.readers.Get().(*read.Reader)
 	limit := st.s.cfg.BodyLimit
-	r.reader.Reset(r.head.Head, limit, st.s.deps.Scheduler.Blocks())
+	r.reader.Reset(r.head.Head, limit, st.s.deps.Scheduler.Needs())
 	switch {
 	case h.GetEndOfStream():
 		return st.decide(endHeaders, time.Now())
@@ -263,7 +263,7 @@ func (st *stream) releaseReader() {
 	st.s.buffered.Release(st.request.buffered)
 	st.request.buffered = 0
 	if st.request.reader != nil {
-		st.request.reader.Reset(read.Head{}, 0, epp.BlockSpec{})
+		st.request.reader.Reset(read.Head{}, 0, epp.PromptSpec{})
 		st.s.readers.Put(st.request.reader)
 		st.request.reader, st.request.head.Headers = nil, nil
 	}

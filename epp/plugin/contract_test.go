@@ -131,11 +131,11 @@ func (knownCharge) Charge() epp.Charge { return epp.Charge{} }
 // knownCache is a Matcher that knows nothing.
 type knownCache struct{}
 
-func (knownCache) Blocks() epp.BlockSpec                       { return epp.BlockSpec{} }
-func (knownCache) Match(*epp.Prompt, []epp.Candidate)          {}
-func (knownCache) Learn(*epp.Prompt, *epp.Endpoint, *epp.Load) {}
-func (knownCache) EndpointJoined(*epp.Endpoint)                {}
-func (knownCache) EndpointLeft(*epp.Endpoint)                  {}
+func (knownCache) Needs() epp.PromptSpec                                     { return epp.PromptSpec{} }
+func (knownCache) Match(*epp.Request, *epp.Prompt, []epp.Candidate) int      { return 0 }
+func (knownCache) Learn(*epp.Request, *epp.Prompt, *epp.Endpoint, *epp.Load) {}
+func (knownCache) EndpointJoined(*epp.Endpoint)                              {}
+func (knownCache) EndpointLeft(*epp.Endpoint)                                {}
 
 // eachRow runs check for every row whose instance is a T, and fails if there are fewer than atLeast.
 func eachRow[T any](t *testing.T, check func(t *testing.T, plugin T), atLeast int) {

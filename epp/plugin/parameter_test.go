@@ -206,8 +206,7 @@ func TestCorrections(t *testing.T) {
 // TestWarnings: what has no effect, or not with every sidecar, is told.
 func TestWarnings(t *testing.T) {
 	const (
-		foreign  = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
-		tokenize = ": has no effect: no tokenizer service is asked, and four bytes of text are taken for a token"
+		foreign = ": takes effect only with llm-d's sidecar: Tandem's has images, audio and video encoded where the prompt is computed"
 	)
 	for _, test := range []struct{ typ, parameters, want string }{
 		{"disagg-profile-handler", "", ""},
@@ -219,8 +218,9 @@ func TestWarnings(t *testing.T) {
 		{"disagg-profile-handler", "{profiles: {encode: e}, deciders: {encode: d}}", "deciders.encode" + foreign},
 		{"token-producer", "estimate: {}", ""},
 		{"token-producer", "estimate: {image: {width: 1}}", "estimate: has no effect: four bytes of text are taken for a token, and images are not counted"},
-		{"token-producer", "{modelName: m, vllm: {url: x}}", "vllm" + tokenize},
-		{"tokenizer", "udsTokenizerConfig: {}", "udsTokenizerConfig" + tokenize},
+		{"token-producer", "{modelName: m, vllm: {url: x}}", ""},
+		{"token-producer", "vllm: {mmTimeout: 30s}", "vllm.mmTimeout: has no effect: the service is not asked for requests with images"},
+		{"tokenizer", "udsTokenizerConfig: {}", "udsTokenizerConfig: has no effect: name a vLLM server in vllm.url; until then four bytes of text are taken for a token"},
 	} {
 		p, err := decode(t, test.typ, test.parameters)
 		if err != nil {

@@ -19,14 +19,22 @@ type digest struct {
 	state  uint64
 	tail   []byte // the incomplete last block
 	keys   []uint64
+	ids    []uint32 // the token ids that the text consists of, as far as they are kept
+	maxIDs int
 }
 
+// keptIDs is for how many token ids a reader keeps its memory from one request to the next.
+const keptIDs = 256 << 10
+
 // wantsBlocks reports whether prompts are cut into blocks at all.
-func wantsBlocks(s epp.BlockSpec) bool { return s.Tokens > 0 && s.Max > 0 }
+func wantsBlocks(s epp.PromptSpec) bool { return s.Tokens > 0 && s.Max > 0 }
 
 // reset prepares for a new text and reuses the buffers.
-func (d *digest) reset(h *hasher, s epp.BlockSpec) {
-	*d = digest{hash: h, tail: d.tail[:0], keys: d.keys[:0]}
+func (d *digest) reset(h *hasher, s epp.PromptSpec) {
+	*d = digest{hash: h, tail: d.tail[:0], keys: d.keys[:0], ids: d.ids[:0], maxIDs: s.IDs}
+	if cap(d.ids) > keptIDs {
+		d.ids = nil
+	}
 	if wantsBlocks(s) {
 		d.size, d.max = s.Tokens*tokenBytes, s.Max
 	}
@@ -36,7 +44,7 @@ func (d *digest) reset(h *hasher, s epp.BlockSpec) {
 func (d *digest) full() bool { return len(d.keys) >= d.max }
 
 // stop ends hashing: text written later only adds to the length.
-func (d *digest) stop() { d.max = len(d.keys) }
+func (d *digest) stop() { d.max, d.maxIDs = len(d.keys), 0 }
 
 // write appends text. Whole blocks within p are hashed without a copy.
 func (d *digest) write(p []byte) {
@@ -65,6 +73,9 @@ func (d *digest) write(p []byte) {
 
 // put appends a token id. After text, a mix that engines refuse, it may make a block longer than size.
 func (d *digest) put(id uint32) {
+	if len(d.ids) < d.maxIDs && d.length == tokenBytes*len(d.ids) { // nothing but ids comes before it
+		d.ids = append(d.ids, id)
+	}
 	d.length += tokenBytes
 	if d.full() {
 		return

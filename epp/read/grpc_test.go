@@ -214,7 +214,7 @@ func TestGRPCAllocatesNothing(t *testing.T) {
 	body := []byte(framed(ids(upTo(8000)...), flag(5, 1)))
 	var r read.Reader
 	h := call(pd.APIVLLMGenerate)
-	use := func() { readAll(t, &r, h, epp.BlockSpec{Tokens: 16, Max: 2048}, body, 1000) }
+	use := func() { readAll(t, &r, h, epp.PromptSpec{Tokens: 16, Max: 2048}, body, 1000) }
 	use()
 	if n := testing.AllocsPerRun(20, use); n > 0 {
 		t.Errorf("%v allocations", n)
@@ -271,7 +271,7 @@ func BenchmarkGRPC(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				readAll(b, &r, call(v.api), epp.BlockSpec{Tokens: 16, Max: 1 << 20}, body, 16<<10)
+				readAll(b, &r, call(v.api), epp.PromptSpec{Tokens: 16, Max: 1 << 20}, body, 16<<10)
 			}
 		})
 	}

@@ -73,7 +73,7 @@ const maxPartType = 32
 
 // promptReader builds an epp.Prompt from the members of a body that belong to the prompt, while they arrive.
 type promptReader struct {
-	spec  epp.BlockSpec
+	spec  epp.PromptSpec
 	hash  *hasher
 	texts [sections]digest
 	plain unescaper
@@ -94,7 +94,7 @@ type partState struct {
 	hasText  bool // a text inside stands for the part; its JSON does not count
 }
 
-func (p *promptReader) reset(h *hasher, spec epp.BlockSpec) {
+func (p *promptReader) reset(h *hasher, spec epp.PromptSpec) {
 	p.hash, p.spec = h, spec
 	for i := range p.texts {
 		p.texts[i].reset(h, spec)
@@ -186,6 +186,9 @@ func (p *promptReader) finish(root uint64) epp.Prompt {
 	out := epp.Prompt{Tokens: (length + tokenBytes - 1) / tokenBytes, BlockTokens: p.spec.Tokens}
 	if wantsBlocks(p.spec) {
 		out.Blocks = p.keys
+	}
+	if ids := p.texts[inDialog].ids; len(ids) > 0 && length == p.texts[inDialog].length {
+		out.IDs = ids
 	}
 	if len(p.media) > 0 {
 		slices.Sort(p.media)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/read"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -82,7 +83,7 @@ func TestPromptTokens(t *testing.T) {
 func TestPromptBlocksAreWhole(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		spec epp.BlockSpec
+		spec epp.PromptSpec
 		body string
 		want int
 	}{
@@ -91,11 +92,11 @@ func TestPromptBlocksAreWhole(t *testing.T) {
 		{"two and a tail", blocks, `{"prompt":"` + words(11) + `"}`, 2},
 		{"ids", blocks, `{"prompt":[1,2,3,4,5,6,7,8,9]}`, 2},
 		{"ids behind a text, which no engine takes", blocks, `{"prompt":["ab",1,2,3,4,5,6,7,8]}`, 2},
-		{"the most", epp.BlockSpec{Tokens: 4, Max: 3}, `{"prompt":"` + words(100) + `"}`, 3},
+		{"the most", epp.PromptSpec{Tokens: 4, Max: 3}, `{"prompt":"` + words(100) + `"}`, 3},
 		{"the first of several prompts", blocks, `{"prompt":["` + words(9) + `","` + words(50) + `"]}`, 2},
 		{"the first of several in ids", blocks, `{"prompt":[[1,2,3,4],[1,2,3,4,5,6,7,8]]}`, 1},
-		{"none wanted", epp.BlockSpec{}, `{"prompt":"` + words(100) + `"}`, 0},
-		{"none wanted, of a size", epp.BlockSpec{Tokens: 4}, `{"prompt":"` + words(100) + `"}`, 0},
+		{"none wanted", epp.PromptSpec{}, `{"prompt":"` + words(100) + `"}`, 0},
+		{"none wanted, of a size", epp.PromptSpec{Tokens: 4}, `{"prompt":"` + words(100) + `"}`, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := readBody(post(pd.APICompletions), 0, c.spec, c.body, 0)
@@ -209,7 +210,7 @@ func TestPromptBlocksRepeatNothing(t *testing.T) {
 func TestPromptBlocksAreLimitedInAll(t *testing.T) {
 	text := `{"tools":"` + words(8) + `","messages":[{"content":"` + words(50) + `"}]}`
 	all := mustRead(t, pd.APIChat, text).Prompt.Blocks
-	some, err := readBody(post(pd.APIChat), 0, epp.BlockSpec{Tokens: 4, Max: 5}, text, 0)
+	some, err := readBody(post(pd.APIChat), 0, epp.PromptSpec{Tokens: 4, Max: 5}, text, 0)
 	if err != nil || len(all) != 14 || !slices.Equal(some.Prompt.Blocks, all[:5]) {
 		t.Errorf("got %d of %d blocks, %v", len(some.Prompt.Blocks), len(all), err)
 	}
@@ -221,5 +222,73 @@ func TestPromptOfManyImages(t *testing.T) {
 	r := mustRead(t, pd.APIChat, `{"messages":[{"content":[`+strings.Repeat(`{"type":"image"},`, n-1)+`{"type":"image"}]}]}`)
 	if r.Prompt.Tokens != n*225 || len(r.Prompt.Blocks) != blocks.Max {
 		t.Errorf("got %d tokens, %d blocks", r.Prompt.Tokens, len(r.Prompt.Blocks))
+	}
+}
+
+// TestPromptIDs: the token ids of the first prompt are kept, as many as are needed, where the request has nothing else.
+func TestPromptIDs(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		api    pd.API
+		body   string
+		want   []uint32
+		tokens int
+	}{
+		{"completions", pd.APICompletions, `{"prompt":[1, 20,300]}`, []uint32{1, 20, 300}, 3},
+		{"in a list", pd.APICompletions, `{"prompt":[[1,2,3]]}`, []uint32{1, 2, 3}, 3},
+		{"the first of several", pd.APICompletions, `{"prompt":[[1,2],[3,4]]}`, []uint32{1, 2}, 4},
+		{"more than are needed", pd.APICompletions, `{"prompt":[1,2,3,4,5,6,7]}`, []uint32{1, 2, 3, 4, 5}, 7},
+		{"text", pd.APICompletions, `{"prompt":"abcd"}`, nil, 1},
+		{"behind a text, which no engine takes", pd.APICompletions, `{"prompt":["abcd",1,2]}`, nil, 3},
+		{"in /inference/v1/generate", pd.APIGenerate, `{"token_ids":[7,8]}`, []uint32{7, 8}, 2},
+		{"in SGLang's call", pd.APISGLang, `{"input_ids":[7,8]}`, []uint32{7, 8}, 2},
+		{"of an embedding", pd.APIEmbeddings, `{"input":[7,8]}`, []uint32{7, 8}, 2},
+		{"a chat has none", pd.APIChat, `{"messages":[{"role":"user","content":"abcd"}]}`, nil, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := post(c.api)
+			if c.api == pd.APISGLang {
+				h = sglang()
+			}
+			for chunk := range 8 {
+				r, err := readBody(h, 0, epp.PromptSpec{IDs: 5}, c.body, chunk)
+				if err != nil || !slices.Equal(r.Prompt.IDs, c.want) || r.Prompt.Tokens != c.tokens {
+					t.Fatalf("in chunks of %d: got %+v, %v; want %v of %d", chunk, r, err, c.want, c.tokens)
+				}
+			}
+			if r, err := readBody(h, 0, blocks, c.body, 0); err != nil || r.Prompt.IDs != nil {
+				t.Errorf("none are needed: got %+v, %v", r, err)
+			}
+		})
+	}
+}
+
+// TestPromptIDsAreNotThoseBefore: a reader that is used again keeps nothing of the request before.
+func TestPromptIDsAreNotThoseBefore(t *testing.T) {
+	var r read.Reader
+	for _, c := range []struct {
+		body string
+		want int
+	}{{`{"prompt":[1,2,3]}`, 3}, {`{"prompt":"abcd"}`, 0}, {`{"prompt":[1]}`, 1}} {
+		if got := readAll(t, &r, post(pd.APICompletions), epp.PromptSpec{IDs: 5}, []byte(c.body), 100); len(got.Prompt.IDs) != c.want {
+			t.Errorf("%s: got %v", c.body, got.Prompt.IDs)
+		}
+	}
+}
+
+func TestPromptSalt(t *testing.T) {
+	for _, c := range []struct{ name, body, want string }{
+		{"none", `{"prompt":[1]}`, ""},
+		{"a salt", `{"prompt":[1],"cache_salt":"a\u002fb"}`, "a/b"},
+		{"before the prompt", `{"cache_salt":"a","prompt":[1]}`, "a"},
+		{"null", `{"prompt":[1],"cache_salt":null}`, ""},
+		{"no text", `{"prompt":[1],"cache_salt":7}`, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, err := readBody(post(pd.APICompletions), 0, epp.PromptSpec{IDs: 5}, c.body, 0)
+			if err != nil || r.Prompt.Salt != c.want {
+				t.Errorf("got %+v, %v; want the salt %q", r, err, c.want)
+			}
+		})
 	}
 }

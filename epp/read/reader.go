@@ -47,9 +47,9 @@ type Reader struct {
 // NewReader makes a reader whose hashes are keyed with a secret; nil, and the zero Reader, use the secret of the process.
 func NewReader(s *Secret) *Reader { return &Reader{hash: newHasher(s)} }
 
-// Reset prepares for a new request. limit is the largest body in bytes, 0 = no limit; spec says how the prompt is cut into
-// blocks. Everything that the reader returned before becomes invalid.
-func (r *Reader) Reset(h Head, limit int64, spec epp.BlockSpec) {
+// Reset prepares for a new request. limit is the largest body in bytes, 0 = no limit; spec says what is needed of the
+// prompt. Everything that the reader returned before becomes invalid.
+func (r *Reader) Reset(h Head, limit int64, spec epp.PromptSpec) {
 	if r.sink == nil {
 		r.sink = r.sinkMember
 		if r.hash == nil {
@@ -146,7 +146,7 @@ func (r *Reader) Close(policy *epp.Policy) (*epp.Request, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	r.request.Bytes = r.buffered.Len()
+	r.request.Bytes, r.request.Body = r.buffered.Len(), r.Segments()
 	r.request.Priority, r.request.Known = policy.Priority(r.request.Objective)
 	return &r.request, nil
 }
@@ -178,7 +178,11 @@ func (r *Reader) finish(policy *epp.Policy) error {
 			r.request.Fit, r.request.SGLangSplits = request.FitSplit, false
 		}
 	}
-	r.request.Prompt = r.prompt.finish(r.hashRoot(r.request.Model))
+	salt, _ := r.scan.Find(r.layout.salt)
+	r.request.Prompt = r.prompt.finish(r.hashRoot(r.request.Model, salt))
+	if salt.Kind == body.String && r.prompt.spec.IDs > 0 {
+		r.request.Prompt.Salt, _ = body.Text(r.json.Bytes(salt.Value)) // "" if it is no text, which engines refuse
+	}
 	return nil
 }
 
@@ -263,10 +267,10 @@ func (r *Reader) modelName(m body.Member) (string, error) {
 
 // hashRoot is folded into the hashes of all blocks, so that equal text hashes differently by API, model and cache salt: chat
 // templates render one text differently for each API, and engines share no cache between models or salts.
-func (r *Reader) hashRoot(model string) uint64 {
+func (r *Reader) hashRoot(model string, salt body.Member) uint64 {
 	root := r.hash.mix(uint64(r.request.API), r.hash.text(model))
-	if m, ok := r.scan.Find(r.layout.salt); ok && m.Kind != body.Null {
-		root = r.hash.mix(root, r.hash.bytes(r.json.Bytes(m.Value)))
+	if salt.Kind != body.Invalid && salt.Kind != body.Null {
+		root = r.hash.mix(root, r.hash.bytes(r.json.Bytes(salt.Value)))
 	}
 	return root
 }

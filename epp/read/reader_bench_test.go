@@ -59,7 +59,7 @@ func BenchmarkReader(b *testing.B) {
 		variant{"messages-10000", pd.APIChat, talkBody(10_000), nil},
 		variant{"token-ids-100000", pd.APICompletions, idsBody(100_000), nil})
 	for _, v := range all {
-		for _, spec := range []epp.BlockSpec{{Tokens: 16, Max: 1 << 20}, {}} {
+		for _, spec := range []epp.PromptSpec{{Tokens: 16, Max: 1 << 20}, {}} {
 			b.Run(fmt.Sprintf("%s/block=%d", v.name, spec.Tokens), func(b *testing.B) {
 				r := read.NewReader(v.secret)
 				head := read.Head{Method: http.MethodPost, Path: v.api.Path()}
@@ -73,7 +73,7 @@ func BenchmarkReader(b *testing.B) {
 	}
 }
 
-func readAll(tb testing.TB, r *read.Reader, head read.Head, spec epp.BlockSpec, text []byte, chunk int) *epp.Request {
+func readAll(tb testing.TB, r *read.Reader, head read.Head, spec epp.PromptSpec, text []byte, chunk int) *epp.Request {
 	r.Reset(head, 0, spec)
 	for at := 0; at < len(text); at += chunk {
 		if err := r.Write(text[at:min(at+chunk, len(text))]); err != nil {

@@ -16,12 +16,12 @@ import (
 )
 
 // blocks of 4 tokens, so that short prompts have some.
-var blocks = epp.BlockSpec{Tokens: 4, Max: 100}
+var blocks = epp.PromptSpec{Tokens: 4, Max: 100}
 
 func post(api pd.API) read.Head { return read.Head{Method: http.MethodPost, Path: api.Path()} }
 
 // read reads a body in chunks of a size, 0 = whole.
-func readBody(h read.Head, limit int64, spec epp.BlockSpec, text string, chunk int) (*epp.Request, error) {
+func readBody(h read.Head, limit int64, spec epp.PromptSpec, text string, chunk int) (*epp.Request, error) {
 	var r read.Reader
 	r.Reset(h, limit, spec)
 	if chunk == 0 {
@@ -48,9 +48,9 @@ func TestReaderFillsTheRequest(t *testing.T) {
 	subset := epp.NewSubset("10.0.0.1")
 	h := read.Head{Method: "POST", Path: "/v1/chat/completions?api-version=1", RequestID: "r-1", Mode: []string{"force;fallback"}, Subset: subset}
 	const text = `{"messages":[{"role":"user","content":"Hello"}],"stream":true,"model":"a\u002fb"}`
-	r, err := readBody(h, 100, epp.BlockSpec{}, text, 0)
+	r, err := readBody(h, 100, epp.PromptSpec{}, text, 0)
 	want := &epp.Request{ID: "r-1", Path: "/v1/chat/completions", API: pd.APIChat, Model: "a/b", Stream: true,
-		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset, Bytes: int64(len(text))}
+		Mode: pd.ModeForceFallback, Fit: request.FitSplit, Prompt: epp.Prompt{Tokens: 3}, Subset: subset, Bytes: int64(len(text)), Body: [][]byte{[]byte(text)}}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v; want %+v", r, err, want)
 	}
@@ -185,7 +185,7 @@ func TestReaderPassesOtherPathsUnread(t *testing.T) {
 	h := read.Head{Method: "POST", Path: "/v1/audio/transcriptions?x", RequestID: "r", Mode: []string{"garbage"}}
 	for _, text := range []string{``, `{`, "\xff\x00", `{"model":"m","stream":true,"messages":[]}`} {
 		r, err := readBody(h, 0, blocks, text, 1)
-		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal, Bytes: int64(len(text))}); err != nil || !reflect.DeepEqual(r, want) {
+		if want := (&epp.Request{ID: "r", Path: "/v1/audio/transcriptions", Fit: request.FitLocal, Bytes: int64(len(text))}); err != nil || !same(r, want) || string(slices.Concat(r.Body...)) != text {
 			t.Errorf("%q: got %+v, %v", text, r, err)
 		}
 	}
@@ -283,20 +283,20 @@ func TestReaderIsReusable(t *testing.T) {
 	}
 }
 
-// same compares requests, with blocks that are nil or empty being the same.
+// same compares requests, with blocks that are nil or empty being the same. How bodies are spelled and divided does not count.
 func same(a, b *epp.Request) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
 	x, y := *a, *b
-	x.Prompt.Blocks, y.Prompt.Blocks = nil, nil
+	x.Prompt.Blocks, y.Prompt.Blocks, x.Body, y.Body = nil, nil, nil, nil
 	return reflect.DeepEqual(x, y) && slices.Equal(a.Prompt.Blocks, b.Prompt.Blocks)
 }
 
 func TestReaderAllocatesOnlyTheModel(t *testing.T) {
 	text := chatBody(32<<10, `code\n`)
 	var r read.Reader
-	use := func() { readAll(t, &r, post(pd.APIChat), epp.BlockSpec{Tokens: 16, Max: 2048}, text, 1000) }
+	use := func() { readAll(t, &r, post(pd.APIChat), epp.PromptSpec{Tokens: 16, Max: 2048}, text, 1000) }
 	use()
 	if n := testing.AllocsPerRun(20, use); n > 1 {
 		t.Errorf("%v allocations", n)

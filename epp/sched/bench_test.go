@@ -54,7 +54,7 @@ func half(n int) *pool { return fleet(append(times(n/2, "decode"), times(n-n/2, 
 // kilobyte returns a request with a prompt of 1 kB, whose blocks no other request has.
 func kilobyte(c sched.Config, number int) *epp.Request {
 	r := splitRequest(256)
-	r.Prompt.BlockTokens = c.Matchers[0].Blocks().Tokens
+	r.Prompt.BlockTokens = c.Matchers[0].Needs().Tokens
 	for i := range r.Prompt.Blocks {
 		r.Prompt.Blocks[i] = uint64(number*1000+i) * 0x9e3779b97f4a7c15
 	}

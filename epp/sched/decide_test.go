@@ -265,7 +265,7 @@ func TestUnconfiguredRefuses(t *testing.T) {
 			t.Errorf("got %v, want no-endpoint", err)
 		}
 	}
-	if spec := s.Blocks(); spec != (epp.BlockSpec{}) {
+	if spec := s.Needs(); spec != (epp.PromptSpec{}) {
 		t.Errorf("without a pipeline blocks are wanted: %v", spec)
 	}
 }

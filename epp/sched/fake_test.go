@@ -116,20 +116,21 @@ type caches struct {
 
 const blockTokens = 16
 
-func (m *caches) Blocks() epp.BlockSpec        { return epp.BlockSpec{Tokens: blockTokens, Max: 100} }
+func (m *caches) Needs() epp.PromptSpec        { return epp.PromptSpec{Tokens: blockTokens, Max: 100} }
 func (m *caches) EndpointJoined(*epp.Endpoint) {}
 func (m *caches) EndpointLeft(*epp.Endpoint)   {}
 
-func (m *caches) Match(_ *epp.Prompt, c []epp.Candidate) {
+func (m *caches) Match(_ *epp.Request, p *epp.Prompt, c []epp.Candidate) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.matched++
 	for i := range c {
 		c[i].Cached = m.cached[c[i].Name]
 	}
+	return p.Matchable()
 }
 
-func (m *caches) Learn(_ *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
+func (m *caches) Learn(_ *epp.Request, _ *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
 	if load == nil {
 		panic("learning without a load")
 	}

@@ -6,13 +6,14 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 )
 
-// blocksFor returns how prompts are cut so that every matcher can read them: into the longest blocks of which those of each
-// matcher are made, and as many as the one that compares most needs.
-func blocksFor(matchers []epp.Matcher) (all epp.BlockSpec) {
+// needsOf returns what is needed of prompts so that every matcher can read them: the longest blocks of which those of each matcher are
+// made, as many as the one that compares most needs, and as many token ids.
+func needsOf(matchers []epp.Matcher) (all epp.PromptSpec) {
 	tokens := 0
 	for _, m := range matchers {
-		one := m.Blocks()
+		one := m.Needs()
 		all.Tokens, tokens = commonLength(all.Tokens, one.Tokens), max(tokens, one.Tokens*one.Max)
+		all.IDs = max(all.IDs, one.IDs)
 	}
 	if all.Tokens > 0 {
 		all.Max = tokens / all.Tokens
@@ -31,14 +32,21 @@ func commonLength(a, b int) int {
 // cutPrompt is a request's prompt in the blocks that one matcher compares.
 type cutPrompt struct {
 	epp.Prompt
-	own []uint64 // memory for blocks that are not those of the request
+	asks bool     // it has something that the matcher needs
+	own  []uint64 // memory for blocks that are not those of the request
 }
 
 // cut cuts a prompt as a matcher wants it. A chained hash stands for everything before it, so the last hash of several blocks
 // is that of the longer block which they form. The result has no blocks if the prompt was cut for other matchers, before the
 // configuration changed.
-func (c *cutPrompt) cut(p *epp.Prompt, spec epp.BlockSpec) {
-	c.Prompt = epp.Prompt{Tokens: p.Tokens, BlockTokens: spec.Tokens}
+func (c *cutPrompt) cut(p *epp.Prompt, spec epp.PromptSpec) {
+	c.Prompt = *p
+	c.Blocks, c.BlockTokens = nil, spec.Tokens
+	c.cutBlocks(p, spec)
+	c.asks = len(c.Blocks) > 0 || spec.IDs > 0 && len(p.IDs) > 0
+}
+
+func (c *cutPrompt) cutBlocks(p *epp.Prompt, spec epp.PromptSpec) {
 	if p.BlockTokens == 0 || spec.Tokens%p.BlockTokens != 0 {
 		return
 	}
@@ -58,22 +66,22 @@ func (c *cutPrompt) cut(p *epp.Prompt, spec epp.BlockSpec) {
 // match has all matchers find out what the candidates have cached. The first one is called last, because its result stays in
 // the candidates.
 func (k *pick) match() {
-	matchers, prompt := k.pipeline.config.Matchers, &k.round.Request.Prompt
-	if len(prompt.Blocks) == 0 {
+	matchers, r := k.pipeline.config.Matchers, k.round.Request
+	if len(r.Prompt.Blocks)+len(r.Prompt.IDs) == 0 {
 		matchers = nil
 	}
 	k.prompts = slices.Grow(k.prompts[:0], len(matchers))[:len(matchers)]
 	k.round.Matches = slices.Grow(k.round.Matches[:0], len(matchers))[:len(matchers)]
 	for i, m := range slices.Backward(matchers) {
 		cut, found := &k.prompts[i], &k.round.Matches[i]
-		cut.cut(prompt, m.Blocks())
-		if len(cut.Blocks) > 0 {
-			m.Match(&cut.Prompt, k.all)
+		cut.cut(&r.Prompt, m.Needs())
+		found.Matcher, found.Whole = m, cut.Matchable()
+		if cut.asks {
+			found.Whole = m.Match(r, &cut.Prompt, k.all)
 			k.uncache()
 		} else {
 			forget(k.all)
 		}
-		found.Matcher, found.Whole = m, cut.Matchable()
 		if i > 0 {
 			found.Cached = bySlot(k.all, found.Cached)
 		} else {
@@ -108,12 +116,12 @@ func bySlot(c []epp.Candidate, table []int) []int {
 // or receives the cache from prefill.
 func (k *pick) learn() {
 	for i := range k.prompts {
-		if len(k.prompts[i].Blocks) == 0 {
+		if !k.prompts[i].asks {
 			continue
 		}
 		for j := range k.pipeline.stages {
 			if k.pipeline.stages[j].Computes && len(k.chosen[j]) > 0 && k.chosen[j][0].KeepsPrefixes() {
-				k.pipeline.config.Matchers[i].Learn(&k.prompts[i].Prompt, k.chosen[j][0].Endpoint, k.chosen[j][0].Load)
+				k.pipeline.config.Matchers[i].Learn(k.round.Request, &k.prompts[i].Prompt, k.chosen[j][0].Endpoint, k.chosen[j][0].Load)
 			}
 		}
 	}

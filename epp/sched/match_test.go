@@ -16,20 +16,20 @@ import (
 // cutter is a matcher with blocks of its own, that records the prompts that it is given.
 type cutter struct {
 	*caches
-	spec   epp.BlockSpec
+	spec   epp.PromptSpec
 	blocks [][]uint64 // of each prompt that it matched or learned
 }
 
-func (c *cutter) Blocks() epp.BlockSpec { return c.spec }
+func (c *cutter) Needs() epp.PromptSpec { return c.spec }
 
-func (c *cutter) Match(p *epp.Prompt, all []epp.Candidate) {
+func (c *cutter) Match(r *epp.Request, p *epp.Prompt, all []epp.Candidate) int {
 	c.blocks = append(c.blocks, slices.Clone(p.Blocks))
-	c.caches.Match(p, all)
+	return c.caches.Match(r, p, all)
 }
 
-func (c *cutter) Learn(p *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
+func (c *cutter) Learn(r *epp.Request, p *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
 	c.blocks = append(c.blocks, slices.Clone(p.Blocks))
-	c.caches.Learn(p, e, load)
+	c.caches.Learn(r, p, e, load)
 }
 
 // numbered is a request of 100 tokens, whose six blocks of 16 have the hashes 1 to 6.
@@ -60,7 +60,7 @@ func (d reading) Reads() epp.Matcher { return d.from }
 func TestSeveralMatchers(t *testing.T) {
 	fine := func() *caches { return &caches{cached: map[string]int{"decode-0": 48, "prefill-2": 16}} }
 	coarse := func() *cutter {
-		return &cutter{caches: &caches{cached: map[string]int{"decode-1": 32, "prefill-2": 32}}, spec: epp.BlockSpec{Tokens: 32, Max: 2}}
+		return &cutter{caches: &caches{cached: map[string]int{"decode-1": 32, "prefill-2": 32}}, spec: epp.PromptSpec{Tokens: 32, Max: 2}}
 	}
 	for _, tc := range []struct {
 		name           string
@@ -103,26 +103,27 @@ func TestSeveralMatchers(t *testing.T) {
 	}
 }
 
-// TestBlocksOfSeveralMatchers: prompts are cut so that the blocks of every matcher can be put together.
-func TestBlocksOfSeveralMatchers(t *testing.T) {
+// TestNeedsOfSeveralMatchers: prompts are cut so that the blocks of every matcher can be put together, and the most token ids are kept.
+func TestNeedsOfSeveralMatchers(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		specs []epp.BlockSpec
-		want  epp.BlockSpec
+		specs []epp.PromptSpec
+		want  epp.PromptSpec
 	}{
-		{"one", []epp.BlockSpec{{Tokens: 64, Max: 100}}, epp.BlockSpec{Tokens: 64, Max: 100}},
-		{"equal", []epp.BlockSpec{{Tokens: 16, Max: 10}, {Tokens: 16, Max: 20}}, epp.BlockSpec{Tokens: 16, Max: 20}},
-		{"multiples", []epp.BlockSpec{{Tokens: 64, Max: 10}, {Tokens: 16, Max: 20}}, epp.BlockSpec{Tokens: 16, Max: 40}},
-		{"neither divides the other", []epp.BlockSpec{{Tokens: 24, Max: 10}, {Tokens: 16, Max: 10}}, epp.BlockSpec{Tokens: 8, Max: 30}},
-		{"one wants none", []epp.BlockSpec{{}, {Tokens: 16, Max: 10}}, epp.BlockSpec{Tokens: 16, Max: 10}},
+		{"one", []epp.PromptSpec{{Tokens: 64, Max: 100}}, epp.PromptSpec{Tokens: 64, Max: 100}},
+		{"equal", []epp.PromptSpec{{Tokens: 16, Max: 10}, {Tokens: 16, Max: 20}}, epp.PromptSpec{Tokens: 16, Max: 20}},
+		{"multiples", []epp.PromptSpec{{Tokens: 64, Max: 10}, {Tokens: 16, Max: 20}}, epp.PromptSpec{Tokens: 16, Max: 40}},
+		{"neither divides the other", []epp.PromptSpec{{Tokens: 24, Max: 10}, {Tokens: 16, Max: 10}}, epp.PromptSpec{Tokens: 8, Max: 30}},
+		{"one wants none", []epp.PromptSpec{{}, {Tokens: 16, Max: 10}}, epp.PromptSpec{Tokens: 16, Max: 10}},
+		{"token ids", []epp.PromptSpec{{Tokens: 16, Max: 10}, {IDs: 100}, {IDs: 50}}, epp.PromptSpec{Tokens: 16, Max: 10, IDs: 100}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := disagg()
 			for _, spec := range tc.specs {
 				c.Matchers = append(c.Matchers, &cutter{caches: &caches{}, spec: spec})
 			}
-			if got := scheduler(t, fleet(), c).Blocks(); got != tc.want {
-				t.Errorf("blocks are %+v, want %+v", got, tc.want)
+			if got := scheduler(t, fleet(), c).Needs(); got != tc.want {
+				t.Errorf("needs %+v, want %+v", got, tc.want)
 			}
 		})
 	}
@@ -141,7 +142,7 @@ func TestMatchersOverReloads(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			one := &caches{cached: map[string]int{"decode-0": 48}}
-			two := &cutter{caches: &caches{cached: map[string]int{"decode-0": 32}}, spec: epp.BlockSpec{Tokens: 32, Max: 100}}
+			two := &cutter{caches: &caches{cached: map[string]int{"decode-0": 32}}, spec: epp.PromptSpec{Tokens: 32, Max: 100}}
 			c := disagg()
 			c.Matchers = []epp.Matcher{one, two}
 			var first, second int

@@ -45,9 +45,9 @@ type Config struct {
 type Pipeline struct {
 	config Config
 	stages []stage
-	split  int           // index of the stage that splits requests, -1 = none
-	reads  epp.Matcher   // by which decisions say what is cached; nil = the first
-	blocks epp.BlockSpec // how prompts are cut for all matchers
+	split  int            // index of the stage that splits requests, -1 = none
+	reads  epp.Matcher    // by which decisions say what is cached; nil = the first
+	needs  epp.PromptSpec // of prompts, for all matchers
 	roles  []pd.Role
 	choice map[string]*Pipeline // for each of the choices, the same with its stages
 
@@ -74,7 +74,7 @@ type stage struct {
 // are refused.
 func NewPipeline(c Config) (*Pipeline, error) {
 	c.Profiles, c.Stages = slices.Clone(c.Profiles), slices.Clone(c.Stages)
-	p := &Pipeline{config: c, split: -1, blocks: blocksFor(c.Matchers), fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
+	p := &Pipeline{config: c, split: -1, needs: needsOf(c.Matchers), fallback: pd.NewFallbackBudget(pd.FallbackRatio, pd.FallbackBurst)}
 	if p.config.Metrics == nil {
 		p.config.Metrics = NewMetrics(nil)
 	}

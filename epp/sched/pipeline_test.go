@@ -77,7 +77,7 @@ func TestStagesAreThoseOfTheConfigurationInUse(t *testing.T) {
 func TestBlocksFollowTheMatcher(t *testing.T) {
 	c := disagg()
 	s := scheduler(t, fleet(), c)
-	if got := s.Blocks(); got != (epp.BlockSpec{}) {
+	if got := s.Needs(); got != (epp.PromptSpec{}) {
 		t.Errorf("without a matcher blocks are wanted: %v", got)
 	}
 	c.Matchers = []epp.Matcher{&caches{}}
@@ -86,7 +86,7 @@ func TestBlocksFollowTheMatcher(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Swap(p)
-	if got, want := s.Blocks(), c.Matchers[0].Blocks(); got != want {
+	if got, want := s.Needs(), c.Matchers[0].Needs(); got != want {
 		t.Errorf("blocks are %v, want %v", got, want)
 	}
 }

@@ -34,12 +34,12 @@ func (s *Scheduler) Swap(p *Pipeline) (old *Pipeline) {
 	return s.pipeline.Swap(p)
 }
 
-// Blocks returns how prompts are cut into blocks for the current pipeline.
-func (s *Scheduler) Blocks() epp.BlockSpec {
+// Needs returns what the current pipeline needs of prompts.
+func (s *Scheduler) Needs() epp.PromptSpec {
 	if p := s.pipeline.Load(); p != nil {
-		return p.blocks
+		return p.needs
 	}
-	return epp.BlockSpec{}
+	return epp.PromptSpec{}
 }
 
 // Reads returns the APIs whose requests the current configuration has read.

@@ -61,7 +61,7 @@ func TestSidesGetTheSameLoadWithOtherPrompts(t *testing.T) {
 func TestComparedPromptsAreOnTheirSideOfTheThreshold(t *testing.T) {
 	for _, c := range mustCall(t, 1, 0) {
 		var r read.Reader
-		r.Reset(read.Head{Method: "POST", Path: pd.APICompletions.Path(), ContentType: "application/json"}, 0, epp.BlockSpec{})
+		r.Reset(read.Head{Method: "POST", Path: pd.APICompletions.Path(), ContentType: "application/json"}, 0, epp.PromptSpec{})
 		if err := r.Write(c.body); err != nil {
 			t.Fatal(err)
 		}

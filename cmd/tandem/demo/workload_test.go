@@ -88,7 +88,7 @@ func estimate(t *testing.T, q *question) int {
 	t.Helper()
 	var r read.Reader
 	r.Reset(read.Head{Method: "POST", Path: q.class.api.Path(), ContentType: "application/json",
-		Reads: epp.NewAPISet(append(pd.APIs(), pd.APISGLang)...)}, 0, epp.BlockSpec{})
+		Reads: epp.NewAPISet(append(pd.APIs(), pd.APISGLang)...)}, 0, epp.PromptSpec{})
 	if err := r.Write(q.body); err != nil {
 		t.Fatal(err)
 	}

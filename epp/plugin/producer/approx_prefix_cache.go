@@ -70,7 +70,7 @@ func (p *ApproxPrefixCache) Problems(report epp.Report) {
 
 // Build implements epp.Plugin.
 func (p *ApproxPrefixCache) Build(b *epp.Builder) (any, error) {
-	spec := epp.BlockSpec{Tokens: p.BlockSizeTokens, Max: cmp.Or(p.MaxPrefixBlocksToMatch, allBlocks)}
+	spec := epp.PromptSpec{Tokens: p.BlockSizeTokens, Max: cmp.Or(p.MaxPrefixBlocksToMatch, allBlocks)}
 	if p.MaxPrefixTokensToMatch > 0 {
 		spec.Max = p.MaxPrefixTokensToMatch / p.BlockSizeTokens
 	}
@@ -83,7 +83,7 @@ func (p *ApproxPrefixCache) Build(b *epp.Builder) (any, error) {
 type approxPrefixCache struct {
 	*prefix.Index
 	name     string
-	spec     epp.BlockSpec
+	spec     epp.PromptSpec
 	autoTune bool
 	capacity int // blocks of an endpoint whose page reports no cache size
 }
@@ -91,11 +91,11 @@ type approxPrefixCache struct {
 // Collect implements prometheus.Collector.
 func (a *approxPrefixCache) Collect(ch chan<- prometheus.Metric) { a.CollectAs(a.name, ch) }
 
-// Blocks implements epp.Matcher.
-func (a *approxPrefixCache) Blocks() epp.BlockSpec { return a.spec }
+// Needs implements epp.Matcher.
+func (a *approxPrefixCache) Needs() epp.PromptSpec { return a.spec }
 
 // Match implements epp.Matcher.
-func (a *approxPrefixCache) Match(p *epp.Prompt, c []epp.Candidate) {
+func (a *approxPrefixCache) Match(_ *epp.Request, p *epp.Prompt, c []epp.Candidate) (whole int) {
 	a.Index.Match(a.blocks(p), a.spec.Tokens, c)
 	for i := range c {
 		c[i].Cached = min(c[i].Cached, p.Tokens)
@@ -103,10 +103,11 @@ func (a *approxPrefixCache) Match(p *epp.Prompt, c []epp.Candidate) {
 			c[i].Cached -= c[i].Cached % block // engines reuse whole blocks of their own
 		}
 	}
+	return p.Matchable()
 }
 
 // Learn implements epp.Matcher.
-func (a *approxPrefixCache) Learn(p *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
+func (a *approxPrefixCache) Learn(_ *epp.Request, p *epp.Prompt, e *epp.Endpoint, load *epp.Load) {
 	if blocks := a.blocks(p); len(blocks) > 0 {
 		a.Add(e, blocks, a.capacityOf(load.Cache))
 	}

@@ -58,7 +58,7 @@ func cached(m epp.Matcher, p *epp.Prompt, endpoints ...*epp.Endpoint) []int {
 	for i, e := range endpoints {
 		c[i] = epp.Candidate{Endpoint: e, Load: &epp.Load{}, Cached: -1}
 	}
-	m.Match(p, c)
+	m.Match(nil, p, c)
 	tokens := make([]int, len(c))
 	for i := range c {
 		tokens[i] = c[i].Cached
@@ -70,17 +70,17 @@ func TestApproxBlocks(t *testing.T) {
 	for _, test := range []struct {
 		name                              string
 		blockTokens, maxBlocks, maxTokens int
-		want                              epp.BlockSpec
+		want                              epp.PromptSpec
 	}{
-		{"defaults", 16, 2048, 131072, epp.BlockSpec{Tokens: 16, Max: 8192}},
-		{"tokens win", 64, 10, 1000, epp.BlockSpec{Tokens: 64, Max: 15}},
-		{"blocks without tokens", 1, 10, 0, epp.BlockSpec{Tokens: 1, Max: 10}},
+		{"defaults", 16, 2048, 131072, epp.PromptSpec{Tokens: 16, Max: 8192}},
+		{"tokens win", 64, 10, 1000, epp.PromptSpec{Tokens: 64, Max: 15}},
+		{"blocks without tokens", 1, 10, 0, epp.PromptSpec{Tokens: 1, Max: 10}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := approx(t, nil, func(p *ApproxPrefixCache) {
 				p.BlockSizeTokens, p.MaxPrefixBlocksToMatch, p.MaxPrefixTokensToMatch = test.blockTokens, test.maxBlocks, test.maxTokens
 			})
-			if got := a.Blocks(); got != test.want {
+			if got := a.Needs(); got != test.want {
 				t.Errorf("blocks are %+v, want %+v", got, test.want)
 			}
 		})
@@ -155,9 +155,9 @@ func TestApproxCountsWholeBlocksOfTheEngine(t *testing.T) {
 			a := approx(t, nil, func(p *ApproxPrefixCache) { p.AutoTune = test.tune })
 			e := epp.NewEndpoint("d", "p", netip.MustParseAddrPort("10.0.0.1:8000"), "", nil)
 			load := epp.Load{Cache: epp.CacheInfo{BlockTokens: test.block, Blocks: 100}}
-			a.Learn(cut(0, 5), e, &load)
+			a.Learn(nil, cut(0, 5), e, &load)
 			c := []epp.Candidate{{Endpoint: e, Load: &load}}
-			if a.Match(cut(0, 8), c); c[0].Cached != test.want {
+			if a.Match(nil, cut(0, 8), c); c[0].Cached != test.want {
 				t.Errorf("cached are %d tokens, want %d", c[0].Cached, test.want)
 			}
 		})
@@ -174,8 +174,8 @@ func TestApproxLearnsAtOnce(t *testing.T) {
 		epp.NewEndpoint("d", "q", netip.AddrPortFrom(addr.Next(), 8000), "", nil),
 	}
 	ranks[1].Slot, ranks[2].Slot = 1, 700
-	a.Learn(cut(0, 10), ranks[1], &epp.Load{})
-	a.Learn(cut(0, 3), ranks[2], &epp.Load{})
+	a.Learn(nil, cut(0, 10), ranks[1], &epp.Load{})
+	a.Learn(nil, cut(0, 3), ranks[2], &epp.Load{})
 	if got, want := cached(a, cut(0, 8), ranks...), []int{0, 128, 48}; !reflect.DeepEqual(got, want) {
 		t.Errorf("cached are %v tokens, want %v", got, want)
 	}
@@ -194,12 +194,12 @@ func TestApproxFollowsTheCache(t *testing.T) {
 	e := &epp.Endpoint{}
 	size := func(blocks int) *epp.Load { return &epp.Load{Cache: epp.CacheInfo{BlockTokens: 16, Blocks: blocks}} }
 	old, next := cut(0, 100), cut(1000, 50)
-	a.Learn(old, e, size(200))
-	a.Learn(next, e, size(80)) // the engine restarted with less memory
+	a.Learn(nil, old, e, size(200))
+	a.Learn(nil, next, e, size(80)) // the engine restarted with less memory
 	if got, want := append(cached(a, old, e), cached(a, next, e)...), []int{30 * 16, 50 * 16}; !reflect.DeepEqual(got, want) {
 		t.Errorf("cached are %v tokens, want %v", got, want)
 	}
-	a.Learn(old, e, size(1000))
+	a.Learn(nil, old, e, size(1000))
 	if got, want := append(cached(a, old, e), cached(a, next, e)...), []int{100 * 16, 50 * 16}; !reflect.DeepEqual(got, want) {
 		t.Errorf("after the cache grew, cached are %v tokens, want %v", got, want)
 	}
@@ -209,14 +209,14 @@ func TestApproxOverReloads(t *testing.T) {
 	keep := new(epp.Keep)
 	e, next := &epp.Endpoint{Name: "e"}, &epp.Endpoint{Name: "next"}
 	prompt := cut(0, 4)
-	approx(t, keep).Learn(prompt, e, &epp.Load{})
+	approx(t, keep).Learn(nil, prompt, e, &epp.Load{})
 
 	again := approx(t, keep, func(p *ApproxPrefixCache) { p.MaxPrefixTokensToMatch = 32 })
 	if got := cached(again, prompt, e)[0]; got != 32 {
 		t.Errorf("%d tokens are known after a reload that limits them to 32", got)
 	}
 	other := approx(t, keep, blockSize(64))
-	other.Learn(prompt, e, &epp.Load{}) // read before the reload
+	other.Learn(nil, prompt, e, &epp.Load{}) // read before the reload
 	if got := cached(other, prompt, e)[0]; got != 0 {
 		t.Errorf("%d tokens match a prompt that was cut otherwise", got)
 	}
@@ -238,7 +238,7 @@ func TestApproxSideBySide(t *testing.T) {
 		return instance.(*approxPrefixCache)
 	}
 	e, prompt := &epp.Endpoint{Name: "e"}, cut(0, 4)
-	named("one").Learn(prompt, e, &epp.Load{})
+	named("one").Learn(nil, prompt, e, &epp.Load{})
 	if got := cached(named("other"), prompt, e)[0]; got != 0 {
 		t.Errorf("a producer knows %d tokens that another one learned", got)
 	}
@@ -257,8 +257,8 @@ func TestApproxConcurrently(t *testing.T) {
 			mine, all := &epp.Endpoint{Slot: i}, &epp.Endpoint{Slot: 99}
 			for round := range 200 {
 				prompt := cut(100*(round%7), 20)
-				a.Learn(prompt, mine, &epp.Load{})
-				a.Learn(prompt, all, &epp.Load{})
+				a.Learn(nil, prompt, mine, &epp.Load{})
+				a.Learn(nil, prompt, all, &epp.Load{})
 				if got := cached(a, prompt, mine, all)[0]; got != 320 {
 					t.Errorf("%d tokens are cached just after 320 were learned", got)
 				}
@@ -276,8 +276,8 @@ func TestApproxAllocatesNothing(t *testing.T) {
 	a := approx(t, nil)
 	e, prompt, load := &epp.Endpoint{}, cut(0, 500), &epp.Load{}
 	c := []epp.Candidate{{Endpoint: e, Load: load}}
-	a.Learn(prompt, e, load)
-	if n := testing.AllocsPerRun(100, func() { a.Match(prompt, c); a.Learn(prompt, e, load) }); n != 0 {
+	a.Learn(nil, prompt, e, load)
+	if n := testing.AllocsPerRun(100, func() { a.Match(nil, prompt, c); a.Learn(nil, prompt, e, load) }); n != 0 {
 		t.Errorf("matching and learning a known prompt allocates %v times", n)
 	}
 }

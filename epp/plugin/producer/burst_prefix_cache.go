@@ -79,7 +79,7 @@ func (p *BurstPrefixCache) Problems(report epp.Report) {
 // Build implements epp.Plugin.
 func (p *BurstPrefixCache) Build(with *epp.Builder) (any, error) {
 	b := &burstPrefixCache{clock: with.Clock(), window: time.Duration(p.WindowDurationMs) * time.Millisecond, colocate: p.MinColocateBlocks,
-		spec: epp.BlockSpec{Tokens: p.BlockSizeTokens, Max: burstPrefixSize}, byTokens: p.BalanceBy == byTokens,
+		spec: epp.PromptSpec{Tokens: p.BlockSizeTokens, Max: burstPrefixSize}, byTokens: p.BalanceBy == byTokens,
 		perEndpoint: noLimit(p.MaxPerReplica), size: noLimit(p.MaxBatchSize)}
 	if p.MaxPrefixTokensToMatch > 0 {
 		b.spec.Max = p.MaxPrefixTokensToMatch / p.BlockSizeTokens
@@ -99,7 +99,7 @@ func noLimit(n int) int {
 type burstPrefixCache struct {
 	clock             epp.Clock
 	window            time.Duration
-	spec              epp.BlockSpec
+	spec              epp.PromptSpec
 	perEndpoint, size int
 	colocate          int // blocks, 0 = only equal prompts are placed together
 	byTokens          bool
@@ -134,8 +134,8 @@ type group struct {
 // Assigns implements epp.Assigner.
 func (*burstPrefixCache) Assigns() {}
 
-// Blocks implements epp.Matcher.
-func (b *burstPrefixCache) Blocks() epp.BlockSpec { return b.spec }
+// Needs implements epp.Matcher.
+func (b *burstPrefixCache) Needs() epp.PromptSpec { return b.spec }
 
 // EndpointJoined implements epp.EndpointObserver.
 func (*burstPrefixCache) EndpointJoined(*epp.Endpoint) {}
@@ -216,7 +216,7 @@ func (b *burstPrefixCache) keyOfRequest(p *epp.Prompt) (key promptKey, ok bool) 
 }
 
 // Learn implements epp.Matcher.
-func (b *burstPrefixCache) Learn(p *epp.Prompt, e *epp.Endpoint, _ *epp.Load) {
+func (b *burstPrefixCache) Learn(_ *epp.Request, p *epp.Prompt, e *epp.Endpoint, _ *epp.Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.current()
@@ -243,7 +243,7 @@ func (b *burstPrefixCache) cost(p *epp.Prompt) int {
 
 // Match implements epp.Matcher. It chooses one candidate of each role, because each stage asks for its own. In a role that no related
 // request has been placed in, it chooses none.
-func (b *burstPrefixCache) Match(p *epp.Prompt, c []epp.Candidate) {
+func (b *burstPrefixCache) Match(_ *epp.Request, p *epp.Prompt, c []epp.Candidate) (whole int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.current()
@@ -263,9 +263,10 @@ func (b *burstPrefixCache) Match(p *epp.Prompt, c []epp.Candidate) {
 	clearCached(c)
 	for _, r := range place.roles {
 		if r.related {
-			c[r.chosen].Cached = min(len(p.Blocks)*b.spec.Tokens, p.Tokens)
+			c[r.chosen].Cached = p.Matchable()
 		}
 	}
+	return p.Matchable()
 }
 
 func clearCached(c []epp.Candidate) {

@@ -52,13 +52,13 @@ func pods(roles ...pd.Role) []epp.Candidate {
 // place has a request placed: where the producer says, or at another candidate, whose index is the second result.
 func place(b *burstPrefixCache, p *epp.Prompt, c []epp.Candidate, other int) (text string) {
 	text, at := "-", other
-	b.Match(p, c)
+	b.Match(nil, p, c)
 	for i := range c {
 		if c[i].Cached == min(len(p.Blocks)*64, p.Tokens) {
 			text, at = strconv.Itoa(i), i
 		}
 	}
-	b.Learn(p, c[at].Endpoint, c[at].Load)
+	b.Learn(nil, p, c[at].Endpoint, c[at].Load)
 	return text
 }
 
@@ -128,13 +128,13 @@ func TestBurstOfStages(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, i := range at {
-			b.Learn(p, c[i].Endpoint, c[i].Load)
+			b.Learn(nil, p, c[i].Endpoint, c[i].Load)
 		}
 	}
 	learn("remote", 1, 2)
 	learn("local", 0)
 	for letters, want := range map[string][]int{"remote": {1, 2}, "local": {0}} {
-		b.Match(spell(letters), c)
+		b.Match(nil, spell(letters), c)
 		var got []int
 		for i := range c {
 			if c[i].Cached > 0 {
@@ -194,7 +194,7 @@ func TestBurstTakesTurns(t *testing.T) {
 		if !passed(first) || !passed(other) || passed(second) || passed(third) {
 			t.Fatal("only the first of each prompt passes at once")
 		}
-		b.Learn(spell("ab"), c[0].Endpoint, c[0].Load)
+		b.Learn(nil, spell("ab"), c[0].Endpoint, c[0].Load)
 		if passed(second) == passed(third) {
 			t.Fatal("one more passes when the first has been placed")
 		}

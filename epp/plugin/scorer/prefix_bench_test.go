@@ -1,4 +1,4 @@
-package producer
+package scorer
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/epp"
-	"github.com/tandem-serving/tandem/epp/plugin/scorer"
+	"github.com/tandem-serving/tandem/epp/plugin/producer"
 )
 
 // prefixPool is a pool of endpoints, each of which holds 31,250 blocks of prompts of its own.
@@ -17,7 +17,14 @@ type prefixPool struct {
 }
 
 func newPrefixPool(tb testing.TB, endpoints int) *prefixPool {
-	p := &prefixPool{Matcher: approx(tb, nil, func(p *ApproxPrefixCache) { p.LRUCapacityPerServer = 1 << 18 })}
+	tb.Helper()
+	parameters := producer.NewApproxPrefixCache().(*producer.ApproxPrefixCache)
+	parameters.LRUCapacityPerServer = 1 << 18
+	index, err := parameters.Build(&epp.Builder{Keep: new(epp.Keep)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &prefixPool{Matcher: index.(epp.Matcher)}
 	for i := range endpoints {
 		p.candidates = append(p.candidates, epp.Candidate{Endpoint: &epp.Endpoint{Slot: i}, Load: &epp.Load{}})
 		for range 31250 / 500 {
@@ -37,7 +44,7 @@ func (p *prefixPool) prompt(blocks int) *epp.Prompt {
 }
 
 func (p *prefixPool) learn(prompt *epp.Prompt, endpoint int) {
-	p.Learn(prompt, p.candidates[endpoint].Endpoint, p.candidates[endpoint].Load)
+	p.Learn(nil, prompt, p.candidates[endpoint].Endpoint, p.candidates[endpoint].Load)
 }
 
 // beginning returns the first blocks of a prompt.
@@ -48,7 +55,7 @@ func beginning(p *epp.Prompt, blocks int) *epp.Prompt {
 // check fails if the endpoints hold anything else of a prompt.
 func (p *prefixPool) check(tb testing.TB, prompt *epp.Prompt, held func(endpoint int) int) {
 	tb.Helper()
-	p.Match(prompt, p.candidates)
+	p.Match(nil, prompt, p.candidates)
 	for i := range p.candidates {
 		if got := p.candidates[i].Cached / 16; got != held(i) {
 			tb.Fatalf("endpoint %d holds %d blocks, want %d", i, got, held(i))
@@ -62,7 +69,7 @@ func (p *prefixPool) check(tb testing.TB, prompt *epp.Prompt, held func(endpoint
 // Eight prompts take turns, so that not all of the table that is looked at lies in the processor's cache.
 func BenchmarkPrefix(b *testing.B) {
 	const endpoints = 100
-	instance, err := scorer.NewPrefixCache().Build(nil)
+	instance, err := NewPrefixCache().Build(nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -93,7 +100,7 @@ func BenchmarkPrefix(b *testing.B) {
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
 					r.Request = &requests[name][i%8]
-					pool.Match(&r.Request.Prompt, pool.candidates)
+					pool.Match(nil, &r.Request.Prompt, pool.candidates)
 					rate.Score(r, pool.candidates, scores)
 				}
 			})
