@@ -103,7 +103,7 @@ func (e *Endpoint) String() string { return fmt.Sprintf("%s/%s", e.Namespace, e.
 // lines as possible.
 type Load struct {
 	At          time.Time // when the page was read; zero = never
-	Unreachable bool      // the endpoint accepted no connection when its page was last asked for; the other fields are of an earlier one
+	Unreachable bool      // the endpoint accepted no connection, or hung, when its page was last asked for; the other fields are of an earlier one
 	Mode        EngineMode
 	Sent        InFlight // load of this picker that was in flight when the page was requested
 	Batch       float64  // requests that the engine is known to run at once: see LearnBatch

@@ -37,6 +37,7 @@ type Engine struct {
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
 	FirstEvent time.Duration `flag:"first-event-timeout" help:"longest wait for the first event of a remote stream after its headers; then the decode leg is sent again without the hand-off"`
+	HangAfter  time.Duration `flag:"hang-after" help:"an engine hangs if neither its legs nor health checks get an answer for this long, or for as long as legs usually take if that is longer: its legs end, and no other is sent until it answers; 0: none hangs"`
 	IdleConns  int           `flag:"max-idle-conns-per-host" help:"idle connections kept to one engine"`
 	// AnswerHealth is for probes that were made for llm-d's sidecar, and must not fail while the engine loads its weights.
 	AnswerHealth bool `flag:"answer-health" help:"answer GET /health on the data port with 200 whatever the state of the engine, as llm-d's sidecar does; without it the engine answers"`
@@ -118,7 +119,7 @@ const recentBytes = 4 << 20
 // Defaults returns the configuration of a sidecar without flags.
 func Defaults() Config {
 	return Config{
-		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, IdleConns: 1024},
+		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, HangAfter: 800 * time.Millisecond, IdleConns: 1024},
 		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
@@ -163,7 +164,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}{
 		{"max-idle-conns-per-host", c.Engine.IdleConns}, {"prefill-max-retries", c.Prefill.MaxRetries}, {"fallback-burst", c.Fallback.Burst},
 		{"prefill-block-size", c.Prefill.BlockSize}, {"kv-block-bytes", int(c.Prefill.BlockBytes)},
-		{"slow-request", int(c.Tell.Slow)}, {"recent-requests", c.Tell.Recent}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)},
+		{"slow-request", int(c.Tell.Slow)}, {"recent-requests", c.Tell.Recent}, {"prefill-retry-backoff", int(c.Prefill.RetryBackoff)}, {"hang-after", int(c.Engine.HangAfter)},
 	} {
 		if n.n < 0 {
 			report(n.flag, "must not be negative")

@@ -23,6 +23,7 @@ type fakeEngine struct {
 	script        []act      // one per request; the last one goes on
 	releaseAnswer act        // answers releases
 	sick          bool       // fails /health
+	hung          bool       // does not answer it
 	seen          []*asked
 	released      []*asked
 }
@@ -67,7 +68,7 @@ func listen(t testing.TB, addr string) net.Listener {
 // ServeHTTP implements http.Handler.
 func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" {
-		e.health(w)
+		e.health(w, r)
 		return
 	}
 	b, err := io.ReadAll(r.Body)
@@ -78,9 +79,13 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.next(q)(w, q)
 }
 
-func (e *fakeEngine) health(w http.ResponseWriter) {
+func (e *fakeEngine) health(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.hung {
+		<-r.Context().Done() // the others wait meanwhile, as at an engine that hangs
+		return
+	}
 	if e.sick {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
@@ -95,6 +100,13 @@ func (e *fakeEngine) failHealth() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sick = true
+}
+
+// hang has the engine answer no further probe.
+func (e *fakeEngine) hang() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hung = true
 }
 
 // crash ends the engine as a crash does.

@@ -211,7 +211,8 @@ func TestHeldBeyondTheAgeLimit(t *testing.T) {
 	t.Parallel()
 	withNotifier(t, func(t *testing.T, stream bool, k *notifier, o []option) {
 		prefill, decode := startLeasedSim(t), startLeasedSim(t)
-		s, body := startRig(t, addrOf(decode), o...), simAsk(100, 8, stream)
+		neverHung := set(func(c *Config) { c.Engine.HangAfter = 0 })
+		s, body := startRig(t, addrOf(decode), append(o, neverHung)...), simAsk(100, 8, stream)
 		dial, slow := s.local.DialContext, sync.OnceFunc(func() {
 			if k == nil {
 				<-time.After(s.cfg.Fallback.Lease*2/3 + shortLease/10)

@@ -92,6 +92,10 @@ func (s *Server) passthrough(of rankOf) http.Handler {
 			s.intake.Refuse(w, r, refusal)
 			return
 		}
+		if err := rank.legs.Hung(); err != nil { // a picker that reads the metrics page learns of it
+			s.intake.Refuse(w, r, transport.Unreachable(err))
+			return
+		}
 		rank.passthrough.ServeHTTP(w, r)
 	})
 }

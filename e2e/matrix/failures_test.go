@@ -124,7 +124,7 @@ var prefillFailures = []failure{
 	{name: "truncate", prefill: onPrefill("truncate", ""), effect: candidateFails, cause: "connection", lost: answerLost},
 	{name: "slow", prefill: onPrefill("slow", "30000"), effect: candidateFails, cause: "timeout", quick: true},
 	{name: "slow, stop", prefill: onPrefill("slow", "stop"), effect: candidateFails, cause: "timeout", quick: true},
-	{name: "slow, stop, all of the engine", prefill: fault.Fault{Fault: "slow", Arg: "stop"}, effect: candidateFails, cause: "timeout", quick: true},
+	{name: "slow, stop, all of the engine", prefill: fault.Fault{Fault: "slow", Arg: "stop"}, effect: candidateFails, cause: "hung"},
 	{name: "slow, stop, when it has finished", prefill: at("headers", onPrefill("slow", "stop")), effect: candidateFails, cause: "timeout", quick: true, lost: answerLost},
 	{name: "crash", prefill: onPrefill("crash", ""), effect: candidateFails, cause: "status"},
 	{name: "crash, when it has finished", prefill: at("headers", onPrefill("crash", "")), effect: candidateFails, cause: "connection"},

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/e2e/answer"
 	"github.com/tandem-serving/tandem/e2e/harness"
@@ -204,6 +205,35 @@ func TestStoppedEngine(t *testing.T) {
 			for i, got := range asked {
 				harness.MustMatch(t, <-got, false, want[i])
 			}
+		})
+	}
+}
+
+// TestHungEngine stops engines by SIGSTOP: they keep connections open, and answer nothing. Requests are answered by others, those on
+// their way too, within seconds, and the engines serve again when they go on. A stream that has begun at such a decode engine ends
+// with an error.
+func TestHungEngine(t *testing.T) {
+	for _, l := range harness.Layouts() {
+		t.Run(l.String(), func(t *testing.T) {
+			f := harness.NewStack(t, l, 2, 2)
+			calls := func() (all []harness.Call) {
+				for i := range 12 {
+					all = append(all, f.TokensCall(harness.Threshold/2+i%3*2*harness.Threshold, i%2 == 0))
+				}
+				return all
+			}
+			f.MustServe(t, calls()) // so that the sidecars know how long engines take
+			for _, engine := range []harness.Engine{f.Prefill[0], f.Decode[0].Engine} {
+				engine.Pause(t)
+				began := time.Now()
+				f.MustServe(t, calls())
+				if took := time.Since(began); took > 15*time.Second { // the sidecar's own time-outs are 30 s and 60 s
+					t.Errorf("12 requests took %v", took)
+				}
+				engine.Resume(t)
+			}
+			f.MustServe(t, calls())
+			f.MustRest(t)
 		})
 	}
 }

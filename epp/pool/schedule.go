@@ -34,8 +34,8 @@ func (s *schedule) done(now time.Time, ok bool) {
 	s.due = now.Add(spread(min(pause, max(maxPause, s.idle)), rand.Float64()))
 }
 
-// soon schedules the next reading of an unreachable endpoint after the pause of an idle one: a refused connection costs almost
-// nothing, and no request is sent there until the page is read again.
+// soon schedules the next reading of an endpoint that is unreachable, or may be, after the pause of an idle one: a refused
+// connection costs almost nothing, and no request is sent there until the page is read again.
 func (s *schedule) soon(now time.Time) { s.due = now.Add(spread(s.idle, rand.Float64())) }
 
 // wait returns how long until the page is to be read, unless the endpoint becomes busy before. A page that is overdue, because

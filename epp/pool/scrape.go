@@ -88,12 +88,13 @@ type scraper struct {
 	pool   *Pool
 	member *member
 	schedule
-	proven  bool // the last scrape succeeded
-	pages   *pages
-	program *page.Program
-	request *http.Request
-	further furtherReads
-	sglang  sglangPages
+	proven   bool // the last scrape succeeded
+	timeouts int  // scrapes in a row that got no answer
+	pages    *pages
+	program  *page.Program
+	request  *http.Request
+	further  furtherReads
+	sglang   sglangPages
 }
 
 // run reads the page until ctx ends.
@@ -140,6 +141,9 @@ func (s *scraper) turn(ctx context.Context) {
 	s.pool.metrics.scraped(resultOf(err), now.Sub(start))
 	s.tell(err)
 	s.done(now, err == nil)
+	if s.timeouts++; resultOf(err) != "timeout" {
+		s.timeouts = 0
+	}
 	switch {
 	case err == nil:
 		load.At, load.Sent = start, sent // the engine wrote the page since
@@ -148,18 +152,24 @@ func (s *scraper) turn(ctx context.Context) {
 	case s.unreachable(err):
 		s.soon(now)
 		s.pool.markUnreachable(s.member)
+	case s.timeouts > 0:
+		s.soon(now)
 	}
 }
 
+// hungTimeouts is how many readings in a row must get no answer until the endpoint counts as hung: a busy engine may be slow to answer
+// one.
+const hungTimeouts = 2
+
 // unreachable reports whether a failed reading means that requests would fail too: the address for requests accepts no
-// connection, or the sidecar there reports that its engine does not answer. If the page has a port of its own, the failure
+// connection, or repeatedly answers nothing, or the sidecar there reports that its engine does not answer. If the page has a port of its own, the failure
 // says nothing about requests: that port may be wrong.
 func (s *scraper) unreachable(err error) bool {
 	if s.request == nil || s.request.URL.Host != s.member.Address {
 		return false
 	}
 	var status errStatus
-	return unconnected(err) || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
+	return unconnected(err) || s.timeouts >= hungTimeouts || errors.As(err, &status) && (status == http.StatusBadGateway || status == http.StatusServiceUnavailable)
 }
 
 // unconnected reports whether an address accepted no connection in time. Other failures to connect, such as too many open files,

@@ -104,7 +104,7 @@ func TestReadOverSockets(t *testing.T) {
 	}
 }
 
-// TestUnreachable: an endpoint that refuses connections, or whose sidecar says that its engine does, is unreachable until its
+// TestUnreachable: an endpoint that refuses connections, or hangs, or whose sidecar says that its engine does, is unreachable until its
 // page can be read again. Its page is asked for as often as that of an idle one. The values of the last page are kept.
 func TestUnreachable(t *testing.T) {
 	status := func(code int) http.HandlerFunc {
@@ -123,6 +123,7 @@ func TestUnreachable(t *testing.T) {
 		{"something is wrong", status(500), "", 0, false},
 		{"there is no page", status(404), "", 0, false},
 		{"it hangs up", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "", 0, false},
+		{"it hangs", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "", 0, true},
 		{"the page is elsewhere", nil, "127.0.0.1:1", 0, false},
 		{"all pages are elsewhere", nil, "", 1, false},
 	} {
@@ -138,7 +139,11 @@ func TestUnreachable(t *testing.T) {
 			engine.Config.ErrorLog = quiet()
 			engine.Start()
 			defer engine.Close()
-			p := New(Options{})
+			o := Options{Timeout: 10 * time.Second} // not reached, unless the case tests it
+			if c.name == "it hangs" {
+				o.Timeout = 200 * time.Millisecond
+			}
+			p := New(o)
 			configure(t, p, nil)
 			defer p.closeConnections()
 			s := scraperOf(p, engine.Listener.Addr().String())
@@ -157,7 +162,11 @@ func TestUnreachable(t *testing.T) {
 			if err := p.Configure(nil, source, page.DefaultExtractor()); err != nil {
 				t.Fatal(err)
 			}
-			for range 4 {
+			s.turn(t.Context())
+			if s.member.load.Load().Unreachable && c.name == "it hangs" {
+				t.Error("unreachable after one reading without an answer")
+			}
+			for range 3 {
 				s.turn(t.Context())
 			}
 			load := s.member.load.Load()

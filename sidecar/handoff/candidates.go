@@ -42,7 +42,7 @@ func (e *ClientError) Error() string {
 type attempt func(x *Exchange, req *intake.Request, target pd.Target, candidate int) (pd.Reason, error)
 
 // tryCandidates tries the candidates in order, and each one up to MaxRetries times again if its failure may pass. Those that are
-// down, or that decode does not find, come last if the request must be prefilled remotely, else they are left out. After
+// down, that hang, or that decode does not find, come last if the request must be prefilled remotely, else they are left out. After
 // dialect.ErrEnded no other is tried, because the request would end there likewise. With reason "" an attempt succeeded. Another
 // reason says that nothing has gone to the client, and that the request should be prefilled locally. The error is final.
 func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, error) {
@@ -53,7 +53,7 @@ func (x *Exchange) tryCandidates(req *intake.Request, try attempt) (pd.Reason, e
 		i := n
 		if n >= len(targets) {
 			i = late[n-len(targets)]
-		} else if x.legs.down.skip(targets[i]) || x.legs.rerouting.has(targets[i]) {
+		} else if x.legs.down.skip(targets[i]) || x.legs.hung.has(targets[i]) || x.legs.rerouting.has(targets[i]) {
 			if x.Route.Mode == pd.ModeForce {
 				late = append(late, i)
 			}

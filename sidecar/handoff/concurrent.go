@@ -100,6 +100,8 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
+	v := x.legs.watchLocal(req.Body.Len(), p.decode.cancel)
+	defer v.over(false)
 	resp, err := p.awaitHeaders()
 	if resp != nil {
 		status = resp.StatusCode
@@ -110,6 +112,7 @@ func (x *Exchange) attemptBoth(req *intake.Request, target pd.Target, candidate 
 	if err != nil {
 		return p.decodeFailed(causeFailed, err)
 	}
+	v.reads(resp)
 	defer context.AfterFunc(x.Context, func() { p.decode.cancel(errClientLeft) })()
 	return p.takeAnswer(resp)
 }
@@ -139,8 +142,8 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		return nil, fmt.Errorf("making the decode leg: %w", err)
 	}
 	p.decode.stream = req.Stream()
-	if p.waits || p.pushes {
-		p.startWatch(p.watchPrefill)
+	if r, ok := p.attempt.(dialect.Rerouter); ok && (p.waits || p.pushes) {
+		p.startWatch(func(ctx context.Context) { p.watchRoute(ctx, r) })
 	}
 	return span, nil
 }
@@ -163,6 +166,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	if p.pushes {
 		ctx = context.WithoutCancel(ctx)
 	}
+	ctx, end := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithTimeout(ctx, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
 	header := p.legHeader(pd.RolePrefill)
@@ -172,8 +176,12 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
 	uri := x.request.URL.RequestURI()
+	engine := x.legs.Prefill(p.target)
+	v := x.legs.hung.watch(p.target, engine, waitPrefill, leg.Length, end)
 	go func() {
-		status, of, err := x.legs.sendPrefillLeg(ctx, p.target, uri, header, p.attempt, leg)
+		defer end(nil)
+		status, of, err := x.legs.sendPrefillLeg(ctx, engine, uri, header, p.attempt, leg)
+		v.over(err == nil)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
 		describeLeg(span, status, err)
@@ -321,6 +329,9 @@ func (legs *Legs) sendAbort(engine transport.Engine, r releasing, a dialect.Abor
 func (p *legPair) decodeFailed(cause string, err error) (pd.Reason, error) {
 	var failure *prefillError
 	var refused *ClientError
+	if cause == causeFailed {
+		cause, err = p.decode.failure(err)
+	}
 	switch x := p.x; {
 	case x.Context.Err() != nil:
 		if p.released {

@@ -56,14 +56,22 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 		return "", fmt.Errorf("making the decode leg: %w", err)
 	}
 	g.stream = req.Stream()
+	v := x.legs.watchLocal(l.Length, g.cancel)
+	defer v.over(false)
+	source := x.legs.hung.watch(x.handoff.target, x.legs.Prefill(x.handoff.target), waitRead, 0, g.cancel)
+	defer source.over(false)
 	x.state = decoding
 	x.Clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
+	if !g.stream {
+		defer time.AfterFunc(readTime, func() { source.over(false) }).Stop()
+	}
 	resp, cause, err := x.awaitHeaders(g)
 	if resp != nil {
 		status = resp.StatusCode
+		v.reads(resp)
 	}
 	x.legs.Metrics.leg("decode", status, time.Since(sent))
 	x.record.leg("decode", x.legs.localEngine.address, sent, time.Now(), status, err)
@@ -74,8 +82,12 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	defer g.cancel(nil)
 	// From here on the engine has the leg: ending it with its client is safe.
 	defer context.AfterFunc(x.Context, func() { g.cancel(errClientLeft) })()
-	return x.takeAnswer(g, resp)
+	return x.takeAnswer(g, resp, source)
 }
+
+// readTime is for how long the prefill pod matters to a decode leg that is no stream: such an answer tells nothing until all is
+// generated, and the KV cache has probably been read.
+const readTime = 5 * time.Second
 
 // tooLate notes a hand-off that is too old to be trusted, and has been released unread.
 func (x *Exchange) tooLate() pd.Reason {
@@ -89,7 +101,16 @@ func (x *Exchange) tooLate() pd.Reason {
 const (
 	causeFailed  = "failed"  // the engine refused, broke off or answered with an error
 	causeTimeout = "timeout" // a deadline of ours passed
+	causeHung    = "hung"    // one of the engines answers nothing any more
 )
+
+// failure names the cause of a leg's end with an error.
+func (g *leg) failure(err error) (cause string, _ error) {
+	if context.Cause(g.ctx) == errHung {
+		return causeHung, errHung
+	}
+	return causeFailed, err
+}
 
 // awaitHeaders waits for the answer's headers. Without an answer, cause and err say why. With cause "" the client left, or
 // the drain deadline passed: the leg is still running, and err is final.
@@ -103,7 +124,8 @@ func (x *Exchange) awaitHeaders(g *leg) (resp *http.Response, cause string, err 
 		select {
 		case r := <-g.result:
 			if r.err != nil {
-				return nil, causeFailed, r.err
+				cause, err := g.failure(r.err)
+				return nil, cause, err
 			}
 			return r.resp, "", nil
 		case <-x.Context.Done():
@@ -146,8 +168,8 @@ func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	return pd.TransferFailed
 }
 
-// takeAnswer looks at a decode answer before anything of it goes to the client.
-func (x *Exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
+// takeAnswer looks at a decode answer before anything of it goes to the client. source watches the prefill pod that decode reads from.
+func (x *Exchange) takeAnswer(g *leg, resp *http.Response, source *vigil) (pd.Reason, error) {
 	x.handoff.answered = true
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
@@ -173,7 +195,7 @@ func (x *Exchange) takeAnswer(g *leg, resp *http.Response) (pd.Reason, error) {
 	case !relay.IsEventStream(resp.Header), relay.Encoded(resp.Header): // the relay cannot read an encoded stream
 		return x.takeWhole(resp)
 	}
-	return x.takeStream(g, resp)
+	return x.takeStream(g, resp, source)
 }
 
 // takeWhole waits for the first byte: until it has come, the engine may break off and the request be redone.
@@ -203,11 +225,12 @@ func (x *Exchange) interruptedDecode() error {
 }
 
 // takeStream waits for the first event: the engine sends the status before the transfer begins, and a failed one shows here.
-func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
+func (x *Exchange) takeStream(g *leg, resp *http.Response, source *vigil) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.PeekEvent(nil)
+	source.over(err == nil)
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:
@@ -221,7 +244,7 @@ func (x *Exchange) takeStream(g *leg, resp *http.Response) (pd.Reason, error) {
 	if late {
 		return x.redoWithout(causeTimeout, errSilent), nil
 	}
-	return x.redoWithout(causeFailed, err), nil
+	return x.redoWithout(g.failure(err)), nil
 }
 
 // age returns how old a hand-off was when the leg was written, or how old it is now if the leg may not have been written.

@@ -184,10 +184,10 @@ func (x *Exchange) redoLocal(req *intake.Request, reason pd.Reason) error {
 }
 
 // replans reports whether a request is prefilled locally without taking from the budget: the picker sends no plan, so it reads no
-// results, and it named only pods that are down. Tandem's picker would have planned such a request local itself. The budget
+// results, and it named only pods that are down or hang. Tandem's picker would have planned such a request local itself. The budget
 // would refuse all but a tenth of those requests until the cluster tells that picker of the pods' end.
 func (x *Exchange) replans() bool {
-	up := func(t pd.Target) bool { return !x.legs.down.has(t) }
+	up := func(t pd.Target) bool { return !x.legs.down.has(t) && !x.legs.hung.has(t) }
 	return x.Plan == nil && x.legs.Budget.Burst() >= 1 && !slices.ContainsFunc(x.Route.Targets, up)
 }
 

@@ -40,6 +40,8 @@ type Config struct {
 	Port   int
 	// FirstEvent is the longest silence of a remote stream after its headers, before the call is redone without the hand-off.
 	FirstEvent time.Duration
+	// HangAfter is how long an engine must answer nothing until it counts as hung, at least; 0 = none does.
+	HangAfter time.Duration
 
 	// Prefill gives the engine of a prefill pod.
 	Prefill func(pd.Target) transport.Engine
@@ -96,11 +98,12 @@ type shared struct {
 	tracing  tracing
 	stalls   *stallWatch
 	down     *downList
+	hung     *hungList
 
 	open      context.Context // ends with Wait
 	close     context.CancelFunc
 	releasing atomic.Int64   // hand-offs that are being released
-	releases  sync.WaitGroup // the goroutines of releases that go on after their exchange
+	work      sync.WaitGroup // the goroutines of releases that go on after their exchange, and those that look at engines
 }
 
 // New makes the Legs of a configuration.
@@ -111,19 +114,21 @@ func New(c Config) *Legs {
 	s := &shared{warnings: loglimit.New(c.Log, time.Second), denials: loglimit.New(c.Log, time.Second),
 		tracing: tracing{c.Tracer, c.Propagator}, stalls: newStallWatch(c.Now), down: newDownList(c.Now, c.Log)}
 	s.open, s.close = context.WithCancel(context.Background())
+	s.hung = newHungList(c.HangAfter, c.Log, s.open, &s.work)
 	return legsOf(c, s)
 }
 
 func legsOf(c Config, s *shared) *Legs {
 	legs := &Legs{Config: c, shared: s, rerouting: misroutedList{pods: map[pd.Target]bool{}}}
 	legs.localEngine.address = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
+	legs.localEngine.target = pd.Target{Host: c.Host, Port: uint16(c.Port)}
 	if u, ok := c.Dialect.(dialect.Unfinisher); ok && !u.ClientsAbort() {
 		legs.aborted = u.Unfinished
 	}
 	return legs
 }
 
-// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know which prefill pods are down.
+// ForRank returns the Legs of another rank of the local engine, at another port of its host. Both know which prefill pods are down, or hang.
 // Watch, Releasing and Wait of either are for both.
 func (legs *Legs) ForRank(decode transport.Engine, port int) *Legs {
 	c := legs.Config
@@ -140,13 +145,13 @@ func (legs *Legs) Releasing() int { return int(legs.releasing.Load()) }
 // Wait waits for the releases under way. No exchange may run any more.
 func (legs *Legs) Wait() {
 	legs.close()
-	legs.releases.Wait()
+	legs.work.Wait()
 }
 
 // background runs a release in a goroutine that goes on after its exchange.
 func (legs *Legs) background(release func()) {
 	legs.releasing.Add(1)
-	legs.releases.Go(func() {
+	legs.work.Go(func() {
 		defer legs.releasing.Add(-1)
 		release()
 	})

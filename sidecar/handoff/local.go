@@ -72,20 +72,26 @@ func (x *Exchange) sendLocal(req *http.Request, source *intake.GuardedBody) (err
 	ctx, span := x.legs.tracing.leg(req.Context(), spanDecode, req.Header)
 	status := 0
 	defer func() { x.endLegSpan(span, status, err) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	x.state = decoding
 	sent := time.Now()
 	x.Clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
+	v := x.legs.watchLocal(req.ContentLength, cancel)
+	defer v.over(false)
 	resp, err := x.legs.Decode.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
+		if context.Cause(ctx) == errHung {
+			err = errHung
+		}
 		x.legs.Metrics.leg("local", 0, time.Since(sent))
 		x.record.leg("local", x.legs.localEngine.address, sent, time.Now(), 0, err)
 		return x.localFailure(source, err)
 	}
+	v.reads(resp)
 	defer resp.Body.Close()
 	source.Answered()
 	x.legs.Metrics.leg("local", resp.StatusCode, time.Since(sent))

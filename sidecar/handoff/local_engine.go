@@ -15,6 +15,7 @@ import (
 // a prefill pod computes for a decode engine that has ended stay pinned until the lease expires, since no engine releases them.
 type localEngine struct {
 	address string
+	target  pd.Target
 	seen    atomic.Pointer[time.Time] // when it accepted one; nil = its state is in doubt
 	mode    atomic.Pointer[engineMode]
 }
@@ -95,6 +96,9 @@ func (x *Exchange) alone() error {
 
 // reachLocalEngine fails if the local engine cannot serve the request, or if the exchange's context has ended.
 func (x *Exchange) reachLocalEngine() error {
+	if err := x.legs.Hung(); err != nil {
+		return transport.Unreachable(err)
+	}
 	err := x.legs.localEngine.reach(x.Context)
 	switch {
 	case err == nil:

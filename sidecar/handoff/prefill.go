@@ -43,6 +43,8 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.Context), x.legs.PrefillTimeout)
 	h := &hangup{cancel: cancel}
 	defer h.done()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	defer context.AfterFunc(x.Context, h.schedule)()
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
@@ -52,7 +54,10 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	x.Clock.Enter(pd.PhasePrefill, sent)
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
-	status, of, err := x.legs.sendPrefill(h.trace(ctx), target, x.request.URL.RequestURI(), header, a)
+	engine := x.legs.Prefill(target)
+	v := x.legs.hung.watch(target, engine, waitPrefill, req.Body.Len(), end)
+	status, of, err := x.legs.sendPrefill(h.trace(ctx), engine, x.request.URL.RequestURI(), header, a)
+	v.over(err == nil)
 	inflight.Dec()
 	x.legs.Metrics.leg("prefill", status, time.Since(sent))
 	x.record.leg("prefill", x.target, sent, time.Now(), status, err)
@@ -80,18 +85,17 @@ func (x *Exchange) releaseRejected(status int, of dialect.Handoff, err error) {
 }
 
 // sendPrefill makes and sends the prefill leg of an attempt. Its results are those of sendPrefillLeg.
-func (legs *Legs) sendPrefill(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
+func (legs *Legs) sendPrefill(ctx context.Context, engine transport.Engine, uri string, header http.Header, a dialect.Attempt) (status int, of dialect.Handoff, err error) {
 	leg, err := a.Prefill()
 	if err != nil {
 		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
 	}
-	return legs.sendPrefillLeg(ctx, target, uri, header, a, leg)
+	return legs.sendPrefillLeg(ctx, engine, uri, header, a, leg)
 }
 
 // sendPrefillLeg sends the prefill leg of an attempt and reads its answer. status is 0 if none came. A hand-off that comes with
 // an error has to be released.
-func (legs *Legs) sendPrefillLeg(ctx context.Context, target pd.Target, uri string, header http.Header, a dialect.Attempt, leg request.Payload) (status int, of dialect.Handoff, err error) {
-	engine := legs.Prefill(target)
+func (legs *Legs) sendPrefillLeg(ctx context.Context, engine transport.Engine, uri string, header http.Header, a dialect.Attempt, leg request.Payload) (status int, of dialect.Handoff, err error) {
 	req, err := transport.NewBufferedLeg(ctx, engine.URL+uri, header, leg.Segments, leg.Length)
 	if err != nil {
 		return 0, nil, fmt.Errorf("making the prefill leg: %w", err)
@@ -118,6 +122,8 @@ func (legs *Legs) sendPrefillLeg(ctx context.Context, target pd.Target, uri stri
 // prefillFailure names the cause of a prefill leg's failure.
 func (legs *Legs) prefillFailure(ctx context.Context, err error) error {
 	switch {
+	case context.Cause(ctx) == errHung:
+		return &prefillError{cause: causeHung, reason: pd.PrefillFailed, err: errHung}
 	case errors.Is(err, intake.ErrDenied):
 		return intake.Denied(err)
 	case errors.Is(err, transport.ErrTooLong):

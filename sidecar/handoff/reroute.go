@@ -71,7 +71,7 @@ func (legs *Legs) reroute(a dialect.Rerouter, t pd.Target) {
 	}
 	legs.Log.Warn("a prefill pod was started anew, and the decode engine still looks for its former process: no request tries the pod until the engine has forgotten that",
 		"target", t.String())
-	legs.releases.Go(func() {
+	legs.work.Go(func() {
 		defer legs.rerouting.remove(t)
 		ctx, cancel := context.WithTimeout(legs.open, maxForget)
 		defer cancel()

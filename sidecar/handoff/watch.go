@@ -27,36 +27,23 @@ const (
 	watchPause = 2 * time.Second
 	// watchTries is how many probes in a row must get no answer: a busy pod may be slow to answer one.
 	watchTries = 3
-	// watchQuiet is how many probes a leg may take until decode is suspected to look for another process.
+	// watchQuiet is how many pauses a leg may take until decode is suspected to look for another process.
 	watchQuiet = 2
 )
 
-// watchPrefill probes the prefill pod until ctx ends: an engine that was stopped, or a node that is gone, keeps connections open and
-// answers nothing, and the legs would wait for a time-out. An engine that says that it is not healthy may be draining, and ends
-// the legs that it has. An engine that was started anew may be healthy, and never hear of the decode leg.
-func (p *legPair) watchPrefill(ctx context.Context) {
+// watchRoute asks, until ctx ends, whether decode looks for the prefill pod where it is: an engine that was started anew may be
+// healthy, and never hear of the decode leg.
+func (p *legPair) watchRoute(ctx context.Context, r dialect.Rerouter) {
 	tick := time.NewTicker(watchPause)
 	defer tick.Stop()
-	rerouter, reroutes := p.attempt.(dialect.Rerouter)
-	for failed, probes := 0, 1; ; probes++ {
+	for pauses := 1; ; pauses++ {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		err := p.probe(ctx)
-		var answer *transport.UnhealthyError
-		if failed++; err == nil || errors.As(err, &answer) {
-			failed = 0
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case failed == watchTries:
-			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
-			return
-		case reroutes && err == nil && probes >= watchQuiet && p.x.legs.misrouted(ctx, rerouter, p.target):
-			p.x.legs.reroute(rerouter, p.target)
+		if pauses >= watchQuiet && p.probe(ctx) == nil && p.x.legs.misrouted(ctx, r, p.target) {
+			p.x.legs.reroute(r, p.target)
 			p.gone <- &prefillError{cause: "misrouted", reason: pd.PrefillFailed, err: errMisrouted}
 			return
 		}

@@ -1,7 +1,6 @@
 package handoff
 
 import (
-	"errors"
 	"net/http"
 	"syscall"
 	"testing"
@@ -32,63 +31,11 @@ func probed(count *int, statuses ...int) transport.Engine {
 	})}
 }
 
-// startWatch begins to watch a prefill pod.
-func startWatch(t *testing.T, e transport.Engine) *legPair {
+// pairAt is a pair of legs whose prefill pod is this engine.
+func pairAt(t *testing.T, e transport.Engine) *legPair {
 	x := &Exchange{legs: &Legs{Config: Config{Prefill: func(pd.Target) transport.Engine { return e }}}}
 	x.Context = t.Context()
-	p := &legPair{x: x, decode: &leg{}}
-	p.startWatch(p.watchPrefill)
-	return p
-}
-
-// A pod is gone if it answers nothing, and not if it drains or missed a probe.
-func TestWatchPrefill(t *testing.T) {
-	cases := []struct {
-		name     string
-		statuses []int
-		gone     bool
-	}{
-		{"healthy", []int{200}, false},
-		{"draining", []int{200, 503}, false},
-		{"stopped", []int{200, 0}, true},
-		{"slow twice", []int{0, 0, 200}, false},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				probes := 0
-				p := startWatch(t, probed(&probes, c.statuses...))
-				defer p.endWatch()
-				select {
-				case err := <-p.gone:
-					var failure *prefillError
-					if !c.gone || !errors.As(err, &failure) {
-						t.Errorf("gone: %v", err)
-					}
-				case <-time.After(time.Minute):
-					if c.gone {
-						t.Error("not noticed in a minute")
-					}
-				}
-			})
-		})
-	}
-}
-
-// The pod is not probed while decode generates.
-func TestWatchEndsWithPrefill(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		probes := 0
-		p := startWatch(t, probed(&probes, 200))
-		<-time.After(3 * watchPause / 2)
-		if err := p.prefillEnded(prefillResult{status: 200}); err != nil || probes != 1 {
-			t.Errorf("%v, %d probes before", err, probes)
-		}
-		<-time.After(time.Minute)
-		if probes != 1 {
-			t.Errorf("%d probes after prefill had ended", probes-1)
-		}
-	})
+	return &legPair{x: x, decode: &leg{}}
 }
 
 // A prefill pod that has answered is watched until decode begins to answer: closely at first, and not for long if decode's answer is
@@ -112,8 +59,7 @@ func TestWatchPush(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				probes, began := 0, time.Now()
-				p := startWatch(t, probed(&probes, c.statuses...))
-				p.endWatch()
+				p := pairAt(t, probed(&probes, c.statuses...))
 				p.pushes, p.decode.stream = true, c.stream
 				p.handedOver()
 				defer p.endWatch()
