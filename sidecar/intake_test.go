@@ -153,11 +153,11 @@ func TestStoppedBodiesAreRefused(t *testing.T) {
 func TestBodyPauseEndsWithTheBody(t *testing.T) {
 	g := newGate()
 	engine := startEngine(t, then(g.act, ask(false).answer()))
-	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = 20 * time.Millisecond }))
+	s := startRig(t, engine.addr, set(func(c *Config) { c.Trust.BodyPause = shortPause / 2 }))
 	conn := rawPost(t, s, completionsPath, fmt.Sprint("Content-Length: ", len(ask(false).body)))
 	fmt.Fprint(conn, ask(false).body)
 	wait(t, g.arrived, "the engine")
-	over := time.NewTimer(60 * time.Millisecond) // several pauses long
+	over := time.NewTimer(shortPause) // two pauses long
 	defer over.Stop()
 	<-over.C
 	close(g.opened)
