@@ -58,7 +58,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	g.stream = req.Stream()
 	v := x.legs.watchLocal(l.Length, g.cancel)
 	defer v.over(false)
-	source := x.legs.hung.watch(x.handoff.target, x.legs.Prefill(x.handoff.target), waitRead, 0, g.cancel)
+	source := x.legs.hung.watch(x.handoff.target, x.source, waitRead, 0, g.cancel)
 	defer source.over(false)
 	x.state = decoding
 	x.Clock.Enter(pd.PhaseFirst, sent)

@@ -34,10 +34,11 @@ type Exchange struct {
 
 	state      State
 	handoff    pending
-	prefilled  func()  // called when a prefill leg has succeeded
-	target     string  // of the last prefill leg
-	record     *Record // nil: none is kept
-	releaseWay string  // of the hand-off
+	prefilled  func()           // called when a prefill leg has succeeded
+	target     string           // of the last prefill leg
+	source     transport.Engine // of the last prefill leg of a serial protocol
+	record     *Record          // nil: none is kept
+	releaseWay string           // of the hand-off
 }
 
 // State is how far an exchange has come.

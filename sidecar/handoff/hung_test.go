@@ -264,3 +264,22 @@ func TestRecentWaits(t *testing.T) {
 		t.Errorf("nine in ten of 100 to 109 ms: %v", r.most())
 	}
 }
+
+// BenchmarkVigil is what a leg costs that has its engine watched.
+func BenchmarkVigil(b *testing.B) {
+	ctx, cancel := context.WithCancel(b.Context())
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	l := newHungList(time.Second, slog.New(slog.DiscardHandler), ctx, &work)
+	fail := func(error) {}
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			v := l.watch(hungTarget, transport.Engine{}, waitFirst, 1000, fail)
+			v.hears()
+			v.hears()
+			v.over(true)
+		}
+	})
+}

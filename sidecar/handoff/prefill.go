@@ -40,11 +40,10 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	x.Decision.Attempts++
 	x.Decision.Candidate = candidate
 	x.target = target.String()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.Context), x.legs.PrefillTimeout)
-	h := &hangup{cancel: cancel}
+	ctx, end := context.WithCancelCause(context.WithoutCancel(x.Context))
+	h := &hangup{cancel: func() { end(nil) }}
 	defer h.done()
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
+	defer time.AfterFunc(x.legs.PrefillTimeout, func() { end(context.DeadlineExceeded) }).Stop()
 	defer context.AfterFunc(x.Context, h.schedule)()
 	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
@@ -54,9 +53,9 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	x.Clock.Enter(pd.PhasePrefill, sent)
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")
 	inflight.Inc()
-	engine := x.legs.Prefill(target)
-	v := x.legs.hung.watch(target, engine, waitPrefill, req.Body.Len(), end)
-	status, of, err := x.legs.sendPrefill(h.trace(ctx), engine, x.request.URL.RequestURI(), header, a)
+	x.source = x.legs.Prefill(target)
+	v := x.legs.hung.watch(target, x.source, waitPrefill, req.Body.Len(), end)
+	status, of, err := x.legs.sendPrefill(h.trace(ctx), x.source, x.request.URL.RequestURI(), header, a)
 	v.over(err == nil)
 	inflight.Dec()
 	x.legs.Metrics.leg("prefill", status, time.Since(sent))
