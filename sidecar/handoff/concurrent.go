@@ -181,7 +181,7 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	go func() {
 		defer end(nil)
 		status, of, err := x.legs.sendPrefillLeg(ctx, engine, uri, header, p.attempt, leg)
-		v.over(err == nil)
+		v.over(status != 0)
 		inflight.Dec()
 		x.legs.Metrics.leg("prefill", status, time.Since(p.sent))
 		describeLeg(span, status, err)

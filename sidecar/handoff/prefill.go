@@ -56,7 +56,7 @@ func (x *Exchange) attemptPrefill(req *intake.Request, target pd.Target, candida
 	x.source = x.legs.Prefill(target)
 	v := x.legs.hung.watch(target, x.source, waitPrefill, req.Body.Len(), end)
 	status, of, err := x.legs.sendPrefill(h.trace(ctx), x.source, x.request.URL.RequestURI(), header, a)
-	v.over(err == nil)
+	v.over(status != 0)
 	inflight.Dec()
 	x.legs.Metrics.leg("prefill", status, time.Since(sent))
 	x.record.leg("prefill", x.target, sent, time.Now(), status, err)
