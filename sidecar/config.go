@@ -97,6 +97,8 @@ type Trust struct {
 	Secrets func() pd.Secrets
 	// BodyPause bounds silence. pd.BodyRate is the rate at which a body must come in addition.
 	BodyPause time.Duration `flag:"body-timeout" help:"longest wait for the next part of a request body; on average it must come with 1 KiB/s at least"`
+	// AnswerPause is as long as Envoy's stream_idle_timeout, which is for clients in front of it.
+	AnswerPause time.Duration `flag:"answer-timeout" help:"longest time in which a client may read nothing of its answer; then the answer ends, and the engine drops the request"`
 	// BodyLimit is the size of a request body, in bytes, above which it is refused with 413. BufferLimit is how many bytes of
 	// bodies may be buffered for prefill on other pods, over all requests; more are refused with 503. The program declares
 	// the flags.
@@ -128,7 +130,7 @@ func Defaults() Config {
 		},
 		Keep:  Keep{SideChannel: 5600},
 		Tell:  Tell{Recent: 1000},
-		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
+		Trust: Trust{PDHeader: "on", BodyPause: 30 * time.Second, AnswerPause: 5 * time.Minute, BodyLimit: 64 << 20, BufferLimit: 512 << 20},
 	}
 }
 
@@ -152,7 +154,7 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 		flag string
 		d    time.Duration
 	}{
-		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"body-timeout", c.Trust.BodyPause}, {"drain-timeout", c.Fallback.Drain},
+		{"first-event-timeout", c.Engine.FirstEvent}, {"prefill-timeout", c.Prefill.Timeout}, {"lease", c.Fallback.Lease}, {"body-timeout", c.Trust.BodyPause}, {"answer-timeout", c.Trust.AnswerPause}, {"drain-timeout", c.Fallback.Drain},
 	} {
 		if d.d <= 0 {
 			report(d.flag, "%s is not a positive time", d.d)

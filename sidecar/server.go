@@ -133,7 +133,7 @@ func (s *Server) askBootstrap(ctx context.Context, server pd.Target, path string
 func (s *Server) legsConfig(t Telemetry) handoff.Config {
 	return handoff.Config{
 		Dialect: s.dialect, Stripped: s.strips, Intake: s.intake, Budget: s.budget, Leases: s.leases,
-		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter,
+		Decode: s.decodeEngine(0), Host: s.cfg.Engine.Host, Port: s.cfg.Engine.Port, FirstEvent: s.cfg.Engine.FirstEvent, HangAfter: s.cfg.Engine.HangAfter, AnswerPause: s.cfg.Trust.AnswerPause,
 		Prefill: s.prefillEngine, PrefillTimeout: s.cfg.Prefill.Timeout, MaxRetries: s.cfg.Prefill.MaxRetries, RetryBackoff: s.cfg.Prefill.RetryBackoff,
 		TellPods: s.cfg.Tell.Pods, Record: s.cfg.Tell.Recent > 0,
 		Tracer: t.Tracer, Propagator: t.Propagator, Metrics: s.metrics.handoff, Log: t.Log,

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/body"
@@ -385,25 +387,77 @@ func TestTooLargeEvent(t *testing.T) {
 
 // A client that does not read slows only its own engine request down; when it leaves, the engine notices.
 func TestSlowReader(t *testing.T) {
-	const all = 256 << 20
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			wrote := make(chan int, 1)
-			s, header := serve(t, way, handoffParams, func(w http.ResponseWriter, r *asked) {
-				streams(firstEvent)(w, r)
-				event := "data: " + strings.Repeat("x", 64<<10) + "\n\n"
-				n := 0
-				for err := error(nil); err == nil && n < all; n += len(event) {
-					_, err = io.WriteString(w, event)
-				}
-				wrote <- n
-			})
+			s, header := serve(t, way, handoffParams, endless(wrote))
 			resp := mustOpen(t, s.url+completionsPath, ask(true).body, header...)
 			readEvent(t, resp.Body)
 			resp.Body.Close()
-			if n := wait(t, wrote, "the engine to notice"); n >= all {
+			if n := wait(t, wrote, "the engine to notice"); n >= endlessBytes {
 				t.Errorf("the engine wrote %d bytes to a client that read one event", n)
 			}
 		})
 	}
+}
+
+// endlessBytes is far more than the buffers between an engine and a client.
+const endlessBytes = 256 << 20
+
+// endless streams events until the caller takes no more, and tells how many bytes those were.
+func endless(wrote chan<- int) act {
+	return func(w http.ResponseWriter, r *asked) {
+		streams(firstEvent)(w, r)
+		event := "data: " + strings.Repeat("x", 64<<10) + "\n\n"
+		n := 0
+		for err := error(nil); err == nil && n < endlessBytes; n += len(event) {
+			_, err = io.WriteString(w, event)
+		}
+		wrote <- n
+	}
+}
+
+// A client that stays and does not read loses its answer, over either protocol, and the engine is told.
+func TestClientThatDoesNotRead(t *testing.T) {
+	for name, way := range ways {
+		for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+			t.Run(name+" "+protocol, func(t *testing.T) {
+				wrote := make(chan int, 1)
+				s, header := serve(t, way, handoffParams, endless(wrote), set(func(c *Config) { c.Trust.AnswerPause = shortPause }))
+				front := httptest.NewUnstartedServer(s)
+				front.Config.Protocols = new(http.Protocols)
+				front.Config.Protocols.SetHTTP1(true)
+				front.Config.Protocols.SetUnencryptedHTTP2(true)
+				front.Start()
+				defer front.Close()
+				client := &http.Transport{Protocols: new(http.Protocols)}
+				client.Protocols.SetHTTP1(protocol == "HTTP/1.1")
+				client.Protocols.SetUnencryptedHTTP2(protocol == "HTTP/2.0")
+				defer client.CloseIdleConnections()
+				req, err := http.NewRequestWithContext(within(t), http.MethodPost, front.URL+completionsPath, strings.NewReader(ask(true).body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := 0; i < len(header); i += 2 {
+					req.Header.Set(header[i], header[i+1])
+				}
+				resp, err := client.RoundTrip(req)
+				if err != nil || resp.Proto != protocol {
+					t.Fatal(resp, err)
+				}
+				defer resp.Body.Close()
+				if n := wait(t, wrote, "the engine to notice"); n >= endlessBytes {
+					t.Errorf("the engine wrote %d bytes to a client that read nothing", n)
+				}
+			})
+		}
+	}
+}
+
+// The deadline of one answer is not that of the next one on the same connection.
+func TestAnswersAfterAPause(t *testing.T) {
+	s, header := serve(t, ways["local"], handoffParams, ask(true).answer(), set(func(c *Config) { c.Trust.AnswerPause = shortPause }))
+	post(t, s.url+completionsPath, ask(true).body, header...).mustBe(t, 200, "local;reason=unplanned")
+	<-time.After(3 * shortPause / 2)
+	post(t, s.url+completionsPath, ask(true).body, header...).mustBe(t, 200, "local;reason=unplanned")
 }

@@ -71,7 +71,7 @@ const statusClientLeft = 499
 
 // Begin makes the exchange of a call that arrived at start, and paces its body. The caller must call Close.
 func (legs *Legs) Begin(w http.ResponseWriter, r *http.Request, api pd.API, start time.Time) *Exchange {
-	x := &Exchange{legs: legs, request: r, Client: relay.Client{Writer: w, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: legs.Log, Aborted: legs.aborted,
+	x := &Exchange{legs: legs, request: r, Client: relay.Client{Writer: w, Pause: legs.AnswerPause, API: api, ID: transport.RequestID(r.Header), TE: r.Header["Te"], Log: legs.Log, Aborted: legs.aborted,
 		Report: relay.Report{Clock: pd.StartPhaseClock(start), Usage: body.NoUsage}}}
 	x.Exchange, x.prefilled = x, func() {}
 	ctx, span := legs.tracing.request(r, api, start)

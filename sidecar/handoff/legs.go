@@ -54,6 +54,8 @@ type Config struct {
 	// Now is the clock that notices when the whole process stood still; nil is time.Now.
 	Now func() time.Time
 
+	// AnswerPause is the longest time in which a client may read nothing of its answer; 0 = unlimited.
+	AnswerPause time.Duration
 	// TellPods adds pd.HeaderPods to answers.
 	TellPods bool
 	// Record makes exchanges keep a Record.

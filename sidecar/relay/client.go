@@ -39,6 +39,7 @@ type Client struct {
 	ITL      *ByVerdict               // gets the pauses of streams; nil: they are not observed
 	Aborted  func(answer []byte) bool // tells whole answers, or data of events, of requests that the engine has aborted; nil: none does
 	Trace    prometheus.Labels        // the exemplar of observations: the request's trace; nil if it is not sampled
+	Pause    time.Duration            // longest time in which the client may read nothing of its answer; 0 = unlimited
 	Log      *slog.Logger
 	Report
 
@@ -81,6 +82,11 @@ func (c *Client) correctsUsage() bool { return c.corrects && c.Decision.Verdict 
 // Relay sends an engine's answer to the client, and does not free it. The error says why nothing was sent. Failures after the
 // headers are in the Report.
 func (c *Client) Relay(resp *http.Response, a *Answer) error {
+	if c.Pause > 0 {
+		w := newPatient(c.Writer, c.Context, c.Pause)
+		defer w.end()
+		c.Writer = w
+	}
 	if !IsEventStream(resp.Header) || Encoded(resp.Header) {
 		return c.relayWhole(resp, a)
 	}
