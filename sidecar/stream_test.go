@@ -434,7 +434,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 				client.Protocols.SetHTTP1(protocol == "HTTP/1.1")
 				client.Protocols.SetUnencryptedHTTP2(protocol == "HTTP/2.0")
 				defer client.CloseIdleConnections()
-				req, err := http.NewRequestWithContext(within(t), http.MethodPost, front.URL+completionsPath, strings.NewReader(ask(true).body))
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, front.URL+completionsPath, strings.NewReader(ask(true).body))
 				if err != nil {
 					t.Fatal(err)
 				}
