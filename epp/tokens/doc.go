@@ -1,0 +1,8 @@
+// Package tokens turns text into the token ids that a model sees, as tokenizer.json describes it: the ids are those of PyPI's tokenizers.
+//
+// Read takes the file and returns a Tokenizer. Tokenizer.Append takes text and appends ids. A file whose parts are not all supported is
+// refused with an error that names the part, so that ids are either exact or absent. Package pattern has the expressions that split
+// text, package chars has Unicode.
+//
+// The package knows nothing of requests, of chat templates, or of where files come from. Nothing uses it yet.
+package tokens

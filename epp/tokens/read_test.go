@@ -1,0 +1,110 @@
+package tokens
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// with returns a tokenizer.json with members beside a small model.
+func with(members, model string) []byte {
+	if model == "" {
+		model = `{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"abab":3,"_":4,"Ġ":5,"Ġa":6},"merges":["a b","ab ab","Ġ a"]}`
+	}
+	return []byte("{" + members + `"model":` + model + "}")
+}
+
+func TestRead(t *testing.T) {
+	for _, c := range []struct {
+		name, members, model, text string
+		want                       []uint32
+	}{
+		{"merges by rank", ``, ``, "babab", []uint32{1, 3}},
+		{"characters without a token are dropped", ``, ``, "axb", []uint32{2}},
+		{"an unknown token for each of them", ``, `{"type":"BPE","unk_token":"?","vocab":{"a":0,"?":1},"merges":[]}`, "xya", []uint32{1, 1, 0}},
+		{"one for all in sequence", ``, `{"type":"BPE","unk_token":"?","fuse_unk":true,"vocab":{"a":0,"?":1},"merges":[]}`, "xyaz", []uint32{1, 0, 1}},
+		{"their bytes", ``, `{"type":"BPE","byte_fallback":true,"vocab":{"a":0,"<0xC3>":1,"<0xA9>":2},"merges":[]}`, "éa", []uint32{1, 2, 0}},
+		{"byte level with a space before", `"pre_tokenizer":{"type":"ByteLevel"},`, ``, "a", []uint32{6}},
+		{"a whole word without merges", `"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},`,
+			`{"type":"BPE","ignore_merges":true,"vocab":{"a":0,"b":1,"aab":2},"merges":[]}`, "aab aa", []uint32{2, 0, 0}},
+		{"removed", `"pre_tokenizer":{"type":"Split","pattern":{"String":"_"},"behavior":"Removed"},`, ``, "a_b", []uint32{0, 1}},
+		{"isolated", `"pre_tokenizer":{"type":"Split","pattern":{"String":"b"},"behavior":"Isolated"},`, ``, "ab", []uint32{0, 1}},
+		{"merged with previous", `"pre_tokenizer":{"type":"Split","pattern":{"String":"b"},"behavior":"MergedWithPrevious"},`, ``, "abab", []uint32{2, 2}},
+		{"merged with next", `"pre_tokenizer":{"type":"Split","pattern":{"String":"a"},"behavior":"MergedWithNext"},`, ``, "abab", []uint32{2, 2}},
+		{"contiguous", `"pre_tokenizer":{"type":"Split","pattern":{"String":"a"},"behavior":"Contiguous"},`, ``, "aabab", []uint32{0, 0, 1, 0, 1}},
+		{"inverted", `"pre_tokenizer":{"type":"Split","pattern":{"String":"a"},"behavior":"Removed","invert":true},`, ``, "ab", []uint32{0}},
+		{"normalised", `"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"a"},{"type":"Replace","pattern":{"Regex":"x+"},"content":"b"}]},`, ``, "xx", []uint32{2}},
+		{"around a text", `"post_processor":{"type":"Sequence","processors":[{"type":"ByteLevel"},{"type":"BertProcessing","sep":["b",1],"cls":["_",4]}]},`, ``, "a", []uint32{4, 0, 1}},
+		{"template", `"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}},{"Sequence":{"id":"A"}}],"special_tokens":{"x":{"ids":[8,9]}}},`, ``, "a", []uint32{8, 9, 0}},
+		{"the longest added token", `"added_tokens":[{"id":7,"content":"x"},{"id":8,"content":"xx"},{"id":1,"content":"b"}],`, ``, "xxxab", []uint32{8, 7, 0, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tokenizer, err := Read(with(c.members, c.model))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := tokenizer.Append(nil, []byte(c.text), true); !slices.Equal(got, c.want) {
+				t.Errorf("%q: got %d, want %d", c.text, got, c.want)
+			}
+		})
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for _, c := range []struct{ members, model, says string }{
+		{``, `{"type":"Nope"}`, `model: type "Nope" is not supported`},
+		{``, `{"type":"BPE","vocab":{},"merges":[]}`, "vocab is empty"},
+		{``, `{"type":"BPE","vocab":{"a":0},"merges":["a b"]}`, "merges[0]"},
+		{``, `{"type":"BPE","vocab":{"a":0},"merges":["ab"]}`, "space between"},
+		{``, `{"type":"BPE","vocab":{"a":0},"merges":[["a"]]}`, "two tokens"},
+		{``, `{"type":"BPE","vocab":{"a":2000000},"merges":[]}`, "ids must be below"},
+		{``, `{"type":"BPE","dropout":0.1,"vocab":{"a":0},"merges":[]}`, "dropout"},
+		{``, `{"type":"BPE","unk_token":"b","vocab":{"a":0},"merges":[]}`, "unk_token"},
+		{``, `{"type":"BPE","end_of_word_suffix":"</w>","vocab":{"a":0},"merges":[]}`, "end_of_word_suffix"},
+		{``, `{"type":"BPE","continuing_subword_prefix":"##","vocab":{"a":0},"merges":[]}`, "continuing_subword_prefix"},
+		{`"pre_tokenizer":{"type":"ByteLevel"},`, `{"type":"BPE","byte_fallback":true,"vocab":{"a":0},"merges":[]}`, "byte_fallback"},
+		{`"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Nope"}]},`, ``, `normalizer.normalizers[1]: type "Nope"`},
+		{`"normalizer":{"type":"Replace","pattern":{"Regex":"(?<=a)b"}},`, ``, "normalizer: regular expression"},
+		{`"normalizer":{"type":"Replace","pattern":{"String":""}},`, ``, "normalizer: pattern"},
+		{`"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Digits"}]},`, ``, "ByteLevel"},
+		{`"pre_tokenizer":{"type":"Nope"},`, ``, `pre_tokenizer: type "Nope"`},
+		{`"pre_tokenizer":{"type":"Split","pattern":{"Regex":"a++"},"behavior":"Isolated"},`, ``, "possessive"},
+		{`"pre_tokenizer":{"type":"Split","pattern":{"Regex":"a"},"behavior":"Nope"},`, ``, `behavior "Nope"`},
+		{`"pre_tokenizer":{"type":"Split","pattern":{},"behavior":"Isolated"},`, ``, "pattern must be"},
+		{`"post_processor":{"type":"Nope"},`, ``, `post_processor: type "Nope"`},
+		{`"post_processor":{"type":"TemplateProcessing","single":[]},`, ``, "no sequence"},
+		{`"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}]},`, ``, `no "x"`},
+		{`"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},{"Sequence":{"id":"A"}}]},`, ``, "single[1]"},
+		{`"added_tokens":[{"id":9,"content":"x"}],`, ``, "would get 7"},
+		{`"added_tokens":7,`, ``, "added_tokens"},
+	} {
+		_, err := Read(with(c.members, c.model))
+		if err == nil {
+			t.Errorf("%s %s is accepted", c.members, c.model)
+		} else if !strings.HasPrefix(err.Error(), "reading tokenizer.json: ") || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s %s: the error does not say %q: %v", c.members, c.model, c.says, err)
+		}
+	}
+}
+
+// TestAtOnce has several goroutines use one tokenizer.
+func TestAtOnce(t *testing.T) {
+	tokenizer := readFile(t, "testdata/small/bytelevel.json")
+	texts := smallTexts()
+	var want [][]uint32
+	for _, text := range texts {
+		want = append(want, tokenizer.Append(nil, []byte(text), true))
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i, text := range texts {
+				if got := tokenizer.Append(nil, []byte(text), true); !slices.Equal(got, want[i]) {
+					t.Errorf("%q: got %d, want %d", text, got, want[i])
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

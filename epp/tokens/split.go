@@ -1,0 +1,154 @@
+package tokens
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-serving/tandem/epp/tokens/chars"
+	"github.com/tandem-serving/tandem/epp/tokens/pattern"
+)
+
+// split is a step of pre-tokenization: it divides each piece of text that the step before it has made.
+type split struct {
+	pattern   *pattern.Pattern // nil = the piece stays whole
+	keep      behavior
+	invert    bool // what the pattern matches counts as what it does not, and the other way round
+	byteLevel bool // a piece that begins with no space gets one, if prefix is true; the model sees bytes
+	prefix    bool
+}
+
+// behavior says what becomes of what a pattern matches.
+type behavior uint8
+
+const (
+	isolated           behavior = iota // a piece of its own
+	removed                            // no piece
+	mergedWithPrevious                 // a part of the piece before it
+	mergedWithNext                     // a part of the piece after it
+	contiguous                         // a piece together with the matches beside it
+)
+
+var behaviors = map[string]behavior{"Isolated": isolated, "Removed": removed, "MergedWithPrevious": mergedWithPrevious,
+	"MergedWithNext": mergedWithNext, "Contiguous": contiguous}
+
+// gpt2 is the expression of ByteLevel.
+const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+
+// splits returns what a component of the file does.
+func (c *component) splits(at string) ([]split, error) {
+	if c == nil {
+		return nil, nil
+	}
+	var s split
+	var err error
+	switch c.Type {
+	case "Sequence":
+		var all []split
+		for i, part := range c.PreTokenizers {
+			s, err := part.splits(fmt.Sprintf("%s.pretokenizers[%d]", at, i))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, s...)
+		}
+		return all, nil
+	case "ByteLevel":
+		s.byteLevel, s.prefix = true, c.AddPrefixSpace == nil || *c.AddPrefixSpace
+		if c.UseRegex == nil || *c.UseRegex {
+			s.pattern, err = pattern.Parse(gpt2)
+		}
+	case "Split":
+		s, err = c.split()
+	case "Digits":
+		set, _ := chars.Category("N")
+		s.pattern, err = pattern.Set(set, !c.IndividualDigits)
+	default:
+		return nil, unsupported(at, c.Type)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", at, err)
+	}
+	return []split{s}, nil
+}
+
+func (c *component) split() (s split, err error) {
+	var ok bool
+	if s.keep, ok = behaviors[c.Behavior]; !ok {
+		return s, fmt.Errorf("behavior %q is not supported", c.Behavior)
+	}
+	s.invert = c.Invert
+	switch {
+	case c.Pattern.String != nil && *c.Pattern.String != "":
+		s.pattern, err = pattern.Literal(*c.Pattern.String)
+	case c.Pattern.Regex != nil:
+		s.pattern, err = pattern.Parse(*c.Pattern.Regex)
+	default:
+		err = errors.New("pattern must be a String that is not empty, or a Regex")
+	}
+	return s, err
+}
+
+// each calls piece for each piece of a text.
+func (s *split) each(text []byte, piece func([]byte)) {
+	if s.pattern == nil {
+		piece(text)
+		return
+	}
+	m := merger{behavior: s.keep, text: text, piece: piece}
+	for done := 0; done < len(text); {
+		start, end, ok := s.pattern.Next(text, done)
+		if !ok {
+			m.part(done, len(text), s.invert)
+			break
+		}
+		if done < start {
+			m.part(done, start, s.invert)
+		}
+		m.part(start, end, !s.invert)
+		done = end
+	}
+	m.flush()
+}
+
+// merger makes pieces of parts, which come in their order.
+type merger struct {
+	behavior   behavior
+	text       []byte
+	piece      func([]byte)
+	start, end int  // the piece that may still grow, if end is not 0
+	match      bool // the last part was a match
+}
+
+func (m *merger) part(start, end int, match bool) {
+	grow := false // whether this part belongs to the piece before it
+	switch m.behavior {
+	case isolated:
+		m.piece(m.text[start:end])
+		return
+	case removed:
+		if !match {
+			m.piece(m.text[start:end])
+		}
+		return
+	case mergedWithPrevious:
+		grow = match && !m.match
+	case mergedWithNext:
+		grow = !match && m.match
+	case contiguous:
+		grow = match == m.match
+	}
+	m.match = match
+	if grow && m.end > 0 {
+		m.end = end
+		return
+	}
+	m.flush()
+	m.start, m.end = start, end
+}
+
+func (m *merger) flush() {
+	if m.end > 0 {
+		m.piece(m.text[m.start:m.end])
+		m.end = 0
+	}
+}

@@ -1,0 +1,135 @@
+package tokens
+
+import (
+	"runtime"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/epp/tokens/chars"
+)
+
+// Tokenizer turns text into token ids. Its methods may be called from several goroutines at once.
+type Tokenizer struct {
+	raw         *finder // added tokens that are found in the text as it comes
+	normalizers normalizers
+	normal      *finder // added tokens that are found in normalised text
+	splits      []split
+	model       model
+
+	before, after []uint32 // special tokens around a text
+
+	mu   sync.Mutex
+	idle []*encoder
+}
+
+// encoder is what one call of Append needs at a time: scratch space, and a cache of words.
+type encoder struct {
+	*Tokenizer
+	ids        []uint32
+	repaired   []byte
+	normalized [2][]byte
+	prefixed   []byte
+	words      words
+	symbols    symbols
+}
+
+// maxScratch is how much scratch space an encoder keeps (bytes of text): a single long text must not hold memory for ever.
+const maxScratch = 1 << 20
+
+// Append appends the token ids of a text to dst, and with special also those that the file puts around each text, such as that of its
+// beginning. What is not UTF-8 in the text counts as U+FFFD.
+func (t *Tokenizer) Append(dst []uint32, text []byte, special bool) []uint32 {
+	e := t.encoder()
+	e.ids = dst
+	if special {
+		e.ids = append(e.ids, t.before...)
+	}
+	if !utf8.Valid(text) {
+		e.repaired = chars.Repair(e.repaired[:0], text)
+		text = e.repaired
+	}
+	t.raw.each(text, e.segment, e.id)
+	if special {
+		e.ids = append(e.ids, t.after...)
+	}
+	dst, e.ids = e.ids, nil
+	t.release(e, len(text))
+	return dst
+}
+
+// encoder returns an idle encoder, or a new one.
+func (t *Tokenizer) encoder() *encoder {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last := len(t.idle) - 1; last >= 0 {
+		e := t.idle[last]
+		t.idle = t.idle[:last]
+		return e
+	}
+	return &encoder{Tokenizer: t, words: make(words, cacheSlots)}
+}
+
+// release keeps an encoder for the next call: as many as can run at a time.
+func (t *Tokenizer) release(e *encoder, length int) {
+	if length > maxScratch {
+		e.repaired, e.normalized, e.prefixed, e.symbols = nil, [2][]byte{}, nil, symbols{}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.idle) < runtime.GOMAXPROCS(0) {
+		t.idle = append(t.idle, e)
+	}
+}
+
+func (e *encoder) id(id uint32) { e.ids = append(e.ids, id) }
+
+// segment handles text between added tokens.
+func (e *encoder) segment(text []byte) {
+	e.normal.each(e.normalizers.apply(text, &e.normalized), e.pieces, e.id)
+}
+
+// pieces splits normalised text.
+func (e *encoder) pieces(text []byte) { e.piece(0, text) }
+
+// piece applies the steps of pre-tokenization from one on, and the model to what they make.
+func (e *encoder) piece(step int, text []byte) {
+	if step == len(e.splits) {
+		e.word(text)
+		return
+	}
+	s := &e.splits[step]
+	if s.prefix && text[0] != ' ' {
+		e.prefixed = append(append(e.prefixed[:0], ' '), text...)
+		text = e.prefixed
+	}
+	if s.pattern == nil {
+		e.piece(step+1, text)
+		return
+	}
+	s.each(text, func(piece []byte) { e.piece(step+1, piece) })
+}
+
+// word appends the ids of a word.
+func (e *encoder) word(text []byte) {
+	h := hash(text)
+	if len(text) > maxCached {
+		if id, ok := e.model.known(text, h); ok {
+			e.ids = append(e.ids, id)
+			return
+		}
+		e.ids = e.model.append(e.ids, text, &e.symbols)
+		return
+	}
+	slot := e.words.slot(h)
+	if slot.holds(text) {
+		e.ids = append(e.ids, slot.ids[:slot.count]...)
+		return
+	}
+	before := len(e.ids)
+	if id, ok := e.model.known(text, h); ok {
+		e.ids = append(e.ids, id)
+	} else {
+		e.ids = e.model.append(e.ids, text, &e.symbols)
+	}
+	slot.keep(text, e.ids[before:])
+}
