@@ -67,6 +67,9 @@ type KVConfig struct {
 	// HandshakeTime is how long the first hand-off from each other engine is delayed, whatever the TimeScale; default: the
 	// model's handshake_ms, which is scaled.
 	HandshakeTime time.Duration
+	// Push makes prefill write the KV into blocks that decode has named to it, as vLLM's NixlPushConnector does. Both engines of
+	// a pair need it.
+	Push bool
 	// OmitPrefillCachedTokens makes an older engine, whose hand-offs lack remote_prefill_cached_tokens.
 	OmitPrefillCachedTokens bool
 }
@@ -74,8 +77,10 @@ type KVConfig struct {
 // TransferConfig is how KV moves between engines.
 type TransferConfig struct {
 	// SideChannel is the host:port where other engines ask for this engine's metadata, and which hand-offs name; default
-	// 127.0.0.1:0. The engine does not serve it if there is a Fetch, because peers then have another way.
+	// 127.0.0.1:0. The engine does not serve it if there is a Fetch, because peers then have another way, unless it is told to.
 	SideChannel string
+	// ServeSideChannel has it served also if there is a Fetch.
+	ServeSideChannel bool
 	// EngineID is this engine's name among its peers, and must be the Transport's; default: a fresh UUID.
 	EngineID string
 	// Transport moves the KV; the engine closes it. If it is a kv.Allocator, it allocates the memory of the KV. Default: what

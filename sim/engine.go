@@ -37,6 +37,7 @@ type connector struct {
 	events      *events      // nil if nothing is published
 
 	leases *leases
+	pushes pushes
 	counts counts
 }
 
@@ -66,6 +67,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg: &e.cfg, log: cfg.Logger, transport: cfg.Transfer.Transport,
 		metrics:  metrics.VLLMPage(cfg.ServedModelName, metrics.Cache{Blocks: cfg.KV.Blocks, BlockSize: cfg.KV.BlockSize}),
 		leases:   newLeases(),
+		pushes:   pushes{registered: make(map[string]registration), arriving: make(map[string]*load)},
 		identity: identity{engineID: cfg.Transfer.EngineID, fingerprint: "vllm-" + Version + "-" + RandomHex(4)},
 	}
 	if err := c.openTransport(); err != nil {

@@ -94,18 +94,19 @@ func (p TransferParams) cachedTokens(prompt int) int {
 
 // Handoff is the kv_transfer_params of a prefill answer, members in the engine's order.
 type Handoff struct {
-	DoRemotePrefill           bool     `json:"do_remote_prefill"`
-	DoRemoteDecode            bool     `json:"do_remote_decode"`
-	RemoteBlockIDs            [][]int  `json:"remote_block_ids"`
-	RemoteEngineID            string   `json:"remote_engine_id"`
-	RemoteRequestID           string   `json:"remote_request_id"`
-	RemoteHost                string   `json:"remote_host"`
-	RemotePort                int      `json:"remote_port"`
-	TPSize                    int      `json:"tp_size"`
-	DCPSize                   int      `json:"dcp_size"`
-	PPSize                    int      `json:"pp_size"`
-	RemoteNumTokens           int      `json:"remote_num_tokens"`
-	RemoteBlocksExpiryTime    *float64 `json:"remote_blocks_expiry_time"` // set only for decode to prefill, which is not simulated
-	TransferMode              string   `json:"transfer_mode"`
-	RemotePrefillCachedTokens *int     `json:"remote_prefill_cached_tokens,omitempty"`
+	DoRemotePrefill bool    `json:"do_remote_prefill"`
+	DoRemoteDecode  bool    `json:"do_remote_decode"`
+	RemoteBlockIDs  [][]int `json:"remote_block_ids"`
+	RemoteEngineID  string  `json:"remote_engine_id"`
+	RemoteRequestID string  `json:"remote_request_id"`
+	RemoteHost      string  `json:"remote_host"`
+	RemotePort      int     `json:"remote_port"`
+	TPSize          int     `json:"tp_size"`
+	DCPSize         int     `json:"dcp_size"`
+	PPSize          int     `json:"pp_size"`
+	RemoteNumTokens int     `json:"remote_num_tokens"`
+	// RemoteBlocksExpiryTime is null, and absent if prefill pushes. It is set only for decode to prefill, which is not simulated.
+	RemoteBlocksExpiryTime    json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
+	TransferMode              string          `json:"transfer_mode"`
+	RemotePrefillCachedTokens *int            `json:"remote_prefill_cached_tokens,omitempty"`
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/json"
 	"strconv"
 	"strings"
 	"time"
@@ -75,7 +76,10 @@ func (c *connector) handOff(s *core.Sequence) *Handoff {
 		RemoteHost: c.identity.host, RemotePort: c.identity.port,
 		TPSize: 1, DCPSize: 1, PPSize: 1,
 		RemoteNumTokens: s.Computed,
-		TransferMode:    "pull",
+		TransferMode:    "pull", RemoteBlocksExpiryTime: json.RawMessage("null"),
+	}
+	if c.cfg.KV.Push {
+		h.TransferMode, h.RemoteBlocksExpiryTime = "push", nil
 	}
 	// The real scheduler adds it for prefills of one token only.
 	if s.Generated() == 1 && !c.cfg.KV.OmitPrefillCachedTokens {
@@ -85,11 +89,18 @@ func (c *connector) handOff(s *core.Sequence) *Handoff {
 		c.expire(s.ID, l)
 		c.overwriteFree(l.blocks)
 	}
+	if c.cfg.KV.Push {
+		c.prefilled(s.ID)
+	}
 	return h
 }
 
-// notified takes a peer's message: "<request id>:<readers expected>" ends a lease, "HB:<id>,<id>" renews leases.
+// notified takes a peer's message: "<request id>:<readers expected>" ends a lease, "HB:<id>,<id>" renews leases. Those of push.go
+// are told by their beginnings.
 func (c *connector) notified(message string) {
+	if c.cfg.KV.Push && c.pushNotified(message) {
+		return
+	}
 	if ids, ok := strings.CutPrefix(message, "HB:"); ok {
 		for id := range strings.SplitSeq(ids, ",") {
 			c.renewLease(id, time.Now())

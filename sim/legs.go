@@ -86,7 +86,7 @@ func (e *Engine) Refused(p TransferParams) {
 // releaseUnread tells the owner of KV that this engine will not read it. Params that name no owner kill the engine, because
 // the real one looks their members up unchecked.
 func (c *connector) releaseUnread(p TransferParams) {
-	if !p.RemotePrefill {
+	if !p.RemotePrefill || c.cfg.KV.Push { // prefill that pushes hears only of requests that have blocks
 		return
 	}
 	from, ok := p.source()

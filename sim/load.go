@@ -27,6 +27,10 @@ type load struct {
 
 // Load implements core.Protocol. The sequence holds its blocks meanwhile.
 func (c *connector) Load(s *core.Sequence) {
+	if c.cfg.KV.Push {
+		c.register(s)
+		return
+	}
 	ids, err := legOf(s).params.blockIDs()
 	if err != nil {
 		c.core.Die(fmt.Errorf("loading KV for %s: %w", s.ID, err))

@@ -30,10 +30,12 @@ func AskSideChannel(ctx context.Context, address string) (metadata []byte, err e
 func (c *connector) openTransport() (err error) {
 	address := c.cfg.Transfer.SideChannel
 	if c.cfg.Transfer.Fetch == nil {
+		c.cfg.Transfer.Fetch, c.cfg.Transfer.ServeSideChannel = AskSideChannel, true
+	}
+	if c.cfg.Transfer.ServeSideChannel {
 		if c.sideChannel, err = net.Listen("tcp", address); err != nil {
 			return fmt.Errorf("opening the side channel: %w", err)
 		}
-		c.cfg.Transfer.Fetch = AskSideChannel
 		address = c.sideChannel.Addr().String()
 	}
 	host, port, err := net.SplitHostPort(address)

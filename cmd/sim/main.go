@@ -68,6 +68,7 @@ type kvFlags struct {
 	Events      string        `flag:"kv-events-address" arg:"HOST:PORT" help:"PUB socket for what enters and leaves the prefix cache, as vLLM publishes it. Default: none"`
 	Replay      string        `flag:"kv-events-replay-address" arg:"HOST:PORT" help:"ROUTER socket that sends the last 10,000 messages of --kv-events-address again. Default: none"`
 	Topic       string        `flag:"kv-events-topic" arg:"TEXT" help:"topic of the messages of --kv-events-address"`
+	Push        bool          `flag:"push" help:"prefill writes KV into blocks that decode has named to it, as with vLLM's NixlPushConnector; the same on all engines of a pair"`
 	NoCached    bool          `flag:"no-prefill-cached-tokens" help:"behave like an older engine, whose hand-offs lack remote_prefill_cached_tokens"`
 }
 
@@ -192,8 +193,8 @@ func (f *flags) config() sim.Config {
 		},
 		KV: sim.KVConfig{
 			Blocks: f.KV.Blocks, BlockSize: f.KV.BlockSize, Lease: f.KV.Lease, HandshakeTime: f.KV.Handshake,
-			LoadFailure:             sim.LoadFailurePolicy(f.KV.LoadFailure),
-			OmitPrefillCachedTokens: f.KV.NoCached,
+			LoadFailure: sim.LoadFailurePolicy(f.KV.LoadFailure),
+			Push:        f.KV.Push, OmitPrefillCachedTokens: f.KV.NoCached,
 		},
 		KeepAlive: f.Listen.KeepAlive,
 		Transfer:  sim.TransferConfig{SideChannel: sideChannel, Open: f.Transfer.open()},

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/e2e/answer"
 	"github.com/tandem-serving/tandem/e2e/harness"
 	"github.com/tandem-serving/tandem/e2e/realengine"
+	"github.com/tandem-serving/tandem/e2e/vllm"
 	"github.com/tandem-serving/tandem/pd"
 )
 
@@ -178,8 +179,11 @@ func testClientGone(t *testing.T, p *pair) {
 				}
 				r.release()
 				limit := restWithin
-				if s != decoding && p.concurrent() {
+				switch {
+				case s != decoding && p.concurrent():
 					limit = abort + 5*time.Second // decode keeps blocks for a prefill that never comes
+				case p.engines.Connector == vllm.Push:
+					limit = pushLease + 5*time.Second // decode may have dropped the leg before prefill has heard of it
 				}
 				told(p, "client gone", s, stream, p.mustRest(t, limit), "")
 			})

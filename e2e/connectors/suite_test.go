@@ -70,6 +70,18 @@ var suites = []suite{
 		{"prefill killed", testPrefillKilled},
 		{"decode killed", testDecodeKilled},
 	}},
+	{"push", vllm.Options{Connector: vllm.Push, Lease: pushLease}, []string{"--kv-connector=nixl-push", "--lease=" + pushLease.String()}, []pairCase{
+		{"answers", testAnswers},
+		{"several answers", testSeveral},
+		{"first token ends it", testFirstToken},
+		{"hostile bodies", testHostile},
+		{"refused", testRefused},
+		{"client gone", testClientGone},
+		{"one request id", testPushOneID},
+		{"prefill stopped", testPrefillStopped},
+		{"decode killed", testDecodeKilled},
+		{"prefill killed", testPushPrefillKilled},
+	}},
 	{"multi", vllm.Options{Connector: vllm.Multi, Lease: 10 * time.Second, Args: []string{"--max-num-batched-tokens=4096"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
 		{"answers", testAnswers},
 		{"several answers", testSeveral},

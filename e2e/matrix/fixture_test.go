@@ -257,12 +257,12 @@ func startEngines(t *testing.T, r row) *fixture {
 			s.prefill = append(s.prefill, startSGLang(t, sglang.Prefill, r.poll()))
 			continue
 		}
-		s.prefill = append(s.prefill, startEngine(t, sim.Config{ScaleOut: true}, prefill...))
+		s.prefill = append(s.prefill, startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{Push: r.protocol.pushes}}, prefill...))
 	}
 	if r.protocol == sglangPair {
 		s.decode = startSGLang(t, sglang.Decode, r.poll())
 	} else {
-		s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach}, Transfer: sim.TransferConfig{Fetch: s.link.fetch}}, decode...)
+		s.decode = startEngine(t, sim.Config{ScaleOut: true, KV: sim.KVConfig{HandshakeTimeout: reach, Push: r.protocol.pushes}, Transfer: sim.TransferConfig{Fetch: s.link.fetch, ServeSideChannel: true}}, decode...)
 	}
 	t.Cleanup(s.link.repair)
 	for e, f := range map[*engine]fault.Fault{s.prefill[0]: r.prefill, s.decode: r.decode} {
@@ -281,7 +281,7 @@ func startEngines(t *testing.T, r row) *fixture {
 
 // fronts are what makes the engines speak a made-up protocol.
 func (s *fixture) fronts(r row) (prefill, decode []server.Front) {
-	if r.protocol.dialect == nil || r.protocol == sglangPair {
+	if r.protocol.dialect == nil || r.protocol.pushes || r.protocol == sglangPair {
 		return nil, nil
 	}
 	x := madeup.NewExchange()

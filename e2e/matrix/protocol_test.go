@@ -14,6 +14,7 @@ import (
 type protocol struct {
 	name    string          // in the names of rows; "" for vLLM's
 	dialect dialect.Dialect // nil: vLLM's with NIXL
+	pushes  bool            // vLLM's simulated engines push
 	notices bool            // the sidecar can tell prefill engines itself that a hand-off is not read
 	text    string          // the file that shows the tables
 	head    string          // its first paragraphs
@@ -25,8 +26,8 @@ type protocol struct {
 	firstEvents map[pd.API]int
 }
 
-// protocols are vLLM's, SGLang's, and two that no engine speaks: one of each shape, for which the sidecar has no code.
-var protocols = []*protocol{nixl, sglangPair, serial, concurrent}
+// protocols are vLLM's, two of them, SGLang's, and two that no engine speaks: one of each shape, for which the sidecar has no code.
+var protocols = []*protocol{nixl, push, sglangPair, serial, concurrent}
 
 var (
 	nixl       = &protocol{notices: true, text: "testdata/matrix.txt", head: nixlHead, list: nixlFailures, effects: effects, ways: ways, apis: apis, firstEvents: firstEvents}

@@ -88,7 +88,8 @@ func (r row) releases() map[[2]string]float64 {
 	// A decode engine answers 400 or 404 after it has noted the hand-off. The sidecar cannot tell these from faults that give
 	// the same status.
 	noted := r.status == http.StatusBadRequest || r.status == http.StatusNotFound
-	if r.lost == decodeLost && !noted || r.effect == decodeGone || r.effect == redoLost {
+	unasked := r.protocol.pushes && r.effect != drained && r.effect != clientLeft // decode tells prefill nothing of what it has not got
+	if r.lost == decodeLost && !noted || unasked || r.effect == decodeGone || r.effect == redoLost {
 		decode[1] = "failed"
 	}
 	switch w := r.way(); {

@@ -72,6 +72,8 @@ func (r row) withKeepers() []row {
 		return nil
 	case r.protocol == sglangPair:
 		return r.ofSGLang()
+	case r.protocol == push:
+		return r.ofPush()
 	case r.situation > last && (!half || r.expected(r.situation) == r.expected(last)):
 		return nil
 	case r.api != pd.APICompletions && r.api != pd.APIChat:
@@ -121,11 +123,11 @@ func (r row) String() string {
 	if r.several != one {
 		name += "/" + string(r.several)
 	}
-	if r.protocol != nixl {
-		return r.protocol.name + "/" + name
-	}
-	if r.keeper != works {
+	if r.protocol.notices && r.keeper != works {
 		name += "/" + string(r.keeper)
+	}
+	if r.protocol != nixl {
+		name = r.protocol.name + "/" + name
 	}
 	return name
 }

@@ -37,6 +37,7 @@ type Connector string
 // The connectors, with vLLM's names.
 const (
 	NIXL     Connector = "NixlConnector"
+	Push     Connector = "NixlPushConnector"
 	Files    Connector = "ExampleConnector"
 	Mooncake Connector = "MooncakeConnector"
 	Multi    Connector = "MultiConnector" // NIXL, then files
@@ -126,7 +127,7 @@ func (o Options) connectorConfig(c Connector) map[string]any {
 	extra := map[string]any{}
 	config := map[string]any{"kv_connector": c, "kv_role": o.Role, "kv_connector_extra_config": extra}
 	switch c {
-	case NIXL:
+	case NIXL, Push:
 		config["kv_buffer_device"] = "cpu"
 		if o.Lease > 0 {
 			extra["kv_lease_duration"] = int(o.Lease / time.Second)

@@ -2,6 +2,7 @@ package dialect_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/pd"
@@ -13,8 +14,9 @@ import (
 var contracts = map[string]dialecttest.Case{
 	"nixlv2": {
 		Good: func([]byte) []byte { return []byte(`{"kv_transfer_params":` + handoff + `}`) },
-		Bad:  []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`},
-		Own:  []string{"kv_transfer_params"},
+		Bad: []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`,
+			`{"kv_transfer_params":` + pushed + `}`},
+		Own: []string{"kv_transfer_params"},
 	},
 	"sglang": {
 		Good: func([]byte) []byte {
@@ -42,6 +44,13 @@ var contracts = map[string]dialecttest.Case{
 		EndsByLimit: true,
 		Headers:     []string{"x-data-parallel-rank"},
 		Minted:      []string{"kv_transfer_params.transfer_id"},
+	},
+	"nixl-push": {
+		Good: func([]byte) []byte { return []byte(`{"kv_transfer_params":` + pushed + `}`) },
+		Bad: []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`, `{"kv_transfer_params":` + handoff + `}`,
+			`{"kv_transfer_params":` + strings.Replace(pushed, `"tp_size":1,`, "", 1) + `}`},
+		Own:    []string{"kv_transfer_params", "request_id"},
+		Minted: []string{"kv_transfer_params.transfer_id"},
 	},
 }
 

@@ -154,10 +154,10 @@ type Aborter interface {
 	Abort(role pd.Role) (path string, body []byte)
 }
 
-// HeaderSetter is an Attempt whose engines take something of a leg from a header.
+// HeaderSetter is an Attempt, and its Handoff, whose engines take something of a leg from a header.
 type HeaderSetter interface {
-	// SetHeader sets the headers of the leg to the engine of one role. Their names are in the form of http.CanonicalHeaderKey, and
-	// HeaderStripper keeps a client's own away.
+	// SetHeader sets the headers of the leg to the engine of one role, which have all others. Their names are in the form of
+	// http.CanonicalHeaderKey, and HeaderStripper keeps a client's own away, unless they are replaced.
 	SetHeader(role pd.Role, of http.Header)
 }
 
@@ -210,7 +210,7 @@ type AfterTransfer interface {
 	AnswersAfterTransfer()
 }
 
-// Pusher is a concurrent Dialect whose prefill engines answer their leg before decode has the KV cache, and whose decode engines do not
+// Pusher is a Dialect whose prefill engines answer their leg before decode has the KV cache, and whose decode engines do not
 // notice that a prefill engine has ended. The sidecar watches the prefill pod by probes until decode begins to answer.
 type Pusher interface {
 	PushesAfterAnswer()

@@ -14,6 +14,8 @@
 // Protocols map to these interfaces as follows:
 //
 //   - vLLM with NIXL (vllm_nixl.go): Serial. Accept validates kv_transfer_params. Releaser, RequestReleaser, Leased with notices.
+//   - vLLM with NIXL, pushed (vllm_push.go): Serial, with most of the above. HeaderSetter gives each attempt an X-Request-Id, by which the
+//     engines match its legs. Pusher has prefill watched until decode answers. A Releaser, and no RequestReleaser.
 //   - SGLang (sglang.go): Concurrent, PerChoice. Attempt mints bootstrap_room and a rid for each leg, and asks the target for
 //     bootstrap_port and ranks; the bodies are otherwise the client's. Accept takes any completion. Aborter posts /abort_request
 //     with the rid of each leg. Stripper lists rid and the rank members, HeaderStripper the headers x-override-*. Moded tells

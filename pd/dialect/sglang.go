@@ -311,7 +311,7 @@ func (a *sglangAttempt) id(leg int) string {
 
 // SetHeader implements HeaderSetter.
 func (a *sglangAttempt) SetHeader(role pd.Role, of http.Header) {
-	if a.request.API == pd.APIMessages {
+	if a.api == pd.APIMessages {
 		of.Set(sglangOverride+"Rid", a.id(legOf(role)))
 	}
 }

@@ -8,9 +8,10 @@ var Table = []Row{
 	{Name: "sglang", New: newSGLang},
 	{Name: "shared-storage", Aliases: []string{"lmcache"}, New: newVLLMFiles},
 	{Name: "mooncake", New: newVLLMMooncake},
+	{Name: "nixl-push", New: newVLLMPush},
 }
 
-// Row names a dialect. Names are llm-d's values of --kv-connector.
+// Row names a dialect. Names are llm-d's values of --kv-connector, where it has the protocol.
 type Row struct {
 	Name    string
 	Aliases []string

@@ -22,6 +22,8 @@ type nixlParams struct {
 	groups int    // KV cache groups
 	tokens int    // remote_num_tokens; -1 = absent (older engines)
 	cached int    // remote_prefill_cached_tokens; -1 = absent (older engines: decode's usage is then corrected)
+	pushed bool   // transfer_mode is "push"
+	sized  bool   // tp_size is there
 }
 
 // maxHandoff caps the object: 128 k blocks of 7 digits, far above what a prompt of a million tokens needs.
@@ -42,6 +44,7 @@ const (
 	hoCached
 	hoTensor
 	hoPipeline
+	hoMode
 )
 
 var handoffTable = body.NewTable(
@@ -56,6 +59,7 @@ var handoffTable = body.NewTable(
 	// Decode engines check these themselves, so they are never a reason to reject the object.
 	body.Want{Path: "tp_size"},
 	body.Want{Path: "pp_size"},
+	body.Want{Path: "transfer_mode", Once: true},
 )
 
 // handoffScanners reuses scanners, whose first allocations are most of the cost of a hand-off.
@@ -108,7 +112,10 @@ func readHandoff(raw []byte, s *body.Scanner) (nixlParams, error) {
 	if h.pin.Tensor == 0 || h.pin.Pipeline == 0 {
 		h.pin.Tensor, h.pin.Pipeline = 0, 0
 	}
-	m, ok := s.Find(hoBlocks)
+	_, h.sized = s.Find(hoTensor)
+	m, ok := s.Find(hoMode)
+	h.pushed = ok && string(raw[m.Value.Start:m.Value.End]) == `"push"`
+	m, ok = s.Find(hoBlocks)
 	if !ok || m.Kind != body.Array {
 		return nixlParams{}, errors.New("hand-off lacks a list remote_block_ids")
 	}

@@ -31,7 +31,7 @@ func (s *bootstrapServer) ask(_ context.Context, server pd.Target, path string) 
 // oneEngine is what vLLM 0.32.0 answers to /query.
 const oneEngine = `{"0":{"engine_id":"d9bbeb61-378f","worker_addr":{"0":{"0":"tcp://127.0.0.1:42353"}}}}`
 
-func mooncakeAttempt(t *testing.T, d dialect.Dialect, api pd.API, in string) (dialect.Attempt, error) {
+func memberAttempt(t *testing.T, d dialect.Dialect, api pd.API, in string) (dialect.Attempt, error) {
 	t.Helper()
 	var scan body.Scanner
 	table := dialect.Members(d)
@@ -60,7 +60,7 @@ func TestMooncakeLegs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			server := &bootstrapServer{query: c.query}
 			d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: server.ask, MooncakePort: dialect.MooncakePort})
-			a, err := mooncakeAttempt(t, d, pd.APICompletions, `{"prompt":"x","stop_token_ids":[5],"stop":"y","min_tokens":3}`)
+			a, err := memberAttempt(t, d, pd.APICompletions, `{"prompt":"x","stop_token_ids":[5],"stop":"y","min_tokens":3}`)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,7 +90,7 @@ func TestMooncakeLegs(t *testing.T) {
 func TestMooncakeBootstrapServer(t *testing.T) {
 	for _, query := range []string{"", "{}", `{"7":{"engine_id":"fake"}}`, `{"0":{}}`, `{"0":{"engine_id":null}}`, `{"0":{"engine_id":7}}`, `[]`, `<html>`} {
 		d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: (&bootstrapServer{query: query}).ask, MooncakePort: dialect.MooncakePort})
-		if a, err := mooncakeAttempt(t, d, pd.APIChat, `{"messages":[]}`); err == nil {
+		if a, err := memberAttempt(t, d, pd.APIChat, `{"messages":[]}`); err == nil {
 			t.Errorf("%q makes an attempt: %v", query, a)
 		}
 	}
@@ -103,7 +103,7 @@ func TestMooncakeAsksAgain(t *testing.T) {
 		d, _ := dialect.New("mooncake", dialect.Options{AskBootstrap: server.ask, MooncakePort: 9000})
 		attempt := func(times int) dialect.Attempt {
 			t.Helper()
-			a, err := mooncakeAttempt(t, d, pd.APIChat, `{"messages":[]}`)
+			a, err := memberAttempt(t, d, pd.APIChat, `{"messages":[]}`)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestMooncakeUsage(t *testing.T) {
 		pd.APIResponses:   `{"status":"incomplete","output":[],"usage":{"input_tokens":100,"input_tokens_details":{"cached_tokens":64}}}`,
 		pd.APIMessages:    `{"stop_reason":"max_tokens","content":[],"usage":{"input_tokens":36,"cache_read_input_tokens":64}}`,
 	} {
-		a, err := mooncakeAttempt(t, d, api, `{"prompt":"x"}`)
+		a, err := memberAttempt(t, d, api, `{"prompt":"x"}`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func TestMooncakeEnded(t *testing.T) {
 		`{"choices":[{"finish_reason":"abort"}]}`:                                      false,
 		`{"message":"x"}`: false,
 	} {
-		a, err := mooncakeAttempt(t, d, pd.APICompletions, `{"prompt":"x"}`)
+		a, err := memberAttempt(t, d, pd.APICompletions, `{"prompt":"x"}`)
 		if err != nil {
 			t.Fatal(err)
 		}

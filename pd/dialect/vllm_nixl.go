@@ -3,6 +3,7 @@ package dialect
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -30,7 +31,7 @@ func (*vllmNIXL) Shape() Shape { return Serial }
 
 // Attempt implements Dialect. vLLM makes the ids itself.
 func (d *vllmNIXL) Attempt(_ context.Context, r *request.Request, _ pd.Target) (Attempt, error) {
-	return &nixlAttempt{dialect: d, request: r}, nil
+	return &nixlAttempt{nixlLegs{dialect: d, request: r}}, nil
 }
 
 // Notices implements Noticer.
@@ -43,7 +44,10 @@ func (*vllmNIXL) Agents() Agents { return nixlAgents{} }
 func (*vllmNIXL) Renewal(lease time.Duration) time.Duration { return lease * 2 / 3 }
 
 // nixlAttempt is an attempt, and its hand-off when prefill has answered.
-type nixlAttempt struct {
+type nixlAttempt struct{ nixlLegs }
+
+// nixlLegs are the legs of an attempt, which those of a prefill engine that pushes (vllm_push.go) have too.
+type nixlLegs struct {
 	dialect *vllmNIXL
 	request *request.Request
 	params  nixlParams
@@ -60,7 +64,7 @@ var (
 
 // Prefill implements Attempt. It changes only stream and stream_options (a streaming prefill hands nothing over), the token
 // limits (one token), min_tokens (must not exceed the limit) and kv_transfer_params.
-func (a *nixlAttempt) Prefill() (request.Payload, error) {
+func (a *nixlLegs) Prefill() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
@@ -71,7 +75,7 @@ func (a *nixlAttempt) Prefill() (request.Payload, error) {
 }
 
 // Decode implements Handoff. It inserts the hand-off as the prefill engine wrote it.
-func (a *nixlAttempt) Decode() (request.Payload, error) {
+func (a *nixlLegs) Decode() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
@@ -82,7 +86,7 @@ func (a *nixlAttempt) Decode() (request.Payload, error) {
 
 // Discard implements Releaser. The leg is a stream, because vLLM sends the headers of a stream when it has admitted the
 // request, and those of another answer only at the end.
-func (a *nixlAttempt) Discard() (request.Payload, error) {
+func (a *nixlLegs) Discard() (request.Payload, error) {
 	e, err := a.request.Edit()
 	if err != nil {
 		return request.Payload{}, err
@@ -97,7 +101,7 @@ func (a *nixlAttempt) Discard() (request.Payload, error) {
 // Settle implements Releaser. vLLM released the hand-off in every try from 4 ms on. A front end that sees request and
 // disconnect together drops the request, and the prefill engine never learns of it. The rest of the time is for a busy front
 // end.
-func (*nixlAttempt) Settle() time.Duration { return 250 * time.Millisecond }
+func (*nixlLegs) Settle() time.Duration { return 250 * time.Millisecond }
 
 // Pins implements Releaser. vLLM releases the hand-off of a request that it does not admit, which it answers with 503. With
 // other refusals it may not have read the parameters, a failed transfer releases nothing, and a 429 comes from a proxy before
@@ -124,17 +128,17 @@ func (*nixlAttempt) Released(status int) bool {
 func (*nixlAttempt) Tries() (n int, pause time.Duration) { return 4, 25 * time.Millisecond }
 
 // Trust implements Leased.
-func (a *nixlAttempt) Trust() time.Duration { return a.dialect.trust }
+func (a *nixlLegs) Trust() time.Duration { return a.dialect.trust }
 
 // Pin implements Leased.
-func (a *nixlAttempt) Pin() Pin { return a.params.pin }
+func (a *nixlLegs) Pin() Pin { return a.params.pin }
 
 // Blocks implements Sized.
-func (a *nixlAttempt) Blocks() int { return a.params.blocks }
+func (a *nixlLegs) Blocks() int { return a.params.blocks }
 
 // Cached implements UsageCorrector. If the prefill engine does not hand over its count, decode reports every pulled token as
 // cached.
-func (a *nixlAttempt) Cached() (tokens int64, ok bool) {
+func (a *nixlLegs) Cached() (tokens int64, ok bool) {
 	return a.cachedTokens, a.params.cached < 0 && a.cachedTokens >= 0
 }
 
@@ -163,21 +167,35 @@ var answerTable = body.NewTable(answerWants...)
 
 // Accept implements Attempt. The hand-off keeps the answer's bytes.
 func (a *nixlAttempt) Accept(answer []byte) (Handoff, error) {
+	if err := a.read(answer); err != nil {
+		return nil, err
+	}
+	if a.params.pushed {
+		return nil, errPushes
+	}
+	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
+}
+
+// errPushes: legs of one X-Request-Id, which clients choose, must not reach engines that match them by it.
+var errPushes = errors.New("the prefill engine pushes KV caches (NixlPushConnector): set --kv-connector=nixl-push")
+
+// read takes the parameters and the counts out of prefill's answer.
+func (a *nixlLegs) read(answer []byte) error {
 	var s body.Scanner
 	if err := s.Scan(answerTable, body.Limits{}, answer); err != nil {
-		return nil, fmt.Errorf("reading the prefill answer: %w", err)
+		return fmt.Errorf("reading the prefill answer: %w", err)
 	}
 	m, ok := s.Find(aParams)
 	if !ok || m.Kind == body.Null {
-		return nil, ErrNoHandoff
+		return ErrNoHandoff
 	}
 	h, err := parseHandoff(answer[m.Value.Start:m.Value.End:m.Value.End])
 	if err != nil {
-		return nil, err
+		return err
 	}
 	a.params = h
 	a.promptTokens, a.cachedTokens = usage(a.request.API, func(want int) int64 { return tokens(answer, &s, want) })
-	return a, a.params.checkBlocks(int(a.promptTokens), a.dialect.blockSize)
+	return nil
 }
 
 // usage returns an engine's counts for a prompt and for what of it was cached. count returns a member of answerTable, -1 if it is

@@ -134,7 +134,7 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	_, p.waits = x.legs.Dialect.(dialect.AfterTransfer)
 	_, p.pushes = x.legs.Dialect.(dialect.Pusher)
 	p.startPrefill(toPrefill)
-	header := p.legHeader(pd.RoleDecode)
+	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
 		attribute.Int("server.port", x.legs.Port))
 	if p.decode, err = x.legs.startLeg(ctx, x.handoff.of, x.request.URL.RequestURI(), header, l); err != nil {
@@ -146,15 +146,6 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 		p.startWatch(func(ctx context.Context) { p.watchRoute(ctx, r) })
 	}
 	return span, nil
-}
-
-// legHeader makes the headers of the leg to the engine of one role.
-func (p *legPair) legHeader(role pd.Role) http.Header {
-	header := p.x.legHeader()
-	if s, ok := p.attempt.(dialect.HeaderSetter); ok {
-		s.SetHeader(role, header)
-	}
-	return header
 }
 
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
@@ -169,8 +160,9 @@ func (p *legPair) startPrefill(leg request.Payload) {
 	ctx, end := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithTimeout(ctx, x.legs.PrefillTimeout)
 	p.cancelPrefill, p.prefill = cancel, make(chan prefillResult, 1)
-	header := p.legHeader(pd.RolePrefill)
+	header := x.legHeader()
 	header["Accept-Encoding"] = transport.Identity
+	setHeaders(p.attempt, pd.RolePrefill, header)
 	ctx, span := x.legs.tracing.leg(ctx, spanPrefill, header, attribute.Int("tandem.attempt", x.Decision.Attempts),
 		attribute.String("server.address", p.target.Host), attribute.Int("server.port", int(p.target.Port)))
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("prefill")

@@ -58,15 +58,15 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	g.stream = req.Stream()
 	v := x.legs.watchLocal(l.Length, g.cancel)
 	defer v.over(false)
-	source := x.legs.hung.watch(x.handoff.target, x.source, waitRead, 0, g.cancel)
-	defer source.over(false)
+	from := x.watchSource(g)
+	defer from.over(false)
 	x.state = decoding
 	x.Clock.Enter(pd.PhaseFirst, sent)
 	inflight := x.legs.Metrics.Inflight.WithLabelValues("decode")
 	inflight.Inc()
 	defer inflight.Dec()
 	if !g.stream {
-		defer time.AfterFunc(readTime, func() { source.over(false) }).Stop()
+		defer time.AfterFunc(readTime, func() { from.vigil.over(false) }).Stop()
 	}
 	resp, cause, err := x.awaitHeaders(g)
 	if resp != nil {
@@ -82,7 +82,7 @@ func (x *Exchange) runDecode(req *intake.Request) (reason pd.Reason, err error) 
 	defer g.cancel(nil)
 	// From here on the engine has the leg: ending it with its client is safe.
 	defer context.AfterFunc(x.Context, func() { g.cancel(errClientLeft) })()
-	return x.takeAnswer(g, resp, source)
+	return x.takeAnswer(g, resp, from)
 }
 
 // readTime is for how long the prefill pod matters to a decode leg that is no stream: such an answer tells nothing until all is
@@ -102,12 +102,16 @@ const (
 	causeFailed  = "failed"  // the engine refused, broke off or answered with an error
 	causeTimeout = "timeout" // a deadline of ours passed
 	causeHung    = "hung"    // one of the engines answers nothing any more
+	causeGone    = "gone"    // the prefill engine has ended before it has sent the KV cache
 )
 
 // failure names the cause of a leg's end with an error.
 func (g *leg) failure(err error) (cause string, _ error) {
-	if context.Cause(g.ctx) == errHung {
-		return causeHung, errHung
+	switch cause := context.Cause(g.ctx); cause {
+	case errHung:
+		return causeHung, cause
+	case errGone:
+		return causeGone, cause
 	}
 	return causeFailed, err
 }
@@ -168,8 +172,8 @@ func (x *Exchange) redoWithout(cause string, err error) pd.Reason {
 	return pd.TransferFailed
 }
 
-// takeAnswer looks at a decode answer before anything of it goes to the client. source watches the prefill pod that decode reads from.
-func (x *Exchange) takeAnswer(g *leg, resp *http.Response, source *vigil) (pd.Reason, error) {
+// takeAnswer looks at a decode answer before anything of it goes to the client. from watches the prefill pod.
+func (x *Exchange) takeAnswer(g *leg, resp *http.Response, from source) (pd.Reason, error) {
 	x.handoff.answered = true
 	if cached, ok := x.handoff.cached(); ok {
 		x.CorrectCached(cached)
@@ -193,22 +197,25 @@ func (x *Exchange) takeAnswer(g *leg, resp *http.Response, source *vigil) (pd.Re
 		x.releaseInDoubt()
 		return x.tooLate(), nil
 	case !relay.IsEventStream(resp.Header), relay.Encoded(resp.Header): // the relay cannot read an encoded stream
-		return x.takeWhole(resp)
+		return x.takeWhole(g, resp, from)
 	}
-	return x.takeStream(g, resp, source)
+	return x.takeStream(g, resp, from)
 }
 
 // takeWhole waits for the first byte: until it has come, the engine may break off and the request be redone.
-func (x *Exchange) takeWhole(resp *http.Response) (pd.Reason, error) {
+func (x *Exchange) takeWhole(g *leg, resp *http.Response, from source) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
-	if _, err := a.Peek(); err == nil || err == io.EOF {
+	_, err := a.Peek()
+	from.over(true)
+	if err == nil || err == io.EOF {
 		x.handoff.hold.End()
 		x.legs.Metrics.Links.Read(x.target, x.handoff.blocks(), 0)
 		return "", x.Relay(resp, a)
-	} else if x.Context.Err() == nil {
+	}
+	if x.Context.Err() == nil {
 		x.releaseInDoubt()
-		return x.redoWithout(causeFailed, err), nil
+		return x.redoWithout(g.failure(err)), nil
 	}
 	return "", x.interruptedDecode()
 }
@@ -225,12 +232,12 @@ func (x *Exchange) interruptedDecode() error {
 }
 
 // takeStream waits for the first event: the engine sends the status before the transfer begins, and a failed one shows here.
-func (x *Exchange) takeStream(g *leg, resp *http.Response, source *vigil) (pd.Reason, error) {
+func (x *Exchange) takeStream(g *leg, resp *http.Response, from source) (pd.Reason, error) {
 	a := relay.NewAnswer(resp.Body)
 	defer a.Free()
 	silence := time.AfterFunc(x.legs.FirstEvent, func() { g.cancel(errSilent) })
 	err := a.PeekEvent(nil)
-	source.over(err == nil)
+	from.over(err == nil)
 	late := !silence.Stop() // also when the event came just as the leg was cancelled
 	switch {
 	case err == nil && !late:

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/pd"
 	"github.com/tandem-serving/tandem/pd/dialect"
 	"github.com/tandem-serving/tandem/pd/request"
 	"github.com/tandem-serving/tandem/sidecar/transport"
@@ -33,7 +34,8 @@ type legResult struct {
 	err  error
 }
 
-// startLeg sends a decode leg that reads a hand-off. The caller must take its result, or call cancelDelivered.
+// startLeg sends a decode leg that reads a hand-off, whose headers it adds to those of the leg. The caller must take its result, or
+// call cancelDelivered.
 func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, header http.Header, l request.Payload) (*leg, error) {
 	g := &leg{sent: time.Now(), wrote: make(chan struct{}), result: make(chan legResult, 1)}
 	if r, ok := of.(dialect.Releaser); ok {
@@ -41,6 +43,7 @@ func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, 
 	}
 	g.ctx, g.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.trace.WroteRequest = g.written
+	setHeaders(of, pd.RoleDecode, header)
 	req, err := transport.NewBufferedLeg(httptrace.WithClientTrace(g.ctx, &g.trace), legs.Decode.URL+uri, header, l.Segments, l.Length)
 	if err != nil {
 		g.cancel(nil)
@@ -51,6 +54,13 @@ func (legs *Legs) startLeg(ctx context.Context, of dialect.Handoff, uri string, 
 		g.result <- legResult{resp, err}
 	}()
 	return g, nil
+}
+
+// setHeaders adds to the headers of a leg what its attempt, or the hand-off of that, has in them.
+func setHeaders(of any, role pd.Role, header http.Header) {
+	if s, ok := of.(dialect.HeaderSetter); ok {
+		s.SetHeader(role, header)
+	}
 }
 
 // written notes when the leg was handed to the socket, for the first time if it was sent again.

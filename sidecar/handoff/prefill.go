@@ -89,6 +89,7 @@ func (legs *Legs) sendPrefill(ctx context.Context, engine transport.Engine, uri 
 	if err != nil {
 		return 0, nil, fmt.Errorf("editing the prefill leg: %w", err)
 	}
+	setHeaders(a, pd.RolePrefill, header)
 	return legs.sendPrefillLeg(ctx, engine, uri, header, a, leg)
 }
 

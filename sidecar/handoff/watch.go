@@ -42,7 +42,7 @@ func (p *legPair) watchRoute(ctx context.Context, r dialect.Rerouter) {
 			return
 		case <-tick.C:
 		}
-		if pauses >= watchQuiet && p.probe(ctx) == nil && p.x.legs.misrouted(ctx, r, p.target) {
+		if pauses >= watchQuiet && p.x.legs.probe(ctx, p.target) == nil && p.x.legs.misrouted(ctx, r, p.target) {
 			p.x.legs.reroute(r, p.target)
 			p.gone <- &prefillError{cause: "misrouted", reason: pd.PrefillFailed, err: errMisrouted}
 			return
@@ -50,10 +50,11 @@ func (p *legPair) watchRoute(ctx context.Context, r dialect.Rerouter) {
 	}
 }
 
-func (p *legPair) probe(ctx context.Context) error {
+// probe asks a prefill pod whether it is healthy.
+func (legs *Legs) probe(ctx context.Context, at pd.Target) error {
 	ctx, cancel := context.WithTimeout(ctx, transport.ProbeTimeout)
 	defer cancel()
-	return p.x.legs.Prefill(p.target).Healthy(ctx)
+	return legs.Prefill(at).Healthy(ctx)
 }
 
 const (
@@ -65,8 +66,8 @@ const (
 )
 
 // watchPush probes a prefill pod that has answered, until ctx ends: decode waits for a KV cache that a dead one will never send. A
-// closed port is the end of a pod. Any other error may be that of a busy one.
-func (p *legPair) watchPush(ctx context.Context) {
+// closed port is the end of a pod. Any other error may be that of a busy one. gone is called at most once.
+func (legs *Legs) watchPush(ctx context.Context, at pd.Target, stream bool, gone func(error)) {
 	tick, late := time.NewTicker(pushPause), time.NewTimer(pushTime)
 	defer tick.Stop()
 	defer late.Stop()
@@ -75,14 +76,14 @@ func (p *legPair) watchPush(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-late.C:
-			if !p.decode.stream {
+			if !stream {
 				return
 			}
 			tick.Reset(watchPause)
 			continue
 		case <-tick.C:
 		}
-		err := p.probe(ctx)
+		err := legs.probe(ctx, at)
 		if failed++; err == nil {
 			failed = 0
 		}
@@ -90,7 +91,7 @@ func (p *legPair) watchPush(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case failed == watchTries, errors.Is(err, syscall.ECONNREFUSED):
-			p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
+			gone(err)
 			return
 		}
 	}
@@ -108,6 +109,42 @@ func (p *legPair) endWatch() {
 // handedOver notes that prefill has computed the prompt, and that decode still waits.
 func (p *legPair) handedOver() {
 	if p.pushes {
-		p.startWatch(p.watchPush)
+		p.startWatch(func(ctx context.Context) {
+			p.x.legs.watchPush(ctx, p.target, p.decode.stream, func(err error) {
+				p.gone <- &prefillError{cause: "gone", reason: pd.PrefillFailed, err: err}
+			})
+		})
 	}
+}
+
+// errGone is why a decode leg ended that waited for the KV cache of a prefill pod.
+var errGone = errors.New("the prefill pod has ended, or answers no health check, and decode waits for its KV cache")
+
+// source watches the prefill pod of a decode leg of a serial protocol.
+type source struct {
+	*vigil
+	stop func() // ends the watch for the end of the pod
+}
+
+// watchSource begins to watch the prefill pod, from which decode gets the KV cache, and ends the decode leg if the pod hangs, or, if it
+// sends the KV cache after its answer, if it ends. The caller must call over.
+func (x *Exchange) watchSource(g *leg) source {
+	w := source{x.legs.hung.watch(x.handoff.target, x.source, waitRead, 0, g.cancel), func() {}}
+	if _, pushes := x.legs.Dialect.(dialect.Pusher); !pushes {
+		return w
+	}
+	ctx, cancel := context.WithCancel(x.Context)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		x.legs.watchPush(ctx, x.handoff.target, g.stream, func(error) { g.cancel(errGone) })
+	}()
+	w.stop = func() { cancel(); <-ended }
+	return w
+}
+
+// over ends both watches. read says that decode has the KV cache.
+func (w source) over(read bool) {
+	w.stop()
+	w.vigil.over(read)
 }

@@ -99,7 +99,7 @@ func (h *handler) serveResponses(c *call) {
 		return
 	}
 	q.fault = c.Fault
-	q.id = "resp_" + requestID(c.R)
+	q.id = f.Text("request_id", "resp_"+sim.RandomHex(8)) // the real engine does not read X-Request-Id here
 	g := h.submit(c, q, func() []sim.Request {
 		return q.engineRequests(&h.cfg, h.cfg.MaxModelLen, func(int) string { return q.id + "_0" })
 	})
