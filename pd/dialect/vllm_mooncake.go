@@ -237,8 +237,9 @@ func (a *mooncakeAttempt) accept(answer []byte) (Handoff, error) {
 	case !bytes.Contains(answer, mooncakeEnd[a.api]):
 		return nil, ErrEnded
 	}
-	_, a.cached = usage(a.api, func(want int) int64 { return tokens(answer, &s, want) })
-	return a, nil
+	told := *a // decode's leg may be reading a
+	_, told.cached = usage(a.api, func(want int) int64 { return tokens(answer, &s, want) })
+	return &told, nil
 }
 
 // errOtherConnector: Mooncake's engines answer without parameters.

@@ -134,10 +134,10 @@ func (x *Exchange) watchSource(g *leg) source {
 		return w
 	}
 	ctx, cancel := context.WithCancel(x.Context)
-	ended := make(chan struct{})
+	ended, at, stream := make(chan struct{}), x.handoff.target, g.stream
 	go func() {
 		defer close(ended)
-		x.legs.watchPush(ctx, x.handoff.target, g.stream, func(error) { g.cancel(errGone) })
+		x.legs.watchPush(ctx, at, stream, func(error) { g.cancel(errGone) })
 	}()
 	w.stop = func() { cancel(); <-ended }
 	return w
