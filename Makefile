@@ -71,6 +71,10 @@ test-vllm: modules .tools/vllm .tools/tinymodel .tools/envoy .tools/clients ## r
 test-connectors: modules .tools/vllm .tools/mooncake .tools/tinymodel ## run pairs of real vLLM engines with their other connectors: 7 GB of disk, 8 GB of memory
 	@cd e2e/connectors && go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) -connectors $(CONNECTORSFLAGS)
 
+.PHONY: test-kvcache
+test-kvcache: modules .tools/vllm .tools/tinymodel ## route by the KV events of real vLLM engines: 7 GB of disk, 8 GB of memory
+	@cd e2e/kvcache && go test -count=1 -timeout=40m -run '^TestRealEngines$$' $(TESTFLAGS) -kvcache
+
 .PHONY: test-sglang
 test-sglang: modules .tools/sglang .tools/tinymodel .tools/envoy .tools/clients ## run the end-to-end suite on real SGLang engines: 7 GB of disk, 10 GB of memory
 	@cd e2e/sglang && go test -count=1 -timeout=15m -run '^TestRealEngines$$' $(TESTFLAGS) -sglang $(SGLANGFLAGS)

@@ -153,6 +153,7 @@ type CandidateTrace struct {
 	Requests int      `json:"inflight_requests"`
 	Tokens   int      `json:"inflight_tokens"`
 	Cached   int      `json:"cached_tokens"`
+	CachedBy string   `json:"cached_by,omitempty"` // how that is known, where the matcher knows in several ways
 }
 
 // ScoreTrace is one scorer's score of one candidate.

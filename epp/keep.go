@@ -11,6 +11,8 @@ import (
 // zero Keep is empty.
 type Keep struct {
 	Clock Clock // by which plugins tell the time; nil = SystemClock
+	// Offline says that the endpoints are not real, as in replays: plugins must not connect to them, nor let them connect.
+	Offline bool
 
 	mu    sync.Mutex
 	kept  map[string]any

@@ -117,7 +117,7 @@ type Matcher interface {
 // Knower is a Matcher that knows in several ways.
 type Knower interface {
 	Matcher
-	// How says how it knows what an endpoint has cached of a request's prompt.
+	// How says how it knows what an endpoint has cached of a request's prompt; "" = it does not know.
 	How(r *Request, e *Endpoint) string
 }
 

@@ -21,6 +21,8 @@ func (p *picker) admin() http.Handler {
 	mux.HandleFunc("GET /debug/endpoints", p.debugEndpoints)
 	mux.HandleFunc("GET /debug/config", p.debugConfig)
 	mux.HandleFunc("GET /debug/queues", p.debugQueues)
+	mux.HandleFunc("GET /debug/prefix", p.debugPrefix)
+	mux.HandleFunc("POST /debug/prefix", p.debugPrompt)
 	p.requests.kept.Register(mux)
 	mux.HandleFunc("POST /explain", p.explain)
 	mux.HandleFunc("POST /explain/", p.explain)

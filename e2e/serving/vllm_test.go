@@ -114,7 +114,7 @@ var simulatedOnly = map[string]string{
 
 // suitesOfTheirOwn are the packages below e2e that choose their engines themselves, and those that hold no tests of the
 // whole system.
-var suitesOfTheirOwn = []string{"answer", "calibrate", "conformance", "connectors", "controlplane", "dropin", "image", "kube", "matrix", "otlp", "realengine", "release", "sglang", "vllm"}
+var suitesOfTheirOwn = []string{"answer", "calibrate", "conformance", "connectors", "controlplane", "dropin", "image", "kube", "kvcache", "matrix", "otlp", "realengine", "release", "sglang", "vllm"}
 
 // TestEveryTestIsListedForRealEngines holds the two lists to the tests that there are.
 func TestEveryTestIsListedForRealEngines(t *testing.T) {

@@ -46,7 +46,6 @@ var accepted = map[string]struct {
 const (
 	leaveOut    = "leave it out"
 	noClusters  = "a picker serves one cluster; put one picker into each"
-	noEvents    = "approx-prefix-cache-producer with prefix-cache-scorer estimates what is cached"
 	noPredictor = "token-load-scorer and prefix-cache-affinity-filter go by the load, without predictions"
 )
 
@@ -67,8 +66,6 @@ var refused = map[string]string{
 	"multicluster-session-affinity-filter":      noClusters,
 	"outlen-bucket":                             "leave it out; inflight-load-producer estimates answers by the length of the prompt",
 	"p2p-source-producer":                       leaveOut,
-	"precise-prefix-cache-producer":             noEvents,
-	"precise-prefix-cache-scorer":               noEvents,
 	"predicted-latency-producer":                noPredictor,
 	"session-interturn-latency-producer":        leaveOut,
 	"slo-headroom-tier-filter":                  noPredictor,

@@ -26,7 +26,7 @@ var movedFields = map[string]map[string]string{
 	},
 }
 
-const toPrecise = "has moved to precise-prefix-cache-producer, a plugin of llm-d that is not served here; approx-prefix-cache-producer estimates what is cached"
+const toPrecise = "has moved to the plugin precise-prefix-cache-producer; list that plugin, and name it in prefixMatchInfoProducerName"
 
 // toProducer says that a parameter is now one of the producer.
 func toProducer(name string) string {

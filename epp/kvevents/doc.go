@@ -5,8 +5,8 @@
 // store and drop leave, for epp/kvindex.
 //
 // Stream.Follow subscribes to one engine, or one rank of it, and notices when messages were lost and when another process publishes:
-// engines number their messages, and some replay the last ones. A lost message is replayed; where that is not possible what it would have
-// changed stays, and is counted. After a restart the holder has nothing. Live messages wait in the connection while a
+// engines number their messages, and some replay the last ones. A lost message is replayed; where that is not possible it is counted, and
+// the holder has nothing, as after a restart. Live messages wait in the connection while a
 // replay runs, so a Stream keeps one message at most.
 //
 // A [Decoder] reads one message. What it does not know it skips; an event that it cannot use is counted and costs only itself, and a

@@ -53,8 +53,8 @@ type follower struct {
 }
 
 // Follow keeps the holder up to date with what a source publishes, until ctx ends. It connects again whenever the connection ends.
-// When it finds that the engine has restarted, the holder has nothing. Messages that were lost are replayed, where the source does so; else
-// what they would have changed stays as it was, and Counts.Lost tells.
+// When it finds that the engine has restarted, the holder has nothing. Messages that were lost are replayed, where the source does so;
+// else the holder has nothing, because blocks may have been dropped meanwhile, and Counts.Lost tells.
 func (s *Stream) Follow(ctx context.Context, d zmtp.Dialer, source Source, log *slog.Logger) {
 	f := follower{Stream: s, source: source, dialer: d, seed: maphash.MakeSeed()}
 	pause, told := firstPause, false
@@ -144,7 +144,10 @@ func (f *follower) message(ctx context.Context, numbered, payload []byte) error 
 
 // apply applies the next message that there is, of which some before it may be lost.
 func (f *follower) apply(n uint64, payload []byte) {
-	f.Counts.Lost.Add(int64(n - f.next))
+	if lost := n - f.next; lost > 0 {
+		f.Counts.Lost.Add(int64(lost))
+		f.Holder.Clear()
+	}
 	_, _ = f.Apply(payload) // an error is counted, and concerns this message only
 	f.known, f.next = true, n+1
 	if f.source.Replay != "" {
@@ -157,6 +160,9 @@ func (f *follower) restarted() {
 	f.Counts.Restarts.Add(1)
 	f.Holder.Clear()
 	f.known, f.next, f.group = false, 0, -1
+	if f.Stream.Restarted != nil {
+		f.Stream.Restarted()
+	}
 }
 
 // replay asks for the messages from the next one on and applies them. It finds out whether the engine has restarted by asking for
@@ -235,4 +241,19 @@ func (f *follower) replayOnce(ctx context.Context) (whole bool, err error) {
 			f.apply(n, payload)
 		}
 	}
+}
+
+// Pushed applies numbered messages that reach the caller by other ways than Follow's: from engines that connect to it, which replay
+// nothing, or without a network. One goroutine at a time may use it.
+type Pushed struct{ follower }
+
+// NewPushed returns what applies messages to a stream.
+func NewPushed(s *Stream) *Pushed { return &Pushed{follower{Stream: s, seed: maphash.MakeSeed()}} }
+
+// Connected notes that a new connection begins: further messages may have been lost before it, or come from another process.
+func (p *Pushed) Connected() { p.joined, p.live = false, 0 }
+
+// Message applies a message, by the part with its number and the one with its events. The error says that it is not one of KV events.
+func (p *Pushed) Message(numbered, payload []byte) error {
+	return p.message(context.Background(), numbered, payload)
 }

@@ -179,7 +179,8 @@ func TestFollow(t *testing.T) {
 			n.publishes(false, one(0))
 			n.publishes(true, removed(1000))
 			n.publishes(false, one(1))
-		}, 2, "connected=1 lost=1 restarts=0"},
+			n.publishes(false, one(0))
+		}, 1, "connected=1 lost=1 restarts=0"},
 		"a lost message is replayed": {true, func(n *network) {
 			n.publishes(false, one(0))
 			n.publishes(true, one(1))

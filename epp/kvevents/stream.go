@@ -29,8 +29,9 @@ func (r Reason) String() string {
 
 // Counts is what streams have read. It may be shared.
 type Counts struct {
-	Stored, Removed, Cleared atomic.Int64 // blocks, blocks, events
-	Skipped                  [reasons]atomic.Int64
+	Stored, Removed, Cleared atomic.Int64          // blocks, blocks, events
+	Orphans                  atomic.Int64          // blocks of the events that were skipped as such
+	Skipped                  [reasons]atomic.Int64 // events, by Reason
 
 	Connected atomic.Int64 // connections that there are
 	Lost      atomic.Int64 // messages that were missed and not replayed
@@ -100,6 +101,10 @@ type Stream struct {
 	Holder *kvindex.Holder
 	Roots  *Roots
 	Counts *Counts
+	// Heard is called after each message was applied; nil = it is not.
+	Heard func(Batch)
+	// Restarted is called when another process publishes than before; nil = it is not.
+	Restarted func()
 
 	decoder Decoder
 	group   int // of layers that count, -1 = not known
@@ -116,6 +121,9 @@ func (s *Stream) Apply(payload []byte) (Batch, error) {
 	s.Counts.Skipped[Malformed].Add(int64(b.Skipped))
 	if err != nil {
 		s.Counts.Skipped[Malformed].Add(1)
+	}
+	if s.Heard != nil {
+		s.Heard(b)
 	}
 	return b, err
 }
@@ -181,6 +189,7 @@ func (s *Stream) stored(e *Event) {
 		s.Counts.Stored.Add(int64(len(e.Names)))
 	case errors.Is(err, kvindex.ErrParent):
 		s.Counts.Skipped[Orphan].Add(1)
+		s.Counts.Orphans.Add(int64(len(e.Names)))
 	case errors.Is(err, kvindex.ErrFull):
 		s.Counts.Skipped[Full].Add(1)
 	default:

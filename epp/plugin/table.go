@@ -58,6 +58,7 @@ var Table = []epp.Row{
 	{Type: "active-request-scorer", New: scorer.NewActiveRequest},
 	{Type: "token-load-scorer", New: scorer.NewTokenLoad},
 	{Type: "prefix-cache-scorer", New: scorer.NewPrefixCache},
+	{Type: "precise-prefix-cache-scorer", New: scorer.NewPrecisePrefixCache},
 	{Type: "lora-affinity-scorer", New: scorer.NewLoRAAffinity},
 	{Type: "load-aware-scorer", New: scorer.NewLoadAware},
 	{Type: "no-hit-lru-scorer", New: scorer.NewNoHitLRU},
@@ -85,6 +86,7 @@ var Table = []epp.Row{
 
 	// Producers, whose results the other plugins use.
 	{Type: "approx-prefix-cache-producer", New: producer.NewApproxPrefixCache},
+	{Type: "precise-prefix-cache-producer", New: producer.NewPrecisePrefixCache},
 	{Type: "burst-prefix-cache-producer", New: producer.NewBurstPrefixCache},
 	{Type: "inflight-load-producer", New: producer.NewInflightLoad},
 	{Type: "session-id-producer", New: affinity.NewSessionIDProducer},

@@ -6,7 +6,8 @@ import "github.com/prometheus/client_golang/prometheus"
 var label = []string{"producer"}
 
 var (
-	blocksDesc = prometheus.NewDesc("tandem_prefix_blocks",
+	// BlocksDesc describes the size of a producer's index, of whatever kind.
+	BlocksDesc = prometheus.NewDesc("tandem_prefix_blocks",
 		"Blocks in the prefix index; one that several endpoints hold counts for each of them.", label, nil)
 	evictionsDesc = prometheus.NewDesc("tandem_prefix_evictions_total",
 		"Blocks that left the prefix index because an endpoint's cache was full.", label, nil)
@@ -14,12 +15,12 @@ var (
 
 // Describe describes the metrics of CollectAs.
 func (x *Index) Describe(ch chan<- *prometheus.Desc) {
-	ch <- blocksDesc
+	ch <- BlocksDesc
 	ch <- evictionsDesc
 }
 
 // CollectAs collects the metrics of the index under the name of its producer.
 func (x *Index) CollectAs(producer string, ch chan<- prometheus.Metric) {
-	ch <- prometheus.MustNewConstMetric(blocksDesc, prometheus.GaugeValue, float64(x.blocks.Load()), producer)
+	ch <- prometheus.MustNewConstMetric(BlocksDesc, prometheus.GaugeValue, float64(x.blocks.Load()), producer)
 	ch <- prometheus.MustNewConstMetric(evictionsDesc, prometheus.CounterValue, float64(x.evictions.Load()), producer)
 }

@@ -155,6 +155,11 @@ func (s *Scheduler) Explain(ctx context.Context, r *epp.Request) (*epp.Decision,
 	k := begin(p, r, now, p.picks.Load()+1)
 	defer k.end()
 	k.trace = trace
+	if matchers := p.config.Matchers; len(matchers) > 0 { // the first one's results are those of the trace
+		if knower, ok := matchers[0].(epp.Knower); ok {
+			trace.how = func(c *epp.Candidate) string { return knower.How(r, c.Endpoint) }
+		}
+	}
 	k.gather(snapshot)
 	if err = k.shed(); err == nil {
 		err = k.run()

@@ -21,13 +21,14 @@ const engineMode = "engine-mode"
 type tracer struct {
 	epp.Trace
 	now   time.Time
-	runs  *stage                // the stage that runs
-	stage *epp.StageTrace       // its trace
-	index map[*epp.Endpoint]int // of stage.Candidates
+	how   func(c *epp.Candidate) string // it is known what a candidate has cached; "" = in the only way
+	runs  *stage                        // the stage that runs
+	stage *epp.StageTrace               // its trace
+	index map[*epp.Endpoint]int         // of stage.Candidates
 }
 
 func newTracer(s *epp.Snapshot, subset *epp.Subset, now time.Time) *tracer {
-	t := &tracer{now: now, Trace: epp.Trace{Snapshot: s.Version, Outside: []string{}, Stages: []epp.StageTrace{}}}
+	t := &tracer{now: now, how: func(*epp.Candidate) string { return "" }, Trace: epp.Trace{Snapshot: s.Version, Outside: []string{}, Stages: []epp.StageTrace{}}}
 	for _, e := range s.Endpoints {
 		if !subset.Has(e.Addr) {
 			t.Outside = append(t.Outside, e.String())
@@ -57,6 +58,7 @@ func (t *tracer) enter(s *stage, all []epp.Candidate) {
 	t.index = make(map[*epp.Endpoint]int, len(all))
 	for i := range all {
 		t.stage.Candidates[i] = describe(&all[i], t.now)
+		t.stage.Candidates[i].CachedBy = t.how(&all[i])
 		t.index[all[i].Endpoint] = i
 	}
 }

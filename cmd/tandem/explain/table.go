@@ -152,7 +152,7 @@ func row(w *tabwriter.Writer, c epp.CandidateTrace, signals epp.Readings, scorer
 		reading := c.Signals.Of(s.Name)
 		fmt.Fprintf(w, "%s\t", reading.Text("?"))
 	}
-	fmt.Fprintf(w, "%s\t%d req %d tok\t%d\t", age, c.Requests, c.Tokens, c.Cached)
+	fmt.Fprintf(w, "%s\t%d req %d tok\t%s\t", age, c.Requests, c.Tokens, cached(c))
 	for i := range scorers {
 		cell := "-"
 		if i < len(c.Scores) {
@@ -165,6 +165,14 @@ func row(w *tabwriter.Writer, c epp.CandidateTrace, signals epp.Readings, scorer
 		total = number(c.Total)
 	}
 	fmt.Fprintf(w, "%s\t%s\n", total, c.Why)
+}
+
+// cached returns how many tokens a candidate has cached, and how that is known.
+func cached(c epp.CandidateTrace) string {
+	if c.CachedBy == "" {
+		return strconv.Itoa(c.Cached)
+	}
+	return fmt.Sprintf("%d (%s)", c.Cached, c.CachedBy)
 }
 
 // number formats a number with at most three digits after the point.

@@ -1,0 +1,314 @@
+package kvcache
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/e2e/harness"
+	"github.com/tandem-serving/tandem/e2e/vllm"
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/kvfeed"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+const (
+	producer = "precise-prefix-cache-producer"
+	// turns is the length of a conversation, and said and answered are the tokens of each of its turns.
+	turns, said, answered = 10, 45, 9
+)
+
+// precise is a configuration that goes by KV events. nonCached is the threshold of the decider.
+func precise(weight int, nonCached int) string {
+	return fmt.Sprintf(`
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: prefill-filter
+- type: decode-filter
+- type: %s
+- type: prefix-cache-scorer
+- type: active-request-scorer
+- type: max-score-picker
+- type: prefix-based-pd-decider
+  parameters: {nonCachedTokens: %d}
+- type: disagg-profile-handler
+  parameters: {deciders: {prefill: prefix-based-pd-decider}}
+schedulingProfiles:
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}, {pluginRef: prefix-cache-scorer}, {pluginRef: max-score-picker}]
+- name: decode
+  plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer, weight: %d}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
+`, producer, nonCached, weight)
+}
+
+// system is engines with sidecars in front of those that decode, a picker, and a gateway.
+type system struct {
+	*harness.Fleet
+	block int // tokens
+}
+
+func newSystem(t *testing.T, prefill, decode []*engine, nonCached int) *system {
+	t.Helper()
+	dir := t.TempDir()
+	s := &system{Fleet: &harness.Fleet{Config: filepath.Join(dir, "config.yaml"), Endpoints: filepath.Join(dir, "endpoints.yaml")}}
+	for _, e := range prefill {
+		s.Prefill = append(s.Prefill, e.Engine)
+	}
+	for _, e := range decode {
+		s.Decode = append(s.Decode, harness.DecodePod{Engine: e.Engine, Sidecar: harness.StartSidecar(t, e.Addr)})
+	}
+	var err error
+	if s.Model, err = harness.DecodeModel(decode[0].Addr); err != nil {
+		t.Fatal(err)
+	}
+	s.WriteConfig(t, precise(3, nonCached))
+	s.WriteEndpoints(t)
+	s.StartPicker(t)
+	s.StartFront(t, harness.Layout{Proxy: "gateway", Mode: "pair"})
+	s.Eventually(t, "connections to engines that publish", func() (string, bool) {
+		state := s.state(t)
+		for _, e := range state.Endpoints {
+			if len(e.Sources) != 1 || !e.Sources[0].Connected {
+				return fmt.Sprintf("%+v", state), false
+			}
+		}
+		return "", len(state.Endpoints) == len(prefill)+len(decode)
+	})
+	return s
+}
+
+// state is what the picker knows by events.
+func (s *system) state(t *testing.T) kvfeed.State {
+	t.Helper()
+	_, text := harness.FetchPage(t, "http://"+s.Pickers[0].Addr("admin")+"/debug/prefix")
+	var page struct{ Producers map[string]kvfeed.State }
+	if err := json.Unmarshal([]byte(text), &page); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return page.Producers[producer]
+}
+
+// explain returns where the picker would send a call, and how it knows what is cached there.
+func (s *system) explain(t *testing.T, c harness.Call) epp.Explanation {
+	t.Helper()
+	resp, err := harness.Client.Post("http://"+s.Pickers[0].Addr("admin")+"/explain"+c.API.Path(), "application/json", bytes.NewReader(c.Body(s.Model)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	var x epp.Explanation
+	if err == nil {
+		err = json.Unmarshal(text, &x)
+	}
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s, %v: %s", resp.Status, err, text)
+	}
+	return x
+}
+
+// cachedAt returns how many tokens the picker takes to be cached at the endpoint that it would choose for a stage.
+func cachedAt(x *epp.Explanation, stage epp.Stage) (tokens int, how string) {
+	for _, s := range x.Trace.Stages {
+		if s.Stage == stage && len(s.Candidates) > 0 {
+			return s.Candidates[0].Cached, s.Candidates[0].CachedBy
+		}
+	}
+	return 0, ""
+}
+
+// whole returns the tokens of the whole blocks among n.
+func (s *system) whole(n int) int {
+	if n < 0 {
+		return 0
+	}
+	return n / s.block * s.block
+}
+
+// conversation is one whose history grows with each turn.
+type conversation struct {
+	ids      []int
+	computed int    // tokens of the history whose KV the engine has
+	at       string // address of its decode endpoint
+}
+
+// next returns the call of the next turn, and how many of its tokens must be cached where the conversation was: whole blocks, without the
+// last token.
+func (v *conversation) next(s *system, more int) (c harness.Call, want int) {
+	c = harness.Call{API: pd.APICompletions, Stream: true, Prompt: append(v.ids[:len(v.ids):len(v.ids)], s.Fresh(more)...), Tokens: answered}
+	return c, s.whole(min(v.computed, len(c.Prompt)-1))
+}
+
+// answered notes an answer. The KV of the last token is not computed.
+func (v *conversation) answered(c harness.Call, r harness.Reply) {
+	v.ids = append(c.Prompt, r.Tokens...)
+	v.computed = len(v.ids) - 1
+}
+
+// begins has the first turn of a conversation without the picker, which learns of it by events alone.
+func (s *system) begins(t *testing.T, at string) *conversation {
+	t.Helper()
+	v := &conversation{at: at}
+	c, _ := v.next(s, said)
+	r := harness.MustSend(t, c, at, s.Model)
+	if r.Status != http.StatusOK || len(r.Tokens) != answered {
+		t.Fatalf("status %d, %d tokens: %s%s", r.Status, len(r.Tokens), r.Failed, r.Body)
+	}
+	v.answered(c, r)
+	return v
+}
+
+// says has a turn of a conversation. The picker must predict what is cached before, and the engine must report the same.
+func (s *system) says(t *testing.T, v *conversation, name string) {
+	t.Helper()
+	c, want := v.next(s, said)
+	var x epp.Explanation
+	s.Eventually(t, name+": predicted cached tokens, want "+fmt.Sprint(want), func() (string, bool) {
+		x = s.explain(t, c)
+		got, how := cachedAt(&x, epp.StageDecode)
+		return fmt.Sprint(got, " by ", how), got == want && (want == 0 || how == "events" && x.Endpoints(epp.StageDecode)[0] == v.at)
+	})
+	r := s.Send(t, c)
+	if r.Status != http.StatusOK || len(r.Tokens) != answered {
+		t.Fatalf("%s: status %d, %d tokens: %s%s", name, r.Status, len(r.Tokens), r.Failed, r.Body)
+	}
+	if r.Cached != want {
+		t.Errorf("%s: the engine reports %d cached tokens of %d, the picker predicted %d", name, r.Cached, len(c.Prompt), want)
+	}
+	fmt.Printf("       %s: %4d tokens, %4d predicted, %4d reported\n", name, len(c.Prompt), want, r.Cached)
+	v.at = x.Endpoints(epp.StageDecode)[0]
+	v.answered(c, r)
+}
+
+// learnsBlocks sends a request from which the picker learns the length of the engines' blocks.
+func (s *system) learnsBlocks(t *testing.T) {
+	t.Helper()
+	s.Send(t, harness.Call{API: pd.APICompletions, Prompt: s.Fresh(200), Tokens: 1})
+	s.Eventually(t, "lengths of blocks", func() (string, bool) {
+		tokens := s.state(t).BlockTokens
+		if len(tokens) == 1 {
+			s.block = tokens[0]
+		}
+		return fmt.Sprint(tokens), s.block > 0
+	})
+}
+
+// testConversations has conversations of ten turns over two decode engines. The configuration changes in the middle, and then an engine
+// restarts.
+func testConversations(t *testing.T, start start) {
+	engines := start(t, vllm.Plain, vllm.Plain)
+	s := newSystem(t, nil, engines, 0)
+	s.learnsBlocks(t)
+	all := make([]*conversation, 4)
+	for i := range all {
+		all[i] = s.begins(t, s.Decode[i%2].Addr())
+	}
+	for turn := 1; turn < turns; turn++ {
+		switch turn {
+		case 3:
+			s.WriteConfig(t, precise(4, 0))
+			s.Eventually(t, "reloads", func() (string, bool) {
+				n := harness.SumOf(t, s.Pickers[0].Addr("metrics"), "tandem_config_reloads_total")
+				return fmt.Sprint(n), n == 1
+			})
+		case 5:
+			s.restarts(t, engines[0], s.Decode[0].Addr(), all)
+		}
+		for i, v := range all {
+			s.says(t, v, fmt.Sprintf("turn %2d of conversation %d", turn+1, i))
+		}
+	}
+	s.mustAgree(t)
+}
+
+// restarts restarts an engine, and waits until the picker knows that its cache is empty.
+func (s *system) restarts(t *testing.T, e *engine, address string, all []*conversation) {
+	t.Helper()
+	e.restart(t)
+	s.Eventually(t, "blocks of the engine that has restarted", func() (string, bool) {
+		for _, one := range s.state(t).Endpoints {
+			if one.Address == address {
+				return fmt.Sprintf("%+v", one), len(one.Sources) == 1 && one.Sources[0].Connected && one.Sources[0].Blocks == 0 && one.Sources[0].Restarts == 1
+			}
+		}
+		return "none", false
+	})
+	lost := 0
+	for _, v := range all {
+		if v.at == address {
+			v.computed = 0
+			lost++
+		}
+	}
+	if lost == 0 || lost == len(all) {
+		t.Errorf("%d of %d conversations are at the engine that restarts", lost, len(all))
+	}
+}
+
+// mustAgree fails unless the picker has counted the same cached tokens as engines have reported, and nothing that does not fit.
+func (s *system) mustAgree(t *testing.T) {
+	t.Helper()
+	page := s.Pickers[0].Addr("metrics")
+	s.Eventually(t, "predicted and reported tokens", func() (string, bool) {
+		_, text := harness.FetchPage(t, "http://"+page+"/metrics")
+		predicted, reported := cachedBy(text, "picker"), cachedBy(text, "engine")
+		return predicted + " and " + reported, predicted == reported && predicted != "" && predicted != "0"
+	})
+	if n := harness.SumOf(t, page, "tandem_prefix_mismatch_total"); n != 0 {
+		t.Errorf("%v mismatches: %+v", n, s.state(t))
+	}
+	if n := harness.SumOf(t, page, "tandem_prefix_events_skipped_total"); n != 0 {
+		t.Errorf("%v events were skipped: %+v", n, s.state(t))
+	}
+}
+
+// cachedBy returns the value of tandem_prefix_cached_tokens_total on a page, "" if it is not there.
+func cachedBy(page, by string) string {
+	_, after, _ := strings.Cut(page, `tandem_prefix_cached_tokens_total{by="`+by+`",producer="`+producer+`"} `)
+	value, _, _ := strings.Cut(after, "\n")
+	return value
+}
+
+// testPD has a conversation over a prefill and a decode engine. One index tells the decider what decode holds, which is not prefilled
+// elsewhere, and tells how much prefill holds.
+func testPD(t *testing.T, start start) {
+	const threshold = 100
+	engines := start(t, vllm.Prefill, vllm.Decode)
+	s := newSystem(t, engines[:1], engines[1:], threshold)
+	s.learnsBlocks(t)
+	var v conversation
+	prefilled := 0 // tokens that prefill has
+	for i, turn := range []struct {
+		more int // new tokens
+		want pd.Verdict
+	}{{300, pd.Remote}, {40, pd.Local}, {40, pd.Local}, {250, pd.Remote}, {40, pd.Local}} {
+		c, onDecode := v.next(s, turn.more)
+		name := fmt.Sprintf("turn %d", i+1)
+		want := onDecode
+		if turn.want == pd.Remote {
+			want = s.whole(min(prefilled, len(c.Prompt)-1))
+		}
+		s.Eventually(t, name+": predicted at decode, want "+fmt.Sprint(onDecode), func() (string, bool) {
+			x := s.explain(t, c)
+			atDecode, _ := cachedAt(&x, epp.StageDecode)
+			atPrefill, _ := cachedAt(&x, epp.StagePrefill)
+			return fmt.Sprint(atDecode, ", at prefill ", atPrefill, " ", x.Decision, " ", x.Reason), atDecode == onDecode && x.Decider.Cached == onDecode && (turn.want == pd.Local || atPrefill == want)
+		})
+		r := s.Send(t, c)
+		if r.Status != http.StatusOK || r.Decision.Verdict != turn.want || r.Cached != want {
+			t.Errorf("%s of %d tokens: status %d, %v, %d cached; want %v, %d", name, len(c.Prompt), r.Status, r.Decision, r.Cached, turn.want, want)
+		}
+		fmt.Printf("       %s: %4d tokens, %s, %4d on decode, %4d predicted, %4d reported\n", name, len(c.Prompt), r.Decision.Verdict, onDecode, want, r.Cached)
+		if turn.want == pd.Remote {
+			prefilled = len(c.Prompt)
+		}
+		v.answered(c, r)
+	}
+	s.mustAgree(t)
+}

@@ -1,0 +1,205 @@
+package kvfeed
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/kvindex"
+)
+
+// pendings is how many requests at once find the keys of their prompts again between Match and Presume; others hash them again.
+const pendings = 64
+
+// pending is the memory for matching one request.
+type pending struct {
+	mu      sync.Mutex
+	request *epp.Request // whose chains they are; never dereferenced
+	chains  []chain
+	depths  kvindex.Depths
+}
+
+// chain is the keys of a prompt's blocks, of one length.
+type chain struct {
+	blockTokens int
+	keys        []kvindex.Key
+}
+
+// slot returns the memory for a request, which is locked.
+func (f *Feed) slot(r *epp.Request) *pending {
+	p := &f.pending[uintptr(unsafe.Pointer(r))>>6%pendings]
+	p.mu.Lock()
+	return p
+}
+
+// cut cuts a prompt into blocks of the lengths that engines have.
+func (f *Feed) cut(p *pending, r *epp.Request, prompt *epp.Prompt) {
+	p.request = r
+	roots := f.roots.Of(r.Model)
+	if len(roots) == 0 {
+		tokens := f.options.BlockTokens
+		if tokens == 0 {
+			tokens = usualBlock
+		}
+		roots = []kvevents.Root{{BlockTokens: tokens, Key: f.index.Seed().Root(tokens, nil)}}
+	}
+	var salt uint64
+	if prompt.Salt != "" {
+		salt = f.index.Seed().Text(0, []byte(prompt.Salt))
+	}
+	p.chains = slices.Grow(p.chains[:0], len(roots))[:len(roots)]
+	for i, root := range roots {
+		c := &p.chains[i]
+		c.blockTokens = root.BlockTokens
+		c.keys = f.index.Seed().Append(c.keys[:0], root.Key, salt, root.BlockTokens, prompt.IDs)
+	}
+}
+
+// Match sets Cached of every candidate: how many tokens of the prompt's beginning its engine has, as it has told, or will soon have. It is
+// the largest of its ranks', and whole blocks. An engine always computes the last token, so it never uses the block that ends with it.
+// Match returns how many tokens a candidate can have at most.
+func (f *Feed) Match(r *epp.Request, prompt *epp.Prompt, c []epp.Candidate) (whole int) {
+	p := f.slot(r)
+	defer p.mu.Unlock()
+	f.cut(p, r, prompt)
+	for i := range c {
+		c[i].Cached = 0
+	}
+	members, now := *f.bySlot.Load(), int64(0)
+	if f.options.Presume > 0 {
+		now = f.clock.Now().UnixNano()
+	}
+	for k := range p.chains {
+		chain := &p.chains[k]
+		most := usable(prompt, chain)
+		whole = max(whole, most*chain.blockTokens)
+		if most == 0 {
+			continue
+		}
+		f.index.Measure(chain.keys[:most], &p.depths)
+		for i := range c {
+			slot := c[i].Slot
+			if slot >= len(members) || members[slot] == nil || !members[slot].Is(c[i].Endpoint) {
+				continue
+			}
+			told, soon := members[slot].blocks(&p.depths, now, f.options.Presume)
+			c[i].Cached = max(c[i].Cached, max(told, soon)*chain.blockTokens)
+		}
+	}
+	return whole
+}
+
+// usable returns how many blocks of a prompt an engine can have: all but one that ends with the last token.
+func usable(prompt *epp.Prompt, c *chain) int {
+	return min(len(c.keys), (max(prompt.Tokens, len(prompt.IDs))-1)/c.blockTokens)
+}
+
+// blocks returns how many leading blocks a member has, as its engine has told, and as was presumed when prompts were sent there.
+func (m *member) blocks(d *kvindex.Depths, now int64, presume time.Duration) (told, soon int) {
+	for _, s := range *m.sources.Load() {
+		told = max(told, d.Of(s.stream.Holder))
+	}
+	if presume > 0 {
+		soon = m.presumed.blocks(d, now, presume)
+	}
+	return told, soon
+}
+
+// Presume notes that a request's prompt is sent to an endpoint: until its engine tells of the blocks, it is taken to have them.
+func (f *Feed) Presume(r *epp.Request, prompt *epp.Prompt, e *epp.Endpoint) {
+	if f.options.Presume == 0 {
+		return
+	}
+	m := f.of(e)
+	if m == nil {
+		return
+	}
+	p := f.slot(r)
+	defer p.mu.Unlock()
+	if p.request != r { // another request has used the memory since Match
+		f.cut(p, r, prompt)
+	}
+	now := f.clock.Now().UnixNano()
+	for i := range p.chains {
+		if len(p.chains[i].keys) > 0 {
+			m.presumed.add(p.chains[i].keys, now, f.options.Presume)
+		}
+	}
+}
+
+// presumed is what an endpoint is taken to have because it was sent there. Blocks cannot be forgotten one by one, so they are in two
+// generations: the older one is dropped as a whole.
+type presumed struct {
+	mu          sync.Mutex // held to add
+	generations [2]*kvindex.Holder
+	current     atomic.Int32
+	since       atomic.Int64 // when the current generation began, in Unix nanoseconds
+}
+
+// add adds the blocks of a prompt.
+func (p *presumed) add(chain []kvindex.Key, now int64, presume time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if age := now - p.since.Load(); age >= int64(presume) {
+		next := 1 - p.current.Load()
+		p.generations[next].Clear()
+		if age >= 2*int64(presume) {
+			p.generations[1-next].Clear()
+		}
+		p.since.Store(now)
+		p.current.Store(next)
+	}
+	p.generations[p.current.Load()].Claim(chain)
+}
+
+// clear forgets everything: the engine has restarted.
+func (p *presumed) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.generations {
+		g.Clear()
+	}
+}
+
+// blocks returns how many leading blocks there are.
+func (p *presumed) blocks(d *kvindex.Depths, now int64, presume time.Duration) (n int) {
+	current, age := p.current.Load(), now-p.since.Load()
+	if age < 2*int64(presume) {
+		n = d.Of(p.generations[current])
+	}
+	if age < int64(presume) {
+		n = max(n, d.Of(p.generations[1-current]))
+	}
+	return n
+}
+
+// How says how it is known what an endpoint has of a request's prompt: events, presumed, or "" if its engine has told nothing yet.
+func (f *Feed) How(r *epp.Request, e *epp.Endpoint) string {
+	m := f.of(e)
+	if m == nil || len(r.Prompt.IDs) == 0 {
+		return ""
+	}
+	p := f.slot(r)
+	defer p.mu.Unlock()
+	f.cut(p, r, &r.Prompt)
+	told, soon := 0, 0
+	for i := range p.chains {
+		c := &p.chains[i]
+		f.index.Measure(c.keys[:usable(&r.Prompt, c)], &p.depths)
+		a, b := m.blocks(&p.depths, f.clock.Now().UnixNano(), f.options.Presume)
+		told, soon = max(told, a*c.blockTokens), max(soon, b*c.blockTokens)
+	}
+	if soon > told {
+		return "presumed"
+	}
+	for _, s := range *m.sources.Load() {
+		if s.heard.Load() > 0 {
+			return "events"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,133 @@
+package kvfeed
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tandem-serving/tandem/epp/kvevents"
+	"github.com/tandem-serving/tandem/epp/prefix"
+)
+
+// by returns the labels of a metric: the producer, and these.
+func by(labels ...string) []string { return append([]string{"producer"}, labels...) }
+
+var (
+	sourcesDesc = prometheus.NewDesc("tandem_prefix_sources", "Streams of KV events, of engines or their ranks, by whether they are connected.", by("state"), nil)
+	unaskedDesc = prometheus.NewDesc("tandem_prefix_engines_unknown", "Endpoints of which it is not known where their engines publish KV events.", by(), nil)
+	eventsDesc  = prometheus.NewDesc("tandem_prefix_event_blocks_total", "Blocks that engines told of, by what they told; of cleared, events.", by("kind"), nil)
+	skippedDesc = prometheus.NewDesc("tandem_prefix_events_skipped_total", "KV events that could not be used.", by("reason"), nil)
+	lostDesc    = prometheus.NewDesc("tandem_prefix_events_lost_total", "Messages of engines that were missed and could not be had again.", by(), nil)
+	restartDesc = prometheus.NewDesc("tandem_prefix_restarts_total", "Restarts of engines, as the numbers of their messages show.", by(), nil)
+	replaysDesc = prometheus.NewDesc("tandem_prefix_replays_total", "Replays of KV events that were asked for.", by("result"), nil)
+	lagDesc     = prometheus.NewDesc("tandem_prefix_event_lag_seconds", "Time from when an engine published KV events, by its clock, until they were applied.", by(), nil)
+	foundDesc   = prometheus.NewDesc("tandem_prefix_mismatch_total", "What did not fit together between the picker and engines.", by("kind"), nil)
+	promptsDesc = prometheus.NewDesc("tandem_prefix_prompts_total", "Prompts that were picked for, by whether their token ids were known.", by("ids"), nil)
+	cachedDesc  = prometheus.NewDesc("tandem_prefix_cached_tokens_total", "Cached tokens of requests, as the picker predicted and as engines reported.", by("by"), nil)
+	unknownDesc = prometheus.NewDesc("tandem_prefix_strangers_total", "Messages of engines that are no endpoints of the pool.", by(), nil)
+)
+
+// lagBounds are the upper bounds of the lags (seconds).
+var lagBounds = [...]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60}
+
+// lags is a histogram.
+type lags struct {
+	below [len(lagBounds) + 1]atomic.Int64
+	sum   atomic.Int64 // microseconds
+}
+
+// observe notes a lag in seconds. Clocks differ, so it may be negative.
+func (l *lags) observe(seconds float64) {
+	seconds = min(max(seconds, 0), 1e6)
+	i := 0
+	for i < len(lagBounds) && seconds > lagBounds[i] {
+		i++
+	}
+	l.below[i].Add(1)
+	l.sum.Add(int64(seconds * 1e6))
+}
+
+func (l *lags) collect(ch chan<- prometheus.Metric, producer string) {
+	buckets, count := make(map[float64]uint64, len(lagBounds)), uint64(0)
+	for i := range l.below {
+		count += uint64(l.below[i].Load())
+		if i < len(lagBounds) {
+			buckets[lagBounds[i]] = count
+		}
+	}
+	ch <- prometheus.MustNewConstHistogram(lagDesc, count, float64(l.sum.Load())/1e6, buckets, producer)
+}
+
+// totals are the sums of the counts of several sources.
+type totals struct {
+	stored, removed, cleared, lost, restarts, replays, failed int64
+	skipped                                                   []int64
+}
+
+func (t *totals) add(c *kvevents.Counts) {
+	t.stored += c.Stored.Load()
+	t.removed += c.Removed.Load()
+	t.cleared += c.Cleared.Load()
+	t.lost += c.Lost.Load()
+	t.restarts += c.Restarts.Load()
+	t.replays += c.Replays.Load()
+	t.failed += c.ReplayErrors.Load()
+	if t.skipped == nil {
+		t.skipped = make([]int64, len(c.Skipped))
+	}
+	for i := range c.Skipped {
+		t.skipped[i] += c.Skipped[i].Load()
+	}
+}
+
+// CollectAs collects the metrics under the name of a producer.
+func (f *Feed) CollectAs(producer string, ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{producer}, labels...)...)
+	}
+	counter := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{producer}, labels...)...)
+	}
+	f.mu.Lock()
+	sum := f.gone
+	sum.skipped = append([]int64(nil), f.gone.skipped...)
+	var connected, waiting, unasked int64
+	for _, m := range f.members {
+		if m.asked.Load() != nil {
+			unasked++
+		}
+		for _, s := range *m.sources.Load() {
+			sum.add(&s.counts)
+			if s.counts.Connected.Load() > 0 {
+				connected++
+			} else {
+				waiting++
+			}
+		}
+	}
+	f.mu.Unlock()
+	gauge(prefix.BlocksDesc, f.index.Blocks())
+	gauge(sourcesDesc, connected, "connected")
+	gauge(sourcesDesc, waiting, "waiting")
+	gauge(unaskedDesc, unasked)
+	counter(eventsDesc, sum.stored, "stored")
+	counter(eventsDesc, sum.removed, "removed")
+	counter(eventsDesc, sum.cleared, "cleared")
+	for i, n := range sum.skipped {
+		counter(skippedDesc, n, kvevents.Reason(i).String())
+	}
+	counter(lostDesc, sum.lost)
+	counter(restartDesc, sum.restarts)
+	counter(replaysDesc, sum.replays-sum.failed, "ok")
+	counter(replaysDesc, sum.failed, "failed")
+	counter(unknownDesc, f.unknown.Load())
+	f.lag.collect(ch, producer)
+	c := &f.checks
+	for i := range c.found {
+		counter(foundDesc, c.found[i].Load(), Mismatch(i).String())
+	}
+	counter(promptsDesc, c.known.Load(), "known")
+	counter(promptsDesc, c.unknown.Load(), "unknown")
+	counter(cachedDesc, c.predicted.Load(), "picker")
+	counter(cachedDesc, c.reported.Load(), "engine")
+}

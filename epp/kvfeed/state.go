@@ -1,0 +1,126 @@
+package kvfeed
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/epp/kvevents"
+)
+
+// State is what a feed knows, for people.
+type State struct {
+	Blocks      int64           `json:"blocks"` // each counted for each of its holders
+	Limit       int64           `json:"limit"`
+	BlockTokens []int           `json:"block_tokens"`        // lengths of engines' blocks
+	Listens     string          `json:"listens,omitempty"`   // address to which engines connect
+	Presumes    float64         `json:"presumes_seconds"`    // 0 = nothing is presumed
+	Strangers   int64           `json:"strangers,omitempty"` // messages of engines that are no endpoints
+	Mismatches  map[string]int  `json:"mismatches"`
+	Endpoints   []EndpointState `json:"endpoints"`
+}
+
+// EndpointState is what it knows of an endpoint.
+type EndpointState struct {
+	Endpoint string        `json:"endpoint"`
+	Address  string        `json:"address"`
+	Problem  string        `json:"problem,omitempty"` // why it is not known where its engine publishes
+	Sources  []SourceState `json:"sources"`
+}
+
+// SourceState is what one stream of events is.
+type SourceState struct {
+	Rank      int            `json:"rank"`
+	How       string         `json:"how"` // it was found
+	Events    string         `json:"events,omitempty"`
+	Replay    string         `json:"replay,omitempty"`
+	Connected bool           `json:"connected"`
+	Blocks    int            `json:"blocks"`
+	Age       float64        `json:"last_message_seconds"` // -1 = there was none
+	Stored    int64          `json:"stored"`               // blocks
+	Removed   int64          `json:"removed"`              // blocks
+	Cleared   int64          `json:"cleared"`
+	Lost      int64          `json:"lost"` // messages
+	Restarts  int64          `json:"restarts"`
+	Skipped   map[string]int `json:"skipped,omitempty"` // events by reason
+}
+
+// State returns what the feed knows.
+func (f *Feed) State() State {
+	s := State{Blocks: f.index.Blocks(), Limit: f.options.Limit, BlockTokens: []int{}, Listens: f.options.Listen, Presumes: f.options.Presume.Seconds(),
+		Strangers: f.unknown.Load(), Mismatches: map[string]int{}, Endpoints: []EndpointState{}}
+	for _, root := range f.roots.Of("") {
+		s.BlockTokens = append(s.BlockTokens, root.BlockTokens)
+	}
+	for i := range f.checks.found {
+		s.Mismatches[Mismatch(i).String()] = int(f.checks.found[i].Load())
+	}
+	now := f.clock.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		e := EndpointState{Endpoint: m.String(), Address: m.Address, Sources: []SourceState{}}
+		if why := m.asked.Load(); why != nil {
+			e.Problem = *why
+		}
+		for _, source := range *m.sources.Load() {
+			e.Sources = append(e.Sources, source.state(now))
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return s
+}
+
+func (s *source) state(now time.Time) SourceState {
+	c := &s.counts
+	state := SourceState{Rank: s.rank, How: s.how, Events: s.from.Events, Replay: s.from.Replay, Connected: c.Connected.Load() > 0,
+		Blocks: s.stream.Holder.Len(), Age: -1, Stored: c.Stored.Load(), Removed: c.Removed.Load(), Cleared: c.Cleared.Load(),
+		Lost: c.Lost.Load(), Restarts: c.Restarts.Load(), Skipped: map[string]int{}}
+	if at := s.heard.Load(); at > 0 {
+		state.Age = now.Sub(time.Unix(0, at)).Seconds()
+	}
+	for i := range c.Skipped {
+		if n := int(c.Skipped[i].Load()); n > 0 {
+			state.Skipped[kvevents.Reason(i).String()] = n
+		}
+	}
+	return state
+}
+
+// Held is how much of a prompt one engine, or one rank of it, holds.
+type Held struct {
+	Endpoint string `json:"endpoint"`
+	Address  string `json:"address"`
+	Rank     int    `json:"rank"`   // -1 = of those that are presumed
+	Tokens   int    `json:"tokens"` // whole blocks
+	How      string `json:"how"`    // events, or presumed
+}
+
+// Holds returns who holds how much of a prompt. Where nothing is presumed of an endpoint, it has no such entry.
+func (f *Feed) Holds(model string, prompt epp.Prompt) []Held {
+	var p pending
+	f.cut(&p, &epp.Request{Model: model}, &prompt)
+	now, all := f.clock.Now().UnixNano(), []Held{}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		from := len(all)
+		for _, s := range *m.sources.Load() {
+			all = append(all, Held{m.String(), m.Address, s.rank, 0, "events"})
+		}
+		soon := 0
+		for i := range p.chains {
+			c := &p.chains[i]
+			f.index.Measure(c.keys, &p.depths)
+			for j, s := range *m.sources.Load() {
+				all[from+j].Tokens = max(all[from+j].Tokens, p.depths.Of(s.stream.Holder)*c.blockTokens)
+			}
+			if f.options.Presume > 0 {
+				soon = max(soon, m.presumed.blocks(&p.depths, now, f.options.Presume)*c.blockTokens)
+			}
+		}
+		if soon > 0 {
+			all = append(all, Held{m.String(), m.Address, -1, soon, "presumed"})
+		}
+	}
+	return all
+}

@@ -1,0 +1,140 @@
+package producer
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// precise builds a producer, with its defaults changed.
+func precise(t *testing.T, keep *epp.Keep, change func(*PrecisePrefixCache)) *PreciseMatcher {
+	t.Helper()
+	p := DefaultPrecisePrefixCache()
+	p.KVEventsConfig.PodDiscoveryConfig.SocketPort = 1 // nothing listens there
+	change(p)
+	if found := problems(p); found != nil {
+		t.Fatal(found)
+	}
+	instance, err := p.Build(&epp.Builder{Name: "mine", Keep: keep, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return instance.(*PreciseMatcher)
+}
+
+func TestPreciseProblems(t *testing.T) {
+	yes, no := true, false
+	for name, c := range map[string]struct {
+		change func(*PrecisePrefixCache)
+		want   string
+	}{
+		"defaults":       {func(*PrecisePrefixCache) {}, ""},
+		"the older name": {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.BlockSize = 64 }, ""},
+		"two lengths": {func(p *PrecisePrefixCache) {
+			p.TokenProcessorConfig = PreciseTokens{BlockSize: 64, BlockSizeTokens: 16}
+		}, "tokenProcessorConfig.blockSize:"},
+		"a negative length":  {func(p *PrecisePrefixCache) { p.TokenProcessorConfig.BlockSizeTokens = -1 }, "must not be negative"},
+		"no memory":          {func(p *PrecisePrefixCache) { p.IndexerConfig.KVBlockIndexConfig.InMemoryConfig.Size = 0 }, "inMemoryConfig.size"},
+		"no port":            {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.SocketPort = 70000 }, "socketPort"},
+		"only replays":       {func(p *PrecisePrefixCache) { p.KVEventsConfig.PodDiscoveryConfig.ReplaySocketPort = 5558 }, "of no use without socketPort"},
+		"no engine is heard": {func(p *PrecisePrefixCache) { p.KVEventsConfig.DiscoverPods = &no }, "no engine would be heard"},
+		"engines connect":    {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "tcp://*:5557" }, ""},
+		"both": {func(p *PrecisePrefixCache) {
+			p.KVEventsConfig.ZMQEndpoint, p.KVEventsConfig.DiscoverPods = "tcp://*:5557", &yes
+		}, ""},
+		"another host":            {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "tcp://indexer:5557" }, "to connect to engines, leave it out"},
+		"an address without port": {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "tcp://*" }, "must end with a port"},
+		"no address":              {func(p *PrecisePrefixCache) { p.KVEventsConfig.ZMQEndpoint = "5557" }, "such as tcp://*:5557"},
+		"no duration":             {func(p *PrecisePrefixCache) { p.SpeculativeTTL = "2" }, "speculativeTTL"},
+		"a negative duration":     {func(p *PrecisePrefixCache) { p.SpeculativeTTL = "-1s" }, "speculativeTTL"},
+	} {
+		p := DefaultPrecisePrefixCache()
+		c.change(p)
+		if got := strings.Join(problems(p), "; "); c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestPreciseListens: which address engines can connect to.
+func TestPreciseListens(t *testing.T) {
+	for endpoint, want := range map[string]string{"tcp://*:5557": ":5557", "tcp://0.0.0.0:5557": ":5557", "tcp://[::]:5557": ":5557",
+		"tcp://127.0.0.1:5557": "127.0.0.1:5557", "": ""} {
+		if got, err := listens(endpoint); err != nil || got != want {
+			t.Errorf("%q: %q, %v; want %q", endpoint, got, err, want)
+		}
+	}
+}
+
+// TestPrecise: a prompt is taken to be where it was sent, the scorers see that, and a changed configuration keeps what is known as long as
+// engines are followed in the same way. What no configuration uses is closed.
+func TestPrecise(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	keep := &epp.Keep{}
+	defer keep.Close()
+	a := epp.NewEndpoint("ns", "a", netip.MustParseAddrPort("127.0.0.1:1"), "", nil)
+	b := epp.NewEndpoint("ns", "b", netip.MustParseAddrPort("127.0.0.1:2"), "", nil)
+	b.Slot = 1
+	m := precise(t, keep, func(*PrecisePrefixCache) {})
+	m.EndpointJoined(a)
+	m.EndpointJoined(b)
+	ids := make([]uint32, 101)
+	r := &epp.Request{Model: "m", Prompt: epp.Prompt{IDs: ids, Tokens: len(ids)}}
+	if whole := m.Match(r, &r.Prompt, []epp.Candidate{{Endpoint: a}}); whole != 96 {
+		t.Errorf("%d tokens can be cached of %d, want 96", whole, len(ids))
+	}
+	m.Learn(r, &r.Prompt, b, &epp.Load{})
+	of := func(m epp.Matcher) []int {
+		c := []epp.Candidate{{Endpoint: a}, {Endpoint: b}}
+		m.Match(r, &r.Prompt, c)
+		return []int{c[0].Cached, c[1].Cached}
+	}
+	if got := of(m); !slices.Equal(got, []int{0, 96}) {
+		t.Errorf("cached tokens %v", got)
+	}
+	if again := precise(t, keep, func(p *PrecisePrefixCache) { p.KVEventsConfig.Concurrency = 8 }); !slices.Equal(of(again), []int{0, 96}) {
+		t.Error("what was known is lost with a change of the configuration that does not concern it")
+	}
+	other := precise(t, keep, func(p *PrecisePrefixCache) { p.SpeculativeIndexing = false })
+	other.EndpointJoined(b)
+	other.Learn(r, &r.Prompt, b, &epp.Load{})
+	if got := of(other); !slices.Equal(got, []int{0, 0}) {
+		t.Errorf("without speculation: cached tokens %v", got)
+	}
+	if err := keep.Settle(); err != nil { // all were asked for
+		t.Fatal(err)
+	}
+	precise(t, keep, func(p *PrecisePrefixCache) { p.SpeculativeIndexing = false })
+	if err := keep.Settle(); err != nil {
+		t.Fatal(err)
+	}
+	if got := of(m); !slices.Equal(got, []int{0, 0}) {
+		t.Errorf("what no configuration uses still knows %v", got)
+	}
+}
+
+// TestPrecisePredicts: what was predicted is that of the endpoint that computes the prompt.
+func TestPrecisePredicts(t *testing.T) {
+	keep := &epp.Keep{}
+	defer keep.Close()
+	m := precise(t, keep, func(*PrecisePrefixCache) {})
+	a := epp.NewEndpoint("ns", "a", netip.MustParseAddrPort("127.0.0.1:1"), "", nil)
+	b := epp.NewEndpoint("ns", "b", netip.MustParseAddrPort("127.0.0.1:2"), "", nil)
+	b.Slot = 1
+	decode, prefill := epp.DecodeRow("d"), epp.PrefillRow("p", 1)
+	r := &epp.Round{Request: &epp.Request{Prompt: epp.Prompt{IDs: make([]uint32, 100), Tokens: 100}}}
+	r.Matches = []epp.Matches{{Matcher: m, Whole: 96, Cached: []int{32, 64}}}
+	d := &epp.Decision{Picks: []epp.StagePick{{Row: &decode, Endpoints: []*epp.Endpoint{a}}, {Row: &prefill, Endpoints: []*epp.Endpoint{b}}}}
+	m.Picked(r, []epp.Candidate{{Endpoint: a}, {Endpoint: b}}, d)
+	m.Observe(&epp.Outcome{Decision: d, Result: &pd.AnswerSummary{Cached: 48}})
+	if predicted, reported := m.Predicted(); predicted != 64 || reported != 48 {
+		t.Errorf("predicted %d and reported %d, want 64 and 48", predicted, reported)
+	}
+}
