@@ -13,6 +13,8 @@
 // flight is reserved at the pick, and ends with the request. Prompts have as many tokens as the trace says, as prompts of token ids
 // have; their blocks are hashed from the identities in the trace, in the length that the configuration wants.
 //
+// Where a plugin listens to KV events, engines tell what enters and leaves their prefix caches (events.go), and prompts have token ids.
+//
 // # Who waits for whom
 //
 // Requests arrive when the trace says (open loop). The later turns of a session arrive a think time after the answer before them, and with

@@ -72,6 +72,31 @@ func (p *prompt) blocks(size, most int) []uint64 {
 	return all
 }
 
+// ids returns token ids of the prompt, at most most. Prompts that share parts share the ids of these parts, and no others.
+func (p *prompt) ids(most int) []uint32 {
+	n := min(p.tokens, most)
+	if n <= 0 {
+		return nil
+	}
+	all, parts := make([]uint32, 0, n), p.shared()
+	for _, part := range parts {
+		if len(all) == n {
+			return all
+		}
+		all = appendPart(all, part, min(p.each, n-len(all)))
+	}
+	return appendPart(all, mix(p.own, uint64(len(parts))), n-len(all))
+}
+
+// appendPart appends token ids of a part of prompts, or of what no other prompt shares.
+func appendPart(ids []uint32, part uint64, n int) []uint32 {
+	for i := range n {
+		part = part*0x5851f42d4c957f2d + 0x14057b7ef767814f + uint64(i)
+		ids = append(ids, uint32(part>>32))
+	}
+	return ids
+}
+
 const seed = 0x9e3779b97f4a7c15
 
 // mix returns a hash of two numbers.

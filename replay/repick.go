@@ -70,7 +70,7 @@ func Repick(ctx context.Context, c *config.Config, stale time.Duration, from *ca
 
 // repick makes the picks of one picker again.
 func repick(ctx context.Context, c *config.Config, stale time.Duration, from *capture.Capture, most int) (*Repicked, error) {
-	keep := &epp.Keep{}
+	keep := &epp.Keep{Offline: true}
 	built, err := c.Build(slog.New(slog.DiscardHandler), keep)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/epp/flow"
+	"github.com/tandem-serving/tandem/epp/kvfeed"
 	"github.com/tandem-serving/tandem/epp/pool"
 	"github.com/tandem-serving/tandem/epp/sched"
 	"github.com/tandem-serving/tandem/epp/setup"
@@ -24,23 +25,25 @@ import (
 
 // Options are the settings of a run.
 type Options struct {
-	Config   *config.Config
-	Pool     Pool
-	Replicas int           // pickers, which do not know of each other's requests; 0 is 1
-	Engine   engine.Config // of every engine; PartTokens is set by Run
-	Table    *engine.Table
-	Hardware engine.Hardware
-	Link     Link
-	Pairs    []Pair        // whose link is another one; of several that match, the first counts
-	Zones    []Zone        // of the engines: an engine is in the first one that names it
-	First    time.Duration // longest wait of the sidecar for the first token of a remote request, from the decode leg on; 0: no bound
-	Scrape   time.Duration // between two readings of a busy engine's metrics page
-	Stale    time.Duration // age from which loads are trusted less
-	Hop      time.Duration // from the pick to the engine, and from one leg to the next
-	Request  time.Duration // of a leg, besides the steps of its engine
-	Seed     uint64
-	Explain  int           // number of a request, from 1, whose Story is wanted; 0: none
-	Ended    *atomic.Int64 // counts the requests that have ended, so that progress can be shown; may be nil
+	Config    *config.Config
+	Pool      Pool
+	Replicas  int           // pickers, which do not know of each other's requests; 0 is 1
+	Engine    engine.Config // of every engine; PartTokens is set by Run
+	Table     *engine.Table
+	Hardware  engine.Hardware
+	Link      Link
+	Pairs     []Pair        // whose link is another one; of several that match, the first counts
+	Zones     []Zone        // of the engines: an engine is in the first one that names it
+	First     time.Duration // longest wait of the sidecar for the first token of a remote request, from the decode leg on; 0: no bound
+	Scrape    time.Duration // between two readings of a busy engine's metrics page
+	Stale     time.Duration // age from which loads are trusted less
+	Hop       time.Duration // from the pick to the engine, and from one leg to the next
+	Events    time.Duration // from a change of an engine's prefix cache until pickers that listen to KV events know of it
+	Request   time.Duration // of a leg, besides the steps of its engine
+	Seed      uint64
+	Explain   int                // number of a request, from 1, whose Story is wanted; 0: none
+	listening func(*kvfeed.Feed) // is called for each plugin that listens to KV events; nil = none is
+	Ended     *atomic.Int64      // counts the requests that have ended, so that progress can be shown; may be nil
 }
 
 // idleScrape is how often the picker reads the page of an engine without requests.
@@ -100,6 +103,7 @@ type node struct {
 	turn int
 
 	sending, receiving int // transfers
+	events             events
 }
 
 // world is one run.
@@ -111,12 +115,13 @@ type world struct {
 	network  network
 	nodes    []*node // by slot
 	spec     epp.PromptSpec
-	asks     []asked // by class
-	next     []int32 // turns: see Trace.turns
-	upcoming int     // where the next session is looked for
-	coming   int     // requests that have not arrived
-	arrived  int     // the others
-	left     int     // requests that have not ended
+	asks     []asked  // by class
+	tokens   []uint32 // memory for those of one part
+	next     []int32  // turns: see Trace.turns
+	upcoming int      // where the next session is looked for
+	coming   int      // requests that have not arrived
+	arrived  int      // the others
+	left     int      // requests that have not ended
 	timeline timeline
 	result   *Result
 }
@@ -128,6 +133,7 @@ type picker struct {
 	observers []epp.Observer
 	loads     loads
 	waiting   waiting
+	feeds     []*kvfeed.Feed // of plugins that listen to KV events
 }
 
 // Run replays a trace. It ends early, with the error of ctx, if ctx ends.
@@ -183,7 +189,7 @@ func newWorld(o *Options, t *Trace) *world {
 // build makes the picker number i from the configuration. The caller closes what was built.
 func (p *picker) build(i int) (*config.Built, error) {
 	w, o := p.world, p.world.options
-	keep := &epp.Keep{Clock: &w.clock}
+	keep := &epp.Keep{Clock: &w.clock, Offline: true}
 	built, err := o.Config.Build(slog.New(slog.DiscardHandler), keep)
 	if err != nil {
 		return nil, err
@@ -204,6 +210,13 @@ func (p *picker) begin(i int, built *config.Built, observers []epp.EndpointObser
 		p.loads.current.Endpoints = append(p.loads.current.Endpoints, e)
 		for _, observer := range observers {
 			observer.EndpointJoined(e)
+		}
+	}
+	for _, l := range config.Of[listener](built) {
+		_, feed := l.Events()
+		p.feeds = append(p.feeds, feed)
+		if o.listening != nil {
+			o.listening(feed)
 		}
 	}
 	interval, reads := scraping(built, o.Scrape)
@@ -331,7 +344,7 @@ func (w *world) pick(i int) {
 	asked := &epp.Request{ID: fmt.Sprint(i), Path: "/v1/completions", API: pd.APICompletions, Model: class.Model, Stream: true,
 		Priority: class.Priority, Headers: class.headers, Bytes: int64(bytesOfToken * r.Input),
 		Prompt: epp.Prompt{Tokens: r.Input, BlockTokens: w.spec.Tokens,
-			Blocks: text.blocks(w.spec.Tokens, w.spec.Max)}}
+			Blocks: text.blocks(w.spec.Tokens, w.spec.Max), IDs: text.ids(w.spec.IDs)}}
 	(&arrival{picker: w.pickers[w.arrived%len(w.pickers)], of: record, asked: asked}).prepare() // gateways ask the replicas in turn
 	w.arrived++
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tandem-serving/tandem/epp"
 	"github.com/tandem-serving/tandem/epp/config"
+	"github.com/tandem-serving/tandem/epp/kvfeed"
 	"github.com/tandem-serving/tandem/epp/plugin"
 	"github.com/tandem-serving/tandem/replay/engine"
 )
@@ -435,4 +436,71 @@ func BenchmarkConversation(b *testing.B) {
 		virtual += replayed(b, o, trace).End
 	}
 	b.ReportMetric(virtual.Seconds()/b.Elapsed().Seconds(), "x-real-time")
+}
+
+// preciseConfig goes by KV events. approximately has the picker estimate instead.
+func preciseConfig(t testing.TB, approximately bool) *config.Config {
+	t.Helper()
+	producer := "precise-prefix-cache-producer"
+	if approximately {
+		producer = "approx-prefix-cache-producer"
+	}
+	c, err := config.Parse([]byte(`apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: `+producer+`}, {type: prefix-cache-scorer}, {type: active-request-scorer}]
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: prefix-cache-scorer, weight: 2}, {pluginRef: active-request-scorer}]
+`), plugin.Table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestKVEvents: what engines tell reaches the index that production has. It predicts what the modelled engines then find, with caches that
+// are too small for the trace; what drops out while a request is on its way is what differs. The same seed gives the same result.
+func TestKVEvents(t *testing.T) {
+	trace, o := conversation(t), options(t, 0, "6B")
+	o.Config, o.Events, o.Engine.KVTokens = preciseConfig(t, false), 5*time.Millisecond, 200_000
+	var feeds []*kvfeed.Feed
+	o.listening = func(f *kvfeed.Feed) { feeds = append(feeds, f) }
+	r := replayed(t, o, trace)
+	if len(feeds) != 1 {
+		t.Fatalf("%d feeds", len(feeds))
+	}
+	predicted, reported := feeds[0].Predicted()
+	if difference := math.Abs(float64(predicted - reported)); reported == 0 || difference > 0.05*float64(reported) {
+		t.Errorf("%d cached tokens were predicted, and engines found %d", predicted, reported)
+	}
+	state := feeds[0].State()
+	for _, e := range state.Endpoints {
+		if len(e.Sources) == 1 && (e.Sources[0].Lost > 0 || e.Sources[0].Restarts > 0 || len(e.Sources[0].Skipped) > 0 || e.Sources[0].Removed == 0) {
+			t.Errorf("%+v", e)
+		}
+	}
+	if again := replayed(t, o, trace); !reflect.DeepEqual(r, again) {
+		t.Error("two runs with the same seed differ")
+	}
+	o.Config = preciseConfig(t, true)
+	if approximate := replayed(t, o, trace); r.Summary(SLO{}).HitRate < approximate.Summary(SLO{}).HitRate {
+		t.Errorf("hit rate %.3f by events, %.3f by estimates", r.Summary(SLO{}).HitRate, approximate.Summary(SLO{}).HitRate)
+	}
+}
+
+// TestPromptIDs: prompts that begin with the same parts begin with the same token ids, and only these.
+func TestPromptIDs(t *testing.T) {
+	w := &world{trace: &Trace{BlockTokens: 4, Requests: []Request{{Input: 10, Blocks: []int64{1, 2}}, {Input: 13, Blocks: []int64{1, 2, 3}}, {Input: 9, Blocks: []int64{2}}}}, asks: []asked{{}}}
+	var all [][]uint32
+	for i := range w.trace.Requests {
+		p := w.prompt(i, false)
+		ids := p.ids(100)
+		if len(ids) != p.tokens || !slices.Equal(ids[:5], p.ids(5)) || p.ids(0) != nil {
+			t.Errorf("prompt %d: %d ids of %d tokens", i, len(ids), p.tokens)
+		}
+		all = append(all, ids)
+	}
+	if !slices.Equal(all[0][:8], all[1][:8]) || all[0][8] == all[1][8] || all[0][0] == all[2][0] {
+		t.Errorf("ids %v", all)
+	}
 }

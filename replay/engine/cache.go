@@ -6,9 +6,10 @@ type cache struct {
 	total, own int // blocks; own: of requests alone
 	each       int // blocks of a part
 	parts      map[uint64]*part
-	removed    int  // parts that were removed so far
-	used       int  // parts that requests use
-	unused     part // head of a ring of the others, the least recently used first
+	removed    int           // parts that were removed so far
+	used       int           // parts that requests use
+	told       CacheListener // nil: it tells no one
+	unused     part          // head of a ring of the others, the least recently used first
 }
 
 // part is a part of a prompt whose KV is in the cache.
@@ -37,6 +38,9 @@ func (c *cache) take(n int) {
 		delete(c.parts, oldest.id)
 		oldest.gone = true
 		c.removed++
+		if c.told != nil {
+			c.told.Removed(oldest.id)
+		}
 	}
 }
 

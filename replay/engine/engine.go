@@ -96,6 +96,14 @@ type Listener interface {
 	Ran(steps, batch int, took time.Duration)
 }
 
+// CacheListener is a Listener that is told too what enters and leaves the prefix cache, as engines publish it. Listener's rule holds.
+type CacheListener interface {
+	// Stored is called when the cache has a part of prompts. before is the part before it, unless it is the first of its prompts.
+	Stored(id, before uint64, first bool)
+	// Removed is called when the cache has dropped a part.
+	Removed(id uint64)
+}
+
 // Engine is one engine. It is not safe for concurrent use.
 type Engine struct {
 	config  Config
@@ -143,7 +151,9 @@ func New(c Config, t *Table, l Listener) *Engine {
 	if c.PartTokens > 0 {
 		each = c.PartTokens / c.BlockTokens
 	}
-	return &Engine{config: c, table: t, listen: l, cache: newCache(c.KVTokens/c.BlockTokens, each)}
+	e := &Engine{config: c, table: t, listen: l, cache: newCache(c.KVTokens/c.BlockTokens, each)}
+	e.cache.told, _ = l.(CacheListener)
+	return e
 }
 
 // AdapterProblem returns why adapters cannot be so; nil if they can.
@@ -311,6 +321,9 @@ func (e *Engine) share(r *Request, n int) {
 	r.doubled = false
 	for i := len(r.parts); i < len(r.Parts) && (i+1)*e.config.PartTokens <= n; i++ {
 		p, ok := e.cache.put(r.Parts[i])
+		if ok && e.cache.told != nil {
+			e.cache.told.Stored(r.Parts[i], r.Parts[max(0, i-1)], i == 0)
+		}
 		if !ok { // another request computed it in the meantime: the blocks stay this request's own
 			r.doubled, r.removed = true, e.cache.removed
 			return

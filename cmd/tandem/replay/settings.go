@@ -42,6 +42,7 @@ type pickerFlags struct {
 	Thresholds []int         `flag:"threshold" arg:"TOKENS[,…]" help:"nonCachedTokens of each configuration's prefix-based-pd-decider, in place of its own; 0: never remote. Several thresholds are compared"`
 	Replicas   []int         `flag:"replicas" arg:"NUMBER[,…]" help:"pickers that get the requests in turn, and do not know of each other's, as replicas. Several numbers are compared. Default: those of a capture, else 1"`
 	Scrape     time.Duration `flag:"refresh-metrics-interval" arg:"DURATION" help:"as of the picker: time between two readings of a busy engine's metrics"`
+	Events     time.Duration `flag:"event-delay" arg:"DURATION" help:"from a change of an engine's prefix cache until pickers that listen to KV events know of it"`
 	Stale      time.Duration `flag:"metrics-staleness-threshold" arg:"DURATION" help:"as of the picker: age from which loads are trusted less"`
 	Seed       int           `flag:"seed" arg:"NUMBER" help:"of all random numbers: the same seed gives the same output, byte by byte"`
 }
@@ -122,7 +123,7 @@ type fitFlags struct {
 
 func defaults() settings {
 	return settings{
-		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
+		Picker:  pickerFlags{Scrape: 200 * time.Millisecond, Events: 5 * time.Millisecond, Stale: 2 * time.Second, Seed: 1},
 		Pool:    poolFlags{Engines: []string{"llama-70b-h100-tp4"}, Overhead: 2 * time.Millisecond},
 		Network: networkFlags{Bandwidth: 50, Latency: time.Millisecond, First: 30 * time.Second, Hop: time.Millisecond},
 		Load:    loadFlags{Speeds: []float64{1}},
@@ -140,6 +141,7 @@ func (s *settings) Validate(p *boot.Problems) {
 		p.Require(n > 0 && n <= maxReplicas, "replicas", "must be a number from 1 to %d", maxReplicas)
 	}
 	p.Require(s.Picker.Scrape > 0, "refresh-metrics-interval", "must be positive")
+	p.Require(s.Picker.Events >= 0, "event-delay", "must not be negative")
 	p.Require(s.Picker.Stale > 0, "metrics-staleness-threshold", "must be positive")
 	p.Require(len(s.Pool.Engines) > 0, "engine", "must name an engine")
 	p.Require(slices.Contains([]string{"", "vllm", "sglang"}, s.Pool.Scheduler), "scheduler", "%q is not one of vllm, sglang", s.Pool.Scheduler)
