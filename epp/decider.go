@@ -70,6 +70,7 @@ type Cost struct {
 	Verdict  pd.Verdict // pd.Local: the endpoint was picked before; pd.Remote: it is one of the stage
 	Endpoint *Endpoint
 	Time     time.Duration // until the first token
+	Harm     time.Duration // what the decider adds for requests that are delayed by it
 }
 
 // Link is what is known of the network between two endpoints. The zero value means that nothing is known.

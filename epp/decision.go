@@ -126,7 +126,8 @@ type DeciderTrace struct {
 type CostTrace struct {
 	Verdict  string  `json:"verdict"`
 	Endpoint string  `json:"endpoint"`
-	Seconds  float64 `json:"seconds"`
+	Seconds  float64 `json:"seconds"`        // until the first token
+	Harm     float64 `json:"harm,omitempty"` // to other requests, in seconds of the decider's choice
 }
 
 // StageTrace is one run of a profile.

@@ -32,6 +32,10 @@ const (
 	HeaderTTFT = "x-llm-d-slo-ttft-ms"
 	// HeaderTTFTOld is its older name.
 	HeaderTTFTOld = "x-slo-ttft-ms"
+	// HeaderTPOT carries the time for each further token that the client wants, in milliseconds.
+	HeaderTPOT = "x-llm-d-slo-tpot-ms"
+	// HeaderTPOTOld is its older name.
+	HeaderTPOTOld = "x-slo-tpot-ms"
 
 	// HeaderPrefer carries a client's preferences: see IfAvailable.
 	HeaderPrefer = "prefer"

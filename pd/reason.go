@@ -35,6 +35,8 @@ const (
 	// DecodeOnly: the request would have stayed local, but the decode engine cannot compute prompts. Also why such a request was
 	// refused, if no prefill pod could compute its prompt either.
 	DecodeOnly Reason = "decode-only"
+	// LowerCost: the decider has compared what local and remote prefill cost. Also why a request stayed local.
+	LowerCost Reason = "lower-cost"
 )
 
 // Why a request stayed local.
@@ -76,8 +78,8 @@ const (
 )
 
 var (
-	remoteReasons = []Reason{Uncached, Always, Forced, External, DecodeOnly}
-	localReasons  = []Reason{BelowThreshold, ShortPrompt, Bypassed, NotSplittable, Unplanned, NoMedia, NoPrefill, PrefillFailed, HandoffInvalid,
+	remoteReasons = []Reason{Uncached, Always, LowerCost, Forced, External, DecodeOnly}
+	localReasons  = []Reason{BelowThreshold, ShortPrompt, LowerCost, Bypassed, NotSplittable, Unplanned, NoMedia, NoPrefill, PrefillFailed, HandoffInvalid,
 		HandoffLate, TransferFailed}
 )
 

@@ -23,6 +23,9 @@ type flight struct {
 	leg             *engine.Request // at decode; nil: none runs, or its result does not count any more
 	story           *Story          // nil unless it is wanted
 
+	// When its parts began, in virtual time; 0: not yet.
+	sent, done, reading, first time.Duration
+
 	computed bool // prefill is done
 	sending  bool // the transfer from prefill has begun
 	freed    bool // prefill keeps nothing any more
@@ -62,6 +65,7 @@ func (f *flight) send() {
 		return
 	}
 	f.decode.budget.Earn()
+	f.sent = f.world.clock.now
 	switch {
 	case f.prefill == nil:
 		f.local()
@@ -74,6 +78,7 @@ func (f *flight) send() {
 
 // local has decode compute the prompt.
 func (f *flight) local() {
+	f.reading = f.world.clock.now
 	f.leg = &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Of: f}
 	f.add(f.decode, f.leg)
 }
@@ -93,6 +98,7 @@ func (f *flight) read() {
 		f.free()
 		return
 	}
+	f.reading = f.world.clock.now
 	f.leg = &engine.Request{Prompt: f.request.Input, Output: f.request.Output, Parts: f.parts, Remote: true, Of: f}
 	f.add(f.decode, f.leg)
 	if f.computed {
@@ -208,6 +214,26 @@ func (f *flight) outcome() *epp.Outcome {
 		Served: f.picker.loads.pages[f.decode.slot].endpoint.Address, Duration: f.world.clock.now - f.of.Due}
 }
 
+// phases returns how long each part of a request took that has ended, as its sidecar would report.
+func (f *flight) phases(now time.Duration) *pd.Phases {
+	p := &pd.Phases{}
+	p.Set(pd.PhaseFirst, f.first-f.reading)
+	p.Set(pd.PhaseDecode, now-f.first)
+	switch {
+	case f.prefill == nil:
+		p.Set(pd.PhaseRecv, f.reading-f.sent)
+	case f.world.options.Engine.TokenArrives: // both legs are sent at once
+		p.Set(pd.PhaseRecv, 0)
+		p.Set(pd.PhasePrefill, f.done-f.sent)
+		p.Set(pd.PhaseOverlap, min(f.done, f.first)-f.sent)
+	default:
+		p.Set(pd.PhaseRecv, 0)
+		p.Set(pd.PhasePrefill, f.done-f.sent)
+		p.Set(pd.PhaseHandoff, f.reading-f.done)
+	}
+	return p
+}
+
 func (f *flight) add(n *node, r *engine.Request) {
 	waiting, _ := n.engine.Waiting()
 	f.story.add(n, "queued: %d requests wait there, %d run", waiting, n.engine.Running())
@@ -238,7 +264,7 @@ func (n *node) First(now time.Duration, r *engine.Request) {
 		return
 	}
 	f.answered = true
-	f.of.TTFT = now - f.of.Due
+	f.of.TTFT, f.first = now-f.of.Due, now
 	f.story.computed(n, r, "the first token")
 	f.decision.Reservation.Answered()
 	f.picker.capacity()
@@ -252,7 +278,7 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	f.of.Cached = max(f.of.Cached, r.Cached)
 	switch {
 	case r == f.held:
-		f.computed = true
+		f.computed, f.done = true, now
 		f.story.computed(n, r, "the prompt is computed, with one token; its blocks are kept for decode")
 		if w.options.Engine.TokenArrives {
 			f.transfer()
@@ -273,6 +299,7 @@ func (n *node) Done(now time.Duration, r *engine.Request) {
 	o := f.outcome()
 	o.Status = 200
 	o.Result = &pd.AnswerSummary{End: pd.EndDone, Prompt: int64(f.of.Input), Cached: int64(f.of.Cached), Completion: int64(f.of.Output)}
+	o.Answered, o.Phases = f.of.TTFT, f.phases(now)
 	if f.of.FellBack {
 		o.Happened = &pd.Result{Verdict: pd.Local, Reason: f.of.Reason, Attempts: 1}
 	}

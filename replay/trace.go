@@ -45,6 +45,8 @@ type Trace struct {
 	Requests    []Request // first turns by Due, each turn behind the one before it
 	BlockTokens int
 	Classes     []Class // none: all requests are alike
+	// Wanted is what clients tell the picker that they want, where their class does not say; zero: they do not tell.
+	Wanted SLO
 	// Concurrency has so many sessions run at a time: when one ends, the next begins, whatever its Due. 0: sessions begin when due.
 	Concurrency int
 }
@@ -118,12 +120,18 @@ func (t *Trace) asks() []asked {
 		for _, b := range []byte(c.Model) {
 			a.seed = mix(a.seed, uint64(b))
 		}
+		if c.SLO == (SLO{}) {
+			c.SLO = t.Wanted
+		}
 		sent := headers{}
 		if c.Flow != "" {
 			sent[epp.HeaderFlow] = c.Flow
 		}
 		if c.SLO.TTFT > 0 {
 			sent[epp.HeaderTTFT] = strconv.FormatFloat(float64(c.SLO.TTFT)/1e6, 'f', -1, 64)
+		}
+		if c.SLO.TPOT > 0 {
+			sent[epp.HeaderTPOT] = strconv.FormatFloat(float64(c.SLO.TPOT)/1e6, 'f', -1, 64)
 		}
 		if c.Model == "" {
 			a.Model = "replayed"

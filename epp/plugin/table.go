@@ -82,6 +82,7 @@ var Table = []epp.Row{
 	{Type: "pd-profile-handler", New: handler.NewPDProfile},
 	{Type: "prefix-based-pd-decider", New: handler.NewPrefixBasedPDDecider},
 	{Type: "always-disagg-pd-decider", New: handler.NewAlwaysDisaggPDDecider},
+	{Type: "cost-pd-decider", New: handler.NewCostPDDecider},
 	{Type: "always-disagg-multimodal-decider", New: handler.NewAlwaysDisaggMultimodalDecider},
 
 	// Producers, whose results the other plugins use.

@@ -109,7 +109,7 @@ func (t *tracer) scored(s *epp.NamedScorer, left []epp.Candidate, scores []float
 func (t *tracer) ruled(s *stage, r *epp.Ruling) {
 	d := epp.DeciderTrace{Stage: s.Stage, Split: s.Split, Decider: s.Decider.Name, Verdict: r.Verdict.String(), Reason: r.Reason}
 	for _, c := range r.Costs {
-		d.Costs = append(d.Costs, epp.CostTrace{Verdict: c.Verdict.String(), Endpoint: c.Endpoint.String(), Seconds: c.Time.Seconds()})
+		d.Costs = append(d.Costs, epp.CostTrace{Verdict: c.Verdict.String(), Endpoint: c.Endpoint.String(), Seconds: c.Time.Seconds(), Harm: c.Harm.Seconds()})
 	}
 	t.Deciders = append(t.Deciders, d)
 }

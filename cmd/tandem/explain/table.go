@@ -45,7 +45,11 @@ func Text(x *epp.Explanation, top int) string {
 func costs(b *strings.Builder, deciders []epp.DeciderTrace) {
 	for _, d := range deciders {
 		for _, c := range d.Costs {
-			fmt.Fprintf(b, "cost      %s stage, %s on %s: first token after %ss\n", d.Stage, c.Verdict, c.Endpoint, number(c.Seconds))
+			fmt.Fprintf(b, "cost      %s stage, %s on %s: first token after %ss", d.Stage, c.Verdict, c.Endpoint, number(c.Seconds))
+			if c.Harm >= 0.001 {
+				fmt.Fprintf(b, ", and %ss for other requests", number(c.Harm))
+			}
+			b.WriteByte('\n')
 		}
 	}
 }

@@ -65,10 +65,13 @@ type policy struct {
 //go:embed llm-d-pd.yaml
 var llmdPD []byte
 
+//go:embed cost.yaml
+var costYAML []byte
+
 // ours is the policy whose results are marked.
 const ours = "ours"
 
-// policies returns what takes part: the built-in configuration and what may take the place of its decider, llm-d's, and those that flags name.
+// policies returns what takes part: the built-in configuration with several deciders, llm-d's, and those that flags name.
 func (f *pickerFlags) policies() (all []policy, err error) {
 	builtIn, err := config.Parse(config.Default(), plugin.Table)
 	if err != nil {
@@ -82,7 +85,7 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 		{"always local", "the built-in configuration, but every prompt is computed where it is decoded", 0, true},
 		{"always remote", "the built-in configuration, but every prompt is computed by a prefill engine, unless all of it is cached", 1, true},
 		{"threshold 512", "the built-in configuration, but prompts of 512 uncached tokens are remote", 512, false},
-		{"threshold 2048", "likewise with 2,048", 2048, true},
+		{"threshold 2048", "likewise with 2,048, which is the built-in configuration", 2048, true},
 		{"threshold 8192", "likewise with 8,192", 8192, false},
 	} {
 		c, err := withThreshold(builtIn, one.tokens)
@@ -95,8 +98,12 @@ func (f *pickerFlags) policies() (all []policy, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("llm-d's configuration: %w", err)
 	}
+	byCost, err := config.Parse(costYAML, plugin.Table)
+	if err != nil {
+		return nil, fmt.Errorf("the configuration with cost-pd-decider: %w", err)
+	}
 	all = append(all, policy{"llm-d P/D", "the configuration of llm-d's P/D guide", published, "--config cmd/tandem/replay/llm-d-pd.yaml", false},
-		policy{ours, "the built-in configuration", builtIn, "", false})
+		policy{ours, "the built-in configuration, but cost-pd-decider decides", byCost, "--config cmd/tandem/replay/cost.yaml", false})
 	own := pickerFlags{Configs: f.Configs}
 	if len(f.Configs) == 0 {
 		return all, nil
@@ -234,7 +241,11 @@ func (g *group) load(rate float64) (*replay.Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	return from.requests(1, 0)
+	t, err := from.requests(1, 0)
+	if err == nil {
+		t.Wanted = g.workload.slo
+	}
+	return t, err
 }
 
 // requests returns how many requests a run at a rate has.

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-serving/tandem/epp/config"
 	"github.com/tandem-serving/tandem/replay"
 )
 
@@ -150,5 +153,35 @@ func TestStudyIsInterrupted(t *testing.T) {
 	cancel()
 	if err := x.perform(ctx, io.Discard); err == nil || !strings.Contains(err.Error(), "context canceled") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestOursIsBuiltIn: the configuration of ours differs from the built-in one in the decider alone.
+func TestOursIsBuiltIn(t *testing.T) {
+	parts := func(text []byte) string {
+		var all map[string]any
+		if err := yaml.Unmarshal(text, &all); err != nil {
+			t.Fatal(err)
+		}
+		var plugins []any
+		for _, p := range all["plugins"].([]any) {
+			p := p.(map[string]any)
+			switch p["type"] {
+			case "prefix-based-pd-decider", "cost-pd-decider":
+				continue
+			case "disagg-profile-handler":
+				p["parameters"] = nil
+			}
+			plugins = append(plugins, p)
+		}
+		all["plugins"] = plugins
+		b, err := json.Marshal(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if got, want := parts(costYAML), parts(config.Default()); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

@@ -121,6 +121,7 @@ func (s *settings) plan(files []string, warnings io.Writer) (runs []*run, err er
 			if err != nil {
 				return nil, err
 			}
+			requests.Wanted = s.slo()
 			if runs, err = s.under(runs, from, requests, pools, configs); err != nil {
 				return nil, err
 			}

@@ -6,6 +6,7 @@ import "github.com/tandem-serving/tandem/pd"
 var because = map[pd.Reason]string{
 	pd.Uncached:       "enough of the prompt was not cached on the decode pod",
 	pd.Always:         "the decider chooses another pod for every prompt",
+	pd.LowerCost:      "it was expected to cost less than the alternative",
 	pd.Forced:         "the client forced it (x-tandem-pd: force)",
 	pd.External:       "a picker that sends no plan named a prefill pod",
 	pd.DecodeOnly:     "the decode engine cannot compute prompts",

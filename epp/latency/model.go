@@ -1,0 +1,247 @@
+package latency
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/epp"
+	"github.com/tandem-serving/tandem/pd"
+)
+
+// Estimate is an expected time.
+type Estimate struct {
+	Time   time.Duration // until the end
+	Own    time.Duration // the part that the request itself takes, and does not wait; of Prompt only
+	Spread float64       // usual error of a single time, as a share of it
+	Known  float64       // outcomes of the very engine, or pair of engines, that it goes by, as far as they are not forgotten
+}
+
+// Model is what was learnt of the engines of a pool. It is an epp.EndpointObserver, and safe for concurrent use.
+type Model struct {
+	clock epp.Clock
+
+	mu   sync.Mutex // guards the fits, and growth of lists
+	pool fits
+
+	whole   atomic.Pointer[curves] // of all engines
+	engines atomic.Pointer[[]*engine]
+}
+
+// fits is what is learnt of an engine, or of all engines.
+type fits struct{ prompt, handoff, token fit }
+
+// engine is what is known of the endpoint in a slot.
+type engine struct {
+	of      *epp.Endpoint
+	fits    fits // guarded by Model.mu
+	curves  atomic.Pointer[curves]
+	links   atomic.Pointer[[]*link] // of hand-offs to it, by the slot of the endpoint that computes the prompt
+	prompts fading                  // tokens of prompts that it computes itself
+	queue   fading                  // requests that wait there
+}
+
+// link is what is learnt of the hand-offs from one endpoint to another.
+type link struct {
+	from  *epp.Endpoint
+	fit   fit // guarded by Model.mu
+	curve atomic.Pointer[curve]
+}
+
+// curves is what estimates go by. They do not change.
+type curves struct{ prompt, handoff, token curve }
+
+// curve is what a fit says at a time. The zero curve says nothing.
+type curve struct {
+	w             vector
+	spread, known float64
+	at            time.Time // of the latest outcome
+}
+
+func (f *fit) curve() curve { return curve{f.w, f.spread(), f.n, f.at} }
+
+// NewModel makes a model that knows of no outcome.
+func NewModel(clock epp.Clock) *Model {
+	m := &Model{clock: clock}
+	m.pool.prompt.w, m.pool.handoff.w, m.pool.token.w = promptPrior.w, handoffPrior.w, tokenPrior.w
+	m.whole.Store(&curves{m.pool.prompt.curve(), m.pool.handoff.curve(), m.pool.token.curve()})
+	m.engines.Store(new([]*engine))
+	return m
+}
+
+// EndpointJoined implements epp.EndpointObserver.
+func (m *Model) EndpointJoined(*epp.Endpoint) {}
+
+// EndpointLeft implements epp.EndpointObserver.
+func (m *Model) EndpointLeft(e *epp.Endpoint) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.known(e) == nil {
+		return
+	}
+	all := slices.Clone(*m.engines.Load())
+	all[e.Slot] = nil
+	m.engines.Store(&all)
+}
+
+// known returns what is known of an endpoint, nil if nothing is.
+func (m *Model) known(e *epp.Endpoint) *engine {
+	if all := *m.engines.Load(); e.Slot < len(all) && all[e.Slot] != nil && all[e.Slot].of.Is(e) {
+		return all[e.Slot]
+	}
+	return nil
+}
+
+// engine returns what is known of an endpoint, and makes room for it.
+func (m *Model) engine(e *epp.Endpoint) *engine {
+	if one := m.known(e); one != nil {
+		return one
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.engineLocked(e)
+}
+
+func (m *Model) engineLocked(e *epp.Endpoint) *engine {
+	if one := m.known(e); one != nil {
+		return one
+	}
+	one := &engine{of: e, prompts: fading{window: promptWindow}, queue: fading{window: queueWindow}}
+	one.links.Store(new([]*link))
+	all := with(*m.engines.Load(), e.Slot, one) // in place of one that had the slot before
+	m.engines.Store(&all)
+	return one
+}
+
+// with returns a copy of a list that has a value at an index.
+func with[T any](all []*T, at int, value *T) []*T {
+	next := make([]*T, max(len(all), at+1))
+	copy(next, all)
+	next[at] = value
+	return next
+}
+
+// link returns what is known of hand-offs from an endpoint, nil if nothing is.
+func (e *engine) link(from *epp.Endpoint) *link {
+	if all := *e.links.Load(); from.Slot < len(all) && all[from.Slot] != nil && all[from.Slot].from.Is(from) {
+		return all[from.Slot]
+	}
+	return nil
+}
+
+// curvesOf returns what estimates for an endpoint go by: what is learnt of all engines takes the place of what is not learnt of it.
+func (m *Model) curvesOf(e *epp.Endpoint) curves {
+	all := *m.whole.Load()
+	one := m.known(e)
+	if one == nil {
+		return all.unknown()
+	}
+	own := one.curves.Load()
+	if own == nil {
+		return all.unknown()
+	}
+	now := m.clock.Now()
+	return curves{own.prompt.amid(&all.prompt, now), own.handoff.amid(&all.handoff, now), own.token.amid(&all.token, now)}
+}
+
+// unknown returns the curves of all engines for one that nothing is known of.
+func (c curves) unknown() curves {
+	c.prompt.known, c.handoff.known, c.token.known = 0, 0, 0
+	return c
+}
+
+// amid returns the curve of one engine among all: the longer it was not heard of, the more it is taken to be as the others are.
+func (c *curve) amid(all *curve, now time.Time) curve {
+	if c.known == 0 {
+		return curve{w: all.w, spread: all.spread}
+	}
+	own := math.Exp2(-max(0, now.Sub(c.at).Seconds()) / fade.Seconds())
+	mixed := curve{spread: own*c.spread + (1-own)*all.spread, known: own * c.known}
+	for i := range mixed.w {
+		mixed.w[i] = own*c.w[i] + (1-own)*all.w[i]
+	}
+	return mixed
+}
+
+// Prompt estimates how long an endpoint takes from now on until it has computed a prompt, of whose tokens it has some cached.
+func (m *Model) Prompt(c *epp.Candidate, tokens, cached int) Estimate {
+	x := promptTerms(tokens-cached, cached, c.InFlight.Tokens, answersOf(c.Load, c.InFlight))
+	curves := m.curvesOf(c.Endpoint)
+	e := curves.prompt.estimate(&x)
+	x = vector{0, x[1], x[2]}
+	e.Own = seconds(curves.prompt.w.dot(&x))
+	return e
+}
+
+// Handoff estimates how long it takes from a computed prompt to the first token that another endpoint generates, if the KV cache of so
+// many tokens moves between them.
+func (m *Model) Handoff(from, to *epp.Candidate, moved int) Estimate {
+	x := handoffTerms(moved, answersOf(to.Load, to.InFlight))
+	usual := m.curvesOf(to.Endpoint).handoff
+	usual.known = 0
+	if one := m.known(to.Endpoint); one != nil {
+		if l := one.link(from.Endpoint); l != nil {
+			usual = l.curve.Load().amid(&usual, m.clock.Now())
+		}
+	}
+	return usual.estimate(&x)
+}
+
+// Token estimates the time of each further token of answers that an endpoint generates, if it gets one more request: one of so many
+// tokens, some of which it computes itself.
+func (m *Model) Token(c *epp.Candidate, tokens, computed int) Estimate {
+	curves := m.curvesOf(c.Endpoint)
+	x := tokenTerms(answersOf(c.Load, c.InFlight)+1, contextOf(c.Load)+float64(tokens))
+	perSecond := float64(computed) / promptWindow.Seconds()
+	if one := m.known(c.Endpoint); one != nil {
+		perSecond += one.prompts.perSecond(m.clock.Now())
+	}
+	e := curves.token.estimate(&x)
+	e.Time = time.Duration(float64(e.Time) / curves.left(perSecond))
+	return e
+}
+
+// left returns the share of an engine's time that is left for answers if it computes so many tokens of prompts in a second.
+func (c *curves) left(perSecond float64) float64 {
+	const fewest = 0.02 // then answers are as good as stopped
+	return max(fewest, 1-perSecond/1000*c.prompt.w[1])
+}
+
+// estimate returns the time of a request with these terms.
+func (c *curve) estimate(x *vector) Estimate {
+	return Estimate{Time: seconds(c.w.dot(x)), Spread: c.spread, Known: c.known}
+}
+
+// seconds returns a time that is not negative.
+func seconds(s float64) time.Duration { return time.Duration(max(0, s) * float64(time.Second)) }
+
+// Sent notes where a request is sent: its endpoint may compute prompts while it generates answers.
+func (m *Model) Sent(d *epp.Decision) {
+	now, first := m.clock.Now(), &d.Picks[0]
+	one := m.engine(first.Endpoints[0])
+	if first.Seen != nil {
+		one.queue.add(now, queueOf(&first.Seen.Load))
+	}
+	if d.Verdict == pd.Local {
+		one.prompts.add(now, float64(d.Tokens-d.Cached))
+	}
+}
+
+// Queue returns how many requests wait at an endpoint for others to end: those on its page, or on average over the pages that the latest
+// requests saw, if that is more. A queue that comes and goes is a queue.
+func (m *Model) Queue(c *epp.Candidate) float64 {
+	waiting := queueOf(c.Load)
+	if one := m.known(c.Endpoint); one != nil {
+		waiting = max(waiting, one.queue.mean(m.clock.Now()))
+	}
+	return waiting
+}
+
+// queueOf returns how many requests waited for others to end. Those that wait only for their KV cache delay nothing.
+func queueOf(l *epp.Load) float64 {
+	waiting, _ := l.Signals.Value(epp.Waiting)
+	delayed, _ := l.Signals.Value(epp.Delayed)
+	return max(0, waiting-delayed)
+}
