@@ -210,8 +210,7 @@ func TestStoppedEngine(t *testing.T) {
 }
 
 // TestHungEngine stops engines by SIGSTOP: they keep connections open, and answer nothing. Requests are answered by others, those on
-// their way too, within seconds, and the engines serve again when they go on. A stream that has begun at such a decode engine ends
-// with an error.
+// their way too, within seconds, and the engines serve again when they go on.
 func TestHungEngine(t *testing.T) {
 	for _, l := range harness.Layouts() {
 		t.Run(l.String(), func(t *testing.T) {

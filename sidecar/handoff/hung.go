@@ -26,7 +26,8 @@ var errHung = errors.New("the engine accepts connections and answers nothing, no
 // A leg that takes longer than most of the last ones to the same engine is no proof: its prompt may be longer, or others may be
 // before it. So the engine is then asked whether it is healthy, repeatedly. It counts as hung if neither these probes nor any leg
 // has got an answer for the silence, for as long as legs usually take, and for as long as it may take to read the bodies that it has
-// got. All legs to it end then. It is probed until it answers, and gets no leg before.
+// got. All legs to it end then whose answers have not begun. It is probed until it answers, and gets no leg before. An answer that has
+// begun cannot go on elsewhere, so a pause is better for its client than its end: it ends only if the engine hangs for long.
 type hungList struct {
 	silence time.Duration // 0: nothing is noticed
 	log     *slog.Logger
@@ -48,6 +49,8 @@ const (
 	readsBytes = 1 << 20
 	// hungRetry is the time between two probes of an engine that is hung, or is only slow.
 	hungRetry = time.Second
+	// hungBegun is how long an engine must hang until answers end that have begun.
+	hungBegun = 10 * time.Second
 	// hungIdle is how long an engine is looked at after its last leg.
 	hungIdle = 10 * time.Second
 	// hungForget is for how long an engine is probed that is hung and that no request wants: it may not come back.
@@ -177,7 +180,7 @@ func (v *vigil) over(answered bool) {
 func (v *vigil) came() {
 	took := time.Since(v.began)
 	v.answered = true
-	v.heard.Store(int64(took))
+	v.heard.Store(max(1, int64(took)))
 	v.of.sign = v.began.Add(took)
 	v.of.recent[v.wait].add(took)
 }
@@ -285,7 +288,8 @@ func (l *hungList) excuse(w *watchedEngine) {
 	}
 }
 
-// hang marks an engine as hung, and ends its legs, unless one of them has got something since the engine is silent.
+// hang marks an engine as hung, and ends its legs whose answers have not begun, unless one leg has got something since the engine is
+// silent.
 func (l *hungList) hang(w *watchedEngine, silent time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -299,16 +303,23 @@ func (l *hungList) hang(w *watchedEngine, silent time.Time) bool {
 		return false
 	}
 	w.hung = true
-	for v := range w.vigils {
-		v.fail(errHung) // it cancels a context: it does not wait
-	}
-	clear(w.vigils)
+	w.end(func(v *vigil) bool { return v.heard.Load() == 0 })
 	return true
+}
+
+// end ends some of the legs of an engine. The caller holds the list's mu.
+func (w *watchedEngine) end(which func(*vigil) bool) {
+	for v := range w.vigils {
+		if which(v) {
+			v.fail(errHung) // it cancels a context: it does not wait
+			delete(w.vigils, v)
+		}
+	}
 }
 
 // revives probes an engine that is hung until it answers. It gives up, and forgets the engine, if no request has wanted it for long.
 func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
-	retry := time.NewTicker(hungRetry)
+	retry, since := time.NewTicker(hungRetry), time.Now()
 	defer retry.Stop()
 	for {
 		select {
@@ -317,10 +328,16 @@ func (l *hungList) revives(at pd.Target, w *watchedEngine) bool {
 		case <-retry.C:
 		}
 		answers := l.probe(w) == nil
+		if answers {
+			l.excuse(w)
+		}
 		l.mu.Lock()
+		if !answers && time.Since(since) > hungBegun {
+			w.end(func(*vigil) bool { return true })
+		}
 		if answers {
 			w.hung = false
-		} else if time.Since(w.used) > hungForget {
+		} else if len(w.vigils) == 0 && time.Since(w.used) > hungForget {
 			delete(l.engines, at)
 			w.running = false
 		}

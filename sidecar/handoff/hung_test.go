@@ -185,16 +185,31 @@ func TestHungWhileItReads(t *testing.T) {
 	})
 }
 
-// A stream that pauses is as suspect as one that does not begin.
+// stream begins a leg whose answer has begun.
+func (f *hungFixture) stream() chan error {
+	v, failed := f.leg(waitFirst)
+	body := watchedBody{io.NopCloser(strings.NewReader("data: 1\n\n")), v}
+	if _, err := io.ReadAll(body); err != nil {
+		f.t.Fatal(err)
+	}
+	return failed
+}
+
+// An answer that has begun waits longer for an engine that hangs, and goes on if it comes back.
 func TestHungStream(t *testing.T) {
 	withHungList(t, func(f *hungFixture) {
-		v, failed := f.leg(waitFirst)
-		body := watchedBody{io.NopCloser(strings.NewReader("data: 1\n\n")), v}
-		if _, err := io.ReadAll(body); err != nil {
-			t.Fatal(err)
-		}
+		failed := f.stream()
 		f.stop(true)
-		f.mustEnd(failed, 3*time.Second)
+		f.mustGoOn(failed, 5*time.Second)
+		if !f.has(hungTarget) {
+			t.Error("not known as hung")
+		}
+		_, second := f.leg(waitFirst)
+		f.mustEnd(second, 0)
+		f.stop(false)
+		f.mustGoOn(failed, time.Minute)
+		f.stop(true)
+		f.mustEnd(failed, hungBegun+5*time.Second)
 	})
 }
 
