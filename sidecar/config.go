@@ -32,7 +32,7 @@ type Engine struct {
 	Port int    `flag:"model-server-port" alias:"vllm-port" arg:"PORT" help:"port of the decode engine"`
 	// Ranks are engines of their own, such as those of vLLM's --data-parallel-multi-port-external-lb.
 	Ranks     int    `flag:"data-parallel-size" arg:"RANKS" help:"data-parallel ranks of the decode engine, each with a port of its own: the sidecar listens on as many ports from --port on, and forwards each to the port with the same offset from --model-server-port"`
-	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang, shared-storage, mooncake, nixl-push"`
+	Connector string `flag:"kv-connector" alias:"connector" arg:"NAME" help:"hand-off protocol of the engines: nixlv2, sglang, shared-storage, mooncake, nixl-push, offloading"`
 	// Dialect is used instead of Connector if it is not nil: a hand-off protocol that is not in the table, such as a test's.
 	Dialect dialect.Dialect
 	// FirstEvent has no counterpart in engines: they wait for a dead prefill engine without limit.
@@ -61,8 +61,10 @@ type Prefill struct {
 	// BootstrapPort has llm-d's variable.
 	BootstrapPort int `flag:"sglang-bootstrap-port" env:"SGLANG_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of SGLang's prefill engines; 0: each engine is asked for its own"`
 	// MooncakePort has llm-d's flag and variable.
-	MooncakePort int    `flag:"mooncake-bootstrap-port" env:"MOONCAKE_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of prefill engines with vLLM's MooncakeConnector (VLLM_MOONCAKE_BOOTSTRAP_PORT)"`
-	Discovery    string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
+	MooncakePort int `flag:"mooncake-bootstrap-port" env:"MOONCAKE_BOOTSTRAP_PORT" arg:"PORT" help:"port of the bootstrap servers of prefill engines with vLLM's MooncakeConnector (VLLM_MOONCAKE_BOOTSTRAP_PORT)"`
+	// P2PPort has llm-d's flag, variable and default.
+	P2PPort   int    `flag:"p2p-connector-port" env:"P2P_CONNECTOR_PORT" arg:"PORT" help:"port of the peer-to-peer tiers of prefill engines with vLLM's OffloadingConnector (VLLM_P2P_SIDE_CHANNEL_PORT, 5710 by default); a data-parallel rank has the port of its number above it"`
+	Discovery string `flag:"prefill-discovery" arg:"SOURCE" help:"source of the prefill pods to connect to and warm up: dns://HOST:PORT, or file:PATH with lines of HOST:PORT. Routing does not depend on it"`
 	// TLS returns the TLS setup of a new connection to a prefill engine; nil for plaintext. The program declares the flags.
 	TLS func() *tls.Config
 }
@@ -122,7 +124,7 @@ const recentBytes = 4 << 20
 func Defaults() Config {
 	return Config{
 		Engine:  Engine{Host: "127.0.0.1", Port: 8200, Ranks: 1, Connector: "nixlv2", FirstEvent: 30 * time.Second, HangAfter: 800 * time.Millisecond, IdleConns: 1024},
-		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort},
+		Prefill: Prefill{Timeout: 60 * time.Second, RetryBackoff: 200 * time.Millisecond, MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort},
 		Fallback: Fallback{
 			Ratio: pd.FallbackRatio, Burst: pd.FallbackBurst,
 			Lease: 30 * time.Second, // vLLM's default kv_lease_duration
@@ -185,6 +187,9 @@ func (c *Config) Problems(report func(flag, format string, args ...any)) {
 	}
 	if c.Prefill.MooncakePort < 1 || c.Prefill.MooncakePort > 65535 {
 		report("mooncake-bootstrap-port", "%d is not a port (1 to 65535)", c.Prefill.MooncakePort)
+	}
+	if c.Prefill.P2PPort < 1 || c.Prefill.P2PPort > 65535 {
+		report("p2p-connector-port", "%d is not a port (1 to 65535)", c.Prefill.P2PPort)
 	}
 	if c.Keep.WarmUp && c.Prefill.Discovery == "" {
 		report("warm-up", "says how to warm up, but not whom: set --prefill-discovery as well")

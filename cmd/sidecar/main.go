@@ -69,7 +69,6 @@ type foreign struct {
 	_ struct{} `flag:"inference-pool-name" refused:"use --inference-pool=NAMESPACE/NAME"`
 	_ struct{} `flag:"configuration" refused:"write the settings to a file and name it with --config; its keys are the flag names"`
 	_ struct{} `flag:"configuration-file" refused:"use --config; its keys are the flag names"`
-	_ struct{} `flag:"p2p-connector-port" ignored:"only the offloading protocol uses it"`
 	_ struct{} `flag:"moriio-decode-notify-port" ignored:"it is for --moriio-write-mode"`
 	_ struct{} `flag:"moriio-decode-handshake-port" ignored:"it is for --moriio-write-mode"`
 	_ struct{} `flag:"moriio-prefill-notify-port" ignored:"it is for --moriio-write-mode"`
@@ -85,7 +84,6 @@ type foreign struct {
 	_ struct{} `flag:"zap-stacktrace-level" ignored:"errors name the operation and have no stacks"`
 	_ struct{} `flag:"zap-time-encoding" ignored:"times are RFC 3339"`
 
-	_ struct{} `env:"P2P_CONNECTOR_PORT" ignored:"only the offloading protocol uses it; leave it out with --kv-connector=nixlv2"`
 	_ struct{} `env:"INFERENCE_POOL_NAMESPACE" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"INFERENCE_POOL_NAME" ignored:"use INFERENCE_POOL=NAMESPACE/NAME"`
 	_ struct{} `env:"MORIIO_METRICS_ADDR" ignored:"use --metrics-port and --host"`

@@ -112,7 +112,7 @@ func (r *running) reach(t *testing.T, ctx context.Context) {
 }
 
 // concurrent reports whether both legs are sent at once.
-func (p *pair) concurrent() bool { return p.name == "mooncake" }
+func (p *pair) concurrent() bool { return p.name == "mooncake" || p.name == "offloading" }
 
 // start sends the request.
 func (r *running) start(ctx context.Context) {

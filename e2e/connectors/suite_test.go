@@ -82,6 +82,17 @@ var suites = []suite{
 		{"decode killed", testDecodeKilled},
 		{"prefill killed", testPushPrefillKilled},
 	}},
+	{"offloading", vllm.Options{Connector: vllm.Offloading}, []string{"--kv-connector=offloading", "--first-event-timeout=10s"}, []pairCase{
+		{"answers", testAnswers},
+		{"several answers", testSeveral},
+		{"first token ends it", testFirstToken},
+		{"hostile bodies", testHostile},
+		{"refused", testRefused},
+		{"client gone", testClientGone},
+		{"prefill stopped", testPrefillStopped},
+		{"decode killed", testDecodeKilled},
+		{"prefill killed", testOffloadingPrefillKilled},
+	}},
 	{"multi", vllm.Options{Connector: vllm.Multi, Lease: 10 * time.Second, Args: []string{"--max-num-batched-tokens=4096"}}, []string{"--kv-connector=nixlv2", "--lease=10s"}, []pairCase{
 		{"answers", testAnswers},
 		{"several answers", testSeveral},
@@ -135,7 +146,7 @@ func (p *pair) start(t *testing.T) {
 	must(t, err)
 	o := p.engines
 	o.Store, o.SidePort = t.TempDir(), ports[0]
-	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--fallback-ratio=1", "--fallback-burst=1000")
+	p.flags = append(p.flags, "--mooncake-bootstrap-port="+strconv.Itoa(ports[0]), "--p2p-connector-port="+strconv.Itoa(ports[0]), "--fallback-ratio=1", "--fallback-burst=1000")
 	var starting sync.WaitGroup
 	for to, role := range map[**realengine.Engine]vllm.Role{&p.prefill: vllm.Prefill, &p.decode: vllm.Decode} {
 		o := o

@@ -41,6 +41,8 @@ const (
 	Files    Connector = "ExampleConnector"
 	Mooncake Connector = "MooncakeConnector"
 	Multi    Connector = "MultiConnector" // NIXL, then files
+	// Offloading copies blocks to CPU memory, from which peers fetch them.
+	Offloading Connector = "OffloadingConnector"
 )
 
 // Options are the differences from a usual engine.
@@ -50,8 +52,8 @@ type Options struct {
 	Connector Connector // of an engine that is not plain; "": NIXL
 	// Store is the folder that the engines of a pair share, for files.
 	Store string
-	// SidePort is where a prefill engine tells decode engines how it is reached: its NIXL side channel, or Mooncake's bootstrap
-	// server. 0: a free port.
+	// SidePort is where a prefill engine tells decode engines how it is reached: its NIXL side channel, Mooncake's bootstrap
+	// server, or the peer-to-peer tier of either engine. 0: a free port.
 	SidePort int
 	// Abort is how long Mooncake's legs wait for each other, in whole seconds; 0: 480 s.
 	Abort time.Duration
@@ -76,7 +78,8 @@ func Start(ctx context.Context, o Options) (*realengine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	env, err := o.environment(tools.Site, cmp.Or(o.SidePort, ports[1]))
+	o.SidePort = cmp.Or(o.SidePort, ports[1])
+	env, err := o.environment(tools.Site, o.SidePort)
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +140,10 @@ func (o Options) connectorConfig(c Connector) map[string]any {
 		extra["shared_storage_path"] = o.Store
 	case Mooncake:
 		extra["mooncake_protocol"] = "tcp"
+	case Offloading:
+		config["kv_role"] = "kv_both"
+		extra["spec_name"], extra["cpu_bytes_to_use"] = "TieringOffloadingSpec", 64<<20
+		extra["secondary_tiers"] = []any{map[string]any{"type": "p2p", "host": realengine.Loopback, "port": o.SidePort}}
 	case Multi:
 		config["kv_role"] = "kv_both"
 		extra["connectors"] = []any{o.connectorConfig(NIXL), o.connectorConfig(Files)}

@@ -45,6 +45,14 @@ var contracts = map[string]dialecttest.Case{
 		Headers:     []string{"x-data-parallel-rank"},
 		Minted:      []string{"kv_transfer_params.transfer_id"},
 	},
+	"offloading": {
+		Good: func([]byte) []byte { return []byte(`{"choices":[{"text":"x","finish_reason":"length"}]}`) },
+		Bad: []string{`{"error":{"message":"x"}}`, `{"choices":[{"text":"","finish_reason":"abort"}]}`,
+			`{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true}}`},
+		Own:      []string{"kv_transfer_params"},
+		OneToken: true,
+		Headers:  []string{"x-data-parallel-rank"},
+	},
 	"nixl-push": {
 		Good: func([]byte) []byte { return []byte(`{"kv_transfer_params":` + pushed + `}`) },
 		Bad: []string{`{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + priming + `}`, `{"kv_transfer_params":` + handoff + `}`,
@@ -61,10 +69,19 @@ func TestContract(t *testing.T) {
 			if !ok {
 				t.Fatal("the contract suite does not know this dialect")
 			}
-			c.Dialect = row.New(dialect.Options{MooncakePort: dialect.MooncakePort, AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
+			o := dialect.Options{MooncakePort: dialect.MooncakePort, P2PPort: dialect.P2PPort, AskBootstrap: func(context.Context, pd.Target, string) ([]byte, error) {
 				return []byte(`{"0":{"engine_id":"e-1"}}`), nil
-			}})
+			}}
+			if row.Name == "offloading" {
+				o.Ask = offloads
+			}
+			c.Dialect = row.New(o)
 			dialecttest.Run(t, c)
 		})
 	}
+}
+
+// offloads is a prefill pod with an OffloadingConnector.
+func offloads(context.Context, pd.Target, string) ([]byte, error) {
+	return []byte("# HELP vllm:kv_offload_tiering_read_bytes_total x\n"), nil
 }

@@ -213,7 +213,9 @@ type AfterTransfer interface {
 // Pusher is a Dialect whose prefill engines answer their leg before decode has the KV cache, and whose decode engines do not
 // notice that a prefill engine has ended. The sidecar watches the prefill pod by probes until decode begins to answer.
 type Pusher interface {
-	PushesAfterAnswer()
+	// PushesAfterAnswer reports whether a decode engine whose client has left keeps the blocks of its leg until prefill has sent the KV
+	// cache.
+	PushesAfterAnswer() (decodeKeeps bool)
 }
 
 // Prober is a Dialect whose engines are probed at another path than /health.
@@ -314,6 +316,8 @@ type Options struct {
 	BootstrapPort int
 	// MooncakePort is the port of prefill engines' bootstrap servers, for vLLM's Mooncake.
 	MooncakePort int
+	// P2PPort is the port of prefill engines' peer-to-peer tiers, for vLLM's OffloadingConnector.
+	P2PPort int
 	// Lease is how long prefill engines keep a finished hand-off.
 	Lease time.Duration
 	// Ask gets a path from a prefill pod's HTTP server, for protocols that need to know something about the pod before the

@@ -24,6 +24,9 @@
 //     and asks the pod's bootstrap server for the engine's id, which it keeps for seconds. Accept rejects a leg that did not end by its
 //     limit. Pusher has prefill watched until decode answers. The Handoff is a Releaser and a RequestReleaser, and a UsageCorrector
 //     with prefill's count.
+//   - vLLM with offloading to peers (vllm_offloading.go): Concurrent. Attempt mints a kv_request_id, and looks at the pod's metrics page
+//     once in a while. Accept takes any completion. Nothing is released. Pusher has prefill watched, since decode does not notice one
+//     that hangs. The Handoff is a UsageCorrector with prefill's count.
 //   - files, LMCache (vllm_files.go): Serial. Prefill is the one-token leg of [OneToken], Accept takes any completion, and Decode is the
 //     client's body. Nothing is released.
 //

@@ -9,6 +9,7 @@ var Table = []Row{
 	{Name: "shared-storage", Aliases: []string{"lmcache"}, New: newVLLMFiles},
 	{Name: "mooncake", New: newVLLMMooncake},
 	{Name: "nixl-push", New: newVLLMPush},
+	{Name: "offloading", New: newVLLMOffloading},
 }
 
 // Row names a dialect. Names are llm-d's values of --kv-connector, where it has the protocol.

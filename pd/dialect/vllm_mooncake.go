@@ -120,7 +120,7 @@ func (*vllmMooncake) Controls() []string {
 }
 
 // PushesAfterAnswer implements Pusher.
-func (*vllmMooncake) PushesAfterAnswer() {}
+func (*vllmMooncake) PushesAfterAnswer() (decodeKeeps bool) { return true }
 
 // mooncakeAttempt is an attempt, and its hand-off.
 type mooncakeAttempt struct {

@@ -35,7 +35,7 @@ func (d *vllmPush) Attempt(_ context.Context, r *request.Request, _ pd.Target) (
 }
 
 // PushesAfterAnswer implements Pusher.
-func (*vllmPush) PushesAfterAnswer() {}
+func (*vllmPush) PushesAfterAnswer() (decodeKeeps bool) { return true }
 
 // pushAttempt is an attempt, and its hand-off when prefill has answered. It is no RequestReleaser: a decode engine that refuses a leg,
 // or drops it before it has blocks, tells the prefill engine nothing.

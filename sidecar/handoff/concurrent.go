@@ -42,6 +42,7 @@ type legPair struct {
 
 	waits     bool          // prefill answers when it has sent the KV cache
 	pushes    bool          // prefill sends the KV cache after its answer
+	keeps     bool          // decode keeps its blocks until then, if it is cancelled
 	gone      chan error    // gets an error if the prefill pod stops answering while decode needs it
 	watched   chan struct{} // closed when the watch has ended; nil if it is not watched
 	stopWatch context.CancelFunc
@@ -132,7 +133,9 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 	p.sent = time.Now()
 	x.Clock.Enter(pd.PhasePrefill, p.sent)
 	_, p.waits = x.legs.Dialect.(dialect.AfterTransfer)
-	_, p.pushes = x.legs.Dialect.(dialect.Pusher)
+	if d, ok := x.legs.Dialect.(dialect.Pusher); ok {
+		p.pushes, p.keeps = true, d.PushesAfterAnswer()
+	}
 	p.startPrefill(toPrefill)
 	header := x.legHeader()
 	ctx, span := x.legs.tracing.leg(x.Context, spanDecode, header, attribute.String("server.address", x.legs.Host),
@@ -149,12 +152,12 @@ func (p *legPair) start(req *intake.Request) (trace.Span, error) {
 }
 
 // startPrefill sends the prefill leg, whose result comes through the channel. When the client leaves, the leg ends at once,
-// unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read. Only if prefill has yet to
-// send the KV cache, stopPrefill waits for it.
+// unlike that of a serial protocol: the decode leg ends too, and its engine releases what it was to read. Only if decode waits for the
+// KV cache all the same, stopPrefill does so too.
 func (p *legPair) startPrefill(leg request.Payload) {
 	x := p.x
 	ctx := x.Context
-	if p.pushes {
+	if p.keeps {
 		ctx = context.WithoutCancel(ctx)
 	}
 	ctx, end := context.WithCancelCause(ctx)
@@ -188,7 +191,7 @@ const pushGrace = 10 * time.Second
 
 // stopPrefill ends the prefill leg, and waits for it.
 func (p *legPair) stopPrefill() {
-	if p.pushes && p.prefilled == nil && p.x.Context.Err() != nil && !p.x.cutOff() {
+	if p.keeps && p.prefilled == nil && p.x.Context.Err() != nil && !p.x.cutOff() {
 		grace := time.NewTimer(pushGrace)
 		defer grace.Stop()
 		select {

@@ -19,6 +19,16 @@ PR_SET_PDEATHSIG = 1
 YIELD_SECONDS = 0.0002
 BUSY, PAUSED = b"pthrDelay = 0", b"pthrDelay = 1000"  # microseconds between two polls
 SPAWN, FORK = (b'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "%s"' % way for way in (b"spawn", b"fork"))
+# What the copy engine of the offloading connector needs a GPU for; offload_cpu.py copies instead.
+OFFLOADING = [
+    (b"import torch\n", b"import torch, offload_cpu\n"),
+    (b"assert gpu_tensor.is_cuda or gpu_tensor.is_xpu", b"pass"),
+    (b"current_platform.Stream()", b"offload_cpu.Stream()"),
+    (b"torch.Event(enable_timing=True)", b"offload_cpu.Event()"),
+    (b"stream.wait_stream(current_platform.current_stream())", b"pass"),
+    (b"with current_platform.stream(stream):", b"with stream:"),
+    (b"ops.swap_blocks_batch", b"offload_cpu.swap"),
+]
 DEVICE, BIND = b"torch.accelerator.current_device_index()", b"current_platform.set_device(self.device_id)"
 
 
@@ -47,7 +57,7 @@ def leave_port():
 
 
 class EditingLoader:
-    """Has NIXL's Python modules configure their agents with a pause, vLLM fork, and Mooncake's connector do without a GPU."""
+    """Has NIXL's Python modules configure their agents with a pause, vLLM fork, and Mooncake's and the offloading connector do without a GPU."""
 
     plain = SourceFileLoader.get_code
 
@@ -59,6 +69,10 @@ class EditingLoader:
             edits = [(SPAWN, FORK)]
         elif name.endswith(".mooncake.mooncake_connector"):
             edits = [(DEVICE, b"0"), (BIND, b"None")]
+        elif name.endswith(".kv_offload.cpu.spec"):
+            edits = [(b"if not (current_platform.is_cuda_alike() or current_platform.is_xpu()):", b"if False:")]
+        elif name.endswith(".kv_offload.cpu.gpu_worker"):
+            edits = OFFLOADING
         else:
             return EditingLoader.plain(loader, name)
         path = loader.get_filename(name)

@@ -1,0 +1,168 @@
+package dialect
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/pd"
+	"github.com/tandem-serving/tandem/pd/body"
+	"github.com/tandem-serving/tandem/pd/request"
+)
+
+// P2PPort is llm-d's port of the peer-to-peer tier. That of vLLM is 5710, unless VLLM_P2P_SIDE_CHANNEL_PORT says otherwise.
+const P2PPort = 7777
+
+// vllmOffloading is the concurrent protocol of vLLM's OffloadingConnector with a peer-to-peer tier: prefill copies the blocks of the
+// prompt into its CPU memory, under the number of the hand-off, and decode fetches whole blocks from there. Blocks travel under the
+// hashes of their tokens, so that no other prompt's are read; what decode does not get in 30 seconds it computes. The memory of a
+// hand-off that is not fetched is free after 60 seconds. Measured on vLLM 0.32.0.
+type vllmOffloading struct {
+	vllmEngine
+	port int // of the peer-to-peer tier of prefill engines; a data-parallel rank has the port of its number above it
+	ask  func(ctx context.Context, prefill pd.Target, path string) ([]byte, error)
+
+	mu    sync.Mutex
+	known map[pd.Target]time.Time // prefill pods that have the tier, and when they said so
+}
+
+// offloadingTrust is for how long a prefill pod is known to have the tier.
+const offloadingTrust = time.Minute
+
+func newVLLMOffloading(o Options) Dialect {
+	return &vllmOffloading{port: o.P2PPort, ask: o.Ask, known: map[pd.Target]time.Time{}}
+}
+
+// Shape implements Dialect.
+func (*vllmOffloading) Shape() Shape { return Concurrent }
+
+// Attempt implements Dialect. A number is for one hand-off.
+func (d *vllmOffloading) Attempt(ctx context.Context, r *request.Request, prefill pd.Target) (Attempt, error) {
+	if err := d.check(ctx, prefill); err != nil {
+		return nil, err
+	}
+	return &offloadingAttempt{request: r, api: r.API, host: prefill.Host, port: d.port, number: "tandem-" + rand.Text(), cached: -1}, nil
+}
+
+var errNoTier = errors.New("the prefill engine has no OffloadingConnector (its metrics page has no vllm:kv_offload_*): decode would wait 30 s for it")
+
+// check asks a prefill pod for its metrics page: the answer to a leg does not tell an engine that hands nothing over. A page that does
+// not come says nothing.
+func (d *vllmOffloading) check(ctx context.Context, prefill pd.Target) error {
+	d.mu.Lock()
+	said, ok := d.known[prefill]
+	d.mu.Unlock()
+	if ok && time.Since(said) < offloadingTrust {
+		return nil
+	}
+	page, err := d.ask(ctx, prefill, "/metrics")
+	if err != nil {
+		return nil // the leg will tell
+	}
+	if !bytes.Contains(page, []byte("vllm:kv_offload_")) {
+		return errNoTier
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.known) >= maxServers {
+		clear(d.known)
+	}
+	d.known[prefill] = time.Now()
+	return nil
+}
+
+// StripsHeader implements HeaderStripper: the rank is the attempt's.
+func (*vllmOffloading) StripsHeader(name string) bool { return name == rankHeader }
+
+// PushesAfterAnswer implements Pusher: decode notices that prefill has ended, and not that it hangs.
+func (*vllmOffloading) PushesAfterAnswer() (decodeKeeps bool) { return false }
+
+// offloadingAttempt is an attempt, and its hand-off. Nothing is released: prefill's GPU holds nothing after its answer, and no request
+// frees its CPU memory.
+type offloadingAttempt struct {
+	request *request.Request // only until decode has answered, which may be before prefill: its body is dropped then
+	api     pd.API
+	host    string
+	port    int
+	rank    pd.Rank
+	number  string
+	cached  int64 // tokens of the prompt in prefill's cache; -1: not reported
+}
+
+// UseRanks implements Ranked. Decode's rank has no effect: each rank of a decode engine has its own port.
+func (a *offloadingAttempt) UseRanks(prefill, _ pd.Rank) { a.rank = prefill }
+
+// SetHeader implements HeaderSetter.
+func (a *offloadingAttempt) SetHeader(role pd.Role, h http.Header) {
+	if number, ok := a.rank.Number(); ok && role == pd.RolePrefill {
+		h[rankHeader] = []string{strconv.Itoa(number)}
+	}
+}
+
+// Prefill implements Attempt.
+func (a *offloadingAttempt) Prefill() (request.Payload, error) {
+	e, err := a.request.Edit()
+	if err != nil {
+		return request.Payload{}, err
+	}
+	OneToken(a.request, e)
+	e.Set("kv_transfer_params", []byte(`{"remote_decoder":{"kv_request_id":"`+a.number+`"}}`))
+	return e.Payload()
+}
+
+// Handoff implements Rendezvous.
+func (a *offloadingAttempt) Handoff() Handoff { return a }
+
+// Decode implements Handoff.
+func (a *offloadingAttempt) Decode() (request.Payload, error) {
+	e, err := a.request.Edit()
+	if err != nil {
+		return request.Payload{}, err
+	}
+	port := a.port
+	if number, ok := a.rank.Number(); ok {
+		port += number
+	}
+	b := appendJSON([]byte(`{"remote_prefiller":{"kv_request_id":"`+a.number+`","remote_host":`), a.host)
+	e.Set("kv_transfer_params", fmt.Appendf(b, `,"remote_port":%d}}`, port))
+	return e.Payload()
+}
+
+// Accept implements Attempt.
+func (a *offloadingAttempt) Accept(answer []byte) (Handoff, error) {
+	var s body.Scanner
+	if err := s.Scan(completionTable, body.Limits{}, answer); err != nil {
+		return nil, fmt.Errorf("reading the prefill answer: %w", err)
+	}
+	if m, ok := s.Find(aParams); ok && m.Kind != body.Null {
+		return nil, errNotOffloading
+	}
+	if !completed(answer, &s) {
+		return nil, ErrNoHandoff
+	}
+	told := *a // decode's leg may be reading a
+	_, told.cached = usage(a.api, func(want int) int64 { return tokens(answer, &s, want) })
+	return &told, nil
+}
+
+var errNotOffloading = errors.New("the prefill engine answers with a hand-off of another connector than OffloadingConnector")
+
+// Cached implements UsageCorrector. Decode reports the blocks that it has fetched as cached.
+func (a *offloadingAttempt) Cached() (tokens int64, ok bool) { return a.cached, a.cached >= 0 }
+
+var (
+	_ Dialect        = (*vllmOffloading)(nil)
+	_ HeaderStripper = (*vllmOffloading)(nil)
+	_ Unfinisher     = (*vllmOffloading)(nil)
+	_ Pusher         = (*vllmOffloading)(nil)
+	_ Rendezvous     = (*offloadingAttempt)(nil)
+	_ Ranked         = (*offloadingAttempt)(nil)
+	_ HeaderSetter   = (*offloadingAttempt)(nil)
+	_ UsageCorrector = (*offloadingAttempt)(nil)
+)
