@@ -10,6 +10,14 @@ import (
 // vllmEngine has what vLLM's engines do whatever their connector is.
 type vllmEngine struct{}
 
+// vllmStrips are members of a message's items by which a client names what is encoded, instead of an image, a recording or a video.
+// An engine that hands KV caches over takes them from any client. One that does not find what a uuid names, or finds another size than
+// was said, ends; and with the uuid of another client's image, that image is answered about.
+var vllmStrips = []string{"messages.*.content.*.uuid", "messages.*.content.*.image_embeds", "messages.*.content.*.audio_embeds", "messages.*.content.*.video_embeds"}
+
+// Strips implements Stripper.
+func (vllmEngine) Strips() []string { return vllmStrips }
+
 // abortedMark is in an answer that vLLM has not finished. Quotes in a text are escaped, so no text contains the mark. When
 // vLLM 0.32.0 is stopped, it answers some of its running requests with 200, this mark and the tokens so far.
 var abortedMark = []byte(`"finish_reason":"abort"`)

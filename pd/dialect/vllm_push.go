@@ -23,7 +23,7 @@ func newVLLMPush(o Options) Dialect {
 }
 
 // Strips implements Stripper: the id of a response is in its body.
-func (*vllmPush) Strips() []string { return []string{pushRequestID} }
+func (*vllmPush) Strips() []string { return append(slices.Clip(vllmStrips), pushRequestID) }
 
 // pushRequestID is the member that has the id of a leg of the responses API, for which vLLM does not read the header.
 const pushRequestID = "request_id"
