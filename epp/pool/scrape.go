@@ -197,7 +197,16 @@ func (s *scraper) prepare() {
 		s.pool.options.Log.Warn("endpoint names an engine that is not configured; its metrics are read as the default engine's",
 			"endpoint", s.member.String(), "label", pages.programs.Label, "engine", s.member.Labels[pages.programs.Label])
 	}
-	s.request, _ = pages.source.request(s.member.Metrics)
+	s.address()
+}
+
+// address makes the request for the page. An operator's own path counts more than the engine's.
+func (s *scraper) address() {
+	source := s.pages.source
+	if s.program.Path != "" && source.Path == DefaultSource().Path {
+		source.Path = s.program.Path
+	}
+	s.request, _ = source.request(s.member.Metrics)
 }
 
 // tell logs that the page has become unreadable, or readable again.

@@ -97,5 +97,6 @@ func (s *scraper) adopt(engine string) bool {
 	}
 	s.pool.options.Log.Info("endpoint's engine is known by its metrics page", "endpoint", s.member.String(), "engine", engine)
 	s.program = prog
+	s.address()
 	return true
 }

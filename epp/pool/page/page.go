@@ -30,6 +30,8 @@ type Program struct {
 	// The labels of valueCache.
 	blockTokensLabel, blocksLabel string
 	attributes                    []string // the values from valueCount on
+	// Path is where engines have the page if they are asked where most have it; "": there.
+	Path string
 }
 
 // family is a metric family from which one or more values are read.
@@ -86,9 +88,13 @@ func (c *EngineConfig) signalSpec(s epp.Signal) (field string, text *string) {
 	panic("page: the signal " + d.Name + " names the parameter " + d.Parameter + ", which EngineConfig does not have")
 }
 
+// ownPaths are where engines have their page that do not have it at /metrics. trtllm-serve has the iterations there, as JSON.
+var ownPaths = map[string]string{"trtllm-serve": "/prometheus/metrics"}
+
 // compile makes the program of an engine whose configuration has no problems.
 func (c *EngineConfig) compile() *Program {
 	p := &Program{
+		Path:             ownPaths[c.Name],
 		blockTokensLabel: cmp.Or(c.CacheBlockSizeLabelName, "block_size"),
 		blocksLabel:      cmp.Or(c.CacheNumBlocksLabelName, "num_gpu_blocks"),
 	}
